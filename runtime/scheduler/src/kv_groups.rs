@@ -1,0 +1,307 @@
+//! Block tables over the one pool: how each kind of KV group grows, lets go, shares and finds blocks. It must never
+//! let a request write a block that another table names, nor free one that a step in flight may read.
+
+use crate::block_pool::BlockPool;
+use crate::config::{KvGroup, KvKind, SchedulerConfig};
+use crate::ids::BlockId;
+use crate::prefix_cache::{CacheKey, PrefixCache, block_hash, root_hash};
+use crate::request::Request;
+
+/// One request's blocks in one group: entries `first..first + blocks.len()` of its device table.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct BlockTable {
+    /// First entry that is still owned; above 0 only behind a window.
+    pub(crate) first: u32,
+    pub(crate) blocks: Vec<BlockId>,
+    /// First entry that was not offered to the prefix cache.
+    num_published: u32,
+}
+
+impl BlockTable {
+    pub(crate) fn end(&self) -> u32 {
+        self.first + self.blocks.len() as u32
+    }
+}
+
+#[derive(Debug)]
+struct Group {
+    spec: KvGroup,
+    /// Which hash chain its block size uses.
+    chain: usize,
+}
+
+/// Pool, prefix cache and the groups' rules.
+#[derive(Debug)]
+pub(crate) struct KvCache {
+    groups: Vec<Group>,
+    chain_sizes: Vec<u32>,
+    pub(crate) pool: BlockPool,
+    pub(crate) cache: PrefixCache,
+    enable_prefix_caching: bool,
+    /// A hit ends on a block border of every group, so on a multiple of this.
+    alignment: u64,
+    hash_key: [u64; 2],
+    epoch: u64,
+}
+
+impl KvCache {
+    pub(crate) fn new(config: &SchedulerConfig) -> Self {
+        let mut chain_sizes: Vec<u32> = Vec::new();
+        let mut groups = Vec::new();
+        for spec in &config.groups {
+            let chain = chain_sizes
+                .iter()
+                .position(|size| *size == spec.block_size)
+                .unwrap_or_else(|| {
+                    chain_sizes.push(spec.block_size);
+                    chain_sizes.len() - 1
+                });
+            groups.push(Group { spec: *spec, chain });
+        }
+        Self {
+            groups,
+            alignment: chain_sizes
+                .iter()
+                .fold(1, |acc, size| least_common_multiple(acc, u64::from(*size))),
+            chain_sizes,
+            pool: BlockPool::new(config.num_blocks),
+            cache: PrefixCache::default(),
+            enable_prefix_caching: config.enable_prefix_caching,
+            hash_key: config.hash_key,
+            epoch: 0,
+        }
+    }
+
+    pub(crate) fn empty_tables(&self) -> Vec<BlockTable> {
+        vec![BlockTable::default(); self.groups.len()]
+    }
+
+    pub(crate) fn group_spec(&self, group: usize) -> &KvGroup {
+        &self.groups[group].spec
+    }
+
+    /// Blocks that the tables lack to hold `num_tokens` tokens.
+    pub(crate) fn missing_blocks(&self, tables: &[BlockTable], num_tokens: u32) -> u32 {
+        let missing = |(group, table): (&Group, &BlockTable)| {
+            num_tokens.div_ceil(group.spec.block_size).saturating_sub(table.end())
+        };
+        self.groups.iter().zip(tables).map(missing).sum()
+    }
+
+    /// Takes the blocks that one group's table lacks to hold `num_tokens` tokens; the caller has asked
+    /// [`Self::missing_blocks`] first. The new entries are the table's last ones.
+    pub(crate) fn grow(&mut self, group: usize, table: &mut BlockTable, num_tokens: u32) {
+        let end = num_tokens.div_ceil(self.groups[group].spec.block_size);
+        while table.end() < end {
+            let Some(block) = self.take_block() else {
+                debug_assert!(false, "grow is called after missing_blocks");
+                return;
+            };
+            table.blocks.push(block);
+        }
+    }
+
+    /// A free block with one owner, nowhere to be found any more.
+    pub(crate) fn take_block(&mut self) -> Option<BlockId> {
+        let (block, forgotten) = self.pool.take()?;
+        if let Some(key) = forgotten {
+            self.cache.remove(key);
+        }
+        Some(block)
+    }
+
+    /// Frees what lies wholly in front of every window. `num_computed` is the exact count: queries of all steps in
+    /// flight stand at that position or later, so none of them reads the freed blocks.
+    pub(crate) fn trim_windows(&mut self, tables: &mut [BlockTable], num_computed: u32) {
+        for (group, table) in self.groups.iter().zip(tables) {
+            let first = first_needed_block(&group.spec, num_computed).min(table.end());
+            if first > table.first {
+                for block in table.blocks.drain(..(first - table.first) as usize) {
+                    self.pool.release(block);
+                }
+                table.first = first;
+            }
+        }
+    }
+
+    /// Frees all blocks. The last ones go first, so that they are reused first and prefixes stay findable.
+    pub(crate) fn free_tables(&mut self, tables: &mut [BlockTable]) {
+        for table in tables {
+            for block in table.blocks.drain(..).rev() {
+                self.pool.release(block);
+            }
+            table.first = 0;
+            table.num_published = 0;
+        }
+    }
+
+    /// Brings the request's hash chains up to its known tokens.
+    pub(crate) fn extend_chains(&self, request: &mut Request) {
+        if !self.enable_prefix_caching {
+            return;
+        }
+        request.chains.resize_with(self.chain_sizes.len(), Vec::new);
+        for (index, &size) in self.chain_sizes.iter().enumerate() {
+            let full = (request.num_known() / size) as usize;
+            let mut parent = match request.chains[index].last() {
+                Some(hash) => *hash,
+                None if full == 0 => continue,
+                None => root_hash(self.hash_key, size, request.lora, request.cache_salt.as_deref()),
+            };
+            for block in request.chains[index].len()..full {
+                let tokens = request.tokens_from(block * size as usize).take(size as usize);
+                parent = block_hash(self.hash_key, parent, tokens);
+                request.chains[index].push(parent);
+            }
+        }
+    }
+
+    /// The longest prefix in tokens that every group can serve from the cache. At least one known token stays to be
+    /// computed: without it there would be nothing to sample from.
+    pub(crate) fn find_prefix(&self, request: &mut Request) -> u32 {
+        if !self.enable_prefix_caching || !request.cacheable {
+            return 0;
+        }
+        self.extend_chains(request);
+        let mut length = self.align(u64::from(request.num_known() - 1));
+        // Every group can only shorten the prefix; again until all of them agree.
+        loop {
+            let before = length;
+            for index in 0..self.groups.len() {
+                length = self.longest_in_group(index, request, length);
+            }
+            if length == before {
+                return length as u32;
+            }
+        }
+    }
+
+    /// The longest prefix of at most `limit` tokens that this group can serve.
+    fn longest_in_group(&self, index: usize, request: &Request, limit: u64) -> u64 {
+        let group = &self.groups[index];
+        let block_size = u64::from(group.spec.block_size);
+        let cached = |block: u64| self.find_block(index, request, block as u32).is_some();
+        match group.spec.kind {
+            KvKind::Full => {
+                let hits = (0..limit / block_size).take_while(|block| cached(*block)).count() as u64;
+                self.align(hits * block_size)
+            }
+            KvKind::Window { .. } => {
+                // From the right: a missing block inside the window moves the border in front of that block.
+                let mut length = limit;
+                let mut block = length / block_size;
+                while block > u64::from(first_needed_block(&group.spec, length as u32)) {
+                    block -= 1;
+                    if !cached(block) {
+                        length = self.align(block * block_size);
+                        block = length / block_size;
+                    }
+                }
+                length
+            }
+        }
+    }
+
+    fn align(&self, tokens: u64) -> u64 {
+        tokens - tokens % self.alignment
+    }
+
+    fn find_block(&self, group: usize, request: &Request, block: u32) -> Option<BlockId> {
+        let hash = *request.chains[self.groups[group].chain].get(block as usize)?;
+        self.cache.find(CacheKey {
+            group: group as u32,
+            hash,
+        })
+    }
+
+    /// Blocks behind a hit of `length` tokens in one group: entry and block.
+    fn hits<'a>(&'a self, group: usize, request: &'a Request, length: u32) -> impl Iterator<Item = BlockId> + 'a {
+        let spec = &self.groups[group].spec;
+        (first_needed_block(spec, length)..length / spec.block_size)
+            .filter_map(move |block| self.find_block(group, request, block))
+    }
+
+    /// Free blocks that must be there to admit the request with a hit of `hit` tokens and a first chunk up to
+    /// `chunk_end` tokens: the hits that nobody owns, and the new blocks of all known tokens. It takes only its
+    /// first chunk's blocks now, but a prompt that is known not to fit would only be preempted half-way.
+    pub(crate) fn admission_cost(&self, config: &SchedulerConfig, request: &Request, hit: u32, chunk_end: u32) -> u64 {
+        let mut cost = 0;
+        for (index, group) in self.groups.iter().enumerate() {
+            let (mut hits, mut idle_hits) = (0, 0);
+            for block in self.hits(index, request, hit) {
+                hits += 1;
+                idle_hits += u64::from(self.pool.ref_count(block) == 0);
+            }
+            let chunk = u64::from(chunk_end.div_ceil(group.spec.block_size) - hit / group.spec.block_size);
+            let whole = config.group_blocks_for(&group.spec, request.num_known());
+            cost += chunk.max(whole.saturating_sub(hits)) + idle_hits;
+        }
+        cost
+    }
+
+    /// Puts the blocks behind a hit of `length` tokens into the request's empty tables, as one more owner.
+    pub(crate) fn adopt_prefix(&mut self, request: &mut Request, length: u32) {
+        request.cache_epoch = self.epoch;
+        for group in 0..self.groups.len() {
+            let blocks: Vec<BlockId> = self.hits(group, request, length).collect();
+            let spec = self.groups[group].spec;
+            let table = &mut request.tables[group];
+            table.first = first_needed_block(&spec, length);
+            table.num_published = length / spec.block_size;
+            debug_assert_eq!(table.first + blocks.len() as u32, table.num_published);
+            for block in &blocks {
+                self.pool.add_ref(*block);
+            }
+            table.blocks.extend(blocks);
+        }
+    }
+
+    /// Makes the full blocks of exactly computed tokens findable.
+    pub(crate) fn publish(&mut self, request: &mut Request) {
+        if !self.enable_prefix_caching || request.cache_epoch != self.epoch {
+            return;
+        }
+        for (index, group) in self.groups.iter().enumerate() {
+            let full = request.num_computed / group.spec.block_size;
+            let table = &mut request.tables[index];
+            for entry in table.num_published.max(table.first)..full {
+                let block = table.blocks[(entry - table.first) as usize];
+                let key = CacheKey {
+                    group: index as u32,
+                    hash: request.chains[group.chain][entry as usize],
+                };
+                if self.cache.insert(key, block) {
+                    self.pool.set_cache_key(block, Some(key));
+                }
+            }
+            table.num_published = table.num_published.max(full);
+        }
+    }
+
+    /// Forgets all cached content; blocks of requests that run now are never published again.
+    pub(crate) fn reset_prefix_cache(&mut self) -> usize {
+        self.epoch += 1;
+        let forgotten = self.cache.len();
+        for block in self.cache.drain() {
+            self.pool.set_cache_key(block, None);
+        }
+        forgotten
+    }
+}
+
+/// First block that the query at position `next` or a later one reads.
+pub(crate) fn first_needed_block(spec: &KvGroup, next: u32) -> u32 {
+    match spec.kind {
+        KvKind::Full => 0,
+        KvKind::Window { tokens } => (next + 1).saturating_sub(tokens) / spec.block_size,
+    }
+}
+
+/// Saturates: a multiple beyond any sequence means that no prefix ends on all borders.
+fn least_common_multiple(a: u64, b: u64) -> u64 {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).saturating_mul(b)
+}

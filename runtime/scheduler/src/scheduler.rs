@@ -1,0 +1,355 @@
+//! The scheduler's state and the calls that change who is in it: add, abort, finish, hold. Planning a step is in
+//! `plan.rs`, reading one back in `update.rs`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use crate::config::SchedulerConfig;
+use crate::error::Error;
+use crate::ids::{BlockId, HoldId, RequestId, RowIndex, Slot, StepId};
+use crate::kv_groups::KvCache;
+use crate::queue::{QueueKey, WaitingQueue};
+use crate::request::{NewRequest, Request, Requests, State};
+
+/// Blocks held from outside, for instance while a KV transfer reads or fills them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hold {
+    /// Give this to [`Scheduler::release_blocks`].
+    pub id: HoldId,
+    /// The blocks; nobody else gets them while the hold lasts.
+    pub blocks: Vec<BlockId>,
+}
+
+/// Gauges and counters at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Requests that own a row.
+    pub running: usize,
+    /// Requests that wait, preempted ones included.
+    pub waiting: usize,
+    /// Steps planned and not yet updated.
+    pub steps_in_flight: usize,
+    /// Blocks in the pool.
+    pub total_blocks: u32,
+    /// Blocks that can be taken, cached content or not.
+    pub free_blocks: u32,
+    /// Blocks with an owner: `total_blocks - free_blocks`.
+    pub used_blocks: u32,
+    /// Blocks whose content the prefix cache can find, owned or not.
+    pub cached_blocks: usize,
+    /// Blocks in holds (one held twice counts twice).
+    pub held_blocks: usize,
+    /// Preemptions since the start.
+    pub preemptions: u64,
+    /// Tokens looked up in the prefix cache by admitted requests since the start.
+    pub prefix_queries: u64,
+    /// Tokens found there since the start.
+    pub prefix_hits: u64,
+}
+
+/// A row of a step in flight.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct InFlightRow {
+    pub(crate) slot: Slot,
+    pub(crate) id: RequestId,
+    pub(crate) query_len: u32,
+    pub(crate) num_drafts: u32,
+    pub(crate) emits: bool,
+}
+
+/// A step that was planned and not yet updated.
+#[derive(Debug)]
+pub(crate) struct InFlightStep {
+    pub(crate) step: StepId,
+    pub(crate) rows: Vec<InFlightRow>,
+}
+
+/// The state machine; see the crate's documentation for its loop.
+#[derive(Debug)]
+pub struct Scheduler {
+    pub(crate) config: SchedulerConfig,
+    pub(crate) requests: Requests,
+    /// Only asked by id: its order never reaches a plan.
+    pub(crate) by_id: HashMap<RequestId, Slot>,
+    pub(crate) waiting: WaitingQueue,
+    /// Requests with a row, in the policy's order: the last one is preempted first.
+    pub(crate) running: Vec<Slot>,
+    /// Preempted and ended requests whose rows and blocks wait for steps in flight.
+    pub(crate) draining: Vec<Slot>,
+    pub(crate) free_rows: BTreeSet<RowIndex>,
+    pub(crate) kv: KvCache,
+    pub(crate) in_flight: VecDeque<InFlightStep>,
+    /// Row lists of updated steps, for the next ones.
+    pub(crate) spare_rows: Vec<Vec<InFlightRow>>,
+    pub(crate) last_step: StepId,
+    pub(crate) unreported_preemptions: Vec<RequestId>,
+    /// The head of the queue that could not be admitted (its place in the order of adding) and the pool's release
+    /// count then: as long as nothing was freed, trying again is useless.
+    pub(crate) blocked_head: Option<(u64, u64)>,
+    pub(crate) holds: BTreeMap<HoldId, Vec<BlockId>>,
+    next_hold: u64,
+    next_seq: u64,
+    pub(crate) preemptions: u64,
+    pub(crate) prefix_queries: u64,
+    pub(crate) prefix_hits: u64,
+}
+
+impl Scheduler {
+    /// A scheduler with an empty pool and no requests.
+    ///
+    /// # Errors
+    /// What [`SchedulerConfig::validate`] says.
+    pub fn new(config: SchedulerConfig) -> Result<Self, Error> {
+        config.validate()?;
+        Ok(Self {
+            requests: Requests::default(),
+            by_id: HashMap::new(),
+            waiting: WaitingQueue::default(),
+            running: Vec::new(),
+            draining: Vec::new(),
+            free_rows: (0..config.max_num_seqs).map(RowIndex).collect(),
+            kv: KvCache::new(&config),
+            in_flight: VecDeque::new(),
+            spare_rows: Vec::new(),
+            last_step: StepId(0),
+            unreported_preemptions: Vec::new(),
+            blocked_head: None,
+            holds: BTreeMap::new(),
+            next_hold: 0,
+            next_seq: 0,
+            preemptions: 0,
+            prefix_queries: 0,
+            prefix_hits: 0,
+            config,
+        })
+    }
+
+    /// The configuration it was made with.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// Puts a request into the waiting queue.
+    ///
+    /// # Errors
+    /// [`Error::EmptyPrompt`], [`Error::ZeroMaxTokens`], [`Error::PromptTooLong`], [`Error::NeverFits`],
+    /// [`Error::DuplicateId`] for the request itself; [`Error::QueueFull`] when it may be tried again later.
+    pub fn add(&mut self, new: NewRequest) -> Result<(), Error> {
+        let max_len = self.check_new(&new)?;
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        let key = QueueKey::new(self.config.policy, new.priority, new.arrival_ns, seq);
+        let slot = self.requests.insert(Request {
+            id: new.id,
+            prompt: new.prompt,
+            generated: Vec::new(),
+            max_len,
+            key,
+            arrival_ns: new.arrival_ns,
+            cache_salt: new.cache_salt,
+            lora: new.lora,
+            cacheable: new.cacheable,
+            num_drafts: 0,
+            state: State::Waiting,
+            was_admitted: false,
+            row: None,
+            tables: self.kv.empty_tables(),
+            num_computed: 0,
+            num_computed_upper: 0,
+            num_pending: 0,
+            num_in_flight: 0,
+            chains: Vec::new(),
+            cache_epoch: 0,
+        });
+        self.by_id.insert(new.id, slot);
+        self.waiting.insert(key, slot);
+        Ok(())
+    }
+
+    /// The request's greatest length in tokens, or why it is refused.
+    fn check_new(&self, new: &NewRequest) -> Result<u32, Error> {
+        let id = new.id;
+        let max_model_len = self.config.max_model_len;
+        let tokens = new.prompt.len();
+        if tokens == 0 {
+            return Err(Error::EmptyPrompt { id });
+        }
+        if new.max_tokens == 0 {
+            return Err(Error::ZeroMaxTokens { id });
+        }
+        if tokens >= max_model_len as usize {
+            return Err(Error::PromptTooLong {
+                id,
+                tokens,
+                max_model_len,
+            });
+        }
+        let max_len = (tokens as u32).saturating_add(new.max_tokens).min(max_model_len);
+        // The last token is sampled, never computed.
+        let (needed, total) = (self.config.blocks_for(max_len - 1), self.kv.pool.total());
+        if needed > u64::from(total) {
+            return Err(Error::NeverFits { id, needed, total });
+        }
+        if self.by_id.contains_key(&id) {
+            return Err(Error::DuplicateId { id });
+        }
+        let (waiting, limit) = (self.waiting.len(), self.config.max_waiting);
+        if waiting >= limit {
+            return Err(Error::QueueFull { waiting, limit });
+        }
+        Ok(max_len)
+    }
+
+    /// Ends a request in whatever state it is, because nobody wants it any more. Results still in flight are
+    /// dropped; its row and blocks return when the last step that names it was updated. False if it is not known.
+    pub fn abort(&mut self, id: RequestId) -> bool {
+        match self.by_id.get(&id) {
+            Some(&slot) => {
+                self.end(slot);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Ends a request because the engine found its end (a stop token or string) in what it generated. The same as
+    /// [`Self::abort`] for the scheduler: surplus tokens in flight are dropped. False if it is not known.
+    pub fn finish(&mut self, id: RequestId) -> bool {
+        self.abort(id)
+    }
+
+    /// Sets how many tokens the request's decode steps draft from the next plan on (0 at first).
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`].
+    pub fn set_num_drafts(&mut self, id: RequestId, num_drafts: u32) -> Result<(), Error> {
+        let slot = *self.by_id.get(&id).ok_or(Error::UnknownRequest { id })?;
+        self.requests[slot].num_drafts = num_drafts;
+        Ok(())
+    }
+
+    /// Takes `num_blocks` free blocks for something outside the scheduler.
+    ///
+    /// # Errors
+    /// [`Error::NotEnoughFreeBlocks`]; nothing is held then.
+    pub fn hold_blocks(&mut self, num_blocks: u32) -> Result<Hold, Error> {
+        let free = self.kv.pool.num_free();
+        if num_blocks > free {
+            return Err(Error::NotEnoughFreeBlocks {
+                asked: num_blocks,
+                free,
+            });
+        }
+        let blocks = (0..num_blocks).filter_map(|_| self.kv.take_block()).collect();
+        Ok(self.hold(blocks))
+    }
+
+    /// Holds the blocks that a request owns now, group by group in table order, beyond its end: none of them is
+    /// given to anybody else before the release. The request itself still writes what it has not computed.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`].
+    pub fn hold_request_blocks(&mut self, id: RequestId) -> Result<Hold, Error> {
+        let slot = *self.by_id.get(&id).ok_or(Error::UnknownRequest { id })?;
+        let tables = &self.requests[slot].tables;
+        let blocks: Vec<BlockId> = tables.iter().flat_map(|table| table.blocks.iter().copied()).collect();
+        for block in &blocks {
+            self.kv.pool.add_ref(*block);
+        }
+        Ok(self.hold(blocks))
+    }
+
+    fn hold(&mut self, blocks: Vec<BlockId>) -> Hold {
+        let id = HoldId(self.next_hold);
+        self.next_hold += 1;
+        self.holds.insert(id, blocks.clone());
+        Hold { id, blocks }
+    }
+
+    /// Gives the blocks of a hold back.
+    ///
+    /// # Errors
+    /// [`Error::UnknownHold`].
+    pub fn release_blocks(&mut self, id: HoldId) -> Result<(), Error> {
+        let blocks = self.holds.remove(&id).ok_or(Error::UnknownHold { id })?;
+        for block in blocks.into_iter().rev() {
+            self.kv.pool.release(block);
+        }
+        Ok(())
+    }
+
+    /// Forgets all cached prefixes, for instance because the weights changed. Requests that run go on with what
+    /// they have, but nothing of it is cached any more. Returns the number of forgotten blocks.
+    pub fn reset_prefix_cache(&mut self) -> usize {
+        self.blocked_head = None;
+        self.kv.reset_prefix_cache()
+    }
+
+    /// Whether no request is known and no step is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.by_id.is_empty() && self.in_flight.is_empty()
+    }
+
+    /// Gauges and counters now.
+    pub fn counts(&self) -> Counts {
+        let pool = &self.kv.pool;
+        Counts {
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            steps_in_flight: self.in_flight.len(),
+            total_blocks: pool.total(),
+            free_blocks: pool.num_free(),
+            used_blocks: pool.total() - pool.num_free(),
+            cached_blocks: self.kv.cache.len(),
+            held_blocks: self.holds.values().map(Vec::len).sum(),
+            preemptions: self.preemptions,
+            prefix_queries: self.prefix_queries,
+            prefix_hits: self.prefix_hits,
+        }
+    }
+
+    pub(crate) fn end(&mut self, slot: Slot) {
+        let request = &mut self.requests[slot];
+        let (id, key, state) = (request.id, request.key, request.state);
+        request.state = State::Ended;
+        self.by_id.remove(&id);
+        self.unreported_preemptions.retain(|preempted| *preempted != id);
+        match state {
+            State::Waiting => self.waiting.remove(key),
+            State::Running => {
+                if let Ok(index) = self.running_index(key) {
+                    self.running.remove(index);
+                }
+            }
+            State::Ended => {}
+        }
+        self.release_if_drained(slot);
+    }
+
+    /// Where a key stands in the running list, or where it belongs.
+    pub(crate) fn running_index(&self, key: QueueKey) -> Result<usize, usize> {
+        self.running.binary_search_by_key(&key, |slot| self.requests[*slot].key)
+    }
+
+    /// Frees row and blocks of a request that does not run, unless steps in flight still name it.
+    pub(crate) fn release_if_drained(&mut self, slot: Slot) {
+        let request = &mut self.requests[slot];
+        debug_assert!(request.state != State::Running);
+        if request.num_in_flight > 0 {
+            if !self.draining.contains(&slot) {
+                self.draining.push(slot);
+            }
+            return;
+        }
+        self.kv.free_tables(&mut request.tables);
+        if let Some(row) = request.row.take() {
+            self.free_rows.insert(row);
+        }
+        request.num_computed = 0;
+        request.num_computed_upper = 0;
+        let ended = request.state == State::Ended;
+        self.draining.retain(|draining| *draining != slot);
+        if ended {
+            self.requests.remove(slot);
+        }
+    }
+}
