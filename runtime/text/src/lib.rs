@@ -1,0 +1,31 @@
+//! Text on both sides of the model: messages become a prompt, a prompt becomes token ids, and generated ids become text.
+//!
+//! Owns the tokenizer, the chat template, incremental detokenisation and stop strings. It never touches a device, a
+//! socket, the clock or the environment: the time a template may print is an argument.
+
+mod chat_message;
+mod chat_template;
+mod detokenizer;
+mod error;
+mod gguf;
+mod pre_tokenizer;
+mod python_format;
+mod python_methods;
+mod stop;
+mod strftime;
+mod token_bytes;
+mod tokenizer;
+mod tokenizer_config;
+
+pub use chat_template::{ChatInput, ChatTemplate};
+pub use detokenizer::Detokenizer;
+pub use error::TextError;
+pub use gguf::GgufTokenizer;
+pub use pre_tokenizer::known_pre_tokenizers;
+pub use stop::{StopChecker, StopOutcome};
+pub use strftime::LocalTime;
+pub use tokenizer::Tokenizer;
+pub use tokenizer_config::{SpecialTokens, TokenizerConfig};
+
+/// The result of every fallible call of this crate.
+pub type Result<T> = std::result::Result<T, TextError>;
