@@ -1,0 +1,18 @@
+//! What a model is: one description for every architecture, and the readers of the files it is made from.
+//!
+//! The families (crate::families) fill the description; everything above the families reads only it.
+
+mod description;
+mod fields;
+mod generation;
+pub(crate) mod gguf;
+pub(crate) mod huggingface;
+mod rope;
+
+pub use description::{
+    Activation, AttentionDescription, LayerDescription, MlpDescription, ModelDescription, NormDescription,
+    NormPlacement,
+};
+pub use fields::JsonFields;
+pub use generation::GenerationDefaults;
+pub use rope::{RopeDescription, RopeScaling, YarnScaling};

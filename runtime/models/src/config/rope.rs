@@ -1,0 +1,218 @@
+//! Rotary position embeddings: the description, the frequencies under each scaling, and the table of
+//! cosines and sines that the `rope` op reads. Formulas: transformers `modeling_rope_utils.py`.
+//!
+//! Frequencies are rounded to f32 where Hugging Face rounds, so that angles agree at long positions.
+
+use std::f64::consts::PI;
+use std::path::Path;
+
+use halyard_platform_api::ops::RopeStyle;
+
+use super::description::bad;
+use crate::error::Result;
+
+/// YaRN (Peng et al. 2023, arXiv 2309.00071).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct YarnScaling {
+    /// Context extension.
+    pub factor: f64,
+    /// Rotations above which a frequency stays.
+    pub beta_fast: f64,
+    /// Rotations below which a frequency is divided by `factor`.
+    pub beta_slow: f64,
+    /// Positions that the model was trained with.
+    pub original_max_position_embeddings: usize,
+    /// Factor of cosines and sines.
+    pub attention_factor: f64,
+    /// Round the bounds of the ramp to whole dimensions.
+    pub truncate: bool,
+}
+
+/// How frequencies are stretched for contexts longer than the training's.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// All divided by `factor`.
+    Linear {
+        /// Context extension.
+        factor: f64,
+    },
+    /// Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between.
+    Llama3 {
+        /// Context extension.
+        factor: f64,
+        /// Wavelengths above `original / low_freq_factor` are stretched fully.
+        low_freq_factor: f64,
+        /// Wavelengths below `original / high_freq_factor` stay.
+        high_freq_factor: f64,
+        /// Positions that the model was trained with.
+        original_max_position_embeddings: usize,
+    },
+    /// YaRN.
+    Yarn(YarnScaling),
+    /// Each frequency divided by its own factor (GGUF's `rope_freqs.weight`); `rotary_dim / 2` of them.
+    Factors(Vec<f32>),
+}
+
+/// One rotary embedding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeDescription {
+    /// Base of the wavelengths.
+    pub theta: f64,
+    /// Values of a head that turn; even. The others stay.
+    pub rotary_dim: usize,
+    /// Which elements form a pair.
+    pub style: RopeStyle,
+    /// Stretching.
+    pub scaling: RopeScaling,
+}
+
+impl RopeDescription {
+    pub(super) fn check(&self, path: &Path, head_dim: usize) -> Result<()> {
+        if !(self.theta.is_finite() && self.theta > 1.0) {
+            return Err(bad(path, "rope_theta", self.theta, "a number above 1".into()));
+        }
+        let fits = self.rotary_dim.is_multiple_of(2) && (2..=head_dim).contains(&self.rotary_dim);
+        if !fits {
+            let limit = format!("even, from 2 to head_dim, {head_dim}");
+            return Err(bad(path, "rotary dimensions", self.rotary_dim, limit));
+        }
+        let factor = match &self.scaling {
+            RopeScaling::None => 1.0,
+            RopeScaling::Linear { factor } | RopeScaling::Llama3 { factor, .. } => *factor,
+            RopeScaling::Yarn(yarn) => yarn.factor,
+            RopeScaling::Factors(factors) => {
+                if factors.len() != self.rotary_dim / 2 {
+                    let limit = format!("{} factors, one a pair", self.rotary_dim / 2);
+                    return Err(bad(path, "rope frequency factors", factors.len(), limit));
+                }
+                f64::from(factors.iter().copied().fold(f32::INFINITY, f32::min))
+            }
+        };
+        let is_extension = matches!(self.scaling, RopeScaling::Linear { .. } | RopeScaling::Yarn(_));
+        if is_extension && factor < 1.0 {
+            return Err(bad(path, "rope scaling factor", factor, "at least 1".into()));
+        }
+        if !(factor.is_finite() && factor > 0.0) {
+            return Err(bad(path, "rope scaling factor", factor, "a number above 0".into()));
+        }
+        if let RopeScaling::Llama3 {
+            low_freq_factor,
+            high_freq_factor,
+            ..
+        } = self.scaling
+            && !(low_freq_factor > 0.0 && high_freq_factor > low_freq_factor)
+        {
+            let limit = format!("above low_freq_factor, {low_freq_factor}, which is above 0");
+            return Err(bad(path, "high_freq_factor", high_freq_factor, limit));
+        }
+        Ok(())
+    }
+
+    /// The angle per position of each pair, `[rotary_dim / 2]`.
+    #[must_use]
+    pub fn inverse_frequencies(&self) -> Vec<f32> {
+        let dim = self.rotary_dim as f64;
+        let pairs = 0..self.rotary_dim / 2;
+        let base: Vec<f32> = pairs
+            .map(|i| {
+                // Hugging Face divides and raises in f32.
+                let exponent = (2 * i) as f32 / self.rotary_dim as f32;
+                1.0 / self.theta.powf(f64::from(exponent)) as f32
+            })
+            .collect();
+        match &self.scaling {
+            RopeScaling::None => base,
+            RopeScaling::Linear { factor } => base.iter().map(|f| f / *factor as f32).collect(),
+            RopeScaling::Factors(factors) => base.iter().zip(factors).map(|(f, x)| f / x).collect(),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => {
+                let original = *original_max_position_embeddings as f64;
+                let stretch = |&f: &f32| {
+                    let f = f64::from(f);
+                    let wavelength = 2.0 * PI / f;
+                    if wavelength < original / high_freq_factor {
+                        return f as f32;
+                    }
+                    if wavelength > original / low_freq_factor {
+                        return (f / factor) as f32;
+                    }
+                    let smooth = (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    ((1.0 - smooth) * f / factor + smooth * f) as f32
+                };
+                base.iter().map(stretch).collect()
+            }
+            RopeScaling::Yarn(yarn) => {
+                let (low, high) = yarn.ramp(self.theta, dim);
+                let blend = |(i, &f): (usize, &f32)| {
+                    let stretched = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    let f = f64::from(f);
+                    (f / yarn.factor * stretched + f * (1.0 - stretched)) as f32
+                };
+                base.iter().enumerate().map(blend).collect()
+            }
+        }
+    }
+
+    /// The factor of cosines and sines (YaRN's; else 1).
+    #[must_use]
+    pub fn attention_factor(&self) -> f32 {
+        match &self.scaling {
+            RopeScaling::Yarn(yarn) => yarn.attention_factor as f32,
+            _ => 1.0,
+        }
+    }
+
+    /// The table of the `rope` op, row-major `[max_positions, rotary_dim]` f32: in each row the cosines
+    /// of all pairs, then the sines.
+    #[must_use]
+    pub fn table(&self, max_positions: usize) -> Vec<f32> {
+        let frequencies = self.inverse_frequencies();
+        let factor = self.attention_factor();
+        let mut table = Vec::with_capacity(max_positions * self.rotary_dim);
+        for position in 0..max_positions {
+            // The angle is rounded to f32, as Hugging Face's is; its cosine is then exact to the last bit.
+            let angles = frequencies.iter().map(|f| f64::from(position as f32 * f));
+            table.extend(angles.clone().map(|a| a.cos() as f32 * factor));
+            table.extend(angles.map(|a| a.sin() as f32 * factor));
+        }
+        table
+    }
+}
+
+impl YarnScaling {
+    /// First and last dimension of the ramp between kept and stretched frequencies.
+    fn ramp(&self, theta: f64, dim: f64) -> (f64, f64) {
+        let original = self.original_max_position_embeddings as f64;
+        let dimension = |rotations: f64| dim * (original / (rotations * 2.0 * PI)).ln() / (2.0 * theta.ln());
+        let (mut low, mut high) = (dimension(self.beta_fast), dimension(self.beta_slow));
+        if self.truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let (low, mut high) = (low.max(0.0), high.min(dim - 1.0));
+        if low == high {
+            high += 0.001; // As Hugging Face: a ramp of no width would divide by zero.
+        }
+        (low, high)
+    }
+
+    /// The default factor of cosines and sines for a context extension.
+    #[must_use]
+    pub fn default_attention_factor(factor: f64) -> f64 {
+        Self::magnitude(factor, 1.0)
+    }
+
+    /// 0.1 · m · ln(factor) + 1 (`get_mscale`).
+    pub(super) fn magnitude(factor: f64, m: f64) -> f64 {
+        if factor <= 1.0 {
+            1.0
+        } else {
+            0.1 * m * factor.ln() + 1.0
+        }
+    }
+}

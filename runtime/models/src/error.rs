@@ -1,0 +1,220 @@
+//! Every way in which reading a model can fail, with the data a user needs to act on it.
+//!
+//! A message names the file, what was expected, what was found, and what to do. It never carries a
+//! bare string as its whole content: callers match on variants and fields.
+
+use std::path::PathBuf;
+
+/// Result of this crate.
+pub type Result<T, E = ModelError> = std::result::Result<T, E>;
+
+/// Why a model, or a part of it, could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The operating system refused to open, map or read a file.
+    #[error("{path}: cannot be read: {source}")]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+
+    /// The path holds no model.
+    #[error("{path}: no model here: {found}; give a folder with config.json and *.safetensors, or a .gguf file")]
+    NoModel {
+        /// What was asked for.
+        path: PathBuf,
+        /// What stands there instead.
+        found: String,
+    },
+
+    /// A file ends before something that its own header announces.
+    #[error(
+        "{path}: truncated: {what} at offset {offset} needs {needed} bytes, only {available} are left; download the file again"
+    )]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// The part that does not fit.
+        what: String,
+        /// Byte offset from the start of the file.
+        offset: u64,
+        /// Bytes that the part takes.
+        needed: u64,
+        /// Bytes from `offset` to the end of the file.
+        available: u64,
+    },
+
+    /// A file's structure contradicts its format.
+    #[error(
+        "{path}: bad {what} at offset {offset}: expected {expected}, found {found}; the file is damaged or not of this format: download it again"
+    )]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// The part that is wrong.
+        what: String,
+        /// Byte offset from the start of the file.
+        offset: u64,
+        /// What the format demands.
+        expected: String,
+        /// What stands there.
+        found: String,
+    },
+
+    /// A JSON file that is not JSON, or whose top level is not an object.
+    #[error("{path}: not a valid JSON object: {reason}")]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The parser's message, with line and column.
+        reason: String,
+    },
+
+    /// A configuration field that must be there is absent.
+    #[error(
+        "{path}: field `{field}` is missing; the model's configuration is incomplete: download the whole model again"
+    )]
+    MissingField {
+        /// The file.
+        path: PathBuf,
+        /// Name of the field or metadata key.
+        field: String,
+    },
+
+    /// A configuration field with a value that no model can have.
+    #[error("{path}: field `{field}` is {value}, but must be {limit}")]
+    BadField {
+        /// The file.
+        path: PathBuf,
+        /// Name of the field or metadata key.
+        field: String,
+        /// The value found.
+        value: String,
+        /// What is allowed.
+        limit: String,
+    },
+
+    /// A field asks for something that exists elsewhere but not in this engine.
+    #[error("{path}: `{field}` asks for {value}, which is not supported; {remedy}")]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// Name of the field or metadata key.
+        field: String,
+        /// The value found.
+        value: String,
+        /// What to do instead.
+        remedy: String,
+    },
+
+    /// The architecture is not one of the families of this engine.
+    #[error("{path}: architecture `{found}` is not known; known are: {}", known.join(", "))]
+    UnknownArchitecture {
+        /// The file that names it.
+        path: PathBuf,
+        /// The name found.
+        found: String,
+        /// Every name that is accepted.
+        known: Vec<&'static str>,
+    },
+
+    /// A weight that the architecture needs is not in the files.
+    #[error(
+        "{path}: tensor `{tensor}` is missing{}; the files are incomplete or of another architecture",
+        near_names(near)
+    )]
+    MissingTensor {
+        /// The file or index searched.
+        path: PathBuf,
+        /// Its name in the file.
+        tensor: String,
+        /// Names in the file that look like it.
+        near: Vec<String>,
+    },
+
+    /// A weight has another shape than the configuration implies.
+    #[error(
+        "{path}: tensor `{tensor}` has shape {found:?}, but the configuration implies {expected:?}; configuration and weights do not belong together"
+    )]
+    WrongShape {
+        /// The file.
+        path: PathBuf,
+        /// Its name in the file.
+        tensor: String,
+        /// From the configuration, `[rows, columns]` or `[size]`.
+        expected: Vec<usize>,
+        /// From the file, same order.
+        found: Vec<usize>,
+    },
+
+    /// A weight is stored in a format that the engine cannot compute with.
+    #[error(
+        "{path}: tensor `{tensor}` is stored as {found}, which is not supported; supported are: {supported}; use a file in one of these"
+    )]
+    UnsupportedFormat {
+        /// The file.
+        path: PathBuf,
+        /// Its name in the file.
+        tensor: String,
+        /// The format's name.
+        found: String,
+        /// Names of the formats that work.
+        supported: &'static str,
+    },
+
+    /// The bytes handed to a conversion do not fit the elements asked for.
+    #[error("{num_elements} elements as {format} take {expected_bytes} bytes, but {found_bytes} were given")]
+    WrongByteCount {
+        /// Format of the bytes.
+        format: &'static str,
+        /// Elements asked for.
+        num_elements: usize,
+        /// Bytes that they take.
+        expected_bytes: usize,
+        /// Bytes given.
+        found_bytes: usize,
+    },
+
+    /// There is no tokenizer beside the model.
+    #[error(
+        "{path}: no tokenizer: looked for {}; put the model's tokenizer.json into the folder (Hugging Face repositories carry it), or use a GGUF file, which holds its own",
+        looked_for.join(", ")
+    )]
+    MissingTokenizer {
+        /// The folder or file.
+        path: PathBuf,
+        /// The names tried.
+        looked_for: Vec<&'static str>,
+    },
+
+    /// `--load-format` contradicts what is on disk.
+    #[error("{path}: load format `{asked}` needs {needs}, found {found}; use `--load-format auto`")]
+    WrongLoadFormat {
+        /// The path.
+        path: PathBuf,
+        /// The format asked for.
+        asked: &'static str,
+        /// What it needs.
+        needs: &'static str,
+        /// What is there.
+        found: String,
+    },
+
+    /// A name that is not a load format.
+    #[error("load format `{found}` is not known; known are: auto, safetensors, gguf, dummy")]
+    UnknownLoadFormat {
+        /// The name given.
+        found: String,
+    },
+}
+
+fn near_names(near: &[String]) -> String {
+    if near.is_empty() {
+        String::new()
+    } else {
+        format!(" (near names: {})", near.join(", "))
+    }
+}

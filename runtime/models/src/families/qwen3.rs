@@ -1,0 +1,36 @@
+//! Qwen3 (dense): Qwen2 with norms over each head of q and k instead of biases, and a stated head_dim.
+
+use halyard_platform_api::ops::RopeStyle;
+
+use super::{Family, pre_norm_weight, qwen2};
+use crate::config::gguf::GgufConfig;
+use crate::config::huggingface::{Defaults, describe};
+use crate::config::{JsonFields, ModelDescription};
+use crate::error::Result;
+
+pub(super) static FAMILY: Family = Family {
+    name: "qwen3",
+    hf_architectures: &["Qwen3ForCausalLM", "qwen3"],
+    gguf_architectures: &["qwen3"],
+    describe_hf,
+    describe_gguf,
+    hf_layer_weight: pre_norm_weight,
+};
+
+const DEFAULTS: Defaults = Defaults {
+    head_dim: Some(128),
+    ..qwen2::DEFAULTS
+};
+
+fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
+    let mut model = describe(config, &DEFAULTS)?;
+    let bias = config.bool("attention_bias")?.unwrap_or(false);
+    (model.attention.qkv_bias, model.attention.o_bias) = (bias, bias);
+    model.attention.qk_norm = true;
+    qwen2::apply_window(config, &mut model)?;
+    Ok(model)
+}
+
+fn describe_gguf(config: &GgufConfig) -> Result<ModelDescription> {
+    config.describe(RopeStyle::Neox)
+}

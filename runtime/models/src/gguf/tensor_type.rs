@@ -1,0 +1,119 @@
+//! The storage types that a GGUF tensor table can name, with block sizes, and which of them the engine
+//! computes with. Numbers and sizes: `enum ggml_type` and the type table of ggml.
+
+use halyard_platform_api::WeightFormat;
+
+/// A storage type of ggml.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorType {
+    code: u32,
+    name: &'static str,
+    block_values: u32,
+    block_bytes: u32,
+    format: Option<WeightFormat>,
+}
+
+/// The formats that [`TensorType::weight_format`] knows, for messages.
+pub(crate) const SUPPORTED: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K";
+
+const fn plain(code: u32, name: &'static str, values: u32, bytes: u32) -> TensorType {
+    TensorType {
+        code,
+        name,
+        block_values: values,
+        block_bytes: bytes,
+        format: None,
+    }
+}
+
+const fn usable(code: u32, name: &'static str, format: WeightFormat) -> TensorType {
+    TensorType {
+        code,
+        name,
+        block_values: format.block_values() as u32,
+        block_bytes: format.block_bytes() as u32,
+        format: Some(format),
+    }
+}
+
+const TYPES: [TensorType; 34] = [
+    usable(0, "F32", WeightFormat::F32),
+    usable(1, "F16", WeightFormat::F16),
+    usable(2, "Q4_0", WeightFormat::Q4_0),
+    usable(3, "Q4_1", WeightFormat::Q4_1),
+    usable(6, "Q5_0", WeightFormat::Q5_0),
+    plain(7, "Q5_1", 32, 24),
+    usable(8, "Q8_0", WeightFormat::Q8_0),
+    plain(9, "Q8_1", 32, 36),
+    plain(10, "Q2_K", 256, 84),
+    plain(11, "Q3_K", 256, 110),
+    usable(12, "Q4_K", WeightFormat::Q4K),
+    plain(13, "Q5_K", 256, 176),
+    usable(14, "Q6_K", WeightFormat::Q6K),
+    plain(15, "Q8_K", 256, 292),
+    plain(16, "IQ2_XXS", 256, 66),
+    plain(17, "IQ2_XS", 256, 74),
+    plain(18, "IQ3_XXS", 256, 98),
+    plain(19, "IQ1_S", 256, 50),
+    plain(20, "IQ4_NL", 32, 18),
+    plain(21, "IQ3_S", 256, 110),
+    plain(22, "IQ2_S", 256, 82),
+    plain(23, "IQ4_XS", 256, 136),
+    plain(24, "I8", 1, 1),
+    plain(25, "I16", 1, 2),
+    plain(26, "I32", 1, 4),
+    plain(27, "I64", 1, 8),
+    plain(28, "F64", 1, 8),
+    plain(29, "IQ1_M", 256, 56),
+    usable(30, "BF16", WeightFormat::BF16),
+    plain(34, "TQ1_0", 256, 54),
+    plain(35, "TQ2_0", 256, 66),
+    plain(39, "MXFP4", 32, 17),
+    plain(40, "NVFP4", 64, 36),
+    plain(41, "Q1_0", 128, 18),
+];
+
+impl TensorType {
+    /// The type with ggml's number `code`.
+    #[must_use]
+    pub fn from_code(code: u32) -> Option<Self> {
+        TYPES.into_iter().find(|t| t.code == code)
+    }
+
+    /// The type that stores `format`.
+    #[must_use]
+    pub fn of(format: WeightFormat) -> Self {
+        let mut types = TYPES.into_iter();
+        types.find(|t| t.format == Some(format)).unwrap_or(TYPES[0])
+    }
+
+    /// ggml's number.
+    #[must_use]
+    pub fn code(self) -> u32 {
+        self.code
+    }
+
+    /// ggml's name, such as `Q4_K`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// Values in one block.
+    #[must_use]
+    pub fn block_values(self) -> u64 {
+        self.block_values.into()
+    }
+
+    /// Bytes of one block.
+    #[must_use]
+    pub fn block_bytes(self) -> u64 {
+        self.block_bytes.into()
+    }
+
+    /// The engine's format for it, `None` where the engine cannot compute with it.
+    #[must_use]
+    pub fn weight_format(self) -> Option<WeightFormat> {
+        self.format
+    }
+}

@@ -1,0 +1,24 @@
+//! Models: configuration to description, description to a program of catalogue ops, and weight files.
+//!
+//! Owns everything that is read from a model's files on disk: config.json, safetensors, GGUF, and what
+//! lies beside them. Knows no kernel, no device, no HTTP, and reads no environment.
+//!
+//! Reading order: [`source`] (a path to everything), [`config`] (the description), [`families`],
+//! [`weights`], [`program`], then the formats [`gguf`] and [`safetensors`], and [`quant`] for what formats mean.
+
+pub mod config;
+mod error;
+pub mod families;
+pub mod gguf;
+mod mapping;
+pub mod program;
+pub mod quant;
+pub mod safetensors;
+pub mod source;
+pub mod weights;
+
+pub use config::{GenerationDefaults, ModelDescription};
+pub use error::{ModelError, Result};
+pub use gguf::GgufTokenizerData;
+pub use source::{LoadFormat, ModelFiles, TokenizerSource};
+pub use weights::{DummyFormat, DummyWeights, LayerWeight, Role, WeightTensor, Weights};

@@ -1,0 +1,269 @@
+//! Numbers tensors, slots and weights, and appends nodes; the embedding and the head. Layers: [`super::layer`].
+
+use halyard_platform_api::ops::{Embedding, Epilogue, GatherRows, Linear, RmsNorm, Softcap};
+use halyard_platform_api::program::ABSENT;
+use halyard_platform_api::{DType, Node, OpSpec, Program, TensorDecl};
+
+use super::{
+    ActivationSlot, FormatOf, KvLayout, ModelProgram, ProgramOptions, Rows, TensorRole, WeightPart, WeightSpec,
+};
+use crate::config::ModelDescription;
+use crate::error::Result;
+use crate::weights::Role;
+
+/// Storage numbers from here up belong to tensors that are no activations; an activation's is its slot.
+const FIRST_OTHER_STORAGE: u32 = 1 << 16;
+
+pub(super) struct Builder<'a> {
+    pub(super) model: &'a ModelDescription,
+    pub(super) options: &'a ProgramOptions,
+    format_of: &'a FormatOf<'a>,
+    built: ModelProgram,
+}
+
+/// Columns of an activation slot.
+#[derive(Clone, Copy)]
+pub(super) struct Columns {
+    pub slot: u32,
+    pub column: u32,
+    pub width: u32,
+}
+
+/// A linear's matrices over one input, and where the results go.
+pub(super) struct Projection<'r> {
+    pub input: u16,
+    /// Weights with their biases, in column order of `out`.
+    pub parts: &'r [(Role, Option<Role>)],
+    /// As wide as the parts have rows together.
+    pub out: Columns,
+    /// Added to the result: the residual stream.
+    pub residual: Option<u16>,
+    pub out_dtype: DType,
+    pub max_rows: u32,
+}
+
+impl<'a> Builder<'a> {
+    pub(super) fn new(model: &'a ModelDescription, options: &'a ProgramOptions, format_of: &'a FormatOf<'a>) -> Self {
+        let built = ModelProgram {
+            program: Program::default(),
+            roles: Vec::new(),
+            slots: Vec::new(),
+            weights: Vec::new(),
+        };
+        Self {
+            model,
+            options,
+            format_of,
+            built,
+        }
+    }
+
+    pub(super) fn forward(mut self, kv_layout: &KvLayout) -> Result<ModelProgram> {
+        let hidden = self.slot(self.model.hidden_size, self.options.act, Rows::Tokens);
+        let spec = Embedding {
+            num_rows: self.model.vocab_size as u32,
+            width: self.model.hidden_size as u32,
+            weight: (self.format_of)(Role::Embedding)?,
+            out: self.options.act,
+            scale: self.model.embedding_scale_in(self.options.act),
+            max_tokens: self.options.max_tokens,
+        };
+        let ids = self.tensor(TensorRole::TokenIds, DType::I32);
+        let table = self.matrix(&[Role::Embedding])?;
+        let out = self.columns(hidden);
+        self.push(OpSpec::Embedding(spec), vec![ids, table, out]);
+        let slots = self.layer_slots(hidden);
+        for layer in 0..self.model.num_layers() {
+            self.layer(layer, kv_layout, &slots)?;
+        }
+        Ok(self.seal(&[hidden]))
+    }
+
+    /// Declares every activation internal, but for those slots that outlive the program.
+    fn seal(mut self, outside: &[Columns]) -> ModelProgram {
+        for (role, decl) in self.built.roles.iter().zip(&mut self.built.program.tensors) {
+            if let TensorRole::Activation { slot, .. } = role {
+                decl.internal = !outside.iter().any(|columns| columns.slot == *slot);
+            }
+        }
+        self.built
+    }
+
+    pub(super) fn head(mut self) -> Result<ModelProgram> {
+        let (width, act) = (self.model.hidden_size, self.options.act);
+        let hidden = self.slot(width, act, Rows::Tokens);
+        let rows = self.slot(width, act, Rows::Logits);
+        let logits = self.slot(self.model.vocab_size, DType::F32, Rows::Logits);
+        let gather = GatherRows {
+            width: width as u32,
+            dtype: act,
+        };
+        let outside = [hidden, logits];
+        let hidden = self.columns(hidden);
+        let rows = self.columns(rows);
+        let index = self.tensor(TensorRole::LogitsIndex, DType::I32);
+        self.push(OpSpec::GatherRows(gather), vec![hidden, index, rows]);
+        self.norm(rows, Role::FinalNorm, rows, width);
+        self.project(&Projection {
+            input: rows,
+            parts: &[(Role::LmHead, None)],
+            out: logits,
+            residual: None,
+            out_dtype: DType::F32,
+            max_rows: self.options.max_logits_rows,
+        })?;
+        if let Some(cap) = self.model.final_logit_softcap {
+            let spec = Softcap {
+                width: self.model.vocab_size as u32,
+                dtype: DType::F32,
+                cap,
+            };
+            let logits = self.columns(logits);
+            self.push(OpSpec::Softcap(spec), vec![logits, logits]);
+        }
+        Ok(self.seal(&outside))
+    }
+
+    pub(super) fn push(&mut self, spec: OpSpec, operands: Vec<u16>) {
+        self.built.program.nodes.push(Node { spec, operands });
+    }
+
+    /// A new slot, all of its columns.
+    pub(super) fn slot(&mut self, width: usize, dtype: DType, rows: Rows) -> Columns {
+        let width = width as u32;
+        self.built.slots.push(ActivationSlot { width, dtype, rows });
+        Columns {
+            slot: self.built.slots.len() as u32 - 1,
+            column: 0,
+            width,
+        }
+    }
+
+    pub(super) fn columns(&mut self, columns: Columns) -> u16 {
+        self.heads(columns, 0)
+    }
+
+    /// Columns seen as heads.
+    pub(super) fn heads(&mut self, Columns { slot, column, width }: Columns, heads: usize) -> u16 {
+        let dtype = self.built.slots[slot as usize].dtype;
+        let role = TensorRole::Activation {
+            slot,
+            column,
+            width,
+            heads: heads as u32,
+        };
+        self.tensor(role, dtype)
+    }
+
+    /// The tensor with this role, new at its first use. Their number stays far below 2¹⁶: at most about
+    /// 20 a layer, and the description's limit is 2048 layers.
+    pub(super) fn tensor(&mut self, role: TensorRole, dtype: DType) -> u16 {
+        if let Some(index) = self.built.roles.iter().position(|r| *r == role) {
+            return index as u16;
+        }
+        let index = self.built.roles.len();
+        let storage = match role {
+            TensorRole::Activation { slot, .. } => slot,
+            _ => FIRST_OTHER_STORAGE + index as u32,
+        };
+        self.built.roles.push(role);
+        self.built.program.tensors.push(TensorDecl {
+            dtype,
+            internal: false,
+            storage,
+        });
+        index as u16
+    }
+
+    pub(super) fn norm(&mut self, x: u16, role: Role, out: u16, width: usize) {
+        let spec = RmsNorm {
+            width: width as u32,
+            eps: self.model.norm.eps,
+            weight_offset: self.model.norm.weight_offset,
+            dtype: self.options.act,
+        };
+        let weight = self.vector(&[role]);
+        self.push(OpSpec::RmsNorm(spec), vec![x, weight, out]);
+    }
+
+    /// out = input · Wᵀ for each part, neighbouring parts of one format merged into one matrix.
+    pub(super) fn project(&mut self, projection: &Projection) -> Result<()> {
+        let mut column = projection.out.column;
+        let mut rest = projection.parts;
+        while let Some(&(first, _)) = rest.first() {
+            let format = (self.format_of)(first)?;
+            let mut count = 1;
+            while count < rest.len() && (self.format_of)(rest[count].0)? == format {
+                count += 1;
+            }
+            let (merged, others) = rest.split_at(count);
+            column += self.linear(projection, merged, column)?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    /// One linear over `merged`, writing from `column` on; returns its width.
+    fn linear(&mut self, projection: &Projection, merged: &[(Role, Option<Role>)], column: u32) -> Result<u32> {
+        let roles: Vec<Role> = merged.iter().map(|(role, _)| *role).collect();
+        let biases: Option<Vec<Role>> = merged.iter().map(|(_, bias)| *bias).collect();
+        let width = roles.iter().map(|&role| self.rows(role)).sum();
+        let spec = Linear {
+            in_features: roles[0].shape(self.model)[1] as u32,
+            out_features: width,
+            weight: (self.format_of)(roles[0])?,
+            act: self.options.act,
+            out: projection.out_dtype,
+            epilogue: Epilogue::None,
+            max_tokens: projection.max_rows,
+            allow_quantized_act: self.options.allow_quantized_act,
+        };
+        let weight = self.matrix(&roles)?;
+        let bias = biases.map_or(ABSENT, |biases| self.vector(&biases));
+        let out = self.columns(Columns {
+            column,
+            width,
+            ..projection.out
+        });
+        let residual = projection.residual.unwrap_or(ABSENT);
+        self.push(
+            OpSpec::Linear(spec),
+            vec![projection.input, weight, bias, residual, out],
+        );
+        Ok(width)
+    }
+
+    /// A packed matrix, for the node that is pushed next.
+    fn matrix(&mut self, roles: &[Role]) -> Result<u16> {
+        let spec = WeightSpec::Matrix {
+            node: self.built.program.nodes.len() as u32,
+            format: (self.format_of)(roles[0])?,
+            in_features: roles[0].shape(self.model)[1] as u32,
+            parts: self.parts(roles),
+        };
+        Ok(self.weight(spec, DType::U8))
+    }
+
+    fn vector(&mut self, roles: &[Role]) -> u16 {
+        let parts = self.parts(roles);
+        self.weight(WeightSpec::Vector { parts }, DType::F32)
+    }
+
+    fn weight(&mut self, spec: WeightSpec, dtype: DType) -> u16 {
+        self.built.weights.push(spec);
+        let index = self.built.weights.len() as u32 - 1;
+        self.tensor(TensorRole::Weight { index }, dtype)
+    }
+
+    fn parts(&self, roles: &[Role]) -> Vec<WeightPart> {
+        let part = |&role: &Role| WeightPart {
+            role,
+            rows: self.rows(role),
+        };
+        roles.iter().map(part).collect()
+    }
+
+    fn rows(&self, role: Role) -> u32 {
+        role.shape(self.model)[0] as u32
+    }
+}

@@ -1,0 +1,186 @@
+//! From a description to ops: the forward step of a model and its output head as flat programs of catalogue ops, with every
+//! tensor's role and every weight's origin. Knows no device, no memory and no file: the engine gives tensors a place.
+//!
+//! Laying out a step's tokens and updating rows surround these programs and are the engine's.
+
+mod builder;
+mod kv;
+mod layer;
+
+use halyard_platform_api::{DType, Program, WeightFormat};
+
+use crate::config::ModelDescription;
+use crate::error::Result;
+use crate::weights::Role;
+
+pub use kv::{KvGroupLayout, KvLayout};
+
+/// What the programs are built for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProgramOptions {
+    /// Type of activations.
+    pub act: DType,
+    /// Type of the KV cache.
+    pub kv: DType,
+    /// Tokens of a KV block.
+    pub block_size: u32,
+    /// Index of the attention backend.
+    pub attention_backend: u32,
+    /// Most tokens of a step.
+    pub max_tokens: u32,
+    /// Most sequences of a step.
+    pub max_seqs: u32,
+    /// Longest sequence.
+    pub max_kv_len: u32,
+    /// Most rows of logits at once.
+    pub max_logits_rows: u32,
+    /// Lets the backend round activations of quantised linears.
+    pub allow_quantized_act: bool,
+}
+
+/// Rows of an activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// One a token of the step.
+    Tokens,
+    /// One a position that logits are wanted for.
+    Logits,
+}
+
+/// Memory for activations \[rows, width\], shared by all layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActivationSlot {
+    /// Columns.
+    pub width: u32,
+    /// Element type.
+    pub dtype: DType,
+    /// Number of rows.
+    pub rows: Rows,
+}
+
+/// What a tensor of a program is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorRole {
+    /// Columns `column .. column + width` of an activation slot, seen as \[rows, width\] or \[rows, heads, width / heads\].
+    Activation {
+        /// Index into the program's slots.
+        slot: u32,
+        /// First column.
+        column: u32,
+        /// Columns.
+        width: u32,
+        /// Heads of the three-axis view; 0: two axes.
+        heads: u32,
+    },
+    /// Token ids \[T\] i32.
+    TokenIds,
+    /// Positions \[T\] i32.
+    Positions,
+    /// Device row of each sequence \[S\] i32.
+    StepRows,
+    /// \[S+1\] i32.
+    QueryStartLoc,
+    /// \[S\] i32.
+    SeqLens,
+    /// Slots of a KV group \[T\] i32.
+    Slots {
+        /// Group.
+        group: u32,
+    },
+    /// Block table of a KV group \[R, max_blocks\] i32.
+    BlockTable {
+        /// Group.
+        group: u32,
+    },
+    /// KV blocks of a layer \[num_pages, block_bytes\] u8.
+    KvCache {
+        /// Layer.
+        layer: u32,
+    },
+    /// Cosines and sines of rope `index` of the description \[max_kv_len, rotary_dim\] f32.
+    RopeTable {
+        /// Index.
+        index: u32,
+    },
+    /// A weight: packed, or a vector.
+    Weight {
+        /// Index into the program's weights.
+        index: u32,
+    },
+    /// Positions of the step that logits are wanted for \[N\] i32.
+    LogitsIndex,
+}
+
+/// Rows of a file's tensor that become part of a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightPart {
+    /// Which tensor.
+    pub role: Role,
+    /// Its rows (a vector: its length).
+    pub rows: u32,
+}
+
+/// A weight operand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WeightSpec {
+    /// A matrix, packed by the op of node `node`: parts stand one after the other.
+    Matrix {
+        /// Node that reads it.
+        node: u32,
+        /// Format of every part.
+        format: WeightFormat,
+        /// Columns.
+        in_features: u32,
+        /// Sources in row order.
+        parts: Vec<WeightPart>,
+    },
+    /// A plain f32 vector: parts stand one after the other.
+    Vector {
+        /// Sources in order.
+        parts: Vec<WeightPart>,
+    },
+}
+
+/// A program with the meaning of its tensors.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelProgram {
+    /// The ops.
+    pub program: Program,
+    /// Role of each tensor of the program.
+    pub roles: Vec<TensorRole>,
+    /// Activation memory.
+    pub slots: Vec<ActivationSlot>,
+    /// Weights.
+    pub weights: Vec<WeightSpec>,
+}
+
+/// The stored format of a weight: [`crate::Weights::format`].
+pub(crate) type FormatOf<'f> = dyn Fn(Role) -> Result<WeightFormat> + 'f;
+
+/// Token ids → the last layer's hidden states (slot 0 \[T, hidden\], before the final norm).
+///
+/// Weights over one input (q, k, v; gate, up) with equal formats become one matrix; others write slices of one slot.
+///
+/// # Errors
+/// What `format_of` finds.
+pub fn build_forward(
+    model: &ModelDescription,
+    kv_layout: &KvLayout,
+    options: &ProgramOptions,
+    format_of: &FormatOf<'_>,
+) -> Result<ModelProgram> {
+    builder::Builder::new(model, options, format_of).forward(kv_layout)
+}
+
+/// Hidden states → logits: gathers the wanted positions, final norm, output projection, softcap. Slot 0 is the forward
+/// program's hidden states, the last slot the logits \[N, vocab\] f32.
+///
+/// # Errors
+/// What `format_of` finds.
+pub fn build_head(
+    model: &ModelDescription,
+    options: &ProgramOptions,
+    format_of: &FormatOf<'_>,
+) -> Result<ModelProgram> {
+    builder::Builder::new(model, options, format_of).head()
+}

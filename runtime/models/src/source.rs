@@ -1,0 +1,270 @@
+//! A path on disk to everything that serving needs: description, weights, tokenizer, chat template,
+//! generation defaults. The path is a Hugging Face folder, a folder with one GGUF file, or a GGUF file.
+//! Names of hubs and downloads are not this crate's business.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::config::{GenerationDefaults, JsonFields, ModelDescription};
+use crate::error::{ModelError, Result};
+use crate::families::Family;
+use crate::gguf::{GgufFile, GgufTokenizerData};
+use crate::safetensors::{SafetensorsFiles, files_with_extension, no_model};
+use crate::weights::{DummyWeights, Weights};
+
+/// Where weights come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LoadFormat {
+    /// Whatever is there.
+    #[default]
+    Auto,
+    /// A folder with config.json and safetensors files.
+    Safetensors,
+    /// A GGUF file.
+    Gguf,
+    /// Random weights in the shape of config.json or of a GGUF file.
+    Dummy,
+}
+
+impl std::str::FromStr for LoadFormat {
+    type Err = ModelError;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "safetensors" => Ok(Self::Safetensors),
+            "gguf" => Ok(Self::Gguf),
+            "dummy" => Ok(Self::Dummy),
+            _ => Err(ModelError::UnknownLoadFormat { found: name.to_owned() }),
+        }
+    }
+}
+
+/// What the text crate builds a tokenizer from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TokenizerSource {
+    /// A `tokenizer.json`.
+    File(PathBuf),
+    /// The arrays of a GGUF file.
+    Gguf(Box<GgufTokenizerData>),
+    /// None is there, which is accepted for dummy weights only.
+    Absent,
+}
+
+/// An opened model.
+#[derive(Debug)]
+pub struct ModelFiles {
+    /// The file's own name of the model, else the folder's or file's.
+    pub name: String,
+    /// The family's name.
+    pub family: &'static str,
+    /// The architecture.
+    pub description: Arc<ModelDescription>,
+    /// The weights, all present with the right shapes.
+    pub weights: Weights,
+    /// Bytes of the weights as stored.
+    pub weight_bytes: u64,
+    /// The tokenizer.
+    pub tokenizer: TokenizerSource,
+    /// Jinja source of the chat template.
+    pub chat_template: Option<String>,
+    /// Text of the beginning-of-sequence token, for the template.
+    pub bos_token: Option<String>,
+    /// Text of the end-of-sequence token, for the template.
+    pub eos_token: Option<String>,
+    /// Sampling defaults of the authors. `eos_token_ids` holds the final list: generation_config.json's,
+    /// else the description's.
+    pub generation: GenerationDefaults,
+}
+
+impl ModelFiles {
+    /// Opens the model at `path`. `dummy` is read for [`LoadFormat::Dummy`] only.
+    ///
+    /// # Errors
+    /// [`ModelError::NoModel`], [`ModelError::WrongLoadFormat`], [`ModelError::MissingTokenizer`], and
+    /// whatever is wrong with configuration or weights.
+    pub fn open(path: &Path, format: LoadFormat, dummy: DummyWeights) -> Result<Self> {
+        let metadata = std::fs::metadata(path).map_err(|source| ModelError::Io {
+            path: path.to_path_buf(),
+            source,
+        })?;
+        if !metadata.is_dir() {
+            return open_gguf(path, format, dummy);
+        }
+        let has_config = path.join("config.json").is_file();
+        if format == LoadFormat::Gguf || (!has_config && format != LoadFormat::Safetensors) {
+            return open_gguf(&only_gguf(path, format)?, format, dummy);
+        }
+        open_folder(path, format, dummy)
+    }
+}
+
+/// The one GGUF file of a folder.
+fn only_gguf(folder: &Path, format: LoadFormat) -> Result<PathBuf> {
+    let mut files = files_with_extension(folder, "gguf")?;
+    match (files.len(), format) {
+        (1, _) => Ok(files.remove(0)),
+        (0, LoadFormat::Gguf) => Err(wrong_format(folder, "gguf", "a .gguf file", "none in the folder")),
+        (0, _) => Err(no_model(folder, "neither config.json nor a .gguf file".into())),
+        _ => {
+            let names = files.iter().filter_map(|f| f.file_name()).map(|n| n.to_string_lossy());
+            let names: Vec<_> = names.collect();
+            Err(no_model(
+                folder,
+                format!("several .gguf files ({}): name one", names.join(", ")),
+            ))
+        }
+    }
+}
+
+fn wrong_format(path: &Path, asked: &'static str, needs: &'static str, found: &str) -> ModelError {
+    ModelError::WrongLoadFormat {
+        path: path.to_path_buf(),
+        asked,
+        needs,
+        found: found.to_owned(),
+    }
+}
+
+fn open_gguf(path: &Path, format: LoadFormat, dummy: DummyWeights) -> Result<ModelFiles> {
+    if format == LoadFormat::Safetensors {
+        return Err(wrong_format(path, "safetensors", "a folder with config.json", "a file"));
+    }
+    if path.extension().is_none_or(|e| e != "gguf") {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        return Err(no_model(path, format!("a file called `{name}`")));
+    }
+    let file = Arc::new(GgufFile::open(path)?);
+    if let Some(parts) = file.unsigned("split.count")?.filter(|&n| n > 1) {
+        return Err(ModelError::Unsupported {
+            path: path.to_path_buf(),
+            field: "split.count".into(),
+            value: format!("{parts} parts"),
+            remedy: "join the parts into one file (llama-gguf-split --merge)".into(),
+        });
+    }
+    let (family, description) = Family::describe_file(&file)?;
+    let tokenizer = GgufTokenizerData::read(&file)?;
+    let description = Arc::new(description);
+    let weights = match format {
+        LoadFormat::Dummy => Weights::dummy(description.clone(), dummy),
+        _ => Weights::from_gguf(description.clone(), file.clone()),
+    };
+    let text = |id: Option<u32>| id.and_then(|id| tokenizer.tokens.get(id as usize)).cloned();
+    let name = file
+        .string("general.name")?
+        .map_or_else(|| file_name(path.file_stem()), str::to_owned);
+    Ok(ModelFiles {
+        name,
+        family: family.name,
+        weight_bytes: weights.check()?,
+        weights,
+        chat_template: tokenizer.chat_template.clone(),
+        bos_token: text(tokenizer.bos),
+        eos_token: text(tokenizer.eos),
+        generation: GenerationDefaults {
+            eos_token_ids: description.eos_token_ids.clone(),
+            ..GenerationDefaults::default()
+        },
+        tokenizer: TokenizerSource::Gguf(Box::new(tokenizer)),
+        description,
+    })
+}
+
+fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights) -> Result<ModelFiles> {
+    let config_path = folder.join("config.json");
+    if !config_path.is_file() {
+        return Err(wrong_format(folder, "safetensors", "config.json", "none in the folder"));
+    }
+    let config = JsonFields::open(&config_path)?;
+    let (family, description) = Family::describe_config(&config)?;
+    let description = Arc::new(description);
+    let weights = match format {
+        LoadFormat::Dummy => Weights::dummy(description.clone(), dummy),
+        _ => Weights::from_safetensors(description.clone(), family, SafetensorsFiles::open_folder(folder)?),
+    };
+    let mut generation = match JsonFields::open_if_present(&folder.join("generation_config.json"))? {
+        Some(fields) => GenerationDefaults::read(&fields)?,
+        None => GenerationDefaults::default(),
+    };
+    if generation.eos_token_ids.is_empty() {
+        generation.eos_token_ids.clone_from(&description.eos_token_ids);
+    }
+    let tokenizer_config = JsonFields::open_if_present(&folder.join("tokenizer_config.json"))?;
+    let special = JsonFields::open_if_present(&folder.join("special_tokens_map.json"))?;
+    let token = |key: &str| {
+        let files = [tokenizer_config.as_ref(), special.as_ref()];
+        files
+            .into_iter()
+            .flatten()
+            .find_map(|fields| token_text(fields.value(key)?))
+    };
+    let resolved = std::fs::canonicalize(folder);
+    Ok(ModelFiles {
+        name: file_name(resolved.as_deref().unwrap_or(folder).file_name()),
+        family: family.name,
+        weight_bytes: weights.check()?,
+        weights,
+        tokenizer: tokenizer_file(folder, format)?,
+        chat_template: chat_template(folder, tokenizer_config.as_ref())?,
+        bos_token: token("bos_token"),
+        eos_token: token("eos_token"),
+        generation,
+        description,
+    })
+}
+
+fn file_name(name: Option<&std::ffi::OsStr>) -> String {
+    name.unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn tokenizer_file(folder: &Path, format: LoadFormat) -> Result<TokenizerSource> {
+    let path = folder.join("tokenizer.json");
+    match (path.is_file(), format) {
+        (true, _) => Ok(TokenizerSource::File(path)),
+        (false, LoadFormat::Dummy) => Ok(TokenizerSource::Absent),
+        (false, _) => Err(ModelError::MissingTokenizer {
+            path: folder.to_path_buf(),
+            looked_for: vec!["tokenizer.json"],
+        }),
+    }
+}
+
+/// A special token: its text, or an object that holds it.
+fn token_text(value: &Value) -> Option<String> {
+    value
+        .as_str()
+        .or_else(|| value.get("content")?.as_str())
+        .map(str::to_owned)
+}
+
+/// The template of a folder, in Hugging Face's order: chat_template.jinja, then chat_template.json, then
+/// tokenizer_config.json (one template, or a list of named ones, of which `default` is taken).
+fn chat_template(folder: &Path, tokenizer_config: Option<&JsonFields>) -> Result<Option<String>> {
+    let jinja = folder.join("chat_template.jinja");
+    if jinja.is_file() {
+        let source = std::fs::read_to_string(&jinja);
+        return source
+            .map(Some)
+            .map_err(|source| ModelError::Io { path: jinja, source });
+    }
+    let separate = JsonFields::open_if_present(&folder.join("chat_template.json"))?;
+    for fields in separate.iter().chain(tokenizer_config) {
+        match fields.value("chat_template") {
+            None => {}
+            Some(Value::String(template)) => return Ok(Some(template.clone())),
+            Some(value) => {
+                let limit = "a string, or a list of {name, template} with one called `default`";
+                let default = value
+                    .as_array()
+                    .and_then(|list| list.iter().find(|t| t["name"] == "default"));
+                let template = default.and_then(|t| t["template"].as_str());
+                let template = template.ok_or_else(|| fields.bad("chat_template", value, limit))?;
+                return Ok(Some(template.to_owned()));
+            }
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,389 @@
+//! The programs, run by a small interpreter in plain f32, against Hugging Face on the tiny models.
+//!
+//! The interpreter knows the ops from their documentation only; backends have their own tests. What is
+//! judged here is description, names, rope tables, dequantisation and the order of ops, teacher-forced: the
+//! golden ids are fed, and at every position argmax and log-probability must agree.
+
+mod support;
+
+use std::collections::HashMap;
+
+use halyard_models::program::{
+    KvLayout, ModelProgram, ProgramOptions, TensorRole, WeightSpec, build_forward, build_head,
+};
+use halyard_models::{DummyWeights, LoadFormat, ModelFiles, Role};
+use halyard_platform_api::ops::RopeStyle;
+use halyard_platform_api::program::ABSENT;
+use halyard_platform_api::{DType, OpSpec};
+use serde_json::Value;
+
+/// Largest difference of log-probabilities: f32 sums in another order, over a dozen layers' products.
+const LOGPROB_BOUND: f64 = 2e-4;
+/// Below this fp32 gap of the two best logits, rounding decides the argmax.
+const TIE: f64 = 1e-3;
+
+fn options(max_tokens: usize) -> ProgramOptions {
+    ProgramOptions {
+        act: DType::F32,
+        kv: DType::F32,
+        block_size: 16,
+        attention_backend: 0,
+        max_tokens: max_tokens as u32,
+        max_seqs: 1,
+        max_kv_len: max_tokens as u32,
+        max_logits_rows: max_tokens as u32,
+        allow_quantized_act: false,
+    }
+}
+
+/// A model's weights as f32, by index in each program.
+struct Interpreter<'a> {
+    files: &'a ModelFiles,
+    ids: Vec<usize>,
+    slots: Vec<Vec<f32>>,
+    weights: Vec<Vec<f32>>,
+    cache: HashMap<u32, (Vec<f32>, Vec<f32>)>,
+}
+
+/// Rows of columns of a slot.
+#[derive(Clone, Copy)]
+struct View {
+    slot: usize,
+    stride: usize,
+    column: usize,
+    width: usize,
+}
+
+impl<'a> Interpreter<'a> {
+    fn logits(files: &'a ModelFiles, ids: &[usize]) -> Vec<Vec<f32>> {
+        let options = options(ids.len());
+        let format_of = |role: Role| files.weights.format(role);
+        let layout = KvLayout::of(&files.description);
+        let forward = build_forward(&files.description, &layout, &options, &format_of).unwrap();
+        let head = build_head(&files.description, &options, &format_of).unwrap();
+        forward.program.validate().unwrap();
+        head.program.validate().unwrap();
+        let mut this = Self {
+            files,
+            ids: ids.to_vec(),
+            slots: Vec::new(),
+            weights: Vec::new(),
+            cache: HashMap::new(),
+        };
+        this.run(&forward, None);
+        let hidden = this.slots[0].clone();
+        this.run(&head, Some(hidden));
+        let vocab = files.description.vocab_size;
+        this.slots
+            .last()
+            .unwrap()
+            .chunks_exact(vocab)
+            .map(<[f32]>::to_vec)
+            .collect()
+    }
+
+    fn run(&mut self, program: &ModelProgram, hidden: Option<Vec<f32>>) {
+        // Every slot starts as NaN: reading what no op wrote shows.
+        let rows = self.ids.len();
+        self.slots = program
+            .slots
+            .iter()
+            .map(|s| vec![f32::NAN; rows * s.width as usize])
+            .collect();
+        if let Some(hidden) = hidden {
+            self.slots[0] = hidden;
+        }
+        self.weights = program.weights.iter().map(|spec| self.load(spec)).collect();
+        for node in &program.program.nodes {
+            self.node(program, &node.spec, &node.operands);
+        }
+    }
+
+    fn load(&self, spec: &WeightSpec) -> Vec<f32> {
+        let parts = match spec {
+            WeightSpec::Matrix { parts, .. } | WeightSpec::Vector { parts } => parts,
+        };
+        let values = parts.iter().flat_map(|part| {
+            let tensor = self.files.weights.tensor(part.role).unwrap();
+            assert_eq!(part.rows as usize, tensor.shape[0]);
+            tensor.to_f32().unwrap()
+        });
+        values.collect()
+    }
+
+    fn view(program: &ModelProgram, tensor: u16) -> View {
+        let TensorRole::Activation {
+            slot, column, width, ..
+        } = program.roles[usize::from(tensor)]
+        else {
+            panic!("tensor {tensor} is no activation");
+        };
+        let stride = program.slots[slot as usize].width as usize;
+        View {
+            slot: slot as usize,
+            stride,
+            column: column as usize,
+            width: width as usize,
+        }
+    }
+
+    fn row(&self, view: View, row: usize) -> Vec<f32> {
+        let start = row * view.stride + view.column;
+        self.slots[view.slot][start..start + view.width].to_vec()
+    }
+
+    fn set_row(&mut self, view: View, row: usize, values: &[f32]) {
+        assert_eq!(values.len(), view.width);
+        let start = row * view.stride + view.column;
+        self.slots[view.slot][start..start + view.width].copy_from_slice(values);
+    }
+
+    fn weight(&self, program: &ModelProgram, tensor: u16) -> &[f32] {
+        let TensorRole::Weight { index } = program.roles[usize::from(tensor)] else {
+            panic!("tensor {tensor} is no weight");
+        };
+        &self.weights[index as usize]
+    }
+
+    fn map_rows(&mut self, from: View, to: View, f: impl Fn(&[f32], usize) -> Vec<f32>) {
+        for row in 0..self.ids.len() {
+            let out = f(&self.row(from, row), row);
+            self.set_row(to, row, &out);
+        }
+    }
+
+    fn node(&mut self, program: &ModelProgram, spec: &OpSpec, operands: &[u16]) {
+        let view = |i: usize| Self::view(program, operands[i]);
+        match spec {
+            OpSpec::Embedding(op) => {
+                let width = op.width as usize;
+                let table = self.weight(program, operands[1]).to_vec();
+                for (row, id) in self.ids.clone().into_iter().enumerate() {
+                    let values: Vec<f32> = table[id * width..][..width].iter().map(|v| v * op.scale).collect();
+                    self.set_row(view(2), row, &values);
+                }
+            }
+            OpSpec::RmsNorm(op) => {
+                let weight = self.weight(program, operands[1]).to_vec();
+                let norm = |x: &[f32]| {
+                    let mean = x.iter().map(|v| v * v).sum::<f32>() / x.len() as f32;
+                    let scale = 1.0 / (mean + op.eps).sqrt();
+                    x.iter()
+                        .zip(&weight)
+                        .map(|(v, w)| v * scale * (w + op.weight_offset))
+                        .collect::<Vec<_>>()
+                };
+                self.map_rows(view(0), view(2), |x, _| {
+                    x.chunks_exact(op.width as usize).flat_map(norm).collect()
+                });
+            }
+            OpSpec::Linear(op) => {
+                let k = op.in_features as usize;
+                let weight = self.weight(program, operands[1]).to_vec();
+                let bias = (operands[2] != ABSENT).then(|| self.weight(program, operands[2]).to_vec());
+                for row in 0..self.ids.len() {
+                    let x = self.row(view(0), row);
+                    let mut y: Vec<f32> = weight
+                        .chunks_exact(k)
+                        .map(|w| w.iter().zip(&x).map(|(a, b)| a * b).sum())
+                        .collect();
+                    assert_eq!(y.len(), op.out_features as usize);
+                    if let Some(bias) = &bias {
+                        y.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+                    }
+                    if operands[3] != ABSENT {
+                        let residual = self.row(view(3), row);
+                        y.iter_mut().zip(residual).for_each(|(y, r)| *y += r);
+                    }
+                    self.set_row(view(4), row, &y);
+                }
+            }
+            OpSpec::Rope(op) => {
+                let TensorRole::RopeTable { index } = program.roles[usize::from(operands[1])] else {
+                    panic!("no rope table");
+                };
+                let table = self.files.description.ropes[index as usize].table(self.ids.len());
+                let (dim, half) = (op.rotary_dim as usize, op.rotary_dim as usize / 2);
+                self.map_rows(view(2), view(2), |x, position| {
+                    let mut x = x.to_vec();
+                    for head in x.chunks_exact_mut(op.head_dim as usize) {
+                        for i in 0..half {
+                            let (a, b) = if op.style == RopeStyle::Neox {
+                                (i, i + half)
+                            } else {
+                                (2 * i, 2 * i + 1)
+                            };
+                            let (cos, sin) = (table[position * dim + i], table[position * dim + half + i]);
+                            (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[b] * cos + head[a] * sin);
+                        }
+                    }
+                    x
+                });
+            }
+            OpSpec::KvWrite(_) => {
+                let TensorRole::KvCache { layer } = program.roles[usize::from(operands[3])] else {
+                    panic!("no cache");
+                };
+                let rows = |view: View| {
+                    (0..self.ids.len())
+                        .flat_map(|row| self.row(view, row))
+                        .collect::<Vec<_>>()
+                };
+                let stored = (rows(view(0)), rows(view(1)));
+                assert!(self.cache.insert(layer, stored).is_none(), "layer {layer} stored twice");
+            }
+            OpSpec::Attention(op) => self.attention(program, op, operands),
+            OpSpec::SiluMul(_) => {
+                let silu = |x: f32| x / (1.0 + (-x).exp());
+                self.gate(view(0), view(1), view(2), silu);
+            }
+            OpSpec::GeluMul(_) => {
+                let inner = |x: f32| (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+                self.gate(view(0), view(1), view(2), |x| 0.5 * x * (1.0 + inner(x).tanh()));
+            }
+            OpSpec::Add(_) => {
+                for row in 0..self.ids.len() {
+                    let (a, b) = (self.row(view(0), row), self.row(view(1), row));
+                    let sum: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
+                    self.set_row(view(2), row, &sum);
+                }
+            }
+            // Logits are asked for at every position here.
+            OpSpec::GatherRows(_) => self.map_rows(view(0), view(2), |x, _| x.to_vec()),
+            OpSpec::Softcap(op) => {
+                self.map_rows(view(0), view(1), |x, _| {
+                    x.iter().map(|v| op.cap * (v / op.cap).tanh()).collect()
+                });
+            }
+            other => panic!("the programs do not use {}", other.name()),
+        }
+    }
+
+    fn gate(&mut self, gate: View, up: View, out: View, f: impl Fn(f32) -> f32) {
+        for row in 0..self.ids.len() {
+            let (gate, up) = (self.row(gate, row), self.row(up, row));
+            let product: Vec<f32> = gate.iter().zip(&up).map(|(&g, u)| f(g) * u).collect();
+            self.set_row(out, row, &product);
+        }
+    }
+
+    fn attention(&mut self, program: &ModelProgram, op: &halyard_platform_api::ops::Attention, operands: &[u16]) {
+        let TensorRole::KvCache { layer } = program.roles[usize::from(operands[1])] else {
+            panic!("no cache");
+        };
+        let (keys, values) = self.cache[&layer].clone();
+        let (q, out) = (Self::view(program, operands[0]), Self::view(program, operands[7]));
+        let (dim, kv_width) = (op.head_dim as usize, (op.num_kv_heads * op.head_dim) as usize);
+        let per_kv_head = (op.num_heads / op.num_kv_heads) as usize;
+        self.map_rows(q, out, |q, position| {
+            let first = if op.window == 0 {
+                0
+            } else {
+                (position + 1).saturating_sub(op.window as usize)
+            };
+            let mut result = Vec::with_capacity(q.len());
+            for (head, q) in q.chunks_exact(dim).enumerate() {
+                let at = |j: usize| j * kv_width + head / per_kv_head * dim;
+                let score = |j: usize| {
+                    let dot: f32 = q.iter().zip(&keys[at(j)..]).map(|(a, b)| a * b).sum();
+                    let score = dot * op.scale;
+                    if op.softcap == 0.0 {
+                        score
+                    } else {
+                        op.softcap * (score / op.softcap).tanh()
+                    }
+                };
+                let scores: Vec<f32> = (first..=position).map(score).collect();
+                let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let weights: Vec<f32> = scores.iter().map(|s| (s - most).exp()).collect();
+                let total: f32 = weights.iter().sum();
+                result.extend((0..dim).map(|d| {
+                    let terms = weights.iter().zip(first..).map(|(w, j)| w * values[at(j) + d]);
+                    terms.sum::<f32>() / total
+                }));
+            }
+            result
+        });
+    }
+}
+
+fn logprob(logits: &[f32], id: usize) -> f64 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total: f64 = logits.iter().map(|&l| f64::from(l - most).exp()).sum();
+    f64::from(logits[id] - most) - total.ln()
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v.as_f64().unwrap_or(f64::NAN))
+        .collect()
+}
+
+/// Compares every case of a golden file; returns positions checked and the worst difference.
+fn compare(model: &str, golden: &str) -> (usize, f64) {
+    let models = support::fixtures().join("models");
+    let files = ModelFiles::open(&models.join(model), LoadFormat::Auto, DummyWeights::default()).unwrap();
+    let golden: Value = serde_json::from_slice(&std::fs::read(models.join(golden)).unwrap()).unwrap();
+    let (mut positions, mut worst) = (0, 0.0f64);
+    for case in golden["cases"].as_array().unwrap() {
+        let prompt: Vec<usize> = numbers(&case["prompt_ids"]).iter().map(|&id| id as usize).collect();
+        let expected = &case["hf_fp32"];
+        let generated: Vec<usize> = numbers(&expected["ids"]).iter().map(|&id| id as usize).collect();
+        let ids = [prompt.as_slice(), &generated].concat();
+        let logits = Interpreter::logits(&files, &ids);
+        let mut check = |position: usize, id: usize, expected: f64| {
+            let difference = (logprob(&logits[position], id) - expected).abs();
+            assert!(
+                difference <= LOGPROB_BOUND,
+                "{model}, {}: position {position} differs by {difference}",
+                case["name"]
+            );
+            worst = worst.max(difference);
+            positions += 1;
+        };
+        let prompt_logprobs = numbers(&expected["prompt_logprobs"]);
+        for position in 1..prompt.len() {
+            check(position - 1, prompt[position], prompt_logprobs[position]);
+        }
+        let (logprobs, gaps) = (numbers(&expected["logprobs"]), numbers(&expected["top2_gap"]));
+        for (i, &id) in generated.iter().enumerate() {
+            let position = prompt.len() + i - 1;
+            check(position, id, logprobs[i]);
+            let best = (0..logits[position].len()).max_by(|&a, &b| logits[position][a].total_cmp(&logits[position][b]));
+            assert!(
+                best == Some(id) || gaps[i] < TIE,
+                "{model}, {}: argmax at {position}",
+                case["name"]
+            );
+        }
+    }
+    (positions, worst)
+}
+
+macro_rules! agrees_with_hugging_face {
+    ($($test:ident: $model:literal, $golden:literal;)*) => {$(
+        #[test]
+        fn $test() {
+            let (positions, worst) = compare($model, $golden);
+            println!("{}: {positions} positions, worst log-probability difference {worst:.2e}", $model);
+            assert!(positions > 100, "only {positions} positions were compared");
+        }
+    )*};
+}
+
+agrees_with_hugging_face! {
+    llama_agrees_with_hugging_face: "llama", "llama/goldens.json";
+    llama3_rope_agrees_with_hugging_face: "llama3-rope", "llama3-rope/goldens.json";
+    mistral_agrees_with_hugging_face: "mistral", "mistral/goldens.json";
+    smollm2_agrees_with_hugging_face: "smollm2", "smollm2/goldens.json";
+    qwen2_agrees_with_hugging_face: "qwen2", "qwen2/goldens.json";
+    qwen3_agrees_with_hugging_face: "qwen3", "qwen3/goldens.json";
+    gemma3_agrees_with_hugging_face: "gemma3", "gemma3/goldens.json";
+    llama_gguf_agrees_with_hugging_face: "gguf/llama-gguf.gguf", "gguf/llama-gguf.golden.json";
+    llama3_rope_gguf_agrees_with_hugging_face: "gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json";
+    qwen3_gguf_agrees_with_hugging_face: "gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json";
+    gemma3_gguf_agrees_with_hugging_face: "gguf/gemma3-gguf.gguf", "gguf/gemma3-gguf.golden.json";
+}
