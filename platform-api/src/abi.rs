@@ -1,0 +1,23 @@
+//! The wire: `repr(C)` structs and function tables, each described once so that the Rust type, the C header, the layout file and
+//! the load-time checks come from the same lines.
+//!
+//! Rules (docs/abi.md): every struct starts with its size, is append-only and has no padding holes; arrays carry their stride;
+//! a reader takes what it knows, and refuses non-zero bytes past that; the hot [`crate::Tensor`] is fixed. Enums and bools
+//! cross as `u32` and are validated. Errors go into a caller-owned [`ErrorOut`].
+
+mod convert;
+mod layout;
+mod macros;
+pub mod shim;
+mod spec;
+pub mod tables;
+mod types;
+
+pub(crate) use layout::layout_of_wire;
+pub use layout::{AbiLayout, AbiTable, FieldLayout, Slot, StructLayout, TableLayout, header, layout_lines};
+pub(crate) use macros::{abi_fixed_struct, abi_struct, wire_enum};
+pub use spec::{ProgramBytes, SpecBytes, read_program, read_spec};
+pub use types::{
+    AbiType, ErrorOut, Str, WireField, read_element, read_known, read_known_element, read_struct, struct_bytes,
+    struct_from_bytes, write_struct,
+};

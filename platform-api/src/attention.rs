@@ -1,0 +1,49 @@
+//! Attention backends of a platform: which there are, what each accepts, and what its plan for given bounds needs.
+//!
+//! The op itself is [`crate::ops::Attention`], with [`crate::ops::KvWrite`] for the same backend's page layout; both are
+//! prepared and encoded like any op. The layout inside a KV block is the backend's own; blocks are addressable as bytes.
+
+use crate::ops::Attention;
+use crate::status::Result;
+
+/// An attention backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttentionBackendInfo {
+    /// Name for `--attention-backend`.
+    pub name: String,
+    /// The engine takes the highest that supports the spec.
+    pub priority: i32,
+    /// Block sizes (tokens) it takes; empty: any multiple of 8.
+    pub block_sizes: Vec<u32>,
+}
+
+/// What a backend needs for a spec and its bounds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AttentionPlan {
+    /// Bytes of one KV block of one layer: keys and values of `block_size` tokens.
+    pub block_bytes: u64,
+    /// Scratch bytes at the bounds (also in the prepared op's info).
+    pub scratch_bytes: u64,
+    /// Decode steps can be recorded.
+    pub record_decode: bool,
+    /// Mixed steps of up to this many tokens can be recorded; 0: none.
+    pub record_mixed_tokens: u32,
+}
+
+/// The attention backends of a device. An index is a position in [`AttentionRegistry::backends`].
+pub trait AttentionRegistry: Send + Sync {
+    /// All backends, at least one.
+    fn backends(&self) -> Vec<AttentionBackendInfo>;
+
+    /// Whether `spec.backend` runs `spec`.
+    ///
+    /// # Errors
+    /// `Unsupported` with **all** reasons, one a line; `NotFound` for the index.
+    fn support(&self, spec: &Attention) -> Result<()>;
+
+    /// The plan of `spec.backend` for `spec` and its bounds.
+    ///
+    /// # Errors
+    /// As [`AttentionRegistry::support`].
+    fn plan(&self, spec: &Attention) -> Result<AttentionPlan>;
+}

@@ -1,0 +1,314 @@
+//! The objects: platform, device, buffer, queue, encoder, command buffer, op registry, prepared op.
+//!
+//! One execution model, known from Vulkan and WebGPU: encode → finish → submit. Ids ([`BufferId`], [`OpId`],
+//! [`CommandId`]) are numbers that a backend gave out and checks; they die with the object that owns them. Dropping an
+//! object while submitted work names it is allowed: the backend defers the release until that work is done.
+//!
+//! Threads: every method may be called from any thread unless it says otherwise; an [`Encoder`] belongs to one at a time.
+
+use std::sync::Arc;
+
+use crate::attention::AttentionRegistry;
+use crate::communicator::{Communicator, CommunicatorId};
+use crate::info::{DeviceInfo, MemoryInfo};
+use crate::ops::OpSpec;
+use crate::program::{ClaimReport, Program};
+use crate::status::{Error, Result};
+use crate::tensor::{BufferId, Tensor};
+
+/// A plugin's root: what devices it sees, and opening one.
+pub trait Platform: Send + Sync {
+    /// The devices, in index order.
+    ///
+    /// # Errors
+    /// `Unavailable` with the reason (no driver, no device, too old) when there are none: never an empty list.
+    fn devices(&self) -> Result<Vec<DeviceInfo>>;
+
+    /// Opens device `index`. May block for seconds.
+    ///
+    /// # Errors
+    /// `NotFound` past the end; `DeviceLost` or `Unavailable` from the driver.
+    fn open(&self, index: u32) -> Result<Arc<dyn Device>>;
+}
+
+/// An open device.
+pub trait Device: Send + Sync {
+    /// Facts, constant while the device is open.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Memory now.
+    ///
+    /// # Errors
+    /// `DeviceLost`.
+    fn memory(&self) -> Result<MemoryInfo>;
+
+    /// Allocates `bytes` (zero-filled, aligned to at least 64 and `offset_alignment`).
+    ///
+    /// # Errors
+    /// `OutOfMemory` with the arithmetic; `InvalidArgument` for 0 or above `max_buffer_bytes`.
+    fn create_buffer(&self, bytes: u64, kind: BufferKind) -> Result<Arc<dyn Buffer>>;
+
+    /// Creates a queue.
+    ///
+    /// # Errors
+    /// `Unsupported` where the device has no queue of that kind; a compute queue always exists.
+    fn create_queue(&self, kind: QueueKind) -> Result<Arc<dyn Queue>>;
+
+    /// Starts encoding.
+    ///
+    /// # Errors
+    /// `Unsupported` for [`EncoderMode::Reusable`] where command buffers cannot be submitted twice.
+    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>>;
+
+    /// The ops.
+    fn ops(&self) -> &dyn OpRegistry;
+
+    /// The attention backends.
+    fn attention(&self) -> &dyn AttentionRegistry;
+
+    /// A fresh id that all ranks of a new communicator share.
+    ///
+    /// # Errors
+    /// `Unsupported` without the communicator capability.
+    fn communicator_id(&self) -> Result<CommunicatorId> {
+        Err(Error::unsupported("this platform has no communicator"))
+    }
+
+    /// Joins a communicator; blocks until all `size` ranks have called it with the same id.
+    ///
+    /// # Errors
+    /// `Unsupported` without the capability; `Timeout` when a rank does not come.
+    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
+        let _ = (id, rank, size);
+        Err(Error::unsupported("this platform has no communicator"))
+    }
+}
+
+/// Where a buffer lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum BufferKind {
+    /// Device memory: weights, KV, activations, row state.
+    Device = 0,
+    /// Memory that ops write and the host reads without a copy command: the result ring.
+    HostVisible = 1,
+}
+
+/// Device memory, freed when dropped (after the work that names it).
+pub trait Buffer: Send + Sync {
+    /// The id that tensors name.
+    fn id(&self) -> BufferId;
+
+    /// Size in bytes.
+    fn bytes(&self) -> u64;
+
+    /// Copies host bytes in, blocking until they have been taken. For load time; a step uses [`Queue::write_step`].
+    /// The caller makes sure that no submitted work reads the range.
+    ///
+    /// # Errors
+    /// `InvalidArgument` past the end; `DeviceLost`.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Copies bytes out. For a host-visible buffer this is a plain memory read of what completed submits wrote; for a
+    /// device buffer it may block for a copy.
+    ///
+    /// # Errors
+    /// `InvalidArgument` past the end; `DeviceLost`.
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<()>;
+}
+
+/// What a queue is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum QueueKind {
+    /// Runs any op.
+    Compute = 0,
+    /// Copies only, beside compute (offload, uploads).
+    Copy = 1,
+}
+
+/// A queue's number on its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct QueueId(pub u64);
+
+/// A wait on the device for another queue's progress.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueWait {
+    /// The other queue.
+    pub queue: QueueId,
+    /// Its submit number to wait for.
+    pub number: u64,
+}
+
+/// One piece of step data: `bytes` for `buffer` at byte `offset`.
+#[derive(Clone, Copy, Debug)]
+pub struct StepWrite<'a> {
+    /// Destination.
+    pub buffer: BufferId,
+    /// First byte.
+    pub offset: u64,
+    /// What to write; copied at the call.
+    pub bytes: &'a [u8],
+}
+
+/// An in-order queue.
+pub trait Queue: Send + Sync {
+    /// The id that other queues wait with.
+    fn id(&self) -> QueueId;
+
+    /// Submits command buffers in order, after `waits`, and returns this submit's number (from 1, only growing).
+    /// A one-shot command buffer is submitted once. With `async_depth` 0 the work is done when this returns.
+    ///
+    /// # Errors
+    /// `DeviceLost`; `InvalidArgument` for an id that is not alive. Failures of the work itself come from [`Queue::wait`].
+    fn submit(&self, commands: &[CommandId], waits: &[QueueWait]) -> Result<u64>;
+
+    /// The highest number whose work is done: a memory load. `u64::MAX` after a failure, which [`Queue::wait`] tells.
+    fn completed(&self) -> u64;
+
+    /// Blocks until `number` is done or `timeout_ns` has passed.
+    ///
+    /// # Errors
+    /// `Timeout`; the failure of this or an earlier submit.
+    fn wait(&self, number: u64, timeout_ns: u64) -> Result<()>;
+
+    /// Takes effect in queue order: later submits see it, earlier ones do not. The bytes are copied at the call into a
+    /// ring that the backend owns, so the caller may reuse its memory at once. May block while the ring is full.
+    ///
+    /// # Errors
+    /// `InvalidArgument` past a buffer's end; `OutOfMemory` for a write larger than the ring can ever hold.
+    fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()>;
+
+    /// Makes the scratch arena at least `bytes`: the largest `scratch_bytes` of the ops that this queue will run.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    fn reserve_scratch(&self, bytes: u64) -> Result<()>;
+}
+
+/// How often the result of an encoder is submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum EncoderMode {
+    /// Once; the backend may start the work while encoding.
+    OneShot = 0,
+    /// Many times, with other bytes in the same buffers.
+    Reusable = 1,
+}
+
+/// A prepared op's number on its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct OpId(pub u64);
+
+/// A command buffer's number on its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct CommandId(pub u64);
+
+/// Collects ops. Must not allocate device memory, wait or read back.
+pub trait Encoder: Send {
+    /// Appends `op` over `operands`, in the order the op documents ([`OpSpec::operands`]; a prepared program: its tensors
+    /// by index). An op may read what an earlier one wrote.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an id that is not alive, named; `DeviceLost`.
+    fn encode(&mut self, op: OpId, operands: &[Tensor]) -> Result<()>;
+
+    /// Seals the commands.
+    ///
+    /// # Errors
+    /// What encoding or capturing met.
+    fn finish(self: Box<Self>) -> Result<Arc<dyn CommandBuffer>>;
+}
+
+/// Sealed commands.
+pub trait CommandBuffer: Send + Sync {
+    /// The id to submit.
+    fn id(&self) -> CommandId;
+}
+
+/// Whether and how well a spec is supported.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpSupport {
+    /// Relative cost, 1.0 = the backend's natural path; a higher one says that a rewrite is worth looking for.
+    pub cost: f32,
+    /// For people: which implementation would run.
+    pub implementation: String,
+}
+
+/// What a prepared op needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PreparedInfo {
+    /// Scratch bytes while it runs, taken from the queue's arena.
+    pub scratch_bytes: u64,
+    /// May be encoded into a reusable command buffer.
+    pub recordable: bool,
+}
+
+/// Rows of a weight matrix in its canonical format, contiguous.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightRows<'a> {
+    /// First output row that these bytes are.
+    pub first_row: u32,
+    /// Number of rows.
+    pub num_rows: u32,
+    /// `num_rows` × [`crate::WeightFormat::row_bytes`] bytes.
+    pub bytes: &'a [u8],
+}
+
+/// An op made ready at load: algorithm chosen, pipelines built. Holds no weights.
+pub trait PreparedOp: Send + Sync {
+    /// The id to encode.
+    fn id(&self) -> OpId;
+
+    /// What it needs.
+    fn info(&self) -> PreparedInfo;
+
+    /// Bytes of the packed weight of node `node` (0 for a single op).
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a node without a weight.
+    fn packed_weight_bytes(&self, node: u32) -> Result<u64>;
+
+    /// Packs some rows of node `node`'s weight into `dst`, a U8 tensor of `packed_weight_bytes`. Rows may come in several
+    /// calls (q, k and v of one merged matrix); each row once. For load time; blocks.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when rows or bytes do not fit the spec.
+    fn pack_weight(&self, node: u32, rows: WeightRows<'_>, dst: &Tensor) -> Result<()>;
+}
+
+/// The ops of a device.
+pub trait OpRegistry: Send + Sync {
+    /// Whether `spec` runs here.
+    ///
+    /// # Errors
+    /// `Unsupported` with the reason.
+    fn support(&self, spec: &OpSpec) -> Result<OpSupport>;
+
+    /// Prepares `spec`. Equal specs may share one op. For load time; may compile and tune.
+    ///
+    /// # Errors
+    /// `Unsupported` as [`OpRegistry::support`]; `OutOfMemory`.
+    fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>>;
+
+    /// Which contiguous regions of `program` this backend wants to run as one, and why it leaves the rest.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a malformed program.
+    fn claim(&self, program: &Program) -> Result<ClaimReport> {
+        let _ = program;
+        Ok(ClaimReport::nothing("this platform claims no composites"))
+    }
+
+    /// Prepares a whole program (a claimed region) as one op; its operands are the program's tensors by index.
+    ///
+    /// # Errors
+    /// `Unsupported` for a region that [`OpRegistry::claim`] does not claim whole.
+    fn prepare_program(&self, program: &Program) -> Result<Arc<dyn PreparedOp>> {
+        let _ = program;
+        Err(Error::unsupported("this platform claims no composites"))
+    }
+}

@@ -1,0 +1,36 @@
+//! The contract between Halyard and everything it loads: traits, op catalogue, wire tables, export macros.
+//!
+//! The same traits stand at both ends. A backend implements [`Device`] and its neighbours; the C tables of [`abi`] carry
+//! them across the library boundary; the host gets back something that implements the same traits. This crate must never
+//! open a library, start a thread or name a vendor.
+//!
+//! Reading order: [`device`] (objects), [`ops`] (what they compute), [`program`] (composites), [`attention`], [`abi`].
+
+pub mod abi;
+pub mod attention;
+pub mod communicator;
+pub mod device;
+pub mod dtype;
+mod export;
+pub mod hooks;
+pub mod info;
+pub mod log;
+pub mod manifest;
+pub mod ops;
+pub mod program;
+pub mod status;
+pub mod tensor;
+
+pub use attention::{AttentionBackendInfo, AttentionPlan, AttentionRegistry};
+pub use communicator::{Collective, CollectiveKind, Communicator, CommunicatorId};
+pub use device::{
+    Buffer, BufferKind, CommandBuffer, CommandId, Device, Encoder, EncoderMode, OpId, OpRegistry, OpSupport, Platform,
+    PreparedInfo, PreparedOp, Queue, QueueId, QueueKind, QueueWait, StepWrite, WeightRows,
+};
+pub use dtype::{DType, WeightFormat};
+pub use info::{Capabilities, DTypeSet, DeviceInfo, MemoryInfo};
+pub use manifest::LinkedPlugin;
+pub use ops::{Access, OpSpec, Operand};
+pub use program::{Claim, ClaimReport, Node, Program, TensorDecl};
+pub use status::{Error, Result, Status};
+pub use tensor::{BufferId, Tensor};

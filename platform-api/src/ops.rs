@@ -1,0 +1,240 @@
+//! The op catalogue: name, version, descriptor, operands, formula. One file an op family member; this one holds what they share.
+//!
+//! A descriptor holds the static parts; shapes come with the operands. Letters in the docs: T tokens of the step, S
+//! sequences of the step, R device rows, V vocabulary. Index tensors are i32. A row index −1 is padding: such a sequence
+//! has no tokens, and ops write nothing for it. Padding tokens have `token_seq` −1. Unless an op says otherwise, an output
+//! may be the very same tensor as an input (same buffer, offset and strides), and other overlaps are not allowed.
+//!
+//! Computation is as if in f32: inputs are widened, the result is rounded once to the output's type.
+
+use crate::status::{Error, Result};
+
+/// How an op uses an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Access {
+    /// Constant while the model is loaded: weights, tables. May be prefetched before earlier work is done.
+    Const = 0,
+    /// Read.
+    Read = 1,
+    /// Written whole; old contents do not matter.
+    Write = 2,
+    /// Read and written, or written in part.
+    Update = 3,
+}
+
+/// A documented operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// Name in docs and errors.
+    pub name: &'static str,
+    /// Use.
+    pub access: Access,
+    /// May be absent ([`crate::Tensor::NONE`]).
+    pub optional: bool,
+}
+
+/// Defines an op: descriptor, wire struct, operands.
+macro_rules! op {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident = $code:literal $op_name:literal v $version:literal, wire $wire:ident = $cname:literal {
+            $( $(#[$fmeta:meta])* $field:ident : $ty:ty ),* $(,)?
+        }
+        operands { $( $operand:ident : $access:ident $(? $optional:tt)? ),* $(,)? }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $name { $( $(#[$fmeta])* pub $field: $ty, )* }
+
+        $crate::abi::abi_struct! {
+            #[doc = concat!("Wire form of [`", stringify!($name), "`].")]
+            pub struct $wire = $cname { $( $(#[$fmeta])* pub $field: <$ty as $crate::abi::WireField>::Repr, )* }
+        }
+
+        impl $name {
+            /// Code on the wire.
+            pub const CODE: u32 = $code;
+            /// Name in docs, logs and errors.
+            pub const NAME: &'static str = $op_name;
+            /// Version of the descriptor's meaning.
+            pub const VERSION: u32 = $version;
+            /// Operands in order.
+            pub const OPERANDS: &'static [$crate::ops::Operand] = &[ $( $crate::ops::Operand {
+                name: stringify!($operand),
+                access: $crate::ops::Access::$access,
+                optional: $crate::ops::op!(@optional $($optional)?),
+            } ),* ];
+
+            /// The wire form.
+            pub fn to_wire(&self) -> $wire {
+                #[allow(unused_mut)]
+                let mut wire = $wire::zeroed();
+                $( wire.$field = $crate::abi::WireField::to_wire(&self.$field); )*
+                wire
+            }
+
+            /// From the wire form.
+            ///
+            /// # Errors
+            /// `InvalidArgument` or `Unsupported` (a code of a newer list), naming the field and the value.
+            pub fn from_wire(wire: &$wire) -> $crate::Result<Self> {
+                let _ = wire;
+                Ok($name { $( $field: <$ty as $crate::abi::WireField>::from_wire(wire.$field)
+                    .map_err(|e| $crate::Error { message: format!(concat!($op_name, ".", stringify!($field), ": {}"), e.message), ..e })?, )* })
+            }
+        }
+    };
+    (@optional) => { false };
+    (@optional $t:tt) => { true };
+}
+pub(crate) use op;
+
+/// Lists the ops once: modules, the enum over them, and its dispatch.
+macro_rules! catalogue {
+    ($( $module:ident :: $name:ident ),* $(,)?) => {
+        $( pub use $module::$name; )*
+
+        /// A descriptor of any op.
+        #[derive(Clone, Debug, PartialEq)]
+        #[allow(missing_docs)]
+        pub enum OpSpec { $( $name($module::$name), )* Vendor(VendorOp) }
+
+        impl OpSpec {
+            /// Names of the catalogue, in code order of definition.
+            pub const NAMES: &'static [&'static str] = &[ $( $module::$name::NAME ),* ];
+
+            /// Every catalogue op's name and wire code.
+            pub const CODES: &'static [(&'static str, u32)] = &[ $( ($module::$name::NAME, $module::$name::CODE) ),* ];
+
+            /// The op's name.
+            pub fn name(&self) -> &str {
+                match self { $( OpSpec::$name(_) => $module::$name::NAME, )* OpSpec::Vendor(op) => &op.name }
+            }
+
+            /// The op's wire code.
+            pub fn code(&self) -> u32 {
+                match self { $( OpSpec::$name(_) => $module::$name::CODE, )* OpSpec::Vendor(_) => VendorOp::CODE }
+            }
+
+            /// The descriptor's version.
+            pub fn version(&self) -> u32 {
+                match self { $( OpSpec::$name(_) => $module::$name::VERSION, )* OpSpec::Vendor(op) => op.version }
+            }
+
+            /// The operands in order; a vendor op's are its own business and not listed.
+            pub fn operands(&self) -> &'static [Operand] {
+                match self { $( OpSpec::$name(_) => $module::$name::OPERANDS, )* OpSpec::Vendor(_) => &[] }
+            }
+
+            /// The descriptor's wire bytes (a struct that starts with its size). Equal specs have equal bytes.
+            pub fn wire_bytes(&self) -> Vec<u8> {
+                match self {
+                    $( OpSpec::$name(op) => $crate::abi::struct_bytes(&op.to_wire()), )*
+                    OpSpec::Vendor(op) => op.descriptor.clone(),
+                }
+            }
+
+            /// Reads a descriptor from wire bytes of any size: shorter ones are zero-extended, longer ones must be zero
+            /// past what is known here.
+            ///
+            /// # Errors
+            /// `Unsupported` for an unknown code, a newer version or non-zero unknown bytes; `InvalidArgument` for bad values.
+            pub fn from_wire(code: u32, version: u32, name: &str, bytes: &[u8]) -> Result<OpSpec> {
+                match code {
+                    $( $module::$name::CODE => {
+                        if version > $module::$name::VERSION {
+                            return Err(Error::unsupported(format!(
+                                "op {} version {version}: this side knows up to {}", $module::$name::NAME, $module::$name::VERSION
+                            )));
+                        }
+                        let wire = $crate::abi::struct_from_bytes(bytes)?;
+                        Ok(OpSpec::$name($module::$name::from_wire(&wire)?))
+                    } )*
+                    VendorOp::CODE => Ok(OpSpec::Vendor(VendorOp { name: name.to_string(), version, descriptor: bytes.to_vec() })),
+                    other => Err(Error::unsupported(format!("op code {other} is not in this side's catalogue"))),
+                }
+            }
+        }
+
+        $( impl From<$module::$name> for OpSpec { fn from(op: $module::$name) -> OpSpec { OpSpec::$name(op) } } )*
+
+        /// Layouts of all descriptors, for the header and the layout file.
+        pub fn wire_layouts() -> Vec<$crate::abi::StructLayout> {
+            vec![ $( $crate::abi::layout_of_wire($module::$name::to_wire), )* ]
+        }
+    };
+}
+
+mod attention;
+mod data;
+mod embedding;
+mod linear;
+mod lora;
+mod moe;
+mod norm;
+mod pointwise;
+mod rope;
+mod sampling;
+mod step;
+
+pub use data::{PoolMode, QuantizeScheme};
+pub use linear::Epilogue;
+pub use moe::Scoring;
+pub use pointwise::GeluKind;
+pub use rope::RopeStyle;
+pub use sampling::SamplingRow;
+pub use step::{RESULT_HEADER, STEP_HEADER};
+
+catalogue! {
+    embedding::Embedding,
+    linear::Linear,
+    lora::LoraShrink,
+    lora::LoraExpand,
+    norm::RmsNorm,
+    norm::LayerNorm,
+    rope::Rope,
+    attention::KvWrite,
+    attention::Attention,
+    pointwise::SiluMul,
+    pointwise::GeluMul,
+    pointwise::Gelu,
+    pointwise::Add,
+    pointwise::Scale,
+    pointwise::Softcap,
+    data::GatherRows,
+    data::ScatterRows,
+    step::PrepareInputs,
+    step::SlotMapping,
+    step::UpdateRows,
+    data::QuantizeAct,
+    moe::MoeRoute,
+    moe::MoeLinear,
+    moe::MoeCombine,
+    sampling::LogitsProcess,
+    sampling::Argmax,
+    sampling::Sample,
+    sampling::TopLogprobs,
+    data::Pool,
+    data::Cast,
+    data::Copy,
+    data::CopyBlocks,
+    data::Fill,
+    data::FillRandom,
+}
+
+/// A vendor's own op, `vendor.name`: found by name at load, used by a plugin's own fusion rules.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VendorOp {
+    /// `vendor.name`.
+    pub name: String,
+    /// The vendor's version.
+    pub version: u32,
+    /// The vendor's descriptor bytes.
+    pub descriptor: Vec<u8>,
+}
+
+impl VendorOp {
+    /// Code on the wire of every vendor op.
+    pub const CODE: u32 = 0xFFFF;
+}

@@ -1,0 +1,36 @@
+//! `rms_norm` (Zhang, Sennrich 2019, arXiv 1910.07467) and `layer_norm` (Ba et al. 2016, arXiv 1607.06450).
+
+use crate::dtype::DType;
+
+op! {
+    /// out = x / √(mean(x²) + eps) · (weight + weight_offset), over the last axis.
+    ///
+    /// Operands: x \[T, width\] or \[T, G, width\] `dtype` (per-head norms take the three-axis form, strided); weight \[width\] f32;
+    /// out like x.
+    pub struct RmsNorm = 5 "rms_norm" v 1, wire RmsNormDesc = "halyard_rms_norm_desc" {
+        /// Values that are normalised together.
+        width: u32,
+        /// Added under the root.
+        eps: f32,
+        /// Added to the weight (Gemma: 1).
+        weight_offset: f32,
+        /// Type of x and out.
+        dtype: DType,
+    }
+    operands { x: Read, weight: Const, out: Write }
+}
+
+op! {
+    /// out = (x − mean(x)) / √(var(x) + eps) · weight + bias, over the last axis, with the biased variance.
+    ///
+    /// Operands: x \[T, width\] `dtype`; weight \[width\] f32; bias \[width\] f32, optional; out like x.
+    pub struct LayerNorm = 6 "layer_norm" v 1, wire LayerNormDesc = "halyard_layer_norm_desc" {
+        /// Values that are normalised together.
+        width: u32,
+        /// Added under the root.
+        eps: f32,
+        /// Type of x and out.
+        dtype: DType,
+    }
+    operands { x: Read, weight: Const, bias: Const?y, out: Write }
+}

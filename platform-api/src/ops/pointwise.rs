@@ -1,0 +1,90 @@
+//! Elementwise ops: `silu_mul`, `gelu_mul`, `gelu`, `add`, `scale`, `softcap`. All rows \[T, width\], strided.
+
+use crate::abi::wire_enum;
+use crate::dtype::DType;
+
+wire_enum! {
+    /// Which gelu (Hendrycks, Gimpel 2016, arXiv 1606.08415).
+    pub enum GeluKind {
+        /// 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
+        Tanh = 0,
+        /// 0.5·x·(1 + erf(x/√2)).
+        Erf = 1,
+    }
+}
+
+op! {
+    /// out = gate / (1 + e^−gate) · up (Shazeer 2020, arXiv 2002.05202).
+    ///
+    /// Operands: gate, up, out \[T, width\] `dtype`; gate and up may be slices of one product.
+    pub struct SiluMul = 10 "silu_mul" v 1, wire SiluMulDesc = "halyard_silu_mul_desc" {
+        /// Values of a row.
+        width: u32,
+        /// Type.
+        dtype: DType,
+    }
+    operands { gate: Read, up: Read, out: Write }
+}
+
+op! {
+    /// out = gelu(gate) · up. Operands as `silu_mul`.
+    pub struct GeluMul = 11 "gelu_mul" v 1, wire GeluMulDesc = "halyard_gelu_mul_desc" {
+        /// Values of a row.
+        width: u32,
+        /// Type.
+        dtype: DType,
+        /// Which gelu.
+        kind: GeluKind,
+    }
+    operands { gate: Read, up: Read, out: Write }
+}
+
+op! {
+    /// out = gelu(x). Operands: x, out \[T, width\] `dtype`.
+    pub struct Gelu = 12 "gelu" v 1, wire GeluDesc = "halyard_gelu_desc" {
+        /// Values of a row.
+        width: u32,
+        /// Type.
+        dtype: DType,
+        /// Which gelu.
+        kind: GeluKind,
+    }
+    operands { x: Read, out: Write }
+}
+
+op! {
+    /// out = a + b. Operands: a, b, out \[T, width\] `dtype`.
+    pub struct Add = 13 "add" v 1, wire AddDesc = "halyard_add_desc" {
+        /// Values of a row.
+        width: u32,
+        /// Type.
+        dtype: DType,
+    }
+    operands { a: Read, b: Read, out: Write }
+}
+
+op! {
+    /// out = factor · x. Operands: x, out \[T, width\] `dtype`.
+    pub struct Scale = 14 "scale" v 1, wire ScaleDesc = "halyard_scale_desc" {
+        /// Values of a row.
+        width: u32,
+        /// Type.
+        dtype: DType,
+        /// Factor.
+        factor: f32,
+    }
+    operands { x: Read, out: Write }
+}
+
+op! {
+    /// out = cap · tanh(x / cap). Operands: x, out \[T, width\] `dtype`.
+    pub struct Softcap = 15 "softcap" v 1, wire SoftcapDesc = "halyard_softcap_desc" {
+        /// Values of a row.
+        width: u32,
+        /// Type.
+        dtype: DType,
+        /// Cap, above 0.
+        cap: f32,
+    }
+    operands { x: Read, out: Write }
+}

@@ -1,0 +1,111 @@
+//! Sampling: `logits_process`, `argmax`, `sample`, `top_logprobs`. Logits are f32 \[S, V\], one row per sequence of the step.
+
+use crate::abi::abi_fixed_struct;
+
+abi_fixed_struct! {
+    /// A row's sampling parameters, 128 bytes; a tensor row_sampling \[R, 128\] u8 holds one per device row.
+    pub struct SamplingRow = "halyard_sampling_row" {
+        /// Key of the random stream.
+        pub seed: u64,
+        /// Tokens of the prompt: output token number i = history index − prompt_len.
+        pub prompt_len: u32,
+        /// 0: greedy.
+        pub temperature: f32,
+        /// Keep the k most likely; 0: all.
+        pub top_k: u32,
+        /// Keep the smallest set of tokens whose probability reaches this; 1: all.
+        pub top_p: f32,
+        /// Drop tokens less likely than this times the most likely; 0: none.
+        pub min_p: f32,
+        /// Divides positive and multiplies negative logits of tokens in the history (prompt and output); 1: none.
+        pub repetition_penalty: f32,
+        /// Subtracted from tokens in the output; 0: none.
+        pub presence_penalty: f32,
+        /// Subtracted per occurrence in the output; 0: none.
+        pub frequency_penalty: f32,
+        /// Stop tokens are impossible until the output has this many.
+        pub min_tokens: u32,
+        /// Used entries of bias_tokens.
+        pub num_bias: u32,
+        /// Used entries of stop_tokens.
+        pub num_stop: u32,
+        /// Used sequences of bad_words.
+        pub num_bad_words: u32,
+        /// 1: the row's allowed_mask applies.
+        pub use_mask: u32,
+        /// Zero.
+        pub reserved: [u32; 17],
+    }
+}
+
+const _: () = assert!(size_of::<SamplingRow>() == 128);
+
+op! {
+    /// Changes logits in place, in this order: allowed_mask and grammar_mask (a cleared bit: −∞), stop tokens while the output is
+    /// shorter than min_tokens (−∞), bias (added), bad words (−∞ for the last token of a sequence whose earlier tokens end the
+    /// history), repetition, frequency and presence penalties. (The order of vLLM's sampler.) A row −1 is left alone.
+    ///
+    /// Operands: logits \[S, V\] f32, updated; step_rows \[S\] i32; row_sampling \[R, 128\] u8; row_tokens \[R, L\] i32; row_num_tokens
+    /// \[R\] i32; allowed_mask \[R, ⌈V/32⌉\] i32 (bit v mod 32 of word v/32), optional; bias_tokens \[R, B\] i32 and bias_values \[R, B\] f32,
+    /// optional; stop_tokens \[R, N\] i32, optional; bad_words \[R, W\] i32 (each: length, then that many ids), optional; grammar_mask
+    /// \[S, ⌈V/32⌉\] i32, optional.
+    pub struct LogitsProcess = 25 "logits_process" v 1, wire LogitsProcessDesc = "halyard_logits_process_desc" {
+        /// V.
+        vocab: u32,
+        /// Bound: sequences of a step.
+        max_seqs: u32,
+    }
+    operands {
+        logits: Update, step_rows: Read, row_sampling: Read, row_tokens: Read, row_num_tokens: Read, allowed_mask: Read?y,
+        bias_tokens: Read?y, bias_values: Read?y, stop_tokens: Read?y, bad_words: Read?y, grammar_mask: Read?y
+    }
+}
+
+op! {
+    /// out\[s\] = the index of the largest logit (ties: the lowest index; NaN never wins; all NaN or −∞: 0).
+    ///
+    /// Operands: logits \[S, V\] f32; out \[S\] i32.
+    pub struct Argmax = 26 "argmax" v 1, wire ArgmaxDesc = "halyard_argmax_desc" {
+        /// V.
+        vocab: u32,
+        /// Bound: sequences of a step.
+        max_seqs: u32,
+    }
+    operands { logits: Read, out: Write }
+}
+
+op! {
+    /// Draws a token per row: probabilities softmax(logits / temperature), filtered by min_p, then top_k (ties of the k-th
+    /// value stay), then top_p of what is left (descending by probability, then ascending by index; the token that reaches
+    /// top_p stays), then the first index v with Σ_{i≤v} p ≥ u·Σ p, summed in index order. u = (x + ½)/2³² with x the first
+    /// word of Philox4x32-10, counter (output index, 0, 0, 0), key = seed; output index = row_num_tokens − prompt_len: a draw
+    /// depends on the request and its length only. Temperature 0 is `argmax`. For a row −1, out is −1.
+    ///
+    /// Operands: logits \[S, V\] f32; step_rows \[S\] i32; row_sampling \[R, 128\] u8; row_num_tokens \[R\] i32; out \[S\] i32.
+    pub struct Sample = 27 "sample" v 1, wire SampleDesc = "halyard_sample_desc" {
+        /// V.
+        vocab: u32,
+        /// Bound: sequences of a step.
+        max_seqs: u32,
+    }
+    operands { logits: Read, step_rows: Read, row_sampling: Read, row_num_tokens: Read, out: Write }
+}
+
+op! {
+    /// Log-probabilities (logits − logsumexp): of the chosen token, its rank (1 = most likely; tokens with a greater logit count),
+    /// and of the k most likely (descending, ties by index). A chosen −1 gives 0 and rank 0.
+    ///
+    /// Operands: logits \[N, V\] f32; chosen \[N\] i32; chosen_logprobs \[N\] f32; chosen_ranks \[N\] i32; top_tokens \[N, k\] i32 and
+    /// top_logprobs \[N, k\] f32, absent when k is 0.
+    pub struct TopLogprobs = 28 "top_logprobs" v 1, wire TopLogprobsDesc = "halyard_top_logprobs_desc" {
+        /// V.
+        vocab: u32,
+        /// Alternatives.
+        k: u32,
+        /// Bound: rows of one call.
+        max_rows: u32,
+    }
+    operands {
+        logits: Read, chosen: Read, chosen_logprobs: Write, chosen_ranks: Write, top_tokens: Write?y, top_logprobs: Write?y
+    }
+}

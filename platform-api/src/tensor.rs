@@ -1,0 +1,137 @@
+//! A tensor operand: a strided view of a buffer. The one struct of the hot path, fixed at 64 bytes.
+
+use crate::abi::abi_fixed_struct;
+use crate::dtype::DType;
+
+/// A live buffer of one device, as the backend numbered it: opaque to the host, checked by the backend. 0 is "none".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct BufferId(pub u64);
+
+abi_fixed_struct! {
+    /// A strided view of a buffer, passed by array to `encode`. Fixed for the life of the major version.
+    pub struct Tensor = "halyard_tensor" {
+        /// [`BufferId`] of the memory; 0 says that an optional operand is absent.
+        pub buffer: u64,
+        /// First byte of the view.
+        pub offset: u64,
+        /// Extents, outermost first; unused ones are 1.
+        pub shape: [u32; 4],
+        /// Distance between neighbours along each axis, in elements.
+        pub strides: [u32; 4],
+        /// [`DType`] code.
+        pub dtype: u32,
+        /// Number of used axes, 1 to 4.
+        pub rank: u32,
+        /// Zero.
+        pub reserved: u64,
+    }
+}
+
+const _: () = assert!(size_of::<Tensor>() == 64);
+
+impl Tensor {
+    /// The absent optional operand.
+    pub const NONE: Tensor = Tensor {
+        buffer: 0,
+        offset: 0,
+        shape: [0; 4],
+        strides: [0; 4],
+        dtype: 0,
+        rank: 0,
+        reserved: 0,
+    };
+
+    /// A contiguous view of `buffer` at byte `offset`. `shape` has 1 to 4 axes; more are a programming error.
+    pub fn contiguous(buffer: BufferId, offset: u64, dtype: DType, shape: &[u32]) -> Tensor {
+        debug_assert!(
+            (1..=4).contains(&shape.len()),
+            "a tensor has 1 to 4 axes, not {}",
+            shape.len()
+        );
+        let mut tensor = Tensor {
+            buffer: buffer.0,
+            offset,
+            shape: [1; 4],
+            strides: [1; 4],
+            dtype: dtype as u32,
+            rank: shape.len() as u32,
+            reserved: 0,
+        };
+        let mut stride = 1u32;
+        for axis in (0..shape.len()).rev() {
+            tensor.shape[axis] = shape[axis];
+            tensor.strides[axis] = stride;
+            stride = stride.saturating_mul(shape[axis]);
+        }
+        tensor
+    }
+
+    /// The same memory with other extents and strides (in elements), starting `elements` further on.
+    pub fn view(&self, elements: u64, shape: &[u32], strides: &[u32]) -> Tensor {
+        debug_assert_eq!(shape.len(), strides.len());
+        let mut tensor = Tensor {
+            shape: [1; 4],
+            strides: [1; 4],
+            rank: shape.len() as u32,
+            ..*self
+        };
+        tensor.shape[..shape.len()].copy_from_slice(shape);
+        tensor.strides[..strides.len()].copy_from_slice(strides);
+        tensor.offset += elements * self.dtype().bytes() as u64;
+        tensor
+    }
+
+    /// Rows `first .. first + count` along the outermost axis.
+    pub fn rows(&self, first: u32, count: u32) -> Tensor {
+        let mut tensor = *self;
+        tensor.shape[0] = count;
+        tensor.offset += u64::from(first) * u64::from(self.strides[0]) * self.dtype().bytes() as u64;
+        tensor
+    }
+
+    /// Columns `first .. first + count` of the innermost used axis: how q, k and v are slices of one product.
+    pub fn columns(&self, first: u32, count: u32) -> Tensor {
+        let axis = self.rank as usize - 1;
+        let mut tensor = *self;
+        tensor.shape[axis] = count;
+        tensor.offset += u64::from(first) * u64::from(self.strides[axis]) * self.dtype().bytes() as u64;
+        tensor
+    }
+
+    /// Whether the operand is absent.
+    pub const fn is_none(&self) -> bool {
+        self.buffer == 0
+    }
+
+    /// The buffer's id.
+    pub const fn buffer_id(&self) -> BufferId {
+        BufferId(self.buffer)
+    }
+
+    /// The element type. The host validates codes before they get here; an unknown one reads as bytes.
+    pub fn dtype(&self) -> DType {
+        DType::from_code(self.dtype).unwrap_or(DType::U8)
+    }
+
+    /// The used extents.
+    pub fn dims(&self) -> &[u32] {
+        &self.shape[..self.rank as usize]
+    }
+
+    /// Number of elements of the view.
+    pub fn elements(&self) -> u64 {
+        self.dims().iter().map(|&d| u64::from(d)).product()
+    }
+
+    /// Bytes from `offset` to just past the last element, 0 for an empty view.
+    pub fn span_bytes(&self) -> u64 {
+        if self.elements() == 0 {
+            return 0;
+        }
+        let last: u64 = (0..self.rank as usize)
+            .map(|a| u64::from(self.shape[a] - 1) * u64::from(self.strides[a]))
+            .sum();
+        (last + 1) * self.dtype().bytes() as u64
+    }
+}

@@ -1,0 +1,30 @@
+//! Finds, verifies, loads and chooses plugins, and gives them back as the contract's traits.
+//!
+//! The only crate that opens libraries. It never reads the environment (search paths are given to it), never searches the working
+//! directory or a model's folder, and runs no foreign code before a library's manifest has been read and checked.
+//!
+//! Reading order: [`search`] (where), [`elf`] and [`manifest`] (what a file says of itself), [`catalog`] (what there is),
+//! [`load`] (the stages), [`select`] (choosing a platform), [`wire`] (the traits over the tables), [`report`] (for people and JSON).
+
+pub mod allow_list;
+pub mod catalog;
+mod cpu_features;
+pub mod elf;
+pub mod error;
+mod host_table;
+pub mod load;
+pub mod manifest;
+pub mod report;
+pub mod search;
+pub mod select;
+pub mod wire;
+
+pub use allow_list::AllowList;
+pub use catalog::{Candidate, Catalog};
+pub use error::{PluginError, Rejection, Stage, StageFailure, StageReport};
+pub use load::Plugin;
+pub use manifest::{Kind, Manifest};
+pub use report::{InspectReport, PlatformReport, PluginReport, inspect, platform_reports, plugin_reports};
+pub use search::{SearchPath, Source};
+pub use select::{Selected, select_platform};
+pub use wire::{HostPlatform, HostStatLoggerFactory};

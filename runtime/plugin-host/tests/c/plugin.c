@@ -1,0 +1,337 @@
+/* The smallest useful platform in C: one device with memory, a queue and empty command buffers; every op is unsupported.
+ * Also the source of the broken libraries: each BROKEN_* macro breaks one rule, and nothing else. */
+#include "halyard.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef ABI
+#define ABI "0.1"
+#endif
+#ifndef ENTRY
+#define ENTRY "minimal_entry"
+#endif
+
+#if defined(BROKEN_MANIFEST_TEXT)
+HALYARD_MANIFEST("this is not JSON");
+#elif !defined(BROKEN_NO_MANIFEST)
+HALYARD_MANIFEST("{\"manifest\":1,\"kind\":\"platform\",\"name\":\"minimal\",\"version\":\"3.2.1\",\"abi\":\"" ABI
+                 "\",\"entry\":\"" ENTRY "\",\"priority\":5,\"about\":\"in C\",\"cpu_features\":\"" FEATURES "\"}");
+#endif
+
+#define TOTAL (1u << 20)
+
+typedef struct device {
+    uint64_t used;
+    uint64_t next_id;
+} device;
+
+typedef struct buffer {
+    device *owner;
+    uint64_t bytes;
+    uint8_t *data;
+} buffer;
+
+typedef struct queue {
+    uint64_t completed;
+} queue;
+
+static const halyard_host *the_host;
+
+static halyard_str str(const char *text) {
+    halyard_str s;
+    s.ptr = (const uint8_t *)text;
+    s.len = strlen(text);
+    return s;
+}
+
+static uint32_t fail(halyard_error *err, uint32_t status, const char *text) {
+    if (err != NULL && err->text != NULL) {
+        uint64_t len = strlen(text);
+        if (len > err->text_capacity) len = err->text_capacity;
+        memcpy(err->text, text, len);
+        err->text_len = (uint32_t)len;
+        err->vendor_code = 42;
+        err->status = status;
+    }
+    return status;
+}
+
+/* Fills at most the bytes that the caller's struct has, and leaves its size word. */
+static void give(void *out, const void *value, uint32_t size) {
+    uint32_t theirs;
+    memcpy(&theirs, out, 4);
+    if (theirs > size) theirs = size;
+    memcpy((char *)out + 4, (const char *)value + 4, theirs - 4);
+}
+
+static void fill_info(halyard_device_info *out) {
+    halyard_device_info info;
+    memset(&info, 0, sizeof info);
+    info.name = str("Minimal C device");
+    info.detail = str("driver 0");
+    info.total_memory_bytes = TOTAL;
+    info.compute_dtypes = 1u << HALYARD_DTYPE_F32;
+    info.kv_dtypes = 1u << HALYARD_DTYPE_F32;
+    info.preferred_dtype = HALYARD_DTYPE_F32;
+    info.preferred_kv_dtype = HALYARD_DTYPE_F32;
+    info.max_buffer_bytes = TOTAL;
+    info.max_binding_bytes = TOTAL;
+    info.offset_alignment = 64;
+    info.num_compute_units = 1;
+    info.preferred_block_size = 16;
+    info.preferred_step_tokens = 256;
+    give(out, &info, sizeof info);
+}
+
+static uint32_t num_devices(void *instance, uint32_t *out, halyard_error *err) {
+    (void)instance;
+#ifdef BROKEN_NO_DEVICE
+    return fail(err, HALYARD_STATUS_UNAVAILABLE, "no minimal chip on this bus");
+#else
+    (void)err;
+    *out = 1;
+    return HALYARD_STATUS_OK;
+#endif
+}
+
+static uint32_t device_info(void *instance, uint32_t index, halyard_device_info *out, halyard_error *err) {
+    (void)instance;
+    if (index != 0) return fail(err, HALYARD_STATUS_NOT_FOUND, "there is one device");
+    fill_info(out);
+    return HALYARD_STATUS_OK;
+}
+
+static uint32_t open_device(void *instance, uint32_t index, void **out, halyard_error *err) {
+    device *d = calloc(1, sizeof *d);
+    (void)instance;
+    if (index != 0 || d == NULL) {
+        free(d);
+        return fail(err, HALYARD_STATUS_NOT_FOUND, "there is one device");
+    }
+    d->next_id = 1;
+    *out = d;
+    return HALYARD_STATUS_OK;
+}
+
+static void close_device(void *d) {
+    if (the_host != NULL && the_host->log != NULL) {
+        the_host->log(the_host->context, 3, str("minimal"), str("device closed"));
+    }
+    free(d);
+}
+
+static uint32_t info(void *d, halyard_device_info *out, halyard_error *err) {
+    (void)d;
+    (void)err;
+    fill_info(out);
+    return HALYARD_STATUS_OK;
+}
+
+static uint32_t memory(void *d, halyard_memory_info *out, halyard_error *err) {
+    halyard_memory_info m;
+    (void)err;
+    memset(&m, 0, sizeof m);
+    m.total_bytes = TOTAL;
+    m.used_bytes = ((device *)d)->used;
+    m.free_bytes = TOTAL - m.used_bytes;
+    give(out, &m, sizeof m);
+    return HALYARD_STATUS_OK;
+}
+
+static uint32_t buffer_create(void *d, uint64_t bytes, uint32_t kind, void **handle, uint64_t *id, halyard_error *err) {
+    device *dev = d;
+    buffer *b = calloc(1, sizeof *b);
+    (void)kind;
+    if (b == NULL || dev->used + bytes > TOTAL) {
+        free(b);
+        return fail(err, HALYARD_STATUS_OUT_OF_MEMORY, "the minimal device is full");
+    }
+    b->owner = dev;
+    b->bytes = bytes;
+    b->data = calloc(bytes, 1);
+    dev->used += bytes;
+    *handle = b;
+    *id = dev->next_id++;
+    return HALYARD_STATUS_OK;
+}
+
+static void buffer_drop(void *h) {
+    buffer *b = h;
+    b->owner->used -= b->bytes;
+    free(b->data);
+    free(b);
+}
+
+static uint32_t buffer_write(void *h, uint64_t offset, const uint8_t *bytes, uint64_t len, halyard_error *err) {
+    (void)err;
+    memcpy(((buffer *)h)->data + offset, bytes, len);
+    return HALYARD_STATUS_OK;
+}
+
+static uint32_t buffer_read(void *h, uint64_t offset, uint8_t *out, uint64_t len, halyard_error *err) {
+    (void)err;
+    memcpy(out, ((buffer *)h)->data + offset, len);
+    return HALYARD_STATUS_OK;
+}
+
+static uint32_t queue_create(void *d, uint32_t kind, void **handle, uint64_t *id, halyard_error *err) {
+    queue *q;
+    if (kind != 0) return fail(err, HALYARD_STATUS_UNSUPPORTED, "compute queues only");
+    q = calloc(1, sizeof *q);
+    *handle = q;
+    *id = ((device *)d)->next_id++;
+    return HALYARD_STATUS_OK;
+}
+
+static void release(void *h) { free(h); }
+
+static uint32_t submit(void *q, const uint64_t *commands, uint32_t num, const halyard_queue_wait *waits,
+                       uint32_t num_waits, uint64_t *number, halyard_error *err) {
+    (void)commands, (void)num, (void)waits, (void)num_waits, (void)err;
+    *number = ++((queue *)q)->completed;
+    return HALYARD_STATUS_OK;
+}
+
+static uint64_t completed(void *q) { return ((queue *)q)->completed; }
+
+static uint32_t wait_for(void *q, uint64_t number, uint64_t timeout_ns, halyard_error *err) {
+    (void)timeout_ns;
+    if (number > ((queue *)q)->completed) return fail(err, HALYARD_STATUS_TIMEOUT, "nothing of that number");
+    return HALYARD_STATUS_OK;
+}
+
+static uint32_t write_step(void *q, const halyard_step_write *writes, uint32_t num, uint32_t stride, halyard_error *err) {
+    (void)q, (void)writes, (void)num, (void)stride;
+    return fail(err, HALYARD_STATUS_UNSUPPORTED, "no step buffers here");
+}
+
+static uint32_t reserve_scratch(void *q, uint64_t bytes, halyard_error *err) {
+    (void)q, (void)bytes, (void)err;
+    return HALYARD_STATUS_OK;
+}
+
+static uint32_t encoder_create(void *d, uint32_t mode, void **out, halyard_error *err) {
+    (void)d;
+    if (mode != 0) return fail(err, HALYARD_STATUS_UNSUPPORTED, "one-shot encoders only");
+    *out = malloc(1);
+    return HALYARD_STATUS_OK;
+}
+
+static uint32_t encode(void *e, uint64_t op, const halyard_tensor *operands, uint32_t num, halyard_error *err) {
+    (void)e, (void)op, (void)operands, (void)num;
+    return fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "no op was prepared");
+}
+
+static uint32_t encoder_finish(void *e, void **handle, uint64_t *id, halyard_error *err) {
+    (void)err;
+    *handle = e;
+    *id = 7;
+    return HALYARD_STATUS_OK;
+}
+
+static uint32_t op_support(void *d, const halyard_op_spec *spec, halyard_op_support *out, halyard_error *err) {
+    (void)d, (void)spec, (void)out;
+    return fail(err, HALYARD_STATUS_UNSUPPORTED, "the minimal device computes nothing");
+}
+
+static uint32_t op_prepare(void *d, const halyard_op_spec *spec, halyard_prepared *out, halyard_error *err) {
+    (void)d, (void)spec, (void)out;
+    return fail(err, HALYARD_STATUS_UNSUPPORTED, "the minimal device computes nothing");
+}
+
+static uint32_t packed_weight_bytes(void *p, uint32_t node, uint64_t *out, halyard_error *err) {
+    (void)p, (void)node, (void)out;
+    return fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "no weight");
+}
+
+static uint32_t pack_weight(void *p, uint32_t node, uint32_t first_row, uint32_t num_rows, const uint8_t *bytes,
+                            uint64_t len, const halyard_tensor *dst, halyard_error *err) {
+    (void)p, (void)node, (void)first_row, (void)num_rows, (void)bytes, (void)len, (void)dst;
+    return fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "no weight");
+}
+
+static const halyard_platform_table platform_table = {sizeof(halyard_platform_table), 1, num_devices, device_info, open_device};
+
+/* A newer vendor's table: functions past the ones that this host knows. */
+typedef struct larger_device_table {
+    halyard_device_table known;
+    void (*later[3])(void *);
+} larger_device_table;
+
+static const larger_device_table device_table = {
+    {
+#if defined(BROKEN_SMALLER_TABLE)
+        offsetof(halyard_device_table, encode),
+#elif defined(LARGER_TABLE)
+        sizeof(larger_device_table),
+#else
+        sizeof(halyard_device_table),
+#endif
+        1, close_device, info, memory, buffer_create, buffer_drop, buffer_write, buffer_read, queue_create, release, submit,
+        completed,
+#ifdef BROKEN_NULL_SLOT
+        NULL,
+#else
+        wait_for,
+#endif
+        write_step, reserve_scratch, encoder_create, release, encode, encoder_finish, release},
+    {release, release, release}};
+
+static const halyard_ops_table ops_table = {sizeof(halyard_ops_table), 1,    op_support,  op_prepare, release,
+                                            packed_weight_bytes,       pack_weight, NULL, NULL};
+
+static uint32_t find_interface(void *instance, uint32_t id, uint32_t major, uint32_t max_minor, const void **out,
+                               halyard_error *err) {
+    (void)instance, (void)max_minor;
+#ifdef BROKEN_NULL_TABLES
+    *out = NULL;
+    return HALYARD_STATUS_OK;
+#endif
+    if (major != 0) return fail(err, HALYARD_STATUS_INCOMPATIBLE, "interfaces 0.x only");
+    switch (id) {
+    case HALYARD_INTERFACE_PLATFORM: *out = &platform_table; return HALYARD_STATUS_OK;
+    case HALYARD_INTERFACE_DEVICE: *out = &device_table; return HALYARD_STATUS_OK;
+#ifndef BROKEN_NO_OPS
+    case HALYARD_INTERFACE_OPS: *out = &ops_table; return HALYARD_STATUS_OK;
+#endif
+    default: return fail(err, HALYARD_STATUS_UNSUPPORTED, "no such interface");
+    }
+}
+
+uint32_t minimal_entry(const halyard_host *host, halyard_plugin *out, halyard_error *err);
+
+uint32_t minimal_entry(const halyard_host *host, halyard_plugin *out, halyard_error *err) {
+    halyard_plugin p;
+    if (host->abi_major != HALYARD_ABI_MAJOR || host->abi_minor_max < HALYARD_ABI_MINOR) {
+        return fail(err, HALYARD_STATUS_INCOMPATIBLE, "this plugin speaks ABI 0.1");
+    }
+#ifdef BROKEN_ENTRY_ERROR
+    return fail(err, HALYARD_STATUS_UNAVAILABLE, "the vendor's licence server does not answer");
+#endif
+#ifdef BROKEN_REFUSES_HOST
+    return fail(err, HALYARD_STATUS_INCOMPATIBLE, "this plugin wants a host of ABI 0.7 or newer");
+#endif
+    the_host = host;
+    memset(&p, 0, sizeof p);
+#ifdef BROKEN_ANSWERS_MAJOR
+    p.abi_major = 9;
+#else
+    p.abi_major = HALYARD_ABI_MAJOR;
+#endif
+    p.abi_minor = HALYARD_ABI_MINOR;
+    p.kind = HALYARD_KIND_PLATFORM;
+    p.instance = &the_host;
+#ifdef BROKEN_OTHER_NAME
+    p.name = str("maximal");
+#else
+    p.name = str("minimal");
+#endif
+    p.version = str("3.2.1");
+#ifndef BROKEN_NULL_INTERFACE
+    p.interface = find_interface;
+#endif
+    give(out, &p, sizeof p);
+    return HALYARD_STATUS_OK;
+}
