@@ -1,0 +1,281 @@
+//! The device: its facts, its objects, and the registries.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+
+use halyard_kernels_cpu::Kernels;
+use halyard_platform_api::ops::Attention;
+use halyard_platform_api::{
+    AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities, ClaimReport,
+    Communicator, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpId,
+    OpRegistry, OpSpec, OpSupport, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result, Status, Tensor,
+    WeightRows,
+};
+
+use crate::communicator;
+use crate::kernel::Kernel;
+use crate::memory::{Allocation, Memory};
+use crate::objects::{CommandList, Objects};
+use crate::ops;
+use crate::pool::Pool;
+use crate::queue::{CpuEncoder, CpuQueue, kernels, read, write};
+
+/// What everything on the device shares.
+pub(crate) struct Inner {
+    pub objects: RwLock<Objects>,
+    pub memory: Memory,
+    pub pool: Pool,
+    pub threads: usize,
+    pub kernels: &'static Kernels,
+    queues: AtomicU64,
+}
+
+/// The opened CPU.
+pub struct CpuDevice {
+    inner: Arc<Inner>,
+    info: DeviceInfo,
+}
+
+/// The device's facts with `threads` threads.
+pub(crate) fn info(threads: usize) -> DeviceInfo {
+    let memory = Memory::new();
+    let kv_dtypes = DTypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+    DeviceInfo {
+        name: cpu_name(),
+        detail: format!("{:?}, {threads} threads", kernels().isa()),
+        total_memory_bytes: memory.total(),
+        compute_dtypes: DTypeSet::of(&[DType::F32]),
+        kv_dtypes,
+        preferred_dtype: DType::F32,
+        preferred_kv_dtype: DType::F32,
+        capabilities: Capabilities::BATCH_INVARIANT.with(Capabilities::COMMUNICATOR),
+        async_depth: 0,
+        max_buffer_bytes: memory.total(),
+        max_binding_bytes: memory.total(),
+        offset_alignment: 64,
+        unified_memory: true,
+        num_compute_units: threads as u32,
+        preferred_block_size: 32,
+        preferred_step_tokens: 1024,
+        shape_buckets: Vec::new(),
+    }
+}
+
+fn cpu_name() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("model name"));
+    let name = line
+        .and_then(|line| line.split_once(':'))
+        .map(|(_, name)| name.trim().to_string());
+    name.unwrap_or_else(|| std::env::consts::ARCH.to_string())
+}
+
+impl CpuDevice {
+    pub(crate) fn open(threads: usize) -> Result<Arc<CpuDevice>> {
+        let pool = Pool::new(threads).map_err(|e| {
+            Error::new(
+                Status::Internal,
+                format!("cannot start {} worker threads: {e}", threads - 1),
+            )
+        })?;
+        let inner = Inner {
+            objects: RwLock::default(),
+            memory: Memory::new(),
+            pool,
+            threads,
+            kernels: kernels(),
+            queues: AtomicU64::new(1),
+        };
+        Ok(Arc::new(CpuDevice {
+            inner: Arc::new(inner),
+            info: info(threads),
+        }))
+    }
+}
+
+impl Device for CpuDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        Ok(self.inner.memory.info())
+    }
+
+    fn create_buffer(&self, bytes: u64, _kind: BufferKind) -> Result<Arc<dyn Buffer>> {
+        if bytes == 0 || bytes > self.info.max_buffer_bytes {
+            let limit = self.info.max_buffer_bytes;
+            return Err(Error::invalid(format!(
+                "a buffer of {bytes} bytes; it must have 1 to {limit}"
+            )));
+        }
+        let allocation = Arc::new(self.inner.memory.allocate(bytes)?);
+        let id = write(&self.inner.objects).buffers.insert(allocation.clone());
+        Ok(Arc::new(CpuBuffer {
+            inner: self.inner.clone(),
+            allocation,
+            id: BufferId(id),
+        }))
+    }
+
+    fn create_queue(&self, kind: QueueKind) -> Result<Arc<dyn Queue>> {
+        match kind {
+            QueueKind::Compute => {
+                let id = self.inner.queues.fetch_add(1, Ordering::Relaxed);
+                Ok(Arc::new(CpuQueue::new(self.inner.clone(), id)))
+            }
+            QueueKind::Copy => Err(Error::unsupported(
+                "host and device share one memory: there is no copy queue",
+            )),
+        }
+    }
+
+    fn create_encoder(&self, _mode: EncoderMode) -> Result<Box<dyn Encoder>> {
+        Ok(Box::new(CpuEncoder {
+            inner: self.inner.clone(),
+            list: CommandList::default(),
+        }))
+    }
+
+    fn ops(&self) -> &dyn OpRegistry {
+        self
+    }
+
+    fn attention(&self) -> &dyn AttentionRegistry {
+        self
+    }
+
+    fn communicator_id(&self) -> Result<CommunicatorId> {
+        Ok(communicator::unique_id())
+    }
+
+    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
+        communicator::join(self.inner.clone(), id, rank, size)
+    }
+}
+
+struct CpuBuffer {
+    inner: Arc<Inner>,
+    allocation: Arc<Allocation>,
+    id: BufferId,
+}
+
+impl Buffer for CpuBuffer {
+    fn id(&self) -> BufferId {
+        self.id
+    }
+
+    fn bytes(&self) -> u64 {
+        self.allocation.bytes() as u64
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let to = self.allocation.range(offset, bytes.len())?;
+        // SAFETY: the range was checked; the contract leaves it to the caller that no submitted work uses it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let from = self.allocation.range(offset, out.len())?;
+        // SAFETY: as for `write`.
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+        Ok(())
+    }
+}
+
+impl Drop for CpuBuffer {
+    fn drop(&mut self) {
+        write(&self.inner.objects).buffers.remove(self.id.0);
+    }
+}
+
+/// A prepared op.
+pub(crate) struct CpuPrepared {
+    inner: Arc<Inner>,
+    kernel: Arc<dyn Kernel>,
+    id: OpId,
+}
+
+impl CpuPrepared {
+    pub(crate) fn register(inner: Arc<Inner>, kernel: Arc<dyn Kernel>) -> Arc<dyn PreparedOp> {
+        let id = write(&inner.objects).ops.insert(kernel.clone());
+        Arc::new(CpuPrepared {
+            inner,
+            kernel,
+            id: OpId(id),
+        })
+    }
+}
+
+impl PreparedOp for CpuPrepared {
+    fn id(&self) -> OpId {
+        self.id
+    }
+
+    fn info(&self) -> PreparedInfo {
+        PreparedInfo {
+            scratch_bytes: self.kernel.scratch_bytes() as u64,
+            recordable: true,
+        }
+    }
+
+    fn packed_weight_bytes(&self, _node: u32) -> Result<u64> {
+        self.kernel.packed_weight_bytes()
+    }
+
+    fn pack_weight(&self, _node: u32, rows: WeightRows<'_>, dst: &Tensor) -> Result<()> {
+        self.kernel.pack_weight(&rows, dst, &read(&self.inner.objects))
+    }
+}
+
+impl Drop for CpuPrepared {
+    fn drop(&mut self) {
+        write(&self.inner.objects).ops.remove(self.id.0);
+    }
+}
+
+impl OpRegistry for CpuDevice {
+    fn support(&self, spec: &OpSpec) -> Result<OpSupport> {
+        ops::build(spec)?;
+        Ok(OpSupport {
+            cost: 1.0,
+            implementation: format!("{:?}", self.inner.kernels.isa()),
+        })
+    }
+
+    fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
+        Ok(CpuPrepared::register(self.inner.clone(), ops::build(spec)?))
+    }
+
+    fn claim(&self, _program: &Program) -> Result<ClaimReport> {
+        Ok(ClaimReport::nothing(
+            "cpu: a command buffer already runs as one parallel region, so single ops cost a barrier each and no launch",
+        ))
+    }
+}
+
+impl AttentionRegistry for CpuDevice {
+    fn backends(&self) -> Vec<AttentionBackendInfo> {
+        vec![AttentionBackendInfo {
+            name: "paged".to_string(),
+            priority: 0,
+            block_sizes: Vec::new(),
+        }]
+    }
+
+    fn support(&self, spec: &Attention) -> Result<()> {
+        ops::attention_reasons(spec)
+    }
+
+    fn plan(&self, spec: &Attention) -> Result<AttentionPlan> {
+        ops::attention_reasons(spec)?;
+        Ok(AttentionPlan {
+            block_bytes: ops::kv_layout(spec.kv, spec.block_size, spec.num_kv_heads, spec.head_dim)?.block_bytes()
+                as u64,
+            scratch_bytes: 0,
+            record_decode: true,
+            record_mixed_tokens: spec.max_tokens,
+        })
+    }
+}

@@ -1,0 +1,72 @@
+//! The CPU platform: SIMD kernels chosen at run time, a thread pool that sleeps when idle, packed weights, paged attention.
+//!
+//! A command buffer runs as one parallel region: every thread walks the same list of ops and takes its share of each, with a
+//! barrier between dependent phases. Submits are synchronous (asynchronous depth 0).
+
+mod communicator;
+mod device;
+mod kernel;
+mod memory;
+mod objects;
+mod ops;
+mod pool;
+mod queue;
+mod view;
+
+use std::sync::Arc;
+
+use halyard_platform_api::{Device, DeviceInfo, Error, Platform, Result, Status};
+
+pub use device::CpuDevice;
+
+/// The platform: one device, all cores.
+pub struct CpuPlatform {
+    threads: usize,
+}
+
+impl CpuPlatform {
+    /// Uses as many threads as the process may run on.
+    pub fn new() -> Self {
+        CpuPlatform {
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+
+    /// Uses `threads` threads, the submitting one included; at least 1.
+    pub fn with_threads(threads: usize) -> Self {
+        CpuPlatform {
+            threads: threads.max(1),
+        }
+    }
+}
+
+impl Default for CpuPlatform {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Platform for CpuPlatform {
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(vec![device::info(self.threads)])
+    }
+
+    fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
+        if index != 0 {
+            return Err(Error::new(
+                Status::NotFound,
+                format!("device {index}: this platform has one device, index 0"),
+            ));
+        }
+        Ok(CpuDevice::open(self.threads)?)
+    }
+}
+
+halyard_platform_api::export_platform! {
+    name: "cpu",
+    version: env!("CARGO_PKG_VERSION"),
+    priority: 10,
+    about: "this machine's processor: SIMD kernels chosen at run time",
+    cpu_features: "",
+    platform: CpuPlatform::new(),
+}

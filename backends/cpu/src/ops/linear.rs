@@ -1,0 +1,230 @@
+//! `linear` over packed panels: activations are laid out once, then every thread takes its share of the panels.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use halyard_kernels_cpu::{
+    self as kernels, ActMode, Activation, LINEAR_SCRATCH, PANEL_ROWS, act_bytes, linear_supports, num_act_tiles,
+    num_panels, pack, packed_bytes,
+};
+use halyard_platform_api::ops::{self, Epilogue};
+use halyard_platform_api::{Error, Result, Tensor, WeightRows};
+
+use super::{only_f32, weight_format};
+use crate::kernel::{Kernel, Worker};
+use crate::objects::Objects;
+use crate::view::View;
+
+pub(crate) struct Linear {
+    n: usize,
+    k: usize,
+    max_tokens: usize,
+    epilogue: Option<Activation>,
+    mode: ActMode,
+    weight: PackedWeight,
+}
+
+impl Linear {
+    pub(crate) fn new(op: &ops::Linear) -> Result<Linear> {
+        only_f32("linear", op.act)?;
+        only_f32("linear", op.out)?;
+        let format = weight_format("linear", op.weight, op.in_features)?;
+        let wanted = if op.allow_quantized_act {
+            [ActMode::Int8, ActMode::Bf16]
+        } else {
+            [ActMode::F32; 2]
+        };
+        let mode = wanted
+            .into_iter()
+            .find(|&mode| linear_supports(format, mode))
+            .unwrap_or(ActMode::F32);
+        let epilogue = match op.epilogue {
+            Epilogue::None => None,
+            Epilogue::Silu => Some(Activation::Silu),
+            Epilogue::GeluTanh => Some(Activation::GeluTanh),
+            Epilogue::GeluErf => Some(Activation::GeluErf),
+        };
+        let (n, k) = (op.out_features as usize, op.in_features as usize);
+        let weight = PackedWeight::new(format, n, k);
+        Ok(Linear {
+            n,
+            k,
+            max_tokens: op.max_tokens as usize,
+            epilogue,
+            mode,
+            weight,
+        })
+    }
+
+    /// Activation and residual on this thread's own columns.
+    unsafe fn finish(&self, worker: &Worker<'_>, columns: std::ops::Range<usize>, residual: &View, out: &View) {
+        if self.epilogue.is_none() && residual.is_none() {
+            return;
+        }
+        for t in 0..out.len() {
+            // SAFETY: the columns are this thread's alone.
+            let row = unsafe { &mut out.f32s_mut(t, 0, self.n)[columns.clone()] };
+            if let Some(f) = self.epilogue {
+                for piece in row.chunks_mut(64) {
+                    let mut copy = [0.0; 64];
+                    copy[..piece.len()].copy_from_slice(piece);
+                    worker.kernels.activate(f, &copy[..piece.len()], piece);
+                }
+            }
+            if !residual.is_none() {
+                // SAFETY: as above; a residual that is not the output itself is only read.
+                worker
+                    .kernels
+                    .add(row, unsafe { &residual.f32s(t, 0, self.n)[columns.clone()] });
+            }
+        }
+    }
+}
+
+impl Kernel for Linear {
+    fn phases(&self) -> usize {
+        2
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        act_bytes(self.mode, self.max_tokens, self.k)
+    }
+
+    unsafe fn run(&self, phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
+        let [x, weight, bias, residual, out] = operands else {
+            unreachable!("linear has five operands")
+        };
+        let tokens = out.len();
+        if tokens == 0 {
+            return;
+        }
+        if phase == 0 {
+            let tiles = worker.share(num_act_tiles(tokens));
+            // SAFETY: x holds `tokens` rows; the scratch holds their layout, and tiles are shared out.
+            unsafe {
+                worker.kernels.prepare_act(
+                    self.mode,
+                    x.ptr().cast(),
+                    x.row_stride(),
+                    tokens,
+                    self.k,
+                    tiles,
+                    worker.shared,
+                );
+            }
+            return;
+        }
+        let panels = worker.share(num_panels(self.n));
+        let columns = panels.start * PANEL_ROWS..(panels.end * PANEL_ROWS).min(self.n);
+        // A residual that is the output itself is what the kernel accumulates onto; an activation must come first, though.
+        let in_place = residual.ptr() == out.ptr() && residual.row_stride() == out.row_stride();
+        let accumulate = !residual.is_none() && in_place && self.epilogue.is_none();
+        // SAFETY: packed by `pack_weight`, prepared in phase 0; panels are shared out.
+        unsafe {
+            let act = std::slice::from_raw_parts(worker.shared, act_bytes(self.mode, tokens, self.k));
+            worker.kernels.linear(kernels::Linear {
+                format: self.weight.format,
+                mode: self.mode,
+                n: self.n,
+                k: self.k,
+                tokens,
+                weight: weight.all(),
+                act,
+                panels,
+                out: out.ptr().cast(),
+                out_stride: out.row_stride(),
+                bias: (!bias.is_none()).then(|| bias.f32s(0, 0, self.n)),
+                accumulate,
+                scratch: &mut worker.local[..LINEAR_SCRATCH],
+            });
+            let residual = if accumulate { &View::NONE } else { residual };
+            self.finish(worker, columns, residual, out);
+        }
+    }
+
+    fn packed_weight_bytes(&self) -> Result<u64> {
+        Ok(self.weight.bytes() as u64)
+    }
+
+    fn pack_weight(&self, rows: &WeightRows<'_>, dst: &Tensor, objects: &Objects) -> Result<()> {
+        self.weight.pack(rows, dst, objects)
+    }
+}
+
+/// A matrix in panels. Rows come in ascending pieces; a piece that ends inside a panel waits for the next one.
+pub(crate) struct PackedWeight {
+    pub format: kernels::WeightFormat,
+    pub n: usize,
+    pub k: usize,
+    /// Canonical rows of an unfinished panel, by destination.
+    waiting: Mutex<HashMap<(u64, u64), (usize, Vec<u8>)>>,
+}
+
+impl PackedWeight {
+    pub(crate) fn new(format: kernels::WeightFormat, n: usize, k: usize) -> PackedWeight {
+        PackedWeight {
+            format,
+            n,
+            k,
+            waiting: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        packed_bytes(self.format, self.n, self.k)
+    }
+
+    pub(crate) fn pack(&self, rows: &WeightRows<'_>, dst: &Tensor, objects: &Objects) -> Result<()> {
+        let row_bytes = self.format.row_bytes(self.k).unwrap_or(0);
+        let (first, count) = (rows.first_row as usize, rows.num_rows as usize);
+        if rows.bytes.len() != count * row_bytes || first + count > self.n {
+            return Err(Error::invalid(format!(
+                "rows {first} to {} in {} bytes: the weight has {} rows of {row_bytes} bytes",
+                first + count,
+                rows.bytes.len(),
+                self.n
+            )));
+        }
+        let view = View::resolve(dst, objects)?;
+        // SAFETY: load time: no work uses the weight yet, and the span was checked.
+        let packed = unsafe { std::slice::from_raw_parts_mut(view.ptr(), view.all().len()) };
+        if packed.len() < self.bytes() {
+            return Err(Error::invalid(format!(
+                "a destination of {} bytes for {}",
+                packed.len(),
+                self.bytes()
+            )));
+        }
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (dst.buffer, dst.offset);
+        let mut start = first;
+        let mut bytes = std::borrow::Cow::Borrowed(rows.bytes);
+        if !first.is_multiple_of(PANEL_ROWS) {
+            match waiting.remove(&key) {
+                Some((from, mut head)) if from + head.len() / row_bytes == first => {
+                    head.extend_from_slice(rows.bytes);
+                    (start, bytes) = (from, head.into());
+                }
+                _ => {
+                    return Err(Error::invalid(format!(
+                        "row {first} does not follow the rows packed before it"
+                    )));
+                }
+            }
+        }
+        let end = start + bytes.len() / row_bytes;
+        let whole = if end == self.n {
+            end
+        } else {
+            end / PANEL_ROWS * PANEL_ROWS
+        };
+        let (now, later) = bytes.split_at((whole - start) * row_bytes);
+        if !now.is_empty() {
+            pack(self.format, self.k, now, packed, start / PANEL_ROWS);
+        }
+        if !later.is_empty() {
+            waiting.insert(key, (whole, later.to_vec()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! The ops: a descriptor becomes a kernel, or a reason why not.
+
+mod attention;
+mod data;
+mod embedding;
+mod linear;
+mod lora;
+mod moe;
+mod norm;
+mod pointwise;
+mod rope;
+mod sampling;
+mod step;
+
+use std::sync::Arc;
+
+use halyard_kernels_cpu as kernels;
+use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};
+
+use crate::kernel::Kernel;
+
+pub(crate) use attention::{kv_layout, reasons as attention_reasons};
+
+/// The kernel of a descriptor.
+///
+/// # Errors
+/// `Unsupported` with the reason.
+pub(crate) fn build(spec: &OpSpec) -> Result<Arc<dyn Kernel>> {
+    Ok(match spec {
+        OpSpec::Embedding(op) => Arc::new(embedding::Embedding::new(op)?),
+        OpSpec::Linear(op) => Arc::new(linear::Linear::new(op)?),
+        OpSpec::LoraShrink(op) => Arc::new(lora::Shrink::new(op)?),
+        OpSpec::LoraExpand(op) => Arc::new(lora::Expand::new(op)?),
+        OpSpec::RmsNorm(op) => Arc::new(norm::RmsNorm::new(op)?),
+        OpSpec::LayerNorm(op) => Arc::new(norm::LayerNorm::new(op)?),
+        OpSpec::Rope(op) => Arc::new(rope::Rope::new(op)?),
+        OpSpec::KvWrite(op) => Arc::new(attention::KvWrite::new(op)?),
+        OpSpec::Attention(op) => Arc::new(attention::Attention::new(op)?),
+        OpSpec::SiluMul(op) => pointwise::silu_mul(op)?,
+        OpSpec::GeluMul(op) => pointwise::gelu_mul(op)?,
+        OpSpec::Gelu(op) => pointwise::gelu(op)?,
+        OpSpec::Add(op) => pointwise::add(op)?,
+        OpSpec::Scale(op) => pointwise::scale(op)?,
+        OpSpec::Softcap(op) => pointwise::softcap(op)?,
+        OpSpec::GatherRows(op) => Arc::new(data::GatherRows::new(op)),
+        OpSpec::ScatterRows(op) => Arc::new(data::ScatterRows::new(op)),
+        OpSpec::PrepareInputs(_) => Arc::new(step::PrepareInputs),
+        OpSpec::SlotMapping(op) => Arc::new(step::SlotMapping::new(op)),
+        OpSpec::UpdateRows(op) => Arc::new(step::UpdateRows::new(op)),
+        OpSpec::QuantizeAct(op) => Arc::new(data::QuantizeAct::new(op)?),
+        OpSpec::MoeRoute(op) => Arc::new(moe::Route::new(op)),
+        OpSpec::MoeLinear(op) => Arc::new(moe::Linear::new(op)?),
+        OpSpec::MoeCombine(op) => Arc::new(moe::Combine::new(op)?),
+        OpSpec::LogitsProcess(op) => Arc::new(sampling::LogitsProcess::new(op)),
+        OpSpec::Argmax(op) => Arc::new(sampling::Argmax::new(op)),
+        OpSpec::Sample(op) => Arc::new(sampling::Sample::new(op)),
+        OpSpec::TopLogprobs(op) => Arc::new(sampling::TopLogprobs::new(op)),
+        OpSpec::Pool(op) => Arc::new(data::Pool::new(op)?),
+        OpSpec::Cast(op) => Arc::new(data::Cast::new(op)?),
+        OpSpec::Copy(op) => Arc::new(data::Copy::new(op)),
+        OpSpec::CopyBlocks(op) => Arc::new(data::CopyBlocks::new(op)),
+        OpSpec::Fill(op) => Arc::new(data::Fill::new(op)?),
+        OpSpec::FillRandom(op) => Arc::new(data::FillRandom::new(op)?),
+        OpSpec::Vendor(op) => {
+            return Err(Error::unsupported(format!(
+                "vendor op {} is not of this platform",
+                op.name
+            )));
+        }
+    })
+}
+
+/// This platform computes in f32.
+fn only_f32(op: &str, dtype: DType) -> Result<()> {
+    if dtype == DType::F32 {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!(
+        "{op} in {dtype:?}: this platform computes in F32, with weights and KV in smaller types"
+    )))
+}
+
+/// The kernels' name of a format, when `in_features` is a whole number of its blocks.
+fn weight_format(op: &str, format: WeightFormat, in_features: u32) -> Result<kernels::WeightFormat> {
+    if format.row_bytes(in_features as usize).is_none() {
+        let block = format.block_values();
+        return Err(Error::unsupported(format!(
+            "{op}: {in_features} values are no whole blocks of {block} of {format:?}"
+        )));
+    }
+    Ok(match format {
+        WeightFormat::F32 => kernels::WeightFormat::F32,
+        WeightFormat::F16 => kernels::WeightFormat::F16,
+        WeightFormat::BF16 => kernels::WeightFormat::Bf16,
+        WeightFormat::Q4_0 => kernels::WeightFormat::Q4_0,
+        WeightFormat::Q4_1 => kernels::WeightFormat::Q4_1,
+        WeightFormat::Q5_0 => kernels::WeightFormat::Q5_0,
+        WeightFormat::Q8_0 => kernels::WeightFormat::Q8_0,
+        WeightFormat::Q4K => kernels::WeightFormat::Q4K,
+        WeightFormat::Q6K => kernels::WeightFormat::Q6K,
+    })
+}

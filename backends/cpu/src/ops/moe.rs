@@ -1,0 +1,185 @@
+//! Mixture of experts: routing, one product per (token, choice), and the weighted sum.
+
+use halyard_kernels_cpu::{self as kernels, ActMode, LINEAR_SCRATCH, act_bytes, num_panels, panel_bytes};
+use halyard_platform_api::ops::{self, Scoring};
+use halyard_platform_api::{Error, Result, Tensor, WeightRows};
+
+use super::{linear::PackedWeight, only_f32, weight_format};
+use crate::kernel::{Kernel, Worker};
+use crate::objects::Objects;
+use crate::view::View;
+
+pub(crate) struct Route {
+    op: ops::MoeRoute,
+}
+
+impl Route {
+    pub(crate) fn new(op: &ops::MoeRoute) -> Route {
+        Route { op: op.clone() }
+    }
+}
+
+impl Kernel for Route {
+    unsafe fn run(&self, _phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
+        let [logits, experts, weights] = operands else {
+            unreachable!("moe_route has three operands")
+        };
+        let (num, k) = (self.op.num_experts as usize, self.op.top_k as usize);
+        for t in worker.share(logits.len()) {
+            // SAFETY: tokens are shared out.
+            unsafe {
+                let mut scores = logits.f32s(t, 0, num).to_vec();
+                match self.op.scoring {
+                    Scoring::Softmax => worker.kernels.softmax(&mut scores),
+                    Scoring::Sigmoid => scores.iter_mut().for_each(|v| *v = 1.0 / (1.0 + (-*v).exp())),
+                }
+                let mut order: Vec<usize> = (0..num).collect();
+                order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
+                let sum: f32 = order[..k].iter().map(|&e| scores[e]).sum();
+                let factor = if self.op.normalize {
+                    self.op.factor / sum
+                } else {
+                    self.op.factor
+                };
+                let (experts, weights) = (experts.i32s_mut(t, 0, k), weights.f32s_mut(t, 0, k));
+                for (j, &e) in order[..k].iter().enumerate() {
+                    (experts[j], weights[j]) = (e as i32, scores[e] * factor);
+                }
+            }
+        }
+    }
+}
+
+pub(crate) struct Linear {
+    n: usize,
+    k: usize,
+    top_k: usize,
+    max_tokens: usize,
+    weight: PackedWeight,
+}
+
+impl Linear {
+    pub(crate) fn new(op: &ops::MoeLinear) -> Result<Linear> {
+        only_f32("moe_linear", op.dtype)?;
+        let format = weight_format("moe_linear", op.weight, op.in_features)?;
+        let n = op.out_features as usize;
+        if !n.is_multiple_of(kernels::PANEL_ROWS) {
+            let rows = kernels::PANEL_ROWS;
+            return Err(Error::unsupported(format!(
+                "moe_linear: {n} rows an expert are no whole panels of {rows}"
+            )));
+        }
+        let k = op.in_features as usize;
+        let weight = PackedWeight::new(format, n * op.num_experts as usize, k);
+        Ok(Linear {
+            n,
+            k,
+            top_k: op.top_k as usize,
+            max_tokens: op.max_tokens as usize,
+            weight,
+        })
+    }
+
+    fn token_bytes(&self) -> usize {
+        act_bytes(ActMode::F32, 1, self.k).next_multiple_of(64)
+    }
+}
+
+impl Kernel for Linear {
+    fn phases(&self) -> usize {
+        2
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.max_tokens * self.top_k * self.token_bytes()
+    }
+
+    unsafe fn run(&self, phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
+        let [x, weight, experts, out] = operands else {
+            unreachable!("moe_linear has four operands")
+        };
+        let (inputs, tokens) = (x.shape[1], out.len());
+        // SAFETY: inputs (phase 0) and panels (phase 1) are shared out; the scratch holds every input's layout.
+        unsafe {
+            if phase == 0 {
+                for job in worker.share(tokens * inputs) {
+                    let from = x.element_ptr(job / inputs, job % inputs).cast_const().cast();
+                    let to = worker.shared.add(job * self.token_bytes());
+                    worker
+                        .kernels
+                        .prepare_act(ActMode::F32, from, self.k, 1, self.k, 0..1, to);
+                }
+                return;
+            }
+            let panels = worker.share(num_panels(self.n));
+            let expert_bytes = num_panels(self.n) * panel_bytes(self.weight.format, self.k);
+            for t in 0..tokens {
+                for j in 0..self.top_k {
+                    let expert = experts.i32s(t, j, 1)[0] as usize;
+                    let input = t * inputs + if inputs == 1 { 0 } else { j };
+                    let act =
+                        std::slice::from_raw_parts(worker.shared.add(input * self.token_bytes()), self.token_bytes());
+                    worker.kernels.linear(kernels::Linear {
+                        format: self.weight.format,
+                        mode: ActMode::F32,
+                        n: self.n,
+                        k: self.k,
+                        tokens: 1,
+                        weight: &weight.all()[expert * expert_bytes..(expert + 1) * expert_bytes],
+                        act,
+                        panels: panels.clone(),
+                        out: out.element_ptr(t, j).cast(),
+                        out_stride: self.n,
+                        bias: None,
+                        accumulate: false,
+                        scratch: &mut worker.local[..LINEAR_SCRATCH],
+                    });
+                }
+            }
+        }
+    }
+
+    fn packed_weight_bytes(&self) -> Result<u64> {
+        Ok(self.weight.bytes() as u64)
+    }
+
+    fn pack_weight(&self, rows: &WeightRows<'_>, dst: &Tensor, objects: &Objects) -> Result<()> {
+        self.weight.pack(rows, dst, objects)
+    }
+}
+
+pub(crate) struct Combine {
+    width: usize,
+    top_k: usize,
+}
+
+impl Combine {
+    pub(crate) fn new(op: &ops::MoeCombine) -> Result<Combine> {
+        only_f32("moe_combine", op.dtype)?;
+        Ok(Combine {
+            width: op.width as usize,
+            top_k: op.top_k as usize,
+        })
+    }
+}
+
+impl Kernel for Combine {
+    unsafe fn run(&self, _phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
+        let [x, weights, out] = operands else {
+            unreachable!("moe_combine has three operands")
+        };
+        for t in worker.share(out.len()) {
+            // SAFETY: tokens are shared out.
+            unsafe {
+                let out = out.f32s_mut(t, 0, self.width);
+                out.fill(0.0);
+                for j in 0..self.top_k {
+                    let weight = weights.f32s(t, j, 1)[0];
+                    out.iter_mut()
+                        .zip(x.f32s(t, j, self.width))
+                        .for_each(|(o, v)| *o += weight * v);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Elementwise ops: one kernel type over a row function.
+
+use std::sync::Arc;
+
+use halyard_kernels_cpu::{Activation, Kernels};
+use halyard_platform_api::ops::{self, GeluKind};
+use halyard_platform_api::{DType, Result};
+
+use super::only_f32;
+use crate::kernel::{Kernel, Worker};
+use crate::view::View;
+
+/// out = f(inputs), row by row.
+struct Rows<F> {
+    width: usize,
+    f: F,
+}
+
+type RowFn = fn(&Kernels, &[&[f32]], &mut [f32], Param);
+
+/// What a row function is told besides its inputs.
+#[derive(Clone, Copy)]
+struct Param {
+    activation: Activation,
+    number: f32,
+}
+
+/// Elements of one call, so that a long row needs no long copy.
+const PIECE: usize = 1024;
+
+impl Kernel for Rows<(RowFn, Param)> {
+    unsafe fn run(&self, _phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
+        let [inputs @ .., out] = operands else {
+            unreachable!("an elementwise op has an output")
+        };
+        let (f, param) = self.f;
+        let pieces = self.width.div_ceil(PIECE);
+        for job in worker.share(out.len() * pieces) {
+            let (t, from) = (job / pieces, job % pieces * PIECE);
+            let width = PIECE.min(self.width - from);
+            // SAFETY: pieces are shared out; inputs are copied, so that any may be the output itself.
+            unsafe {
+                let (copies, _) = worker.local.split_at_mut(2 * PIECE);
+                let (a, b) = copies.split_at_mut(PIECE);
+                for (input, copy) in inputs.iter().zip([&mut *a, &mut *b]) {
+                    copy[..width].copy_from_slice(&input.f32s(t, 0, self.width)[from..from + width]);
+                }
+                let out = &mut out.f32s_mut(t, 0, self.width)[from..from + width];
+                f(worker.kernels, &[&a[..width], &b[..width]], out, param);
+            }
+        }
+    }
+}
+
+fn rows(op: &str, width: u32, dtype: DType, f: RowFn, param: Param) -> Result<Arc<dyn Kernel>> {
+    only_f32(op, dtype)?;
+    Ok(Arc::new(Rows {
+        width: width as usize,
+        f: (f, param),
+    }))
+}
+
+fn param(activation: Activation, number: f32) -> Param {
+    Param { activation, number }
+}
+
+fn gelu_of(kind: GeluKind) -> Activation {
+    match kind {
+        GeluKind::Tanh => Activation::GeluTanh,
+        GeluKind::Erf => Activation::GeluErf,
+    }
+}
+
+fn activate_mul(k: &Kernels, x: &[&[f32]], out: &mut [f32], p: Param) {
+    k.activate_mul(p.activation, x[0], x[1], out);
+}
+
+pub(crate) fn silu_mul(op: &ops::SiluMul) -> Result<Arc<dyn Kernel>> {
+    rows(
+        "silu_mul",
+        op.width,
+        op.dtype,
+        activate_mul,
+        param(Activation::Silu, 0.0),
+    )
+}
+
+pub(crate) fn gelu_mul(op: &ops::GeluMul) -> Result<Arc<dyn Kernel>> {
+    rows(
+        "gelu_mul",
+        op.width,
+        op.dtype,
+        activate_mul,
+        param(gelu_of(op.kind), 0.0),
+    )
+}
+
+pub(crate) fn gelu(op: &ops::Gelu) -> Result<Arc<dyn Kernel>> {
+    let f: RowFn = |k, x, out, p| k.activate(p.activation, x[0], out);
+    rows("gelu", op.width, op.dtype, f, param(gelu_of(op.kind), 0.0))
+}
+
+pub(crate) fn add(op: &ops::Add) -> Result<Arc<dyn Kernel>> {
+    let f: RowFn = |k, x, out, _| {
+        out.copy_from_slice(x[0]);
+        k.add(out, x[1]);
+    };
+    rows("add", op.width, op.dtype, f, param(Activation::Silu, 0.0))
+}
+
+pub(crate) fn scale(op: &ops::Scale) -> Result<Arc<dyn Kernel>> {
+    let f: RowFn = |k, x, out, p| {
+        out.copy_from_slice(x[0]);
+        k.scale(out, p.number);
+    };
+    rows("scale", op.width, op.dtype, f, param(Activation::Silu, op.factor))
+}
+
+pub(crate) fn softcap(op: &ops::Softcap) -> Result<Arc<dyn Kernel>> {
+    let f: RowFn = |k, x, out, p| {
+        out.copy_from_slice(x[0]);
+        k.softcap(out, p.number);
+    };
+    rows("softcap", op.width, op.dtype, f, param(Activation::Silu, op.cap))
+}

@@ -1,0 +1,199 @@
+//! Threads that run a region together: the submitting one and some workers, which sleep when there is nothing to do.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a worker looks for the next region before it sleeps: the time between two decode steps, at most.
+const SPIN: Duration = Duration::from_micros(100);
+/// Looks at a barrier before giving the core away.
+const BARRIER_SPINS: u32 = 4000;
+
+type Region = &'static (dyn Fn(usize, &Barrier) + Sync);
+
+struct State {
+    /// Number of regions so far.
+    epoch: usize,
+    region: Option<Region>,
+    stop: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+    /// `state.epoch`, to look at without the lock.
+    epoch: AtomicUsize,
+    /// Workers that have finished the current region.
+    finished: AtomicUsize,
+    panicked: AtomicBool,
+    barrier: Barrier,
+    size: usize,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where the threads of a region wait for each other.
+pub(crate) struct Barrier {
+    arrived: AtomicUsize,
+    generation: AtomicUsize,
+    size: usize,
+    /// A thread panicked: waiting for it would be for ever.
+    broken: AtomicBool,
+}
+
+impl Barrier {
+    fn new(size: usize) -> Barrier {
+        Barrier {
+            arrived: AtomicUsize::new(0),
+            generation: AtomicUsize::new(0),
+            size,
+            broken: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns when all threads have come; false if one never will.
+    pub(crate) fn wait(&self) -> bool {
+        if self.size == 1 {
+            return true;
+        }
+        let generation = self.generation.load(Ordering::Acquire);
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.generation.store(generation + 1, Ordering::Release);
+            return true;
+        }
+        let mut spins = 0;
+        while self.generation.load(Ordering::Acquire) == generation {
+            if self.broken.load(Ordering::Relaxed) {
+                return false;
+            }
+            spins += 1;
+            if spins < BARRIER_SPINS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        true
+    }
+}
+
+/// The pool.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<std::thread::JoinHandle<()>>,
+    /// One region at a time.
+    running: Mutex<()>,
+}
+
+impl Pool {
+    /// Starts `size - 1` workers.
+    pub(crate) fn new(size: usize) -> std::io::Result<Pool> {
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                epoch: 0,
+                region: None,
+                stop: false,
+            }),
+            wake: Condvar::new(),
+            epoch: AtomicUsize::new(0),
+            finished: AtomicUsize::new(0),
+            panicked: AtomicBool::new(false),
+            barrier: Barrier::new(size),
+            size,
+        });
+        let mut workers = Vec::with_capacity(size - 1);
+        for rank in 1..size {
+            let shared = shared.clone();
+            let thread = std::thread::Builder::new().name(format!("halyard-cpu-{rank}"));
+            workers.push(thread.spawn(move || work(&shared, rank))?);
+        }
+        Ok(Pool {
+            shared,
+            workers,
+            running: Mutex::new(()),
+        })
+    }
+
+    /// Runs `region(rank, barrier)` on all threads and returns when all are done; false when one panicked.
+    pub(crate) fn run(&self, region: &(dyn Fn(usize, &Barrier) + Sync)) -> bool {
+        let _one = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = &*self.shared;
+        // SAFETY: workers use the region only until they count themselves as finished, which is waited for below.
+        let region: Region = unsafe { std::mem::transmute::<&(dyn Fn(usize, &Barrier) + Sync), Region>(region) };
+        if shared.size > 1 {
+            shared.finished.store(0, Ordering::Relaxed);
+            let mut state = shared.lock();
+            state.region = Some(region);
+            state.epoch += 1;
+            shared.epoch.store(state.epoch, Ordering::Release);
+            drop(state);
+            shared.wake.notify_all();
+        }
+        enter(shared, region, 0);
+        let mut spins = 0;
+        while shared.finished.load(Ordering::Acquire) + 1 < shared.size {
+            spins += 1;
+            if spins < BARRIER_SPINS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        if shared.panicked.swap(false, Ordering::Relaxed) {
+            shared.barrier.broken.store(false, Ordering::Relaxed);
+            shared.barrier.arrived.store(0, Ordering::Relaxed);
+            return false;
+        }
+        true
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.epoch.fetch_add(1, Ordering::Release);
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker catches what regions throw; nothing to report here.
+            let _ = worker.join();
+        }
+    }
+}
+
+fn enter(shared: &Shared, region: Region, rank: usize) {
+    if catch_unwind(AssertUnwindSafe(|| region(rank, &shared.barrier))).is_err() {
+        shared.panicked.store(true, Ordering::Relaxed);
+        shared.barrier.broken.store(true, Ordering::Relaxed);
+    }
+}
+
+fn work(shared: &Shared, rank: usize) {
+    let mut seen = 0;
+    loop {
+        let idle_since = Instant::now();
+        while shared.epoch.load(Ordering::Acquire) == seen && idle_since.elapsed() < SPIN {
+            std::hint::spin_loop();
+        }
+        let region = {
+            let mut state = shared.lock();
+            while state.epoch == seen && !state.stop {
+                state = shared.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            if state.stop {
+                return;
+            }
+            seen = state.epoch;
+            state.region
+        };
+        if let Some(region) = region {
+            enter(shared, region, rank);
+        }
+        shared.finished.fetch_add(1, Ordering::Release);
+    }
+}

@@ -1,0 +1,246 @@
+//! Encoding and running: commands are a list of op ids and tensors; a submit resolves them and runs one parallel region.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use halyard_kernels_cpu::{Kernels, LINEAR_SCRATCH};
+use halyard_platform_api::{
+    CommandBuffer, CommandId, Encoder, Error, OpId, Queue, QueueId, QueueWait, Result, Status, StepWrite, Tensor,
+};
+
+use crate::device::Inner;
+use crate::kernel::{Kernel, Worker};
+use crate::objects::{Command, CommandList, Objects};
+use crate::view::View;
+
+/// Reads of one device's objects.
+pub(crate) fn read(objects: &RwLock<Objects>) -> std::sync::RwLockReadGuard<'_, Objects> {
+    objects.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes of one device's objects.
+pub(crate) fn write(objects: &RwLock<Objects>) -> std::sync::RwLockWriteGuard<'_, Objects> {
+    objects.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) struct CpuEncoder {
+    pub inner: Arc<Inner>,
+    pub list: CommandList,
+}
+
+impl Encoder for CpuEncoder {
+    fn encode(&mut self, op: OpId, operands: &[Tensor]) -> Result<()> {
+        read(&self.inner.objects).op(op)?;
+        let first = self.list.operands.len() as u32;
+        self.list.operands.extend_from_slice(operands);
+        self.list.commands.push(Command {
+            op,
+            first,
+            count: operands.len() as u32,
+        });
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<Arc<dyn CommandBuffer>> {
+        let CpuEncoder { inner, list } = *self;
+        let id = write(&inner.objects).commands.insert(Arc::new(list));
+        Ok(Arc::new(CpuCommandBuffer {
+            inner,
+            id: CommandId(id),
+        }))
+    }
+}
+
+struct CpuCommandBuffer {
+    inner: Arc<Inner>,
+    id: CommandId,
+}
+
+impl CommandBuffer for CpuCommandBuffer {
+    fn id(&self) -> CommandId {
+        self.id
+    }
+}
+
+impl Drop for CpuCommandBuffer {
+    fn drop(&mut self) {
+        write(&self.inner.objects).commands.remove(self.id.0);
+    }
+}
+
+/// The state that one submit at a time uses.
+struct Running {
+    /// Shared scratch, 64-byte aligned at use.
+    shared: Vec<u64>,
+    /// One per thread.
+    local: Vec<Vec<f32>>,
+    operands: Vec<View>,
+    failure: Option<Error>,
+}
+
+pub(crate) struct CpuQueue {
+    inner: Arc<Inner>,
+    id: QueueId,
+    completed: AtomicU64,
+    running: Mutex<Running>,
+}
+
+impl CpuQueue {
+    pub(crate) fn new(inner: Arc<Inner>, id: u64) -> CpuQueue {
+        let local = (0..inner.threads).map(|_| vec![0.0; LINEAR_SCRATCH]).collect();
+        let running = Running {
+            shared: Vec::new(),
+            local,
+            operands: Vec::new(),
+            failure: None,
+        };
+        CpuQueue {
+            inner,
+            id: QueueId(id),
+            completed: AtomicU64::new(0),
+            running: Mutex::new(running),
+        }
+    }
+
+    fn run(&self, list: &CommandList, running: &mut Running) -> Result<()> {
+        let objects = read(&self.inner.objects);
+        let mut steps: Vec<(&dyn Kernel, usize, usize)> = Vec::with_capacity(list.commands.len());
+        running.operands.clear();
+        let mut scratch = 0;
+        for command in &list.commands {
+            let kernel = &**objects.op(command.op)?;
+            scratch = scratch.max(kernel.scratch_bytes());
+            let operands = &list.operands[command.first as usize..][..command.count as usize];
+            let first = running.operands.len();
+            for operand in operands {
+                running.operands.push(View::resolve(operand, &objects)?);
+            }
+            steps.push((kernel, first, operands.len()));
+        }
+        grow(&mut running.shared, scratch);
+        let shared = Scratch(running.shared.as_mut_ptr().cast::<u8>());
+        let locals: Vec<Mutex<&mut [f32]>> = running.local.iter_mut().map(|l| Mutex::new(l.as_mut_slice())).collect();
+        let (views, size, kernels) = (&running.operands, self.inner.threads, self.inner.kernels);
+        let region = |rank: usize, barrier: &crate::pool::Barrier| {
+            let mut local = locals[rank].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut worker = Worker {
+                rank,
+                size,
+                kernels,
+                shared: shared.ptr(),
+                local: &mut local,
+            };
+            for (kernel, first, count) in &steps {
+                for phase in 0..kernel.phases() {
+                    // SAFETY: operands were resolved above and their allocations live as long as `objects` is held; all
+                    // threads run the same list, and the barrier separates phases.
+                    unsafe { kernel.run(phase, &mut worker, &views[*first..][..*count]) };
+                    if !barrier.wait() {
+                        return;
+                    }
+                }
+            }
+        };
+        if self.inner.pool.run(&region) {
+            Ok(())
+        } else {
+            Err(Error::new(
+                Status::Internal,
+                "a kernel panicked; see the process's standard error",
+            ))
+        }
+    }
+}
+
+/// A pointer that the region's threads share.
+#[derive(Clone, Copy)]
+struct Scratch(*mut u8);
+
+// SAFETY: kernels share out the scratch among threads.
+unsafe impl Send for Scratch {}
+// SAFETY: as above.
+unsafe impl Sync for Scratch {}
+
+impl Scratch {
+    fn ptr(&self) -> *mut u8 {
+        let unaligned = self.0;
+        unaligned.wrapping_add(unaligned.align_offset(64))
+    }
+}
+
+fn grow(shared: &mut Vec<u64>, bytes: usize) {
+    let words = bytes.div_ceil(8) + 8;
+    if shared.len() < words {
+        shared.resize(words, 0);
+    }
+}
+
+impl Queue for CpuQueue {
+    fn id(&self) -> QueueId {
+        self.id
+    }
+
+    fn submit(&self, commands: &[CommandId], _waits: &[QueueWait]) -> Result<u64> {
+        // Every earlier submit of every queue is complete, so waits are over before they begin.
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let lists = {
+            let objects = read(&self.inner.objects);
+            commands
+                .iter()
+                .map(|&id| objects.command(id).cloned())
+                .collect::<Result<Vec<_>>>()?
+        };
+        let number = self.completed.load(Ordering::Relaxed) + 1;
+        for list in lists {
+            if let Err(error) = self.run(&list, &mut running) {
+                // A bad argument ran nothing; after a panic nobody knows what the memory holds.
+                if error.status == Status::Internal {
+                    running.failure = Some(error.clone());
+                    self.completed.store(u64::MAX, Ordering::Release);
+                }
+                return Err(error);
+            }
+        }
+        self.completed.store(number, Ordering::Release);
+        Ok(number)
+    }
+
+    fn completed(&self) -> u64 {
+        self.completed.load(Ordering::Acquire)
+    }
+
+    fn wait(&self, number: u64, _timeout_ns: u64) -> Result<()> {
+        let completed = self.completed();
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        match &running.failure {
+            Some(error) => Err(error.clone()),
+            None if number <= completed => Ok(()),
+            None => Err(Error::invalid(format!(
+                "submit {number} was never made; the last is {completed}"
+            ))),
+        }
+    }
+
+    fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()> {
+        // No work is in flight between submits, so the destination itself is the ring.
+        let _order = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let objects = read(&self.inner.objects);
+        for write in writes {
+            let to = objects.buffer(write.buffer)?.range(write.offset, write.bytes.len())?;
+            // SAFETY: the range was checked; host bytes and device memory do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(write.bytes.as_ptr(), to, write.bytes.len()) };
+        }
+        Ok(())
+    }
+
+    fn reserve_scratch(&self, bytes: u64) -> Result<()> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        grow(&mut running.shared, bytes as usize);
+        Ok(())
+    }
+}
+
+/// The kernels that a device runs.
+pub(crate) fn kernels() -> &'static Kernels {
+    Kernels::best()
+}

@@ -1,0 +1,378 @@
+//! A model program made ready on a device: claimed regions and single ops prepared, weights packed, every operand a template
+//! that only lacks the step's row counts. Encoding it allocates nothing.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, WeightSpec};
+use halyard_models::{ModelFiles, Weights};
+use halyard_platform_api::program::ABSENT;
+use halyard_platform_api::{
+    Buffer, BufferKind, Claim, DType, Device, Encoder, OpId, OpSpec, PreparedOp, Program, Result as DeviceResult,
+    Tensor, WeightRows,
+};
+
+use crate::error::EngineError;
+
+/// Which of the step's counts an operand's outermost extent is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// As the template says.
+    Fixed,
+    /// Tokens.
+    Tokens,
+    /// Sequences.
+    Seqs,
+    /// Sequences and one.
+    SeqsPlusOne,
+    /// Positions that logits are wanted for.
+    Logits,
+    /// The same, starting at the step's `logits_first`.
+    LogitsIndex,
+}
+
+/// The counts of a step.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StepShape {
+    pub tokens: u32,
+    pub seqs: u32,
+    pub logits: u32,
+    /// First of the positions that logits are wanted for; a multiple of the chunk.
+    pub logits_first: u32,
+}
+
+/// An operand but for its extent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Template {
+    pub tensor: Tensor,
+    pub extent: Extent,
+}
+
+impl Template {
+    pub(crate) fn fixed(tensor: Tensor) -> Template {
+        Template {
+            tensor,
+            extent: Extent::Fixed,
+        }
+    }
+
+    pub(crate) fn at(&self, shape: StepShape) -> Tensor {
+        let mut tensor = self.tensor;
+        match self.extent {
+            Extent::Fixed => {}
+            Extent::Tokens => tensor.shape[0] = shape.tokens,
+            Extent::Seqs => tensor.shape[0] = shape.seqs,
+            Extent::SeqsPlusOne => tensor.shape[0] = shape.seqs + 1,
+            Extent::Logits => tensor.shape[0] = shape.logits,
+            Extent::LogitsIndex => tensor = tensor.rows(shape.logits_first, shape.logits),
+        }
+        tensor
+    }
+}
+
+struct EncodedOp {
+    op: Arc<dyn PreparedOp>,
+    id: OpId,
+    operands: Vec<Template>,
+}
+
+/// A program on a device.
+pub(crate) struct CompiledProgram {
+    ops: Vec<EncodedOp>,
+    scratch: Vec<Tensor>,
+    /// Operands that are KV caches: op, operand, layer.
+    kv_operands: Vec<(usize, usize, u32)>,
+    /// Owns packed weights and vectors.
+    _weights: Vec<Arc<dyn Buffer>>,
+    pub scratch_bytes: u64,
+    /// Why regions were left as single ops, for the log.
+    pub left: String,
+    /// Regions that run as one op.
+    pub num_claims: usize,
+}
+
+impl CompiledProgram {
+    /// Appends all ops at the step's counts.
+    pub(crate) fn encode(&mut self, encoder: &mut dyn Encoder, shape: StepShape) -> DeviceResult<()> {
+        for op in &self.ops {
+            self.scratch.clear();
+            self.scratch
+                .extend(op.operands.iter().map(|template| template.at(shape)));
+            encoder.encode(op.id, &self.scratch)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the KV operands their memory, by layer.
+    pub(crate) fn bind_kv(&mut self, cache_of_layer: &[Tensor]) {
+        for &(op, operand, layer) in &self.kv_operands {
+            self.ops[op].operands[operand] = Template::fixed(cache_of_layer[layer as usize]);
+        }
+    }
+
+    pub(crate) fn num_ops(&self) -> usize {
+        self.ops.len()
+    }
+}
+
+/// Prepares ops, each equal spec once.
+pub(crate) struct Preparer<'a> {
+    device: &'a dyn Device,
+    prepared: HashMap<(u32, Vec<u8>), Arc<dyn PreparedOp>>,
+    programs: Vec<(Program, Arc<dyn PreparedOp>)>,
+    missing: Vec<String>,
+}
+
+impl<'a> Preparer<'a> {
+    pub(crate) fn new(device: &'a dyn Device) -> Self {
+        Preparer {
+            device,
+            prepared: HashMap::new(),
+            programs: Vec::new(),
+            missing: Vec::new(),
+        }
+    }
+
+    /// The prepared op of a spec; `None` when the platform lacks it, which is noted.
+    pub(crate) fn op(&mut self, spec: &OpSpec) -> Result<Option<Arc<dyn PreparedOp>>, EngineError> {
+        let key = (spec.code(), spec.wire_bytes());
+        if let Some(op) = self.prepared.get(&key) {
+            return Ok(Some(op.clone()));
+        }
+        if let Err(why) = self.device.ops().support(spec) {
+            let line = format!("{}: {}", spec.name(), why.message);
+            if !self.missing.contains(&line) {
+                self.missing.push(line);
+            }
+            return Ok(None);
+        }
+        let op = self.device.ops().prepare(spec)?;
+        self.prepared.insert(key, op.clone());
+        Ok(Some(op))
+    }
+
+    fn region(&mut self, region: Program) -> Result<Arc<dyn PreparedOp>, EngineError> {
+        if let Some((_, op)) = self.programs.iter().find(|(known, _)| *known == region) {
+            return Ok(op.clone());
+        }
+        let op = self.device.ops().prepare_program(&region)?;
+        self.programs.push((region, op.clone()));
+        Ok(op)
+    }
+
+    /// An error that lists everything that was missing.
+    pub(crate) fn finish(self) -> Result<(), EngineError> {
+        if self.missing.is_empty() {
+            Ok(())
+        } else {
+            Err(EngineError::MissingOps { missing: self.missing })
+        }
+    }
+}
+
+/// Where the tensors of a program live: activations by slot, and the rest by role.
+pub(crate) struct Places<'a> {
+    pub activations: &'a [(Tensor, ActivationSlot)],
+    pub role: &'a dyn Fn(TensorRole) -> Template,
+}
+
+/// Claims, prepares and loads a program. `None` when ops are missing, which `preparer` has noted.
+pub(crate) fn compile(
+    device: &dyn Device,
+    model: &ModelProgram,
+    files: &ModelFiles,
+    places: &Places<'_>,
+    preparer: &mut Preparer<'_>,
+    loaded: &mut dyn FnMut(u64),
+) -> Result<Option<CompiledProgram>, EngineError> {
+    model.program.validate()?;
+    let report = device.ops().claim(&model.program)?;
+    let plan = segments(&report.claims, model.program.nodes.len())?;
+    let mut ops: Vec<(Arc<dyn PreparedOp>, Vec<u16>, Claim)> = Vec::new();
+    let mut complete = true;
+    for segment in plan {
+        let (first, count) = (segment.first as usize, segment.count as usize);
+        if count == 1 {
+            let node = &model.program.nodes[first];
+            match preparer.op(&node.spec)? {
+                Some(op) => ops.push((op, node.operands.clone(), segment)),
+                None => complete = false,
+            }
+        } else {
+            let (region, original) = model.program.region(first, count);
+            ops.push((preparer.region(region)?, original, segment));
+        }
+    }
+    if !complete {
+        return Ok(None);
+    }
+    let (weights, buffers) = load_weights(device, model, &files.weights, &ops, loaded)?;
+    let template = |t: u16| match t {
+        ABSENT => Template::fixed(Tensor::NONE),
+        t => match model.roles[usize::from(t)] {
+            TensorRole::Weight { index } => Template::fixed(weights[index as usize]),
+            TensorRole::Activation {
+                slot,
+                column,
+                width,
+                heads,
+            } => activation(&places.activations[slot as usize], column, width, heads),
+            TensorRole::KvCache { .. } => Template::fixed(Tensor::NONE),
+            role => (places.role)(role),
+        },
+    };
+    let kv_layer = |t: u16| match model.roles.get(usize::from(t)) {
+        Some(TensorRole::KvCache { layer }) => Some(*layer),
+        _ => None,
+    };
+    let kv_operands = ops
+        .iter()
+        .enumerate()
+        .flat_map(|(i, (_, operands, _))| {
+            operands
+                .iter()
+                .enumerate()
+                .filter_map(move |(j, &t)| kv_layer(t).map(|layer| (i, j, layer)))
+        })
+        .collect();
+    let scratch_bytes = ops.iter().map(|(op, ..)| op.info().scratch_bytes).max().unwrap_or(0);
+    let ops: Vec<EncodedOp> = ops
+        .into_iter()
+        .map(|(op, operands, _)| EncodedOp {
+            id: op.id(),
+            op,
+            operands: operands.into_iter().map(template).collect(),
+        })
+        .collect();
+    Ok(Some(CompiledProgram {
+        scratch: Vec::with_capacity(model.program.tensors.len()),
+        ops,
+        kv_operands,
+        _weights: buffers,
+        scratch_bytes,
+        num_claims: report.claims.len(),
+        left: report.left,
+    }))
+}
+
+/// Claims and the single nodes between them, in order.
+fn segments(claims: &[Claim], num_nodes: usize) -> Result<Vec<Claim>, EngineError> {
+    let mut all = Vec::with_capacity(num_nodes);
+    let mut next = 0;
+    for claim in claims {
+        if claim.first < next || claim.count < 1 || (claim.first + claim.count) as usize > num_nodes {
+            let message = format!(
+                "the platform claimed nodes {} to {}, which overlap or pass the end {num_nodes}",
+                claim.first,
+                claim.first + claim.count
+            );
+            return Err(EngineError::Device(halyard_platform_api::Error::new(
+                halyard_platform_api::Status::Internal,
+                message,
+            )));
+        }
+        all.extend((next..claim.first).map(|first| Claim { first, count: 1 }));
+        all.push(*claim);
+        next = claim.first + claim.count;
+    }
+    all.extend((next..num_nodes as u32).map(|first| Claim { first, count: 1 }));
+    Ok(all)
+}
+
+fn activation(place: &(Tensor, ActivationSlot), column: u32, width: u32, heads: u32) -> Template {
+    let (base, slot) = place;
+    let columns = base.columns(column, width);
+    let tensor = if heads == 0 {
+        columns
+    } else {
+        columns.view(
+            0,
+            &[base.shape[0], heads, width / heads],
+            &[base.strides[0], width / heads, 1],
+        )
+    };
+    let extent = if slot.rows == Rows::Tokens {
+        Extent::Tokens
+    } else {
+        Extent::Logits
+    };
+    Template { tensor, extent }
+}
+
+/// Allocates and fills every weight. Returns their tensors, by index, and what owns them.
+fn load_weights(
+    device: &dyn Device,
+    model: &ModelProgram,
+    weights: &Weights,
+    ops: &[(Arc<dyn PreparedOp>, Vec<u16>, Claim)],
+    loaded: &mut dyn FnMut(u64),
+) -> Result<(Vec<Tensor>, Vec<Arc<dyn Buffer>>), EngineError> {
+    let mut tensors = Vec::with_capacity(model.weights.len());
+    let mut buffers = Vec::with_capacity(model.weights.len());
+    for spec in &model.weights {
+        let (tensor, buffer) = match spec {
+            WeightSpec::Vector { parts } => {
+                let mut values = Vec::new();
+                for part in parts {
+                    values.extend(weights.tensor(part.role)?.to_f32()?);
+                }
+                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                let buffer = device.create_buffer(bytes.len() as u64, BufferKind::Device)?;
+                buffer.write(0, &bytes)?;
+                (
+                    Tensor::contiguous(buffer.id(), 0, DType::F32, &[values.len() as u32]),
+                    buffer,
+                )
+            }
+            WeightSpec::Matrix { node, parts, .. } => {
+                let owner = ops.iter().find(|(.., s)| (s.first..s.first + s.count).contains(node));
+                let Some((op, _, segment)) = owner else {
+                    return Err(EngineError::Thread(format!("weight node {node} is in no segment")));
+                };
+                let node = node - segment.first;
+                let bytes = op.packed_weight_bytes(node)?;
+                let buffer = device.create_buffer(bytes, BufferKind::Device)?;
+                let tensor = Tensor::contiguous(buffer.id(), 0, DType::U8, &[tensor_extent(bytes)?]);
+                let mut first_row = 0;
+                for part in parts {
+                    let source = weights.tensor(part.role)?;
+                    loaded(source.bytes.len() as u64);
+                    op.pack_weight(
+                        node,
+                        WeightRows {
+                            first_row,
+                            num_rows: part.rows,
+                            bytes: &source.bytes,
+                        },
+                        &tensor,
+                    )?;
+                    first_row += part.rows;
+                }
+                (tensor, buffer)
+            }
+        };
+        tensors.push(tensor);
+        buffers.push(buffer);
+    }
+    Ok((tensors, buffers))
+}
+
+fn tensor_extent(bytes: u64) -> Result<u32, EngineError> {
+    u32::try_from(bytes).map_err(|_| {
+        EngineError::Device(halyard_platform_api::Error::unsupported(format!(
+            "a packed weight of {bytes} bytes is above the 4294967295 that one tensor addresses"
+        )))
+    })
+}
+
+impl std::fmt::Debug for EncodedOp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "op {} ({} operands, {:?})",
+            self.id.0,
+            self.operands.len(),
+            self.op.info()
+        )
+    }
+}

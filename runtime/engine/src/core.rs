@@ -1,0 +1,367 @@
+//! The engine thread: schedule → submit → (while the device works, schedule the next) → take tokens → hand them over.
+//!
+//! One thread owns scheduler, runner and sequences; everything else sends it commands. It sleeps when idle.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use halyard_platform_api::hooks::{FinishedRecord, StatRecord, StepRecord};
+use halyard_scheduler::{NewRequest, RequestId, RowResult, Scheduler, SchedulerOutput, Update};
+
+use crate::error::EngineError;
+use crate::handle::Shared;
+use crate::output::FinishReason;
+use crate::runner::{InFlight, Runner, StepResult};
+use crate::sequence::{Sequence, SequenceEvent};
+use crate::stats::{Records, StatsSnapshot};
+
+/// What the engine is told.
+pub(crate) enum Command {
+    /// New sequences, all of one request.
+    Submit(Vec<(RequestId, Sequence, NewRequest)>),
+    /// The reader has what it wants (a stop string), or went away.
+    End {
+        ids: Vec<RequestId>,
+        reason: Option<String>,
+    },
+    /// Finish what runs until the deadline, then abort the rest.
+    Shutdown(Instant),
+}
+
+/// The thread's state.
+pub(crate) struct Core {
+    runner: Runner,
+    scheduler: Scheduler,
+    sequences: HashMap<RequestId, Sequence>,
+    in_flight: VecDeque<(InFlight, Instant)>,
+    plan: SchedulerOutput,
+    updates: Vec<Update>,
+    commands: Receiver<Command>,
+    shared: Arc<Shared>,
+    records: Records,
+    stats: StatsSnapshot,
+    max_in_flight: usize,
+    started: Instant,
+    deadline: Option<Instant>,
+}
+
+impl Core {
+    pub(crate) fn new(
+        runner: Runner,
+        scheduler: Scheduler,
+        commands: Receiver<Command>,
+        shared: Arc<Shared>,
+        records: Records,
+        started: Instant,
+    ) -> Core {
+        let max_in_flight = scheduler.config().max_steps_in_flight as usize;
+        Core {
+            runner,
+            scheduler,
+            sequences: HashMap::new(),
+            in_flight: VecDeque::new(),
+            plan: SchedulerOutput::default(),
+            updates: Vec::new(),
+            commands,
+            shared,
+            records,
+            stats: StatsSnapshot::default(),
+            max_in_flight,
+            started,
+            deadline: None,
+        }
+    }
+
+    /// Runs until shut down or until the device fails.
+    pub(crate) fn run(mut self) {
+        let end = self.serve();
+        let reason = match &end {
+            Ok(()) => "the engine was shut down".to_string(),
+            Err(error) => {
+                tracing::error!("engine failed: {error}");
+                error.to_string()
+            }
+        };
+        self.shared.stop(&reason);
+        let ids: Vec<RequestId> = self.sequences.keys().copied().collect();
+        for id in ids {
+            let finish = if end.is_ok() {
+                FinishReason::Abort(reason.clone())
+            } else {
+                FinishReason::Error(reason.clone())
+            };
+            self.end(id, finish);
+        }
+        self.publish();
+    }
+
+    fn serve(&mut self) -> Result<(), EngineError> {
+        loop {
+            if !self.take_commands() {
+                return Ok(());
+            }
+            let planned = self.fill()?;
+            if !self.in_flight.is_empty() {
+                self.collect()?;
+            } else if !planned && self.scheduler.is_idle() {
+                self.publish();
+            }
+        }
+    }
+
+    /// Takes what was sent; blocks when there is nothing else to do. False: nobody is left, or the shutdown is complete.
+    fn take_commands(&mut self) -> bool {
+        loop {
+            let idle = self.in_flight.is_empty() && self.scheduler.is_idle();
+            if let Some(deadline) = self.deadline
+                && (idle || Instant::now() >= deadline)
+            {
+                return false;
+            }
+            let command = if idle {
+                match self.commands.recv_timeout(Duration::from_secs(3600)) {
+                    Ok(command) => command,
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    Err(RecvTimeoutError::Disconnected) => return false,
+                }
+            } else {
+                match self.commands.try_recv() {
+                    Ok(command) => command,
+                    Err(TryRecvError::Empty) => return true,
+                    // The last handle is gone, but readers may still be waiting for their tokens.
+                    Err(TryRecvError::Disconnected) => return true,
+                }
+            };
+            self.take(command);
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Submit(sequences) => {
+                for (id, sequence, new) in sequences {
+                    self.admit(id, sequence, new);
+                }
+            }
+            Command::End { ids, reason } => {
+                for id in ids {
+                    self.scheduler.abort(id);
+                    if let Some(reason) = &reason {
+                        self.end(id, FinishReason::Abort(reason.clone()));
+                    } else {
+                        self.end(id, FinishReason::StopString(String::new()));
+                    }
+                }
+            }
+            Command::Shutdown(deadline) => {
+                self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
+            }
+        }
+    }
+
+    fn admit(&mut self, id: RequestId, mut sequence: Sequence, new: NewRequest) {
+        if sequence.prompt.len() == 1 && sequence.prompt_logprobs.take().is_some() {
+            let _ = sequence
+                .events
+                .send((sequence.index, SequenceEvent::Prompt(vec![None])));
+        }
+        self.sequences.insert(id, sequence);
+        if let Err(error) = self.scheduler.add(new) {
+            self.end(id, FinishReason::Error(error.to_string()));
+        }
+    }
+
+    /// Plans and submits steps until the device has its depth of them. True if any was planned.
+    fn fill(&mut self) -> Result<bool, EngineError> {
+        let mut planned = false;
+        while self.in_flight.len() < self.max_in_flight {
+            let now = Instant::now();
+            let now_ns = now.duration_since(self.started).as_nanos() as u64;
+            if !self.scheduler.schedule_into(now_ns, &mut self.plan) {
+                break;
+            }
+            planned = true;
+            for admitted in &self.plan.admitted {
+                if let Some(sequence) = self.sequences.get_mut(&admitted.id)
+                    && !admitted.resumed
+                {
+                    sequence.queue_ns = admitted.waited_ns;
+                    sequence.num_cached = admitted.num_computed;
+                    self.shared.admitted(1);
+                    sequence.admitted = true;
+                }
+            }
+            let flight = self.runner.submit(&self.plan, &self.sequences)?;
+            self.in_flight.push_back((flight, now));
+        }
+        Ok(planned)
+    }
+
+    /// Waits for the oldest step and hands its tokens over.
+    fn collect(&mut self) -> Result<(), EngineError> {
+        let Some((flight, submitted)) = self.in_flight.pop_front() else {
+            return Ok(());
+        };
+        let result = self.runner.collect(&flight)?;
+        let emitting = flight.rows.iter().zip(&result.rows).filter(|(row, _)| row.emits);
+        let results: Vec<RowResult<'_>> = emitting
+            .map(|(row, (tokens, _))| RowResult { id: row.id, tokens })
+            .collect();
+        let mut updates = std::mem::take(&mut self.updates);
+        let outcome = self.scheduler.update_into(flight.step, &results, &mut updates);
+        outcome?;
+        self.hand_over_prompt_logprobs(&result);
+        let generated = self.hand_over_tokens(&flight, &result, &updates);
+        self.updates = updates;
+        self.note_step(&flight, generated, submitted);
+        Ok(())
+    }
+
+    fn hand_over_prompt_logprobs(&mut self, result: &StepResult) {
+        for (id, position, scored) in &result.prompt {
+            let Some(sequence) = self.sequences.get_mut(id) else {
+                continue;
+            };
+            let last = sequence.prompt.len() - 1;
+            let Some(collected) = &mut sequence.prompt_logprobs else {
+                continue;
+            };
+            let at = *position as usize;
+            let mut scored = scored.clone();
+            scored.chosen.token = sequence.prompt[at];
+            collected[at] = Some(scored);
+            if at == last {
+                let complete = sequence.prompt_logprobs.take().unwrap_or_default();
+                let _ = sequence.events.send((sequence.index, SequenceEvent::Prompt(complete)));
+            }
+        }
+    }
+
+    /// Sends every new token to its reader and ends the sequences that are done. Returns the number of tokens.
+    fn hand_over_tokens(&mut self, flight: &InFlight, result: &StepResult, updates: &[Update]) -> u64 {
+        let mut generated = 0;
+        let mut updates = updates.iter().peekable();
+        for (row, (tokens, logprobs)) in flight.rows.iter().zip(&result.rows) {
+            let update = updates.next_if(|update| update.id == row.id);
+            let (Some(sequence), Some(update)) = (self.sequences.get_mut(&row.id), update) else {
+                continue;
+            };
+            for &token in tokens {
+                generated += 1;
+                let mut finish = sequence.stop_reason(token);
+                sequence.num_output += 1;
+                sequence.first_token.get_or_insert_with(Instant::now);
+                if finish.is_none() && update.finished.is_some() {
+                    finish = Some(FinishReason::Length);
+                }
+                let event = SequenceEvent::Token {
+                    id: token,
+                    logprobs: logprobs.clone(),
+                    num_cached_tokens: sequence.num_cached,
+                    finish: finish.clone(),
+                };
+                let _ = sequence.events.send((sequence.index, event));
+                if let Some(finish) = finish {
+                    self.scheduler.finish(row.id);
+                    self.end(row.id, finish);
+                    break;
+                }
+            }
+        }
+        generated
+    }
+
+    /// Forgets a sequence; its reader is told unless the last token already said it.
+    fn end(&mut self, id: RequestId, reason: FinishReason) {
+        let Some(sequence) = self.sequences.remove(&id) else {
+            return;
+        };
+        if !sequence.admitted {
+            self.shared.admitted(1);
+        }
+        let kind = match &reason {
+            FinishReason::Eos | FinishReason::StopToken(_) | FinishReason::StopString(_) => 0,
+            FinishReason::Length => 1,
+            FinishReason::Abort(_) => 2,
+            FinishReason::Error(_) => 3,
+        };
+        self.stats.requests_finished[kind] += 1;
+        if self.records.wanted() {
+            self.records
+                .send(StatRecord::Finished(finished_record(id, &sequence, kind)));
+        }
+        if kind >= 2 {
+            let _ = sequence.events.send((sequence.index, SequenceEvent::Finished(reason)));
+        }
+    }
+
+    fn note_step(&mut self, flight: &InFlight, generated: u64, submitted: Instant) {
+        let decodes = flight.rows.iter().filter(|row| row.emits).count() as u64;
+        let prompt = u64::from(flight.num_tokens).saturating_sub(decodes);
+        self.stats.steps_total += 1;
+        self.stats.generation_tokens_total += generated;
+        let before = self.stats.clone();
+        self.publish();
+        if self.records.wanted() {
+            let mut record = StepRecord::zeroed();
+            record.num_running = self.stats.num_running as u32;
+            record.num_waiting = self.stats.num_waiting as u32;
+            record.num_preempted = (self.stats.preemptions_total - before.preemptions_total) as u32;
+            record.step_index = self.stats.steps_total;
+            record.unix_ns = unix_ns();
+            record.step_ns = submitted.elapsed().as_nanos() as u64;
+            record.prompt_tokens = prompt;
+            record.generation_tokens = generated;
+            record.kv_cache_usage = self.stats.kv_cache_usage;
+            record.prefix_cache_queries = self.stats.prefix_cache_queries_total - before.prefix_cache_queries_total;
+            record.prefix_cache_hits = self.stats.prefix_cache_hits_total - before.prefix_cache_hits_total;
+            record.dropped_records = self.records.dropped;
+            self.records.send(StatRecord::Step(record));
+        }
+    }
+
+    /// Makes the counters visible to other threads.
+    fn publish(&mut self) {
+        let counts = self.scheduler.counts();
+        let s = &mut self.stats;
+        s.num_running = counts.running as u64;
+        s.num_waiting = counts.waiting as u64;
+        s.kv_cache_usage = f64::from(counts.used_blocks) / f64::from(counts.total_blocks.max(1));
+        s.preemptions_total = counts.preemptions;
+        s.prefix_cache_queries_total = counts.prefix_queries;
+        s.prefix_cache_hits_total = counts.prefix_hits;
+        s.dropped_records_total = self.records.dropped;
+        self.shared
+            .stats
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone_from(s);
+    }
+}
+
+fn finished_record(id: RequestId, sequence: &Sequence, kind: usize) -> FinishedRecord {
+    let mut record = FinishedRecord::zeroed();
+    record.reason = kind as u32;
+    record.request = id.0;
+    record.unix_ns = unix_ns();
+    record.prompt_tokens = sequence.prompt.len() as u64;
+    record.cached_tokens = u64::from(sequence.num_cached);
+    record.generation_tokens = u64::from(sequence.num_output);
+    record.queue_ns = sequence.queue_ns;
+    record.first_token_ns = sequence
+        .first_token
+        .map_or(0, |at| at.duration_since(sequence.arrival).as_nanos() as u64);
+    record.total_ns = sequence.arrival.elapsed().as_nanos() as u64;
+    record
+}
+
+fn unix_ns() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_nanos() as u64)
+}
+
+/// Stats as other threads see them.
+pub(crate) type StatsCell = Mutex<StatsSnapshot>;

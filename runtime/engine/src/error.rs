@@ -1,0 +1,146 @@
+//! Errors of the engine: bad parameters, refused requests, and models that do not fit.
+
+use thiserror::Error;
+
+/// A sampling parameter outside its range.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum ParamError {
+    /// Outside an interval.
+    #[error("{name} is {value}; it must be between {low} and {high}")]
+    Between {
+        /// Field.
+        name: &'static str,
+        /// What was sent.
+        value: f64,
+        /// Least.
+        low: f64,
+        /// Most.
+        high: f64,
+    },
+    /// Outside a range in words.
+    #[error("{name} is {value}; it must be {limit}")]
+    Range {
+        /// Field.
+        name: &'static str,
+        /// What was sent.
+        value: f64,
+        /// The range.
+        limit: &'static str,
+    },
+    /// Too many entries.
+    #[error("{name} has {found} entries; at most {limit} are taken")]
+    Count {
+        /// Field.
+        name: &'static str,
+        /// What was sent.
+        found: usize,
+        /// Most.
+        limit: usize,
+    },
+    /// An empty entry.
+    #[error("{name} must not be empty or hold an empty entry; leave it out instead")]
+    Empty {
+        /// Field.
+        name: &'static str,
+    },
+    /// A token id past the vocabulary.
+    #[error("{name}: token id {id} is outside the vocabulary of {vocab_size} (0 to {})", .vocab_size - 1)]
+    Vocabulary {
+        /// Field.
+        name: &'static str,
+        /// The id.
+        id: u32,
+        /// Size.
+        vocab_size: u32,
+    },
+}
+
+/// Why a request was not taken.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum SubmitError {
+    /// Bad parameters.
+    #[error(transparent)]
+    Param(#[from] ParamError),
+    /// No prompt tokens.
+    #[error("the prompt is empty; send at least one token")]
+    EmptyPrompt,
+    /// The prompt leaves no room for one new token.
+    #[error(
+        "the prompt has {found} tokens; this model's context holds {limit}, of which at least one must be left for the answer: shorten the prompt or serve with a larger --max-model-len"
+    )]
+    PromptTooLong {
+        /// Tokens sent.
+        found: usize,
+        /// The context.
+        limit: u32,
+    },
+    /// A prompt id past the vocabulary.
+    #[error("prompt token id {id} at position {position} is outside the vocabulary of {vocab_size}")]
+    PromptVocabulary {
+        /// The id.
+        id: u32,
+        /// Where.
+        position: usize,
+        /// Size.
+        vocab_size: u32,
+    },
+    /// The waiting queue is full.
+    #[error(
+        "{waiting} requests are waiting, the limit; retry after {retry_after_s} s or serve with a larger --max-waiting"
+    )]
+    QueueFull {
+        /// Requests waiting.
+        waiting: usize,
+        /// Advice in seconds.
+        retry_after_s: u32,
+    },
+    /// The engine is ending.
+    #[error("the engine is shutting down and takes no new requests")]
+    ShuttingDown,
+    /// The engine has failed.
+    #[error("the engine has stopped: {reason}")]
+    Dead {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Why an engine could not start, or ended.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// From the device.
+    #[error("device: {0}")]
+    Device(#[from] halyard_platform_api::Error),
+    /// From the model files.
+    #[error(transparent)]
+    Model(#[from] halyard_models::ModelError),
+    /// From the tokenizer or chat template.
+    #[error(transparent)]
+    Text(#[from] halyard_text::TextError),
+    /// From the scheduler.
+    #[error(transparent)]
+    Scheduler(#[from] halyard_scheduler::Error),
+    /// Ops that the platform lacks.
+    #[error("this platform cannot run the model; missing:\n{}", .missing.join("\n"))]
+    MissingOps {
+        /// One line an op, with its reason.
+        missing: Vec<String>,
+    },
+    /// Weights and KV do not fit.
+    #[error("{arithmetic}")]
+    DoesNotFit {
+        /// What is needed, what there is, what would fit.
+        arithmetic: String,
+    },
+    /// A configuration value.
+    #[error("{name}: {message}")]
+    Config {
+        /// Option.
+        name: &'static str,
+        /// Value, limit, remedy.
+        message: String,
+    },
+    /// The engine thread could not be started or ended early.
+    #[error("engine thread: {0}")]
+    Thread(String),
+}

@@ -1,0 +1,374 @@
+//! The front door: starting an engine, submitting requests, and shutting down. Cheap to clone, for any thread.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use halyard_models::{GenerationDefaults, ModelFiles, TokenizerSource};
+use halyard_platform_api::Device;
+use halyard_platform_api::hooks::StatLogger;
+use halyard_scheduler::{NewRequest, RequestId, Scheduler};
+use halyard_text::{ChatTemplate, GgufTokenizer, SpecialTokens, Tokenizer};
+use tokio::sync::mpsc::unbounded_channel;
+
+use crate::config::EngineConfig;
+use crate::core::{Command, Core, StatsCell};
+use crate::error::{EngineError, ParamError, SubmitError};
+use crate::load::{LoadProgress, ModelInfo, load};
+use crate::params::{MAX_STOP_TOKENS, Request};
+use crate::sequence::Sequence;
+use crate::stats::{Records, StatsSnapshot};
+use crate::stream::OutputStream;
+
+/// What the engine thread and its handles share.
+pub(crate) struct Shared {
+    pub stats: StatsCell,
+    /// Sequences submitted and not yet admitted to a device row.
+    waiting: AtomicUsize,
+    /// Why the engine takes nothing more.
+    stopped: Mutex<Option<String>>,
+    draining: std::sync::atomic::AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn admitted(&self, count: usize) {
+        self.waiting.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stop(&self, reason: &str) {
+        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.to_string());
+    }
+
+    fn stopped(&self) -> Option<String> {
+        self.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Counts `count` more waiting sequences, unless there would be more than `limit`.
+    fn reserve(&self, count: usize, limit: usize) -> Result<(), usize> {
+        let grown = |now: usize| (now + count <= limit).then_some(now + count);
+        self.waiting
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown)
+            .map(|_| ())
+    }
+}
+
+/// Says that the thread is gone when it ends in any way, a panic included.
+struct EndGuard(Arc<Shared>);
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop("the engine thread panicked; see the log");
+        }
+    }
+}
+
+struct Front {
+    commands: Sender<Command>,
+    shared: Arc<Shared>,
+    info: ModelInfo,
+    tokenizer: Tokenizer,
+    chat_template: Option<ChatTemplate>,
+    generation: GenerationDefaults,
+    next_id: AtomicU64,
+    max_waiting: usize,
+    seed: u64,
+    started: Instant,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+/// A running engine.
+#[derive(Clone)]
+pub struct EngineHandle {
+    front: Arc<Front>,
+}
+
+impl EngineHandle {
+    /// Loads `files` onto `device` and starts the engine thread. Blocks while loading.
+    ///
+    /// # Errors
+    /// Every op that the device lacks, memory that does not fit, a tokenizer that cannot be read.
+    pub fn start(
+        config: EngineConfig,
+        device: Arc<dyn Device>,
+        files: ModelFiles,
+        loggers: Vec<Box<dyn StatLogger>>,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<EngineHandle, EngineError> {
+        let (tokenizer, special) = open_tokenizer(&files)?;
+        let chat_template = files
+            .chat_template
+            .as_deref()
+            .map(|source| ChatTemplate::new(source, &special))
+            .transpose()?;
+        let loaded = load(&config, device, &files, progress)?;
+        let scheduler = Scheduler::new(loaded.scheduler)?;
+        let (commands, receiver) = channel();
+        let shared = Arc::new(Shared {
+            stats: StatsCell::default(),
+            waiting: AtomicUsize::new(0),
+            stopped: Mutex::new(None),
+            draining: std::sync::atomic::AtomicBool::new(false),
+        });
+        let started = Instant::now();
+        let records = Records::start(loggers).map_err(|e| EngineError::Thread(e.to_string()))?;
+        let core = Core::new(loaded.runner, scheduler, receiver, shared.clone(), records, started);
+        let guard = EndGuard(shared.clone());
+        let thread = std::thread::Builder::new()
+            .name("halyard-engine".into())
+            .spawn(move || {
+                let _guard = guard;
+                core.run();
+            })
+            .map_err(|e| EngineError::Thread(e.to_string()))?;
+        let front = Front {
+            commands,
+            shared,
+            info: loaded.info,
+            tokenizer,
+            chat_template,
+            generation: files.generation.clone(),
+            next_id: AtomicU64::new(1),
+            max_waiting: config.scheduler.max_waiting as usize,
+            seed: config.model.seed,
+            started,
+            thread: Mutex::new(Some(thread)),
+        };
+        Ok(EngineHandle { front: Arc::new(front) })
+    }
+
+    /// Queues a request. Dropping the stream cancels it.
+    ///
+    /// # Errors
+    /// What is wrong with it, or why the engine takes nothing now; nothing was queued then.
+    pub fn submit(&self, request: Request) -> Result<OutputStream, SubmitError> {
+        let f = &*self.front;
+        self.check(&request)?;
+        if let Some(reason) = f.shared.stopped() {
+            return Err(SubmitError::Dead { reason });
+        }
+        if f.shared.draining.load(Ordering::Relaxed) {
+            return Err(SubmitError::ShuttingDown);
+        }
+        let n = request.params.n;
+        f.shared
+            .reserve(n as usize, f.max_waiting)
+            .map_err(|waiting| SubmitError::QueueFull {
+                waiting,
+                retry_after_s: 1,
+            })?;
+        let (events, receiver) = unbounded_channel();
+        let params = Arc::new(request.params);
+        let prompt: Arc<[u32]> = request.prompt.into();
+        let first = f.next_id.fetch_add(u64::from(n), Ordering::Relaxed);
+        let seed = params.seed.unwrap_or_else(|| mix(f.seed ^ mix(first)));
+        let mut stops = if params.ignore_eos {
+            Vec::new()
+        } else {
+            f.info.eos_token_ids.clone()
+        };
+        let num_eos = stops.len();
+        stops.extend(&params.stop_token_ids);
+        let room = f.info.max_model_len - prompt.len() as u32;
+        let max_tokens = params.max_tokens.unwrap_or(room).min(room);
+        let now = Instant::now();
+        let arrival_ns = now.duration_since(f.started).as_nanos() as u64;
+        let salt: Option<Arc<[u8]>> = request.cache_salt.map(|salt| salt.into_bytes().into());
+        let sequences = (0..n).map(|index| {
+            let id = RequestId(first + u64::from(index));
+            let scores_prompt = index == 0 && params.prompt_logprobs.is_some();
+            let sequence = Sequence {
+                index,
+                sampler: Sequence::sampler_of(&params),
+                params: params.clone(),
+                prompt: prompt.clone(),
+                seed: seed.wrapping_add(u64::from(index)),
+                stops: stops.clone(),
+                num_eos,
+                events: events.clone(),
+                arrival: now,
+                first_token: None,
+                queue_ns: 0,
+                num_output: 0,
+                num_cached: 0,
+                admitted: false,
+                prompt_logprobs: scores_prompt.then(|| vec![None; prompt.len()]),
+            };
+            let new = NewRequest {
+                id,
+                prompt: prompt.clone(),
+                max_tokens,
+                priority: request.priority,
+                arrival_ns,
+                cache_salt: salt.clone(),
+                lora: None,
+                cacheable: !scores_prompt,
+            };
+            (id, sequence, new)
+        });
+        let sequences: Vec<_> = sequences.collect();
+        tracing::debug!(request = %request.id, prompt_tokens = prompt.len(), max_tokens, n, "submitted");
+        if f.commands.send(Command::Submit(sequences)).is_err() {
+            let reason = f
+                .shared
+                .stopped()
+                .unwrap_or_else(|| "the engine thread is gone".to_string());
+            return Err(SubmitError::Dead { reason });
+        }
+        Ok(OutputStream::new(
+            request.id,
+            &f.tokenizer,
+            prompt,
+            params,
+            first,
+            receiver,
+            f.commands.clone(),
+        ))
+    }
+
+    fn check(&self, request: &Request) -> Result<(), SubmitError> {
+        let info = &self.front.info;
+        request.params.check(info.vocab_size)?;
+        if request.prompt.is_empty() {
+            return Err(SubmitError::EmptyPrompt);
+        }
+        if request.prompt.len() >= info.max_model_len as usize {
+            return Err(SubmitError::PromptTooLong {
+                found: request.prompt.len(),
+                limit: info.max_model_len,
+            });
+        }
+        let stops = info.eos_token_ids.len() + request.params.stop_token_ids.len();
+        if stops > MAX_STOP_TOKENS {
+            return Err(ParamError::Count {
+                name: "stop_token_ids and end tokens",
+                found: stops,
+                limit: MAX_STOP_TOKENS,
+            }
+            .into());
+        }
+        let outside = request.prompt.iter().position(|&id| id >= info.vocab_size);
+        match outside {
+            Some(position) => {
+                let id = request.prompt[position];
+                Err(SubmitError::PromptVocabulary {
+                    id,
+                    position,
+                    vocab_size: info.vocab_size,
+                })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Facts of the model.
+    pub fn info(&self) -> &ModelInfo {
+        &self.front.info
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.front.tokenizer
+    }
+
+    /// The chat template, where the model has one.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.front.chat_template.as_ref()
+    }
+
+    /// Sampling defaults of the model's authors.
+    pub fn generation_defaults(&self) -> &GenerationDefaults {
+        &self.front.generation
+    }
+
+    /// Counters and gauges.
+    pub fn stats(&self) -> StatsSnapshot {
+        let shared = &self.front.shared;
+        let mut stats = shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        stats.num_waiting = stats.num_waiting.max(shared.waiting.load(Ordering::Relaxed) as u64);
+        stats
+    }
+
+    /// Whether the engine runs; otherwise why not.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn health(&self) -> Result<(), String> {
+        self.front.shared.stopped().map_or(Ok(()), Err)
+    }
+
+    /// Takes nothing new, lets what runs finish until `deadline` has passed, then aborts the rest. Blocks.
+    pub fn shutdown(&self, deadline: Duration) {
+        self.front.shared.draining.store(true, Ordering::Relaxed);
+        let _ = self.front.commands.send(Command::Shutdown(Instant::now() + deadline));
+        let thread = self.front.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!("the engine thread panicked");
+        }
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Shutdown(Instant::now()));
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!("the engine thread panicked");
+        }
+    }
+}
+
+/// The tokenizer of opened files, and special tokens as text for the chat template.
+fn open_tokenizer(files: &ModelFiles) -> Result<(Tokenizer, SpecialTokens), EngineError> {
+    let special = SpecialTokens {
+        bos_token: files.bos_token.clone(),
+        eos_token: files.eos_token.clone(),
+        ..SpecialTokens::default()
+    };
+    let tokenizer = match &files.tokenizer {
+        TokenizerSource::File(path) => Tokenizer::from_file(path)?,
+        TokenizerSource::Gguf(data) => Tokenizer::from_gguf(&GgufTokenizer {
+            model: data.model.clone(),
+            pre: data.pre.clone(),
+            tokens: data.tokens.clone(),
+            scores: data.scores.clone(),
+            token_types: data.token_types.clone(),
+            merges: data.merges.clone(),
+            bos_id: data.bos,
+            eos_id: data.eos,
+            pad_id: data.pad,
+            unk_id: data.unk,
+            add_bos: data.add_bos,
+            add_eos: data.add_eos,
+            add_space_prefix: data.add_space_prefix,
+        })?,
+        TokenizerSource::Absent => numbered_tokenizer(files.description.vocab_size)?,
+    };
+    Ok((tokenizer, special))
+}
+
+/// The tokenizer of dummy weights without one: token i is the word `ti`.
+fn numbered_tokenizer(vocab_size: usize) -> Result<Tokenizer, halyard_text::TextError> {
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        (0..vocab_size).map(|i| (format!("t{i}"), i.into())).collect();
+    let json = serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": { "type": "Whitespace" },
+        "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "t0" },
+    });
+    Tokenizer::from_json(json.to_string().as_bytes(), "the numbered tokenizer of dummy weights")
+}
+
+/// SplitMix64's finaliser: spreads a request's number over a seed.
+fn mix(mut z: u64) -> u64 {
+    z = z.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,184 @@
+//! How many KV pages a device's memory holds, and the arithmetic shown when they are too few.
+
+use halyard_platform_api::MemoryInfo;
+use halyard_scheduler::SchedulerConfig;
+
+use crate::config::EngineConfig;
+use crate::error::EngineError;
+
+/// Most KV bytes taken unasked where host and device share one memory: the rest of the machine lives there too.
+/// (vLLM's CPU default, `VLLM_CPU_KVCACHE_SPACE`, is 4 GiB as well.)
+const UNIFIED_KV_BYTES: u64 = 4 << 30;
+
+/// What the sizing goes by.
+pub(crate) struct KvNeeds {
+    pub page_bytes: u64,
+    pub weight_bytes: u64,
+    /// After weights and activations were allocated.
+    pub memory: MemoryInfo,
+    /// Pages that one buffer can hold.
+    pub max_pages: u64,
+    pub unified: bool,
+}
+
+/// The pool's size.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct KvSize {
+    pub num_pages: u32,
+    pub max_model_len: u32,
+    pub note: Option<String>,
+}
+
+/// Sizes the pool: an explicit byte size, or the utilisation's share of all memory less what is in use.
+///
+/// # Errors
+/// `DoesNotFit` with the arithmetic, when not even one request of the context fits.
+pub(crate) fn size(config: &EngineConfig, scheduler: &SchedulerConfig, needs: &KvNeeds) -> Result<KvSize, EngineError> {
+    let utilization = config.cache.gpu_memory_utilization;
+    if !(utilization > 0.0 && utilization <= 1.0) {
+        let message = format!("{utilization} is not above 0 and at most 1");
+        return Err(EngineError::Config {
+            name: "--gpu-memory-utilization",
+            message,
+        });
+    }
+    let m = &needs.memory;
+    let share = (m.total_bytes as f64 * utilization) as u64;
+    let free = share.saturating_sub(m.total_bytes - m.free_bytes.min(m.total_bytes));
+    let budget = match config.cache.kv_cache_memory_bytes {
+        Some(bytes) => bytes,
+        None if needs.unified => free.min(UNIFIED_KV_BYTES),
+        None => free,
+    };
+    if budget > m.free_bytes {
+        let arithmetic = format!(
+            "--kv-cache-memory-bytes {budget} ({}) is more than the {} that are free on the device",
+            gib(budget),
+            gib(m.free_bytes)
+        );
+        return Err(EngineError::DoesNotFit { arithmetic });
+    }
+    let useful = scheduler
+        .blocks_for(scheduler.max_model_len)
+        .saturating_mul(u64::from(scheduler.max_num_seqs));
+    let pages = (budget / needs.page_bytes.max(1))
+        .min(useful)
+        .min(needs.max_pages)
+        .min(1 << 30);
+    let asked = scheduler.max_model_len;
+    let fits = longest_context(scheduler, pages);
+    if fits >= asked {
+        return Ok(KvSize {
+            num_pages: pages as u32,
+            max_model_len: asked,
+            note: None,
+        });
+    }
+    if config.model.max_model_len.is_none() && fits >= 64 {
+        let note = format!(
+            "max_model_len lowered from {asked} to {fits}: {} of KV memory hold {pages} pages of {} bytes; give more with --kv-cache-memory-bytes, or name --max-model-len to make this an error",
+            gib(budget),
+            needs.page_bytes
+        );
+        return Ok(KvSize {
+            num_pages: pages as u32,
+            max_model_len: fits,
+            note: Some(note),
+        });
+    }
+    let needed = scheduler.blocks_for(asked);
+    Err(EngineError::DoesNotFit {
+        arithmetic: format!(
+            "one request of {asked} tokens needs {needed} KV pages of {} bytes = {}; the device has {} in all, {} in use ({} of weights), and {utilization} of it leaves {} for KV = {pages} pages, enough for {fits} tokens: lower --max-model-len to {fits}, raise --gpu-memory-utilization, or set --kv-cache-memory-bytes",
+            needs.page_bytes,
+            gib(needed * needs.page_bytes),
+            gib(m.total_bytes),
+            gib(m.total_bytes - m.free_bytes.min(m.total_bytes)),
+            gib(needs.weight_bytes),
+            gib(budget),
+        ),
+    })
+}
+
+/// The longest sequence whose blocks are at most `pages`.
+fn longest_context(scheduler: &SchedulerConfig, pages: u64) -> u32 {
+    let (mut low, mut high) = (0, scheduler.max_model_len);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if scheduler.blocks_for(middle) <= pages {
+            low = middle
+        } else {
+            high = middle - 1
+        }
+    }
+    low
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn needs(free_gib: u64) -> KvNeeds {
+        KvNeeds {
+            page_bytes: 1 << 20,
+            weight_bytes: 1 << 30,
+            memory: MemoryInfo {
+                total_bytes: 16 << 30,
+                free_bytes: free_gib << 30,
+                used_bytes: 0,
+            },
+            max_pages: u64::MAX,
+            unified: false,
+        }
+    }
+
+    fn scheduler(max_model_len: u32) -> SchedulerConfig {
+        SchedulerConfig {
+            max_model_len,
+            num_blocks: 1,
+            ..SchedulerConfig::default()
+        }
+    }
+
+    #[test]
+    fn utilization_counts_what_is_already_in_use() {
+        let config = EngineConfig::for_model("m");
+        let size = size(&config, &scheduler(8192), &needs(12)).expect("fits");
+        // 0.9 · 16 GiB − 4 GiB in use = 10.4 GiB of 1 MiB pages.
+        assert_eq!(size.num_pages, (10.4f64 * 1024.0) as u32);
+    }
+
+    #[test]
+    fn a_context_that_does_not_fit_is_refused_with_what_would() {
+        let mut config = EngineConfig::for_model("m");
+        config.model.max_model_len = Some(1 << 20);
+        config.cache.kv_cache_memory_bytes = Some(1 << 30);
+        let error = size(&config, &scheduler(1 << 20), &needs(12))
+            .expect_err("too long")
+            .to_string();
+        assert!(error.contains("lower --max-model-len to 16384"), "{error}");
+    }
+
+    #[test]
+    fn an_unnamed_context_is_lowered_with_a_note() {
+        let mut config = EngineConfig::for_model("m");
+        config.cache.kv_cache_memory_bytes = Some(1 << 30);
+        let size = size(&config, &scheduler(1 << 20), &needs(12)).expect("lowered");
+        assert_eq!(size.max_model_len, 16384);
+        assert!(size.note.expect("says so").contains("lowered from 1048576 to 16384"));
+    }
+
+    #[test]
+    fn more_than_is_free_is_refused() {
+        let mut config = EngineConfig::for_model("m");
+        config.cache.kv_cache_memory_bytes = Some(64 << 30);
+        assert!(matches!(
+            size(&config, &scheduler(8192), &needs(12)),
+            Err(EngineError::DoesNotFit { .. })
+        ));
+    }
+}

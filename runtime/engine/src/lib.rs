@@ -1,0 +1,30 @@
+//! The engine: a model on a device, requests in, tokens and text out. Knows no vendor, no HTTP and no environment.
+//!
+//! Reading order: [`handle`] (the front door), [`params`] and [`output`] (what goes in and comes out), `core` (the thread),
+//! `runner` (a step on the device), `load` (from files to a runner), `state` (device rows), `compile` (programs to ops).
+
+mod compile;
+pub mod config;
+mod core;
+pub mod error;
+pub mod handle;
+mod kv_memory;
+mod llm;
+mod load;
+pub mod output;
+pub mod params;
+mod runner;
+mod sequence;
+mod state;
+mod stats;
+mod stream;
+
+pub use config::{CacheConfig, EngineConfig, ModelConfig, SchedulingConfig};
+pub use error::{EngineError, ParamError, SubmitError};
+pub use handle::EngineHandle;
+pub use llm::{GenerateError, Llm};
+pub use load::{LoadProgress, ModelInfo};
+pub use output::{CompletionOutput, FinishReason, Logprob, OutputChunk, RequestOutput, TokenLogprobs};
+pub use params::{Request, SamplingParams};
+pub use stats::StatsSnapshot;
+pub use stream::OutputStream;

@@ -1,0 +1,93 @@
+//! The offline API: prompts in, finished outputs out, all in one process.
+
+use std::sync::Arc;
+
+use halyard_models::{DummyWeights, ModelFiles};
+use halyard_platform_api::Device;
+
+use crate::config::EngineConfig;
+use crate::error::{EngineError, SubmitError};
+use crate::handle::EngineHandle;
+use crate::output::RequestOutput;
+use crate::params::{Request, SamplingParams};
+
+/// A model for batch use.
+///
+/// ```no_run
+/// use halyard_engine::{EngineConfig, Llm, SamplingParams};
+/// # fn device() -> std::sync::Arc<dyn halyard_platform_api::Device> { unimplemented!() }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let llm = Llm::open(EngineConfig::for_model("models/smollm2.gguf"), device())?;
+/// let prompts = ["The capital of France is", "Two and two are"];
+/// for output in llm.generate(&prompts, &SamplingParams::greedy(16))? {
+///     println!("{}", output.outputs[0].text);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Llm {
+    engine: EngineHandle,
+}
+
+impl Llm {
+    /// Opens the model that `config` names on `device`.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::start`].
+    pub fn open(config: EngineConfig, device: Arc<dyn Device>) -> Result<Llm, EngineError> {
+        let dummy = DummyWeights {
+            seed: config.model.seed,
+            ..DummyWeights::default()
+        };
+        let files = ModelFiles::open(&config.model.path, config.model.load_format, dummy)?;
+        Ok(Llm {
+            engine: EngineHandle::start(config, device, files, Vec::new(), &mut |_| {})?,
+        })
+    }
+
+    /// The engine below.
+    pub fn engine(&self) -> &EngineHandle {
+        &self.engine
+    }
+
+    /// Completes every prompt, batched; outputs in the order of the prompts.
+    ///
+    /// # Errors
+    /// The first prompt that is refused; nothing is returned of the others.
+    pub fn generate(&self, prompts: &[&str], params: &SamplingParams) -> Result<Vec<RequestOutput>, GenerateError> {
+        let ids = prompts
+            .iter()
+            .map(|prompt| self.engine.tokenizer().encode(prompt, true))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(self.generate_ids(ids, params)?)
+    }
+
+    /// The same from token ids.
+    ///
+    /// # Errors
+    /// As [`Llm::generate`].
+    pub fn generate_ids(
+        &self,
+        prompts: Vec<Vec<u32>>,
+        params: &SamplingParams,
+    ) -> Result<Vec<RequestOutput>, SubmitError> {
+        let submit = |(i, prompt)| self.engine.submit(Request::new(format!("{i}"), prompt, params.clone()));
+        let streams = prompts
+            .into_iter()
+            .enumerate()
+            .map(submit)
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(streams.into_iter().map(|stream| stream.blocking_collect()).collect())
+    }
+}
+
+/// Why [`Llm::generate`] failed.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    /// A prompt could not be tokenised.
+    #[error(transparent)]
+    Text(#[from] halyard_text::TextError),
+    /// A request was refused.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+}

@@ -1,0 +1,597 @@
+//! From model files and a device to a runner: attention chosen, programs compiled, weights loaded, KV memory sized.
+
+use std::sync::Arc;
+
+use halyard_models::ModelFiles;
+use halyard_models::program::{
+    ActivationSlot, KvLayout, ModelProgram, ProgramOptions, Rows, TensorRole, build_forward, build_head,
+};
+use halyard_platform_api::ops::{
+    Argmax, Attention, Copy, LogitsProcess, PrepareInputs, Sample, SlotMapping, TopLogprobs, UpdateRows,
+};
+use halyard_platform_api::{Buffer, BufferKind, DType, Device, OpSpec, PreparedOp, QueueKind, Tensor};
+use halyard_scheduler::{KvGroup, KvKind, SchedulerConfig};
+
+use crate::compile::{CompiledProgram, Extent, Places, Preparer, Template, compile};
+use crate::config::EngineConfig;
+use crate::error::EngineError;
+use crate::kv_memory::{self, KvNeeds};
+use crate::runner::{Runner, StepOps};
+use crate::state::{Capacities, ResultRing, RowState, StepState, Writes};
+
+/// How far loading is.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadProgress {
+    /// What is being done.
+    pub stage: &'static str,
+    /// Weight bytes done.
+    pub done_bytes: u64,
+    /// Weight bytes in all.
+    pub total_bytes: u64,
+}
+
+/// Facts of a loaded model, for answers and logs.
+#[derive(Clone, Debug)]
+pub struct ModelInfo {
+    /// The file's own name of the model.
+    pub name: String,
+    /// Architecture, as the file names it.
+    pub architecture: String,
+    /// Context in tokens.
+    pub max_model_len: u32,
+    /// Vocabulary.
+    pub vocab_size: u32,
+    /// End-of-sequence ids.
+    pub eos_token_ids: Vec<u32>,
+    /// Activation type.
+    pub dtype: DType,
+    /// KV type.
+    pub kv_cache_dtype: DType,
+    /// Attention backend in use.
+    pub attention_backend: String,
+    /// Tokens of a KV block.
+    pub block_size: u32,
+    /// Pages of the KV pool.
+    pub num_blocks: u32,
+    /// Bytes of a page.
+    pub block_bytes: u64,
+    /// Bytes of the weights as stored.
+    pub weight_bytes: u64,
+    /// Requests that run at the same time.
+    pub max_num_seqs: u32,
+    /// Tokens of a step.
+    pub max_num_batched_tokens: u32,
+    /// Steps in flight beyond the first.
+    pub async_depth: u32,
+    /// Ops a forward step encodes, regions counted once.
+    pub num_step_ops: usize,
+    /// Notes of the loading for the log (what was lowered or left, and why).
+    pub notes: Vec<String>,
+}
+
+/// What loading gives.
+pub(crate) struct Loaded {
+    pub runner: Runner,
+    pub scheduler: SchedulerConfig,
+    pub info: ModelInfo,
+}
+
+/// The numbers that loading settles first.
+struct Plan {
+    options: ProgramOptions,
+    kv: KvLayout,
+    block_bytes: u64,
+    attention_name: String,
+    capacities: Capacities,
+    async_depth: u32,
+}
+
+/// Loads `files` onto `device`.
+///
+/// # Errors
+/// Every missing op; memory that does not fit, with the arithmetic; what device and files report.
+pub(crate) fn load(
+    config: &EngineConfig,
+    device: Arc<dyn Device>,
+    files: &ModelFiles,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Loaded, EngineError> {
+    let mut notes = Vec::new();
+    let plan = plan(config, &*device, files)?;
+    let format_of = |role| files.weights.format(role);
+    let forward = build_forward(&files.description, &plan.kv, &plan.options, &format_of)?;
+    let head = build_head(&files.description, &plan.options, &format_of)?;
+    let queue = device.create_queue(QueueKind::Compute)?;
+    let rows = RowState::allocate(&*device, &plan.capacities)?;
+    let step = StepState::allocate(&*device, &plan.capacities)?;
+    let ring = ResultRing::allocate(&*device, &plan.capacities)?;
+    let mut memory = Memory {
+        device: &*device,
+        plan: &plan,
+        buffers: Vec::new(),
+    };
+    let forward_slots = memory.activations(&forward, None)?;
+    let head_slots = memory.activations(&head, Some(forward_slots[0].0))?;
+    let logits = head_slots[head_slots.len() - 1].0;
+    let raw_logits = memory.tensor(DType::F32, &logits.shape[..2])?;
+    let ropes = memory.rope_tables(files)?;
+    let mut done_bytes = 0;
+    let mut loaded = |bytes| {
+        done_bytes += bytes;
+        progress(LoadProgress {
+            stage: "weights",
+            done_bytes,
+            total_bytes: files.weight_bytes,
+        });
+    };
+    let role = |role| place_of(role, &rows, &step, &ropes);
+    let mut preparer = Preparer::new(&*device);
+    let mut compile_one = |program: &ModelProgram, slots: &[(Tensor, ActivationSlot)], preparer: &mut Preparer<'_>| {
+        let places = Places {
+            activations: slots,
+            role: &role,
+        };
+        compile(&*device, program, files, &places, preparer, &mut loaded)
+    };
+    let ops = step_ops(&plan, &ring, &mut preparer)?;
+    let forward = compile_one(&forward, &forward_slots, &mut preparer)?;
+    let head = compile_one(&head, &head_slots, &mut preparer)?;
+    preparer.finish()?;
+    let (Some(mut forward), Some(head), Some(ops)) = (forward, head, ops) else {
+        return Err(EngineError::Thread("an op was missing and not listed".to_string()));
+    };
+    notes.push(format!("composites: {} regions run as one op", forward.num_claims));
+    notes.extend(forward.left.lines().map(|line| format!("composites: {line}")));
+    queue.reserve_scratch(forward.scratch_bytes.max(head.scratch_bytes).max(ops_scratch(&ops)))?;
+    let mut buffers = memory.buffers;
+    let (scheduler, max_model_len, kv_note) = size_kv(config, &*device, files, &plan)?;
+    notes.extend(kv_note);
+    bind_kv(&*device, &plan, scheduler.num_blocks, &mut forward, &mut buffers)?;
+    let info = model_info(files, &plan, &scheduler, max_model_len, &forward, notes);
+    let runner = Runner {
+        queue,
+        forward,
+        head,
+        ops,
+        rows,
+        step,
+        ring,
+        capacities: plan.capacities,
+        logits,
+        raw_logits,
+        _buffers: buffers,
+        writes: Writes::default(),
+        next_entry: 0,
+        words: Vec::new(),
+        device,
+    };
+    Ok(Loaded {
+        runner,
+        scheduler,
+        info,
+    })
+}
+
+fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFiles) -> Result<Plan, EngineError> {
+    let (facts, d) = (device.info(), &files.description);
+    let act = config.model.dtype.unwrap_or(facts.preferred_dtype);
+    let kv_dtype = config.cache.kv_cache_dtype.unwrap_or(facts.preferred_kv_dtype);
+    for (name, dtype, set) in [
+        ("--dtype", act, facts.compute_dtypes),
+        ("--kv-cache-dtype", kv_dtype, facts.kv_dtypes),
+    ] {
+        if !set.contains(dtype) {
+            let known: Vec<String> = set.iter().map(|t| format!("{t:?}")).collect();
+            let message = format!(
+                "{dtype:?} is not offered by {}; choose one of {}",
+                facts.name,
+                known.join(", ")
+            );
+            return Err(EngineError::Config { name, message });
+        }
+    }
+    let longest = d.max_position_embeddings as u32;
+    let max_model_len = config.model.max_model_len.unwrap_or(longest);
+    if max_model_len == 0 || max_model_len > longest {
+        let message = format!("{max_model_len} is not between 1 and the {longest} positions of this model");
+        return Err(EngineError::Config {
+            name: "--max-model-len",
+            message,
+        });
+    }
+    let block_size = config.cache.block_size.unwrap_or(facts.preferred_block_size);
+    if block_size == 0 || block_size > 1024 {
+        let message = format!("{block_size} tokens; choose 8 to 1024");
+        return Err(EngineError::Config {
+            name: "--block-size",
+            message,
+        });
+    }
+    let max_seqs = config.scheduler.max_num_seqs;
+    let max_tokens = config
+        .scheduler
+        .max_num_batched_tokens
+        .unwrap_or(facts.preferred_step_tokens);
+    if max_seqs == 0 || max_tokens < max_seqs {
+        let message =
+            format!("{max_tokens} is below --max-num-seqs {max_seqs}: every running request needs one token a step");
+        return Err(EngineError::Config {
+            name: "--max-num-batched-tokens",
+            message,
+        });
+    }
+    let kv = KvLayout::of(d);
+    let logits_chunk = max_seqs.min(64);
+    let mut options = ProgramOptions {
+        act,
+        kv: kv_dtype,
+        block_size,
+        attention_backend: 0,
+        max_tokens,
+        max_seqs,
+        max_kv_len: max_model_len,
+        max_logits_rows: logits_chunk,
+        allow_quantized_act: config.model.allow_quantized_act,
+    };
+    let (index, attention_name, block_bytes) = choose_attention(config, device, files, &options)?;
+    options.attention_backend = index;
+    let async_depth = config
+        .scheduler
+        .async_depth
+        .unwrap_or(facts.async_depth)
+        .min(facts.async_depth);
+    let table_blocks = kv.groups.iter().map(|_| max_model_len.div_ceil(block_size)).collect();
+    let capacities = Capacities {
+        rows: max_seqs,
+        max_model_len,
+        max_seqs,
+        max_tokens,
+        vocab: d.vocab_size as u32,
+        table_blocks,
+        ring_entries: async_depth + 3,
+        logits_chunk,
+    };
+    Ok(Plan {
+        options,
+        kv,
+        block_bytes,
+        attention_name,
+        capacities,
+        async_depth,
+    })
+}
+
+/// The attention backend by name, or the highest priority that takes every layer.
+fn choose_attention(
+    config: &EngineConfig,
+    device: &dyn Device,
+    files: &ModelFiles,
+    options: &ProgramOptions,
+) -> Result<(u32, String, u64), EngineError> {
+    let registry = device.attention();
+    let mut backends: Vec<_> = registry.backends().into_iter().enumerate().collect();
+    let names: Vec<String> = backends.iter().map(|(_, b)| b.name.clone()).collect();
+    if let Some(asked) = &config.model.attention_backend {
+        backends.retain(|(_, b)| b.name == *asked);
+        if backends.is_empty() {
+            let message = format!("`{asked}` is not one of this platform's: {}", names.join(", "));
+            return Err(EngineError::Config {
+                name: "--attention-backend",
+                message,
+            });
+        }
+    }
+    backends.sort_by_key(|(_, b)| -b.priority);
+    let mut refused = Vec::new();
+    for (index, backend) in backends {
+        let options = ProgramOptions {
+            attention_backend: index as u32,
+            ..options.clone()
+        };
+        let format_of = |role| files.weights.format(role);
+        let program = build_forward(
+            &files.description,
+            &KvLayout::of(&files.description),
+            &options,
+            &format_of,
+        )?;
+        match plan_layers(registry, &program) {
+            Ok(block_bytes) => return Ok((index as u32, backend.name, block_bytes)),
+            Err(why) => refused.extend(
+                why.message
+                    .lines()
+                    .map(|line| format!("attention {}: {line}", backend.name)),
+            ),
+        }
+    }
+    Err(EngineError::MissingOps { missing: refused })
+}
+
+/// The largest block of any layer's attention.
+fn plan_layers(
+    registry: &dyn halyard_platform_api::AttentionRegistry,
+    program: &ModelProgram,
+) -> halyard_platform_api::Result<u64> {
+    let mut planned: Vec<&Attention> = Vec::new();
+    let mut block_bytes = 0;
+    for node in &program.program.nodes {
+        let OpSpec::Attention(spec) = &node.spec else {
+            continue;
+        };
+        if !planned.contains(&spec) {
+            registry.support(spec)?;
+            block_bytes = registry.plan(spec)?.block_bytes.max(block_bytes);
+            planned.push(spec);
+        }
+    }
+    Ok(block_bytes)
+}
+
+fn step_ops(plan: &Plan, ring: &ResultRing, preparer: &mut Preparer<'_>) -> Result<Option<StepOps>, EngineError> {
+    let c = &plan.capacities;
+    let (max_seqs, max_tokens, vocab) = (c.max_seqs, c.max_tokens, c.vocab);
+    let mut op = |spec: OpSpec| preparer.op(&spec);
+    let prepare_inputs = op(PrepareInputs { max_seqs, max_tokens }.into())?;
+    let slot_mapping = op(SlotMapping {
+        block_size: plan.options.block_size,
+    }
+    .into())?;
+    let update_rows = op(UpdateRows {
+        max_seqs,
+        max_sampled: 1,
+    }
+    .into())?;
+    let argmax = op(Argmax { vocab, max_seqs }.into())?;
+    let sample = op(Sample { vocab, max_seqs }.into())?;
+    let logits_process = op(LogitsProcess { vocab, max_seqs }.into())?;
+    let top_logprobs = op(TopLogprobs {
+        vocab,
+        k: ring.k,
+        max_rows: c.logits_chunk,
+    }
+    .into())?;
+    let copy_logits = op(Copy { dtype: DType::F32 }.into())?;
+    let all = (
+        prepare_inputs,
+        slot_mapping,
+        update_rows,
+        argmax,
+        sample,
+        logits_process,
+        top_logprobs,
+        copy_logits,
+    );
+    let (
+        Some(prepare_inputs),
+        Some(slot_mapping),
+        Some(update_rows),
+        Some(argmax),
+        Some(sample),
+        Some(logits_process),
+        Some(top_logprobs),
+        Some(copy_logits),
+    ) = all
+    else {
+        return Ok(None);
+    };
+    Ok(Some(StepOps {
+        prepare_inputs,
+        slot_mapping,
+        update_rows,
+        argmax,
+        sample,
+        logits_process,
+        top_logprobs,
+        copy_logits,
+    }))
+}
+
+fn ops_scratch(ops: &StepOps) -> u64 {
+    let all: [&Arc<dyn PreparedOp>; 8] = [
+        &ops.prepare_inputs,
+        &ops.slot_mapping,
+        &ops.update_rows,
+        &ops.argmax,
+        &ops.sample,
+        &ops.logits_process,
+        &ops.top_logprobs,
+        &ops.copy_logits,
+    ];
+    all.iter().map(|op| op.info().scratch_bytes).max().unwrap_or(0)
+}
+
+/// Allocates tensors, one buffer each, and keeps them.
+struct Memory<'a> {
+    device: &'a dyn Device,
+    plan: &'a Plan,
+    buffers: Vec<Arc<dyn Buffer>>,
+}
+
+impl Memory<'_> {
+    fn tensor(&mut self, dtype: DType, shape: &[u32]) -> Result<Tensor, EngineError> {
+        let elements: u64 = shape.iter().map(|&d| u64::from(d)).product();
+        let buffer = self
+            .device
+            .create_buffer(elements * dtype.bytes() as u64, BufferKind::Device)?;
+        let tensor = Tensor::contiguous(buffer.id(), 0, dtype, shape);
+        self.buffers.push(buffer);
+        Ok(tensor)
+    }
+
+    /// Memory of a program's activation slots; slot 0 may be another program's.
+    fn activations(
+        &mut self,
+        program: &ModelProgram,
+        shared: Option<Tensor>,
+    ) -> Result<Vec<(Tensor, ActivationSlot)>, EngineError> {
+        let mut all = Vec::with_capacity(program.slots.len());
+        for (i, slot) in program.slots.iter().enumerate() {
+            let rows = match slot.rows {
+                Rows::Tokens => self.plan.capacities.max_tokens,
+                Rows::Logits => self.plan.capacities.logits_chunk,
+            };
+            let tensor = match shared {
+                Some(tensor) if i == 0 => tensor,
+                _ => self.tensor(slot.dtype, &[rows, slot.width])?,
+            };
+            all.push((tensor, *slot));
+        }
+        Ok(all)
+    }
+
+    fn rope_tables(&mut self, files: &ModelFiles) -> Result<Vec<Tensor>, EngineError> {
+        let positions = self.plan.capacities.max_model_len;
+        let mut tables = Vec::new();
+        for rope in &files.description.ropes {
+            let tensor = self.tensor(DType::F32, &[positions, rope.rotary_dim as u32])?;
+            let bytes: Vec<u8> = rope
+                .table(positions as usize)
+                .iter()
+                .flat_map(|v| v.to_le_bytes())
+                .collect();
+            if let Some(buffer) = self.buffers.last() {
+                buffer.write(0, &bytes)?;
+            }
+            tables.push(tensor);
+        }
+        Ok(tables)
+    }
+}
+
+fn place_of(role: TensorRole, rows: &RowState, step: &StepState, ropes: &[Tensor]) -> Template {
+    let tokens = |tensor| Template {
+        tensor,
+        extent: Extent::Tokens,
+    };
+    let seqs = |tensor| Template {
+        tensor,
+        extent: Extent::Seqs,
+    };
+    match role {
+        TensorRole::TokenIds => tokens(step.token_ids),
+        TensorRole::Positions => tokens(step.positions),
+        TensorRole::Slots { group } => tokens(step.slots[group as usize]),
+        TensorRole::StepRows => seqs(step.rows),
+        TensorRole::SeqLens => seqs(step.seq_lens),
+        TensorRole::QueryStartLoc => Template {
+            tensor: step.query_start_loc,
+            extent: Extent::SeqsPlusOne,
+        },
+        TensorRole::BlockTable { group } => Template::fixed(rows.tables[group as usize]),
+        TensorRole::RopeTable { index } => Template::fixed(ropes[index as usize]),
+        TensorRole::LogitsIndex => Template {
+            tensor: step.logits_index,
+            extent: Extent::LogitsIndex,
+        },
+        TensorRole::Activation { .. } | TensorRole::KvCache { .. } | TensorRole::Weight { .. } => {
+            Template::fixed(Tensor::NONE)
+        }
+    }
+}
+
+/// How many pages fit, and whether they hold the context.
+fn size_kv(
+    config: &EngineConfig,
+    device: &dyn Device,
+    files: &ModelFiles,
+    plan: &Plan,
+) -> Result<(SchedulerConfig, u32, Option<String>), EngineError> {
+    let groups = plan.kv.groups.iter().map(|group| KvGroup {
+        kind: group.window.map_or(KvKind::Full, |tokens| KvKind::Window { tokens }),
+        block_size: plan.options.block_size,
+    });
+    let mut scheduler = SchedulerConfig {
+        max_num_seqs: plan.capacities.max_seqs,
+        max_num_batched_tokens: plan.capacities.max_tokens,
+        max_model_len: plan.capacities.max_model_len,
+        num_blocks: 1,
+        groups: groups.collect(),
+        enable_prefix_caching: config.cache.enable_prefix_caching,
+        max_waiting: config.scheduler.max_waiting as usize,
+        policy: config.scheduler.policy,
+        max_steps_in_flight: plan.async_depth + 1,
+        hash_key: random_key(),
+        ..SchedulerConfig::default()
+    };
+    let needs = KvNeeds {
+        page_bytes: plan.block_bytes * u64::from(plan.kv.page_slots),
+        weight_bytes: files.weight_bytes,
+        memory: device.memory()?,
+        max_pages: device.info().max_buffer_bytes / plan.block_bytes.max(1),
+        unified: device.info().unified_memory,
+    };
+    let sized = kv_memory::size(config, &scheduler, &needs)?;
+    scheduler.num_blocks = sized.num_pages;
+    scheduler.max_model_len = sized.max_model_len;
+    Ok((scheduler, sized.max_model_len, sized.note))
+}
+
+/// A key of this process, so that nobody outside can make block hashes collide.
+fn random_key() -> [u64; 2] {
+    use std::hash::{BuildHasher, RandomState};
+    let state = RandomState::new();
+    [state.hash_one(0u64), state.hash_one(1u64)]
+}
+
+/// Allocates the pool, one buffer a page slot, and hands every layer its blocks.
+fn bind_kv(
+    device: &dyn Device,
+    plan: &Plan,
+    num_pages: u32,
+    forward: &mut CompiledProgram,
+    buffers: &mut Vec<Arc<dyn Buffer>>,
+) -> Result<(), EngineError> {
+    let block_bytes = u32::try_from(plan.block_bytes).map_err(|_| EngineError::Config {
+        name: "--block-size",
+        message: format!("a KV block takes {} bytes; choose a smaller block", plan.block_bytes),
+    })?;
+    let mut slots = Vec::new();
+    for _ in 0..plan.kv.page_slots {
+        let buffer = device.create_buffer(u64::from(num_pages) * plan.block_bytes, BufferKind::Device)?;
+        slots.push(Tensor::contiguous(buffer.id(), 0, DType::U8, &[num_pages, block_bytes]));
+        buffers.push(buffer);
+    }
+    let num_layers = plan.kv.groups.iter().map(|group| group.layers.len()).sum::<usize>();
+    let caches: Vec<Tensor> = (0..num_layers as u32)
+        .map(|layer| slots[plan.kv.place(layer).1 as usize])
+        .collect();
+    forward.bind_kv(&caches);
+    Ok(())
+}
+
+fn model_info(
+    files: &ModelFiles,
+    plan: &Plan,
+    scheduler: &SchedulerConfig,
+    max_model_len: u32,
+    forward: &CompiledProgram,
+    notes: Vec<String>,
+) -> ModelInfo {
+    ModelInfo {
+        name: files.name.clone(),
+        architecture: files.description.architecture.clone(),
+        max_model_len,
+        vocab_size: plan.capacities.vocab,
+        eos_token_ids: eos_ids(files),
+        dtype: plan.options.act,
+        kv_cache_dtype: plan.options.kv,
+        attention_backend: plan.attention_name.clone(),
+        block_size: plan.options.block_size,
+        num_blocks: scheduler.num_blocks,
+        block_bytes: plan.block_bytes * u64::from(plan.kv.page_slots),
+        weight_bytes: files.weight_bytes,
+        max_num_seqs: plan.capacities.max_seqs,
+        max_num_batched_tokens: plan.capacities.max_tokens,
+        async_depth: plan.async_depth,
+        num_step_ops: forward.num_ops(),
+        notes,
+    }
+}
+
+fn eos_ids(files: &ModelFiles) -> Vec<u32> {
+    if files.generation.eos_token_ids.is_empty() {
+        files.description.eos_token_ids.clone()
+    } else {
+        files.generation.eos_token_ids.clone()
+    }
+}

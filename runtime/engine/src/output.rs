@@ -1,0 +1,102 @@
+//! What comes back of a request, piece by piece: text, tokens, log-probabilities, and how it ended.
+
+use serde::Serialize;
+
+/// A token's log-probability.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Logprob {
+    /// Token id.
+    pub token: u32,
+    /// ln p under the model's own distribution (before temperature and penalties).
+    pub logprob: f32,
+}
+
+/// Log-probabilities at one position.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TokenLogprobs {
+    /// The token that stands there.
+    pub chosen: Logprob,
+    /// Its rank; 1 is the most likely.
+    pub rank: u32,
+    /// The most likely ones, descending; as many as were asked.
+    pub top: Vec<Logprob>,
+}
+
+/// Why a sequence ended.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// An end-of-sequence token.
+    Eos,
+    /// A token of `stop_token_ids`.
+    StopToken(u32),
+    /// A stop string.
+    StopString(String),
+    /// `max_tokens` or the context's end.
+    Length,
+    /// Cancelled, with the reason.
+    Abort(String),
+    /// The engine failed, with the reason.
+    Error(String),
+}
+
+impl FinishReason {
+    /// OpenAI's word for it.
+    pub fn as_openai(&self) -> &'static str {
+        match self {
+            FinishReason::Eos | FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Abort(_) => "abort",
+            FinishReason::Error(_) => "error",
+        }
+    }
+}
+
+/// A piece of one sample of a request.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OutputChunk {
+    /// Which of the `n` samples.
+    pub index: u32,
+    /// New text; may be empty while a character or a possible stop string is incomplete.
+    pub text: String,
+    /// New token ids, end-of-sequence included.
+    pub token_ids: Vec<u32>,
+    /// One entry per token of `token_ids` when asked.
+    pub logprobs: Option<Vec<TokenLogprobs>>,
+    /// In the first chunk of sample 0 when asked: one entry per prompt token, none for the first.
+    pub prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
+    /// Prompt tokens taken from the prefix cache.
+    pub num_cached_tokens: u32,
+    /// Set in the sample's last chunk.
+    pub finish: Option<FinishReason>,
+}
+
+/// A finished sample.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CompletionOutput {
+    /// Which of the `n` samples.
+    pub index: u32,
+    /// The text.
+    pub text: String,
+    /// The token ids.
+    pub token_ids: Vec<u32>,
+    /// One entry per token when asked.
+    pub logprobs: Option<Vec<TokenLogprobs>>,
+    /// How it ended.
+    pub finish: FinishReason,
+}
+
+/// A finished request.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RequestOutput {
+    /// The caller's name.
+    pub id: String,
+    /// Prompt token ids.
+    pub prompt_token_ids: Vec<u32>,
+    /// Log-probabilities of the prompt when asked.
+    pub prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
+    /// Prompt tokens taken from the prefix cache.
+    pub num_cached_tokens: u32,
+    /// The samples, by index.
+    pub outputs: Vec<CompletionOutput>,
+}

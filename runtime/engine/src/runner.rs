@@ -1,0 +1,531 @@
+//! Runs planned steps on a device: uploads deltas, encodes forward, head and sampling, and reads results back.
+//!
+//! Plans from counts only: nothing here waits for a token before the next step may be submitted.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use halyard_platform_api::ops::RESULT_HEADER;
+use halyard_platform_api::{Buffer, Device, Encoder, EncoderMode, OpId, PreparedOp, Queue, Tensor};
+use halyard_scheduler::{RequestId, Scheduled, SchedulerOutput, StepId};
+
+use crate::compile::{CompiledProgram, StepShape};
+use crate::error::EngineError;
+use crate::output::{Logprob, TokenLogprobs};
+use crate::sequence::{Sampler, Sequence};
+use crate::state::{Capacities, ResultRing, RowState, StepState, Writes};
+
+/// Longest single wait for the device; the engine then looks whether it is alive and waits on.
+const WAIT_SLICE_NS: u64 = 1_000_000_000;
+
+/// The ops around the model's own programs.
+pub(crate) struct StepOps {
+    pub prepare_inputs: Arc<dyn PreparedOp>,
+    pub slot_mapping: Arc<dyn PreparedOp>,
+    pub update_rows: Arc<dyn PreparedOp>,
+    pub argmax: Arc<dyn PreparedOp>,
+    pub sample: Arc<dyn PreparedOp>,
+    pub logits_process: Arc<dyn PreparedOp>,
+    pub top_logprobs: Arc<dyn PreparedOp>,
+    pub copy_logits: Arc<dyn PreparedOp>,
+}
+
+/// A model on a device.
+pub(crate) struct Runner {
+    pub queue: Arc<dyn Queue>,
+    pub forward: CompiledProgram,
+    pub head: CompiledProgram,
+    pub ops: StepOps,
+    pub rows: RowState,
+    pub step: StepState,
+    pub ring: ResultRing,
+    pub capacities: Capacities,
+    /// Logits \[chunk, V\] f32, and room for unprocessed ones.
+    pub logits: Tensor,
+    pub raw_logits: Tensor,
+    /// Memory that tensors above live in: activations, rope tables, KV.
+    pub _buffers: Vec<Arc<dyn Buffer>>,
+    pub writes: Writes,
+    pub next_entry: u32,
+    pub words: Vec<u32>,
+    /// Last: the device outlives everything on it.
+    pub device: Arc<dyn Device>,
+}
+
+/// A row of a submitted step, in submission order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepRow {
+    pub id: RequestId,
+    pub emits: bool,
+    pub logprobs: Option<u32>,
+}
+
+/// Prompt positions that a step scores: `count` positions of `id` from `position` on, at ring rows `first ..`.
+#[derive(Clone, Copy, Debug)]
+struct PromptSpan {
+    id: RequestId,
+    position: u32,
+    count: u32,
+    first: u32,
+    k: u32,
+}
+
+/// A submitted step.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    pub step: StepId,
+    pub num_tokens: u32,
+    number: u64,
+    entry: u32,
+    pub rows: Vec<StepRow>,
+    spans: Vec<PromptSpan>,
+    reads_logprobs: bool,
+}
+
+/// What a step returned.
+#[derive(Debug, Default)]
+pub(crate) struct StepResult {
+    /// One entry a row of the step: its tokens and, when asked, their log-probabilities.
+    pub rows: Vec<(Vec<u32>, Option<TokenLogprobs>)>,
+    /// Prompt log-probabilities: request, position of the scored token, value.
+    pub prompt: Vec<(RequestId, u32, TokenLogprobs)>,
+}
+
+impl Runner {
+    /// Uploads the plan's deltas and submits its step. Returns without waiting for the device.
+    pub(crate) fn submit(
+        &mut self,
+        plan: &SchedulerOutput,
+        sequences: &HashMap<RequestId, Sequence>,
+    ) -> Result<InFlight, EngineError> {
+        let entry = self.next_entry;
+        self.next_entry = (entry + 1) % self.capacities.ring_entries;
+        let (mut emitting, rest): (Vec<Scheduled>, Vec<Scheduled>) = plan.scheduled.iter().partition(|s| s.emits);
+        let num_emitting = emitting.len() as u32;
+        emitting.extend(rest);
+        let order = emitting;
+        let spans = prompt_spans(&order, num_emitting, sequences);
+        self.writes.clear();
+        self.write_rows(plan, sequences);
+        self.write_step(plan.step, entry, &order, num_emitting, &spans, sequences);
+        self.writes.submit(&*self.queue)?;
+
+        let mut encoder = self.device.create_encoder(EncoderMode::OneShot)?;
+        let shape = StepShape {
+            tokens: plan.num_tokens,
+            seqs: order.len() as u32,
+            logits: 0,
+            logits_first: 0,
+        };
+        self.encode_inputs(&mut *encoder, shape)?;
+        self.forward.encode(&mut *encoder, shape)?;
+        let wanted = Wanted::of(&order[..num_emitting as usize], sequences);
+        self.encode_sampling(&mut *encoder, shape, num_emitting, &wanted, entry)?;
+        self.encode_update(&mut *encoder, shape)?;
+        self.encode_prompt_logprobs(&mut *encoder, shape, num_emitting, &spans, entry)?;
+        let commands = encoder.finish()?;
+        let number = self.queue.submit(&[commands.id()], &[])?;
+        let rows = order
+            .iter()
+            .map(|s| StepRow {
+                id: s.id,
+                emits: s.emits,
+                logprobs: sequences.get(&s.id).and_then(|q| q.params.logprobs),
+            })
+            .collect();
+        Ok(InFlight {
+            step: plan.step,
+            num_tokens: plan.num_tokens,
+            number,
+            entry,
+            rows,
+            spans,
+            reads_logprobs: wanted.logprobs,
+        })
+    }
+
+    /// Blocks until the step is done and reads its results.
+    pub(crate) fn collect(&mut self, flight: &InFlight) -> Result<StepResult, EngineError> {
+        while self.queue.completed() < flight.number {
+            match self.queue.wait(flight.number, WAIT_SLICE_NS) {
+                Ok(()) => break,
+                Err(e) if e.status == halyard_platform_api::Status::Timeout => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        if self.queue.completed() == u64::MAX {
+            self.queue.wait(flight.number, 0)?;
+        }
+        let used = RESULT_HEADER + 2 * flight.rows.len() as u32;
+        let entry = self.ring.results.rows(flight.entry, 1).columns(0, used);
+        let mut words = std::mem::take(&mut self.words);
+        self.ring.read(&entry, &mut words)?;
+        let tag = u64::from(words[0]) | u64::from(words[1]) << 32;
+        if tag != flight.step.0 {
+            let message = format!(
+                "result ring entry {} holds step {tag}, not {}",
+                flight.entry, flight.step.0
+            );
+            return Err(halyard_platform_api::Error::new(halyard_platform_api::Status::Internal, message).into());
+        }
+        let mut result = StepResult::default();
+        for (i, row) in flight.rows.iter().enumerate() {
+            let at = (RESULT_HEADER as usize) + 2 * i;
+            let tokens = if row.emits && words[at] > 0 {
+                vec![words[at + 1]]
+            } else {
+                Vec::new()
+            };
+            result.rows.push((tokens, None));
+        }
+        self.words = words;
+        self.read_logprobs(flight, &mut result)?;
+        Ok(result)
+    }
+
+    fn read_logprobs(&self, flight: &InFlight, result: &mut StepResult) -> Result<(), EngineError> {
+        let num_sampled = flight.rows.iter().filter(|row| row.emits).count() as u32;
+        if flight.reads_logprobs {
+            let scores = self.read_scores(flight.entry, 0, num_sampled)?;
+            for (i, row) in flight.rows.iter().enumerate().take(num_sampled as usize) {
+                if let (Some(k), Some(&token)) = (row.logprobs, result.rows[i].0.first()) {
+                    result.rows[i].1 = Some(scores.at(i, token, k));
+                }
+            }
+        }
+        for span in &flight.spans {
+            let scores = self.read_scores(flight.entry, span.first, span.count)?;
+            for i in 0..span.count {
+                // The scored token stands one position after the one whose logits scored it; the caller knows its id.
+                result
+                    .prompt
+                    .push((span.id, span.position + i + 1, scores.at(i as usize, u32::MAX, span.k)));
+            }
+        }
+        Ok(())
+    }
+
+    fn read_scores(&self, entry: u32, first: u32, count: u32) -> Result<Scores, EngineError> {
+        let t = &self.ring.logprobs[entry as usize];
+        let mut scores = Scores {
+            k: self.ring.k as usize,
+            ..Scores::default()
+        };
+        for (tensor, words) in [
+            (t.chosen, &mut scores.chosen),
+            (t.ranks, &mut scores.ranks),
+            (t.top_tokens, &mut scores.top_tokens),
+            (t.top_logprobs, &mut scores.top_logprobs),
+        ] {
+            self.ring.read(&tensor.rows(first, count), words)?;
+        }
+        Ok(scores)
+    }
+
+    /// Row deltas: state of newly admitted rows, and block table entries.
+    fn write_rows(&mut self, plan: &SchedulerOutput, sequences: &HashMap<RequestId, Sequence>) {
+        let writes = &mut self.writes;
+        for admitted in &plan.admitted {
+            let row = u64::from(admitted.row.0);
+            let history = admitted.prompt.iter().chain(&admitted.generated).copied();
+            writes.words(
+                &self.rows.tokens,
+                row * u64::from(self.capacities.max_model_len),
+                history,
+            );
+            let known = (admitted.prompt.len() + admitted.generated.len()) as u32;
+            writes.words(&self.rows.num_tokens, row, [known]);
+            writes.words(&self.rows.num_computed, row, [admitted.num_computed]);
+            if let Some(sequence) = sequences.get(&admitted.id) {
+                sequence.upload(admitted.row.0, &self.rows, writes);
+            }
+        }
+        for write in &plan.table_writes {
+            let table = &self.rows.tables[write.group as usize];
+            let first = u64::from(write.row.0) * u64::from(table.shape[1]) + u64::from(write.first);
+            writes.words(table, first, plan.blocks(write).iter().map(|block| block.0));
+        }
+    }
+
+    /// The step itself: header, rows, query lengths, and where logits are wanted.
+    fn write_step(
+        &mut self,
+        step: StepId,
+        entry: u32,
+        order: &[Scheduled],
+        num_emitting: u32,
+        spans: &[PromptSpan],
+        sequences: &HashMap<RequestId, Sequence>,
+    ) {
+        let (writes, s) = (&mut self.writes, &self.step);
+        writes.words(
+            &s.header,
+            0,
+            [entry, step.0 as u32, (step.0 >> 32) as u32, order.len() as u32],
+        );
+        writes.words(&s.rows, 0, order.iter().map(|q| q.row.0));
+        writes.words(&s.query_lens, 0, order.iter().map(|q| q.query_len));
+        writes.words(&s.emits, 0, order.iter().map(|q| u32::from(q.emits)));
+        let ends = order.iter().scan(0, |end, q| {
+            *end += q.query_len;
+            Some(*end)
+        });
+        let starts: Vec<u32> = ends.collect();
+        writes.words(
+            &s.logits_index,
+            0,
+            starts[..num_emitting as usize].iter().map(|end| end - 1),
+        );
+        for span in spans {
+            let Some(sequence) = sequences.get(&span.id) else {
+                continue;
+            };
+            let at = order
+                .iter()
+                .position(|q| q.id == span.id)
+                .map_or(0, |i| starts[i] - order[i].query_len);
+            let (first, prompt) = (u64::from(span.first), &sequence.prompt);
+            writes.words(&s.logits_index, first, at..at + span.count);
+            let scored = &prompt[span.position as usize + 1..][..span.count as usize];
+            writes.words(&s.chosen, first, scored.iter().copied());
+        }
+    }
+
+    fn encode_inputs(&self, encoder: &mut dyn Encoder, shape: StepShape) -> Result<(), EngineError> {
+        let s = &self.step;
+        let seqs = |t: &Tensor| t.rows(0, shape.seqs);
+        let tokens = |t: &Tensor| t.rows(0, shape.tokens);
+        encoder.encode(
+            self.ops.prepare_inputs.id(),
+            &[
+                seqs(&s.rows),
+                seqs(&s.query_lens),
+                self.rows.tokens,
+                self.rows.num_computed,
+                Tensor::NONE,
+                tokens(&s.token_ids),
+                tokens(&s.positions),
+                tokens(&s.token_seq),
+                Tensor::NONE,
+                s.query_start_loc.rows(0, shape.seqs + 1),
+                seqs(&s.seq_lens),
+                seqs(&s.last_token_index),
+            ],
+        )?;
+        for (slots, table) in s.slots.iter().zip(&self.rows.tables) {
+            let operands = [
+                tokens(&s.positions),
+                tokens(&s.token_seq),
+                seqs(&s.rows),
+                *table,
+                tokens(slots),
+            ];
+            encoder.encode(self.ops.slot_mapping.id(), &operands)?;
+        }
+        Ok(())
+    }
+
+    /// Head and sampler of the emitting sequences, a chunk of logits at a time.
+    fn encode_sampling(
+        &mut self,
+        encoder: &mut dyn Encoder,
+        shape: StepShape,
+        num_emitting: u32,
+        wanted: &Wanted,
+        entry: u32,
+    ) -> Result<(), EngineError> {
+        for (first, count) in chunks(0, num_emitting, self.capacities.logits_chunk) {
+            self.head.encode(
+                encoder,
+                StepShape {
+                    logits: count,
+                    logits_first: first,
+                    ..shape
+                },
+            )?;
+            let logits = self.logits.rows(0, count);
+            let rows = self.step.rows.rows(first, count);
+            let sampled = self.step.sampled.rows(first, count);
+            let mut raw = logits;
+            if wanted.sampler == Sampler::Full {
+                if wanted.logprobs {
+                    raw = self.raw_logits.rows(0, count);
+                    encoder.encode(self.ops.copy_logits.id(), &[logits, raw])?;
+                }
+                let r = &self.rows;
+                encoder.encode(
+                    self.ops.logits_process.id(),
+                    &[
+                        logits,
+                        rows,
+                        r.sampling,
+                        r.tokens,
+                        r.num_tokens,
+                        r.allowed_mask,
+                        r.bias_tokens,
+                        r.bias_values,
+                        r.stop_tokens,
+                        r.bad_words,
+                        Tensor::NONE,
+                    ],
+                )?;
+            }
+            if wanted.sampler == Sampler::Greedy {
+                encoder.encode(self.ops.argmax.id(), &[logits, sampled])?;
+            } else {
+                let operands = [logits, rows, self.rows.sampling, self.rows.num_tokens, sampled];
+                encoder.encode(self.ops.sample.id(), &operands)?;
+            }
+            if wanted.logprobs {
+                self.encode_scores(encoder, self.ops.top_logprobs.id(), raw, sampled, entry, first, count)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_prompt_logprobs(
+        &mut self,
+        encoder: &mut dyn Encoder,
+        shape: StepShape,
+        num_emitting: u32,
+        spans: &[PromptSpan],
+        entry: u32,
+    ) -> Result<(), EngineError> {
+        let Some(last) = spans.last() else {
+            return Ok(());
+        };
+        for (first, count) in chunks(num_emitting, last.first + last.count, self.capacities.logits_chunk) {
+            self.head.encode(
+                encoder,
+                StepShape {
+                    logits: count,
+                    logits_first: first,
+                    ..shape
+                },
+            )?;
+            let chosen = self.step.chosen.rows(first, count);
+            let logits = self.logits.rows(0, count);
+            self.encode_scores(encoder, self.ops.top_logprobs.id(), logits, chosen, entry, first, count)?;
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn encode_scores(
+        &self,
+        encoder: &mut dyn Encoder,
+        op: OpId,
+        logits: Tensor,
+        chosen: Tensor,
+        entry: u32,
+        first: u32,
+        count: u32,
+    ) -> Result<(), EngineError> {
+        let t = &self.ring.logprobs[entry as usize];
+        let outputs = [t.chosen, t.ranks, t.top_tokens, t.top_logprobs].map(|t| t.rows(first, count));
+        encoder.encode(op, &[logits, chosen, outputs[0], outputs[1], outputs[2], outputs[3]])?;
+        Ok(())
+    }
+
+    fn encode_update(&self, encoder: &mut dyn Encoder, shape: StepShape) -> Result<(), EngineError> {
+        let s = &self.step;
+        let seqs = |t: &Tensor| t.rows(0, shape.seqs);
+        encoder.encode(
+            self.ops.update_rows.id(),
+            &[
+                s.header,
+                seqs(&s.rows),
+                seqs(&s.query_lens),
+                seqs(&s.emits),
+                Tensor::NONE,
+                s.sampled.view(0, &[shape.seqs, 1], &[1, 1]),
+                Tensor::NONE,
+                self.rows.tokens,
+                self.rows.num_tokens,
+                self.rows.num_computed,
+                self.ring.results,
+            ],
+        )?;
+        Ok(())
+    }
+}
+
+/// What the emitting rows of a step need together.
+struct Wanted {
+    sampler: Sampler,
+    logprobs: bool,
+}
+
+impl Wanted {
+    fn of(emitting: &[Scheduled], sequences: &HashMap<RequestId, Sequence>) -> Wanted {
+        let live = || emitting.iter().filter_map(|s| sequences.get(&s.id));
+        Wanted {
+            sampler: live().map(|q| q.sampler).max().unwrap_or(Sampler::Greedy),
+            logprobs: live().any(|q| q.params.logprobs.is_some()),
+        }
+    }
+}
+
+/// The prompt positions of this step that must be scored, behind the emitting rows in the ring.
+fn prompt_spans(order: &[Scheduled], num_emitting: u32, sequences: &HashMap<RequestId, Sequence>) -> Vec<PromptSpan> {
+    let mut first = num_emitting;
+    let mut spans = Vec::new();
+    for s in order {
+        let Some(sequence) = sequences.get(&s.id) else {
+            continue;
+        };
+        let (Some(k), true) = (sequence.params.prompt_logprobs, sequence.prompt_logprobs.is_some()) else {
+            continue;
+        };
+        let last_scored = sequence.prompt.len() as u32 - 1;
+        let end = (s.num_computed_upper + s.query_len).min(last_scored);
+        if end > s.num_computed_upper {
+            let count = end - s.num_computed_upper;
+            spans.push(PromptSpan {
+                id: s.id,
+                position: s.num_computed_upper,
+                count,
+                first,
+                k,
+            });
+            first += count;
+        }
+    }
+    spans
+}
+
+/// Pieces of at most `size` of `first .. end`.
+fn chunks(first: u32, end: u32, size: u32) -> impl Iterator<Item = (u32, u32)> {
+    (first..end)
+        .step_by(size as usize)
+        .map(move |at| (at, size.min(end - at)))
+}
+
+#[derive(Default)]
+struct Scores {
+    k: usize,
+    chosen: Vec<u32>,
+    ranks: Vec<u32>,
+    top_tokens: Vec<u32>,
+    top_logprobs: Vec<u32>,
+}
+
+impl Scores {
+    fn at(&self, i: usize, token: u32, k: u32) -> TokenLogprobs {
+        let range = i * self.k..i * self.k + (k as usize).min(self.k);
+        let top = self.top_tokens[range.clone()].iter().zip(&self.top_logprobs[range]);
+        TokenLogprobs {
+            chosen: Logprob {
+                token,
+                logprob: f32::from_bits(self.chosen[i]),
+            },
+            rank: self.ranks[i],
+            top: top
+                .map(|(&token, &bits)| Logprob {
+                    token,
+                    logprob: f32::from_bits(bits),
+                })
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Device memory of the engine: row state (one row a running request), step data, derived step tensors, result rings.
+//!
+//! The host writes rows and step data only through `Queue::write_step`, so it never touches memory that a submitted step may read.
+
+use std::sync::Arc;
+
+use halyard_platform_api::ops::{RESULT_HEADER, STEP_HEADER, SamplingRow};
+use halyard_platform_api::{Buffer, BufferKind, DType, Device, Result, Tensor};
+
+use crate::params::{MAX_BAD_WORD_TOKENS, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS};
+
+/// Capacities that size everything.
+#[derive(Clone, Debug)]
+pub(crate) struct Capacities {
+    pub rows: u32,
+    pub max_model_len: u32,
+    pub max_seqs: u32,
+    pub max_tokens: u32,
+    pub vocab: u32,
+    /// Blocks of a row's table, by KV group.
+    pub table_blocks: Vec<u32>,
+    /// Entries of the result rings: steps in flight and some.
+    pub ring_entries: u32,
+    /// Rows of logits computed at once.
+    pub logits_chunk: u32,
+}
+
+/// Cuts tensors out of one buffer, each aligned.
+struct Carver {
+    alignment: u64,
+    pieces: Vec<(u64, DType, Vec<u32>)>,
+    bytes: u64,
+}
+
+impl Carver {
+    fn new(device: &dyn Device) -> Carver {
+        Carver {
+            alignment: u64::from(device.info().offset_alignment.max(64)),
+            pieces: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    fn piece(&mut self, dtype: DType, shape: &[u32]) -> usize {
+        let bytes = shape.iter().map(|&d| u64::from(d)).product::<u64>() * dtype.bytes() as u64;
+        self.pieces.push((self.bytes, dtype, shape.to_vec()));
+        self.bytes = (self.bytes + bytes).next_multiple_of(self.alignment);
+        self.pieces.len() - 1
+    }
+
+    fn allocate(self, device: &dyn Device, kind: BufferKind) -> Result<(Arc<dyn Buffer>, Vec<Tensor>)> {
+        let buffer = device.create_buffer(self.bytes.max(self.alignment), kind)?;
+        let id = buffer.id();
+        let tensors = self
+            .pieces
+            .iter()
+            .map(|(offset, dtype, shape)| Tensor::contiguous(id, *offset, *dtype, shape))
+            .collect();
+        Ok((buffer, tensors))
+    }
+}
+
+/// What a device row holds.
+pub(crate) struct RowState {
+    _buffer: Arc<dyn Buffer>,
+    /// Token history \[R, L\] i32.
+    pub tokens: Tensor,
+    /// Known tokens \[R\] i32.
+    pub num_tokens: Tensor,
+    /// Tokens with KV \[R\] i32.
+    pub num_computed: Tensor,
+    /// Sampling parameters \[R, 128\] u8.
+    pub sampling: Tensor,
+    /// \[R, ⌈V/32⌉\] i32.
+    pub allowed_mask: Tensor,
+    /// \[R, B\] i32.
+    pub bias_tokens: Tensor,
+    /// \[R, B\] f32.
+    pub bias_values: Tensor,
+    /// \[R, N\] i32.
+    pub stop_tokens: Tensor,
+    /// \[R, W\] i32.
+    pub bad_words: Tensor,
+    /// Block table \[R, blocks\] i32 of each KV group.
+    pub tables: Vec<Tensor>,
+}
+
+impl RowState {
+    pub(crate) fn allocate(device: &dyn Device, c: &Capacities) -> Result<RowState> {
+        let mut carver = Carver::new(device);
+        let r = c.rows;
+        let i32s = DType::I32;
+        let tokens = carver.piece(i32s, &[r, c.max_model_len]);
+        let num_tokens = carver.piece(i32s, &[r]);
+        let num_computed = carver.piece(i32s, &[r]);
+        let sampling = carver.piece(DType::U8, &[r, size_of::<SamplingRow>() as u32]);
+        let allowed_mask = carver.piece(i32s, &[r, c.vocab.div_ceil(32)]);
+        let bias_tokens = carver.piece(i32s, &[r, MAX_LOGIT_BIAS as u32]);
+        let bias_values = carver.piece(DType::F32, &[r, MAX_LOGIT_BIAS as u32]);
+        let stop_tokens = carver.piece(i32s, &[r, MAX_STOP_TOKENS as u32]);
+        let bad_words = carver.piece(i32s, &[r, MAX_BAD_WORD_TOKENS as u32]);
+        let tables: Vec<usize> = c
+            .table_blocks
+            .iter()
+            .map(|&blocks| carver.piece(i32s, &[r, blocks]))
+            .collect();
+        let (buffer, t) = carver.allocate(device, BufferKind::Device)?;
+        Ok(RowState {
+            _buffer: buffer,
+            tokens: t[tokens],
+            num_tokens: t[num_tokens],
+            num_computed: t[num_computed],
+            sampling: t[sampling],
+            allowed_mask: t[allowed_mask],
+            bias_tokens: t[bias_tokens],
+            bias_values: t[bias_values],
+            stop_tokens: t[stop_tokens],
+            bad_words: t[bad_words],
+            tables: tables.into_iter().map(|i| t[i]).collect(),
+        })
+    }
+}
+
+/// What a step says, and what the device derives of it.
+pub(crate) struct StepState {
+    _buffer: Arc<dyn Buffer>,
+    pub header: Tensor,
+    pub rows: Tensor,
+    pub query_lens: Tensor,
+    pub emits: Tensor,
+    /// Positions that logits are wanted for \[S + T\] i32: the emitting sequences first, then prompt positions.
+    pub logits_index: Tensor,
+    /// Tokens to score at prompt positions, parallel to `logits_index` \[S + T\] i32.
+    pub chosen: Tensor,
+    pub token_ids: Tensor,
+    pub positions: Tensor,
+    pub token_seq: Tensor,
+    pub query_start_loc: Tensor,
+    pub seq_lens: Tensor,
+    pub last_token_index: Tensor,
+    /// Slots \[T\] i32 of each KV group.
+    pub slots: Vec<Tensor>,
+    /// Sampled ids \[S\] i32.
+    pub sampled: Tensor,
+}
+
+impl StepState {
+    pub(crate) fn allocate(device: &dyn Device, c: &Capacities) -> Result<StepState> {
+        let mut carver = Carver::new(device);
+        let (s, t) = (c.max_seqs, c.max_tokens);
+        let sizes = [STEP_HEADER, s, s, s, s + t, s + t, t, t, t, s + 1, s, s, s];
+        let groups = c.table_blocks.iter().map(|_| t);
+        for size in sizes.into_iter().chain(groups) {
+            carver.piece(DType::I32, &[size]);
+        }
+        let (buffer, tensors) = carver.allocate(device, BufferKind::Device)?;
+        Ok(StepState {
+            _buffer: buffer,
+            header: tensors[0],
+            rows: tensors[1],
+            query_lens: tensors[2],
+            emits: tensors[3],
+            logits_index: tensors[4],
+            chosen: tensors[5],
+            token_ids: tensors[6],
+            positions: tensors[7],
+            token_seq: tensors[8],
+            query_start_loc: tensors[9],
+            seq_lens: tensors[10],
+            last_token_index: tensors[11],
+            sampled: tensors[12],
+            slots: tensors[sizes.len()..].to_vec(),
+        })
+    }
+}
+
+/// Log-probabilities of one ring entry.
+#[derive(Clone, Copy)]
+pub(crate) struct LogprobTensors {
+    pub chosen: Tensor,
+    pub ranks: Tensor,
+    pub top_tokens: Tensor,
+    pub top_logprobs: Tensor,
+}
+
+/// Host-visible results, `ring_entries` steps of them.
+pub(crate) struct ResultRing {
+    buffer: Arc<dyn Buffer>,
+    /// \[E, 2 + 2·S\] i32.
+    pub results: Tensor,
+    pub logprobs: Vec<LogprobTensors>,
+    /// Alternatives per position.
+    pub k: u32,
+}
+
+impl ResultRing {
+    pub(crate) fn allocate(device: &dyn Device, c: &Capacities) -> Result<ResultRing> {
+        let mut carver = Carver::new(device);
+        let k = MAX_LOGPROBS.min(c.vocab);
+        let n = c.max_seqs + c.max_tokens;
+        carver.piece(DType::I32, &[c.ring_entries, RESULT_HEADER + 2 * c.max_seqs]);
+        for _ in 0..c.ring_entries {
+            carver.piece(DType::F32, &[n]);
+            carver.piece(DType::I32, &[n]);
+            carver.piece(DType::I32, &[n, k]);
+            carver.piece(DType::F32, &[n, k]);
+        }
+        let (buffer, t) = carver.allocate(device, BufferKind::HostVisible)?;
+        let logprobs = t[1..]
+            .chunks_exact(4)
+            .map(|t| LogprobTensors {
+                chosen: t[0],
+                ranks: t[1],
+                top_tokens: t[2],
+                top_logprobs: t[3],
+            })
+            .collect();
+        Ok(ResultRing {
+            buffer,
+            results: t[0],
+            logprobs,
+            k,
+        })
+    }
+
+    /// Reads a contiguous tensor's words.
+    pub(crate) fn read(&self, tensor: &Tensor, words: &mut Vec<u32>) -> Result<()> {
+        let mut bytes = vec![0; tensor.span_bytes() as usize];
+        self.buffer.read(tensor.offset, &mut bytes)?;
+        words.clear();
+        words.extend(
+            bytes
+                .chunks_exact(4)
+                .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+        );
+        Ok(())
+    }
+}
+
+/// Step writes gathered before one call: pieces of one byte arena.
+#[derive(Default)]
+pub(crate) struct Writes {
+    bytes: Vec<u8>,
+    pieces: Vec<(Tensor, u64, std::ops::Range<usize>)>,
+}
+
+impl Writes {
+    pub(crate) fn clear(&mut self) {
+        self.bytes.clear();
+        self.pieces.clear();
+    }
+
+    /// `words` at element `first` of an i32 or f32 tensor.
+    pub(crate) fn words(&mut self, tensor: &Tensor, first: u64, words: impl IntoIterator<Item = u32>) {
+        let start = self.bytes.len();
+        self.bytes.extend(words.into_iter().flat_map(u32::to_le_bytes));
+        if self.bytes.len() > start {
+            self.pieces
+                .push((*tensor, tensor.offset + 4 * first, start..self.bytes.len()));
+        }
+    }
+
+    /// Bytes at byte `first` of a u8 tensor.
+    pub(crate) fn bytes(&mut self, tensor: &Tensor, first: u64, bytes: &[u8]) {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(bytes);
+        self.pieces
+            .push((*tensor, tensor.offset + first, start..self.bytes.len()));
+    }
+
+    pub(crate) fn submit(&self, queue: &dyn halyard_platform_api::Queue) -> Result<()> {
+        let writes: Vec<halyard_platform_api::StepWrite<'_>> = self
+            .pieces
+            .iter()
+            .map(|(tensor, offset, range)| halyard_platform_api::StepWrite {
+                buffer: tensor.buffer_id(),
+                offset: *offset,
+                bytes: &self.bytes[range.clone()],
+            })
+            .collect();
+        queue.write_step(&writes)
+    }
+}

@@ -1,0 +1,291 @@
+//! A request's output on the reader's side: tokens become text, stop strings are found, chunks are handed out.
+//! Runs in the reader's task, so that text work never holds up the engine.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use halyard_scheduler::RequestId;
+use halyard_text::{Detokenizer, StopChecker, StopOutcome, Tokenizer};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::core::Command;
+use crate::output::{CompletionOutput, FinishReason, OutputChunk, RequestOutput, TokenLogprobs};
+use crate::params::SamplingParams;
+use crate::sequence::SequenceEvent;
+
+/// Output of one request. Dropping it before the end cancels what still runs.
+pub struct OutputStream {
+    id: String,
+    prompt: Arc<[u32]>,
+    params: Arc<SamplingParams>,
+    first: u64,
+    events: UnboundedReceiver<(u32, SequenceEvent)>,
+    commands: Sender<Command>,
+    samples: Vec<Sample>,
+    ready: VecDeque<OutputChunk>,
+    live: usize,
+}
+
+struct Sample {
+    detokenizer: Detokenizer,
+    stops: StopChecker,
+    num_tokens: u32,
+    done: bool,
+}
+
+impl OutputStream {
+    pub(crate) fn new(
+        id: String,
+        tokenizer: &Tokenizer,
+        prompt: Arc<[u32]>,
+        params: Arc<SamplingParams>,
+        first: u64,
+        events: UnboundedReceiver<(u32, SequenceEvent)>,
+        commands: Sender<Command>,
+    ) -> OutputStream {
+        let checker = || {
+            // Empty stop strings were refused with the parameters.
+            StopChecker::new(&params.stop, params.include_stop_str_in_output).ok()
+        };
+        let samples: Vec<Sample> = (0..params.n)
+            .filter_map(|_| {
+                let detokenizer = Detokenizer::new(tokenizer, &prompt, params.skip_special_tokens);
+                Some(Sample {
+                    detokenizer,
+                    stops: checker()?,
+                    num_tokens: 0,
+                    done: false,
+                })
+            })
+            .collect();
+        let live = samples.len();
+        OutputStream {
+            id,
+            prompt,
+            params,
+            first,
+            events,
+            commands,
+            samples,
+            ready: VecDeque::new(),
+            live,
+        }
+    }
+
+    /// The next piece of any sample; `None` when all have ended. Cancel-safe.
+    pub async fn next(&mut self) -> Option<OutputChunk> {
+        loop {
+            if let Some(chunk) = self.ready.pop_front() {
+                return Some(chunk);
+            }
+            if self.live == 0 {
+                return None;
+            }
+            let event = self.events.recv().await;
+            self.take(event);
+        }
+    }
+
+    /// As [`OutputStream::next`], blocking the thread. Not for async code.
+    pub fn blocking_next(&mut self) -> Option<OutputChunk> {
+        loop {
+            if let Some(chunk) = self.ready.pop_front() {
+                return Some(chunk);
+            }
+            if self.live == 0 {
+                return None;
+            }
+            let event = self.events.blocking_recv();
+            self.take(event);
+        }
+    }
+
+    /// The prompt's token ids.
+    pub fn prompt_token_ids(&self) -> &[u32] {
+        &self.prompt
+    }
+
+    /// Collects everything, blocking the thread.
+    pub fn blocking_collect(mut self) -> RequestOutput {
+        let mut output = self.empty_output();
+        while let Some(chunk) = self.blocking_next() {
+            append(&mut output, chunk);
+        }
+        output
+    }
+
+    /// Collects everything.
+    pub async fn collect(mut self) -> RequestOutput {
+        let mut output = self.empty_output();
+        while let Some(chunk) = self.next().await {
+            append(&mut output, chunk);
+        }
+        output
+    }
+
+    fn empty_output(&self) -> RequestOutput {
+        let sample = |index| CompletionOutput {
+            index,
+            text: String::new(),
+            token_ids: Vec::new(),
+            logprobs: self.params.logprobs.map(|_| Vec::new()),
+            finish: FinishReason::Length,
+        };
+        RequestOutput {
+            id: self.id.clone(),
+            prompt_token_ids: self.prompt.to_vec(),
+            prompt_logprobs: None,
+            num_cached_tokens: 0,
+            outputs: (0..self.params.n).map(sample).collect(),
+        }
+    }
+
+    fn take(&mut self, event: Option<(u32, SequenceEvent)>) {
+        let Some((index, event)) = event else {
+            let reason = "the engine thread is gone; see the log".to_string();
+            for index in 0..self.samples.len() as u32 {
+                self.finish(index, FinishReason::Error(reason.clone()));
+            }
+            return;
+        };
+        if self.samples[index as usize].done {
+            return;
+        }
+        match event {
+            SequenceEvent::Prompt(logprobs) => {
+                self.ready.push_back(OutputChunk {
+                    prompt_logprobs: Some(logprobs),
+                    ..empty_chunk(index)
+                });
+            }
+            SequenceEvent::Token {
+                id,
+                logprobs,
+                num_cached_tokens,
+                finish,
+            } => {
+                let chunk = self.token(index, id, logprobs, finish);
+                self.ready.push_back(OutputChunk {
+                    num_cached_tokens,
+                    ..chunk
+                });
+            }
+            SequenceEvent::Finished(reason) => self.finish(index, reason),
+        }
+    }
+
+    fn token(
+        &mut self,
+        index: u32,
+        id: u32,
+        logprobs: Option<TokenLogprobs>,
+        finish: Option<FinishReason>,
+    ) -> OutputChunk {
+        let sample = &mut self.samples[index as usize];
+        sample.num_tokens += 1;
+        let ends_by_token = matches!(finish, Some(FinishReason::Eos | FinishReason::StopToken(_)));
+        let mut piece = String::new();
+        if !ends_by_token || self.params.include_stop_str_in_output {
+            piece.push_str(sample.detokenizer.push(id).unwrap_or_default());
+        }
+        let mut finish = finish;
+        let mut text = if sample.num_tokens <= self.params.min_tokens {
+            sample.stops.pass(&piece)
+        } else {
+            match sample.stops.push(&piece) {
+                StopOutcome::Text(text) => text,
+                StopOutcome::Stop { index: which, text } => {
+                    let stopped_early = finish.is_none();
+                    finish = Some(FinishReason::StopString(self.params.stop[which].clone()));
+                    sample.done = true;
+                    if stopped_early {
+                        let ids = vec![RequestId(self.first + u64::from(index))];
+                        let _ = self.commands.send(Command::End { ids, reason: None });
+                    }
+                    text
+                }
+            }
+        };
+        if finish.is_some() {
+            if !sample.done {
+                text.push_str(&sample.last_text());
+            }
+            sample.done = true;
+            self.live -= 1;
+        }
+        OutputChunk {
+            text,
+            token_ids: vec![id],
+            logprobs: logprobs.map(|l| vec![l]),
+            finish,
+            ..empty_chunk(index)
+        }
+    }
+
+    fn finish(&mut self, index: u32, reason: FinishReason) {
+        let sample = &mut self.samples[index as usize];
+        if sample.done {
+            return;
+        }
+        sample.done = true;
+        self.live -= 1;
+        let text = sample.last_text();
+        self.ready.push_back(OutputChunk {
+            text,
+            finish: Some(reason),
+            ..empty_chunk(index)
+        });
+    }
+}
+
+impl Sample {
+    /// Text that was held back for an incomplete character or a possible stop string.
+    fn last_text(&mut self) -> String {
+        let rest = self.detokenizer.finish().unwrap_or_default().to_string();
+        let mut text = match self.stops.push(&rest) {
+            StopOutcome::Text(text) | StopOutcome::Stop { text, .. } => text,
+        };
+        text.push_str(&self.stops.finish());
+        text
+    }
+}
+
+impl Drop for OutputStream {
+    fn drop(&mut self) {
+        let running = self.samples.iter().enumerate().filter(|(_, sample)| !sample.done);
+        let ids: Vec<RequestId> = running.map(|(i, _)| RequestId(self.first + i as u64)).collect();
+        if !ids.is_empty() {
+            let reason = Some("the client went away".to_string());
+            let _ = self.commands.send(Command::End { ids, reason });
+        }
+    }
+}
+
+fn empty_chunk(index: u32) -> OutputChunk {
+    OutputChunk {
+        index,
+        text: String::new(),
+        token_ids: Vec::new(),
+        logprobs: None,
+        prompt_logprobs: None,
+        num_cached_tokens: 0,
+        finish: None,
+    }
+}
+
+fn append(output: &mut RequestOutput, chunk: OutputChunk) {
+    if chunk.prompt_logprobs.is_some() {
+        output.prompt_logprobs = chunk.prompt_logprobs;
+    }
+    output.num_cached_tokens = output.num_cached_tokens.max(chunk.num_cached_tokens);
+    let sample = &mut output.outputs[chunk.index as usize];
+    sample.text.push_str(&chunk.text);
+    sample.token_ids.extend(chunk.token_ids);
+    if let (Some(all), Some(new)) = (&mut sample.logprobs, chunk.logprobs) {
+        all.extend(new);
+    }
+    if let Some(finish) = chunk.finish {
+        sample.finish = finish;
+    }
+}

@@ -1,0 +1,70 @@
+//! Platforms and tiny models that the engine's tests run on.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use halyard_engine::{EngineConfig, Llm};
+use halyard_platform_api::{Device, Platform};
+use halyard_plugin_host::{Catalog, Plugin, SearchPath, select_platform};
+
+/// The folder of tiny models and goldens.
+pub fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models")
+}
+
+/// The CPU platform as the server has it, through its tables.
+pub fn cpu() -> Arc<dyn Device> {
+    open_linked(halyard_cpu::plugin())
+}
+
+/// The reference platform through its tables.
+pub fn reference() -> Arc<dyn Device> {
+    open_linked(halyard_reference::plugin())
+}
+
+/// A platform from its library, which cargo puts beside this test's own binary: found, checked and loaded as the server does.
+pub fn loaded(name: &str) -> Arc<dyn Device> {
+    let beside = std::env::current_exe()
+        .expect("a path")
+        .with_file_name(format!("libhalyard_{name}.so"));
+    let search = SearchPath {
+        plugins: vec![beside],
+        ..SearchPath::default()
+    };
+    let selected = select_platform(&Catalog::discover(&search), Some(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    selected.platform.open(0).expect("the device opens")
+}
+
+/// The reference with delays and poison: steps are in flight while the host plans on.
+pub fn delayed(depth: u32) -> Arc<dyn Device> {
+    halyard_delayed::DelayedPlatform::new(depth, 7)
+        .open(0)
+        .expect("the delayed device opens")
+}
+
+fn open_linked(plugin: halyard_platform_api::LinkedPlugin) -> Arc<dyn Device> {
+    let plugin = Plugin::from_linked(plugin).expect("the plugin negotiates");
+    plugin
+        .platform()
+        .expect("a platform")
+        .open(0)
+        .expect("the device opens")
+}
+
+/// A small configuration: blocks of 16 tokens, 48 tokens a step, 8 rows.
+pub fn config(path: &Path) -> EngineConfig {
+    let mut config = EngineConfig::for_model(path);
+    config.cache.kv_cache_memory_bytes = Some(16 << 20);
+    config.cache.block_size = Some(16);
+    config.scheduler.max_num_seqs = 8;
+    config.scheduler.max_num_batched_tokens = Some(48);
+    config
+}
+
+/// Opens a model with `change` applied to the small configuration.
+pub fn open(path: &Path, device: Arc<dyn Device>, change: impl FnOnce(&mut EngineConfig)) -> Llm {
+    let mut config = config(path);
+    change(&mut config);
+    Llm::open(config, device).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
