@@ -15,9 +15,8 @@ use crate::params::{Request, SamplingParams};
 ///
 /// ```no_run
 /// use halyard_engine::{EngineConfig, Llm, SamplingParams};
-/// # fn device() -> std::sync::Arc<dyn halyard_platform_api::Device> { unimplemented!() }
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let llm = Llm::open(EngineConfig::for_model("models/smollm2.gguf"), device())?;
+/// # fn complete(device: std::sync::Arc<dyn halyard_platform_api::Device>) -> Result<(), Box<dyn std::error::Error>> {
+/// let llm = Llm::open(EngineConfig::for_model("models/smollm2.gguf"), device)?;
 /// let prompts = ["The capital of France is", "Two and two are"];
 /// for output in llm.generate(&prompts, &SamplingParams::greedy(16))? {
 ///     println!("{}", output.outputs[0].text);

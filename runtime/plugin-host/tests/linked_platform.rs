@@ -427,22 +427,6 @@ fn encoding_allocates_nothing() {
     assert_eq!(events()[0], format!("finished Reusable 1000 ops {operands} operands"));
 }
 
-/// Prints nanoseconds an op, host to null plugin and back. The budget (25) is judged in tests/bench on an idle machine.
-#[test]
-#[ignore = "a measurement, not a check"]
-fn measure_encode() {
-    let _alone = alone();
-    let mut encoder = encoder();
-    let tensors = [Tensor::contiguous(BufferId(5), 0, DType::F32, &[2, 3]); 5];
-    for _ in 0..5 {
-        let start = std::time::Instant::now();
-        for i in 0..1_000_000u64 {
-            encoder.encode(OpId(100 + i), &tensors).expect("encoded");
-        }
-        println!("{:.2} ns an op", start.elapsed().as_nanos() as f64 / 1e6);
-    }
-}
-
 mod counted {
     use std::sync::Mutex;
 

@@ -1,0 +1,145 @@
+//! Times the products on the shapes of SmolLM2-135M: GB/s of packed weight for one token, GFLOP/s for many, on one
+//! thread. Where Linux tells it, the time is the thread's CPU time, so that a busy machine disturbs less.
+//!
+//! `cargo run --release -p halyard-kernels-cpu --example bench_linear [TOKENS …]`
+
+use std::time::Instant;
+
+use halyard_kernels_cpu::{
+    ActMode, Isa, Kernels, LINEAR_SCRATCH, Linear, WeightFormat, act_bytes, num_act_tiles, num_panels, packed_bytes,
+};
+
+/// (rows, columns, copies in the model).
+const LAYER: [(usize, usize, usize); 5] = [
+    (960, 576, 30),
+    (576, 576, 30),
+    (1536, 576, 30),
+    (1536, 576, 30),
+    (576, 1536, 30),
+];
+const HEAD: (usize, usize, usize) = (49152, 576, 1);
+
+struct Weight {
+    n: usize,
+    k: usize,
+    packed: Vec<u8>,
+}
+
+/// Nanoseconds of CPU that this thread has used, or of wall time since `start` where that is unknown.
+fn now_ns(start: Instant) -> u64 {
+    std::fs::read_to_string("/proc/thread-self/schedstat")
+        .ok()
+        .and_then(|line| line.split(' ').next()?.parse().ok())
+        .unwrap_or_else(|| start.elapsed().as_nanos() as u64)
+}
+
+fn weights(format: WeightFormat, shapes: &[(usize, usize, usize)]) -> Vec<Weight> {
+    let mut weights = Vec::new();
+    for &(n, k, copies) in shapes {
+        for copy in 0..copies {
+            // Arbitrary small bytes: a scale of 0x0203 and the like is a normal small f16.
+            let packed = (0..packed_bytes(format, n, k))
+                .map(|i| ((i * 7 + copy) % 37) as u8)
+                .collect();
+            weights.push(Weight { n, k, packed });
+        }
+    }
+    weights
+}
+
+/// Seconds for all weights once.
+fn pass(kernels: &Kernels, format: WeightFormat, mode: ActMode, weights: &[Weight], tokens: usize) -> f64 {
+    let (max_n, max_k) = weights
+        .iter()
+        .fold((0, 0), |(n, k), weight| (n.max(weight.n), k.max(weight.k)));
+    let x: Vec<f32> = (0..tokens * max_k)
+        .map(|i| ((i * 31 % 97) as f32 - 48.0) / 50.0)
+        .collect();
+    let mut act = vec![0u8; act_bytes(mode, tokens, max_k)];
+    let mut out = vec![0f32; tokens * max_n];
+    let mut scratch = vec![0f32; LINEAR_SCRATCH];
+    let start = Instant::now();
+    // The kernel counts CPU time in ticks of some milliseconds: repeat until a round is long beside them.
+    let (mut rounds, mut round, begin) = (0u32, 0u64, now_ns(start));
+    while round < 300_000_000 {
+        for weight in weights {
+            let tiles = 0..num_act_tiles(tokens);
+            // SAFETY: every buffer has the size that the crate states for it.
+            unsafe {
+                kernels.prepare_act(mode, x.as_ptr(), weight.k, tokens, weight.k, tiles, act.as_mut_ptr());
+                kernels.linear(Linear {
+                    format,
+                    mode,
+                    n: weight.n,
+                    k: weight.k,
+                    tokens,
+                    weight: &weight.packed,
+                    act: &act,
+                    panels: 0..num_panels(weight.n),
+                    out: out.as_mut_ptr(),
+                    out_stride: weight.n,
+                    bias: None,
+                    accumulate: false,
+                    scratch: &mut scratch,
+                });
+            }
+        }
+        rounds += 1;
+        round = now_ns(start) - begin;
+    }
+    round as f64 / 1e9 / f64::from(rounds)
+}
+
+fn main() {
+    let mut tokens: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
+    if tokens.is_empty() {
+        tokens = vec![1, 4, 16, 192];
+    }
+    let cases = [
+        (WeightFormat::Q4_1, ActMode::Int8),
+        (WeightFormat::Q4_1, ActMode::F32),
+        (WeightFormat::Q4_0, ActMode::Int8),
+        (WeightFormat::Q8_0, ActMode::Int8),
+        (WeightFormat::Q8_0, ActMode::F32),
+        (WeightFormat::Q5_0, ActMode::Int8),
+        (WeightFormat::Bf16, ActMode::Bf16),
+        (WeightFormat::Bf16, ActMode::F32),
+        (WeightFormat::F32, ActMode::F32),
+    ];
+    for isa in Isa::ALL.into_iter().rev() {
+        let Some(kernels) = Kernels::for_isa(isa) else { continue };
+        if isa == Isa::Portable
+            || isa
+                == (Isa::Avx512 {
+                    vnni: true,
+                    bf16: false,
+                })
+        {
+            continue;
+        }
+        println!("{isa}: layers of SmolLM2-135M");
+        for (format, mode) in cases {
+            let weights = weights(format, &LAYER);
+            let bytes: usize = weights.iter().map(|weight| weight.packed.len()).sum();
+            let elements: usize = weights.iter().map(|weight| weight.n * weight.k).sum();
+            for &tokens in &tokens {
+                let s = pass(kernels, format, mode, &weights, tokens);
+                let (gb, gflop) = (bytes as f64 / s / 1e9, 2.0 * (elements * tokens) as f64 / s / 1e9);
+                let (name, rate) = (format!("{format:?} {mode:?}"), tokens as f64 / s);
+                println!(
+                    "{name:10} {tokens:4} tokens: {:8.2} ms {gb:6.1} GB/s {gflop:7.1} GFLOP/s {rate:8.0} tok/s",
+                    s * 1e3
+                );
+            }
+        }
+        let head = weights(WeightFormat::Q8_0, &[HEAD]);
+        for mode in [ActMode::Int8, ActMode::F32] {
+            let s = pass(kernels, WeightFormat::Q8_0, mode, &head, 1);
+            println!(
+                "head Q8_0 {mode:?} 1 token: {:.2} ms {:.1} GB/s",
+                s * 1e3,
+                head[0].packed.len() as f64 / s / 1e9
+            );
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Lays activations out for the products in `linear_*`, once for all weight panels: rounded or quantised as the mode
+//! asks, and transposed in tiles of tokens so that the inner loop reads it forward. Owns the tiling; each token's
+//! bytes depend on that token alone, so results cannot depend on the batch.
+//!
+//! The tokens are cut into tiles of 12, the rest into tiles of 8, 4, 2 and 1. A tile of W tokens holds, with K padded
+//! by zeros to a multiple of 32:
+//! - `F32` f32\[k\]\[W\];
+//! - `Bf16` bf16\[k / 2\]\[W\]\[2\];
+//! - `Int8` per 32 elements of K: i8\[8\]\[W\]\[4\] quants, then \[W\] each of: f32 d (= max|x| / 127), f32 d·Σq,
+//!   i32 −Σq over the block, over its first and over its second half.
+
+use std::ops::Range;
+
+use crate::pack::{BLOCK, padded_k};
+use crate::simd::{LANES, Simd};
+
+/// What a product does with its activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ActMode {
+    /// Keeps them in f32 and dequantises the weights: the exact mode, for every format.
+    F32,
+    /// Rounds them to bf16 and multiplies in bf16 with f32 sums; for `Bf16` weights.
+    Bf16,
+    /// Quantises each 32 to int8 with a scale and multiplies in integers; for the GGUF formats.
+    Int8,
+}
+
+/// Tokens of a full tile.
+pub(crate) const TILE: usize = 12;
+/// 32-bit words that a token's block of 32 takes in `Int8`.
+pub(crate) const INT8_WORDS: usize = 13;
+
+/// Bytes of one token's prepared activations of length `k`.
+pub const fn act_token_bytes(mode: ActMode, k: usize) -> usize {
+    match mode {
+        ActMode::F32 => padded_k(k) * 4,
+        ActMode::Bf16 => padded_k(k) * 2,
+        ActMode::Int8 => padded_k(k) / BLOCK * INT8_WORDS * 4,
+    }
+}
+
+/// Bytes of the prepared activations of `tokens` tokens.
+pub const fn act_bytes(mode: ActMode, tokens: usize, k: usize) -> usize {
+    tokens * act_token_bytes(mode, k)
+}
+
+/// Tiles that `tokens` tokens make: the unit in which the preparation is split over threads.
+pub const fn num_act_tiles(tokens: usize) -> usize {
+    tokens / TILE + (tokens % TILE).count_ones() as usize
+}
+
+/// (first token, width) of tile `i` of `tokens` tokens.
+#[inline(always)]
+pub(crate) const fn tile(tokens: usize, i: usize) -> (usize, usize) {
+    let full = tokens / TILE;
+    if i < full {
+        return (i * TILE, TILE);
+    }
+    let (mut start, mut rest, mut left) = (full * TILE, tokens % TILE, i - full);
+    loop {
+        // The largest power of two in the rest; a remainder of 1..=11 is a sum of 8, 4, 2, 1.
+        let width = 1 << rest.ilog2();
+        if left == 0 {
+            return (start, width);
+        }
+        start += width;
+        rest -= width;
+        left -= 1;
+    }
+}
+
+/// One call of the preparation.
+pub(crate) struct ActJob {
+    pub mode: ActMode,
+    /// \[tokens\] rows of `k` f32, `stride` elements apart.
+    pub x: *const f32,
+    pub stride: usize,
+    pub k: usize,
+    pub tokens: usize,
+    pub tiles: Range<usize>,
+    /// The whole prepared buffer.
+    pub dst: *mut u8,
+}
+
+/// Prepares the tiles of the job.
+///
+/// # Safety
+/// The CPU has `S`'s instruction set; `x` and `dst` are valid for the job's sizes.
+#[inline(always)]
+pub(crate) unsafe fn prepare<S: Simd>(job: &ActJob) {
+    let token_bytes = act_token_bytes(job.mode, job.k);
+    for i in job.tiles.clone() {
+        let (t0, width) = tile(job.tokens, i);
+        for t in 0..width {
+            // SAFETY: token t0 + t < tokens, and the tile's bytes lie inside `dst`.
+            unsafe {
+                let x = job.x.add((t0 + t) * job.stride);
+                let dst = job.dst.add(t0 * token_bytes);
+                match job.mode {
+                    ActMode::F32 => token_f32(x, job.k, dst.cast(), t, width),
+                    ActMode::Bf16 => token_bf16::<S>(x, job.k, dst.cast(), t, width),
+                    ActMode::Int8 => token_int8::<S>(x, job.k, dst.cast(), t, width),
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `x` holds k floats, `dst` a tile of `width` tokens.
+#[inline(always)]
+unsafe fn token_f32(x: *const f32, k: usize, dst: *mut f32, t: usize, width: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        for i in 0..k {
+            *dst.add(i * width + t) = *x.add(i);
+        }
+        for i in k..padded_k(k) {
+            *dst.add(i * width + t) = 0.0;
+        }
+    }
+}
+
+/// 32 elements from `k0` on, zeros past `k`.
+#[inline(always)]
+unsafe fn load_block<S: Simd>(x: *const f32, k0: usize, k: usize) -> [S::F; 2] {
+    // SAFETY: x holds k floats, k0 < k.
+    unsafe {
+        if k - k0 >= BLOCK {
+            return [S::load(x.add(k0)), S::load(x.add(k0 + LANES))];
+        }
+        let rest = k - k0;
+        let low = S::load_n(x.add(k0), rest.min(LANES), 0.0);
+        let high = if rest > LANES {
+            S::load_n(x.add(k0 + LANES), rest - LANES, 0.0)
+        } else {
+            S::splat(0.0)
+        };
+        [low, high]
+    }
+}
+
+/// # Safety
+/// As for `token_f32`, with the instruction set of `S`.
+#[inline(always)]
+unsafe fn token_bf16<S: Simd>(x: *const f32, k: usize, dst: *mut u32, t: usize, width: usize) {
+    // SAFETY: the caller's promise; `pairs` holds 32 halves.
+    unsafe {
+        let mut k0 = 0;
+        while k0 < k {
+            let v = load_block::<S>(x, k0, k);
+            let mut pairs = [0u32; LANES];
+            S::store_bf16(pairs.as_mut_ptr().cast(), v[0]);
+            S::store_bf16(pairs.as_mut_ptr().add(LANES / 2).cast(), v[1]);
+            for (i, pair) in pairs.into_iter().enumerate() {
+                *dst.add((k0 / 2 + i) * width + t) = pair;
+            }
+            k0 += BLOCK;
+        }
+    }
+}
+
+/// # Safety
+/// As for `token_f32`, with the instruction set of `S`.
+#[inline(always)]
+unsafe fn token_int8<S: Simd>(x: *const f32, k: usize, dst: *mut u32, t: usize, width: usize) {
+    // SAFETY: the caller's promise; `quads` holds 32 bytes.
+    unsafe {
+        for b in 0..padded_k(k) / BLOCK {
+            let v = load_block::<S>(x, b * BLOCK, k);
+            let largest = S::hmax(S::max(S::abs(v[0]), S::abs(v[1])));
+            // 0 for finite values, NaN where there is a NaN or an ∞: the block's output then is NaN, not a quiet 0.
+            let zero = S::splat(0.0);
+            let d = largest / 127.0 + S::sum(S::fma(v[0], zero, S::mul(v[1], zero)));
+            let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
+            // Subnormal maxima have an infinite inverse: they are zero beside anything representable.
+            let (d, inverse) = if inverse == f32::INFINITY {
+                (0.0, 0.0)
+            } else {
+                (d, inverse)
+            };
+            let mut quads = [0u32; 8];
+            S::store_i8x16(quads.as_mut_ptr().cast(), S::round_i32(S::mul(v[0], S::splat(inverse))));
+            S::store_i8x16(
+                quads.as_mut_ptr().add(4).cast(),
+                S::round_i32(S::mul(v[1], S::splat(inverse))),
+            );
+            let mut sums = [0i32; 2];
+            for (i, quad) in quads.iter().enumerate() {
+                for q in quad.to_ne_bytes() {
+                    sums[i / 4] += i32::from(q as i8);
+                }
+            }
+            let out = dst.add(b * INT8_WORDS * width + t);
+            for (i, quad) in quads.into_iter().enumerate() {
+                *out.add(i * width) = quad;
+            }
+            let sum = sums[0] + sums[1];
+            *out.add(8 * width) = d.to_bits();
+            *out.add(9 * width) = (d * sum as f32).to_bits();
+            *out.add(10 * width) = (-sum) as u32;
+            *out.add(11 * width) = (-sums[0]) as u32;
+            *out.add(12 * width) = (-sums[1]) as u32;
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Weight formats as they lie in files: block sizes and the exact dequantisation of one row. Owns the knowledge of
+//! the GGUF block layouts (ggml-common.h of the GGML project); packing and gathering read rows through it.
+
+use half::{bf16, f16};
+
+/// How the elements of a weight row are stored in a file ("canonical" bytes).
+///
+/// GGUF blocks, little endian, in field order:
+/// - `Q4_0` 32 elements, 18 bytes: d f16; 16 bytes, element i in the low nibble of byte i, i + 16 in the high one.
+///   w = d·(q − 8).
+/// - `Q4_1` 32, 20: d f16, m f16, nibbles. w = d·q + m.
+/// - `Q5_0` 32, 22: d f16, 32 fifth bits, nibbles. w = d·(q − 16).
+/// - `Q8_0` 32, 34: d f16, 32 × i8. w = d·q.
+/// - `Q4K` 256, 144: d f16, dmin f16, eight 6-bit (scale, min) pairs in 12 bytes, nibbles by 64 elements.
+///   w = d·scale·q − dmin·min.
+/// - `Q6K` 256, 210: low nibbles 128 bytes, high bit pairs 64 bytes, 16 × i8 scales, d f16. w = d·scale·(q − 32).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum WeightFormat {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// GGUF Q4_0.
+    Q4_0,
+    /// GGUF Q4_1.
+    Q4_1,
+    /// GGUF Q5_0.
+    Q5_0,
+    /// GGUF Q8_0.
+    Q8_0,
+    /// GGUF Q4_K.
+    Q4K,
+    /// GGUF Q6_K.
+    Q6K,
+}
+
+impl WeightFormat {
+    /// Every format.
+    pub const ALL: [WeightFormat; 9] = [
+        WeightFormat::F32,
+        WeightFormat::F16,
+        WeightFormat::Bf16,
+        WeightFormat::Q4_0,
+        WeightFormat::Q4_1,
+        WeightFormat::Q5_0,
+        WeightFormat::Q8_0,
+        WeightFormat::Q4K,
+        WeightFormat::Q6K,
+    ];
+
+    /// Elements in a block (1 for the float formats).
+    pub const fn block_len(self) -> usize {
+        match self {
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => 1,
+            WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => 32,
+            WeightFormat::Q4K | WeightFormat::Q6K => 256,
+        }
+    }
+
+    /// Bytes of a block.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            WeightFormat::F32 => 4,
+            WeightFormat::F16 | WeightFormat::Bf16 => 2,
+            WeightFormat::Q4_0 => 18,
+            WeightFormat::Q4_1 => 20,
+            WeightFormat::Q5_0 => 22,
+            WeightFormat::Q8_0 => 34,
+            WeightFormat::Q4K => 144,
+            WeightFormat::Q6K => 210,
+        }
+    }
+
+    /// Bytes of a row of `k` elements, or `None` if `k` is no multiple of the block length.
+    pub const fn row_bytes(self, k: usize) -> Option<usize> {
+        if k.is_multiple_of(self.block_len()) {
+            Some(k / self.block_len() * self.block_bytes())
+        } else {
+            None
+        }
+    }
+}
+
+pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f32 {
+    f16::from_bits(u16::from_le_bytes([bytes[at], bytes[at + 1]])).to_f32()
+}
+
+/// The 6-bit scale and min of sub-block `j` (0..8) of a Q4_K block, from its 12 packed bytes.
+pub(crate) fn q4k_scale_min(packed: &[u8], j: usize) -> (u8, u8) {
+    if j < 4 {
+        (packed[j] & 63, packed[j + 4] & 63)
+    } else {
+        (
+            (packed[j + 4] & 15) | ((packed[j - 4] >> 6) << 4),
+            (packed[j + 4] >> 4) | ((packed[j] >> 6) << 4),
+        )
+    }
+}
+
+/// The unsigned quants of one 32-element block (`Q4_0` … `Q8_0`; Q8_0 shifted by +128).
+pub(crate) fn quants32(format: WeightFormat, block: &[u8]) -> [u8; 32] {
+    let mut q = [0u8; 32];
+    match format {
+        WeightFormat::Q8_0 => {
+            for (q, &b) in q.iter_mut().zip(&block[2..34]) {
+                *q = b ^ 0x80;
+            }
+        }
+        _ => {
+            let nibbles = match format {
+                WeightFormat::Q4_0 => &block[2..18],
+                WeightFormat::Q4_1 => &block[4..20],
+                _ => &block[6..22],
+            };
+            for (i, &b) in nibbles.iter().enumerate() {
+                q[i] = b & 15;
+                q[i + 16] = b >> 4;
+            }
+            if format == WeightFormat::Q5_0 {
+                let high = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
+                for (i, q) in q.iter_mut().enumerate() {
+                    *q |= ((high >> i & 1) as u8) << 4;
+                }
+            }
+        }
+    }
+    q
+}
+
+/// The 256 unsigned quants of one K block.
+pub(crate) fn quants256(format: WeightFormat, block: &[u8]) -> [u8; 256] {
+    let mut q = [0u8; 256];
+    if format == WeightFormat::Q4K {
+        for (i, &b) in block[16..144].iter().enumerate() {
+            let at = i / 32 * 64 + i % 32;
+            q[at] = b & 15;
+            q[at + 32] = b >> 4;
+        }
+        return q;
+    }
+    for half in 0..2 {
+        let (low, high) = (&block[64 * half..], &block[128 + 32 * half..]);
+        for l in 0..32 {
+            let at = 128 * half + l;
+            q[at] = (low[l] & 15) | ((high[l] & 3) << 4);
+            q[at + 32] = (low[l + 32] & 15) | ((high[l] >> 2 & 3) << 4);
+            q[at + 64] = (low[l] >> 4) | ((high[l] >> 4 & 3) << 4);
+            q[at + 96] = (low[l + 32] >> 4) | ((high[l] >> 6) << 4);
+        }
+    }
+    q
+}
+
+/// Dequantises one row of canonical bytes into f32, each element rounded once from its exact value.
+///
+/// # Panics
+/// If `row` is not exactly `format.row_bytes(out.len())` long.
+pub fn dequantize_row(format: WeightFormat, row: &[u8], out: &mut [f32]) {
+    assert_eq!(
+        Some(row.len()),
+        format.row_bytes(out.len()),
+        "bytes of a {format:?} row of {} elements",
+        out.len()
+    );
+    let (len, bytes) = (format.block_len(), format.block_bytes());
+    match format {
+        WeightFormat::F32 => {
+            for (out, b) in out.iter_mut().zip(row.chunks_exact(4)) {
+                *out = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            }
+        }
+        WeightFormat::F16 => {
+            for (out, b) in out.iter_mut().zip(row.chunks_exact(2)) {
+                *out = f16::from_le_bytes([b[0], b[1]]).to_f32();
+            }
+        }
+        WeightFormat::Bf16 => {
+            for (out, b) in out.iter_mut().zip(row.chunks_exact(2)) {
+                *out = bf16::from_le_bytes([b[0], b[1]]).to_f32();
+            }
+        }
+        WeightFormat::Q4K | WeightFormat::Q6K => {
+            for (out, block) in out.chunks_exact_mut(len).zip(row.chunks_exact(bytes)) {
+                dequantize256(format, block, out);
+            }
+        }
+        _ => {
+            for (out, block) in out.chunks_exact_mut(len).zip(row.chunks_exact(bytes)) {
+                let d = f16_at(block, 0);
+                let (zero, m) = match format {
+                    WeightFormat::Q4_0 => (8.0, 0.0),
+                    WeightFormat::Q5_0 => (16.0, 0.0),
+                    WeightFormat::Q8_0 => (128.0, 0.0),
+                    _ => (0.0, f16_at(block, 2)),
+                };
+                for (out, q) in out.iter_mut().zip(quants32(format, block)) {
+                    // d·(q − zero) has at most 19 bits: exact, so the addition is the only rounding.
+                    *out = d * (f32::from(q) - zero) + m;
+                }
+            }
+        }
+    }
+}
+
+fn dequantize256(format: WeightFormat, block: &[u8], out: &mut [f32]) {
+    let q = quants256(format, block);
+    if format == WeightFormat::Q4K {
+        let (d, dmin) = (f16_at(block, 0), f16_at(block, 2));
+        for (j, out) in out.chunks_exact_mut(32).enumerate() {
+            let (scale, min) = q4k_scale_min(&block[4..16], j);
+            let (s, m) = (d * f32::from(scale), dmin * f32::from(min));
+            for (out, &q) in out.iter_mut().zip(&q[32 * j..]) {
+                *out = s * f32::from(q) - m;
+            }
+        }
+    } else {
+        let d = f16_at(block, 208);
+        for (j, out) in out.chunks_exact_mut(16).enumerate() {
+            let s = d * f32::from(block[192 + j] as i8);
+            for (out, &q) in out.iter_mut().zip(&q[16 * j..]) {
+                *out = s * (f32::from(q) - 32.0);
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The instruction sets that kernels exist for, and which of them this CPU runs. Owns detection; never reads the
+//! environment: a caller that wants to force one names it.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+/// An instruction set that the kernels are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// Plain Rust, on every CPU. The yardstick of the others.
+    Portable,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2Fma,
+    /// x86-64 with AVX-512 F, BW, DQ and VL, on top of AVX2.
+    Avx512 {
+        /// `vpdpbusd` for int8 dot products.
+        vnni: bool,
+        /// `vdpbf16ps` for bf16 dot products.
+        bf16: bool,
+    },
+    /// AArch64 with NEON, which every AArch64 CPU that runs Rust's std has.
+    Neon,
+}
+
+impl Isa {
+    /// Every variant, slowest first. `is_available` says which run here.
+    pub const ALL: [Isa; 6] = [
+        Isa::Portable,
+        Isa::Neon,
+        Isa::Avx2Fma,
+        Isa::Avx512 {
+            vnni: false,
+            bf16: false,
+        },
+        Isa::Avx512 {
+            vnni: true,
+            bf16: false,
+        },
+        Isa::Avx512 { vnni: true, bf16: true },
+    ];
+
+    /// The fastest instruction set of this CPU, looked up once a process.
+    pub fn best() -> Isa {
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(|| {
+            let mut best = Isa::Portable;
+            for isa in Isa::ALL {
+                if isa.is_available() {
+                    best = isa;
+                }
+            }
+            best
+        })
+    }
+
+    /// Whether this CPU runs every instruction that the kernels of `self` may use.
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Portable => true,
+            Isa::Neon => cfg!(target_arch = "aarch64"),
+            Isa::Avx2Fma => has_avx2(),
+            Isa::Avx512 { vnni, bf16 } => {
+                // No kernel set exists for bf16 without vnni: no CPU has that pair.
+                has_avx512() && (!vnni || has_vnni()) && (!bf16 || (vnni && has_bf16()))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Isa::Portable => "portable",
+            Isa::Neon => "neon",
+            Isa::Avx2Fma => "avx2+fma",
+            Isa::Avx512 { vnni: false, .. } => "avx512",
+            Isa::Avx512 {
+                vnni: true,
+                bf16: false,
+            } => "avx512+vnni",
+            Isa::Avx512 { vnni: true, bf16: true } => "avx512+vnni+bf16",
+        })
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    has_avx2()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_vnni() -> bool {
+    is_x86_feature_detected!("avx512vnni")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_bf16() -> bool {
+    is_x86_feature_detected!("avx512bf16")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_avx2() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_avx512() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_vnni() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_bf16() -> bool {
+    false
+}

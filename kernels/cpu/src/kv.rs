@@ -1,0 +1,246 @@
+//! The paged KV cache of one layer: the layout of a block, and writing one token into it. Owns the layout; the
+//! attention kernel reads it.
+//!
+//! A block of `block_size` tokens is a K part followed by a V part, element type [`KvDtype`]:
+//! - K \[kv_head\]\[panel\]\[head_dim\]\[16\]: panels of 16 tokens, token fastest, so that one vector holds one
+//!   dimension of 16 keys and q·K needs no sums across lanes. A last panel of fewer tokens is padded.
+//! - V \[kv_head\]\[token\]\[head_dim\]: one vector holds 16 dimensions of one token.
+//!
+//! Best with a `block_size` that is a multiple of 16; any other works. Nothing needs to be cleared: slots that were
+//! never written are never used.
+
+use half::{bf16, f16};
+
+use crate::simd::{LANES, Simd};
+
+/// Element type of a KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum KvDtype {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl KvDtype {
+    /// Every dtype.
+    pub const ALL: [KvDtype; 3] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16];
+
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            KvDtype::F32 => 4,
+            KvDtype::F16 | KvDtype::Bf16 => 2,
+        }
+    }
+}
+
+/// Shape of one layer's block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KvLayout {
+    /// Element type.
+    pub dtype: KvDtype,
+    /// Tokens in a block, at least 1.
+    pub block_size: usize,
+    /// KV heads.
+    pub num_kv_heads: usize,
+    /// Elements of a head, K and V alike.
+    pub head_dim: usize,
+}
+
+impl KvLayout {
+    /// Panels of 16 keys in a block.
+    #[inline(always)]
+    pub(crate) const fn panels(&self) -> usize {
+        self.block_size.div_ceil(LANES)
+    }
+
+    /// Elements of one head's K in a block.
+    #[inline(always)]
+    const fn k_head(&self) -> usize {
+        self.panels() * LANES * self.head_dim
+    }
+
+    /// Bytes of the K part.
+    pub const fn k_bytes(&self) -> usize {
+        self.num_kv_heads * self.k_head() * self.dtype.bytes()
+    }
+
+    /// Bytes of a block: K and V of `block_size` tokens.
+    pub const fn block_bytes(&self) -> usize {
+        self.k_bytes() + self.num_kv_heads * self.block_size * self.head_dim * self.dtype.bytes()
+    }
+
+    /// Byte offset, inside a block, of a panel of keys.
+    #[inline(always)]
+    pub(crate) const fn k_panel(&self, kv_head: usize, panel: usize) -> usize {
+        (kv_head * self.k_head() + panel * LANES * self.head_dim) * self.dtype.bytes()
+    }
+
+    /// Byte offset, inside a block, of one token's values.
+    #[inline(always)]
+    pub(crate) const fn v_row(&self, kv_head: usize, token: usize) -> usize {
+        self.k_bytes() + (kv_head * self.block_size + token) * self.head_dim * self.dtype.bytes()
+    }
+}
+
+/// An element type as kernels read it.
+pub(crate) trait KvElement: 'static {
+    const BYTES: usize;
+    /// 16 elements at `p`.
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F;
+    /// One element.
+    unsafe fn read(p: *const u8) -> f32;
+    /// One element.
+    unsafe fn write(p: *mut u8, v: f32);
+}
+
+impl KvElement for f32 {
+    const BYTES: usize = 4;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F {
+        // SAFETY: the caller has 16 elements at `p`.
+        unsafe { S::load(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn read(p: *const u8) -> f32 {
+        // SAFETY: the caller has an element at `p`.
+        unsafe { p.cast::<f32>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn write(p: *mut u8, v: f32) {
+        // SAFETY: the caller has an element at `p`.
+        unsafe { p.cast::<f32>().write_unaligned(v) }
+    }
+}
+
+impl KvElement for f16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F {
+        // SAFETY: the caller has 16 elements at `p`.
+        unsafe { S::load_f16(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn read(p: *const u8) -> f32 {
+        // SAFETY: the caller has an element at `p`.
+        f16::from_bits(unsafe { p.cast::<u16>().read_unaligned() }).to_f32()
+    }
+    #[inline(always)]
+    unsafe fn write(p: *mut u8, v: f32) {
+        // SAFETY: the caller has an element at `p`.
+        unsafe { p.cast::<u16>().write_unaligned(f16::from_f32(v).to_bits()) }
+    }
+}
+
+impl KvElement for bf16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F {
+        // SAFETY: the caller has 16 elements at `p`.
+        unsafe { S::load_bf16(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn read(p: *const u8) -> f32 {
+        // SAFETY: the caller has an element at `p`.
+        bf16::from_bits(unsafe { p.cast::<u16>().read_unaligned() }).to_f32()
+    }
+    #[inline(always)]
+    unsafe fn write(p: *mut u8, v: f32) {
+        // SAFETY: the caller has an element at `p`.
+        unsafe { p.cast::<u16>().write_unaligned(bf16::from_f32(v).to_bits()) }
+    }
+}
+
+/// Writes one token's K and V, all heads, into slot `token` of `block`. `k` and `v` are
+/// \[num_kv_heads, head_dim\] f32, contiguous.
+///
+/// # Safety
+/// `block` points to `layout.block_bytes()` writable bytes that no other thread touches in this token's slot.
+///
+/// # Panics
+/// If `token` lies outside the block, or `k` or `v` is shorter than num_kv_heads · head_dim.
+pub unsafe fn kv_write(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32], v: &[f32]) {
+    let elements = layout.num_kv_heads * layout.head_dim;
+    assert!(
+        token < layout.block_size,
+        "slot {token} of a block of {}",
+        layout.block_size
+    );
+    assert!(
+        k.len() >= elements && v.len() >= elements,
+        "K and V of {elements} elements"
+    );
+    // SAFETY: checked above.
+    unsafe {
+        match layout.dtype {
+            KvDtype::F32 => write_token::<f32>(layout, block, token, k, v),
+            KvDtype::F16 => write_token::<f16>(layout, block, token, k, v),
+            KvDtype::Bf16 => write_token::<bf16>(layout, block, token, k, v),
+        }
+    }
+}
+
+unsafe fn write_token<E: KvElement>(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32], v: &[f32]) {
+    let dim = layout.head_dim;
+    for head in 0..layout.num_kv_heads {
+        // SAFETY: head and token lie inside the layout, whose bytes the caller promised.
+        unsafe {
+            let keys = block.add(layout.k_panel(head, token / LANES) + token % LANES * E::BYTES);
+            let values = block.add(layout.v_row(head, token));
+            for d in 0..dim {
+                E::write(keys.add(d * LANES * E::BYTES), k[head * dim + d]);
+                E::write(values.add(d * E::BYTES), v[head * dim + d]);
+            }
+        }
+    }
+}
+
+/// Reads back what `kv_write` wrote: one token's K and V of one head, \[head_dim\] f32 each.
+///
+/// # Safety
+/// `block` points to `layout.block_bytes()` readable bytes.
+///
+/// # Panics
+/// If `token` or `kv_head` lies outside the block, or an output is shorter than head_dim.
+pub unsafe fn kv_read(layout: &KvLayout, block: *const u8, kv_head: usize, token: usize, k: &mut [f32], v: &mut [f32]) {
+    assert!(
+        token < layout.block_size && kv_head < layout.num_kv_heads,
+        "token {token}, head {kv_head}"
+    );
+    assert!(
+        k.len() >= layout.head_dim && v.len() >= layout.head_dim,
+        "outputs of {} elements",
+        layout.head_dim
+    );
+    // SAFETY: checked above.
+    unsafe {
+        match layout.dtype {
+            KvDtype::F32 => read_token::<f32>(layout, block, kv_head, token, k, v),
+            KvDtype::F16 => read_token::<f16>(layout, block, kv_head, token, k, v),
+            KvDtype::Bf16 => read_token::<bf16>(layout, block, kv_head, token, k, v),
+        }
+    }
+}
+
+unsafe fn read_token<E: KvElement>(
+    layout: &KvLayout,
+    block: *const u8,
+    kv_head: usize,
+    token: usize,
+    k: &mut [f32],
+    v: &mut [f32],
+) {
+    // SAFETY: head and token lie inside the layout, whose bytes the caller promised.
+    unsafe {
+        let keys = block.add(layout.k_panel(kv_head, token / LANES) + token % LANES * E::BYTES);
+        let values = block.add(layout.v_row(kv_head, token));
+        for d in 0..layout.head_dim {
+            k[d] = E::read(keys.add(d * LANES * E::BYTES));
+            v[d] = E::read(values.add(d * E::BYTES));
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Compute kernels of the CPU platform: pure functions over slices and pointers, written once over a 16-lane vector
+//! and compiled for each instruction set, chosen at run time. Owns weight packing, the products, attention and the
+//! small ops. It never allocates, never starts a thread, never reads the environment, and knows no model.
+//!
+//! Start at [`Kernels`]. Sizes come from functions beside it (`packed_bytes`, `act_bytes`, [`LINEAR_SCRATCH`],
+//! [`KvLayout`]); work is split over threads by panels of 16 output columns, tiles of tokens, KV heads and queries.
+//! Arguments are trusted to fit each other (the runtime checks them at load): a length that does not is a programming
+//! error and panics.
+
+// Kernels index with constant bounds so that the compiler keeps whole arrays in registers.
+#![allow(clippy::needless_range_loop)]
+
+mod act;
+mod activation;
+mod attention;
+mod elementwise;
+mod format;
+mod isa;
+mod kernels;
+mod kv;
+mod linear;
+mod linear_bf16;
+mod linear_f32;
+mod linear_int8;
+mod math;
+mod norm;
+mod pack;
+mod panel;
+mod reduce;
+mod rope;
+mod simd;
+mod table;
+
+pub use act::{ActMode, act_bytes, act_token_bytes, num_act_tiles};
+pub use activation::Activation;
+pub use attention::Attention;
+pub use format::{WeightFormat, dequantize_row};
+pub use isa::Isa;
+pub use kv::{KvDtype, KvLayout, kv_read, kv_write};
+pub use linear::{LINEAR_SCRATCH, Linear, linear_supports};
+pub use pack::{num_panels, pack, packed_bytes, panel_bytes};
+pub use rope::RopeStyle;
+pub use simd::LANES as PANEL_ROWS;
+pub use table::Kernels;

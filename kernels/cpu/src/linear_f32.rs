@@ -1,0 +1,239 @@
+//! The exact product: f32 activations, weights dequantised to the values that the file means, f32 sums. Owns two
+//! loops with one order of summation: few tokens decode weights in registers, many decode a chunk of two panels to
+//! scratch once and reuse it for every tile of tokens.
+
+use crate::linear::{CHUNK, Linear};
+use crate::pack::{BLOCK, padded_k};
+use crate::panel::PanelFormat;
+use crate::simd::{LANES, Simd, unroll};
+
+/// Up to this many tokens, weights are decoded in registers.
+pub(crate) const FEW_TOKENS: usize = 4;
+
+/// Decodes a panel at k0..k1 to f32\[k\]\[16\].
+pub(crate) type DecodeFn = unsafe fn(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+/// Multiplies decoded panels with every tile of tokens.
+pub(crate) type DecodedFn = unsafe fn(job: &mut Linear<'_>, chunk: &Chunk);
+
+/// Two (or one) decoded panels over a part of K; the weights lie in the job's scratch.
+pub(crate) struct Chunk {
+    panel: usize,
+    pair: bool,
+    k0: usize,
+    k1: usize,
+}
+
+/// The job for more than [`FEW_TOKENS`] tokens: chunk by chunk, decode and multiply.
+///
+/// # Safety
+/// Both functions' instruction sets are there; the job passed `Kernels::linear`'s checks.
+pub(crate) unsafe fn many(job: &mut Linear<'_>, decode: DecodeFn, multiply: DecodedFn) {
+    let k = padded_k(job.k);
+    let (mut panel, end) = (job.panels.start, job.panels.end);
+    while panel < end {
+        let pair = panel + 1 < end;
+        let mut k0 = 0;
+        while k0 < k {
+            let k1 = k.min(k0 + CHUNK);
+            let scratch = job.scratch.as_mut_ptr();
+            // SAFETY: the caller's promise; scratch holds two decoded chunks.
+            unsafe {
+                decode(job.panel(panel), k0, k1, scratch);
+                if pair {
+                    decode(job.panel(panel + 1), k0, k1, scratch.add(CHUNK * LANES));
+                }
+                multiply(job, &Chunk { panel, pair, k0, k1 });
+            }
+            k0 = k1;
+        }
+        panel += if pair { 2 } else { 1 };
+    }
+}
+
+/// The job for few tokens.
+///
+/// # Safety
+/// The CPU has `S`'s instruction set; the job passed `Kernels::linear`'s checks.
+#[inline(always)]
+pub(crate) unsafe fn few<S: Simd, W: PanelFormat>(job: &mut Linear<'_>) {
+    for i in 0..job.num_tiles() {
+        let (t0, width, act) = job.tile(i);
+        let mut panel = job.panels.start;
+        while panel < job.panels.end {
+            // Several panels at once: a chain of multiply-adds alone would wait for its own latency.
+            let panels = if width == 1 { 4 } else { 2 };
+            let several = S::TILES && panel + panels <= job.panels.end;
+            let mut at = At {
+                panel,
+                token: t0,
+                act: act.cast(),
+                stride: width,
+            };
+            // SAFETY: the caller's promise.
+            unsafe {
+                if S::TILES && several {
+                    match width {
+                        1 => decode_tile::<S, W, 1, 4>(job, &at),
+                        2 => decode_tile::<S, W, 2, 2>(job, &at),
+                        _ => decode_tile::<S, W, 4, 2>(job, &at),
+                    }
+                } else {
+                    for _ in 0..width {
+                        decode_tile::<S, W, 1, 1>(job, &at);
+                        (at.token, at.act) = (at.token + 1, at.act.add(1));
+                    }
+                }
+            }
+            panel += if several { panels } else { 1 };
+        }
+    }
+}
+
+/// Where a register tile begins: tokens beside each other, their elements `stride` apart along K.
+struct At {
+    panel: usize,
+    token: usize,
+    act: *const f32,
+    stride: usize,
+}
+
+/// T tokens × P panels, weights decoded in registers.
+#[inline(always)]
+unsafe fn decode_tile<S: Simd, W: PanelFormat, const T: usize, const P: usize>(job: &Linear<'_>, at: &At) {
+    // SAFETY: every block of the panels and of the tile is read once; the caller's promise.
+    unsafe {
+        let mut w = [std::ptr::null(); P];
+        for p in 0..P {
+            w[p] = job.panel(at.panel + p);
+        }
+        let blocks = padded_k(job.k) / BLOCK;
+        let mut begin = 0;
+        while begin < blocks {
+            let end = blocks.min(begin + CHUNK / BLOCK);
+            let mut sums = [[S::splat(0.0); T]; P];
+            for b in begin..end {
+                let mut heads = [W::block::<S>(w[0], b); P];
+                for p in 1..P {
+                    heads[p] = W::block::<S>(w[p], b);
+                }
+                for v in 0..4 {
+                    for p in 0..P {
+                        let weights = W::decode8::<S>(w[p], b, v, &heads[p]);
+                        let x = at.act.add((BLOCK * b + 8 * v) * at.stride);
+                        unroll!(j in 0..8 => {
+                            for t in 0..T {
+                                let x = S::splat(*x.add(j * at.stride + t));
+                                sums[p][t] = S::fma(weights[j], x, sums[p][t]);
+                            }
+                        });
+                    }
+                }
+            }
+            job.finish::<S, P, T>(at.token, at.panel, &sums, begin == 0);
+            begin = end;
+        }
+    }
+}
+
+/// The weights of one panel at k0..k1 as f32\[k\]\[16\].
+///
+/// # Safety
+/// The CPU has `S`'s instruction set; `out` holds (k1 − k0) · 16 floats, the panel the blocks of k0..k1.
+#[inline(always)]
+pub(crate) unsafe fn decode_chunk<S: Simd, W: PanelFormat>(panel: *const u8, k0: usize, k1: usize, out: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut out = out;
+        for b in k0 / BLOCK..k1 / BLOCK {
+            let block = W::block::<S>(panel, b);
+            for v in 0..4 {
+                let weights = W::decode8::<S>(panel, b, v, &block);
+                unroll!(j in 0..8 => { S::store(out.add(j * LANES), weights[j]); });
+                out = out.add(8 * LANES);
+            }
+        }
+    }
+}
+
+/// A decoded chunk times every tile of tokens.
+///
+/// # Safety
+/// The CPU has `S`'s instruction set; the job's scratch holds the chunk's decoded panels.
+#[inline(always)]
+pub(crate) unsafe fn multiply<S: Simd>(job: &mut Linear<'_>, chunk: &Chunk) {
+    let weights = job.scratch.as_ptr();
+    for i in 0..job.num_tiles() {
+        let (t0, width, act) = job.tile(i);
+        let mut column = 0;
+        while column < width {
+            // SAFETY: the caller's promise; the tile holds k rows of `width` floats.
+            unsafe {
+                let act = act.cast::<f32>().add(chunk.k0 * width + column);
+                let at = At {
+                    panel: chunk.panel,
+                    token: t0 + column,
+                    act,
+                    stride: width,
+                };
+                column += if chunk.pair && S::LARGE_TILES {
+                    match width - column {
+                        12 => product::<S, 2, 12>(job, weights, &at, chunk),
+                        8 => product::<S, 2, 8>(job, weights, &at, chunk),
+                        4 => product::<S, 2, 4>(job, weights, &at, chunk),
+                        _ => product::<S, 2, 1>(job, weights, &at, chunk),
+                    }
+                } else {
+                    let second = At {
+                        panel: at.panel + 1,
+                        ..at
+                    };
+                    let done = if S::TILES && width - column >= 4 {
+                        product::<S, 1, 4>(job, weights, &at, chunk)
+                    } else {
+                        product::<S, 1, 1>(job, weights, &at, chunk)
+                    };
+                    if chunk.pair {
+                        let weights = weights.add(CHUNK * LANES);
+                        if done == 4 && S::TILES {
+                            product::<S, 1, 4>(job, weights, &second, chunk);
+                        } else {
+                            product::<S, 1, 1>(job, weights, &second, chunk);
+                        }
+                    }
+                    done
+                };
+            }
+        }
+    }
+}
+
+/// P panels × T columns in registers; gives T.
+#[inline(always)]
+unsafe fn product<S: Simd, const P: usize, const T: usize>(
+    job: &Linear<'_>,
+    weights: *const f32,
+    at: &At,
+    chunk: &Chunk,
+) -> usize {
+    // SAFETY: the weights hold k1 − k0 vectors a panel, the activations as many rows.
+    unsafe {
+        let mut sums = [[S::splat(0.0); T]; P];
+        let (mut x, mut w) = (at.act, weights);
+        for _ in chunk.k0..chunk.k1 {
+            let mut row = [S::splat(0.0); P];
+            for p in 0..P {
+                row[p] = S::load(w.add(p * CHUNK * LANES));
+            }
+            unroll!(t in 0..T => {
+                let x = S::splat(*x.add(t));
+                for p in 0..P {
+                    sums[p][t] = S::fma(row[p], x, sums[p][t]);
+                }
+            });
+            x = x.add(at.stride);
+            w = w.add(LANES);
+        }
+        job.finish::<S, P, T>(at.token, at.panel, &sums, chunk.k0 == 0);
+        T
+    }
+}

@@ -1,0 +1,180 @@
+//! Packs canonical weight rows into panels of 16 rows, the layout that `panel` reads. Owns the writing side; it runs
+//! once at model load and is plain Rust, so that one packed buffer serves every instruction set.
+//!
+//! A panel holds 16 rows (the last one padded with zero rows) over all of K, padded with zeros to a multiple of 32.
+//! Formats, per 32 elements of K ("block"), rows interleaved; `[r]` runs over the 16 rows:
+//! - `F32` f32\[32\]\[r\]; `F16` u16\[32\]\[r\]; `Bf16` u16\[16\]\[r\]\[2\] (pairs along K).
+//! - quants are unsigned bytes in groups of 4 along K, u8\[8 groups\]\[r\]\[4\] when whole (`Q8_0`); as nibbles
+//!   u8\[4\]\[r\]\[4\] with group 2v in the low and 2v + 1 in the high nibbles of vector v.
+//! - `Q4_0` d f16\[r\], nibbles; `Q4_1` d f16\[r\], m f16\[r\], nibbles; `Q8_0` d f16\[r\], bytes (+128).
+//! - `Q5_0` d f16\[r\], nibbles, fifth bits u8\[r\]\[4\]: bit g of byte j is that of group g.
+//! - `Q4K` per 256: d f16\[r\], dmin f16\[r\]; then per block: scale u8\[r\], min u8\[r\], nibbles.
+//! - `Q6K` per 256: d f16\[r\]; then per block: scales i8\[2\]\[r\] (one per 16), nibbles, high pairs u8\[2\]\[r\]\[4\]:
+//!   bits 2g of vector h are those of group 4h + g.
+
+use crate::format::{WeightFormat, q4k_scale_min, quants32, quants256};
+use crate::simd::LANES;
+
+/// Elements of K that are packed together.
+pub(crate) const BLOCK: usize = 32;
+
+/// K as packed: the next multiple of 32.
+pub(crate) const fn padded_k(k: usize) -> usize {
+    k.next_multiple_of(BLOCK)
+}
+
+/// (bytes of one 32-element block of a panel, bytes that precede each 8 blocks).
+pub(crate) const fn block_layout(format: WeightFormat) -> (usize, usize) {
+    match format {
+        WeightFormat::F32 => (2048, 0),
+        WeightFormat::F16 | WeightFormat::Bf16 => (1024, 0),
+        WeightFormat::Q4_0 => (32 + 256, 0),
+        WeightFormat::Q4_1 => (64 + 256, 0),
+        WeightFormat::Q5_0 => (32 + 256 + 64, 0),
+        WeightFormat::Q8_0 => (32 + 512, 0),
+        WeightFormat::Q4K => (32 + 256, 64),
+        WeightFormat::Q6K => (32 + 256 + 128, 32),
+    }
+}
+
+/// Bytes of one packed panel of 16 rows of `k` elements.
+pub const fn panel_bytes(format: WeightFormat, k: usize) -> usize {
+    let (block, head) = block_layout(format);
+    let blocks = padded_k(k) / BLOCK;
+    blocks * block + blocks.div_ceil(8) * head
+}
+
+/// Panels of a weight of `n` rows.
+pub const fn num_panels(n: usize) -> usize {
+    n.div_ceil(LANES)
+}
+
+/// Bytes of a packed weight \[n, k\].
+pub const fn packed_bytes(format: WeightFormat, n: usize, k: usize) -> usize {
+    num_panels(n) * panel_bytes(format, k)
+}
+
+/// Packs the rows of panels `first_panel..` into `dst`, one panel after the other, until `rows` are used up; the last
+/// panel's missing rows become zeros. Weights can thus be packed piecewise and on several threads.
+///
+/// - `rows`: canonical bytes of whole rows, `format.row_bytes(k)` each, beginning with row 16·`first_panel`.
+/// - `dst`: the whole packed weight, `packed_bytes(format, n, k)`.
+///
+/// # Panics
+/// If `k` is no multiple of the format's block, `rows` no whole number of rows, or `dst` too short.
+pub fn pack(format: WeightFormat, k: usize, rows: &[u8], dst: &mut [u8], first_panel: usize) {
+    let Some(row_bytes) = format.row_bytes(k) else {
+        panic!(
+            "{format:?} rows need a multiple of {} elements, not {k}",
+            format.block_len()
+        );
+    };
+    if row_bytes == 0 {
+        return;
+    }
+    assert!(
+        rows.len().is_multiple_of(row_bytes),
+        "{} bytes are no whole rows of {row_bytes}",
+        rows.len()
+    );
+    let bytes = panel_bytes(format, k);
+    let panels = dst[first_panel * bytes..].chunks_exact_mut(bytes);
+    let sources = rows.chunks(row_bytes * LANES);
+    assert!(
+        panels.len() >= sources.len(),
+        "{} panels do not fit into {}",
+        sources.len(),
+        panels.len()
+    );
+    for (panel, source) in panels.zip(sources) {
+        // Missing rows stay zero: their scales are zero, and 0 · q is 0.
+        panel.fill(0);
+        for (r, row) in source.chunks_exact(row_bytes).enumerate() {
+            pack_row(format, row, panel, r);
+        }
+    }
+}
+
+fn pack_row(format: WeightFormat, row: &[u8], panel: &mut [u8], r: usize) {
+    let (len, bytes) = (format.block_len(), format.block_bytes());
+    let (block_bytes, head) = block_layout(format);
+    match format {
+        WeightFormat::F32 | WeightFormat::F16 => {
+            for (k, element) in row.chunks_exact(bytes).enumerate() {
+                let at = (k * LANES + r) * bytes;
+                panel[at..at + bytes].copy_from_slice(element);
+            }
+        }
+        WeightFormat::Bf16 => {
+            for (k, element) in row.chunks_exact(bytes).enumerate() {
+                let at = (k / 2 * LANES + r) * 4 + k % 2 * 2;
+                panel[at..at + 2].copy_from_slice(element);
+            }
+        }
+        WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => {
+            for (block, out) in row.chunks_exact(bytes).zip(panel.chunks_exact_mut(block_bytes)) {
+                pack_block32(format, block, out, r);
+            }
+        }
+        WeightFormat::Q4K | WeightFormat::Q6K => {
+            let outs = panel.chunks_exact_mut(head + len / BLOCK * block_bytes);
+            for (block, out) in row.chunks_exact(bytes).zip(outs) {
+                pack_block256(format, block, out, r);
+            }
+        }
+    }
+}
+
+fn pack_block32(format: WeightFormat, block: &[u8], out: &mut [u8], r: usize) {
+    let q = quants32(format, block);
+    out[2 * r..2 * r + 2].copy_from_slice(&block[..2]);
+    match format {
+        WeightFormat::Q4_1 => {
+            out[32 + 2 * r..34 + 2 * r].copy_from_slice(&block[2..4]);
+            pack_nibbles(&q, &mut out[64..], r);
+        }
+        WeightFormat::Q5_0 => {
+            pack_nibbles(&q, &mut out[32..], r);
+            for (k, q) in q.iter().enumerate() {
+                out[288 + 4 * r + k % 4] |= (q >> 4) << (k / 4);
+            }
+        }
+        WeightFormat::Q8_0 => {
+            for (k, &q) in q.iter().enumerate() {
+                out[32 + 64 * (k / 4) + 4 * r + k % 4] = q;
+            }
+        }
+        _ => pack_nibbles(&q, &mut out[32..], r),
+    }
+}
+
+fn pack_block256(format: WeightFormat, block: &[u8], out: &mut [u8], r: usize) {
+    let (block_bytes, head) = block_layout(format);
+    let q = quants256(format, block);
+    if format == WeightFormat::Q4K {
+        out[2 * r..2 * r + 2].copy_from_slice(&block[..2]);
+        out[32 + 2 * r..34 + 2 * r].copy_from_slice(&block[2..4]);
+    } else {
+        out[2 * r..2 * r + 2].copy_from_slice(&block[208..210]);
+    }
+    for (j, out) in out[head..].chunks_exact_mut(block_bytes).enumerate() {
+        let q = &q[BLOCK * j..BLOCK * (j + 1)];
+        if format == WeightFormat::Q4K {
+            (out[r], out[16 + r]) = q4k_scale_min(&block[4..16], j);
+        } else {
+            (out[r], out[16 + r]) = (block[192 + 2 * j], block[193 + 2 * j]);
+            for (k, q) in q.iter().enumerate() {
+                out[288 + 64 * (k / 16) + 4 * r + k % 4] |= (q >> 4) << (2 * (k / 4 % 4));
+            }
+        }
+        pack_nibbles(q, &mut out[32..], r);
+    }
+}
+
+/// The low nibbles of 32 quants into 4 vectors of 16 rows × 4 bytes.
+fn pack_nibbles(q: &[u8], out: &mut [u8], r: usize) {
+    for (k, q) in q.iter().enumerate() {
+        let group = k / 4;
+        out[64 * (group / 2) + 4 * r + k % 4] |= (q & 15) << (4 * (group % 2));
+    }
+}

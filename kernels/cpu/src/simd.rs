@@ -1,0 +1,158 @@
+//! One vector shape for every instruction set: 16 lanes of f32 or i32. Kernels are written once over this trait and
+//! compiled once per instruction set inside a `#[target_feature]` wrapper (see `table`). Owns the vocabulary; a
+//! kernel never calls an intrinsic itself.
+//!
+//! Everything here and every kernel over it is `#[inline(always)]` and free of closures: code that is not inlined
+//! into the wrapper would be compiled without the instruction set.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+pub(crate) mod portable;
+
+/// Runs the body for t in 0..n (a constant, at most 12) written out n times. A loop that the compiler leaves rolled
+/// would index its array of sums at run time and so keep it in memory instead of registers.
+macro_rules! unroll {
+    ($t:ident in 0..$n:expr => $body:block) => {
+        crate::simd::unroll!(@ $t $n, $body, 0 1 2 3 4 5 6 7 8 9 10 11)
+    };
+    (@ $t:ident $n:expr, $body:block, $($i:literal)*) => {$(
+        if $i < $n {
+            let $t: usize = $i;
+            $body
+        }
+    )*};
+}
+pub(crate) use unroll;
+
+/// Lanes of a vector, and rows of a weight panel.
+pub const LANES: usize = 16;
+
+/// 16 lanes of f32 (`F`) and 16 lanes of i32, seen also as 64 bytes (`I`).
+///
+/// # Safety
+/// Every method may be called only where the CPU has the implementor's instruction set; pointers must be valid for
+/// the lanes read or written (16, or `n`), of any alignment.
+pub(crate) trait Simd: Copy + 'static {
+    /// 16 × f32.
+    type F: Copy;
+    /// 16 × i32 = 64 × u8.
+    type I: Copy;
+    /// Registers for tiles of up to 12 tokens × 2 panels; without it, 4 tokens × 1 panel.
+    const LARGE_TILES: bool;
+    /// Worth compiling tiles of more than one token at all; false keeps the portable code small.
+    const TILES: bool;
+
+    unsafe fn splat(x: f32) -> Self::F;
+    unsafe fn load(p: *const f32) -> Self::F;
+    unsafe fn store(p: *mut f32, v: Self::F);
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
+    /// a · b + c, rounded once where the hardware can.
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a > b ? a : b` in each lane: b where either is NaN.
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    /// `a < b ? a : b` in each lane: b where either is NaN.
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
+    /// `a < b ? x : y` in each lane: y where either is NaN.
+    unsafe fn select_lt(a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
+    unsafe fn abs(a: Self::F) -> Self::F;
+    /// |a| with the sign of `s`.
+    unsafe fn copysign(a: Self::F, s: Self::F) -> Self::F;
+    /// Rounds to the nearest integer, ties to even.
+    unsafe fn round_i32(a: Self::F) -> Self::I;
+    unsafe fn i32_to_f32(a: Self::I) -> Self::F;
+    /// 2^a for −126 ≤ a ≤ 127.
+    unsafe fn pow2(a: Self::I) -> Self::F;
+    unsafe fn load_f16(p: *const u16) -> Self::F;
+    unsafe fn load_bf16(p: *const u16) -> Self::F;
+    /// Rounds to nearest even; NaN stays NaN.
+    unsafe fn store_f16(p: *mut u16, v: Self::F);
+    /// Rounds to nearest even; NaN stays NaN.
+    unsafe fn store_bf16(p: *mut u16, v: Self::F);
+
+    unsafe fn splat_i(x: i32) -> Self::I;
+    /// Reads 64 bytes.
+    unsafe fn load_i(p: *const u8) -> Self::I;
+    /// Reads 16 bytes, zero extended.
+    unsafe fn load_u8x16(p: *const u8) -> Self::I;
+    /// Reads 16 bytes, sign extended.
+    unsafe fn load_i8x16(p: *const u8) -> Self::I;
+    /// Writes each lane's low byte: 16 bytes.
+    unsafe fn store_i8x16(p: *mut u8, v: Self::I);
+    unsafe fn and_i(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn or_i(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn shl<const N: u32>(a: Self::I) -> Self::I;
+    /// Logical shift right.
+    unsafe fn shr<const N: u32>(a: Self::I) -> Self::I;
+    /// The four unsigned bytes of each lane as four f32 vectors, lowest byte first.
+    unsafe fn bytes_f32(a: Self::I) -> [Self::F; 4];
+    /// The nibbles of each lane's bytes: low nibbles of bytes 0..4, then high nibbles of bytes 0..4.
+    unsafe fn nibbles_f32(a: Self::I) -> [Self::F; 8];
+    /// acc + Σ over a lane's four bytes of (unsigned w · signed x), exact. `WIDE` says that w may exceed 127.
+    unsafe fn dot4<const WIDE: bool>(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// Each lane as two bf16, low half first: both as f32.
+    unsafe fn bf16_pair(a: Self::I) -> [Self::F; 2];
+    /// acc + w.lo · x.lo + w.hi · x.hi for lanes of two bf16. Rounding inside is the hardware's.
+    unsafe fn dot_bf16(acc: Self::F, w: Self::I, x: Self::I) -> Self::F;
+
+    /// Sum of the lanes, in one fixed order.
+    #[inline(always)]
+    unsafe fn sum(v: Self::F) -> f32 {
+        // SAFETY: `lanes` holds 16 floats; the instruction set is the caller's promise.
+        unsafe {
+            let mut lanes = [0f32; LANES];
+            Self::store(lanes.as_mut_ptr(), v);
+            let mut width = LANES / 2;
+            while width > 0 {
+                for i in 0..width {
+                    lanes[i] += lanes[i + width];
+                }
+                width /= 2;
+            }
+            lanes[0]
+        }
+    }
+
+    /// Largest lane; NaN lanes are passed over (−∞ if there is nothing else).
+    #[inline(always)]
+    unsafe fn hmax(v: Self::F) -> f32 {
+        // SAFETY: `lanes` holds 16 floats; the instruction set is the caller's promise.
+        unsafe {
+            let mut lanes = [0f32; LANES];
+            Self::store(lanes.as_mut_ptr(), v);
+            let mut best = f32::NEG_INFINITY;
+            for lane in lanes {
+                best = if lane > best { lane } else { best };
+            }
+            best
+        }
+    }
+
+    /// The first `n` ≤ 16 lanes from memory, the rest `fill`.
+    #[inline(always)]
+    unsafe fn load_n(p: *const f32, n: usize, fill: f32) -> Self::F {
+        // SAFETY: `n` floats are readable at `p` and `n` ≤ 16.
+        unsafe {
+            let mut lanes = [fill; LANES];
+            std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n);
+            Self::load(lanes.as_ptr())
+        }
+    }
+
+    /// Writes the first `n` ≤ 16 lanes.
+    #[inline(always)]
+    unsafe fn store_n(p: *mut f32, v: Self::F, n: usize) {
+        // SAFETY: `n` floats are writable at `p` and `n` ≤ 16.
+        unsafe {
+            let mut lanes = [0f32; LANES];
+            Self::store(lanes.as_mut_ptr(), v);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n);
+        }
+    }
+}

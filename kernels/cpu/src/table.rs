@@ -1,0 +1,312 @@
+//! One table of kernels an instruction set, chosen once. Owns the `#[target_feature]` wrappers and the choice; a table
+//! is handed out only where its instructions run. Its methods are in `kernels`.
+
+use half::{bf16, f16};
+
+use crate::act::ActJob;
+use crate::activation::Activation;
+use crate::attention::Attention;
+use crate::isa::Isa;
+use crate::linear::Linear;
+use crate::linear_f32::{Chunk, DecodeFn, DecodedFn};
+use crate::rope::RopeStyle;
+use crate::{act, activation, attention, elementwise, linear_bf16, linear_f32, linear_int8, norm, panel, reduce, rope};
+
+type LinearFn = unsafe fn(&mut Linear<'_>);
+type LayerNormFn = unsafe fn(&[f32], &[f32], Option<&[f32]>, f32, &mut [f32]);
+
+/// The kernels of one instruction set.
+pub struct Kernels {
+    pub(crate) isa: Isa,
+    pub(crate) prepare_act: unsafe fn(&ActJob),
+    pub(crate) few: [LinearFn; 9],
+    pub(crate) decode: [DecodeFn; 9],
+    pub(crate) multiply: DecodedFn,
+    pub(crate) linear_bf16: LinearFn,
+    pub(crate) linear_int8: [LinearFn; 6],
+    pub(crate) attention: unsafe fn(&Attention<'_>),
+    pub(crate) rms_norm: unsafe fn(&[f32], &[f32], f32, f32, &mut [f32]),
+    pub(crate) layer_norm: LayerNormFn,
+    pub(crate) rope: unsafe fn(&mut [f32], &[f32], RopeStyle),
+    pub(crate) activate: unsafe fn(Activation, *const f32, Option<*const f32>, *mut f32, usize),
+    pub(crate) add: unsafe fn(&mut [f32], &[f32]),
+    pub(crate) scale: unsafe fn(&mut [f32], f32),
+    pub(crate) softcap: unsafe fn(&mut [f32], f32),
+    pub(crate) softmax: unsafe fn(&mut [f32]),
+    pub(crate) logsumexp: unsafe fn(&[f32]) -> f32,
+    pub(crate) argmax: unsafe fn(&[f32]) -> Option<usize>,
+    pub(crate) f32_to_f16: unsafe fn(&[f32], &mut [f16]),
+    pub(crate) f16_to_f32: unsafe fn(&[f16], &mut [f32]),
+    pub(crate) f32_to_bf16: unsafe fn(&[f32], &mut [bf16]),
+    pub(crate) bf16_to_f32: unsafe fn(&[bf16], &mut [f32]),
+}
+
+/// Compiles kernels for one instruction set: `$attr` is the attribute that brings it.
+macro_rules! wrap {
+    ($attr:meta; $($path:path => fn $name:ident($($arg:ident: $ty:ty),*) $(-> $out:ty)?;)*) => {$(
+        #[$attr]
+        pub(super) unsafe fn $name($($arg: $ty),*) $(-> $out)? {
+            // SAFETY: the caller's promises are the kernel's; the attribute brings the instructions.
+            #[allow(unused_unsafe)]
+            unsafe { $path($($arg),*) }
+        }
+    )*};
+}
+
+/// Everything but the integer and bf16 products.
+macro_rules! float_kernels {
+    ($module:ident, $simd:ty, $attr:meta) => {
+        mod $module {
+            use super::*;
+            type S = $simd;
+
+            wrap! {
+                $attr;
+                act::prepare::<S> => fn prepare_act(job: &ActJob);
+                attention::run::<S> => fn attention(job: &Attention<'_>);
+                norm::rms_norm::<S> => fn rms_norm(x: &[f32], w: &[f32], offset: f32, eps: f32, out: &mut [f32]);
+                norm::layer_norm::<S> =>
+                    fn layer_norm(x: &[f32], w: &[f32], bias: Option<&[f32]>, eps: f32, out: &mut [f32]);
+                rope::rope => fn rope(x: &mut [f32], cos_sin: &[f32], style: RopeStyle);
+                activation::activate::<S> =>
+                    fn activate(f: Activation, x: *const f32, up: Option<*const f32>, out: *mut f32, n: usize);
+                elementwise::add => fn add(out: &mut [f32], x: &[f32]);
+                elementwise::scale => fn scale(out: &mut [f32], factor: f32);
+                elementwise::softcap::<S> => fn softcap(x: &mut [f32], cap: f32);
+                reduce::softmax::<S> => fn softmax(x: &mut [f32]);
+                reduce::logsumexp::<S> => fn logsumexp(x: &[f32]) -> f32;
+                reduce::argmax::<S> => fn argmax(x: &[f32]) -> Option<usize>;
+                elementwise::f32_to_f16::<S> => fn f32_to_f16(x: &[f32], out: &mut [f16]);
+                elementwise::f16_to_f32::<S> => fn f16_to_f32(x: &[f16], out: &mut [f32]);
+                elementwise::f32_to_bf16::<S> => fn f32_to_bf16(x: &[f32], out: &mut [bf16]);
+                elementwise::bf16_to_f32::<S> => fn bf16_to_f32(x: &[bf16], out: &mut [f32]);
+                linear_f32::multiply::<S> => fn multiply(job: &mut Linear<'_>, chunk: &Chunk);
+                linear_f32::few::<S, panel::F32> => fn few_f32(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::F32> =>
+                    fn decode_f32(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::F16> => fn few_f16(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::F16> =>
+                    fn decode_f16(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::Bf16> => fn few_bf16(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::Bf16> =>
+                    fn decode_bf16(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::Q4_0> => fn few_q4_0(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::Q4_0> =>
+                    fn decode_q4_0(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::Q4_1> => fn few_q4_1(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::Q4_1> =>
+                    fn decode_q4_1(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::Q5_0> => fn few_q5_0(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::Q5_0> =>
+                    fn decode_q5_0(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::Q8_0> => fn few_q8_0(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::Q8_0> =>
+                    fn decode_q8_0(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::Q4K> => fn few_q4k(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::Q4K> =>
+                    fn decode_q4k(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::Q6K> => fn few_q6k(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::Q6K> =>
+                    fn decode_q6k(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+            }
+        }
+    };
+}
+
+/// The integer products, in the order of `WeightFormat` from Q4_0 on.
+macro_rules! int8_kernels {
+    ($module:ident, $simd:ty, $attr:meta) => {
+        mod $module {
+            use super::*;
+            type S = $simd;
+
+            wrap! {
+                $attr;
+                linear_int8::run::<S, panel::Q4_0> => fn q4_0(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::Q4_1> => fn q4_1(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::Q5_0> => fn q5_0(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::Q8_0> => fn q8_0(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::Q4K> => fn q4k(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::Q6K> => fn q6k(job: &mut Linear<'_>);
+            }
+        }
+    };
+}
+
+/// The bf16 product.
+macro_rules! bf16_kernels {
+    ($module:ident, $simd:ty, $attr:meta) => {
+        mod $module {
+            use super::*;
+            wrap! { $attr; linear_bf16::run::<$simd> => fn run(job: &mut Linear<'_>); }
+        }
+    };
+}
+
+/// The table of one set, from the modules that it takes its parts from.
+macro_rules! table {
+    ($isa:expr, $float:ident, $int8:ident, $bf16:ident) => {
+        Kernels {
+            isa: $isa,
+            prepare_act: $float::prepare_act,
+            multiply: $float::multiply,
+            few: [
+                $float::few_f32,
+                $float::few_f16,
+                $float::few_bf16,
+                $float::few_q4_0,
+                $float::few_q4_1,
+                $float::few_q5_0,
+                $float::few_q8_0,
+                $float::few_q4k,
+                $float::few_q6k,
+            ],
+            decode: [
+                $float::decode_f32,
+                $float::decode_f16,
+                $float::decode_bf16,
+                $float::decode_q4_0,
+                $float::decode_q4_1,
+                $float::decode_q5_0,
+                $float::decode_q8_0,
+                $float::decode_q4k,
+                $float::decode_q6k,
+            ],
+            linear_bf16: $bf16::run,
+            linear_int8: [
+                $int8::q4_0,
+                $int8::q4_1,
+                $int8::q5_0,
+                $int8::q8_0,
+                $int8::q4k,
+                $int8::q6k,
+            ],
+            attention: $float::attention,
+            rms_norm: $float::rms_norm,
+            layer_norm: $float::layer_norm,
+            rope: $float::rope,
+            activate: $float::activate,
+            add: $float::add,
+            scale: $float::scale,
+            softcap: $float::softcap,
+            softmax: $float::softmax,
+            logsumexp: $float::logsumexp,
+            argmax: $float::argmax,
+            f32_to_f16: $float::f32_to_f16,
+            f16_to_f32: $float::f16_to_f32,
+            f32_to_bf16: $float::f32_to_bf16,
+            bf16_to_f32: $float::bf16_to_f32,
+        }
+    };
+}
+
+float_kernels!(portable, crate::simd::portable::Portable, inline(never));
+int8_kernels!(portable_int8, crate::simd::portable::Portable, inline(never));
+bf16_kernels!(portable_bf16, crate::simd::portable::Portable, inline(never));
+static PORTABLE: Kernels = table!(Isa::Portable, portable, portable_int8, portable_bf16);
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use super::*;
+    use crate::simd::neon::Neon;
+
+    float_kernels!(neon, Neon, target_feature(enable = "neon"));
+    int8_kernels!(neon_int8, Neon, target_feature(enable = "neon"));
+    bf16_kernels!(neon_bf16, Neon, target_feature(enable = "neon"));
+    pub(super) static NEON: Kernels = table!(Isa::Neon, neon, neon_int8, neon_bf16);
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::*;
+    use crate::simd::avx2::Avx2;
+    use crate::simd::avx512::Avx512;
+
+    float_kernels!(avx2, Avx2, target_feature(enable = "avx2,fma,f16c"));
+    int8_kernels!(avx2_int8, Avx2, target_feature(enable = "avx2,fma,f16c"));
+    bf16_kernels!(avx2_bf16, Avx2, target_feature(enable = "avx2,fma,f16c"));
+    pub(super) static AVX2: Kernels = table!(Isa::Avx2Fma, avx2, avx2_int8, avx2_bf16);
+
+    type Base = Avx512<false, false>;
+    type Vnni = Avx512<true, false>;
+    type VnniBf16 = Avx512<true, true>;
+    float_kernels!(
+        avx512,
+        Base,
+        target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+    );
+    int8_kernels!(
+        avx512_int8,
+        Base,
+        target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+    );
+    bf16_kernels!(
+        avx512_bf16,
+        Base,
+        target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+    );
+    int8_kernels!(
+        vnni_int8,
+        Vnni,
+        target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
+    );
+    bf16_kernels!(
+        dot_bf16,
+        VnniBf16,
+        target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")
+    );
+    pub(super) static AVX512: Kernels = table!(
+        Isa::Avx512 {
+            vnni: false,
+            bf16: false
+        },
+        avx512,
+        avx512_int8,
+        avx512_bf16
+    );
+    pub(super) static AVX512_VNNI: Kernels = table!(
+        Isa::Avx512 {
+            vnni: true,
+            bf16: false
+        },
+        avx512,
+        vnni_int8,
+        avx512_bf16
+    );
+    pub(super) static AVX512_BF16: Kernels =
+        table!(Isa::Avx512 { vnni: true, bf16: true }, avx512, vnni_int8, dot_bf16);
+}
+
+impl Kernels {
+    /// The fastest set of this CPU.
+    pub fn best() -> &'static Kernels {
+        Kernels::for_isa(Isa::best()).unwrap_or(&PORTABLE)
+    }
+
+    /// The set of one instruction set, or `None` where this CPU or build lacks it.
+    pub fn for_isa(isa: Isa) -> Option<&'static Kernels> {
+        if !isa.is_available() {
+            return None;
+        }
+        match isa {
+            Isa::Portable => Some(&PORTABLE),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => Some(&arm::NEON),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2Fma => Some(&x86::AVX2),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 { vnni: false, .. } => Some(&x86::AVX512),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 { bf16: false, .. } => Some(&x86::AVX512_VNNI),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 { .. } => Some(&x86::AVX512_BF16),
+            #[allow(unreachable_patterns)]
+            _ => None,
+        }
+    }
+
+    /// The instruction set of these kernels.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+}

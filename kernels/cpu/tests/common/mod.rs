@@ -1,0 +1,106 @@
+//! What the kernel tests share: seeded numbers, random rows of every weight format, and a dequantiser written element
+//! by element from the format's definition, independent of the crate's.
+#![allow(dead_code, missing_docs)]
+
+use half::{bf16, f16};
+use halyard_kernels_cpu::{Isa, Kernels, WeightFormat};
+
+/// SplitMix64 (Steele, Lea and Flood, 2014).
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in −1..1.
+    pub fn unit(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    pub fn vec(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.unit()).collect()
+    }
+}
+
+/// Every kernel set that this CPU runs, portable first.
+pub fn all_kernels() -> Vec<&'static Kernels> {
+    Isa::ALL.into_iter().filter_map(Kernels::for_isa).collect()
+}
+
+/// A random row of canonical bytes.
+pub fn random_row(format: WeightFormat, k: usize, rng: &mut Rng) -> Vec<u8> {
+    let mut row: Vec<u8> = (0..format.row_bytes(k).unwrap()).map(|_| rng.next() as u8).collect();
+    let mut half = |at: &mut [u8], scale: f32| {
+        at.copy_from_slice(&f16::from_f32(rng.unit() * scale).to_le_bytes());
+    };
+    match format {
+        WeightFormat::F32 => row
+            .chunks_mut(4)
+            .for_each(|b| b.copy_from_slice(&rng.unit().to_le_bytes())),
+        WeightFormat::F16 => row.chunks_mut(2).for_each(|b| half(b, 1.0)),
+        WeightFormat::Bf16 => {
+            row.chunks_mut(2)
+                .for_each(|b| b.copy_from_slice(&bf16::from_f32(rng.unit()).to_le_bytes()));
+        }
+        WeightFormat::Q6K => row.chunks_mut(210).for_each(|b| half(&mut b[208..], 0.001)),
+        _ => row.chunks_mut(format.block_bytes()).for_each(|b| {
+            half(&mut b[..2], 0.05);
+            if matches!(format, WeightFormat::Q4_1 | WeightFormat::Q4K) {
+                half(&mut b[2..4], 0.05);
+            }
+        }),
+    }
+    row
+}
+
+fn half_at(b: &[u8], at: usize) -> f64 {
+    f64::from(f16::from_le_bytes([b[at], b[at + 1]]))
+}
+
+/// Element `i` of a canonical row, exact in f64.
+pub fn element(format: WeightFormat, row: &[u8], i: usize) -> f64 {
+    let b = &row[i / format.block_len() * format.block_bytes()..];
+    let j = i % format.block_len();
+    let nibble = |qs: &[u8]| f64::from(if j < 16 { qs[j] & 15 } else { qs[j - 16] >> 4 });
+    match format {
+        WeightFormat::F32 => f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+        WeightFormat::F16 => half_at(b, 0),
+        WeightFormat::Bf16 => f64::from(bf16::from_le_bytes([b[0], b[1]])),
+        WeightFormat::Q4_0 => half_at(b, 0) * (nibble(&b[2..]) - 8.0),
+        WeightFormat::Q4_1 => half_at(b, 0) * nibble(&b[4..]) + half_at(b, 2),
+        WeightFormat::Q5_0 => {
+            let fifth = f64::from(b[2 + j / 8] >> (j % 8) & 1);
+            half_at(b, 0) * (nibble(&b[6..]) + 16.0 * fifth - 16.0)
+        }
+        WeightFormat::Q8_0 => half_at(b, 0) * f64::from(b[2 + j] as i8),
+        WeightFormat::Q4K => {
+            let (group, sub) = (j / 64, j / 32);
+            let byte = b[16 + 32 * group + j % 32];
+            let q = if j % 64 < 32 { byte & 15 } else { byte >> 4 };
+            let s = &b[4..16];
+            let (scale, min) = if sub < 4 {
+                (s[sub] & 63, s[sub + 4] & 63)
+            } else {
+                (
+                    (s[sub + 4] & 15) | (s[sub - 4] >> 6 << 4),
+                    (s[sub + 4] >> 4) | (s[sub] >> 6 << 4),
+                )
+            };
+            half_at(b, 0) * f64::from(scale) * f64::from(q) - half_at(b, 2) * f64::from(min)
+        }
+        WeightFormat::Q6K => {
+            let (half, r) = (j / 128, j % 128);
+            let (quarter, l) = (r / 32, r % 32);
+            let low = b[64 * half + l + 32 * (quarter % 2)];
+            let low = if quarter < 2 { low & 15 } else { low >> 4 };
+            let high = b[128 + 32 * half + l] >> (2 * quarter) & 3;
+            let scale = f64::from(b[192 + j / 16] as i8);
+            half_at(b, 208) * scale * (f64::from(low | high << 4) - 32.0)
+        }
+    }
+}
