@@ -115,6 +115,8 @@ struct Panel {
     /// Position of its first token, and the number of its tokens that are in the cache.
     start: usize,
     len: usize,
+    /// First of its tokens that any row of the tile sees: what lies before may never have been written.
+    from: usize,
 }
 
 /// Runs the call for one element type.
@@ -176,7 +178,7 @@ unsafe fn tile<S: Simd, E: KvElement, const R: usize>(job: &Attention<'_>, first
             let last = panel_of(&job.layout, hi - 1);
             let mut panel = panel_of(&job.layout, lo) / PANELS * PANELS;
             while panel <= last {
-                keys::<S, E, R>(job, &mut state, panel, last, hi);
+                keys::<S, E, R>(job, &mut state, panel, last, &(lo..hi));
                 panel += PANELS;
             }
         }
@@ -227,7 +229,7 @@ unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
     state: &mut State<R>,
     first: usize,
     last: usize,
-    hi: usize,
+    seen: &Range<usize>,
 ) {
     // SAFETY: every panel up to `last` holds a token below kv_len, so its block is in the table.
     unsafe {
@@ -237,6 +239,7 @@ unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
             index: 0,
             start: 0,
             len: 0,
+            from: 0,
         }; PANELS];
         let count = PANELS.min(last + 1 - first);
         for (i, panel) in panels[..count].iter_mut().enumerate() {
@@ -244,12 +247,13 @@ unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
             let start = block * job.layout.block_size + index * LANES;
             let len = LANES
                 .min(job.layout.block_size - index * LANES)
-                .min(hi.saturating_sub(start));
+                .min(seen.end.saturating_sub(start));
             *panel = Panel {
                 block: job.block(block),
                 index,
                 start,
                 len,
+                from: seen.start.saturating_sub(start).min(len),
             };
         }
         let mut scores = [[0f32; KEYS]; R];
@@ -405,9 +409,9 @@ unsafe fn values<S: Simd, E: KvElement, const R: usize, const C: usize>(
             }
         }
         for (i, panel) in panels.iter().enumerate() {
-            let first = job.layout.v_row(job.kv_head, panel.index * LANES) + d * E::BYTES;
+            let first = job.layout.v_row(job.kv_head, panel.index * LANES + panel.from) + d * E::BYTES;
             let mut row = panel.block.add(first);
-            for t in 0..panel.len {
+            for t in panel.from..panel.len {
                 let mut v = [S::splat(0.0); C];
                 for c in 0..C {
                     v[c] = E::load::<S>(row.add(c * LANES * E::BYTES));
@@ -444,7 +448,7 @@ unsafe fn value_scalar<E: KvElement, const R: usize>(
         for r in 0..R {
             let mut sum = *state.out[r].add(d) * factors[r];
             for (i, panel) in panels.iter().enumerate() {
-                for t in 0..panel.len {
+                for t in panel.from..panel.len {
                     let row = job.layout.v_row(job.kv_head, panel.index * LANES + t) + d * E::BYTES;
                     sum += weights[r][i * LANES + t] * E::read(panel.block.add(row));
                 }

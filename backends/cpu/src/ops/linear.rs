@@ -45,7 +45,7 @@ impl Linear {
             Epilogue::GeluErf => Some(Activation::GeluErf),
         };
         let (n, k) = (op.out_features as usize, op.in_features as usize);
-        let weight = PackedWeight::new(format, n, k);
+        let weight = PackedWeight::new(format, n, k, 1);
         Ok(Linear {
             n,
             k,
@@ -151,38 +151,56 @@ impl Kernel for Linear {
     }
 }
 
-/// A matrix in panels. Rows come in ascending pieces; a piece that ends inside a panel waits for the next one.
+/// Matrices in panels of 16 rows: one, or one an expert, each padded to whole panels.
 pub(crate) struct PackedWeight {
     pub format: kernels::WeightFormat,
+    /// Rows of one matrix.
     pub n: usize,
     pub k: usize,
-    /// Canonical rows of an unfinished panel, by destination.
-    waiting: Mutex<HashMap<(u64, u64), (usize, Vec<u8>)>>,
+    num_matrices: usize,
+    /// Canonical rows of panels that are not complete yet, by destination and panel.
+    waiting: Mutex<HashMap<(u64, u64, usize), Partial>>,
+}
+
+/// A panel some of whose rows have come.
+struct Partial {
+    bytes: Vec<u8>,
+    present: u16,
 }
 
 impl PackedWeight {
-    pub(crate) fn new(format: kernels::WeightFormat, n: usize, k: usize) -> PackedWeight {
+    pub(crate) fn new(format: kernels::WeightFormat, n: usize, k: usize, num_matrices: usize) -> PackedWeight {
         PackedWeight {
             format,
             n,
             k,
+            num_matrices,
             waiting: Mutex::default(),
         }
     }
 
-    pub(crate) fn bytes(&self) -> usize {
+    /// Bytes of one packed matrix.
+    pub(crate) fn matrix_bytes(&self) -> usize {
         packed_bytes(self.format, self.n, self.k)
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        self.num_matrices * self.matrix_bytes()
+    }
+
+    /// Packs rows in any order and pieces: whole panels at once, the others when their last row has come.
     pub(crate) fn pack(&self, rows: &WeightRows<'_>, dst: &Tensor, objects: &Objects) -> Result<()> {
         let row_bytes = self.format.row_bytes(self.k).unwrap_or(0);
-        let (first, count) = (rows.first_row as usize, rows.num_rows as usize);
-        if rows.bytes.len() != count * row_bytes || first + count > self.n {
+        let (first, count, total) = (
+            rows.first_row as usize,
+            rows.num_rows as usize,
+            self.n * self.num_matrices,
+        );
+        if rows.bytes.len() != count * row_bytes || first + count > total {
             return Err(Error::invalid(format!(
-                "rows {first} to {} in {} bytes: the weight has {} rows of {row_bytes} bytes",
+                "rows {first} to {} in {} bytes: the weight has {total} rows of {row_bytes} bytes",
                 first + count,
                 rows.bytes.len(),
-                self.n
             )));
         }
         let view = View::resolve(dst, objects)?;
@@ -195,36 +213,51 @@ impl PackedWeight {
                 self.bytes()
             )));
         }
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (dst.buffer, dst.offset);
-        let mut start = first;
-        let mut bytes = std::borrow::Cow::Borrowed(rows.bytes);
-        if !first.is_multiple_of(PANEL_ROWS) {
-            match waiting.remove(&key) {
-                Some((from, mut head)) if from + head.len() / row_bytes == first => {
-                    head.extend_from_slice(rows.bytes);
-                    (start, bytes) = (from, head.into());
-                }
-                _ => {
-                    return Err(Error::invalid(format!(
-                        "row {first} does not follow the rows packed before it"
-                    )));
-                }
+        let mut at = first;
+        while at < first + count {
+            let (matrix, row) = (at / self.n, at % self.n);
+            let end = (first + count).min((matrix + 1) * self.n) - matrix * self.n;
+            let packed = &mut packed[matrix * self.matrix_bytes()..(matrix + 1) * self.matrix_bytes()];
+            // A run of whole panels, or what there is of one panel.
+            let whole_end = if end == self.n {
+                end
+            } else {
+                end / PANEL_ROWS * PANEL_ROWS
+            };
+            let stop = if row.is_multiple_of(PANEL_ROWS) && row < whole_end {
+                whole_end
+            } else {
+                end.min((row / PANEL_ROWS + 1) * PANEL_ROWS)
+            };
+            let bytes = &rows.bytes[(at - first) * row_bytes..(at - first + stop - row) * row_bytes];
+            if row.is_multiple_of(PANEL_ROWS) && stop == whole_end {
+                pack(self.format, self.k, bytes, packed, row / PANEL_ROWS);
+            } else {
+                self.add_rows((dst.buffer, dst.offset), matrix, row, bytes, packed);
             }
-        }
-        let end = start + bytes.len() / row_bytes;
-        let whole = if end == self.n {
-            end
-        } else {
-            end / PANEL_ROWS * PANEL_ROWS
-        };
-        let (now, later) = bytes.split_at((whole - start) * row_bytes);
-        if !now.is_empty() {
-            pack(self.format, self.k, now, packed, start / PANEL_ROWS);
-        }
-        if !later.is_empty() {
-            waiting.insert(key, (whole, later.to_vec()));
+            at += stop - row;
         }
         Ok(())
+    }
+
+    /// Keeps rows of one panel of a matrix, and packs the panel when it is complete.
+    fn add_rows(&self, dst: (u64, u64), matrix: usize, row: usize, bytes: &[u8], packed: &mut [u8]) {
+        let row_bytes = self.format.row_bytes(self.k).unwrap_or(1);
+        let panel = row / PANEL_ROWS;
+        let panel_rows = PANEL_ROWS.min(self.n - panel * PANEL_ROWS);
+        let key = (dst.0, dst.1, matrix * num_panels(self.n) + panel);
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let partial = waiting.entry(key).or_insert_with(|| Partial {
+            bytes: vec![0; panel_rows * row_bytes],
+            present: 0,
+        });
+        let from = row % PANEL_ROWS;
+        let count = bytes.len() / row_bytes;
+        partial.bytes[from * row_bytes..][..bytes.len()].copy_from_slice(bytes);
+        (from..from + count).for_each(|r| partial.present |= 1 << r);
+        if partial.present.count_ones() as usize == panel_rows {
+            pack(self.format, self.k, &partial.bytes, packed, panel);
+            waiting.remove(&key);
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! Mixture of experts: routing, one product per (token, choice), and the weighted sum.
 
-use halyard_kernels_cpu::{self as kernels, ActMode, LINEAR_SCRATCH, act_bytes, num_panels, panel_bytes};
+use halyard_kernels_cpu::{self as kernels, ActMode, LINEAR_SCRATCH, act_bytes, num_panels};
 use halyard_platform_api::ops::{self, Scoring};
-use halyard_platform_api::{Error, Result, Tensor, WeightRows};
+use halyard_platform_api::{Result, Tensor, WeightRows};
 
 use super::{linear::PackedWeight, only_f32, weight_format};
 use crate::kernel::{Kernel, Worker};
@@ -63,14 +63,8 @@ impl Linear {
         only_f32("moe_linear", op.dtype)?;
         let format = weight_format("moe_linear", op.weight, op.in_features)?;
         let n = op.out_features as usize;
-        if !n.is_multiple_of(kernels::PANEL_ROWS) {
-            let rows = kernels::PANEL_ROWS;
-            return Err(Error::unsupported(format!(
-                "moe_linear: {n} rows an expert are no whole panels of {rows}"
-            )));
-        }
         let k = op.in_features as usize;
-        let weight = PackedWeight::new(format, n * op.num_experts as usize, k);
+        let weight = PackedWeight::new(format, n, k, op.num_experts as usize);
         Ok(Linear {
             n,
             k,
@@ -112,7 +106,7 @@ impl Kernel for Linear {
                 return;
             }
             let panels = worker.share(num_panels(self.n));
-            let expert_bytes = num_panels(self.n) * panel_bytes(self.weight.format, self.k);
+            let expert_bytes = self.weight.matrix_bytes();
             for t in 0..tokens {
                 for j in 0..self.top_k {
                     let expert = experts.i32s(t, j, 1)[0] as usize;
