@@ -1,40 +1,39 @@
 //! Models against Hugging Face, teacher-forced: fed HF's ids, at every position the argmax agrees unless HF's own top-2 gap
 //! is under the bound, and the log-probability is within tolerance. Tiny random models of every family run free as well.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+mod common;
 
+use std::path::Path;
+
+use common::{cpu, fixtures, open, reference};
 use halyard_engine::{EngineConfig, Llm, SamplingParams};
-use halyard_platform_api::{Device, Platform};
+use halyard_platform_api::DType;
 use serde_json::Value;
 
-/// Bounds of an f32 path against HF in fp32: both round every product, in different orders.
-const LOGPROB_TOLERANCE: f64 = 2e-3;
-/// A top-2 gap below this may fall either way.
-const GAP: f64 = 2e-3;
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models")
+/// How far a path may be from HF in fp32.
+#[derive(Clone, Copy)]
+struct Bounds {
+    /// Largest difference of a log-probability.
+    logprob: f64,
+    /// A top-2 gap of HF's below this may fall either way.
+    gap: f64,
 }
 
-fn cpu() -> Arc<dyn Device> {
-    halyard_cpu::CpuPlatform::new().open(0).expect("the CPU opens")
-}
-
-fn reference() -> Arc<dyn Device> {
-    halyard_reference::ReferencePlatform::new()
-        .open(0)
-        .expect("the reference opens")
-}
-
-fn open(path: &Path, device: Arc<dyn Device>) -> Llm {
-    let mut config = EngineConfig::for_model(path);
-    config.cache.kv_cache_memory_bytes = Some(64 << 20);
-    config.cache.block_size = Some(16);
-    config.scheduler.max_num_seqs = 8;
-    config.scheduler.max_num_batched_tokens = Some(48);
-    Llm::open(config, device).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-}
+/// f32 throughout: both sides round every product, in different orders.
+const F32: Bounds = Bounds {
+    logprob: 2e-3,
+    gap: 2e-3,
+};
+/// KV in bf16: keys and values keep 8 bits, half a unit in 256 each.
+const KV_BF16: Bounds = Bounds {
+    logprob: 0.15,
+    gap: 0.3,
+};
+/// Activations in int8 blocks of 32, as llama.cpp's products have them: 1/254 of the block's largest value.
+const INT8: Bounds = Bounds {
+    logprob: 0.35,
+    gap: 0.3,
+};
 
 fn ids(value: &Value) -> Vec<u32> {
     value
@@ -56,7 +55,7 @@ struct Worst {
 }
 
 /// Feeds prompt and HF's ids, and checks every position of the answer.
-fn check_case(llm: &Llm, case: &Value, gap_bound: f64, tolerance: f64) -> Worst {
+fn check_case(llm: &Llm, case: &Value, bounds: Bounds) -> Worst {
     let (prompt, golden) = (ids(&case["prompt_ids"]), &case["hf_fp32"]);
     let answer = ids(&golden["ids"]);
     let all: Vec<u32> = prompt.iter().chain(&answer).copied().collect();
@@ -80,14 +79,14 @@ fn check_case(llm: &Llm, case: &Value, gap_bound: f64, tolerance: f64) -> Worst 
         let name = &case["name"];
         let error = (f64::from(at.chosen.logprob) - number(&golden["logprobs"][i])).abs();
         assert!(
-            error <= tolerance,
+            error <= bounds.logprob,
             "{name} position {i}: logprob {} against {}",
             at.chosen.logprob,
             golden["logprobs"][i]
         );
         worst.logprob = worst.logprob.max(error);
         let gap = number(&golden["top2_gap"][i]);
-        if gap < gap_bound {
+        if gap < bounds.gap {
             worst.skipped += 1;
         } else {
             assert_eq!(at.top[0].token, id, "{name} position {i}: argmax, HF's gap is {gap}");
@@ -99,7 +98,7 @@ fn check_case(llm: &Llm, case: &Value, gap_bound: f64, tolerance: f64) -> Worst 
             let got = f64::from(scored[i].as_ref().expect("scored").chosen.logprob);
             let error = (got - number(value)).abs();
             assert!(
-                error <= tolerance,
+                error <= bounds.logprob,
                 "{} prompt position {i}: {got} against {value}",
                 case["name"]
             );
@@ -109,21 +108,26 @@ fn check_case(llm: &Llm, case: &Value, gap_bound: f64, tolerance: f64) -> Worst 
     worst
 }
 
-fn check(path: &Path, goldens: &Path, device: Arc<dyn Device>, free_running: bool) {
+/// Which cases also run free to HF's ids.
+#[derive(Clone, Copy)]
+enum Free {
+    All,
+    Only(&'static [&'static str]),
+}
+
+fn check(llm: &Llm, goldens: &Path, bounds: Bounds, free: Free) {
     let golden: Value = serde_json::from_slice(&std::fs::read(goldens).expect("goldens")).expect("JSON");
-    let llm = open(path, device);
     for case in golden["cases"].as_array().expect("cases") {
-        let worst = check_case(&llm, case, GAP, LOGPROB_TOLERANCE);
+        let name = case["name"].as_str().expect("a name");
+        let worst = check_case(llm, case, bounds);
         println!(
-            "{} {}: {} positions ({} near ties), worst logprob difference {:.2e}",
-            path.file_name().unwrap_or_default().display(),
-            case["name"],
+            "{} {name}: {} positions ({} near ties), worst logprob difference {:.2e}",
+            goldens.file_name().unwrap_or_default().display(),
             worst.positions,
             worst.skipped,
             worst.logprob
         );
-        if free_running {
-            let answer = ids(&case["hf_fp32"]["ids"]);
+        if matches!(free, Free::All) || matches!(free, Free::Only(names) if names.contains(&name)) {
             let params = SamplingParams::greedy(golden["max_new_tokens"].as_u64().expect("a count") as u32);
             let output = llm
                 .generate_ids(vec![ids(&case["prompt_ids"])], &params)
@@ -131,10 +135,8 @@ fn check(path: &Path, goldens: &Path, device: Arc<dyn Device>, free_running: boo
                 .remove(0);
             assert_eq!(
                 output.outputs[0].token_ids,
-                answer,
-                "{} {}",
-                path.display(),
-                case["name"]
+                ids(&case["hf_fp32"]["ids"]),
+                "free-running {name}"
             );
         }
         if let Some(text) = case["prompt_text"].as_str() {
@@ -143,7 +145,7 @@ fn check(path: &Path, goldens: &Path, device: Arc<dyn Device>, free_running: boo
                 .tokenizer()
                 .encode(text, case["messages"].is_null())
                 .expect("encodes");
-            assert_eq!(encoded, ids(&case["prompt_ids"]), "ids of {}", case["name"]);
+            assert_eq!(encoded, ids(&case["prompt_ids"]), "ids of {name}");
         }
     }
 }
@@ -152,12 +154,12 @@ macro_rules! families {
     ($($test:ident, $reference:ident => $path:literal, $golden:literal;)*) => {$(
         #[test]
         fn $test() {
-            check(&fixtures().join($path), &fixtures().join($golden), cpu(), true);
+            check(&open(&fixtures().join($path), cpu(), |_| {}), &fixtures().join($golden), F32, Free::All);
         }
 
         #[test]
         fn $reference() {
-            check(&fixtures().join($path), &fixtures().join($golden), reference(), true);
+            check(&open(&fixtures().join($path), reference(), |_| {}), &fixtures().join($golden), F32, Free::All);
         }
     )*};
 }
@@ -176,13 +178,47 @@ families! {
     gemma3_gguf_on_cpu, gemma3_gguf_on_reference => "gguf/gemma3-gguf.gguf", "gguf/gemma3-gguf.golden.json";
 }
 
-/// The real demo model, where the test command has fetched it.
-#[test]
-fn smollm2_135m_on_cpu() {
-    let Some(model) = std::env::var_os("HALYARD_TEST_MODEL") else {
-        println!("skipped: HALYARD_TEST_MODEL names no model file (the test command fetches it where pip is at hand)");
+/// A real model, where the test command or the environment brings it.
+fn real(variable: &str, golden: &str, bounds: Bounds, free: Free, change: impl FnOnce(&mut EngineConfig)) {
+    let Some(model) = std::env::var_os(variable) else {
+        println!("skipped: {variable} names no model file (CONTRIBUTING.md says where the models come from)");
         return;
     };
-    let golden = fixtures().join("smollm2-135m-q4_1.golden.json");
-    check(Path::new(&model), &golden, cpu(), true);
+    let roomy = |c: &mut EngineConfig| {
+        c.cache.kv_cache_memory_bytes = Some(256 << 20);
+        change(c);
+    };
+    check(
+        &open(Path::new(&model), cpu(), roomy),
+        &fixtures().join(golden),
+        bounds,
+        free,
+    );
+}
+
+const SMOLLM2: (&str, &str) = ("HALYARD_TEST_MODEL", "smollm2-135m-q4_1.golden.json");
+const GEMMA3: (&str, &str) = ("HALYARD_TEST_GEMMA", "gemma3-270m-q4_k_m.golden.json");
+
+#[test]
+fn smollm2_135m_in_f32() {
+    real(SMOLLM2.0, SMOLLM2.1, F32, Free::All, |_| {});
+}
+
+#[test]
+fn smollm2_135m_with_kv_in_bf16() {
+    let free = Free::Only(&["code", "multiturn"]);
+    real(SMOLLM2.0, SMOLLM2.1, KV_BF16, free, |c| {
+        c.cache.kv_cache_dtype = Some(DType::BF16)
+    });
+}
+
+#[test]
+fn smollm2_135m_with_int8_activations() {
+    let free = Free::Only(&["code", "multiturn"]);
+    real(SMOLLM2.0, SMOLLM2.1, INT8, free, |c| c.model.allow_quantized_act = true);
+}
+
+#[test]
+fn gemma3_270m_in_f32() {
+    real(GEMMA3.0, GEMMA3.1, F32, Free::All, |_| {});
 }
