@@ -299,14 +299,17 @@ fn activation(place: &(Tensor, ActivationSlot), column: u32, width: u32, heads: 
     Template { tensor, extent }
 }
 
-/// Allocates and fills every weight. Returns their tensors, by index, and what owns them.
+/// Tensors of a program's weights, by index, and what owns them.
+type LoadedWeights = (Vec<Tensor>, Vec<Arc<dyn Buffer>>);
+
+/// Allocates and fills every weight.
 fn load_weights(
     device: &dyn Device,
     model: &ModelProgram,
     weights: &Weights,
     ops: &[(Arc<dyn PreparedOp>, Vec<u16>, Claim)],
     loaded: &mut dyn FnMut(u64),
-) -> Result<(Vec<Tensor>, Vec<Arc<dyn Buffer>>), EngineError> {
+) -> Result<LoadedWeights, EngineError> {
     let mut tensors = Vec::with_capacity(model.weights.len());
     let mut buffers = Vec::with_capacity(model.weights.len());
     for spec in &model.weights {

@@ -1,7 +1,7 @@
 //! The engine: a model on a device, requests in, tokens and text out. Knows no vendor, no HTTP and no environment.
 //!
 //! Reading order: [`handle`] (the front door), [`params`] and [`output`] (what goes in and comes out), `core` (the thread),
-//! `runner` (a step on the device), `load` (from files to a runner), `state` (device rows), `compile` (programs to ops).
+//! `runner` (a step on the device), `plan` and `load` (from files to a runner), `state` (device rows), `compile` (programs to ops).
 
 mod compile;
 pub mod config;
@@ -13,6 +13,7 @@ mod llm;
 mod load;
 pub mod output;
 pub mod params;
+mod plan;
 mod runner;
 mod sequence;
 mod state;

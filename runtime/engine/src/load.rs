@@ -3,11 +3,9 @@
 use std::sync::Arc;
 
 use halyard_models::ModelFiles;
-use halyard_models::program::{
-    ActivationSlot, KvLayout, ModelProgram, ProgramOptions, Rows, TensorRole, build_forward, build_head,
-};
+use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, build_forward, build_head};
 use halyard_platform_api::ops::{
-    Argmax, Attention, Copy, LogitsProcess, PrepareInputs, Sample, SlotMapping, TopLogprobs, UpdateRows,
+    Argmax, Copy, LogitsProcess, PrepareInputs, Sample, SlotMapping, TopLogprobs, UpdateRows,
 };
 use halyard_platform_api::{Buffer, BufferKind, DType, Device, OpSpec, PreparedOp, QueueKind, Tensor};
 use halyard_scheduler::{KvGroup, KvKind, SchedulerConfig};
@@ -16,8 +14,9 @@ use crate::compile::{CompiledProgram, Extent, Places, Preparer, Template, compil
 use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::kv_memory::{self, KvNeeds};
+use crate::plan::{Plan, plan};
 use crate::runner::{Runner, StepOps};
-use crate::state::{Capacities, ResultRing, RowState, StepState, Writes};
+use crate::state::{ResultRing, RowState, StepState, Writes};
 
 /// How far loading is.
 #[derive(Clone, Copy, Debug)]
@@ -74,16 +73,6 @@ pub(crate) struct Loaded {
     pub runner: Runner,
     pub scheduler: SchedulerConfig,
     pub info: ModelInfo,
-}
-
-/// The numbers that loading settles first.
-struct Plan {
-    options: ProgramOptions,
-    kv: KvLayout,
-    block_bytes: u64,
-    attention_name: String,
-    capacities: Capacities,
-    async_depth: u32,
 }
 
 /// Loads `files` onto `device`.
@@ -170,161 +159,6 @@ pub(crate) fn load(
         scheduler,
         info,
     })
-}
-
-fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFiles) -> Result<Plan, EngineError> {
-    let (facts, d) = (device.info(), &files.description);
-    let act = config.model.dtype.unwrap_or(facts.preferred_dtype);
-    let kv_dtype = config.cache.kv_cache_dtype.unwrap_or(facts.preferred_kv_dtype);
-    for (name, dtype, set) in [
-        ("--dtype", act, facts.compute_dtypes),
-        ("--kv-cache-dtype", kv_dtype, facts.kv_dtypes),
-    ] {
-        if !set.contains(dtype) {
-            let known: Vec<String> = set.iter().map(|t| format!("{t:?}")).collect();
-            let message = format!(
-                "{dtype:?} is not offered by {}; choose one of {}",
-                facts.name,
-                known.join(", ")
-            );
-            return Err(EngineError::Config { name, message });
-        }
-    }
-    let longest = d.max_position_embeddings as u32;
-    let max_model_len = config.model.max_model_len.unwrap_or(longest);
-    if max_model_len == 0 || max_model_len > longest {
-        let message = format!("{max_model_len} is not between 1 and the {longest} positions of this model");
-        return Err(EngineError::Config {
-            name: "--max-model-len",
-            message,
-        });
-    }
-    let block_size = config.cache.block_size.unwrap_or(facts.preferred_block_size);
-    if block_size == 0 || block_size > 1024 {
-        let message = format!("{block_size} tokens; choose 8 to 1024");
-        return Err(EngineError::Config {
-            name: "--block-size",
-            message,
-        });
-    }
-    let max_seqs = config.scheduler.max_num_seqs;
-    let max_tokens = config
-        .scheduler
-        .max_num_batched_tokens
-        .unwrap_or(facts.preferred_step_tokens);
-    if max_seqs == 0 || max_tokens < max_seqs {
-        let message =
-            format!("{max_tokens} is below --max-num-seqs {max_seqs}: every running request needs one token a step");
-        return Err(EngineError::Config {
-            name: "--max-num-batched-tokens",
-            message,
-        });
-    }
-    let kv = KvLayout::of(d);
-    let logits_chunk = max_seqs.min(64);
-    let mut options = ProgramOptions {
-        act,
-        kv: kv_dtype,
-        block_size,
-        attention_backend: 0,
-        max_tokens,
-        max_seqs,
-        max_kv_len: max_model_len,
-        max_logits_rows: logits_chunk,
-        allow_quantized_act: config.model.allow_quantized_act,
-    };
-    let (index, attention_name, block_bytes) = choose_attention(config, device, files, &options)?;
-    options.attention_backend = index;
-    let async_depth = config
-        .scheduler
-        .async_depth
-        .unwrap_or(facts.async_depth)
-        .min(facts.async_depth);
-    let table_blocks = kv.groups.iter().map(|_| max_model_len.div_ceil(block_size)).collect();
-    let capacities = Capacities {
-        rows: max_seqs,
-        max_model_len,
-        max_seqs,
-        max_tokens,
-        vocab: d.vocab_size as u32,
-        table_blocks,
-        ring_entries: async_depth + 3,
-        logits_chunk,
-    };
-    Ok(Plan {
-        options,
-        kv,
-        block_bytes,
-        attention_name,
-        capacities,
-        async_depth,
-    })
-}
-
-/// The attention backend by name, or the highest priority that takes every layer.
-fn choose_attention(
-    config: &EngineConfig,
-    device: &dyn Device,
-    files: &ModelFiles,
-    options: &ProgramOptions,
-) -> Result<(u32, String, u64), EngineError> {
-    let registry = device.attention();
-    let mut backends: Vec<_> = registry.backends().into_iter().enumerate().collect();
-    let names: Vec<String> = backends.iter().map(|(_, b)| b.name.clone()).collect();
-    if let Some(asked) = &config.model.attention_backend {
-        backends.retain(|(_, b)| b.name == *asked);
-        if backends.is_empty() {
-            let message = format!("`{asked}` is not one of this platform's: {}", names.join(", "));
-            return Err(EngineError::Config {
-                name: "--attention-backend",
-                message,
-            });
-        }
-    }
-    backends.sort_by_key(|(_, b)| -b.priority);
-    let mut refused = Vec::new();
-    for (index, backend) in backends {
-        let options = ProgramOptions {
-            attention_backend: index as u32,
-            ..options.clone()
-        };
-        let format_of = |role| files.weights.format(role);
-        let program = build_forward(
-            &files.description,
-            &KvLayout::of(&files.description),
-            &options,
-            &format_of,
-        )?;
-        match plan_layers(registry, &program) {
-            Ok(block_bytes) => return Ok((index as u32, backend.name, block_bytes)),
-            Err(why) => refused.extend(
-                why.message
-                    .lines()
-                    .map(|line| format!("attention {}: {line}", backend.name)),
-            ),
-        }
-    }
-    Err(EngineError::MissingOps { missing: refused })
-}
-
-/// The largest block of any layer's attention.
-fn plan_layers(
-    registry: &dyn halyard_platform_api::AttentionRegistry,
-    program: &ModelProgram,
-) -> halyard_platform_api::Result<u64> {
-    let mut planned: Vec<&Attention> = Vec::new();
-    let mut block_bytes = 0;
-    for node in &program.program.nodes {
-        let OpSpec::Attention(spec) = &node.spec else {
-            continue;
-        };
-        if !planned.contains(&spec) {
-            registry.support(spec)?;
-            block_bytes = registry.plan(spec)?.block_bytes.max(block_bytes);
-            planned.push(spec);
-        }
-    }
-    Ok(block_bytes)
 }
 
 fn step_ops(plan: &Plan, ring: &ResultRing, preparer: &mut Preparer<'_>) -> Result<Option<StepOps>, EngineError> {
