@@ -1,0 +1,68 @@
+//! Why a measurement could not be made.
+
+use std::path::PathBuf;
+
+/// Errors of the benches.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The command line.
+    #[error(
+        "{found}\nusage: halyard-bench [encode|schedule|version|startup|idle|all]… [--binary FILE] [--model MODEL] [--check]"
+    )]
+    Usage {
+        /// What is wrong with it.
+        found: String,
+    },
+    /// The plugin host refused the null platform.
+    #[error("the null platform: {0}")]
+    Plugin(#[from] halyard_plugin_host::PluginError),
+    /// The null device refused a call.
+    #[error("the null device: {0}")]
+    Device(#[from] halyard_platform_api::Error),
+    /// The scheduler refused its configuration or a request.
+    #[error("the scheduler: {0}")]
+    Scheduler(#[from] halyard_scheduler::Error),
+    /// The server's binary is not there.
+    #[error(
+        "{} is missing: build it (cargo build --release -p halyard -p halyard-backend-cpu) or give --binary FILE",
+        path.display()
+    )]
+    NoBinary {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// The server ended by itself.
+    #[error("`{command}` ended with {status} before it was ready:\n{output}")]
+    Ended {
+        /// What was run.
+        command: String,
+        /// How it ended.
+        status: std::process::ExitStatus,
+        /// The end of its standard error.
+        output: String,
+    },
+    /// The server never answered.
+    #[error("`{command}` was not ready after {seconds} s")]
+    NotReady {
+        /// What was run.
+        command: String,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// Files, processes, sockets.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}
+
+impl BenchError {
+    /// An I/O error with what was tried.
+    pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> BenchError {
+        let what = what.into();
+        move |source| BenchError::Io { what, source }
+    }
+}

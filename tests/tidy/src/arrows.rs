@@ -1,0 +1,178 @@
+//! The map: which package may use which, and the few external crates whose place is fixed. Read from `cargo metadata`.
+//!
+//! Only normal and build dependencies are arrows; what tests link is theirs to choose.
+
+use serde_json::Value;
+
+use crate::Finding;
+
+/// A package of the workspace and what it uses.
+#[derive(Clone, Debug)]
+pub struct Package {
+    /// Name.
+    pub name: String,
+    /// Folder relative to the root.
+    pub folder: String,
+    /// Folders of the workspace packages that it uses.
+    pub uses: Vec<String>,
+    /// External crates that it uses.
+    pub external: Vec<String>,
+}
+
+/// Every permitted arrow and why it is there. A folder ending in `/` stands for all packages in it.
+pub const ARROWS: &[(&str, &str, &str)] = &[
+    (
+        "runtime/plugin-host",
+        "platform-api",
+        "implements its traits over its tables",
+    ),
+    ("runtime/models", "platform-api", "programs are lists of its ops"),
+    ("runtime/text", "platform-api", "may name its types"),
+    ("runtime/scheduler", "platform-api", "may name its types"),
+    ("runtime/engine", "platform-api", "drives devices through its traits"),
+    ("runtime/engine", "runtime/plugin-host", "platforms come from it"),
+    ("runtime/engine", "runtime/scheduler", "plans steps"),
+    ("runtime/engine", "runtime/models", "descriptions, programs, weights"),
+    ("runtime/engine", "runtime/text", "tokenizer, stop strings"),
+    ("server", "runtime/engine", "serves it"),
+    (
+        "server",
+        "runtime/plugin-host",
+        "finds plugins, lists and inspects them",
+    ),
+    ("server", "platform-api", "DType and DeviceInfo in flags and reports"),
+    (
+        "server",
+        "runtime/models",
+        "resolves --model to ModelFiles before the engine starts",
+    ),
+    (
+        "server",
+        "runtime/text",
+        "chat messages and tokenizer behind the routes",
+    ),
+    (
+        "server",
+        "runtime/scheduler",
+        "the policy that --scheduling-policy names",
+    ),
+    ("backends/", "platform-api", "implements it"),
+    ("backends/", "kernels/", "runs them"),
+    ("plugins/", "platform-api", "implements its hooks"),
+];
+
+/// External crates whose users are listed, and why.
+const PLACES: &[(&str, &[&str], &str)] = &[
+    ("libloading", &["runtime/plugin-host"], "one crate opens libraries"),
+    ("axum", &["server"], "HTTP lives in the server"),
+    ("clap", &["server"], "the command line lives in the server"),
+    ("hf-hub", &["server"], "downloads live in the server"),
+    ("reqwest", &["server"], "HTTP lives in the server"),
+    ("tokenizers", &["runtime/text"], "text owns tokenizing"),
+    ("memmap2", &["runtime/models"], "one module maps files"),
+];
+
+/// Packages that stay small, with all that they may use from outside.
+const SMALL: &[(&str, &[&str], &str)] = &[
+    ("platform-api", &["half"], "every vendor compiles the contract"),
+    ("runtime/scheduler", &["thiserror"], "it is a pure state machine"),
+    ("kernels/", &["half"], "kernels are device code and nothing else"),
+];
+
+/// Whether `folder` is `pattern`, or lies in it where it ends in `/`.
+fn matches(pattern: &str, folder: &str) -> bool {
+    pattern == folder || (pattern.ends_with('/') && folder.starts_with(pattern))
+}
+
+/// The packages of `cargo metadata`'s answer.
+///
+/// # Errors
+/// The key that is not as documented.
+pub fn packages(metadata: &Value) -> Result<Vec<Package>, String> {
+    let text = |value: &Value, key: &str| {
+        value[key]
+            .as_str()
+            .map(str::to_string)
+            .ok_or(format!("no text `{key}`"))
+    };
+    let root = text(metadata, "workspace_root")?;
+    let relative = |path: &str| {
+        path.strip_prefix(&root)
+            .map_or(path, |p| p.trim_start_matches('/'))
+            .to_string()
+    };
+    let list = metadata["packages"].as_array().ok_or("no list `packages`")?;
+    let mut packages = Vec::new();
+    for package in list {
+        let manifest = relative(&text(package, "manifest_path")?);
+        let (mut uses, mut external) = (Vec::new(), Vec::new());
+        for dependency in package["dependencies"].as_array().ok_or("no list `dependencies`")? {
+            if dependency["kind"].as_str() == Some("dev") {
+                continue;
+            }
+            match dependency["path"].as_str() {
+                Some(path) => uses.push(relative(path)),
+                None => external.push(text(dependency, "name")?),
+            }
+        }
+        packages.push(Package {
+            name: text(package, "name")?,
+            folder: manifest
+                .trim_end_matches("Cargo.toml")
+                .trim_end_matches('/')
+                .to_string(),
+            uses,
+            external,
+        });
+    }
+    Ok(packages)
+}
+
+/// Arrows that are not on the map, and external crates out of their place.
+pub fn check(packages: &[Package]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for package in packages {
+        let manifest = format!("{}/Cargo.toml", package.folder);
+        let is_test = package.folder.starts_with("tests/");
+        for used in &package.uses {
+            let known = ARROWS
+                .iter()
+                .any(|(from, to, _)| matches(from, &package.folder) && matches(to, used));
+            if !is_test && !known {
+                let remedy = if used.starts_with("tests/") {
+                    "nothing uses tests/*: move the dependency to [dev-dependencies]"
+                } else {
+                    "the map has no such arrow: go through a package that it has, or change the map (tests/tidy/src/arrows.rs) with a decision record"
+                };
+                findings.push(Finding::new(
+                    &manifest,
+                    0,
+                    format!("{} uses {used}; {remedy}", package.name),
+                ));
+            }
+        }
+        for name in package.external.iter().filter(|_| !is_test) {
+            for (_, places, why) in PLACES.iter().filter(|(placed, _, _)| placed == name) {
+                if !places.iter().any(|place| matches(place, &package.folder)) {
+                    let message = format!(
+                        "{} uses {name}, which only {} may: {why}",
+                        package.name,
+                        places.join(", ")
+                    );
+                    findings.push(Finding::new(&manifest, 0, message));
+                }
+            }
+            for (_, allowed, why) in SMALL.iter().filter(|(small, _, _)| matches(small, &package.folder)) {
+                if !allowed.contains(&name.as_str()) {
+                    let message = format!(
+                        "{} may use only {} from outside, not {name}: {why}",
+                        package.name,
+                        allowed.join(", ")
+                    );
+                    findings.push(Finding::new(&manifest, 0, message));
+                }
+            }
+        }
+    }
+    findings
+}

@@ -1,0 +1,223 @@
+//! Each rule catches what it is for, and leaves alone what it is not for.
+
+use halyard_tidy::arrows::{self, Package};
+use halyard_tidy::code::{code_only, word_parts};
+use halyard_tidy::{Finding, rules, tree};
+
+fn package(folder: &str, uses: &[&str], external: &[&str]) -> Package {
+    let owned = |list: &[&str]| list.iter().map(|s| s.to_string()).collect();
+    Package {
+        name: folder.to_string(),
+        folder: folder.to_string(),
+        uses: owned(uses),
+        external: owned(external),
+    }
+}
+
+fn lines(findings: &[Finding]) -> Vec<usize> {
+    findings.iter().map(|finding| finding.line).collect()
+}
+
+#[test]
+fn an_arrow_off_the_map_is_found() {
+    for (from, to) in [
+        ("runtime/engine", "backends/cpu"),
+        ("runtime/engine", "kernels/cpu"),
+        ("runtime/scheduler", "runtime/models"),
+        ("runtime/plugin-host", "runtime/engine"),
+        ("server", "backends/reference"),
+        ("server", "kernels/cpu"),
+        ("backends/cpu", "runtime/engine"),
+        ("backends/cpu", "backends/reference"),
+        ("kernels/cpu", "platform-api"),
+        ("platform-api", "runtime/text"),
+        ("plugins/stat-logger-json-lines", "runtime/engine"),
+        ("runtime/engine", "tests/fixtures/backend-null"),
+    ] {
+        let findings = arrows::check(&[package(from, &[to], &[])]);
+        assert_eq!(findings.len(), 1, "{from} -> {to}");
+        assert!(findings[0].message.contains(to), "{}", findings[0]);
+    }
+    let fine = [
+        package("server", &["runtime/engine", "runtime/plugin-host"], &["axum"]),
+        package("backends/gpu", &["platform-api", "kernels/gpu"], &["libc"]),
+        package(
+            "tests/bench",
+            &["backends/cpu", "tests/fixtures/backend-null", "kernels/cpu"],
+            &["libloading"],
+        ),
+    ];
+    assert_eq!(arrows::check(&fine), []);
+}
+
+#[test]
+fn an_external_crate_out_of_its_place_is_found() {
+    for (folder, name) in [
+        ("runtime/engine", "libloading"),
+        ("backends/cpu", "libloading"),
+        ("runtime/engine", "axum"),
+        ("platform-api", "tokio"),
+        ("runtime/scheduler", "tokio"),
+        ("kernels/cpu", "rayon"),
+    ] {
+        let findings = arrows::check(&[package(folder, &[], &[name])]);
+        assert_eq!(findings.len(), 1, "{folder} uses {name}");
+    }
+}
+
+#[test]
+fn dev_dependencies_are_no_arrows() {
+    let metadata = serde_json::json!({
+        "workspace_root": "/r",
+        "packages": [{
+            "name": "engine", "manifest_path": "/r/runtime/engine/Cargo.toml",
+            "dependencies": [
+                { "name": "cpu", "kind": "dev", "path": "/r/backends/cpu" },
+                { "name": "build", "kind": "build", "path": "/r/backends/reference" },
+                { "name": "serde", "kind": null },
+            ],
+        }],
+    });
+    let packages = arrows::packages(&metadata).expect("as documented");
+    assert_eq!(packages[0].folder, "runtime/engine");
+    assert_eq!(
+        packages[0].uses,
+        ["backends/reference"],
+        "a build dependency is an arrow"
+    );
+    assert_eq!(packages[0].external, ["serde"]);
+}
+
+#[test]
+fn vendor_words_are_found_in_code_texts_comments_and_identifiers() {
+    let planted = "//! x\nlet a = Cuda::new();\n// like ROCm 6\nif name == \"hip_x\" {}\nfn isNvidia() {}\nrocm6\n";
+    assert_eq!(
+        lines(&rules::vendor_words("runtime/engine/src/x.rs", planted)),
+        [2, 3, 4, 5, 6]
+    );
+    assert_eq!(
+        rules::vendor_words("server/Cargo.toml", "[features]\nvulkan = []\n").len(),
+        1
+    );
+    let fine = "a chip ships whips; amd64; metallic; gpu_memory_utilization; intelligence; relationship";
+    assert_eq!(rules::vendor_words("runtime/engine/src/x.rs", fine), []);
+    assert_eq!(rules::vendor_words("backends/cuda/src/x.rs", planted), []);
+}
+
+#[test]
+fn unsafe_is_found_in_code_only() {
+    let planted = "//! unsafe\nfn f() { unsafe { g() } }\n// unsafe\nlet s = \"unsafe\";\nunsafe impl Send for X {}\n";
+    assert_eq!(lines(&rules::unsafe_code("runtime/engine/src/x.rs", planted)), [2, 5]);
+    assert_eq!(
+        lines(&rules::unsafe_code("platform-api/src/tensor.rs", planted)),
+        [2, 5]
+    );
+    assert_eq!(rules::unsafe_code("runtime/models/src/mapping.rs", planted), []);
+    assert_eq!(rules::unsafe_code("kernels/cpu/src/x.rs", planted), []);
+}
+
+#[test]
+fn opening_a_library_is_found() {
+    let planted = "use libloading::Library;\nlet h = libc::dlopen(p, 1);\n// dlopen\n";
+    assert_eq!(lines(&rules::library_opening("server/src/x.rs", planted)), [1, 2]);
+    assert_eq!(rules::library_opening("runtime/plugin-host/src/load.rs", planted), []);
+}
+
+#[test]
+fn reading_the_environment_below_the_server_is_found() {
+    let planted = "let x = std::env::var(\"X\");\n#[cfg(test)]\nmod tests { fn f() { std::env::var_os(\"Y\"); } }\n";
+    assert_eq!(lines(&rules::environment("runtime/engine/src/x.rs", planted)), [1]);
+    assert_eq!(rules::environment("server/src/x.rs", planted), []);
+    assert_eq!(rules::environment("runtime/engine/tests/x.rs", planted), []);
+}
+
+#[test]
+fn a_clock_in_the_scheduler_is_found() {
+    let planted = "use std::time::Duration;\nlet now = Instant::now();\nasync fn f() {}\n";
+    assert_eq!(
+        lines(&rules::scheduler_purity("runtime/scheduler/src/plan.rs", planted)),
+        [2, 3]
+    );
+    assert_eq!(rules::scheduler_purity("runtime/scheduler/examples/x.rs", planted), []);
+}
+
+#[test]
+fn hosts_and_machine_paths_are_found() {
+    let host = ["https://pypi", ".org/simple"].concat();
+    let path = ["cd /wo", "rk/main"].concat();
+    let planted = format!("fine\n{host}\n{path}\n");
+    assert_eq!(lines(&rules::hosts_and_paths("docs/x.md", &planted)), [2, 3]);
+    assert_eq!(
+        rules::hosts_and_paths("docs/x.md", "the framework/main crates.io /work of others /root"),
+        []
+    );
+}
+
+#[test]
+fn long_files_are_found() {
+    let text = |lines: usize| "//! x\n".repeat(lines);
+    assert_eq!(
+        rules::length("runtime/engine/src/x.rs", &text(rules::MAX_LINES + 1)).len(),
+        1
+    );
+    assert_eq!(rules::length("runtime/engine/src/x.rs", &text(rules::MAX_LINES)), []);
+    assert_eq!(
+        rules::length("runtime/models/src/families/x.rs", &text(rules::MAX_FAMILY_LINES + 1)).len(),
+        1
+    );
+    assert_eq!(rules::length("docs/x.md", &text(2000)), []);
+}
+
+#[test]
+fn a_file_without_its_idea_is_found() {
+    assert_eq!(rules::header("server/src/x.rs", "use a::b;\n//! late\n").len(), 1);
+    assert_eq!(rules::header("server/src/x.rs", "").len(), 1);
+    assert_eq!(rules::header("server/src/x.rs", "#![allow(dead_code)]\n//! idea\n"), []);
+}
+
+#[test]
+fn stubs_are_found() {
+    let words = [
+        ["to", "do!()"],
+        ["unimpl", "emented!()"],
+        ["// FIX", "ME"],
+        ["#[ign", "ore]"],
+    ]
+    .map(|p| p.concat());
+    assert_eq!(lines(&rules::stubs("server/src/x.rs", &words.join("\n"))), [1, 2, 3, 4]);
+    assert_eq!(rules::stubs("server/src/x.rs", "let todo = 1; // ignore\n"), []);
+}
+
+#[test]
+fn a_package_without_the_lints_is_found() {
+    let package = "[package]\nname = \"x\"\n";
+    assert_eq!(rules::lints("server/Cargo.toml", package).len(), 1);
+    assert_eq!(
+        rules::lints("server/Cargo.toml", &format!("{package}[lints]\nworkspace = false\n")).len(),
+        1
+    );
+    assert_eq!(
+        rules::lints("server/Cargo.toml", &format!("{package}[lints]\nworkspace = true\n")),
+        []
+    );
+    assert_eq!(rules::lints("server/Cargo.toml", "[package\n").len(), 1);
+}
+
+#[test]
+fn comments_strings_and_characters_are_not_code() {
+    let text = "a /* b /* c */ d */ e \"f\\\"g\" h r#\"i\"j\"# k 'l' m &'n o b\"p\" r#type '\\'' q // r\ns";
+    let code: Vec<String> = word_parts(&code_only(text));
+    assert_eq!(code, ["a", "e", "h", "k", "m", "n", "o", "r", "type", "q", "s"]);
+    assert_eq!(code_only(text).lines().count(), 2);
+    assert_eq!(
+        word_parts("GpuMemory_x2 HTTPServer"),
+        ["gpu", "memory", "x2", "httpserver"]
+    );
+}
+
+#[test]
+fn this_repository_is_listed_without_build_output() {
+    let files = tree::text_files(&tree::root()).expect("readable");
+    assert!(files.iter().any(|file| file.path == "Cargo.toml"));
+    assert!(files.iter().all(|file| !file.path.starts_with("target/")));
+}
