@@ -1,0 +1,97 @@
+//! The cases, one family a file, and running them: every op over types, formats and odd shapes, strided operands and padding.
+
+mod attend;
+mod data;
+mod dense;
+mod pointwise;
+mod sampling;
+mod step;
+
+use std::sync::Arc;
+
+use halyard_platform_api::{DType, Device, WeightFormat};
+
+use crate::case::Case;
+use crate::execute::{Failure, compare, execute};
+use crate::random::Random;
+use crate::{Options, Report};
+
+/// The activation types.
+pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// Runs all cases; attention on every backend of the device.
+pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options, report: &mut Report) {
+    let wanted = |case: &Case| options.only_op.as_ref().is_none_or(|op| op == case.op);
+    let families = [
+        dense::cases,
+        pointwise::cases,
+        data::cases,
+        step::cases,
+        sampling::cases,
+    ];
+    for case in families.iter().flat_map(|family| family(options.seed)).filter(wanted) {
+        run_case(&**device, &**oracle, &case, 0, "", report);
+    }
+    for (index, backend) in device.attention().backends().iter().enumerate() {
+        let sizes = match backend.block_sizes.as_slice() {
+            [] => vec![16, 8],
+            sizes => sizes.to_vec(),
+        };
+        for block_size in sizes {
+            for case in attend::cases(options.seed, block_size).into_iter().filter(wanted) {
+                let place = format!(" {} block {block_size}", backend.name);
+                run_case(&**device, &**oracle, &case, index as u32, &place, report);
+            }
+        }
+    }
+}
+
+/// Runs one case on both devices and notes the outcome.
+fn run_case(device: &dyn Device, oracle: &dyn Device, case: &Case, backend: u32, place: &str, report: &mut Report) {
+    let row = report.row(case.op, &format!("{}{place}", case.variant));
+    let outcome = match execute(device, case, backend) {
+        Err(Failure::Unsupported(reason)) => {
+            row.unsupported = Some(reason);
+            return;
+        }
+        Err(Failure::Broken(why)) => Err(why),
+        Ok(found) => match execute(oracle, case, 0) {
+            Err(Failure::Unsupported(why) | Failure::Broken(why)) => Err(format!("the oracle: {why}")),
+            Ok(expected) => compare(case, &found, &expected),
+        },
+    };
+    row.cases += 1;
+    match outcome {
+        Ok(worst) => {
+            row.passed += 1;
+            row.worst = row.worst.max(worst);
+        }
+        Err(why) => row.failures.push(format!("{}: {why}", case.name)),
+    }
+}
+
+/// `rows` canonical rows of random weights of magnitude up to about 1.
+pub(crate) fn weight(random: &mut Random, format: WeightFormat, rows: u32, width: u32) -> Vec<u8> {
+    let half = |value: f32| half::f16::from_f32(value).to_le_bytes();
+    let blocks = rows as usize * width as usize / format.block_values();
+    let mut out = Vec::new();
+    for _ in 0..blocks {
+        let jitter = 1.0 + 0.25 * random.unit();
+        match format {
+            WeightFormat::F32 => out.extend(random.unit().to_le_bytes()),
+            WeightFormat::F16 => out.extend(half(random.unit())),
+            WeightFormat::BF16 => out.extend(half::bf16::from_f32(random.unit()).to_le_bytes()),
+            WeightFormat::Q4_0 => out.extend([&half(jitter / 10.0)[..], &random.bytes(16)].concat()),
+            WeightFormat::Q4_1 => {
+                out.extend([&half(jitter / 9.0)[..], &half(-0.8 * jitter), &random.bytes(16)].concat());
+            }
+            WeightFormat::Q5_0 => out.extend([&half(jitter / 20.0)[..], &random.bytes(20)].concat()),
+            WeightFormat::Q8_0 => out.extend([&half(jitter / 160.0)[..], &random.bytes(32)].concat()),
+            WeightFormat::Q4K => {
+                out.extend([&half(jitter / 700.0)[..], &half(jitter / 90.0), &random.bytes(140)].concat());
+            }
+            WeightFormat::Q6K => out.extend([&random.bytes(208)[..], &half(jitter / 4000.0)].concat()),
+        }
+    }
+    out
+}

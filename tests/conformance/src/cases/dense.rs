@@ -1,0 +1,317 @@
+//! `embedding`, `linear`, `lora_shrink`, `lora_expand`, `moe_route`, `moe_linear`, `moe_combine`.
+
+use halyard_platform_api::ops::{
+    Embedding, Epilogue, Linear, LoraExpand, LoraShrink, MoeCombine, MoeLinear, MoeRoute, Scoring,
+};
+use halyard_platform_api::{DType, WeightFormat};
+
+use super::{FLOATS, weight};
+use crate::case::{Arg, Case};
+use crate::random::Random;
+use crate::tolerance::Class;
+
+pub(crate) fn cases(seed: u64) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for format in WeightFormat::ALL {
+        for dtype in FLOATS {
+            embedding(seed, format, dtype, &mut cases);
+            linear(seed, format, dtype, &mut cases);
+            moe_linear(seed, format, dtype, &mut cases);
+        }
+    }
+    for dtype in FLOATS {
+        epilogues(seed, dtype, &mut cases);
+        lora(seed, dtype, &mut cases);
+        moe_combine(seed, dtype, &mut cases);
+    }
+    moe_route(seed, &mut cases);
+    cases
+}
+
+/// A width that a format can hold: odd where it may be.
+fn odd_width(format: WeightFormat) -> u32 {
+    match format.block_values() {
+        1 => 37,
+        32 => 96,
+        block => block as u32 * 2,
+    }
+}
+
+fn embedding(seed: u64, format: WeightFormat, out: DType, cases: &mut Vec<Case>) {
+    let variant = format!("{format:?} -> {out:?}");
+    for (width, scale) in [(odd_width(format), 1.0), (256, 22.6)] {
+        let name = format!("width {width} scale {scale}");
+        let random = &mut Random::of(seed, &format!("embedding {variant} {name}"));
+        let rows = 11;
+        let ids = [3, -1, 10, 0, 3];
+        let spec = Embedding {
+            num_rows: rows,
+            width,
+            weight: format,
+            out,
+            scale,
+            max_tokens: 5,
+        };
+        let operands = vec![
+            Some(Arg::ints(&[5], &ids)),
+            Some(Arg::weight(format, rows, width, weight(random, format, rows, width))),
+            Some(Arg::output(out, &[5, width], Class::Elementwise)),
+        ];
+        cases.push(Case::single(spec, &variant, &name, operands));
+    }
+}
+
+fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
+    let variant = format!("{format:?} x {act:?}");
+    let wide = if format.block_values() == 256 { 512 } else { 320 };
+    // Tokens, inputs, outputs, bias, residual, gap between rows.
+    let shapes = [
+        (1, odd_width(format), 19, false, false, 0),
+        (3, odd_width(format), 1, true, false, 5),
+        (7, wide, 33, false, true, 0),
+        (17, wide, 64, true, true, 3),
+    ];
+    for (tokens, k, n, bias, residual, gap) in shapes {
+        let name = format!("{tokens} x {k} -> {n}, bias {bias}, residual {residual}, gap {gap}");
+        let random = &mut Random::of(seed, &format!("linear {variant} {name}"));
+        let spec = Linear {
+            in_features: k,
+            out_features: n,
+            weight: format,
+            act,
+            out: act,
+            epilogue: Epilogue::None,
+            max_tokens: tokens,
+            allow_quantized_act: false,
+        };
+        let class = Class::Product { terms: k as usize, act };
+        let case = linear_case(random, &spec, tokens, (bias, residual, gap), class, &variant, &name);
+        cases.push(case.clone());
+        if residual {
+            cases.push(case.in_place(3, 4));
+        }
+        if gap == 0 {
+            let spec = Linear {
+                allow_quantized_act: true,
+                ..spec
+            };
+            let class = Class::QuantizedProduct { terms: k as usize };
+            let variant = format!("{variant}, quantized act allowed");
+            cases.push(linear_case(
+                random,
+                &spec,
+                tokens,
+                (bias, residual, gap),
+                class,
+                &variant,
+                &name,
+            ));
+        }
+    }
+}
+
+fn linear_case(
+    random: &mut Random,
+    spec: &Linear,
+    tokens: u32,
+    (bias, residual, gap): (bool, bool, u32),
+    class: Class,
+    variant: &str,
+    name: &str,
+) -> Case {
+    let (k, n) = (spec.in_features, spec.out_features);
+    let x = random.units((tokens * k) as usize);
+    let operands = vec![
+        Some(Arg::floats(spec.act, &[tokens, k], &x).strided(gap)),
+        Some(Arg::weight(spec.weight, n, k, weight(random, spec.weight, n, k))),
+        bias.then(|| Arg::floats(DType::F32, &[n], &random.units(n as usize))),
+        residual.then(|| Arg::floats(spec.out, &[tokens, n], &random.units((tokens * n) as usize)).strided(gap)),
+        Some(Arg::output(spec.out, &[tokens, n], class).strided(gap)),
+    ];
+    Case::single(spec.clone(), variant, name, operands)
+}
+
+fn epilogues(seed: u64, act: DType, cases: &mut Vec<Case>) {
+    for epilogue in [Epilogue::Silu, Epilogue::GeluTanh, Epilogue::GeluErf] {
+        for (out, format) in [(act, WeightFormat::BF16), (DType::F32, WeightFormat::Q8_0)] {
+            let variant = format!("{format:?} x {act:?} -> {out:?} {epilogue:?}");
+            let random = &mut Random::of(seed, &format!("linear {variant}"));
+            let spec = Linear {
+                in_features: 64,
+                out_features: 21,
+                weight: format,
+                act,
+                out,
+                epilogue,
+                max_tokens: 4,
+                allow_quantized_act: false,
+            };
+            let class = Class::Product { terms: 64, act };
+            cases.push(linear_case(
+                random,
+                &spec,
+                4,
+                (true, true, 0),
+                class,
+                &variant,
+                "4 x 64 -> 21",
+            ));
+        }
+    }
+}
+
+fn lora(seed: u64, act: DType, cases: &mut Vec<Case>) {
+    for weight in [act, DType::F32] {
+        let variant = format!("{act:?} x {weight:?}");
+        let random = &mut Random::of(seed, &format!("lora {variant}"));
+        let (k, n, rank, num_slots, tokens) = (45, 27, 6, 3, 5);
+        let slots = Arg::ints(&[tokens], &[2, -1, 0, 0, 2]);
+        let shrink = LoraShrink {
+            in_features: k,
+            max_rank: rank,
+            num_slots,
+            act,
+            weight,
+            max_tokens: tokens,
+        };
+        let class = Class::Product { terms: k as usize, act };
+        let operands = vec![
+            Some(Arg::floats(act, &[tokens, k], &random.units((tokens * k) as usize)).strided(3)),
+            Some(Arg::floats(
+                weight,
+                &[num_slots, rank, k],
+                &random.units((num_slots * rank * k) as usize),
+            )),
+            Some(slots.clone()),
+            Some(Arg::output(DType::F32, &[tokens, rank], class)),
+        ];
+        cases.push(Case::single(shrink, &variant, "5 tokens, slots 2 -1 0 0 2", operands));
+        let expand = LoraExpand {
+            out_features: n,
+            max_rank: rank,
+            num_slots,
+            weight,
+            out: act,
+            max_tokens: tokens,
+        };
+        let class = Class::Product {
+            terms: rank as usize,
+            act,
+        };
+        let operands = vec![
+            Some(Arg::floats(
+                DType::F32,
+                &[tokens, rank],
+                &random.units((tokens * rank) as usize),
+            )),
+            Some(Arg::floats(
+                weight,
+                &[num_slots, n, rank],
+                &random.units((num_slots * n * rank) as usize),
+            )),
+            Some(Arg::floats(DType::F32, &[num_slots], &[0.5, 1.0, 2.0])),
+            Some(slots),
+            Some(
+                Arg::floats(act, &[tokens, n], &random.units((tokens * n) as usize))
+                    .checked(class)
+                    .strided(3),
+            ),
+        ];
+        cases.push(Case::single(expand, &variant, "5 tokens, slots 2 -1 0 0 2", operands));
+    }
+}
+
+fn moe_route(seed: u64, cases: &mut Vec<Case>) {
+    for scoring in [Scoring::Softmax, Scoring::Sigmoid] {
+        for normalize in [false, true] {
+            let variant = format!("{scoring:?}, normalize {normalize}");
+            let random = &mut Random::of(seed, &format!("moe_route {variant}"));
+            let (tokens, num_experts, top_k) = (5, 9, 3);
+            let spec = MoeRoute {
+                num_experts,
+                top_k,
+                scoring,
+                normalize,
+                factor: 1.5,
+            };
+            let mut logits: Vec<f32> = random
+                .units((tokens * num_experts) as usize)
+                .iter()
+                .map(|x| 4.0 * x)
+                .collect();
+            // Ties go to the lower index.
+            logits[9 + 2] = 5.0;
+            logits[9 + 7] = 5.0;
+            let operands = vec![
+                Some(Arg::floats(DType::F32, &[tokens, num_experts], &logits)),
+                Some(Arg::output(DType::I32, &[tokens, top_k], Class::Exact)),
+                Some(Arg::output(DType::F32, &[tokens, top_k], Class::Transcendental)),
+            ];
+            cases.push(Case::single(spec, &variant, "5 tokens, 3 of 9, a tie", operands));
+        }
+    }
+}
+
+fn moe_linear(seed: u64, format: WeightFormat, dtype: DType, cases: &mut Vec<Case>) {
+    let variant = format!("{format:?} x {dtype:?}");
+    let k = odd_width(format);
+    for inputs in [1, 2] {
+        let name = format!("4 x {inputs} x {k} -> 13");
+        let random = &mut Random::of(seed, &format!("moe_linear {variant} {name}"));
+        let (tokens, n, num_experts, top_k) = (4, 13, 3, 2);
+        let spec = MoeLinear {
+            in_features: k,
+            out_features: n,
+            num_experts,
+            top_k,
+            weight: format,
+            dtype,
+            max_tokens: tokens,
+        };
+        let class = Class::Product {
+            terms: k as usize,
+            act: dtype,
+        };
+        let rows = num_experts * n;
+        let operands = vec![
+            Some(Arg::floats(
+                dtype,
+                &[tokens, inputs, k],
+                &random.units((tokens * inputs * k) as usize),
+            )),
+            Some(Arg::weight(format, rows, k, weight(random, format, rows, k))),
+            Some(Arg::ints(&[tokens, top_k], &[2, 0, 1, 2, 0, 1, 2, 1])),
+            Some(Arg::output(dtype, &[tokens, top_k, n], class)),
+        ];
+        cases.push(Case::single(spec, &variant, &name, operands));
+    }
+}
+
+fn moe_combine(seed: u64, dtype: DType, cases: &mut Vec<Case>) {
+    let variant = format!("{dtype:?}");
+    let random = &mut Random::of(seed, &format!("moe_combine {variant}"));
+    let (tokens, top_k, width) = (3, 4, 37);
+    let class = Class::Product {
+        terms: top_k as usize,
+        act: dtype,
+    };
+    let operands = vec![
+        Some(Arg::floats(
+            dtype,
+            &[tokens, top_k, width],
+            &random.units((tokens * top_k * width) as usize),
+        )),
+        Some(Arg::floats(
+            DType::F32,
+            &[tokens, top_k],
+            &random.units((tokens * top_k) as usize),
+        )),
+        Some(Arg::output(dtype, &[tokens, width], class)),
+    ];
+    cases.push(Case::single(
+        MoeCombine { width, top_k, dtype },
+        &variant,
+        "3 x 4 x 37",
+        operands,
+    ));
+}

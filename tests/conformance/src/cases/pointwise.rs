@@ -1,0 +1,203 @@
+//! Norms, `rope` and the elementwise ops, strided and in place.
+
+use halyard_platform_api::ops::{
+    Add, Gelu, GeluKind, GeluMul, LayerNorm, RmsNorm, Rope, RopeStyle, Scale, SiluMul, Softcap,
+};
+use halyard_platform_api::{DType, OpSpec};
+
+use super::FLOATS;
+use crate::case::{Arg, Case};
+use crate::random::Random;
+use crate::tolerance::Class;
+
+/// Rows, width, gap between rows.
+const SHAPES: [(u32, u32, u32); 4] = [(1, 1, 0), (3, 37, 0), (5, 64, 7), (2, 1031, 1)];
+
+pub(crate) fn cases(seed: u64) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in FLOATS {
+        for (rows, width, gap) in SHAPES {
+            elementwise(seed, dtype, [rows, width, gap], &mut cases);
+            norms(seed, dtype, [rows, width, gap], &mut cases);
+        }
+        head_norm(seed, dtype, &mut cases);
+        rope(seed, dtype, &mut cases);
+    }
+    cases
+}
+
+/// Values from −6 to 6, where activations bend.
+fn values(random: &mut Random, count: u32) -> Vec<f32> {
+    random.units(count as usize).iter().map(|x| 6.0 * x).collect()
+}
+
+fn elementwise(seed: u64, dtype: DType, [rows, width, gap]: [u32; 3], cases: &mut Vec<Case>) {
+    let name = format!("{rows} x {width}, gap {gap}");
+    let [tanh, erf] = [GeluKind::Tanh, GeluKind::Erf];
+    let ops: [(OpSpec, usize, Class, &str); 8] = [
+        (SiluMul { width, dtype }.into(), 2, Class::Transcendental, ""),
+        (
+            GeluMul {
+                width,
+                dtype,
+                kind: tanh,
+            }
+            .into(),
+            2,
+            Class::Transcendental,
+            " tanh",
+        ),
+        (
+            GeluMul {
+                width,
+                dtype,
+                kind: erf,
+            }
+            .into(),
+            2,
+            Class::Transcendental,
+            " erf",
+        ),
+        (
+            Gelu {
+                width,
+                dtype,
+                kind: tanh,
+            }
+            .into(),
+            1,
+            Class::Transcendental,
+            " tanh",
+        ),
+        (
+            Gelu {
+                width,
+                dtype,
+                kind: erf,
+            }
+            .into(),
+            1,
+            Class::Transcendental,
+            " erf",
+        ),
+        (Add { width, dtype }.into(), 2, Class::Elementwise, ""),
+        (
+            Scale {
+                width,
+                dtype,
+                factor: -0.37,
+            }
+            .into(),
+            1,
+            Class::Elementwise,
+            "",
+        ),
+        (Softcap { width, dtype, cap: 3.0 }.into(), 1, Class::Transcendental, ""),
+    ];
+    for (spec, inputs, class, kind) in ops {
+        let random = &mut Random::of(seed, &format!("{} {dtype:?} {kind} {name}", spec.name()));
+        let mut operands: Vec<_> = (0..inputs)
+            .map(|_| Some(Arg::floats(dtype, &[rows, width], &values(random, rows * width)).strided(gap)))
+            .collect();
+        operands.push(Some(Arg::output(dtype, &[rows, width], class).strided(gap)));
+        let case = Case::single(spec, &format!("{dtype:?}{kind}"), &name, operands);
+        cases.push(case.clone().in_place(0, inputs));
+        cases.push(case);
+    }
+}
+
+fn norms(seed: u64, dtype: DType, [rows, width, gap]: [u32; 3], cases: &mut Vec<Case>) {
+    let name = format!("{rows} x {width}, gap {gap}");
+    let variant = format!("{dtype:?}");
+    let random = &mut Random::of(seed, &format!("norms {variant} {name}"));
+    let x = Arg::floats(dtype, &[rows, width], &values(random, rows * width)).strided(gap);
+    let vector = |random: &mut Random| Arg::floats(DType::F32, &[width], &random.units(width as usize));
+    let out = Arg::output(dtype, &[rows, width], Class::Norm).strided(gap);
+    for weight_offset in [0.0, 1.0] {
+        let spec = RmsNorm {
+            width,
+            eps: 1e-5,
+            weight_offset,
+            dtype,
+        };
+        let operands = vec![Some(x.clone()), Some(vector(random)), Some(out.clone())];
+        let case = Case::single(spec, &variant, &format!("{name}, offset {weight_offset}"), operands);
+        cases.push(case.clone().in_place(0, 2));
+        cases.push(case);
+    }
+    // One value has no variance: its normalised value is rounding noise over √eps.
+    if width == 1 {
+        return;
+    }
+    for bias in [false, true] {
+        let spec = LayerNorm {
+            width,
+            eps: 1e-5,
+            dtype,
+        };
+        let bias_arg = bias.then(|| vector(random));
+        let operands = vec![Some(x.clone()), Some(vector(random)), bias_arg, Some(out.clone())];
+        cases.push(Case::single(spec, &variant, &format!("{name}, bias {bias}"), operands));
+    }
+}
+
+/// The three-axis form: the heads of q as slices of a wider product.
+fn head_norm(seed: u64, dtype: DType, cases: &mut Vec<Case>) {
+    let (tokens, heads, width) = (4, 3, 40);
+    let variant = format!("{dtype:?}");
+    let random = &mut Random::of(seed, &format!("head_norm {variant}"));
+    let x = values(random, tokens * heads * width);
+    let operands = vec![
+        Some(Arg::floats(dtype, &[tokens, heads, width], &x).strided(24)),
+        Some(Arg::floats(DType::F32, &[width], &random.units(width as usize))),
+        Some(Arg::output(dtype, &[tokens, heads, width], Class::Norm).strided(8)),
+    ];
+    let spec = RmsNorm {
+        width,
+        eps: 1e-6,
+        weight_offset: 0.0,
+        dtype,
+    };
+    let case = Case::single(spec, &variant, "per head, 4 x 3 x 40, strided", operands);
+    cases.push(case.clone().in_place(0, 2));
+    cases.push(case);
+}
+
+fn rope(seed: u64, dtype: DType, cases: &mut Vec<Case>) {
+    for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
+        for (tokens, heads, head_dim, rotary_dim, gap) in [(1, 1, 64, 64, 0), (5, 3, 32, 32, 40), (3, 2, 80, 20, 0)] {
+            let variant = format!("{dtype:?} {style:?}");
+            let name = format!("{tokens} x {heads} x {head_dim}, rotary {rotary_dim}, gap {gap}");
+            let random = &mut Random::of(seed, &format!("rope {variant} {name}"));
+            let max_positions = 50;
+            let half = rotary_dim / 2;
+            let mut table = Vec::new();
+            for position in 0..max_positions {
+                let angle = |i: u32| position as f32 * 100f32.powf(-(i as f32) / half as f32);
+                table.extend((0..half).map(|i| angle(i).cos()));
+                table.extend((0..half).map(|i| angle(i).sin()));
+            }
+            let positions: Vec<i32> = (0..tokens).map(|_| random.below(max_positions) as i32).collect();
+            let x = values(random, tokens * heads * head_dim);
+            let operands = vec![
+                Some(Arg::ints(&[tokens], &positions)),
+                Some(Arg::floats(DType::F32, &[max_positions, rotary_dim], &table)),
+                Some(
+                    Arg::floats(dtype, &[tokens, heads, head_dim], &x)
+                        .checked(Class::Product {
+                            terms: 2,
+                            act: DType::F32,
+                        })
+                        .strided(gap),
+                ),
+            ];
+            let spec = Rope {
+                head_dim,
+                rotary_dim,
+                style,
+                dtype,
+            };
+            cases.push(Case::single(spec, &variant, &name, operands));
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! A planted fault: a device that computes one op wrongly in one output element. It exists to show that the suite turns red.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use halyard_platform_api::{
+    Access, AttentionRegistry, Buffer, BufferKind, ClaimReport, CommandBuffer, Communicator, CommunicatorId, DType,
+    Device, DeviceInfo, Encoder, EncoderMode, MemoryInfo, OpId, OpRegistry, OpSpec, OpSupport, PreparedOp, Program,
+    Queue, QueueKind, Result, Tensor, ops,
+};
+
+/// Wraps a device and overwrites the first element of `op`'s first output after every run of it (of a KV cache: the first
+/// element of every page, as the layout is the backend's own). The device must have `fill`.
+pub struct Faulty {
+    inner: Arc<dyn Device>,
+    op: String,
+    faults: Arc<Faults>,
+}
+
+struct Faults {
+    fills: HashMap<u32, Arc<dyn PreparedOp>>,
+    /// Output operand of each prepared op that is to fail.
+    victims: Mutex<HashMap<OpId, usize>>,
+}
+
+impl Faulty {
+    /// A fault in `op`.
+    ///
+    /// # Errors
+    /// What preparing `fill` on the device returns.
+    pub fn new(inner: Arc<dyn Device>, op: &str) -> Result<Self> {
+        let mut fills = HashMap::new();
+        let values = [
+            (DType::F32, 1000.0),
+            (DType::F16, 1000.0),
+            (DType::BF16, 1000.0),
+            (DType::I32, 123_456.0),
+            (DType::I8, 77.0),
+            (DType::U8, 96.0),
+            (DType::F8E4M3, 416.0),
+        ];
+        for (dtype, value) in values {
+            let fill = inner.ops().prepare(&ops::Fill { dtype, value }.into())?;
+            fills.insert(dtype as u32, fill);
+        }
+        let faults = Faults {
+            fills,
+            victims: Mutex::default(),
+        };
+        Ok(Faulty {
+            inner,
+            op: op.to_string(),
+            faults: Arc::new(faults),
+        })
+    }
+}
+
+impl Device for Faulty {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        self.inner.memory()
+    }
+
+    fn create_buffer(&self, bytes: u64, kind: BufferKind) -> Result<Arc<dyn Buffer>> {
+        self.inner.create_buffer(bytes, kind)
+    }
+
+    fn create_queue(&self, kind: QueueKind) -> Result<Arc<dyn Queue>> {
+        self.inner.create_queue(kind)
+    }
+
+    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
+        Ok(Box::new(FaultyEncoder {
+            inner: self.inner.create_encoder(mode)?,
+            faults: Arc::clone(&self.faults),
+        }))
+    }
+
+    fn ops(&self) -> &dyn OpRegistry {
+        self
+    }
+
+    fn attention(&self) -> &dyn AttentionRegistry {
+        self.inner.attention()
+    }
+
+    fn communicator_id(&self) -> Result<CommunicatorId> {
+        self.inner.communicator_id()
+    }
+
+    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
+        self.inner.create_communicator(id, rank, size)
+    }
+}
+
+impl OpRegistry for Faulty {
+    fn support(&self, spec: &OpSpec) -> Result<OpSupport> {
+        self.inner.ops().support(spec)
+    }
+
+    fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
+        let op = self.inner.ops().prepare(spec)?;
+        if spec.name() == self.op {
+            let output = spec
+                .operands()
+                .iter()
+                .position(|o| matches!(o.access, Access::Write | Access::Update));
+            if let Some(output) = output {
+                let mut victims = self.faults.victims.lock().unwrap_or_else(PoisonError::into_inner);
+                victims.insert(op.id(), output);
+            }
+        }
+        Ok(op)
+    }
+
+    fn claim(&self, program: &Program) -> Result<ClaimReport> {
+        self.inner.ops().claim(program)
+    }
+
+    fn prepare_program(&self, program: &Program) -> Result<Arc<dyn PreparedOp>> {
+        self.inner.ops().prepare_program(program)
+    }
+}
+
+struct FaultyEncoder {
+    inner: Box<dyn Encoder>,
+    faults: Arc<Faults>,
+}
+
+impl Encoder for FaultyEncoder {
+    fn encode(&mut self, op: OpId, operands: &[Tensor]) -> Result<()> {
+        self.inner.encode(op, operands)?;
+        let victims = self.faults.victims.lock().unwrap_or_else(PoisonError::into_inner);
+        let output = victims.get(&op).copied();
+        drop(victims);
+        let Some(output) = output.map(|index| operands[index]) else {
+            return Ok(());
+        };
+        let Some(fill) = self.faults.fills.get(&output.dtype) else {
+            return Ok(());
+        };
+        let paged = output.dtype() == DType::U8 && output.rank == 2;
+        let element = match paged {
+            true => output.columns(0, 4),
+            false => output.view(0, &[1], &[1]),
+        };
+        self.inner.encode(fill.id(), &[element])
+    }
+
+    fn finish(self: Box<Self>) -> Result<Arc<dyn CommandBuffer>> {
+        self.inner.finish()
+    }
+}

@@ -1,0 +1,77 @@
+//! The vendors' suite: a device against an oracle, op by op, then its memory, queues, composites, recordings and collectives.
+//!
+//! One line instantiates it for a backend: `halyard_conformance::assert_conformant!(device)`. It owns the tolerance table; it
+//! must never look at who the device is, only at what it says of itself.
+
+pub mod case;
+mod cases;
+mod execute;
+mod faulty;
+mod random;
+mod report;
+mod suites;
+pub mod tolerance;
+
+use std::sync::Arc;
+
+use halyard_platform_api::Device;
+
+pub use faulty::Faulty;
+pub use report::{Report, Row};
+pub use suites::check_collectives;
+
+/// What to run, and what may be missing.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Seed of all inputs.
+    pub seed: u64,
+    /// Only rows of this op, and no suites.
+    pub only_op: Option<String>,
+    /// Ops that the device may leave unsupported (with a reason) in every variant. Another op that is unsupported in every
+    /// variant fails.
+    pub may_lack: Vec<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            seed: 0x5EED,
+            only_op: None,
+            may_lack: Vec::new(),
+        }
+    }
+}
+
+/// Runs the suite. `oracle` computes what is expected: the reference backend.
+pub fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options) -> Report {
+    let mut report = Report::default();
+    cases::run(device, oracle, options, &mut report);
+    suites::run(device, oracle, options, &mut report);
+    report.check_lacking(&options.may_lack);
+    report
+}
+
+/// The reference device that [`assert_conformant!`] compares with.
+///
+/// # Errors
+/// What opening it returns.
+pub fn oracle() -> halyard_platform_api::Result<Arc<dyn Device>> {
+    use halyard_platform_api::Platform;
+    halyard_reference::ReferencePlatform::new().open(0)
+}
+
+/// Runs the whole suite on a device (`Arc<dyn Device>`) and panics with the report unless it passes. A second argument gives
+/// other [`Options`].
+#[macro_export]
+macro_rules! assert_conformant {
+    ($device:expr) => {
+        $crate::assert_conformant!($device, $crate::Options::default())
+    };
+    ($device:expr, $options:expr) => {{
+        let oracle = $crate::oracle().expect("the reference device opens");
+        let report = $crate::run(&$device, &oracle, &$options);
+        assert!(report.passed(), "not conformant:\n{report}");
+        println!("{report}");
+        report
+    }};
+}

@@ -1,0 +1,104 @@
+//! The report: a row for each op and variant, in words and numbers a vendor can act on.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Outcomes of one op in one variant, or of one behaviour.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    /// The op, or the suite.
+    pub op: String,
+    /// Types and formats, or the behaviour.
+    pub variant: String,
+    /// Cases that ran.
+    pub cases: u32,
+    /// Cases that passed.
+    pub passed: u32,
+    /// What was wrong, one entry a failed case.
+    pub failures: Vec<String>,
+    /// Why it does not run here.
+    pub unsupported: Option<String>,
+    /// Largest error as a part of its tolerance (1: at the limit; 0: exact).
+    pub worst: f32,
+}
+
+/// All rows.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// In order of running.
+    pub rows: Vec<Row>,
+}
+
+impl Report {
+    /// The row of `op` and `variant`.
+    pub(crate) fn row(&mut self, op: &str, variant: &str) -> &mut Row {
+        let found = self.rows.iter().position(|r| r.op == op && r.variant == variant);
+        let index = found.unwrap_or_else(|| {
+            self.rows.push(Row {
+                op: op.to_string(),
+                variant: variant.to_string(),
+                ..Row::default()
+            });
+            self.rows.len() - 1
+        });
+        &mut self.rows[index]
+    }
+
+    /// Fails ops that are unsupported in every variant and not in `may_lack`.
+    pub(crate) fn check_lacking(&mut self, may_lack: &[String]) {
+        let mut ran: BTreeMap<&str, bool> = BTreeMap::new();
+        for row in &self.rows {
+            *ran.entry(&row.op).or_default() |= row.cases > 0;
+        }
+        let lacking: Vec<String> = ran
+            .into_iter()
+            .filter(|(op, ran)| !ran && !may_lack.iter().any(|m| m == op))
+            .map(|(op, _)| op.to_string())
+            .collect();
+        for row in self.rows.iter_mut().filter(|row| lacking.contains(&row.op)) {
+            row.failures
+                .push("unsupported in every variant; name it in `may_lack` if that is meant".to_string());
+        }
+    }
+
+    /// Whether nothing failed and something ran.
+    pub fn passed(&self) -> bool {
+        self.rows.iter().all(|row| row.failures.is_empty()) && self.rows.iter().any(|row| row.cases > 0)
+    }
+
+    /// The rows with failures.
+    pub fn failed_rows(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(|row| !row.failures.is_empty())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for row in &self.rows {
+            let Row {
+                op,
+                variant,
+                cases,
+                passed,
+                worst,
+                ..
+            } = row;
+            match &row.unsupported {
+                Some(reason) => writeln!(f, "{op:<16} {variant:<28} unsupported: {}", reason.replace('\n', "; "))?,
+                None => writeln!(
+                    f,
+                    "{op:<16} {variant:<28} {passed}/{cases} passed, worst error {worst:.2} of tolerance"
+                )?,
+            }
+            for failure in row.failures.iter().take(3) {
+                writeln!(f, "    FAILED {failure}")?;
+            }
+            if row.failures.len() > 3 {
+                writeln!(f, "    and {} more", row.failures.len() - 3)?;
+            }
+        }
+        let cases: u32 = self.rows.iter().map(|r| r.cases).sum();
+        let failed = self.failed_rows().count();
+        write!(f, "{} rows, {cases} cases, {failed} rows failed", self.rows.len())
+    }
+}

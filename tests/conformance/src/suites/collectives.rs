@@ -1,0 +1,89 @@
+//! Collectives over ranks in one process: each rank opens its own device and runs on its own thread.
+
+use std::sync::Arc;
+
+use halyard_platform_api::communicator::{Collective, CollectiveKind};
+use halyard_platform_api::{Capabilities, CommunicatorId, DType, Device, EncoderMode, QueueKind, Tensor};
+
+use super::{Floats, expect_eq};
+use crate::execute::WAIT_NS;
+
+/// Elements of a rank's input.
+const N: usize = 6;
+
+/// Checks every collective over these devices, one a rank; two ranks at least.
+///
+/// # Errors
+/// What differs, or what the device refuses although it claims the capability.
+pub fn check_collectives(devices: &[Arc<dyn Device>]) -> Result<(), String> {
+    let claims = devices
+        .iter()
+        .all(|d| d.info().capabilities.has(Capabilities::COMMUNICATOR));
+    let id = match devices[0].communicator_id() {
+        Ok(id) if claims => id,
+        Ok(_) => return Err("a communicator without the capability".to_string()),
+        Err(e) if !claims && !e.message.is_empty() => return Ok(()),
+        Err(e) => return Err(e.to_string()),
+    };
+    std::thread::scope(|scope| {
+        let run = |rank: usize| move || rank_of(&*devices[rank], &id, rank, devices.len());
+        let ranks: Vec<_> = (0..devices.len()).map(|rank| scope.spawn(run(rank))).collect();
+        ranks
+            .into_iter()
+            .try_for_each(|rank| rank.join().map_err(|_| "a rank panicked".to_string())?)
+    })
+}
+
+/// What rank `rank` puts in: distinct everywhere.
+fn input(rank: usize) -> Vec<f32> {
+    (0..N).map(|i| (rank * 100 + i) as f32 + 0.25).collect()
+}
+
+fn rank_of(device: &dyn Device, id: &CommunicatorId, rank: usize, size: usize) -> Result<(), String> {
+    let group = device
+        .create_communicator(id, rank as u32, size as u32)
+        .map_err(|e| e.to_string())?;
+    expect_eq(
+        "rank and size",
+        &(group.rank(), group.size()),
+        &(rank as u32, size as u32),
+    )?;
+    let sum: Vec<f32> = (0..N).map(|i| (0..size).map(|r| input(r)[i]).sum()).collect();
+    let part = N / size;
+    let of = |r: usize| input(r)[rank * part..(rank + 1) * part].to_vec();
+    let cases = [
+        (CollectiveKind::AllReduce, 0, sum.clone()),
+        (CollectiveKind::AllGather, 0, (0..size).flat_map(input).collect()),
+        (
+            CollectiveKind::ReduceScatter,
+            0,
+            sum[rank * part..(rank + 1) * part].to_vec(),
+        ),
+        (CollectiveKind::AllToAll, 0, (0..size).flat_map(of).collect()),
+        (CollectiveKind::Broadcast, 1, input(1)),
+    ];
+    let queue = device.create_queue(QueueKind::Compute).map_err(|e| e.to_string())?;
+    for (kind, peer, expected) in cases {
+        let op = group
+            .prepare(&Collective {
+                kind,
+                dtype: DType::F32,
+                peer,
+            })
+            .map_err(|e| e.to_string())?;
+        let (from, to) = (
+            Floats::new(device, &input(rank))?,
+            Floats::new(device, &vec![0.0; expected.len()])?,
+        );
+        let flat = |t: &Tensor| t.view(0, &[t.shape[1]], &[1]);
+        let mut encoder = device.create_encoder(EncoderMode::OneShot).map_err(|e| e.to_string())?;
+        encoder
+            .encode(op.id(), &[flat(&from.tensor), flat(&to.tensor)])
+            .map_err(|e| e.to_string())?;
+        let commands = encoder.finish().map_err(|e| e.to_string())?;
+        let number = queue.submit(&[commands.id()], &[]).map_err(|e| e.to_string())?;
+        queue.wait(number, WAIT_NS).map_err(|e| e.to_string())?;
+        expect_eq(&format!("{kind:?} on rank {rank}"), &to.read()?, &expected)?;
+    }
+    Ok(())
+}

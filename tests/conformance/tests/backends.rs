@@ -1,0 +1,78 @@
+//! One line a backend: linked through its tables, and loaded from its library as the server loads it.
+
+use std::sync::Arc;
+
+use halyard_conformance::{assert_conformant, check_collectives, oracle};
+use halyard_platform_api::{Device, LinkedPlugin, Platform};
+use halyard_plugin_host::{Catalog, Plugin, SearchPath, select_platform};
+
+fn linked(plugin: LinkedPlugin) -> Arc<dyn Device> {
+    let plugin = Plugin::from_linked(plugin).expect("the plugin negotiates");
+    plugin
+        .platform()
+        .expect("a platform")
+        .open(0)
+        .expect("the device opens")
+}
+
+/// From the library that cargo puts beside this test's own binary.
+fn loaded(name: &str) -> Arc<dyn Device> {
+    let beside = std::env::current_exe()
+        .expect("a path")
+        .with_file_name(format!("libhalyard_{name}.so"));
+    let search = SearchPath {
+        plugins: vec![beside],
+        ..SearchPath::default()
+    };
+    let selected = select_platform(&Catalog::discover(&search), Some(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    selected.platform.open(0).expect("the device opens")
+}
+
+#[test]
+fn reference_linked() {
+    assert_conformant!(linked(halyard_reference::plugin()));
+}
+
+#[test]
+fn reference_from_its_library() {
+    assert_conformant!(loaded("reference"));
+}
+
+#[test]
+fn delayed_from_its_library() {
+    assert_conformant!(loaded("delayed"));
+}
+
+#[test]
+fn cpu_linked() {
+    assert_conformant!(linked(halyard_cpu::plugin()));
+}
+
+#[test]
+fn cpu_from_its_library() {
+    assert_conformant!(loaded("cpu"));
+}
+
+#[test]
+fn cpu_on_one_thread() {
+    assert_conformant!(halyard_cpu::CpuPlatform::with_threads(1).open(0).unwrap());
+}
+
+#[test]
+fn cpu_on_three_threads() {
+    assert_conformant!(halyard_cpu::CpuPlatform::with_threads(3).open(0).unwrap());
+}
+
+#[test]
+fn collectives_over_two_and_three_ranks() {
+    for size in [2, 3] {
+        let reference: Vec<_> = (0..size).map(|_| oracle().unwrap()).collect();
+        check_collectives(&reference).unwrap_or_else(|e| panic!("reference, {size} ranks: {e}"));
+        let cpu: Vec<_> = (0..size)
+            .map(|_| halyard_cpu::CpuPlatform::with_threads(2).open(0).unwrap())
+            .collect();
+        check_collectives(&cpu).unwrap_or_else(|e| panic!("cpu, {size} ranks: {e}"));
+        let loaded: Vec<_> = (0..size).map(|_| loaded("cpu")).collect();
+        check_collectives(&loaded).unwrap_or_else(|e| panic!("cpu from its library, {size} ranks: {e}"));
+    }
+}

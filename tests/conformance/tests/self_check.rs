@@ -1,0 +1,41 @@
+//! The suite itself: green on the reference backend, red on every planted fault.
+
+use std::sync::Arc;
+
+use halyard_conformance::{Faulty, Options, assert_conformant, oracle, run};
+use halyard_platform_api::{Device, OpSpec};
+
+#[test]
+fn the_reference_backend_conforms_to_itself() {
+    let report = assert_conformant!(oracle().unwrap());
+    // Every op of the catalogue has cases.
+    for op in OpSpec::NAMES {
+        let cases: u32 = report
+            .rows
+            .iter()
+            .filter(|row| row.op == *op)
+            .map(|row| row.cases)
+            .sum();
+        assert!(cases > 0, "no case of {op}");
+    }
+}
+
+#[test]
+fn a_planted_fault_in_each_op_turns_the_suite_red() {
+    for op in OpSpec::NAMES {
+        let reference = oracle().unwrap();
+        let options = Options {
+            only_op: Some(op.to_string()),
+            ..Options::default()
+        };
+        let sound = run(&reference, &reference, &options);
+        assert!(sound.passed(), "{op} without a fault:\n{sound}");
+        let faulty: Arc<dyn Device> = Arc::new(Faulty::new(oracle().unwrap(), op).unwrap());
+        let report = run(&faulty, &reference, &options);
+        assert!(!report.passed(), "the fault in {op} was not seen:\n{report}");
+        // Every row of the op sees it, not one lucky case.
+        for row in report.rows.iter().filter(|row| row.op == *op) {
+            assert!(!row.failures.is_empty(), "{op} {}: the fault was not seen", row.variant);
+        }
+    }
+}
