@@ -141,6 +141,22 @@ on_every_device! {
         }
     };
 
+    logprobs_are_the_models_own_whatever_was_done_to_the_logits => |device: Arc<dyn Device>| {
+        let llm = llm(device, |_| {});
+        let params = SamplingParams { logprobs: Some(1), logit_bias: vec![(77, 100.0)], ..greedy(1) };
+        for output in llm.generate_ids(prompts(), &params).expect("taken") {
+            let sampled = output.outputs[0].logprobs.as_ref().expect("asked for")[0].clone();
+            let mut all = output.prompt_token_ids.clone();
+            all.push(77);
+            let scoring = SamplingParams { prompt_logprobs: Some(1), ..greedy(1) };
+            let scored = llm.generate_ids(vec![all], &scoring).expect("taken").remove(0);
+            let scored = scored.prompt_logprobs.expect("asked for").pop().flatten().expect("the last position");
+            assert_eq!((sampled.chosen.token, sampled.rank), (77, scored.rank));
+            assert!((sampled.chosen.logprob - scored.chosen.logprob).abs() < 1e-4, "{sampled:?} against {scored:?}");
+            assert_eq!(sampled.top[0].token, scored.top[0].token, "the most likely before the bias");
+        }
+    };
+
     a_dropped_stream_frees_its_blocks_and_leaves_others_alone => |device: Arc<dyn Device>| {
         let llm = llm(device, |c| c.cache.enable_prefix_caching = false);
         let expected = alone(&llm, &greedy(40));
