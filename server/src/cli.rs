@@ -1,0 +1,127 @@
+//! The command line: what each flag means, its environment variable, and the command that runs. Parsing starts no
+//! runtime and loads no plugin, so that `--help` and `--version` answer at once.
+
+/// Prints a line. A reader that has gone (`| head`) is no reason to panic, and none for a server to end.
+macro_rules! say {
+    ($($part:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($part)*);
+    }};
+}
+
+/// Prints without ending the line, as [`say!`] does.
+macro_rules! say_part {
+    ($($part:tt)*) => {{
+        use std::io::Write as _;
+        let _ = write!(std::io::stdout(), $($part)*);
+    }};
+}
+
+pub mod args;
+mod chat;
+mod engine;
+mod plugins;
+mod serve;
+pub mod units;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::error::ServerError;
+
+/// Serves large language models over an OpenAI-compatible API; every hardware platform is a plugin.
+#[derive(Debug, Parser)]
+#[command(
+    name = "halyard",
+    version,
+    about,
+    disable_help_subcommand = true,
+    max_term_width = 120
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model over HTTP; without --model a small demo model
+    Serve(Box<serve::ServeArgs>),
+    /// Talk to a model: through a running server, or in this process when none answers
+    Chat(Box<chat::ChatArgs>),
+    /// Complete a text: through a running server, or in this process when none answers
+    Complete(Box<chat::CompleteArgs>),
+    /// Show each platform with its devices, or why it has none
+    Platforms(plugins::PlatformsArgs),
+    /// Look at plugins
+    #[command(subcommand)]
+    Plugins(plugins::PluginsCommand),
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nobody may be left to read it.
+            let _ = writeln!(std::io::stderr(), "halyard: {error}");
+            ExitCode::from(error.exit_status())
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<(), ServerError> {
+    match cli.command {
+        Command::Serve(args) => serve::run(*args),
+        Command::Chat(args) => chat::run_chat(*args),
+        Command::Complete(args) => chat::run_complete(*args),
+        Command::Platforms(args) => plugins::run_platforms(&args),
+        Command::Plugins(command) => plugins::run_plugins(&command),
+    }
+}
+
+/// A runtime for commands that talk over the network.
+fn runtime() -> Result<tokio::runtime::Runtime, ServerError> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(ServerError::io("starting the runtime"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn flags_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_has_a_variable_and_a_heading() {
+        for command in Cli::command().get_subcommands() {
+            let name = command.get_name();
+            for arg in command
+                .get_arguments()
+                .filter(|arg| arg.get_long().is_some_and(|long| !["help", "version"].contains(&long)))
+            {
+                let long = arg.get_long().unwrap_or_default();
+                let variable = arg.get_env().and_then(|name| name.to_str()).unwrap_or_default();
+                assert!(
+                    variable.starts_with("HALYARD_"),
+                    "{name} --{long} has the variable {variable:?}"
+                );
+                assert!(
+                    arg.get_help_heading().is_some(),
+                    "{name} --{long} stands under no heading"
+                );
+            }
+        }
+    }
+}

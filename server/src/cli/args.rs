@@ -1,0 +1,218 @@
+//! Flags that several commands share, in one section for each owner: platform, model, KV cache, scheduling, logging.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use halyard_engine::{CacheConfig, EngineConfig, ModelConfig, SchedulingConfig};
+use halyard_models::LoadFormat;
+use halyard_plugin_host::{AllowList, PluginError, SearchPath};
+use halyard_scheduler::Policy;
+
+use super::units::{DTypeChoice, parse_bytes, parse_dtype, parse_policy, parse_share};
+use crate::logging::LogFormat;
+
+/// Where plugins are.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Plugins")]
+pub struct PluginArgs {
+    /// A plugin library, before all others; may be repeated
+    #[arg(long = "plugin", value_name = "FILE", env = "HALYARD_PLUGIN", value_delimiter = ',')]
+    pub plugins: Vec<PathBuf>,
+    /// A folder of plugin libraries; may be repeated. After these: HALYARD_PLUGIN_PATH, the program's folder, the user's
+    /// and the system's folders
+    #[arg(
+        long = "plugin-dir",
+        value_name = "FOLDER",
+        env = "HALYARD_PLUGIN_DIR",
+        value_delimiter = ','
+    )]
+    pub plugin_dirs: Vec<PathBuf>,
+    /// Load only libraries whose sha256 is listed in this file
+    #[arg(long, value_name = "FILE", env = "HALYARD_PLUGINS_LOCK")]
+    pub plugins_lock: Option<PathBuf>,
+}
+
+impl PluginArgs {
+    /// The search path, with the environment's part.
+    ///
+    /// # Errors
+    /// A lock file that cannot be used.
+    pub fn search_path(&self) -> Result<SearchPath, PluginError> {
+        let program = std::env::current_exe().and_then(|path| path.canonicalize()).ok();
+        let beside = program.as_deref().and_then(|path| path.parent()).map(PathBuf::from);
+        let prefix = beside
+            .as_deref()
+            .and_then(|path| path.parent())
+            .map(|path| path.join("lib").join("halyard"));
+        let home = std::env::var_os("HOME").map(PathBuf::from);
+        let data = std::env::var_os("XDG_DATA_HOME")
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from);
+        let data = data.or_else(|| home.map(|home| home.join(".local").join("share")));
+        let system = ["/usr/local/lib/halyard", "/usr/lib/halyard"].map(PathBuf::from);
+        Ok(SearchPath {
+            plugins: self.plugins.clone(),
+            plugin_dirs: self.plugin_dirs.clone(),
+            path_variable: std::env::var_os("HALYARD_PLUGIN_PATH"),
+            beside_binary: beside,
+            user_dirs: data
+                .map(|data| data.join("halyard").join("plugins"))
+                .into_iter()
+                .collect(),
+            system_dirs: prefix.into_iter().chain(system).collect(),
+            allow_list: self.plugins_lock.as_deref().map(AllowList::read).transpose()?,
+        })
+    }
+}
+
+/// Which device to run on.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Platform")]
+pub struct PlatformArgs {
+    /// The platform, exactly this or none; without it the best one that has a device
+    #[arg(long, value_name = "NAME", env = "HALYARD_PLATFORM")]
+    pub platform: Option<String>,
+    /// Which of its devices
+    #[arg(long, value_name = "INDEX", env = "HALYARD_DEVICE", default_value_t = 0)]
+    pub device: u32,
+    /// A plugin that receives statistics, with its configuration as JSON: NAME or NAME={"key": "value"}; may be repeated
+    #[arg(long = "stat-logger", value_name = "NAME[=JSON]", env = "HALYARD_STAT_LOGGER")]
+    pub stat_loggers: Vec<String>,
+}
+
+/// The model.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// A folder, a .gguf file, or a model of the hub as org/repo or org/repo:QUANT; without it a small demo model
+    #[arg(long, value_name = "PATH|ORG/REPO[:QUANT]", env = "HALYARD_MODEL")]
+    pub model: Option<String>,
+    /// auto, safetensors, gguf, or dummy (random weights in the model's shape)
+    #[arg(long, value_name = "FORMAT", env = "HALYARD_LOAD_FORMAT", default_value = "auto", value_parser = parse_load_format)]
+    pub load_format: LoadFormat,
+    /// Type of activations: auto, float32, float16, bfloat16
+    #[arg(long, value_name = "TYPE", env = "HALYARD_DTYPE", default_value = "auto", value_parser = parse_dtype)]
+    pub dtype: DTypeChoice,
+    /// Context in tokens; without it the model's, if KV memory holds it
+    #[arg(long, value_name = "TOKENS", env = "HALYARD_MAX_MODEL_LEN", value_parser = clap::value_parser!(u32).range(2..))]
+    pub max_model_len: Option<u32>,
+    /// Seed of requests that name none, and of dummy weights
+    #[arg(long, value_name = "NUMBER", env = "HALYARD_SEED", default_value_t = 0)]
+    pub seed: u64,
+    /// Let the platform round activations for quantised weights: faster, less exact
+    #[arg(long, env = "HALYARD_ALLOW_QUANTIZED_ACT", default_value_t = false)]
+    pub allow_quantized_act: bool,
+    /// Attention backend by name; without it the platform's best
+    #[arg(long, value_name = "NAME", env = "HALYARD_ATTENTION_BACKEND")]
+    pub attention_backend: Option<String>,
+}
+
+/// KV cache memory.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "KV cache")]
+pub struct CacheArgs {
+    /// Tokens of a block; without it the device's choice
+    #[arg(long, value_name = "TOKENS", env = "HALYARD_BLOCK_SIZE", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub block_size: Option<u32>,
+    /// Share of the device's free memory for weights, activations and KV cache together
+    #[arg(long, value_name = "SHARE", env = "HALYARD_GPU_MEMORY_UTILIZATION", default_value = "0.9", value_parser = parse_share)]
+    pub gpu_memory_utilization: f64,
+    /// Bytes of the KV cache (such as 4GiB), in place of a share
+    #[arg(long, value_name = "BYTES", env = "HALYARD_KV_CACHE_MEMORY_BYTES", value_parser = parse_bytes)]
+    pub kv_cache_memory_bytes: Option<u64>,
+    /// Type of the KV cache: auto, float32, float16, bfloat16, fp8
+    #[arg(long, value_name = "TYPE", env = "HALYARD_KV_CACHE_DTYPE", default_value = "auto", value_parser = parse_dtype)]
+    pub kv_cache_dtype: DTypeChoice,
+    /// Compute every prompt anew, without reusing equal beginnings
+    #[arg(long, env = "HALYARD_NO_ENABLE_PREFIX_CACHING", default_value_t = false)]
+    pub no_enable_prefix_caching: bool,
+}
+
+/// Step planning.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Scheduling")]
+pub struct SchedulingArgs {
+    /// Requests that run at the same time
+    #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_NUM_SEQS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub max_num_seqs: u32,
+    /// Tokens of a step, prompt and generated together; without it the device's choice
+    #[arg(long, value_name = "TOKENS", env = "HALYARD_MAX_NUM_BATCHED_TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_num_batched_tokens: Option<u32>,
+    /// Requests that may wait; more are refused with 503
+    #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_WAITING", default_value_t = 4096)]
+    pub max_waiting: u32,
+    /// fcfs, or priority (requests carry one; lower runs first)
+    #[arg(long, value_name = "POLICY", env = "HALYARD_SCHEDULING_POLICY", default_value = "fcfs", value_parser = parse_policy)]
+    pub scheduling_policy: Policy,
+    /// Steps in flight beyond the first; without it the device's
+    #[arg(long, value_name = "STEPS", env = "HALYARD_ASYNC_DEPTH", value_parser = clap::value_parser!(u32).range(0..=8))]
+    pub async_depth: Option<u32>,
+}
+
+/// Logs.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Logging")]
+pub struct LogArgs {
+    /// error, warn, info, debug, trace, or target=level pairs
+    #[arg(long, value_name = "FILTER", env = "HALYARD_LOG_LEVEL", default_value = "info")]
+    pub log_level: String,
+    /// Lines for people or JSON for machines, on standard error
+    #[arg(long, value_name = "FORMAT", env = "HALYARD_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// Everything that starting an engine takes.
+#[derive(Args, Clone, Debug)]
+pub struct EngineArgs {
+    #[command(flatten)]
+    /// Device.
+    pub platform: PlatformArgs,
+    #[command(flatten)]
+    /// Plugins.
+    pub plugins: PluginArgs,
+    #[command(flatten)]
+    /// Model.
+    pub model: ModelArgs,
+    #[command(flatten)]
+    /// KV cache.
+    pub cache: CacheArgs,
+    #[command(flatten)]
+    /// Scheduling.
+    pub scheduling: SchedulingArgs,
+}
+
+impl EngineArgs {
+    /// The engine's configuration for the model at `path`.
+    pub fn config(&self, path: PathBuf) -> EngineConfig {
+        EngineConfig {
+            model: ModelConfig {
+                path,
+                load_format: self.model.load_format,
+                dtype: self.model.dtype.0,
+                max_model_len: self.model.max_model_len,
+                seed: self.model.seed,
+                allow_quantized_act: self.model.allow_quantized_act,
+                attention_backend: self.model.attention_backend.clone(),
+            },
+            cache: CacheConfig {
+                block_size: self.cache.block_size,
+                gpu_memory_utilization: self.cache.gpu_memory_utilization,
+                kv_cache_memory_bytes: self.cache.kv_cache_memory_bytes,
+                kv_cache_dtype: self.cache.kv_cache_dtype.0,
+                enable_prefix_caching: !self.cache.no_enable_prefix_caching,
+            },
+            scheduler: SchedulingConfig {
+                max_num_seqs: self.scheduling.max_num_seqs,
+                max_num_batched_tokens: self.scheduling.max_num_batched_tokens,
+                max_waiting: self.scheduling.max_waiting,
+                policy: self.scheduling.scheduling_policy,
+                async_depth: self.scheduling.async_depth,
+            },
+        }
+    }
+}
+
+fn parse_load_format(text: &str) -> Result<LoadFormat, String> {
+    text.parse()
+        .map_err(|error: halyard_models::ModelError| error.to_string())
+}

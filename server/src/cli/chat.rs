@@ -1,0 +1,252 @@
+//! `halyard chat` and `halyard complete`: through a server that answers, else with an engine in this process. An address
+//! that was given is never replaced by an engine of one's own.
+
+use std::io::{BufRead, IsTerminal, Write};
+
+use clap::Args;
+use halyard_engine::{EngineHandle, FinishReason, Request, SamplingParams};
+use serde_json::{Value, json};
+
+use super::args::{EngineArgs, LogArgs};
+use crate::client::{ClientError, ServerClient};
+use crate::error::ServerError;
+use crate::http::state::Limits;
+use crate::logging;
+use crate::openai::ModelContext;
+use crate::openai::chat::ChatRequest;
+use crate::openai::completion::CompletionRequest;
+use crate::source::{self, SourceSettings};
+
+const DEFAULT_URL: &str = "http://127.0.0.1:8000";
+
+/// Flags of `halyard chat`.
+#[derive(Args, Debug)]
+pub struct ChatArgs {
+    /// One message; without it a conversation on standard input
+    message: Option<String>,
+    #[command(flatten)]
+    client: ClientArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+/// Flags of `halyard complete`.
+#[derive(Args, Debug)]
+pub struct CompleteArgs {
+    /// The text to go on from
+    prompt: String,
+    #[command(flatten)]
+    client: ClientArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Client")]
+struct ClientArgs {
+    /// A server; without it the one at http://127.0.0.1:8000 if it answers, else an engine in this process
+    #[arg(long, value_name = "URL", env = "HALYARD_URL")]
+    url: Option<String>,
+    /// Key for the server
+    #[arg(long, value_name = "KEY", env = "HALYARD_CLIENT_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+    /// Instructions for the model, before the first message
+    #[arg(long, value_name = "TEXT", env = "HALYARD_SYSTEM")]
+    system: Option<String>,
+    /// Most tokens of an answer; without it the server's default
+    #[arg(long, value_name = "TOKENS", env = "HALYARD_MAX_TOKENS")]
+    max_tokens: Option<u32>,
+    /// 0 always takes the likeliest token; without it the model's default
+    #[arg(long, value_name = "NUMBER", env = "HALYARD_TEMPERATURE")]
+    temperature: Option<f32>,
+}
+
+/// Who answers.
+enum Answerer {
+    Server { client: ServerClient, model: String },
+    Engine(EngineHandle),
+}
+
+/// Runs `halyard chat`.
+///
+/// # Errors
+/// [`ServerError`].
+pub fn run_chat(args: ChatArgs) -> Result<(), ServerError> {
+    start_logging(&args.log)?;
+    super::runtime()?.block_on(async {
+        let answerer = Answerer::find(&args.client, &args.engine).await?;
+        let mut messages: Vec<Value> = Vec::new();
+        messages.extend(
+            args.client
+                .system
+                .as_ref()
+                .map(|text| json!({"role": "system", "content": text})),
+        );
+        if let Some(message) = &args.message {
+            messages.push(json!({"role": "user", "content": message}));
+            return answerer.chat(&args.client, &messages).await.map(drop);
+        }
+        converse(&answerer, &args.client, messages).await
+    })
+}
+
+/// Runs `halyard complete`.
+///
+/// # Errors
+/// [`ServerError`].
+pub fn run_complete(args: CompleteArgs) -> Result<(), ServerError> {
+    start_logging(&args.log)?;
+    super::runtime()?.block_on(async {
+        let answerer = Answerer::find(&args.client, &args.engine).await?;
+        say_part!("{}", args.prompt);
+        let body = args.client.body(json!({"prompt": args.prompt}));
+        answerer.answer("/v1/completions", body).await.map(drop)
+    })
+}
+
+fn start_logging(log: &LogArgs) -> Result<(), ServerError> {
+    // A conversation is not a log: only what is wrong is shown unless more was asked for.
+    let level = if log.log_level == "info" {
+        "warn"
+    } else {
+        &log.log_level
+    };
+    logging::start(level, log.log_format)
+}
+
+async fn converse(answerer: &Answerer, client: &ClientArgs, mut messages: Vec<Value>) -> Result<(), ServerError> {
+    let beginning = messages.len();
+    let prompts = std::io::stdin().is_terminal();
+    if prompts {
+        say!("/clear forgets the conversation, /exit or Ctrl-D ends");
+    }
+    let mut lines = std::io::stdin().lock().lines();
+    loop {
+        if prompts {
+            say_part!("> ");
+            flush()?;
+        }
+        let Some(line) = lines.next() else { return Ok(()) };
+        let line = line.map_err(ServerError::io("reading standard input"))?;
+        match line.trim() {
+            "" => continue,
+            "/exit" => return Ok(()),
+            "/clear" => {
+                messages.truncate(beginning);
+                continue;
+            }
+            text => messages.push(json!({"role": "user", "content": text})),
+        }
+        let text = answerer.chat(client, &messages).await?;
+        messages.push(json!({"role": "assistant", "content": text}));
+    }
+}
+
+impl ClientArgs {
+    fn body(&self, mut body: Value) -> Value {
+        if let Some(limit) = self.max_tokens {
+            body["max_tokens"] = json!(limit);
+        }
+        if let Some(temperature) = self.temperature {
+            body["temperature"] = json!(temperature);
+        }
+        body["stream"] = json!(true);
+        body
+    }
+}
+
+impl Answerer {
+    async fn find(args: &ClientArgs, engine: &EngineArgs) -> Result<Self, ServerError> {
+        let client = ServerClient::new(args.url.as_deref().unwrap_or(DEFAULT_URL), args.api_key.clone())?;
+        // A model or platform that was asked for by name is started, not replaced by whatever is served already.
+        let asked_for_engine = engine.model.model.is_some() || engine.platform.platform.is_some();
+        if args.url.is_some() || !asked_for_engine {
+            match client.first_model().await {
+                Ok(model) => return Ok(Answerer::Server { client, model }),
+                Err(ClientError::Unreachable { .. }) if args.url.is_none() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        eprintln!("starting the engine in this process");
+        let chosen = engine.choose_device()?;
+        let asked = engine.model.model.as_deref();
+        let model = source::resolve(asked, engine.model.load_format, &SourceSettings::from_env()).await?;
+        let engine = engine.clone();
+        let loading = tokio::task::spawn_blocking(move || engine.start(&chosen, &model, Vec::new()));
+        let started = loading
+            .await
+            .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))?;
+        started.map(Answerer::Engine)
+    }
+
+    async fn chat(&self, args: &ClientArgs, messages: &[Value]) -> Result<String, ServerError> {
+        self.answer("/v1/chat/completions", args.body(json!({"messages": messages})))
+            .await
+    }
+
+    /// Prints the answer as it comes, and returns it.
+    async fn answer(&self, route: &str, mut body: Value) -> Result<String, ServerError> {
+        let print = |text: &str| {
+            say_part!("{text}");
+            // A closed pipe ends the process soon enough.
+            let _ = std::io::stdout().flush();
+        };
+        let text = match self {
+            Answerer::Server { client, model } => {
+                body["model"] = json!(model);
+                client.stream(route, &body, print).await?
+            }
+            Answerer::Engine(engine) => generate(engine, route, &body, print).await?,
+        };
+        say!();
+        Ok(text)
+    }
+}
+
+async fn generate(
+    engine: &EngineHandle,
+    route: &str,
+    body: &Value,
+    print: impl Fn(&str),
+) -> Result<String, ServerError> {
+    let (prompt, params) = read(engine, route, body)?;
+    let submitted = engine.submit(Request::new("chat", prompt, params));
+    let mut stream = submitted.map_err(|error| ServerError::Refused(error.to_string()))?;
+    let mut text = String::new();
+    while let Some(chunk) = stream.next().await {
+        print(&chunk.text);
+        text.push_str(&chunk.text);
+        if let Some(FinishReason::Abort(reason) | FinishReason::Error(reason)) = chunk.finish {
+            return Err(ServerError::Refused(reason));
+        }
+    }
+    Ok(text)
+}
+
+/// Reads a body as the server would, so that both ways give the same answer.
+fn read(engine: &EngineHandle, route: &str, body: &Value) -> Result<(Vec<u32>, SamplingParams), ServerError> {
+    let info = engine.info();
+    let context = ModelContext {
+        tokenizer: engine.tokenizer(),
+        chat_template: engine.chat_template(),
+        defaults: engine.generation_defaults(),
+        vocab_size: info.vocab_size,
+        max_model_len: info.max_model_len,
+        limits: Limits::default(),
+    };
+    let refused = |error: crate::http::error::ApiError| ServerError::Refused(error.message);
+    if route == "/v1/completions" {
+        let mut asked = CompletionRequest::read(body, context).map_err(refused)?;
+        return Ok((asked.prompts.swap_remove(0).token_ids, asked.params.swap_remove(0)));
+    }
+    let asked = ChatRequest::read(body, context).map_err(refused)?;
+    Ok((asked.prompt.token_ids, asked.params))
+}
+
+fn flush() -> Result<(), ServerError> {
+    std::io::stdout().flush().map_err(ServerError::io("writing"))
+}

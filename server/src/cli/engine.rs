@@ -1,0 +1,115 @@
+//! From flags to a running engine: platform, device, model files, engine. Each step fails with its own reason; nothing
+//! falls back to another platform or model.
+
+use std::sync::Arc;
+
+use halyard_engine::{EngineHandle, LoadProgress};
+use halyard_models::{DummyWeights, ModelFiles};
+use halyard_platform_api::Device;
+use halyard_platform_api::hooks::StatLogger;
+use halyard_plugin_host::{Catalog, Kind, select_platform};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::args::EngineArgs;
+use crate::error::ServerError;
+use crate::source::ResolvedModel;
+
+/// A platform's device, chosen and not yet in use.
+pub struct ChosenDevice {
+    /// Platform name and version, for people.
+    pub platform: String,
+    /// The device's name, for people.
+    pub device_name: String,
+    device: Arc<dyn Device>,
+    catalog: Catalog,
+}
+
+impl EngineArgs {
+    /// Chooses the platform and opens its device. The log says which platforms were rejected, and why.
+    ///
+    /// # Errors
+    /// [`ServerError::Plugin`], [`ServerError::Device`], an index past the last device.
+    pub fn choose_device(&self) -> Result<ChosenDevice, ServerError> {
+        let catalog = Catalog::discover(&self.plugins.search_path()?);
+        for failure in catalog.failures() {
+            tracing::warn!("plugin skipped: {failure}");
+        }
+        let selected = select_platform(&catalog, self.platform.platform.as_deref())?;
+        let name = selected.plugin.manifest().name.clone();
+        let version = &selected.plugin.manifest().version;
+        for rejection in &selected.rejected {
+            tracing::info!(platform = rejection.name, "not chosen: {}", rejection.reason);
+        }
+        let index = self.platform.device;
+        let Some(info) = selected.devices.get(index as usize) else {
+            let count = selected.devices.len();
+            let message =
+                format!("{index}: platform {name} has {count} device(s), numbered from 0; see `halyard platforms`");
+            return Err(ServerError::Option {
+                option: "--device",
+                message,
+            });
+        };
+        let opened = selected.platform.open(index);
+        let device = opened.map_err(|source| ServerError::Device {
+            platform: name.clone(),
+            index,
+            source,
+        })?;
+        tracing::info!(platform = name, version, device = info.name, path = ?selected.plugin.path(), "platform chosen");
+        let device_name = info.name.clone();
+        Ok(ChosenDevice {
+            platform: format!("{name} {version}"),
+            device_name,
+            device,
+            catalog,
+        })
+    }
+
+    /// Loads the model onto the device and starts the engine. Blocks.
+    ///
+    /// # Errors
+    /// What is wrong with the model, its memory or a stat logger.
+    pub fn start(
+        &self,
+        chosen: &ChosenDevice,
+        model: &ResolvedModel,
+        mut loggers: Vec<Box<dyn StatLogger>>,
+    ) -> Result<EngineHandle, ServerError> {
+        let config = self.config(model.path.clone());
+        let dummy = DummyWeights {
+            seed: config.model.seed,
+            ..DummyWeights::default()
+        };
+        let files = ModelFiles::open(&config.model.path, config.model.load_format, dummy)?;
+        loggers.extend(self.stat_loggers(&chosen.catalog)?);
+        let bar = ProgressBar::new(files.weight_bytes);
+        let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let mut show = |progress: LoadProgress| {
+            bar.set_message(progress.stage);
+            bar.set_length(progress.total_bytes);
+            bar.set_position(progress.done_bytes);
+        };
+        let started = EngineHandle::start(config, Arc::clone(&chosen.device), files, loggers, &mut show);
+        bar.finish_and_clear();
+        let engine = started?;
+        for note in &engine.info().notes {
+            tracing::info!("{note}");
+        }
+        Ok(engine)
+    }
+
+    fn stat_loggers(&self, catalog: &Catalog) -> Result<Vec<Box<dyn StatLogger>>, ServerError> {
+        let start = |text: &String| {
+            let (name, config) = text.split_once('=').unwrap_or((text, "{}"));
+            let plugin = catalog.load(catalog.find(Kind::StatLogger, name)?)?;
+            let logger = plugin.stat_logger_factory()?.create(config);
+            logger.map_err(|source| ServerError::StatLogger {
+                name: name.to_owned(),
+                source,
+            })
+        };
+        self.platform.stat_loggers.iter().map(start).collect()
+    }
+}

@@ -1,0 +1,208 @@
+//! `halyard platforms` and `halyard plugins`: what is there, what it says of itself, and why it cannot be used. Each as
+//! text or JSON.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use halyard_plugin_host::{
+    Catalog, InspectReport, PlatformReport, PluginReport, StageReport, inspect, platform_reports, plugin_reports,
+};
+use serde::Serialize;
+
+use super::args::PluginArgs;
+use super::units::show_bytes;
+use crate::error::ServerError;
+
+/// Flags of `halyard platforms`.
+#[derive(Args, Debug)]
+pub struct PlatformsArgs {
+    #[command(flatten)]
+    plugins: PluginArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// `halyard plugins …`.
+#[derive(Debug, Subcommand)]
+pub enum PluginsCommand {
+    /// Every plugin on the search path, also those that are broken or shadowed
+    List(PlatformsArgs),
+    /// What a library says of itself, read without running it
+    Inspect {
+        /// The library
+        file: PathBuf,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Each stage of loading a plugin, up to the one that fails
+    Why {
+        /// Name of a plugin, or of a library file without its ending
+        name: String,
+        #[command(flatten)]
+        plugins: PluginArgs,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+}
+
+/// How to print.
+#[derive(Args, Clone, Copy, Debug)]
+#[command(next_help_heading = "Output")]
+pub struct OutputArgs {
+    /// Print JSON
+    #[arg(long, env = "HALYARD_JSON", default_value_t = false)]
+    json: bool,
+}
+
+/// Runs `halyard platforms`.
+///
+/// # Errors
+/// A lock file that cannot be used, a library given by itself that does not load.
+pub fn run_platforms(args: &PlatformsArgs) -> Result<(), ServerError> {
+    let catalog = discover(&args.plugins)?;
+    let reports = platform_reports(&catalog);
+    print_as(args.output, &reports, |reports| {
+        if reports.is_empty() {
+            say!("no platform plugin was found; give --plugin FILE or --plugin-dir FOLDER");
+        }
+        reports.iter().for_each(print_platform);
+    })
+}
+
+/// Runs `halyard plugins`.
+///
+/// # Errors
+/// A name or file that is not a plugin.
+pub fn run_plugins(command: &PluginsCommand) -> Result<(), ServerError> {
+    match command {
+        PluginsCommand::List(args) => {
+            let catalog = Catalog::discover(&args.plugins.search_path()?);
+            print_as(args.output, &plugin_reports(&catalog), |reports| {
+                reports.iter().for_each(print_plugin)
+            })
+        }
+        PluginsCommand::Inspect { file, output } => print_as(*output, &inspect(file)?, print_inspection),
+        PluginsCommand::Why { name, plugins, output } => {
+            let catalog = Catalog::discover(&plugins.search_path()?);
+            print_as(*output, &catalog.why(name)?, |stages| {
+                stages.iter().for_each(print_stage)
+            })
+        }
+    }
+}
+
+fn discover(plugins: &PluginArgs) -> Result<Catalog, ServerError> {
+    let catalog = Catalog::discover(&plugins.search_path()?);
+    match catalog.explicit_failure() {
+        Some(failure) => Err(ServerError::Plugin(failure.clone().into())),
+        None => Ok(catalog),
+    }
+}
+
+fn print_as<T: Serialize>(output: OutputArgs, report: &T, text: impl FnOnce(&T)) -> Result<(), ServerError> {
+    if output.json {
+        let json = serde_json::to_string_pretty(report).map_err(std::io::Error::from);
+        say!("{}", json.map_err(ServerError::io("writing JSON"))?);
+    } else {
+        text(report);
+    }
+    Ok(())
+}
+
+fn print_platform(report: &PlatformReport) {
+    say!(
+        "{} {} (priority {}): {}",
+        report.name,
+        report.version,
+        report.priority,
+        report.about
+    );
+    say!("  from {}", report.path.display());
+    if let Some(reason) = &report.reason {
+        say!("  no device: {reason}");
+    }
+    for device in &report.devices {
+        say!("  device {}: {}", device.index, device.name);
+        say!("    {}", device.detail);
+        let free = device
+            .free_memory_bytes
+            .map_or_else(String::new, |free| format!(", {} free", show_bytes(free)));
+        say!("    memory        {}{free}", show_bytes(device.total_memory_bytes));
+        say!(
+            "    computes in   {}; KV cache in {}",
+            device.compute_dtypes.join(", "),
+            device.kv_dtypes.join(", ")
+        );
+        say!("    attention     {}", device.attention_backends.join(", "));
+        say!(
+            "    capabilities  {}",
+            if device.capabilities.is_empty() {
+                "none".to_owned()
+            } else {
+                device.capabilities.join(", ")
+            }
+        );
+        if let Some(reason) = &device.reason {
+            say!("    cannot be opened: {reason}");
+        }
+    }
+}
+
+fn print_plugin(report: &PluginReport) {
+    let kind = report.kind.map_or_else(|| "broken".to_owned(), |kind| kind.to_string());
+    say!(
+        "{} {} ({kind}) {}",
+        report.name,
+        report.version.as_deref().unwrap_or("-"),
+        report.path.display()
+    );
+    if let Some(first) = &report.shadowed_by {
+        say!("  shadowed by {}", first.display());
+    }
+    if let Some(reason) = &report.reason {
+        say!("  {reason}");
+    }
+}
+
+fn print_inspection(report: &InspectReport) {
+    say!("{}", report.path.display());
+    say!("  {} bytes, sha256 {}", report.bytes, report.sha256);
+    say!(
+        "  {}{}",
+        report.architecture,
+        if report.runs_here {
+            ""
+        } else {
+            ", which does not run here"
+        }
+    );
+    say!(
+        "  needs {}",
+        if report.needed.is_empty() {
+            "no libraries".to_owned()
+        } else {
+            report.needed.join(", ")
+        }
+    );
+    for manifest in &report.manifests {
+        say!(
+            "  {} {} {} (ABI {}, entry {}, priority {})",
+            manifest.kind,
+            manifest.name,
+            manifest.version,
+            manifest.abi,
+            manifest.entry,
+            manifest.priority
+        );
+        say!("    {}", manifest.about);
+    }
+}
+
+fn print_stage(stage: &StageReport) {
+    say!(
+        "{:<13} {} {}",
+        stage.stage.to_string(),
+        if stage.passed { "ok    " } else { "FAILED" },
+        stage.detail
+    );
+}

@@ -1,0 +1,231 @@
+//! `halyard serve`: platform, socket, model, engine, and then HTTP until a signal. In this order, so that what is
+//! misspelt or taken fails before anything is downloaded or loaded.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use halyard_engine::EngineHandle;
+use halyard_scheduler::Policy;
+
+use super::args::{EngineArgs, LogArgs};
+use super::engine::ChosenDevice;
+use super::units::{parse_bytes, show_bytes};
+use crate::error::ServerError;
+use crate::http::auth::ApiKeys;
+use crate::http::routes::unix_seconds;
+use crate::http::serve::{BoundSocket, serve, stop_signal};
+use crate::http::state::{AppState, Limits};
+use crate::logging::{self, LogFormat};
+use crate::metrics::{EngineRecords, Metrics, ServedModel};
+use crate::source::{self, ResolvedModel, SourceSettings};
+
+/// Flags of `halyard serve`.
+#[derive(Args, Debug)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    http: HttpArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Server")]
+struct HttpArgs {
+    /// Address to listen on; 0.0.0.0 opens the server to the network
+    #[arg(long, value_name = "ADDRESS", env = "HALYARD_HOST", default_value = "127.0.0.1")]
+    host: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "PORT", env = "HALYARD_PORT", default_value_t = 8000)]
+    port: u16,
+    /// Key that requests must carry (Authorization: Bearer KEY); may be repeated, and a comma separates keys. Guards every route but /health and /ping
+    #[arg(
+        long = "api-key",
+        value_name = "KEY",
+        env = "HALYARD_API_KEY",
+        hide_env_values = true,
+        value_delimiter = ','
+    )]
+    api_keys: Vec<String>,
+    /// Name of the model for clients; may be repeated, the first one stands in answers
+    #[arg(
+        long = "served-model-name",
+        value_name = "NAME",
+        env = "HALYARD_SERVED_MODEL_NAME",
+        value_delimiter = ','
+    )]
+    served_model_names: Vec<String>,
+    /// Largest body of a request
+    #[arg(long, value_name = "BYTES", env = "HALYARD_MAX_BODY_BYTES", default_value = "16MiB", value_parser = parse_bytes)]
+    max_body_bytes: u64,
+    /// Most prompts of one completion request
+    #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_PROMPTS", default_value_t = Limits::default().prompts)]
+    max_prompts: usize,
+    /// Seconds for running requests to finish after a signal; then they are aborted
+    #[arg(long, value_name = "SECONDS", env = "HALYARD_SHUTDOWN_TIMEOUT", default_value_t = 30)]
+    shutdown_timeout: u32,
+    /// Write prompts into the log
+    #[arg(long, env = "HALYARD_LOG_PROMPTS", default_value_t = false)]
+    log_prompts: bool,
+}
+
+/// Runs the server until it is told to end.
+///
+/// # Errors
+/// [`ServerError`].
+pub fn run(args: ServeArgs) -> Result<(), ServerError> {
+    let start = Instant::now();
+    logging::start(&args.log.log_level, args.log.log_format)?;
+    check_keys(&args.http.api_keys)?;
+    let chosen = args.engine.choose_device()?;
+    let runtime = super::runtime()?;
+    let result = runtime.block_on(serve_model(args, chosen, start));
+    // After a signal while loading, the loading thread must not hold the process.
+    runtime.shutdown_background();
+    result
+}
+
+fn check_keys(keys: &[String]) -> Result<(), ServerError> {
+    // An empty variable must not become a key that everybody has, nor silently none.
+    if keys.iter().any(|key| key.trim().is_empty()) {
+        let message = "a key is empty; give each key at least one character, or leave the flag out".to_owned();
+        return Err(ServerError::Option {
+            option: "--api-key",
+            message,
+        });
+    }
+    Ok(())
+}
+
+async fn serve_model(args: ServeArgs, chosen: ChosenDevice, start: Instant) -> Result<(), ServerError> {
+    let mut stop = Box::pin(stop_signal().map_err(ServerError::io("installing signal handlers"))?);
+    let socket = BoundSocket::bind(&args.http.host, args.http.port)?;
+    // A signal while the model comes or loads ends at once: nothing is running yet.
+    let prepared = tokio::select! {
+        prepared = prepare(&args, chosen) => prepared?,
+        () = &mut stop => return Ok(()),
+    };
+    let listener = socket.listen()?;
+    let address = listener
+        .local_addr()
+        .map_err(ServerError::io("asking for the address"))?;
+    prepared.announce(&format!("http://{address}"), args.log.log_format, start.elapsed());
+    let drain = Duration::from_secs(u64::from(args.http.shutdown_timeout));
+    serve(listener, prepared.state, stop, drain)
+        .await
+        .map_err(ServerError::io("serving"))
+}
+
+/// What is served, and what to say about it.
+struct Prepared {
+    state: Arc<AppState>,
+    platform: String,
+    is_demo: bool,
+    has_template: bool,
+}
+
+async fn prepare(args: &ServeArgs, chosen: ChosenDevice) -> Result<Prepared, ServerError> {
+    let settings = SourceSettings::from_env();
+    let asked = args.engine.model.model.as_deref();
+    let model = source::resolve(asked, args.engine.model.load_format, &settings).await?;
+    let records = EngineRecords::new();
+    let (engine_args, logger, task_model) = (args.engine.clone(), Box::new(records.clone()), model.clone());
+    let platform = format!("{}: {}", chosen.platform, chosen.device_name);
+    let loading = tokio::task::spawn_blocking(move || engine_args.start(&chosen, &task_model, vec![logger]));
+    let engine = loading
+        .await
+        .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))??;
+    let has_template = engine.chat_template().is_some();
+    let state = Arc::new(state(args, model.clone(), engine, &records));
+    Ok(Prepared {
+        state,
+        platform,
+        is_demo: model.is_demo,
+        has_template,
+    })
+}
+
+fn state(args: &ServeArgs, model: ResolvedModel, engine: EngineHandle, records: &EngineRecords) -> AppState {
+    let http = &args.http;
+
+    let mut model_names = http.served_model_names.clone();
+    if model_names.is_empty() {
+        model_names.push(model.name.clone());
+    }
+    let stats_of = engine.clone();
+    let info = engine.info();
+    let served = ServedModel {
+        name: &model_names[0],
+        max_model_len: info.max_model_len,
+        block_size: info.block_size,
+        num_blocks: info.num_blocks,
+    };
+    let metrics = Metrics::new(&served, records, move || stats_of.stats());
+    AppState {
+        model_root: model.path.display().to_string(),
+        model_names,
+        created: unix_seconds(),
+        api_keys: ApiKeys::new(&http.api_keys),
+        limits: Limits {
+            body_bytes: usize::try_from(http.max_body_bytes).unwrap_or(usize::MAX),
+            prompts: http.max_prompts,
+            ..Limits::default()
+        },
+        metrics,
+        priority_scheduling: args.engine.scheduling.scheduling_policy == Policy::Priority,
+        log_prompts: http.log_prompts,
+        in_flight: AtomicU64::new(0),
+        engine,
+    }
+}
+
+impl Prepared {
+    /// Says what is served and where: a banner for people, one event in a JSON log.
+    fn announce(&self, url: &str, format: LogFormat, elapsed: Duration) {
+        let info = self.state.engine.info();
+        let name = &self.state.model_names[0];
+        let seconds = elapsed.as_secs_f64();
+        tracing::info!(url, model = name, platform = self.platform, ready_s = seconds, "ready");
+        if format == LogFormat::Json {
+            return;
+        }
+        let demo = if self.is_demo {
+            " (demo model: small and quick to fetch, not clever; --model chooses another)"
+        } else {
+            ""
+        };
+        let kv_bytes = u64::from(info.num_blocks) * info.block_bytes;
+        say!("Halyard {}", env!("CARGO_PKG_VERSION"));
+        say!("  model     {name}{demo}");
+        say!(
+            "            {}, {}, {:?}, context {} tokens",
+            info.architecture,
+            show_bytes(info.weight_bytes),
+            info.dtype,
+            info.max_model_len
+        );
+        say!("  platform  {}", self.platform);
+        say!(
+            "  KV cache  {} in {} blocks of {} tokens, {:?}",
+            show_bytes(kv_bytes),
+            info.num_blocks,
+            info.block_size,
+            info.kv_cache_dtype
+        );
+        say!("  ready     {url} after {seconds:.2} s");
+        say!("\nTry:");
+        if self.has_template {
+            say!("  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\");
+            say!(
+                "    -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France?\"}}], \"max_tokens\": 64, \"stream\": true}}'"
+            );
+            say!("or: halyard chat --url {url}");
+        } else {
+            say!("  curl -N {url}/v1/completions -H 'Content-Type: application/json' \\");
+            say!("    -d '{{\"prompt\": \"The capital of France is\", \"max_tokens\": 32, \"stream\": true}}'");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! A small client of an OpenAI-compatible server: enough to chat with one. Streams text to a callback; retries nothing.
+
+use std::time::Duration;
+
+use reqwest::{Client, RequestBuilder, Response, Url};
+use serde_json::Value;
+
+/// Time to decide that no server is there.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(800);
+
+/// Why talking to a server failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// An address that is none.
+    #[error("--url {url}: {reason}; give one such as http://127.0.0.1:8000")]
+    Url {
+        /// As given.
+        url: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Nothing answers.
+    #[error("{url} cannot be reached: {source}")]
+    Unreachable {
+        /// The address.
+        url: String,
+        /// The reason.
+        source: reqwest::Error,
+    },
+    /// The server's refusal.
+    #[error("the server refused with status {status}: {message}")]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// Its words.
+        message: String,
+    },
+    /// The answer broke off, or was none.
+    #[error("the answer broke off: {0}")]
+    Broken(String),
+}
+
+/// A server's address and key.
+pub struct ServerClient {
+    client: Client,
+    url: String,
+    api_key: Option<String>,
+}
+
+impl ServerClient {
+    /// A client for the server at `url`.
+    ///
+    /// # Errors
+    /// [`ClientError::Url`].
+    pub fn new(url: &str, api_key: Option<String>) -> Result<Self, ClientError> {
+        let bad = |reason: String| ClientError::Url {
+            url: url.to_owned(),
+            reason,
+        };
+        let parsed: Url = url
+            .parse()
+            .map_err(|error: <Url as std::str::FromStr>::Err| bad(error.to_string()))?;
+        if !["http", "https"].contains(&parsed.scheme()) {
+            return Err(bad(format!("scheme `{}` is not http or https", parsed.scheme())));
+        }
+        let mut builder = Client::builder().connect_timeout(CONNECT_TIMEOUT);
+        // A proxy for the internet has no way to this machine's own loopback.
+        if matches!(parsed.host_str(), Some("localhost" | "127.0.0.1" | "[::1]")) {
+            builder = builder.no_proxy();
+        }
+        let client = builder.build().map_err(|error| bad(error.to_string()))?;
+        Ok(ServerClient {
+            client,
+            url: url.trim_end_matches('/').to_owned(),
+            api_key,
+        })
+    }
+
+    /// The first model that the server names.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn first_model(&self) -> Result<String, ClientError> {
+        let request = self
+            .client
+            .get(format!("{}/v1/models", self.url))
+            .timeout(Duration::from_secs(10));
+        let value: Value = self.send(request).await?.json().await.map_err(broken)?;
+        let name = value["data"][0]["id"].as_str();
+        name.map(str::to_owned)
+            .ok_or_else(|| ClientError::Broken("the server names no model".to_owned()))
+    }
+
+    /// Posts a streamed request and hands over each piece of text as it comes. Returns the whole text.
+    ///
+    /// # Errors
+    /// [`ClientError`], also for an error that comes inside the stream.
+    pub async fn stream(&self, route: &str, body: &Value, mut piece: impl FnMut(&str)) -> Result<String, ClientError> {
+        let request = self.client.post(format!("{}{route}", self.url)).json(body);
+        let mut response = self.send(request).await?;
+        let mut events = EventReader::default();
+        let mut text = String::new();
+        while let Some(bytes) = response.chunk().await.map_err(broken)? {
+            for data in events.push(&bytes) {
+                if data == "[DONE]" {
+                    return Ok(text);
+                }
+                let value: Value =
+                    serde_json::from_str(&data).map_err(|error| ClientError::Broken(error.to_string()))?;
+                if let Some(message) = value["error"]["message"].as_str() {
+                    return Err(ClientError::Broken(message.to_owned()));
+                }
+                let choice = &value["choices"][0];
+                let part = choice["delta"]["content"]
+                    .as_str()
+                    .or(choice["text"].as_str())
+                    .unwrap_or_default();
+                text.push_str(part);
+                piece(part);
+            }
+        }
+        Err(ClientError::Broken(
+            "the server closed the stream before its end".to_owned(),
+        ))
+    }
+
+    async fn send(&self, mut request: RequestBuilder) -> Result<Response, ClientError> {
+        if let Some(key) = &self.api_key {
+            request = request.bearer_auth(key);
+        }
+        let sent = request.send().await;
+        let response = sent.map_err(|source| ClientError::Unreachable {
+            url: self.url.clone(),
+            source,
+        })?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let status = response.status().as_u16();
+        let body = response.text().await.unwrap_or_default();
+        let value: Value = serde_json::from_str(&body).unwrap_or_default();
+        Err(ClientError::Refused {
+            status,
+            message: value["error"]["message"].as_str().unwrap_or(&body).to_owned(),
+        })
+    }
+}
+
+fn broken(error: reqwest::Error) -> ClientError {
+    ClientError::Broken(error.to_string())
+}
+
+/// Puts the `data:` lines of an event stream together, however it is cut into chunks.
+#[derive(Default)]
+struct EventReader {
+    held: Vec<u8>,
+}
+
+impl EventReader {
+    fn push(&mut self, bytes: &[u8]) -> Vec<String> {
+        self.held.extend_from_slice(bytes);
+        let mut found = Vec::new();
+        while let Some(end) = self.held.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.held.drain(..=end).collect();
+            let line = String::from_utf8_lossy(&line);
+            if let Some(data) = line.trim_end().strip_prefix("data:") {
+                found.push(data.trim_start().to_owned());
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_whole_however_they_are_cut() {
+        let stream = "data: {\"a\":\"é\"}\n\n: comment\r\ndata: [DONE]\r\n\n".as_bytes();
+        for size in 1..stream.len() {
+            let mut reader = EventReader::default();
+            let found: Vec<String> = stream.chunks(size).flat_map(|chunk| reader.push(chunk)).collect();
+            assert_eq!(found, ["{\"a\":\"é\"}", "[DONE]"], "chunks of {size}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_refused() {
+        for bad in ["localhost:8000", "ftp://x", ""] {
+            assert!(
+                matches!(ServerClient::new(bad, None), Err(ClientError::Url { .. })),
+                "{bad}"
+            );
+        }
+    }
+}

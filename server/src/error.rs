@@ -1,0 +1,87 @@
+//! Why a command ended without doing its work, and with which exit status: 2 for what the operator can change (usage,
+//! selection, model, port), 1 for what failed while running.
+
+use std::io;
+
+use halyard_engine::EngineError;
+use halyard_models::ModelError;
+use halyard_plugin_host::PluginError;
+
+use crate::client::ClientError;
+use crate::http::serve::BindError;
+use crate::source::SourceError;
+
+/// A command's failure.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// An option's value.
+    #[error("{option}: {message}")]
+    Option {
+        /// The flag.
+        option: &'static str,
+        /// Value, limit, remedy.
+        message: String,
+    },
+    /// No platform, a misspelt one, a plugin that does not load.
+    #[error(transparent)]
+    Plugin(#[from] PluginError),
+    /// The chosen device.
+    #[error("device {index} of platform {platform}: {source}")]
+    Device {
+        /// Platform.
+        platform: String,
+        /// `--device`.
+        index: u32,
+        /// The platform's reason.
+        source: halyard_platform_api::Error,
+    },
+    /// A stat logger that does not start.
+    #[error("--stat-logger {name}: {source}")]
+    StatLogger {
+        /// Its name.
+        name: String,
+        /// Its reason.
+        source: halyard_platform_api::Error,
+    },
+    /// No model.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// A model that cannot be read.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// An engine that does not start.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The socket.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// Talking to a server.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The engine's refusal of a request of `chat` or `complete`.
+    #[error("{0}")]
+    Refused(String),
+    /// The system's refusal.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was done.
+        what: &'static str,
+        /// The reason.
+        source: io::Error,
+    },
+}
+
+impl ServerError {
+    /// Wraps a refusal of the system.
+    pub fn io(what: &'static str) -> impl FnOnce(io::Error) -> ServerError {
+        move |source| ServerError::Io { what, source }
+    }
+
+    /// The process's exit status.
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            ServerError::Engine(EngineError::Thread(_)) | ServerError::Io { .. } | ServerError::Client(_) => 1,
+            _ => 2,
+        }
+    }
+}

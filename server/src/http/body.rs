@@ -1,0 +1,128 @@
+//! Request bodies: bounded, JSON, and read into a struct with errors that name the field. Unknown fields are ignored, as
+//! vLLM does; a wrong type never is.
+
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, StatusCode, header};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::error::ApiError;
+
+/// Reads a body of at most `limit` bytes as a JSON object.
+///
+/// # Errors
+/// 413 past the limit, 415 for another content type, 400 for what is not JSON or not an object.
+pub async fn read_object(headers: &HeaderMap, body: Body, limit: usize) -> Result<Value, ApiError> {
+    // Browsers send JSON across origins only after asking; accepting text/plain would open a local server to any page.
+    let content_type = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or("");
+    let essence = content_type.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+    if essence != "application/json" && !(essence.starts_with("application/") && essence.ends_with("+json")) {
+        let message =
+            format!("content type `{content_type}` is not taken; send the header `Content-Type: application/json`");
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    let too_large = |found: &str| {
+        let message = format!(
+            "the body has {found}, the limit is {limit} bytes; send less or serve with a larger --max-body-bytes"
+        );
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).with_code("body_too_large")
+    };
+    let announced = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if let Some(bytes) = announced.filter(|bytes| *bytes > limit as u64) {
+        return Err(too_large(&format!("{bytes} bytes")));
+    }
+    let bytes = to_bytes(body, limit).await.map_err(|error| {
+        let limited =
+            std::error::Error::source(&error).is_some_and(|cause| cause.is::<http_body_util::LengthLimitError>());
+        if limited {
+            too_large("more bytes than that")
+        } else {
+            ApiError::new(StatusCode::BAD_REQUEST, format!("the body could not be read: {error}"))
+        }
+    })?;
+    if bytes.is_empty() {
+        return Err(ApiError::new(
+            StatusCode::BAD_REQUEST,
+            "the body is empty; send a JSON object",
+        ));
+    }
+    let value: Value = serde_json::from_slice(&bytes).map_err(|error| {
+        ApiError::new(StatusCode::BAD_REQUEST, format!("the body is not valid JSON: {error}")).with_code("invalid_json")
+    })?;
+    if !value.is_object() {
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "the body must be a JSON object"));
+    }
+    Ok(value)
+}
+
+/// Reads the fields of `T` from an object.
+///
+/// # Errors
+/// 400 with the path of the field, what was found and what belongs there.
+pub fn parse<'de, T: Deserialize<'de>>(object: &'de Value) -> Result<T, ApiError> {
+    serde_path_to_error::deserialize(object).map_err(|error| {
+        let path = error.path().to_string();
+        let inner = error.into_inner();
+        if path == "." {
+            ApiError::new(StatusCode::BAD_REQUEST, inner.to_string())
+        } else {
+            ApiError::field(path.clone(), format!("{path}: {inner}"))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    async fn read(content_type: &str, body: impl Into<Body>, limit: usize) -> Result<Value, ApiError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_TYPE, content_type.parse().expect("a header value"));
+        read_object(&headers, body.into(), limit).await
+    }
+
+    #[tokio::test]
+    async fn refuses_bodies_with_the_right_status() {
+        let cases: [(&str, &[u8], u16); 7] = [
+            ("application/json", b"", 400),
+            ("application/json", b"{\"a\":", 400),
+            ("application/json", b"[1]", 400),
+            ("application/json", b"{\"a\":\"\xff\xfe\"}", 400),
+            ("application/json", b"{\"a\":\"0123456789\"}", 413),
+            ("text/plain", b"{}", 415),
+            ("application/x-www-form-urlencoded", b"{}", 415),
+        ];
+        for (content_type, body, status) in cases {
+            let error = read(content_type, body.to_vec(), 16).await.expect_err("refused");
+            assert_eq!(
+                error.status.as_u16(),
+                status,
+                "{content_type} {body:?}: {}",
+                error.message
+            );
+        }
+        assert_eq!(
+            read("application/json; charset=utf-8", "{}", 16).await.expect("taken"),
+            json!({})
+        );
+    }
+
+    #[test]
+    fn a_wrong_type_names_its_path() {
+        #[derive(Deserialize, Debug)]
+        struct Fields {
+            #[allow(dead_code)]
+            list: Vec<u32>,
+        }
+        let error = parse::<Fields>(&json!({"list": [1, "two"]})).expect_err("a string is no number");
+        assert_eq!(error.param.as_deref(), Some("list[1]"));
+        assert!(error.message.contains("two"), "{}", error.message);
+        parse::<Fields>(&json!({"list": [], "surprise": 1})).expect("unknown fields are ignored");
+    }
+}

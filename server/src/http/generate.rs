@@ -1,0 +1,349 @@
+//! One generation request's way through the server: submit, follow its chunks, answer whole or as a stream. Dropping the
+//! answer (a client that went away) drops the engine's streams, which cancels the request.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::stream::{self, SelectAll, Stream, StreamExt};
+use halyard_engine::{FinishReason, OutputChunk, OutputStream, Request, TokenLogprobs};
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::state::{AppState, InFlight};
+use crate::metrics::RequestTimer;
+use crate::openai::chat::ChatFormat;
+use crate::openai::completion::CompletionFormat;
+use crate::openai::prompt::Prompt;
+use crate::openai::usage::{StreamOptions, Usage};
+
+/// A finished sample.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    /// The text.
+    pub text: String,
+    /// The ids.
+    pub token_ids: Vec<u32>,
+    /// One entry a token when asked.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// In sample 0 when asked.
+    pub prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
+    /// How it ended.
+    pub finish: Option<FinishReason>,
+}
+
+impl Sample {
+    fn push(&mut self, chunk: OutputChunk) {
+        self.text.push_str(&chunk.text);
+        self.token_ids.extend(chunk.token_ids);
+        self.logprobs.extend(chunk.logprobs.into_iter().flatten());
+        self.prompt_logprobs = self.prompt_logprobs.take().or(chunk.prompt_logprobs);
+        self.finish = chunk.finish.or(self.finish.take());
+    }
+}
+
+/// How the answer is written.
+#[derive(Clone, Copy)]
+pub enum Format {
+    /// `/v1/chat/completions`.
+    Chat(ChatFormat),
+    /// `/v1/completions`.
+    Completion(CompletionFormat),
+}
+
+/// A request, checked and ready to be submitted.
+pub struct Job {
+    /// The answer's id, such as `cmpl-…`.
+    pub id: String,
+    /// Name of the model in the answer.
+    pub model: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// What was asked, by prompt.
+    pub prompts: Vec<Prompt>,
+    /// The engine's requests, one for each prompt.
+    pub requests: Vec<Request>,
+    /// How to write the answer.
+    pub format: Format,
+    /// Answer in pieces.
+    pub stream: bool,
+    /// Usage in the stream.
+    pub stream_options: StreamOptions,
+}
+
+type Chunks = SelectAll<Pin<Box<dyn Stream<Item = (usize, OutputChunk)> + Send>>>;
+
+/// Answers a request.
+///
+/// # Errors
+/// What the engine refuses, before the first byte; later failures of a stream come as an event in it.
+pub async fn answer(state: Arc<AppState>, mut job: Job) -> Result<Response, ApiError> {
+    let in_flight = InFlight::enter(&state);
+    let num_samples = job.requests.first().map_or(1, |request| request.params.n as usize);
+    let mut follower = Follower {
+        timers: Vec::new(),
+        cached_tokens: 0,
+        completion_tokens: 0,
+    };
+    let mut streams = Vec::with_capacity(job.requests.len());
+    for request in std::mem::take(&mut job.requests) {
+        follower
+            .timers
+            .push(state.metrics.start_request(request.prompt.len(), &request.params));
+        streams.push(state.engine.submit(request)?);
+    }
+    let chunks = merge(streams);
+    if job.stream {
+        Ok(stream_answer(state, job, num_samples, follower, chunks, in_flight))
+    } else {
+        whole_answer(&state, &job, num_samples, follower, chunks).await
+    }
+}
+
+fn merge(streams: Vec<OutputStream>) -> Chunks {
+    let tagged = |(prompt, output): (usize, OutputStream)| {
+        stream::unfold(output, move |mut output| async move {
+            let chunk = output.next().await?;
+            Some(((prompt, chunk), output))
+        })
+        .boxed()
+    };
+    streams.into_iter().enumerate().map(tagged).collect()
+}
+
+/// Counts and times the chunks of all prompts of one request.
+struct Follower {
+    timers: Vec<RequestTimer>,
+    cached_tokens: u64,
+    completion_tokens: u64,
+}
+
+impl Follower {
+    fn see(&mut self, prompt: usize, chunk: &OutputChunk) {
+        let timer = &mut self.timers[prompt];
+        if timer.is_first() {
+            self.cached_tokens += u64::from(chunk.num_cached_tokens);
+        }
+        self.completion_tokens += chunk.token_ids.len() as u64;
+        timer.chunk(chunk);
+    }
+
+    fn usage(&self, prompts: &[Prompt]) -> Usage {
+        let prompt_tokens = prompts.iter().map(|prompt| prompt.token_ids.len() as u64).sum();
+        Usage::new(prompt_tokens, self.completion_tokens, self.cached_tokens)
+    }
+}
+
+async fn whole_answer(
+    state: &AppState,
+    job: &Job,
+    num_samples: usize,
+    mut follower: Follower,
+    mut chunks: Chunks,
+) -> Result<Response, ApiError> {
+    let mut samples = vec![Sample::default(); job.prompts.len() * num_samples];
+    while let Some((prompt, chunk)) = chunks.next().await {
+        follower.see(prompt, &chunk);
+        if let Some(error) = chunk.finish.as_ref().and_then(failure) {
+            return Err(error);
+        }
+        samples[prompt * num_samples + chunk.index as usize].push(chunk);
+    }
+    if samples.iter().any(|sample| sample.finish.is_none()) {
+        return Err(incomplete());
+    }
+    let tokenizer = state.engine.tokenizer();
+    let choice = |(index, sample): (usize, &Sample)| {
+        let prompt = index / num_samples;
+        let first = &samples[prompt * num_samples];
+        match &job.format {
+            Format::Chat(format) => format.choice(index, sample, tokenizer),
+            Format::Completion(format) => format.choice(index, sample, &job.prompts[prompt], first, tokenizer),
+        }
+    };
+    let choices: Vec<Value> = samples.iter().enumerate().map(choice).collect();
+    let usage = follower.usage(&job.prompts);
+    let mut answer = json!({"id": job.id, "object": job.object(), "created": job.created, "model": job.model, "choices": choices, "usage": usage});
+    if let Format::Chat(format) = &job.format {
+        format.extras(&mut answer, &job.prompts[0], &samples[0], tokenizer);
+    }
+    Ok(Json(answer).into_response())
+}
+
+fn stream_answer(
+    state: Arc<AppState>,
+    job: Job,
+    num_samples: usize,
+    follower: Follower,
+    chunks: Chunks,
+    in_flight: InFlight,
+) -> Response {
+    let writer = StreamWriter {
+        state,
+        job,
+        num_samples,
+        follower,
+        started: HashMap::new(),
+        num_finished: 0,
+        _in_flight: in_flight,
+    };
+    let events = stream::unfold(Some((writer, chunks)), |position| async move {
+        let (mut writer, mut chunks) = position?;
+        loop {
+            let Some((prompt, chunk)) = chunks.next().await else {
+                return Some((writer.ending(), None));
+            };
+            if let Some(error) = chunk.finish.as_ref().and_then(failure) {
+                writer.follower.see(prompt, &chunk);
+                let mut text = event(&error.to_json());
+                text.push_str(DONE);
+                return Some((text, None));
+            }
+            let text = writer.piece(prompt, &chunk);
+            if !text.is_empty() {
+                return Some((text, Some((writer, chunks))));
+            }
+        }
+    });
+    let body = Body::from_stream(events.map(|text| Ok::<Bytes, std::convert::Infallible>(Bytes::from(text))));
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream; charset=utf-8"),
+    );
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Reverse proxies that buffer would hold tokens back.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+const DONE: &str = "data: [DONE]\n\n";
+
+fn event(value: &Value) -> String {
+    format!("data: {value}\n\n")
+}
+
+/// Writes the events of one streamed answer.
+struct StreamWriter {
+    state: Arc<AppState>,
+    job: Job,
+    num_samples: usize,
+    follower: Follower,
+    /// Characters sent so far, by choice that has begun.
+    started: HashMap<usize, usize>,
+    num_finished: usize,
+    _in_flight: InFlight,
+}
+
+impl StreamWriter {
+    fn piece(&mut self, prompt: usize, chunk: &OutputChunk) -> String {
+        self.follower.see(prompt, chunk);
+        self.num_finished += usize::from(chunk.finish.is_some());
+        let index = prompt * self.num_samples + chunk.index as usize;
+        let first = !self.started.contains_key(&index);
+        let offset = self.started.entry(index).or_insert(0);
+        let tokenizer = self.state.engine.tokenizer();
+        let mut choices = Vec::with_capacity(2);
+        match &self.job.format {
+            Format::Chat(format) => {
+                choices.extend(first.then(|| format.opening(index)));
+                choices.extend(format.piece(index, chunk, tokenizer));
+            }
+            Format::Completion(format) => {
+                choices.extend(format.piece(index, chunk, &self.job.prompts[prompt], first, offset, tokenizer));
+            }
+        }
+        let mut text = String::new();
+        for (position, choice) in choices.into_iter().enumerate() {
+            let mut value = self.frame(json!([choice]));
+            if self.job.stream_options.continuous_usage_stats {
+                value["usage"] = json!(self.follower.usage(&self.job.prompts));
+            } else if self.job.stream_options.include_usage {
+                value["usage"] = Value::Null;
+            }
+            if let Format::Chat(format) = &self.job.format
+                && format.return_token_ids
+                && first
+                && position == 0
+            {
+                value["prompt_token_ids"] = json!(self.job.prompts[prompt].token_ids);
+            }
+            text.push_str(&event(&value));
+        }
+        text
+    }
+
+    fn ending(&self) -> String {
+        let mut text = String::new();
+        if self.num_finished < self.job.prompts.len() * self.num_samples {
+            text.push_str(&event(&incomplete().to_json()));
+            text.push_str(DONE);
+            return text;
+        }
+        if self.job.stream_options.include_usage {
+            let mut value = self.frame(json!([]));
+            value["usage"] = json!(self.follower.usage(&self.job.prompts));
+            text.push_str(&event(&value));
+        }
+        text.push_str(DONE);
+        text
+    }
+
+    fn frame(&self, choices: Value) -> Value {
+        let job = &self.job;
+        json!({"id": job.id, "object": job.object(), "created": job.created, "model": job.model, "choices": choices})
+    }
+}
+
+impl Job {
+    fn object(&self) -> &'static str {
+        match (&self.format, self.stream) {
+            (Format::Completion(_), _) => "text_completion",
+            (Format::Chat(_), false) => "chat.completion",
+            (Format::Chat(_), true) => "chat.completion.chunk",
+        }
+    }
+}
+
+fn incomplete() -> ApiError {
+    ApiError::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "the engine ended before the answer was complete",
+    )
+    .with_code("engine_dead")
+}
+
+/// Ends that are no answer.
+fn failure(finish: &FinishReason) -> Option<ApiError> {
+    match finish {
+        FinishReason::Abort(reason) => {
+            let message = format!("the request was aborted: {reason}");
+            let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("aborted");
+            Some(ApiError {
+                retry_after_s: Some(1),
+                ..error
+            })
+        }
+        FinishReason::Error(reason) => {
+            let message = format!("the engine failed on this request: {reason}");
+            Some(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message).with_code("engine_error"))
+        }
+        _ => None,
+    }
+}
+
+/// Adds `finish_reason` and vLLM's `stop_reason` to a choice.
+pub fn finish_fields(choice: &mut Value, finish: Option<&FinishReason>) {
+    choice["finish_reason"] = finish.map_or(Value::Null, |finish| Value::from(finish.as_openai()));
+    choice["stop_reason"] = match finish {
+        Some(FinishReason::StopToken(id)) => Value::from(*id),
+        Some(FinishReason::StopString(text)) => Value::from(text.as_str()),
+        _ => Value::Null,
+    };
+}

@@ -1,0 +1,286 @@
+//! The routes and the layers around them: request id, log line, key. Each handler reads, converts, asks the engine and
+//! answers; work that would hold the runtime (tokenising a long text) goes to a blocking thread.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use axum::extract::{Path, Request, State};
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post};
+use axum::{Json, Router, middleware};
+use serde_json::{Value, json};
+
+use super::auth::require_key;
+use super::body::read_object;
+use super::error::ApiError;
+use super::generate::{Format, Job, answer};
+use super::request_id::{RequestId, with_request_id};
+use super::state::AppState;
+use crate::metrics;
+use crate::openai::ModelContext;
+use crate::openai::chat::ChatRequest;
+use crate::openai::completion::CompletionRequest;
+use crate::openai::tokenize::{detokenize, tokenize};
+
+/// Bodies above this many bytes are converted off the runtime's threads.
+const BLOCKING_BODY_BYTES: u64 = 32 << 10;
+
+/// All routes over `state`.
+pub fn router(state: Arc<AppState>) -> Router {
+    let routes = Router::new()
+        .route("/v1/completions", only(post(completions)))
+        .route("/v1/chat/completions", only(post(chat_completions)))
+        .route("/v1/models", only(get(models)))
+        .route("/v1/models/{*model}", only(get(model)))
+        .route("/tokenize", only(post(tokenize_route)))
+        .route("/detokenize", only(post(detokenize_route)))
+        .route("/health", only(get(health)))
+        .route("/ping", only(get(health).post(health)))
+        .route("/version", only(get(version)))
+        .route("/load", only(get(load)))
+        .route("/metrics", only(get(metrics_route)))
+        .fallback(unknown_route);
+    routes
+        .layer(middleware::from_fn_with_state(Arc::clone(&state), require_key))
+        .layer(middleware::from_fn(with_request_id))
+        .with_state(state)
+}
+
+fn only(routes: MethodRouter<Arc<AppState>>) -> MethodRouter<Arc<AppState>> {
+    routes.fallback(wrong_method)
+}
+
+async fn unknown_route(method: Method, uri: Uri) -> ApiError {
+    let message = format!(
+        "there is no route {method} {}; the OpenAI routes begin with /v1",
+        uri.path()
+    );
+    ApiError::new(StatusCode::NOT_FOUND, message).with_code("unknown_route")
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    let message = format!("{} does not take {method}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).with_code("method_not_allowed")
+}
+
+impl AppState {
+    fn context(&self) -> ModelContext<'_> {
+        let info = self.engine.info();
+        ModelContext {
+            tokenizer: self.engine.tokenizer(),
+            chat_template: self.engine.chat_template(),
+            defaults: self.engine.generation_defaults(),
+            vocab_size: info.vocab_size,
+            max_model_len: info.max_model_len,
+            limits: self.limits,
+        }
+    }
+}
+
+/// Runs a conversion here, or on a blocking thread when the body is large.
+async fn convert<T, F>(state: &Arc<AppState>, large: bool, body: Value, convert: F) -> Result<T, ApiError>
+where
+    T: Send + 'static,
+    F: FnOnce(&AppState, &Value) -> Result<T, ApiError> + Send + 'static,
+{
+    if !large {
+        return convert(state, &body);
+    }
+    let state = Arc::clone(state);
+    let task = tokio::task::spawn_blocking(move || convert(&state, &body));
+    task.await
+        .unwrap_or_else(|error| Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())))
+}
+
+async fn read(state: &AppState, request: Request) -> Result<(Value, bool, RequestId), ApiError> {
+    let (parts, body) = request.into_parts();
+    let id = parts.extensions.get::<RequestId>().cloned().unwrap_or_default();
+    let announced = parts
+        .headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    let large = announced.is_none_or(|bytes| bytes > BLOCKING_BODY_BYTES);
+    let value = read_object(&parts.headers, body, state.limits.body_bytes).await?;
+    Ok((value, large, id))
+}
+
+/// Fields of a body that are about the request and not about its text.
+fn request(
+    state: &AppState,
+    id: String,
+    body: &Value,
+    prompt: Vec<u32>,
+    params: halyard_engine::SamplingParams,
+) -> Result<halyard_engine::Request, ApiError> {
+    let mut request = halyard_engine::Request::new(id, prompt, params);
+    match &body["priority"] {
+        Value::Null => {}
+        value => {
+            let number = value.as_i64().and_then(|number| i32::try_from(number).ok());
+            request.priority = number.ok_or_else(|| {
+                ApiError::field(
+                    "priority",
+                    format!("priority is {value}; it must be an integer of 32 bits"),
+                )
+            })?;
+        }
+    }
+    if request.priority != 0 && !state.priority_scheduling {
+        let message = format!(
+            "priority is {}, but this server runs first come, first served; serve with --scheduling-policy priority",
+            request.priority
+        );
+        return Err(ApiError::field("priority", message));
+    }
+    match &body["cache_salt"] {
+        Value::Null => {}
+        Value::String(salt) if !salt.is_empty() => request.cache_salt = Some(salt.clone()),
+        _ => {
+            return Err(ApiError::field(
+                "cache_salt",
+                "cache_salt must be a string that is not empty",
+            ));
+        }
+    }
+    Ok(request)
+}
+
+async fn completions(State(state): State<Arc<AppState>>, http: Request) -> Result<Response, ApiError> {
+    let (body, large, id) = read(&state, http).await?;
+    let job = convert(&state, large, body, move |state, body| {
+        let model = state.model_name(model_field(body)?)?;
+        let asked = CompletionRequest::read(body, state.context())?;
+        let id = format!("cmpl-{id}");
+        let requests = asked
+            .prompts
+            .iter()
+            .zip(asked.params)
+            .enumerate()
+            .map(|(index, (prompt, params))| {
+                request(state, format!("{id}-{index}"), body, prompt.token_ids.clone(), params)
+            });
+        let requests = requests.collect::<Result<_, _>>()?;
+        Ok(Job {
+            id,
+            model,
+            created: unix_seconds(),
+            prompts: asked.prompts,
+            requests,
+            format: Format::Completion(asked.format),
+            stream: asked.stream,
+            stream_options: asked.stream_options,
+        })
+    });
+    start(state.clone(), job.await?).await
+}
+
+async fn chat_completions(State(state): State<Arc<AppState>>, http: Request) -> Result<Response, ApiError> {
+    let (body, large, id) = read(&state, http).await?;
+    let job = convert(&state, large, body, move |state, body| {
+        let model = state.model_name(model_field(body)?)?;
+        let asked = ChatRequest::read(body, state.context())?;
+        let id = format!("chatcmpl-{id}");
+        let requests = vec![request(
+            state,
+            id.clone(),
+            body,
+            asked.prompt.token_ids.clone(),
+            asked.params,
+        )?];
+        Ok(Job {
+            id,
+            model,
+            created: unix_seconds(),
+            prompts: vec![asked.prompt],
+            requests,
+            format: Format::Chat(asked.format),
+            stream: asked.stream,
+            stream_options: asked.stream_options,
+        })
+    });
+    start(state.clone(), job.await?).await
+}
+
+async fn start(state: Arc<AppState>, job: Job) -> Result<Response, ApiError> {
+    for prompt in job.prompts.iter().filter(|_| state.log_prompts) {
+        tracing::info!(id = %job.id, prompt = prompt.text.as_deref(), token_ids = ?prompt.token_ids, "prompt");
+    }
+    answer(state, job).await
+}
+
+fn model_field(body: &Value) -> Result<Option<&str>, ApiError> {
+    match &body["model"] {
+        Value::Null => Ok(None),
+        Value::String(name) => Ok(Some(name)),
+        _ => Err(ApiError::field("model", "model must be a string")),
+    }
+}
+
+async fn tokenize_route(State(state): State<Arc<AppState>>, http: Request) -> Result<Json<Value>, ApiError> {
+    let (body, large, _) = read(&state, http).await?;
+    convert(&state, large, body, |state, body| {
+        state.model_name(model_field(body)?)?;
+        tokenize(body, state.context()).map(Json)
+    })
+    .await
+}
+
+async fn detokenize_route(State(state): State<Arc<AppState>>, http: Request) -> Result<Json<Value>, ApiError> {
+    let (body, large, _) = read(&state, http).await?;
+    convert(&state, large, body, |state, body| {
+        state.model_name(model_field(body)?)?;
+        detokenize(body, state.context()).map(Json)
+    })
+    .await
+}
+
+fn model_card(state: &AppState, name: &str) -> Value {
+    let root = &state.model_root;
+    json!({"id": name, "object": "model", "created": state.created, "owned_by": "halyard", "root": root, "parent": null,
+        "max_model_len": state.engine.info().max_model_len})
+}
+
+async fn models(State(state): State<Arc<AppState>>) -> Json<Value> {
+    let data: Vec<Value> = state.model_names.iter().map(|name| model_card(&state, name)).collect();
+    Json(json!({"object": "list", "data": data}))
+}
+
+async fn model(State(state): State<Arc<AppState>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+    state
+        .model_name(Some(&name))
+        .map(|name| Json(model_card(&state, &name)))
+}
+
+async fn health(State(state): State<Arc<AppState>>) -> Response {
+    match state.engine.health() {
+        Ok(()) => StatusCode::OK.into_response(),
+        Err(reason) => {
+            let message = format!("the engine is not healthy: {reason}");
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+                .with_code("unhealthy")
+                .into_response()
+        }
+    }
+}
+
+async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+async fn load(State(state): State<Arc<AppState>>) -> Json<Value> {
+    Json(json!({"server_load": state.in_flight.load(Ordering::Relaxed)}))
+}
+
+async fn metrics_route(State(state): State<Arc<AppState>>) -> Result<Response, ApiError> {
+    let text = state.metrics.encode();
+    let text = text.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+}
+
+/// Seconds since 1970.
+pub fn unix_seconds() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |elapsed| elapsed.as_secs())
+}

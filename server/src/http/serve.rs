@@ -1,0 +1,206 @@
+//! The socket's life: bound before the model loads (a taken port fails at once), listening when it has loaded, drained
+//! on a signal. Knows nothing of what routes answer.
+
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpSocket};
+
+use super::routes::router;
+use super::state::AppState;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 1024;
+/// Time for the last bytes to reach clients once the engine has ended.
+const LAST_BYTES: Duration = Duration::from_secs(3);
+
+/// Why a socket could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// A name without an address.
+    #[error("--host {host}: {source}; give an address of this machine, such as 127.0.0.1 or 0.0.0.0")]
+    Host {
+        /// As given.
+        host: String,
+        /// The resolver's reason.
+        source: io::Error,
+    },
+    /// The port is in use.
+    #[error("port {port} of {host} is in use; stop what listens there or choose another --port (0 takes a free one)")]
+    PortInUse {
+        /// As given.
+        host: String,
+        /// As given.
+        port: u16,
+    },
+    /// Anything else, such as a port that needs rights.
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        /// Resolved.
+        address: SocketAddr,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+/// A bound socket that does not listen yet: clients are refused, not left hanging, while the model loads.
+pub struct BoundSocket {
+    socket: TcpSocket,
+    host: String,
+    address: SocketAddr,
+}
+
+impl BoundSocket {
+    /// Binds `host`:`port`; port 0 takes a free one. Must be called inside a runtime.
+    ///
+    /// # Errors
+    /// [`BindError`].
+    pub fn bind(host: &str, port: u16) -> Result<Self, BindError> {
+        let address = resolve(host, port)?;
+        let error = |source: io::Error| match source.kind() {
+            io::ErrorKind::AddrInUse => BindError::PortInUse {
+                host: host.to_owned(),
+                port,
+            },
+            _ => BindError::Bind { address, source },
+        };
+        let socket = if address.is_ipv4() {
+            TcpSocket::new_v4()
+        } else {
+            TcpSocket::new_v6()
+        }
+        .map_err(error)?;
+        // Without it a restart within a minute finds its own old connections in the way.
+        socket.set_reuseaddr(true).map_err(error)?;
+        socket.bind(address).map_err(error)?;
+        Ok(BoundSocket {
+            socket,
+            host: host.to_owned(),
+            address,
+        })
+    }
+
+    /// Starts to listen.
+    ///
+    /// # Errors
+    /// [`BindError::PortInUse`] when another process was faster.
+    pub fn listen(self) -> Result<TcpListener, BindError> {
+        let (host, address) = (self.host, self.address);
+        self.socket.listen(BACKLOG).map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => BindError::PortInUse {
+                host,
+                port: address.port(),
+            },
+            _ => BindError::Bind { address, source },
+        })
+    }
+}
+
+fn resolve(host: &str, port: u16) -> Result<SocketAddr, BindError> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(address, port));
+    }
+    let unknown = |source| BindError::Host {
+        host: host.to_owned(),
+        source,
+    };
+    let mut addresses = (host, port).to_socket_addrs().map_err(unknown)?;
+    addresses
+        .next()
+        .ok_or_else(|| unknown(io::Error::from(io::ErrorKind::NotFound)))
+}
+
+/// Serves until `stop` resolves, then drains: no new connections, running answers get `drain` to finish, what is left is
+/// aborted with a reason, and the last bytes get a moment to leave.
+///
+/// # Errors
+/// When accepting fails for good.
+pub async fn serve(
+    listener: TcpListener,
+    state: Arc<AppState>,
+    stop: impl Future<Output = ()> + Send + 'static,
+    drain: Duration,
+) -> io::Result<()> {
+    let engine = state.engine.clone();
+    let (stopped, stopping) = tokio::sync::oneshot::channel::<()>();
+    let app = router(Arc::clone(&state));
+    let server = axum::serve(listener, app).with_graceful_shutdown(async {
+        stop.await;
+        // The receiver lives as long as this function.
+        let _ = stopped.send(());
+    });
+    let mut server = tokio::spawn(server.into_future());
+    tokio::select! {
+        result = &mut server => return result.unwrap_or_else(|error| Err(io::Error::other(error))),
+        _ = stopping => {}
+    }
+    let running = state.in_flight.load(std::sync::atomic::Ordering::Relaxed);
+    tracing::info!(running, drain_s = drain.as_secs(), "shutting down: finishing what runs");
+    let ended = tokio::task::spawn_blocking(move || engine.shutdown(drain)).await;
+    if let Err(error) = ended {
+        tracing::error!("the engine's shutdown failed: {error}");
+    }
+    match tokio::time::timeout(LAST_BYTES, &mut server).await {
+        Ok(result) => result.unwrap_or_else(|error| Err(io::Error::other(error))),
+        Err(_) => {
+            tracing::warn!("clients kept connections open; closing them");
+            server.abort();
+            Ok(())
+        }
+    }
+}
+
+/// Resolves at the first interrupt or termination signal. A second one ends the process at once.
+///
+/// # Errors
+/// When the system refuses signal handlers.
+pub fn stop_signal() -> io::Result<impl Future<Output = ()> + Send + 'static> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => tracing::info!("interrupted; once more ends at once"),
+            _ = terminate.recv() => tracing::info!("asked to end; once more ends at once"),
+        }
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            tracing::warn!("ending at once: a second signal came");
+            std::process::exit(1);
+        });
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_in_use_is_named() {
+        let first = BoundSocket::bind("127.0.0.1", 0)
+            .expect("a free port")
+            .listen()
+            .expect("listens");
+        let port = first.local_addr().expect("bound").port();
+        let error = BoundSocket::bind("127.0.0.1", port).err().expect("taken");
+        assert!(
+            matches!(&error, BindError::PortInUse { port: found, .. } if *found == port),
+            "{error}"
+        );
+        assert!(error.to_string().contains(&port.to_string()), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_address_of_another_machine_is_refused() {
+        let error = BoundSocket::bind("192.0.2.1", 0)
+            .err()
+            .expect("a documentation address");
+        assert!(error.to_string().contains("192.0.2.1"), "{error}");
+    }
+}

@@ -1,0 +1,111 @@
+//! What every route sees: the engine, the names it is served under, limits, keys and metrics. Immutable once serving.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::http::StatusCode;
+use halyard_engine::EngineHandle;
+
+use super::auth::ApiKeys;
+use super::error::ApiError;
+use crate::metrics::Metrics;
+
+/// What a request may ask for at most; beyond it the answer is 400 or 413 with the limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of a request's body.
+    pub body_bytes: usize,
+    /// Prompts of one completion request.
+    pub prompts: usize,
+    /// Samples of one request: prompts times n.
+    pub samples: usize,
+    /// Stop strings of one request.
+    pub stop_strings: usize,
+    /// Bytes of one stop string.
+    pub stop_string_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            body_bytes: 16 << 20,
+            prompts: 256,
+            samples: 1024,
+            // OpenAI takes 4 and vLLM sets no bound; 16 leaves agents room and bounds the work for each character.
+            stop_strings: 16,
+            stop_string_bytes: 1024,
+        }
+    }
+}
+
+/// Shared by all routes.
+pub struct AppState {
+    /// The engine.
+    pub engine: EngineHandle,
+    /// Names of the model; the first one is used in answers.
+    pub model_names: Vec<String>,
+    /// Where the model was loaded from, for `/v1/models`.
+    pub model_root: String,
+    /// Start of serving, seconds since 1970.
+    pub created: u64,
+    /// Accepted keys.
+    pub api_keys: ApiKeys,
+    /// Bounds.
+    pub limits: Limits,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// Whether the scheduler looks at priorities.
+    pub priority_scheduling: bool,
+    /// Whether prompts may stand in logs.
+    pub log_prompts: bool,
+    /// Generation requests being answered now.
+    pub in_flight: AtomicU64,
+}
+
+impl AppState {
+    /// The name to answer with when a request asks for `model`. A missing name means the served model, as in vLLM.
+    ///
+    /// # Errors
+    /// 404 with the names that are served.
+    pub fn model_name(&self, asked: Option<&str>) -> Result<String, ApiError> {
+        match asked {
+            None | Some("") => Ok(self.model_names[0].clone()),
+            Some(name) if self.model_names.iter().any(|known| known == name) => Ok(name.to_owned()),
+            Some(name) => {
+                let served = self.model_names.join("`, `");
+                let message = format!("the model `{}` does not exist; served here: `{served}`", clip(name));
+                let error = ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
+                Err(ApiError {
+                    param: Some("model".to_owned()),
+                    ..error
+                })
+            }
+        }
+    }
+}
+
+/// Counts a generation request in [`AppState::in_flight`] for as long as it lives.
+pub struct InFlight(Arc<AppState>);
+
+impl InFlight {
+    /// Counts one more.
+    pub fn enter(state: &Arc<AppState>) -> Self {
+        state.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlight(Arc::clone(state))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The first characters of a value that came from outside, for an error message.
+pub fn clip(text: &str) -> String {
+    const SHOWN: usize = 80;
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}

@@ -1,0 +1,11 @@
+//! The `halyard` server as a library, so that tests reach the parts that the binary joins. The environment is read here
+//! (by the command line and the model sources) and nowhere below.
+
+pub mod cli;
+pub mod client;
+pub mod error;
+pub mod http;
+pub mod logging;
+pub mod metrics;
+pub mod openai;
+pub mod source;

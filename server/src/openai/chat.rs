@@ -1,0 +1,286 @@
+//! `/v1/chat/completions`: messages become a prompt by the model's template, samples become messages or deltas.
+
+use halyard_engine::{OutputChunk, SamplingParams};
+use halyard_text::{ChatInput, LocalTime};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::ModelContext;
+use super::logprobs::{TokenNames, chat_entry, prompt_logprobs};
+use super::prompt::Prompt;
+use super::sampling::{SamplingFields, max_tokens, num_logprobs, refuse_unsupported};
+use super::usage::StreamOptions;
+use crate::http::body::parse;
+use crate::http::error::ApiError;
+use crate::http::generate::{Sample, finish_fields};
+
+/// A chat to be rendered.
+pub struct ChatPrompt<'a> {
+    /// OpenAI messages, in order.
+    pub messages: &'a [Value],
+    /// Whether the prompt ends with the start of an assistant turn; `None`: unless the last message is continued.
+    pub add_generation_prompt: Option<bool>,
+    /// Leaves the last message open, so that the answer goes on in it.
+    pub continue_final_message: bool,
+    /// `chat_template_kwargs`.
+    pub template_variables: Option<&'a Map<String, Value>>,
+}
+
+/// Renders messages with the model's template.
+///
+/// # Errors
+/// 400 for no messages, contradicting flags, and what the template refuses.
+pub fn render(chat: &ChatPrompt<'_>, model: ModelContext<'_>) -> Result<String, ApiError> {
+    if chat.messages.is_empty() {
+        return Err(ApiError::field(
+            "messages",
+            "messages is empty; send at least one message",
+        ));
+    }
+    if chat.continue_final_message && chat.add_generation_prompt == Some(true) {
+        let message = "continue_final_message and add_generation_prompt contradict each other; send one of them";
+        return Err(ApiError::field("continue_final_message", message));
+    }
+    let template = model.chat_template.ok_or(halyard_text::TextError::NoChatTemplate)?;
+    let unix_seconds = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |elapsed| i64::try_from(elapsed.as_secs()).unwrap_or(i64::MAX));
+    let text = template.render(&ChatInput {
+        messages: chat.messages,
+        add_generation_prompt: chat.add_generation_prompt.unwrap_or(!chat.continue_final_message),
+        extra: chat.template_variables,
+        now: Some(LocalTime {
+            unix_seconds,
+            utc_offset_seconds: 0,
+        }),
+        ..ChatInput::default()
+    })?;
+    if chat.continue_final_message {
+        open_final_message(text, chat.messages)
+    } else {
+        Ok(text)
+    }
+}
+
+/// Cuts what the template writes after the last message's content (transformers does the same in `apply_chat_template`).
+fn open_final_message(mut text: String, messages: &[Value]) -> Result<String, ApiError> {
+    let content = messages
+        .last()
+        .and_then(|message| message["content"].as_str())
+        .map(str::trim)
+        .unwrap_or_default();
+    let end = text
+        .rfind(content)
+        .filter(|_| !content.is_empty())
+        .map(|start| start + content.len());
+    let Some(end) = end else {
+        let message = "continue_final_message needs a last message with text that the template keeps as it is";
+        return Err(ApiError::field("continue_final_message", message));
+    };
+    text.truncate(end);
+    Ok(text)
+}
+
+#[derive(Deserialize)]
+struct ChatFields {
+    messages: Vec<Value>,
+    max_tokens: Option<i64>,
+    max_completion_tokens: Option<i64>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<i64>,
+    #[serde(default)]
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    #[serde(default)]
+    return_token_ids: Option<bool>,
+    #[serde(default)]
+    return_tokens_as_token_ids: Option<bool>,
+    add_special_tokens: Option<bool>,
+    add_generation_prompt: Option<bool>,
+    #[serde(default)]
+    continue_final_message: Option<bool>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+/// A checked chat request.
+pub struct ChatRequest {
+    /// The rendered prompt.
+    pub prompt: Prompt,
+    /// For the engine.
+    pub params: SamplingParams,
+    /// Send pieces.
+    pub stream: bool,
+    /// Usage in the stream.
+    pub stream_options: StreamOptions,
+    /// How to write the answer.
+    pub format: ChatFormat,
+}
+
+/// How a chat's answer is written.
+#[derive(Clone, Copy, Debug)]
+pub struct ChatFormat {
+    /// Alternatives a position when log-probabilities were asked.
+    pub top_logprobs: Option<u32>,
+    /// Tokens as `token_id:17`.
+    pub tokens_as_ids: bool,
+    /// Token ids beside the text.
+    pub return_token_ids: bool,
+}
+
+impl ChatRequest {
+    /// Reads and checks a body.
+    ///
+    /// # Errors
+    /// 400 that names the first field that is wrong.
+    pub fn read(body: &Value, model: ModelContext<'_>) -> Result<Self, ApiError> {
+        refuse_unsupported(body)?;
+        let fields: ChatFields = parse(body)?;
+        let sampling: SamplingFields = parse(body)?;
+        let mut params = sampling.into_params(model)?;
+        let stream = fields.stream.unwrap_or(false);
+        let asked = fields.logprobs.unwrap_or(false);
+        let top_logprobs = match fields.top_logprobs {
+            Some(n) if n != 0 && !asked => {
+                return Err(ApiError::field(
+                    "top_logprobs",
+                    format!("top_logprobs is {n}, which needs logprobs to be true"),
+                ));
+            }
+            Some(n) => num_logprobs("top_logprobs", n)?,
+            None => 0,
+        };
+        params.logprobs = asked.then_some(top_logprobs);
+        if stream && params.prompt_logprobs.is_some() {
+            return Err(ApiError::field(
+                "prompt_logprobs",
+                "prompt_logprobs are not available in a stream; send stream false",
+            ));
+        }
+        let text = render(
+            &ChatPrompt {
+                messages: &fields.messages,
+                add_generation_prompt: fields.add_generation_prompt,
+                continue_final_message: fields.continue_final_message.unwrap_or(false),
+                template_variables: fields.chat_template_kwargs.as_ref(),
+            },
+            model,
+        )?;
+        // The template writes the special tokens itself.
+        let token_ids = model
+            .tokenizer
+            .encode(&text, fields.add_special_tokens.unwrap_or(false))?;
+        let (name, asked) = match fields.max_completion_tokens {
+            Some(limit) => ("max_completion_tokens", Some(limit)),
+            None => ("max_tokens", fields.max_tokens),
+        };
+        let default = model
+            .defaults
+            .max_new_tokens
+            .map(|limit| u32::try_from(limit).unwrap_or(u32::MAX));
+        params.max_tokens = max_tokens(name, asked, default, token_ids.len(), model.max_model_len)?;
+        let params_logprobs = params.logprobs;
+        Ok(ChatRequest {
+            prompt: Prompt {
+                text: Some(text),
+                token_ids,
+            },
+            params,
+            stream,
+            stream_options: fields.stream_options.unwrap_or_default(),
+            format: ChatFormat {
+                top_logprobs: params_logprobs,
+                tokens_as_ids: fields.return_tokens_as_token_ids.unwrap_or(false),
+                return_token_ids: fields.return_token_ids.unwrap_or(false),
+            },
+        })
+    }
+}
+
+impl ChatFormat {
+    /// The choice of a finished sample.
+    pub fn choice(&self, index: usize, sample: &Sample, tokenizer: &halyard_text::Tokenizer) -> Value {
+        let mut choice = json!({
+            "index": index,
+            "message": {"role": "assistant", "content": sample.text, "refusal": null, "tool_calls": []},
+            "logprobs": self.logprobs(&sample.logprobs, tokenizer),
+        });
+        finish_fields(&mut choice, sample.finish.as_ref());
+        if self.return_token_ids {
+            choice["token_ids"] = json!(sample.token_ids);
+        }
+        choice
+    }
+
+    /// What a finished answer carries beside its choices.
+    pub fn extras(&self, answer: &mut Value, prompt: &Prompt, first: &Sample, tokenizer: &halyard_text::Tokenizer) {
+        if let Some(entries) = &first.prompt_logprobs {
+            answer["prompt_logprobs"] = prompt_logprobs(entries, tokenizer);
+        }
+        if self.return_token_ids {
+            answer["prompt_token_ids"] = json!(prompt.token_ids);
+        }
+    }
+
+    /// The choice that opens a sample in a stream.
+    pub fn opening(&self, index: usize) -> Value {
+        json!({"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null})
+    }
+
+    /// The choice of one piece of a stream; `None` when there is nothing to tell yet.
+    pub fn piece(&self, index: usize, chunk: &OutputChunk, tokenizer: &halyard_text::Tokenizer) -> Option<Value> {
+        let shows_tokens = (self.top_logprobs.is_some() || self.return_token_ids) && !chunk.token_ids.is_empty();
+        if chunk.text.is_empty() && chunk.finish.is_none() && !shows_tokens {
+            return None;
+        }
+        let delta = if chunk.text.is_empty() {
+            json!({})
+        } else {
+            json!({"content": chunk.text})
+        };
+        let entries = chunk.logprobs.as_deref().unwrap_or_default();
+        let mut choice = json!({"index": index, "delta": delta, "logprobs": self.logprobs(entries, tokenizer)});
+        finish_fields(&mut choice, chunk.finish.as_ref());
+        if self.return_token_ids {
+            choice["token_ids"] = json!(chunk.token_ids);
+        }
+        Some(choice)
+    }
+
+    fn logprobs(&self, entries: &[halyard_engine::TokenLogprobs], tokenizer: &halyard_text::Tokenizer) -> Value {
+        let Some(top) = self.top_logprobs else {
+            return Value::Null;
+        };
+        let names = TokenNames {
+            tokenizer,
+            as_ids: self.tokens_as_ids,
+        };
+        let content: Vec<Value> = entries
+            .iter()
+            .map(|entry| chat_entry(entry, top as usize, names))
+            .collect();
+        json!({"content": content, "refusal": null})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_continued_message_is_left_open() {
+        let messages = [
+            json!({"role": "user", "content": "Hi"}),
+            json!({"role": "assistant", "content": " Sure, "}),
+        ];
+        let text = "<user>Hi</user><assistant>Sure,</assistant>\n".to_owned();
+        assert_eq!(
+            open_final_message(text.clone(), &messages).expect("found"),
+            "<user>Hi</user><assistant>Sure,"
+        );
+        let lost = [json!({"role": "assistant", "content": "not in the text"})];
+        assert_eq!(
+            open_final_message(text, &lost).expect_err("lost").param.as_deref(),
+            Some("continue_final_message")
+        );
+    }
+}

@@ -1,0 +1,337 @@
+//! Models of the hub: listed and fetched with hf-hub, resumed where a download broke off, checked, and kept under their
+//! repository's name. What is complete is used without asking the hub again; offline mode never builds a client.
+
+use std::fs;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures::StreamExt;
+use halyard_models::LoadFormat;
+use hf_hub::repository::{HFRepository, RepoTreeEntry, RepoTypeModel};
+use hf_hub::{HFClient, HFError};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
+
+use super::file::{Incoming, blocking, has_size, lock_folder};
+use super::select::{Selection, select};
+use super::{SourceError, SourceSettings};
+
+/// A hub that says nothing for so long is taken as gone: hf-hub itself waits without end.
+const MAX_SILENCE: Duration = Duration::from_secs(60);
+/// Times a broken download is resumed before giving up.
+const MAX_ATTEMPTS: u32 = 4;
+
+/// What a finished download consists of, written last: it proves that the rest is whole.
+#[derive(Debug, Deserialize, Serialize)]
+struct Complete {
+    repo: String,
+    commit: String,
+    model_file: Option<String>,
+    files: Vec<CompleteFile>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+struct CompleteFile {
+    name: String,
+    bytes: u64,
+    sha256: Option<String>,
+}
+
+/// Fetches the model of `repo`, or finds it here. Returns its folder or GGUF file.
+///
+/// # Errors
+/// [`SourceError`].
+pub async fn fetch(
+    settings: &SourceSettings,
+    repo: &str,
+    quantization: Option<&str>,
+    format: LoadFormat,
+) -> Result<PathBuf, SourceError> {
+    let folder = settings.cache_dir.join(repo.replace('/', "--"));
+    let marker = folder.join(marker_name(quantization, format));
+    if let Some(path) = complete(&folder, &marker) {
+        return Ok(path);
+    }
+    if settings.offline {
+        return in_hub_cache(settings, repo, quantization, format).ok_or_else(|| SourceError::Offline {
+            what: repo.to_owned(),
+            looked_in: std::iter::once(folder).chain(settings.hub_cache_dir.clone()).collect(),
+        });
+    }
+    let own_folder = folder.clone();
+    let _lock = blocking(move || lock_folder(&own_folder)).await?;
+    if let Some(path) = complete(&folder, &marker) {
+        return Ok(path);
+    }
+    let hub = repository(settings, repo)?;
+    let (commit, names) = list(&hub, repo).await?;
+    let Selection { files, model_file } = select(repo, &names, quantization, format)?;
+    tracing::info!(repo, commit, files = files.len(), folder = %folder.display(), "fetching from the hub");
+    let mut done = Vec::with_capacity(files.len());
+    for name in files {
+        let target = folder.join(&name);
+        let remote = metadata(&hub, repo, &commit, &name).await?;
+        download(&hub, repo, &commit, &name, &target, &remote).await?;
+        done.push(CompleteFile {
+            name,
+            bytes: remote.bytes,
+            sha256: remote.sha256,
+        });
+    }
+    let record = Complete {
+        repo: repo.to_owned(),
+        commit,
+        model_file,
+        files: done,
+    };
+    let text = serde_json::to_vec_pretty(&record).unwrap_or_default();
+    let mut incoming = Incoming::open(&marker, "marker")?;
+    incoming.restart()?;
+    incoming.write(&text)?;
+    incoming.finish(text.len() as u64, None)?;
+    complete(&folder, &marker).ok_or_else(|| SourceError::Selection {
+        repo: repo.to_owned(),
+        reason: format!(
+            "its files changed in {} while they were fetched; try again",
+            folder.display()
+        ),
+    })
+}
+
+/// Fetches one file whose bytes are known beforehand.
+///
+/// # Errors
+/// [`SourceError`]; [`SourceError::Mismatch`] when the hub has other bytes under that name.
+pub async fn fetch_pinned(
+    settings: &SourceSettings,
+    repo: &str,
+    commit: &str,
+    name: &str,
+    target: &Path,
+    bytes: u64,
+    sha256: &str,
+) -> Result<PathBuf, SourceError> {
+    let hub = repository(settings, repo)?;
+    let remote = Remote {
+        bytes,
+        sha256: Some(sha256.to_owned()),
+        version: sha256.to_owned(),
+    };
+    download(&hub, repo, commit, name, target, &remote).await
+}
+
+fn marker_name(quantization: Option<&str>, format: LoadFormat) -> String {
+    let what = match (quantization, format) {
+        (Some(quantization), _) => quantization.to_ascii_lowercase(),
+        (None, LoadFormat::Auto) => "auto".to_owned(),
+        (None, LoadFormat::Safetensors) => "safetensors".to_owned(),
+        (None, LoadFormat::Gguf) => "gguf".to_owned(),
+        (None, LoadFormat::Dummy) => "dummy".to_owned(),
+    };
+    format!(".halyard-{what}.json")
+}
+
+/// The model's path when `marker` and every file that it lists are here.
+fn complete(folder: &Path, marker: &Path) -> Option<PathBuf> {
+    let record: Complete = serde_json::from_slice(&fs::read(marker).ok()?).ok()?;
+    let whole = record
+        .files
+        .iter()
+        .all(|file| has_size(&folder.join(&file.name), file.bytes));
+    whole.then(|| {
+        record
+            .model_file
+            .map_or_else(|| folder.to_owned(), |name| folder.join(name))
+    })
+}
+
+/// The snapshot of the main branch that Hugging Face's own tools left, if it holds what is asked.
+fn in_hub_cache(
+    settings: &SourceSettings,
+    repo: &str,
+    quantization: Option<&str>,
+    format: LoadFormat,
+) -> Option<PathBuf> {
+    let folder = settings
+        .hub_cache_dir
+        .as_ref()?
+        .join(format!("models--{}", repo.replace('/', "--")));
+    let commit = fs::read_to_string(folder.join("refs").join("main")).ok()?;
+    let snapshot = folder.join("snapshots").join(commit.trim());
+    let names = fs::read_dir(&snapshot)
+        .ok()?
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok());
+    let chosen = select(repo, &names.collect::<Vec<_>>(), quantization, format).ok()?;
+    Some(
+        chosen
+            .model_file
+            .map_or_else(|| snapshot.clone(), |name| snapshot.join(name)),
+    )
+}
+
+type Repository = HFRepository<RepoTypeModel>;
+
+fn repository(settings: &SourceSettings, repo: &str) -> Result<Repository, SourceError> {
+    let mut builder = HFClient::builder().user_agent(concat!("halyard/", env!("CARGO_PKG_VERSION")));
+    if let Some(endpoint) = &settings.endpoint {
+        builder = builder.endpoint(endpoint);
+    }
+    if let Some(token) = &settings.token {
+        builder = builder.token(token);
+    }
+    let client = builder.build().map_err(failed(repo))?;
+    let (owner, name) = hf_hub::split_id(repo);
+    Ok(client.model(owner, name))
+}
+
+fn failed(repo: &str) -> impl FnOnce(HFError) -> SourceError + '_ {
+    move |source| SourceError::Hub {
+        repo: repo.to_owned(),
+        source: Box::new(source),
+    }
+}
+
+/// Waits for the hub's next words, not forever.
+async fn patient<T>(repo: &str, words: impl Future<Output = T>) -> Result<T, SourceError> {
+    let silent = |_| SourceError::Silent {
+        repo: repo.to_owned(),
+        seconds: MAX_SILENCE.as_secs(),
+    };
+    tokio::time::timeout(MAX_SILENCE, words).await.map_err(silent)
+}
+
+/// The commit of the main branch and the names of its root files.
+async fn list(hub: &Repository, repo: &str) -> Result<(String, Vec<String>), SourceError> {
+    let entries = hub.list_tree().send().map_err(failed(repo))?;
+    let mut entries = std::pin::pin!(entries);
+    let mut names = Vec::new();
+    while let Some(entry) = patient(repo, entries.next()).await? {
+        if let RepoTreeEntry::File { path, .. } = entry.map_err(failed(repo))? {
+            // Names become paths below the cache: only plain ones are taken.
+            if !path.starts_with('.') && !path.contains(['/', '\\']) {
+                names.push(path);
+            }
+        }
+    }
+    let Some(probe) = names.iter().find(|name| *name == "config.json").or(names.first()) else {
+        return Err(SourceError::Selection {
+            repo: repo.to_owned(),
+            reason: "it holds no files".to_owned(),
+        });
+    };
+    let probed = patient(repo, hub.get_file_metadata().filepath(probe.clone()).send()).await?;
+    let info = probed.map_err(failed(repo))?;
+    Ok((info.commit_hash, names))
+}
+
+/// What the hub announces of a file.
+struct Remote {
+    bytes: u64,
+    sha256: Option<String>,
+    version: String,
+}
+
+async fn metadata(hub: &Repository, repo: &str, commit: &str, name: &str) -> Result<Remote, SourceError> {
+    let asked = patient(repo, hub.get_file_metadata().filepath(name).revision(commit).send()).await?;
+    let info = asked.map_err(failed(repo))?;
+    // Large files carry their sha256 as entity tag; small ones a git hash, which says less than their size is worth.
+    let is_sha256 = info.etag.len() == 64 && info.etag.bytes().all(|byte| byte.is_ascii_hexdigit());
+    Ok(Remote {
+        bytes: info.file_size,
+        sha256: is_sha256.then(|| info.etag.clone()),
+        version: info.etag,
+    })
+}
+
+/// Brings one file into its place, resuming what is there of it.
+async fn download(
+    hub: &Repository,
+    repo: &str,
+    commit: &str,
+    name: &str,
+    target: &Path,
+    remote: &Remote,
+) -> Result<PathBuf, SourceError> {
+    if has_size(target, remote.bytes) {
+        return Ok(target.to_owned());
+    }
+    let mut incoming = Incoming::open(target, &remote.version)?;
+    if incoming.written > remote.bytes {
+        incoming.restart()?;
+    }
+    let bar = progress_bar(name, remote.bytes);
+    for attempt in 1..=MAX_ATTEMPTS {
+        if incoming.written == remote.bytes {
+            break;
+        }
+        if incoming.written > 0 {
+            tracing::info!(file = name, at = incoming.written, of = remote.bytes, "resuming");
+        }
+        let before = incoming.written;
+        match stream_into(hub, commit, name, &mut incoming, remote.bytes, &bar).await {
+            Ok(()) => {}
+            // hf-hub has retried the request itself; only a transfer that moved is worth going on with.
+            Err(StreamError::Hub(error)) if attempt == MAX_ATTEMPTS || incoming.written == before => {
+                return Err(failed(repo)(error));
+            }
+            Err(StreamError::Hub(error)) => tracing::warn!(file = name, attempt, "the download broke off: {error}"),
+            Err(StreamError::Own(error)) => return Err(error),
+        }
+        if incoming.written > remote.bytes {
+            // A source that ignores ranges sent the whole file after our part.
+            incoming.restart()?;
+        }
+    }
+    bar.finish_and_clear();
+    if incoming.written < remote.bytes {
+        return Err(SourceError::Incomplete {
+            file: format!("{repo}/{name}"),
+            found: incoming.written,
+            expected: remote.bytes,
+            attempts: MAX_ATTEMPTS,
+        });
+    }
+    incoming.finish(remote.bytes, remote.sha256.as_deref())
+}
+
+enum StreamError {
+    Hub(HFError),
+    Own(SourceError),
+}
+
+async fn stream_into(
+    hub: &Repository,
+    commit: &str,
+    name: &str,
+    incoming: &mut Incoming,
+    bytes: u64,
+    bar: &ProgressBar,
+) -> Result<(), StreamError> {
+    let range = (incoming.written > 0).then_some(incoming.written..bytes);
+    let request = hub
+        .download_file_stream()
+        .filename(name)
+        .revision(commit)
+        .maybe_range(range);
+    let started = patient(name, request.send()).await.map_err(StreamError::Own)?;
+    let (_, mut stream) = started.map_err(StreamError::Hub)?;
+    while let Some(chunk) = patient(name, stream.next()).await.map_err(StreamError::Own)? {
+        incoming
+            .write(&chunk.map_err(StreamError::Hub)?)
+            .map_err(StreamError::Own)?;
+        bar.set_position(incoming.written);
+        if incoming.written > bytes {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Drawn on a terminal only.
+pub(super) fn progress_bar(name: &str, bytes: u64) -> ProgressBar {
+    let bar = ProgressBar::new(bytes).with_message(name.to_owned());
+    let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}

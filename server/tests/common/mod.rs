@@ -1,0 +1,169 @@
+//! A tiny real model on the reference backend behind the real router, and requests to it without a socket.
+#![allow(dead_code)]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderMap, Request, StatusCode};
+use halyard_engine::{EngineConfig, EngineHandle};
+use halyard_models::{DummyWeights, LoadFormat, ModelFiles};
+use halyard_platform_api::Platform;
+use halyard_reference::ReferencePlatform;
+use halyard_server::http::auth::ApiKeys;
+use halyard_server::http::routes::router;
+use halyard_server::http::state::{AppState, Limits};
+use halyard_server::metrics::{EngineRecords, Metrics, ServedModel};
+use http_body_util::BodyExt;
+use serde_json::Value;
+use tower::ServiceExt;
+
+/// A folder of tests/fixtures/models.
+pub fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/fixtures/models")
+        .join(name)
+}
+
+/// A server that was never bound to a socket.
+pub struct TestServer {
+    pub router: Router,
+    pub state: Arc<AppState>,
+}
+
+/// How a test server differs from the ordinary one.
+#[derive(Default)]
+pub struct Options {
+    pub api_keys: Vec<&'static str>,
+    pub max_waiting: Option<u32>,
+    pub body_bytes: Option<usize>,
+}
+
+impl TestServer {
+    pub fn new() -> Self {
+        TestServer::with(Options::default())
+    }
+
+    pub fn with(options: Options) -> Self {
+        let mut config = EngineConfig::for_model(fixture("llama"));
+        config.cache.kv_cache_memory_bytes = Some(4 << 20);
+        config.scheduler.max_num_seqs = 8;
+        config.scheduler.max_waiting = options.max_waiting.unwrap_or(64);
+        let files =
+            ModelFiles::open(&config.model.path, LoadFormat::Auto, DummyWeights::default()).expect("the fixture");
+        let device = ReferencePlatform::new().open(0).expect("the host");
+        let records = EngineRecords::new();
+        let engine =
+            EngineHandle::start(config, device, files, vec![Box::new(records.clone())], &mut |_| {}).expect("starts");
+        let stats_of = engine.clone();
+        let info = engine.info();
+        let served = ServedModel {
+            name: "tiny",
+            max_model_len: info.max_model_len,
+            block_size: info.block_size,
+            num_blocks: info.num_blocks,
+        };
+        let metrics = Metrics::new(&served, &records, move || stats_of.stats());
+        let state = Arc::new(AppState {
+            engine,
+            model_names: vec!["tiny".to_owned(), "also-tiny".to_owned()],
+            model_root: "fixture".to_owned(),
+            created: 1,
+            api_keys: ApiKeys::new(&options.api_keys),
+            limits: Limits {
+                body_bytes: options.body_bytes.unwrap_or(1 << 20),
+                ..Limits::default()
+            },
+            metrics,
+            priority_scheduling: false,
+            log_prompts: false,
+            in_flight: AtomicU64::new(0),
+        });
+        TestServer {
+            router: router(Arc::clone(&state)),
+            state,
+        }
+    }
+
+    pub async fn send(&self, request: Request<Body>) -> Answer {
+        let response = self.router.clone().oneshot(request).await.expect("routers do not fail");
+        let (parts, body) = response.into_parts();
+        let bytes = body.collect().await.expect("the whole body").to_bytes();
+        Answer {
+            status: parts.status,
+            headers: parts.headers,
+            text: String::from_utf8(bytes.to_vec()).expect("UTF-8"),
+        }
+    }
+
+    pub async fn post(&self, route: &str, body: &Value) -> Answer {
+        self.post_bytes(route, body.to_string().into_bytes()).await
+    }
+
+    pub async fn post_bytes(&self, route: &str, body: Vec<u8>) -> Answer {
+        let request = Request::post(route).header("content-type", "application/json");
+        self.send(request.body(Body::from(body)).expect("a request")).await
+    }
+
+    pub async fn get(&self, route: &str) -> Answer {
+        self.send(Request::get(route).body(Body::empty()).expect("a request"))
+            .await
+    }
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    /// The JSON of an answer with status 200.
+    pub fn ok(&self) -> Value {
+        assert_eq!(self.status, 200, "{}", self.text);
+        self.json()
+    }
+
+    /// The error object of an answer with this status.
+    pub fn error(&self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", self.text);
+        let error = self.json()["error"].clone();
+        for key in ["message", "type", "param", "code"] {
+            assert!(
+                error.as_object().is_some_and(|object| object.contains_key(key)),
+                "no {key} in {error}"
+            );
+        }
+        error
+    }
+
+    /// The events of a stream, without the ending `[DONE]`, which must be there.
+    pub fn events(&self) -> Vec<Value> {
+        assert_eq!(self.status, 200, "{}", self.text);
+        assert!(
+            self.headers["content-type"]
+                .to_str()
+                .expect("text")
+                .starts_with("text/event-stream")
+        );
+        let data: Vec<&str> = self
+            .text
+            .split("\n\n")
+            .filter_map(|event| event.strip_prefix("data: "))
+            .collect();
+        let (last, events) = data.split_last().expect("events");
+        assert_eq!(*last, "[DONE]");
+        events
+            .iter()
+            .map(|event| serde_json::from_str(event).expect("JSON"))
+            .collect()
+    }
+}

@@ -1,0 +1,215 @@
+//! Starts the real `halyard` binary as an operator would, with platforms loaded from their `.so`. Links nothing of
+//! Halyard: what these tests see is what a user sees.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::thread::JoinHandle;
+
+/// The binary, built first with the platforms beside it.
+///
+/// # Panics
+/// When the build fails.
+pub fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        let test = std::env::current_exe().expect("a running test has a path");
+        let folder = test.ancestors().nth(2).expect("tests stand in PROFILE/deps").to_owned();
+        if let Some(cargo) = std::env::var_os("CARGO") {
+            let mut build = Command::new(cargo);
+            build.args([
+                "build",
+                "--quiet",
+                "-p",
+                "halyard",
+                "-p",
+                "halyard-backend-cpu",
+                "-p",
+                "halyard-backend-reference",
+            ]);
+            build
+                .arg("--target-dir")
+                .arg(folder.parent().expect("a target folder"))
+                .current_dir(env!("CARGO_MANIFEST_DIR"));
+            if folder.ends_with("release") {
+                build.arg("--release");
+            }
+            assert!(
+                build.status().expect("cargo runs").success(),
+                "building the binary and its platforms failed"
+            );
+        }
+        folder.join("halyard")
+    })
+}
+
+/// The library of a platform, beside the binary.
+pub fn library(name: &str) -> PathBuf {
+    binary().with_file_name(format!("libhalyard_{name}.so"))
+}
+
+/// A model of tests/fixtures/models.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../fixtures/models")
+        .join(name)
+}
+
+/// The binary with `args`, in an environment that has none of the caller's settings.
+pub fn halyard(args: &[&str]) -> Command {
+    let mut command = Command::new(binary());
+    let inherited = std::env::vars_os().map(|(name, _)| name);
+    for name in inherited.filter(|name| {
+        ["HALYARD_", "HF_"]
+            .iter()
+            .any(|start| name.to_string_lossy().starts_with(start))
+    }) {
+        command.env_remove(name);
+    }
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+/// Runs the binary to its end.
+///
+/// # Panics
+/// When it cannot be started.
+pub fn run(args: &[&str]) -> Output {
+    halyard(args).output().expect("the binary starts")
+}
+
+/// What a command wrote to standard error.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A running `halyard serve` on a free port; killed when dropped.
+pub struct Server {
+    child: Child,
+    /// Where it listens.
+    pub url: String,
+    log: Option<JoinHandle<String>>,
+}
+
+impl Server {
+    /// Serves a tiny model of the fixtures on the CPU platform.
+    pub fn tiny(args: &[&str]) -> Server {
+        let model = fixture("llama");
+        let model = model.to_str().expect("a UTF-8 path");
+        let base = [
+            "--platform",
+            "cpu",
+            "--model",
+            model,
+            "--served-model-name",
+            "tiny",
+            "--kv-cache-memory-bytes",
+            "16MiB",
+        ];
+        Server::start(&mut halyard(&[&["serve", "--port", "0"], &base[..], args].concat()))
+    }
+
+    /// Starts a `serve` command and waits until it says that it is ready.
+    ///
+    /// # Panics
+    /// With the log, when it ends before.
+    pub fn start(command: &mut Command) -> Server {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let mut errors = child.stderr.take().expect("piped");
+        let log = std::thread::spawn(move || {
+            let mut text = Vec::new();
+            let _ = errors.read_to_end(&mut text);
+            String::from_utf8_lossy(&text).into_owned()
+        });
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let url = lines.by_ref().map_while(Result::ok).find_map(|line| {
+            let ready = line.trim_start().strip_prefix("ready")?.trim_start().to_owned();
+            Some(ready.split_whitespace().next()?.to_owned())
+        });
+        // The rest of the banner is read away, so that the pipe never fills.
+        std::thread::spawn(move || lines.for_each(drop));
+        match url {
+            Some(url) => Server {
+                child,
+                url,
+                log: Some(log),
+            },
+            None => {
+                let _ = child.wait();
+                panic!(
+                    "the server ended before it was ready:\n{}",
+                    log.join().unwrap_or_default()
+                );
+            }
+        }
+    }
+
+    /// Sends a signal by name.
+    ///
+    /// # Panics
+    /// When `kill` cannot be run.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill")
+            .args([&format!("-{name}"), &self.child.id().to_string()])
+            .status();
+        assert!(status.expect("kill runs").success());
+    }
+
+    /// Waits for the end; the exit status and the log.
+    ///
+    /// # Panics
+    /// When the system loses the process.
+    pub fn wait(mut self) -> (Option<i32>, String) {
+        let status = self.child.wait().expect("a child");
+        (
+            status.code(),
+            self.log.take().and_then(|log| log.join().ok()).unwrap_or_default(),
+        )
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A folder that goes when dropped.
+pub struct TestFolder(pub PathBuf);
+
+impl TestFolder {
+    /// A fresh folder.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    pub fn new(name: &str) -> TestFolder {
+        let folder = std::env::temp_dir().join(format!("halyard-e2e-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).expect("a temporary folder");
+        TestFolder(folder)
+    }
+
+    /// A copy of a fixture folder's files.
+    ///
+    /// # Panics
+    /// When it cannot be copied.
+    pub fn with_model(name: &str, model: &str) -> TestFolder {
+        let folder = TestFolder::new(name);
+        for entry in std::fs::read_dir(fixture(model)).expect("the fixture").flatten() {
+            std::fs::copy(entry.path(), folder.0.join(entry.file_name())).expect("copies");
+        }
+        folder
+    }
+}
+
+impl Drop for TestFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
