@@ -152,13 +152,17 @@ pub struct StepWrite<'a> {
     pub bytes: &'a [u8],
 }
 
+/// Bytes that one [`Queue::write_step`] may carry on every backend.
+pub const MAX_STEP_WRITE_BYTES: usize = 1 << 20;
+
 /// An in-order queue.
 pub trait Queue: Send + Sync {
     /// The id that other queues wait with.
     fn id(&self) -> QueueId;
 
     /// Submits command buffers in order, after `waits`, and returns this submit's number (from 1, only growing).
-    /// A one-shot command buffer is submitted once. With `async_depth` 0 the work is done when this returns.
+    /// A one-shot command buffer is submitted once. With `async_depth` 0 the work is done when this returns, and this may return
+    /// its failure itself.
     ///
     /// # Errors
     /// `DeviceLost`; `InvalidArgument` for an id that is not alive. Failures of the work itself come from [`Queue::wait`].
@@ -177,7 +181,8 @@ pub trait Queue: Send + Sync {
     /// ring that the backend owns, so the caller may reuse its memory at once. May block while the ring is full.
     ///
     /// # Errors
-    /// `InvalidArgument` past a buffer's end; `OutOfMemory` for a write larger than the ring can ever hold.
+    /// `InvalidArgument` past a buffer's end; `OutOfMemory` for more bytes than the ring can ever hold, which must be at least
+    /// [`MAX_STEP_WRITE_BYTES`].
     fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()>;
 
     /// Makes the scratch arena at least `bytes`: the largest `scratch_bytes` of the ops that this queue will run.

@@ -92,7 +92,8 @@ pub struct DeviceInfo {
     pub max_buffer_bytes: u64,
     /// Largest part of a buffer that one operand may span, in bytes.
     pub max_binding_bytes: u64,
-    /// Required alignment of an operand's offset in bytes (a power of two).
+    /// Required alignment, in bytes, of tensors that the host places in one buffer (a power of two). Row and column slices of a
+    /// tensor are aligned to its elements only.
     pub offset_alignment: u32,
     /// Host and device share one memory.
     pub unified_memory: bool,

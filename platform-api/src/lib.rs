@@ -24,8 +24,8 @@ pub mod tensor;
 pub use attention::{AttentionBackendInfo, AttentionPlan, AttentionRegistry};
 pub use communicator::{Collective, CollectiveKind, Communicator, CommunicatorId};
 pub use device::{
-    Buffer, BufferKind, CommandBuffer, CommandId, Device, Encoder, EncoderMode, OpId, OpRegistry, OpSupport, Platform,
-    PreparedInfo, PreparedOp, Queue, QueueId, QueueKind, QueueWait, StepWrite, WeightRows,
+    Buffer, BufferKind, CommandBuffer, CommandId, Device, Encoder, EncoderMode, MAX_STEP_WRITE_BYTES, OpId, OpRegistry,
+    OpSupport, Platform, PreparedInfo, PreparedOp, Queue, QueueId, QueueKind, QueueWait, StepWrite, WeightRows,
 };
 pub use dtype::{DType, WeightFormat};
 pub use info::{Capabilities, DTypeSet, DeviceInfo, MemoryInfo};

@@ -37,6 +37,7 @@ op! {
     /// Operands: q \[T, num_heads, head_dim\] `act`, strided; cache \[num_pages, block_bytes\] u8 (kv_write came first);
     /// block_table \[R, max_blocks\] i32: page of each block of a row; step_rows \[S\] i32; query_start_loc \[S+1\] i32;
     /// seq_lens \[S\] i32: keys including this step's; sinks \[num_heads\] f32, optional; out \[T, num_heads, head_dim\] `act`.
+    /// out must not overlap q.
     /// Query head h reads KV head h / (num_heads / num_kv_heads). Entries of the block table that lie wholly outside the window are never read.
     pub struct Attention = 9 "attention" v 1, wire AttentionDesc = "halyard_attention_desc" {
         /// Query heads.

@@ -118,7 +118,7 @@ impl CompiledProgram {
 /// Prepares ops, each equal spec once.
 pub(crate) struct Preparer<'a> {
     device: &'a dyn Device,
-    prepared: HashMap<(u32, Vec<u8>), Arc<dyn PreparedOp>>,
+    prepared: HashMap<(String, u32, Vec<u8>), Arc<dyn PreparedOp>>,
     programs: Vec<(Program, Arc<dyn PreparedOp>)>,
     missing: Vec<String>,
 }
@@ -135,7 +135,7 @@ impl<'a> Preparer<'a> {
 
     /// The prepared op of a spec; `None` when the platform lacks it, which is noted.
     pub(crate) fn op(&mut self, spec: &OpSpec) -> Result<Option<Arc<dyn PreparedOp>>, EngineError> {
-        let key = (spec.code(), spec.wire_bytes());
+        let key = (spec.name().to_string(), spec.version(), spec.wire_bytes());
         if let Some(op) = self.prepared.get(&key) {
             return Ok(Some(op.clone()));
         }

@@ -85,6 +85,13 @@ impl Core {
             }
         };
         self.shared.stop(&reason);
+        // What was sent before the stop was seen gets an answer too.
+        while let Ok(command) = self.commands.try_recv() {
+            if let Command::Submit(sequences) = command {
+                self.sequences
+                    .extend(sequences.into_iter().map(|(id, sequence, _)| (id, sequence)));
+            }
+        }
         let ids: Vec<RequestId> = self.sequences.keys().copied().collect();
         for id in ids {
             let finish = if end.is_ok() {
@@ -102,11 +109,9 @@ impl Core {
             if !self.take_commands() {
                 return Ok(());
             }
-            let planned = self.fill()?;
+            self.fill()?;
             if !self.in_flight.is_empty() {
                 self.collect()?;
-            } else if !planned && self.scheduler.is_idle() {
-                self.publish();
             }
         }
     }
@@ -121,6 +126,7 @@ impl Core {
                 return false;
             }
             let command = if idle {
+                self.publish();
                 match self.commands.recv_timeout(Duration::from_secs(3600)) {
                     Ok(command) => command,
                     Err(RecvTimeoutError::Timeout) => continue,
@@ -173,16 +179,14 @@ impl Core {
         }
     }
 
-    /// Plans and submits steps until the device has its depth of them. True if any was planned.
-    fn fill(&mut self) -> Result<bool, EngineError> {
-        let mut planned = false;
+    /// Plans and submits steps until the device has its depth of them.
+    fn fill(&mut self) -> Result<(), EngineError> {
         while self.in_flight.len() < self.max_in_flight {
             let now = Instant::now();
             let now_ns = now.duration_since(self.started).as_nanos() as u64;
             if !self.scheduler.schedule_into(now_ns, &mut self.plan) {
                 break;
             }
-            planned = true;
             for admitted in &self.plan.admitted {
                 if let Some(sequence) = self.sequences.get_mut(&admitted.id)
                     && !admitted.resumed
@@ -196,7 +200,7 @@ impl Core {
             let flight = self.runner.submit(&self.plan, &self.sequences)?;
             self.in_flight.push_back((flight, now));
         }
-        Ok(planned)
+        Ok(())
     }
 
     /// Waits for the oldest step and hands its tokens over.
@@ -204,7 +208,7 @@ impl Core {
         let Some((flight, submitted)) = self.in_flight.pop_front() else {
             return Ok(());
         };
-        let result = self.runner.collect(&flight)?;
+        let result = self.runner.collect(&flight, || self.shared.is_overdue())?;
         let emitting = flight.rows.iter().zip(&result.rows).filter(|(row, _)| row.emits);
         let results: Vec<RowResult<'_>> = emitting
             .map(|(row, (tokens, _))| RowResult { id: row.id, tokens })
@@ -298,9 +302,9 @@ impl Core {
     }
 
     fn note_step(&mut self, flight: &InFlight, generated: u64, submitted: Instant) {
-        let decodes = flight.rows.iter().filter(|row| row.emits).count() as u64;
-        let prompt = u64::from(flight.num_tokens).saturating_sub(decodes);
+        let prompt: u64 = flight.rows.iter().map(|row| u64::from(row.prompt_tokens)).sum();
         self.stats.steps_total += 1;
+        self.stats.prompt_tokens_total += prompt;
         self.stats.generation_tokens_total += generated;
         let before = self.stats.clone();
         self.publish();

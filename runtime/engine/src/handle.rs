@@ -29,9 +29,23 @@ pub(crate) struct Shared {
     /// Why the engine takes nothing more.
     stopped: Mutex<Option<String>>,
     draining: std::sync::atomic::AtomicBool,
+    /// When everything must have ended, once a shutdown was asked for.
+    deadline: Mutex<Option<Instant>>,
 }
 
 impl Shared {
+    /// Whether a shutdown's deadline has passed.
+    pub(crate) fn is_overdue(&self) -> bool {
+        let deadline = *self.deadline.lock().unwrap_or_else(PoisonError::into_inner);
+        deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// Asks for an end by `deadline`, or by an earlier one asked for before.
+    fn end_by(&self, deadline: Instant) {
+        let mut current = self.deadline.lock().unwrap_or_else(PoisonError::into_inner);
+        *current = Some(current.map_or(deadline, |earlier| earlier.min(deadline)));
+    }
+
     pub(crate) fn admitted(&self, count: usize) {
         self.waiting.fetch_sub(count, Ordering::Relaxed);
     }
@@ -110,6 +124,7 @@ impl EngineHandle {
             waiting: AtomicUsize::new(0),
             stopped: Mutex::new(None),
             draining: std::sync::atomic::AtomicBool::new(false),
+            deadline: Mutex::new(None),
         });
         let started = Instant::now();
         let records = Records::start(loggers).map_err(|e| EngineError::Thread(e.to_string()))?;
@@ -152,6 +167,16 @@ impl EngineHandle {
             return Err(SubmitError::ShuttingDown);
         }
         let n = request.params.n;
+        if n as usize > f.max_waiting {
+            let high = f.max_waiting as f64;
+            return Err(ParamError::Between {
+                name: "n",
+                value: f64::from(n),
+                low: 1.0,
+                high,
+            }
+            .into());
+        }
         f.shared
             .reserve(n as usize, f.max_waiting)
             .map_err(|waiting| SubmitError::QueueFull {
@@ -301,7 +326,12 @@ impl EngineHandle {
     /// Takes nothing new, lets what runs finish until `deadline` has passed, then aborts the rest. Blocks.
     pub fn shutdown(&self, deadline: Duration) {
         self.front.shared.draining.store(true, Ordering::Relaxed);
-        let _ = self.front.commands.send(Command::Shutdown(Instant::now() + deadline));
+        let now = Instant::now();
+        let end = now
+            .checked_add(deadline)
+            .unwrap_or_else(|| now + Duration::from_secs(86_400 * 365));
+        self.front.shared.end_by(end);
+        let _ = self.front.commands.send(Command::Shutdown(end));
         let thread = self.front.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread
             && thread.join().is_err()
@@ -313,6 +343,7 @@ impl EngineHandle {
 
 impl Drop for Front {
     fn drop(&mut self) {
+        self.shared.end_by(Instant::now());
         let _ = self.commands.send(Command::Shutdown(Instant::now()));
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread

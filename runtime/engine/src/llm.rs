@@ -1,5 +1,6 @@
 //! The offline API: prompts in, finished outputs out, all in one process.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use halyard_models::{DummyWeights, ModelFiles};
@@ -10,6 +11,7 @@ use crate::error::{EngineError, SubmitError};
 use crate::handle::EngineHandle;
 use crate::output::RequestOutput;
 use crate::params::{Request, SamplingParams};
+use crate::stream::OutputStream;
 
 /// A model for batch use.
 ///
@@ -70,13 +72,23 @@ impl Llm {
         prompts: Vec<Vec<u32>>,
         params: &SamplingParams,
     ) -> Result<Vec<RequestOutput>, SubmitError> {
-        let submit = |(i, prompt)| self.engine.submit(Request::new(format!("{i}"), prompt, params.clone()));
-        let streams = prompts
-            .into_iter()
-            .enumerate()
-            .map(submit)
-            .collect::<Result<Vec<_>, _>>()?;
-        Ok(streams.into_iter().map(|stream| stream.blocking_collect()).collect())
+        let mut streams = VecDeque::new();
+        let mut outputs = Vec::with_capacity(prompts.len());
+        for (i, prompt) in prompts.into_iter().enumerate() {
+            let request = Request::new(format!("{i}"), prompt, params.clone());
+            // More prompts than may wait: the oldest ones make room.
+            loop {
+                match (self.engine.submit(request.clone()), streams.is_empty()) {
+                    (Ok(stream), _) => break streams.push_back(stream),
+                    (Err(SubmitError::QueueFull { .. }), false) => {
+                        outputs.extend(streams.pop_front().map(OutputStream::blocking_collect));
+                    }
+                    (Err(error), _) => return Err(error),
+                }
+            }
+        }
+        outputs.extend(streams.into_iter().map(OutputStream::blocking_collect));
+        Ok(outputs)
     }
 }
 

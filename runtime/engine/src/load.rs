@@ -341,7 +341,8 @@ fn size_kv(
         num_blocks: 1,
         groups: groups.collect(),
         enable_prefix_caching: config.cache.enable_prefix_caching,
-        max_waiting: config.scheduler.max_waiting as usize,
+        // The front door is the bound: here preempted requests wait as well, and those were promised a place.
+        max_waiting: usize::MAX,
         policy: config.scheduler.policy,
         max_steps_in_flight: plan.async_depth + 1,
         hash_key: random_key(),
@@ -351,7 +352,7 @@ fn size_kv(
         page_bytes: plan.block_bytes * u64::from(plan.kv.page_slots),
         weight_bytes: files.weight_bytes,
         memory: device.memory()?,
-        max_pages: device.info().max_buffer_bytes / plan.block_bytes.max(1),
+        max_pages: device.info().max_buffer_bytes.min(device.info().max_binding_bytes) / plan.block_bytes.max(1),
         unified: device.info().unified_memory,
     };
     let sized = kv_memory::size(config, &scheduler, &needs)?;

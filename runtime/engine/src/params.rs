@@ -41,7 +41,7 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(u32, f32)>,
     /// Only these tokens may come.
     pub allowed_token_ids: Option<Vec<u32>>,
-    /// Token sequences that may not come.
+    /// Token sequences that may not come; one begun in the prompt counts.
     pub bad_words_token_ids: Vec<Vec<u32>>,
     /// No stop token before this many tokens.
     pub min_tokens: u32,

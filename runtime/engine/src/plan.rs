@@ -9,6 +9,9 @@ use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::state::Capacities;
 
+/// Steps in flight beyond the first that make sense; more only delay what users see.
+const MAX_ASYNC_DEPTH: u32 = 64;
+
 /// The numbers that loading settles first.
 pub(crate) struct Plan {
     pub options: ProgramOptions,
@@ -51,8 +54,8 @@ pub(crate) fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFile
         });
     }
     let block_size = config.cache.block_size.unwrap_or(facts.preferred_block_size);
-    if block_size == 0 || block_size > 1024 {
-        let message = format!("{block_size} tokens; choose 8 to 1024");
+    if !(8..=1024).contains(&block_size) || !block_size.is_multiple_of(8) {
+        let message = format!("{block_size} tokens; choose a multiple of 8 from 8 to 1024");
         return Err(EngineError::Config {
             name: "--block-size",
             message,
@@ -91,6 +94,13 @@ pub(crate) fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFile
         .async_depth
         .unwrap_or(facts.async_depth)
         .min(facts.async_depth);
+    if async_depth > MAX_ASYNC_DEPTH {
+        let message = format!("{async_depth} steps in flight; the platform may ask for at most {MAX_ASYNC_DEPTH}");
+        return Err(EngineError::Config {
+            name: "async_depth",
+            message,
+        });
+    }
     let table_blocks = kv.groups.iter().map(|_| max_model_len.div_ceil(block_size)).collect();
     let capacities = Capacities {
         rows: max_seqs,
@@ -132,9 +142,14 @@ fn choose_attention(
             });
         }
     }
-    backends.sort_by_key(|(_, b)| -b.priority);
+    backends.sort_by_key(|(_, b)| std::cmp::Reverse(b.priority));
     let mut refused = Vec::new();
     for (index, backend) in backends {
+        if !backend.block_sizes.is_empty() && !backend.block_sizes.contains(&options.block_size) {
+            let (name, size, sizes) = (&backend.name, options.block_size, &backend.block_sizes);
+            refused.push(format!("attention {name}: --block-size {size} is not one of {sizes:?}"));
+            continue;
+        }
         let options = ProgramOptions {
             attention_backend: index as u32,
             ..options.clone()

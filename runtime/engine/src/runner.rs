@@ -15,7 +15,7 @@ use crate::output::{Logprob, TokenLogprobs};
 use crate::sequence::{Sampler, Sequence};
 use crate::state::{Capacities, ResultRing, RowState, StepState, Writes};
 
-/// Longest single wait for the device; the engine then looks whether it is alive and waits on.
+/// Longest single wait for the device; the engine then looks whether it may wait on.
 const WAIT_SLICE_NS: u64 = 1_000_000_000;
 
 /// The ops around the model's own programs.
@@ -57,6 +57,8 @@ pub(crate) struct Runner {
 pub(crate) struct StepRow {
     pub id: RequestId,
     pub emits: bool,
+    /// Of the tokens computed, those of the prompt.
+    pub prompt_tokens: u32,
     pub logprobs: Option<u32>,
 }
 
@@ -74,7 +76,6 @@ struct PromptSpan {
 #[derive(Debug)]
 pub(crate) struct InFlight {
     pub step: StepId,
-    pub num_tokens: u32,
     number: u64,
     entry: u32,
     pub rows: Vec<StepRow>,
@@ -130,12 +131,12 @@ impl Runner {
             .map(|s| StepRow {
                 id: s.id,
                 emits: s.emits,
+                prompt_tokens: prompt_part(s, sequences.get(&s.id)),
                 logprobs: sequences.get(&s.id).and_then(|q| q.params.logprobs),
             })
             .collect();
         Ok(InFlight {
             step: plan.step,
-            num_tokens: plan.num_tokens,
             number,
             entry,
             rows,
@@ -144,12 +145,17 @@ impl Runner {
         })
     }
 
-    /// Blocks until the step is done and reads its results.
-    pub(crate) fn collect(&mut self, flight: &InFlight) -> Result<StepResult, EngineError> {
+    /// Blocks until the step is done and reads its results. Gives up when `is_overdue` says so: a device that never finishes
+    /// must not hold up a shutdown.
+    pub(crate) fn collect(
+        &mut self,
+        flight: &InFlight,
+        is_overdue: impl Fn() -> bool,
+    ) -> Result<StepResult, EngineError> {
         while self.queue.completed() < flight.number {
             match self.queue.wait(flight.number, WAIT_SLICE_NS) {
                 Ok(()) => break,
-                Err(e) if e.status == halyard_platform_api::Status::Timeout => {}
+                Err(e) if e.status == halyard_platform_api::Status::Timeout && !is_overdue() => {}
                 Err(e) => return Err(e.into()),
             }
         }
@@ -492,6 +498,12 @@ fn prompt_spans(order: &[Scheduled], num_emitting: u32, sequences: &HashMap<Requ
         }
     }
     spans
+}
+
+/// How many of the tokens that a row computes are its prompt's.
+fn prompt_part(s: &Scheduled, sequence: Option<&Sequence>) -> u32 {
+    let prompt = sequence.map_or(0, |q| q.prompt.len() as u32);
+    (s.num_computed_upper + s.query_len).min(prompt) - s.num_computed_upper.min(prompt)
 }
 
 /// Pieces of at most `size` of `first .. end`.

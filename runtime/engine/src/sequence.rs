@@ -37,6 +37,13 @@ pub(crate) enum Sampler {
     Full,
 }
 
+/// Below this a division by the temperature overflows; vLLM's bound (`_SAMPLING_EPS`).
+const GREEDY_BELOW: f32 = 1e-5;
+
+fn is_greedy(p: &SamplingParams) -> bool {
+    p.temperature < GREEDY_BELOW
+}
+
 /// A live sequence.
 pub(crate) struct Sequence {
     /// Which of the request's samples.
@@ -70,7 +77,7 @@ impl Sequence {
             || p.allowed_token_ids.is_some()
             || !p.bad_words_token_ids.is_empty()
             || p.min_tokens > 0;
-        match (processes, p.temperature == 0.0) {
+        match (processes, is_greedy(p)) {
             (true, _) => Sampler::Full,
             (false, true) => Sampler::Greedy,
             (false, false) => Sampler::Random,
@@ -96,7 +103,7 @@ impl Sequence {
         let sampling = SamplingRow {
             seed: self.seed,
             prompt_len: self.prompt.len() as u32,
-            temperature: p.temperature,
+            temperature: if is_greedy(p) { 0.0 } else { p.temperature },
             top_k: p.top_k,
             top_p: p.top_p,
             min_p: p.min_p,

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use halyard_platform_api::ops::{RESULT_HEADER, STEP_HEADER, SamplingRow};
-use halyard_platform_api::{Buffer, BufferKind, DType, Device, Result, Tensor};
+use halyard_platform_api::{Buffer, BufferKind, DType, Device, MAX_STEP_WRITE_BYTES, Queue, Result, StepWrite, Tensor};
 
 use crate::params::{MAX_BAD_WORD_TOKENS, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS};
 
@@ -268,16 +268,28 @@ impl Writes {
             .push((*tensor, tensor.offset + first, start..self.bytes.len()));
     }
 
-    pub(crate) fn submit(&self, queue: &dyn halyard_platform_api::Queue) -> Result<()> {
-        let writes: Vec<halyard_platform_api::StepWrite<'_>> = self
-            .pieces
-            .iter()
-            .map(|(tensor, offset, range)| halyard_platform_api::StepWrite {
-                buffer: tensor.buffer_id(),
-                offset: *offset,
-                bytes: &self.bytes[range.clone()],
-            })
-            .collect();
+    /// Hands everything over in calls of at most [`MAX_STEP_WRITE_BYTES`]: all take effect before the submit
+    /// that follows.
+    pub(crate) fn submit(&self, queue: &dyn Queue) -> Result<()> {
+        let mut writes: Vec<StepWrite<'_>> = Vec::with_capacity(self.pieces.len());
+        let mut held = 0;
+        for (tensor, offset, range) in &self.pieces {
+            let mut at = *offset;
+            for bytes in self.bytes[range.clone()].chunks(MAX_STEP_WRITE_BYTES) {
+                if held + bytes.len() > MAX_STEP_WRITE_BYTES {
+                    queue.write_step(&writes)?;
+                    writes.clear();
+                    held = 0;
+                }
+                writes.push(StepWrite {
+                    buffer: tensor.buffer_id(),
+                    offset: at,
+                    bytes,
+                });
+                at += bytes.len() as u64;
+                held += bytes.len();
+            }
+        }
         queue.write_step(&writes)
     }
 }

@@ -14,6 +14,8 @@ const QUEUE_RECORDS: usize = 4096;
 const BATCH_RECORDS: usize = 256;
 /// Failures in a row after which a logger is left alone.
 const MAX_FAILURES: u32 = 5;
+/// How long an ending engine waits for the loggers.
+const END_PATIENCE: Duration = Duration::from_secs(2);
 /// How often held-back output is flushed when nothing happens.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -47,7 +49,8 @@ pub struct StatsSnapshot {
 /// The engine's end of the queue.
 pub(crate) struct Records {
     sender: Option<SyncSender<StatRecord>>,
-    thread: Option<JoinHandle<()>>,
+    /// The thread, and what hangs up when it ends.
+    thread: Option<(JoinHandle<()>, Receiver<()>)>,
     pub dropped: u64,
 }
 
@@ -62,12 +65,17 @@ impl Records {
             });
         }
         let (sender, receiver) = sync_channel(QUEUE_RECORDS);
+        let (running, ended) = sync_channel::<()>(1);
+        let deliver = move || {
+            let _running = running;
+            deliver(&receiver, loggers);
+        };
         let thread = std::thread::Builder::new()
             .name("halyard-stats".into())
-            .spawn(move || deliver(&receiver, loggers))?;
+            .spawn(deliver)?;
         Ok(Records {
             sender: Some(sender),
-            thread: Some(thread),
+            thread: Some((thread, ended)),
             dropped: 0,
         })
     }
@@ -88,11 +96,18 @@ impl Records {
 }
 
 impl Drop for Records {
+    /// Waits a little for what is queued to be delivered; a sink that hangs is left behind with its thread.
     fn drop(&mut self) {
         self.sender = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
+        let Some((thread, ended)) = self.thread.take() else {
+            return;
+        };
+        if matches!(ended.recv_timeout(END_PATIENCE), Err(RecvTimeoutError::Timeout)) {
+            tracing::error!(
+                "a stat logger did not end within {} s and was left behind",
+                END_PATIENCE.as_secs()
+            );
+        } else if thread.join().is_err() {
             tracing::error!("the stat logger thread panicked");
         }
     }

@@ -305,12 +305,24 @@ fn stops_at_tokens_and_strings_but_not_before_min_tokens() {
 fn a_full_queue_refuses_and_shutdown_aborts_with_a_reason() {
     let llm = llm(cpu(), |c| c.scheduler.max_waiting = 2);
     let engine = llm.engine();
-    let params = SamplingParams { n: 3, ..greedy(5) };
+    let three = SamplingParams { n: 3, ..greedy(5) };
     let refused = engine
-        .submit(Request::new("three", vec![1], params))
+        .submit(Request::new("three", vec![1], three))
         .err()
-        .expect("three do not fit two");
-    assert!(refused.to_string().contains("--max-waiting"), "{refused}");
+        .expect("three never fit two");
+    assert!(refused.to_string().contains("n is 3"), "{refused}");
+    // Eight rows run at most, so the queue of two must fill.
+    let two = SamplingParams { n: 2, ..greedy(100) };
+    let mut streams = Vec::new();
+    let refused = loop {
+        match engine.submit(Request::new("two", vec![1], two.clone())) {
+            Ok(stream) => streams.push(stream),
+            Err(refused) => break refused.to_string(),
+        }
+        assert!(streams.len() < 10_000, "the queue never filled");
+    };
+    assert!(refused.contains("--max-waiting"), "{refused}");
+    streams.into_iter().for_each(|stream| drop(stream.blocking_collect()));
     let stream = engine
         .submit(Request::new("long", vec![1, 2, 3], greedy(100)))
         .expect("taken");
@@ -328,6 +340,113 @@ fn a_full_queue_refuses_and_shutdown_aborts_with_a_reason() {
         refused.to_string().contains("shut down") || refused.to_string().contains("shutting down"),
         "{refused}"
     );
+}
+
+#[test]
+fn ended_requests_cost_no_further_steps() {
+    let steps_after = |end: &dyn Fn(&Llm)| {
+        let llm = llm(cpu(), |_| {});
+        end(&llm);
+        llm.engine().shutdown(std::time::Duration::from_secs(60));
+        llm.engine().stats().steps_total
+    };
+    let free = llm(cpu(), |_| {})
+        .generate_ids(vec![PROMPTS[1].to_vec()], &greedy(20))
+        .expect("taken")
+        .remove(0);
+    let (token, text) = (free.outputs[0].token_ids[3], free.outputs[0].text.clone());
+    let word: String = text.chars().take(4).collect();
+    let dropped = steps_after(&|llm| {
+        let mut stream = llm
+            .engine()
+            .submit(Request::new("drop", PROMPTS[1].to_vec(), greedy(400)))
+            .expect("taken");
+        assert!(stream.blocking_next().is_some());
+    });
+    let by_token = steps_after(&|llm| {
+        let params = SamplingParams {
+            stop_token_ids: vec![token],
+            ..greedy(400)
+        };
+        llm.generate_ids(vec![PROMPTS[1].to_vec()], &params).expect("taken");
+    });
+    let by_string = steps_after(&|llm| {
+        let params = SamplingParams {
+            stop: vec![word.clone()],
+            ..greedy(400)
+        };
+        llm.generate_ids(vec![PROMPTS[1].to_vec()], &params).expect("taken");
+    });
+    assert!(
+        dropped < 200 && by_token <= 5 && by_string < 200,
+        "{dropped}, {by_token}, {by_string} steps of 400"
+    );
+}
+
+#[test]
+fn a_request_cancelled_while_it_waits_gives_its_place_back() {
+    let llm = llm(cpu(), |c| c.scheduler.max_num_seqs = 1);
+    let first = llm
+        .engine()
+        .submit(Request::new("first", vec![1, 2], greedy(200)))
+        .expect("taken");
+    let second = llm
+        .engine()
+        .submit(Request::new("second", vec![3, 4], greedy(200)))
+        .expect("taken");
+    drop(second);
+    first.blocking_collect();
+    llm.engine().shutdown(std::time::Duration::from_secs(60));
+    assert_eq!(llm.engine().stats().num_waiting, 0);
+}
+
+#[test]
+fn presence_counts_the_output_and_not_the_prompt() {
+    let llm = llm(cpu(), |_| {});
+    let prompt = PROMPTS[0].to_vec();
+    let last = prompt[1];
+    let params = SamplingParams {
+        presence_penalty: 2.0,
+        logit_bias: vec![(last, 100.0), (50, 99.5)],
+        ..greedy(2)
+    };
+    let plain = SamplingParams {
+        presence_penalty: 0.0,
+        ..params.clone()
+    };
+    let ids = |params| ids(&llm.generate_ids(vec![prompt.clone()], params).expect("taken")).remove(0);
+    assert_eq!(ids(&plain)[0], last, "the bias decides");
+    assert_eq!(ids(&params)[0], last, "a token of the prompt is not penalised");
+}
+
+#[test]
+fn offline_batches_may_be_larger_than_the_queue_and_every_prompt_token_is_counted() {
+    let llm = llm(cpu(), |c| {
+        c.scheduler.max_waiting = 2;
+        c.cache.enable_prefix_caching = false;
+    });
+    let outputs = llm.generate_ids(prompts(), &greedy(3)).expect("the oldest make room");
+    assert_eq!(ids(&outputs), alone(&llm, &greedy(3)));
+    llm.engine().shutdown(std::time::Duration::from_secs(30));
+    let prompt_tokens: u64 = prompts().iter().map(|p| p.len() as u64).sum();
+    let stats = llm.engine().stats();
+    assert_eq!(stats.prompt_tokens_total, 2 * prompt_tokens, "in the batch and alone");
+    assert_eq!(stats.generation_tokens_total, 2 * 3 * prompts().len() as u64);
+}
+
+#[test]
+fn end_tokens_outside_the_vocabulary_are_refused_at_load() {
+    let folder = std::env::temp_dir().join(format!("halyard-eos-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    for entry in std::fs::read_dir(fixtures().join("llama")).expect("the fixture") {
+        let entry = entry.expect("an entry");
+        std::fs::copy(entry.path(), folder.join(entry.file_name())).expect("copied");
+    }
+    std::fs::write(folder.join("generation_config.json"), r#"{"eos_token_id": [2, 99999]}"#).expect("written");
+    let error = Llm::open(common::config(&folder), cpu()).err().map(|e| e.to_string());
+    std::fs::remove_dir_all(&folder).expect("removed");
+    let error = error.expect("refused");
+    assert!(error.contains("99999") && error.contains("vocab_size"), "{error}");
 }
 
 #[test]

@@ -192,6 +192,19 @@ fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights) -> Result
     if generation.eos_token_ids.is_empty() {
         generation.eos_token_ids.clone_from(&description.eos_token_ids);
     }
+    if let Some(&id) = generation
+        .eos_token_ids
+        .iter()
+        .find(|&&id| id as usize >= description.vocab_size)
+    {
+        let limit = format!("below vocab_size, {}", description.vocab_size);
+        return Err(crate::config::bad(
+            &folder.join("generation_config.json"),
+            "eos_token_id",
+            id,
+            limit,
+        ));
+    }
     let tokenizer_config = JsonFields::open_if_present(&folder.join("tokenizer_config.json"))?;
     let special = JsonFields::open_if_present(&folder.join("special_tokens_map.json"))?;
     let token = |key: &str| {

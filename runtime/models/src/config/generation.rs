@@ -39,9 +39,9 @@ impl GenerationDefaults {
         let smallest = f64::from(f32::MIN_POSITIVE);
         let top_k = config.unsigned("top_k")?;
         Ok(Self {
-            temperature: number("temperature", 0.0, 1e6)?,
+            temperature: number("temperature", 0.0, 100.0)?,
             top_p: number("top_p", smallest, 1.0)?,
-            top_k: top_k.map(|k| u32::try_from(k).unwrap_or(u32::MAX)),
+            top_k: top_k.map(|k| k.min(i32::MAX as usize) as u32),
             min_p: number("min_p", 0.0, 1.0)?,
             repetition_penalty: number("repetition_penalty", smallest, 1e6)?,
             max_new_tokens: config.unsigned("max_new_tokens")?,

@@ -9,6 +9,7 @@ pub(crate) mod gguf;
 pub(crate) mod huggingface;
 mod rope;
 
+pub(crate) use description::bad;
 pub use description::{
     Activation, AttentionDescription, LayerDescription, MlpDescription, ModelDescription, NormDescription,
     NormPlacement,
