@@ -1,7 +1,7 @@
 //! Collectives between the ranks of one process: threads meet at a barrier and read each other's operands.
 //! Sums are formed in rank order, so that every rank gets the same bits.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,6 +15,8 @@ use crate::view::View;
 
 /// How long a rank waits for the others to join.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a rank waits for the others in a collective.
+const MEET_TIMEOUT: Duration = Duration::from_secs(60);
 
 static GROUPS: Mutex<Option<HashMap<[u8; 128], Arc<Group>>>> = Mutex::new(None);
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -22,7 +24,9 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Operands of one collective, by rank.
 #[derive(Default)]
 struct Meeting {
-    joined: u32,
+    joined: BTreeSet<u32>,
+    /// A rank failed or never came: the others would wait for ever, now and in every later collective.
+    broken: bool,
     arrived: u32,
     left: u32,
     operands: Vec<Option<(View, View)>>,
@@ -63,17 +67,21 @@ pub(crate) fn join(inner: Arc<Inner>, id: &CommunicatorId, rank: u32, size: u32)
     }
     let deadline = Instant::now() + JOIN_TIMEOUT;
     let mut meeting = group.lock();
-    meeting.joined += 1;
+    if !meeting.joined.insert(rank) {
+        return Err(Error::invalid(format!(
+            "rank {rank} of {size} has joined already; every rank joins once"
+        )));
+    }
     group.change.notify_all();
-    while meeting.joined < size {
+    while meeting.joined.len() < size as usize {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            meeting.joined -= 1;
             let message = format!(
                 "{} of {size} ranks joined in {} s",
-                meeting.joined + 1,
+                meeting.joined.len(),
                 JOIN_TIMEOUT.as_secs()
             );
+            meeting.joined.remove(&rank);
             return Err(Error::new(Status::Timeout, message));
         }
         meeting = group
@@ -105,19 +113,18 @@ impl Group {
     }
 
     /// Waits until every rank has brought its operands, runs `work` on all of them, and waits until every rank has done so.
-    fn meet(&self, rank: u32, operands: (View, View), work: impl FnOnce(&[(View, View)])) {
-        let mut meeting = self.lock();
-        while meeting.left > 0 {
-            meeting = self.change.wait(meeting).unwrap_or_else(PoisonError::into_inner);
-        }
+    ///
+    /// # Panics
+    /// If another rank failed or did not come within `timeout`; so does every later meeting of the group.
+    fn meet(&self, rank: u32, operands: (View, View), timeout: Duration, work: impl FnOnce(&[(View, View)])) {
+        let _guard = BreakOnPanic(self);
+        let mut meeting = self.wait(self.lock(), timeout, |m| m.left == 0 && !m.broken);
         meeting.operands.resize(self.size as usize, None);
         meeting.operands[rank as usize] = Some(operands);
         meeting.arrived += 1;
         let round = meeting.round;
         self.change.notify_all();
-        while meeting.arrived < self.size && meeting.round == round {
-            meeting = self.change.wait(meeting).unwrap_or_else(PoisonError::into_inner);
-        }
+        let meeting = self.wait(meeting, timeout, |m| m.arrived == self.size || m.round != round);
         let all: Vec<(View, View)> = meeting.operands.iter().flatten().copied().collect();
         // Ranks take turns, so that a sum in place does not change what a later rank reads: results are copied out last.
         drop(meeting);
@@ -130,8 +137,49 @@ impl Group {
             meeting.operands.clear();
         }
         self.change.notify_all();
-        while meeting.round == round {
-            meeting = self.change.wait(meeting).unwrap_or_else(PoisonError::into_inner);
+        drop(self.wait(meeting, timeout, |m| m.round != round));
+    }
+
+    /// Sleeps until `over`; panics, which fails the queue, when that will not be.
+    fn wait<'a>(
+        &'a self,
+        mut meeting: MutexGuard<'a, Meeting>,
+        timeout: Duration,
+        over: impl Fn(&Meeting) -> bool,
+    ) -> MutexGuard<'a, Meeting> {
+        let deadline = Instant::now() + timeout;
+        while !over(&meeting) {
+            assert!(
+                !meeting.broken,
+                "collective given up: another rank of the group failed or never came; make a new group"
+            );
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(
+                !left.is_zero(),
+                "collective given up: {} of {} ranks came and {} finished within {} s",
+                meeting.arrived,
+                self.size,
+                meeting.left,
+                timeout.as_secs()
+            );
+            meeting = self
+                .change
+                .wait_timeout(meeting, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        meeting
+    }
+}
+
+/// Tells the other ranks when this one leaves a meeting by a panic: its own, or for want of another rank.
+struct BreakOnPanic<'a>(&'a Group);
+
+impl Drop for BreakOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.lock().broken = true;
+            self.0.change.notify_all();
         }
     }
 }
@@ -195,7 +243,9 @@ impl Kernel for CollectiveKernel {
         }
         let mut result = Vec::new();
         self.group
-            .meet(self.rank, (operands[0], operands[1]), |all| result = self.compute(all));
+            .meet(self.rank, (operands[0], operands[1]), MEET_TIMEOUT, |all| {
+                result = self.compute(all);
+            });
         // All ranks have read; now each writes its own output.
         if !operands[1].is_none() {
             // SAFETY: the output holds exactly what the collective gives; contiguous by contract.
@@ -250,4 +300,64 @@ fn sum<'a>(parts: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
         }
     }
     total.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    /// The words of the panic that `f` ends in.
+    fn words(f: impl FnOnce()) -> String {
+        let payload = catch_unwind(AssertUnwindSafe(f)).expect_err("it panics");
+        payload
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| payload.downcast_ref::<&str>().map(|s| (*s).to_string()))
+            .expect("a panic with words")
+    }
+
+    const OPERANDS: (View, View) = (View::NONE, View::NONE);
+
+    #[test]
+    fn a_rank_that_fails_lets_the_others_go() {
+        let group = Group::new(2);
+        let other = std::thread::scope(|scope| {
+            let other = scope.spawn(|| words(|| group.meet(1, OPERANDS, MEET_TIMEOUT, |_| ())));
+            let own = words(|| group.meet(0, OPERANDS, MEET_TIMEOUT, |_| panic!("out of luck")));
+            assert_eq!(own, "out of luck");
+            other.join().expect("the words")
+        });
+        assert!(other.contains("another rank of the group failed"), "{other}");
+        let later = words(|| group.meet(1, OPERANDS, MEET_TIMEOUT, |_| ()));
+        assert!(later.contains("make a new group"), "{later}");
+    }
+
+    #[test]
+    fn a_rank_whose_others_never_come_gives_up_and_says_who_came() {
+        let group = Group::new(3);
+        let alone = words(|| group.meet(0, OPERANDS, Duration::ZERO, |_| ()));
+        assert!(alone.contains("1 of 3 ranks came"), "{alone}");
+        let late = words(|| group.meet(1, OPERANDS, MEET_TIMEOUT, |_| ()));
+        assert!(late.contains("never came"), "{late}");
+    }
+
+    #[test]
+    fn a_rank_joins_once() {
+        let group = Arc::new(Group::new(2));
+        group.lock().joined.insert(1);
+        let id = unique_id();
+        GROUPS
+            .lock()
+            .unwrap()
+            .get_or_insert_with(HashMap::new)
+            .insert(id.0, group);
+        let device = crate::device::CpuDevice::open(1).expect("a device");
+        let error = join(device.inner.clone(), &id, 1, 2).err().expect("a refusal");
+        assert_eq!(error.status, Status::InvalidArgument);
+        assert!(error.message.contains("rank 1 of 2 has joined already"), "{error}");
+        let joined = join(device.inner.clone(), &id, 0, 2).expect("the rank that was missing");
+        assert_eq!((joined.rank(), joined.size()), (0, 2));
+    }
 }

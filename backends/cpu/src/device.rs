@@ -32,7 +32,7 @@ pub(crate) struct Inner {
 
 /// The opened CPU.
 pub struct CpuDevice {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
     info: DeviceInfo,
 }
 

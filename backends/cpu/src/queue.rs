@@ -102,12 +102,14 @@ impl CpuQueue {
         }
     }
 
-    fn run(&self, list: &CommandList, running: &mut Running) -> Result<()> {
+    /// Runs all commands of the lists in order, or none when one of them names something that is not there.
+    fn run(&self, lists: &[Arc<CommandList>], running: &mut Running) -> Result<()> {
         let objects = read(&self.inner.objects);
-        let mut steps: Vec<(&dyn Kernel, usize, usize)> = Vec::with_capacity(list.commands.len());
+        let num_commands = lists.iter().map(|list| list.commands.len()).sum();
+        let mut steps: Vec<(&dyn Kernel, usize, usize)> = Vec::with_capacity(num_commands);
         running.operands.clear();
         let mut scratch = 0;
-        for command in &list.commands {
+        for (list, command) in lists.iter().flat_map(|l| l.commands.iter().map(move |c| (l, c))) {
             let kernel = &**objects.op(command.op)?;
             scratch = scratch.max(kernel.scratch_bytes());
             let operands = &list.operands[command.first as usize..][..command.count as usize];
@@ -116,6 +118,9 @@ impl CpuQueue {
                 running.operands.push(View::resolve(operand, &objects)?);
             }
             steps.push((kernel, first, operands.len()));
+        }
+        if steps.is_empty() {
+            return Ok(());
         }
         grow(&mut running.shared, scratch);
         let shared = Scratch(running.shared.as_mut_ptr().cast::<u8>());
@@ -183,6 +188,9 @@ impl Queue for CpuQueue {
     fn submit(&self, commands: &[CommandId], _waits: &[QueueWait]) -> Result<u64> {
         // Every earlier submit of every queue is complete, so waits are over before they begin.
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = &running.failure {
+            return Err(error.clone());
+        }
         let lists = {
             let objects = read(&self.inner.objects);
             commands
@@ -191,15 +199,13 @@ impl Queue for CpuQueue {
                 .collect::<Result<Vec<_>>>()?
         };
         let number = self.completed.load(Ordering::Relaxed) + 1;
-        for list in lists {
-            if let Err(error) = self.run(&list, &mut running) {
-                // A bad argument ran nothing; after a panic nobody knows what the memory holds.
-                if error.status == Status::Internal {
-                    running.failure = Some(error.clone());
-                    self.completed.store(u64::MAX, Ordering::Release);
-                }
-                return Err(error);
+        if let Err(error) = self.run(&lists, &mut running) {
+            // A bad argument ran nothing; after a panic nobody knows what the memory holds.
+            if error.status == Status::Internal {
+                running.failure = Some(error.clone());
+                self.completed.store(u64::MAX, Ordering::Release);
             }
+            return Err(error);
         }
         self.completed.store(number, Ordering::Release);
         Ok(number)
@@ -243,4 +249,68 @@ impl Queue for CpuQueue {
 /// The kernels that a device runs.
 pub(crate) fn kernels() -> &'static Kernels {
     Kernels::best()
+}
+
+#[cfg(test)]
+mod tests {
+    use halyard_platform_api::{BufferId, BufferKind, DType, Device, EncoderMode, PreparedOp, QueueKind, ops};
+
+    use super::*;
+    use crate::device::{CpuDevice, CpuPrepared};
+
+    struct Panics;
+
+    impl Kernel for Panics {
+        unsafe fn run(&self, _phase: usize, worker: &mut Worker<'_>, _operands: &[View]) {
+            assert!(worker.rank != 0, "a kernel's own fault");
+        }
+    }
+
+    fn commands(device: &dyn Device, op: &dyn PreparedOp, operands: &[Tensor]) -> Arc<dyn CommandBuffer> {
+        let mut encoder = device.create_encoder(EncoderMode::OneShot).expect("an encoder");
+        encoder.encode(op.id(), operands).expect("a live op");
+        encoder.finish().expect("a list")
+    }
+
+    #[test]
+    fn a_failed_queue_stays_failed() {
+        let device = CpuDevice::open(2).expect("a device");
+        let op = CpuPrepared::register(device.inner.clone(), Arc::new(Panics));
+        let queue = device.create_queue(QueueKind::Compute).expect("a queue");
+        let list = commands(&*device, &*op, &[]);
+        for submit in [&[list.id()][..], &[], &[]] {
+            let error = queue.submit(submit, &[]).expect_err("failed");
+            assert_eq!(error.status, Status::Internal);
+            assert_eq!(queue.completed(), u64::MAX);
+            assert_eq!(queue.wait(1, 0).map_err(|e| e.status), Err(Status::Internal));
+        }
+    }
+
+    #[test]
+    fn a_bad_argument_in_a_later_list_runs_nothing() {
+        let device = CpuDevice::open(1).expect("a device");
+        let op = device.ops().prepare(
+            &ops::Scale {
+                width: 4,
+                factor: 2.0,
+                dtype: DType::F32,
+            }
+            .into(),
+        );
+        let op = op.expect("scale is there");
+        let buffer = device.create_buffer(16, BufferKind::Device).expect("16 bytes");
+        let bytes: Vec<u8> = [1.0f32; 4].iter().flat_map(|v| v.to_le_bytes()).collect();
+        buffer.write(0, &bytes).expect("in range");
+        let row = |buffer| Tensor::contiguous(buffer, 0, DType::F32, &[1, 4]);
+        let (live, dead) = (row(buffer.id()), row(BufferId(buffer.id().0 ^ (7 << 40))));
+        let good = commands(&*device, &*op, &[live, live]);
+        let bad = commands(&*device, &*op, &[dead, live]);
+        let queue = device.create_queue(QueueKind::Compute).expect("a queue");
+        let error = queue.submit(&[good.id(), bad.id()], &[]).expect_err("a dead buffer");
+        assert_eq!(error.status, Status::InvalidArgument);
+        let mut after = [0; 16];
+        buffer.read(0, &mut after).expect("in range");
+        assert_eq!(after[..], bytes[..], "the first list ran");
+        assert_eq!(queue.submit(&[good.id()], &[]), Ok(1));
+    }
 }

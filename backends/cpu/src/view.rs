@@ -126,6 +126,29 @@ impl View {
         unsafe { std::slice::from_raw_parts_mut(self.element_ptr(row, second).cast(), width) }
     }
 
+    /// `len` f32 values of a row from `column` on: a thread's own part of a row that others write too.
+    ///
+    /// # Safety
+    /// As [`View::f32s`].
+    pub(crate) unsafe fn f32s_at(&self, row: usize, column: usize, len: usize) -> &[f32] {
+        debug_assert_eq!(self.dtype, DType::F32);
+        let first = self.element_ptr(row, 0).cast::<f32>().wrapping_add(column);
+        // SAFETY: as the caller promises.
+        unsafe { std::slice::from_raw_parts(first, len) }
+    }
+
+    /// The same, to write.
+    ///
+    /// # Safety
+    /// As [`View::f32s_mut`].
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn f32s_at_mut(&self, row: usize, column: usize, len: usize) -> &mut [f32] {
+        debug_assert_eq!(self.dtype, DType::F32);
+        let first = self.element_ptr(row, 0).cast::<f32>().wrapping_add(column);
+        // SAFETY: as the caller promises.
+        unsafe { std::slice::from_raw_parts_mut(first, len) }
+    }
+
     /// `width` i32 values from element (row, second) on.
     ///
     /// # Safety

@@ -1,6 +1,7 @@
 //! `linear` over packed panels: activations are laid out once, then every thread takes its share of the panels.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use halyard_kernels_cpu::{
@@ -14,6 +15,9 @@ use super::{only_f32, weight_format};
 use crate::kernel::{Kernel, Worker};
 use crate::objects::Objects;
 use crate::view::View;
+
+/// Values that an activation is computed on at a time.
+const PIECE: usize = 64;
 
 pub(crate) struct Linear {
     n: usize,
@@ -57,27 +61,57 @@ impl Linear {
     }
 
     /// Activation and residual on this thread's own columns.
-    unsafe fn finish(&self, worker: &Worker<'_>, columns: std::ops::Range<usize>, residual: &View, out: &View) {
+    unsafe fn finish(&self, worker: &Worker<'_>, columns: Range<usize>, residual: &View, out: &View) {
         if self.epilogue.is_none() && residual.is_none() {
             return;
         }
         for t in 0..out.len() {
             // SAFETY: the columns are this thread's alone.
-            let row = unsafe { &mut out.f32s_mut(t, 0, self.n)[columns.clone()] };
+            let row = unsafe { out.f32s_at_mut(t, columns.start, columns.len()) };
             if let Some(f) = self.epilogue {
-                for piece in row.chunks_mut(64) {
-                    let mut copy = [0.0; 64];
+                for piece in row.chunks_mut(PIECE) {
+                    let mut copy = [0.0; PIECE];
                     copy[..piece.len()].copy_from_slice(piece);
                     worker.kernels.activate(f, &copy[..piece.len()], piece);
                 }
             }
             if !residual.is_none() {
-                // SAFETY: as above; a residual that is not the output itself is only read.
-                worker
-                    .kernels
-                    .add(row, unsafe { &residual.f32s(t, 0, self.n)[columns.clone()] });
+                // SAFETY: as above; this residual is not the output itself, and is only read.
+                let residual = unsafe { residual.f32s_at(t, columns.start, columns.len()) };
+                worker.kernels.add(row, residual);
             }
         }
+    }
+
+    /// out += f(product) on this thread's own columns, where out holds the residual.
+    unsafe fn add_activated(&self, worker: &Worker<'_>, f: Activation, columns: Range<usize>, out: &View) {
+        for t in 0..out.len() {
+            // SAFETY: the columns are this thread's alone, in the output as in the product, which it has just written.
+            let (row, product) = unsafe {
+                let product = self.product(worker).add(t * self.n + columns.start);
+                (
+                    out.f32s_at_mut(t, columns.start, columns.len()),
+                    std::slice::from_raw_parts(product, columns.len()),
+                )
+            };
+            for (piece, product) in row.chunks_mut(PIECE).zip(product.chunks(PIECE)) {
+                let mut activated = [0.0; PIECE];
+                let activated = &mut activated[..piece.len()];
+                worker.kernels.activate(f, product, activated);
+                worker.kernels.add(piece, activated);
+            }
+        }
+    }
+
+    /// Where the product goes when the output still holds the residual: behind the activations in shared scratch,
+    /// [max_tokens, n] f32.
+    fn product(&self, worker: &Worker<'_>) -> *mut f32 {
+        worker.shared.wrapping_add(self.product_offset()).cast()
+    }
+
+    /// Bytes of shared scratch before the product.
+    fn product_offset(&self) -> usize {
+        act_bytes(self.mode, self.max_tokens, self.k).next_multiple_of(64)
     }
 }
 
@@ -87,7 +121,11 @@ impl Kernel for Linear {
     }
 
     fn scratch_bytes(&self) -> usize {
-        act_bytes(self.mode, self.max_tokens, self.k)
+        match self.epilogue {
+            None => act_bytes(self.mode, self.max_tokens, self.k),
+            // Whether the residual is the output is known only when the op runs.
+            Some(_) => self.product_offset() + (self.max_tokens * self.n * size_of::<f32>()).next_multiple_of(64),
+        }
     }
 
     unsafe fn run(&self, phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
@@ -116,9 +154,17 @@ impl Kernel for Linear {
         }
         let panels = worker.share(num_panels(self.n));
         let columns = panels.start * PANEL_ROWS..(panels.end * PANEL_ROWS).min(self.n);
-        // A residual that is the output itself is what the kernel accumulates onto; an activation must come first, though.
-        let in_place = residual.ptr() == out.ptr() && residual.row_stride() == out.row_stride();
-        let accumulate = !residual.is_none() && in_place && self.epilogue.is_none();
+        // A residual that is the output itself is what the kernel accumulates onto. An activation must come before the sum,
+        // though: then the product goes to scratch, since the output holds the residual until the end.
+        let in_place = !residual.is_none()
+            && residual.ptr() == out.ptr()
+            && (tokens == 1 || residual.row_stride() == out.row_stride());
+        let accumulate = in_place && self.epilogue.is_none();
+        let activated_onto = if in_place { self.epilogue } else { None };
+        let (product, product_stride) = match activated_onto {
+            Some(_) => (self.product(worker), self.n),
+            None => (out.ptr().cast(), out.row_stride()),
+        };
         // SAFETY: packed by `pack_weight`, prepared in phase 0; panels are shared out.
         unsafe {
             let act = std::slice::from_raw_parts(worker.shared, act_bytes(self.mode, tokens, self.k));
@@ -131,14 +177,17 @@ impl Kernel for Linear {
                 weight: weight.all(),
                 act,
                 panels,
-                out: out.ptr().cast(),
-                out_stride: out.row_stride(),
+                out: product,
+                out_stride: product_stride,
                 bias: (!bias.is_none()).then(|| bias.f32s(0, 0, self.n)),
                 accumulate,
                 scratch: &mut worker.local[..LINEAR_SCRATCH],
             });
-            let residual = if accumulate { &View::NONE } else { residual };
-            self.finish(worker, columns, residual, out);
+            match activated_onto {
+                Some(f) => self.add_activated(worker, f, columns, out),
+                None if accumulate => {}
+                None => self.finish(worker, columns, residual, out),
+            }
         }
     }
 

@@ -43,9 +43,9 @@ impl Kernel for Rows<(RowFn, Param)> {
                 let (copies, _) = worker.local.split_at_mut(2 * PIECE);
                 let (a, b) = copies.split_at_mut(PIECE);
                 for (input, copy) in inputs.iter().zip([&mut *a, &mut *b]) {
-                    copy[..width].copy_from_slice(&input.f32s(t, 0, self.width)[from..from + width]);
+                    copy[..width].copy_from_slice(input.f32s_at(t, from, width));
                 }
-                let out = &mut out.f32s_mut(t, 0, self.width)[from..from + width];
+                let out = out.f32s_at_mut(t, from, width);
                 f(worker.kernels, &[&a[..width], &b[..width]], out, param);
             }
         }

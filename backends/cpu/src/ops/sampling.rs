@@ -1,5 +1,7 @@
 //! Logits to tokens. Rows are shared out: a row's result depends on nothing but the row.
 
+use std::collections::HashMap;
+
 use halyard_platform_api::ops::{self, SamplingRow};
 
 use crate::kernel::{Kernel, Worker};
@@ -154,26 +156,28 @@ fn forbid(logits: &mut [f32], mut words: &[i32], count: u32, history: &[i32]) {
 
 fn penalize(logits: &mut [f32], p: &SamplingRow, history: &[i32], output: &[i32]) {
     if p.repetition_penalty != 1.0 {
-        for (i, &v) in history.iter().enumerate() {
-            if !history[..i].contains(&v) {
-                let logit = &mut logits[v as usize];
-                *logit = if *logit > 0.0 {
-                    *logit / p.repetition_penalty
-                } else {
-                    *logit * p.repetition_penalty
-                };
-            }
+        for &v in counts(history).keys() {
+            let logit = &mut logits[v as usize];
+            *logit = if *logit > 0.0 {
+                *logit / p.repetition_penalty
+            } else {
+                *logit * p.repetition_penalty
+            };
         }
     }
     if p.frequency_penalty != 0.0 || p.presence_penalty != 0.0 {
-        for (i, &v) in output.iter().enumerate() {
-            if !output[..i].contains(&v) {
-                let count = output[i..].iter().filter(|&&o| o == v).count() as f32;
-                logits[v as usize] -= p.frequency_penalty * count;
-                logits[v as usize] -= p.presence_penalty;
-            }
+        for (&v, &count) in &counts(output) {
+            logits[v as usize] -= p.frequency_penalty * count as f32;
+            logits[v as usize] -= p.presence_penalty;
         }
     }
+}
+
+/// How often each token occurs. In no order: a token's penalty depends on nothing but its own count.
+fn counts(tokens: &[i32]) -> HashMap<i32, u32> {
+    let mut counts = HashMap::new();
+    tokens.iter().for_each(|&v| *counts.entry(v).or_insert(0) += 1);
+    counts
 }
 
 pub(crate) struct Sample {

@@ -147,15 +147,13 @@ fn epilogues(seed: u64, act: DType, cases: &mut Vec<Case>) {
                 allow_quantized_act: false,
             };
             let class = Class::Product { terms: 64, act };
-            cases.push(linear_case(
-                random,
-                &spec,
-                4,
-                (true, true, 0),
-                class,
-                &variant,
-                "4 x 64 -> 21",
-            ));
+            // A residual that is the output must still be there when the activation has run, on one row as on several.
+            for tokens in [4, 1] {
+                let name = format!("{tokens} x 64 -> 21");
+                let case = linear_case(random, &spec, tokens, (true, true, 0), class, &variant, &name);
+                cases.push(case.clone());
+                cases.push(case.in_place(3, 4));
+            }
         }
     }
 }
