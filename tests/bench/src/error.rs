@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub enum BenchError {
     /// The command line.
     #[error(
-        "{found}\nusage: halyard-bench [encode|schedule|version|startup|idle|all]… [--binary FILE] [--model MODEL] [--check]"
+        "{found}\nusage: halyard-bench [encode|schedule|step|version|startup|idle|all]… [--binary FILE] [--model MODEL] [--check]"
     )]
     Usage {
         /// What is wrong with it.
@@ -19,6 +19,12 @@ pub enum BenchError {
     /// The null device refused a call.
     #[error("the null device: {0}")]
     Device(#[from] halyard_platform_api::Error),
+    /// The engine did not start.
+    #[error("the engine: {0}")]
+    Engine(#[from] halyard_engine::EngineError),
+    /// The engine refused a request.
+    #[error("the engine: {0}")]
+    Submit(#[from] halyard_engine::SubmitError),
     /// The scheduler refused its configuration or a request.
     #[error("the scheduler: {0}")]
     Scheduler(#[from] halyard_scheduler::Error),

@@ -1,6 +1,6 @@
 //! Measures the budgets that the design promises, and says by what ratio each is kept. Run it in release on an idle machine.
 //!
-//! `encode` and `schedule` run in this process; `version`, `startup` and `idle` measure the `halyard` binary from outside. Each
+//! `encode`, `schedule` and `step` run in this process; `version`, `startup` and `idle` measure the `halyard` binary from outside. Each
 //! prints a line of JSON and a line for people. It judges only when asked (`--check`): timings on a busy machine say nothing.
 
 mod encode;
@@ -9,6 +9,7 @@ mod options;
 mod report;
 mod schedule;
 mod server;
+mod step;
 
 use std::process::ExitCode;
 
@@ -52,6 +53,7 @@ fn measure(bench: Bench, options: &Options) -> Result<Vec<Report>, BenchError> {
     match bench {
         Bench::Encode => encode::measure(),
         Bench::Schedule => schedule::measure(),
+        Bench::Step => step::measure(),
         Bench::Version => Ok(vec![server::version(options)?]),
         Bench::Startup => Ok(vec![server::startup(options)?]),
         Bench::Idle => Ok(vec![server::idle(options)?]),

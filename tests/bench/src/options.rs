@@ -11,6 +11,8 @@ pub enum Bench {
     Encode,
     /// Microseconds to schedule and update a step.
     Schedule,
+    /// Microseconds of host time for a step of the whole engine.
+    Step,
     /// Milliseconds of `halyard --version`.
     Version,
     /// Seconds from start to ready.
@@ -19,9 +21,10 @@ pub enum Bench {
     Idle,
 }
 
-const ALL: [(&str, Bench); 5] = [
+const ALL: [(&str, Bench); 6] = [
     ("encode", Bench::Encode),
     ("schedule", Bench::Schedule),
+    ("step", Bench::Step),
     ("version", Bench::Version),
     ("startup", Bench::Startup),
     ("idle", Bench::Idle),

@@ -1,6 +1,6 @@
 //! What planning a step and taking its results cost the host for 256 running decodes. Budget: 100 µs.
 //!
-//! Building the batch (the engine's step writes and encoding) is not in the figure: it needs a model on a device.
+//! Building the batch (the engine's step writes and encoding) is not in the figure: `step` has it.
 
 use std::time::Instant;
 
