@@ -5,8 +5,9 @@ mod common;
 
 use axum::body::Body;
 use axum::http::Request;
-use common::{Options, TestServer};
+use common::{Answer, Options, TestServer};
 use serde_json::{Value, json};
+use tower::ServiceExt;
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
@@ -292,9 +293,26 @@ async fn a_full_queue_is_503_with_retry_after() {
         max_waiting: Some(2),
         ..Options::default()
     });
-    let answer = server
-        .post(COMPLETIONS, &json!({"prompt": "a", "n": 3, "max_tokens": 1}))
-        .await;
+    // Streams that are held open fill the rows, then the queue.
+    let body = json!({"prompt": "a", "n": 2, "max_tokens": 200, "ignore_eos": true, "stream": true});
+    let mut open = Vec::new();
+    let answer = loop {
+        let request = Request::post(COMPLETIONS)
+            .header("content-type", "application/json")
+            .body(Body::from(body.to_string()))
+            .expect("a request");
+        let response = server
+            .router
+            .clone()
+            .oneshot(request)
+            .await
+            .expect("routers do not fail");
+        if response.status() != 200 {
+            break Answer::of(response).await;
+        }
+        open.push(response);
+        assert!(open.len() < 1000, "the queue of 2 never filled");
+    };
     assert_eq!(answer.error(503)["code"], "queue_full");
     assert!(
         answer.headers["retry-after"]

@@ -151,7 +151,8 @@ async fn prepare(args: &ServeArgs, chosen: ChosenDevice) -> Result<Prepared, Ser
 fn state(args: &ServeArgs, model: ResolvedModel, engine: EngineHandle, records: &EngineRecords) -> AppState {
     let http = &args.http;
 
-    let mut model_names = http.served_model_names.clone();
+    let names = http.served_model_names.iter().map(|name| name.trim().to_owned());
+    let mut model_names: Vec<String> = names.filter(|name| !name.is_empty()).collect();
     if model_names.is_empty() {
         model_names.push(model.name.clone());
     }
@@ -172,6 +173,7 @@ fn state(args: &ServeArgs, model: ResolvedModel, engine: EngineHandle, records: 
         limits: Limits {
             body_bytes: usize::try_from(http.max_body_bytes).unwrap_or(usize::MAX),
             prompts: http.max_prompts,
+            samples: Limits::default().samples.max(http.max_prompts),
             ..Limits::default()
         },
         metrics,

@@ -23,10 +23,13 @@ pub struct ApiKeys {
 }
 
 impl ApiKeys {
-    /// Accepts these keys. Digests are kept, so that lengths do not show in the time a comparison takes.
+    /// Accepts these keys, without the blanks around them (requests cannot send those). Digests are kept, so that lengths do not show in the time a comparison takes.
     pub fn new<S: AsRef<str>>(keys: &[S]) -> Self {
         ApiKeys {
-            digests: keys.iter().map(|key| Sha256::digest(key.as_ref()).into()).collect(),
+            digests: keys
+                .iter()
+                .map(|key| Sha256::digest(key.as_ref().trim()).into())
+                .collect(),
         }
     }
 

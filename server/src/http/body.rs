@@ -8,6 +8,9 @@ use serde_json::Value;
 
 use super::error::ApiError;
 
+/// Bodies up to this size are read where they arrive.
+const INLINE_JSON_BYTES: usize = 32 << 10;
+
 /// Reads a body of at most `limit` bytes as a JSON object.
 ///
 /// # Errors
@@ -45,13 +48,23 @@ pub async fn read_object(headers: &HeaderMap, body: Body, limit: usize) -> Resul
             ApiError::new(StatusCode::BAD_REQUEST, format!("the body could not be read: {error}"))
         }
     })?;
-    if bytes.is_empty() {
+    let len = bytes.len();
+    if len == 0 {
         return Err(ApiError::new(
             StatusCode::BAD_REQUEST,
             "the body is empty; send a JSON object",
         ));
     }
-    let value: Value = serde_json::from_slice(&bytes).map_err(|error| {
+    let read = move || serde_json::from_slice::<Value>(&bytes);
+    // A large body takes long to read; the workers have streams to serve meanwhile.
+    let parsed = if len <= INLINE_JSON_BYTES {
+        read()
+    } else {
+        tokio::task::spawn_blocking(read)
+            .await
+            .map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?
+    };
+    let value = parsed.map_err(|error| {
         ApiError::new(StatusCode::BAD_REQUEST, format!("the body is not valid JSON: {error}")).with_code("invalid_json")
     })?;
     if !value.is_object() {

@@ -262,10 +262,12 @@ impl StreamWriter {
         let mut text = String::new();
         for (position, choice) in choices.into_iter().enumerate() {
             let mut value = self.frame(json!([choice]));
-            if self.job.stream_options.continuous_usage_stats {
-                value["usage"] = json!(self.follower.usage(&self.job.prompts));
-            } else if self.job.stream_options.include_usage {
-                value["usage"] = Value::Null;
+            let options = self.job.stream_options;
+            if options.include_usage {
+                let so_far = options
+                    .continuous_usage_stats
+                    .then(|| self.follower.usage(&self.job.prompts));
+                value["usage"] = json!(so_far);
             }
             if let Format::Chat(format) = &self.job.format
                 && format.return_token_ids

@@ -45,8 +45,17 @@ pub fn render(chat: &ChatPrompt<'_>, model: ModelContext<'_>) -> Result<String, 
     let unix_seconds = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |elapsed| i64::try_from(elapsed.as_secs()).unwrap_or(i64::MAX));
+    let tagged = if chat.continue_final_message {
+        tag_final_message(chat.messages)?
+    } else {
+        Vec::new()
+    };
     let text = template.render(&ChatInput {
-        messages: chat.messages,
+        messages: if chat.continue_final_message {
+            &tagged
+        } else {
+            chat.messages
+        },
         add_generation_prompt: chat.add_generation_prompt.unwrap_or(!chat.continue_final_message),
         extra: chat.template_variables,
         now: Some(LocalTime {
@@ -56,28 +65,51 @@ pub fn render(chat: &ChatPrompt<'_>, model: ModelContext<'_>) -> Result<String, 
         ..ChatInput::default()
     })?;
     if chat.continue_final_message {
-        open_final_message(text, chat.messages)
+        open_final_message(text)
     } else {
         Ok(text)
     }
 }
 
-/// Cuts what the template writes after the last message's content (transformers does the same in `apply_chat_template`).
-fn open_final_message(mut text: String, messages: &[Value]) -> Result<String, ApiError> {
+/// Stands for the end of the last message while the template runs. Ends with a blank, which tells whether the template trims.
+const FINAL_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+fn cannot_continue() -> ApiError {
+    let message = "continue_final_message needs a last message with text that the template keeps as it is";
+    ApiError::field("continue_final_message", message)
+}
+
+/// The messages with the tag at the end of the last one's text (transformers' way in `apply_chat_template`).
+fn tag_final_message(messages: &[Value]) -> Result<Vec<Value>, ApiError> {
+    let mut messages = messages.to_vec();
     let content = messages
-        .last()
-        .and_then(|message| message["content"].as_str())
-        .map(str::trim)
-        .unwrap_or_default();
-    let end = text
-        .rfind(content)
-        .filter(|_| !content.is_empty())
-        .map(|start| start + content.len());
-    let Some(end) = end else {
-        let message = "continue_final_message needs a last message with text that the template keeps as it is";
-        return Err(ApiError::field("continue_final_message", message));
+        .last_mut()
+        .and_then(|message| message.get_mut("content"))
+        .ok_or_else(cannot_continue)?;
+    let slot = match content {
+        Value::Array(parts) => parts
+            .iter_mut()
+            .rev()
+            .find_map(|part| part.get_mut("text"))
+            .ok_or_else(cannot_continue)?,
+        whole => whole,
     };
-    text.truncate(end);
+    let text = slot
+        .as_str()
+        .filter(|text| !text.trim().is_empty())
+        .ok_or_else(cannot_continue)?;
+    *slot = Value::from(format!("{text}{FINAL_TAG}"));
+    Ok(messages)
+}
+
+/// Cuts the tag and what the template writes after it; the text is trimmed where the template trims.
+fn open_final_message(mut text: String) -> Result<String, ApiError> {
+    let at = text.rfind(FINAL_TAG.trim_end()).ok_or_else(cannot_continue)?;
+    let keeps_blanks = text[at..].starts_with(FINAL_TAG);
+    text.truncate(at);
+    if !keeps_blanks {
+        text.truncate(text.trim_end().len());
+    }
     Ok(text)
 }
 
@@ -268,19 +300,47 @@ mod tests {
 
     #[test]
     fn a_continued_message_is_left_open() {
-        let messages = [
-            json!({"role": "user", "content": "Hi"}),
-            json!({"role": "assistant", "content": " Sure, "}),
-        ];
-        let text = "<user>Hi</user><assistant>Sure,</assistant>\n".to_owned();
-        assert_eq!(
-            open_final_message(text.clone(), &messages).expect("found"),
-            "<user>Hi</user><assistant>Sure,"
+        let tagged = |content: Value| {
+            let messages = [
+                json!({"role": "user", "content": "Hi"}),
+                json!({"role": "assistant", "content": content}),
+            ];
+            let messages = tag_final_message(&messages)?;
+            let content = &messages[1]["content"];
+            let text = content
+                .as_str()
+                .or_else(|| content[0]["text"].as_str())
+                .expect("a text")
+                .to_owned();
+            Ok::<String, ApiError>(text)
+        };
+        // Its text also stands in the end-of-turn token behind it.
+        let whole = format!(
+            "<|im_start|>assistant\n{}<|im_end|>\n",
+            tagged(json!("<")).expect("tagged")
         );
-        let lost = [json!({"role": "assistant", "content": "not in the text"})];
-        assert_eq!(
-            open_final_message(text, &lost).expect_err("lost").param.as_deref(),
-            Some("continue_final_message")
+        assert_eq!(open_final_message(whole).expect("found"), "<|im_start|>assistant\n<");
+        let whole = format!(
+            "{}<|im_end|>",
+            tagged(json!([{"type": "text", "text": "It is "}])).expect("tagged")
         );
+        assert_eq!(
+            open_final_message(whole).expect("found"),
+            "It is ",
+            "blanks stay where the template keeps them"
+        );
+        let whole = format!("{}<|im_end|>", tagged(json!("Sure, ")).expect("tagged").trim());
+        assert_eq!(
+            open_final_message(whole).expect("found"),
+            "Sure,",
+            "and go where it trims"
+        );
+        for lost in [
+            open_final_message("not here".to_owned()),
+            tagged(json!(" ")),
+            tagged(json!(7)),
+        ] {
+            assert_eq!(lost.expect_err("lost").param.as_deref(), Some("continue_final_message"));
+        }
     }
 }

@@ -14,10 +14,10 @@ struct TokenizeFields {
     prompt: Option<String>,
     messages: Option<Vec<Value>>,
     add_special_tokens: Option<bool>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::usage::null_is_false")]
     return_token_strs: bool,
     add_generation_prompt: Option<bool>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::usage::null_is_false")]
     continue_final_message: bool,
     chat_template_kwargs: Option<Map<String, Value>>,
 }

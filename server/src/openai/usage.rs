@@ -39,7 +39,14 @@ impl Usage {
 #[serde(default)]
 pub struct StreamOptions {
     /// One more piece at the end, without choices, carries the usage.
+    #[serde(deserialize_with = "null_is_false")]
     pub include_usage: bool,
-    /// vLLM: every piece carries the usage so far.
+    /// vLLM: with `include_usage`, every piece carries the usage so far.
+    #[serde(deserialize_with = "null_is_false")]
     pub continuous_usage_stats: bool,
+}
+
+/// A flag that clients may send as `null`, which is absent.
+pub fn null_is_false<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(Option::<bool>::deserialize(deserializer)?.unwrap_or(false))
 }

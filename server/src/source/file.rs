@@ -135,6 +135,17 @@ pub async fn blocking<T: Send + 'static>(
     done.unwrap_or_else(|error| Err(SourceError::Package(format!("a background task failed: {error}"))))
 }
 
+/// The checksum of a file, in hexadecimal.
+///
+/// # Errors
+/// [`SourceError::Io`].
+pub fn sha256_of(path: &Path) -> Result<String, SourceError> {
+    let mut file = File::open(path).map_err(SourceError::io(path))?;
+    let mut hash = Sha256::new();
+    hash_into(&mut file, &mut hash).map_err(SourceError::io(path))?;
+    Ok(hex(&hash.finalize()))
+}
+
 fn hash_into(file: &mut File, hash: &mut Sha256) -> std::io::Result<u64> {
     let mut buffer = vec![0; CHUNK_BYTES];
     let mut total = 0;

@@ -13,7 +13,7 @@ use hf_hub::{HFClient, HFError};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
-use super::file::{Incoming, blocking, has_size, lock_folder};
+use super::file::{Incoming, blocking, has_size, lock_folder, sha256_of};
 use super::select::{Selection, select};
 use super::{SourceError, SourceSettings};
 
@@ -254,10 +254,18 @@ async fn download(
     target: &Path,
     remote: &Remote,
 ) -> Result<PathBuf, SourceError> {
-    if has_size(target, remote.bytes) {
-        return Ok(target.to_owned());
+    // Without a complete marker a file of the right size may be another commit's: its checksum decides, and a small file
+    // that has none is fetched again.
+    if has_size(target, remote.bytes)
+        && let Some(expected) = &remote.sha256
+    {
+        let own = target.to_owned();
+        if blocking(move || sha256_of(&own)).await?.eq_ignore_ascii_case(expected) {
+            return Ok(target.to_owned());
+        }
     }
-    let mut incoming = Incoming::open(target, &remote.version)?;
+    let (own, version) = (target.to_owned(), remote.version.clone());
+    let mut incoming = blocking(move || Incoming::open(&own, &version)).await?;
     if incoming.written > remote.bytes {
         incoming.restart()?;
     }
@@ -293,7 +301,8 @@ async fn download(
             attempts: MAX_ATTEMPTS,
         });
     }
-    incoming.finish(remote.bytes, remote.sha256.as_deref())
+    let (bytes, sha256) = (remote.bytes, remote.sha256.clone());
+    blocking(move || incoming.finish(bytes, sha256.as_deref())).await
 }
 
 enum StreamError {

@@ -89,13 +89,7 @@ impl TestServer {
 
     pub async fn send(&self, request: Request<Body>) -> Answer {
         let response = self.router.clone().oneshot(request).await.expect("routers do not fail");
-        let (parts, body) = response.into_parts();
-        let bytes = body.collect().await.expect("the whole body").to_bytes();
-        Answer {
-            status: parts.status,
-            headers: parts.headers,
-            text: String::from_utf8(bytes.to_vec()).expect("UTF-8"),
-        }
+        Answer::of(response).await
     }
 
     pub async fn post(&self, route: &str, body: &Value) -> Answer {
@@ -122,6 +116,17 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// Reads the whole body.
+    pub async fn of(response: axum::response::Response) -> Answer {
+        let (parts, body) = response.into_parts();
+        let bytes = body.collect().await.expect("the whole body").to_bytes();
+        Answer {
+            status: parts.status,
+            headers: parts.headers,
+            text: String::from_utf8(bytes.to_vec()).expect("UTF-8"),
+        }
+    }
+
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
     }
