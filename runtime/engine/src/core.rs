@@ -2,7 +2,7 @@
 //!
 //! One thread owns scheduler, runner and sequences; everything else sends it commands. It sleeps when idle.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -14,7 +14,7 @@ use crate::error::EngineError;
 use crate::handle::Shared;
 use crate::output::FinishReason;
 use crate::runner::{InFlight, Runner, StepResult};
-use crate::sequence::{Sequence, SequenceEvent};
+use crate::sequence::{Sequence, SequenceEvent, Sequences};
 use crate::stats::{Records, StatsSnapshot};
 
 /// What the engine is told.
@@ -34,7 +34,7 @@ pub(crate) enum Command {
 pub(crate) struct Core {
     runner: Runner,
     scheduler: Scheduler,
-    sequences: HashMap<RequestId, Sequence>,
+    sequences: Sequences,
     in_flight: VecDeque<(InFlight, Instant)>,
     plan: SchedulerOutput,
     updates: Vec<Update>,
@@ -60,7 +60,7 @@ impl Core {
         Core {
             runner,
             scheduler,
-            sequences: HashMap::new(),
+            sequences: Sequences::default(),
             in_flight: VecDeque::new(),
             plan: SchedulerOutput::default(),
             updates: Vec::new(),
@@ -211,7 +211,10 @@ impl Core {
         let result = self.runner.collect(&flight, || self.shared.is_overdue())?;
         let emitting = flight.rows.iter().zip(&result.rows).filter(|(row, _)| row.emits);
         let results: Vec<RowResult<'_>> = emitting
-            .map(|(row, (tokens, _))| RowResult { id: row.id, tokens })
+            .map(|(row, (token, _))| RowResult {
+                id: row.id,
+                tokens: token.as_slice(),
+            })
             .collect();
         let mut updates = std::mem::take(&mut self.updates);
         let outcome = self.scheduler.update_into(flight.step, &results, &mut updates);
@@ -247,12 +250,12 @@ impl Core {
     fn hand_over_tokens(&mut self, flight: &InFlight, result: &StepResult, updates: &[Update]) -> u64 {
         let mut generated = 0;
         let mut updates = updates.iter().peekable();
-        for (row, (tokens, logprobs)) in flight.rows.iter().zip(&result.rows) {
+        for (row, (token, logprobs)) in flight.rows.iter().zip(&result.rows) {
             let update = updates.next_if(|update| update.id == row.id);
             let (Some(sequence), Some(update)) = (self.sequences.get_mut(&row.id), update) else {
                 continue;
             };
-            for &token in tokens {
+            for &token in token.as_slice() {
                 generated += 1;
                 let mut finish = sequence.stop_reason(token);
                 sequence.num_output += 1;

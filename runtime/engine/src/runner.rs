@@ -2,7 +2,6 @@
 //!
 //! Plans from counts only: nothing here waits for a token before the next step may be submitted.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use halyard_platform_api::ops::RESULT_HEADER;
@@ -12,7 +11,7 @@ use halyard_scheduler::{RequestId, Scheduled, SchedulerOutput, StepId};
 use crate::compile::{CompiledProgram, StepShape};
 use crate::error::EngineError;
 use crate::output::{Logprob, TokenLogprobs};
-use crate::sequence::{Sampler, Sequence};
+use crate::sequence::{Sampler, Sequence, Sequences};
 use crate::state::{Capacities, ResultRing, RowState, StepState, Writes};
 
 /// Longest single wait for the device; the engine then looks whether it may wait on.
@@ -86,19 +85,15 @@ pub(crate) struct InFlight {
 /// What a step returned.
 #[derive(Debug, Default)]
 pub(crate) struct StepResult {
-    /// One entry a row of the step: its tokens and, when asked, their log-probabilities.
-    pub rows: Vec<(Vec<u32>, Option<TokenLogprobs>)>,
+    /// One entry a row of the step: its token, if it emitted one, and, when asked, the token's log-probabilities.
+    pub rows: Vec<(Option<u32>, Option<TokenLogprobs>)>,
     /// Prompt log-probabilities: request, position of the scored token, value.
     pub prompt: Vec<(RequestId, u32, TokenLogprobs)>,
 }
 
 impl Runner {
     /// Uploads the plan's deltas and submits its step. Returns without waiting for the device.
-    pub(crate) fn submit(
-        &mut self,
-        plan: &SchedulerOutput,
-        sequences: &HashMap<RequestId, Sequence>,
-    ) -> Result<InFlight, EngineError> {
+    pub(crate) fn submit(&mut self, plan: &SchedulerOutput, sequences: &Sequences) -> Result<InFlight, EngineError> {
         let entry = self.next_entry;
         self.next_entry = (entry + 1) % self.capacities.ring_entries;
         let (mut emitting, rest): (Vec<Scheduled>, Vec<Scheduled>) = plan.scheduled.iter().partition(|s| s.emits);
@@ -174,15 +169,14 @@ impl Runner {
             );
             return Err(halyard_platform_api::Error::new(halyard_platform_api::Status::Internal, message).into());
         }
-        let mut result = StepResult::default();
+        let mut result = StepResult {
+            rows: Vec::with_capacity(flight.rows.len()),
+            ..StepResult::default()
+        };
         for (i, row) in flight.rows.iter().enumerate() {
             let at = (RESULT_HEADER as usize) + 2 * i;
-            let tokens = if row.emits && words[at] > 0 {
-                vec![words[at + 1]]
-            } else {
-                Vec::new()
-            };
-            result.rows.push((tokens, None));
+            let token = (row.emits && words[at] > 0).then(|| words[at + 1]);
+            result.rows.push((token, None));
         }
         self.words = words;
         self.read_logprobs(flight, &mut result)?;
@@ -194,7 +188,7 @@ impl Runner {
         if flight.reads_logprobs {
             let scores = self.read_scores(flight.entry, 0, num_sampled)?;
             for (i, row) in flight.rows.iter().enumerate().take(num_sampled as usize) {
-                if let (Some(k), Some(&token)) = (row.logprobs, result.rows[i].0.first()) {
+                if let (Some(k), Some(token)) = (row.logprobs, result.rows[i].0) {
                     result.rows[i].1 = Some(scores.at(i, token, k));
                 }
             }
@@ -229,7 +223,7 @@ impl Runner {
     }
 
     /// Row deltas: state of newly admitted rows, and block table entries.
-    fn write_rows(&mut self, plan: &SchedulerOutput, sequences: &HashMap<RequestId, Sequence>) {
+    fn write_rows(&mut self, plan: &SchedulerOutput, sequences: &Sequences) {
         let writes = &mut self.writes;
         for admitted in &plan.admitted {
             let row = u64::from(admitted.row.0);
@@ -261,7 +255,7 @@ impl Runner {
         order: &[Scheduled],
         num_emitting: u32,
         spans: &[PromptSpan],
-        sequences: &HashMap<RequestId, Sequence>,
+        sequences: &Sequences,
     ) {
         let (writes, s) = (&mut self.writes, &self.step);
         writes.words(
@@ -463,7 +457,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn of(emitting: &[Scheduled], sequences: &HashMap<RequestId, Sequence>) -> Wanted {
+    fn of(emitting: &[Scheduled], sequences: &Sequences) -> Wanted {
         let live = || emitting.iter().filter_map(|s| sequences.get(&s.id));
         Wanted {
             sampler: live().map(|q| q.sampler).max().unwrap_or(Sampler::Greedy),
@@ -473,7 +467,7 @@ impl Wanted {
 }
 
 /// The prompt positions of this step that must be scored, behind the emitting rows in the ring.
-fn prompt_spans(order: &[Scheduled], num_emitting: u32, sequences: &HashMap<RequestId, Sequence>) -> Vec<PromptSpan> {
+fn prompt_spans(order: &[Scheduled], num_emitting: u32, sequences: &Sequences) -> Vec<PromptSpan> {
     let mut first = num_emitting;
     let mut spans = Vec::new();
     for s in order {

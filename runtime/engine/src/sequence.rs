@@ -1,9 +1,12 @@
 //! A sequence inside the engine: one sample of a request, with what its device row needs to know.
 
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
 use halyard_platform_api::ops::SamplingRow;
+use halyard_scheduler::RequestId;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::output::{FinishReason, TokenLogprobs};
@@ -42,6 +45,27 @@ const GREEDY_BELOW: f32 = 1e-5;
 
 fn is_greedy(p: &SamplingParams) -> bool {
     p.temperature < GREEDY_BELOW
+}
+
+/// Live sequences by id. Ids are this process's own counter, so one multiplication spreads them well enough.
+pub(crate) type Sequences = HashMap<RequestId, Sequence, BuildHasherDefault<IdHasher>>;
+
+/// Hashes one u64: Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4).
+#[derive(Default)]
+pub(crate) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        self.0 = (self.0 ^ id).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
 }
 
 /// A live sequence.
