@@ -3,6 +3,7 @@
 mod collectives;
 mod composites;
 mod execution;
+mod invariance;
 mod memory;
 
 use std::sync::Arc;
@@ -21,6 +22,7 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
     memory::run(&**device, report);
     execution::run(&**device, report);
     composites::run(&**device, &**oracle, options.seed, report);
+    invariance::run(&**device, options.seed, report);
 }
 
 /// Notes the outcome of a check.
