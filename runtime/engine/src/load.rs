@@ -407,7 +407,7 @@ fn model_info(
         architecture: files.description.architecture.clone(),
         max_model_len,
         vocab_size: plan.capacities.vocab,
-        eos_token_ids: eos_ids(files),
+        eos_token_ids: files.generation.eos_token_ids.clone(),
         dtype: plan.options.act,
         kv_cache_dtype: plan.options.kv,
         attention_backend: plan.attention_name.clone(),
@@ -420,13 +420,5 @@ fn model_info(
         async_depth: plan.async_depth,
         num_step_ops: forward.num_ops(),
         notes,
-    }
-}
-
-fn eos_ids(files: &ModelFiles) -> Vec<u32> {
-    if files.generation.eos_token_ids.is_empty() {
-        files.description.eos_token_ids.clone()
-    } else {
-        files.generation.eos_token_ids.clone()
     }
 }
