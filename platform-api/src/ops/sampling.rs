@@ -40,6 +40,34 @@ abi_fixed_struct! {
 
 const _: () = assert!(size_of::<SamplingRow>() == 128);
 
+impl SamplingRow {
+    /// The row as device memory holds it, little endian.
+    pub fn to_bytes(&self) -> [u8; 128] {
+        let words = [
+            self.prompt_len,
+            self.temperature.to_bits(),
+            self.top_k,
+            self.top_p.to_bits(),
+            self.min_p.to_bits(),
+            self.repetition_penalty.to_bits(),
+            self.presence_penalty.to_bits(),
+            self.frequency_penalty.to_bits(),
+            self.min_tokens,
+            self.num_bias,
+            self.num_stop,
+            self.num_bad_words,
+            self.use_mask,
+        ];
+        let mut bytes = [0; 128];
+        let (seed, rest) = bytes.split_at_mut(8);
+        seed.copy_from_slice(&self.seed.to_le_bytes());
+        for (to, word) in rest.chunks_exact_mut(4).zip(words.iter().chain(&self.reserved)) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+}
+
 op! {
     /// Changes logits in place, in this order: allowed_mask and grammar_mask (a cleared bit: −∞), stop tokens while the output is
     /// shorter than min_tokens (−∞), bias (added), bad words (−∞ for the last token of a sequence whose earlier tokens end the

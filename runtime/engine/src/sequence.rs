@@ -144,7 +144,7 @@ impl Sequence {
         writes.bytes(
             &rows.sampling,
             u64::from(row) * size_of::<SamplingRow>() as u64,
-            &sampling_bytes(&sampling),
+            &sampling.to_bytes(),
         );
         if self.sampler != Sampler::Full {
             return;
@@ -174,26 +174,4 @@ impl Sequence {
             writes.words(&rows.allowed_mask, at(&rows.allowed_mask), mask);
         }
     }
-}
-
-fn sampling_bytes(row: &SamplingRow) -> Vec<u8> {
-    let words = [
-        row.prompt_len,
-        row.temperature.to_bits(),
-        row.top_k,
-        row.top_p.to_bits(),
-        row.min_p.to_bits(),
-        row.repetition_penalty.to_bits(),
-        row.presence_penalty.to_bits(),
-        row.frequency_penalty.to_bits(),
-        row.min_tokens,
-        row.num_bias,
-        row.num_stop,
-        row.num_bad_words,
-        row.use_mask,
-    ];
-    let mut bytes = row.seed.to_le_bytes().to_vec();
-    bytes.extend(words.iter().chain(&row.reserved).flat_map(|w| w.to_le_bytes()));
-    bytes.resize(size_of::<SamplingRow>(), 0);
-    bytes
 }

@@ -45,27 +45,7 @@ fn neutral() -> SamplingRow {
 
 /// The wire form of rows: 128 bytes each, little endian.
 fn sampling_rows(rows: &[SamplingRow]) -> Arg {
-    let mut bytes = Vec::new();
-    for row in rows {
-        bytes.extend(row.seed.to_le_bytes());
-        let words = [
-            row.prompt_len,
-            row.temperature.to_bits(),
-            row.top_k,
-            row.top_p.to_bits(),
-            row.min_p.to_bits(),
-            row.repetition_penalty.to_bits(),
-            row.presence_penalty.to_bits(),
-            row.frequency_penalty.to_bits(),
-            row.min_tokens,
-            row.num_bias,
-            row.num_stop,
-            row.num_bad_words,
-            row.use_mask,
-        ];
-        bytes.extend(words.iter().flat_map(|w| w.to_le_bytes()));
-        bytes.extend([0; 68]);
-    }
+    let bytes = rows.iter().flat_map(SamplingRow::to_bytes).collect();
     Arg::bytes(DType::U8, &[rows.len() as u32, 128], bytes)
 }
 
