@@ -1,0 +1,270 @@
+//! The driver: what a vendor's driver, run-time compiler and libraries do for the shared code. Handles are the vendor's own opaque
+//! pointers as numbers; whoever holds one keeps the order of creation and destruction.
+//!
+//! Threads: every method from any thread; the driver makes its context current itself. While one thread captures, others may go on.
+
+use std::sync::Arc;
+
+use halyard_platform_api::{DType, Result};
+
+/// An address in device memory (or of pinned host memory as the device sees it).
+pub type DevicePtr = u64;
+
+macro_rules! handles {
+    ($($(#[$meta:meta])* $name:ident,)*) => {
+        $( $(#[$meta])* #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)] pub struct $name(pub usize); )*
+    };
+}
+
+handles! {
+    /// A stream.
+    Stream,
+    /// An event.
+    Event,
+    /// Loaded device code.
+    Module,
+    /// An entry point of a module.
+    Function,
+    /// An executable graph.
+    Graph,
+}
+
+/// Pinned host memory that the device can address.
+#[derive(Clone, Copy, Debug)]
+pub struct Pinned {
+    /// For the host.
+    pub host: *mut u8,
+    /// For kernels.
+    pub device: DevicePtr,
+}
+
+// SAFETY: two addresses; whoever uses them orders the accesses.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+/// Facts of the device.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Product name.
+    pub name: String,
+    /// Driver and run-time versions, for bug reports.
+    pub detail: String,
+    /// What the run-time compiler is asked for (`sm_90a`, `gfx942`).
+    pub arch: String,
+    /// Compute capability as major · 10 + minor; 0 where there is no such thing.
+    pub capability: u32,
+    /// Multiprocessors.
+    pub num_sms: u32,
+    /// Lanes of a warp.
+    pub warp_size: u32,
+    /// Shared memory that one block may ask for, bytes.
+    pub max_shared_bytes: u32,
+    /// Second-level cache, bytes.
+    pub l2_bytes: u64,
+    /// Memory, bytes.
+    pub total_memory_bytes: u64,
+}
+
+/// out\[t, n\] = Σₖ x\[t, k\]·w\[n, k\] (+ out\[t, n\]) by the vendor's library, w row-major \[N, K\].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProductSpec {
+    /// K.
+    pub in_features: u32,
+    /// N.
+    pub out_features: u32,
+    /// Type of x.
+    pub act: DType,
+    /// Type of w.
+    pub weight: DType,
+    /// Type of out.
+    pub out: DType,
+    /// Adds to what out holds.
+    pub accumulate: bool,
+    /// Most tokens of one call.
+    pub max_tokens: u32,
+}
+
+/// One call of a product. Row strides are in elements.
+#[derive(Clone, Copy, Debug)]
+pub struct ProductCall {
+    /// Rows of x.
+    pub tokens: u32,
+    /// x.
+    pub x: DevicePtr,
+    /// Distance of its rows.
+    pub x_stride: u32,
+    /// w.
+    pub weight: DevicePtr,
+    /// out.
+    pub out: DevicePtr,
+    /// Distance of its rows.
+    pub out_stride: u32,
+    /// Multiplies the product; 0: none (1). One f32 in device memory, for scaled weights.
+    pub scale: DevicePtr,
+}
+
+/// A prepared library product: an algorithm per token bucket. Enqueues without waiting, and can be captured.
+pub trait Product: Send + Sync {
+    /// Scratch while it runs, bytes.
+    fn workspace_bytes(&self) -> u64;
+
+    /// Enqueues one call; `workspace` holds [`Product::workspace_bytes`].
+    ///
+    /// # Safety
+    /// The addresses are live device memory of the spec's sizes.
+    ///
+    /// # Errors
+    /// What the library reports.
+    unsafe fn run(&self, call: &ProductCall, workspace: DevicePtr, stream: Stream) -> Result<()>;
+}
+
+/// A vendor's driver for one open device.
+pub trait Driver: Send + Sync {
+    /// Facts of the device.
+    fn facts(&self) -> &Facts;
+
+    /// Free and total memory in bytes.
+    fn memory(&self) -> Result<(u64, u64)>;
+
+    /// Device memory, contents undefined, aligned to 256.
+    ///
+    /// # Errors
+    /// `OutOfMemory` with what was asked and what is free.
+    fn allocate(&self, bytes: u64) -> Result<DevicePtr>;
+
+    /// Frees device memory.
+    ///
+    /// # Safety
+    /// `ptr` came from [`Driver::allocate`] and no work uses it.
+    unsafe fn free(&self, ptr: DevicePtr);
+
+    /// Pinned host memory, contents undefined, page aligned.
+    fn allocate_pinned(&self, bytes: u64) -> Result<Pinned>;
+
+    /// Frees pinned memory.
+    ///
+    /// # Safety
+    /// As [`Driver::free`].
+    unsafe fn free_pinned(&self, pinned: Pinned);
+
+    /// A stream beside all others.
+    fn create_stream(&self) -> Result<Stream>;
+
+    /// Ends a stream.
+    ///
+    /// # Safety
+    /// Nothing uses it any more.
+    unsafe fn destroy_stream(&self, stream: Stream);
+
+    /// Blocks until all work of the stream is done.
+    fn synchronize(&self, stream: Stream) -> Result<()>;
+
+    /// An event without timing, whose waits sleep.
+    fn create_event(&self) -> Result<Event>;
+
+    /// Ends an event.
+    ///
+    /// # Safety
+    /// Nothing uses it any more.
+    unsafe fn destroy_event(&self, event: Event);
+
+    /// Marks the stream's end of now.
+    fn record_event(&self, event: Event, stream: Stream) -> Result<()>;
+
+    /// Later work of the stream waits for the event.
+    fn stream_wait(&self, stream: Stream, event: Event) -> Result<()>;
+
+    /// Blocks until the event has passed.
+    fn synchronize_event(&self, event: Event) -> Result<()>;
+
+    /// Whether the event has passed.
+    fn query_event(&self, event: Event) -> Result<bool>;
+
+    /// Host memory to device memory (or back, or within: addresses are unified), in stream order.
+    ///
+    /// # Safety
+    /// Both ranges live until the copy is done.
+    unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: Stream) -> Result<()>;
+
+    /// `height` rows of `width` bytes.
+    ///
+    /// # Safety
+    /// As [`Driver::copy`].
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn copy_2d(
+        &self,
+        to: DevicePtr,
+        to_pitch: u64,
+        from: DevicePtr,
+        from_pitch: u64,
+        width: u64,
+        height: u64,
+        stream: Stream,
+    ) -> Result<()>;
+
+    /// Fills with a byte, in stream order.
+    ///
+    /// # Safety
+    /// As [`Driver::copy`].
+    unsafe fn fill(&self, to: DevicePtr, value: u8, bytes: u64, stream: Stream) -> Result<()>;
+
+    /// Writes `value` to a host word that the device can address, after all earlier work of the stream.
+    ///
+    /// # Safety
+    /// The address is pinned memory, 8-byte aligned.
+    unsafe fn write_value(&self, to: DevicePtr, value: u64, stream: Stream) -> Result<()>;
+
+    /// Compiles a kernel file for this device.
+    ///
+    /// # Errors
+    /// `Unsupported` with the compiler's log; `Unavailable` naming the library that is missing and how to get it.
+    fn compile(&self, name: &str, text: &str, headers: &[(&str, &str)], options: &[String]) -> Result<Vec<u8>>;
+
+    /// Name and version of the compiler: part of the cache's key.
+    fn compiler(&self) -> Result<String>;
+
+    /// Loads compiled code.
+    fn load(&self, image: &[u8]) -> Result<Module>;
+
+    /// An entry point, allowed to use `shared_bytes` of dynamic shared memory.
+    fn function(&self, module: Module, name: &str, shared_bytes: u32) -> Result<Function>;
+
+    /// Starts a kernel. `params` are addresses of the parameters' values; `chained` lets it start while its predecessor ends
+    /// (where the device can).
+    ///
+    /// # Safety
+    /// The parameters are what the kernel takes.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn launch(
+        &self,
+        function: Function,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: u32,
+        params: &mut [*mut std::ffi::c_void],
+        chained: bool,
+        stream: Stream,
+    ) -> Result<()>;
+
+    /// Begins a capture of what this thread enqueues on the stream.
+    fn begin_capture(&self, stream: Stream) -> Result<()>;
+
+    /// Ends it and makes an executable graph.
+    fn end_capture(&self, stream: Stream) -> Result<Graph>;
+
+    /// Enqueues a graph.
+    ///
+    /// # Safety
+    /// All memory that it names lives.
+    unsafe fn launch_graph(&self, graph: Graph, stream: Stream) -> Result<()>;
+
+    /// Ends a graph.
+    ///
+    /// # Safety
+    /// No launch of it is in flight.
+    unsafe fn destroy_graph(&self, graph: Graph);
+
+    /// The library product, or why there is none (then own kernels run).
+    fn product(&self, spec: &ProductSpec) -> Result<Arc<dyn Product>>;
+}

@@ -1,0 +1,115 @@
+//! What an op is here: checked at construction without a device, prepared once (compiled, tuned), then encoded as launches.
+
+use std::sync::Arc;
+
+use halyard_kernels_gpu::Source;
+use halyard_platform_api::{Error, Result};
+
+use crate::driver::{DevicePtr, Driver, Facts, Function};
+use crate::encoding::Encoding;
+use crate::modules::Modules;
+use crate::view::View;
+
+/// What preparing an op may use.
+pub struct Preparation<'a> {
+    /// The device.
+    pub driver: &'a Arc<dyn Driver>,
+    /// Compiled kernel files.
+    pub modules: &'a Modules,
+}
+
+impl Preparation<'_> {
+    /// Facts of the device.
+    pub fn facts(&self) -> &Facts {
+        self.driver.facts()
+    }
+
+    /// Entry point `name` of `source`, specialised by `defines` (`("ACT", "bf16")` becomes `-DACT=bf16`), compiled or from the cache.
+    ///
+    /// # Errors
+    /// What the compiler reports.
+    pub fn function(
+        &self,
+        source: Source,
+        defines: &[(&str, &str)],
+        name: &str,
+        shared_bytes: u32,
+    ) -> Result<Function> {
+        self.modules
+            .function(&**self.driver, source, defines, name, shared_bytes)
+    }
+}
+
+/// Where canonical weight rows come from.
+#[derive(Clone, Copy)]
+pub enum RowSource<'a> {
+    /// Host memory.
+    Host(&'a [u8]),
+    /// Device memory.
+    Device(DevicePtr),
+}
+
+/// Moves and rearranges weights at load time.
+pub trait Packer {
+    /// Copies `height` pieces of `width` bytes: from `source` at `offset`, `pitch` apart, to `to`, `to_pitch` apart.
+    #[allow(clippy::too_many_arguments)]
+    fn copy(
+        &self,
+        to: DevicePtr,
+        to_pitch: u64,
+        source: RowSource<'_>,
+        offset: u64,
+        pitch: u64,
+        width: u64,
+        height: u64,
+    ) -> Result<()>;
+
+    /// The bytes `offset .. offset + bytes` of the source in device memory: where they lie, or a staging copy that stays until the
+    /// next call.
+    fn on_device(&self, source: RowSource<'_>, offset: u64, bytes: u64) -> Result<DevicePtr>;
+
+    /// Runs what was encoded, without scratch, in order with the copies.
+    fn run(&self, encoding: &Encoding) -> Result<()>;
+}
+
+/// A prepared op.
+pub trait Kernel: Send + Sync {
+    /// Compiles and tunes. Called once, before all others.
+    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()>;
+
+    /// For people: which implementation runs.
+    fn implementation(&self) -> String {
+        "kernel".to_string()
+    }
+
+    /// Scratch bytes while it runs.
+    fn scratch_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Appends the op over `operands` in its documented order; an absent optional one is [`View::NONE`]. The host has validated
+    /// shapes and types. Must not depend on anything but the views: a recording is replayed with other contents.
+    ///
+    /// # Errors
+    /// `Unsupported` for strides that the op cannot take.
+    fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()>;
+
+    /// Bytes of node `node`'s packed weight (0 for a single op).
+    fn packed_weight_bytes(&self, node: u32) -> Result<u64> {
+        Err(Error::invalid(format!("node {node} has no weight")))
+    }
+
+    /// Packs rows `first_row .. first_row + num_rows`, canonical and contiguous at `source`, into `dst`.
+    fn pack_weight(
+        &self,
+        packer: &dyn Packer,
+        node: u32,
+        first_row: u32,
+        num_rows: u32,
+        source: RowSource<'_>,
+        dst: DevicePtr,
+    ) -> Result<()> {
+        let _ = (packer, first_row, num_rows, source, dst);
+        Err(Error::invalid(format!("node {node} has no weight")))
+    }
+}

@@ -1,0 +1,78 @@
+//! The ops: a descriptor becomes a kernel, or a reason why not. Construction needs no device.
+
+mod attention;
+mod fused_attention;
+mod fused_linear;
+mod linear;
+mod routed;
+mod sampling;
+mod simple;
+
+use halyard_platform_api::{Claim, ClaimReport, Error, OpSpec, Program, Result};
+
+use crate::kernel::Kernel;
+
+pub(crate) use attention::{plan as attention_plan, reasons as attention_reasons};
+
+/// The kernel of a descriptor, not prepared yet.
+///
+/// # Errors
+/// `Unsupported` with the reason.
+pub(crate) fn build(spec: &OpSpec) -> Result<Box<dyn Kernel>> {
+    let families = [
+        simple::build,
+        sampling::build,
+        routed::build,
+        linear::build,
+        attention::build,
+    ];
+    match families.into_iter().find_map(|family| family(spec)) {
+        Some(kernel) => kernel,
+        None => Err(Error::unsupported(format!(
+            "{} is not an op of this platform",
+            spec.name()
+        ))),
+    }
+}
+
+/// The regions that run as one op, and why the rest does not.
+pub(crate) fn claim(program: &Program) -> Result<ClaimReport> {
+    let mut report = ClaimReport::default();
+    let mut left: Vec<String> = Vec::new();
+    let mut first = 0;
+    while first < program.nodes.len() {
+        let found = fused_attention::matches(program, first).or_else(|| fused_linear::matches(program, first));
+        match found {
+            Some(count) => {
+                report.claims.push(Claim {
+                    first: first as u32,
+                    count: count as u32,
+                });
+                first += count;
+            }
+            None => {
+                let line = format!("{}: runs as one launch of its own", program.nodes[first].spec.name());
+                if !left.contains(&line) {
+                    left.push(line);
+                }
+                first += 1;
+            }
+        }
+    }
+    report.left = left.join("\n");
+    Ok(report)
+}
+
+/// The kernel of a claimed region, not prepared yet.
+///
+/// # Errors
+/// `Unsupported` for a region that [`claim`] does not claim whole.
+pub(crate) fn build_program(program: &Program) -> Result<Box<dyn Kernel>> {
+    if fused_attention::matches(program, 0) == Some(program.nodes.len()) {
+        return fused_attention::build(program);
+    }
+    if fused_linear::matches(program, 0) == Some(program.nodes.len()) {
+        return fused_linear::build(program);
+    }
+    Err(Error::unsupported("this region is not one that the platform claims"))
+}

@@ -1,0 +1,52 @@
+//! The GPU kernels as text: one source for every GPU that speaks CUDA C++ or HIP, compiled at run time for the device at hand. One op a file in
+//! `ops/`, what they share in `include/`. Holds text only: no compiler, no driver, no launch.
+//!
+//! A file is specialised by `-D` definitions that its first comment lists; its entry points are `extern "C"`. Every kernel calls
+//! `wait_for_previous()` before it touches memory that earlier work writes, because launches overlap with the end of their predecessor.
+
+/// A kernel file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// File name without extension.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+/// Headers by the name that `#include` gives, with their text.
+pub const HEADERS: &[(&str, &str)] = &[
+    ("common.cuh", include_str!("../include/common.cuh")),
+    ("mma.cuh", include_str!("../include/mma.cuh")),
+];
+
+macro_rules! sources {
+    ($($constant:ident = $name:literal: $about:literal,)*) => {
+        $(
+            #[doc = $about]
+            pub const $constant: Source = Source { name: $name, text: include_str!(concat!("../ops/", $name, ".cu")) };
+        )*
+        /// Every file.
+        pub const SOURCES: &[Source] = &[$($constant),*];
+    };
+}
+
+sources! {
+    ATTENTION_DECODE = "attention_decode": "Split-KV attention of few query tokens a sequence.",
+    ATTENTION_PLAIN = "attention_plain": "Attention of any shape, without matrix units.",
+    ATTENTION_PREFILL = "attention_prefill": "Attention of prompt chunks on matrix units.",
+    KV_WRITE = "kv_write": "Keys and values into their blocks, with rotation and per-head norms where a composite asks for them.",
+    COPY = "copy": "`copy`, `fill`, `fill_random`, `cast`, `copy_blocks`.",
+    EMBEDDING = "embedding": "`embedding` of every weight format.",
+    LINEAR_PLAIN = "linear_plain": "`linear` of any type and format, without matrix units.",
+    LINEAR_SMALL = "linear_small": "`linear` of few tokens, with norm, bias, residual and gating fused.",
+    LINEAR_QUANTIZED = "linear_quantized": "`linear` of GGUF formats, and their unpacking.",
+    LORA = "lora": "`lora_shrink` and `lora_expand`.",
+    MOE = "moe": "`moe_route`, `moe_linear`, `moe_combine`.",
+    NORM = "norm": "`rms_norm` and `layer_norm`.",
+    POINTWISE = "pointwise": "Elementwise ops.",
+    ROPE = "rope": "`rope`.",
+    ROWS = "rows": "`gather_rows`, `scatter_rows`, `quantize_act`, `pool`.",
+    STEP = "step": "`prepare_inputs`, `slot_mapping`, `update_rows`, and the scatter of step writes.",
+    LOGITS = "logits": "`logits_process`.",
+    SAMPLE = "sample": "`argmax`, `sample`, `top_logprobs`.",
+}
