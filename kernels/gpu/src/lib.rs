@@ -17,6 +17,9 @@ pub struct Source {
 pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../include/common.cuh")),
     ("mma.cuh", include_str!("../include/mma.cuh")),
+    ("activate.cuh", include_str!("../include/activate.cuh")),
+    ("quantized.cuh", include_str!("../include/quantized.cuh")),
+    ("weights.cuh", include_str!("../include/weights.cuh")),
 ];
 
 macro_rules! sources {
