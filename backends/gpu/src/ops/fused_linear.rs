@@ -218,9 +218,9 @@ impl Fused {
         let view = |t: u16| tensors.get(usize::from(t)).copied().unwrap_or(View::NONE);
         let (x, norm) = (view(plan.x), view(plan.norm));
         let tokens = x.len();
-        let limit = self.small.iter().map(Small::max_tokens).min()?;
         let plain = x.rank == 2 && x.is_inner_contiguous() && rows_aligned(&x, 16) && norm.ptr.is_multiple_of(16);
-        if tokens > limit || !plain {
+        let pays = |small: &Small| tokens <= small.own_tokens() && small.takes(tokens);
+        if self.small.is_empty() || !self.small.iter().all(pays) || !plain {
             return None;
         }
         let one = |step: &Step| {

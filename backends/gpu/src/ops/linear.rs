@@ -224,7 +224,7 @@ impl Kernel for Linear {
             Held::Planes(format) => quantized = Some(Quantized::prepare(cx, op, format)?),
         }
         let own_tokens = match (&small, self.held) {
-            (Some(small), _) => small.max_tokens(),
+            (Some(small), _) => small.own_tokens(),
             (None, Held::Planes(_)) if op.act != DType::F32 => QUANTIZED_TOKENS,
             _ => PLAIN_TOKENS,
         };
