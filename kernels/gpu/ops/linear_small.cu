@@ -7,16 +7,19 @@
 // Blocks stay and walk over the tiles of rows, with the next weights always asked for: the first ones, being constants, before the previous
 // kernel has ended.
 //
-// Definitions: ACT (bf16, f16: activations and weights), OUT (bf16, f16, f32), WARPS, ROW_TILES (16 rows each), DEPTH (chunks in flight a warp),
-// MIN_BLOCKS (blocks that an SM should hold), EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles are 8 gate and 8 up
-// rows, and out = activate(gate) · up), NORM (1: x is normalised: out = W·(x·(norm + offset)) / rms(x)).
-// Launch: grid (blocks: up to the number of tiles of 16·ROW_TILES rows, 8·ROW_TILES gated; tiles of 8·n tokens), 32·WARPS threads, n of linear_small_n.
-// Dynamic shared memory: linear_small_n keeps the tokens of its tile there, pitch bytes each (see `pitch_of`), then come 2·WARPS·8n·(16·ROW_TILES + 4) +
-// (WARPS + 1)·8n floats. linear_direct_n, for tokens that do not fit, needs the floats only; it knows no norm.
+// Definitions: ACT (bf16, f16: activations and weights), OUT (bf16, f16, f32), TILES (8 tokens each), WARPS, ROW_TILES (16 rows each), DEPTH (chunks in
+// flight a warp), MIN_BLOCKS (blocks that an SM should hold), EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles are 8
+// gate and 8 up rows, and out = activate(gate) · up), NORM (1: x is normalised: out = W·(x·(norm + offset)) / rms(x)).
+// Launch: grid (blocks: up to the number of tiles of 16·ROW_TILES rows, 8·ROW_TILES gated; tiles of 8·TILES tokens), 32·WARPS threads.
+// Dynamic shared memory: linear_small keeps the tokens of its tile there, pitch values each (see `pitch_of`), then come 2·WARPS·8·TILES·(16·ROW_TILES + 4)
+// + (WARPS + 1)·8·TILES floats. linear_direct, for tokens that do not fit, needs the floats only; it knows no norm.
 // Needs: k and x_stride multiples of 8, x, w and norm 16-byte aligned.
-// check: -DACT=bf16 -DOUT=bf16 -DWARPS=16 -DROW_TILES=1 -DDEPTH=2 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=0 -DNORM=0
-// check: -DACT=bf16 -DOUT=bf16 -DWARPS=8 -DROW_TILES=1 -DDEPTH=4 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=1 -DNORM=1
-// check: -DACT=f16 -DOUT=f32 -DWARPS=16 -DROW_TILES=2 -DDEPTH=2 -DMIN_BLOCKS=1 -DEPILOGUE=3 -DGATE=0 -DNORM=0
+// check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DWARPS=16 -DROW_TILES=1 -DDEPTH=8 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=1
+// check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DWARPS=16 -DROW_TILES=1 -DDEPTH=8 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=1 -DNORM=1
+// check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DWARPS=16 -DROW_TILES=2 -DDEPTH=4 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+// check: -DACT=bf16 -DOUT=bf16 -DTILES=2 -DWARPS=6 -DROW_TILES=1 -DDEPTH=3 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=2 -DNORM=1
+// check: -DACT=bf16 -DOUT=f32 -DTILES=4 -DWARPS=16 -DROW_TILES=1 -DDEPTH=3 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+// check: -DACT=f16 -DOUT=f32 -DTILES=2 -DWARPS=16 -DROW_TILES=2 -DDEPTH=2 -DMIN_BLOCKS=1 -DEPILOGUE=3 -DGATE=0 -DNORM=0
 #include "activate.cuh"
 #include "common.cuh"
 #include "mma.cuh"
@@ -27,6 +30,8 @@ constexpr u32 kRows = 16 * ROW_TILES;
 constexpr u32 kOut = GATE ? kRows / 2 : kRows;
 // Padding that keeps the lanes of a store in different banks.
 constexpr u32 kColumn = kRows + 4;
+constexpr u32 kTokens = 8 * TILES;
+constexpr u32 kSums = WARPS * kTokens * kColumn;
 
 struct Small {
     const ACT *x;
@@ -46,11 +51,10 @@ struct Small {
 __device__ __forceinline__ u32 pitch_of(u32 k) { return (k + 63) / 64 * 64 + 32; }
 
 // Copies the tokens of this tile to shared memory; with NORM times the norm's weights, and 1 / rms of each to `scales`.
-template <int TOKENS>
 __device__ __forceinline__ void stage(const Small &p, u32 first_token, u32 columns, ACT *staged, float *squares) {
     u32 pitch = pitch_of(p.k), lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const ACT *x = p.x + (u64)first_token * p.x_stride;
-    float sums[TOKENS] = {};
+    float sums[kTokens] = {};
     float scale[8];
     u32 at = 8 * threadIdx.x;
     auto load_norm = [&] {
@@ -64,7 +68,7 @@ __device__ __forceinline__ void stage(const Small &p, u32 first_token, u32 colum
     wait_for_previous();
     while (at < p.k) {
 #pragma unroll
-        for (u32 token = 0; token < TOKENS; token++) {
+        for (u32 token = 0; token < kTokens; token++) {
             uint4 v = load_values(x + (u64)token * p.x_stride + at, token < columns);
             if (NORM) {
                 u32 *words = (u32 *)&v;
@@ -83,7 +87,7 @@ __device__ __forceinline__ void stage(const Small &p, u32 first_token, u32 colum
     }
     if (NORM) {
 #pragma unroll
-        for (u32 token = 0; token < TOKENS; token++) {
+        for (u32 token = 0; token < kTokens; token++) {
             if (token >= columns) break;
             float sum = warp_sum(sums[token]);
             if (lane == 0) squares[token * WARPS + warp] = sum;
@@ -94,12 +98,11 @@ __device__ __forceinline__ void stage(const Small &p, u32 first_token, u32 colum
     if (NORM && threadIdx.x < columns) {
         float sum = 0.f;
         for (u32 i = 0; i < WARPS; i++) sum += squares[threadIdx.x * WARPS + i];
-        squares[TOKENS * WARPS + threadIdx.x] = rsqrtf(sum / p.k + p.eps);
+        squares[kTokens * WARPS + threadIdx.x] = rsqrtf(sum / p.k + p.eps);
     }
 }
 
 // What follows the sums of a tile of rows: one thread an output value, neighbours in a row.
-template <int TOKENS>
 __device__ __forceinline__ void finish(const Small &p, u32 tile, const float *sums, const float *scales, u32 first_token, u32 columns) {
     for (u32 i = threadIdx.x; i < kOut * columns; i += kThreads) {
         u32 at = i % kOut, column = i / kOut, row = tile * kOut + at, token = first_token + column;
@@ -110,8 +113,8 @@ __device__ __forceinline__ void finish(const Small &p, u32 tile, const float *su
         float sum = 0.f, up = 0.f;
 #pragma unroll
         for (u32 warp = 0; warp < WARPS; warp++) {
-            sum += from[warp * TOKENS * kColumn];
-            if (GATE) up += from[warp * TOKENS * kColumn + 8];
+            sum += from[warp * kTokens * kColumn];
+            if (GATE) up += from[warp * kTokens * kColumn + 8];
         }
         if (NORM) {
             sum *= scales[column];
@@ -159,9 +162,8 @@ __device__ __forceinline__ void multiply(const uint4 (&w)[ROW_TILES][2], const u
     }
 }
 
-template <int TILES, bool STAGED> __device__ __forceinline__ void product(const Small &p) {
+template <bool STAGED> __device__ __forceinline__ void product(const Small &p) {
     extern __shared__ uint4 shared[];
-    constexpr u32 kTokens = 8 * TILES, kSums = WARPS * kTokens * kColumn;
     u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     u32 first_token = blockIdx.y * kTokens, columns = min(p.tokens - first_token, kTokens);
     u32 pitch = pitch_of(p.k);
@@ -180,7 +182,7 @@ template <int TILES, bool STAGED> __device__ __forceinline__ void product(const 
     }
     let_next_start();
     if (STAGED) {
-        stage<kTokens>(p, first_token, columns, staged, squares);
+        stage(p, first_token, columns, staged, squares);
     } else {
         wait_for_previous();
     }
@@ -243,22 +245,18 @@ template <int TILES, bool STAGED> __device__ __forceinline__ void product(const 
             }
         }
         __syncthreads();
-        finish<kTokens>(p, tile, tile_sums, squares + WARPS * kTokens, first_token, columns);
+        finish(p, tile, tile_sums, squares + WARPS * kTokens, first_token, columns);
     }
 }
 
-#define ENTRY(name, tiles, staged)                                                                                                                   \
+#define ENTRY(name, staged)                                                                                                                          \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS)                                                                             \
-        name##tiles(const ACT *x, const ACT *w, const ACT *w_up, const float *norm, const float *bias, const float *bias_up, const OUT *residual,   \
-                    OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k, float norm_offset, float eps) {          \
+        name(const ACT *x, const ACT *w, const ACT *w_up, const float *norm, const float *bias, const float *bias_up, const OUT *residual,          \
+             OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k, float norm_offset, float eps) {                 \
         Small p = {x, w, w_up, norm, bias, bias_up, residual, out, x_stride, residual_stride, out_stride, tokens, n, k, norm_offset, eps};          \
-        product<tiles, staged>(p);                                                                                                                  \
+        product<staged>(p);                                                                                                                         \
     }
-ENTRY(linear_small_, 1, true)
-ENTRY(linear_small_, 2, true)
-ENTRY(linear_small_, 4, true)
+ENTRY(linear_small, true)
 #if !NORM
-ENTRY(linear_direct_, 1, false)
-ENTRY(linear_direct_, 2, false)
-ENTRY(linear_direct_, 4, false)
+ENTRY(linear_direct, false)
 #endif

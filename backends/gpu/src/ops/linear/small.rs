@@ -10,7 +10,7 @@ use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
 use crate::view::View;
 
-/// Token tiles of 8 that an entry point takes.
+/// Token tiles of 8 that a block may take.
 const TILES: [u32; 3] = [1, 2, 4];
 
 /// How a block is made.
@@ -79,7 +79,7 @@ fn shape(n: u32, k: u32, tiles: u32, num_sms: u32) -> Shape {
 }
 
 /// Most tokens for which it beats the library's product, which has the ops around it to launch separately.
-fn own_tokens(n: u32, k: u32, fused: bool) -> u32 {
+pub(super) fn own_tokens(n: u32, k: u32, fused: bool) -> u32 {
     match u64::from(n) * u64::from(k) {
         0..0x20_0000 if !fused => 32,
         0..0x200_0000 => 16,
@@ -89,7 +89,8 @@ fn own_tokens(n: u32, k: u32, fused: bool) -> u32 {
 
 /// Compiled for each number of token tiles.
 pub(crate) struct Small {
-    entries: [Entry; 3],
+    /// Ascending, at least one; the last takes more tokens than it has tiles for in several blocks.
+    entries: Vec<Entry>,
     own_tokens: u32,
     max_shared: u32,
     num_sms: u32,
@@ -166,11 +167,12 @@ impl Small {
         let rows = if gated { 2 } else { 1 } * op.out_features;
         let one = |tiles: u32| -> Result<Entry> {
             let shape = shape(rows, op.in_features, tiles, facts.num_sms);
-            let [warps, row_tiles, depth, blocks] =
-                [shape.warps, shape.row_tiles, shape.depth, shape.blocks].map(|v| v.to_string());
+            let [warps, row_tiles, depth, blocks, count] =
+                [shape.warps, shape.row_tiles, shape.depth, shape.blocks, tiles].map(|v| v.to_string());
             let defines = [
                 ("ACT", type_name(op.act)),
                 ("OUT", type_name(op.out)),
+                ("TILES", count.as_str()),
                 ("WARPS", warps.as_str()),
                 ("ROW_TILES", row_tiles.as_str()),
                 ("DEPTH", depth.as_str()),
@@ -179,20 +181,24 @@ impl Small {
                 ("GATE", fusion.gate),
                 ("NORM", if fusion.norm { "1" } else { "0" }),
             ];
-            let function = |kind: &str| {
-                let name = format!("linear_{kind}_{tiles}");
-                cx.function(LINEAR_SMALL, &defines, &name, facts.max_shared_bytes)
-            };
+            let function = |name| cx.function(LINEAR_SMALL, &defines, name, facts.max_shared_bytes);
             Ok(Entry {
                 shape,
                 tiles,
-                staged: function("small")?,
-                direct: if fusion.norm { None } else { Some(function("direct")?) },
+                staged: function("linear_small")?,
+                direct: if fusion.norm {
+                    None
+                } else {
+                    Some(function("linear_direct")?)
+                },
             })
         };
+        let own_tokens = own_tokens(rows, op.in_features, fusion.norm || gated);
+        let needed = own_tokens.min(op.max_tokens);
+        let tiles = TILES.into_iter().filter(|&t| t == 1 || 4 * t < needed);
         Ok(Small {
-            entries: [one(TILES[0])?, one(TILES[1])?, one(TILES[2])?],
-            own_tokens: own_tokens(rows, op.in_features, fusion.norm || gated),
+            entries: tiles.map(one).collect::<Result<_>>()?,
+            own_tokens,
             max_shared: facts.max_shared_bytes,
             num_sms: facts.num_sms,
             k: op.in_features,
@@ -212,12 +218,8 @@ impl Small {
     }
 
     fn entry(&self, tokens: u32) -> &Entry {
-        let [first, second, third] = &self.entries;
-        match tokens {
-            0..=8 => first,
-            9..=16 => second,
-            _ => third,
-        }
+        let fitting = self.entries.iter().position(|entry| tokens <= 8 * entry.tiles);
+        &self.entries[fitting.unwrap_or(self.entries.len() - 1)]
     }
 
     /// Appends the launch. Rows of x are 16-byte aligned.
