@@ -142,8 +142,7 @@ fn read_image(path: &Path) -> Option<Vec<u8>> {
     let rest = bytes.strip_prefix(&MAGIC[..])?;
     let (length, rest) = rest.split_at_checked(8)?;
     let (hash, image) = rest.split_at_checked(HASH_BYTES)?;
-    let whole =
-        length == (image.len() as u64).to_le_bytes() && !image.is_empty() && Sha256::digest(image)[..] == *hash;
+    let whole = length == (image.len() as u64).to_le_bytes() && !image.is_empty() && Sha256::digest(image)[..] == *hash;
     whole.then(|| image.to_vec())
 }
 

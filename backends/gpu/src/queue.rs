@@ -79,7 +79,10 @@ impl QueueCore {
 
     /// Remembers the first failure: everything after it is void.
     fn fail(&self, number: u64, error: Error) -> Error {
-        let message = format!("submit {number} failed: {}; this queue runs nothing more", error.message);
+        let message = format!(
+            "submit {number} failed: {}; this queue runs nothing more",
+            error.message
+        );
         self.failure.get_or_init(|| Error { message, ..error }).clone()
     }
 
@@ -238,9 +241,7 @@ impl Queue for GpuQueue {
         let number = self.core.last.load(Ordering::Relaxed) + 1;
         let outcome = self.enqueue(state, &others, number);
         // Also after a failure: part of the work may be under way.
-        state
-            .in_flight
-            .extend(state.lists.drain(..).map(|list| (number, list)));
+        state.in_flight.extend(state.lists.drain(..).map(|list| (number, list)));
         outcome.map_err(|error| self.core.fail(number, error))?;
         self.core.last.store(number, Ordering::Release);
         Ok(number)

@@ -90,7 +90,17 @@ impl StepRing {
                 let mut base = slot.memory.device;
                 let params = &mut [(&raw mut pieces).cast::<c_void>(), (&raw mut base).cast()];
                 // SAFETY: `step_write` takes an array of pieces by value and the slot's address.
-                unsafe { driver.launch(self.scatter, [count as u32, 1, 1], [THREADS, 1, 1], 0, params, true, stream)? };
+                unsafe {
+                    driver.launch(
+                        self.scatter,
+                        [count as u32, 1, 1],
+                        [THREADS, 1, 1],
+                        0,
+                        params,
+                        true,
+                        stream,
+                    )?
+                };
             }
             driver.record_event(slot.free, stream)?;
         }

@@ -164,7 +164,11 @@ impl Uploads {
         pitch: u64,
         height: u64,
     ) -> Result<()> {
-        let width = if height == 1 { bytes.len() as u64 } else { bytes.len() as u64 - (height - 1) * pitch };
+        let width = if height == 1 {
+            bytes.len() as u64
+        } else {
+            bytes.len() as u64 - (height - 1) * pitch
+        };
         let rows_at_once = (CHUNK_BYTES / width.max(1)).max(1);
         let mut row = 0;
         while row < height {
@@ -180,7 +184,8 @@ impl Uploads {
                 // SAFETY: the caller checked the target; the chunk is not touched before its event has passed.
                 unsafe {
                     if rows == 1 || to_pitch == part {
-                        self.driver.copy(target, chunk.memory.device, part * rows, self.stream)?;
+                        self.driver
+                            .copy(target, chunk.memory.device, part * rows, self.stream)?;
                     } else {
                         self.driver
                             .copy_2d(target, to_pitch, chunk.memory.device, part, part, rows, self.stream)?;
@@ -365,7 +370,7 @@ mod tests {
     #[test]
     fn rows_are_packed_densely_by_any_number_of_threads() {
         for (width, pitch, height) in [(3, 5, 4), (7, 7, 9), (5000, 5003, 4001), (9 << 20, 9 << 20, 1)] {
-            let from: Vec<u8> = (0..pitch * height).map(|i| (i * 31 >> 3) as u8).collect();
+            let from: Vec<u8> = (0..pitch * height).map(|i| ((i * 31) >> 3) as u8).collect();
             let mut to = vec![0xEE; width * height];
             gather(from.as_ptr(), pitch, to.as_mut_ptr(), width, height);
             for row in 0..height {
