@@ -17,6 +17,7 @@ pub struct Source {
 pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../include/common.cuh")),
     ("mma.cuh", include_str!("../include/mma.cuh")),
+    ("vector.cuh", include_str!("../include/vector.cuh")),
 ];
 
 macro_rules! sources {
