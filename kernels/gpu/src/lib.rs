@@ -18,6 +18,9 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../include/common.cuh")),
     ("mma.cuh", include_str!("../include/mma.cuh")),
     ("vector.cuh", include_str!("../include/vector.cuh")),
+    ("activate.cuh", include_str!("../include/activate.cuh")),
+    ("quantized.cuh", include_str!("../include/quantized.cuh")),
+    ("weights.cuh", include_str!("../include/weights.cuh")),
 ];
 
 macro_rules! sources {
