@@ -17,6 +17,7 @@ pub struct Source {
 pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../include/common.cuh")),
     ("kv.cuh", include_str!("../include/kv.cuh")),
+    ("kv_stream.cuh", include_str!("../include/kv_stream.cuh")),
     ("mma.cuh", include_str!("../include/mma.cuh")),
 ];
 
