@@ -16,6 +16,8 @@ pub struct Source {
 /// Headers by the name that `#include` gives, with their text.
 pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../include/common.cuh")),
+    ("kv.cuh", include_str!("../include/kv.cuh")),
+    ("kv_stream.cuh", include_str!("../include/kv_stream.cuh")),
     ("mma.cuh", include_str!("../include/mma.cuh")),
     ("vector.cuh", include_str!("../include/vector.cuh")),
     ("activate.cuh", include_str!("../include/activate.cuh")),
