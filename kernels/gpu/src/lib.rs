@@ -16,6 +16,7 @@ pub struct Source {
 /// Headers by the name that `#include` gives, with their text.
 pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../include/common.cuh")),
+    ("hopper.cuh", include_str!("../include/hopper.cuh")),
     ("mma.cuh", include_str!("../include/mma.cuh")),
 ];
 
