@@ -74,6 +74,7 @@ struct Params {
 __device__ __forceinline__ void plan(const Params &p, Shared &shared, int *ends, int *order, int *lens, int thread) {
     if (thread == 0) shared.num_seqs = 0;
     named_wait(PLANNERS, 128);
+#pragma unroll 1
     for (int s = thread; s < p.num_seqs; s += 128) {
         int query_len = p.query_start_loc[s + 1] - p.query_start_loc[s];
         if (p.step_rows[s] < 0 || query_len < p.min_query_len || query_len < 1) continue;
@@ -81,16 +82,20 @@ __device__ __forceinline__ void plan(const Params &p, Shared &shared, int *ends,
     }
     named_wait(PLANNERS, 128);
     int count = shared.num_seqs;
+#pragma unroll 1
     for (int i = thread; i < count; i += 128) lens[i] = p.seq_lens[ends[i]];
     named_wait(PLANNERS, 128);
+#pragma unroll 1
     for (int i = thread; i < count; i += 128) {
         int len = lens[i], s = ends[i], rank = 0;
+#pragma unroll 1
         for (int j = 0; j < count; j++) rank += lens[j] > len || (lens[j] == len && ends[j] < s);
         order[rank] = s;
     }
     named_wait(PLANNERS, 128);
     if (thread < 32) {
         int sum = 0;
+#pragma unroll 1
         for (int base = 0; base < count; base += 32) {
             int i = base + thread, tiles = 0;
             if (i < count) tiles = ((p.query_start_loc[order[i] + 1] - p.query_start_loc[order[i]]) * GROUP + ROWS - 1) / ROWS;
@@ -111,6 +116,7 @@ __device__ __forceinline__ Tile find_tile(const Params &p, const Shared &shared,
     Tile tile;
     tile.kv_head = item % p.num_kv_heads;
     int index = item / p.num_kv_heads, low = 0, high = shared.num_seqs - 1;
+#pragma unroll 1
     while (low < high) {
         int middle = (low + high) / 2;
         if (ends[middle] > index) {
@@ -165,6 +171,7 @@ __device__ __forceinline__ void load(const Params &p, Shared &shared, u8 *querie
             barrier_arrive_expect(shared.q_full, rows * 2 * HEAD_DIM);
         }
         __syncwarp();
+#pragma unroll 1
         for (int r = lane; r < rows; r += 32) {
             int row = tile.first_row + r;
             const ACT *from = p.q + (tile.first_token + row / GROUP) * p.q_token_stride + (tile.kv_head * GROUP + row % GROUP) * p.q_head_stride;
@@ -172,6 +179,7 @@ __device__ __forceinline__ void load(const Params &p, Shared &shared, u8 *querie
         }
         const i32 *table = p.block_table + table_row * p.table_stride;
         int pages = 0;
+#pragma unroll 1
         for (int b = tile.last_block, i = 0; b >= tile.first_block; b--, i++) {
             if (i % 32 == 0) pages = b - lane >= tile.first_block ? table[b - lane] : 0;
             int page = __shfl_sync(0xffffffffu, pages, i % 32);
@@ -195,18 +203,18 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// Scores of 64 rows against BLOCK keys: tile i of 8 keys is s[4i ..].
-__device__ __forceinline__ void start_scores(float (&s)[BLOCK / 2], const u32 (&q)[HEAD_DIM / 4], u32 block) {
+// Scores of 64 rows against BLOCK keys: tile i of 8 keys is s[4i ..]. `keys` describes the first 16 dimensions of the block's keys.
+__device__ __forceinline__ void start_scores(float (&s)[BLOCK / 2], const u32 (&q)[HEAD_DIM / 4], u64 keys) {
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; k++)
-        Wgmma<ACT, BLOCK>::run(s, q[4 * k], q[4 * k + 1], q[4 * k + 2], q[4 * k + 3], wgmma_operand(block + k * BLOCK * 32, BLOCK * 16, 128), k > 0);
+        Wgmma<ACT, BLOCK>::run(s, q[4 * k], q[4 * k + 1], q[4 * k + 2], q[4 * k + 3], keys + k * (BLOCK * 32 / 16), k > 0);
     wgmma_commit();
 }
-__device__ __forceinline__ void start_output(float (&o)[HEAD_DIM / 2], const u32 (&weights)[BLOCK / 4], u32 block) {
+// Adds the weighted values. `values` describes the block's first 16 tokens.
+__device__ __forceinline__ void start_output(float (&o)[HEAD_DIM / 2], const u32 (&weights)[BLOCK / 4], u64 values) {
 #pragma unroll
     for (int k = 0; k < BLOCK / 16; k++)
-        Wgmma<ACT, HEAD_DIM>::run(o, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3],
-                                  wgmma_operand(block + PART_BYTES + k * HEAD_DIM * 32, HEAD_DIM * 16, 128), 1);
+        Wgmma<ACT, HEAD_DIM>::run(o, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], values + k * (HEAD_DIM * 32 / 16), 1);
     wgmma_commit();
 }
 
@@ -323,7 +331,9 @@ __device__ __forceinline__ void multiply(const Params &p, Shared &shared, const 
     int warp = thread / 32, lane = thread & 31, stage = 0, next_group = group + 1 == CONSUMERS ? 0 : group + 1;
     u32 phase = 0, q_phase = 0;
     float scale_log2 = SOFTCAP ? LOG2E : p.scale * LOG2E;
-    u32 ring_address = shared_address(ring);
+    // Operands in the first stage; a stage is `STAGE` further.
+    u64 keys = wgmma_operand(shared_address(ring), BLOCK * 16, 128), values = wgmma_operand(shared_address(ring) + PART_BYTES, HEAD_DIM * 16, 128);
+    const u64 STAGE = 2 * PART_BYTES / 16;
     // Row and half of a row that this lane addresses for ldmatrix: its four 8×8 pieces are those of the left operand.
     u32 q_address = shared_address(queries) + (64 * group + 16 * warp + (lane & 15)) * Q_PITCH + (lane >> 4) * 16;
     if (group == CONSUMERS - 1) named_signal(TURN, 256);
@@ -359,7 +369,7 @@ __device__ __forceinline__ void multiply(const Params &p, Shared &shared, const 
         named_wait(TURN + group, 256);
         pin(q);
         wgmma_fence();
-        start_scores(s, q, ring_address + stage * 2 * PART_BYTES);
+        start_scores(s, q, keys + stage * STAGE);
         named_signal(TURN + next_group, 256);
         wgmma_wait<0>();
         pin(s);
@@ -378,29 +388,34 @@ __device__ __forceinline__ void multiply(const Params &p, Shared &shared, const 
             pin(o);
             pin(weights);
             wgmma_fence();
-            start_scores(s, q, ring_address + stage * 2 * PART_BYTES);
-            start_output(o, weights, ring_address + previous * 2 * PART_BYTES);
+            start_scores(s, q, keys + stage * STAGE);
+            start_output(o, weights, values + previous * STAGE);
             named_signal(TURN + next_group, 256);
             wgmma_wait<1>();
             pin(s);
             if (SOFTCAP) cap(s, p.scale, p.softcap);
             if ((block + 1) * BLOCK > clear || block * BLOCK < seen) mask(s, position, block * BLOCK, p.window, lane);
             softmax(s, maximum, sum, rescale, scale_log2);
-            wgmma_wait<0>();
-            pin(o);
-            pin(weights);
-            if (lane == 0) barrier_arrive(shared.empty[previous]);
+            pin(s);
+            // The branch stands between softmax and wait on purpose: within one straight piece of code the compiler waits first.
             if (__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f)) {
+                wgmma_wait<0>();
+                pin(o);
 #pragma unroll
                 for (int i = 0; i < HEAD_DIM / 2; i++) o[i] *= rescale[i / 2 % 2];
+            } else {
+                asm volatile("wgmma.wait_group.sync.aligned 0; // kept apart" ::: "memory");
+                pin(o);
             }
+            pin(weights);
+            if (lane == 0) barrier_arrive(shared.empty[previous]);
             to_weights(weights, s);
             previous = stage;
         }
         pin(o);
         pin(weights);
         wgmma_fence();
-        start_output(o, weights, ring_address + previous * 2 * PART_BYTES);
+        start_output(o, weights, values + previous * STAGE);
         wgmma_wait<0>();
         pin(o);
         if (lane == 0) barrier_arrive(shared.empty[previous]);
@@ -436,7 +451,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     wait_for_previous();
     int warpgroup = threadIdx.x / 128;
     if (warpgroup == 0) {
-        give_registers<CONSUMERS == 2 ? 24 : 32>();
+        give_registers<32>();
         plan(p, shared, ends, order, lens, threadIdx.x);
         if (threadIdx.x < 32) {
             load(p, shared, queries, ring, ends, order, threadIdx.x);
