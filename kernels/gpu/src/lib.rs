@@ -23,6 +23,8 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("activate.cuh", include_str!("../include/activate.cuh")),
     ("quantized.cuh", include_str!("../include/quantized.cuh")),
     ("weights.cuh", include_str!("../include/weights.cuh")),
+    ("hopper.cuh", include_str!("../include/hopper.cuh")),
+    ("prefill.cuh", include_str!("../include/prefill.cuh")),
 ];
 
 macro_rules! sources {
@@ -39,7 +41,8 @@ macro_rules! sources {
 sources! {
     ATTENTION_DECODE = "attention_decode": "Split-KV attention of few query tokens a sequence.",
     ATTENTION_PLAIN = "attention_plain": "Attention of any shape, without matrix units.",
-    ATTENTION_PREFILL = "attention_prefill": "Attention of prompt chunks on matrix units.",
+    ATTENTION_PREFILL = "attention_prefill": "Attention of prompt chunks on Hopper's matrix units.",
+    ATTENTION_PREFILL_MMA = "attention_prefill_mma": "Attention of prompt chunks on the matrix units of sm_80 and newer.",
     KV_WRITE = "kv_write": "Keys and values into their blocks, with rotation and per-head norms where a composite asks for them.",
     COPY = "copy": "`copy`, `fill`, `fill_random`, `cast`, `copy_blocks`.",
     EMBEDDING = "embedding": "`embedding` of every weight format.",
