@@ -55,7 +55,8 @@ sources! {
     POINTWISE = "pointwise": "Elementwise ops.",
     ROPE = "rope": "`rope`.",
     ROWS = "rows": "`gather_rows`, `scatter_rows`, `quantize_act`, `pool`.",
-    STEP = "step": "`prepare_inputs`, `slot_mapping`, `update_rows`, and the scatter of step writes.",
+    STEP = "step": "`prepare_inputs`, `slot_mapping`, `update_rows`.",
+    STEP_WRITE = "step_write": "The scatter of step data from pinned memory.",
     LOGITS = "logits": "`logits_process`.",
     SAMPLE = "sample": "`argmax`, `sample`, `top_logprobs`.",
 }
