@@ -44,6 +44,7 @@ pub(crate) fn run_commands(driver: &dyn Driver, stream: Stream, encoding: &Encod
                 call,
                 x_in_scratch,
                 out_in_scratch,
+                weight_in_scratch,
                 workspace,
             } => {
                 let mut call = *call;
@@ -52,6 +53,9 @@ pub(crate) fn run_commands(driver: &dyn Driver, stream: Stream, encoding: &Encod
                 }
                 if *out_in_scratch {
                     call.out = scratch.at(call.out)?;
+                }
+                if *weight_in_scratch {
+                    call.weight = scratch.at(call.weight)?;
                 }
                 let workspace = match product.workspace_bytes() {
                     0 => 0,
