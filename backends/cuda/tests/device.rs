@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use halyard_cuda::CudaPlatform;
+use halyard_platform_api::communicator::{Collective, CollectiveKind};
 use halyard_platform_api::ops::{Add, Cast, Epilogue, Linear};
 use halyard_platform_api::{
     Buffer, BufferKind, CommandBuffer, DType, Device, EncoderMode, Platform, PreparedOp, Queue, QueueKind, QueueWait,
@@ -153,7 +154,9 @@ fn step_writes_of_any_size_and_alignment_arrive_in_order() {
     let buffer = device.create_buffer(SIZE as u64, BufferKind::Device).expect("memory");
     let mut state = 12345u64;
     let mut random = |below: usize| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         (state >> 33) as usize % below
     };
     // Small ones by the dozen, then more than a slot of the ring, then the same places twice in one call.
@@ -161,7 +164,8 @@ fn step_writes_of_any_size_and_alignment_arrive_in_order() {
         let largest = [40, 70_000, 3 << 20][round % 3];
         let pieces: Vec<(usize, Vec<u8>)> = (0..random(40) + 1)
             .map(|_| {
-                let len = random(largest.min(if round % 3 == 2 { 1 << 18 } else { largest })) + usize::from(round % 5 != 0);
+                let len =
+                    random(largest.min(if round % 3 == 2 { 1 << 18 } else { largest })) + usize::from(round % 5 != 0);
                 let at = random(SIZE - len);
                 (at, (0..len).map(|_| random(256) as u8).collect())
             })
@@ -215,6 +219,52 @@ fn more_memory_than_there_is_gives_the_arithmetic_and_leaves_the_device_usable()
     assert_eq!(device.memory().expect("known").used_bytes, used);
 }
 
+/// A group of one rank: what can be asked of the library on one device.
+#[test]
+fn collectives_of_one_rank_copy_and_can_be_recorded() {
+    let Some(device) = device() else { return };
+    let id = device.communicator_id().expect("the library is there");
+    let group = device.create_communicator(&id, 0, 1).expect("one rank");
+    let again = device.create_communicator(&id, 0, 1).err().expect("joined already");
+    assert_eq!(again.status, Status::InvalidArgument);
+    let queue = device.create_queue(QueueKind::Compute).expect("a queue");
+    let values: Vec<f32> = (0..96).map(|i| i as f32 - 7.5).collect();
+    for kind in [
+        CollectiveKind::AllReduce,
+        CollectiveKind::AllGather,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::AllToAll,
+        CollectiveKind::Broadcast,
+    ] {
+        let spec = Collective {
+            kind,
+            dtype: DType::F32,
+            peer: 0,
+        };
+        let op = group.prepare(&spec).expect("prepares");
+        for mode in [EncoderMode::OneShot, EncoderMode::Reusable] {
+            let (_from, input) = floats(&*device, &values);
+            let (to, out) = floats(&*device, &[0.0; 96]);
+            let list = encode(&*device, mode, &[(&op, vec![input, out])]);
+            let number = queue.submit(&[list.id()], &[]).expect("submits");
+            queue.wait(number, WAIT_NS).expect("done");
+            assert_eq!(floats_of(&*to), values, "{kind:?} {mode:?}");
+        }
+    }
+    let short = Tensor::contiguous(floats(&*device, &[0.0; 8]).0.id(), 0, DType::F32, &[8]);
+    let op = group
+        .prepare(&Collective {
+            kind: CollectiveKind::AllReduce,
+            dtype: DType::F32,
+            peer: 0,
+        })
+        .expect("prepares");
+    let mut encoder = device.create_encoder(EncoderMode::OneShot).expect("an encoder");
+    let (_whole, whole) = floats(&*device, &values);
+    let error = encoder.encode(op.id(), &[whole, short]).expect_err("sizes differ");
+    assert_eq!(error.status, Status::InvalidArgument);
+}
+
 /// Products in every type over odd strides, against the sum by hand.
 #[test]
 fn linear_of_many_tokens_is_right() {
@@ -247,7 +297,9 @@ fn linear_of_many_tokens_is_right() {
             bytes: &weight,
         };
         op.pack_weight(0, rows, &dst).expect("packs");
-        let input = device.create_buffer(x.len() as u64, BufferKind::Device).expect("memory");
+        let input = device
+            .create_buffer(x.len() as u64, BufferKind::Device)
+            .expect("memory");
         input.write(0, &x).expect("in range");
         let input = (
             Tensor::contiguous(input.id(), 0, DType::BF16, &[tokens, in_features]),
@@ -269,9 +321,7 @@ fn linear_of_many_tokens_is_right() {
         }
         assert_eq!(results[0], results[1]);
         for (row, column) in [(0, 0), (t - 1, n - 1), (t / 2, n / 3), (1, n - 1)] {
-            let sum: f32 = (0..k)
-                .map(|i| value(row * k + i + 5) * value(column * k + i))
-                .sum();
+            let sum: f32 = (0..k).map(|i| value(row * k + i + 5) * value(column * k + i)).sum();
             assert_eq!(results[0][row * n + column], sum, "{spec:?} row {row} column {column}");
         }
     }

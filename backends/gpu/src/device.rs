@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{
     AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities, ClaimReport,
-    DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpId, OpRegistry, OpSpec, OpSupport,
-    PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result, Status, Tensor, WeightRows,
+    Communicator, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpId,
+    OpRegistry, OpSpec, OpSupport, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result, Status, Tensor,
+    WeightRows,
 };
 
 use crate::commands::GpuEncoder;
+use crate::communicator::GpuCommunicator;
 use crate::driver::{Driver, Facts};
 use crate::kernel::{Kernel, Preparation, RowSource};
 use crate::memory::{Allocation, Memory};
@@ -59,6 +61,7 @@ pub fn device_info(facts: &Facts) -> DeviceInfo {
         preferred_kv_dtype: DType::BF16,
         capabilities: Capabilities::RECORDING
             .with(Capabilities::CONCURRENT_QUEUES)
+            .with(Capabilities::COMMUNICATOR)
             .with(Capabilities::COMPOSITES),
         async_depth: 2,
         max_buffer_bytes: facts.total_memory_bytes,
@@ -98,20 +101,21 @@ impl GpuDevice {
     pub fn compile_counts(&self) -> (u64, u64) {
         self.inner.modules.counts()
     }
+}
 
-    fn register(&self, mut kernel: Box<dyn Kernel>) -> Result<Arc<dyn PreparedOp>> {
-        kernel.prepare(&Preparation {
-            driver: &self.inner.driver,
-            modules: &self.inner.modules,
-        })?;
-        let kernel: SharedKernel = Arc::from(kernel);
-        let id = write(&self.inner.objects).ops.insert(kernel.clone());
-        Ok(Arc::new(Prepared {
-            inner: self.inner.clone(),
-            kernel,
-            id: OpId(id),
-        }))
-    }
+/// Prepares a kernel and gives it an id.
+pub(crate) fn register(inner: &Arc<Inner>, mut kernel: Box<dyn Kernel>) -> Result<Arc<dyn PreparedOp>> {
+    kernel.prepare(&Preparation {
+        driver: &inner.driver,
+        modules: &inner.modules,
+    })?;
+    let kernel: SharedKernel = Arc::from(kernel);
+    let id = write(&inner.objects).ops.insert(kernel.clone());
+    Ok(Arc::new(Prepared {
+        inner: inner.clone(),
+        kernel,
+        id: OpId(id),
+    }))
 }
 
 impl Device for GpuDevice {
@@ -160,6 +164,20 @@ impl Device for GpuDevice {
 
     fn attention(&self) -> &dyn AttentionRegistry {
         self
+    }
+
+    fn communicator_id(&self) -> Result<CommunicatorId> {
+        self.inner.driver.communicator_id()
+    }
+
+    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
+        if size == 0 || rank >= size {
+            return Err(Error::invalid(format!(
+                "rank {rank} of a group of {size}; ranks are 0 to size − 1"
+            )));
+        }
+        let group = self.inner.driver.join(id, rank, size)?;
+        Ok(Arc::new(GpuCommunicator::new(self.inner.clone(), group)))
     }
 }
 
@@ -275,7 +293,7 @@ impl OpRegistry for GpuDevice {
     }
 
     fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
-        self.register(ops::build(spec)?)
+        register(&self.inner, ops::build(spec)?)
     }
 
     fn claim(&self, program: &Program) -> Result<ClaimReport> {
@@ -285,7 +303,7 @@ impl OpRegistry for GpuDevice {
 
     fn prepare_program(&self, program: &Program) -> Result<Arc<dyn PreparedOp>> {
         program.validate()?;
-        self.register(ops::build_program(program)?)
+        register(&self.inner, ops::build_program(program)?)
     }
 }
 
