@@ -71,6 +71,8 @@ impl Template {
 }
 
 struct EncodedOp {
+    /// For people.
+    name: String,
     op: Arc<dyn PreparedOp>,
     id: OpId,
     operands: Vec<Template>,
@@ -112,6 +114,12 @@ impl CompiledProgram {
 
     pub(crate) fn num_ops(&self) -> usize {
         self.ops.len()
+    }
+
+    /// The first op that cannot be recorded.
+    pub(crate) fn not_recordable(&self) -> Option<&str> {
+        let op = self.ops.iter().find(|op| !op.op.info().recordable)?;
+        Some(&op.name)
     }
 }
 
@@ -238,7 +246,8 @@ pub(crate) fn compile(
     let scratch_bytes = ops.iter().map(|(op, ..)| op.info().scratch_bytes).max().unwrap_or(0);
     let ops: Vec<EncodedOp> = ops
         .into_iter()
-        .map(|(op, operands, _)| EncodedOp {
+        .map(|(op, operands, segment)| EncodedOp {
+            name: segment_name(&model.program, segment),
             id: op.id(),
             op,
             operands: operands.into_iter().map(template).collect(),
@@ -277,6 +286,12 @@ fn segments(claims: &[Claim], num_nodes: usize) -> Result<Vec<Claim>, EngineErro
     }
     all.extend((next..num_nodes as u32).map(|first| Claim { first, count: 1 }));
     Ok(all)
+}
+
+fn segment_name(program: &Program, segment: Claim) -> String {
+    let first = segment.first as usize;
+    let nodes = &program.nodes[first..first + segment.count as usize];
+    nodes.iter().map(|node| node.spec.name()).collect::<Vec<_>>().join("+")
 }
 
 fn activation(place: &(Tensor, ActivationSlot), column: u32, width: u32, heads: u32) -> Template {
@@ -372,8 +387,9 @@ impl std::fmt::Debug for EncodedOp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "op {} ({} operands, {:?})",
+            "op {} {} ({} operands, {:?})",
             self.id.0,
+            self.name,
             self.operands.len(),
             self.op.info()
         )

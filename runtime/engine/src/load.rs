@@ -15,7 +15,9 @@ use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::kv_memory::{self, KvNeeds};
 use crate::plan::{Plan, plan};
+use crate::recording::{Recordings, bucket_sizes};
 use crate::runner::{Runner, StepOps};
+use crate::self_check::Scratch;
 use crate::state::{ResultRing, RowState, StepState, Writes};
 
 /// How far loading is.
@@ -131,13 +133,15 @@ pub(crate) fn load(
     };
     notes.push(format!("composites: {} regions run as one op", forward.num_claims));
     notes.extend(forward.left.lines().map(|line| format!("composites: {line}")));
-    queue.reserve_scratch(forward.scratch_bytes.max(head.scratch_bytes).max(ops_scratch(&ops)))?;
+    queue.reserve_scratch(forward.scratch_bytes.max(head.scratch_bytes).max(ops.scratch_bytes()))?;
     let mut buffers = memory.buffers;
     let (scheduler, max_model_len, kv_note) = size_kv(config, &*device, files, &plan)?;
     notes.extend(kv_note);
-    bind_kv(&*device, &plan, scheduler.num_blocks, &mut forward, &mut buffers)?;
+    let num_pages = scheduler.num_blocks + plan.scratch_pages();
+    bind_kv(&*device, &plan, num_pages, &mut forward, &mut buffers)?;
+    let recordings = recordings(config, &*device, &plan, &scheduler, [&forward, &head], &ops, &mut notes);
     let info = model_info(files, &plan, &scheduler, max_model_len, &forward, notes);
-    let runner = Runner {
+    let mut runner = Runner {
         queue,
         forward,
         head,
@@ -148,17 +152,61 @@ pub(crate) fn load(
         capacities: plan.capacities,
         logits,
         raw_logits,
-        _buffers: buffers,
+        hidden: forward_slots[0].0,
+        buffers,
         writes: Writes::default(),
         next_entry: 0,
         words: Vec::new(),
+        recordings,
+        order: Vec::new(),
+        spare_rows: Vec::new(),
         device,
     };
+    runner.prepare_scratch()?;
     Ok(Loaded {
         runner,
         scheduler,
         info,
     })
+}
+
+/// Recorded decode steps, where device and ops allow them; the notes say why not.
+fn recordings(
+    config: &EngineConfig,
+    device: &dyn Device,
+    plan: &Plan,
+    scheduler: &SchedulerConfig,
+    programs: [&CompiledProgram; 2],
+    ops: &StepOps,
+    notes: &mut Vec<String>,
+) -> Option<Recordings> {
+    let c = &plan.capacities;
+    let program = programs.iter().find_map(|program| program.not_recordable());
+    let refused = match plan.recording {
+        Err(why) => Err(why.to_string()),
+        Ok(()) => match program.or_else(|| ops.not_recordable()) {
+            Some(name) => Err(format!("{name} is not recordable")),
+            None => Ok(bucket_sizes(c.max_seqs, &device.info().shape_buckets)),
+        },
+    };
+    match refused {
+        Err(why) => {
+            notes.push(format!("decode steps are encoded one by one: {why}"));
+            None
+        }
+        Ok(sizes) => {
+            notes.push(format!(
+                "decode steps are recorded on first use, for {sizes:?} sequences"
+            ));
+            let scratch = Scratch {
+                first_row: c.max_seqs,
+                first_page: scheduler.num_blocks,
+                num_tokens: plan.options.block_size.min(c.max_tokens).min(c.max_model_len),
+                steps: 0,
+            };
+            Some(Recordings::new(sizes, scratch, config.recording.check))
+        }
+    }
 }
 
 fn step_ops(plan: &Plan, ring: &ResultRing, preparer: &mut Preparer<'_>) -> Result<Option<StepOps>, EngineError> {
@@ -220,18 +268,30 @@ fn step_ops(plan: &Plan, ring: &ResultRing, preparer: &mut Preparer<'_>) -> Resu
     }))
 }
 
-fn ops_scratch(ops: &StepOps) -> u64 {
-    let all: [&Arc<dyn PreparedOp>; 8] = [
-        &ops.prepare_inputs,
-        &ops.slot_mapping,
-        &ops.update_rows,
-        &ops.argmax,
-        &ops.sample,
-        &ops.logits_process,
-        &ops.top_logprobs,
-        &ops.copy_logits,
-    ];
-    all.iter().map(|op| op.info().scratch_bytes).max().unwrap_or(0)
+impl StepOps {
+    fn all(&self) -> [(&'static str, &Arc<dyn PreparedOp>); 8] {
+        [
+            ("prepare_inputs", &self.prepare_inputs),
+            ("slot_mapping", &self.slot_mapping),
+            ("update_rows", &self.update_rows),
+            ("argmax", &self.argmax),
+            ("sample", &self.sample),
+            ("logits_process", &self.logits_process),
+            ("top_logprobs", &self.top_logprobs),
+            ("copy", &self.copy_logits),
+        ]
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        let all = self.all().into_iter();
+        all.map(|(_, op)| op.info().scratch_bytes).max().unwrap_or(0)
+    }
+
+    /// The first op that cannot be recorded.
+    fn not_recordable(&self) -> Option<&'static str> {
+        let mut all = self.all().into_iter();
+        all.find(|(_, op)| !op.info().recordable).map(|(name, _)| name)
+    }
 }
 
 /// Allocates tensors, one buffer each, and keeps them.
@@ -354,6 +414,7 @@ fn size_kv(
         memory: device.memory()?,
         max_pages: device.info().max_buffer_bytes.min(device.info().max_binding_bytes) / plan.block_bytes.max(1),
         unified: device.info().unified_memory,
+        scratch_pages: plan.scratch_pages(),
     };
     let sized = kv_memory::size(config, &scheduler, &needs)?;
     scheduler.num_blocks = sized.num_pages;

@@ -7,6 +7,8 @@ use halyard_platform_api::{AttentionRegistry, Device, OpSpec};
 
 use crate::config::EngineConfig;
 use crate::error::EngineError;
+use crate::recording;
+use crate::self_check::SCRATCH_ROWS;
 use crate::state::Capacities;
 
 /// Steps in flight beyond the first that make sense; more only delay what users see.
@@ -20,6 +22,15 @@ pub(crate) struct Plan {
     pub attention_name: String,
     pub capacities: Capacities,
     pub async_depth: u32,
+    /// Decode steps are to be recorded; otherwise why not.
+    pub recording: Result<(), &'static str>,
+}
+
+impl Plan {
+    /// KV pages beside the scheduler's.
+    pub(crate) fn scratch_pages(&self) -> u32 {
+        self.capacities.scratch_rows * self.kv.groups.len() as u32
+    }
 }
 
 /// Settles the numbers of a load: types, sizes, attention backend.
@@ -87,8 +98,10 @@ pub(crate) fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFile
         max_logits_rows: logits_chunk,
         allow_quantized_act: config.model.allow_quantized_act,
     };
-    let (index, attention_name, block_bytes) = choose_attention(config, device, files, &options)?;
-    options.attention_backend = index;
+    let chosen = choose_attention(config, device, files, &options)?;
+    options.attention_backend = chosen.index;
+    let recording = recording::wanted(&config.recording, facts, chosen.records_decode);
+    let scratch_rows = if recording.is_ok() { SCRATCH_ROWS } else { 0 };
     let async_depth = config
         .scheduler
         .async_depth
@@ -103,7 +116,8 @@ pub(crate) fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFile
     }
     let table_blocks = kv.groups.iter().map(|_| max_model_len.div_ceil(block_size)).collect();
     let capacities = Capacities {
-        rows: max_seqs,
+        rows: max_seqs + scratch_rows,
+        scratch_rows,
         max_model_len,
         max_seqs,
         max_tokens,
@@ -115,11 +129,22 @@ pub(crate) fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFile
     Ok(Plan {
         options,
         kv,
-        block_bytes,
-        attention_name,
+        block_bytes: chosen.block_bytes,
+        attention_name: chosen.name,
         capacities,
         async_depth,
+        recording,
     })
+}
+
+/// An attention backend that takes every layer.
+struct Chosen {
+    index: u32,
+    name: String,
+    /// Largest block of any layer.
+    block_bytes: u64,
+    /// Decode steps of every layer can be recorded.
+    records_decode: bool,
 }
 
 /// The attention backend by name, or the highest priority that takes every layer.
@@ -128,7 +153,7 @@ fn choose_attention(
     device: &dyn Device,
     files: &ModelFiles,
     options: &ProgramOptions,
-) -> Result<(u32, String, u64), EngineError> {
+) -> Result<Chosen, EngineError> {
     let registry = device.attention();
     let mut backends: Vec<_> = registry.backends().into_iter().enumerate().collect();
     let names: Vec<String> = backends.iter().map(|(_, b)| b.name.clone()).collect();
@@ -162,7 +187,14 @@ fn choose_attention(
             &format_of,
         )?;
         match plan_layers(registry, &program) {
-            Ok(block_bytes) => return Ok((index as u32, backend.name, block_bytes)),
+            Ok((block_bytes, records_decode)) => {
+                return Ok(Chosen {
+                    index: index as u32,
+                    name: backend.name,
+                    block_bytes,
+                    records_decode,
+                });
+            }
             Err(why) => refused.extend(
                 why.message
                     .lines()
@@ -173,19 +205,21 @@ fn choose_attention(
     Err(EngineError::MissingOps { missing: refused })
 }
 
-/// The largest block of any layer's attention.
-fn plan_layers(registry: &dyn AttentionRegistry, program: &ModelProgram) -> halyard_platform_api::Result<u64> {
+/// The largest block of any layer's attention, and whether all of them can record decode steps.
+fn plan_layers(registry: &dyn AttentionRegistry, program: &ModelProgram) -> halyard_platform_api::Result<(u64, bool)> {
     let mut planned: Vec<&Attention> = Vec::new();
-    let mut block_bytes = 0;
+    let (mut block_bytes, mut records_decode) = (0, true);
     for node in &program.program.nodes {
         let OpSpec::Attention(spec) = &node.spec else {
             continue;
         };
         if !planned.contains(&spec) {
             registry.support(spec)?;
-            block_bytes = registry.plan(spec)?.block_bytes.max(block_bytes);
+            let plan = registry.plan(spec)?;
+            block_bytes = plan.block_bytes.max(block_bytes);
+            records_decode &= plan.record_decode;
             planned.push(spec);
         }
     }
-    Ok(block_bytes)
+    Ok((block_bytes, records_decode))
 }
