@@ -14,7 +14,7 @@ use crate::compile::{CompiledProgram, Extent, Places, Preparer, Template, compil
 use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::kv_memory::{self, KvNeeds};
-use crate::plan::{Plan, plan};
+use crate::plan::{MIN_LOGITS_ROWS, Plan, plan};
 use crate::recording::{Recordings, bucket_sizes};
 use crate::runner::{Runner, StepOps};
 use crate::self_check::Scratch;
@@ -104,7 +104,8 @@ pub(crate) fn load(
     let forward_slots = memory.activations(&forward, None)?;
     let head_slots = memory.activations(&head, Some(forward_slots[0].0))?;
     let logits = head_slots[head_slots.len() - 1].0;
-    let raw_logits = memory.tensor(DType::F32, &logits.shape[..2])?;
+    let raw_rows = plan.capacities.logits_chunk.min(MIN_LOGITS_ROWS);
+    let raw_logits = memory.tensor(DType::F32, &[raw_rows, logits.shape[1]])?;
     let ropes = memory.rope_tables(files)?;
     let mut done_bytes = 0;
     let mut loaded = |bytes| {

@@ -3,7 +3,7 @@
 use halyard_models::ModelFiles;
 use halyard_models::program::{KvLayout, ModelProgram, ProgramOptions, build_forward};
 use halyard_platform_api::ops::Attention;
-use halyard_platform_api::{AttentionRegistry, Device, OpSpec};
+use halyard_platform_api::{AttentionRegistry, Device, DeviceInfo, OpSpec};
 
 use crate::config::EngineConfig;
 use crate::error::EngineError;
@@ -13,6 +13,11 @@ use crate::state::Capacities;
 
 /// Steps in flight beyond the first that make sense; more only delay what users see.
 const MAX_ASYNC_DEPTH: u32 = 64;
+
+/// Most bytes of logits: 512 rows of a vocabulary of 131072.
+const LOGITS_BYTES: u64 = 256 << 20;
+/// Rows of logits at least, and of unprocessed ones kept beside them.
+pub(crate) const MIN_LOGITS_ROWS: u32 = 64;
 
 /// The numbers that loading settles first.
 pub(crate) struct Plan {
@@ -86,7 +91,7 @@ pub(crate) fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFile
         });
     }
     let kv = KvLayout::of(d);
-    let logits_chunk = max_seqs.min(64);
+    let logits_chunk = logits_rows(max_seqs, d.vocab_size as u64, facts);
     let mut options = ProgramOptions {
         act,
         kv: kv_dtype,
@@ -135,6 +140,17 @@ pub(crate) fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFile
         async_depth,
         recording,
     })
+}
+
+/// Rows of logits computed at once: each further chunk reads the head's weights again. All rows of a step where they fit
+/// [`LOGITS_BYTES`] and a 64th of the memory; never fewer than [`MIN_LOGITS_ROWS`], and no more where the host shares the memory.
+fn logits_rows(max_seqs: u32, vocab: u64, facts: &DeviceInfo) -> u32 {
+    let bytes = LOGITS_BYTES.min(facts.total_memory_bytes / 64);
+    let fit = match facts.unified_memory {
+        true => MIN_LOGITS_ROWS,
+        false => u32::try_from(bytes / (4 * vocab.max(1))).unwrap_or(u32::MAX),
+    };
+    max_seqs.min(fit.max(MIN_LOGITS_ROWS))
 }
 
 /// An attention backend that takes every layer.
@@ -222,4 +238,41 @@ fn plan_layers(registry: &dyn AttentionRegistry, program: &ModelProgram) -> haly
         }
     }
     Ok((block_bytes, records_decode))
+}
+
+#[cfg(test)]
+mod tests {
+    use halyard_platform_api::{Capabilities, DTypeSet};
+
+    use super::*;
+
+    #[test]
+    fn logits_of_a_whole_step_are_computed_at_once_where_memory_allows() {
+        let facts = |unified_memory, gib: u64| DeviceInfo {
+            name: String::new(),
+            detail: String::new(),
+            total_memory_bytes: gib << 30,
+            compute_dtypes: DTypeSet::default(),
+            kv_dtypes: DTypeSet::default(),
+            preferred_dtype: halyard_platform_api::DType::F32,
+            preferred_kv_dtype: halyard_platform_api::DType::F32,
+            capabilities: Capabilities::default(),
+            async_depth: 0,
+            max_buffer_bytes: u64::MAX,
+            max_binding_bytes: u64::MAX,
+            offset_alignment: 1,
+            unified_memory,
+            num_compute_units: 1,
+            preferred_block_size: 16,
+            preferred_step_tokens: 512,
+            shape_buckets: Vec::new(),
+        };
+        let large = facts(false, 140);
+        assert_eq!(logits_rows(256, 128_256, &large), 256);
+        assert_eq!(logits_rows(512, 128_256, &large), 512);
+        assert_eq!(logits_rows(1024, 128_256, &large), 523);
+        assert_eq!(logits_rows(8, 128_256, &large), 8);
+        assert_eq!(logits_rows(256, 262_144, &facts(false, 4)), 64);
+        assert_eq!(logits_rows(256, 262_144, &facts(true, 140)), 64);
+    }
 }

@@ -40,7 +40,7 @@ pub(crate) struct Runner {
     pub step: StepState,
     pub ring: ResultRing,
     pub capacities: Capacities,
-    /// Logits \[chunk, V\] f32, and room for unprocessed ones.
+    /// Logits \[chunk, V\] f32, and room for fewer unprocessed ones.
     pub logits: Tensor,
     pub raw_logits: Tensor,
     /// The forward program's last hidden states \[T, hidden\].

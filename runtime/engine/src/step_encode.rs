@@ -58,7 +58,12 @@ impl Runner {
         wanted: Wanted,
         entry: u32,
     ) -> Result<(), EngineError> {
-        for (first, count) in chunks(0, num_emitting, self.capacities.logits_chunk) {
+        let keeps_raw = wanted.sampler == Sampler::Full && wanted.logprobs;
+        let chunk = match keeps_raw {
+            true => self.raw_logits.shape[0],
+            false => self.capacities.logits_chunk,
+        };
+        for (first, count) in chunks(0, num_emitting, chunk) {
             self.head.encode(
                 encoder,
                 StepShape {
@@ -72,7 +77,7 @@ impl Runner {
             let sampled = self.step.sampled.rows(first, count);
             let mut raw = logits;
             if wanted.sampler == Sampler::Full {
-                if wanted.logprobs {
+                if keeps_raw {
                     raw = self.raw_logits.rows(0, count);
                     encoder.encode(self.ops.copy_logits.id(), &[logits, raw])?;
                 }
