@@ -9,10 +9,11 @@ use halyard_models::{ModelFiles, Weights};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{
     Buffer, BufferKind, Claim, DType, Device, Encoder, OpId, OpSpec, PreparedOp, Program, Result as DeviceResult,
-    Tensor, WeightRows,
+    Tensor,
 };
 
 use crate::error::EngineError;
+use crate::weight_loader::{Part, Target, WeightLoader};
 
 /// Which of the step's counts an operand's outermost extent is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,7 +192,7 @@ pub(crate) fn compile(
     files: &ModelFiles,
     places: &Places<'_>,
     preparer: &mut Preparer<'_>,
-    loaded: &mut dyn FnMut(u64),
+    loader: &mut WeightLoader<'_>,
 ) -> Result<Option<CompiledProgram>, EngineError> {
     model.program.validate()?;
     let report = device.ops().claim(&model.program)?;
@@ -214,7 +215,7 @@ pub(crate) fn compile(
     if !complete {
         return Ok(None);
     }
-    let (weights, buffers) = load_weights(device, model, &files.weights, &ops, loaded)?;
+    let (weights, buffers) = load_weights(device, model, &files.weights, &ops, loader)?;
     let template = |t: u16| match t {
         ABSENT => Template::fixed(Tensor::NONE),
         t => match model.roles[usize::from(t)] {
@@ -323,7 +324,7 @@ fn load_weights(
     model: &ModelProgram,
     weights: &Weights,
     ops: &[(Arc<dyn PreparedOp>, Vec<u16>, Claim)],
-    loaded: &mut dyn FnMut(u64),
+    loader: &mut WeightLoader<'_>,
 ) -> Result<LoadedWeights, EngineError> {
     let mut tensors = Vec::with_capacity(model.weights.len());
     let mut buffers = Vec::with_capacity(model.weights.len());
@@ -342,7 +343,12 @@ fn load_weights(
                     buffer,
                 )
             }
-            WeightSpec::Matrix { node, parts, .. } => {
+            WeightSpec::Matrix {
+                node,
+                parts,
+                in_features,
+                ..
+            } => {
                 let owner = ops.iter().find(|(.., s)| (s.first..s.first + s.count).contains(node));
                 let Some((op, _, segment)) = owner else {
                     return Err(EngineError::Thread(format!("weight node {node} is in no segment")));
@@ -353,17 +359,18 @@ fn load_weights(
                 let tensor = Tensor::contiguous(buffer.id(), 0, DType::U8, &[tensor_extent(bytes)?]);
                 let mut first_row = 0;
                 for part in parts {
-                    let source = weights.tensor(part.role)?;
-                    loaded(source.bytes.len() as u64);
-                    op.pack_weight(
+                    let stored = Part {
+                        role: part.role,
+                        rows: 0..part.rows,
+                        columns: 0..*in_features,
+                    };
+                    let target = Target {
+                        op: &**op,
                         node,
-                        WeightRows {
-                            first_row,
-                            num_rows: part.rows,
-                            bytes: &source.bytes,
-                        },
-                        &tensor,
-                    )?;
+                        first_row,
+                        dst: &tensor,
+                    };
+                    loader.pack(weights, &stored, target)?;
                     first_row += part.rows;
                 }
                 (tensor, buffer)

@@ -1,6 +1,7 @@
 //! From model files and a device to a runner: attention chosen, programs compiled, weights loaded, KV memory sized.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use halyard_models::ModelFiles;
 use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, build_forward, build_head};
@@ -19,6 +20,7 @@ use crate::recording::{Recordings, bucket_sizes};
 use crate::runner::{Runner, StepOps};
 use crate::self_check::Scratch;
 use crate::state::{ResultRing, RowState, StepState, Writes};
+use crate::weight_loader::WeightLoader;
 
 /// How far loading is.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +89,7 @@ pub(crate) fn load(
     files: &ModelFiles,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, EngineError> {
+    let start = Instant::now();
     let mut notes = Vec::new();
     let plan = plan(config, &*device, files)?;
     let format_of = |role| files.weights.format(role);
@@ -108,7 +111,7 @@ pub(crate) fn load(
     let raw_logits = memory.tensor(DType::F32, &[raw_rows, logits.shape[1]])?;
     let ropes = memory.rope_tables(files)?;
     let mut done_bytes = 0;
-    let mut loaded = |bytes| {
+    let mut shown = |bytes| {
         done_bytes += bytes;
         progress(LoadProgress {
             stage: "weights",
@@ -116,6 +119,7 @@ pub(crate) fn load(
             total_bytes: files.weight_bytes,
         });
     };
+    let mut loader = WeightLoader::new(&*device, &*queue, &mut shown);
     let role = |role| place_of(role, &rows, &step, &ropes);
     let mut preparer = Preparer::new(&*device);
     let mut compile_one = |program: &ModelProgram, slots: &[(Tensor, ActivationSlot)], preparer: &mut Preparer<'_>| {
@@ -123,7 +127,7 @@ pub(crate) fn load(
             activations: slots,
             role: &role,
         };
-        compile(&*device, program, files, &places, preparer, &mut loaded)
+        compile(&*device, program, files, &places, preparer, &mut loader)
     };
     let ops = step_ops(&plan, &ring, &mut preparer)?;
     let forward = compile_one(&forward, &forward_slots, &mut preparer)?;
@@ -132,6 +136,8 @@ pub(crate) fn load(
     let (Some(mut forward), Some(head), Some(ops)) = (forward, head, ops) else {
         return Err(EngineError::Thread("an op was missing and not listed".to_string()));
     };
+    let (weights, weight_bytes) = (loader.elapsed, loader.bytes);
+    drop(loader);
     notes.push(format!("composites: {} regions run as one op", forward.num_claims));
     notes.extend(forward.left.lines().map(|line| format!("composites: {line}")));
     queue.reserve_scratch(forward.scratch_bytes.max(head.scratch_bytes).max(ops.scratch_bytes()))?;
@@ -141,7 +147,7 @@ pub(crate) fn load(
     let num_pages = scheduler.num_blocks + plan.scratch_pages();
     bind_kv(&*device, &plan, num_pages, &mut forward, &mut buffers)?;
     let recordings = recordings(config, &*device, &plan, &scheduler, [&forward, &head], &ops, &mut notes);
-    let info = model_info(files, &plan, &scheduler, max_model_len, &forward, notes);
+    let mut info = model_info(files, &plan, &scheduler, max_model_len, &forward, notes);
     let mut runner = Runner {
         queue,
         forward,
@@ -163,7 +169,17 @@ pub(crate) fn load(
         spare_rows: Vec::new(),
         device,
     };
+    let warm_up = Instant::now();
     runner.prepare_scratch()?;
+    let (warm_up, all) = (warm_up.elapsed(), start.elapsed());
+    info.notes.push(format!(
+        "loaded in {:.2} s: ops and memory {:.2}, weights {:.2} ({:.2} GB/s), warm-up {:.2}",
+        all.as_secs_f64(),
+        (all - weights - warm_up).as_secs_f64(),
+        weights.as_secs_f64(),
+        weight_bytes as f64 / 1e9 / weights.as_secs_f64().max(1e-9),
+        warm_up.as_secs_f64(),
+    ));
     Ok(Loaded {
         runner,
         scheduler,
