@@ -1,6 +1,8 @@
 //! What conformance does not ask of a device that runs asynchronously: replays, ring and ordering under load, and what they cost. Every
 //! test needs a GPU and says so where there is none.
 
+mod faults;
+
 use std::sync::Arc;
 use std::time::Instant;
 
