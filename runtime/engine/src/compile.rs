@@ -9,10 +9,11 @@ use halyard_models::{ModelFiles, Weights};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{
     Buffer, BufferKind, Claim, DType, Device, Encoder, OpId, OpSpec, PreparedOp, Program, Result as DeviceResult,
-    Tensor, WeightRows,
+    Tensor,
 };
 
 use crate::error::EngineError;
+use crate::weight_loader::{Part, Target, WeightLoader};
 
 /// Which of the step's counts an operand's outermost extent is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +72,8 @@ impl Template {
 }
 
 struct EncodedOp {
+    /// For people.
+    name: String,
     op: Arc<dyn PreparedOp>,
     id: OpId,
     operands: Vec<Template>,
@@ -112,6 +115,12 @@ impl CompiledProgram {
 
     pub(crate) fn num_ops(&self) -> usize {
         self.ops.len()
+    }
+
+    /// The first op that cannot be recorded.
+    pub(crate) fn not_recordable(&self) -> Option<&str> {
+        let op = self.ops.iter().find(|op| !op.op.info().recordable)?;
+        Some(&op.name)
     }
 }
 
@@ -183,7 +192,7 @@ pub(crate) fn compile(
     files: &ModelFiles,
     places: &Places<'_>,
     preparer: &mut Preparer<'_>,
-    loaded: &mut dyn FnMut(u64),
+    loader: &mut WeightLoader<'_>,
 ) -> Result<Option<CompiledProgram>, EngineError> {
     model.program.validate()?;
     let report = device.ops().claim(&model.program)?;
@@ -206,7 +215,7 @@ pub(crate) fn compile(
     if !complete {
         return Ok(None);
     }
-    let (weights, buffers) = load_weights(device, model, &files.weights, &ops, loaded)?;
+    let (weights, buffers) = load_weights(device, model, &files.weights, &ops, loader)?;
     let template = |t: u16| match t {
         ABSENT => Template::fixed(Tensor::NONE),
         t => match model.roles[usize::from(t)] {
@@ -238,7 +247,8 @@ pub(crate) fn compile(
     let scratch_bytes = ops.iter().map(|(op, ..)| op.info().scratch_bytes).max().unwrap_or(0);
     let ops: Vec<EncodedOp> = ops
         .into_iter()
-        .map(|(op, operands, _)| EncodedOp {
+        .map(|(op, operands, segment)| EncodedOp {
+            name: segment_name(&model.program, segment),
             id: op.id(),
             op,
             operands: operands.into_iter().map(template).collect(),
@@ -279,6 +289,12 @@ fn segments(claims: &[Claim], num_nodes: usize) -> Result<Vec<Claim>, EngineErro
     Ok(all)
 }
 
+fn segment_name(program: &Program, segment: Claim) -> String {
+    let first = segment.first as usize;
+    let nodes = &program.nodes[first..first + segment.count as usize];
+    nodes.iter().map(|node| node.spec.name()).collect::<Vec<_>>().join("+")
+}
+
 fn activation(place: &(Tensor, ActivationSlot), column: u32, width: u32, heads: u32) -> Template {
     let (base, slot) = place;
     let columns = base.columns(column, width);
@@ -308,7 +324,7 @@ fn load_weights(
     model: &ModelProgram,
     weights: &Weights,
     ops: &[(Arc<dyn PreparedOp>, Vec<u16>, Claim)],
-    loaded: &mut dyn FnMut(u64),
+    loader: &mut WeightLoader<'_>,
 ) -> Result<LoadedWeights, EngineError> {
     let mut tensors = Vec::with_capacity(model.weights.len());
     let mut buffers = Vec::with_capacity(model.weights.len());
@@ -327,7 +343,12 @@ fn load_weights(
                     buffer,
                 )
             }
-            WeightSpec::Matrix { node, parts, .. } => {
+            WeightSpec::Matrix {
+                node,
+                parts,
+                in_features,
+                ..
+            } => {
                 let owner = ops.iter().find(|(.., s)| (s.first..s.first + s.count).contains(node));
                 let Some((op, _, segment)) = owner else {
                     return Err(EngineError::Thread(format!("weight node {node} is in no segment")));
@@ -338,17 +359,18 @@ fn load_weights(
                 let tensor = Tensor::contiguous(buffer.id(), 0, DType::U8, &[tensor_extent(bytes)?]);
                 let mut first_row = 0;
                 for part in parts {
-                    let source = weights.tensor(part.role)?;
-                    loaded(source.bytes.len() as u64);
-                    op.pack_weight(
+                    let stored = Part {
+                        role: part.role,
+                        rows: 0..part.rows,
+                        columns: 0..*in_features,
+                    };
+                    let target = Target {
+                        op: &**op,
                         node,
-                        WeightRows {
-                            first_row,
-                            num_rows: part.rows,
-                            bytes: &source.bytes,
-                        },
-                        &tensor,
-                    )?;
+                        first_row,
+                        dst: &tensor,
+                    };
+                    loader.pack(weights, &stored, target)?;
                     first_row += part.rows;
                 }
                 (tensor, buffer)
@@ -372,8 +394,9 @@ impl std::fmt::Debug for EncodedOp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "op {} ({} operands, {:?})",
+            "op {} {} ({} operands, {:?})",
             self.id.0,
+            self.name,
             self.operands.len(),
             self.op.info()
         )

@@ -223,6 +223,7 @@ impl Core {
         let generated = self.hand_over_tokens(&flight, &result, &updates);
         self.updates = updates;
         self.note_step(&flight, generated, submitted);
+        self.runner.recycle(flight);
         Ok(())
     }
 
@@ -307,6 +308,7 @@ impl Core {
     fn note_step(&mut self, flight: &InFlight, generated: u64, submitted: Instant) {
         let prompt: u64 = flight.rows.iter().map(|row| u64::from(row.prompt_tokens)).sum();
         self.stats.steps_total += 1;
+        self.stats.replayed_steps_total += u64::from(flight.replayed);
         self.stats.prompt_tokens_total += prompt;
         self.stats.generation_tokens_total += generated;
         let before = self.stats.clone();

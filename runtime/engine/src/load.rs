@@ -1,6 +1,7 @@
 //! From model files and a device to a runner: attention chosen, programs compiled, weights loaded, KV memory sized.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use halyard_models::ModelFiles;
 use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, build_forward, build_head};
@@ -14,9 +15,12 @@ use crate::compile::{CompiledProgram, Extent, Places, Preparer, Template, compil
 use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::kv_memory::{self, KvNeeds};
-use crate::plan::{Plan, plan};
+use crate::plan::{MIN_LOGITS_ROWS, Plan, plan};
+use crate::recording::{Recordings, bucket_sizes};
 use crate::runner::{Runner, StepOps};
+use crate::self_check::Scratch;
 use crate::state::{ResultRing, RowState, StepState, Writes};
+use crate::weight_loader::WeightLoader;
 
 /// How far loading is.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +89,7 @@ pub(crate) fn load(
     files: &ModelFiles,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, EngineError> {
+    let start = Instant::now();
     let mut notes = Vec::new();
     let plan = plan(config, &*device, files)?;
     let format_of = |role| files.weights.format(role);
@@ -102,10 +107,11 @@ pub(crate) fn load(
     let forward_slots = memory.activations(&forward, None)?;
     let head_slots = memory.activations(&head, Some(forward_slots[0].0))?;
     let logits = head_slots[head_slots.len() - 1].0;
-    let raw_logits = memory.tensor(DType::F32, &logits.shape[..2])?;
+    let raw_rows = plan.capacities.logits_chunk.min(MIN_LOGITS_ROWS);
+    let raw_logits = memory.tensor(DType::F32, &[raw_rows, logits.shape[1]])?;
     let ropes = memory.rope_tables(files)?;
     let mut done_bytes = 0;
-    let mut loaded = |bytes| {
+    let mut shown = |bytes| {
         done_bytes += bytes;
         progress(LoadProgress {
             stage: "weights",
@@ -113,6 +119,7 @@ pub(crate) fn load(
             total_bytes: files.weight_bytes,
         });
     };
+    let mut loader = WeightLoader::new(&*device, &*queue, &mut shown);
     let role = |role| place_of(role, &rows, &step, &ropes);
     let mut preparer = Preparer::new(&*device);
     let mut compile_one = |program: &ModelProgram, slots: &[(Tensor, ActivationSlot)], preparer: &mut Preparer<'_>| {
@@ -120,7 +127,7 @@ pub(crate) fn load(
             activations: slots,
             role: &role,
         };
-        compile(&*device, program, files, &places, preparer, &mut loaded)
+        compile(&*device, program, files, &places, preparer, &mut loader)
     };
     let ops = step_ops(&plan, &ring, &mut preparer)?;
     let forward = compile_one(&forward, &forward_slots, &mut preparer)?;
@@ -129,15 +136,19 @@ pub(crate) fn load(
     let (Some(mut forward), Some(head), Some(ops)) = (forward, head, ops) else {
         return Err(EngineError::Thread("an op was missing and not listed".to_string()));
     };
+    let (weights, weight_bytes) = (loader.elapsed, loader.bytes);
+    drop(loader);
     notes.push(format!("composites: {} regions run as one op", forward.num_claims));
     notes.extend(forward.left.lines().map(|line| format!("composites: {line}")));
-    queue.reserve_scratch(forward.scratch_bytes.max(head.scratch_bytes).max(ops_scratch(&ops)))?;
+    queue.reserve_scratch(forward.scratch_bytes.max(head.scratch_bytes).max(ops.scratch_bytes()))?;
     let mut buffers = memory.buffers;
     let (scheduler, max_model_len, kv_note) = size_kv(config, &*device, files, &plan)?;
     notes.extend(kv_note);
-    bind_kv(&*device, &plan, scheduler.num_blocks, &mut forward, &mut buffers)?;
-    let info = model_info(files, &plan, &scheduler, max_model_len, &forward, notes);
-    let runner = Runner {
+    let num_pages = scheduler.num_blocks + plan.scratch_pages();
+    bind_kv(&*device, &plan, num_pages, &mut forward, &mut buffers)?;
+    let recordings = recordings(config, &*device, &plan, &scheduler, [&forward, &head], &ops, &mut notes);
+    let mut info = model_info(files, &plan, &scheduler, max_model_len, &forward, notes);
+    let mut runner = Runner {
         queue,
         forward,
         head,
@@ -148,17 +159,71 @@ pub(crate) fn load(
         capacities: plan.capacities,
         logits,
         raw_logits,
-        _buffers: buffers,
+        hidden: forward_slots[0].0,
+        buffers,
         writes: Writes::default(),
         next_entry: 0,
         words: Vec::new(),
+        recordings,
+        order: Vec::new(),
+        spare_rows: Vec::new(),
         device,
     };
+    let warm_up = Instant::now();
+    runner.prepare_scratch()?;
+    let (warm_up, all) = (warm_up.elapsed(), start.elapsed());
+    info.notes.push(format!(
+        "loaded in {:.2} s: ops and memory {:.2}, weights {:.2} ({:.2} GB/s), warm-up {:.2}",
+        all.as_secs_f64(),
+        (all - weights - warm_up).as_secs_f64(),
+        weights.as_secs_f64(),
+        weight_bytes as f64 / 1e9 / weights.as_secs_f64().max(1e-9),
+        warm_up.as_secs_f64(),
+    ));
     Ok(Loaded {
         runner,
         scheduler,
         info,
     })
+}
+
+/// Recorded decode steps, where device and ops allow them; the notes say why not.
+fn recordings(
+    config: &EngineConfig,
+    device: &dyn Device,
+    plan: &Plan,
+    scheduler: &SchedulerConfig,
+    programs: [&CompiledProgram; 2],
+    ops: &StepOps,
+    notes: &mut Vec<String>,
+) -> Option<Recordings> {
+    let c = &plan.capacities;
+    let program = programs.iter().find_map(|program| program.not_recordable());
+    let refused = match plan.recording {
+        Err(why) => Err(why.to_string()),
+        Ok(()) => match program.or_else(|| ops.not_recordable()) {
+            Some(name) => Err(format!("{name} is not recordable")),
+            None => Ok(bucket_sizes(c.max_seqs, &device.info().shape_buckets)),
+        },
+    };
+    match refused {
+        Err(why) => {
+            notes.push(format!("decode steps are encoded one by one: {why}"));
+            None
+        }
+        Ok(sizes) => {
+            notes.push(format!(
+                "decode steps are recorded on first use, for {sizes:?} sequences"
+            ));
+            let scratch = Scratch {
+                first_row: c.max_seqs,
+                first_page: scheduler.num_blocks,
+                num_tokens: plan.options.block_size.min(c.max_tokens).min(c.max_model_len),
+                steps: 0,
+            };
+            Some(Recordings::new(sizes, scratch, config.recording.check))
+        }
+    }
 }
 
 fn step_ops(plan: &Plan, ring: &ResultRing, preparer: &mut Preparer<'_>) -> Result<Option<StepOps>, EngineError> {
@@ -220,18 +285,30 @@ fn step_ops(plan: &Plan, ring: &ResultRing, preparer: &mut Preparer<'_>) -> Resu
     }))
 }
 
-fn ops_scratch(ops: &StepOps) -> u64 {
-    let all: [&Arc<dyn PreparedOp>; 8] = [
-        &ops.prepare_inputs,
-        &ops.slot_mapping,
-        &ops.update_rows,
-        &ops.argmax,
-        &ops.sample,
-        &ops.logits_process,
-        &ops.top_logprobs,
-        &ops.copy_logits,
-    ];
-    all.iter().map(|op| op.info().scratch_bytes).max().unwrap_or(0)
+impl StepOps {
+    fn all(&self) -> [(&'static str, &Arc<dyn PreparedOp>); 8] {
+        [
+            ("prepare_inputs", &self.prepare_inputs),
+            ("slot_mapping", &self.slot_mapping),
+            ("update_rows", &self.update_rows),
+            ("argmax", &self.argmax),
+            ("sample", &self.sample),
+            ("logits_process", &self.logits_process),
+            ("top_logprobs", &self.top_logprobs),
+            ("copy", &self.copy_logits),
+        ]
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        let all = self.all().into_iter();
+        all.map(|(_, op)| op.info().scratch_bytes).max().unwrap_or(0)
+    }
+
+    /// The first op that cannot be recorded.
+    fn not_recordable(&self) -> Option<&'static str> {
+        let mut all = self.all().into_iter();
+        all.find(|(_, op)| !op.info().recordable).map(|(name, _)| name)
+    }
 }
 
 /// Allocates tensors, one buffer each, and keeps them.
@@ -354,6 +431,7 @@ fn size_kv(
         memory: device.memory()?,
         max_pages: device.info().max_buffer_bytes.min(device.info().max_binding_bytes) / plan.block_bytes.max(1),
         unified: device.info().unified_memory,
+        scratch_pages: plan.scratch_pages(),
     };
     let sized = kv_memory::size(config, &scheduler, &needs)?;
     scheduler.num_blocks = sized.num_pages;
