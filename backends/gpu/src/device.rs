@@ -23,6 +23,7 @@ use crate::objects::{Objects, SharedKernel, read, write};
 use crate::ops;
 use crate::queue::{GpuQueue, QueueCore};
 use crate::upload::Uploads;
+use crate::view::View;
 
 /// What everything on the device shares.
 pub(crate) struct Inner {
@@ -255,6 +256,26 @@ impl PreparedOp for Prepared {
     }
 
     fn pack_weight(&self, node: u32, rows: WeightRows<'_>, dst: &Tensor) -> Result<()> {
+        self.pack(node, rows.first_row, rows.num_rows, RowSource::Host(rows.bytes), dst)
+    }
+
+    fn pack_weight_from(&self, node: u32, first_row: u32, num_rows: u32, src: &Tensor, dst: &Tensor) -> Result<()> {
+        let (source, _held) = self.hold(src)?;
+        self.pack(node, first_row, num_rows, RowSource::Device(source.ptr), dst)?;
+        self.inner.uploads.wait()
+    }
+}
+
+impl Prepared {
+    /// A tensor's address, and what keeps its memory through the enqueueing; what is under way when the buffer is dropped, its memory
+    /// waits for itself.
+    fn hold(&self, tensor: &Tensor) -> Result<(View, Option<Arc<Allocation>>)> {
+        let objects = read(&self.inner.objects);
+        let (view, allocation) = objects.resolve(tensor)?;
+        Ok((view, allocation.cloned()))
+    }
+
+    fn pack(&self, node: u32, first_row: u32, num_rows: u32, source: RowSource<'_>, dst: &Tensor) -> Result<()> {
         let needed = self.kernel.packed_weight_bytes(node)?;
         if dst.span_bytes() < needed {
             return Err(Error::invalid(format!(
@@ -262,16 +283,10 @@ impl PreparedOp for Prepared {
                 dst.span_bytes()
             )));
         }
-        // Held through the enqueueing; what is under way when the buffer is dropped, its memory waits for itself.
-        let (view, _held) = {
-            let objects = read(&self.inner.objects);
-            let (view, allocation) = objects.resolve(dst)?;
-            (view, allocation.cloned())
-        };
+        let (view, _held) = self.hold(dst)?;
         self.inner.uploads.pack(|packer| {
-            let source = RowSource::Host(rows.bytes);
             self.kernel
-                .pack_weight(packer, node, rows.first_row, rows.num_rows, source, view.ptr)
+                .pack_weight(packer, node, first_row, num_rows, source, view.ptr)
         })
     }
 }
