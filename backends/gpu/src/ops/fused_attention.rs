@@ -32,7 +32,8 @@ pub(crate) fn matches(program: &Program, first: usize) -> Option<usize> {
 
 /// The kernel of a region that [`matches`] whole.
 pub(crate) fn build(program: &Program) -> Result<Box<dyn Kernel>> {
-    let region = Region::of(program, 0).ok_or_else(|| Error::unsupported("no rope, kv_write and attention in a row"))?;
+    let region =
+        Region::of(program, 0).ok_or_else(|| Error::unsupported("no rope, kv_write and attention in a row"))?;
     let before = program.nodes[..region.count - 1].iter();
     Ok(Box::new(FusedAttention {
         parts: before
@@ -94,7 +95,8 @@ impl Region {
         else {
             return None;
         };
-        let (&[positions, table, qk], &[k, v, slots, cache]) = (&rope_node.operands[..], &write_node.operands[..]) else {
+        let (&[positions, table, qk], &[k, v, slots, cache]) = (&rope_node.operands[..], &write_node.operands[..])
+        else {
             return None;
         };
         let attended = attention_node.operands.clone();
@@ -166,7 +168,13 @@ impl FusedAttention {
 
     fn norm_values(&self, operands: &[View]) -> [(View, f32, f32); 2] {
         match &self.region.norms {
-            Some((q, k)) => [q, k].map(|norm| (operands[usize::from(norm.weight)], norm.spec.eps, norm.spec.weight_offset)),
+            Some((q, k)) => [q, k].map(|norm| {
+                (
+                    operands[usize::from(norm.weight)],
+                    norm.spec.eps,
+                    norm.spec.weight_offset,
+                )
+            }),
             None => [(View::NONE, 0.0, 0.0); 2],
         }
     }
@@ -224,8 +232,14 @@ impl Kernel for FusedAttention {
 
     fn implementation(&self) -> String {
         match &self.decode {
-            Some(_) => format!("one launch for a token a sequence, else two and more: {}", self.attention.implementation()),
-            None => format!("norm, rope and kv_write in one launch, then {}", self.attention.implementation()),
+            Some(_) => format!(
+                "one launch for a token a sequence, else two and more: {}",
+                self.attention.implementation()
+            ),
+            None => format!(
+                "norm, rope and kv_write in one launch, then {}",
+                self.attention.implementation()
+            ),
         }
     }
 
@@ -236,7 +250,9 @@ impl Kernel for FusedAttention {
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
         let (region, Some(turn_and_store)) = (&self.region, self.turn_and_store) else {
-            return Err(Error::invalid("rope, kv_write and attention were encoded before they were prepared"));
+            return Err(Error::invalid(
+                "rope, kv_write and attention were encoded before they were prepared",
+            ));
         };
         if operands.len() != self.num_tensors {
             return Err(Error::invalid(format!(

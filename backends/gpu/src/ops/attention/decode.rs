@@ -157,7 +157,9 @@ impl Form {
             return Some((4, 3, 2));
         }
         (1..=4).rev().find_map(|warps| {
-            let ring = (2..=MAX_RING).rev().find(|&ring| bytes(warps, ring) <= max_shared_bytes)?;
+            let ring = (2..=MAX_RING)
+                .rev()
+                .find(|&ring| bytes(warps, ring) <= max_shared_bytes)?;
             Some((warps, ring, 1))
         })
     }
