@@ -8,8 +8,8 @@
 #define BLOCK 1024
 #endif
 #define WARPS (BLOCK / 32)
-// Runs of 128 neighbours of a row; bounds the vocabulary.
-#define MAX_GROUPS 4096
+// Runs of 512 neighbours of a row: what a warp reads at a time. Bounds the vocabulary.
+#define MAX_GROUPS 1024
 // The largest values that fit in shared memory.
 #define MAX_LISTED 4096
 #define ALL 0xffffffffu
@@ -52,21 +52,23 @@ __device__ __forceinline__ float from_key(u32 key) {
     return __uint_as_float(key ^ (key & 0x80000000u ? 0x80000000u : ALL));
 }
 
-// At the row's temperature; NaN is −∞, −0 is 0.
+// At the row's temperature; NaN is −∞.
 __device__ __forceinline__ float scaled(const Row &row, float x) {
     x = fmaxf(x, -INFINITY_F);
-    return (row.temperature == 1.f ? x : __fdiv_rn(x, row.temperature)) + 0.f;
+    return row.temperature == 1.f ? x : __fdiv_rn(x, row.temperature);
 }
+// Its key; that of −0 is 0's.
+__device__ __forceinline__ u32 scaled_key(const Row &row, float x) { return key_of(scaled(row, x) + 0.f); }
 
-// e^(x − max) in units of 2^-44. The difference is taken exactly, in two parts.
+// e^(x − max) in units of 2^-44, cut off. A product with a power of two is exact, so the two halves are those of one number.
 __device__ __forceinline__ u64 weight_of(float x, float max) {
     if (x == max) return (u64)ONE;
     float d = x - max;
     if (!(d > -31.f)) return 0;
-    float b = d - x;
-    float rest = (x - (d - b)) + (-max - b);
-    float e = expf(d);
-    return __float2ull_rn(__fmaf_rn(e, rest, e) * ONE);
+    float e = expf(d) * 1048576.f;
+    u32 high = __float2uint_rd(e);
+    u32 low = __float2uint_rd((e - (float)high) * 16777216.f);
+    return (u64)high << 24 | low;
 }
 
 __device__ __forceinline__ u64 warp_sum(u64 x) {
@@ -117,29 +119,31 @@ __device__ __forceinline__ u64 block_scan(u64 x, u64 *warps, u64 &total) {
     return before + upto - x;
 }
 
-// Calls f(index, logit) for all four of each chunk, then g(chunk). Every thread makes the same number of calls; those past the end see −∞
-// with an index outside of the row.
+// Calls f(index, logit) for every logit, then g(group) after each run of 512 neighbours, which a warp reads together. Every thread makes
+// the same number of calls; those past the end see −∞ with an index outside of the row.
 template <typename F, typename G> __device__ __forceinline__ void for_each(const Row &row, F f, G g) {
-    for (i32 first = threadIdx.x; first - (i32)threadIdx.x < row.chunks; first += 4 * BLOCK) {
+    i32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    for (i32 group = warp; 128 * (group - warp) < row.chunks; group += WARPS) {
+        i32 first = 128 * group + lane;
         float4 v[4];
 #pragma unroll
-        for (i32 u = 0; u < 4; u++) v[u] = load4(row, first + u * BLOCK);
+        for (i32 u = 0; u < 4; u++) v[u] = load4(row, first + 32 * u);
 #pragma unroll
         for (i32 u = 0; u < 4; u++) {
-            i32 chunk = first + u * BLOCK, at = 4 * chunk - row.shift;
+            i32 at = 4 * (first + 32 * u) - row.shift;
             f(at, v[u].x);
             f(at + 1, v[u].y);
             f(at + 2, v[u].z);
             f(at + 3, v[u].w);
-            g(chunk);
         }
+        g(group);
     }
 }
 
 // Shared memory of a row's block.
 struct Shared {
     union {
-        // Sums of 128 neighbours each.
+        // Sums of 512 neighbours each.
         u64 groups[MAX_GROUPS];
         // Key, then inverted index: descending order is by value, then by index.
         u64 listed[MAX_LISTED];
@@ -166,18 +170,19 @@ struct Best {
 
 // The first index at which the running sum of f(index, logit) reaches target(total); 0 where the total is 0.
 template <typename F, typename T> __device__ __forceinline__ i32 locate(const Row &row, Shared &s, F f, T target_of) {
+    i32 lane = threadIdx.x & 31;
     u64 sum = 0;
     __syncthreads();
     for_each(
         row, [&](i32 at, float x) { sum += f(at, x); },
-        [&](i32 chunk) {
-            u64 group = warp_sum(sum);
-            if ((threadIdx.x & 31) == 0 && chunk >> 5 < MAX_GROUPS) s.groups[chunk >> 5] = group;
+        [&](i32 group) {
+            sum = warp_sum(sum);
+            if (lane == 0 && group < MAX_GROUPS) s.groups[group] = sum;
             sum = 0;
         });
     if (threadIdx.x == 0) s.found = ALL;
     __syncthreads();
-    i32 num_groups = (row.chunks + 31) >> 5, per = (num_groups + BLOCK - 1) / BLOCK;
+    i32 num_groups = (row.chunks + 127) >> 7, per = (num_groups + BLOCK - 1) / BLOCK;
     i32 first = threadIdx.x * per, end = min(first + per, num_groups);
     u64 total;
     for (i32 g = first; g < end; g++) sum += s.groups[g];
@@ -194,19 +199,31 @@ template <typename F, typename T> __device__ __forceinline__ i32 locate(const Ro
     __syncthreads();
     if (s.found == ALL) return 0;
     // Every warp finds the same within the group.
-    i32 chunk = 32 * s.found + (threadIdx.x & 31), at = 4 * chunk - row.shift;
-    float4 v = load4(row, chunk);
-    u64 w[4] = {f(at, v.x), f(at + 1, v.y), f(at + 2, v.z), f(at + 3, v.w)};
-    u64 upto = w[0] + w[1] + w[2] + w[3];
-    for (i32 step = 1; step < 32; step <<= 1) {
-        u64 y = __shfl_up_sync(ALL, upto, step);
-        if ((threadIdx.x & 31) >= step) upto += y;
+    before = s.found_before;
+    for (i32 u = 0; u < 4; u++) {
+        i32 chunk = 128 * s.found + 32 * u + lane, at = 4 * chunk - row.shift;
+        float4 v = load4(row, chunk);
+        u64 w[4] = {f(at, v.x), f(at + 1, v.y), f(at + 2, v.z), f(at + 3, v.w)};
+        u64 upto = w[0] + w[1] + w[2] + w[3];
+        for (i32 step = 1; step < 32; step <<= 1) {
+            u64 y = __shfl_up_sync(ALL, upto, step);
+            if (lane >= step) upto += y;
+        }
+        upto += before;
+        u32 reached = __ballot_sync(ALL, upto >= target);
+        before = __shfl_sync(ALL, upto, 31);
+        if (reached == 0) continue;
+        i32 j = 3;
+#pragma unroll
+        for (i32 i = 3; i > 0; i--) {
+            if (j == i && upto - w[i] >= target) {
+                upto -= w[i];
+                j = i - 1;
+            }
+        }
+        return __shfl_sync(ALL, at + j, __ffs(reached) - 1);
     }
-    upto += s.found_before;
-    u32 reached = __ballot_sync(ALL, upto >= target);
-    i32 j = 3;
-    while (j > 0 && upto - w[j] >= target) upto -= w[j--];
-    return __shfl_sync(ALL, at + j, __ffs(reached) - 1);
+    return 0;
 }
 
 // The largest key K in lo .. hi with F(K) ≥ need, F(K) the number (MASS: the weight) of values with keys ≥ K; F(lo) ≥ need > F(hi).
@@ -214,14 +231,14 @@ template <typename F, typename T> __device__ __forceinline__ i32 locate(const Ro
 template <bool MASS>
 __device__ __forceinline__ u32 select(const Row &row, Shared &s, float max, u32 lo, u32 hi, u64 need, u64 &above) {
     above = 0;
-    while (hi - lo > 1) {
+    while (hi > lo && hi - lo > 1) {
         u32 step = (hi - lo + 7) / 8;
         u64 acc[7] = {0, 0, 0, 0, 0, 0, 0};
         for_each(
             row,
             [&](i32, float logit) {
                 float x = scaled(row, logit);
-                u32 key = key_of(x);
+                u32 key = key_of(x + 0.f);
                 if (key < lo + step) return;
                 u64 w = MASS ? weight_of(x, max) : 1;
 #pragma unroll
@@ -334,6 +351,7 @@ __device__ __forceinline__ u64 top_p_part(u64 total, float top_p) {
 // min_p's threshold.
 __device__ __forceinline__ i32 draw_listed(const Row &row, Shared &s, const Params &p, float max, u32 lower, u32 least, u32 word) {
     bool all_mass = p.top_k == 0;
+    float least_value = from_key(least), lower_value = from_key(lower);
     u64 mass = 0;
     if (threadIdx.x == 0) s.num_listed = 0;
     __syncthreads();
@@ -341,9 +359,9 @@ __device__ __forceinline__ i32 draw_listed(const Row &row, Shared &s, const Para
         row,
         [&](i32 at, float logit) {
             float x = scaled(row, logit);
-            u32 key = key_of(x);
-            if (all_mass && key >= least) mass += weight_of(x, max);
-            if (key < lower) return;
+            if (all_mass && x >= least_value) mass += weight_of(x, max);
+            if (!(x >= lower_value)) return;
+            u32 key = key_of(x + 0.f);
             u32 place = atomicAdd(&s.num_listed, 1);
             if (place < MAX_LISTED) s.listed[place] = (u64)key << 32 | (u32)~at;
         },
@@ -385,28 +403,30 @@ __device__ __forceinline__ i32 draw_any(const Row &row, Shared &s, const Params 
     }
     if (p.top_p < 1.f) {
         u64 mass = 0;
+        float least_value = from_key(least);
         for_each(
             row,
             [&](i32, float logit) {
                 float x = scaled(row, logit);
-                if (key_of(x) >= least) mass += weight_of(x, max);
+                if (x >= least_value) mass += weight_of(x, max);
             },
             [](i32) {});
         u64 need = top_p_part(block_sum(mass, s.warps), p.top_p);
         u32 key = select<true>(row, s, max, least, key_of(max) + 1, need, above);
         u64 tie = weight_of(from_key(key), max);
         u64 ties = (need - above + tie - 1) / (tie > 0 ? tie : 1);
+        float value = from_key(key);
         last_tie = locate(
-            row, s, [&](i32, float x) { return (u64)(key_of(scaled(row, x)) == key); },
+            row, s, [&](i32, float x) { return (u64)(scaled(row, x) == value); },
             [&](u64 total) { return ties < total ? ties : total; });
         least = key;
     }
+    float threshold = from_key(least);
     return locate(
         row, s,
         [&](i32 at, float logit) {
             float x = scaled(row, logit);
-            u32 key = key_of(x);
-            return key > least || (key == least && at <= (i32)last_tie) ? weight_of(x, max) : 0ull;
+            return x > threshold || (x == threshold && at <= (i32)last_tie) ? weight_of(x, max) : 0ull;
         },
         [&](u64 total) { return part_of(total, word); });
 }
@@ -436,18 +456,18 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     Best best = thread_best(row);
     u64 top = block_max(best.key(), s.warps);
     i32 token = (i32) ~(u32)top;
-    float max = scaled(row, from_key((u32)(top >> 32)));
+    float max = scaled(row, from_key((u32)(top >> 32))) + 0.f;
     if (p.temperature != 0.f && max > -INFINITY_F) {
         u32 counter = (u32)row_num_tokens[(u64)index * num_tokens_stride] - p.prompt_len;
         u32 word = philox(counter, p.seed_low, p.seed_high).x;
         if (p.min_p > 0.f) {
-            if (threadIdx.x == 0) s.found = min_p_key(max, p.min_p);
+            if (threadIdx.x == 0) s.found = min(min_p_key(max, p.min_p), key_of(max));
             __syncthreads();
         }
         u32 least = p.min_p > 0.f ? s.found : KEY_FINITE;
         token = -1;
         if (p.top_k > 0 ? p.top_k <= BLOCK / 2 : p.top_p < 1.f) {
-            u32 lower = select_thread(key_of(scaled(row, best.value)), p.top_k > 0 ? p.top_k : BLOCK / 4);
+            u32 lower = select_thread(scaled_key(row, best.value), p.top_k > 0 ? p.top_k : BLOCK / 4);
             token = draw_listed(row, s, p, max, lower > least ? lower : least, least, word);
         }
         if (token < 0) token = draw_any(row, s, p, max, least, word);
@@ -471,7 +491,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     Best best = thread_best(row);
     float max = from_key((u32)(block_max(best.key(), s.warps) >> 32));
     bool few = k > 0 && k <= BLOCK / 2;
-    u32 lower = few ? select_thread(key_of(best.value + 0.f), k) : ALL;
+    float lower = few ? from_key(select_thread(scaled_key(row, best.value), k)) : INFINITY_F;
     if (threadIdx.x == 0) s.num_listed = 0;
     __syncthreads();
     auto list = [&](u32 key, i32 at) {
@@ -485,7 +505,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
             float x = scaled(row, logit);
             mass += weight_of(x, max);
             greater += logit > mine;
-            if (key_of(x) >= lower && (u32)at < vocab) list(key_of(x), at);
+            if (few && x >= lower && (u32)at < vocab) list(key_of(x + 0.f), at);
         },
         [](i32) {});
     float norm = (float)log((double)block_sum(mass, s.warps) * (1.0 / ONE));
@@ -500,7 +520,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
         u64 above;
         u32 kth = select<false>(row, s, max, KEY_NONE, key_of(max) + 1, k, above);
         i32 last_tie = locate(
-            row, s, [&](i32 at, float x) { return (u64)(key_of(scaled(row, x)) == kth && (u32)at < vocab); },
+            row, s, [&](i32 at, float x) { return (u64)(scaled_key(row, x) == kth && (u32)at < vocab); },
             [&](u64) { return k - above; });
         __syncthreads();
         if (threadIdx.x == 0) s.num_listed = 0;
@@ -508,7 +528,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
         for_each(
             row,
             [&](i32 at, float logit) {
-                u32 key = key_of(scaled(row, logit));
+                u32 key = scaled_key(row, logit);
                 if ((u32)at < vocab && (key > kth || (key == kth && at <= last_tie))) list(key, at);
             },
             [](i32) {});
