@@ -17,6 +17,7 @@ pub struct Source {
 pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../include/common.cuh")),
     ("mma.cuh", include_str!("../include/mma.cuh")),
+    ("logits.cuh", include_str!("../include/logits.cuh")),
 ];
 
 macro_rules! sources {
@@ -48,5 +49,7 @@ sources! {
     ROWS = "rows": "`gather_rows`, `scatter_rows`, `quantize_act`, `pool`.",
     STEP = "step": "`prepare_inputs`, `slot_mapping`, `update_rows`, and the scatter of step writes.",
     LOGITS = "logits": "`logits_process`.",
-    SAMPLE = "sample": "`argmax`, `sample`, `top_logprobs`.",
+    ARGMAX = "argmax": "`argmax`.",
+    SAMPLE = "sample": "`sample`.",
+    LOGPROBS = "logprobs": "`top_logprobs`.",
 }
