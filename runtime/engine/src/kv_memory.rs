@@ -19,6 +19,8 @@ pub(crate) struct KvNeeds {
     /// Pages that one buffer can hold.
     pub max_pages: u64,
     pub unified: bool,
+    /// Ranks that take their pool from the same memory.
+    pub sharing: u32,
 }
 
 /// The pool's size.
@@ -47,7 +49,7 @@ pub(crate) fn size(config: &EngineConfig, scheduler: &SchedulerConfig, needs: &K
     let free = share.saturating_sub(m.total_bytes - m.free_bytes.min(m.total_bytes));
     let budget = match config.cache.kv_cache_memory_bytes {
         Some(bytes) => bytes,
-        None if needs.unified => free.min(UNIFIED_KV_BYTES),
+        None if needs.unified => free.min(UNIFIED_KV_BYTES) / u64::from(needs.sharing.max(1)),
         None => free,
     };
     if budget > m.free_bytes {
@@ -133,6 +135,7 @@ mod tests {
             },
             max_pages: u64::MAX,
             unified: false,
+            sharing: 1,
         }
     }
 

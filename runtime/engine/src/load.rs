@@ -1,4 +1,4 @@
-//! From model files and a device to a runner: attention chosen, programs compiled, weights loaded, KV memory sized.
+//! From model files and devices to runners: attention chosen, programs compiled, weights loaded, KV memory sized.
 
 use std::sync::Arc;
 
@@ -7,14 +7,15 @@ use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, bu
 use halyard_platform_api::ops::{
     Argmax, Copy, LogitsProcess, PrepareInputs, Sample, SlotMapping, TopLogprobs, UpdateRows,
 };
-use halyard_platform_api::{Buffer, BufferKind, DType, Device, OpSpec, PreparedOp, QueueKind, Tensor};
+use halyard_platform_api::{Buffer, BufferKind, CommunicatorId, DType, Device, OpSpec, PreparedOp, QueueKind, Tensor};
 use halyard_scheduler::{KvGroup, KvKind, SchedulerConfig};
 
 use crate::compile::{CompiledProgram, Extent, Places, Preparer, Template, compile};
 use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::kv_memory::{self, KvNeeds};
-use crate::plan::{Plan, plan};
+use crate::parallel::{group_id, join, on_every_rank, plan_ranks};
+use crate::plan::Plan;
 use crate::runner::{Runner, StepOps};
 use crate::state::{ResultRing, RowState, StepState, Writes};
 
@@ -38,6 +39,8 @@ pub struct ModelInfo {
     pub architecture: String,
     /// Context in tokens.
     pub max_model_len: u32,
+    /// Devices that each hold a part of every layer.
+    pub tensor_parallel_size: u32,
     /// Vocabulary.
     pub vocab_size: u32,
     /// End-of-sequence ids.
@@ -71,25 +74,82 @@ pub struct ModelInfo {
 /// What loading gives.
 pub(crate) struct Loaded {
     pub runner: Runner,
+    /// Runners of ranks 1 and up.
+    pub followers: Vec<Runner>,
     pub scheduler: SchedulerConfig,
     pub info: ModelInfo,
 }
 
-/// Loads `files` onto `device`.
+/// Loads `files` onto `devices`, each a rank with its part of the model.
 ///
 /// # Errors
 /// Every missing op; memory that does not fit, with the arithmetic; what device and files report.
 pub(crate) fn load(
     config: &EngineConfig,
-    device: Arc<dyn Device>,
+    devices: &[Arc<dyn Device>],
     files: &ModelFiles,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, EngineError> {
+    let plans = plan_ranks(config, devices, files)?;
+    let id = group_id(devices)?;
+    let inputs = plans.into_iter().zip(devices.iter().cloned()).collect();
+    let ranks = on_every_rank(
+        inputs,
+        |(plan, device)| load_rank(plan, device, files, id.as_ref(), progress),
+        |(plan, device)| load_rank(plan, device, files, id.as_ref(), &mut |_| {}),
+    )?;
+    let mut notes = ranks[0].notes.clone();
+    if ranks.len() > 1 {
+        notes.push(format!("tensor parallel over {} devices", ranks.len()));
+    }
+    // The scheduler's pages stand on every rank: the smallest memory decides.
+    let mut smallest: Option<KvSized> = None;
+    for rank in &ranks {
+        let sized = size_kv(config, files, rank)?;
+        if smallest
+            .as_ref()
+            .is_none_or(|s| sized.scheduler.num_blocks < s.scheduler.num_blocks)
+        {
+            smallest = Some(sized);
+        }
+    }
+    let Some(KvSized { scheduler, note }) = smallest else {
+        return Err(EngineError::Thread("no rank was loaded".to_string()));
+    };
+    notes.extend(note);
+    let finish = |rank: RankLoad| finish_rank(rank, &scheduler);
+    let mut ranks = on_every_rank(ranks, finish, finish)?.into_iter();
+    let Some((plan, runner)) = ranks.next() else {
+        return Err(EngineError::Thread("no rank was finished".to_string()));
+    };
+    Ok(Loaded {
+        info: model_info(files, &plan, &scheduler, devices.len(), &runner.forward, notes),
+        runner,
+        followers: ranks.map(|(_, runner)| runner).collect(),
+        scheduler,
+    })
+}
+
+/// A rank before its KV memory is sized.
+struct RankLoad {
+    plan: Plan,
+    runner: Runner,
+    notes: Vec<String>,
+}
+
+/// Joins the group and loads a rank's part of the model.
+fn load_rank(
+    plan: Plan,
+    device: Arc<dyn Device>,
+    files: &ModelFiles,
+    id: Option<&CommunicatorId>,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<RankLoad, EngineError> {
     let mut notes = Vec::new();
-    let plan = plan(config, &*device, files)?;
     let format_of = |role| files.weights.format(role);
     let forward = build_forward(&files.description, &plan.kv, &plan.options, &format_of)?;
     let head = build_head(&files.description, &plan.options, &format_of)?;
+    let communicator = join(&*device, id, plan.options.shard)?;
     let queue = device.create_queue(QueueKind::Compute)?;
     let rows = RowState::allocate(&*device, &plan.capacities)?;
     let step = StepState::allocate(&*device, &plan.capacities)?;
@@ -119,6 +179,7 @@ pub(crate) fn load(
         let places = Places {
             activations: slots,
             role: &role,
+            communicator: communicator.as_deref(),
         };
         compile(&*device, program, files, &places, preparer, &mut loaded)
     };
@@ -126,17 +187,12 @@ pub(crate) fn load(
     let forward = compile_one(&forward, &forward_slots, &mut preparer)?;
     let head = compile_one(&head, &head_slots, &mut preparer)?;
     preparer.finish()?;
-    let (Some(mut forward), Some(head), Some(ops)) = (forward, head, ops) else {
+    let (Some(forward), Some(head), Some(ops)) = (forward, head, ops) else {
         return Err(EngineError::Thread("an op was missing and not listed".to_string()));
     };
     notes.push(format!("composites: {} regions run as one op", forward.num_claims));
     notes.extend(forward.left.lines().map(|line| format!("composites: {line}")));
     queue.reserve_scratch(forward.scratch_bytes.max(head.scratch_bytes).max(ops_scratch(&ops)))?;
-    let mut buffers = memory.buffers;
-    let (scheduler, max_model_len, kv_note) = size_kv(config, &*device, files, &plan)?;
-    notes.extend(kv_note);
-    bind_kv(&*device, &plan, scheduler.num_blocks, &mut forward, &mut buffers)?;
-    let info = model_info(files, &plan, &scheduler, max_model_len, &forward, notes);
     let runner = Runner {
         queue,
         forward,
@@ -145,20 +201,31 @@ pub(crate) fn load(
         rows,
         step,
         ring,
-        capacities: plan.capacities,
+        capacities: plan.capacities.clone(),
         logits,
         raw_logits,
-        _buffers: buffers,
+        _buffers: memory.buffers,
         writes: Writes::default(),
         next_entry: 0,
         words: Vec::new(),
+        _communicator: communicator,
         device,
     };
-    Ok(Loaded {
-        runner,
-        scheduler,
-        info,
-    })
+    Ok(RankLoad { plan, runner, notes })
+}
+
+/// Gives a rank its KV pages.
+fn finish_rank(rank: RankLoad, scheduler: &SchedulerConfig) -> Result<(Plan, Runner), EngineError> {
+    let RankLoad { plan, mut runner, .. } = rank;
+    let device = runner.device.clone();
+    bind_kv(
+        &*device,
+        &plan,
+        scheduler.num_blocks,
+        &mut runner.forward,
+        &mut runner._buffers,
+    )?;
+    Ok((plan, runner))
 }
 
 fn step_ops(plan: &Plan, ring: &ResultRing, preparer: &mut Preparer<'_>) -> Result<Option<StepOps>, EngineError> {
@@ -323,13 +390,15 @@ fn place_of(role: TensorRole, rows: &RowState, step: &StepState, ropes: &[Tensor
     }
 }
 
+/// A pool that fits a rank, and what was lowered for it.
+struct KvSized {
+    scheduler: SchedulerConfig,
+    note: Option<String>,
+}
+
 /// How many pages fit, and whether they hold the context.
-fn size_kv(
-    config: &EngineConfig,
-    device: &dyn Device,
-    files: &ModelFiles,
-    plan: &Plan,
-) -> Result<(SchedulerConfig, u32, Option<String>), EngineError> {
+fn size_kv(config: &EngineConfig, files: &ModelFiles, rank: &RankLoad) -> Result<KvSized, EngineError> {
+    let (plan, device) = (&rank.plan, &*rank.runner.device);
     let groups = plan.kv.groups.iter().map(|group| KvGroup {
         kind: group.window.map_or(KvKind::Full, |tokens| KvKind::Window { tokens }),
         block_size: plan.options.block_size,
@@ -354,11 +423,15 @@ fn size_kv(
         memory: device.memory()?,
         max_pages: device.info().max_buffer_bytes.min(device.info().max_binding_bytes) / plan.block_bytes.max(1),
         unified: device.info().unified_memory,
+        sharing: plan.options.shard.size,
     };
     let sized = kv_memory::size(config, &scheduler, &needs)?;
     scheduler.num_blocks = sized.num_pages;
     scheduler.max_model_len = sized.max_model_len;
-    Ok((scheduler, sized.max_model_len, sized.note))
+    Ok(KvSized {
+        scheduler,
+        note: sized.note,
+    })
 }
 
 /// A key of this process, so that nobody outside can make block hashes collide.
@@ -398,14 +471,15 @@ fn model_info(
     files: &ModelFiles,
     plan: &Plan,
     scheduler: &SchedulerConfig,
-    max_model_len: u32,
+    num_devices: usize,
     forward: &CompiledProgram,
     notes: Vec<String>,
 ) -> ModelInfo {
     ModelInfo {
         name: files.name.clone(),
         architecture: files.description.architecture.clone(),
-        max_model_len,
+        max_model_len: scheduler.max_model_len,
+        tensor_parallel_size: num_devices as u32,
         vocab_size: plan.capacities.vocab,
         eos_token_ids: files.generation.eos_token_ids.clone(),
         dtype: plan.options.act,

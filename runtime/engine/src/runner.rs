@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use halyard_platform_api::ops::RESULT_HEADER;
-use halyard_platform_api::{Buffer, Device, Encoder, EncoderMode, OpId, PreparedOp, Queue, Tensor};
+use halyard_platform_api::{Buffer, Communicator, Device, Encoder, EncoderMode, OpId, PreparedOp, Queue, Tensor};
 use halyard_scheduler::{RequestId, Scheduled, SchedulerOutput, StepId};
 
 use crate::compile::{CompiledProgram, StepShape};
@@ -47,6 +47,8 @@ pub(crate) struct Runner {
     pub writes: Writes,
     pub next_entry: u32,
     pub words: Vec<u32>,
+    /// This rank's end of the group, where there are several: leaving it makes the others' collectives fail.
+    pub _communicator: Option<Arc<dyn Communicator>>,
     /// Last: the device outlives everything on it.
     pub device: Arc<dyn Device>,
 }
@@ -138,6 +140,22 @@ impl Runner {
             spans,
             reads_logprobs: wanted.logprobs,
         })
+    }
+
+    /// Whether a submitted step is done, or failed.
+    pub(crate) fn is_done(&self, flight: &InFlight) -> bool {
+        self.queue.completed() >= flight.number
+    }
+
+    /// Whether a step that is done did not fail.
+    ///
+    /// # Errors
+    /// Its failure, or an earlier one's.
+    pub(crate) fn check_done(&self, flight: &InFlight) -> Result<(), EngineError> {
+        match self.queue.completed() {
+            u64::MAX => Ok(self.queue.wait(flight.number, 0)?),
+            _ => Ok(()),
+        }
     }
 
     /// Blocks until the step is done and reads its results. Gives up when `is_overdue` says so: a device that never finishes
