@@ -56,6 +56,8 @@ pub enum Command {
         x_in_scratch: bool,
         /// out is an offset in scratch.
         out_in_scratch: bool,
+        /// The weight is an offset in scratch: unpacked there just before.
+        weight_in_scratch: bool,
         /// Workspace: offset in scratch.
         workspace: u64,
     },
@@ -112,6 +114,27 @@ impl Encoding {
                 call,
                 x_in_scratch,
                 out_in_scratch,
+                weight_in_scratch: false,
+                workspace,
+            });
+        }
+    }
+
+    /// Appends a library product whose weight lies in this op's scratch, and whose out may.
+    pub fn product_unpacked(
+        &mut self,
+        product: &Arc<dyn Product>,
+        call: ProductCall,
+        out_in_scratch: bool,
+        workspace: u64,
+    ) {
+        if call.tokens > 0 {
+            self.commands.push(Command::Product {
+                product: product.clone(),
+                call,
+                x_in_scratch: false,
+                out_in_scratch,
+                weight_in_scratch: true,
                 workspace,
             });
         }
