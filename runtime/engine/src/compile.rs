@@ -88,6 +88,8 @@ impl Template {
 }
 
 struct EncodedOp {
+    /// For people.
+    name: String,
     op: Arc<dyn PreparedOp>,
     id: OpId,
     operands: Vec<Template>,
@@ -129,6 +131,12 @@ impl CompiledProgram {
 
     pub(crate) fn num_ops(&self) -> usize {
         self.ops.len()
+    }
+
+    /// The first op that cannot be recorded.
+    pub(crate) fn not_recordable(&self) -> Option<&str> {
+        let op = self.ops.iter().find(|op| !op.op.info().recordable)?;
+        Some(&op.name)
     }
 }
 
@@ -270,6 +278,7 @@ pub(crate) fn compile(
             .filter_map(|(j, &t)| Some((j, kv_layer(t)?)));
         kv_operands.extend(layers.map(|(j, layer)| (encoded.len(), j, layer)));
         encoded.push(EncodedOp {
+            name: segment_name(&model.program, segment),
             id: op.id(),
             op,
             operands: operands.into_iter().map(template).collect(),
@@ -290,6 +299,7 @@ pub(crate) fn compile(
 impl From<CollectiveStep> for EncodedOp {
     fn from(step: CollectiveStep) -> EncodedOp {
         EncodedOp {
+            name: step.name.to_string(),
             id: step.op.id(),
             op: step.op,
             operands: step.operands,
@@ -348,6 +358,12 @@ fn segments(claims: &[Claim], num_nodes: usize) -> Result<Vec<Claim>, EngineErro
     }
     all.extend((next..num_nodes as u32).map(|first| Claim { first, count: 1 }));
     Ok(all)
+}
+
+fn segment_name(program: &Program, segment: Claim) -> String {
+    let first = segment.first as usize;
+    let nodes = &program.nodes[first..first + segment.count as usize];
+    nodes.iter().map(|node| node.spec.name()).collect::<Vec<_>>().join("+")
 }
 
 fn activation(place: &(Tensor, ActivationSlot), column: u32, width: u32, heads: u32) -> Template {
@@ -475,8 +491,9 @@ impl std::fmt::Debug for EncodedOp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "op {} ({} operands, {:?})",
+            "op {} {} ({} operands, {:?})",
             self.id.0,
+            self.name,
             self.operands.len(),
             self.op.info()
         )

@@ -228,8 +228,7 @@ impl Core {
         let Some((flight, submitted)) = self.in_flight.pop_front() else {
             return Ok(());
         };
-        let gives_up = || self.shared.is_overdue() || self.ranks.as_ref().is_some_and(|r| r.group().has_failed());
-        let result = self.runner.collect(&flight, gives_up)?;
+        let result = self.runner.collect(&flight, || self.shared.is_overdue())?;
         let emitting = flight.rows.iter().zip(&result.rows).filter(|(row, _)| row.emits);
         let results: Vec<RowResult<'_>> = emitting
             .map(|(row, (token, _))| RowResult {
@@ -244,6 +243,7 @@ impl Core {
         let generated = self.hand_over_tokens(&flight, &result, &updates);
         self.updates = updates;
         self.note_step(&flight, generated, submitted);
+        self.runner.recycle(flight);
         Ok(())
     }
 
@@ -331,6 +331,7 @@ impl Core {
     fn note_step(&mut self, flight: &InFlight, generated: u64, submitted: Instant) {
         let prompt: u64 = flight.rows.iter().map(|row| u64::from(row.prompt_tokens)).sum();
         self.stats.steps_total += 1;
+        self.stats.replayed_steps_total += u64::from(flight.replayed);
         self.stats.prompt_tokens_total += prompt;
         self.stats.generation_tokens_total += generated;
         let before = self.stats.clone();

@@ -145,7 +145,8 @@ impl EngineHandle {
         });
         let started = Instant::now();
         let records = Records::start(loggers).map_err(|e| EngineError::Thread(e.to_string()))?;
-        let ranks = start_ranks(loaded.followers, max_in_flight, &shared)?;
+        let start_others = |(group, runners)| start_ranks(group, runners, max_in_flight, &shared);
+        let ranks = loaded.others.map(start_others).transpose()?;
         let core = Core::new(
             loaded.runner,
             ranks,
@@ -381,14 +382,15 @@ impl Drop for Front {
 }
 
 /// Threads for the ranks beside the engine's own. When one fails, requests are refused from then on.
-fn start_ranks(followers: Vec<Runner>, max_in_flight: u32, shared: &Arc<Shared>) -> Result<Option<Ranks>, EngineError> {
-    if followers.is_empty() {
-        return Ok(None);
-    }
-    let group = RankGroup::new(followers.len() as u32 + 1);
+fn start_ranks(
+    group: Arc<RankGroup>,
+    runners: Vec<Runner>,
+    max_in_flight: u32,
+    shared: &Arc<Shared>,
+) -> Result<Ranks, EngineError> {
     let told = shared.clone();
     group.listen(move |failure| told.stop(failure));
-    Ranks::start(followers, group, max_in_flight).map(Some)
+    Ranks::start(runners, group, max_in_flight)
 }
 
 /// The tokenizer of opened files, and special tokens as text for the chat template.

@@ -15,8 +15,11 @@ use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::kv_memory::{self, KvNeeds};
 use crate::parallel::{group_id, join, on_every_rank, plan_ranks};
-use crate::plan::Plan;
+use crate::plan::{MIN_LOGITS_ROWS, Plan};
+use crate::rank::RankGroup;
+use crate::recording::{Recordings, bucket_sizes};
 use crate::runner::{Runner, StepOps};
+use crate::self_check::Scratch;
 use crate::state::{ResultRing, RowState, StepState, Writes};
 
 /// How far loading is.
@@ -74,8 +77,8 @@ pub struct ModelInfo {
 /// What loading gives.
 pub(crate) struct Loaded {
     pub runner: Runner,
-    /// Runners of ranks 1 and up.
-    pub followers: Vec<Runner>,
+    /// Where there are several devices: what all ranks share, and the runners of ranks 1 and up.
+    pub others: Option<(Arc<RankGroup>, Vec<Runner>)>,
     pub scheduler: SchedulerConfig,
     pub info: ModelInfo,
 }
@@ -93,15 +96,11 @@ pub(crate) fn load(
     let plans = plan_ranks(config, devices, files)?;
     let id = group_id(devices)?;
     let inputs = plans.into_iter().zip(devices.iter().cloned()).collect();
-    let ranks = on_every_rank(
+    let mut ranks = on_every_rank(
         inputs,
         |(plan, device)| load_rank(plan, device, files, id.as_ref(), progress),
         |(plan, device)| load_rank(plan, device, files, id.as_ref(), &mut |_| {}),
     )?;
-    let mut notes = ranks[0].notes.clone();
-    if ranks.len() > 1 {
-        notes.push(format!("tensor parallel over {} devices", ranks.len()));
-    }
     // The scheduler's pages stand on every rank: the smallest memory decides.
     let mut smallest: Option<KvSized> = None;
     for rank in &ranks {
@@ -116,16 +115,24 @@ pub(crate) fn load(
     let Some(KvSized { scheduler, note }) = smallest else {
         return Err(EngineError::Thread("no rank was loaded".to_string()));
     };
-    notes.extend(note);
-    let finish = |rank: RankLoad| finish_rank(rank, &scheduler);
+    ranks[0].notes.extend(note);
+    let group = (devices.len() > 1).then(|| RankGroup::new(devices.len() as u32));
+    let finish = |rank: RankLoad| {
+        let number = rank.plan.options.shard.rank;
+        finish_rank(config, rank, &scheduler, group.as_ref()).inspect_err(|error| {
+            if let Some(group) = &group {
+                group.fail(number, &error.to_string());
+            }
+        })
+    };
     let mut ranks = on_every_rank(ranks, finish, finish)?.into_iter();
-    let Some((plan, runner)) = ranks.next() else {
+    let Some(RankLoad { plan, runner, notes }) = ranks.next() else {
         return Err(EngineError::Thread("no rank was finished".to_string()));
     };
     Ok(Loaded {
         info: model_info(files, &plan, &scheduler, devices.len(), &runner.forward, notes),
         runner,
-        followers: ranks.map(|(_, runner)| runner).collect(),
+        others: group.map(|group| (group, ranks.map(|rank| rank.runner).collect())),
         scheduler,
     })
 }
@@ -162,7 +169,8 @@ fn load_rank(
     let forward_slots = memory.activations(&forward, None)?;
     let head_slots = memory.activations(&head, Some(forward_slots[0].0))?;
     let logits = head_slots[head_slots.len() - 1].0;
-    let raw_logits = memory.tensor(DType::F32, &logits.shape[..2])?;
+    let raw_rows = plan.capacities.logits_chunk.min(MIN_LOGITS_ROWS);
+    let raw_logits = memory.tensor(DType::F32, &[raw_rows, logits.shape[1]])?;
     let ropes = memory.rope_tables(files)?;
     let mut done_bytes = 0;
     let mut loaded = |bytes| {
@@ -192,7 +200,7 @@ fn load_rank(
     };
     notes.push(format!("composites: {} regions run as one op", forward.num_claims));
     notes.extend(forward.left.lines().map(|line| format!("composites: {line}")));
-    queue.reserve_scratch(forward.scratch_bytes.max(head.scratch_bytes).max(ops_scratch(&ops)))?;
+    queue.reserve_scratch(forward.scratch_bytes.max(head.scratch_bytes).max(ops.scratch_bytes()))?;
     let runner = Runner {
         queue,
         forward,
@@ -204,28 +212,86 @@ fn load_rank(
         capacities: plan.capacities.clone(),
         logits,
         raw_logits,
-        _buffers: memory.buffers,
+        hidden: forward_slots[0].0,
+        buffers: memory.buffers,
         writes: Writes::default(),
         next_entry: 0,
         words: Vec::new(),
+        recordings: None,
+        order: Vec::new(),
+        spare_rows: Vec::new(),
+        group: None,
         _communicator: communicator,
         device,
     };
     Ok(RankLoad { plan, runner, notes })
 }
 
-/// Gives a rank its KV pages.
-fn finish_rank(rank: RankLoad, scheduler: &SchedulerConfig) -> Result<(Plan, Runner), EngineError> {
-    let RankLoad { plan, mut runner, .. } = rank;
+/// Gives a rank its KV pages and, where all ranks can record, its recordings.
+fn finish_rank(
+    config: &EngineConfig,
+    rank: RankLoad,
+    scheduler: &SchedulerConfig,
+    group: Option<&Arc<RankGroup>>,
+) -> Result<RankLoad, EngineError> {
+    let RankLoad {
+        plan,
+        mut runner,
+        mut notes,
+    } = rank;
     let device = runner.device.clone();
-    bind_kv(
-        &*device,
-        &plan,
-        scheduler.num_blocks,
-        &mut runner.forward,
-        &mut runner._buffers,
-    )?;
-    Ok((plan, runner))
+    let num_pages = scheduler.num_blocks + plan.scratch_pages();
+    bind_kv(&*device, &plan, num_pages, &mut runner.forward, &mut runner.buffers)?;
+    let programs = [&runner.forward, &runner.head];
+    let mut recordings = recordings(config, &*device, &plan, scheduler, programs, &runner.ops, &mut notes);
+    if let Some(group) = group
+        && !group.agree(recordings.is_some())?
+        && recordings.take().is_some()
+    {
+        notes.push("decode steps are encoded one by one: another rank cannot record".to_string());
+    }
+    (runner.recordings, runner.group) = (recordings, group.cloned());
+    runner.prepare_scratch()?;
+    Ok(RankLoad { plan, runner, notes })
+}
+
+/// Recorded decode steps, where device and ops allow them; the notes say why not.
+fn recordings(
+    config: &EngineConfig,
+    device: &dyn Device,
+    plan: &Plan,
+    scheduler: &SchedulerConfig,
+    programs: [&CompiledProgram; 2],
+    ops: &StepOps,
+    notes: &mut Vec<String>,
+) -> Option<Recordings> {
+    let c = &plan.capacities;
+    let program = programs.iter().find_map(|program| program.not_recordable());
+    let refused = match plan.recording {
+        Err(why) => Err(why.to_string()),
+        Ok(()) => match program.or_else(|| ops.not_recordable()) {
+            Some(name) => Err(format!("{name} is not recordable")),
+            None => Ok(bucket_sizes(c.max_seqs, &device.info().shape_buckets)),
+        },
+    };
+    match refused {
+        Err(why) => {
+            notes.push(format!("decode steps are encoded one by one: {why}"));
+            None
+        }
+        Ok(sizes) => {
+            notes.push(format!(
+                "decode steps are recorded on first use, for {sizes:?} sequences"
+            ));
+            let scratch = Scratch {
+                first_row: c.max_seqs,
+                first_page: scheduler.num_blocks,
+                num_tokens: plan.options.block_size.min(c.max_tokens).min(c.max_model_len),
+                steps: 0,
+            };
+            Some(Recordings::new(sizes, scratch, config.recording.check))
+        }
+    }
 }
 
 fn step_ops(plan: &Plan, ring: &ResultRing, preparer: &mut Preparer<'_>) -> Result<Option<StepOps>, EngineError> {
@@ -287,18 +353,30 @@ fn step_ops(plan: &Plan, ring: &ResultRing, preparer: &mut Preparer<'_>) -> Resu
     }))
 }
 
-fn ops_scratch(ops: &StepOps) -> u64 {
-    let all: [&Arc<dyn PreparedOp>; 8] = [
-        &ops.prepare_inputs,
-        &ops.slot_mapping,
-        &ops.update_rows,
-        &ops.argmax,
-        &ops.sample,
-        &ops.logits_process,
-        &ops.top_logprobs,
-        &ops.copy_logits,
-    ];
-    all.iter().map(|op| op.info().scratch_bytes).max().unwrap_or(0)
+impl StepOps {
+    fn all(&self) -> [(&'static str, &Arc<dyn PreparedOp>); 8] {
+        [
+            ("prepare_inputs", &self.prepare_inputs),
+            ("slot_mapping", &self.slot_mapping),
+            ("update_rows", &self.update_rows),
+            ("argmax", &self.argmax),
+            ("sample", &self.sample),
+            ("logits_process", &self.logits_process),
+            ("top_logprobs", &self.top_logprobs),
+            ("copy", &self.copy_logits),
+        ]
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        let all = self.all().into_iter();
+        all.map(|(_, op)| op.info().scratch_bytes).max().unwrap_or(0)
+    }
+
+    /// The first op that cannot be recorded.
+    fn not_recordable(&self) -> Option<&'static str> {
+        let mut all = self.all().into_iter();
+        all.find(|(_, op)| !op.info().recordable).map(|(name, _)| name)
+    }
 }
 
 /// Allocates tensors, one buffer each, and keeps them.
@@ -424,6 +502,7 @@ fn size_kv(config: &EngineConfig, files: &ModelFiles, rank: &RankLoad) -> Result
         max_pages: device.info().max_buffer_bytes.min(device.info().max_binding_bytes) / plan.block_bytes.max(1),
         unified: device.info().unified_memory,
         sharing: plan.options.shard.size,
+        scratch_pages: plan.scratch_pages(),
     };
     let sized = kv_memory::size(config, &scheduler, &needs)?;
     scheduler.num_blocks = sized.num_pages;

@@ -96,7 +96,11 @@ pub(crate) fn on_every_rank<T: Send, R: Send>(
         .zip(0..)
         .filter_map(|(r, rank)| Some((rank, r.err()?)));
     let errors: Vec<(u32, EngineError)> = errors.collect();
-    let in_vain = |e: &EngineError| matches!(e, EngineError::Device(e) if e.status == Status::Timeout);
+    let in_vain = |e: &EngineError| match e {
+        EngineError::Device(e) => e.status == Status::Timeout,
+        EngineError::Ranks(_) => true,
+        _ => false,
+    };
     let only_vain = errors.iter().all(|(_, e)| in_vain(e));
     let told = errors.iter().filter(|(_, e)| only_vain || !in_vain(e));
     let words: Vec<String> = told.map(|(rank, e)| format!("rank {rank} of {size}: {e}")).collect();

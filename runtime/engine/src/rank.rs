@@ -146,7 +146,7 @@ pub(crate) struct Ranks {
 }
 
 impl Ranks {
-    /// Starts a thread for each of the runners, ranks 1 and up.
+    /// Starts a thread for each of the runners, ranks 1 and up of `group`.
     ///
     /// # Errors
     /// A thread that does not start.
@@ -269,6 +269,7 @@ fn run_steps(runner: &mut Runner, steps: &Receiver<RankStep>, group: &RankGroup)
         while in_flight.front().is_some_and(|flight| runner.is_done(flight)) {
             if let Some(flight) = in_flight.pop_front() {
                 runner.check_done(&flight)?;
+                runner.recycle(flight);
             }
         }
         let next = if in_flight.is_empty() {

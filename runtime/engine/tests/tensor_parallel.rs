@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::wrapped::{Change, wrapped};
 use common::{config, delayed, fixtures, open, open_on};
+use halyard_delayed::{DelayedPlatform, Fault};
 use halyard_engine::{EngineConfig, FinishReason, Llm, Request, RequestOutput, SamplingParams};
 use halyard_platform_api::{Device, MemoryInfo, Platform};
 
@@ -160,6 +161,24 @@ fn ranks_stay_together_through_sampling_preemption_and_cancelling() {
     }
 }
 
+fn faulty(fault: Fault) -> Arc<dyn Device> {
+    DelayedPlatform::new(1, 7).with_fault(fault).open(0).expect("opens")
+}
+
+#[test]
+fn recordings_are_used_by_all_ranks_or_none() {
+    let path = fixtures().join("qwen3");
+    let ok = || delayed(1);
+    let stale = || faulty(Fault::StaleReplay);
+    let expected = busy(&open(&path, cpu(), |_| {}));
+    for (devices, replays) in [([ok(), ok()], true), ([ok(), stale()], false), ([stale(), ok()], false)] {
+        let two = open_on(&path, &devices, |_| {});
+        assert_eq!(busy(&two), expected);
+        two.engine().shutdown(Duration::from_secs(30));
+        assert_eq!(two.engine().stats().replayed_steps_total > 0, replays);
+    }
+}
+
 #[test]
 fn a_left_out_sum_shows() {
     let path = fixtures().join("qwen3");
@@ -232,6 +251,11 @@ fn the_smallest_memory_decides() {
 fn told(open_device: Open, rank: usize, change: Change) -> String {
     let mut ranks = devices(open_device, 2);
     ranks[rank] = wrapped(ranks[rank].clone(), change);
+    told_by(ranks, rank)
+}
+
+/// Two devices of which that of `rank` fails; requests run until it does. Returns what they were told.
+fn told_by(ranks: Vec<Arc<dyn Device>>, rank: usize) -> String {
     let llm = open_on(&fixtures().join("qwen3"), &ranks, |_| {});
     let start = Instant::now();
     let output = llm.generate_ids(vec![vec![1, 2, 3]; 3], &greedy(400)).expect("taken");
@@ -266,6 +290,16 @@ fn a_failed_device_ends_the_engine_with_its_error() {
                 "{words}"
             );
         }
+    }
+}
+
+#[test]
+fn a_device_that_is_lost_while_steps_run_ends_the_engine() {
+    for rank in [0, 1] {
+        let mut ranks = devices(|| delayed(1), 2);
+        ranks[rank] = faulty(Fault::LostAt(40));
+        let words = told_by(ranks, rank);
+        assert!(words.contains(&format!("rank {rank} of 2: device: ")), "{words}");
     }
 }
 

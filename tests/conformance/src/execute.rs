@@ -31,7 +31,7 @@ impl From<Error> for Failure {
     }
 }
 
-fn broken(context: &str) -> impl Fn(Error) -> Failure + '_ {
+pub(crate) fn broken(context: &str) -> impl Fn(Error) -> Failure + '_ {
     move |error| Failure::Broken(format!("{context}: {error}"))
 }
 
@@ -121,11 +121,7 @@ fn place_bytes(device: &dyn Device, arg: &Arg, bytes: &[u8]) -> Result<Placed, F
     let strides = arg.strides();
     let tensor = Tensor::contiguous(halyard_platform_api::BufferId(1), guard, arg.dtype, &arg.shape);
     let mut tensor = tensor.view(0, &arg.shape, &strides);
-    let mut uploaded = vec![GUARD; (guard + tensor.span_bytes() + guard) as usize];
-    let size = arg.dtype.bytes();
-    for (at, element) in offsets(&tensor).zip(bytes.chunks_exact(size)) {
-        uploaded[at..at + size].copy_from_slice(element);
-    }
+    let uploaded = image(&tensor, guard, bytes);
     let buffer = device
         .create_buffer(uploaded.len() as u64, BufferKind::Device)
         .map_err(broken("create_buffer"))?;
@@ -136,6 +132,28 @@ fn place_bytes(device: &dyn Device, arg: &Arg, bytes: &[u8]) -> Result<Placed, F
         tensor,
         uploaded,
     })
+}
+
+/// A tensor's elements between guard bytes.
+fn image(tensor: &Tensor, guard: u64, bytes: &[u8]) -> Vec<u8> {
+    let mut image = vec![GUARD; (guard + tensor.span_bytes() + guard) as usize];
+    let size = tensor.dtype().bytes();
+    for (at, element) in offsets(tensor).zip(bytes.chunks_exact(size)) {
+        image[at..at + size].copy_from_slice(element);
+    }
+    image
+}
+
+impl Placed {
+    /// Gives the tensor another case's contents; an opaque one gets its own again. Weights stay.
+    pub(crate) fn refill(&mut self, arg: &Arg) -> Result<(), Failure> {
+        match &arg.contents {
+            Contents::Weight { .. } => return Ok(()),
+            Contents::Bytes(bytes) => self.uploaded = image(&self.tensor, self.tensor.offset, bytes),
+            Contents::Cache { .. } => {}
+        }
+        self.buffer.write(0, &self.uploaded).map_err(broken("write"))
+    }
 }
 
 /// Packs in three pieces out of order, as merged matrices come.
