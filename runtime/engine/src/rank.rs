@@ -21,13 +21,16 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Longest time that a rank may leave a step untaken, or a vote open.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Who hears of a failure.
+type Listener = Box<dyn Fn(&str) + Send + Sync>;
+
 /// What the ranks of an engine share: failures, and votes.
 pub(crate) struct RankGroup {
     size: u32,
     has_failed: AtomicBool,
     state: Mutex<GroupState>,
     changed: Condvar,
-    listener: OnceLock<Box<dyn Fn(&str) + Send + Sync>>,
+    listener: OnceLock<Listener>,
 }
 
 #[derive(Default)]
