@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn kept_choices_come_back_and_damaged_ones_do_not() {
         let algo = |seed: u64| Algo {
-            data: std::array::from_fn(|i| seed * 0x9E37_79B9_7F4A_7C15 + i as u64),
+            data: std::array::from_fn(|i| seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) + i as u64),
         };
         let choices = vec![(1, algo(3)), (64, algo(5))];
         let text = render("title\n", &choices);

@@ -4,19 +4,17 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, WeightPart, WeightSpec};
+use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, WeightSpec};
 use halyard_models::{ModelFiles, Weights};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{
     Buffer, BufferKind, Claim, ClaimReport, Collective, Communicator, DType, Device, Encoder, OpId, OpSpec, PreparedOp,
-    Program, Result as DeviceResult, Tensor, WeightRows,
+    Program, Result as DeviceResult, Tensor,
 };
 
 use crate::collective::{CollectiveStep, collective_steps};
 use crate::error::EngineError;
-
-/// Rows whose columns are copied out at a time: a few MiB.
-const COLUMN_PIECE_ROWS: u32 = 1024;
+use crate::weight_loader::{Part, Target, WeightLoader};
 
 /// Which of the step's counts an operand's outermost extent is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,7 +214,7 @@ pub(crate) fn compile(
     files: &ModelFiles,
     places: &Places<'_>,
     preparer: &mut Preparer<'_>,
-    loaded: &mut dyn FnMut(u64),
+    loader: &mut WeightLoader<'_>,
 ) -> Result<Option<CompiledProgram>, EngineError> {
     model.program.validate()?;
     let report = claim(device, model)?;
@@ -239,7 +237,7 @@ pub(crate) fn compile(
     if !complete {
         return Ok(None);
     }
-    let (weights, buffers) = load_weights(device, model, &files.weights, &ops, loaded)?;
+    let (weights, buffers) = load_weights(device, model, &files.weights, &ops, loader)?;
     let template = |t: u16| match t {
         ABSENT => Template::fixed(Tensor::NONE),
         t => match model.roles[usize::from(t)] {
@@ -395,7 +393,7 @@ fn load_weights(
     model: &ModelProgram,
     weights: &Weights,
     ops: &[(Arc<dyn PreparedOp>, Vec<u16>, Claim)],
-    loaded: &mut dyn FnMut(u64),
+    loader: &mut WeightLoader<'_>,
 ) -> Result<LoadedWeights, EngineError> {
     let mut tensors = Vec::with_capacity(model.weights.len());
     let mut buffers = Vec::with_capacity(model.weights.len());
@@ -431,7 +429,18 @@ fn load_weights(
                 let tensor = Tensor::contiguous(buffer.id(), 0, DType::U8, &[tensor_extent(bytes)?]);
                 let mut first_row = 0;
                 for part in parts {
-                    pack_part(&**op, node, part, *in_features, weights, first_row, &tensor, loaded)?;
+                    let stored = Part {
+                        role: part.role,
+                        rows: part.first_row..part.first_row + part.rows,
+                        columns: part.first_column..part.first_column + in_features,
+                    };
+                    let target = Target {
+                        op: &**op,
+                        node,
+                        first_row,
+                        dst: &tensor,
+                    };
+                    loader.pack(weights, &stored, target)?;
                     first_row += part.rows;
                 }
                 (tensor, buffer)
@@ -441,42 +450,6 @@ fn load_weights(
         buffers.push(buffer);
     }
     Ok((tensors, buffers))
-}
-
-/// Packs a part of a file's tensor as rows `first_row ..`: whole rows at once, columns of them piece by piece.
-#[allow(clippy::too_many_arguments)]
-fn pack_part(
-    op: &dyn PreparedOp,
-    node: u32,
-    part: &WeightPart,
-    in_features: u32,
-    weights: &Weights,
-    first_row: u32,
-    dst: &Tensor,
-    loaded: &mut dyn FnMut(u64),
-) -> Result<(), EngineError> {
-    let source = weights.tensor(part.role)?;
-    let columns = part.first_column as usize..(part.first_column + in_features) as usize;
-    let piece = if columns.len() == source.row_len() {
-        part.rows
-    } else {
-        COLUMN_PIECE_ROWS
-    };
-    let mut done = 0;
-    while done < part.rows {
-        let num_rows = piece.min(part.rows - done);
-        let from = (part.first_row + done) as usize;
-        let bytes = source.submatrix(from..from + num_rows as usize, columns.clone());
-        loaded(bytes.len() as u64);
-        let rows = WeightRows {
-            first_row: first_row + done,
-            num_rows,
-            bytes: &bytes,
-        };
-        op.pack_weight(node, rows, dst)?;
-        done += num_rows;
-    }
-    Ok(())
 }
 
 fn tensor_extent(bytes: u64) -> Result<u32, EngineError> {

@@ -25,6 +25,7 @@ mod state;
 mod stats;
 mod step_encode;
 mod stream;
+mod weight_loader;
 
 pub use config::{CacheConfig, EngineConfig, ModelConfig, RecordingConfig, SchedulingConfig};
 pub use error::{EngineError, ParamError, SubmitError};

@@ -1,6 +1,7 @@
 //! From model files and devices to runners: attention chosen, programs compiled, weights loaded, KV memory sized.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use halyard_models::ModelFiles;
 use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, build_forward, build_head};
@@ -21,6 +22,7 @@ use crate::recording::{Recordings, bucket_sizes};
 use crate::runner::{Runner, StepOps};
 use crate::self_check::Scratch;
 use crate::state::{ResultRing, RowState, StepState, Writes};
+use crate::weight_loader::WeightLoader;
 
 /// How far loading is.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +95,7 @@ pub(crate) fn load(
     files: &ModelFiles,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, EngineError> {
+    let start = Instant::now();
     let plans = plan_ranks(config, devices, files)?;
     let id = group_id(devices)?;
     let inputs = plans.into_iter().zip(devices.iter().cloned()).collect();
@@ -126,9 +129,17 @@ pub(crate) fn load(
         })
     };
     let mut ranks = on_every_rank(ranks, finish, finish)?.into_iter();
-    let Some(RankLoad { plan, runner, notes }) = ranks.next() else {
+    let Some(first) = ranks.next() else {
         return Err(EngineError::Thread("no rank was finished".to_string()));
     };
+    let times = first.times(start.elapsed());
+    let RankLoad {
+        plan,
+        runner,
+        mut notes,
+        ..
+    } = first;
+    notes.push(times);
     Ok(Loaded {
         info: model_info(files, &plan, &scheduler, devices.len(), &runner.forward, notes),
         runner,
@@ -142,6 +153,26 @@ struct RankLoad {
     plan: Plan,
     runner: Runner,
     notes: Vec<String>,
+    /// Time and bytes of packing weights.
+    weights: Duration,
+    weight_bytes: u64,
+    /// Time of the first steps.
+    warm_up: Duration,
+}
+
+impl RankLoad {
+    /// Where the time of a load went; the other ranks' ran beside it.
+    fn times(&self, all: Duration) -> String {
+        let (weights, warm_up) = (self.weights, self.warm_up);
+        format!(
+            "loaded in {:.2} s: ops and memory {:.2}, weights {:.2} ({:.2} GB/s), warm-up {:.2}",
+            all.as_secs_f64(),
+            all.saturating_sub(weights + warm_up).as_secs_f64(),
+            weights.as_secs_f64(),
+            self.weight_bytes as f64 / 1e9 / weights.as_secs_f64().max(1e-9),
+            warm_up.as_secs_f64(),
+        )
+    }
 }
 
 /// Joins the group and loads a rank's part of the model.
@@ -173,7 +204,7 @@ fn load_rank(
     let raw_logits = memory.tensor(DType::F32, &[raw_rows, logits.shape[1]])?;
     let ropes = memory.rope_tables(files)?;
     let mut done_bytes = 0;
-    let mut loaded = |bytes| {
+    let mut shown = |bytes| {
         done_bytes += bytes;
         progress(LoadProgress {
             stage: "weights",
@@ -181,6 +212,7 @@ fn load_rank(
             total_bytes: files.weight_bytes,
         });
     };
+    let mut loader = WeightLoader::new(&*device, &*queue, &mut shown);
     let role = |role| place_of(role, &rows, &step, &ropes);
     let mut preparer = Preparer::new(&*device);
     let mut compile_one = |program: &ModelProgram, slots: &[(Tensor, ActivationSlot)], preparer: &mut Preparer<'_>| {
@@ -189,7 +221,7 @@ fn load_rank(
             role: &role,
             communicator: communicator.as_deref(),
         };
-        compile(&*device, program, files, &places, preparer, &mut loaded)
+        compile(&*device, program, files, &places, preparer, &mut loader)
     };
     let ops = step_ops(&plan, &ring, &mut preparer)?;
     let forward = compile_one(&forward, &forward_slots, &mut preparer)?;
@@ -198,6 +230,8 @@ fn load_rank(
     let (Some(forward), Some(head), Some(ops)) = (forward, head, ops) else {
         return Err(EngineError::Thread("an op was missing and not listed".to_string()));
     };
+    let (weights, weight_bytes) = (loader.elapsed, loader.bytes);
+    drop(loader);
     notes.push(format!("composites: {} regions run as one op", forward.num_claims));
     notes.extend(forward.left.lines().map(|line| format!("composites: {line}")));
     queue.reserve_scratch(forward.scratch_bytes.max(head.scratch_bytes).max(ops.scratch_bytes()))?;
@@ -224,26 +258,31 @@ fn load_rank(
         _communicator: communicator,
         device,
     };
-    Ok(RankLoad { plan, runner, notes })
+    Ok(RankLoad {
+        plan,
+        runner,
+        notes,
+        weights,
+        weight_bytes,
+        warm_up: Duration::ZERO,
+    })
 }
 
 /// Gives a rank its KV pages and, where all ranks can record, its recordings.
 fn finish_rank(
     config: &EngineConfig,
-    rank: RankLoad,
+    mut rank: RankLoad,
     scheduler: &SchedulerConfig,
     group: Option<&Arc<RankGroup>>,
 ) -> Result<RankLoad, EngineError> {
     let RankLoad {
-        plan,
-        mut runner,
-        mut notes,
-    } = rank;
+        plan, runner, notes, ..
+    } = &mut rank;
     let device = runner.device.clone();
     let num_pages = scheduler.num_blocks + plan.scratch_pages();
-    bind_kv(&*device, &plan, num_pages, &mut runner.forward, &mut runner.buffers)?;
+    bind_kv(&*device, plan, num_pages, &mut runner.forward, &mut runner.buffers)?;
     let programs = [&runner.forward, &runner.head];
-    let mut recordings = recordings(config, &*device, &plan, scheduler, programs, &runner.ops, &mut notes);
+    let mut recordings = recordings(config, &*device, plan, scheduler, programs, &runner.ops, notes);
     if let Some(group) = group
         && !group.agree(recordings.is_some())?
         && recordings.take().is_some()
@@ -251,8 +290,10 @@ fn finish_rank(
         notes.push("decode steps are encoded one by one: another rank cannot record".to_string());
     }
     (runner.recordings, runner.group) = (recordings, group.cloned());
+    let warm_up = Instant::now();
     runner.prepare_scratch()?;
-    Ok(RankLoad { plan, runner, notes })
+    rank.warm_up = warm_up.elapsed();
+    Ok(rank)
 }
 
 /// Recorded decode steps, where device and ops allow them; the notes say why not.

@@ -156,7 +156,7 @@ impl Placed {
     }
 }
 
-/// Packs in three pieces out of order, as merged matrices come.
+/// Packs in three pieces out of order, as merged matrices come; one of them from device memory where the op takes that.
 fn place_weight(
     device: &dyn Device,
     op: &dyn PreparedOp,
@@ -177,7 +177,8 @@ fn place_weight(
             num_rows: end - first,
             bytes: &bytes[first as usize * row_bytes..end as usize * row_bytes],
         };
-        if part.num_rows > 0 {
+        let on_device = first == 0 && part.num_rows > 0 && pack_on_device(device, op, node, part, &tensor)?;
+        if part.num_rows > 0 && !on_device {
             op.pack_weight(node, part, &tensor).map_err(broken("pack_weight"))?;
         }
     }
@@ -186,6 +187,26 @@ fn place_weight(
         tensor,
         uploaded: Vec::new(),
     })
+}
+
+/// Packs rows from device memory. False: the op packs from host memory only.
+fn pack_on_device(
+    device: &dyn Device,
+    op: &dyn PreparedOp,
+    node: u32,
+    rows: WeightRows<'_>,
+    dst: &Tensor,
+) -> Result<bool, Failure> {
+    let buffer = device
+        .create_buffer(rows.bytes.len() as u64, BufferKind::Device)
+        .map_err(broken("create_buffer"))?;
+    buffer.write(0, rows.bytes).map_err(broken("write"))?;
+    let src = Tensor::contiguous(buffer.id(), 0, DType::U8, &[rows.bytes.len() as u32]);
+    match op.pack_weight_from(node, rows.first_row, rows.num_rows, &src, dst) {
+        Ok(()) => Ok(true),
+        Err(error) if error.status == Status::Unsupported && !error.message.is_empty() => Ok(false),
+        Err(error) => Err(broken("pack_weight_from")(error)),
+    }
 }
 
 /// First bytes of all elements in row-major order.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use halyard_platform_api::WeightFormat;
 
-pub use dummy::{DummyFormat, DummyWeights};
+pub use dummy::{DummyFormat, DummyValues, DummyWeights};
 pub use role::{LayerWeight, Role};
 
 use crate::config::ModelDescription;
@@ -226,6 +226,21 @@ impl Weights {
             Source::Dummy(dummy) => Ok(dummy.format_of(self.stored_role(role))),
             _ => Ok(self.tensor(role)?.format),
         }
+    }
+
+    /// How the matrix with a role is made, where it is a dummy; `None` for weights of files, norms and biases.
+    #[must_use]
+    pub fn dummy_values(&self, role: Role) -> Option<DummyValues> {
+        match &self.source {
+            Source::Dummy(dummy) if DummyWeights::is_matrix(role) => Some(dummy.values(self.stored_role(role))),
+            _ => None,
+        }
+    }
+
+    /// The shape that the description implies for a role, as [`WeightTensor::shape`].
+    #[must_use]
+    pub fn shape(&self, role: Role) -> Vec<usize> {
+        self.stored_role(role).shape(&self.description)
     }
 
     /// Checks that every weight of the description is there with its shape and a usable format, and
