@@ -9,6 +9,7 @@ use common::wrapped::{Change, wrapped};
 use common::{config, delayed, fixtures, open, open_on};
 use halyard_delayed::{DelayedPlatform, Fault};
 use halyard_engine::{EngineConfig, FinishReason, Llm, Request, RequestOutput, SamplingParams};
+use halyard_models::LoadFormat;
 use halyard_platform_api::{Device, MemoryInfo, Platform};
 
 /// Largest difference of a log-probability: f32 sums in another order.
@@ -132,6 +133,20 @@ fn busy(llm: &Llm) -> Vec<Vec<u32>> {
     drop(dropped);
     all.extend(ids(&llm.generate_ids(prompts(), &greedy(30)).expect("taken")));
     all
+}
+
+/// Dummy matrices are made on the device, a rank's columns of them too.
+#[test]
+fn dummy_weights_do_not_depend_on_the_ranks() {
+    let path = fixtures().join("mistral");
+    for open_device in [cpu as Open, common::reference] {
+        let dummy = |c: &mut EngineConfig| c.model.load_format = LoadFormat::Dummy;
+        let one = open(&path, open_device(), dummy);
+        let four = open_on(&path, &devices(open_device, 4), dummy);
+        let pairs = scores(&one, &prompts()).into_iter().zip(scores(&four, &prompts()));
+        let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst <= LOGPROB_BOUND, "{worst}");
+    }
 }
 
 #[test]
