@@ -7,7 +7,7 @@ typedef KvLayout<ACT, HEAD_DIM, BLOCK> Layout;
 
 #define TILE 64
 #define UNIT_BYTES (TILE * HEAD_DIM * 2) // keys or values of a tile
-#define THREADS (WARPS * 32)
+#define THREADS (WARPS * 32 + 32)
 #define PIECES (TILE / BLOCK > 0 ? TILE / BLOCK : 1)
 #define PIECE_TOKENS (BLOCK < TILE ? BLOCK : TILE)
 
@@ -24,6 +24,13 @@ struct Work {
     const Sequence *sequences;
     u32 S, num_kv_heads, window;
 };
+
+// Tiles of every block's share but the last: equal, at least one a warp, and whole rounds of the warps where that costs little.
+__device__ __forceinline__ u32 share_of(u32 total) {
+    u32 share = (total + gridDim.x - 1) / gridDim.x;
+    if (share < WARPS) share = WARPS;
+    return share > 8 * WARPS ? (share + WARPS - 1) / WARPS * WARPS : share;
+}
 
 // Where tile `x` of the line is.
 struct Place {
@@ -99,21 +106,32 @@ __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i3
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+}
 #if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void barrier_init(u32 barrier) { asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barrier)); }
+#define BARRIER_TEST "mbarrier.try_wait.parity.shared.b64"
+#else
+#define BARRIER_TEST "mbarrier.test_wait.parity.shared.b64"
+#endif
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile("{\n.reg .pred done;\nwait:\n" BARRIER_TEST " done, [%0], %1;\n@done bra ready;\nbra wait;\nready:\n}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void order_barriers_before_copies() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile("{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@done bra ready;\nbra wait;\nready:\n}" ::"r"(barrier),
-                 "r"(parity)
-                 : "memory");
 }
 __device__ __forceinline__ void bulk_copy(u32 to, const u8 *from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
 }
 #else
+__device__ __forceinline__ void order_barriers_before_copies() {}
 __device__ __forceinline__ void copy_16(u32 to, const u8 *from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
 #endif
 

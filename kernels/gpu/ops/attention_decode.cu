@@ -4,8 +4,9 @@
 // The work is a line of tiles of 64 keys: sequence by sequence, query token by query token, KV head by KV head. Blocks cut the line into
 // equal shares, found on the device from seq_lens, so one long sequence and hundreds of short ones both fill the machine. Within a share,
 // warp w takes tiles w, w + WARPS, ...; it has a ring of buffers of its own that hold keys and values in turn, and refills each as it
-// empties. At the end of an item (a query token and a KV head) the warps' sums meet in shared memory; where shares cut an item, the sums go
-// to scratch, and whichever block comes last adds them up.
+// empties. One more warp, the clerk, keeps an item (a query token and a KV head) ahead of them: it brings the query, and when all warps have
+// left their sums of an item, it adds them up and writes the result. Where shares cut an item, the sums go to scratch, and whichever of
+// its blocks comes last adds them up.
 //
 // Matrix units (m16n8k16): scores = K * Qt with 16 keys as rows and up to 8 query heads of the group as columns, then out-transposed =
 // Vt * P, where P is the transposed scores. Units of the cache (kv.cuh) are exactly the 8x8 tiles that ldmatrix loads.
@@ -13,173 +14,44 @@
 // Definitions: ACT (bf16, f16; the cache's type too), HEAD_DIM (multiple of 16), GROUP (query heads of a KV head), BLOCK (16, 32, 64, 128),
 // WARPS, RING (buffers of a warp), SOFTCAP (0, 1), ROPE (0, 1: the fused form, see below); with ROPE: ROTARY_DIM, INTERLEAVED (0, 1), NORM (0, 1).
 //
-// The fused form takes q, k and v as projected: it norms and rotates q on its way in, and the keys and values of this step do not come from the cache but
-// from k and v; the block that reads a token's own key stores both. It leaves q and k as they are.
+// The fused form takes q, k and v as projected: the clerk norms and rotates q, and the keys and values of this step do not come from the cache
+// but from k and v; the warp that meets a token's own key stores both. It leaves q and k as they are. Slots must be those that the block
+// table gives.
 //
-// Entry point: attention_decode. Grid: any number of blocks (one a multiprocessor), WARPS * 32 threads. Dynamic shared memory: SHARED_BYTES below +
+// Entry point: attention_decode. Grid: any number of blocks, as many as run at once; (WARPS + 1) * 32 threads. Dynamic shared memory: SHARED_BYTES below +
 // 16 * (S + 1). Scratch: partials, 2 * blocks * GROUP * (HEAD_DIM + 2) f32. counters: u32 a block, zero before the first launch; every launch leaves them zero.
 // Sequences whose query_len is not below `query_len_end` are left to another kernel.
-#include "kv_stream.cuh"
-#include "mma.cuh"
+#include "attention_tile.cuh"
 
-#define LOG2E 1.4426950408889634f
-#define NT ((GROUP + 7) / 8)          // columns of 8 query heads
-#define DT (HEAD_DIM / 16)            // 16 dims
 #define HEAD_STRIDE (HEAD_DIM + 4)    // of the warps' sums: no bank conflicts
-// Shared memory: rings | sums [WARPS][GROUP][HEAD_STRIDE] f32 | stats [WARPS][GROUP][2] f32 | barriers [WARPS][RING] u64 | sequences [S + 1]
-#define SUMS_AT (WARPS * RING * UNIT_BYTES)
-#define STATS_AT (SUMS_AT + WARPS * GROUP * HEAD_STRIDE * 4)
-#define BARRIERS_AT (STATS_AT + WARPS * GROUP * 2 * 4)
-#define SHARED_BYTES ((BARRIERS_AT + WARPS * RING * 8 + 15) / 16 * 16)
+#define LANES (HEAD_DIM > 128 ? 32 : HEAD_DIM > 64 ? 16 : HEAD_DIM > 32 ? 8 : HEAD_DIM > 16 ? 4 : 2) // lanes of a head, 8 dims each
+#define BUFFERS 2                     // items under way
+// Shared memory: rings | items [BUFFERS] | barriers: rings [WARPS][RING], ready [BUFFERS], done [BUFFERS] u64 | sequences [S + 1]
+// An item: query, units [NT][HEAD_DIM / 8] | the token's own key and value | sums [WARPS][GROUP][HEAD_STRIDE] f32 | Item | stats [WARPS][GROUP][2] f32
+#define FRESH_AT (NT * HEAD_DIM * 16)
+#define SUMS_AT (FRESH_AT + HEAD_DIM * 4)
+#define ITEM_AT (SUMS_AT + WARPS * GROUP * HEAD_STRIDE * 4)
+#define STATS_AT (ITEM_AT + 64)
+#define ITEM_BYTES ((STATS_AT + WARPS * GROUP * 8 + 127) / 128 * 128)
+#define ITEMS_AT (WARPS * RING * UNIT_BYTES)
+#define BARRIERS_AT (ITEMS_AT + BUFFERS * ITEM_BYTES)
+#define SHARED_BYTES (BARRIERS_AT + (WARPS * RING + 2 * BUFFERS) * 8 / 16 * 16 + 16)
 
-// --- One tile -------------------------------------------------------------------------------------------------------------------------
+// --- The clerk: queries in, results out -----------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void load_matrix(u32 (&a)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address) : "memory");
-}
-__device__ __forceinline__ u32 transposed(u32 x) {
-    u32 y;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// Byte of 8 tokens (`eighth` of the tile) and 8 dims (`octet`) within a unit of keys, and of values.
-__device__ __forceinline__ constexpr u32 key_unit(u32 octet, u32 eighth) {
-    return eighth / (PIECE_TOKENS / 8) * (UNIT_BYTES / PIECES) + (octet * (PIECE_TOKENS / 8) + eighth % (PIECE_TOKENS / 8)) * 128;
-}
-__device__ __forceinline__ constexpr u32 value_unit(u32 octet, u32 eighth) {
-    return eighth / (PIECE_TOKENS / 8) * (UNIT_BYTES / PIECES) + (eighth % (PIECE_TOKENS / 8) * (HEAD_DIM / 8) + octet) * 128;
-}
-
-// Running softmax of a warp: of head columns 8n + 2t and 8n + 2t + 1 (lane = 4g + t). `highest` is in units of log2.
-struct Softmax {
-    float highest[NT][2], total[NT][2];
-    float sum[DT][NT][4]; // rows: dims 16d + g and + 8; columns: the two heads
+// What the warps must know of an item.
+struct Item {
+    u32 begin, end;     // its tiles on the line, as far as they are this share's
+    i32 tile_key;       // first key of the first of them
+    i32 first, last;    // keys that the query sees; the last is its own
+    u32 kv_head, token;
+    i32 keys;           // of the sequence
+    i32 first_new;      // first key of this step
+    i32 first_token;    // its token
+    i32 slot;           // of the own key
+    u32 cut;            // other blocks have tiles of it too
+    u32 begins;         // in this block
 };
-
-__device__ __forceinline__ void clear(Softmax &softmax) {
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        softmax.highest[n][0] = softmax.highest[n][1] = -INFINITY_F;
-        softmax.total[n][0] = softmax.total[n][1] = 0.f;
-#pragma unroll
-        for (int d = 0; d < DT; d++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) softmax.sum[d][n][i] = 0.f;
-    }
-}
-
-// Scores of the tile's 64 keys: scores[m][n] are keys 16m + g and + 8 against head columns 8n + 2t and + 1.
-__device__ __forceinline__ void multiply_keys(float (&scores)[4][NT][4], const u32 (&query)[NT][DT][2], u32 keys) {
-    u32 lane = threadIdx.x % 32;
-    u32 at = keys + key_unit(lane >> 4, lane >> 3 & 1) + (lane & 7) * 16;
-#pragma unroll
-    for (int m = 0; m < 4; m++)
-#pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) scores[m][n][i] = 0.f;
-#pragma unroll
-    for (int d = 0; d < DT; d++)
-#pragma unroll
-        for (int m = 0; m < 4; m++) {
-            u32 a[4];
-            load_matrix(a, at + key_unit(2 * d, 2 * m));
-#pragma unroll
-            for (int n = 0; n < NT; n++) mma_m16n8k16<ACT>(scores[m][n], a, query[n][d]);
-        }
-}
-
-// Turns scores into probabilities (16-bit, transposed: the second operand of the values' product) and keeps the softmax running.
-template <bool MASKED>
-__device__ __forceinline__ void weigh(Softmax &softmax, u32 (&p)[4][NT][2], float (&scores)[4][NT][4], float scale, float softcap, i32 first, i32 last) {
-    i32 g = threadIdx.x % 32 / 4;
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        float above[2] = {softmax.highest[n][0], softmax.highest[n][1]};
-#pragma unroll
-        for (int m = 0; m < 4; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float x = scores[m][n][i] * scale;
-                if (SOFTCAP) x = softcap * LOG2E * tanhf(x / softcap);
-                if (MASKED) {
-                    i32 key = 16 * m + g + (i >= 2 ? 8 : 0);
-                    if (key < first || key > last) x = -INFINITY_F;
-                }
-                scores[m][n][i] = x;
-                above[i & 1] = fmaxf(above[i & 1], x);
-            }
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-#pragma unroll
-            for (int mask = 4; mask < 32; mask <<= 1) above[c] = fmaxf(above[c], __shfl_xor_sync(0xffffffffu, above[c], mask));
-        }
-        float base[2], kept[2];
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-            base[c] = above[c] == -INFINITY_F ? 0.f : above[c]; // nothing seen yet: no inf - inf
-            kept[c] = exp2_fast(softmax.highest[n][c] - base[c]);
-            softmax.highest[n][c] = above[c];
-            softmax.total[n][c] *= kept[c];
-        }
-        if (__any_sync(0xffffffffu, kept[0] != 1.f || kept[1] != 1.f)) {
-#pragma unroll
-            for (int d = 0; d < DT; d++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) softmax.sum[d][n][i] *= kept[i & 1];
-        }
-#pragma unroll
-        for (int m = 0; m < 4; m++) {
-            float e[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                e[i] = exp2_fast(scores[m][n][i] - base[i & 1]);
-                softmax.total[n][i & 1] += e[i];
-            }
-            p[m][n][0] = transposed(pack2<ACT>(e[0], e[1]));
-            p[m][n][1] = transposed(pack2<ACT>(e[2], e[3]));
-        }
-    }
-}
-
-// Adds the tile's values. Tokens outside first ..= last do not count, whatever their bytes hold.
-template <bool MASKED>
-__device__ __forceinline__ void multiply_values(Softmax &softmax, const u32 (&p)[4][NT][2], u32 values, i32 first, i32 last) {
-    u32 lane = threadIdx.x % 32;
-    u32 at = values + value_unit(lane >> 3 & 1, lane >> 4) + (lane & 7) * 16;
-#pragma unroll
-    for (int m = 0; m < 4; m++) {
-        u32 keep[2] = {0xffffffffu, 0xffffffffu};
-        if (MASKED) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                i32 key = 16 * m + 8 * half + 2 * (i32)(lane & 3);
-                keep[half] = (key >= first && key <= last ? 0xffffu : 0) | (key + 1 >= first && key + 1 <= last ? 0xffff0000u : 0);
-            }
-        }
-#pragma unroll
-        for (int d = 0; d < DT; d++) {
-            u32 a[4];
-            load_matrix(a, at + value_unit(2 * d, 2 * m));
-            if (MASKED) {
-                a[0] &= keep[0];
-                a[1] &= keep[0];
-                a[2] &= keep[1];
-                a[3] &= keep[1];
-            }
-#pragma unroll
-            for (int n = 0; n < NT; n++) mma_m16n8k16<ACT>(softmax.sum[d][n], a, p[m][n]);
-        }
-    }
-}
-
-// --- Query, and the step's own keys and values ----------------------------------------------------------------------------------------
 
 struct Inputs {
     const ACT *q, *k, *v;
@@ -189,94 +61,78 @@ struct Inputs {
     float q_eps, k_eps, q_offset, k_offset;
 };
 
-// A pair of neighbouring values of every 8 dims of a head, as floats: dims 16d + 2t (+ 1), and + 8.
+struct Output {
+    ACT *out;
+    u32 token_stride, head_stride;
+    const float *sinks;
+    float *partials;
+    u32 *counters;
+};
+
+__device__ __forceinline__ Item item_at(const Work &work, u32 x, u32 end, u32 s) {
+    Place place = place_of(work, x, s);
+    Item item = {};
+    u32 index = place.item / work.num_kv_heads;
+    i32 query_len = query_len_of(work, s), window = (i32)work.window;
+    item.begin = x;
+    item.end = end - x < place.tiles - place.tile ? end : x + place.tiles - place.tile;
+    item.tile_key = (i32)((place.first_tile + place.tile) * TILE);
+    item.keys = work.sequences[s].keys;
+    item.first_new = item.keys - query_len;
+    item.last = item.first_new + (i32)index;
+    item.first = window > 0 && item.last + 1 > window ? item.last + 1 - window : 0;
+    item.kv_head = place.item - index * work.num_kv_heads;
+    item.first_token = work.sequences[s].start;
+    item.token = (u32)item.first_token + index;
+    item.slot = -1;
+    item.cut = place.tile > 0 || x + place.tiles > end;
+    item.begins = place.tile == 0;
+    return item;
+}
+
+__device__ __forceinline__ void load_8(float (&x)[8], const float *from) {
+    float4 a = *(const float4 *)from, b = *(const float4 *)(from + 4);
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+}
+
 #if ROPE
-__device__ __forceinline__ void turn(float (&x)[DT][4], const Inputs &in, u32 token) {
-    u32 t = threadIdx.x & 3;
+// What turns 8 dims of a head: norm weights of q and k (constant), cosines and sines of the item's position.
+struct Turn {
+    float q_norm[8], k_norm[8], cosine[8], sine[8];
+};
+
+__device__ __forceinline__ void load_norms(Turn &turn, const Inputs &in) {
 #if NORM
-    float squares = 0.f;
+    u32 c = threadIdx.x % LANES;
+    if (8 * c >= HEAD_DIM) return;
+    load_8(turn.q_norm, in.q_norm + 8 * c);
+    load_8(turn.k_norm, in.k_norm + 8 * c);
 #pragma unroll
-    for (int d = 0; d < DT; d++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) squares += x[d][i] * x[d][i];
-    squares += __shfl_xor_sync(0xffffffffu, squares, 1);
-    squares += __shfl_xor_sync(0xffffffffu, squares, 2);
-    float factor = rsqrtf(squares / HEAD_DIM + in.q_eps);
-#pragma unroll
-    for (int d = 0; d < DT; d++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) x[d][i] *= factor * (in.q_norm[16 * d + 2 * t + (i & 1) + (i & 2) * 4] + in.q_offset);
+    for (int i = 0; i < 8; i++) {
+        turn.q_norm[i] += in.q_offset;
+        turn.k_norm[i] += in.k_offset;
+    }
 #endif
+}
+
+__device__ __forceinline__ void load_angles(Turn &turn, const Inputs &in, u32 token) {
+    u32 c = threadIdx.x % LANES;
+    if (8 * c >= ROTARY_DIM) return;
     const float *angles = in.table + (u64)(u32)in.positions[token] * ROTARY_DIM;
 #if INTERLEAVED
-#pragma unroll
-    for (int d = 0; d < ROTARY_DIM / 16; d++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float c = angles[8 * d + 4 * half + t], s = angles[ROTARY_DIM / 2 + 8 * d + 4 * half + t];
-            float a = x[d][2 * half], b = x[d][2 * half + 1];
-            x[d][2 * half] = a * c - b * s;
-            x[d][2 * half + 1] = b * c + a * s;
-        }
+    float4 cosine = *(const float4 *)(angles + 4 * c), sine = *(const float4 *)(angles + ROTARY_DIM / 2 + 4 * c);
+    turn.cosine[0] = cosine.x, turn.cosine[1] = cosine.y, turn.cosine[2] = cosine.z, turn.cosine[3] = cosine.w;
+    turn.sine[0] = sine.x, turn.sine[1] = sine.y, turn.sine[2] = sine.z, turn.sine[3] = sine.w;
 #else
-    // Both values of a pair are this lane's: half of the rotated dims is a multiple of 16.
-#pragma unroll
-    for (int d = 0; d < ROTARY_DIM / 32; d++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float2 c = *(const float2 *)(angles + 16 * d + 8 * half + 2 * t), s = *(const float2 *)(angles + ROTARY_DIM / 2 + 16 * d + 8 * half + 2 * t);
-            float(&first)[4] = x[d], (&second)[4] = x[d + ROTARY_DIM / 32];
-            float a = first[2 * half], b = second[2 * half];
-            first[2 * half] = a * c.x - b * s.x;
-            second[2 * half] = b * c.x + a * s.x;
-            a = first[2 * half + 1], b = second[2 * half + 1];
-            first[2 * half + 1] = a * c.y - b * s.y;
-            second[2 * half + 1] = b * c.y + a * s.y;
-        }
+    u32 pair = 8 * (c < ROTARY_DIM / 16 ? c : c - ROTARY_DIM / 16);
+    load_8(turn.cosine, angles + pair);
+    load_8(turn.sine, angles + ROTARY_DIM / 2 + pair);
 #endif
 }
-#endif
 
-// The query heads of an item as the second operand of the scores' product: column g of 8n, dims 16d + 2t (+ 1), and + 8.
-__device__ __forceinline__ void load_query(u32 (&query)[NT][DT][2], const Inputs &in, u32 token, u32 kv_head) {
-    u32 lane = threadIdx.x % 32, g = lane / 4, t = lane & 3;
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        bool there = 8 * n + g < GROUP;
-        const ACT *head = in.q + (u64)token * in.q_token_stride + (u64)(kv_head * GROUP + (there ? 8 * n + g : 0)) * in.q_head_stride + 2 * t;
-#pragma unroll
-        for (int d = 0; d < DT; d++) {
-            query[n][d][0] = *(const u32 *)(head + 16 * d);
-            query[n][d][1] = *(const u32 *)(head + 16 * d + 8);
-        }
-#if ROPE
-        float x[DT][4];
-#pragma unroll
-        for (int d = 0; d < DT; d++) {
-            unpack2<ACT>(query[n][d][0], x[d][0], x[d][1]);
-            unpack2<ACT>(query[n][d][1], x[d][2], x[d][3]);
-        }
-        turn(x, in, token);
-#pragma unroll
-        for (int d = 0; d < DT; d++) {
-            query[n][d][0] = pack2<ACT>(x[d][0], x[d][1]);
-            query[n][d][1] = pack2<ACT>(x[d][2], x[d][3]);
-        }
-#endif
-#pragma unroll
-        for (int d = 0; d < DT; d++) {
-            if (!there) query[n][d][0] = query[n][d][1] = 0;
-        }
-    }
-}
-
-#if ROPE
-// The key of `token`, normed and rotated: lane c has dims 8c ..+ 8 (lanes past the head: nothing of use).
-__device__ __forceinline__ uint4 new_key(const Inputs &in, u32 token, u32 kv_head) {
-    u32 c = threadIdx.x % 32;
-    bool there = c < HEAD_DIM / 8;
-    uint4 words = make_uint4(0, 0, 0, 0);
-    if (there) words = *(const uint4 *)(in.k + (u64)token * in.k_token_stride + (u64)kv_head * in.k_head_stride + 8 * c);
+// Norms and rotates a head that LANES lanes hold, 8 dims each. All lanes of the warp call it.
+__device__ __forceinline__ uint4 turned(uint4 words, const Turn &turn, bool is_key, const Inputs &in) {
+    u32 c = threadIdx.x % LANES;
     float x[8];
     unpack2<ACT>(words.x, x[0], x[1]);
     unpack2<ACT>(words.y, x[2], x[3]);
@@ -286,192 +142,289 @@ __device__ __forceinline__ uint4 new_key(const Inputs &in, u32 token, u32 kv_hea
     float squares = 0.f;
 #pragma unroll
     for (int i = 0; i < 8; i++) squares += x[i] * x[i];
-    float factor = rsqrtf(warp_sum(squares) / HEAD_DIM + in.k_eps);
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (there) x[i] *= factor * (in.k_norm[8 * c + i] + in.k_offset);
+    for (int mask = 1; mask < LANES; mask <<= 1) squares += __shfl_xor_sync(0xffffffffu, squares, mask);
+    float factor = rsqrtf(squares / HEAD_DIM + (is_key ? in.k_eps : in.q_eps));
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] *= factor * (is_key ? turn.k_norm[i] : turn.q_norm[i]);
 #endif
-    const float *angles = in.table + (u64)(u32)in.positions[token] * ROTARY_DIM;
 #if INTERLEAVED
     if (8 * c < ROTARY_DIM) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float cosine = angles[4 * c + i], sine = angles[ROTARY_DIM / 2 + 4 * c + i];
             float a = x[2 * i], b = x[2 * i + 1];
-            x[2 * i] = a * cosine - b * sine;
-            x[2 * i + 1] = b * cosine + a * sine;
+            x[2 * i] = a * turn.cosine[i] - b * turn.sine[i];
+            x[2 * i + 1] = b * turn.cosine[i] + a * turn.sine[i];
         }
     }
 #else
-    const u32 half = ROTARY_DIM / 16; // lanes that hold the first values of the pairs
-    bool first = c < half;
+    const u32 half = ROTARY_DIM / 16; // lanes with the first values of the pairs
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        float other = __shfl_sync(0xffffffffu, x[i], first ? c + half : c - half);
-        if (c < 2 * half) {
-            u32 pair = 8 * (first ? c : c - half) + i;
-            float cosine = angles[pair], sine = angles[ROTARY_DIM / 2 + pair];
-            x[i] = first ? x[i] * cosine - other * sine : x[i] * cosine + other * sine;
-        }
+        float other = __shfl_sync(0xffffffffu, x[i], c < half ? c + half : c - half, LANES);
+        if (c < 2 * half) x[i] = c < half ? x[i] * turn.cosine[i] - other * turn.sine[i] : x[i] * turn.cosine[i] + other * turn.sine[i];
     }
 #endif
     return make_uint4(pack2<ACT>(x[0], x[1]), pack2<ACT>(x[2], x[3]), pack2<ACT>(x[4], x[5]), pack2<ACT>(x[6], x[7]));
 }
-
-// Puts the keys of this step's tokens into a tile that was copied without them; stores that of `own` (token of the item) in the cache.
-__device__ __forceinline__ void patch_keys(const Inputs &in, u8 *cache, u64 page_stride, u8 *unit, u32 kv_head, i32 tile_key, i32 first_new, i32 keys,
-                                           i32 first_token, u32 own) {
-    u32 c = threadIdx.x % 32;
-    for (i32 key = first_new > tile_key ? first_new : tile_key; key < keys && key < tile_key + TILE; key++) {
-        u32 token = (u32)(first_token + key - first_new), inside = (u32)(key - tile_key);
-        uint4 words = new_key(in, token, kv_head);
-        if (c < HEAD_DIM / 8) {
-            *(uint4 *)(unit + key_unit(c, inside / 8) + inside % 8 * 16) = words;
-            i32 slot = in.slots[token];
-            if (token == own && slot >= 0)
-                *(uint4 *)(cache + (u64)((u32)slot / BLOCK) * page_stride + (u64)kv_head * Layout::HEAD_BYTES + Layout::key_row((u32)slot % BLOCK, c)) = words;
-        }
-    }
-    order_stores_before_copies();
-    __syncwarp();
-}
-
-// The same for values. What is stored is the whole row of 8 tokens around the own one, as the tile holds it: lines instead of single elements.
-__device__ __forceinline__ void patch_values(const Inputs &in, u8 *cache, u64 page_stride, u8 *unit, u32 kv_head, i32 tile_key, i32 first_new, i32 keys,
-                                             i32 first_token, u32 own) {
-    u32 lane = threadIdx.x % 32;
-    for (i32 key = first_new > tile_key ? first_new : tile_key; key < keys && key < tile_key + TILE; key++) {
-        u32 token = (u32)(first_token + key - first_new), inside = (u32)(key - tile_key);
-        if (lane < HEAD_DIM / 8) {
-            uint4 words = *(const uint4 *)(in.v + (u64)token * in.v_token_stride + (u64)kv_head * in.v_head_stride + 8 * lane);
-            u16 *to = (u16 *)(unit + value_unit(lane, inside / 8) + inside % 8 * 2);
-            u32 word[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-            for (int i = 0; i < 8; i++) to[8 * i] = (u16)(word[i / 2] >> (i & 1) * 16);
-        }
-    }
-    order_stores_before_copies();
-    __syncwarp();
-    i32 slot = in.slots[own], key = first_new + (i32)own - first_token;
-    if (slot < 0 || key < tile_key || key >= tile_key + TILE) return;
-    const uint4 *from = (const uint4 *)(unit + value_unit(0, (u32)(key - tile_key) / 8));
-    uint4 *to = (uint4 *)(cache + (u64)((u32)slot / BLOCK) * page_stride + (u64)kv_head * Layout::HEAD_BYTES + Layout::value_row(0, (u32)slot % BLOCK / 8));
-    for (u32 dim = lane; dim < HEAD_DIM; dim += 32) to[dim] = from[dim];
-}
 #endif
 
-// --- The end of an item ---------------------------------------------------------------------------------------------------------------
-
-struct Output {
-    ACT *out;
-    u32 token_stride, head_stride;
-    const float *sinks;
-    float *partials;
-    u32 *counters;
-};
-
-// Adds a sink and writes two neighbouring dims of a head.
-__device__ __forceinline__ void write_out(const Output &output, u32 token, u32 head, u32 dim, float a, float b, float highest, float total) {
-    if (output.sinks) {
-        float sink = output.sinks[head] * LOG2E, above = fmaxf(highest, sink);
-        float kept = exp2_fast(highest - above);
-        total = total * kept + exp2_fast(sink - above);
-        a *= kept;
-        b *= kept;
+// Brings an item's query heads (and in the fused form the token's own key and value) to shared memory.
+__device__ __forceinline__ void bring(u8 *buffer, Item &item, const Inputs &in
+#if ROPE
+                                      ,
+                                      Turn &turn
+#endif
+) {
+    const u32 rows = GROUP + (ROPE ? 1 : 0), at_once = 32 / LANES, passes = (rows + at_once - 1) / at_once;
+    u32 lane = threadIdx.x % 32, c = lane % LANES;
+    bool there = 8 * c < HEAD_DIM;
+    uint4 words[passes];
+#pragma unroll
+    for (u32 pass = 0; pass < passes; pass++) {
+        u32 row = pass * at_once + lane / LANES;
+        words[pass] = make_uint4(0, 0, 0, 0);
+        const ACT *from = in.q + (u64)item.token * in.q_token_stride + (u64)(item.kv_head * GROUP + row) * in.q_head_stride;
+#if ROPE
+        if (row == GROUP) from = in.k + (u64)item.token * in.k_token_stride + (u64)item.kv_head * in.k_head_stride;
+#endif
+        if (there && row < rows) words[pass] = *(const uint4 *)(from + 8 * c);
     }
-    float inverse = 1.f / total;
-    *(u32 *)(output.out + (u64)token * output.token_stride + (u64)head * output.head_stride + dim) = pack2<ACT>(a * inverse, b * inverse);
+#if ROPE
+    item.slot = in.slots[item.token];
+    if (lane < HEAD_DIM / 8) {
+        const ACT *from = in.v + (u64)item.token * in.v_token_stride + (u64)item.kv_head * in.v_head_stride;
+        *(uint4 *)(buffer + FRESH_AT + HEAD_DIM * 2 + 16 * lane) = *(const uint4 *)(from + 8 * lane);
+    }
+    load_angles(turn, in, item.token);
+#endif
+#pragma unroll
+    for (u32 pass = 0; pass < passes; pass++) {
+        u32 row = pass * at_once + lane / LANES;
+#if ROPE
+        words[pass] = turned(words[pass], turn, row == GROUP, in);
+        if (there && row == GROUP) *(uint4 *)(buffer + FRESH_AT + 16 * c) = words[pass];
+#endif
+        if (there && row < GROUP) *(uint4 *)(buffer + ((row / 8 * (HEAD_DIM / 8) + c) * 8 + row % 8) * 16) = words[pass];
+    }
+    if (lane == 0) *(Item *)(buffer + ITEM_AT) = item;
 }
 
-// Leaves a warp's sums in shared memory.
-__device__ __forceinline__ void leave_sums(u8 *shared, Softmax &softmax, bool any) {
+// Adds a sink and writes four neighbouring dims of a head.
+__device__ __forceinline__ void write_out(const Output &output, u32 token, u32 head, u32 dim, float4 sum, float highest, float total) {
+    float kept = 1.f;
+    if (output.sinks) {
+        float sink = output.sinks[head] * LOG2E, above = fmaxf(highest, sink);
+        kept = exp2_fast(highest - above);
+        total = total * kept + exp2_fast(sink - above);
+    }
+    float inverse = kept / total;
+    u32 *to = (u32 *)(output.out + (u64)token * output.token_stride + (u64)head * output.head_stride + dim);
+    to[0] = pack2<ACT>(sum.x * inverse, sum.y * inverse);
+    to[1] = pack2<ACT>(sum.z * inverse, sum.w * inverse);
+}
+
+#define PARTIAL (GROUP * (HEAD_DIM + 4)) // f32 of a block's part of an item: sums, then highest and total of each head, twice that for alignment
+
+// Adds up the warps' sums of an item: into the result, or into this block's part of a cut item.
+__device__ __forceinline__ void add_up(const u8 *buffer, const Item &item, const Output &output, float *partial) {
+    for (u32 e = threadIdx.x % 32; e < GROUP * HEAD_DIM / 4; e += 32) {
+        u32 head = e / (HEAD_DIM / 4), dim = e % (HEAD_DIM / 4) * 4;
+        const float2 *stats = (const float2 *)(buffer + STATS_AT) + head;
+        float highest = -INFINITY_F, total = 0.f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) highest = fmaxf(highest, stats[w * GROUP].x);
+        float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            float2 own = stats[w * GROUP];
+            if (own.x == -INFINITY_F) continue; // left nothing
+            float weight = exp2_fast(own.x - highest);
+            float4 part = *(const float4 *)((const float *)(buffer + SUMS_AT) + (w * GROUP + head) * HEAD_STRIDE + dim);
+            sum.x += weight * part.x;
+            sum.y += weight * part.y;
+            sum.z += weight * part.z;
+            sum.w += weight * part.w;
+            total += weight * own.y;
+        }
+        if (item.cut) {
+            __stcg((float4 *)(partial + head * HEAD_DIM + dim), sum);
+            if (dim == 0) __stcg((float2 *)(partial + GROUP * HEAD_DIM + 2 * head), make_float2(highest, total));
+        } else {
+            write_out(output, item.token, item.kv_head * GROUP + head, dim, sum, highest, total);
+        }
+    }
+}
+
+// The part of a block in a cut item: slot 1 where the item begins in the block, else 0.
+__device__ __forceinline__ float *partial_of(const Output &output, u32 block, bool begins) { return output.partials + (u64)(2 * block + begins) * PARTIAL; }
+
+// A cut item at the end of a block: the last of its blocks to come adds up what all left in scratch. All threads.
+__device__ __forceinline__ void join(u8 *shared, const Output &output, u32 token, u32 kv_head, u32 first_block, u32 last_block) {
+    u32 *arrived = (u32 *)(shared + ITEMS_AT);
+    float *weights = (float *)shared; // [parts][GROUP], over the rings, which are empty now
+    float *stats = (float *)(shared + ITEMS_AT + 16); // [GROUP][2]
+    u32 parts = last_block - first_block + 1;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        // Wraps to zero with the last arrival, ready for the next launch.
+        *arrived = atomicInc(output.counters + first_block, parts - 1);
+        __threadfence();
+    }
+    __syncthreads();
+    if (*arrived != parts - 1) return;
+    for (u32 e = threadIdx.x; e < parts * GROUP; e += THREADS) {
+        u32 i = e / GROUP, head = e % GROUP;
+        weights[e] = __ldcg(partial_of(output, first_block + i, i == 0) + GROUP * HEAD_DIM + 2 * head);
+    }
+    __syncthreads();
+    for (u32 head = threadIdx.x / 32; head < GROUP; head += THREADS / 32) {
+        u32 lane = threadIdx.x % 32;
+        float highest = -INFINITY_F, total = 0.f;
+        for (u32 i = lane; i < parts; i += 32) highest = fmaxf(highest, weights[i * GROUP + head]);
+        highest = warp_max(highest);
+        for (u32 i = lane; i < parts; i += 32) {
+            float own = weights[i * GROUP + head], weight = own == -INFINITY_F ? 0.f : exp2_fast(own - highest);
+            weights[i * GROUP + head] = weight;
+            total += weight * __ldcg(partial_of(output, first_block + i, i == 0) + GROUP * HEAD_DIM + 2 * head + 1);
+        }
+        total = warp_sum(total);
+        if (lane == 0) {
+            stats[2 * head] = highest;
+            stats[2 * head + 1] = total;
+        }
+    }
+    __syncthreads();
+    for (u32 e = threadIdx.x; e < GROUP * HEAD_DIM / 4; e += THREADS) {
+        u32 head = e / (HEAD_DIM / 4), dim = e % (HEAD_DIM / 4) * 4;
+        float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 8
+        for (u32 i = 0; i < parts; i++) {
+            float weight = weights[i * GROUP + head];
+            float4 part = __ldcg((const float4 *)(partial_of(output, first_block + i, i == 0) + head * HEAD_DIM + dim));
+            sum.x += weight * part.x;
+            sum.y += weight * part.y;
+            sum.z += weight * part.z;
+            sum.w += weight * part.w;
+        }
+        write_out(output, token, kv_head * GROUP + head, dim, sum, stats[2 * head], stats[2 * head + 1]);
+    }
+    __syncthreads();
+}
+
+// --- The other warps ------------------------------------------------------------------------------------------------------------------
+
+// The query heads of an item as the second operand of the scores' product: columns 8n + g, dims 16d + 2t (+ 1), and + 8.
+__device__ __forceinline__ void load_query(u32 (&query)[NT][DT][2], u32 buffer) {
+    u32 at = buffer + threadIdx.x % 32 * 16;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+#pragma unroll
+        for (int d = 0; d + 1 < DT; d += 2) {
+            u32 units[4];
+            load_matrix(units, at + (n * (HEAD_DIM / 8) + 2 * d) * 128);
+            query[n][d][0] = units[0];
+            query[n][d][1] = units[1];
+            query[n][d + 1][0] = units[2];
+            query[n][d + 1][1] = units[3];
+        }
+        if (DT % 2) {
+            // Two units are left: the upper lanes' addresses count for nothing, but must be readable.
+            u32 units[4];
+            load_matrix(units, buffer + threadIdx.x % 16 * 16 + (n * (HEAD_DIM / 8) + 2 * (DT - 1)) * 128);
+            query[n][DT - 1][0] = units[0];
+            query[n][DT - 1][1] = units[1];
+        }
+    }
+}
+
+// Leaves a warp's sums for the clerk.
+__device__ __forceinline__ void leave_sums(u8 *buffer, Softmax &softmax, bool any) {
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane & 3;
-    float *sums = (float *)(shared + SUMS_AT) + warp * GROUP * HEAD_STRIDE;
-    float *stats = (float *)(shared + STATS_AT) + warp * GROUP * 2;
+    float *sums = (float *)(buffer + SUMS_AT) + warp * GROUP * HEAD_STRIDE;
+    float2 *stats = (float2 *)(buffer + STATS_AT) + warp * GROUP;
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-            float total = softmax.total[n][c];
-#pragma unroll
-            for (int mask = 4; mask < 32; mask <<= 1) total += __shfl_xor_sync(0xffffffffu, total, mask);
             u32 head = 8 * n + 2 * t + c;
-            if (head < GROUP) {
-                if (g == 0) {
-                    stats[2 * head] = any ? softmax.highest[n][c] : -INFINITY_F;
-                    stats[2 * head + 1] = total;
-                }
-                if (any) {
+            float total = softmax.total[n][c];
+            if (any) {
 #pragma unroll
-                    for (int d = 0; d < DT; d++) {
-                        sums[head * HEAD_STRIDE + 16 * d + g] = softmax.sum[d][n][c];
-                        sums[head * HEAD_STRIDE + 16 * d + g + 8] = softmax.sum[d][n][c + 2];
-                    }
-                }
+                for (int mask = 4; mask < 32; mask <<= 1) total += __shfl_xor_sync(0xffffffffu, total, mask);
+            }
+            if (head >= GROUP) continue;
+            if (g == 0) stats[head] = make_float2(any ? softmax.highest[n][c] : -INFINITY_F, total);
+            if (!any) continue;
+#pragma unroll
+            for (int d = 0; d < DT; d++) {
+                sums[head * HEAD_STRIDE + 16 * d + g] = softmax.sum[d][n][c];
+                sums[head * HEAD_STRIDE + 16 * d + g + 8] = softmax.sum[d][n][c + 2];
             }
         }
 }
 
-// The warps' sums of a head and two dims, relative to the highest score of any.
-__device__ __forceinline__ void gather_sums(const u8 *shared, u32 head, u32 dim, float &a, float &b, float &highest, float &total) {
-    const float *sums = (const float *)(shared + SUMS_AT) + head * HEAD_STRIDE + dim;
-    const float *stats = (const float *)(shared + STATS_AT) + 2 * head;
-    highest = -INFINITY_F;
+#if ROPE
+// Puts a value into a tile, lane c with dims 8c ..+ 8.
+__device__ __forceinline__ void put_value(u8 *unit, u32 inside, uint4 words) {
+    u16 *to = (u16 *)(unit + value_unit(threadIdx.x % 32, inside / 8) + inside % 8 * 2);
+    u32 word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) highest = fmaxf(highest, stats[w * GROUP * 2]);
-    a = b = total = 0.f;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-        float own = stats[w * GROUP * 2];
-        if (own == -INFINITY_F) continue;
-        float weight = exp2_fast(own - highest);
-        float2 sum = *(const float2 *)(sums + w * GROUP * HEAD_STRIDE);
-        a += weight * sum.x;
-        b += weight * sum.y;
-        total += weight * stats[w * GROUP * 2 + 1];
-    }
+    for (int i = 0; i < 8; i++) to[8 * i] = (u16)(word[i / 2] >> (i & 1) * 16);
 }
 
-#define PARTIAL (GROUP * (HEAD_DIM + 2)) // f32 of a block's part of an item: sums, then highest and total of each head
-
-// An item that shares cut: leaves this block's part in scratch; the last of the item's blocks adds all parts up.
-__device__ void join_partials(const u8 *shared, const Output &output, u32 token, u32 kv_head, u32 first_block, u32 last_block) {
-    __shared__ u32 arrived;
-    u32 block = blockIdx.x;
-    float *mine = output.partials + (u64)(2 * block + (block == first_block)) * PARTIAL;
-    for (u32 e = threadIdx.x; e < GROUP * HEAD_DIM / 2; e += THREADS) {
-        u32 head = e / (HEAD_DIM / 2), dim = e % (HEAD_DIM / 2) * 2;
-        float a, b, highest, total;
-        gather_sums(shared, head, dim, a, b, highest, total);
-        __stcg((float2 *)(mine + head * HEAD_DIM + dim), make_float2(a, b));
-        if (dim == 0) __stcg((float2 *)(mine + GROUP * HEAD_DIM + 2 * head), make_float2(highest, total));
-    }
-    __threadfence();
-    __syncthreads();
-    u32 parts = last_block - first_block + 1;
-    // Wraps to zero with the last arrival, ready for the next launch.
-    if (threadIdx.x == 0) arrived = atomicInc(output.counters + first_block, parts - 1);
-    __syncthreads();
-    if (arrived != parts - 1) return;
-    __threadfence();
-    for (u32 e = threadIdx.x; e < GROUP * HEAD_DIM / 2; e += THREADS) {
-        u32 head = e / (HEAD_DIM / 2), dim = e % (HEAD_DIM / 2) * 2;
-        float a = 0.f, b = 0.f, highest = -INFINITY_F, total = 0.f;
-        for (u32 i = first_block; i <= last_block; i++) {
-            const float *part = output.partials + (u64)(2 * i + (i == first_block)) * PARTIAL;
-            float2 stats = __ldcg((const float2 *)(part + GROUP * HEAD_DIM + 2 * head));
-            float2 sum = __ldcg((const float2 *)(part + head * HEAD_DIM + dim));
-            if (stats.x == -INFINITY_F) continue;
-            float above = fmaxf(highest, stats.x);
-            float kept = exp2_fast(highest - above), weight = exp2_fast(stats.x - above);
-            a = a * kept + sum.x * weight;
-            b = b * kept + sum.y * weight;
-            total = total * kept + stats.y * weight;
-            highest = above;
+// Of a step with several tokens of a sequence: the keys (or values) of the others than `item.token` that lie in a tile.
+__device__ __noinline__ void put_others(const Inputs &in, const Item &item, u8 *unit, i32 tile_key, bool values) {
+    u32 lane = threadIdx.x % 32;
+    i32 begin = item.first_new > tile_key ? item.first_new : tile_key, end = item.keys < tile_key + TILE ? item.keys : tile_key + TILE;
+    Turn turn = {};
+    if (!values) load_norms(turn, in);
+    for (i32 key = begin; key < end; key++) {
+        u32 token = (u32)(item.first_token + key - item.first_new), inside = (u32)(key - tile_key);
+        if (token == item.token) continue;
+        uint4 words = make_uint4(0, 0, 0, 0);
+        if (values) {
+            if (lane < HEAD_DIM / 8) put_value(unit, inside, *(const uint4 *)(in.v + (u64)token * in.v_token_stride + (u64)item.kv_head * in.v_head_stride + 8 * lane));
+            continue;
         }
-        write_out(output, token, kv_head * GROUP + head, dim, a, b, highest, total);
+        if (lane < HEAD_DIM / 8) words = *(const uint4 *)(in.k + (u64)token * in.k_token_stride + (u64)item.kv_head * in.k_head_stride + 8 * lane);
+        load_angles(turn, in, token);
+        words = turned(words, turn, true, in);
+        if (lane < HEAD_DIM / 8) *(uint4 *)(unit + key_unit(lane, inside / 8) + inside % 8 * 16) = words;
     }
 }
+
+// Puts the keys of this step's tokens into a tile that was copied without them; stores the item's own one in the cache.
+__device__ __forceinline__ void put_keys(const Inputs &in, const Item &item, const u8 *buffer, u8 *cache, u64 page_stride, u8 *unit, i32 tile_key) {
+    u32 c = threadIdx.x % 32, inside = (u32)(item.last - tile_key);
+    if (item.keys - item.first_new > 1) put_others(in, item, unit, tile_key, false);
+    if (inside < TILE && c < HEAD_DIM / 8) {
+        uint4 words = *(const uint4 *)(buffer + FRESH_AT + 16 * c);
+        *(uint4 *)(unit + key_unit(c, inside / 8) + inside % 8 * 16) = words;
+        if (item.slot >= 0) {
+            u8 *page = cache + (u64)((u32)item.slot / BLOCK) * page_stride + (u64)item.kv_head * Layout::HEAD_BYTES;
+            *(uint4 *)(page + Layout::key_row((u32)item.slot % BLOCK, c)) = words;
+        }
+    }
+    order_stores_before_copies();
+    __syncwarp();
+}
+
+// The same for values. What is stored is the whole rows of 8 tokens around the own one, as the tile holds them: lines instead of elements.
+__device__ __forceinline__ void put_values(const Inputs &in, const Item &item, const u8 *buffer, u8 *cache, u64 page_stride, u8 *unit, i32 tile_key) {
+    u32 lane = threadIdx.x % 32, inside = (u32)(item.last - tile_key);
+    if (item.keys - item.first_new > 1) put_others(in, item, unit, tile_key, true);
+    if (inside < TILE && lane < HEAD_DIM / 8) put_value(unit, inside, *(const uint4 *)(buffer + FRESH_AT + HEAD_DIM * 2 + 16 * lane));
+    order_stores_before_copies();
+    __syncwarp();
+    if (inside >= TILE || item.slot < 0) return;
+    const uint4 *from = (const uint4 *)(unit + value_unit(0, inside / 8));
+    u8 *page = cache + (u64)((u32)item.slot / BLOCK) * page_stride + (u64)item.kv_head * Layout::HEAD_BYTES;
+    uint4 *to = (uint4 *)(page + Layout::value_row(0, (u32)item.slot % BLOCK / 8));
+    for (u32 dim = lane; dim < HEAD_DIM; dim += 32) to[dim] = from[dim];
+}
+#endif
 
 // --- The kernel -----------------------------------------------------------------------------------------------------------------------
 
@@ -486,7 +439,7 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
 #endif
 ) {
     extern __shared__ __align__(128) u8 shared[];
-    u32 warp = threadIdx.x / 32;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Inputs in = {};
     in.q = q;
     in.q_token_stride = q_token_stride;
@@ -507,104 +460,134 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
     in.k_eps = k_eps;
     in.q_offset = q_offset;
     in.k_offset = k_offset;
+    Turn turn = {};
+    if (warp == WARPS) load_norms(turn, in);
 #endif
     Output output = {out, out_token_stride, out_head_stride, sinks, partials, counters};
     Sequence *sequences = (Sequence *)(shared + SHARED_BYTES);
     Work work = {sequences, S, num_kv_heads, window};
-    Ring ring = {shared_address(shared) + warp * RING * UNIT_BYTES, shared_address(shared + BARRIERS_AT) + warp * RING * 8, 0, 0};
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x % 32 == 0) {
-        for (u32 i = 0; i < RING; i++) barrier_init(ring.barriers + i * 8);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    u32 barriers = shared_address(shared + BARRIERS_AT), ready = barriers + WARPS * RING * 8, done = ready + BUFFERS * 8;
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < WARPS * RING; i++) barrier_init(barriers + i * 8, 1);
+        for (u32 i = 0; i < BUFFERS; i++) {
+            barrier_init(ready + i * 8, 1);
+            barrier_init(done + i * 8, WARPS);
+        }
+        order_barriers_before_copies();
     }
-    __syncwarp();
-#endif
+    // Columns past the group stay zero.
+    for (u32 i = threadIdx.x; i < BUFFERS * NT * HEAD_DIM; i += THREADS)
+        *(uint4 *)(shared + ITEMS_AT + i / (NT * HEAD_DIM) * ITEM_BYTES + i % (NT * HEAD_DIM) * 16) = make_uint4(0, 0, 0, 0);
     wait_for_previous();
-    lay_out(sequences, (u32 *)(shared + STATS_AT), step_rows, starts, seq_lens, S, window, query_len_end);
+    lay_out(sequences, (u32 *)(shared + ITEMS_AT + STATS_AT), step_rows, starts, seq_lens, S, window, query_len_end);
 
     u32 total = sequences[S].before * num_kv_heads;
-    u32 share = (total + gridDim.x - 1) / gridDim.x;
-    if (share < WARPS) share = WARPS;
-    if (share > 8 * WARPS) share = (share + WARPS - 1) / WARPS * WARPS;
+    u32 share = share_of(total);
     u32 begin = blockIdx.x * share;
     if (begin >= total) return;
     u32 end = total - begin < share ? total : begin + share;
-
     u32 s = sequence_at(work, begin, 0);
-    Fetch fetch = {};
-    fetch.x = begin + warp;
-    fetch.end = end;
-    fetch.s = s;
-    look_up(fetch, work, block_table, table_stride);
-    auto refill = [&]() {
-        if (fetch.x >= fetch.end) return;
-        bool values = ring.issued & 1;
-        copy_part(ring, cache, page_stride, fetch.page, fetch.head, fetch.tile, fetch.keys, values);
-        if (values) {
-            fetch.x += WARPS;
-            look_up(fetch, work, block_table, table_stride);
-        }
-    };
-    for (u32 i = 0; i < RING; i++) refill();
-    let_next_start();
 
-    float factor = SOFTCAP ? scale : scale * LOG2E;
-    for (u32 x = begin; x < end;) {
-        while (s + 1 < S && sequences[s + 1].before * num_kv_heads <= x) s++;
-        Place place = place_of(work, x, s);
-        u32 segment_end = end - x < place.tiles - place.tile ? end : x + place.tiles - place.tile;
-        u32 y = x + (warp + WARPS - (x - begin) % WARPS) % WARPS;
-        u32 kv_head = place.item % num_kv_heads, index = place.item / num_kv_heads;
-        i32 keys = sequences[s].keys, query_len = query_len_of(work, s), first_token = sequences[s].start;
-        u32 token = (u32)first_token + index;
-        i32 last = keys - query_len + (i32)index;
-        i32 first = window > 0 && last + 1 > (i32)window ? last + 1 - (i32)window : 0;
-        bool any = y < segment_end;
-        u32 query[NT][DT][2];
-        Softmax softmax;
-        clear(softmax);
-        if (any) load_query(query, in, token, kv_head);
-        for (; y < segment_end; y += WARPS) {
-            i32 tile_key = (i32)((place.first_tile + place.tile + (y - x)) * TILE);
-            i32 from = first - tile_key, to = last - tile_key;
-            bool masked = from > 0 || to < TILE - 1;
-            float scores[4][NT][4];
-            u32 p[4][NT][2];
-            u32 unit = take(ring);
+    if (warp == WARPS) {
+        let_next_start();
+        u32 brought = 0, written = 0;
+        for (u32 x = begin; x < end || written < brought;) {
+            u8 *buffer;
+            if (x < end && brought < written + BUFFERS) {
+                buffer = shared + ITEMS_AT + brought % BUFFERS * ITEM_BYTES;
+                while (sequences[s + 1].before * num_kv_heads <= x) s++;
+                Item item = item_at(work, x, end, s);
 #if ROPE
-            bool patched = tile_key + TILE > keys - query_len;
-            if (patched)
-                patch_keys(in, cache, page_stride, shared + (unit - shared_address(shared)), kv_head, tile_key, keys - query_len, keys, first_token, token);
+                bring(buffer, item, in, turn);
+#else
+                bring(buffer, item, in);
 #endif
-            multiply_keys(scores, query, unit);
-            if (masked) weigh<true>(softmax, p, scores, factor, softcap, from, to);
-            else weigh<false>(softmax, p, scores, factor, softcap, from, to);
-            __syncwarp();
-            refill();
-            unit = take(ring);
-#if ROPE
-            if (patched)
-                patch_values(in, cache, page_stride, shared + (unit - shared_address(shared)), kv_head, tile_key, keys - query_len, keys, first_token, token);
-#endif
-            if (masked) multiply_values<true>(softmax, p, unit, from, to);
-            else multiply_values<false>(softmax, p, unit, from, to);
-            __syncwarp();
-            refill();
-        }
-        leave_sums(shared, softmax, any);
-        __syncthreads();
-        u32 item_begin = x - place.tile, item_end = item_begin + place.tiles;
-        if (item_begin >= begin && item_end <= end) {
-            for (u32 e = threadIdx.x; e < GROUP * HEAD_DIM / 2; e += THREADS) {
-                u32 head = e / (HEAD_DIM / 2), dim = e % (HEAD_DIM / 2) * 2;
-                float a, b, highest, sum;
-                gather_sums(shared, head, dim, a, b, highest, sum);
-                write_out(output, token, kv_head * GROUP + head, dim, a, b, highest, sum);
+                __syncwarp();
+                if (lane == 0) barrier_arrive(ready + brought % BUFFERS * 8);
+                brought++;
+                x = item.end;
+                continue;
             }
-        } else {
-            join_partials(shared, output, token, kv_head, item_begin / share, (item_end - 1) / share);
+            buffer = shared + ITEMS_AT + written % BUFFERS * ITEM_BYTES;
+            barrier_wait(done + written % BUFFERS * 8, written / BUFFERS & 1);
+            Item item = *(const Item *)(buffer + ITEM_AT);
+            add_up(buffer, item, output, partial_of(output, blockIdx.x, item.begins));
+            __syncwarp();
+            written++;
         }
-        __syncthreads();
-        x = segment_end;
+        __threadfence();
+    } else {
+        Ring ring = {shared_address(shared) + warp * RING * UNIT_BYTES, barriers + warp * RING * 8, 0, 0};
+        Fetch fetch = {};
+        fetch.x = begin + warp;
+        fetch.end = end;
+        fetch.s = s;
+        look_up(fetch, work, block_table, table_stride);
+        auto refill = [&]() {
+            if (fetch.x >= fetch.end) return;
+            bool values = ring.issued & 1;
+            copy_part(ring, cache, page_stride, fetch.page, fetch.head, fetch.tile, fetch.keys, values);
+            if (values) {
+                fetch.x += WARPS;
+                look_up(fetch, work, block_table, table_stride);
+            }
+        };
+        for (u32 i = 0; i < RING; i++) refill();
+        let_next_start();
+
+        float factor = SOFTCAP ? scale : scale * LOG2E;
+        u32 y = begin + warp, number = 0;
+        for (u32 x = begin; x < end; number++) {
+            u8 *buffer = shared + ITEMS_AT + number % BUFFERS * ITEM_BYTES;
+            barrier_wait(ready + number % BUFFERS * 8, number / BUFFERS & 1);
+            const Item item = *(const Item *)(buffer + ITEM_AT);
+            x = item.end;
+            bool any = y < item.end;
+            Softmax softmax;
+            if (any) {
+                u32 query[NT][DT][2];
+                load_query(query, shared_address(buffer));
+                clear(softmax);
+                for (; y < item.end; y += WARPS) {
+                    i32 tile_key = item.tile_key + (i32)((y - item.begin) * TILE);
+                    i32 from = item.first - tile_key, to = item.last - tile_key;
+                    bool masked = from > 0 || to < TILE - 1;
+                    float scores[4][NT][4];
+                    u32 p[4][NT][2];
+                    u32 unit = take(ring);
+#if ROPE
+                    bool fresh = tile_key + TILE > item.first_new;
+                    if (fresh) put_keys(in, item, buffer, cache, page_stride, shared + (unit - shared_address(shared)), tile_key);
+#endif
+                    multiply_keys(scores, query, unit);
+                    if (masked) weigh<true>(softmax, p, scores, factor, softcap, from, to);
+                    else weigh<false>(softmax, p, scores, factor, softcap, from, to);
+                    __syncwarp();
+                    refill();
+                    unit = take(ring);
+#if ROPE
+                    if (fresh) put_values(in, item, buffer, cache, page_stride, shared + (unit - shared_address(shared)), tile_key);
+#endif
+                    if (masked) multiply_values<true>(softmax, p, unit, from, to);
+                    else multiply_values<false>(softmax, p, unit, from, to);
+                    __syncwarp();
+                    refill();
+                }
+            }
+            leave_sums(buffer, softmax, any);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(done + number % BUFFERS * 8);
+        }
+    }
+
+    // The first and the last item of the share may be cut.
+    for (u32 x = begin;; x = end - 1) {
+        Place place = place_of(work, x, sequence_at(work, x, 0));
+        u32 item_begin = x - place.tile, item_end = item_begin + place.tiles;
+        if (item_begin < begin || item_end > end) {
+            u32 index = place.item / num_kv_heads;
+            join(shared, output, (u32)sequences[place.s].start + index, place.item - index * num_kv_heads, item_begin / share, (item_end - 1) / share);
+        }
+        if (item_end >= end) break;
     }
 }

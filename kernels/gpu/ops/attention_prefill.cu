@@ -239,15 +239,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     wait_for_previous();
     int warpgroup = threadIdx.x / 128;
+    // What one hands over the others take: the sum stays within the registers the launch got (128 · 504 of 2, 128 · 512 of 3 consumers).
     if (warpgroup == 0) {
-        give_registers<32>();
+        give_registers<CONSUMERS == 2 ? 40 : 32>();
         make_plan(p, plan, threadIdx.x);
         if (threadIdx.x < 32) {
             load(p, shared, queries, ring, plan, threadIdx.x);
             let_next_start();
         }
     } else {
-        take_registers<CONSUMERS == 2 ? 240 : 160>();
+        take_registers<CONSUMERS == 2 ? 232 : 160>();
         multiply(p, shared, queries, ring, warpgroup - 1, threadIdx.x % 128);
     }
 }

@@ -16,6 +16,7 @@ pub struct Source {
 /// Headers by the name that `#include` gives, with their text.
 pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../include/common.cuh")),
+    ("attention_tile.cuh", include_str!("../include/attention_tile.cuh")),
     ("kv.cuh", include_str!("../include/kv.cuh")),
     ("kv_stream.cuh", include_str!("../include/kv_stream.cuh")),
     ("mma.cuh", include_str!("../include/mma.cuh")),

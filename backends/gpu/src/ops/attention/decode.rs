@@ -18,8 +18,10 @@ const TILE: u32 = 64;
 const MAX_BLOCKS: u32 = 320;
 /// Most buffers of a warp: more do not help.
 const MAX_RING: u32 = 5;
-/// Shared memory that the kernel declares itself, bytes.
-const STATIC_SHARED_BYTES: u32 = 128;
+/// Items under way in a block.
+const BUFFERS: u32 = 2;
+/// Shared memory that a resident block takes beside what it asks for, bytes.
+const RESERVED_SHARED_BYTES: u32 = 1024;
 
 /// Zeroed device words that live as long as the op: kernels leave them zero. One queue runs the op at a time.
 pub(super) struct Counters {
@@ -134,28 +136,30 @@ impl Form {
 
     /// Scratch: what two cut items of every block leave.
     pub(in crate::ops) fn scratch_bytes(&self) -> u64 {
-        2 * u64::from(MAX_BLOCKS) * u64::from(self.group) * u64::from(self.head_dim + 2) * 4
+        2 * u64::from(MAX_BLOCKS) * u64::from(self.group) * u64::from(self.head_dim + 4) * 4
     }
 
     /// Dynamic shared memory without the sequences (`SHARED_BYTES` of the kernel).
     fn fixed_shared_bytes(&self, warps: u32, ring: u32) -> u32 {
         let rings = warps * ring * TILE * self.head_dim * 2;
-        let sums = warps * self.group * (self.head_dim + 4) * 4 + warps * self.group * 8;
-        (rings + sums + warps * ring * 8).next_multiple_of(16)
+        let query_and_key = self.group.div_ceil(8) * self.head_dim * 16 + self.head_dim * 4;
+        let sums = warps * self.group * (self.head_dim + 4) * 4 + 64 + warps * self.group * 8;
+        let items = BUFFERS * (query_and_key + sums).next_multiple_of(128);
+        rings + items + (warps * ring + 2 * BUFFERS) * 8 / 16 * 16 + 16
     }
 
     /// Warps, buffers of each, and blocks a multiprocessor: as many bytes in flight as shared memory holds, with two blocks side by side
-    /// where three buffers of each warp fit twice (one block's end of an item then overlaps the other's stream).
+    /// where three buffers of each warp fit twice (one block's ends of items then overlap the other's stream).
     fn shape(&self, max_shared_bytes: u32) -> Option<(u32, u32, u32)> {
-        let limit = max_shared_bytes.saturating_sub(STATIC_SHARED_BYTES);
         let of_sequences = sequence_bytes(self.max_seqs);
         let bytes = |warps, ring| self.fixed_shared_bytes(warps, ring) + of_sequences;
-        // A block's own kilobyte comes on top.
-        if 2 * (bytes(4, 3) + STATIC_SHARED_BYTES + 1024) <= max_shared_bytes {
+        if 2 * (bytes(4, 3) + RESERVED_SHARED_BYTES) <= max_shared_bytes {
             return Some((4, 3, 2));
         }
         (1..=4).rev().find_map(|warps| {
-            let ring = (2..=MAX_RING).rev().find(|&ring| bytes(warps, ring) <= limit)?;
+            let ring = (2..=MAX_RING)
+                .rev()
+                .find(|&ring| bytes(warps, ring) <= max_shared_bytes)?;
             Some((warps, ring, 1))
         })
     }
@@ -229,7 +233,7 @@ impl Decode {
             form: form.clone(),
             function: cx.function(kernels::ATTENTION_DECODE, &defines, "attention_decode", shared_bytes)?,
             counters: Counters::zeroed(cx, blocks)?,
-            threads: 32 * warps,
+            threads: 32 * (warps + 1),
             fixed_shared_bytes,
             blocks,
         }))
@@ -237,7 +241,12 @@ impl Decode {
 
     /// Whether the fused form can read k and v.
     pub(in crate::ops) fn takes(&self, turn: &TurnCall) -> bool {
-        is_aligned(&turn.k, 16) && is_aligned(&turn.v, 16)
+        let norms = [&turn.q_norm.0, &turn.k_norm.0];
+        is_aligned(&turn.k, 16)
+            && is_aligned(&turn.v, 16)
+            && norms.iter().all(|weight| weight.ptr.is_multiple_of(16))
+            && turn.table.ptr.is_multiple_of(16)
+            && turn.table.row_stride() == self.form.turn.map_or(0, |turn| turn.rotary_dim)
     }
 
     /// Appends the launch; sequences of `query_len_end` tokens and more are left out.
@@ -274,10 +283,10 @@ impl Decode {
     }
 
     fn args(&self, call: &Call, query_len_end: u32) -> Result<Vec<Arg>> {
-        for (name, view) in [("q", &call.q), ("out", &call.out)] {
-            if !is_aligned(view, 4) {
+        for (name, view, bytes) in [("q", &call.q, 16), ("out", &call.out, 4)] {
+            if !is_aligned(view, bytes) {
                 return Err(Error::unsupported(format!(
-                    "attention: rows and heads of {name} start at odd elements (strides {} and {}): this kernel reads two at a time, use even strides",
+                    "attention: rows and heads of {name} (strides {} and {}) must start at multiples of {bytes} bytes",
                     view.strides[0], view.strides[1]
                 )));
             }
@@ -340,10 +349,10 @@ mod tests {
                 for (group, max_seqs) in [(1, 1), (4, 512), (16, 1024)] {
                     let form = form(head_dim, group, max_seqs);
                     let Some((warps, ring, per_sm)) = form.shape(limit) else {
-                        assert!(head_dim > 128, "no shape for {head_dim} in {limit}");
+                        assert!(head_dim > 112, "no shape for {head_dim} in {limit}");
                         continue;
                     };
-                    let bytes = form.fixed_shared_bytes(warps, ring) + sequence_bytes(max_seqs) + STATIC_SHARED_BYTES;
+                    let bytes = form.fixed_shared_bytes(warps, ring) + sequence_bytes(max_seqs);
                     assert!(bytes * per_sm <= limit, "{bytes} bytes of {limit} for {head_dim}");
                     assert!(ring >= 2);
                 }
