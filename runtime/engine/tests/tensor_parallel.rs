@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use common::wrapped::{Change, wrapped};
 use common::{config, delayed, fixtures, open, open_on};
 use halyard_delayed::{DelayedPlatform, Fault};
+use halyard_device_check::tensor_parallel;
 use halyard_engine::{EngineConfig, FinishReason, Llm, Request, RequestOutput, SamplingParams};
 use halyard_models::LoadFormat;
 use halyard_platform_api::{Device, MemoryInfo, Platform};
@@ -105,6 +106,16 @@ ranks_equal_one_device! {
     // 562 logits: ranks' parts overlap.
     gemma3: "gemma3", 2 4;
     smollm2: "smollm2", 3;
+}
+
+/// The check that GPU machines run.
+#[test]
+fn ranks_agree_with_hugging_face() {
+    let outcomes = tensor_parallel::check(&devices(cpu, 4), &fixtures(), config);
+    assert_eq!(outcomes.len(), 10, "five families over two and four ranks");
+    for (name, outcome) in outcomes {
+        println!("{name}: {}", outcome.unwrap_or_else(|why| panic!("{name}: {why}")));
+    }
 }
 
 /// Everything that changes rows between steps, at once: seeds, penalties, logprobs, preemption, prefix reuse, aborted requests.
