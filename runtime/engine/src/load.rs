@@ -255,7 +255,7 @@ fn load_rank(
         order: Vec::new(),
         spare_rows: Vec::new(),
         group: None,
-        _communicator: communicator,
+        communicator,
         device,
     };
     Ok(RankLoad {

@@ -58,8 +58,8 @@ pub(crate) struct Runner {
     pub spare_rows: Vec<Vec<StepRow>>,
     /// What ranks decide together, where there are several.
     pub group: Option<Arc<RankGroup>>,
-    /// This rank's end of the group: leaving it makes the others' collectives fail.
-    pub _communicator: Option<Arc<dyn Communicator>>,
+    /// This rank's end of the group, where there are several: leaving it makes the others' collectives fail.
+    pub communicator: Option<Arc<dyn Communicator>>,
     /// Last: the device outlives everything on it.
     pub device: Arc<dyn Device>,
 }
@@ -104,6 +104,15 @@ pub(crate) struct StepResult {
     pub rows: Vec<(Option<u32>, Option<TokenLogprobs>)>,
     /// Prompt log-probabilities: request, position of the scored token, value.
     pub prompt: Vec<(RequestId, u32, TokenLogprobs)>,
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        // The queue waits for its work, which may wait for a rank that has failed: give it up first.
+        if self.group.as_ref().is_some_and(|group| group.has_failed()) {
+            self.communicator = None;
+        }
+    }
 }
 
 impl Runner {
