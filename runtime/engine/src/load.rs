@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use halyard_models::ModelFiles;
-use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, build_forward, build_head};
+use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, WeightSpec, build_forward, build_head};
 use halyard_platform_api::ops::{
     Argmax, Copy, LogitsProcess, PrepareInputs, Sample, SlotMapping, TopLogprobs, UpdateRows,
 };
@@ -29,9 +29,9 @@ use crate::weight_loader::WeightLoader;
 pub struct LoadProgress {
     /// What is being done.
     pub stage: &'static str,
-    /// Weight bytes done.
+    /// Weight bytes done; of several devices, on the first one.
     pub done_bytes: u64,
-    /// Weight bytes in all.
+    /// Weight bytes in all, there.
     pub total_bytes: u64,
 }
 
@@ -203,13 +203,14 @@ fn load_rank(
     let raw_rows = plan.capacities.logits_chunk.min(MIN_LOGITS_ROWS);
     let raw_logits = memory.tensor(DType::F32, &[raw_rows, logits.shape[1]])?;
     let ropes = memory.rope_tables(files)?;
+    let total_bytes = matrix_bytes(&forward) + matrix_bytes(&head);
     let mut done_bytes = 0;
     let mut shown = |bytes| {
         done_bytes += bytes;
         progress(LoadProgress {
             stage: "weights",
             done_bytes,
-            total_bytes: files.weight_bytes,
+            total_bytes,
         });
     };
     let mut loader = WeightLoader::new(&*device, &*queue, &mut shown);
@@ -266,6 +267,23 @@ fn load_rank(
         weight_bytes,
         warm_up: Duration::ZERO,
     })
+}
+
+/// Stored bytes of a program's matrices.
+fn matrix_bytes(program: &ModelProgram) -> u64 {
+    let bytes = |spec: &WeightSpec| match spec {
+        WeightSpec::Matrix {
+            format,
+            in_features,
+            parts,
+            ..
+        } => {
+            let rows: u64 = parts.iter().map(|part| u64::from(part.rows)).sum();
+            rows * format.row_bytes(*in_features as usize).unwrap_or(0) as u64
+        }
+        WeightSpec::Vector { .. } => 0,
+    };
+    program.weights.iter().map(bytes).sum()
 }
 
 /// Gives a rank its KV pages and, where all ranks can record, its recordings.

@@ -9,8 +9,10 @@ use common::wrapped::{Change, wrapped};
 use common::{config, delayed, fixtures, open, open_on};
 use halyard_delayed::{DelayedPlatform, Fault};
 use halyard_device_check::tensor_parallel;
-use halyard_engine::{EngineConfig, FinishReason, Llm, Request, RequestOutput, SamplingParams};
-use halyard_models::LoadFormat;
+use halyard_engine::{
+    EngineConfig, EngineHandle, FinishReason, Llm, LoadProgress, Request, RequestOutput, SamplingParams,
+};
+use halyard_models::{DummyWeights, LoadFormat, ModelFiles};
 use halyard_platform_api::{Device, MemoryInfo, Platform};
 
 /// Largest difference of a log-probability: f32 sums in another order.
@@ -144,6 +146,24 @@ fn busy(llm: &Llm) -> Vec<Vec<u32>> {
     drop(dropped);
     all.extend(ids(&llm.generate_ids(prompts(), &greedy(30)).expect("taken")));
     all
+}
+
+#[test]
+fn loading_counts_the_bytes_of_a_rank() {
+    let last = |count: usize| {
+        let (config, mut last) = (config(&fixtures().join("mistral")), (0, 0));
+        let files =
+            ModelFiles::open(&config.model.path, LoadFormat::Auto, DummyWeights::default()).expect("the fixture");
+        let mut shown = |p: LoadProgress| last = (p.done_bytes, p.total_bytes);
+        EngineHandle::start_on(config, &devices(cpu, count), files, Vec::new(), &mut shown).expect("starts");
+        last
+    };
+    let (one, two) = (last(1), last(2));
+    assert_eq!((one.0, two.0), (one.1, two.1), "complete");
+    assert!(
+        two.1 < one.1 && 2 * two.1 > one.1,
+        "the embedding stands on both: {one:?}, {two:?}"
+    );
 }
 
 /// Dummy matrices are made on the device, a rank's columns of them too.
