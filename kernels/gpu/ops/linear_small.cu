@@ -268,7 +268,7 @@ template <bool STAGED> __device__ __forceinline__ void product(const Small &p) {
             for (u32 d = 0; d < DEPTH; d++) load_x(d, 32 * (warp + d * WARPS));
         }
 
-        u32 parity = 0, tile = blockIdx.x;
+        u32 parity = pass, tile = blockIdx.x;
         do {
             float sums[ROW_TILES * TILES][4] = {}, others[kSplit ? ROW_TILES * TILES : 1][4] = {};
             Around first = around(p, tile, threadIdx.x, first_token, real ? columns : 0);
