@@ -38,7 +38,7 @@ pub struct Options {
     pub fixtures: PathBuf,
     /// SmolLM2-135M Q4_1.
     pub model: Option<PathBuf>,
-    /// Only this op of the conformance suite.
+    /// Only this op or suite (memory, execution, composites, invariance) of the conformance suite.
     pub only_op: Option<String>,
     /// Steps of the replay check.
     pub replays: u32,
