@@ -200,10 +200,14 @@ impl<'a> Builder<'a> {
             _ => FIRST_OTHER_STORAGE + index as u32,
         };
         self.built.roles.push(role);
-        self.built.program.tensors.push(TensorDecl {
-            dtype,
-            internal: false,
-            storage,
+        let decl = TensorDecl::whole(dtype, false, storage);
+        self.built.program.tensors.push(match role {
+            TensorRole::Activation { column, width, .. } => TensorDecl {
+                first_column: column,
+                num_columns: width,
+                ..decl
+            },
+            _ => decl,
         });
         index as u16
     }

@@ -1,6 +1,8 @@
 //! What conformance does not ask of a device that runs asynchronously: replays, ring and ordering under load, and what they cost. Every
 //! test needs a GPU and says so where there is none.
 
+mod faults;
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -251,7 +253,7 @@ fn collectives_of_one_rank_copy_and_can_be_recorded() {
             assert_eq!(floats_of(&*to), values, "{kind:?} {mode:?}");
         }
     }
-    let short = Tensor::contiguous(floats(&*device, &[0.0; 8]).0.id(), 0, DType::F32, &[8]);
+    let (_short, short) = floats(&*device, &[0.0; 8]);
     let op = group
         .prepare(&Collective {
             kind: CollectiveKind::AllReduce,
@@ -263,6 +265,7 @@ fn collectives_of_one_rank_copy_and_can_be_recorded() {
     let (_whole, whole) = floats(&*device, &values);
     let error = encoder.encode(op.id(), &[whole, short]).expect_err("sizes differ");
     assert_eq!(error.status, Status::InvalidArgument);
+    assert!(error.message.contains("96 elements in, 8 out"), "{error}");
 }
 
 /// Products in every type over odd strides, against the sum by hand.
