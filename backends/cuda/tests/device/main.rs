@@ -406,4 +406,76 @@ fn costs() {
     let start = Instant::now();
     device.ops().prepare(&cast.into()).expect("cast is there");
     println!("preparing an op: {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
+    product_rate(&*device, &*queue, 8192, 4096, 6144);
+    product_rate(&*device, &*queue, 8192, 4096, 28672);
+    product_rate(&*device, &*queue, 256, 4096, 28672);
+}
+
+/// Time of preparing a linear, and its rate.
+fn product_rate(device: &dyn Device, queue: &dyn Queue, tokens: u32, in_features: u32, out_features: u32) {
+    let spec = Linear {
+        in_features,
+        out_features,
+        weight: WeightFormat::BF16,
+        act: DType::BF16,
+        out: DType::BF16,
+        epilogue: Epilogue::None,
+        max_tokens: 8192,
+        allow_quantized_act: false,
+    };
+    let start = Instant::now();
+    let op = device.ops().prepare(&spec.into()).expect("linear is there");
+    let prepared = start.elapsed().as_secs_f64();
+    queue.reserve_scratch(op.info().scratch_bytes).expect("memory");
+    // Between -1 and 1, never the zeros that run faster.
+    let random = |count: usize| -> Vec<u8> {
+        let mut state = 7u32;
+        let mut next = || {
+            state = state.wrapping_mul(1664525).wrapping_add(1013904223);
+            let value = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
+            ((value.to_bits() >> 16) as u16).to_le_bytes()
+        };
+        (0..count).flat_map(|_| next()).collect()
+    };
+    let matrix = |rows: u32, width: u32| {
+        let bytes = random(rows as usize * width as usize);
+        let buffer = device
+            .create_buffer(bytes.len() as u64, BufferKind::Device)
+            .expect("memory");
+        buffer.write(0, &bytes).expect("in range");
+        (
+            Tensor::contiguous(buffer.id(), 0, DType::BF16, &[rows, width]),
+            buffer,
+            bytes,
+        )
+    };
+    let (x, _x, _) = matrix(tokens, in_features);
+    let (out, _out, _) = matrix(tokens, out_features);
+    let (_, packed, rows) = matrix(out_features, in_features);
+    assert_eq!(op.packed_weight_bytes(0), Ok(packed.bytes()), "plain rows");
+    let dst = Tensor::contiguous(packed.id(), 0, DType::U8, &[packed.bytes() as u32]);
+    let rows = WeightRows {
+        first_row: 0,
+        num_rows: out_features,
+        bytes: &rows,
+    };
+    op.pack_weight(0, rows, &dst).expect("packs");
+    let calls: Vec<_> = (0..20)
+        .map(|_| (&op, vec![x, dst, Tensor::NONE, Tensor::NONE, out]))
+        .collect();
+    let list = encode(device, EncoderMode::Reusable, &calls);
+    let mut best = f64::MAX;
+    for _ in 0..5 {
+        let start = Instant::now();
+        let number = queue.submit(&[list.id()], &[]).expect("submits");
+        queue.wait(number, WAIT_NS).expect("done");
+        best = best.min(start.elapsed().as_secs_f64() / 20.0);
+    }
+    let flops = 2.0 * f64::from(tokens) * f64::from(in_features) * f64::from(out_features);
+    println!(
+        "linear {in_features} to {out_features}, {tokens} tokens: prepared in {:.0} ms, {:.1} us, {:.0} TFLOP/s",
+        prepared * 1e3,
+        best * 1e6,
+        flops / best / 1e12
+    );
 }
