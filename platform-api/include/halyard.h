@@ -267,6 +267,8 @@ typedef struct halyard_tensor_decl {
     uint32_t dtype;
     uint32_t internal;
     uint32_t storage;
+    uint32_t first_column;
+    uint32_t num_columns;
 } halyard_tensor_decl;
 
 typedef struct halyard_program {

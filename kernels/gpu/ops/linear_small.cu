@@ -50,6 +50,18 @@ struct Small {
 // Values of a token in shared memory, with its padding: tokens that lanes read together lie in different banks.
 __device__ __forceinline__ u32 pitch_of(u32 k) { return (k + 63) / 64 * 64 + 32; }
 
+// Values (two a word) times the norm's weights; their squares are added to `squares`.
+__device__ __forceinline__ void apply_norm(uint4 &x, const float (&scale)[8], float &squares) {
+    u32 *words = (u32 *)&x;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float a, b;
+        unpack2<ACT>(words[i], a, b);
+        squares = fmaf(a, a, fmaf(b, b, squares));
+        words[i] = pack2<ACT>(a * scale[2 * i], b * scale[2 * i + 1]);
+    }
+}
+
 // Copies the tokens of this tile to shared memory; with NORM times the norm's weights, and 1 / rms of each to `scales`.
 __device__ __forceinline__ void stage(const Small &p, u32 first_token, u32 columns, ACT *staged, float *squares) {
     u32 pitch = pitch_of(p.k), lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -68,19 +80,19 @@ __device__ __forceinline__ void stage(const Small &p, u32 first_token, u32 colum
     wait_for_previous();
     while (at < p.k) {
 #pragma unroll
-        for (u32 token = 0; token < kTokens; token++) {
-            uint4 v = load_values(x + (u64)token * p.x_stride + at, token < columns);
-            if (NORM) {
-                u32 *words = (u32 *)&v;
+        for (u32 tile = 0; tile < TILES; tile++) {
+            // All loads of eight tokens are on their way before the first is used.
+            uint4 v[8];
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    float a, b;
-                    unpack2<ACT>(words[i], a, b);
-                    sums[token] = fmaf(a, a, fmaf(b, b, sums[token]));
-                    words[i] = pack2<ACT>(a * scale[2 * i], b * scale[2 * i + 1]);
+            for (u32 i = 0; i < 8; i++) v[i] = load_values(x + (u64)(8 * tile + i) * p.x_stride + at, 8 * tile + i < columns);
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) {
+                u32 token = 8 * tile + i;
+                if (token < columns) {
+                    if (NORM) apply_norm(v[i], scale, sums[token]);
+                    *(uint4 *)(staged + token * pitch + at) = v[i];
                 }
             }
-            if (token < columns) *(uint4 *)(staged + token * pitch + at) = v;
         }
         at += 8 * kThreads;
         load_norm();
@@ -102,12 +114,28 @@ __device__ __forceinline__ void stage(const Small &p, u32 first_token, u32 colum
     }
 }
 
-// What follows the sums of a tile of rows: one thread an output value, neighbours in a row.
-__device__ __forceinline__ void finish(const Small &p, u32 tile, const float *sums, const float *scales, u32 first_token, u32 columns) {
+// What is added to an output value, asked for before its sum is there.
+struct Around {
+    float bias, bias_up, residual;
+};
+
+__device__ __forceinline__ Around around(const Small &p, u32 tile, u32 i, u32 first_token, u32 columns) {
+    Around a = {0.f, 0.f, 0.f};
+    u32 row = tile * kOut + i % kOut, column = i / kOut;
+    if (row < p.n && column < columns) {
+        if (p.bias) a.bias = __ldg(p.bias + row);
+        if (GATE && p.bias_up) a.bias_up = __ldg(p.bias_up + row);
+        if (p.residual) a.residual = to_f32(p.residual[(u64)(first_token + column) * p.residual_stride + row]);
+    }
+    return a;
+}
+
+// What follows the sums of a tile of rows: one thread an output value, neighbours in a row. `first` belongs to the thread's first value.
+__device__ __forceinline__ void finish(const Small &p, u32 tile, const float *sums, const float *scales, u32 first_token, u32 columns, Around first) {
     for (u32 i = threadIdx.x; i < kOut * columns; i += kThreads) {
-        u32 at = i % kOut, column = i / kOut, row = tile * kOut + at, token = first_token + column;
+        u32 at = i % kOut, column = i / kOut, row = tile * kOut + at;
         if (row >= p.n) continue;
-        float residual = p.residual ? to_f32(p.residual[(u64)token * p.residual_stride + row]) : 0.f;
+        Around a = i == threadIdx.x ? first : around(p, tile, i, first_token, columns);
         // Gate rows are the first eight of their tile, up rows the others.
         const float *from = sums + column * kColumn + (GATE ? at / 8 * 16 + at % 8 : at);
         float sum = 0.f, up = 0.f;
@@ -116,18 +144,10 @@ __device__ __forceinline__ void finish(const Small &p, u32 tile, const float *su
             sum += from[warp * kTokens * kColumn];
             if (GATE) up += from[warp * kTokens * kColumn + 8];
         }
-        if (NORM) {
-            sum *= scales[column];
-            up *= scales[column];
-        }
-        if (p.bias) sum += p.bias[row];
-        if (GATE) {
-            if (p.bias_up) up += p.bias_up[row];
-            sum = activate<GATE>(sum) * up;
-        } else {
-            sum = activate<EPILOGUE>(sum);
-        }
-        p.out[(u64)token * p.out_stride + row] = from_f32<OUT>(sum + residual);
+        float scale = NORM ? scales[column] : 1.f;
+        sum = fmaf(sum, scale, a.bias);
+        sum = GATE ? activate<GATE>(sum) * fmaf(up, scale, a.bias_up) : activate<EPILOGUE>(sum);
+        p.out[(u64)(first_token + column) * p.out_stride + row] = from_f32<OUT>(sum + a.residual);
     }
 }
 
@@ -205,6 +225,7 @@ template <bool STAGED> __device__ __forceinline__ void product(const Small &p) {
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         float sums[ROW_TILES * TILES][4] = {};
+        Around first = around(p, tile, threadIdx.x, first_token, columns);
 #pragma unroll 1
         for (u32 round = 0; round < rounds; round++) {
             bool last = round + 1 == rounds, more = !last || tile + gridDim.x < tiles;
@@ -245,7 +266,7 @@ template <bool STAGED> __device__ __forceinline__ void product(const Small &p) {
             }
         }
         __syncthreads();
-        finish(p, tile, tile_sums, squares + WARPS * kTokens, first_token, columns);
+        finish(p, tile, tile_sums, squares + WARPS * kTokens, first_token, columns, first);
     }
 }
 

@@ -231,6 +231,10 @@ abi_struct! {
         pub internal: u32,
         /// Shared-memory number.
         pub storage: u32,
+        /// First column in the shared memory's rows.
+        pub first_column: u32,
+        /// Columns; 0: not said.
+        pub num_columns: u32,
     }
 }
 

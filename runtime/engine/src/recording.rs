@@ -124,23 +124,24 @@ impl Runner {
     /// Records what is missing and checks it.
     fn make(&mut self, size: u32, sampler: Sampler, known: Recorded) -> Result<(Recorded, Recorded), EngineError> {
         let start = Instant::now();
-        let outcome = self.record(size, sampler, &known).and_then(|(forward, head)| {
-            let check = self.recordings.as_ref().is_some_and(|recordings| recordings.check);
-            let verdict = match check {
-                true => self.check_recording(size, sampler, [forward.id(), head.id()])?,
-                false => Ok(()),
-            };
-            Ok((forward, head, verdict))
-        });
-        let why = match outcome {
-            Ok((forward, head, Ok(()))) => {
-                let ms = start.elapsed().as_millis() as u64;
-                tracing::debug!(bucket = size, ?sampler, ms, "decode step recorded");
-                return Ok((Recorded::Ready(forward), Recorded::Ready(head)));
-            }
-            Ok((.., Err(mismatch))) => mismatch,
-            Err(EngineError::Device(error)) if !is_fatal(error.status) => error.to_string(),
+        let recorded = match self.record(size, sampler, &known) {
+            Ok(recorded) => Ok(recorded),
+            Err(EngineError::Device(error)) if !is_fatal(error.status) => Err(error.to_string()),
             Err(fatal) => return Err(fatal),
+        };
+        let why = match self.agreed(recorded)? {
+            Ok((forward, head)) => {
+                let verdict = self.verdict(size, sampler, [forward.id(), head.id()])?;
+                match self.agreed(verdict)? {
+                    Ok(()) => {
+                        let ms = start.elapsed().as_millis() as u64;
+                        tracing::debug!(bucket = size, ?sampler, ms, "decode step recorded");
+                        return Ok((Recorded::Ready(forward), Recorded::Ready(head)));
+                    }
+                    Err(mismatch) => mismatch,
+                }
+            }
+            Err(why) => why,
         };
         tracing::warn!(bucket = size, ?sampler, "a recorded decode step is not used: {why}");
         match known {
@@ -148,6 +149,36 @@ impl Runner {
             Recorded::Ready(_) => Ok((known, Recorded::Refused)),
             _ => Ok((Recorded::Refused, Recorded::Refused)),
         }
+    }
+
+    /// The check of a new recording, where it is wanted.
+    fn verdict(
+        &mut self,
+        size: u32,
+        sampler: Sampler,
+        commands: [CommandId; 2],
+    ) -> Result<Result<(), String>, EngineError> {
+        if !self.recordings.as_ref().is_some_and(|recordings| recordings.check) {
+            return Ok(Ok(()));
+        }
+        match self.check_recording(size, sampler, commands) {
+            // Other ranks wait in the collectives of the steps that this one did not run.
+            Err(error) if self.group.is_some() => Err(error),
+            Err(EngineError::Device(error)) if !is_fatal(error.status) => Ok(Err(error.to_string())),
+            verdict => verdict,
+        }
+    }
+
+    /// The same where all ranks agree, otherwise a refusal: ranks that replay and ranks that check would wait for each other.
+    fn agreed<T>(&self, own: Result<T, String>) -> Result<Result<T, String>, EngineError> {
+        let carried = match &self.group {
+            Some(group) => group.agree(own.is_ok())?,
+            None => true,
+        };
+        Ok(match own {
+            Ok(_) if !carried => Err("another rank cannot use its own".to_string()),
+            own => own,
+        })
     }
 
     #[allow(clippy::type_complexity, reason = "two command buffers")]

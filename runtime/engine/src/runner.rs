@@ -5,12 +5,13 @@
 use std::sync::Arc;
 
 use halyard_platform_api::ops::RESULT_HEADER;
-use halyard_platform_api::{Buffer, Device, EncoderMode, PreparedOp, Queue, Tensor};
+use halyard_platform_api::{Buffer, Communicator, Device, EncoderMode, PreparedOp, Queue, Tensor};
 use halyard_scheduler::{RequestId, Scheduled, SchedulerOutput, StepId};
 
 use crate::compile::{CompiledProgram, StepShape};
 use crate::error::EngineError;
 use crate::output::{Logprob, TokenLogprobs};
+use crate::rank::RankGroup;
 use crate::recording::Recordings;
 use crate::sequence::{Sampler, Sequence, Sequences};
 use crate::state::{Capacities, ResultRing, RowState, StepState, Writes};
@@ -55,6 +56,10 @@ pub(crate) struct Runner {
     /// Memory that steps use again.
     pub order: Vec<Scheduled>,
     pub spare_rows: Vec<Vec<StepRow>>,
+    /// What ranks decide together, where there are several.
+    pub group: Option<Arc<RankGroup>>,
+    /// This rank's end of the group, where there are several: leaving it makes the others' collectives fail.
+    pub communicator: Option<Arc<dyn Communicator>>,
     /// Last: the device outlives everything on it.
     pub device: Arc<dyn Device>,
 }
@@ -99,6 +104,15 @@ pub(crate) struct StepResult {
     pub rows: Vec<(Option<u32>, Option<TokenLogprobs>)>,
     /// Prompt log-probabilities: request, position of the scored token, value.
     pub prompt: Vec<(RequestId, u32, TokenLogprobs)>,
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        // The queue waits for its work, which may wait for a rank that has failed: give it up first.
+        if self.group.as_ref().is_some_and(|group| group.has_failed()) {
+            self.communicator = None;
+        }
+    }
 }
 
 impl Runner {
@@ -159,6 +173,22 @@ impl Runner {
         })
     }
 
+    /// Whether a submitted step is done, or failed.
+    pub(crate) fn is_done(&self, flight: &InFlight) -> bool {
+        self.queue.completed() >= flight.number
+    }
+
+    /// Whether a step that is done did not fail.
+    ///
+    /// # Errors
+    /// Its failure, or an earlier one's.
+    pub(crate) fn check_done(&self, flight: &InFlight) -> Result<(), EngineError> {
+        match self.queue.completed() {
+            u64::MAX => Ok(self.queue.wait(flight.number, 0)?),
+            _ => Ok(()),
+        }
+    }
+
     /// Encodes a whole step and submits it.
     fn submit_once(
         &mut self,
@@ -187,8 +217,9 @@ impl Runner {
     /// Blocks until submit `number` is done.
     ///
     /// # Errors
-    /// Its failure, or an earlier one's; `Timeout` once `is_overdue`.
+    /// Its failure, or an earlier one's; `Timeout` once `is_overdue`, or when another rank has failed.
     pub(crate) fn wait_done(&self, number: u64, is_overdue: impl Fn() -> bool) -> Result<(), EngineError> {
+        let is_overdue = || is_overdue() || self.group.as_ref().is_some_and(|group| group.has_failed());
         while self.queue.completed() < number {
             match self.queue.wait(number, WAIT_SLICE_NS) {
                 Ok(()) => break,

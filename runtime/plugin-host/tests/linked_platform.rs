@@ -268,12 +268,9 @@ fn programs_and_claims_come_through_whatever_their_size() {
         .into(),
         operands: vec![0, 1, 2],
     };
-    let decl = TensorDecl {
-        dtype: DType::F32,
-        internal: false,
-        storage: 0,
-    };
-    let tensors = (0..3).map(|storage| TensorDecl { storage, ..decl }).collect();
+    let tensors = (0..3)
+        .map(|storage| TensorDecl::whole(DType::F32, false, storage))
+        .collect();
     let mut program = Program {
         tensors,
         nodes: vec![node; 300],

@@ -17,6 +17,8 @@ use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Preparation};
 use crate::view::View;
 
+pub(super) use kv_write::{borrowed, cache_defines};
+
 /// Most values of a head: the plain kernel keeps a head's sums in registers.
 const MAX_HEAD_DIM: u32 = 512;
 

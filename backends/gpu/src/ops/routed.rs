@@ -13,10 +13,14 @@ use crate::view::View;
 const THREADS: u32 = 256;
 /// Warps of such a block.
 const WARPS: u32 = THREADS / 32;
-/// Tokens of a block of the LoRA ops.
-const LORA_TOKENS: u32 = 4;
+/// Tokens of a block of the LoRA ops where neighbours share an adapter.
+const LORA_TOKENS: u32 = 8;
+/// Up to so many tokens a step is one of decodes, whose neighbours do not: a block a token.
+const LORA_DECODE_TOKENS: u32 = 512;
+/// Ranks of a block of `lora_shrink`.
+const LORA_RANKS: u32 = 4;
 /// Largest rank: `lora_expand` keeps its tokens' x in 48 KiB of shared memory.
-const MAX_RANK: u32 = 3072;
+const MAX_RANK: u32 = 1536;
 /// Tokens of a block of `moe_route`, a warp each.
 const ROUTED_TOKENS: u32 = 4;
 /// Most experts: `moe_route` keeps its tokens' scores in 48 KiB of shared memory.
@@ -108,9 +112,38 @@ impl Entry {
     }
 }
 
+/// A LoRA op's entry points: for a token a block, and for [`LORA_TOKENS`].
+struct LoraEntries {
+    few: Entry,
+    many: Entry,
+}
+
+impl LoraEntries {
+    fn new(few: &'static str, many: &'static str, act: &'static str, weight: &'static str) -> LoraEntries {
+        LoraEntries {
+            few: Entry::new(few, LORA, act, weight),
+            many: Entry::new(many, LORA, act, weight),
+        }
+    }
+
+    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        self.few.prepare(cx)?;
+        self.many.prepare(cx)
+    }
+
+    /// The one for a call, and tokens of its blocks.
+    fn get(&self, tokens: u32) -> Result<(Function, u32)> {
+        if tokens <= LORA_DECODE_TOKENS {
+            Ok((self.few.get()?, 1))
+        } else {
+            Ok((self.many.get()?, LORA_TOKENS))
+        }
+    }
+}
+
 struct Shrink {
     op: ops::LoraShrink,
-    entry: Entry,
+    entries: LoraEntries,
 }
 
 impl Shrink {
@@ -129,14 +162,14 @@ impl Shrink {
         )?;
         Ok(Shrink {
             op: op.clone(),
-            entry: Entry::new(Self::NAME, LORA, act, weight),
+            entries: LoraEntries::new("lora_shrink_few", "lora_shrink_many", act, weight),
         })
     }
 }
 
 impl Kernel for Shrink {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        self.entry.prepare(cx)
+        self.entries.prepare(cx)
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
@@ -159,15 +192,16 @@ impl Kernel for Shrink {
             Arg::U32(self.op.in_features),
             Arg::U32(self.op.max_rank),
         ];
-        let grid = [out.len().div_ceil(LORA_TOKENS), self.op.max_rank.div_ceil(WARPS), 1];
-        encoding.launch(self.entry.get()?, grid, THREADS, 0, &args);
+        let (function, tokens) = self.entries.get(out.len())?;
+        let grid = [out.len().div_ceil(tokens), self.op.max_rank.div_ceil(LORA_RANKS), 1];
+        encoding.launch(function, grid, THREADS, 0, &args);
         Ok(())
     }
 }
 
 struct Expand {
     op: ops::LoraExpand,
-    entry: Entry,
+    entries: LoraEntries,
 }
 
 impl Expand {
@@ -201,14 +235,14 @@ impl Expand {
         }
         Ok(Expand {
             op: op.clone(),
-            entry: Entry::new(Self::NAME, LORA, out, weight),
+            entries: LoraEntries::new("lora_expand_few", "lora_expand_many", out, weight),
         })
     }
 }
 
 impl Kernel for Expand {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        self.entry.prepare(cx)
+        self.entries.prepare(cx)
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
@@ -233,13 +267,10 @@ impl Kernel for Expand {
             Arg::U32(self.op.out_features),
             Arg::U32(self.op.max_rank),
         ];
-        let grid = [
-            out.len().div_ceil(LORA_TOKENS),
-            self.op.out_features.div_ceil(THREADS),
-            1,
-        ];
-        let shared = LORA_TOKENS * self.op.max_rank * 4;
-        encoding.launch(self.entry.get()?, grid, THREADS, shared, &args);
+        let (function, tokens) = self.entries.get(out.len())?;
+        let grid = [out.len().div_ceil(tokens), self.op.out_features.div_ceil(THREADS), 1];
+        let shared = tokens * self.op.max_rank * 4;
+        encoding.launch(function, grid, THREADS, shared, &args);
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Logits to tokens: `logits_process`, `argmax`, `sample`, `top_logprobs`. A sequence's result depends on nothing but its own row.
 
-use halyard_kernels_gpu::{LOGITS, SAMPLE};
+use halyard_kernels_gpu::{ARGMAX, LOGITS, LOGPROBS, SAMPLE};
 use halyard_platform_api::{Error, OpSpec, Result, ops};
 
 use crate::driver::Function;
@@ -8,9 +8,9 @@ use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Preparation};
 use crate::view::View;
 
-/// Largest vocabulary: `sample.cu` sums runs of 128 logits in 4096 places.
+/// Largest vocabulary: `logits.cuh` sums runs of 512 logits in 1024 places.
 const MAX_VOCAB: u32 = 520_000;
-/// Most alternatives: what `sample.cu` sorts in shared memory.
+/// Most alternatives: what `logits.cuh` sorts in shared memory.
 const MAX_ALTERNATIVES: u32 = 4096;
 /// Most rows of a launch with a row in its grid's second extent.
 const MAX_GRID_ROWS: u32 = 65_535;
@@ -186,7 +186,7 @@ impl Argmax {
 
 impl Kernel for Argmax {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        let function = |name| cx.function(SAMPLE, &[], name, 0);
+        let function = |name| cx.function(ARGMAX, &[], name, 0);
         self.num_sms = cx.facts().num_sms.max(1);
         self.join = Some(if cx.facts().capability >= 90 {
             let [one, two, four, eight] = ARGMAX_CLUSTERS.map(|(_, name)| function(name));
@@ -317,7 +317,7 @@ impl TopLogprobs {
 
 impl Kernel for TopLogprobs {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        self.function = Some(cx.function(SAMPLE, &[], Self::NAME, 0)?);
+        self.function = Some(cx.function(LOGPROBS, &[], Self::NAME, 0)?);
         Ok(())
     }
 

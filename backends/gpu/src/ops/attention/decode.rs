@@ -239,11 +239,11 @@ impl Decode {
         }))
     }
 
-    /// Whether the fused form can read k and v.
-    pub(in crate::ops) fn takes(&self, turn: &TurnCall) -> bool {
+    /// Whether the fused form can read its operands: 16 bytes at a time.
+    pub(in crate::ops) fn takes(&self, call: &Call, turn: &TurnCall) -> bool {
         let norms = [&turn.q_norm.0, &turn.k_norm.0];
-        is_aligned(&turn.k, 16)
-            && is_aligned(&turn.v, 16)
+        [&call.q, &turn.k, &turn.v].iter().all(|view| is_aligned(view, 16))
+            && turn.v.is_inner_contiguous()
             && norms.iter().all(|weight| weight.ptr.is_multiple_of(16))
             && turn.table.ptr.is_multiple_of(16)
             && turn.table.row_stride() == self.form.turn.map_or(0, |turn| turn.rotary_dim)

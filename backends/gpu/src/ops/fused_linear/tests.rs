@@ -39,11 +39,7 @@ fn merged(dtype: DType, weight: WeightFormat, gating: OpSpec) -> Program {
     let storages = [0, 1, 2, 3, 4, 4, 4, 5];
     Program {
         tensors: storages
-            .map(|storage| TensorDecl {
-                dtype,
-                internal: [2, 4].contains(&storage),
-                storage,
-            })
+            .map(|storage| TensorDecl::whole(dtype, [2, 4].contains(&storage), storage))
             .to_vec(),
         nodes: vec![
             node(norm.into(), &[0, 1, 2]),
@@ -118,11 +114,7 @@ fn results_over_x_run_by_parts() {
 #[test]
 fn gate_and_up_in_two_matrices_are_one_step() {
     let mut program = merged(DType::BF16, WeightFormat::BF16, silu(DType::BF16));
-    let decl = |storage| TensorDecl {
-        dtype: DType::BF16,
-        internal: true,
-        storage,
-    };
+    let decl = |storage| TensorDecl::whole(DType::BF16, true, storage);
     program.tensors[4] = decl(10);
     program.tensors[5] = decl(11);
     // 4 is the gate, 5 the up part, 6 the up part's weight.
