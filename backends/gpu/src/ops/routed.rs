@@ -493,3 +493,111 @@ impl Kernel for Combine {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    fn moe_linear(weight: WeightFormat, dtype: DType) -> OpSpec {
+        ops::MoeLinear {
+            in_features: 32,
+            out_features: 5,
+            num_experts: 3,
+            top_k: 2,
+            weight,
+            dtype,
+            max_tokens: 4,
+        }
+        .into()
+    }
+
+    fn refused(spec: &OpSpec) -> String {
+        match build(spec) {
+            Some(Err(error)) => error.to_string(),
+            Some(Ok(_)) => "accepted".to_string(),
+            None => "not of this family".to_string(),
+        }
+    }
+
+    #[test]
+    fn types_that_do_not_run_are_refused_with_those_that_do() {
+        assert_eq!(refused(&moe_linear(WeightFormat::BF16, DType::F16)), "accepted");
+        let text = refused(&moe_linear(WeightFormat::Q4_0, DType::F16));
+        assert!(text.contains("Q4_0") && text.contains("BF16 work"), "{text}");
+        let text = refused(&moe_linear(WeightFormat::F32, DType::I8));
+        assert!(text.contains("I8") && text.contains("BF16 work"), "{text}");
+        let route = ops::MoeRoute {
+            num_experts: 4,
+            top_k: 5,
+            scoring: Scoring::Softmax,
+            normalize: false,
+            factor: 1.0,
+        };
+        let text = refused(&route.into());
+        assert!(text.contains("top_k is 5 of 4 experts"), "{text}");
+    }
+
+    #[test]
+    fn decode_steps_take_a_block_a_token() {
+        let entry = |name, at| Entry {
+            function: Some(Function(at)),
+            ..Entry::new(name, LORA, "f32", "f32")
+        };
+        let entries = LoraEntries {
+            few: entry("few", 1),
+            many: entry("many", 2),
+        };
+        assert_eq!(entries.get(512).unwrap(), (Function(1), 1));
+        assert_eq!(entries.get(513).unwrap(), (Function(2), LORA_TOKENS));
+    }
+
+    /// Notes what is copied.
+    #[derive(Default)]
+    struct Copies(RefCell<Vec<(DevicePtr, u64)>>);
+
+    impl Packer for Copies {
+        fn copy(
+            &self,
+            to: DevicePtr,
+            _to_pitch: u64,
+            _source: RowSource<'_>,
+            _offset: u64,
+            _pitch: u64,
+            width: u64,
+            height: u64,
+        ) -> Result<()> {
+            self.0.borrow_mut().push((to, width * height));
+            Ok(())
+        }
+
+        fn on_device(&self, _source: RowSource<'_>, _offset: u64, _bytes: u64) -> Result<DevicePtr> {
+            Err(Error::invalid("nothing is staged here"))
+        }
+
+        fn run(&self, _encoding: &Encoding) -> Result<()> {
+            Err(Error::invalid("nothing runs here"))
+        }
+    }
+
+    #[test]
+    fn expert_rows_are_packed_as_they_are() {
+        let kernel = build(&moe_linear(WeightFormat::F16, DType::F32)).unwrap().unwrap();
+        assert_eq!(kernel.packed_weight_bytes(0).unwrap(), 3 * 5 * 64);
+        assert!(kernel.packed_weight_bytes(1).is_err());
+        let copies = Copies::default();
+        let bytes = [0; 4 * 64];
+        kernel
+            .pack_weight(&copies, 0, 11, 4, RowSource::Host(&bytes), 1000)
+            .unwrap();
+        assert_eq!(*copies.0.borrow(), [(1000 + 11 * 64, 4 * 64)]);
+        let error = kernel
+            .pack_weight(&copies, 0, 12, 4, RowSource::Host(&bytes), 1000)
+            .unwrap_err();
+        assert!(
+            error.message.contains("rows 12 .. 16 of node 0; node 0 has 15"),
+            "{error}"
+        );
+    }
+}
