@@ -16,7 +16,16 @@ pub struct Source {
 /// Headers by the name that `#include` gives, with their text.
 pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../include/common.cuh")),
+    ("attention_tile.cuh", include_str!("../include/attention_tile.cuh")),
+    ("kv.cuh", include_str!("../include/kv.cuh")),
+    ("kv_stream.cuh", include_str!("../include/kv_stream.cuh")),
     ("mma.cuh", include_str!("../include/mma.cuh")),
+    ("vector.cuh", include_str!("../include/vector.cuh")),
+    ("activate.cuh", include_str!("../include/activate.cuh")),
+    ("quantized.cuh", include_str!("../include/quantized.cuh")),
+    ("weights.cuh", include_str!("../include/weights.cuh")),
+    ("hopper.cuh", include_str!("../include/hopper.cuh")),
+    ("prefill.cuh", include_str!("../include/prefill.cuh")),
     ("logits.cuh", include_str!("../include/logits.cuh")),
 ];
 
@@ -34,7 +43,8 @@ macro_rules! sources {
 sources! {
     ATTENTION_DECODE = "attention_decode": "Split-KV attention of few query tokens a sequence.",
     ATTENTION_PLAIN = "attention_plain": "Attention of any shape, without matrix units.",
-    ATTENTION_PREFILL = "attention_prefill": "Attention of prompt chunks on matrix units.",
+    ATTENTION_PREFILL = "attention_prefill": "Attention of prompt chunks on Hopper's matrix units.",
+    ATTENTION_PREFILL_MMA = "attention_prefill_mma": "Attention of prompt chunks on the matrix units of sm_80 and newer.",
     KV_WRITE = "kv_write": "Keys and values into their blocks, with rotation and per-head norms where a composite asks for them.",
     COPY = "copy": "`copy`, `fill`, `fill_random`, `cast`, `copy_blocks`.",
     EMBEDDING = "embedding": "`embedding` of every weight format.",
@@ -47,7 +57,8 @@ sources! {
     POINTWISE = "pointwise": "Elementwise ops.",
     ROPE = "rope": "`rope`.",
     ROWS = "rows": "`gather_rows`, `scatter_rows`, `quantize_act`, `pool`.",
-    STEP = "step": "`prepare_inputs`, `slot_mapping`, `update_rows`, and the scatter of step writes.",
+    STEP = "step": "`prepare_inputs`, `slot_mapping`, `update_rows`.",
+    STEP_WRITE = "step_write": "The scatter of step data from pinned memory.",
     LOGITS = "logits": "`logits_process`.",
     ARGMAX = "argmax": "`argmax`.",
     SAMPLE = "sample": "`sample`.",

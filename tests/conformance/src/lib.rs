@@ -8,6 +8,7 @@ mod cases;
 mod execute;
 mod faulty;
 mod random;
+mod recorded;
 mod report;
 mod suites;
 pub mod tolerance;

@@ -133,11 +133,7 @@ fn block(seed: u64, format: WeightFormat) -> Case {
 fn check(device: &dyn Device, oracle: &dyn Device, case: &Case) -> Result<(), String> {
     let program = Program {
         tensors: (0..case.args.len() as u32)
-            .map(|storage| TensorDecl {
-                dtype: case.args[storage as usize].dtype,
-                internal: false,
-                storage,
-            })
+            .map(|storage| TensorDecl::whole(case.args[storage as usize].dtype, false, storage))
             .collect(),
         nodes: case
             .nodes
