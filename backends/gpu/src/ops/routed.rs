@@ -85,6 +85,8 @@ struct Entry {
     name: &'static str,
     source: Source,
     act: &'static str,
+    /// What names the weight: its type or its format.
+    define: &'static str,
     weight: &'static str,
     function: Option<Function>,
 }
@@ -95,13 +97,14 @@ impl Entry {
             name,
             source,
             act,
+            define: "WEIGHT",
             weight,
             function: None,
         }
     }
 
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        let defines = [("ACT", self.act), ("WEIGHT", self.weight)];
+        let defines = [("ACT", self.act), (self.define, self.weight)];
         self.function = Some(cx.function(self.source, &defines, self.name, 0)?);
         Ok(())
     }
@@ -352,16 +355,25 @@ impl Linear {
 
     fn new(op: &ops::MoeLinear) -> Result<Linear> {
         let act = float(Self::NAME, "activations", op.dtype)?;
-        let (weight, bytes) = match op.weight {
-            WeightFormat::F32 => ("f32", 4),
-            WeightFormat::F16 => ("f16", 2),
-            WeightFormat::BF16 => ("bf16", 2),
-            other => {
-                return Err(Error::unsupported(format!(
-                    "{} with {other:?} weights: F32, F16 and BF16 work; unpack the experts to one of them",
-                    Self::NAME
-                )));
-            }
+        let (define, weight) = match op.weight {
+            WeightFormat::F32 => ("WEIGHT", "f32"),
+            WeightFormat::F16 => ("WEIGHT", "f16"),
+            WeightFormat::BF16 => ("WEIGHT", "bf16"),
+            WeightFormat::Q4_0 => ("FORMAT", "3"),
+            WeightFormat::Q4_1 => ("FORMAT", "4"),
+            WeightFormat::Q5_0 => ("FORMAT", "5"),
+            WeightFormat::Q8_0 => ("FORMAT", "6"),
+            WeightFormat::Q4K => ("FORMAT", "7"),
+            WeightFormat::Q6K => ("FORMAT", "8"),
+        };
+        let Some(row_bytes) = op.weight.row_bytes(op.in_features as usize) else {
+            return Err(Error::unsupported(format!(
+                "{}: {} values are no whole blocks of {} of {:?}",
+                Self::NAME,
+                op.in_features,
+                op.weight.block_values(),
+                op.weight
+            )));
         };
         check_extents(
             Self::NAME,
@@ -374,8 +386,11 @@ impl Linear {
         )?;
         Ok(Linear {
             op: op.clone(),
-            row_bytes: u64::from(op.in_features) * bytes,
-            entry: Entry::new(Self::NAME, MOE, act, weight),
+            row_bytes: row_bytes as u64,
+            entry: Entry {
+                define,
+                ..Entry::new(Self::NAME, MOE, act, weight)
+            },
         })
     }
 
@@ -400,6 +415,7 @@ impl Kernel for Linear {
             Arg::U32(x.strides[0]),
             Arg::U32(if x.shape[1] == 1 { 0 } else { x.strides[1] }),
             Arg::Ptr(weight.ptr),
+            Arg::U64(self.row_bytes),
             Arg::Ptr(experts.ptr),
             Arg::U32(experts.row_stride()),
             Arg::Ptr(out.ptr),
@@ -524,8 +540,9 @@ mod tests {
     #[test]
     fn types_that_do_not_run_are_refused_with_those_that_do() {
         assert_eq!(refused(&moe_linear(WeightFormat::BF16, DType::F16)), "accepted");
-        let text = refused(&moe_linear(WeightFormat::Q4_0, DType::F16));
-        assert!(text.contains("Q4_0") && text.contains("BF16 work"), "{text}");
+        assert_eq!(refused(&moe_linear(WeightFormat::Q4_0, DType::F16)), "accepted");
+        let text = refused(&moe_linear(WeightFormat::Q4K, DType::F16));
+        assert!(text.contains("32 values are no whole blocks of 256 of Q4K"), "{text}");
         let text = refused(&moe_linear(WeightFormat::F32, DType::I8));
         assert!(text.contains("I8") && text.contains("BF16 work"), "{text}");
         let route = ops::MoeRoute {
