@@ -6,13 +6,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys as cuda;
-use halyard_gpu::{DevicePtr, Driver, Event, Facts, Function, Graph, Module, Pinned, Product, ProductSpec, Stream};
-use halyard_platform_api::{Error, Result, Status};
+use halyard_gpu::{
+    DevicePtr, Driver, Event, Facts, Function, Graph, Group, Module, Pinned, Product, ProductSpec, Stream,
+};
+use halyard_platform_api::{CommunicatorId, Error, Result, Status};
 
 use crate::compile;
 use crate::error::check;
 use crate::facts::facts;
 use crate::libraries;
+use crate::nccl;
 use crate::product::Products;
 use crate::surroundings;
 
@@ -391,6 +394,16 @@ impl Driver for CudaDriver {
             Products::new(self.context, &self.facts, self.cache_folder()).map(Arc::new)
         });
         products.as_ref().map_err(Error::clone)?.product(self, spec)
+    }
+
+    fn communicator_id(&self) -> Result<CommunicatorId> {
+        self.enter()?;
+        nccl::unique_id()
+    }
+
+    fn join(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Group>> {
+        self.enter()?;
+        Ok(Arc::new(nccl::join(self.context, id, rank, size)?))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The CUDA platform: a [`Driver`](halyard_gpu::Driver) over libcuda, NVRTC and cuBLASLt, all found at run time. It builds on machines
+//! The CUDA platform: a [`Driver`](halyard_gpu::Driver) over libcuda, NVRTC, cuBLASLt and NCCL, all found at run time. It builds on machines
 //! without CUDA, and where there is no device it says why.
 
 mod compile;
@@ -6,6 +6,7 @@ mod driver;
 mod error;
 mod facts;
 mod libraries;
+mod nccl;
 mod product;
 mod surroundings;
 mod tuning;

@@ -1,7 +1,7 @@
 //! The vendor's libraries, found at run time: which are there, and what to do about one that is not. The bindings panic when a library
 //! or a symbol is missing, so everything is looked for here before it is called.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -94,19 +94,20 @@ fn version_text(version: i32) -> String {
 pub(crate) struct Library {
     /// As in `lib<name>.so`.
     name: &'static str,
-    /// Whether the bindings find it now.
-    present: unsafe fn() -> bool,
-    /// Versions it may end in.
+    /// Whether the bindings find it now; `None` where they are not used.
+    present: Option<unsafe fn() -> bool>,
+    /// Versions it may end in, the preferred first.
     endings: &'static [&'static str],
     /// Python package that brings it.
     package: &'static str,
-    found: OnceLock<bool>,
+    /// The loader's handle, or 1 where the bindings find it by themselves.
+    found: OnceLock<Option<usize>>,
 }
 
 /// The run-time compiler.
 pub(crate) static NVRTC: Library = Library {
     name: "nvrtc",
-    present: cudarc::nvrtc::sys::is_culib_present,
+    present: Some(cudarc::nvrtc::sys::is_culib_present),
     endings: &[".13", ".12", ""],
     package: "nvidia-cuda-nvrtc",
     found: OnceLock::new(),
@@ -115,9 +116,18 @@ pub(crate) static NVRTC: Library = Library {
 /// Matrix products.
 pub(crate) static CUBLASLT: Library = Library {
     name: "cublasLt",
-    present: cudarc::cublaslt::sys::is_culib_present,
+    present: Some(cudarc::cublaslt::sys::is_culib_present),
     endings: &[".13", ".12", ""],
     package: "nvidia-cublas",
+    found: OnceLock::new(),
+};
+
+/// Collectives.
+pub(crate) static NCCL: Library = Library {
+    name: "nccl",
+    present: None,
+    endings: &[".2", ""],
+    package: "nvidia-nccl-cu13",
     found: OnceLock::new(),
 };
 
@@ -127,42 +137,68 @@ impl Library {
     /// # Errors
     /// `Unavailable` naming it and how to get it.
     pub(crate) fn require(&self) -> Result<()> {
-        if *self.found.get_or_init(|| self.find()) {
-            return Ok(());
-        }
-        let file = format!("lib{}.so{}", self.name, self.endings[0]);
-        Err(unavailable(format!(
-            "{file} was not found: install the CUDA toolkit or the Python package {}, and where it lies in neither the loader's path \
-             nor /usr/local/cuda/lib64, name its folder in HALYARD_CUDA_LIBRARY_PATH",
-            self.package
-        )))
+        self.open().map(|_| ())
     }
 
-    fn find(&self) -> bool {
-        if self.open_in(&named_library_folders()) {
-            return true;
-        }
-        // SAFETY: opens the library by name; its initialisers have no preconditions.
-        let on_path = unsafe { (self.present)() };
-        on_path || self.open_in(&usual_library_folders())
+    /// As [`Library::require`]; for a library without bindings, its handle.
+    pub(crate) fn open(&self) -> Result<usize> {
+        let found = *self.found.get_or_init(|| self.find());
+        found.ok_or_else(|| {
+            unavailable(format!(
+                "lib{}.so{} was not found: install the CUDA toolkit or the Python package {}, and where it lies in neither the \
+                 loader's path nor /usr/local/cuda/lib64, name its folder in HALYARD_CUDA_LIBRARY_PATH",
+                self.name, self.endings[0], self.package
+            ))
+        })
+    }
+
+    fn find(&self) -> Option<usize> {
+        let bare = || match self.present {
+            // SAFETY: opens the library by name; its initialisers have no preconditions.
+            Some(present) => unsafe { present() }.then_some(1),
+            None => self.files(Path::new("")).find_map(|file| open(&file)),
+        };
+        self.open_in(&named_library_folders())
+            .or_else(bare)
+            .or_else(|| self.open_in(&usual_library_folders()))
+    }
+
+    fn files<'a>(&'a self, folder: &'a Path) -> impl Iterator<Item = PathBuf> + 'a {
+        let name = move |ending: &&str| folder.join(format!("lib{}.so{ending}", self.name));
+        self.endings.iter().map(name)
     }
 
     /// Opens the library by path. A library that is open is found by its bare name afterwards, and so by the bindings.
-    fn open_in(&self, folders: &[PathBuf]) -> bool {
-        let files = folders.iter().flat_map(|folder| {
-            self.endings
-                .iter()
-                .map(|e| folder.join(format!("lib{}.so{e}", self.name)))
-        });
+    fn open_in(&self, folders: &[PathBuf]) -> Option<usize> {
+        let files = folders.iter().flat_map(|folder| self.files(folder));
         // SAFETY: as in `find`.
-        files.into_iter().any(|file| open(&file) && unsafe { (self.present)() })
+        let known = |_: &usize| self.present.is_none_or(|present| unsafe { present() });
+        files
+            .filter(|file| file.is_file())
+            .find_map(|file| open(&file).filter(known))
     }
 }
 
-fn open(file: &Path) -> bool {
-    let Ok(path) = CString::new(file.as_os_str().as_bytes()) else {
-        return false;
-    };
-    // SAFETY: a path that ends in 0; the library stays open for the process's life.
-    file.is_file() && !unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) }.is_null()
+/// Opens a library for the process's life.
+fn open(file: &Path) -> Option<usize> {
+    let path = CString::new(file.as_os_str().as_bytes()).ok()?;
+    // SAFETY: a path that ends in 0; initialisers of these libraries have no preconditions.
+    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    (!handle.is_null()).then_some(handle as usize)
+}
+
+/// A function of an open library.
+///
+/// # Errors
+/// `Unavailable` naming it: the library is too old.
+pub(crate) fn symbol(library: usize, name: &CStr) -> Result<*mut c_void> {
+    // SAFETY: a handle that the loader gave, and a name that ends in 0.
+    let found = unsafe { libc::dlsym(library as *mut c_void, name.as_ptr()) };
+    if found.is_null() {
+        let name = name.to_string_lossy();
+        return Err(unavailable(format!(
+            "a library lacks {name}: it is too old; install a newer one"
+        )));
+    }
+    Ok(found)
 }

@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{
     AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities, ClaimReport,
-    DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpId, OpRegistry, OpSpec, OpSupport,
-    PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result, Status, Tensor, WeightRows,
+    Communicator, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpId,
+    OpRegistry, OpSpec, OpSupport, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result, Status, Tensor,
+    WeightRows,
 };
 
 use crate::commands::GpuEncoder;
+use crate::communicator::GpuCommunicator;
 use crate::driver::{Driver, Facts};
 use crate::kernel::{Kernel, Preparation, RowSource};
 use crate::memory::{Allocation, Memory};
@@ -21,6 +23,7 @@ use crate::objects::{Objects, SharedKernel, read, write};
 use crate::ops;
 use crate::queue::{GpuQueue, QueueCore};
 use crate::upload::Uploads;
+use crate::view::View;
 
 /// What everything on the device shares.
 pub(crate) struct Inner {
@@ -59,6 +62,7 @@ pub fn device_info(facts: &Facts) -> DeviceInfo {
         preferred_kv_dtype: DType::BF16,
         capabilities: Capabilities::RECORDING
             .with(Capabilities::CONCURRENT_QUEUES)
+            .with(Capabilities::COMMUNICATOR)
             .with(Capabilities::COMPOSITES),
         async_depth: 2,
         max_buffer_bytes: facts.total_memory_bytes,
@@ -98,20 +102,21 @@ impl GpuDevice {
     pub fn compile_counts(&self) -> (u64, u64) {
         self.inner.modules.counts()
     }
+}
 
-    fn register(&self, mut kernel: Box<dyn Kernel>) -> Result<Arc<dyn PreparedOp>> {
-        kernel.prepare(&Preparation {
-            driver: &self.inner.driver,
-            modules: &self.inner.modules,
-        })?;
-        let kernel: SharedKernel = Arc::from(kernel);
-        let id = write(&self.inner.objects).ops.insert(kernel.clone());
-        Ok(Arc::new(Prepared {
-            inner: self.inner.clone(),
-            kernel,
-            id: OpId(id),
-        }))
-    }
+/// Prepares a kernel and gives it an id.
+pub(crate) fn register(inner: &Arc<Inner>, mut kernel: Box<dyn Kernel>) -> Result<Arc<dyn PreparedOp>> {
+    kernel.prepare(&Preparation {
+        driver: &inner.driver,
+        modules: &inner.modules,
+    })?;
+    let kernel: SharedKernel = Arc::from(kernel);
+    let id = write(&inner.objects).ops.insert(kernel.clone());
+    Ok(Arc::new(Prepared {
+        inner: inner.clone(),
+        kernel,
+        id: OpId(id),
+    }))
 }
 
 impl Device for GpuDevice {
@@ -160,6 +165,20 @@ impl Device for GpuDevice {
 
     fn attention(&self) -> &dyn AttentionRegistry {
         self
+    }
+
+    fn communicator_id(&self) -> Result<CommunicatorId> {
+        self.inner.driver.communicator_id()
+    }
+
+    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
+        if size == 0 || rank >= size {
+            return Err(Error::invalid(format!(
+                "rank {rank} of a group of {size}; ranks are 0 to size − 1"
+            )));
+        }
+        let group = self.inner.driver.join(id, rank, size)?;
+        Ok(Arc::new(GpuCommunicator::new(self.inner.clone(), group)))
     }
 }
 
@@ -237,6 +256,26 @@ impl PreparedOp for Prepared {
     }
 
     fn pack_weight(&self, node: u32, rows: WeightRows<'_>, dst: &Tensor) -> Result<()> {
+        self.pack(node, rows.first_row, rows.num_rows, RowSource::Host(rows.bytes), dst)
+    }
+
+    fn pack_weight_from(&self, node: u32, first_row: u32, num_rows: u32, src: &Tensor, dst: &Tensor) -> Result<()> {
+        let (source, _held) = self.hold(src)?;
+        self.pack(node, first_row, num_rows, RowSource::Device(source.ptr), dst)?;
+        self.inner.uploads.wait()
+    }
+}
+
+impl Prepared {
+    /// A tensor's address, and what keeps its memory through the enqueueing; what is under way when the buffer is dropped, its memory
+    /// waits for itself.
+    fn hold(&self, tensor: &Tensor) -> Result<(View, Option<Arc<Allocation>>)> {
+        let objects = read(&self.inner.objects);
+        let (view, allocation) = objects.resolve(tensor)?;
+        Ok((view, allocation.cloned()))
+    }
+
+    fn pack(&self, node: u32, first_row: u32, num_rows: u32, source: RowSource<'_>, dst: &Tensor) -> Result<()> {
         let needed = self.kernel.packed_weight_bytes(node)?;
         if dst.span_bytes() < needed {
             return Err(Error::invalid(format!(
@@ -244,16 +283,10 @@ impl PreparedOp for Prepared {
                 dst.span_bytes()
             )));
         }
-        // Held through the enqueueing; what is under way when the buffer is dropped, its memory waits for itself.
-        let (view, _held) = {
-            let objects = read(&self.inner.objects);
-            let (view, allocation) = objects.resolve(dst)?;
-            (view, allocation.cloned())
-        };
+        let (view, _held) = self.hold(dst)?;
         self.inner.uploads.pack(|packer| {
-            let source = RowSource::Host(rows.bytes);
             self.kernel
-                .pack_weight(packer, node, rows.first_row, rows.num_rows, source, view.ptr)
+                .pack_weight(packer, node, first_row, num_rows, source, view.ptr)
         })
     }
 }
@@ -275,7 +308,7 @@ impl OpRegistry for GpuDevice {
     }
 
     fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
-        self.register(ops::build(spec)?)
+        register(&self.inner, ops::build(spec)?)
     }
 
     fn claim(&self, program: &Program) -> Result<ClaimReport> {
@@ -285,7 +318,7 @@ impl OpRegistry for GpuDevice {
 
     fn prepare_program(&self, program: &Program) -> Result<Arc<dyn PreparedOp>> {
         program.validate()?;
-        self.register(ops::build_program(program)?)
+        register(&self.inner, ops::build_program(program)?)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::driver::{DevicePtr, Function, Product, ProductCall};
+use crate::driver::{CollectiveCall, DevicePtr, Function, Group, Product, ProductCall};
 
 /// Most parameters of a kernel.
 pub const MAX_ARGS: usize = 40;
@@ -63,6 +63,8 @@ pub enum Command {
     },
     /// Zeroes memory: address or scratch offset, bytes.
     Zero(Arg, u64),
+    /// A collective.
+    Collective(Arc<dyn Group>, CollectiveCall),
 }
 
 /// Collects the commands of one command buffer.
@@ -145,5 +147,10 @@ impl Encoding {
         if bytes > 0 {
             self.commands.push(Command::Zero(to, bytes));
         }
+    }
+
+    /// Appends a collective.
+    pub fn collective(&mut self, group: &Arc<dyn Group>, call: CollectiveCall) {
+        self.commands.push(Command::Collective(group.clone(), call));
     }
 }

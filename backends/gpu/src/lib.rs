@@ -2,6 +2,7 @@
 //! [`Driver`] only, so a platform's own crate is that driver, its library products and collectives, and the export.
 
 mod commands;
+mod communicator;
 mod device;
 mod driver;
 mod encoding;
@@ -18,7 +19,8 @@ mod view;
 
 pub use device::{GpuDevice, device_info};
 pub use driver::{
-    DevicePtr, Driver, Event, Facts, Function, Graph, Module, Pinned, Product, ProductCall, ProductSpec, Stream,
+    CollectiveCall, DevicePtr, Driver, Event, Facts, Function, Graph, Group, Module, Pinned, Product, ProductCall,
+    ProductSpec, Stream,
 };
 pub use encoding::{Arg, Command, Encoding, Launch};
 pub use kernel::{Kernel, Packer, Preparation, RowSource};

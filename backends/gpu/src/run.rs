@@ -67,6 +67,8 @@ pub(crate) fn run_commands(driver: &dyn Driver, stream: Stream, encoding: &Encod
                 // SAFETY: the command list holds what the addresses name; the op's scratch covers the workspace.
                 unsafe { product.run(&call, workspace, stream)? };
             }
+            // SAFETY: the command list holds what the addresses name.
+            Command::Collective(group, call) => unsafe { group.run(call, stream)? },
             Command::Zero(to, bytes) => {
                 let to = scratch.address(*to)?;
                 // SAFETY: as above.

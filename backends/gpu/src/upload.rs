@@ -104,6 +104,12 @@ impl Uploads {
         Ok(())
     }
 
+    /// Waits for everything enqueued so far.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let _order = self.lock();
+        self.finish()
+    }
+
     /// Waits until nothing is under way; whatever went wrong is told by the call that meets it next.
     pub(crate) fn settle(&self) {
         if self.busy.load(Ordering::Acquire) && self.driver.synchronize(self.stream).is_ok() {

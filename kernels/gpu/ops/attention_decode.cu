@@ -21,6 +21,10 @@
 // Entry point: attention_decode. Grid: any number of blocks, as many as run at once; (WARPS + 1) * 32 threads. Dynamic shared memory: SHARED_BYTES below +
 // 16 * (S + 1). Scratch: partials, 2 * blocks * GROUP * (HEAD_DIM + 2) f32. counters: u32 a block, zero before the first launch; every launch leaves them zero.
 // Sequences whose query_len is not below `query_len_end` are left to another kernel.
+// check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=0
+// check: -DACT=f16 -DHEAD_DIM=256 -DGROUP=2 -DBLOCK=64 -DWARPS=3 -DRING=2 -DSOFTCAP=1 -DROPE=0
+// check: -DACT=f16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=16 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=0 -DNORM=0
+// check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=8 -DBLOCK=128 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=128 -DINTERLEAVED=1 -DNORM=1
 #include "attention_tile.cuh"
 
 #define HEAD_STRIDE (HEAD_DIM + 4)    // of the warps' sums: no bank conflicts

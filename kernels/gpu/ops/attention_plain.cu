@@ -3,6 +3,11 @@
 //
 // Definitions: ACT (f32, f16, bf16: q and out), KV (those or e4m3: the cache), HEAD_DIM, BLOCK (a multiple of 8).
 // Entry point: attention_plain. Grid: ceil(T * num_heads / 4) blocks of 128 threads. Tokens that belong to no sequence write nothing.
+// check: -DACT=f32 -DKV=f32 -DHEAD_DIM=64 -DBLOCK=8
+// check: -DACT=f16 -DKV=e4m3 -DHEAD_DIM=80 -DBLOCK=16
+// check: -DACT=bf16 -DKV=bf16 -DHEAD_DIM=128 -DBLOCK=64
+// check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=256 -DBLOCK=64
+// check: -DACT=bf16 -DKV=f32 -DHEAD_DIM=16 -DBLOCK=8
 #include "kv.cuh"
 
 typedef KvLayout<KV, HEAD_DIM, BLOCK> Layout;

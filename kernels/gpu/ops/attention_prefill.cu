@@ -11,6 +11,8 @@
 // Launch: 128 · (CONSUMERS + 1) threads; grid.x any number, best min(multiprocessors, (T · GROUP / ROWS + S) · num_kv_heads);
 // dynamic shared memory: ROWS · (2 · HEAD_DIM + 16) + STAGES · 4 · BLOCK · HEAD_DIM + 12 · MAX_SEQS + 512 bytes.
 // Needs q aligned to 16 bytes, its strides multiples of 8 elements, out's likewise; scale > 0.
+// check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DCONSUMERS=2 -DSOFTCAP=0 -DMAX_SEQS=512
+// check: -DACT=f16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=64 -DCONSUMERS=3 -DSOFTCAP=1 -DMAX_SEQS=64
 #include "common.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -239,15 +241,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     wait_for_previous();
     int warpgroup = threadIdx.x / 128;
+    // What one hands over the others take: the sum stays within the registers the launch got (128 · 504 of 2, 128 · 512 of 3 consumers).
     if (warpgroup == 0) {
-        give_registers<32>();
+        give_registers<CONSUMERS == 2 ? 40 : 32>();
         make_plan(p, plan, threadIdx.x);
         if (threadIdx.x < 32) {
             load(p, shared, queries, ring, plan, threadIdx.x);
             let_next_start();
         }
     } else {
-        take_registers<CONSUMERS == 2 ? 240 : 160>();
+        take_registers<CONSUMERS == 2 ? 232 : 160>();
         multiply(p, shared, queries, ring, warpgroup - 1, threadIdx.x % 128);
     }
 }

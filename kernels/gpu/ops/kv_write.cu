@@ -6,6 +6,12 @@
 // For rope_kv_write also: ROTARY_DIM (0: none), INTERLEAVED (0, 1: which elements form a pair), NORM (0, 1: per-head RMS norms first).
 // Entry points: kv_write; rope_kv_write (with ROTARY_DIM defined): norms and rotates q and k in place, then stores k and v.
 // Grid: T blocks of 128 threads.
+// check: -DACT=f32 -DKV=f32 -DHEAD_DIM=64 -DBLOCK=8
+// check: -DACT=f16 -DKV=e4m3 -DHEAD_DIM=80 -DBLOCK=16
+// check: -DACT=bf16 -DKV=bf16 -DHEAD_DIM=128 -DBLOCK=64
+// check: -DACT=bf16 -DKV=bf16 -DHEAD_DIM=128 -DBLOCK=64 -DROTARY_DIM=128 -DINTERLEAVED=0 -DNORM=1
+// check: -DACT=f16 -DKV=f16 -DHEAD_DIM=64 -DBLOCK=16 -DROTARY_DIM=32 -DINTERLEAVED=1 -DNORM=0
+// check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DBLOCK=64 -DROTARY_DIM=0 -DINTERLEAVED=0 -DNORM=1
 #include "kv.cuh"
 
 typedef KvLayout<KV, HEAD_DIM, BLOCK> Layout;

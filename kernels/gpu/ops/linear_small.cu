@@ -1,28 +1,37 @@
 // `linear` of few tokens: every weight is read once, straight from memory into matrix units, and whatever surrounds the product (norm before,
-// bias, activation, gating, residual after) happens in registers.
+// bias, activation, gating, residual after) happens on the way.
 //
 // Sixteen weight rows are the A operand of m16n8k16, eight tokens the columns of B. A product does not care about the order of its depths as long as
 // both operands agree, so lane (g, t) reads 16 bytes of rows g and g + 8 and of token g at depths 8t .. 8t + 7 of a chunk of 32: that is two
-// steps of the product, and nothing goes through shared memory. The warps of a block share the chunks of its rows; their sums meet at the end.
-// Weights are constants: the first ones are asked for before the previous kernel has ended.
+// steps of the product, and no weight goes through shared memory. The warps of a block share the chunks of its rows; their sums meet at the end.
+// Blocks stay and walk over the tiles of rows, with the next weights always asked for: the first ones, being constants, before the previous
+// kernel has ended.
 //
-// Definitions: ACT (bf16, f16: activations and weights), OUT (bf16, f16, f32), WARPS, ROW_TILES (16 rows each), DEPTH (chunks in flight a warp),
-// MIN_BLOCKS (blocks that an SM should hold), EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles are 8 gate and 8 up
-// rows, and out = activate(gate) · up), NORM (1: x is normalised: out = W·(x·(norm + offset)) / rms(x)).
-// Launch: grid (tiles of 16·ROW_TILES rows (8·ROW_TILES gated), tiles of 8·n tokens), 32·WARPS threads,
-// 4·WARPS·8·n·(16·ROW_TILES + 5) bytes of dynamic shared memory, n of linear_small_n.
+// Definitions: ACT (bf16, f16: activations and weights), OUT (bf16, f16, f32), TILES (8 tokens each), WARPS, ROW_TILES (16 rows each), DEPTH (chunks in
+// flight a warp), MIN_BLOCKS (blocks that an SM should hold), EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles are 8
+// gate and 8 up rows, and out = activate(gate) · up), NORM (1: x is normalised: out = W·(x·(norm + offset)) / rms(x)).
+// Launch: grid (blocks: up to the number of tiles of 16·ROW_TILES rows, 8·ROW_TILES gated; tiles of 8·TILES tokens), 32·WARPS threads.
+// Dynamic shared memory: linear_small keeps the tokens of its tile there, pitch values each (see `pitch_of`), then come 2·WARPS·8·TILES·(16·ROW_TILES + 4)
+// + (WARPS + 1)·8·TILES floats. linear_direct, for tokens that do not fit, needs the floats only; it knows no norm.
 // Needs: k and x_stride multiples of 8, x, w and norm 16-byte aligned.
-// check: -DACT=bf16 -DOUT=bf16 -DWARPS=8 -DROW_TILES=1 -DDEPTH=4 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=0 -DNORM=0
-// check: -DACT=bf16 -DOUT=bf16 -DWARPS=8 -DROW_TILES=1 -DDEPTH=4 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=1 -DNORM=1
-// check: -DACT=f16 -DOUT=f32 -DWARPS=16 -DROW_TILES=2 -DDEPTH=2 -DMIN_BLOCKS=1 -DEPILOGUE=3 -DGATE=0 -DNORM=0
+// check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DWARPS=16 -DROW_TILES=1 -DDEPTH=8 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=1
+// check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DWARPS=16 -DROW_TILES=1 -DDEPTH=8 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=1 -DNORM=1
+// check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DWARPS=16 -DROW_TILES=2 -DDEPTH=4 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+// check: -DACT=bf16 -DOUT=bf16 -DTILES=2 -DWARPS=6 -DROW_TILES=1 -DDEPTH=3 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=2 -DNORM=1
+// check: -DACT=bf16 -DOUT=f32 -DTILES=4 -DWARPS=16 -DROW_TILES=1 -DDEPTH=3 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+// check: -DACT=f16 -DOUT=f32 -DTILES=2 -DWARPS=16 -DROW_TILES=2 -DDEPTH=2 -DMIN_BLOCKS=1 -DEPILOGUE=3 -DGATE=0 -DNORM=0
 #include "activate.cuh"
 #include "common.cuh"
 #include "mma.cuh"
 #include "weights.cuh"
 
+constexpr u32 kThreads = 32 * WARPS;
 constexpr u32 kRows = 16 * ROW_TILES;
+constexpr u32 kOut = GATE ? kRows / 2 : kRows;
 // Padding that keeps the lanes of a store in different banks.
 constexpr u32 kColumn = kRows + 4;
+constexpr u32 kTokens = 8 * TILES;
+constexpr u32 kSums = WARPS * kTokens * kColumn;
 
 struct Small {
     const ACT *x;
@@ -38,164 +47,237 @@ struct Small {
     float norm_offset, eps;
 };
 
+// Values of a token in shared memory, with its padding: tokens that lanes read together lie in different banks.
+__device__ __forceinline__ u32 pitch_of(u32 k) { return (k + 63) / 64 * 64 + 32; }
+
 // Values (two a word) times the norm's weights; their squares are added to `squares`.
-__device__ __forceinline__ void apply_norm(uint4 &x, const float *norm, float offset, float &squares) {
-    const float4 *at = (const float4 *)norm;
-    float4 low = __ldg(at), high = __ldg(at + 1);
-    float scale[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+__device__ __forceinline__ void apply_norm(uint4 &x, const float (&scale)[8], float &squares) {
     u32 *words = (u32 *)&x;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float a, b;
         unpack2<ACT>(words[i], a, b);
         squares = fmaf(a, a, fmaf(b, b, squares));
-        words[i] = pack2<ACT>(a * (scale[2 * i] + offset), b * (scale[2 * i + 1] + offset));
+        words[i] = pack2<ACT>(a * scale[2 * i], b * scale[2 * i + 1]);
     }
 }
 
-// What follows the sums: one thread an output value, neighbours in a row.
-template <int TILES> __device__ __forceinline__ void finish(const Small &p, const float *sums, const float *squares, u32 first_token) {
-    constexpr u32 kOut = GATE ? kRows / 2 : kRows;
-    u32 first_row = blockIdx.x * kOut;
-    u32 columns = min(p.tokens - first_token, 8u * TILES);
-    for (u32 i = threadIdx.x; i < kOut * columns; i += WARPS * 32) {
-        u32 at = i % kOut, column = i / kOut, row = first_row + at, token = first_token + column;
-        if (row >= p.n) continue;
-        float residual = p.residual ? to_f32(p.residual[(u64)token * p.residual_stride + row]) : 0.f;
-        // Gate rows are the first eight of their tile, up rows the others.
-        u32 local = GATE ? at / 8 * 16 + at % 8 : at;
-        float sum = 0.f, up = 0.f, square = 0.f;
-#pragma unroll
-        for (u32 warp = 0; warp < WARPS; warp++) {
-            const float *from = sums + (warp * 8 * TILES + column) * kColumn + local;
-            sum += from[0];
-            if (GATE) up += from[8];
-            if (NORM) square += squares[warp * 8 * TILES + column];
+// Copies the tokens of this tile to shared memory; with NORM times the norm's weights, and 1 / rms of each to `scales`.
+__device__ __forceinline__ void stage(const Small &p, u32 first_token, u32 columns, ACT *staged, float *squares) {
+    u32 pitch = pitch_of(p.k), lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const ACT *x = p.x + (u64)first_token * p.x_stride;
+    float sums[kTokens] = {};
+    float scale[8];
+    u32 at = 8 * threadIdx.x;
+    auto load_norm = [&] {
+        if (NORM && at < p.k) {
+            float4 low = __ldg((const float4 *)(p.norm + at)), high = __ldg((const float4 *)(p.norm + at) + 1);
+            float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            for (int i = 0; i < 8; i++) scale[i] = v[i] + p.norm_offset;
         }
-        if (NORM) {
-            float scale = rsqrtf(square / p.k + p.eps);
-            sum *= scale;
-            up *= scale;
-        }
-        if (p.bias) sum += p.bias[row];
-        if (GATE) {
-            if (p.bias_up) up += p.bias_up[row];
-            sum = activate<GATE>(sum) * up;
-        } else {
-            sum = activate<EPILOGUE>(sum);
-        }
-        p.out[(u64)token * p.out_stride + row] = from_f32<OUT>(sum + residual);
-    }
-}
-
-template <int TILES> __device__ __forceinline__ void product(const Small &p) {
-    extern __shared__ float shared[];
-    u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    u32 chunks = (p.k + 31) / 32;
-    const ACT *rows[ROW_TILES][2];
-#pragma unroll
-    for (u32 r = 0; r < ROW_TILES; r++) {
-        u32 tile = blockIdx.x * ROW_TILES + r, last = p.n - 1;
-        if (GATE) {
-            u32 row = min(tile * 8 + g, last);
-            rows[r][0] = p.w + (u64)row * p.k + 8 * t;
-            rows[r][1] = p.w_up + (u64)row * p.k + 8 * t;
-        } else {
-            rows[r][0] = p.w + (u64)min(tile * 16 + g, last) * p.k + 8 * t;
-            rows[r][1] = p.w + (u64)min(tile * 16 + g + 8, last) * p.k + 8 * t;
-        }
-    }
-    uint4 w[DEPTH][ROW_TILES][2], x[DEPTH][TILES];
-#pragma unroll
-    for (u32 d = 0; d < DEPTH; d++) {
-        u32 depth = 32 * (warp + d * WARPS);
-        bool wanted = depth + 8 * t < p.k;
-#pragma unroll
-        for (u32 r = 0; r < ROW_TILES; r++) {
-            w[d][r][0] = load_weights(rows[r][0] + depth, wanted);
-            w[d][r][1] = load_weights(rows[r][1] + depth, wanted);
-        }
-    }
-    let_next_start();
+    };
+    load_norm();
     wait_for_previous();
-
-    u32 first_token = blockIdx.y * 8 * TILES;
-    const ACT *tokens[TILES];
-    bool present[TILES];
+    while (at < p.k) {
 #pragma unroll
-    for (u32 n = 0; n < TILES; n++) {
-        u32 token = first_token + 8 * n + g;
-        present[n] = token < p.tokens;
-        tokens[n] = p.x + (u64)token * p.x_stride + 8 * t;
-    }
-    float sums[ROW_TILES][TILES][4] = {}, squares[TILES] = {};
+        for (u32 tile = 0; tile < TILES; tile++) {
+            // All loads of eight tokens are on their way before the first is used.
+            uint4 v[8];
 #pragma unroll
-    for (u32 d = 0; d < DEPTH; d++) {
-        u32 depth = 32 * (warp + d * WARPS);
+            for (u32 i = 0; i < 8; i++) v[i] = load_values(x + (u64)(8 * tile + i) * p.x_stride + at, 8 * tile + i < columns);
 #pragma unroll
-        for (u32 n = 0; n < TILES; n++) x[d][n] = load_values(tokens[n] + depth, present[n] && depth + 8 * t < p.k);
-    }
-#pragma unroll 1
-    for (u32 first = warp; first < chunks; first += DEPTH * WARPS) {
-#pragma unroll
-        for (u32 d = 0; d < DEPTH; d++) {
-            u32 chunk = first + d * WARPS;
-            if (chunk < chunks) {
-                u32 next = 32 * (chunk + DEPTH * WARPS);
-                bool wanted = next + 8 * t < p.k;
-#pragma unroll
-                for (u32 n = 0; n < TILES; n++) {
-                    uint4 v = x[d][n];
-                    if (NORM && 32 * chunk + 8 * t < p.k) apply_norm(v, p.norm + 32 * chunk + 8 * t, p.norm_offset, squares[n]);
-                    u32 low[2] = {v.x, v.y}, high[2] = {v.z, v.w};
-#pragma unroll
-                    for (u32 r = 0; r < ROW_TILES; r++) {
-                        uint4 a = w[d][r][0], b = w[d][r][1];
-                        u32 first_step[4] = {a.x, b.x, a.y, b.y}, second_step[4] = {a.z, b.z, a.w, b.w};
-                        mma_m16n8k16<ACT>(sums[r][n], first_step, low);
-                        mma_m16n8k16<ACT>(sums[r][n], second_step, high);
-                    }
-                    x[d][n] = load_values(tokens[n] + next, present[n] && wanted);
-                }
-#pragma unroll
-                for (u32 r = 0; r < ROW_TILES; r++) {
-                    w[d][r][0] = load_weights(rows[r][0] + next, wanted);
-                    w[d][r][1] = load_weights(rows[r][1] + next, wanted);
+            for (u32 i = 0; i < 8; i++) {
+                u32 token = 8 * tile + i;
+                if (token < columns) {
+                    if (NORM) apply_norm(v[i], scale, sums[token]);
+                    *(uint4 *)(staged + token * pitch + at) = v[i];
                 }
             }
         }
+        at += 8 * kThreads;
+        load_norm();
     }
-
-    float *all_squares = shared + WARPS * 8 * TILES * kColumn;
+    if (NORM) {
 #pragma unroll
-    for (u32 n = 0; n < TILES; n++) {
-#pragma unroll
-        for (u32 r = 0; r < ROW_TILES; r++) {
-            float *to = shared + (warp * 8 * TILES + 8 * n + 2 * t) * kColumn + 16 * r + g;
-            to[0] = sums[r][n][0];
-            to[kColumn] = sums[r][n][1];
-            to[8] = sums[r][n][2];
-            to[kColumn + 8] = sums[r][n][3];
-        }
-        if (NORM) {
-            float square = squares[n];
-            square += __shfl_xor_sync(0xffffffffu, square, 1);
-            square += __shfl_xor_sync(0xffffffffu, square, 2);
-            if (t == 0) all_squares[warp * 8 * TILES + 8 * n + g] = square;
+        for (u32 token = 0; token < kTokens; token++) {
+            if (token >= columns) break;
+            float sum = warp_sum(sums[token]);
+            if (lane == 0) squares[token * WARPS + warp] = sum;
         }
     }
     __syncthreads();
-    finish<TILES>(p, shared, all_squares, first_token);
+    // Read behind the next barrier.
+    if (NORM && threadIdx.x < columns) {
+        float sum = 0.f;
+        for (u32 i = 0; i < WARPS; i++) sum += squares[threadIdx.x * WARPS + i];
+        squares[kTokens * WARPS + threadIdx.x] = rsqrtf(sum / p.k + p.eps);
+    }
 }
 
-#define ENTRY(tiles)                                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS)                                                                             \
-        linear_small_##tiles(const ACT *x, const ACT *w, const ACT *w_up, const float *norm, const float *bias, const float *bias_up,               \
-                             const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k,            \
-                             float norm_offset, float eps) {                                                                                        \
-        Small p = {x, w, w_up, norm, bias, bias_up, residual, out, x_stride, residual_stride, out_stride, tokens, n, k, norm_offset, eps};          \
-        product<tiles>(p);                                                                                                                          \
+// What is added to an output value, asked for before its sum is there.
+struct Around {
+    float bias, bias_up, residual;
+};
+
+__device__ __forceinline__ Around around(const Small &p, u32 tile, u32 i, u32 first_token, u32 columns) {
+    Around a = {0.f, 0.f, 0.f};
+    u32 row = tile * kOut + i % kOut, column = i / kOut;
+    if (row < p.n && column < columns) {
+        if (p.bias) a.bias = __ldg(p.bias + row);
+        if (GATE && p.bias_up) a.bias_up = __ldg(p.bias_up + row);
+        if (p.residual) a.residual = to_f32(p.residual[(u64)(first_token + column) * p.residual_stride + row]);
     }
-ENTRY(1)
-ENTRY(2)
-ENTRY(4)
+    return a;
+}
+
+// What follows the sums of a tile of rows: one thread an output value, neighbours in a row. `first` belongs to the thread's first value.
+__device__ __forceinline__ void finish(const Small &p, u32 tile, const float *sums, const float *scales, u32 first_token, u32 columns, Around first) {
+    for (u32 i = threadIdx.x; i < kOut * columns; i += kThreads) {
+        u32 at = i % kOut, column = i / kOut, row = tile * kOut + at;
+        if (row >= p.n) continue;
+        Around a = i == threadIdx.x ? first : around(p, tile, i, first_token, columns);
+        // Gate rows are the first eight of their tile, up rows the others.
+        const float *from = sums + column * kColumn + (GATE ? at / 8 * 16 + at % 8 : at);
+        float sum = 0.f, up = 0.f;
+#pragma unroll
+        for (u32 warp = 0; warp < WARPS; warp++) {
+            sum += from[warp * kTokens * kColumn];
+            if (GATE) up += from[warp * kTokens * kColumn + 8];
+        }
+        float scale = NORM ? scales[column] : 1.f;
+        sum = fmaf(sum, scale, a.bias);
+        sum = GATE ? activate<GATE>(sum) * fmaf(up, scale, a.bias_up) : activate<EPILOGUE>(sum);
+        p.out[(u64)(first_token + column) * p.out_stride + row] = from_f32<OUT>(sum + a.residual);
+    }
+}
+
+// Where the lane's depths of its rows of a tile begin.
+__device__ __forceinline__ void find_rows(const Small &p, u32 tile, u32 g, u32 t, const ACT *(&rows)[ROW_TILES][2]) {
+    u32 last = p.n - 1;
+#pragma unroll
+    for (u32 r = 0; r < ROW_TILES; r++) {
+        u32 first = tile * kOut + r * (GATE ? 8 : 16) + g;
+        rows[r][0] = p.w + (u64)min(first, last) * p.k + 8 * t;
+        rows[r][1] = GATE ? p.w_up + (u64)min(first, last) * p.k + 8 * t : p.w + (u64)min(first + 8, last) * p.k + 8 * t;
+    }
+}
+
+__device__ __forceinline__ void load_rows(const ACT *const (&rows)[ROW_TILES][2], u32 depth, bool wanted, uint4 (&w)[ROW_TILES][2]) {
+#pragma unroll
+    for (u32 r = 0; r < ROW_TILES; r++) {
+        w[r][0] = load_weights(rows[r][0] + depth, wanted);
+        w[r][1] = load_weights(rows[r][1] + depth, wanted);
+    }
+}
+
+// One chunk's two steps for a tile of tokens.
+__device__ __forceinline__ void multiply(const uint4 (&w)[ROW_TILES][2], const uint4 &x, float (*sums)[4], u32 distance) {
+    u32 low[2] = {x.x, x.y}, high[2] = {x.z, x.w};
+#pragma unroll
+    for (u32 r = 0; r < ROW_TILES; r++) {
+        uint4 a = w[r][0], b = w[r][1];
+        u32 first[4] = {a.x, b.x, a.y, b.y}, second[4] = {a.z, b.z, a.w, b.w};
+        mma_m16n8k16<ACT>(sums[r * distance], first, low);
+        mma_m16n8k16<ACT>(sums[r * distance], second, high);
+    }
+}
+
+template <bool STAGED> __device__ __forceinline__ void product(const Small &p) {
+    extern __shared__ uint4 shared[];
+    u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    u32 first_token = blockIdx.y * kTokens, columns = min(p.tokens - first_token, kTokens);
+    u32 pitch = pitch_of(p.k);
+    ACT *staged = (ACT *)shared;
+    float *sums_at = (float *)(staged + (STAGED ? columns * pitch : 0)), *squares = sums_at + 2 * kSums;
+    u32 chunks = (p.k + 31) / 32, tiles = (p.n + kOut - 1) / kOut;
+    u32 rounds = (chunks + WARPS * DEPTH - 1) / (WARPS * DEPTH);
+
+    const ACT *rows[ROW_TILES][2];
+    uint4 w[DEPTH][ROW_TILES][2];
+    find_rows(p, blockIdx.x, g, t, rows);
+#pragma unroll
+    for (u32 d = 0; d < DEPTH; d++) {
+        u32 depth = 32 * (warp + d * WARPS);
+        load_rows(rows, depth, depth + 8 * t < p.k, w[d]);
+    }
+    let_next_start();
+    if (STAGED) {
+        stage(p, first_token, columns, staged, squares);
+    } else {
+        wait_for_previous();
+    }
+
+    // Tokens that are not staged are asked for as early as the weights.
+    uint4 values[STAGED ? 1 : DEPTH][TILES];
+    auto load_x = [&](u32 d, u32 depth) {
+#pragma unroll
+        for (u32 n = 0; n < TILES; n++) {
+            bool present = 8 * n + g < columns && depth + 8 * t < p.k;
+            values[STAGED ? 0 : d][n] = load_values(p.x + (u64)(first_token + 8 * n + g) * p.x_stride + depth + 8 * t, present);
+        }
+    };
+    if (!STAGED) {
+#pragma unroll
+        for (u32 d = 0; d < DEPTH; d++) load_x(d, 32 * (warp + d * WARPS));
+    }
+
+    u32 parity = 0;
+#pragma unroll 1
+    for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        float sums[ROW_TILES * TILES][4] = {};
+        Around first = around(p, tile, threadIdx.x, first_token, columns);
+#pragma unroll 1
+        for (u32 round = 0; round < rounds; round++) {
+            bool last = round + 1 == rounds, more = !last || tile + gridDim.x < tiles;
+            if (last) find_rows(p, tile + gridDim.x, g, t, rows);
+            u32 next = last ? warp : warp + (round + 1) * DEPTH * WARPS;
+#pragma unroll
+            for (u32 d = 0; d < DEPTH; d++) {
+                u32 chunk = warp + (round * DEPTH + d) * WARPS, depth = 32 * chunk + 8 * t;
+                if (chunk < chunks) {
+#pragma unroll
+                    for (u32 n = 0; n < TILES; n++) {
+                        uint4 x = make_uint4(0, 0, 0, 0);
+                        if (!STAGED) {
+                            x = values[STAGED ? 0 : d][n];
+                        } else if (8 * n + g < columns && depth < p.k) {
+                            x = *(const uint4 *)(staged + (8 * n + g) * pitch + depth);
+                        }
+                        multiply(w[d], x, sums + n, TILES);
+                    }
+                }
+                u32 ahead = 32 * (next + d * WARPS);
+                load_rows(rows, ahead, more && ahead + 8 * t < p.k, w[d]);
+                if (!STAGED) load_x(d, ahead);
+            }
+        }
+        // Two buffers, so that one barrier a tile is enough.
+        float *tile_sums = sums_at + parity * kSums;
+        parity ^= 1;
+#pragma unroll
+        for (u32 n = 0; n < TILES; n++) {
+#pragma unroll
+            for (u32 r = 0; r < ROW_TILES; r++) {
+                float *to = tile_sums + (warp * kTokens + 8 * n + 2 * t) * kColumn + 16 * r + g, *from = sums[r * TILES + n];
+                to[0] = from[0];
+                to[kColumn] = from[1];
+                to[8] = from[2];
+                to[kColumn + 8] = from[3];
+            }
+        }
+        __syncthreads();
+        finish(p, tile, tile_sums, squares + WARPS * kTokens, first_token, columns, first);
+    }
+}
+
+#define ENTRY(name, staged)                                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS)                                                                             \
+        name(const ACT *x, const ACT *w, const ACT *w_up, const float *norm, const float *bias, const float *bias_up, const OUT *residual,          \
+             OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k, float norm_offset, float eps) {                 \
+        Small p = {x, w, w_up, norm, bias, bias_up, residual, out, x_stride, residual_stride, out_stride, tokens, n, k, norm_offset, eps};          \
+        product<staged>(p);                                                                                                                         \
+    }
+ENTRY(linear_small, true)
+#if !NORM
+ENTRY(linear_direct, false)
+#endif

@@ -1,6 +1,7 @@
 // `logits_process`: masks, stop tokens, bias, bad words and penalties, in the documented order. A block owns a slice of one row's vocabulary and
 // applies every list and the whole history to it, so that nothing is shared between blocks and counts need no memory but the block's own.
 // No definitions.
+// check:
 #include "common.cuh"
 
 #define THREADS 256

@@ -1,6 +1,15 @@
 // `lora_shrink` and `lora_expand`: many adapters in one batch. A block takes a few neighbouring tokens; where they use the same adapter, which
 // is the rule in a prompt, its weights are read once for all of them.
 // Definitions: ACT (x of shrink, out of expand) and WEIGHT (a, b): f32, f16, bf16.
+// check: -DACT=f32 -DWEIGHT=f32
+// check: -DACT=f32 -DWEIGHT=f16
+// check: -DACT=f32 -DWEIGHT=bf16
+// check: -DACT=f16 -DWEIGHT=f32
+// check: -DACT=f16 -DWEIGHT=f16
+// check: -DACT=f16 -DWEIGHT=bf16
+// check: -DACT=bf16 -DWEIGHT=f32
+// check: -DACT=bf16 -DWEIGHT=f16
+// check: -DACT=bf16 -DWEIGHT=bf16
 #include "common.cuh"
 
 #define THREADS 256

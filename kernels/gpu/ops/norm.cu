@@ -96,7 +96,7 @@ __device__ __forceinline__ void norm_rows(const Rows &rows, const float *weight,
                 for (int j = 0; j < V; j++) part += (x[k][j] - mean) * (x[k][j] - mean);
             }
         }
-        float inverse = rsqrtf(sum(part) * inverse_width + eps);
+        float inverse = 1.f / sqrtf(sum(part) * inverse_width + eps);
         if (row < rows.rows) {
             ACT *out = rows.to(row);
 #pragma unroll
@@ -163,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(256) norm_any(PARAMETERS) {
             float v = to_f32(from[i]) - mean;
             part += v * v;
         }
-        float inverse = rsqrtf(block_sum(part, shared) / width + eps);
+        float inverse = 1.f / sqrtf(block_sum(part, shared) / width + eps);
         for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
             float y = (to_f32(from[i]) - mean) * inverse * (weight[i] + weight_offset);
             if (LAYER && bias) y += bias[i];

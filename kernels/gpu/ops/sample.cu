@@ -2,6 +2,8 @@
 // one threshold (a key and, among its ties, an index), found among the few largest, which fit in shared memory, or by bisection over the
 // bits of the floats. Probabilities are sums of integers (units of 2^-44 of the most likely), so no result depends on the order of a sum.
 // Definitions: BLOCK (threads of `sample` and `top_logprobs`, a multiple of 32, at most 1024).
+// check:
+// check: -DBLOCK=256
 #include "common.cuh"
 
 #ifndef BLOCK

@@ -1,4 +1,5 @@
 // The scatter of step data: each block copies one piece from a slot of pinned host memory to its place. Takes no definitions.
+// check:
 #include "common.cuh"
 
 // As `Piece` and `PIECES` of the queue's ring. `from` is an offset in the slot that lies like `to` to 16 bytes.

@@ -111,8 +111,8 @@ impl Runner {
         order.extend(plan.scheduled.iter().filter(|s| s.emits));
         let num_emitting = order.len() as u32;
         order.extend(plan.scheduled.iter().filter(|s| !s.emits));
-        let spans = prompt_spans(&order, num_emitting, sequences);
-        let wanted = Wanted::of(&order[..num_emitting as usize], sequences);
+        let mut rows = self.spare_rows.pop().unwrap_or_default();
+        let (wanted, spans) = survey(&order, num_emitting, sequences, &mut rows);
         let is_decode = num_emitting == order.len() as u32 && order.iter().all(|s| s.query_len == 1);
         // Before the step's own writes: making a recording runs steps of its own over the same step data.
         let replay = match is_decode && spans.is_empty() && !wanted.logprobs {
@@ -147,17 +147,6 @@ impl Runner {
                 self.submit_once(shape, num_emitting, wanted, &spans, entry)?
             }
         };
-        let row = |s: &Scheduled| {
-            let sequence = sequences.get(&s.id);
-            StepRow {
-                id: s.id,
-                emits: s.emits,
-                prompt_tokens: prompt_part(s, sequence),
-                logprobs: sequence.and_then(|q| q.params.logprobs),
-            }
-        };
-        let mut rows = self.spare_rows.pop().unwrap_or_default();
-        rows.extend(order.iter().map(row));
         self.order = order;
         Ok(InFlight {
             step: plan.step,
@@ -363,42 +352,58 @@ pub(crate) struct Wanted {
     pub logprobs: bool,
 }
 
-impl Wanted {
-    fn of(emitting: &[Scheduled], sequences: &Sequences) -> Wanted {
-        let live = || emitting.iter().filter_map(|s| sequences.get(&s.id));
-        Wanted {
-            sampler: live().map(|q| q.sampler).max().unwrap_or(Sampler::Greedy),
-            logprobs: live().any(|q| q.params.logprobs.is_some()),
+/// Looks every row's sequence up once: what the step needs, which prompt positions it scores (behind the emitting rows in the ring),
+/// and what its results will be read with.
+fn survey(
+    order: &[Scheduled],
+    num_emitting: u32,
+    sequences: &Sequences,
+    rows: &mut Vec<StepRow>,
+) -> (Wanted, Vec<PromptSpan>) {
+    let mut wanted = Wanted {
+        sampler: Sampler::Greedy,
+        logprobs: false,
+    };
+    let mut spans = Vec::new();
+    let mut next = num_emitting;
+    for s in order {
+        let sequence = sequences.get(&s.id);
+        let logprobs = sequence.and_then(|q| q.params.logprobs);
+        rows.push(StepRow {
+            id: s.id,
+            emits: s.emits,
+            prompt_tokens: prompt_part(s, sequence),
+            logprobs,
+        });
+        let Some(sequence) = sequence else {
+            continue;
+        };
+        if s.emits {
+            wanted.sampler = wanted.sampler.max(sequence.sampler);
+            wanted.logprobs |= logprobs.is_some();
+        }
+        if let Some(span) = prompt_span(s, sequence, next) {
+            next += span.count;
+            spans.push(span);
         }
     }
+    (wanted, spans)
 }
 
-/// The prompt positions of this step that must be scored, behind the emitting rows in the ring.
-fn prompt_spans(order: &[Scheduled], num_emitting: u32, sequences: &Sequences) -> Vec<PromptSpan> {
-    let mut first = num_emitting;
-    let mut spans = Vec::new();
-    for s in order {
-        let Some(sequence) = sequences.get(&s.id) else {
-            continue;
-        };
-        let (Some(k), true) = (sequence.params.prompt_logprobs, sequence.prompt_logprobs.is_some()) else {
-            continue;
-        };
-        let last_scored = sequence.prompt.len() as u32 - 1;
-        let end = (s.num_computed_upper + s.query_len).min(last_scored);
-        if end > s.num_computed_upper {
-            let count = end - s.num_computed_upper;
-            spans.push(PromptSpan {
-                id: s.id,
-                position: s.num_computed_upper,
-                count,
-                first,
-                k,
-            });
-            first += count;
-        }
-    }
-    spans
+/// The prompt positions that a row scores in this step.
+fn prompt_span(s: &Scheduled, sequence: &Sequence, first: u32) -> Option<PromptSpan> {
+    sequence.prompt_logprobs.as_ref()?;
+    let k = sequence.params.prompt_logprobs?;
+    let last_scored = sequence.prompt.len() as u32 - 1;
+    let end = (s.num_computed_upper + s.query_len).min(last_scored);
+    let count = end.checked_sub(s.num_computed_upper).filter(|&count| count > 0)?;
+    Some(PromptSpan {
+        id: s.id,
+        position: s.num_computed_upper,
+        count,
+        first,
+        k,
+    })
 }
 
 /// How many of the tokens that a row computes are its prompt's.

@@ -60,7 +60,8 @@ impl Scratch {
 }
 
 impl Runner {
-    /// Fills the scratch rows' KV: a prompt a row, one step each.
+    /// Fills the scratch rows' KV: a prompt a row, one step each. The first steps of a device, so what is wrong with it shows while
+    /// loading.
     ///
     /// # Errors
     /// What the device reports.
@@ -72,7 +73,9 @@ impl Runner {
             self.write_scratch(&[(row, 0)], num_tokens, 0)?;
             let mut shape = decode_shape(1);
             shape.tokens = num_tokens;
-            self.run_anew(shape, 1, Sampler::Greedy)?;
+            let number = self.run_anew(shape, 1, Sampler::Greedy)?;
+            let start = Instant::now();
+            self.wait_done(number, || start.elapsed() > PATIENCE)?;
         }
         Ok(())
     }

@@ -269,7 +269,9 @@ impl Writes {
     /// `words` at element `first` of an i32 or f32 tensor.
     pub(crate) fn words(&mut self, tensor: &Tensor, first: u64, words: impl IntoIterator<Item = u32>) {
         let start = self.bytes.len();
-        self.bytes.extend(words.into_iter().flat_map(u32::to_le_bytes));
+        let words = words.into_iter();
+        self.bytes.reserve(4 * words.size_hint().0);
+        words.for_each(|word| self.bytes.extend_from_slice(&word.to_le_bytes()));
         if self.bytes.len() > start {
             self.pieces
                 .push((*tensor, tensor.offset + 4 * first, start..self.bytes.len()));

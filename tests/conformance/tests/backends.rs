@@ -90,6 +90,22 @@ fn cuda_from_its_library() {
 }
 
 #[test]
+fn cuda_collectives_over_all_devices() {
+    if !has_device(&halyard_cuda::CudaPlatform) {
+        return;
+    }
+    let count = halyard_cuda::CudaPlatform.devices().unwrap().len() as u32;
+    if count < 2 {
+        println!("skipped: one CUDA device; collectives need two");
+        return;
+    }
+    let devices: Vec<_> = (0..count.min(4))
+        .map(|index| halyard_cuda::CudaPlatform.open(index).unwrap())
+        .collect();
+    check_collectives(&devices).unwrap_or_else(|e| panic!("cuda, {} ranks: {e}", devices.len()));
+}
+
+#[test]
 fn collectives_over_two_and_three_ranks() {
     for size in [2, 3] {
         let reference: Vec<_> = (0..size).map(|_| oracle().unwrap()).collect();

@@ -5,9 +5,9 @@
 
 use halyard_platform_api::ops::{self, Epilogue};
 use halyard_platform_api::program::ABSENT;
-use halyard_platform_api::{DType, Error, OpSpec, Program, Result};
+use halyard_platform_api::{DType, Error, Node, OpSpec, Program, Result};
 
-use super::linear::{Fusion, Held, Small, SmallCall, fits, gelu_code, rows_aligned};
+use super::linear::{Fusion, Held, Linear, Small, SmallCall, fits, gelu_code, rows_aligned};
 use crate::driver::DevicePtr;
 use crate::encoding::Encoding;
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
@@ -25,12 +25,18 @@ pub(crate) fn matches(program: &Program, first: usize) -> Option<usize> {
 
 /// The kernel of a region that [`matches`] whole.
 pub(crate) fn build(program: &Program) -> Result<Box<dyn Kernel>> {
-    let parts = program.nodes.iter().map(|node| super::build(&node.spec));
+    let plan = Plan::of(program);
+    let part = |node: &Node| -> Result<Box<dyn Kernel>> {
+        match &node.spec {
+            OpSpec::Linear(op) if plan.is_some() => Ok(Box::new(Linear::of_many_tokens(op)?)),
+            spec => super::build(spec),
+        }
+    };
     Ok(Box::new(Fused {
-        parts: parts.collect::<Result<_>>()?,
+        parts: program.nodes.iter().map(part).collect::<Result<_>>()?,
         operands: program.nodes.iter().map(|node| node.operands.clone()).collect(),
         num_tensors: program.tensors.len(),
-        plan: Plan::of(program),
+        plan,
         small: Vec::new(),
     }))
 }
@@ -218,9 +224,9 @@ impl Fused {
         let view = |t: u16| tensors.get(usize::from(t)).copied().unwrap_or(View::NONE);
         let (x, norm) = (view(plan.x), view(plan.norm));
         let tokens = x.len();
-        let limit = self.small.iter().map(Small::max_tokens).min()?;
         let plain = x.rank == 2 && x.is_inner_contiguous() && rows_aligned(&x, 16) && norm.ptr.is_multiple_of(16);
-        if tokens > limit || !plain {
+        let pays = |small: &Small| tokens <= small.own_tokens() && small.takes(tokens);
+        if self.small.is_empty() || !self.small.iter().all(pays) || !plain {
             return None;
         }
         let one = |step: &Step| {

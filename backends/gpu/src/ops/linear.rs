@@ -138,6 +138,8 @@ pub(crate) fn gelu_code(kind: GeluKind) -> &'static str {
 pub(crate) struct Linear {
     op: ops::Linear,
     held: Held,
+    /// Few tokens run elsewhere.
+    many_only: bool,
     code: Option<Code>,
 }
 
@@ -187,7 +189,16 @@ impl Linear {
         Ok(Linear {
             op: op.clone(),
             held: Held::of(op),
+            many_only: false,
             code: None,
+        })
+    }
+
+    /// One whose calls of few tokens a composite takes over: they still run, but not fast.
+    pub(crate) fn of_many_tokens(op: &ops::Linear) -> Result<Linear> {
+        Ok(Linear {
+            many_only: true,
+            ..Linear::new(op)?
         })
     }
 
@@ -213,28 +224,33 @@ impl Linear {
 impl Kernel for Linear {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
         let op = &self.op;
-        let (mut small, mut plain, mut quantized) = (None, None, None);
+        let (mut plain, mut quantized) = (None, None);
         match self.held {
-            Held::Plain(weight) => {
-                plain = Some(Plain::prepare(cx, op, weight)?);
-                if fits(op, weight) {
-                    small = Some(Small::prepare(cx, op, &Fusion::NONE)?);
-                }
-            }
+            Held::Plain(weight) => plain = Some(Plain::prepare(cx, op, weight)?),
             Held::Planes(format) => quantized = Some(Quantized::prepare(cx, op, format)?),
         }
-        let own_tokens = match (&small, self.held) {
-            (Some(small), _) => small.max_tokens(),
-            (None, Held::Planes(_)) if op.act != DType::F32 => QUANTIZED_TOKENS,
+        let fits = matches!(self.held, Held::Plain(weight) if fits(op, weight));
+        let mut own_tokens = match self.held {
+            _ if fits && self.many_only => 0,
+            _ if fits => small::own_tokens(op.out_features, op.in_features, false),
+            Held::Planes(_) if op.act != DType::F32 => QUANTIZED_TOKENS,
             _ => PLAIN_TOKENS,
         };
         let (library, why) = match Library::prepare(cx, op, self.held, own_tokens) {
             Ok(library) => (library, None),
             Err(why) => (None, Some(why.message)),
         };
+        let mut small = None;
+        if fits && !(self.many_only && library.is_some()) {
+            small = Some(Small::prepare(cx, op, &Fusion::NONE)?);
+        }
+        if small.is_some() && library.is_none() {
+            own_tokens = u32::MAX;
+        }
         let own = match (&small, &quantized) {
             (Some(_), _) => "small batches: matrix units over plain weights",
             (None, Some(_)) => "small batches: packed planes",
+            (None, None) if self.many_only => "plain kernel where the library cannot",
             (None, None) => "plain kernel",
         };
         let large = match (&library, why) {

@@ -48,7 +48,7 @@ impl DummyValues {
 
     /// Value `index`: the upper 24 bits of word `index` mod 4 of Philox4x32-10 with counter `index` / 4, scaled to the interval.
     fn at(self, index: u64) -> f32 {
-        let counter = [(index / 4) as u32, (index / 4 >> 32) as u32, 0, 0];
+        let counter = [(index / 4) as u32, ((index / 4) >> 32) as u32, 0, 0];
         let words = philox4x32(counter, [self.seed_low, self.seed_high]);
         let upper = (words[(index % 4) as usize] >> 8) as f32;
         (upper / (1 << 23) as f32 - 1.0) * HALF_WIDTH
