@@ -120,9 +120,9 @@ __device__ __forceinline__ float exp2_fast(float x) {
 #define STEP 1 // cache blocks that a softmax step takes
 #endif
 
-// Scores become weights relative to the running maximum; the rows' maxima and (this thread's part of the) sums follow. Returns how what was
-// summed so far must be scaled.
-__device__ __forceinline__ void softmax(float (&s)[STEP][BLOCK / 2], float (&maximum)[2], float (&sum)[2], float (&rescale)[2], float scale_log2) {
+// Scores become weights relative to the running maximum, which follows; `rescale` is how what was summed so far must be scaled.
+__device__ __forceinline__ void softmax(float (&s)[STEP][BLOCK / 2], float (&maximum)[2], float (&rescale)[2], float scale_log2) {
+    float offset[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float m = maximum[half];
@@ -134,18 +134,27 @@ __device__ __forceinline__ void softmax(float (&s)[STEP][BLOCK / 2], float (&max
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
         // A row that has seen no key yet has maximum −inf: its weights must come out 0, not NaN.
-        float offset = m == -INFINITY_F ? 0.f : m * scale_log2;
-        rescale[half] = exp2_fast(maximum[half] * scale_log2 - offset);
+        offset[half] = m == -INFINITY_F ? 0.f : m * scale_log2;
+        rescale[half] = exp2_fast(maximum[half] * scale_log2 - offset[half]);
         maximum[half] = m;
+    }
+#pragma unroll
+    for (int i = 0; i < STEP * BLOCK / 2; i++) {
+        float &x = s[i / (BLOCK / 2)][i % (BLOCK / 2)];
+        x = exp2_fast(__fmaf_rn(x, scale_log2, -offset[i / 2 % 2]));
+    }
+}
+
+// Adds this thread's weights to its part of the rows' sums. Apart from `softmax`: additions among the exponentials would wait for each of
+// them, and the unit that computes them would idle.
+__device__ __forceinline__ void add_weights(const float (&s)[STEP][BLOCK / 2], float (&sum)[2], const float (&rescale)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
         float part[2] = {0.f, 0.f};
 #pragma unroll
         for (int i = 0; i < STEP * BLOCK / 8; i++) {
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float &x = s[i / (BLOCK / 8)][i % (BLOCK / 8) * 4 + 2 * half + e];
-                x = exp2_fast(__fmaf_rn(x, scale_log2, -offset));
-                part[e] += x;
-            }
+            for (int e = 0; e < 2; e++) part[e] += s[i / (BLOCK / 8)][i % (BLOCK / 8) * 4 + 2 * half + e];
         }
         sum[half] = sum[half] * rescale[half] + (part[0] + part[1]);
     }

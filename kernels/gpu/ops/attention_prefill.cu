@@ -244,7 +244,8 @@ __device__ __forceinline__ void multiply(const Params &p, Shared &shared, const 
                 for (int j = 0; j < BLOCK / 2; j++) s[i][j] = -INFINITY_F;
             }
         }
-        softmax(s, maximum, sum, rescale, scale_log2);
+        softmax(s, maximum, rescale, scale_log2);
+        add_weights(s, sum, rescale);
 #pragma unroll
         for (int i = 0; i < STEP; i++) to_weights(weights[i], s[i]);
 
@@ -279,7 +280,7 @@ __device__ __forceinline__ void multiply(const Params &p, Shared &shared, const 
                 if (lane == 0) barrier_arrive(shared.k_empty[stages[i]]);
                 finish_scores(p, s[i], m, block - i, lane);
             }
-            softmax(s, maximum, sum, rescale, scale_log2);
+            softmax(s, maximum, rescale, scale_log2);
 #pragma unroll
             for (int i = 0; i < STEP; i++) pin(s[i]);
             // The branch stands between softmax and wait on purpose: within one straight piece of code the compiler waits first.
@@ -292,6 +293,7 @@ __device__ __forceinline__ void multiply(const Params &p, Shared &shared, const 
                 asm volatile("wgmma.wait_group.sync.aligned 0; // kept apart" ::: "memory");
                 pin(o);
             }
+            add_weights(s, sum, rescale);
 #pragma unroll
             for (int i = 0; i < STEP; i++) {
                 pin(weights[i]);

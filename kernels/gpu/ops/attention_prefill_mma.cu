@@ -105,7 +105,8 @@ __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int ta
         }
         if (SOFTCAP) cap(s, p.scale, p.softcap);
         if ((block + 1) * BLOCK > clear || block * BLOCK < seen) mask(s, position, block * BLOCK, p.window, lane);
-        softmax(step, maximum, sum, rescale, scale_log2);
+        softmax(step, maximum, rescale, scale_log2);
+        add_weights(step, sum, rescale);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; i++) o[i] *= rescale[i / 2 % 2];
         to_weights(weights, s);
