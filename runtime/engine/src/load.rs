@@ -124,7 +124,7 @@ pub(crate) fn load(
         let number = rank.plan.options.shard.rank;
         finish_rank(config, rank, &scheduler, group.as_ref()).inspect_err(|error| {
             if let Some(group) = &group {
-                group.fail(number, &error.to_string());
+                group.fail(number, error);
             }
         })
     };
