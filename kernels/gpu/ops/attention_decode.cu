@@ -25,11 +25,17 @@
 // check: -DACT=f16 -DHEAD_DIM=256 -DGROUP=2 -DBLOCK=64 -DWARPS=3 -DRING=2 -DSOFTCAP=1 -DROPE=0
 // check: -DACT=f16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=16 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=0 -DNORM=0
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=8 -DBLOCK=128 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=128 -DINTERLEAVED=1 -DNORM=1
+// check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=0
+// check: -DACT=bf16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=1 -DNORM=0
+// check: -DACT=f16 -DHEAD_DIM=256 -DGROUP=2 -DBLOCK=16 -DWARPS=3 -DRING=2 -DSOFTCAP=1 -DROPE=1 -DROTARY_DIM=256 -DINTERLEAVED=0 -DNORM=1
 #include "attention_tile.cuh"
 
 #define HEAD_STRIDE (HEAD_DIM + 4)    // of the warps' sums: no bank conflicts
 #define LANES (HEAD_DIM > 128 ? 32 : HEAD_DIM > 64 ? 16 : HEAD_DIM > 32 ? 8 : HEAD_DIM > 16 ? 4 : 2) // lanes of a head, 8 dims each
+#ifndef BUFFERS
 #define BUFFERS 2                     // items under way
+#endif
+#define AT_ONCE 8                     // parts of a cut item that are read together
 // Shared memory: rings | items [BUFFERS] | barriers: rings [WARPS][RING], ready [BUFFERS], done [BUFFERS] u64 | sequences [S + 1]
 // An item: query, units [NT][HEAD_DIM / 8] | the token's own key and value | sums [WARPS][GROUP][HEAD_STRIDE] f32 | Item | stats [WARPS][GROUP][2] f32
 #define FRESH_AT (NT * HEAD_DIM * 16)
@@ -266,8 +272,6 @@ __device__ __forceinline__ float *partial_of(const Output &output, u32 block, bo
 // A cut item at the end of a block: the last of its blocks to come adds up what all left in scratch. All threads.
 __device__ __forceinline__ void join(u8 *shared, const Output &output, u32 token, u32 kv_head, u32 first_block, u32 last_block) {
     u32 *arrived = (u32 *)(shared + ITEMS_AT);
-    float *weights = (float *)shared; // [parts][GROUP], over the rings, which are empty now
-    float *stats = (float *)(shared + ITEMS_AT + 16); // [GROUP][2]
     u32 parts = last_block - first_block + 1;
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -278,43 +282,42 @@ __device__ __forceinline__ void join(u8 *shared, const Output &output, u32 token
     }
     __syncthreads();
     if (*arrived != parts - 1) return;
-    for (u32 e = threadIdx.x; e < parts * GROUP; e += THREADS) {
-        u32 i = e / GROUP, head = e % GROUP;
-        weights[e] = __ldcg(partial_of(output, first_block + i, i == 0) + GROUP * HEAD_DIM + 2 * head);
-    }
-    __syncthreads();
-    for (u32 head = threadIdx.x / 32; head < GROUP; head += THREADS / 32) {
-        u32 lane = threadIdx.x % 32;
-        float highest = -INFINITY_F, total = 0.f;
-        for (u32 i = lane; i < parts; i += 32) highest = fmaxf(highest, weights[i * GROUP + head]);
-        highest = warp_max(highest);
-        for (u32 i = lane; i < parts; i += 32) {
-            float own = weights[i * GROUP + head], weight = own == -INFINITY_F ? 0.f : exp2_fast(own - highest);
-            weights[i * GROUP + head] = weight;
-            total += weight * __ldcg(partial_of(output, first_block + i, i == 0) + GROUP * HEAD_DIM + 2 * head + 1);
-        }
-        total = warp_sum(total);
-        if (lane == 0) {
-            stats[2 * head] = highest;
-            stats[2 * head + 1] = total;
-        }
-    }
-    __syncthreads();
     for (u32 e = threadIdx.x; e < GROUP * HEAD_DIM / 4; e += THREADS) {
         u32 head = e / (HEAD_DIM / 4), dim = e % (HEAD_DIM / 4) * 4;
         float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-        for (u32 i = 0; i < parts; i++) {
-            float weight = weights[i * GROUP + head];
-            float4 part = __ldcg((const float4 *)(partial_of(output, first_block + i, i == 0) + head * HEAD_DIM + dim));
-            sum.x += weight * part.x;
-            sum.y += weight * part.y;
-            sum.z += weight * part.z;
-            sum.w += weight * part.w;
+        float highest = -INFINITY_F, total = 0.f;
+        for (u32 i = 0; i < parts; i += AT_ONCE) {
+            float2 stats[AT_ONCE];
+            float4 part[AT_ONCE];
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; j++) {
+                // The last part stands in for those past the end.
+                const float *from = partial_of(output, first_block + (i + j < parts ? i + j : parts - 1), i + j == 0);
+                stats[j] = __ldcg((const float2 *)(from + GROUP * HEAD_DIM + 2 * head));
+                part[j] = __ldcg((const float4 *)(from + head * HEAD_DIM + dim));
+            }
+            float above = highest;
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; j++) above = fmaxf(above, stats[j].x);
+            if (above == -INFINITY_F) continue;
+            float kept = exp2_fast(highest - above);
+            sum.x *= kept, sum.y *= kept, sum.z *= kept, sum.w *= kept;
+            total *= kept;
+            highest = above;
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; j++) {
+                // A part that saw nothing left no sums.
+                if (i + j >= parts || stats[j].x == -INFINITY_F) continue;
+                float weight = exp2_fast(stats[j].x - highest);
+                sum.x += weight * part[j].x;
+                sum.y += weight * part[j].y;
+                sum.z += weight * part[j].z;
+                sum.w += weight * part[j].w;
+                total += weight * stats[j].y;
+            }
         }
-        write_out(output, token, kv_head * GROUP + head, dim, sum, stats[2 * head], stats[2 * head + 1]);
+        write_out(output, token, kv_head * GROUP + head, dim, sum, highest, total);
     }
-    __syncthreads();
 }
 
 // --- The other warps ------------------------------------------------------------------------------------------------------------------
@@ -411,17 +414,20 @@ __device__ __forceinline__ void put_keys(const Inputs &in, const Item &item, con
             *(uint4 *)(page + Layout::key_row((u32)item.slot % BLOCK, c)) = words;
         }
     }
-    order_stores_before_copies();
     __syncwarp();
 }
 
-// The same for values. What is stored is the whole rows of 8 tokens around the own one, as the tile holds them: lines instead of elements.
-__device__ __forceinline__ void put_values(const Inputs &in, const Item &item, const u8 *buffer, u8 *cache, u64 page_stride, u8 *unit, i32 tile_key) {
+// The same for values.
+__device__ __forceinline__ void put_values(const Inputs &in, const Item &item, const u8 *buffer, u8 *unit, i32 tile_key) {
     u32 lane = threadIdx.x % 32, inside = (u32)(item.last - tile_key);
     if (item.keys - item.first_new > 1) put_others(in, item, unit, tile_key, true);
     if (inside < TILE && lane < HEAD_DIM / 8) put_value(unit, inside, *(const uint4 *)(buffer + FRESH_AT + HEAD_DIM * 2 + 16 * lane));
-    order_stores_before_copies();
     __syncwarp();
+}
+
+// Stores the item's own value: the whole rows of 8 tokens around it, as the tile holds them, lines instead of elements.
+__device__ __forceinline__ void store_value(const Item &item, u8 *cache, u64 page_stride, const u8 *unit, i32 tile_key) {
+    u32 lane = threadIdx.x % 32, inside = (u32)(item.last - tile_key);
     if (inside >= TILE || item.slot < 0) return;
     const uint4 *from = (const uint4 *)(unit + value_unit(0, inside / 8));
     u8 *page = cache + (u64)((u32)item.slot / BLOCK) * page_stride + (u64)item.kv_head * Layout::HEAD_BYTES;
@@ -519,7 +525,6 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
             __syncwarp();
             written++;
         }
-        __threadfence();
     } else {
         Ring ring = {shared_address(shared) + warp * RING * UNIT_BYTES, barriers + warp * RING * 8, 0, 0};
         Fetch fetch = {};
@@ -566,14 +571,23 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
                     multiply_keys(scores, query, unit);
                     if (masked) weigh<true>(softmax, p, scores, factor, softcap, from, to);
                     else weigh<false>(softmax, p, scores, factor, softcap, from, to);
+#if ROPE
+                    if (fresh && fetch.x < fetch.end) order_stores_before_copies();
+#endif
                     __syncwarp();
                     refill();
                     unit = take(ring);
 #if ROPE
-                    if (fresh) put_values(in, item, buffer, cache, page_stride, shared + (unit - shared_address(shared)), tile_key);
+                    if (fresh) put_values(in, item, buffer, shared + (unit - shared_address(shared)), tile_key);
 #endif
                     if (masked) multiply_values<true>(softmax, p, unit, from, to);
                     else multiply_values<false>(softmax, p, unit, from, to);
+#if ROPE
+                    if (fresh) {
+                        store_value(item, cache, page_stride, shared + (unit - shared_address(shared)), tile_key);
+                        if (fetch.x < fetch.end) order_stores_before_copies();
+                    }
+#endif
                     __syncwarp();
                     refill();
                 }
