@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -49,7 +50,7 @@ macro_rules! functions {
 functions! {
     get_unique_id = c"ncclGetUniqueId": fn(*mut UniqueId) -> c_int;
     init_rank = c"ncclCommInitRank": fn(*mut Comm, c_int, UniqueId, c_int) -> c_int;
-    destroy = c"ncclCommDestroy": fn(Comm) -> c_int;
+    abort = c"ncclCommAbort": fn(Comm) -> c_int;
     last_error = c"ncclGetLastError": fn(Comm) -> *const c_char;
     error_string = c"ncclGetErrorString": fn(c_int) -> *const c_char;
     group_start = c"ncclGroupStart": fn() -> c_int;
@@ -184,7 +185,8 @@ fn meet(id: &CommunicatorId, rank: u32, size: u32) -> Result<()> {
 /// This rank's end.
 pub(crate) struct NcclGroup {
     context: usize,
-    comm: usize,
+    /// 0 once left.
+    comm: AtomicUsize,
     rank: u32,
     size: u32,
 }
@@ -199,7 +201,7 @@ pub(crate) fn join(context: usize, id: &CommunicatorId, rank: u32, size: u32) ->
     nccl.check("ncclCommInitRank", std::ptr::null_mut(), code)?;
     Ok(NcclGroup {
         context,
-        comm: comm as usize,
+        comm: AtomicUsize::new(comm as usize),
         rank,
         size,
     })
@@ -213,9 +215,19 @@ impl NcclGroup {
         })
     }
 
+    fn comm(&self) -> Result<Comm> {
+        match self.comm.load(Ordering::Acquire) {
+            0 => Err(Error::new(
+                Status::Unavailable,
+                format!("rank {} has left its group of {}", self.rank, self.size),
+            )),
+            comm => Ok(comm as Comm),
+        }
+    }
+
     /// Every rank sends part r of its input to rank r.
     unsafe fn all_to_all(&self, nccl: &Nccl, call: &CollectiveCall, stream: *mut c_void) -> Result<()> {
-        let (comm, dtype) = (self.comm as Comm, data_type(call.spec.dtype));
+        let (comm, dtype) = (self.comm()?, data_type(call.spec.dtype));
         let part = call.given / u64::from(self.size);
         let bytes = part * call.spec.dtype.bytes() as u64;
         // SAFETY: as the caller of `run` promises; the parts lie inside the operands.
@@ -249,7 +261,7 @@ impl Group for NcclGroup {
     unsafe fn run(&self, call: &CollectiveCall, stream: Stream) -> Result<()> {
         self.enter()?;
         let nccl = nccl()?;
-        let (comm, stream) = (self.comm as Comm, stream.0 as *mut c_void);
+        let (comm, stream) = (self.comm()?, stream.0 as *mut c_void);
         let dtype = data_type(call.spec.dtype);
         let pointers = |from: DevicePtr, to: DevicePtr| (from as *const c_void, to as *mut c_void);
         let (from, to) = pointers(call.input, call.out);
@@ -277,13 +289,29 @@ impl Group for NcclGroup {
         };
         nccl.check(name, comm, code)
     }
+
+    fn leave(&self) {
+        let (comm, context) = (self.comm.swap(0, Ordering::AcqRel), self.context);
+        let Ok(nccl) = nccl() else {
+            return;
+        };
+        if comm == 0 {
+            return;
+        }
+        // The library stops its kernels at once, then waits until no recording names the group: not on the caller's thread, which may
+        // hold those recordings. It keeps the device's context itself.
+        let abort = move || {
+            // SAFETY: takes any context; a dead one is refused, and the library then sets its own.
+            unsafe { cuda::cuCtxSetCurrent(context as cuda::CUcontext) };
+            // SAFETY: made in `join`, given up once.
+            unsafe { (nccl.abort)(comm as Comm) }
+        };
+        let _ = std::thread::Builder::new().name("nccl-leave".to_string()).spawn(abort);
+    }
 }
 
 impl Drop for NcclGroup {
     fn drop(&mut self) {
-        if let (Ok(()), Ok(nccl)) = (self.enter(), nccl()) {
-            // SAFETY: made in `join`, destroyed once; queues hold this while work of it is in flight.
-            unsafe { (nccl.destroy)(self.comm as Comm) };
-        }
+        self.leave();
     }
 }

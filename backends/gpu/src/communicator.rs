@@ -62,6 +62,12 @@ impl Communicator for GpuCommunicator {
     }
 }
 
+impl Drop for GpuCommunicator {
+    fn drop(&mut self) {
+        self.group.leave();
+    }
+}
+
 struct CollectiveKernel {
     group: Arc<dyn Group>,
     spec: Collective,

@@ -151,6 +151,10 @@ pub trait Group: Send + Sync {
     /// # Errors
     /// What the library reports.
     unsafe fn run(&self, call: &CollectiveCall, stream: Stream) -> Result<()>;
+
+    /// Leaves the group without waiting: work of it that runs on this device is given up, so that nobody here waits for a rank that
+    /// does not come. Later calls of [`Group::run`] fail, later ones of this do nothing.
+    fn leave(&self);
 }
 
 /// A vendor's driver for one open device.

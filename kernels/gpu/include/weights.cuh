@@ -50,3 +50,21 @@ __device__ __forceinline__ uint2 load_values8(const void *p, bool wanted) {
                  : "l"(p), "r"((u32)wanted));
     return v;
 }
+
+// One value that earlier work wrote, as its bits: nothing waits for it before `from_bits`.
+__device__ __forceinline__ u32 load_bits(const float *p) {
+    u32 v;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+template <typename T> __device__ __forceinline__ u32 load_bits(const T *p) {
+    u32 v;
+    asm volatile("ld.global.u16 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+template <typename T> __device__ __forceinline__ float from_bits(u32 bits) {
+    T v;
+    v.bits = (u16)bits;
+    return to_f32(v);
+}
+template <> __device__ __forceinline__ float from_bits<float>(u32 bits) { return __int_as_float(bits); }

@@ -26,6 +26,8 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("weights.cuh", include_str!("../include/weights.cuh")),
     ("hopper.cuh", include_str!("../include/hopper.cuh")),
     ("prefill.cuh", include_str!("../include/prefill.cuh")),
+    ("logits.cuh", include_str!("../include/logits.cuh")),
+    ("blocks.cuh", include_str!("../include/blocks.cuh")),
 ];
 
 macro_rules! sources {
@@ -59,5 +61,7 @@ sources! {
     STEP = "step": "`prepare_inputs`, `slot_mapping`, `update_rows`.",
     STEP_WRITE = "step_write": "The scatter of step data from pinned memory.",
     LOGITS = "logits": "`logits_process`.",
-    SAMPLE = "sample": "`argmax`, `sample`, `top_logprobs`.",
+    ARGMAX = "argmax": "`argmax`.",
+    SAMPLE = "sample": "`sample`.",
+    LOGPROBS = "logprobs": "`top_logprobs`.",
 }

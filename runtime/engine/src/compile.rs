@@ -8,10 +8,11 @@ use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, We
 use halyard_models::{ModelFiles, Weights};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{
-    Buffer, BufferKind, Claim, DType, Device, Encoder, OpId, OpSpec, PreparedOp, Program, Result as DeviceResult,
-    Tensor,
+    Buffer, BufferKind, Claim, ClaimReport, Collective, Communicator, DType, Device, Encoder, OpId, OpSpec, PreparedOp,
+    Program, Result as DeviceResult, Tensor,
 };
 
+use crate::collective::{CollectiveStep, collective_steps};
 use crate::error::EngineError;
 use crate::weight_loader::{Part, Target, WeightLoader};
 
@@ -30,6 +31,13 @@ pub(crate) enum Extent {
     Logits,
     /// The same, starting at the step's `logits_first`.
     LogitsIndex,
+    /// [ranks, positions that logits are wanted for, width] of densely gathered parts, from rank `first` on.
+    GatheredRanks {
+        /// First rank.
+        first: u32,
+    },
+    /// Positions that logits are wanted for, along the middle axis.
+    LogitsInner,
 }
 
 /// The counts of a step.
@@ -66,6 +74,12 @@ impl Template {
             Extent::SeqsPlusOne => tensor.shape[0] = shape.seqs + 1,
             Extent::Logits => tensor.shape[0] = shape.logits,
             Extent::LogitsIndex => tensor = tensor.rows(shape.logits_first, shape.logits),
+            Extent::GatheredRanks { first } => {
+                let part = shape.logits * tensor.shape[2];
+                (tensor.shape[1], tensor.strides[0]) = (shape.logits, part);
+                tensor.offset += u64::from(first) * u64::from(part) * tensor.dtype().bytes() as u64;
+            }
+            Extent::LogitsInner => tensor.shape[1] = shape.logits,
         }
         tensor
     }
@@ -129,6 +143,7 @@ pub(crate) struct Preparer<'a> {
     device: &'a dyn Device,
     prepared: HashMap<(String, u32, Vec<u8>), Arc<dyn PreparedOp>>,
     programs: Vec<(Program, Arc<dyn PreparedOp>)>,
+    pub(crate) collectives: Vec<(Collective, Arc<dyn PreparedOp>)>,
     missing: Vec<String>,
 }
 
@@ -138,6 +153,7 @@ impl<'a> Preparer<'a> {
             device,
             prepared: HashMap::new(),
             programs: Vec::new(),
+            collectives: Vec::new(),
             missing: Vec::new(),
         }
     }
@@ -149,15 +165,19 @@ impl<'a> Preparer<'a> {
             return Ok(Some(op.clone()));
         }
         if let Err(why) = self.device.ops().support(spec) {
-            let line = format!("{}: {}", spec.name(), why.message);
-            if !self.missing.contains(&line) {
-                self.missing.push(line);
-            }
+            self.note_missing(format!("{}: {}", spec.name(), why.message));
             return Ok(None);
         }
         let op = self.device.ops().prepare(spec)?;
         self.prepared.insert(key, op.clone());
         Ok(Some(op))
+    }
+
+    /// Remembers a line for the error of [`Preparer::finish`].
+    pub(crate) fn note_missing(&mut self, line: String) {
+        if !self.missing.contains(&line) {
+            self.missing.push(line);
+        }
     }
 
     fn region(&mut self, region: Program) -> Result<Arc<dyn PreparedOp>, EngineError> {
@@ -183,6 +203,8 @@ impl<'a> Preparer<'a> {
 pub(crate) struct Places<'a> {
     pub activations: &'a [(Tensor, ActivationSlot)],
     pub role: &'a dyn Fn(TensorRole) -> Template,
+    /// The ranks' communicator, where there are several.
+    pub communicator: Option<&'a dyn Communicator>,
 }
 
 /// Claims, prepares and loads a program. `None` when ops are missing, which `preparer` has noted.
@@ -195,7 +217,7 @@ pub(crate) fn compile(
     loader: &mut WeightLoader<'_>,
 ) -> Result<Option<CompiledProgram>, EngineError> {
     model.program.validate()?;
-    let report = device.ops().claim(&model.program)?;
+    let report = claim(device, model)?;
     let plan = segments(&report.claims, model.program.nodes.len())?;
     let mut ops: Vec<(Arc<dyn PreparedOp>, Vec<u16>, Claim)> = Vec::new();
     let mut complete = true;
@@ -234,35 +256,82 @@ pub(crate) fn compile(
         Some(TensorRole::KvCache { layer }) => Some(*layer),
         _ => None,
     };
-    let kv_operands = ops
+    let together = collective_steps(model, places.communicator, preparer, &template)?;
+    let scratch_of = |op: &Arc<dyn PreparedOp>| op.info().scratch_bytes;
+    let all = ops
         .iter()
-        .enumerate()
-        .flat_map(|(i, (_, operands, _))| {
-            operands
-                .iter()
-                .enumerate()
-                .filter_map(move |(j, &t)| kv_layer(t).map(|layer| (i, j, layer)))
-        })
-        .collect();
-    let scratch_bytes = ops.iter().map(|(op, ..)| op.info().scratch_bytes).max().unwrap_or(0);
-    let ops: Vec<EncodedOp> = ops
-        .into_iter()
-        .map(|(op, operands, segment)| EncodedOp {
+        .map(|(op, ..)| op)
+        .chain(together.iter().map(|step| &step.op));
+    let scratch_bytes = all.map(scratch_of).max().unwrap_or(0);
+    let mut together = together.into_iter().peekable();
+    let mut encoded: Vec<EncodedOp> = Vec::with_capacity(ops.len());
+    let mut kv_operands = Vec::new();
+    for (op, operands, segment) in ops {
+        while let Some(step) = together.next_if(|step| step.after <= segment.first) {
+            encoded.push(EncodedOp::from(step));
+        }
+        let layers = operands
+            .iter()
+            .enumerate()
+            .filter_map(|(j, &t)| Some((j, kv_layer(t)?)));
+        kv_operands.extend(layers.map(|(j, layer)| (encoded.len(), j, layer)));
+        encoded.push(EncodedOp {
             name: segment_name(&model.program, segment),
             id: op.id(),
             op,
             operands: operands.into_iter().map(template).collect(),
-        })
-        .collect();
+        });
+    }
+    encoded.extend(together.map(EncodedOp::from));
     Ok(Some(CompiledProgram {
         scratch: Vec::with_capacity(model.program.tensors.len()),
-        ops,
+        ops: encoded,
         kv_operands,
         _weights: buffers,
         scratch_bytes,
         num_claims: report.claims.len(),
         left: report.left,
     }))
+}
+
+impl From<CollectiveStep> for EncodedOp {
+    fn from(step: CollectiveStep) -> EncodedOp {
+        EncodedOp {
+            name: step.name.to_string(),
+            id: step.op.id(),
+            op: step.op,
+            operands: step.operands,
+        }
+    }
+}
+
+/// What the platform claims of each stretch between collectives: no region may cross one.
+fn claim(device: &dyn Device, model: &ModelProgram) -> Result<ClaimReport, EngineError> {
+    if model.collectives.is_empty() {
+        return Ok(device.ops().claim(&model.program)?);
+    }
+    let mut report = ClaimReport::default();
+    let ends = model.collectives.iter().map(|node| node.after);
+    let mut first = 0;
+    for end in ends.chain([model.program.nodes.len() as u32]) {
+        if end > first {
+            let (stretch, _) = model.program.region(first as usize, (end - first) as usize);
+            let found = device.ops().claim(&stretch)?;
+            report.claims.extend(found.claims.iter().map(|claim| Claim {
+                first: first + claim.first,
+                ..*claim
+            }));
+            // Layers are alike: each reason once.
+            for line in found.left.lines() {
+                if !report.left.lines().any(|known| known == line) {
+                    report.left.push_str(line);
+                    report.left.push('\n');
+                }
+            }
+        }
+        first = end;
+    }
+    Ok(report)
 }
 
 /// Claims and the single nodes between them, in order.
@@ -331,9 +400,10 @@ fn load_weights(
     for spec in &model.weights {
         let (tensor, buffer) = match spec {
             WeightSpec::Vector { parts } => {
-                let mut values = Vec::new();
+                let mut values: Vec<f32> = Vec::new();
                 for part in parts {
-                    values.extend(weights.tensor(part.role)?.to_f32()?);
+                    let whole = weights.tensor(part.role)?.to_f32()?;
+                    values.extend(&whole[part.first_row as usize..(part.first_row + part.rows) as usize]);
                 }
                 let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
                 let buffer = device.create_buffer(bytes.len() as u64, BufferKind::Device)?;
@@ -361,8 +431,8 @@ fn load_weights(
                 for part in parts {
                     let stored = Part {
                         role: part.role,
-                        rows: 0..part.rows,
-                        columns: 0..*in_features,
+                        rows: part.first_row..part.first_row + part.rows,
+                        columns: part.first_column..part.first_column + in_features,
                     };
                     let target = Target {
                         op: &**op,

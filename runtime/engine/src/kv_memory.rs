@@ -19,6 +19,8 @@ pub(crate) struct KvNeeds {
     /// Pages that one buffer can hold.
     pub max_pages: u64,
     pub unified: bool,
+    /// Ranks that take their pool from the same memory.
+    pub sharing: u32,
     /// Pages beside the pool, for checking recordings.
     pub scratch_pages: u32,
 }
@@ -51,7 +53,7 @@ pub(crate) fn size(config: &EngineConfig, scheduler: &SchedulerConfig, needs: &K
         .saturating_sub(u64::from(needs.scratch_pages) * needs.page_bytes);
     let budget = match config.cache.kv_cache_memory_bytes {
         Some(bytes) => bytes,
-        None if needs.unified => free.min(UNIFIED_KV_BYTES),
+        None if needs.unified => free.min(UNIFIED_KV_BYTES) / u64::from(needs.sharing.max(1)),
         None => free,
     };
     if budget > m.free_bytes {
@@ -137,6 +139,7 @@ mod tests {
             },
             max_pages: u64::MAX,
             unified: false,
+            sharing: 1,
             scratch_pages: 0,
         }
     }

@@ -1,8 +1,9 @@
 //! The engine: a model on a device, requests in, tokens and text out. Knows no vendor, no HTTP and no environment.
 //!
 //! Reading order: [`handle`] (the front door), [`params`] and [`output`] (what goes in and comes out), `core` (the thread),
-//! `runner` (a step on the device), `recording` (steps recorded and replayed), `plan` and `load` (from files to a runner), `state` (device rows), `compile` (programs to ops).
+//! `runner` (a step on the device), `recording` (steps recorded and replayed), `plan` and `load` (from files to a runner), `state` (device rows), `compile` (programs to ops), `parallel` and `rank` (several devices).
 
+mod collective;
 mod compile;
 pub mod config;
 mod core;
@@ -12,8 +13,10 @@ mod kv_memory;
 mod llm;
 mod load;
 pub mod output;
+mod parallel;
 pub mod params;
 mod plan;
+mod rank;
 mod recording;
 mod runner;
 mod self_check;

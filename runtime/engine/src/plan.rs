@@ -1,7 +1,7 @@
 //! What loading settles before it allocates: types, block size, step sizes, and the attention backend.
 
 use halyard_models::ModelFiles;
-use halyard_models::program::{KvLayout, ModelProgram, ProgramOptions, build_forward};
+use halyard_models::program::{KvLayout, ModelProgram, ProgramOptions, Shard, build_forward};
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{AttentionRegistry, Device, DeviceInfo, OpSpec};
 
@@ -38,11 +38,16 @@ impl Plan {
     }
 }
 
-/// Settles the numbers of a load: types, sizes, attention backend.
+/// Settles the numbers of a load, for one rank's part of the model: types, sizes, attention backend.
 ///
 /// # Errors
 /// The option that does not fit, with its value and what would.
-pub(crate) fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFiles) -> Result<Plan, EngineError> {
+pub(crate) fn plan(
+    config: &EngineConfig,
+    device: &dyn Device,
+    files: &ModelFiles,
+    shard: Shard,
+) -> Result<Plan, EngineError> {
     let (facts, d) = (device.info(), &files.description);
     let act = config.model.dtype.unwrap_or(facts.preferred_dtype);
     let kv_dtype = config.cache.kv_cache_dtype.unwrap_or(facts.preferred_kv_dtype);
@@ -102,6 +107,7 @@ pub(crate) fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFile
         max_kv_len: max_model_len,
         max_logits_rows: logits_chunk,
         allow_quantized_act: config.model.allow_quantized_act,
+        shard,
     };
     let chosen = choose_attention(config, device, files, &options)?;
     options.attention_backend = chosen.index;

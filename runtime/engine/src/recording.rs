@@ -1,7 +1,8 @@
 //! Recorded decode steps: two reusable command buffers for each bucket of sequences (forward; head, sampler and the rows' update),
 //! made on first use and kept. A step is padded to its bucket; the host writes step data only.
 //!
-//! A recording that cannot be made or that fails its check is never used: its steps are encoded anew, and the log says why.
+//! A recording that cannot be made or that fails its check is never used: its steps are encoded anew, and the log says why. They keep
+//! the bucket's shape, so that of several ranks some may replay and some encode, and collectives still match.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -39,11 +40,12 @@ pub(crate) struct Recordings {
     check: bool,
 }
 
-/// What to submit for a step.
-pub(crate) struct Replay {
-    /// Sequences that the recordings were made for.
-    pub bucket: u32,
-    pub commands: [CommandId; 2],
+/// How a decode step runs.
+pub(crate) struct Bucketed {
+    /// Sequences that it is padded to.
+    pub size: u32,
+    /// The recordings to submit; `None`: they were refused, encode the step.
+    pub commands: Option<[CommandId; 2]>,
 }
 
 impl Recordings {
@@ -86,12 +88,12 @@ pub(crate) fn bucket_sizes(max_seqs: u32, device_buckets: &[u32]) -> Vec<u32> {
 }
 
 impl Runner {
-    /// The recordings that serve a decode step of `num_seqs` sequences, made now if this is their first use. `None`: encode the
-    /// step anew.
+    /// The bucket of a decode step of `num_seqs` sequences, with its recordings, made now if this is their first use. `None`: steps
+    /// of this size are not recorded.
     ///
     /// # Errors
     /// A device that was lost or hangs; anything else that goes wrong only refuses the recording.
-    pub(crate) fn replay_of(&mut self, num_seqs: u32, sampler: Sampler) -> Result<Option<Replay>, EngineError> {
+    pub(crate) fn bucket_of(&mut self, num_seqs: u32, sampler: Sampler) -> Result<Option<Bucketed>, EngineError> {
         let Some(recordings) = &self.recordings else {
             return Ok(None);
         };
@@ -102,11 +104,11 @@ impl Runner {
         let bucket = &recordings.buckets[index];
         let (forward, head) = (&bucket.forward, &bucket.heads[sampler as usize]);
         if let (Recorded::Ready(forward), Recorded::Ready(head)) = (forward, head) {
-            let commands = [forward.id(), head.id()];
-            return Ok(Some(Replay { bucket: size, commands }));
+            let commands = Some([forward.id(), head.id()]);
+            return Ok(Some(Bucketed { size, commands }));
         }
         if matches!(forward, Recorded::Refused) || matches!(head, Recorded::Refused) {
-            return Ok(None);
+            return Ok(Some(Bucketed { size, commands: None }));
         }
         let known = forward.clone();
         let (forward, head) = self.make(size, sampler, known)?;
@@ -118,29 +120,30 @@ impl Runner {
             recordings.buckets[index].forward = forward;
             recordings.buckets[index].heads[sampler as usize] = head;
         }
-        Ok(commands.map(|commands| Replay { bucket: size, commands }))
+        Ok(Some(Bucketed { size, commands }))
     }
 
     /// Records what is missing and checks it.
     fn make(&mut self, size: u32, sampler: Sampler, known: Recorded) -> Result<(Recorded, Recorded), EngineError> {
         let start = Instant::now();
-        let outcome = self.record(size, sampler, &known).and_then(|(forward, head)| {
-            let check = self.recordings.as_ref().is_some_and(|recordings| recordings.check);
-            let verdict = match check {
-                true => self.check_recording(size, sampler, [forward.id(), head.id()])?,
-                false => Ok(()),
-            };
-            Ok((forward, head, verdict))
-        });
-        let why = match outcome {
-            Ok((forward, head, Ok(()))) => {
-                let ms = start.elapsed().as_millis() as u64;
-                tracing::debug!(bucket = size, ?sampler, ms, "decode step recorded");
-                return Ok((Recorded::Ready(forward), Recorded::Ready(head)));
-            }
-            Ok((.., Err(mismatch))) => mismatch,
-            Err(EngineError::Device(error)) if !is_fatal(error.status) => error.to_string(),
+        let recorded = match self.record(size, sampler, &known) {
+            Ok(recorded) => Ok(recorded),
+            Err(EngineError::Device(error)) if !is_fatal(error.status) => Err(error.to_string()),
             Err(fatal) => return Err(fatal),
+        };
+        let why = match self.agreed(recorded)? {
+            Ok((forward, head)) => {
+                let verdict = self.verdict(size, sampler, [forward.id(), head.id()])?;
+                match self.agreed(verdict)? {
+                    Ok(()) => {
+                        let ms = start.elapsed().as_millis() as u64;
+                        tracing::debug!(bucket = size, ?sampler, ms, "decode step recorded");
+                        return Ok((Recorded::Ready(forward), Recorded::Ready(head)));
+                    }
+                    Err(mismatch) => mismatch,
+                }
+            }
+            Err(why) => why,
         };
         tracing::warn!(bucket = size, ?sampler, "a recorded decode step is not used: {why}");
         match known {
@@ -148,6 +151,36 @@ impl Runner {
             Recorded::Ready(_) => Ok((known, Recorded::Refused)),
             _ => Ok((Recorded::Refused, Recorded::Refused)),
         }
+    }
+
+    /// The check of a new recording, where it is wanted.
+    fn verdict(
+        &mut self,
+        size: u32,
+        sampler: Sampler,
+        commands: [CommandId; 2],
+    ) -> Result<Result<(), String>, EngineError> {
+        if !self.recordings.as_ref().is_some_and(|recordings| recordings.check) {
+            return Ok(Ok(()));
+        }
+        match self.check_recording(size, sampler, commands) {
+            // Other ranks wait in the collectives of the steps that this one did not run.
+            Err(error) if self.group.is_some() => Err(error),
+            Err(EngineError::Device(error)) if !is_fatal(error.status) => Ok(Err(error.to_string())),
+            verdict => verdict,
+        }
+    }
+
+    /// The same where all ranks agree, otherwise a refusal: ranks that replay and ranks that check would wait for each other.
+    fn agreed<T>(&self, own: Result<T, String>) -> Result<Result<T, String>, EngineError> {
+        let carried = match &self.group {
+            Some(group) => group.agree(own.is_ok())?,
+            None => true,
+        };
+        Ok(match own {
+            Ok(_) if !carried => Err("another rank cannot use its own".to_string()),
+            own => own,
+        })
     }
 
     #[allow(clippy::type_complexity, reason = "two command buffers")]

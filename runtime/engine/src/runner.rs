@@ -5,12 +5,13 @@
 use std::sync::Arc;
 
 use halyard_platform_api::ops::RESULT_HEADER;
-use halyard_platform_api::{Buffer, Device, EncoderMode, PreparedOp, Queue, Tensor};
+use halyard_platform_api::{Buffer, Communicator, Device, EncoderMode, PreparedOp, Queue, Tensor};
 use halyard_scheduler::{RequestId, Scheduled, SchedulerOutput, StepId};
 
 use crate::compile::{CompiledProgram, StepShape};
 use crate::error::EngineError;
 use crate::output::{Logprob, TokenLogprobs};
+use crate::rank::RankGroup;
 use crate::recording::Recordings;
 use crate::sequence::{Sampler, Sequence, Sequences};
 use crate::state::{Capacities, ResultRing, RowState, StepState, Writes};
@@ -55,6 +56,10 @@ pub(crate) struct Runner {
     /// Memory that steps use again.
     pub order: Vec<Scheduled>,
     pub spare_rows: Vec<Vec<StepRow>>,
+    /// What ranks decide together, where there are several.
+    pub group: Option<Arc<RankGroup>>,
+    /// This rank's end of the group, where there are several: leaving it makes the others' collectives fail.
+    pub communicator: Option<Arc<dyn Communicator>>,
     /// Last: the device outlives everything on it.
     pub device: Arc<dyn Device>,
 }
@@ -101,6 +106,15 @@ pub(crate) struct StepResult {
     pub prompt: Vec<(RequestId, u32, TokenLogprobs)>,
 }
 
+impl Drop for Runner {
+    fn drop(&mut self) {
+        // The queue waits for its work, which may wait for a rank that has failed: give it up first.
+        if self.group.as_ref().is_some_and(|group| group.has_failed()) {
+            self.communicator = None;
+        }
+    }
+}
+
 impl Runner {
     /// Uploads the plan's deltas and submits its step. Returns without waiting for the device.
     pub(crate) fn submit(&mut self, plan: &SchedulerOutput, sequences: &Sequences) -> Result<InFlight, EngineError> {
@@ -115,10 +129,11 @@ impl Runner {
         let (wanted, spans) = survey(&order, num_emitting, sequences, &mut rows);
         let is_decode = num_emitting == order.len() as u32 && order.iter().all(|s| s.query_len == 1);
         // Before the step's own writes: making a recording runs steps of its own over the same step data.
-        let replay = match is_decode && spans.is_empty() && !wanted.logprobs {
-            true => self.replay_of(num_emitting, wanted.sampler)?,
+        let bucket = match is_decode && spans.is_empty() && !wanted.logprobs {
+            true => self.bucket_of(num_emitting, wanted.sampler)?,
             false => None,
         };
+        let padding = bucket.as_ref().map_or(0, |bucket| bucket.size - num_emitting);
         self.writes.clear();
         self.write_rows(plan, sequences);
         let parts = StepParts {
@@ -130,21 +145,22 @@ impl Runner {
             ],
             order: &order,
             num_emitting,
-            padding: replay.as_ref().map_or(0, |replay| replay.bucket - num_emitting),
+            padding,
         };
         write_step(&mut self.writes, &self.step, &parts);
         self.write_spans(&order, &spans, sequences);
         self.writes.submit(&*self.queue)?;
+        let replay = bucket.and_then(|bucket| bucket.commands);
         let number = match &replay {
-            Some(replay) => self.queue.submit(&replay.commands, &[])?,
+            Some(commands) => self.queue.submit(commands, &[])?,
             None => {
                 let shape = StepShape {
-                    tokens: plan.num_tokens,
-                    seqs: order.len() as u32,
+                    tokens: plan.num_tokens + padding,
+                    seqs: order.len() as u32 + padding,
                     logits: 0,
                     logits_first: 0,
                 };
-                self.submit_once(shape, num_emitting, wanted, &spans, entry)?
+                self.submit_once(shape, num_emitting + padding, wanted, &spans, entry)?
             }
         };
         self.order = order;
@@ -157,6 +173,22 @@ impl Runner {
             reads_logprobs: wanted.logprobs,
             replayed: replay.is_some(),
         })
+    }
+
+    /// Whether a submitted step is done, or failed.
+    pub(crate) fn is_done(&self, flight: &InFlight) -> bool {
+        self.queue.completed() >= flight.number
+    }
+
+    /// Whether a step that is done did not fail.
+    ///
+    /// # Errors
+    /// Its failure, or an earlier one's.
+    pub(crate) fn check_done(&self, flight: &InFlight) -> Result<(), EngineError> {
+        match self.queue.completed() {
+            u64::MAX => Ok(self.queue.wait(flight.number, 0)?),
+            _ => Ok(()),
+        }
     }
 
     /// Encodes a whole step and submits it.
@@ -187,8 +219,9 @@ impl Runner {
     /// Blocks until submit `number` is done.
     ///
     /// # Errors
-    /// Its failure, or an earlier one's; `Timeout` once `is_overdue`.
+    /// Its failure, or an earlier one's; `Timeout` once `is_overdue`, or when another rank has failed.
     pub(crate) fn wait_done(&self, number: u64, is_overdue: impl Fn() -> bool) -> Result<(), EngineError> {
+        let is_overdue = || is_overdue() || self.group.as_ref().is_some_and(|group| group.has_failed());
         while self.queue.completed() < number {
             match self.queue.wait(number, WAIT_SLICE_NS) {
                 Ok(()) => break,

@@ -22,6 +22,8 @@ const STAGING_BYTES: u64 = 64 << 20;
 const WAIT_NS: u64 = 120_000_000_000;
 /// Rows that a thread packs from host memory at least: a multiple of every backend's panel so far.
 const ROWS_A_THREAD: u32 = 256;
+/// Rows whose columns are copied out at a time: a few MiB.
+const COLUMN_PIECE_ROWS: usize = 1024;
 /// Threads that pack from host memory.
 const MAX_THREADS: usize = 8;
 
@@ -67,7 +69,7 @@ impl<'a> WeightLoader<'a> {
         }
     }
 
-    /// Packs whole rows of a stored matrix, or makes them.
+    /// Packs a part of a stored matrix, or makes it.
     ///
     /// # Errors
     /// What files and device report.
@@ -75,9 +77,22 @@ impl<'a> WeightLoader<'a> {
         let start = Instant::now();
         if !self.fill(weights, part, target)? {
             let source = weights.tensor(part.role)?;
-            let rows = source.rows(part.rows.start as usize..part.rows.end as usize);
-            self.pack_host(rows, source.row_bytes(), target)?;
-            self.count(rows.len() as u64);
+            let columns = part.columns.start as usize..part.columns.end as usize;
+            // Columns are copied out piece by piece; whole rows are taken where they lie.
+            let piece = match columns == (0..source.row_len()) {
+                true => part.rows.len(),
+                false => COLUMN_PIECE_ROWS,
+            };
+            for first in part.rows.clone().step_by(piece.max(1)) {
+                let end = part.rows.end.min(first + piece as u32);
+                let rows = source.submatrix(first as usize..end as usize, columns.clone());
+                let target = Target {
+                    first_row: target.first_row + first - part.rows.start,
+                    ..target
+                };
+                self.pack_host(&rows, rows.len() / (end - first) as usize, target)?;
+                self.count(rows.len() as u64);
+            }
         }
         self.elapsed += start.elapsed();
         Ok(())

@@ -75,6 +75,9 @@ pub struct PlatformArgs {
     /// Which of its devices
     #[arg(long, value_name = "INDEX", env = "HALYARD_DEVICE", default_value_t = 0)]
     pub device: u32,
+    /// Devices that share every layer of the model, from --device on: heads and feed-forward columns are divided among them
+    #[arg(long, value_name = "COUNT", env = "HALYARD_TENSOR_PARALLEL_SIZE", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub tensor_parallel_size: u32,
     /// A plugin that receives statistics, with its configuration as JSON: NAME or NAME={"key": "value"}; may be repeated
     #[arg(long = "stat-logger", value_name = "NAME[=JSON]", env = "HALYARD_STAT_LOGGER")]
     pub stat_loggers: Vec<String>,

@@ -2,3 +2,4 @@
 //! the `halyard-device-check` program on machines that have a device and nothing else.
 
 pub mod goldens;
+pub mod tensor_parallel;

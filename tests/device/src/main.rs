@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use halyard_device_check::goldens::{self, BF16, Bounds, F16, F32, Free};
+use halyard_device_check::tensor_parallel;
 use halyard_engine::{EngineConfig, Llm};
 use halyard_platform_api::{DType, Device, Platform};
 use halyard_plugin_host::{Catalog, SearchPath, select_platform};
@@ -52,7 +53,7 @@ fn run() -> Result<bool, String> {
             Check::Goldens => golden_models(&*platform, &options, &mut table)?,
             Check::Recording => {}
             Check::Replays => {}
-            Check::TensorParallel => {}
+            Check::TensorParallel => several_devices(&*platform, &options, &mut table)?,
         }
     }
     table.print();
@@ -115,7 +116,10 @@ fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) 
     let info = open(platform)?.info().clone();
     for (dtype, bounds) in types {
         if !info.compute_dtypes.contains(dtype) || !info.kv_dtypes.contains(dtype) {
-            table.skip(&format!("goldens in {dtype:?}"), "the device does not compute in it or hold KV in it");
+            table.skip(
+                &format!("goldens in {dtype:?}"),
+                "the device does not compute in it or hold KV in it",
+            );
             continue;
         }
         for (model, golden) in FAMILIES {
@@ -179,6 +183,23 @@ fn golden_model(
             );
         }
         Err(why) => table.fail(name, &why),
+    }
+    Ok(())
+}
+
+fn several_devices(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
+    let count = platform.devices().map_err(|e| e.to_string())?.len();
+    if count < 2 {
+        table.skip("tensor parallel", &format!("{count} device here; two are needed"));
+        return Ok(());
+    }
+    let open = |index| platform.open(index).map_err(|e| format!("device {index}: {e}"));
+    let devices = (0..count.min(4) as u32).map(open).collect::<Result<Vec<_>, _>>()?;
+    for (name, outcome) in tensor_parallel::check(&devices, &options.fixtures, small) {
+        match outcome {
+            Ok(what) => table.pass(&name, &what),
+            Err(why) => table.fail(&name, &why),
+        }
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Logits to tokens: `logits_process`, `argmax`, `sample`, `top_logprobs`. A sequence's result depends on nothing but its own row.
 
-use halyard_kernels_gpu::{LOGITS, SAMPLE};
+use halyard_kernels_gpu::{ARGMAX, LOGITS, LOGPROBS, SAMPLE};
 use halyard_platform_api::{Error, OpSpec, Result, ops};
 
 use crate::driver::Function;
@@ -8,9 +8,9 @@ use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Preparation};
 use crate::view::View;
 
-/// Largest vocabulary: `sample.cu` sums runs of 128 logits in 4096 places.
+/// Largest vocabulary: `logits.cuh` sums runs of 512 logits in 1024 places.
 const MAX_VOCAB: u32 = 520_000;
-/// Most alternatives: what `sample.cu` sorts in shared memory.
+/// Most alternatives: what `logits.cuh` sorts in shared memory.
 const MAX_ALTERNATIVES: u32 = 4096;
 /// Most rows of a launch with a row in its grid's second extent.
 const MAX_GRID_ROWS: u32 = 65_535;
@@ -176,9 +176,10 @@ impl Argmax {
         })
     }
 
-    /// Blocks that `seqs` rows may have each: two on every multiprocessor, none with too little to do.
+    /// Blocks that `seqs` rows may have each: one on every multiprocessor, none with too little to do. (Two were slower: measured on
+    /// an H200 at 32 to 128 rows.)
     fn parts(&self, seqs: u32) -> u32 {
-        (2 * self.num_sms / seqs.max(1))
+        (self.num_sms / seqs.max(1))
             .min(self.vocab / ARGMAX_LEAST)
             .clamp(1, ARGMAX_PARTS)
     }
@@ -186,7 +187,7 @@ impl Argmax {
 
 impl Kernel for Argmax {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        let function = |name| cx.function(SAMPLE, &[], name, 0);
+        let function = |name| cx.function(ARGMAX, &[], name, 0);
         self.num_sms = cx.facts().num_sms.max(1);
         self.join = Some(if cx.facts().capability >= 90 {
             let [one, two, four, eight] = ARGMAX_CLUSTERS.map(|(_, name)| function(name));
@@ -317,7 +318,7 @@ impl TopLogprobs {
 
 impl Kernel for TopLogprobs {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        self.function = Some(cx.function(SAMPLE, &[], Self::NAME, 0)?);
+        self.function = Some(cx.function(LOGPROBS, &[], Self::NAME, 0)?);
         Ok(())
     }
 
@@ -347,4 +348,59 @@ impl Kernel for TopLogprobs {
 
 fn wrong_count(op: &str, expected: usize, found: &[View]) -> Error {
     Error::invalid(format!("{op}: {} operands, it takes {expected}", found.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(spec: impl Into<OpSpec>) -> String {
+        match build(&spec.into()) {
+            Some(Err(error)) => error.to_string(),
+            Some(Ok(_)) => "accepted".to_string(),
+            None => "not of this family".to_string(),
+        }
+    }
+
+    #[test]
+    fn sizes_beyond_the_kernels_are_refused_with_the_limit() {
+        let argmax = |vocab, max_seqs| refused(ops::Argmax { vocab, max_seqs });
+        assert_eq!(argmax(262_144, 512), "accepted");
+        assert!(argmax(520_001, 1).contains("at most 520000"), "{}", argmax(520_001, 1));
+        assert!(argmax(100, 70_000).contains("at most 65535"), "{}", argmax(100, 70_000));
+        assert!(argmax(0, 1).contains("vocab is 0"), "{}", argmax(0, 1));
+        let top = |vocab, k| refused(ops::TopLogprobs { vocab, k, max_rows: 64 });
+        assert_eq!(top(128_256, 20), "accepted");
+        assert!(
+            top(10, 11).contains("11 alternatives of a vocabulary of 10"),
+            "{}",
+            top(10, 11)
+        );
+        assert!(top(10_000, 4097).contains("at most 4096"), "{}", top(10_000, 4097));
+    }
+
+    #[test]
+    fn few_rows_get_many_blocks_and_small_rows_one() {
+        let parts = |vocab, seqs| {
+            let argmax = Argmax {
+                num_sms: 132,
+                ..Argmax::new(&ops::Argmax { vocab, max_seqs: 512 }).unwrap()
+            };
+            argmax.parts(seqs)
+        };
+        assert_eq!(parts(128_256, 1), 31);
+        assert_eq!(parts(128_256, 64), 2);
+        assert_eq!(parts(128_256, 256), 1);
+        assert_eq!(parts(33, 1), 1);
+    }
+
+    #[test]
+    fn encoding_before_prepare_is_an_error() {
+        let kernel = build(&ops::Argmax { vocab: 33, max_seqs: 1 }.into()).unwrap().unwrap();
+        let mut encoding = Encoding::default();
+        let error = kernel.encode(&mut encoding, &[View::NONE; 2]).unwrap_err();
+        assert!(error.message.contains("before it is prepared"), "{error}");
+        let error = kernel.encode(&mut encoding, &[View::NONE; 3]).unwrap_err();
+        assert!(error.message.contains("3 operands, it takes 2"), "{error}");
+    }
 }

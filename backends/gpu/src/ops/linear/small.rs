@@ -24,6 +24,8 @@ struct Shape {
     depth: u32,
     /// Blocks of a multiprocessor.
     blocks: u32,
+    /// A block for every tile of rows, all of whose weights are in flight at once.
+    one_tile: bool,
 }
 
 /// What is computed around the product.
@@ -49,6 +51,18 @@ pub(crate) fn fits(op: &ops::Linear, weight: DType) -> bool {
 /// a warp's share of the depth is a whole number of its loads in flight. Measured on an H200 with the matrices of an 8B and a 135M model.
 fn shape(n: u32, k: u32, tiles: u32, num_sms: u32) -> Shape {
     let chunks = k.div_ceil(32);
+    let row_tiles = if n.div_ceil(16) > num_sms { 2 } else { 1 };
+    if chunks <= 64 && n.div_ceil(16 * row_tiles) <= num_sms {
+        // Everything at once: what counts is the time from the previous kernel's end to this one's.
+        let warps = chunks.div_ceil(if chunks <= 24 { 3 } else { 4 });
+        return Shape {
+            warps,
+            row_tiles,
+            depth: chunks.div_ceil(warps),
+            blocks: 1,
+            one_tile: true,
+        };
+    }
     // Many short rows: smaller blocks of more rows, so that one can finish a tile while another loads.
     if chunks < 64 && n.div_ceil(16) >= 8 * num_sms {
         return Shape {
@@ -56,6 +70,7 @@ fn shape(n: u32, k: u32, tiles: u32, num_sms: u32) -> Shape {
             row_tiles: 2,
             depth: if tiles == 1 { 4 } else { 2 },
             blocks: if tiles == 4 { 1 } else { 2 },
+            one_tile: false,
         };
     }
     let warps = chunks.div_ceil(3).clamp(1, 16);
@@ -68,13 +83,12 @@ fn shape(n: u32, k: u32, tiles: u32, num_sms: u32) -> Shape {
         _ => 3,
     };
     let share = chunks.div_ceil(warps);
-    let depth = share.div_ceil(share.div_ceil(most));
-    let blocks = if warps <= 8 && tiles < 4 { 2 } else { 1 };
     Shape {
         warps,
         row_tiles,
-        depth: depth.min(most),
-        blocks,
+        depth: share.div_ceil(share.div_ceil(most)),
+        blocks: if warps <= 8 && tiles < 4 { 2 } else { 1 },
+        one_tile: false,
     }
 }
 
@@ -112,7 +126,7 @@ impl Entry {
     /// Floats of the sums, the squares and the scales, in bytes.
     fn sums_bytes(&self) -> u32 {
         let Shape { warps, row_tiles, .. } = self.shape;
-        4 * 8 * self.tiles * (2 * warps * (16 * row_tiles + 4) + warps + 1)
+        4 * 8 * self.tiles * (2 * warps * (16 * row_tiles + 4) + warps)
     }
 
     /// Shared memory that keeps the tokens of a tile, too.
@@ -176,6 +190,7 @@ impl Small {
                 ("WARPS", warps.as_str()),
                 ("ROW_TILES", row_tiles.as_str()),
                 ("DEPTH", depth.as_str()),
+                ("ONE_TILE", if shape.one_tile { "1" } else { "0" }),
                 ("MIN_BLOCKS", blocks.as_str()),
                 ("EPILOGUE", epilogue_code(op.epilogue)),
                 ("GATE", fusion.gate),
@@ -230,6 +245,7 @@ impl Small {
             warps,
             row_tiles,
             blocks,
+            one_tile,
             ..
         } = entry.shape;
         let staged = entry.staged_bytes(tokens, call.in_features);
@@ -241,7 +257,11 @@ impl Small {
         let rows = if self.gated { 8 } else { 16 } * row_tiles;
         let tiles = call.out_features.div_ceil(rows);
         let grid = [
-            tiles.min(self.num_sms.max(1) * blocks),
+            if one_tile {
+                tiles
+            } else {
+                tiles.min(self.num_sms.max(1) * blocks)
+            },
             tokens.div_ceil(8 * entry.tiles),
             1,
         ];
@@ -282,8 +302,10 @@ mod tests {
         assert_eq!(of(4096, 14_336, 1), (16, 2, 4, 1));
         assert_eq!(of(4096, 4096, 2), (16, 1, 4, 1));
         assert_eq!(of(4096, 14_336, 2), (16, 2, 2, 1));
-        assert_eq!(of(960, 576, 1), (6, 1, 3, 2));
-        assert_eq!(of(576, 1536, 1), (16, 1, 3, 1));
+        assert_eq!(of(960, 576, 1), (6, 1, 3, 1));
+        assert_eq!(of(3072, 576, 1), (6, 2, 3, 1));
+        assert_eq!(of(576, 1536, 1), (12, 1, 4, 1));
+        assert!(shape(3072, 576, 1, 132).one_tile && !shape(49_152, 576, 1, 132).one_tile);
         assert_eq!(of(49_152, 576, 1), (8, 2, 4, 2));
     }
 
@@ -291,8 +313,12 @@ mod tests {
     fn every_depth_gets_a_block() {
         for k in (8..20_000).step_by(8) {
             for tiles in TILES {
-                let shape = shape(4096, k, tiles, 132);
-                assert!((1..=16).contains(&shape.warps) && shape.depth >= 1, "{k}: {shape:?}");
+                for n in [16, 4096] {
+                    let shape = shape(n, k, tiles, 132);
+                    assert!((1..=16).contains(&shape.warps) && shape.depth >= 1, "{k}: {shape:?}");
+                    // What is in flight at once covers the depth.
+                    assert!(!shape.one_tile || shape.warps * shape.depth * 32 >= k, "{k}: {shape:?}");
+                }
             }
         }
     }
