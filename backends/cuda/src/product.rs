@@ -21,6 +21,9 @@ pub(crate) const WORKSPACE_BYTES: u64 = 32 << 20;
 /// Alignment that the prepared algorithms rely on; anything less gets an algorithm of its own.
 const ALIGNMENT: u64 = 16;
 
+/// Algorithms that a product remembers for calls that no bucket fits.
+const MAX_OTHERS: usize = 1024;
+
 pub(crate) fn check(call: &str, code: lt::cublasStatus_t) -> Result<()> {
     use lt::cublasStatus_t::*;
     let (status, advice) = match code {
@@ -104,7 +107,15 @@ impl Products {
             buckets: Vec::new(),
             others: Mutex::default(),
         };
-        product.buckets = tuning::choose(driver, &product)?;
+        // Adding to what is there takes the same algorithms: one tuning serves both.
+        let twin = ProductSpec {
+            accumulate: !spec.accumulate,
+            ..*spec
+        };
+        product.buckets = match known.get(&twin) {
+            Some(twin) => twin.buckets.clone(),
+            None => tuning::choose(driver, &product)?,
+        };
         let product = Arc::new(product);
         known.insert(*spec, product.clone());
         Ok(product)
@@ -398,6 +409,9 @@ impl LtProduct {
                 call.tokens
             ))
         })?;
+        if others.len() >= MAX_OTHERS {
+            others.clear();
+        }
         others.insert(key, algo);
         Ok(algo)
     }

@@ -220,7 +220,10 @@ impl Drop for Bench<'_> {
 
 /// What a choice is valid for.
 fn title(product: &LtProduct) -> String {
-    let spec = product.spec();
+    let spec = ProductSpec {
+        accumulate: false,
+        ..*product.spec()
+    };
     format!(
         "halyard products 1\n{}\n{:?}\n{CANDIDATES} candidates, {WORKSPACE_BYTES} bytes of workspace\n",
         product.products().basis,

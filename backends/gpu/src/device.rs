@@ -336,7 +336,7 @@ impl AttentionRegistry for GpuDevice {
         vec![AttentionBackendInfo {
             name: "paged".to_string(),
             priority: 0,
-            block_sizes: Vec::new(),
+            block_sizes: ops::BLOCK_SIZES.to_vec(),
         }]
     }
 

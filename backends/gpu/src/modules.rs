@@ -164,3 +164,36 @@ fn write_image(path: &Path, image: &[u8]) {
         let _ = std::fs::remove_file(&part);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_image_comes_back_and_a_damaged_one_does_not() {
+        let folder = std::env::temp_dir().join(format!("halyard-images-{}", std::process::id()));
+        let path = folder.join("deeper").join("a.image");
+        assert_eq!(read_image(&path), None);
+        let image: Vec<u8> = (0..300u32).map(|i| (i * 7) as u8).collect();
+        write_image(&path, &image);
+        assert_eq!(read_image(&path), Some(image));
+        let whole = std::fs::read(&path).expect("written");
+        for at in [0, 20, 30, 60, whole.len() - 1] {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0x10;
+            std::fs::write(&path, damaged).expect("written");
+            assert_eq!(read_image(&path), None, "byte {at} is another");
+            std::fs::write(&path, &whole[..at]).expect("written");
+            assert_eq!(read_image(&path), None, "cut at {at}");
+        }
+        let longer = [&whole[..], b"x"].concat();
+        std::fs::write(&path, longer).expect("written");
+        assert_eq!(read_image(&path), None, "a byte too many");
+        let left: Vec<_> = std::fs::read_dir(folder.join("deeper"))
+            .expect("there")
+            .flatten()
+            .collect();
+        assert_eq!(left.len(), 1, "no parts are left over: {left:?}");
+        std::fs::remove_dir_all(folder).expect("ours");
+    }
+}

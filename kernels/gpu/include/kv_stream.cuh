@@ -27,8 +27,8 @@ struct Work {
 
 // Tiles of every block's share but the last: equal, at least one a warp, and whole rounds of the warps where that costs little.
 __device__ __forceinline__ u32 share_of(u32 total) {
+    if (total <= gridDim.x * WARPS) return WARPS;
     u32 share = (total + gridDim.x - 1) / gridDim.x;
-    if (share < WARPS) share = WARPS;
     return share > 8 * WARPS ? (share + WARPS - 1) / WARPS * WARPS : share;
 }
 
@@ -56,6 +56,9 @@ __device__ __forceinline__ u32 sequence_at(const Work &work, u32 x, u32 from) {
     return low;
 }
 
+// The query token of an item, counted within its sequence: 0 in the usual step of one token, found without a division.
+__device__ __forceinline__ u32 query_index(const Work &work, u32 item) { return item < work.num_kv_heads ? 0 : item / work.num_kv_heads; }
+
 __device__ __forceinline__ Place place_of(const Work &work, u32 x, u32 s) {
     Place place;
     place.s = s;
@@ -68,37 +71,71 @@ __device__ __forceinline__ Place place_of(const Work &work, u32 x, u32 s) {
     return place;
 }
 
-// Lays the sequences on the line of work. All threads; ends with a barrier.
-__device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i32 *step_rows, const i32 *starts, const i32 *seq_lens, u32 S, u32 window,
-                                        u32 query_len_end) {
-    u32 each = (S + THREADS - 1) / THREADS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 first = threadIdx.x * each, sum = 0;
-    for (u32 s = first; s < first + each && s < S; s++) {
-        i32 start = starts[s], query_len = starts[s + 1] - start, keys = seq_lens[s], row = step_rows[s];
-        sequences[s].before = sum;
-        sequences[s].row = row;
-        sequences[s].start = start;
-        sequences[s].keys = keys;
-        if (row >= 0 && query_len > 0 && (u32)query_len < query_len_end)
-            sum += (u32)query_len * (((u32)keys + TILE - 1) / TILE - first_tile_of(window, keys, query_len));
-    }
-    u32 before = sum;
+// Tiles of a sequence on the line, of one KV head.
+__device__ __forceinline__ u32 tiles_of(i32 row, i32 query_len, i32 keys, u32 window, u32 query_len_end) {
+    if (row < 0 || query_len <= 0 || (u32)query_len >= query_len_end) return 0;
+    return (u32)query_len * (((u32)keys + TILE - 1) / TILE - first_tile_of(window, keys, query_len));
+}
+
+// Sum of x over this lane and those below it.
+__device__ __forceinline__ u32 warp_scan(u32 x) {
 #pragma unroll
     for (int distance = 1; distance < 32; distance <<= 1) {
-        u32 other = __shfl_up_sync(0xffffffffu, before, distance);
-        if (lane >= distance) before += other;
+        u32 other = __shfl_up_sync(0xffffffffu, x, distance);
+        if ((threadIdx.x & 31) >= distance) x += other;
     }
-    if (lane == 31) scan[warp] = before;
+    return x;
+}
+
+// Lays the sequences on the line of work. All threads. Few sequences: every warp writes the same, and no barrier is needed.
+__device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i32 *step_rows, const i32 *starts, const i32 *seq_lens, u32 S, u32 window,
+                                        u32 query_len_end) {
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (S <= 32) {
+        Sequence own = {0, -1, 0, 0};
+        i32 end = 0;
+        if (lane < S) {
+            own.row = step_rows[lane];
+            own.start = starts[lane];
+            own.keys = seq_lens[lane];
+            end = starts[lane + 1];
+        }
+        u32 tiles = tiles_of(own.row, end - own.start, own.keys, window, query_len_end), before = warp_scan(tiles);
+        own.before = before - tiles;
+        if (lane < S) sequences[lane] = own;
+        if (lane == S - 1) sequences[S] = {before, -1, end, 0};
+        __syncwarp();
+        return;
+    }
+    // Each thread takes neighbouring sequences, the loads of up to four in flight together.
+    u32 each = (S + THREADS - 1) / THREADS, first = threadIdx.x * each, sum = 0;
+    for (u32 base = 0; base < each; base += 4) {
+        i32 start[4], end[4], keys[4], row[4];
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            bool there = base + j < each && first + base + j < S;
+            u32 s = there ? first + base + j : 0;
+            start[j] = starts[s];
+            end[j] = starts[s + 1];
+            keys[j] = seq_lens[s];
+            row[j] = step_rows[s];
+        }
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            u32 s = first + base + j;
+            if (base + j >= each || s >= S) continue;
+            sequences[s] = {sum, row[j], start[j], keys[j]};
+            sum += tiles_of(row[j], end[j] - start[j], keys[j], window, query_len_end);
+            if (s == S - 1) sequences[S] = {0, -1, end[j], 0};
+        }
+    }
+    u32 upto = warp_scan(sum);
+    if (lane == 31) scan[warp] = upto;
     __syncthreads();
-    u32 base = before - sum;
+    u32 base = upto - sum;
     for (u32 w = 0; w < warp; w++) base += scan[w];
     for (u32 s = first; s < first + each && s < S; s++) sequences[s].before += base;
-    if (threadIdx.x == THREADS - 1) {
-        sequences[S].before = base + sum;
-        sequences[S].row = -1;
-        sequences[S].start = starts[S];
-        sequences[S].keys = 0;
-    }
+    if (threadIdx.x == THREADS - 1) sequences[S].before = base + sum;
     __syncthreads();
 }
 
@@ -227,7 +264,7 @@ __device__ __forceinline__ void look_up(Fetch &fetch, const Work &work, const i3
     if (fetch.x >= fetch.end) return;
     while (fetch.s + 1 < work.S && work.sequences[fetch.s + 1].before * work.num_kv_heads <= fetch.x) fetch.s++;
     Place place = place_of(work, fetch.x, fetch.s);
-    fetch.head = place.item % work.num_kv_heads;
+    fetch.head = place.item - query_index(work, place.item) * work.num_kv_heads;
     fetch.tile = place.first_tile + place.tile;
     fetch.keys = work.sequences[fetch.s].keys;
     // Blocks before the window or past the end are never looked up.

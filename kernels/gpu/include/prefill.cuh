@@ -49,15 +49,14 @@ __device__ __forceinline__ void make_plan(const Params &p, Plan &plan, int threa
     planners_wait();
 #pragma unroll 1
     for (int s = thread; s < p.num_seqs; s += 128) {
-        int query_len = p.query_start_loc[s + 1] - p.query_start_loc[s];
-        if (p.step_rows[s] < 0 || query_len < p.min_query_len || query_len < 1) continue;
-        plan.ends[atomicAdd(&plan.counts[0], 1)] = s;
+        int query_len = p.query_start_loc[s + 1] - p.query_start_loc[s], row = p.step_rows[s], len = p.seq_lens[s];
+        if (row < 0 || query_len < p.min_query_len || query_len < 1) continue;
+        int i = atomicAdd(&plan.counts[0], 1);
+        plan.ends[i] = s;
+        plan.lens[i] = len;
     }
     planners_wait();
     int count = plan.counts[0];
-#pragma unroll 1
-    for (int i = thread; i < count; i += 128) plan.lens[i] = p.seq_lens[plan.ends[i]];
-    planners_wait();
 #pragma unroll 1
     for (int i = thread; i < count; i += 128) {
         int len = plan.lens[i], s = plan.ends[i], rank = 0;
@@ -117,31 +116,47 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// Scores become weights relative to the running maximum; the rows' maxima and (this thread's part of the) sums follow. Returns how what was
-// summed so far must be scaled.
-__device__ __forceinline__ void softmax(float (&s)[BLOCK / 2], float (&maximum)[2], float (&sum)[2], float (&rescale)[2], float scale_log2) {
+#ifndef STEP
+#define STEP 1 // cache blocks that a softmax step takes
+#endif
+
+// Scores become weights relative to the running maximum, which follows; `rescale` is how what was summed so far must be scaled.
+__device__ __forceinline__ void softmax(float (&s)[STEP][BLOCK / 2], float (&maximum)[2], float (&rescale)[2], float scale_log2) {
+    float offset[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float m = maximum[half];
 #pragma unroll
-        for (int i = 0; i < BLOCK / 8; i++) m = fmaxf(m, fmaxf(s[4 * i + 2 * half], s[4 * i + 2 * half + 1]));
+        for (int i = 0; i < STEP * BLOCK / 8; i++) {
+            const float(&tile)[BLOCK / 2] = s[i / (BLOCK / 8)];
+            m = fmaxf(m, fmaxf(tile[i % (BLOCK / 8) * 4 + 2 * half], tile[i % (BLOCK / 8) * 4 + 2 * half + 1]));
+        }
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
         // A row that has seen no key yet has maximum −inf: its weights must come out 0, not NaN.
-        float offset = m == -INFINITY_F ? 0.f : m * scale_log2;
-        rescale[half] = exp2_fast(maximum[half] * scale_log2 - offset);
+        offset[half] = m == -INFINITY_F ? 0.f : m * scale_log2;
+        rescale[half] = exp2_fast(maximum[half] * scale_log2 - offset[half]);
         maximum[half] = m;
-        float part = 0.f;
+    }
 #pragma unroll
-        for (int i = 0; i < BLOCK / 8; i++) {
+    for (int i = 0; i < STEP * BLOCK / 2; i++) {
+        float &x = s[i / (BLOCK / 2)][i % (BLOCK / 2)];
+        x = exp2_fast(__fmaf_rn(x, scale_log2, -offset[i / 2 % 2]));
+    }
+}
+
+// Adds this thread's weights to its part of the rows' sums. Apart from `softmax`: additions among the exponentials would wait for each of
+// them, and the unit that computes them would idle.
+__device__ __forceinline__ void add_weights(const float (&s)[STEP][BLOCK / 2], float (&sum)[2], const float (&rescale)[2]) {
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float &x = s[4 * i + 2 * half + e];
-                x = exp2_fast(__fmaf_rn(x, scale_log2, -offset));
-                part += x;
-            }
+    for (int half = 0; half < 2; half++) {
+        float part[2] = {0.f, 0.f};
+#pragma unroll
+        for (int i = 0; i < STEP * BLOCK / 8; i++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) part[e] += s[i / (BLOCK / 8)][i % (BLOCK / 8) * 4 + 2 * half + e];
         }
-        sum[half] = sum[half] * rescale[half] + part;
+        sum[half] = sum[half] * rescale[half] + (part[0] + part[1]);
     }
 }
 

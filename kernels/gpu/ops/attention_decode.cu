@@ -15,7 +15,7 @@
 // WARPS, RING (buffers of a warp), SOFTCAP (0, 1), ROPE (0, 1: the fused form, see below); with ROPE: ROTARY_DIM, INTERLEAVED (0, 1), NORM (0, 1).
 //
 // The fused form takes q, k and v as projected: the clerk norms and rotates q, and the keys and values of this step do not come from the cache
-// but from k and v; the warp that meets a token's own key stores both. It leaves q and k as they are. Slots must be those that the block
+// but from k and v; the clerk of the block that has a token's own key stores both. It leaves q and k as they are. Slots must be those that the block
 // table gives.
 //
 // Entry point: attention_decode. Grid: any number of blocks, as many as run at once; (WARPS + 1) * 32 threads. Dynamic shared memory: SHARED_BYTES below +
@@ -25,11 +25,17 @@
 // check: -DACT=f16 -DHEAD_DIM=256 -DGROUP=2 -DBLOCK=64 -DWARPS=3 -DRING=2 -DSOFTCAP=1 -DROPE=0
 // check: -DACT=f16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=16 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=0 -DNORM=0
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=8 -DBLOCK=128 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=128 -DINTERLEAVED=1 -DNORM=1
+// check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=0
+// check: -DACT=bf16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=1 -DNORM=0
+// check: -DACT=f16 -DHEAD_DIM=256 -DGROUP=2 -DBLOCK=16 -DWARPS=3 -DRING=2 -DSOFTCAP=1 -DROPE=1 -DROTARY_DIM=256 -DINTERLEAVED=0 -DNORM=1
 #include "attention_tile.cuh"
 
 #define HEAD_STRIDE (HEAD_DIM + 4)    // of the warps' sums: no bank conflicts
 #define LANES (HEAD_DIM > 128 ? 32 : HEAD_DIM > 64 ? 16 : HEAD_DIM > 32 ? 8 : HEAD_DIM > 16 ? 4 : 2) // lanes of a head, 8 dims each
+#ifndef BUFFERS
 #define BUFFERS 2                     // items under way
+#endif
+#define AT_ONCE 8                     // parts of a cut item that are read together
 // Shared memory: rings | items [BUFFERS] | barriers: rings [WARPS][RING], ready [BUFFERS], done [BUFFERS] u64 | sequences [S + 1]
 // An item: query, units [NT][HEAD_DIM / 8] | the token's own key and value | sums [WARPS][GROUP][HEAD_STRIDE] f32 | Item | stats [WARPS][GROUP][2] f32
 #define FRESH_AT (NT * HEAD_DIM * 16)
@@ -52,7 +58,6 @@ struct Item {
     i32 keys;           // of the sequence
     i32 first_new;      // first key of this step
     i32 first_token;    // its token
-    i32 slot;           // of the own key
     u32 cut;            // other blocks have tiles of it too
     u32 begins;         // in this block
 };
@@ -62,6 +67,7 @@ struct Inputs {
     u32 q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride;
     const i32 *positions, *slots;
     const float *table, *q_norm, *k_norm;
+    u32 table_rows;
     float q_eps, k_eps, q_offset, k_offset;
 };
 
@@ -76,7 +82,7 @@ struct Output {
 __device__ __forceinline__ Item item_at(const Work &work, u32 x, u32 end, u32 s) {
     Place place = place_of(work, x, s);
     Item item = {};
-    u32 index = place.item / work.num_kv_heads;
+    u32 index = query_index(work, place.item);
     i32 query_len = query_len_of(work, s), window = (i32)work.window;
     item.begin = x;
     item.end = end - x < place.tiles - place.tile ? end : x + place.tiles - place.tile;
@@ -88,7 +94,6 @@ __device__ __forceinline__ Item item_at(const Work &work, u32 x, u32 end, u32 s)
     item.kv_head = place.item - index * work.num_kv_heads;
     item.first_token = work.sequences[s].start;
     item.token = (u32)item.first_token + index;
-    item.slot = -1;
     item.cut = place.tile > 0 || x + place.tiles > end;
     item.begins = place.tile == 0;
     return item;
@@ -119,10 +124,10 @@ __device__ __forceinline__ void load_norms(Turn &turn, const Inputs &in) {
 #endif
 }
 
-__device__ __forceinline__ void load_angles(Turn &turn, const Inputs &in, u32 token) {
+__device__ __forceinline__ void load_angles(Turn &turn, const Inputs &in, u32 position) {
     u32 c = threadIdx.x % LANES;
     if (8 * c >= ROTARY_DIM) return;
-    const float *angles = in.table + (u64)(u32)in.positions[token] * ROTARY_DIM;
+    const float *angles = in.table + (u64)position * ROTARY_DIM;
 #if INTERLEAVED
     float4 cosine = *(const float4 *)(angles + 4 * c), sine = *(const float4 *)(angles + ROTARY_DIM / 2 + 4 * c);
     turn.cosine[0] = cosine.x, turn.cosine[1] = cosine.y, turn.cosine[2] = cosine.z, turn.cosine[3] = cosine.w;
@@ -173,16 +178,25 @@ __device__ __forceinline__ uint4 turned(uint4 words, const Turn &turn, bool is_k
 }
 #endif
 
-// Brings an item's query heads (and in the fused form the token's own key and value) to shared memory.
-__device__ __forceinline__ void bring(u8 *buffer, Item &item, const Inputs &in
+// Brings an item's query heads (and in the fused form the token's own key and value) to shared memory. The fused form also stores key and
+// value in the cache, in the block that has the tile they belong to.
+__device__ __forceinline__ void bring(u8 *buffer, const Item &item, const Inputs &in
 #if ROPE
                                       ,
-                                      Turn &turn
+                                      Turn &turn, u8 *cache, u64 page_stride
 #endif
 ) {
     const u32 rows = GROUP + (ROPE ? 1 : 0), at_once = 32 / LANES, passes = (rows + at_once - 1) / at_once;
     u32 lane = threadIdx.x % 32, c = lane % LANES;
     bool there = 8 * c < HEAD_DIM;
+#if ROPE
+    // A token's position is nearly always the place of its key: the angles are loaded for that before the position is known.
+    u32 position = (u32)in.positions[item.token], expected = (u32)item.last < in.table_rows ? (u32)item.last : in.table_rows - 1;
+    i32 slot = in.slots[item.token];
+    load_angles(turn, in, expected);
+    uint4 value = make_uint4(0, 0, 0, 0);
+    if (lane < HEAD_DIM / 8) value = *(const uint4 *)(in.v + (u64)item.token * in.v_token_stride + (u64)item.kv_head * in.v_head_stride + 8 * lane);
+#endif
     uint4 words[passes];
 #pragma unroll
     for (u32 pass = 0; pass < passes; pass++) {
@@ -194,13 +208,9 @@ __device__ __forceinline__ void bring(u8 *buffer, Item &item, const Inputs &in
 #endif
         if (there && row < rows) words[pass] = *(const uint4 *)(from + 8 * c);
     }
+    if (lane == 0) *(Item *)(buffer + ITEM_AT) = item;
 #if ROPE
-    item.slot = in.slots[item.token];
-    if (lane < HEAD_DIM / 8) {
-        const ACT *from = in.v + (u64)item.token * in.v_token_stride + (u64)item.kv_head * in.v_head_stride;
-        *(uint4 *)(buffer + FRESH_AT + HEAD_DIM * 2 + 16 * lane) = *(const uint4 *)(from + 8 * lane);
-    }
-    load_angles(turn, in, item.token);
+    if (position != expected) load_angles(turn, in, position);
 #endif
 #pragma unroll
     for (u32 pass = 0; pass < passes; pass++) {
@@ -211,7 +221,21 @@ __device__ __forceinline__ void bring(u8 *buffer, Item &item, const Inputs &in
 #endif
         if (there && row < GROUP) *(uint4 *)(buffer + ((row / 8 * (HEAD_DIM / 8) + c) * 8 + row % 8) * 16) = words[pass];
     }
-    if (lane == 0) *(Item *)(buffer + ITEM_AT) = item;
+#if ROPE
+    if (lane < HEAD_DIM / 8) *(uint4 *)(buffer + FRESH_AT + HEAD_DIM * 2 + 16 * lane) = value;
+    if (slot < 0 || (u32)(item.last - item.tile_key) >= (item.end - item.begin) * TILE) return;
+    u8 *page = cache + (u64)((u32)slot / BLOCK) * page_stride + (u64)item.kv_head * Layout::HEAD_BYTES;
+    u32 inside = (u32)slot % BLOCK;
+#pragma unroll
+    for (u32 pass = 0; pass < passes; pass++)
+        if (there && pass * at_once + lane / LANES == GROUP) *(uint4 *)(page + Layout::key_row(inside, c)) = words[pass];
+    if (lane < HEAD_DIM / 8) {
+        u32 word[4] = {value.x, value.y, value.z, value.w};
+        u16 *to = (u16 *)(page + Layout::value_row(8 * lane, inside / 8)) + inside % 8;
+#pragma unroll
+        for (int i = 0; i < 8; i++) to[8 * i] = (u16)(word[i / 2] >> (i & 1) * 16);
+    }
+#endif
 }
 
 // Adds a sink and writes four neighbouring dims of a head.
@@ -232,24 +256,30 @@ __device__ __forceinline__ void write_out(const Output &output, u32 token, u32 h
 
 // Adds up the warps' sums of an item: into the result, or into this block's part of a cut item.
 __device__ __forceinline__ void add_up(const u8 *buffer, const Item &item, const Output &output, float *partial) {
+#pragma unroll 4
     for (u32 e = threadIdx.x % 32; e < GROUP * HEAD_DIM / 4; e += 32) {
         u32 head = e / (HEAD_DIM / 4), dim = e % (HEAD_DIM / 4) * 4;
         const float2 *stats = (const float2 *)(buffer + STATS_AT) + head;
+        const float *sums = (const float *)(buffer + SUMS_AT) + head * HEAD_STRIDE + dim;
+        float2 own[WARPS];
+        float4 part[WARPS];
         float highest = -INFINITY_F, total = 0.f;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) highest = fmaxf(highest, stats[w * GROUP].x);
+        for (int w = 0; w < WARPS; w++) {
+            own[w] = stats[w * GROUP];
+            part[w] = *(const float4 *)(sums + w * GROUP * HEAD_STRIDE);
+            highest = fmaxf(highest, own[w].x);
+        }
         float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            float2 own = stats[w * GROUP];
-            if (own.x == -INFINITY_F) continue; // left nothing
-            float weight = exp2_fast(own.x - highest);
-            float4 part = *(const float4 *)((const float *)(buffer + SUMS_AT) + (w * GROUP + head) * HEAD_STRIDE + dim);
-            sum.x += weight * part.x;
-            sum.y += weight * part.y;
-            sum.z += weight * part.z;
-            sum.w += weight * part.w;
-            total += weight * own.y;
+            if (own[w].x == -INFINITY_F) continue; // left nothing
+            float weight = exp2_fast(own[w].x - highest);
+            sum.x += weight * part[w].x;
+            sum.y += weight * part[w].y;
+            sum.z += weight * part[w].z;
+            sum.w += weight * part[w].w;
+            total += weight * own[w].y;
         }
         if (item.cut) {
             __stcg((float4 *)(partial + head * HEAD_DIM + dim), sum);
@@ -266,8 +296,6 @@ __device__ __forceinline__ float *partial_of(const Output &output, u32 block, bo
 // A cut item at the end of a block: the last of its blocks to come adds up what all left in scratch. All threads.
 __device__ __forceinline__ void join(u8 *shared, const Output &output, u32 token, u32 kv_head, u32 first_block, u32 last_block) {
     u32 *arrived = (u32 *)(shared + ITEMS_AT);
-    float *weights = (float *)shared; // [parts][GROUP], over the rings, which are empty now
-    float *stats = (float *)(shared + ITEMS_AT + 16); // [GROUP][2]
     u32 parts = last_block - first_block + 1;
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -278,43 +306,42 @@ __device__ __forceinline__ void join(u8 *shared, const Output &output, u32 token
     }
     __syncthreads();
     if (*arrived != parts - 1) return;
-    for (u32 e = threadIdx.x; e < parts * GROUP; e += THREADS) {
-        u32 i = e / GROUP, head = e % GROUP;
-        weights[e] = __ldcg(partial_of(output, first_block + i, i == 0) + GROUP * HEAD_DIM + 2 * head);
-    }
-    __syncthreads();
-    for (u32 head = threadIdx.x / 32; head < GROUP; head += THREADS / 32) {
-        u32 lane = threadIdx.x % 32;
-        float highest = -INFINITY_F, total = 0.f;
-        for (u32 i = lane; i < parts; i += 32) highest = fmaxf(highest, weights[i * GROUP + head]);
-        highest = warp_max(highest);
-        for (u32 i = lane; i < parts; i += 32) {
-            float own = weights[i * GROUP + head], weight = own == -INFINITY_F ? 0.f : exp2_fast(own - highest);
-            weights[i * GROUP + head] = weight;
-            total += weight * __ldcg(partial_of(output, first_block + i, i == 0) + GROUP * HEAD_DIM + 2 * head + 1);
-        }
-        total = warp_sum(total);
-        if (lane == 0) {
-            stats[2 * head] = highest;
-            stats[2 * head + 1] = total;
-        }
-    }
-    __syncthreads();
     for (u32 e = threadIdx.x; e < GROUP * HEAD_DIM / 4; e += THREADS) {
         u32 head = e / (HEAD_DIM / 4), dim = e % (HEAD_DIM / 4) * 4;
         float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-        for (u32 i = 0; i < parts; i++) {
-            float weight = weights[i * GROUP + head];
-            float4 part = __ldcg((const float4 *)(partial_of(output, first_block + i, i == 0) + head * HEAD_DIM + dim));
-            sum.x += weight * part.x;
-            sum.y += weight * part.y;
-            sum.z += weight * part.z;
-            sum.w += weight * part.w;
+        float highest = -INFINITY_F, total = 0.f;
+        for (u32 i = 0; i < parts; i += AT_ONCE) {
+            float2 stats[AT_ONCE];
+            float4 part[AT_ONCE];
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; j++) {
+                // The last part stands in for those past the end.
+                const float *from = partial_of(output, first_block + (i + j < parts ? i + j : parts - 1), i + j == 0);
+                stats[j] = __ldcg((const float2 *)(from + GROUP * HEAD_DIM + 2 * head));
+                part[j] = __ldcg((const float4 *)(from + head * HEAD_DIM + dim));
+            }
+            float above = highest;
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; j++) above = fmaxf(above, stats[j].x);
+            if (above == -INFINITY_F) continue;
+            float kept = exp2_fast(highest - above);
+            sum.x *= kept, sum.y *= kept, sum.z *= kept, sum.w *= kept;
+            total *= kept;
+            highest = above;
+#pragma unroll
+            for (u32 j = 0; j < AT_ONCE; j++) {
+                // A part that saw nothing left no sums.
+                if (i + j >= parts || stats[j].x == -INFINITY_F) continue;
+                float weight = exp2_fast(stats[j].x - highest);
+                sum.x += weight * part[j].x;
+                sum.y += weight * part[j].y;
+                sum.z += weight * part[j].z;
+                sum.w += weight * part[j].w;
+                total += weight * stats[j].y;
+            }
         }
-        write_out(output, token, kv_head * GROUP + head, dim, sum, stats[2 * head], stats[2 * head + 1]);
+        write_out(output, token, kv_head * GROUP + head, dim, sum, highest, total);
     }
-    __syncthreads();
 }
 
 // --- The other warps ------------------------------------------------------------------------------------------------------------------
@@ -348,34 +375,38 @@ __device__ __forceinline__ void leave_sums(u8 *buffer, Softmax &softmax, bool an
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane & 3;
     float *sums = (float *)(buffer + SUMS_AT) + warp * GROUP * HEAD_STRIDE;
     float2 *stats = (float2 *)(buffer + STATS_AT) + warp * GROUP;
+    if (!any) {
+        for (u32 head = lane; head < GROUP; head += 32) stats[head] = make_float2(-INFINITY_F, 0.f);
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        u32 head = 8 * n + 2 * t;
+#pragma unroll
+        for (int d = 0; d < DT; d++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (head + (i & 1) < GROUP) sums[(head + (i & 1)) * HEAD_STRIDE + 16 * d + g + (i & 2) * 4] = softmax.sum[d][n][i];
+    }
+#pragma unroll
+    for (int mask = 4; mask < 32; mask <<= 1)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) softmax.total[n][c] += __shfl_xor_sync(0xffffffffu, softmax.total[n][c], mask);
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            u32 head = 8 * n + 2 * t + c;
-            float total = softmax.total[n][c];
-            if (any) {
-#pragma unroll
-                for (int mask = 4; mask < 32; mask <<= 1) total += __shfl_xor_sync(0xffffffffu, total, mask);
-            }
-            if (head >= GROUP) continue;
-            if (g == 0) stats[head] = make_float2(any ? softmax.highest[n][c] : -INFINITY_F, total);
-            if (!any) continue;
-#pragma unroll
-            for (int d = 0; d < DT; d++) {
-                sums[head * HEAD_STRIDE + 16 * d + g] = softmax.sum[d][n][c];
-                sums[head * HEAD_STRIDE + 16 * d + g + 8] = softmax.sum[d][n][c + 2];
-            }
-        }
+        for (int c = 0; c < 2; c++)
+            if (g == 0 && 8 * n + 2 * t + c < GROUP) stats[8 * n + 2 * t + c] = make_float2(softmax.highest[n][c], softmax.total[n][c]);
 }
 
 #if ROPE
-// Puts a value into a tile, lane c with dims 8c ..+ 8.
-__device__ __forceinline__ void put_value(u8 *unit, u32 inside, uint4 words) {
-    u16 *to = (u16 *)(unit + value_unit(threadIdx.x % 32, inside / 8) + inside % 8 * 2);
-    u32 word[4] = {words.x, words.y, words.z, words.w};
+// Puts a value into a tile: dims lane, lane + 32, ... of it, which fall into different banks.
+__device__ __forceinline__ void put_value(u8 *unit, u32 inside, const u16 *value) {
+    u16 *to = (u16 *)(unit + value_unit(0, inside / 8) + inside % 8 * 2);
 #pragma unroll
-    for (int i = 0; i < 8; i++) to[8 * i] = (u16)(word[i / 2] >> (i & 1) * 16);
+    for (u32 dim = threadIdx.x % 32; dim < HEAD_DIM; dim += 32) to[8 * dim] = value[dim];
 }
 
 // Of a step with several tokens of a sequence: the keys (or values) of the others than `item.token` that lie in a tile.
@@ -387,46 +418,32 @@ __device__ __noinline__ void put_others(const Inputs &in, const Item &item, u8 *
     for (i32 key = begin; key < end; key++) {
         u32 token = (u32)(item.first_token + key - item.first_new), inside = (u32)(key - tile_key);
         if (token == item.token) continue;
-        uint4 words = make_uint4(0, 0, 0, 0);
         if (values) {
-            if (lane < HEAD_DIM / 8) put_value(unit, inside, *(const uint4 *)(in.v + (u64)token * in.v_token_stride + (u64)item.kv_head * in.v_head_stride + 8 * lane));
+            put_value(unit, inside, (const u16 *)(in.v + (u64)token * in.v_token_stride + (u64)item.kv_head * in.v_head_stride));
             continue;
         }
+        uint4 words = make_uint4(0, 0, 0, 0);
         if (lane < HEAD_DIM / 8) words = *(const uint4 *)(in.k + (u64)token * in.k_token_stride + (u64)item.kv_head * in.k_head_stride + 8 * lane);
-        load_angles(turn, in, token);
+        load_angles(turn, in, (u32)in.positions[token]);
         words = turned(words, turn, true, in);
         if (lane < HEAD_DIM / 8) *(uint4 *)(unit + key_unit(lane, inside / 8) + inside % 8 * 16) = words;
     }
 }
 
-// Puts the keys of this step's tokens into a tile that was copied without them; stores the item's own one in the cache.
-__device__ __forceinline__ void put_keys(const Inputs &in, const Item &item, const u8 *buffer, u8 *cache, u64 page_stride, u8 *unit, i32 tile_key) {
+// Puts the keys of this step's tokens into a tile that was copied without them.
+__device__ __forceinline__ void put_keys(const Inputs &in, const Item &item, const u8 *buffer, u8 *unit, i32 tile_key) {
     u32 c = threadIdx.x % 32, inside = (u32)(item.last - tile_key);
     if (item.keys - item.first_new > 1) put_others(in, item, unit, tile_key, false);
-    if (inside < TILE && c < HEAD_DIM / 8) {
-        uint4 words = *(const uint4 *)(buffer + FRESH_AT + 16 * c);
-        *(uint4 *)(unit + key_unit(c, inside / 8) + inside % 8 * 16) = words;
-        if (item.slot >= 0) {
-            u8 *page = cache + (u64)((u32)item.slot / BLOCK) * page_stride + (u64)item.kv_head * Layout::HEAD_BYTES;
-            *(uint4 *)(page + Layout::key_row((u32)item.slot % BLOCK, c)) = words;
-        }
-    }
-    order_stores_before_copies();
+    if (inside < TILE && c < HEAD_DIM / 8) *(uint4 *)(unit + key_unit(c, inside / 8) + inside % 8 * 16) = *(const uint4 *)(buffer + FRESH_AT + 16 * c);
     __syncwarp();
 }
 
-// The same for values. What is stored is the whole rows of 8 tokens around the own one, as the tile holds them: lines instead of elements.
-__device__ __forceinline__ void put_values(const Inputs &in, const Item &item, const u8 *buffer, u8 *cache, u64 page_stride, u8 *unit, i32 tile_key) {
-    u32 lane = threadIdx.x % 32, inside = (u32)(item.last - tile_key);
+// The same for values.
+__device__ __forceinline__ void put_values(const Inputs &in, const Item &item, const u8 *buffer, u8 *unit, i32 tile_key) {
+    u32 inside = (u32)(item.last - tile_key);
     if (item.keys - item.first_new > 1) put_others(in, item, unit, tile_key, true);
-    if (inside < TILE && lane < HEAD_DIM / 8) put_value(unit, inside, *(const uint4 *)(buffer + FRESH_AT + HEAD_DIM * 2 + 16 * lane));
-    order_stores_before_copies();
+    if (inside < TILE) put_value(unit, inside, (const u16 *)(buffer + FRESH_AT + HEAD_DIM * 2));
     __syncwarp();
-    if (inside >= TILE || item.slot < 0) return;
-    const uint4 *from = (const uint4 *)(unit + value_unit(0, inside / 8));
-    u8 *page = cache + (u64)((u32)item.slot / BLOCK) * page_stride + (u64)item.kv_head * Layout::HEAD_BYTES;
-    uint4 *to = (uint4 *)(page + Layout::value_row(0, (u32)item.slot % BLOCK / 8));
-    for (u32 dim = lane; dim < HEAD_DIM; dim += 32) to[dim] = from[dim];
 }
 #endif
 
@@ -439,7 +456,7 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
 #if ROPE
                  ,
                  const ACT *k, u32 k_token_stride, u32 k_head_stride, const ACT *v, u32 v_token_stride, u32 v_head_stride, const i32 *positions,
-                 const i32 *slots, const float *table, const float *q_norm, const float *k_norm, float q_eps, float k_eps, float q_offset, float k_offset
+                 const i32 *slots, const float *table, const float *q_norm, const float *k_norm, float q_eps, float k_eps, float q_offset, float k_offset, u32 table_rows
 #endif
 ) {
     extern __shared__ __align__(128) u8 shared[];
@@ -458,6 +475,7 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
     in.positions = positions;
     in.slots = slots;
     in.table = table;
+    in.table_rows = table_rows;
     in.q_norm = q_norm;
     in.k_norm = k_norm;
     in.q_eps = q_eps;
@@ -482,6 +500,7 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
     // Columns past the group stay zero.
     for (u32 i = threadIdx.x; i < BUFFERS * NT * HEAD_DIM; i += THREADS)
         *(uint4 *)(shared + ITEMS_AT + i / (NT * HEAD_DIM) * ITEM_BYTES + i % (NT * HEAD_DIM) * 16) = make_uint4(0, 0, 0, 0);
+    __syncthreads();
     wait_for_previous();
     lay_out(sequences, (u32 *)(shared + ITEMS_AT + STATS_AT), step_rows, starts, seq_lens, S, window, query_len_end);
 
@@ -502,7 +521,7 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
                 while (sequences[s + 1].before * num_kv_heads <= x) s++;
                 Item item = item_at(work, x, end, s);
 #if ROPE
-                bring(buffer, item, in, turn);
+                bring(buffer, item, in, turn, cache, page_stride);
 #else
                 bring(buffer, item, in);
 #endif
@@ -519,7 +538,6 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
             __syncwarp();
             written++;
         }
-        __threadfence();
     } else {
         Ring ring = {shared_address(shared) + warp * RING * UNIT_BYTES, barriers + warp * RING * 8, 0, 0};
         Fetch fetch = {};
@@ -561,19 +579,25 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
                     u32 unit = take(ring);
 #if ROPE
                     bool fresh = tile_key + TILE > item.first_new;
-                    if (fresh) put_keys(in, item, buffer, cache, page_stride, shared + (unit - shared_address(shared)), tile_key);
+                    if (fresh) put_keys(in, item, buffer, shared + (unit - shared_address(shared)), tile_key);
 #endif
                     multiply_keys(scores, query, unit);
                     if (masked) weigh<true>(softmax, p, scores, factor, softcap, from, to);
                     else weigh<false>(softmax, p, scores, factor, softcap, from, to);
+#if ROPE
+                    if (fresh && fetch.x < fetch.end) order_stores_before_copies();
+#endif
                     __syncwarp();
                     refill();
                     unit = take(ring);
 #if ROPE
-                    if (fresh) put_values(in, item, buffer, cache, page_stride, shared + (unit - shared_address(shared)), tile_key);
+                    if (fresh) put_values(in, item, buffer, shared + (unit - shared_address(shared)), tile_key);
 #endif
                     if (masked) multiply_values<true>(softmax, p, unit, from, to);
                     else multiply_values<false>(softmax, p, unit, from, to);
+#if ROPE
+                    if (fresh && fetch.x < fetch.end) order_stores_before_copies();
+#endif
                     __syncwarp();
                     refill();
                 }
@@ -589,7 +613,7 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
         Place place = place_of(work, x, sequence_at(work, x, 0));
         u32 item_begin = x - place.tile, item_end = item_begin + place.tiles;
         if (item_begin < begin || item_end > end) {
-            u32 index = place.item / num_kv_heads;
+            u32 index = query_index(work, place.item);
             join(shared, output, (u32)sequences[place.s].start + index, place.item - index * num_kv_heads, item_begin / share, (item_end - 1) / share);
         }
         if (item_end >= end) break;

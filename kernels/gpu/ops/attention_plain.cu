@@ -8,6 +8,8 @@
 // check: -DACT=bf16 -DKV=bf16 -DHEAD_DIM=128 -DBLOCK=64
 // check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=256 -DBLOCK=64
 // check: -DACT=bf16 -DKV=f32 -DHEAD_DIM=16 -DBLOCK=8
+// check: -DACT=f32 -DKV=f32 -DHEAD_DIM=80 -DBLOCK=8
+// check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DBLOCK=64
 #include "kv.cuh"
 
 typedef KvLayout<KV, HEAD_DIM, BLOCK> Layout;

@@ -96,7 +96,7 @@ __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int ta
 #pragma unroll 1
     for (int block = tile.last_block; block >= tile.first_block; block--) {
         load_part(values, block_data + PART_BYTES, thread);
-        float s[BLOCK / 2];
+        float step[1][BLOCK / 2], (&s)[BLOCK / 2] = step[0];
 #pragma unroll
         for (int i = 0; i < BLOCK / 2; i++) s[i] = 0.f;
         multiply<BLOCK / 8, HEAD_DIM / 16>(s, q, keys, lane);
@@ -107,7 +107,8 @@ __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int ta
         }
         if (SOFTCAP) cap(s, p.scale, p.softcap);
         if ((block + 1) * BLOCK > clear || block * BLOCK < seen) mask(s, position, block * BLOCK, p.window, lane);
-        softmax(s, maximum, sum, rescale, scale_log2);
+        softmax(step, maximum, rescale, scale_log2);
+        add_weights(step, sum, rescale);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; i++) o[i] *= rescale[i / 2 % 2];
         to_weights(weights, s);

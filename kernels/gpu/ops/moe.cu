@@ -1,5 +1,5 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
-// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16.
+// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block format: see blocks.cuh).
 // check: -DACT=f32 -DWEIGHT=f32
 // check: -DACT=f32 -DWEIGHT=f16
 // check: -DACT=f32 -DWEIGHT=bf16
@@ -9,7 +9,16 @@
 // check: -DACT=bf16 -DWEIGHT=f32
 // check: -DACT=bf16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=bf16
+// check: -DACT=f32 -DFORMAT=3
+// check: -DACT=f16 -DFORMAT=4
+// check: -DACT=bf16 -DFORMAT=5
+// check: -DACT=f32 -DFORMAT=6
+// check: -DACT=f16 -DFORMAT=7
+// check: -DACT=bf16 -DFORMAT=8
 #include "common.cuh"
+#ifdef FORMAT
+#include "blocks.cuh"
+#endif
 
 // `moe_route`: tokens of a block, a warp each.
 #define ROUTED 4
@@ -90,12 +99,26 @@ template <> __device__ __forceinline__ void load8<float>(const float *p, float (
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
+// Eight weights of a row from value k on, and one.
+#ifdef FORMAT
+__device__ __forceinline__ void weights8(const u8 *row, u32 k, float (&w)[8]) {
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) w[i] = value_at(row, k + i);
+}
+__device__ __forceinline__ float weight1(const u8 *row, u32 k) { return value_at(row, k); }
+constexpr bool kBlocks = true;
+#else
+__device__ __forceinline__ void weights8(const u8 *row, u32 k, float (&w)[8]) { load8((const WEIGHT *)row + k, w); }
+__device__ __forceinline__ float weight1(const u8 *row, u32 k) { return to_f32(((const WEIGHT *)row)[k]); }
+constexpr bool kBlocks = false;
+#endif
+
 // Features of a warp.
 #define FEATURES 4
 
 // Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. A warp computes FEATURES features of a choice.
 extern "C" __global__ void __launch_bounds__(LINEAR_THREADS)
-    moe_linear(const ACT *x, u32 token_stride, u32 input_stride, const WEIGHT *weight, const i32 *experts, u32 experts_stride, ACT *out,
+    moe_linear(const ACT *x, u32 token_stride, u32 input_stride, const u8 *weight, u64 row_bytes, const i32 *experts, u32 experts_stride, ACT *out,
                u32 out_token_stride, u32 out_choice_stride, u32 num_choices, u32 top_k, u32 num_experts, u32 width, u32 features) {
     wait_for_previous();
     let_next_start();
@@ -106,8 +129,8 @@ extern "C" __global__ void __launch_bounds__(LINEAR_THREADS)
         u32 expert = (u32)experts[(u64)t * experts_stride + j];
         if (expert >= num_experts) continue;
         const ACT *input = x + (u64)t * token_stride + (u64)j * input_stride;
-        const WEIGHT *rows = weight + ((u64)expert * features + n) * width;
-        bool vector = ((u64)input | (u64)rows | (u64)width * sizeof(WEIGHT)) % 16 == 0;
+        const u8 *rows = weight + ((u64)expert * features + n) * row_bytes;
+        bool vector = ((u64)input | (kBlocks ? 0 : (u64)rows | row_bytes)) % 16 == 0;
         u32 whole = vector ? width / 8 * 8 : 0;
         float sums[FEATURES] = {0.f, 0.f, 0.f, 0.f};
         for (u32 k = 8 * lane; k < whole; k += 256) {
@@ -116,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(LINEAR_THREADS)
 #pragma unroll
             for (u32 i = 0; i < FEATURES; i++) {
                 if (n + i >= features) continue;
-                load8(rows + (u64)i * width + k, w);
+                weights8(rows + i * row_bytes, k, w);
 #pragma unroll
                 for (u32 e = 0; e < 8; e++) sums[i] += v[e] * w[e];
             }
@@ -125,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(LINEAR_THREADS)
             float v = to_f32(input[k]);
 #pragma unroll
             for (u32 i = 0; i < FEATURES; i++) {
-                if (n + i < features) sums[i] += v * to_f32(rows[(u64)i * width + k]);
+                if (n + i < features) sums[i] += v * weight1(rows + i * row_bytes, k);
             }
         }
 #pragma unroll

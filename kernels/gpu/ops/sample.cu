@@ -2,6 +2,8 @@
 // found among the few largest, where these are all that is kept, or by bisection. Probabilities are sums of integers, so that no draw depends
 // on the order of a sum.
 // Definitions: as logits.cuh.
+// check:
+// check: -DBLOCK=256
 #include "logits.cuh"
 
 // The first position at which the running sum of f(entry) over the first `count` entries reaches target(total); `count` if none.

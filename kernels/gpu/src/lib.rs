@@ -27,6 +27,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("hopper.cuh", include_str!("../include/hopper.cuh")),
     ("prefill.cuh", include_str!("../include/prefill.cuh")),
     ("logits.cuh", include_str!("../include/logits.cuh")),
+    ("blocks.cuh", include_str!("../include/blocks.cuh")),
 ];
 
 macro_rules! sources {

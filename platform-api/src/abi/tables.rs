@@ -421,7 +421,7 @@ abi_table! {
         required fn unique_id(device: *mut c_void, out: *mut u8, err: *mut ErrorOut) -> u32;
         /// Joins; blocks until all ranks have. `drop` releases.
         required fn create(device: *mut c_void, id: *const u8, rank: u32, size: u32, out: *mut *mut c_void, err: *mut ErrorOut) -> u32;
-        /// Leaves.
+        /// Leaves: unfinished collectives are given up, and those of other ranks fail instead of waiting. Ops prepared of it may live on.
         required fn drop(communicator: *mut c_void) -> ();
         /// Prepares a collective; released by `ops.prepared_drop`.
         required fn prepare(communicator: *mut c_void, spec: *const CollectiveWire, out: *mut PreparedWire, err: *mut ErrorOut) -> u32;

@@ -115,9 +115,7 @@ impl Core {
         let Some(ranks) = &self.ranks else {
             return error.to_string();
         };
-        if !matches!(error, EngineError::Ranks(_)) {
-            ranks.group().fail(0, &error.to_string());
-        }
+        ranks.group().fail(0, error);
         ranks.group().failure().unwrap_or_else(|| error.to_string())
     }
 

@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use halyard_platform_api::Status;
 use halyard_scheduler::{RequestId, SchedulerOutput};
 
 use crate::error::EngineError;
@@ -64,8 +65,19 @@ impl RankGroup {
         let _ = self.listener.set(Box::new(listener));
     }
 
-    /// A rank has failed, with this error.
-    pub(crate) fn fail(&self, rank: u32, error: &str) {
+    /// A rank has failed, with this error. One that only followed from another rank's failure is not noted.
+    pub(crate) fn fail(&self, rank: u32, error: &EngineError) {
+        let follows = match error {
+            EngineError::Device(error) => error.status == Status::Timeout,
+            EngineError::Ranks(_) => true,
+            _ => false,
+        };
+        if !(follows && self.has_failed()) {
+            self.note(rank, &error.to_string());
+        }
+    }
+
+    fn note(&self, rank: u32, error: &str) {
         let mut state = self.lock();
         state.failures.push((rank, error.to_string()));
         state.failures.sort();
@@ -250,7 +262,7 @@ struct PanicGuard<'a>(u32, &'a RankGroup);
 impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.1.fail(self.0, "its thread panicked; see the log");
+            self.1.note(self.0, "its thread panicked; see the log");
         }
     }
 }
@@ -261,7 +273,7 @@ fn follow(rank: u32, mut runner: Runner, steps: &Receiver<RankStep>, group: &Ran
     if let Err(error) = run_steps(&mut runner, steps, group) {
         tracing::error!("rank {rank} failed: {error}");
         // Before the runner goes, and its communicator with it: the others' collectives fail in consequence.
-        group.fail(rank, &error.to_string());
+        group.fail(rank, &error);
     }
 }
 
@@ -321,13 +333,20 @@ mod tests {
         group.listen(move |words| by.lock().expect("no panic").push(words.to_string()));
         std::thread::scope(|scope| {
             let voter = scope.spawn(|| group.agree(true).expect_err("no result").to_string());
-            group.fail(2, "out of luck");
+            group.fail(2, &EngineError::Thread("out of luck".to_string()));
             let words = voter.join().expect("no panic");
-            assert!(words.contains("rank 2 of 3: out of luck"), "{words}");
+            assert!(words.contains("rank 2 of 3: engine thread: out of luck"), "{words}");
         });
-        group.fail(1, "a consequence");
-        assert_eq!(*heard.lock().expect("no panic"), ["rank 2 of 3: out of luck"]);
+        group.fail(0, &EngineError::Ranks("a vote ended".to_string()));
+        group.fail(1, &EngineError::Thread("bad luck".to_string()));
+        assert_eq!(
+            *heard.lock().expect("no panic"),
+            ["rank 2 of 3: engine thread: out of luck"]
+        );
         let all = group.failure().expect("words");
-        assert_eq!(all, "rank 1 of 3: a consequence; rank 2 of 3: out of luck");
+        assert_eq!(
+            all,
+            "rank 1 of 3: engine thread: bad luck; rank 2 of 3: engine thread: out of luck"
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! Recorded decode steps: two reusable command buffers for each bucket of sequences (forward; head, sampler and the rows' update),
 //! made on first use and kept. A step is padded to its bucket; the host writes step data only.
 //!
-//! A recording that cannot be made or that fails its check is never used: its steps are encoded anew, and the log says why.
+//! A recording that cannot be made or that fails its check is never used: its steps are encoded anew, and the log says why. They keep
+//! the bucket's shape, so that of several ranks some may replay and some encode, and collectives still match.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -39,11 +40,12 @@ pub(crate) struct Recordings {
     check: bool,
 }
 
-/// What to submit for a step.
-pub(crate) struct Replay {
-    /// Sequences that the recordings were made for.
-    pub bucket: u32,
-    pub commands: [CommandId; 2],
+/// How a decode step runs.
+pub(crate) struct Bucketed {
+    /// Sequences that it is padded to.
+    pub size: u32,
+    /// The recordings to submit; `None`: they were refused, encode the step.
+    pub commands: Option<[CommandId; 2]>,
 }
 
 impl Recordings {
@@ -86,12 +88,12 @@ pub(crate) fn bucket_sizes(max_seqs: u32, device_buckets: &[u32]) -> Vec<u32> {
 }
 
 impl Runner {
-    /// The recordings that serve a decode step of `num_seqs` sequences, made now if this is their first use. `None`: encode the
-    /// step anew.
+    /// The bucket of a decode step of `num_seqs` sequences, with its recordings, made now if this is their first use. `None`: steps
+    /// of this size are not recorded.
     ///
     /// # Errors
     /// A device that was lost or hangs; anything else that goes wrong only refuses the recording.
-    pub(crate) fn replay_of(&mut self, num_seqs: u32, sampler: Sampler) -> Result<Option<Replay>, EngineError> {
+    pub(crate) fn bucket_of(&mut self, num_seqs: u32, sampler: Sampler) -> Result<Option<Bucketed>, EngineError> {
         let Some(recordings) = &self.recordings else {
             return Ok(None);
         };
@@ -102,11 +104,11 @@ impl Runner {
         let bucket = &recordings.buckets[index];
         let (forward, head) = (&bucket.forward, &bucket.heads[sampler as usize]);
         if let (Recorded::Ready(forward), Recorded::Ready(head)) = (forward, head) {
-            let commands = [forward.id(), head.id()];
-            return Ok(Some(Replay { bucket: size, commands }));
+            let commands = Some([forward.id(), head.id()]);
+            return Ok(Some(Bucketed { size, commands }));
         }
         if matches!(forward, Recorded::Refused) || matches!(head, Recorded::Refused) {
-            return Ok(None);
+            return Ok(Some(Bucketed { size, commands: None }));
         }
         let known = forward.clone();
         let (forward, head) = self.make(size, sampler, known)?;
@@ -118,7 +120,7 @@ impl Runner {
             recordings.buckets[index].forward = forward;
             recordings.buckets[index].heads[sampler as usize] = head;
         }
-        Ok(commands.map(|commands| Replay { bucket: size, commands }))
+        Ok(Some(Bucketed { size, commands }))
     }
 
     /// Records what is missing and checks it.

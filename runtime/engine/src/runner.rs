@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use halyard_platform_api::ops::RESULT_HEADER;
-use halyard_platform_api::{Buffer, Communicator, Device, EncoderMode, PreparedOp, Queue, Tensor};
+use halyard_platform_api::{Buffer, Communicator, Device, EncoderMode, Queue, Tensor};
 use halyard_scheduler::{RequestId, Scheduled, SchedulerOutput, StepId};
 
 use crate::compile::{CompiledProgram, StepShape};
@@ -15,21 +15,10 @@ use crate::rank::RankGroup;
 use crate::recording::Recordings;
 use crate::sequence::{Sampler, Sequence, Sequences};
 use crate::state::{Capacities, ResultRing, RowState, StepState, Writes};
+use crate::step_ops::StepOps;
 
 /// Longest single wait for the device; the engine then looks whether it may wait on.
 const WAIT_SLICE_NS: u64 = 1_000_000_000;
-
-/// The ops around the model's own programs.
-pub(crate) struct StepOps {
-    pub prepare_inputs: Arc<dyn PreparedOp>,
-    pub slot_mapping: Arc<dyn PreparedOp>,
-    pub update_rows: Arc<dyn PreparedOp>,
-    pub argmax: Arc<dyn PreparedOp>,
-    pub sample: Arc<dyn PreparedOp>,
-    pub logits_process: Arc<dyn PreparedOp>,
-    pub top_logprobs: Arc<dyn PreparedOp>,
-    pub copy_logits: Arc<dyn PreparedOp>,
-}
 
 /// A model on a device.
 pub(crate) struct Runner {
@@ -129,10 +118,11 @@ impl Runner {
         let (wanted, spans) = survey(&order, num_emitting, sequences, &mut rows);
         let is_decode = num_emitting == order.len() as u32 && order.iter().all(|s| s.query_len == 1);
         // Before the step's own writes: making a recording runs steps of its own over the same step data.
-        let replay = match is_decode && spans.is_empty() && !wanted.logprobs {
-            true => self.replay_of(num_emitting, wanted.sampler)?,
+        let bucket = match is_decode && spans.is_empty() && !wanted.logprobs {
+            true => self.bucket_of(num_emitting, wanted.sampler)?,
             false => None,
         };
+        let padding = bucket.as_ref().map_or(0, |bucket| bucket.size - num_emitting);
         self.writes.clear();
         self.write_rows(plan, sequences);
         let parts = StepParts {
@@ -144,21 +134,22 @@ impl Runner {
             ],
             order: &order,
             num_emitting,
-            padding: replay.as_ref().map_or(0, |replay| replay.bucket - num_emitting),
+            padding,
         };
         write_step(&mut self.writes, &self.step, &parts);
         self.write_spans(&order, &spans, sequences);
         self.writes.submit(&*self.queue)?;
+        let replay = bucket.and_then(|bucket| bucket.commands);
         let number = match &replay {
-            Some(replay) => self.queue.submit(&replay.commands, &[])?,
+            Some(commands) => self.queue.submit(commands, &[])?,
             None => {
                 let shape = StepShape {
-                    tokens: plan.num_tokens,
-                    seqs: order.len() as u32,
+                    tokens: plan.num_tokens + padding,
+                    seqs: order.len() as u32 + padding,
                     logits: 0,
                     logits_first: 0,
                 };
-                self.submit_once(shape, num_emitting, wanted, &spans, entry)?
+                self.submit_once(shape, num_emitting + padding, wanted, &spans, entry)?
             }
         };
         self.order = order;

@@ -19,6 +19,9 @@ use crate::view::View;
 
 pub(super) use kv_write::{borrowed, cache_defines};
 
+/// KV blocks that the kernels are built for, tokens. 64 suits the matrix units best.
+pub(crate) const BLOCK_SIZES: [u32; 5] = [8, 16, 32, 64, 128];
+
 /// Most values of a head: the plain kernel keeps a head's sums in registers.
 const MAX_HEAD_DIM: u32 = 512;
 
@@ -69,9 +72,9 @@ fn cache_reasons(backend: u32, act: DType, kv: DType, head_dim: u32, block_size:
     if head_dim == 0 || head_dim > MAX_HEAD_DIM {
         reasons.push(format!("head_dim {head_dim}: this platform takes 1 to {MAX_HEAD_DIM}"));
     }
-    if block_size == 0 || !block_size.is_multiple_of(8) {
+    if !BLOCK_SIZES.contains(&block_size) {
         reasons.push(format!(
-            "block size {block_size} is no multiple of 8; 64 suits this platform best"
+            "block size {block_size}: this platform takes {BLOCK_SIZES:?}, best 64"
         ));
     }
     reasons

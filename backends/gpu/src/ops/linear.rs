@@ -7,7 +7,7 @@ mod quantized;
 mod small;
 
 use halyard_platform_api::ops::{self, Epilogue, GeluKind};
-use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};
+use halyard_platform_api::{DType, Error, OpSpec, Result, Status, WeightFormat};
 
 use crate::driver::DevicePtr;
 use crate::encoding::Encoding;
@@ -238,7 +238,9 @@ impl Kernel for Linear {
         };
         let (library, why) = match Library::prepare(cx, op, self.held, own_tokens) {
             Ok(library) => (library, None),
-            Err(why) => (None, Some(why.message)),
+            Err(why) if why.status == Status::Unsupported => (None, Some(why.message)),
+            // A missing library or a lost device is told, not worked around at a tenth of the speed.
+            Err(why) => return Err(why),
         };
         let mut small = None;
         if fits && !(self.many_only && library.is_some()) {

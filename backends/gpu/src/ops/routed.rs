@@ -85,6 +85,8 @@ struct Entry {
     name: &'static str,
     source: Source,
     act: &'static str,
+    /// What names the weight: its type or its format.
+    define: &'static str,
     weight: &'static str,
     function: Option<Function>,
 }
@@ -95,13 +97,14 @@ impl Entry {
             name,
             source,
             act,
+            define: "WEIGHT",
             weight,
             function: None,
         }
     }
 
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        let defines = [("ACT", self.act), ("WEIGHT", self.weight)];
+        let defines = [("ACT", self.act), (self.define, self.weight)];
         self.function = Some(cx.function(self.source, &defines, self.name, 0)?);
         Ok(())
     }
@@ -352,16 +355,25 @@ impl Linear {
 
     fn new(op: &ops::MoeLinear) -> Result<Linear> {
         let act = float(Self::NAME, "activations", op.dtype)?;
-        let (weight, bytes) = match op.weight {
-            WeightFormat::F32 => ("f32", 4),
-            WeightFormat::F16 => ("f16", 2),
-            WeightFormat::BF16 => ("bf16", 2),
-            other => {
-                return Err(Error::unsupported(format!(
-                    "{} with {other:?} weights: F32, F16 and BF16 work; unpack the experts to one of them",
-                    Self::NAME
-                )));
-            }
+        let (define, weight) = match op.weight {
+            WeightFormat::F32 => ("WEIGHT", "f32"),
+            WeightFormat::F16 => ("WEIGHT", "f16"),
+            WeightFormat::BF16 => ("WEIGHT", "bf16"),
+            WeightFormat::Q4_0 => ("FORMAT", "3"),
+            WeightFormat::Q4_1 => ("FORMAT", "4"),
+            WeightFormat::Q5_0 => ("FORMAT", "5"),
+            WeightFormat::Q8_0 => ("FORMAT", "6"),
+            WeightFormat::Q4K => ("FORMAT", "7"),
+            WeightFormat::Q6K => ("FORMAT", "8"),
+        };
+        let Some(row_bytes) = op.weight.row_bytes(op.in_features as usize) else {
+            return Err(Error::unsupported(format!(
+                "{}: {} values are no whole blocks of {} of {:?}",
+                Self::NAME,
+                op.in_features,
+                op.weight.block_values(),
+                op.weight
+            )));
         };
         check_extents(
             Self::NAME,
@@ -374,8 +386,11 @@ impl Linear {
         )?;
         Ok(Linear {
             op: op.clone(),
-            row_bytes: u64::from(op.in_features) * bytes,
-            entry: Entry::new(Self::NAME, MOE, act, weight),
+            row_bytes: row_bytes as u64,
+            entry: Entry {
+                define,
+                ..Entry::new(Self::NAME, MOE, act, weight)
+            },
         })
     }
 
@@ -400,6 +415,7 @@ impl Kernel for Linear {
             Arg::U32(x.strides[0]),
             Arg::U32(if x.shape[1] == 1 { 0 } else { x.strides[1] }),
             Arg::Ptr(weight.ptr),
+            Arg::U64(self.row_bytes),
             Arg::Ptr(experts.ptr),
             Arg::U32(experts.row_stride()),
             Arg::Ptr(out.ptr),
@@ -491,5 +507,114 @@ impl Kernel for Combine {
         let grid = [self.op.width.div_ceil(THREADS), out.len().min(MAX_GRID_Y), 1];
         encoding.launch(self.entry.get()?, grid, THREADS, 0, &args);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    fn moe_linear(weight: WeightFormat, dtype: DType) -> OpSpec {
+        ops::MoeLinear {
+            in_features: 32,
+            out_features: 5,
+            num_experts: 3,
+            top_k: 2,
+            weight,
+            dtype,
+            max_tokens: 4,
+        }
+        .into()
+    }
+
+    fn refused(spec: &OpSpec) -> String {
+        match build(spec) {
+            Some(Err(error)) => error.to_string(),
+            Some(Ok(_)) => "accepted".to_string(),
+            None => "not of this family".to_string(),
+        }
+    }
+
+    #[test]
+    fn types_that_do_not_run_are_refused_with_those_that_do() {
+        assert_eq!(refused(&moe_linear(WeightFormat::BF16, DType::F16)), "accepted");
+        assert_eq!(refused(&moe_linear(WeightFormat::Q4_0, DType::F16)), "accepted");
+        let text = refused(&moe_linear(WeightFormat::Q4K, DType::F16));
+        assert!(text.contains("32 values are no whole blocks of 256 of Q4K"), "{text}");
+        let text = refused(&moe_linear(WeightFormat::F32, DType::I8));
+        assert!(text.contains("I8") && text.contains("BF16 work"), "{text}");
+        let route = ops::MoeRoute {
+            num_experts: 4,
+            top_k: 5,
+            scoring: Scoring::Softmax,
+            normalize: false,
+            factor: 1.0,
+        };
+        let text = refused(&route.into());
+        assert!(text.contains("top_k is 5 of 4 experts"), "{text}");
+    }
+
+    #[test]
+    fn decode_steps_take_a_block_a_token() {
+        let entry = |name, at| Entry {
+            function: Some(Function(at)),
+            ..Entry::new(name, LORA, "f32", "f32")
+        };
+        let entries = LoraEntries {
+            few: entry("few", 1),
+            many: entry("many", 2),
+        };
+        assert_eq!(entries.get(512).unwrap(), (Function(1), 1));
+        assert_eq!(entries.get(513).unwrap(), (Function(2), LORA_TOKENS));
+    }
+
+    /// Notes what is copied.
+    #[derive(Default)]
+    struct Copies(RefCell<Vec<(DevicePtr, u64)>>);
+
+    impl Packer for Copies {
+        fn copy(
+            &self,
+            to: DevicePtr,
+            _to_pitch: u64,
+            _source: RowSource<'_>,
+            _offset: u64,
+            _pitch: u64,
+            width: u64,
+            height: u64,
+        ) -> Result<()> {
+            self.0.borrow_mut().push((to, width * height));
+            Ok(())
+        }
+
+        fn on_device(&self, _source: RowSource<'_>, _offset: u64, _bytes: u64) -> Result<DevicePtr> {
+            Err(Error::invalid("nothing is staged here"))
+        }
+
+        fn run(&self, _encoding: &Encoding) -> Result<()> {
+            Err(Error::invalid("nothing runs here"))
+        }
+    }
+
+    #[test]
+    fn expert_rows_are_packed_as_they_are() {
+        let kernel = build(&moe_linear(WeightFormat::F16, DType::F32)).unwrap().unwrap();
+        assert_eq!(kernel.packed_weight_bytes(0).unwrap(), 3 * 5 * 64);
+        assert!(kernel.packed_weight_bytes(1).is_err());
+        let copies = Copies::default();
+        let bytes = [0; 4 * 64];
+        kernel
+            .pack_weight(&copies, 0, 11, 4, RowSource::Host(&bytes), 1000)
+            .unwrap();
+        assert_eq!(*copies.0.borrow(), [(1000 + 11 * 64, 4 * 64)]);
+        let error = kernel
+            .pack_weight(&copies, 0, 12, 4, RowSource::Host(&bytes), 1000)
+            .unwrap_err();
+        assert!(
+            error.message.contains("rows 12 .. 16 of node 0; node 0 has 15"),
+            "{error}"
+        );
     }
 }

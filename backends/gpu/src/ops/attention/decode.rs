@@ -277,6 +277,7 @@ impl Decode {
             Arg::F32(turn.k_norm.1),
             Arg::F32(turn.q_norm.2),
             Arg::F32(turn.k_norm.2),
+            Arg::U32(turn.table.len()),
         ]);
         self.launch(encoding, call, &args);
         Ok(())
