@@ -24,6 +24,7 @@ mod sequence;
 mod state;
 mod stats;
 mod step_encode;
+mod step_ops;
 mod stream;
 mod weight_loader;
 

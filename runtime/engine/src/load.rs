@@ -5,10 +5,7 @@ use std::time::{Duration, Instant};
 
 use halyard_models::ModelFiles;
 use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, WeightSpec, build_forward, build_head};
-use halyard_platform_api::ops::{
-    Argmax, Copy, LogitsProcess, PrepareInputs, Sample, SlotMapping, TopLogprobs, UpdateRows,
-};
-use halyard_platform_api::{Buffer, BufferKind, CommunicatorId, DType, Device, OpSpec, PreparedOp, QueueKind, Tensor};
+use halyard_platform_api::{Buffer, BufferKind, CommunicatorId, DType, Device, QueueKind, Tensor};
 use halyard_scheduler::{KvGroup, KvKind, SchedulerConfig};
 
 use crate::compile::{CompiledProgram, Extent, Places, Preparer, Template, compile};
@@ -19,9 +16,10 @@ use crate::parallel::{group_id, join, on_every_rank, plan_ranks};
 use crate::plan::{MIN_LOGITS_ROWS, Plan};
 use crate::rank::RankGroup;
 use crate::recording::{Recordings, bucket_sizes};
-use crate::runner::{Runner, StepOps};
+use crate::runner::Runner;
 use crate::self_check::Scratch;
 use crate::state::{ResultRing, RowState, StepState, Writes};
+use crate::step_ops::StepOps;
 use crate::weight_loader::WeightLoader;
 
 /// How far loading is.
@@ -224,7 +222,7 @@ fn load_rank(
         };
         compile(&*device, program, files, &places, preparer, &mut loader)
     };
-    let ops = step_ops(&plan, &ring, &mut preparer)?;
+    let ops = StepOps::prepare(&plan, &ring, &mut preparer)?;
     let forward = compile_one(&forward, &forward_slots, &mut preparer)?;
     let head = compile_one(&head, &head_slots, &mut preparer)?;
     preparer.finish()?;
@@ -350,91 +348,6 @@ fn recordings(
             };
             Some(Recordings::new(sizes, scratch, config.recording.check))
         }
-    }
-}
-
-fn step_ops(plan: &Plan, ring: &ResultRing, preparer: &mut Preparer<'_>) -> Result<Option<StepOps>, EngineError> {
-    let c = &plan.capacities;
-    let (max_seqs, max_tokens, vocab) = (c.max_seqs, c.max_tokens, c.vocab);
-    let mut op = |spec: OpSpec| preparer.op(&spec);
-    let prepare_inputs = op(PrepareInputs { max_seqs, max_tokens }.into())?;
-    let slot_mapping = op(SlotMapping {
-        block_size: plan.options.block_size,
-    }
-    .into())?;
-    let update_rows = op(UpdateRows {
-        max_seqs,
-        max_sampled: 1,
-    }
-    .into())?;
-    let argmax = op(Argmax { vocab, max_seqs }.into())?;
-    let sample = op(Sample { vocab, max_seqs }.into())?;
-    let logits_process = op(LogitsProcess { vocab, max_seqs }.into())?;
-    let top_logprobs = op(TopLogprobs {
-        vocab,
-        k: ring.k,
-        max_rows: c.logits_chunk,
-    }
-    .into())?;
-    let copy_logits = op(Copy { dtype: DType::F32 }.into())?;
-    let all = (
-        prepare_inputs,
-        slot_mapping,
-        update_rows,
-        argmax,
-        sample,
-        logits_process,
-        top_logprobs,
-        copy_logits,
-    );
-    let (
-        Some(prepare_inputs),
-        Some(slot_mapping),
-        Some(update_rows),
-        Some(argmax),
-        Some(sample),
-        Some(logits_process),
-        Some(top_logprobs),
-        Some(copy_logits),
-    ) = all
-    else {
-        return Ok(None);
-    };
-    Ok(Some(StepOps {
-        prepare_inputs,
-        slot_mapping,
-        update_rows,
-        argmax,
-        sample,
-        logits_process,
-        top_logprobs,
-        copy_logits,
-    }))
-}
-
-impl StepOps {
-    fn all(&self) -> [(&'static str, &Arc<dyn PreparedOp>); 8] {
-        [
-            ("prepare_inputs", &self.prepare_inputs),
-            ("slot_mapping", &self.slot_mapping),
-            ("update_rows", &self.update_rows),
-            ("argmax", &self.argmax),
-            ("sample", &self.sample),
-            ("logits_process", &self.logits_process),
-            ("top_logprobs", &self.top_logprobs),
-            ("copy", &self.copy_logits),
-        ]
-    }
-
-    fn scratch_bytes(&self) -> u64 {
-        let all = self.all().into_iter();
-        all.map(|(_, op)| op.info().scratch_bytes).max().unwrap_or(0)
-    }
-
-    /// The first op that cannot be recorded.
-    fn not_recordable(&self) -> Option<&'static str> {
-        let mut all = self.all().into_iter();
-        all.find(|(_, op)| !op.info().recordable).map(|(name, _)| name)
     }
 }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use halyard_platform_api::ops::RESULT_HEADER;
-use halyard_platform_api::{Buffer, Communicator, Device, EncoderMode, PreparedOp, Queue, Tensor};
+use halyard_platform_api::{Buffer, Communicator, Device, EncoderMode, Queue, Tensor};
 use halyard_scheduler::{RequestId, Scheduled, SchedulerOutput, StepId};
 
 use crate::compile::{CompiledProgram, StepShape};
@@ -15,21 +15,10 @@ use crate::rank::RankGroup;
 use crate::recording::Recordings;
 use crate::sequence::{Sampler, Sequence, Sequences};
 use crate::state::{Capacities, ResultRing, RowState, StepState, Writes};
+use crate::step_ops::StepOps;
 
 /// Longest single wait for the device; the engine then looks whether it may wait on.
 const WAIT_SLICE_NS: u64 = 1_000_000_000;
-
-/// The ops around the model's own programs.
-pub(crate) struct StepOps {
-    pub prepare_inputs: Arc<dyn PreparedOp>,
-    pub slot_mapping: Arc<dyn PreparedOp>,
-    pub update_rows: Arc<dyn PreparedOp>,
-    pub argmax: Arc<dyn PreparedOp>,
-    pub sample: Arc<dyn PreparedOp>,
-    pub logits_process: Arc<dyn PreparedOp>,
-    pub top_logprobs: Arc<dyn PreparedOp>,
-    pub copy_logits: Arc<dyn PreparedOp>,
-}
 
 /// A model on a device.
 pub(crate) struct Runner {

@@ -32,10 +32,7 @@ pub const INT8: Bounds = Bounds {
 };
 /// Activations, weights and KV in bf16: every value between two ops keeps 8 bits, layer after layer. HF's own bf16 runs of the tiny models are up to
 /// 0.44 away from its fp32 (transformers on a CPU; mistral).
-pub const BF16: Bounds = Bounds {
-    logprob: 0.5,
-    gap: 0.3,
-};
+pub const BF16: Bounds = Bounds { logprob: 0.5, gap: 0.3 };
 /// The same in f16, which keeps 11 bits; HF's own f16 runs are up to 0.064 away (qwen3).
 pub const F16: Bounds = Bounds {
     logprob: 0.08,

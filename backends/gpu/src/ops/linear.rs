@@ -232,7 +232,7 @@ impl Kernel for Linear {
         let fits = matches!(self.held, Held::Plain(weight) if fits(op, weight));
         let mut own_tokens = match self.held {
             _ if fits && self.many_only => 0,
-            _ if fits => small::own_tokens(op.out_features, op.in_features, false),
+            _ if fits => small::own_tokens(op.out_features, op.in_features),
             Held::Planes(_) if op.act != DType::F32 => QUANTIZED_TOKENS,
             _ => PLAIN_TOKENS,
         };
