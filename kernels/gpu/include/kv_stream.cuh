@@ -25,8 +25,10 @@ struct Work {
     u32 S, num_kv_heads, window;
 };
 
-// Tiles of every block's share but the last: equal, at least one a warp, and whole rounds of the warps where that costs little.
-__device__ __forceinline__ u32 share_of(u32 total) {
+// Tiles of every block's share but the last: equal, at least one a warp, and whole rounds of the warps where that costs little. Few short items of
+// `item_tiles` each go to a block each: nothing is cut then, and joining parts would cost more than the warps that idle.
+__device__ __forceinline__ u32 share_of(u32 total, u32 item_tiles) {
+    if (item_tiles > 0 && item_tiles <= 3 * WARPS && total <= gridDim.x * item_tiles && total % item_tiles == 0) return item_tiles;
     if (total <= gridDim.x * WARPS) return WARPS;
     u32 share = (total + gridDim.x - 1) / gridDim.x;
     return share > 8 * WARPS ? (share + WARPS - 1) / WARPS * WARPS : share;

@@ -505,7 +505,7 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
     lay_out(sequences, (u32 *)(shared + ITEMS_AT + STATS_AT), step_rows, starts, seq_lens, S, window, query_len_end);
 
     u32 total = sequences[S].before * num_kv_heads;
-    u32 share = share_of(total);
+    u32 share = share_of(total, sequences[1].before);
     u32 begin = blockIdx.x * share;
     if (begin >= total) return;
     u32 end = total - begin < share ? total : begin + share;

@@ -76,10 +76,15 @@ pub(crate) fn place_all(
     backend: u32,
     weights: &[(Arc<dyn PreparedOp>, u32)],
 ) -> Result<Vec<Placed>, Failure> {
-    case.args
-        .iter()
-        .map(|arg| place(device, arg, backend, weights))
-        .collect()
+    let mut placed: Vec<Placed> = Vec::new();
+    for arg in &case.args {
+        let next = match arg.contents {
+            Contents::Slice { of, first } => placed[of].slice(arg, first),
+            _ => place(device, arg, backend, weights)?,
+        };
+        placed.push(next);
+    }
+    Ok(placed)
 }
 
 fn with_backend(spec: &OpSpec, index: u32) -> OpSpec {
@@ -113,6 +118,7 @@ fn place(
             let arg = Arg::bytes(DType::U8, &[*pages, block_bytes], bytes.clone());
             place_bytes(device, &arg, &bytes)
         }
+        Contents::Slice { of, .. } => Err(Failure::Broken(format!("a slice of tensor {of} has no memory of its own"))),
     }
 }
 
@@ -145,10 +151,21 @@ fn image(tensor: &Tensor, guard: u64, bytes: &[u8]) -> Vec<u8> {
 }
 
 impl Placed {
+    /// A part of its rows, seen in the shape of `arg`.
+    fn slice(&self, arg: &Arg, first: u32) -> Placed {
+        let mut strides = arg.strides();
+        strides[0] = self.tensor.strides[0];
+        Placed {
+            buffer: self.buffer.clone(),
+            tensor: self.tensor.view(u64::from(first), &arg.shape, &strides),
+            uploaded: Vec::new(),
+        }
+    }
+
     /// Gives the tensor another case's contents; an opaque one gets its own again. Weights stay.
     pub(crate) fn refill(&mut self, arg: &Arg) -> Result<(), Failure> {
         match &arg.contents {
-            Contents::Weight { .. } => return Ok(()),
+            Contents::Weight { .. } | Contents::Slice { .. } => return Ok(()),
             Contents::Bytes(bytes) => self.uploaded = image(&self.tensor, self.tensor.offset, bytes),
             Contents::Cache { .. } => {}
         }

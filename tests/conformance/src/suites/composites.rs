@@ -143,16 +143,27 @@ fn block(seed: u64, format: WeightFormat, act: DType, private: bool) -> Case {
     }
 }
 
-fn check(device: &dyn Device, oracle: &dyn Device, case: &Case) -> Result<(), String> {
+/// A tensor as a program declares it. One whose contents nobody looks at afterwards is internal, with all its slices.
+fn declared(case: &Case, index: u32) -> TensorDecl {
+    let arg = &case.args[index as usize];
+    let decl = |arg: &Arg, storage, first_column| TensorDecl {
+        first_column,
+        num_columns: arg.shape[1..].iter().product(),
+        ..TensorDecl::whole(arg.dtype, matches!(arg.check, Check::Ignored), storage)
+    };
+    match arg.contents {
+        Contents::Slice { of, first } => TensorDecl {
+            internal: matches!(case.args[of].check, Check::Ignored),
+            ..decl(arg, of as u32, first)
+        },
+        Contents::Bytes(_) => decl(arg, index, 0),
+        _ => TensorDecl::whole(arg.dtype, false, index),
+    }
+}
+
+pub(super) fn check(device: &dyn Device, oracle: &dyn Device, case: &Case) -> Result<(), String> {
     let program = Program {
-        tensors: (0..case.args.len() as u32)
-            .map(|storage| {
-                let arg = &case.args[storage as usize];
-                let data = matches!(arg.contents, Contents::Bytes(_));
-                let internal = data && matches!(arg.check, Check::Ignored);
-                TensorDecl::whole(arg.dtype, internal, storage)
-            })
-            .collect(),
+        tensors: (0..case.args.len() as u32).map(|index| declared(case, index)).collect(),
         nodes: case
             .nodes
             .iter()
