@@ -1,5 +1,6 @@
 // `argmax`: memory-bound, so a row is shared out to as many blocks as fill the device. Where there are clusters they join in shared memory.
 // No definitions.
+// check:
 #include "logits.cuh"
 
 // What lies outside of the row is −∞.

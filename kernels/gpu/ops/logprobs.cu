@@ -1,5 +1,6 @@
 // `top_logprobs`: log-probability and rank of a chosen token, and the most likely ones.
 // Definitions: as logits.cuh.
+// check:
 #include "logits.cuh"
 
 // One block a row: log-probability and rank of the chosen token, and the k most likely.

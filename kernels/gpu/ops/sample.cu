@@ -2,6 +2,7 @@
 // found among the few largest, where these are all that is kept, or by bisection. Probabilities are sums of integers, so that no draw depends
 // on the order of a sum.
 // Definitions: as logits.cuh.
+// check:
 #include "logits.cuh"
 
 // The first position at which the running sum of f(entry) over the first `count` entries reaches target(total); `count` if none.
@@ -92,7 +93,8 @@ __device__ __forceinline__ i32 draw_listed(const Row &row, Shared &s, const Para
             return -1;
         }
     }
-    // In index order.
+    // In index order. Every thread has read what it needs of the other one.
+    __syncthreads();
     for (u32 i = threadIdx.x; i < count; i += BLOCK) s.listed[i] = s.listed[i] << 32 | s.listed[i] >> 32;
     sort_listed(s, count);
     u32 place = locate_listed(
