@@ -94,7 +94,8 @@ __device__ __forceinline__ i32 draw_listed(const Row &row, Shared &s, const Para
             return -1;
         }
     }
-    // In index order.
+    // In index order. Every thread has read what it needs of the other one.
+    __syncthreads();
     for (u32 i = threadIdx.x; i < count; i += BLOCK) s.listed[i] = s.listed[i] << 32 | s.listed[i] >> 32;
     sort_listed(s, count);
     u32 place = locate_listed(

@@ -26,11 +26,7 @@ pub use suites::check_collectives;
 pub struct Options {
     /// Seed of all inputs.
     pub seed: u64,
-<<<<<<< HEAD
     /// Only rows of this op, or only this suite (memory, execution, composites, invariance).
-=======
-    /// Only rows of this op, and no suites but the one of composites, where that is the name.
->>>>>>> wip-attention
     pub only_op: Option<String>,
     /// Ops that the device may leave unsupported (with a reason) in every variant. Another op that is unsupported in every
     /// variant fails.

@@ -17,7 +17,6 @@ pub use collectives::check_collectives;
 
 /// Runs every suite that needs one device.
 pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options, report: &mut Report) {
-<<<<<<< HEAD
     let wanted = |suite: &str| options.only_op.as_ref().is_none_or(|only| only == suite);
     if wanted("memory") {
         memory::run(&**device, report);
@@ -27,25 +26,11 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
     }
     if wanted("composites") {
         composites::run(&**device, &**oracle, options.seed, report);
+        attention_layer::run(&**device, &**oracle, options.seed, report);
     }
     if wanted("invariance") {
         invariance::run(&**device, options.seed, report);
     }
-=======
-    if options.only_op.as_deref() == Some("composites") {
-        composites::run(&**device, &**oracle, options.seed, report);
-        attention_layer::run(&**device, &**oracle, options.seed, report);
-        return;
-    }
-    if options.only_op.is_some() {
-        return;
-    }
-    memory::run(&**device, report);
-    execution::run(&**device, report);
-    composites::run(&**device, &**oracle, options.seed, report);
-    attention_layer::run(&**device, &**oracle, options.seed, report);
-    invariance::run(&**device, options.seed, report);
->>>>>>> wip-attention
 }
 
 /// Notes the outcome of a check.
