@@ -18,8 +18,8 @@ extern "C" __global__ void __launch_bounds__(256)
     linear_plain(const ACT *x, const WEIGHT *w, const float *bias, const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride,
                  u32 tokens, u32 n, u32 k) {
     u32 lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5), first = blockIdx.y * kTokens;
-    wait_for_previous();
     let_next_start();
+    wait_for_previous();
     if (row >= n) return;
     const WEIGHT *weights = w + (u64)row * k;
     const ACT *values = x + (u64)first * x_stride;
@@ -62,8 +62,8 @@ template <> __device__ __forceinline__ f16 narrow<f16>(float x) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) convert_weights(const WEIGHT *from, ACT *to, u64 count) {
-    wait_for_previous();
     let_next_start();
+    wait_for_previous();
     u64 first = (u64)blockIdx.x * 1024 + threadIdx.x;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
@@ -75,8 +75,8 @@ extern "C" __global__ void __launch_bounds__(256) convert_weights(const WEIGHT *
 // out = epilogue(product + bias) + residual, where each of product (f32 rows), bias and residual may be absent.
 extern "C" __global__ void __launch_bounds__(256) linear_finish(const float *product, const float *bias, const OUT *residual, OUT *out,
                                                                 u32 product_stride, u32 residual_stride, u32 out_stride, u32 n) {
-    wait_for_previous();
     let_next_start();
+    wait_for_previous();
     u32 row = blockIdx.x * 256 + threadIdx.x;
     u64 token = blockIdx.y;
     if (row >= n) return;

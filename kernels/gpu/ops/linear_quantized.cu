@@ -97,8 +97,8 @@ extern "C" __global__ void __launch_bounds__(256) quantized_pack(const u8 *file,
 
 // Rows `first_row ..` as plain values, row-major. One thread a lane's part of a chunk.
 extern "C" __global__ void __launch_bounds__(256) quantized_unpack(u8 *packed, ACT *out, u32 n, u32 k, u32 first_row, u32 num_rows) {
-    wait_for_previous();
     let_next_start();
+    wait_for_previous();
     Planes p = planes_of(packed, n, k);
     u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
     u32 t = index & 3, parts = 4 * p.groups, chunk = (u32)(index / 4 % parts);
@@ -229,8 +229,8 @@ extern "C" __global__ void __launch_bounds__(256)
                            u32 tokens, u32 n, u32 k) {
     constexpr u32 kTokens = 8;
     u32 lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5), first_token = blockIdx.y * kTokens;
-    wait_for_previous();
     let_next_start();
+    wait_for_previous();
     if (row >= n) return;
     Planes p = planes_of(packed, n, k);
     u32 count = min(tokens - first_token, kTokens), t = lane & 3;
