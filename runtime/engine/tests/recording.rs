@@ -116,6 +116,20 @@ fn a_device_that_claims_no_recording_is_not_asked_for_one() {
 }
 
 #[test]
+fn sizes_that_come_rarely_are_not_recorded() {
+    let replayed = |from_step| {
+        let llm = llm(delayed(1), |c| c.recording.from_step = from_step);
+        let prompts = vec![vec![5, 6, 7]];
+        llm.generate_ids(prompts, &params("greedy", 6)).expect("taken");
+        steps(&llm)
+    };
+    // One prompt step, then 32 of one sequence.
+    assert_eq!(replayed(33), (0, 33));
+    assert_eq!(replayed(32), (1, 33));
+    assert_eq!(replayed(8), (25, 33));
+}
+
+#[test]
 fn steps_that_score_tokens_are_encoded_anew() {
     let llm = llm(delayed(1), |_| {});
     let params = SamplingParams {
