@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use common::{delayed, fixtures, loaded, open, reference};
 use halyard_delayed::{DelayedPlatform, Fault};
+use halyard_device_check::recording as checks;
 use halyard_engine::{EngineConfig, FinishReason, Llm, Request, RequestOutput, SamplingParams};
 use halyard_platform_api::{Device, Platform};
 
@@ -142,6 +143,19 @@ fn steps_that_score_tokens_are_encoded_anew() {
         Some(output.outputs[0].token_ids.len())
     );
     assert_eq!(steps(&llm).0, 0);
+}
+
+#[test]
+fn the_device_check_holds_here_and_sees_a_stale_recording() {
+    let configure = |path: &std::path::Path| common::config(path);
+    for (name, outcome) in checks::check(&delayed(1), &fixtures(), configure) {
+        outcome.unwrap_or_else(|why| panic!("{name}: {why}"));
+    }
+    let llama = || common::config(&fixtures().join("llama"));
+    let shown = checks::many_replays(&delayed(1), llama(), 100, false).expect("no growth");
+    assert!(shown.contains("0 bytes in buffers"), "{shown}");
+    let refused = checks::check(&stale(), &fixtures(), configure);
+    assert!(refused.iter().all(|(_, outcome)| outcome.is_err()), "{refused:?}");
 }
 
 fn stale() -> Arc<dyn Device> {
