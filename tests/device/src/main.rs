@@ -195,7 +195,12 @@ fn recorded(platform: &dyn Platform, options: &Options, table: &mut Table) -> Re
         table.skip("recording", &why);
         return Ok(());
     }
-    for (name, outcome) in recording::check(&device, &options.fixtures, small) {
+    for (name, outcome) in recording::check(
+        &device,
+        &options.fixtures,
+        &[DType::F32, DType::F16, DType::BF16],
+        small,
+    ) {
         note(&name, outcome, table);
     }
     Ok(())

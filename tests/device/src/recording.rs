@@ -29,11 +29,16 @@ pub fn applies(device: &dyn Device) -> Result<(), String> {
     }
 }
 
-/// Serves the same requests recorded and encoded anew, in every type that the device computes in.
-pub fn check(device: &Arc<dyn Device>, fixtures: &Path, configure: impl Fn(&Path) -> EngineConfig) -> Vec<Outcome> {
+/// Serves the same requests recorded and encoded anew, in those of the types that the device computes in.
+pub fn check(
+    device: &Arc<dyn Device>,
+    fixtures: &Path,
+    types: &[DType],
+    configure: impl Fn(&Path) -> EngineConfig,
+) -> Vec<Outcome> {
     let info = device.info();
     let mut outcomes = Vec::new();
-    for dtype in [DType::F32, DType::F16, DType::BF16] {
+    for &dtype in types {
         if !info.compute_dtypes.contains(dtype) || !info.kv_dtypes.contains(dtype) {
             continue;
         }
