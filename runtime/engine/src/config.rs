@@ -74,6 +74,19 @@ pub struct RecordingConfig {
     pub enforce_eager: bool,
     /// Compares each new recording with steps encoded anew before it is used: four steps of its size, once.
     pub check: bool,
+    /// Which decode step of a size is the first to be recorded. Making and checking a recording costs what encoding some ten steps
+    /// costs, and sizes that a batch passes through while it drains come once.
+    pub from_step: u32,
+}
+
+impl Default for RecordingConfig {
+    fn default() -> Self {
+        RecordingConfig {
+            enforce_eager: false,
+            check: true,
+            from_step: 8,
+        }
+    }
 }
 
 impl EngineConfig {
@@ -103,10 +116,7 @@ impl EngineConfig {
                 policy: halyard_scheduler::Policy::Fcfs,
                 async_depth: None,
             },
-            recording: RecordingConfig {
-                enforce_eager: false,
-                check: true,
-            },
+            recording: RecordingConfig::default(),
         }
     }
 }

@@ -338,7 +338,7 @@ fn recordings(
         }
         Ok(sizes) => {
             notes.push(format!(
-                "decode steps are recorded on first use, for {sizes:?} sequences"
+                "decode steps are recorded when they recur, for {sizes:?} sequences"
             ));
             let scratch = Scratch {
                 first_row: c.max_seqs,
@@ -346,7 +346,7 @@ fn recordings(
                 num_tokens: plan.options.block_size.min(c.max_tokens).min(c.max_model_len),
                 steps: 0,
             };
-            Some(Recordings::new(sizes, scratch, config.recording.check))
+            Some(Recordings::new(sizes, scratch, &config.recording))
         }
     }
 }

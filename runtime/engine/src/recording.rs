@@ -1,5 +1,5 @@
 //! Recorded decode steps: two reusable command buffers for each bucket of sequences (forward; head, sampler and the rows' update),
-//! made on first use and kept. A step is padded to its bucket; the host writes step data only.
+//! made when such steps recur, and kept. A step is padded to its bucket; the host writes step data only.
 //!
 //! A recording that cannot be made or that fails its check is never used: its steps are encoded anew, and the log says why. They keep
 //! the bucket's shape, so that of several ranks some may replay and some encode, and collectives still match.
@@ -19,6 +19,8 @@ use crate::sequence::Sampler;
 /// Recordings of one bucket.
 #[derive(Default)]
 struct Bucket {
+    /// Decode steps that came and were not recorded.
+    steps: u32,
     forward: Recorded,
     /// By sampler.
     heads: [Recorded; 3],
@@ -38,6 +40,7 @@ pub(crate) struct Recordings {
     buckets: Vec<Bucket>,
     pub scratch: Scratch,
     check: bool,
+    from_step: u32,
 }
 
 /// How a decode step runs.
@@ -49,12 +52,13 @@ pub(crate) struct Bucketed {
 }
 
 impl Recordings {
-    pub(crate) fn new(sizes: Vec<u32>, scratch: Scratch, check: bool) -> Recordings {
+    pub(crate) fn new(sizes: Vec<u32>, scratch: Scratch, config: &RecordingConfig) -> Recordings {
         Recordings {
             buckets: sizes.iter().map(|_| Bucket::default()).collect(),
             sizes,
             scratch,
-            check,
+            check: config.check,
+            from_step: config.from_step,
         }
     }
 }
@@ -88,20 +92,20 @@ pub(crate) fn bucket_sizes(max_seqs: u32, device_buckets: &[u32]) -> Vec<u32> {
 }
 
 impl Runner {
-    /// The bucket of a decode step of `num_seqs` sequences, with its recordings, made now if this is their first use. `None`: steps
-    /// of this size are not recorded.
+    /// The bucket of a decode step of `num_seqs` sequences, with its recordings, made now if it is time. `None`: encode the step in
+    /// its own size.
     ///
     /// # Errors
     /// A device that was lost or hangs; anything else that goes wrong only refuses the recording.
     pub(crate) fn bucket_of(&mut self, num_seqs: u32, sampler: Sampler) -> Result<Option<Bucketed>, EngineError> {
-        let Some(recordings) = &self.recordings else {
+        let Some(recordings) = &mut self.recordings else {
             return Ok(None);
         };
         let index = recordings.sizes.partition_point(|&size| size < num_seqs);
         let Some(&size) = recordings.sizes.get(index) else {
             return Ok(None);
         };
-        let bucket = &recordings.buckets[index];
+        let bucket = &mut recordings.buckets[index];
         let (forward, head) = (&bucket.forward, &bucket.heads[sampler as usize]);
         if let (Recorded::Ready(forward), Recorded::Ready(head)) = (forward, head) {
             let commands = Some([forward.id(), head.id()]);
@@ -109,6 +113,10 @@ impl Runner {
         }
         if matches!(forward, Recorded::Refused) || matches!(head, Recorded::Refused) {
             return Ok(Some(Bucketed { size, commands: None }));
+        }
+        bucket.steps += 1;
+        if bucket.steps < recordings.from_step {
+            return Ok(None);
         }
         let known = forward.clone();
         let (forward, head) = self.make(size, sampler, known)?;

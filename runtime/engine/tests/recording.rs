@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use common::{delayed, fixtures, loaded, open, reference};
 use halyard_delayed::{DelayedPlatform, Fault};
+use halyard_device_check::recording as checks;
 use halyard_engine::{EngineConfig, FinishReason, Llm, Request, RequestOutput, SamplingParams};
-use halyard_platform_api::{Device, Platform};
+use halyard_platform_api::{DType, Device, Platform};
 
 fn llm(device: Arc<dyn Device>, change: impl FnOnce(&mut EngineConfig)) -> Llm {
     open(&fixtures().join("llama"), device, change)
@@ -116,6 +117,20 @@ fn a_device_that_claims_no_recording_is_not_asked_for_one() {
 }
 
 #[test]
+fn sizes_that_come_rarely_are_not_recorded() {
+    let replayed = |from_step| {
+        let llm = llm(delayed(1), |c| c.recording.from_step = from_step);
+        let prompts = vec![vec![5, 6, 7]];
+        llm.generate_ids(prompts, &params("greedy", 6)).expect("taken");
+        steps(&llm)
+    };
+    // One prompt step, then 32 of one sequence.
+    assert_eq!(replayed(33), (0, 33));
+    assert_eq!(replayed(32), (1, 33));
+    assert_eq!(replayed(8), (25, 33));
+}
+
+#[test]
 fn steps_that_score_tokens_are_encoded_anew() {
     let llm = llm(delayed(1), |_| {});
     let params = SamplingParams {
@@ -128,6 +143,19 @@ fn steps_that_score_tokens_are_encoded_anew() {
         Some(output.outputs[0].token_ids.len())
     );
     assert_eq!(steps(&llm).0, 0);
+}
+
+#[test]
+fn the_device_check_holds_here_and_sees_a_stale_recording() {
+    let configure = |path: &std::path::Path| common::config(path);
+    for (name, outcome) in checks::check(&delayed(1), &fixtures(), &[DType::F32], configure) {
+        outcome.unwrap_or_else(|why| panic!("{name}: {why}"));
+    }
+    let llama = || common::config(&fixtures().join("llama"));
+    let shown = checks::many_replays(&delayed(1), llama(), 100, false).expect("no growth");
+    assert!(shown.contains("0 bytes in buffers"), "{shown}");
+    let refused = checks::check(&stale(), &fixtures(), &[DType::F32], configure);
+    assert!(refused.iter().all(|(_, outcome)| outcome.is_err()), "{refused:?}");
 }
 
 fn stale() -> Arc<dyn Device> {

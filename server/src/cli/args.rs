@@ -216,7 +216,7 @@ impl EngineArgs {
             },
             recording: RecordingConfig {
                 enforce_eager: self.scheduling.enforce_eager,
-                check: true,
+                ..RecordingConfig::default()
             },
         }
     }

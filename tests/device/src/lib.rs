@@ -2,4 +2,5 @@
 //! the `halyard-device-check` program on machines that have a device and nothing else.
 
 pub mod goldens;
+pub mod recording;
 pub mod tensor_parallel;

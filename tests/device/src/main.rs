@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use halyard_device_check::goldens::{self, BF16, Bounds, F16, F32, Free};
-use halyard_device_check::tensor_parallel;
+use halyard_device_check::{recording, tensor_parallel};
 use halyard_engine::{EngineConfig, Llm};
 use halyard_platform_api::{DType, Device, Platform};
 use halyard_plugin_host::{Catalog, SearchPath, select_platform};
@@ -51,8 +51,8 @@ fn run() -> Result<bool, String> {
         match check {
             Check::Conformance => conformance(&*platform, &options, &mut table)?,
             Check::Goldens => golden_models(&*platform, &options, &mut table)?,
-            Check::Recording => {}
-            Check::Replays => {}
+            Check::Recording => recorded(&*platform, &options, &mut table)?,
+            Check::Replays => replays(&*platform, &options, &mut table)?,
             Check::TensorParallel => several_devices(&*platform, &options, &mut table)?,
         }
     }
@@ -108,6 +108,8 @@ fn small(path: &Path) -> EngineConfig {
     config.cache.block_size = Some(16);
     config.scheduler.max_num_seqs = 8;
     config.scheduler.max_num_batched_tokens = Some(48);
+    // Few steps come here: the first of each size is recorded.
+    config.recording.from_step = 1;
     config
 }
 
@@ -187,6 +189,42 @@ fn golden_model(
     Ok(())
 }
 
+fn recorded(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
+    let device = open(platform)?;
+    if let Err(why) = recording::applies(&*device) {
+        table.skip("recording", &why);
+        return Ok(());
+    }
+    for (name, outcome) in recording::check(
+        &device,
+        &options.fixtures,
+        &[DType::F32, DType::F16, DType::BF16],
+        small,
+    ) {
+        note(&name, outcome, table);
+    }
+    Ok(())
+}
+
+fn replays(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
+    let device = open(platform)?;
+    if let Err(why) = recording::applies(&*device) {
+        table.skip("replays", &why);
+        return Ok(());
+    }
+    let config = small(&options.fixtures.join("llama"));
+    let outcome = recording::many_replays(&device, config, u64::from(options.replays), true);
+    note("replays", outcome, table);
+    Ok(())
+}
+
+fn note(name: &str, outcome: Result<String, String>, table: &mut Table) {
+    match outcome {
+        Ok(what) => table.pass(name, &what),
+        Err(why) => table.fail(name, &why),
+    }
+}
+
 fn several_devices(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
     let count = platform.devices().map_err(|e| e.to_string())?.len();
     if count < 2 {
@@ -196,10 +234,7 @@ fn several_devices(platform: &dyn Platform, options: &Options, table: &mut Table
     let open = |index| platform.open(index).map_err(|e| format!("device {index}: {e}"));
     let devices = (0..count.min(4) as u32).map(open).collect::<Result<Vec<_>, _>>()?;
     for (name, outcome) in tensor_parallel::check(&devices, &options.fixtures, small) {
-        match outcome {
-            Ok(what) => table.pass(&name, &what),
-            Err(why) => table.fail(&name, &why),
-        }
+        note(&name, outcome, table);
     }
     Ok(())
 }
