@@ -474,3 +474,45 @@ fn what_ranks_cannot_share_is_refused_with_both_numbers() {
         "{blocks}"
     );
 }
+
+/// A backend may then turn q and k on their way into attention and leave the product as it is. Every layer's slices are overwritten by the
+/// next layer's product, as a whole or in parts.
+#[test]
+fn rotated_q_and_k_are_nobodys_business_after_attention() {
+    for model in ["llama", "qwen3", "gemma3"] {
+        let files = ModelFiles::open(
+            &support::fixtures().join("models").join(model),
+            LoadFormat::Auto,
+            DummyWeights::default(),
+        )
+        .unwrap();
+        let format_of = |role: Role| files.weights.format(role);
+        let layout = KvLayout::of(&files.description);
+        let options = options(8, Shard { rank: 0, size: 1 });
+        let program = build_forward(&files.description, &layout, &options, &format_of)
+            .unwrap()
+            .program;
+        let mut layers = 0;
+        for (first, node) in program.nodes.iter().enumerate() {
+            if !matches!(node.spec, OpSpec::Rope(_)) {
+                continue;
+            }
+            let (region, _) = program.region(first, 3);
+            let [rope, write, attention] = &region.nodes[..] else {
+                panic!("{model}: rope, kv_write and attention in a row")
+            };
+            let internal = |t: u16| region.tensors[usize::from(t)].internal;
+            assert!(internal(rope.operands[2]), "{model}: q and k, node {first}");
+            assert!(
+                internal(write.operands[0]) && internal(attention.operands[0]),
+                "{model}, node {first}"
+            );
+            assert!(
+                !internal(attention.operands[7]),
+                "{model}: the output projection reads what attention wrote"
+            );
+            layers += 1;
+        }
+        assert!(layers > 1, "{model} has {layers} layers");
+    }
+}
