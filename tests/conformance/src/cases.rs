@@ -21,7 +21,11 @@ pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Runs all cases; attention on every backend of the device.
 pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options, report: &mut Report) {
-    let wanted = |case: &Case| options.only_op.as_ref().is_none_or(|op| op == case.op);
+    let wanted = |case: &Case, place: &str| {
+        let row = format!("{}{place}", case.variant);
+        options.only_op.as_ref().is_none_or(|op| op == case.op)
+            && options.only_variant.iter().all(|part| row.contains(part.as_str()))
+    };
     let families = [
         dense::cases,
         pointwise::cases,
@@ -33,7 +37,7 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
     let other_seed = options.seed ^ 0x0FF5_E7ED;
     for family in families {
         for (case, other) in family(options.seed).iter().zip(&family(other_seed)) {
-            if wanted(case) {
+            if wanted(case, "") {
                 run_case(&**device, &**oracle, [case, other], 0, "", report);
             }
         }
@@ -47,7 +51,7 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
             let place = format!(" {} block {block_size}", backend.name);
             let others = attend::cases(other_seed, block_size);
             for (case, other) in attend::cases(options.seed, block_size).iter().zip(&others) {
-                if wanted(case) {
+                if wanted(case, &place) {
                     run_case(&**device, &**oracle, [case, other], index as u32, &place, report);
                 }
             }

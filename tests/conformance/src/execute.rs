@@ -118,7 +118,9 @@ fn place(
             let arg = Arg::bytes(DType::U8, &[*pages, block_bytes], bytes.clone());
             place_bytes(device, &arg, &bytes)
         }
-        Contents::Slice { of, .. } => Err(Failure::Broken(format!("a slice of tensor {of} has no memory of its own"))),
+        Contents::Slice { of, .. } => Err(Failure::Broken(format!(
+            "a slice of tensor {of} has no memory of its own"
+        ))),
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Options {
     pub seed: u64,
     /// Only rows of this op, or only this suite (memory, execution, composites, invariance).
     pub only_op: Option<String>,
+    /// Only cases whose row names each of these (types, formats, block size), such as `BF16` and `block 64`.
+    pub only_variant: Vec<String>,
     /// Ops that the device may leave unsupported (with a reason) in every variant. Another op that is unsupported in every
     /// variant fails.
     pub may_lack: Vec<String>,
@@ -38,6 +40,7 @@ impl Default for Options {
         Options {
             seed: 0x5EED,
             only_op: None,
+            only_variant: Vec::new(),
             may_lack: Vec::new(),
         }
     }

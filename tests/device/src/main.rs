@@ -83,6 +83,7 @@ fn conformance(platform: &dyn Platform, options: &Options, table: &mut Table) ->
     let oracle = halyard_conformance::oracle().map_err(|e| e.to_string())?;
     let settings = halyard_conformance::Options {
         only_op: options.only_op.clone(),
+        only_variant: options.only_variant.clone(),
         ..halyard_conformance::Options::default()
     };
     let report = halyard_conformance::run(&open(platform)?, &oracle, &settings);

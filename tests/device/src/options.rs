@@ -40,12 +40,14 @@ pub struct Options {
     pub model: Option<PathBuf>,
     /// Only this op or suite (memory, execution, composites, invariance) of the conformance suite.
     pub only_op: Option<String>,
+    /// Only rows of it that name each of these.
+    pub only_variant: Vec<String>,
     /// Steps of the replay check.
     pub replays: u32,
 }
 
 /// How to call the program.
-pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model FILE.gguf] [--op NAME] \
+pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model FILE.gguf] [--op NAME] [--variant PART]… \
 [--replays COUNT] [conformance] [goldens] [recording] [replays] [tensor-parallel]";
 
 impl Options {
@@ -61,6 +63,7 @@ impl Options {
             fixtures: PathBuf::from("tests/fixtures/models"),
             model: None,
             only_op: None,
+            only_variant: Vec::new(),
             replays: 10_000,
         };
         while let Some(argument) = arguments.next() {
@@ -77,6 +80,7 @@ impl Options {
                 "--fixtures" => options.fixtures = value.into(),
                 "--model" => options.model = Some(value.into()),
                 "--op" => options.only_op = Some(value),
+                "--variant" => options.only_variant.push(value),
                 "--replays" => {
                     options.replays = value
                         .parse()

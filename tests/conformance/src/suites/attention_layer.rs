@@ -81,7 +81,7 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
                     block_size,
                 };
                 for batch in &BATCHES {
-                    let outcome = check(device, oracle, &layer(seed, &form, batch))
+                    let outcome = check(device, oracle, &layer(seed, &form, batch), false)
                         .map_err(|why| format!("{}: {why}", batch.name));
                     let what = format!(
                         "attention of a {dtype:?} layer, norms {norms}, {style:?}, q and k read later {read_later}"
