@@ -37,6 +37,20 @@ __device__ __forceinline__ void barrier_wait(Barrier &barrier, u32 parity) {
                  : "memory");
 }
 
+// Whether that phase has ended, without waiting (long).
+__device__ __forceinline__ bool barrier_ended(Barrier &barrier, u32 parity) {
+    u32 ended;
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n"
+                 "}"
+                 : "=r"(ended)
+                 : "r"(shared_address(&barrier)), "r"(parity)
+                 : "memory");
+    return ended != 0;
+}
+
 // Copies contiguous bytes (a multiple of 16, both sides aligned to 16) into shared memory and reports them to `barrier`.
 __device__ __forceinline__ void bulk_load(void *to, const void *from, u32 bytes, Barrier &barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from), "r"(bytes),
