@@ -267,6 +267,8 @@ typedef struct halyard_tensor_decl {
     uint32_t dtype;
     uint32_t internal;
     uint32_t storage;
+    uint32_t first_column;
+    uint32_t num_columns;
 } halyard_tensor_decl;
 
 typedef struct halyard_program {
@@ -642,7 +644,7 @@ typedef struct halyard_device_table {
     void (*command_drop)(void *command); /* required */
 } halyard_device_table;
 
-/* interface ops 0.1 */
+/* interface ops 0.2 */
 typedef struct halyard_ops_table {
     uint32_t struct_size;
     uint32_t minor;
@@ -653,6 +655,7 @@ typedef struct halyard_ops_table {
     uint32_t (*pack_weight)(void *prepared, uint32_t node, uint32_t first_row, uint32_t num_rows, const uint8_t *bytes, uint64_t len, const halyard_tensor *dst, halyard_error *err); /* required */
     uint32_t (*claim)(void *device, const halyard_program *program, halyard_claim_report *out, halyard_error *err); /* optional: no region is claimed; every op runs by itself */
     uint32_t (*prepare_program)(void *device, const halyard_program *program, halyard_prepared *out, halyard_error *err); /* optional: no region is claimed; every op runs by itself */
+    uint32_t (*pack_weight_from)(void *prepared, uint32_t node, uint32_t first_row, uint32_t num_rows, const halyard_tensor *src, const halyard_tensor *dst, halyard_error *err); /* optional: the host reads the rows back and calls pack_weight */
 } halyard_ops_table;
 
 /* interface attention 0.1 */

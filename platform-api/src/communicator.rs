@@ -43,6 +43,10 @@ pub struct Collective {
 }
 
 /// One rank's end of a group.
+///
+/// Dropping it leaves the group, even while prepared ops of it live: this rank's unfinished collectives are given up, and those
+/// of the other ranks fail instead of waiting, where the platform can tell. So a rank that has failed releases the others; a
+/// group whose work is done is left in any order.
 pub trait Communicator: Send + Sync {
     /// This rank.
     fn rank(&self) -> u32;

@@ -212,6 +212,8 @@ fn programs_survive_the_wire_and_bad_ones_are_named() {
             dtype: DType::F32,
             internal: i % 2 == 1,
             storage: i / 2,
+            first_column: 3 * i,
+            num_columns: 8,
         })
         .collect();
     let nodes = specs

@@ -18,6 +18,7 @@ macro_rules! say_part {
 }
 
 pub mod args;
+mod bench;
 mod chat;
 mod engine;
 mod plugins;
@@ -55,6 +56,9 @@ pub enum Command {
     Chat(Box<chat::ChatArgs>),
     /// Complete a text: through a running server, or in this process when none answers
     Complete(Box<chat::CompleteArgs>),
+    /// Measure latency, throughput, a running server, or the start
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
     /// Show each platform with its devices, or why it has none
     Platforms(plugins::PlatformsArgs),
     /// Look at plugins
@@ -79,6 +83,7 @@ fn run(cli: Cli) -> Result<(), ServerError> {
         Command::Serve(args) => serve::run(*args),
         Command::Chat(args) => chat::run_chat(*args),
         Command::Complete(args) => chat::run_complete(*args),
+        Command::Bench(command) => bench::run(command),
         Command::Platforms(args) => plugins::run_platforms(&args),
         Command::Plugins(command) => plugins::run_plugins(&command),
     }

@@ -96,27 +96,44 @@ impl ServerClient {
     /// # Errors
     /// [`ClientError`], also for an error that comes inside the stream.
     pub async fn stream(&self, route: &str, body: &Value, mut piece: impl FnMut(&str)) -> Result<String, ClientError> {
+        let mut text = String::new();
+        let take = |event: &Value| {
+            let choice = &event["choices"][0];
+            let part = choice["delta"]["content"]
+                .as_str()
+                .or(choice["text"].as_str())
+                .unwrap_or_default();
+            text.push_str(part);
+            piece(part);
+        };
+        self.stream_events(route, body, take).await?;
+        Ok(text)
+    }
+
+    /// Posts a streamed request and hands over each event as it comes, up to the stream's end.
+    ///
+    /// # Errors
+    /// As [`ServerClient::stream`].
+    pub async fn stream_events(
+        &self,
+        route: &str,
+        body: &Value,
+        mut take: impl FnMut(&Value),
+    ) -> Result<(), ClientError> {
         let request = self.client.post(format!("{}{route}", self.url)).json(body);
         let mut response = self.send(request).await?;
         let mut events = EventReader::default();
-        let mut text = String::new();
         while let Some(bytes) = response.chunk().await.map_err(broken)? {
             for data in events.push(&bytes) {
                 if data == "[DONE]" {
-                    return Ok(text);
+                    return Ok(());
                 }
                 let value: Value =
                     serde_json::from_str(&data).map_err(|error| ClientError::Broken(error.to_string()))?;
                 if let Some(message) = value["error"]["message"].as_str() {
                     return Err(ClientError::Broken(message.to_owned()));
                 }
-                let choice = &value["choices"][0];
-                let part = choice["delta"]["content"]
-                    .as_str()
-                    .or(choice["text"].as_str())
-                    .unwrap_or_default();
-                text.push_str(part);
-                piece(part);
+                take(&value);
             }
         }
         Err(ClientError::Broken(

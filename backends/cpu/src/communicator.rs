@@ -25,7 +25,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 #[derive(Default)]
 struct Meeting {
     joined: BTreeSet<u32>,
-    /// A rank failed or never came: the others would wait for ever, now and in every later collective.
+    /// A rank failed, left or never came: the others would wait for ever, now and in every later collective.
     broken: bool,
     arrived: u32,
     left: u32,
@@ -151,7 +151,7 @@ impl Group {
         while !over(&meeting) {
             assert!(
                 !meeting.broken,
-                "collective given up: another rank of the group failed or never came; make a new group"
+                "collective given up: another rank of the group failed, left or never came; make a new group"
             );
             let left = deadline.saturating_duration_since(Instant::now());
             assert!(
@@ -227,6 +227,14 @@ impl Communicator for CpuCommunicator {
             spec: *spec,
         };
         Ok(CpuPrepared::register(self.inner.clone(), Arc::new(kernel)))
+    }
+}
+
+/// Whoever still waits in a collective would wait for this rank in vain.
+impl Drop for CpuCommunicator {
+    fn drop(&mut self) {
+        self.group.lock().broken = true;
+        self.group.change.notify_all();
     }
 }
 
@@ -332,6 +340,25 @@ mod tests {
         assert!(other.contains("another rank of the group failed"), "{other}");
         let later = words(|| group.meet(1, OPERANDS, MEET_TIMEOUT, |_| ()));
         assert!(later.contains("make a new group"), "{later}");
+    }
+
+    #[test]
+    fn a_rank_that_leaves_lets_the_others_go() {
+        let group = Arc::new(Group::new(2));
+        let device = crate::device::CpuDevice::open(1).expect("a device");
+        let words = std::thread::scope(|scope| {
+            let waits = scope.spawn(|| words(|| group.meet(0, OPERANDS, MEET_TIMEOUT, |_| ())));
+            while group.lock().arrived == 0 {
+                std::thread::yield_now();
+            }
+            drop(CpuCommunicator {
+                inner: device.inner.clone(),
+                group: group.clone(),
+                rank: 1,
+            });
+            waits.join().expect("the words")
+        });
+        assert!(words.contains("another rank of the group failed, left"), "{words}");
     }
 
     #[test]

@@ -227,6 +227,20 @@ impl PreparedOp for CpuPrepared {
     fn pack_weight(&self, _node: u32, rows: WeightRows<'_>, dst: &Tensor) -> Result<()> {
         self.kernel.pack_weight(&rows, dst, &read(&self.inner.objects))
     }
+
+    fn pack_weight_from(&self, _node: u32, first_row: u32, num_rows: u32, src: &Tensor, dst: &Tensor) -> Result<()> {
+        let objects = read(&self.inner.objects);
+        let bytes = src.span_bytes() as usize;
+        let from = objects.buffer(src.buffer_id())?.range(src.offset, bytes)?;
+        // SAFETY: the range was checked; the submits that wrote it are done, and nothing writes it until this returns.
+        let bytes = unsafe { std::slice::from_raw_parts(from, bytes) };
+        let rows = WeightRows {
+            first_row,
+            num_rows,
+            bytes,
+        };
+        self.kernel.pack_weight(&rows, dst, &objects)
+    }
 }
 
 impl Drop for CpuPrepared {

@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use halyard_platform_api::{DType, Result};
+use halyard_platform_api::communicator::Collective;
+use halyard_platform_api::{CommunicatorId, DType, Error, Result};
 
 /// An address in device memory (or of pinned host memory as the device sees it).
 pub type DevicePtr = u64;
@@ -117,6 +118,43 @@ pub trait Product: Send + Sync {
     /// # Errors
     /// What the library reports.
     unsafe fn run(&self, call: &ProductCall, workspace: DevicePtr, stream: Stream) -> Result<()>;
+}
+
+/// One call of a collective. Operands are contiguous.
+#[derive(Clone, Copy, Debug)]
+pub struct CollectiveCall {
+    /// Which.
+    pub spec: Collective,
+    /// This rank's input; 0: none.
+    pub input: DevicePtr,
+    /// Its elements.
+    pub given: u64,
+    /// This rank's output; 0: none.
+    pub out: DevicePtr,
+    /// Its elements.
+    pub taken: u64,
+}
+
+/// This rank's end of a vendor's group. Enqueues without waiting, and can be captured.
+pub trait Group: Send + Sync {
+    /// This rank.
+    fn rank(&self) -> u32;
+
+    /// Number of ranks.
+    fn size(&self) -> u32;
+
+    /// Enqueues one call.
+    ///
+    /// # Safety
+    /// The addresses are live memory of the sizes given.
+    ///
+    /// # Errors
+    /// What the library reports.
+    unsafe fn run(&self, call: &CollectiveCall, stream: Stream) -> Result<()>;
+
+    /// Leaves the group without waiting: work of it that runs on this device is given up, so that nobody here waits for a rank that
+    /// does not come. Later calls of [`Group::run`] fail, later ones of this do nothing.
+    fn leave(&self);
 }
 
 /// A vendor's driver for one open device.
@@ -267,4 +305,21 @@ pub trait Driver: Send + Sync {
 
     /// The library product, or why there is none (then own kernels run).
     fn product(&self, spec: &ProductSpec) -> Result<Arc<dyn Product>>;
+
+    /// A fresh id that all ranks of a new group share.
+    ///
+    /// # Errors
+    /// `Unavailable` naming the library that is missing.
+    fn communicator_id(&self) -> Result<CommunicatorId> {
+        Err(Error::unsupported("this platform has no communicator"))
+    }
+
+    /// Joins a group; blocks until all ranks have.
+    ///
+    /// # Errors
+    /// `Timeout` when a rank does not come.
+    fn join(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Group>> {
+        let _ = (id, rank, size);
+        Err(Error::unsupported("this platform has no communicator"))
+    }
 }

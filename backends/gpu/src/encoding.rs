@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::driver::{DevicePtr, Function, Product, ProductCall};
+use crate::driver::{CollectiveCall, DevicePtr, Function, Group, Product, ProductCall};
 
 /// Most parameters of a kernel.
 pub const MAX_ARGS: usize = 40;
@@ -56,11 +56,15 @@ pub enum Command {
         x_in_scratch: bool,
         /// out is an offset in scratch.
         out_in_scratch: bool,
+        /// The weight is an offset in scratch: unpacked there just before.
+        weight_in_scratch: bool,
         /// Workspace: offset in scratch.
         workspace: u64,
     },
     /// Zeroes memory: address or scratch offset, bytes.
     Zero(Arg, u64),
+    /// A collective.
+    Collective(Arc<dyn Group>, CollectiveCall),
 }
 
 /// Collects the commands of one command buffer.
@@ -112,6 +116,27 @@ impl Encoding {
                 call,
                 x_in_scratch,
                 out_in_scratch,
+                weight_in_scratch: false,
+                workspace,
+            });
+        }
+    }
+
+    /// Appends a library product whose weight lies in this op's scratch, and whose out may.
+    pub fn product_unpacked(
+        &mut self,
+        product: &Arc<dyn Product>,
+        call: ProductCall,
+        out_in_scratch: bool,
+        workspace: u64,
+    ) {
+        if call.tokens > 0 {
+            self.commands.push(Command::Product {
+                product: product.clone(),
+                call,
+                x_in_scratch: false,
+                out_in_scratch,
+                weight_in_scratch: true,
                 workspace,
             });
         }
@@ -122,5 +147,10 @@ impl Encoding {
         if bytes > 0 {
             self.commands.push(Command::Zero(to, bytes));
         }
+    }
+
+    /// Appends a collective.
+    pub fn collective(&mut self, group: &Arc<dyn Group>, call: CollectiveCall) {
+        self.commands.push(Command::Collective(group.clone(), call));
     }
 }

@@ -1,15 +1,26 @@
 //! What GPU platforms share: memory, queues, recordings, the op catalogue as kernel launches. It speaks to the hardware through one
 //! [`Driver`] only, so a platform's own crate is that driver, its library products and collectives, and the export.
 
+mod commands;
+mod communicator;
+mod device;
 mod driver;
 mod encoding;
 mod kernel;
+mod memory;
 mod modules;
+mod objects;
 mod ops;
+mod queue;
+mod run;
+mod step_ring;
+mod upload;
 mod view;
 
+pub use device::{GpuDevice, device_info};
 pub use driver::{
-    DevicePtr, Driver, Event, Facts, Function, Graph, Module, Pinned, Product, ProductCall, ProductSpec, Stream,
+    CollectiveCall, DevicePtr, Driver, Event, Facts, Function, Graph, Group, Module, Pinned, Product, ProductCall,
+    ProductSpec, Stream,
 };
 pub use encoding::{Arg, Command, Encoding, Launch};
 pub use kernel::{Kernel, Packer, Preparation, RowSource};

@@ -1,16 +1,57 @@
-//! Compiled kernel files: one image per file, definitions, device and compiler, kept in memory and on disk.
+//! Compiled kernel files: one image per file, definitions, device and compiler, kept in memory and, where a folder is given, on disk. A
+//! file on disk is believed only when its length and hash are right.
 
-use halyard_kernels_gpu::Source;
-use halyard_platform_api::{Error, Result};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use crate::driver::{Driver, Function};
+use halyard_kernels_gpu::{HEADERS, Source};
+use halyard_platform_api::Result;
+use sha2::{Digest, Sha256};
+
+use crate::driver::{Driver, Function, Module};
+
+/// First bytes of a cached image; the number changes with the layout.
+const MAGIC: &[u8; 16] = b"halyard image 1\n";
+const HASH_BYTES: usize = 32;
+
+/// What is known of a device's files.
+#[derive(Default)]
+struct Known {
+    /// By what the module was asked as.
+    modules: HashMap<String, Module>,
+    /// With the dynamic shared memory that it was made ready for.
+    functions: HashMap<(String, String), (Function, u32)>,
+}
 
 /// The compiled files of one device.
 #[derive(Default)]
-pub struct Modules {}
+pub struct Modules {
+    folder: Option<PathBuf>,
+    known: Mutex<Known>,
+    compiled: AtomicU64,
+    loaded: AtomicU64,
+}
 
 impl Modules {
-    /// Entry point `name` of `source` specialised by `defines`.
+    /// With images kept in `folder` too.
+    pub fn with_folder(folder: Option<PathBuf>) -> Modules {
+        Modules {
+            folder,
+            ..Modules::default()
+        }
+    }
+
+    /// Files compiled, and files taken from disk, since the device was opened.
+    pub fn counts(&self) -> (u64, u64) {
+        (
+            self.compiled.load(Ordering::Relaxed),
+            self.loaded.load(Ordering::Relaxed),
+        )
+    }
+
+    /// Entry point `name` of `source` specialised by `defines`, ready to launch with `shared_bytes` of dynamic shared memory.
     ///
     /// # Errors
     /// What compiler and loader report.
@@ -22,7 +63,137 @@ impl Modules {
         name: &str,
         shared_bytes: u32,
     ) -> Result<Function> {
-        let _ = (driver, defines, name, shared_bytes);
-        Err(Error::unsupported(format!("{} is not compiled yet", source.name)))
+        let options: Vec<String> = defines.iter().map(|(key, value)| format!("-D{key}={value}")).collect();
+        let asked = format!("{} {}", source.name, options.join(" "));
+        let entry = (asked.clone(), name.to_string());
+        // Held throughout: a file that two ops ask for at once is compiled once.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&(function, ready)) = known.functions.get(&entry)
+            && ready >= shared_bytes
+        {
+            return Ok(function);
+        }
+        let module = match known.modules.get(&asked) {
+            Some(&module) => module,
+            None => {
+                let module = self.module(driver, source, &options)?;
+                known.modules.insert(asked, module);
+                module
+            }
+        };
+        let function = driver.function(module, name, shared_bytes)?;
+        known.functions.insert(entry, (function, shared_bytes));
+        Ok(function)
+    }
+
+    fn module(&self, driver: &dyn Driver, source: Source, options: &[String]) -> Result<Module> {
+        let path = match &self.folder {
+            Some(folder) => Some(folder.join(file_name(&key(driver, source, options)?))),
+            None => None,
+        };
+        // A stale or foreign image that hashes right but does not load is compiled anew as well.
+        if let Some(module) = path
+            .as_deref()
+            .and_then(read_image)
+            .and_then(|image| driver.load(&image).ok())
+        {
+            self.loaded.fetch_add(1, Ordering::Relaxed);
+            return Ok(module);
+        }
+        let image = driver.compile(source.name, source.text, HEADERS, options)?;
+        self.compiled.fetch_add(1, Ordering::Relaxed);
+        let module = driver.load(&image)?;
+        if let Some(path) = path {
+            write_image(&path, &image);
+        }
+        Ok(module)
+    }
+}
+
+/// Everything that the image depends on, hashed.
+fn key(driver: &dyn Driver, source: Source, options: &[String]) -> Result<[u8; HASH_BYTES]> {
+    let mut hash = Sha256::new();
+    let mut part = |text: &str| {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text.as_bytes());
+    };
+    part(source.name);
+    part(source.text);
+    for (name, text) in HEADERS {
+        part(name);
+        part(text);
+    }
+    for option in options {
+        part(option);
+    }
+    part(&driver.facts().arch);
+    part(&driver.compiler()?);
+    Ok(hash.finalize().into())
+}
+
+fn file_name(key: &[u8]) -> String {
+    let hex: String = key[..20].iter().map(|byte| format!("{byte:02x}")).collect();
+    hex + ".image"
+}
+
+/// The image in a cache file; `None` when there is none or it is not whole.
+fn read_image(path: &Path) -> Option<Vec<u8>> {
+    let bytes = std::fs::read(path).ok()?;
+    let rest = bytes.strip_prefix(&MAGIC[..])?;
+    let (length, rest) = rest.split_at_checked(8)?;
+    let (hash, image) = rest.split_at_checked(HASH_BYTES)?;
+    let whole = length == (image.len() as u64).to_le_bytes() && !image.is_empty() && Sha256::digest(image)[..] == *hash;
+    whole.then(|| image.to_vec())
+}
+
+/// Writes a cache file whole or not at all. A cache that cannot be written costs time, not correctness, so failures are not told.
+fn write_image(path: &Path, image: &[u8]) {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let Some(folder) = path.parent() else { return };
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let part = path.with_extension(format!("{}.{number}.part", std::process::id()));
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend_from_slice(&(image.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&Sha256::digest(image));
+    bytes.extend_from_slice(image);
+    let written = std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(&part, bytes))
+        .and_then(|()| std::fs::rename(&part, path));
+    if written.is_err() {
+        // Best effort as well: what is left over is never read.
+        let _ = std::fs::remove_file(&part);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_image_comes_back_and_a_damaged_one_does_not() {
+        let folder = std::env::temp_dir().join(format!("halyard-images-{}", std::process::id()));
+        let path = folder.join("deeper").join("a.image");
+        assert_eq!(read_image(&path), None);
+        let image: Vec<u8> = (0..300u32).map(|i| (i * 7) as u8).collect();
+        write_image(&path, &image);
+        assert_eq!(read_image(&path), Some(image));
+        let whole = std::fs::read(&path).expect("written");
+        for at in [0, 20, 30, 60, whole.len() - 1] {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0x10;
+            std::fs::write(&path, damaged).expect("written");
+            assert_eq!(read_image(&path), None, "byte {at} is another");
+            std::fs::write(&path, &whole[..at]).expect("written");
+            assert_eq!(read_image(&path), None, "cut at {at}");
+        }
+        let longer = [&whole[..], b"x"].concat();
+        std::fs::write(&path, longer).expect("written");
+        assert_eq!(read_image(&path), None, "a byte too many");
+        let left: Vec<_> = std::fs::read_dir(folder.join("deeper"))
+            .expect("there")
+            .flatten()
+            .collect();
+        assert_eq!(left.len(), 1, "no parts are left over: {left:?}");
+        std::fs::remove_dir_all(folder).expect("ours");
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct Group {
 #[derive(Default)]
 struct Meeting {
     joined: Vec<bool>,
+    /// A rank has left: whoever waits for it would wait in vain.
+    left: Option<u32>,
     /// Inputs of the round that is being collected; complete when every rank has given one.
     inputs: Vec<Option<Arc<Vec<u8>>>>,
     round: u64,
@@ -113,6 +115,10 @@ impl Group {
     ) -> Result<MutexGuard<'a, Meeting>> {
         let deadline = Instant::now() + self.timeout;
         while !ready(&state) {
+            if let Some(rank) = state.left {
+                let message = format!("{}: rank {rank} has left; make a new communicator", what());
+                return Err(Error::new(Status::Unavailable, message));
+            }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(Error::new(
@@ -180,6 +186,13 @@ impl ReferenceCommunicator {
             group,
             rank,
         }
+    }
+}
+
+impl Drop for ReferenceCommunicator {
+    fn drop(&mut self) {
+        self.group.lock().left.get_or_insert(self.rank);
+        self.group.changed.notify_all();
     }
 }
 

@@ -210,6 +210,16 @@ impl PreparedOp for ReferenceOp {
         }
         dst.write_raw(first * weight.row_bytes, rows.bytes)
     }
+
+    fn pack_weight_from(&self, node: u32, first_row: u32, num_rows: u32, src: &Tensor, dst: &Tensor) -> Result<()> {
+        let bytes = Operand::bind(*src, self.shared.buffers.find(src.buffer)?)?.bytes();
+        let rows = WeightRows {
+            first_row,
+            num_rows,
+            bytes: &bytes,
+        };
+        self.pack_weight(node, rows, dst)
+    }
 }
 
 impl Drop for ReferenceOp {

@@ -7,6 +7,8 @@
 //
 // Launch: 128 threads; grid.x any number, best min(2 · multiprocessors, (T · GROUP / 64 + S) · num_kv_heads); dynamic shared memory:
 // 64 · (2 · HEAD_DIM + 16) + 4 · BLOCK · HEAD_DIM + 12 · MAX_SEQS + 16 bytes. Parameters, rows, tiles and needs as attention_prefill.
+// check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DSOFTCAP=0 -DMAX_SEQS=512
+// check: -DACT=f16 -DHEAD_DIM=96 -DGROUP=1 -DBLOCK=32 -DSOFTCAP=1 -DMAX_SEQS=64
 #include "common.cuh"
 #include "mma.cuh"
 

@@ -1,0 +1,88 @@
+// `linear` of any type, size and stride without matrix units, in f32; the conversion of weights to another type; and what follows or precedes
+// a library product (bias, activation, residual).
+//
+// One warp an output row: its lanes share the depths, eight tokens at a time. Right before fast: it serves f32, odd sizes and odd strides.
+//
+// Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.cuh).
+// linear_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads.
+// linear_finish: grid (⌈n / 256⌉, tokens), 256 threads.
+// check: -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0
+// check: -DACT=bf16 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=3
+// check: -DACT=f16 -DWEIGHT=bf16 -DOUT=f16 -DEPILOGUE=2
+#include "activate.cuh"
+#include "common.cuh"
+
+constexpr u32 kTokens = 8;
+
+extern "C" __global__ void __launch_bounds__(256)
+    linear_plain(const ACT *x, const WEIGHT *w, const float *bias, const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride,
+                 u32 tokens, u32 n, u32 k) {
+    u32 lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5), first = blockIdx.y * kTokens;
+    let_next_start();
+    wait_for_previous();
+    if (row >= n) return;
+    const WEIGHT *weights = w + (u64)row * k;
+    const ACT *values = x + (u64)first * x_stride;
+    u32 count = min(tokens - first, kTokens);
+    float sums[kTokens] = {};
+    if (count == 1) {
+#pragma unroll 4
+        for (u32 i = lane; i < k; i += 32) sums[0] = fmaf(to_f32(weights[i]), to_f32(values[i]), sums[0]);
+    } else {
+#pragma unroll 2
+        for (u32 i = lane; i < k; i += 32) {
+            float weight = to_f32(weights[i]);
+#pragma unroll
+            for (u32 t = 0; t < kTokens; t++)
+                if (t < count) sums[t] = fmaf(weight, to_f32(values[(u64)t * x_stride + i]), sums[t]);
+        }
+    }
+    float mine = 0.f;
+#pragma unroll
+    for (u32 t = 0; t < kTokens; t++) {
+        float sum = warp_sum(sums[t]);
+        if (lane == t) mine = sum;
+    }
+    if (lane < count) {
+        u32 token = first + lane;
+        if (bias) mine += bias[row];
+        mine = activate<EPILOGUE>(mine);
+        if (residual) mine += to_f32(residual[(u64)token * residual_stride + row]);
+        out[(u64)token * out_stride + row] = from_f32<OUT>(mine);
+    }
+}
+
+// Rounds to the nearest value that the type holds: a weight beyond f16's range becomes its largest value, not an infinity.
+template <typename T> __device__ __forceinline__ T narrow(float x) { return from_f32<T>(x); }
+template <> __device__ __forceinline__ f16 narrow<f16>(float x) {
+    // Comparisons keep infinities and NaN of the file as they are.
+    if (x > 65504.f && x < INFINITY_F) x = 65504.f;
+    if (x < -65504.f && x > -INFINITY_F) x = -65504.f;
+    return from_f32<f16>(x);
+}
+
+extern "C" __global__ void __launch_bounds__(256) convert_weights(const WEIGHT *from, ACT *to, u64 count) {
+    let_next_start();
+    wait_for_previous();
+    u64 first = (u64)blockIdx.x * 1024 + threadIdx.x;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        u64 at = first + 256 * i;
+        if (at < count) to[at] = narrow<ACT>(to_f32(from[at]));
+    }
+}
+
+// out = epilogue(product + bias) + residual, where each of product (f32 rows), bias and residual may be absent.
+extern "C" __global__ void __launch_bounds__(256) linear_finish(const float *product, const float *bias, const OUT *residual, OUT *out,
+                                                                u32 product_stride, u32 residual_stride, u32 out_stride, u32 n) {
+    let_next_start();
+    wait_for_previous();
+    u32 row = blockIdx.x * 256 + threadIdx.x;
+    u64 token = blockIdx.y;
+    if (row >= n) return;
+    float sum = product ? product[token * product_stride + row] : 0.f;
+    if (bias) sum += bias[row];
+    sum = activate<EPILOGUE>(sum);
+    if (residual) sum += to_f32(residual[token * residual_stride + row]);
+    out[token * out_stride + row] = from_f32<OUT>(sum);
+}

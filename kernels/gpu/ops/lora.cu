@@ -1,0 +1,197 @@
+// `lora_shrink` and `lora_expand`: many adapters in one batch. A block takes one token, or a few neighbours: where these use the same adapter,
+// which is the rule in a prompt, its weights are read once for all of them.
+// Definitions: ACT (x of shrink, out of expand) and WEIGHT (a, b): f32, f16, bf16.
+// check: -DACT=f32 -DWEIGHT=f32
+// check: -DACT=f32 -DWEIGHT=f16
+// check: -DACT=f32 -DWEIGHT=bf16
+// check: -DACT=f16 -DWEIGHT=f32
+// check: -DACT=f16 -DWEIGHT=f16
+// check: -DACT=f16 -DWEIGHT=bf16
+// check: -DACT=bf16 -DWEIGHT=f32
+// check: -DACT=bf16 -DWEIGHT=f16
+// check: -DACT=bf16 -DWEIGHT=bf16
+#include "common.cuh"
+
+#define THREADS 256
+#define WARPS (THREADS / 32)
+// Tokens of a block: in decode steps, where neighbours differ, and in prompts.
+#define FEW 1
+#define MANY 8
+// Ranks of a block of `lora_shrink`.
+#define RANKS 4
+
+// Slot of token `t`; −1 where there is none, or it is past the end.
+__device__ __forceinline__ i32 slot_of(const i32 *token_lora, u32 stride, u32 t, u32 num_tokens, u32 num_slots) {
+    if (t >= num_tokens) return -1;
+    i32 slot = token_lora[(u64)t * stride];
+    return (u32)slot < num_slots ? slot : -1;
+}
+
+// Eight neighbours as f32, from a 16-byte boundary.
+template <typename T> __device__ __forceinline__ void load8(const T *p, float (&v)[8]) {
+    uint4 w = *(const uint4 *)p;
+    unpack2<T>(w.x, v[0], v[1]);
+    unpack2<T>(w.y, v[2], v[3]);
+    unpack2<T>(w.z, v[4], v[5]);
+    unpack2<T>(w.w, v[6], v[7]);
+}
+template <> __device__ __forceinline__ void load8<float>(const float *p, float (&v)[8]) {
+    float4 a = *(const float4 *)p, b = *(const float4 *)(p + 4);
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+__device__ __forceinline__ bool is_aligned(const void *p, u64 stride_bytes) { return ((u64)p | stride_bytes) % 16 == 0; }
+
+// The slots of a block's tokens, one group of equal ones after another: tokens of the next group as bits, 0 after the last.
+template <u32 TOKENS> struct Groups {
+    i32 slots[TOKENS];
+    u32 left;
+
+    __device__ __forceinline__ Groups(const i32 *token_lora, u32 stride, u32 first, u32 num_tokens, u32 num_slots) : left(0) {
+#pragma unroll
+        for (u32 i = 0; i < TOKENS; i++) {
+            slots[i] = slot_of(token_lora, stride, first + i, num_tokens, num_slots);
+            left |= (u32)(slots[i] >= 0) << i;
+        }
+    }
+    __device__ __forceinline__ u32 next(i32 &slot) {
+        slot = -1;
+        u32 same = 0;
+#pragma unroll
+        for (u32 i = 0; i < TOKENS; i++) {
+            if (!(left >> i & 1)) continue;
+            if (slot < 0) slot = slots[i];
+            same |= (u32)(slots[i] == slot) << i;
+        }
+        left &= ~same;
+        return same;
+    }
+};
+
+// Grid: tokens in TOKENS, ranks in RANKS. A block's warps share out the width.
+template <u32 TOKENS>
+__device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT *a, u32 slot_stride, u32 rank_stride, const i32 *token_lora,
+                                       u32 token_lora_stride, float *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 width,
+                                       u32 max_rank) {
+    __shared__ float parts[WARPS][TOKENS * RANKS];
+    wait_for_previous();
+    let_next_start();
+    u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first = blockIdx.x * TOKENS, rank = blockIdx.y * RANKS;
+    Groups<TOKENS> groups(token_lora, token_lora_stride, first, num_tokens, num_slots);
+    bool vector = is_aligned(x, x_stride * sizeof(ACT)) && is_aligned(a, rank_stride * sizeof(WEIGHT)) && (u64)slot_stride * sizeof(WEIGHT) % 16 == 0;
+    u32 whole = vector ? width / 8 * 8 : 0;
+    float sums[TOKENS][RANKS] = {};
+    i32 slot;
+    while (u32 same = groups.next(slot)) {
+        const WEIGHT *weights[RANKS];
+#pragma unroll
+        for (u32 r = 0; r < RANKS; r++) weights[r] = a + (u64)slot * slot_stride + (u64)min(rank + r, max_rank - 1) * rank_stride;
+        for (u32 k = 8 * threadIdx.x; k < whole; k += 8 * THREADS) {
+            float w[RANKS][8], v[8];
+#pragma unroll
+            for (u32 r = 0; r < RANKS; r++) load8(weights[r] + k, w[r]);
+#pragma unroll
+            for (u32 i = 0; i < TOKENS; i++) {
+                if (!(same >> i & 1)) continue;
+                load8(x + (u64)(first + i) * x_stride + k, v);
+#pragma unroll
+                for (u32 r = 0; r < RANKS; r++) {
+#pragma unroll
+                    for (u32 j = 0; j < 8; j++) sums[i][r] += v[j] * w[r][j];
+                }
+            }
+        }
+        for (u32 k = whole + threadIdx.x; k < width; k += THREADS) {
+#pragma unroll
+            for (u32 i = 0; i < TOKENS; i++) {
+                if (!(same >> i & 1)) continue;
+                float v = to_f32(x[(u64)(first + i) * x_stride + k]);
+#pragma unroll
+                for (u32 r = 0; r < RANKS; r++) sums[i][r] += v * to_f32(weights[r][k]);
+            }
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < TOKENS; i++) {
+#pragma unroll
+        for (u32 r = 0; r < RANKS; r++) {
+            float sum = warp_sum(sums[i][r]);
+            if (lane == 0) parts[warp][i * RANKS + r] = sum;
+        }
+    }
+    __syncthreads();
+    u32 i = threadIdx.x / RANKS, r = threadIdx.x % RANKS;
+    if (i >= TOKENS || first + i >= num_tokens || rank + r >= max_rank) return;
+    float sum = 0.f;
+    for (u32 w = 0; w < WARPS; w++) sum += parts[w][threadIdx.x];
+    out[(u64)(first + i) * out_stride + rank + r] = sum;
+}
+
+#define SHRINK(name, tokens)                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                                 \
+        name(const ACT *x, u32 x_stride, const WEIGHT *a, u32 slot_stride, u32 rank_stride, const i32 *token_lora, u32 token_lora_stride, \
+             float *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 width, u32 max_rank) {                                        \
+        shrink<tokens>(x, x_stride, a, slot_stride, rank_stride, token_lora, token_lora_stride, out, out_stride, num_tokens, num_slots,   \
+                       width, max_rank);                                                                                                  \
+    }
+SHRINK(lora_shrink_few, FEW)
+SHRINK(lora_shrink_many, MANY)
+
+// Grid: tokens in TOKENS, features in THREADS. A thread computes one feature; shared: the tokens' x, TOKENS · max_rank floats.
+template <u32 TOKENS>
+__device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGHT *b, u32 slot_stride, u32 feature_stride,
+                                       const float *scales, u32 scales_stride, const i32 *token_lora, u32 token_lora_stride, ACT *out,
+                                       u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank) {
+    extern __shared__ float inputs[];
+    wait_for_previous();
+    let_next_start();
+    u32 first = blockIdx.x * TOKENS, n = blockIdx.y * THREADS + threadIdx.x;
+    Groups<TOKENS> groups(token_lora, token_lora_stride, first, num_tokens, num_slots);
+    if (groups.left == 0) return;
+    for (u32 at = threadIdx.x; at < TOKENS * max_rank; at += THREADS) {
+        u32 t = first + at / max_rank;
+        inputs[at] = t < num_tokens ? x[(u64)t * x_stride + at % max_rank] : 0.f;
+    }
+    __syncthreads();
+    if (n >= features) return;
+    bool vector = is_aligned(b, feature_stride * sizeof(WEIGHT)) && (u64)slot_stride * sizeof(WEIGHT) % 16 == 0;
+    u32 whole = vector ? max_rank / 8 * 8 : 0;
+    i32 slot;
+    while (u32 same = groups.next(slot)) {
+        const WEIGHT *weights = b + (u64)slot * slot_stride + (u64)n * feature_stride;
+        float sums[TOKENS] = {};
+        for (u32 r = 0; r < whole; r += 8) {
+            float w[8];
+            load8(weights + r, w);
+#pragma unroll
+            for (u32 i = 0; i < TOKENS; i++) {
+                if (!(same >> i & 1)) continue;
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) sums[i] += inputs[i * max_rank + r + j] * w[j];
+            }
+        }
+        for (u32 r = whole; r < max_rank; r++) {
+            float w = to_f32(weights[r]);
+#pragma unroll
+            for (u32 i = 0; i < TOKENS; i++) sums[i] += inputs[i * max_rank + r] * w;
+        }
+        float scale = scales[(u64)slot * scales_stride];
+#pragma unroll
+        for (u32 i = 0; i < TOKENS; i++) {
+            if (!(same >> i & 1)) continue;
+            ACT *to = out + (u64)(first + i) * out_stride + n;
+            *to = from_f32<ACT>(to_f32(*to) + scale * sums[i]);
+        }
+    }
+}
+
+#define EXPAND(name, tokens)                                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                                  \
+        name(const float *x, u32 x_stride, const WEIGHT *b, u32 slot_stride, u32 feature_stride, const float *scales, u32 scales_stride,   \
+             const i32 *token_lora, u32 token_lora_stride, ACT *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 features,          \
+             u32 max_rank) {                                                                                                               \
+        expand<tokens>(x, x_stride, b, slot_stride, feature_stride, scales, scales_stride, token_lora, token_lora_stride, out, out_stride, \
+                       num_tokens, num_slots, features, max_rank);                                                                         \
+    }
+EXPAND(lora_expand_few, FEW)
+EXPAND(lora_expand_many, MANY)

@@ -16,9 +16,18 @@ pub struct Source {
 /// Headers by the name that `#include` gives, with their text.
 pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../include/common.cuh")),
-    ("hopper.cuh", include_str!("../include/hopper.cuh")),
+    ("attention_tile.cuh", include_str!("../include/attention_tile.cuh")),
+    ("kv.cuh", include_str!("../include/kv.cuh")),
+    ("kv_stream.cuh", include_str!("../include/kv_stream.cuh")),
     ("mma.cuh", include_str!("../include/mma.cuh")),
+    ("vector.cuh", include_str!("../include/vector.cuh")),
+    ("activate.cuh", include_str!("../include/activate.cuh")),
+    ("quantized.cuh", include_str!("../include/quantized.cuh")),
+    ("weights.cuh", include_str!("../include/weights.cuh")),
+    ("hopper.cuh", include_str!("../include/hopper.cuh")),
     ("prefill.cuh", include_str!("../include/prefill.cuh")),
+    ("logits.cuh", include_str!("../include/logits.cuh")),
+    ("blocks.cuh", include_str!("../include/blocks.cuh")),
 ];
 
 macro_rules! sources {
@@ -49,7 +58,10 @@ sources! {
     POINTWISE = "pointwise": "Elementwise ops.",
     ROPE = "rope": "`rope`.",
     ROWS = "rows": "`gather_rows`, `scatter_rows`, `quantize_act`, `pool`.",
-    STEP = "step": "`prepare_inputs`, `slot_mapping`, `update_rows`, and the scatter of step writes.",
+    STEP = "step": "`prepare_inputs`, `slot_mapping`, `update_rows`.",
+    STEP_WRITE = "step_write": "The scatter of step data from pinned memory.",
     LOGITS = "logits": "`logits_process`.",
-    SAMPLE = "sample": "`argmax`, `sample`, `top_logprobs`.",
+    ARGMAX = "argmax": "`argmax`.",
+    SAMPLE = "sample": "`sample`.",
+    LOGPROBS = "logprobs": "`top_logprobs`.",
 }

@@ -109,6 +109,8 @@ impl ProgramBytes {
                 tensor.dtype = decl.dtype as u32;
                 tensor.internal = u32::from(decl.internal);
                 tensor.storage = decl.storage;
+                tensor.first_column = decl.first_column;
+                tensor.num_columns = decl.num_columns;
                 tensor
             })
             .collect();
@@ -158,6 +160,8 @@ pub unsafe fn read_program(ptr: *const ProgramWire) -> Result<Program> {
             dtype: DType::from_code(tensor.dtype)?,
             internal: super::WireField::from_wire(tensor.internal)?,
             storage: tensor.storage,
+            first_column: tensor.first_column,
+            num_columns: tensor.num_columns,
         });
     }
     for i in 0..wire.num_nodes as usize {

@@ -231,6 +231,10 @@ abi_struct! {
         pub internal: u32,
         /// Shared-memory number.
         pub storage: u32,
+        /// First column in the shared memory's rows.
+        pub first_column: u32,
+        /// Columns; 0: not said.
+        pub num_columns: u32,
     }
 }
 
@@ -376,7 +380,7 @@ abi_table! {
 
 abi_table! {
     /// Ops of a device.
-    pub struct OpsTable = "halyard_ops_table", interface 3 "ops" version 0 . 1 {
+    pub struct OpsTable = "halyard_ops_table", interface 3 "ops" version 0 . 2 {
         /// Whether `spec` runs; `Unsupported` with the reason.
         required fn support(device: *mut c_void, spec: *const OpSpecWire, out: *mut OpSupportWire, err: *mut ErrorOut) -> u32;
         /// Prepares `spec`. Load time.
@@ -391,6 +395,8 @@ abi_table! {
         optional ["no region is claimed; every op runs by itself"] fn claim(device: *mut c_void, program: *const ProgramWire, out: *mut ClaimReportWire, err: *mut ErrorOut) -> u32;
         /// Prepares a claimed region as one op.
         optional ["no region is claimed; every op runs by itself"] fn prepare_program(device: *mut c_void, program: *const ProgramWire, out: *mut PreparedWire, err: *mut ErrorOut) -> u32;
+        /// Packs rows `first_row ..+ num_rows` of node `node`'s weight from device memory `src` (U8, one axis) into `dst`. Load time; blocks.
+        optional ["the host reads the rows back and calls pack_weight"] fn pack_weight_from(prepared: *mut c_void, node: u32, first_row: u32, num_rows: u32, src: *const Tensor, dst: *const Tensor, err: *mut ErrorOut) -> u32;
     }
 }
 
@@ -415,7 +421,7 @@ abi_table! {
         required fn unique_id(device: *mut c_void, out: *mut u8, err: *mut ErrorOut) -> u32;
         /// Joins; blocks until all ranks have. `drop` releases.
         required fn create(device: *mut c_void, id: *const u8, rank: u32, size: u32, out: *mut *mut c_void, err: *mut ErrorOut) -> u32;
-        /// Leaves.
+        /// Leaves: unfinished collectives are given up, and those of other ranks fail instead of waiting. Ops prepared of it may live on.
         required fn drop(communicator: *mut c_void) -> ();
         /// Prepares a collective; released by `ops.prepared_drop`.
         required fn prepare(communicator: *mut c_void, spec: *const CollectiveWire, out: *mut PreparedWire, err: *mut ErrorOut) -> u32;

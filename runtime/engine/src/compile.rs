@@ -8,11 +8,13 @@ use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, We
 use halyard_models::{ModelFiles, Weights};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{
-    Buffer, BufferKind, Claim, DType, Device, Encoder, OpId, OpSpec, PreparedOp, Program, Result as DeviceResult,
-    Tensor, WeightRows,
+    Buffer, BufferKind, Claim, ClaimReport, Collective, Communicator, DType, Device, Encoder, OpId, OpSpec, PreparedOp,
+    Program, Result as DeviceResult, Tensor,
 };
 
+use crate::collective::{CollectiveStep, collective_steps};
 use crate::error::EngineError;
+use crate::weight_loader::{Part, Target, WeightLoader};
 
 /// Which of the step's counts an operand's outermost extent is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,13 @@ pub(crate) enum Extent {
     Logits,
     /// The same, starting at the step's `logits_first`.
     LogitsIndex,
+    /// [ranks, positions that logits are wanted for, width] of densely gathered parts, from rank `first` on.
+    GatheredRanks {
+        /// First rank.
+        first: u32,
+    },
+    /// Positions that logits are wanted for, along the middle axis.
+    LogitsInner,
 }
 
 /// The counts of a step.
@@ -65,12 +74,20 @@ impl Template {
             Extent::SeqsPlusOne => tensor.shape[0] = shape.seqs + 1,
             Extent::Logits => tensor.shape[0] = shape.logits,
             Extent::LogitsIndex => tensor = tensor.rows(shape.logits_first, shape.logits),
+            Extent::GatheredRanks { first } => {
+                let part = shape.logits * tensor.shape[2];
+                (tensor.shape[1], tensor.strides[0]) = (shape.logits, part);
+                tensor.offset += u64::from(first) * u64::from(part) * tensor.dtype().bytes() as u64;
+            }
+            Extent::LogitsInner => tensor.shape[1] = shape.logits,
         }
         tensor
     }
 }
 
 struct EncodedOp {
+    /// For people.
+    name: String,
     op: Arc<dyn PreparedOp>,
     id: OpId,
     operands: Vec<Template>,
@@ -113,6 +130,12 @@ impl CompiledProgram {
     pub(crate) fn num_ops(&self) -> usize {
         self.ops.len()
     }
+
+    /// The first op that cannot be recorded.
+    pub(crate) fn not_recordable(&self) -> Option<&str> {
+        let op = self.ops.iter().find(|op| !op.op.info().recordable)?;
+        Some(&op.name)
+    }
 }
 
 /// Prepares ops, each equal spec once.
@@ -120,6 +143,7 @@ pub(crate) struct Preparer<'a> {
     device: &'a dyn Device,
     prepared: HashMap<(String, u32, Vec<u8>), Arc<dyn PreparedOp>>,
     programs: Vec<(Program, Arc<dyn PreparedOp>)>,
+    pub(crate) collectives: Vec<(Collective, Arc<dyn PreparedOp>)>,
     missing: Vec<String>,
 }
 
@@ -129,6 +153,7 @@ impl<'a> Preparer<'a> {
             device,
             prepared: HashMap::new(),
             programs: Vec::new(),
+            collectives: Vec::new(),
             missing: Vec::new(),
         }
     }
@@ -140,15 +165,19 @@ impl<'a> Preparer<'a> {
             return Ok(Some(op.clone()));
         }
         if let Err(why) = self.device.ops().support(spec) {
-            let line = format!("{}: {}", spec.name(), why.message);
-            if !self.missing.contains(&line) {
-                self.missing.push(line);
-            }
+            self.note_missing(format!("{}: {}", spec.name(), why.message));
             return Ok(None);
         }
         let op = self.device.ops().prepare(spec)?;
         self.prepared.insert(key, op.clone());
         Ok(Some(op))
+    }
+
+    /// Remembers a line for the error of [`Preparer::finish`].
+    pub(crate) fn note_missing(&mut self, line: String) {
+        if !self.missing.contains(&line) {
+            self.missing.push(line);
+        }
     }
 
     fn region(&mut self, region: Program) -> Result<Arc<dyn PreparedOp>, EngineError> {
@@ -174,6 +203,8 @@ impl<'a> Preparer<'a> {
 pub(crate) struct Places<'a> {
     pub activations: &'a [(Tensor, ActivationSlot)],
     pub role: &'a dyn Fn(TensorRole) -> Template,
+    /// The ranks' communicator, where there are several.
+    pub communicator: Option<&'a dyn Communicator>,
 }
 
 /// Claims, prepares and loads a program. `None` when ops are missing, which `preparer` has noted.
@@ -183,10 +214,10 @@ pub(crate) fn compile(
     files: &ModelFiles,
     places: &Places<'_>,
     preparer: &mut Preparer<'_>,
-    loaded: &mut dyn FnMut(u64),
+    loader: &mut WeightLoader<'_>,
 ) -> Result<Option<CompiledProgram>, EngineError> {
     model.program.validate()?;
-    let report = device.ops().claim(&model.program)?;
+    let report = claim(device, model)?;
     let plan = segments(&report.claims, model.program.nodes.len())?;
     let mut ops: Vec<(Arc<dyn PreparedOp>, Vec<u16>, Claim)> = Vec::new();
     let mut complete = true;
@@ -206,7 +237,7 @@ pub(crate) fn compile(
     if !complete {
         return Ok(None);
     }
-    let (weights, buffers) = load_weights(device, model, &files.weights, &ops, loaded)?;
+    let (weights, buffers) = load_weights(device, model, &files.weights, &ops, loader)?;
     let template = |t: u16| match t {
         ABSENT => Template::fixed(Tensor::NONE),
         t => match model.roles[usize::from(t)] {
@@ -225,34 +256,82 @@ pub(crate) fn compile(
         Some(TensorRole::KvCache { layer }) => Some(*layer),
         _ => None,
     };
-    let kv_operands = ops
+    let together = collective_steps(model, places.communicator, preparer, &template)?;
+    let scratch_of = |op: &Arc<dyn PreparedOp>| op.info().scratch_bytes;
+    let all = ops
         .iter()
-        .enumerate()
-        .flat_map(|(i, (_, operands, _))| {
-            operands
-                .iter()
-                .enumerate()
-                .filter_map(move |(j, &t)| kv_layer(t).map(|layer| (i, j, layer)))
-        })
-        .collect();
-    let scratch_bytes = ops.iter().map(|(op, ..)| op.info().scratch_bytes).max().unwrap_or(0);
-    let ops: Vec<EncodedOp> = ops
-        .into_iter()
-        .map(|(op, operands, _)| EncodedOp {
+        .map(|(op, ..)| op)
+        .chain(together.iter().map(|step| &step.op));
+    let scratch_bytes = all.map(scratch_of).max().unwrap_or(0);
+    let mut together = together.into_iter().peekable();
+    let mut encoded: Vec<EncodedOp> = Vec::with_capacity(ops.len());
+    let mut kv_operands = Vec::new();
+    for (op, operands, segment) in ops {
+        while let Some(step) = together.next_if(|step| step.after <= segment.first) {
+            encoded.push(EncodedOp::from(step));
+        }
+        let layers = operands
+            .iter()
+            .enumerate()
+            .filter_map(|(j, &t)| Some((j, kv_layer(t)?)));
+        kv_operands.extend(layers.map(|(j, layer)| (encoded.len(), j, layer)));
+        encoded.push(EncodedOp {
+            name: segment_name(&model.program, segment),
             id: op.id(),
             op,
             operands: operands.into_iter().map(template).collect(),
-        })
-        .collect();
+        });
+    }
+    encoded.extend(together.map(EncodedOp::from));
     Ok(Some(CompiledProgram {
         scratch: Vec::with_capacity(model.program.tensors.len()),
-        ops,
+        ops: encoded,
         kv_operands,
         _weights: buffers,
         scratch_bytes,
         num_claims: report.claims.len(),
         left: report.left,
     }))
+}
+
+impl From<CollectiveStep> for EncodedOp {
+    fn from(step: CollectiveStep) -> EncodedOp {
+        EncodedOp {
+            name: step.name.to_string(),
+            id: step.op.id(),
+            op: step.op,
+            operands: step.operands,
+        }
+    }
+}
+
+/// What the platform claims of each stretch between collectives: no region may cross one.
+fn claim(device: &dyn Device, model: &ModelProgram) -> Result<ClaimReport, EngineError> {
+    if model.collectives.is_empty() {
+        return Ok(device.ops().claim(&model.program)?);
+    }
+    let mut report = ClaimReport::default();
+    let ends = model.collectives.iter().map(|node| node.after);
+    let mut first = 0;
+    for end in ends.chain([model.program.nodes.len() as u32]) {
+        if end > first {
+            let (stretch, _) = model.program.region(first as usize, (end - first) as usize);
+            let found = device.ops().claim(&stretch)?;
+            report.claims.extend(found.claims.iter().map(|claim| Claim {
+                first: first + claim.first,
+                ..*claim
+            }));
+            // Layers are alike: each reason once.
+            for line in found.left.lines() {
+                if !report.left.lines().any(|known| known == line) {
+                    report.left.push_str(line);
+                    report.left.push('\n');
+                }
+            }
+        }
+        first = end;
+    }
+    Ok(report)
 }
 
 /// Claims and the single nodes between them, in order.
@@ -277,6 +356,12 @@ fn segments(claims: &[Claim], num_nodes: usize) -> Result<Vec<Claim>, EngineErro
     }
     all.extend((next..num_nodes as u32).map(|first| Claim { first, count: 1 }));
     Ok(all)
+}
+
+fn segment_name(program: &Program, segment: Claim) -> String {
+    let first = segment.first as usize;
+    let nodes = &program.nodes[first..first + segment.count as usize];
+    nodes.iter().map(|node| node.spec.name()).collect::<Vec<_>>().join("+")
 }
 
 fn activation(place: &(Tensor, ActivationSlot), column: u32, width: u32, heads: u32) -> Template {
@@ -308,16 +393,17 @@ fn load_weights(
     model: &ModelProgram,
     weights: &Weights,
     ops: &[(Arc<dyn PreparedOp>, Vec<u16>, Claim)],
-    loaded: &mut dyn FnMut(u64),
+    loader: &mut WeightLoader<'_>,
 ) -> Result<LoadedWeights, EngineError> {
     let mut tensors = Vec::with_capacity(model.weights.len());
     let mut buffers = Vec::with_capacity(model.weights.len());
     for spec in &model.weights {
         let (tensor, buffer) = match spec {
             WeightSpec::Vector { parts } => {
-                let mut values = Vec::new();
+                let mut values: Vec<f32> = Vec::new();
                 for part in parts {
-                    values.extend(weights.tensor(part.role)?.to_f32()?);
+                    let whole = weights.tensor(part.role)?.to_f32()?;
+                    values.extend(&whole[part.first_row as usize..(part.first_row + part.rows) as usize]);
                 }
                 let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
                 let buffer = device.create_buffer(bytes.len() as u64, BufferKind::Device)?;
@@ -327,7 +413,12 @@ fn load_weights(
                     buffer,
                 )
             }
-            WeightSpec::Matrix { node, parts, .. } => {
+            WeightSpec::Matrix {
+                node,
+                parts,
+                in_features,
+                ..
+            } => {
                 let owner = ops.iter().find(|(.., s)| (s.first..s.first + s.count).contains(node));
                 let Some((op, _, segment)) = owner else {
                     return Err(EngineError::Thread(format!("weight node {node} is in no segment")));
@@ -338,17 +429,18 @@ fn load_weights(
                 let tensor = Tensor::contiguous(buffer.id(), 0, DType::U8, &[tensor_extent(bytes)?]);
                 let mut first_row = 0;
                 for part in parts {
-                    let source = weights.tensor(part.role)?;
-                    loaded(source.bytes.len() as u64);
-                    op.pack_weight(
+                    let stored = Part {
+                        role: part.role,
+                        rows: part.first_row..part.first_row + part.rows,
+                        columns: part.first_column..part.first_column + in_features,
+                    };
+                    let target = Target {
+                        op: &**op,
                         node,
-                        WeightRows {
-                            first_row,
-                            num_rows: part.rows,
-                            bytes: &source.bytes,
-                        },
-                        &tensor,
-                    )?;
+                        first_row,
+                        dst: &tensor,
+                    };
+                    loader.pack(weights, &stored, target)?;
                     first_row += part.rows;
                 }
                 (tensor, buffer)
@@ -372,8 +464,9 @@ impl std::fmt::Debug for EncodedOp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "op {} ({} operands, {:?})",
+            "op {} {} ({} operands, {:?})",
             self.id.0,
+            self.name,
             self.operands.len(),
             self.op.info()
         )

@@ -14,6 +14,8 @@ pub struct EngineConfig {
     pub cache: CacheConfig,
     /// Scheduling.
     pub scheduler: SchedulingConfig,
+    /// Recorded decode steps.
+    pub recording: RecordingConfig,
 }
 
 /// Which model and how its numbers are held.
@@ -65,6 +67,28 @@ pub struct SchedulingConfig {
     pub async_depth: Option<u32>,
 }
 
+/// Decode steps recorded once and replayed, on devices that can.
+#[derive(Clone, Debug)]
+pub struct RecordingConfig {
+    /// Encodes every step anew instead (vLLM's name).
+    pub enforce_eager: bool,
+    /// Compares each new recording with steps encoded anew before it is used: four steps of its size, once.
+    pub check: bool,
+    /// Which decode step of a size is the first to be recorded. Making and checking a recording costs what encoding some ten steps
+    /// costs, and sizes that a batch passes through while it drains come once.
+    pub from_step: u32,
+}
+
+impl Default for RecordingConfig {
+    fn default() -> Self {
+        RecordingConfig {
+            enforce_eager: false,
+            check: true,
+            from_step: 8,
+        }
+    }
+}
+
 impl EngineConfig {
     /// Defaults for a model at `path`.
     pub fn for_model(path: impl Into<PathBuf>) -> Self {
@@ -92,6 +116,7 @@ impl EngineConfig {
                 policy: halyard_scheduler::Policy::Fcfs,
                 async_depth: None,
             },
+            recording: RecordingConfig::default(),
         }
     }
 }

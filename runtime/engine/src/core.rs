@@ -13,6 +13,7 @@ use halyard_scheduler::{NewRequest, RequestId, RowResult, Scheduler, SchedulerOu
 use crate::error::EngineError;
 use crate::handle::Shared;
 use crate::output::FinishReason;
+use crate::rank::Ranks;
 use crate::runner::{InFlight, Runner, StepResult};
 use crate::sequence::{Sequence, SequenceEvent, Sequences};
 use crate::stats::{Records, StatsSnapshot};
@@ -32,7 +33,9 @@ pub(crate) enum Command {
 
 /// The thread's state.
 pub(crate) struct Core {
+    /// Dropped before the other ranks are joined: they may wait for it in a collective.
     runner: Runner,
+    ranks: Option<Ranks>,
     scheduler: Scheduler,
     sequences: Sequences,
     in_flight: VecDeque<(InFlight, Instant)>,
@@ -50,6 +53,7 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(
         runner: Runner,
+        ranks: Option<Ranks>,
         scheduler: Scheduler,
         commands: Receiver<Command>,
         shared: Arc<Shared>,
@@ -59,6 +63,7 @@ impl Core {
         let max_in_flight = scheduler.config().max_steps_in_flight as usize;
         Core {
             runner,
+            ranks,
             scheduler,
             sequences: Sequences::default(),
             in_flight: VecDeque::new(),
@@ -80,8 +85,9 @@ impl Core {
         let reason = match &end {
             Ok(()) => "the engine was shut down".to_string(),
             Err(error) => {
-                tracing::error!("engine failed: {error}");
-                error.to_string()
+                let reason = self.failure(error);
+                tracing::error!("engine failed: {reason}");
+                reason
             }
         };
         self.shared.stop(&reason);
@@ -102,6 +108,15 @@ impl Core {
             self.end(id, finish);
         }
         self.publish();
+    }
+
+    /// Why the engine fails: this rank's error, with what other ranks say.
+    fn failure(&self, error: &EngineError) -> String {
+        let Some(ranks) = &self.ranks else {
+            return error.to_string();
+        };
+        ranks.group().fail(0, error);
+        ranks.group().failure().unwrap_or_else(|| error.to_string())
     }
 
     fn serve(&mut self) -> Result<(), EngineError> {
@@ -197,6 +212,9 @@ impl Core {
                     sequence.admitted = true;
                 }
             }
+            if let Some(ranks) = &mut self.ranks {
+                ranks.submit(&self.plan, &self.sequences)?;
+            }
             let flight = self.runner.submit(&self.plan, &self.sequences)?;
             self.in_flight.push_back((flight, now));
         }
@@ -223,6 +241,7 @@ impl Core {
         let generated = self.hand_over_tokens(&flight, &result, &updates);
         self.updates = updates;
         self.note_step(&flight, generated, submitted);
+        self.runner.recycle(flight);
         Ok(())
     }
 
@@ -285,6 +304,9 @@ impl Core {
         let Some(sequence) = self.sequences.remove(&id) else {
             return;
         };
+        if let Some(ranks) = &mut self.ranks {
+            ranks.end(id);
+        }
         if !sequence.admitted {
             self.shared.admitted(1);
         }
@@ -307,6 +329,7 @@ impl Core {
     fn note_step(&mut self, flight: &InFlight, generated: u64, submitted: Instant) {
         let prompt: u64 = flight.rows.iter().map(|row| u64::from(row.prompt_tokens)).sum();
         self.stats.steps_total += 1;
+        self.stats.replayed_steps_total += u64::from(flight.replayed);
         self.stats.prompt_tokens_total += prompt;
         self.stats.generation_tokens_total += generated;
         let before = self.stats.clone();

@@ -140,6 +140,9 @@ pub enum EngineError {
         /// Value, limit, remedy.
         message: String,
     },
+    /// Tensor parallelism: what failed, by rank.
+    #[error("tensor parallelism: {0}")]
+    Ranks(String),
     /// The engine thread could not be started or ended early.
     #[error("engine thread: {0}")]
     Thread(String),

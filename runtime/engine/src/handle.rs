@@ -17,6 +17,8 @@ use crate::core::{Command, Core, StatsCell};
 use crate::error::{EngineError, ParamError, SubmitError};
 use crate::load::{LoadProgress, ModelInfo, load};
 use crate::params::{MAX_STOP_TOKENS, Request};
+use crate::rank::{RankGroup, Ranks};
+use crate::runner::Runner;
 use crate::sequence::Sequence;
 use crate::stats::{Records, StatsSnapshot};
 use crate::stream::OutputStream;
@@ -110,13 +112,28 @@ impl EngineHandle {
         loggers: Vec<Box<dyn StatLogger>>,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<EngineHandle, EngineError> {
+        Self::start_on(config, &[device], files, loggers, progress)
+    }
+
+    /// The same on several devices of one platform, tensor parallel: each holds a part of every layer.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::start`], by rank; a model that so many devices cannot share.
+    pub fn start_on(
+        config: EngineConfig,
+        devices: &[Arc<dyn Device>],
+        files: ModelFiles,
+        loggers: Vec<Box<dyn StatLogger>>,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<EngineHandle, EngineError> {
         let (tokenizer, special) = open_tokenizer(&files)?;
         let chat_template = files
             .chat_template
             .as_deref()
             .map(|source| ChatTemplate::new(source, &special))
             .transpose()?;
-        let loaded = load(&config, device, &files, progress)?;
+        let loaded = load(&config, devices, &files, progress)?;
+        let max_in_flight = loaded.scheduler.max_steps_in_flight;
         let scheduler = Scheduler::new(loaded.scheduler)?;
         let (commands, receiver) = channel();
         let shared = Arc::new(Shared {
@@ -128,7 +145,17 @@ impl EngineHandle {
         });
         let started = Instant::now();
         let records = Records::start(loggers).map_err(|e| EngineError::Thread(e.to_string()))?;
-        let core = Core::new(loaded.runner, scheduler, receiver, shared.clone(), records, started);
+        let start_others = |(group, runners)| start_ranks(group, runners, max_in_flight, &shared);
+        let ranks = loaded.others.map(start_others).transpose()?;
+        let core = Core::new(
+            loaded.runner,
+            ranks,
+            scheduler,
+            receiver,
+            shared.clone(),
+            records,
+            started,
+        );
         let guard = EndGuard(shared.clone());
         let thread = std::thread::Builder::new()
             .name("halyard-engine".into())
@@ -352,6 +379,18 @@ impl Drop for Front {
             tracing::error!("the engine thread panicked");
         }
     }
+}
+
+/// Threads for the ranks beside the engine's own. When one fails, requests are refused from then on.
+fn start_ranks(
+    group: Arc<RankGroup>,
+    runners: Vec<Runner>,
+    max_in_flight: u32,
+    shared: &Arc<Shared>,
+) -> Result<Ranks, EngineError> {
+    let told = shared.clone();
+    group.listen(move |failure| told.stop(failure));
+    Ranks::start(runners, group, max_in_flight)
 }
 
 /// The tokenizer of opened files, and special tokens as text for the chat template.

@@ -19,6 +19,10 @@ pub(crate) struct KvNeeds {
     /// Pages that one buffer can hold.
     pub max_pages: u64,
     pub unified: bool,
+    /// Ranks that take their pool from the same memory.
+    pub sharing: u32,
+    /// Pages beside the pool, for checking recordings.
+    pub scratch_pages: u32,
 }
 
 /// The pool's size.
@@ -44,10 +48,12 @@ pub(crate) fn size(config: &EngineConfig, scheduler: &SchedulerConfig, needs: &K
     }
     let m = &needs.memory;
     let share = (m.total_bytes as f64 * utilization) as u64;
-    let free = share.saturating_sub(m.total_bytes - m.free_bytes.min(m.total_bytes));
+    let free = share
+        .saturating_sub(m.total_bytes - m.free_bytes.min(m.total_bytes))
+        .saturating_sub(u64::from(needs.scratch_pages) * needs.page_bytes);
     let budget = match config.cache.kv_cache_memory_bytes {
         Some(bytes) => bytes,
-        None if needs.unified => free.min(UNIFIED_KV_BYTES),
+        None if needs.unified => free.min(UNIFIED_KV_BYTES) / u64::from(needs.sharing.max(1)),
         None => free,
     };
     if budget > m.free_bytes {
@@ -63,7 +69,7 @@ pub(crate) fn size(config: &EngineConfig, scheduler: &SchedulerConfig, needs: &K
         .saturating_mul(u64::from(scheduler.max_num_seqs));
     let pages = (budget / needs.page_bytes.max(1))
         .min(useful)
-        .min(needs.max_pages)
+        .min(needs.max_pages.saturating_sub(u64::from(needs.scratch_pages)))
         .min(1 << 30);
     let asked = scheduler.max_model_len;
     let fits = longest_context(scheduler, pages);
@@ -133,6 +139,8 @@ mod tests {
             },
             max_pages: u64::MAX,
             unified: false,
+            sharing: 1,
+            scratch_pages: 0,
         }
     }
 

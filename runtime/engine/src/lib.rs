@@ -1,8 +1,9 @@
 //! The engine: a model on a device, requests in, tokens and text out. Knows no vendor, no HTTP and no environment.
 //!
 //! Reading order: [`handle`] (the front door), [`params`] and [`output`] (what goes in and comes out), `core` (the thread),
-//! `runner` (a step on the device), `plan` and `load` (from files to a runner), `state` (device rows), `compile` (programs to ops).
+//! `runner` (a step on the device), `recording` (steps recorded and replayed), `plan` and `load` (from files to a runner), `state` (device rows), `compile` (programs to ops), `parallel` and `rank` (several devices).
 
+mod collective;
 mod compile;
 pub mod config;
 mod core;
@@ -12,15 +13,22 @@ mod kv_memory;
 mod llm;
 mod load;
 pub mod output;
+mod parallel;
 pub mod params;
 mod plan;
+mod rank;
+mod recording;
 mod runner;
+mod self_check;
 mod sequence;
 mod state;
 mod stats;
+mod step_encode;
+mod step_ops;
 mod stream;
+mod weight_loader;
 
-pub use config::{CacheConfig, EngineConfig, ModelConfig, SchedulingConfig};
+pub use config::{CacheConfig, EngineConfig, ModelConfig, RecordingConfig, SchedulingConfig};
 pub use error::{EngineError, ParamError, SubmitError};
 pub use handle::EngineHandle;
 pub use llm::{GenerateError, Llm};

@@ -36,13 +36,21 @@ impl Llm {
     /// # Errors
     /// As [`EngineHandle::start`].
     pub fn open(config: EngineConfig, device: Arc<dyn Device>) -> Result<Llm, EngineError> {
+        Llm::open_on(config, &[device])
+    }
+
+    /// The same on several devices, tensor parallel.
+    ///
+    /// # Errors
+    /// As [`EngineHandle::start_on`].
+    pub fn open_on(config: EngineConfig, devices: &[Arc<dyn Device>]) -> Result<Llm, EngineError> {
         let dummy = DummyWeights {
             seed: config.model.seed,
             ..DummyWeights::default()
         };
         let files = ModelFiles::open(&config.model.path, config.model.load_format, dummy)?;
         Ok(Llm {
-            engine: EngineHandle::start(config, device, files, Vec::new(), &mut |_| {})?,
+            engine: EngineHandle::start_on(config, devices, files, Vec::new(), &mut |_| {})?,
         })
     }
 

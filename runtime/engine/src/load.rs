@@ -1,31 +1,35 @@
-//! From model files and a device to a runner: attention chosen, programs compiled, weights loaded, KV memory sized.
+//! From model files and devices to runners: attention chosen, programs compiled, weights loaded, KV memory sized.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use halyard_models::ModelFiles;
-use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, build_forward, build_head};
-use halyard_platform_api::ops::{
-    Argmax, Copy, LogitsProcess, PrepareInputs, Sample, SlotMapping, TopLogprobs, UpdateRows,
-};
-use halyard_platform_api::{Buffer, BufferKind, DType, Device, OpSpec, PreparedOp, QueueKind, Tensor};
+use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, WeightSpec, build_forward, build_head};
+use halyard_platform_api::{Buffer, BufferKind, CommunicatorId, DType, Device, QueueKind, Tensor};
 use halyard_scheduler::{KvGroup, KvKind, SchedulerConfig};
 
 use crate::compile::{CompiledProgram, Extent, Places, Preparer, Template, compile};
 use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::kv_memory::{self, KvNeeds};
-use crate::plan::{Plan, plan};
-use crate::runner::{Runner, StepOps};
+use crate::parallel::{group_id, join, on_every_rank, plan_ranks};
+use crate::plan::{MIN_LOGITS_ROWS, Plan};
+use crate::rank::RankGroup;
+use crate::recording::{Recordings, bucket_sizes};
+use crate::runner::Runner;
+use crate::self_check::Scratch;
 use crate::state::{ResultRing, RowState, StepState, Writes};
+use crate::step_ops::StepOps;
+use crate::weight_loader::WeightLoader;
 
 /// How far loading is.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadProgress {
     /// What is being done.
     pub stage: &'static str,
-    /// Weight bytes done.
+    /// Weight bytes done; of several devices, on the first one.
     pub done_bytes: u64,
-    /// Weight bytes in all.
+    /// Weight bytes in all, there.
     pub total_bytes: u64,
 }
 
@@ -38,6 +42,8 @@ pub struct ModelInfo {
     pub architecture: String,
     /// Context in tokens.
     pub max_model_len: u32,
+    /// Devices that each hold a part of every layer.
+    pub tensor_parallel_size: u32,
     /// Vocabulary.
     pub vocab_size: u32,
     /// End-of-sequence ids.
@@ -71,25 +77,115 @@ pub struct ModelInfo {
 /// What loading gives.
 pub(crate) struct Loaded {
     pub runner: Runner,
+    /// Where there are several devices: what all ranks share, and the runners of ranks 1 and up.
+    pub others: Option<(Arc<RankGroup>, Vec<Runner>)>,
     pub scheduler: SchedulerConfig,
     pub info: ModelInfo,
 }
 
-/// Loads `files` onto `device`.
+/// Loads `files` onto `devices`, each a rank with its part of the model.
 ///
 /// # Errors
 /// Every missing op; memory that does not fit, with the arithmetic; what device and files report.
 pub(crate) fn load(
     config: &EngineConfig,
-    device: Arc<dyn Device>,
+    devices: &[Arc<dyn Device>],
     files: &ModelFiles,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, EngineError> {
+    let start = Instant::now();
+    let plans = plan_ranks(config, devices, files)?;
+    let id = group_id(devices)?;
+    let inputs = plans.into_iter().zip(devices.iter().cloned()).collect();
+    let mut ranks = on_every_rank(
+        inputs,
+        |(plan, device)| load_rank(plan, device, files, id.as_ref(), progress),
+        |(plan, device)| load_rank(plan, device, files, id.as_ref(), &mut |_| {}),
+    )?;
+    // The scheduler's pages stand on every rank: the smallest memory decides.
+    let mut smallest: Option<KvSized> = None;
+    for rank in &ranks {
+        let sized = size_kv(config, files, rank)?;
+        if smallest
+            .as_ref()
+            .is_none_or(|s| sized.scheduler.num_blocks < s.scheduler.num_blocks)
+        {
+            smallest = Some(sized);
+        }
+    }
+    let Some(KvSized { scheduler, note }) = smallest else {
+        return Err(EngineError::Thread("no rank was loaded".to_string()));
+    };
+    ranks[0].notes.extend(note);
+    let group = (devices.len() > 1).then(|| RankGroup::new(devices.len() as u32));
+    let finish = |rank: RankLoad| {
+        let number = rank.plan.options.shard.rank;
+        finish_rank(config, rank, &scheduler, group.as_ref()).inspect_err(|error| {
+            if let Some(group) = &group {
+                group.fail(number, error);
+            }
+        })
+    };
+    let mut ranks = on_every_rank(ranks, finish, finish)?.into_iter();
+    let Some(first) = ranks.next() else {
+        return Err(EngineError::Thread("no rank was finished".to_string()));
+    };
+    let times = first.times(start.elapsed());
+    let RankLoad {
+        plan,
+        runner,
+        mut notes,
+        ..
+    } = first;
+    notes.push(times);
+    Ok(Loaded {
+        info: model_info(files, &plan, &scheduler, devices.len(), &runner.forward, notes),
+        runner,
+        others: group.map(|group| (group, ranks.map(|rank| rank.runner).collect())),
+        scheduler,
+    })
+}
+
+/// A rank before its KV memory is sized.
+struct RankLoad {
+    plan: Plan,
+    runner: Runner,
+    notes: Vec<String>,
+    /// Time and bytes of packing weights.
+    weights: Duration,
+    weight_bytes: u64,
+    /// Time of the first steps.
+    warm_up: Duration,
+}
+
+impl RankLoad {
+    /// Where the time of a load went; the other ranks' ran beside it.
+    fn times(&self, all: Duration) -> String {
+        let (weights, warm_up) = (self.weights, self.warm_up);
+        format!(
+            "loaded in {:.2} s: ops and memory {:.2}, weights {:.2} ({:.2} GB/s), warm-up {:.2}",
+            all.as_secs_f64(),
+            all.saturating_sub(weights + warm_up).as_secs_f64(),
+            weights.as_secs_f64(),
+            self.weight_bytes as f64 / 1e9 / weights.as_secs_f64().max(1e-9),
+            warm_up.as_secs_f64(),
+        )
+    }
+}
+
+/// Joins the group and loads a rank's part of the model.
+fn load_rank(
+    plan: Plan,
+    device: Arc<dyn Device>,
+    files: &ModelFiles,
+    id: Option<&CommunicatorId>,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<RankLoad, EngineError> {
     let mut notes = Vec::new();
-    let plan = plan(config, &*device, files)?;
     let format_of = |role| files.weights.format(role);
     let forward = build_forward(&files.description, &plan.kv, &plan.options, &format_of)?;
     let head = build_head(&files.description, &plan.options, &format_of)?;
+    let communicator = join(&*device, id, plan.options.shard)?;
     let queue = device.create_queue(QueueKind::Compute)?;
     let rows = RowState::allocate(&*device, &plan.capacities)?;
     let step = StepState::allocate(&*device, &plan.capacities)?;
@@ -102,41 +198,42 @@ pub(crate) fn load(
     let forward_slots = memory.activations(&forward, None)?;
     let head_slots = memory.activations(&head, Some(forward_slots[0].0))?;
     let logits = head_slots[head_slots.len() - 1].0;
-    let raw_logits = memory.tensor(DType::F32, &logits.shape[..2])?;
+    let raw_rows = plan.capacities.logits_chunk.min(MIN_LOGITS_ROWS);
+    let raw_logits = memory.tensor(DType::F32, &[raw_rows, logits.shape[1]])?;
     let ropes = memory.rope_tables(files)?;
+    let total_bytes = matrix_bytes(&forward) + matrix_bytes(&head);
     let mut done_bytes = 0;
-    let mut loaded = |bytes| {
+    let mut shown = |bytes| {
         done_bytes += bytes;
         progress(LoadProgress {
             stage: "weights",
             done_bytes,
-            total_bytes: files.weight_bytes,
+            total_bytes,
         });
     };
+    let mut loader = WeightLoader::new(&*device, &*queue, &mut shown);
     let role = |role| place_of(role, &rows, &step, &ropes);
     let mut preparer = Preparer::new(&*device);
     let mut compile_one = |program: &ModelProgram, slots: &[(Tensor, ActivationSlot)], preparer: &mut Preparer<'_>| {
         let places = Places {
             activations: slots,
             role: &role,
+            communicator: communicator.as_deref(),
         };
-        compile(&*device, program, files, &places, preparer, &mut loaded)
+        compile(&*device, program, files, &places, preparer, &mut loader)
     };
-    let ops = step_ops(&plan, &ring, &mut preparer)?;
+    let ops = StepOps::prepare(&plan, &ring, &mut preparer)?;
     let forward = compile_one(&forward, &forward_slots, &mut preparer)?;
     let head = compile_one(&head, &head_slots, &mut preparer)?;
     preparer.finish()?;
-    let (Some(mut forward), Some(head), Some(ops)) = (forward, head, ops) else {
+    let (Some(forward), Some(head), Some(ops)) = (forward, head, ops) else {
         return Err(EngineError::Thread("an op was missing and not listed".to_string()));
     };
+    let (weights, weight_bytes) = (loader.elapsed, loader.bytes);
+    drop(loader);
     notes.push(format!("composites: {} regions run as one op", forward.num_claims));
     notes.extend(forward.left.lines().map(|line| format!("composites: {line}")));
-    queue.reserve_scratch(forward.scratch_bytes.max(head.scratch_bytes).max(ops_scratch(&ops)))?;
-    let mut buffers = memory.buffers;
-    let (scheduler, max_model_len, kv_note) = size_kv(config, &*device, files, &plan)?;
-    notes.extend(kv_note);
-    bind_kv(&*device, &plan, scheduler.num_blocks, &mut forward, &mut buffers)?;
-    let info = model_info(files, &plan, &scheduler, max_model_len, &forward, notes);
+    queue.reserve_scratch(forward.scratch_bytes.max(head.scratch_bytes).max(ops.scratch_bytes()))?;
     let runner = Runner {
         queue,
         forward,
@@ -145,93 +242,113 @@ pub(crate) fn load(
         rows,
         step,
         ring,
-        capacities: plan.capacities,
+        capacities: plan.capacities.clone(),
         logits,
         raw_logits,
-        _buffers: buffers,
+        hidden: forward_slots[0].0,
+        buffers: memory.buffers,
         writes: Writes::default(),
         next_entry: 0,
         words: Vec::new(),
+        recordings: None,
+        order: Vec::new(),
+        spare_rows: Vec::new(),
+        group: None,
+        communicator,
         device,
     };
-    Ok(Loaded {
+    Ok(RankLoad {
+        plan,
         runner,
-        scheduler,
-        info,
+        notes,
+        weights,
+        weight_bytes,
+        warm_up: Duration::ZERO,
     })
 }
 
-fn step_ops(plan: &Plan, ring: &ResultRing, preparer: &mut Preparer<'_>) -> Result<Option<StepOps>, EngineError> {
-    let c = &plan.capacities;
-    let (max_seqs, max_tokens, vocab) = (c.max_seqs, c.max_tokens, c.vocab);
-    let mut op = |spec: OpSpec| preparer.op(&spec);
-    let prepare_inputs = op(PrepareInputs { max_seqs, max_tokens }.into())?;
-    let slot_mapping = op(SlotMapping {
-        block_size: plan.options.block_size,
-    }
-    .into())?;
-    let update_rows = op(UpdateRows {
-        max_seqs,
-        max_sampled: 1,
-    }
-    .into())?;
-    let argmax = op(Argmax { vocab, max_seqs }.into())?;
-    let sample = op(Sample { vocab, max_seqs }.into())?;
-    let logits_process = op(LogitsProcess { vocab, max_seqs }.into())?;
-    let top_logprobs = op(TopLogprobs {
-        vocab,
-        k: ring.k,
-        max_rows: c.logits_chunk,
-    }
-    .into())?;
-    let copy_logits = op(Copy { dtype: DType::F32 }.into())?;
-    let all = (
-        prepare_inputs,
-        slot_mapping,
-        update_rows,
-        argmax,
-        sample,
-        logits_process,
-        top_logprobs,
-        copy_logits,
-    );
-    let (
-        Some(prepare_inputs),
-        Some(slot_mapping),
-        Some(update_rows),
-        Some(argmax),
-        Some(sample),
-        Some(logits_process),
-        Some(top_logprobs),
-        Some(copy_logits),
-    ) = all
-    else {
-        return Ok(None);
+/// Stored bytes of a program's matrices.
+fn matrix_bytes(program: &ModelProgram) -> u64 {
+    let bytes = |spec: &WeightSpec| match spec {
+        WeightSpec::Matrix {
+            format,
+            in_features,
+            parts,
+            ..
+        } => {
+            let rows: u64 = parts.iter().map(|part| u64::from(part.rows)).sum();
+            rows * format.row_bytes(*in_features as usize).unwrap_or(0) as u64
+        }
+        WeightSpec::Vector { .. } => 0,
     };
-    Ok(Some(StepOps {
-        prepare_inputs,
-        slot_mapping,
-        update_rows,
-        argmax,
-        sample,
-        logits_process,
-        top_logprobs,
-        copy_logits,
-    }))
+    program.weights.iter().map(bytes).sum()
 }
 
-fn ops_scratch(ops: &StepOps) -> u64 {
-    let all: [&Arc<dyn PreparedOp>; 8] = [
-        &ops.prepare_inputs,
-        &ops.slot_mapping,
-        &ops.update_rows,
-        &ops.argmax,
-        &ops.sample,
-        &ops.logits_process,
-        &ops.top_logprobs,
-        &ops.copy_logits,
-    ];
-    all.iter().map(|op| op.info().scratch_bytes).max().unwrap_or(0)
+/// Gives a rank its KV pages and, where all ranks can record, its recordings.
+fn finish_rank(
+    config: &EngineConfig,
+    mut rank: RankLoad,
+    scheduler: &SchedulerConfig,
+    group: Option<&Arc<RankGroup>>,
+) -> Result<RankLoad, EngineError> {
+    let RankLoad {
+        plan, runner, notes, ..
+    } = &mut rank;
+    let device = runner.device.clone();
+    let num_pages = scheduler.num_blocks + plan.scratch_pages();
+    bind_kv(&*device, plan, num_pages, &mut runner.forward, &mut runner.buffers)?;
+    let programs = [&runner.forward, &runner.head];
+    let mut recordings = recordings(config, &*device, plan, scheduler, programs, &runner.ops, notes);
+    if let Some(group) = group
+        && !group.agree(recordings.is_some())?
+        && recordings.take().is_some()
+    {
+        notes.push("decode steps are encoded one by one: another rank cannot record".to_string());
+    }
+    (runner.recordings, runner.group) = (recordings, group.cloned());
+    let warm_up = Instant::now();
+    runner.prepare_scratch()?;
+    rank.warm_up = warm_up.elapsed();
+    Ok(rank)
+}
+
+/// Recorded decode steps, where device and ops allow them; the notes say why not.
+fn recordings(
+    config: &EngineConfig,
+    device: &dyn Device,
+    plan: &Plan,
+    scheduler: &SchedulerConfig,
+    programs: [&CompiledProgram; 2],
+    ops: &StepOps,
+    notes: &mut Vec<String>,
+) -> Option<Recordings> {
+    let c = &plan.capacities;
+    let program = programs.iter().find_map(|program| program.not_recordable());
+    let refused = match plan.recording {
+        Err(why) => Err(why.to_string()),
+        Ok(()) => match program.or_else(|| ops.not_recordable()) {
+            Some(name) => Err(format!("{name} is not recordable")),
+            None => Ok(bucket_sizes(c.max_seqs, &device.info().shape_buckets)),
+        },
+    };
+    match refused {
+        Err(why) => {
+            notes.push(format!("decode steps are encoded one by one: {why}"));
+            None
+        }
+        Ok(sizes) => {
+            notes.push(format!(
+                "decode steps are recorded when they recur, for {sizes:?} sequences"
+            ));
+            let scratch = Scratch {
+                first_row: c.max_seqs,
+                first_page: scheduler.num_blocks,
+                num_tokens: plan.options.block_size.min(c.max_tokens).min(c.max_model_len),
+                steps: 0,
+            };
+            Some(Recordings::new(sizes, scratch, &config.recording))
+        }
+    }
 }
 
 /// Allocates tensors, one buffer each, and keeps them.
@@ -323,13 +440,15 @@ fn place_of(role: TensorRole, rows: &RowState, step: &StepState, ropes: &[Tensor
     }
 }
 
+/// A pool that fits a rank, and what was lowered for it.
+struct KvSized {
+    scheduler: SchedulerConfig,
+    note: Option<String>,
+}
+
 /// How many pages fit, and whether they hold the context.
-fn size_kv(
-    config: &EngineConfig,
-    device: &dyn Device,
-    files: &ModelFiles,
-    plan: &Plan,
-) -> Result<(SchedulerConfig, u32, Option<String>), EngineError> {
+fn size_kv(config: &EngineConfig, files: &ModelFiles, rank: &RankLoad) -> Result<KvSized, EngineError> {
+    let (plan, device) = (&rank.plan, &*rank.runner.device);
     let groups = plan.kv.groups.iter().map(|group| KvGroup {
         kind: group.window.map_or(KvKind::Full, |tokens| KvKind::Window { tokens }),
         block_size: plan.options.block_size,
@@ -354,11 +473,16 @@ fn size_kv(
         memory: device.memory()?,
         max_pages: device.info().max_buffer_bytes.min(device.info().max_binding_bytes) / plan.block_bytes.max(1),
         unified: device.info().unified_memory,
+        sharing: plan.options.shard.size,
+        scratch_pages: plan.scratch_pages(),
     };
     let sized = kv_memory::size(config, &scheduler, &needs)?;
     scheduler.num_blocks = sized.num_pages;
     scheduler.max_model_len = sized.max_model_len;
-    Ok((scheduler, sized.max_model_len, sized.note))
+    Ok(KvSized {
+        scheduler,
+        note: sized.note,
+    })
 }
 
 /// A key of this process, so that nobody outside can make block hashes collide.
@@ -398,14 +522,15 @@ fn model_info(
     files: &ModelFiles,
     plan: &Plan,
     scheduler: &SchedulerConfig,
-    max_model_len: u32,
+    num_devices: usize,
     forward: &CompiledProgram,
     notes: Vec<String>,
 ) -> ModelInfo {
     ModelInfo {
         name: files.name.clone(),
         architecture: files.description.architecture.clone(),
-        max_model_len,
+        max_model_len: scheduler.max_model_len,
+        tensor_parallel_size: num_devices as u32,
         vocab_size: plan.capacities.vocab,
         eos_token_ids: files.generation.eos_token_ids.clone(),
         dtype: plan.options.act,

@@ -1,16 +1,23 @@
 //! What loading settles before it allocates: types, block size, step sizes, and the attention backend.
 
 use halyard_models::ModelFiles;
-use halyard_models::program::{KvLayout, ModelProgram, ProgramOptions, build_forward};
+use halyard_models::program::{KvLayout, ModelProgram, ProgramOptions, Shard, build_forward};
 use halyard_platform_api::ops::Attention;
-use halyard_platform_api::{AttentionRegistry, Device, OpSpec};
+use halyard_platform_api::{AttentionRegistry, Device, DeviceInfo, OpSpec};
 
 use crate::config::EngineConfig;
 use crate::error::EngineError;
+use crate::recording;
+use crate::self_check::SCRATCH_ROWS;
 use crate::state::Capacities;
 
 /// Steps in flight beyond the first that make sense; more only delay what users see.
 const MAX_ASYNC_DEPTH: u32 = 64;
+
+/// Most bytes of logits: 512 rows of a vocabulary of 131072.
+const LOGITS_BYTES: u64 = 256 << 20;
+/// Rows of logits at least, and of unprocessed ones kept beside them.
+pub(crate) const MIN_LOGITS_ROWS: u32 = 64;
 
 /// The numbers that loading settles first.
 pub(crate) struct Plan {
@@ -20,13 +27,27 @@ pub(crate) struct Plan {
     pub attention_name: String,
     pub capacities: Capacities,
     pub async_depth: u32,
+    /// Decode steps are to be recorded; otherwise why not.
+    pub recording: Result<(), &'static str>,
 }
 
-/// Settles the numbers of a load: types, sizes, attention backend.
+impl Plan {
+    /// KV pages beside the scheduler's.
+    pub(crate) fn scratch_pages(&self) -> u32 {
+        self.capacities.scratch_rows * self.kv.groups.len() as u32
+    }
+}
+
+/// Settles the numbers of a load, for one rank's part of the model: types, sizes, attention backend.
 ///
 /// # Errors
 /// The option that does not fit, with its value and what would.
-pub(crate) fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFiles) -> Result<Plan, EngineError> {
+pub(crate) fn plan(
+    config: &EngineConfig,
+    device: &dyn Device,
+    files: &ModelFiles,
+    shard: Shard,
+) -> Result<Plan, EngineError> {
     let (facts, d) = (device.info(), &files.description);
     let act = config.model.dtype.unwrap_or(facts.preferred_dtype);
     let kv_dtype = config.cache.kv_cache_dtype.unwrap_or(facts.preferred_kv_dtype);
@@ -75,7 +96,7 @@ pub(crate) fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFile
         });
     }
     let kv = KvLayout::of(d);
-    let logits_chunk = max_seqs.min(64);
+    let logits_chunk = logits_rows(max_seqs, d.vocab_size as u64, facts);
     let mut options = ProgramOptions {
         act,
         kv: kv_dtype,
@@ -86,9 +107,12 @@ pub(crate) fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFile
         max_kv_len: max_model_len,
         max_logits_rows: logits_chunk,
         allow_quantized_act: config.model.allow_quantized_act,
+        shard,
     };
-    let (index, attention_name, block_bytes) = choose_attention(config, device, files, &options)?;
-    options.attention_backend = index;
+    let chosen = choose_attention(config, device, files, &options)?;
+    options.attention_backend = chosen.index;
+    let recording = recording::wanted(&config.recording, facts, chosen.records_decode);
+    let scratch_rows = if recording.is_ok() { SCRATCH_ROWS } else { 0 };
     let async_depth = config
         .scheduler
         .async_depth
@@ -103,7 +127,8 @@ pub(crate) fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFile
     }
     let table_blocks = kv.groups.iter().map(|_| max_model_len.div_ceil(block_size)).collect();
     let capacities = Capacities {
-        rows: max_seqs,
+        rows: max_seqs + scratch_rows,
+        scratch_rows,
         max_model_len,
         max_seqs,
         max_tokens,
@@ -115,11 +140,33 @@ pub(crate) fn plan(config: &EngineConfig, device: &dyn Device, files: &ModelFile
     Ok(Plan {
         options,
         kv,
-        block_bytes,
-        attention_name,
+        block_bytes: chosen.block_bytes,
+        attention_name: chosen.name,
         capacities,
         async_depth,
+        recording,
     })
+}
+
+/// Rows of logits computed at once: each further chunk reads the head's weights again. All rows of a step where they fit
+/// [`LOGITS_BYTES`] and a 64th of the memory; never fewer than [`MIN_LOGITS_ROWS`], and no more where the host shares the memory.
+fn logits_rows(max_seqs: u32, vocab: u64, facts: &DeviceInfo) -> u32 {
+    let bytes = LOGITS_BYTES.min(facts.total_memory_bytes / 64);
+    let fit = match facts.unified_memory {
+        true => MIN_LOGITS_ROWS,
+        false => u32::try_from(bytes / (4 * vocab.max(1))).unwrap_or(u32::MAX),
+    };
+    max_seqs.min(fit.max(MIN_LOGITS_ROWS))
+}
+
+/// An attention backend that takes every layer.
+struct Chosen {
+    index: u32,
+    name: String,
+    /// Largest block of any layer.
+    block_bytes: u64,
+    /// Decode steps of every layer can be recorded.
+    records_decode: bool,
 }
 
 /// The attention backend by name, or the highest priority that takes every layer.
@@ -128,7 +175,7 @@ fn choose_attention(
     device: &dyn Device,
     files: &ModelFiles,
     options: &ProgramOptions,
-) -> Result<(u32, String, u64), EngineError> {
+) -> Result<Chosen, EngineError> {
     let registry = device.attention();
     let mut backends: Vec<_> = registry.backends().into_iter().enumerate().collect();
     let names: Vec<String> = backends.iter().map(|(_, b)| b.name.clone()).collect();
@@ -162,7 +209,14 @@ fn choose_attention(
             &format_of,
         )?;
         match plan_layers(registry, &program) {
-            Ok(block_bytes) => return Ok((index as u32, backend.name, block_bytes)),
+            Ok((block_bytes, records_decode)) => {
+                return Ok(Chosen {
+                    index: index as u32,
+                    name: backend.name,
+                    block_bytes,
+                    records_decode,
+                });
+            }
             Err(why) => refused.extend(
                 why.message
                     .lines()
@@ -173,19 +227,58 @@ fn choose_attention(
     Err(EngineError::MissingOps { missing: refused })
 }
 
-/// The largest block of any layer's attention.
-fn plan_layers(registry: &dyn AttentionRegistry, program: &ModelProgram) -> halyard_platform_api::Result<u64> {
+/// The largest block of any layer's attention, and whether all of them can record decode steps.
+fn plan_layers(registry: &dyn AttentionRegistry, program: &ModelProgram) -> halyard_platform_api::Result<(u64, bool)> {
     let mut planned: Vec<&Attention> = Vec::new();
-    let mut block_bytes = 0;
+    let (mut block_bytes, mut records_decode) = (0, true);
     for node in &program.program.nodes {
         let OpSpec::Attention(spec) = &node.spec else {
             continue;
         };
         if !planned.contains(&spec) {
             registry.support(spec)?;
-            block_bytes = registry.plan(spec)?.block_bytes.max(block_bytes);
+            let plan = registry.plan(spec)?;
+            block_bytes = plan.block_bytes.max(block_bytes);
+            records_decode &= plan.record_decode;
             planned.push(spec);
         }
     }
-    Ok(block_bytes)
+    Ok((block_bytes, records_decode))
+}
+
+#[cfg(test)]
+mod tests {
+    use halyard_platform_api::{Capabilities, DTypeSet};
+
+    use super::*;
+
+    #[test]
+    fn logits_of_a_whole_step_are_computed_at_once_where_memory_allows() {
+        let facts = |unified_memory, gib: u64| DeviceInfo {
+            name: String::new(),
+            detail: String::new(),
+            total_memory_bytes: gib << 30,
+            compute_dtypes: DTypeSet::default(),
+            kv_dtypes: DTypeSet::default(),
+            preferred_dtype: halyard_platform_api::DType::F32,
+            preferred_kv_dtype: halyard_platform_api::DType::F32,
+            capabilities: Capabilities::default(),
+            async_depth: 0,
+            max_buffer_bytes: u64::MAX,
+            max_binding_bytes: u64::MAX,
+            offset_alignment: 1,
+            unified_memory,
+            num_compute_units: 1,
+            preferred_block_size: 16,
+            preferred_step_tokens: 512,
+            shape_buckets: Vec::new(),
+        };
+        let large = facts(false, 140);
+        assert_eq!(logits_rows(256, 128_256, &large), 256);
+        assert_eq!(logits_rows(512, 128_256, &large), 512);
+        assert_eq!(logits_rows(1024, 128_256, &large), 523);
+        assert_eq!(logits_rows(8, 128_256, &large), 8);
+        assert_eq!(logits_rows(256, 262_144, &facts(false, 4)), 64);
+        assert_eq!(logits_rows(256, 262_144, &facts(true, 140)), 64);
+    }
 }

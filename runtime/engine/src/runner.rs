@@ -5,29 +5,20 @@
 use std::sync::Arc;
 
 use halyard_platform_api::ops::RESULT_HEADER;
-use halyard_platform_api::{Buffer, Device, Encoder, EncoderMode, OpId, PreparedOp, Queue, Tensor};
+use halyard_platform_api::{Buffer, Communicator, Device, EncoderMode, Queue, Tensor};
 use halyard_scheduler::{RequestId, Scheduled, SchedulerOutput, StepId};
 
 use crate::compile::{CompiledProgram, StepShape};
 use crate::error::EngineError;
 use crate::output::{Logprob, TokenLogprobs};
+use crate::rank::RankGroup;
+use crate::recording::Recordings;
 use crate::sequence::{Sampler, Sequence, Sequences};
 use crate::state::{Capacities, ResultRing, RowState, StepState, Writes};
+use crate::step_ops::StepOps;
 
 /// Longest single wait for the device; the engine then looks whether it may wait on.
 const WAIT_SLICE_NS: u64 = 1_000_000_000;
-
-/// The ops around the model's own programs.
-pub(crate) struct StepOps {
-    pub prepare_inputs: Arc<dyn PreparedOp>,
-    pub slot_mapping: Arc<dyn PreparedOp>,
-    pub update_rows: Arc<dyn PreparedOp>,
-    pub argmax: Arc<dyn PreparedOp>,
-    pub sample: Arc<dyn PreparedOp>,
-    pub logits_process: Arc<dyn PreparedOp>,
-    pub top_logprobs: Arc<dyn PreparedOp>,
-    pub copy_logits: Arc<dyn PreparedOp>,
-}
 
 /// A model on a device.
 pub(crate) struct Runner {
@@ -39,14 +30,25 @@ pub(crate) struct Runner {
     pub step: StepState,
     pub ring: ResultRing,
     pub capacities: Capacities,
-    /// Logits \[chunk, V\] f32, and room for unprocessed ones.
+    /// Logits \[chunk, V\] f32, and room for fewer unprocessed ones.
     pub logits: Tensor,
     pub raw_logits: Tensor,
+    /// The forward program's last hidden states \[T, hidden\].
+    pub hidden: Tensor,
     /// Memory that tensors above live in: activations, rope tables, KV.
-    pub _buffers: Vec<Arc<dyn Buffer>>,
+    pub buffers: Vec<Arc<dyn Buffer>>,
     pub writes: Writes,
     pub next_entry: u32,
     pub words: Vec<u32>,
+    /// Recorded decode steps, where the device has them.
+    pub recordings: Option<Recordings>,
+    /// Memory that steps use again.
+    pub order: Vec<Scheduled>,
+    pub spare_rows: Vec<Vec<StepRow>>,
+    /// What ranks decide together, where there are several.
+    pub group: Option<Arc<RankGroup>>,
+    /// This rank's end of the group, where there are several: leaving it makes the others' collectives fail.
+    pub communicator: Option<Arc<dyn Communicator>>,
     /// Last: the device outlives everything on it.
     pub device: Arc<dyn Device>,
 }
@@ -63,11 +65,11 @@ pub(crate) struct StepRow {
 
 /// Prompt positions that a step scores: `count` positions of `id` from `position` on, at ring rows `first ..`.
 #[derive(Clone, Copy, Debug)]
-struct PromptSpan {
+pub(crate) struct PromptSpan {
     id: RequestId,
     position: u32,
-    count: u32,
-    first: u32,
+    pub count: u32,
+    pub first: u32,
     k: u32,
 }
 
@@ -80,6 +82,8 @@ pub(crate) struct InFlight {
     pub rows: Vec<StepRow>,
     spans: Vec<PromptSpan>,
     reads_logprobs: bool,
+    /// It ran from recordings.
+    pub replayed: bool,
 }
 
 /// What a step returned.
@@ -91,45 +95,64 @@ pub(crate) struct StepResult {
     pub prompt: Vec<(RequestId, u32, TokenLogprobs)>,
 }
 
+impl Drop for Runner {
+    fn drop(&mut self) {
+        // The queue waits for its work, which may wait for a rank that has failed: give it up first.
+        if self.group.as_ref().is_some_and(|group| group.has_failed()) {
+            self.communicator = None;
+        }
+    }
+}
+
 impl Runner {
     /// Uploads the plan's deltas and submits its step. Returns without waiting for the device.
     pub(crate) fn submit(&mut self, plan: &SchedulerOutput, sequences: &Sequences) -> Result<InFlight, EngineError> {
         let entry = self.next_entry;
         self.next_entry = (entry + 1) % self.capacities.ring_entries;
-        let (mut emitting, rest): (Vec<Scheduled>, Vec<Scheduled>) = plan.scheduled.iter().partition(|s| s.emits);
-        let num_emitting = emitting.len() as u32;
-        emitting.extend(rest);
-        let order = emitting;
-        let spans = prompt_spans(&order, num_emitting, sequences);
+        let mut order = std::mem::take(&mut self.order);
+        order.clear();
+        order.extend(plan.scheduled.iter().filter(|s| s.emits));
+        let num_emitting = order.len() as u32;
+        order.extend(plan.scheduled.iter().filter(|s| !s.emits));
+        let mut rows = self.spare_rows.pop().unwrap_or_default();
+        let (wanted, spans) = survey(&order, num_emitting, sequences, &mut rows);
+        let is_decode = num_emitting == order.len() as u32 && order.iter().all(|s| s.query_len == 1);
+        // Before the step's own writes: making a recording runs steps of its own over the same step data.
+        let bucket = match is_decode && spans.is_empty() && !wanted.logprobs {
+            true => self.bucket_of(num_emitting, wanted.sampler)?,
+            false => None,
+        };
+        let padding = bucket.as_ref().map_or(0, |bucket| bucket.size - num_emitting);
         self.writes.clear();
         self.write_rows(plan, sequences);
-        self.write_step(plan.step, entry, &order, num_emitting, &spans, sequences);
-        self.writes.submit(&*self.queue)?;
-
-        let mut encoder = self.device.create_encoder(EncoderMode::OneShot)?;
-        let shape = StepShape {
-            tokens: plan.num_tokens,
-            seqs: order.len() as u32,
-            logits: 0,
-            logits_first: 0,
+        let parts = StepParts {
+            header: [
+                entry,
+                plan.step.0 as u32,
+                (plan.step.0 >> 32) as u32,
+                order.len() as u32,
+            ],
+            order: &order,
+            num_emitting,
+            padding,
         };
-        self.encode_inputs(&mut *encoder, shape)?;
-        self.forward.encode(&mut *encoder, shape)?;
-        let wanted = Wanted::of(&order[..num_emitting as usize], sequences);
-        self.encode_sampling(&mut *encoder, shape, num_emitting, &wanted, entry)?;
-        self.encode_update(&mut *encoder, shape)?;
-        self.encode_prompt_logprobs(&mut *encoder, shape, num_emitting, &spans, entry)?;
-        let commands = encoder.finish()?;
-        let number = self.queue.submit(&[commands.id()], &[])?;
-        let rows = order
-            .iter()
-            .map(|s| StepRow {
-                id: s.id,
-                emits: s.emits,
-                prompt_tokens: prompt_part(s, sequences.get(&s.id)),
-                logprobs: sequences.get(&s.id).and_then(|q| q.params.logprobs),
-            })
-            .collect();
+        write_step(&mut self.writes, &self.step, &parts);
+        self.write_spans(&order, &spans, sequences);
+        self.writes.submit(&*self.queue)?;
+        let replay = bucket.and_then(|bucket| bucket.commands);
+        let number = match &replay {
+            Some(commands) => self.queue.submit(commands, &[])?,
+            None => {
+                let shape = StepShape {
+                    tokens: plan.num_tokens + padding,
+                    seqs: order.len() as u32 + padding,
+                    logits: 0,
+                    logits_first: 0,
+                };
+                self.submit_once(shape, num_emitting + padding, wanted, &spans, entry)?
+            }
+        };
+        self.order = order;
         Ok(InFlight {
             step: plan.step,
             number,
@@ -137,7 +160,68 @@ impl Runner {
             rows,
             spans,
             reads_logprobs: wanted.logprobs,
+            replayed: replay.is_some(),
         })
+    }
+
+    /// Whether a submitted step is done, or failed.
+    pub(crate) fn is_done(&self, flight: &InFlight) -> bool {
+        self.queue.completed() >= flight.number
+    }
+
+    /// Whether a step that is done did not fail.
+    ///
+    /// # Errors
+    /// Its failure, or an earlier one's.
+    pub(crate) fn check_done(&self, flight: &InFlight) -> Result<(), EngineError> {
+        match self.queue.completed() {
+            u64::MAX => Ok(self.queue.wait(flight.number, 0)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Encodes a whole step and submits it.
+    fn submit_once(
+        &mut self,
+        shape: StepShape,
+        num_emitting: u32,
+        wanted: Wanted,
+        spans: &[PromptSpan],
+        entry: u32,
+    ) -> Result<u64, EngineError> {
+        let mut encoder = self.device.create_encoder(EncoderMode::OneShot)?;
+        self.encode_forward(&mut *encoder, shape)?;
+        self.encode_sampling(&mut *encoder, shape, num_emitting, wanted, entry)?;
+        self.encode_update(&mut *encoder, shape)?;
+        self.encode_prompt_logprobs(&mut *encoder, shape, num_emitting, spans, entry)?;
+        let commands = encoder.finish()?;
+        Ok(self.queue.submit(&[commands.id()], &[])?)
+    }
+
+    /// Gives a collected step's memory back for later ones.
+    pub(crate) fn recycle(&mut self, flight: InFlight) {
+        let mut rows = flight.rows;
+        rows.clear();
+        self.spare_rows.push(rows);
+    }
+
+    /// Blocks until submit `number` is done.
+    ///
+    /// # Errors
+    /// Its failure, or an earlier one's; `Timeout` once `is_overdue`, or when another rank has failed.
+    pub(crate) fn wait_done(&self, number: u64, is_overdue: impl Fn() -> bool) -> Result<(), EngineError> {
+        let is_overdue = || is_overdue() || self.group.as_ref().is_some_and(|group| group.has_failed());
+        while self.queue.completed() < number {
+            match self.queue.wait(number, WAIT_SLICE_NS) {
+                Ok(()) => break,
+                Err(e) if e.status == halyard_platform_api::Status::Timeout && !is_overdue() => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        if self.queue.completed() == u64::MAX {
+            self.queue.wait(number, 0)?;
+        }
+        Ok(())
     }
 
     /// Blocks until the step is done and reads its results. Gives up when `is_overdue` says so: a device that never finishes
@@ -147,16 +231,7 @@ impl Runner {
         flight: &InFlight,
         is_overdue: impl Fn() -> bool,
     ) -> Result<StepResult, EngineError> {
-        while self.queue.completed() < flight.number {
-            match self.queue.wait(flight.number, WAIT_SLICE_NS) {
-                Ok(()) => break,
-                Err(e) if e.status == halyard_platform_api::Status::Timeout && !is_overdue() => {}
-                Err(e) => return Err(e.into()),
-            }
-        }
-        if self.queue.completed() == u64::MAX {
-            self.queue.wait(flight.number, 0)?;
-        }
+        self.wait_done(flight.number, is_overdue)?;
         let used = RESULT_HEADER + 2 * flight.rows.len() as u32;
         let entry = self.ring.results.rows(flight.entry, 1).columns(0, used);
         let mut words = std::mem::take(&mut self.words);
@@ -183,7 +258,7 @@ impl Runner {
         Ok(result)
     }
 
-    fn read_logprobs(&self, flight: &InFlight, result: &mut StepResult) -> Result<(), EngineError> {
+    fn read_logprobs(&mut self, flight: &InFlight, result: &mut StepResult) -> Result<(), EngineError> {
         let num_sampled = flight.rows.iter().filter(|row| row.emits).count() as u32;
         if flight.reads_logprobs {
             let scores = self.read_scores(flight.entry, 0, num_sampled)?;
@@ -205,8 +280,8 @@ impl Runner {
         Ok(())
     }
 
-    fn read_scores(&self, entry: u32, first: u32, count: u32) -> Result<Scores, EngineError> {
-        let t = &self.ring.logprobs[entry as usize];
+    fn read_scores(&mut self, entry: u32, first: u32, count: u32) -> Result<Scores, EngineError> {
+        let t = self.ring.logprobs[entry as usize];
         let mut scores = Scores {
             k: self.ring.k as usize,
             ..Scores::default()
@@ -247,264 +322,116 @@ impl Runner {
         }
     }
 
-    /// The step itself: header, rows, query lengths, and where logits are wanted.
-    fn write_step(
-        &mut self,
-        step: StepId,
-        entry: u32,
-        order: &[Scheduled],
-        num_emitting: u32,
-        spans: &[PromptSpan],
-        sequences: &Sequences,
-    ) {
-        let (writes, s) = (&mut self.writes, &self.step);
-        writes.words(
-            &s.header,
-            0,
-            [entry, step.0 as u32, (step.0 >> 32) as u32, order.len() as u32],
-        );
-        writes.words(&s.rows, 0, order.iter().map(|q| q.row.0));
-        writes.words(&s.query_lens, 0, order.iter().map(|q| q.query_len));
-        writes.words(&s.emits, 0, order.iter().map(|q| u32::from(q.emits)));
-        let ends = order.iter().scan(0, |end, q| {
-            *end += q.query_len;
-            Some(*end)
-        });
-        let starts: Vec<u32> = ends.collect();
-        writes.words(
-            &s.logits_index,
-            0,
-            starts[..num_emitting as usize].iter().map(|end| end - 1),
-        );
+    /// Where prompt positions are scored, and which tokens stand there.
+    fn write_spans(&mut self, order: &[Scheduled], spans: &[PromptSpan], sequences: &Sequences) {
         for span in spans {
             let Some(sequence) = sequences.get(&span.id) else {
                 continue;
             };
-            let at = order
-                .iter()
-                .position(|q| q.id == span.id)
-                .map_or(0, |i| starts[i] - order[i].query_len);
+            let before = order.iter().take_while(|q| q.id != span.id);
+            let at = before.map(|q| q.query_len).sum::<u32>();
             let (first, prompt) = (u64::from(span.first), &sequence.prompt);
-            writes.words(&s.logits_index, first, at..at + span.count);
+            self.writes.words(&self.step.logits_index, first, at..at + span.count);
             let scored = &prompt[span.position as usize + 1..][..span.count as usize];
-            writes.words(&s.chosen, first, scored.iter().copied());
+            self.writes.words(&self.step.chosen, first, scored.iter().copied());
         }
     }
+}
 
-    fn encode_inputs(&self, encoder: &mut dyn Encoder, shape: StepShape) -> Result<(), EngineError> {
-        let s = &self.step;
-        let seqs = |t: &Tensor| t.rows(0, shape.seqs);
-        let tokens = |t: &Tensor| t.rows(0, shape.tokens);
-        encoder.encode(
-            self.ops.prepare_inputs.id(),
-            &[
-                seqs(&s.rows),
-                seqs(&s.query_lens),
-                self.rows.tokens,
-                self.rows.num_computed,
-                Tensor::NONE,
-                tokens(&s.token_ids),
-                tokens(&s.positions),
-                tokens(&s.token_seq),
-                Tensor::NONE,
-                s.query_start_loc.rows(0, shape.seqs + 1),
-                seqs(&s.seq_lens),
-                seqs(&s.last_token_index),
-            ],
-        )?;
-        for (slots, table) in s.slots.iter().zip(&self.rows.tables) {
-            let operands = [
-                tokens(&s.positions),
-                tokens(&s.token_seq),
-                seqs(&s.rows),
-                *table,
-                tokens(slots),
-            ];
-            encoder.encode(self.ops.slot_mapping.id(), &operands)?;
-        }
-        Ok(())
-    }
+/// A step as the device is told it.
+pub(crate) struct StepParts<'a> {
+    /// Ring entry, both halves of the tag, number of sequences.
+    pub header: [u32; 4],
+    /// Emitting sequences first.
+    pub order: &'a [Scheduled],
+    pub num_emitting: u32,
+    /// Sequences behind the last one that write nothing: a recording's shape is larger than the step.
+    pub padding: u32,
+}
 
-    /// Head and sampler of the emitting sequences, a chunk of logits at a time.
-    fn encode_sampling(
-        &mut self,
-        encoder: &mut dyn Encoder,
-        shape: StepShape,
-        num_emitting: u32,
-        wanted: &Wanted,
-        entry: u32,
-    ) -> Result<(), EngineError> {
-        for (first, count) in chunks(0, num_emitting, self.capacities.logits_chunk) {
-            self.head.encode(
-                encoder,
-                StepShape {
-                    logits: count,
-                    logits_first: first,
-                    ..shape
-                },
-            )?;
-            let logits = self.logits.rows(0, count);
-            let rows = self.step.rows.rows(first, count);
-            let sampled = self.step.sampled.rows(first, count);
-            let mut raw = logits;
-            if wanted.sampler == Sampler::Full {
-                if wanted.logprobs {
-                    raw = self.raw_logits.rows(0, count);
-                    encoder.encode(self.ops.copy_logits.id(), &[logits, raw])?;
-                }
-                let r = &self.rows;
-                encoder.encode(
-                    self.ops.logits_process.id(),
-                    &[
-                        logits,
-                        rows,
-                        r.sampling,
-                        r.tokens,
-                        r.num_tokens,
-                        r.allowed_mask,
-                        r.bias_tokens,
-                        r.bias_values,
-                        r.stop_tokens,
-                        r.bad_words,
-                        Tensor::NONE,
-                    ],
-                )?;
-            }
-            if wanted.sampler == Sampler::Greedy {
-                encoder.encode(self.ops.argmax.id(), &[logits, sampled])?;
-            } else {
-                let operands = [logits, rows, self.rows.sampling, self.rows.num_tokens, sampled];
-                encoder.encode(self.ops.sample.id(), &operands)?;
-            }
-            if wanted.logprobs {
-                self.encode_scores(encoder, self.ops.top_logprobs.id(), raw, sampled, entry, first, count)?;
-            }
-        }
-        Ok(())
-    }
+/// A device row of padding, and the index of no position.
+const NONE: u32 = u32::MAX;
 
-    fn encode_prompt_logprobs(
-        &mut self,
-        encoder: &mut dyn Encoder,
-        shape: StepShape,
-        num_emitting: u32,
-        spans: &[PromptSpan],
-        entry: u32,
-    ) -> Result<(), EngineError> {
-        let Some(last) = spans.last() else {
-            return Ok(());
-        };
-        for (first, count) in chunks(num_emitting, last.first + last.count, self.capacities.logits_chunk) {
-            self.head.encode(
-                encoder,
-                StepShape {
-                    logits: count,
-                    logits_first: first,
-                    ..shape
-                },
-            )?;
-            let chosen = self.step.chosen.rows(first, count);
-            let logits = self.logits.rows(0, count);
-            self.encode_scores(encoder, self.ops.top_logprobs.id(), logits, chosen, entry, first, count)?;
-        }
-        Ok(())
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn encode_scores(
-        &self,
-        encoder: &mut dyn Encoder,
-        op: OpId,
-        logits: Tensor,
-        chosen: Tensor,
-        entry: u32,
-        first: u32,
-        count: u32,
-    ) -> Result<(), EngineError> {
-        let t = &self.ring.logprobs[entry as usize];
-        let outputs = [t.chosen, t.ranks, t.top_tokens, t.top_logprobs].map(|t| t.rows(first, count));
-        encoder.encode(op, &[logits, chosen, outputs[0], outputs[1], outputs[2], outputs[3]])?;
-        Ok(())
-    }
-
-    fn encode_update(&self, encoder: &mut dyn Encoder, shape: StepShape) -> Result<(), EngineError> {
-        let s = &self.step;
-        let seqs = |t: &Tensor| t.rows(0, shape.seqs);
-        encoder.encode(
-            self.ops.update_rows.id(),
-            &[
-                s.header,
-                seqs(&s.rows),
-                seqs(&s.query_lens),
-                seqs(&s.emits),
-                Tensor::NONE,
-                s.sampled.view(0, &[shape.seqs, 1], &[1, 1]),
-                Tensor::NONE,
-                self.rows.tokens,
-                self.rows.num_tokens,
-                self.rows.num_computed,
-                self.ring.results,
-            ],
-        )?;
-        Ok(())
-    }
+/// The step itself: header, rows, query lengths, and where logits are wanted.
+pub(crate) fn write_step(writes: &mut Writes, s: &StepState, parts: &StepParts<'_>) {
+    let (order, padding) = (parts.order, parts.padding as usize);
+    let padded = |value| std::iter::repeat_n(value, padding);
+    writes.words(&s.header, 0, parts.header);
+    writes.words(&s.rows, 0, order.iter().map(|q| q.row.0).chain(padded(NONE)));
+    writes.words(&s.query_lens, 0, order.iter().map(|q| q.query_len).chain(padded(0)));
+    writes.words(&s.emits, 0, order.iter().map(|q| u32::from(q.emits)).chain(padded(0)));
+    let ends = order[..parts.num_emitting as usize].iter().scan(0, |end, q| {
+        *end += q.query_len;
+        Some(*end - 1)
+    });
+    writes.words(&s.logits_index, 0, ends.chain(padded(NONE)));
 }
 
 /// What the emitting rows of a step need together.
-struct Wanted {
-    sampler: Sampler,
-    logprobs: bool,
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted {
+    pub sampler: Sampler,
+    pub logprobs: bool,
 }
 
-impl Wanted {
-    fn of(emitting: &[Scheduled], sequences: &Sequences) -> Wanted {
-        let live = || emitting.iter().filter_map(|s| sequences.get(&s.id));
-        Wanted {
-            sampler: live().map(|q| q.sampler).max().unwrap_or(Sampler::Greedy),
-            logprobs: live().any(|q| q.params.logprobs.is_some()),
-        }
-    }
-}
-
-/// The prompt positions of this step that must be scored, behind the emitting rows in the ring.
-fn prompt_spans(order: &[Scheduled], num_emitting: u32, sequences: &Sequences) -> Vec<PromptSpan> {
-    let mut first = num_emitting;
+/// Looks every row's sequence up once: what the step needs, which prompt positions it scores (behind the emitting rows in the ring),
+/// and what its results will be read with.
+fn survey(
+    order: &[Scheduled],
+    num_emitting: u32,
+    sequences: &Sequences,
+    rows: &mut Vec<StepRow>,
+) -> (Wanted, Vec<PromptSpan>) {
+    let mut wanted = Wanted {
+        sampler: Sampler::Greedy,
+        logprobs: false,
+    };
     let mut spans = Vec::new();
+    let mut next = num_emitting;
     for s in order {
-        let Some(sequence) = sequences.get(&s.id) else {
+        let sequence = sequences.get(&s.id);
+        let logprobs = sequence.and_then(|q| q.params.logprobs);
+        rows.push(StepRow {
+            id: s.id,
+            emits: s.emits,
+            prompt_tokens: prompt_part(s, sequence),
+            logprobs,
+        });
+        let Some(sequence) = sequence else {
             continue;
         };
-        let (Some(k), true) = (sequence.params.prompt_logprobs, sequence.prompt_logprobs.is_some()) else {
-            continue;
-        };
-        let last_scored = sequence.prompt.len() as u32 - 1;
-        let end = (s.num_computed_upper + s.query_len).min(last_scored);
-        if end > s.num_computed_upper {
-            let count = end - s.num_computed_upper;
-            spans.push(PromptSpan {
-                id: s.id,
-                position: s.num_computed_upper,
-                count,
-                first,
-                k,
-            });
-            first += count;
+        if s.emits {
+            wanted.sampler = wanted.sampler.max(sequence.sampler);
+            wanted.logprobs |= logprobs.is_some();
+        }
+        if let Some(span) = prompt_span(s, sequence, next) {
+            next += span.count;
+            spans.push(span);
         }
     }
-    spans
+    (wanted, spans)
+}
+
+/// The prompt positions that a row scores in this step.
+fn prompt_span(s: &Scheduled, sequence: &Sequence, first: u32) -> Option<PromptSpan> {
+    sequence.prompt_logprobs.as_ref()?;
+    let k = sequence.params.prompt_logprobs?;
+    let last_scored = sequence.prompt.len() as u32 - 1;
+    let end = (s.num_computed_upper + s.query_len).min(last_scored);
+    let count = end.checked_sub(s.num_computed_upper).filter(|&count| count > 0)?;
+    Some(PromptSpan {
+        id: s.id,
+        position: s.num_computed_upper,
+        count,
+        first,
+        k,
+    })
 }
 
 /// How many of the tokens that a row computes are its prompt's.
 fn prompt_part(s: &Scheduled, sequence: Option<&Sequence>) -> u32 {
     let prompt = sequence.map_or(0, |q| q.prompt.len() as u32);
     (s.num_computed_upper + s.query_len).min(prompt) - s.num_computed_upper.min(prompt)
-}
-
-/// Pieces of at most `size` of `first .. end`.
-fn chunks(first: u32, end: u32, size: u32) -> impl Iterator<Item = (u32, u32)> {
-    (first..end)
-        .step_by(size as usize)
-        .map(move |at| (at, size.min(end - at)))
 }
 
 #[derive(Default)]

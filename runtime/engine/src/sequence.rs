@@ -108,6 +108,27 @@ impl Sequence {
         }
     }
 
+    /// What another rank's device needs to know of it. Nobody hears its events.
+    pub(crate) fn replica(&self) -> Sequence {
+        Sequence {
+            index: self.index,
+            params: self.params.clone(),
+            prompt: self.prompt.clone(),
+            seed: self.seed,
+            stops: self.stops.clone(),
+            num_eos: self.num_eos,
+            sampler: self.sampler,
+            events: tokio::sync::mpsc::unbounded_channel().0,
+            arrival: self.arrival,
+            first_token: None,
+            queue_ns: 0,
+            num_output: self.num_output,
+            num_cached: self.num_cached,
+            admitted: true,
+            prompt_logprobs: self.prompt_logprobs.as_ref().map(|_| Vec::new()),
+        }
+    }
+
     /// How a token ends the sequence, if it does.
     pub(crate) fn stop_reason(&self, token: u32) -> Option<FinishReason> {
         if self.num_output < self.params.min_tokens {

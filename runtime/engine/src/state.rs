@@ -12,7 +12,10 @@ use crate::params::{MAX_BAD_WORD_TOKENS, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_
 /// Capacities that size everything.
 #[derive(Clone, Debug)]
 pub(crate) struct Capacities {
+    /// Device rows: one a running request, then the scratch rows.
     pub rows: u32,
+    /// Rows that no request gets, for checking recordings; 0: none.
+    pub scratch_rows: u32,
     pub max_model_len: u32,
     pub max_seqs: u32,
     pub max_tokens: u32,
@@ -62,7 +65,7 @@ impl Carver {
 
 /// What a device row holds.
 pub(crate) struct RowState {
-    _buffer: Arc<dyn Buffer>,
+    buffer: Arc<dyn Buffer>,
     /// Token history \[R, L\] i32.
     pub tokens: Tensor,
     /// Known tokens \[R\] i32.
@@ -106,7 +109,7 @@ impl RowState {
             .collect();
         let (buffer, t) = carver.allocate(device, BufferKind::Device)?;
         Ok(RowState {
-            _buffer: buffer,
+            buffer,
             tokens: t[tokens],
             num_tokens: t[num_tokens],
             num_computed: t[num_computed],
@@ -119,6 +122,20 @@ impl RowState {
             tables: tables.into_iter().map(|i| t[i]).collect(),
         })
     }
+
+    /// Reads `count` words of `tensor` from element `first` on. Blocks; no unfinished step may write them.
+    pub(crate) fn read(&self, tensor: &Tensor, first: u32, count: u32) -> Result<Vec<u32>> {
+        let mut bytes = vec![0; 4 * count as usize];
+        self.buffer.read(tensor.offset + 4 * u64::from(first), &mut bytes)?;
+        Ok(words_of(&bytes).collect())
+    }
+}
+
+/// Little-endian words.
+fn words_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes
+        .chunks_exact(4)
+        .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
 }
 
 /// What a step says, and what the device derives of it.
@@ -186,11 +203,13 @@ pub(crate) struct LogprobTensors {
 /// Host-visible results, `ring_entries` steps of them.
 pub(crate) struct ResultRing {
     buffer: Arc<dyn Buffer>,
-    /// \[E, 2 + 2·S\] i32.
+    /// \[E + 1, 2 + 2·S\] i32; the last entry is no step's.
     pub results: Tensor,
     pub logprobs: Vec<LogprobTensors>,
     /// Alternatives per position.
     pub k: u32,
+    /// What was read last, kept for its memory.
+    bytes: Vec<u8>,
 }
 
 impl ResultRing {
@@ -198,7 +217,7 @@ impl ResultRing {
         let mut carver = Carver::new(device);
         let k = MAX_LOGPROBS.min(c.vocab);
         let n = c.max_seqs + c.max_tokens;
-        carver.piece(DType::I32, &[c.ring_entries, RESULT_HEADER + 2 * c.max_seqs]);
+        carver.piece(DType::I32, &[c.ring_entries + 1, RESULT_HEADER + 2 * c.max_seqs]);
         for _ in 0..c.ring_entries {
             carver.piece(DType::F32, &[n]);
             carver.piece(DType::I32, &[n]);
@@ -220,19 +239,16 @@ impl ResultRing {
             results: t[0],
             logprobs,
             k,
+            bytes: Vec::new(),
         })
     }
 
     /// Reads a contiguous tensor's words.
-    pub(crate) fn read(&self, tensor: &Tensor, words: &mut Vec<u32>) -> Result<()> {
-        let mut bytes = vec![0; tensor.span_bytes() as usize];
-        self.buffer.read(tensor.offset, &mut bytes)?;
+    pub(crate) fn read(&mut self, tensor: &Tensor, words: &mut Vec<u32>) -> Result<()> {
+        self.bytes.resize(tensor.span_bytes() as usize, 0);
+        self.buffer.read(tensor.offset, &mut self.bytes)?;
         words.clear();
-        words.extend(
-            bytes
-                .chunks_exact(4)
-                .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])),
-        );
+        words.extend(words_of(&self.bytes));
         Ok(())
     }
 }
@@ -253,7 +269,9 @@ impl Writes {
     /// `words` at element `first` of an i32 or f32 tensor.
     pub(crate) fn words(&mut self, tensor: &Tensor, first: u64, words: impl IntoIterator<Item = u32>) {
         let start = self.bytes.len();
-        self.bytes.extend(words.into_iter().flat_map(u32::to_le_bytes));
+        let words = words.into_iter();
+        self.bytes.reserve(4 * words.size_hint().0);
+        words.for_each(|word| self.bytes.extend_from_slice(&word.to_le_bytes()));
         if self.bytes.len() > start {
             self.pieces
                 .push((*tensor, tensor.offset + 4 * first, start..self.bytes.len()));

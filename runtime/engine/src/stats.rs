@@ -42,6 +42,8 @@ pub struct StatsSnapshot {
     pub requests_finished: [u64; 4],
     /// Steps run.
     pub steps_total: u64,
+    /// Of these, run from recordings.
+    pub replayed_steps_total: u64,
     /// Records that the loggers' queue had no room for.
     pub dropped_records_total: u64,
 }

@@ -223,6 +223,40 @@ fn results_do_not_depend_on_the_batch_bit_for_bit_on_reference() {
 }
 
 #[test]
+fn more_rows_than_a_chunk_of_logits_give_what_each_gives_alone() {
+    let llm = llm(delayed(1), |c| {
+        c.scheduler.max_num_seqs = 512;
+        c.scheduler.max_num_batched_tokens = Some(1024);
+    });
+    let params = SamplingParams {
+        logprobs: Some(1),
+        logit_bias: vec![(77, 0.5)],
+        ..greedy(3)
+    };
+    let prompts: Vec<Vec<u32>> = (0..512).map(|i| vec![i % 300 + 3, i / 300 + 5]).collect();
+    let together = llm.generate_ids(prompts.clone(), &params).expect("taken");
+    let plain = llm.generate_ids(prompts.clone(), &greedy(3)).expect("taken");
+    for i in [0, 63, 64, 127, 128, 300, 511] {
+        let single = llm
+            .generate_ids(vec![prompts[i].clone()], &params)
+            .expect("taken")
+            .remove(0);
+        assert_eq!(single.outputs[0].token_ids, together[i].outputs[0].token_ids, "row {i}");
+        let logprobs = |o: &RequestOutput| o.outputs[0].logprobs.as_ref().map(|l| l[2].chosen.logprob);
+        let (one, many) = (
+            logprobs(&single).expect("asked for"),
+            logprobs(&together[i]).expect("asked for"),
+        );
+        assert!((one - many).abs() < 1e-4, "row {i}: {one} and {many}");
+        let single = llm
+            .generate_ids(vec![prompts[i].clone()], &greedy(3))
+            .expect("taken")
+            .remove(0);
+        assert_eq!(single.outputs[0].token_ids, plain[i].outputs[0].token_ids, "row {i}");
+    }
+}
+
+#[test]
 fn n_samples_differ_and_are_those_of_their_own_seeds() {
     let llm = llm(cpu(), |_| {});
     let params = SamplingParams {

@@ -1,152 +1,22 @@
-//! Models against Hugging Face, teacher-forced: fed HF's ids, at every position the argmax agrees unless HF's own top-2 gap
-//! is under the bound, and the log-probability is within tolerance. Tiny random models of every family run free as well.
+//! Models against Hugging Face, teacher-forced and running free (tests/device has the rules). Tiny random models of every family, and real ones
+//! where they are at hand.
 
 mod common;
 
 use std::path::Path;
 
 use common::{cpu, fixtures, open, reference};
-use halyard_engine::{EngineConfig, Llm, SamplingParams};
+use halyard_device_check::goldens::{self, Bounds, F32, Free, INT8, KV_BF16};
+use halyard_engine::{EngineConfig, Llm};
 use halyard_platform_api::DType;
-use serde_json::Value;
 
-/// How far a path may be from HF in fp32.
-#[derive(Clone, Copy)]
-struct Bounds {
-    /// Largest difference of a log-probability.
-    logprob: f64,
-    /// A top-2 gap of HF's below this may fall either way.
-    gap: f64,
-}
-
-/// f32 throughout: both sides round every product, in different orders.
-const F32: Bounds = Bounds {
-    logprob: 2e-3,
-    gap: 2e-3,
-};
-/// KV in bf16: keys and values keep 8 bits, half a unit in 256 each.
-const KV_BF16: Bounds = Bounds {
-    logprob: 0.15,
-    gap: 0.3,
-};
-/// Activations in int8 blocks of 32, as llama.cpp's products have them: 1/254 of the block's largest value.
-const INT8: Bounds = Bounds {
-    logprob: 0.35,
-    gap: 0.3,
-};
-
-fn ids(value: &Value) -> Vec<u32> {
-    value
-        .as_array()
-        .expect("a list")
-        .iter()
-        .map(|v| v.as_u64().expect("an id") as u32)
-        .collect()
-}
-
-fn number(value: &Value) -> f64 {
-    value.as_f64().expect("a number")
-}
-
-struct Worst {
-    positions: usize,
-    skipped: usize,
-    logprob: f64,
-}
-
-/// Feeds prompt and HF's ids, and checks every position of the answer.
-fn check_case(llm: &Llm, case: &Value, bounds: Bounds) -> Worst {
-    let (prompt, golden) = (ids(&case["prompt_ids"]), &case["hf_fp32"]);
-    let answer = ids(&golden["ids"]);
-    let all: Vec<u32> = prompt.iter().chain(&answer).copied().collect();
-    let params = SamplingParams {
-        prompt_logprobs: Some(1),
-        ..SamplingParams::greedy(1)
-    };
-    let output = llm.generate_ids(vec![all.clone()], &params).expect("taken").remove(0);
-    let scored = output.prompt_logprobs.expect("asked for");
-    assert_eq!(scored.len(), all.len());
-    let mut worst = Worst {
-        positions: 0,
-        skipped: 0,
-        logprob: 0.0,
-    };
-    for (i, &id) in answer.iter().enumerate() {
-        let at = scored[prompt.len() + i]
-            .as_ref()
-            .expect("every position after the first");
-        assert_eq!(at.chosen.token, id);
-        let name = &case["name"];
-        let error = (f64::from(at.chosen.logprob) - number(&golden["logprobs"][i])).abs();
-        assert!(
-            error <= bounds.logprob,
-            "{name} position {i}: logprob {} against {}",
-            at.chosen.logprob,
-            golden["logprobs"][i]
-        );
-        worst.logprob = worst.logprob.max(error);
-        let gap = number(&golden["top2_gap"][i]);
-        if gap < bounds.gap {
-            worst.skipped += 1;
-        } else {
-            assert_eq!(at.top[0].token, id, "{name} position {i}: argmax, HF's gap is {gap}");
-        }
-        worst.positions += 1;
-    }
-    if let Some(expected) = golden["prompt_logprobs"].as_array() {
-        for (i, value) in expected.iter().enumerate().skip(1) {
-            let got = f64::from(scored[i].as_ref().expect("scored").chosen.logprob);
-            let error = (got - number(value)).abs();
-            assert!(
-                error <= bounds.logprob,
-                "{} prompt position {i}: {got} against {value}",
-                case["name"]
-            );
-            worst.logprob = worst.logprob.max(error);
-        }
-    }
-    worst
-}
-
-/// Which cases also run free to HF's ids.
-#[derive(Clone, Copy)]
-enum Free {
-    All,
-    Only(&'static [&'static str]),
-}
-
-fn check(llm: &Llm, goldens: &Path, bounds: Bounds, free: Free) {
-    let golden: Value = serde_json::from_slice(&std::fs::read(goldens).expect("goldens")).expect("JSON");
-    for case in golden["cases"].as_array().expect("cases") {
-        let name = case["name"].as_str().expect("a name");
-        let worst = check_case(llm, case, bounds);
+fn check(llm: &Llm, golden: &Path, bounds: Bounds, free: Free) {
+    let file = golden.file_name().unwrap_or_default().display();
+    for case in goldens::check(llm, golden, bounds, free).unwrap_or_else(|why| panic!("{file}: {why}")) {
         println!(
-            "{} {name}: {} positions ({} near ties), worst logprob difference {:.2e}",
-            goldens.file_name().unwrap_or_default().display(),
-            worst.positions,
-            worst.skipped,
-            worst.logprob
+            "{file} {}: {} positions ({} near ties), worst logprob difference {:.2e}",
+            case.name, case.positions, case.near_ties, case.worst
         );
-        if matches!(free, Free::All) || matches!(free, Free::Only(names) if names.contains(&name)) {
-            let params = SamplingParams::greedy(golden["max_new_tokens"].as_u64().expect("a count") as u32);
-            let output = llm
-                .generate_ids(vec![ids(&case["prompt_ids"])], &params)
-                .expect("taken")
-                .remove(0);
-            assert_eq!(
-                output.outputs[0].token_ids,
-                ids(&case["hf_fp32"]["ids"]),
-                "free-running {name}"
-            );
-        }
-        if let Some(text) = case["prompt_text"].as_str() {
-            let encoded = llm
-                .engine()
-                .tokenizer()
-                .encode(text, case["messages"].is_null())
-                .expect("encodes");
-            assert_eq!(encoded, ids(&case["prompt_ids"]), "ids of {name}");
-        }
     }
 }
 

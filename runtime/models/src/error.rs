@@ -178,6 +178,21 @@ pub enum ModelError {
         found_bytes: usize,
     },
 
+    /// A number of the model that the ranks of tensor parallelism cannot share.
+    #[error(
+        "{what} is {value}, which {size} tensor-parallel ranks cannot share: {limit}; choose another --tensor-parallel-size"
+    )]
+    Indivisible {
+        /// The model's field, or the part of a weight.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+        /// Number of ranks.
+        size: u32,
+        /// What would be allowed.
+        limit: String,
+    },
+
     /// There is no tokenizer beside the model.
     #[error(
         "{path}: no tokenizer: looked for {}; put the model's tokenizer.json into the folder (Hugging Face repositories carry it), or use a GGUF file, which holds its own",

@@ -21,4 +21,4 @@ pub use config::{GenerationDefaults, ModelDescription};
 pub use error::{ModelError, Result};
 pub use gguf::GgufTokenizerData;
 pub use source::{LoadFormat, ModelFiles, TokenizerSource};
-pub use weights::{DummyFormat, DummyWeights, LayerWeight, Role, WeightTensor, Weights};
+pub use weights::{DummyFormat, DummyValues, DummyWeights, LayerWeight, Role, WeightTensor, Weights};

@@ -9,9 +9,10 @@ mod support;
 use std::collections::HashMap;
 
 use halyard_models::program::{
-    KvLayout, ModelProgram, ProgramOptions, TensorRole, WeightSpec, build_forward, build_head,
+    CollectiveOp, KvLayout, ModelProgram, ProgramOptions, Shard, TensorRole, WeightSpec, build_forward, build_head,
 };
-use halyard_models::{DummyWeights, LoadFormat, ModelFiles, Role};
+use halyard_models::quant::dequantize;
+use halyard_models::{DummyWeights, LoadFormat, ModelError, ModelFiles, Role};
 use halyard_platform_api::ops::RopeStyle;
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{DType, OpSpec};
@@ -22,7 +23,7 @@ const LOGPROB_BOUND: f64 = 2e-4;
 /// Below this fp32 gap of the two best logits, rounding decides the argmax.
 const TIE: f64 = 1e-3;
 
-fn options(max_tokens: usize) -> ProgramOptions {
+fn options(max_tokens: usize, shard: Shard) -> ProgramOptions {
     ProgramOptions {
         act: DType::F32,
         kv: DType::F32,
@@ -33,6 +34,7 @@ fn options(max_tokens: usize) -> ProgramOptions {
         max_kv_len: max_tokens as u32,
         max_logits_rows: max_tokens as u32,
         allow_quantized_act: false,
+        shard,
     }
 }
 
@@ -55,36 +57,36 @@ struct View {
 }
 
 impl<'a> Interpreter<'a> {
-    fn logits(files: &'a ModelFiles, ids: &[usize]) -> Vec<Vec<f32>> {
-        let options = options(ids.len());
+    /// Logits at every position, as `size` ranks compute them together. All of them must come to the same ones.
+    fn logits(files: &'a ModelFiles, ids: &[usize], size: u32) -> Vec<Vec<f32>> {
         let format_of = |role: Role| files.weights.format(role);
         let layout = KvLayout::of(&files.description);
-        let forward = build_forward(&files.description, &layout, &options, &format_of).unwrap();
-        let head = build_head(&files.description, &options, &format_of).unwrap();
-        forward.program.validate().unwrap();
-        head.program.validate().unwrap();
-        let mut this = Self {
+        let options: Vec<_> = (0..size).map(|rank| options(ids.len(), Shard { rank, size })).collect();
+        let forward = |o| build_forward(&files.description, &layout, o, &format_of).unwrap();
+        let head = |o| build_head(&files.description, o, &format_of).unwrap();
+        let new = |_| Self {
             files,
             ids: ids.to_vec(),
             slots: Vec::new(),
             weights: Vec::new(),
             cache: HashMap::new(),
         };
-        this.run(&forward, None);
-        let hidden = this.slots[0].clone();
-        this.run(&head, Some(hidden));
+        let mut ranks: Vec<Self> = options.iter().map(new).collect();
+        run(&mut ranks, &options.iter().map(forward).collect::<Vec<_>>());
+        run(&mut ranks, &options.iter().map(head).collect::<Vec<_>>());
+        let logits: Vec<Vec<f32>> = ranks
+            .into_iter()
+            .filter_map(|rank| rank.slots.last().cloned())
+            .collect();
+        assert!(logits.iter().all(|of_rank| *of_rank == logits[0]), "ranks differ");
         let vocab = files.description.vocab_size;
-        this.slots
-            .last()
-            .unwrap()
-            .chunks_exact(vocab)
-            .map(<[f32]>::to_vec)
-            .collect()
+        logits[0].chunks_exact(vocab).map(<[f32]>::to_vec).collect()
     }
 
-    fn run(&mut self, program: &ModelProgram, hidden: Option<Vec<f32>>) {
-        // Every slot starts as NaN: reading what no op wrote shows.
+    fn begin(&mut self, program: &ModelProgram) {
+        // Every slot starts as NaN: reading what no op wrote shows. Slot 0 is the other program's.
         let rows = self.ids.len();
+        let hidden = self.slots.first().cloned();
         self.slots = program
             .slots
             .iter()
@@ -94,9 +96,6 @@ impl<'a> Interpreter<'a> {
             self.slots[0] = hidden;
         }
         self.weights = program.weights.iter().map(|spec| self.load(spec)).collect();
-        for node in &program.program.nodes {
-            self.node(program, &node.spec, &node.operands);
-        }
     }
 
     fn load(&self, spec: &WeightSpec) -> Vec<f32> {
@@ -105,8 +104,14 @@ impl<'a> Interpreter<'a> {
         };
         let values = parts.iter().flat_map(|part| {
             let tensor = self.files.weights.tensor(part.role).unwrap();
-            assert_eq!(part.rows as usize, tensor.shape[0]);
-            tensor.to_f32().unwrap()
+            let rows = part.first_row as usize..(part.first_row + part.rows) as usize;
+            let WeightSpec::Matrix { in_features, .. } = spec else {
+                return tensor.to_f32().unwrap()[rows].to_vec();
+            };
+            let columns = part.first_column as usize..(part.first_column + in_features) as usize;
+            let mut values = vec![0.0; rows.len() * columns.len()];
+            dequantize(tensor.format, &tensor.submatrix(rows, columns), &mut values).unwrap();
+            values
         });
         values.collect()
     }
@@ -307,6 +312,58 @@ impl<'a> Interpreter<'a> {
     }
 }
 
+/// Runs a program on every rank: the nodes of each up to the next collective, then the collective.
+fn run(ranks: &mut [Interpreter], programs: &[ModelProgram]) {
+    let mut done = vec![0; ranks.len()];
+    for (rank, program) in ranks.iter_mut().zip(programs) {
+        program.program.validate().unwrap();
+        rank.begin(program);
+    }
+    for next in 0..=programs[0].collectives.len() {
+        for ((rank, program), done) in ranks.iter_mut().zip(programs).zip(&mut done) {
+            let nodes = &program.program.nodes;
+            let end = program.collectives.get(next).map_or(nodes.len(), |c| c.after as usize);
+            for node in &nodes[*done..end] {
+                rank.node(program, &node.spec, &node.operands);
+            }
+            *done = end;
+        }
+        if next < programs[0].collectives.len() {
+            collective(ranks, programs, next);
+        }
+    }
+}
+
+fn collective(ranks: &mut [Interpreter], programs: &[ModelProgram], index: usize) {
+    let view = |rank: usize, tensor: u16| Interpreter::view(&programs[rank], tensor);
+    let rows = ranks[0].ids.len();
+    for row in 0..rows {
+        match &programs[0].collectives[index].op {
+            CollectiveOp::AllReduce { tensor } => {
+                let parts: Vec<_> = ranks.iter().map(|rank| rank.row(view(0, *tensor), row)).collect();
+                let sum: Vec<f32> = (0..parts[0].len()).map(|i| parts.iter().map(|p| p[i]).sum()).collect();
+                for (i, rank) in ranks.iter_mut().enumerate() {
+                    rank.set_row(view(i, *tensor), row, &sum);
+                }
+            }
+            CollectiveOp::GatherColumns { shard, out, starts, .. } => {
+                let parts: Vec<_> = ranks.iter().map(|rank| rank.row(view(0, *shard), row)).collect();
+                for rank in ranks.iter_mut() {
+                    for (&start, part) in starts.iter().zip(&parts) {
+                        let out = view(0, *out);
+                        let columns = View {
+                            column: out.column + start as usize,
+                            width: part.len(),
+                            ..out
+                        };
+                        rank.set_row(columns, row, part);
+                    }
+                }
+            }
+        }
+    }
+}
+
 fn logprob(logits: &[f32], id: usize) -> f64 {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let total: f64 = logits.iter().map(|&l| f64::from(l - most).exp()).sum();
@@ -323,7 +380,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 }
 
 /// Compares every case of a golden file; returns positions checked and the worst difference.
-fn compare(model: &str, golden: &str) -> (usize, f64) {
+fn compare(model: &str, golden: &str, ranks: u32) -> (usize, f64) {
     let models = support::fixtures().join("models");
     let files = ModelFiles::open(&models.join(model), LoadFormat::Auto, DummyWeights::default()).unwrap();
     let golden: Value = serde_json::from_slice(&std::fs::read(models.join(golden)).unwrap()).unwrap();
@@ -333,7 +390,7 @@ fn compare(model: &str, golden: &str) -> (usize, f64) {
         let expected = &case["hf_fp32"];
         let generated: Vec<usize> = numbers(&expected["ids"]).iter().map(|&id| id as usize).collect();
         let ids = [prompt.as_slice(), &generated].concat();
-        let logits = Interpreter::logits(&files, &ids);
+        let logits = Interpreter::logits(&files, &ids, ranks);
         let mut check = |position: usize, id: usize, expected: f64| {
             let difference = (logprob(&logits[position], id) - expected).abs();
             assert!(
@@ -364,26 +421,98 @@ fn compare(model: &str, golden: &str) -> (usize, f64) {
 }
 
 macro_rules! agrees_with_hugging_face {
-    ($($test:ident: $model:literal, $golden:literal;)*) => {$(
+    ($($test:ident: $model:literal, $golden:literal $(, over $ranks:literal)*;)*) => {$(
         #[test]
         fn $test() {
-            let (positions, worst) = compare($model, $golden);
-            println!("{}: {positions} positions, worst log-probability difference {worst:.2e}", $model);
-            assert!(positions > 100, "only {positions} positions were compared");
+            for ranks in [1 $(, $ranks)*] {
+                let (positions, worst) = compare($model, $golden, ranks);
+                println!("{} over {ranks}: {positions} positions, worst log-probability difference {worst:.2e}", $model);
+                assert!(positions > 100, "only {positions} positions were compared");
+            }
         }
     )*};
 }
 
 agrees_with_hugging_face! {
     llama_agrees_with_hugging_face: "llama", "llama/goldens.json";
-    llama3_rope_agrees_with_hugging_face: "llama3-rope", "llama3-rope/goldens.json";
-    mistral_agrees_with_hugging_face: "mistral", "mistral/goldens.json";
-    smollm2_agrees_with_hugging_face: "smollm2", "smollm2/goldens.json";
-    qwen2_agrees_with_hugging_face: "qwen2", "qwen2/goldens.json";
-    qwen3_agrees_with_hugging_face: "qwen3", "qwen3/goldens.json";
-    gemma3_agrees_with_hugging_face: "gemma3", "gemma3/goldens.json";
+    llama3_rope_agrees_with_hugging_face: "llama3-rope", "llama3-rope/goldens.json", over 2, over 4;
+    mistral_agrees_with_hugging_face: "mistral", "mistral/goldens.json", over 2, over 4;
+    smollm2_agrees_with_hugging_face: "smollm2", "smollm2/goldens.json", over 3;
+    qwen2_agrees_with_hugging_face: "qwen2", "qwen2/goldens.json", over 2, over 4;
+    qwen3_agrees_with_hugging_face: "qwen3", "qwen3/goldens.json", over 2, over 4;
+    gemma3_agrees_with_hugging_face: "gemma3", "gemma3/goldens.json", over 2, over 4;
     llama_gguf_agrees_with_hugging_face: "gguf/llama-gguf.gguf", "gguf/llama-gguf.golden.json";
     llama3_rope_gguf_agrees_with_hugging_face: "gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json";
     qwen3_gguf_agrees_with_hugging_face: "gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json";
     gemma3_gguf_agrees_with_hugging_face: "gguf/gemma3-gguf.gguf", "gguf/gemma3-gguf.golden.json";
+}
+
+/// The refusal of tiny model `model` on `size` ranks.
+fn refusal(model: &str, size: u32) -> String {
+    let models = support::fixtures().join("models");
+    let files = ModelFiles::open(&models.join(model), LoadFormat::Auto, DummyWeights::default()).unwrap();
+    let options = options(8, Shard { rank: size - 1, size });
+    let format_of = |role: Role| files.weights.format(role);
+    let layout = KvLayout::of(&files.description);
+    let error = build_forward(&files.description, &layout, &options, &format_of).unwrap_err();
+    assert!(matches!(error, ModelError::Indivisible { .. }), "{error}");
+    error.to_string()
+}
+
+#[test]
+fn what_ranks_cannot_share_is_refused_with_both_numbers() {
+    let heads = refusal("llama", 2);
+    assert!(
+        heads.contains("num_attention_heads is 3, which 2 tensor-parallel ranks"),
+        "{heads}"
+    );
+    let kv_heads = refusal("smollm2", 9);
+    assert!(kv_heads.contains("intermediate_size is 96, which 9"), "{kv_heads}");
+    let blocks = refusal("gguf/llama3-rope-gguf.gguf", 2);
+    assert!(
+        blocks.contains("is 48, which 2 tensor-parallel ranks") && blocks.contains("blocks of 32"),
+        "{blocks}"
+    );
+}
+
+/// A backend may then turn q and k on their way into attention and leave the product as it is. Every layer's slices are overwritten by the
+/// next layer's product, as a whole or in parts.
+#[test]
+fn rotated_q_and_k_are_nobodys_business_after_attention() {
+    for model in ["llama", "qwen3", "gemma3"] {
+        let files = ModelFiles::open(
+            &support::fixtures().join("models").join(model),
+            LoadFormat::Auto,
+            DummyWeights::default(),
+        )
+        .unwrap();
+        let format_of = |role: Role| files.weights.format(role);
+        let layout = KvLayout::of(&files.description);
+        let options = options(8, Shard { rank: 0, size: 1 });
+        let program = build_forward(&files.description, &layout, &options, &format_of)
+            .unwrap()
+            .program;
+        let mut layers = 0;
+        for (first, node) in program.nodes.iter().enumerate() {
+            if !matches!(node.spec, OpSpec::Rope(_)) {
+                continue;
+            }
+            let (region, _) = program.region(first, 3);
+            let [rope, write, attention] = &region.nodes[..] else {
+                panic!("{model}: rope, kv_write and attention in a row")
+            };
+            let internal = |t: u16| region.tensors[usize::from(t)].internal;
+            assert!(internal(rope.operands[2]), "{model}: q and k, node {first}");
+            assert!(
+                internal(write.operands[0]) && internal(attention.operands[0]),
+                "{model}, node {first}"
+            );
+            assert!(
+                !internal(attention.operands[7]),
+                "{model}: the output projection reads what attention wrote"
+            );
+            layers += 1;
+        }
+        assert!(layers > 1, "{model} has {layers} layers");
+    }
 }

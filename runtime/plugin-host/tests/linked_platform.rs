@@ -242,6 +242,11 @@ fn ops_come_through() {
         short.message.contains("101 bytes; 102 are needed (34 a row)"),
         "{short}"
     );
+    let made = |bytes| Tensor::contiguous(BufferId(6), 32, DType::U8, &[bytes]);
+    op.pack_weight_from(0, 1, 3, &made(102), &dst).expect("it fits");
+    assert_eq!(events(), ["packed 0: 1+3 from 32 to 64"]);
+    let short = op.pack_weight_from(0, 1, 3, &made(101), &dst);
+    assert_eq!(short.map_err(|e| e.status), Err(Status::InvalidArgument));
     assert_eq!(pack(0, 2, 3, 102).map_err(|e| e.status), Err(Status::InvalidArgument));
     assert_eq!(pack(1, 0, 1, 34).map_err(|e| e.status), Err(Status::InvalidArgument));
     assert_eq!(
@@ -263,12 +268,9 @@ fn programs_and_claims_come_through_whatever_their_size() {
         .into(),
         operands: vec![0, 1, 2],
     };
-    let decl = TensorDecl {
-        dtype: DType::F32,
-        internal: false,
-        storage: 0,
-    };
-    let tensors = (0..3).map(|storage| TensorDecl { storage, ..decl }).collect();
+    let tensors = (0..3)
+        .map(|storage| TensorDecl::whole(DType::F32, false, storage))
+        .collect();
     let mut program = Program {
         tensors,
         nodes: vec![node; 300],

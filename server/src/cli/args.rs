@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use halyard_engine::{CacheConfig, EngineConfig, ModelConfig, SchedulingConfig};
+use halyard_engine::{CacheConfig, EngineConfig, ModelConfig, RecordingConfig, SchedulingConfig};
 use halyard_models::LoadFormat;
 use halyard_plugin_host::{AllowList, PluginError, SearchPath};
 use halyard_scheduler::Policy;
@@ -75,6 +75,9 @@ pub struct PlatformArgs {
     /// Which of its devices
     #[arg(long, value_name = "INDEX", env = "HALYARD_DEVICE", default_value_t = 0)]
     pub device: u32,
+    /// Devices that share every layer of the model, from --device on: heads and feed-forward columns are divided among them
+    #[arg(long, value_name = "COUNT", env = "HALYARD_TENSOR_PARALLEL_SIZE", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub tensor_parallel_size: u32,
     /// A plugin that receives statistics, with its configuration as JSON: NAME or NAME={"key": "value"}; may be repeated
     #[arg(long = "stat-logger", value_name = "NAME[=JSON]", env = "HALYARD_STAT_LOGGER")]
     pub stat_loggers: Vec<String>,
@@ -147,6 +150,9 @@ pub struct SchedulingArgs {
     /// Steps in flight beyond the first; without it the device's
     #[arg(long, value_name = "STEPS", env = "HALYARD_ASYNC_DEPTH", value_parser = clap::value_parser!(u32).range(0..=8))]
     pub async_depth: Option<u32>,
+    /// Encode every step anew instead of replaying recorded decode steps
+    #[arg(long, env = "HALYARD_ENFORCE_EAGER", default_value_t = false)]
+    pub enforce_eager: bool,
 }
 
 /// Logs.
@@ -207,6 +213,10 @@ impl EngineArgs {
                 max_waiting: self.scheduling.max_waiting,
                 policy: self.scheduling.scheduling_policy,
                 async_depth: self.scheduling.async_depth,
+            },
+            recording: RecordingConfig {
+                enforce_eager: self.scheduling.enforce_eager,
+                ..RecordingConfig::default()
             },
         }
     }

@@ -14,13 +14,13 @@ use super::args::EngineArgs;
 use crate::error::ServerError;
 use crate::source::ResolvedModel;
 
-/// A platform's device, chosen and not yet in use.
+/// A platform's device, or the devices that share a model, chosen and not yet in use.
 pub struct ChosenDevice {
     /// Platform name and version, for people.
     pub platform: String,
-    /// The device's name, for people.
+    /// The device's name, for people; of several, their number and the first one's.
     pub device_name: String,
-    device: Arc<dyn Device>,
+    devices: Vec<Arc<dyn Device>>,
     catalog: Catalog,
 }
 
@@ -40,30 +40,52 @@ impl EngineArgs {
         for rejection in &selected.rejected {
             tracing::info!(platform = rejection.name, "not chosen: {}", rejection.reason);
         }
-        let index = self.platform.device;
-        let Some(info) = selected.devices.get(index as usize) else {
-            let count = selected.devices.len();
+        let indices = self.device_indices(&name, selected.devices.len())?;
+        let first = &selected.devices[indices[0] as usize].name;
+        let device_name = match indices.len() {
+            1 => first.clone(),
+            count => format!("{count} devices, {first}"),
+        };
+        let open = |&index: &u32| {
+            let opened = selected.platform.open(index);
+            opened.map_err(|source| ServerError::Device {
+                platform: name.clone(),
+                index,
+                source,
+            })
+        };
+        let devices = indices.iter().map(open).collect::<Result<_, _>>()?;
+        tracing::info!(platform = name, version, device = device_name, path = ?selected.plugin.path(), "platform chosen");
+        Ok(ChosenDevice {
+            platform: format!("{name} {version}"),
+            device_name,
+            devices,
+            catalog,
+        })
+    }
+
+    /// Indices of the devices to open, all of them there.
+    fn device_indices(&self, platform: &str, count: usize) -> Result<Vec<u32>, ServerError> {
+        let (first, size) = (self.platform.device, self.platform.tensor_parallel_size);
+        if first as usize >= count {
             let message =
-                format!("{index}: platform {name} has {count} device(s), numbered from 0; see `halyard platforms`");
+                format!("{first}: platform {platform} has {count} device(s), numbered from 0; see `halyard platforms`");
             return Err(ServerError::Option {
                 option: "--device",
                 message,
             });
-        };
-        let opened = selected.platform.open(index);
-        let device = opened.map_err(|source| ServerError::Device {
-            platform: name.clone(),
-            index,
-            source,
-        })?;
-        tracing::info!(platform = name, version, device = info.name, path = ?selected.plugin.path(), "platform chosen");
-        let device_name = info.name.clone();
-        Ok(ChosenDevice {
-            platform: format!("{name} {version}"),
-            device_name,
-            device,
-            catalog,
-        })
+        }
+        let left = count - first as usize;
+        if size as usize > left {
+            let message = format!(
+                "{size}: platform {platform} has {count} device(s), {left} from --device {first} on; see `halyard platforms`"
+            );
+            return Err(ServerError::Option {
+                option: "--tensor-parallel-size",
+                message,
+            });
+        }
+        Ok((first..first + size).collect())
     }
 
     /// Loads the model onto the device and starts the engine. Blocks.
@@ -91,7 +113,7 @@ impl EngineArgs {
             bar.set_length(progress.total_bytes);
             bar.set_position(progress.done_bytes);
         };
-        let started = EngineHandle::start(config, Arc::clone(&chosen.device), files, loggers, &mut show);
+        let started = EngineHandle::start_on(config, &chosen.devices, files, loggers, &mut show);
         bar.finish_and_clear();
         let engine = started?;
         for note in &engine.info().notes {

@@ -105,7 +105,7 @@ impl From<SubmitError> for ApiError {
                 ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("shutting_down")
             },
             SubmitError::Dead { .. } => {
-                ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message).with_code("engine_dead")
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("engine_dead")
             }
         }
     }

@@ -10,7 +10,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use halyard_engine::{EngineConfig, EngineHandle};
 use halyard_models::{DummyWeights, LoadFormat, ModelFiles};
-use halyard_platform_api::Platform;
+use halyard_platform_api::{Device, Platform};
 use halyard_reference::ReferencePlatform;
 use halyard_server::http::auth::ApiKeys;
 use halyard_server::http::routes::router;
@@ -39,6 +39,8 @@ pub struct Options {
     pub api_keys: Vec<&'static str>,
     pub max_waiting: Option<u32>,
     pub body_bytes: Option<usize>,
+    /// What the model runs on; the reference device where none is named.
+    pub device: Option<Arc<dyn Device>>,
 }
 
 impl TestServer {
@@ -53,7 +55,8 @@ impl TestServer {
         config.scheduler.max_waiting = options.max_waiting.unwrap_or(64);
         let files =
             ModelFiles::open(&config.model.path, LoadFormat::Auto, DummyWeights::default()).expect("the fixture");
-        let device = ReferencePlatform::new().open(0).expect("the host");
+        let reference = || ReferencePlatform::new().open(0).expect("the host");
+        let device = options.device.unwrap_or_else(reference);
         let records = EngineRecords::new();
         let engine =
             EngineHandle::start(config, device, files, vec![Box::new(records.clone())], &mut |_| {}).expect("starts");

@@ -23,6 +23,13 @@ pub enum Contents {
         /// The rows.
         bytes: Vec<u8>,
     },
+    /// A slice of an earlier tensor: of its rows, the part from element `first` on that this tensor's shape spans.
+    Slice {
+        /// The tensor.
+        of: usize,
+        /// First element of each row.
+        first: u32,
+    },
     /// A KV cache of this many pages, as large as the device's plan for the spec says.
     Cache {
         /// Pages.
@@ -106,6 +113,16 @@ impl Arg {
             contents: Contents::Weight { node: 0, rows, bytes },
             check: Check::Ignored,
             ..Arg::bytes(DType::U8, &[0], Vec::new())
+        }
+    }
+
+    /// Elements `first ..` of each row of tensor `of`, seen in this shape.
+    pub fn slice(dtype: DType, shape: &[u32], of: usize, first: u32) -> Arg {
+        Arg {
+            shape: shape.to_vec(),
+            contents: Contents::Slice { of, first },
+            check: Check::Ignored,
+            ..Arg::bytes(dtype, &[0], Vec::new())
         }
     }
 

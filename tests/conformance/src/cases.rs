@@ -14,7 +14,7 @@ use halyard_platform_api::{DType, Device, WeightFormat};
 use crate::case::Case;
 use crate::execute::{Failure, compare, execute};
 use crate::random::Random;
-use crate::{Options, Report};
+use crate::{Options, Report, recorded};
 
 /// The activation types.
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -29,8 +29,14 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
         step::cases,
         sampling::cases,
     ];
-    for case in families.iter().flat_map(|family| family(options.seed)).filter(wanted) {
-        run_case(&**device, &**oracle, &case, 0, "", report);
+    // The same cases with other contents, for what is recorded.
+    let other_seed = options.seed ^ 0x0FF5_E7ED;
+    for family in families {
+        for (case, other) in family(options.seed).iter().zip(&family(other_seed)) {
+            if wanted(case) {
+                run_case(&**device, &**oracle, [case, other], 0, "", report);
+            }
+        }
     }
     for (index, backend) in device.attention().backends().iter().enumerate() {
         let sizes = match backend.block_sizes.as_slice() {
@@ -38,16 +44,26 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
             sizes => sizes.to_vec(),
         };
         for block_size in sizes {
-            for case in attend::cases(options.seed, block_size).into_iter().filter(wanted) {
-                let place = format!(" {} block {block_size}", backend.name);
-                run_case(&**device, &**oracle, &case, index as u32, &place, report);
+            let place = format!(" {} block {block_size}", backend.name);
+            let others = attend::cases(other_seed, block_size);
+            for (case, other) in attend::cases(options.seed, block_size).iter().zip(&others) {
+                if wanted(case) {
+                    run_case(&**device, &**oracle, [case, other], index as u32, &place, report);
+                }
             }
         }
     }
 }
 
-/// Runs one case on both devices and notes the outcome.
-fn run_case(device: &dyn Device, oracle: &dyn Device, case: &Case, backend: u32, place: &str, report: &mut Report) {
+/// Runs one case on both devices and notes the outcome; then again from a recording, together with its other contents.
+fn run_case(
+    device: &dyn Device,
+    oracle: &dyn Device,
+    [case, other]: [&Case; 2],
+    backend: u32,
+    place: &str,
+    report: &mut Report,
+) {
     let row = report.row(case.op, &format!("{}{place}", case.variant));
     let outcome = match execute(device, case, backend) {
         Err(Failure::Unsupported(reason)) => {
@@ -60,13 +76,17 @@ fn run_case(device: &dyn Device, oracle: &dyn Device, case: &Case, backend: u32,
             Ok(expected) => compare(case, &found, &expected),
         },
     };
-    row.cases += 1;
-    match outcome {
-        Ok(worst) => {
-            row.passed += 1;
-            row.worst = row.worst.max(worst);
+    let recorded = recorded::check(device, oracle, case, other, backend);
+    let recorded = recorded.map(|outcome| outcome.map_err(|why| format!("recorded: {why}")));
+    for outcome in std::iter::once(outcome).chain(recorded) {
+        row.cases += 1;
+        match outcome {
+            Ok(worst) => {
+                row.passed += 1;
+                row.worst = row.worst.max(worst);
+            }
+            Err(why) => row.failures.push(format!("{}: {why}", case.name)),
         }
-        Err(why) => row.failures.push(format!("{}: {why}", case.name)),
     }
 }
 

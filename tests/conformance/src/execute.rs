@@ -31,7 +31,7 @@ impl From<Error> for Failure {
     }
 }
 
-fn broken(context: &str) -> impl Fn(Error) -> Failure + '_ {
+pub(crate) fn broken(context: &str) -> impl Fn(Error) -> Failure + '_ {
     move |error| Failure::Broken(format!("{context}: {error}"))
 }
 
@@ -76,10 +76,15 @@ pub(crate) fn place_all(
     backend: u32,
     weights: &[(Arc<dyn PreparedOp>, u32)],
 ) -> Result<Vec<Placed>, Failure> {
-    case.args
-        .iter()
-        .map(|arg| place(device, arg, backend, weights))
-        .collect()
+    let mut placed: Vec<Placed> = Vec::new();
+    for arg in &case.args {
+        let next = match arg.contents {
+            Contents::Slice { of, first } => placed[of].slice(arg, first),
+            _ => place(device, arg, backend, weights)?,
+        };
+        placed.push(next);
+    }
+    Ok(placed)
 }
 
 fn with_backend(spec: &OpSpec, index: u32) -> OpSpec {
@@ -113,6 +118,7 @@ fn place(
             let arg = Arg::bytes(DType::U8, &[*pages, block_bytes], bytes.clone());
             place_bytes(device, &arg, &bytes)
         }
+        Contents::Slice { of, .. } => Err(Failure::Broken(format!("a slice of tensor {of} has no memory of its own"))),
     }
 }
 
@@ -121,11 +127,7 @@ fn place_bytes(device: &dyn Device, arg: &Arg, bytes: &[u8]) -> Result<Placed, F
     let strides = arg.strides();
     let tensor = Tensor::contiguous(halyard_platform_api::BufferId(1), guard, arg.dtype, &arg.shape);
     let mut tensor = tensor.view(0, &arg.shape, &strides);
-    let mut uploaded = vec![GUARD; (guard + tensor.span_bytes() + guard) as usize];
-    let size = arg.dtype.bytes();
-    for (at, element) in offsets(&tensor).zip(bytes.chunks_exact(size)) {
-        uploaded[at..at + size].copy_from_slice(element);
-    }
+    let uploaded = image(&tensor, guard, bytes);
     let buffer = device
         .create_buffer(uploaded.len() as u64, BufferKind::Device)
         .map_err(broken("create_buffer"))?;
@@ -138,7 +140,40 @@ fn place_bytes(device: &dyn Device, arg: &Arg, bytes: &[u8]) -> Result<Placed, F
     })
 }
 
-/// Packs in three pieces out of order, as merged matrices come.
+/// A tensor's elements between guard bytes.
+fn image(tensor: &Tensor, guard: u64, bytes: &[u8]) -> Vec<u8> {
+    let mut image = vec![GUARD; (guard + tensor.span_bytes() + guard) as usize];
+    let size = tensor.dtype().bytes();
+    for (at, element) in offsets(tensor).zip(bytes.chunks_exact(size)) {
+        image[at..at + size].copy_from_slice(element);
+    }
+    image
+}
+
+impl Placed {
+    /// A part of its rows, seen in the shape of `arg`.
+    fn slice(&self, arg: &Arg, first: u32) -> Placed {
+        let mut strides = arg.strides();
+        strides[0] = self.tensor.strides[0];
+        Placed {
+            buffer: self.buffer.clone(),
+            tensor: self.tensor.view(u64::from(first), &arg.shape, &strides),
+            uploaded: Vec::new(),
+        }
+    }
+
+    /// Gives the tensor another case's contents; an opaque one gets its own again. Weights stay.
+    pub(crate) fn refill(&mut self, arg: &Arg) -> Result<(), Failure> {
+        match &arg.contents {
+            Contents::Weight { .. } | Contents::Slice { .. } => return Ok(()),
+            Contents::Bytes(bytes) => self.uploaded = image(&self.tensor, self.tensor.offset, bytes),
+            Contents::Cache { .. } => {}
+        }
+        self.buffer.write(0, &self.uploaded).map_err(broken("write"))
+    }
+}
+
+/// Packs in three pieces out of order, as merged matrices come; one of them from device memory where the op takes that.
 fn place_weight(
     device: &dyn Device,
     op: &dyn PreparedOp,
@@ -159,7 +194,8 @@ fn place_weight(
             num_rows: end - first,
             bytes: &bytes[first as usize * row_bytes..end as usize * row_bytes],
         };
-        if part.num_rows > 0 {
+        let on_device = first == 0 && part.num_rows > 0 && pack_on_device(device, op, node, part, &tensor)?;
+        if part.num_rows > 0 && !on_device {
             op.pack_weight(node, part, &tensor).map_err(broken("pack_weight"))?;
         }
     }
@@ -168,6 +204,26 @@ fn place_weight(
         tensor,
         uploaded: Vec::new(),
     })
+}
+
+/// Packs rows from device memory. False: the op packs from host memory only.
+fn pack_on_device(
+    device: &dyn Device,
+    op: &dyn PreparedOp,
+    node: u32,
+    rows: WeightRows<'_>,
+    dst: &Tensor,
+) -> Result<bool, Failure> {
+    let buffer = device
+        .create_buffer(rows.bytes.len() as u64, BufferKind::Device)
+        .map_err(broken("create_buffer"))?;
+    buffer.write(0, rows.bytes).map_err(broken("write"))?;
+    let src = Tensor::contiguous(buffer.id(), 0, DType::U8, &[rows.bytes.len() as u32]);
+    match op.pack_weight_from(node, rows.first_row, rows.num_rows, &src, dst) {
+        Ok(()) => Ok(true),
+        Err(error) if error.status == Status::Unsupported && !error.message.is_empty() => Ok(false),
+        Err(error) => Err(broken("pack_weight_from")(error)),
+    }
 }
 
 /// First bytes of all elements in row-major order.

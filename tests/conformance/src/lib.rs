@@ -8,6 +8,7 @@ mod cases;
 mod execute;
 mod faulty;
 mod random;
+mod recorded;
 mod report;
 mod suites;
 pub mod tolerance;
@@ -25,7 +26,7 @@ pub use suites::check_collectives;
 pub struct Options {
     /// Seed of all inputs.
     pub seed: u64,
-    /// Only rows of this op, and no suites.
+    /// Only rows of this op, or only this suite (memory, execution, composites, invariance).
     pub only_op: Option<String>,
     /// Ops that the device may leave unsupported (with a reason) in every variant. Another op that is unsupported in every
     /// variant fails.

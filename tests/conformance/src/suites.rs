@@ -1,5 +1,6 @@
 //! Behaviour beyond single ops: memory, ids, step data and reuse of command buffers, composites against their parts, collectives.
 
+mod attention_layer;
 mod collectives;
 mod composites;
 mod execution;
@@ -16,13 +17,20 @@ pub use collectives::check_collectives;
 
 /// Runs every suite that needs one device.
 pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options, report: &mut Report) {
-    if options.only_op.is_some() {
-        return;
+    let wanted = |suite: &str| options.only_op.as_ref().is_none_or(|only| only == suite);
+    if wanted("memory") {
+        memory::run(&**device, report);
     }
-    memory::run(&**device, report);
-    execution::run(&**device, report);
-    composites::run(&**device, &**oracle, options.seed, report);
-    invariance::run(&**device, options.seed, report);
+    if wanted("execution") {
+        execution::run(&**device, report);
+    }
+    if wanted("composites") {
+        composites::run(&**device, &**oracle, options.seed, report);
+        attention_layer::run(&**device, &**oracle, options.seed, report);
+    }
+    if wanted("invariance") {
+        invariance::run(&**device, options.seed, report);
+    }
 }
 
 /// Notes the outcome of a check.

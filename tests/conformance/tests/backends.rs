@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use halyard_conformance::{assert_conformant, check_collectives, oracle};
-use halyard_platform_api::{Device, LinkedPlugin, Platform};
+use halyard_platform_api::{Device, LinkedPlugin, Platform, Status};
 use halyard_plugin_host::{Catalog, Plugin, SearchPath, select_platform};
 
 fn linked(plugin: LinkedPlugin) -> Arc<dyn Device> {
@@ -61,6 +61,48 @@ fn cpu_on_one_thread() {
 #[test]
 fn cpu_on_three_threads() {
     assert_conformant!(halyard_cpu::CpuPlatform::with_threads(3).open(0).unwrap());
+}
+
+/// Whether there is a device to test on; a machine without one must say why.
+fn has_device(platform: &dyn Platform) -> bool {
+    match platform.devices() {
+        Ok(_) => true,
+        Err(e) if e.status == Status::Unavailable && !e.message.is_empty() => {
+            println!("skipped: {}", e.message);
+            false
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+#[test]
+fn cuda_linked() {
+    if has_device(&halyard_cuda::CudaPlatform) {
+        assert_conformant!(linked(halyard_cuda::plugin()));
+    }
+}
+
+#[test]
+fn cuda_from_its_library() {
+    if has_device(&halyard_cuda::CudaPlatform) {
+        assert_conformant!(loaded("cuda"));
+    }
+}
+
+#[test]
+fn cuda_collectives_over_all_devices() {
+    if !has_device(&halyard_cuda::CudaPlatform) {
+        return;
+    }
+    let count = halyard_cuda::CudaPlatform.devices().unwrap().len() as u32;
+    if count < 2 {
+        println!("skipped: one CUDA device; collectives need two");
+        return;
+    }
+    let devices: Vec<_> = (0..count.min(4))
+        .map(|index| halyard_cuda::CudaPlatform.open(index).unwrap())
+        .collect();
+    check_collectives(&devices).unwrap_or_else(|e| panic!("cuda, {} ranks: {e}", devices.len()));
 }
 
 #[test]

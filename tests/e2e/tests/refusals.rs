@@ -49,6 +49,24 @@ fn a_device_that_is_not_there_is_named() {
 }
 
 #[test]
+fn more_ranks_than_devices_are_refused_with_the_number_found() {
+    let model = fixture("llama");
+    let output = run(&[
+        "serve",
+        "--platform",
+        "cpu",
+        "--tensor-parallel-size",
+        "2",
+        "--model",
+        model.to_str().expect("a UTF-8 path"),
+    ]);
+    assert_refused(
+        &output,
+        &["--tensor-parallel-size", "2", "1 device(s)", "halyard platforms"],
+    );
+}
+
+#[test]
 fn a_port_in_use_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = taken.local_addr().expect("bound").port().to_string();

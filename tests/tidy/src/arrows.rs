@@ -58,7 +58,11 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
     ),
     ("backends/", "platform-api", "implements it"),
     ("backends/", "kernels/", "runs them"),
-    ("backends/cuda", "backends/gpu", "drives the code that GPU platforms share"),
+    (
+        "backends/cuda",
+        "backends/gpu",
+        "drives the code that GPU platforms share",
+    ),
     ("plugins/", "platform-api", "implements its hooks"),
 ];
 

@@ -121,6 +121,8 @@ fn opening_a_library_is_found() {
     let planted = "use libloading::Library;\nlet h = libc::dlopen(p, 1);\n// dlopen\n";
     assert_eq!(lines(&rules::library_opening("server/src/x.rs", planted)), [1, 2]);
     assert_eq!(rules::library_opening("runtime/plugin-host/src/load.rs", planted), []);
+    assert_eq!(lines(&rules::library_opening("kernels/gpu/src/x.rs", planted)), [1, 2]);
+    assert_eq!(rules::library_opening("kernels/gpu/tests/x.rs", planted), []);
 }
 
 #[test]

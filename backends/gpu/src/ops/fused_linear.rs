@@ -1,17 +1,356 @@
-//! fused_linear.
+//! The norm before a projection, and the gating after it, in the projection's own kernel: rms_norm → linear(s) (→ silu_mul or gelu_mul).
+//!
+//! Few bf16 tokens take one launch a projection, where the program says that nobody else reads what lies between. All other calls, types and formats
+//! run the region's ops one after another, as they would have run unclaimed, over the same packed weights.
 
-use halyard_platform_api::{Error, Program, Result};
+use halyard_platform_api::ops::{self, Epilogue};
+use halyard_platform_api::program::ABSENT;
+use halyard_platform_api::{DType, Error, Node, OpSpec, Program, Result};
 
-use crate::kernel::Kernel;
+use super::linear::{Fusion, Held, Linear, Small, SmallCall, fits, gelu_code, rows_aligned};
+use crate::driver::DevicePtr;
+use crate::encoding::Encoding;
+use crate::kernel::{Kernel, Packer, Preparation, RowSource};
+use crate::view::View;
 
 /// Number of nodes from `first` on that run as one op; `None`: not such a region.
 pub(crate) fn matches(program: &Program, first: usize) -> Option<usize> {
-    let _ = (program, first);
-    None
+    let count = extent(program, first)?;
+    let nodes = &program.nodes[first..first + count];
+    nodes
+        .iter()
+        .all(|node| super::build(&node.spec).is_ok())
+        .then_some(count)
 }
 
 /// The kernel of a region that [`matches`] whole.
 pub(crate) fn build(program: &Program) -> Result<Box<dyn Kernel>> {
-    let _ = program;
-    Err(Error::unsupported("not yet"))
+    let plan = Plan::of(program);
+    let part = |node: &Node| -> Result<Box<dyn Kernel>> {
+        match &node.spec {
+            OpSpec::Linear(op) if plan.is_some() => Ok(Box::new(Linear::of_many_tokens(op)?)),
+            spec => super::build(spec),
+        }
+    };
+    Ok(Box::new(Fused {
+        parts: program.nodes.iter().map(part).collect::<Result<_>>()?,
+        operands: program.nodes.iter().map(|node| node.operands.clone()).collect(),
+        num_tensors: program.tensors.len(),
+        plan,
+        small: Vec::new(),
+    }))
 }
+
+/// A norm, all linears that read it, and the gating of what they wrote.
+fn extent(program: &Program, first: usize) -> Option<usize> {
+    let norm = program.nodes.get(first)?;
+    let OpSpec::RmsNorm(spec) = &norm.spec else {
+        return None;
+    };
+    let normed = norm.operands[2];
+    let storage = |t: u16| program.tensors.get(usize::from(t)).map(|decl| decl.storage);
+    let mut count = 1;
+    while let Some(node) = program.nodes.get(first + count) {
+        let OpSpec::Linear(op) = &node.spec else { break };
+        let reads = node.operands[0] == normed && op.in_features == spec.width && op.act == spec.dtype;
+        if !reads || storage(node.operands[4]) == storage(normed) {
+            break;
+        }
+        count += 1;
+    }
+    if count == 1 {
+        return None;
+    }
+    if let Some(node) = program.nodes.get(first + count)
+        && gate_of(&node.spec).is_some()
+    {
+        let written = |t: u16| {
+            let mut linears = program.nodes[first + 1..first + count].iter();
+            linears.any(|linear| storage(linear.operands[4]) == storage(t))
+        };
+        if written(node.operands[0]) && written(node.operands[1]) {
+            count += 1;
+        }
+    }
+    Some(count)
+}
+
+/// Width, type and the kernel's number of the activation of a gating op.
+fn gate_of(spec: &OpSpec) -> Option<(u32, DType, &'static str)> {
+    match spec {
+        OpSpec::SiluMul(op) => Some((op.width, op.dtype, "1")),
+        OpSpec::GeluMul(op) => Some((op.width, op.dtype, gelu_code(op.kind))),
+        _ => None,
+    }
+}
+
+/// One launch instead of several nodes: tensors by their index.
+#[derive(Clone, Debug, PartialEq)]
+struct Step {
+    /// The linear whose block shape it takes; out_features counts output values.
+    op: ops::Linear,
+    gate: &'static str,
+    weight: u16,
+    bias: u16,
+    residual: u16,
+    out: u16,
+    up: Up,
+}
+
+/// Where the up part of a gated step is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Up {
+    None,
+    /// In the same matrix, after the gate's rows: the product that is never written, and its halves.
+    Below {
+        product: u16,
+        gate: u16,
+        up: u16,
+    },
+    /// In a matrix of its own.
+    Apart {
+        weight: u16,
+        bias: u16,
+    },
+}
+
+/// What the launches share, or why there are none.
+#[derive(Clone, Debug, PartialEq)]
+struct Plan {
+    x: u16,
+    norm: u16,
+    offset: f32,
+    eps: f32,
+    steps: Vec<Step>,
+}
+
+impl Plan {
+    /// Steps stay empty where only the parts give the right result.
+    fn of(program: &Program) -> Option<Plan> {
+        let norm = &program.nodes[0];
+        let OpSpec::RmsNorm(spec) = &norm.spec else { return None };
+        let decl = |t: u16| &program.tensors[usize::from(t)];
+        // In f16 the product with the norm's weight can leave the type's range before the root brings it back.
+        if spec.dtype != DType::BF16 || !decl(norm.operands[2]).internal {
+            return None;
+        }
+        let (linears, gating) = match program.nodes.last() {
+            Some(last) if gate_of(&last.spec).is_some() => (&program.nodes[1..program.nodes.len() - 1], Some(last)),
+            _ => (&program.nodes[1..], None),
+        };
+        let mut steps = Vec::new();
+        for node in linears {
+            let OpSpec::Linear(op) = &node.spec else { return None };
+            if Held::of(op) != Held::Plain(DType::BF16) || !fits(op, DType::BF16) {
+                return None;
+            }
+            steps.push(Step {
+                op: op.clone(),
+                gate: "0",
+                weight: node.operands[1],
+                bias: node.operands[2],
+                residual: node.operands[3],
+                out: node.operands[4],
+                up: Up::None,
+            });
+        }
+        if let Some(gating) = gating {
+            let (width, dtype, gate) = gate_of(&gating.spec)?;
+            let internal = steps.iter().all(|step| decl(step.out).internal);
+            let bare = |s: &Step| s.residual == ABSENT && s.op.epilogue == Epilogue::None && s.op.out == dtype;
+            if !internal || !steps.iter().all(bare) {
+                return None;
+            }
+            let (from, up, out) = (gating.operands[0], gating.operands[1], gating.operands[2]);
+            steps = vec![gated(&steps, from, up, width)?];
+            steps[0].gate = gate;
+            steps[0].out = out;
+        }
+        let x = norm.operands[0];
+        // Blocks write results while others still read x.
+        if steps.iter().any(|step| decl(step.out).storage == decl(x).storage) {
+            return None;
+        }
+        Some(Plan {
+            x,
+            norm: norm.operands[1],
+            offset: spec.weight_offset,
+            eps: spec.eps,
+            steps,
+        })
+    }
+}
+
+/// The linears of a gate and its up part as one step.
+fn gated(linears: &[Step], gate: u16, up: u16, width: u32) -> Option<Step> {
+    let of = |t: u16| {
+        linears
+            .iter()
+            .find(|step| step.out == t && step.op.out_features == width)
+    };
+    let (first, up) = match linears {
+        [both] if both.op.out_features == 2 * width => {
+            let product = both.out;
+            (both, Up::Below { product, gate, up })
+        }
+        [_, _] if gate != up => {
+            let (first, second) = (of(gate)?, of(up)?);
+            let (weight, bias) = (second.weight, second.bias);
+            (first, Up::Apart { weight, bias })
+        }
+        _ => return None,
+    };
+    let mut step = first.clone();
+    step.op.out_features = width;
+    step.up = up;
+    Some(step)
+}
+
+/// A claimed region.
+struct Fused {
+    /// A kernel a node.
+    parts: Vec<Box<dyn Kernel>>,
+    operands: Vec<Vec<u16>>,
+    num_tensors: usize,
+    plan: Option<Plan>,
+    /// Compiled, one a step of the plan.
+    small: Vec<Small>,
+}
+
+impl Fused {
+    /// The launches of a call, or `None` where its parts must run. Depends on shapes, strides and addresses only.
+    fn calls(&self, tensors: &[View]) -> Option<Vec<SmallCall>> {
+        let plan = self.plan.as_ref()?;
+        let view = |t: u16| tensors.get(usize::from(t)).copied().unwrap_or(View::NONE);
+        let (x, norm) = (view(plan.x), view(plan.norm));
+        let tokens = x.len();
+        let plain = x.rank == 2 && x.is_inner_contiguous() && rows_aligned(&x, 16) && norm.ptr.is_multiple_of(16);
+        let pays = |small: &Small| tokens <= small.own_tokens() && small.takes(tokens);
+        if self.small.is_empty() || !self.small.iter().all(pays) || !plain {
+            return None;
+        }
+        let one = |step: &Step| {
+            let (n, k) = (u64::from(step.op.out_features), u64::from(step.op.in_features));
+            let (weight, bias) = (view(step.weight).ptr, view(step.bias).ptr);
+            let (out, residual) = (view(step.out), view(step.residual));
+            let (weight_up, bias_up) = match step.up {
+                Up::None => (0, 0),
+                Up::Apart { weight, bias } => (view(weight).ptr, view(bias).ptr),
+                Up::Below { product, gate, up } => {
+                    if !halves(&view(product), &view(gate), &view(up), n) {
+                        return None;
+                    }
+                    let bias_up = if bias == 0 { 0 } else { bias + 4 * n };
+                    (weight + n * k * 2, bias_up)
+                }
+            };
+            let contiguous = out.is_inner_contiguous() && (residual.is_none() || residual.is_inner_contiguous());
+            contiguous.then_some(SmallCall {
+                x,
+                weight,
+                weight_up,
+                norm: norm.ptr,
+                bias,
+                bias_up,
+                residual,
+                out,
+                in_features: step.op.in_features,
+                out_features: step.op.out_features,
+                norm_offset: plan.offset,
+                eps: plan.eps,
+            })
+        };
+        plan.steps.iter().map(one).collect()
+    }
+}
+
+/// Whether `gate` and `up` are the left and right n columns of `product`.
+fn halves(product: &View, gate: &View, up: &View, n: u64) -> bool {
+    let bytes = n * product.dtype.bytes() as u64;
+    let same_rows = |view: &View| product.len() <= 1 || view.row_stride() == product.row_stride();
+    gate.ptr == product.ptr && up.ptr == product.ptr + bytes && same_rows(gate) && same_rows(up)
+}
+
+impl Kernel for Fused {
+    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        for part in &mut self.parts {
+            part.prepare(cx)?;
+        }
+        if let Some(plan) = &self.plan {
+            let compile = |step: &Step| {
+                let fusion = Fusion {
+                    norm: true,
+                    gate: step.gate,
+                };
+                Small::prepare(cx, &step.op, &fusion)
+            };
+            self.small = plan.steps.iter().map(compile).collect::<Result<_>>()?;
+        }
+        Ok(())
+    }
+
+    fn implementation(&self) -> String {
+        let parts: Vec<String> = self.parts.iter().map(|part| part.implementation()).collect();
+        let parts = parts.join(", then ");
+        match &self.plan {
+            Some(_) => format!("few tokens: one kernel with norm and gating; else {parts}"),
+            None => parts,
+        }
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.scratch_bytes()).max().unwrap_or(0)
+    }
+
+    fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
+        if operands.len() != self.num_tensors {
+            return Err(Error::invalid(format!(
+                "a region of {} tensors got {} operands",
+                self.num_tensors,
+                operands.len()
+            )));
+        }
+        if let Some(calls) = self.calls(operands) {
+            for (small, call) in self.small.iter().zip(&calls) {
+                small.encode(encoding, call);
+            }
+            return Ok(());
+        }
+        for (part, indices) in self.parts.iter().zip(&self.operands) {
+            let views: Vec<View> = indices
+                .iter()
+                .map(|&t| operands.get(usize::from(t)).copied().unwrap_or(View::NONE))
+                .collect();
+            part.encode(encoding, &views)?;
+        }
+        Ok(())
+    }
+
+    fn packed_weight_bytes(&self, node: u32) -> Result<u64> {
+        self.part(node)?.packed_weight_bytes(0)
+    }
+
+    fn pack_weight(
+        &self,
+        packer: &dyn Packer,
+        node: u32,
+        first_row: u32,
+        num_rows: u32,
+        source: RowSource<'_>,
+        dst: DevicePtr,
+    ) -> Result<()> {
+        self.part(node)?
+            .pack_weight(packer, 0, first_row, num_rows, source, dst)
+    }
+}
+
+impl Fused {
+    fn part(&self, node: u32) -> Result<&dyn Kernel> {
+        let part = self.parts.get(node as usize).map(|part| &**part);
+        part.ok_or_else(|| Error::invalid(format!("node {node} of a region of {} nodes", self.parts.len())))
+    }
+}
+
+#[cfg(test)]
+#[path = "fused_linear/tests.rs"]
+mod tests;

@@ -1,11 +1,396 @@
-//! linear.
+//! `linear`: few tokens run on own kernels that stream the weight once, many on the vendor's library product. Plain weights stay row-major
+//! \[N, K\], so both read the same bytes; GGUF formats are held as planes (see quantized.cuh) and unpacked in scratch for the library.
 
-use halyard_platform_api::{OpSpec, Result};
+mod library;
+mod plain;
+mod quantized;
+mod small;
 
-use crate::kernel::Kernel;
+use halyard_platform_api::ops::{self, Epilogue, GeluKind};
+use halyard_platform_api::{DType, Error, OpSpec, Result, Status, WeightFormat};
+
+use crate::driver::DevicePtr;
+use crate::encoding::Encoding;
+use crate::kernel::{Kernel, Packer, Preparation, RowSource};
+use crate::view::View;
+use library::Library;
+use plain::Plain;
+use quantized::Quantized;
+pub(crate) use small::{Fusion, Small, SmallCall, fits};
+
+/// Up to this many tokens, f32 activations run on own kernels: beyond it each weight is read once more for every eight tokens.
+const PLAIN_TOKENS: u32 = 8;
+/// Up to this many tokens, GGUF formats are multiplied as they are: beyond it unpacking pays.
+const QUANTIZED_TOKENS: u32 = 32;
+/// Bytes of canonical weights that a packing kernel takes at a time.
+const PACK_BYTES: u64 = 16 << 20;
 
 /// The kernel of a descriptor of this family; `None` for others.
 pub(crate) fn build(spec: &OpSpec) -> Option<Result<Box<dyn Kernel>>> {
-    let _ = spec;
-    None
+    match spec {
+        OpSpec::Linear(op) => Some(Linear::new(op).map(|kernel| Box::new(kernel) as Box<dyn Kernel>)),
+        _ => None,
+    }
 }
+
+/// How a weight lies in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// Row-major values of this type.
+    Plain(DType),
+    /// Planes of this format.
+    Planes(WeightFormat),
+}
+
+impl Held {
+    /// 16-bit activations meet weights of their own type; f32 ones meet the file's.
+    pub(crate) fn of(op: &ops::Linear) -> Held {
+        let canonical = match op.weight {
+            WeightFormat::F32 => DType::F32,
+            WeightFormat::F16 => DType::F16,
+            WeightFormat::BF16 => DType::BF16,
+            format => return Held::Planes(format),
+        };
+        Held::Plain(if op.act == DType::F32 { canonical } else { op.act })
+    }
+}
+
+/// One call, its operands by name.
+#[derive(Clone, Copy)]
+struct Call {
+    x: View,
+    weight: View,
+    bias: View,
+    residual: View,
+    out: View,
+    tokens: u32,
+}
+
+impl Call {
+    fn of(operands: &[View]) -> Result<Call> {
+        let &[x, weight, bias, residual, out] = operands else {
+            return Err(Error::invalid(format!(
+                "linear has 5 operands, found {}",
+                operands.len()
+            )));
+        };
+        for (name, view) in [("x", x), ("bias", bias), ("residual", residual), ("out", out)] {
+            if !view.is_none() && !view.is_inner_contiguous() {
+                return Err(Error::unsupported(format!(
+                    "linear: neighbours of {name} are {} values apart; make its innermost axis contiguous",
+                    view.strides[view.rank as usize - 1]
+                )));
+            }
+        }
+        let tokens = out.len();
+        Ok(Call {
+            x,
+            weight,
+            bias,
+            residual,
+            out,
+            tokens,
+        })
+    }
+
+    /// Whether the residual is the output itself.
+    fn in_place(&self) -> bool {
+        !self.residual.is_none()
+            && self.residual.ptr == self.out.ptr
+            && (self.tokens == 1 || self.residual.row_stride() == self.out.row_stride())
+    }
+}
+
+/// Whether rows start at multiples of `bytes`.
+pub(crate) fn rows_aligned(view: &View, bytes: u64) -> bool {
+    let pitch = u64::from(view.row_stride()) * view.dtype.bytes() as u64;
+    view.ptr.is_multiple_of(bytes) && (view.len() <= 1 || pitch.is_multiple_of(bytes))
+}
+
+/// The name of an element type in the kernels.
+pub(crate) fn type_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        _ => "f32",
+    }
+}
+
+/// The number of an activation in the kernels.
+pub(crate) fn epilogue_code(epilogue: Epilogue) -> &'static str {
+    match epilogue {
+        Epilogue::None => "0",
+        Epilogue::Silu => "1",
+        Epilogue::GeluTanh => "2",
+        Epilogue::GeluErf => "3",
+    }
+}
+
+/// The number of a gate's gelu in the kernels.
+pub(crate) fn gelu_code(kind: GeluKind) -> &'static str {
+    match kind {
+        GeluKind::Tanh => "2",
+        GeluKind::Erf => "3",
+    }
+}
+
+/// A linear.
+pub(crate) struct Linear {
+    op: ops::Linear,
+    held: Held,
+    /// Few tokens run elsewhere.
+    many_only: bool,
+    code: Option<Code>,
+}
+
+/// What preparing compiled.
+struct Code {
+    small: Option<Small>,
+    plain: Option<Plain>,
+    quantized: Option<Quantized>,
+    library: Option<Library>,
+    /// Most tokens for which own kernels beat the library.
+    own_tokens: u32,
+    name: String,
+}
+
+/// Who computes a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    Small,
+    Library,
+    Quantized,
+    Plain,
+}
+
+impl Linear {
+    pub(crate) fn new(op: &ops::Linear) -> Result<Linear> {
+        for (name, dtype) in [("act", op.act), ("out", op.out)] {
+            if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+                return Err(Error::unsupported(format!(
+                    "linear: {name} {dtype:?}; F32, F16 and BF16 run here"
+                )));
+            }
+        }
+        if op.in_features == 0 || op.out_features == 0 {
+            return Err(Error::invalid(format!(
+                "linear of {} inputs and {} outputs: both must be at least 1",
+                op.in_features, op.out_features
+            )));
+        }
+        if op.weight.row_bytes(op.in_features as usize).is_none() {
+            return Err(Error::unsupported(format!(
+                "linear: {} inputs are no whole number of {:?} blocks of {} values",
+                op.in_features,
+                op.weight,
+                op.weight.block_values()
+            )));
+        }
+        Ok(Linear {
+            op: op.clone(),
+            held: Held::of(op),
+            many_only: false,
+            code: None,
+        })
+    }
+
+    /// One whose calls of few tokens a composite takes over: they still run, but not fast.
+    pub(crate) fn of_many_tokens(op: &ops::Linear) -> Result<Linear> {
+        Ok(Linear {
+            many_only: true,
+            ..Linear::new(op)?
+        })
+    }
+
+    fn code(&self) -> Result<&Code> {
+        self.code
+            .as_ref()
+            .ok_or_else(|| Error::invalid("linear is used before it was prepared"))
+    }
+
+    /// Depends on shapes, strides and addresses only.
+    fn route(&self, code: &Code, call: &Call) -> Route {
+        let aligned = rows_aligned(&call.x, 16);
+        let library = code.library.is_some() && aligned && rows_aligned(&call.out, 16);
+        match &code.small {
+            Some(_) if aligned && (call.tokens <= code.own_tokens || !library) => Route::Small,
+            _ if library && (call.tokens > code.own_tokens || code.small.is_some()) => Route::Library,
+            _ if code.quantized.is_some() => Route::Quantized,
+            _ => Route::Plain,
+        }
+    }
+}
+
+impl Kernel for Linear {
+    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        let op = &self.op;
+        let (mut plain, mut quantized) = (None, None);
+        match self.held {
+            Held::Plain(weight) => plain = Some(Plain::prepare(cx, op, weight)?),
+            Held::Planes(format) => quantized = Some(Quantized::prepare(cx, op, format)?),
+        }
+        let fits = matches!(self.held, Held::Plain(weight) if fits(op, weight));
+        let mut own_tokens = match self.held {
+            _ if fits && self.many_only => 0,
+            _ if fits => small::own_tokens(op.out_features, op.in_features),
+            Held::Planes(_) if op.act != DType::F32 => QUANTIZED_TOKENS,
+            _ => PLAIN_TOKENS,
+        };
+        let (library, why) = match Library::prepare(cx, op, self.held, own_tokens) {
+            Ok(library) => (library, None),
+            Err(why) if why.status == Status::Unsupported => (None, Some(why.message)),
+            // A missing library or a lost device is told, not worked around at a tenth of the speed.
+            Err(why) => return Err(why),
+        };
+        let mut small = None;
+        if fits && !(self.many_only && library.is_some()) {
+            small = Some(Small::prepare(cx, op, &Fusion::NONE)?);
+        }
+        if small.is_some() && library.is_none() {
+            own_tokens = u32::MAX;
+        }
+        let own = match (&small, &quantized) {
+            (Some(_), _) => "small batches: matrix units over plain weights",
+            (None, Some(_)) => "small batches: packed planes",
+            (None, None) if self.many_only => "plain kernel where the library cannot",
+            (None, None) => "plain kernel",
+        };
+        let large = match (&library, why) {
+            (Some(_), _) => "; larger ones: library product".to_string(),
+            (None, Some(why)) => format!("; no library product ({why})"),
+            (None, None) => String::new(),
+        };
+        self.code = Some(Code {
+            small,
+            plain,
+            quantized,
+            library,
+            own_tokens,
+            name: format!("{own}{large}"),
+        });
+        Ok(())
+    }
+
+    fn implementation(&self) -> String {
+        self.code
+            .as_ref()
+            .map_or_else(|| "not prepared".to_string(), |code| code.name.clone())
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        let library = self.code.as_ref().and_then(|code| code.library.as_ref());
+        library.map_or(0, Library::scratch_bytes)
+    }
+
+    fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
+        let (call, code) = (Call::of(operands)?, self.code()?);
+        if call.tokens == 0 {
+            return Ok(());
+        }
+        match (self.route(code, &call), code) {
+            (Route::Small, Code { small: Some(small), .. }) => small.encode(
+                encoding,
+                &SmallCall {
+                    x: call.x,
+                    weight: call.weight.ptr,
+                    bias: call.bias.ptr,
+                    residual: call.residual,
+                    out: call.out,
+                    ..SmallCall::new(self.op.in_features, self.op.out_features)
+                },
+            ),
+            (
+                Route::Library,
+                Code {
+                    library: Some(library), ..
+                },
+            ) => library.encode(encoding, &call),
+            (
+                _,
+                Code {
+                    quantized: Some(quantized),
+                    ..
+                },
+            ) => quantized.encode(encoding, &call),
+            (_, Code { plain: Some(plain), .. }) => plain.encode(encoding, &call),
+            _ => return Err(Error::invalid("linear was prepared without a kernel")),
+        }
+        Ok(())
+    }
+
+    fn packed_weight_bytes(&self, node: u32) -> Result<u64> {
+        if node != 0 {
+            return Err(Error::invalid(format!("node {node} of a single linear has no weight")));
+        }
+        let (n, k) = (u64::from(self.op.out_features), u64::from(self.op.in_features));
+        Ok(match self.held {
+            Held::Plain(dtype) => n * k * dtype.bytes() as u64,
+            Held::Planes(format) => quantized::packed_bytes(format, n, k),
+        })
+    }
+
+    fn pack_weight(
+        &self,
+        packer: &dyn Packer,
+        node: u32,
+        first_row: u32,
+        num_rows: u32,
+        source: RowSource<'_>,
+        dst: DevicePtr,
+    ) -> Result<()> {
+        self.packed_weight_bytes(node)?;
+        let (op, code) = (&self.op, self.code()?);
+        let end = u64::from(first_row) + u64::from(num_rows);
+        if end > u64::from(op.out_features) {
+            return Err(Error::invalid(format!(
+                "rows {first_row} to {end} of a weight of {} rows",
+                op.out_features
+            )));
+        }
+        let row_bytes = op.weight.row_bytes(op.in_features as usize).unwrap_or(0) as u64;
+        let bytes = row_bytes * u64::from(num_rows);
+        if let RowSource::Host(host) = source
+            && host.len() as u64 != bytes
+        {
+            return Err(Error::invalid(format!(
+                "{num_rows} rows of {row_bytes} bytes in {} bytes",
+                host.len()
+            )));
+        }
+        match self.held {
+            Held::Plain(dtype) if same_bytes(op.weight, dtype) => {
+                let to = dst + u64::from(first_row) * row_bytes;
+                return packer.copy(to, bytes, source, 0, bytes, bytes, 1);
+            }
+            _ => {}
+        }
+        // In pieces of whole rows that fit the packer's staging memory.
+        let piece = (PACK_BYTES / row_bytes.max(1)).clamp(1, u64::from(u32::MAX)) as u32;
+        let mut done = 0;
+        while done < num_rows {
+            let count = piece.min(num_rows - done);
+            let from = packer.on_device(source, u64::from(done) * row_bytes, u64::from(count) * row_bytes)?;
+            let mut encoding = Encoding::default();
+            match (&code.quantized, &code.plain) {
+                (Some(quantized), _) => quantized.pack(&mut encoding, from, dst, first_row + done, count),
+                (None, Some(plain)) => plain.pack(&mut encoding, from, dst, first_row + done, count),
+                (None, None) => return Err(Error::invalid("linear was prepared without a kernel")),
+            }
+            packer.run(&encoding)?;
+            done += count;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the file's values are already of the type that is held.
+fn same_bytes(format: WeightFormat, dtype: DType) -> bool {
+    matches!(
+        (format, dtype),
+        (WeightFormat::F32, DType::F32) | (WeightFormat::F16, DType::F16) | (WeightFormat::BF16, DType::BF16)
+    )
+}
+
+#[cfg(test)]
+#[path = "linear/tests.rs"]
+mod tests;

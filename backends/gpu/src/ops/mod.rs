@@ -12,7 +12,7 @@ use halyard_platform_api::{Claim, ClaimReport, Error, OpSpec, Program, Result};
 
 use crate::kernel::Kernel;
 
-pub(crate) use attention::{plan as attention_plan, reasons as attention_reasons};
+pub(crate) use attention::{BLOCK_SIZES, plan as attention_plan, reasons as attention_reasons};
 
 /// The kernel of a descriptor, not prepared yet.
 ///

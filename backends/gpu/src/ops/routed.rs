@@ -1,11 +1,620 @@
-//! routed.
+//! Ops whose tokens choose their weights: `lora_shrink`, `lora_expand`, `moe_route`, `moe_linear`, `moe_combine`.
 
-use halyard_platform_api::{OpSpec, Result};
+use halyard_kernels_gpu::{LORA, MOE, Source};
+use halyard_platform_api::ops::{self, Scoring};
+use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};
 
-use crate::kernel::Kernel;
+use crate::driver::{DevicePtr, Function};
+use crate::encoding::{Arg, Encoding};
+use crate::kernel::{Kernel, Packer, Preparation, RowSource};
+use crate::view::View;
+
+/// Threads of every kernel here but `moe_route`.
+const THREADS: u32 = 256;
+/// Warps of such a block.
+const WARPS: u32 = THREADS / 32;
+/// Tokens of a block of the LoRA ops where neighbours share an adapter.
+const LORA_TOKENS: u32 = 8;
+/// Up to so many tokens a step is one of decodes, whose neighbours do not: a block a token.
+const LORA_DECODE_TOKENS: u32 = 512;
+/// Ranks of a block of `lora_shrink`.
+const LORA_RANKS: u32 = 4;
+/// Largest rank: `lora_expand` keeps its tokens' x in 48 KiB of shared memory.
+const MAX_RANK: u32 = 1536;
+/// Tokens of a block of `moe_route`, a warp each.
+const ROUTED_TOKENS: u32 = 4;
+/// Most experts: `moe_route` keeps its tokens' scores in 48 KiB of shared memory.
+const MAX_EXPERTS: u32 = 3072;
+/// Features of a warp of `moe_linear`.
+const WARP_FEATURES: u32 = 4;
+/// Largest second extent of a grid; kernels take strides beyond.
+const MAX_GRID_Y: u32 = 65_535;
 
 /// The kernel of a descriptor of this family; `None` for others.
 pub(crate) fn build(spec: &OpSpec) -> Option<Result<Box<dyn Kernel>>> {
-    let _ = spec;
-    None
+    Some(match spec {
+        OpSpec::LoraShrink(op) => Shrink::new(op).map(boxed),
+        OpSpec::LoraExpand(op) => Expand::new(op).map(boxed),
+        OpSpec::MoeRoute(op) => Route::new(op).map(boxed),
+        OpSpec::MoeLinear(op) => Linear::new(op).map(boxed),
+        OpSpec::MoeCombine(op) => Combine::new(op).map(boxed),
+        _ => return None,
+    })
+}
+
+fn boxed(kernel: impl Kernel + 'static) -> Box<dyn Kernel> {
+    Box::new(kernel)
+}
+
+/// The name of a float type in kernel definitions.
+fn float(op: &str, what: &str, dtype: DType) -> Result<&'static str> {
+    match dtype {
+        DType::F32 => Ok("f32"),
+        DType::F16 => Ok("f16"),
+        DType::BF16 => Ok("bf16"),
+        other => Err(Error::unsupported(format!(
+            "{op} with {what} in {other:?}: F32, F16 and BF16 work"
+        ))),
+    }
+}
+
+/// Checks that no extent is zero.
+fn check_extents(op: &str, extents: &[(&str, u32)]) -> Result<()> {
+    match extents.iter().find(|(_, extent)| *extent == 0) {
+        Some((name, _)) => Err(Error::invalid(format!("{op}: {name} is 0, it must be at least 1"))),
+        None => Ok(()),
+    }
+}
+
+fn wrong_count(op: &str, expected: usize, found: &[View]) -> Error {
+    Error::invalid(format!("{op}: {} operands, it takes {expected}", found.len()))
+}
+
+fn check_inner(op: &str, operands: &[(&str, &View)]) -> Result<()> {
+    match operands.iter().find(|(_, view)| !view.is_inner_contiguous()) {
+        Some((name, view)) => Err(Error::unsupported(format!(
+            "{op}: {name} has strides {:?}; values of a row must be neighbours",
+            &view.strides[..view.rank as usize]
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// An entry point with its definitions.
+struct Entry {
+    name: &'static str,
+    source: Source,
+    act: &'static str,
+    /// What names the weight: its type or its format.
+    define: &'static str,
+    weight: &'static str,
+    function: Option<Function>,
+}
+
+impl Entry {
+    fn new(name: &'static str, source: Source, act: &'static str, weight: &'static str) -> Entry {
+        Entry {
+            name,
+            source,
+            act,
+            define: "WEIGHT",
+            weight,
+            function: None,
+        }
+    }
+
+    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        let defines = [("ACT", self.act), (self.define, self.weight)];
+        self.function = Some(cx.function(self.source, &defines, self.name, 0)?);
+        Ok(())
+    }
+
+    fn get(&self) -> Result<Function> {
+        self.function
+            .ok_or_else(|| Error::invalid(format!("{} is encoded before it is prepared", self.name)))
+    }
+}
+
+/// A LoRA op's entry points: for a token a block, and for [`LORA_TOKENS`].
+struct LoraEntries {
+    few: Entry,
+    many: Entry,
+}
+
+impl LoraEntries {
+    fn new(few: &'static str, many: &'static str, act: &'static str, weight: &'static str) -> LoraEntries {
+        LoraEntries {
+            few: Entry::new(few, LORA, act, weight),
+            many: Entry::new(many, LORA, act, weight),
+        }
+    }
+
+    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        self.few.prepare(cx)?;
+        self.many.prepare(cx)
+    }
+
+    /// The one for a call, and tokens of its blocks.
+    fn get(&self, tokens: u32) -> Result<(Function, u32)> {
+        if tokens <= LORA_DECODE_TOKENS {
+            Ok((self.few.get()?, 1))
+        } else {
+            Ok((self.many.get()?, LORA_TOKENS))
+        }
+    }
+}
+
+struct Shrink {
+    op: ops::LoraShrink,
+    entries: LoraEntries,
+}
+
+impl Shrink {
+    const NAME: &str = "lora_shrink";
+
+    fn new(op: &ops::LoraShrink) -> Result<Shrink> {
+        let act = float(Self::NAME, "activations", op.act)?;
+        let weight = float(Self::NAME, "weights", op.weight)?;
+        check_extents(
+            Self::NAME,
+            &[
+                ("in_features", op.in_features),
+                ("max_rank", op.max_rank),
+                ("num_slots", op.num_slots),
+            ],
+        )?;
+        Ok(Shrink {
+            op: op.clone(),
+            entries: LoraEntries::new("lora_shrink_few", "lora_shrink_many", act, weight),
+        })
+    }
+}
+
+impl Kernel for Shrink {
+    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        self.entries.prepare(cx)
+    }
+
+    fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
+        let [x, a, slots, out] = operands else {
+            return Err(wrong_count(Self::NAME, 4, operands));
+        };
+        check_inner(Self::NAME, &[("x", x), ("a", a), ("out", out)])?;
+        let args = [
+            Arg::Ptr(x.ptr),
+            Arg::U32(x.row_stride()),
+            Arg::Ptr(a.ptr),
+            Arg::U32(a.strides[0]),
+            Arg::U32(a.strides[1]),
+            Arg::Ptr(slots.ptr),
+            Arg::U32(slots.row_stride()),
+            Arg::Ptr(out.ptr),
+            Arg::U32(out.row_stride()),
+            Arg::U32(out.len()),
+            Arg::U32(self.op.num_slots),
+            Arg::U32(self.op.in_features),
+            Arg::U32(self.op.max_rank),
+        ];
+        let (function, tokens) = self.entries.get(out.len())?;
+        let grid = [out.len().div_ceil(tokens), self.op.max_rank.div_ceil(LORA_RANKS), 1];
+        encoding.launch(function, grid, THREADS, 0, &args);
+        Ok(())
+    }
+}
+
+struct Expand {
+    op: ops::LoraExpand,
+    entries: LoraEntries,
+}
+
+impl Expand {
+    const NAME: &str = "lora_expand";
+
+    fn new(op: &ops::LoraExpand) -> Result<Expand> {
+        let out = float(Self::NAME, "outputs", op.out)?;
+        let weight = float(Self::NAME, "weights", op.weight)?;
+        check_extents(
+            Self::NAME,
+            &[
+                ("out_features", op.out_features),
+                ("max_rank", op.max_rank),
+                ("num_slots", op.num_slots),
+            ],
+        )?;
+        if op.max_rank > MAX_RANK {
+            return Err(Error::unsupported(format!(
+                "{} of rank {}: at most {MAX_RANK} here",
+                Self::NAME,
+                op.max_rank
+            )));
+        }
+        if op.out_features.div_ceil(THREADS) > MAX_GRID_Y {
+            return Err(Error::unsupported(format!(
+                "{} to {} features: at most {} here",
+                Self::NAME,
+                op.out_features,
+                MAX_GRID_Y * THREADS
+            )));
+        }
+        Ok(Expand {
+            op: op.clone(),
+            entries: LoraEntries::new("lora_expand_few", "lora_expand_many", out, weight),
+        })
+    }
+}
+
+impl Kernel for Expand {
+    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        self.entries.prepare(cx)
+    }
+
+    fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
+        let [x, b, scales, slots, out] = operands else {
+            return Err(wrong_count(Self::NAME, 5, operands));
+        };
+        check_inner(Self::NAME, &[("x", x), ("b", b), ("out", out)])?;
+        let args = [
+            Arg::Ptr(x.ptr),
+            Arg::U32(x.row_stride()),
+            Arg::Ptr(b.ptr),
+            Arg::U32(b.strides[0]),
+            Arg::U32(b.strides[1]),
+            Arg::Ptr(scales.ptr),
+            Arg::U32(scales.row_stride()),
+            Arg::Ptr(slots.ptr),
+            Arg::U32(slots.row_stride()),
+            Arg::Ptr(out.ptr),
+            Arg::U32(out.row_stride()),
+            Arg::U32(out.len()),
+            Arg::U32(self.op.num_slots),
+            Arg::U32(self.op.out_features),
+            Arg::U32(self.op.max_rank),
+        ];
+        let (function, tokens) = self.entries.get(out.len())?;
+        let grid = [out.len().div_ceil(tokens), self.op.out_features.div_ceil(THREADS), 1];
+        let shared = tokens * self.op.max_rank * 4;
+        encoding.launch(function, grid, THREADS, shared, &args);
+        Ok(())
+    }
+}
+
+struct Route {
+    op: ops::MoeRoute,
+    entry: Entry,
+}
+
+impl Route {
+    const NAME: &str = "moe_route";
+
+    fn new(op: &ops::MoeRoute) -> Result<Route> {
+        check_extents(Self::NAME, &[("num_experts", op.num_experts), ("top_k", op.top_k)])?;
+        if op.top_k > op.num_experts {
+            return Err(Error::invalid(format!(
+                "{}: top_k is {} of {} experts",
+                Self::NAME,
+                op.top_k,
+                op.num_experts
+            )));
+        }
+        if op.num_experts > MAX_EXPERTS {
+            return Err(Error::unsupported(format!(
+                "{} over {} experts: at most {MAX_EXPERTS} here",
+                Self::NAME,
+                op.num_experts
+            )));
+        }
+        Ok(Route {
+            op: op.clone(),
+            entry: Entry::new(Self::NAME, MOE, "f32", "f32"),
+        })
+    }
+}
+
+impl Kernel for Route {
+    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        self.entry.prepare(cx)
+    }
+
+    fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
+        let [logits, experts, weights] = operands else {
+            return Err(wrong_count(Self::NAME, 3, operands));
+        };
+        check_inner(
+            Self::NAME,
+            &[("logits", logits), ("experts", experts), ("weights", weights)],
+        )?;
+        let args = [
+            Arg::Ptr(logits.ptr),
+            Arg::U32(logits.row_stride()),
+            Arg::Ptr(experts.ptr),
+            Arg::U32(experts.row_stride()),
+            Arg::Ptr(weights.ptr),
+            Arg::U32(weights.row_stride()),
+            Arg::U32(experts.len()),
+            Arg::U32(self.op.num_experts),
+            Arg::U32(self.op.top_k),
+            Arg::U32(u32::from(self.op.scoring == Scoring::Sigmoid)),
+            Arg::U32(u32::from(self.op.normalize)),
+            Arg::F32(self.op.factor),
+        ];
+        let grid = [experts.len().div_ceil(ROUTED_TOKENS), 1, 1];
+        let shared = ROUTED_TOKENS * self.op.num_experts * 4;
+        encoding.launch(self.entry.get()?, grid, ROUTED_TOKENS * 32, shared, &args);
+        Ok(())
+    }
+}
+
+struct Linear {
+    op: ops::MoeLinear,
+    row_bytes: u64,
+    entry: Entry,
+}
+
+impl Linear {
+    const NAME: &str = "moe_linear";
+
+    fn new(op: &ops::MoeLinear) -> Result<Linear> {
+        let act = float(Self::NAME, "activations", op.dtype)?;
+        let (define, weight) = match op.weight {
+            WeightFormat::F32 => ("WEIGHT", "f32"),
+            WeightFormat::F16 => ("WEIGHT", "f16"),
+            WeightFormat::BF16 => ("WEIGHT", "bf16"),
+            WeightFormat::Q4_0 => ("FORMAT", "3"),
+            WeightFormat::Q4_1 => ("FORMAT", "4"),
+            WeightFormat::Q5_0 => ("FORMAT", "5"),
+            WeightFormat::Q8_0 => ("FORMAT", "6"),
+            WeightFormat::Q4K => ("FORMAT", "7"),
+            WeightFormat::Q6K => ("FORMAT", "8"),
+        };
+        let Some(row_bytes) = op.weight.row_bytes(op.in_features as usize) else {
+            return Err(Error::unsupported(format!(
+                "{}: {} values are no whole blocks of {} of {:?}",
+                Self::NAME,
+                op.in_features,
+                op.weight.block_values(),
+                op.weight
+            )));
+        };
+        check_extents(
+            Self::NAME,
+            &[
+                ("in_features", op.in_features),
+                ("out_features", op.out_features),
+                ("num_experts", op.num_experts),
+                ("top_k", op.top_k),
+            ],
+        )?;
+        Ok(Linear {
+            op: op.clone(),
+            row_bytes: row_bytes as u64,
+            entry: Entry {
+                define,
+                ..Entry::new(Self::NAME, MOE, act, weight)
+            },
+        })
+    }
+
+    fn num_rows(&self) -> u64 {
+        u64::from(self.op.num_experts) * u64::from(self.op.out_features)
+    }
+}
+
+impl Kernel for Linear {
+    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        self.entry.prepare(cx)
+    }
+
+    fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
+        let [x, weight, experts, out] = operands else {
+            return Err(wrong_count(Self::NAME, 4, operands));
+        };
+        check_inner(Self::NAME, &[("x", x), ("experts", experts), ("out", out)])?;
+        let choices = out.len() * self.op.top_k;
+        let args = [
+            Arg::Ptr(x.ptr),
+            Arg::U32(x.strides[0]),
+            Arg::U32(if x.shape[1] == 1 { 0 } else { x.strides[1] }),
+            Arg::Ptr(weight.ptr),
+            Arg::U64(self.row_bytes),
+            Arg::Ptr(experts.ptr),
+            Arg::U32(experts.row_stride()),
+            Arg::Ptr(out.ptr),
+            Arg::U32(out.strides[0]),
+            Arg::U32(out.strides[1]),
+            Arg::U32(choices),
+            Arg::U32(self.op.top_k),
+            Arg::U32(self.op.num_experts),
+            Arg::U32(self.op.in_features),
+            Arg::U32(self.op.out_features),
+        ];
+        let blocks = self.op.out_features.div_ceil(WARPS * WARP_FEATURES);
+        let grid = [blocks, choices.min(MAX_GRID_Y), 1];
+        encoding.launch(self.entry.get()?, grid, THREADS, 0, &args);
+        Ok(())
+    }
+
+    fn packed_weight_bytes(&self, node: u32) -> Result<u64> {
+        match node {
+            0 => Ok(self.num_rows() * self.row_bytes),
+            _ => Err(Error::invalid(format!("{}: it has no node {node}", Self::NAME))),
+        }
+    }
+
+    /// The packed form is the canonical one.
+    fn pack_weight(
+        &self,
+        packer: &dyn Packer,
+        node: u32,
+        first_row: u32,
+        num_rows: u32,
+        source: RowSource<'_>,
+        dst: DevicePtr,
+    ) -> Result<()> {
+        let end = u64::from(first_row) + u64::from(num_rows);
+        if node != 0 || end > self.num_rows() {
+            return Err(Error::invalid(format!(
+                "{}: rows {first_row} .. {end} of node {node}; node 0 has {}",
+                Self::NAME,
+                self.num_rows()
+            )));
+        }
+        let bytes = u64::from(num_rows) * self.row_bytes;
+        let to = dst + u64::from(first_row) * self.row_bytes;
+        packer.copy(to, bytes, source, 0, bytes, bytes, 1)
+    }
+}
+
+struct Combine {
+    op: ops::MoeCombine,
+    entry: Entry,
+}
+
+impl Combine {
+    const NAME: &str = "moe_combine";
+
+    fn new(op: &ops::MoeCombine) -> Result<Combine> {
+        let act = float(Self::NAME, "values", op.dtype)?;
+        check_extents(Self::NAME, &[("width", op.width), ("top_k", op.top_k)])?;
+        Ok(Combine {
+            op: op.clone(),
+            entry: Entry::new(Self::NAME, MOE, act, act),
+        })
+    }
+}
+
+impl Kernel for Combine {
+    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        self.entry.prepare(cx)
+    }
+
+    fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
+        let [x, weights, out] = operands else {
+            return Err(wrong_count(Self::NAME, 3, operands));
+        };
+        check_inner(Self::NAME, &[("x", x), ("weights", weights), ("out", out)])?;
+        let args = [
+            Arg::Ptr(x.ptr),
+            Arg::U32(x.strides[0]),
+            Arg::U32(x.strides[1]),
+            Arg::Ptr(weights.ptr),
+            Arg::U32(weights.row_stride()),
+            Arg::Ptr(out.ptr),
+            Arg::U32(out.row_stride()),
+            Arg::U32(out.len()),
+            Arg::U32(self.op.top_k),
+            Arg::U32(self.op.width),
+        ];
+        let grid = [self.op.width.div_ceil(THREADS), out.len().min(MAX_GRID_Y), 1];
+        encoding.launch(self.entry.get()?, grid, THREADS, 0, &args);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    fn moe_linear(weight: WeightFormat, dtype: DType) -> OpSpec {
+        ops::MoeLinear {
+            in_features: 32,
+            out_features: 5,
+            num_experts: 3,
+            top_k: 2,
+            weight,
+            dtype,
+            max_tokens: 4,
+        }
+        .into()
+    }
+
+    fn refused(spec: &OpSpec) -> String {
+        match build(spec) {
+            Some(Err(error)) => error.to_string(),
+            Some(Ok(_)) => "accepted".to_string(),
+            None => "not of this family".to_string(),
+        }
+    }
+
+    #[test]
+    fn types_that_do_not_run_are_refused_with_those_that_do() {
+        assert_eq!(refused(&moe_linear(WeightFormat::BF16, DType::F16)), "accepted");
+        assert_eq!(refused(&moe_linear(WeightFormat::Q4_0, DType::F16)), "accepted");
+        let text = refused(&moe_linear(WeightFormat::Q4K, DType::F16));
+        assert!(text.contains("32 values are no whole blocks of 256 of Q4K"), "{text}");
+        let text = refused(&moe_linear(WeightFormat::F32, DType::I8));
+        assert!(text.contains("I8") && text.contains("BF16 work"), "{text}");
+        let route = ops::MoeRoute {
+            num_experts: 4,
+            top_k: 5,
+            scoring: Scoring::Softmax,
+            normalize: false,
+            factor: 1.0,
+        };
+        let text = refused(&route.into());
+        assert!(text.contains("top_k is 5 of 4 experts"), "{text}");
+    }
+
+    #[test]
+    fn decode_steps_take_a_block_a_token() {
+        let entry = |name, at| Entry {
+            function: Some(Function(at)),
+            ..Entry::new(name, LORA, "f32", "f32")
+        };
+        let entries = LoraEntries {
+            few: entry("few", 1),
+            many: entry("many", 2),
+        };
+        assert_eq!(entries.get(512).unwrap(), (Function(1), 1));
+        assert_eq!(entries.get(513).unwrap(), (Function(2), LORA_TOKENS));
+    }
+
+    /// Notes what is copied.
+    #[derive(Default)]
+    struct Copies(RefCell<Vec<(DevicePtr, u64)>>);
+
+    impl Packer for Copies {
+        fn copy(
+            &self,
+            to: DevicePtr,
+            _to_pitch: u64,
+            _source: RowSource<'_>,
+            _offset: u64,
+            _pitch: u64,
+            width: u64,
+            height: u64,
+        ) -> Result<()> {
+            self.0.borrow_mut().push((to, width * height));
+            Ok(())
+        }
+
+        fn on_device(&self, _source: RowSource<'_>, _offset: u64, _bytes: u64) -> Result<DevicePtr> {
+            Err(Error::invalid("nothing is staged here"))
+        }
+
+        fn run(&self, _encoding: &Encoding) -> Result<()> {
+            Err(Error::invalid("nothing runs here"))
+        }
+    }
+
+    #[test]
+    fn expert_rows_are_packed_as_they_are() {
+        let kernel = build(&moe_linear(WeightFormat::F16, DType::F32)).unwrap().unwrap();
+        assert_eq!(kernel.packed_weight_bytes(0).unwrap(), 3 * 5 * 64);
+        assert!(kernel.packed_weight_bytes(1).is_err());
+        let copies = Copies::default();
+        let bytes = [0; 4 * 64];
+        kernel
+            .pack_weight(&copies, 0, 11, 4, RowSource::Host(&bytes), 1000)
+            .unwrap();
+        assert_eq!(*copies.0.borrow(), [(1000 + 11 * 64, 4 * 64)]);
+        let error = kernel
+            .pack_weight(&copies, 0, 12, 4, RowSource::Host(&bytes), 1000)
+            .unwrap_err();
+        assert!(
+            error.message.contains("rows 12 .. 16 of node 0; node 0 has 15"),
+            "{error}"
+        );
+    }
 }

@@ -26,6 +26,7 @@ pub(super) static TABLE: OpsTable = OpsTable {
     pack_weight: Some(pack_weight),
     claim: Some(claim),
     prepare_program: Some(prepare_program),
+    pack_weight_from: Some(pack_weight_from),
 };
 
 /// Hands a prepared op over.
@@ -123,6 +124,23 @@ unsafe extern "C" fn pack_weight(
                 bytes: slice(bytes, len)?,
             };
             op.pack_weight(node, rows, &slice(dst, 1)?[0])
+        })
+    }
+}
+
+unsafe extern "C" fn pack_weight_from(
+    prepared: *mut c_void,
+    node: u32,
+    first_row: u32,
+    num_rows: u32,
+    src: *const Tensor,
+    dst: *const Tensor,
+    err: *mut ErrorOut,
+) -> u32 {
+    // SAFETY: the wire promises a live prepared op and two tensors.
+    unsafe {
+        PreparedHandle::with(prepared, err, |op| {
+            op.pack_weight_from(node, first_row, num_rows, &slice(src, 1)?[0], &slice(dst, 1)?[0])
         })
     }
 }

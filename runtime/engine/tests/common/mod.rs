@@ -1,6 +1,8 @@
 //! Platforms and tiny models that the engine's tests run on.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub mod wrapped;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -59,6 +61,8 @@ pub fn config(path: &Path) -> EngineConfig {
     config.cache.block_size = Some(16);
     config.scheduler.max_num_seqs = 8;
     config.scheduler.max_num_batched_tokens = Some(48);
+    // Few steps come here: the first of each size is recorded.
+    config.recording.from_step = 1;
     config
 }
 
@@ -67,4 +71,11 @@ pub fn open(path: &Path, device: Arc<dyn Device>, change: impl FnOnce(&mut Engin
     let mut config = config(path);
     change(&mut config);
     Llm::open(config, device).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// Opens a model over several devices.
+pub fn open_on(path: &Path, devices: &[Arc<dyn Device>], change: impl FnOnce(&mut EngineConfig)) -> Llm {
+    let mut config = config(path);
+    change(&mut config);
+    Llm::open_on(config, devices).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }

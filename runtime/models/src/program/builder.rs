@@ -4,8 +4,10 @@ use halyard_platform_api::ops::{Embedding, Epilogue, GatherRows, Linear, RmsNorm
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{DType, Node, OpSpec, Program, TensorDecl};
 
+use super::shard::{LocalSizes, indivisible};
 use super::{
-    ActivationSlot, FormatOf, KvLayout, ModelProgram, ProgramOptions, Rows, TensorRole, WeightPart, WeightSpec,
+    ActivationSlot, CollectiveNode, CollectiveOp, FormatOf, KvLayout, ModelProgram, ProgramOptions, Rows, TensorRole,
+    WeightPart, WeightSpec,
 };
 use crate::config::ModelDescription;
 use crate::error::Result;
@@ -17,6 +19,8 @@ const FIRST_OTHER_STORAGE: u32 = 1 << 16;
 pub(super) struct Builder<'a> {
     pub(super) model: &'a ModelDescription,
     pub(super) options: &'a ProgramOptions,
+    /// What this rank computes with.
+    pub(super) local: LocalSizes,
     format_of: &'a FormatOf<'a>,
     built: ModelProgram,
 }
@@ -43,19 +47,25 @@ pub(super) struct Projection<'r> {
 }
 
 impl<'a> Builder<'a> {
-    pub(super) fn new(model: &'a ModelDescription, options: &'a ProgramOptions, format_of: &'a FormatOf<'a>) -> Self {
+    pub(super) fn new(
+        model: &'a ModelDescription,
+        options: &'a ProgramOptions,
+        format_of: &'a FormatOf<'a>,
+    ) -> Result<Self> {
         let built = ModelProgram {
             program: Program::default(),
             roles: Vec::new(),
             slots: Vec::new(),
             weights: Vec::new(),
+            collectives: Vec::new(),
         };
-        Self {
+        Ok(Self {
             model,
             options,
+            local: LocalSizes::of(model, options.shard)?,
             format_of,
             built,
-        }
+        })
     }
 
     pub(super) fn forward(mut self, kv_layout: &KvLayout) -> Result<ModelProgram> {
@@ -93,12 +103,12 @@ impl<'a> Builder<'a> {
         let (width, act) = (self.model.hidden_size, self.options.act);
         let hidden = self.slot(width, act, Rows::Tokens);
         let rows = self.slot(width, act, Rows::Logits);
-        let logits = self.slot(self.model.vocab_size, DType::F32, Rows::Logits);
+        let shard = self.slot(self.local.vocab, DType::F32, Rows::Logits);
         let gather = GatherRows {
             width: width as u32,
             dtype: act,
         };
-        let outside = [hidden, logits];
+        let mut outside = vec![hidden, shard];
         let hidden = self.columns(hidden);
         let rows = self.columns(rows);
         let index = self.tensor(TensorRole::LogitsIndex, DType::I32);
@@ -107,21 +117,44 @@ impl<'a> Builder<'a> {
         self.project(&Projection {
             input: rows,
             parts: &[(Role::LmHead, None)],
-            out: logits,
+            out: shard,
             residual: None,
             out_dtype: DType::F32,
             max_rows: self.options.max_logits_rows,
         })?;
         if let Some(cap) = self.model.final_logit_softcap {
             let spec = Softcap {
-                width: self.model.vocab_size as u32,
+                width: shard.width,
                 dtype: DType::F32,
                 cap,
             };
-            let logits = self.columns(logits);
+            let logits = self.columns(shard);
             self.push(OpSpec::Softcap(spec), vec![logits, logits]);
         }
+        if !self.options.shard.is_whole() {
+            outside.extend(self.gather_logits(shard));
+        }
         Ok(self.seal(&outside))
+    }
+
+    /// All ranks' logits side by side, in the last slot.
+    fn gather_logits(&mut self, shard: Columns) -> [Columns; 2] {
+        let ranks = self.options.shard.size as usize;
+        let gathered = self.slot(ranks * self.local.vocab, DType::F32, Rows::Logits);
+        let logits = self.slot(self.model.vocab_size, DType::F32, Rows::Logits);
+        let op = CollectiveOp::GatherColumns {
+            shard: self.columns(shard),
+            gathered: self.columns(gathered),
+            out: self.columns(logits),
+            starts: self.local.vocab_starts(self.model),
+        };
+        self.collective(op);
+        [gathered, logits]
+    }
+
+    fn collective(&mut self, op: CollectiveOp) {
+        let after = self.built.program.nodes.len() as u32;
+        self.built.collectives.push(CollectiveNode { after, op });
     }
 
     pub(super) fn push(&mut self, spec: OpSpec, operands: Vec<u16>) {
@@ -167,10 +200,14 @@ impl<'a> Builder<'a> {
             _ => FIRST_OTHER_STORAGE + index as u32,
         };
         self.built.roles.push(role);
-        self.built.program.tensors.push(TensorDecl {
-            dtype,
-            internal: false,
-            storage,
+        let decl = TensorDecl::whole(dtype, false, storage);
+        self.built.program.tensors.push(match role {
+            TensorRole::Activation { column, width, .. } => TensorDecl {
+                first_column: column,
+                num_columns: width,
+                ..decl
+            },
+            _ => decl,
         });
         index as u16
     }
@@ -203,13 +240,33 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    /// A product over columns that the ranks divide: rank 0 adds residual and bias, and the sum of all ranks is the result.
+    pub(super) fn project_sum(&mut self, projection: &Projection) -> Result<()> {
+        let shard = self.options.shard;
+        if shard.is_first() {
+            self.project(projection)?;
+        } else {
+            let parts: Vec<_> = projection.parts.iter().map(|&(role, _)| (role, None)).collect();
+            self.project(&Projection {
+                parts: &parts,
+                residual: None,
+                ..*projection
+            })?;
+        }
+        if !shard.is_whole() {
+            let tensor = self.columns(projection.out);
+            self.collective(CollectiveOp::AllReduce { tensor });
+        }
+        Ok(())
+    }
+
     /// One linear over `merged`, writing from `column` on; returns its width.
     fn linear(&mut self, projection: &Projection, merged: &[(Role, Option<Role>)], column: u32) -> Result<u32> {
         let roles: Vec<Role> = merged.iter().map(|(role, _)| *role).collect();
         let biases: Option<Vec<Role>> = merged.iter().map(|(_, bias)| *bias).collect();
         let width = roles.iter().map(|&role| self.rows(role)).sum();
         let spec = Linear {
-            in_features: roles[0].shape(self.model)[1] as u32,
+            in_features: self.local.slice(self.model, roles[0]).columns,
             out_features: width,
             weight: (self.format_of)(roles[0])?,
             act: self.options.act,
@@ -235,10 +292,19 @@ impl<'a> Builder<'a> {
 
     /// A packed matrix, for the node that is pushed next.
     fn matrix(&mut self, roles: &[Role]) -> Result<u16> {
+        let format = (self.format_of)(roles[0])?;
+        let slice = self.local.slice(self.model, roles[0]);
+        // Every rank's first column is a multiple of its columns.
+        let block = format.block_values();
+        if !(slice.columns as usize).is_multiple_of(block) {
+            let limit = format!("columns of {format:?} are cut between blocks of {block}");
+            let what = "the columns of a weight that each rank holds";
+            return Err(indivisible(what, slice.columns as usize, self.options.shard, limit));
+        }
         let spec = WeightSpec::Matrix {
             node: self.built.program.nodes.len() as u32,
-            format: (self.format_of)(roles[0])?,
-            in_features: roles[0].shape(self.model)[1] as u32,
+            format,
+            in_features: slice.columns,
             parts: self.parts(roles),
         };
         Ok(self.weight(spec, DType::U8))
@@ -256,14 +322,19 @@ impl<'a> Builder<'a> {
     }
 
     fn parts(&self, roles: &[Role]) -> Vec<WeightPart> {
-        let part = |&role: &Role| WeightPart {
-            role,
-            rows: self.rows(role),
+        let part = |&role: &Role| {
+            let slice = self.local.slice(self.model, role);
+            WeightPart {
+                role,
+                first_row: slice.first_row,
+                rows: slice.rows,
+                first_column: slice.first_column,
+            }
         };
         roles.iter().map(part).collect()
     }
 
     fn rows(&self, role: Role) -> u32 {
-        role.shape(self.model)[0] as u32
+        self.local.slice(self.model, role).rows
     }
 }

@@ -25,15 +25,15 @@ pub(super) struct LayerSlots {
 
 impl Builder<'_> {
     pub(super) fn layer_slots(&mut self, hidden: Columns) -> LayerSlots {
-        let (model, act) = (self.model, self.options.act);
+        let (model, local, act) = (self.model, self.local, self.options.act);
         let mut slot = |width| self.slot(width, act, Rows::Tokens);
         LayerSlots {
             hidden,
             normed: slot(model.hidden_size),
-            qkv: slot(model.q_size() + 2 * model.kv_size()),
-            attended: slot(model.q_size()),
-            gate_up: slot(2 * model.intermediate_size),
-            activated: slot(model.intermediate_size),
+            qkv: slot(local.q_size() + 2 * local.kv_size()),
+            attended: slot(local.q_size()),
+            gate_up: slot(2 * local.intermediate_size),
+            activated: slot(local.intermediate_size),
             branch: (model.norm.placement == NormPlacement::Sandwich).then(|| slot(model.hidden_size)),
         }
     }
@@ -57,7 +57,7 @@ impl Builder<'_> {
 
     /// The attention part up to the output projection.
     fn attention(&mut self, layer: usize, kv_layout: &KvLayout, slots: &LayerSlots) -> Result<()> {
-        let model = self.model;
+        let (model, local) = (self.model, self.local);
         let role = |weight| Role::Layer(layer, weight);
         let bias = |weight| model.attention.qkv_bias.then_some(role(weight));
         let input = self.columns(slots.normed);
@@ -73,21 +73,21 @@ impl Builder<'_> {
             out_dtype: self.options.act,
             max_rows: self.options.max_tokens,
         })?;
-        let (q_size, kv_size) = (model.q_size() as u32, model.kv_size() as u32);
+        let (q_size, kv_size) = (local.q_size() as u32, local.kv_size() as u32);
         let part = |column, width| Columns {
             column,
             width,
             ..slots.qkv
         };
-        let q = self.heads(part(0, q_size), model.num_heads);
-        let k = self.heads(part(q_size, kv_size), model.num_kv_heads);
-        let v = self.heads(part(q_size + kv_size, kv_size), model.num_kv_heads);
+        let q = self.heads(part(0, q_size), local.num_heads);
+        let k = self.heads(part(q_size, kv_size), local.num_kv_heads);
+        let v = self.heads(part(q_size + kv_size, kv_size), local.num_kv_heads);
         if model.attention.qk_norm {
             self.norm(q, role(LayerWeight::QNorm), q, model.head_dim);
             self.norm(k, role(LayerWeight::KNorm), k, model.head_dim);
         }
         // q and k stand side by side with equal heads: one op turns both.
-        let qk = self.heads(part(0, q_size + kv_size), model.num_heads + model.num_kv_heads);
+        let qk = self.heads(part(0, q_size + kv_size), local.num_heads + local.num_kv_heads);
         self.rope(layer, qk);
         let group = kv_layout.place(layer as u32).0;
         self.kv_write(layer, group, k, v);
@@ -111,7 +111,7 @@ impl Builder<'_> {
 
     fn kv_write(&mut self, layer: usize, group: u32, k: u16, v: u16) {
         let spec = KvWrite {
-            num_kv_heads: self.model.num_kv_heads as u32,
+            num_kv_heads: self.local.num_kv_heads as u32,
             head_dim: self.model.head_dim as u32,
             act: self.options.act,
             kv: self.options.kv,
@@ -127,8 +127,8 @@ impl Builder<'_> {
     fn attend(&mut self, layer: usize, group: u32, q: u16, attended: Columns) {
         let (model, options) = (self.model, self.options);
         let spec = Attention {
-            num_heads: model.num_heads as u32,
-            num_kv_heads: model.num_kv_heads as u32,
+            num_heads: self.local.num_heads as u32,
+            num_kv_heads: self.local.num_kv_heads as u32,
             head_dim: model.head_dim as u32,
             scale: model.attention.scale,
             window: model.layers[layer].window.unwrap_or(0) as u32,
@@ -148,7 +148,7 @@ impl Builder<'_> {
         let step_rows = self.tensor(TensorRole::StepRows, DType::I32);
         let query_start_loc = self.tensor(TensorRole::QueryStartLoc, DType::I32);
         let seq_lens = self.tensor(TensorRole::SeqLens, DType::I32);
-        let out = self.heads(attended, model.num_heads);
+        let out = self.heads(attended, self.local.num_heads);
         let operands = vec![q, cache, block_table, step_rows, query_start_loc, seq_lens, ABSENT, out];
         self.push(OpSpec::Attention(spec), operands);
     }
@@ -170,7 +170,7 @@ impl Builder<'_> {
             out_dtype: act,
             max_rows: self.options.max_tokens,
         })?;
-        let width = model.intermediate_size as u32;
+        let width = self.local.intermediate_size as u32;
         let half = |column| Columns {
             column,
             width,
@@ -202,7 +202,7 @@ impl Builder<'_> {
         let part = (Role::Layer(layer, weight), bias.map(|bias| Role::Layer(layer, bias)));
         let hidden = self.columns(slots.hidden);
         let input = self.columns(input);
-        self.project(&Projection {
+        self.project_sum(&Projection {
             input,
             parts: &[part],
             out: slots.branch.unwrap_or(slots.hidden),

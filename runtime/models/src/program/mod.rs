@@ -6,6 +6,7 @@
 mod builder;
 mod kv;
 mod layer;
+mod shard;
 
 use halyard_platform_api::{DType, Program, WeightFormat};
 
@@ -14,6 +15,7 @@ use crate::error::Result;
 use crate::weights::Role;
 
 pub use kv::{KvGroupLayout, KvLayout};
+pub use shard::Shard;
 
 /// What the programs are built for.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +38,8 @@ pub struct ProgramOptions {
     pub max_logits_rows: u32,
     /// Lets the backend round activations of quantised linears.
     pub allow_quantized_act: bool,
+    /// Which part of the model: [`Shard::WHOLE`] on one device.
+    pub shard: Shard,
 }
 
 /// Rows of an activation.
@@ -111,13 +115,17 @@ pub enum TensorRole {
     LogitsIndex,
 }
 
-/// Rows of a file's tensor that become part of a weight.
+/// Rows of a file's tensor that become part of a weight. Of a matrix, [`WeightSpec::Matrix::in_features`] columns are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightPart {
     /// Which tensor.
     pub role: Role,
-    /// Its rows (a vector: its length).
+    /// First row taken (a vector: first value).
+    pub first_row: u32,
+    /// Rows taken (a vector: values).
     pub rows: u32,
+    /// First column taken, at a block's beginning; 0 for a vector.
+    pub first_column: u32,
 }
 
 /// A weight operand.
@@ -152,6 +160,39 @@ pub struct ModelProgram {
     pub slots: Vec<ActivationSlot>,
     /// Weights.
     pub weights: Vec<WeightSpec>,
+    /// What the ranks do together, in order; empty on one device.
+    pub collectives: Vec<CollectiveNode>,
+}
+
+/// A collective between two nodes of a program. All ranks of a group have the same ones in the same order; their nodes may
+/// differ. No region may be claimed across one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CollectiveNode {
+    /// Number of the program's nodes that run before it.
+    pub after: u32,
+    /// What is done.
+    pub op: CollectiveOp,
+}
+
+/// What ranks do together. Numbers are tensors of the program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CollectiveOp {
+    /// The tensor becomes the sum of all ranks' tensors.
+    AllReduce {
+        /// A whole slot.
+        tensor: u16,
+    },
+    /// Columns of `out` come from all ranks: rank r's `shard` \[N, width\] becomes `out`\[.., starts\[r\] .. + width\].
+    GatherColumns {
+        /// This rank's columns, a whole slot.
+        shard: u16,
+        /// Room for all ranks' columns, a slot of size · width columns.
+        gathered: u16,
+        /// A whole slot.
+        out: u16,
+        /// First column of each rank. Columns that two ranks have are equal.
+        starts: Vec<u32>,
+    },
 }
 
 /// The stored format of a weight: [`crate::Weights::format`].
@@ -162,25 +203,25 @@ pub(crate) type FormatOf<'f> = dyn Fn(Role) -> Result<WeightFormat> + 'f;
 /// Weights over one input (q, k, v; gate, up) with equal formats become one matrix; others write slices of one slot.
 ///
 /// # Errors
-/// What `format_of` finds.
+/// What `format_of` finds; [`crate::ModelError::Indivisible`] when the ranks cannot share the model.
 pub fn build_forward(
     model: &ModelDescription,
     kv_layout: &KvLayout,
     options: &ProgramOptions,
     format_of: &FormatOf<'_>,
 ) -> Result<ModelProgram> {
-    builder::Builder::new(model, options, format_of).forward(kv_layout)
+    builder::Builder::new(model, options, format_of)?.forward(kv_layout)
 }
 
 /// Hidden states → logits: gathers the wanted positions, final norm, output projection, softcap. Slot 0 is the forward
-/// program's hidden states, the last slot the logits \[N, vocab\] f32.
+/// program's hidden states, the last slot the logits \[N, vocab\] f32, complete on every rank.
 ///
 /// # Errors
-/// What `format_of` finds.
+/// As [`build_forward`].
 pub fn build_head(
     model: &ModelDescription,
     options: &ProgramOptions,
     format_of: &FormatOf<'_>,
 ) -> Result<ModelProgram> {
-    builder::Builder::new(model, options, format_of).head()
+    builder::Builder::new(model, options, format_of)?.head()
 }

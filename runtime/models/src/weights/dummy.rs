@@ -1,6 +1,6 @@
 //! Random weights of any shape, for measuring speed without a checkpoint (`--load-format dummy`).
 //! Every value is a function of (seed, weight, index) alone: neither the order of loading nor a split
-//! into parts changes it.
+//! into parts changes it. The function is the op `fill_random`'s, so that a device can make the same values.
 
 use std::borrow::Cow;
 
@@ -33,14 +33,49 @@ pub struct DummyWeights {
     pub format: DummyFormat,
 }
 
+/// How the values of a dummy matrix are made: the op `fill_random` with this key and scale, element by element in row-major order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DummyValues {
+    /// Low half of the key.
+    pub seed_low: u32,
+    /// High half of the key.
+    pub seed_high: u32,
+}
+
+impl DummyValues {
+    /// Half width of the interval.
+    pub const SCALE: f32 = HALF_WIDTH;
+
+    /// Value `index`: the upper 24 bits of word `index` mod 4 of Philox4x32-10 with counter `index` / 4, scaled to the interval.
+    fn at(self, index: u64) -> f32 {
+        let counter = [(index / 4) as u32, ((index / 4) >> 32) as u32, 0, 0];
+        let words = philox4x32(counter, [self.seed_low, self.seed_high]);
+        let upper = (words[(index % 4) as usize] >> 8) as f32;
+        (upper / (1 << 23) as f32 - 1.0) * HALF_WIDTH
+    }
+}
+
 impl DummyWeights {
-    pub(super) fn format_of(self, role: Role) -> WeightFormat {
-        let is_matrix = match role {
+    /// How the matrix with a role is made; norms and biases are small and come from the host.
+    pub(super) fn values(self, role: Role) -> DummyValues {
+        let key = mix(self.seed ^ mix(role_number(role)));
+        DummyValues {
+            seed_low: key as u32,
+            seed_high: (key >> 32) as u32,
+        }
+    }
+
+    /// Whether the weight with a role is a matrix.
+    pub(super) fn is_matrix(role: Role) -> bool {
+        match role {
             Role::Embedding | Role::LmHead => true,
             Role::FinalNorm => false,
             Role::Layer(_, weight) => is_matrix(weight),
-        };
-        match (is_matrix, self.format) {
+        }
+    }
+
+    pub(super) fn format_of(self, role: Role) -> WeightFormat {
+        match (DummyWeights::is_matrix(role), self.format) {
             (true, DummyFormat::Bf16) => WeightFormat::BF16,
             _ => WeightFormat::F32,
         }
@@ -55,12 +90,12 @@ impl DummyWeights {
         model: &ModelDescription,
     ) -> WeightTensor<'static> {
         let num_values: usize = shape.iter().product();
-        let key = mix(self.seed ^ mix(role_number(role)));
+        let values = self.values(role);
         let value = |i: usize| {
             if role.is_norm() {
                 1.0 - model.norm.weight_offset
             } else {
-                uniform(key, i as u64)
+                values.at(i as u64)
             }
         };
         let format = self.format_of(role);
@@ -98,10 +133,21 @@ fn role_number(role: Role) -> u64 {
     }
 }
 
-/// Uniform in ±[`HALF_WIDTH`].
-fn uniform(key: u64, index: u64) -> f32 {
-    let bits = mix(key.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15))) >> 40;
-    (bits as f32 / (1 << 23) as f32 - 1.0) * HALF_WIDTH
+/// The four words of `counter` under `key`: Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as
+/// 1, 2, 3").
+fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let even = u64::from(counter[0]) * 0xD251_1F53;
+        let odd = u64::from(counter[2]) * 0xCD9E_8D57;
+        counter = [
+            (odd >> 32) as u32 ^ counter[1] ^ key[0],
+            odd as u32,
+            (even >> 32) as u32 ^ counter[3] ^ key[1],
+            even as u32,
+        ];
+        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+    }
+    counter
 }
 
 /// The output function of SplitMix64 (Steele, Lea, Flood 2014).
@@ -110,4 +156,18 @@ fn mix(mut x: u64) -> u64 {
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ x >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::philox4x32;
+
+    #[test]
+    fn philox_gives_the_known_answers_of_random123() {
+        // kat_vectors of Random123 1.09, philox4x32 10.
+        let zero = [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8];
+        assert_eq!(philox4x32([0; 4], [0; 2]), zero);
+        let ones = [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd];
+        assert_eq!(philox4x32([u32::MAX; 4], [u32::MAX; 2]), ones);
+    }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use halyard_platform_api::WeightFormat;
 
-pub use dummy::{DummyFormat, DummyWeights};
+pub use dummy::{DummyFormat, DummyValues, DummyWeights};
 pub use role::{LayerWeight, Role};
 
 use crate::config::ModelDescription;
@@ -63,6 +63,22 @@ impl WeightTensor<'_> {
     pub fn rows(&self, rows: Range<usize>) -> &[u8] {
         let row_bytes = self.row_bytes();
         &self.bytes[rows.start * row_bytes..rows.end * row_bytes]
+    }
+
+    /// Stored bytes of some rows, of each the columns `columns`, which begin and end between blocks. Copies unless rows are taken
+    /// whole. A range past the end is a bug of the caller and panics, as for slices.
+    #[must_use]
+    pub fn submatrix(&self, rows: Range<usize>, columns: Range<usize>) -> Cow<'_, [u8]> {
+        if columns == (0..self.row_len()) {
+            return Cow::Borrowed(self.rows(rows));
+        }
+        let bytes_at = |column: usize| column / self.format.block_values() * self.format.block_bytes();
+        let part = bytes_at(columns.start)..bytes_at(columns.end);
+        let mut bytes = Vec::with_capacity(rows.len() * part.len());
+        for row in self.rows(rows).chunks_exact(self.row_bytes()) {
+            bytes.extend_from_slice(&row[part.clone()]);
+        }
+        Cow::Owned(bytes)
     }
 
     /// All values as f32, row-major: for norms, biases and tests.
@@ -212,6 +228,21 @@ impl Weights {
         }
     }
 
+    /// How the matrix with a role is made, where it is a dummy; `None` for weights of files, norms and biases.
+    #[must_use]
+    pub fn dummy_values(&self, role: Role) -> Option<DummyValues> {
+        match &self.source {
+            Source::Dummy(dummy) if DummyWeights::is_matrix(role) => Some(dummy.values(self.stored_role(role))),
+            _ => None,
+        }
+    }
+
+    /// The shape that the description implies for a role, as [`WeightTensor::shape`].
+    #[must_use]
+    pub fn shape(&self, role: Role) -> Vec<usize> {
+        self.stored_role(role).shape(&self.description)
+    }
+
     /// Checks that every weight of the description is there with its shape and a usable format, and
     /// returns the bytes that they take as stored.
     ///
@@ -262,4 +293,32 @@ pub(crate) fn near_names<'n>(name: &str, names: impl Iterator<Item = &'n str>) -
     let mut near: Vec<(f64, &str)> = names.map(|n| (score(n), n)).filter(|(s, _)| *s >= 0.7).collect();
     near.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
     near.into_iter().take(3).map(|(_, n)| n.to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_submatrix_of_blocks_is_the_submatrix_of_values() {
+        let format = WeightFormat::Q8_0;
+        let (rows, columns) = (3, 96);
+        // Each block: a scale of 1 as f16, then 32 signed bytes.
+        let block = |first: u8| [vec![0, 0x3c], (first..first + 32).collect()].concat();
+        let tensor = WeightTensor {
+            name: "w".to_owned(),
+            bytes: (0..9).flat_map(|i| block(i * 8)).collect(),
+            format,
+            shape: vec![rows, columns],
+        };
+        let whole = tensor.to_f32().expect("decodes");
+        let part = tensor.submatrix(1..3, 32..96);
+        let mut values = vec![0.0; 2 * 64];
+        dequantize(format, &part, &mut values).expect("whole blocks");
+        let expected: Vec<f32> = (1..3)
+            .flat_map(|row| whole[row * 96 + 32..row * 96 + 96].to_vec())
+            .collect();
+        assert_eq!(values, expected);
+        assert!(matches!(tensor.submatrix(0..2, 0..96), Cow::Borrowed(_)));
+    }
 }

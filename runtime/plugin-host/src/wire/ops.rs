@@ -208,7 +208,7 @@ impl Drop for HostPreparedOp {
 
 impl HostPreparedOp {
     /// Rows and bytes of `rows` must be those of the node's weight. Vendor ops know their own.
-    fn check_rows(&self, node: u32, rows: &WeightRows<'_>) -> Result<()> {
+    fn check_rows(&self, node: u32, first_row: u32, num_rows: u32, bytes: u64) -> Result<()> {
         let name = &self.open.name;
         let shape = self.weights.get(node as usize).ok_or_else(|| {
             Error::invalid(format!(
@@ -219,15 +219,12 @@ impl HostPreparedOp {
         let Some(shape) = shape else {
             return Ok(());
         };
-        let end = u64::from(rows.first_row) + u64::from(rows.num_rows);
-        let expected = u64::from(rows.num_rows) * shape.row_bytes;
-        if end > shape.rows || rows.bytes.len() as u64 != expected {
+        let end = u64::from(first_row) + u64::from(num_rows);
+        let expected = u64::from(num_rows) * shape.row_bytes;
+        if end > shape.rows || bytes != expected {
             return Err(Error::invalid(format!(
-                "{name}: rows {} to {end} of a weight of {} rows, in {} bytes; {expected} are needed ({} a row)",
-                rows.first_row,
-                shape.rows,
-                rows.bytes.len(),
-                shape.row_bytes
+                "{name}: rows {first_row} to {end} of a weight of {} rows, in {bytes} bytes; {expected} are needed ({} a row)",
+                shape.rows, shape.row_bytes
             )));
         }
         Ok(())
@@ -255,7 +252,7 @@ impl PreparedOp for HostPreparedOp {
 
     fn pack_weight(&self, node: u32, rows: WeightRows<'_>, dst: &Tensor) -> Result<()> {
         let open = &*self.open;
-        self.check_rows(node, &rows)?;
+        self.check_rows(node, rows.first_row, rows.num_rows, rows.bytes.len() as u64)?;
         // SAFETY: a live prepared op, readable bytes, one tensor.
         call(&open.name, |err| unsafe {
             slot(open.tables.ops.pack_weight)(
@@ -268,6 +265,21 @@ impl PreparedOp for HostPreparedOp {
                 dst,
                 err,
             )
+        })
+    }
+
+    fn pack_weight_from(&self, node: u32, first_row: u32, num_rows: u32, src: &Tensor, dst: &Tensor) -> Result<()> {
+        let open = &*self.open;
+        self.check_rows(node, first_row, num_rows, src.span_bytes())?;
+        let Some(pack) = open.tables.ops.pack_weight_from else {
+            return Err(Error::unsupported(format!(
+                "{} packs weights from host memory only",
+                open.name
+            )));
+        };
+        // SAFETY: a live prepared op, two tensors.
+        call(&open.name, |err| unsafe {
+            pack(self.handle.0, node, first_row, num_rows, src, dst, err)
         })
     }
 }

@@ -280,7 +280,8 @@ static const larger_device_table device_table = {
     {release, release, release}};
 
 static const halyard_ops_table ops_table = {sizeof(halyard_ops_table), 1,    op_support,  op_prepare, release,
-                                            packed_weight_bytes,       pack_weight, NULL, NULL};
+                                            packed_weight_bytes,       pack_weight, NULL, NULL,
+                                            NULL};
 
 static uint32_t find_interface(void *instance, uint32_t id, uint32_t major, uint32_t max_minor, const void **out,
                                halyard_error *err) {

@@ -337,6 +337,14 @@ impl PreparedOp for NullOp {
     fn packed_weight_bytes(&self, node: u32) -> Result<u64> {
         Ok(100 + u64::from(node))
     }
+    fn pack_weight_from(&self, node: u32, first_row: u32, num_rows: u32, src: &Tensor, dst: &Tensor) -> Result<()> {
+        note(format!(
+            "packed {node}: {first_row}+{num_rows} from {} to {}",
+            src.offset, dst.offset
+        ));
+        Ok(())
+    }
+
     fn pack_weight(&self, node: u32, rows: WeightRows<'_>, dst: &Tensor) -> Result<()> {
         note(format!(
             "packed {node}: {}+{} {} bytes to {}",

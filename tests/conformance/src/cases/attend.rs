@@ -50,6 +50,13 @@ const BATCHES: [Batch; 4] = [
     },
 ];
 
+/// More queries than any tile holds, with and without a prefix, beside decodes.
+const LONG: Batch = Batch {
+    name: "long chunks",
+    seqs: &[(0, 150, 150), (4, 1, 300), (3, 70, 333), (1, 2, 64), (2, 131, 140)],
+    pad_tokens: 0,
+};
+
 const PLAIN: Shape = Shape {
     heads: 4,
     kv_heads: 2,
@@ -75,6 +82,15 @@ pub(crate) fn cases(seed: u64, block_size: u32) -> Vec<Case> {
             " gqa 3:1 128",
             Shape {
                 heads: 3,
+                kv_heads: 1,
+                head_dim: 128,
+                ..PLAIN
+            },
+        ),
+        (
+            " gqa 4:1 128",
+            Shape {
+                heads: 4,
                 kv_heads: 1,
                 head_dim: 128,
                 ..PLAIN
@@ -110,7 +126,8 @@ pub(crate) fn cases(seed: u64, block_size: u32) -> Vec<Case> {
                 if act != kv && !suffix.is_empty() {
                     continue;
                 }
-                for batch in &BATCHES {
+                let long = (act == kv && shape.head_dim % 64 == 0 && !shape.sinks).then_some(&LONG);
+                for batch in BATCHES.iter().chain(long) {
                     let variant = format!("{act:?}, kv {kv:?}{suffix}");
                     let case = attention_case(seed, &variant, batch, shape, act, kv, block_size);
                     // What attention reads is what kv_write stored: the same case stands for both.

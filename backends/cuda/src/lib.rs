@@ -1,0 +1,55 @@
+//! The CUDA platform: a [`Driver`](halyard_gpu::Driver) over libcuda, NVRTC, cuBLASLt and NCCL, all found at run time. It builds on machines
+//! without CUDA, and where there is no device it says why.
+
+mod compile;
+mod driver;
+mod error;
+mod facts;
+mod libraries;
+mod nccl;
+mod product;
+mod surroundings;
+mod tuning;
+
+use std::sync::Arc;
+
+use halyard_gpu::{GpuDevice, device_info};
+use halyard_platform_api::{Device, DeviceInfo, Error, Platform, Result, Status};
+
+use crate::driver::CudaDriver;
+
+/// The platform: every NVIDIA GPU that the driver shows and that is new enough.
+#[derive(Default)]
+pub struct CudaPlatform;
+
+impl Platform for CudaPlatform {
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let usable = facts::usable_devices()?;
+        usable
+            .iter()
+            .map(|&ordinal| Ok(device_info(&facts::facts(ordinal)?)))
+            .collect()
+    }
+
+    fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
+        let usable = facts::usable_devices()?;
+        let Some(&ordinal) = usable.get(index as usize) else {
+            let last = usable.len() - 1;
+            return Err(Error::new(
+                Status::NotFound,
+                format!("device {index}: the driver shows devices 0 to {last}; CUDA_VISIBLE_DEVICES hides others"),
+            ));
+        };
+        let driver = Arc::new(CudaDriver::open(ordinal)?);
+        Ok(GpuDevice::open(driver, surroundings::cache_folder())?)
+    }
+}
+
+halyard_platform_api::export_platform! {
+    name: "cuda",
+    version: env!("CARGO_PKG_VERSION"),
+    priority: 100,
+    about: "NVIDIA GPUs from compute capability 8.0 on",
+    cpu_features: "",
+    platform: CudaPlatform,
+}

@@ -1,0 +1,68 @@
+//! The one place that looks at the environment: where compiled kernels and tuned choices are kept, and where libraries may lie.
+//!
+//! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/cuda` in
+//! `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_CUDA_LIBRARY_PATH` names folders, separated by `:`, in which NVRTC, cuBLASLt and NCCL are
+//! looked for before anywhere else.
+
+use std::env::var_os;
+use std::path::PathBuf;
+
+/// The folder for what can be made again; `None`: keep nothing.
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    if let Some(folder) = var_os("HALYARD_CACHE_DIR") {
+        return (!folder.is_empty()).then(|| PathBuf::from(folder).join("cuda"));
+    }
+    let absolute = |name: &str| var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+    Some(caches?.join("halyard").join("cuda"))
+}
+
+/// Folders that the operator names for libraries.
+pub(crate) fn named_library_folders() -> Vec<PathBuf> {
+    var_os("HALYARD_CUDA_LIBRARY_PATH")
+        .map(|list| {
+            std::env::split_paths(&list)
+                .filter(|p| !p.as_os_str().is_empty())
+                .collect()
+        })
+        .unwrap_or_default()
+}
+
+/// Folders where toolkits and Python packages put libraries, besides the loader's own.
+pub(crate) fn usual_library_folders() -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for name in ["CUDA_HOME", "CUDA_PATH"] {
+        folders.extend(var_os(name).map(|home| PathBuf::from(home).join("lib64")));
+    }
+    folders.push(PathBuf::from("/usr/local/cuda/lib64"));
+    let mut prefixes: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"]
+        .into_iter()
+        .filter_map(var_os)
+        .map(PathBuf::from)
+        .collect();
+    prefixes.extend(["/usr/local", "/usr", "/opt/venv"].map(PathBuf::from));
+    for prefix in prefixes {
+        for python in entries(prefix.join("lib"), "python3") {
+            for packages in ["site-packages", "dist-packages"] {
+                // `nvidia-cuda-nvrtc` and its like: nvidia/<part>/lib.
+                let parts = entries(python.join(packages).join("nvidia"), "");
+                folders.extend(parts.into_iter().map(|part| part.join("lib")));
+            }
+        }
+    }
+    folders
+}
+
+/// What lies in `folder` and begins with `prefix`, in name order.
+fn entries(folder: PathBuf, prefix: &str) -> Vec<PathBuf> {
+    let Ok(listing) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let mut found: Vec<PathBuf> = listing
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+        .map(|entry| entry.path())
+        .collect();
+    found.sort();
+    found
+}

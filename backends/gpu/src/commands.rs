@@ -1,0 +1,193 @@
+//! Encoding, and sealed command lists. A reusable list is captured at its first submit on a queue and replayed as one graph from then
+//! on; a list holds everything that its commands name, so dropping an object early harms nobody.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use halyard_platform_api::{CommandBuffer, CommandId, Encoder, EncoderMode, OpId, Result, Tensor};
+
+use crate::device::Inner;
+use crate::driver::{DevicePtr, Driver, Graph, Stream};
+use crate::encoding::Encoding;
+use crate::memory::Allocation;
+use crate::objects::{SharedKernel, read, write};
+use crate::run::{Scratch, run_commands};
+use crate::view::View;
+
+/// A capture of a list for one queue and one place of its arena.
+struct Recording {
+    queue: u64,
+    scratch: DevicePtr,
+    graph: Graph,
+}
+
+/// Sealed commands.
+pub(crate) struct CommandList {
+    driver: Arc<dyn Driver>,
+    encoding: Encoding,
+    reusable: bool,
+    /// Most scratch of its ops.
+    scratch_bytes: u64,
+    recordings: Mutex<Vec<Recording>>,
+    // Held, not used: what the commands name.
+    _allocations: Vec<Arc<Allocation>>,
+    _kernels: Vec<SharedKernel>,
+}
+
+impl CommandList {
+    pub(crate) fn scratch_bytes(&self) -> u64 {
+        self.scratch_bytes
+    }
+
+    /// Enqueues the list on `queue`'s stream.
+    pub(crate) fn enqueue(&self, queue: u64, stream: Stream, scratch: Scratch) -> Result<()> {
+        if self.encoding.commands.is_empty() {
+            return Ok(());
+        }
+        if !self.reusable {
+            return run_commands(&*self.driver, stream, &self.encoding, scratch);
+        }
+        let mut recordings = self.recordings.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = recordings.iter().position(|r| r.queue == queue);
+        let at = match known {
+            Some(at) if recordings[at].scratch == scratch.base || self.scratch_bytes == 0 => at,
+            stale => {
+                let graph = self.capture(stream, scratch)?;
+                let recording = Recording {
+                    queue,
+                    scratch: scratch.base,
+                    graph,
+                };
+                match stale {
+                    Some(at) => {
+                        let old = std::mem::replace(&mut recordings[at], recording);
+                        // SAFETY: the arena moves only on an idle stream, so no launch of the old graph is in flight.
+                        unsafe { self.driver.destroy_graph(old.graph) };
+                        at
+                    }
+                    None => {
+                        recordings.push(recording);
+                        recordings.len() - 1
+                    }
+                }
+            }
+        };
+        // SAFETY: the list holds all memory that the graph names; the queue holds list and arena while work is in flight.
+        unsafe { self.driver.launch_graph(recordings[at].graph, stream) }
+    }
+
+    fn capture(&self, stream: Stream, scratch: Scratch) -> Result<Graph> {
+        self.driver.begin_capture(stream)?;
+        let outcome = run_commands(&*self.driver, stream, &self.encoding, scratch);
+        // Ended in any case, or the stream would stay in capture for ever.
+        let graph = self.driver.end_capture(stream);
+        match (outcome, graph) {
+            (Ok(()), graph) => graph,
+            (Err(error), Ok(graph)) => {
+                // SAFETY: never launched.
+                unsafe { self.driver.destroy_graph(graph) };
+                Err(error)
+            }
+            (Err(error), Err(_)) => Err(error),
+        }
+    }
+}
+
+impl Drop for CommandList {
+    fn drop(&mut self) {
+        let recordings = self.recordings.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for recording in recordings.drain(..) {
+            // SAFETY: queues hold a list while a launch of it is in flight; this was the last holder.
+            unsafe { self.driver.destroy_graph(recording.graph) };
+        }
+    }
+}
+
+/// Collects launches.
+pub(crate) struct GpuEncoder {
+    inner: Arc<Inner>,
+    mode: EncoderMode,
+    encoding: Encoding,
+    scratch_bytes: u64,
+    allocations: Vec<Arc<Allocation>>,
+    kernels: Vec<SharedKernel>,
+    views: Vec<View>,
+}
+
+impl GpuEncoder {
+    pub(crate) fn new(inner: Arc<Inner>, mode: EncoderMode) -> GpuEncoder {
+        GpuEncoder {
+            inner,
+            mode,
+            encoding: Encoding::default(),
+            scratch_bytes: 0,
+            allocations: Vec::new(),
+            kernels: Vec::new(),
+            views: Vec::new(),
+        }
+    }
+}
+
+impl Encoder for GpuEncoder {
+    fn encode(&mut self, op: OpId, operands: &[Tensor]) -> Result<()> {
+        let objects = read(&self.inner.objects);
+        let kernel = objects.op(op)?;
+        self.views.clear();
+        for operand in operands {
+            let (view, allocation) = objects.resolve(operand)?;
+            self.views.push(view);
+            if let Some(allocation) = allocation {
+                // The newest first: neighbours name the same buffers.
+                if !self.allocations.iter().rev().any(|held| Arc::ptr_eq(held, allocation)) {
+                    self.allocations.push(allocation.clone());
+                }
+            }
+        }
+        let before = (self.encoding.commands.len(), self.encoding.args.len());
+        if let Err(error) = kernel.encode(&mut self.encoding, &self.views) {
+            self.encoding.commands.truncate(before.0);
+            self.encoding.args.truncate(before.1);
+            return Err(error);
+        }
+        self.scratch_bytes = self.scratch_bytes.max(kernel.scratch_bytes());
+        if !self.kernels.iter().rev().any(|held| Arc::ptr_eq(held, kernel)) {
+            self.kernels.push(kernel.clone());
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<Arc<dyn CommandBuffer>> {
+        let list = CommandList {
+            driver: self.inner.driver.clone(),
+            encoding: self.encoding,
+            reusable: self.mode == EncoderMode::Reusable,
+            scratch_bytes: self.scratch_bytes,
+            recordings: Mutex::default(),
+            _allocations: self.allocations,
+            _kernels: self.kernels,
+        };
+        let id = write(&self.inner.objects).commands.insert(Arc::new(list));
+        Ok(Arc::new(GpuCommandBuffer {
+            inner: self.inner,
+            id: CommandId(id),
+        }))
+    }
+}
+
+struct GpuCommandBuffer {
+    inner: Arc<Inner>,
+    id: CommandId,
+}
+
+impl CommandBuffer for GpuCommandBuffer {
+    fn id(&self) -> CommandId {
+        self.id
+    }
+}
+
+impl Drop for GpuCommandBuffer {
+    fn drop(&mut self) {
+        let list = write(&self.inner.objects).commands.remove(self.id.0);
+        // Outside the lock: freeing memory and graphs takes a while.
+        drop(list);
+    }
+}

@@ -1,0 +1,352 @@
+//! The device: its facts, its objects, and the registries.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use halyard_platform_api::ops::Attention;
+use halyard_platform_api::{
+    AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities, ClaimReport,
+    Communicator, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpId,
+    OpRegistry, OpSpec, OpSupport, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result, Status, Tensor,
+    WeightRows,
+};
+
+use crate::commands::GpuEncoder;
+use crate::communicator::GpuCommunicator;
+use crate::driver::{Driver, Facts};
+use crate::kernel::{Kernel, Preparation, RowSource};
+use crate::memory::{Allocation, Memory};
+use crate::modules::Modules;
+use crate::objects::{Objects, SharedKernel, read, write};
+use crate::ops;
+use crate::queue::{GpuQueue, QueueCore};
+use crate::upload::Uploads;
+use crate::view::View;
+
+/// What everything on the device shares.
+pub(crate) struct Inner {
+    pub(crate) objects: RwLock<Objects>,
+    pub(crate) uploads: Arc<Uploads>,
+    pub(crate) modules: Modules,
+    memory: Memory,
+    queues: Mutex<HashMap<u64, Arc<QueueCore>>>,
+    next_queue: AtomicU64,
+    pub(crate) driver: Arc<dyn Driver>,
+}
+
+impl Inner {
+    /// The live queues by id.
+    pub(crate) fn queues(&self) -> MutexGuard<'_, HashMap<u64, Arc<QueueCore>>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An open GPU.
+pub struct GpuDevice {
+    inner: Arc<Inner>,
+    info: DeviceInfo,
+}
+
+/// What a device says of itself.
+pub fn device_info(facts: &Facts) -> DeviceInfo {
+    let floats = DTypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+    DeviceInfo {
+        name: facts.name.clone(),
+        detail: facts.detail.clone(),
+        total_memory_bytes: facts.total_memory_bytes,
+        compute_dtypes: floats,
+        kv_dtypes: floats,
+        preferred_dtype: DType::BF16,
+        preferred_kv_dtype: DType::BF16,
+        capabilities: Capabilities::RECORDING
+            .with(Capabilities::CONCURRENT_QUEUES)
+            .with(Capabilities::COMMUNICATOR)
+            .with(Capabilities::COMPOSITES),
+        async_depth: 2,
+        max_buffer_bytes: facts.total_memory_bytes,
+        max_binding_bytes: facts.total_memory_bytes,
+        offset_alignment: 256,
+        unified_memory: false,
+        num_compute_units: facts.num_sms,
+        preferred_block_size: 64,
+        preferred_step_tokens: 8192,
+        shape_buckets: Vec::new(),
+    }
+}
+
+impl GpuDevice {
+    /// Opens the device behind `driver`; compiled kernels are kept in `cache` where there is one.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn open(driver: Arc<dyn Driver>, cache: Option<PathBuf>) -> Result<Arc<GpuDevice>> {
+        let info = device_info(driver.facts());
+        let inner = Inner {
+            objects: RwLock::default(),
+            uploads: Arc::new(Uploads::new(driver.clone())?),
+            modules: Modules::with_folder(cache),
+            memory: Memory::new(info.total_memory_bytes),
+            queues: Mutex::default(),
+            next_queue: AtomicU64::new(1),
+            driver,
+        };
+        Ok(Arc::new(GpuDevice {
+            inner: Arc::new(inner),
+            info,
+        }))
+    }
+
+    /// Kernel files compiled, and taken from the cache, since the device was opened.
+    pub fn compile_counts(&self) -> (u64, u64) {
+        self.inner.modules.counts()
+    }
+}
+
+/// Prepares a kernel and gives it an id.
+pub(crate) fn register(inner: &Arc<Inner>, mut kernel: Box<dyn Kernel>) -> Result<Arc<dyn PreparedOp>> {
+    kernel.prepare(&Preparation {
+        driver: &inner.driver,
+        modules: &inner.modules,
+    })?;
+    let kernel: SharedKernel = Arc::from(kernel);
+    let id = write(&inner.objects).ops.insert(kernel.clone());
+    Ok(Arc::new(Prepared {
+        inner: inner.clone(),
+        kernel,
+        id: OpId(id),
+    }))
+}
+
+impl Device for GpuDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        self.inner.memory.info(&*self.inner.driver)
+    }
+
+    fn create_buffer(&self, bytes: u64, kind: BufferKind) -> Result<Arc<dyn Buffer>> {
+        if bytes == 0 || bytes > self.info.max_buffer_bytes {
+            let limit = self.info.max_buffer_bytes;
+            return Err(Error::invalid(format!(
+                "a buffer of {bytes} bytes; it must have 1 to {limit}"
+            )));
+        }
+        let inner = &self.inner;
+        let allocation = match kind {
+            BufferKind::Device => inner.memory.device(&inner.driver, &inner.uploads, bytes)?,
+            BufferKind::HostVisible => inner.memory.host_visible(&inner.driver, &inner.uploads, bytes)?,
+        };
+        let allocation = Arc::new(allocation);
+        let id = write(&inner.objects).buffers.insert(allocation.clone());
+        Ok(Arc::new(GpuBuffer {
+            inner: inner.clone(),
+            allocation,
+            id: BufferId(id),
+        }))
+    }
+
+    fn create_queue(&self, _kind: QueueKind) -> Result<Arc<dyn Queue>> {
+        // A stream copies and computes alike.
+        let id = self.inner.next_queue.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(GpuQueue::new(self.inner.clone(), id)?))
+    }
+
+    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
+        Ok(Box::new(GpuEncoder::new(self.inner.clone(), mode)))
+    }
+
+    fn ops(&self) -> &dyn OpRegistry {
+        self
+    }
+
+    fn attention(&self) -> &dyn AttentionRegistry {
+        self
+    }
+
+    fn communicator_id(&self) -> Result<CommunicatorId> {
+        self.inner.driver.communicator_id()
+    }
+
+    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
+        if size == 0 || rank >= size {
+            return Err(Error::invalid(format!(
+                "rank {rank} of a group of {size}; ranks are 0 to size − 1"
+            )));
+        }
+        let group = self.inner.driver.join(id, rank, size)?;
+        Ok(Arc::new(GpuCommunicator::new(self.inner.clone(), group)))
+    }
+}
+
+struct GpuBuffer {
+    inner: Arc<Inner>,
+    allocation: Arc<Allocation>,
+    id: BufferId,
+}
+
+impl Buffer for GpuBuffer {
+    fn id(&self) -> BufferId {
+        self.id
+    }
+
+    fn bytes(&self) -> u64 {
+        self.allocation.bytes()
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.allocation.check(offset, bytes.len() as u64)?;
+        match self.allocation.host() {
+            // SAFETY: the range was checked; the contract leaves it to the caller that no submitted work uses it.
+            Some(host) => unsafe {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), host.add(offset as usize), bytes.len());
+                Ok(())
+            },
+            None if bytes.is_empty() => Ok(()),
+            None => self.inner.uploads.write(self.allocation.ptr() + offset, bytes),
+        }
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.allocation.check(offset, out.len() as u64)?;
+        match self.allocation.host() {
+            // SAFETY: as for `write`.
+            Some(host) => unsafe {
+                std::ptr::copy_nonoverlapping(host.add(offset as usize), out.as_mut_ptr(), out.len());
+                Ok(())
+            },
+            None if out.is_empty() => Ok(()),
+            None => self.inner.uploads.read(self.allocation.ptr() + offset, out),
+        }
+    }
+}
+
+impl Drop for GpuBuffer {
+    fn drop(&mut self) {
+        let allocation = write(&self.inner.objects).buffers.remove(self.id.0);
+        // Outside the lock: this may be the last holder, and freeing takes a while.
+        drop(allocation);
+    }
+}
+
+/// A registered op.
+struct Prepared {
+    inner: Arc<Inner>,
+    kernel: SharedKernel,
+    id: OpId,
+}
+
+impl PreparedOp for Prepared {
+    fn id(&self) -> OpId {
+        self.id
+    }
+
+    fn info(&self) -> PreparedInfo {
+        PreparedInfo {
+            scratch_bytes: self.kernel.scratch_bytes(),
+            recordable: true,
+        }
+    }
+
+    fn packed_weight_bytes(&self, node: u32) -> Result<u64> {
+        self.kernel.packed_weight_bytes(node)
+    }
+
+    fn pack_weight(&self, node: u32, rows: WeightRows<'_>, dst: &Tensor) -> Result<()> {
+        self.pack(node, rows.first_row, rows.num_rows, RowSource::Host(rows.bytes), dst)
+    }
+
+    fn pack_weight_from(&self, node: u32, first_row: u32, num_rows: u32, src: &Tensor, dst: &Tensor) -> Result<()> {
+        let (source, _held) = self.hold(src)?;
+        self.pack(node, first_row, num_rows, RowSource::Device(source.ptr), dst)?;
+        self.inner.uploads.wait()
+    }
+}
+
+impl Prepared {
+    /// A tensor's address, and what keeps its memory through the enqueueing; what is under way when the buffer is dropped, its memory
+    /// waits for itself.
+    fn hold(&self, tensor: &Tensor) -> Result<(View, Option<Arc<Allocation>>)> {
+        let objects = read(&self.inner.objects);
+        let (view, allocation) = objects.resolve(tensor)?;
+        Ok((view, allocation.cloned()))
+    }
+
+    fn pack(&self, node: u32, first_row: u32, num_rows: u32, source: RowSource<'_>, dst: &Tensor) -> Result<()> {
+        let needed = self.kernel.packed_weight_bytes(node)?;
+        if dst.span_bytes() < needed {
+            return Err(Error::invalid(format!(
+                "node {node}'s packed weight has {needed} bytes, the tensor given for it {}",
+                dst.span_bytes()
+            )));
+        }
+        let (view, _held) = self.hold(dst)?;
+        self.inner.uploads.pack(|packer| {
+            self.kernel
+                .pack_weight(packer, node, first_row, num_rows, source, view.ptr)
+        })
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        let kernel = write(&self.inner.objects).ops.remove(self.id.0);
+        drop(kernel);
+    }
+}
+
+impl OpRegistry for GpuDevice {
+    fn support(&self, spec: &OpSpec) -> Result<OpSupport> {
+        let kernel = ops::build(spec)?;
+        Ok(OpSupport {
+            cost: 1.0,
+            implementation: kernel.implementation(),
+        })
+    }
+
+    fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
+        register(&self.inner, ops::build(spec)?)
+    }
+
+    fn claim(&self, program: &Program) -> Result<ClaimReport> {
+        program.validate()?;
+        ops::claim(program)
+    }
+
+    fn prepare_program(&self, program: &Program) -> Result<Arc<dyn PreparedOp>> {
+        program.validate()?;
+        register(&self.inner, ops::build_program(program)?)
+    }
+}
+
+/// The one attention backend.
+fn known_backend(spec: &Attention) -> Result<()> {
+    if spec.backend == 0 {
+        return Ok(());
+    }
+    let message = format!("attention backend {}: this platform has one, index 0", spec.backend);
+    Err(Error::new(Status::NotFound, message))
+}
+
+impl AttentionRegistry for GpuDevice {
+    fn backends(&self) -> Vec<AttentionBackendInfo> {
+        vec![AttentionBackendInfo {
+            name: "paged".to_string(),
+            priority: 0,
+            block_sizes: ops::BLOCK_SIZES.to_vec(),
+        }]
+    }
+
+    fn support(&self, spec: &Attention) -> Result<()> {
+        known_backend(spec)?;
+        ops::attention_reasons(spec)
+    }
+
+    fn plan(&self, spec: &Attention) -> Result<AttentionPlan> {
+        known_backend(spec)?;
+        ops::attention_plan(spec)
+    }
+}

@@ -1,0 +1,368 @@
+//! The decode kernel: split-KV attention of few query tokens a sequence on matrix units, plain or with norms, rotation and `kv_write` in it.
+
+use std::sync::Arc;
+
+use halyard_kernels_gpu as kernels;
+use halyard_platform_api::ops::{Attention, Rope, RopeStyle};
+use halyard_platform_api::{DType, Error, Result};
+
+use super::{Call, act_name, cache_args, heads_args, is_aligned};
+use crate::driver::{DevicePtr, Driver, Function};
+use crate::encoding::{Arg, Encoding};
+use crate::kernel::Preparation;
+use crate::view::View;
+
+/// Keys of a tile.
+const TILE: u32 = 64;
+/// Most blocks of a launch: bounds the scratch without asking the device.
+const MAX_BLOCKS: u32 = 320;
+/// Most buffers of a warp: more do not help.
+const MAX_RING: u32 = 5;
+/// Items under way in a block.
+const BUFFERS: u32 = 2;
+/// Shared memory that a resident block takes beside what it asks for, bytes.
+const RESERVED_SHARED_BYTES: u32 = 1024;
+
+/// Zeroed device words that live as long as the op: kernels leave them zero. One queue runs the op at a time.
+pub(super) struct Counters {
+    driver: Arc<dyn Driver>,
+    ptr: DevicePtr,
+}
+
+impl Counters {
+    /// `count` zeroed words.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub(super) fn zeroed(cx: &Preparation<'_>, count: u32) -> Result<Counters> {
+        let bytes = 4 * u64::from(count);
+        let counters = Counters {
+            ptr: cx.driver.allocate(bytes)?,
+            driver: cx.driver.clone(),
+        };
+        let stream = cx.driver.create_stream()?;
+        // SAFETY: the memory was just allocated with this many bytes.
+        let filled = unsafe { cx.driver.fill(counters.ptr, 0, bytes, stream) };
+        let filled = filled.and_then(|()| cx.driver.synchronize(stream));
+        // SAFETY: the stream's only work was waited for.
+        unsafe { cx.driver.destroy_stream(stream) };
+        filled.map(|()| counters)
+    }
+
+    /// The words.
+    pub(super) fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+}
+
+impl Drop for Counters {
+    fn drop(&mut self) {
+        // SAFETY: the device drops an op only when no submitted work names it.
+        unsafe { self.driver.free(self.ptr) }
+    }
+}
+
+/// How the fused form turns q and k.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::ops) struct Turn {
+    /// Values of a head that turn.
+    pub rotary_dim: u32,
+    /// Pairs are neighbours.
+    pub interleaved: bool,
+    /// Per-head norms come first.
+    pub norm: bool,
+}
+
+impl Turn {
+    /// Where the pairs of `rope` lie as the kernel wants them: both values in one lane.
+    pub(in crate::ops) fn of(rope: &Rope, norm: bool) -> Option<Turn> {
+        let interleaved = rope.style == RopeStyle::Interleaved;
+        let multiple = if interleaved { 16 } else { 32 };
+        (rope.rotary_dim > 0 && rope.rotary_dim.is_multiple_of(multiple)).then_some(Turn {
+            rotary_dim: rope.rotary_dim,
+            interleaved,
+            norm,
+        })
+    }
+}
+
+/// What the kernel is built for.
+#[derive(Clone, Debug)]
+pub(in crate::ops) struct Form {
+    act: DType,
+    head_dim: u32,
+    num_kv_heads: u32,
+    group: u32,
+    block_size: u32,
+    scale: f32,
+    softcap: f32,
+    window: u32,
+    max_seqs: u32,
+    turn: Option<Turn>,
+}
+
+impl Form {
+    /// The form of a spec that the kernel takes: 16-bit types, both the same; heads of a multiple of 16 up to 256; at most 16 query heads a
+    /// KV head; blocks of 16 to 128.
+    pub(in crate::ops) fn of(spec: &Attention) -> Option<Form> {
+        let group = spec.num_heads / spec.num_kv_heads.max(1);
+        let fits = matches!(spec.act, DType::F16 | DType::BF16)
+            && spec.act == spec.kv
+            && spec.head_dim.is_multiple_of(16)
+            && (16..=256).contains(&spec.head_dim)
+            && (1..=16).contains(&group)
+            && matches!(spec.block_size, 16 | 32 | 64 | 128);
+        fits.then(|| Form {
+            act: spec.act,
+            head_dim: spec.head_dim,
+            num_kv_heads: spec.num_kv_heads,
+            group,
+            block_size: spec.block_size,
+            scale: spec.scale,
+            softcap: spec.softcap,
+            window: spec.window,
+            max_seqs: spec.max_seqs.max(1),
+            turn: None,
+        })
+    }
+
+    /// The fused form.
+    pub(in crate::ops) fn turning(self, turn: Turn) -> Form {
+        Form {
+            turn: Some(turn),
+            ..self
+        }
+    }
+
+    /// Scratch: what two cut items of every block leave.
+    pub(in crate::ops) fn scratch_bytes(&self) -> u64 {
+        2 * u64::from(MAX_BLOCKS) * u64::from(self.group) * u64::from(self.head_dim + 4) * 4
+    }
+
+    /// Dynamic shared memory without the sequences (`SHARED_BYTES` of the kernel).
+    fn fixed_shared_bytes(&self, warps: u32, ring: u32) -> u32 {
+        let rings = warps * ring * TILE * self.head_dim * 2;
+        let query_and_key = self.group.div_ceil(8) * self.head_dim * 16 + self.head_dim * 4;
+        let sums = warps * self.group * (self.head_dim + 4) * 4 + 64 + warps * self.group * 8;
+        let items = BUFFERS * (query_and_key + sums).next_multiple_of(128);
+        rings + items + (warps * ring + 2 * BUFFERS) * 8 / 16 * 16 + 16
+    }
+
+    /// Warps, buffers of each, and blocks a multiprocessor: as many bytes in flight as shared memory holds, with two blocks side by side
+    /// where three buffers of each warp fit twice (one block's ends of items then overlap the other's stream).
+    fn shape(&self, max_shared_bytes: u32) -> Option<(u32, u32, u32)> {
+        let of_sequences = sequence_bytes(self.max_seqs);
+        let bytes = |warps, ring| self.fixed_shared_bytes(warps, ring) + of_sequences;
+        if 2 * (bytes(4, 3) + RESERVED_SHARED_BYTES) <= max_shared_bytes {
+            return Some((4, 3, 2));
+        }
+        (1..=4).rev().find_map(|warps| {
+            let ring = (2..=MAX_RING)
+                .rev()
+                .find(|&ring| bytes(warps, ring) <= max_shared_bytes)?;
+            Some((warps, ring, 1))
+        })
+    }
+}
+
+/// Shared memory of the sequences of a call.
+fn sequence_bytes(num_seqs: u32) -> u32 {
+    16 * (num_seqs + 1)
+}
+
+/// The compiled kernel.
+pub(in crate::ops) struct Decode {
+    form: Form,
+    function: Function,
+    counters: Counters,
+    threads: u32,
+    fixed_shared_bytes: u32,
+    blocks: u32,
+}
+
+/// What the fused form takes beside the call.
+pub(in crate::ops) struct TurnCall {
+    /// \[T, num_kv_heads, head_dim\], as projected.
+    pub k: View,
+    /// \[T, num_kv_heads, head_dim\].
+    pub v: View,
+    /// \[T\].
+    pub positions: View,
+    /// \[T\].
+    pub slots: View,
+    /// \[max_positions, rotary_dim\].
+    pub table: View,
+    /// Norm of q: weight \[head_dim\] or none, eps, offset.
+    pub q_norm: (View, f32, f32),
+    /// Norm of k.
+    pub k_norm: (View, f32, f32),
+}
+
+impl Decode {
+    /// Compiles it; `None` where the device has no such matrix units or too little shared memory.
+    ///
+    /// # Errors
+    /// What compiler and driver report.
+    pub(in crate::ops) fn prepare(cx: &Preparation<'_>, form: &Form) -> Result<Option<Decode>> {
+        let facts = cx.facts();
+        let (Some(act), Some((warps, ring, per_sm))) = (act_name(form.act), form.shape(facts.max_shared_bytes)) else {
+            return Ok(None);
+        };
+        if facts.capability < 80 {
+            return Ok(None);
+        }
+        let mut defines = vec![("ACT", act.to_string())];
+        let mut define = |name, value: u32| defines.push((name, value.to_string()));
+        define("HEAD_DIM", form.head_dim);
+        define("GROUP", form.group);
+        define("BLOCK", form.block_size);
+        define("WARPS", warps);
+        define("RING", ring);
+        define("SOFTCAP", u32::from(form.softcap > 0.0));
+        define("ROPE", u32::from(form.turn.is_some()));
+        if let Some(turn) = form.turn {
+            define("ROTARY_DIM", turn.rotary_dim);
+            define("INTERLEAVED", u32::from(turn.interleaved));
+            define("NORM", u32::from(turn.norm));
+        }
+        let fixed_shared_bytes = form.fixed_shared_bytes(warps, ring);
+        let shared_bytes = fixed_shared_bytes + sequence_bytes(form.max_seqs);
+        let defines = super::kv_write::borrowed(&defines);
+        let blocks = (facts.num_sms * per_sm).min(MAX_BLOCKS);
+        Ok(Some(Decode {
+            form: form.clone(),
+            function: cx.function(kernels::ATTENTION_DECODE, &defines, "attention_decode", shared_bytes)?,
+            counters: Counters::zeroed(cx, blocks)?,
+            threads: 32 * (warps + 1),
+            fixed_shared_bytes,
+            blocks,
+        }))
+    }
+
+    /// Whether the fused form can read its operands: 16 bytes at a time.
+    pub(in crate::ops) fn takes(&self, call: &Call, turn: &TurnCall) -> bool {
+        let norms = [&turn.q_norm.0, &turn.k_norm.0];
+        [&call.q, &turn.k, &turn.v].iter().all(|view| is_aligned(view, 16))
+            && turn.v.is_inner_contiguous()
+            && norms.iter().all(|weight| weight.ptr.is_multiple_of(16))
+            && turn.table.ptr.is_multiple_of(16)
+            && turn.table.row_stride() == self.form.turn.map_or(0, |turn| turn.rotary_dim)
+    }
+
+    /// Appends the launch; sequences of `query_len_end` tokens and more are left out.
+    ///
+    /// # Errors
+    /// `Unsupported` for odd strides.
+    pub(in crate::ops) fn encode(&self, encoding: &mut Encoding, call: &Call, query_len_end: u32) -> Result<()> {
+        let args = self.args(call, query_len_end)?;
+        self.launch(encoding, call, &args);
+        Ok(())
+    }
+
+    /// Appends the launch of the fused form.
+    ///
+    /// # Errors
+    /// As [`Decode::encode`].
+    pub(in crate::ops) fn encode_turning(&self, encoding: &mut Encoding, call: &Call, turn: &TurnCall) -> Result<()> {
+        let mut args = self.args(call, u32::MAX)?;
+        args.extend(heads_args(&turn.k));
+        args.extend(heads_args(&turn.v));
+        args.extend([
+            Arg::Ptr(turn.positions.ptr),
+            Arg::Ptr(turn.slots.ptr),
+            Arg::Ptr(turn.table.ptr),
+            Arg::Ptr(turn.q_norm.0.ptr),
+            Arg::Ptr(turn.k_norm.0.ptr),
+            Arg::F32(turn.q_norm.1),
+            Arg::F32(turn.k_norm.1),
+            Arg::F32(turn.q_norm.2),
+            Arg::F32(turn.k_norm.2),
+            Arg::U32(turn.table.len()),
+        ]);
+        self.launch(encoding, call, &args);
+        Ok(())
+    }
+
+    fn args(&self, call: &Call, query_len_end: u32) -> Result<Vec<Arg>> {
+        for (name, view, bytes) in [("q", &call.q, 16), ("out", &call.out, 4)] {
+            if !is_aligned(view, bytes) {
+                return Err(Error::unsupported(format!(
+                    "attention: rows and heads of {name} (strides {} and {}) must start at multiples of {bytes} bytes",
+                    view.strides[0], view.strides[1]
+                )));
+            }
+        }
+        let mut args = Vec::with_capacity(40);
+        args.extend(heads_args(&call.q));
+        args.extend(cache_args(&call.cache));
+        args.extend([
+            Arg::Ptr(call.block_table.ptr),
+            Arg::U32(call.block_table.row_stride()),
+            Arg::Ptr(call.step_rows.ptr),
+            Arg::Ptr(call.query_start_loc.ptr),
+            Arg::Ptr(call.seq_lens.ptr),
+            Arg::Ptr(call.sinks.ptr),
+        ]);
+        args.extend(heads_args(&call.out));
+        args.extend([
+            Arg::Scratch(0),
+            Arg::Ptr(self.counters.ptr()),
+            Arg::U32(call.num_seqs()),
+            Arg::U32(self.form.num_kv_heads),
+            Arg::F32(self.form.scale),
+            Arg::F32(self.form.softcap),
+            Arg::U32(self.form.window),
+            Arg::U32(query_len_end),
+        ]);
+        Ok(args)
+    }
+
+    fn launch(&self, encoding: &mut Encoding, call: &Call, args: &[Arg]) {
+        let shared_bytes = self.fixed_shared_bytes + sequence_bytes(call.num_seqs());
+        encoding.launch(self.function, [self.blocks, 1, 1], self.threads, shared_bytes, args);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn form(head_dim: u32, group: u32, max_seqs: u32) -> Form {
+        Form {
+            act: DType::BF16,
+            head_dim,
+            num_kv_heads: 2,
+            group,
+            block_size: 64,
+            scale: 1.0,
+            softcap: 0.0,
+            window: 0,
+            max_seqs,
+            turn: None,
+        }
+    }
+
+    #[test]
+    fn shapes_fit_in_shared_memory_of_each_generation() {
+        // 9.0: 227 KiB a block; 8.0: 163; 8.6 and 8.9: 99.
+        for limit in [227 << 10, 163 << 10, 99 << 10] {
+            for head_dim in (16..=256).step_by(16) {
+                for (group, max_seqs) in [(1, 1), (4, 512), (16, 1024)] {
+                    let form = form(head_dim, group, max_seqs);
+                    let Some((warps, ring, per_sm)) = form.shape(limit) else {
+                        assert!(head_dim > 112, "no shape for {head_dim} in {limit}");
+                        continue;
+                    };
+                    let bytes = form.fixed_shared_bytes(warps, ring) + sequence_bytes(max_seqs);
+                    assert!(bytes * per_sm <= limit, "{bytes} bytes of {limit} for {head_dim}");
+                    assert!(ring >= 2);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn eight_billion_shape_keeps_three_buffers_of_four_warps() {
+        assert_eq!(form(128, 4, 512).shape(227 << 10), Some((4, 3, 1)));
+    }
+}

@@ -1,0 +1,353 @@
+//! Queues: a stream, submit numbers that the device itself writes to a word of pinned memory, and what unfinished work must keep alive.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use halyard_kernels_gpu as kernels;
+use halyard_platform_api::{CommandId, Error, Queue, QueueId, QueueWait, Result, Status, StepWrite};
+
+use crate::commands::CommandList;
+use crate::device::Inner;
+use crate::driver::{Driver, Event, Pinned, Stream};
+use crate::objects::read;
+use crate::run::Scratch;
+use crate::step_ring::{StepRing, Write};
+
+/// How long a wait watches the word before it begins to sleep.
+const WATCH: Duration = Duration::from_micros(200);
+/// How long it sleeps between looks after that. (A blocking wait of the driver wakes no sooner and knows no deadline.)
+const NAP: Duration = Duration::from_micros(20);
+/// Looks between two questions whether the device still works.
+const LOOKS_PER_CHECK: u32 = 32;
+/// Submits whose end other queues can wait for exactly; older ones are waited for with a newer one.
+const EVENTS: u64 = 16;
+/// The arena grows in these steps.
+const ARENA_STEP: u64 = 2 << 20;
+
+/// What other queues see of a queue.
+pub(crate) struct QueueCore {
+    driver: Arc<dyn Driver>,
+    id: u64,
+    stream: Stream,
+    /// The device writes a submit's number here when it is done.
+    word: Pinned,
+    events: Vec<Event>,
+    last: AtomicU64,
+    failure: OnceLock<Error>,
+    seen_uploads: AtomicU64,
+}
+
+impl QueueCore {
+    fn new(driver: Arc<dyn Driver>, id: u64) -> Result<QueueCore> {
+        let word = driver.allocate_pinned(64)?;
+        // SAFETY: fresh memory, aligned to a page.
+        unsafe { word.host.cast::<u64>().write(0) };
+        let stream = driver.create_stream().inspect_err(|_| {
+            // SAFETY: just made, never used.
+            unsafe { driver.free_pinned(word) };
+        })?;
+        let mut core = QueueCore {
+            driver,
+            id,
+            stream,
+            word,
+            events: Vec::new(),
+            last: AtomicU64::new(0),
+            failure: OnceLock::new(),
+            seen_uploads: AtomicU64::new(0),
+        };
+        for _ in 0..EVENTS {
+            core.events.push(core.driver.create_event()?);
+        }
+        Ok(core)
+    }
+
+    fn done(&self) -> u64 {
+        // SAFETY: the word lives as long as this; the device writes it whole.
+        unsafe { AtomicU64::from_ptr(self.word.host.cast()) }.load(Ordering::Acquire)
+    }
+
+    fn event(&self, number: u64) -> Event {
+        self.events[(number % EVENTS) as usize]
+    }
+
+    fn failed(&self) -> Result<()> {
+        self.failure.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Remembers the first failure: everything after it is void.
+    fn fail(&self, number: u64, error: Error) -> Error {
+        let message = format!(
+            "submit {number} failed: {}; this queue runs nothing more",
+            error.message
+        );
+        self.failure.get_or_init(|| Error { message, ..error }).clone()
+    }
+
+    /// Asks the driver whether the work is still going on.
+    fn check(&self, number: u64) -> Result<()> {
+        match self.driver.query_event(self.event(number)) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.fail(number, error)),
+        }
+    }
+}
+
+impl Drop for QueueCore {
+    fn drop(&mut self) {
+        // SAFETY: the queue has waited for the stream, or the device is lost; this is the last owner.
+        unsafe {
+            for &event in &self.events {
+                self.driver.destroy_event(event);
+            }
+            self.driver.destroy_stream(self.stream);
+            self.driver.free_pinned(self.word);
+        }
+    }
+}
+
+/// What one submit at a time uses.
+struct State {
+    in_flight: VecDeque<(u64, Arc<CommandList>)>,
+    /// Lists of the submit at hand.
+    lists: Vec<Arc<CommandList>>,
+    arena: Scratch,
+    ring: Option<StepRing>,
+}
+
+/// An in-order queue over a stream of its own.
+pub(crate) struct GpuQueue {
+    inner: Arc<Inner>,
+    core: Arc<QueueCore>,
+    state: Mutex<State>,
+}
+
+impl GpuQueue {
+    pub(crate) fn new(inner: Arc<Inner>, id: u64) -> Result<GpuQueue> {
+        let core = Arc::new(QueueCore::new(inner.driver.clone(), id)?);
+        inner.queues().insert(id, core.clone());
+        Ok(GpuQueue {
+            inner,
+            core,
+            state: Mutex::new(State {
+                in_flight: VecDeque::new(),
+                lists: Vec::new(),
+                arena: Scratch { base: 0, bytes: 0 },
+                ring: None,
+            }),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets go of what finished work has named.
+    fn reap(&self, state: &mut State) {
+        let done = self.core.done();
+        while state.in_flight.front().is_some_and(|&(number, _)| number <= done) {
+            state.in_flight.pop_front();
+        }
+        if let Some(ring) = &mut state.ring {
+            ring.reap();
+        }
+    }
+
+    fn grow_arena(&self, state: &mut State, bytes: u64) -> Result<()> {
+        if bytes <= state.arena.bytes {
+            return Ok(());
+        }
+        let driver = &*self.core.driver;
+        driver.synchronize(self.core.stream)?;
+        let old = std::mem::replace(&mut state.arena, Scratch { base: 0, bytes: 0 });
+        if old.bytes > 0 {
+            // SAFETY: the stream is idle, and the arena is this queue's own.
+            unsafe { driver.free(old.base) };
+        }
+        let bytes = bytes.next_multiple_of(ARENA_STEP);
+        let base = driver.allocate(bytes).map_err(|e| Error {
+            message: format!("scratch of {bytes} bytes for a queue: {}", e.message),
+            ..e
+        })?;
+        state.arena = Scratch { base, bytes };
+        Ok(())
+    }
+
+    /// The queues to wait for, with the numbers that are not reached yet.
+    fn others(&self, waits: &[QueueWait]) -> Result<Vec<(Arc<QueueCore>, u64)>> {
+        let mut others = Vec::new();
+        if waits.is_empty() {
+            return Ok(others);
+        }
+        let queues = self.inner.queues();
+        for wait in waits {
+            let core = queues
+                .get(&wait.queue.0)
+                .ok_or_else(|| Error::invalid(format!("queue {} is not alive", wait.queue.0)))?;
+            let last = core.last.load(Ordering::Acquire);
+            if wait.number > last {
+                return Err(Error::invalid(format!(
+                    "a wait for submit {} of queue {}, whose last is {last}: submit there first",
+                    wait.number, wait.queue.0
+                )));
+            }
+            core.failed()?;
+            if core.id != self.core.id && core.done() < wait.number {
+                others.push((core.clone(), wait.number));
+            }
+        }
+        Ok(others)
+    }
+
+    fn enqueue(&self, state: &State, others: &[(Arc<QueueCore>, u64)], number: u64) -> Result<()> {
+        let core = &*self.core;
+        let driver = &*core.driver;
+        self.inner.uploads.order(core.stream, &core.seen_uploads)?;
+        for (other, number) in others {
+            driver.stream_wait(core.stream, other.event(*number))?;
+        }
+        for list in &state.lists {
+            list.enqueue(core.id, core.stream, state.arena)?;
+        }
+        // SAFETY: the word lives until the stream is destroyed.
+        unsafe { driver.write_value(core.word.device, number, core.stream)? };
+        driver.record_event(core.event(number), core.stream)
+    }
+}
+
+impl Queue for GpuQueue {
+    fn id(&self) -> QueueId {
+        QueueId(self.core.id)
+    }
+
+    fn submit(&self, commands: &[CommandId], waits: &[QueueWait]) -> Result<u64> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        self.core.failed()?;
+        self.reap(state);
+        state.lists.clear();
+        {
+            let objects = read(&self.inner.objects);
+            for &id in commands {
+                let list = objects.command(id)?;
+                state.lists.push(list.clone());
+            }
+        }
+        let others = self.others(waits)?;
+        let scratch = state.lists.iter().map(|list| list.scratch_bytes()).max();
+        self.grow_arena(state, scratch.unwrap_or(0))?;
+        let number = self.core.last.load(Ordering::Relaxed) + 1;
+        let outcome = self.enqueue(state, &others, number);
+        // Also after a failure: part of the work may be under way.
+        state.in_flight.extend(state.lists.drain(..).map(|list| (number, list)));
+        outcome.map_err(|error| self.core.fail(number, error))?;
+        self.core.last.store(number, Ordering::Release);
+        Ok(number)
+    }
+
+    fn completed(&self) -> u64 {
+        match self.core.failure.get() {
+            Some(_) => u64::MAX,
+            None => self.core.done(),
+        }
+    }
+
+    fn wait(&self, number: u64, timeout_ns: u64) -> Result<()> {
+        let core = &*self.core;
+        core.failed()?;
+        let last = core.last.load(Ordering::Acquire);
+        if number > last {
+            return Err(Error::invalid(format!(
+                "submit {number} was never made; the last is {last}"
+            )));
+        }
+        let start = Instant::now();
+        let timeout = Duration::from_nanos(timeout_ns);
+        let mut looks = 0u32;
+        while core.done() < number {
+            core.failed()?;
+            let waited = start.elapsed();
+            if waited >= timeout {
+                core.check(number)?;
+                if core.done() >= number {
+                    break;
+                }
+                return Err(Error::new(
+                    Status::Timeout,
+                    format!(
+                        "submit {number} is not done after {timeout_ns} ns; the last done is {}",
+                        core.done()
+                    ),
+                ));
+            }
+            if waited < WATCH {
+                std::hint::spin_loop();
+                continue;
+            }
+            looks += 1;
+            if looks.is_multiple_of(LOOKS_PER_CHECK) {
+                core.check(number)?;
+            }
+            std::thread::sleep(NAP.min(timeout - waited));
+        }
+        if let Ok(mut state) = self.state.try_lock() {
+            self.reap(&mut state);
+        }
+        Ok(())
+    }
+
+    fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()> {
+        let mut state = self.lock();
+        self.core.failed()?;
+        let mut checked = Vec::with_capacity(writes.len());
+        {
+            let objects = read(&self.inner.objects);
+            for write in writes {
+                let allocation = objects.buffer(write.buffer)?;
+                allocation.check(write.offset, write.bytes.len() as u64)?;
+                checked.push(Write {
+                    to: allocation.ptr() + write.offset,
+                    bytes: write.bytes,
+                    holds: allocation.clone(),
+                });
+            }
+        }
+        if state.ring.is_none() {
+            let driver = &self.inner.driver;
+            let scatter = self
+                .inner
+                .modules
+                .function(&**driver, kernels::STEP_WRITE, &[], "step_write", 0)?;
+            state.ring = Some(StepRing::new(driver.clone(), scatter));
+        }
+        self.inner.uploads.order(self.core.stream, &self.core.seen_uploads)?;
+        let Some(ring) = &mut state.ring else { return Ok(()) };
+        let next = self.core.last.load(Ordering::Relaxed) + 1;
+        ring.write(&checked, self.core.stream)
+            .map_err(|error| self.core.fail(next, error))
+    }
+
+    fn reserve_scratch(&self, bytes: u64) -> Result<()> {
+        // Called at load, with the weights in place: what loading needed can go.
+        self.inner.uploads.release();
+        self.grow_arena(&mut self.lock(), bytes)
+    }
+}
+
+impl Drop for GpuQueue {
+    fn drop(&mut self) {
+        self.inner.queues().remove(&self.core.id);
+        let driver = &*self.core.driver;
+        // Whether it worked or the device is lost: nothing runs on the stream afterwards.
+        let _ = driver.synchronize(self.core.stream);
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        state.in_flight.clear();
+        state.ring = None;
+        if state.arena.bytes > 0 {
+            // SAFETY: the stream is idle, and the arena is this queue's own.
+            unsafe { driver.free(state.arena.base) };
+        }
+    }
+}

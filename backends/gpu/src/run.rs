@@ -1,0 +1,115 @@
+//! Enqueues what ops have encoded: parameters become words, scratch offsets addresses.
+
+use std::ffi::c_void;
+
+use halyard_platform_api::{Error, Result};
+
+use crate::driver::{DevicePtr, Driver, Stream};
+use crate::encoding::{Arg, Command, Encoding, Launch, MAX_ARGS};
+
+/// The scratch arena at a moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scratch {
+    pub(crate) base: DevicePtr,
+    pub(crate) bytes: u64,
+}
+
+impl Scratch {
+    fn at(self, offset: u64) -> Result<DevicePtr> {
+        if offset < self.bytes {
+            return Ok(self.base + offset);
+        }
+        Err(Error::invalid(format!(
+            "scratch offset {offset} passes the arena's {} bytes: the op reports less scratch than it uses",
+            self.bytes
+        )))
+    }
+
+    fn address(self, arg: Arg) -> Result<DevicePtr> {
+        match arg {
+            Arg::Scratch(offset) => self.at(offset),
+            Arg::Ptr(ptr) | Arg::U64(ptr) => Ok(ptr),
+            other => Err(Error::invalid(format!("{other:?} is no address"))),
+        }
+    }
+}
+
+/// Enqueues all commands in order.
+pub(crate) fn run_commands(driver: &dyn Driver, stream: Stream, encoding: &Encoding, scratch: Scratch) -> Result<()> {
+    for command in &encoding.commands {
+        match command {
+            Command::Launch(launch) => run_launch(driver, stream, launch, &encoding.args, scratch)?,
+            Command::Product {
+                product,
+                call,
+                x_in_scratch,
+                out_in_scratch,
+                weight_in_scratch,
+                workspace,
+            } => {
+                let mut call = *call;
+                if *x_in_scratch {
+                    call.x = scratch.at(call.x)?;
+                }
+                if *out_in_scratch {
+                    call.out = scratch.at(call.out)?;
+                }
+                if *weight_in_scratch {
+                    call.weight = scratch.at(call.weight)?;
+                }
+                let workspace = match product.workspace_bytes() {
+                    0 => 0,
+                    bytes => {
+                        scratch.at(workspace + bytes - 1)?;
+                        scratch.at(*workspace)?
+                    }
+                };
+                // SAFETY: the command list holds what the addresses name; the op's scratch covers the workspace.
+                unsafe { product.run(&call, workspace, stream)? };
+            }
+            // SAFETY: the command list holds what the addresses name.
+            Command::Collective(group, call) => unsafe { group.run(call, stream)? },
+            Command::Zero(to, bytes) => {
+                let to = scratch.address(*to)?;
+                // SAFETY: as above.
+                unsafe { driver.fill(to, 0, *bytes, stream)? };
+            }
+        }
+    }
+    Ok(())
+}
+
+fn run_launch(driver: &dyn Driver, stream: Stream, launch: &Launch, args: &[Arg], scratch: Scratch) -> Result<()> {
+    let args = &args[launch.args.0 as usize..][..launch.args.1 as usize];
+    if args.len() > MAX_ARGS {
+        return Err(Error::invalid(format!(
+            "a kernel takes {} parameters, at most {MAX_ARGS} fit",
+            args.len()
+        )));
+    }
+    // Little-endian: a 32-bit parameter is read from the low half of its word.
+    let mut words = [0u64; MAX_ARGS];
+    let mut params = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
+    for (i, &arg) in args.iter().enumerate() {
+        words[i] = match arg {
+            Arg::Ptr(value) | Arg::U64(value) => value,
+            Arg::Scratch(offset) => scratch.at(offset)?,
+            Arg::U32(value) => u64::from(value),
+            Arg::I32(value) => u64::from(value as u32),
+            Arg::F32(value) => u64::from(value.to_bits()),
+        };
+        params[i] = (&raw mut words[i]).cast();
+    }
+    // SAFETY: the op appended the parameters that its kernel takes, over live memory.
+    unsafe {
+        driver.launch(
+            launch.function,
+            launch.grid,
+            launch.block,
+            launch.shared_bytes,
+            &mut params[..args.len()],
+            launch.chained,
+            stream,
+        )
+    }
+}

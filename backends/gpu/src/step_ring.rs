@@ -1,0 +1,218 @@
+//! Step data on its way to the device: copied at the call into pinned slots, scattered from there by one kernel in stream order. A slot
+//! is used again once the event behind its scatter has passed.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use halyard_platform_api::{MAX_STEP_WRITE_BYTES, Result};
+
+use crate::driver::{DevicePtr, Driver, Event, Function, Pinned, Stream};
+use crate::memory::Allocation;
+
+/// Slots: more than the steps in flight, so that a writer seldom waits.
+const SLOTS: usize = 8;
+/// Bytes of a slot; more than the contract asks, as pieces keep their alignment.
+const SLOT_BYTES: usize = MAX_STEP_WRITE_BYTES + (64 << 10);
+/// Pieces of one launch, passed as a kernel parameter. Known to `step_write.cu`.
+pub(crate) const PIECES: usize = 64;
+/// Most bytes of a piece: one block copies it.
+const PIECE_BYTES: usize = 16 << 10;
+/// Threads of a block.
+const THREADS: u32 = 256;
+
+/// What one block copies: `bytes` from offset `from` of the slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Piece {
+    pub(crate) to: u64,
+    pub(crate) from: u32,
+    pub(crate) bytes: u32,
+}
+
+/// One write: where to, and what.
+pub(crate) struct Write<'a> {
+    pub(crate) to: DevicePtr,
+    pub(crate) bytes: &'a [u8],
+    pub(crate) holds: Arc<Allocation>,
+}
+
+struct Slot {
+    memory: Pinned,
+    free: Event,
+    /// Destinations, alive until the scatter is done.
+    holds: Vec<Arc<Allocation>>,
+}
+
+/// The pinned slots of a queue.
+pub(crate) struct StepRing {
+    driver: Arc<dyn Driver>,
+    scatter: Function,
+    slots: Vec<Slot>,
+    next: usize,
+}
+
+impl StepRing {
+    /// A ring whose scatter kernel is `scatter`.
+    pub(crate) fn new(driver: Arc<dyn Driver>, scatter: Function) -> StepRing {
+        StepRing {
+            driver,
+            scatter,
+            slots: Vec::new(),
+            next: 0,
+        }
+    }
+
+    /// Copies the writes out of the caller's memory and enqueues their scatter, in order.
+    pub(crate) fn write(&mut self, writes: &[Write<'_>], stream: Stream) -> Result<()> {
+        if !overlap(writes) {
+            return self.scatter(writes, stream);
+        }
+        // Blocks of one launch run in any order: later writes win only in launches of their own.
+        writes
+            .iter()
+            .try_for_each(|write| self.scatter(std::slice::from_ref(write), stream))
+    }
+
+    fn scatter(&mut self, writes: &[Write<'_>], stream: Stream) -> Result<()> {
+        let mut source = Cursor::default();
+        while let Some(at) = self.slot(&source, writes)? {
+            let driver = &*self.driver;
+            let slot = &mut self.slots[at];
+            // SAFETY: the slot's memory, which the device has finished reading.
+            let memory = unsafe { std::slice::from_raw_parts_mut(slot.memory.host, SLOT_BYTES) };
+            let mut used = 0;
+            loop {
+                let mut pieces = [Piece::default(); PIECES];
+                let count = source.fill(writes, memory, &mut used, &mut pieces, &mut slot.holds);
+                if count == 0 {
+                    break;
+                }
+                let mut base = slot.memory.device;
+                let params = &mut [(&raw mut pieces).cast::<c_void>(), (&raw mut base).cast()];
+                // SAFETY: `step_write` takes an array of pieces by value and the slot's address.
+                unsafe {
+                    driver.launch(
+                        self.scatter,
+                        [count as u32, 1, 1],
+                        [THREADS, 1, 1],
+                        0,
+                        params,
+                        true,
+                        stream,
+                    )?
+                };
+            }
+            driver.record_event(slot.free, stream)?;
+        }
+        Ok(())
+    }
+
+    /// The next slot, free to fill; `None` when all is written.
+    fn slot(&mut self, source: &Cursor, writes: &[Write<'_>]) -> Result<Option<usize>> {
+        if source.is_done(writes) {
+            return Ok(None);
+        }
+        if self.slots.len() < SLOTS {
+            let memory = self.driver.allocate_pinned(SLOT_BYTES as u64)?;
+            let free = self.driver.create_event().inspect_err(|_| {
+                // SAFETY: just made, never used.
+                unsafe { self.driver.free_pinned(memory) };
+            })?;
+            self.slots.push(Slot {
+                memory,
+                free,
+                holds: Vec::new(),
+            });
+            return Ok(Some(self.slots.len() - 1));
+        }
+        let at = self.next;
+        self.next = (at + 1) % SLOTS;
+        self.driver.synchronize_event(self.slots[at].free)?;
+        self.slots[at].holds.clear();
+        Ok(Some(at))
+    }
+
+    /// Lets go of destinations whose scatter is done.
+    pub(crate) fn reap(&mut self) {
+        for slot in self.slots.iter_mut().filter(|slot| !slot.holds.is_empty()) {
+            if matches!(self.driver.query_event(slot.free), Ok(true)) {
+                slot.holds.clear();
+            }
+        }
+    }
+}
+
+impl Drop for StepRing {
+    fn drop(&mut self) {
+        for slot in self.slots.drain(..) {
+            // SAFETY: the queue has waited for its stream, or its device is lost.
+            unsafe {
+                self.driver.free_pinned(slot.memory);
+                self.driver.destroy_event(slot.free);
+            }
+        }
+    }
+}
+
+/// Whether two writes touch the same byte.
+fn overlap(writes: &[Write<'_>]) -> bool {
+    writes.iter().enumerate().any(|(i, a)| {
+        let end = a.to + a.bytes.len() as u64;
+        writes[..i]
+            .iter()
+            .any(|b| a.to < b.to + b.bytes.len() as u64 && b.to < end)
+    })
+}
+
+/// How far the writes have been cut into pieces.
+#[derive(Default)]
+struct Cursor {
+    write: usize,
+    done: usize,
+}
+
+impl Cursor {
+    fn is_done(&self, writes: &[Write<'_>]) -> bool {
+        writes[self.write..].iter().all(|write| write.bytes.is_empty())
+    }
+
+    /// Copies into the slot from `used` on and describes it, until slot or pieces are full; the number of pieces.
+    fn fill(
+        &mut self,
+        writes: &[Write<'_>],
+        slot: &mut [u8],
+        used: &mut usize,
+        pieces: &mut [Piece; PIECES],
+        holds: &mut Vec<Arc<Allocation>>,
+    ) -> usize {
+        let mut count = 0;
+        while let Some(write) = writes.get(self.write) {
+            let rest = &write.bytes[self.done..];
+            if rest.is_empty() {
+                self.write += 1;
+                self.done = 0;
+                continue;
+            }
+            let to = write.to + self.done as u64;
+            // Source and destination lie alike to 16 bytes, so that the middle is copied in vectors.
+            let from = used.next_multiple_of(16) + (to % 16) as usize;
+            let bytes = rest.len().min(PIECE_BYTES).min(slot.len().saturating_sub(from));
+            if count == PIECES || bytes == 0 {
+                break;
+            }
+            slot[from..from + bytes].copy_from_slice(&rest[..bytes]);
+            pieces[count] = Piece {
+                to,
+                from: from as u32,
+                bytes: bytes as u32,
+            };
+            if !holds.iter().any(|held| Arc::ptr_eq(held, &write.holds)) {
+                holds.push(write.holds.clone());
+            }
+            count += 1;
+            *used = from + bytes;
+            self.done += bytes;
+        }
+        count
+    }
+}

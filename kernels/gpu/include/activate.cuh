@@ -1,0 +1,14 @@
+// What a linear does with its sum before writing it, by the number that the host passes as a definition.
+#pragma once
+#include "common.cuh"
+
+// 0: nothing, 1: silu, 2: gelu by tanh, 3: gelu by erf.
+template <int KIND> __device__ __forceinline__ float activate(float x) {
+    if (KIND == 1) return x / (1.f + expf(-x));
+    if (KIND == 2) {
+        float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+        return 0.5f * x * (1.f + tanhf(inner));
+    }
+    if (KIND == 3) return 0.5f * x * (1.f + erff(x * 0.7071067811865476f));
+    return x;
+}

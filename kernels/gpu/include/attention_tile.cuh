@@ -1,0 +1,154 @@
+// One tile of decode attention on matrix units: 64 keys and values in shared memory against up to 16 query heads, with a running softmax.
+// attention_decode.cu says what the definitions mean.
+#pragma once
+#include "kv_stream.cuh"
+#include "mma.cuh"
+
+#define LOG2E 1.4426950408889634f
+#define NT ((GROUP + 7) / 8)          // columns of 8 query heads
+#define DT (HEAD_DIM / 16)            // 16 dims
+
+__device__ __forceinline__ void load_matrix(u32 (&a)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address) : "memory");
+}
+__device__ __forceinline__ u32 transposed(u32 x) {
+    u32 y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Byte of 8 tokens (`eighth` of the tile) and 8 dims (`octet`) within a unit of keys, and of values.
+__device__ __forceinline__ constexpr u32 key_unit(u32 octet, u32 eighth) {
+    return eighth / (PIECE_TOKENS / 8) * (UNIT_BYTES / PIECES) + (octet * (PIECE_TOKENS / 8) + eighth % (PIECE_TOKENS / 8)) * 128;
+}
+__device__ __forceinline__ constexpr u32 value_unit(u32 octet, u32 eighth) {
+    return eighth / (PIECE_TOKENS / 8) * (UNIT_BYTES / PIECES) + (eighth % (PIECE_TOKENS / 8) * (HEAD_DIM / 8) + octet) * 128;
+}
+
+// Running softmax of a warp: of head columns 8n + 2t and 8n + 2t + 1 (lane = 4g + t). `highest` is in units of log2.
+struct Softmax {
+    float highest[NT][2], total[NT][2];
+    float sum[DT][NT][4]; // rows: dims 16d + g and + 8; columns: the two heads
+};
+
+__device__ __forceinline__ void clear(Softmax &softmax) {
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        softmax.highest[n][0] = softmax.highest[n][1] = -INFINITY_F;
+        softmax.total[n][0] = softmax.total[n][1] = 0.f;
+#pragma unroll
+        for (int d = 0; d < DT; d++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) softmax.sum[d][n][i] = 0.f;
+    }
+}
+
+// Scores of the tile's 64 keys: scores[m][n] are keys 16m + g and + 8 against head columns 8n + 2t and + 1.
+__device__ __forceinline__ void multiply_keys(float (&scores)[4][NT][4], const u32 (&query)[NT][DT][2], u32 keys) {
+    u32 lane = threadIdx.x % 32;
+    u32 at = keys + key_unit(lane >> 4, lane >> 3 & 1) + (lane & 7) * 16;
+#pragma unroll
+    for (int m = 0; m < 4; m++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) scores[m][n][i] = 0.f;
+#pragma unroll
+    for (int d = 0; d < DT; d++)
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+            u32 a[4];
+            load_matrix(a, at + key_unit(2 * d, 2 * m));
+#pragma unroll
+            for (int n = 0; n < NT; n++) mma_m16n8k16<ACT>(scores[m][n], a, query[n][d]);
+        }
+}
+
+// Turns scores into probabilities (16-bit, transposed: the second operand of the values' product) and keeps the softmax running.
+template <bool MASKED>
+__device__ __forceinline__ void weigh(Softmax &softmax, u32 (&p)[4][NT][2], float (&scores)[4][NT][4], float scale, float softcap, i32 first, i32 last) {
+    i32 g = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        float above[2] = {softmax.highest[n][0], softmax.highest[n][1]};
+#pragma unroll
+        for (int m = 0; m < 4; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float x = scores[m][n][i] * scale;
+                if (SOFTCAP) x = softcap * LOG2E * tanhf(x / softcap);
+                if (MASKED) {
+                    i32 key = 16 * m + g + (i >= 2 ? 8 : 0);
+                    if (key < first || key > last) x = -INFINITY_F;
+                }
+                scores[m][n][i] = x;
+                above[i & 1] = fmaxf(above[i & 1], x);
+            }
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+#pragma unroll
+            for (int mask = 4; mask < 32; mask <<= 1) above[c] = fmaxf(above[c], __shfl_xor_sync(0xffffffffu, above[c], mask));
+        }
+        float base[2], kept[2];
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            base[c] = above[c] == -INFINITY_F ? 0.f : above[c]; // nothing seen yet: no inf - inf
+            kept[c] = exp2_fast(softmax.highest[n][c] - base[c]);
+            softmax.highest[n][c] = above[c];
+            softmax.total[n][c] *= kept[c];
+        }
+        if (__any_sync(0xffffffffu, kept[0] != 1.f || kept[1] != 1.f)) {
+#pragma unroll
+            for (int d = 0; d < DT; d++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) softmax.sum[d][n][i] *= kept[i & 1];
+        }
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+            float e[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                e[i] = exp2_fast(scores[m][n][i] - base[i & 1]);
+                softmax.total[n][i & 1] += e[i];
+            }
+            p[m][n][0] = transposed(pack2<ACT>(e[0], e[1]));
+            p[m][n][1] = transposed(pack2<ACT>(e[2], e[3]));
+        }
+    }
+}
+
+// Adds the tile's values. Tokens outside first ..= last do not count, whatever their bytes hold.
+template <bool MASKED>
+__device__ __forceinline__ void multiply_values(Softmax &softmax, const u32 (&p)[4][NT][2], u32 values, i32 first, i32 last) {
+    u32 lane = threadIdx.x % 32;
+    u32 at = values + value_unit(lane >> 3 & 1, lane >> 4) + (lane & 7) * 16;
+#pragma unroll
+    for (int m = 0; m < 4; m++) {
+        u32 keep[2] = {0xffffffffu, 0xffffffffu};
+        if (MASKED) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                i32 key = 16 * m + 8 * half + 2 * (i32)(lane & 3);
+                keep[half] = (key >= first && key <= last ? 0xffffu : 0) | (key + 1 >= first && key + 1 <= last ? 0xffff0000u : 0);
+            }
+        }
+#pragma unroll
+        for (int d = 0; d < DT; d++) {
+            u32 a[4];
+            load_matrix(a, at + value_unit(2 * d, 2 * m));
+            if (MASKED) {
+                a[0] &= keep[0];
+                a[1] &= keep[0];
+                a[2] &= keep[1];
+                a[3] &= keep[1];
+            }
+#pragma unroll
+            for (int n = 0; n < NT; n++) mma_m16n8k16<ACT>(softmax.sum[d][n], a, p[m][n]);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What ranks do together in a program, as prepared ops with operand templates: sums in place, and columns gathered from all ranks.
+//! Owns how a gathered tensor is laid out; the model program says between which nodes.
+
+use std::sync::Arc;
+
+use halyard_models::program::{CollectiveOp, ModelProgram, TensorRole};
+use halyard_platform_api::ops::Copy;
+use halyard_platform_api::{Collective, CollectiveKind, Communicator, DType, PreparedOp};
+
+use crate::compile::{Extent, Preparer, Template};
+use crate::error::EngineError;
+
+/// An op with its operands, to be encoded after `after` nodes of the program.
+pub(crate) struct CollectiveStep {
+    pub after: u32,
+    pub name: &'static str,
+    pub op: Arc<dyn PreparedOp>,
+    pub operands: Vec<Template>,
+}
+
+/// Prepares every collective of a program, in order. What the platform lacks is noted by `preparer`.
+///
+/// # Errors
+/// A program for several ranks without a communicator; what the device reports.
+pub(crate) fn collective_steps(
+    model: &ModelProgram,
+    communicator: Option<&dyn Communicator>,
+    preparer: &mut Preparer<'_>,
+    template: &dyn Fn(u16) -> Template,
+) -> Result<Vec<CollectiveStep>, EngineError> {
+    let mut steps = Vec::new();
+    let Some(communicator) = communicator else {
+        if model.collectives.is_empty() {
+            return Ok(steps);
+        }
+        return Err(EngineError::Thread(
+            "a program for several ranks without a communicator".to_string(),
+        ));
+    };
+    for node in &model.collectives {
+        let mut push = |name, op: Option<Arc<dyn PreparedOp>>, operands| {
+            steps.extend(op.map(|op| CollectiveStep {
+                after: node.after,
+                name,
+                op,
+                operands,
+            }));
+        };
+        match &node.op {
+            CollectiveOp::AllReduce { tensor } => {
+                let x = template(*tensor);
+                let op = preparer.collective(communicator, CollectiveKind::AllReduce, x.tensor.dtype())?;
+                push("all_reduce", op, vec![x, x]);
+            }
+            CollectiveOp::GatherColumns {
+                shard,
+                gathered,
+                out,
+                starts,
+            } => {
+                let (from, room, to) = (template(*shard), template(*gathered), template(*out));
+                let op = preparer.collective(communicator, CollectiveKind::AllGather, DType::F32)?;
+                push("all_gather", op, vec![from, room]);
+                let width = slot_width(model, *shard);
+                for (first, count) in runs(starts, width) {
+                    let copy = preparer.op(&Copy { dtype: DType::F32 }.into())?;
+                    push("copy", copy, columns_of_ranks(&room, &to, width, first, count, starts));
+                }
+            }
+        }
+    }
+    Ok(steps)
+}
+
+fn slot_width(model: &ModelProgram, tensor: u16) -> u32 {
+    match model.roles[usize::from(tensor)] {
+        TensorRole::Activation { width, .. } => width,
+        _ => 0,
+    }
+}
+
+/// Neighbouring ranks whose columns stand side by side, as (first rank, number of ranks).
+fn runs(starts: &[u32], width: u32) -> Vec<(u32, u32)> {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for (rank, &start) in starts.iter().enumerate() {
+        match runs.last_mut() {
+            Some((_, count)) if start == starts[rank - 1] + width => *count += 1,
+            _ => runs.push((rank as u32, 1)),
+        }
+    }
+    runs
+}
+
+/// Operands of the copy that turns ranks' [N, width] into columns: both seen as [ranks, N, width].
+fn columns_of_ranks(
+    room: &Template,
+    to: &Template,
+    width: u32,
+    first: u32,
+    count: u32,
+    starts: &[u32],
+) -> Vec<Template> {
+    let rows = room.tensor.shape[0];
+    let gathered = room.tensor.view(0, &[count, rows, width], &[rows * width, width, 1]);
+    let columns = to.tensor.view(
+        u64::from(starts[first as usize]),
+        &[count, rows, width],
+        &[width, to.tensor.strides[0], 1],
+    );
+    vec![
+        Template {
+            tensor: gathered,
+            extent: Extent::GatheredRanks { first },
+        },
+        Template {
+            tensor: columns,
+            extent: Extent::LogitsInner,
+        },
+    ]
+}
+
+impl Preparer<'_> {
+    /// A collective, prepared once; `None` when the platform lacks it, which is noted.
+    fn collective(
+        &mut self,
+        communicator: &dyn Communicator,
+        kind: CollectiveKind,
+        dtype: DType,
+    ) -> Result<Option<Arc<dyn PreparedOp>>, EngineError> {
+        let spec = Collective { kind, dtype, peer: 0 };
+        if let Some((_, op)) = self.collectives.iter().find(|(known, _)| *known == spec) {
+            return Ok(Some(op.clone()));
+        }
+        match communicator.prepare(&spec) {
+            Ok(op) => {
+                self.collectives.push((spec, op.clone()));
+                Ok(Some(op))
+            }
+            Err(why) if why.status == halyard_platform_api::Status::Unsupported => {
+                self.note_missing(format!("{kind:?} of {dtype:?} between devices: {}", why.message));
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_copied_together() {
+        assert_eq!(runs(&[0, 4, 8, 12], 4), [(0, 4)]);
+        assert_eq!(runs(&[0, 288, 274], 288), [(0, 2), (2, 1)]);
+        assert_eq!(runs(&[0, 0, 0], 10), [(0, 1), (1, 1), (2, 1)]);
+    }
+}

@@ -1,0 +1,134 @@
+//! Loading over several devices: what all ranks must have in common, and work that every rank does at the same time.
+
+use std::sync::Arc;
+
+use halyard_models::ModelFiles;
+use halyard_models::program::Shard;
+use halyard_platform_api::{Capabilities, Communicator, CommunicatorId, Device, Status};
+
+use crate::config::EngineConfig;
+use crate::error::EngineError;
+use crate::plan::{Plan, plan};
+
+/// Settles every rank's numbers. Rank 0 chooses what the configuration leaves open, the others take it over or refuse it.
+///
+/// # Errors
+/// As [`plan`]; a device that cannot work with others.
+pub(crate) fn plan_ranks(
+    config: &EngineConfig,
+    devices: &[Arc<dyn Device>],
+    files: &ModelFiles,
+) -> Result<Vec<Plan>, EngineError> {
+    let size = devices.len() as u32;
+    let alone = |device: &&Arc<dyn Device>| !device.info().capabilities.has(Capabilities::COMMUNICATOR);
+    if let (true, Some(device)) = (size != 1, devices.iter().find(alone)) {
+        let message = format!(
+            "{size}, but {} offers no communication between devices; use 1",
+            device.info().name
+        );
+        return Err(EngineError::Config {
+            name: "--tensor-parallel-size",
+            message,
+        });
+    }
+    let Some(device) = devices.first() else {
+        return Err(EngineError::Config {
+            name: "--tensor-parallel-size",
+            message: "0 devices; at least one is needed".to_string(),
+        });
+    };
+    let mut plans = vec![plan(config, &**device, files, Shard { rank: 0, size })?];
+    let pinned = pinned(config, &plans[0]);
+    for (device, rank) in devices.iter().zip(0..).skip(1) {
+        let mut of_rank = plan(&pinned, &**device, files, Shard { rank, size }).map_err(|e| at_rank(rank, size, &e))?;
+        // Sizes that were chosen by a device's memory must not differ either: collectives carry equally many values.
+        of_rank.capacities = plans[0].capacities.clone();
+        of_rank.options.max_logits_rows = plans[0].options.max_logits_rows;
+        plans.push(of_rank);
+    }
+    Ok(plans)
+}
+
+/// The configuration with everything named that rank 0 has chosen.
+fn pinned(config: &EngineConfig, plan: &Plan) -> EngineConfig {
+    let mut config = config.clone();
+    config.model.dtype = Some(plan.options.act);
+    config.model.attention_backend = Some(plan.attention_name.clone());
+    config.cache.kv_cache_dtype = Some(plan.options.kv);
+    config.cache.block_size = Some(plan.options.block_size);
+    config.scheduler.max_num_batched_tokens = Some(plan.capacities.max_tokens);
+    config.scheduler.async_depth = Some(plan.async_depth);
+    config
+}
+
+fn at_rank(rank: u32, size: u32, error: &EngineError) -> EngineError {
+    EngineError::Ranks(format!("rank {rank} of {size}: {error}"))
+}
+
+/// Does `first` on this thread with the first input and `other` with each of the rest on a thread of its own, all at the same
+/// time, and gives their results in rank order.
+///
+/// # Errors
+/// What failed, by rank. A rank that only waited in vain for one that failed is left out.
+pub(crate) fn on_every_rank<T: Send, R: Send>(
+    inputs: Vec<T>,
+    first: impl FnOnce(T) -> Result<R, EngineError>,
+    other: impl Fn(T) -> Result<R, EngineError> + Sync,
+) -> Result<Vec<R>, EngineError> {
+    let size = inputs.len() as u32;
+    let mut inputs = inputs.into_iter();
+    let mut results: Vec<Result<R, EngineError>> = Vec::with_capacity(size as usize);
+    let Some(input) = inputs.next() else {
+        return Ok(Vec::new());
+    };
+    let other = &other;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = inputs.map(|input| scope.spawn(move || other(input))).collect();
+        results.push(first(input));
+        let panicked = || Err(EngineError::Thread("a rank's thread panicked; see the log".to_string()));
+        results.extend(threads.into_iter().map(|t| t.join().unwrap_or_else(|_| panicked())));
+    });
+    if size == 1 || results.iter().all(Result::is_ok) {
+        return results.into_iter().collect();
+    }
+    let errors = results
+        .into_iter()
+        .zip(0..)
+        .filter_map(|(r, rank)| Some((rank, r.err()?)));
+    let errors: Vec<(u32, EngineError)> = errors.collect();
+    let in_vain = |e: &EngineError| match e {
+        EngineError::Device(e) => e.status == Status::Timeout,
+        EngineError::Ranks(_) => true,
+        _ => false,
+    };
+    let only_vain = errors.iter().all(|(_, e)| in_vain(e));
+    let told = errors.iter().filter(|(_, e)| only_vain || !in_vain(e));
+    let words: Vec<String> = told.map(|(rank, e)| format!("rank {rank} of {size}: {e}")).collect();
+    Err(EngineError::Ranks(words.join("; ")))
+}
+
+/// The id that the ranks of a group join with; `None` for one device.
+///
+/// # Errors
+/// What the device reports.
+pub(crate) fn group_id(devices: &[Arc<dyn Device>]) -> Result<Option<CommunicatorId>, EngineError> {
+    match devices {
+        [] | [_] => Ok(None),
+        [first, ..] => Ok(Some(first.communicator_id()?)),
+    }
+}
+
+/// Joins the ranks' group; blocks until all have.
+///
+/// # Errors
+/// What the device reports.
+pub(crate) fn join(
+    device: &dyn Device,
+    id: Option<&CommunicatorId>,
+    shard: Shard,
+) -> Result<Option<Arc<dyn Communicator>>, EngineError> {
+    let Some(id) = id else {
+        return Ok(None);
+    };
+    Ok(Some(device.create_communicator(id, shard.rank, shard.size)?))
+}

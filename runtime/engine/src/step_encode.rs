@@ -1,0 +1,187 @@
+//! Encodes the parts of a step: inputs, head and sampling, the rows' update, and prompt scores. The same for steps that run once and
+//! for recordings: nothing here looks at what a step holds, only at its counts.
+
+use halyard_platform_api::{Encoder, OpId, Tensor};
+
+use crate::compile::StepShape;
+use crate::error::EngineError;
+use crate::runner::{PromptSpan, Runner, Wanted};
+use crate::sequence::Sampler;
+
+impl Runner {
+    /// Inputs and the model's layers.
+    pub(crate) fn encode_forward(&mut self, encoder: &mut dyn Encoder, shape: StepShape) -> Result<(), EngineError> {
+        self.encode_inputs(encoder, shape)?;
+        Ok(self.forward.encode(encoder, shape)?)
+    }
+
+    fn encode_inputs(&self, encoder: &mut dyn Encoder, shape: StepShape) -> Result<(), EngineError> {
+        let s = &self.step;
+        let seqs = |t: &Tensor| t.rows(0, shape.seqs);
+        let tokens = |t: &Tensor| t.rows(0, shape.tokens);
+        encoder.encode(
+            self.ops.prepare_inputs.id(),
+            &[
+                seqs(&s.rows),
+                seqs(&s.query_lens),
+                self.rows.tokens,
+                self.rows.num_computed,
+                Tensor::NONE,
+                tokens(&s.token_ids),
+                tokens(&s.positions),
+                tokens(&s.token_seq),
+                Tensor::NONE,
+                s.query_start_loc.rows(0, shape.seqs + 1),
+                seqs(&s.seq_lens),
+                seqs(&s.last_token_index),
+            ],
+        )?;
+        for (slots, table) in s.slots.iter().zip(&self.rows.tables) {
+            let operands = [
+                tokens(&s.positions),
+                tokens(&s.token_seq),
+                seqs(&s.rows),
+                *table,
+                tokens(slots),
+            ];
+            encoder.encode(self.ops.slot_mapping.id(), &operands)?;
+        }
+        Ok(())
+    }
+
+    /// Head and sampler of the emitting sequences, a chunk of logits at a time.
+    pub(crate) fn encode_sampling(
+        &mut self,
+        encoder: &mut dyn Encoder,
+        shape: StepShape,
+        num_emitting: u32,
+        wanted: Wanted,
+        entry: u32,
+    ) -> Result<(), EngineError> {
+        let keeps_raw = wanted.sampler == Sampler::Full && wanted.logprobs;
+        let chunk = match keeps_raw {
+            true => self.raw_logits.shape[0],
+            false => self.capacities.logits_chunk,
+        };
+        for (first, count) in chunks(0, num_emitting, chunk) {
+            self.head.encode(
+                encoder,
+                StepShape {
+                    logits: count,
+                    logits_first: first,
+                    ..shape
+                },
+            )?;
+            let logits = self.logits.rows(0, count);
+            let rows = self.step.rows.rows(first, count);
+            let sampled = self.step.sampled.rows(first, count);
+            let mut raw = logits;
+            if wanted.sampler == Sampler::Full {
+                if keeps_raw {
+                    raw = self.raw_logits.rows(0, count);
+                    encoder.encode(self.ops.copy_logits.id(), &[logits, raw])?;
+                }
+                let r = &self.rows;
+                encoder.encode(
+                    self.ops.logits_process.id(),
+                    &[
+                        logits,
+                        rows,
+                        r.sampling,
+                        r.tokens,
+                        r.num_tokens,
+                        r.allowed_mask,
+                        r.bias_tokens,
+                        r.bias_values,
+                        r.stop_tokens,
+                        r.bad_words,
+                        Tensor::NONE,
+                    ],
+                )?;
+            }
+            if wanted.sampler == Sampler::Greedy {
+                encoder.encode(self.ops.argmax.id(), &[logits, sampled])?;
+            } else {
+                let operands = [logits, rows, self.rows.sampling, self.rows.num_tokens, sampled];
+                encoder.encode(self.ops.sample.id(), &operands)?;
+            }
+            if wanted.logprobs {
+                self.encode_scores(encoder, self.ops.top_logprobs.id(), raw, sampled, entry, first, count)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn encode_prompt_logprobs(
+        &mut self,
+        encoder: &mut dyn Encoder,
+        shape: StepShape,
+        num_emitting: u32,
+        spans: &[PromptSpan],
+        entry: u32,
+    ) -> Result<(), EngineError> {
+        let Some(last) = spans.last() else {
+            return Ok(());
+        };
+        for (first, count) in chunks(num_emitting, last.first + last.count, self.capacities.logits_chunk) {
+            self.head.encode(
+                encoder,
+                StepShape {
+                    logits: count,
+                    logits_first: first,
+                    ..shape
+                },
+            )?;
+            let chosen = self.step.chosen.rows(first, count);
+            let logits = self.logits.rows(0, count);
+            self.encode_scores(encoder, self.ops.top_logprobs.id(), logits, chosen, entry, first, count)?;
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn encode_scores(
+        &self,
+        encoder: &mut dyn Encoder,
+        op: OpId,
+        logits: Tensor,
+        chosen: Tensor,
+        entry: u32,
+        first: u32,
+        count: u32,
+    ) -> Result<(), EngineError> {
+        let t = &self.ring.logprobs[entry as usize];
+        let outputs = [t.chosen, t.ranks, t.top_tokens, t.top_logprobs].map(|t| t.rows(first, count));
+        encoder.encode(op, &[logits, chosen, outputs[0], outputs[1], outputs[2], outputs[3]])?;
+        Ok(())
+    }
+
+    pub(crate) fn encode_update(&self, encoder: &mut dyn Encoder, shape: StepShape) -> Result<(), EngineError> {
+        let s = &self.step;
+        let seqs = |t: &Tensor| t.rows(0, shape.seqs);
+        encoder.encode(
+            self.ops.update_rows.id(),
+            &[
+                s.header,
+                seqs(&s.rows),
+                seqs(&s.query_lens),
+                seqs(&s.emits),
+                Tensor::NONE,
+                s.sampled.view(0, &[shape.seqs, 1], &[1, 1]),
+                Tensor::NONE,
+                self.rows.tokens,
+                self.rows.num_tokens,
+                self.rows.num_computed,
+                self.ring.results,
+            ],
+        )?;
+        Ok(())
+    }
+}
+
+/// Pieces of at most `size` of `first .. end`.
+fn chunks(first: u32, end: u32, size: u32) -> impl Iterator<Item = (u32, u32)> {
+    (first..end)
+        .step_by(size as usize)
+        .map(move |at| (at, size.min(end - at)))
+}

@@ -1,0 +1,119 @@
+//! The ops around a model's own programs: inputs, slots, sampling, scores, the rows' update. Prepared once for an engine's capacities.
+
+use std::sync::Arc;
+
+use halyard_platform_api::ops::{
+    Argmax, Copy, LogitsProcess, PrepareInputs, Sample, SlotMapping, TopLogprobs, UpdateRows,
+};
+use halyard_platform_api::{DType, OpSpec, PreparedOp};
+
+use crate::compile::Preparer;
+use crate::error::EngineError;
+use crate::plan::Plan;
+use crate::state::ResultRing;
+
+/// The ops around the model's own programs.
+pub(crate) struct StepOps {
+    pub prepare_inputs: Arc<dyn PreparedOp>,
+    pub slot_mapping: Arc<dyn PreparedOp>,
+    pub update_rows: Arc<dyn PreparedOp>,
+    pub argmax: Arc<dyn PreparedOp>,
+    pub sample: Arc<dyn PreparedOp>,
+    pub logits_process: Arc<dyn PreparedOp>,
+    pub top_logprobs: Arc<dyn PreparedOp>,
+    pub copy_logits: Arc<dyn PreparedOp>,
+}
+
+impl StepOps {
+    /// Prepares all of them. `None` when some are missing, which `preparer` has noted.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub(crate) fn prepare(
+        plan: &Plan,
+        ring: &ResultRing,
+        preparer: &mut Preparer<'_>,
+    ) -> Result<Option<StepOps>, EngineError> {
+        let c = &plan.capacities;
+        let (max_seqs, max_tokens, vocab) = (c.max_seqs, c.max_tokens, c.vocab);
+        let mut op = |spec: OpSpec| preparer.op(&spec);
+        let prepare_inputs = op(PrepareInputs { max_seqs, max_tokens }.into())?;
+        let slot_mapping = op(SlotMapping {
+            block_size: plan.options.block_size,
+        }
+        .into())?;
+        let update_rows = op(UpdateRows {
+            max_seqs,
+            max_sampled: 1,
+        }
+        .into())?;
+        let argmax = op(Argmax { vocab, max_seqs }.into())?;
+        let sample = op(Sample { vocab, max_seqs }.into())?;
+        let logits_process = op(LogitsProcess { vocab, max_seqs }.into())?;
+        let top_logprobs = op(TopLogprobs {
+            vocab,
+            k: ring.k,
+            max_rows: c.logits_chunk,
+        }
+        .into())?;
+        let copy_logits = op(Copy { dtype: DType::F32 }.into())?;
+        let all = (
+            prepare_inputs,
+            slot_mapping,
+            update_rows,
+            argmax,
+            sample,
+            logits_process,
+            top_logprobs,
+            copy_logits,
+        );
+        let (
+            Some(prepare_inputs),
+            Some(slot_mapping),
+            Some(update_rows),
+            Some(argmax),
+            Some(sample),
+            Some(logits_process),
+            Some(top_logprobs),
+            Some(copy_logits),
+        ) = all
+        else {
+            return Ok(None);
+        };
+        Ok(Some(StepOps {
+            prepare_inputs,
+            slot_mapping,
+            update_rows,
+            argmax,
+            sample,
+            logits_process,
+            top_logprobs,
+            copy_logits,
+        }))
+    }
+
+    fn all(&self) -> [(&'static str, &Arc<dyn PreparedOp>); 8] {
+        [
+            ("prepare_inputs", &self.prepare_inputs),
+            ("slot_mapping", &self.slot_mapping),
+            ("update_rows", &self.update_rows),
+            ("argmax", &self.argmax),
+            ("sample", &self.sample),
+            ("logits_process", &self.logits_process),
+            ("top_logprobs", &self.top_logprobs),
+            ("copy", &self.copy_logits),
+        ]
+    }
+
+    /// Most scratch of any of them.
+    pub(crate) fn scratch_bytes(&self) -> u64 {
+        let all = self.all().into_iter();
+        all.map(|(_, op)| op.info().scratch_bytes).max().unwrap_or(0)
+    }
+
+    /// The first op that cannot be recorded.
+    pub(crate) fn not_recordable(&self) -> Option<&'static str> {
+        let mut all = self.all().into_iter();
+        all.find(|(_, op)| !op.info().recordable).map(|(name, _)| name)
+    }
+}

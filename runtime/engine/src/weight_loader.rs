@@ -1,0 +1,417 @@
+//! How weights reach the device: rows of files from host memory, dummy weights made where they are packed. Owns the staging memory
+//! and the count of bytes and time.
+//!
+//! A dummy matrix is the op `fill_random` over its rows, run on the device and packed from there; where the platform lacks the op the
+//! host makes the same values.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use halyard_models::{DummyValues, Role, Weights};
+use halyard_platform_api::ops::{Copy, FillRandom};
+use halyard_platform_api::{
+    Buffer, BufferKind, DType, Device, EncoderMode, PreparedOp, Queue, Status, Tensor, WeightFormat, WeightRows,
+};
+
+use crate::error::EngineError;
+
+/// Bytes of rows made at a time.
+const STAGING_BYTES: u64 = 64 << 20;
+/// No piece takes this long.
+const WAIT_NS: u64 = 120_000_000_000;
+/// Rows that a thread packs from host memory at least: a multiple of every backend's panel so far.
+const ROWS_A_THREAD: u32 = 256;
+/// Rows whose columns are copied out at a time: a few MiB.
+const COLUMN_PIECE_ROWS: usize = 1024;
+/// Threads that pack from host memory.
+const MAX_THREADS: usize = 8;
+
+/// Rows and columns of a stored matrix.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub role: Role,
+    pub rows: Range<u32>,
+    pub columns: Range<u32>,
+}
+
+/// Where rows go: node `node` of `op`, from row `first_row` on.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'t> {
+    pub op: &'t dyn PreparedOp,
+    pub node: u32,
+    pub first_row: u32,
+    pub dst: &'t Tensor,
+}
+
+/// Packs weights and counts them.
+pub(crate) struct WeightLoader<'a> {
+    device: &'a dyn Device,
+    queue: &'a dyn Queue,
+    /// Whole rows, and some of their columns.
+    staging: [Option<Arc<dyn Buffer>>; 2],
+    can_fill: bool,
+    progress: &'a mut dyn FnMut(u64),
+    pub bytes: u64,
+    pub elapsed: Duration,
+}
+
+impl<'a> WeightLoader<'a> {
+    pub(crate) fn new(device: &'a dyn Device, queue: &'a dyn Queue, progress: &'a mut dyn FnMut(u64)) -> Self {
+        WeightLoader {
+            device,
+            queue,
+            staging: [None, None],
+            can_fill: true,
+            progress,
+            bytes: 0,
+            elapsed: Duration::ZERO,
+        }
+    }
+
+    /// Packs a part of a stored matrix, or makes it.
+    ///
+    /// # Errors
+    /// What files and device report.
+    pub(crate) fn pack(&mut self, weights: &Weights, part: &Part, target: Target<'_>) -> Result<(), EngineError> {
+        let start = Instant::now();
+        if !self.fill(weights, part, target)? {
+            let source = weights.tensor(part.role)?;
+            let columns = part.columns.start as usize..part.columns.end as usize;
+            // Columns are copied out piece by piece; whole rows are taken where they lie.
+            let piece = match columns == (0..source.row_len()) {
+                true => part.rows.len(),
+                false => COLUMN_PIECE_ROWS,
+            };
+            for first in part.rows.clone().step_by(piece.max(1)) {
+                let end = part.rows.end.min(first + piece as u32);
+                let rows = source.submatrix(first as usize..end as usize, columns.clone());
+                let target = Target {
+                    first_row: target.first_row + first - part.rows.start,
+                    ..target
+                };
+                self.pack_host(&rows, rows.len() / (end - first) as usize, target)?;
+                self.count(rows.len() as u64);
+            }
+        }
+        self.elapsed += start.elapsed();
+        Ok(())
+    }
+
+    fn count(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        (self.progress)(bytes);
+    }
+
+    /// Rows from host memory; by several threads where the host does the packing.
+    fn pack_host(&self, bytes: &[u8], row_bytes: usize, target: Target<'_>) -> Result<(), EngineError> {
+        let num_rows = (bytes.len() / row_bytes.max(1)) as u32;
+        let threads = match self.device.info().unified_memory {
+            true => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
+            false => 1,
+        };
+        let piece = (num_rows / threads as u32).max(1).next_multiple_of(ROWS_A_THREAD);
+        let pack = |first: u32, bytes: &[u8]| {
+            let rows = WeightRows {
+                first_row: target.first_row + first,
+                num_rows: (bytes.len() / row_bytes.max(1)) as u32,
+                bytes,
+            };
+            target.op.pack_weight(target.node, rows, target.dst)
+        };
+        if num_rows <= piece {
+            return Ok(pack(0, bytes)?);
+        }
+        let pieces = (0..num_rows)
+            .step_by(piece as usize)
+            .zip(bytes.chunks(piece as usize * row_bytes));
+        std::thread::scope(|scope| {
+            let running: Vec<_> = pieces
+                .map(|(first, bytes)| scope.spawn(move || pack(first, bytes)))
+                .collect();
+            let ended = running.into_iter().map(|thread| {
+                let panicked = |_| EngineError::Thread("a thread that packs weights panicked".to_string());
+                Ok(thread.join().map_err(panicked)??)
+            });
+            ended.collect()
+        })
+    }
+
+    /// Makes the rows of a dummy matrix on the device and packs them there. False: this is no such matrix, or the platform cannot.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub(crate) fn fill(&mut self, weights: &Weights, part: &Part, target: Target<'_>) -> Result<bool, EngineError> {
+        let Some(values) = weights.dummy_values(part.role).filter(|_| self.can_fill) else {
+            return Ok(false);
+        };
+        let Some(dtype) = float_type(weights.format(part.role)?) else {
+            return Ok(false);
+        };
+        let shape = weights.shape(part.role);
+        let (all_rows, width) = (shape[0] as u64, shape[shape.len() - 1] as u64);
+        let row_bytes = width * dtype.bytes() as u64;
+        // Groups of four values share a counter, and the op counts elements in 32 bits.
+        if !width.is_multiple_of(4) || all_rows * width > u64::from(u32::MAX) || row_bytes > STAGING_BYTES {
+            return Ok(false);
+        }
+        let piece = (STAGING_BYTES / row_bytes) as u32;
+        for first in part.rows.clone().step_by(piece as usize) {
+            let num_rows = piece.min(part.rows.end - first);
+            let made = Rows {
+                values,
+                dtype,
+                width: width as u32,
+                first,
+                num_rows,
+            };
+            let Some(src) = self.make(made, &part.columns)? else {
+                self.can_fill = false;
+                return Ok(false);
+            };
+            let target = Target {
+                first_row: target.first_row + first - part.rows.start,
+                ..target
+            };
+            self.pack_made(&src, num_rows, target)?;
+            self.count(src.span_bytes());
+        }
+        Ok(true)
+    }
+
+    /// Runs `fill_random` over rows and gives the bytes of `columns`. `None`: the platform has no such op.
+    fn make(&mut self, rows: Rows, columns: &Range<u32>) -> Result<Option<Tensor>, EngineError> {
+        let Rows {
+            dtype, width, num_rows, ..
+        } = rows;
+        let spec = FillRandom {
+            dtype,
+            seed_low: rows.values.seed_low,
+            seed_high: rows.values.seed_high,
+            scale: DummyValues::SCALE,
+            first: rows.first * width,
+        };
+        let fill = match self.device.ops().prepare(&spec.into()) {
+            Ok(fill) => fill,
+            Err(error) if error.status == Status::Unsupported => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let mut encoder = self.device.create_encoder(EncoderMode::OneShot)?;
+        let whole = self.stage(0, num_rows, width, dtype)?;
+        encoder.encode(fill.id(), &[whole.view(0, &[num_rows * width], &[1])])?;
+        let mut ops = vec![fill];
+        let mut made = whole;
+        if columns.len() < width as usize {
+            let copy = self.device.ops().prepare(&Copy { dtype }.into())?;
+            made = self.stage(1, num_rows, columns.len() as u32, dtype)?;
+            let wanted = whole.columns(columns.start, columns.len() as u32);
+            encoder.encode(copy.id(), &[wanted, made])?;
+            ops.push(copy);
+        }
+        let scratch = ops.iter().map(|op| op.info().scratch_bytes).max().unwrap_or(0);
+        self.queue.reserve_scratch(scratch)?;
+        let commands = encoder.finish()?;
+        let number = self.queue.submit(&[commands.id()], &[])?;
+        self.queue.wait(number, WAIT_NS)?;
+        let bytes = made.span_bytes() as u32;
+        let id = made.buffer_id();
+        Ok(Some(Tensor::contiguous(id, 0, DType::U8, &[bytes])))
+    }
+
+    /// Packs rows that lie in staging memory; through the host where the platform packs from there only.
+    fn pack_made(&self, src: &Tensor, num_rows: u32, target: Target<'_>) -> Result<(), EngineError> {
+        let Target {
+            op,
+            node,
+            first_row,
+            dst,
+        } = target;
+        match op.pack_weight_from(node, first_row, num_rows, src, dst) {
+            Err(error) if error.status == Status::Unsupported => {}
+            outcome => return Ok(outcome?),
+        }
+        let mut bytes = vec![0; src.span_bytes() as usize];
+        let mut staging = self.staging.iter().flatten();
+        if let Some(buffer) = staging.find(|buffer| buffer.id() == src.buffer_id()) {
+            buffer.read(src.offset, &mut bytes)?;
+        }
+        let rows = WeightRows {
+            first_row,
+            num_rows,
+            bytes: &bytes,
+        };
+        Ok(op.pack_weight(node, rows, dst)?)
+    }
+
+    /// Staging memory for rows, grown where it is too small.
+    fn stage(&mut self, index: usize, num_rows: u32, width: u32, dtype: DType) -> Result<Tensor, EngineError> {
+        let bytes = u64::from(num_rows) * u64::from(width) * dtype.bytes() as u64;
+        let known = self.staging[index].take().filter(|buffer| buffer.bytes() >= bytes);
+        let buffer = match known {
+            Some(buffer) => buffer,
+            None => self.device.create_buffer(bytes, BufferKind::Device)?,
+        };
+        let tensor = Tensor::contiguous(buffer.id(), 0, dtype, &[num_rows, width]);
+        self.staging[index] = Some(buffer);
+        Ok(tensor)
+    }
+}
+
+/// Rows to make.
+#[derive(Clone, Copy)]
+struct Rows {
+    values: DummyValues,
+    dtype: DType,
+    width: u32,
+    first: u32,
+    num_rows: u32,
+}
+
+fn float_type(format: WeightFormat) -> Option<DType> {
+    match format {
+        WeightFormat::F32 => Some(DType::F32),
+        WeightFormat::F16 => Some(DType::F16),
+        WeightFormat::BF16 => Some(DType::BF16),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use halyard_models::{DummyWeights, LayerWeight, LoadFormat, ModelFiles};
+    use halyard_platform_api::ops::{Epilogue, Linear};
+    use halyard_platform_api::{Error, OpId, Platform, PreparedInfo, QueueKind};
+
+    use super::*;
+
+    /// An op of a platform whose table ends before `pack_weight_from`.
+    struct HostOnly<'a>(&'a dyn PreparedOp);
+
+    impl PreparedOp for HostOnly<'_> {
+        fn id(&self) -> OpId {
+            self.0.id()
+        }
+
+        fn info(&self) -> PreparedInfo {
+            self.0.info()
+        }
+
+        fn packed_weight_bytes(&self, node: u32) -> Result<u64, Error> {
+            self.0.packed_weight_bytes(node)
+        }
+
+        fn pack_weight(&self, node: u32, rows: WeightRows<'_>, dst: &Tensor) -> Result<(), Error> {
+            self.0.pack_weight(node, rows, dst)
+        }
+    }
+
+    fn dummy() -> ModelFiles {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");
+        ModelFiles::open(&folder, LoadFormat::Dummy, DummyWeights::default()).expect("the fixture")
+    }
+
+    /// The packed weight as the device holds it, made by `load`.
+    fn packed(device: &dyn Device, role: Role, load: impl Fn(&mut WeightLoader<'_>, &Weights, Target<'_>)) -> Vec<u8> {
+        let files = dummy();
+        let shape = files.weights.shape(role);
+        let op = device.ops().prepare(
+            &Linear {
+                in_features: shape[1] as u32,
+                out_features: shape[0] as u32,
+                weight: WeightFormat::BF16,
+                act: DType::F32,
+                out: DType::F32,
+                epilogue: Epilogue::None,
+                max_tokens: 4,
+                allow_quantized_act: false,
+            }
+            .into(),
+        );
+        let op = op.expect("prepared");
+        let bytes = op.packed_weight_bytes(0).expect("a weight");
+        let buffer = device.create_buffer(bytes, BufferKind::Device).expect("memory");
+        let dst = Tensor::contiguous(buffer.id(), 0, DType::U8, &[bytes as u32]);
+        let queue = device.create_queue(QueueKind::Compute).expect("a queue");
+        let mut progress = |_| {};
+        let mut loader = WeightLoader::new(device, &*queue, &mut progress);
+        let target = Target {
+            op: &*op,
+            node: 0,
+            first_row: 0,
+            dst: &dst,
+        };
+        load(&mut loader, &files.weights, target);
+        let mut out = vec![0; bytes as usize];
+        buffer.read(0, &mut out).expect("read");
+        out
+    }
+
+    #[test]
+    fn the_device_makes_the_hosts_values() {
+        let role = Role::Layer(1, LayerWeight::DownProj);
+        for device in [
+            halyard_reference::ReferencePlatform::new().open(0),
+            halyard_cpu::CpuPlatform::with_threads(2).open(0),
+        ] {
+            let device = device.expect("opens");
+            let host = packed(&*device, role, |loader, weights, target| {
+                let source = weights.tensor(role).expect("a matrix");
+                loader
+                    .pack_host(&source.bytes, source.row_bytes(), target)
+                    .expect("packed");
+            });
+            let made = packed(&*device, role, |loader, weights, target| {
+                let shape = weights.shape(role);
+                let (rows, width) = (shape[0] as u32, shape[1] as u32);
+                for rows in [0..3, 3..rows - 1, rows - 1..rows] {
+                    let target = Target {
+                        first_row: rows.start,
+                        ..target
+                    };
+                    let part = Part {
+                        role,
+                        rows,
+                        columns: 0..width,
+                    };
+                    // The first part through an op that packs from host memory only.
+                    let host_only = HostOnly(target.op);
+                    let op: &dyn PreparedOp = if part.rows.start == 0 { &host_only } else { target.op };
+                    let target = Target { op, ..target };
+                    assert!(loader.fill(weights, &part, target).expect("filled"));
+                }
+                assert_eq!(loader.bytes, u64::from(rows) * u64::from(width) * 2);
+            });
+            assert!(host.iter().any(|&byte| byte != 0));
+            assert_eq!(host, made);
+        }
+    }
+
+    #[test]
+    fn columns_are_those_of_the_whole_rows() {
+        let device = halyard_reference::ReferencePlatform::new().open(0).expect("opens");
+        let queue = device.create_queue(QueueKind::Compute).expect("a queue");
+        let (files, role) = (dummy(), Role::Layer(0, LayerWeight::OProj));
+        let values = files.weights.dummy_values(role).expect("a dummy");
+        let width = files.weights.shape(role)[1] as u32;
+        let mut progress = |_| {};
+        let mut loader = WeightLoader::new(&*device, &*queue, &mut progress);
+        let rows = Rows {
+            values,
+            dtype: DType::BF16,
+            width,
+            first: 2,
+            num_rows: 3,
+        };
+        let made = loader.make(rows, &(4..width / 2)).expect("made").expect("has the op");
+        let mut bytes = vec![0; made.span_bytes() as usize];
+        let buffer = loader.staging[1].as_ref().expect("staged");
+        buffer.read(0, &mut bytes).expect("read");
+        let source = files.weights.tensor(role).expect("a matrix");
+        let expected: Vec<u8> = (2..5)
+            .flat_map(|row| source.rows(row..row + 1)[8..width as usize].to_vec())
+            .collect();
+        assert_eq!(bytes, expected);
+    }
+}

@@ -1,0 +1,152 @@
+//! A device with one thing changed: what it says of itself, what its communicator gives, or when its queue fails.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use halyard_platform_api::{
+    AttentionRegistry, Buffer, BufferKind, Capabilities, Collective, CollectiveKind, CommandId, Communicator,
+    CommunicatorId, DType, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpRegistry, PreparedOp, Queue,
+    QueueId, QueueKind, QueueWait, Result, Status, StepWrite, ops::Copy,
+};
+
+/// What is changed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change {
+    /// It claims no communicator.
+    NoCommunicator,
+    /// Sums over ranks are left out.
+    SkipsAllReduce,
+    /// This submit and all later ones fail.
+    FailsAtSubmit(u64),
+    /// This submit panics.
+    PanicsAtSubmit(u64),
+    /// Its memory.
+    HasMemory(MemoryInfo),
+}
+
+/// `inner` with `change`.
+pub fn wrapped(inner: Arc<dyn Device>, change: Change) -> Arc<dyn Device> {
+    let mut info = inner.info().clone();
+    if change == Change::NoCommunicator {
+        info.capabilities = Capabilities(info.capabilities.0 & !Capabilities::COMMUNICATOR.0);
+    }
+    Arc::new(Wrapped { inner, info, change })
+}
+
+struct Wrapped {
+    inner: Arc<dyn Device>,
+    info: DeviceInfo,
+    change: Change,
+}
+
+impl Device for Wrapped {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        match self.change {
+            Change::HasMemory(memory) => Ok(memory),
+            _ => self.inner.memory(),
+        }
+    }
+
+    fn create_buffer(&self, bytes: u64, kind: BufferKind) -> Result<Arc<dyn Buffer>> {
+        self.inner.create_buffer(bytes, kind)
+    }
+
+    fn create_queue(&self, kind: QueueKind) -> Result<Arc<dyn Queue>> {
+        Ok(Arc::new(WrappedQueue {
+            inner: self.inner.create_queue(kind)?,
+            change: self.change,
+            submits: AtomicU64::new(0),
+        }))
+    }
+
+    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
+        self.inner.create_encoder(mode)
+    }
+
+    fn ops(&self) -> &dyn OpRegistry {
+        self.inner.ops()
+    }
+
+    fn attention(&self) -> &dyn AttentionRegistry {
+        self.inner.attention()
+    }
+
+    fn communicator_id(&self) -> Result<CommunicatorId> {
+        self.inner.communicator_id()
+    }
+
+    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
+        let inner = self.inner.create_communicator(id, rank, size)?;
+        if self.change != Change::SkipsAllReduce {
+            return Ok(inner);
+        }
+        let device = self.inner.clone();
+        Ok(Arc::new(Skipping { inner, device }))
+    }
+}
+
+struct Skipping {
+    inner: Arc<dyn Communicator>,
+    device: Arc<dyn Device>,
+}
+
+impl Communicator for Skipping {
+    fn rank(&self) -> u32 {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.inner.size()
+    }
+
+    fn prepare(&self, spec: &Collective) -> Result<Arc<dyn PreparedOp>> {
+        match spec.kind {
+            CollectiveKind::AllReduce => self.device.ops().prepare(&Copy { dtype: DType::F32 }.into()),
+            _ => self.inner.prepare(spec),
+        }
+    }
+}
+
+struct WrappedQueue {
+    inner: Arc<dyn Queue>,
+    change: Change,
+    submits: AtomicU64,
+}
+
+impl Queue for WrappedQueue {
+    fn id(&self) -> QueueId {
+        self.inner.id()
+    }
+
+    fn submit(&self, commands: &[CommandId], waits: &[QueueWait]) -> Result<u64> {
+        let count = self.submits.fetch_add(1, Ordering::Relaxed) + 1;
+        match self.change {
+            Change::FailsAtSubmit(at) if count >= at => {
+                Err(Error::new(Status::DeviceLost, "the device fell off the bus"))
+            }
+            Change::PanicsAtSubmit(at) if count >= at => panic!("planted"),
+            _ => self.inner.submit(commands, waits),
+        }
+    }
+
+    fn completed(&self) -> u64 {
+        self.inner.completed()
+    }
+
+    fn wait(&self, number: u64, timeout_ns: u64) -> Result<()> {
+        self.inner.wait(number, timeout_ns)
+    }
+
+    fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()> {
+        self.inner.write_step(writes)
+    }
+
+    fn reserve_scratch(&self, bytes: u64) -> Result<()> {
+        self.inner.reserve_scratch(bytes)
+    }
+}

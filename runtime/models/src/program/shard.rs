@@ -1,0 +1,193 @@
+//! Tensor parallelism of a model: which rows or columns of each weight one rank holds, and the sizes that it computes with.
+//!
+//! Heads, feed-forward columns and the vocabulary are divided; the residual stream, norms and the embedding stand on every rank.
+//! What a rank computes of a divided sum is a part: an [`AllReduce`](super::CollectiveOp) makes it whole.
+
+use crate::config::ModelDescription;
+use crate::error::{ModelError, Result};
+use crate::weights::{LayerWeight, Role};
+
+/// Ranks' slices of the vocabulary are a multiple of this, where the vocabulary is that large: wide stores of products want it.
+const VOCAB_MULTIPLE: usize = 16;
+
+/// One rank of a tensor-parallel group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// This rank, below `size`.
+    pub rank: u32,
+    /// Number of ranks.
+    pub size: u32,
+}
+
+impl Shard {
+    /// The whole model on one device.
+    pub const WHOLE: Shard = Shard { rank: 0, size: 1 };
+
+    /// Whether it adds what must be added once: residuals, and biases of divided sums.
+    pub(super) fn is_first(self) -> bool {
+        self.rank == 0
+    }
+
+    pub(super) fn is_whole(self) -> bool {
+        self.size == 1
+    }
+}
+
+impl Default for Shard {
+    fn default() -> Self {
+        Shard::WHOLE
+    }
+}
+
+/// A part of a weight: rows and columns of a matrix; of a vector, values as rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slice {
+    pub first_row: u32,
+    pub rows: u32,
+    pub first_column: u32,
+    /// 0 for a vector.
+    pub columns: u32,
+}
+
+/// The sizes of one rank's part of a model.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LocalSizes {
+    shard: Shard,
+    pub num_heads: usize,
+    pub num_kv_heads: usize,
+    /// First of its KV heads: ranks share heads where there are fewer heads than ranks.
+    first_kv_head: usize,
+    pub head_dim: usize,
+    pub intermediate_size: usize,
+    /// Rows of the output projection.
+    pub vocab: usize,
+}
+
+impl LocalSizes {
+    /// This rank's sizes.
+    ///
+    /// # Errors
+    /// [`ModelError::Indivisible`] naming the model's number and the ranks.
+    pub(super) fn of(model: &ModelDescription, shard: Shard) -> Result<LocalSizes> {
+        let (rank, size) = (shard.rank as usize, shard.size as usize);
+        let divide = |what: &'static str, value: usize| {
+            if value.is_multiple_of(size) {
+                return Ok(value / size);
+            }
+            Err(indivisible(what, value, shard, "the number of ranks must divide it"))
+        };
+        let num_heads = divide("num_attention_heads", model.num_heads)?;
+        let shared = model.num_kv_heads < size && size.is_multiple_of(model.num_kv_heads);
+        let num_kv_heads = if shared {
+            1
+        } else {
+            divide("num_key_value_heads", model.num_kv_heads)?
+        };
+        Ok(LocalSizes {
+            shard,
+            num_heads,
+            num_kv_heads,
+            first_kv_head: rank * model.num_kv_heads / size,
+            head_dim: model.head_dim,
+            intermediate_size: divide("intermediate_size", model.intermediate_size)?,
+            vocab: vocab_part(model.vocab_size, size),
+        })
+    }
+
+    pub(super) fn q_size(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+
+    pub(super) fn kv_size(&self) -> usize {
+        self.num_kv_heads * self.head_dim
+    }
+
+    /// First logit of each rank. All ranks compute equally many, so the last ones begin earlier where the vocabulary does not
+    /// divide: the few logits that two ranks compute are equal.
+    pub(super) fn vocab_starts(&self, model: &ModelDescription) -> Vec<u32> {
+        let last = model.vocab_size - self.vocab;
+        (0..self.shard.size as usize)
+            .map(|rank| (rank * self.vocab).min(last) as u32)
+            .collect()
+    }
+
+    /// This rank's part of a weight.
+    pub(super) fn slice(&self, model: &ModelDescription, role: Role) -> Slice {
+        use LayerWeight::{
+            DownProj, GateBias, GateProj, KBias, KProj, OProj, QBias, QProj, UpBias, UpProj, VBias, VProj,
+        };
+        let shape = role.shape(model);
+        let rank = self.shard.rank as usize;
+        let whole = Slice {
+            first_row: 0,
+            rows: shape[0] as u32,
+            first_column: 0,
+            columns: shape.get(1).map_or(0, |&columns| columns as u32),
+        };
+        if self.shard.is_whole() {
+            return whole;
+        }
+        let rows = |first: usize, count: usize| Slice {
+            first_row: first as u32,
+            rows: count as u32,
+            ..whole
+        };
+        let columns = |count: usize| Slice {
+            first_column: (rank * count) as u32,
+            columns: count as u32,
+            ..whole
+        };
+        match role {
+            Role::LmHead => rows(self.vocab_starts(model)[rank] as usize, self.vocab),
+            Role::Layer(_, QProj | QBias) => rows(rank * self.q_size(), self.q_size()),
+            Role::Layer(_, KProj | VProj | KBias | VBias) => rows(self.first_kv_head * self.head_dim, self.kv_size()),
+            Role::Layer(_, GateProj | UpProj | GateBias | UpBias) => {
+                rows(rank * self.intermediate_size, self.intermediate_size)
+            }
+            Role::Layer(_, OProj) => columns(self.q_size()),
+            Role::Layer(_, DownProj) => columns(self.intermediate_size),
+            Role::Embedding | Role::FinalNorm | Role::Layer(..) => whole,
+        }
+    }
+}
+
+/// Logits that a rank computes.
+fn vocab_part(vocab_size: usize, size: usize) -> usize {
+    if size == 1 {
+        return vocab_size;
+    }
+    vocab_size
+        .div_ceil(size)
+        .next_multiple_of(VOCAB_MULTIPLE)
+        .min(vocab_size)
+}
+
+/// The error of a number that the ranks cannot share.
+pub(super) fn indivisible(what: &'static str, value: usize, shard: Shard, limit: impl Into<String>) -> ModelError {
+    ModelError::Indivisible {
+        what,
+        value,
+        size: shard.size,
+        limit: limit.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_vocabulary_cover_it() {
+        for (vocab, size) in [(562, 2), (562, 4), (448, 4), (10, 4), (128_256, 8), (3, 8), (17, 1)] {
+            let part = vocab_part(vocab, size);
+            let last = vocab - part;
+            let mut covered = 0;
+            for rank in 0..size {
+                let start = (rank * part).min(last);
+                assert!(start <= covered, "{vocab} over {size}: a gap at {covered}");
+                covered = covered.max(start + part);
+            }
+            assert_eq!(covered, vocab, "{vocab} over {size}");
+        }
+    }
+}

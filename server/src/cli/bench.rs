@@ -1,0 +1,97 @@
+//! `halyard bench`: measures this machine with this engine. Commands, options and JSON keys are named as in vLLM's bench, so that figures can be
+//! laid side by side; where an option takes several values, one start of the engine serves them all.
+
+mod latency;
+mod report;
+mod serve;
+mod startup;
+mod throughput;
+mod workload;
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use halyard_engine::EngineHandle;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::args::{EngineArgs, LogArgs};
+use crate::error::ServerError;
+use crate::logging;
+use crate::source::{self, SourceSettings};
+
+/// The benches.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Time of one batch from its first prompt token to its last output token, and of a decode step
+    Latency(Box<latency::LatencyArgs>),
+    /// Requests and tokens a second when all requests are there at once
+    Throughput(Box<throughput::ThroughputArgs>),
+    /// A running server under load: time to first token, time per token, throughput
+    Serve(Box<serve::ServeBenchArgs>),
+    /// Time from starting the process until the server is ready
+    Startup(Box<startup::StartupArgs>),
+}
+
+/// Runs a bench.
+///
+/// # Errors
+/// [`ServerError`].
+pub fn run(command: BenchCommand) -> Result<(), ServerError> {
+    match command {
+        BenchCommand::Latency(args) => latency::run(&args),
+        BenchCommand::Throughput(args) => throughput::run(&args),
+        BenchCommand::Serve(args) => serve::run(&args),
+        BenchCommand::Startup(args) => startup::run(&args),
+    }
+}
+
+/// What every bench that starts an engine takes.
+#[derive(Args, Debug)]
+struct EngineBenchArgs {
+    /// Write the figures as JSON into this file
+    #[arg(long, value_name = "FILE", help_heading = "Bench")]
+    output_json: Option<PathBuf>,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+impl EngineBenchArgs {
+    fn start_engine(&self) -> Result<EngineHandle, ServerError> {
+        // Figures are what a bench prints: of the log only what is wrong, unless more was asked for.
+        let level = match self.log.log_level.as_str() {
+            "info" => "warn",
+            other => other,
+        };
+        logging::start(level, self.log.log_format)?;
+        if cfg!(debug_assertions) {
+            say!("This is a debug build: its figures mean nothing (cargo build --release).");
+        }
+        let chosen = self.engine.choose_device()?;
+        let settings = SourceSettings::from_env();
+        let (asked, format) = (self.engine.model.model.as_deref(), self.engine.model.load_format);
+        let model = super::runtime()?.block_on(source::resolve(asked, format, &settings))?;
+        let engine = self.engine.start(&chosen, &model, Vec::new())?;
+        let info = engine.info();
+        say!(
+            "{} on {}, {} ({:?}, KV {:?}, {} blocks of {} tokens)",
+            model.name,
+            chosen.platform,
+            chosen.device_name,
+            info.dtype,
+            info.kv_cache_dtype,
+            info.num_blocks,
+            info.block_size
+        );
+        Ok(engine)
+    }
+}
+
+/// A bar that counts `what`; hidden where standard error is no terminal.
+fn progress(total: u64, what: &'static str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} {elapsed}");
+    ProgressBar::new(total)
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        .with_message(what)
+}

@@ -1,0 +1,261 @@
+//! The attention part of a layer as a program: norms of q and k, rope, kv_write and attention over slices of one product. Whatever of it the
+//! device claims must give what the parts give on the oracle, with q and k read afterwards or not.
+
+use halyard_platform_api::ops::{Attention, KvWrite, RmsNorm, Rope, RopeStyle};
+use halyard_platform_api::{Capabilities, DType, Device};
+
+use super::composites::check;
+use super::note;
+use crate::Report;
+use crate::case::{ABSENT, Arg, Case, Check, Contents};
+use crate::random::Random;
+use crate::tolerance::Class;
+
+const HEADS: u32 = 6;
+const KV_HEADS: u32 = 2;
+const HEAD_DIM: u32 = 64;
+const MAX_POSITIONS: u32 = 256;
+
+/// A batch: (row, query length, keys) of each sequence; padding tokens after them.
+struct Batch {
+    name: &'static str,
+    seqs: &'static [(i32, u32, u32)],
+    pad_tokens: u32,
+}
+
+const BATCHES: [Batch; 3] = [
+    Batch {
+        name: "decodes",
+        seqs: &[(0, 1, 65), (1, 1, 200), (2, 1, 1), (4, 1, 64)],
+        pad_tokens: 0,
+    },
+    // As many tokens as sequences, and yet not one each.
+    Batch {
+        name: "two tokens, none, one",
+        seqs: &[(3, 2, 130), (-1, 0, 0), (0, 1, 40), (1, 3, 3), (-1, 0, 0), (-1, 0, 0)],
+        pad_tokens: 0,
+    },
+    Batch {
+        name: "chunks and decodes",
+        seqs: &[(3, 7, 7), (0, 1, 40), (-1, 0, 0), (2, 9, 73)],
+        pad_tokens: 2,
+    },
+];
+
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    dtype: DType,
+    norms: bool,
+    style: RopeStyle,
+    /// q and k are compared afterwards.
+    read_later: bool,
+    block_size: u32,
+}
+
+pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &mut Report) {
+    if !device.info().capabilities.has(Capabilities::COMPOSITES) {
+        return;
+    }
+    let sizes = device
+        .attention()
+        .backends()
+        .first()
+        .map(|backend| backend.block_sizes.clone());
+    let block_size = if sizes.is_some_and(|sizes| sizes.is_empty() || sizes.contains(&64)) {
+        64
+    } else {
+        16
+    };
+    for dtype in [DType::F32, DType::BF16] {
+        for (norms, style) in [
+            (false, RopeStyle::Neox),
+            (true, RopeStyle::Neox),
+            (true, RopeStyle::Interleaved),
+        ] {
+            for read_later in [false, true] {
+                let form = Form {
+                    dtype,
+                    norms,
+                    style,
+                    read_later,
+                    block_size,
+                };
+                for batch in &BATCHES {
+                    let outcome = check(device, oracle, &layer(seed, &form, batch))
+                        .map_err(|why| format!("{}: {why}", batch.name));
+                    let what = format!(
+                        "attention of a {dtype:?} layer, norms {norms}, {style:?}, q and k read later {read_later}"
+                    );
+                    note(report, "composites", &what, outcome);
+                }
+            }
+        }
+    }
+}
+
+/// Tables, slots and positions of a batch: (block table, its width, pages, prefix slots, step slots, positions, starts).
+struct Paged {
+    table: Vec<i32>,
+    max_blocks: u32,
+    pages: u32,
+    prefix: Vec<i32>,
+    step: Vec<i32>,
+    positions: Vec<i32>,
+    starts: Vec<i32>,
+}
+
+fn paged(random: &mut Random, batch: &Batch, block_size: u32) -> Paged {
+    let blocks = |keys: u32| keys.div_ceil(block_size);
+    let max_blocks = batch.seqs.iter().map(|s| blocks(s.2)).max().unwrap_or(0) + 1;
+    let pages = batch.seqs.iter().map(|s| blocks(s.2)).sum::<u32>() + 2;
+    let mut free = random.permutation(pages as usize).into_iter();
+    let mut paged = Paged {
+        table: vec![-1; (5 * max_blocks) as usize],
+        max_blocks,
+        pages,
+        prefix: vec![-1],
+        step: Vec::new(),
+        positions: Vec::new(),
+        starts: vec![0],
+    };
+    for &(row, query_len, keys) in batch.seqs {
+        for key in 0..keys {
+            let at = (row as u32 * max_blocks + key / block_size) as usize;
+            if paged.table[at] < 0 {
+                paged.table[at] = free.next().unwrap_or(-1);
+            }
+            let slot = paged.table[at] * block_size as i32 + (key % block_size) as i32;
+            if key < keys - query_len {
+                paged.prefix.push(slot);
+            } else {
+                paged.step.push(slot);
+                paged.positions.push(key as i32);
+            }
+        }
+        paged.starts.push(paged.step.len() as i32);
+    }
+    paged.step.extend(std::iter::repeat_n(-1, batch.pad_tokens as usize));
+    paged
+        .positions
+        .extend(std::iter::repeat_n(0, batch.pad_tokens as usize));
+    paged
+}
+
+fn angles() -> Vec<f32> {
+    let half = HEAD_DIM / 2;
+    let angle = |position: u32, i: u32| position as f32 * 100f32.powf(-(i as f32) / half as f32);
+    let row = |position| {
+        let cosines = (0..half).map(move |i| angle(position, i).cos());
+        cosines.chain((0..half).map(move |i| angle(position, i).sin()))
+    };
+    (0..MAX_POSITIONS).flat_map(row).collect()
+}
+
+fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
+    let random = &mut Random::of(seed, &format!("attention layer {form:?} {}", batch.name));
+    let paged = paged(random, batch, form.block_size);
+    let (tokens, prefix, seqs) = (
+        paged.step.len() as u32,
+        paged.prefix.len() as u32,
+        batch.seqs.len() as u32,
+    );
+    let real = paged.starts.last().map_or(0, |&end| end as u32);
+    let width = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
+    let attention = Attention {
+        num_heads: HEADS,
+        num_kv_heads: KV_HEADS,
+        head_dim: HEAD_DIM,
+        scale: 1.0 / (HEAD_DIM as f32).sqrt(),
+        window: 0,
+        softcap: 0.0,
+        has_sinks: false,
+        act: form.dtype,
+        kv: form.dtype,
+        block_size: form.block_size,
+        backend: 0,
+        max_seqs: seqs,
+        max_tokens: tokens,
+        max_query_len: tokens,
+        max_kv_len: MAX_POSITIONS,
+    };
+    let write = KvWrite {
+        num_kv_heads: KV_HEADS,
+        head_dim: HEAD_DIM,
+        act: form.dtype,
+        kv: form.dtype,
+        block_size: form.block_size,
+        backend: 0,
+        max_tokens: tokens.max(prefix),
+    };
+    let mut floats =
+        |dtype, shape: &[u32]| Arg::floats(dtype, shape, &random.units(shape.iter().product::<u32>() as usize));
+    let heads = |heads, first_head: u32| Arg::slice(form.dtype, &[tokens, heads, HEAD_DIM], 0, first_head * HEAD_DIM);
+    let product = floats(form.dtype, &[tokens, width]);
+    let product = Arg {
+        check: Check::Ignored,
+        ..product
+    };
+    let args = vec![
+        // Norms and rotation round twice, a fused form once.
+        if form.read_later {
+            product.checked(Class::Product {
+                terms: 8,
+                act: form.dtype,
+            })
+        } else {
+            product
+        },
+        heads(HEADS, 0),
+        heads(KV_HEADS, HEADS),
+        heads(KV_HEADS, HEADS + KV_HEADS),
+        heads(HEADS + KV_HEADS, 0),
+        floats(DType::F32, &[HEAD_DIM]),
+        floats(DType::F32, &[HEAD_DIM]),
+        Arg::ints(&[tokens], &paged.positions),
+        Arg::floats(DType::F32, &[MAX_POSITIONS, HEAD_DIM], &angles()),
+        Arg::ints(&[tokens], &paged.step),
+        Arg {
+            contents: Contents::Cache {
+                pages: paged.pages,
+                spec: attention.clone(),
+            },
+            check: Check::Ignored,
+            ..Arg::bytes(DType::U8, &[0], Vec::new())
+        },
+        Arg::ints(&[5, paged.max_blocks], &paged.table),
+        Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.0).collect::<Vec<_>>()),
+        Arg::ints(&[seqs + 1], &paged.starts),
+        Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.2 as i32).collect::<Vec<_>>()),
+        Arg::output(form.dtype, &[tokens, HEADS, HEAD_DIM], Class::Attention).only_rows((0..real).collect()),
+        floats(form.dtype, &[prefix, KV_HEADS, HEAD_DIM]),
+        floats(form.dtype, &[prefix, KV_HEADS, HEAD_DIM]),
+        Arg::ints(&[prefix], &paged.prefix),
+    ];
+    let norm = RmsNorm {
+        width: HEAD_DIM,
+        eps: 1e-5,
+        weight_offset: 1.0,
+        dtype: form.dtype,
+    };
+    let rope = Rope {
+        head_dim: HEAD_DIM,
+        rotary_dim: HEAD_DIM,
+        style: form.style,
+        dtype: form.dtype,
+    };
+    let mut nodes = vec![(write.clone().into(), vec![16, 17, 18, 10])];
+    if form.norms {
+        nodes.push((norm.clone().into(), vec![1, 5, 1]));
+        nodes.push((norm.into(), vec![2, 6, 2]));
+    }
+    nodes.push((rope.into(), vec![7, 8, 4]));
+    nodes.push((write.into(), vec![2, 3, 9, 10]));
+    nodes.push((attention.into(), vec![1, 10, 11, 12, 13, 14, ABSENT, 15]));
+    Case {
+        op: "composites",
+        variant: String::new(),
+        name: batch.name.to_string(),
+        args,
+        nodes,
+    }
+}

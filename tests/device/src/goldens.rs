@@ -1,0 +1,191 @@
+//! Models against Hugging Face, teacher-forced: fed HF's ids, at every position the argmax agrees unless HF's own top-2 gap is under the bound, and
+//! the log-probability is within tolerance. Where asked, the model also runs free to HF's ids.
+
+use std::path::Path;
+
+use halyard_engine::{Llm, SamplingParams};
+use serde_json::Value;
+
+/// How far a path may be from HF in fp32.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Largest difference of a log-probability.
+    pub logprob: f64,
+    /// A top-2 gap of HF's below this may fall either way.
+    pub gap: f64,
+}
+
+/// f32 throughout: both sides round every product, in different orders.
+pub const F32: Bounds = Bounds {
+    logprob: 2e-3,
+    gap: 2e-3,
+};
+/// KV in bf16: keys and values keep 8 bits, half a unit in 256 each.
+pub const KV_BF16: Bounds = Bounds {
+    logprob: 0.15,
+    gap: 0.3,
+};
+/// Activations in int8 blocks of 32, as llama.cpp's products have them: 1/254 of the block's largest value.
+pub const INT8: Bounds = Bounds {
+    logprob: 0.35,
+    gap: 0.3,
+};
+/// Activations, weights and KV in bf16: every value between two ops keeps 8 bits, layer after layer. HF's own bf16 runs of the tiny models are up to
+/// 0.44 away from its fp32 (transformers on a CPU; mistral).
+pub const BF16: Bounds = Bounds { logprob: 0.5, gap: 0.3 };
+/// The same in f16, which keeps 11 bits; HF's own f16 runs are up to 0.064 away (qwen3).
+pub const F16: Bounds = Bounds {
+    logprob: 0.08,
+    gap: 0.05,
+};
+
+/// Which cases also run free to HF's ids.
+#[derive(Clone, Copy, Debug)]
+pub enum Free {
+    /// Every one.
+    All,
+    /// Those named.
+    Only(&'static [&'static str]),
+}
+
+impl Free {
+    fn wants(self, name: &str) -> bool {
+        match self {
+            Free::All => true,
+            Free::Only(names) => names.contains(&name),
+        }
+    }
+}
+
+/// What a case showed.
+#[derive(Clone, Debug)]
+pub struct CaseReport {
+    /// Its name.
+    pub name: String,
+    /// Positions compared.
+    pub positions: usize,
+    /// Of those, near ties of HF's.
+    pub near_ties: usize,
+    /// Largest difference of a log-probability.
+    pub worst: f64,
+}
+
+/// Checks every case of a golden file.
+///
+/// # Errors
+/// The first position that is out of bounds, a free run that differs, a tokenizer that gives other ids, or a file that is no golden file.
+pub fn check(llm: &Llm, goldens: &Path, bounds: Bounds, free: Free) -> Result<Vec<CaseReport>, String> {
+    let bytes = std::fs::read(goldens).map_err(|e| format!("{}: {e}", goldens.display()))?;
+    let golden: Value = serde_json::from_slice(&bytes).map_err(|e| format!("{}: {e}", goldens.display()))?;
+    let cases = golden["cases"].as_array().ok_or("the golden file has no cases")?;
+    cases
+        .iter()
+        .map(|case| {
+            let name = case["name"].as_str().ok_or("a case has no name")?;
+            let report = check_forced(llm, case, bounds).map_err(|why| format!("{name}: {why}"))?;
+            if free.wants(name) {
+                let tokens = golden["max_new_tokens"].as_u64().ok_or("no max_new_tokens")?;
+                check_free(llm, case, tokens as u32).map_err(|why| format!("{name} running free: {why}"))?;
+            }
+            check_tokenizer(llm, case).map_err(|why| format!("{name}: {why}"))?;
+            Ok(report)
+        })
+        .collect()
+}
+
+fn ids(value: &Value) -> Result<Vec<u32>, String> {
+    let list = value.as_array().ok_or_else(|| format!("{value} is no list of ids"))?;
+    let id = |v: &Value| v.as_u64().map(|id| id as u32).ok_or_else(|| format!("{v} is no id"));
+    list.iter().map(id).collect()
+}
+
+fn number(value: &Value) -> Result<f64, String> {
+    value.as_f64().ok_or_else(|| format!("{value} is no number"))
+}
+
+/// Feeds prompt and HF's ids, and checks every position of the answer.
+fn check_forced(llm: &Llm, case: &Value, bounds: Bounds) -> Result<CaseReport, String> {
+    let (prompt, golden) = (ids(&case["prompt_ids"])?, &case["hf_fp32"]);
+    let answer = ids(&golden["ids"])?;
+    let all: Vec<u32> = prompt.iter().chain(&answer).copied().collect();
+    let params = SamplingParams {
+        prompt_logprobs: Some(1),
+        ..SamplingParams::greedy(1)
+    };
+    let outputs = llm
+        .generate_ids(vec![all.clone()], &params)
+        .map_err(|e| e.to_string())?;
+    let scored = outputs[0]
+        .prompt_logprobs
+        .as_ref()
+        .ok_or("no prompt log-probabilities came")?;
+    if scored.len() != all.len() {
+        return Err(format!("{} positions were scored of {}", scored.len(), all.len()));
+    }
+    let mut report = CaseReport {
+        name: case["name"].as_str().unwrap_or_default().to_owned(),
+        positions: answer.len(),
+        near_ties: 0,
+        worst: 0.0,
+    };
+    let mut compare = |what: String, found: f32, expected: &Value| {
+        let error = (f64::from(found) - number(expected)?).abs();
+        report.worst = report.worst.max(error);
+        // A NaN is within no bound.
+        if error <= bounds.logprob {
+            return Ok(());
+        }
+        Err(format!("{what}: logprob {found} against {expected}"))
+    };
+    for (i, &id) in answer.iter().enumerate() {
+        let at = scored[prompt.len() + i].as_ref().ok_or("a position was not scored")?;
+        compare(format!("position {i}"), at.chosen.logprob, &golden["logprobs"][i])?;
+        let gap = number(&golden["top2_gap"][i])?;
+        if at.chosen.token != id || (gap >= bounds.gap && at.top[0].token != id) {
+            return Err(format!(
+                "position {i}: argmax {}, HF has {id} with a gap of {gap}",
+                at.top[0].token
+            ));
+        }
+    }
+    for (i, value) in golden["prompt_logprobs"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .enumerate()
+        .skip(1)
+    {
+        let at = scored[i].as_ref().ok_or("a position was not scored")?;
+        compare(format!("prompt position {i}"), at.chosen.logprob, value)?;
+    }
+    let gaps = golden["top2_gap"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_f64);
+    report.near_ties = gaps.filter(|&gap| gap < bounds.gap).count();
+    Ok(report)
+}
+
+fn check_free(llm: &Llm, case: &Value, tokens: u32) -> Result<(), String> {
+    let outputs = llm
+        .generate_ids(vec![ids(&case["prompt_ids"])?], &SamplingParams::greedy(tokens))
+        .map_err(|e| e.to_string())?;
+    let (found, expected) = (&outputs[0].outputs[0].token_ids, ids(&case["hf_fp32"]["ids"])?);
+    if *found == expected {
+        return Ok(());
+    }
+    Err(format!("{found:?}, HF has {expected:?}"))
+}
+
+fn check_tokenizer(llm: &Llm, case: &Value) -> Result<(), String> {
+    let Some(text) = case["prompt_text"].as_str() else {
+        return Ok(());
+    };
+    let encoded = llm.engine().tokenizer().encode(text, case["messages"].is_null());
+    let (found, expected) = (encoded.map_err(|e| e.to_string())?, ids(&case["prompt_ids"])?);
+    if found == expected {
+        return Ok(());
+    }
+    Err(format!("the prompt's ids are {found:?}, HF has {expected:?}"))
+}

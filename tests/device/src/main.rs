@@ -1,0 +1,240 @@
+//! `halyard-device-check`: runs on a machine with a device and without Rust, loads the platform as the server does, and prints a table: conformance
+//! per op, models against Hugging Face, and that recorded steps, many replays and several devices are right. Exit status 0: nothing failed.
+
+mod options;
+mod table;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use halyard_device_check::goldens::{self, BF16, Bounds, F16, F32, Free};
+use halyard_device_check::{recording, tensor_parallel};
+use halyard_engine::{EngineConfig, Llm};
+use halyard_platform_api::{DType, Device, Platform};
+use halyard_plugin_host::{Catalog, SearchPath, select_platform};
+
+use options::{Check, Options};
+use table::Table;
+
+/// Tiny models, their goldens.
+const FAMILIES: [(&str, &str); 11] = [
+    ("llama", "llama/goldens.json"),
+    ("llama3-rope", "llama3-rope/goldens.json"),
+    ("smollm2", "smollm2/goldens.json"),
+    ("mistral", "mistral/goldens.json"),
+    ("qwen2", "qwen2/goldens.json"),
+    ("qwen3", "qwen3/goldens.json"),
+    ("gemma3", "gemma3/goldens.json"),
+    ("gguf/llama-gguf.gguf", "gguf/llama-gguf.golden.json"),
+    ("gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json"),
+    ("gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json"),
+    ("gguf/gemma3-gguf.gguf", "gguf/gemma3-gguf.golden.json"),
+];
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("halyard-device-check: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run() -> Result<bool, String> {
+    let options = Options::parse(std::env::args().skip(1))?;
+    let platform = load(&options)?;
+    let mut table = Table::default();
+    for check in &options.checks {
+        match check {
+            Check::Conformance => conformance(&*platform, &options, &mut table)?,
+            Check::Goldens => golden_models(&*platform, &options, &mut table)?,
+            Check::Recording => recorded(&*platform, &options, &mut table)?,
+            Check::Replays => replays(&*platform, &options, &mut table)?,
+            Check::TensorParallel => several_devices(&*platform, &options, &mut table)?,
+        }
+    }
+    table.print();
+    Ok(table.passed())
+}
+
+/// The platform, found and checked as the server does.
+fn load(options: &Options) -> Result<Arc<dyn Platform>, String> {
+    let program = std::env::current_exe().map_err(|e| e.to_string())?;
+    let search = SearchPath {
+        plugins: options.plugin.iter().cloned().collect(),
+        beside_binary: program.parent().map(Path::to_path_buf),
+        ..SearchPath::default()
+    };
+    let selected = select_platform(&Catalog::discover(&search), Some(&options.platform)).map_err(|e| e.to_string())?;
+    for (i, info) in selected.devices.iter().enumerate() {
+        println!("device {i}: {} ({})", info.name, info.detail);
+    }
+    Ok(selected.platform)
+}
+
+fn open(platform: &dyn Platform) -> Result<Arc<dyn Device>, String> {
+    platform.open(0).map_err(|e| e.to_string())
+}
+
+fn conformance(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
+    let oracle = halyard_conformance::oracle().map_err(|e| e.to_string())?;
+    let settings = halyard_conformance::Options {
+        only_op: options.only_op.clone(),
+        ..halyard_conformance::Options::default()
+    };
+    let report = halyard_conformance::run(&open(platform)?, &oracle, &settings);
+    println!("{report}");
+    for row in &report.rows {
+        let name = format!("conformance {} {}", row.op, row.variant);
+        match (&row.unsupported, row.failures.first()) {
+            (_, Some(failure)) => table.fail(&name, failure),
+            (Some(reason), None) => table.skip(&name, reason),
+            (None, None) => table.pass(
+                &name,
+                &format!("{} cases, worst {:.2} of tolerance", row.cases, row.worst),
+            ),
+        }
+    }
+    Ok(())
+}
+
+/// The small configuration that tiny models run with: several chunks a prompt, several blocks a sequence.
+fn small(path: &Path) -> EngineConfig {
+    let mut config = EngineConfig::for_model(path);
+    config.cache.kv_cache_memory_bytes = Some(16 << 20);
+    config.cache.block_size = Some(16);
+    config.scheduler.max_num_seqs = 8;
+    config.scheduler.max_num_batched_tokens = Some(48);
+    // Few steps come here: the first of each size is recorded.
+    config.recording.from_step = 1;
+    config
+}
+
+fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
+    let types: [(DType, Bounds); 3] = [(DType::F32, F32), (DType::F16, F16), (DType::BF16, BF16)];
+    let info = open(platform)?.info().clone();
+    for (dtype, bounds) in types {
+        if !info.compute_dtypes.contains(dtype) || !info.kv_dtypes.contains(dtype) {
+            table.skip(
+                &format!("goldens in {dtype:?}"),
+                "the device does not compute in it or hold KV in it",
+            );
+            continue;
+        }
+        for (model, golden) in FAMILIES {
+            let mut config = small(&options.fixtures.join(model));
+            (config.model.dtype, config.cache.kv_cache_dtype) = (Some(dtype), Some(dtype));
+            // In half precision near ties fall either way, so only f32 runs free.
+            let free = if dtype == DType::F32 {
+                Free::All
+            } else {
+                Free::Only(&[])
+            };
+            let name = format!("goldens {model} {dtype:?}");
+            golden_model(
+                platform,
+                config,
+                &options.fixtures.join(golden),
+                bounds,
+                free,
+                &name,
+                table,
+            )?;
+        }
+        let Some(model) = &options.model else {
+            table.skip(&format!("goldens SmolLM2-135M {dtype:?}"), "--model names no file");
+            continue;
+        };
+        let golden = options.fixtures.join("smollm2-135m-q4_1.golden.json");
+        let mut config = EngineConfig::for_model(model);
+        config.cache.kv_cache_memory_bytes = Some(1 << 30);
+        (config.model.dtype, config.cache.kv_cache_dtype) = (Some(dtype), Some(dtype));
+        let free = if dtype == DType::F32 {
+            Free::All
+        } else {
+            Free::Only(&["code", "multiturn"])
+        };
+        let name = format!("goldens SmolLM2-135M Q4_1 {dtype:?}");
+        golden_model(platform, config, &golden, bounds, free, &name, table)?;
+    }
+    Ok(())
+}
+
+fn golden_model(
+    platform: &dyn Platform,
+    config: EngineConfig,
+    golden: &Path,
+    bounds: Bounds,
+    free: Free,
+    name: &str,
+    table: &mut Table,
+) -> Result<(), String> {
+    let checked = Llm::open(config, open(platform)?)
+        .map_err(|e| e.to_string())
+        .and_then(|llm| goldens::check(&llm, golden, bounds, free));
+    match checked {
+        Ok(cases) => {
+            let worst = cases.iter().map(|c| c.worst).fold(0.0, f64::max);
+            let positions: usize = cases.iter().map(|c| c.positions).sum();
+            table.pass(
+                name,
+                &format!("{positions} positions, worst logprob difference {worst:.2e}"),
+            );
+        }
+        Err(why) => table.fail(name, &why),
+    }
+    Ok(())
+}
+
+fn recorded(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
+    let device = open(platform)?;
+    if let Err(why) = recording::applies(&*device) {
+        table.skip("recording", &why);
+        return Ok(());
+    }
+    for (name, outcome) in recording::check(
+        &device,
+        &options.fixtures,
+        &[DType::F32, DType::F16, DType::BF16],
+        small,
+    ) {
+        note(&name, outcome, table);
+    }
+    Ok(())
+}
+
+fn replays(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
+    let device = open(platform)?;
+    if let Err(why) = recording::applies(&*device) {
+        table.skip("replays", &why);
+        return Ok(());
+    }
+    let config = small(&options.fixtures.join("llama"));
+    let outcome = recording::many_replays(&device, config, u64::from(options.replays), true);
+    note("replays", outcome, table);
+    Ok(())
+}
+
+fn note(name: &str, outcome: Result<String, String>, table: &mut Table) {
+    match outcome {
+        Ok(what) => table.pass(name, &what),
+        Err(why) => table.fail(name, &why),
+    }
+}
+
+fn several_devices(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
+    let count = platform.devices().map_err(|e| e.to_string())?.len();
+    if count < 2 {
+        table.skip("tensor parallel", &format!("{count} device here; two are needed"));
+        return Ok(());
+    }
+    let open = |index| platform.open(index).map_err(|e| format!("device {index}: {e}"));
+    let devices = (0..count.min(4) as u32).map(open).collect::<Result<Vec<_>, _>>()?;
+    for (name, outcome) in tensor_parallel::check(&devices, &options.fixtures, small) {
+        note(&name, outcome, table);
+    }
+    Ok(())
+}

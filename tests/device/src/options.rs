@@ -1,0 +1,125 @@
+//! The command line of `halyard-device-check`.
+
+use std::path::PathBuf;
+
+/// A check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// Every op against the reference.
+    Conformance,
+    /// Tiny models of every family, and a real one, against Hugging Face.
+    Goldens,
+    /// Recorded steps give what one-shot steps give.
+    Recording,
+    /// Many replays take no more memory.
+    Replays,
+    /// Several devices give what one gives.
+    TensorParallel,
+}
+
+const ALL: [(&str, Check); 5] = [
+    ("conformance", Check::Conformance),
+    ("goldens", Check::Goldens),
+    ("recording", Check::Recording),
+    ("replays", Check::Replays),
+    ("tensor-parallel", Check::TensorParallel),
+];
+
+/// What was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// In order.
+    pub checks: Vec<Check>,
+    /// The platform's name.
+    pub platform: String,
+    /// Its library; `None`: beside this program.
+    pub plugin: Option<PathBuf>,
+    /// The folder of tiny models and goldens.
+    pub fixtures: PathBuf,
+    /// SmolLM2-135M Q4_1.
+    pub model: Option<PathBuf>,
+    /// Only this op or suite (memory, execution, composites, invariance) of the conformance suite.
+    pub only_op: Option<String>,
+    /// Steps of the replay check.
+    pub replays: u32,
+}
+
+/// How to call the program.
+pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model FILE.gguf] [--op NAME] \
+[--replays COUNT] [conformance] [goldens] [recording] [replays] [tensor-parallel]";
+
+impl Options {
+    /// Reads arguments. Without a check: all.
+    ///
+    /// # Errors
+    /// What is wrong, and how to call the program.
+    pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
+        let mut options = Options {
+            checks: Vec::new(),
+            platform: String::new(),
+            plugin: None,
+            fixtures: PathBuf::from("tests/fixtures/models"),
+            model: None,
+            only_op: None,
+            replays: 10_000,
+        };
+        while let Some(argument) = arguments.next() {
+            if let Some((_, check)) = ALL.iter().find(|(name, _)| *name == argument) {
+                options.checks.push(*check);
+                continue;
+            }
+            let value = arguments
+                .next()
+                .ok_or_else(|| format!("{argument} has no value\n{USAGE}"))?;
+            match argument.as_str() {
+                "--platform" => options.platform = value,
+                "--plugin" => options.plugin = Some(value.into()),
+                "--fixtures" => options.fixtures = value.into(),
+                "--model" => options.model = Some(value.into()),
+                "--op" => options.only_op = Some(value),
+                "--replays" => {
+                    options.replays = value
+                        .parse()
+                        .map_err(|e| format!("--replays {value}: {e}; give a number of steps"))?;
+                }
+                _ => return Err(format!("{argument} is not known\n{USAGE}")),
+            }
+        }
+        if options.platform.is_empty() {
+            return Err(format!("--platform is missing\n{USAGE}"));
+        }
+        if options.checks.is_empty() {
+            options.checks.extend(ALL.iter().map(|(_, check)| *check));
+        }
+        Ok(options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Options, String> {
+        Options::parse(text.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn without_a_check_all_run() {
+        let options = parse("--platform x --replays 7").expect("right");
+        assert_eq!(options.checks.len(), ALL.len());
+        assert_eq!(options.replays, 7);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, word) in [
+            ("goldens", "--platform"),
+            ("--platform", "no value"),
+            ("--platform x --what y", "--what"),
+            ("--platform x --replays many", "many"),
+        ] {
+            let why = parse(text).expect_err(text);
+            assert!(why.contains(word), "{text}: {why}");
+        }
+    }
+}
