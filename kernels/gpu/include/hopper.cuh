@@ -58,10 +58,6 @@ __device__ __forceinline__ void bulk_load(void *to, const void *from, u32 bytes,
                  : "memory");
 }
 
-// Named barriers: `wait` blocks until `threads` threads waited or signalled, `signal` does not block. Number 0 is __syncthreads.
-__device__ __forceinline__ void named_wait(u32 number, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
-__device__ __forceinline__ void named_signal(u32 number, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
-
 // Registers a thread of this warpgroup may use from here on. Needs __launch_bounds__(threads, 1).
 template <int COUNT> __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 template <int COUNT> __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
@@ -119,5 +115,9 @@ template <typename T, int N> struct Wgmma;
 HALYARD_WGMMA(bf16)
 HALYARD_WGMMA(f16)
 #undef HALYARD_WGMMA
+#undef HALYARD_D8
+#undef HALYARD_D32
+#undef HALYARD_N32
+#undef HALYARD_N64
 
 #endif

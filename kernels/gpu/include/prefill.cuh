@@ -195,8 +195,12 @@ __device__ __forceinline__ void store(const Params &p, const Tile &tile, const f
         }
         factor[half] = __fdividef(factor[half], total);
     }
+#if __CUDA_ARCH__ >= 900
     // As ldmatrix reads: lane l names row l % 16 of the tile of columns that its upper half-warp advances by one.
     u32 to = staging + (lane & 15) * Q_PITCH + (lane >> 4) * 16;
+#else
+    u32 to = staging + (lane >> 2) * Q_PITCH + (lane & 3) * 4;
+#endif
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 8; i += 2) {
         u32 w[4];
@@ -205,9 +209,8 @@ __device__ __forceinline__ void store(const Params &p, const Tile &tile, const f
 #if __CUDA_ARCH__ >= 900
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to + i * 16), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 #else
-        u32 own = staging + (lane >> 2) * Q_PITCH + (lane & 3) * 4 + i * 16;
 #pragma unroll
-        for (int j = 0; j < 4; j++) asm volatile("st.shared.u32 [%0], %1;" ::"r"(own + (j & 1) * 8 * Q_PITCH + (j >> 1) * 16), "r"(w[j]) : "memory");
+        for (int j = 0; j < 4; j++) asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + i * 16 + (j & 1) * 8 * Q_PITCH + (j >> 1) * 16), "r"(w[j]) : "memory");
 #endif
     }
     __syncwarp();
@@ -216,7 +219,10 @@ __device__ __forceinline__ void store(const Params &p, const Tile &tile, const f
     for (int at = lane; at < 16 * CHUNKS; at += 32) {
         int r = at / CHUNKS, c = at % CHUNKS, row = first_row + r;
         uint4 words;
-        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "r"(staging + r * Q_PITCH + c * 16));
+        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                     : "r"(staging + r * Q_PITCH + c * 16)
+                     : "memory");
         ACT *out = p.out + (tile.first_token + row / GROUP) * p.out_token_stride + (tile.kv_head * GROUP + row % GROUP) * p.out_head_stride;
         if (row < tile.rows) *(uint4 *)(out + 8 * c) = words;
     }

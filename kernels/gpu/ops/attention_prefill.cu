@@ -1,9 +1,11 @@
 // Attention of prompt chunks over the paged cache on Hopper's matrix units (sm_90a): one warp loads, another deals tiles, warpgroups multiply,
-// so that the softmax of one runs beside the products of another (Shah et al. 2024, arXiv 2407.08608).
+// so that the softmax of one runs beside the products of the other (Shah et al. 2024, arXiv 2407.08608). What bounds it is the time from a
+// block's scores to its weights: that path is kept short, with the next block's arrival asked for ahead and sums and conversions in the
+// shadow of the exponentials.
 //
-// Definitions: ACT (bf16, f16: activations and cache), HEAD_DIM (64, 128), GROUP (query heads of a KV head, 1..16), BLOCK (64, 128),
-// CONSUMERS (multiplying warpgroups, 2 or 3; default 2), STAGES (cache blocks in flight, at least 3), SOFTCAP (1: scores are capped),
-// MAX_SEQS (most sequences of a call).
+// Definitions: ACT (bf16, f16: activations and cache), HEAD_DIM (64, 128), GROUP (query heads of a KV head, 1..16), BLOCK (64),
+// CONSUMERS (multiplying warpgroups: 2, at HEAD_DIM 64 rather 3), STAGES (cache blocks in flight, at least 3), SOFTCAP (1: scores are
+// capped), MAX_SEQS (most sequences of a call). Those from CONSUMERS on have defaults.
 //
 // Rows of a tile are (token, head of the group) pairs of one sequence and one KV head: row r of a sequence is token r / GROUP, head
 // r % GROUP. ROWS = 64 · CONSUMERS rows are one tile; a block takes tiles, longest first, until none is left.
@@ -145,11 +147,12 @@ __device__ __forceinline__ void start_output(float (&o)[HEAD_DIM / 2], const u32
     wgmma_commit();
 }
 
-// Scores of a step, masked and capped, become weights.
+// What a lane's two rows see.
 struct Mask {
     int position[2];
-    int clear, seen; // blocks that end by `clear` and begin from `seen` on need no mask
+    int clear, seen; // blocks that end by `clear` and begin from `seen` on need no mask, for all rows of the warpgroup
 };
+// Caps and masks the scores of a block.
 __device__ __forceinline__ void finish_scores(const Params &p, float (&s)[BLOCK / 2], const Mask &m, int block, int lane) {
     if (SOFTCAP) cap(s, p.scale, p.softcap);
     if ((block + 1) * BLOCK > m.clear || block * BLOCK < m.seen) mask(s, m.position, block * BLOCK, p.window, lane);
@@ -166,6 +169,7 @@ __device__ __forceinline__ void multiply(const Params &p, Shared &shared, const 
     const u64 STAGE = BLOCK_BYTES / 16;
     // Row and half of a row that this lane addresses for ldmatrix: its four 8×8 pieces are those of the left operand.
     u32 q_address = shared_address(queries) + (64 * group + 16 * warp + (lane & 15)) * Q_PITCH + (lane >> 4) * 16;
+    // This warp's rows on their way out.
     u32 staging = shared_address(queries) + (ROWS + 64 * group + 16 * warp) * Q_PITCH;
     while (true) {
         barrier_wait(shared.tile_full, parity);
@@ -258,8 +262,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     static_assert(sizeof(Shared) <= 512, "the launch's shared memory");
     int *lists = (int *)((u8 *)&shared + 512);
     Plan plan = {lists, lists + MAX_SEQS, lists + 2 * MAX_SEQS, shared.counts};
-    Params p = {q,        q_token_stride, q_head_stride, cache,           block_bytes, block_table,  table_stride, step_rows, query_start_loc, seq_lens, sinks, out, out_token_stride,
-                out_head_stride, counter, num_seqs, num_kv_heads, scale, softcap, window, min_query_len};
+    Params p = {q,   q_token_stride,   q_head_stride,   cache,   block_bytes, block_table,  table_stride, step_rows, query_start_loc, seq_lens, sinks,
+                out, out_token_stride, out_head_stride, counter, num_seqs,    num_kv_heads, scale,        softcap,   window,          min_query_len};
     if (threadIdx.x == 0) {
         barrier_init(shared.tile_full, 1);
         barrier_init(shared.q_full, 32);
