@@ -116,7 +116,8 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// The rows' running maxima over new scores; returns whether any of the warp's rose. `rescale` is how what was summed so far must be scaled, `offset` what `weigh` subtracts.
+// The rows' running maxima over new scores; returns whether any of the warp's rose. `rescale` is how what was summed so far must be scaled,
+// `offset` what `weigh` subtracts.
 __device__ __forceinline__ bool raise_maximum(const float (&s)[BLOCK / 2], float (&maximum)[2], float (&rescale)[2], float (&offset)[2], float scale_log2) {
     float m[2] = {maximum[0], maximum[1]};
 #pragma unroll
