@@ -37,16 +37,26 @@ __device__ __forceinline__ void barrier_wait(Barrier &barrier, u32 parity) {
                  : "memory");
 }
 
+// Whether that phase has ended, without waiting (long).
+__device__ __forceinline__ bool barrier_ended(Barrier &barrier, u32 parity) {
+    u32 ended;
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n"
+                 "}"
+                 : "=r"(ended)
+                 : "r"(shared_address(&barrier)), "r"(parity)
+                 : "memory");
+    return ended != 0;
+}
+
 // Copies contiguous bytes (a multiple of 16, both sides aligned to 16) into shared memory and reports them to `barrier`.
 __device__ __forceinline__ void bulk_load(void *to, const void *from, u32 bytes, Barrier &barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from), "r"(bytes),
                  "r"(shared_address(&barrier))
                  : "memory");
 }
-
-// Named barriers: `wait` blocks until `threads` threads waited or signalled, `signal` does not block. Number 0 is __syncthreads.
-__device__ __forceinline__ void named_wait(u32 number, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
-__device__ __forceinline__ void named_signal(u32 number, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
 
 // Registers a thread of this warpgroup may use from here on. Needs __launch_bounds__(threads, 1).
 template <int COUNT> __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
@@ -105,5 +115,9 @@ template <typename T, int N> struct Wgmma;
 HALYARD_WGMMA(bf16)
 HALYARD_WGMMA(f16)
 #undef HALYARD_WGMMA
+#undef HALYARD_D8
+#undef HALYARD_D32
+#undef HALYARD_N32
+#undef HALYARD_N64
 
 #endif

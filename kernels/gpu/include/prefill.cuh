@@ -116,48 +116,43 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-#ifndef STEP
-#define STEP 1 // cache blocks that a softmax step takes
-#endif
-
-// Scores become weights relative to the running maximum, which follows; `rescale` is how what was summed so far must be scaled.
-__device__ __forceinline__ void softmax(float (&s)[STEP][BLOCK / 2], float (&maximum)[2], float (&rescale)[2], float scale_log2) {
-    float offset[2];
+// The rows' running maxima over new scores; returns whether any of the warp's rose. `rescale` is how what was summed so far must be scaled,
+// `offset` what `weigh` subtracts.
+__device__ __forceinline__ bool raise_maximum(const float (&s)[BLOCK / 2], float (&maximum)[2], float (&rescale)[2], float (&offset)[2], float scale_log2) {
+    float m[2] = {maximum[0], maximum[1]};
+#pragma unroll
+    for (int i = 0; i < BLOCK / 4; i++) m[i & 1] = fmaxf(m[i & 1], fmaxf(s[2 * i], s[2 * i + 1]));
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) m[half] = fmaxf(m[half], __shfl_xor_sync(0xffffffffu, m[half], lanes));
+    }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float m = maximum[half];
-#pragma unroll
-        for (int i = 0; i < STEP * BLOCK / 8; i++) {
-            const float(&tile)[BLOCK / 2] = s[i / (BLOCK / 8)];
-            m = fmaxf(m, fmaxf(tile[i % (BLOCK / 8) * 4 + 2 * half], tile[i % (BLOCK / 8) * 4 + 2 * half + 1]));
-        }
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
         // A row that has seen no key yet has maximum −inf: its weights must come out 0, not NaN.
-        offset[half] = m == -INFINITY_F ? 0.f : m * scale_log2;
+        offset[half] = m[half] == -INFINITY_F ? 0.f : m[half] * scale_log2;
         rescale[half] = exp2_fast(maximum[half] * scale_log2 - offset[half]);
-        maximum[half] = m;
     }
-#pragma unroll
-    for (int i = 0; i < STEP * BLOCK / 2; i++) {
-        float &x = s[i / (BLOCK / 2)][i % (BLOCK / 2)];
-        x = exp2_fast(__fmaf_rn(x, scale_log2, -offset[i / 2 % 2]));
-    }
+    bool rose = m[0] != maximum[0] || m[1] != maximum[1];
+    maximum[0] = m[0];
+    maximum[1] = m[1];
+    return __any_sync(0xffffffffu, rose);
 }
 
-// Adds this thread's weights to its part of the rows' sums. Apart from `softmax`: additions among the exponentials would wait for each of
-// them, and the unit that computes them would idle.
-__device__ __forceinline__ void add_weights(const float (&s)[STEP][BLOCK / 2], float (&sum)[2], const float (&rescale)[2]) {
+// Scores become weights relative to the maximum, in the form that the next product takes; this thread's part of the rows' sums grows.
+__device__ __forceinline__ void weigh(float (&s)[BLOCK / 2], u32 (&weights)[BLOCK / 4], float (&sum)[2], const float (&rescale)[2], const float (&offset)[2],
+                                      float scale_log2) {
+    float part[4] = {sum[0] * rescale[0], 0.f, sum[1] * rescale[1], 0.f};
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float part[2] = {0.f, 0.f};
-#pragma unroll
-        for (int i = 0; i < STEP * BLOCK / 8; i++) {
-#pragma unroll
-            for (int e = 0; e < 2; e++) part[e] += s[i / (BLOCK / 8)][i % (BLOCK / 8) * 4 + 2 * half + e];
-        }
-        sum[half] = sum[half] * rescale[half] + (part[0] + part[1]);
+    for (int i = 0; i < BLOCK / 4; i++) {
+        int half = i & 1;
+        float x = exp2_fast(__fmaf_rn(s[2 * i], scale_log2, -offset[half])), y = exp2_fast(__fmaf_rn(s[2 * i + 1], scale_log2, -offset[half]));
+        part[2 * half] += x;
+        part[2 * half + 1] += y;
+        weights[i] = pack2<ACT>(x, y);
     }
+    sum[0] = part[0] + part[1];
+    sum[1] = part[2] + part[3];
 }
 
 // Keys that a row must not see get −inf: column c of the block at `key` is seen where position − window < key + c <= position.
@@ -182,60 +177,55 @@ __device__ __forceinline__ void cap(float (&s)[BLOCK / 2], float scale, float so
     for (int i = 0; i < BLOCK / 2; i++) s[i] = softcap - __fdividef(2.f * softcap, exp2_fast(fminf(s[i] * factor, 80.f)) + 1.f);
 }
 
-__device__ __forceinline__ void to_weights(u32 (&weights)[BLOCK / 4], const float (&s)[BLOCK / 2]) {
-#pragma unroll
-    for (int i = 0; i < BLOCK / 4; i++) weights[i] = pack2<ACT>(s[2 * i], s[2 * i + 1]);
-}
-
-// Four lanes hold four words each (lane t: words 4i + t of ... of tile i); afterwards lane t holds the four words of tile t.
-__device__ __forceinline__ uint4 transpose4(u32 a, u32 b, u32 c, u32 d, int t) {
-    // Exchange with the neighbour lane, then with the one two away.
-    u32 x = __shfl_xor_sync(0xffffffffu, t & 1 ? a : b, 1), y = __shfl_xor_sync(0xffffffffu, t & 1 ? c : d, 1);
-    if (t & 1) {
-        a = x;
-        c = y;
-    } else {
-        b = x;
-        d = y;
-    }
-    x = __shfl_xor_sync(0xffffffffu, t & 2 ? a : c, 2);
-    y = __shfl_xor_sync(0xffffffffu, t & 2 ? b : d, 2);
-    if (t & 2) {
-        a = x;
-        b = y;
-    } else {
-        c = x;
-        d = y;
-    }
-    return make_uint4(a, b, c, d);
-}
-
-// Divides by the sums and stores a warp's 16 rows.
+// Divides by the sums and stores a warp's 16 rows, which pass through `staging` (16 rows of Q_PITCH bytes, this warp's own) to leave in
+// whole rows.
 __device__ __forceinline__ void store(const Params &p, const Tile &tile, const float (&o)[HEAD_DIM / 2], const float (&maximum)[2], const float (&sum)[2],
-                                      int first_row, float scale_log2, int lane) {
+                                      int first_row, float scale_log2, u32 staging, int lane) {
+    float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int row = first_row + lane / 4 + 8 * half;
-        bool present = row < tile.rows;
-        int head = tile.kv_head * GROUP + row % GROUP;
         float total = sum[half];
         total += __shfl_xor_sync(0xffffffffu, total, 1);
         total += __shfl_xor_sync(0xffffffffu, total, 2);
-        float factor = 1.f;
-        if (p.sinks && present) {
-            float sink = p.sinks[head] * LOG2E, highest = maximum[half] * scale_log2, larger = fmaxf(sink, highest);
-            factor = exp2_fast(highest - larger);
-            total = total * factor + exp2_fast(sink - larger);
+        factor[half] = 1.f;
+        if (p.sinks) {
+            int row = first_row + lane / 4 + 8 * half;
+            float sink = p.sinks[tile.kv_head * GROUP + row % GROUP] * LOG2E, highest = maximum[half] * scale_log2, larger = fmaxf(sink, highest);
+            factor[half] = exp2_fast(highest - larger);
+            total = total * factor[half] + exp2_fast(sink - larger);
         }
-        factor = __fdividef(factor, total);
-        ACT *to = p.out + (tile.first_token + row / GROUP) * p.out_token_stride + head * p.out_head_stride;
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 8; i += 4) {
-            u32 w[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) w[j] = pack2<ACT>(o[4 * (i + j) + 2 * half] * factor, o[4 * (i + j) + 2 * half + 1] * factor);
-            uint4 words = transpose4(w[0], w[1], w[2], w[3], lane & 3);
-            if (present) *(uint4 *)(to + 8 * (i + (lane & 3))) = words;
-        }
+        factor[half] = __fdividef(factor[half], total);
     }
+#if __CUDA_ARCH__ >= 900
+    // As ldmatrix reads: lane l names row l % 16 of the tile of columns that its upper half-warp advances by one.
+    u32 to = staging + (lane & 15) * Q_PITCH + (lane >> 4) * 16;
+#else
+    u32 to = staging + (lane >> 2) * Q_PITCH + (lane & 3) * 4;
+#endif
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 8; i += 2) {
+        u32 w[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) w[j] = pack2<ACT>(o[4 * i + 2 * j] * factor[j & 1], o[4 * i + 2 * j + 1] * factor[j & 1]);
+#if __CUDA_ARCH__ >= 900
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to + i * 16), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+#else
+#pragma unroll
+        for (int j = 0; j < 4; j++) asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + i * 16 + (j & 1) * 8 * Q_PITCH + (j >> 1) * 16), "r"(w[j]) : "memory");
+#endif
+    }
+    __syncwarp();
+    const int CHUNKS = HEAD_DIM / 8; // of 16 bytes in a row
+#pragma unroll 2
+    for (int at = lane; at < 16 * CHUNKS; at += 32) {
+        int r = at / CHUNKS, c = at % CHUNKS, row = first_row + r;
+        uint4 words;
+        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                     : "r"(staging + r * Q_PITCH + c * 16)
+                     : "memory");
+        ACT *out = p.out + (tile.first_token + row / GROUP) * p.out_token_stride + (tile.kv_head * GROUP + row % GROUP) * p.out_head_stride;
+        if (row < tile.rows) *(uint4 *)(out + 8 * c) = words;
+    }
+    __syncwarp();
 }

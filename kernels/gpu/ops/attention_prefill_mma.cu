@@ -89,14 +89,14 @@ __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int ta
     int clear = tile.prefix + min(first_row, tile.rows - 1) / GROUP + 1;
     int seen = p.window > 0 ? tile.prefix + min(first_row + 15, tile.rows - 1) / GROUP - p.window + 1 : 0;
     float scale_log2 = SOFTCAP ? LOG2E : p.scale * LOG2E;
-    float o[HEAD_DIM / 2], maximum[2] = {-INFINITY_F, -INFINITY_F}, sum[2] = {0.f, 0.f}, rescale[2];
+    float o[HEAD_DIM / 2], maximum[2] = {-INFINITY_F, -INFINITY_F}, sum[2] = {0.f, 0.f}, rescale[2], offset[2];
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; i++) o[i] = 0.f;
 
 #pragma unroll 1
     for (int block = tile.last_block; block >= tile.first_block; block--) {
         load_part(values, block_data + PART_BYTES, thread);
-        float step[1][BLOCK / 2], (&s)[BLOCK / 2] = step[0];
+        float s[BLOCK / 2];
 #pragma unroll
         for (int i = 0; i < BLOCK / 2; i++) s[i] = 0.f;
         multiply<BLOCK / 8, HEAD_DIM / 16>(s, q, keys, lane);
@@ -107,15 +107,14 @@ __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int ta
         }
         if (SOFTCAP) cap(s, p.scale, p.softcap);
         if ((block + 1) * BLOCK > clear || block * BLOCK < seen) mask(s, position, block * BLOCK, p.window, lane);
-        softmax(step, maximum, rescale, scale_log2);
-        add_weights(step, sum, rescale);
+        raise_maximum(s, maximum, rescale, offset, scale_log2);
+        weigh(s, weights, sum, rescale, offset, scale_log2);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; i++) o[i] *= rescale[i / 2 % 2];
-        to_weights(weights, s);
         multiply<HEAD_DIM / 8, BLOCK / 16>(o, weights, values, lane);
         loads_done();
     }
-    store(p, tile, o, maximum, sum, first_row, scale_log2, lane);
+    store(p, tile, o, maximum, sum, first_row, scale_log2, queries + 16 * warp * Q_PITCH, lane);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)

@@ -35,15 +35,15 @@ impl Shape {
         let of_sequences = 12 * max_seqs(spec);
         let (dim, block) = (spec.head_dim, spec.block_size);
         let hopper = || {
-            // As the file's defaults for the head size: parts of 2 · block · dim bytes in flight, keys and values together.
-            let (consumers, parts) = if dim == 128 { (2, 5 + 6) } else { (3, 8 + 8) };
+            // As the file's defaults for the head size: cache blocks in flight, a head's keys and values 4 · block · dim bytes.
+            let (consumers, stages) = if dim == 128 { (2, 4) } else { (3, 6) };
             let rows = 64 * consumers;
             Shape {
                 source: kernels::ATTENTION_PREFILL,
                 entry: "attention_prefill",
                 rows,
                 threads: 128 * (consumers + 1),
-                shared_bytes: rows * (2 * dim + 16) + parts * 2 * block * dim + of_sequences + 512,
+                shared_bytes: 2 * rows * (2 * dim + 16) + stages * 4 * block * dim + of_sequences + 512,
                 per_sm: 1,
             }
         };
