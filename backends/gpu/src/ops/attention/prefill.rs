@@ -20,6 +20,8 @@ struct Shape {
     entry: &'static str,
     /// Rows (query tokens times heads of a group) of a block.
     rows: u32,
+    /// Cache blocks in flight.
+    stages: u32,
     threads: u32,
     shared_bytes: u32,
     /// Blocks that a multiprocessor holds at once.
@@ -35,13 +37,14 @@ impl Shape {
         let of_sequences = 12 * max_seqs(spec);
         let (dim, block) = (spec.head_dim, spec.block_size);
         let hopper = || {
-            // As the file's defaults for the head size: cache blocks in flight, a head's keys and values 4 · block · dim bytes.
+            // A stage holds a head's keys and values of a block: 4 · block · dim bytes.
             let (consumers, stages) = if dim == 128 { (2, 4) } else { (3, 6) };
             let rows = 64 * consumers;
             Shape {
                 source: kernels::ATTENTION_PREFILL,
                 entry: "attention_prefill",
                 rows,
+                stages,
                 threads: 128 * (consumers + 1),
                 shared_bytes: 2 * rows * (2 * dim + 16) + stages * 4 * block * dim + of_sequences + 512,
                 per_sm: 1,
@@ -51,6 +54,7 @@ impl Shape {
             source: kernels::ATTENTION_PREFILL_MMA,
             entry: "attention_prefill_mma",
             rows: 64,
+            stages: 1,
             threads: 128,
             shared_bytes: 64 * (2 * dim + 16) + 4 * block * dim + of_sequences + 16,
             per_sm: 2,
@@ -99,6 +103,7 @@ impl Prefill {
             shape.rows / 64,
             u32::from(spec.softcap > 0.0),
             max_seqs(spec),
+            shape.stages,
         ]
         .map(|n| n.to_string());
         let defines = [
@@ -109,6 +114,7 @@ impl Prefill {
             ("CONSUMERS", &numbers[3]),
             ("SOFTCAP", &numbers[4]),
             ("MAX_SEQS", &numbers[5]),
+            ("STAGES", &numbers[6]),
         ];
         Ok(Some(Prefill {
             function: cx.function(shape.source, &defines, shape.entry, shape.shared_bytes)?,
