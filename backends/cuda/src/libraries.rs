@@ -168,14 +168,31 @@ impl Library {
         self.endings.iter().map(name)
     }
 
-    /// Opens the library by path. A library that is open is found by its bare name afterwards, and so by the bindings.
+    /// Opens the library by path. A library that is open is found by its bare name afterwards, and so by the bindings; by the library itself, too, so
+    /// its parts that it opens later by name (NVRTC's builtins) are opened first.
     fn open_in(&self, folders: &[PathBuf]) -> Option<usize> {
         let files = folders.iter().flat_map(|folder| self.files(folder));
         // SAFETY: as in `find`.
         let known = |_: &usize| self.present.is_none_or(|present| unsafe { present() });
+        files.filter(|file| file.is_file()).find_map(|file| {
+            for part in self.parts_beside(&file) {
+                open(&part);
+            }
+            open(&file).filter(known)
+        })
+    }
+
+    /// `lib<name>-builtins.so…` in the library's folder.
+    fn parts_beside(&self, file: &Path) -> Vec<PathBuf> {
+        let prefix = format!("lib{}-builtins.so", self.name);
+        let listing = file.parent().and_then(|folder| std::fs::read_dir(folder).ok());
+        let files = listing.into_iter().flatten().flatten().map(|entry| entry.path());
         files
-            .filter(|file| file.is_file())
-            .find_map(|file| open(&file).filter(known))
+            .filter(|part| {
+                part.file_name()
+                    .is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
+            })
+            .collect()
     }
 }
 
