@@ -84,6 +84,9 @@ impl EngineBenchArgs {
             info.num_blocks,
             info.block_size
         );
+        for note in &info.notes {
+            say!("  {note}");
+        }
         Ok(engine)
     }
 }

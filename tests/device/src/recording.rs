@@ -167,7 +167,7 @@ pub fn many_replays(device: &Arc<dyn Device>, config: EngineConfig, steps: u64, 
             resident_bytes(),
         ])
     };
-    run_to(steps / 10)?;
+    run_to((steps / 10).max(1))?;
     let before = used()?;
     run_to(steps)?;
     let after = used()?;

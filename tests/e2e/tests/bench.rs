@@ -144,3 +144,22 @@ fn serve_measures_what_a_client_sees() {
         above_zero(&figures, key);
     }
 }
+
+#[test]
+fn options_that_mean_nothing_are_refused_before_anything_runs() {
+    for (args, word) in [
+        (&["bench", "serve", "--max-concurrency", "0"][..], "--max-concurrency"),
+        (&["bench", "serve", "--metric-percentiles", "101"], "percentile"),
+        (&["bench", "serve", "--request-rate", "1e-20"], "rate"),
+        (&["bench", "serve", "--random-vocab-size", "0"], "--random-vocab-size"),
+        (&["bench", "latency", "--output-len", "0"], "--output-len"),
+        (
+            &["bench", "latency", "--batch-size", "8", "--max-num-seqs", "4"],
+            "--max-num-seqs, which is 4",
+        ),
+    ] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(stderr(&output).contains(word), "{args:?}: {}", stderr(&output));
+    }
+}

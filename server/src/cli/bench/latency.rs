@@ -23,7 +23,8 @@ pub struct LatencyArgs {
         value_name = "TOKENS",
         default_value = "128",
         value_delimiter = ',',
-        help_heading = "Bench"
+        help_heading = "Bench",
+        value_parser = clap::value_parser!(u32).range(1..)
     )]
     output_len: Vec<u32>,
     /// Requests of a batch; several, separated by commas, are measured in turn
@@ -32,7 +33,8 @@ pub struct LatencyArgs {
         value_name = "COUNT",
         default_value = "8",
         value_delimiter = ',',
-        help_heading = "Bench"
+        help_heading = "Bench",
+        value_parser = clap::value_parser!(u32).range(1..)
     )]
     batch_size: Vec<u32>,
     /// Batches that run before the measured ones
@@ -53,6 +55,15 @@ struct Measured {
 }
 
 pub(super) fn run(args: &LatencyArgs) -> Result<(), ServerError> {
+    let most = args.common.engine.scheduling.max_num_seqs;
+    if let Some(&batch) = args.batch_size.iter().find(|&&batch| batch > most) {
+        let message =
+            format!("{batch} requests do not run at the same time; give at most --max-num-seqs, which is {most}");
+        return Err(ServerError::Option {
+            option: "--batch-size",
+            message,
+        });
+    }
     let engine = args.common.start_engine()?;
     let mut prompts = Prompts::new(args.common.engine.model.seed, engine.info().vocab_size);
     let mut all = Vec::new();
@@ -137,6 +148,10 @@ fn decode_steps(all: &[Measured]) -> Vec<Value> {
         let longer = all.iter().filter(|m| m.batch_size == first.batch_size);
         for long in longer.filter(|m| m.output_len > 1) {
             let step_s = (best(long) - best(first)) / f64::from(long.output_len - 1);
+            // Where noise is longer than a step, no figure is better than a wrong one.
+            if step_s <= 0.0 {
+                continue;
+            }
             steps.push(json!({
                 "batch_size": first.batch_size,
                 "output_len": long.output_len,

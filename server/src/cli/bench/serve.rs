@@ -36,7 +36,7 @@ pub struct ServeBenchArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
     random_output_len: u32,
     /// Prompts are drawn from ids below this: the model's vocabulary, or less
-    #[arg(long, value_name = "COUNT", default_value_t = 32_000)]
+    #[arg(long, value_name = "COUNT", default_value_t = 32_000, value_parser = clap::value_parser!(u32).range(1..))]
     random_vocab_size: u32,
     /// Requests
     #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
@@ -45,13 +45,13 @@ pub struct ServeBenchArgs {
     #[arg(long, value_name = "NUMBER", default_value = "inf", value_parser = parse_rate)]
     request_rate: f64,
     /// Requests that may be under way at the same time; without it any number
-    #[arg(long, value_name = "COUNT")]
-    max_concurrency: Option<usize>,
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    max_concurrency: Option<u32>,
     /// Seed of prompts and times
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     seed: u64,
     /// Percentiles to tell, separated by commas
-    #[arg(long, value_name = "PERCENT", default_value = "99", value_delimiter = ',')]
+    #[arg(long, value_name = "PERCENT", default_value = "99", value_delimiter = ',', value_parser = parse_percent)]
     metric_percentiles: Vec<f64>,
     /// Write the figures as JSON into this file
     #[arg(long, value_name = "FILE")]
@@ -60,10 +60,20 @@ pub struct ServeBenchArgs {
 
 fn parse_rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(rate) if rate > 0.0 => Ok(rate),
+        Ok(rate) if rate >= LOWEST_RATE => Ok(rate),
         _ => Err(format!(
-            "`{text}` is not a rate; give requests a second above 0, or inf"
+            "`{text}` is not a rate; give requests a second from {LOWEST_RATE} on, or inf"
         )),
+    }
+}
+
+/// One request in three hours: less is a mistake.
+const LOWEST_RATE: f64 = 1e-4;
+
+fn parse_percent(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent),
+        _ => Err(format!("`{text}` is no percentile; give a number from 0 to 100")),
     }
 }
 
@@ -97,7 +107,10 @@ async fn measure(args: &ServeBenchArgs) -> Result<(), ServerError> {
         &body(&model, &prompts.next(args.random_input_len), args.random_output_len),
     )
     .await?;
-    let slots = Arc::new(Semaphore::new(args.max_concurrency.unwrap_or(Semaphore::MAX_PERMITS)));
+    let slots = Arc::new(Semaphore::new(
+        args.max_concurrency
+            .map_or(Semaphore::MAX_PERMITS, |most| most as usize),
+    ));
     let bar = progress(u64::from(args.num_prompts), "requests");
     let started = Instant::now();
     let mut tasks = JoinSet::new();
@@ -146,14 +159,15 @@ fn body(model: &str, prompt: &[u32], output_len: u32) -> Value {
     })
 }
 
+/// Sends one request. One that gives another number of tokens than asked for, or does not tell how many, is a failure: its figures would mislead.
 async fn request(client: &ServerClient, body: &Value) -> Result<Seen, ServerError> {
     let started = Instant::now();
     let (mut first, mut last) = (None, started);
-    let (mut gaps, mut output_tokens) = (Vec::new(), 0);
+    let (mut gaps, mut output_tokens) = (Vec::new(), None);
     client
         .stream_events("/v1/completions", body, |event| {
             if let Some(count) = event["usage"]["completion_tokens"].as_u64() {
-                output_tokens = count;
+                output_tokens = Some(count);
             }
             if event["choices"].get(0).is_none() {
                 return;
@@ -169,6 +183,18 @@ async fn request(client: &ServerClient, body: &Value) -> Result<Seen, ServerErro
     let Some(first) = first else {
         return Err(ServerError::Refused("an answer held no token".to_owned()));
     };
+    let Some(output_tokens) = output_tokens else {
+        let message =
+            "the server sends no usage with the stream (stream_options.include_usage), so tokens cannot be counted";
+        return Err(ServerError::Refused(message.to_owned()));
+    };
+    if Some(output_tokens) != body["max_tokens"].as_u64() {
+        let message = format!(
+            "an answer ended after {output_tokens} tokens, {} were asked for",
+            body["max_tokens"]
+        );
+        return Err(ServerError::Refused(message));
+    }
     Ok(Seen {
         first_token: first.duration_since(started).as_secs_f64(),
         gaps,

@@ -1,6 +1,7 @@
 //! `halyard bench startup`: starts `halyard serve` as a process of its own with the engine flags given, and takes the time until it says that it
 //! is ready. Cold runs begin with an empty folder for compiled kernels and tuning choices; the files of the model stay where they are.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -41,13 +42,15 @@ impl Drop for Server {
 }
 
 pub(super) fn run(args: &StartupArgs) -> Result<(), ServerError> {
-    let flags = serve_flags(std::env::args().skip(3));
+    let flags = serve_flags(std::env::args_os().skip(3));
     let caches = std::env::temp_dir().join(format!("halyard-bench-startup-{}", std::process::id()));
     let outcome = measure(args, &flags, &caches);
-    if caches.exists() {
-        std::fs::remove_dir_all(&caches).map_err(ServerError::io("removing the bench's caches"))?;
-    }
+    let removed = match caches.exists() {
+        true => std::fs::remove_dir_all(&caches).map_err(ServerError::io("removing the bench's caches")),
+        false => Ok(()),
+    };
     let (cold, warm) = outcome?;
+    removed?;
     let mut figures = json!({});
     for (name, seconds) in [("cold", cold), ("warm", warm)] {
         if seconds.is_empty() {
@@ -66,7 +69,7 @@ pub(super) fn run(args: &StartupArgs) -> Result<(), ServerError> {
     write_json(args.common.output_json.as_deref(), &figures)
 }
 
-fn measure(args: &StartupArgs, flags: &[String], caches: &Path) -> Result<(Vec<f64>, Vec<f64>), ServerError> {
+fn measure(args: &StartupArgs, flags: &[OsString], caches: &Path) -> Result<(Vec<f64>, Vec<f64>), ServerError> {
     let (mut cold, mut warm) = (Vec::new(), Vec::new());
     for _ in 0..args.num_iters_cold {
         if caches.exists() {
@@ -82,7 +85,7 @@ fn measure(args: &StartupArgs, flags: &[String], caches: &Path) -> Result<(Vec<f
 }
 
 /// Seconds from starting the process to its line that says `ready`.
-fn start_once(flags: &[String], caches: Option<&Path>) -> Result<f64, ServerError> {
+fn start_once(flags: &[OsString], caches: Option<&Path>) -> Result<f64, ServerError> {
     let program = std::env::current_exe().map_err(ServerError::io("finding this program"))?;
     let mut command = Command::new(program);
     command.arg("serve").args(flags);
@@ -114,7 +117,7 @@ fn start_once(flags: &[String], caches: Option<&Path>) -> Result<f64, ServerErro
 }
 
 /// The flags of this command line that `halyard serve` takes too: all but this bench's own and the log's.
-fn serve_flags(args: impl Iterator<Item = String>) -> Vec<String> {
+fn serve_flags(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     const OWN: [&str; 5] = [
         "--num-iters-cold",
         "--num-iters-warm",
@@ -128,9 +131,10 @@ fn serve_flags(args: impl Iterator<Item = String>) -> Vec<String> {
         if std::mem::take(&mut skip_value) {
             continue;
         }
-        let name = arg.split_once('=').map_or(arg.as_str(), |(name, _)| name);
+        let text = arg.to_string_lossy();
+        let name = text.split_once('=').map_or(&*text, |(name, _)| name);
         if OWN.contains(&name) {
-            skip_value = !arg.contains('=');
+            skip_value = !text.contains('=');
         } else {
             flags.push(arg);
         }
@@ -154,7 +158,7 @@ mod tests {
             "--log-level",
             "debug",
         ];
-        let flags = serve_flags(args.into_iter().map(str::to_owned));
+        let flags = serve_flags(args.into_iter().map(OsString::from));
         assert_eq!(flags, ["--platform=cpu", "--model", "m"]);
     }
 }

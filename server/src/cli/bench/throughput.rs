@@ -30,7 +30,7 @@ pub struct ThroughputArgs {
     /// Requests
     #[arg(long, value_name = "COUNT", default_value_t = 1000, help_heading = "Bench", value_parser = clap::value_parser!(u32).range(1..))]
     num_prompts: u32,
-    /// Runs that are not measured, of the same size
+    /// Runs that are not measured, of the same size; without one the first use of every batch size is part of the figure
     #[arg(long, value_name = "COUNT", default_value_t = 0, help_heading = "Bench")]
     num_warmups: u32,
     #[command(flatten)]
