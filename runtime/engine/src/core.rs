@@ -81,6 +81,9 @@ impl Core {
 
     /// Runs until shut down or until the device fails.
     pub(crate) fn run(mut self) {
+        // Locals go before `self`, whose runner waits for work that other ranks may never do once this thread is gone.
+        let _end = EndGuard(self.shared.clone());
+        let _others = self.ranks.as_ref().map(Ranks::panic_guard);
         let end = self.serve();
         let reason = match &end {
             Ok(()) => "the engine was shut down".to_string(),
@@ -368,6 +371,17 @@ impl Core {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone_from(s);
+    }
+}
+
+/// Says that the thread is gone when it ends by a panic.
+struct EndGuard(Arc<Shared>);
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop("the engine thread panicked; see the log");
+        }
     }
 }
 

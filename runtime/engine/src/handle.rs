@@ -69,17 +69,6 @@ impl Shared {
     }
 }
 
-/// Says that the thread is gone when it ends in any way, a panic included.
-struct EndGuard(Arc<Shared>);
-
-impl Drop for EndGuard {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.stop("the engine thread panicked; see the log");
-        }
-    }
-}
-
 struct Front {
     commands: Sender<Command>,
     shared: Arc<Shared>,
@@ -156,13 +145,9 @@ impl EngineHandle {
             records,
             started,
         );
-        let guard = EndGuard(shared.clone());
         let thread = std::thread::Builder::new()
             .name("halyard-engine".into())
-            .spawn(move || {
-                let _guard = guard;
-                core.run();
-            })
+            .spawn(move || core.run())
             .map_err(|e| EngineError::Thread(e.to_string()))?;
         let front = Front {
             commands,
@@ -430,6 +415,8 @@ fn numbered_tokenizer(vocab_size: usize) -> Result<Tokenizer, halyard_text::Text
         "version": "1.0",
         "added_tokens": [],
         "pre_tokenizer": { "type": "Whitespace" },
+        // Its words are plain letters, which byte level spells as themselves: text is made of single tokens, without a look back.
+        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false },
         "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "t0" },
     });
     Tokenizer::from_json(json.to_string().as_bytes(), "the numbered tokenizer of dummy weights")

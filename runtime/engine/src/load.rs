@@ -118,13 +118,14 @@ pub(crate) fn load(
     };
     ranks[0].notes.extend(note);
     let group = (devices.len() > 1).then(|| RankGroup::new(devices.len() as u32));
-    let finish = |rank: RankLoad| {
+    let finish = |mut rank: RankLoad| {
         let number = rank.plan.options.shard.rank;
-        finish_rank(config, rank, &scheduler, group.as_ref()).inspect_err(|error| {
-            if let Some(group) = &group {
-                group.fail(number, error);
-            }
-        })
+        let outcome = finish_rank(config, &mut rank, &scheduler, group.as_ref());
+        // Told while the rank still stands: dropping it waits for its work, unless the group is known to have failed.
+        if let (Err(error), Some(group)) = (&outcome, &group) {
+            group.fail(number, error);
+        }
+        outcome.map(|()| rank)
     };
     let mut ranks = on_every_rank(ranks, finish, finish)?.into_iter();
     let Some(first) = ranks.next() else {
@@ -287,13 +288,14 @@ fn matrix_bytes(program: &ModelProgram) -> u64 {
 /// Gives a rank its KV pages and, where all ranks can record, its recordings.
 fn finish_rank(
     config: &EngineConfig,
-    mut rank: RankLoad,
+    rank: &mut RankLoad,
     scheduler: &SchedulerConfig,
     group: Option<&Arc<RankGroup>>,
-) -> Result<RankLoad, EngineError> {
+) -> Result<(), EngineError> {
     let RankLoad {
         plan, runner, notes, ..
-    } = &mut rank;
+    } = rank;
+    runner.group = group.cloned();
     let device = runner.device.clone();
     let num_pages = scheduler.num_blocks + plan.scratch_pages();
     bind_kv(&*device, plan, num_pages, &mut runner.forward, &mut runner.buffers)?;
@@ -305,11 +307,11 @@ fn finish_rank(
     {
         notes.push("decode steps are encoded one by one: another rank cannot record".to_string());
     }
-    (runner.recordings, runner.group) = (recordings, group.cloned());
+    runner.recordings = recordings;
     let warm_up = Instant::now();
     runner.prepare_scratch()?;
     rank.warm_up = warm_up.elapsed();
-    Ok(rank)
+    Ok(())
 }
 
 /// Recorded decode steps, where device and ops allow them; the notes say why not.

@@ -241,6 +241,13 @@ impl Ranks {
     }
 }
 
+impl Ranks {
+    /// Tells the others when this thread, rank 0's, unwinds.
+    pub(crate) fn panic_guard(&self) -> PanicGuard {
+        PanicGuard(0, self.group.clone())
+    }
+}
+
 impl Drop for Ranks {
     fn drop(&mut self) {
         for follower in &mut self.followers {
@@ -257,9 +264,9 @@ impl Drop for Ranks {
 }
 
 /// Tells the group when a rank's thread ends by a panic.
-struct PanicGuard<'a>(u32, &'a RankGroup);
+pub(crate) struct PanicGuard(u32, Arc<RankGroup>);
 
-impl Drop for PanicGuard<'_> {
+impl Drop for PanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.1.note(self.0, "its thread panicked; see the log");
@@ -268,8 +275,8 @@ impl Drop for PanicGuard<'_> {
 }
 
 /// A rank's thread: until the engine ends or something fails.
-fn follow(rank: u32, mut runner: Runner, steps: &Receiver<RankStep>, group: &RankGroup) {
-    let _guard = PanicGuard(rank, group);
+fn follow(rank: u32, mut runner: Runner, steps: &Receiver<RankStep>, group: &Arc<RankGroup>) {
+    let _guard = PanicGuard(rank, group.clone());
     if let Err(error) = run_steps(&mut runner, steps, group) {
         tracing::error!("rank {rank} failed: {error}");
         // Before the runner goes, and its communicator with it: the others' collectives fail in consequence.
@@ -303,7 +310,12 @@ fn run_steps(runner: &mut Runner, steps: &Receiver<RankStep>, group: &RankGroup)
                 sequences.extend(step.admitted);
                 in_flight.push_back(runner.submit(&step.plan, &sequences)?);
             }
-            Err(RecvTimeoutError::Timeout) => {}
+            // Nobody waits here, so a device that failed must be asked.
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(flight) = in_flight.front() {
+                    runner.check_alive(flight)?;
+                }
+            }
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
     }

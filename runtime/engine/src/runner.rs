@@ -180,6 +180,17 @@ impl Runner {
         }
     }
 
+    /// Asks the device whether a step that is not done may still become so.
+    ///
+    /// # Errors
+    /// The device's failure.
+    pub(crate) fn check_alive(&self, flight: &InFlight) -> Result<(), EngineError> {
+        match self.queue.wait(flight.number, 0) {
+            Err(error) if error.status != halyard_platform_api::Status::Timeout => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Encodes a whole step and submits it.
     fn submit_once(
         &mut self,
