@@ -113,6 +113,8 @@ fn data_type(dtype: DType) -> c_int {
 struct Meeting {
     size: u32,
     joined: Vec<u32>,
+    /// A rank gave up waiting: nobody may go on to the library, whose wait has no end.
+    failed: bool,
 }
 
 static MEETINGS: Mutex<Option<HashMap<[u8; 128], Meeting>>> = Mutex::new(None);
@@ -129,6 +131,7 @@ pub(crate) fn unique_id() -> Result<CommunicatorId> {
     let meeting = Meeting {
         size: 0,
         joined: Vec::new(),
+        failed: false,
     };
     meetings.get_or_insert_default().insert(id.0, meeting);
     Ok(CommunicatorId(id.0))
@@ -158,15 +161,17 @@ fn meet(id: &CommunicatorId, rank: u32, size: u32) -> Result<()> {
     meeting.joined.push(rank);
     JOINED.notify_all();
     loop {
-        let joined = meetings
-            .as_ref()
-            .and_then(|m| m.get(&id.0))
-            .map_or(0, |meeting| meeting.joined.len());
-        if joined == size as usize {
+        let Some(meeting) = meetings.get_or_insert_default().get_mut(&id.0) else {
+            return Ok(());
+        };
+        let joined = meeting.joined.len();
+        if joined == size as usize && !meeting.failed {
             return Ok(());
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if left.is_zero() || meeting.failed {
+            meeting.failed = true;
+            JOINED.notify_all();
             return Err(Error::new(
                 Status::Timeout,
                 format!(

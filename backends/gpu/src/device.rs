@@ -261,7 +261,18 @@ impl PreparedOp for Prepared {
 
     fn pack_weight_from(&self, node: u32, first_row: u32, num_rows: u32, src: &Tensor, dst: &Tensor) -> Result<()> {
         let (source, _held) = self.hold(src)?;
-        self.pack(node, first_row, num_rows, RowSource::Device(source.ptr), dst)?;
+        if source.is_none() {
+            return Err(Error::invalid(format!(
+                "node {node}: the tensor that holds its rows is absent"
+            )));
+        }
+        self.pack(
+            node,
+            first_row,
+            num_rows,
+            RowSource::Device(source.ptr, src.span_bytes()),
+            dst,
+        )?;
         self.inner.uploads.wait()
     }
 }

@@ -45,8 +45,28 @@ impl Preparation<'_> {
 pub enum RowSource<'a> {
     /// Host memory.
     Host(&'a [u8]),
-    /// Device memory.
-    Device(DevicePtr),
+    /// Device memory, and how many bytes there are.
+    Device(DevicePtr, u64),
+}
+
+impl RowSource<'_> {
+    /// Checks that it holds `num_rows` rows of `row_bytes`: host memory exactly, device memory at least.
+    ///
+    /// # Errors
+    /// `InvalidArgument` with the numbers.
+    pub fn check(&self, num_rows: u32, row_bytes: u64) -> Result<()> {
+        let bytes = u64::from(num_rows) * row_bytes;
+        let (fits, given) = match self {
+            RowSource::Host(host) => (host.len() as u64 == bytes, host.len() as u64),
+            RowSource::Device(_, given) => (*given >= bytes, *given),
+        };
+        if fits {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{num_rows} rows of {row_bytes} bytes are {bytes} bytes, and {given} were given"
+        )))
+    }
 }
 
 /// Moves and rearranges weights at load time.

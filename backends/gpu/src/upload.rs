@@ -112,7 +112,12 @@ impl Uploads {
 
     /// Waits until nothing is under way; whatever went wrong is told by the call that meets it next.
     pub(crate) fn settle(&self) {
-        if self.busy.load(Ordering::Acquire) && self.driver.synchronize(self.stream).is_ok() {
+        if !self.busy.load(Ordering::Acquire) {
+            return;
+        }
+        // Under the lock: work that another thread enqueues meanwhile must not be forgotten with this one's.
+        let _order = self.lock();
+        if self.driver.synchronize(self.stream).is_ok() {
             self.busy.store(false, Ordering::Release);
         }
     }
@@ -295,7 +300,7 @@ impl Packer for Packing<'_> {
                 self.uploads.copy_in(&mut state, to, to_pitch, bytes, pitch, height)
             }
             // SAFETY: the op's own source and target, checked by its caller; the stream orders the copies.
-            RowSource::Device(from) => unsafe {
+            RowSource::Device(from, _) => unsafe {
                 let (driver, stream) = (&self.uploads.driver, self.uploads.stream);
                 if height == 1 || (to_pitch == width && pitch == width) {
                     driver.copy(to, from + offset, width * height, stream)
@@ -308,7 +313,7 @@ impl Packer for Packing<'_> {
 
     fn on_device(&self, source: RowSource<'_>, offset: u64, bytes: u64) -> Result<DevicePtr> {
         match source {
-            RowSource::Device(from) => Ok(from + offset),
+            RowSource::Device(from, _) => Ok(from + offset),
             RowSource::Host(host) => {
                 let host = Self::span(host, offset, bytes, bytes, 1)?;
                 let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -172,7 +172,7 @@ __device__ __forceinline__ void finish(const Small &p, u32 tile, const float *su
     for (u32 i = threadIdx.x; i < kOut * columns; i += kThreads) {
         u32 at = i % kOut, column = i / kOut, row = tile * kOut + at;
         if (row >= p.n) continue;
-        Around a = i == threadIdx.x ? first : around(p, tile, i, first_token, columns);
+        Around a = i == threadIdx.x ? first : around(p, tile, i, first_token, real ? columns : 0);
         // Gate rows are the first eight of their tile, up rows the others.
         const float *from = sums + column * kColumn + (GATE ? at / 8 * 16 + at % 8 : at);
         float sum = 0.f, up = 0.f;

@@ -189,6 +189,9 @@ impl Call {
 
 /// Refuses a view whose innermost axis has gaps.
 fn contiguous_heads(op: &str, name: &str, view: &View) -> Result<()> {
+    if view.is_none() {
+        return Err(Error::invalid(format!("{op}: {name} is absent, and it must be there")));
+    }
     if view.is_inner_contiguous() {
         return Ok(());
     }
@@ -239,11 +242,27 @@ impl AttentionKernel {
         })
     }
 
+    /// Refuses more sequences than memory was set aside for.
+    ///
+    /// # Errors
+    /// `InvalidArgument` with both numbers.
+    pub(super) fn check_bounds(&self, call: &Call) -> Result<()> {
+        let most = self.spec.max_seqs.max(1);
+        if call.num_seqs() <= most {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "attention over {} sequences was prepared for {most} at most (max_seqs)",
+            call.num_seqs()
+        )))
+    }
+
     /// Appends the launches of a call.
     ///
     /// # Errors
-    /// `Unsupported` for strides that the kernels cannot take.
+    /// `Unsupported` for strides that the kernels cannot take; `InvalidArgument` past the bounds.
     pub(super) fn encode_call(&self, encoding: &mut Encoding, call: &Call) -> Result<()> {
+        self.check_bounds(call)?;
         if call.num_tokens() == 0 || call.num_seqs() == 0 {
             return Ok(());
         }

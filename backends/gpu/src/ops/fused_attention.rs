@@ -109,7 +109,7 @@ impl Region {
             && attended[1] == cache;
         let storage = |t: u16| program.tensors.get(usize::from(t)).map(|decl| decl.storage);
         let one_product = storage(q).is_some() && storage(q) == storage(k) && storage(q) == storage(qk);
-        let out_apart = storage(attended[7]) != storage(q);
+        let out_apart = storage(attended[7]) != storage(q) && storage(attended[7]) != storage(v);
         let norms_fit = norms.as_ref().is_none_or(|((of_q, q_norm), (of_k, k_norm))| {
             let fits = |norm: &HeadNorm| norm.spec.width == attention.head_dim && norm.spec.dtype == attention.act;
             *of_q == q && *of_k == k && fits(q_norm) && fits(k_norm)
@@ -155,14 +155,14 @@ struct FusedAttention {
 
 impl FusedAttention {
     /// Whether q and k are neighbouring slices with equal strides, and rotation reaches exactly them.
-    fn is_one_product(&self, q: &View, k: &View, qk: &View, table: &View) -> bool {
+    fn is_one_product(&self, q: &View, [k, v]: [&View; 2], qk: &View, table: &View) -> bool {
         let spec = &self.region.attention;
         let q_bytes = u64::from(spec.num_heads) * u64::from(q.strides[1]) * q.dtype.bytes() as u64;
         qk.ptr == q.ptr
             && k.ptr == q.ptr + q_bytes
             && qk.shape[1] == spec.num_heads + spec.num_kv_heads
             && [k, qk].iter().all(|view| view.strides[..2] == q.strides[..2])
-            && [q, k, qk, table].iter().all(|view| view.is_inner_contiguous())
+            && [q, k, v, qk, table].iter().all(|view| view.is_inner_contiguous())
             && table.row_stride() == self.region.rope.rotary_dim
     }
 
@@ -267,7 +267,8 @@ impl Kernel for FusedAttention {
         };
         let attended: Vec<View> = region.attended.iter().map(|&t| at(t)).collect();
         let call = Call::of(&attended)?;
-        if !self.is_one_product(&call.q, &at(region.k), &at(region.qk), &at(region.table)) {
+        let keys_and_values = [&at(region.k), &at(region.v)];
+        if !self.is_one_product(&call.q, keys_and_values, &at(region.qk), &at(region.table)) {
             for (part, tensors) in &self.parts {
                 let views: Vec<View> = tensors.iter().map(|&t| at(t)).collect();
                 part.encode(encoding, &views)?;
@@ -284,6 +285,10 @@ impl Kernel for FusedAttention {
             q_norm,
             k_norm,
         };
+        if call.q.is_empty() || call.step_rows.is_empty() {
+            return Ok(());
+        }
+        self.attention.check_bounds(&call)?;
         match &self.decode {
             Some(decode) if call.q.len() == call.step_rows.len() && decode.takes(&call, &turn) => {
                 decode.encode_turning(encoding, &call, &turn)

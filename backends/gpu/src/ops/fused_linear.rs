@@ -167,6 +167,14 @@ impl Plan {
             steps[0].out = out;
         }
         let x = norm.operands[0];
+        // The normed tensor stays unwritten, so nothing may add it.
+        let normed = decl(norm.operands[2]).storage;
+        if steps
+            .iter()
+            .any(|step| step.residual != ABSENT && decl(step.residual).storage == normed)
+        {
+            return None;
+        }
         // Blocks write results while others still read x.
         if steps.iter().any(|step| decl(step.out).storage == decl(x).storage) {
             return None;

@@ -349,14 +349,7 @@ impl Kernel for Linear {
         }
         let row_bytes = op.weight.row_bytes(op.in_features as usize).unwrap_or(0) as u64;
         let bytes = row_bytes * u64::from(num_rows);
-        if let RowSource::Host(host) = source
-            && host.len() as u64 != bytes
-        {
-            return Err(Error::invalid(format!(
-                "{num_rows} rows of {row_bytes} bytes in {} bytes",
-                host.len()
-            )));
-        }
+        source.check(num_rows, row_bytes)?;
         match self.held {
             Held::Plain(dtype) if same_bytes(op.weight, dtype) => {
                 let to = dst + u64::from(first_row) * row_bytes;

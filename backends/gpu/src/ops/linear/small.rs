@@ -121,6 +121,12 @@ pub(crate) struct Small {
     gated: bool,
 }
 
+/// Floats of the sums, the squares and the scales, in bytes.
+fn sums_bytes(shape: &Shape, tiles: u32) -> u32 {
+    let &Shape { warps, row_tiles, .. } = shape;
+    4 * 8 * tiles * (2 * warps * (16 * row_tiles + 4) + warps)
+}
+
 /// One number of token tiles.
 struct Entry {
     shape: Shape,
@@ -132,10 +138,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// Floats of the sums, the squares and the scales, in bytes.
     fn sums_bytes(&self) -> u32 {
-        let Shape { warps, row_tiles, .. } = self.shape;
-        4 * 8 * self.tiles * (2 * warps * (16 * row_tiles + 4) + warps)
+        sums_bytes(&self.shape, self.tiles)
     }
 
     /// Shared memory that keeps the tokens of a tile, too.
@@ -220,8 +224,12 @@ impl Small {
         let own_tokens = own_tokens(rows, op.in_features);
         let needed = own_tokens.min(op.max_tokens);
         let tiles = TILES.into_iter().filter(|&t| t == 1 || 4 * t < needed);
+        // More tokens a block than shared memory has sums for are taken in several blocks.
+        let fits = |&t: &u32| {
+            t == 1 || sums_bytes(&shape(rows, op.in_features, t, facts.num_sms), t) <= facts.max_shared_bytes
+        };
         Ok(Small {
-            entries: tiles.map(one).collect::<Result<_>>()?,
+            entries: tiles.filter(fits).map(one).collect::<Result<_>>()?,
             own_tokens,
             max_shared: facts.max_shared_bytes,
             num_sms: facts.num_sms,

@@ -115,17 +115,13 @@ impl Kernel for Embedding {
         dst: DevicePtr,
     ) -> Result<()> {
         let end = u64::from(first_row) + u64::from(num_rows);
-        let bytes = u64::from(num_rows) * self.row_bytes;
-        let given = match source {
-            RowSource::Host(rows) => rows.len() as u64,
-            RowSource::Device(_) => bytes,
-        };
-        if node != 0 || end > u64::from(self.spec.num_rows) || given != bytes {
+        if node != 0 || end > u64::from(self.spec.num_rows) {
             return Err(Error::invalid(format!(
-                "node {node}, rows {first_row} to {end} in {given} bytes: the table has {} rows of {} bytes, at node 0",
-                self.spec.num_rows, self.row_bytes
+                "node {node}, rows {first_row} to {end}: the table has {} rows, at node 0",
+                self.spec.num_rows
             )));
         }
+        source.check(num_rows, self.row_bytes)?;
         let to = dst + u64::from(first_row) * self.pitch;
         packer.copy(
             to,

@@ -447,12 +447,19 @@ fn table_rows_are_padded_to_16_bytes_and_checked() {
     let copies = packer.0.lock().unwrap_or_else(|e| e.into_inner());
     assert_eq!(*copies, [[0x1000 + 3 * 64, 64, 0, 54, 54, 2]]);
     drop(copies);
-    for (first, count, bytes) in [(10, 2, &rows[..]), (3, 2, &rows[1..])] {
+    let device = |bytes| RowSource::Device(0x9000, bytes);
+    for (first, source, words) in [
+        (10, RowSource::Host(&rows), "the table has 11 rows"),
+        (3, RowSource::Host(&rows[1..]), "108 bytes, and 107 were given"),
+        (3, device(107), "108 bytes, and 107 were given"),
+    ] {
         let error = op
-            .pack_weight(&packer, 0, first, count, RowSource::Host(bytes), 0x1000)
+            .pack_weight(&packer, 0, first, 2, source, 0x1000)
             .expect_err("past the end, or a byte short");
-        assert!(error.message.contains("11 rows of 54 bytes"), "{}", error.message);
+        assert!(error.message.contains(words), "{}", error.message);
     }
+    op.pack_weight(&packer, 0, 3, 2, device(4096), 0x1000)
+        .expect("a staging buffer may be larger");
 }
 
 #[test]
