@@ -9,9 +9,9 @@ use halyard_platform_api::{Capabilities, DType, Device};
 /// Families with one KV group and with several, with and without norms of q and k.
 const FAMILIES: [&str; 4] = ["llama", "qwen2", "qwen3", "gemma3"];
 /// What may be asked of a sampler.
-const KINDS: [&str; 3] = ["greedy", "random", "penalties"];
+pub(crate) const KINDS: [&str; 3] = ["greedy", "random", "penalties"];
 /// Requests of one run.
-const REQUESTS: u32 = 24;
+pub(crate) const REQUESTS: u32 = 24;
 /// Memory that may come and go between two readings: other programs use the device too.
 const SLACK_BYTES: u64 = 8 << 20;
 
@@ -54,7 +54,7 @@ pub fn check(
 
 /// The share of requests whose tokens must be the same. A padded step may sum in another order: in f32 no token of these models is so
 /// near another one, in half precision some are.
-fn least_equal(dtype: DType) -> usize {
+pub(crate) fn least_equal(dtype: DType) -> usize {
     match dtype {
         DType::F32 => REQUESTS as usize,
         _ => REQUESTS as usize / 2,
@@ -93,7 +93,7 @@ fn compare(device: &Arc<dyn Device>, config: &EngineConfig, dtype: DType) -> Res
 }
 
 /// Requests of other lengths and ends, so that batches of every size come and rows change owners between steps.
-fn serve(llm: &Llm, kind: &str) -> Result<Vec<Vec<u32>>, String> {
+pub(crate) fn serve(llm: &Llm, kind: &str) -> Result<Vec<Vec<u32>>, String> {
     let submit = |i: u32| {
         let prompt = (0..1 + 7 * i % 30).map(|j| (11 * i + 3 * j) % 300 + 3).collect();
         let request = Request::new(format!("{i}"), prompt, params(kind, i));

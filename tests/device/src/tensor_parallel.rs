@@ -1,4 +1,5 @@
-//! Tensor parallelism on real devices: tiny models of each family over two and four ranks, against Hugging Face as one device is.
+//! Tensor parallelism on real devices: tiny models of each family over two and four ranks, against Hugging Face as one device is, and against one
+//! device in batches that grow and shrink, recorded steps included.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use halyard_engine::{EngineConfig, Llm};
 use halyard_platform_api::{DType, Device};
 
 use crate::goldens::{self, BF16, Bounds, F32, Free};
+use crate::recording::{KINDS, REQUESTS, applies, least_equal, serve};
 
 /// Families whose heads four ranks can share; with four, pairs of ranks hold the same KV head.
 const FAMILIES: [&str; 5] = ["llama3-rope", "mistral", "qwen2", "qwen3", "gemma3"];
@@ -51,13 +53,38 @@ fn one(
         DType::F32 => Free::All,
         _ => Free::Only(&[]),
     };
-    let llm = Llm::open_on(config, ranks).map_err(|e| e.to_string())?;
+    let llm = Llm::open_on(config.clone(), ranks).map_err(|e| e.to_string())?;
     let cases = goldens::check(&llm, golden, bounds, free)?;
     let positions: usize = cases.iter().map(|case| case.positions).sum();
     let worst = cases.iter().map(|case| case.worst).fold(0.0, f64::max);
-    let stats = llm.engine().stats();
+    drop(llm);
+    let batches = as_one_device(ranks, &config, dtype)?;
     Ok(format!(
-        "{positions} positions, worst logprob difference {worst:.2e}, {} of {} steps replayed",
-        stats.replayed_steps_total, stats.steps_total
+        "{positions} positions, worst logprob difference {worst:.2e}; {batches}"
+    ))
+}
+
+/// Serves the same requests on all ranks and on the first one's device alone.
+fn as_one_device(ranks: &[Arc<dyn Device>], config: &EngineConfig, dtype: DType) -> Result<String, String> {
+    let (mut fewest, mut replayed) = (REQUESTS as usize, 0);
+    for kind in KINDS {
+        let run = |devices: &[Arc<dyn Device>]| {
+            let llm = Llm::open_on(config.clone(), devices).map_err(|e| e.to_string())?;
+            Ok::<_, String>((serve(&llm, kind)?, llm.engine().stats().replayed_steps_total))
+        };
+        let ((many, steps), (one, _)) = (run(ranks)?, run(&ranks[..1])?);
+        let equal = many.iter().zip(&one).filter(|(a, b)| a == b).count();
+        if equal < least_equal(dtype) {
+            return Err(format!(
+                "{kind}: {equal} of {REQUESTS} requests got one device's tokens"
+            ));
+        }
+        (fewest, replayed) = (fewest.min(equal), replayed + steps);
+    }
+    if replayed == 0 && applies(&*ranks[0]).is_ok() {
+        return Err("no step was replayed; the log says which recordings were refused".to_string());
+    }
+    Ok(format!(
+        "at least {fewest} of {REQUESTS} requests with one device's tokens, {replayed} steps replayed"
     ))
 }
