@@ -113,11 +113,17 @@ pub(crate) fn plan(
     options.attention_backend = chosen.index;
     let recording = recording::wanted(&config.recording, facts, chosen.records_decode);
     let scratch_rows = if recording.is_ok() { SCRATCH_ROWS } else { 0 };
-    let async_depth = config
-        .scheduler
-        .async_depth
-        .unwrap_or(facts.async_depth)
-        .min(facts.async_depth);
+    let async_depth = config.scheduler.async_depth.unwrap_or(facts.async_depth);
+    if async_depth > facts.async_depth {
+        let message = format!(
+            "{async_depth} steps in flight beyond the first; {} takes {} at most",
+            facts.name, facts.async_depth
+        );
+        return Err(EngineError::Config {
+            name: "--async-depth",
+            message,
+        });
+    }
     if async_depth > MAX_ASYNC_DEPTH {
         let message = format!("{async_depth} steps in flight; the platform may ask for at most {MAX_ASYNC_DEPTH}");
         return Err(EngineError::Config {

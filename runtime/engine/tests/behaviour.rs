@@ -484,6 +484,17 @@ fn end_tokens_outside_the_vocabulary_are_refused_at_load() {
 }
 
 #[test]
+fn more_steps_in_flight_than_the_device_takes_are_refused() {
+    let mut config = common::config(&fixtures().join("llama"));
+    config.scheduler.async_depth = Some(3);
+    let error = Llm::open(config, delayed(2)).err().expect("refused").to_string();
+    assert!(
+        error.contains("--async-depth") && error.contains("takes 2 at most"),
+        "{error}"
+    );
+}
+
+#[test]
 fn bad_parameters_are_named_with_their_limits() {
     let llm = llm(cpu(), |_| {});
     let engine = llm.engine();
