@@ -284,7 +284,10 @@ impl Kernel for Fused {
         for part in &mut self.parts {
             part.prepare(cx)?;
         }
-        if let Some(plan) = &self.plan {
+        let pays = |step: &Step| Small::most_tokens(&step.op, step.gate != "0") > 0;
+        if let Some(plan) = &self.plan
+            && plan.steps.iter().all(pays)
+        {
             let compile = |step: &Step| {
                 let fusion = Fusion {
                     norm: true,

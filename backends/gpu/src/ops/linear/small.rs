@@ -221,7 +221,7 @@ impl Small {
                 },
             })
         };
-        let own_tokens = own_tokens(rows, op.in_features);
+        let own_tokens = Self::most_tokens(op, gated);
         let needed = own_tokens.min(op.max_tokens);
         let tiles = TILES.into_iter().filter(|&t| t == 1 || 4 * t < needed);
         // More tokens a block than shared memory has sums for are taken in several blocks.
@@ -236,6 +236,11 @@ impl Small {
             k: op.in_features,
             gated,
         })
+    }
+
+    /// Most tokens for which such a launch pays; 0: it never does, and need not be compiled.
+    pub(crate) fn most_tokens(op: &ops::Linear, gated: bool) -> u32 {
+        own_tokens(if gated { 2 } else { 1 } * op.out_features, op.in_features)
     }
 
     /// Up to this many tokens it beats the library.
