@@ -13,6 +13,7 @@ mod prefill;
 use halyard_platform_api::ops::{Attention, KvWrite};
 use halyard_platform_api::{AttentionPlan, DType, Error, OpSpec, Result};
 
+use super::float_name;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Preparation};
 use crate::view::View;
@@ -61,7 +62,7 @@ fn cache_reasons(backend: u32, act: DType, kv: DType, head_dim: u32, block_size:
     if backend != 0 {
         reasons.push(format!("attention backend {backend}: this platform has one, index 0"));
     }
-    if act_name(act).is_none() {
+    if float_name(act).is_none() {
         reasons.push(format!("activations in {act:?}: this platform takes F32, F16 or BF16"));
     }
     if kv_name(kv).is_none() {
@@ -107,21 +108,11 @@ fn block_bytes(kv: DType, num_kv_heads: u32, head_dim: u32, block_size: u32) -> 
     u64::from(num_kv_heads) * u64::from(key_units + value_units) * 128
 }
 
-/// A kernel definition's name of an activation type.
-pub(super) fn act_name(dtype: DType) -> Option<&'static str> {
-    match dtype {
-        DType::F32 => Some("f32"),
-        DType::F16 => Some("f16"),
-        DType::BF16 => Some("bf16"),
-        _ => None,
-    }
-}
-
 /// A kernel definition's name of a type that the cache can hold.
 pub(super) fn kv_name(dtype: DType) -> Option<&'static str> {
     match dtype {
         DType::F8E4M3 => Some("e4m3"),
-        other => act_name(other),
+        other => float_name(other),
     }
 }
 
@@ -176,6 +167,23 @@ impl Call {
             sinks,
             out,
         })
+    }
+
+    /// The views as the decode and the plain kernel take them first.
+    fn view_args(&self) -> Vec<Arg> {
+        let mut args = Vec::with_capacity(40);
+        args.extend(heads_args(&self.q));
+        args.extend(cache_args(&self.cache));
+        args.extend([
+            Arg::Ptr(self.block_table.ptr),
+            Arg::U32(self.block_table.row_stride()),
+            Arg::Ptr(self.step_rows.ptr),
+            Arg::Ptr(self.query_start_loc.ptr),
+            Arg::Ptr(self.seq_lens.ptr),
+            Arg::Ptr(self.sinks.ptr),
+        ]);
+        args.extend(heads_args(&self.out));
+        args
     }
 
     fn num_tokens(&self) -> u32 {

@@ -9,6 +9,7 @@ mod small;
 use halyard_platform_api::ops::{self, Epilogue, GeluKind};
 use halyard_platform_api::{DType, Error, OpSpec, Result, Status, WeightFormat};
 
+use super::{boxed, float_name};
 use crate::driver::DevicePtr;
 use crate::encoding::Encoding;
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
@@ -28,7 +29,7 @@ const PACK_BYTES: u64 = 16 << 20;
 /// The kernel of a descriptor of this family; `None` for others.
 pub(crate) fn build(spec: &OpSpec) -> Option<Result<Box<dyn Kernel>>> {
     match spec {
-        OpSpec::Linear(op) => Some(Linear::new(op).map(|kernel| Box::new(kernel) as Box<dyn Kernel>)),
+        OpSpec::Linear(op) => Some(boxed(Linear::new(op))),
         _ => None,
     }
 }
@@ -109,11 +110,7 @@ pub(crate) fn rows_aligned(view: &View, bytes: u64) -> bool {
 
 /// The name of an element type in the kernels.
 pub(crate) fn type_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F16 => "f16",
-        DType::BF16 => "bf16",
-        _ => "f32",
-    }
+    float_name(dtype).unwrap_or("f32")
 }
 
 /// The number of an activation in the kernels.

@@ -4,6 +4,7 @@ use halyard_kernels_gpu::{LORA, MOE, Source};
 use halyard_platform_api::ops::{self, Scoring};
 use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};
 
+use super::{boxed, float_name};
 use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
@@ -33,29 +34,19 @@ const MAX_GRID_Y: u32 = 65_535;
 /// The kernel of a descriptor of this family; `None` for others.
 pub(crate) fn build(spec: &OpSpec) -> Option<Result<Box<dyn Kernel>>> {
     Some(match spec {
-        OpSpec::LoraShrink(op) => Shrink::new(op).map(boxed),
-        OpSpec::LoraExpand(op) => Expand::new(op).map(boxed),
-        OpSpec::MoeRoute(op) => Route::new(op).map(boxed),
-        OpSpec::MoeLinear(op) => Linear::new(op).map(boxed),
-        OpSpec::MoeCombine(op) => Combine::new(op).map(boxed),
+        OpSpec::LoraShrink(op) => boxed(Shrink::new(op)),
+        OpSpec::LoraExpand(op) => boxed(Expand::new(op)),
+        OpSpec::MoeRoute(op) => boxed(Route::new(op)),
+        OpSpec::MoeLinear(op) => boxed(Linear::new(op)),
+        OpSpec::MoeCombine(op) => boxed(Combine::new(op)),
         _ => return None,
     })
 }
 
-fn boxed(kernel: impl Kernel + 'static) -> Box<dyn Kernel> {
-    Box::new(kernel)
-}
-
 /// The name of a float type in kernel definitions.
 fn float(op: &str, what: &str, dtype: DType) -> Result<&'static str> {
-    match dtype {
-        DType::F32 => Ok("f32"),
-        DType::F16 => Ok("f16"),
-        DType::BF16 => Ok("bf16"),
-        other => Err(Error::unsupported(format!(
-            "{op} with {what} in {other:?}: F32, F16 and BF16 work"
-        ))),
-    }
+    float_name(dtype)
+        .ok_or_else(|| Error::unsupported(format!("{op} with {what} in {dtype:?}: F32, F16 and BF16 work")))
 }
 
 /// Checks that no extent is zero.

@@ -3,6 +3,7 @@
 use halyard_kernels_gpu::{ARGMAX, LOGITS, LOGPROBS, SAMPLE};
 use halyard_platform_api::{Error, OpSpec, Result, ops};
 
+use super::boxed;
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Preparation};
@@ -31,16 +32,12 @@ const LOGITS_THREADS: u32 = 256;
 /// The kernel of a descriptor of this family; `None` for others.
 pub(crate) fn build(spec: &OpSpec) -> Option<Result<Box<dyn Kernel>>> {
     Some(match spec {
-        OpSpec::LogitsProcess(op) => LogitsProcess::new(op).map(boxed),
-        OpSpec::Argmax(op) => Argmax::new(op).map(boxed),
-        OpSpec::Sample(op) => Sample::new(op).map(boxed),
-        OpSpec::TopLogprobs(op) => TopLogprobs::new(op).map(boxed),
+        OpSpec::LogitsProcess(op) => boxed(LogitsProcess::new(op)),
+        OpSpec::Argmax(op) => boxed(Argmax::new(op)),
+        OpSpec::Sample(op) => boxed(Sample::new(op)),
+        OpSpec::TopLogprobs(op) => boxed(TopLogprobs::new(op)),
         _ => return None,
     })
-}
-
-fn boxed(kernel: impl Kernel + 'static) -> Box<dyn Kernel> {
-    Box::new(kernel)
 }
 
 /// Checks sizes that every op here has.

@@ -12,13 +12,11 @@ mod support;
 
 use halyard_platform_api::{OpSpec, Result};
 
+use super::boxed;
 use crate::kernel::Kernel;
 
 /// The kernel of a descriptor of this family; `None` for others.
 pub(crate) fn build(spec: &OpSpec) -> Option<Result<Box<dyn Kernel>>> {
-    fn boxed(kernel: Result<impl Kernel + 'static>) -> Result<Box<dyn Kernel>> {
-        Ok(Box::new(kernel?))
-    }
     Some(match spec {
         OpSpec::Embedding(op) => boxed(embedding::Embedding::new(op)),
         OpSpec::RmsNorm(op) => boxed(norm::Norm::rms(op)),

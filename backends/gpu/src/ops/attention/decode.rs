@@ -6,10 +6,11 @@ use halyard_kernels_gpu as kernels;
 use halyard_platform_api::ops::{Attention, Rope, RopeStyle};
 use halyard_platform_api::{DType, Error, Result};
 
-use super::{Call, act_name, cache_args, heads_args, is_aligned};
+use super::{Call, heads_args, is_aligned};
 use crate::driver::{DevicePtr, Driver, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
+use crate::ops::float_name;
 use crate::view::View;
 
 /// Keys of a tile.
@@ -205,7 +206,8 @@ impl Decode {
     /// What compiler and driver report.
     pub(in crate::ops) fn prepare(cx: &Preparation<'_>, form: &Form) -> Result<Option<Decode>> {
         let facts = cx.facts();
-        let (Some(act), Some((warps, ring, per_sm))) = (act_name(form.act), form.shape(facts.max_shared_bytes)) else {
+        let (Some(act), Some((warps, ring, per_sm))) = (float_name(form.act), form.shape(facts.max_shared_bytes))
+        else {
             return Ok(None);
         };
         if facts.capability < 80 {
@@ -292,18 +294,7 @@ impl Decode {
                 )));
             }
         }
-        let mut args = Vec::with_capacity(40);
-        args.extend(heads_args(&call.q));
-        args.extend(cache_args(&call.cache));
-        args.extend([
-            Arg::Ptr(call.block_table.ptr),
-            Arg::U32(call.block_table.row_stride()),
-            Arg::Ptr(call.step_rows.ptr),
-            Arg::Ptr(call.query_start_loc.ptr),
-            Arg::Ptr(call.seq_lens.ptr),
-            Arg::Ptr(call.sinks.ptr),
-        ]);
-        args.extend(heads_args(&call.out));
+        let mut args = call.view_args();
         args.extend([
             Arg::Scratch(0),
             Arg::Ptr(self.counters.ptr()),

@@ -4,10 +4,11 @@ use halyard_kernels_gpu as kernels;
 use halyard_platform_api::ops::KvWrite;
 use halyard_platform_api::{Error, Result};
 
-use super::{act_name, cache_args, check_kv_write, contiguous_heads, heads_args, kv_name};
+use super::{cache_args, check_kv_write, contiguous_heads, heads_args, kv_name};
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Preparation};
+use crate::ops::float_name;
 use crate::view::View;
 
 /// Threads of a block, which stores one token.
@@ -15,7 +16,7 @@ pub(super) const THREADS: u32 = 128;
 
 /// The definitions that say what a cache holds: type of k and v, type held, head size, block size.
 pub(in crate::ops) fn cache_defines(op: &KvWrite) -> Result<Vec<(&'static str, String)>> {
-    let (Some(act), Some(kv)) = (act_name(op.act), kv_name(op.kv)) else {
+    let (Some(act), Some(kv)) = (float_name(op.act), kv_name(op.kv)) else {
         return Err(Error::unsupported(format!("kv_write of {:?} as {:?}", op.act, op.kv)));
     };
     Ok(vec![

@@ -4,10 +4,11 @@ use halyard_kernels_gpu as kernels;
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{Error, Result};
 
-use super::{Call, act_name, cache_args, heads_args, kv_name};
+use super::{Call, kv_name};
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
+use crate::ops::float_name;
 
 /// Warps of a block: a (token, query head) each.
 const WARPS: u32 = 4;
@@ -25,7 +26,7 @@ pub(super) struct Plain {
 impl Plain {
     /// Compiles it.
     pub(super) fn prepare(cx: &Preparation<'_>, spec: &Attention) -> Result<Plain> {
-        let (Some(act), Some(kv)) = (act_name(spec.act), kv_name(spec.kv)) else {
+        let (Some(act), Some(kv)) = (float_name(spec.act), kv_name(spec.kv)) else {
             return Err(Error::unsupported(format!(
                 "attention in {:?} over {:?}",
                 spec.act, spec.kv
@@ -51,18 +52,7 @@ impl Plain {
     /// Appends the launch.
     pub(super) fn encode(&self, encoding: &mut Encoding, call: &Call) -> Result<()> {
         let tokens = call.num_tokens();
-        let mut args = Vec::with_capacity(21);
-        args.extend(heads_args(&call.q));
-        args.extend(cache_args(&call.cache));
-        args.extend([
-            Arg::Ptr(call.block_table.ptr),
-            Arg::U32(call.block_table.row_stride()),
-            Arg::Ptr(call.step_rows.ptr),
-            Arg::Ptr(call.query_start_loc.ptr),
-            Arg::Ptr(call.seq_lens.ptr),
-            Arg::Ptr(call.sinks.ptr),
-        ]);
-        args.extend(heads_args(&call.out));
+        let mut args = call.view_args();
         args.extend([
             Arg::U32(tokens),
             Arg::U32(call.num_seqs()),

@@ -5,10 +5,11 @@ use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Result};
 
 use super::decode::Counters;
-use super::{Call, act_name, is_aligned};
+use super::{Call, is_aligned};
 use crate::driver::{Facts, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
+use crate::ops::float_name;
 use crate::view::View;
 
 /// Sequences with fewer query tokens are the decode kernel's.
@@ -92,7 +93,7 @@ impl Prefill {
     /// What compiler and driver report.
     pub(super) fn prepare(cx: &Preparation<'_>, spec: &Attention) -> Result<Option<Prefill>> {
         let facts = cx.facts();
-        let (Some(shape), Some(act)) = (Shape::of(spec, facts), act_name(spec.act)) else {
+        let (Some(shape), Some(act)) = (Shape::of(spec, facts), float_name(spec.act)) else {
             return Ok(None);
         };
         let group = spec.num_heads / spec.num_kv_heads;

@@ -7,6 +7,7 @@ use halyard_platform_api::{DType, Error, Result};
 use crate::driver::{DevicePtr, Function};
 use crate::encoding::Arg;
 use crate::kernel::Preparation;
+use crate::ops::float_name;
 use crate::view::View;
 
 /// Entry points of one kernel file under one set of definitions.
@@ -56,14 +57,11 @@ impl Entries {
 
 /// The name of an activation type in kernel files.
 pub(super) fn act_name(op: &str, dtype: DType) -> Result<&'static str> {
-    match dtype {
-        DType::F32 => Ok("f32"),
-        DType::F16 => Ok("f16"),
-        DType::BF16 => Ok("bf16"),
-        other => Err(Error::unsupported(format!(
-            "{op} in {other:?}: this platform computes it in F32, F16 and BF16"
-        ))),
-    }
+    float_name(dtype).ok_or_else(|| {
+        Error::unsupported(format!(
+            "{op} in {dtype:?}: this platform computes it in F32, F16 and BF16"
+        ))
+    })
 }
 
 /// Refuses a size of nothing.
