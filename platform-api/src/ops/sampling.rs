@@ -41,6 +41,25 @@ abi_fixed_struct! {
 const _: () = assert!(size_of::<SamplingRow>() == 128);
 
 impl SamplingRow {
+    /// Draws from the distribution as it is: temperature 1, nothing filtered, penalised or masked.
+    pub const PLAIN: SamplingRow = SamplingRow {
+        seed: 0,
+        prompt_len: 0,
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        min_tokens: 0,
+        num_bias: 0,
+        num_stop: 0,
+        num_bad_words: 0,
+        use_mask: 0,
+        reserved: [0; 17],
+    };
+
     /// The row as device memory holds it, little endian.
     pub fn to_bytes(&self) -> [u8; 128] {
         let words = [

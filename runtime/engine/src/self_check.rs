@@ -228,12 +228,7 @@ fn sampling(row: u32, vocab: u32) -> SamplingRow {
         repetition_penalty: 1.1,
         presence_penalty: 0.5,
         frequency_penalty: 0.1,
-        min_tokens: 0,
-        num_bias: 0,
-        num_stop: 0,
-        num_bad_words: 0,
-        use_mask: 0,
-        reserved: [0; 17],
+        ..SamplingRow::PLAIN
     }
 }
 

@@ -177,20 +177,7 @@ mod tests {
     fn params() -> SamplingRow {
         SamplingRow {
             seed: 7,
-            prompt_len: 0,
-            temperature: 1.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            min_tokens: 0,
-            num_bias: 0,
-            num_stop: 0,
-            num_bad_words: 0,
-            use_mask: 0,
-            reserved: [0; 17],
+            ..SamplingRow::PLAIN
         }
     }
 

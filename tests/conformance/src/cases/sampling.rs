@@ -25,21 +25,8 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
 
 fn neutral() -> SamplingRow {
     SamplingRow {
-        seed: 0,
         prompt_len: 4,
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        min_tokens: 0,
-        num_bias: 0,
-        num_stop: 0,
-        num_bad_words: 0,
-        use_mask: 0,
-        reserved: [0; 17],
+        ..SamplingRow::PLAIN
     }
 }
 
