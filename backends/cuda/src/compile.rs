@@ -3,6 +3,7 @@
 use std::ffi::{CString, c_char};
 
 use cudarc::nvrtc::sys::{self as nvrtc, nvrtcResult};
+use halyard_gpu::KernelText;
 use halyard_platform_api::{Error, Result, Status};
 
 use crate::libraries::NVRTC;
@@ -51,12 +52,11 @@ impl Drop for Program {
     }
 }
 
-/// Compiles `text` for `arch`.
+/// Compiles the text for `arch`.
 pub(crate) fn compile(
     arch: &str,
     name: &str,
-    text: &str,
-    headers: &[(&str, &str)],
+    KernelText { text, headers }: KernelText,
     options: &[String],
 ) -> Result<Vec<u8>> {
     NVRTC.require()?;

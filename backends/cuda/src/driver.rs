@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys as cuda;
 use halyard_gpu::{
-    DevicePtr, Driver, Event, Facts, Function, Graph, Group, Module, Pinned, Product, ProductSpec, Stream,
+    DevicePtr, Driver, Event, Facts, Function, Graph, Group, KernelText, MAX_ARGS, Module, Param, Pinned, Product,
+    ProductSpec, Stream,
 };
 use halyard_platform_api::{CommunicatorId, Error, Result, Status};
 
@@ -258,8 +259,8 @@ impl Driver for CudaDriver {
         unsafe { call!(cuStreamWriteValue64_v2(stream(on), to, value, 0)) }
     }
 
-    fn compile(&self, name: &str, text: &str, headers: &[(&str, &str)], options: &[String]) -> Result<Vec<u8>> {
-        compile::compile(&self.facts.arch, name, text, headers, options)
+    fn compile(&self, name: &str, text: KernelText, options: &[String]) -> Result<Vec<u8>> {
+        compile::compile(&self.facts.arch, name, text, options)
     }
 
     fn compiler(&self) -> Result<String> {
@@ -311,11 +312,25 @@ impl Driver for CudaDriver {
         grid: [u32; 3],
         block: [u32; 3],
         shared_bytes: u32,
-        params: &mut [*mut c_void],
+        params: &[Param<'_>],
         chained: bool,
         on: Stream,
     ) -> Result<()> {
         self.enter()?;
+        if params.len() > MAX_ARGS {
+            return Err(Error::invalid(format!(
+                "a kernel of {} parameters; at most {MAX_ARGS} fit",
+                params.len()
+            )));
+        }
+        let mut addresses = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
+        for (address, param) in addresses.iter_mut().zip(params) {
+            *address = match param {
+                Param::Ptr(value) | Param::Long(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Param::Word(value) => std::ptr::from_ref(value).cast_mut().cast(),
+                Param::Bytes(bytes) => bytes.as_ptr().cast_mut().cast(),
+            };
+        }
         let mut attribute = cuda::CUlaunchAttribute {
             id: cuda::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
@@ -340,7 +355,7 @@ impl Driver for CudaDriver {
             call!(cuLaunchKernelEx(
                 &config,
                 function.0 as cuda::CUfunction,
-                params.as_mut_ptr(),
+                addresses.as_mut_ptr(),
                 std::ptr::null_mut()
             ))
         }

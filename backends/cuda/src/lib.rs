@@ -13,7 +13,7 @@ mod tuning;
 
 use std::sync::Arc;
 
-use halyard_gpu::{GpuDevice, device_info};
+use halyard_gpu::{Driver, GpuDevice, device_info};
 use halyard_platform_api::{Device, DeviceInfo, Error, Platform, Result, Status};
 
 use crate::driver::CudaDriver;
@@ -41,7 +41,8 @@ impl Platform for CudaPlatform {
             ));
         };
         let driver = Arc::new(CudaDriver::open(ordinal)?);
-        Ok(GpuDevice::open(driver, surroundings::cache_folder())?)
+        let info = device_info(driver.facts());
+        Ok(GpuDevice::open(driver, info, surroundings::cache_folder())?)
     }
 }
 

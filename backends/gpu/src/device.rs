@@ -77,12 +77,12 @@ pub fn device_info(facts: &Facts) -> DeviceInfo {
 }
 
 impl GpuDevice {
-    /// Opens the device behind `driver`; compiled kernels are kept in `cache` where there is one.
+    /// Opens the device behind `driver`, which says `info` of itself (from [`device_info`], less what it lacks); compiled kernels are kept in
+    /// `cache` where there is one.
     ///
     /// # Errors
     /// What the driver reports.
-    pub fn open(driver: Arc<dyn Driver>, cache: Option<PathBuf>) -> Result<Arc<GpuDevice>> {
-        let info = device_info(driver.facts());
+    pub fn open(driver: Arc<dyn Driver>, info: DeviceInfo, cache: Option<PathBuf>) -> Result<Arc<GpuDevice>> {
         let inner = Inner {
             objects: RwLock::default(),
             uploads: Arc::new(Uploads::new(driver.clone())?),
@@ -324,7 +324,7 @@ impl OpRegistry for GpuDevice {
 
     fn claim(&self, program: &Program) -> Result<ClaimReport> {
         program.validate()?;
-        ops::claim(program)
+        ops::claim(program, self.inner.driver.facts())
     }
 
     fn prepare_program(&self, program: &Program) -> Result<Arc<dyn PreparedOp>> {

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use halyard_kernels_gpu::{HEADERS, Source};
 use halyard_platform_api::communicator::Collective;
 use halyard_platform_api::{CommunicatorId, DType, Error, Result};
 
@@ -59,12 +60,36 @@ pub struct Facts {
     pub num_sms: u32,
     /// Lanes of a warp.
     pub warp_size: u32,
+    /// Whether the kernels on matrix units (`mma.cuh`) run here; without them ops use the plain kernels and no region is claimed.
+    pub matrix_units: bool,
     /// Shared memory that one block may ask for, bytes.
     pub max_shared_bytes: u32,
     /// Second-level cache, bytes.
     pub l2_bytes: u64,
     /// Memory, bytes.
     pub total_memory_bytes: u64,
+}
+
+/// A kernel file in a driver's language.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelText {
+    /// The file.
+    pub text: &'static str,
+    /// What it may include, by name.
+    pub headers: &'static [(&'static str, &'static str)],
+}
+
+/// A kernel parameter's value.
+#[derive(Clone, Copy, Debug)]
+pub enum Param<'a> {
+    /// An address in device or pinned memory; 0: absent.
+    Ptr(DevicePtr),
+    /// Four bytes: an integer, or a float's bits.
+    Word(u32),
+    /// Eight bytes that are no address.
+    Long(u64),
+    /// A struct by value.
+    Bytes(&'a [u8]),
 }
 
 /// out\[t, n\] = Σₖ x\[t, k\]·w\[n, k\] (+ out\[t, n\]) by the vendor's library, w row-major \[N, K\].
@@ -253,11 +278,23 @@ pub trait Driver: Send + Sync {
     /// The address is pinned memory, 8-byte aligned.
     unsafe fn write_value(&self, to: DevicePtr, value: u64, stream: Stream) -> Result<()>;
 
+    /// A kernel file in this driver's language: CUDA C++ / HIP unless it says otherwise. Entry points, definitions and parameters are the
+    /// same in every language.
+    ///
+    /// # Errors
+    /// `Unsupported` for a file that the language lacks.
+    fn kernel_text(&self, source: Source) -> Result<KernelText> {
+        Ok(KernelText {
+            text: source.text,
+            headers: HEADERS,
+        })
+    }
+
     /// Compiles a kernel file for this device.
     ///
     /// # Errors
     /// `Unsupported` with the compiler's log; `Unavailable` naming the library that is missing and how to get it.
-    fn compile(&self, name: &str, text: &str, headers: &[(&str, &str)], options: &[String]) -> Result<Vec<u8>>;
+    fn compile(&self, name: &str, text: KernelText, options: &[String]) -> Result<Vec<u8>>;
 
     /// Name and version of the compiler: part of the cache's key.
     fn compiler(&self) -> Result<String>;
@@ -268,8 +305,7 @@ pub trait Driver: Send + Sync {
     /// An entry point, allowed to use `shared_bytes` of dynamic shared memory.
     fn function(&self, module: Module, name: &str, shared_bytes: u32) -> Result<Function>;
 
-    /// Starts a kernel. `params` are addresses of the parameters' values; `chained` lets it start while its predecessor ends
-    /// (where the device can).
+    /// Starts a kernel; `chained` lets it start while its predecessor ends (where the device can).
     ///
     /// # Safety
     /// The parameters are what the kernel takes.
@@ -280,7 +316,7 @@ pub trait Driver: Send + Sync {
         grid: [u32; 3],
         block: [u32; 3],
         shared_bytes: u32,
-        params: &mut [*mut std::ffi::c_void],
+        params: &[Param<'_>],
         chained: bool,
         stream: Stream,
     ) -> Result<()>;

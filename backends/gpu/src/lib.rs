@@ -19,10 +19,10 @@ mod view;
 
 pub use device::{GpuDevice, device_info};
 pub use driver::{
-    CollectiveCall, DevicePtr, Driver, Event, Facts, Function, Graph, Group, Module, Pinned, Product, ProductCall,
-    ProductSpec, Stream,
+    CollectiveCall, DevicePtr, Driver, Event, Facts, Function, Graph, Group, KernelText, Module, Param, Pinned,
+    Product, ProductCall, ProductSpec, Stream,
 };
-pub use encoding::{Arg, Command, Encoding, Launch};
+pub use encoding::{Arg, Command, Encoding, Launch, MAX_ARGS};
 pub use kernel::{Kernel, Packer, Preparation, RowSource};
 pub use modules::Modules;
 pub use view::View;

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use halyard_kernels_gpu::{HEADERS, Source};
+use halyard_kernels_gpu::Source;
 use halyard_platform_api::Result;
 use sha2::{Digest, Sha256};
 
-use crate::driver::{Driver, Function, Module};
+use crate::driver::{Driver, Function, KernelText, Module};
 
 /// First bytes of a cached image; the number changes with the layout.
 const MAGIC: &[u8; 16] = b"halyard image 1\n";
@@ -87,8 +87,9 @@ impl Modules {
     }
 
     fn module(&self, driver: &dyn Driver, source: Source, options: &[String]) -> Result<Module> {
+        let text = driver.kernel_text(source)?;
         let path = match &self.folder {
-            Some(folder) => Some(folder.join(file_name(&key(driver, source, options)?))),
+            Some(folder) => Some(folder.join(file_name(&key(driver, source.name, text, options)?))),
             None => None,
         };
         // A stale or foreign image that hashes right but does not load is compiled anew as well.
@@ -100,7 +101,7 @@ impl Modules {
             self.loaded.fetch_add(1, Ordering::Relaxed);
             return Ok(module);
         }
-        let image = driver.compile(source.name, source.text, HEADERS, options)?;
+        let image = driver.compile(source.name, text, options)?;
         self.compiled.fetch_add(1, Ordering::Relaxed);
         let module = driver.load(&image)?;
         if let Some(path) = path {
@@ -111,15 +112,15 @@ impl Modules {
 }
 
 /// Everything that the image depends on, hashed.
-fn key(driver: &dyn Driver, source: Source, options: &[String]) -> Result<[u8; HASH_BYTES]> {
+fn key(driver: &dyn Driver, name: &str, text: KernelText, options: &[String]) -> Result<[u8; HASH_BYTES]> {
     let mut hash = Sha256::new();
     let mut part = |text: &str| {
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text.as_bytes());
     };
-    part(source.name);
-    part(source.text);
-    for (name, text) in HEADERS {
+    part(name);
+    part(text.text);
+    for (name, text) in text.headers {
         part(name);
         part(text);
     }

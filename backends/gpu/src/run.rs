@@ -1,10 +1,8 @@
 //! Enqueues what ops have encoded: parameters become words, scratch offsets addresses.
 
-use std::ffi::c_void;
-
 use halyard_platform_api::{Error, Result};
 
-use crate::driver::{DevicePtr, Driver, Stream};
+use crate::driver::{DevicePtr, Driver, Param, Stream};
 use crate::encoding::{Arg, Command, Encoding, Launch, MAX_ARGS};
 
 /// The scratch arena at a moment.
@@ -87,18 +85,16 @@ fn run_launch(driver: &dyn Driver, stream: Stream, launch: &Launch, args: &[Arg]
             args.len()
         )));
     }
-    // Little-endian: a 32-bit parameter is read from the low half of its word.
-    let mut words = [0u64; MAX_ARGS];
-    let mut params = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
-    for (i, &arg) in args.iter().enumerate() {
-        words[i] = match arg {
-            Arg::Ptr(value) | Arg::U64(value) => value,
-            Arg::Scratch(offset) => scratch.at(offset)?,
-            Arg::U32(value) => u64::from(value),
-            Arg::I32(value) => u64::from(value as u32),
-            Arg::F32(value) => u64::from(value.to_bits()),
+    let mut params = [Param::Word(0); MAX_ARGS];
+    for (param, &arg) in params.iter_mut().zip(args) {
+        *param = match arg {
+            Arg::Ptr(ptr) => Param::Ptr(ptr),
+            Arg::Scratch(offset) => Param::Ptr(scratch.at(offset)?),
+            Arg::U32(value) => Param::Word(value),
+            Arg::I32(value) => Param::Word(value as u32),
+            Arg::F32(value) => Param::Word(value.to_bits()),
+            Arg::U64(value) => Param::Long(value),
         };
-        params[i] = (&raw mut words[i]).cast();
     }
     // SAFETY: the op appended the parameters that its kernel takes, over live memory.
     unsafe {
@@ -107,7 +103,7 @@ fn run_launch(driver: &dyn Driver, stream: Stream, launch: &Launch, args: &[Arg]
             launch.grid,
             launch.block,
             launch.shared_bytes,
-            &mut params[..args.len()],
+            &params[..args.len()],
             launch.chained,
             stream,
         )

@@ -1,12 +1,11 @@
 //! Step data on its way to the device: copied at the call into pinned slots, scattered from there by one kernel in stream order. A slot
 //! is used again once the event behind its scatter has passed.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 
 use halyard_platform_api::{MAX_STEP_WRITE_BYTES, Result};
 
-use crate::driver::{DevicePtr, Driver, Event, Function, Pinned, Stream};
+use crate::driver::{DevicePtr, Driver, Event, Function, Param, Pinned, Stream};
 use crate::memory::Allocation;
 
 /// Slots: more than the steps in flight, so that a writer seldom waits.
@@ -87,8 +86,10 @@ impl StepRing {
                 if count == 0 {
                     break;
                 }
-                let mut base = slot.memory.device;
-                let params = &mut [(&raw mut pieces).cast::<c_void>(), (&raw mut base).cast()];
+                // SAFETY: words without padding.
+                let bytes =
+                    unsafe { std::slice::from_raw_parts((&raw const pieces).cast::<u8>(), size_of_val(&pieces)) };
+                let params = &[Param::Bytes(bytes), Param::Ptr(slot.memory.device)];
                 // SAFETY: `step_write` takes an array of pieces by value and the slot's address.
                 unsafe {
                     driver.launch(

@@ -226,7 +226,7 @@ impl Kernel for Linear {
             Held::Plain(weight) => plain = Some(Plain::prepare(cx, op, weight)?),
             Held::Planes(format) => quantized = Some(Quantized::prepare(cx, op, format)?),
         }
-        let fits = matches!(self.held, Held::Plain(weight) if fits(op, weight));
+        let fits = cx.facts().matrix_units && matches!(self.held, Held::Plain(weight) if fits(op, weight));
         let mut own_tokens = match self.held {
             _ if fits && self.many_only => 0,
             _ if fits => small::own_tokens(op.out_features, op.in_features),

@@ -10,6 +10,7 @@ mod simple;
 
 use halyard_platform_api::{Claim, ClaimReport, DType, Error, OpSpec, Program, Result};
 
+use crate::driver::Facts;
 use crate::kernel::Kernel;
 
 pub(crate) use attention::{BLOCK_SIZES, plan as attention_plan, reasons as attention_reasons};
@@ -51,7 +52,13 @@ pub(crate) fn build(spec: &OpSpec) -> Result<Box<dyn Kernel>> {
 }
 
 /// The regions that run as one op, and why the rest does not.
-pub(crate) fn claim(program: &Program) -> Result<ClaimReport> {
+pub(crate) fn claim(program: &Program, facts: &Facts) -> Result<ClaimReport> {
+    if !facts.matrix_units {
+        return Ok(ClaimReport {
+            left: "all ops: regions run on matrix units, which this device does not offer to these kernels".to_string(),
+            ..ClaimReport::default()
+        });
+    }
     let mut report = ClaimReport::default();
     let mut left: Vec<String> = Vec::new();
     let mut first = 0;

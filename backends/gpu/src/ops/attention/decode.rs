@@ -210,7 +210,7 @@ impl Decode {
         else {
             return Ok(None);
         };
-        if facts.capability < 80 {
+        if !facts.matrix_units {
             return Ok(None);
         }
         let mut defines = vec![("ACT", act.to_string())];

@@ -63,7 +63,7 @@ impl Shape {
         let fits = |shape: &Shape| shape.shared_bytes <= facts.max_shared_bytes;
         let on_hopper = common && facts.arch == "sm_90a" && matches!(dim, 64 | 128) && block == 64;
         let on_warps =
-            common && facts.capability >= 80 && matches!(dim, 32 | 64 | 96 | 128) && matches!(block, 32 | 64 | 128);
+            common && facts.matrix_units && matches!(dim, 32 | 64 | 96 | 128) && matches!(block, 32 | 64 | 128);
         let first = on_hopper.then(hopper).filter(fits);
         first.or_else(|| on_warps.then(warps).filter(fits))
     }
