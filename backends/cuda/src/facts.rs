@@ -95,6 +95,7 @@ pub(crate) fn facts(ordinal: i32) -> Result<Facts> {
         num_sms: attribute(ordinal, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         warp_size: attribute(ordinal, Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,
         matrix_units: capability >= OLDEST,
+        struct_params: true,
         max_shared_bytes: attribute(
             ordinal,
             Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,

@@ -62,6 +62,8 @@ pub struct Facts {
     pub warp_size: u32,
     /// Whether the kernels on matrix units (`mma.cuh`) run here; without them ops use the plain kernels and no region is claimed.
     pub matrix_units: bool,
+    /// Whether kernels take structs of addresses by value: step data is then scattered by one launch instead of copied piece by piece.
+    pub struct_params: bool,
     /// Shared memory that one block may ask for, bytes.
     pub max_shared_bytes: u32,
     /// Second-level cache, bytes.

@@ -316,10 +316,11 @@ impl Queue for GpuQueue {
         }
         if state.ring.is_none() {
             let driver = &self.inner.driver;
-            let scatter = self
-                .inner
-                .modules
-                .function(&**driver, kernels::STEP_WRITE, &[], "step_write", 0)?;
+            let modules = &self.inner.modules;
+            let scatter = match driver.facts().struct_params {
+                true => Some(modules.function(&**driver, kernels::STEP_WRITE, &[], "step_write", 0)?),
+                false => None,
+            };
             state.ring = Some(StepRing::new(driver.clone(), scatter));
         }
         self.inner.uploads.order(self.core.stream, &self.core.seen_uploads)?;

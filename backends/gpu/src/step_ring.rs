@@ -1,5 +1,5 @@
-//! Step data on its way to the device: copied at the call into pinned slots, scattered from there by one kernel in stream order. A slot
-//! is used again once the event behind its scatter has passed.
+//! Step data on its way to the device: copied at the call into pinned slots, from there in stream order by one kernel that scatters (or by
+//! the driver's copies). A slot is used again once the event behind it has passed.
 
 use std::sync::Arc;
 
@@ -45,14 +45,14 @@ struct Slot {
 /// The pinned slots of a queue.
 pub(crate) struct StepRing {
     driver: Arc<dyn Driver>,
-    scatter: Function,
+    scatter: Option<Function>,
     slots: Vec<Slot>,
     next: usize,
 }
 
 impl StepRing {
-    /// A ring whose scatter kernel is `scatter`.
-    pub(crate) fn new(driver: Arc<dyn Driver>, scatter: Function) -> StepRing {
+    /// A ring whose scatter kernel is `scatter`; without one the driver copies each piece.
+    pub(crate) fn new(driver: Arc<dyn Driver>, scatter: Option<Function>) -> StepRing {
         StepRing {
             driver,
             scatter,
@@ -86,22 +86,21 @@ impl StepRing {
                 if count == 0 {
                     break;
                 }
+                let Some(scatter) = self.scatter else {
+                    for piece in &pieces[..count] {
+                        let from = slot.memory.device + u64::from(piece.from);
+                        // SAFETY: `holds` keeps the destination, the event the slot.
+                        unsafe { driver.copy(piece.to, from, piece.bytes.into(), stream)? };
+                    }
+                    continue;
+                };
                 // SAFETY: words without padding.
                 let bytes =
                     unsafe { std::slice::from_raw_parts((&raw const pieces).cast::<u8>(), size_of_val(&pieces)) };
                 let params = &[Param::Bytes(bytes), Param::Ptr(slot.memory.device)];
+                let grid = [count as u32, 1, 1];
                 // SAFETY: `step_write` takes an array of pieces by value and the slot's address.
-                unsafe {
-                    driver.launch(
-                        self.scatter,
-                        [count as u32, 1, 1],
-                        [THREADS, 1, 1],
-                        0,
-                        params,
-                        true,
-                        stream,
-                    )?
-                };
+                unsafe { driver.launch(scatter, grid, [THREADS, 1, 1], 0, params, true, stream)? };
             }
             driver.record_event(slot.free, stream)?;
         }
