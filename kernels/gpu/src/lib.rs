@@ -55,6 +55,7 @@ sources! {
     LINEAR_QUANTIZED = "linear_quantized": "`linear` of GGUF formats, and their unpacking.",
     LINEAR_SCALED = "linear_scaled": "`linear` over 8-bit weights with a scale a row: packing, unpacking and the plain product.",
     LINEAR_SCALED_SMALL = "linear_scaled_small": "The same of few tokens, with norm, bias, residual and gating fused.",
+    LINEAR_SCALED_TILE = "linear_scaled_tile": "The same of a batch of tokens, without unpacking.",
     LORA = "lora": "`lora_shrink` and `lora_expand`.",
     MOE = "moe": "`moe_route`, `moe_linear`, `moe_combine`.",
     NORM = "norm": "`rms_norm` and `layer_norm`.",

@@ -6,6 +6,7 @@ mod library;
 mod plain;
 mod quantized;
 mod scaled;
+mod scaled_tile;
 mod small;
 
 use halyard_platform_api::ops::{self, Epilogue, GeluKind};
@@ -21,6 +22,7 @@ use plain::Plain;
 use quantized::Quantized;
 pub(crate) use scaled::{SCALED_TOKENS, ScaledSmall, scales_at};
 use scaled::{Scaled, scaled_fits};
+use scaled_tile::{ScaledTile, TILE_TOKENS};
 use small::fits;
 pub(crate) use small::{Fusion, Small, SmallCall};
 
@@ -163,6 +165,7 @@ struct Code {
     plain: Option<Plain>,
     quantized: Option<Quantized>,
     scaled: Option<Scaled>,
+    tile: Option<ScaledTile>,
     library: Option<Library>,
     /// Most tokens for which own kernels beat the library.
     own_tokens: u32,
@@ -182,6 +185,7 @@ enum Route {
     Library,
     Quantized,
     Scaled,
+    Tile,
     Plain,
 }
 
@@ -234,6 +238,9 @@ impl Linear {
     fn route(&self, code: &Code, call: &Call) -> Route {
         let aligned = rows_aligned(&call.x, 16);
         let library = code.library.is_some() && aligned && rows_aligned(&call.out, 16);
+        if code.tile.is_some() && aligned && (code.own_tokens + 1..=TILE_TOKENS).contains(&call.tokens) {
+            return Route::Tile;
+        }
         match &code.small {
             Some(_) if aligned && (call.tokens <= code.own_tokens || !library) => Route::Small,
             _ if library && (call.tokens > code.own_tokens || code.small.is_some()) => Route::Library,
@@ -267,13 +274,14 @@ impl Kernel for Linear {
             // A missing library or a lost device is told, not worked around at a tenth of the speed.
             Err(why) => return Err(why),
         };
-        let mut small = None;
+        let (mut small, mut tile) = (None, None);
         if fits && self.held == Held::Scaled {
             small = Some(Few::Scaled(ScaledSmall::prepare(cx, op, &Fusion::NONE)?));
+            tile = ScaledTile::prepare(cx, op, SCALED_TOKENS)?;
         } else if fits && !(self.many_only && library.is_some()) {
             small = Some(Few::Plain(Small::prepare(cx, op, &Fusion::NONE)?));
         }
-        if small.is_some() && library.is_none() {
+        if small.is_some() && library.is_none() && tile.is_none() {
             own_tokens = u32::MAX;
         }
         let own = match (&small, &quantized) {
@@ -293,6 +301,7 @@ impl Kernel for Linear {
             plain,
             quantized,
             scaled,
+            tile,
             library,
             own_tokens,
             name: format!("{own}{large}"),
@@ -307,8 +316,9 @@ impl Kernel for Linear {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        let library = self.code.as_ref().and_then(|code| code.library.as_ref());
-        library.map_or(0, Library::scratch_bytes)
+        let Some(code) = &self.code else { return 0 };
+        let library = code.library.as_ref().map_or(0, Library::scratch_bytes);
+        library.max(code.tile.as_ref().map_or(0, ScaledTile::scratch_bytes))
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
@@ -333,6 +343,7 @@ impl Kernel for Linear {
                     Few::Scaled(small) => small.encode(encoding, &few),
                 }
             }
+            (Route::Tile, Code { tile: Some(tile), .. }) => tile.encode(encoding, &call),
             (
                 Route::Library,
                 Code {
