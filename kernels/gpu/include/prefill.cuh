@@ -1,12 +1,14 @@
 // What the prefill kernels share: tiles of (token, head) rows and how they are dealt, the softmax in registers, the epilogue. A warp holds 16
 // rows; scores and outputs lie as mma_m16n8k16 leaves them: lane 4g + t has columns 2t, 2t+1 of every 8, of rows g and g + 8.
 //
-// Wants ACT, HEAD_DIM, GROUP, BLOCK and ROWS (of a tile) defined.
+// Wants ACT, KV (the cache's type: ACT or e4m3), HEAD_DIM, GROUP, BLOCK and ROWS (of a tile) defined.
 #pragma once
-#include "common.cuh"
+#include "widen.cuh"
+
+typedef FactorOf<KV>::type FACTOR;
 
 #define Q_PITCH (2 * HEAD_DIM + 16) // bytes of a query row in shared memory: 16 more, so that 8 rows lie in different banks
-#define PART_BYTES (2 * BLOCK * HEAD_DIM)
+#define PART_BYTES ((int)sizeof(KV) * BLOCK * HEAD_DIM)
 #define LOG2E 1.4426950408889634f
 
 // Work of a block until the next tile.
@@ -149,7 +151,7 @@ __device__ __forceinline__ void weigh(float (&s)[BLOCK / 2], u32 (&weights)[BLOC
         float x = exp2_fast(__fmaf_rn(s[2 * i], scale_log2, -offset[half])), y = exp2_fast(__fmaf_rn(s[2 * i + 1], scale_log2, -offset[half]));
         part[2 * half] += x;
         part[2 * half + 1] += y;
-        weights[i] = pack2<ACT>(x, y);
+        weights[i] = pack2<FACTOR>(x, y);
     }
     sum[0] = part[0] + part[1];
     sum[1] = part[2] + part[3];

@@ -20,6 +20,7 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "hopper.cuh"
 
+#define KV ACT
 #ifndef CONSUMERS
 #define CONSUMERS (HEAD_DIM == 128 ? 2 : 3)
 #endif
