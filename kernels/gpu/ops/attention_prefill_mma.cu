@@ -117,6 +117,10 @@ __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int ta
         for (int i = 0; i < BLOCK / 2; i++) s[i] = 0.f;
         multiply<BLOCK / 8, HEAD_DIM / 16>(s, q, keys, lane);
         loads_done();
+        if (block == tile.last_block && last_keys(tile) < BLOCK) {
+            clear_values(values, block_data + PART_BYTES, last_keys(tile), thread, THREADS);
+            __syncthreads();
+        }
         if (block > tile.first_block) {
             block_data = p.cache + table[block - 1] * p.block_bytes + head_offset;
             load_part(keys, block_data, thread);
