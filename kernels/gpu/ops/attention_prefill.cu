@@ -20,6 +20,9 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "hopper.cuh"
 
+#ifndef KV
+#define KV ACT
+#endif
 #ifndef CONSUMERS
 #define CONSUMERS (HEAD_DIM == 128 ? 2 : 3)
 #endif

@@ -28,6 +28,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("prefill.cuh", include_str!("../include/prefill.cuh")),
     ("logits.cuh", include_str!("../include/logits.cuh")),
     ("blocks.cuh", include_str!("../include/blocks.cuh")),
+    ("widen.cuh", include_str!("../include/widen.cuh")),
 ];
 
 macro_rules! sources {
