@@ -38,27 +38,7 @@ impl Preparation<'_> {
         self.modules
             .function(&**self.driver, source, defines, name, shared_bytes)
     }
-
-    /// The same for steps of few tokens: see [`FEW_TOKENS_SHARED_BYTES`].
-    ///
-    /// # Errors
-    /// What compiler and driver report.
-    pub fn few_tokens_function(
-        &self,
-        source: Source,
-        defines: &[(&str, &str)],
-        name: &str,
-        shared_bytes: u32,
-    ) -> Result<Function> {
-        let function = self.function(source, defines, name, shared_bytes)?;
-        self.driver.prefer_shared(function, FEW_TOKENS_SHARED_BYTES)?;
-        Ok(function)
-    }
 }
-
-/// Shared memory of a multiprocessor, bytes, in a step of few tokens. Loads in flight wait in the first-level cache, which is what the rest of its
-/// memory is; and while kernels are chained nobody divides it anew. So the kernels of such steps agree.
-pub const FEW_TOKENS_SHARED_BYTES: u32 = 100 << 10;
 
 /// Where canonical weight rows come from.
 #[derive(Clone, Copy)]

@@ -9,7 +9,7 @@ use halyard_platform_api::{DType, Error, Result};
 use super::{Call, heads_args, is_aligned, kv_name};
 use crate::driver::{DevicePtr, Driver, Function};
 use crate::encoding::{Arg, Encoding};
-use crate::kernel::{FEW_TOKENS_SHARED_BYTES, Preparation};
+use crate::kernel::Preparation;
 use crate::ops::float_name;
 use crate::view::View;
 
@@ -19,8 +19,6 @@ const TILE: u32 = 64;
 const MAX_BLOCKS: u32 = 320;
 /// Most buffers of a warp: more do not help.
 const MAX_RING: u32 = 5;
-/// Sequences of a step whose other kernels stream weights: the cache's own stream is the smaller one.
-const FEW_SEQS: u32 = 8;
 /// Items under way in a block.
 const BUFFERS: u32 = 2;
 /// Shared memory that a resident block takes beside what it asks for, bytes.
@@ -155,46 +153,19 @@ impl Form {
 
     /// Warps, buffers of each, and blocks a multiprocessor: as many bytes in flight as shared memory holds, with two blocks side by side
     /// where three buffers of each warp fit twice (one block's ends of items then overlap the other's stream).
-    fn shape(&self, max_shared_bytes: u32) -> Option<Shape> {
+    fn shape(&self, max_shared_bytes: u32) -> Option<(u32, u32, u32)> {
         let of_sequences = sequence_bytes(self.max_seqs);
-        if 2 * (self.fixed_shared_bytes(4, 3) + of_sequences + RESERVED_SHARED_BYTES) <= max_shared_bytes {
-            return Some(Shape {
-                warps: 4,
-                ring: 3,
-                per_sm: 2,
-            });
+        let bytes = |warps, ring| self.fixed_shared_bytes(warps, ring) + of_sequences;
+        if 2 * (bytes(4, 3) + RESERVED_SHARED_BYTES) <= max_shared_bytes {
+            return Some((4, 3, 2));
         }
-        self.shape_within(max_shared_bytes.checked_sub(of_sequences)?)
-    }
-
-    /// For few sequences: what fits beside the first-level cache that the step's other kernels want.
-    fn light_shape(&self) -> Option<Shape> {
-        self.shape_within(FEW_TOKENS_SHARED_BYTES - RESERVED_SHARED_BYTES - sequence_bytes(FEW_SEQS))
-    }
-
-    fn fits(&self, shape: Shape, max_shared_bytes: u32) -> bool {
-        self.fixed_shared_bytes(shape.warps, shape.ring) + sequence_bytes(FEW_SEQS) <= max_shared_bytes
-    }
-
-    /// As many warps as fit with at least two buffers, then as many buffers.
-    fn shape_within(&self, fixed_bytes: u32) -> Option<Shape> {
         (1..=4).rev().find_map(|warps| {
             let ring = (2..=MAX_RING)
                 .rev()
-                .find(|&ring| self.fixed_shared_bytes(warps, ring) <= fixed_bytes)?;
-            Some(Shape { warps, ring, per_sm: 1 })
+                .find(|&ring| bytes(warps, ring) <= max_shared_bytes)?;
+            Some((warps, ring, 1))
         })
     }
-}
-
-/// How a block is made up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
-    warps: u32,
-    /// Buffers of a warp.
-    ring: u32,
-    /// Blocks a multiprocessor.
-    per_sm: u32,
 }
 
 /// Shared memory of the sequences of a call.
@@ -205,57 +176,11 @@ fn sequence_bytes(num_seqs: u32) -> u32 {
 /// The compiled kernel.
 pub(in crate::ops) struct Decode {
     form: Form,
-    code: Code,
-    /// For up to [`FEW_SEQS`] sequences.
-    light: Option<Code>,
-    counters: Counters,
-}
-
-/// One shape of it.
-struct Code {
     function: Function,
+    counters: Counters,
     threads: u32,
     fixed_shared_bytes: u32,
     blocks: u32,
-}
-
-impl Code {
-    fn prepare(cx: &Preparation<'_>, form: &Form, shape: Shape, max_seqs: u32) -> Result<Code> {
-        let Shape { warps, ring, per_sm } = shape;
-        let (Some(act), Some(kv)) = (float_name(form.act), kv_name(form.kv)) else {
-            return Err(Error::unsupported(format!(
-                "attention on {:?} over {:?}",
-                form.act, form.kv
-            )));
-        };
-        let mut defines = vec![("ACT", act.to_string()), ("KV", kv.to_string())];
-        let mut define = |name, value: u32| defines.push((name, value.to_string()));
-        define("HEAD_DIM", form.head_dim);
-        define("GROUP", form.group);
-        define("BLOCK", form.block_size);
-        define("WARPS", warps);
-        define("RING", ring);
-        define("SOFTCAP", u32::from(form.softcap > 0.0));
-        define("ROPE", u32::from(form.turn.is_some()));
-        if let Some(turn) = form.turn {
-            define("ROTARY_DIM", turn.rotary_dim);
-            define("INTERLEAVED", u32::from(turn.interleaved));
-            define("NORM", u32::from(turn.norm));
-        }
-        let fixed_shared_bytes = form.fixed_shared_bytes(warps, ring);
-        let shared_bytes = fixed_shared_bytes + sequence_bytes(max_seqs);
-        let defines = super::kv_write::borrowed(&defines);
-        let (source, name) = (kernels::ATTENTION_DECODE, "attention_decode");
-        Ok(Code {
-            function: match shared_bytes + RESERVED_SHARED_BYTES <= FEW_TOKENS_SHARED_BYTES && per_sm == 1 {
-                true => cx.few_tokens_function(source, &defines, name, shared_bytes)?,
-                false => cx.function(source, &defines, name, shared_bytes)?,
-            },
-            threads: 32 * (warps + 1),
-            fixed_shared_bytes,
-            blocks: (cx.facts().num_sms * per_sm).min(MAX_BLOCKS),
-        })
-    }
 }
 
 /// What the fused form takes beside the call.
@@ -283,23 +208,41 @@ impl Decode {
     /// What compiler and driver report.
     pub(in crate::ops) fn prepare(cx: &Preparation<'_>, form: &Form) -> Result<Option<Decode>> {
         let facts = cx.facts();
-        let Some(shape) = form.shape(facts.max_shared_bytes) else {
+        let (Some(act), Some(kv), Some((warps, ring, per_sm))) = (
+            float_name(form.act),
+            kv_name(form.kv),
+            form.shape(facts.max_shared_bytes),
+        ) else {
             return Ok(None);
         };
         if !facts.matrix_units {
             return Ok(None);
         }
-        let light = match form.light_shape() {
-            Some(light) if light != shape && form.fits(light, facts.max_shared_bytes) => {
-                Some(Code::prepare(cx, form, light, FEW_SEQS.min(form.max_seqs))?)
-            }
-            _ => None,
-        };
+        let mut defines = vec![("ACT", act.to_string()), ("KV", kv.to_string())];
+        let mut define = |name, value: u32| defines.push((name, value.to_string()));
+        define("HEAD_DIM", form.head_dim);
+        define("GROUP", form.group);
+        define("BLOCK", form.block_size);
+        define("WARPS", warps);
+        define("RING", ring);
+        define("SOFTCAP", u32::from(form.softcap > 0.0));
+        define("ROPE", u32::from(form.turn.is_some()));
+        if let Some(turn) = form.turn {
+            define("ROTARY_DIM", turn.rotary_dim);
+            define("INTERLEAVED", u32::from(turn.interleaved));
+            define("NORM", u32::from(turn.norm));
+        }
+        let fixed_shared_bytes = form.fixed_shared_bytes(warps, ring);
+        let shared_bytes = fixed_shared_bytes + sequence_bytes(form.max_seqs);
+        let defines = super::kv_write::borrowed(&defines);
+        let blocks = (facts.num_sms * per_sm).min(MAX_BLOCKS);
         Ok(Some(Decode {
             form: form.clone(),
-            code: Code::prepare(cx, form, shape, form.max_seqs)?,
-            light,
-            counters: Counters::zeroed(cx, facts.num_sms * shape.per_sm)?,
+            function: cx.function(kernels::ATTENTION_DECODE, &defines, "attention_decode", shared_bytes)?,
+            counters: Counters::zeroed(cx, blocks)?,
+            threads: 32 * (warps + 1),
+            fixed_shared_bytes,
+            blocks,
         }))
     }
 
@@ -371,10 +314,8 @@ impl Decode {
     }
 
     fn launch(&self, encoding: &mut Encoding, call: &Call, args: &[Arg]) {
-        let light = self.light.as_ref().filter(|_| call.num_seqs() <= FEW_SEQS);
-        let code = light.unwrap_or(&self.code);
-        let shared_bytes = code.fixed_shared_bytes + sequence_bytes(call.num_seqs());
-        encoding.launch(code.function, [code.blocks, 1, 1], code.threads, shared_bytes, args);
+        let shared_bytes = self.fixed_shared_bytes + sequence_bytes(call.num_seqs());
+        encoding.launch(self.function, [self.blocks, 1, 1], self.threads, shared_bytes, args);
     }
 }
 
@@ -403,20 +344,27 @@ mod tests {
         // 9.0: 227 KiB a block; 8.0: 163; 8.6 and 8.9: 99.
         for limit in [227 << 10, 163 << 10, 99 << 10] {
             for head_dim in (16..=256).step_by(16) {
-                for (group, max_seqs) in [(1, 1), (4, 512), (16, 1024)] {
-                    let form = form(head_dim, group, max_seqs);
-                    let Some(shape) = form.shape(limit) else {
-                        assert!(head_dim > 112, "no shape for {head_dim} in {limit}");
+                for (group, max_seqs, kv) in [
+                    (1, 1, DType::BF16),
+                    (4, 512, DType::BF16),
+                    (16, 1024, DType::BF16),
+                    (4, 512, DType::F8E4M3),
+                    (16, 1024, DType::F8E4M3),
+                ] {
+                    let form = Form {
+                        kv,
+                        ..form(head_dim, group, max_seqs)
+                    };
+                    let Some((warps, ring, per_sm)) = form.shape(limit) else {
+                        assert!(
+                            head_dim > 112 * 2 / kv.bytes() as u32,
+                            "no shape for {head_dim} in {limit}"
+                        );
                         continue;
                     };
-                    let bytes = form.fixed_shared_bytes(shape.warps, shape.ring) + sequence_bytes(max_seqs);
-                    assert!(bytes * shape.per_sm <= limit, "{bytes} bytes of {limit} for {head_dim}");
-                    assert!(shape.ring >= 2);
-                }
-                let form = form(head_dim, 4, 512);
-                if let Some(light) = form.light_shape() {
-                    let bytes = form.fixed_shared_bytes(light.warps, light.ring) + sequence_bytes(FEW_SEQS);
-                    assert!(bytes + RESERVED_SHARED_BYTES <= FEW_TOKENS_SHARED_BYTES && light.per_sm == 1);
+                    let bytes = form.fixed_shared_bytes(warps, ring) + sequence_bytes(max_seqs);
+                    assert!(bytes * per_sm <= limit, "{bytes} bytes of {limit} for {head_dim}");
+                    assert!(ring >= 2);
                 }
             }
         }
@@ -424,14 +372,12 @@ mod tests {
 
     #[test]
     fn eight_billion_shape_keeps_three_buffers_of_four_warps() {
-        let shape = |warps, ring| Some(Shape { warps, ring, per_sm: 1 });
-        assert_eq!(form(128, 4, 512).shape(227 << 10), shape(4, 3));
-        assert_eq!(form(128, 4, 512).light_shape(), shape(2, 2));
+        assert_eq!(form(128, 4, 512).shape(227 << 10), Some((4, 3, 1)));
         // Bytes in flight count, not tiles: those of half the size come in more buffers.
         let narrow = Form {
             kv: DType::F8E4M3,
             ..form(128, 4, 512)
         };
-        assert_eq!(narrow.shape(227 << 10), shape(4, 5));
+        assert_eq!(narrow.shape(227 << 10), Some((4, 5, 1)));
     }
 }
