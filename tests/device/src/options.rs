@@ -13,15 +13,18 @@ pub enum Check {
     Recording,
     /// Many replays take no more memory.
     Replays,
+    /// Sums between devices, and how long they take.
+    Collectives,
     /// Several devices give what one gives.
     TensorParallel,
 }
 
-const ALL: [(&str, Check); 5] = [
+const ALL: [(&str, Check); 6] = [
     ("conformance", Check::Conformance),
     ("goldens", Check::Goldens),
     ("recording", Check::Recording),
     ("replays", Check::Replays),
+    ("collectives", Check::Collectives),
     ("tensor-parallel", Check::TensorParallel),
 ];
 
@@ -48,7 +51,7 @@ pub struct Options {
 
 /// How to call the program.
 pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model FILE.gguf] [--op NAME] [--variant PART]… \
-[--replays COUNT] [conformance] [goldens] [recording] [replays] [tensor-parallel]";
+[--replays COUNT] [conformance] [goldens] [recording] [replays] [collectives] [tensor-parallel]";
 
 impl Options {
     /// Reads arguments. Without a check: all.
