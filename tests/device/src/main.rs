@@ -90,13 +90,13 @@ fn open(platform: &dyn Platform) -> Result<Arc<dyn Device>, String> {
 }
 
 fn conformance(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
-    let oracle = halyard_conformance::oracle().map_err(|e| e.to_string())?;
     let settings = halyard_conformance::Options {
         only_op: options.only_op.clone(),
         only_variant: options.only_variant.clone(),
         ..halyard_conformance::Options::default()
     };
-    let report = halyard_conformance::run(&open(platform)?, &oracle, &settings);
+    let devices: Vec<_> = (0..options.jobs).map(|_| open(platform)).collect::<Result<_, _>>()?;
+    let report = halyard_conformance::run_shared(&devices, &settings).map_err(|e| e.to_string())?;
     println!("{report}");
     for row in &report.rows {
         let name = format!("conformance {} {}", row.op, row.variant);

@@ -45,13 +45,15 @@ pub struct Options {
     pub only_op: Option<String>,
     /// Only rows of it that name each of these.
     pub only_variant: Vec<String>,
+    /// Handles of the device that share the conformance suite, a thread each.
+    pub jobs: usize,
     /// Steps of the replay check.
     pub replays: u32,
 }
 
 /// How to call the program.
 pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model FILE.gguf] [--op NAME] [--variant PART]… \
-[--replays COUNT] [conformance] [goldens] [recording] [replays] [collectives] [tensor-parallel]";
+[--jobs COUNT] [--replays COUNT] [conformance] [goldens] [recording] [replays] [collectives] [tensor-parallel]";
 
 impl Options {
     /// Reads arguments. Without a check: all.
@@ -67,6 +69,7 @@ impl Options {
             model: None,
             only_op: None,
             only_variant: Vec::new(),
+            jobs: 1,
             replays: 10_000,
         };
         while let Some(argument) = arguments.next() {
@@ -84,6 +87,13 @@ impl Options {
                 "--model" => options.model = Some(value.into()),
                 "--op" => options.only_op = Some(value),
                 "--variant" => options.only_variant.push(value),
+                "--jobs" => {
+                    options.jobs = value
+                        .parse()
+                        .ok()
+                        .filter(|jobs| (1..=64).contains(jobs))
+                        .ok_or_else(|| format!("--jobs {value}: give a number of threads, 1 to 64"))?;
+                }
                 "--replays" => {
                     options.replays = value
                         .parse()
@@ -124,6 +134,7 @@ mod tests {
             ("--platform", "no value"),
             ("--platform x --what y", "--what"),
             ("--platform x --replays many", "many"),
+            ("--platform x --jobs 0", "1 to 64"),
         ] {
             let why = parse(text).expect_err(text);
             assert!(why.contains(word), "{text}: {why}");
