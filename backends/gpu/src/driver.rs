@@ -403,6 +403,16 @@ pub trait Driver: Send + Sync {
     /// An entry point, allowed to use `shared_bytes` of dynamic shared memory.
     fn function(&self, module: Module, name: &str, shared_bytes: u32) -> Result<Function>;
 
+    /// The shared memory that multiprocessors should set aside while the function runs, where that is the first-level cache's memory too: kernels
+    /// that follow each other without a pause keep what the first of them got.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    fn prefer_shared(&self, function: Function, bytes: u32) -> Result<()> {
+        let _ = (function, bytes);
+        Ok(())
+    }
+
     /// Starts a kernel; `chained` lets it start while its predecessor ends (where the device can).
     ///
     /// # Safety
