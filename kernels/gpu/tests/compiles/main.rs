@@ -1,5 +1,5 @@
 //! Every kernel file compiles, under every definition set that its first comment lists as `// check: -DNAME=value ..` (one set a line, an
-//! empty one for none): as CUDA (`nvrtc.rs`) and, but for one vendor's matrix units, as HIP (`hip.rs`).
+//! empty one for none): as CUDA (`nvrtc.rs`) and, but for what is one vendor's hardware, as HIP (`hip.rs`).
 
 mod hip;
 mod nvrtc;
@@ -20,10 +20,10 @@ fn definition_sets(source: &Source) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Whether a file under these definitions speaks to the matrix units of one vendor: it includes their header, and no definition MATRIX=0
-/// turns that part off.
+/// Whether a file under these definitions is for one vendor's hardware: it includes the header of its matrix units or of its links between
+/// devices, and no definition MATRIX=0 turns that part off.
 fn needs_ptx(source: &Source, defines: &[String]) -> bool {
-    let headers = ["mma.cuh", "attention_tile.cuh", "hopper.cuh"];
+    let headers = ["mma.cuh", "attention_tile.cuh", "hopper.cuh", "peers.cuh"];
     let includes = |name: &&str| source.text.contains(&format!("#include \"{name}\""));
     headers.iter().any(includes) && !defines.iter().any(|define| define == "-DMATRIX=0")
 }
