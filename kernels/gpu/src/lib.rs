@@ -16,6 +16,8 @@ pub struct Source {
 /// Headers by the name that `#include` gives, with their text.
 pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../include/common.cuh")),
+    ("hip.cuh", include_str!("../include/hip.cuh")),
+    ("hip_language.cuh", include_str!("../include/hip_language.cuh")),
     ("attention_tile.cuh", include_str!("../include/attention_tile.cuh")),
     ("kv.cuh", include_str!("../include/kv.cuh")),
     ("kv_stream.cuh", include_str!("../include/kv_stream.cuh")),
