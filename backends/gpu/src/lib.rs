@@ -23,6 +23,7 @@ pub use driver::{
     Product, ProductCall, ProductSpec, Stream,
 };
 pub use encoding::{Arg, Command, Encoding, Launch, MAX_ARGS};
+pub use halyard_kernels_gpu::Source;
 pub use kernel::{Kernel, Packer, Preparation, RowSource};
 pub use modules::Modules;
 pub use view::View;

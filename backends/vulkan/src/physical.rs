@@ -1,0 +1,285 @@
+//! The physical devices: which can run the kernels, why others cannot, and the facts of each. GPUs come first, CPU devices last, so that
+//! device 0 is the fastest of its kind.
+
+use std::ffi::{CStr, c_char};
+
+use ash::vk;
+use halyard_gpu::Facts;
+use halyard_platform_api::{Error, Result, Status};
+
+use crate::error::Check;
+use crate::instance::{Vulkan, version_name, vulkan};
+
+/// Lanes that kernels with subgroup operations are written for.
+const SUBGROUP: u32 = 32;
+
+/// A device that can run the kernels.
+#[derive(Clone)]
+pub(crate) struct Physical {
+    pub(crate) handle: vk::PhysicalDevice,
+    pub(crate) kind: vk::PhysicalDeviceType,
+    pub(crate) facts: Facts,
+    /// The subgroup size to require of each pipeline; `None`: the device has one only.
+    pub(crate) required_subgroup: Option<u32>,
+    /// Whether pipelines may ask for full subgroups.
+    pub(crate) full_subgroups: bool,
+    /// Compute and transfer.
+    pub(crate) queue_family: u32,
+    pub(crate) num_queues: u32,
+    /// Whether the driver says how much memory is free.
+    pub(crate) has_memory_budget: bool,
+    /// 16-bit matrices of 16 × 16 × 16 with f32 sums, over subgroups.
+    pub(crate) has_cooperative_matrix: bool,
+    pub(crate) max_allocation_bytes: u64,
+    pub(crate) max_group_count: [u32; 3],
+    pub(crate) max_group_size: u32,
+    /// Tells caches of one driver and device from another's.
+    pub(crate) identity: String,
+}
+
+impl Physical {
+    /// Whether every pipeline runs in full subgroups of `facts.warp_size` lanes, so that kernels may use subgroup operations.
+    pub(crate) fn counts_on_subgroups(&self) -> bool {
+        self.facts.warp_size == SUBGROUP && self.full_subgroups
+    }
+
+    /// Whether a grid may be larger than one dispatch.
+    pub(crate) fn splits_grids(&self) -> bool {
+        self.max_group_count[0] < i32::MAX as u32
+    }
+}
+
+/// Every usable device, GPUs first.
+///
+/// # Errors
+/// `Unavailable` with what was found and why it does not do.
+pub(crate) fn usable_devices() -> Result<Vec<Physical>> {
+    let vulkan = vulkan()?;
+    // SAFETY: the instance lives.
+    let handles = unsafe { vulkan.instance.enumerate_physical_devices() }.check("vkEnumeratePhysicalDevices")?;
+    let (mut usable, mut others) = (Vec::new(), Vec::new());
+    for handle in handles {
+        match describe(vulkan, handle) {
+            Ok(device) => usable.push(device),
+            Err(reason) => others.push(reason.message),
+        }
+    }
+    usable.sort_by_key(|device| rank(device.kind));
+    if !usable.is_empty() {
+        return Ok(usable);
+    }
+    let found = match others.is_empty() {
+        true => "the Vulkan loader shows no device: install a driver (on Debian: apt install mesa-vulkan-drivers, which has a CPU device \
+                 too), or name its file in VK_DRIVER_FILES; `vulkaninfo --summary` shows what the loader sees"
+            .to_string(),
+        false => format!(
+            "no Vulkan device can run the kernels: {}; a newer driver may",
+            others.join("; ")
+        ),
+    };
+    Err(Error::new(Status::Unavailable, found))
+}
+
+fn rank(kind: vk::PhysicalDeviceType) -> u32 {
+    match kind {
+        vk::PhysicalDeviceType::DISCRETE_GPU => 0,
+        vk::PhysicalDeviceType::INTEGRATED_GPU => 1,
+        vk::PhysicalDeviceType::VIRTUAL_GPU => 2,
+        vk::PhysicalDeviceType::CPU => 4,
+        _ => 3,
+    }
+}
+
+/// What the kernels and the driver need, by its name in the specification.
+struct Features {
+    core: vk::PhysicalDeviceFeatures,
+    v11: vk::PhysicalDeviceVulkan11Features<'static>,
+    v12: vk::PhysicalDeviceVulkan12Features<'static>,
+}
+
+impl Features {
+    fn missing(&self) -> Vec<&'static str> {
+        let needed = [
+            ("shaderInt64", self.core.shader_int64),
+            ("storageBuffer16BitAccess", self.v11.storage_buffer16_bit_access),
+            ("storageBuffer8BitAccess", self.v12.storage_buffer8_bit_access),
+            ("scalarBlockLayout", self.v12.scalar_block_layout),
+            ("bufferDeviceAddress", self.v12.buffer_device_address),
+            ("timelineSemaphore", self.v12.timeline_semaphore),
+        ];
+        needed
+            .iter()
+            .filter(|(_, there)| *there == vk::FALSE)
+            .map(|(name, _)| *name)
+            .collect()
+    }
+}
+
+fn features(instance: &ash::Instance, handle: vk::PhysicalDevice) -> Features {
+    let mut v11 = vk::PhysicalDeviceVulkan11Features::default();
+    let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
+    let mut all = vk::PhysicalDeviceFeatures2::default().push_next(&mut v11).push_next(&mut v12);
+    // SAFETY: the device is of this instance and speaks 1.2.
+    unsafe { instance.get_physical_device_features2(handle, &mut all) };
+    let core = all.features;
+    (v11.p_next, v12.p_next) = (std::ptr::null_mut(), std::ptr::null_mut());
+    Features { core, v11, v12 }
+}
+
+/// A device, or why it cannot run the kernels.
+fn describe(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> Result<Physical> {
+    let instance = &vulkan.instance;
+    // SAFETY: the device is of this instance.
+    let plain = unsafe { instance.get_physical_device_properties(handle) };
+    let name = text(&plain.device_name);
+    let refuse = |why: String| Error::unsupported(format!("{name}: {why}"));
+    if plain.api_version < vk::API_VERSION_1_2 {
+        return Err(refuse(format!("it speaks Vulkan {}, 1.2 is needed", version_name(plain.api_version))));
+    }
+    let missing = features(instance, handle).missing();
+    if !missing.is_empty() {
+        return Err(refuse(format!("it lacks {}", missing.join(", "))));
+    }
+    // SAFETY: as above.
+    let extensions =
+        unsafe { instance.enumerate_device_extension_properties(handle) }.check("vkEnumerateDeviceExtensionProperties")?;
+    let has = |wanted: &CStr| extensions.iter().any(|e| e.extension_name_as_c_str() == Ok(wanted));
+    let (queue_family, num_queues) =
+        compute_family(instance, handle).ok_or_else(|| refuse("it has no queue that computes".to_string()))?;
+
+    let mut v11 = vk::PhysicalDeviceVulkan11Properties::default();
+    let mut v12 = vk::PhysicalDeviceVulkan12Properties::default();
+    let mut sizes = vk::PhysicalDeviceSubgroupSizeControlProperties::default();
+    let mut sms = vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV::default();
+    let mut cores = vk::PhysicalDeviceShaderCorePropertiesAMD::default();
+    let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut v11).push_next(&mut v12);
+    let has_sizes = plain.api_version >= vk::API_VERSION_1_3 || has(ash::ext::subgroup_size_control::NAME);
+    if has_sizes {
+        all = all.push_next(&mut sizes);
+    }
+    if has(ash::nv::shader_sm_builtins::NAME) {
+        all = all.push_next(&mut sms);
+    }
+    if has(ash::amd::shader_core_properties::NAME) {
+        all = all.push_next(&mut cores);
+    }
+    // SAFETY: the chain holds structures that the device knows.
+    unsafe { instance.get_physical_device_properties2(handle, &mut all) };
+    let limits = all.properties.limits;
+
+    let (control, full_subgroups) = subgroup_control(instance, handle, has_sizes);
+    let one_size = sizes.min_subgroup_size == sizes.max_subgroup_size || !has_sizes;
+    let can_require = control
+        && sizes.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE)
+        && (sizes.min_subgroup_size..=sizes.max_subgroup_size).contains(&SUBGROUP);
+    let required_subgroup = (can_require && !one_size).then_some(SUBGROUP);
+    let subgroup = match required_subgroup {
+        Some(size) => size,
+        // A size that may differ from pipeline to pipeline is no size that a kernel can be written for.
+        None if has_sizes && !one_size => 1,
+        None => v11.subgroup_size,
+    };
+    let num_sms = match plain.device_type {
+        _ if sms.shader_sm_count > 0 => sms.shader_sm_count,
+        _ if cores.shader_engine_count > 0 => {
+            cores.shader_engine_count * cores.shader_arrays_per_engine_count * cores.compute_units_per_shader_array
+        }
+        vk::PhysicalDeviceType::CPU => std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+        // Vulkan does not tell: enough to fill a middling GPU.
+        _ => 32,
+    };
+    // SAFETY: the device is of this instance.
+    let memory = unsafe { instance.get_physical_device_memory_properties(handle) };
+    let total = memory.memory_heaps_as_slice().iter();
+    let total = total
+        .filter(|heap| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL))
+        .map(|heap| heap.size)
+        .max();
+    let (driver_name, driver_info) = (text(&v12.driver_name), text(&v12.driver_info));
+    let has_cooperative_matrix = has(ash::khr::cooperative_matrix::NAME) && matrices(vulkan, handle);
+    let facts = Facts {
+        detail: format!(
+            "Vulkan {}, {driver_name} {driver_info}, subgroups of {}",
+            version_name(plain.api_version),
+            v11.subgroup_size
+        ),
+        arch: format!("vulkan1.2 subgroup{subgroup}"),
+        capability: 0,
+        num_sms,
+        warp_size: subgroup,
+        matrix_units: false,
+        struct_params: false,
+        max_shared_bytes: limits.max_compute_shared_memory_size,
+        l2_bytes: 4 << 20,
+        total_memory_bytes: total.unwrap_or(0),
+        name,
+    };
+    Ok(Physical {
+        handle,
+        kind: plain.device_type,
+        facts,
+        required_subgroup,
+        full_subgroups: full_subgroups && control,
+        queue_family,
+        num_queues,
+        has_memory_budget: has(ash::ext::memory_budget::NAME),
+        has_cooperative_matrix,
+        max_allocation_bytes: v11.max_memory_allocation_size,
+        max_group_count: limits.max_compute_work_group_count,
+        max_group_size: limits.max_compute_work_group_invocations.min(limits.max_compute_work_group_size[0]),
+        identity: format!(
+            "{:x} {:x} {:x} {:x?} {driver_info}",
+            plain.vendor_id, plain.device_id, plain.driver_version, plain.pipeline_cache_uuid
+        ),
+    })
+}
+
+/// A driver's text, which ends in 0.
+fn text(characters: &[c_char]) -> String {
+    let bytes: Vec<u8> = characters.iter().map(|&c| c as u8).take_while(|&b| b != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The first family that computes, and how many queues of it there are. Families that compute also copy.
+fn compute_family(instance: &ash::Instance, handle: vk::PhysicalDevice) -> Option<(u32, u32)> {
+    // SAFETY: the device is of this instance.
+    let families = unsafe { instance.get_physical_device_queue_family_properties(handle) };
+    let computes = |family: &&vk::QueueFamilyProperties| family.queue_flags.contains(vk::QueueFlags::COMPUTE) && family.queue_count > 0;
+    let (at, family) = families
+        .iter()
+        .enumerate()
+        .filter(|(_, family)| computes(family))
+        // A family that draws as well is scheduled with the desktop's work.
+        .min_by_key(|(_, family)| family.queue_flags.contains(vk::QueueFlags::GRAPHICS))?;
+    Some((at as u32, family.queue_count))
+}
+
+/// Whether pipelines may name their subgroup size, and ask for full subgroups.
+fn subgroup_control(instance: &ash::Instance, handle: vk::PhysicalDevice, known: bool) -> (bool, bool) {
+    if !known {
+        return (false, false);
+    }
+    let mut control = vk::PhysicalDeviceSubgroupSizeControlFeatures::default();
+    let mut all = vk::PhysicalDeviceFeatures2::default().push_next(&mut control);
+    // SAFETY: the device knows the structure.
+    unsafe { instance.get_physical_device_features2(handle, &mut all) };
+    (
+        control.subgroup_size_control == vk::TRUE,
+        control.compute_full_subgroups == vk::TRUE,
+    )
+}
+
+/// Whether subgroups multiply 16 × 16 × 16 matrices of f16 into f32.
+fn matrices(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> bool {
+    let extension = ash::khr::cooperative_matrix::Instance::new(&vulkan.entry, &vulkan.instance);
+    // SAFETY: the device has the extension.
+    let Ok(shapes) = (unsafe { extension.get_physical_device_cooperative_matrix_properties(handle) }) else {
+        return false;
+    };
+    shapes.iter().any(|shape| {
+        (shape.m_size, shape.n_size, shape.k_size) == (16, 16, 16)
+            && (shape.a_type, shape.b_type) == (vk::ComponentTypeKHR::FLOAT16, vk::ComponentTypeKHR::FLOAT16)
+            && (shape.c_type, shape.result_type) == (vk::ComponentTypeKHR::FLOAT32, vk::ComponentTypeKHR::FLOAT32)
+            && shape.scope == vk::ScopeKHR::SUBGROUP
+    })
+}
