@@ -418,7 +418,7 @@ impl Driver for CudaDriver {
 
     fn join(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Group>> {
         self.enter()?;
-        Ok(Arc::new(nccl::join(self.context, id, rank, size)?))
+        Ok(Arc::new(nccl::join(self.ordinal, self.context, id, rank, size)?))
     }
 }
 
