@@ -1,6 +1,7 @@
 //! The Vulkan platform: a [`Driver`](halyard_gpu::Driver) over the Vulkan loader, which is found at run time, with shaders compiled by a
 //! compiler that is linked in. It builds on machines without Vulkan, and where there is no device it says why.
 
+mod bfloat16;
 mod compile;
 mod core;
 mod driver;
@@ -10,6 +11,7 @@ mod memory;
 mod params;
 mod physical;
 mod pipelines;
+mod product;
 mod recorder;
 mod stream;
 mod surroundings;
@@ -37,7 +39,11 @@ impl Platform for VulkanPlatform {
             let names: Vec<&str> = usable.iter().map(|device| device.facts.name.as_str()).collect();
             return Err(Error::new(
                 Status::NotFound,
-                format!("device {index}: the Vulkan loader shows {} that can run the kernels: {}", names.len(), names.join(", ")),
+                format!(
+                    "device {index}: the Vulkan loader shows {} that can run the kernels: {}",
+                    names.len(),
+                    names.join(", ")
+                ),
             ));
         }
         let physical = usable.swap_remove(index as usize);

@@ -7,11 +7,25 @@ use ash::vk;
 use halyard_gpu::Facts;
 use halyard_platform_api::{Error, Result, Status};
 
+use crate::bfloat16;
 use crate::error::Check;
 use crate::instance::{Vulkan, version_name, vulkan};
 
 /// Lanes that kernels with subgroup operations are written for.
 const SUBGROUP: u32 = 32;
+
+/// Types of which subgroups multiply matrices of 16 × 16 × 16 with sums in f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Matrices {
+    pub(crate) f16: bool,
+    pub(crate) bf16: bool,
+}
+
+impl Matrices {
+    pub(crate) fn any(self) -> bool {
+        self.f16 || self.bf16
+    }
+}
 
 /// A device that can run the kernels.
 #[derive(Clone)]
@@ -28,8 +42,8 @@ pub(crate) struct Physical {
     pub(crate) num_queues: u32,
     /// Whether the driver says how much memory is free.
     pub(crate) has_memory_budget: bool,
-    /// 16-bit matrices of 16 × 16 × 16 with f32 sums, over subgroups.
-    pub(crate) has_cooperative_matrix: bool,
+    /// Types of which subgroups multiply matrices.
+    pub(crate) matrices: Matrices,
     pub(crate) max_allocation_bytes: u64,
     pub(crate) max_group_count: [u32; 3],
     pub(crate) max_group_size: u32,
@@ -118,7 +132,9 @@ impl Features {
 fn features(instance: &ash::Instance, handle: vk::PhysicalDevice) -> Features {
     let mut v11 = vk::PhysicalDeviceVulkan11Features::default();
     let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
-    let mut all = vk::PhysicalDeviceFeatures2::default().push_next(&mut v11).push_next(&mut v12);
+    let mut all = vk::PhysicalDeviceFeatures2::default()
+        .push_next(&mut v11)
+        .push_next(&mut v12);
     // SAFETY: the device is of this instance and speaks 1.2.
     unsafe { instance.get_physical_device_features2(handle, &mut all) };
     let core = all.features;
@@ -134,15 +150,18 @@ fn describe(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> Result<Physical> {
     let name = text(&plain.device_name);
     let refuse = |why: String| Error::unsupported(format!("{name}: {why}"));
     if plain.api_version < vk::API_VERSION_1_2 {
-        return Err(refuse(format!("it speaks Vulkan {}, 1.2 is needed", version_name(plain.api_version))));
+        return Err(refuse(format!(
+            "it speaks Vulkan {}, 1.2 is needed",
+            version_name(plain.api_version)
+        )));
     }
     let missing = features(instance, handle).missing();
     if !missing.is_empty() {
         return Err(refuse(format!("it lacks {}", missing.join(", "))));
     }
     // SAFETY: as above.
-    let extensions =
-        unsafe { instance.enumerate_device_extension_properties(handle) }.check("vkEnumerateDeviceExtensionProperties")?;
+    let extensions = unsafe { instance.enumerate_device_extension_properties(handle) }
+        .check("vkEnumerateDeviceExtensionProperties")?;
     let has = |wanted: &CStr| extensions.iter().any(|e| e.extension_name_as_c_str() == Ok(wanted));
     let (queue_family, num_queues) =
         compute_family(instance, handle).ok_or_else(|| refuse("it has no queue that computes".to_string()))?;
@@ -152,7 +171,9 @@ fn describe(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> Result<Physical> {
     let mut sizes = vk::PhysicalDeviceSubgroupSizeControlProperties::default();
     let mut sms = vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV::default();
     let mut cores = vk::PhysicalDeviceShaderCorePropertiesAMD::default();
-    let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut v11).push_next(&mut v12);
+    let mut all = vk::PhysicalDeviceProperties2::default()
+        .push_next(&mut v11)
+        .push_next(&mut v12);
     let has_sizes = plain.api_version >= vk::API_VERSION_1_3 || has(ash::ext::subgroup_size_control::NAME);
     if has_sizes {
         all = all.push_next(&mut sizes);
@@ -170,7 +191,9 @@ fn describe(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> Result<Physical> {
     let (control, full_subgroups) = subgroup_control(instance, handle, has_sizes);
     let one_size = sizes.min_subgroup_size == sizes.max_subgroup_size || !has_sizes;
     let can_require = control
-        && sizes.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE)
+        && sizes
+            .required_subgroup_size_stages
+            .contains(vk::ShaderStageFlags::COMPUTE)
         && (sizes.min_subgroup_size..=sizes.max_subgroup_size).contains(&SUBGROUP);
     let required_subgroup = (can_require && !one_size).then_some(SUBGROUP);
     let subgroup = match required_subgroup {
@@ -196,7 +219,10 @@ fn describe(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> Result<Physical> {
         .map(|heap| heap.size)
         .max();
     let (driver_name, driver_info) = (text(&v12.driver_name), text(&v12.driver_info));
-    let has_cooperative_matrix = has(ash::khr::cooperative_matrix::NAME) && matrices(vulkan, handle);
+    let matrices = match has(ash::khr::cooperative_matrix::NAME) {
+        true => matrices(vulkan, handle, has(bfloat16::NAME)),
+        false => Matrices::default(),
+    };
     let facts = Facts {
         detail: format!(
             "Vulkan {}, {driver_name} {driver_info}, subgroups of {}",
@@ -223,10 +249,12 @@ fn describe(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> Result<Physical> {
         queue_family,
         num_queues,
         has_memory_budget: has(ash::ext::memory_budget::NAME),
-        has_cooperative_matrix,
+        matrices,
         max_allocation_bytes: v11.max_memory_allocation_size,
         max_group_count: limits.max_compute_work_group_count,
-        max_group_size: limits.max_compute_work_group_invocations.min(limits.max_compute_work_group_size[0]),
+        max_group_size: limits
+            .max_compute_work_group_invocations
+            .min(limits.max_compute_work_group_size[0]),
         identity: format!(
             "{:x} {:x} {:x} {:x?} {driver_info}",
             plain.vendor_id, plain.device_id, plain.driver_version, plain.pipeline_cache_uuid
@@ -244,7 +272,9 @@ fn text(characters: &[c_char]) -> String {
 fn compute_family(instance: &ash::Instance, handle: vk::PhysicalDevice) -> Option<(u32, u32)> {
     // SAFETY: the device is of this instance.
     let families = unsafe { instance.get_physical_device_queue_family_properties(handle) };
-    let computes = |family: &&vk::QueueFamilyProperties| family.queue_flags.contains(vk::QueueFlags::COMPUTE) && family.queue_count > 0;
+    let computes = |family: &&vk::QueueFamilyProperties| {
+        family.queue_flags.contains(vk::QueueFlags::COMPUTE) && family.queue_count > 0
+    };
     let (at, family) = families
         .iter()
         .enumerate()
@@ -269,17 +299,39 @@ fn subgroup_control(instance: &ash::Instance, handle: vk::PhysicalDevice, known:
     )
 }
 
-/// Whether subgroups multiply 16 × 16 × 16 matrices of f16 into f32.
-fn matrices(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> bool {
+/// What subgroups multiply, among what the device's features allow.
+fn matrices(vulkan: &Vulkan, handle: vk::PhysicalDevice, has_bfloat16: bool) -> Matrices {
+    let mut cooperative = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
+    let mut bfloat = bfloat16::Features::default();
+    let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
+    let mut all = vk::PhysicalDeviceFeatures2::default()
+        .push_next(&mut v12)
+        .push_next(&mut cooperative);
+    if has_bfloat16 {
+        all = all.push_next(&mut bfloat);
+    }
+    // SAFETY: the device has the extensions of all structures.
+    unsafe { vulkan.instance.get_physical_device_features2(handle, &mut all) };
+    let usable = cooperative.cooperative_matrix == vk::TRUE
+        && v12.vulkan_memory_model == vk::TRUE
+        && v12.shader_float16 == vk::TRUE;
     let extension = ash::khr::cooperative_matrix::Instance::new(&vulkan.entry, &vulkan.instance);
-    // SAFETY: the device has the extension.
+    // SAFETY: as above.
     let Ok(shapes) = (unsafe { extension.get_physical_device_cooperative_matrix_properties(handle) }) else {
-        return false;
+        return Matrices::default();
     };
-    shapes.iter().any(|shape| {
-        (shape.m_size, shape.n_size, shape.k_size) == (16, 16, 16)
-            && (shape.a_type, shape.b_type) == (vk::ComponentTypeKHR::FLOAT16, vk::ComponentTypeKHR::FLOAT16)
-            && (shape.c_type, shape.result_type) == (vk::ComponentTypeKHR::FLOAT32, vk::ComponentTypeKHR::FLOAT32)
-            && shape.scope == vk::ScopeKHR::SUBGROUP
-    })
+    let has = |ty: vk::ComponentTypeKHR| {
+        usable
+            && shapes.iter().any(|shape| {
+                (shape.m_size, shape.n_size, shape.k_size) == (16, 16, 16)
+                    && (shape.a_type, shape.b_type) == (ty, ty)
+                    && (shape.c_type, shape.result_type)
+                        == (vk::ComponentTypeKHR::FLOAT32, vk::ComponentTypeKHR::FLOAT32)
+                    && shape.scope == vk::ScopeKHR::SUBGROUP
+            })
+    };
+    Matrices {
+        f16: has(vk::ComponentTypeKHR::FLOAT16),
+        bf16: bfloat.ty == vk::TRUE && bfloat.cooperative_matrix == vk::TRUE && has(bfloat16::COMPONENT),
+    }
 }
