@@ -56,9 +56,8 @@ impl Platform for VulkanPlatform {
 /// What a device says of itself.
 fn info(physical: &Physical) -> DeviceInfo {
     let mut info = device_info(&physical.facts);
-    info.capabilities = Capabilities::RECORDING
-        .with(Capabilities::CONCURRENT_QUEUES)
-        .with(Capabilities::COMPOSITES);
+    // No regions: what is claimed runs on matrix units that shaders do not reach.
+    info.capabilities = Capabilities::RECORDING.with(Capabilities::CONCURRENT_QUEUES);
     info.max_buffer_bytes = physical.max_allocation_bytes.min(info.max_buffer_bytes);
     info.max_binding_bytes = info.max_buffer_bytes;
     info
