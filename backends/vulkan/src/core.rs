@@ -55,8 +55,9 @@ impl Core {
             .push_next(&mut v11)
             .push_next(&mut v12);
         if physical.required_subgroup.is_some() || physical.full_subgroups {
-            // Core since 1.3, where the name is still known.
-            extensions.push(ash::ext::subgroup_size_control::NAME.as_ptr());
+            if physical.has_subgroup_extension {
+                extensions.push(ash::ext::subgroup_size_control::NAME.as_ptr());
+            }
             info = info.push_next(&mut sizes);
         }
         if physical.has_memory_budget {
