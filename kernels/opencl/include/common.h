@@ -37,6 +37,11 @@ typedef float float1;
 #define PER_VECTOR_f16 8
 #define PER_VECTOR_bf16 8
 #define PER_VECTOR_e4m3 16
+// Whether a type has four bytes.
+#define IS_WIDE_f32 1
+#define IS_WIDE_f16 0
+#define IS_WIDE_bf16 0
+#define IS_WIDE_e4m3 0
 
 static inline float load1_f32(const __global f32 *p, u64 i) { return p[i]; }
 static inline void store1_f32(float x, __global f32 *p, u64 i) { p[i] = x; }

@@ -25,9 +25,6 @@
         if (i < total) STOREN(N, TO, LOADN(N, FROM, x, row * x_stride + column), out, row * out_stride + column);          \
     }
 // Two types of four bytes move four elements at a time, all others eight.
-#define IS_WIDE_f32 1
-#define IS_WIDE_f16 0
-#define IS_WIDE_bf16 0
 #if CAT(IS_WIDE_, FROM) && CAT(IS_WIDE_, TO)
 CAST(cast_vector, 4)
 #else
