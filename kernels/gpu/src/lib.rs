@@ -52,6 +52,7 @@ sources! {
     LINEAR_PLAIN = "linear_plain": "`linear` of any type and format, without matrix units.",
     LINEAR_SMALL = "linear_small": "`linear` of few tokens, with norm, bias, residual and gating fused.",
     LINEAR_QUANTIZED = "linear_quantized": "`linear` of GGUF formats, and their unpacking.",
+    LINEAR_TILED = "linear_tiled": "`linear` of many tokens, without matrix units.",
     LORA = "lora": "`lora_shrink` and `lora_expand`.",
     MOE = "moe": "`moe_route`, `moe_linear`, `moe_combine`.",
     NORM = "norm": "`rms_norm` and `layer_norm`.",

@@ -1,10 +1,11 @@
-//! `linear`: few tokens run on own kernels that stream the weight once, many on the vendor's library product. Plain weights stay row-major
+//! `linear`: few tokens run on own kernels that stream the weight once, many on the vendor's library product, or on tiles where there is none. Plain weights stay row-major
 //! \[N, K\], so both read the same bytes; GGUF formats are held as planes (see quantized.cuh) and unpacked in scratch for the library.
 
 mod library;
 mod plain;
 mod quantized;
 mod small;
+mod tiled;
 
 use halyard_platform_api::ops::{self, Epilogue, GeluKind};
 use halyard_platform_api::{DType, Error, OpSpec, Result, Status, WeightFormat};
@@ -18,6 +19,7 @@ use library::Library;
 use plain::Plain;
 use quantized::Quantized;
 pub(crate) use small::{Fusion, Small, SmallCall, fits};
+use tiled::Tiled;
 
 /// Up to this many tokens, f32 activations run on own kernels: beyond it each weight is read once more for every eight tokens.
 const PLAIN_TOKENS: u32 = 8;
@@ -146,6 +148,7 @@ struct Code {
     plain: Option<Plain>,
     quantized: Option<Quantized>,
     library: Option<Library>,
+    tiled: Option<Tiled>,
     /// Most tokens for which own kernels beat the library.
     own_tokens: u32,
     name: String,
@@ -156,6 +159,7 @@ struct Code {
 enum Route {
     Small,
     Library,
+    Tiled,
     Quantized,
     Plain,
 }
@@ -212,6 +216,7 @@ impl Linear {
         match &code.small {
             Some(_) if aligned && (call.tokens <= code.own_tokens || !library) => Route::Small,
             _ if library && (call.tokens > code.own_tokens || code.small.is_some()) => Route::Library,
+            _ if code.tiled.is_some() && call.tokens > code.own_tokens => Route::Tiled,
             _ if code.quantized.is_some() => Route::Quantized,
             _ => Route::Plain,
         }
@@ -246,22 +251,32 @@ impl Kernel for Linear {
         if small.is_some() && library.is_none() {
             own_tokens = u32::MAX;
         }
+        let tiled = match (&small, &library) {
+            (None, None) => Tiled::prepare(cx, op, self.held, own_tokens)?,
+            _ => None,
+        };
         let own = match (&small, &quantized) {
             (Some(_), _) => "small batches: matrix units over plain weights",
             (None, Some(_)) => "small batches: packed planes",
             (None, None) if self.many_only => "plain kernel where the library cannot",
             (None, None) => "plain kernel",
         };
+        let tiles = if tiled.is_some() {
+            "; larger ones: tiles in f32"
+        } else {
+            ""
+        };
         let large = match (&library, why) {
             (Some(_), _) => "; larger ones: library product".to_string(),
-            (None, Some(why)) => format!("; no library product ({why})"),
-            (None, None) => String::new(),
+            (None, Some(why)) => format!("{tiles}; no library product ({why})"),
+            (None, None) => tiles.to_string(),
         };
         self.code = Some(Code {
             small,
             plain,
             quantized,
             library,
+            tiled,
             own_tokens,
             name: format!("{own}{large}"),
         });
@@ -275,8 +290,10 @@ impl Kernel for Linear {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        let library = self.code.as_ref().and_then(|code| code.library.as_ref());
-        library.map_or(0, Library::scratch_bytes)
+        self.code.as_ref().map_or(0, |code| {
+            let library = code.library.as_ref().map_or(0, Library::scratch_bytes);
+            library.max(code.tiled.as_ref().map_or(0, Tiled::scratch_bytes))
+        })
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
@@ -302,6 +319,7 @@ impl Kernel for Linear {
                     library: Some(library), ..
                 },
             ) => library.encode(encoding, &call),
+            (Route::Tiled, Code { tiled: Some(tiled), .. }) => tiled.encode(encoding, &call),
             (
                 _,
                 Code {
