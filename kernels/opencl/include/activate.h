@@ -11,7 +11,8 @@ static inline float activate(float x) {
     float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
     return 0.5f * x * (1.f + tanh(inner));
 #elif EPILOGUE == 3
-    return 0.5f * x * (1.f + erf(x * 0.7071067811865476f));
+    // 1 + erf(u) = erfc(-u): where erf is nearly -1 their sum keeps nothing.
+    return 0.5f * x * erfc(x * -0.7071067811865476f);
 #else
     return x;
 #endif

@@ -142,6 +142,10 @@ LANES_COMBINE(lanes_max, float, fmax)
 LANES_COMBINE(lanes_sum_u64, u64, PLUS)
 LANES_COMBINE(lanes_max_u64, u64, max)
 
+// A branch with barriers in it, which all work-items of a group take together. Written as a loop: compilers that split a kernel at its barriers
+// copy all that follows a branch with barriers (pocl 3.1), once more for each.
+#define TOGETHER_IF(condition) for (u32 left_ = (condition) ? 1 : 0; left_ > 0; left_--)
+
 // Over the group, for every work-item.
 static inline float block_sum(float x, __local float *shared) { return lanes_sum(x, shared, get_local_id(0), get_local_size(0)); }
 static inline float block_max(float x, __local float *shared) { return lanes_max(x, shared, get_local_id(0), get_local_size(0)); }

@@ -1,5 +1,5 @@
 // What the ops over a row of logits share: keys that order floats, probabilities as integers, and the two ways of finding values without
-// sorting the row: by place in the row (`locate`) and by size (`largest_key`, or a list of the largest in local memory).
+// sorting the row: by place in the row (`locate`) and by size (`largest_key`; of many, a list in local memory).
 //
 // Work-item i of a group sees the i-th run of neighbours of the row, so that running sums follow from one scan over the group.
 // Definitions: BLOCK (work-items of a row's group, a multiple of 32, at most 1024).
@@ -71,8 +71,21 @@ typedef struct {
 } Shared;
 
 // Over the group, for every work-item.
-static inline u64 row_sum(u64 x, __local Shared *s) { return lanes_sum_u64(x, s->words, get_local_id(0), BLOCK); }
-static inline u64 row_max(u64 x, __local Shared *s) { return lanes_max_u64(x, s->words, get_local_id(0), BLOCK); }
+static inline u64 row_max(u64 x, __local Shared *s) {
+    u32 id = get_local_id(0);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    s->words[id] = x;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (id % 32 == 0) {
+        u64 best = 0;
+        for (u32 i = id; i < id + 32; i++) best = max(best, s->words[i]);
+        s->sums[id / 32] = best;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    u64 best = 0;
+    for (u32 i = 0; i < BLOCK / 32; i++) best = max(best, s->sums[i]);
+    return best;
+}
 
 // The sum over lower work-items; `total`: over all.
 static inline u64 block_scan(u64 x, __local Shared *s, u64 *total) {
@@ -94,6 +107,12 @@ static inline u64 block_scan(u64 x, __local Shared *s, u64 *total) {
     for (u32 i = 32 * run; i < id; i++) before += s->words[i];
     *total = all;
     return before;
+}
+
+static inline u64 row_sum(u64 x, __local Shared *s) {
+    u64 total;
+    block_scan(x, s, &total);
+    return total;
 }
 
 // A run's largest logit as key and inverted index; none above −∞: index 0.
@@ -142,24 +161,36 @@ static inline u32 locate(const Row *row, __local Shared *s, u32 kind, float max,
 }
 
 // The largest key K in lo .. hi with F(K) ≥ need, F(K) the number (is_mass: the weight) of values with keys ≥ K; F(lo) ≥ need > F(hi).
-// `above`: F(K + 1). Each pass cuts what is left into eight. A K with F(K) ≤ enough will do: then the first such that is met.
-static inline u32 largest_key(const Row *row, __local Shared *s, bool is_mass, float max, u32 lo, u32 hi, u64 need, u64 enough, u64 *above) {
-    u64 found = ~0ul;
+// `above`: F(K + 1). Each pass cuts what is left at CUTS places. Uses the list's memory.
+#define CUTS 4
+static inline u32 largest_key(const Row *row, __local Shared *s, bool is_mass, float max_value, u32 lo, u32 hi, u64 need, u64 *above) {
+    u32 id = get_local_id(0);
     *above = 0;
-    while (hi > lo && hi - lo > 1 && found > enough) {
-        u32 step = (hi - lo + 7) / 8, from = lo;
-        u64 counts[7] = {0, 0, 0, 0, 0, 0, 0};
+    while (hi > lo && hi - lo > 1) {
+        u32 step = (hi - lo + CUTS) / (CUTS + 1), from = lo;
+        u64 counts[CUTS] = {0, 0, 0, 0};
         for (u32 i = row->first; i < row->end; i++) {
             float x = scaled(row, row->logits[i]);
             u32 key = key_of(x + 0.f);
-            u64 weight = is_mass ? weight_of(x, max) : 1;
-            for (u32 t = 0; t < 7; t++) counts[t] += key >= from + step * (t + 1) ? weight : 0;
+            u64 weight = is_mass ? weight_of(x, max_value) : 1;
+#pragma unroll
+            for (u32 t = 0; t < CUTS; t++) counts[t] += key - from >= step * (t + 1) && key >= from ? weight : 0;
         }
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (u32 t = 0; t < CUTS; t++) s->listed[CUTS * id + t] = counts[t];
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (id < BLOCK / 32 * CUTS) {
+            u64 sum = 0;
+            for (u32 i = 0; i < 32; i++) sum += s->listed[CUTS * (id / CUTS * 32 + i) + id % CUTS];
+            s->words[id] = sum;
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
         bool is_cut = false;
-        for (u32 t = 0; t < 7; t++) {
-            u64 sum = row_sum(counts[t], s);
+        for (u32 t = 0; t < CUTS; t++) {
+            u64 sum = 0;
+            for (u32 i = 0; i < BLOCK / 32; i++) sum += s->words[CUTS * i + t];
             u32 trial = from + step * (t + 1);
-            if (is_cut || trial >= hi) {
+            if (is_cut || trial >= hi || trial < from) {
                 is_cut = true;
             } else if (sum < need) {
                 hi = trial;
@@ -167,7 +198,6 @@ static inline u32 largest_key(const Row *row, __local Shared *s, bool is_mass, f
                 is_cut = true;
             } else {
                 lo = trial;
-                found = sum;
             }
         }
     }

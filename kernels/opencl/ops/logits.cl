@@ -94,8 +94,9 @@ __kernel void logits_process(__global float *logits, u32 logits_stride, u32 voca
     __local u32 counts[SLICE];
     u64 seq = get_group_id(1);
     i32 index = step_rows[seq * step_rows_stride];
-    if (index < 0 || (u32)index >= num_rows) return;
-    u64 row = (u32)index;
+    // No early return: compilers for CPUs run what stands behind it for all work-items, so that it must be valid for padding too.
+    bool live = index >= 0 && (u32)index < num_rows;
+    u64 row = live ? (u32)index : 0;
     const __global u32 *words = (const __global u32 *)(row_sampling + row * sampling_stride);
     u32 prompt = words[2], min_tokens = words[10];
     float repetition = as_float(words[7]), presence = as_float(words[8]), frequency = as_float(words[9]);
@@ -105,24 +106,24 @@ __kernel void logits_process(__global float *logits, u32 logits_stride, u32 voca
     u32 num_output = num_tokens > prompt ? num_tokens - prompt : 0;
     const __global i32 *history = row_tokens + row * tokens_stride;
     __global float *mine = logits + seq * logits_stride;
-    u32 first = get_group_id(0) * SLICE, end = min(first + SLICE, vocab);
+    u32 first = get_group_id(0) * SLICE, end = live ? min(first + SLICE, vocab) : first;
 
     const __global i32 *allowed = allowed_mask && use_mask ? allowed_mask + row * allowed_stride : 0;
     const __global i32 *grammar = grammar_mask ? grammar_mask + seq * grammar_stride : 0;
-    if (allowed || grammar) apply_masks(mine, first, end, allowed, grammar);
+    if (live && (allowed || grammar)) apply_masks(mine, first, end, allowed, grammar);
     barrier(CLK_GLOBAL_MEM_FENCE);
-    if (stop_tokens && num_output < min_tokens) {
+    if (live && stop_tokens && num_output < min_tokens) {
         const __global i32 *stops = stop_tokens + row * stop_stride;
         for (u32 i = get_local_id(0); i < min(num_stop, max_stop); i += THREADS) {
             if ((u32)stops[i] >= first && (u32)stops[i] < end) mine[stops[i]] = -INFINITY;
         }
     }
     barrier(CLK_GLOBAL_MEM_FENCE);
-    if (bias_tokens && bias_values)
+    if (live && bias_tokens && bias_values)
         apply_bias(mine, first, end, bias_tokens + row * bias_tokens_stride, bias_values + row * bias_values_stride, min(num_bias, max_bias));
     barrier(CLK_GLOBAL_MEM_FENCE);
-    if (bad_words) apply_bad_words(mine, first, end, bad_words + row * bad_words_stride, bad_words_width, num_bad_words, history, num_tokens);
+    if (live && bad_words) apply_bad_words(mine, first, end, bad_words + row * bad_words_stride, bad_words_width, num_bad_words, history, num_tokens);
     barrier(CLK_GLOBAL_MEM_FENCE);
-    if (repetition != 1.f || presence != 0.f || frequency != 0.f)
+    TOGETHER_IF(repetition != 1.f || presence != 0.f || frequency != 0.f)
         apply_penalties(mine, first, end, counts, history, num_tokens, prompt, repetition, presence, frequency);
 }

@@ -28,7 +28,7 @@ __kernel void top_logprobs(const __global float *logits, u32 logits_stride, u32 
     float max = scaled(&row, from_key((u32)(top >> 32)));
     bool few = k > 0 && k <= BLOCK / 2;
     float lower = INFINITY;
-    if (few) lower = from_key(ranked_key(scaled_key(&row, best), k, &s));
+    TOGETHER_IF(few) lower = from_key(ranked_key(scaled_key(&row, best), k, &s));
     start_list(&s);
     u64 mass = 0, greater = 0;
     for (u32 i = row.first; i < row.end; i++) {
@@ -43,11 +43,10 @@ __kernel void top_logprobs(const __global float *logits, u32 logits_stride, u32 
         chosen_logprobs[n * logprobs_stride] = is_chosen ? (mine - max) - norm : 0.f;
         chosen_ranks[n * ranks_stride] = is_chosen ? (i32)rank : 0;
     }
-    if (k == 0) return;
-    if (!few || s.num_listed > MAX_LISTED) {
+    TOGETHER_IF(k > 0 && (!few || s.num_listed > MAX_LISTED)) {
         // Many ties, or many wanted: the k-th value first.
         u64 above, total;
-        float value = from_key(largest_key(&row, &s, false, max, KEY_NONE, key_of(max) + 1, k, 0, &above));
+        float value = from_key(largest_key(&row, &s, false, max, KEY_NONE, key_of(max) + 1, k, &above));
         u64 ties = run_sum(&row, TIES, max, value, ALL), before = block_scan(ties, &s, &total);
         u32 last_tie = locate(&row, &s, TIES, max, value, ALL, before, ties, k - above);
         start_list(&s);
@@ -57,7 +56,7 @@ __kernel void top_logprobs(const __global float *logits, u32 logits_stride, u32 
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    sort_listed(&s, min(s.num_listed, (u32)MAX_LISTED));
+    sort_listed(&s, k > 0 ? min(s.num_listed, (u32)MAX_LISTED) : 0);
     for (u32 i = id; i < k; i += BLOCK) {
         u64 entry = s.listed[i];
         top_tokens[n * top_tokens_stride + i] = (i32) ~(u32)entry;

@@ -104,7 +104,8 @@ __kernel void moe_linear(const __global ACT *x, u32 token_stride, u32 input_stri
     u32 id = get_local_id(0), lane = id % 32, first = get_group_id(0) * (LINEAR_THREADS / 32 * FEATURES), n = first + id / 32 * FEATURES;
     for (u32 choice = get_group_id(1); choice < num_choices; choice += get_num_groups(1)) {
         u32 t = choice / top_k, j = choice % top_k, expert = (u32)experts[(u64)t * experts_stride + j];
-        if (expert >= num_experts) continue;
+        bool live = expert < num_experts;
+        expert = live ? expert : 0;
         const __global ACT *input = x + (u64)t * token_stride + (u64)j * input_stride;
         for (u32 f = 0; f < FEATURES; f++) {
             float8 sums = 0.f;
@@ -117,7 +118,7 @@ __kernel void moe_linear(const __global ACT *x, u32 token_stride, u32 input_stri
             shared[(id / 32 * FEATURES + f) * 32 + lane] = sum8(sums) + rest;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (id < LINEAR_THREADS / 32 * FEATURES && first + id < features) {
+        if (live && id < LINEAR_THREADS / 32 * FEATURES && first + id < features) {
             float sum = sum16(vload16(0, shared + id * 32) + vload16(0, shared + id * 32 + 16));
             STORE(ACT, sum, out, (u64)t * out_token_stride + (u64)j * out_choice_stride + first + id);
         }

@@ -11,7 +11,8 @@
 #define SIGMOID_TIMES(x, argument) ((x) / (1.f + exp(-(argument))))
 // (1 + tanh u) / 2 = 1 / (1 + e^-2u): no difference of near numbers.
 #define GELU_TANH_OF(x) SIGMOID_TIMES(x, 1.5957691216057308f * ((x) + 0.044715f * (x) * (x) * (x)))
-#define GELU_ERF_OF(x) (0.5f * (x) * (1.f + erf((x) * 0.7071067811865476f)))
+// 1 + erf(u) = erfc(-u): where erf is nearly -1 their sum keeps nothing.
+#define GELU_ERF_OF(x) (0.5f * (x) * erfc((x) * -0.7071067811865476f))
 
 #define SILU_MUL(a, b, p) (SIGMOID_TIMES(a, a) * (b))
 #define GELU_TANH_MUL(a, b, p) (GELU_TANH_OF(a) * (b))

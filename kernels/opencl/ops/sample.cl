@@ -1,6 +1,5 @@
 // `sample`: a token per row. The tokens that the filters keep are described by one threshold (a key and, among its ties, an index), which is
-// found among the few largest, where these are all that is kept, or by bisection. Probabilities are sums of integers, so that no draw depends
-// on the order of a sum.
+// found by bisection. Probabilities are sums of integers, so that no draw depends on the order of a sum.
 // Definitions: as logits.h.
 // check:
 // check: -DBLOCK=256
@@ -13,44 +12,6 @@ typedef double wide;
 #else
 typedef float wide;
 #endif
-
-// The weight of a listed entry, whose key stands in the upper half, or in the lower one.
-static inline u64 upper_weight(u64 entry, float max) { return weight_of(from_key((u32)(entry >> 32)), max); }
-static inline u64 lower_weight(u64 entry, float max) { return weight_of(from_key((u32)entry), max); }
-
-// This work-item's part of `count` entries.
-static inline u32 first_listed(u32 count) {
-    u32 each = (count + BLOCK - 1) / BLOCK;
-    return min((u32)get_local_id(0) * each, count);
-}
-static inline u32 end_listed(u32 count) {
-    u32 each = (count + BLOCK - 1) / BLOCK;
-    return min(first_listed(count) + each, count);
-}
-
-#define LOCATE_LISTED(name, weight)                                                                                        \
-    /* The sum of the first `count` entries before this work-item's part, and in `total` of all. */                       \
-    static inline u64 name##_before(__local Shared *s, u32 count, float max, u64 *total) {                                 \
-        u64 sum = 0;                                                                                                       \
-        for (u32 i = first_listed(count); i < end_listed(count); i++) sum += weight(s->listed[i], max);                    \
-        return block_scan(sum, s, total);                                                                                  \
-    }                                                                                                                      \
-    /* The first place at which the running sum reaches the target; `count` if none. */                                   \
-    static inline u32 name(__local Shared *s, u32 count, float max, u64 before, u64 target) {                              \
-        if (get_local_id(0) == 0) s->found = count;                                                                        \
-        barrier(CLK_LOCAL_MEM_FENCE);                                                                                      \
-        for (u32 i = first_listed(count); i < end_listed(count); i++) {                                                    \
-            u64 next = before + weight(s->listed[i], max);                                                                 \
-            if (before < target && target <= next) s->found = i;                                                           \
-            before = next;                                                                                                 \
-        }                                                                                                                  \
-        barrier(CLK_LOCAL_MEM_FENCE);                                                                                      \
-        u32 found = s->found;                                                                                              \
-        barrier(CLK_LOCAL_MEM_FENCE);                                                                                      \
-        return found;                                                                                                      \
-    }
-LOCATE_LISTED(locate_upper, upper_weight)
-LOCATE_LISTED(locate_lower, lower_weight)
 
 // The least key whose probability is min_p of the most likely one's.
 static inline u32 min_p_key(float max, float min_p) {
@@ -95,68 +56,7 @@ static inline u64 top_p_part(u64 total, float top_p) {
     return part > 0 ? part : 1;
 }
 
-// Draws among the largest, if they are all that the filters leave; −1: they are not. `lower`: keys below are outside of the list, `least`:
-// min_p's threshold.
-static inline i32 draw_listed(const Row *row, __local Shared *s, const Params *p, float max, u32 lower, u32 least, u32 word) {
-    bool all_mass = p->top_k == 0;
-    float least_value = from_key(least), lower_value = from_key(lower);
-    u64 mass = 0;
-    start_list(s);
-    for (u32 i = row->first; i < row->end; i++) {
-        float x = scaled(row, row->logits[i]);
-        if (all_mass && x >= least_value) mass += weight_of(x, max);
-        if (x >= lower_value) list_value(s, x, i);
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    u32 count = s->num_listed;
-    if (count > MAX_LISTED || count == 0) return -1;
-    sort_listed(s, count);
-    if (p->top_k > 0 && p->top_k < count) {
-        // Ties of the k-th stay.
-        u32 kth = (u32)(s->listed[p->top_k - 1] >> 32);
-        while (count > p->top_k && (u32)(s->listed[count - 1] >> 32) < kth) count--;
-    }
-    bool is_whole = true;
-    if (p->top_p < 1.f) {
-        u64 listed, whole = row_sum(mass, s), before = locate_upper_before(s, count, max, &listed);
-        u32 last = locate_upper(s, count, max, before, top_p_part(all_mass ? whole : listed, p->top_p));
-        is_whole = last < count || !all_mass;
-        count = last < count ? last + 1 : count;
-    }
-    if (!is_whole) return -1;
-    // In index order. Every work-item has read what it needs of the other one.
-    barrier(CLK_LOCAL_MEM_FENCE);
-    for (u32 i = get_local_id(0); i < count; i += BLOCK) s->listed[i] = s->listed[i] << 32 | s->listed[i] >> 32;
-    sort_listed(s, count);
-    u64 total, before = locate_lower_before(s, count, max, &total);
-    u32 place = locate_lower(s, count, max, before, part_of(total, word));
-    return (i32) ~(u32)(s->listed[min(place, count - 1)] >> 32);
-}
-
-// Draws after filters of any size.
-static inline i32 draw_any(const Row *row, __local Shared *s, const Params *p, float max, u32 least, u32 word) {
-    u32 last_tie = 0x7fffffffu;
-    u64 above, total;
-    if (p->top_k > 0) {
-        u32 kth = largest_key(row, s, false, max, KEY_NONE, key_of(max) + 1, p->top_k, 0, &above);
-        least = kth > least ? kth : least;
-    }
-    if (p->top_p < 1.f) {
-        u64 need = top_p_part(row_sum(run_sum(row, MASS, max, from_key(least), ALL), s), p->top_p);
-        u32 key = largest_key(row, s, true, max, least, key_of(max) + 1, need, 0, &above);
-        u64 tie = weight_of(from_key(key), max);
-        u64 ties = (need - above + tie - 1) / (tie > 0 ? tie : 1);
-        float value = from_key(key);
-        u64 mine = run_sum(row, TIES, max, value, ALL), before = block_scan(mine, s, &total);
-        last_tie = locate(row, s, TIES, max, value, ALL, before, mine, min(ties, total));
-        least = key;
-    }
-    float threshold = from_key(least);
-    u64 mine = run_sum(row, MASS, max, threshold, last_tie), before = block_scan(mine, s, &total);
-    return (i32)locate(row, s, MASS, max, threshold, last_tie, before, mine, part_of(total, word));
-}
-
-// One group a row.
+// One group a row. Stages that a row does not ask for search nothing, so that every work-item meets the same barriers: see TOGETHER_IF.
 __kernel void sample(const __global float *logits, u32 logits_stride, u32 vocab, const __global i32 *step_rows, u32 step_rows_stride,
                      const __global u8 *row_sampling, u32 sampling_stride, u32 num_rows, const __global i32 *row_num_tokens,
                      u32 num_tokens_stride, __global i32 *out, u32 out_stride) {
@@ -164,44 +64,44 @@ __kernel void sample(const __global float *logits, u32 logits_stride, u32 vocab,
     u64 seq = get_group_id(0);
     u32 id = get_local_id(0);
     i32 index = step_rows[seq * step_rows_stride];
-    __global i32 *to = out + seq * out_stride;
-    if (index < 0 || (u32)index >= num_rows) {
-        if (id == 0) *to = -1;
-        return;
-    }
+    // No early return: compilers for CPUs run what stands behind it for all work-items, so that it must be valid for padding too.
+    bool live = index >= 0 && (u32)index < num_rows;
+    index = live ? index : 0;
     const __global u32 *words = (const __global u32 *)(row_sampling + (u64)index * sampling_stride);
     Params p = {words[0], words[1], words[2], as_float(words[3]), words[4], as_float(words[5]), as_float(words[6])};
     // No temperature: the largest. Extreme ones still have an inverse.
-    bool is_greedy = !(p.temperature > 0.f);
+    bool is_greedy = !live || !(p.temperature > 0.f);
     Row row = row_of(logits + seq * logits_stride, vocab, is_greedy ? 1.f : clamp(p.temperature, 1e-30f, 1e30f));
     float best;
-    u64 top = row_max(best_of(&row, &best), &s);
-    i32 token = (i32) ~(u32)top;
-    float max = scaled(&row, from_key((u32)(top >> 32))) + 0.f;
-    if (!is_greedy && max > -INFINITY) {
-        u32 counter = (u32)row_num_tokens[(u64)index * num_tokens_stride] - p.prompt_len;
-        u32 word = philox(counter, p.seed_low, p.seed_high).s0;
-        u32 least = KEY_FINITE;
-        if (p.min_p > 0.f) {
-            barrier(CLK_LOCAL_MEM_FENCE);
-            if (id == 0) s.found = min(min_p_key(max, p.min_p), key_of(max));
-            barrier(CLK_LOCAL_MEM_FENCE);
-            least = s.found;
-        }
-        token = -1;
-        if (p.top_k >= vocab) p.top_k = 0;
-        if (p.top_k > 0 ? p.top_k <= MAX_LISTED : p.top_p < 1.f) {
-            // At least as many values as top_k are not below the largest of as many work-items.
-            u32 lower;
-            if (p.top_k > BLOCK / 2) {
-                u64 above;
-                lower = largest_key(&row, &s, false, max, KEY_NONE, key_of(max) + 1, p.top_k, MAX_LISTED, &above);
-            } else {
-                lower = ranked_key(scaled_key(&row, best), p.top_k > 0 ? p.top_k : BLOCK / 4, &s);
-            }
-            token = draw_listed(&row, &s, &p, max, lower > least ? lower : least, least, word);
-        }
-        if (token < 0) token = draw_any(&row, &s, &p, max, least, word);
+    u64 top = row_max(best_of(&row, &best), &s), above, total;
+    float max_value = scaled(&row, from_key((u32)(top >> 32))) + 0.f;
+    bool draws = !is_greedy && max_value > -INFINITY;
+    u32 counter = (u32)row_num_tokens[(u64)index * num_tokens_stride] - p.prompt_len;
+    u32 word = philox(counter, p.seed_low, p.seed_high).s0;
+    // Each stage raises the least key that stays.
+    if (id == 0) s.found = draws && p.min_p > 0.f ? min(min_p_key(max_value, p.min_p), key_of(max_value)) : KEY_FINITE;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    u32 least = s.found, end = key_of(max_value) + 1;
+    bool by_count = draws && p.top_k > 0 && p.top_k < vocab, by_mass = draws && p.top_p < 1.f;
+    u64 need = p.top_k;
+    // By number, and then by mass. A loop, so that the code stands there once.
+    for (u32 is_mass = 0; is_mass < 2; is_mass++) {
+        bool wanted = is_mass ? by_mass : by_count;
+        u64 mass = row_sum(is_mass && wanted ? run_sum(&row, MASS, max_value, from_key(least), ALL) : 0, &s);
+        need = is_mass ? top_p_part(mass, p.top_p) : need;
+        u32 key = largest_key(&row, &s, is_mass, max_value, !wanted ? end : is_mass ? least : KEY_NONE, end, need, &above);
+        least = wanted ? max(least, key) : least;
     }
-    if (id == 0) *to = min(token, (i32)vocab - 1);
+    // Of equal values the first ones stay.
+    u64 tie = max(weight_of(from_key(least), max_value), (u64)1), ties = (need - above + tie - 1) / tie;
+    float value = from_key(least);
+    u64 mine = by_mass ? run_sum(&row, TIES, max_value, value, ALL) : 0, before = block_scan(mine, &s, &total);
+    u32 last_tie = locate(&row, &s, TIES, max_value, value, ALL, before, mine, min(ties, total));
+    last_tie = by_mass ? last_tie : ALL;
+
+    mine = draws ? run_sum(&row, MASS, max_value, value, last_tie) : 0;
+    before = block_scan(mine, &s, &total);
+    u32 drawn = locate(&row, &s, MASS, max_value, value, last_tie, before, mine, part_of(total, word));
+    u32 token = draws ? drawn : ~(u32)top;
+    if (id == 0) out[seq * out_stride] = live ? (i32)min(token, vocab - 1) : -1;
 }
