@@ -120,6 +120,7 @@ impl OpenClDriver {
             context: self.context.handle,
             device: self.found.device,
             exact_division: self.found.exact_division,
+            keeps_code: self.found.keeps_code,
         }
     }
 
@@ -143,14 +144,13 @@ impl OpenClDriver {
     /// Sets all parameters of `kernel`, which the caller holds alone.
     fn set_params(&self, entry: &Entry, kernel: Handle, params: &[Param<'_>], shared_bytes: u32) -> Result<()> {
         let count = params.len() as u32;
+        // A kernel that keeps its arrays elsewhere than its twins do leaves the local memory of the launch alone.
         let takes_shared = entry.num_args == count + 1;
-        if !takes_shared && (entry.num_args != count || shared_bytes > 0) {
+        if !takes_shared && entry.num_args != count {
+            let takes = entry.num_args;
             return Err(Error::new(
                 Status::Internal,
-                format!(
-                    "{count} parameters and {shared_bytes} bytes of local memory for a kernel that takes {} in all",
-                    entry.num_args
-                ),
+                format!("{count} parameters for a kernel that takes {takes} in all"),
             ));
         }
         for (index, param) in params.iter().enumerate() {

@@ -9,6 +9,8 @@ use crate::api::{self, Api, Handle, SUCCESS};
 use crate::error::{DEVICE_NOT_FOUND, PLATFORM_NOT_FOUND, check};
 use crate::library::{self, REMEDY};
 
+/// pocl's name as a platform.
+const POCL: &str = "Portable Computing Language";
 /// Lanes that the kernels treat as one group; they exchange values through local memory, so any hardware width will do.
 const GROUP_LANES: u32 = 32;
 /// Work-items that most kernels of the catalogue put into a group.
@@ -47,6 +49,8 @@ pub(crate) struct Found {
     pub(crate) command_buffers: bool,
     /// Whether division and square root can be correctly rounded.
     pub(crate) exact_division: bool,
+    /// Whether the runtime keeps compiled code by itself (pocl does).
+    pub(crate) keeps_code: bool,
     /// Runtime and version: what compiled code depends on besides the device.
     pub(crate) runtime: String,
 }
@@ -147,11 +151,8 @@ fn usable_device(api: &Api, platform: Handle, device: Handle) -> Result<Found> {
     let is_cpu = number(api::DEVICE_TYPE) & api::DEVICE_TYPE_CPU != 0;
     let driver = api.device_text(device, api::DRIVER_VERSION)?;
     let version = api.device_text(device, api::DEVICE_VERSION)?;
-    let runtime = format!(
-        "{} {}",
-        api.platform_text(platform, api::PLATFORM_NAME)?,
-        api.platform_text(platform, api::PLATFORM_VERSION)?
-    );
+    let platform_name = api.platform_text(platform, api::PLATFORM_NAME)?;
+    let runtime = format!("{platform_name} {}", api.platform_text(platform, api::PLATFORM_VERSION)?);
     let command_buffers = has("cl_khr_command_buffer")
         && number(COMMAND_BUFFER_CAPABILITIES) & SIMULTANEOUS_USE != 0
         && number(COMMAND_BUFFER_QUEUE_PROPERTIES) == 0;
@@ -177,6 +178,7 @@ fn usable_device(api: &Api, platform: Handle, device: Handle) -> Result<Found> {
         max_allocation_bytes: number(api::DEVICE_MAX_MEM_ALLOC_SIZE).min(facts.total_memory_bytes),
         command_buffers,
         exact_division: number(api::DEVICE_SINGLE_FP_CONFIG) & api::FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0,
+        keeps_code: platform_name == POCL,
         runtime,
         facts,
     })
