@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use halyard_platform_api::{CommandBuffer, CommandId, Encoder, EncoderMode, OpId, Result, Tensor};
 
 use crate::device::Inner;
-use crate::driver::{DevicePtr, Driver, Graph, Stream};
+use crate::driver::{DevicePtr, Driver, Graph, Group, Stream};
 use crate::encoding::Encoding;
 use crate::memory::Allocation;
 use crate::objects::{SharedKernel, read, write};
@@ -38,10 +38,19 @@ impl CommandList {
         self.scratch_bytes
     }
 
+    /// The groups whose ranks its work waits for.
+    pub(crate) fn groups(&self) -> &[Arc<dyn Group>] {
+        &self.encoding.groups
+    }
+
     /// Enqueues the list on `queue`'s stream.
     pub(crate) fn enqueue(&self, queue: u64, stream: Stream, scratch: Scratch) -> Result<()> {
         if self.encoding.commands.is_empty() {
             return Ok(());
+        }
+        // A recording does not pass through the group again.
+        for group in self.groups() {
+            group.check()?;
         }
         if !self.reusable {
             return run_commands(&*self.driver, stream, &self.encoding, scratch);

@@ -19,8 +19,8 @@ mod view;
 
 pub use device::{GpuDevice, device_info};
 pub use driver::{
-    CollectiveCall, DevicePtr, Driver, Event, Facts, Function, Graph, Group, KernelText, Module, Param, Pinned,
-    Product, ProductCall, ProductSpec, Stream,
+    CollectiveCall, DevicePtr, Driver, Event, Facts, Function, Graph, Group, KernelText, MAX_PEERS, Module,
+    PEER_CALLS_BYTES, Param, Peers, Pinned, Product, ProductCall, ProductSpec, Stream,
 };
 pub use encoding::{Arg, Command, Encoding, Launch, MAX_ARGS};
 pub use kernel::{Kernel, Packer, Preparation, RowSource};

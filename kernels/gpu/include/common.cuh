@@ -77,7 +77,7 @@ __device__ __forceinline__ u16 pack2_e4m3(float low, float high) {
     for (int i = 0; i < 2; i++) {
         float a = fminf(fabsf(v[i]), 448.f);
         u32 code;
-        if (a != a) {
+        if (v[i] != v[i]) {
             code = 0x7f;
         } else if (a < 0.015625f) {
             code = (u32)__float2int_rn(a * 512.f);

@@ -20,6 +20,9 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "hopper.cuh"
 
+#ifndef KV
+#define KV ACT
+#endif
 #ifndef CONSUMERS
 #define CONSUMERS (HEAD_DIM == 128 ? 2 : 3)
 #endif
@@ -123,9 +126,19 @@ __device__ __forceinline__ void load(const Params &p, Shared &shared, u8 *ring, 
             if (i % 32 == 0) pages = b - lane >= tile.first_block ? table[b - lane] : 0;
             int page = __shfl_sync(0xffffffffu, pages, i % 32);
             barrier_wait(shared.empty[cursor.stage], cursor.phase);
+            u8 *to = ring + cursor.stage * BLOCK_BYTES;
+            const u8 *from = cache + page * p.block_bytes;
+            u32 bytes = BLOCK_BYTES;
+            if (b == tile.last_block && last_keys(tile) < BLOCK) {
+                int keys = last_keys(tile);
+                clear_values(shared_address(to) + PART_BYTES, from + PART_BYTES, keys, lane, 32);
+                stores_before_products();
+                __syncwarp();
+                bytes = PART_BYTES + keys / 8 * HEAD_DIM * 16;
+            }
             if (lane == 0) {
-                barrier_arrive_expect(shared.full[cursor.stage], BLOCK_BYTES);
-                bulk_load(ring + cursor.stage * BLOCK_BYTES, cache + page * p.block_bytes, BLOCK_BYTES, shared.full[cursor.stage]);
+                barrier_arrive_expect(shared.full[cursor.stage], bytes);
+                bulk_load(to, from, bytes, shared.full[cursor.stage]);
             }
             cursor.advance();
         }

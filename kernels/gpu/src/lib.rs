@@ -26,8 +26,10 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("weights.cuh", include_str!("../include/weights.cuh")),
     ("hopper.cuh", include_str!("../include/hopper.cuh")),
     ("prefill.cuh", include_str!("../include/prefill.cuh")),
+    ("peers.cuh", include_str!("../include/peers.cuh")),
     ("logits.cuh", include_str!("../include/logits.cuh")),
     ("blocks.cuh", include_str!("../include/blocks.cuh")),
+    ("widen.cuh", include_str!("../include/widen.cuh")),
 ];
 
 macro_rules! sources {
@@ -42,6 +44,7 @@ macro_rules! sources {
 }
 
 sources! {
+    ALL_REDUCE = "all_reduce": "The sum over ranks whose memory all reach.",
     ATTENTION_DECODE = "attention_decode": "Split-KV attention of few query tokens a sequence.",
     ATTENTION_PLAIN = "attention_plain": "Attention of any shape, without matrix units.",
     ATTENTION_PREFILL = "attention_prefill": "Attention of prompt chunks on Hopper's matrix units.",

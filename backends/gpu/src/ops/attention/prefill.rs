@@ -5,7 +5,7 @@ use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Result};
 
 use super::decode::Counters;
-use super::{Call, is_aligned};
+use super::{Call, is_aligned, kv_name};
 use crate::driver::{Facts, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
@@ -33,10 +33,13 @@ impl Shape {
     /// The kernel for a spec on a device; `None`: neither takes it.
     fn of(spec: &Attention, facts: &Facts) -> Option<Shape> {
         let group = spec.num_heads / spec.num_kv_heads;
-        let common =
-            matches!(spec.act, DType::F16 | DType::BF16) && spec.act == spec.kv && group <= 16 && spec.scale > 0.0;
+        let same = spec.act == spec.kv;
+        let common = matches!(spec.act, DType::F16 | DType::BF16)
+            && (same || spec.kv == DType::F8E4M3)
+            && group <= 16
+            && spec.scale > 0.0;
         let of_sequences = 12 * max_seqs(spec);
-        let (dim, block) = (spec.head_dim, spec.block_size);
+        let (dim, block, kv_bytes) = (spec.head_dim, spec.block_size, spec.kv.bytes() as u32);
         let hopper = || {
             // A stage holds a head's keys and values of a block: 4 · block · dim bytes.
             let (consumers, stages) = if dim == 128 { (2, 4) } else { (3, 6) };
@@ -57,11 +60,12 @@ impl Shape {
             rows: 64,
             stages: 1,
             threads: 128,
-            shared_bytes: 64 * (2 * dim + 16) + 4 * block * dim + of_sequences + 16,
+            shared_bytes: 64 * (2 * dim + 16) + 2 * kv_bytes * block * dim + of_sequences + 16,
             per_sm: 2,
         };
         let fits = |shape: &Shape| shape.shared_bytes <= facts.max_shared_bytes;
-        let on_hopper = common && facts.arch == "sm_90a" && matches!(dim, 64 | 128) && block == 64;
+        // wgmma reads keys and values from shared memory as they lie there: those of 8 bits are the warps'.
+        let on_hopper = common && same && facts.arch == "sm_90a" && matches!(dim, 64 | 128) && block == 64;
         let on_warps =
             common && facts.matrix_units && matches!(dim, 32 | 64 | 96 | 128) && matches!(block, 32 | 64 | 128);
         let first = on_hopper.then(hopper).filter(fits);
@@ -93,7 +97,8 @@ impl Prefill {
     /// What compiler and driver report.
     pub(super) fn prepare(cx: &Preparation<'_>, spec: &Attention) -> Result<Option<Prefill>> {
         let facts = cx.facts();
-        let (Some(shape), Some(act)) = (Shape::of(spec, facts), float_name(spec.act)) else {
+        let (Some(shape), Some(act), Some(kv)) = (Shape::of(spec, facts), float_name(spec.act), kv_name(spec.kv))
+        else {
             return Ok(None);
         };
         let group = spec.num_heads / spec.num_kv_heads;
@@ -109,6 +114,7 @@ impl Prefill {
         .map(|n| n.to_string());
         let defines = [
             ("ACT", act),
+            ("KV", kv),
             ("HEAD_DIM", &numbers[0]),
             ("GROUP", &numbers[1]),
             ("BLOCK", &numbers[2]),
