@@ -14,6 +14,8 @@ const MAX_LOG: usize = 4000;
 /// The language: what every runtime of today accepts. Newer versions add nothing that the kernels use.
 const LANGUAGE: &str = "-cl-std=CL1.2";
 
+/// Lets kernels choose shapes for processors.
+const CPU: &str = "-DHALYARD_CPU";
 /// First line of an image that is text; name, options and the text follow.
 const TEXT_IMAGE: &str = "opencl c";
 
@@ -23,6 +25,8 @@ pub(crate) struct Compiler {
     pub(crate) api: &'static Api,
     pub(crate) context: Handle,
     pub(crate) device: Handle,
+    /// A processor, where barriers are dear and work-items loops.
+    pub(crate) is_cpu: bool,
     /// Asks for correctly rounded division and square root.
     pub(crate) exact_division: bool,
     /// The runtime keeps compiled code on disk by itself, and makes it when a kernel is first launched: asking it for a binary would have it compile
@@ -54,6 +58,9 @@ impl Compiler {
         let mut all = vec![LANGUAGE];
         if self.exact_division {
             all.push("-cl-fp32-correctly-rounded-divide-sqrt");
+        }
+        if self.is_cpu {
+            all.push(CPU);
         }
         all.extend(options.iter().map(String::as_str));
         let all = all.join(" ");

@@ -119,6 +119,7 @@ impl OpenClDriver {
             api: self.api,
             context: self.context.handle,
             device: self.found.device,
+            is_cpu: self.found.is_cpu,
             exact_division: self.found.exact_division,
             keeps_code: self.found.keeps_code,
         }
