@@ -73,6 +73,11 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
         "backends/gpu",
         "drives the code that GPU platforms share",
     ),
+    (
+        "backends/xpu",
+        "backends/gpu",
+        "drives the code that GPU platforms share",
+    ),
     ("plugins/", "platform-api", "implements its hooks"),
 ];
 
