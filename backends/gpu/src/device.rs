@@ -30,7 +30,7 @@ pub(crate) struct Inner {
     pub(crate) objects: RwLock<Objects>,
     pub(crate) uploads: Arc<Uploads>,
     pub(crate) modules: Modules,
-    memory: Memory,
+    pub(crate) memory: Memory,
     queues: Mutex<HashMap<u64, Arc<QueueCore>>>,
     next_queue: AtomicU64,
     pub(crate) driver: Arc<dyn Driver>,
@@ -57,7 +57,7 @@ pub fn device_info(facts: &Facts) -> DeviceInfo {
         detail: facts.detail.clone(),
         total_memory_bytes: facts.total_memory_bytes,
         compute_dtypes: floats,
-        kv_dtypes: floats,
+        kv_dtypes: DTypeSet::of(&[DType::F32, DType::F16, DType::BF16, DType::F8E4M3]),
         preferred_dtype: DType::BF16,
         preferred_kv_dtype: DType::BF16,
         capabilities: Capabilities::RECORDING

@@ -3,6 +3,9 @@
 #pragma once
 #include "kv_stream.cuh"
 #include "mma.cuh"
+#include "widen.cuh"
+
+typedef FactorOf<KV>::type FACTOR;
 
 #define LOG2E 1.4426950408889634f
 #define NT ((GROUP + 7) / 8)          // columns of 8 query heads
@@ -22,12 +25,14 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// Byte of 8 tokens (`eighth` of the tile) and 8 dims (`octet`) within a unit of keys, and of values.
-__device__ __forceinline__ constexpr u32 key_unit(u32 octet, u32 eighth) {
-    return eighth / (PIECE_TOKENS / 8) * (UNIT_BYTES / PIECES) + (octet * (PIECE_TOKENS / 8) + eighth % (PIECE_TOKENS / 8)) * 128;
+// Byte of 8 tokens (`eighth` of the tile) and the dims of row `row` within the keys of a tile; of 8 dims (`octet`) and the tokens of row `row` within
+// its values.
+__device__ __forceinline__ constexpr u32 key_unit(u32 row, u32 eighth) {
+    return eighth / (PIECE_TOKENS / 8) * (UNIT_BYTES / PIECES) + (row * (PIECE_TOKENS / 8) + eighth % (PIECE_TOKENS / 8)) * 128;
 }
-__device__ __forceinline__ constexpr u32 value_unit(u32 octet, u32 eighth) {
-    return eighth / (PIECE_TOKENS / 8) * (UNIT_BYTES / PIECES) + (eighth % (PIECE_TOKENS / 8) * (HEAD_DIM / 8) + octet) * 128;
+__device__ __forceinline__ constexpr u32 value_unit(u32 octet, u32 row) {
+    constexpr u32 rows = PIECE_TOKENS / Layout::ROW;
+    return row / rows * (UNIT_BYTES / PIECES) + (row % rows * (HEAD_DIM / 8) + octet) * 128;
 }
 
 // Running softmax of a warp: of head columns 8n + 2t and 8n + 2t + 1 (lane = 4g + t). `highest` is in units of log2.
@@ -58,15 +63,35 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[4][NT][4], const u
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) scores[m][n][i] = 0.f;
+    if constexpr (KV_BYTES == 1) {
+        // A row holds 16 dims: one load brings two steps of the product. Of an odd last row the upper lanes' units count for nothing.
+        u32 last = keys + key_unit(0, lane >> 3 & 1) + (lane & 7) * 16;
 #pragma unroll
-    for (int d = 0; d < DT; d++)
+        for (int d = 0; d < DT; d += 2)
 #pragma unroll
-        for (int m = 0; m < 4; m++) {
-            u32 a[4];
-            load_matrix(a, at + key_unit(2 * d, 2 * m));
+            for (int m = 0; m < 4; m++) {
+                u32 words[4];
+                load_matrix(words, (d + 1 < DT ? at : last) + key_unit(d, 2 * m));
 #pragma unroll
-            for (int n = 0; n < NT; n++) mma_m16n8k16<ACT>(scores[m][n], a, query[n][d]);
-        }
+                for (int step = 0; step < 2 && d + step < DT; step++) {
+                    u32 a[4];
+                    widen(words[2 * step], a[0], a[2]);
+                    widen(words[2 * step + 1], a[1], a[3]);
+#pragma unroll
+                    for (int n = 0; n < NT; n++) mma_m16n8k16<FACTOR>(scores[m][n], a, query[n][d + step]);
+                }
+            }
+    } else {
+#pragma unroll
+        for (int d = 0; d < DT; d++)
+#pragma unroll
+            for (int m = 0; m < 4; m++) {
+                u32 a[4];
+                load_matrix(a, at + key_unit(2 * d, 2 * m));
+#pragma unroll
+                for (int n = 0; n < NT; n++) mma_m16n8k16<FACTOR>(scores[m][n], a, query[n][d]);
+            }
+    }
 }
 
 // Turns scores into probabilities (16-bit, transposed: the second operand of the values' product) and keeps the softmax running.
@@ -116,10 +141,26 @@ __device__ __forceinline__ void weigh(Softmax &softmax, u32 (&p)[4][NT][2], floa
                 e[i] = exp2_fast(scores[m][n][i] - base[i & 1]);
                 softmax.total[n][i & 1] += e[i];
             }
-            p[m][n][0] = transposed(pack2<ACT>(e[0], e[1]));
-            p[m][n][1] = transposed(pack2<ACT>(e[2], e[3]));
+            p[m][n][0] = transposed(pack2<FACTOR>(e[0], e[1]));
+            p[m][n][1] = transposed(pack2<FACTOR>(e[2], e[3]));
         }
     }
+}
+
+// Adds the product of 16 dims and the 16 tokens 16m .. of the tile. Tokens outside first ..= last do not count, whatever `a` holds of them.
+template <bool MASKED>
+__device__ __forceinline__ void add_values(Softmax &softmax, u32 (&a)[4], const u32 (&p)[4][NT][2], int d, int m, i32 first, i32 last) {
+    if (MASKED) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            i32 key = 16 * m + 8 * half + 2 * (i32)(threadIdx.x & 3);
+            u32 keep = (key >= first && key <= last ? 0xffffu : 0) | (key + 1 >= first && key + 1 <= last ? 0xffff0000u : 0);
+            a[2 * half] &= keep;
+            a[2 * half + 1] &= keep;
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < NT; n++) mma_m16n8k16<FACTOR>(softmax.sum[d][n], a, p[m][n]);
 }
 
 // Adds the tile's values. Tokens outside first ..= last do not count, whatever their bytes hold.
@@ -127,28 +168,30 @@ template <bool MASKED>
 __device__ __forceinline__ void multiply_values(Softmax &softmax, const u32 (&p)[4][NT][2], u32 values, i32 first, i32 last) {
     u32 lane = threadIdx.x % 32;
     u32 at = values + value_unit(lane >> 3 & 1, lane >> 4) + (lane & 7) * 16;
+    if constexpr (KV_BYTES == 1) {
+        // A row holds 16 tokens: one load brings two steps of the product.
 #pragma unroll
-    for (int m = 0; m < 4; m++) {
-        u32 keep[2] = {0xffffffffu, 0xffffffffu};
-        if (MASKED) {
+        for (int m = 0; m < 4; m += 2)
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                i32 key = 16 * m + 8 * half + 2 * (i32)(lane & 3);
-                keep[half] = (key >= first && key <= last ? 0xffffu : 0) | (key + 1 >= first && key + 1 <= last ? 0xffff0000u : 0);
+            for (int d = 0; d < DT; d++) {
+                u32 words[4];
+                load_matrix(words, at + value_unit(2 * d, m));
+#pragma unroll
+                for (int step = 0; step < 2; step++) {
+                    u32 a[4];
+                    widen(words[2 * step], a[0], a[2]);
+                    widen(words[2 * step + 1], a[1], a[3]);
+                    add_values<MASKED>(softmax, a, p, d, m + step, first, last);
+                }
             }
-        }
+    } else {
 #pragma unroll
-        for (int d = 0; d < DT; d++) {
-            u32 a[4];
-            load_matrix(a, at + value_unit(2 * d, 2 * m));
-            if (MASKED) {
-                a[0] &= keep[0];
-                a[1] &= keep[0];
-                a[2] &= keep[1];
-                a[3] &= keep[1];
+        for (int m = 0; m < 4; m++)
+#pragma unroll
+            for (int d = 0; d < DT; d++) {
+                u32 a[4];
+                load_matrix(a, at + value_unit(2 * d, 2 * m));
+                add_values<MASKED>(softmax, a, p, d, m, first, last);
             }
-#pragma unroll
-            for (int n = 0; n < NT; n++) mma_m16n8k16<ACT>(softmax.sum[d][n], a, p[m][n]);
-        }
     }
 }

@@ -58,6 +58,9 @@ __device__ __forceinline__ void bulk_load(void *to, const void *from, u32 bytes,
                  : "memory");
 }
 
+// This thread's stores to shared memory come before what matrix units and bulk copies do there after the next barrier.
+__device__ __forceinline__ void stores_before_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // Registers a thread of this warpgroup may use from here on. Needs __launch_bounds__(threads, 1).
 template <int COUNT> __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 template <int COUNT> __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }

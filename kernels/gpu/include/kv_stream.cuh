@@ -3,10 +3,11 @@
 #pragma once
 #include "kv.cuh"
 
-typedef KvLayout<ACT, HEAD_DIM, BLOCK> Layout;
+typedef KvLayout<KV, HEAD_DIM, BLOCK> Layout;
 
 #define TILE 64
-#define UNIT_BYTES (TILE * HEAD_DIM * 2) // keys or values of a tile
+#define KV_BYTES ((int)sizeof(KV))
+#define UNIT_BYTES (TILE * HEAD_DIM * KV_BYTES) // keys or values of a tile
 #define THREADS (WARPS * 32 + 32)
 #define PIECES (TILE / BLOCK > 0 ? TILE / BLOCK : 1)
 #define PIECE_TOKENS (BLOCK < TILE ? BLOCK : TILE)
@@ -89,11 +90,15 @@ __device__ __forceinline__ u32 warp_scan(u32 x) {
     return x;
 }
 
-// Lays the sequences on the line of work. All threads. Few sequences: every warp writes the same, and no barrier is needed.
+// Lays the sequences on the line of work. All threads.
 __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i32 *step_rows, const i32 *starts, const i32 *seq_lens, u32 S, u32 window,
                                         u32 query_len_end) {
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (S <= 32) {
+        if (warp > 0) {
+            __syncthreads();
+            return;
+        }
         Sequence own = {0, -1, 0, 0};
         i32 end = 0;
         if (lane < S) {
@@ -106,7 +111,7 @@ __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i3
         own.before = before - tiles;
         if (lane < S) sequences[lane] = own;
         if (lane == S - 1) sequences[S] = {before, -1, end, 0};
-        __syncwarp();
+        __syncthreads();
         return;
     }
     // Each thread takes neighbouring sequences, the loads of up to four in flight together.
@@ -211,7 +216,7 @@ __device__ __forceinline__ void copy_part(Ring &ring, const u8 *cache, u64 page_
         if (lane == 0) barrier_expect(barrier, UNIT_BYTES);
         if (BLOCK == TILE || values) {
             // A block of 128 tokens holds the values of its halves one after the other.
-            if (lane == 0) bulk_copy(to, from + (BLOCK == TILE ? 0 : tile * TILE % BLOCK * HEAD_DIM * 2), UNIT_BYTES, barrier);
+            if (lane == 0) bulk_copy(to, from + (BLOCK == TILE ? 0 : tile * TILE % BLOCK * HEAD_DIM * KV_BYTES), UNIT_BYTES, barrier);
         } else {
             __syncwarp();
             for (u32 row = lane; row < Layout::KEY_ROWS; row += 32)
@@ -222,7 +227,7 @@ __device__ __forceinline__ void copy_part(Ring &ring, const u8 *cache, u64 page_
 #pragma unroll 4
     for (u32 i = lane; i < UNIT_BYTES / 16; i += 32) {
         u32 piece = i / (UNIT_BYTES / PIECES / 16), at = i % (UNIT_BYTES / PIECES / 16) * 16;
-        if (BLOCK > TILE) at = values ? at + tile * TILE % BLOCK * HEAD_DIM * 2 : at / (TILE * 16) * (BLOCK * 16) + at % (TILE * 16) + tile * TILE % BLOCK * 16;
+        if (BLOCK > TILE) at = values ? at + tile * TILE % BLOCK * HEAD_DIM * KV_BYTES : at / (TILE * 16) * (BLOCK * 16) + at % (TILE * 16) + tile * TILE % BLOCK * 16;
         i32 entry = page[0];
 #pragma unroll
         for (u32 p = 1; p < PIECES; p++)

@@ -1,12 +1,15 @@
 // What the prefill kernels share: tiles of (token, head) rows and how they are dealt, the softmax in registers, the epilogue. A warp holds 16
 // rows; scores and outputs lie as mma_m16n8k16 leaves them: lane 4g + t has columns 2t, 2t+1 of every 8, of rows g and g + 8.
 //
-// Wants ACT, HEAD_DIM, GROUP, BLOCK and ROWS (of a tile) defined.
+// Wants ACT, KV (the cache's type: ACT or e4m3), HEAD_DIM, GROUP, BLOCK and ROWS (of a tile) defined.
 #pragma once
-#include "common.cuh"
+#include "widen.cuh"
+
+typedef KvLayout<KV, HEAD_DIM, BLOCK> Layout;
+typedef FactorOf<KV>::type FACTOR;
 
 #define Q_PITCH (2 * HEAD_DIM + 16) // bytes of a query row in shared memory: 16 more, so that 8 rows lie in different banks
-#define PART_BYTES (2 * BLOCK * HEAD_DIM)
+#define PART_BYTES ((int)sizeof(KV) * BLOCK * HEAD_DIM)
 #define LOG2E 1.4426950408889634f
 
 // Work of a block until the next tile.
@@ -110,6 +113,37 @@ __device__ __forceinline__ Tile find_tile(const Params &p, const Plan &plan, int
     return tile;
 }
 
+// Keys of the tile's sequence in its last block.
+__device__ __forceinline__ int last_keys(const Tile &tile) { return tile.prefix + tile.rows / GROUP - tile.last_block * BLOCK; }
+
+// Of 8 neighbours of 16 bits, those from `kept` on become zeroes.
+__device__ __forceinline__ void clear_from(uint4 &words, int kept) {
+    u32 *word = &words.x;
+#pragma unroll
+    for (int i = 0; i < 4; i++) word[i] &= kept >= 2 * i + 2 ? 0xffffffffu : kept == 2 * i + 1 ? 0xffffu : 0u;
+}
+
+// Puts the values from key `keys` on into shared memory, as zeroes: what lies there in the cache was never written and may be NaN, which a weight
+// of 0 would not stop. Rows of 16 bytes hold ROW keys of one dimension; those that hold earlier keys too come from the cache at `from`.
+__device__ __forceinline__ void clear_values(u32 to, const u8 *from, int keys, int thread, int threads) {
+    constexpr int ROW = Layout::ROW;
+#pragma unroll 1
+    for (int row = keys / ROW * HEAD_DIM + thread; row < BLOCK / ROW * HEAD_DIM; row += threads) {
+        int kept = keys - row / HEAD_DIM * ROW;
+        u32 words[4] = {0, 0, 0, 0};
+        if (kept > 0) {
+            uint4 all = *(const uint4 *)(from + 16 * row);
+            words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
+#pragma unroll
+            for (int i = 0; i < ROW; i++) {
+                u32 byte = Layout::place(i) * (u32)sizeof(KV), element = sizeof(KV) == 1 ? 0xffu : 0xffffu;
+                if (i >= kept) words[byte / 4] &= ~(element << byte % 4 * 8);
+            }
+        }
+        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to + 16 * row), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+    }
+}
+
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -149,7 +183,7 @@ __device__ __forceinline__ void weigh(float (&s)[BLOCK / 2], u32 (&weights)[BLOC
         float x = exp2_fast(__fmaf_rn(s[2 * i], scale_log2, -offset[half])), y = exp2_fast(__fmaf_rn(s[2 * i + 1], scale_log2, -offset[half]));
         part[2 * half] += x;
         part[2 * half + 1] += y;
-        weights[i] = pack2<ACT>(x, y);
+        weights[i] = pack2<FACTOR>(x, y);
     }
     sum[0] = part[0] + part[1];
     sum[1] = part[2] + part[3];

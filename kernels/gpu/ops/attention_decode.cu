@@ -11,7 +11,7 @@
 // Matrix units (m16n8k16): scores = K * Qt with 16 keys as rows and up to 8 query heads of the group as columns, then out-transposed =
 // Vt * P, where P is the transposed scores. Units of the cache (kv.cuh) are exactly the 8x8 tiles that ldmatrix loads.
 //
-// Definitions: ACT (bf16, f16; the cache's type too), HEAD_DIM (multiple of 16), GROUP (query heads of a KV head), BLOCK (16, 32, 64, 128),
+// Definitions: ACT (bf16, f16), KV (the cache's type: ACT or e4m3), HEAD_DIM (multiple of 16), GROUP (query heads of a KV head), BLOCK (16, 32, 64, 128),
 // WARPS, RING (buffers of a warp), SOFTCAP (0, 1), ROPE (0, 1: the fused form, see below); with ROPE: ROTARY_DIM, INTERLEAVED (0, 1), NORM (0, 1).
 //
 // The fused form takes q, k and v as projected: the clerk norms and rotates q, and the keys and values of this step do not come from the cache
@@ -27,6 +27,12 @@
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=8 -DBLOCK=128 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=128 -DINTERLEAVED=1 -DNORM=1
 // check: -DACT=bf16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=1 -DNORM=0
 // check: -DACT=f16 -DHEAD_DIM=256 -DGROUP=2 -DBLOCK=16 -DWARPS=3 -DRING=2 -DSOFTCAP=1 -DROPE=1 -DROTARY_DIM=256 -DINTERLEAVED=0 -DNORM=1
+// check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=5 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=128 -DINTERLEAVED=0 -DNORM=0
+// check: -DACT=f16 -DKV=e4m3 -DHEAD_DIM=80 -DGROUP=9 -DBLOCK=16 -DWARPS=4 -DRING=3 -DSOFTCAP=1 -DROPE=0
+// check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=128 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=1 -DNORM=1
+#ifndef KV
+#define KV ACT
+#endif
 #include "attention_tile.cuh"
 
 #define HEAD_STRIDE (HEAD_DIM + 4)    // of the warps' sums: no bank conflicts
@@ -34,9 +40,10 @@
 #ifndef BUFFERS
 #define BUFFERS 2                     // items under way
 #endif
+#define PARTS (Layout::ROW / 8)        // eights of dims in a row of a key
 #define AT_ONCE 8                     // parts of a cut item that are read together
 // Shared memory: rings | items [BUFFERS] | barriers: rings [WARPS][RING], ready [BUFFERS], done [BUFFERS] u64 | sequences [S + 1]
-// An item: query, units [NT][HEAD_DIM / 8] | the token's own key and value | sums [WARPS][GROUP][HEAD_STRIDE] f32 | Item | stats [WARPS][GROUP][2] f32
+// An item: query, units [NT][HEAD_DIM / 8] | the token's own key (rows as in the cache) and value (dim by dim), as held | sums [WARPS][GROUP][HEAD_STRIDE] f32 | Item | stats [WARPS][GROUP][2] f32
 #define FRESH_AT (NT * HEAD_DIM * 16)
 #define SUMS_AT (FRESH_AT + HEAD_DIM * 4)
 #define ITEM_AT (SUMS_AT + WARPS * GROUP * HEAD_STRIDE * 4)
@@ -177,6 +184,25 @@ __device__ __forceinline__ uint4 turned(uint4 words, const Turn &turn, bool is_k
 }
 #endif
 
+// Eight dims of a key into its row of the cache or of a tile: the row's part `part`.
+__device__ __forceinline__ void put_key_part(u8 *row, u32 part, uint4 words) {
+    if constexpr (KV_BYTES == 1) {
+        u16 *to = (u16 *)row + part;
+        to[0] = narrow<ACT>(words.x);
+        to[2] = narrow<ACT>(words.y);
+        to[4] = narrow<ACT>(words.z);
+        to[6] = narrow<ACT>(words.w);
+    } else {
+        *(uint4 *)row = words;
+    }
+}
+
+// Eight dims of a query as the product takes them.
+__device__ __forceinline__ uint4 factors(uint4 words) {
+    typedef Query<ACT, KV> Q;
+    return make_uint4(Q::factor(words.x), Q::factor(words.y), Q::factor(words.z), Q::factor(words.w));
+}
+
 // Brings an item's query heads (and in the fused form the token's own key and value) to shared memory. The fused form also stores key and
 // value in the cache, in the block that has the tile they belong to.
 __device__ __forceinline__ void bring(u8 *buffer, const Item &item, const Inputs &in
@@ -216,23 +242,36 @@ __device__ __forceinline__ void bring(u8 *buffer, const Item &item, const Inputs
         u32 row = pass * at_once + lane / LANES;
 #if ROPE
         words[pass] = turned(words[pass], turn, row == GROUP, in);
-        if (there && row == GROUP) *(uint4 *)(buffer + FRESH_AT + 16 * c) = words[pass];
+        if (there && row == GROUP) put_key_part(buffer + FRESH_AT + c / PARTS * 16, c % PARTS, words[pass]);
 #endif
-        if (there && row < GROUP) *(uint4 *)(buffer + ((row / 8 * (HEAD_DIM / 8) + c) * 8 + row % 8) * 16) = words[pass];
+        if (there && row < GROUP) *(uint4 *)(buffer + ((row / 8 * (HEAD_DIM / 8) + c) * 8 + row % 8) * 16) = factors(words[pass]);
     }
 #if ROPE
-    if (lane < HEAD_DIM / 8) *(uint4 *)(buffer + FRESH_AT + HEAD_DIM * 2 + 16 * lane) = value;
+    u8 *fresh_value = buffer + FRESH_AT + HEAD_DIM * KV_BYTES;
+    u32 held[4] = {value.x, value.y, value.z, value.w}; // eight dims of the value as the cache has them
+    if constexpr (KV_BYTES == 1) {
+        held[0] = narrow<ACT>(value.x) | narrow<ACT>(value.y) << 16;
+        held[1] = narrow<ACT>(value.z) | narrow<ACT>(value.w) << 16;
+        if (lane < HEAD_DIM / 8) *(uint2 *)(fresh_value + 8 * lane) = make_uint2(held[0], held[1]);
+        __syncwarp();
+    } else {
+        if (lane < HEAD_DIM / 8) *(uint4 *)(fresh_value + 16 * lane) = value;
+    }
     if (slot < 0 || (u32)(item.last - item.tile_key) >= (item.end - item.begin) * TILE) return;
     u8 *page = cache + (u64)((u32)slot / BLOCK) * page_stride + (u64)item.kv_head * Layout::HEAD_BYTES;
     u32 inside = (u32)slot % BLOCK;
+    if constexpr (KV_BYTES == 1) {
+        // A row has dims of two lanes.
+        if (lane < Layout::KEY_ROWS) *(uint4 *)(page + Layout::key_row(inside, lane)) = *(const uint4 *)(buffer + FRESH_AT + 16 * lane);
+    } else {
 #pragma unroll
-    for (u32 pass = 0; pass < passes; pass++)
-        if (there && pass * at_once + lane / LANES == GROUP) *(uint4 *)(page + Layout::key_row(inside, c)) = words[pass];
+        for (u32 pass = 0; pass < passes; pass++)
+            if (there && pass * at_once + lane / LANES == GROUP) *(uint4 *)(page + Layout::key_row(inside, c)) = words[pass];
+    }
     if (lane < HEAD_DIM / 8) {
-        u32 word[4] = {value.x, value.y, value.z, value.w};
-        u16 *to = (u16 *)(page + Layout::value_row(8 * lane, inside / 8)) + inside % 8;
+        KV *to = (KV *)(page + Layout::value_row(8 * lane, inside / Layout::ROW)) + Layout::place(inside % Layout::ROW);
 #pragma unroll
-        for (int i = 0; i < 8; i++) to[8 * i] = (u16)(word[i / 2] >> (i & 1) * 16);
+        for (int i = 0; i < 8; i++) to[Layout::ROW * i].bits = held[i * KV_BYTES / 4] >> i * KV_BYTES % 4 * 8;
     }
 #endif
 }
@@ -401,11 +440,14 @@ __device__ __forceinline__ void leave_sums(u8 *buffer, Softmax &softmax, bool an
 }
 
 #if ROPE
-// Puts a value into a tile: dims lane, lane + 32, ... of it, which fall into different banks.
-__device__ __forceinline__ void put_value(u8 *unit, u32 inside, const u16 *value) {
-    u16 *to = (u16 *)(unit + value_unit(0, inside / 8) + inside % 8 * 2);
+// Puts a value, as held or as projected, into a tile: dims lane, lane + 32, ... of it, which fall into different banks.
+template <typename T> __device__ __forceinline__ void put_value(u8 *unit, u32 inside, const T *value) {
+    KV *to = (KV *)(unit + value_unit(0, inside / Layout::ROW)) + Layout::place(inside % Layout::ROW);
 #pragma unroll
-    for (u32 dim = threadIdx.x % 32; dim < HEAD_DIM; dim += 32) to[8 * dim] = value[dim];
+    for (u32 dim = threadIdx.x % 32; dim < HEAD_DIM; dim += 32) {
+        if constexpr (sizeof(T) == sizeof(KV)) to[Layout::ROW * dim] = *(const KV *)(value + dim);
+        else to[Layout::ROW * dim] = from_f32<KV>(to_f32(value[dim]));
+    }
 }
 
 // Of a step with several tokens of a sequence: the keys (or values) of the others than `item.token` that lie in a tile.
@@ -418,14 +460,14 @@ __device__ __noinline__ void put_others(const Inputs &in, const Item &item, u8 *
         u32 token = (u32)(item.first_token + key - item.first_new), inside = (u32)(key - tile_key);
         if (token == item.token) continue;
         if (values) {
-            put_value(unit, inside, (const u16 *)(in.v + (u64)token * in.v_token_stride + (u64)item.kv_head * in.v_head_stride));
+            put_value(unit, inside, in.v + (u64)token * in.v_token_stride + (u64)item.kv_head * in.v_head_stride);
             continue;
         }
         uint4 words = make_uint4(0, 0, 0, 0);
         if (lane < HEAD_DIM / 8) words = *(const uint4 *)(in.k + (u64)token * in.k_token_stride + (u64)item.kv_head * in.k_head_stride + 8 * lane);
         load_angles(turn, in, (u32)in.positions[token]);
         words = turned(words, turn, true, in);
-        if (lane < HEAD_DIM / 8) *(uint4 *)(unit + key_unit(lane, inside / 8) + inside % 8 * 16) = words;
+        if (lane < HEAD_DIM / 8) put_key_part(unit + key_unit(lane / PARTS, inside / 8) + inside % 8 * 16, lane % PARTS, words);
     }
 }
 
@@ -433,7 +475,7 @@ __device__ __noinline__ void put_others(const Inputs &in, const Item &item, u8 *
 __device__ __forceinline__ void put_keys(const Inputs &in, const Item &item, const u8 *buffer, u8 *unit, i32 tile_key) {
     u32 c = threadIdx.x % 32, inside = (u32)(item.last - tile_key);
     if (item.keys - item.first_new > 1) put_others(in, item, unit, tile_key, false);
-    if (inside < TILE && c < HEAD_DIM / 8) *(uint4 *)(unit + key_unit(c, inside / 8) + inside % 8 * 16) = *(const uint4 *)(buffer + FRESH_AT + 16 * c);
+    if (inside < TILE && c < Layout::KEY_ROWS) *(uint4 *)(unit + key_unit(c, inside / 8) + inside % 8 * 16) = *(const uint4 *)(buffer + FRESH_AT + 16 * c);
     __syncwarp();
 }
 
@@ -441,7 +483,7 @@ __device__ __forceinline__ void put_keys(const Inputs &in, const Item &item, con
 __device__ __forceinline__ void put_values(const Inputs &in, const Item &item, const u8 *buffer, u8 *unit, i32 tile_key) {
     u32 inside = (u32)(item.last - tile_key);
     if (item.keys - item.first_new > 1) put_others(in, item, unit, tile_key, true);
-    if (inside < TILE) put_value(unit, inside, (const u16 *)(buffer + FRESH_AT + HEAD_DIM * 2));
+    if (inside < TILE) put_value(unit, inside, (const KV *)(buffer + FRESH_AT + HEAD_DIM * KV_BYTES));
     __syncwarp();
 }
 #endif
@@ -556,7 +598,7 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
         for (u32 i = 0; i < RING; i++) refill();
         let_next_start();
 
-        float factor = SOFTCAP ? scale : scale * LOG2E;
+        float factor = (SOFTCAP ? scale : scale * LOG2E) * Query<ACT, KV>::scale;
         u32 y = begin + warp, number = 0;
         for (u32 x = begin; x < end; number++) {
             u8 *buffer = shared + ITEMS_AT + number % BUFFERS * ITEM_BYTES;

@@ -23,11 +23,11 @@ __device__ __forceinline__ float weighted_values(const u8 *piece, u32 dim, u32 e
 #pragma unroll
     for (int part = 0; part < 8; part += (Layout::ROW < 8 ? Layout::ROW : 8)) {
         u32 token = eighth * 8 + part;
-        const KV *row = (const KV *)(piece + Layout::value_row(dim, token / Layout::ROW)) + token % Layout::ROW;
+        const KV *row = (const KV *)(piece + Layout::value_row(dim, token / Layout::ROW));
 #pragma unroll
         for (int j = 0; j < (Layout::ROW < 8 ? Layout::ROW : 8); j++) {
             float weight = weights[part + j];
-            sum += weight == 0.f ? 0.f : weight * to_f32(row[j]);
+            sum += weight == 0.f ? 0.f : weight * to_f32(row[Layout::place(token % Layout::ROW + j)]);
         }
     }
     return sum;
@@ -83,7 +83,7 @@ attention_plain(const ACT *q, u32 q_token_stride, u32 q_head_stride, const u8 *c
                 const KV *values = (const KV *)(piece + Layout::key_row((u32)key % BLOCK, r));
 #pragma unroll
                 for (int j = 0; j < Layout::ROW; j++)
-                    if (r * Layout::ROW + j < HEAD_DIM) product += query[r * Layout::ROW + j] * to_f32(values[j]);
+                    if (r * Layout::ROW + j < HEAD_DIM) product += query[r * Layout::ROW + j] * to_f32(values[Layout::place(j)]);
             }
             score = product * scale;
             if (softcap > 0.f) score = softcap * tanhf(score / softcap);

@@ -2,16 +2,21 @@
 // does not serve. Each warp holds 16 rows; keys and values of a cache block pass through shared memory one after the other, so that the next
 // part loads while the present one is multiplied (Dao 2023, arXiv 2307.08691).
 //
-// Definitions: ACT (bf16, f16: activations and cache), HEAD_DIM (32, 64, 96, 128), GROUP (query heads of a KV head, 1..16), BLOCK (32, 64,
+// Definitions: ACT (bf16, f16: activations), KV (the cache: ACT or e4m3), HEAD_DIM (32, 64, 96, 128), GROUP (query heads of a KV head, 1..16), BLOCK (32, 64,
 // 128), SOFTCAP (1: scores are capped), MAX_SEQS (most sequences of a call).
 //
 // Launch: 128 threads; grid.x any number, best min(2 · multiprocessors, (T · GROUP / 64 + S) · num_kv_heads); dynamic shared memory:
-// 64 · (2 · HEAD_DIM + 16) + 4 · BLOCK · HEAD_DIM + 12 · MAX_SEQS + 16 bytes. Parameters, rows, tiles and needs as attention_prefill.
+// 64 · (2 · HEAD_DIM + 16) + 2 · sizeof(KV) · BLOCK · HEAD_DIM + 12 · MAX_SEQS + 16 bytes. Parameters, rows, tiles and needs as attention_prefill.
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DSOFTCAP=0 -DMAX_SEQS=512
 // check: -DACT=f16 -DHEAD_DIM=96 -DGROUP=1 -DBLOCK=32 -DSOFTCAP=1 -DMAX_SEQS=64
+// check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DSOFTCAP=0 -DMAX_SEQS=512
+// check: -DACT=f16 -DKV=e4m3 -DHEAD_DIM=32 -DGROUP=2 -DBLOCK=128 -DSOFTCAP=1 -DMAX_SEQS=64
 #include "common.cuh"
 #include "mma.cuh"
 
+#ifndef KV
+#define KV ACT
+#endif
 #ifndef SOFTCAP
 #define SOFTCAP 0
 #endif
@@ -46,19 +51,28 @@ __device__ __forceinline__ void load_pieces(u32 (&pieces)[4], u32 address) {
 
 // d (16 rows, 8 · COLUMNS) += a · b, DEPTH 16-deep steps; b's units lie in shared memory as in the cache.
 template <int COLUMNS, int DEPTH> __device__ __forceinline__ void multiply(float (&d)[4 * COLUMNS], const u32 (&a)[4 * DEPTH], u32 b, int lane) {
-    b += (lane >> 3) * COLUMNS * 128 + (lane & 7) * 16;
+    constexpr bool WIDE = sizeof(KV) == 2;
+    // Four units at once: four rows of one column, or (8-bit, a row is a step) two rows of two columns.
+    b += (WIDE ? (lane >> 3) * COLUMNS : (lane >> 3 & 1) * COLUMNS + (lane >> 4)) * 128 + (lane & 7) * 16;
 #pragma unroll
     for (int k = 0; k < DEPTH; k += 2) {
 #pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
+        for (int c = 0; c < COLUMNS; c += WIDE ? 1 : 2) {
             u32 units[4];
-            load_pieces(units, b + (2 * k * COLUMNS + c) * 128);
-            float(&tile)[4] = *reinterpret_cast<float(*)[4]>(&d[4 * c]);
+            load_pieces(units, b + ((WIDE ? 2 : 1) * k * COLUMNS + c) * 128);
 #pragma unroll
-            for (int step = 0; step < 2; step++) {
+            for (int part = 0; part < (WIDE ? 2 : 4); part++) {
+                int step = part % 2;
+                float(&tile)[4] = *reinterpret_cast<float(*)[4]>(&d[4 * (c + part / 2)]);
                 u32 left[4] = {a[4 * (k + step)], a[4 * (k + step) + 1], a[4 * (k + step) + 2], a[4 * (k + step) + 3]};
-                u32 right[2] = {units[2 * step], units[2 * step + 1]};
-                mma_m16n8k16<ACT>(tile, left, right);
+                u32 right[2];
+                if constexpr (WIDE) {
+                    right[0] = units[2 * step];
+                    right[1] = units[2 * step + 1];
+                } else {
+                    widen(units[part], right[0], right[1]);
+                }
+                mma_m16n8k16<FACTOR>(tile, left, right);
             }
         }
     }
@@ -83,6 +97,8 @@ __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int ta
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; k++)
         load_pieces(*reinterpret_cast<u32(*)[4]>(&q[4 * k]), queries + (16 * warp + (lane & 15)) * Q_PITCH + (lane >> 4) * 16 + k * 32);
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 4; i++) q[i] = Query<ACT, KV>::factor(q[i]);
     int first_row = tile.first_row + 16 * warp, position[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) position[half] = tile.prefix + min(first_row + lane / 4 + 8 * half, tile.rows - 1) / GROUP;
@@ -101,6 +117,10 @@ __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int ta
         for (int i = 0; i < BLOCK / 2; i++) s[i] = 0.f;
         multiply<BLOCK / 8, HEAD_DIM / 16>(s, q, keys, lane);
         loads_done();
+        if (block == tile.last_block && last_keys(tile) < BLOCK) {
+            clear_values(values, block_data + PART_BYTES, last_keys(tile), thread, THREADS);
+            __syncthreads();
+        }
         if (block > tile.first_block) {
             block_data = p.cache + table[block - 1] * p.block_bytes + head_offset;
             load_part(keys, block_data, thread);
@@ -126,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     int *counts = (int *)(memory + 2 * PART_BYTES + ROWS * Q_PITCH), *lists = counts + 4;
     Plan plan = {lists, lists + MAX_SEQS, lists + 2 * MAX_SEQS, counts};
     Params p = {q,   q_token_stride,   q_head_stride,   cache,   block_bytes, block_table,  table_stride, step_rows, query_start_loc, seq_lens, sinks,
-                out, out_token_stride, out_head_stride, counter, num_seqs,    num_kv_heads, scale,        softcap,   window,          min_query_len};
+                out, out_token_stride, out_head_stride, counter, num_seqs,    num_kv_heads, scale * Query<ACT, KV>::scale, softcap, window, min_query_len};
     wait_for_previous();
     make_plan(p, plan, threadIdx.x);
     int items = counts[1] * num_kv_heads, item = blockIdx.x;

@@ -41,10 +41,10 @@ __device__ __forceinline__ void store_values(const ACT *v, u32 token_stride, u32
         if (count == Layout::ROW) {
             Row row;
 #pragma unroll
-            for (int j = 0; j < Layout::ROW; j++) row.values[j] = from_f32<KV>(to_f32(from[(u64)j * token_stride]));
+            for (int j = 0; j < Layout::ROW; j++) row.values[Layout::place(j)] = from_f32<KV>(to_f32(from[(u64)j * token_stride]));
             *(uint4 *)to = row.bits;
         } else {
-            for (u32 j = 0; j < count; j++) ((KV *)to)[inside + j] = from_f32<KV>(to_f32(from[(u64)j * token_stride]));
+            for (u32 j = 0; j < count; j++) ((KV *)to)[Layout::place(inside + j)] = from_f32<KV>(to_f32(from[(u64)j * token_stride]));
         }
     }
 }
@@ -66,7 +66,7 @@ kv_write(const ACT *k, u32 k_token_stride, u32 k_head_stride, const ACT *v, u32 
 #pragma unroll
         for (int j = 0; j < Layout::ROW; j++) {
             bool inside = row * Layout::ROW + j < HEAD_DIM;
-            held.values[j] = from_f32<KV>(inside ? to_f32(from[j]) : 0.f);
+            held.values[Layout::place(j)] = from_f32<KV>(inside ? to_f32(from[j]) : 0.f);
         }
         *(uint4 *)(page + (u64)head * Layout::HEAD_BYTES + Layout::key_row((u32)slot % BLOCK, row)) = held.bits;
     }
@@ -119,7 +119,7 @@ rope_kv_write(ACT *x, u32 x_token_stride, u32 x_head_stride, const ACT *v, u32 v
                 for (int j = 0; j < Layout::ROW; j++) {
                     u32 d = row * Layout::ROW + j;
                     // Through the activation type, as the separate ops would.
-                    key.values[j] = from_f32<KV>(d < HEAD_DIM ? to_f32(from_f32<ACT>(held[d])) : 0.f);
+                    key.values[Layout::place(j)] = from_f32<KV>(d < HEAD_DIM ? to_f32(from_f32<ACT>(held[d])) : 0.f);
                 }
                 *(uint4 *)(page + Layout::key_row((u32)slot % BLOCK, row)) = key.bits;
             }

@@ -16,6 +16,8 @@ pub struct Source {
 /// Headers by the name that `#include` gives, with their text.
 pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../include/common.cuh")),
+    ("hip.cuh", include_str!("../include/hip.cuh")),
+    ("hip_language.cuh", include_str!("../include/hip_language.cuh")),
     ("attention_tile.cuh", include_str!("../include/attention_tile.cuh")),
     ("kv.cuh", include_str!("../include/kv.cuh")),
     ("kv_stream.cuh", include_str!("../include/kv_stream.cuh")),
@@ -27,8 +29,10 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("weights.cuh", include_str!("../include/weights.cuh")),
     ("hopper.cuh", include_str!("../include/hopper.cuh")),
     ("prefill.cuh", include_str!("../include/prefill.cuh")),
+    ("peers.cuh", include_str!("../include/peers.cuh")),
     ("logits.cuh", include_str!("../include/logits.cuh")),
     ("blocks.cuh", include_str!("../include/blocks.cuh")),
+    ("widen.cuh", include_str!("../include/widen.cuh")),
 ];
 
 macro_rules! sources {
@@ -43,6 +47,7 @@ macro_rules! sources {
 }
 
 sources! {
+    ALL_REDUCE = "all_reduce": "The sum over ranks whose memory all reach.",
     ATTENTION_DECODE = "attention_decode": "Split-KV attention of few query tokens a sequence.",
     ATTENTION_PLAIN = "attention_plain": "Attention of any shape, without matrix units.",
     ATTENTION_PREFILL = "attention_prefill": "Attention of prompt chunks on Hopper's matrix units.",
@@ -53,6 +58,7 @@ sources! {
     LINEAR_PLAIN = "linear_plain": "`linear` of any type and format, without matrix units.",
     LINEAR_SMALL = "linear_small": "`linear` of few tokens, with norm, bias, residual and gating fused.",
     LINEAR_QUANTIZED = "linear_quantized": "`linear` of GGUF formats, and their unpacking.",
+    LINEAR_TILED = "linear_tiled": "`linear` of many tokens, without matrix units.",
     LINEAR_SCALED = "linear_scaled": "`linear` over 8-bit weights with a scale a row: packing, unpacking and the plain product.",
     LINEAR_SCALED_SMALL = "linear_scaled_small": "The same of few tokens, with norm, bias, residual and gating fused.",
     LINEAR_SCALED_TILE = "linear_scaled_tile": "The same of a batch of tokens, without unpacking.",

@@ -126,7 +126,7 @@ pub struct CacheArgs {
     /// Bytes of the KV cache (such as 4GiB), in place of a share
     #[arg(long, value_name = "BYTES", env = "HALYARD_KV_CACHE_MEMORY_BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory_bytes: Option<u64>,
-    /// Type of the KV cache: auto, float32, float16, bfloat16, fp8
+    /// Type of the KV cache: auto (as --dtype), float32, float16, bfloat16, fp8 (E4M3, scale 1: half the memory of 16 bits)
     #[arg(long, value_name = "TYPE", env = "HALYARD_KV_CACHE_DTYPE", default_value = "auto", value_parser = parse_dtype)]
     pub kv_cache_dtype: DTypeChoice,
     /// Compute every prompt anew, without reusing equal beginnings

@@ -7,6 +7,7 @@ mod pointwise;
 mod sampling;
 mod step;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use halyard_platform_api::{DType, Device, WeightFormat};
@@ -21,9 +22,13 @@ pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Runs all cases; attention on every backend of the device.
 pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options, report: &mut Report) {
-    let wanted = |case: &Case, place: &str| {
+    let mut numbers = HashMap::new();
+    let mut wanted = |case: &Case, place: &str| {
         let row = format!("{}{place}", case.variant);
-        options.only_op.as_ref().is_none_or(|op| op == case.op)
+        let next = numbers.len();
+        let number = *numbers.entry((case.op, row.clone())).or_insert(next);
+        number % options.share.1 == options.share.0
+            && options.only_op.as_ref().is_none_or(|op| op == case.op)
             && options.only_variant.iter().all(|part| row.contains(part.as_str()))
     };
     let families = [

@@ -1,6 +1,6 @@
-//! `linear`: few tokens run on own kernels that stream the weight once, many on the vendor's library product. Plain weights stay row-major
-//! \[N, K\], so both read the same bytes; GGUF formats are held as planes (see quantized.cuh), 8-bit floats as rows of codes with their scales (see
-//! scaled.cuh), and both are unpacked in scratch for the library.
+//! `linear`: few tokens run on own kernels that stream the weight once, many on the vendor's library product, or on tiles where there is none.
+//! Plain weights stay row-major \[N, K\], so both read the same bytes; GGUF formats are held as planes (see quantized.cuh), 8-bit floats as rows
+//! of codes with their scales (see scaled.cuh), and both are unpacked in scratch for the library.
 
 mod library;
 mod plain;
@@ -8,6 +8,7 @@ mod quantized;
 mod scaled;
 mod scaled_tile;
 mod small;
+mod tiled;
 
 use halyard_platform_api::ops::{self, Epilogue, GeluKind};
 use halyard_platform_api::{DType, Error, OpSpec, Result, Status, WeightFormat};
@@ -25,6 +26,7 @@ use scaled::{Scaled, scaled_fits};
 use scaled_tile::{ScaledTile, TILE_TOKENS};
 use small::fits;
 pub(crate) use small::{Fusion, Small, SmallCall};
+use tiled::Tiled;
 
 /// Up to this many tokens, f32 activations run on own kernels: beyond it each weight is read once more for every eight tokens.
 const PLAIN_TOKENS: u32 = 8;
@@ -167,6 +169,7 @@ struct Code {
     scaled: Option<Scaled>,
     tile: Option<ScaledTile>,
     library: Option<Library>,
+    tiled: Option<Tiled>,
     /// Most tokens for which own kernels beat the library.
     own_tokens: u32,
     name: String,
@@ -183,6 +186,7 @@ enum Few {
 enum Route {
     Small,
     Library,
+    Tiled,
     Quantized,
     Scaled,
     Tile,
@@ -244,6 +248,7 @@ impl Linear {
         match &code.small {
             Some(_) if aligned && (call.tokens <= code.own_tokens || !library) => Route::Small,
             _ if library && (call.tokens > code.own_tokens || code.small.is_some()) => Route::Library,
+            _ if code.tiled.is_some() && call.tokens > code.own_tokens => Route::Tiled,
             _ if code.quantized.is_some() => Route::Quantized,
             _ if code.scaled.is_some() => Route::Scaled,
             _ => Route::Plain,
@@ -284,6 +289,10 @@ impl Kernel for Linear {
         if small.is_some() && library.is_none() && tile.is_none() {
             own_tokens = u32::MAX;
         }
+        let tiled = match (&small, &library) {
+            (None, None) => Tiled::prepare(cx, op, self.held, own_tokens)?,
+            _ => None,
+        };
         let own = match (&small, &quantized) {
             (Some(Few::Plain(_)), _) => "small batches: matrix units over plain weights",
             (Some(Few::Scaled(_)), _) => "small batches: matrix units over 8-bit weights",
@@ -291,10 +300,15 @@ impl Kernel for Linear {
             (None, None) if self.many_only => "plain kernel where the library cannot",
             (None, None) => "plain kernel",
         };
+        let tiles = if tiled.is_some() {
+            "; larger ones: tiles in f32"
+        } else {
+            ""
+        };
         let large = match (&library, why) {
             (Some(_), _) => "; larger ones: library product".to_string(),
-            (None, Some(why)) => format!("; no library product ({why})"),
-            (None, None) => String::new(),
+            (None, Some(why)) => format!("{tiles}; no library product ({why})"),
+            (None, None) => tiles.to_string(),
         };
         self.code = Some(Code {
             small,
@@ -303,6 +317,7 @@ impl Kernel for Linear {
             scaled,
             tile,
             library,
+            tiled,
             own_tokens,
             name: format!("{own}{large}"),
         });
@@ -317,8 +332,9 @@ impl Kernel for Linear {
 
     fn scratch_bytes(&self) -> u64 {
         let Some(code) = &self.code else { return 0 };
-        let library = code.library.as_ref().map_or(0, Library::scratch_bytes);
-        library.max(code.tile.as_ref().map_or(0, ScaledTile::scratch_bytes))
+        let of_library = code.library.as_ref().map_or(0, Library::scratch_bytes);
+        let of_tiles = code.tiled.as_ref().map_or(0, Tiled::scratch_bytes);
+        of_library.max(of_tiles).max(code.tile.as_ref().map_or(0, ScaledTile::scratch_bytes))
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
@@ -350,6 +366,7 @@ impl Kernel for Linear {
                     library: Some(library), ..
                 },
             ) => library.encode(encoding, &call),
+            (Route::Tiled, Code { tiled: Some(tiled), .. }) => tiled.encode(encoding, &call),
             (
                 _,
                 Code {

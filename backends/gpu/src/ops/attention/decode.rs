@@ -6,7 +6,7 @@ use halyard_kernels_gpu as kernels;
 use halyard_platform_api::ops::{Attention, Rope, RopeStyle};
 use halyard_platform_api::{DType, Error, Result};
 
-use super::{Call, heads_args, is_aligned};
+use super::{Call, heads_args, is_aligned, kv_name};
 use crate::driver::{DevicePtr, Driver, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
@@ -91,6 +91,7 @@ impl Turn {
 #[derive(Clone, Debug)]
 pub(in crate::ops) struct Form {
     act: DType,
+    kv: DType,
     head_dim: u32,
     num_kv_heads: u32,
     group: u32,
@@ -103,18 +104,19 @@ pub(in crate::ops) struct Form {
 }
 
 impl Form {
-    /// The form of a spec that the kernel takes: 16-bit types, both the same; heads of a multiple of 16 up to 256; at most 16 query heads a
-    /// KV head; blocks of 16 to 128.
+    /// The form of a spec that the kernel takes: 16-bit activations over a cache of the same type or of E4M3; heads of a multiple of 16 up to 256;
+    /// at most 16 query heads a KV head; blocks of 16 to 128.
     pub(in crate::ops) fn of(spec: &Attention) -> Option<Form> {
         let group = spec.num_heads / spec.num_kv_heads.max(1);
         let fits = matches!(spec.act, DType::F16 | DType::BF16)
-            && spec.act == spec.kv
+            && (spec.act == spec.kv || spec.kv == DType::F8E4M3)
             && spec.head_dim.is_multiple_of(16)
             && (16..=256).contains(&spec.head_dim)
             && (1..=16).contains(&group)
             && matches!(spec.block_size, 16 | 32 | 64 | 128);
         fits.then(|| Form {
             act: spec.act,
+            kv: spec.kv,
             head_dim: spec.head_dim,
             num_kv_heads: spec.num_kv_heads,
             group,
@@ -142,7 +144,7 @@ impl Form {
 
     /// Dynamic shared memory without the sequences (`SHARED_BYTES` of the kernel).
     fn fixed_shared_bytes(&self, warps: u32, ring: u32) -> u32 {
-        let rings = warps * ring * TILE * self.head_dim * 2;
+        let rings = warps * ring * TILE * self.head_dim * self.kv.bytes() as u32;
         let query_and_key = self.group.div_ceil(8) * self.head_dim * 16 + self.head_dim * 4;
         let sums = warps * self.group * (self.head_dim + 4) * 4 + 64 + warps * self.group * 8;
         let items = BUFFERS * (query_and_key + sums).next_multiple_of(128);
@@ -206,14 +208,17 @@ impl Decode {
     /// What compiler and driver report.
     pub(in crate::ops) fn prepare(cx: &Preparation<'_>, form: &Form) -> Result<Option<Decode>> {
         let facts = cx.facts();
-        let (Some(act), Some((warps, ring, per_sm))) = (float_name(form.act), form.shape(facts.max_shared_bytes))
-        else {
+        let (Some(act), Some(kv), Some((warps, ring, per_sm))) = (
+            float_name(form.act),
+            kv_name(form.kv),
+            form.shape(facts.max_shared_bytes),
+        ) else {
             return Ok(None);
         };
         if !facts.matrix_units {
             return Ok(None);
         }
-        let mut defines = vec![("ACT", act.to_string())];
+        let mut defines = vec![("ACT", act.to_string()), ("KV", kv.to_string())];
         let mut define = |name, value: u32| defines.push((name, value.to_string()));
         define("HEAD_DIM", form.head_dim);
         define("GROUP", form.group);
@@ -321,6 +326,7 @@ mod tests {
     fn form(head_dim: u32, group: u32, max_seqs: u32) -> Form {
         Form {
             act: DType::BF16,
+            kv: DType::BF16,
             head_dim,
             num_kv_heads: 2,
             group,
@@ -338,10 +344,22 @@ mod tests {
         // 9.0: 227 KiB a block; 8.0: 163; 8.6 and 8.9: 99.
         for limit in [227 << 10, 163 << 10, 99 << 10] {
             for head_dim in (16..=256).step_by(16) {
-                for (group, max_seqs) in [(1, 1), (4, 512), (16, 1024)] {
-                    let form = form(head_dim, group, max_seqs);
+                for (group, max_seqs, kv) in [
+                    (1, 1, DType::BF16),
+                    (4, 512, DType::BF16),
+                    (16, 1024, DType::BF16),
+                    (4, 512, DType::F8E4M3),
+                    (16, 1024, DType::F8E4M3),
+                ] {
+                    let form = Form {
+                        kv,
+                        ..form(head_dim, group, max_seqs)
+                    };
                     let Some((warps, ring, per_sm)) = form.shape(limit) else {
-                        assert!(head_dim > 112, "no shape for {head_dim} in {limit}");
+                        assert!(
+                            head_dim > 112 * 2 / kv.bytes() as u32,
+                            "no shape for {head_dim} in {limit}"
+                        );
                         continue;
                     };
                     let bytes = form.fixed_shared_bytes(warps, ring) + sequence_bytes(max_seqs);
@@ -355,5 +373,11 @@ mod tests {
     #[test]
     fn eight_billion_shape_keeps_three_buffers_of_four_warps() {
         assert_eq!(form(128, 4, 512).shape(227 << 10), Some((4, 3, 1)));
+        // Bytes in flight count, not tiles: those of half the size come in more buffers.
+        let narrow = Form {
+            kv: DType::F8E4M3,
+            ..form(128, 4, 512)
+        };
+        assert_eq!(narrow.shape(227 << 10), Some((4, 5, 1)));
     }
 }

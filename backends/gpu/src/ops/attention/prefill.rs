@@ -5,7 +5,7 @@ use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Result};
 
 use super::decode::Counters;
-use super::{Call, is_aligned};
+use super::{Call, is_aligned, kv_name};
 use crate::driver::{Facts, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
@@ -33,13 +33,23 @@ impl Shape {
     /// The kernel for a spec on a device; `None`: neither takes it.
     fn of(spec: &Attention, facts: &Facts) -> Option<Shape> {
         let group = spec.num_heads / spec.num_kv_heads;
-        let common =
-            matches!(spec.act, DType::F16 | DType::BF16) && spec.act == spec.kv && group <= 16 && spec.scale > 0.0;
+        let same = spec.act == spec.kv;
+        let common = matches!(spec.act, DType::F16 | DType::BF16)
+            && (same || spec.kv == DType::F8E4M3)
+            && group <= 16
+            && spec.scale > 0.0;
         let of_sequences = 12 * max_seqs(spec);
-        let (dim, block) = (spec.head_dim, spec.block_size);
+        let (dim, block, kv_bytes) = (spec.head_dim, spec.block_size, spec.kv.bytes() as u32);
         let hopper = || {
-            // A stage holds a head's keys and values of a block: 4 · block · dim bytes.
-            let (consumers, stages) = if dim == 128 { (2, 4) } else { (3, 6) };
+            // A stage holds a head's keys and values of a block as the products take them: 4 · block · dim bytes. 8-bit ones arrive in two
+            // pieces of half that size and are widened into the stages.
+            let (consumers, stages) = match (dim, same) {
+                (128, true) => (2, 4),
+                (128, false) => (2, 3),
+                (_, true) => (3, 6),
+                (_, false) => (3, 5),
+            };
+            let arrivals = if same { 0 } else { 4 * block * dim };
             let rows = 64 * consumers;
             Shape {
                 source: kernels::ATTENTION_PREFILL,
@@ -47,7 +57,7 @@ impl Shape {
                 rows,
                 stages,
                 threads: 128 * (consumers + 1),
-                shared_bytes: 2 * rows * (2 * dim + 16) + stages * 4 * block * dim + of_sequences + 512,
+                shared_bytes: 2 * rows * (2 * dim + 16) + stages * 4 * block * dim + arrivals + of_sequences + 512,
                 per_sm: 1,
             }
         };
@@ -57,7 +67,7 @@ impl Shape {
             rows: 64,
             stages: 1,
             threads: 128,
-            shared_bytes: 64 * (2 * dim + 16) + 4 * block * dim + of_sequences + 16,
+            shared_bytes: 64 * (2 * dim + 16) + 2 * kv_bytes * block * dim + of_sequences + 16,
             per_sm: 2,
         };
         let fits = |shape: &Shape| shape.shared_bytes <= facts.max_shared_bytes;
@@ -93,7 +103,8 @@ impl Prefill {
     /// What compiler and driver report.
     pub(super) fn prepare(cx: &Preparation<'_>, spec: &Attention) -> Result<Option<Prefill>> {
         let facts = cx.facts();
-        let (Some(shape), Some(act)) = (Shape::of(spec, facts), float_name(spec.act)) else {
+        let (Some(shape), Some(act), Some(kv)) = (Shape::of(spec, facts), float_name(spec.act), kv_name(spec.kv))
+        else {
             return Ok(None);
         };
         let group = spec.num_heads / spec.num_kv_heads;
@@ -109,6 +120,7 @@ impl Prefill {
         .map(|n| n.to_string());
         let defines = [
             ("ACT", act),
+            ("KV", kv),
             ("HEAD_DIM", &numbers[0]),
             ("GROUP", &numbers[1]),
             ("BLOCK", &numbers[2]),

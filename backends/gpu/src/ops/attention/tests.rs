@@ -33,6 +33,18 @@ fn a_block_holds_keys_and_values_and_no_more_where_sizes_divide() {
 }
 
 #[test]
+fn eight_bit_floats_take_half_the_memory() {
+    let narrow = Attention {
+        kv: DType::F8E4M3,
+        ..spec()
+    };
+    assert_eq!(
+        2 * plan(&narrow).unwrap().block_bytes,
+        plan(&spec()).unwrap().block_bytes
+    );
+}
+
+#[test]
 fn odd_sizes_round_units_up() {
     // 20 dims are 3 rows of 8; 24 tokens are 3 units of 8.
     assert_eq!(
@@ -66,14 +78,25 @@ fn all_reasons_are_listed() {
 }
 
 #[test]
-fn matrix_units_take_sixteen_bit_specs_only() {
-    assert!(decode::Form::of(&spec()).is_some());
+fn matrix_units_take_sixteen_bit_activations_over_the_same_or_eight_bit_floats() {
+    let eight_bit = Attention {
+        kv: DType::F8E4M3,
+        ..spec()
+    };
+    for taken in [spec(), eight_bit] {
+        assert!(decode::Form::of(&taken).is_some(), "{taken:?}");
+    }
     for other in [
         Attention {
             act: DType::F32,
             ..spec()
         },
         Attention {
+            kv: DType::F16,
+            ..spec()
+        },
+        Attention {
+            act: DType::F32,
             kv: DType::F8E4M3,
             ..spec()
         },
