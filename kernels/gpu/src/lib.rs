@@ -28,6 +28,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("prefill.cuh", include_str!("../include/prefill.cuh")),
     ("logits.cuh", include_str!("../include/logits.cuh")),
     ("blocks.cuh", include_str!("../include/blocks.cuh")),
+    ("eights.cuh", include_str!("../include/eights.cuh")),
     ("widen.cuh", include_str!("../include/widen.cuh")),
 ];
 
@@ -55,6 +56,7 @@ sources! {
     LINEAR_QUANTIZED = "linear_quantized": "`linear` of GGUF formats, and their unpacking.",
     LORA = "lora": "`lora_shrink` and `lora_expand`.",
     MOE = "moe": "`moe_route`, `moe_linear`, `moe_combine`.",
+    MOE_GROUPED = "moe_grouped": "`moe_linear` of many tokens, expert by expert.",
     NORM = "norm": "`rms_norm` and `layer_norm`.",
     POINTWISE = "pointwise": "Elementwise ops.",
     ROPE = "rope": "`rope`.",
