@@ -78,6 +78,19 @@ fn start_driver() -> Result<()> {
     })
 }
 
+/// Whether the driver has the functions with which devices address each other's memory.
+pub(crate) fn reaches_peers() -> bool {
+    // SAFETY: the driver is up, as a device of it is open; asking for symbols has no effect.
+    let library = unsafe { cuda::culib() };
+    let has = |name: &&[u8]| {
+        // SAFETY: the symbol is looked up, never called, through this type.
+        unsafe { library.get::<unsafe extern "C" fn()>(*name) }.is_ok()
+    };
+    [&b"cuDeviceCanAccessPeer"[..], b"cuCtxEnablePeerAccess"]
+        .iter()
+        .all(has)
+}
+
 /// The CUDA version that the driver supports, as text.
 pub(crate) fn driver_version() -> String {
     let mut version = 0;

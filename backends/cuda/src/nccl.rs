@@ -1,22 +1,26 @@
 //! NCCL: a group of ranks, one a device, each joined by a thread of its own. The library is opened here and not by the bindings, which do
 //! not know the name that it has when no development files are installed.
 
-use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use cudarc::driver::sys as cuda;
-use halyard_gpu::{CollectiveCall, DevicePtr, Group, Stream};
+use halyard_gpu::{CollectiveCall, DevicePtr, Group, Peers, Stream};
 use halyard_platform_api::communicator::CollectiveKind;
 use halyard_platform_api::{CommunicatorId, DType, Error, Result, Status};
 
 use crate::error;
 use crate::libraries::{NCCL, symbol};
+use crate::meeting::{self, Card};
+use crate::peers::{self, Rooms};
+use crate::surroundings;
 
-/// How long a rank waits for the others to join.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a rank that leaves waits for its own calls in the library.
+const CALLS_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the last holder of a group waits for the library to let go of it.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 const SUCCESS: c_int = 0;
 const SUM: c_int = 0;
@@ -109,17 +113,6 @@ fn data_type(dtype: DType) -> c_int {
     }
 }
 
-/// Who has joined a group whose id this process made.
-struct Meeting {
-    size: u32,
-    joined: Vec<u32>,
-    /// A rank gave up waiting: nobody may go on to the library, whose wait has no end.
-    failed: bool,
-}
-
-static MEETINGS: Mutex<Option<HashMap<[u8; 128], Meeting>>> = Mutex::new(None);
-static JOINED: Condvar = Condvar::new();
-
 /// A fresh id.
 pub(crate) fn unique_id() -> Result<CommunicatorId> {
     let nccl = nccl()?;
@@ -127,88 +120,121 @@ pub(crate) fn unique_id() -> Result<CommunicatorId> {
     // SAFETY: the output is live.
     let code = unsafe { (nccl.get_unique_id)(&mut id) };
     nccl.check("ncclGetUniqueId", std::ptr::null_mut(), code)?;
-    let mut meetings = MEETINGS.lock().unwrap_or_else(PoisonError::into_inner);
-    let meeting = Meeting {
-        size: 0,
-        joined: Vec::new(),
-        failed: false,
-    };
-    meetings.get_or_insert_default().insert(id.0, meeting);
+    meeting::announce(&CommunicatorId(id.0));
     Ok(CommunicatorId(id.0))
 }
 
-/// Waits for the other ranks before the library does, since its own wait has no end. Ids of other processes are left to it.
-fn meet(id: &CommunicatorId, rank: u32, size: u32) -> Result<()> {
-    let deadline = Instant::now() + JOIN_TIMEOUT;
-    let mut meetings = MEETINGS.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(meeting) = meetings.get_or_insert_default().get_mut(&id.0) else {
-        return Ok(());
-    };
-    if meeting.joined.is_empty() {
-        meeting.size = size;
+/// The library's handle, and who uses it.
+struct Handle {
+    comm: usize,
+    users: Mutex<Users>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Users {
+    /// Calls that are in the library.
+    running: u32,
+    has_left: bool,
+    /// The library has let go of the handle.
+    ended: bool,
+}
+
+/// A call in the library, which must not lose its handle meanwhile.
+struct Call<'a>(&'a Handle);
+
+impl Handle {
+    fn lock(&self) -> MutexGuard<'_, Users> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    if meeting.size != size {
-        let others = meeting.size;
-        return Err(Error::invalid(format!(
-            "rank {rank} joins with size {size}, others with {others}"
-        )));
-    }
-    if meeting.joined.contains(&rank) {
-        return Err(Error::invalid(format!(
-            "rank {rank} of {size} has joined already; every rank joins once"
-        )));
-    }
-    meeting.joined.push(rank);
-    JOINED.notify_all();
-    loop {
-        let Some(meeting) = meetings.get_or_insert_default().get_mut(&id.0) else {
-            return Ok(());
-        };
-        let joined = meeting.joined.len();
-        if joined == size as usize && !meeting.failed {
-            return Ok(());
+
+    /// Begins a call; `None` once left.
+    fn begin(&self) -> Option<Call<'_>> {
+        let mut state = self.lock();
+        if state.has_left {
+            return None;
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || meeting.failed {
-            meeting.failed = true;
-            JOINED.notify_all();
-            return Err(Error::new(
-                Status::Timeout,
-                format!(
-                    "{joined} of {size} ranks joined in {} s; each rank must join from a thread of its own",
-                    JOIN_TIMEOUT.as_secs()
-                ),
-            ));
-        }
-        meetings = JOINED
-            .wait_timeout(meetings, left)
-            .unwrap_or_else(PoisonError::into_inner)
-            .0;
+        state.running += 1;
+        Some(Call(self))
+    }
+
+    /// No call begins any more; whether this was the first to say so.
+    fn leave(&self) -> bool {
+        !std::mem::replace(&mut self.lock().has_left, true)
+    }
+
+    /// Waits for the calls that are in the library, which only enqueue; but not for ever, since one that waits there for another rank is
+    /// released by the abort alone.
+    fn wait_for_calls(&self, limit: Duration) {
+        let state = self.lock();
+        let _ended = self.changed.wait_timeout_while(state, limit, |state| state.running > 0);
+    }
+
+    fn end(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for the end; whether it came.
+    fn wait_for_end(&self, limit: Duration) -> bool {
+        let state = self.lock();
+        let waited = self.changed.wait_timeout_while(state, limit, |state| !state.ended);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.lock().running -= 1;
+        self.0.changed.notify_all();
     }
 }
 
 /// This rank's end.
 pub(crate) struct NcclGroup {
     context: usize,
-    /// 0 once left.
-    comm: AtomicUsize,
+    handle: Arc<Handle>,
+    rooms: Option<Rooms>,
+    /// The thread that gives the handle back.
+    leaving: Mutex<Option<JoinHandle<()>>>,
     rank: u32,
     size: u32,
 }
 
-/// Joins with the device whose context is `context` and current; blocks until all ranks have.
-pub(crate) fn join(context: usize, id: &CommunicatorId, rank: u32, size: u32) -> Result<NcclGroup> {
-    let nccl = nccl()?;
-    meet(id, rank, size)?;
-    let mut comm = std::ptr::null_mut();
-    // SAFETY: the output is live; the id is one of the library's.
-    let code = unsafe { (nccl.init_rank)(&mut comm, size as c_int, UniqueId(id.0), rank as c_int) };
-    nccl.check("ncclCommInitRank", std::ptr::null_mut(), code)?;
-    Ok(NcclGroup {
-        context,
-        comm: AtomicUsize::new(comm as usize),
-        rank,
-        size,
+/// Joins with device `ordinal`, whose context is `context` and current; blocks until all ranks have.
+pub(crate) fn join(ordinal: i32, context: usize, id: &CommunicatorId, rank: u32, size: u32) -> Result<NcclGroup> {
+    let join = || {
+        surroundings::most_peer_sum_bytes()?;
+        let nccl = nccl()?;
+        // Before the library, whose own wait has no end.
+        let cards = meeting::meet(id, 0, rank, size, Card { ordinal, room: None })?;
+        let mut comm = std::ptr::null_mut();
+        // SAFETY: the output is live; the id is one of the library's.
+        let code = unsafe { (nccl.init_rank)(&mut comm, size as c_int, UniqueId(id.0), rank as c_int) };
+        nccl.check("ncclCommInitRank", std::ptr::null_mut(), code)?;
+        let mut group = NcclGroup {
+            context,
+            handle: Arc::new(Handle {
+                comm: comm as usize,
+                users: Mutex::default(),
+                changed: Condvar::new(),
+            }),
+            rooms: None,
+            leaving: Mutex::default(),
+            rank,
+            size,
+        };
+        if let Some(cards) = cards {
+            group.enter()?;
+            group.rooms = peers::exchange(id, rank, &cards)?;
+        }
+        Ok(group)
+    };
+    join().inspect_err(|error: &Error| {
+        // A mistaken rank is not one that the others wait for.
+        if error.status != Status::InvalidArgument {
+            meeting::give_up(id);
+        }
     })
 }
 
@@ -220,19 +246,21 @@ impl NcclGroup {
         })
     }
 
-    fn comm(&self) -> Result<Comm> {
-        match self.comm.load(Ordering::Acquire) {
-            0 => Err(Error::new(
-                Status::Unavailable,
-                format!("rank {} has left its group of {}", self.rank, self.size),
-            )),
-            comm => Ok(comm as Comm),
-        }
+    fn begin(&self) -> Result<(Call<'_>, Comm)> {
+        let call = self.handle.begin().ok_or_else(|| self.has_left())?;
+        Ok((call, self.handle.comm as Comm))
+    }
+
+    fn has_left(&self) -> Error {
+        Error::new(
+            Status::Unavailable,
+            format!("rank {} has left its group of {}", self.rank, self.size),
+        )
     }
 
     /// Every rank sends part r of its input to rank r.
-    unsafe fn all_to_all(&self, nccl: &Nccl, call: &CollectiveCall, stream: *mut c_void) -> Result<()> {
-        let (comm, dtype) = (self.comm()?, data_type(call.spec.dtype));
+    unsafe fn all_to_all(&self, nccl: &Nccl, comm: Comm, call: &CollectiveCall, stream: *mut c_void) -> Result<()> {
+        let dtype = data_type(call.spec.dtype);
         let part = call.given / u64::from(self.size);
         let bytes = part * call.spec.dtype.bytes() as u64;
         // SAFETY: as the caller of `run` promises; the parts lie inside the operands.
@@ -266,7 +294,8 @@ impl Group for NcclGroup {
     unsafe fn run(&self, call: &CollectiveCall, stream: Stream) -> Result<()> {
         self.enter()?;
         let nccl = nccl()?;
-        let (comm, stream) = (self.comm()?, stream.0 as *mut c_void);
+        let (_call, comm) = self.begin()?;
+        let stream = stream.0 as *mut c_void;
         let dtype = data_type(call.spec.dtype);
         let pointers = |from: DevicePtr, to: DevicePtr| (from as *const c_void, to as *mut c_void);
         let (from, to) = pointers(call.input, call.out);
@@ -289,34 +318,63 @@ impl Group for NcclGroup {
                 ),
                 CollectiveKind::Send => ("ncclSend", (nccl.send)(from, given, dtype, peer, comm, stream)),
                 CollectiveKind::Recv => ("ncclRecv", (nccl.recv)(to, taken, dtype, peer, comm, stream)),
-                CollectiveKind::AllToAll => return self.all_to_all(nccl, call, stream),
+                CollectiveKind::AllToAll => return self.all_to_all(nccl, comm, call, stream),
             }
         };
         nccl.check(name, comm, code)
     }
 
+    fn peers(&self) -> Option<&Peers> {
+        self.rooms.as_ref().map(Rooms::peers)
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.handle.lock().has_left {
+            true => Err(self.has_left()),
+            false => self.outcome(),
+        }
+    }
+
+    fn outcome(&self) -> Result<()> {
+        self.rooms.as_ref().map_or(Ok(()), Rooms::outcome)
+    }
+
     fn leave(&self) {
-        let (comm, context) = (self.comm.swap(0, Ordering::AcqRel), self.context);
+        if !self.handle.leave() {
+            return;
+        }
+        if let Some(rooms) = &self.rooms {
+            rooms.leave();
+        }
         let Ok(nccl) = nccl() else {
             return;
         };
-        if comm == 0 {
-            return;
-        }
+        let (handle, context) = (self.handle.clone(), self.context);
         // The library stops its kernels at once, then waits until no recording names the group: not on the caller's thread, which may
         // hold those recordings. It keeps the device's context itself.
         let abort = move || {
+            handle.wait_for_calls(CALLS_TIMEOUT);
             // SAFETY: takes any context; a dead one is refused, and the library then sets its own.
             unsafe { cuda::cuCtxSetCurrent(context as cuda::CUcontext) };
             // SAFETY: made in `join`, given up once.
-            unsafe { (nccl.abort)(comm as Comm) }
+            unsafe { (nccl.abort)(handle.comm as Comm) };
+            handle.end();
         };
-        let _ = std::thread::Builder::new().name("nccl-leave".to_string()).spawn(abort);
+        let thread = std::thread::Builder::new().name("nccl-leave".to_string()).spawn(abort);
+        *self.leaving.lock().unwrap_or_else(PoisonError::into_inner) = thread.ok();
     }
 }
 
 impl Drop for NcclGroup {
     fn drop(&mut self) {
         self.leave();
+        // No recording names the group any more, so the library ends soon. A process that ended before it would take the driver away from
+        // under the library's threads.
+        let thread = self.leaving.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && self.handle.wait_for_end(END_TIMEOUT)
+        {
+            let _ = thread.join();
+        }
     }
 }

@@ -2,10 +2,13 @@
 //!
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/cuda` in
 //! `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_CUDA_LIBRARY_PATH` names folders, separated by `:`, in which NVRTC, cuBLASLt and NCCL are
-//! looked for before anywhere else.
+//! looked for before anywhere else. `HALYARD_CUDA_PEER_SUM_BYTES` bounds the sums between devices that an own kernel does, in bytes of one
+//! operand (0: NCCL does all).
 
 use std::env::var_os;
 use std::path::PathBuf;
+
+use halyard_platform_api::{Error, Result};
 
 /// The folder for what can be made again; `None`: keep nothing.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
@@ -26,6 +29,22 @@ pub(crate) fn named_library_folders() -> Vec<PathBuf> {
                 .collect()
         })
         .unwrap_or_default()
+}
+
+/// Largest sum between devices by an own kernel, where the operator names it.
+///
+/// # Errors
+/// What is no number.
+pub(crate) fn most_peer_sum_bytes() -> Result<Option<u64>> {
+    let Some(text) = var_os("HALYARD_CUDA_PEER_SUM_BYTES") else {
+        return Ok(None);
+    };
+    match text.to_str().and_then(|text| text.trim().parse().ok()) {
+        Some(bytes) => Ok(Some(bytes)),
+        None => Err(Error::invalid(format!(
+            "HALYARD_CUDA_PEER_SUM_BYTES is {text:?}; it takes a number of bytes, 0 to leave all sums to NCCL"
+        ))),
+    }
 }
 
 /// Folders where toolkits and Python packages put libraries, besides the loader's own.

@@ -1,15 +1,17 @@
 //! Collectives as ops: a prepared one appends a command that the vendor's library enqueues on the queue's stream, so it is ordered and
-//! recorded like any launch.
+//! recorded like any launch. Small sums are a launch of an own kernel where the ranks reach each other's memory.
 
 use std::sync::Arc;
 
+use halyard_kernels_gpu as kernels;
 use halyard_platform_api::communicator::{Collective, CollectiveKind};
 use halyard_platform_api::{Communicator, DType, Error, PreparedOp, Result};
 
 use crate::device::{Inner, register};
-use crate::driver::{CollectiveCall, Group};
-use crate::encoding::Encoding;
+use crate::driver::{CollectiveCall, Function, Group, MAX_PEERS, PEER_CALLS_BYTES};
+use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Preparation};
+use crate::ops::float_name;
 use crate::view::View;
 
 /// This rank's end of a group.
@@ -57,6 +59,7 @@ impl Communicator for GpuCommunicator {
         let kernel = CollectiveKernel {
             group: self.group.clone(),
             spec: *spec,
+            one_shot: None,
         };
         register(&self.inner, Box::new(kernel))
     }
@@ -68,9 +71,23 @@ impl Drop for GpuCommunicator {
     }
 }
 
+/// Threads of a block of `all_reduce.cu`; each takes 16 bytes.
+const THREADS: u32 = 128;
+/// Blocks a multiprocessor of it: all blocks run at the same time, as each waits for the other ranks' packets.
+const BLOCKS_PER_SM: u32 = 2;
+
+/// The sum as one kernel over the ranks' own memory.
+struct OneShot {
+    /// For operands at 16 bytes, and for any.
+    functions: [Function; 2],
+    most_blocks: u32,
+}
+
 struct CollectiveKernel {
     group: Arc<dyn Group>,
     spec: Collective,
+    /// For sums that fit the ranks' rooms.
+    one_shot: Option<OneShot>,
 }
 
 impl CollectiveKernel {
@@ -97,15 +114,56 @@ impl CollectiveKernel {
         }
         Ok(expected)
     }
+
+    /// Whether the own kernel takes a sum of `bytes`: settled by the size alone, so that all ranks do the same.
+    fn in_one_shot(&self, bytes: u64) -> Option<&OneShot> {
+        let peers = self.group.peers()?;
+        self.one_shot.as_ref().filter(|_| 2 * bytes <= peers.room_bytes)
+    }
+
+    fn launch(&self, encoding: &mut Encoding, one_shot: &OneShot, call: &CollectiveCall) {
+        let Some(peers) = self.group.peers() else { return };
+        let (rank, bytes) = (self.group.rank(), call.given * self.spec.dtype.bytes() as u64);
+        let aligned = (call.input | call.out).is_multiple_of(16);
+        let blocks = bytes.div_ceil(16 * u64::from(THREADS)) as u32;
+        let mut args = vec![
+            Arg::Ptr(call.input),
+            Arg::Ptr(call.out),
+            Arg::U32(call.given as u32),
+            Arg::U32(rank),
+            Arg::Ptr(peers.memory[rank as usize]),
+            Arg::Ptr(peers.host_words),
+            Arg::U64(peers.limit_ns),
+            Arg::U64(peers.room_bytes),
+        ];
+        args.extend(
+            (0..MAX_PEERS).map(|r| Arg::Ptr(peers.memory.get(r).map_or(0, |memory| memory + PEER_CALLS_BYTES))),
+        );
+        encoding.waits_for(&self.group);
+        let function = one_shot.functions[usize::from(!aligned)];
+        encoding.launch(function, [blocks.min(one_shot.most_blocks), 1, 1], THREADS, 0, &args);
+    }
 }
 
 impl Kernel for CollectiveKernel {
-    fn prepare(&mut self, _cx: &Preparation<'_>) -> Result<()> {
+    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        let sum = self.spec.kind == CollectiveKind::AllReduce;
+        if let (true, Some(_), Some(act)) = (sum, self.group.peers(), float_name(self.spec.dtype)) {
+            let ranks = self.group.size().to_string();
+            let entry = |name| cx.function(kernels::ALL_REDUCE, &[("ACT", act), ("RANKS", &ranks)], name, 0);
+            self.one_shot = Some(OneShot {
+                functions: [entry("all_reduce_vector")?, entry("all_reduce_scalar")?],
+                most_blocks: BLOCKS_PER_SM * cx.facts().num_sms.max(1),
+            });
+        }
         Ok(())
     }
 
     fn implementation(&self) -> String {
-        "the vendor's collectives".to_string()
+        match self.one_shot {
+            Some(_) => "one kernel over the ranks' memory, long operands by the vendor's collectives".to_string(),
+            None => "the vendor's collectives".to_string(),
+        }
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
@@ -136,17 +194,19 @@ impl Kernel for CollectiveKernel {
                 "{kind:?} over {size} ranks: {given} elements in, {taken} out"
             )));
         }
-        if given.max(taken) > 0 {
-            encoding.collective(
-                &self.group,
-                CollectiveCall {
-                    spec: self.spec,
-                    input: input.ptr,
-                    given,
-                    out: out.ptr,
-                    taken,
-                },
-            );
+        if given.max(taken) == 0 {
+            return Ok(());
+        }
+        let call = CollectiveCall {
+            spec: self.spec,
+            input: input.ptr,
+            given,
+            out: out.ptr,
+            taken,
+        };
+        match self.in_one_shot(given * self.spec.dtype.bytes() as u64) {
+            Some(one_shot) => self.launch(encoding, one_shot, &call),
+            None => encoding.collective(&self.group, call),
         }
         Ok(())
     }

@@ -3,11 +3,14 @@
 //!
 //! Threads: every method from any thread; the driver makes its context current itself. While one thread captures, others may go on.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use halyard_kernels_gpu::{HEADERS, Source};
 use halyard_platform_api::communicator::Collective;
-use halyard_platform_api::{CommunicatorId, DType, Error, Result};
+use halyard_platform_api::{CommunicatorId, DType, Error, Result, Status};
+
+use crate::encoding::MAX_ARGS;
 
 /// An address in device memory (or of pinned host memory as the device sees it).
 pub type DevicePtr = u64;
@@ -94,6 +97,52 @@ pub enum Param<'a> {
     Bytes(&'a [u8]),
 }
 
+/// Where each parameter's value lies: how C drivers take parameters. Valid as long as the parameters are.
+///
+/// # Errors
+/// `InvalidArgument` for more parameters than fit.
+pub fn param_addresses(params: &[Param<'_>]) -> Result<[*mut c_void; MAX_ARGS]> {
+    if params.len() > MAX_ARGS {
+        return Err(Error::invalid(format!(
+            "a kernel of {} parameters; at most {MAX_ARGS} fit",
+            params.len()
+        )));
+    }
+    let mut addresses = [std::ptr::null_mut(); MAX_ARGS];
+    for (address, param) in addresses.iter_mut().zip(params) {
+        *address = match param {
+            Param::Ptr(value) | Param::Long(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Param::Word(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Param::Bytes(bytes) => bytes.as_ptr().cast_mut().cast(),
+        };
+    }
+    Ok(addresses)
+}
+
+/// What a refused allocation says: how much was asked, of what, where, and what is free.
+pub fn short_of(
+    error: Error,
+    bytes: u64,
+    what: &str,
+    device: &str,
+    memory: impl FnOnce() -> Result<(u64, u64)>,
+) -> Error {
+    if error.status != Status::OutOfMemory {
+        return error;
+    }
+    let free = match memory() {
+        Ok((free, total)) => format!("{free} of {total} free"),
+        Err(_) => "unknown".to_string(),
+    };
+    Error {
+        message: format!(
+            "{bytes} bytes of {what} memory on {device} asked ({free} on the device): {}",
+            error.message
+        ),
+        ..error
+    }
+}
+
 /// out\[t, n\] = Σₖ x\[t, k\]·w\[n, k\] (+ out\[t, n\]) by the vendor's library, w row-major \[N, K\].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProductSpec {
@@ -162,6 +211,32 @@ pub struct CollectiveCall {
     pub taken: u64,
 }
 
+/// Most ranks that sum in one kernel.
+pub const MAX_PEERS: usize = 8;
+/// Bytes of a number and flags that kernels of one rank share, in its own memory before the rooms.
+pub const PEER_CALLS_BYTES: u64 = 256;
+
+/// Memory of the ranks in which the kernels of `all_reduce.cu` meet. All of it zeroed before the first call, and alive as long as the
+/// group of any rank.
+#[derive(Clone, Debug)]
+pub struct Peers {
+    /// Each rank's memory as this device addresses it: [`PEER_CALLS_BYTES`], then 2 · ranks rooms.
+    pub memory: Vec<DevicePtr>,
+    /// Bytes of a room: twice the largest operand, a multiple of 1024.
+    pub room_bytes: u64,
+    /// Two words of pinned memory: the host's "a rank has left", and the device's "a wait was given up".
+    pub host_words: DevicePtr,
+    /// How long a kernel waits for the other ranks, nanoseconds.
+    pub limit_ns: u64,
+}
+
+impl Peers {
+    /// Bytes of one rank's memory.
+    pub fn memory_bytes(ranks: u64, room_bytes: u64) -> u64 {
+        PEER_CALLS_BYTES + 2 * ranks * room_bytes
+    }
+}
+
 /// This rank's end of a vendor's group. Enqueues without waiting, and can be captured.
 pub trait Group: Send + Sync {
     /// This rank.
@@ -178,6 +253,27 @@ pub trait Group: Send + Sync {
     /// # Errors
     /// What the library reports.
     unsafe fn run(&self, call: &CollectiveCall, stream: Stream) -> Result<()>;
+
+    /// Memory for sums by an own kernel; `None`: [`Group::run`] does them all. The same answer on every rank.
+    fn peers(&self) -> Option<&Peers> {
+        None
+    }
+
+    /// Whether more calls make sense: asked before a recording is replayed, which does not pass through [`Group::run`].
+    ///
+    /// # Errors
+    /// `Unavailable` once this rank has left; as [`Group::outcome`].
+    fn check(&self) -> Result<()> {
+        self.outcome()
+    }
+
+    /// Whether all calls that are done have done what they should: asked when a queue's work is done.
+    ///
+    /// # Errors
+    /// `Timeout` once a kernel of this rank has given up waiting for the others.
+    fn outcome(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Leaves the group without waiting: work of it that runs on this device is given up, so that nobody here waits for a rank that
     /// does not come. Later calls of [`Group::run`] fail, later ones of this do nothing.
@@ -292,6 +388,11 @@ pub trait Driver: Send + Sync {
         })
     }
 
+    /// Whether an image holds one entry point only: then each is compiled by itself, with `ENTRY_<name>` among the definitions.
+    fn separate_entries(&self) -> bool {
+        false
+    }
+
     /// Compiles a kernel file for this device.
     ///
     /// # Errors
@@ -306,6 +407,16 @@ pub trait Driver: Send + Sync {
 
     /// An entry point, allowed to use `shared_bytes` of dynamic shared memory.
     fn function(&self, module: Module, name: &str, shared_bytes: u32) -> Result<Function>;
+
+    /// The shared memory that multiprocessors should set aside while the function runs, where that is the first-level cache's memory too: kernels
+    /// that follow each other without a pause keep what the first of them got.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    fn prefer_shared(&self, function: Function, bytes: u32) -> Result<()> {
+        let _ = (function, bytes);
+        Ok(())
+    }
 
     /// Starts a kernel; `chained` lets it start while its predecessor ends (where the device can).
     ///

@@ -76,6 +76,8 @@ pub struct Encoding {
     pub commands: Vec<Command>,
     /// Parameters of all launches.
     pub args: Vec<Arg>,
+    /// The groups whose ranks the commands wait for.
+    pub groups: Vec<Arc<dyn Group>>,
 }
 
 impl Encoding {
@@ -153,6 +155,14 @@ impl Encoding {
 
     /// Appends a collective.
     pub fn collective(&mut self, group: &Arc<dyn Group>, call: CollectiveCall) {
+        self.waits_for(group);
         self.commands.push(Command::Collective(group.clone(), call));
+    }
+
+    /// Notes that a command waits for the other ranks of `group`.
+    pub fn waits_for(&mut self, group: &Arc<dyn Group>) {
+        if !self.groups.iter().any(|known| Arc::ptr_eq(known, group)) {
+            self.groups.push(group.clone());
+        }
     }
 }

@@ -93,14 +93,14 @@ impl Objects {
     }
 }
 
-/// Reads one device's objects.
-pub(crate) fn read(objects: &RwLock<Objects>) -> RwLockReadGuard<'_, Objects> {
-    objects.read().unwrap_or_else(PoisonError::into_inner)
+/// Reads what a lock guards; a thread that panicked left it whole.
+pub(crate) fn read<T>(guarded: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    guarded.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes one device's objects.
-pub(crate) fn write(objects: &RwLock<Objects>) -> RwLockWriteGuard<'_, Objects> {
-    objects.write().unwrap_or_else(PoisonError::into_inner)
+/// Writes it.
+pub(crate) fn write<T>(guarded: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    guarded.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use halyard_kernels_gpu as kernels;
@@ -10,8 +10,8 @@ use halyard_platform_api::{CommandId, Error, Queue, QueueId, QueueWait, Result, 
 
 use crate::commands::CommandList;
 use crate::device::Inner;
-use crate::driver::{Driver, Event, Pinned, Stream};
-use crate::objects::read;
+use crate::driver::{Driver, Event, Group, Pinned, Stream};
+use crate::objects::{read, write};
 use crate::run::Scratch;
 use crate::step_ring::{StepRing, Write};
 
@@ -23,6 +23,8 @@ const NAP: Duration = Duration::from_micros(20);
 const LOOKS_PER_CHECK: u32 = 32;
 /// Submits whose end other queues can wait for exactly; older ones are waited for with a newer one.
 const EVENTS: u64 = 16;
+/// How long a queue that is dropped waits for its work: longer than steps in flight take, and not for ever, as the device may hang.
+const LAST_WAIT: Duration = Duration::from_secs(10);
 /// The arena grows in these steps.
 const ARENA_STEP: u64 = 2 << 20;
 
@@ -37,6 +39,8 @@ pub(crate) struct QueueCore {
     last: AtomicU64,
     failure: OnceLock<Error>,
     seen_uploads: AtomicU64,
+    /// Groups that work of this queue waits in.
+    groups: RwLock<Vec<Arc<dyn Group>>>,
 }
 
 impl QueueCore {
@@ -57,6 +61,7 @@ impl QueueCore {
             last: AtomicU64::new(0),
             failure: OnceLock::new(),
             seen_uploads: AtomicU64::new(0),
+            groups: RwLock::default(),
         };
         for _ in 0..EVENTS {
             core.events.push(core.driver.create_event()?);
@@ -84,6 +89,22 @@ impl QueueCore {
             error.message
         );
         self.failure.get_or_init(|| Error { message, ..error }).clone()
+    }
+
+    fn note_groups(&self, list: &CommandList) {
+        for group in list.groups() {
+            let known = |groups: &[Arc<dyn Group>]| groups.iter().any(|known| Arc::ptr_eq(known, group));
+            if !known(&read(&self.groups)) {
+                write(&self.groups).push(group.clone());
+            }
+        }
+    }
+
+    /// Whether the work that is done, up to `number`, got what it waited for from other ranks. The device has said so before it wrote the
+    /// number.
+    fn heard_all_ranks(&self, number: u64) -> Result<()> {
+        let outcome = read(&self.groups).iter().try_for_each(|group| group.outcome());
+        outcome.map_err(|error| self.fail(number, error))
     }
 
     /// Asks the driver whether the work is still going on.
@@ -225,6 +246,7 @@ impl Queue for GpuQueue {
             let objects = read(&self.inner.objects);
             for &id in commands {
                 let list = objects.command(id)?;
+                self.core.note_groups(list);
                 state.lists.push(list.clone());
             }
         }
@@ -241,9 +263,10 @@ impl Queue for GpuQueue {
     }
 
     fn completed(&self) -> u64 {
-        match self.core.failure.get() {
-            Some(_) => u64::MAX,
-            None => self.core.done(),
+        let done = self.core.done();
+        match self.core.failed().and_then(|()| self.core.heard_all_ranks(done)) {
+            Err(_) => u64::MAX,
+            Ok(()) => done,
         }
     }
 
@@ -288,7 +311,7 @@ impl Queue for GpuQueue {
         if let Ok(mut state) = self.state.try_lock() {
             self.reap(&mut state);
         }
-        Ok(())
+        core.heard_all_ranks(number)
     }
 
     fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()> {
@@ -330,16 +353,45 @@ impl Queue for GpuQueue {
     }
 }
 
+impl GpuQueue {
+    /// Waits for the stream's work, with an end; whether nothing runs on it any more.
+    fn ended(&self) -> bool {
+        let core = &*self.core;
+        let event = core.event(core.last.load(Ordering::Acquire) + 1);
+        if core.driver.record_event(event, core.stream).is_err() {
+            // The device is lost, and its work with it.
+            return true;
+        }
+        let deadline = Instant::now() + LAST_WAIT;
+        while let Ok(false) = core.driver.query_event(event) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(NAP);
+        }
+        true
+    }
+}
+
 impl Drop for GpuQueue {
     fn drop(&mut self) {
         self.inner.queues().remove(&self.core.id);
-        let driver = &*self.core.driver;
-        // Whether it worked or the device is lost: nothing runs on the stream afterwards.
-        let _ = driver.synchronize(self.core.stream);
+        let ended = self.ended();
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !ended {
+            // Work that may still run keeps all that it names, and the device: the process ends without them.
+            self.inner.memory.abandon();
+            std::mem::forget((
+                std::mem::take(&mut state.in_flight),
+                state.ring.take(),
+                self.core.clone(),
+                self.inner.clone(),
+            ));
+            return;
+        }
         state.in_flight.clear();
         state.ring = None;
         // SAFETY: the stream is idle, and the arena is this queue's own.
-        unsafe { state.arena.free(driver) };
+        unsafe { state.arena.free(&*self.core.driver) };
     }
 }

@@ -4,10 +4,10 @@
 // 16-bit activations go to the matrix units: the stored numbers are exact there, and each chunk's sum is scaled in f32. f32 activations are
 // multiplied in f32, one warp a row.
 //
-// Definitions: FORMAT (see quantized.cuh), ACT, OUT (f32, f16, bf16), MATRIX (1: ACT is a 16-bit type), EPILOGUE (see activate.cuh).
+// Definitions: FORMAT (see quantized.cuh), ACT, OUT (f32, f16, bf16), MATRIX (1: ACT is a 16-bit type and there are matrix units), EPILOGUE (see activate.cuh).
 // quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads. quantized_unpack: grid ⌈rows · groups · 16 / 256⌉, 256 threads.
 // linear_quantized_n (MATRIX): grid (⌈n / 16⌉, ⌈tokens / 8n⌉), 256 threads, 8 · 8n · 20 · 4 bytes of dynamic shared memory.
-// linear_quantized_plain (f32): grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads.
+// linear_quantized_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads.
 // Needs x 8-byte aligned with a stride that is a multiple of 4 (MATRIX).
 // check: -DFORMAT=3 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
 // check: -DFORMAT=4 -DACT=f16 -DOUT=f16 -DMATRIX=1 -DEPILOGUE=1
@@ -17,6 +17,7 @@
 // check: -DFORMAT=8 -DACT=f16 -DOUT=f32 -DMATRIX=1 -DEPILOGUE=0
 // check: -DFORMAT=3 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
 // check: -DFORMAT=8 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=2
+// check: -DFORMAT=4 -DACT=bf16 -DOUT=bf16 -DMATRIX=0 -DEPILOGUE=0
 #include "activate.cuh"
 #include "common.cuh"
 #include "mma.cuh"

@@ -45,7 +45,7 @@ pub enum Class {
 }
 
 /// Half the distance of neighbours at 1.
-fn unit_roundoff(dtype: DType) -> f32 {
+pub fn unit_roundoff(dtype: DType) -> f32 {
     match dtype {
         DType::F16 => 2f32.powi(-11),
         DType::BF16 => 2f32.powi(-8),

@@ -16,7 +16,7 @@ use crate::kernel::Kernel;
 pub(crate) use attention::{BLOCK_SIZES, plan as attention_plan, reasons as attention_reasons};
 
 /// The name of a float type in kernel definitions.
-fn float_name(dtype: DType) -> Option<&'static str> {
+pub(crate) fn float_name(dtype: DType) -> Option<&'static str> {
     match dtype {
         DType::F32 => Some("f32"),
         DType::F16 => Some("f16"),

@@ -41,11 +41,16 @@ fn format_code(format: WeightFormat) -> String {
     (format as u32).to_string()
 }
 
+/// Whether planes are multiplied on matrix units.
+fn on_matrix_units(cx: &Preparation<'_>, op: &ops::Linear) -> bool {
+    cx.facts().matrix_units && op.act != DType::F32
+}
+
 /// Compiled.
 pub(super) struct Quantized {
     pack: Function,
     plain: Function,
-    /// For 8 and for 16 tokens a block; 16-bit activations only.
+    /// For 8 and for 16 tokens a block; 16-bit activations on matrix units only.
     matrix: Option<[Function; 2]>,
     n: u32,
     k: u32,
@@ -54,7 +59,7 @@ pub(super) struct Quantized {
 impl Quantized {
     pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear, format: WeightFormat) -> Result<Quantized> {
         let code = format_code(format);
-        let half = op.act != DType::F32;
+        let half = on_matrix_units(cx, op);
         let defines = [
             ("FORMAT", code.as_str()),
             ("ACT", type_name(op.act)),
@@ -129,7 +134,7 @@ impl Unpack {
             ("FORMAT", code.as_str()),
             ("ACT", type_name(op.act)),
             ("OUT", type_name(op.out)),
-            ("MATRIX", if op.act == DType::F32 { "0" } else { "1" }),
+            ("MATRIX", if on_matrix_units(cx, op) { "1" } else { "0" }),
             ("EPILOGUE", epilogue_code(op.epilogue)),
         ];
         Ok(Unpack {

@@ -1,0 +1,97 @@
+// The sum over the ranks of a group in one kernel: every rank stores its input into the memory of all others and adds up what they have
+// stored into its own, in rank order and f32. One trip over the link, for operands so small that trips count and not bytes.
+//
+// A rank's memory is [2 calls][RANKS senders][a room of `room` bytes, see packets_at]. Two calls suffice: a rank sends call n + 2 after its call
+// n + 1 is over, which had every other rank's packets of n + 1, and those were sent after call n had been read. The call's number comes from
+// device memory and not from the host, so a recording that is replayed counts on.
+//
+// Definitions: ACT = f32, f16 or bf16; RANKS = 2 to 8.
+// check: -DACT=f32 -DRANKS=2
+// check: -DACT=f16 -DRANKS=2
+// check: -DACT=bf16 -DRANKS=2
+// check: -DACT=bf16 -DRANKS=3
+// check: -DACT=bf16 -DRANKS=8
+#include "peers.cuh"
+#include "vector.cuh"
+
+// Element i * N and its neighbours as 16 bytes; past the end zeros.
+template <bool VECTOR> __device__ __forceinline__ uint4 load_unit(const ACT *x, u32 i, u32 count) {
+    constexpr int N = per_vector<ACT>;
+    if (VECTOR && (i + 1) * N <= count) return reinterpret_cast<const uint4 *>(x)[i];
+    Group<ACT, N> group;
+    float v[N];
+#pragma unroll
+    for (int k = 0; k < N; k++) v[k] = i * N + k < count ? to_f32(x[i * N + k]) : 0.f;
+    group.set(v);
+    return make_uint4(group.raw[0], group.raw[1], group.raw[2], group.raw[3]);
+}
+
+template <bool VECTOR>
+__device__ __forceinline__ void all_reduce(const ACT *input, ACT *out, u32 count, u32 rank, Calls *calls, HostWords *host, u64 limit,
+                                           u64 room, u8 *const (&rooms)[RANKS]) {
+    constexpr int N = per_vector<ACT>;
+    u32 units = (count + N - 1) / N, first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+    wait_for_previous();
+    // 0 is what untouched memory holds; 2 keeps the calls' two halves taking turns.
+    u32 number = load_shared_word(&calls->number) + 1;
+    number = number ? number : 2;
+    bool alive = load_shared_word(&calls->dead) == 0;
+    u64 half = (u64)(number & 1) * RANKS;
+    if (alive) {
+        for (u32 i = first; i < units; i += step) {
+            uint4 own = load_unit<VECTOR>(input, i, count);
+#pragma unroll
+            for (u32 r = 0; r < RANKS; r++)
+                if (r != rank) send_packets(rooms[r] + (half + rank) * room + packets_at(i), own, number);
+        }
+    }
+    let_next_start();
+    // Not indexed by `rank`: the addresses stay in constant memory.
+    const u8 *mine = rooms[0];
+#pragma unroll
+    for (u32 r = 1; r < RANKS; r++) mine = r == rank ? rooms[r] : mine;
+    for (u32 i = first; alive && i < units; i += step) {
+        float sum[N], v[N];
+#pragma unroll
+        for (u32 r = 0; r < RANKS; r++) {
+            uint4 data;
+            if (r == rank)
+                data = load_unit<VECTOR>(input, i, count);
+            else if (!receive_packets(mine + (half + r) * room + packets_at(i), number, host, limit, data))
+                alive = false;
+            Group<ACT, N> group;
+            group.raw[0] = data.x, group.raw[1] = data.y, group.raw[2] = data.z, group.raw[3] = data.w;
+            group.get(v);
+#pragma unroll
+            for (int k = 0; k < N; k++) sum[k] = r ? sum[k] + v[k] : v[k];
+        }
+        Group<ACT, N> group;
+        group.set(sum);
+        if (VECTOR && (i + 1) * N <= count)
+            group.store(out + i * N);
+        else
+            for (int k = 0; k < N; k++)
+                if (i * N + k < count) out[i * N + k] = from_f32<ACT>(sum[k]);
+    }
+    if (!alive) {
+        store_shared_word(&calls->dead, 1);
+        store_to_host(&host->given_up, 1);
+    }
+    __syncthreads();
+    // The last block: all have read the number by now.
+    if (threadIdx.x == 0) {
+        __threadfence();
+        if (atomicInc(&calls->arrived, gridDim.x - 1) == gridDim.x - 1) store_shared_word(&calls->number, number);
+    }
+}
+
+#define ENTRY(name, VECTOR)                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(128)                                                                                  \
+        name(const ACT *input, ACT *out, u32 count, u32 rank, Calls *calls, HostWords *host, u64 limit, u64 room, u8 *r0,        \
+             u8 *r1, u8 *r2, u8 *r3, u8 *r4, u8 *r5, u8 *r6, u8 *r7) {                                                                 \
+        u8 *const all[8] = {r0, r1, r2, r3, r4, r5, r6, r7};                                                                           \
+        u8 *const(&rooms)[RANKS] = reinterpret_cast<u8 *const(&)[RANKS]>(all);                                                         \
+        all_reduce<VECTOR>(input, out, count, rank, calls, host, limit, room, rooms);                                            \
+    }
+ENTRY(all_reduce_vector, true)
+ENTRY(all_reduce_scalar, false)
