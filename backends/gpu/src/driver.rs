@@ -388,6 +388,11 @@ pub trait Driver: Send + Sync {
         })
     }
 
+    /// Whether an image holds one entry point only: then each is compiled by itself, with `ENTRY_<name>` among the definitions.
+    fn separate_entries(&self) -> bool {
+        false
+    }
+
     /// Compiles a kernel file for this device.
     ///
     /// # Errors

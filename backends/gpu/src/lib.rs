@@ -25,6 +25,7 @@ pub use driver::{
     PEER_CALLS_BYTES, Param, Peers, Pinned, Product, ProductCall, ProductSpec, Stream, param_addresses, short_of,
 };
 pub use encoding::{Arg, Command, Encoding, Launch, MAX_ARGS};
+pub use halyard_kernels_gpu::Source;
 pub use kernel::{Kernel, Packer, Preparation, RowSource};
 pub use libraries::{Library, entries, find_symbol, symbol};
 pub use modules::Modules;

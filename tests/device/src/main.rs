@@ -20,13 +20,15 @@ use options::{Check, Options};
 use table::Table;
 
 /// Tiny models, their goldens.
-const FAMILIES: [(&str, &str); 11] = [
+const FAMILIES: [(&str, &str); 13] = [
     ("llama", "llama/goldens.json"),
     ("llama3-rope", "llama3-rope/goldens.json"),
     ("smollm2", "smollm2/goldens.json"),
     ("mistral", "mistral/goldens.json"),
     ("qwen2", "qwen2/goldens.json"),
     ("qwen3", "qwen3/goldens.json"),
+    ("llama-fp8", "llama-fp8/goldens.json"),
+    ("qwen3-fp8", "qwen3-fp8/goldens.json"),
     ("gemma3", "gemma3/goldens.json"),
     ("gguf/llama-gguf.gguf", "gguf/llama-gguf.golden.json"),
     ("gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json"),

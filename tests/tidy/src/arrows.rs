@@ -68,6 +68,16 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
         "backends/gpu",
         "drives the code that GPU platforms share",
     ),
+    (
+        "backends/vulkan",
+        "backends/gpu",
+        "drives the code that GPU platforms share",
+    ),
+    (
+        "backends/xpu",
+        "backends/gpu",
+        "drives the code that GPU platforms share",
+    ),
     ("plugins/", "platform-api", "implements its hooks"),
 ];
 
