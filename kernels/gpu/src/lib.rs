@@ -21,6 +21,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("attention_tile.cuh", include_str!("../include/attention_tile.cuh")),
     ("kv.cuh", include_str!("../include/kv.cuh")),
     ("kv_stream.cuh", include_str!("../include/kv_stream.cuh")),
+    ("mfma.cuh", include_str!("../include/mfma.cuh")),
     ("mma.cuh", include_str!("../include/mma.cuh")),
     ("vector.cuh", include_str!("../include/vector.cuh")),
     ("activate.cuh", include_str!("../include/activate.cuh")),
