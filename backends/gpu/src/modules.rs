@@ -63,7 +63,10 @@ impl Modules {
         name: &str,
         shared_bytes: u32,
     ) -> Result<Function> {
-        let options: Vec<String> = defines.iter().map(|(key, value)| format!("-D{key}={value}")).collect();
+        let mut options: Vec<String> = defines.iter().map(|(key, value)| format!("-D{key}={value}")).collect();
+        if driver.separate_entries() {
+            options.push(format!("-DENTRY_{name}"));
+        }
         let asked = format!("{} {}", source.name, options.join(" "));
         let entry = (asked.clone(), name.to_string());
         // Held throughout: a file that two ops ask for at once is compiled once.

@@ -33,8 +33,8 @@ pub struct Options {
     /// Ops that the device may leave unsupported (with a reason) in every variant. Another op that is unsupported in every
     /// variant fails.
     pub may_lack: Vec<String>,
-    /// Only every `.1`-th row of the ops, from row `.0` on; the suites belong to share 0. For [`run_shared`].
-    share: (usize, usize),
+    /// Only every `.1`-th row of the ops, from row `.0` on; the suites belong to share 0. [`run_shared`] sets it.
+    pub share: (usize, usize),
 }
 
 impl Default for Options {

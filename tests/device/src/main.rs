@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use halyard_device_check::goldens::{self, BF16, Bounds, F16, F32, Free};
+use halyard_device_check::goldens::{
+    self, BF16, BF16_KV_FP8, Bounds, F16, F16_KV_FP8, F32, Free, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS,
+};
 use halyard_device_check::{collectives, recording, tensor_parallel};
 use halyard_engine::{EngineConfig, Llm};
 use halyard_platform_api::{DType, Device, Platform};
@@ -18,13 +20,15 @@ use options::{Check, Options};
 use table::Table;
 
 /// Tiny models, their goldens.
-const FAMILIES: [(&str, &str); 11] = [
+const FAMILIES: [(&str, &str); 13] = [
     ("llama", "llama/goldens.json"),
     ("llama3-rope", "llama3-rope/goldens.json"),
     ("smollm2", "smollm2/goldens.json"),
     ("mistral", "mistral/goldens.json"),
     ("qwen2", "qwen2/goldens.json"),
     ("qwen3", "qwen3/goldens.json"),
+    ("llama-fp8", "llama-fp8/goldens.json"),
+    ("qwen3-fp8", "qwen3-fp8/goldens.json"),
     ("gemma3", "gemma3/goldens.json"),
     ("gguf/llama-gguf.gguf", "gguf/llama-gguf.golden.json"),
     ("gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json"),
@@ -50,7 +54,10 @@ fn run() -> Result<bool, String> {
     for check in &options.checks {
         match check {
             Check::Conformance => conformance(&*platform, &options, &mut table)?,
-            Check::Goldens => golden_models(&*platform, &options, &mut table)?,
+            Check::Goldens => {
+                golden_models(&*platform, &options, &mut table)?;
+                golden_models_over_kv_in_fp8(&*platform, &options, &mut table)?;
+            }
             Check::Recording => recorded(&*platform, &options, &mut table)?,
             Check::Replays => replays(&*platform, &options, &mut table)?,
             Check::Collectives => {
@@ -170,6 +177,34 @@ fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) 
         };
         let name = format!("goldens SmolLM2-135M Q4_1 {dtype:?}");
         golden_model(platform, config, &golden, bounds, free, &name, table)?;
+    }
+    Ok(())
+}
+
+/// Keys and values in 8 bits, under activations of every type.
+fn golden_models_over_kv_in_fp8(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
+    let kv = DType::F8E4M3;
+    let info = open(platform)?.info().clone();
+    for (dtype, bounds) in [
+        (DType::F32, KV_FP8),
+        (DType::F16, F16_KV_FP8),
+        (DType::BF16, BF16_KV_FP8),
+    ] {
+        if !info.compute_dtypes.contains(dtype) || !info.kv_dtypes.contains(kv) {
+            table.skip(
+                &format!("goldens in {dtype:?}, kv {kv:?}"),
+                "the device does not compute in it or hold KV in 8 bits",
+            );
+            continue;
+        }
+        for model in KV_FP8_MODELS {
+            let folder = options.fixtures.join(model);
+            let mut config = small(&folder);
+            (config.model.dtype, config.cache.kv_cache_dtype) = (Some(dtype), Some(kv));
+            let name = format!("goldens {model} {dtype:?}, kv {kv:?}");
+            let golden = folder.join(KV_FP8_GOLDENS);
+            golden_model(platform, config, &golden, bounds, Free::Only(&[]), &name, table)?;
+        }
     }
     Ok(())
 }

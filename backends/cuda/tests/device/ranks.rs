@@ -193,3 +193,14 @@ fn a_rank_leaves_after_its_calls_in_the_library() {
     assert!(passed && text.contains("left"), "{text}");
     assert!(text.contains("fake nccl: abort\n"), "{text}");
 }
+
+#[test]
+fn a_process_does_not_end_in_the_middle_of_an_abort() {
+    let fake = Fake::new("abort", &ALL);
+    let (passed, text) = fake.run("ranks::child_sums", "none");
+    let (begun, ended) = (
+        text.matches("fake nccl: abort\n"),
+        text.matches("fake nccl: abort ended"),
+    );
+    assert!(passed && begun.count() == 2 && ended.count() == 2, "{text}");
+}

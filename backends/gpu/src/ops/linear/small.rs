@@ -153,6 +153,9 @@ pub(crate) struct SmallCall {
     pub weight: DevicePtr,
     /// First row of the up part.
     pub weight_up: DevicePtr,
+    /// Scales of the weight's rows, and of the up part's, where it has them.
+    pub scale: DevicePtr,
+    pub scale_up: DevicePtr,
     pub norm: DevicePtr,
     pub bias: DevicePtr,
     pub bias_up: DevicePtr,
@@ -171,6 +174,8 @@ impl SmallCall {
             x: View::NONE,
             weight: 0,
             weight_up: 0,
+            scale: 0,
+            scale_up: 0,
             norm: 0,
             bias: 0,
             bias_up: 0,

@@ -1,0 +1,396 @@
+//! The driver of one device: the shared trait over streams, memory and pipelines. Handles are addresses of reference-counted objects.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ash::vk;
+use halyard_gpu::{
+    DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Modules, Param, Pinned, Product, ProductSpec,
+    Source, Stream,
+};
+use halyard_platform_api::{Error, Result};
+
+use crate::compile;
+use crate::core::Core;
+use crate::memory::Memory;
+use crate::physical::Physical;
+use crate::pipelines::{FunctionCore, ModuleCore, Pipelines};
+use crate::product::{self, Matrices};
+use crate::recorder::MAX_REGIONS;
+use crate::stream::{GraphCore, Point, StreamCore};
+use crate::surroundings;
+
+/// Bytes of each row of the table of constants, from which odd ends of fills are copied.
+const CONSTANT_BYTES: u64 = 4;
+
+/// An open device.
+pub(crate) struct VulkanDriver {
+    // In the order in which they must go.
+    functions: Mutex<Vec<Arc<FunctionCore>>>,
+    modules: Mutex<Vec<Arc<ModuleCore>>>,
+    pipelines: Arc<Pipelines>,
+    /// Of the product kernels, which no op asks for.
+    products: Modules,
+    /// Every byte value, a few times.
+    constants: Pinned,
+    memory: Arc<Memory>,
+    core: Arc<Core>,
+}
+
+/// What an event names; `None`: nothing yet, so it has passed.
+type EventCore = Mutex<Option<Point>>;
+
+impl VulkanDriver {
+    pub(crate) fn open(physical: Physical) -> Result<VulkanDriver> {
+        let core = Arc::new(Core::open(physical)?);
+        let memory = Arc::new(Memory::new(core.clone()));
+        let pipelines = Arc::new(Pipelines::new(&core, surroundings::cache_folder())?);
+        let constants = memory.allocate_pinned(256 * CONSTANT_BYTES)?;
+        for at in 0..256 * CONSTANT_BYTES {
+            // SAFETY: fresh memory of that size.
+            unsafe { constants.host.add(at as usize).write((at / CONSTANT_BYTES) as u8) };
+        }
+        Ok(VulkanDriver {
+            functions: Mutex::default(),
+            modules: Mutex::default(),
+            pipelines,
+            products: Modules::with_folder(surroundings::cache_folder()),
+            constants,
+            memory,
+            core,
+        })
+    }
+}
+
+/// The object behind a handle.
+///
+/// # Safety
+/// The handle came from `into_handle` and has not been ended.
+unsafe fn object<'a, T>(handle: usize) -> &'a T {
+    // SAFETY: as the caller promises.
+    unsafe { &*(handle as *const T) }
+}
+
+/// Another holder of the object behind a handle.
+///
+/// # Safety
+/// As [`object`].
+unsafe fn holder<T>(handle: usize) -> Arc<T> {
+    // SAFETY: as the caller promises; the handle keeps its own count.
+    unsafe {
+        Arc::increment_strong_count(handle as *const T);
+        Arc::from_raw(handle as *const T)
+    }
+}
+
+fn into_handle<T>(object: T) -> usize {
+    Arc::into_raw(Arc::new(object)) as usize
+}
+
+/// Ends a handle.
+///
+/// # Safety
+/// As [`object`]; the handle is not used again.
+unsafe fn end<T>(handle: usize) {
+    // SAFETY: as the caller promises.
+    drop(unsafe { Arc::from_raw(handle as *const T) });
+}
+
+/// # Safety
+/// A live stream.
+pub(crate) unsafe fn stream<'a>(which: Stream) -> &'a StreamCore {
+    // SAFETY: as the caller promises.
+    unsafe { object(which.0) }
+}
+
+fn point_of(which: Event) -> Option<Point> {
+    // SAFETY: the trait's callers use events until they end them.
+    let event: &EventCore = unsafe { object(which.0) };
+    event.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+impl Driver for VulkanDriver {
+    fn facts(&self) -> &Facts {
+        &self.core.physical.facts
+    }
+
+    fn memory(&self) -> Result<(u64, u64)> {
+        Ok(self.memory.info())
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<DevicePtr> {
+        self.memory.allocate(bytes)
+    }
+
+    unsafe fn free(&self, ptr: DevicePtr) {
+        // SAFETY: as the caller promises.
+        unsafe { self.memory.free(ptr) };
+    }
+
+    fn allocate_pinned(&self, bytes: u64) -> Result<Pinned> {
+        self.memory.allocate_pinned(bytes)
+    }
+
+    unsafe fn free_pinned(&self, pinned: Pinned) {
+        // SAFETY: as the caller promises.
+        unsafe { self.memory.free(pinned.device) };
+    }
+
+    fn create_stream(&self) -> Result<Stream> {
+        Ok(Stream(into_handle(StreamCore::new(&self.core, &self.memory)?)))
+    }
+
+    unsafe fn destroy_stream(&self, which: Stream) {
+        // SAFETY: as the caller promises.
+        unsafe { end::<StreamCore>(which.0) };
+    }
+
+    fn synchronize(&self, which: Stream) -> Result<()> {
+        // SAFETY: a live stream.
+        let stream = unsafe { stream(which) };
+        let last = stream.flush()?;
+        stream.wait(last)
+    }
+
+    fn create_event(&self) -> Result<Event> {
+        Ok(Event(into_handle(EventCore::new(None))))
+    }
+
+    unsafe fn destroy_event(&self, which: Event) {
+        // SAFETY: as the caller promises.
+        unsafe { end::<EventCore>(which.0) };
+    }
+
+    fn record_event(&self, which: Event, on: Stream) -> Result<()> {
+        // SAFETY: a live stream and a live event.
+        let (stream, event) = unsafe { (holder::<StreamCore>(on.0), object::<EventCore>(which.0)) };
+        let point = stream.point()?;
+        *event.lock().unwrap_or_else(PoisonError::into_inner) = Some(point);
+        Ok(())
+    }
+
+    fn stream_wait(&self, which: Stream, on: Event) -> Result<()> {
+        match point_of(on) {
+            // SAFETY: a live stream.
+            Some(point) => unsafe { stream(which) }.wait_for(point),
+            None => Ok(()),
+        }
+    }
+
+    fn synchronize_event(&self, which: Event) -> Result<()> {
+        match point_of(which) {
+            Some((stream, value)) => stream.wait(value),
+            None => Ok(()),
+        }
+    }
+
+    fn query_event(&self, which: Event) -> Result<bool> {
+        match point_of(which) {
+            Some((stream, value)) => stream.has_passed(value),
+            None => Ok(true),
+        }
+    }
+
+    unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, on: Stream) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.copy_2d(to, bytes, from, bytes, bytes, 1, on) }
+    }
+
+    unsafe fn copy_2d(
+        &self,
+        to: DevicePtr,
+        to_pitch: u64,
+        from: DevicePtr,
+        from_pitch: u64,
+        width: u64,
+        height: u64,
+        on: Stream,
+    ) -> Result<()> {
+        if width == 0 || height == 0 {
+            return Ok(());
+        }
+        let target = self.memory.locate(to, (height - 1) * to_pitch + width)?;
+        let source = self.memory.locate(from, (height - 1) * from_pitch + width)?;
+        let region = |row: u64, bytes: u64| vk::BufferCopy {
+            src_offset: source.offset + row * from_pitch,
+            dst_offset: target.offset + row * to_pitch,
+            size: bytes,
+        };
+        let regions: Vec<vk::BufferCopy> = match to_pitch == width && from_pitch == width {
+            true => vec![region(0, width * height)],
+            false => (0..height).map(|row| region(row, width)).collect(),
+        };
+        // SAFETY: a live stream.
+        unsafe { stream(on) }.record(|recorder, _| {
+            for part in regions.chunks(MAX_REGIONS) {
+                recorder.copy(source.buffer, target.buffer, part);
+            }
+            Ok(())
+        })
+    }
+
+    unsafe fn fill(&self, to: DevicePtr, value: u8, bytes: u64, on: Stream) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let target = self.memory.locate(to, bytes)?;
+        let constant = self.memory.locate(
+            self.constants.device + u64::from(value) * CONSTANT_BYTES,
+            CONSTANT_BYTES,
+        )?;
+        // Fills are of whole words; up to three bytes on either side are copied from the table.
+        let head = (target.offset.next_multiple_of(4) - target.offset).min(bytes);
+        let words = (bytes - head) / 4 * 4;
+        let tail = bytes - head - words;
+        // SAFETY: a live stream.
+        unsafe { stream(on) }.record(|recorder, _| {
+            if words > 0 {
+                let mut middle = target;
+                middle.offset += head;
+                recorder.fill(middle, words, value);
+            }
+            for (offset, bytes) in [(0, head), (head + words, tail)] {
+                if bytes > 0 {
+                    let region = vk::BufferCopy {
+                        src_offset: constant.offset,
+                        dst_offset: target.offset + offset,
+                        size: bytes,
+                    };
+                    recorder.copy(constant.buffer, target.buffer, &[region]);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    unsafe fn write_value(&self, to: DevicePtr, value: u64, on: Stream) -> Result<()> {
+        let target = self.memory.locate(to, 8)?;
+        // SAFETY: a live stream.
+        let stream = unsafe { stream(on) };
+        stream.record(|recorder, _| {
+            recorder.write_value(target, value);
+            Ok(())
+        })?;
+        // Whoever watches the word calls nothing that would submit it.
+        stream.flush().map(|_| ())
+    }
+
+    fn kernel_text(&self, source: Source) -> Result<KernelText> {
+        match halyard_kernels_vulkan::text(source.name) {
+            Some(text) => Ok(KernelText {
+                text,
+                headers: halyard_kernels_vulkan::HEADERS,
+            }),
+            None => Err(Error::unsupported(format!("{} has no shader", source.name))),
+        }
+    }
+
+    fn separate_entries(&self) -> bool {
+        true
+    }
+
+    fn compile(&self, name: &str, text: KernelText, options: &[String]) -> Result<Vec<u8>> {
+        let mut options = options.to_vec();
+        let physical = &self.core.physical;
+        if physical.counts_on_subgroups() {
+            options.push(format!("-DSUBGROUP={}", physical.facts.warp_size));
+        }
+        compile::compile(name, text, &options)
+    }
+
+    fn compiler(&self) -> Result<String> {
+        Ok(compile::COMPILER.to_string())
+    }
+
+    fn load(&self, image: &[u8]) -> Result<Module> {
+        let module = Arc::new(ModuleCore::load(&self.core, image)?);
+        let handle = Arc::as_ptr(&module) as usize;
+        self.modules.lock().unwrap_or_else(PoisonError::into_inner).push(module);
+        Ok(Module(handle))
+    }
+
+    fn function(&self, module: Module, name: &str, shared_bytes: u32) -> Result<Function> {
+        let most = self.core.physical.facts.max_shared_bytes;
+        if shared_bytes > most {
+            return Err(Error::unsupported(format!(
+                "{name} with {shared_bytes} bytes of dynamic shared memory; the device has {most} a workgroup"
+            )));
+        }
+        // SAFETY: modules live as long as the driver.
+        let module = unsafe { holder::<ModuleCore>(module.0) };
+        let function = Arc::new(FunctionCore::new(name, module));
+        let handle = Arc::as_ptr(&function) as usize;
+        self.functions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(function);
+        Ok(Function(handle))
+    }
+
+    unsafe fn launch(
+        &self,
+        function: Function,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: u32,
+        params: &[Param<'_>],
+        _chained: bool,
+        on: Stream,
+    ) -> Result<()> {
+        // SAFETY: functions live as long as the driver; the stream is live.
+        let (function, stream) = unsafe { (object::<FunctionCore>(function.0), stream(on)) };
+        if block[1] != 1 || block[2] != 1 {
+            return Err(Error::unsupported(format!(
+                "{} with workgroups of {block:?}: shaders here have one axis",
+                function.name()
+            )));
+        }
+        let bound = self.pipelines.bound(function, block[0], shared_bytes)?;
+        stream.record(|recorder, memory| recorder.launch(memory, bound, grid, params))
+    }
+
+    fn begin_capture(&self, on: Stream) -> Result<()> {
+        // SAFETY: a live stream.
+        unsafe { stream(on) }.begin_capture()
+    }
+
+    fn end_capture(&self, on: Stream) -> Result<Graph> {
+        // SAFETY: a live stream.
+        Ok(Graph(into_handle(unsafe { stream(on) }.end_capture()?)))
+    }
+
+    unsafe fn launch_graph(&self, graph: Graph, on: Stream) -> Result<()> {
+        // SAFETY: both are live.
+        let (stream, graph) = unsafe { (stream(on), object::<GraphCore>(graph.0)) };
+        stream.launch_graph(graph)
+    }
+
+    unsafe fn destroy_graph(&self, graph: Graph) {
+        // SAFETY: as the caller promises.
+        unsafe { end::<GraphCore>(graph.0) };
+    }
+
+    fn product(&self, spec: &ProductSpec) -> Result<Arc<dyn Product>> {
+        let physical = &self.core.physical;
+        let definitions = product::definitions(physical, spec)?;
+        let source = Source {
+            name: "product",
+            text: "",
+        };
+        let function = |side: u32| {
+            let side = side.to_string();
+            let mut all = definitions.to_vec();
+            all.push(("TILE", &side));
+            let function = self.products.function(self, source, &all, "product", 0)?;
+            // SAFETY: functions live as long as the driver.
+            Ok(unsafe { holder::<FunctionCore>(function.0) })
+        };
+        let [large, small] = product::TILES.map(function);
+        Ok(Arc::new(Matrices {
+            pipelines: self.pipelines.clone(),
+            functions: [large?, small?],
+            in_features: spec.in_features,
+            out_features: spec.out_features,
+            num_sms: physical.facts.num_sms,
+        }))
+    }
+}

@@ -1,0 +1,76 @@
+//! The Vulkan platform: a [`Driver`](halyard_gpu::Driver) over the Vulkan loader, which is found at run time, with shaders compiled by a
+//! compiler that is linked in. It builds on machines without Vulkan, and where there is no device it says why.
+
+mod bfloat16;
+mod compile;
+mod core;
+mod driver;
+mod error;
+mod instance;
+mod memory;
+mod params;
+mod physical;
+mod pipelines;
+mod product;
+mod recorder;
+mod stream;
+mod surroundings;
+
+use std::sync::Arc;
+
+use halyard_gpu::{GpuDevice, device_info};
+use halyard_platform_api::{Capabilities, Device, DeviceInfo, Error, Platform, Result, Status};
+
+use crate::driver::VulkanDriver;
+use crate::physical::{Physical, usable_devices};
+
+/// The platform: every device that the Vulkan loader shows and that has what the kernels need. GPUs come first.
+#[derive(Default)]
+pub struct VulkanPlatform;
+
+impl Platform for VulkanPlatform {
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(usable_devices()?.iter().map(info).collect())
+    }
+
+    fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
+        let mut usable = usable_devices()?;
+        if index as usize >= usable.len() {
+            let names: Vec<&str> = usable.iter().map(|device| device.facts.name.as_str()).collect();
+            return Err(Error::new(
+                Status::NotFound,
+                format!(
+                    "device {index}: the Vulkan loader shows {} that can run the kernels: {}",
+                    names.len(),
+                    names.join(", ")
+                ),
+            ));
+        }
+        let physical = usable.swap_remove(index as usize);
+        let info = info(&physical);
+        let driver = Arc::new(VulkanDriver::open(physical)?);
+        Ok(GpuDevice::open(driver, info, surroundings::cache_folder())?)
+    }
+}
+
+/// What a device says of itself.
+fn info(physical: &Physical) -> DeviceInfo {
+    let mut info = device_info(&physical.facts);
+    // No regions: what is claimed runs on matrix units that shaders do not reach.
+    info.capabilities = Capabilities::RECORDING.with(Capabilities::CONCURRENT_QUEUES);
+    info.max_buffer_bytes = physical.max_allocation_bytes.min(info.max_buffer_bytes);
+    info.max_binding_bytes = info.max_buffer_bytes;
+    info
+}
+
+halyard_platform_api::export_platform! {
+    name: "vulkan",
+    version: env!("CARGO_PKG_VERSION"),
+    priority: 5,
+    about: "GPUs with Vulkan 1.2, and CPUs through a software Vulkan driver",
+    cpu_features: "",
+    platform: VulkanPlatform,
+}
+
+#[cfg(test)]
+mod tests;

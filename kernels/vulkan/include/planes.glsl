@@ -1,0 +1,157 @@
+// GGUF weights as the linear kernels hold them: planes of quants, high bits, scales and block scales, each row by row, in groups of four
+// chunks of 32 values. Lane t of four has eight values of a chunk, depths 4t .. 4t+3 and 16+4t .. 16+4t+3, and 16 bytes of nibbles hold its
+// values of a whole group. The layout is that of kernels/gpu (quantized.cuh), whose sizes the host computes too.
+//
+// Value i of a lane stands in nibble i / 2 (even i) or 4 + i / 2 (odd i) of its word. Fifth bits: one byte a chunk, bit i / 2 (even) or
+// 4 + i / 2. Upper pairs (Q6_K): two bytes a chunk, bits 2·(i / 2) of the first (even) or second. Rows whose depth is no whole number of
+// groups end in chunks with scale 0.
+//
+// Definition: FORMAT, `WeightFormat`'s code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K.
+#ifndef PLANES_GLSL
+#define PLANES_GLSL
+#include "common.glsl"
+
+// Bytes a group of 128 values in each plane; what the stored number exceeds the value's factor by; the file's blocks.
+#if FORMAT == 3
+#define QUANTS 64
+#define HIGH 0
+#define SCALES 8
+#define OFFSET 8
+#define FILE_BLOCK 32
+#define FILE_BYTES 18
+#elif FORMAT == 4
+#define QUANTS 64
+#define HIGH 0
+#define SCALES 16
+#define OFFSET 0
+#define FILE_BLOCK 32
+#define FILE_BYTES 20
+#elif FORMAT == 5
+#define QUANTS 64
+#define HIGH 16
+#define SCALES 8
+#define OFFSET 16
+#define FILE_BLOCK 32
+#define FILE_BYTES 22
+#elif FORMAT == 6
+#define QUANTS 128
+#define HIGH 0
+#define SCALES 8
+#define OFFSET 0
+#define FILE_BLOCK 32
+#define FILE_BYTES 34
+#elif FORMAT == 7
+#define QUANTS 64
+#define HIGH 0
+#define SCALES 8
+#define OFFSET 0
+#define FILE_BLOCK 256
+#define FILE_BYTES 144
+#else
+#define QUANTS 64
+#define HIGH 32
+#define SCALES 8
+#define OFFSET 32
+#define FILE_BLOCK 256
+#define FILE_BYTES 210
+#endif
+
+// Where the planes of a matrix start, and groups a row. The block plane (formats with blocks of 256) has one word for two groups.
+struct Planes {
+    u64 quants, high, scales, blocks;
+    u32 groups;
+};
+
+u64 plane_bytes(u64 bytes) { return (bytes + 255) / 256 * 256; }
+
+Planes planes_of(u64 packed, u32 n, u32 k) {
+    Planes planes;
+    planes.groups = (k + 127) / 128;
+    u64 all = u64(n) * planes.groups;
+    planes.quants = packed;
+    planes.high = planes.quants + plane_bytes(all * QUANTS);
+    planes.scales = planes.high + plane_bytes(all * HIGH);
+    planes.blocks = planes.scales + plane_bytes(all * SCALES);
+    return planes;
+}
+
+// What lane t holds of one group of a row: quants of Q8_0 fill both vectors.
+struct Group {
+    uvec4 quants, more;
+    uvec2 high;
+    uvec4 scales;
+    u32 block;
+};
+
+Group load_group(Planes planes, u32 row, u32 group, u32 t) {
+    Group v;
+    u64 at = u64(row) * planes.groups + group, quants = planes.quants + at * QUANTS + t * (QUANTS / 4);
+    v.quants = Quads(quants).at[0];
+#if FORMAT == 6
+    v.more = Quads(quants).at[1];
+#endif
+#if FORMAT == 5
+    v.high.x = Words(planes.high + at * HIGH).at[t];
+#elif FORMAT == 8
+    v.high = Pairs(planes.high + at * HIGH).at[t];
+#endif
+#if SCALES == 16
+    v.scales = Quads(planes.scales + at * SCALES).at[0];
+#else
+    v.scales.xy = Pairs(planes.scales + at * SCALES).at[0];
+#endif
+#if FILE_BLOCK == 256
+    v.block = Words(planes.blocks + (u64(row) * (planes.groups / 2) + group / 2) * 4).at[0];
+#endif
+    return v;
+}
+
+float signed_byte(u32 bits) { return float(i32(bits << 24) >> 24); }
+
+// Scales of the two halves of a chunk (0 .. 3), and what is added to each value.
+void scales_of(Group v, u32 chunk, out float first, out float second, out float add) {
+    add = 0.0;
+#if FORMAT == 4
+    vec2 both = unpackHalf2x16(v.scales[chunk]);
+    first = second = both.x;
+    add = both.y;
+#else
+    u32 bits = v.scales[chunk >> 1] >> (16 * (chunk & 1u)) & 0xffffu;
+#if FORMAT == 7
+    vec2 both = unpackHalf2x16(v.block);
+    first = second = both.x * float(bits & 0xffu);
+    add = -(both.y * float(bits >> 8));
+#elif FORMAT == 8
+    float scale = f16_value(v.block & 0xffffu);
+    first = scale * signed_byte(bits);
+    second = scale * signed_byte(bits >> 8);
+#else
+    first = second = f16_value(bits);
+#endif
+#endif
+}
+
+// The eight values of a chunk as whole numbers, without their scale.
+void numbers_of(Group v, u32 chunk, out float numbers[8]) {
+#if FORMAT == 6
+    uvec4 words = chunk >= 2 ? v.more : v.quants;
+    [[unroll]] for (u32 j = 0; j < 8; j++) numbers[j] = signed_byte(words[(chunk & 1u) * 2 + j / 4] >> (8 * (j & 3u)));
+#else
+    u32 word = v.quants[chunk];
+    [[unroll]] for (u32 i = 0; i < 4; i++) {
+        u32 even = word >> (4 * i) & 15u, odd = word >> (4 * i + 16) & 15u;
+#if FORMAT == 5
+        u32 h = v.high.x >> (8 * chunk);
+        even |= (h >> i & 1u) << 4;
+        odd |= (h >> (4 + i) & 1u) << 4;
+#elif FORMAT == 8
+        u32 h = v.high[chunk >> 1] >> (16 * (chunk & 1u));
+        even |= (h >> (2 * i) & 3u) << 4;
+        odd |= (h >> (8 + 2 * i) & 3u) << 4;
+#endif
+        numbers[2 * i] = float(i32(even) - OFFSET);
+        numbers[2 * i + 1] = float(i32(odd) - OFFSET);
+    }
+#endif
+}
+#endif

@@ -1,0 +1,142 @@
+#version 460
+#extension GL_GOOGLE_include_directive : enable
+// Attention of any shape and type over the paged cache, without matrix units: 32 threads a (token, query head), online softmax in f32.
+//
+// Definitions: ACT (f32, f16, bf16: q and out), KV (those or e4m3: the cache), HEAD_DIM, BLOCK (a multiple of 8).
+// Entry point: attention_plain. Grid: ceil(T * num_heads / 4) blocks of 128 threads. Tokens that belong to no sequence write nothing.
+// check: attention_plain -DACT=f32 -DKV=f32 -DHEAD_DIM=64 -DBLOCK=8
+// check: attention_plain -DACT=f16 -DKV=e4m3 -DHEAD_DIM=80 -DBLOCK=16
+// check: attention_plain -DACT=bf16 -DKV=bf16 -DHEAD_DIM=128 -DBLOCK=64
+// check: attention_plain -DACT=bf16 -DKV=f32 -DHEAD_DIM=16 -DBLOCK=8
+// check: attention_plain -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=256 -DBLOCK=64
+#include "functions.glsl"
+#include "kv.glsl"
+#include "lanes.glsl"
+
+// Dims of a lane: lane, lane + 32, ...
+#define DIMS ((HEAD_DIM + 31) / 32)
+
+shared float queries[4][HEAD_DIM];
+shared float weights[4][32];
+
+PARAMETERS(u64 q; u32 q_token_stride; u32 q_head_stride; u64 cache; u64 page_stride; u64 block_table; u32 table_stride; u64 step_rows; u64 starts;
+           u64 seq_lens; u64 sinks; u64 to; u32 to_token_stride; u32 to_head_stride; u32 T; u32 S; u32 num_heads; u32 group; float scale;
+           float softcap; u32 window;)
+
+// The sequence that token t belongs to: the last s with start[s] <= t. Empty sequences share their start with the next.
+u32 sequence_of(i32 t) {
+    u32 low = 0, high = p.S - 1;
+    while (low < high) {
+        u32 middle = (low + high + 1) / 2;
+        if (Ints(p.starts).at[middle] <= t) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+// The query's product with the key at `piece`, `token` of its block.
+float product_of(u64 piece, u32 token) {
+    float sum = 0.0, v[ROW];
+    for (u32 r = 0; r < KEY_ROWS; r++) {
+        values_of(Quads(piece + key_row(token, r)).at[0], v);
+        [[unroll]] for (u32 j = 0; j < ROW; j++)
+            if (r * ROW + j < HEAD_DIM) sum = fma(queries[WARP][r * ROW + j], v[j], sum);
+    }
+    return sum;
+}
+
+// Sum of the values of a dim at tokens `token` .. `token` + 7 of a block, weighted by weights `first` and on; tokens with weight 0 do not
+// count, whatever they hold.
+float weighted_values(u64 piece, u32 dim, u32 token, u32 first) {
+    float sum = 0.0, v[ROW];
+#if ROW < 8
+    for (u32 part = 0; part < 8; part += ROW) {
+        values_of(Quads(piece + value_row(dim, (token + part) / ROW)).at[0], v);
+        [[unroll]] for (u32 j = 0; j < ROW; j++) {
+            float weight = weights[WARP][first + part + j];
+            sum += weight == 0.0 ? 0.0 : weight * v[j];
+        }
+    }
+#else
+    values_of(Quads(piece + value_row(dim, token / ROW)).at[0], v);
+    bool upper = token % ROW != 0;
+    [[unroll]] for (u32 j = 0; j < 8; j++) {
+        float weight = weights[WARP][first + j];
+#if ROW == 16
+        float value = upper ? v[8 + j] : v[j];
+#else
+        float value = v[j];
+#endif
+        sum += weight == 0.0 ? 0.0 : weight * value;
+    }
+#endif
+    return sum;
+}
+
+void main() {
+    u32 job = gl_WorkGroupID.x * 4 + WARP, t = job / p.num_heads, head = job % p.num_heads;
+    bool live = t < p.T && i32(t) >= Ints(p.starts).at[0] && i32(t) < Ints(p.starts).at[p.S];
+    // Position of the token, and the keys first ..= last that it sees.
+    i32 first = 0, last = -1, row = -1;
+    if (live) {
+        u32 s = sequence_of(i32(t));
+        row = Ints(p.step_rows).at[s];
+        live = row >= 0;
+        last = Ints(p.seq_lens).at[s] - Ints(p.starts).at[s + 1] + i32(t);
+        if (p.window > 0 && last + 1 > i32(p.window)) first = last + 1 - i32(p.window);
+    }
+    Words pages = Words(p.block_table + (live ? u64(row) : 0) * p.table_stride * 4);
+    u64 piece_offset = p.cache + u64(head / p.group) * HEAD_BYTES, from = p.q + (u64(t) * p.q_token_stride + u64(head) * p.q_head_stride) * SIZE(ACT);
+    if (live) {
+        for (u32 d = LANE; d < HEAD_DIM; d += 32) queries[WARP][d] = LOAD(ACT, from, d);
+    }
+    // All threads of the block pass the same number of tiles, as they meet at barriers.
+    i32 start = first & ~31;
+    u32 rounds = u32(block_max(live && last >= first ? float((last - start) / 32 + 1) : 0.0));
+    barrier();
+    float highest = -INFINITY, total = 0.0, sum[DIMS];
+    [[unroll]] for (u32 i = 0; i < DIMS; i++) sum[i] = 0.0;
+    for (u32 round = 0; round < rounds; round++) {
+        i32 tile = start + 32 * i32(round);
+        // Scores: a lane a key.
+        i32 key = tile + i32(LANE);
+        bool seen = live && key >= first && key <= last;
+        float score = -INFINITY;
+        if (seen) {
+            score = product_of(piece_offset + u64(pages.at[u32(key) / BLOCK]) * p.page_stride, u32(key) % BLOCK) * p.scale;
+            if (p.softcap > 0.0) score = p.softcap * tanh_of(score / p.softcap);
+        }
+        float above = max(highest, max32(score));
+        float kept = highest == above ? 1.0 : exp_of(highest - above), weight = seen ? exp_of(score - above) : 0.0;
+        highest = above;
+        total = total * kept + sum32(weight);
+        barrier();
+        weights[WARP][LANE] = weight;
+        barrier();
+        // Values: a lane a dim, 8 tokens at a time.
+        [[unroll]] for (u32 i = 0; i < DIMS; i++) sum[i] *= kept;
+        for (i32 eighth = 0; eighth < 32; eighth += 8) {
+            i32 token = tile + eighth;
+            if (!live || token + 7 < first || token > last) continue;
+            u64 piece = piece_offset + u64(pages.at[u32(token) / BLOCK]) * p.page_stride;
+            [[unroll]] for (u32 i = 0; i < DIMS; i++) {
+                u32 dim = LANE + 32 * i;
+                if (dim < HEAD_DIM) sum[i] += weighted_values(piece, dim, u32(token) % BLOCK, u32(eighth));
+            }
+        }
+    }
+    if (!live) return;
+    if (p.sinks != 0) {
+        float sink = Floats(p.sinks).at[head], above = max(highest, sink), kept = exp_of(highest - above);
+        total = total * kept + exp_of(sink - above);
+        [[unroll]] for (u32 i = 0; i < DIMS; i++) sum[i] *= kept;
+    }
+    u64 to = p.to + (u64(t) * p.to_token_stride + u64(head) * p.to_head_stride) * SIZE(ACT);
+    [[unroll]] for (u32 i = 0; i < DIMS; i++) {
+        u32 dim = LANE + 32 * i;
+        if (dim < HEAD_DIM) STORE(ACT, to, dim, sum[i] / total);
+    }
+}

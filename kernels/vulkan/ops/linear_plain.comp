@@ -1,0 +1,112 @@
+#version 460
+#extension GL_GOOGLE_include_directive : enable
+// `linear` of any type, size and stride, in f32: 32 threads an output row, which share the depths, eight tokens at a time, by 16 bytes where
+// addresses allow it; the conversion of weights to another type; and what follows or precedes a product of others (bias, activation,
+// residual).
+//
+// Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.glsl).
+// linear_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads.
+// linear_finish: grid (⌈n / 256⌉, tokens), 256 threads.
+// check: linear_plain convert_weights linear_finish -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0
+// check: linear_plain linear_finish -DACT=bf16 -DWEIGHT=bf16 -DOUT=bf16 -DEPILOGUE=1
+// check: linear_plain convert_weights linear_finish -DACT=bf16 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=3
+// check: linear_plain convert_weights linear_finish -DACT=f16 -DWEIGHT=bf16 -DOUT=f16 -DEPILOGUE=2
+// check: linear_plain -DACT=f32 -DWEIGHT=f16 -DOUT=f32 -DEPILOGUE=0
+#define N 8
+#include "activate.glsl"
+
+#if defined(ENTRY_linear_plain)
+#include "lanes.glsl"
+#include "vector.glsl"
+
+#define TOKENS 8
+
+PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
+
+float dot8(in float a[8], in float b[8], float sum) {
+    [[unroll]] for (u32 i = 0; i < 8; i++) sum = fma(a[i], b[i], sum);
+    return sum;
+}
+
+void main() {
+    // Rows past the end compute the last one again, for the barriers' sake, and leave it unwritten.
+    u32 row = gl_WorkGroupID.x * 8 + WARP, first = gl_WorkGroupID.y * TOKENS, count = min(p.tokens - first, TOKENS), k = p.k;
+    u64 weights = p.w + u64(min(row, p.n - 1)) * k * SIZE(WEIGHT), values = p.x + u64(first) * p.x_stride * SIZE(ACT);
+    u64 pitch = u64(p.x_stride) * SIZE(ACT);
+    u32 apart = u32(p.w | p.x | (u64(k) * SIZE(WEIGHT)) | (p.tokens > 1 ? pitch : 0)) & 15u, whole = apart == 0 ? k & ~7u : 0;
+    float sums[TOKENS] = float[TOKENS](0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
+    float a[8], b[8];
+    if (count == 1) {
+        float other = 0.0;
+        u32 i = LANE * 8;
+        // Two at a time: loads in flight are what a single token waits for.
+        for (; i + 256 < whole; i += 512) {
+            float c[8], d[8];
+            GET(WEIGHT, weights + i * SIZE(WEIGHT), a);
+            GET(WEIGHT, weights + (i + 256) * SIZE(WEIGHT), c);
+            GET(ACT, values + i * SIZE(ACT), b);
+            GET(ACT, values + (i + 256) * SIZE(ACT), d);
+            sums[0] = dot8(a, b, sums[0]);
+            other = dot8(c, d, other);
+        }
+        for (; i < whole; i += 256) {
+            GET(WEIGHT, weights + i * SIZE(WEIGHT), a);
+            GET(ACT, values + i * SIZE(ACT), b);
+            sums[0] = dot8(a, b, sums[0]);
+        }
+        sums[0] += other;
+    } else {
+        for (u32 i = LANE * 8; i < whole; i += 256) {
+            GET(WEIGHT, weights + i * SIZE(WEIGHT), a);
+            [[unroll]] for (u32 t = 0; t < TOKENS; t++) {
+                if (t >= count) continue;
+                GET(ACT, values + t * pitch + i * SIZE(ACT), b);
+                sums[t] = dot8(a, b, sums[t]);
+            }
+        }
+    }
+    for (u32 i = whole + LANE; i < k; i += 32) {
+        float weight = LOAD(WEIGHT, weights, i);
+        [[unroll]] for (u32 t = 0; t < TOKENS; t++)
+            if (t < count) sums[t] = fma(weight, LOAD(ACT, values + t * pitch, i), sums[t]);
+    }
+    float mine = 0.0;
+    [[unroll]] for (u32 t = 0; t < TOKENS; t++) {
+        if (t < count) {
+            float sum = sum32(sums[t]);
+            if (LANE == t) mine = sum;
+        }
+    }
+    if (LANE < count && row < p.n) WRITE_OUT(mine, first + LANE, row);
+}
+
+#elif defined(ENTRY_convert_weights)
+
+// Rounds to the nearest value that the type holds: a weight beyond f16's range becomes its largest value, not an infinity. Infinities
+// and NaN of the file stay.
+float narrow_f32(float x) { return x; }
+float narrow_bf16(float x) { return x; }
+float narrow_f16(float x) { return abs(x) < INFINITY ? clamp(x, -65504.0, 65504.0) : x; }
+
+PARAMETERS(u64 from; u64 to; u64 count;)
+void main() {
+    u64 first = u64(gl_WorkGroupID.x) * 1024 + gl_LocalInvocationIndex;
+    for (u32 i = 0; i < 4; i++) {
+        u64 at = first + 256 * i;
+        if (at < p.count) STORE(ACT, p.to + at * SIZE(ACT), 0, JOIN(narrow_, ACT)(LOAD(WEIGHT, p.from + at * SIZE(WEIGHT), 0)));
+    }
+}
+
+#else
+
+// out = epilogue(product + bias) + residual, where each of product (f32 rows), bias and residual may be absent.
+PARAMETERS(u64 product; u64 bias; u64 residual; u64 to; u32 product_stride; u32 residual_stride; u32 to_stride; u32 n;)
+void main() {
+    u32 row = gl_WorkGroupID.x * 256 + gl_LocalInvocationIndex, token = gl_WorkGroupID.y;
+    if (row >= p.n) return;
+    float sum = 0.0;
+    if (p.product != 0) sum = Floats(p.product + (u64(token) * p.product_stride + row) * 4).at[0];
+    WRITE_OUT(sum, token, row);
+}
+
+#endif

@@ -1,0 +1,170 @@
+#version 460
+#extension GL_GOOGLE_include_directive : enable
+// `linear` of GGUF formats: packing their blocks into planes, unpacking them, and the product that reads the packed planes once and never
+// writes a weight, in f32. The planes' layout stands in planes.glsl.
+//
+// Definitions: FORMAT (see planes.glsl), ACT, OUT (f32, f16, bf16), MATRIX (not used here), EPILOGUE (see activate.glsl).
+// quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads. quantized_unpack: grid ⌈rows · groups · 16 / 256⌉, 256 threads.
+// linear_quantized_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads.
+// check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=3 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
+// check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=4 -DACT=f16 -DOUT=f16 -DMATRIX=1 -DEPILOGUE=1
+// check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=5 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
+// check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=6 -DACT=bf16 -DOUT=f32 -DMATRIX=1 -DEPILOGUE=3
+// check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=7 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
+// check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=8 -DACT=f16 -DOUT=f32 -DMATRIX=1 -DEPILOGUE=2
+#include "activate.glsl"
+#include "planes.glsl"
+
+#if defined(ENTRY_quantized_pack)
+
+u32 byte_at(u64 address) { return u32(Bytes(address).at[0]); }
+u32 half_bits(u64 address) { return byte_at(address) | byte_at(address + 1) << 8; }
+
+// The stored number of value `j` (0 .. 31) of chunk `chunk` of a file's block.
+u32 number_in_file(u64 block, u32 chunk, u32 j) {
+#if FORMAT == 3
+    return byte_at(block + 2 + (j & 15u)) >> (j / 16 * 4) & 15u;
+#elif FORMAT == 4
+    return byte_at(block + 4 + (j & 15u)) >> (j / 16 * 4) & 15u;
+#elif FORMAT == 5
+    return (byte_at(block + 6 + (j & 15u)) >> (j / 16 * 4) & 15u) | (byte_at(block + 2 + j / 8) >> (j & 7u) & 1u) << 4;
+#elif FORMAT == 6
+    return byte_at(block + 2 + j);
+#elif FORMAT == 7
+    return byte_at(block + 16 + chunk / 2 * 32 + j) >> ((chunk & 1u) * 4) & 15u;
+#else
+    u32 part = chunk / 4, quarter = chunk & 3u;
+    u32 low = byte_at(block + part * 64 + (quarter & 1u) * 32 + j) >> (quarter / 2 * 4) & 15u;
+    return low | (byte_at(block + 128 + part * 32 + j) >> (2 * quarter) & 3u) << 4;
+#endif
+}
+
+// The scale word of a chunk: 16 bits, or 32 for a scale and a minimum of their own.
+u32 scale_in_file(u64 block, u32 chunk) {
+#if FORMAT == 4
+    return half_bits(block) | half_bits(block + 2) << 16;
+#elif FORMAT == 7
+    // Six bits each: the first four chunks plainly, the others in the spare bits.
+    u64 s = block + 4;
+    if (chunk < 4) return (byte_at(s + chunk) & 63u) | (byte_at(s + chunk + 4) & 63u) << 8;
+    u32 scale = (byte_at(s + chunk + 4) & 15u) | byte_at(s + chunk - 4) >> 6 << 4;
+    return scale | (byte_at(s + chunk + 4) >> 4 | byte_at(s + chunk) >> 6 << 4) << 8;
+#elif FORMAT == 8
+    return half_bits(block + 192 + 2 * chunk);
+#else
+    return half_bits(block);
+#endif
+}
+
+// Rows `first_row ..` of the matrix from canonical bytes. One thread a chunk.
+PARAMETERS(u64 file; u64 packed; u32 n; u32 k; u32 first_row; u32 num_rows;)
+void main() {
+    Planes planes = planes_of(p.packed, p.n, p.k);
+    u64 index = u64(gl_WorkGroupID.x) * 256 + gl_LocalInvocationIndex;
+    u32 chunks = 4 * planes.groups, chunk = u32(index % chunks);
+    u64 row = index / chunks;
+    if (row >= p.num_rows) return;
+    u64 at = (p.first_row + row) * planes.groups + chunk / 4;
+    u32 slot = chunk & 3u, in_block = chunk % (FILE_BLOCK / 32);
+    bool present = 32 * chunk < p.k;
+    u64 block = p.file + (row * (p.k / FILE_BLOCK) + 32 * chunk / FILE_BLOCK) * FILE_BYTES;
+    for (u32 t = 0; t < 4; t++) {
+        u32 word = 0, fifth = 0, pairs = 0, bytes[2] = u32[2](0, 0);
+        for (u32 i = 0; i < 8 && present; i++) {
+            u32 number = number_in_file(block, in_block, (i < 4 ? 0 : 16) + 4 * t + (i & 3u)), odd = i & 1u, pair = i / 2;
+            bytes[i / 4] |= (number & 255u) << (8 * (i & 3u));
+            word |= (number & 15u) << (4 * (pair + 4 * odd));
+            fifth |= (number >> 4 & 1u) << (pair + 4 * odd);
+            pairs |= (number >> 4 & 3u) << (2 * pair + 8 * odd);
+        }
+        u64 quants = planes.quants + at * QUANTS + t * (QUANTS / 4);
+#if FORMAT == 6
+        Words(quants).at[2 * slot] = bytes[0];
+        Words(quants).at[2 * slot + 1] = bytes[1];
+#else
+        Words(quants).at[slot] = word;
+#endif
+#if FORMAT == 5
+        Bytes(planes.high + at * HIGH).at[4 * t + slot] = uint8_t(fifth);
+#elif FORMAT == 8
+        Halves(planes.high + at * HIGH).at[4 * t + slot] = uint16_t(pairs);
+#endif
+    }
+    u32 scale = present ? scale_in_file(block, in_block) : 0;
+#if SCALES == 16
+    Words(planes.scales + at * SCALES).at[slot] = scale;
+#else
+    Halves(planes.scales + at * SCALES).at[slot] = uint16_t(scale);
+#endif
+#if FILE_BLOCK == 256
+    if (in_block == 0) {
+#if FORMAT == 7
+        u32 factors = half_bits(block) | half_bits(block + 2) << 16;
+#else
+        u32 factors = half_bits(block + 208);
+#endif
+        Words(planes.blocks + ((p.first_row + row) * (planes.groups / 2) + chunk / 8) * 4).at[0] = factors;
+    }
+#endif
+}
+
+#elif defined(ENTRY_quantized_unpack)
+
+// Rows `first_row ..` as plain values, row-major. One thread a lane's part of a chunk.
+PARAMETERS(u64 packed; u64 to; u32 n; u32 k; u32 first_row; u32 num_rows;)
+void main() {
+    Planes planes = planes_of(p.packed, p.n, p.k);
+    u64 index = u64(gl_WorkGroupID.x) * 256 + gl_LocalInvocationIndex;
+    u32 t = u32(index & 3), parts = 4 * planes.groups, chunk = u32(index / 4 % parts);
+    u64 row = index / 4 / parts;
+    if (row >= p.num_rows || 32 * chunk >= p.k) return;
+    Group v = load_group(planes, p.first_row + u32(row), chunk / 4, t);
+    float numbers[8], first, second, add;
+    numbers_of(v, chunk & 3u, numbers);
+    scales_of(v, chunk & 3u, first, second, add);
+    u64 to = p.to + (row * p.k + 32 * chunk + 4 * t) * SIZE(ACT);
+    for (u32 i = 0; i < 4; i++) {
+        STORE(ACT, to, i, fma(first, numbers[i], add));
+        STORE(ACT, to, 16 + i, fma(second, numbers[4 + i], add));
+    }
+}
+
+#else
+#include "lanes.glsl"
+
+#define TOKENS 8
+
+// Any stride. 32 threads a row, eight tokens at a time: each four threads take a group of 128 values.
+PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
+void main() {
+    u32 row = gl_WorkGroupID.x * 8 + WARP, first_token = gl_WorkGroupID.y * TOKENS, count = min(p.tokens - first_token, TOKENS), t = LANE & 3u;
+    Planes planes = planes_of(p.w, p.n, p.k);
+    u64 pitch = u64(p.x_stride) * SIZE(ACT), values = p.x + first_token * pitch;
+    float sums[TOKENS] = float[TOKENS](0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
+    for (u32 group = LANE >> 2; group < planes.groups; group += 8) {
+        // Rows past the end compute the last one again, for the barriers' sake, and leave it unwritten.
+        Group v = load_group(planes, min(row, p.n - 1), group, t);
+        [[unroll]] for (u32 c = 0; c < 4; c++) {
+            u32 depth = 128 * group + 32 * c + 4 * t;
+            if (depth >= p.k) break;
+            float numbers[8], first, second, add;
+            numbers_of(v, c, numbers);
+            scales_of(v, c, first, second, add);
+            [[unroll]] for (u32 i = 0; i < 8; i++) numbers[i] = fma(i < 4 ? first : second, numbers[i], add);
+            [[unroll]] for (u32 token = 0; token < TOKENS; token++) {
+                if (token >= count) continue;
+                u64 from = values + token * pitch + depth * SIZE(ACT);
+                [[unroll]] for (u32 i = 0; i < 8; i++) sums[token] = fma(numbers[i], LOAD(ACT, from, (i < 4 ? 0 : 12) + i), sums[token]);
+            }
+        }
+    }
+    float mine = 0.0;
+    [[unroll]] for (u32 token = 0; token < TOKENS; token++) {
+        if (token < count) {
+            float sum = sum32(sums[token]);
+            if (LANE == token) mine = sum;
+        }
+    }
+    if (LANE < count && row < p.n) WRITE_OUT(mine, first_token + LANE, row);
+}
+#endif
