@@ -117,7 +117,8 @@ fn small(path: &Path) -> EngineConfig {
 fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
     let types: [(DType, Bounds); 3] = [(DType::F32, F32), (DType::F16, F16), (DType::BF16, BF16)];
     let info = open(platform)?.info().clone();
-    for (dtype, bounds) in types {
+    let wanted = |dtype: &DType| options.only_dtype.is_none_or(|only| only == *dtype);
+    for (dtype, bounds) in types.into_iter().filter(|(dtype, _)| wanted(dtype)) {
         if !info.compute_dtypes.contains(dtype) || !info.kv_dtypes.contains(dtype) {
             table.skip(
                 &format!("goldens in {dtype:?}"),

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use halyard_platform_api::DType;
+
 /// A check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
@@ -44,11 +46,13 @@ pub struct Options {
     pub only_variant: Vec<String>,
     /// Steps of the replay check.
     pub replays: u32,
+    /// Only this type of the goldens.
+    pub only_dtype: Option<DType>,
 }
 
 /// How to call the program.
 pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model FILE.gguf] [--op NAME] [--variant PART]… \
-[--replays COUNT] [conformance] [goldens] [recording] [replays] [tensor-parallel]";
+[--replays COUNT] [--dtype f32|f16|bf16] [conformance] [goldens] [recording] [replays] [tensor-parallel]";
 
 impl Options {
     /// Reads arguments. Without a check: all.
@@ -65,6 +69,7 @@ impl Options {
             only_op: None,
             only_variant: Vec::new(),
             replays: 10_000,
+            only_dtype: None,
         };
         while let Some(argument) = arguments.next() {
             if let Some((_, check)) = ALL.iter().find(|(name, _)| *name == argument) {
@@ -81,6 +86,14 @@ impl Options {
                 "--model" => options.model = Some(value.into()),
                 "--op" => options.only_op = Some(value),
                 "--variant" => options.only_variant.push(value),
+                "--dtype" => {
+                    options.only_dtype = Some(match value.as_str() {
+                        "f32" => DType::F32,
+                        "f16" => DType::F16,
+                        "bf16" => DType::BF16,
+                        _ => return Err(format!("--dtype {value}: f32, f16 and bf16 are checked\n{USAGE}")),
+                    });
+                }
                 "--replays" => {
                     options.replays = value
                         .parse()
@@ -121,6 +134,7 @@ mod tests {
             ("--platform", "no value"),
             ("--platform x --what y", "--what"),
             ("--platform x --replays many", "many"),
+            ("--platform x --dtype f64", "f64"),
         ] {
             let why = parse(text).expect_err(text);
             assert!(why.contains(word), "{text}: {why}");
