@@ -1,7 +1,8 @@
 //! GLSL to SPIR-V with the compiler that is linked into this library: headers are pasted in, definitions stand behind the version line.
 
 use glslang::{
-    Compiler, CompilerOptions, ShaderInput, ShaderMessage, ShaderSource, ShaderStage, SourceLanguage, SpirvVersion, Target, VulkanVersion,
+    Compiler, CompilerOptions, ShaderInput, ShaderMessage, ShaderSource, ShaderStage, SourceLanguage, SpirvVersion,
+    Target, VulkanVersion,
 };
 use halyard_gpu::KernelText;
 use halyard_platform_api::{Error, Result};
@@ -40,7 +41,9 @@ pub(crate) fn compile(name: &str, text: KernelText, options: &[String]) -> Resul
     let no_definitions: Option<&[(&str, Option<&str>)]> = None;
     let input = ShaderInput::new(&source, ShaderStage::Compute, &settings, no_definitions, None);
     let shader = input.and_then(|input| compiler.create_shader(input));
-    let words = shader.and_then(|shader| shader.compile()).map_err(|e| fail(e.to_string()))?;
+    let words = shader
+        .and_then(|shader| shader.compile())
+        .map_err(|e| fail(e.to_string()))?;
     if words.is_empty() {
         return Err(fail("no code came out".to_string()));
     }
@@ -49,8 +52,14 @@ pub(crate) fn compile(name: &str, text: KernelText, options: &[String]) -> Resul
 
 /// The file with its headers in place and the definitions behind its first line.
 fn expand(name: &str, text: KernelText, options: &[String]) -> Result<String> {
-    let Some((version, rest)) = text.text.split_once('\n').filter(|(line, _)| line.starts_with("#version")) else {
-        return Err(Error::unsupported(format!("{name}.comp: the first line must be #version")));
+    let Some((version, rest)) = text
+        .text
+        .split_once('\n')
+        .filter(|(line, _)| line.starts_with("#version"))
+    else {
+        return Err(Error::unsupported(format!(
+            "{name}.comp: the first line must be #version"
+        )));
     };
     let mut out = format!("{version}\n");
     for option in options {
@@ -77,7 +86,11 @@ fn paste(file: &str, text: &str, headers: &[(&str, &str)], depth: u32, out: &mut
         match header {
             Some((name, header)) if depth > 0 => paste(name, header, headers, depth - 1, out)?,
             Some(_) => return Err(Error::unsupported(format!("{file} includes {wanted} in a circle"))),
-            None => return Err(Error::unsupported(format!("{file} includes {wanted}, which is no header"))),
+            None => {
+                return Err(Error::unsupported(format!(
+                    "{file} includes {wanted}, which is no header"
+                )));
+            }
         }
     }
     Ok(())
@@ -93,8 +106,14 @@ mod tests {
     use super::*;
 
     const HEADERS: &[(&str, &str)] = &[
-        ("outer.glsl", "#include \"inner.glsl\"\nint outer() { return inner() + VALUE; }"),
-        ("inner.glsl", "#ifndef INNER\n#define INNER\nint inner() { return 1; }\n#endif"),
+        (
+            "outer.glsl",
+            "#include \"inner.glsl\"\nint outer() { return inner() + VALUE; }",
+        ),
+        (
+            "inner.glsl",
+            "#ifndef INNER\n#define INNER\nint inner() { return 1; }\n#endif",
+        ),
         ("circle.glsl", "#include \"circle.glsl\""),
     ];
     const TEXT: KernelText = KernelText {
@@ -107,8 +126,15 @@ mod tests {
     fn headers_are_pasted_and_definitions_apply() {
         let options = ["-DVALUE=3".to_string(), "-DENTRY_run".to_string()];
         let expanded = expand("k", TEXT, &options).expect("all headers are there");
-        assert!(expanded.starts_with("#version 460\n#define VALUE 3\n#define ENTRY_run 1\n"), "{expanded}");
-        assert_eq!(expanded.matches("int inner()").count(), 2, "guards choose, not the pasting");
+        assert!(
+            expanded.starts_with("#version 460\n#define VALUE 3\n#define ENTRY_run 1\n"),
+            "{expanded}"
+        );
+        assert_eq!(
+            expanded.matches("int inner()").count(),
+            2,
+            "guards choose, not the pasting"
+        );
         let spirv = compile("k", TEXT, &options).expect("it compiles");
         assert_eq!(spirv[..4], 0x0723_0203u32.to_le_bytes());
     }

@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ash::vk;
 use halyard_platform_api::Result;
 
+use crate::bfloat16;
 use crate::error::Check;
 use crate::instance::{Vulkan, vulkan};
 use crate::physical::Physical;
@@ -36,8 +37,8 @@ impl Core {
         let mut v12 = vk::PhysicalDeviceVulkan12Features::default()
             .storage_buffer8_bit_access(true)
             // What cooperative matrices need besides.
-            .shader_float16(physical.has_cooperative_matrix)
-            .vulkan_memory_model(physical.has_cooperative_matrix)
+            .shader_float16(physical.matrices.any())
+            .vulkan_memory_model(physical.matrices.any())
             .scalar_block_layout(true)
             .buffer_device_address(true)
             .timeline_semaphore(true);
@@ -45,6 +46,8 @@ impl Core {
             .subgroup_size_control(true)
             .compute_full_subgroups(physical.full_subgroups);
         let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+        let mut bfloat = bfloat16::Features::default();
+        (bfloat.ty, bfloat.cooperative_matrix) = (vk::TRUE, vk::TRUE);
         let mut extensions = Vec::new();
         let mut info = vk::DeviceCreateInfo::default()
             .queue_create_infos(&queues)
@@ -52,16 +55,21 @@ impl Core {
             .push_next(&mut v11)
             .push_next(&mut v12);
         if physical.required_subgroup.is_some() || physical.full_subgroups {
-            // Core since 1.3, where the name is still known.
-            extensions.push(ash::ext::subgroup_size_control::NAME.as_ptr());
+            if physical.has_subgroup_extension {
+                extensions.push(ash::ext::subgroup_size_control::NAME.as_ptr());
+            }
             info = info.push_next(&mut sizes);
         }
         if physical.has_memory_budget {
             extensions.push(ash::ext::memory_budget::NAME.as_ptr());
         }
-        if physical.has_cooperative_matrix {
+        if physical.matrices.any() {
             extensions.push(ash::khr::cooperative_matrix::NAME.as_ptr());
             info = info.push_next(&mut matrices);
+        }
+        if physical.matrices.bf16 {
+            extensions.push(bfloat16::NAME.as_ptr());
+            info = info.push_next(&mut bfloat);
         }
         let info = info.enabled_extension_names(&extensions);
         // SAFETY: the device has all that is asked; the structures live through the call.

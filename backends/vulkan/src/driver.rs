@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ash::vk;
 use halyard_gpu::{
-    DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Product, ProductSpec, Source, Stream,
+    DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Modules, Param, Pinned, Product, ProductSpec,
+    Source, Stream,
 };
 use halyard_platform_api::{Error, Result};
 
@@ -13,6 +14,7 @@ use crate::core::Core;
 use crate::memory::Memory;
 use crate::physical::Physical;
 use crate::pipelines::{FunctionCore, ModuleCore, Pipelines};
+use crate::product::{self, Matrices};
 use crate::recorder::MAX_REGIONS;
 use crate::stream::{GraphCore, Point, StreamCore};
 use crate::surroundings;
@@ -25,7 +27,9 @@ pub(crate) struct VulkanDriver {
     // In the order in which they must go.
     functions: Mutex<Vec<Arc<FunctionCore>>>,
     modules: Mutex<Vec<Arc<ModuleCore>>>,
-    pipelines: Pipelines,
+    pipelines: Arc<Pipelines>,
+    /// Of the product kernels, which no op asks for.
+    products: Modules,
     /// Every byte value, a few times.
     constants: Pinned,
     memory: Arc<Memory>,
@@ -39,7 +43,7 @@ impl VulkanDriver {
     pub(crate) fn open(physical: Physical) -> Result<VulkanDriver> {
         let core = Arc::new(Core::open(physical)?);
         let memory = Arc::new(Memory::new(core.clone()));
-        let pipelines = Pipelines::new(&core, surroundings::cache_folder())?;
+        let pipelines = Arc::new(Pipelines::new(&core, surroundings::cache_folder())?);
         let constants = memory.allocate_pinned(256 * CONSTANT_BYTES)?;
         for at in 0..256 * CONSTANT_BYTES {
             // SAFETY: fresh memory of that size.
@@ -49,6 +53,7 @@ impl VulkanDriver {
             functions: Mutex::default(),
             modules: Mutex::default(),
             pipelines,
+            products: Modules::with_folder(surroundings::cache_folder()),
             constants,
             memory,
             core,
@@ -92,7 +97,7 @@ unsafe fn end<T>(handle: usize) {
 
 /// # Safety
 /// A live stream.
-unsafe fn stream<'a>(which: Stream) -> &'a StreamCore {
+pub(crate) unsafe fn stream<'a>(which: Stream) -> &'a StreamCore {
     // SAFETY: as the caller promises.
     unsafe { object(which.0) }
 }
@@ -228,9 +233,10 @@ impl Driver for VulkanDriver {
             return Ok(());
         }
         let target = self.memory.locate(to, bytes)?;
-        let constant = self
-            .memory
-            .locate(self.constants.device + u64::from(value) * CONSTANT_BYTES, CONSTANT_BYTES)?;
+        let constant = self.memory.locate(
+            self.constants.device + u64::from(value) * CONSTANT_BYTES,
+            CONSTANT_BYTES,
+        )?;
         // Fills are of whole words; up to three bytes on either side are copied from the table.
         let head = (target.offset.next_multiple_of(4) - target.offset).min(bytes);
         let words = (bytes - head) / 4 * 4;
@@ -364,7 +370,27 @@ impl Driver for VulkanDriver {
     }
 
     fn product(&self, spec: &ProductSpec) -> Result<Arc<dyn Product>> {
-        let _ = spec;
-        Err(Error::unsupported("Vulkan has no library of matrix products"))
+        let physical = &self.core.physical;
+        let definitions = product::definitions(physical, spec)?;
+        let source = Source {
+            name: "product",
+            text: "",
+        };
+        let function = |side: u32| {
+            let side = side.to_string();
+            let mut all = definitions.to_vec();
+            all.push(("TILE", &side));
+            let function = self.products.function(self, source, &all, "product", 0)?;
+            // SAFETY: functions live as long as the driver.
+            Ok(unsafe { holder::<FunctionCore>(function.0) })
+        };
+        let [large, small] = product::TILES.map(function);
+        Ok(Arc::new(Matrices {
+            pipelines: self.pipelines.clone(),
+            functions: [large?, small?],
+            in_features: spec.in_features,
+            out_features: spec.out_features,
+            num_sms: physical.facts.num_sms,
+        }))
     }
 }

@@ -84,7 +84,8 @@ fn open() -> Result<Vulkan> {
     if validate {
         let utils = ash::ext::debug_utils::Instance::new(&entry, &instance);
         // SAFETY: the extension is enabled; the messenger lives as long as the instance, which is for ever.
-        unsafe { utils.create_debug_utils_messenger(&messenger_info(), None) }.check("vkCreateDebugUtilsMessengerEXT")?;
+        unsafe { utils.create_debug_utils_messenger(&messenger_info(), None) }
+            .check("vkCreateDebugUtilsMessengerEXT")?;
     }
     Ok(Vulkan { entry, instance })
 }
@@ -108,7 +109,10 @@ pub(crate) fn version_name(version: u32) -> String {
 fn require_validation(entry: &ash::Entry) -> Result<()> {
     // SAFETY: the entry is loaded.
     let layers = unsafe { entry.enumerate_instance_layer_properties() }.check("vkEnumerateInstanceLayerProperties")?;
-    if layers.iter().any(|layer| layer.layer_name_as_c_str() == Ok(VALIDATION_LAYER)) {
+    if layers
+        .iter()
+        .any(|layer| layer.layer_name_as_c_str() == Ok(VALIDATION_LAYER))
+    {
         return Ok(());
     }
     Err(Error::new(

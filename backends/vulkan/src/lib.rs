@@ -1,6 +1,7 @@
 //! The Vulkan platform: a [`Driver`](halyard_gpu::Driver) over the Vulkan loader, which is found at run time, with shaders compiled by a
 //! compiler that is linked in. It builds on machines without Vulkan, and where there is no device it says why.
 
+mod bfloat16;
 mod compile;
 mod core;
 mod driver;
@@ -10,6 +11,7 @@ mod memory;
 mod params;
 mod physical;
 mod pipelines;
+mod product;
 mod recorder;
 mod stream;
 mod surroundings;
@@ -37,7 +39,11 @@ impl Platform for VulkanPlatform {
             let names: Vec<&str> = usable.iter().map(|device| device.facts.name.as_str()).collect();
             return Err(Error::new(
                 Status::NotFound,
-                format!("device {index}: the Vulkan loader shows {} that can run the kernels: {}", names.len(), names.join(", ")),
+                format!(
+                    "device {index}: the Vulkan loader shows {} that can run the kernels: {}",
+                    names.len(),
+                    names.join(", ")
+                ),
             ));
         }
         let physical = usable.swap_remove(index as usize);
@@ -50,9 +56,8 @@ impl Platform for VulkanPlatform {
 /// What a device says of itself.
 fn info(physical: &Physical) -> DeviceInfo {
     let mut info = device_info(&physical.facts);
-    info.capabilities = Capabilities::RECORDING
-        .with(Capabilities::CONCURRENT_QUEUES)
-        .with(Capabilities::COMPOSITES);
+    // No regions: what is claimed runs on matrix units that shaders do not reach.
+    info.capabilities = Capabilities::RECORDING.with(Capabilities::CONCURRENT_QUEUES);
     info.max_buffer_bytes = physical.max_allocation_bytes.min(info.max_buffer_bytes);
     info.max_binding_bytes = info.max_buffer_bytes;
     info

@@ -78,7 +78,9 @@ impl Memory {
         let heap = (0..heaps.len())
             .filter(|&heap| heaps[heap].flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL))
             .max_by_key(|&heap| heaps[heap].size);
-        let free = heap.map_or(0, |heap| budget.heap_budget[heap].saturating_sub(budget.heap_usage[heap]));
+        let free = heap.map_or(0, |heap| {
+            budget.heap_budget[heap].saturating_sub(budget.heap_usage[heap])
+        });
         (free.min(own), total)
     }
 
@@ -213,7 +215,9 @@ impl Memory {
         let unified = self.core.physical.kind == vk::PhysicalDeviceType::CPU;
         let worth = |flags: Flags| match place {
             // Memory of the device that the host sees as well is a window of its own on GPUs.
-            Place::Device if flags.contains(Flags::DEVICE_LOCAL) => Some(u32::from(!flags.contains(Flags::HOST_VISIBLE) || unified)),
+            Place::Device if flags.contains(Flags::DEVICE_LOCAL) => {
+                Some(u32::from(!flags.contains(Flags::HOST_VISIBLE) || unified))
+            }
             Place::Host if flags.contains(host) => Some(
                 2 * u32::from(flags.contains(Flags::HOST_CACHED)) + u32::from(!flags.contains(Flags::DEVICE_LOCAL)),
             ),
@@ -248,9 +252,10 @@ impl Memory {
     pub(crate) fn locate(&self, ptr: DevicePtr, bytes: u64) -> Result<Location> {
         let blocks = self.blocks.read().unwrap_or_else(PoisonError::into_inner);
         let found = blocks.range(..=ptr).next_back();
-        let inside = found.filter(|(start, block)| (ptr - **start).checked_add(bytes).is_some_and(|end| end <= block.bytes));
-        let (start, block) =
-            inside.ok_or_else(|| Error::invalid(format!("{bytes} bytes at {ptr:#x} are not in one live allocation")))?;
+        let inside =
+            found.filter(|(start, block)| (ptr - **start).checked_add(bytes).is_some_and(|end| end <= block.bytes));
+        let (start, block) = inside
+            .ok_or_else(|| Error::invalid(format!("{bytes} bytes at {ptr:#x} are not in one live allocation")))?;
         Ok(Location {
             buffer: block.buffer,
             offset: block.skip + (ptr - start),

@@ -70,7 +70,13 @@ mod tests {
 
     #[test]
     fn parameters_lie_at_multiples_of_their_size() {
-        let block = Block::of(&[Param::Word(1), Param::Ptr(2), Param::Word(3), Param::Word(4), Param::Long(5)]);
+        let block = Block::of(&[
+            Param::Word(1),
+            Param::Ptr(2),
+            Param::Word(3),
+            Param::Word(4),
+            Param::Long(5),
+        ]);
         let block = block.expect("all kinds that there are");
         let words: Vec<u32> = block
             .bytes()

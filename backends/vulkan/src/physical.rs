@@ -7,11 +7,25 @@ use ash::vk;
 use halyard_gpu::Facts;
 use halyard_platform_api::{Error, Result, Status};
 
+use crate::bfloat16;
 use crate::error::Check;
 use crate::instance::{Vulkan, version_name, vulkan};
 
 /// Lanes that kernels with subgroup operations are written for.
 const SUBGROUP: u32 = 32;
+
+/// Types of which subgroups multiply matrices of 16 × 16 × 16 with sums in f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Matrices {
+    pub(crate) f16: bool,
+    pub(crate) bf16: bool,
+}
+
+impl Matrices {
+    pub(crate) fn any(self) -> bool {
+        self.f16 || self.bf16
+    }
+}
 
 /// A device that can run the kernels.
 #[derive(Clone)]
@@ -23,13 +37,15 @@ pub(crate) struct Physical {
     pub(crate) required_subgroup: Option<u32>,
     /// Whether pipelines may ask for full subgroups.
     pub(crate) full_subgroups: bool,
+    /// Whether that is an extension's; from 1.3 on it need not be.
+    pub(crate) has_subgroup_extension: bool,
     /// Compute and transfer.
     pub(crate) queue_family: u32,
     pub(crate) num_queues: u32,
     /// Whether the driver says how much memory is free.
     pub(crate) has_memory_budget: bool,
-    /// 16-bit matrices of 16 × 16 × 16 with f32 sums, over subgroups.
-    pub(crate) has_cooperative_matrix: bool,
+    /// Types of which subgroups multiply matrices.
+    pub(crate) matrices: Matrices,
     pub(crate) max_allocation_bytes: u64,
     pub(crate) max_group_count: [u32; 3],
     pub(crate) max_group_size: u32,
@@ -118,7 +134,9 @@ impl Features {
 fn features(instance: &ash::Instance, handle: vk::PhysicalDevice) -> Features {
     let mut v11 = vk::PhysicalDeviceVulkan11Features::default();
     let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
-    let mut all = vk::PhysicalDeviceFeatures2::default().push_next(&mut v11).push_next(&mut v12);
+    let mut all = vk::PhysicalDeviceFeatures2::default()
+        .push_next(&mut v11)
+        .push_next(&mut v12);
     // SAFETY: the device is of this instance and speaks 1.2.
     unsafe { instance.get_physical_device_features2(handle, &mut all) };
     let core = all.features;
@@ -134,104 +152,181 @@ fn describe(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> Result<Physical> {
     let name = text(&plain.device_name);
     let refuse = |why: String| Error::unsupported(format!("{name}: {why}"));
     if plain.api_version < vk::API_VERSION_1_2 {
-        return Err(refuse(format!("it speaks Vulkan {}, 1.2 is needed", version_name(plain.api_version))));
+        return Err(refuse(format!(
+            "it speaks Vulkan {}, 1.2 is needed",
+            version_name(plain.api_version)
+        )));
     }
     let missing = features(instance, handle).missing();
     if !missing.is_empty() {
         return Err(refuse(format!("it lacks {}", missing.join(", "))));
     }
     // SAFETY: as above.
-    let extensions =
-        unsafe { instance.enumerate_device_extension_properties(handle) }.check("vkEnumerateDeviceExtensionProperties")?;
+    let extensions = unsafe { instance.enumerate_device_extension_properties(handle) }
+        .check("vkEnumerateDeviceExtensionProperties")?;
     let has = |wanted: &CStr| extensions.iter().any(|e| e.extension_name_as_c_str() == Ok(wanted));
     let (queue_family, num_queues) =
         compute_family(instance, handle).ok_or_else(|| refuse("it has no queue that computes".to_string()))?;
-
-    let mut v11 = vk::PhysicalDeviceVulkan11Properties::default();
-    let mut v12 = vk::PhysicalDeviceVulkan12Properties::default();
-    let mut sizes = vk::PhysicalDeviceSubgroupSizeControlProperties::default();
-    let mut sms = vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV::default();
-    let mut cores = vk::PhysicalDeviceShaderCorePropertiesAMD::default();
-    let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut v11).push_next(&mut v12);
-    let has_sizes = plain.api_version >= vk::API_VERSION_1_3 || has(ash::ext::subgroup_size_control::NAME);
-    if has_sizes {
-        all = all.push_next(&mut sizes);
+    let properties = Properties::of(instance, handle, plain, &has);
+    if properties.v12.shader_signed_zero_inf_nan_preserve_float32 == vk::FALSE {
+        return Err(refuse(
+            "it does not promise to keep infinities (shaderSignedZeroInfNanPreserveFloat32)".to_string(),
+        ));
     }
-    if has(ash::nv::shader_sm_builtins::NAME) {
-        all = all.push_next(&mut sms);
-    }
-    if has(ash::amd::shader_core_properties::NAME) {
-        all = all.push_next(&mut cores);
-    }
-    // SAFETY: the chain holds structures that the device knows.
-    unsafe { instance.get_physical_device_properties2(handle, &mut all) };
-    let limits = all.properties.limits;
-
-    let (control, full_subgroups) = subgroup_control(instance, handle, has_sizes);
-    let one_size = sizes.min_subgroup_size == sizes.max_subgroup_size || !has_sizes;
-    let can_require = control
-        && sizes.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE)
-        && (sizes.min_subgroup_size..=sizes.max_subgroup_size).contains(&SUBGROUP);
-    let required_subgroup = (can_require && !one_size).then_some(SUBGROUP);
-    let subgroup = match required_subgroup {
-        Some(size) => size,
-        // A size that may differ from pipeline to pipeline is no size that a kernel can be written for.
-        None if has_sizes && !one_size => 1,
-        None => v11.subgroup_size,
-    };
-    let num_sms = match plain.device_type {
-        _ if sms.shader_sm_count > 0 => sms.shader_sm_count,
-        _ if cores.shader_engine_count > 0 => {
-            cores.shader_engine_count * cores.shader_arrays_per_engine_count * cores.compute_units_per_shader_array
-        }
-        vk::PhysicalDeviceType::CPU => std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
-        // Vulkan does not tell: enough to fill a middling GPU.
-        _ => 32,
-    };
-    // SAFETY: the device is of this instance.
-    let memory = unsafe { instance.get_physical_device_memory_properties(handle) };
-    let total = memory.memory_heaps_as_slice().iter();
-    let total = total
-        .filter(|heap| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL))
-        .map(|heap| heap.size)
-        .max();
-    let (driver_name, driver_info) = (text(&v12.driver_name), text(&v12.driver_info));
-    let has_cooperative_matrix = has(ash::khr::cooperative_matrix::NAME) && matrices(vulkan, handle);
-    let facts = Facts {
-        detail: format!(
-            "Vulkan {}, {driver_name} {driver_info}, subgroups of {}",
-            version_name(plain.api_version),
-            v11.subgroup_size
-        ),
-        arch: format!("vulkan1.2 subgroup{subgroup}"),
-        capability: 0,
-        num_sms,
-        warp_size: subgroup,
-        matrix_units: false,
-        struct_params: false,
-        max_shared_bytes: limits.max_compute_shared_memory_size,
-        l2_bytes: 4 << 20,
-        total_memory_bytes: total.unwrap_or(0),
-        name,
-    };
+    let subgroups = properties.subgroups(instance, handle);
+    let (plain, limits) = (&properties.plain, &properties.plain.limits);
     Ok(Physical {
         handle,
         kind: plain.device_type,
-        facts,
-        required_subgroup,
-        full_subgroups: full_subgroups && control,
+        required_subgroup: subgroups.required,
+        full_subgroups: subgroups.full,
+        has_subgroup_extension: has(ash::ext::subgroup_size_control::NAME),
         queue_family,
         num_queues,
         has_memory_budget: has(ash::ext::memory_budget::NAME),
-        has_cooperative_matrix,
-        max_allocation_bytes: v11.max_memory_allocation_size,
+        matrices: match has(ash::khr::cooperative_matrix::NAME) {
+            true => matrices(vulkan, handle, has(bfloat16::NAME)),
+            false => Matrices::default(),
+        },
+        max_allocation_bytes: properties.v11.max_memory_allocation_size,
         max_group_count: limits.max_compute_work_group_count,
-        max_group_size: limits.max_compute_work_group_invocations.min(limits.max_compute_work_group_size[0]),
+        max_group_size: limits
+            .max_compute_work_group_invocations
+            .min(limits.max_compute_work_group_size[0]),
         identity: format!(
-            "{:x} {:x} {:x} {:x?} {driver_info}",
-            plain.vendor_id, plain.device_id, plain.driver_version, plain.pipeline_cache_uuid
+            "{:x} {:x} {:x} {:x?} {}",
+            plain.vendor_id,
+            plain.device_id,
+            plain.driver_version,
+            plain.pipeline_cache_uuid,
+            text(&properties.v12.driver_info)
         ),
+        facts: properties.facts(&subgroups, device_memory(instance, handle)),
     })
+}
+
+/// Bytes of the device's largest heap of its own.
+fn device_memory(instance: &ash::Instance, handle: vk::PhysicalDevice) -> u64 {
+    // SAFETY: the device is of this instance.
+    let memory = unsafe { instance.get_physical_device_memory_properties(handle) };
+    let heaps = memory.memory_heaps_as_slice().iter();
+    let own = heaps.filter(|heap| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
+    own.map(|heap| heap.size).max().unwrap_or(0)
+}
+
+/// What a device says of itself.
+struct Properties {
+    plain: vk::PhysicalDeviceProperties,
+    v11: vk::PhysicalDeviceVulkan11Properties<'static>,
+    v12: vk::PhysicalDeviceVulkan12Properties<'static>,
+    /// `None`: the device knows nothing of subgroup sizes.
+    sizes: Option<vk::PhysicalDeviceSubgroupSizeControlProperties<'static>>,
+    /// 0: the device does not tell.
+    num_sms: u32,
+}
+
+/// In which subgroups pipelines run.
+struct Subgroups {
+    /// The size to ask for.
+    required: Option<u32>,
+    /// Whether full ones can be asked for.
+    full: bool,
+    /// The size; 1: it may differ from pipeline to pipeline, so no kernel can be written for it.
+    size: u32,
+}
+
+impl Properties {
+    fn of(
+        instance: &ash::Instance,
+        handle: vk::PhysicalDevice,
+        plain: vk::PhysicalDeviceProperties,
+        has: &dyn Fn(&CStr) -> bool,
+    ) -> Properties {
+        let mut v11 = vk::PhysicalDeviceVulkan11Properties::default();
+        let mut v12 = vk::PhysicalDeviceVulkan12Properties::default();
+        let mut sizes = vk::PhysicalDeviceSubgroupSizeControlProperties::default();
+        let mut sms = vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV::default();
+        let mut cores = vk::PhysicalDeviceShaderCorePropertiesAMD::default();
+        let mut all = vk::PhysicalDeviceProperties2::default()
+            .push_next(&mut v11)
+            .push_next(&mut v12);
+        let has_sizes = plain.api_version >= vk::API_VERSION_1_3 || has(ash::ext::subgroup_size_control::NAME);
+        if has_sizes {
+            all = all.push_next(&mut sizes);
+        }
+        if has(ash::nv::shader_sm_builtins::NAME) {
+            all = all.push_next(&mut sms);
+        }
+        if has(ash::amd::shader_core_properties::NAME) {
+            all = all.push_next(&mut cores);
+        }
+        // SAFETY: the chain holds structures that the device knows.
+        unsafe { instance.get_physical_device_properties2(handle, &mut all) };
+        for next in [&mut v11.p_next, &mut v12.p_next, &mut sizes.p_next] {
+            *next = std::ptr::null_mut();
+        }
+        let units =
+            cores.shader_engine_count * cores.shader_arrays_per_engine_count * cores.compute_units_per_shader_array;
+        Properties {
+            plain,
+            v11,
+            v12,
+            sizes: has_sizes.then_some(sizes),
+            num_sms: sms.shader_sm_count.max(units),
+        }
+    }
+
+    fn subgroups(&self, instance: &ash::Instance, handle: vk::PhysicalDevice) -> Subgroups {
+        let Some(sizes) = &self.sizes else {
+            return Subgroups {
+                required: None,
+                full: false,
+                size: self.v11.subgroup_size,
+            };
+        };
+        let (control, full) = subgroup_control(instance, handle);
+        let one_size = sizes.min_subgroup_size == sizes.max_subgroup_size;
+        let range = sizes.min_subgroup_size..=sizes.max_subgroup_size;
+        let stages = sizes.required_subgroup_size_stages;
+        let can_require = control && stages.contains(vk::ShaderStageFlags::COMPUTE) && range.contains(&SUBGROUP);
+        let required = (can_require && !one_size).then_some(SUBGROUP);
+        Subgroups {
+            required,
+            full: full && control,
+            size: match required {
+                Some(size) => size,
+                None if one_size => self.v11.subgroup_size,
+                None => 1,
+            },
+        }
+    }
+
+    fn facts(&self, subgroups: &Subgroups, total_memory_bytes: u64) -> Facts {
+        let (driver, version) = (text(&self.v12.driver_name), text(&self.v12.driver_info));
+        Facts {
+            name: text(&self.plain.device_name),
+            detail: format!(
+                "Vulkan {}, {driver} {version}, subgroups of {}",
+                version_name(self.plain.api_version),
+                self.v11.subgroup_size
+            ),
+            arch: format!("vulkan1.2 subgroup{} full{}", subgroups.size, u32::from(subgroups.full)),
+            capability: 0,
+            num_sms: match self.plain.device_type {
+                _ if self.num_sms > 0 => self.num_sms,
+                vk::PhysicalDeviceType::CPU => std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+                // Vulkan does not tell: enough to fill a middling GPU.
+                _ => 32,
+            },
+            warp_size: subgroups.size,
+            matrix_units: false,
+            struct_params: false,
+            max_shared_bytes: self.plain.limits.max_compute_shared_memory_size,
+            // Vulkan does not tell; nothing here depends on it.
+            l2_bytes: 4 << 20,
+            total_memory_bytes,
+        }
+    }
 }
 
 /// A driver's text, which ends in 0.
@@ -244,7 +339,9 @@ fn text(characters: &[c_char]) -> String {
 fn compute_family(instance: &ash::Instance, handle: vk::PhysicalDevice) -> Option<(u32, u32)> {
     // SAFETY: the device is of this instance.
     let families = unsafe { instance.get_physical_device_queue_family_properties(handle) };
-    let computes = |family: &&vk::QueueFamilyProperties| family.queue_flags.contains(vk::QueueFlags::COMPUTE) && family.queue_count > 0;
+    let computes = |family: &&vk::QueueFamilyProperties| {
+        family.queue_flags.contains(vk::QueueFlags::COMPUTE) && family.queue_count > 0
+    };
     let (at, family) = families
         .iter()
         .enumerate()
@@ -255,10 +352,7 @@ fn compute_family(instance: &ash::Instance, handle: vk::PhysicalDevice) -> Optio
 }
 
 /// Whether pipelines may name their subgroup size, and ask for full subgroups.
-fn subgroup_control(instance: &ash::Instance, handle: vk::PhysicalDevice, known: bool) -> (bool, bool) {
-    if !known {
-        return (false, false);
-    }
+fn subgroup_control(instance: &ash::Instance, handle: vk::PhysicalDevice) -> (bool, bool) {
     let mut control = vk::PhysicalDeviceSubgroupSizeControlFeatures::default();
     let mut all = vk::PhysicalDeviceFeatures2::default().push_next(&mut control);
     // SAFETY: the device knows the structure.
@@ -269,17 +363,39 @@ fn subgroup_control(instance: &ash::Instance, handle: vk::PhysicalDevice, known:
     )
 }
 
-/// Whether subgroups multiply 16 × 16 × 16 matrices of f16 into f32.
-fn matrices(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> bool {
+/// What subgroups multiply, among what the device's features allow.
+fn matrices(vulkan: &Vulkan, handle: vk::PhysicalDevice, has_bfloat16: bool) -> Matrices {
+    let mut cooperative = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
+    let mut bfloat = bfloat16::Features::default();
+    let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
+    let mut all = vk::PhysicalDeviceFeatures2::default()
+        .push_next(&mut v12)
+        .push_next(&mut cooperative);
+    if has_bfloat16 {
+        all = all.push_next(&mut bfloat);
+    }
+    // SAFETY: the device has the extensions of all structures.
+    unsafe { vulkan.instance.get_physical_device_features2(handle, &mut all) };
+    let usable = cooperative.cooperative_matrix == vk::TRUE
+        && v12.vulkan_memory_model == vk::TRUE
+        && v12.shader_float16 == vk::TRUE;
     let extension = ash::khr::cooperative_matrix::Instance::new(&vulkan.entry, &vulkan.instance);
-    // SAFETY: the device has the extension.
+    // SAFETY: as above.
     let Ok(shapes) = (unsafe { extension.get_physical_device_cooperative_matrix_properties(handle) }) else {
-        return false;
+        return Matrices::default();
     };
-    shapes.iter().any(|shape| {
-        (shape.m_size, shape.n_size, shape.k_size) == (16, 16, 16)
-            && (shape.a_type, shape.b_type) == (vk::ComponentTypeKHR::FLOAT16, vk::ComponentTypeKHR::FLOAT16)
-            && (shape.c_type, shape.result_type) == (vk::ComponentTypeKHR::FLOAT32, vk::ComponentTypeKHR::FLOAT32)
-            && shape.scope == vk::ScopeKHR::SUBGROUP
-    })
+    let has = |ty: vk::ComponentTypeKHR| {
+        usable
+            && shapes.iter().any(|shape| {
+                (shape.m_size, shape.n_size, shape.k_size) == (16, 16, 16)
+                    && (shape.a_type, shape.b_type) == (ty, ty)
+                    && (shape.c_type, shape.result_type)
+                        == (vk::ComponentTypeKHR::FLOAT32, vk::ComponentTypeKHR::FLOAT32)
+                    && shape.scope == vk::ScopeKHR::SUBGROUP
+            })
+    };
+    Matrices {
+        f16: has(vk::ComponentTypeKHR::FLOAT16),
+        bf16: bfloat.ty == vk::TRUE && bfloat.cooperative_matrix == vk::TRUE && has(bfloat16::COMPONENT),
+    }
 }

@@ -39,7 +39,10 @@ impl ModuleCore {
             .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
             .collect();
         if words.len() * 4 != image.len() || words.first() != Some(&0x0723_0203) {
-            return Err(Error::invalid(format!("an image of {} bytes that is no SPIR-V", image.len())));
+            return Err(Error::invalid(format!(
+                "an image of {} bytes that is no SPIR-V",
+                image.len()
+            )));
         }
         let info = vk::ShaderModuleCreateInfo::default().code(&words);
         // SAFETY: whole words that begin as SPIR-V does; they are the compiler's, by way of a cache that checks its hash.
@@ -123,7 +126,8 @@ impl Pipelines {
     /// The pipeline of `function` for workgroups of `threads` with `shared_bytes` of dynamic shared memory.
     pub(crate) fn bound(&self, function: &FunctionCore, threads: u32, shared_bytes: u32) -> Result<Bound> {
         let key = (threads, shared_bytes);
-        let known = |made: &[((u32, u32), vk::Pipeline)]| made.iter().find(|(of, _)| *of == key).map(|&(_, pipeline)| pipeline);
+        let known =
+            |made: &[((u32, u32), vk::Pipeline)]| made.iter().find(|(of, _)| *of == key).map(|&(_, pipeline)| pipeline);
         let layout = self.layout;
         if let Some(pipeline) = known(&function.made.read().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(Bound { pipeline, layout });
@@ -188,10 +192,13 @@ impl Pipelines {
             .flags(flags)];
         // SAFETY: the structures live through the call; the module is live.
         let made = unsafe { self.core.device.create_compute_pipelines(self.cache, &info, None) };
-        let pipeline = made.map_err(|(_, code)| code).check("vkCreateComputePipelines").map_err(|e| Error {
-            message: format!("{name} ({threads} threads, {shared_bytes} bytes shared): {}", e.message),
-            ..e
-        })?;
+        let pipeline = made
+            .map_err(|(_, code)| code)
+            .check("vkCreateComputePipelines")
+            .map_err(|e| Error {
+                message: format!("{name} ({threads} threads, {shared_bytes} bytes shared): {}", e.message),
+                ..e
+            })?;
         self.save_now_and_then();
         Ok(pipeline[0])
     }

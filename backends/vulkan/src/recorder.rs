@@ -42,7 +42,11 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     /// Begins `commands`, which is in its initial state.
-    pub(crate) fn begin(core: &Arc<Core>, commands: vk::CommandBuffer, usage: vk::CommandBufferUsageFlags) -> Result<Recorder> {
+    pub(crate) fn begin(
+        core: &Arc<Core>,
+        commands: vk::CommandBuffer,
+        usage: vk::CommandBufferUsageFlags,
+    ) -> Result<Recorder> {
         let info = vk::CommandBufferBeginInfo::default().flags(usage);
         // SAFETY: the caller owns it and its pool.
         unsafe { core.device.begin_command_buffer(commands, &info) }.check("vkBeginCommandBuffer")?;
@@ -80,7 +84,9 @@ impl Recorder {
         (from, written): (vk::PipelineStageFlags, vk::AccessFlags),
         (to, used): (vk::PipelineStageFlags, vk::AccessFlags),
     ) {
-        let barrier = [vk::MemoryBarrier::default().src_access_mask(written).dst_access_mask(used)];
+        let barrier = [vk::MemoryBarrier::default()
+            .src_access_mask(written)
+            .dst_access_mask(used)];
         // SAFETY: in recording.
         unsafe {
             let none = vk::DependencyFlags::empty();
@@ -142,7 +148,11 @@ impl Recorder {
             unsafe { device.cmd_dispatch(self.commands, grid[0], grid[1], grid[2]) };
             return;
         }
-        let parts = |axis: usize| (0..grid[axis]).step_by(most[axis] as usize).map(move |base| (base, most[axis].min(grid[axis] - base)));
+        let parts = |axis: usize| {
+            (0..grid[axis])
+                .step_by(most[axis] as usize)
+                .map(move |base| (base, most[axis].min(grid[axis] - base)))
+        };
         for (z, depth) in parts(2) {
             for (y, height) in parts(1) {
                 for (x, width) in parts(0) {

@@ -160,7 +160,10 @@ impl StreamCore {
             let once = vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT;
             state.open = Some(Recorder::begin(&self.core, commands, once)?);
         }
-        state.open.as_mut().ok_or_else(|| Error::invalid("a stream without a command buffer"))
+        state
+            .open
+            .as_mut()
+            .ok_or_else(|| Error::invalid("a stream without a command buffer"))
     }
 
     /// Ends the open command buffer.
@@ -219,7 +222,9 @@ impl StreamCore {
             return;
         };
         while state.in_flight.front().is_some_and(|&(value, _)| value <= done) {
-            let Some((_, used)) = state.in_flight.pop_front() else { return };
+            let Some((_, used)) = state.in_flight.pop_front() else {
+                return;
+            };
             state.free.extend(used.commands);
             for chunk in used.chunks {
                 // SAFETY: the submit that read it is done.
@@ -269,7 +274,10 @@ impl StreamCore {
         let done = unsafe { self.core.device.get_semaphore_counter_value(self.timeline) };
         let done = done.check("vkGetSemaphoreCounterValue")?;
         if done == u64::MAX {
-            return Err(Error::new(Status::DeviceLost, "the semaphore of a stream answers as on a lost device"));
+            return Err(Error::new(
+                Status::DeviceLost,
+                "the semaphore of a stream answers as on a lost device",
+            ));
         }
         Ok(done >= value)
     }
@@ -298,9 +306,8 @@ impl StreamCore {
         let mut state = self.lock();
         state.refuse_capture("a second capture")?;
         let pool = make_pool(&self.core)?;
-        let begun = make_commands(&self.core, pool).and_then(|commands| {
-            Recorder::begin(&self.core, commands, vk::CommandBufferUsageFlags::SIMULTANEOUS_USE)
-        });
+        let begun = make_commands(&self.core, pool)
+            .and_then(|commands| Recorder::begin(&self.core, commands, vk::CommandBufferUsageFlags::SIMULTANEOUS_USE));
         let recorder = begun.inspect_err(|_| {
             // SAFETY: just made.
             unsafe { self.core.device.destroy_command_pool(pool, None) };
@@ -312,7 +319,8 @@ impl StreamCore {
     /// The recording.
     pub(crate) fn end_capture(&self) -> Result<GraphCore> {
         let capture = self.lock().capture.take();
-        let Capture { pool, recorder } = capture.ok_or_else(|| Error::invalid("no capture was begun on this stream"))?;
+        let Capture { pool, recorder } =
+            capture.ok_or_else(|| Error::invalid("no capture was begun on this stream"))?;
         let (commands, chunks) = recorder.end().inspect_err(|_| {
             // SAFETY: never submitted.
             unsafe { self.core.device.destroy_command_pool(pool, None) };

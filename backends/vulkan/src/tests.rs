@@ -78,7 +78,14 @@ fn fills_and_copies_touch_exactly_their_bytes() {
     let before: Vec<u8> = (0..64).map(|i| i as u8).collect();
     let target = Bytes::new(&driver, stream, &before).expect("memory");
     let mut expected = before.clone();
-    for (at, bytes, value) in [(1, 1, 0xA0), (3, 2, 0xB1), (6, 11, 0xC2), (20, 8, 0), (29, 3, 0xD3), (63, 1, 0xE4)] {
+    for (at, bytes, value) in [
+        (1, 1, 0xA0),
+        (3, 2, 0xB1),
+        (6, 11, 0xC2),
+        (20, 8, 0),
+        (29, 3, 0xD3),
+        (63, 1, 0xE4),
+    ] {
         // SAFETY: inside.
         unsafe { driver.fill(target.device + at, value, bytes, stream) }.expect("recorded");
         expected[at as usize..(at + bytes) as usize].fill(value);
@@ -126,12 +133,21 @@ fn add(driver: &VulkanDriver, extra: usize) -> halyard_gpu::Function {
         text: ADD,
         headers: NO_HEADERS,
     };
-    let image = driver.compile("add", text, &[format!("-DEXTRA={extra}")]).expect("it compiles");
+    let image = driver
+        .compile("add", text, &[format!("-DEXTRA={extra}")])
+        .expect("it compiles");
     let module = driver.load(&image).expect("it loads");
     driver.function(module, "add", 0).expect("it has its entry")
 }
 
-fn launch(driver: &VulkanDriver, function: halyard_gpu::Function, words: DevicePtr, extra: usize, count: u32, on: Stream) {
+fn launch(
+    driver: &VulkanDriver,
+    function: halyard_gpu::Function,
+    words: DevicePtr,
+    extra: usize,
+    count: u32,
+    on: Stream,
+) {
     let mut params = vec![Param::Ptr(words)];
     params.extend(std::iter::repeat_n(Param::Word(7), extra));
     params.push(Param::Word(count));
@@ -140,7 +156,10 @@ fn launch(driver: &VulkanDriver, function: halyard_gpu::Function, words: DeviceP
 }
 
 fn words(bytes: &[u8]) -> Vec<u32> {
-    bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect()
+    bytes
+        .chunks_exact(4)
+        .map(|b| u32::from_le_bytes(b.try_into().unwrap()))
+        .collect()
 }
 
 #[test]
@@ -188,7 +207,10 @@ fn streams_wait_for_each_other_and_the_host_sees_words_in_order() {
     let Some(driver) = driver() else { return };
     let [first, second] = [(); 2].map(|()| driver.create_stream().expect("a stream"));
     let event = driver.create_event().expect("an event");
-    assert!(driver.query_event(event).expect("known"), "an event that was never recorded has passed");
+    assert!(
+        driver.query_event(event).expect("known"),
+        "an event that was never recorded has passed"
+    );
     let function = add(&driver, 0);
     let count = 1 << 16;
     let memory = Bytes::new(&driver, first, &vec![0; 4 * count]).expect("memory");
@@ -247,7 +269,11 @@ fn what_a_device_cannot_launch_is_refused_with_the_limit() {
     let function = add(&driver, 0);
     let params = [Param::Ptr(0), Param::Word(0)];
     let most = driver.facts().max_shared_bytes;
-    for (block, word) in [([1 << 20, 1, 1], "1048576"), ([32, 2, 1], "axis"), ([0, 1, 1], "0 threads")] {
+    for (block, word) in [
+        ([1 << 20, 1, 1], "1048576"),
+        ([32, 2, 1], "axis"),
+        ([0, 1, 1], "0 threads"),
+    ] {
         // SAFETY: refused before anything is recorded.
         let error = unsafe { driver.launch(function, [1, 1, 1], block, 0, &params, false, stream) };
         let error = error.expect_err("too many threads");
@@ -257,9 +283,13 @@ fn what_a_device_cannot_launch_is_refused_with_the_limit() {
         text: ADD,
         headers: NO_HEADERS,
     };
-    let image = driver.compile("add", text, &["-DEXTRA=0".to_string()]).expect("it compiles");
+    let image = driver
+        .compile("add", text, &["-DEXTRA=0".to_string()])
+        .expect("it compiles");
     let module = driver.load(&image).expect("it loads");
-    let error = driver.function(module, "add", most + 1).expect_err("too much shared memory");
+    let error = driver
+        .function(module, "add", most + 1)
+        .expect_err("too much shared memory");
     assert!(error.message.contains(&most.to_string()), "{error}");
     assert!(driver.load(&image[..30]).is_err(), "a torn image");
     // SAFETY: idle.

@@ -63,6 +63,11 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
         "backends/gpu",
         "drives the code that GPU platforms share",
     ),
+    (
+        "backends/vulkan",
+        "backends/gpu",
+        "drives the code that GPU platforms share",
+    ),
     ("plugins/", "platform-api", "implements its hooks"),
 ];
 

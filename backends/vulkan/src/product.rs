@@ -1,0 +1,101 @@
+//! Products of many tokens on cooperative matrices: an own kernel in the place where other platforms have the vendor's library.
+
+use std::sync::Arc;
+
+use halyard_gpu::{DevicePtr, Param, Product, ProductCall, ProductSpec, Stream};
+use halyard_platform_api::{DType, Error, Result};
+
+use crate::driver::stream;
+use crate::physical::Physical;
+use crate::pipelines::{FunctionCore, Pipelines};
+
+/// Threads of a workgroup.
+const THREADS: u32 = 256;
+/// Sides of the tiles that a workgroup may compute, the largest first.
+pub(crate) const TILES: [u32; 2] = [128, 64];
+
+/// The name of a type in the kernel.
+fn name(dtype: DType) -> Option<&'static str> {
+    match dtype {
+        DType::F32 => Some("f32"),
+        DType::F16 => Some("f16"),
+        DType::BF16 => Some("bf16"),
+        _ => None,
+    }
+}
+
+/// The kernel's definitions for `spec`, less the tile's.
+///
+/// # Errors
+/// `Unsupported` with what is not offered.
+pub(crate) fn definitions(physical: &Physical, spec: &ProductSpec) -> Result<[(&'static str, &'static str); 3]> {
+    let there = match spec.act {
+        DType::F16 => physical.matrices.f16,
+        DType::BF16 => physical.matrices.bf16,
+        _ => false,
+    };
+    if !there || !physical.counts_on_subgroups() {
+        return Err(Error::unsupported(format!(
+            "{} multiplies no {:?} matrices of 16 × 16 × 16 in subgroups of 32",
+            physical.facts.name, spec.act
+        )));
+    }
+    if spec.weight != spec.act {
+        return Err(Error::unsupported(format!(
+            "weights of {:?} with activations of {:?}: matrices of one type are multiplied",
+            spec.weight, spec.act
+        )));
+    }
+    let (Some(act), Some(out)) = (name(spec.act), name(spec.out)) else {
+        return Err(Error::unsupported(format!(
+            "products of {:?} to {:?}",
+            spec.act, spec.out
+        )));
+    };
+    let accumulate = if spec.accumulate { "1" } else { "0" };
+    Ok([("ACT", act), ("OUT", out), ("ACCUMULATE", accumulate)])
+}
+
+/// A product with a kernel for each tile.
+pub(crate) struct Matrices {
+    pub(crate) pipelines: Arc<Pipelines>,
+    /// In the order of [`TILES`].
+    pub(crate) functions: [Arc<FunctionCore>; TILES.len()],
+    pub(crate) in_features: u32,
+    pub(crate) out_features: u32,
+    pub(crate) num_sms: u32,
+}
+
+impl Matrices {
+    /// The largest tile that still gives every multiprocessor one.
+    fn tile(&self, tokens: u32) -> usize {
+        let enough = |side: u32| self.out_features.div_ceil(side) * tokens.div_ceil(side) >= self.num_sms;
+        TILES.iter().position(|&side| enough(side)).unwrap_or(TILES.len() - 1)
+    }
+}
+
+impl Product for Matrices {
+    fn workspace_bytes(&self) -> u64 {
+        0
+    }
+
+    unsafe fn run(&self, call: &ProductCall, _workspace: DevicePtr, on: Stream) -> Result<()> {
+        let tile = self.tile(call.tokens);
+        let side = TILES[tile];
+        let bound = self.pipelines.bound(&self.functions[tile], THREADS, 0)?;
+        let grid = [self.out_features.div_ceil(side), call.tokens.div_ceil(side), 1];
+        let params = [
+            Param::Ptr(call.x),
+            Param::Ptr(call.weight),
+            Param::Ptr(call.out),
+            Param::Ptr(call.scale),
+            Param::Word(call.x_stride),
+            Param::Word(call.out_stride),
+            Param::Word(call.tokens),
+            Param::Word(self.out_features),
+            Param::Word(self.in_features),
+        ];
+        // SAFETY: a live stream.
+        unsafe { stream(on) }.record(|recorder, memory| recorder.launch(memory, bound, grid, &params))
+    }
+}

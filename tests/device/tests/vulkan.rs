@@ -1,0 +1,76 @@
+//! The Vulkan platform on whatever device this machine has (Mesa's CPU driver in CI), loaded from its library and run by the program that
+//! checks devices, once with each call watched by the validation layer. Skipped with the reason where there is no device.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use halyard_platform_api::{Platform, Status};
+
+/// Runs checks; `None`, and a line that says why, where there is no device.
+fn check(arguments: &[&str], validated: bool) -> Option<Output> {
+    if let Err(e) = halyard_vulkan::VulkanPlatform.devices() {
+        assert_eq!(e.status, Status::Unavailable, "{e}");
+        println!("skipped: {}", e.message);
+        return None;
+    }
+    // The library that cargo puts beside this test's own binary.
+    let library = std::env::current_exe()
+        .expect("a path")
+        .with_file_name("libhalyard_vulkan.so");
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fixtures/models");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halyard-device-check"));
+    command.args(["--platform", "vulkan", "--plugin"]).arg(library);
+    command.arg("--fixtures").arg(fixtures).args(arguments);
+    if validated {
+        command.env("HALYARD_VULKAN_VALIDATION", "1");
+    }
+    Some(command.output().expect("the program starts"))
+}
+
+fn assert_passed(output: &Output) {
+    let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}\n{errors}");
+    assert!(out.lines().any(|line| line.ends_with(" 0 failed, 0 skipped") || line.contains(" 0 failed, ")), "{out}");
+    println!("{}", out.lines().last().unwrap_or_default());
+}
+
+/// Whether the layer is there, as the platform itself says.
+fn layer_is_missing(output: &Output) -> bool {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let missing = errors.contains("vulkan-validationlayers");
+    if missing {
+        println!("skipped: {}", errors.trim());
+    }
+    missing
+}
+
+#[test]
+fn every_op_conforms_with_each_call_validated() {
+    let Some(output) = check(&["conformance"], true) else { return };
+    if !layer_is_missing(&output) {
+        return assert_passed(&output);
+    }
+    if let Some(output) = check(&["conformance"], false) {
+        assert_passed(&output);
+    }
+}
+
+#[test]
+fn recorded_steps_are_one_shot_steps() {
+    if let Some(output) = check(&["--replays", "500", "recording", "replays"], false) {
+        assert_passed(&output);
+    }
+}
+
+#[test]
+fn models_give_what_hugging_face_gives() {
+    let model = std::env::var("HALYARD_TEST_MODEL").ok();
+    let mut arguments = vec!["goldens"];
+    match &model {
+        Some(model) => arguments.extend(["--model", model]),
+        None => println!("skipped: HALYARD_TEST_MODEL names no model; the tiny ones run"),
+    }
+    if let Some(output) = check(&arguments, false) {
+        assert_passed(&output);
+    }
+}
