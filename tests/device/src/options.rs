@@ -15,15 +15,18 @@ pub enum Check {
     Recording,
     /// Many replays take no more memory.
     Replays,
+    /// Sums between devices, and how long they take.
+    Collectives,
     /// Several devices give what one gives.
     TensorParallel,
 }
 
-const ALL: [(&str, Check); 5] = [
+const ALL: [(&str, Check); 6] = [
     ("conformance", Check::Conformance),
     ("goldens", Check::Goldens),
     ("recording", Check::Recording),
     ("replays", Check::Replays),
+    ("collectives", Check::Collectives),
     ("tensor-parallel", Check::TensorParallel),
 ];
 
@@ -44,6 +47,8 @@ pub struct Options {
     pub only_op: Option<String>,
     /// Only rows of it that name each of these.
     pub only_variant: Vec<String>,
+    /// Handles of the device that share the conformance suite, a thread each.
+    pub jobs: usize,
     /// Steps of the replay check.
     pub replays: u32,
     /// Only this type of the goldens.
@@ -52,7 +57,7 @@ pub struct Options {
 
 /// How to call the program.
 pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model FILE.gguf] [--op NAME] [--variant PART]… \
-[--replays COUNT] [--dtype f32|f16|bf16] [conformance] [goldens] [recording] [replays] [tensor-parallel]";
+[--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] [conformance] [goldens] [recording] [replays] [collectives] [tensor-parallel]";
 
 impl Options {
     /// Reads arguments. Without a check: all.
@@ -68,6 +73,7 @@ impl Options {
             model: None,
             only_op: None,
             only_variant: Vec::new(),
+            jobs: 1,
             replays: 10_000,
             only_dtype: None,
         };
@@ -93,6 +99,13 @@ impl Options {
                         "bf16" => DType::BF16,
                         _ => return Err(format!("--dtype {value}: f32, f16 and bf16 are checked\n{USAGE}")),
                     });
+                }
+                "--jobs" => {
+                    options.jobs = value
+                        .parse()
+                        .ok()
+                        .filter(|jobs| (1..=64).contains(jobs))
+                        .ok_or_else(|| format!("--jobs {value}: give a number of threads, 1 to 64"))?;
                 }
                 "--replays" => {
                     options.replays = value
@@ -135,6 +148,7 @@ mod tests {
             ("--platform x --what y", "--what"),
             ("--platform x --replays many", "many"),
             ("--platform x --dtype f64", "f64"),
+            ("--platform x --jobs 0", "1 to 64"),
         ] {
             let why = parse(text).expect_err(text);
             assert!(why.contains(word), "{text}: {why}");
