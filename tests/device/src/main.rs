@@ -170,6 +170,8 @@ fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) 
         let golden = options.fixtures.join("smollm2-135m-q4_1.golden.json");
         let mut config = EngineConfig::for_model(model);
         config.cache.kv_cache_memory_bytes = Some(1 << 30);
+        // One request at a time comes; more rows would only be recorded, for minutes on a CPU.
+        config.scheduler.max_num_seqs = 8;
         (config.model.dtype, config.cache.kv_cache_dtype) = (Some(dtype), Some(dtype));
         let free = if dtype == DType::F32 {
             Free::All
