@@ -334,7 +334,9 @@ impl Kernel for Linear {
         let Some(code) = &self.code else { return 0 };
         let of_library = code.library.as_ref().map_or(0, Library::scratch_bytes);
         let of_tiles = code.tiled.as_ref().map_or(0, Tiled::scratch_bytes);
-        of_library.max(of_tiles).max(code.tile.as_ref().map_or(0, ScaledTile::scratch_bytes))
+        of_library
+            .max(of_tiles)
+            .max(code.tile.as_ref().map_or(0, ScaledTile::scratch_bytes))
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
