@@ -156,4 +156,33 @@ mod tests {
             assert!(error.message.contains(word), "{}", error.message);
         }
     }
+
+    #[test]
+    fn every_kernel_compiles_with_the_compiler_that_is_linked_in() {
+        let mut count = 0;
+        for (name, text) in halyard_kernels_vulkan::FILES {
+            let text = KernelText {
+                text,
+                headers: halyard_kernels_vulkan::HEADERS,
+            };
+            // `// check: entry .. -DNAME=value ..`
+            for line in text.text.lines().filter_map(|line| line.strip_prefix("// check:")) {
+                let (definitions, entries): (Vec<&str>, Vec<&str>) =
+                    line.split_whitespace().partition(|w| w.starts_with('-'));
+                for (entry, subgroup) in entries
+                    .iter()
+                    .flat_map(|entry| [(entry, None), (entry, Some("-DSUBGROUP=32"))])
+                {
+                    let mut options: Vec<String> = definitions.iter().map(|d| d.to_string()).collect();
+                    options.push(format!("-DENTRY_{entry}"));
+                    options.extend(subgroup.filter(|s| !definitions.contains(s)).map(str::to_string));
+                    if let Err(why) = compile(name, text, &options) {
+                        panic!("{why}");
+                    }
+                    count += 1;
+                }
+            }
+        }
+        println!("{count} compilations");
+    }
 }
