@@ -157,32 +157,31 @@ mod tests {
         }
     }
 
+    /// The system's compiler, which kernels/vulkan's own test asks, is often older than matrices of bfloat16.
     #[test]
-    fn every_kernel_compiles_with_the_compiler_that_is_linked_in() {
-        let mut count = 0;
+    fn every_kernel_compiles_with_the_compiler_that_is_linked() {
+        let mut entries = 0;
         for (name, text) in halyard_kernels_vulkan::FILES {
             let text = KernelText {
                 text,
                 headers: halyard_kernels_vulkan::HEADERS,
             };
-            // `// check: entry .. -DNAME=value ..`
-            for line in text.text.lines().filter_map(|line| line.strip_prefix("// check:")) {
-                let (definitions, entries): (Vec<&str>, Vec<&str>) =
-                    line.split_whitespace().partition(|w| w.starts_with('-'));
-                for (entry, subgroup) in entries
-                    .iter()
-                    .flat_map(|entry| [(entry, None), (entry, Some("-DSUBGROUP=32"))])
-                {
-                    let mut options: Vec<String> = definitions.iter().map(|d| d.to_string()).collect();
+            let lines = text.text.lines().filter_map(|line| line.strip_prefix("// check:"));
+            for (at, line) in lines.enumerate() {
+                let (definitions, names): (Vec<&str>, Vec<&str>) =
+                    line.split_whitespace().partition(|word| word.starts_with("-D"));
+                for (which, entry) in names.into_iter().enumerate() {
+                    let mut options: Vec<String> = definitions.iter().map(|&text| text.to_string()).collect();
                     options.push(format!("-DENTRY_{entry}"));
-                    options.extend(subgroup.filter(|s| !definitions.contains(s)).map(str::to_string));
-                    if let Err(why) = compile(name, text, &options) {
-                        panic!("{why}");
+                    // Every entry for one of the two kinds of subgroups, turn about; the other test has them all.
+                    if (at + which) % 2 == 0 && !definitions.contains(&"-DSUBGROUP=32") {
+                        options.push("-DSUBGROUP=32".to_string());
                     }
-                    count += 1;
+                    compile(name, text, &options).unwrap_or_else(|e| panic!("{e}"));
+                    entries += 1;
                 }
             }
         }
-        println!("{count} compilations");
+        assert!(entries > 200, "{entries} entries");
     }
 }
