@@ -97,6 +97,7 @@ typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t m
 #define HALYARD_WEIGHT_Q8_0 6u
 #define HALYARD_WEIGHT_Q4K 7u
 #define HALYARD_WEIGHT_Q6K 8u
+#define HALYARD_WEIGHT_F8E4M3 9u
 #define HALYARD_EPILOGUE_NONE 0u
 #define HALYARD_EPILOGUE_SILU 1u
 #define HALYARD_EPILOGUE_GELU_TANH 2u

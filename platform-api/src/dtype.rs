@@ -39,7 +39,8 @@ impl DType {
 wire_enum! {
     /// Canonical storage format of a weight matrix row: what model files hold, before a backend packs it.
     ///
-    /// The block formats are GGUF's (ggml-common.h): a row of `in_features` values is `in_features / block` blocks.
+    /// The block formats are GGUF's (ggml-common.h): a row of `in_features` values is `in_features / block` blocks, except where
+    /// [`WeightFormat::row_tail_bytes`] says that more follows.
     pub enum WeightFormat {
         /// 32-bit floats.
         F32 = 0,
@@ -59,12 +60,15 @@ wire_enum! {
         Q4K = 7,
         /// 256 values: 128 low nibbles, 64 high pairs, 16 signed scales, f16 d.
         Q6K = 8,
+        /// One 8-bit float (OCP OFP8 E4M3) a value, and behind the row's values its scale as f32; value = scale·q. Rows of one tensor's
+        /// scale all carry the same one.
+        F8E4M3 = 9,
     }
 }
 
 impl WeightFormat {
     /// Every format, in code order.
-    pub const ALL: [WeightFormat; 9] = [
+    pub const ALL: [WeightFormat; 10] = [
         WeightFormat::F32,
         WeightFormat::F16,
         WeightFormat::BF16,
@@ -74,12 +78,13 @@ impl WeightFormat {
         WeightFormat::Q8_0,
         WeightFormat::Q4K,
         WeightFormat::Q6K,
+        WeightFormat::F8E4M3,
     ];
 
     /// Values in one block (1 for the plain floats).
     pub const fn block_values(self) -> usize {
         match self {
-            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 => 1,
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 | WeightFormat::F8E4M3 => 1,
             WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => 32,
             WeightFormat::Q4K | WeightFormat::Q6K => 256,
         }
@@ -96,15 +101,26 @@ impl WeightFormat {
             WeightFormat::Q8_0 => 34,
             WeightFormat::Q4K => 144,
             WeightFormat::Q6K => 210,
+            WeightFormat::F8E4M3 => 1,
+        }
+    }
+
+    /// Bytes behind the blocks of a row: its scale, where a row has one.
+    pub const fn row_tail_bytes(self) -> usize {
+        match self {
+            WeightFormat::F8E4M3 => 4,
+            _ => 0,
         }
     }
 
     /// Bytes of a row of `in_features` values, or `None` when that is not a whole number of blocks.
     pub const fn row_bytes(self, in_features: usize) -> Option<usize> {
-        if in_features.is_multiple_of(self.block_values()) {
-            (in_features / self.block_values()).checked_mul(self.block_bytes())
-        } else {
-            None
+        if !in_features.is_multiple_of(self.block_values()) {
+            return None;
+        }
+        match (in_features / self.block_values()).checked_mul(self.block_bytes()) {
+            Some(bytes) => bytes.checked_add(self.row_tail_bytes()),
+            None => None,
         }
     }
 }

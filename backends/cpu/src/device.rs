@@ -39,7 +39,7 @@ pub struct CpuDevice {
 /// The device's facts with `threads` threads.
 pub(crate) fn info(threads: usize) -> DeviceInfo {
     let memory = Memory::new();
-    let kv_dtypes = DTypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
+    let kv_dtypes = DTypeSet::of(&[DType::F32, DType::F16, DType::BF16, DType::F8E4M3]);
     DeviceInfo {
         name: cpu_name(),
         detail: format!("{:?}, {threads} threads", kernels().isa()),

@@ -306,6 +306,22 @@ impl Driver for CudaDriver {
         Ok(Function(made as usize))
     }
 
+    fn prefer_shared(&self, function: Function, bytes: u32) -> Result<()> {
+        self.enter()?;
+        let attribute = cuda::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        let percent = (u64::from(bytes) * 100)
+            .div_ceil(u64::from(self.facts.max_shared_bytes.max(1)))
+            .min(100);
+        // SAFETY: a live function.
+        unsafe {
+            call!(cuFuncSetAttribute(
+                function.0 as cuda::CUfunction,
+                attribute,
+                percent as i32
+            ))
+        }
+    }
+
     unsafe fn launch(
         &self,
         function: Function,

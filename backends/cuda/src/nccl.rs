@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cudarc::driver::sys as cuda;
@@ -18,6 +19,8 @@ use crate::surroundings;
 
 /// How long a rank that leaves waits for its own calls in the library.
 const CALLS_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the last holder of a group waits for the library to let go of it.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 const SUCCESS: c_int = 0;
 const SUM: c_int = 0;
@@ -133,6 +136,8 @@ struct Users {
     /// Calls that are in the library.
     running: u32,
     has_left: bool,
+    /// The library has let go of the handle.
+    ended: bool,
 }
 
 /// A call in the library, which must not lose its handle meanwhile.
@@ -164,6 +169,18 @@ impl Handle {
         let state = self.lock();
         let _ended = self.changed.wait_timeout_while(state, limit, |state| state.running > 0);
     }
+
+    fn end(&self) {
+        self.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for the end; whether it came.
+    fn wait_for_end(&self, limit: Duration) -> bool {
+        let state = self.lock();
+        let waited = self.changed.wait_timeout_while(state, limit, |state| !state.ended);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
 }
 
 impl Drop for Call<'_> {
@@ -178,6 +195,8 @@ pub(crate) struct NcclGroup {
     context: usize,
     handle: Arc<Handle>,
     rooms: Option<Rooms>,
+    /// The thread that gives the handle back.
+    leaving: Mutex<Option<JoinHandle<()>>>,
     rank: u32,
     size: u32,
 }
@@ -201,6 +220,7 @@ pub(crate) fn join(ordinal: i32, context: usize, id: &CommunicatorId, rank: u32,
                 changed: Condvar::new(),
             }),
             rooms: None,
+            leaving: Mutex::default(),
             rank,
             size,
         };
@@ -337,14 +357,24 @@ impl Group for NcclGroup {
             // SAFETY: takes any context; a dead one is refused, and the library then sets its own.
             unsafe { cuda::cuCtxSetCurrent(context as cuda::CUcontext) };
             // SAFETY: made in `join`, given up once.
-            unsafe { (nccl.abort)(handle.comm as Comm) }
+            unsafe { (nccl.abort)(handle.comm as Comm) };
+            handle.end();
         };
-        let _ = std::thread::Builder::new().name("nccl-leave".to_string()).spawn(abort);
+        let thread = std::thread::Builder::new().name("nccl-leave".to_string()).spawn(abort);
+        *self.leaving.lock().unwrap_or_else(PoisonError::into_inner) = thread.ok();
     }
 }
 
 impl Drop for NcclGroup {
     fn drop(&mut self) {
         self.leave();
+        // No recording names the group any more, so the library ends soon. A process that ended before it would take the driver away from
+        // under the library's threads.
+        let thread = self.leaving.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && self.handle.wait_for_end(END_TIMEOUT)
+        {
+            let _ = thread.join();
+        }
     }
 }

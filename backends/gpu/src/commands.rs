@@ -1,13 +1,14 @@
-//! Encoding, and sealed command lists. A reusable list is captured at its first submit on a queue and replayed as one graph from then
+//! Encoding, and sealed command lists. A reusable list is captured at its first submit on a queue (its second, with collectives) and replayed as one graph from then
 //! on; a list holds everything that its commands name, so dropping an object early harms nobody.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use halyard_platform_api::{CommandBuffer, CommandId, Encoder, EncoderMode, OpId, Result, Tensor};
 
 use crate::device::Inner;
 use crate::driver::{DevicePtr, Driver, Graph, Group, Stream};
-use crate::encoding::Encoding;
+use crate::encoding::{Command, Encoding};
 use crate::memory::Allocation;
 use crate::objects::{SharedKernel, read, write};
 use crate::run::{Scratch, run_commands};
@@ -25,6 +26,7 @@ pub(crate) struct CommandList {
     driver: Arc<dyn Driver>,
     encoding: Encoding,
     reusable: bool,
+    has_run: AtomicBool,
     /// Most scratch of its ops.
     scratch_bytes: u64,
     recordings: Mutex<Vec<Recording>>,
@@ -52,7 +54,7 @@ impl CommandList {
         for group in self.groups() {
             group.check()?;
         }
-        if !self.reusable {
+        if !self.reusable || self.must_run_first() {
             return run_commands(&*self.driver, stream, &self.encoding, scratch);
         }
         let mut recordings = self.recordings.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,6 +84,13 @@ impl CommandList {
         };
         // SAFETY: the list holds all memory that the graph names; the queue holds list and arena while work is in flight.
         unsafe { self.driver.launch_graph(recordings[at].graph, stream) }
+    }
+
+    /// Whether this is the first submit of a list with calls of the vendor's collectives: they connect ranks at their first call of a
+    /// kind and size, which a capture does not allow.
+    fn must_run_first(&self) -> bool {
+        let connects = |command: &Command| matches!(command, Command::Collective(..));
+        !self.has_run.swap(true, Ordering::Relaxed) && self.encoding.commands.iter().any(connects)
     }
 
     fn capture(&self, stream: Stream, scratch: Scratch) -> Result<Graph> {
@@ -169,6 +178,7 @@ impl Encoder for GpuEncoder {
             driver: self.inner.driver.clone(),
             encoding: self.encoding,
             reusable: self.mode == EncoderMode::Reusable,
+            has_run: AtomicBool::new(false),
             scratch_bytes: self.scratch_bytes,
             recordings: Mutex::default(),
             _allocations: self.allocations,

@@ -30,7 +30,7 @@ pub(crate) struct Inner {
     pub(crate) objects: RwLock<Objects>,
     pub(crate) uploads: Arc<Uploads>,
     pub(crate) modules: Modules,
-    memory: Memory,
+    pub(crate) memory: Memory,
     queues: Mutex<HashMap<u64, Arc<QueueCore>>>,
     next_queue: AtomicU64,
     pub(crate) driver: Arc<dyn Driver>,

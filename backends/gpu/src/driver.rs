@@ -3,11 +3,14 @@
 //!
 //! Threads: every method from any thread; the driver makes its context current itself. While one thread captures, others may go on.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use halyard_kernels_gpu::{HEADERS, Source};
 use halyard_platform_api::communicator::Collective;
-use halyard_platform_api::{CommunicatorId, DType, Error, Result};
+use halyard_platform_api::{CommunicatorId, DType, Error, Result, Status};
+
+use crate::encoding::MAX_ARGS;
 
 /// An address in device memory (or of pinned host memory as the device sees it).
 pub type DevicePtr = u64;
@@ -92,6 +95,52 @@ pub enum Param<'a> {
     Long(u64),
     /// A struct by value.
     Bytes(&'a [u8]),
+}
+
+/// Where each parameter's value lies: how C drivers take parameters. Valid as long as the parameters are.
+///
+/// # Errors
+/// `InvalidArgument` for more parameters than fit.
+pub fn param_addresses(params: &[Param<'_>]) -> Result<[*mut c_void; MAX_ARGS]> {
+    if params.len() > MAX_ARGS {
+        return Err(Error::invalid(format!(
+            "a kernel of {} parameters; at most {MAX_ARGS} fit",
+            params.len()
+        )));
+    }
+    let mut addresses = [std::ptr::null_mut(); MAX_ARGS];
+    for (address, param) in addresses.iter_mut().zip(params) {
+        *address = match param {
+            Param::Ptr(value) | Param::Long(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Param::Word(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Param::Bytes(bytes) => bytes.as_ptr().cast_mut().cast(),
+        };
+    }
+    Ok(addresses)
+}
+
+/// What a refused allocation says: how much was asked, of what, where, and what is free.
+pub fn short_of(
+    error: Error,
+    bytes: u64,
+    what: &str,
+    device: &str,
+    memory: impl FnOnce() -> Result<(u64, u64)>,
+) -> Error {
+    if error.status != Status::OutOfMemory {
+        return error;
+    }
+    let free = match memory() {
+        Ok((free, total)) => format!("{free} of {total} free"),
+        Err(_) => "unknown".to_string(),
+    };
+    Error {
+        message: format!(
+            "{bytes} bytes of {what} memory on {device} asked ({free} on the device): {}",
+            error.message
+        ),
+        ..error
+    }
 }
 
 /// out\[t, n\] = Σₖ x\[t, k\]·w\[n, k\] (+ out\[t, n\]) by the vendor's library, w row-major \[N, K\].
@@ -358,6 +407,16 @@ pub trait Driver: Send + Sync {
 
     /// An entry point, allowed to use `shared_bytes` of dynamic shared memory.
     fn function(&self, module: Module, name: &str, shared_bytes: u32) -> Result<Function>;
+
+    /// The shared memory that multiprocessors should set aside while the function runs, where that is the first-level cache's memory too: kernels
+    /// that follow each other without a pause keep what the first of them got.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    fn prefer_shared(&self, function: Function, bytes: u32) -> Result<()> {
+        let _ = (function, bytes);
+        Ok(())
+    }
 
     /// Starts a kernel; `chained` lets it start while its predecessor ends (where the device can).
     ///

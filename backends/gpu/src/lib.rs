@@ -7,12 +7,14 @@ mod device;
 mod driver;
 mod encoding;
 mod kernel;
+mod libraries;
 mod memory;
 mod modules;
 mod objects;
 mod ops;
 mod queue;
 mod run;
+mod run_time_compiler;
 mod step_ring;
 mod upload;
 mod view;
@@ -20,10 +22,12 @@ mod view;
 pub use device::{GpuDevice, device_info};
 pub use driver::{
     CollectiveCall, DevicePtr, Driver, Event, Facts, Function, Graph, Group, KernelText, MAX_PEERS, Module,
-    PEER_CALLS_BYTES, Param, Peers, Pinned, Product, ProductCall, ProductSpec, Stream,
+    PEER_CALLS_BYTES, Param, Peers, Pinned, Product, ProductCall, ProductSpec, Stream, param_addresses, short_of,
 };
 pub use encoding::{Arg, Command, Encoding, Launch, MAX_ARGS};
 pub use halyard_kernels_gpu::Source;
 pub use kernel::{Kernel, Packer, Preparation, RowSource};
+pub use libraries::{Library, entries, find_symbol, symbol};
 pub use modules::Modules;
+pub use run_time_compiler::RunTimeCompiler;
 pub use view::View;

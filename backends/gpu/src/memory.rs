@@ -2,7 +2,7 @@
 //! queues hold what their unfinished work names.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use halyard_platform_api::{Error, MemoryInfo, Result, Status};
 
@@ -17,7 +17,16 @@ pub(crate) struct Allocation {
     /// The host's view of pinned memory.
     pinned: Option<Pinned>,
     bytes: u64,
-    used: Arc<AtomicU64>,
+    counts: Arc<Counts>,
+}
+
+/// What all memory of a device shares.
+#[derive(Default)]
+struct Counts {
+    /// Bytes of live device memory.
+    used: AtomicU64,
+    /// Work on the device does not end: what frees memory would wait for it.
+    hangs: AtomicBool,
 }
 
 impl Allocation {
@@ -48,6 +57,9 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
+        if self.counts.hangs.load(Ordering::Acquire) {
+            return;
+        }
         // An upload that is still under way may write here; queues' work is over, as it would hold this otherwise.
         self.uploads.settle();
         match self.pinned {
@@ -56,7 +68,7 @@ impl Drop for Allocation {
             None => {
                 // SAFETY: as above.
                 unsafe { self.driver.free(self.ptr) };
-                self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+                self.counts.used.fetch_sub(self.bytes, Ordering::Relaxed);
             }
         }
     }
@@ -64,7 +76,7 @@ impl Drop for Allocation {
 
 /// Counts, and where buffers come from.
 pub(crate) struct Memory {
-    used: Arc<AtomicU64>,
+    counts: Arc<Counts>,
     reserve: u64,
 }
 
@@ -73,9 +85,14 @@ impl Memory {
     /// graphs, code and library handles, and would otherwise fail in the middle of serving.
     pub(crate) fn new(total: u64) -> Memory {
         Memory {
-            used: Arc::default(),
+            counts: Arc::default(),
             reserve: (total / 64).min(512 << 20),
         }
+    }
+
+    /// Nothing is freed from now on: the device hangs, and would hang whoever frees.
+    pub(crate) fn abandon(&self) {
+        self.counts.hangs.store(true, Ordering::Release);
     }
 
     /// Memory now.
@@ -84,14 +101,14 @@ impl Memory {
         Ok(MemoryInfo {
             total_bytes: total,
             free_bytes: free.saturating_sub(self.reserve),
-            used_bytes: self.used.load(Ordering::Relaxed),
+            used_bytes: self.counts.used.load(Ordering::Relaxed),
         })
     }
 
     /// Zeroed device memory.
     pub(crate) fn device(&self, driver: &Arc<dyn Driver>, uploads: &Arc<Uploads>, bytes: u64) -> Result<Allocation> {
         let ptr = driver.allocate(bytes).map_err(|e| self.explain(e, &**driver, bytes))?;
-        self.used.fetch_add(bytes, Ordering::Relaxed);
+        self.counts.used.fetch_add(bytes, Ordering::Relaxed);
         // From here on the owner frees.
         let allocation = Allocation {
             driver: driver.clone(),
@@ -99,7 +116,7 @@ impl Memory {
             ptr,
             pinned: None,
             bytes,
-            used: self.used.clone(),
+            counts: self.counts.clone(),
         };
         uploads.zero(ptr, bytes)?;
         Ok(allocation)
@@ -121,7 +138,7 @@ impl Memory {
             ptr: pinned.device,
             pinned: Some(pinned),
             bytes,
-            used: self.used.clone(),
+            counts: self.counts.clone(),
         })
     }
 
@@ -129,7 +146,7 @@ impl Memory {
         if error.status != Status::OutOfMemory {
             return error;
         }
-        let used = self.used.load(Ordering::Relaxed);
+        let used = self.counts.used.load(Ordering::Relaxed);
         let (free, total) = driver.memory().unwrap_or((0, 0));
         let others = total.saturating_sub(free).saturating_sub(used);
         Error {

@@ -23,6 +23,8 @@ const NAP: Duration = Duration::from_micros(20);
 const LOOKS_PER_CHECK: u32 = 32;
 /// Submits whose end other queues can wait for exactly; older ones are waited for with a newer one.
 const EVENTS: u64 = 16;
+/// How long a queue that is dropped waits for its work: longer than steps in flight take, and not for ever, as the device may hang.
+const LAST_WAIT: Duration = Duration::from_secs(10);
 /// The arena grows in these steps.
 const ARENA_STEP: u64 = 2 << 20;
 
@@ -358,18 +360,47 @@ impl Queue for GpuQueue {
     }
 }
 
+impl GpuQueue {
+    /// Waits for the stream's work, with an end; whether nothing runs on it any more.
+    fn ended(&self) -> bool {
+        let core = &*self.core;
+        let event = core.event(core.last.load(Ordering::Acquire) + 1);
+        if core.driver.record_event(event, core.stream).is_err() {
+            // The device is lost, and its work with it.
+            return true;
+        }
+        let deadline = Instant::now() + LAST_WAIT;
+        while let Ok(false) = core.driver.query_event(event) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(NAP);
+        }
+        true
+    }
+}
+
 impl Drop for GpuQueue {
     fn drop(&mut self) {
         self.inner.queues().remove(&self.core.id);
-        let driver = &*self.core.driver;
-        // Whether it worked or the device is lost: nothing runs on the stream afterwards.
-        let _ = driver.synchronize(self.core.stream);
+        let ended = self.ended();
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !ended {
+            // Work that may still run keeps all that it names, and the device: the process ends without them.
+            self.inner.memory.abandon();
+            std::mem::forget((
+                std::mem::take(&mut state.in_flight),
+                state.ring.take(),
+                self.core.clone(),
+                self.inner.clone(),
+            ));
+            return;
+        }
         state.in_flight.clear();
         state.ring = None;
         if state.arena.bytes > 0 {
             // SAFETY: the stream is idle, and the arena is this queue's own.
-            unsafe { driver.free(state.arena.base) };
+            unsafe { self.core.driver.free(state.arena.base) };
         }
     }
 }

@@ -4,7 +4,7 @@
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{AttentionBackendInfo, AttentionPlan, AttentionRegistry, DType, Error, Result, Status};
 
-use crate::element::FLOATS;
+use crate::element::{FLOATS, KV_TYPES};
 use crate::support::{Reasons, require_in};
 
 /// Index of the backend that materialises the scores.
@@ -99,7 +99,7 @@ pub(crate) fn check(spec: &Attention) -> Result<()> {
     check_backend(spec.backend)?;
     let mut reasons = Reasons::default();
     require_in(&mut reasons, "act", spec.act, &FLOATS);
-    require_in(&mut reasons, "kv", spec.kv, &FLOATS);
+    require_in(&mut reasons, "kv", spec.kv, &KV_TYPES);
     reasons.require(spec.head_dim > 0, || "head_dim is 0".to_string());
     reasons.require(spec.block_size > 0, || "block_size is 0".to_string());
     reasons.require(

@@ -3,8 +3,11 @@
 use half::{bf16, f16};
 use halyard_platform_api::DType;
 
-/// The float types that activations, KV and LoRA weights come in.
+/// The float types that activations and LoRA weights come in.
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// The types that a KV cache is held in.
+pub(crate) const KV_TYPES: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3];
 
 /// Reads an element of a float type (also i8 and f8) as f32. `bytes` holds exactly that element.
 pub(crate) fn read_float(dtype: DType, bytes: &[u8]) -> f32 {

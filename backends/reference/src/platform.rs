@@ -6,7 +6,7 @@ use std::time::Duration;
 use halyard_platform_api::{Capabilities, DType, DTypeSet, Device, DeviceInfo, Error, Platform, Result, Status};
 
 use crate::device::ReferenceDevice;
-use crate::element::FLOATS;
+use crate::element::{FLOATS, KV_TYPES};
 use crate::memory::Pool;
 
 /// How the reference platform behaves; tests set small memories and short timeouts.
@@ -50,7 +50,7 @@ impl ReferencePlatform {
             detail: "plain f32 on the host, one thread".to_string(),
             total_memory_bytes,
             compute_dtypes: DTypeSet::of(&FLOATS),
-            kv_dtypes: DTypeSet::of(&FLOATS),
+            kv_dtypes: DTypeSet::of(&KV_TYPES),
             preferred_dtype: DType::F32,
             preferred_kv_dtype: DType::F32,
             capabilities: Capabilities::BATCH_INVARIANT

@@ -4,7 +4,7 @@ use halyard_platform_api::ops::{KvWrite, QuantizeAct, QuantizeScheme};
 use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};
 
 use crate::attention_registry;
-use crate::element::FLOATS;
+use crate::element::{FLOATS, KV_TYPES};
 
 /// Reasons against a spec.
 #[derive(Default)]
@@ -138,7 +138,7 @@ fn check_kv_write(op: &KvWrite) -> Result<()> {
     attention_registry::check_backend(op.backend)?;
     let mut r = Reasons::default();
     require_in(&mut r, "act", op.act, &FLOATS);
-    require_in(&mut r, "kv", op.kv, &FLOATS);
+    require_in(&mut r, "kv", op.kv, &KV_TYPES);
     r.require(op.block_size > 0, || "block_size is 0".to_string());
     r.into_result("kv_write")
 }

@@ -19,7 +19,28 @@ pub fn dequantise_row(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
         WeightFormat::Q8_0 => blocks.for_each(|(b, y)| q8_0(b, y)),
         WeightFormat::Q4K => blocks.for_each(|(b, y)| q4_k(b, y)),
         WeightFormat::Q6K => blocks.for_each(|(b, y)| q6_k(b, y)),
+        WeightFormat::F8E4M3 => e4m3_row(bytes, out),
     }
+}
+
+/// Codes, then the row's scale.
+fn e4m3_row(bytes: &[u8], y: &mut [f32]) {
+    let (codes, scale) = bytes.split_at(y.len());
+    let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
+    for (value, &code) in y.iter_mut().zip(codes) {
+        *value = scale * e4m3(code);
+    }
+}
+
+/// Sign, four bits of exponent with bias 7, three of mantissa; all ones is NaN, and there is no infinity.
+fn e4m3(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let magnitude = match (exponent, code & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => mantissa / 512.0,
+        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+    };
+    if code < 128 { magnitude } else { -magnitude }
 }
 
 fn half_at(bytes: &[u8], at: usize) -> f32 {
@@ -121,6 +142,17 @@ mod tests {
         let mut y = [0.0; 32];
         dequantise_row(WeightFormat::Q4_1, &block, &mut y);
         assert_eq!((y[0], y[16], y[1]), (0.5, 6.5, -1.0));
+    }
+
+    #[test]
+    fn e4m3_row_by_hand() {
+        // 1, the largest, the smallest, -0.875, minus zero and NaN; the scale follows.
+        let mut row = vec![0x38, 0x7e, 0x01, 0xb6, 0x80, 0xff];
+        row.extend(0.5f32.to_le_bytes());
+        let mut y = [9.0; 6];
+        dequantise_row(WeightFormat::F8E4M3, &row, &mut y);
+        assert_eq!(y[..5], [0.5, 224.0, 1.0 / 1024.0, -0.4375, 0.0]);
+        assert!(y[5].is_nan());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::elementwise::softcap_vector;
-use crate::kv::{KvDtype, KvElement, KvLayout};
+use crate::kv::{E4m3, KvDtype, KvElement, KvLayout};
 use crate::math::exp;
 use crate::simd::{LANES, Simd, unroll};
 
@@ -131,6 +131,7 @@ pub(crate) unsafe fn run<S: Simd>(job: &Attention<'_>) {
             KvDtype::F32 => rows::<S, f32>(job),
             KvDtype::F16 => rows::<S, f16>(job),
             KvDtype::Bf16 => rows::<S, bf16>(job),
+            KvDtype::E4m3 => rows::<S, E4m3>(job),
         }
     }
 }

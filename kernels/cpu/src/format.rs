@@ -14,6 +14,8 @@ use half::{bf16, f16};
 /// - `Q4K` 256, 144: d f16, dmin f16, eight 6-bit (scale, min) pairs in 12 bytes, nibbles by 64 elements.
 ///   w = d·scale·q − dmin·min.
 /// - `Q6K` 256, 210: low nibbles 128 bytes, high bit pairs 64 bytes, 16 × i8 scales, d f16. w = d·scale·(q − 32).
+///
+/// `F8E4M3` is no block format: a byte an element, and the row's scale as f32 behind them. w = scale·q.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum WeightFormat {
@@ -35,11 +37,13 @@ pub enum WeightFormat {
     Q4K,
     /// GGUF Q6_K.
     Q6K,
+    /// 8-bit floats with one scale a row.
+    F8E4M3,
 }
 
 impl WeightFormat {
     /// Every format.
-    pub const ALL: [WeightFormat; 9] = [
+    pub const ALL: [WeightFormat; 10] = [
         WeightFormat::F32,
         WeightFormat::F16,
         WeightFormat::Bf16,
@@ -49,12 +53,13 @@ impl WeightFormat {
         WeightFormat::Q8_0,
         WeightFormat::Q4K,
         WeightFormat::Q6K,
+        WeightFormat::F8E4M3,
     ];
 
     /// Elements in a block (1 for the float formats).
     pub const fn block_len(self) -> usize {
         match self {
-            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => 1,
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 | WeightFormat::F8E4M3 => 1,
             WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => 32,
             WeightFormat::Q4K | WeightFormat::Q6K => 256,
         }
@@ -71,13 +76,22 @@ impl WeightFormat {
             WeightFormat::Q8_0 => 34,
             WeightFormat::Q4K => 144,
             WeightFormat::Q6K => 210,
+            WeightFormat::F8E4M3 => 1,
+        }
+    }
+
+    /// Bytes behind the blocks of a row.
+    pub const fn tail_bytes(self) -> usize {
+        match self {
+            WeightFormat::F8E4M3 => 4,
+            _ => 0,
         }
     }
 
     /// Bytes of a row of `k` elements, or `None` if `k` is no multiple of the block length.
     pub const fn row_bytes(self, k: usize) -> Option<usize> {
         if k.is_multiple_of(self.block_len()) {
-            Some(k / self.block_len() * self.block_bytes())
+            Some(k / self.block_len() * self.block_bytes() + self.tail_bytes())
         } else {
             None
         }
@@ -86,6 +100,22 @@ impl WeightFormat {
 
 pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_bits(u16::from_le_bytes([bytes[at], bytes[at + 1]])).to_f32()
+}
+
+/// The value of an 8-bit float: sign, four bits of exponent with bias 7, three of mantissa; no infinities.
+pub(crate) fn e4m3(code: u8) -> f32 {
+    let magnitude = match code & 0x7f {
+        0x7f => f32::NAN,
+        // The same fields in an f32 are 2^120 too small, subnormal numbers included.
+        fields => f32::from_bits(u32::from(fields) << 20) * f32::from_bits((120 + 127) << 23),
+    };
+    if code < 128 { magnitude } else { -magnitude }
+}
+
+/// Codes and scale of a canonical `F8E4M3` row.
+pub(crate) fn split_e4m3(row: &[u8]) -> (&[u8], f32) {
+    let (codes, scale) = row.split_at(row.len() - WeightFormat::F8E4M3.tail_bytes());
+    (codes, f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]))
 }
 
 /// The 6-bit scale and min of sub-block `j` (0..8) of a Q4_K block, from its 12 packed bytes.
@@ -180,6 +210,12 @@ pub fn dequantize_row(format: WeightFormat, row: &[u8], out: &mut [f32]) {
         WeightFormat::Bf16 => {
             for (out, b) in out.iter_mut().zip(row.chunks_exact(2)) {
                 *out = bf16::from_le_bytes([b[0], b[1]]).to_f32();
+            }
+        }
+        WeightFormat::F8E4M3 => {
+            let (codes, scale) = split_e4m3(row);
+            for (out, &code) in out.iter_mut().zip(codes) {
+                *out = scale * e4m3(code);
             }
         }
         WeightFormat::Q4K | WeightFormat::Q6K => {

@@ -11,6 +11,7 @@
 
 use half::{bf16, f16};
 
+use crate::e4m3::{e4m3_from_f32, e4m3_to_f32, load_e4m3};
 use crate::simd::{LANES, Simd};
 
 /// Element type of a KV cache.
@@ -23,17 +24,20 @@ pub enum KvDtype {
     F16,
     /// bfloat16.
     Bf16,
+    /// 8-bit float, 4 exponent and 3 mantissa bits, scale 1.
+    E4m3,
 }
 
 impl KvDtype {
     /// Every dtype.
-    pub const ALL: [KvDtype; 3] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16];
+    pub const ALL: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::E4m3];
 
     /// Bytes of an element.
     pub const fn bytes(self) -> usize {
         match self {
             KvDtype::F32 => 4,
             KvDtype::F16 | KvDtype::Bf16 => 2,
+            KvDtype::E4m3 => 1,
         }
     }
 }
@@ -155,6 +159,28 @@ impl KvElement for bf16 {
     }
 }
 
+/// An 8-bit float as bits.
+pub(crate) struct E4m3;
+
+impl KvElement for E4m3 {
+    const BYTES: usize = 1;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const u8) -> S::F {
+        // SAFETY: the caller has 16 elements at `p`.
+        unsafe { load_e4m3::<S>(p) }
+    }
+    #[inline(always)]
+    unsafe fn read(p: *const u8) -> f32 {
+        // SAFETY: the caller has an element at `p`.
+        e4m3_to_f32(unsafe { p.read() })
+    }
+    #[inline(always)]
+    unsafe fn write(p: *mut u8, v: f32) {
+        // SAFETY: the caller has an element at `p`.
+        unsafe { p.write(e4m3_from_f32(v)) }
+    }
+}
+
 /// Writes one token's K and V, all heads, into slot `token` of `block`. `k` and `v` are
 /// \[num_kv_heads, head_dim\] f32, contiguous.
 ///
@@ -180,6 +206,7 @@ pub unsafe fn kv_write(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32
             KvDtype::F32 => write_token::<f32>(layout, block, token, k, v),
             KvDtype::F16 => write_token::<f16>(layout, block, token, k, v),
             KvDtype::Bf16 => write_token::<bf16>(layout, block, token, k, v),
+            KvDtype::E4m3 => write_token::<E4m3>(layout, block, token, k, v),
         }
     }
 }
@@ -222,6 +249,7 @@ pub unsafe fn kv_read(layout: &KvLayout, block: *const u8, kv_head: usize, token
             KvDtype::F32 => read_token::<f32>(layout, block, kv_head, token, k, v),
             KvDtype::F16 => read_token::<f16>(layout, block, kv_head, token, k, v),
             KvDtype::Bf16 => read_token::<bf16>(layout, block, kv_head, token, k, v),
+            KvDtype::E4m3 => read_token::<E4m3>(layout, block, kv_head, token, k, v),
         }
     }
 }

@@ -23,7 +23,10 @@ pub const fn linear_supports(format: WeightFormat, mode: ActMode) -> bool {
     match mode {
         ActMode::F32 => true,
         ActMode::Bf16 => matches!(format, WeightFormat::Bf16),
-        ActMode::Int8 => !matches!(format, WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16),
+        ActMode::Int8 => !matches!(
+            format,
+            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 | WeightFormat::F8E4M3
+        ),
     }
 }
 

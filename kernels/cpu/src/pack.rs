@@ -11,8 +11,10 @@
 //! - `Q4K` per 256: d f16\[r\], dmin f16\[r\]; then per block: scale u8\[r\], min u8\[r\], nibbles.
 //! - `Q6K` per 256: d f16\[r\]; then per block: scales i8\[2\]\[r\] (one per 16), nibbles, high pairs u8\[2\]\[r\]\[4\]:
 //!   bits 2g of vector h are those of group 4h + g.
+//! - `F8E4M3` per 256 (the last may be shorter): the rows' scale f32\[r\], repeated; then per block: codes u8\[32\]\[r\]. A row that holds a NaN
+//!   gets the scale NaN: readers need not tell that code from numbers.
 
-use crate::format::{WeightFormat, q4k_scale_min, quants32, quants256};
+use crate::format::{WeightFormat, q4k_scale_min, quants32, quants256, split_e4m3};
 use crate::simd::LANES;
 
 /// Elements of K that are packed together.
@@ -34,6 +36,7 @@ pub(crate) const fn block_layout(format: WeightFormat) -> (usize, usize) {
         WeightFormat::Q8_0 => (32 + 512, 0),
         WeightFormat::Q4K => (32 + 256, 64),
         WeightFormat::Q6K => (32 + 256 + 128, 32),
+        WeightFormat::F8E4M3 => (512, 64),
     }
 }
 
@@ -109,6 +112,19 @@ fn pack_row(format: WeightFormat, row: &[u8], panel: &mut [u8], r: usize) {
             for (k, element) in row.chunks_exact(bytes).enumerate() {
                 let at = (k / 2 * LANES + r) * 4 + k % 2 * 2;
                 panel[at..at + 2].copy_from_slice(element);
+            }
+        }
+        WeightFormat::F8E4M3 => {
+            let (codes, mut scale) = split_e4m3(row);
+            if codes.iter().any(|code| code & 0x7f == 0x7f) {
+                scale = f32::NAN;
+            }
+            let outs = panel.chunks_mut(head + 8 * block_bytes);
+            for (codes, out) in codes.chunks(8 * BLOCK).zip(outs) {
+                out[4 * r..4 * r + 4].copy_from_slice(&scale.to_le_bytes());
+                for (k, &code) in codes.iter().enumerate() {
+                    out[head + k * LANES + r] = code;
+                }
             }
         }
         WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => {

@@ -116,6 +116,7 @@ pub(crate) struct Q5_0;
 pub(crate) struct Q8_0;
 pub(crate) struct Q4K;
 pub(crate) struct Q6K;
+pub(crate) struct F8E4M3;
 
 impl PanelFormat for F32 {
     type Block<S: Simd> = ();
@@ -160,6 +161,35 @@ impl PanelFormat for Bf16 {
             let p = panel.add((16 * b + 4 * v) * 64);
             let mut w = [S::splat(0.0); 8];
             unroll!(i in 0..4 => { [w[2 * i], w[2 * i + 1]] = S::bf16_pair(S::load_i(p.add(64 * i))); });
+            w
+        }
+    }
+}
+
+impl PanelFormat for F8E4M3 {
+    /// The rows' scales.
+    type Block<S: Simd> = S::F;
+    #[inline(always)]
+    unsafe fn block<S: Simd>(panel: *const u8, b: usize) -> S::F {
+        // SAFETY: the head holds 16 floats.
+        unsafe { S::load(panel.add(head_offset(WeightFormat::F8E4M3, b)).cast()) }
+    }
+    #[inline(always)]
+    unsafe fn decode8<S: Simd>(panel: *const u8, b: usize, v: usize, scale: &S::F) -> [S::F; 8] {
+        // SAFETY: block b holds 32 · 16 bytes.
+        unsafe {
+            let p = panel.add(offset(WeightFormat::F8E4M3, b) + 8 * v * LANES);
+            let up = S::splat(f32::from_bits((120 + 127) << 23));
+            let mut w = [S::splat(0.0); 8];
+            unroll!(i in 0..8 => {
+                let code = S::load_u8x16(p.add(i * LANES));
+                let sign = S::shl::<24>(S::and_i(code, S::splat_i(0x80)));
+                let fields = S::shl::<20>(S::and_i(code, S::splat_i(0x7f)));
+                // The upper half of a pair is the word itself, its lower bits cleared: they are clear. As an f32 the fields are 2^120 too
+                // small; that factor is exact, so that the scale rounds once.
+                let [_, value] = S::bf16_pair(S::or_i(sign, fields));
+                w[i] = S::mul(S::mul(value, up), *scale);
+            });
             w
         }
     }

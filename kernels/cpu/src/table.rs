@@ -19,8 +19,8 @@ type LayerNormFn = unsafe fn(&[f32], &[f32], Option<&[f32]>, f32, &mut [f32]);
 pub struct Kernels {
     pub(crate) isa: Isa,
     pub(crate) prepare_act: unsafe fn(&ActJob),
-    pub(crate) few: [LinearFn; 9],
-    pub(crate) decode: [DecodeFn; 9],
+    pub(crate) few: [LinearFn; 10],
+    pub(crate) decode: [DecodeFn; 10],
     pub(crate) multiply: DecodedFn,
     pub(crate) linear_bf16: LinearFn,
     pub(crate) linear_int8: [LinearFn; 6],
@@ -108,6 +108,9 @@ macro_rules! float_kernels {
                 linear_f32::few::<S, panel::Q6K> => fn few_q6k(job: &mut Linear<'_>);
                 linear_f32::decode_chunk::<S, panel::Q6K> =>
                     fn decode_q6k(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::F8E4M3> => fn few_f8(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::F8E4M3> =>
+                    fn decode_f8(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
             }
         }
     };
@@ -160,6 +163,7 @@ macro_rules! table {
                 $float::few_q8_0,
                 $float::few_q4k,
                 $float::few_q6k,
+                $float::few_f8,
             ],
             decode: [
                 $float::decode_f32,
@@ -171,6 +175,7 @@ macro_rules! table {
                 $float::decode_q8_0,
                 $float::decode_q4k,
                 $float::decode_q6k,
+                $float::decode_f8,
             ],
             linear_bf16: $bf16::run,
             linear_int8: [

@@ -6,7 +6,7 @@ mod common;
 
 use common::{Rng, all_kernels};
 use half::{bf16, f16};
-use halyard_kernels_cpu::{Attention, Kernels, KvDtype, KvLayout, kv_read, kv_write};
+use halyard_kernels_cpu::{Attention, Kernels, KvDtype, KvLayout, e4m3_from_f32, e4m3_to_f32, kv_read, kv_write};
 
 struct Case {
     layout: KvLayout,
@@ -30,6 +30,7 @@ fn rounded(dtype: KvDtype, x: f32) -> f32 {
         KvDtype::F32 => x,
         KvDtype::F16 => f16::from_f32(x).to_f32(),
         KvDtype::Bf16 => bf16::from_f32(x).to_f32(),
+        KvDtype::E4m3 => e4m3_to_f32(e4m3_from_f32(x)),
     }
 }
 
@@ -239,6 +240,7 @@ fn a_query_gives_bitwise_the_same_output_in_every_chunk() {
             (KvDtype::F32, 16, None),
             (KvDtype::F16, 32, Some(30)),
             (KvDtype::Bf16, 12, Some(90)),
+            (KvDtype::E4m3, 16, Some(70)),
         ] {
             let mut case = Case::new(layout(dtype, block_size, 2, 64), 3, 170, 50, &mut rng);
             case.window = window;
@@ -276,6 +278,25 @@ fn large_scores_do_not_overflow() {
                 "{}: {got}, not {want}",
                 kernels.isa()
             );
+        }
+    }
+}
+
+/// Attention over one key gives its value: every code as a vector's lane and as the tail of a row.
+#[test]
+fn every_code_of_eight_bits_is_read_as_its_value() {
+    for kernels in all_kernels() {
+        for dim in [16, 17] {
+            let mut case = Case::new(layout(KvDtype::E4m3, 16, 1, dim), 1, 1, 1, &mut Rng(6));
+            for code in (0..=0xFF_u8).filter(|code| code & 0x7F != 0x7F) {
+                case.v = vec![e4m3_to_f32(code); dim];
+                let block = case.table[0] as usize * case.layout.block_bytes();
+                // SAFETY: the block lies inside the pool.
+                unsafe { kv_write(&case.layout, case.pool.as_mut_ptr().add(block), 0, &case.k, &case.v) };
+                let out = case.run(kernels, &[1]);
+                let same = out.iter().zip(&case.v).all(|(a, b)| a == b);
+                assert!(same, "{}: code {code:#x} is {out:?}", kernels.isa());
+            }
         }
     }
 }

@@ -344,6 +344,24 @@ fn a_nan_or_infinite_activation_reaches_the_output() {
 }
 
 #[test]
+fn a_nan_among_8_bit_floats_reaches_its_row_only() {
+    for kernels in all_kernels() {
+        let mut rng = Rng(9);
+        let format = WeightFormat::F8E4M3;
+        let mut rows: Vec<Vec<u8>> = (0..20).map(|_| random_row(format, 300, &mut rng)).collect();
+        rows[18][299] = 0xff;
+        let case = Case::from_rows(format, 300, rows);
+        let x = rng.vec(6 * 300);
+        for tokens in [1, 6] {
+            let out = case.run(kernels, ActMode::F32, &x[..tokens * 300], &Options::default());
+            for (i, y) in out.iter().enumerate() {
+                assert_eq!(y.is_nan(), i % 20 == 18, "{} column {}", kernels.isa(), i % 20);
+            }
+        }
+    }
+}
+
+#[test]
 fn an_all_zero_row_of_activations_gives_zeros() {
     for kernels in all_kernels() {
         let mut rng = Rng(7);

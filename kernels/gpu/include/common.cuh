@@ -10,6 +10,12 @@ typedef signed char i8;
 typedef int i32;
 typedef long long i64;
 
+#if defined(__HIP__)
+#include "hip.cuh"
+// C++ instead of PTX. May be defined for CUDA as well, to run there what other GPUs run.
+#define PORTABLE
+#endif
+
 #define INFINITY_F __int_as_float(0x7f800000)
 
 // bfloat16 and binary16 as bits: the compilers' own headers are not at hand at run time.
@@ -26,9 +32,13 @@ typedef float f32;
 __device__ __forceinline__ float to_f32(float x) { return x; }
 __device__ __forceinline__ float to_f32(bf16 x) { return __int_as_float((u32)x.bits << 16); }
 __device__ __forceinline__ float to_f32(f16 x) {
+#if defined(__HIP__)
+    return (float)__builtin_bit_cast(_Float16, x.bits);
+#else
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
     return y;
+#endif
 }
 
 // Rounds to nearest even.
@@ -36,16 +46,31 @@ template <typename T> __device__ __forceinline__ T from_f32(float x);
 template <> __device__ __forceinline__ float from_f32<float>(float x) { return x; }
 template <> __device__ __forceinline__ bf16 from_f32<bf16>(float x) {
     bf16 y;
+#if defined(PORTABLE)
+    u32 bits = __float_as_uint(x);
+    // A NaN keeps a bit of its mantissa: rounding could carry it into an infinity.
+    y.bits = (u16)(x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : bits >> 16 | 0x40);
+#else
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#endif
     return y;
 }
 template <> __device__ __forceinline__ f16 from_f32<f16>(float x) {
     f16 y;
+#if defined(__HIP__)
+    y.bits = __builtin_bit_cast(u16, (_Float16)x);
+#else
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#endif
     return y;
 }
 
 // Two values side by side in a 32-bit word, `low` at the lower address.
+#if defined(PORTABLE)
+template <typename T> __device__ __forceinline__ u32 pack2(float low, float high) {
+    return (u32)from_f32<T>(low).bits | (u32)from_f32<T>(high).bits << 16;
+}
+#else
 template <typename T> __device__ __forceinline__ u32 pack2(float low, float high);
 template <> __device__ __forceinline__ u32 pack2<bf16>(float low, float high) {
     u32 y;
@@ -57,6 +82,7 @@ template <> __device__ __forceinline__ u32 pack2<f16>(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
 }
+#endif
 template <typename T> __device__ __forceinline__ void unpack2(u32 word, float &low, float &high) {
     T a, b;
     a.bits = (u16)word;
@@ -67,7 +93,7 @@ template <typename T> __device__ __forceinline__ void unpack2(u32 word, float &l
 
 // 8-bit floats (E4M3), two at a time.
 __device__ __forceinline__ u16 pack2_e4m3(float low, float high) {
-#if __CUDA_ARCH__ >= 890
+#if __CUDA_ARCH__ >= 890 && !defined(PORTABLE)
     u16 y;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
     return y;
@@ -144,7 +170,11 @@ __device__ __forceinline__ float block_max(float x, float *shared) {
 // 16 bytes of weights: read once, so they should not push activations out of the first-level cache.
 __device__ __forceinline__ uint4 load_streaming(const void *p) {
     uint4 v;
+#if defined(PORTABLE)
+    v = *(const uint4 *)p;
+#else
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+#endif
     return v;
 }
 

@@ -90,11 +90,15 @@ __device__ __forceinline__ u32 warp_scan(u32 x) {
     return x;
 }
 
-// Lays the sequences on the line of work. All threads. Few sequences: every warp writes the same, and no barrier is needed.
+// Lays the sequences on the line of work. All threads.
 __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i32 *step_rows, const i32 *starts, const i32 *seq_lens, u32 S, u32 window,
                                         u32 query_len_end) {
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (S <= 32) {
+        if (warp > 0) {
+            __syncthreads();
+            return;
+        }
         Sequence own = {0, -1, 0, 0};
         i32 end = 0;
         if (lane < S) {
@@ -107,7 +111,7 @@ __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i3
         own.before = before - tiles;
         if (lane < S) sequences[lane] = own;
         if (lane == S - 1) sequences[S] = {before, -1, end, 0};
-        __syncwarp();
+        __syncthreads();
         return;
     }
     // Each thread takes neighbouring sequences, the loads of up to four in flight together.

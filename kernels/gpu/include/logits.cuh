@@ -63,11 +63,20 @@ struct Weight {
     }
 };
 
+// COUNTING and the whole part of x · y, which is exact.
+__device__ __forceinline__ float whole(float x, float y) {
+#if defined(PORTABLE)
+    return floorf(x * y) + COUNTING;
+#else
+    return __fmaf_rd(x, y, COUNTING);
+#endif
+}
+
 // e^(x − max), cut off. Products with powers of two and the rest of a sum that counts ones are exact.
 __device__ __forceinline__ Weight weight_of(float x, float max) {
     float e = expf(x - max) * 1048576.f;
-    float high = __fadd_rd(e, COUNTING);
-    float low = __fmaf_rd(e - (high - COUNTING), COUNTING, COUNTING);
+    float high = whole(e, 1.f);
+    float low = whole(e - (high - COUNTING), COUNTING);
     return {__float_as_uint(high) - __float_as_uint(COUNTING), __float_as_uint(low) - __float_as_uint(COUNTING)};
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 #include "common.cuh"
 
+#if !defined(PORTABLE)
+
 // d += a · b over 16 rows, 8 columns, 16 deep. With g = lane / 4 and t = lane % 4: a holds rows g and g + 8 (a[0], a[2] and a[1], a[3]), depths
 // 2t, 2t+1 (a[0], a[1]) and 2t+8, 2t+9 (a[2], a[3]); b column g at the same depths; d rows g (d[0], d[1]) and g + 8, columns 2t, 2t+1.
 template <typename T> __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]);
@@ -15,3 +17,4 @@ template <> __device__ __forceinline__ void mma_m16n8k16<f16>(float (&d)[4], con
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+#endif

@@ -116,6 +116,13 @@ __device__ __forceinline__ Tile find_tile(const Params &p, const Plan &plan, int
 // Keys of the tile's sequence in its last block.
 __device__ __forceinline__ int last_keys(const Tile &tile) { return tile.prefix + tile.rows / GROUP - tile.last_block * BLOCK; }
 
+// Of 8 neighbours of 16 bits, those from `kept` on become zeroes.
+__device__ __forceinline__ void clear_from(uint4 &words, int kept) {
+    u32 *word = &words.x;
+#pragma unroll
+    for (int i = 0; i < 4; i++) word[i] &= kept >= 2 * i + 2 ? 0xffffffffu : kept == 2 * i + 1 ? 0xffffu : 0u;
+}
+
 // Puts the values from key `keys` on into shared memory, as zeroes: what lies there in the cache was never written and may be NaN, which a weight
 // of 0 would not stop. Rows of 16 bytes hold ROW keys of one dimension; those that hold earlier keys too come from the cache at `from`.
 __device__ __forceinline__ void clear_values(u32 to, const u8 *from, int keys, int thread, int threads) {

@@ -53,9 +53,13 @@ struct Group {
 };
 
 __device__ __forceinline__ uint2 load_streaming8(const void *p) {
+#if defined(PORTABLE)
+    return *(const uint2 *)p;
+#else
     uint2 v;
     asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
+#endif
 }
 
 __device__ __forceinline__ Group load_group(const Planes &p, u32 row, u32 group, u32 t) {
@@ -142,6 +146,7 @@ __device__ __forceinline__ void numbers_of(const Group &v, u32 chunk, float (&ou
     }
 }
 
+#if !defined(PORTABLE)
 // a·b + c of two values each.
 template <typename T> __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c);
 template <> __device__ __forceinline__ u32 fma2<bf16>(u32 a, u32 b, u32 c) {
@@ -174,3 +179,4 @@ template <typename T> __device__ __forceinline__ void operands_of(const Group &v
         for (u32 i = 0; i < 4; i++) out[i] = fma2<T>(pair_of(v, chunk, i) | power, one, less);
     }
 }
+#endif

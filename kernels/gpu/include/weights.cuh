@@ -2,6 +2,8 @@
 #pragma once
 #include "common.cuh"
 
+#if !defined(PORTABLE)
+
 // 16 bytes of constant memory where `wanted`, else zeros.
 __device__ __forceinline__ uint4 load_weights(const void *p, bool wanted) {
     uint4 v;
@@ -68,3 +70,4 @@ template <typename T> __device__ __forceinline__ float from_bits(u32 bits) {
     return to_f32(v);
 }
 template <> __device__ __forceinline__ float from_bits<float>(u32 bits) { return __int_as_float(bits); }
+#endif

@@ -58,7 +58,7 @@ extern "C" __global__ void argmax_join(const u64 *parts, u32 num_parts, i32 *out
     if (threadIdx.x == 0) out[(u64)blockIdx.x * out_stride] = (i32) ~(u32)best;
 }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#if !defined(PORTABLE) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
 // A cluster a row: each block leaves its best in the first one's shared memory.
 template <u32 PARTS> __device__ __forceinline__ void argmax_cluster(const float *logits, u32 stride, u32 vocab, i32 *out, u32 out_stride) {
     __shared__ u64 warps[32];

@@ -3,7 +3,7 @@
 // block's scores to its weights: that path is kept short, with the next block's arrival asked for ahead and sums and conversions in the
 // shadow of the exponentials.
 //
-// Definitions: ACT (bf16, f16: activations and cache), HEAD_DIM (64, 128), GROUP (query heads of a KV head, 1..16), BLOCK (64),
+// Definitions: ACT (bf16, f16: activations), KV (the cache: ACT or e4m3), HEAD_DIM (64, 128), GROUP (query heads of a KV head, 1..16), BLOCK (64),
 // CONSUMERS (multiplying warpgroups: 2, at HEAD_DIM 64 rather 3), STAGES (cache blocks in flight, at least 3), SOFTCAP (1: scores are
 // capped), MAX_SEQS (most sequences of a call). Those from CONSUMERS on have defaults.
 //
@@ -11,10 +11,13 @@
 // r % GROUP. ROWS = 64 · CONSUMERS rows are one tile; a block takes tiles, longest first, until none is left.
 //
 // Launch: 128 · (CONSUMERS + 1) threads; grid.x any number, best min(multiprocessors, (T · GROUP / ROWS + S) · num_kv_heads);
-// dynamic shared memory: 2 · ROWS · (2 · HEAD_DIM + 16) + STAGES · 4 · BLOCK · HEAD_DIM + 12 · MAX_SEQS + 512 bytes.
+// dynamic shared memory: 2 · ROWS · (2 · HEAD_DIM + 16) + STAGES · 4 · BLOCK · HEAD_DIM + 12 · MAX_SEQS + 512 bytes, and with 8-bit floats
+// 4 · BLOCK · HEAD_DIM more: those arrive in a ring of two of their own, from which two more warps widen them into the stages.
 // Needs q aligned to 16 bytes, its strides multiples of 8 elements, out's likewise; scale > 0.
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DCONSUMERS=2 -DSOFTCAP=0 -DMAX_SEQS=512
 // check: -DACT=f16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=64 -DCONSUMERS=3 -DSOFTCAP=1 -DMAX_SEQS=64
+// check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DCONSUMERS=2 -DSTAGES=3 -DSOFTCAP=0 -DMAX_SEQS=512
+// check: -DACT=f16 -DKV=e4m3 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=64 -DCONSUMERS=3 -DSTAGES=5 -DSOFTCAP=1 -DMAX_SEQS=64
 #include "common.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -38,24 +41,30 @@
 
 #define ROWS (64 * CONSUMERS)
 #define THREADS (128 * (CONSUMERS + 1))
-#define BLOCK_BYTES (2 * PART_BYTES) // of a head
+#define BLOCK_BYTES (2 * PART_BYTES) // of a head in the cache
+#define STAGE_PART (2 * BLOCK * HEAD_DIM) // keys or values as the products take them
+#define STAGE_BYTES (2 * STAGE_PART)
+#define NARROW (sizeof(KV) == 1)
+#define ARRIVALS 2 // blocks of 8-bit floats in flight
 #include "prefill.cuh"
 
 struct Shared {
     Barrier tile_full, q_full;
     Barrier begun; // multipliers hold their queries, the loader knows the tile
     Barrier full[STAGES], empty[STAGES];
+    Barrier arrived[ARRIVALS], widened[ARRIVALS]; // 8-bit floats only, as the next
+    int keys[ARRIVALS];                           // of the block that arrived; negative: no more blocks
     Tile tiles[2]; // of even and odd count
     int table_rows[2];
     int counts[2];
 };
 
-// Walks the ring of cache blocks; the phase flips each time round.
-struct Cursor {
+// Walks a ring of cache blocks; the phase flips each time round.
+template <int COUNT = STAGES> struct Cursor {
     int stage;
     u32 phase;
     __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) {
+        if (++stage == COUNT) {
             stage = 0;
             phase ^= 1;
         }
@@ -109,12 +118,20 @@ __device__ __forceinline__ void deal(const Params &p, Shared &shared, const u8 *
 
 // The loading warp: the tile's head of its cache blocks, from the last block to the first.
 __device__ __forceinline__ void load(const Params &p, Shared &shared, u8 *ring, int lane) {
-    Cursor cursor = {0, 1};
+    Cursor<NARROW ? ARRIVALS : STAGES> cursor = {0, 1};
+    Barrier *full = NARROW ? shared.arrived : shared.full, *empty = NARROW ? shared.widened : shared.empty;
     u32 parity = 0;
     while (true) {
         barrier_wait(shared.tile_full, parity);
         Tile tile = shared.tiles[parity];
-        if (tile.rows == 0) return;
+        if (tile.rows == 0) {
+            if (NARROW && lane == 0) {
+                barrier_wait(empty[cursor.stage], cursor.phase);
+                shared.keys[cursor.stage] = -1;
+                barrier_arrive(full[cursor.stage]);
+            }
+            return;
+        }
         const i32 *table = p.block_table + shared.table_rows[parity] * p.table_stride;
         const u8 *cache = p.cache + tile.kv_head * BLOCK_BYTES;
         parity ^= 1;
@@ -125,23 +142,67 @@ __device__ __forceinline__ void load(const Params &p, Shared &shared, u8 *ring, 
         for (int b = tile.last_block, i = 0; b >= tile.first_block; b--, i++) {
             if (i % 32 == 0) pages = b - lane >= tile.first_block ? table[b - lane] : 0;
             int page = __shfl_sync(0xffffffffu, pages, i % 32);
-            barrier_wait(shared.empty[cursor.stage], cursor.phase);
+            barrier_wait(empty[cursor.stage], cursor.phase);
             u8 *to = ring + cursor.stage * BLOCK_BYTES;
             const u8 *from = cache + page * p.block_bytes;
             u32 bytes = BLOCK_BYTES;
-            if (b == tile.last_block && last_keys(tile) < BLOCK) {
-                int keys = last_keys(tile);
+            int keys = b == tile.last_block ? min(last_keys(tile), BLOCK) : BLOCK;
+            if (NARROW) {
+                if (lane == 0) shared.keys[cursor.stage] = keys;
+            } else if (keys < BLOCK) {
                 clear_values(shared_address(to) + PART_BYTES, from + PART_BYTES, keys, lane, 32);
                 stores_before_products();
                 __syncwarp();
                 bytes = PART_BYTES + keys / 8 * HEAD_DIM * 16;
             }
             if (lane == 0) {
-                barrier_arrive_expect(shared.full[cursor.stage], bytes);
-                bulk_load(to, from, bytes, shared.full[cursor.stage]);
+                barrier_arrive_expect(full[cursor.stage], bytes);
+                bulk_load(to, from, bytes, full[cursor.stage]);
             }
             cursor.advance();
         }
+    }
+}
+
+// A widening warp (of two): blocks of 8-bit floats become stages of the ring. A row of 16 bytes, of one token or dimension, becomes two; values from
+// key `keys` on were never written and become zeroes, as a weight of 0 would not stop a NaN.
+__device__ __forceinline__ void widen_blocks(Shared &shared, const u8 *arrivals, u8 *ring, int thread) {
+    Cursor<ARRIVALS> from = {0, 0};
+    Cursor<> to = {0, 1};
+    while (true) {
+        barrier_wait(shared.arrived[from.stage], from.phase);
+        int keys = shared.keys[from.stage];
+        if (keys < 0) return;
+        barrier_wait(shared.empty[to.stage], to.phase);
+        const uint4 *rows = (const uint4 *)(arrivals + from.stage * BLOCK_BYTES);
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            const int LENGTH = part == 0 ? BLOCK : HEAD_DIM; // rows side by side
+            uint4 *out = (uint4 *)(ring + to.stage * STAGE_BYTES + part * STAGE_PART);
+#pragma unroll 2
+            for (int row = thread; row < PART_BYTES / 16; row += 64) {
+                uint4 words = rows[part * (PART_BYTES / 16) + row], low, high;
+                widen(words.x, low.x, high.x);
+                widen(words.y, low.y, high.y);
+                widen(words.z, low.z, high.z);
+                widen(words.w, low.w, high.w);
+                int group = row / LENGTH;
+                if (part == 1 && 16 * group + 16 > keys) {
+                    clear_from(low, keys - 16 * group);
+                    clear_from(high, keys - 16 * group - 8);
+                }
+                out[row + group * LENGTH] = low;
+                out[row + (group + 1) * LENGTH] = high;
+            }
+        }
+        stores_before_products();
+        __syncwarp();
+        if (thread % 32 == 0) {
+            barrier_arrive(shared.full[to.stage]);
+            barrier_arrive(shared.widened[from.stage]);
+        }
+        from.advance();
+        to.advance();
     }
 }
 
@@ -149,14 +210,14 @@ __device__ __forceinline__ void load(const Params &p, Shared &shared, u8 *ring, 
 __device__ __forceinline__ void start_scores(float (&s)[BLOCK / 2], const u32 (&q)[HEAD_DIM / 4], u64 keys) {
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; k++)
-        Wgmma<ACT, BLOCK>::run(s, q[4 * k], q[4 * k + 1], q[4 * k + 2], q[4 * k + 3], keys + k * (BLOCK * 32 / 16), k > 0);
+        Wgmma<FACTOR, BLOCK>::run(s, q[4 * k], q[4 * k + 1], q[4 * k + 2], q[4 * k + 3], keys + k * (BLOCK * 32 / 16), k > 0);
     wgmma_commit();
 }
 // Adds the weighted values. `values` describes the block's first 16 tokens.
 __device__ __forceinline__ void start_output(float (&o)[HEAD_DIM / 2], const u32 (&weights)[BLOCK / 4], u64 values) {
 #pragma unroll
     for (int k = 0; k < BLOCK / 16; k++)
-        Wgmma<ACT, HEAD_DIM>::run(o, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], values + k * (HEAD_DIM * 32 / 16), 1);
+        Wgmma<FACTOR, HEAD_DIM>::run(o, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], values + k * (HEAD_DIM * 32 / 16), 1);
     wgmma_commit();
 }
 
@@ -174,12 +235,12 @@ __device__ __forceinline__ void finish_scores(const Params &p, float (&s)[BLOCK 
 // A multiplying warpgroup: 64 rows of every tile.
 __device__ __forceinline__ void multiply(const Params &p, Shared &shared, const u8 *queries, const u8 *ring, int group, int thread) {
     int warp = thread / 32, lane = thread & 31;
-    Cursor cursor = {0, 0};
+    Cursor<> cursor = {0, 0};
     u32 parity = 0;
     float scale_log2 = SOFTCAP ? LOG2E : p.scale * LOG2E;
     // Operands in the first stage; a stage is `STAGE` further.
-    u64 keys = wgmma_operand(shared_address(ring), BLOCK * 16, 128), values = wgmma_operand(shared_address(ring) + PART_BYTES, HEAD_DIM * 16, 128);
-    const u64 STAGE = BLOCK_BYTES / 16;
+    u64 keys = wgmma_operand(shared_address(ring), BLOCK * 16, 128), values = wgmma_operand(shared_address(ring) + STAGE_PART, HEAD_DIM * 16, 128);
+    const u64 STAGE = STAGE_BYTES / 16;
     // Row and half of a row that this lane addresses for ldmatrix: its four 8×8 pieces are those of the left operand.
     u32 q_address = shared_address(queries) + (64 * group + 16 * warp + (lane & 15)) * Q_PITCH + (lane >> 4) * 16;
     // This warp's rows on their way out.
@@ -197,6 +258,8 @@ __device__ __forceinline__ void multiply(const Params &p, Shared &shared, const 
                          : "=r"(q[4 * k]), "=r"(q[4 * k + 1]), "=r"(q[4 * k + 2]), "=r"(q[4 * k + 3])
                          : "r"(q_address + k * 32)
                          : "memory");
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 4; i++) q[i] = Query<ACT, KV>::factor(q[i]);
         __syncwarp();
         if (lane == 0) barrier_arrive(shared.begun);
 
@@ -270,39 +333,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                       const i32 *step_rows, const i32 *query_start_loc, const i32 *seq_lens, const float *sinks, ACT *out, i64 out_token_stride,
                       i64 out_head_stride, u32 *counter, int num_seqs, int num_kv_heads, float scale, float softcap, int window, int min_query_len) {
     extern __shared__ __align__(128) u8 memory[];
-    u8 *ring = memory, *queries = ring + STAGES * BLOCK_BYTES;
+    u8 *ring = memory, *arrivals = ring + STAGES * STAGE_BYTES, *queries = arrivals + (NARROW ? ARRIVALS * BLOCK_BYTES : 0);
     Shared &shared = *(Shared *)(queries + 2 * ROWS * Q_PITCH); // between: rows on their way out
     static_assert(sizeof(Shared) <= 512, "the launch's shared memory");
     int *lists = (int *)((u8 *)&shared + 512);
     Plan plan = {lists, lists + MAX_SEQS, lists + 2 * MAX_SEQS, shared.counts};
     Params p = {q,   q_token_stride,   q_head_stride,   cache,   block_bytes, block_table,  table_stride, step_rows, query_start_loc, seq_lens, sinks,
-                out, out_token_stride, out_head_stride, counter, num_seqs,    num_kv_heads, scale,        softcap,   window,          min_query_len};
+                out, out_token_stride, out_head_stride, counter, num_seqs,    num_kv_heads, scale * Query<ACT, KV>::scale, softcap, window, min_query_len};
     if (threadIdx.x == 0) {
         barrier_init(shared.tile_full, 1);
         barrier_init(shared.q_full, 32);
         barrier_init(shared.begun, 4 * CONSUMERS + 1);
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared.full[i], 1);
+            barrier_init(shared.full[i], NARROW ? 2 : 1);
             barrier_init(shared.empty[i], 4 * CONSUMERS);
+        }
+        for (int i = 0; i < ARRIVALS; i++) {
+            barrier_init(shared.arrived[i], 1);
+            barrier_init(shared.widened[i], 2);
         }
         barrier_init_done();
     }
     __syncthreads();
     wait_for_previous();
     int warpgroup = threadIdx.x / 128;
-    // What one hands over the others take: the sum stays within the registers the launch got (128 · 504 of 2, 128 · 512 of 3 consumers).
+    // What one hands over the others take: the sum stays within the registers the launch got (128 · 504 of 2, 128 · 512 of 3 consumers). Widening
+    // takes some more.
     if (warpgroup == 0) {
-        give_registers<CONSUMERS == 2 ? 40 : 32>();
+        give_registers<NARROW ? 56 : CONSUMERS == 2 ? 40 : 32>();
         make_plan(p, plan, threadIdx.x);
         int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         if (warp == 0) {
             deal(p, shared, queries, plan, lane);
             let_next_start();
         } else if (warp == 1) {
-            load(p, shared, ring, lane);
+            load(p, shared, NARROW ? arrivals : ring, lane);
+        } else if (NARROW) {
+            widen_blocks(shared, arrivals, ring, threadIdx.x - 64);
         }
     } else {
-        take_registers<CONSUMERS == 2 ? 232 : 160>();
+        take_registers<CONSUMERS == 2 ? (NARROW ? 224 : 232) : (NARROW ? 152 : 160)>();
         multiply(p, shared, queries, ring, warpgroup - 1, threadIdx.x % 128);
     }
 }

@@ -16,6 +16,8 @@ pub struct Source {
 /// Headers by the name that `#include` gives, with their text.
 pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../include/common.cuh")),
+    ("hip.cuh", include_str!("../include/hip.cuh")),
+    ("hip_language.cuh", include_str!("../include/hip_language.cuh")),
     ("attention_tile.cuh", include_str!("../include/attention_tile.cuh")),
     ("kv.cuh", include_str!("../include/kv.cuh")),
     ("kv_stream.cuh", include_str!("../include/kv_stream.cuh")),
@@ -23,6 +25,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("vector.cuh", include_str!("../include/vector.cuh")),
     ("activate.cuh", include_str!("../include/activate.cuh")),
     ("quantized.cuh", include_str!("../include/quantized.cuh")),
+    ("scaled.cuh", include_str!("../include/scaled.cuh")),
     ("weights.cuh", include_str!("../include/weights.cuh")),
     ("hopper.cuh", include_str!("../include/hopper.cuh")),
     ("prefill.cuh", include_str!("../include/prefill.cuh")),
@@ -56,6 +59,9 @@ sources! {
     LINEAR_SMALL = "linear_small": "`linear` of few tokens, with norm, bias, residual and gating fused.",
     LINEAR_QUANTIZED = "linear_quantized": "`linear` of GGUF formats, and their unpacking.",
     LINEAR_TILED = "linear_tiled": "`linear` of many tokens, without matrix units.",
+    LINEAR_SCALED = "linear_scaled": "`linear` over 8-bit weights with a scale a row: packing, unpacking and the plain product.",
+    LINEAR_SCALED_SMALL = "linear_scaled_small": "The same of few tokens, with norm, bias, residual and gating fused.",
+    LINEAR_SCALED_TILE = "linear_scaled_tile": "The same of a batch of tokens, without unpacking.",
     LORA = "lora": "`lora_shrink` and `lora_expand`.",
     MOE = "moe": "`moe_route`, `moe_linear`, `moe_combine`.",
     NORM = "norm": "`rms_norm` and `layer_norm`.",

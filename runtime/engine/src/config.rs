@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
-use halyard_models::LoadFormat;
+use halyard_models::{DummyWeights, LoadFormat, ModelFiles, WeightQuantization};
 use halyard_platform_api::DType;
+
+use crate::error::EngineError;
 
 /// Everything the engine is started with.
 #[derive(Clone, Debug)]
@@ -25,6 +27,8 @@ pub struct ModelConfig {
     pub path: PathBuf,
     /// How to read it.
     pub load_format: LoadFormat,
+    /// What weights of layers are rounded to as they are loaded; `None`: they stay as stored.
+    pub quantization: Option<WeightQuantization>,
     /// Activation type; `None`: the device's choice.
     pub dtype: Option<DType>,
     /// Context in tokens; `None`: the model's, if KV memory holds it.
@@ -89,6 +93,25 @@ impl Default for RecordingConfig {
     }
 }
 
+impl ModelConfig {
+    /// Opens the model's files.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn open(&self) -> Result<ModelFiles, EngineError> {
+        let dummy = DummyWeights {
+            seed: self.seed,
+            ..DummyWeights::default()
+        };
+        let mut files = ModelFiles::open(&self.path, self.load_format, dummy)?;
+        match self.quantization {
+            None => {}
+            Some(WeightQuantization::Fp8) => files.quantise()?,
+        }
+        Ok(files)
+    }
+}
+
 impl EngineConfig {
     /// Defaults for a model at `path`.
     pub fn for_model(path: impl Into<PathBuf>) -> Self {
@@ -96,6 +119,7 @@ impl EngineConfig {
             model: ModelConfig {
                 path: path.into(),
                 load_format: LoadFormat::Auto,
+                quantization: None,
                 dtype: None,
                 max_model_len: None,
                 seed: 0,

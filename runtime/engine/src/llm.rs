@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use halyard_models::{DummyWeights, ModelFiles};
 use halyard_platform_api::Device;
 
 use crate::config::EngineConfig;
@@ -44,11 +43,7 @@ impl Llm {
     /// # Errors
     /// As [`EngineHandle::start_on`].
     pub fn open_on(config: EngineConfig, devices: &[Arc<dyn Device>]) -> Result<Llm, EngineError> {
-        let dummy = DummyWeights {
-            seed: config.model.seed,
-            ..DummyWeights::default()
-        };
-        let files = ModelFiles::open(&config.model.path, config.model.load_format, dummy)?;
+        let files = config.model.open()?;
         Ok(Llm {
             engine: EngineHandle::start_on(config, devices, files, Vec::new(), &mut |_| {})?,
         })

@@ -105,7 +105,7 @@ pub(crate) fn load(
     // The scheduler's pages stand on every rank: the smallest memory decides.
     let mut smallest: Option<KvSized> = None;
     for rank in &ranks {
-        let sized = size_kv(config, files, rank)?;
+        let sized = size_kv(config, rank)?;
         if smallest
             .as_ref()
             .is_none_or(|s| sized.scheduler.num_blocks < s.scheduler.num_blocks)
@@ -449,7 +449,7 @@ struct KvSized {
 }
 
 /// How many pages fit, and whether they hold the context.
-fn size_kv(config: &EngineConfig, files: &ModelFiles, rank: &RankLoad) -> Result<KvSized, EngineError> {
+fn size_kv(config: &EngineConfig, rank: &RankLoad) -> Result<KvSized, EngineError> {
     let (plan, device) = (&rank.plan, &*rank.runner.device);
     let groups = plan.kv.groups.iter().map(|group| KvGroup {
         kind: group.window.map_or(KvKind::Full, |tokens| KvKind::Window { tokens }),
@@ -471,7 +471,7 @@ fn size_kv(config: &EngineConfig, files: &ModelFiles, rank: &RankLoad) -> Result
     };
     let needs = KvNeeds {
         page_bytes: plan.block_bytes * u64::from(plan.kv.page_slots),
-        weight_bytes: files.weight_bytes,
+        weight_bytes: rank.weight_bytes,
         memory: device.memory()?,
         max_pages: device.info().max_buffer_bytes.min(device.info().max_binding_bytes) / plan.block_bytes.max(1),
         unified: device.info().unified_memory,

@@ -3,7 +3,7 @@
 use halyard_models::ModelFiles;
 use halyard_models::program::{KvLayout, ModelProgram, ProgramOptions, Shard, build_forward};
 use halyard_platform_api::ops::Attention;
-use halyard_platform_api::{AttentionRegistry, Device, DeviceInfo, OpSpec};
+use halyard_platform_api::{AttentionRegistry, DType, Device, DeviceInfo, OpSpec};
 
 use crate::config::EngineConfig;
 use crate::error::EngineError;
@@ -38,6 +38,16 @@ impl Plan {
     }
 }
 
+/// The type of a KV cache that nobody chose: the device's choice with its own type of activations, else the activations' type where the device holds
+/// KV in it.
+fn kv_dtype_for(act: DType, facts: &DeviceInfo) -> DType {
+    if act != facts.preferred_dtype && facts.kv_dtypes.contains(act) {
+        act
+    } else {
+        facts.preferred_kv_dtype
+    }
+}
+
 /// Settles the numbers of a load, for one rank's part of the model: types, sizes, attention backend.
 ///
 /// # Errors
@@ -50,7 +60,7 @@ pub(crate) fn plan(
 ) -> Result<Plan, EngineError> {
     let (facts, d) = (device.info(), &files.description);
     let act = config.model.dtype.unwrap_or(facts.preferred_dtype);
-    let kv_dtype = config.cache.kv_cache_dtype.unwrap_or(facts.preferred_kv_dtype);
+    let kv_dtype = config.cache.kv_cache_dtype.unwrap_or_else(|| kv_dtype_for(act, facts));
     for (name, dtype, set) in [
         ("--dtype", act, facts.compute_dtypes),
         ("--kv-cache-dtype", kv_dtype, facts.kv_dtypes),
@@ -259,15 +269,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn logits_of_a_whole_step_are_computed_at_once_where_memory_allows() {
-        let facts = |unified_memory, gib: u64| DeviceInfo {
+    fn a_kv_cache_that_nobody_chose_follows_the_activations() {
+        let gpu = DeviceInfo {
+            preferred_dtype: DType::BF16,
+            preferred_kv_dtype: DType::F8E4M3,
+            kv_dtypes: DTypeSet::of(&[DType::F16, DType::BF16, DType::F8E4M3]),
+            ..facts(false, 1)
+        };
+        assert_eq!(
+            kv_dtype_for(DType::BF16, &gpu),
+            DType::F8E4M3,
+            "the device's own choice"
+        );
+        assert_eq!(kv_dtype_for(DType::F16, &gpu), DType::F16);
+        assert_eq!(kv_dtype_for(DType::F32, &gpu), DType::F8E4M3, "F32 is no KV type here");
+    }
+
+    fn facts(unified_memory: bool, gib: u64) -> DeviceInfo {
+        DeviceInfo {
             name: String::new(),
             detail: String::new(),
             total_memory_bytes: gib << 30,
             compute_dtypes: DTypeSet::default(),
             kv_dtypes: DTypeSet::default(),
-            preferred_dtype: halyard_platform_api::DType::F32,
-            preferred_kv_dtype: halyard_platform_api::DType::F32,
+            preferred_dtype: DType::F32,
+            preferred_kv_dtype: DType::F32,
             capabilities: Capabilities::default(),
             async_depth: 0,
             max_buffer_bytes: u64::MAX,
@@ -278,7 +304,11 @@ mod tests {
             preferred_block_size: 16,
             preferred_step_tokens: 512,
             shape_buckets: Vec::new(),
-        };
+        }
+    }
+
+    #[test]
+    fn logits_of_a_whole_step_are_computed_at_once_where_memory_allows() {
         let large = facts(false, 140);
         assert_eq!(logits_rows(256, 128_256, &large), 256);
         assert_eq!(logits_rows(512, 128_256, &large), 512);

@@ -2,16 +2,16 @@
 //! and the count of bytes and time.
 //!
 //! A dummy matrix is the op `fill_random` over its rows, run on the device and packed from there; where the platform lacks the op the
-//! host makes the same values.
+//! host makes the same values. Rows that are quantised on the way go through the op `quantize_act`, on the device or here likewise.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use halyard_models::{DummyValues, Role, Weights};
-use halyard_platform_api::ops::{Copy, FillRandom};
+use halyard_models::{DummyValues, Role, WeightTensor, Weights};
+use halyard_platform_api::ops::{Copy, FillRandom, QuantizeAct, QuantizeScheme};
 use halyard_platform_api::{
-    Buffer, BufferKind, DType, Device, EncoderMode, PreparedOp, Queue, Status, Tensor, WeightFormat, WeightRows,
+    Buffer, BufferKind, DType, Device, EncoderMode, OpSpec, PreparedOp, Queue, Status, Tensor, WeightFormat, WeightRows,
 };
 
 use crate::error::EngineError;
@@ -24,6 +24,8 @@ const WAIT_NS: u64 = 120_000_000_000;
 const ROWS_A_THREAD: u32 = 256;
 /// Rows whose columns are copied out at a time: a few MiB.
 const COLUMN_PIECE_ROWS: usize = 1024;
+/// Bytes of the scale behind a row of 8-bit floats.
+const SCALE_BYTES: u32 = WeightFormat::F8E4M3.row_tail_bytes() as u32;
 /// Threads that pack from host memory.
 const MAX_THREADS: usize = 8;
 
@@ -48,9 +50,10 @@ pub(crate) struct Target<'t> {
 pub(crate) struct WeightLoader<'a> {
     device: &'a dyn Device,
     queue: &'a dyn Queue,
-    /// Whole rows, and some of their columns.
-    staging: [Option<Arc<dyn Buffer>>; 2],
+    /// Whole rows, their 8-bit values, and some columns of either.
+    staging: [Option<Arc<dyn Buffer>>; 3],
     can_fill: bool,
+    can_quantise: bool,
     progress: &'a mut dyn FnMut(u64),
     pub bytes: u64,
     pub elapsed: Duration,
@@ -61,8 +64,9 @@ impl<'a> WeightLoader<'a> {
         WeightLoader {
             device,
             queue,
-            staging: [None, None],
+            staging: [None, None, None],
             can_fill: true,
+            can_quantise: true,
             progress,
             bytes: 0,
             elapsed: Duration::ZERO,
@@ -77,9 +81,13 @@ impl<'a> WeightLoader<'a> {
         let start = Instant::now();
         if !self.fill(weights, part, target)? {
             let source = weights.tensor(part.role)?;
+            if self.quantise(&source, part, target)? {
+                self.elapsed += start.elapsed();
+                return Ok(());
+            }
             let columns = part.columns.start as usize..part.columns.end as usize;
-            // Columns are copied out piece by piece; whole rows are taken where they lie.
-            let piece = match columns == (0..source.row_len()) {
+            // Columns are copied out piece by piece, and so is what has to be changed; whole rows are taken where they lie.
+            let piece = match source.is_as_stored() && columns == (0..source.row_len()) {
                 true => part.rows.len(),
                 false => COLUMN_PIECE_ROWS,
             };
@@ -145,28 +153,70 @@ impl<'a> WeightLoader<'a> {
         let Some(values) = weights.dummy_values(part.role).filter(|_| self.can_fill) else {
             return Ok(false);
         };
-        let Some(dtype) = float_type(weights.format(part.role)?) else {
+        let Some(dtype) = weights.dummy_format(part.role).and_then(float_type) else {
             return Ok(false);
         };
+        let quantised = weights.format(part.role)? == WeightFormat::F8E4M3;
         let shape = weights.shape(part.role);
         let (all_rows, width) = (shape[0] as u64, shape[shape.len() - 1] as u64);
-        let row_bytes = width * dtype.bytes() as u64;
         // Groups of four values share a counter, and the op counts elements in 32 bits.
-        if !width.is_multiple_of(4) || all_rows * width > u64::from(u32::MAX) || row_bytes > STAGING_BYTES {
+        if !width.is_multiple_of(4) || all_rows * width > u64::from(u32::MAX) || (quantised && !self.can_quantise) {
+            return Ok(false);
+        }
+        let rows = Rows {
+            values: Values::Random(values),
+            dtype,
+            width: width as u32,
+            first: 0,
+            num_rows: 0,
+            quantised,
+        };
+        let made = self.pack_rows(rows, part, target)?;
+        self.can_fill &= made;
+        Ok(made)
+    }
+
+    /// Quantises rows of a file on the device and packs them there. False: nothing is to be quantised, or the host must.
+    fn quantise(&mut self, source: &WeightTensor<'_>, part: &Part, target: Target<'_>) -> Result<bool, EngineError> {
+        let Some((format, bytes)) = source.unquantised().filter(|_| self.can_quantise) else {
+            return Ok(false);
+        };
+        let width = source.row_len() as u32;
+        let Some(dtype) = float_type(format) else {
+            return Ok(false);
+        };
+        let rows = Rows {
+            values: Values::Stored(bytes),
+            dtype,
+            width,
+            first: 0,
+            num_rows: 0,
+            quantised: true,
+        };
+        let made = self.pack_rows(rows, part, target)?;
+        self.can_quantise &= made;
+        Ok(made)
+    }
+
+    /// Makes the rows of a part, some at a time, and packs them. False: the platform lacks an op for it.
+    fn pack_rows(&mut self, rows: Rows<'_>, part: &Part, target: Target<'_>) -> Result<bool, EngineError> {
+        let row_bytes = u64::from(rows.width) * rows.dtype.bytes() as u64;
+        // Scales stand at multiples of their size.
+        let whole_words = [rows.width, part.columns.len() as u32]
+            .iter()
+            .all(|n| n.is_multiple_of(4));
+        if row_bytes == 0 || row_bytes > STAGING_BYTES || (rows.quantised && !whole_words) {
             return Ok(false);
         }
         let piece = (STAGING_BYTES / row_bytes) as u32;
         for first in part.rows.clone().step_by(piece as usize) {
             let num_rows = piece.min(part.rows.end - first);
-            let made = Rows {
-                values,
-                dtype,
-                width: width as u32,
+            let some = Rows {
                 first,
                 num_rows,
+                ..rows
             };
-            let Some(src) = self.make(made, &part.columns)? else {
-                self.can_fill = false;
+            let Some(src) = self.make(some, &part.columns)? else {
                 return Ok(false);
             };
             let target = Target {
@@ -179,34 +229,74 @@ impl<'a> WeightLoader<'a> {
         Ok(true)
     }
 
-    /// Runs `fill_random` over rows and gives the bytes of `columns`. `None`: the platform has no such op.
-    fn make(&mut self, rows: Rows, columns: &Range<u32>) -> Result<Option<Tensor>, EngineError> {
+    /// An op of the platform; `None` where it has none.
+    fn op(&self, spec: OpSpec) -> Result<Option<Arc<dyn PreparedOp>>, EngineError> {
+        match self.device.ops().prepare(&spec) {
+            Ok(op) => Ok(Some(op)),
+            Err(error) if error.status == Status::Unsupported => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Brings rows to staging memory as they are packed, and gives the bytes of `columns`. `None`: the platform lacks an op for it.
+    fn make(&mut self, rows: Rows<'_>, columns: &Range<u32>) -> Result<Option<Tensor>, EngineError> {
         let Rows {
             dtype, width, num_rows, ..
         } = rows;
-        let spec = FillRandom {
-            dtype,
-            seed_low: rows.values.seed_low,
-            seed_high: rows.values.seed_high,
-            scale: DummyValues::SCALE,
-            first: rows.first * width,
-        };
-        let fill = match self.device.ops().prepare(&spec.into()) {
-            Ok(fill) => fill,
-            Err(error) if error.status == Status::Unsupported => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
         let mut encoder = self.device.create_encoder(EncoderMode::OneShot)?;
-        let whole = self.stage(0, num_rows, width, dtype)?;
-        encoder.encode(fill.id(), &[whole.view(0, &[num_rows * width], &[1])])?;
-        let mut ops = vec![fill];
-        let mut made = whole;
+        let mut ops = Vec::new();
+        let row_bytes = width * dtype.bytes() as u32;
+        let whole = self.stage(0, num_rows * row_bytes)?;
+        let whole = Tensor::contiguous(whole.buffer_id(), 0, dtype, &[num_rows, width]);
+        match rows.values {
+            Values::Random(values) => {
+                let spec = FillRandom {
+                    dtype,
+                    seed_low: values.seed_low,
+                    seed_high: values.seed_high,
+                    scale: DummyValues::SCALE,
+                    first: rows.first * width,
+                };
+                let Some(fill) = self.op(spec.into())? else {
+                    return Ok(None);
+                };
+                encoder.encode(fill.id(), &[whole.view(0, &[num_rows * width], &[1])])?;
+                ops.push(fill);
+            }
+            Values::Stored(bytes) => {
+                let at = |row: u32| row as usize * row_bytes as usize;
+                if let Some(buffer) = &self.staging[0] {
+                    buffer.write(0, &bytes[at(rows.first)..at(rows.first + num_rows)])?;
+                }
+            }
+        }
+        let (mut made, mut values, mut scales) = (whole, whole, None);
+        if rows.quantised {
+            let spec = QuantizeAct {
+                width,
+                dtype,
+                scheme: QuantizeScheme::Fp8Row,
+            };
+            let Some(quantise) = self.op(spec.into())? else {
+                return Ok(None);
+            };
+            made = self.stage(1, num_rows * rows.held_bytes(width))?;
+            (values, scales) = rows.held(made, width);
+            encoder.encode(quantise.id(), &[whole, values, scales.unwrap_or(Tensor::NONE)])?;
+            ops.push(quantise);
+        }
         if columns.len() < width as usize {
-            let copy = self.device.ops().prepare(&Copy { dtype }.into())?;
-            made = self.stage(1, num_rows, columns.len() as u32, dtype)?;
-            let wanted = whole.columns(columns.start, columns.len() as u32);
-            encoder.encode(copy.id(), &[wanted, made])?;
-            ops.push(copy);
+            let count = columns.len() as u32;
+            let wanted = values.columns(columns.start, count);
+            made = self.stage(2, num_rows * rows.held_bytes(count))?;
+            let (part, scale_part) = rows.held(made, count);
+            let mut copies = vec![(wanted, part)];
+            copies.extend(scales.zip(scale_part));
+            for (from, to) in copies {
+                let copy = self.device.ops().prepare(&Copy { dtype: from.dtype() }.into())?;
+                encoder.encode(copy.id(), &[from, to])?;
+                ops.push(copy);
+            }
         }
         let scratch = ops.iter().map(|op| op.info().scratch_bytes).max().unwrap_or(0);
         self.queue.reserve_scratch(scratch)?;
@@ -243,28 +333,65 @@ impl<'a> WeightLoader<'a> {
         Ok(op.pack_weight(node, rows, dst)?)
     }
 
-    /// Staging memory for rows, grown where it is too small.
-    fn stage(&mut self, index: usize, num_rows: u32, width: u32, dtype: DType) -> Result<Tensor, EngineError> {
-        let bytes = u64::from(num_rows) * u64::from(width) * dtype.bytes() as u64;
-        let known = self.staging[index].take().filter(|buffer| buffer.bytes() >= bytes);
-        let buffer = match known {
+    /// Staging memory of some bytes, grown where it is too small.
+    fn stage(&mut self, index: usize, bytes: u32) -> Result<Tensor, EngineError> {
+        let known = self.staging[index].take();
+        let buffer = match known.filter(|buffer| buffer.bytes() >= u64::from(bytes)) {
             Some(buffer) => buffer,
-            None => self.device.create_buffer(bytes, BufferKind::Device)?,
+            None => self.device.create_buffer(bytes.into(), BufferKind::Device)?,
         };
-        let tensor = Tensor::contiguous(buffer.id(), 0, dtype, &[num_rows, width]);
+        let tensor = Tensor::contiguous(buffer.id(), 0, DType::U8, &[bytes]);
         self.staging[index] = Some(buffer);
         Ok(tensor)
     }
 }
 
+/// Where rows come from.
+#[derive(Clone, Copy)]
+enum Values<'b> {
+    Random(DummyValues),
+    /// All rows of the matrix, in host memory.
+    Stored(&'b [u8]),
+}
+
 /// Rows to make.
 #[derive(Clone, Copy)]
-struct Rows {
-    values: DummyValues,
+struct Rows<'b> {
+    values: Values<'b>,
     dtype: DType,
     width: u32,
     first: u32,
     num_rows: u32,
+    /// They are packed as 8-bit floats.
+    quantised: bool,
+}
+
+impl Rows<'_> {
+    /// Bytes of a canonical row of `width` values.
+    fn held_bytes(&self, width: u32) -> u32 {
+        match self.quantised {
+            true => width + SCALE_BYTES,
+            false => width * self.dtype.bytes() as u32,
+        }
+    }
+
+    /// Canonical rows in `memory`, as values \[rows, width\] and, where they have them, scales \[rows, 1\]: `width` is a multiple of 4 then.
+    fn held(&self, memory: Tensor, width: u32) -> (Tensor, Option<Tensor>) {
+        let (rows, pitch) = (self.num_rows, width + SCALE_BYTES);
+        if !self.quantised {
+            let values = Tensor::contiguous(memory.buffer_id(), 0, self.dtype, &[rows, width]);
+            return (values, None);
+        }
+        let codes = Tensor {
+            dtype: DType::F8E4M3 as u32,
+            ..memory.view(0, &[rows, width], &[pitch, 1])
+        };
+        let scales = Tensor {
+            dtype: DType::F32 as u32,
+            ..memory.view(u64::from(width), &[rows, 1], &[pitch / 4, 1])
+        };
+        (codes, Some(scales))
+    }
 }
 
 fn float_type(format: WeightFormat) -> Option<DType> {
@@ -398,20 +525,105 @@ mod tests {
         let mut progress = |_| {};
         let mut loader = WeightLoader::new(&*device, &*queue, &mut progress);
         let rows = Rows {
-            values,
+            values: Values::Random(values),
             dtype: DType::BF16,
             width,
             first: 2,
             num_rows: 3,
+            quantised: false,
         };
-        let made = loader.make(rows, &(4..width / 2)).expect("made").expect("has the op");
-        let mut bytes = vec![0; made.span_bytes() as usize];
-        let buffer = loader.staging[1].as_ref().expect("staged");
-        buffer.read(0, &mut bytes).expect("read");
-        let source = files.weights.tensor(role).expect("a matrix");
-        let expected: Vec<u8> = (2..5)
-            .flat_map(|row| source.rows(row..row + 1)[8..width as usize].to_vec())
-            .collect();
-        assert_eq!(bytes, expected);
+        let columns = 4..width / 2;
+        let mut read = |rows: Rows<'_>| {
+            let made = loader.make(rows, &columns).expect("made").expect("has the op");
+            let mut bytes = vec![0; made.span_bytes() as usize];
+            let buffer = loader.staging[2].as_ref().expect("staged");
+            buffer.read(0, &mut bytes).expect("read");
+            bytes
+        };
+        let expected = |weights: &Weights| {
+            let source = weights.tensor(role).expect("a matrix");
+            source.submatrix(2..5, 4..width as usize / 2).into_owned()
+        };
+        assert_eq!(read(rows), expected(&files.weights));
+        // The same rows quantised on the device, and by the host.
+        let stored = files.weights.tensor(role).expect("a matrix").bytes.into_owned();
+        let quantised = Rows {
+            quantised: true,
+            ..rows
+        };
+        let mut files = files;
+        files.quantise().expect("plain weights");
+        assert_eq!(read(quantised), expected(&files.weights));
+        let values = Values::Stored(&stored);
+        assert_eq!(read(Rows { values, ..quantised }), expected(&files.weights));
+    }
+
+    #[test]
+    fn what_a_device_cannot_quantise_the_host_does() {
+        let role = Role::Layer(1, LayerWeight::UpProj);
+        let mut packed_rows = Vec::new();
+        for device in [
+            halyard_reference::ReferencePlatform::new().open(0),
+            halyard_cpu::CpuPlatform::with_threads(2).open(0),
+        ] {
+            let device = device.expect("opens");
+            let mut files = dummy();
+            files.quantise().expect("plain weights");
+            let shape = files.weights.shape(role);
+            let op = Linear {
+                in_features: shape[1] as u32,
+                out_features: shape[0] as u32,
+                weight: files.weights.format(role).expect("a format"),
+                act: DType::F32,
+                out: DType::F32,
+                epilogue: Epilogue::None,
+                max_tokens: 4,
+                allow_quantized_act: false,
+            };
+            packed_rows.push(product(&*device, op, &files.weights, role));
+        }
+        let (exact, cpu) = (&packed_rows[0], &packed_rows[1]);
+        assert!(exact.iter().any(|value| value.abs() > 0.01), "{exact:?}");
+        assert!(exact.iter().zip(cpu).all(|(a, b)| (a - b).abs() < 1e-5));
+    }
+
+    /// The matrix times ones, packed as the loader does it.
+    fn product(device: &dyn Device, op: Linear, weights: &Weights, role: Role) -> Vec<f32> {
+        let (n, k) = (op.out_features, op.in_features);
+        let prepared = device.ops().prepare(&op.into()).expect("prepared");
+        let memory = |bytes: u64| device.create_buffer(bytes, BufferKind::Device).expect("memory");
+        let bytes = prepared.packed_weight_bytes(0).expect("a weight");
+        let (weight, x, out) = (memory(bytes), memory(4 * u64::from(k)), memory(4 * u64::from(n)));
+        let queue = device.create_queue(QueueKind::Compute).expect("a queue");
+        let mut progress = |_| {};
+        let mut loader = WeightLoader::new(device, &*queue, &mut progress);
+        let dst = Tensor::contiguous(weight.id(), 0, DType::U8, &[bytes as u32]);
+        let target = Target {
+            op: &*prepared,
+            node: 0,
+            first_row: 0,
+            dst: &dst,
+        };
+        let part = Part {
+            role,
+            rows: 0..n,
+            columns: 0..k,
+        };
+        loader.pack(weights, &part, target).expect("packed");
+        x.write(0, &1f32.to_le_bytes().repeat(k as usize)).expect("written");
+        let mut encoder = device.create_encoder(EncoderMode::OneShot).expect("an encoder");
+        let row = |buffer: &Arc<dyn Buffer>, width| Tensor::contiguous(buffer.id(), 0, DType::F32, &[1, width]);
+        let operands = [row(&x, k), dst, Tensor::NONE, Tensor::NONE, row(&out, n)];
+        encoder.encode(prepared.id(), &operands).expect("encoded");
+        queue.reserve_scratch(prepared.info().scratch_bytes).expect("scratch");
+        let commands = encoder.finish().expect("finished");
+        let number = queue.submit(&[commands.id()], &[]).expect("submitted");
+        queue.wait(number, WAIT_NS).expect("done");
+        let mut values = vec![0; 4 * n as usize];
+        out.read(0, &mut values).expect("read");
+        values
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect()
     }
 }

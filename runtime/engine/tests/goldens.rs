@@ -4,11 +4,12 @@
 mod common;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use common::{cpu, fixtures, open, reference};
-use halyard_device_check::goldens::{self, Bounds, F32, Free, INT8, KV_BF16};
+use halyard_device_check::goldens::{self, Bounds, F32, Free, INT8, KV_BF16, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS};
 use halyard_engine::{EngineConfig, Llm};
-use halyard_platform_api::DType;
+use halyard_platform_api::{DType, Device};
 
 fn check(llm: &Llm, golden: &Path, bounds: Bounds, free: Free) {
     let file = golden.file_name().unwrap_or_default().display();
@@ -44,8 +45,40 @@ families! {
     gemma3_on_cpu, gemma3_on_reference => "gemma3", "gemma3/goldens.json";
     llama_gguf_on_cpu, llama_gguf_on_reference => "gguf/llama-gguf.gguf", "gguf/llama-gguf.golden.json";
     llama3_rope_gguf_on_cpu, llama3_rope_gguf_on_reference => "gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json";
+    llama_fp8_on_cpu, llama_fp8_on_reference => "llama-fp8", "llama-fp8/goldens.json";
+    qwen3_fp8_on_cpu, qwen3_fp8_on_reference => "qwen3-fp8", "qwen3-fp8/goldens.json";
     qwen3_gguf_on_cpu, qwen3_gguf_on_reference => "gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json";
     gemma3_gguf_on_cpu, gemma3_gguf_on_reference => "gguf/gemma3-gguf.gguf", "gguf/gemma3-gguf.golden.json";
+}
+
+/// Keys and values in 8 bits, against HF with keys and values in 8 bits.
+fn check_kv_in_fp8(device: fn() -> Arc<dyn Device>) {
+    for model in KV_FP8_MODELS {
+        let folder = fixtures().join(model);
+        let llm = open(&folder, device(), |c| c.cache.kv_cache_dtype = Some(DType::F8E4M3));
+        assert_eq!(llm.info().kv_cache_dtype, DType::F8E4M3);
+        check(&llm, &folder.join(KV_FP8_GOLDENS), KV_FP8, Free::Only(&[]));
+    }
+}
+
+#[test]
+fn kv_in_fp8_on_cpu() {
+    check_kv_in_fp8(cpu);
+}
+
+#[test]
+fn kv_in_fp8_on_reference() {
+    check_kv_in_fp8(reference);
+}
+
+#[test]
+fn goldens_over_kv_in_fp8_tell_exact_keys_and_values_from_rounded_ones() {
+    for model in KV_FP8_MODELS {
+        let folder = fixtures().join(model);
+        let exact = open(&folder, cpu(), |_| {});
+        goldens::check(&exact, &folder.join(KV_FP8_GOLDENS), KV_FP8, Free::Only(&[]))
+            .expect_err("the bound is wide enough for a cache that does not round");
+    }
 }
 
 /// A real model, where the test command or the environment brings it.

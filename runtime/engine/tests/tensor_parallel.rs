@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use common::wrapped::{Change, wrapped};
 use common::{config, delayed, fixtures, open, open_on};
 use halyard_delayed::{DelayedPlatform, Fault};
-use halyard_device_check::tensor_parallel;
+use halyard_device_check::{collectives, tensor_parallel};
 use halyard_engine::{
     EngineConfig, EngineHandle, FinishReason, Llm, LoadProgress, Request, RequestOutput, SamplingParams,
 };
@@ -115,6 +115,16 @@ ranks_equal_one_device! {
 fn ranks_agree_with_hugging_face() {
     let outcomes = tensor_parallel::check(&devices(cpu, 4), &fixtures(), config);
     assert_eq!(outcomes.len(), 10, "five families over two and four ranks");
+    for (name, outcome) in outcomes {
+        println!("{name}: {}", outcome.unwrap_or_else(|why| panic!("{name}: {why}")));
+    }
+}
+
+/// The check of sums that GPU machines run.
+#[test]
+fn sums_are_right_in_every_size_and_place() {
+    let outcomes = collectives::check(&devices(cpu, 2));
+    assert_eq!(outcomes.len(), 5, "every kind, two types, replays, a lost rank");
     for (name, outcome) in outcomes {
         println!("{name}: {}", outcome.unwrap_or_else(|why| panic!("{name}: {why}")));
     }

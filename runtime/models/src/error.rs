@@ -218,6 +218,15 @@ pub enum ModelError {
         found: String,
     },
 
+    /// A name that is no way of rounding weights at load.
+    #[error(
+        "quantization `{found}` is not known; known is: fp8, for weights in F32, F16 or BF16; weights that a file holds quantised need no flag"
+    )]
+    UnknownQuantization {
+        /// The name given.
+        found: String,
+    },
+
     /// A name that is not a load format.
     #[error("load format `{found}` is not known; known are: auto, safetensors, gguf, dummy")]
     UnknownLoadFormat {

@@ -20,5 +20,5 @@ pub mod weights;
 pub use config::{GenerationDefaults, ModelDescription};
 pub use error::{ModelError, Result};
 pub use gguf::GgufTokenizerData;
-pub use source::{LoadFormat, ModelFiles, TokenizerSource};
+pub use source::{LoadFormat, ModelFiles, TokenizerSource, WeightQuantization};
 pub use weights::{DummyFormat, DummyValues, DummyWeights, LayerWeight, Role, WeightTensor, Weights};

@@ -22,10 +22,11 @@ pub fn format_name(format: WeightFormat) -> &'static str {
         WeightFormat::Q8_0 => "Q8_0",
         WeightFormat::Q4K => "Q4_K",
         WeightFormat::Q6K => "Q6_K",
+        WeightFormat::F8E4M3 => "F8_E4M3",
     }
 }
 
-/// Writes the values of `bytes` (whole blocks of `format`, little endian) to `out`.
+/// Writes the values of `bytes` (whole blocks of `format`, little endian; of formats whose rows end in a scale one row) to `out`.
 ///
 /// # Errors
 /// [`ModelError::WrongByteCount`] if `bytes` is not exactly `out.len()` values.
@@ -49,12 +50,57 @@ pub fn dequantize(format: WeightFormat, bytes: &[u8], out: &mut [f32]) -> Result
         WeightFormat::Q8_0 => q8_0_block,
         WeightFormat::Q4K => q4_k_block,
         WeightFormat::Q6K => q6_k_block,
+        WeightFormat::F8E4M3 => {
+            e4m3_row(bytes, out);
+            return Ok(());
+        }
     };
     let blocks = bytes.chunks_exact(format.block_bytes());
     for (source, values) in blocks.zip(out.chunks_exact_mut(format.block_values())) {
         block(source, values);
     }
     Ok(())
+}
+
+/// The value of an 8-bit float (OCP OFP8 E4M3): exponent bias 7, NaN where all other bits are ones, no infinities.
+#[must_use]
+pub fn e4m3_to_f32(code: u8) -> f32 {
+    let magnitude = match code & 0x7f {
+        0x7f => f32::NAN,
+        small @ 0..8 => f32::from(small) / 512.0,
+        // The same fields under f32's bias.
+        fields => f32::from_bits((u32::from(fields) << 20) + (120 << 23)),
+    };
+    if code < 0x80 { magnitude } else { -magnitude }
+}
+
+/// The nearest 8-bit float, of two the one with an even code; beyond ±448 the largest. NaN stays NaN.
+#[must_use]
+pub fn f32_to_e4m3(value: f32) -> u8 {
+    let sign = ((value.to_bits() >> 24) & 0x80) as u8;
+    let magnitude = value.abs().min(448.0);
+    if value.is_nan() {
+        return sign | 0x7f;
+    }
+    // Below 2^-6 codes are 2^-9 apart; above, three bits of the mantissa stay.
+    if magnitude < 1.0 / 64.0 {
+        return sign | (magnitude * 512.0).round_ties_even() as u8;
+    }
+    let bits = magnitude.to_bits();
+    let rounded = bits + 0x7_ffff + (bits >> 20 & 1);
+    sign | ((rounded >> 20) - (120 << 3)) as u8
+}
+
+/// One canonical row of 8-bit floats: the largest magnitude becomes 448. What the op `quantize_act` gives by its scheme `Fp8Row`.
+/// `row` has [`WeightFormat::row_bytes`] bytes.
+pub fn quantize_e4m3(values: &[f32], row: &mut [u8]) {
+    let largest = values.iter().fold(0.0f32, |max, value| max.max(value.abs()));
+    let scale = largest / 448.0;
+    let (codes, tail) = row.split_at_mut(values.len());
+    for (code, &value) in codes.iter_mut().zip(values) {
+        *code = if scale == 0.0 { 0 } else { f32_to_e4m3(value / scale) };
+    }
+    tail.copy_from_slice(&scale.to_le_bytes());
 }
 
 fn f16_at(bytes: &[u8], at: usize) -> f32 {
@@ -71,6 +117,15 @@ fn f16_block(bytes: &[u8], out: &mut [f32]) {
 
 fn bf16_block(bytes: &[u8], out: &mut [f32]) {
     out[0] = bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
+}
+
+/// Codes, then their scale.
+fn e4m3_row(bytes: &[u8], out: &mut [f32]) {
+    let (codes, scale) = bytes.split_at(out.len());
+    let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
+    for (value, &code) in out.iter_mut().zip(codes) {
+        *value = scale * e4m3_to_f32(code);
+    }
 }
 
 /// f16 d, 16 bytes: value j in the low nibble of byte j, value j + 16 in its high nibble.

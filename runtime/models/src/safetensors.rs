@@ -17,7 +17,7 @@ use crate::mapping::MappedFile;
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 const PREFIX_BYTES: u64 = 8;
 /// Formats that the engine computes with, for messages.
-pub(crate) const SUPPORTED: &str = "F32, F16, BF16";
+pub(crate) const SUPPORTED: &str = "F32, F16, BF16, F8_E4M3 (matrices, with their weight_scale)";
 
 /// Element types of the format: name, bits, and the engine's format where there is one.
 const DTYPES: [(&str, u64, Option<WeightFormat>); 16] = [
@@ -25,7 +25,7 @@ const DTYPES: [(&str, u64, Option<WeightFormat>); 16] = [
     ("F16", 16, Some(WeightFormat::F16)),
     ("BF16", 16, Some(WeightFormat::BF16)),
     ("F64", 64, None),
-    ("F8_E4M3", 8, None),
+    ("F8_E4M3", 8, Some(WeightFormat::F8E4M3)),
     ("F8_E5M2", 8, None),
     ("F8_E8M0", 8, None),
     ("F4", 4, None),

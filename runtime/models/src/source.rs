@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::config::{GenerationDefaults, JsonFields, ModelDescription};
+use crate::config::{GenerationDefaults, JsonFields, ModelDescription, is_fp8};
 use crate::error::{ModelError, Result};
 use crate::families::Family;
 use crate::gguf::{GgufFile, GgufTokenizerData};
@@ -38,6 +38,24 @@ impl std::str::FromStr for LoadFormat {
             "gguf" => Ok(Self::Gguf),
             "dummy" => Ok(Self::Dummy),
             _ => Err(ModelError::UnknownLoadFormat { found: name.to_owned() }),
+        }
+    }
+}
+
+/// What weights are rounded to as they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightQuantization {
+    /// 8-bit floats (E4M3), one scale a row.
+    Fp8,
+}
+
+impl std::str::FromStr for WeightQuantization {
+    type Err = ModelError;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "fp8" => Ok(Self::Fp8),
+            _ => Err(ModelError::UnknownQuantization { found: name.to_owned() }),
         }
     }
 }
@@ -98,6 +116,16 @@ impl ModelFiles {
             return open_gguf(&only_gguf(path, format)?, format, dummy);
         }
         open_folder(path, format, dummy)
+    }
+
+    /// Has the matrices of layers handed out as 8-bit floats ([`Weights::quantise`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn quantise(&mut self) -> Result<()> {
+        self.weights.quantise()?;
+        self.weight_bytes = self.weights.check()?;
+        Ok(())
     }
 }
 
@@ -182,7 +210,13 @@ fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights) -> Result
     let (family, description) = Family::describe_config(&config)?;
     let description = Arc::new(description);
     let weights = match format {
-        LoadFormat::Dummy => Weights::dummy(description.clone(), dummy),
+        LoadFormat::Dummy => {
+            let mut weights = Weights::dummy(description.clone(), dummy);
+            if is_fp8(&config)? {
+                weights.quantise()?;
+            }
+            weights
+        }
         _ => Weights::from_safetensors(description.clone(), family, SafetensorsFiles::open_folder(folder)?),
     };
     let mut generation = match JsonFields::open_if_present(&folder.join("generation_config.json"))? {

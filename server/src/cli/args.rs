@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use halyard_engine::{CacheConfig, EngineConfig, ModelConfig, RecordingConfig, SchedulingConfig};
-use halyard_models::LoadFormat;
+use halyard_models::{LoadFormat, WeightQuantization};
 use halyard_plugin_host::{AllowList, PluginError, SearchPath};
 use halyard_scheduler::Policy;
 
@@ -93,6 +93,9 @@ pub struct ModelArgs {
     /// auto, safetensors, gguf, or dummy (random weights in the model's shape)
     #[arg(long, value_name = "FORMAT", env = "HALYARD_LOAD_FORMAT", default_value = "auto", value_parser = parse_load_format)]
     pub load_format: LoadFormat,
+    /// Round the layers' weights as they are loaded: fp8 (8-bit floats, one scale an output channel). Checkpoints in FP8 need no flag
+    #[arg(short = 'q', long, value_name = "METHOD", env = "HALYARD_QUANTIZATION", value_parser = parse_quantization)]
+    pub quantization: Option<WeightQuantization>,
     /// Type of activations: auto, float32, float16, bfloat16
     #[arg(long, value_name = "TYPE", env = "HALYARD_DTYPE", default_value = "auto", value_parser = parse_dtype)]
     pub dtype: DTypeChoice,
@@ -123,7 +126,7 @@ pub struct CacheArgs {
     /// Bytes of the KV cache (such as 4GiB), in place of a share
     #[arg(long, value_name = "BYTES", env = "HALYARD_KV_CACHE_MEMORY_BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory_bytes: Option<u64>,
-    /// Type of the KV cache: auto, float32, float16, bfloat16, fp8
+    /// Type of the KV cache: auto (as --dtype), float32, float16, bfloat16, fp8 (E4M3, scale 1: half the memory of 16 bits)
     #[arg(long, value_name = "TYPE", env = "HALYARD_KV_CACHE_DTYPE", default_value = "auto", value_parser = parse_dtype)]
     pub kv_cache_dtype: DTypeChoice,
     /// Compute every prompt anew, without reusing equal beginnings
@@ -194,6 +197,7 @@ impl EngineArgs {
             model: ModelConfig {
                 path,
                 load_format: self.model.load_format,
+                quantization: self.model.quantization,
                 dtype: self.model.dtype.0,
                 max_model_len: self.model.max_model_len,
                 seed: self.model.seed,
@@ -220,6 +224,11 @@ impl EngineArgs {
             },
         }
     }
+}
+
+fn parse_quantization(text: &str) -> Result<WeightQuantization, String> {
+    text.parse()
+        .map_err(|error: halyard_models::ModelError| error.to_string())
 }
 
 fn parse_load_format(text: &str) -> Result<LoadFormat, String> {

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use halyard_engine::{EngineHandle, LoadProgress};
-use halyard_models::{DummyWeights, ModelFiles};
 use halyard_platform_api::Device;
 use halyard_platform_api::hooks::StatLogger;
 use halyard_plugin_host::{Catalog, Kind, select_platform};
@@ -99,11 +98,7 @@ impl EngineArgs {
         mut loggers: Vec<Box<dyn StatLogger>>,
     ) -> Result<EngineHandle, ServerError> {
         let config = self.config(model.path.clone());
-        let dummy = DummyWeights {
-            seed: config.model.seed,
-            ..DummyWeights::default()
-        };
-        let files = ModelFiles::open(&config.model.path, config.model.load_format, dummy)?;
+        let files = config.model.open()?;
         loggers.extend(self.stat_loggers(&chosen.catalog)?);
         let bar = ProgressBar::new(files.weight_bytes);
         let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}");

@@ -50,7 +50,7 @@ pub fn parse_dtype(text: &str) -> Result<DTypeChoice, String> {
         "bfloat16" | "bf16" => Ok(DTypeChoice(Some(DType::BF16))),
         "fp8" | "fp8_e4m3" => Ok(DTypeChoice(Some(DType::F8E4M3))),
         _ => Err(format!(
-            "`{text}` is not known; known are auto, float32, float16, bfloat16, fp8"
+            "`{text}` is not known; known are auto, float32, float16, bfloat16, fp8 (fp8_e4m3)"
         )),
     }
 }

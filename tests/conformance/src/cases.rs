@@ -7,6 +7,7 @@ mod pointwise;
 mod sampling;
 mod step;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use halyard_platform_api::{DType, Device, WeightFormat};
@@ -21,9 +22,13 @@ pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Runs all cases; attention on every backend of the device.
 pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options, report: &mut Report) {
-    let wanted = |case: &Case, place: &str| {
+    let mut numbers = HashMap::new();
+    let mut wanted = |case: &Case, place: &str| {
         let row = format!("{}{place}", case.variant);
-        options.only_op.as_ref().is_none_or(|op| op == case.op)
+        let next = numbers.len();
+        let number = *numbers.entry((case.op, row.clone())).or_insert(next);
+        number % options.share.1 == options.share.0
+            && options.only_op.as_ref().is_none_or(|op| op == case.op)
             && options.only_variant.iter().all(|part| row.contains(part.as_str()))
     };
     let families = [
@@ -97,24 +102,36 @@ fn run_case(
 /// `rows` canonical rows of random weights of magnitude up to about 1.
 pub(crate) fn weight(random: &mut Random, format: WeightFormat, rows: u32, width: u32) -> Vec<u8> {
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes();
-    let blocks = rows as usize * width as usize / format.block_values();
+    let blocks = width as usize / format.block_values();
     let mut out = Vec::new();
-    for _ in 0..blocks {
-        let jitter = 1.0 + 0.25 * random.unit();
-        match format {
-            WeightFormat::F32 => out.extend(random.unit().to_le_bytes()),
-            WeightFormat::F16 => out.extend(half(random.unit())),
-            WeightFormat::BF16 => out.extend(half::bf16::from_f32(random.unit()).to_le_bytes()),
-            WeightFormat::Q4_0 => out.extend([&half(jitter / 10.0)[..], &random.bytes(16)].concat()),
-            WeightFormat::Q4_1 => {
-                out.extend([&half(jitter / 9.0)[..], &half(-0.8 * jitter), &random.bytes(16)].concat());
+    for row in 0..rows {
+        for _ in 0..blocks {
+            let jitter = 1.0 + 0.25 * random.unit();
+            match format {
+                WeightFormat::F32 => out.extend(random.unit().to_le_bytes()),
+                WeightFormat::F16 => out.extend(half(random.unit())),
+                WeightFormat::BF16 => out.extend(half::bf16::from_f32(random.unit()).to_le_bytes()),
+                WeightFormat::Q4_0 => out.extend([&half(jitter / 10.0)[..], &random.bytes(16)].concat()),
+                WeightFormat::Q4_1 => {
+                    out.extend([&half(jitter / 9.0)[..], &half(-0.8 * jitter), &random.bytes(16)].concat());
+                }
+                WeightFormat::Q5_0 => out.extend([&half(jitter / 20.0)[..], &random.bytes(20)].concat()),
+                WeightFormat::Q8_0 => out.extend([&half(jitter / 160.0)[..], &random.bytes(32)].concat()),
+                WeightFormat::Q4K => {
+                    out.extend([&half(jitter / 700.0)[..], &half(jitter / 90.0), &random.bytes(140)].concat());
+                }
+                WeightFormat::Q6K => out.extend([&random.bytes(208)[..], &half(jitter / 4000.0)].concat()),
+                // Every code but NaN.
+                WeightFormat::F8E4M3 => out.extend(random.bytes(1).iter().map(|&code| match code & 0x7f {
+                    0x7f => code & 0x80,
+                    _ => code,
+                })),
             }
-            WeightFormat::Q5_0 => out.extend([&half(jitter / 20.0)[..], &random.bytes(20)].concat()),
-            WeightFormat::Q8_0 => out.extend([&half(jitter / 160.0)[..], &random.bytes(32)].concat()),
-            WeightFormat::Q4K => {
-                out.extend([&half(jitter / 700.0)[..], &half(jitter / 90.0), &random.bytes(140)].concat());
-            }
-            WeightFormat::Q6K => out.extend([&random.bytes(208)[..], &half(jitter / 4000.0)].concat()),
+        }
+        if format.row_tail_bytes() > 0 {
+            // The largest code is 448. Scales of neighbouring rows are far apart.
+            let scale = (1.0 + 0.25 * random.unit()) * [1.0, 0.5, 2.0][row as usize % 3] / 448.0;
+            out.extend(scale.to_le_bytes());
         }
     }
     out

@@ -33,6 +33,8 @@ pub struct Options {
     /// Ops that the device may leave unsupported (with a reason) in every variant. Another op that is unsupported in every
     /// variant fails.
     pub may_lack: Vec<String>,
+    /// Only every `.1`-th row of the ops, from row `.0` on; the suites belong to share 0. [`run_shared`] sets it.
+    pub share: (usize, usize),
 }
 
 impl Default for Options {
@@ -42,17 +44,57 @@ impl Default for Options {
             only_op: None,
             only_variant: Vec::new(),
             may_lack: Vec::new(),
+            share: (0, 1),
         }
     }
 }
 
 /// Runs the suite. `oracle` computes what is expected: the reference backend.
 pub fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options) -> Report {
-    let mut report = Report::default();
-    cases::run(device, oracle, options, &mut report);
-    suites::run(device, oracle, options, &mut report);
+    let mut report = run_share(device, oracle, options);
     report.check_lacking(&options.may_lack);
     report
+}
+
+fn run_share(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options) -> Report {
+    let mut report = Report::default();
+    cases::run(device, oracle, options, &mut report);
+    if options.share.0 == 0 {
+        suites::run(device, oracle, options, &mut report);
+    }
+    report
+}
+
+/// Runs the suite with its rows shared out among handles of one device, a thread each: for devices that take long to prepare ops.
+///
+/// # Errors
+/// What opening the oracle returns.
+pub fn run_shared(devices: &[Arc<dyn Device>], options: &Options) -> halyard_platform_api::Result<Report> {
+    let oracles: Vec<_> = devices.iter().map(|_| oracle()).collect::<Result<_, _>>()?;
+    let mut all = Report::default();
+    std::thread::scope(|scope| {
+        let shares: Vec<_> = devices
+            .iter()
+            .zip(&oracles)
+            .enumerate()
+            .map(|(index, (device, oracle))| {
+                let options = Options {
+                    share: (index, devices.len()),
+                    ..options.clone()
+                };
+                scope.spawn(move || run_share(device, oracle, &options))
+            })
+            .collect();
+        for share in shares {
+            match share.join() {
+                Ok(report) => all.rows.extend(report.rows),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+    });
+    all.rows.sort_by(|a, b| (&a.op, &a.variant).cmp(&(&b.op, &b.variant)));
+    all.check_lacking(&options.may_lack);
+    Ok(all)
 }
 
 /// The reference device that [`assert_conformant!`] compares with.

@@ -38,6 +38,8 @@ pub enum Class {
     },
     /// Softmax-weighted sums of values up to about 1.
     Attention,
+    /// The same over keys that were computed, and not just stored, before they were rounded to E4M3.
+    AttentionOfRoundedKeys,
     /// A logarithm of a sum over the vocabulary.
     Logprob,
 }
@@ -94,6 +96,11 @@ pub fn tolerance(class: Class, dtype: DType) -> Tolerance {
             1e-5 + 2.0 * half_roundoff(dtype),
             1e-5,
             "f32 softmax in any order; half-precision backends round the probabilities to their type",
+        ),
+        Class::AttentionOfRoundedKeys => of(
+            1.0 / 32.0,
+            1e-2,
+            "a key's element between two codes, 1/16 of it apart, may fall either way: a few of 64 move a score by up to a hundredth",
         ),
         Class::Logprob => of(2e-5, 2e-6, "logsumexp in f32 over the vocabulary"),
     }

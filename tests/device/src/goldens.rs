@@ -25,6 +25,21 @@ pub const KV_BF16: Bounds = Bounds {
     logprob: 0.15,
     gap: 0.3,
 };
+/// Against goldens whose keys and values went through E4M3: a value near the middle of two codes may fall either way, which moves HF's own float64 run
+/// by up to 0.0046 (gemma3). Ten times that; exact keys and values are 0.63 and more away. The distances stand in the golden files.
+pub const KV_FP8: Bounds = Bounds {
+    logprob: 0.05,
+    gap: 0.05,
+};
+/// The same with activations in f16: HF's own f16 runs over such keys and values are up to 0.44 away (llama).
+pub const F16_KV_FP8: Bounds = Bounds { logprob: 0.5, gap: 0.3 };
+/// The same with activations in bf16: HF's own bf16 runs are up to 1.32 away (llama).
+pub const BF16_KV_FP8: Bounds = Bounds { logprob: 1.5, gap: 0.6 };
+/// The tiny models with goldens over keys and values in E4M3.
+pub const KV_FP8_MODELS: [&str; 4] = ["llama", "smollm2", "qwen3", "gemma3"];
+/// Their golden files, beside the models.
+pub const KV_FP8_GOLDENS: &str = "goldens-kv-fp8.json";
+
 /// Activations in int8 blocks of 32, as llama.cpp's products have them: 1/254 of the block's largest value.
 pub const INT8: Bounds = Bounds {
     logprob: 0.35,

@@ -8,8 +8,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use halyard_device_check::goldens::{self, BF16, Bounds, F16, F32, Free};
-use halyard_device_check::{recording, tensor_parallel};
+use halyard_device_check::goldens::{
+    self, BF16, BF16_KV_FP8, Bounds, F16, F16_KV_FP8, F32, Free, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS,
+};
+use halyard_device_check::{collectives, recording, tensor_parallel};
 use halyard_engine::{EngineConfig, Llm};
 use halyard_platform_api::{DType, Device, Platform};
 use halyard_plugin_host::{Catalog, SearchPath, select_platform};
@@ -18,13 +20,15 @@ use options::{Check, Options};
 use table::Table;
 
 /// Tiny models, their goldens.
-const FAMILIES: [(&str, &str); 11] = [
+const FAMILIES: [(&str, &str); 13] = [
     ("llama", "llama/goldens.json"),
     ("llama3-rope", "llama3-rope/goldens.json"),
     ("smollm2", "smollm2/goldens.json"),
     ("mistral", "mistral/goldens.json"),
     ("qwen2", "qwen2/goldens.json"),
     ("qwen3", "qwen3/goldens.json"),
+    ("llama-fp8", "llama-fp8/goldens.json"),
+    ("qwen3-fp8", "qwen3-fp8/goldens.json"),
     ("gemma3", "gemma3/goldens.json"),
     ("gguf/llama-gguf.gguf", "gguf/llama-gguf.golden.json"),
     ("gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json"),
@@ -50,10 +54,23 @@ fn run() -> Result<bool, String> {
     for check in &options.checks {
         match check {
             Check::Conformance => conformance(&*platform, &options, &mut table)?,
-            Check::Goldens => golden_models(&*platform, &options, &mut table)?,
+            Check::Goldens => {
+                golden_models(&*platform, &options, &mut table)?;
+                golden_models_over_kv_in_fp8(&*platform, &options, &mut table)?;
+            }
             Check::Recording => recorded(&*platform, &options, &mut table)?,
             Check::Replays => replays(&*platform, &options, &mut table)?,
-            Check::TensorParallel => several_devices(&*platform, &options, &mut table)?,
+            Check::Collectives => {
+                for (name, outcome) in collectives::check(&several(&*platform, "collectives", &mut table)?) {
+                    note(&name, outcome, &mut table);
+                }
+            }
+            Check::TensorParallel => {
+                let devices = several(&*platform, "tensor parallel", &mut table)?;
+                for (name, outcome) in tensor_parallel::check(&devices, &options.fixtures, small) {
+                    note(&name, outcome, &mut table);
+                }
+            }
         }
     }
     table.print();
@@ -80,13 +97,13 @@ fn open(platform: &dyn Platform) -> Result<Arc<dyn Device>, String> {
 }
 
 fn conformance(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
-    let oracle = halyard_conformance::oracle().map_err(|e| e.to_string())?;
     let settings = halyard_conformance::Options {
         only_op: options.only_op.clone(),
         only_variant: options.only_variant.clone(),
         ..halyard_conformance::Options::default()
     };
-    let report = halyard_conformance::run(&open(platform)?, &oracle, &settings);
+    let devices: Vec<_> = (0..options.jobs).map(|_| open(platform)).collect::<Result<_, _>>()?;
+    let report = halyard_conformance::run_shared(&devices, &settings).map_err(|e| e.to_string())?;
     println!("{report}");
     for row in &report.rows {
         let name = format!("conformance {} {}", row.op, row.variant);
@@ -117,7 +134,8 @@ fn small(path: &Path) -> EngineConfig {
 fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
     let types: [(DType, Bounds); 3] = [(DType::F32, F32), (DType::F16, F16), (DType::BF16, BF16)];
     let info = open(platform)?.info().clone();
-    for (dtype, bounds) in types {
+    let wanted = |dtype: &DType| options.only_dtype.is_none_or(|only| only == *dtype);
+    for (dtype, bounds) in types.into_iter().filter(|(dtype, _)| wanted(dtype)) {
         if !info.compute_dtypes.contains(dtype) || !info.kv_dtypes.contains(dtype) {
             table.skip(
                 &format!("goldens in {dtype:?}"),
@@ -160,6 +178,34 @@ fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) 
         };
         let name = format!("goldens SmolLM2-135M Q4_1 {dtype:?}");
         golden_model(platform, config, &golden, bounds, free, &name, table)?;
+    }
+    Ok(())
+}
+
+/// Keys and values in 8 bits, under activations of every type.
+fn golden_models_over_kv_in_fp8(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
+    let kv = DType::F8E4M3;
+    let info = open(platform)?.info().clone();
+    for (dtype, bounds) in [
+        (DType::F32, KV_FP8),
+        (DType::F16, F16_KV_FP8),
+        (DType::BF16, BF16_KV_FP8),
+    ] {
+        if !info.compute_dtypes.contains(dtype) || !info.kv_dtypes.contains(kv) {
+            table.skip(
+                &format!("goldens in {dtype:?}, kv {kv:?}"),
+                "the device does not compute in it or hold KV in 8 bits",
+            );
+            continue;
+        }
+        for model in KV_FP8_MODELS {
+            let folder = options.fixtures.join(model);
+            let mut config = small(&folder);
+            (config.model.dtype, config.cache.kv_cache_dtype) = (Some(dtype), Some(kv));
+            let name = format!("goldens {model} {dtype:?}, kv {kv:?}");
+            let golden = folder.join(KV_FP8_GOLDENS);
+            golden_model(platform, config, &golden, bounds, Free::Only(&[]), &name, table)?;
+        }
     }
     Ok(())
 }
@@ -226,19 +272,17 @@ fn note(name: &str, outcome: Result<String, String>, table: &mut Table) {
     }
 }
 
-fn several_devices(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
+/// Up to four devices; none where there are fewer than two.
+fn several(platform: &dyn Platform, check: &str, table: &mut Table) -> Result<Vec<Arc<dyn Device>>, String> {
     let count = platform.devices().map_err(|e| e.to_string())?.len();
     if count < 2 {
-        table.skip("tensor parallel", &format!("{count} device here; two are needed"));
-        return Ok(());
+        table.skip(check, &format!("{count} device here; two are needed"));
+        return Ok(Vec::new());
+    }
+    if count < 4 {
+        let name = format!("{check} 4");
+        table.skip(&name, &format!("{count} devices here; four are needed"));
     }
     let open = |index| platform.open(index).map_err(|e| format!("device {index}: {e}"));
-    let devices = (0..count.min(4) as u32).map(open).collect::<Result<Vec<_>, _>>()?;
-    if count < 4 {
-        table.skip("tensor parallel 4", &format!("{count} devices here; four are needed"));
-    }
-    for (name, outcome) in tensor_parallel::check(&devices, &options.fixtures, small) {
-        note(&name, outcome, table);
-    }
-    Ok(())
+    (0..count.min(4) as u32).map(open).collect()
 }

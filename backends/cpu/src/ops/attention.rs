@@ -16,9 +16,10 @@ pub(crate) fn kv_layout(kv: DType, block_size: u32, num_kv_heads: u32, head_dim:
         DType::F32 => KvDtype::F32,
         DType::F16 => KvDtype::F16,
         DType::BF16 => KvDtype::Bf16,
+        DType::F8E4M3 => KvDtype::E4m3,
         other => {
             return Err(Error::unsupported(format!(
-                "a KV cache in {other:?}: this platform holds F32, F16 or BF16"
+                "a KV cache in {other:?}: this platform holds F32, F16, BF16 or F8E4M3"
             )));
         }
     };

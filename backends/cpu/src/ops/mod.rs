@@ -98,5 +98,6 @@ fn weight_format(op: &str, format: WeightFormat, in_features: u32) -> Result<ker
         WeightFormat::Q8_0 => kernels::WeightFormat::Q8_0,
         WeightFormat::Q4K => kernels::WeightFormat::Q4K,
         WeightFormat::Q6K => kernels::WeightFormat::Q6K,
+        WeightFormat::F8E4M3 => kernels::WeightFormat::F8E4M3,
     })
 }

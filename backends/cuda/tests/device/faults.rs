@@ -12,10 +12,10 @@ use halyard_platform_api::{
 use halyard_cuda::CudaPlatform;
 
 /// The fake's folder for one test, deleted with it.
-struct Fake(PathBuf);
+pub(crate) struct Fake(PathBuf);
 
 impl Fake {
-    fn new(name: &str, libraries: &[&str]) -> Fake {
+    pub(crate) fn new(name: &str, libraries: &[&str]) -> Fake {
         let folder = std::env::temp_dir().join(format!("halyard-fake-libcuda-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         let beside = std::env::current_exe().expect("a path");
@@ -27,8 +27,14 @@ impl Fake {
     }
 
     /// Runs one test of this program under a fault: whether it passed, and what it said.
-    fn run(&self, test: &str, fault: &str) -> (bool, String) {
+    pub(crate) fn run(&self, test: &str, fault: &str) -> (bool, String) {
+        self.run_with(test, fault, &[])
+    }
+
+    /// As [`Fake::run`], with variables set.
+    pub(crate) fn run_with(&self, test: &str, fault: &str, variables: &[(&str, &str)]) -> (bool, String) {
         let output = Command::new(std::env::current_exe().expect("a path"))
+            .envs(variables.iter().copied())
             .args(["--exact", test, "--nocapture"])
             .env("LD_LIBRARY_PATH", &self.0)
             .env("FAKE_LIBCUDA", fault)
@@ -61,7 +67,10 @@ fn child() {
         return;
     }
     let told = |what: &str, error: &halyard_platform_api::Error| println!("{what}: {error}");
-    if let Err(error) = work() {
+    let start = std::time::Instant::now();
+    let outcome = work();
+    println!("all is dropped after {} s", start.elapsed().as_secs());
+    if let Err(error) = outcome {
         told("first error", &error);
         // The second look must say the same and hang nowhere.
         if let Err(error) = CudaPlatform.devices() {
@@ -219,6 +228,14 @@ fn work_that_does_not_end_is_a_timeout_and_no_hang() {
         text.contains("Timeout: submit 1 is not done after 300000000 ns; the last done is 0"),
         "{text}"
     );
+    // Whoever freed memory or waited for the stream would wait for a minute.
+    let (_, seconds) = text.split_once("all is dropped after ").expect("said");
+    let seconds: u32 = seconds
+        .split(' ')
+        .next()
+        .and_then(|s| s.parse().ok())
+        .expect("a number");
+    assert!(seconds < 30, "{text}");
 }
 
 #[test]

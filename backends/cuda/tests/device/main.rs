@@ -2,6 +2,7 @@
 //! test needs a GPU and says so where there is none.
 
 mod faults;
+mod ranks;
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -7,7 +7,9 @@ use halyard_platform_api::ops::{self, Epilogue};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{DType, Error, Node, OpSpec, Program, Result};
 
-use super::linear::{Fusion, Held, Linear, Small, SmallCall, fits, gelu_code, rows_aligned};
+use super::linear::{
+    Fusion, Held, Linear, SCALED_TOKENS, ScaledSmall, Small, SmallCall, gelu_code, rows_aligned, scales_at,
+};
 use crate::driver::DevicePtr;
 use crate::encoding::Encoding;
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
@@ -89,6 +91,7 @@ fn gate_of(spec: &OpSpec) -> Option<(u32, DType, &'static str)> {
 struct Step {
     /// The linear whose block shape it takes; out_features counts output values.
     op: ops::Linear,
+    held: Held,
     gate: &'static str,
     weight: u16,
     bias: u16,
@@ -141,11 +144,13 @@ impl Plan {
         let mut steps = Vec::new();
         for node in linears {
             let OpSpec::Linear(op) = &node.spec else { return None };
-            if Held::of(op) != Held::Plain(DType::BF16) || !fits(op, DType::BF16) {
+            let held = Held::of(op);
+            if !matches!(held, Held::Plain(DType::BF16) | Held::Scaled) || !held.fits(op) {
                 return None;
             }
             steps.push(Step {
                 op: op.clone(),
+                held,
                 gate: "0",
                 weight: node.operands[1],
                 bias: node.operands[2],
@@ -222,7 +227,41 @@ struct Fused {
     num_tensors: usize,
     plan: Option<Plan>,
     /// Compiled, one a step of the plan.
-    small: Vec<Small>,
+    small: Vec<Few>,
+}
+
+/// A step's kernel.
+enum Few {
+    Plain(Small),
+    Scaled(ScaledSmall),
+}
+
+impl Few {
+    fn prepare(cx: &Preparation<'_>, step: &Step) -> Result<Few> {
+        let fusion = Fusion {
+            norm: true,
+            gate: step.gate,
+        };
+        Ok(match step.held {
+            Held::Scaled => Few::Scaled(ScaledSmall::prepare(cx, &step.op, &fusion)?),
+            _ => Few::Plain(Small::prepare(cx, &step.op, &fusion)?),
+        })
+    }
+
+    /// Whether a call of this many tokens beats the parts.
+    fn pays(&self, tokens: u32) -> bool {
+        match self {
+            Few::Plain(small) => tokens <= small.own_tokens() && small.takes(tokens),
+            Few::Scaled(_) => tokens <= SCALED_TOKENS,
+        }
+    }
+
+    fn encode(&self, encoding: &mut Encoding, call: &SmallCall) {
+        match self {
+            Few::Plain(small) => small.encode(encoding, call),
+            Few::Scaled(small) => small.encode(encoding, call),
+        }
+    }
 }
 
 impl Fused {
@@ -233,30 +272,39 @@ impl Fused {
         let (x, norm) = (view(plan.x), view(plan.norm));
         let tokens = x.len();
         let plain = x.rank == 2 && x.is_inner_contiguous() && rows_aligned(&x, 16) && norm.ptr.is_multiple_of(16);
-        let pays = |small: &Small| tokens <= small.own_tokens() && small.takes(tokens);
-        if self.small.is_empty() || !self.small.iter().all(pays) || !plain {
+        if self.small.is_empty() || !self.small.iter().all(|small| small.pays(tokens)) || !plain {
             return None;
         }
         let one = |step: &Step| {
             let (n, k) = (u64::from(step.op.out_features), u64::from(step.op.in_features));
             let (weight, bias) = (view(step.weight).ptr, view(step.bias).ptr);
             let (out, residual) = (view(step.out), view(step.residual));
-            let (weight_up, bias_up) = match step.up {
-                Up::None => (0, 0),
-                Up::Apart { weight, bias } => (view(weight).ptr, view(bias).ptr),
+            // Rows that a matrix has above the up part, and of which matrix they are.
+            let (weight_up, bias_up, above) = match step.up {
+                Up::None => (0, 0, 0),
+                Up::Apart { weight, bias } => (view(weight).ptr, view(bias).ptr, 0),
                 Up::Below { product, gate, up } => {
                     if !halves(&view(product), &view(gate), &view(up), n) {
                         return None;
                     }
-                    let bias_up = if bias == 0 { 0 } else { bias + 4 * n };
-                    (weight + n * k * 2, bias_up)
+                    (weight, if bias == 0 { 0 } else { bias + 4 * n }, n)
                 }
             };
+            let (scale, scale_up, row_bytes) = match step.held {
+                Held::Scaled => {
+                    let scales = scales_at(n + above, k);
+                    (weight + scales, weight_up + scales + 4 * above, k)
+                }
+                _ => (0, 0, 2 * k),
+            };
+            let weight_up = weight_up + above * row_bytes;
             let contiguous = out.is_inner_contiguous() && (residual.is_none() || residual.is_inner_contiguous());
             contiguous.then_some(SmallCall {
                 x,
                 weight,
                 weight_up,
+                scale,
+                scale_up,
                 norm: norm.ptr,
                 bias,
                 bias_up,
@@ -284,18 +332,15 @@ impl Kernel for Fused {
         for part in &mut self.parts {
             part.prepare(cx)?;
         }
-        let pays = |step: &Step| Small::most_tokens(&step.op, step.gate != "0") > 0;
+        let pays = |step: &Step| step.held == Held::Scaled || Small::most_tokens(&step.op, step.gate != "0") > 0;
         if let Some(plan) = &self.plan
             && plan.steps.iter().all(pays)
         {
-            let compile = |step: &Step| {
-                let fusion = Fusion {
-                    norm: true,
-                    gate: step.gate,
-                };
-                Small::prepare(cx, &step.op, &fusion)
-            };
-            self.small = plan.steps.iter().map(compile).collect::<Result<_>>()?;
+            self.small = plan
+                .steps
+                .iter()
+                .map(|step| Few::prepare(cx, step))
+                .collect::<Result<_>>()?;
         }
         Ok(())
     }

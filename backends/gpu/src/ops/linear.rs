@@ -1,9 +1,12 @@
-//! `linear`: few tokens run on own kernels that stream the weight once, many on the vendor's library product, or on tiles where there is none. Plain weights stay row-major
-//! \[N, K\], so both read the same bytes; GGUF formats are held as planes (see quantized.cuh) and unpacked in scratch for the library.
+//! `linear`: few tokens run on own kernels that stream the weight once, many on the vendor's library product, or on tiles where there is none.
+//! Plain weights stay row-major \[N, K\], so both read the same bytes; GGUF formats are held as planes (see quantized.cuh), 8-bit floats as rows
+//! of codes with their scales (see scaled.cuh), and both are unpacked in scratch for the library.
 
 mod library;
 mod plain;
 mod quantized;
+mod scaled;
+mod scaled_tile;
 mod small;
 mod tiled;
 
@@ -18,7 +21,11 @@ use crate::view::View;
 use library::Library;
 use plain::Plain;
 use quantized::Quantized;
-pub(crate) use small::{Fusion, Small, SmallCall, fits};
+pub(crate) use scaled::{SCALED_TOKENS, ScaledSmall, scales_at};
+use scaled::{Scaled, scaled_fits};
+use scaled_tile::{ScaledTile, TILE_TOKENS};
+use small::fits;
+pub(crate) use small::{Fusion, Small, SmallCall};
 use tiled::Tiled;
 
 /// Up to this many tokens, f32 activations run on own kernels: beyond it each weight is read once more for every eight tokens.
@@ -43,6 +50,8 @@ pub(crate) enum Held {
     Plain(DType),
     /// Planes of this format.
     Planes(WeightFormat),
+    /// Codes of 8-bit floats, and a scale a row.
+    Scaled,
 }
 
 impl Held {
@@ -52,9 +61,19 @@ impl Held {
             WeightFormat::F32 => DType::F32,
             WeightFormat::F16 => DType::F16,
             WeightFormat::BF16 => DType::BF16,
+            WeightFormat::F8E4M3 => return Held::Scaled,
             format => return Held::Planes(format),
         };
         Held::Plain(if op.act == DType::F32 { canonical } else { op.act })
+    }
+
+    /// Whether few tokens run on matrix units, where there are any.
+    pub(crate) fn fits(self, op: &ops::Linear) -> bool {
+        match self {
+            Held::Plain(weight) => fits(op, weight),
+            Held::Planes(_) => false,
+            Held::Scaled => scaled_fits(op),
+        }
     }
 }
 
@@ -144,14 +163,22 @@ pub(crate) struct Linear {
 
 /// What preparing compiled.
 struct Code {
-    small: Option<Small>,
+    small: Option<Few>,
     plain: Option<Plain>,
     quantized: Option<Quantized>,
+    scaled: Option<Scaled>,
+    tile: Option<ScaledTile>,
     library: Option<Library>,
     tiled: Option<Tiled>,
     /// Most tokens for which own kernels beat the library.
     own_tokens: u32,
     name: String,
+}
+
+/// Few tokens on matrix units.
+enum Few {
+    Plain(Small),
+    Scaled(ScaledSmall),
 }
 
 /// Who computes a call.
@@ -161,6 +188,8 @@ enum Route {
     Library,
     Tiled,
     Quantized,
+    Scaled,
+    Tile,
     Plain,
 }
 
@@ -213,11 +242,15 @@ impl Linear {
     fn route(&self, code: &Code, call: &Call) -> Route {
         let aligned = rows_aligned(&call.x, 16);
         let library = code.library.is_some() && aligned && rows_aligned(&call.out, 16);
+        if code.tile.is_some() && aligned && (code.own_tokens + 1..=TILE_TOKENS).contains(&call.tokens) {
+            return Route::Tile;
+        }
         match &code.small {
             Some(_) if aligned && (call.tokens <= code.own_tokens || !library) => Route::Small,
             _ if library && (call.tokens > code.own_tokens || code.small.is_some()) => Route::Library,
             _ if code.tiled.is_some() && call.tokens > code.own_tokens => Route::Tiled,
             _ if code.quantized.is_some() => Route::Quantized,
+            _ if code.scaled.is_some() => Route::Scaled,
             _ => Route::Plain,
         }
     }
@@ -226,13 +259,15 @@ impl Linear {
 impl Kernel for Linear {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
         let op = &self.op;
-        let (mut plain, mut quantized) = (None, None);
+        let (mut plain, mut quantized, mut scaled) = (None, None, None);
         match self.held {
             Held::Plain(weight) => plain = Some(Plain::prepare(cx, op, weight)?),
             Held::Planes(format) => quantized = Some(Quantized::prepare(cx, op, format)?),
+            Held::Scaled => scaled = Some(Scaled::prepare(cx, op)?),
         }
-        let fits = cx.facts().matrix_units && matches!(self.held, Held::Plain(weight) if fits(op, weight));
+        let fits = cx.facts().matrix_units && self.held.fits(op);
         let mut own_tokens = match self.held {
+            Held::Scaled if fits => SCALED_TOKENS,
             _ if fits && self.many_only => 0,
             _ if fits => small::own_tokens(op.out_features, op.in_features),
             Held::Planes(_) if op.act != DType::F32 => QUANTIZED_TOKENS,
@@ -244,11 +279,14 @@ impl Kernel for Linear {
             // A missing library or a lost device is told, not worked around at a tenth of the speed.
             Err(why) => return Err(why),
         };
-        let mut small = None;
-        if fits && !(self.many_only && library.is_some()) {
-            small = Some(Small::prepare(cx, op, &Fusion::NONE)?);
+        let (mut small, mut tile) = (None, None);
+        if fits && self.held == Held::Scaled {
+            small = Some(Few::Scaled(ScaledSmall::prepare(cx, op, &Fusion::NONE)?));
+            tile = ScaledTile::prepare(cx, op, SCALED_TOKENS)?;
+        } else if fits && !(self.many_only && library.is_some()) {
+            small = Some(Few::Plain(Small::prepare(cx, op, &Fusion::NONE)?));
         }
-        if small.is_some() && library.is_none() {
+        if small.is_some() && library.is_none() && tile.is_none() {
             own_tokens = u32::MAX;
         }
         let tiled = match (&small, &library) {
@@ -256,7 +294,8 @@ impl Kernel for Linear {
             _ => None,
         };
         let own = match (&small, &quantized) {
-            (Some(_), _) => "small batches: matrix units over plain weights",
+            (Some(Few::Plain(_)), _) => "small batches: matrix units over plain weights",
+            (Some(Few::Scaled(_)), _) => "small batches: matrix units over 8-bit weights",
             (None, Some(_)) => "small batches: packed planes",
             (None, None) if self.many_only => "plain kernel where the library cannot",
             (None, None) => "plain kernel",
@@ -275,6 +314,8 @@ impl Kernel for Linear {
             small,
             plain,
             quantized,
+            scaled,
+            tile,
             library,
             tiled,
             own_tokens,
@@ -290,10 +331,10 @@ impl Kernel for Linear {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        self.code.as_ref().map_or(0, |code| {
-            let library = code.library.as_ref().map_or(0, Library::scratch_bytes);
-            library.max(code.tiled.as_ref().map_or(0, Tiled::scratch_bytes))
-        })
+        let Some(code) = &self.code else { return 0 };
+        let of_library = code.library.as_ref().map_or(0, Library::scratch_bytes);
+        let of_tiles = code.tiled.as_ref().map_or(0, Tiled::scratch_bytes);
+        of_library.max(of_tiles).max(code.tile.as_ref().map_or(0, ScaledTile::scratch_bytes))
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
@@ -302,17 +343,23 @@ impl Kernel for Linear {
             return Ok(());
         }
         match (self.route(code, &call), code) {
-            (Route::Small, Code { small: Some(small), .. }) => small.encode(
-                encoding,
-                &SmallCall {
+            (Route::Small, Code { small: Some(small), .. }) => {
+                let (n, k) = (self.op.out_features, self.op.in_features);
+                let few = SmallCall {
                     x: call.x,
                     weight: call.weight.ptr,
+                    scale: call.weight.ptr + scales_at(u64::from(n), u64::from(k)),
                     bias: call.bias.ptr,
                     residual: call.residual,
                     out: call.out,
-                    ..SmallCall::new(self.op.in_features, self.op.out_features)
-                },
-            ),
+                    ..SmallCall::new(k, n)
+                };
+                match small {
+                    Few::Plain(small) => small.encode(encoding, &few),
+                    Few::Scaled(small) => small.encode(encoding, &few),
+                }
+            }
+            (Route::Tile, Code { tile: Some(tile), .. }) => tile.encode(encoding, &call),
             (
                 Route::Library,
                 Code {
@@ -327,6 +374,12 @@ impl Kernel for Linear {
                     ..
                 },
             ) => quantized.encode(encoding, &call),
+            (
+                _,
+                Code {
+                    scaled: Some(scaled), ..
+                },
+            ) => scaled.encode(encoding, &call),
             (_, Code { plain: Some(plain), .. }) => plain.encode(encoding, &call),
             _ => return Err(Error::invalid("linear was prepared without a kernel")),
         }
@@ -341,6 +394,7 @@ impl Kernel for Linear {
         Ok(match self.held {
             Held::Plain(dtype) => n * k * dtype.bytes() as u64,
             Held::Planes(format) => quantized::packed_bytes(format, n, k),
+            Held::Scaled => scaled::packed_bytes(n, k),
         })
     }
 
@@ -379,10 +433,11 @@ impl Kernel for Linear {
             let count = piece.min(num_rows - done);
             let from = packer.on_device(source, u64::from(done) * row_bytes, u64::from(count) * row_bytes)?;
             let mut encoding = Encoding::default();
-            match (&code.quantized, &code.plain) {
-                (Some(quantized), _) => quantized.pack(&mut encoding, from, dst, first_row + done, count),
-                (None, Some(plain)) => plain.pack(&mut encoding, from, dst, first_row + done, count),
-                (None, None) => return Err(Error::invalid("linear was prepared without a kernel")),
+            match (&code.quantized, &code.scaled, &code.plain) {
+                (Some(quantized), ..) => quantized.pack(&mut encoding, from, dst, first_row + done, count),
+                (None, Some(scaled), _) => scaled.pack(&mut encoding, from, dst, first_row + done, count),
+                (None, None, Some(plain)) => plain.pack(&mut encoding, from, dst, first_row + done, count),
+                (None, None, None) => return Err(Error::invalid("linear was prepared without a kernel")),
             }
             packer.run(&encoding)?;
             done += count;

@@ -356,6 +356,12 @@ impl Linear {
             WeightFormat::Q8_0 => ("FORMAT", "6"),
             WeightFormat::Q4K => ("FORMAT", "7"),
             WeightFormat::Q6K => ("FORMAT", "8"),
+            WeightFormat::F8E4M3 => {
+                return Err(Error::unsupported(format!(
+                    "{}: 8-bit floats are not read here; BF16, F16, F32 and the block formats are",
+                    Self::NAME
+                )));
+            }
         };
         let Some(row_bytes) = op.weight.row_bytes(op.in_features as usize) else {
             return Err(Error::unsupported(format!(

@@ -47,6 +47,14 @@ pub fn random_row(format: WeightFormat, k: usize, rng: &mut Rng) -> Vec<u8> {
             row.chunks_mut(2)
                 .for_each(|b| b.copy_from_slice(&bf16::from_f32(rng.unit()).to_le_bytes()));
         }
+        WeightFormat::F8E4M3 => {
+            let (codes, scale) = row.split_at_mut(k);
+            codes
+                .iter_mut()
+                .filter(|code| **code & 0x7f == 0x7f)
+                .for_each(|code| *code = 0);
+            scale.copy_from_slice(&(rng.unit() / 448.0).to_le_bytes());
+        }
         WeightFormat::Q6K => row.chunks_mut(210).for_each(|b| half(&mut b[208..], 0.001)),
         _ => row.chunks_mut(format.block_bytes()).for_each(|b| {
             half(&mut b[..2], 0.05);
@@ -92,6 +100,20 @@ pub fn element(format: WeightFormat, row: &[u8], i: usize) -> f64 {
                 )
             };
             half_at(b, 0) * f64::from(scale) * f64::from(q) - half_at(b, 2) * f64::from(min)
+        }
+        WeightFormat::F8E4M3 => {
+            let (exponent, mantissa) = (i32::from(b[0] >> 3 & 15), f64::from(b[0] & 7));
+            let magnitude = match exponent {
+                0 => mantissa / 512.0,
+                _ => (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
+            };
+            let tail = &row[row.len() - 4..];
+            let scale = f64::from(f32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]));
+            if b[0] < 128 {
+                scale * magnitude
+            } else {
+                -scale * magnitude
+            }
         }
         WeightFormat::Q6K => {
             let (half, r) = (j / 128, j % 128);

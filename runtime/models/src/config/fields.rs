@@ -78,6 +78,11 @@ impl JsonFields {
         self.fields.contains_key(key)
     }
 
+    /// The names of the fields that are written.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.fields.keys().map(String::as_str)
+    }
+
     /// The object at `key`; `None` if absent.
     ///
     /// # Errors

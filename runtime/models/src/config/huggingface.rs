@@ -45,11 +45,7 @@ impl Defaults {
 
 /// Reads the common fields: pre-norm layers, full attention, one rope, no biases, as Llama has it.
 pub(crate) fn describe(config: &JsonFields, defaults: &Defaults) -> Result<ModelDescription> {
-    if let Some(quantization) = config.object("quantization_config")? {
-        let method = quantization.string("quant_method")?.unwrap_or("an unnamed method");
-        let remedy = "use the unquantised model, or a GGUF file of it";
-        return Err(quantization.unsupported("quant_method", method, remedy));
-    }
+    super::quantization::is_fp8(config)?;
     let or_default = |key: &str, default: Option<usize>| match config.unsigned(key)? {
         Some(value) => Ok(value),
         None => default.ok_or_else(|| config.missing(key)),

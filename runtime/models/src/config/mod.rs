@@ -7,6 +7,7 @@ mod fields;
 mod generation;
 pub(crate) mod gguf;
 pub(crate) mod huggingface;
+mod quantization;
 mod rope;
 
 pub(crate) use description::bad;
@@ -16,4 +17,5 @@ pub use description::{
 };
 pub use fields::JsonFields;
 pub use generation::GenerationDefaults;
+pub(crate) use quantization::is_fp8;
 pub use rope::{RopeDescription, RopeScaling, YarnScaling};

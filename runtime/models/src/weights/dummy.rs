@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use half::bf16;
 use halyard_platform_api::WeightFormat;
 
-use super::WeightTensor;
 use super::role::{LayerWeight, Role};
+use super::tensor::{Coding, WeightTensor};
 use crate::config::ModelDescription;
 
 /// Half width of the interval of matrices and biases: a standard deviation of 0.02, the usual initialisation.
@@ -114,6 +114,7 @@ impl DummyWeights {
             bytes: Cow::Owned(bytes),
             format,
             shape,
+            coding: Coding::AsStored,
         }
     }
 }

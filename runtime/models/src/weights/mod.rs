@@ -1,11 +1,12 @@
 //! A model's weights by their place in the architecture, whatever file they come from. Bytes stay as
-//! stored: backends pack them. A tensor that is handed out has the shape that the description implies.
+//! stored: backends pack them, unless the user asked for smaller ones. A tensor that is handed out has the shape that the description implies.
 
 mod dummy;
 mod role;
+mod scales;
+mod tensor;
 
 use std::borrow::Cow;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,12 +14,14 @@ use halyard_platform_api::WeightFormat;
 
 pub use dummy::{DummyFormat, DummyValues, DummyWeights};
 pub use role::{LayerWeight, Role};
+use tensor::Coding;
+pub use tensor::WeightTensor;
 
 use crate::config::ModelDescription;
 use crate::error::{ModelError, Result};
 use crate::families::Family;
 use crate::gguf::GgufFile;
-use crate::quant::dequantize;
+use crate::quant::format_name;
 use crate::safetensors::SafetensorsFiles;
 use crate::{gguf, safetensors};
 
@@ -26,78 +29,13 @@ use crate::{gguf, safetensors};
 /// of multimodal checkpoints, before and after transformers 4.52.
 const HF_PREFIXES: [&str; 4] = ["model.", "language_model.model.", "model.language_model.", ""];
 
-/// Stored bytes of one weight.
-#[derive(Clone, Debug)]
-pub struct WeightTensor<'a> {
-    /// Its name in the file, for messages.
-    pub name: String,
-    /// Row-major, whole blocks of `format`.
-    pub bytes: Cow<'a, [u8]>,
-    /// How values are stored.
-    pub format: WeightFormat,
-    /// `[out_features, in_features]` of a matrix, `[size]` of a vector.
-    pub shape: Vec<usize>,
-}
-
-impl WeightTensor<'_> {
-    /// Rows of a matrix, 1 of a vector.
-    #[must_use]
-    pub fn num_rows(&self) -> usize {
-        if self.shape.len() == 2 { self.shape[0] } else { 1 }
-    }
-
-    /// Values of a row.
-    #[must_use]
-    pub fn row_len(&self) -> usize {
-        self.shape.last().copied().unwrap_or(0)
-    }
-
-    /// Stored bytes of a row.
-    #[must_use]
-    pub fn row_bytes(&self) -> usize {
-        self.bytes.len() / self.num_rows()
-    }
-
-    /// Stored bytes of some rows. A range past the end is a bug of the caller and panics, as for slices.
-    #[must_use]
-    pub fn rows(&self, rows: Range<usize>) -> &[u8] {
-        let row_bytes = self.row_bytes();
-        &self.bytes[rows.start * row_bytes..rows.end * row_bytes]
-    }
-
-    /// Stored bytes of some rows, of each the columns `columns`, which begin and end between blocks. Copies unless rows are taken
-    /// whole. A range past the end is a bug of the caller and panics, as for slices.
-    #[must_use]
-    pub fn submatrix(&self, rows: Range<usize>, columns: Range<usize>) -> Cow<'_, [u8]> {
-        if columns == (0..self.row_len()) {
-            return Cow::Borrowed(self.rows(rows));
-        }
-        let bytes_at = |column: usize| column / self.format.block_values() * self.format.block_bytes();
-        let part = bytes_at(columns.start)..bytes_at(columns.end);
-        let mut bytes = Vec::with_capacity(rows.len() * part.len());
-        for row in self.rows(rows).chunks_exact(self.row_bytes()) {
-            bytes.extend_from_slice(&row[part.clone()]);
-        }
-        Cow::Owned(bytes)
-    }
-
-    /// All values as f32, row-major: for norms, biases and tests.
-    ///
-    /// # Errors
-    /// [`ModelError::WrongByteCount`] if bytes and shape do not belong together, which no tensor handed
-    /// out by [`Weights`] shows.
-    pub fn to_f32(&self) -> Result<Vec<f32>> {
-        let mut values = vec![0.0; self.shape.iter().product()];
-        dequantize(self.format, &self.bytes, &mut values)?;
-        Ok(values)
-    }
-}
-
 /// All weights of a model.
 #[derive(Debug)]
 pub struct Weights {
     description: Arc<ModelDescription>,
     source: Source,
+    /// Plain matrices of layers are handed out as 8-bit floats.
+    quantised: bool,
 }
 
 #[derive(Debug)]
@@ -122,7 +60,11 @@ impl Weights {
         let holds = |prefix: &&str| files.tensor(&format!("{prefix}embed_tokens.weight")).is_some();
         let prefix = HF_PREFIXES.into_iter().find(holds).unwrap_or(HF_PREFIXES[0]);
         let source = Source::Safetensors { files, family, prefix };
-        Self { description, source }
+        Self {
+            description,
+            source,
+            quantised: false,
+        }
     }
 
     /// The weights of a GGUF file.
@@ -131,6 +73,7 @@ impl Weights {
         Self {
             description,
             source: Source::Gguf(file),
+            quantised: false,
         }
     }
 
@@ -140,7 +83,36 @@ impl Weights {
         Self {
             description,
             source: Source::Dummy(dummy),
+            quantised: false,
         }
+    }
+
+    /// Hands out the matrices of all layers as 8-bit floats from here on, each row with a scale of its own; embedding and output
+    /// projection stay as stored. Those that are stored in this format already stay as they are.
+    ///
+    /// # Errors
+    /// [`ModelError::Unsupported`] where a matrix is stored in blocks: rounding it again would add to its error.
+    pub fn quantise(&mut self) -> Result<()> {
+        for role in Role::all(&self.description)
+            .into_iter()
+            .filter(|&role| is_layer_matrix(role))
+        {
+            let format = self.format(role)?;
+            if !is_plain(format) && format != WeightFormat::F8E4M3 {
+                return Err(ModelError::Unsupported {
+                    path: self.path().map(PathBuf::from).unwrap_or_default(),
+                    field: "--quantization".to_owned(),
+                    value: format!(
+                        "fp8, while {} is stored as {}",
+                        self.file_name(role),
+                        format_name(format)
+                    ),
+                    remedy: "leave it out: the weights are quantised already".to_owned(),
+                });
+            }
+        }
+        self.quantised = true;
+        Ok(())
     }
 
     /// The file that the weights come from; `None` for dummy weights.
@@ -164,7 +136,8 @@ impl Weights {
         let expected = role.shape(&self.description);
         let (found, stored_as, format, bytes, supported) = match &self.source {
             Source::Dummy(dummy) => {
-                return Ok(dummy.tensor(name, role, expected, &self.description));
+                let made = dummy.tensor(name, role, expected, &self.description);
+                return Ok(self.coded(role, made));
             }
             Source::Safetensors { files, .. } => {
                 let tensor = files.tensor(&name).ok_or_else(|| self.missing(&name, files.names()))?;
@@ -209,22 +182,55 @@ impl Weights {
                 supported,
             });
         };
-        Ok(WeightTensor {
+        let mut coding = Coding::AsStored;
+        if let (WeightFormat::F8E4M3, Source::Safetensors { files, .. }) = (format, &self.source) {
+            let &[num_rows, _] = expected.as_slice() else {
+                return Err(ModelError::UnsupportedFormat {
+                    path: path(),
+                    tensor: name,
+                    found: stored_as.to_owned(),
+                    supported,
+                });
+            };
+            coding = Coding::Scales(scales::read(files, &name, num_rows)?);
+        }
+        let stored = WeightTensor {
             name,
             bytes: Cow::Borrowed(bytes),
             format,
             shape: expected,
-        })
+            coding,
+        };
+        Ok(self.coded(role, stored))
     }
 
-    /// The stored format of a weight, without touching its bytes.
+    /// A weight as it is handed out.
+    fn coded<'w>(&self, role: Role, mut tensor: WeightTensor<'w>) -> WeightTensor<'w> {
+        if self.quantised && is_layer_matrix(role) && is_plain(tensor.format) {
+            tensor.coding = Coding::Quantise(tensor.format);
+            tensor.format = WeightFormat::F8E4M3;
+        }
+        tensor
+    }
+
+    /// The format that a weight is handed out in, without touching its bytes.
     ///
     /// # Errors
     /// As [`Weights::tensor`].
     pub fn format(&self, role: Role) -> Result<WeightFormat> {
         match &self.source {
+            Source::Dummy(_) if self.quantised && is_layer_matrix(role) => Ok(WeightFormat::F8E4M3),
             Source::Dummy(dummy) => Ok(dummy.format_of(self.stored_role(role))),
             _ => Ok(self.tensor(role)?.format),
+        }
+    }
+
+    /// The plain format that dummy matrices are made in, whatever they are handed out in.
+    #[must_use]
+    pub fn dummy_format(&self, role: Role) -> Option<WeightFormat> {
+        match &self.source {
+            Source::Dummy(dummy) => Some(dummy.format_of(self.stored_role(role))),
+            _ => None,
         }
     }
 
@@ -244,7 +250,7 @@ impl Weights {
     }
 
     /// Checks that every weight of the description is there with its shape and a usable format, and
-    /// returns the bytes that they take as stored.
+    /// returns the bytes that they take as they are handed out.
     ///
     /// # Errors
     /// As [`Weights::tensor`], for the first weight that fails.
@@ -254,9 +260,12 @@ impl Weights {
             if self.stored_role(role) != role {
                 continue;
             }
-            let values: usize = role.shape(&self.description).iter().product();
-            let format = self.format(role)?;
-            total_bytes += (values / format.block_values() * format.block_bytes()) as u64;
+            let shape = role.shape(&self.description);
+            let (row_len, rows) = (
+                shape[shape.len() - 1],
+                shape[..shape.len() - 1].iter().product::<usize>(),
+            );
+            total_bytes += (rows * self.format(role)?.row_bytes(row_len).unwrap_or(0)) as u64;
         }
         Ok(total_bytes)
     }
@@ -287,38 +296,18 @@ impl Weights {
     }
 }
 
+fn is_layer_matrix(role: Role) -> bool {
+    matches!(role, Role::Layer(..)) && DummyWeights::is_matrix(role)
+}
+
+fn is_plain(format: WeightFormat) -> bool {
+    matches!(format, WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16)
+}
+
 /// Up to three names that look most like `name`, best first.
 pub(crate) fn near_names<'n>(name: &str, names: impl Iterator<Item = &'n str>) -> Vec<String> {
     let score = |other: &str| strsim::normalized_levenshtein(name, other);
     let mut near: Vec<(f64, &str)> = names.map(|n| (score(n), n)).filter(|(s, _)| *s >= 0.7).collect();
     near.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
     near.into_iter().take(3).map(|(_, n)| n.to_owned()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_submatrix_of_blocks_is_the_submatrix_of_values() {
-        let format = WeightFormat::Q8_0;
-        let (rows, columns) = (3, 96);
-        // Each block: a scale of 1 as f16, then 32 signed bytes.
-        let block = |first: u8| [vec![0, 0x3c], (first..first + 32).collect()].concat();
-        let tensor = WeightTensor {
-            name: "w".to_owned(),
-            bytes: (0..9).flat_map(|i| block(i * 8)).collect(),
-            format,
-            shape: vec![rows, columns],
-        };
-        let whole = tensor.to_f32().expect("decodes");
-        let part = tensor.submatrix(1..3, 32..96);
-        let mut values = vec![0.0; 2 * 64];
-        dequantize(format, &part, &mut values).expect("whole blocks");
-        let expected: Vec<f32> = (1..3)
-            .flat_map(|row| whole[row * 96 + 32..row * 96 + 96].to_vec())
-            .collect();
-        assert_eq!(values, expected);
-        assert!(matches!(tensor.submatrix(0..2, 0..96), Cow::Borrowed(_)));
-    }
 }

@@ -120,14 +120,18 @@ pub(crate) fn cases(seed: u64, block_size: u32) -> Vec<Case> {
     ];
     let mut cases = Vec::new();
     for act in FLOATS {
-        for kv in FLOATS {
+        for kv in FLOATS.into_iter().chain([DType::F8E4M3]) {
+            let narrow = kv == DType::F8E4M3;
             for (suffix, shape) in &shapes {
-                // Every feature in matching types, mixed types plainly.
-                if act != kv && !suffix.is_empty() {
+                // Every feature in matching types and once over 8 bits, mixed types plainly.
+                let featured = act == kv || narrow && act == DType::BF16;
+                if !featured && !suffix.is_empty() {
                     continue;
                 }
-                // The oracle is slow: the shapes that have tiles of their own, in matching types.
-                let long = (act == kv && ["", " gqa 4:1 128", " window"].contains(suffix)).then_some(&LONG);
+                // The oracle is slow: the shapes that have tiles of their own, in matching types, and over 8 bits in half precision.
+                let long = ((featured || narrow && act == DType::F16)
+                    && ["", " gqa 4:1 128", " window"].contains(suffix))
+                .then_some(&LONG);
                 for batch in BATCHES.iter().chain(long) {
                     let variant = format!("{act:?}, kv {kv:?}{suffix}");
                     let case = attention_case(seed, &variant, batch, shape, act, kv, block_size);

@@ -71,7 +71,15 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
         (7, wide, 33, false, true, 0),
         (17, wide, 64, true, true, 3),
     ];
-    for (tokens, k, n, bias, residual, gap) in shapes {
+    // Batches, for platforms that take them another way than few tokens: by the format that has most ways.
+    let batches = [
+        (40, 320, 200, true, false, 0),
+        (70, 1024, 33, false, true, 8),
+        (130, 128, 140, true, true, 0),
+        (520, 96, 64, true, false, 0),
+    ];
+    let batches = batches.iter().filter(|_| format == WeightFormat::F8E4M3);
+    for &(tokens, k, n, bias, residual, gap) in shapes.iter().chain(batches) {
         let name = format!("{tokens} x {k} -> {n}, bias {bias}, residual {residual}, gap {gap}");
         let random = &mut Random::of(seed, &format!("linear {variant} {name}"));
         let spec = Linear {

@@ -45,6 +45,7 @@ const BATCHES: [Batch; 3] = [
 #[derive(Clone, Copy, Debug)]
 struct Form {
     dtype: DType,
+    kv: DType,
     norms: bool,
     style: RopeStyle,
     /// q and k are compared afterwards.
@@ -66,7 +67,14 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
     } else {
         16
     };
-    for dtype in [DType::F32, DType::BF16] {
+    for (dtype, kv) in [
+        (DType::F32, DType::F32),
+        (DType::BF16, DType::BF16),
+        (DType::BF16, DType::F8E4M3),
+    ] {
+        if !device.info().kv_dtypes.contains(kv) {
+            continue;
+        }
         for (norms, style) in [
             (false, RopeStyle::Neox),
             (true, RopeStyle::Neox),
@@ -75,6 +83,7 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
             for read_later in [false, true] {
                 let form = Form {
                     dtype,
+                    kv,
                     norms,
                     style,
                     read_later,
@@ -84,7 +93,7 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
                     let outcome = check(device, oracle, &layer(seed, &form, batch), false)
                         .map_err(|why| format!("{}: {why}", batch.name));
                     let what = format!(
-                        "attention of a {dtype:?} layer, norms {norms}, {style:?}, q and k read later {read_later}"
+                        "attention of a {dtype:?} layer, kv {kv:?}, norms {norms}, {style:?}, q and k read later {read_later}"
                     );
                     note(report, "composites", &what, outcome);
                 }
@@ -186,7 +195,7 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
         softcap: 0.0,
         has_sinks: false,
         act: form.dtype,
-        kv: form.dtype,
+        kv: form.kv,
         block_size: form.block_size,
         backend: 0,
         max_seqs: seqs,
@@ -198,7 +207,7 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
         num_kv_heads: KV_HEADS,
         head_dim: HEAD_DIM,
         act: form.dtype,
-        kv: form.dtype,
+        kv: form.kv,
         block_size: form.block_size,
         backend: 0,
         max_tokens: tokens.max(prefix),
@@ -210,6 +219,11 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
     let product = Arg {
         check: Check::Ignored,
         ..product
+    };
+    let class = if form.kv == DType::F8E4M3 {
+        Class::AttentionOfRoundedKeys
+    } else {
+        Class::Attention
     };
     let args = vec![
         if form.read_later {
@@ -241,7 +255,7 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
         Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.0).collect::<Vec<_>>()),
         Arg::ints(&[seqs + 1], &paged.starts),
         Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.2 as i32).collect::<Vec<_>>()),
-        Arg::output(form.dtype, &[tokens, HEADS, HEAD_DIM], Class::Attention).only_rows((0..real).collect()),
+        Arg::output(form.dtype, &[tokens, HEADS, HEAD_DIM], class).only_rows((0..real).collect()),
         floats(form.dtype, &[prefix, KV_HEADS, HEAD_DIM]),
         floats(form.dtype, &[prefix, KV_HEADS, HEAD_DIM]),
         Arg::ints(&[prefix], &paged.prefix),

@@ -25,6 +25,8 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
         // What lies between may stay unwritten: a backend then has most to gain, and to get wrong.
         (WeightFormat::BF16, DType::BF16, true),
         (WeightFormat::BF16, DType::BF16, false),
+        (WeightFormat::F8E4M3, DType::F32, false),
+        (WeightFormat::F8E4M3, DType::BF16, true),
     ] {
         if !device.info().compute_dtypes.contains(act) {
             continue;

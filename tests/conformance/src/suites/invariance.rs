@@ -25,6 +25,7 @@ pub(super) fn run(device: &dyn Device, seed: u64, report: &mut Report) {
         WeightFormat::BF16,
         WeightFormat::Q4_0,
         WeightFormat::Q8_0,
+        WeightFormat::F8E4M3,
     ] {
         for allow_quantized_act in [false, true] {
             let op = Linear {

@@ -41,8 +41,15 @@ impl Shape {
         let of_sequences = 12 * max_seqs(spec);
         let (dim, block, kv_bytes) = (spec.head_dim, spec.block_size, spec.kv.bytes() as u32);
         let hopper = || {
-            // A stage holds a head's keys and values of a block: 4 · block · dim bytes.
-            let (consumers, stages) = if dim == 128 { (2, 4) } else { (3, 6) };
+            // A stage holds a head's keys and values of a block as the products take them: 4 · block · dim bytes. 8-bit ones arrive in two
+            // pieces of half that size and are widened into the stages.
+            let (consumers, stages) = match (dim, same) {
+                (128, true) => (2, 4),
+                (128, false) => (2, 3),
+                (_, true) => (3, 6),
+                (_, false) => (3, 5),
+            };
+            let arrivals = if same { 0 } else { 4 * block * dim };
             let rows = 64 * consumers;
             Shape {
                 source: kernels::ATTENTION_PREFILL,
@@ -50,7 +57,7 @@ impl Shape {
                 rows,
                 stages,
                 threads: 128 * (consumers + 1),
-                shared_bytes: 2 * rows * (2 * dim + 16) + stages * 4 * block * dim + of_sequences + 512,
+                shared_bytes: 2 * rows * (2 * dim + 16) + stages * 4 * block * dim + arrivals + of_sequences + 512,
                 per_sm: 1,
             }
         };
@@ -64,8 +71,7 @@ impl Shape {
             per_sm: 2,
         };
         let fits = |shape: &Shape| shape.shared_bytes <= facts.max_shared_bytes;
-        // wgmma reads keys and values from shared memory as they lie there: those of 8 bits are the warps'.
-        let on_hopper = common && same && facts.arch == "sm_90a" && matches!(dim, 64 | 128) && block == 64;
+        let on_hopper = common && facts.arch == "sm_90a" && matches!(dim, 64 | 128) && block == 64;
         let on_warps =
             common && facts.matrix_units && matches!(dim, 32 | 64 | 96 | 128) && matches!(block, 32 | 64 | 128);
         let first = on_hopper.then(hopper).filter(fits);

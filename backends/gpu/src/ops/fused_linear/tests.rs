@@ -79,11 +79,29 @@ fn norm_product_and_gating_are_one_region() {
 }
 
 #[test]
+fn eight_bit_weights_are_one_step_too() {
+    let program = merged(DType::BF16, WeightFormat::F8E4M3, silu(DType::BF16));
+    let plan = plan(&program).unwrap();
+    assert_eq!((plan.steps.len(), plan.steps[0].held), (1, Held::Scaled));
+    // Rows that are no whole number of the kernel's loads.
+    let mut odd = merged(DType::BF16, WeightFormat::F8E4M3, silu(DType::BF16));
+    for node in &mut odd.nodes[..2] {
+        match &mut node.spec {
+            OpSpec::RmsNorm(op) => op.width = 72,
+            OpSpec::Linear(op) => op.in_features = 72,
+            _ => {}
+        }
+    }
+    assert_eq!(tests::plan(&odd), None);
+}
+
+#[test]
 fn other_types_and_formats_run_by_parts() {
     for (dtype, weight) in [
         (DType::F32, WeightFormat::F32),
         (DType::F16, WeightFormat::F16),
         (DType::BF16, WeightFormat::Q4_0),
+        (DType::F16, WeightFormat::F8E4M3),
     ] {
         let program = merged(dtype, weight, silu(dtype));
         assert_eq!(extent(&program, 0), Some(3), "{dtype:?} {weight:?}");

@@ -8,6 +8,7 @@ use halyard_platform_api::{DType, Result};
 
 use super::plain::{Finish, convert_function, encode_convert};
 use super::quantized::Unpack;
+use super::scaled::UnpackScaled;
 use super::{Call, Held};
 use crate::driver::{DevicePtr, Function, Product, ProductCall, ProductSpec};
 use crate::encoding::{Arg, Encoding};
@@ -48,6 +49,7 @@ enum Unpacking {
     None,
     Widen(Function, u64),
     Planes(Unpack),
+    Scaled(UnpackScaled),
 }
 
 impl Library {
@@ -67,6 +69,7 @@ impl Library {
             Held::Plain(dtype) if dtype == op.act => Unpacking::None,
             Held::Plain(dtype) => Unpacking::Widen(convert_function(cx, dtype, op.act)?, dtype.bytes() as u64),
             Held::Planes(format) => Unpacking::Planes(Unpack::prepare(cx, op, format)?),
+            Held::Scaled => Unpacking::Scaled(UnpackScaled::prepare(cx, op)?),
         };
         let piece_rows = match unpacking {
             Unpacking::None => n,
@@ -191,6 +194,7 @@ impl Library {
                 encode_convert(encoding, *function, from, to, u64::from(piece.rows) * k);
             }
             Unpacking::Planes(unpack) => unpack.encode(encoding, weight, to, piece.first, piece.rows),
+            Unpacking::Scaled(unpack) => unpack.encode(encoding, weight, to, piece.first, piece.rows),
         }
         true
     }

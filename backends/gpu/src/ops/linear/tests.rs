@@ -22,6 +22,10 @@ fn half_activations_hold_weights_of_their_own_type() {
     let bytes = |weight, act| Linear::new(&op(weight, act)).unwrap().packed_weight_bytes(0).unwrap();
     assert_eq!(bytes(WeightFormat::F32, DType::BF16), 33 * 512 * 2);
     assert_eq!(bytes(WeightFormat::F32, DType::F32), 33 * 512 * 4);
+    // 8-bit floats stay what they are, whatever they meet.
+    assert_eq!(Held::of(&op(WeightFormat::F8E4M3, DType::BF16)), Held::Scaled);
+    assert_eq!(bytes(WeightFormat::F8E4M3, DType::F32), 33 * 512 + 33 * 4);
+    assert_eq!(bytes(WeightFormat::F8E4M3, DType::BF16), 33 * 512 + 33 * 4);
 }
 
 #[test]

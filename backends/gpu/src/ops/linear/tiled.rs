@@ -43,6 +43,8 @@ impl Tiled {
         let (weight, unpack) = match held {
             Held::Plain(dtype) => (dtype, None),
             Held::Planes(format) => (op.act, Some(Unpack::prepare(cx, op, format)?)),
+            // 8-bit floats have a plain kernel of their own.
+            Held::Scaled => return Ok(None),
         };
         let defines = [
             ("ACT", type_name(op.act)),

@@ -1,29 +1,17 @@
-//! Every kernel file compiles for the oldest and the newest device in mind, under every definition set that its first comment lists as
-//! `// check: -DNAME=value ..` (one set a line, an empty one for none). Needs no device: the run-time compiler alone, from the loader's
-//! path or from the file that HALYARD_NVRTC names; without it the test says so and passes.
+//! Every kernel file compiles as CUDA for the oldest and the newest device in mind. Needs no device: the run-time compiler alone, from the
+//! loader's path or from the file that HALYARD_NVRTC names; without it the test says so and passes.
 
-use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use halyard_kernels_gpu::{HEADERS, SOURCES, Source};
+use halyard_kernels_gpu::{HEADERS, Source};
 use libloading::Library;
+
+use crate::compile_all;
 
 /// What `--gpu-architecture` is asked for.
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90a"];
-
-/// The definition sets of a file.
-fn definition_sets(source: &Source) -> Vec<Vec<String>> {
-    source
-        .text
-        .lines()
-        .filter_map(|line| line.strip_prefix("// check:"))
-        .map(|defines| defines.split_whitespace().map(str::to_string).collect())
-        .collect()
-}
 
 type Program = *mut c_void;
 
@@ -147,28 +135,12 @@ fn every_kernel_file_compiles_as_it_is_used() {
             return;
         }
     };
-    let mut jobs = Vec::new();
-    for source in SOURCES {
-        for defines in definition_sets(source) {
-            jobs.extend(ARCHITECTURES.map(|architecture| (source, defines.clone(), architecture)));
-        }
-    }
-    let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some((source, defines, architecture)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(why) = compiler.compile(source, defines, architecture) {
-                        let line = format!("{}.cu {} for {architecture}: {why}", source.name, defines.join(" "));
-                        failures.lock().unwrap_or_else(|e| e.into_inner()).push(line);
-                    }
-                }
-            });
-        }
-    });
-    println!("NVRTC {}: {} compilations", compiler.version(), jobs.len());
-    let failures = failures.into_inner().unwrap_or_else(|e| e.into_inner());
+    let (count, failures) = compile_all(
+        &ARCHITECTURES,
+        |_, _| true,
+        |source, defines, architecture| compiler.compile(source, defines, architecture),
+    );
+    println!("NVRTC {}: {count} compilations", compiler.version());
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
@@ -187,40 +159,4 @@ fn the_compiler_reports_a_planted_error() {
         .compile(&source, &defines, "sm_80")
         .expect_err("`missing` is not declared");
     assert!(why.contains("missing"), "{why}");
-}
-
-#[test]
-fn every_file_lists_its_definition_sets_and_known_headers() {
-    let kernels = SOURCES.iter().filter(|s| s.text.contains("__global__"));
-    let (listed, unlisted): (Vec<&Source>, Vec<&Source>) = kernels.partition(|s| !definition_sets(s).is_empty());
-    let unlisted: Vec<&str> = unlisted.iter().map(|source| source.name).collect();
-    assert!(
-        unlisted.is_empty(),
-        "{unlisted:?}: list each definition set in the file's first comment, as in `// check: -DACT=bf16`"
-    );
-    for source in listed {
-        let sets = definition_sets(source);
-        let different: BTreeSet<_> = sets.iter().collect();
-        assert_eq!(different.len(), sets.len(), "{}.cu lists a set twice", source.name);
-        for define in sets.iter().flatten() {
-            assert!(
-                define.starts_with("-D"),
-                "{}.cu: {define} is no definition",
-                source.name
-            );
-        }
-        assert!(
-            source.text.contains("wait_for_previous()"),
-            "{}.cu: launches are chained, and nothing in it waits",
-            source.name
-        );
-        let included = source.text.lines().filter_map(|l| l.strip_prefix("#include \""));
-        for name in included.map(|rest| rest.trim_end_matches('"')) {
-            assert!(
-                HEADERS.iter().any(|(header, _)| *header == name),
-                "{}.cu includes {name}, which is not in HEADERS",
-                source.name
-            );
-        }
-    }
 }

@@ -1,0 +1,60 @@
+//! The ROCm platform: a [`Driver`](halyard_gpu::Driver) over the HIP runtime and hiprtc, both found at run time. It builds on machines without
+//! ROCm, and where there is no device it says why.
+
+mod driver;
+mod error;
+mod facts;
+mod hip;
+mod surroundings;
+
+use std::sync::Arc;
+
+use halyard_gpu::{Driver, Facts, GpuDevice, device_info};
+use halyard_platform_api::{Capabilities, Device, DeviceInfo, Error, Platform, Result, Status};
+
+use crate::driver::HipDriver;
+
+/// The platform: every AMD GPU that the runtime shows and that is new enough.
+#[derive(Default)]
+pub struct RocmPlatform;
+
+/// What a device says of itself: no collectives yet, and no regions, which run on matrix units.
+fn info(facts: &Facts) -> DeviceInfo {
+    DeviceInfo {
+        capabilities: Capabilities::RECORDING.with(Capabilities::CONCURRENT_QUEUES),
+        ..device_info(facts)
+    }
+}
+
+impl Platform for RocmPlatform {
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let usable = facts::usable_devices()?;
+        usable
+            .iter()
+            .map(|&ordinal| Ok(info(&facts::facts(ordinal)?)))
+            .collect()
+    }
+
+    fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
+        let usable = facts::usable_devices()?;
+        let Some(&ordinal) = usable.get(index as usize) else {
+            let last = usable.len() - 1;
+            return Err(Error::new(
+                Status::NotFound,
+                format!("device {index}: the runtime shows devices 0 to {last}; HIP_VISIBLE_DEVICES hides others"),
+            ));
+        };
+        let driver = Arc::new(HipDriver::open(ordinal)?);
+        let info = info(driver.facts());
+        Ok(GpuDevice::open(driver, info, surroundings::cache_folder())?)
+    }
+}
+
+halyard_platform_api::export_platform! {
+    name: "rocm",
+    version: env!("CARGO_PKG_VERSION"),
+    priority: 90,
+    about: "AMD GPUs from gfx900 on, by HIP",
+    cpu_features: "",
+    platform: RocmPlatform,
+}

@@ -1,0 +1,49 @@
+//! The one place that looks at the environment: where compiled kernels are kept, and where libraries may lie.
+//!
+//! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/rocm` in
+//! `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_ROCM_LIBRARY_PATH` names folders, separated by `:`, in which HIP and hiprtc are looked for
+//! before anywhere else.
+
+use std::env::{split_paths, var_os};
+use std::path::PathBuf;
+
+use halyard_gpu::entries;
+
+/// The folder for what can be made again; `None`: keep nothing.
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    if let Some(folder) = var_os("HALYARD_CACHE_DIR") {
+        return (!folder.is_empty()).then(|| PathBuf::from(folder).join("rocm"));
+    }
+    let absolute = |name: &str| var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+    Some(caches?.join("halyard").join("rocm"))
+}
+
+/// Folders that the operator names for libraries.
+pub(crate) fn named_library_folders() -> Vec<PathBuf> {
+    let list = var_os("HALYARD_ROCM_LIBRARY_PATH").unwrap_or_default();
+    split_paths(&list).filter(|p| !p.as_os_str().is_empty()).collect()
+}
+
+/// Folders where ROCm and Python packages put libraries, besides the loader's own.
+pub(crate) fn usual_library_folders() -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for name in ["ROCM_PATH", "HIP_PATH"] {
+        folders.extend(var_os(name).map(|home| PathBuf::from(home).join("lib")));
+    }
+    folders.push(PathBuf::from("/opt/rocm/lib"));
+    let prefixes = ["VIRTUAL_ENV", "CONDA_PREFIX"]
+        .into_iter()
+        .filter_map(var_os)
+        .map(PathBuf::from);
+    for prefix in prefixes.chain([PathBuf::from("/usr/local"), PathBuf::from("/usr")]) {
+        for python in entries(&prefix.join("lib"), "python3") {
+            for packages in ["site-packages", "dist-packages"] {
+                // `rocm-sdk-core` and its like: _rocm_sdk_<part>/lib.
+                let parts = entries(&python.join(packages), "_rocm_sdk_");
+                folders.extend(parts.into_iter().map(|part| part.join("lib")));
+            }
+        }
+    }
+    folders
+}

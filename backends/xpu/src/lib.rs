@@ -1,0 +1,70 @@
+//! The XPU platform: a [`Driver`](halyard_gpu::Driver) over OpenCL, whose loader library is found at run time, for Intel GPUs and for every other
+//! device whose runtime gives kernels addresses. It builds on machines without OpenCL, and where there is no device it says why.
+
+mod api;
+mod compile;
+mod driver;
+mod error;
+mod facts;
+mod library;
+mod memory;
+mod recording;
+mod stream;
+mod surroundings;
+
+use std::sync::Arc;
+
+use halyard_gpu::{GpuDevice, device_info};
+use halyard_platform_api::{Capabilities, DType, Device, DeviceInfo, Platform, Result};
+
+use crate::driver::OpenClDriver;
+use crate::facts::Found;
+
+/// Tokens of a step on a processor: more would only make others wait.
+const CPU_STEP_TOKENS: u32 = 1024;
+
+/// The platform: every OpenCL GPU and processor that can run the kernels, GPUs first.
+#[derive(Default)]
+pub struct XpuPlatform;
+
+/// What a device says of itself.
+fn info(found: &Found) -> DeviceInfo {
+    let mut info = DeviceInfo {
+        capabilities: Capabilities::RECORDING.with(Capabilities::CONCURRENT_QUEUES),
+        max_buffer_bytes: found.max_allocation_bytes,
+        max_binding_bytes: found.max_allocation_bytes,
+        unified_memory: found.unified_memory,
+        ..device_info(&found.facts)
+    };
+    if found.is_cpu {
+        // Host and device share the cores: nothing is won by planning far ahead, and f32 needs no conversions.
+        info.async_depth = 1;
+        info.preferred_dtype = DType::F32;
+        info.preferred_kv_dtype = DType::F32;
+        info.preferred_step_tokens = CPU_STEP_TOKENS;
+    }
+    info
+}
+
+impl Platform for XpuPlatform {
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(facts::usable_devices()?.iter().map(info).collect())
+    }
+
+    fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
+        let found = facts::device(index)?;
+        let info = info(&found);
+        let driver = Arc::new(OpenClDriver::open(found)?);
+        Ok(GpuDevice::open(driver, info, surroundings::cache_folder())?)
+    }
+}
+
+// By name only: it has not run on an Intel GPU yet, and on a processor the platform `cpu` is the better choice.
+halyard_platform_api::export_platform! {
+    name: "xpu",
+    version: env!("CARGO_PKG_VERSION"),
+    priority: -1,
+    about: "Intel GPUs, and other OpenCL devices with shared virtual memory",
+    cpu_features: "",
+    platform: XpuPlatform,
+}

@@ -1,0 +1,26 @@
+//! The one place that looks at the environment: where compiled kernels are kept, and where OpenCL's loader library may lie.
+//!
+//! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/xpu` in `$XDG_CACHE_HOME`
+//! or `~/.cache`. `HALYARD_OPENCL_LIBRARY_PATH` names folders, separated by `:`, in which `libOpenCL.so.1` is looked for before anywhere
+//! else. (Which runtimes the loader then shows is its own matter: `OCL_ICD_VENDORS`, `OCL_ICD_FILENAMES`.)
+
+use std::env::var_os;
+use std::path::PathBuf;
+
+/// The folder for what can be made again; `None`: keep nothing.
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    if let Some(folder) = var_os("HALYARD_CACHE_DIR") {
+        return (!folder.is_empty()).then(|| PathBuf::from(folder).join("xpu"));
+    }
+    let absolute = |name: &str| var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+    Some(caches?.join("halyard").join("xpu"))
+}
+
+/// Folders that the operator names for the loader library.
+pub(crate) fn named_library_folders() -> Vec<PathBuf> {
+    let list = var_os("HALYARD_OPENCL_LIBRARY_PATH").unwrap_or_default();
+    std::env::split_paths(&list)
+        .filter(|path| !path.as_os_str().is_empty())
+        .collect()
+}

@@ -1,0 +1,21 @@
+// What a linear does with its sum before writing it, by the number that the host passes as the definition EPILOGUE: 0 nothing, 1 silu,
+// 2 gelu by tanh, 3 gelu by erf.
+#ifndef HALYARD_ACTIVATE_H
+#define HALYARD_ACTIVATE_H
+#include "common.h"
+
+static inline float activate(float x) {
+#if EPILOGUE == 1
+    return x / (1.f + exp(-x));
+#elif EPILOGUE == 2
+    float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+    return 0.5f * x * (1.f + tanh(inner));
+#elif EPILOGUE == 3
+    // 1 + erf(u) = erfc(-u): where erf is nearly -1 their sum keeps nothing.
+    return 0.5f * x * erfc(x * -0.7071067811865476f);
+#else
+    return x;
+#endif
+}
+
+#endif

@@ -1,0 +1,223 @@
+//! One stored weight and its rows as backends take them: as they lie in the file, with a scale put behind each, or quantised on the way.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use halyard_platform_api::WeightFormat;
+
+use crate::error::Result;
+use crate::quant::{dequantize, quantize_e4m3};
+
+/// One weight.
+#[derive(Clone, Debug)]
+pub struct WeightTensor<'a> {
+    /// Its name in the file, for messages.
+    pub name: String,
+    /// The stored values, row-major: whole blocks.
+    pub bytes: Cow<'a, [u8]>,
+    /// How values are held in the rows that are handed out.
+    pub format: WeightFormat,
+    /// `[out_features, in_features]` of a matrix, `[size]` of a vector.
+    pub shape: Vec<usize>,
+    /// What is done to the stored values.
+    pub(super) coding: Coding,
+}
+
+/// How stored bytes become rows of the tensor's format.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Coding {
+    /// They are such rows.
+    AsStored,
+    /// They are codes of 8-bit floats; scales come from another tensor of the file: one, or one a row.
+    Scales(Vec<f32>),
+    /// They are plain values of this format.
+    Quantise(WeightFormat),
+}
+
+impl WeightTensor<'_> {
+    /// Rows of a matrix, 1 of a vector.
+    #[must_use]
+    pub fn num_rows(&self) -> usize {
+        if self.shape.len() == 2 { self.shape[0] } else { 1 }
+    }
+
+    /// Values of a row.
+    #[must_use]
+    pub fn row_len(&self) -> usize {
+        self.shape.last().copied().unwrap_or(0)
+    }
+
+    /// Bytes of a row as it is handed out.
+    #[must_use]
+    pub fn row_bytes(&self) -> usize {
+        self.format.row_bytes(self.row_len()).unwrap_or(0)
+    }
+
+    /// Whether [`WeightTensor::rows`] gives the file's bytes without copying them.
+    #[must_use]
+    pub fn is_as_stored(&self) -> bool {
+        self.coding == Coding::AsStored
+    }
+
+    /// The plain format of values that are quantised on the way, and their stored bytes; `None` for others.
+    #[must_use]
+    pub fn unquantised(&self) -> Option<(WeightFormat, &[u8])> {
+        match self.coding {
+            Coding::Quantise(format) => Some((format, &self.bytes)),
+            _ => None,
+        }
+    }
+
+    /// Some rows. A range past the end is a bug of the caller and panics, as for slices.
+    #[must_use]
+    pub fn rows(&self, rows: Range<usize>) -> Cow<'_, [u8]> {
+        self.submatrix(rows, 0..self.row_len())
+    }
+
+    /// Some rows, of each the columns `columns`, which begin and end between blocks; a row's scale is the whole row's. Copies unless
+    /// rows are taken whole and as stored. A range past the end is a bug of the caller and panics, as for slices.
+    #[must_use]
+    pub fn submatrix(&self, rows: Range<usize>, columns: Range<usize>) -> Cow<'_, [u8]> {
+        let stored_bytes = self.bytes.len() / self.num_rows();
+        let stored = &self.bytes[rows.start * stored_bytes..rows.end * stored_bytes];
+        if self.is_as_stored() && columns == (0..self.row_len()) {
+            return Cow::Borrowed(stored);
+        }
+        let bytes_at = |column: usize| column / self.format.block_values() * self.format.block_bytes();
+        let part = bytes_at(columns.start)..bytes_at(columns.end);
+        let mut bytes = Vec::with_capacity(rows.len() * (part.len() + self.format.row_tail_bytes()));
+        let (mut values, mut coded) = (Vec::new(), Vec::new());
+        for (row, stored) in rows.zip(stored.chunks_exact(stored_bytes)) {
+            match &self.coding {
+                Coding::AsStored => {
+                    bytes.extend_from_slice(&stored[part.clone()]);
+                    bytes.extend_from_slice(&stored[bytes_at(self.row_len())..]);
+                }
+                Coding::Scales(scales) => {
+                    bytes.extend_from_slice(&stored[part.clone()]);
+                    bytes.extend_from_slice(&scales[if scales.len() == 1 { 0 } else { row }].to_le_bytes());
+                }
+                Coding::Quantise(format) => {
+                    values.resize(self.row_len(), 0.0);
+                    coded.resize(self.row_bytes(), 0);
+                    plain_values(*format, stored, &mut values);
+                    quantize_e4m3(&values, &mut coded);
+                    bytes.extend_from_slice(&coded[part.clone()]);
+                    bytes.extend_from_slice(&coded[self.row_len()..]);
+                }
+            }
+        }
+        Cow::Owned(bytes)
+    }
+
+    /// All values as f32, row-major: for norms, biases and tests.
+    ///
+    /// # Errors
+    /// [`crate::ModelError::WrongByteCount`] if bytes and shape do not belong together, which no tensor handed
+    /// out by [`super::Weights`] shows.
+    pub fn to_f32(&self) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; self.shape.iter().product()];
+        if self.format.row_tail_bytes() == 0 {
+            dequantize(self.format, &self.bytes, &mut values)?;
+            return Ok(values);
+        }
+        for (row, values) in values.chunks_exact_mut(self.row_len().max(1)).enumerate() {
+            dequantize(self.format, &self.rows(row..row + 1), values)?;
+        }
+        Ok(values)
+    }
+}
+
+/// Values of a plain format; the bytes were checked when the file was opened.
+fn plain_values(format: WeightFormat, bytes: &[u8], values: &mut [f32]) {
+    match format {
+        WeightFormat::BF16 => {
+            for (value, b) in values.iter_mut().zip(bytes.chunks_exact(2)) {
+                *value = half::bf16::from_le_bytes([b[0], b[1]]).to_f32();
+            }
+        }
+        WeightFormat::F16 => {
+            for (value, b) in values.iter_mut().zip(bytes.chunks_exact(2)) {
+                *value = half::f16::from_le_bytes([b[0], b[1]]).to_f32();
+            }
+        }
+        _ => {
+            for (value, b) in values.iter_mut().zip(bytes.chunks_exact(4)) {
+                *value = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_submatrix_of_blocks_is_the_submatrix_of_values() {
+        let format = WeightFormat::Q8_0;
+        let (rows, columns) = (3, 96);
+        // Each block: a scale of 1 as f16, then 32 signed bytes.
+        let block = |first: u8| [vec![0, 0x3c], (first..first + 32).collect()].concat();
+        let tensor = WeightTensor {
+            name: "w".to_owned(),
+            bytes: (0..9).flat_map(|i| block(i * 8)).collect(),
+            format,
+            shape: vec![rows, columns],
+            coding: Coding::AsStored,
+        };
+        let whole = tensor.to_f32().expect("decodes");
+        let part = tensor.submatrix(1..3, 32..96);
+        let mut values = vec![0.0; 2 * 64];
+        dequantize(format, &part, &mut values).expect("whole blocks");
+        let expected: Vec<f32> = (1..3)
+            .flat_map(|row| whole[row * 96 + 32..row * 96 + 96].to_vec())
+            .collect();
+        assert_eq!(values, expected);
+        assert!(matches!(tensor.submatrix(0..2, 0..96), Cow::Borrowed(_)));
+    }
+
+    fn scaled(scales: Vec<f32>) -> WeightTensor<'static> {
+        WeightTensor {
+            name: "w".to_owned(),
+            // 1, 2, 4 and -1, -2, -4.
+            bytes: Cow::Borrowed(&[0x38, 0x40, 0x48, 0xb8, 0xc0, 0xc8]),
+            format: WeightFormat::F8E4M3,
+            shape: vec![2, 3],
+            coding: Coding::Scales(scales),
+        }
+    }
+
+    #[test]
+    fn a_scale_stands_behind_the_columns_of_its_row() {
+        let tensor = scaled(vec![0.5, 3.0]);
+        assert_eq!(tensor.row_bytes(), 7);
+        assert_eq!(tensor.to_f32().expect("decodes"), [0.5, 1.0, 2.0, -3.0, -6.0, -12.0]);
+        let mut values = [0.0; 2];
+        let second = tensor.submatrix(1..2, 1..3);
+        dequantize(tensor.format, &second, &mut values).expect("a row");
+        assert_eq!(values, [-6.0, -12.0]);
+        let one = scaled(vec![2.0]).to_f32().expect("decodes");
+        assert_eq!(one, [2.0, 4.0, 8.0, -2.0, -4.0, -8.0]);
+    }
+
+    #[test]
+    fn quantised_rows_keep_the_scale_of_the_whole_row() {
+        let values = [1.0f32, -448.0, 3.3, 0.0, 0.0, 0.0];
+        let tensor = WeightTensor {
+            name: "w".to_owned(),
+            bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            format: WeightFormat::F8E4M3,
+            shape: vec![2, 3],
+            coding: Coding::Quantise(WeightFormat::F32),
+        };
+        assert_eq!(tensor.to_f32().expect("decodes"), [1.0, -448.0, 3.25, 0.0, 0.0, 0.0]);
+        let column = tensor.submatrix(0..2, 2..3);
+        assert_eq!(
+            column[1..5],
+            1.0f32.to_le_bytes(),
+            "the scale of a row without its largest value"
+        );
+        assert_eq!(column.len(), 10);
+    }
+}

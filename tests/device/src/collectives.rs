@@ -1,0 +1,305 @@
+//! Collectives between real devices: sums of many sizes and places, recorded ones replayed and timed, and a rank that never comes. What
+//! the engine's tensor parallelism rests on, without a model.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use halyard_conformance::check_collectives;
+use halyard_platform_api::communicator::{Collective, CollectiveKind};
+use halyard_platform_api::{
+    Buffer, BufferKind, Capabilities, CommandBuffer, CommandId, Communicator, DType, Device, EncoderMode, PreparedOp,
+    Queue, QueueKind, Status, Tensor,
+};
+
+use crate::tensor_parallel::Outcome;
+
+/// Elements of a sum: less than a vector, around one, a decode step's row, what small sums and large ones may be told apart by.
+const ELEMENTS: [u32; 9] = [1, 7, 8, 4096, 4097, 65_539, 262_144, 262_145, 1 << 20];
+/// Sums of a recorded list: a model's of 32 layers.
+const SUMS: u32 = 64;
+/// Elements of recorded sums: rows of 4096 for 1, 8 and 64 tokens.
+const ROWS: [u32; 3] = [4096, 8 * 4096, 64 * 4096];
+/// Replays of a recorded list before its clock starts, and on the clock.
+const REPLAYS: (u32, u32) = (10, 50);
+const WAIT_NS: u64 = 30_000_000_000;
+/// How long a rank waits in vain before it gives the group up itself.
+const PATIENCE_NS: u64 = 5_000_000_000;
+
+/// A rank at work: its device, its end of the group, and a queue.
+struct Rank<'a> {
+    number: usize,
+    size: usize,
+    device: &'a dyn Device,
+    group: Arc<dyn Communicator>,
+    queue: Arc<dyn Queue>,
+}
+
+/// Commands, and the op in them.
+struct List {
+    _op: Arc<dyn PreparedOp>,
+    commands: Arc<dyn CommandBuffer>,
+}
+
+impl List {
+    fn id(&self) -> CommandId {
+        self.commands.id()
+    }
+}
+
+/// A fresh tensor's buffer, and the tensor.
+type Held = (Arc<dyn Buffer>, Tensor);
+
+/// Checks sums over 2, 4 and all of the devices, as far as there are so many. Nothing for a device without a communicator.
+pub fn check(devices: &[Arc<dyn Device>]) -> Vec<Outcome> {
+    let mut outcomes = Vec::new();
+    if !devices
+        .iter()
+        .all(|device| device.info().capabilities.has(Capabilities::COMMUNICATOR))
+    {
+        return outcomes;
+    }
+    let mut sizes = vec![2, 4, devices.len()];
+    sizes.retain(|&size| size >= 2 && size <= devices.len());
+    sizes.dedup();
+    for size in sizes {
+        let ranks = &devices[..size];
+        if size == 2 {
+            let basic = check_collectives(ranks).map(|()| "every kind".to_string());
+            outcomes.push(("collectives 2".to_string(), basic));
+        }
+        for dtype in [DType::F32, DType::BF16] {
+            let sums = on_ranks(ranks, |rank| sums(&rank, dtype));
+            outcomes.push((format!("sums {size} {dtype:?}"), sums.map(|words| words[0].clone())));
+        }
+        outcomes.push((format!("sums {size} recorded"), recorded(ranks)));
+        outcomes.push((format!("lost rank of {size}"), lost(ranks)));
+    }
+    outcomes
+}
+
+fn on_ranks<R: Send>(
+    devices: &[Arc<dyn Device>],
+    work: impl Fn(Rank<'_>) -> Result<R, String> + Sync,
+) -> Result<Vec<R>, String> {
+    let id = devices[0].communicator_id().map_err(|e| e.to_string())?;
+    let size = devices.len();
+    let (work, id) = (&work, &id);
+    let one = |number: usize| {
+        let device = &*devices[number];
+        let group = device
+            .create_communicator(id, number as u32, size as u32)
+            .map_err(|e| e.to_string())?;
+        let queue = device.create_queue(QueueKind::Compute).map_err(|e| e.to_string())?;
+        work(Rank {
+            number,
+            size,
+            device,
+            group,
+            queue,
+        })
+        .map_err(|error| format!("rank {number}: {error}"))
+    };
+    std::thread::scope(|scope| {
+        let one = &one;
+        let threads: Vec<_> = (0..size).map(|number| scope.spawn(move || one(number))).collect();
+        let results: Vec<_> = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err("a rank panicked".to_string())))
+            .collect();
+        results.into_iter().collect()
+    })
+}
+
+impl Rank<'_> {
+    /// `count` elements at `offset` elements of a fresh buffer.
+    fn tensor(&self, dtype: DType, offset: u32, count: u32) -> Result<Held, String> {
+        let bytes = u64::from(offset + count) * dtype.bytes() as u64;
+        let buffer = self
+            .device
+            .create_buffer(bytes, BufferKind::Device)
+            .map_err(|e| e.to_string())?;
+        let at = u64::from(offset) * dtype.bytes() as u64;
+        let tensor = Tensor::contiguous(buffer.id(), at, dtype, &[count]);
+        Ok((buffer, tensor))
+    }
+
+    /// A list of `times` sums of one tensor into another.
+    fn list(&self, dtype: DType, tensors: [Tensor; 2], times: u32, mode: EncoderMode) -> Result<List, String> {
+        let spec = Collective {
+            kind: CollectiveKind::AllReduce,
+            dtype,
+            peer: 0,
+        };
+        let op = self.group.prepare(&spec).map_err(|e| e.to_string())?;
+        let mut encoder = self.device.create_encoder(mode).map_err(|e| e.to_string())?;
+        for _ in 0..times {
+            encoder.encode(op.id(), &tensors).map_err(|e| e.to_string())?;
+        }
+        let commands = encoder.finish().map_err(|e| e.to_string())?;
+        Ok(List { _op: op, commands })
+    }
+
+    /// Whether this platform sums in `dtype`.
+    fn offers(&self, dtype: DType) -> Result<bool, String> {
+        let spec = Collective {
+            kind: CollectiveKind::AllReduce,
+            dtype,
+            peer: 0,
+        };
+        match self.group.prepare(&spec) {
+            Ok(_) => Ok(true),
+            Err(error) if error.status == Status::Unsupported => Ok(false),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// What a half-precision model's activations are summed in.
+    fn activations(&self) -> Result<DType, String> {
+        Ok(if self.offers(DType::BF16)? {
+            DType::BF16
+        } else {
+            DType::F32
+        })
+    }
+
+    fn run(&self, list: &List) -> Result<(), String> {
+        let number = self.queue.submit(&[list.id()], &[]).map_err(|e| e.to_string())?;
+        self.queue.wait(number, WAIT_NS).map_err(|e| e.to_string())
+    }
+}
+
+/// Quarters, few enough for sums without rounding in any type and order.
+fn quarters(rank: usize, i: u32) -> f32 {
+    ((i as usize * 7 + rank * 5) % 23) as f32 * 0.25
+}
+
+/// Values whose sum depends on the order.
+fn rough(rank: usize, i: u32) -> f32 {
+    [1e8, 1.0, -1e8, 0.25][(rank + i as usize) % 4]
+}
+
+fn bytes_of(dtype: DType, values: impl Iterator<Item = f32>) -> Vec<u8> {
+    let narrow = |value: f32| ((value.to_bits() >> 16) as u16).to_le_bytes().to_vec();
+    values
+        .flat_map(|value| match dtype {
+            // Exact for quarters.
+            DType::BF16 => narrow(value),
+            _ => value.to_le_bytes().to_vec(),
+        })
+        .collect()
+}
+
+/// Sums of all sizes, apart and in place, at the start of a buffer and one element on.
+fn sums(rank: &Rank<'_>, dtype: DType) -> Result<String, String> {
+    if !rank.offers(dtype)? {
+        return Ok("not offered".to_string());
+    }
+    let mut cases = 0;
+    for count in ELEMENTS {
+        // Long sums may go another way, which promises no order.
+        let in_order = dtype == DType::F32 && count <= 4097;
+        let value = if in_order { rough } else { quarters };
+        let summed = |i| (1..rank.size).fold(value(0, i), |sum, r| sum + value(r, i));
+        let expected = bytes_of(dtype, (0..count).map(summed));
+        for (offset, in_place) in [(0, false), (0, true), (1, false), (1, true)] {
+            let (from, input) = rank.tensor(dtype, offset, count)?;
+            let (to, out) = match in_place {
+                true => (from.clone(), input),
+                false => rank.tensor(dtype, offset, count)?,
+            };
+            let given = bytes_of(dtype, (0..count).map(|i| value(rank.number, i)));
+            from.write(input.offset, &given).map_err(|e| e.to_string())?;
+            let list = rank.list(dtype, [input, out], 1, EncoderMode::OneShot)?;
+            rank.run(&list)?;
+            let mut found = vec![0; expected.len()];
+            to.read(out.offset, &mut found).map_err(|e| e.to_string())?;
+            if let Some(at) = (0..found.len()).find(|&at| found[at] != expected[at]) {
+                let element = at / dtype.bytes();
+                return Err(format!(
+                    "{count} elements at {offset}, in place: {in_place}: element {element} differs from the sum in rank order"
+                ));
+            }
+            cases += 1;
+        }
+    }
+    Ok(format!("{cases} sums as in rank order"))
+}
+
+/// Recorded lists of sums, replayed: right after many, and how long one sum takes.
+fn recorded(devices: &[Arc<dyn Device>]) -> Result<String, String> {
+    let mut words = Vec::new();
+    for count in ROWS {
+        let times = on_ranks(devices, |rank| replay(&rank, count))?;
+        let slowest = times.into_iter().max().unwrap_or_default();
+        let micros = slowest.as_secs_f64() * 1e6 / f64::from(SUMS * REPLAYS.1);
+        words.push(format!("{count} elements {micros:.2} us"));
+    }
+    Ok(format!(
+        "a sum in half precision, or f32 where that is not offered: {}",
+        words.join(", ")
+    ))
+}
+
+fn replay(rank: &Rank<'_>, count: u32) -> Result<Duration, String> {
+    let dtype = rank.activations()?;
+    let ((from, input), (to, out)) = (rank.tensor(dtype, 0, count)?, rank.tensor(dtype, 0, count)?);
+    let list = rank.list(dtype, [input, out], SUMS, EncoderMode::Reusable)?;
+    let mut time = Duration::ZERO;
+    for (replays, shift) in [(REPLAYS.0, 1), (REPLAYS.1, 2)] {
+        let given = (0..count).map(|i| quarters(rank.number, i + shift));
+        from.write(0, &bytes_of(dtype, given)).map_err(|e| e.to_string())?;
+        let start = Instant::now();
+        let mut last = 0;
+        for _ in 0..replays {
+            last = rank.queue.submit(&[list.id()], &[]).map_err(|e| e.to_string())?;
+        }
+        rank.queue.wait(last, WAIT_NS).map_err(|e| e.to_string())?;
+        time = start.elapsed();
+        let summed = |i| (0..rank.size).map(|r| quarters(r, i + shift)).sum();
+        let mut found = vec![0; count as usize * dtype.bytes()];
+        to.read(0, &mut found).map_err(|e| e.to_string())?;
+        if found != bytes_of(dtype, (0..count).map(summed)) {
+            return Err(format!("{count} elements: wrong after {replays} replays"));
+        }
+    }
+    Ok(time)
+}
+
+/// The last rank leaves while the others sum: they end, one way or the other, and a rank that has left runs nothing.
+fn lost(devices: &[Arc<dyn Device>]) -> Result<String, String> {
+    let start = Instant::now();
+    let words = on_ranks(devices, wait_in_vain)?;
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(format!("{seconds:.1} s; rank 0 was told: {}", words[0]))
+}
+
+fn wait_in_vain(rank: Rank<'_>) -> Result<String, String> {
+    let dtype = rank.activations()?;
+    let ((_from, input), (_to, out)) = (rank.tensor(dtype, 0, 4096)?, rank.tensor(dtype, 0, 4096)?);
+    let list = rank.list(dtype, [input, out], 1, EncoderMode::Reusable)?;
+    rank.run(&list)?;
+    let Rank {
+        number,
+        size,
+        group,
+        queue,
+        ..
+    } = rank;
+    if number + 1 == size {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(group);
+        return match queue.submit(&[list.id()], &[]) {
+            Ok(_) => Err("a recording was replayed after its rank had left".to_string()),
+            Err(error) => Ok(error.to_string()),
+        };
+    }
+    // A device that works at the submit says it there.
+    let submitted = queue.submit(&[list.id()], &[]);
+    let told = submitted.and_then(|number| queue.wait(number, PATIENCE_NS));
+    // Before the queue goes, which waits for its work.
+    drop(group);
+    match told {
+        Ok(()) => Err("a sum without one of its ranks went well".to_string()),
+        Err(error) => Ok(error.to_string()),
+    }
+}
