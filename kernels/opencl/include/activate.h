@@ -4,7 +4,7 @@
 #define HALYARD_ACTIVATE_H
 #include "common.h"
 
-static inline float activate(float x) {
+INLINE float activate(float x) {
 #if EPILOGUE == 1
     return x / (1.f + exp(-x));
 #elif EPILOGUE == 2

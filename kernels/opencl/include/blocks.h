@@ -4,12 +4,12 @@
 #define HALYARD_BLOCKS_H
 #include "common.h"
 
-static inline float half_at(const __global u8 *p) { return vload_half(0, (const __global half *)p); }
+INLINE float half_at(const __global u8 *p) { return vload_half(0, (const __global half *)p); }
 // Nibble j of 32: low ones first.
-static inline u32 nibble(const __global u8 *p, u32 j) { return j < 16 ? p[j] & 15 : p[j - 16] >> 4; }
+INLINE u32 nibble(const __global u8 *p, u32 j) { return j < 16 ? p[j] & 15 : p[j - 16] >> 4; }
 
 // Value i of a row. Products of f16 scales and small integers are exact, so a fused multiply-add rounds as the two steps do.
-static inline float value_at(const __global u8 *row, u32 i) {
+INLINE float value_at(const __global u8 *row, u32 i) {
 #if FORMAT == 3
     const __global u8 *block = row + i / 32 * 18;
     return half_at(block) * ((float)nibble(block + 2, i % 32) - 8.f);

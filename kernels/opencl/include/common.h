@@ -21,6 +21,10 @@ typedef ushort bf16;
 typedef uchar e4m3;
 typedef float float1;
 
+// Every helper is inlined: pocl 3.1 hands a work-item's ids to kernels alone, and a helper that stays a function now and then reads those of
+// another thread's group.
+#define INLINE static inline __attribute__((always_inline))
+
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
 
@@ -43,35 +47,35 @@ typedef float float1;
 #define IS_WIDE_bf16 0
 #define IS_WIDE_e4m3 0
 
-static inline float load1_f32(const __global f32 *p, u64 i) { return p[i]; }
-static inline void store1_f32(float x, __global f32 *p, u64 i) { p[i] = x; }
-static inline float load1_f16(const __global f16 *p, u64 i) { return vload_half(i, (const __global half *)p); }
-static inline void store1_f16(float x, __global f16 *p, u64 i) { vstore_half_rte(x, i, (__global half *)p); }
-static inline float f16_to_f32(u16 bits) { return vload_half(0, (const half *)&bits); }
-static inline u16 f32_to_f16(float x) {
+INLINE float load1_f32(const __global f32 *p, u64 i) { return p[i]; }
+INLINE void store1_f32(float x, __global f32 *p, u64 i) { p[i] = x; }
+INLINE float load1_f16(const __global f16 *p, u64 i) { return vload_half(i, (const __global half *)p); }
+INLINE void store1_f16(float x, __global f16 *p, u64 i) { vstore_half_rte(x, i, (__global half *)p); }
+INLINE float f16_to_f32(u16 bits) { return vload_half(0, (const half *)&bits); }
+INLINE u16 f32_to_f16(float x) {
     u16 bits;
     vstore_half_rte(x, 0, (half *)&bits);
     return bits;
 }
 
-static inline float bf16_to_f32(u16 bits) { return as_float((u32)bits << 16); }
-static inline u16 f32_to_bf16(float x) {
+INLINE float bf16_to_f32(u16 bits) { return as_float((u32)bits << 16); }
+INLINE u16 f32_to_bf16(float x) {
     u32 bits = as_uint(x);
     u32 rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
     return (u16)(isnan(x) ? 0x7fffu : rounded);
 }
-static inline float load1_bf16(const __global bf16 *p, u64 i) { return bf16_to_f32(p[i]); }
-static inline void store1_bf16(float x, __global bf16 *p, u64 i) { p[i] = f32_to_bf16(x); }
+INLINE float load1_bf16(const __global bf16 *p, u64 i) { return bf16_to_f32(p[i]); }
+INLINE void store1_bf16(float x, __global bf16 *p, u64 i) { p[i] = f32_to_bf16(x); }
 
 #define VECTOR_CONVERSIONS(N)                                                                                              \
-    static inline float##N load##N##_f32(const __global f32 *p, u64 i) { return vload##N(0, p + i); }                      \
-    static inline void store##N##_f32(float##N x, __global f32 *p, u64 i) { vstore##N(x, 0, p + i); }                      \
-    static inline float##N load##N##_f16(const __global f16 *p, u64 i) { return vload_half##N(0, (const __global half *)p + i); } \
-    static inline void store##N##_f16(float##N x, __global f16 *p, u64 i) { vstore_half##N##_rte(x, 0, (__global half *)p + i); } \
-    static inline float##N load##N##_bf16(const __global bf16 *p, u64 i) {                                                 \
+    INLINE float##N load##N##_f32(const __global f32 *p, u64 i) { return vload##N(0, p + i); }                      \
+    INLINE void store##N##_f32(float##N x, __global f32 *p, u64 i) { vstore##N(x, 0, p + i); }                      \
+    INLINE float##N load##N##_f16(const __global f16 *p, u64 i) { return vload_half##N(0, (const __global half *)p + i); } \
+    INLINE void store##N##_f16(float##N x, __global f16 *p, u64 i) { vstore_half##N##_rte(x, 0, (__global half *)p + i); } \
+    INLINE float##N load##N##_bf16(const __global bf16 *p, u64 i) {                                                 \
         return as_float##N(convert_uint##N(vload##N(0, p + i)) << 16);                                                     \
     }                                                                                                                      \
-    static inline void store##N##_bf16(float##N x, __global bf16 *p, u64 i) {                                              \
+    INLINE void store##N##_bf16(float##N x, __global bf16 *p, u64 i) {                                              \
         uint##N bits = as_uint##N(x);                                                                                      \
         uint##N rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;                                                     \
         vstore##N(convert_ushort##N(select(rounded, (uint##N)0x7fffu, isnan(x))), 0, p + i);                               \
@@ -81,7 +85,7 @@ VECTOR_CONVERSIONS(8)
 VECTOR_CONVERSIONS(16)
 
 // 8-bit floats (OCP E4M3; beyond the largest: the largest).
-static inline u8 f32_to_e4m3(float x) {
+INLINE u8 f32_to_e4m3(float x) {
     float a = fmin(fabs(x), 448.f);
     u32 code;
     if (isnan(x)) {
@@ -95,33 +99,33 @@ static inline u8 f32_to_e4m3(float x) {
     }
     return (u8)(code | (as_uint(x) >> 24 & 0x80));
 }
-static inline float e4m3_to_f32(u8 code) {
+INLINE float e4m3_to_f32(u8 code) {
     u32 sign = (u32)(code & 0x80) << 24, magnitude = code & 0x7f;
     // Exponent bias 7 against 127; subnormals count 2^-9.
     float value = magnitude < 8 ? (float)magnitude * (1.f / 512.f) : as_float((magnitude << 20) + (120u << 23));
     value = magnitude == 0x7f ? NAN : value;
     return as_float(as_uint(value) | sign);
 }
-static inline float load1_e4m3(const __global e4m3 *p, u64 i) { return e4m3_to_f32(p[i]); }
-static inline void store1_e4m3(float x, __global e4m3 *p, u64 i) { p[i] = f32_to_e4m3(x); }
-static inline float8 load8_e4m3(const __global e4m3 *p, u64 i) {
+INLINE float load1_e4m3(const __global e4m3 *p, u64 i) { return e4m3_to_f32(p[i]); }
+INLINE void store1_e4m3(float x, __global e4m3 *p, u64 i) { p[i] = f32_to_e4m3(x); }
+INLINE float8 load8_e4m3(const __global e4m3 *p, u64 i) {
     uint8 codes = convert_uint8(vload8(0, p + i)), magnitudes = codes & 0x7f;
     float8 values = select(as_float8((magnitudes << 20) + (120u << 23)), convert_float8(magnitudes) * (1.f / 512.f), magnitudes < 8);
     values = select(values, (float8)NAN, magnitudes == 0x7f);
     return as_float8(as_uint8(values) | (codes & 0x80) << 24);
 }
-static inline float4 load4_e4m3(const __global e4m3 *p, u64 i) {
+INLINE float4 load4_e4m3(const __global e4m3 *p, u64 i) {
     return (float4)(e4m3_to_f32(p[i]), e4m3_to_f32(p[i + 1]), e4m3_to_f32(p[i + 2]), e4m3_to_f32(p[i + 3]));
 }
 
-static inline float sum4(float4 x) { return x.s0 + x.s1 + (x.s2 + x.s3); }
-static inline float sum8(float8 x) { return sum4(x.lo + x.hi); }
-static inline float sum16(float16 x) { return sum8(x.lo + x.hi); }
+INLINE float sum4(float4 x) { return x.s0 + x.s1 + (x.s2 + x.s3); }
+INLINE float sum8(float8 x) { return sum4(x.lo + x.hi); }
+INLINE float sum16(float16 x) { return sum8(x.lo + x.hi); }
 
 // Combines x over `lanes` neighbouring work-items that start at a multiple of `lanes` (or are the whole group), for each of them. `shared`
 // holds a value a work-item. All work-items of the group take part; three barriers.
 #define LANES_COMBINE(name, T, combine)                                                                                    \
-    static inline T name(T x, __local T *shared, u32 lane, u32 lanes) {                                                    \
+    INLINE T name(T x, __local T *shared, u32 lane, u32 lanes) {                                                    \
         u32 id = get_local_id(0), base = id - lane;                                                                        \
         barrier(CLK_LOCAL_MEM_FENCE);                                                                                      \
         shared[id] = x;                                                                                                    \
@@ -147,18 +151,18 @@ LANES_COMBINE(lanes_max_u64, u64, max)
 #define TOGETHER_IF(condition) for (u32 left_ = (condition) ? 1 : 0; left_ > 0; left_--)
 
 // Over the group, for every work-item.
-static inline float block_sum(float x, __local float *shared) { return lanes_sum(x, shared, get_local_id(0), get_local_size(0)); }
-static inline float block_max(float x, __local float *shared) { return lanes_max(x, shared, get_local_id(0), get_local_size(0)); }
+INLINE float block_sum(float x, __local float *shared) { return lanes_sum(x, shared, get_local_id(0), get_local_size(0)); }
+INLINE float block_max(float x, __local float *shared) { return lanes_max(x, shared, get_local_id(0), get_local_size(0)); }
 
 // A quotient rounded to nearest, whatever the device's own division rounds to (up to 2.5 units in the last place are allowed to it).
-static inline float divide_exactly(float a, float b) {
+INLINE float divide_exactly(float a, float b) {
     float q = a / b;
     float better = fma(fma(-q, b, a), 1.f / b, q);
     return isfinite(q) && isfinite(better) && q != 0.f ? better : q;
 }
 
 // Philox4x32-10 (Salmon et al. 2011) with counter (counter, 0, 0, 0).
-static inline uint4 philox(u32 counter, u32 key_low, u32 key_high) {
+INLINE uint4 philox(u32 counter, u32 key_low, u32 key_high) {
     uint4 c = (uint4)(counter, 0, 0, 0);
     for (i32 round = 0; round < 10; round++) {
         u32 hi0 = mul_hi(0xD2511F53u, c.s0), lo0 = 0xD2511F53u * c.s0;
@@ -171,6 +175,6 @@ static inline uint4 philox(u32 counter, u32 key_low, u32 key_high) {
 }
 
 // The place of this work-item in the whole launch.
-static inline u32 global_index(void) { return get_group_id(0) * get_local_size(0) + get_local_id(0); }
+INLINE u32 global_index(void) { return get_group_id(0) * get_local_size(0) + get_local_id(0); }
 
 #endif

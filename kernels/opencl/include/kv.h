@@ -21,8 +21,8 @@
 #define HEAD_BYTES (K_BYTES + V_BYTES)
 
 // Byte of row `row` (dims row * ROW ...) of a token's key within the head's piece.
-static inline u32 key_row(u32 token, u32 row) { return (row * TOKEN_UNITS + token / 8) * 128 + token % 8 * 16; }
+INLINE u32 key_row(u32 token, u32 row) { return (row * TOKEN_UNITS + token / 8) * 128 + token % 8 * 16; }
 // Byte of row `row` (tokens row * ROW ...) of a dim's values within the head's piece.
-static inline u32 value_row(u32 dim, u32 row) { return K_BYTES + (row * DIM_UNITS + dim / 8) * 128 + dim % 8 * 16; }
+INLINE u32 value_row(u32 dim, u32 row) { return K_BYTES + (row * DIM_UNITS + dim / 8) * 128 + dim % 8 * 16; }
 
 #endif

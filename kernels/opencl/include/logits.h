@@ -31,34 +31,34 @@ typedef struct {
 } Row;
 
 // The run of work-item `id` of `count` in first .. end.
-static inline Row run_of(const __global float *logits, u32 first, u32 end, u32 id, u32 count, float temperature) {
+INLINE Row run_of(const __global float *logits, u32 first, u32 end, u32 id, u32 count, float temperature) {
     u32 each = (end - first + count - 1) / count, from = min(first + id * each, end);
     Row row = {logits, from, min(from + each, end), temperature, divide_exactly(1.f, temperature)};
     return row;
 }
-static inline Row row_of(const __global float *logits, u32 vocab, float temperature) {
+INLINE Row row_of(const __global float *logits, u32 vocab, float temperature) {
     return run_of(logits, 0, vocab, get_local_id(0), BLOCK, temperature);
 }
 
 // Order-preserving and back. −0 comes right before 0.
-static inline u32 key_of(float x) {
+INLINE u32 key_of(float x) {
     u32 bits = as_uint(x);
     return bits ^ ((u32)((i32)bits >> 31) | 0x80000000u);
 }
-static inline float from_key(u32 key) { return as_float(key ^ (key & 0x80000000u ? 0x80000000u : ALL)); }
+INLINE float from_key(u32 key) { return as_float(key ^ (key & 0x80000000u ? 0x80000000u : ALL)); }
 
 // At the row's temperature; NaN is −∞, ∞ the largest number. The quotient is corrected once, and so rounded as a division rounds it.
-static inline float scaled(const Row *row, float x) {
+INLINE float scaled(const Row *row, float x) {
     x = isnan(x) ? -INFINITY : fmin(x, LARGEST);
     float q = x * row->inverse;
     float better = fma(fma(-q, row->temperature, x), row->inverse, q);
     return isfinite(q) ? better : fmin(q, LARGEST);
 }
 // Its key; that of −0 is 0's.
-static inline u32 scaled_key(const Row *row, float x) { return key_of(scaled(row, x) + 0.f); }
+INLINE u32 scaled_key(const Row *row, float x) { return key_of(scaled(row, x) + 0.f); }
 
 // e^(x − max) in parts of 2^-43, cut off.
-static inline u64 weight_of(float x, float max) { return x > -INFINITY ? (u64)(exp(x - max) * WEIGHT_ONE) : 0; }
+INLINE u64 weight_of(float x, float max) { return x > -INFINITY ? (u64)(exp(x - max) * WEIGHT_ONE) : 0; }
 
 // Local memory of a row's group.
 typedef struct {
@@ -71,7 +71,7 @@ typedef struct {
 } Shared;
 
 // Over the group, for every work-item.
-static inline u64 row_max(u64 x, __local Shared *s) {
+INLINE u64 row_max(u64 x, __local Shared *s) {
     u32 id = get_local_id(0);
     barrier(CLK_LOCAL_MEM_FENCE);
     s->words[id] = x;
@@ -88,7 +88,7 @@ static inline u64 row_max(u64 x, __local Shared *s) {
 }
 
 // The sum over lower work-items; `total`: over all.
-static inline u64 block_scan(u64 x, __local Shared *s, u64 *total) {
+INLINE u64 block_scan(u64 x, __local Shared *s, u64 *total) {
     u32 id = get_local_id(0), run = id / 32;
     barrier(CLK_LOCAL_MEM_FENCE);
     s->words[id] = x;
@@ -109,14 +109,14 @@ static inline u64 block_scan(u64 x, __local Shared *s, u64 *total) {
     return before;
 }
 
-static inline u64 row_sum(u64 x, __local Shared *s) {
+INLINE u64 row_sum(u64 x, __local Shared *s) {
     u64 total;
     block_scan(x, s, &total);
     return total;
 }
 
 // A run's largest logit as key and inverted index; none above −∞: index 0.
-static inline u64 best_of(const Row *row, float *value) {
+INLINE u64 best_of(const Row *row, float *value) {
     float best = -INFINITY;
     u32 index = 0;
     for (u32 i = row->first; i < row->end; i++) {
@@ -133,12 +133,12 @@ static inline u64 best_of(const Row *row, float *value) {
 // What a value counts: its weight if it is above the threshold, or equal and not after `last_tie`; with TIES, one where it is equal.
 #define MASS 0
 #define TIES 1
-static inline u64 count_of(const Row *row, u32 kind, float max, float threshold, u32 last_tie, u32 i) {
+INLINE u64 count_of(const Row *row, u32 kind, float max, float threshold, u32 last_tie, u32 i) {
     float x = scaled(row, row->logits[i]);
     if (kind == TIES) return x == threshold;
     return x > threshold || (x == threshold && i <= last_tie) ? weight_of(x, max) : 0;
 }
-static inline u64 run_sum(const Row *row, u32 kind, float max, float threshold, u32 last_tie) {
+INLINE u64 run_sum(const Row *row, u32 kind, float max, float threshold, u32 last_tie) {
     u64 sum = 0;
     for (u32 i = row->first; i < row->end; i++) sum += count_of(row, kind, max, threshold, last_tie, i);
     return sum;
@@ -146,7 +146,7 @@ static inline u64 run_sum(const Row *row, u32 kind, float max, float threshold, 
 
 // The first index at which the row's running sum reaches the target; 0 where it never does. `before` and `mine`: the sum before this run, and
 // its own.
-static inline u32 locate(const Row *row, __local Shared *s, u32 kind, float max, float threshold, u32 last_tie, u64 before, u64 mine,
+INLINE u32 locate(const Row *row, __local Shared *s, u32 kind, float max, float threshold, u32 last_tie, u64 before, u64 mine,
                          u64 target) {
     barrier(CLK_LOCAL_MEM_FENCE);
     if (get_local_id(0) == 0) s->found = 0;
@@ -163,7 +163,7 @@ static inline u32 locate(const Row *row, __local Shared *s, u32 kind, float max,
 // The largest key K in lo .. hi with F(K) ≥ need, F(K) the number (is_mass: the weight) of values with keys ≥ K; F(lo) ≥ need > F(hi).
 // `above`: F(K + 1). Each pass cuts what is left at CUTS places. Uses the list's memory.
 #define CUTS 4
-static inline u32 largest_key(const Row *row, __local Shared *s, bool is_mass, float max_value, u32 lo, u32 hi, u64 need, u64 *above) {
+INLINE u32 largest_key(const Row *row, __local Shared *s, bool is_mass, float max_value, u32 lo, u32 hi, u64 need, u64 *above) {
     u32 id = get_local_id(0);
     *above = 0;
     while (hi > lo && hi - lo > 1) {
@@ -205,7 +205,7 @@ static inline u32 largest_key(const Row *row, __local Shared *s, bool is_mass, f
 }
 
 // The `rank`-th largest of the work-items' keys (1 ≤ rank ≤ BLOCK).
-static inline u32 ranked_key(u32 key, u32 rank, __local Shared *s) {
+INLINE u32 ranked_key(u32 key, u32 rank, __local Shared *s) {
     u32 id = get_local_id(0);
     barrier(CLK_LOCAL_MEM_FENCE);
     s->words[id] = key;
@@ -223,7 +223,7 @@ static inline u32 ranked_key(u32 key, u32 rank, __local Shared *s) {
 }
 
 // Sorts in descending order (bitonic); pads with 0.
-static inline void sort_listed(__local Shared *s, u32 count) {
+INLINE void sort_listed(__local Shared *s, u32 count) {
     u32 size = 1, id = get_local_id(0);
     while (size < count) size <<= 1;
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -244,13 +244,13 @@ static inline void sort_listed(__local Shared *s, u32 count) {
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-static inline void start_list(__local Shared *s) {
+INLINE void start_list(__local Shared *s) {
     barrier(CLK_LOCAL_MEM_FENCE);
     if (get_local_id(0) == 0) s->num_listed = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 // Notes a value.
-static inline void list_value(__local Shared *s, float x, u32 at) {
+INLINE void list_value(__local Shared *s, float x, u32 at) {
     u32 place = atomic_inc(&s->num_listed);
     if (place < MAX_LISTED) s->listed[place] = (u64)key_of(x + 0.f) << 32 | (u32)~at;
 }

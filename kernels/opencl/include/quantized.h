@@ -31,9 +31,9 @@ typedef struct {
     u32 groups;
 } Planes;
 
-static inline u64 plane_bytes(u64 bytes) { return (bytes + 255) / 256 * 256; }
+INLINE u64 plane_bytes(u64 bytes) { return (bytes + 255) / 256 * 256; }
 
-static inline Planes planes_of(__global u8 *packed, u32 n, u32 k) {
+INLINE Planes planes_of(__global u8 *packed, u32 n, u32 k) {
     Planes p;
     p.groups = (k + 127) / 128;
     u64 all = (u64)n * p.groups;
@@ -53,7 +53,7 @@ typedef struct {
 #define SPREAD(a, b, c, d) (uint16)(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d)
 #define FOUR_TIMES(a, b, c, d) (uint16)(a, b, c, d, a, b, c, d, a, b, c, d, a, b, c, d)
 
-static inline Chunk chunk_at(const Planes *p, u32 row, u32 chunk) {
+INLINE Chunk chunk_at(const Planes *p, u32 row, u32 chunk) {
     u64 at = (u64)row * p->groups + chunk / 4;
     u32 slot = chunk % 4;
     float16 low, high;

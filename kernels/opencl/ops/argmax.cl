@@ -6,7 +6,7 @@
 #include "logits.h"
 
 // The largest of first .. end of a row, over the group.
-static inline u64 argmax_of(const __global float *logits, u32 first, u32 end, __local u64 *words) {
+INLINE u64 argmax_of(const __global float *logits, u32 first, u32 end, __local u64 *words) {
     Row row = run_of(logits, first, end, get_local_id(0), BLOCK, 1.f);
     float value;
     return lanes_max_u64(best_of(&row, &value), words, get_local_id(0), BLOCK);

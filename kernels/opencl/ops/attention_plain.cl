@@ -30,7 +30,7 @@
 #define DOT8(a, b) sum8((a) * (b))
 
 // The sequence that token t belongs to: the last s with start[s] <= t. Empty sequences share their start with the next.
-static inline u32 sequence_of(const __global i32 *starts, u32 S, i32 t) {
+INLINE u32 sequence_of(const __global i32 *starts, u32 S, i32 t) {
     u32 low = 0, high = S - 1;
     while (low < high) {
         u32 middle = (low + high + 1) / 2;
@@ -44,7 +44,7 @@ static inline u32 sequence_of(const __global i32 *starts, u32 S, i32 t) {
 }
 
 // Scores of eight neighbouring tokens from `token` of a block on.
-static inline float8 scores_of(const __global u8 *piece, u32 token, const __local float *query) {
+INLINE float8 scores_of(const __global u8 *piece, u32 token, const __local float *query) {
     float scores[8] = {0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
     for (u32 r = 0; r < KEY_ROWS; r++) {
         const __global u8 *rows = piece + key_row(token, r);
@@ -61,7 +61,7 @@ static inline float8 scores_of(const __global u8 *piece, u32 token, const __loca
 }
 
 // Values of a dim at eight neighbouring tokens. A row of f32 holds four.
-static inline float8 values_of(const __global u8 *piece, u32 dim, u32 token) {
+INLINE float8 values_of(const __global u8 *piece, u32 dim, u32 token) {
 #if PIECE == 4
     return (float8)(LOADN(4, KV, (const __global KV *)(piece + value_row(dim, token / ROW)), 0),
                     LOADN(4, KV, (const __global KV *)(piece + value_row(dim, token / ROW + 1)), 0));

@@ -35,7 +35,7 @@ CAST(cast_scalar, 1)
 #elif defined(ACT)
 
 // A work-item makes 16 bytes at once: its share of whole Philox blocks. `counter` belongs to the first element.
-static inline void fill_values(__global ACT *out, u64 count, u32 counter, u32 key_low, u32 key_high, float scale) {
+INLINE void fill_values(__global ACT *out, u64 count, u32 counter, u32 key_low, u32 key_high, float scale) {
     const u32 each = PER_VECTOR(ACT);
     u64 groups = (count + each - 1) / each, step = get_global_size(0);
     for (u64 i = get_global_id(0); i < groups; i += step) {
@@ -66,13 +66,13 @@ __kernel void fill_random_scalar(__global ACT *out, u64 count, u32 counter, u32 
 #define UNROLL 4
 
 // Unit i of a tensor of three axes lies at (i / (n1 * n2), i / n2 mod n1, i mod n2); strides count units.
-static inline u64 place_of(u32 i, u32 n1, u32 n2, u64 s0, u64 s1, u64 s2) {
+INLINE u64 place_of(u32 i, u32 n1, u32 n2, u64 s0, u64 s1, u64 s2) {
     u32 row = i / n2, column = i - row * n2, outer = row / n1;
     return outer * s0 + (row - outer * n1) * s1 + column * s2;
 }
 
 // The value in every element of eight bytes. `dtype` is the contract's code.
-static inline u64 pattern_of(float value, u32 dtype) {
+INLINE u64 pattern_of(float value, u32 dtype) {
     switch (dtype) {
     case 1: return 0x0000000100000001ul * as_uint(value);
     case 2: return 0x0001000100010001ul * f32_to_f16(value);

@@ -44,7 +44,7 @@
 #endif
 
 // `groups` work-items a row of `each` values each, `total` in all. An id outside the table gives zeros.
-static inline void embed(const __global i32 *ids, const __global u8 *table, u64 pitch, u32 num_rows, __global OUT *out, u64 out_stride,
+INLINE void embed(const __global i32 *ids, const __global u8 *table, u64 pitch, u32 num_rows, __global OUT *out, u64 out_stride,
                          u32 groups, u32 total, float scale, u32 each) {
     u32 i = global_index();
     if (i >= total) return;

@@ -1,7 +1,7 @@
 // `linear` of any type, size and stride, in f32; the conversion of weights to another type; and what follows or precedes a library product (bias,
 // activation, residual).
 //
-// 32 work-items an output row: they share the depths in pieces of 16, eight tokens at a time.
+// LANES work-items an output row (see product.h): they share the depths in pieces of 16, eight tokens at a time.
 //
 // Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.h).
 // linear_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads.
@@ -13,21 +13,24 @@
 
 __kernel void linear_plain(const __global ACT *x, const __global WEIGHT *w, const __global float *bias, const __global OUT *residual,
                            __global OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
-    __local float shared[THREADS * TOKENS];
-    u32 lane = get_local_id(0) % 32, first_row = get_group_id(0) * ROWS, first = get_group_id(1) * TOKENS;
-    u32 row = min(first_row + (u32)get_local_id(0) / 32, n - 1), count = min(tokens - first, (u32)TOKENS);
+    __local float shared[SHARED_FLOATS];
+    u32 lane = get_local_id(0) % LANES, first_row = get_group_id(0) * ROWS, first = get_group_id(1) * TOKENS;
+    u32 row = min(first_row + (u32)get_local_id(0) / LANES, n - 1), count = min(tokens - first, (u32)TOKENS);
     const __global WEIGHT *weights = w + (u64)row * k;
     const __global ACT *values = x + (u64)first * x_stride;
+#if LANES == 1
+    if (get_local_id(0) >= ROWS) return;
+#endif
     float sums[TOKENS];
     u32 whole = k / 16 * 16;
     if (count == 1) {
         float16 sum = 0.f;
-        for (u32 i = 16 * lane; i < whole; i += 512) sum = fma(LOADN(16, WEIGHT, weights, i), LOADN(16, ACT, values, i), sum);
+        for (u32 i = 16 * lane; i < whole; i += 16 * LANES) sum = fma(LOADN(16, WEIGHT, weights, i), LOADN(16, ACT, values, i), sum);
         sums[0] = sum16(sum);
     } else {
         float16 sum[TOKENS];
         for (u32 t = 0; t < TOKENS; t++) sum[t] = 0.f;
-        for (u32 i = 16 * lane; i < whole; i += 512) {
+        for (u32 i = 16 * lane; i < whole; i += 16 * LANES) {
             float16 weight = LOADN(16, WEIGHT, weights, i);
 #pragma unroll
             for (u32 t = 0; t < TOKENS; t++) {
@@ -38,7 +41,7 @@ __kernel void linear_plain(const __global ACT *x, const __global WEIGHT *w, cons
         }
         for (u32 t = 0; t < TOKENS; t++) sums[t] = sum16(sum[t]);
     }
-    for (u32 i = whole + lane; i < k; i += 32) {
+    for (u32 i = whole + lane; i < k; i += LANES) {
         float weight = LOAD(WEIGHT, weights, i);
         for (u32 t = 0; t < count; t++) sums[t] = fma(weight, LOAD(ACT, values, (u64)t * x_stride + i), sums[t]);
     }

@@ -1,7 +1,7 @@
 // `linear` of GGUF formats: packing their blocks into planes, unpacking them for a library product, and the product with few tokens, which reads
 // the packed planes once and never writes a weight. The planes' layout stands in quantized.h.
 //
-// 32 work-items an output row: each takes chunks of 32 values, eight tokens at a time, in f32.
+// LANES work-items an output row (see product.h): each takes chunks of 32 values, eight tokens at a time, in f32.
 //
 // Definitions: FORMAT (see quantized.h), ACT, OUT (f32, f16, bf16), EPILOGUE (see activate.h); MATRIX has no meaning here.
 // quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads. quantized_unpack: grid ⌈rows · groups · 16 / 256⌉, 256 threads.
@@ -16,7 +16,7 @@
 #include "quantized.h"
 
 // The stored number of value `j` (0 .. 31) of chunk `chunk` of a file's block.
-static inline u32 number_in_file(const __global u8 *block, u32 chunk, u32 j) {
+INLINE u32 number_in_file(const __global u8 *block, u32 chunk, u32 j) {
 #if FORMAT == 3
     return block[2 + (j & 15)] >> (j / 16 * 4) & 15;
 #elif FORMAT == 4
@@ -34,10 +34,10 @@ static inline u32 number_in_file(const __global u8 *block, u32 chunk, u32 j) {
 #endif
 }
 
-static inline u32 half_in_file(const __global u8 *at) { return at[0] | (u32)at[1] << 8; }
+INLINE u32 half_in_file(const __global u8 *at) { return at[0] | (u32)at[1] << 8; }
 
 // The scale word of a chunk: 16 bits, or 32 for a scale and a minimum of their own.
-static inline u32 scale_in_file(const __global u8 *block, u32 chunk) {
+INLINE u32 scale_in_file(const __global u8 *block, u32 chunk) {
 #if FORMAT == 4
     return half_in_file(block) | half_in_file(block + 2) << 16;
 #elif FORMAT == 7
@@ -106,15 +106,18 @@ __kernel void quantized_unpack(__global u8 *packed, __global ACT *out, u32 n, u3
 // Any stride.
 __kernel void linear_quantized_plain(const __global ACT *x, __global u8 *packed, const __global float *bias, const __global OUT *residual,
                                      __global OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
-    __local float shared[THREADS * TOKENS];
-    u32 lane = get_local_id(0) % 32, first_row = get_group_id(0) * ROWS, first = get_group_id(1) * TOKENS;
-    u32 row = min(first_row + (u32)get_local_id(0) / 32, n - 1), count = min(tokens - first, (u32)TOKENS);
+    __local float shared[SHARED_FLOATS];
+    u32 lane = get_local_id(0) % LANES, first_row = get_group_id(0) * ROWS, first = get_group_id(1) * TOKENS;
+    u32 row = min(first_row + (u32)get_local_id(0) / LANES, n - 1), count = min(tokens - first, (u32)TOKENS);
     Planes p = planes_of(packed, n, k);
     const __global ACT *values = x + (u64)first * x_stride;
+#if LANES == 1
+    if (get_local_id(0) >= ROWS) return;
+#endif
     float sums[TOKENS];
     if (count == 1) {
         float16 sum = 0.f;
-        for (u32 chunk = lane; 32 * chunk < k; chunk += 32) {
+        for (u32 chunk = lane; 32 * chunk < k; chunk += LANES) {
             Chunk weights = chunk_at(&p, row, chunk);
             sum = fma(weights.low, LOADN(16, ACT, values, 32 * chunk), sum);
             sum = fma(weights.high, LOADN(16, ACT, values, 32 * chunk + 16), sum);
@@ -123,7 +126,7 @@ __kernel void linear_quantized_plain(const __global ACT *x, __global u8 *packed,
     } else {
         float16 sum[TOKENS];
         for (u32 t = 0; t < TOKENS; t++) sum[t] = 0.f;
-        for (u32 chunk = lane; 32 * chunk < k; chunk += 32) {
+        for (u32 chunk = lane; 32 * chunk < k; chunk += LANES) {
             Chunk weights = chunk_at(&p, row, chunk);
 #pragma unroll
             for (u32 t = 0; t < TOKENS; t++) {

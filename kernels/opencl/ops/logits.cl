@@ -14,7 +14,7 @@
 #define SEEN 0x80000000u
 
 // Cleared bits make their tokens impossible.
-static inline void apply_masks(__global float *logits, u32 first, u32 end, const __global i32 *one, const __global i32 *two) {
+INLINE void apply_masks(__global float *logits, u32 first, u32 end, const __global i32 *one, const __global i32 *two) {
     for (u32 v = first + get_local_id(0); v < end; v += THREADS) {
         u32 bits = (one ? (u32)one[v >> 5] : 0xffffffffu) & (two ? (u32)two[v >> 5] : 0xffffffffu);
         if (!(bits >> (v & 31) & 1)) logits[v] = -INFINITY;
@@ -22,7 +22,7 @@ static inline void apply_masks(__global float *logits, u32 first, u32 end, const
 }
 
 // A token that is listed more often gets its values one after another, by the work-item of its first place.
-static inline void apply_bias(__global float *logits, u32 first, u32 end, const __global i32 *tokens, const __global float *values,
+INLINE void apply_bias(__global float *logits, u32 first, u32 end, const __global i32 *tokens, const __global float *values,
                               u32 count) {
     for (u32 i = get_local_id(0); i < count; i += THREADS) {
         u32 token = (u32)tokens[i];
@@ -39,7 +39,7 @@ static inline void apply_bias(__global float *logits, u32 first, u32 end, const 
 }
 
 // A work-item a word: the sequence's earlier tokens are compared with the end of the history.
-static inline void apply_bad_words(__global float *logits, u32 first, u32 end, const __global i32 *list, u32 width, u32 count,
+INLINE void apply_bad_words(__global float *logits, u32 first, u32 end, const __global i32 *list, u32 width, u32 count,
                                    const __global i32 *history, u32 num_tokens) {
     u32 at = 0;
     for (u32 word = 0; word < count && at < width; word++) {
@@ -57,7 +57,7 @@ static inline void apply_bad_words(__global float *logits, u32 first, u32 end, c
 }
 
 // Repetition over prompt and output; frequency and presence over the output.
-static inline void apply_penalties(__global float *logits, u32 first, u32 end, volatile __local u32 *counts, const __global i32 *history,
+INLINE void apply_penalties(__global float *logits, u32 first, u32 end, volatile __local u32 *counts, const __global i32 *history,
                                    u32 num_tokens, u32 prompt, float repetition, float presence, float frequency) {
     u32 size = end - first, id = get_local_id(0);
     for (u32 i = id; i < size; i += THREADS) counts[i] = 0;

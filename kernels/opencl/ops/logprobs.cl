@@ -6,9 +6,9 @@
 
 #ifdef cl_khr_fp64
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
-static inline float log_of_weight(u64 weight) { return (float)log((double)weight * (1.0 / 8796093022208.0)); }
+INLINE float log_of_weight(u64 weight) { return (float)log((double)weight * (1.0 / 8796093022208.0)); }
 #else
-static inline float log_of_weight(u64 weight) { return log((float)weight * (1.f / WEIGHT_ONE)); }
+INLINE float log_of_weight(u64 weight) { return log((float)weight * (1.f / WEIGHT_ONE)); }
 #endif
 
 // One group a row: log-probability and rank of the chosen token, and the k most likely.

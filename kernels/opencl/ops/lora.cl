@@ -19,14 +19,14 @@
 #define RANKS 4
 
 // Slot of token `t`; −1 where there is none, or it is past the end.
-static inline i32 slot_of(const __global i32 *token_lora, u32 stride, u32 t, u32 num_tokens, u32 num_slots) {
+INLINE i32 slot_of(const __global i32 *token_lora, u32 stride, u32 t, u32 num_tokens, u32 num_slots) {
     if (t >= num_tokens) return -1;
     i32 slot = token_lora[(u64)t * stride];
     return (u32)slot < num_slots ? slot : -1;
 }
 
 // Grid: tokens in `each`, ranks in RANKS. A group has each · RANKS results: its work-items share out the width of each of them.
-static inline void shrink(const __global ACT *x, u32 x_stride, const __global WEIGHT *a, u32 slot_stride, u32 rank_stride,
+INLINE void shrink(const __global ACT *x, u32 x_stride, const __global WEIGHT *a, u32 slot_stride, u32 rank_stride,
                           const __global i32 *token_lora, u32 token_lora_stride, __global float *out, u32 out_stride, u32 num_tokens,
                           u32 num_slots, u32 width, u32 max_rank, __local float *parts, u32 each) {
     u32 results = each * RANKS, id = get_local_id(0), share = id / results, shares = THREADS / results;
@@ -62,7 +62,7 @@ SHRINK(lora_shrink_few, FEW)
 SHRINK(lora_shrink_many, MANY)
 
 // Grid: tokens in `each`, features in THREADS. A work-item computes one feature of every token.
-static inline void expand(const __global float *x, u32 x_stride, const __global WEIGHT *b, u32 slot_stride, u32 feature_stride,
+INLINE void expand(const __global float *x, u32 x_stride, const __global WEIGHT *b, u32 slot_stride, u32 feature_stride,
                           const __global float *scales, u32 scales_stride, const __global i32 *token_lora, u32 token_lora_stride,
                           __global ACT *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank, u32 each) {
     u32 n = get_group_id(1) * THREADS + get_local_id(0), whole = max_rank / 8 * 8;

@@ -24,7 +24,7 @@
 #define ROUTED 4
 
 // Descending by score, then ascending by index; a NaN comes last.
-static inline u64 route_key(float score, u32 expert) {
+INLINE u64 route_key(float score, u32 expert) {
     u32 bits = as_uint(score + 0.f);
     u32 key = isnan(score) ? 0 : bits ^ ((u32)((i32)bits >> 31) | 0x80000000u);
     return (u64)key << 32 | (u32)~expert;
@@ -86,14 +86,14 @@ __kernel void moe_route(const __global float *logits, u32 logits_stride, __globa
 
 // Eight weights of a row from value k on, and one.
 #ifdef FORMAT
-static inline float8 weights8(const __global u8 *row, u32 k) {
+INLINE float8 weights8(const __global u8 *row, u32 k) {
     return (float8)(value_at(row, k), value_at(row, k + 1), value_at(row, k + 2), value_at(row, k + 3), value_at(row, k + 4),
                     value_at(row, k + 5), value_at(row, k + 6), value_at(row, k + 7));
 }
-static inline float weight1(const __global u8 *row, u32 k) { return value_at(row, k); }
+INLINE float weight1(const __global u8 *row, u32 k) { return value_at(row, k); }
 #else
-static inline float8 weights8(const __global u8 *row, u32 k) { return LOADN(8, WEIGHT, (const __global WEIGHT *)row, k); }
-static inline float weight1(const __global u8 *row, u32 k) { return LOAD(WEIGHT, (const __global WEIGHT *)row, k); }
+INLINE float8 weights8(const __global u8 *row, u32 k) { return LOADN(8, WEIGHT, (const __global WEIGHT *)row, k); }
+INLINE float weight1(const __global u8 *row, u32 k) { return LOAD(WEIGHT, (const __global WEIGHT *)row, k); }
 #endif
 
 // Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. 32 work-items compute FEATURES features of a choice.

@@ -16,7 +16,7 @@
 // Work-item `lane` of `lanes` takes pieces lane, lane + lanes, .. of N elements; rows first, first + step, ... All work-items of a group
 // take part in every round, with rows past the end left out.
 #define NORM_ROWS(name, N)                                                                                                 \
-    static inline void name(const __global ACT *x, u64 x_outer, u64 x_inner, const __global float *weight,                 \
+    INLINE void name(const __global ACT *x, u64 x_outer, u64 x_inner, const __global float *weight,                 \
                             const __global float *bias, __global ACT *out, u64 out_outer, u64 out_inner, u32 rows,         \
                             u32 inner, u32 width, float eps, float weight_offset, u32 lane, u32 lanes, u32 first,          \
                             u32 step, __local float *shared) {                                                             \

@@ -18,7 +18,7 @@
 #endif
 
 // `groups` work-items a head, `total` in all. A position outside the table (a caller's bug) leaves its head as it is.
-static inline void rotate_pairs(const __global i32 *positions, const __global float *table, u32 num_positions, __global ACT *x,
+INLINE void rotate_pairs(const __global i32 *positions, const __global float *table, u32 num_positions, __global ACT *x,
                                 u64 token_stride, u64 head_stride, u32 heads, u32 half_dim, u32 groups, u32 total, u32 pairs) {
     u32 i = global_index();
     if (i >= total) return;

@@ -35,7 +35,7 @@ ENTRY(move_rows_1, u8)
 #define LIMIT_FP8 448.f
 #define CODE_FP8(x) f32_to_e4m3(x)
 
-static inline float over_scale(float x, float scale) { return scale == 0.f ? 0.f : divide_exactly(x, scale); }
+INLINE float over_scale(float x, float scale) { return scale == 0.f ? 0.f : divide_exactly(x, scale); }
 
 // A group a row, one scale a row; the second pass finds the row in the cache.
 #define ROW_ENTRY(name, CODE, LIMIT)                                                                                       \
@@ -57,7 +57,7 @@ ROW_ENTRY(quantize_fp8_vector, CODE_FP8, LIMIT_FP8)
 ROW_ENTRY(quantize_fp8_scalar, CODE_FP8, LIMIT_FP8)
 
 // The work-item that meets the first of 32 values does them all: `each` values a work-item were asked for, `groups` work-items a row.
-static inline void quantize_block(const __global ACT *x, u64 x_stride, __global u8 *q, u64 q_stride, __global float *scales,
+INLINE void quantize_block(const __global ACT *x, u64 x_stride, __global u8 *q, u64 q_stride, __global float *scales,
                                   u64 scale_stride, u32 groups, u32 total, u32 each) {
     u32 i = global_index(), row = i / groups, column = (i - row * groups) * each;
     if (i >= total || column % 32 != 0) return;

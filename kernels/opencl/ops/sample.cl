@@ -14,7 +14,7 @@ typedef float wide;
 #endif
 
 // The least key whose probability is min_p of the most likely one's.
-static inline u32 min_p_key(float max, float min_p) {
+INLINE u32 min_p_key(float max, float min_p) {
     wide least = min_p, top = max;
     u32 key = key_of((float)(top + log(least)));
     for (i32 i = 0; i < 16 && exp((wide)from_key(key - 1) - top) >= least; i++) key--;
@@ -31,14 +31,14 @@ typedef struct {
 } Params;
 
 // u of the sum, u = (word + ½)/2³²: rounded up to a whole.
-static inline u64 part_of(u64 total, u32 word) {
+INLINE u64 part_of(u64 total, u32 word) {
     u64 odd = 2ul * word + 1, low = odd * total, high = mul_hi(odd, total);
     u64 part = high << 31 | low >> 33;
     return part + ((low & 0x1fffffffful) != 0);
 }
 
 // top_p of the sum, rounded up to a whole, at least 1. top_p is below 1: 24 bits, shifted down.
-static inline u64 top_p_part(u64 total, float top_p) {
+INLINE u64 top_p_part(u64 total, float top_p) {
     u32 bits = as_uint(top_p), exponent = bits >> 23;
     if (top_p <= 0.f || exponent < 127 - 64) return 1;
     u64 digits = (bits & 0x7fffffu) | 0x800000u;
