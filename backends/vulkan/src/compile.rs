@@ -28,7 +28,10 @@ pub(crate) fn compile(name: &str, text: KernelText, options: &[String]) -> Resul
         ))
     };
     let compiler = Compiler::acquire().ok_or_else(|| Error::unsupported(format!("{COMPILER} does not start")))?;
-    let source = ShaderSource::try_from(source).map_err(|_| Error::invalid("a kernel text with a zero byte"))?;
+    if source.contains('\0') {
+        return Err(Error::invalid(format!("{name}.comp: a kernel text with a zero byte")));
+    }
+    let source = ShaderSource::from(source);
     let settings = CompilerOptions {
         source_language: SourceLanguage::GLSL,
         target: Target::Vulkan {

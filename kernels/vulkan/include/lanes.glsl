@@ -53,11 +53,41 @@ u32 max32(u32 x) {
 
 #define WARPS (THREADS / 32)
 
+// Defining SUMS gives the first `count` of SUMS values a sum each over 32 neighbouring threads; thread t of them has the one of value t.
+// Where threads talk by shared memory, they meet twice and not twice a value.
+#ifdef SUMS
+#if SUBGROUP >= 32
+float sums32(in float x[SUMS], u32 count) {
+    float mine = 0.0;
+    UNROLLED for (u32 i = 0; i < SUMS; i++) {
+        if (i >= count) continue;
+        float sum = sum32(x[i]);
+        if (LANE == i) mine = sum;
+    }
+    return mine;
+}
+#else
+shared float gathered[SUMS][THREADS];
+float sums32(in float x[SUMS], u32 count) {
+    barrier();
+    for (u32 i = 0; i < count; i++) gathered[i][THREAD] = x[i];
+    barrier();
+    float mine = 0.0;
+    if (LANE < count) {
+        for (u32 i = THREAD & ~31u; i < (THREAD | 31u) + 1; i++) mine += gathered[LANE][i];
+    }
+    return mine;
+}
+#endif
+#endif
+
 // Over the workgroup, for every thread. THREADS is a multiple of 32, at most 1024.
 float block_sum(float x) {
     float sum = sum32(x);
     if (WARPS == 1) return sum;
+#if SUBGROUP >= 32
     barrier();
+#endif
     if (LANE == 0) partial[WARP] = floatBitsToUint(sum);
     barrier();
     sum = 0.0;
@@ -67,7 +97,9 @@ float block_sum(float x) {
 float block_max(float x) {
     float largest = max32(x);
     if (WARPS == 1) return largest;
+#if SUBGROUP >= 32
     barrier();
+#endif
     if (LANE == 0) partial[WARP] = floatBitsToUint(largest);
     barrier();
     largest = -INFINITY;

@@ -54,6 +54,7 @@ void main() {
 #define DIMS ((HEAD_DIM + 31) / 32)
 
 shared float queries[4][HEAD_DIM];
+shared float scores[4][32];
 shared float weights[4][32];
 
 PARAMETERS(u64 q; u32 q_token_stride; u32 q_head_stride; u64 cache; u64 page_stride; u64 block_table; u32 table_stride; u64 step_rows; u64 starts;
@@ -153,13 +154,24 @@ void main() {
             score = product_of(piece_offset + u64(pages.at[u32(key) / BLOCK]) * p.page_stride, u32(key) % BLOCK) * p.scale;
             if (p.softcap > 0.0) score = p.softcap * tanh_of(score / p.softcap);
         }
+#if SUBGROUP >= 32
         float above = max(highest, max32(score));
-        float kept = highest == above ? 1.0 : exp_of(highest - above), weight = seen ? exp_of(score - above) : 0.0;
-        highest = above;
-        total = total * kept + sum32(weight);
+#else
+        scores[WARP][LANE] = score;
         barrier();
+        float above = highest;
+        for (u32 i = 0; i < 32; i++) above = max(above, scores[WARP][i]);
+#endif
+        float kept = highest == above ? 1.0 : exp_of(highest - above), weight = seen ? exp_of(score - above) : 0.0, sum_of_tile = 0.0;
+        highest = above;
+        // By shared memory the barrier above has seen everybody leave the last tile's weights.
+#if SUBGROUP >= 32
+        barrier();
+#endif
         weights[WARP][LANE] = weight;
         barrier();
+        for (u32 i = 0; i < 32; i++) sum_of_tile += weights[WARP][i];
+        total = total * kept + sum_of_tile;
         // Values: a lane a dim, 8 tokens at a time.
         UNROLLED for (u32 i = 0; i < DIMS; i++) sum[i] *= kept;
 #if BLOCK >= 32

@@ -16,10 +16,11 @@
 #include "activate.glsl"
 
 #if defined(ENTRY_linear_plain)
+#define SUMS 8
 #include "lanes.glsl"
 #include "vector.glsl"
 
-#define TOKENS 8
+#define TOKENS SUMS
 
 PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
 
@@ -76,13 +77,7 @@ void main() {
         UNROLLED for (u32 t = 0; t < TOKENS; t++)
             if (t < count) sums[t] = fma(weight, LOAD(ACT, values + t * pitch, i), sums[t]);
     }
-    float mine = 0.0;
-    UNROLLED for (u32 t = 0; t < TOKENS; t++) {
-        if (t < count) {
-            float sum = sum32(sums[t]);
-            if (LANE == t) mine = sum;
-        }
-    }
+    float mine = sums32(sums, count);
     if (LANE < count && row < p.n) WRITE_OUT(mine, first + LANE, row);
 }
 

@@ -130,9 +130,10 @@ void main() {
 }
 
 #else
+#define SUMS 8
 #include "lanes.glsl"
 
-#define TOKENS 8
+#define TOKENS SUMS
 
 // Any stride. 32 threads a row, eight tokens at a time: each four threads take a group of 128 values.
 PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
@@ -158,13 +159,7 @@ void main() {
             }
         }
     }
-    float mine = 0.0;
-    UNROLLED for (u32 token = 0; token < TOKENS; token++) {
-        if (token < count) {
-            float sum = sum32(sums[token]);
-            if (LANE == token) mine = sum;
-        }
-    }
+    float mine = sums32(sums, count);
     if (LANE < count && row < p.n) WRITE_OUT(mine, first_token + LANE, row);
 }
 #endif

@@ -10,6 +10,9 @@
 // check: lora_shrink_many lora_expand_few -DACT=f16 -DWEIGHT=bf16
 // check: lora_shrink_few lora_expand_many -DACT=bf16 -DWEIGHT=f32
 #define N 8
+// Ranks of a block of `lora_shrink`.
+#define SUMS 4
+#define RANKS SUMS
 #include "lanes.glsl"
 #include "vector.glsl"
 
@@ -61,8 +64,6 @@ u32 next_group(inout Groups groups, out i32 slot) {
 
 #if defined(ENTRY_lora_shrink_few) || defined(ENTRY_lora_shrink_many)
 
-// Ranks of a block.
-#define RANKS 4
 shared float parts[8][TOKENS * RANKS];
 
 // Grid: tokens in TOKENS, ranks in RANKS. The threads of a block (256) share out the width.
@@ -99,10 +100,8 @@ void main() {
         }
     }
     UNROLLED for (u32 i = 0; i < TOKENS; i++) {
-        UNROLLED for (u32 r = 0; r < RANKS; r++) {
-            float sum = sum32(sums[i][r]);
-            if (LANE == 0) parts[WARP][i * RANKS + r] = sum;
-        }
+        float mine = sums32(sums[i], RANKS);
+        if (LANE < RANKS) parts[WARP][i * RANKS + LANE] = mine;
     }
     barrier();
     u32 i = THREAD / RANKS, r = THREAD % RANKS;

@@ -18,6 +18,9 @@
 // check: moe_linear -DACT=f16 -DFORMAT=7
 // check: moe_linear -DACT=bf16 -DFORMAT=8
 #define N 8
+// Features of 32 threads of `moe_linear`.
+#define SUMS 4
+#define FEATURES SUMS
 #include "functions.glsl"
 #include "lanes.glsl"
 #include "vector.glsl"
@@ -104,9 +107,6 @@ void weights8(u64 row, u32 k, out float w[8]) { GET(WEIGHT, row + u64(k) * SIZE(
 float weight1(u64 row, u32 k) { return LOAD(WEIGHT, row, k); }
 #endif
 
-// Features of 32 threads.
-#define FEATURES 4
-
 // Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. 32 threads compute FEATURES features of a choice.
 PARAMETERS(u64 x; u32 token_stride; u32 input_stride; u64 weight; u64 row_bytes; u64 experts; u32 experts_stride; u64 to; u32 to_token_stride;
            u32 to_choice_stride; u32 num_choices; u32 top_k; u32 num_experts; u32 width; u32 features;)
@@ -133,10 +133,8 @@ void main() {
             UNROLLED for (u32 i = 0; i < FEATURES; i++) sums[i] = fma(value, weight1(row[i], k), sums[i]);
         }
         u64 to = p.to + (u64(t) * p.to_token_stride + u64(j) * p.to_choice_stride) * SIZE(ACT);
-        UNROLLED for (u32 i = 0; i < FEATURES; i++) {
-            float sum = sum32(sums[i]);
-            if (LANE == 0 && n + i < p.features) STORE(ACT, to, n + i, sum);
-        }
+        float mine = sums32(sums, FEATURES);
+        if (LANE < FEATURES && n + LANE < p.features) STORE(ACT, to, n + LANE, mine);
     }
 }
 

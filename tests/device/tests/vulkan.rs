@@ -6,6 +6,18 @@ use std::process::{Command, Output};
 
 use halyard_platform_api::{Platform, Status};
 
+/// The program that checks devices, on the library that cargo puts beside this test's own binary.
+fn program() -> Command {
+    let library = std::env::current_exe()
+        .expect("a path")
+        .with_file_name("libhalyard_vulkan.so");
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fixtures/models");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halyard-device-check"));
+    command.args(["--platform", "vulkan", "--plugin"]).arg(library);
+    command.arg("--fixtures").arg(fixtures);
+    command
+}
+
 /// Runs checks; `None`, and a line that says why, where there is no device.
 fn check(arguments: &[&str], validated: bool) -> Option<Output> {
     if let Err(e) = halyard_vulkan::VulkanPlatform.devices() {
@@ -13,14 +25,8 @@ fn check(arguments: &[&str], validated: bool) -> Option<Output> {
         println!("skipped: {}", e.message);
         return None;
     }
-    // The library that cargo puts beside this test's own binary.
-    let library = std::env::current_exe()
-        .expect("a path")
-        .with_file_name("libhalyard_vulkan.so");
-    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fixtures/models");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_halyard-device-check"));
-    command.args(["--platform", "vulkan", "--plugin"]).arg(library);
-    command.arg("--fixtures").arg(fixtures).args(arguments);
+    let mut command = program();
+    command.args(arguments);
     if validated {
         command.env("HALYARD_VULKAN_VALIDATION", "1");
     }
@@ -53,13 +59,13 @@ fn layer_is_missing(output: &Output) -> bool {
 
 #[test]
 fn every_op_conforms_with_each_call_validated() {
-    let Some(output) = check(&["conformance"], true) else {
+    let Some(output) = check(&["--jobs", "2", "conformance"], true) else {
         return;
     };
     if !layer_is_missing(&output) {
         return assert_passed(&output);
     }
-    if let Some(output) = check(&["conformance"], false) {
+    if let Some(output) = check(&["--jobs", "2", "conformance"], false) {
         assert_passed(&output);
     }
 }
@@ -83,4 +89,18 @@ fn models_give_what_hugging_face_gives() {
     if let Some(output) = check(&arguments, false) {
         assert_passed(&output);
     }
+}
+
+#[test]
+fn without_a_driver_it_is_said_what_to_install() {
+    let nowhere = "/nowhere/driver.json";
+    let output = program()
+        .args(["--op", "add", "conformance"])
+        .env("VK_DRIVER_FILES", nowhere)
+        .env("VK_ICD_FILENAMES", nowhere)
+        .output()
+        .expect("the program starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{errors}");
+    assert!(errors.contains("install"), "{errors}");
 }
