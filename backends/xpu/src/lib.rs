@@ -15,7 +15,7 @@ mod surroundings;
 use std::sync::Arc;
 
 use halyard_gpu::{GpuDevice, device_info};
-use halyard_platform_api::{Capabilities, DType, DTypeSet, Device, DeviceInfo, Platform, Result};
+use halyard_platform_api::{Capabilities, DType, Device, DeviceInfo, Platform, Result};
 
 use crate::driver::OpenClDriver;
 use crate::facts::Found;
@@ -30,8 +30,6 @@ pub struct XpuPlatform;
 /// What a device says of itself.
 fn info(found: &Found) -> DeviceInfo {
     let mut info = DeviceInfo {
-        // The kernels in OpenCL C hold no 8-bit floats.
-        kv_dtypes: DTypeSet::of(&[DType::F32, DType::F16, DType::BF16]),
         capabilities: Capabilities::RECORDING.with(Capabilities::CONCURRENT_QUEUES),
         max_buffer_bytes: found.max_allocation_bytes,
         max_binding_bytes: found.max_allocation_bytes,

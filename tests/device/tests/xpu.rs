@@ -68,7 +68,12 @@ fn check(arguments: &[&str]) {
         command.args(arguments).envs(runtime.env.iter().cloned());
         let output = command.output().expect("the program starts");
         let (out, errors) = text(&output);
-        assert!(output.status.success(), "{}: {}\n{out}\n{errors}", runtime.name, output.status);
+        assert!(
+            output.status.success(),
+            "{}: {}\n{out}\n{errors}",
+            runtime.name,
+            output.status
+        );
         for line in out.lines().filter(|line| line.starts_with("skipped")) {
             println!("{}: {line}", runtime.name);
         }
@@ -122,18 +127,28 @@ fn what_is_missing_is_named_with_its_remedy() {
     std::fs::write(folder.join("libOpenCL.so.1"), b"not a library").expect("written");
     let empty = folder.join("empty");
     std::fs::create_dir_all(&empty).expect("a folder");
-    let has_loader = !matches!(halyard_xpu::XpuPlatform.devices(), Err(e) if e.message.contains("no OpenCL loader library"));
+    let has_loader =
+        !matches!(halyard_xpu::XpuPlatform.devices(), Err(e) if e.message.contains("no OpenCL loader library"));
     if has_loader {
         // A loader library that knows no runtime.
         let message = told(&[("OCL_ICD_VENDORS", &empty)]);
-        assert!(message.contains("knows no runtime") && message.contains("intel-opencl-icd"), "{message}");
+        assert!(
+            message.contains("knows no runtime") && message.contains("intel-opencl-icd"),
+            "{message}"
+        );
     } else {
         let message = told(&[("HALYARD_OPENCL_LIBRARY_PATH", &folder)]);
-        assert!(message.contains("libOpenCL.so.1") && message.contains("ocl-icd-libopencl1"), "{message}");
+        assert!(
+            message.contains("libOpenCL.so.1") && message.contains("ocl-icd-libopencl1"),
+            "{message}"
+        );
     }
     // A library without OpenCL's functions.
     std::fs::copy(&library, folder.join("libOpenCL.so.1")).expect("copied");
     let message = told(&[("HALYARD_OPENCL_LIBRARY_PATH", &folder)]);
-    assert!(message.contains("lacks clGetPlatformIDs") && message.contains("newer loader library"), "{message}");
+    assert!(
+        message.contains("lacks clGetPlatformIDs") && message.contains("newer loader library"),
+        "{message}"
+    );
     std::fs::remove_dir_all(&folder).expect("ours");
 }
