@@ -1,18 +1,17 @@
 //! The driver of one device: libcuda's functions behind the shared trait. Uses the bindings' raw layer only, since their safe one tracks
 //! events that a capture must not see.
 
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys as cuda;
 use halyard_gpu::{
-    DevicePtr, Driver, Event, Facts, Function, Graph, Group, KernelText, MAX_ARGS, Module, Param, Pinned, Product,
-    ProductSpec, Stream,
+    DevicePtr, Driver, Event, Facts, Function, Graph, Group, KernelText, Module, Param, Pinned, Product, ProductSpec,
+    Stream, param_addresses, short_of,
 };
-use halyard_platform_api::{CommunicatorId, Error, Result, Status};
+use halyard_platform_api::{CommunicatorId, Error, Result};
 
-use crate::compile;
 use crate::error::check;
 use crate::facts::facts;
 use crate::libraries;
@@ -260,11 +259,14 @@ impl Driver for CudaDriver {
     }
 
     fn compile(&self, name: &str, text: KernelText, options: &[String]) -> Result<Vec<u8>> {
-        compile::compile(&self.facts.arch, name, text, options)
+        let arch = &self.facts.arch;
+        let own = [&format!("--gpu-architecture={arch}"), "--std=c++17"];
+        libraries::nvrtc()?.compile(arch, name, text, &own, options)
     }
 
     fn compiler(&self) -> Result<String> {
-        self.compiler.get_or_init(compile::version).clone()
+        let version = || libraries::nvrtc()?.version();
+        self.compiler.get_or_init(version).clone()
     }
 
     fn load(&self, image: &[u8]) -> Result<Module> {
@@ -333,20 +335,7 @@ impl Driver for CudaDriver {
         on: Stream,
     ) -> Result<()> {
         self.enter()?;
-        if params.len() > MAX_ARGS {
-            return Err(Error::invalid(format!(
-                "a kernel of {} parameters; at most {MAX_ARGS} fit",
-                params.len()
-            )));
-        }
-        let mut addresses = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
-        for (address, param) in addresses.iter_mut().zip(params) {
-            *address = match param {
-                Param::Ptr(value) | Param::Long(value) => std::ptr::from_ref(value).cast_mut().cast(),
-                Param::Word(value) => std::ptr::from_ref(value).cast_mut().cast(),
-                Param::Bytes(bytes) => bytes.as_ptr().cast_mut().cast(),
-            };
-        }
+        let mut addresses = param_addresses(params)?;
         let mut attribute = cuda::CUlaunchAttribute {
             id: cuda::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
@@ -440,19 +429,7 @@ impl Driver for CudaDriver {
 
 impl CudaDriver {
     fn short_of(&self, error: Error, bytes: u64, what: &str) -> Error {
-        if error.status != Status::OutOfMemory {
-            return error;
-        }
-        let memory = self.memory().map(|(free, total)| format!("{free} of {total} free"));
-        Error {
-            message: format!(
-                "{bytes} bytes of {what} memory on {} asked ({} on the device): {}",
-                self.facts.name,
-                memory.unwrap_or_else(|_| "unknown".to_string()),
-                error.message
-            ),
-            ..error
-        }
+        short_of(error, bytes, what, &self.facts.name, || self.memory())
     }
 }
 

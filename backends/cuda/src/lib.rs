@@ -1,7 +1,6 @@
 //! The CUDA platform: a [`Driver`](halyard_gpu::Driver) over libcuda, NVRTC, cuBLASLt and NCCL, all found at run time. It builds on machines
 //! without CUDA, and where there is no device it says why.
 
-mod compile;
 mod driver;
 mod error;
 mod facts;

@@ -1,12 +1,10 @@
 //! The vendor's libraries, found at run time: which are there, and what to do about one that is not. The bindings panic when a library
 //! or a symbol is missing, so everything is looked for here before it is called.
 
-use std::ffi::{CStr, CString, c_void};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys as cuda;
+use halyard_gpu::{Library, RunTimeCompiler};
 use halyard_platform_api::{Error, Result, Status};
 
 use crate::error::check;
@@ -103,132 +101,54 @@ fn version_text(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// A library beside the driver.
-pub(crate) struct Library {
-    /// As in `lib<name>.so`.
-    name: &'static str,
-    /// Whether the bindings find it now; `None` where they are not used.
-    present: Option<unsafe fn() -> bool>,
-    /// Versions it may end in, the preferred first.
-    endings: &'static [&'static str],
-    /// Python package that brings it.
-    package: &'static str,
-    /// The loader's handle, or 1 where the bindings find it by themselves.
-    found: OnceLock<Option<usize>>,
+/// What to do about a library that is missing, by the Python package that brings it.
+macro_rules! remedy {
+    ($package:literal) => {
+        concat!(
+            "install the CUDA toolkit or the Python package ",
+            $package,
+            ", and where it lies in neither the loader's path nor /usr/local/cuda/lib64, name its folder in HALYARD_CUDA_LIBRARY_PATH"
+        )
+    };
+}
+
+static NVRTC: Library = Library::new("nvrtc", &[".13", ".12", ""], remedy!("nvidia-cuda-nvrtc"));
+static CUBLASLT: Library = Library::new("cublasLt", &[".13", ".12", ""], remedy!("nvidia-cublas"));
+static NCCL: Library = Library::new("nccl", &[".2", ""], remedy!("nvidia-nccl-cu13"));
+
+fn open(library: &Library) -> Result<usize> {
+    library.open(named_library_folders, usual_library_folders)
 }
 
 /// The run-time compiler.
-pub(crate) static NVRTC: Library = Library {
-    name: "nvrtc",
-    present: Some(cudarc::nvrtc::sys::is_culib_present),
-    endings: &[".13", ".12", ""],
-    package: "nvidia-cuda-nvrtc",
-    found: OnceLock::new(),
-};
-
-/// Matrix products.
-pub(crate) static CUBLASLT: Library = Library {
-    name: "cublasLt",
-    present: Some(cudarc::cublaslt::sys::is_culib_present),
-    endings: &[".13", ".12", ""],
-    package: "nvidia-cublas",
-    found: OnceLock::new(),
-};
-
-/// Collectives.
-pub(crate) static NCCL: Library = Library {
-    name: "nccl",
-    present: None,
-    endings: &[".2", ""],
-    package: "nvidia-nccl-cu13",
-    found: OnceLock::new(),
-};
-
-impl Library {
-    /// Makes the library known to the process.
-    ///
-    /// # Errors
-    /// `Unavailable` naming it and how to get it.
-    pub(crate) fn require(&self) -> Result<()> {
-        self.open().map(|_| ())
-    }
-
-    /// As [`Library::require`]; for a library without bindings, its handle.
-    pub(crate) fn open(&self) -> Result<usize> {
-        let found = *self.found.get_or_init(|| self.find());
-        found.ok_or_else(|| {
-            unavailable(format!(
-                "lib{}.so{} was not found: install the CUDA toolkit or the Python package {}, and where it lies in neither the \
-                 loader's path nor /usr/local/cuda/lib64, name its folder in HALYARD_CUDA_LIBRARY_PATH",
-                self.name, self.endings[0], self.package
-            ))
-        })
-    }
-
-    fn find(&self) -> Option<usize> {
-        let bare = || match self.present {
-            // SAFETY: opens the library by name; its initialisers have no preconditions.
-            Some(present) => unsafe { present() }.then_some(1),
-            None => self.files(Path::new("")).find_map(|file| open(&file)),
-        };
-        self.open_in(&named_library_folders())
-            .or_else(bare)
-            .or_else(|| self.open_in(&usual_library_folders()))
-    }
-
-    fn files<'a>(&'a self, folder: &'a Path) -> impl Iterator<Item = PathBuf> + 'a {
-        let name = move |ending: &&str| folder.join(format!("lib{}.so{ending}", self.name));
-        self.endings.iter().map(name)
-    }
-
-    /// Opens the library by path. A library that is open is found by its bare name afterwards, and so by the bindings; by the library itself, too, so
-    /// its parts that it opens later by name (NVRTC's builtins) are opened first.
-    fn open_in(&self, folders: &[PathBuf]) -> Option<usize> {
-        let files = folders.iter().flat_map(|folder| self.files(folder));
-        // SAFETY: as in `find`.
-        let known = |_: &usize| self.present.is_none_or(|present| unsafe { present() });
-        files.filter(|file| file.is_file()).find_map(|file| {
-            for part in self.parts_beside(&file) {
-                open(&part);
-            }
-            open(&file).filter(known)
-        })
-    }
-
-    /// `lib<name>-builtins.so…` in the library's folder.
-    fn parts_beside(&self, file: &Path) -> Vec<PathBuf> {
-        let prefix = format!("lib{}-builtins.so", self.name);
-        let listing = file.parent().and_then(|folder| std::fs::read_dir(folder).ok());
-        let files = listing.into_iter().flatten().flatten().map(|entry| entry.path());
-        files
-            .filter(|part| {
-                part.file_name()
-                    .is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
-            })
-            .collect()
-    }
-}
-
-/// Opens a library for the process's life.
-fn open(file: &Path) -> Option<usize> {
-    let path = CString::new(file.as_os_str().as_bytes()).ok()?;
-    // SAFETY: a path that ends in 0; initialisers of these libraries have no preconditions.
-    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-    (!handle.is_null()).then_some(handle as usize)
-}
-
-/// A function of an open library.
 ///
 /// # Errors
-/// `Unavailable` naming it: the library is too old.
-pub(crate) fn symbol(library: usize, name: &CStr) -> Result<*mut c_void> {
-    // SAFETY: a handle that the loader gave, and a name that ends in 0.
-    let found = unsafe { libc::dlsym(library as *mut c_void, name.as_ptr()) };
-    if found.is_null() {
-        let name = name.to_string_lossy();
-        return Err(unavailable(format!(
-            "a library lacks {name}: it is too old; install a newer one"
-        )));
+/// `Unavailable` naming the library and how to get it, as for the others.
+pub(crate) fn nvrtc() -> Result<&'static RunTimeCompiler> {
+    static COMPILER: OnceLock<Result<RunTimeCompiler>> = OnceLock::new();
+    let find = || RunTimeCompiler::in_library(open(&NVRTC)?, "nvrtc", "CUBIN");
+    COMPILER.get_or_init(find).as_ref().map_err(Error::clone)
+}
+
+/// Makes matrix products known to the process: a library that is open is found by its bare name, and so by the bindings.
+///
+/// # Errors
+/// As [`nvrtc`].
+pub(crate) fn cublaslt() -> Result<()> {
+    open(&CUBLASLT)?;
+    // SAFETY: opens the library by name; its initialisers have no preconditions.
+    if unsafe { cudarc::cublaslt::sys::is_culib_present() } {
+        return Ok(());
     }
-    Ok(found)
+    Err(unavailable(
+        "the libcublasLt that was found is of a version that the bindings do not know: install that of CUDA 12 or 13",
+    ))
+}
+
+/// Collectives: the library's handle, as there are no bindings.
+///
+/// # Errors
+/// As [`nvrtc`].
+pub(crate) fn nccl() -> Result<usize> {
+    open(&NCCL)
 }

@@ -7,12 +7,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cudarc::driver::sys as cuda;
-use halyard_gpu::{CollectiveCall, DevicePtr, Group, Peers, Stream};
+use halyard_gpu::{CollectiveCall, DevicePtr, Group, Peers, Stream, symbol};
 use halyard_platform_api::communicator::CollectiveKind;
 use halyard_platform_api::{CommunicatorId, DType, Error, Result, Status};
 
 use crate::error;
-use crate::libraries::{NCCL, symbol};
+use crate::libraries;
 use crate::meeting::{self, Card};
 use crate::peers::{self, Rooms};
 use crate::surroundings;
@@ -41,7 +41,7 @@ macro_rules! functions {
 
         impl Nccl {
             fn load() -> Result<Nccl> {
-                let library = NCCL.open()?;
+                let library = libraries::nccl()?;
                 // SAFETY: the symbols have these types in every version of the library since 2.7.
                 unsafe { Ok(Nccl { $( $field: std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $out>(
                     symbol(library, $symbol)?

@@ -13,7 +13,7 @@ use halyard_platform_api::{DType, Error, Result, Status};
 
 use crate::driver::CudaDriver;
 use crate::error;
-use crate::libraries::CUBLASLT;
+use crate::libraries;
 use crate::tuning;
 
 /// Workspace of a product. Hopper's algorithms want this much.
@@ -65,7 +65,7 @@ pub(crate) struct Products {
 impl Products {
     /// Starts the library in the current context.
     pub(crate) fn new(context: usize, facts: &Facts, folder: Option<PathBuf>) -> Result<Products> {
-        CUBLASLT.require()?;
+        libraries::cublaslt()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the library is there; the output is live.
         let version = unsafe {

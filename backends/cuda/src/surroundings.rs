@@ -8,6 +8,7 @@
 use std::env::var_os;
 use std::path::PathBuf;
 
+use halyard_gpu::entries;
 use halyard_platform_api::{Error, Result};
 
 /// The folder for what can be made again; `None`: keep nothing.
@@ -61,27 +62,13 @@ pub(crate) fn usual_library_folders() -> Vec<PathBuf> {
         .collect();
     prefixes.extend(["/usr/local", "/usr", "/opt/venv"].map(PathBuf::from));
     for prefix in prefixes {
-        for python in entries(prefix.join("lib"), "python3") {
+        for python in entries(&prefix.join("lib"), "python3") {
             for packages in ["site-packages", "dist-packages"] {
                 // `nvidia-cuda-nvrtc` and its like: nvidia/<part>/lib.
-                let parts = entries(python.join(packages).join("nvidia"), "");
+                let parts = entries(&python.join(packages).join("nvidia"), "");
                 folders.extend(parts.into_iter().map(|part| part.join("lib")));
             }
         }
     }
     folders
-}
-
-/// What lies in `folder` and begins with `prefix`, in name order.
-fn entries(folder: PathBuf, prefix: &str) -> Vec<PathBuf> {
-    let Ok(listing) = std::fs::read_dir(folder) else {
-        return Vec::new();
-    };
-    let mut found: Vec<PathBuf> = listing
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
-        .map(|entry| entry.path())
-        .collect();
-    found.sort();
-    found
 }

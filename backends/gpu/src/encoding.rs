@@ -14,6 +14,8 @@ pub enum Arg {
     Ptr(DevicePtr),
     /// An address in the queue's scratch arena, known at submit: byte offset in this op's scratch.
     Scratch(u64),
+    /// The address of a counter of the queue, known at submit. Kernels leave counters zero. The op must report scratch.
+    Counter(u32),
     /// A word.
     U32(u32),
     /// A signed word.

@@ -183,16 +183,9 @@ impl GpuQueue {
         let driver = &*self.core.driver;
         driver.synchronize(self.core.stream)?;
         let old = std::mem::replace(&mut state.arena, Scratch { base: 0, bytes: 0 });
-        if old.bytes > 0 {
-            // SAFETY: the stream is idle, and the arena is this queue's own.
-            unsafe { driver.free(old.base) };
-        }
-        let bytes = bytes.next_multiple_of(ARENA_STEP);
-        let base = driver.allocate(bytes).map_err(|e| Error {
-            message: format!("scratch of {bytes} bytes for a queue: {}", e.message),
-            ..e
-        })?;
-        state.arena = Scratch { base, bytes };
+        // SAFETY: the stream is idle, and the arena is this queue's own.
+        unsafe { old.free(driver) };
+        state.arena = Scratch::allocate(driver, bytes.next_multiple_of(ARENA_STEP), self.core.stream)?;
         Ok(())
     }
 
@@ -398,9 +391,7 @@ impl Drop for GpuQueue {
         }
         state.in_flight.clear();
         state.ring = None;
-        if state.arena.bytes > 0 {
-            // SAFETY: the stream is idle, and the arena is this queue's own.
-            unsafe { self.core.driver.free(state.arena.base) };
-        }
+        // SAFETY: the stream is idle, and the arena is this queue's own.
+        unsafe { state.arena.free(&*self.core.driver) };
     }
 }

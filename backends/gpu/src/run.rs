@@ -5,7 +5,10 @@ use halyard_platform_api::{Error, Result};
 use crate::driver::{DevicePtr, Driver, Param, Stream};
 use crate::encoding::{Arg, Command, Encoding, Launch, MAX_ARGS};
 
-/// The scratch arena at a moment.
+/// Bytes of counters that lie before a queue's scratch: every kernel that uses them finds them zero and leaves them zero.
+pub(crate) const COUNTER_BYTES: u64 = 4096;
+
+/// The scratch arena at a moment, with the queue's counters before it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scratch {
     pub(crate) base: DevicePtr,
@@ -13,6 +16,50 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
+    /// An arena of `bytes` with zeroed counters, on an idle stream.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub(crate) fn allocate(driver: &dyn Driver, bytes: u64, stream: Stream) -> Result<Scratch> {
+        let counters = driver.allocate(COUNTER_BYTES + bytes).map_err(|e| Error {
+            message: format!("scratch of {bytes} bytes for a queue: {}", e.message),
+            ..e
+        })?;
+        // SAFETY: the memory was just allocated with more bytes than these.
+        if let Err(error) = unsafe { driver.fill(counters, 0, COUNTER_BYTES, stream) } {
+            // SAFETY: nobody else knows it.
+            unsafe { driver.free(counters) };
+            return Err(error);
+        }
+        Ok(Scratch {
+            base: counters + COUNTER_BYTES,
+            bytes,
+        })
+    }
+
+    /// Gives the memory back.
+    ///
+    /// # Safety
+    /// Nothing that names it runs any more.
+    pub(crate) unsafe fn free(self, driver: &dyn Driver) {
+        if self.bytes > 0 {
+            // SAFETY: `allocate` made it, and the caller's promise.
+            unsafe { driver.free(self.base - COUNTER_BYTES) };
+        }
+    }
+
+    fn counter(self, index: u32) -> Result<DevicePtr> {
+        let offset = 4 * u64::from(index);
+        if self.bytes > 0 && offset < COUNTER_BYTES {
+            return Ok(self.base - COUNTER_BYTES + offset);
+        }
+        Err(Error::invalid(format!(
+            "counter {index}: a queue has {} where it has scratch, and this one has {} bytes of that",
+            COUNTER_BYTES / 4,
+            self.bytes
+        )))
+    }
+
     fn at(self, offset: u64) -> Result<DevicePtr> {
         if offset < self.bytes {
             return Ok(self.base + offset);
@@ -90,6 +137,7 @@ fn run_launch(driver: &dyn Driver, stream: Stream, launch: &Launch, args: &[Arg]
         *param = match arg {
             Arg::Ptr(ptr) => Param::Ptr(ptr),
             Arg::Scratch(offset) => Param::Ptr(scratch.at(offset)?),
+            Arg::Counter(index) => Param::Ptr(scratch.counter(index)?),
             Arg::U32(value) => Param::Word(value),
             Arg::I32(value) => Param::Word(value as u32),
             Arg::F32(value) => Param::Word(value.to_bits()),
@@ -107,5 +155,28 @@ fn run_launch(driver: &dyn Driver, stream: Stream, launch: &Launch, args: &[Arg]
             launch.chained,
             stream,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_lie_before_the_scratch_and_end_there() {
+        let scratch = Scratch {
+            base: 1 << 20,
+            bytes: 64,
+        };
+        let last = (COUNTER_BYTES / 4 - 1) as u32;
+        assert_eq!(scratch.counter(0).unwrap(), scratch.base - COUNTER_BYTES);
+        assert_eq!(scratch.counter(last).unwrap() + 4, scratch.at(0).unwrap());
+        assert!(scratch.counter(last + 1).unwrap_err().message.contains("counter 1024"));
+    }
+
+    #[test]
+    fn a_queue_without_scratch_has_no_counters() {
+        let none = Scratch { base: 0, bytes: 0 };
+        assert!(none.counter(0).unwrap_err().message.contains("0 bytes"));
     }
 }

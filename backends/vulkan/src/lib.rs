@@ -18,11 +18,15 @@ mod surroundings;
 
 use std::sync::Arc;
 
+use ash::vk;
 use halyard_gpu::{GpuDevice, device_info};
-use halyard_platform_api::{Capabilities, Device, DeviceInfo, Error, Platform, Result, Status};
+use halyard_platform_api::{Capabilities, DType, Device, DeviceInfo, Error, Platform, Result, Status};
 
 use crate::driver::VulkanDriver;
 use crate::physical::{Physical, usable_devices};
+
+/// Tokens of a step on a processor: more would only make others wait.
+const CPU_STEP_TOKENS: u32 = 256;
 
 /// The platform: every device that the Vulkan loader shows and that has what the kernels need. GPUs come first.
 #[derive(Default)]
@@ -60,6 +64,17 @@ fn info(physical: &Physical) -> DeviceInfo {
     info.capabilities = Capabilities::RECORDING.with(Capabilities::CONCURRENT_QUEUES);
     info.max_buffer_bytes = physical.max_allocation_bytes.min(info.max_buffer_bytes);
     info.max_binding_bytes = info.max_buffer_bytes;
+    info.unified_memory = matches!(
+        physical.kind,
+        vk::PhysicalDeviceType::CPU | vk::PhysicalDeviceType::INTEGRATED_GPU
+    );
+    if physical.kind == vk::PhysicalDeviceType::CPU {
+        // Host and device share the cores: nothing is won by planning far ahead, and f32 needs no conversions.
+        info.async_depth = 1;
+        info.preferred_dtype = DType::F32;
+        info.preferred_kv_dtype = DType::F32;
+        info.preferred_step_tokens = CPU_STEP_TOKENS;
+    }
     info
 }
 

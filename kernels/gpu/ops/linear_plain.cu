@@ -1,7 +1,8 @@
 // `linear` of any type, size and stride without matrix units, in f32; the conversion of weights to another type; and what follows or precedes
 // a library product (bias, activation, residual).
 //
-// One warp an output row: its lanes share the depths, eight tokens at a time. Right before fast: it serves f32, odd sizes and odd strides.
+// One warp an output row: its lanes share the depths, eight tokens at a time; eight neighbouring depths a lane where addresses allow it. It serves f32,
+// odd sizes and odd strides, and all small batches where there are no matrix units.
 //
 // Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.cuh).
 // linear_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads.
@@ -11,8 +12,35 @@
 // check: -DACT=f16 -DWEIGHT=bf16 -DOUT=f16 -DEPILOGUE=2
 #include "activate.cuh"
 #include "common.cuh"
+#include "vector.cuh"
 
 constexpr u32 kTokens = 8;
+// Neighbours that a lane takes at a time.
+constexpr u32 kDepths = 8;
+
+__device__ __forceinline__ bool is_aligned(const void *p, u64 row_bytes) { return (((u64)p | row_bytes) & 15) == 0; }
+
+// This lane's part of the sums of up to COUNT tokens, by whole vectors.
+template <u32 COUNT>
+__device__ __forceinline__ void add_vectors(float (&sums)[kTokens], const WEIGHT *weights, const ACT *values, u32 x_stride, u32 count, u32 k) {
+#pragma unroll COUNT == 1 ? 4 : 1
+    for (u32 i = kDepths * (threadIdx.x & 31); i < k; i += 32 * kDepths) {
+        Group<WEIGHT, kDepths> row;
+        float w[kDepths];
+        row.load(weights + i);
+        row.get(w);
+#pragma unroll
+        for (u32 t = 0; t < COUNT; t++) {
+            if (t >= count) continue;
+            Group<ACT, kDepths> x;
+            float v[kDepths];
+            x.load(values + (u64)t * x_stride + i);
+            x.get(v);
+#pragma unroll
+            for (u32 j = 0; j < kDepths; j++) sums[t] = fmaf(w[j], v[j], sums[t]);
+        }
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(256)
     linear_plain(const ACT *x, const WEIGHT *w, const float *bias, const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride,
@@ -25,7 +53,12 @@ extern "C" __global__ void __launch_bounds__(256)
     const ACT *values = x + (u64)first * x_stride;
     u32 count = min(tokens - first, kTokens);
     float sums[kTokens] = {};
-    if (count == 1) {
+    bool by_vectors = k % kDepths == 0 && is_aligned(w, (u64)k * sizeof(WEIGHT)) && is_aligned(x, (u64)x_stride * sizeof(ACT));
+    if (by_vectors && count == 1) {
+        add_vectors<1>(sums, weights, values, x_stride, count, k);
+    } else if (by_vectors) {
+        add_vectors<kTokens>(sums, weights, values, x_stride, count, k);
+    } else if (count == 1) {
 #pragma unroll 4
         for (u32 i = lane; i < k; i += 32) sums[0] = fmaf(to_f32(weights[i]), to_f32(values[i]), sums[0]);
     } else {

@@ -21,6 +21,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("attention_tile.cuh", include_str!("../include/attention_tile.cuh")),
     ("kv.cuh", include_str!("../include/kv.cuh")),
     ("kv_stream.cuh", include_str!("../include/kv_stream.cuh")),
+    ("mfma.cuh", include_str!("../include/mfma.cuh")),
     ("mma.cuh", include_str!("../include/mma.cuh")),
     ("vector.cuh", include_str!("../include/vector.cuh")),
     ("activate.cuh", include_str!("../include/activate.cuh")),
@@ -32,6 +33,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("peers.cuh", include_str!("../include/peers.cuh")),
     ("logits.cuh", include_str!("../include/logits.cuh")),
     ("blocks.cuh", include_str!("../include/blocks.cuh")),
+    ("eights.cuh", include_str!("../include/eights.cuh")),
     ("widen.cuh", include_str!("../include/widen.cuh")),
 ];
 
@@ -64,6 +66,7 @@ sources! {
     LINEAR_SCALED_TILE = "linear_scaled_tile": "The same of a batch of tokens, without unpacking.",
     LORA = "lora": "`lora_shrink` and `lora_expand`.",
     MOE = "moe": "`moe_route`, `moe_linear`, `moe_combine`.",
+    MOE_GROUPED = "moe_grouped": "`moe_linear` of many tokens, expert by expert.",
     NORM = "norm": "`rms_norm` and `layer_norm`.",
     POINTWISE = "pointwise": "Elementwise ops.",
     ROPE = "rope": "`rope`.",

@@ -28,6 +28,13 @@ spirv_execution_mode(capabilities = [4466], 4461, 32);
 #define u32 uint
 #define i32 int
 
+// Loops whose unrolling pays on a GPU; where small subgroups say that the device is none, it costs more compile time than it saves.
+#if SUBGROUP >= 32
+#define UNROLLED [[unroll]]
+#else
+#define UNROLLED
+#endif
+
 // Threads of a workgroup, and words of the shared memory that the launch asks for: the launch's, as specialisation constants.
 layout(constant_id = 0) const uint THREADS = 32;
 layout(constant_id = 1) const uint SHARED_WORDS = 1;
@@ -125,6 +132,13 @@ float round_bf16(float x) { return bf16_value(bf16_bits(x)); }
 #define ACT_BYTES 4
 #else
 #define ACT_BYTES 2
+#endif
+#endif
+#ifdef WEIGHT
+#if WEIGHT == 4
+#define WEIGHT_BYTES 4
+#else
+#define WEIGHT_BYTES 2
 #endif
 #endif
 #ifdef KV

@@ -38,11 +38,11 @@ float value_e4m3(u32 bits) { return e4m3_value(bits); }
 
 uvec4 row_of(in float v[ROW]) {
     uvec4 words = uvec4(0);
-    [[unroll]] for (u32 i = 0; i < ROW; i++) words[i * KV_BYTES / 4] |= JOIN(bits_, KV)(v[i]) << (i * KV_BYTES % 4 * 8);
+    UNROLLED for (u32 i = 0; i < ROW; i++) words[i * KV_BYTES / 4] |= JOIN(bits_, KV)(v[i]) << (i * KV_BYTES % 4 * 8);
     return words;
 }
 void values_of(uvec4 words, out float v[ROW]) {
-    [[unroll]] for (u32 i = 0; i < ROW; i++) {
+    UNROLLED for (u32 i = 0; i < ROW; i++) {
         u32 bits = words[i * KV_BYTES / 4] >> (i * KV_BYTES % 4 * 8);
 #if KV_BYTES == 2
         bits &= 0xffffu;

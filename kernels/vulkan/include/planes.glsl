@@ -135,10 +135,10 @@ void scales_of(Group v, u32 chunk, out float first, out float second, out float 
 void numbers_of(Group v, u32 chunk, out float numbers[8]) {
 #if FORMAT == 6
     uvec4 words = chunk >= 2 ? v.more : v.quants;
-    [[unroll]] for (u32 j = 0; j < 8; j++) numbers[j] = signed_byte(words[(chunk & 1u) * 2 + j / 4] >> (8 * (j & 3u)));
+    UNROLLED for (u32 j = 0; j < 8; j++) numbers[j] = signed_byte(words[(chunk & 1u) * 2 + j / 4] >> (8 * (j & 3u)));
 #else
     u32 word = v.quants[chunk];
-    [[unroll]] for (u32 i = 0; i < 4; i++) {
+    UNROLLED for (u32 i = 0; i < 4; i++) {
         u32 even = word >> (4 * i) & 15u, odd = word >> (4 * i + 16) & 15u;
 #if FORMAT == 5
         u32 h = v.high.x >> (8 * chunk);

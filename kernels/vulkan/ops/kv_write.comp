@@ -35,7 +35,7 @@ void store_values(u32 t, u64 page, i32 slot) {
         u64 to = page + u64(head) * HEAD_BYTES + value_row(dim, token / ROW);
         if (count == ROW) {
             float v[ROW];
-            [[unroll]] for (u32 j = 0; j < ROW; j++) v[j] = LOAD(ACT, from + j * step, 0);
+            UNROLLED for (u32 j = 0; j < ROW; j++) v[j] = LOAD(ACT, from + j * step, 0);
             Quads(to).at[0] = row_of(v);
         } else {
             for (u32 j = 0; j < count; j++) STORE(KV, to, inside + j, LOAD(ACT, from + j * step, 0));
@@ -52,7 +52,7 @@ void main() {
         u32 head = i / KEY_ROWS, row = i % KEY_ROWS;
         u64 from = source + (u64(head) * p.k_head_stride + row * ROW) * SIZE(ACT);
         float v[ROW];
-        [[unroll]] for (u32 j = 0; j < ROW; j++) {
+        UNROLLED for (u32 j = 0; j < ROW; j++) {
             v[j] = 0.0;
             if (row * ROW + j < HEAD_DIM) v[j] = LOAD(ACT, from, j);
         }

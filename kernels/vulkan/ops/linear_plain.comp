@@ -23,8 +23,11 @@
 
 PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
 
+vec2 two_f16(u32 word) { return unpackHalf2x16(word); }
+vec2 two_bf16(u32 word) { return uintBitsToFloat(uvec2(word << 16, word & 0xffff0000u)); }
+
 float dot8(in float a[8], in float b[8], float sum) {
-    [[unroll]] for (u32 i = 0; i < 8; i++) sum = fma(a[i], b[i], sum);
+    UNROLLED for (u32 i = 0; i < 8; i++) sum = fma(a[i], b[i], sum);
     return sum;
 }
 
@@ -37,28 +40,31 @@ void main() {
     float sums[TOKENS] = float[TOKENS](0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
     float a[8], b[8];
     if (count == 1) {
-        float other = 0.0;
         u32 i = LANE * 8;
-        // Two at a time: loads in flight are what a single token waits for.
-        for (; i + 256 < whole; i += 512) {
-            float c[8], d[8];
-            GET(WEIGHT, weights + i * SIZE(WEIGHT), a);
-            GET(WEIGHT, weights + (i + 256) * SIZE(WEIGHT), c);
-            GET(ACT, values + i * SIZE(ACT), b);
-            GET(ACT, values + (i + 256) * SIZE(ACT), d);
-            sums[0] = dot8(a, b, sums[0]);
-            other = dot8(c, d, other);
+#if ACT_BYTES == 2 && WEIGHT_BYTES == 2
+        // Four at a time, all loads before the first use: what is in flight is what a single token waits for.
+        for (; i + 768 < whole; i += 1024) {
+            uvec4 w[4], x[4];
+            UNROLLED for (u32 j = 0; j < 4; j++) w[j] = Quads(weights + (i + 256 * j) * 2).at[0];
+            UNROLLED for (u32 j = 0; j < 4; j++) x[j] = Quads(values + (i + 256 * j) * 2).at[0];
+            UNROLLED for (u32 j = 0; j < 4; j++) {
+                UNROLLED for (u32 h = 0; h < 4; h++) {
+                    vec2 c = JOIN(two_, WEIGHT)(w[j][h]), d = JOIN(two_, ACT)(x[j][h]);
+                    sums[j] = fma(c.y, d.y, fma(c.x, d.x, sums[j]));
+                }
+            }
         }
+#endif
         for (; i < whole; i += 256) {
             GET(WEIGHT, weights + i * SIZE(WEIGHT), a);
             GET(ACT, values + i * SIZE(ACT), b);
             sums[0] = dot8(a, b, sums[0]);
         }
-        sums[0] += other;
+        sums[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     } else {
         for (u32 i = LANE * 8; i < whole; i += 256) {
             GET(WEIGHT, weights + i * SIZE(WEIGHT), a);
-            [[unroll]] for (u32 t = 0; t < TOKENS; t++) {
+            UNROLLED for (u32 t = 0; t < TOKENS; t++) {
                 if (t >= count) continue;
                 GET(ACT, values + t * pitch + i * SIZE(ACT), b);
                 sums[t] = dot8(a, b, sums[t]);
@@ -67,11 +73,11 @@ void main() {
     }
     for (u32 i = whole + LANE; i < k; i += 32) {
         float weight = LOAD(WEIGHT, weights, i);
-        [[unroll]] for (u32 t = 0; t < TOKENS; t++)
+        UNROLLED for (u32 t = 0; t < TOKENS; t++)
             if (t < count) sums[t] = fma(weight, LOAD(ACT, values + t * pitch, i), sums[t]);
     }
     float mine = 0.0;
-    [[unroll]] for (u32 t = 0; t < TOKENS; t++) {
+    UNROLLED for (u32 t = 0; t < TOKENS; t++) {
         if (t < count) {
             float sum = sum32(sums[t]);
             if (LANE == t) mine = sum;

@@ -144,22 +144,22 @@ void main() {
     for (u32 group = LANE >> 2; group < planes.groups; group += 8) {
         // Rows past the end compute the last one again, for the barriers' sake, and leave it unwritten.
         Group v = load_group(planes, min(row, p.n - 1), group, t);
-        [[unroll]] for (u32 c = 0; c < 4; c++) {
+        UNROLLED for (u32 c = 0; c < 4; c++) {
             u32 depth = 128 * group + 32 * c + 4 * t;
             if (depth >= p.k) break;
             float numbers[8], first, second, add;
             numbers_of(v, c, numbers);
             scales_of(v, c, first, second, add);
-            [[unroll]] for (u32 i = 0; i < 8; i++) numbers[i] = fma(i < 4 ? first : second, numbers[i], add);
-            [[unroll]] for (u32 token = 0; token < TOKENS; token++) {
+            UNROLLED for (u32 i = 0; i < 8; i++) numbers[i] = fma(i < 4 ? first : second, numbers[i], add);
+            UNROLLED for (u32 token = 0; token < TOKENS; token++) {
                 if (token >= count) continue;
                 u64 from = values + token * pitch + depth * SIZE(ACT);
-                [[unroll]] for (u32 i = 0; i < 8; i++) sums[token] = fma(numbers[i], LOAD(ACT, from, (i < 4 ? 0 : 12) + i), sums[token]);
+                UNROLLED for (u32 i = 0; i < 8; i++) sums[token] = fma(numbers[i], LOAD(ACT, from, (i < 4 ? 0 : 12) + i), sums[token]);
             }
         }
     }
     float mine = 0.0;
-    [[unroll]] for (u32 token = 0; token < TOKENS; token++) {
+    UNROLLED for (u32 token = 0; token < TOKENS; token++) {
         if (token < count) {
             float sum = sum32(sums[token]);
             if (LANE == token) mine = sum;

@@ -26,29 +26,29 @@ void main() {
     u64 from = p.x + u64(min(first_token + mine, p.tokens - 1)) * p.x_stride * SIZE(ACT);
     u64 row = p.w + u64(min(first_row + mine, p.n - 1)) * p.k * SIZE(WEIGHT);
     float sums[4][4];
-    [[unroll]] for (u32 i = 0; i < 4; i++)
-        [[unroll]] for (u32 j = 0; j < 4; j++) sums[i][j] = 0.0;
+    UNROLLED for (u32 i = 0; i < 4; i++)
+        UNROLLED for (u32 j = 0; j < 4; j++) sums[i][j] = 0.0;
     for (u32 start = 0; start < p.k; start += DEPTH) {
-        [[unroll]] for (u32 i = 0; i < 4; i++) {
+        UNROLLED for (u32 i = 0; i < 4; i++) {
             u32 at = start + depth + i;
             bool inside = at < p.k;
             values[depth + i][mine] = inside ? LOAD(ACT, from, at) : 0.0;
             weights[depth + i][mine] = inside ? LOAD(WEIGHT, row, at) : 0.0;
         }
         barrier();
-        [[unroll]] for (u32 d = 0; d < DEPTH; d++) {
+        UNROLLED for (u32 d = 0; d < DEPTH; d++) {
             float a[4], b[4];
-            [[unroll]] for (u32 i = 0; i < 4; i++) {
+            UNROLLED for (u32 i = 0; i < 4; i++) {
                 a[i] = values[d][line + 16 * i];
                 b[i] = weights[d][column + 16 * i];
             }
-            [[unroll]] for (u32 i = 0; i < 4; i++)
-                [[unroll]] for (u32 j = 0; j < 4; j++) sums[i][j] = fma(a[i], b[j], sums[i][j]);
+            UNROLLED for (u32 i = 0; i < 4; i++)
+                UNROLLED for (u32 j = 0; j < 4; j++) sums[i][j] = fma(a[i], b[j], sums[i][j]);
         }
         barrier();
     }
-    [[unroll]] for (u32 i = 0; i < 4; i++) {
-        [[unroll]] for (u32 j = 0; j < 4; j++) {
+    UNROLLED for (u32 i = 0; i < 4; i++) {
+        UNROLLED for (u32 j = 0; j < 4; j++) {
             u32 token = first_token + line + 16 * i, feature = first_row + column + 16 * j;
             if (token < p.tokens && feature < p.n) WRITE_OUT(sums[i][j], token, feature);
         }

@@ -36,7 +36,7 @@ struct Groups {
 Groups groups_of(u32 first) {
     Groups groups;
     groups.left = 0;
-    [[unroll]] for (u32 i = 0; i < TOKENS; i++) {
+    UNROLLED for (u32 i = 0; i < TOKENS; i++) {
         groups.slots[i] = -1;
         if (first + i >= p.num_tokens) continue;
         u32 slot = Words(p.token_lora + u64(first + i) * p.token_lora_stride * 4).at[0];
@@ -50,7 +50,7 @@ Groups groups_of(u32 first) {
 u32 next_group(inout Groups groups, out i32 slot) {
     slot = -1;
     u32 same = 0;
-    [[unroll]] for (u32 i = 0; i < TOKENS; i++) {
+    UNROLLED for (u32 i = 0; i < TOKENS; i++) {
         if ((groups.left >> i & 1u) == 0) continue;
         if (slot < 0) slot = groups.slots[i];
         if (groups.slots[i] == slot) same |= 1u << i;
@@ -73,33 +73,33 @@ void main() {
     bool vector = (p.x | pitch | p.a | u64(p.rank_stride) * SIZE(WEIGHT) | u64(p.slot_stride) * SIZE(WEIGHT)) % 16 == 0;
     u32 whole = vector ? p.width & ~7u : 0;
     float sums[TOKENS][RANKS], v[8], w[RANKS][8];
-    [[unroll]] for (u32 i = 0; i < TOKENS; i++)
-        [[unroll]] for (u32 r = 0; r < RANKS; r++) sums[i][r] = 0.0;
+    UNROLLED for (u32 i = 0; i < TOKENS; i++)
+        UNROLLED for (u32 r = 0; r < RANKS; r++) sums[i][r] = 0.0;
     while (groups.left != 0) {
         i32 slot;
         u32 same = next_group(groups, slot);
         u64 weights[RANKS];
-        [[unroll]] for (u32 r = 0; r < RANKS; r++)
+        UNROLLED for (u32 r = 0; r < RANKS; r++)
             weights[r] = p.a + (u64(slot) * p.slot_stride + u64(min(rank + r, p.max_rank - 1)) * p.rank_stride) * SIZE(WEIGHT);
         for (u32 k = 8 * THREAD; k < whole; k += 8 * THREADS) {
-            [[unroll]] for (u32 r = 0; r < RANKS; r++) GET(WEIGHT, weights[r] + k * SIZE(WEIGHT), w[r]);
-            [[unroll]] for (u32 i = 0; i < TOKENS; i++) {
+            UNROLLED for (u32 r = 0; r < RANKS; r++) GET(WEIGHT, weights[r] + k * SIZE(WEIGHT), w[r]);
+            UNROLLED for (u32 i = 0; i < TOKENS; i++) {
                 if ((same >> i & 1u) == 0) continue;
                 GET(ACT, p.x + (first + i) * pitch + k * SIZE(ACT), v);
-                [[unroll]] for (u32 r = 0; r < RANKS; r++)
-                    [[unroll]] for (u32 j = 0; j < 8; j++) sums[i][r] = fma(v[j], w[r][j], sums[i][r]);
+                UNROLLED for (u32 r = 0; r < RANKS; r++)
+                    UNROLLED for (u32 j = 0; j < 8; j++) sums[i][r] = fma(v[j], w[r][j], sums[i][r]);
             }
         }
         for (u32 k = whole + THREAD; k < p.width; k += THREADS) {
-            [[unroll]] for (u32 i = 0; i < TOKENS; i++) {
+            UNROLLED for (u32 i = 0; i < TOKENS; i++) {
                 if ((same >> i & 1u) == 0) continue;
                 float value = LOAD(ACT, p.x + (first + i) * pitch, k);
-                [[unroll]] for (u32 r = 0; r < RANKS; r++) sums[i][r] = fma(value, LOAD(WEIGHT, weights[r], k), sums[i][r]);
+                UNROLLED for (u32 r = 0; r < RANKS; r++) sums[i][r] = fma(value, LOAD(WEIGHT, weights[r], k), sums[i][r]);
             }
         }
     }
-    [[unroll]] for (u32 i = 0; i < TOKENS; i++) {
-        [[unroll]] for (u32 r = 0; r < RANKS; r++) {
+    UNROLLED for (u32 i = 0; i < TOKENS; i++) {
+        UNROLLED for (u32 r = 0; r < RANKS; r++) {
             float sum = sum32(sums[i][r]);
             if (LANE == 0) parts[WARP][i * RANKS + r] = sum;
         }
@@ -137,20 +137,20 @@ void main() {
         u32 same = next_group(groups, slot);
         u64 weights = p.b + (u64(slot) * p.slot_stride + u64(n) * p.feature_stride) * SIZE(WEIGHT);
         float sums[TOKENS], w[8];
-        [[unroll]] for (u32 i = 0; i < TOKENS; i++) sums[i] = 0.0;
+        UNROLLED for (u32 i = 0; i < TOKENS; i++) sums[i] = 0.0;
         for (u32 r = 0; r < whole; r += 8) {
             GET(WEIGHT, weights + r * SIZE(WEIGHT), w);
-            [[unroll]] for (u32 i = 0; i < TOKENS; i++) {
+            UNROLLED for (u32 i = 0; i < TOKENS; i++) {
                 if ((same >> i & 1u) == 0) continue;
-                [[unroll]] for (u32 j = 0; j < 8; j++) sums[i] = fma(inputs[i * p.max_rank + r + j], w[j], sums[i]);
+                UNROLLED for (u32 j = 0; j < 8; j++) sums[i] = fma(inputs[i * p.max_rank + r + j], w[j], sums[i]);
             }
         }
         for (u32 r = whole; r < p.max_rank; r++) {
             float weight = LOAD(WEIGHT, weights, r);
-            [[unroll]] for (u32 i = 0; i < TOKENS; i++) sums[i] = fma(inputs[i * p.max_rank + r], weight, sums[i]);
+            UNROLLED for (u32 i = 0; i < TOKENS; i++) sums[i] = fma(inputs[i * p.max_rank + r], weight, sums[i]);
         }
         float scale = Floats(p.scales + u64(slot) * p.scales_stride * 4).at[0];
-        [[unroll]] for (u32 i = 0; i < TOKENS; i++) {
+        UNROLLED for (u32 i = 0; i < TOKENS; i++) {
             if ((same >> i & 1u) == 0) continue;
             u64 to = p.to + (u64(first + i) * p.to_stride + n) * SIZE(ACT);
             STORE(ACT, to, 0, LOAD(ACT, to, 0) + scale * sums[i]);

@@ -120,20 +120,20 @@ void main() {
         float sums[FEATURES] = float[FEATURES](0.0, 0.0, 0.0, 0.0), v[8], w[8];
         // Features past the end repeat the last one, for the barriers' sake.
         u64 row[FEATURES];
-        [[unroll]] for (u32 i = 0; i < FEATURES; i++) row[i] = rows + min(n + i, p.features - 1) * p.row_bytes;
+        UNROLLED for (u32 i = 0; i < FEATURES; i++) row[i] = rows + min(n + i, p.features - 1) * p.row_bytes;
         for (u32 k = 8 * LANE; k < whole; k += 256) {
             GET(ACT, from + u64(k) * SIZE(ACT), v);
-            [[unroll]] for (u32 i = 0; i < FEATURES; i++) {
+            UNROLLED for (u32 i = 0; i < FEATURES; i++) {
                 weights8(row[i], k, w);
-                [[unroll]] for (u32 e = 0; e < 8; e++) sums[i] = fma(v[e], w[e], sums[i]);
+                UNROLLED for (u32 e = 0; e < 8; e++) sums[i] = fma(v[e], w[e], sums[i]);
             }
         }
         for (u32 k = whole + LANE; k < p.width; k += 32) {
             float value = LOAD(ACT, from, k);
-            [[unroll]] for (u32 i = 0; i < FEATURES; i++) sums[i] = fma(value, weight1(row[i], k), sums[i]);
+            UNROLLED for (u32 i = 0; i < FEATURES; i++) sums[i] = fma(value, weight1(row[i], k), sums[i]);
         }
         u64 to = p.to + (u64(t) * p.to_token_stride + u64(j) * p.to_choice_stride) * SIZE(ACT);
-        [[unroll]] for (u32 i = 0; i < FEATURES; i++) {
+        UNROLLED for (u32 i = 0; i < FEATURES; i++) {
             float sum = sum32(sums[i]);
             if (LANE == 0 && n + i < p.features) STORE(ACT, to, n + i, sum);
         }

@@ -103,7 +103,7 @@ void main() {
         u32 row = first + round * step;
         bool live = row < p.rows;
         float x[HELD][N], part = 0.0, mean = 0.0;
-        [[unroll]] for (u32 k = 0; k < HELD; k++) {
+        UNROLLED for (u32 k = 0; k < HELD; k++) {
             u32 i = lane + k * lanes;
             if (live && i < n) {
                 GET(ACT, source(row) + i * 16, x[k]);
@@ -115,18 +115,18 @@ void main() {
 #if LAYER
         mean = row_sum(part) * inverse_width;
         part = 0.0;
-        [[unroll]] for (u32 k = 0; k < HELD; k++) {
+        UNROLLED for (u32 k = 0; k < HELD; k++) {
             if (lane + k * lanes >= n) continue;
             for (u32 j = 0; j < N; j++) part += (x[k][j] - mean) * (x[k][j] - mean);
         }
 #endif
         float inverse = 1.0 / sqrt(row_sum(part) * inverse_width + p.eps);
         if (!live) continue;
-        [[unroll]] for (u32 k = 0; k < HELD; k++) {
+        UNROLLED for (u32 k = 0; k < HELD; k++) {
             u32 i = lane + k * lanes;
             if (i >= n) continue;
             float y[N], w[N];
-            [[unroll]] for (u32 j = 0; j < N; j += 4) {
+            UNROLLED for (u32 j = 0; j < N; j += 4) {
                 vec4 four = uintBitsToFloat(Quads(p.weight + u64(i * N + j) * 4).at[0]);
                 w[j] = four.x, w[j + 1] = four.y, w[j + 2] = four.z, w[j + 3] = four.w;
             }

@@ -102,7 +102,7 @@ void store_codes(u64 to, in float x[N], float scale) {
 #if N == 1
     Bytes(to).at[0] = uint8_t(codes[0]);
 #else
-    [[unroll]] for (u32 i = 0; i < N; i += 4) Words(to).at[i / 4] = codes[i] | codes[i + 1] << 8 | codes[i + 2] << 16 | codes[i + 3] << 24;
+    UNROLLED for (u32 i = 0; i < N; i += 4) Words(to).at[i / 4] = codes[i] | codes[i + 1] << 8 | codes[i + 2] << 16 | codes[i + 3] << 24;
 #endif
 }
 
@@ -125,7 +125,7 @@ void main() {
         largest = largest_of(v);
     }
 #if SUBGROUP >= 32
-    [[unroll]] for (u32 mask = 16 / N; mask > 0; mask >>= 1) largest = max(largest, subgroupShuffleXor(largest, mask));
+    UNROLLED for (u32 mask = 16 / N; mask > 0; mask >>= 1) largest = max(largest, subgroupShuffleXor(largest, mask));
 #else
     offer(floatBitsToUint(largest));
     u32 first = THREAD & ~(32 / N - 1);

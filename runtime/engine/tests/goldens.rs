@@ -56,7 +56,7 @@ fn check_kv_in_fp8(device: fn() -> Arc<dyn Device>) {
     for model in KV_FP8_MODELS {
         let folder = fixtures().join(model);
         let llm = open(&folder, device(), |c| c.cache.kv_cache_dtype = Some(DType::F8E4M3));
-        assert_eq!(llm.info().kv_cache_dtype, DType::F8E4M3);
+        assert_eq!(llm.engine().info().kv_cache_dtype, DType::F8E4M3);
         check(&llm, &folder.join(KV_FP8_GOLDENS), KV_FP8, Free::Only(&[]));
     }
 }

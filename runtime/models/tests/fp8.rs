@@ -16,16 +16,15 @@ const Q: Role = Role::Layer(0, LayerWeight::QProj);
 const Q_NAME: &str = "model.layers.0.self_attn.q_proj.weight";
 const Q_SCALE: &str = "model.layers.0.self_attn.q_proj.weight_scale";
 
+/// Type, shape and bytes of a tensor.
+type Stored = (Dtype, Vec<usize>, Vec<u8>);
+
 fn open(folder: &Path, format: LoadFormat) -> Result<ModelFiles, ModelError> {
     ModelFiles::open(folder, format, DummyWeights::default())
 }
 
 /// A copy of a fixture with another configuration, and one tensor replaced or (no type) taken away.
-fn changed(
-    name: &str,
-    config: impl FnOnce(&mut Value),
-    replace: Option<(&str, Option<(Dtype, Vec<usize>, Vec<u8>)>)>,
-) -> TempFolder {
+fn changed(name: &str, config: impl FnOnce(&mut Value), replace: Option<(&str, Option<Stored>)>) -> TempFolder {
     let (folder, from) = (TempFolder::new(), fixtures().join("models").join(name));
     let mut fields: Value = serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
     config(&mut fields);

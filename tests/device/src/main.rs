@@ -134,7 +134,8 @@ fn small(path: &Path) -> EngineConfig {
 fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
     let types: [(DType, Bounds); 3] = [(DType::F32, F32), (DType::F16, F16), (DType::BF16, BF16)];
     let info = open(platform)?.info().clone();
-    for (dtype, bounds) in types {
+    let wanted = |dtype: &DType| options.only_dtype.is_none_or(|only| only == *dtype);
+    for (dtype, bounds) in types.into_iter().filter(|(dtype, _)| wanted(dtype)) {
         if !info.compute_dtypes.contains(dtype) || !info.kv_dtypes.contains(dtype) {
             table.skip(
                 &format!("goldens in {dtype:?}"),
@@ -169,6 +170,8 @@ fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) 
         let golden = options.fixtures.join("smollm2-135m-q4_1.golden.json");
         let mut config = EngineConfig::for_model(model);
         config.cache.kv_cache_memory_bytes = Some(1 << 30);
+        // One request at a time comes; more rows would only be recorded, for minutes on a CPU.
+        config.scheduler.max_num_seqs = 8;
         (config.model.dtype, config.cache.kv_cache_dtype) = (Some(dtype), Some(dtype));
         let free = if dtype == DType::F32 {
             Free::All

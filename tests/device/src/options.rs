@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use halyard_platform_api::DType;
+
 /// A check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
@@ -49,11 +51,13 @@ pub struct Options {
     pub jobs: usize,
     /// Steps of the replay check.
     pub replays: u32,
+    /// Only this type of the goldens.
+    pub only_dtype: Option<DType>,
 }
 
 /// How to call the program.
 pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model FILE.gguf] [--op NAME] [--variant PART]… \
-[--jobs COUNT] [--replays COUNT] [conformance] [goldens] [recording] [replays] [collectives] [tensor-parallel]";
+[--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] [conformance] [goldens] [recording] [replays] [collectives] [tensor-parallel]";
 
 impl Options {
     /// Reads arguments. Without a check: all.
@@ -71,6 +75,7 @@ impl Options {
             only_variant: Vec::new(),
             jobs: 1,
             replays: 10_000,
+            only_dtype: None,
         };
         while let Some(argument) = arguments.next() {
             if let Some((_, check)) = ALL.iter().find(|(name, _)| *name == argument) {
@@ -87,6 +92,14 @@ impl Options {
                 "--model" => options.model = Some(value.into()),
                 "--op" => options.only_op = Some(value),
                 "--variant" => options.only_variant.push(value),
+                "--dtype" => {
+                    options.only_dtype = Some(match value.as_str() {
+                        "f32" => DType::F32,
+                        "f16" => DType::F16,
+                        "bf16" => DType::BF16,
+                        _ => return Err(format!("--dtype {value}: f32, f16 and bf16 are checked\n{USAGE}")),
+                    });
+                }
                 "--jobs" => {
                     options.jobs = value
                         .parse()
@@ -134,6 +147,7 @@ mod tests {
             ("--platform", "no value"),
             ("--platform x --what y", "--what"),
             ("--platform x --replays many", "many"),
+            ("--platform x --dtype f64", "f64"),
             ("--platform x --jobs 0", "1 to 64"),
         ] {
             let why = parse(text).expect_err(text);

@@ -28,9 +28,16 @@ fn check(arguments: &[&str], validated: bool) -> Option<Output> {
 }
 
 fn assert_passed(output: &Output) {
-    let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, errors) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     assert!(output.status.success(), "{out}\n{errors}");
-    assert!(out.lines().any(|line| line.ends_with(" 0 failed, 0 skipped") || line.contains(" 0 failed, ")), "{out}");
+    assert!(
+        out.lines()
+            .any(|line| line.ends_with(" 0 failed, 0 skipped") || line.contains(" 0 failed, ")),
+        "{out}"
+    );
     println!("{}", out.lines().last().unwrap_or_default());
 }
 
@@ -46,7 +53,9 @@ fn layer_is_missing(output: &Output) -> bool {
 
 #[test]
 fn every_op_conforms_with_each_call_validated() {
-    let Some(output) = check(&["conformance"], true) else { return };
+    let Some(output) = check(&["conformance"], true) else {
+        return;
+    };
     if !layer_is_missing(&output) {
         return assert_passed(&output);
     }
@@ -65,7 +74,8 @@ fn recorded_steps_are_one_shot_steps() {
 #[test]
 fn models_give_what_hugging_face_gives() {
     let model = std::env::var("HALYARD_TEST_MODEL").ok();
-    let mut arguments = vec!["goldens"];
+    // One type: on a CPU the others cost minutes, and conformance has them all.
+    let mut arguments = vec!["--dtype", "f32", "goldens"];
     match &model {
         Some(model) => arguments.extend(["--model", model]),
         None => println!("skipped: HALYARD_TEST_MODEL names no model; the tiny ones run"),

@@ -314,9 +314,9 @@ impl Kernel for AttentionKernel {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        decode::Form::of(&self.spec)
-            .filter(|_| self.decode.is_some())
-            .map_or(0, |form| form.scratch_bytes())
+        let decode = decode::Form::of(&self.spec).filter(|_| self.decode.is_some());
+        let plain = self.plain.as_ref().map_or(0, plain::Plain::scratch_bytes);
+        decode.map_or(plain, |form| form.scratch_bytes())
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {

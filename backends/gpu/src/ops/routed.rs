@@ -1,9 +1,12 @@
 //! Ops whose tokens choose their weights: `lora_shrink`, `lora_expand`, `moe_route`, `moe_linear`, `moe_combine`.
 
+mod grouped;
+
 use halyard_kernels_gpu::{LORA, MOE, Source};
 use halyard_platform_api::ops::{self, Scoring};
 use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};
 
+use self::grouped::Grouped;
 use super::{boxed, float_name};
 use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
@@ -338,7 +341,9 @@ impl Kernel for Route {
 struct Linear {
     op: ops::MoeLinear,
     row_bytes: u64,
+    /// A warp a choice.
     entry: Entry,
+    grouped: Option<Grouped>,
 }
 
 impl Linear {
@@ -388,6 +393,7 @@ impl Linear {
                 define,
                 ..Entry::new(Self::NAME, MOE, act, weight)
             },
+            grouped: None,
         })
     }
 
@@ -398,7 +404,21 @@ impl Linear {
 
 impl Kernel for Linear {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        let defines = [("ACT", self.entry.act), (self.entry.define, self.entry.weight)];
+        self.grouped = Grouped::prepare(cx, &self.op, &defines)?;
         self.entry.prepare(cx)
+    }
+
+    fn implementation(&self) -> String {
+        match self.grouped {
+            Some(_) => "a warp a choice for few tokens, expert by expert on matrix units for many",
+            None => "a warp a choice",
+        }
+        .to_string()
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        self.grouped.map_or(0, |_| Grouped::scratch_bytes(&self.op))
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
@@ -406,6 +426,10 @@ impl Kernel for Linear {
             return Err(wrong_count(Self::NAME, 4, operands));
         };
         check_inner(Self::NAME, &[("x", x), ("experts", experts), ("out", out)])?;
+        if let Some(grouped) = self.grouped.filter(|_| Grouped::suits(&self.op, x, weight, out)) {
+            grouped.encode(encoding, &self.op, self.row_bytes, [x, weight, experts, out]);
+            return Ok(());
+        }
         let choices = out.len() * self.op.top_k;
         let args = [
             Arg::Ptr(x.ptr),

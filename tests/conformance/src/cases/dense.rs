@@ -260,11 +260,21 @@ fn moe_route(seed: u64, cases: &mut Vec<Case>) {
 
 fn moe_linear(seed: u64, format: WeightFormat, dtype: DType, cases: &mut Vec<Case>) {
     let variant = format!("{format:?} x {dtype:?}");
-    let k = odd_width(format);
-    for inputs in [1, 2] {
-        let name = format!("4 x {inputs} x {k} -> 13");
+    // A few tokens; and so many that each expert has more than a tile of them, which a backend may sort by expert.
+    let few = odd_width(format);
+    let many = if format.block_values() == 1 { 40 } else { few };
+    for (tokens, inputs, k, n) in [(4, 1, few, 13), (4, 2, few, 13), (150, 1, many, 70), (150, 2, many, 70)] {
+        let name = format!("{tokens} x {inputs} x {k} -> {n}");
         let random = &mut Random::of(seed, &format!("moe_linear {variant} {name}"));
-        let (tokens, n, num_experts, top_k) = (4, 13, 3, 2);
+        let (num_experts, top_k) = (3, 2);
+        let choices: Vec<i32> = if tokens == 4 {
+            vec![2, 0, 1, 2, 0, 1, 2, 1]
+        } else {
+            // Expert 1 is chosen by most.
+            (0..tokens as i32)
+                .flat_map(|t| [1 - t % 8 / 7, 2 * (t % 3 / 2)])
+                .collect()
+        };
         let spec = MoeLinear {
             in_features: k,
             out_features: n,
@@ -286,7 +296,7 @@ fn moe_linear(seed: u64, format: WeightFormat, dtype: DType, cases: &mut Vec<Cas
                 &random.units((tokens * inputs * k) as usize),
             )),
             Some(Arg::weight(format, rows, k, weight(random, format, rows, k))),
-            Some(Arg::ints(&[tokens, top_k], &[2, 0, 1, 2, 0, 1, 2, 1])),
+            Some(Arg::ints(&[tokens, top_k], &choices)),
             Some(Arg::output(dtype, &[tokens, top_k, n], class)),
         ];
         cases.push(Case::single(spec, &variant, &name, operands));

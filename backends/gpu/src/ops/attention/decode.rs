@@ -1,13 +1,11 @@
 //! The decode kernel: split-KV attention of few query tokens a sequence on matrix units, plain or with norms, rotation and `kv_write` in it.
 
-use std::sync::Arc;
-
 use halyard_kernels_gpu as kernels;
 use halyard_platform_api::ops::{Attention, Rope, RopeStyle};
 use halyard_platform_api::{DType, Error, Result};
 
 use super::{Call, heads_args, is_aligned, kv_name};
-use crate::driver::{DevicePtr, Driver, Function};
+use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
 use crate::ops::float_name;
@@ -15,53 +13,14 @@ use crate::view::View;
 
 /// Keys of a tile.
 const TILE: u32 = 64;
-/// Most blocks of a launch: bounds the scratch without asking the device.
-const MAX_BLOCKS: u32 = 320;
+/// Most blocks of a launch: bounds the scratch, and the counters it uses (one a block, from 0 on), without asking the device.
+pub(super) const MAX_BLOCKS: u32 = 320;
 /// Most buffers of a warp: more do not help.
 const MAX_RING: u32 = 5;
 /// Items under way in a block.
 const BUFFERS: u32 = 2;
 /// Shared memory that a resident block takes beside what it asks for, bytes.
 const RESERVED_SHARED_BYTES: u32 = 1024;
-
-/// Zeroed device words that live as long as the op: kernels leave them zero. One queue runs the op at a time.
-pub(super) struct Counters {
-    driver: Arc<dyn Driver>,
-    ptr: DevicePtr,
-}
-
-impl Counters {
-    /// `count` zeroed words.
-    ///
-    /// # Errors
-    /// What the driver reports.
-    pub(super) fn zeroed(cx: &Preparation<'_>, count: u32) -> Result<Counters> {
-        let bytes = 4 * u64::from(count);
-        let counters = Counters {
-            ptr: cx.driver.allocate(bytes)?,
-            driver: cx.driver.clone(),
-        };
-        let stream = cx.driver.create_stream()?;
-        // SAFETY: the memory was just allocated with this many bytes.
-        let filled = unsafe { cx.driver.fill(counters.ptr, 0, bytes, stream) };
-        let filled = filled.and_then(|()| cx.driver.synchronize(stream));
-        // SAFETY: the stream's only work was waited for.
-        unsafe { cx.driver.destroy_stream(stream) };
-        filled.map(|()| counters)
-    }
-
-    /// The words.
-    pub(super) fn ptr(&self) -> DevicePtr {
-        self.ptr
-    }
-}
-
-impl Drop for Counters {
-    fn drop(&mut self) {
-        // SAFETY: the device drops an op only when no submitted work names it.
-        unsafe { self.driver.free(self.ptr) }
-    }
-}
 
 /// How the fused form turns q and k.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -177,7 +136,6 @@ fn sequence_bytes(num_seqs: u32) -> u32 {
 pub(in crate::ops) struct Decode {
     form: Form,
     function: Function,
-    counters: Counters,
     threads: u32,
     fixed_shared_bytes: u32,
     blocks: u32,
@@ -239,7 +197,6 @@ impl Decode {
         Ok(Some(Decode {
             form: form.clone(),
             function: cx.function(kernels::ATTENTION_DECODE, &defines, "attention_decode", shared_bytes)?,
-            counters: Counters::zeroed(cx, blocks)?,
             threads: 32 * (warps + 1),
             fixed_shared_bytes,
             blocks,
@@ -302,7 +259,7 @@ impl Decode {
         let mut args = call.view_args();
         args.extend([
             Arg::Scratch(0),
-            Arg::Ptr(self.counters.ptr()),
+            Arg::Counter(0),
             Arg::U32(call.num_seqs()),
             Arg::U32(self.form.num_kv_heads),
             Arg::F32(self.form.scale),

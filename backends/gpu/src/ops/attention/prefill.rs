@@ -4,7 +4,7 @@ use halyard_kernels_gpu::{self as kernels, Source};
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Result};
 
-use super::decode::Counters;
+use super::decode::MAX_BLOCKS;
 use super::{Call, is_aligned, kv_name};
 use crate::driver::{Facts, Function};
 use crate::encoding::{Arg, Encoding};
@@ -87,7 +87,6 @@ fn max_seqs(spec: &Attention) -> u32 {
 pub(super) struct Prefill {
     function: Function,
     shape: Shape,
-    counter: Counters,
     num_sms: u32,
     num_kv_heads: u32,
     group: u32,
@@ -132,7 +131,6 @@ impl Prefill {
         Ok(Some(Prefill {
             function: cx.function(shape.source, &defines, shape.entry, shape.shared_bytes)?,
             shape,
-            counter: Counters::zeroed(cx, 1)?,
             num_sms: facts.num_sms,
             num_kv_heads: spec.num_kv_heads,
             group,
@@ -170,7 +168,7 @@ impl Prefill {
         ]);
         args.extend(heads(&call.out));
         args.extend([
-            Arg::Ptr(self.counter.ptr()),
+            Arg::Counter(MAX_BLOCKS),
             Arg::I32(call.num_seqs() as i32),
             Arg::I32(self.num_kv_heads as i32),
             Arg::F32(self.scale),

@@ -166,6 +166,7 @@ mod tests {
                     let (depth, parts) = splits(n, k, tokens, block, 132);
                     assert!(depth.is_multiple_of(64) && depth * parts >= k && depth * (parts - 1) < k);
                     assert!((1..=MAX_SPLITS).contains(&parts), "{n} {k} {tokens}");
+                    assert!(parts == 1 || depth >= MIN_PIECES * DEPTH, "{n} {k} {tokens}: {depth}");
                 }
             }
         }

@@ -1,0 +1,167 @@
+//! `moe_linear` of many tokens: choices sorted by expert, then a product an expert on matrix units.
+
+use halyard_kernels_gpu::MOE_GROUPED;
+use halyard_platform_api::{DType, Result, ops};
+
+use super::MAX_EXPERTS;
+use crate::driver::Function;
+use crate::encoding::{Arg, Encoding};
+use crate::kernel::Preparation;
+use crate::view::View;
+
+/// Threads of the block that sorts.
+const SORT_THREADS: u32 = 1024;
+/// Threads of a block of the product.
+const THREADS: u32 = 128;
+/// Its features, and its choices.
+const TILE: u32 = 64;
+/// Most blocks that share an expert's choices.
+const MAX_SHARES: u32 = 8;
+
+/// The compiled kernels.
+#[derive(Clone, Copy)]
+pub(super) struct Grouped {
+    sort: Function,
+    product: Function,
+}
+
+impl Grouped {
+    /// Compiles them; `None` where matrix units do not take the op. `defines` name the types.
+    ///
+    /// # Errors
+    /// What the compiler reports.
+    pub(super) fn prepare(
+        cx: &Preparation<'_>,
+        op: &ops::MoeLinear,
+        defines: &[(&str, &str)],
+    ) -> Result<Option<Grouped>> {
+        let fits = cx.facts().matrix_units
+            && matches!(op.dtype, DType::F16 | DType::BF16)
+            && op.in_features.is_multiple_of(8)
+            && op.num_experts <= MAX_EXPERTS;
+        if !fits {
+            return Ok(None);
+        }
+        Ok(Some(Grouped {
+            sort: cx.function(MOE_GROUPED, defines, "moe_group", 0)?,
+            product: cx.function(MOE_GROUPED, defines, "moe_linear_grouped", 0)?,
+        }))
+    }
+
+    /// Bytes of the list of choices by expert, which lies in scratch.
+    pub(super) fn scratch_bytes(op: &ops::MoeLinear) -> u64 {
+        4 * (u64::from(op.num_experts) + 1 + u64::from(op.max_tokens) * u64::from(op.top_k))
+    }
+
+    /// Whether a call is worth it (an expert has several choices on average) and its rows can be read 16 bytes at a time.
+    pub(super) fn suits(op: &ops::MoeLinear, x: &View, weight: &View, out: &View) -> bool {
+        let bytes = x.dtype.bytes() as u64;
+        let mut strides = x.strides[..2].iter().map(|&stride| u64::from(stride) * bytes);
+        x.ptr.is_multiple_of(16)
+            && strides.all(|bytes| bytes.is_multiple_of(16))
+            && weight.ptr.is_multiple_of(16)
+            && out.len() <= op.max_tokens
+            && out.len() * op.top_k >= 2 * op.num_experts
+    }
+
+    /// Appends the launches over x, weight, experts and out.
+    pub(super) fn encode(&self, encoding: &mut Encoding, op: &ops::MoeLinear, row_bytes: u64, operands: [&View; 4]) {
+        let [x, weight, experts, out] = operands;
+        let choices = out.len() * op.top_k;
+        let sort = [
+            Arg::Ptr(experts.ptr),
+            Arg::U32(experts.row_stride()),
+            Arg::Scratch(0),
+            Arg::U32(choices),
+            Arg::U32(op.top_k),
+            Arg::U32(op.num_experts),
+        ];
+        encoding.launch(self.sort, [1, 1, 1], SORT_THREADS, 4 * op.num_experts, &sort);
+        let product = [
+            Arg::Ptr(x.ptr),
+            Arg::U32(x.strides[0]),
+            Arg::U32(if x.shape[1] == 1 { 0 } else { x.strides[1] }),
+            Arg::Ptr(weight.ptr),
+            Arg::U64(row_bytes),
+            Arg::Scratch(0),
+            Arg::Ptr(out.ptr),
+            Arg::U32(out.strides[0]),
+            Arg::U32(out.strides[1]),
+            Arg::U32(op.top_k),
+            Arg::U32(op.num_experts),
+            Arg::U32(op.in_features),
+            Arg::U32(op.out_features),
+        ];
+        // Twice the share of an even spread: a popular expert is several blocks' work.
+        let shares = (2 * choices).div_ceil(op.num_experts * TILE).clamp(1, MAX_SHARES);
+        let grid = [op.out_features.div_ceil(TILE), op.num_experts, shares];
+        encoding.launch(self.product, grid, THREADS, 0, &product);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use halyard_platform_api::WeightFormat;
+
+    use super::*;
+
+    fn op() -> ops::MoeLinear {
+        ops::MoeLinear {
+            in_features: 64,
+            out_features: 70,
+            num_experts: 8,
+            top_k: 2,
+            weight: WeightFormat::BF16,
+            dtype: DType::BF16,
+            max_tokens: 100,
+        }
+    }
+
+    fn view(shape: [u32; 3]) -> View {
+        View {
+            ptr: 1 << 12,
+            shape: [shape[0], shape[1], shape[2], 1],
+            strides: [shape[1] * shape[2], shape[2], 1, 1],
+            dtype: DType::BF16,
+            rank: 3,
+        }
+    }
+
+    #[test]
+    fn decodes_of_few_tokens_and_odd_rows_take_a_warp_a_choice() {
+        let suits = |tokens, width| {
+            let (x, weight, out) = (view([tokens, 1, width]), view([560, 64, 1]), view([tokens, 2, 70]));
+            Grouped::suits(&op(), &x, &weight, &out)
+        };
+        assert!(suits(8, 64), "16 choices of 8 experts");
+        assert!(!suits(7, 64), "14 choices");
+        assert!(!suits(8, 68), "rows of 136 bytes");
+        assert!(!suits(101, 64), "more tokens than scratch was asked for");
+    }
+
+    #[test]
+    fn a_prompt_is_sorted_and_then_covers_all_features_of_all_experts() {
+        let grouped = Grouped {
+            sort: Function(1),
+            product: Function(2),
+        };
+        let mut encoding = Encoding::default();
+        let (x, weight, experts, out) = (
+            view([100, 1, 64]),
+            view([560, 64, 1]),
+            view([100, 2, 1]),
+            view([100, 2, 70]),
+        );
+        grouped.encode(&mut encoding, &op(), 128, [&x, &weight, &experts, &out]);
+        let grids: Vec<[u32; 3]> = encoding
+            .commands
+            .iter()
+            .map(|command| match command {
+                crate::encoding::Command::Launch(launch) => launch.grid,
+                _ => [0; 3],
+            })
+            .collect();
+        assert_eq!(grids, [[1, 1, 1], [2, 8, 1]]);
+        assert_eq!(Grouped::scratch_bytes(&op()), 4 * (9 + 200));
+    }
+}

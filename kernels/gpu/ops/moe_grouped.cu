@@ -1,0 +1,166 @@
+// `moe_linear` of many tokens: choices are sorted by expert, and each expert's rows are one product on matrix units, so that a prompt reads an
+// expert's matrix once for every 64 of its tokens and not once a token.
+//
+// Definitions: ACT (f16, bf16: x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block format: see blocks.cuh).
+// Weights of another type are rounded to ACT.
+//
+// Entry points: moe_group (one block of 1024 threads, shared memory 4 · num_experts bytes) writes where each expert's choices begin
+// [num_experts + 1], and then the choices (token · top_k + j) themselves; moe_linear_grouped (grid: features in 64, experts, any number; 128
+// threads) wants that list, width a multiple of 8, and inputs and rows of weights aligned to 16 bytes (rows of block formats: to nothing).
+// check: -DACT=bf16 -DWEIGHT=bf16
+// check: -DACT=f16 -DWEIGHT=f16
+// check: -DACT=bf16 -DWEIGHT=f32
+// check: -DACT=f16 -DFORMAT=4
+// check: -DACT=bf16 -DFORMAT=8
+#include "eights.cuh"
+#include "mma.cuh"
+
+#define ROWS 64
+#define COLUMNS 64
+#define DEPTH 64
+#define PITCH (DEPTH + 8) // elements: 8 rows lie in different banks
+#define THREADS 128
+
+template <typename A, typename B> struct Same {
+    static constexpr bool value = false;
+};
+template <typename A> struct Same<A, A> {
+    static constexpr bool value = true;
+};
+
+extern "C" __global__ void __launch_bounds__(1024)
+moe_group(const i32 *experts, u32 experts_stride, u32 *groups, u32 num_choices, u32 top_k, u32 num_experts) {
+    extern __shared__ u32 counts[];
+    wait_for_previous();
+    for (u32 e = threadIdx.x; e < num_experts; e += blockDim.x) counts[e] = 0;
+    __syncthreads();
+    for (u32 c = threadIdx.x; c < num_choices; c += blockDim.x) {
+        u32 e = (u32)experts[(u64)(c / top_k) * experts_stride + c % top_k];
+        if (e < num_experts) atomicAdd(&counts[e], 1u);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        u32 before = 0;
+        for (u32 base = 0; base < num_experts; base += 32) {
+            u32 e = base + threadIdx.x, own = e < num_experts ? counts[e] : 0, sum = own;
+            for (u32 distance = 1; distance < 32; distance *= 2) {
+                u32 other = __shfl_up_sync(0xffffffffu, sum, distance);
+                if (threadIdx.x >= distance) sum += other;
+            }
+            if (e < num_experts) groups[e] = counts[e] = before + sum - own;
+            before += __shfl_sync(0xffffffffu, sum, 31);
+        }
+        if (threadIdx.x == 0) groups[num_experts] = before;
+    }
+    __syncthreads();
+    // The order within an expert is as threads come: every choice is a row of its own.
+    for (u32 c = threadIdx.x; c < num_choices; c += blockDim.x) {
+        u32 e = (u32)experts[(u64)(c / top_k) * experts_stride + c % top_k];
+        if (e < num_experts) groups[num_experts + 1 + atomicAdd(&counts[e], 1u)] = c;
+    }
+    let_next_start();
+}
+
+// Eight weights as the product takes them.
+__device__ __forceinline__ uint4 eight(const u8 *row, u32 k) {
+#ifndef FORMAT
+    if constexpr (Same<ACT, WEIGHT>::value) return load_streaming(row + k * sizeof(ACT));
+#endif
+    float w[8];
+    weights8(row, k, w);
+    return make_uint4(pack2<ACT>(w[0], w[1]), pack2<ACT>(w[2], w[3]), pack2<ACT>(w[4], w[5]), pack2<ACT>(w[6], w[7]));
+}
+
+__device__ __forceinline__ void load_pieces(u32 (&pieces)[4], const ACT *row) {
+    u32 address = (u32)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(pieces[0]), "=r"(pieces[1]), "=r"(pieces[2]), "=r"(pieces[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// A warp's 16 rows against all columns, over DEPTH.
+__device__ __forceinline__ void multiply(float (&sums)[COLUMNS / 8][4], const ACT *inputs, const ACT *matrix) {
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (u32 k = 0; k < DEPTH; k += 16) {
+        u32 a[4];
+        load_pieces(a, inputs + (16 * warp + (lane & 15)) * PITCH + k + (lane >> 4) * 8);
+#pragma unroll
+        for (u32 n = 0; n < COLUMNS / 8; n += 2) {
+            u32 units[4];
+            load_pieces(units, matrix + (8 * n + (lane >> 4) * 8 + (lane & 7)) * PITCH + k + (lane >> 3 & 1) * 8);
+            u32 left[2] = {units[0], units[1]}, right[2] = {units[2], units[3]};
+            mma_m16n8k16<ACT>(sums[n], a, left);
+            mma_m16n8k16<ACT>(sums[n + 1], a, right);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+moe_linear_grouped(const ACT *x, u32 token_stride, u32 input_stride, const u8 *weight, u64 row_bytes, const u32 *groups, ACT *out, u32 out_token_stride,
+                   u32 out_choice_stride, u32 top_k, u32 num_experts, u32 width, u32 features) {
+    __shared__ __align__(16) ACT inputs[ROWS * PITCH];
+    __shared__ __align__(16) ACT matrix[COLUMNS * PITCH];
+    __shared__ u32 choices[ROWS];
+    wait_for_previous();
+    let_next_start();
+    u32 expert = blockIdx.y, first_feature = blockIdx.x * COLUMNS, begin = groups[expert], end = groups[expert + 1];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, eighth = threadIdx.x % 8;
+    for (u32 first = begin + blockIdx.z * ROWS; first < end; first += gridDim.z * ROWS) {
+        u32 count = end - first < ROWS ? end - first : ROWS;
+        __syncthreads();
+        if (threadIdx.x < count) choices[threadIdx.x] = groups[num_experts + 1 + first + threadIdx.x];
+        __syncthreads();
+        // This thread brings eighth `eighth` of DEPTH of these rows, and of these columns.
+        const ACT *from[4];
+        const u8 *rows[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            u32 row = threadIdx.x / 8 + 16 * i, choice = row < count ? choices[row] : 0;
+            from[i] = row < count ? x + (u64)(choice / top_k) * token_stride + (u64)(choice % top_k) * input_stride : 0;
+            rows[i] = first_feature + row < features ? weight + ((u64)expert * features + first_feature + row) * row_bytes : 0;
+        }
+        uint4 next_inputs[4], next_weights[4];
+        auto bring = [&](u32 k) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                next_inputs[i] = next_weights[i] = make_uint4(0, 0, 0, 0);
+                if (from[i] && k < width) next_inputs[i] = *(const uint4 *)(from[i] + k);
+                if (rows[i] && k < width) next_weights[i] = eight(rows[i], k);
+            }
+        };
+        float sums[COLUMNS / 8][4];
+#pragma unroll
+        for (u32 n = 0; n < COLUMNS / 8; n++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) sums[n][i] = 0.f;
+        bring(8 * eighth);
+        for (u32 k = 0; k < width; k += DEPTH) {
+            __syncthreads();
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                u32 at = (threadIdx.x / 8 + 16 * i) * PITCH + 8 * eighth;
+                *(uint4 *)(inputs + at) = next_inputs[i];
+                *(uint4 *)(matrix + at) = next_weights[i];
+            }
+            __syncthreads();
+            if (k + DEPTH < width) bring(k + DEPTH + 8 * eighth);
+            multiply(sums, inputs, matrix);
+        }
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            u32 row = 16 * warp + lane / 4 + 8 * half;
+            if (row >= count) continue;
+            u32 choice = choices[row];
+            ACT *to = out + (u64)(choice / top_k) * out_token_stride + (u64)(choice % top_k) * out_choice_stride;
+#pragma unroll
+            for (u32 n = 0; n < COLUMNS / 8; n++)
+#pragma unroll
+                for (u32 e = 0; e < 2; e++) {
+                    u32 feature = first_feature + 8 * n + 2 * (lane & 3) + e;
+                    if (feature < features) to[feature] = from_f32<ACT>(sums[n][2 * half + e]);
+                }
+        }
+    }
+}
