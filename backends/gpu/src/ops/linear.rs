@@ -10,6 +10,7 @@ mod scaled_tile;
 mod small;
 mod tiled;
 
+use halyard_kernels_gpu::{LINEAR_SCALED, Source};
 use halyard_platform_api::ops::{self, Epilogue, GeluKind};
 use halyard_platform_api::{DType, Error, OpSpec, Result, Status, WeightFormat};
 
@@ -328,6 +329,10 @@ impl Kernel for Linear {
         self.code
             .as_ref()
             .map_or_else(|| "not prepared".to_string(), |code| code.name.clone())
+    }
+
+    fn needs(&self) -> Option<Source> {
+        (self.held == Held::Scaled).then_some(LINEAR_SCALED)
     }
 
     fn scratch_bytes(&self) -> u64 {
