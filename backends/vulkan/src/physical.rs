@@ -229,7 +229,7 @@ struct Properties {
 struct Subgroups {
     /// The size to ask for.
     required: Option<u32>,
-    /// Whether full ones can be asked for.
+    /// Whether full ones can be asked for, and do what kernels ask of them.
     full: bool,
     /// The size; 1: it may differ from pipeline to pipeline, so no kernel can be written for it.
     size: u32,
@@ -285,6 +285,14 @@ impl Properties {
             };
         };
         let (control, full) = subgroup_control(instance, handle);
+        use vk::SubgroupFeatureFlags as Operations;
+        let operations = Operations::BASIC
+            | Operations::VOTE
+            | Operations::BALLOT
+            | Operations::SHUFFLE
+            | Operations::ARITHMETIC
+            | Operations::CLUSTERED;
+        let full = full && self.v11.subgroup_supported_operations.contains(operations);
         let one_size = sizes.min_subgroup_size == sizes.max_subgroup_size;
         let range = sizes.min_subgroup_size..=sizes.max_subgroup_size;
         let stages = sizes.required_subgroup_size_stages;
