@@ -87,9 +87,13 @@ impl CommandList {
     }
 
     /// Whether this is the first submit of a list with calls of the vendor's collectives: they connect ranks at their first call of a
-    /// kind and size, which a capture does not allow.
+    /// kind and size, which a capture does not allow; nor does it allow what some libraries' products do at their first.
     fn must_run_first(&self) -> bool {
-        let connects = |command: &Command| matches!(command, Command::Collective(..));
+        let connects = |command: &Command| match command {
+            Command::Collective(..) => true,
+            Command::Product { product, .. } => product.must_run_first(),
+            _ => false,
+        };
         !self.has_run.swap(true, Ordering::Relaxed) && self.encoding.commands.iter().any(connects)
     }
 

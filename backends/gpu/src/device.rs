@@ -312,6 +312,9 @@ impl Drop for Prepared {
 impl OpRegistry for GpuDevice {
     fn support(&self, spec: &OpSpec) -> Result<OpSupport> {
         let kernel = ops::build(spec)?;
+        if let Some(source) = kernel.needs() {
+            self.inner.driver.kernel_text(source)?;
+        }
         Ok(OpSupport {
             cost: 1.0,
             implementation: kernel.implementation(),

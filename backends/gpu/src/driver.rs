@@ -186,6 +186,11 @@ pub trait Product: Send + Sync {
     /// Scratch while it runs, bytes.
     fn workspace_bytes(&self) -> u64;
 
+    /// Whether lists with calls of it run once before they are captured: libraries that load code at a first call cannot in a capture.
+    fn must_run_first(&self) -> bool {
+        false
+    }
+
     /// Enqueues one call; `workspace` holds [`Product::workspace_bytes`].
     ///
     /// # Safety

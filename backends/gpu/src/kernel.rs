@@ -102,6 +102,11 @@ pub trait Kernel: Send + Sync {
         "kernel".to_string()
     }
 
+    /// A file without which it cannot run, where not every driver's language has it.
+    fn needs(&self) -> Option<Source> {
+        None
+    }
+
     /// Scratch bytes while it runs.
     fn scratch_bytes(&self) -> u64 {
         0

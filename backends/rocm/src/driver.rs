@@ -14,6 +14,7 @@ use crate::facts::facts;
 use crate::hip::{
     CAPTURE_THREAD_LOCAL, COPY_DEFAULT, EVENT_SLEEPING, Hip, PINNED, STREAM_NON_BLOCKING, compiler, hip, names,
 };
+use crate::product::Products;
 
 /// Calls a function of the runtime and turns its answer into a result.
 macro_rules! call {
@@ -28,6 +29,7 @@ pub(crate) struct HipDriver {
     hip: &'static Hip,
     facts: Facts,
     compiler: OnceLock<Result<String>>,
+    products: OnceLock<Result<Arc<Products>>>,
 }
 
 impl HipDriver {
@@ -38,6 +40,7 @@ impl HipDriver {
             hip: hip()?,
             facts: facts(ordinal)?,
             compiler: OnceLock::new(),
+            products: OnceLock::new(),
         };
         driver.enter().map_err(|e| Error {
             message: format!("device {ordinal} ({}): {}", driver.facts.name, e.message),
@@ -326,7 +329,11 @@ impl Driver for HipDriver {
         }
     }
 
-    fn product(&self, _spec: &ProductSpec) -> Result<Arc<dyn Product>> {
-        Err(Error::unsupported("no library product on ROCm yet: own tiles run"))
+    fn product(&self, spec: &ProductSpec) -> Result<Arc<dyn Product>> {
+        let products = self.products.get_or_init(|| {
+            self.enter()?;
+            Products::new(self.hip, self.ordinal).map(Arc::new)
+        });
+        products.as_ref().map_err(Error::clone)?.product(spec)
     }
 }

@@ -1,10 +1,11 @@
-//! The ROCm platform: a [`Driver`](halyard_gpu::Driver) over the HIP runtime and hiprtc, both found at run time. It builds on machines without
+//! The ROCm platform: a [`Driver`](halyard_gpu::Driver) over the HIP runtime, hiprtc and rocBLAS, all found at run time. It builds on machines without
 //! ROCm, and where there is no device it says why.
 
 mod driver;
 mod error;
 mod facts;
 mod hip;
+mod product;
 mod surroundings;
 
 use std::sync::Arc;

@@ -88,7 +88,8 @@ impl Compiler {
         let c_options = c_text(options)?;
         let at: *const c_char = c_options.as_ptr();
         // SAFETY: a live program and device; without a callback the call returns when the build is over.
-        let code = unsafe { (self.api.clBuildProgram)(program.handle, 1, &self.device, at, None, std::ptr::null_mut()) };
+        let code =
+            unsafe { (self.api.clBuildProgram)(program.handle, 1, &self.device, at, None, std::ptr::null_mut()) };
         if matches!(code, BUILD_PROGRAM_FAILURE | INVALID_BUILD_OPTIONS) {
             let log = self.api.build_log(program.handle, self.device);
             return Err(Error {
@@ -114,7 +115,10 @@ impl Compiler {
             check("clGetProgramInfo", code)?;
         }
         if bytes == 0 {
-            return Err(Error::new(Status::Internal, "the runtime gives no binary of a built program"));
+            return Err(Error::new(
+                Status::Internal,
+                "the runtime gives no binary of a built program",
+            ));
         }
         let mut image = vec![0u8; bytes];
         let mut at = image.as_mut_ptr();
@@ -149,12 +153,14 @@ impl Compiler {
         let program = Program { api: self.api, handle };
         check("clCreateProgramWithBinary", status)?;
         // SAFETY: a live program and device; a binary takes no options.
-        let code = unsafe {
-            (self.api.clBuildProgram)(handle, 1, &self.device, c"".as_ptr(), None, std::ptr::null_mut())
-        };
+        let code =
+            unsafe { (self.api.clBuildProgram)(handle, 1, &self.device, c"".as_ptr(), None, std::ptr::null_mut()) };
         match code {
             BUILD_PROGRAM_FAILURE => Err(Error {
-                message: format!("the image does not load: {}", cut(&self.api.build_log(handle, self.device))),
+                message: format!(
+                    "the image does not load: {}",
+                    cut(&self.api.build_log(handle, self.device))
+                ),
                 ..error("clBuildProgram", code)
             }),
             code => check("clBuildProgram", code).map(|()| program),
@@ -189,7 +195,10 @@ mod tests {
     #[test]
     fn an_image_of_text_gives_its_parts_back() {
         let image = [TEXT_IMAGE, "norm", "-DA=1 -DB", "line 1\nline 2"].join("\n");
-        assert_eq!(text_image(image.as_bytes()), Some(("norm", "-DA=1 -DB", "line 1\nline 2")));
+        assert_eq!(
+            text_image(image.as_bytes()),
+            Some(("norm", "-DA=1 -DB", "line 1\nline 2"))
+        );
         assert_eq!(text_image(b"\x7fELF"), None);
         assert_eq!(text_image(b"opencl c"), None);
     }

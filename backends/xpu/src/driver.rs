@@ -91,7 +91,14 @@ impl OpenClDriver {
         let mut code = SUCCESS;
         // SAFETY: one live device; no properties, no callback.
         let handle = unsafe {
-            (api.clCreateContext)(std::ptr::null(), 1, &found.device, None, std::ptr::null_mut(), &mut code)
+            (api.clCreateContext)(
+                std::ptr::null(),
+                1,
+                &found.device,
+                None,
+                std::ptr::null_mut(),
+                &mut code,
+            )
         };
         check("clCreateContext", code).map_err(|e| Error {
             message: format!("{}: {}", found.facts.name, e.message),
@@ -314,7 +321,9 @@ impl Driver for OpenClDriver {
         on: Stream,
     ) -> Result<()> {
         let [vectors, bytes] = self.copy_rows()?;
-        let whole = [to, to_pitch, from, from_pitch, width].iter().all(|n| n.is_multiple_of(16));
+        let whole = [to, to_pitch, from, from_pitch, width]
+            .iter()
+            .all(|n| n.is_multiple_of(16));
         let (function, unit) = if whole { (vectors, 16) } else { (bytes, 1) };
         let groups = (width / unit).div_ceil(COPY_ITEMS as u64).min(COPY_GROUPS) as u32;
         let rows = u32::try_from(height).map_err(|_| Error::invalid(format!("a copy of {height} rows")))?;
@@ -329,12 +338,26 @@ impl Driver for OpenClDriver {
             Param::Long(width / unit),
         ];
         // SAFETY: the parameters of `copy_rows.cl`; the ranges live as the caller promises.
-        unsafe { self.launch(function, [groups, rows, 1], [COPY_ITEMS as u32, 1, 1], 0, &params, false, on) }
+        unsafe {
+            self.launch(
+                function,
+                [groups, rows, 1],
+                [COPY_ITEMS as u32, 1, 1],
+                0,
+                &params,
+                false,
+                on,
+            )
+        }
     }
 
     unsafe fn fill(&self, to: DevicePtr, value: u8, bytes: u64, on: Stream) -> Result<()> {
         // In large patterns as far as they fit, the rest byte by byte.
-        let head = if to.is_multiple_of(PATTERN_BYTES) { bytes - bytes % PATTERN_BYTES } else { 0 };
+        let head = if to.is_multiple_of(PATTERN_BYTES) {
+            bytes - bytes % PATTERN_BYTES
+        } else {
+            0
+        };
         let pattern = [value; PATTERN_BYTES as usize];
         let parts = [(to, head, &pattern[..]), (to + head, bytes - head, &pattern[..1])];
         let state = stream(on);
@@ -381,7 +404,10 @@ impl Driver for OpenClDriver {
     fn load(&self, image: &[u8]) -> Result<Module> {
         let program = Box::new(self.compiler_of_device().load(image)?);
         let module = Module(program.handle);
-        self.programs.lock().unwrap_or_else(PoisonError::into_inner).push(program);
+        self.programs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(program);
         Ok(module)
     }
 
@@ -444,7 +470,8 @@ impl Driver for OpenClDriver {
         if let Some(steps) = &mut *state.capture() {
             let kernel = self.create_kernel(entry.program, &entry.name)?;
             let launch = Launch::new(self.api, kernel, global, local);
-            self.set_params(entry, launch.kernel(), params, shared_bytes).map_err(name)?;
+            self.set_params(entry, launch.kernel(), params, shared_bytes)
+                .map_err(name)?;
             steps.push(Step::Launch(launch));
             return Ok(());
         }
@@ -484,6 +511,8 @@ impl Driver for OpenClDriver {
     }
 
     fn product(&self, _spec: &ProductSpec) -> Result<Arc<dyn Product>> {
-        Err(Error::unsupported("OpenCL brings no library of matrix products: the platform's own kernels run"))
+        Err(Error::unsupported(
+            "OpenCL brings no library of matrix products: the platform's own kernels run",
+        ))
     }
 }

@@ -22,7 +22,11 @@ fn meaning(code: i32) -> (&'static str, Status, &'static str) {
     match code {
         -1 => ("CL_DEVICE_NOT_FOUND", Unavailable, ""),
         -2 => ("CL_DEVICE_NOT_AVAILABLE", DeviceLost, RESTART),
-        -3 => ("CL_COMPILER_NOT_AVAILABLE", Unavailable, ": install the runtime's compiler"),
+        -3 => (
+            "CL_COMPILER_NOT_AVAILABLE",
+            Unavailable,
+            ": install the runtime's compiler",
+        ),
         -4 => ("CL_MEM_OBJECT_ALLOCATION_FAILURE", OutOfMemory, LESS),
         -5 => ("CL_OUT_OF_RESOURCES", DeviceLost, RESTART),
         -6 => ("CL_OUT_OF_HOST_MEMORY", OutOfMemory, LESS),

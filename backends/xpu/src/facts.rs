@@ -93,7 +93,9 @@ fn platforms(api: &Api) -> Result<Vec<Handle>> {
     // SAFETY: asks for the number only.
     let code = unsafe { (api.clGetPlatformIDs)(0, std::ptr::null_mut(), &mut count) };
     if code == PLATFORM_NOT_FOUND || (code == SUCCESS && count == 0) {
-        return Err(unavailable(format!("OpenCL's loader library knows no runtime: {REMEDY}")));
+        return Err(unavailable(format!(
+            "OpenCL's loader library knows no runtime: {REMEDY}"
+        )));
     }
     check("clGetPlatformIDs", code)?;
     let mut platforms = vec![0; count as usize];
@@ -152,7 +154,10 @@ fn usable_device(api: &Api, platform: Handle, device: Handle) -> Result<Found> {
     let driver = api.device_text(device, api::DRIVER_VERSION)?;
     let version = api.device_text(device, api::DEVICE_VERSION)?;
     let platform_name = api.platform_text(platform, api::PLATFORM_NAME)?;
-    let runtime = format!("{platform_name} {}", api.platform_text(platform, api::PLATFORM_VERSION)?);
+    let runtime = format!(
+        "{platform_name} {}",
+        api.platform_text(platform, api::PLATFORM_VERSION)?
+    );
     let command_buffers = has("cl_khr_command_buffer")
         && number(COMMAND_BUFFER_CAPABILITIES) & SIMULTANEOUS_USE != 0
         && number(COMMAND_BUFFER_QUEUE_PROPERTIES) == 0;

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use halyard_platform_api::{Error, Result, Status};
@@ -14,8 +14,7 @@ use crate::surroundings::named_library_folders;
 const NAMES: [&str; 2] = ["libOpenCL.so.1", "libOpenCL.so"];
 
 /// What brings a runtime.
-pub(crate) const REMEDY: &str =
-    "install the runtime of the device (on Debian and Ubuntu: intel-opencl-icd for Intel GPUs, pocl-opencl-icd for processors)";
+pub(crate) const REMEDY: &str = "install the runtime of the device (on Debian and Ubuntu: intel-opencl-icd for Intel GPUs, pocl-opencl-icd for processors)";
 
 /// OpenCL's functions.
 ///
@@ -50,7 +49,7 @@ fn open() -> Result<Api> {
 }
 
 /// Opens the library for the rest of the process: runtimes leave threads behind that outlive every user.
-fn open_library(path: &PathBuf) -> std::result::Result<*mut c_void, String> {
+fn open_library(path: &Path) -> std::result::Result<*mut c_void, String> {
     let Ok(name) = CString::new(path.as_os_str().as_bytes()) else {
         return Err(format!("{} is no path", path.display()));
     };
@@ -68,7 +67,7 @@ fn open_library(path: &PathBuf) -> std::result::Result<*mut c_void, String> {
     Err(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-fn functions(library: *mut c_void, path: &std::path::Path) -> Result<Api> {
+fn functions(library: *mut c_void, path: &Path) -> Result<Api> {
     let find = |name: &str| match CString::new(name) {
         // SAFETY: a live library and a name that ends in 0.
         Ok(name) => unsafe { libc::dlsym(library, name.as_ptr()) },

@@ -64,7 +64,11 @@ impl Memory {
             device: found.device,
             name: found.facts.name.clone(),
             total,
-            limit: if found.unified_memory { total.min(available_to_process()) } else { total },
+            limit: if found.unified_memory {
+                total.min(available_to_process())
+            } else {
+                total
+            },
             max_allocation: found.max_allocation_bytes,
             held: Mutex::default(),
         })
@@ -171,7 +175,9 @@ impl Memory {
                 (usm.clSetKernelArgMemPointerINTEL)(kernel, index, at)
             }),
             // SAFETY: as above.
-            None => ("clSetKernelArgSVMPointer", unsafe { (self.api.clSetKernelArgSVMPointer)(kernel, index, at) }),
+            None => ("clSetKernelArgSVMPointer", unsafe {
+                (self.api.clSetKernelArgSVMPointer)(kernel, index, at)
+            }),
         }
     }
 

@@ -49,8 +49,16 @@ pub(crate) enum Step {
     Launch(Launch),
     /// Consecutive launches as one command buffer.
     Commands(Commands),
-    Copy { to: DevicePtr, from: DevicePtr, bytes: u64 },
-    Fill { to: DevicePtr, pattern: Vec<u8>, bytes: u64 },
+    Copy {
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: u64,
+    },
+    Fill {
+        to: DevicePtr,
+        pattern: Vec<u8>,
+        bytes: u64,
+    },
 }
 
 /// A command buffer of the runtime.
@@ -135,7 +143,17 @@ pub(crate) unsafe fn enqueue_launch(
     let (none, no_waits, no_event) = (std::ptr::null(), std::ptr::null(), std::ptr::null_mut());
     // SAFETY: as the caller promises; both sizes have three axes.
     let code = unsafe {
-        (api.clEnqueueNDRangeKernel)(queue, kernel, 3, none, global.as_ptr(), local.as_ptr(), 0, no_waits, no_event)
+        (api.clEnqueueNDRangeKernel)(
+            queue,
+            kernel,
+            3,
+            none,
+            global.as_ptr(),
+            local.as_ptr(),
+            0,
+            no_waits,
+            no_event,
+        )
     };
     ("clEnqueueNDRangeKernel", code)
 }

@@ -21,8 +21,7 @@ impl StreamState {
     pub(crate) fn new(api: &'static Api, context: Handle, device: Handle) -> Result<StreamState> {
         let mut code = SUCCESS;
         // SAFETY: a live context and device; no properties: in order, without profiling.
-        let queue =
-            unsafe { (api.clCreateCommandQueueWithProperties)(context, device, std::ptr::null(), &mut code) };
+        let queue = unsafe { (api.clCreateCommandQueueWithProperties)(context, device, std::ptr::null(), &mut code) };
         check("clCreateCommandQueueWithProperties", code)?;
         Ok(StreamState {
             api,
@@ -114,8 +113,7 @@ impl EventState {
         let (bytes, none) = (size_of::<i32>(), std::ptr::null_mut());
         let at = (&raw mut status).cast();
         // SAFETY: a live event, held by the lock; the output has the size given.
-        let code =
-            unsafe { (self.api.clGetEventInfo)(*marker, api::EVENT_COMMAND_EXECUTION_STATUS, bytes, at, none) };
+        let code = unsafe { (self.api.clGetEventInfo)(*marker, api::EVENT_COMMAND_EXECUTION_STATUS, bytes, at, none) };
         check("clGetEventInfo", code)?;
         match status {
             failed if failed < 0 => Err(Error {

@@ -9,9 +9,10 @@ __device__ __forceinline__ u64 codes_pitch(u32 k) { return ((u64)k + 15) / 16 * 
 __device__ __forceinline__ u64 scales_at(u32 n, u32 k) { return (n * codes_pitch(k) + 255) / 256 * 256; }
 
 // Four codes in the file's order, and back.
-__device__ __forceinline__ u32 shuffle_codes(u32 file) { return __byte_perm(file, 0, 0x1302); }
-__device__ __forceinline__ u32 file_codes(u32 held) { return __byte_perm(held, 0, 0x2031); }
+__device__ __forceinline__ u32 shuffle_codes(u32 file) { return (file >> 16 & 0xff) | (file & 0xff) << 8 | (file >> 24) << 16 | (file >> 8 & 0xff) << 24; }
+__device__ __forceinline__ u32 file_codes(u32 held) { return (held >> 8 & 0xff) | (held >> 24) << 8 | (held & 0xff) << 16 | (held >> 16 & 0xff) << 24; }
 
+#if !defined(__HIP__)
 // Values 0, 1 and values 2, 3 of four codes as operands of the matrix unit. A code's fields, moved to their places in the wider type, are a power of
 // two too small; the product with it is exact, subnormal numbers included.
 template <typename T> __device__ __forceinline__ void widen_codes(u32 held, u32 &first, u32 &second);
@@ -29,3 +30,4 @@ template <> __device__ __forceinline__ void widen_codes<f16>(u32 held, u32 &firs
     asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(first) : "r"(up), "r"(none));
     asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(second) : "r"(up), "r"(none));
 }
+#endif

@@ -20,7 +20,9 @@ extern "C" __global__ void __launch_bounds__(128) scaled_pack(const u8 *from, u8
     const u8 *codes = from + (u64)blockIdx.x * (k + 4ull);
     u32 *to = (u32 *)(packed + row * codes_pitch(k));
     bool aligned = ((u64)codes & 3) == 0;
-    int nan = 0;
+    __shared__ u32 nan;
+    if (threadIdx.x == 0) nan = 0;
+    __syncthreads();
     for (u32 i = threadIdx.x; i < codes_pitch(k) / 4; i += blockDim.x) {
         u32 word = 0;
         if (aligned && 4 * i + 4 <= k) {
@@ -29,10 +31,11 @@ extern "C" __global__ void __launch_bounds__(128) scaled_pack(const u8 *from, u8
             for (u32 b = 0; b < 4; b++)
                 if (4 * i + b < k) word |= (u32)codes[4 * i + b] << (8 * b);
         }
-        for (u32 b = 0; b < 4; b++) nan |= (word >> (8 * b) & 0x7f) == 0x7f;
+        for (u32 b = 0; b < 4; b++)
+            if ((word >> (8 * b) & 0x7f) == 0x7f) nan = 1;
         to[i] = shuffle_codes(word);
     }
-    nan = __syncthreads_or(nan);
+    __syncthreads();
     if (threadIdx.x == 0) {
         u32 scale = 0x7fc00000;
         if (!nan) scale = codes[k] | (u32)codes[k + 1] << 8 | (u32)codes[k + 2] << 16 | (u32)codes[k + 3] << 24;

@@ -6,10 +6,7 @@
 // check: -DACT=f32 -DKV=f32 -DHEAD_DIM=64 -DBLOCK=8
 // check: -DACT=f16 -DKV=e4m3 -DHEAD_DIM=80 -DBLOCK=16
 // check: -DACT=bf16 -DKV=bf16 -DHEAD_DIM=128 -DBLOCK=64
-// check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=256 -DBLOCK=64
 // check: -DACT=bf16 -DKV=f32 -DHEAD_DIM=16 -DBLOCK=8
-// check: -DACT=f32 -DKV=f32 -DHEAD_DIM=80 -DBLOCK=8
-// check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DBLOCK=64
 #include "kv.h"
 
 // Work-items of a group; (token, head) pairs of it.

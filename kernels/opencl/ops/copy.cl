@@ -4,13 +4,8 @@
 // check:
 // check: -DFROM=f32 -DTO=f32
 // check: -DFROM=f32 -DTO=f16
-// check: -DFROM=f32 -DTO=bf16
-// check: -DFROM=f16 -DTO=f32
-// check: -DFROM=f16 -DTO=f16
 // check: -DFROM=f16 -DTO=bf16
 // check: -DFROM=bf16 -DTO=f32
-// check: -DFROM=bf16 -DTO=f16
-// check: -DFROM=bf16 -DTO=bf16
 // check: -DACT=f32
 // check: -DACT=f16
 // check: -DACT=bf16

@@ -4,32 +4,16 @@
 // Definitions: WEIGHT = the contract's code of the table's format (0 f32, 1 f16, 2 bf16, 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K);
 // OUT = f32, f16 or bf16.
 // check: -DWEIGHT=0 -DOUT=f32
-// check: -DWEIGHT=0 -DOUT=f16
-// check: -DWEIGHT=0 -DOUT=bf16
 // check: -DWEIGHT=1 -DOUT=f32
-// check: -DWEIGHT=1 -DOUT=f16
-// check: -DWEIGHT=1 -DOUT=bf16
 // check: -DWEIGHT=2 -DOUT=f32
-// check: -DWEIGHT=2 -DOUT=f16
-// check: -DWEIGHT=2 -DOUT=bf16
 // check: -DWEIGHT=3 -DOUT=f32
-// check: -DWEIGHT=3 -DOUT=f16
-// check: -DWEIGHT=3 -DOUT=bf16
 // check: -DWEIGHT=4 -DOUT=f32
-// check: -DWEIGHT=4 -DOUT=f16
-// check: -DWEIGHT=4 -DOUT=bf16
 // check: -DWEIGHT=5 -DOUT=f32
-// check: -DWEIGHT=5 -DOUT=f16
-// check: -DWEIGHT=5 -DOUT=bf16
 // check: -DWEIGHT=6 -DOUT=f32
-// check: -DWEIGHT=6 -DOUT=f16
-// check: -DWEIGHT=6 -DOUT=bf16
 // check: -DWEIGHT=7 -DOUT=f32
-// check: -DWEIGHT=7 -DOUT=f16
-// check: -DWEIGHT=7 -DOUT=bf16
 // check: -DWEIGHT=8 -DOUT=f32
-// check: -DWEIGHT=8 -DOUT=f16
-// check: -DWEIGHT=8 -DOUT=bf16
+// check: -DWEIGHT=1 -DOUT=f16
+// check: -DWEIGHT=4 -DOUT=bf16
 #include "common.h"
 
 #if WEIGHT == 0

@@ -9,6 +9,7 @@
 // check: -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0
 // check: -DACT=bf16 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=3
 // check: -DACT=f16 -DWEIGHT=bf16 -DOUT=f16 -DEPILOGUE=2
+// check: -DACT=bf16 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0 -DHALYARD_CPU
 #include "product.h"
 
 __kernel void linear_plain(const __global ACT *x, const __global WEIGHT *w, const __global float *bias, const __global OUT *residual,

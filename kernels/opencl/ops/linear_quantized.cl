@@ -12,6 +12,7 @@
 // check: -DFORMAT=6 -DACT=bf16 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
 // check: -DFORMAT=7 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
 // check: -DFORMAT=8 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=2
+// check: -DFORMAT=4 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0 -DHALYARD_CPU
 #include "product.h"
 #include "quantized.h"
 

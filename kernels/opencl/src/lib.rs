@@ -2,44 +2,46 @@
 //! kernels, for devices that speak OpenCL. One op a file in `ops/`, what they share in `include/`. Holds text only: no compiler, no driver.
 //!
 //! Differences of the language that a driver must know: a kernel whose CUDA twin takes dynamic shared memory may have one more, last
-//! parameter, a `__local` pointer of the launch's shared bytes; and matrix units, clusters and fused regions are not here.
+//! parameter, a `__local` pointer of the launch's shared bytes; a driver of a processor compiles with `-DHALYARD_CPU`; and matrix units,
+//! clusters and fused regions are not here.
 
 macro_rules! texts {
-    ($constant:ident, $folder:literal, $about:literal, $($name:literal: $file:literal,)*) => {
+    ($constant:ident, $folder:literal, $extension:literal, $about:literal, $($name:literal,)*) => {
         #[doc = $about]
-        pub const $constant: &[(&str, &str)] = &[$(($name, include_str!(concat!("../", $folder, "/", $file)))),*];
+        pub const $constant: &[(&str, &str)] =
+            &[$(($name, include_str!(concat!("../", $folder, "/", $name, $extension)))),*];
     };
 }
 
-texts! { HEADERS, "include", "Headers by the name that `#include` gives, with their text.",
-    "common.h": "common.h",
-    "activate.h": "activate.h",
-    "blocks.h": "blocks.h",
-    "kv.h": "kv.h",
-    "logits.h": "logits.h",
-    "product.h": "product.h",
-    "quantized.h": "quantized.h",
+texts! { HEADERS, "include", "", "Headers by the name that `#include` gives, with their text.",
+    "common.h",
+    "activate.h",
+    "blocks.h",
+    "kv.h",
+    "logits.h",
+    "product.h",
+    "quantized.h",
 }
 
-texts! { SOURCES, "ops", "Every kernel file by the name of its CUDA twin, with its text.",
-    "argmax": "argmax.cl",
-    "attention_plain": "attention_plain.cl",
-    "copy": "copy.cl",
-    "embedding": "embedding.cl",
-    "kv_write": "kv_write.cl",
-    "linear_plain": "linear_plain.cl",
-    "linear_quantized": "linear_quantized.cl",
-    "linear_tiled": "linear_tiled.cl",
-    "logits": "logits.cl",
-    "logprobs": "logprobs.cl",
-    "lora": "lora.cl",
-    "moe": "moe.cl",
-    "norm": "norm.cl",
-    "pointwise": "pointwise.cl",
-    "rope": "rope.cl",
-    "rows": "rows.cl",
-    "sample": "sample.cl",
-    "step": "step.cl",
+texts! { SOURCES, "ops", ".cl", "Every kernel file by the name of its CUDA twin, with its text.",
+    "argmax",
+    "attention_plain",
+    "copy",
+    "embedding",
+    "kv_write",
+    "linear_plain",
+    "linear_quantized",
+    "linear_tiled",
+    "logits",
+    "logprobs",
+    "lora",
+    "moe",
+    "norm",
+    "pointwise",
+    "rope",
+    "rows",
+    "sample",
+    "step",
 }
 
 /// The kernel file of that name; `None` where OpenCL has no twin.

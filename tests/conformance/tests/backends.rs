@@ -90,6 +90,13 @@ fn cuda_from_its_library() {
 }
 
 #[test]
+fn rocm_from_its_library() {
+    if has_device(&halyard_rocm::RocmPlatform) {
+        assert_conformant!(loaded("rocm"));
+    }
+}
+
+#[test]
 fn cuda_collectives_over_all_devices() {
     if !has_device(&halyard_cuda::CudaPlatform) {
         return;

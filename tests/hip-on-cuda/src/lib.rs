@@ -1,6 +1,6 @@
 //! A HIP runtime and hiprtc over an NVIDIA GPU: the entry points that the ROCm platform uses, over libcuda and NVRTC, so that its host code, its
-//! graphs and the portable kernels run for real where there is no AMD GPU. A library for tests only: copied to `libamdhip64.so` and
-//! `libhiprtc.so` in a folder that HALYARD_ROCM_LIBRARY_PATH names, never linked, never installed.
+//! graphs and the portable kernels run for real where there is no AMD GPU. A library for tests only: copied to `libamdhip64.so`,
+//! `libhiprtc.so` and `librocblas.so` in a folder that HALYARD_ROCM_LIBRARY_PATH names, never linked, never installed.
 //!
 //! What it cannot show: AMD's instructions and compiler (kernels compile as CUDA, with PORTABLE defined so that C++ stands where PTX would), waves of
 //! 64 lanes (a warp has 32), MFMA, the memory model and the caches of AMD's devices, and whatever HIP itself does otherwise than CUDA. A
@@ -9,6 +9,7 @@
 
 mod cuda;
 mod hiprtc;
+mod rocblas;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;

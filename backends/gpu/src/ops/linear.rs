@@ -10,6 +10,7 @@ mod scaled_tile;
 mod small;
 mod tiled;
 
+use halyard_kernels_gpu::{LINEAR_SCALED, Source};
 use halyard_platform_api::ops::{self, Epilogue, GeluKind};
 use halyard_platform_api::{DType, Error, OpSpec, Result, Status, WeightFormat};
 
@@ -330,11 +331,17 @@ impl Kernel for Linear {
             .map_or_else(|| "not prepared".to_string(), |code| code.name.clone())
     }
 
+    fn needs(&self) -> Option<Source> {
+        (self.held == Held::Scaled).then_some(LINEAR_SCALED)
+    }
+
     fn scratch_bytes(&self) -> u64 {
         let Some(code) = &self.code else { return 0 };
         let of_library = code.library.as_ref().map_or(0, Library::scratch_bytes);
         let of_tiles = code.tiled.as_ref().map_or(0, Tiled::scratch_bytes);
-        of_library.max(of_tiles).max(code.tile.as_ref().map_or(0, ScaledTile::scratch_bytes))
+        of_library
+            .max(of_tiles)
+            .max(code.tile.as_ref().map_or(0, ScaledTile::scratch_bytes))
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {

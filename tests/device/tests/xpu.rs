@@ -1,0 +1,154 @@
+//! The XPU platform on processors by OpenCL (pocl, and Intel's own runtime where HALYARD_TEST_INTEL_OPENCL names its folder), loaded from its
+//! library and run by the program that checks devices. Skipped with the reason where there is no runtime.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use halyard_platform_api::{Platform, Status};
+
+/// An OpenCL runtime: the variables that choose it.
+struct Runtime {
+    name: &'static str,
+    env: Vec<(&'static str, PathBuf)>,
+}
+
+/// The system's, and Intel's by itself.
+fn runtimes() -> Vec<Runtime> {
+    let mut runtimes = Vec::new();
+    match halyard_xpu::XpuPlatform.devices() {
+        Ok(_) => runtimes.push(Runtime {
+            name: "the system's OpenCL",
+            env: Vec::new(),
+        }),
+        Err(e) => {
+            assert_eq!(e.status, Status::Unavailable, "{e}");
+            println!("skipped: {}", e.message);
+        }
+    }
+    match std::env::var_os("HALYARD_TEST_INTEL_OPENCL").map(PathBuf::from) {
+        Some(folder) => runtimes.push(Runtime {
+            name: "Intel's OpenCL",
+            env: vec![
+                ("OCL_ICD_FILENAMES", folder.join("libintelocl.so")),
+                // Nothing else: the folder holds no list of runtimes.
+                ("OCL_ICD_VENDORS", folder.clone()),
+                ("HALYARD_OPENCL_LIBRARY_PATH", folder.clone()),
+                ("LD_LIBRARY_PATH", folder),
+            ],
+        }),
+        None => println!("skipped: HALYARD_TEST_INTEL_OPENCL names no folder with Intel's OpenCL runtime"),
+    }
+    runtimes
+}
+
+/// The folder of this test's own binary, where cargo puts the library too.
+fn beside() -> PathBuf {
+    let program = std::env::current_exe().expect("a path");
+    program.parent().expect("in a folder").to_path_buf()
+}
+
+/// The program that checks devices, on the XPU platform.
+fn program(library: &Path) -> Command {
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fixtures/models");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halyard-device-check"));
+    command.args(["--platform", "xpu", "--plugin"]).arg(library);
+    command.arg("--fixtures").arg(fixtures);
+    // Compiled kernels last as long as the build.
+    let cache = beside().join("xpu-cache");
+    command.env("HALYARD_CACHE_DIR", &cache);
+    command.env("POCL_CACHE_DIR", cache.join("pocl"));
+    command
+}
+
+/// Runs checks on every runtime; all must pass.
+fn check(arguments: &[&str]) {
+    let library = beside().join("libhalyard_xpu.so");
+    for runtime in runtimes() {
+        let mut command = program(&library);
+        command.args(arguments).envs(runtime.env.iter().cloned());
+        let output = command.output().expect("the program starts");
+        let (out, errors) = text(&output);
+        assert!(
+            output.status.success(),
+            "{}: {}\n{out}\n{errors}",
+            runtime.name,
+            output.status
+        );
+        for line in out.lines().filter(|line| line.starts_with("skipped")) {
+            println!("{}: {line}", runtime.name);
+        }
+        let last = out.lines().last().unwrap_or_default();
+        assert!(last.contains(" passed, 0 failed, "), "{out}");
+        println!("{}: {last}", runtime.name);
+    }
+}
+
+fn text(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn every_op_conforms() {
+    check(&["--jobs", "2", "conformance"]);
+}
+
+#[test]
+fn recorded_steps_are_one_shot_steps() {
+    check(&["--replays", "200", "recording", "replays"]);
+}
+
+#[test]
+fn models_give_what_hugging_face_gives() {
+    let model = std::env::var("HALYARD_TEST_MODEL").ok();
+    let mut arguments = vec!["goldens"];
+    match &model {
+        Some(model) => arguments.extend(["--model", model]),
+        None => println!("skipped: HALYARD_TEST_MODEL names no model; the tiny ones run"),
+    }
+    check(&arguments);
+}
+
+/// What a machine without a loader library, without a runtime, or with a foreign library of that name is told.
+#[test]
+fn what_is_missing_is_named_with_its_remedy() {
+    let folder = std::env::temp_dir().join(format!("halyard-no-opencl-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let library = beside().join("libhalyard_xpu.so");
+    let told = |env: &[(&str, &Path)]| {
+        let mut command = program(&library);
+        command.args(["--op", "copy", "conformance"]).envs(env.iter().copied());
+        let output = command.output().expect("the program starts");
+        assert_eq!(output.status.code(), Some(2), "{:?}", text(&output));
+        text(&output).1
+    };
+
+    // A file of the loader library's name that is no library.
+    std::fs::write(folder.join("libOpenCL.so.1"), b"not a library").expect("written");
+    let empty = folder.join("empty");
+    std::fs::create_dir_all(&empty).expect("a folder");
+    let has_loader =
+        !matches!(halyard_xpu::XpuPlatform.devices(), Err(e) if e.message.contains("no OpenCL loader library"));
+    if has_loader {
+        // A loader library that knows no runtime.
+        let message = told(&[("OCL_ICD_VENDORS", &empty)]);
+        assert!(
+            message.contains("knows no runtime") && message.contains("intel-opencl-icd"),
+            "{message}"
+        );
+    } else {
+        let message = told(&[("HALYARD_OPENCL_LIBRARY_PATH", &folder)]);
+        assert!(
+            message.contains("libOpenCL.so.1") && message.contains("ocl-icd-libopencl1"),
+            "{message}"
+        );
+    }
+    // A library without OpenCL's functions.
+    std::fs::copy(&library, folder.join("libOpenCL.so.1")).expect("copied");
+    let message = told(&[("HALYARD_OPENCL_LIBRARY_PATH", &folder)]);
+    assert!(
+        message.contains("lacks clGetPlatformIDs") && message.contains("newer loader library"),
+        "{message}"
+    );
+    std::fs::remove_dir_all(&folder).expect("ours");
+}
