@@ -81,7 +81,8 @@ fn info(physical: &Physical) -> DeviceInfo {
 halyard_platform_api::export_platform! {
     name: "vulkan",
     version: env!("CARGO_PKG_VERSION"),
-    priority: 5,
+    // Only by name: the first device may be a processor, which the cpu platform serves better.
+    priority: -2,
     about: "GPUs with Vulkan 1.2, and CPUs through a software Vulkan driver",
     cpu_features: "",
     platform: VulkanPlatform,
