@@ -188,11 +188,13 @@ fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) 
 fn golden_models_over_kv_in_fp8(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
     let kv = DType::F8E4M3;
     let info = open(platform)?.info().clone();
-    for (dtype, bounds) in [
+    let types = [
         (DType::F32, KV_FP8),
         (DType::F16, F16_KV_FP8),
         (DType::BF16, BF16_KV_FP8),
-    ] {
+    ];
+    let wanted = |dtype: &DType| options.only_dtype.is_none_or(|only| only == *dtype);
+    for (dtype, bounds) in types.into_iter().filter(|(dtype, _)| wanted(dtype)) {
         if !info.compute_dtypes.contains(dtype) || !info.kv_dtypes.contains(kv) {
             table.skip(
                 &format!("goldens in {dtype:?}, kv {kv:?}"),
@@ -233,9 +235,15 @@ fn golden_model(
                 &format!("{positions} positions, worst logprob difference {worst:.2e}"),
             );
         }
+        Err(why) if lacks_a_kernel(&why) => table.skip(name, &why),
         Err(why) => table.fail(name, &why),
     }
     Ok(())
+}
+
+/// Whether the model was refused because the platform's language lacks the kernel of an op that others have: a stated limit, and no fault.
+fn lacks_a_kernel(why: &str) -> bool {
+    why.starts_with("this platform cannot run the model") && why.contains("has no kernel in")
 }
 
 fn recorded(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
