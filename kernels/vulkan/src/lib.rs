@@ -37,6 +37,7 @@ files! {
     "kv_write",
     "linear_plain",
     "linear_quantized",
+    "linear_scaled",
     "linear_tiled",
     "logits",
     "logprobs",
