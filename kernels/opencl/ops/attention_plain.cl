@@ -84,6 +84,8 @@ __kernel void attention_plain(const __global ACT *q, u32 q_token_stride, u32 q_h
     // Position of the token, and the keys first ..= last that it sees.
     i32 last = live ? seq_lens[s] - starts[s + 1] + (i32)t : -1;
     i32 first = window > 0 && last + 1 > (i32)window ? last + 1 - (i32)window : 0;
+    // Work-items that have keys: the others' places are not joined.
+    u32 used = live ? min((last - (first & ~7)) / 8 + 1, 32) : 0;
     const __global i32 *pages = block_table + (u64)max(row, 0) * table_stride;
     u64 piece_offset = (u64)(head / group) * HEAD_BYTES;
     for (u32 d = lane; d < QUERY; d += 32)
@@ -91,7 +93,7 @@ __kernel void attention_plain(const __global ACT *q, u32 q_token_stride, u32 q_h
     barrier(CLK_LOCAL_MEM_FENCE);
 
     float highest = -INFINITY, total = 0.f, sum[DIMS];
-    for (u32 d = 0; d < DIMS; d++) sum[d] = 0.f;
+    for (u32 d = 0; lane < used && d < DIMS; d++) sum[d] = 0.f;
     const int8 steps = (int8)(0, 1, 2, 3, 4, 5, 6, 7);
     for (i32 token = (first & ~7) + 8 * (i32)lane; token <= last; token += 256) {
         const __global u8 *piece = cache + (u64)pages[token / BLOCK] * page_stride + piece_offset;
@@ -115,17 +117,17 @@ __kernel void attention_plain(const __global ACT *q, u32 q_token_stride, u32 q_h
     totals[id] = total;
     barrier(CLK_LOCAL_MEM_FENCE);
     float above = sinks && live ? sinks[head] : -INFINITY, all = 0.f;
-    for (u32 i = 0; i < 32; i++) above = fmax(above, highests[32 * job + i]);
+    for (u32 i = 0; i < used; i++) above = fmax(above, highests[32 * job + i]);
     float base = above == -INFINITY ? 0.f : above;
-    for (u32 i = 0; i < 32; i++) all += totals[32 * job + i] * exp(highests[32 * job + i] - base);
+    for (u32 i = 0; i < used; i++) all += totals[32 * job + i] * exp(highests[32 * job + i] - base);
     if (sinks && live) all += exp(sinks[head] - base);
     float factor = exp(highest - base);
     for (u32 d = 0; d < HEAD_DIM; d += SLICE) {
-        vstore8(vload8(0, sum + d) * factor, 0, slices + SLICE * id);
+        if (lane < used) vstore8(vload8(0, sum + d) * factor, 0, slices + SLICE * id);
         barrier(CLK_LOCAL_MEM_FENCE);
         if (live && lane < SLICE && d + lane < HEAD_DIM) {
             float joined = 0.f;
-            for (u32 i = 0; i < 32; i++) joined += slices[SLICE * (32 * job + i) + lane];
+            for (u32 i = 0; i < used; i++) joined += slices[SLICE * (32 * job + i) + lane];
             STORE(ACT, joined / all, out, (u64)t * out_token_stride + (u64)head * out_head_stride + d + lane);
         }
         barrier(CLK_LOCAL_MEM_FENCE);
