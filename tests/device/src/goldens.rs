@@ -33,8 +33,9 @@ pub const KV_FP8: Bounds = Bounds {
 };
 /// The same with activations in f16: HF's own f16 runs over such keys and values are up to 0.44 away (llama).
 pub const F16_KV_FP8: Bounds = Bounds { logprob: 0.5, gap: 0.3 };
-/// The same with activations in bf16: HF's own bf16 runs are up to 1.32 away (llama).
-pub const BF16_KV_FP8: Bounds = Bounds { logprob: 1.5, gap: 0.6 };
+/// The same with activations in bf16: HF's own bf16 runs are up to 1.32 away (llama), and 0.95 where gaps are widest (gemma3), so that two candidates
+/// may change places across as much.
+pub const BF16_KV_FP8: Bounds = Bounds { logprob: 1.5, gap: 1.0 };
 /// The tiny models with goldens over keys and values in E4M3.
 pub const KV_FP8_MODELS: [&str; 4] = ["llama", "smollm2", "qwen3", "gemma3"];
 /// Their golden files, beside the models.
