@@ -130,34 +130,38 @@ fn params(kind: &str, i: u32) -> SamplingParams {
 }
 
 /// Replays at least `steps` decode steps and compares the memory of the device, and of the process where it does nothing else (`alone`),
-/// after a tenth of them and at the end.
+/// before them, with everything recorded, and at the end.
 ///
 /// # Errors
 /// Memory that grew, or an engine that failed.
 pub fn many_replays(device: &Arc<dyn Device>, config: EngineConfig, steps: u64, alone: bool) -> Result<String, String> {
     let llm = Llm::open(config, Arc::clone(device)).map_err(|e| e.to_string())?;
-    let run_to = |goal: u64| {
-        while llm.engine().stats().replayed_steps_total < goal {
-            let before = llm.engine().stats().replayed_steps_total;
-            let kind = KINDS[(before % 3) as usize];
-            let long = |i| SamplingParams {
-                max_tokens: Some(200),
+    // `count` requests of `tokens` tokens each, together.
+    let round = |kind: &str, count: u32, tokens: u32| -> Result<(), String> {
+        let submit = |i: u32| {
+            let params = SamplingParams {
+                max_tokens: Some(tokens),
                 ..params(kind, i)
             };
-            let submit = |i: u32| {
-                let request = Request::new(format!("{i}"), vec![i + 5; 3], long(i));
-                llm.engine().submit(request).map_err(|e| e.to_string())
-            };
-            let streams = (0..1 + (before / 200 % 8) as u32)
-                .map(submit)
-                .collect::<Result<Vec<_>, _>>()?;
-            streams.into_iter().for_each(|stream| drop(stream.blocking_collect()));
+            let request = Request::new(format!("{i}"), vec![i + 5; 3], params);
+            llm.engine().submit(request).map_err(|e| e.to_string())
+        };
+        let streams = (0..count).map(submit).collect::<Result<Vec<_>, _>>()?;
+        streams.into_iter().for_each(|stream| drop(stream.blocking_collect()));
+        Ok(())
+    };
+    let run_to = |goal: u64| {
+        loop {
+            let before = llm.engine().stats().replayed_steps_total;
+            if before >= goal {
+                return Ok::<_, String>(());
+            }
+            round(KINDS[(before % 3) as usize], 1 + (before / 200 % 8) as u32, 200)?;
             if llm.engine().stats().replayed_steps_total == before {
                 let why = llm.engine().health().err();
                 return Err(why.unwrap_or_else(|| "no step was replayed".to_string()));
             }
         }
-        Ok::<_, String>(())
     };
     let used = || -> Result<[u64; 3], String> {
         let memory = device.memory().map_err(|e| e.to_string())?;
@@ -167,11 +171,15 @@ pub fn many_replays(device: &Arc<dyn Device>, config: EngineConfig, steps: u64, 
             resident_bytes(),
         ])
     };
-    run_to((steps / 10).max(1))?;
+    // Whatever is recorded and compiled once, for each sampler and number of sequences, comes first.
+    for (count, kind) in (1..=8).flat_map(|count| KINDS.map(|kind| (count, kind))) {
+        round(kind, count, 12)?;
+    }
+    let first = llm.engine().stats().replayed_steps_total;
     let before = used()?;
-    run_to(steps)?;
+    run_to(first + steps)?;
     let after = used()?;
-    let replayed = llm.engine().stats().replayed_steps_total;
+    let replayed = llm.engine().stats().replayed_steps_total - first;
     let grown = |i: usize| after[i].saturating_sub(before[i]);
     let text = format!(
         "{replayed} replays; grown by {} bytes in buffers, {} on the device, {} in this process",
