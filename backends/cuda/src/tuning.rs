@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use cudarc::cublaslt::sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS;
 use cudarc::driver::sys as cuda;
-use halyard_gpu::{DevicePtr, Driver, ProductCall, ProductSpec, Stream};
+use halyard_gpu::{DevicePtr, Driver, ProductCall, ProductSpec, Stream, write_whole};
 use halyard_platform_api::{Error, Result, Status};
 use sha2::{Digest, Sha256};
 
@@ -287,15 +287,7 @@ fn read(file: &Path, product: &LtProduct) -> Option<Vec<(u32, Algo)>> {
 
 /// Best effort: a choice that is not kept is made again.
 fn write(file: &Path, product: &LtProduct, choices: &[(u32, Algo)]) {
-    let part = file.with_extension(format!("{}.part", std::process::id()));
-    let written = file
-        .parent()
-        .map_or(Ok(()), std::fs::create_dir_all)
-        .and_then(|()| std::fs::write(&part, render(&title(product), choices)))
-        .and_then(|()| std::fs::rename(&part, file));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&part);
-    }
+    write_whole(file, render(&title(product), choices).as_bytes());
 }
 
 #[cfg(test)]

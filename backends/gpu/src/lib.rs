@@ -1,6 +1,7 @@
 //! What GPU platforms share: memory, queues, recordings, the op catalogue as kernel launches. It speaks to the hardware through one
 //! [`Driver`] only, so a platform's own crate is that driver, its library products and collectives, and the export.
 
+mod cache;
 mod commands;
 mod communicator;
 mod device;
@@ -19,6 +20,7 @@ mod step_ring;
 mod upload;
 mod view;
 
+pub use cache::write_whole;
 pub use device::{GpuDevice, device_info};
 pub use driver::{
     CollectiveCall, DevicePtr, Driver, Event, Facts, Function, Graph, Group, KernelText, MAX_PEERS, Module,

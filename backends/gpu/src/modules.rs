@@ -10,6 +10,7 @@ use halyard_kernels_gpu::Source;
 use halyard_platform_api::Result;
 use sha2::{Digest, Sha256};
 
+use crate::cache::write_whole;
 use crate::driver::{Driver, Function, KernelText, Module};
 
 /// First bytes of a cached image; the number changes with the layout.
@@ -150,23 +151,13 @@ fn read_image(path: &Path) -> Option<Vec<u8>> {
     whole.then(|| image.to_vec())
 }
 
-/// Writes a cache file whole or not at all. A cache that cannot be written costs time, not correctness, so failures are not told.
+/// Keeps an image: see [`write_whole`].
 fn write_image(path: &Path, image: &[u8]) {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let Some(folder) = path.parent() else { return };
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let part = path.with_extension(format!("{}.{number}.part", std::process::id()));
     let mut bytes = MAGIC.to_vec();
     bytes.extend_from_slice(&(image.len() as u64).to_le_bytes());
     bytes.extend_from_slice(&Sha256::digest(image));
     bytes.extend_from_slice(image);
-    let written = std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&part, bytes))
-        .and_then(|()| std::fs::rename(&part, path));
-    if written.is_err() {
-        // Best effort as well: what is left over is never read.
-        let _ = std::fs::remove_file(&part);
-    }
+    write_whole(path, &bytes);
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use ash::vk;
+use halyard_gpu::write_whole;
 use halyard_platform_api::{Error, Result};
 use sha2::{Digest, Sha256};
 
@@ -252,18 +253,9 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     (Sha256::digest(data)[..] == *hash).then(|| data.to_vec())
 }
 
-/// Writes a cache file whole or not at all.
+/// Keeps the data.
 fn write(path: &Path, data: &[u8]) {
-    let Some(folder) = path.parent() else { return };
-    let part = path.with_extension(format!("{}.part", std::process::id()));
-    let bytes = [&Sha256::digest(data)[..], data].concat();
-    let written = std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&part, bytes))
-        .and_then(|()| std::fs::rename(&part, path));
-    if written.is_err() {
-        // Best effort as well: what is left over is never read.
-        let _ = std::fs::remove_file(&part);
-    }
+    write_whole(path, &[&Sha256::digest(data)[..], data].concat());
 }
 
 #[cfg(test)]
