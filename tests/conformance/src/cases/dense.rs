@@ -77,6 +77,7 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
         (70, 1024, 33, false, true, 8),
         (130, 128, 140, true, true, 0),
         (520, 96, 64, true, false, 0),
+        (48, 256, 160, false, true, 0),
     ];
     let batches = batches.iter().filter(|_| format == WeightFormat::F8E4M3);
     for &(tokens, k, n, bias, residual, gap) in shapes.iter().chain(batches) {
@@ -103,17 +104,17 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
                 allow_quantized_act: true,
                 ..spec
             };
-            let class = Class::QuantizedProduct { terms: k as usize };
+            let terms = k as usize;
+            let class = match format {
+                WeightFormat::F8E4M3 => Class::RoundedProduct { terms },
+                _ => Class::QuantizedProduct { terms },
+            };
             let variant = format!("{variant}, quantized act allowed");
-            cases.push(linear_case(
-                random,
-                &spec,
-                tokens,
-                (bias, residual, gap),
-                class,
-                &variant,
-                &name,
-            ));
+            let case = linear_case(random, &spec, tokens, (bias, residual, gap), class, &variant, &name);
+            cases.push(case.clone());
+            if residual {
+                cases.push(case.in_place(3, 4));
+            }
         }
     }
 }
