@@ -15,6 +15,7 @@ use tokio::sync::mpsc::unbounded_channel;
 use crate::config::EngineConfig;
 use crate::core::{Command, Core, StatsCell};
 use crate::error::{EngineError, ParamError, SubmitError};
+use crate::life::{Life, RequestLife};
 use crate::load::{LoadProgress, ModelInfo, load};
 use crate::params::{MAX_STOP_TOKENS, Request};
 use crate::rank::{RankGroup, Ranks};
@@ -46,6 +47,11 @@ impl Shared {
     fn end_by(&self, deadline: Instant) {
         let mut current = self.deadline.lock().unwrap_or_else(PoisonError::into_inner);
         *current = Some(current.map_or(deadline, |earlier| earlier.min(deadline)));
+    }
+
+    /// Sequences submitted and not yet admitted to a device row.
+    pub(crate) fn waiting(&self) -> u32 {
+        self.waiting.load(Ordering::Relaxed) as u32
     }
 
     pub(crate) fn admitted(&self, count: usize) {
@@ -196,6 +202,14 @@ impl EngineHandle {
                 retry_after_s: 1,
             })?;
         let (events, receiver) = unbounded_channel();
+        let trace_parent = request.trace_parent.as_deref();
+        let life = RequestLife::new(
+            &request.id,
+            trace_parent,
+            request.priority,
+            n,
+            request.params.max_tokens,
+        );
         let params = Arc::new(request.params);
         let prompt: Arc<[u32]> = request.prompt.into();
         let first = f.next_id.fetch_add(u64::from(n), Ordering::Relaxed);
@@ -229,6 +243,7 @@ impl EngineHandle {
                 queue_ns: 0,
                 num_output: 0,
                 num_cached: 0,
+                life: Life::new(life.clone()),
                 admitted: false,
                 prompt_logprobs: scores_prompt.then(|| vec![None; prompt.len()]),
             };

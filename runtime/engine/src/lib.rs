@@ -10,6 +10,7 @@ mod core;
 pub mod error;
 pub mod handle;
 mod kv_memory;
+mod life;
 mod llm;
 mod load;
 pub mod output;
