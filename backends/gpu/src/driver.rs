@@ -401,6 +401,11 @@ pub trait Driver: Send + Sync {
         false
     }
 
+    /// Output rows of a workgroup of the plain products, which takes 8 tokens, and its threads.
+    fn plain_rows(&self) -> (u32, u32) {
+        (8, 256)
+    }
+
     /// Compiles a kernel file for this device.
     ///
     /// # Errors
