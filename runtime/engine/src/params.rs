@@ -229,6 +229,8 @@ pub struct Request {
     pub priority: i32,
     /// Requests share cached prefixes only within one salt.
     pub cache_salt: Option<String>,
+    /// Name of a LoRA adapter; `None`: the model as it is.
+    pub lora: Option<String>,
 }
 
 impl Request {
@@ -240,6 +242,7 @@ impl Request {
             params,
             priority: 0,
             cache_salt: None,
+            lora: None,
         }
     }
 }
