@@ -26,6 +26,8 @@ typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t m
 #define HALYARD_ABI_MINOR 1u
 #define HALYARD_KIND_PLATFORM 1u
 #define HALYARD_KIND_STAT_LOGGER 2u
+#define HALYARD_KIND_IO_PROCESSOR 3u
+#define HALYARD_KIND_LORA_RESOLVER 4u
 #define HALYARD_STATUS_OK 0u
 #define HALYARD_STATUS_INVALID_ARGUMENT 1u
 #define HALYARD_STATUS_UNSUPPORTED 2u
@@ -45,6 +47,8 @@ typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t m
 #define HALYARD_INTERFACE_ATTENTION 4u
 #define HALYARD_INTERFACE_COMMUNICATOR 5u
 #define HALYARD_INTERFACE_STAT_LOGGER 32u
+#define HALYARD_INTERFACE_IO_PROCESSOR 33u
+#define HALYARD_INTERFACE_LORA_RESOLVER 34u
 #define HALYARD_OP_EMBEDDING 1u
 #define HALYARD_OP_LINEAR 2u
 #define HALYARD_OP_LORA_SHRINK 3u
@@ -126,6 +130,9 @@ typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t m
 #define HALYARD_CAPABILITY_BATCH_INVARIANT 4u
 #define HALYARD_CAPABILITY_COMMUNICATOR 8u
 #define HALYARD_CAPABILITY_COMPOSITES 16u
+#define HALYARD_IO_PASS 0u
+#define HALYARD_IO_REWRITE 1u
+#define HALYARD_IO_REJECT 2u
 
 typedef struct halyard_error {
     uint32_t struct_size;
@@ -347,6 +354,38 @@ typedef struct halyard_finished_record {
     uint64_t first_token_ns;
     uint64_t total_ns;
 } halyard_finished_record;
+
+typedef struct halyard_io_request {
+    uint32_t struct_size;
+    uint32_t reserved;
+    halyard_str route;
+    halyard_str id;
+    halyard_str body;
+    uint64_t max_bytes;
+} halyard_io_request;
+
+typedef struct halyard_io_verdict {
+    uint32_t struct_size;
+    uint32_t action;
+    uint32_t http_status;
+    uint32_t wants_outputs;
+    halyard_str text;
+} halyard_io_verdict;
+
+typedef struct halyard_lora_query {
+    uint32_t struct_size;
+    uint32_t timeout_ms;
+    halyard_str name;
+    halyard_str base_model;
+} halyard_lora_query;
+
+typedef struct halyard_lora_answer {
+    uint32_t struct_size;
+    uint32_t found;
+    uint8_t *path;
+    uint32_t path_capacity;
+    uint32_t path_len;
+} halyard_lora_answer;
 
 typedef struct halyard_embedding_desc {
     uint32_t struct_size;
@@ -691,6 +730,27 @@ typedef struct halyard_stat_logger_table {
     uint32_t (*finished)(void *logger, const halyard_finished_record *records, uint32_t num, uint32_t stride, halyard_error *err); /* required */
     uint32_t (*flush)(void *logger, halyard_error *err); /* optional: nothing is held back */
 } halyard_stat_logger_table;
+
+/* interface io_processor 0.1 */
+typedef struct halyard_io_processor_table {
+    uint32_t struct_size;
+    uint32_t minor;
+    uint32_t (*create)(void *instance, halyard_str config, void * *out, halyard_error *err); /* required */
+    void (*drop)(void *processor); /* required */
+    uint32_t (*open)(void *processor, const halyard_io_request *request, void * *out, halyard_io_verdict *verdict, halyard_error *err); /* required */
+    void (*request_drop)(void *request); /* required */
+    uint32_t (*push)(void *request, uint32_t choice, halyard_str text, halyard_str *out, halyard_error *err); /* optional: output texts pass unchanged */
+    uint32_t (*finish)(void *request, uint32_t choice, halyard_str *out, halyard_error *err); /* optional: nothing is held back */
+} halyard_io_processor_table;
+
+/* interface lora_resolver 0.1 */
+typedef struct halyard_lora_resolver_table {
+    uint32_t struct_size;
+    uint32_t minor;
+    uint32_t (*create)(void *instance, halyard_str config, void * *out, halyard_error *err); /* required */
+    void (*drop)(void *resolver); /* required */
+    uint32_t (*resolve)(void *resolver, const halyard_lora_query *query, halyard_lora_answer *out, halyard_error *err); /* required */
+} halyard_lora_resolver_table;
 
 /* The entry symbol that a plugin's manifest names. Returns a status. */
 typedef uint32_t (*halyard_entry_fn)(const halyard_host *host, halyard_plugin *out, halyard_error *err);

@@ -5,6 +5,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use halyard_engine::{ParamError, SubmitError};
+use halyard_request_hooks::IoFailure;
 use halyard_text::TextError;
 use serde_json::{Value, json};
 
@@ -111,6 +112,16 @@ impl From<SubmitError> for ApiError {
             SubmitError::Dead { .. } => {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("engine_dead")
             }
+        }
+    }
+}
+
+impl From<IoFailure> for ApiError {
+    fn from(failure: IoFailure) -> Self {
+        let status = StatusCode::from_u16(failure.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        ApiError {
+            retry_after_s: (status == StatusCode::SERVICE_UNAVAILABLE).then_some(1),
+            ..ApiError::new(status, failure.to_string()).with_code(failure.code())
         }
     }
 }
