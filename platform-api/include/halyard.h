@@ -548,6 +548,8 @@ typedef struct halyard_lora_expand_desc {
     uint32_t weight;
     uint32_t out;
     uint32_t max_tokens;
+    uint32_t second_part;
+    uint32_t third_part;
 } halyard_lora_expand_desc;
 
 typedef struct halyard_rms_norm_desc {
