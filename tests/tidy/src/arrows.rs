@@ -37,7 +37,13 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
     ("runtime/engine", "runtime/scheduler", "plans steps"),
     ("runtime/engine", "runtime/models", "descriptions, programs, weights"),
     ("runtime/engine", "runtime/text", "tokenizer, stop strings"),
+    ("runtime/request-hooks", "platform-api", "calls its hooks"),
     ("server", "runtime/engine", "serves it"),
+    (
+        "server",
+        "runtime/request-hooks",
+        "IO processors and LoRA resolvers with their deadlines",
+    ),
     (
         "server",
         "runtime/plugin-host",
