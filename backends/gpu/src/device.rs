@@ -9,8 +9,8 @@ use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{
     AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities, ClaimReport,
     Communicator, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpId,
-    OpRegistry, OpSpec, OpSupport, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result, Status, Tensor,
-    WeightRows,
+    OpRegistry, OpSpec, OpSupport, Operand, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result, Status,
+    Tensor, WeightRows,
 };
 
 use crate::commands::GpuEncoder;
@@ -19,7 +19,7 @@ use crate::driver::{Driver, Facts};
 use crate::kernel::{Kernel, Preparation, RowSource};
 use crate::memory::{Allocation, Memory};
 use crate::modules::Modules;
-use crate::objects::{Objects, SharedKernel, read, write};
+use crate::objects::{Objects, Registered, SharedKernel, read, write};
 use crate::ops;
 use crate::queue::{GpuQueue, QueueCore};
 use crate::upload::Uploads;
@@ -104,14 +104,22 @@ impl GpuDevice {
     }
 }
 
-/// Prepares a kernel and gives it an id.
-pub(crate) fn register(inner: &Arc<Inner>, mut kernel: Box<dyn Kernel>) -> Result<Arc<dyn PreparedOp>> {
+/// Prepares a kernel over such operands (none: undocumented ones) and gives it an id.
+pub(crate) fn register(
+    inner: &Arc<Inner>,
+    mut kernel: Box<dyn Kernel>,
+    operands: &'static [Operand],
+) -> Result<Arc<dyn PreparedOp>> {
     kernel.prepare(&Preparation {
         driver: &inner.driver,
         modules: &inner.modules,
     })?;
     let kernel: SharedKernel = Arc::from(kernel);
-    let id = write(&inner.objects).ops.insert(kernel.clone());
+    let registered = Registered {
+        kernel: kernel.clone(),
+        operands,
+    };
+    let id = write(&inner.objects).ops.insert(registered);
     Ok(Arc::new(Prepared {
         inner: inner.clone(),
         kernel,
@@ -322,7 +330,7 @@ impl OpRegistry for GpuDevice {
     }
 
     fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
-        register(&self.inner, ops::build(spec)?)
+        register(&self.inner, ops::build(spec)?, spec.operands())
     }
 
     fn claim(&self, program: &Program) -> Result<ClaimReport> {
@@ -332,7 +340,7 @@ impl OpRegistry for GpuDevice {
 
     fn prepare_program(&self, program: &Program) -> Result<Arc<dyn PreparedOp>> {
         program.validate()?;
-        register(&self.inner, ops::build_program(program)?)
+        register(&self.inner, ops::build_program(program)?, &[])
     }
 }
 

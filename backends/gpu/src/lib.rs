@@ -7,6 +7,7 @@ mod communicator;
 mod device;
 mod driver;
 mod encoding;
+mod hazards;
 mod kernel;
 mod libraries;
 mod memory;
