@@ -76,6 +76,19 @@ pub fn device_info(facts: &Facts) -> DeviceInfo {
     }
 }
 
+/// What a platform says of a device that it does not have: `who` shows the first `count`, and `hint` says what has a say in that.
+pub fn no_such_device(index: u32, who: &str, count: usize, hint: &str) -> Error {
+    let devices = match count {
+        0 => "no device".to_string(),
+        1 => "device 0 only".to_string(),
+        _ => format!("devices 0 to {}", count - 1),
+    };
+    Error::new(
+        Status::NotFound,
+        format!("device {index}: {who} shows {devices}; {hint}"),
+    )
+}
+
 impl GpuDevice {
     /// Opens the device behind `driver`, which says `info` of itself (from [`device_info`], less what it lacks); compiled kernels are kept in
     /// `cache` where there is one.

@@ -87,12 +87,11 @@ impl Hazards {
             }
         }
         let meet = |these: &[Window], those: &[Window]| these.iter().any(|a| those.iter().any(|b| a.overlaps(b)));
-        let beside = self.known
-            && !(self.scratch && scratch)
-            && self.reads.len() + self.writes.len() < MAX_KNOWN
-            && !meet(&writes, &self.writes)
-            && !meet(&writes, &self.reads)
-            && !meet(&reads, &self.writes);
+        let shares = self.scratch && scratch
+            || meet(&writes, &self.writes)
+            || meet(&writes, &self.reads)
+            || meet(&reads, &self.writes);
+        let beside = self.known && !shares && self.reads.len() + self.writes.len() < MAX_KNOWN;
         // Commands of one op wait for each other, and so for everything before it.
         if !beside || commands > 1 {
             *self = Hazards::default();
