@@ -447,6 +447,21 @@ pub trait Driver: Send + Sync {
         stream: Stream,
     ) -> Result<()>;
 
+    /// Whether [`Driver::beside`] is worth finding out.
+    fn runs_side_by_side(&self) -> bool {
+        false
+    }
+
+    /// The next command of the stream shares no memory with those since the last one before which this was not said: it need not wait for
+    /// them. Streams that order all their work may ignore it.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    fn beside(&self, stream: Stream) -> Result<()> {
+        let _ = stream;
+        Ok(())
+    }
+
     /// Begins a capture of what this thread enqueues on the stream.
     fn begin_capture(&self, stream: Stream) -> Result<()>;
 

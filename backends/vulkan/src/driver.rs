@@ -364,6 +364,18 @@ impl Driver for VulkanDriver {
         stream.record(|recorder, memory| recorder.launch(memory, bound, grid, params))
     }
 
+    fn runs_side_by_side(&self) -> bool {
+        true
+    }
+
+    fn beside(&self, on: Stream) -> Result<()> {
+        // SAFETY: a live stream.
+        unsafe { stream(on) }.record(|recorder, _| {
+            recorder.beside();
+            Ok(())
+        })
+    }
+
     fn begin_capture(&self, on: Stream) -> Result<()> {
         // SAFETY: a live stream.
         unsafe { stream(on) }.begin_capture()

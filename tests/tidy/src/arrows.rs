@@ -26,7 +26,11 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
         "platform-api",
         "implements its traits over its tables",
     ),
-    ("runtime/hooks", "platform-api", "delivers its records to its stat loggers"),
+    (
+        "runtime/hooks",
+        "platform-api",
+        "delivers its records to its stat loggers",
+    ),
     ("runtime/engine", "runtime/hooks", "hands it records"),
     ("server", "runtime/hooks", "starts sinks, shows and reloads them"),
     ("runtime/models", "platform-api", "programs are lists of its ops"),
