@@ -31,6 +31,8 @@ typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t m
 #define HALYARD_ABI_MINOR 1u
 #define HALYARD_KIND_PLATFORM 1u
 #define HALYARD_KIND_STAT_LOGGER 2u
+#define HALYARD_KIND_IO_PROCESSOR 3u
+#define HALYARD_KIND_LORA_RESOLVER 4u
 #define HALYARD_RECORD_START 1u
 #define HALYARD_RECORD_SCHEDULER 2u
 #define HALYARD_RECORD_ITERATION 3u
@@ -58,6 +60,8 @@ typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t m
 #define HALYARD_INTERFACE_ATTENTION 4u
 #define HALYARD_INTERFACE_COMMUNICATOR 5u
 #define HALYARD_INTERFACE_STAT_LOGGER 40u
+#define HALYARD_INTERFACE_IO_PROCESSOR 33u
+#define HALYARD_INTERFACE_LORA_RESOLVER 34u
 #define HALYARD_OP_EMBEDDING 1u
 #define HALYARD_OP_LINEAR 2u
 #define HALYARD_OP_LORA_SHRINK 3u
@@ -139,6 +143,9 @@ typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t m
 #define HALYARD_CAPABILITY_BATCH_INVARIANT 4u
 #define HALYARD_CAPABILITY_COMMUNICATOR 8u
 #define HALYARD_CAPABILITY_COMPOSITES 16u
+#define HALYARD_IO_PASS 0u
+#define HALYARD_IO_REWRITE 1u
+#define HALYARD_IO_REJECT 2u
 
 typedef struct halyard_error {
     uint32_t struct_size;
@@ -332,6 +339,38 @@ typedef struct halyard_collective {
     uint32_t peer;
 } halyard_collective;
 
+typedef struct halyard_io_request {
+    uint32_t struct_size;
+    uint32_t reserved;
+    halyard_str route;
+    halyard_str id;
+    halyard_str body;
+    uint64_t max_bytes;
+} halyard_io_request;
+
+typedef struct halyard_io_verdict {
+    uint32_t struct_size;
+    uint32_t action;
+    uint32_t http_status;
+    uint32_t wants_outputs;
+    halyard_str text;
+} halyard_io_verdict;
+
+typedef struct halyard_lora_query {
+    uint32_t struct_size;
+    uint32_t timeout_ms;
+    halyard_str name;
+    halyard_str base_model;
+} halyard_lora_query;
+
+typedef struct halyard_lora_answer {
+    uint32_t struct_size;
+    uint32_t found;
+    uint8_t *path;
+    uint32_t path_capacity;
+    uint32_t path_len;
+} halyard_lora_answer;
+
 typedef struct halyard_start_record {
     uint32_t struct_size;
     uint32_t engine_index;
@@ -509,6 +548,8 @@ typedef struct halyard_lora_expand_desc {
     uint32_t weight;
     uint32_t out;
     uint32_t max_tokens;
+    uint32_t second_part;
+    uint32_t third_part;
 } halyard_lora_expand_desc;
 
 typedef struct halyard_rms_norm_desc {
@@ -810,6 +851,27 @@ typedef struct halyard_stat_logger_table {
     uint32_t (*flush)(void *logger, uint64_t deadline_ns, halyard_error *err); /* optional: nothing is held back */
     uint32_t (*expose)(void *logger, uint8_t *buffer, uint64_t capacity, uint64_t *len, halyard_error *err); /* optional: nothing is shown */
 } halyard_stat_logger_table;
+
+/* interface io_processor 0.1 */
+typedef struct halyard_io_processor_table {
+    uint32_t struct_size;
+    uint32_t minor;
+    uint32_t (*create)(void *instance, halyard_str config, void * *out, halyard_error *err); /* required */
+    void (*drop)(void *processor); /* required */
+    uint32_t (*open)(void *processor, const halyard_io_request *request, void * *out, halyard_io_verdict *verdict, halyard_error *err); /* required */
+    void (*request_drop)(void *request); /* required */
+    uint32_t (*push)(void *request, uint32_t choice, halyard_str text, halyard_str *out, halyard_error *err); /* optional: output texts pass unchanged */
+    uint32_t (*finish)(void *request, uint32_t choice, halyard_str *out, halyard_error *err); /* optional: nothing is held back */
+} halyard_io_processor_table;
+
+/* interface lora_resolver 0.1 */
+typedef struct halyard_lora_resolver_table {
+    uint32_t struct_size;
+    uint32_t minor;
+    uint32_t (*create)(void *instance, halyard_str config, void * *out, halyard_error *err); /* required */
+    void (*drop)(void *resolver); /* required */
+    uint32_t (*resolve)(void *resolver, const halyard_lora_query *query, halyard_lora_answer *out, halyard_error *err); /* required */
+} halyard_lora_resolver_table;
 
 /* The entry symbol that a plugin's manifest names. Returns a status. */
 typedef uint32_t (*halyard_entry_fn)(const halyard_host *host, halyard_plugin *out, halyard_error *err);

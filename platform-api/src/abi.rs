@@ -8,6 +8,7 @@
 mod convert;
 mod layout;
 mod macros;
+pub mod request_tables;
 pub mod shim;
 mod spec;
 pub mod tables;

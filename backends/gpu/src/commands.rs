@@ -10,7 +10,7 @@ use crate::device::Inner;
 use crate::driver::{DevicePtr, Driver, Graph, Group, Stream};
 use crate::encoding::{Command, Encoding};
 use crate::memory::Allocation;
-use crate::objects::{SharedKernel, read, write};
+use crate::objects::{Registered, SharedKernel, read, write};
 use crate::run::{Scratch, run_commands};
 use crate::view::View;
 
@@ -152,7 +152,7 @@ impl GpuEncoder {
 impl Encoder for GpuEncoder {
     fn encode(&mut self, op: OpId, operands: &[Tensor]) -> Result<()> {
         let objects = read(&self.inner.objects);
-        let kernel = objects.op(op)?;
+        let Registered { kernel, writes } = objects.op(op)?;
         self.views.clear();
         for operand in operands {
             let (view, allocation) = objects.resolve(operand)?;
@@ -169,6 +169,17 @@ impl Encoder for GpuEncoder {
             self.encoding.commands.truncate(before.0);
             self.encoding.args.truncate(before.1);
             return Err(error);
+        }
+        // Replayed often, encoded once: worth the notes.
+        if self.mode == EncoderMode::Reusable {
+            for (view, _) in self
+                .views
+                .iter()
+                .zip(writes)
+                .filter(|(view, writes)| **writes && !view.is_none())
+            {
+                self.encoding.note_write(view.ptr, view.span_bytes());
+            }
         }
         self.scratch_bytes = self.scratch_bytes.max(kernel.scratch_bytes());
         if !self.kernels.iter().rev().any(|held| Arc::ptr_eq(held, kernel)) {

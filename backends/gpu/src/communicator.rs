@@ -61,7 +61,8 @@ impl Communicator for GpuCommunicator {
             spec: *spec,
             one_shot: None,
         };
-        register(&self.inner, Box::new(kernel))
+        // Its input may be its output.
+        register(&self.inner, Box::new(kernel), vec![true; 2])
     }
 }
 

@@ -19,7 +19,7 @@ use crate::driver::{Driver, Facts};
 use crate::kernel::{Kernel, Preparation, RowSource};
 use crate::memory::{Allocation, Memory};
 use crate::modules::Modules;
-use crate::objects::{Objects, SharedKernel, read, write};
+use crate::objects::{Objects, Registered, SharedKernel, read, write};
 use crate::ops;
 use crate::queue::{GpuQueue, QueueCore};
 use crate::upload::Uploads;
@@ -104,14 +104,21 @@ impl GpuDevice {
     }
 }
 
-/// Prepares a kernel and gives it an id.
-pub(crate) fn register(inner: &Arc<Inner>, mut kernel: Box<dyn Kernel>) -> Result<Arc<dyn PreparedOp>> {
+/// Prepares a kernel and gives it an id. `writes`: which operands it changes.
+pub(crate) fn register(
+    inner: &Arc<Inner>,
+    mut kernel: Box<dyn Kernel>,
+    writes: Vec<bool>,
+) -> Result<Arc<dyn PreparedOp>> {
     kernel.prepare(&Preparation {
         driver: &inner.driver,
         modules: &inner.modules,
     })?;
     let kernel: SharedKernel = Arc::from(kernel);
-    let id = write(&inner.objects).ops.insert(kernel.clone());
+    let id = write(&inner.objects).ops.insert(Registered {
+        kernel: kernel.clone(),
+        writes,
+    });
     Ok(Arc::new(Prepared {
         inner: inner.clone(),
         kernel,
@@ -322,7 +329,8 @@ impl OpRegistry for GpuDevice {
     }
 
     fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
-        register(&self.inner, ops::build(spec)?)
+        let writes = spec.operands().iter().map(|operand| operand.access.writes()).collect();
+        register(&self.inner, ops::build(spec)?, writes)
     }
 
     fn claim(&self, program: &Program) -> Result<ClaimReport> {
@@ -332,7 +340,15 @@ impl OpRegistry for GpuDevice {
 
     fn prepare_program(&self, program: &Program) -> Result<Arc<dyn PreparedOp>> {
         program.validate()?;
-        register(&self.inner, ops::build_program(program)?)
+        let mut writes = vec![false; program.tensors.len()];
+        for node in &program.nodes {
+            for (&tensor, operand) in node.operands.iter().zip(node.spec.operands()) {
+                if let Some(written) = writes.get_mut(usize::from(tensor)) {
+                    *written |= operand.access.writes();
+                }
+            }
+        }
+        register(&self.inner, ops::build_program(program)?, writes)
     }
 }
 

@@ -52,14 +52,21 @@ impl<T> Slots<T> {
     }
 }
 
-/// A prepared op; its kernel may be replaced by nothing once registered.
+/// A prepared op's kernel; nothing replaces it once registered.
 pub(crate) type SharedKernel = Arc<dyn Kernel>;
+
+/// A prepared op.
+pub(crate) struct Registered {
+    pub(crate) kernel: SharedKernel,
+    /// Which operands it writes.
+    pub(crate) writes: Vec<bool>,
+}
 
 /// Everything that ids name.
 #[derive(Default)]
 pub(crate) struct Objects {
     pub(crate) buffers: Slots<Arc<Allocation>>,
-    pub(crate) ops: Slots<SharedKernel>,
+    pub(crate) ops: Slots<Registered>,
     pub(crate) commands: Slots<Arc<CommandList>>,
 }
 
@@ -70,7 +77,7 @@ impl Objects {
             .ok_or_else(|| Error::invalid(format!("buffer {:#x} is not alive", id.0)))
     }
 
-    pub(crate) fn op(&self, id: OpId) -> Result<&SharedKernel> {
+    pub(crate) fn op(&self, id: OpId) -> Result<&Registered> {
         self.ops
             .find(id.0)
             .ok_or_else(|| Error::invalid(format!("op {:#x} is not alive", id.0)))

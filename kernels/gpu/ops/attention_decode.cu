@@ -18,6 +18,9 @@
 // but from k and v; the clerk of the block that has a token's own key stores both. It leaves q and k as they are. Slots must be those that the block
 // table gives.
 //
+// `early`: nothing that may still run writes step data (rows, lengths, block table) or keys and values of earlier steps: they are read before the previous
+// kernel has ended.
+//
 // Entry point: attention_decode. Grid: any number of blocks, as many as run at once; (WARPS + 1) * 32 threads. Dynamic shared memory: SHARED_BYTES below +
 // 16 * (S + 1). Scratch: partials, 2 * blocks * GROUP * (HEAD_DIM + 2) f32. counters: u32 a block, zero before the first launch; every launch leaves them zero.
 // Sequences whose query_len is not below `query_len_end` are left to another kernel.
@@ -493,7 +496,7 @@ __device__ __forceinline__ void put_values(const Inputs &in, const Item &item, c
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache, u64 page_stride, const i32 *block_table, u32 table_stride,
                  const i32 *step_rows, const i32 *starts, const i32 *seq_lens, const float *sinks, ACT *out, u32 out_token_stride, u32 out_head_stride,
-                 float *partials, u32 *counters, u32 S, u32 num_kv_heads, float scale, float softcap, u32 window, u32 query_len_end
+                 float *partials, u32 *counters, u32 S, u32 num_kv_heads, float scale, float softcap, u32 window, u32 query_len_end, u32 early
 #if ROPE
                  ,
                  const ACT *k, u32 k_token_stride, u32 k_head_stride, const ACT *v, u32 v_token_stride, u32 v_head_stride, const i32 *positions,
@@ -533,8 +536,8 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < WARPS * RING; i++) barrier_init(barriers + i * 8, 1);
         for (u32 i = 0; i < BUFFERS; i++) {
-            barrier_init(ready + i * 8, 1);
-            barrier_init(done + i * 8, WARPS);
+            barrier_init(ready + i * 8, 32);
+            barrier_init(done + i * 8, WARPS * 32);
         }
         order_barriers_before_copies();
     }
@@ -542,18 +545,22 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
     for (u32 i = threadIdx.x; i < BUFFERS * NT * HEAD_DIM; i += THREADS)
         *(uint4 *)(shared + ITEMS_AT + i / (NT * HEAD_DIM) * ITEM_BYTES + i % (NT * HEAD_DIM) * 16) = make_uint4(0, 0, 0, 0);
     __syncthreads();
-    wait_for_previous();
+    if (!early) wait_for_previous();
     lay_out(sequences, (u32 *)(shared + ITEMS_AT + STATS_AT), step_rows, starts, seq_lens, S, window, query_len_end);
 
     u32 total = sequences[S].before * num_kv_heads;
     u32 share = share_of(total, sequences[1].before);
     u32 begin = blockIdx.x * share;
-    if (begin >= total) return;
+    if (begin >= total) {
+        if (early) wait_for_previous();
+        return;
+    }
     u32 end = total - begin < share ? total : begin + share;
     u32 s = sequence_at(work, begin, 0);
 
     if (warp == WARPS) {
         let_next_start();
+        if (early) wait_for_previous();
         u32 brought = 0, written = 0;
         for (u32 x = begin; x < end || written < brought;) {
             u8 *buffer;
@@ -566,8 +573,7 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
 #else
                 bring(buffer, item, in);
 #endif
-                __syncwarp();
-                if (lane == 0) barrier_arrive(ready + brought % BUFFERS * 8);
+                barrier_arrive(ready + brought % BUFFERS * 8);
                 brought++;
                 x = item.end;
                 continue;
@@ -597,6 +603,7 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
         };
         for (u32 i = 0; i < RING; i++) refill();
         let_next_start();
+        if (early) wait_for_previous();
 
         float factor = (SOFTCAP ? scale : scale * LOG2E) * Query<ACT, KV>::scale;
         u32 y = begin + warp, number = 0;
@@ -644,8 +651,7 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
                 }
             }
             leave_sums(buffer, softmax, any);
-            __syncwarp();
-            if (lane == 0) barrier_arrive(done + number % BUFFERS * 8);
+            barrier_arrive(done + number % BUFFERS * 8);
         }
     }
 

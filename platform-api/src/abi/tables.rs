@@ -8,6 +8,7 @@ use std::ffi::c_void;
 
 use super::layout::{AbiLayout, AbiTable, StructLayout, TableLayout};
 use super::macros::{abi_fixed_struct, abi_struct, abi_table};
+use super::request_tables as request;
 use super::types::{ErrorOut, Str};
 use crate::ops::SamplingRow;
 use crate::tensor::Tensor;
@@ -54,7 +55,7 @@ abi_struct! {
         pub abi_major: u32,
         /// ABI minor version the plugin was built with.
         pub abi_minor: u32,
-        /// [`KIND_PLATFORM`] or [`KIND_STAT_LOGGER`].
+        /// One of the `KIND_` constants.
         pub kind: u32,
         /// Passed to `interface` and to the root table.
         pub instance: *mut c_void,
@@ -493,6 +494,10 @@ pub fn structs() -> Vec<StructLayout> {
         AttentionBackendWire::layout(),
         AttentionPlanWire::layout(),
         CollectiveWire::layout(),
+        request::IoRequestWire::layout(),
+        request::IoVerdictWire::layout(),
+        request::LoraQueryWire::layout(),
+        request::LoraAnswerWire::layout(),
     ];
     all.extend(crate::hooks::record_layouts());
     all.extend([RecordRef::fixed_layout(), BatchWire::layout()]);
@@ -509,6 +514,8 @@ pub fn tables() -> Vec<TableLayout> {
         AttentionTable::table_layout(),
         CommunicatorTable::table_layout(),
         StatLoggerTable::table_layout(),
+        request::IoProcessorTable::table_layout(),
+        request::LoraResolverTable::table_layout(),
     ]
 }
 
@@ -519,6 +526,8 @@ pub fn constants() -> Vec<(String, u32)> {
         ("HALYARD_ABI_MINOR".to_string(), ABI_MINOR),
         ("HALYARD_KIND_PLATFORM".to_string(), KIND_PLATFORM),
         ("HALYARD_KIND_STAT_LOGGER".to_string(), KIND_STAT_LOGGER),
+        ("HALYARD_KIND_IO_PROCESSOR".to_string(), request::KIND_IO_PROCESSOR),
+        ("HALYARD_KIND_LORA_RESOLVER".to_string(), request::KIND_LORA_RESOLVER),
     ];
     all.extend(
         crate::hooks::StatRecord::KINDS
@@ -561,6 +570,8 @@ pub fn constants() -> Vec<(String, u32)> {
             .iter()
             .map(|(name, bit)| (format!("HALYARD_CAPABILITY_{}", name.to_uppercase()), bit.0 as u32)),
     );
+    let io_actions = crate::io_processor::IoAction::CODES.iter();
+    all.extend(io_actions.map(|(name, code)| (format!("HALYARD_IO_{}", screaming(name)), *code)));
     all
 }
 

@@ -13,11 +13,17 @@ use halyard_scheduler::{NewRequest, RequestId, RowResult, Scheduler, SchedulerOu
 use crate::error::EngineError;
 use crate::handle::Shared;
 use crate::life::{self, StepLife};
+use crate::lora::AdapterError;
+use crate::lora::core::{self as lora, CoreLora};
+use crate::lora::registry::Adapter;
 use crate::output::FinishReason;
 use crate::rank::Ranks;
 use crate::runner::{InFlight, Runner, StepResult};
 use crate::sequence::{Sequence, SequenceEvent, Sequences};
 use crate::stats::{Records, StatsSnapshot};
+
+/// Longest wait of a stalled engine for a command: then it looks at its deadline.
+const STALL: Duration = Duration::from_millis(100);
 
 /// What the engine is told.
 pub(crate) enum Command {
@@ -28,6 +34,14 @@ pub(crate) enum Command {
         ids: Vec<RequestId>,
         reason: Option<String>,
     },
+    /// A load that the scheduler asked for has ended.
+    LoraLoaded {
+        /// The adapter.
+        number: u32,
+        result: Result<(), AdapterError>,
+    },
+    /// An adapter's name was taken away: it goes with its last request.
+    RetireAdapter(Arc<Adapter>),
     /// Finish what runs until the deadline, then abort the rest.
     Shutdown(Instant),
 }
@@ -47,7 +61,11 @@ pub(crate) struct Core {
     records: Records,
     step_life: StepLife,
     stats: StatsSnapshot,
+    /// Adapters and who loads them, where some are served.
+    lora: Option<CoreLora>,
     max_in_flight: usize,
+    /// The last plan had nothing to do while requests wait: for an adapter. Only a command changes that.
+    is_stalled: bool,
     started: Instant,
     deadline: Option<Instant>,
 }
@@ -57,6 +75,7 @@ impl Core {
         runner: Runner,
         ranks: Option<Ranks>,
         scheduler: Scheduler,
+        lora: Option<CoreLora>,
         commands: Receiver<Command>,
         shared: Arc<Shared>,
         records: Records,
@@ -77,7 +96,9 @@ impl Core {
             records,
             step_life,
             stats: StatsSnapshot::default(),
+            lora,
             max_in_flight,
+            is_stalled: false,
             started,
             deadline: None,
         }
@@ -139,6 +160,8 @@ impl Core {
                 return Ok(());
             }
             self.fill()?;
+            self.forget_adapters();
+            self.is_stalled = self.in_flight.is_empty();
             if !self.in_flight.is_empty() {
                 self.collect()?;
             }
@@ -161,6 +184,12 @@ impl Core {
                     Ok(command) => command,
                     Err(RecvTimeoutError::Timeout) => continue,
                     Err(RecvTimeoutError::Disconnected) => return false,
+                }
+            } else if std::mem::take(&mut self.is_stalled) {
+                self.publish();
+                match self.commands.recv_timeout(STALL) {
+                    Ok(command) => command,
+                    Err(_) => return true,
                 }
             } else {
                 match self.commands.try_recv() {
@@ -191,6 +220,12 @@ impl Core {
                     }
                 }
             }
+            Command::LoraLoaded { number, result } => self.adapter_loaded(number, result),
+            Command::RetireAdapter(adapter) => {
+                if let Some(lora) = &mut self.lora {
+                    lora.retire(adapter);
+                }
+            }
             Command::Shutdown(deadline) => {
                 self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
             }
@@ -203,6 +238,9 @@ impl Core {
                 .events
                 .send((sequence.index, SequenceEvent::Prompt(vec![None])));
         }
+        if let (Some(lora), Some(adapter)) = (&mut self.lora, &sequence.lora) {
+            lora.admit(adapter);
+        }
         self.sequences.insert(id, sequence);
         if let Err(error) = self.scheduler.add(new) {
             self.end(id, FinishReason::Error(error.to_string()));
@@ -214,7 +252,11 @@ impl Core {
         while self.in_flight.len() < self.max_in_flight {
             let now = Instant::now();
             let now_ns = now.duration_since(self.started).as_nanos() as u64;
-            if !self.scheduler.schedule_into(now_ns, &mut self.plan) {
+            let planned = self.scheduler.schedule_into(now_ns, &mut self.plan);
+            if let Some(lora) = &mut self.lora {
+                lora.start_loads(&mut self.scheduler);
+            }
+            if !planned {
                 break;
             }
             for id in &self.plan.preempted {
@@ -232,6 +274,7 @@ impl Core {
                     sequence.num_cached = admitted.num_computed;
                     self.shared.admitted(1);
                     sequence.admitted = true;
+                    lora::note_admitted(sequence);
                 }
             }
             if let Some(ranks) = &mut self.ranks {
@@ -322,6 +365,32 @@ impl Core {
         generated
     }
 
+    /// An adapter is in its slot, or is not: then those that wait for it end.
+    fn adapter_loaded(&mut self, number: u32, result: Result<(), AdapterError>) {
+        let Some(lora) = &mut self.lora else { return };
+        match result {
+            Ok(()) => {
+                lora.note_loaded(number);
+                self.scheduler.lora_loaded(number);
+            }
+            Err(error) => {
+                tracing::warn!("{error}");
+                for id in self.scheduler.lora_failed(number) {
+                    self.scheduler.abort(id);
+                    // Not the engine's failure: other requests go on.
+                    self.end(id, FinishReason::Abort(error.to_string()));
+                }
+            }
+        }
+    }
+
+    /// Frees what retired adapters hold, once nobody uses them.
+    fn forget_adapters(&mut self) {
+        if let Some(lora) = &mut self.lora {
+            lora.forget_retired(&mut self.scheduler);
+        }
+    }
+
     /// Forgets a sequence; its reader is told unless the last token already said it.
     fn end(&mut self, id: RequestId, reason: FinishReason) {
         let Some(sequence) = self.sequences.remove(&id) else {
@@ -330,6 +399,7 @@ impl Core {
         if let Some(ranks) = &mut self.ranks {
             ranks.end(id);
         }
+        lora::note_ended(&sequence);
         if !sequence.admitted {
             self.shared.admitted(1);
         }

@@ -231,6 +231,8 @@ pub struct Request {
     pub cache_salt: Option<String>,
     /// The client's `traceparent` header, for records.
     pub trace_parent: Option<String>,
+    /// Name of a LoRA adapter; `None`: the model as it is.
+    pub lora: Option<String>,
 }
 
 impl Request {
@@ -243,6 +245,7 @@ impl Request {
             priority: 0,
             cache_salt: None,
             trace_parent: None,
+            lora: None,
         }
     }
 }

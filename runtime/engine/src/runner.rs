@@ -10,6 +10,7 @@ use halyard_scheduler::{RequestId, Scheduled, SchedulerOutput, StepId};
 
 use crate::compile::{CompiledProgram, StepShape};
 use crate::error::EngineError;
+use crate::lora::memory::LoraMemory;
 use crate::output::{Logprob, TokenLogprobs};
 use crate::rank::RankGroup;
 use crate::recording::Recordings;
@@ -42,6 +43,8 @@ pub(crate) struct Runner {
     pub words: Vec<u32>,
     /// Recorded decode steps, where the device has them.
     pub recordings: Option<Recordings>,
+    /// What steps with adapters need, where adapters are served.
+    pub lora: Option<RunnerLora>,
     /// Memory that steps use again.
     pub order: Vec<Scheduled>,
     pub spare_rows: Vec<Vec<StepRow>>,
@@ -51,6 +54,16 @@ pub(crate) struct Runner {
     pub communicator: Option<Arc<dyn Communicator>>,
     /// Last: the device outlives everything on it.
     pub device: Arc<dyn Device>,
+}
+
+/// Steps with adapters.
+pub(crate) struct RunnerLora {
+    /// The model's layers with adapters.
+    pub forward: CompiledProgram,
+    /// The device's slots.
+    pub memory: Arc<LoraMemory>,
+    /// Slot of each device row that a request owns or owned last.
+    pub row_slots: Vec<Option<u32>>,
 }
 
 /// A row of a submitted step, in submission order.
@@ -117,9 +130,11 @@ impl Runner {
         let mut rows = self.spare_rows.pop().unwrap_or_default();
         let (wanted, spans) = survey(&order, num_emitting, sequences, &mut rows);
         let is_decode = num_emitting == order.len() as u32 && order.iter().all(|s| s.query_len == 1);
+        self.note_adapters(plan);
+        let lora_slot = self.lora_slot(&order);
         // Before the step's own writes: making a recording runs steps of its own over the same step data.
         let bucket = match is_decode && spans.is_empty() && !wanted.logprobs {
-            true => self.bucket_of(num_emitting, wanted.sampler)?,
+            true => self.bucket_of(num_emitting, wanted.sampler, lora_slot)?,
             false => None,
         };
         let padding = bucket.as_ref().map_or(0, |bucket| bucket.size - num_emitting);
@@ -149,7 +164,14 @@ impl Runner {
                     logits: 0,
                     logits_first: 0,
                 };
-                self.submit_once(shape, num_emitting + padding, wanted, &spans, entry)?
+                self.submit_once(
+                    shape,
+                    lora_slot.is_some(),
+                    num_emitting + padding,
+                    wanted,
+                    &spans,
+                    entry,
+                )?
             }
         };
         self.order = order;
@@ -162,6 +184,21 @@ impl Runner {
             reads_logprobs: wanted.logprobs,
             replayed: replay.is_some(),
         })
+    }
+
+    /// Remembers the adapter slots of rows that get a new owner.
+    fn note_adapters(&mut self, plan: &SchedulerOutput) {
+        if let Some(lora) = &mut self.lora {
+            for admitted in &plan.admitted {
+                lora.row_slots[admitted.row.0 as usize] = admitted.lora_slot;
+            }
+        }
+    }
+
+    /// An adapter slot that a row of the step uses; `None`: the step has no adapters.
+    fn lora_slot(&self, order: &[Scheduled]) -> Option<u32> {
+        let slots = &self.lora.as_ref()?.row_slots;
+        order.iter().find_map(|s| slots[s.row.0 as usize])
     }
 
     /// Whether a submitted step is done, or failed.
@@ -195,13 +232,14 @@ impl Runner {
     fn submit_once(
         &mut self,
         shape: StepShape,
+        adapted: bool,
         num_emitting: u32,
         wanted: Wanted,
         spans: &[PromptSpan],
         entry: u32,
     ) -> Result<u64, EngineError> {
         let mut encoder = self.device.create_encoder(EncoderMode::OneShot)?;
-        self.encode_forward(&mut *encoder, shape)?;
+        self.encode_forward(&mut *encoder, shape, adapted)?;
         self.encode_sampling(&mut *encoder, shape, num_emitting, wanted, entry)?;
         self.encode_update(&mut *encoder, shape)?;
         self.encode_prompt_logprobs(&mut *encoder, shape, num_emitting, spans, entry)?;
@@ -322,6 +360,9 @@ impl Runner {
             let known = (admitted.prompt.len() + admitted.generated.len()) as u32;
             writes.words(&self.rows.num_tokens, row, [known]);
             writes.words(&self.rows.num_computed, row, [admitted.num_computed]);
+            if self.lora.is_some() {
+                writes.words(&self.rows.lora, row, [admitted.lora_slot.unwrap_or(NONE)]);
+            }
             if let Some(sequence) = sequences.get(&admitted.id) {
                 sequence.upload(admitted.row.0, &self.rows, writes);
             }
@@ -360,8 +401,8 @@ pub(crate) struct StepParts<'a> {
     pub padding: u32,
 }
 
-/// A device row of padding, and the index of no position.
-const NONE: u32 = u32::MAX;
+/// A device row of padding, the index of no position, and the slot of no adapter.
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// The step itself: header, rows, query lengths, and where logits are wanted.
 pub(crate) fn write_step(writes: &mut Writes, s: &StepState, parts: &StepParts<'_>) {

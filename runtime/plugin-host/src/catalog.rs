@@ -144,7 +144,7 @@ impl Catalog {
     /// # Errors
     /// [`PluginError::UnknownName`].
     pub fn why(&self, name: &str) -> Result<Vec<StageReport>, PluginError> {
-        let candidate = [Kind::Platform, Kind::StatLogger]
+        let candidate = Kind::ALL
             .into_iter()
             .find_map(|kind| self.usable(kind).find(|c| c.manifest.name == name));
         if let Some(candidate) = candidate {

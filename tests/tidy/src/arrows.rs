@@ -26,6 +26,9 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
         "platform-api",
         "implements its traits over its tables",
     ),
+    ("runtime/hooks", "platform-api", "delivers its records to its stat loggers"),
+    ("runtime/engine", "runtime/hooks", "hands it records"),
+    ("server", "runtime/hooks", "starts sinks, shows and reloads them"),
     ("runtime/models", "platform-api", "programs are lists of its ops"),
     ("runtime/text", "platform-api", "may name its types"),
     ("runtime/scheduler", "platform-api", "may name its types"),
@@ -34,7 +37,13 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
     ("runtime/engine", "runtime/scheduler", "plans steps"),
     ("runtime/engine", "runtime/models", "descriptions, programs, weights"),
     ("runtime/engine", "runtime/text", "tokenizer, stop strings"),
+    ("runtime/request-hooks", "platform-api", "calls its hooks"),
     ("server", "runtime/engine", "serves it"),
+    (
+        "server",
+        "runtime/request-hooks",
+        "IO processors and LoRA resolvers with their deadlines",
+    ),
     (
         "server",
         "runtime/plugin-host",
