@@ -519,11 +519,13 @@ fn stat_records_come_through_in_order_and_panics_poison_the_logger() {
         inter_token_ns: [7, 8].into(),
         ..IterationRecord::default()
     });
-    let batch = |records| Batch {
-        records,
-        deadline: Duration::from_millis(250),
-        num_dropped: 5,
-    };
+    fn batch(records: &[StatRecord]) -> Batch<'_> {
+        Batch {
+            records,
+            deadline: Duration::from_millis(250),
+            num_dropped: 5,
+        }
+    }
     logger
         .log_batch(&batch(&[running(1, 1), finished, gaps, running(1, 2)]))
         .expect("taken");
