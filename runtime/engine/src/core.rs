@@ -388,7 +388,12 @@ impl Core {
     /// Frees what retired adapters hold, once nobody uses them.
     fn forget_adapters(&mut self) {
         if let Some(lora) = &mut self.lora {
-            lora.forget_retired(&mut self.scheduler);
+            let records = &mut self.records;
+            lora.forget_retired(&mut self.scheduler, |adapter| {
+                if records.wanted() {
+                    records.send(StatRecord::Lora(adapter.record(life::unix_ns())));
+                }
+            });
         }
     }
 
@@ -456,6 +461,17 @@ impl Core {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone_from(s);
+        self.record_adapters();
+    }
+
+    /// A record of each adapter of which something changed.
+    fn record_adapters(&mut self) {
+        let Some(lora) = &self.lora else { return };
+        if self.records.wanted() {
+            for adapter in lora.changed() {
+                self.records.send(StatRecord::Lora(adapter.record(life::unix_ns())));
+            }
+        }
     }
 }
 

@@ -17,10 +17,10 @@ use crate::view::View;
 const THREADS: u32 = 256;
 /// Warps of such a block.
 const WARPS: u32 = THREADS / 32;
-/// Tokens of a block of the LoRA ops where neighbours share an adapter.
+/// Tokens of a block of the LoRA ops: the engine puts tokens of one adapter side by side, and a block reads its matrices once for all of them.
 const LORA_TOKENS: u32 = 8;
-/// Up to so many tokens a step is one of decodes, whose neighbours do not: a block a token.
-const LORA_DECODE_TOKENS: u32 = 512;
+/// Up to so many tokens a block a token: fewer blocks would leave most of the device idle.
+const LORA_FEW_TOKENS: u32 = 16;
 /// Ranks of a block of `lora_shrink`.
 const LORA_RANKS: u32 = 4;
 /// Largest rank, of all parts together: `lora_expand` keeps its tokens' x in 48 KiB of shared memory.
@@ -130,7 +130,7 @@ impl LoraEntries {
 
     /// The one for a call, and tokens of its blocks.
     fn get(&self, tokens: u32) -> Result<(Function, u32)> {
-        if tokens <= LORA_DECODE_TOKENS {
+        if tokens <= LORA_FEW_TOKENS {
             Ok((self.few.get()?, 1))
         } else {
             Ok((self.many.get()?, LORA_TOKENS))
