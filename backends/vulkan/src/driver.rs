@@ -19,6 +19,10 @@ use crate::recorder::MAX_REGIONS;
 use crate::stream::{GraphCore, Point, StreamCore};
 use crate::surroundings;
 
+/// Rows, and threads, of a workgroup of plain products where a thread has rows to itself.
+const VECTOR_BLOCK: (u32, u32) = (32, 8);
+/// The kernel file of tiles in shared memory.
+const LINEAR_TILED: &str = "linear_tiled";
 /// Bytes of each row of the table of constants, from which odd ends of fills are copied.
 const CONSTANT_BYTES: u64 = 4;
 
@@ -275,7 +279,13 @@ impl Driver for VulkanDriver {
     }
 
     fn kernel_text(&self, source: Source) -> Result<KernelText> {
-        match halyard_kernels_vulkan::text(source.name) {
+        let text = halyard_kernels_vulkan::text(source.name);
+        if self.core.physical.passes_in_vectors && source.name == LINEAR_TILED {
+            return Err(Error::unsupported(
+                "a processor takes many tokens as it takes few: tiles meet at barriers, which cost it more than they save",
+            ));
+        }
+        match text {
             Some(text) => Ok(KernelText {
                 text,
                 headers: halyard_kernels_vulkan::HEADERS,
@@ -288,11 +298,17 @@ impl Driver for VulkanDriver {
         true
     }
 
+    fn plain_rows(&self) -> (u32, u32) {
+        match self.core.physical.passes_in_vectors {
+            true => VECTOR_BLOCK,
+            false => (8, 256),
+        }
+    }
+
     fn compile(&self, name: &str, text: KernelText, options: &[String]) -> Result<Vec<u8>> {
         let mut options = options.to_vec();
-        let physical = &self.core.physical;
-        if physical.counts_on_subgroups() {
-            options.push(format!("-DSUBGROUP={}", physical.facts.warp_size));
+        if let Some(lanes) = self.core.physical.subgroup() {
+            options.push(format!("-DSUBGROUP={lanes}"));
         }
         compile::compile(name, text, &options)
     }
@@ -346,6 +362,18 @@ impl Driver for VulkanDriver {
         }
         let bound = self.pipelines.bound(function, block[0], shared_bytes)?;
         stream.record(|recorder, memory| recorder.launch(memory, bound, grid, params))
+    }
+
+    fn runs_side_by_side(&self) -> bool {
+        true
+    }
+
+    fn beside(&self, on: Stream) -> Result<()> {
+        // SAFETY: a live stream.
+        unsafe { stream(on) }.record(|recorder, _| {
+            recorder.beside();
+            Ok(())
+        })
     }
 
     fn begin_capture(&self, on: Stream) -> Result<()> {

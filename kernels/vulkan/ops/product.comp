@@ -43,7 +43,7 @@ shared float stage[8][SIDE * STAGE_PITCH];
 // Vectors of a step that a thread brings, of each side.
 #define MINE (TILE * VECTORS / 256)
 
-PARAMETERS(u64 x; u64 w; u64 to; u64 scale; u32 x_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
+PARAMETERS(u64 x; u64 w; u64 to; u32 x_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
 
 // Vectors of `rows` rows from depth `depth` on; zeros beyond the matrix.
 void bring(u64 from, u64 pitch, u32 rows, u32 depth, out uvec4 held[MINE]) {
@@ -94,8 +94,6 @@ void main() {
         barrier();
     }
 
-    float scale = 1.0;
-    if (p.scale != 0) scale = Floats(p.scale).at[0];
     [[unroll]] for (u32 i = 0; i < DOWN; i++) {
         [[unroll]] for (u32 j = 0; j < ACROSS; j++) {
             // All subgroups pass each square together: the barriers order a subgroup's own stores and loads.
@@ -104,7 +102,7 @@ void main() {
             for (u32 at = LANE; at < SIDE * SIDE; at += 32) {
                 u32 token = my_token + SIDE * i + at / SIDE, row = my_row + SIDE * j + at % SIDE;
                 if (token >= columns || row >= rows) continue;
-                float sum = stage[WARP][at / SIDE * STAGE_PITCH + at % SIDE] * scale;
+                float sum = stage[WARP][at / SIDE * STAGE_PITCH + at % SIDE];
                 u64 to = p.to + (u64(first_token + token) * p.to_stride + first_row + row) * SIZE(OUT);
 #if ACCUMULATE
                 sum += LOAD(OUT, to, 0);

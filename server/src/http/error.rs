@@ -97,6 +97,10 @@ impl From<SubmitError> for ApiError {
             SubmitError::PromptTooLong { .. } => {
                 ApiError::field("prompt", message).with_code("context_length_exceeded")
             }
+            SubmitError::Adapter(_) => ApiError {
+                param: Some("model".to_owned()),
+                ..ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found")
+            },
             SubmitError::QueueFull { retry_after_s, .. } => ApiError {
                 retry_after_s: Some(retry_after_s.max(1)),
                 ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("queue_full")
