@@ -22,6 +22,7 @@ mod bench;
 mod chat;
 mod chosen_hook;
 mod engine;
+mod lora;
 mod plugins;
 mod serve;
 pub mod units;

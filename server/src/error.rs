@@ -51,6 +51,14 @@ pub enum ServerError {
         /// Its reason.
         source: halyard_platform_api::Error,
     },
+    /// A LoRA resolver that does not start.
+    #[error("--lora-resolver {name}: {source}")]
+    LoraResolver {
+        /// Its name.
+        name: String,
+        /// Its reason.
+        source: halyard_platform_api::Error,
+    },
     /// No model.
     #[error(transparent)]
     Source(#[from] SourceError),

@@ -3,18 +3,20 @@
 //! where chunks leave for the client. Observing never blocks on anything but a short lock.
 
 mod engine;
+mod lora;
 
 use std::borrow::Cow;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use halyard_engine::{OutputChunk, SamplingParams, StatsSnapshot};
+use halyard_engine::{AdapterStatus, OutputChunk, SamplingParams, StatsSnapshot};
 use halyard_platform_api::Result as ContractResult;
 use halyard_platform_api::hooks::{Batch, StatLogger, StatRecord};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use self::engine::EngineStats;
+use self::lora::LoraMetrics;
 
 /// What `/metrics` answers with.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -189,6 +191,18 @@ impl Metrics {
             records.inference.clone(),
         );
         Metrics { registry, request }
+    }
+
+    /// Adds LoRA adapters to the scrape, of which `max_loras` fit the device.
+    pub fn register_adapters(
+        &mut self,
+        max_loras: u32,
+        adapters: impl Fn() -> Vec<AdapterStatus> + Send + Sync + 'static,
+    ) {
+        self.registry.register_collector(Box::new(LoraMetrics {
+            adapters: Box::new(adapters),
+            max_loras,
+        }));
     }
 
     /// The scrape: OpenMetrics text.

@@ -70,10 +70,20 @@ async fn an_adapter_is_a_model_with_a_parent() {
     let card = cards.iter().find(|card| card["id"] == "rank4").expect("the adapter");
     assert_eq!(card["parent"], "tiny");
     assert_eq!(card["root"], json!(adapter("rank4")));
-    assert!(cards.iter().any(|card| card["id"] == "tiny" && card["parent"].is_null()));
+    assert!(
+        cards
+            .iter()
+            .any(|card| card["id"] == "tiny" && card["parent"].is_null())
+    );
     assert_eq!(server.get("/v1/models/rank4").await.ok()["parent"], "tiny");
     let error = server.post(COMPLETIONS, &ask("rank5", &json!([1]))).await.error(404);
-    assert!(error["message"].as_str().expect("text").contains("`tiny`, `also-tiny`, `rank4`"), "{error}");
+    assert!(
+        error["message"]
+            .as_str()
+            .expect("text")
+            .contains("`tiny`, `also-tiny`, `rank4`"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -81,12 +91,26 @@ async fn adapters_come_and_go_by_request() {
     let server = updating();
     let load = json!({"lora_name": "team/wide", "lora_path": adapter("rank16")});
     let answer = server.post(LOAD, &load).await;
-    assert_eq!((answer.status.as_u16(), answer.text.contains("'team/wide' added")), (200, true), "{}", answer.text);
+    assert_eq!(
+        (answer.status.as_u16(), answer.text.contains("'team/wide' added")),
+        (200, true),
+        "{}",
+        answer.text
+    );
     is_peft(&server, "team/wide", "rank16").await;
     assert_eq!(server.post(LOAD, &load).await.error(400)["code"], "adapter_exists");
-    assert_eq!(server.post(UNLOAD, &json!({"lora_name": "team/wide"})).await.status, 200);
-    server.post(COMPLETIONS, &ask("team/wide", &json!([1]))).await.error(404);
-    assert_eq!(server.post(UNLOAD, &json!({"lora_name": "team/wide"})).await.error(404)["code"], "adapter_not_found");
+    assert_eq!(
+        server.post(UNLOAD, &json!({"lora_name": "team/wide"})).await.status,
+        200
+    );
+    server
+        .post(COMPLETIONS, &ask("team/wide", &json!([1])))
+        .await
+        .error(404);
+    assert_eq!(
+        server.post(UNLOAD, &json!({"lora_name": "team/wide"})).await.error(404)["code"],
+        "adapter_not_found"
+    );
     assert_eq!(server.post(LOAD, &load).await.status, 200, "the name is free again");
     is_peft(&server, "team/wide", "rank16").await;
 }
@@ -104,19 +128,31 @@ async fn what_cannot_be_loaded_is_refused_with_words() {
     ];
     for (body, status, words) in refused {
         let error = server.post(LOAD, &body).await.error(status);
-        assert!(error["message"].as_str().expect("text").contains(words), "{body}: {error}");
+        assert!(
+            error["message"].as_str().expect("text").contains(words),
+            "{body}: {error}"
+        );
     }
     let fixed = TestServer::with(with_lora(LoraState::default()));
     for route in [LOAD, UNLOAD] {
         let error = fixed.post(route, &load("x", adapter("rank4"))).await.error(403);
-        assert!(error["message"].as_str().expect("text").contains("--allow-runtime-lora-updating"), "{error}");
+        assert!(
+            error["message"]
+                .as_str()
+                .expect("text")
+                .contains("--allow-runtime-lora-updating"),
+            "{error}"
+        );
     }
     let plain = TestServer::with(Options {
         lora: LoraState::new(true, None),
         ..Options::default()
     });
     let error = plain.post(LOAD, &load("x", adapter("rank4"))).await.error(404);
-    assert!(error["message"].as_str().expect("text").contains("--enable-lora"), "{error}");
+    assert!(
+        error["message"].as_str().expect("text").contains("--enable-lora"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -131,7 +167,9 @@ async fn loading_needs_the_key() {
     let with_key = Request::post(LOAD)
         .header("content-type", "application/json")
         .header("authorization", "Bearer secret");
-    let answer = server.send(with_key.body(Body::from(body.to_string())).expect("a request")).await;
+    let answer = server
+        .send(with_key.body(Body::from(body.to_string())).expect("a request"))
+        .await;
     assert_eq!(answer.status, 200, "{}", answer.text);
 }
 
@@ -180,11 +218,18 @@ async fn a_name_that_a_resolver_knows_is_served() {
     futures::future::join_all(requests).await;
     assert_eq!(asked.load(Ordering::Relaxed), 1);
     let status = server.state.engine.adapters();
-    let found = status.iter().find(|adapter| adapter.name == "rslora8").expect("it is there");
+    let found = status
+        .iter()
+        .find(|adapter| adapter.name == "rslora8")
+        .expect("it is there");
     assert_eq!(found.disk_reads_total, 1);
     is_peft(&server, "rslora8", "rslora8").await;
     is_peft(&server, "rank4", "rank4").await;
-    assert_eq!(asked.load(Ordering::Relaxed), 1, "names that are known are not asked for");
+    assert_eq!(
+        asked.load(Ordering::Relaxed),
+        1,
+        "names that are known are not asked for"
+    );
 }
 
 #[tokio::test]
@@ -197,7 +242,10 @@ async fn resolvers_errors_have_a_reason_and_are_never_500() {
         ("hollow", 503, "found but cannot be served"),
     ] {
         let error = server.post(COMPLETIONS, &ask(name, &json!([1]))).await.error(status);
-        assert!(error["message"].as_str().expect("text").contains(words), "{name}: {error}");
+        assert!(
+            error["message"].as_str().expect("text").contains(words),
+            "{name}: {error}"
+        );
     }
     is_peft(&server, "rank16", "rank16").await;
 }
@@ -208,14 +256,22 @@ async fn metrics_name_each_adapter() {
     is_peft(&server, "rank4", "rank4").await;
     let text = server.get("/metrics").await.text;
     let value = |name: &str| -> f64 {
-        let line = text.lines().find(|line| line.starts_with(name) && line.contains("lora=\"rank4\""));
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(name) && line.contains("lora=\"rank4\""));
         let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
-        line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
+        line.rsplit(' ')
+            .next()
+            .and_then(|value| value.parse().ok())
+            .expect("a number")
     };
     assert_eq!(value("halyard:lora_requests_total"), 1.0);
     assert_eq!(value("halyard:lora_device_loads_total"), 1.0);
     assert_eq!(value("halyard:lora_residency"), 2.0);
     assert_eq!(value("halyard:lora_requests_running"), 0.0);
     assert!(value("halyard:lora_load_seconds_total") > 0.0);
-    assert!(text.contains("vllm:lora_requests_info{") && text.contains("max_lora=\"2\""), "{text}");
+    assert!(
+        text.contains("vllm:lora_requests_info{") && text.contains("max_lora=\"2\""),
+        "{text}"
+    );
 }

@@ -179,6 +179,7 @@ impl Core {
                 return false;
             }
             let command = if idle {
+                self.forget_adapters();
                 self.publish();
                 self.note_idle();
                 match self.commands.recv_timeout(Duration::from_secs(3600)) {

@@ -30,7 +30,8 @@ impl std::str::FromStr for LoraModule {
     /// `NAME=FOLDER`, or vLLM's JSON.
     fn from_str(text: &str) -> Result<Self, String> {
         if text.starts_with('{') {
-            return serde_json::from_str(text).map_err(|e| format!("`{text}`: {e}; write {{\"name\": …, \"path\": …}}"));
+            return serde_json::from_str(text)
+                .map_err(|e| format!("`{text}`: {e}; write {{\"name\": …, \"path\": …}}"));
         }
         match text.split_once('=') {
             Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok(LoraModule {
@@ -183,7 +184,10 @@ mod tests {
             path: "/a=b".into(),
         };
         assert_eq!("sql=/a=b".parse(), Ok(module.clone()));
-        assert_eq!(r#"{"name": "sql", "path": "/a=b", "base_model_name": "x"}"#.parse(), Ok(module));
+        assert_eq!(
+            r#"{"name": "sql", "path": "/a=b", "base_model_name": "x"}"#.parse(),
+            Ok(module)
+        );
         for bad in ["sql", "=/a", "sql=", r#"{"name": "sql"}"#] {
             assert!(bad.parse::<LoraModule>().is_err(), "{bad}");
         }

@@ -57,7 +57,8 @@ struct UnloadFields {
 
 async fn fields(state: &AppState, http: Request) -> Result<Value, ApiError> {
     if !state.lora.allow_updates {
-        let message = "this server's adapters are fixed; serve with --allow-runtime-lora-updating to change them by request";
+        let message =
+            "this server's adapters are fixed; serve with --allow-runtime-lora-updating to change them by request";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message).with_code("lora_updating_disabled"));
     }
     let (parts, body) = http.into_parts();
@@ -127,13 +128,22 @@ impl AppState {
         let shown = path.display().to_string();
         match add(self, name.to_owned(), path).await {
             Ok(()) => {
-                tracing::info!(adapter = name, resolver, path = shown, "LoRA adapter found by a resolver");
+                tracing::info!(
+                    adapter = name,
+                    resolver,
+                    path = shown,
+                    "LoRA adapter found by a resolver"
+                );
                 Ok(())
             }
             // Loaded by a request meanwhile.
             Err(_) if self.is_served(name) => Ok(()),
             Err(error) => {
-                let message = format!("the adapter `{}` was found but cannot be served: {}", clip(name), error.message);
+                let message = format!(
+                    "the adapter `{}` was found but cannot be served: {}",
+                    clip(name),
+                    error.message
+                );
                 tracing::warn!(resolver, path = shown, "{message}");
                 Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("adapter_unavailable"))
             }
