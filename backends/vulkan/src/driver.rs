@@ -7,6 +7,7 @@ use halyard_gpu::{
     DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Modules, Param, Pinned, Product, ProductSpec,
     Source, Stream,
 };
+use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Error, Result};
 
 use crate::compile;
@@ -24,6 +25,8 @@ use crate::surroundings;
 const VECTOR_BLOCK: (u32, u32) = (32, 8);
 /// The kernel file of tiles in shared memory.
 const LINEAR_TILED: &str = "linear_tiled";
+/// Shared memory that attention on matrix units may take.
+const TILES_SHARED_BYTES: u32 = 40 << 10;
 /// Bytes of each row of the table of constants, from which odd ends of fills are copied.
 const CONSTANT_BYTES: u64 = 4;
 
@@ -390,6 +393,19 @@ impl Driver for VulkanDriver {
         unsafe { stream(on) }.record(|recorder, _| {
             recorder.beside();
             Ok(())
+        })
+    }
+
+    fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
+        let physical = &self.core.physical;
+        let there = product::multiplies(physical, spec.act) && physical.facts.max_shared_bytes >= TILES_SHARED_BYTES;
+        let takes = spec.kv == spec.act
+            && spec.head_dim.is_multiple_of(16)
+            && (16..=128).contains(&spec.head_dim)
+            && spec.block_size.is_multiple_of(32);
+        (there && takes && surroundings::matrix_attention_is_asked()).then_some(Source {
+            name: "attention_tiles",
+            text: "",
         })
     }
 

@@ -30,17 +30,22 @@ fn name(dtype: DType) -> Option<&'static str> {
     }
 }
 
+/// Whether subgroups of 32 multiply matrices of a type.
+pub(crate) fn multiplies(physical: &Physical, act: DType) -> bool {
+    let there = match act {
+        DType::F16 => physical.matrices.f16,
+        DType::BF16 => physical.matrices.bf16,
+        _ => false,
+    };
+    there && physical.counts_on_subgroups()
+}
+
 /// The kernel's definitions for `spec`, less the tile's.
 ///
 /// # Errors
 /// `Unsupported` with what is not offered.
 pub(crate) fn definitions(physical: &Physical, spec: &ProductSpec) -> Result<[(&'static str, &'static str); 3]> {
-    let there = match spec.act {
-        DType::F16 => physical.matrices.f16,
-        DType::BF16 => physical.matrices.bf16,
-        _ => false,
-    };
-    if !there || !physical.counts_on_subgroups() {
+    if !multiplies(physical, spec.act) {
         return Err(Error::unsupported(format!(
             "{} multiplies no {:?} matrices of 16 × 16 × 16 in subgroups of 32",
             physical.facts.name, spec.act
