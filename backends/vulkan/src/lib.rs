@@ -13,6 +13,7 @@ mod physical;
 mod pipelines;
 mod product;
 mod recorder;
+mod self_test;
 mod stream;
 mod surroundings;
 

@@ -3,6 +3,7 @@
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/vulkan` in
 //! `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_VULKAN_VALIDATION=1` loads the Khronos validation layer and turns each of its messages into an
 //! error of the next wait. `HALYARD_VULKAN_GPU_KERNELS=1` has processors run the products that are written for GPUs: slowly, to test them.
+//! `HALYARD_VULKAN_MATRIX_ATTENTION=1` has prompts' attention run on matrix units: off until that has been seen on a device.
 
 use std::env::var_os;
 use std::path::PathBuf;
@@ -20,6 +21,11 @@ pub(crate) fn validation_is_asked() -> bool {
 /// Whether processors are to run what GPUs run.
 pub(crate) fn gpu_kernels_are_asked() -> bool {
     is_set("HALYARD_VULKAN_GPU_KERNELS")
+}
+
+/// Whether attention may run on matrix units, which it has never done yet.
+pub(crate) fn matrix_attention_is_asked() -> bool {
+    is_set("HALYARD_VULKAN_MATRIX_ATTENTION")
 }
 
 fn is_set(name: &str) -> bool {
