@@ -94,11 +94,11 @@ impl Copy {
         let folder = std::env::temp_dir().join(format!("halyard-adapter-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("writable");
         std::fs::write(folder.join("adapter_config.json"), self.config.to_string()).expect("writable");
-        let view = |(name, (dtype, shape, bytes)): (&String, &(Dtype, Vec<usize>, Vec<u8>))| {
+        let views = self.tensors.iter().map(|(name, (dtype, shape, bytes))| {
             let view = TensorView::new(*dtype, shape.clone(), bytes).expect("a tensor");
             (name.clone(), view)
-        };
-        let bytes = safetensors::serialize(self.tensors.iter().map(view), None).expect("serializable");
+        });
+        let bytes = safetensors::serialize(views, None).expect("serializable");
         std::fs::write(folder.join("adapter_model.safetensors"), bytes).expect("writable");
         let outcome = LoraAdapter::open(&folder, &llama(), limits).map_err(|error| error.to_string());
         std::fs::remove_dir_all(folder).expect("removable");
