@@ -45,7 +45,7 @@ impl RecordField for Arc<str> {
     }
 }
 
-impl RecordField for Vec<u64> {
+impl RecordField for Arc<[u64]> {
     type Wire = U64s;
 
     fn to_wire(&self) -> U64s {
@@ -54,11 +54,11 @@ impl RecordField for Vec<u64> {
 
     unsafe fn from_wire(wire: U64s) -> Self {
         // SAFETY: as the caller promises.
-        unsafe { wire.to_vec() }
+        unsafe { wire.to_vec() }.into()
     }
 }
 
-/// A record in Rust, where texts are shared and lists are owned, and its twin on the wire, which borrows them.
+/// A record in Rust, where texts and lists are shared (cloning allocates nothing), and its twin on the wire, which borrows them.
 macro_rules! record {
     ($(#[$meta:meta])* pub struct $name:ident, wire $wire:ident = $cname:literal {
         $( $(#[$fmeta:meta])* pub $field:ident : $ty:ty ),* $(,)?
@@ -161,7 +161,7 @@ record! {
     pub struct IterationRecord, wire IterationWire = "halyard_iteration_record" {
         /// Sequences that computed tokens in it.
         pub num_seqs: u32,
-        /// Sequences that got a device row for it, for the first time or again.
+        /// Sequences that got a device row since the last step ended, for the first time or again.
         pub num_admitted: u32,
         /// 1: it was replayed from a recording.
         pub replayed: u32,
@@ -173,16 +173,16 @@ record! {
         pub step_ns: u64,
         /// Prompt tokens computed.
         pub prompt_tokens: u64,
-        /// Prompt tokens that its newly admitted sequences took from the prefix cache instead.
+        /// Prompt tokens that these took from the prefix cache at their first admission.
         pub cached_tokens: u64,
         /// Tokens generated.
         pub generation_tokens: u64,
         /// Of each sequence whose first token came: from its arrival to that token, nanoseconds.
-        pub first_token_ns: Vec<u64>,
+        pub first_token_ns: Arc<[u64]>,
         /// Times between two successive tokens of a sequence, nanoseconds, each once.
-        pub inter_token_ns: Vec<u64>,
+        pub inter_token_ns: Arc<[u64]>,
         /// How many tokens of the step had the time at the same place in `inter_token_ns`; equally long.
-        pub inter_token_counts: Vec<u64>,
+        pub inter_token_counts: Arc<[u64]>,
     }
 }
 

@@ -132,9 +132,9 @@ mod tests {
     fn records() -> Vec<StatRecord> {
         let iteration = IterationRecord {
             step_index: 7,
-            first_token_ns: vec![5, 6],
-            inter_token_ns: vec![9],
-            inter_token_counts: vec![64],
+            first_token_ns: [5, 6].into(),
+            inter_token_ns: [9].into(),
+            inter_token_counts: [64].into(),
             ..IterationRecord::default()
         };
         let finished = FinishedRecord {

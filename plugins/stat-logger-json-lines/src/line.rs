@@ -49,8 +49,8 @@ fn iteration(r: &IterationRecord) -> Value {
         "type": "iteration", "unix_ns": r.unix_ns, "step_index": r.step_index, "step_ns": r.step_ns,
         "num_seqs": r.num_seqs, "num_admitted": r.num_admitted, "replayed": r.replayed != 0,
         "prompt_tokens": r.prompt_tokens, "cached_tokens": r.cached_tokens, "generation_tokens": r.generation_tokens,
-        "first_token_ns": r.first_token_ns, "inter_token_ns": r.inter_token_ns,
-        "inter_token_counts": r.inter_token_counts,
+        "first_token_ns": &r.first_token_ns[..], "inter_token_ns": &r.inter_token_ns[..],
+        "inter_token_counts": &r.inter_token_counts[..],
     })
 }
 

@@ -46,8 +46,8 @@ fn records() -> Vec<StatRecord> {
         step_index: 7,
         unix_ns: u64::MAX,
         num_seqs: 3,
-        inter_token_ns: vec![5, 8],
-        inter_token_counts: vec![2, 1],
+        inter_token_ns: [5, 8].into(),
+        inter_token_counts: [2, 1].into(),
         ..IterationRecord::default()
     };
     let cache = CacheRecord {

@@ -71,9 +71,9 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// `devices`: this rank's, and the others.
     pub(crate) fn new(
-        runner: Runner,
-        ranks: Option<Ranks>,
+        devices: (Runner, Option<Ranks>),
         scheduler: Scheduler,
         lora: Option<CoreLora>,
         commands: Receiver<Command>,
@@ -81,6 +81,7 @@ impl Core {
         records: Records,
         started: Instant,
     ) -> Core {
+        let (runner, ranks) = devices;
         let step_life = StepLife::new(scheduler.config().groups[0].block_size);
         let max_in_flight = scheduler.config().max_steps_in_flight as usize;
         Core {

@@ -148,7 +148,7 @@ impl StepLife {
             prompt_tokens,
             cached_tokens: std::mem::take(&mut self.cached_tokens),
             generation_tokens,
-            first_token_ns: std::mem::take(&mut self.first_token_ns),
+            first_token_ns: self.first_token_ns.drain(..).collect(),
             inter_token_ns: self.gaps.iter().map(|(gap, _)| *gap).collect(),
             inter_token_counts: self.gaps.iter().map(|(_, count)| *count).collect(),
         }));
