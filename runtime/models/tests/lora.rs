@@ -37,7 +37,7 @@ fn peft_adapters_are_read() {
     let plain = open("rank4");
     assert_eq!((plain.rank, plain.scale, plain.num_modules()), (4, 2.0, 4));
     let stabilised = open("rslora8");
-    assert_eq!((stabilised.rank, stabilised.scale), (8, 6.0 / 8f32.sqrt()));
+    assert_eq!((stabilised.rank, stabilised.scale), (8, (6.0 / 8f64.sqrt()) as f32));
     assert_eq!(stabilised.num_modules(), 14, "seven linears of two layers");
     let patterned = open("rank16");
     let down = patterned
@@ -94,10 +94,10 @@ impl Copy {
         let folder = std::env::temp_dir().join(format!("halyard-adapter-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("writable");
         std::fs::write(folder.join("adapter_config.json"), self.config.to_string()).expect("writable");
-        let views = self.tensors.iter().map(|(name, (dtype, shape, bytes))| {
-            let view = TensorView::new(*dtype, shape.clone(), bytes).expect("a tensor");
-            (name.clone(), view)
-        });
+        let mut views = Vec::new();
+        for (name, (dtype, shape, bytes)) in &self.tensors {
+            views.push((name, TensorView::new(*dtype, shape.clone(), bytes).expect("a tensor")));
+        }
         let bytes = safetensors::serialize(views, None).expect("serializable");
         std::fs::write(folder.join("adapter_model.safetensors"), bytes).expect("writable");
         let outcome = LoraAdapter::open(&folder, &llama(), limits).map_err(|error| error.to_string());
