@@ -20,6 +20,7 @@ macro_rules! say_part {
 pub mod args;
 mod bench;
 mod chat;
+mod chosen_hook;
 mod engine;
 mod plugins;
 mod serve;

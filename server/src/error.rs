@@ -43,6 +43,14 @@ pub enum ServerError {
         /// Its reason.
         source: halyard_platform_api::Error,
     },
+    /// An IO processor that does not start.
+    #[error("--io-processor {name}: {source}")]
+    IoProcessor {
+        /// Its name.
+        name: String,
+        /// Its reason.
+        source: halyard_platform_api::Error,
+    },
     /// No model.
     #[error(transparent)]
     Source(#[from] SourceError),

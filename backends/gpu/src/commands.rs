@@ -130,7 +130,8 @@ pub(crate) struct GpuEncoder {
     inner: Arc<Inner>,
     mode: EncoderMode,
     encoding: Encoding,
-    hazards: Hazards,
+    /// Where the driver runs ops side by side.
+    hazards: Option<Hazards>,
     scratch_bytes: u64,
     allocations: Vec<Arc<Allocation>>,
     kernels: Vec<SharedKernel>,
@@ -139,11 +140,12 @@ pub(crate) struct GpuEncoder {
 
 impl GpuEncoder {
     pub(crate) fn new(inner: Arc<Inner>, mode: EncoderMode) -> GpuEncoder {
+        let hazards = inner.driver.runs_side_by_side().then(Hazards::default);
         GpuEncoder {
             inner,
             mode,
             encoding: Encoding::default(),
-            hazards: Hazards::default(),
+            hazards,
             scratch_bytes: 0,
             allocations: Vec::new(),
             kernels: Vec::new(),
@@ -155,10 +157,7 @@ impl GpuEncoder {
 impl Encoder for GpuEncoder {
     fn encode(&mut self, op: OpId, operands: &[Tensor]) -> Result<()> {
         let objects = read(&self.inner.objects);
-        let Registered {
-            kernel,
-            operands: documented,
-        } = objects.op(op)?;
+        let Registered { kernel, access } = objects.op(op)?;
         self.views.clear();
         for operand in operands {
             let (view, allocation) = objects.resolve(operand)?;
@@ -177,8 +176,18 @@ impl Encoder for GpuEncoder {
             return Err(error);
         }
         let (scratch, made) = (kernel.scratch_bytes(), self.encoding.commands.len() - before.0);
-        if self.hazards.admit(documented, &self.views, scratch > 0, made) {
+        if let Some(hazards) = &mut self.hazards
+            && hazards.admit(access, &self.views, scratch > 0, made)
+        {
             self.encoding.commands.insert(before.0, Command::Beside);
+        }
+        // Replayed often, encoded once: worth the notes.
+        if self.mode == EncoderMode::Reusable {
+            for (at, view) in self.views.iter().enumerate() {
+                if !view.is_none() && access.get(at).is_none_or(|access| access.writes()) {
+                    self.encoding.note_write(view.ptr, view.span_bytes());
+                }
+            }
         }
         self.scratch_bytes = self.scratch_bytes.max(scratch);
         if !self.kernels.iter().rev().any(|held| Arc::ptr_eq(held, kernel)) {

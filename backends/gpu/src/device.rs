@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{
-    AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities, ClaimReport,
-    Communicator, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpId,
-    OpRegistry, OpSpec, OpSupport, Operand, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result, Status,
-    Tensor, WeightRows,
+    Access, AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities,
+    ClaimReport, Communicator, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error,
+    MemoryInfo, OpId, OpRegistry, OpSpec, OpSupport, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result,
+    Status, Tensor, WeightRows,
 };
 
 use crate::commands::GpuEncoder;
@@ -117,22 +117,21 @@ impl GpuDevice {
     }
 }
 
-/// Prepares a kernel over such operands (none: undocumented ones) and gives it an id.
+/// Prepares a kernel that uses its operands like this, and gives it an id.
 pub(crate) fn register(
     inner: &Arc<Inner>,
     mut kernel: Box<dyn Kernel>,
-    operands: &'static [Operand],
+    access: Vec<Access>,
 ) -> Result<Arc<dyn PreparedOp>> {
     kernel.prepare(&Preparation {
         driver: &inner.driver,
         modules: &inner.modules,
     })?;
     let kernel: SharedKernel = Arc::from(kernel);
-    let registered = Registered {
+    let id = write(&inner.objects).ops.insert(Registered {
         kernel: kernel.clone(),
-        operands,
-    };
-    let id = write(&inner.objects).ops.insert(registered);
+        access,
+    });
     Ok(Arc::new(Prepared {
         inner: inner.clone(),
         kernel,
@@ -343,7 +342,8 @@ impl OpRegistry for GpuDevice {
     }
 
     fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
-        register(&self.inner, ops::build(spec)?, spec.operands())
+        let access = spec.operands().iter().map(|operand| operand.access).collect();
+        register(&self.inner, ops::build(spec)?, access)
     }
 
     fn claim(&self, program: &Program) -> Result<ClaimReport> {
@@ -353,7 +353,7 @@ impl OpRegistry for GpuDevice {
 
     fn prepare_program(&self, program: &Program) -> Result<Arc<dyn PreparedOp>> {
         program.validate()?;
-        register(&self.inner, ops::build_program(program)?, &[])
+        register(&self.inner, ops::build_program(program)?, program.tensor_access())
     }
 }
 

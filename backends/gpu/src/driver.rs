@@ -144,7 +144,8 @@ pub fn short_of(
     }
 }
 
-/// out\[t, n\] = Σₖ x\[t, k\]·w\[n, k\] (+ out\[t, n\]) by the vendor's library, w row-major \[N, K\].
+/// out\[t, n\] = Σₖ x\[t, k\]·w\[n, k\] (+ out\[t, n\]) by the vendor's library, w row-major \[N, K\]. Where x and w are 8-bit floats the sum is
+/// multiplied by the scale of its token and the one of its weight row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProductSpec {
     /// K.
@@ -178,8 +179,10 @@ pub struct ProductCall {
     pub out: DevicePtr,
     /// Distance of its rows.
     pub out_stride: u32,
-    /// Multiplies the product; 0: none (1). One f32 in device memory, for scaled weights.
-    pub scale: DevicePtr,
+    /// Of 8-bit floats: a scale a row of x, f32; else 0.
+    pub x_scales: DevicePtr,
+    /// Of 8-bit floats: a scale a row of w, f32; else 0.
+    pub weight_scales: DevicePtr,
 }
 
 /// A prepared library product: an algorithm per token bucket. Enqueues without waiting, and can be captured.
@@ -444,6 +447,11 @@ pub trait Driver: Send + Sync {
         chained: bool,
         stream: Stream,
     ) -> Result<()>;
+
+    /// Whether [`Driver::beside`] is worth finding out.
+    fn runs_side_by_side(&self) -> bool {
+        false
+    }
 
     /// The next command of the stream shares no memory with those since the last one before which this was not said: it need not wait for
     /// them. Streams that order all their work may ignore it.

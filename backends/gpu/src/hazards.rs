@@ -3,7 +3,7 @@
 //! An operand is rows of bytes: a window that repeats at a pitch, so that the columns of one matrix (queries beside keys) do not count as
 //! overlapping. What cannot be told apart counts as overlapping.
 
-use halyard_platform_api::{Access, Operand};
+use halyard_platform_api::Access;
 
 use crate::driver::DevicePtr;
 use crate::view::View;
@@ -71,15 +71,15 @@ pub(crate) struct Hazards {
 
 impl Hazards {
     /// Notes an op over `views`, of which `commands` were made and which may use scratch. Whether its first command can do without a
-    /// barrier. An op whose operands are not documented reads and writes all of them.
-    pub(crate) fn admit(&mut self, operands: &[Operand], views: &[View], scratch: bool, commands: usize) -> bool {
+    /// barrier. Operands of which nothing is said may be written.
+    pub(crate) fn admit(&mut self, operands: &[Access], views: &[View], scratch: bool, commands: usize) -> bool {
         if commands == 0 {
             return false;
         }
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         for (at, view) in views.iter().enumerate() {
             let Some(window) = Window::of(view) else { continue };
-            match operands.get(at).map_or(Access::Update, |operand| operand.access) {
+            match operands.get(at).copied().unwrap_or(Access::Update) {
                 // Nobody writes it while lists run.
                 Access::Const => {}
                 Access::Read => reads.push(window),
@@ -121,21 +121,12 @@ mod tests {
         }
     }
 
-    fn operands(access: &[Access]) -> Vec<Operand> {
-        let operand = |&access| Operand {
-            name: "x",
-            access,
-            optional: false,
-        };
-        access.iter().map(operand).collect()
-    }
-
     use Access::{Const, Read, Update, Write};
 
     #[test]
     fn only_what_shares_bytes_waits() {
         let (a, b, c) = (view(4096, 2, 8, 8), view(8192, 2, 8, 8), view(12288, 2, 8, 8));
-        let map = operands(&[Read, Write]);
+        let map = [Read, Write];
         let mut hazards = Hazards::default();
         assert!(!hazards.admit(&map, &[a, b], false, 1), "what came before is not known");
         assert!(hazards.admit(&map, &[a, c], false, 1), "two readers of one operand");
@@ -155,12 +146,9 @@ mod tests {
             !hazards.admit(&map, &[view(24576, 2, 8, 8), b], false, 1),
             "write after write"
         );
+        assert!(!hazards.admit(&[Update], &[b], false, 1), "update after write");
         assert!(
-            !hazards.admit(&operands(&[Update]), &[b], false, 1),
-            "update after write"
-        );
-        assert!(
-            hazards.admit(&operands(&[Const, Write]), &[b, a], false, 1),
+            hazards.admit(&[Const, Write], &[b, a], false, 1),
             "constants are not written"
         );
         assert!(
@@ -172,7 +160,7 @@ mod tests {
     #[test]
     fn commands_of_one_op_wait_for_all_before_it() {
         let (a, b) = (view(4096, 2, 8, 8), view(8192, 2, 8, 8));
-        let write = operands(&[Write]);
+        let write = [Write];
         let mut hazards = Hazards::default();
         hazards.admit(&write, &[a], false, 1);
         assert!(hazards.admit(&write, &[b], false, 2));
@@ -186,7 +174,7 @@ mod tests {
 
     #[test]
     fn two_ops_with_scratch_share_it() {
-        let write = operands(&[Write]);
+        let write = [Write];
         let mut hazards = Hazards::default();
         hazards.admit(&write, &[view(4096, 1, 8, 8)], true, 1);
         assert!(hazards.admit(&write, &[view(8192, 1, 8, 8)], false, 1));
@@ -197,7 +185,7 @@ mod tests {
     fn columns_of_a_matrix_lie_side_by_side() {
         // Rows of 24 values: queries in 0 .. 16, keys in 16 .. 24.
         let (queries, keys) = (view(4096, 4, 16, 24), view(4096 + 64, 4, 8, 24));
-        let update = operands(&[Update]);
+        let update = [Update];
         let mut hazards = Hazards::default();
         hazards.admit(&update, &[queries], false, 1);
         assert!(hazards.admit(&update, &[keys], false, 1));
@@ -220,7 +208,7 @@ mod tests {
 
     #[test]
     fn an_absent_or_empty_operand_touches_nothing() {
-        let update = operands(&[Update, Update]);
+        let update = [Update, Update];
         let mut hazards = Hazards::default();
         hazards.admit(&update, &[view(4096, 2, 8, 8), View::NONE], false, 1);
         assert!(hazards.admit(&update, &[view(4096, 0, 8, 8), View::NONE], false, 1));

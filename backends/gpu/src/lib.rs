@@ -27,7 +27,7 @@ pub use driver::{
     CollectiveCall, DevicePtr, Driver, Event, Facts, Function, Graph, Group, KernelText, MAX_PEERS, Module,
     PEER_CALLS_BYTES, Param, Peers, Pinned, Product, ProductCall, ProductSpec, Stream, param_addresses, short_of,
 };
-pub use encoding::{Arg, Command, Encoding, Launch, MAX_ARGS};
+pub use encoding::{Arg, Command, Encoding, InScratch, Launch, MAX_ARGS};
 pub use halyard_kernels_gpu::Source;
 pub use kernel::{Kernel, Packer, Preparation, RowSource};
 pub use libraries::{Library, entries, find_symbol, folders_of, symbol};

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use halyard_platform_api::{BufferId, CommandId, Error, OpId, Operand, Result, Tensor};
+use halyard_platform_api::{Access, BufferId, CommandId, Error, OpId, Result, Tensor};
 
 use crate::commands::CommandList;
 use crate::kernel::Kernel;
@@ -52,14 +52,13 @@ impl<T> Slots<T> {
     }
 }
 
-/// A prepared op; its kernel may be replaced by nothing once registered.
+/// A prepared op's kernel; nothing replaces it once registered.
 pub(crate) type SharedKernel = Arc<dyn Kernel>;
 
-/// A prepared op with what is documented of its operands; a region's are not.
-#[derive(Clone)]
+/// A prepared op, and how it uses its operands (none: it may write all of them).
 pub(crate) struct Registered {
     pub(crate) kernel: SharedKernel,
-    pub(crate) operands: &'static [Operand],
+    pub(crate) access: Vec<Access>,
 }
 
 /// Everything that ids name.

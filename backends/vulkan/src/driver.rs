@@ -388,6 +388,10 @@ impl Driver for VulkanDriver {
         stream.record(|recorder, memory| recorder.launch(memory, bound, grid, params))
     }
 
+    fn runs_side_by_side(&self) -> bool {
+        true
+    }
+
     fn beside(&self, on: Stream) -> Result<()> {
         // SAFETY: a live stream.
         unsafe { stream(on) }.record(|recorder, _| {

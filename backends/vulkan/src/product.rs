@@ -113,7 +113,6 @@ impl Product for Matrices {
             Param::Ptr(call.x),
             Param::Ptr(call.weight),
             Param::Ptr(call.out),
-            Param::Ptr(call.scale),
             Param::Word(call.x_stride),
             Param::Word(call.out_stride),
             Param::Word(call.tokens),

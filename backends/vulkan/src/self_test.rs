@@ -137,7 +137,8 @@ pub(crate) fn check(driver: &VulkanDriver, product: &Matrices, spec: &ProductSpe
             weight: weight.pinned.device,
             out: out.pinned.device,
             out_stride: OUT_FEATURES + PADDING,
-            scale: 0,
+            x_scales: 0,
+            weight_scales: 0,
         };
         let stream = driver.create_stream()?;
         // SAFETY: live memory of the spec's sizes.

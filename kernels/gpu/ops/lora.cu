@@ -137,23 +137,26 @@ __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT 
 SHRINK(lora_shrink_few, FEW)
 SHRINK(lora_shrink_many, MANY)
 
-// Grid: tokens in TOKENS, features in THREADS. A thread computes one feature; shared: the tokens' x, TOKENS · max_rank floats.
+// Grid: tokens in TOKENS, features in THREADS. A thread computes one feature; shared: the tokens' x, TOKENS · x_width floats: max_rank
+// for each part of the features, which begin at 0, `second` and `third` (where there are any).
 template <u32 TOKENS>
 __device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGHT *b, u32 slot_stride, u32 feature_stride,
                                        const float *scales, u32 scales_stride, const i32 *token_lora, u32 token_lora_stride, ACT *out,
-                                       u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank) {
+                                       u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank, u32 x_width, u32 second,
+                                       u32 third) {
     extern __shared__ float inputs[];
     wait_for_previous();
     let_next_start();
     u32 first = blockIdx.x * TOKENS, n = blockIdx.y * THREADS + threadIdx.x;
     Groups<TOKENS> groups(token_lora, token_lora_stride, first, num_tokens, num_slots);
     if (groups.left == 0) return;
-    for (u32 at = threadIdx.x; at < TOKENS * max_rank; at += THREADS) {
-        u32 t = first + at / max_rank;
-        inputs[at] = t < num_tokens ? x[(u64)t * x_stride + at % max_rank] : 0.f;
+    for (u32 at = threadIdx.x; at < TOKENS * x_width; at += THREADS) {
+        u32 t = first + at / x_width;
+        inputs[at] = t < num_tokens ? x[(u64)t * x_stride + at % x_width] : 0.f;
     }
     __syncthreads();
     if (n >= features) return;
+    const float *mine = inputs + ((n >= second) + (n >= third)) * max_rank;
     bool vector = is_aligned(b, feature_stride * sizeof(WEIGHT)) && (u64)slot_stride * sizeof(WEIGHT) % 16 == 0;
     u32 whole = vector ? max_rank / 8 * 8 : 0;
     i32 slot;
@@ -167,13 +170,13 @@ __device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGH
             for (u32 i = 0; i < TOKENS; i++) {
                 if (!(same >> i & 1)) continue;
 #pragma unroll
-                for (u32 j = 0; j < 8; j++) sums[i] += inputs[i * max_rank + r + j] * w[j];
+                for (u32 j = 0; j < 8; j++) sums[i] += mine[i * x_width + r + j] * w[j];
             }
         }
         for (u32 r = whole; r < max_rank; r++) {
             float w = to_f32(weights[r]);
 #pragma unroll
-            for (u32 i = 0; i < TOKENS; i++) sums[i] += inputs[i * max_rank + r] * w;
+            for (u32 i = 0; i < TOKENS; i++) sums[i] += mine[i * x_width + r] * w;
         }
         float scale = scales[(u64)slot * scales_stride];
 #pragma unroll
@@ -189,9 +192,9 @@ __device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGH
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                                  \
         name(const float *x, u32 x_stride, const WEIGHT *b, u32 slot_stride, u32 feature_stride, const float *scales, u32 scales_stride,   \
              const i32 *token_lora, u32 token_lora_stride, ACT *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 features,          \
-             u32 max_rank) {                                                                                                               \
+             u32 max_rank, u32 x_width, u32 second, u32 third) {                                                                           \
         expand<tokens>(x, x_stride, b, slot_stride, feature_stride, scales, scales_stride, token_lora, token_lora_stride, out, out_stride, \
-                       num_tokens, num_slots, features, max_rank);                                                                         \
+                       num_tokens, num_slots, features, max_rank, x_width, second, third);                                                 \
     }
 EXPAND(lora_expand_few, FEW)
 EXPAND(lora_expand_many, MANY)

@@ -27,7 +27,7 @@
 #undef f16
 #undef bf16
 
-PARAMETERS(u64 x; u64 w; u64 to; u64 scale; u32 x_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
+PARAMETERS(u64 x; u64 w; u64 to; u32 x_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
 
 #define SIDE 16
 
@@ -74,7 +74,6 @@ void main() {
     if (token >= p.tokens) return;
     float sum = 0.0;
     [[unroll]] for (u32 part = 0; part < 8; part++) sum += parts[part][THREAD];
-    if (p.scale != 0) sum *= Floats(p.scale).at[0];
     u64 to = p.to + (u64(token) * p.to_stride + row) * SIZE(OUT);
 #if ACCUMULATE
     sum += LOAD(OUT, to, 0);
@@ -149,8 +148,6 @@ void main() {
         barrier();
     }
 
-    float scale = 1.0;
-    if (p.scale != 0) scale = Floats(p.scale).at[0];
     [[unroll]] for (u32 i = 0; i < DOWN; i++) {
         [[unroll]] for (u32 j = 0; j < ACROSS; j++) {
             // All subgroups pass each square together: the barriers order a subgroup's own stores and loads.
@@ -159,7 +156,7 @@ void main() {
             for (u32 at = LANE; at < SIDE * SIDE; at += 32) {
                 u32 token = my_token + SIDE * i + at / SIDE, row = my_row + SIDE * j + at % SIDE;
                 if (token >= columns || row >= rows) continue;
-                float sum = stage[WARP][at / SIDE * STAGE_PITCH + at % SIDE] * scale;
+                float sum = stage[WARP][at / SIDE * STAGE_PITCH + at % SIDE];
                 u64 to = p.to + (u64(first_token + token) * p.to_stride + first_row + row) * SIZE(OUT);
 #if ACCUMULATE
                 sum += LOAD(OUT, to, 0);

@@ -222,6 +222,7 @@ impl EngineArgs {
                 enforce_eager: self.scheduling.enforce_eager,
                 ..RecordingConfig::default()
             },
+            lora: None,
         }
     }
 }

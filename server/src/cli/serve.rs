@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use halyard_engine::EngineHandle;
+use halyard_request_hooks::IoProcessors;
 use halyard_scheduler::Policy;
 
 use super::args::{EngineArgs, LogArgs};
+use super::chosen_hook::IoProcessorArgs;
 use super::engine::ChosenDevice;
 use super::units::{parse_bytes, show_bytes};
 use crate::error::ServerError;
@@ -28,6 +30,8 @@ pub struct ServeArgs {
     http: HttpArgs,
     #[command(flatten)]
     engine: EngineArgs,
+    #[command(flatten)]
+    io: IoProcessorArgs,
     #[command(flatten)]
     log: LogArgs,
 }
@@ -81,8 +85,9 @@ pub fn run(args: ServeArgs) -> Result<(), ServerError> {
     logging::start(&args.log.log_level, args.log.log_format)?;
     check_keys(&args.http.api_keys)?;
     let chosen = args.engine.choose_device()?;
+    let io = args.io.start(chosen.catalog())?;
     let runtime = super::runtime()?;
-    let result = runtime.block_on(serve_model(args, chosen, start));
+    let result = runtime.block_on(serve_model(args, chosen, io, start));
     // After a signal while loading, the loading thread must not hold the process.
     runtime.shutdown_background();
     result
@@ -100,12 +105,17 @@ fn check_keys(keys: &[String]) -> Result<(), ServerError> {
     Ok(())
 }
 
-async fn serve_model(args: ServeArgs, chosen: ChosenDevice, start: Instant) -> Result<(), ServerError> {
+async fn serve_model(
+    args: ServeArgs,
+    chosen: ChosenDevice,
+    io: IoProcessors,
+    start: Instant,
+) -> Result<(), ServerError> {
     let mut stop = Box::pin(stop_signal().map_err(ServerError::io("installing signal handlers"))?);
     let socket = BoundSocket::bind(&args.http.host, args.http.port)?;
     // A signal while the model comes or loads ends at once: nothing is running yet.
     let prepared = tokio::select! {
-        prepared = prepare(&args, chosen) => prepared?,
+        prepared = prepare(&args, chosen, io) => prepared?,
         () = &mut stop => return Ok(()),
     };
     let listener = socket.listen()?;
@@ -127,7 +137,7 @@ struct Prepared {
     has_template: bool,
 }
 
-async fn prepare(args: &ServeArgs, chosen: ChosenDevice) -> Result<Prepared, ServerError> {
+async fn prepare(args: &ServeArgs, chosen: ChosenDevice, io: IoProcessors) -> Result<Prepared, ServerError> {
     let settings = SourceSettings::from_env();
     let asked = args.engine.model.model.as_deref();
     let model = source::resolve(asked, args.engine.model.load_format, &settings).await?;
@@ -139,7 +149,10 @@ async fn prepare(args: &ServeArgs, chosen: ChosenDevice) -> Result<Prepared, Ser
         .await
         .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))??;
     let has_template = engine.chat_template().is_some();
-    let state = Arc::new(state(args, model.clone(), engine, &records));
+    let state = Arc::new(AppState {
+        io,
+        ..state(args, model.clone(), engine, &records)
+    });
     Ok(Prepared {
         state,
         platform,
@@ -180,6 +193,7 @@ fn state(args: &ServeArgs, model: ResolvedModel, engine: EngineHandle, records: 
         priority_scheduling: args.engine.scheduling.scheduling_policy == Policy::Priority,
         log_prompts: http.log_prompts,
         in_flight: AtomicU64::new(0),
+        io: IoProcessors::default(),
         engine,
     }
 }

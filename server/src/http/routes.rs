@@ -9,6 +9,7 @@ use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router, middleware};
+use halyard_request_hooks::IoRun;
 use serde_json::{Value, json};
 
 use super::auth::require_key;
@@ -105,6 +106,14 @@ async fn read(state: &AppState, request: Request) -> Result<(Value, bool, Reques
     Ok((value, large, id))
 }
 
+/// The body as the IO processors leave it, and what its answer has to pass.
+async fn pass_io(state: &AppState, route: &'static str, id: &str, body: Value) -> Result<(Value, IoRun), ApiError> {
+    if state.io.is_empty() {
+        return Ok((body, IoRun::default()));
+    }
+    Ok(state.io.open(route, id, body).await?)
+}
+
 /// Fields of a body that are about the request and not about its text.
 fn request(
     state: &AppState,
@@ -148,10 +157,11 @@ fn request(
 
 async fn completions(State(state): State<Arc<AppState>>, http: Request) -> Result<Response, ApiError> {
     let (body, large, id) = read(&state, http).await?;
+    let id = format!("cmpl-{id}");
+    let (body, io) = pass_io(&state, "/v1/completions", &id, body).await?;
     let job = convert(&state, large, body, move |state, body| {
         let model = state.model_name(model_field(body)?)?;
         let asked = CompletionRequest::read(body, state.context())?;
-        let id = format!("cmpl-{id}");
         let requests = asked
             .prompts
             .iter()
@@ -170,6 +180,7 @@ async fn completions(State(state): State<Arc<AppState>>, http: Request) -> Resul
             format: Format::Completion(asked.format),
             stream: asked.stream,
             stream_options: asked.stream_options,
+            io,
         })
     });
     start(state.clone(), job.await?).await
@@ -177,10 +188,11 @@ async fn completions(State(state): State<Arc<AppState>>, http: Request) -> Resul
 
 async fn chat_completions(State(state): State<Arc<AppState>>, http: Request) -> Result<Response, ApiError> {
     let (body, large, id) = read(&state, http).await?;
+    let id = format!("chatcmpl-{id}");
+    let (body, io) = pass_io(&state, "/v1/chat/completions", &id, body).await?;
     let job = convert(&state, large, body, move |state, body| {
         let model = state.model_name(model_field(body)?)?;
         let asked = ChatRequest::read(body, state.context())?;
-        let id = format!("chatcmpl-{id}");
         let requests = vec![request(
             state,
             id.clone(),
@@ -197,6 +209,7 @@ async fn chat_completions(State(state): State<Arc<AppState>>, http: Request) -> 
             format: Format::Chat(asked.format),
             stream: asked.stream,
             stream_options: asked.stream_options,
+            io,
         })
     });
     start(state.clone(), job.await?).await

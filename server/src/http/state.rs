@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::http::StatusCode;
 use halyard_engine::EngineHandle;
+use halyard_request_hooks::IoProcessors;
 
 use super::auth::ApiKeys;
 use super::error::ApiError;
@@ -60,6 +61,8 @@ pub struct AppState {
     pub log_prompts: bool,
     /// Generation requests being answered now.
     pub in_flight: AtomicU64,
+    /// What generation requests and their answers pass.
+    pub io: IoProcessors,
 }
 
 impl AppState {

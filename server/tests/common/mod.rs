@@ -12,6 +12,7 @@ use halyard_engine::{EngineConfig, EngineHandle};
 use halyard_models::{DummyWeights, LoadFormat, ModelFiles};
 use halyard_platform_api::{Device, Platform};
 use halyard_reference::ReferencePlatform;
+use halyard_request_hooks::IoProcessors;
 use halyard_server::http::auth::ApiKeys;
 use halyard_server::http::routes::router;
 use halyard_server::http::state::{AppState, Limits};
@@ -41,6 +42,7 @@ pub struct Options {
     pub body_bytes: Option<usize>,
     /// What the model runs on; the reference device where none is named.
     pub device: Option<Arc<dyn Device>>,
+    pub io: IoProcessors,
 }
 
 impl TestServer {
@@ -83,6 +85,7 @@ impl TestServer {
             priority_scheduling: false,
             log_prompts: false,
             in_flight: AtomicU64::new(0),
+            io: options.io,
         });
         TestServer {
             router: router(Arc::clone(&state)),

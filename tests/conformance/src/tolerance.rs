@@ -36,8 +36,18 @@ pub enum Class {
         /// Terms of the sum.
         terms: usize,
     },
+    /// As `Product`, with activations that may be rounded to 8-bit floats.
+    RoundedProduct {
+        /// Terms of the sum.
+        terms: usize,
+    },
     /// Softmax-weighted sums of values up to about 1.
     Attention,
+    /// The same over keys and values in a narrower type, to which queries and probabilities may be rounded as well.
+    AttentionOver {
+        /// Type of the cache.
+        kv: DType,
+    },
     /// The same over keys that were computed, and not just stored, before they were rounded to E4M3.
     AttentionOfRoundedKeys,
     /// A logarithm of a sum over the vocabulary.
@@ -94,10 +104,22 @@ pub fn tolerance(class: Class, dtype: DType) -> Tolerance {
             1e-2,
             "8-bit activations err by 1/254 of their block's largest value, at random signs",
         ),
+        Class::RoundedProduct { terms } => of(
+            // Of values up to 1 spread evenly, half err by up to 1/32, a quarter by up to 1/64, ...: 0.0136 at the root mean square, times weights of 0.5.
+            // Six times that.
+            4.1e-2 * (terms as f32).sqrt(),
+            1e-2,
+            "8-bit floats have three bits behind the leading one: activations err by up to a sixteenth, at random signs",
+        ),
         Class::Attention => of(
             1e-5 + 2.0 * half_roundoff(dtype),
             1e-5,
             "f32 softmax in any order; half-precision backends round the probabilities to their type",
+        ),
+        Class::AttentionOver { kv } => of(
+            1e-5 + 2.0 * half_roundoff(dtype).max(half_roundoff(kv)),
+            1e-5,
+            "f32 softmax in any order; queries and probabilities may meet a half-precision cache in its type",
         ),
         Class::AttentionOfRoundedKeys => of(
             1.0 / 32.0,
