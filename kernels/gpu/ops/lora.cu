@@ -12,8 +12,9 @@
 // check: -DACT=bf16 -DWEIGHT=bf16
 #include "vector.cuh"
 
+// Threads of a block of `lora_expand`, and the most of `lora_shrink`.
 #define THREADS 256
-#define WARPS (THREADS / 32)
+#define SHRINK_THREADS 512
 // Tokens of a block: in decode steps, where neighbours differ, and in prompts.
 #define FEW 1
 #define MANY 8
@@ -56,12 +57,12 @@ template <u32 TOKENS> struct Groups {
     }
 };
 
-// Grid: tokens in TOKENS, ranks in RANKS. A block's warps share out the width.
+// Grid: tokens in TOKENS, ranks in RANKS; up to SHRINK_THREADS threads. A block's warps share out the width.
 template <u32 TOKENS>
 __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT *a, u32 slot_stride, u32 rank_stride, const i32 *token_lora,
                                        u32 token_lora_stride, float *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 width,
                                        u32 max_rank) {
-    __shared__ float parts[WARPS][TOKENS * RANKS];
+    __shared__ float parts[SHRINK_THREADS / 32][TOKENS * RANKS];
     wait_for_previous();
     let_next_start();
     u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first = blockIdx.x * TOKENS, rank = blockIdx.y * RANKS;
@@ -74,8 +75,7 @@ __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT 
         const WEIGHT *weights[RANKS];
 #pragma unroll
         for (u32 r = 0; r < RANKS; r++) weights[r] = a + (u64)slot * slot_stride + (u64)min(rank + r, max_rank - 1) * rank_stride;
-#pragma unroll 2
-        for (u32 k = 8 * threadIdx.x; k < whole; k += 8 * THREADS) {
+        for (u32 k = 8 * threadIdx.x; k < whole; k += 8 * blockDim.x) {
             // All loads of a round are in flight before the first value is used, those of tokens that belong to others too.
             Group<WEIGHT, 8> raw[RANKS];
             Group<ACT, 8> values[TOKENS];
@@ -97,7 +97,7 @@ __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT 
                 }
             }
         }
-        for (u32 k = whole + threadIdx.x; k < width; k += THREADS) {
+        for (u32 k = whole + threadIdx.x; k < width; k += blockDim.x) {
 #pragma unroll
             for (u32 i = 0; i < TOKENS; i++) {
                 if (!(same >> i & 1)) continue;
@@ -119,12 +119,12 @@ __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT 
     u32 i = threadIdx.x / RANKS, r = threadIdx.x % RANKS;
     if (i >= TOKENS || first + i >= num_tokens || rank + r >= max_rank) return;
     float sum = 0.f;
-    for (u32 w = 0; w < WARPS; w++) sum += parts[w][threadIdx.x];
+    for (u32 w = 0; w < blockDim.x / 32; w++) sum += parts[w][threadIdx.x];
     out[(u64)(first + i) * out_stride + rank + r] = sum;
 }
 
 #define SHRINK(name, tokens)                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(SHRINK_THREADS)                                                                          \
         name(const ACT *x, u32 x_stride, const WEIGHT *a, u32 slot_stride, u32 rank_stride, const i32 *token_lora, u32 token_lora_stride, \
              float *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 width, u32 max_rank) {                                        \
         shrink<tokens>(x, x_stride, a, slot_stride, rank_stride, token_lora, token_lora_stride, out, out_stride, num_tokens, num_slots,   \
@@ -140,25 +140,30 @@ __device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGH
                                        const float *scales, u32 scales_stride, const i32 *token_lora, u32 token_lora_stride, ACT *out,
                                        u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank, u32 x_width, u32 second,
                                        u32 third) {
-    extern __shared__ float inputs[];
+    extern __shared__ __align__(16) float inputs[];
     wait_for_previous();
     let_next_start();
     u32 first = blockIdx.x * TOKENS, n = blockIdx.y * THREADS + threadIdx.x;
+    // Asked for before anything else is known: one after another they would take most of the time.
+    ACT old[TOKENS];
+#pragma unroll
+    for (u32 i = 0; i < TOKENS; i++) old[i] = out[(u64)min(first + i, num_tokens - 1) * out_stride + min(n, features - 1)];
+    bool fours = ((u64)x | (u64)x_stride * 4 | (u64)x_width * 4 | (u64)max_rank * 4) % 16 == 0;
+    if (fours) {
+        for (u32 at = threadIdx.x; at < TOKENS * x_width / 4; at += THREADS) {
+            u32 i = 4 * at / x_width;
+            ((float4 *)inputs)[at] = *(const float4 *)(x + (u64)min(first + i, num_tokens - 1) * x_stride + (4 * at - i * x_width));
+        }
+    } else {
+        for (u32 at = threadIdx.x; at < TOKENS * x_width; at += THREADS) inputs[at] = x[(u64)min(first + at / x_width, num_tokens - 1) * x_stride + at % x_width];
+    }
     Groups<TOKENS> groups(token_lora, token_lora_stride, first, num_tokens, num_slots);
     if (groups.left == 0) return;
-    for (u32 at = threadIdx.x; at < TOKENS * x_width; at += THREADS) {
-        u32 t = first + at / x_width;
-        inputs[at] = t < num_tokens ? x[(u64)t * x_stride + at % x_width] : 0.f;
-    }
     __syncthreads();
     if (n >= features) return;
     const float *mine = inputs + ((n >= second) + (n >= third)) * max_rank;
-    bool vector = is_aligned(b, feature_stride * sizeof(WEIGHT)) && (u64)slot_stride * sizeof(WEIGHT) % 16 == 0;
+    bool vector = fours && is_aligned(b, feature_stride * sizeof(WEIGHT)) && (u64)slot_stride * sizeof(WEIGHT) % 16 == 0;
     u32 whole = vector ? max_rank / 8 * 8 : 0;
-    // Asked for together, before the sums: one after another they would take most of the time.
-    ACT old[TOKENS];
-#pragma unroll
-    for (u32 i = 0; i < TOKENS; i++) old[i] = out[(u64)min(first + i, num_tokens - 1) * out_stride + n];
     i32 slot;
     while (u32 same = groups.next(slot)) {
         const WEIGHT *weights = b + (u64)slot * slot_stride + (u64)n * feature_stride;
@@ -171,8 +176,10 @@ __device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGH
 #pragma unroll
             for (u32 i = 0; i < TOKENS; i++) {
                 if (!(same >> i & 1)) continue;
-#pragma unroll
-                for (u32 j = 0; j < 8; j++) sums[i] += mine[i * x_width + r + j] * w[j];
+                const float4 *v = (const float4 *)(mine + i * x_width + r);
+                float4 low = v[0], high = v[1];
+                sums[i] += low.x * w[0] + low.y * w[1] + low.z * w[2] + low.w * w[3];
+                sums[i] += high.x * w[4] + high.y * w[5] + high.z * w[6] + high.w * w[7];
             }
         }
         for (u32 r = whole; r < max_rank; r++) {

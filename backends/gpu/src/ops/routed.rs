@@ -23,6 +23,8 @@ const LORA_TOKENS: u32 = 8;
 const LORA_FEW_TOKENS: u32 = 16;
 /// Ranks of a block of `lora_shrink`.
 const LORA_RANKS: u32 = 4;
+/// Threads of a block of `lora_shrink` where a multiprocessor runs so many at once with room for their loads.
+const SHRINK_THREADS: u32 = 512;
 /// Largest rank, of all parts together: `lora_expand` keeps its tokens' x in 48 KiB of shared memory.
 const MAX_RANK: u32 = 1536;
 /// Tokens of a block of `moe_route`, a warp each.
@@ -141,6 +143,7 @@ impl LoraEntries {
 struct Shrink {
     op: ops::LoraShrink,
     entries: LoraEntries,
+    threads: u32,
 }
 
 impl Shrink {
@@ -160,12 +163,16 @@ impl Shrink {
         Ok(Shrink {
             op: op.clone(),
             entries: LoraEntries::new("lora_shrink_few", "lora_shrink_many", act, weight),
+            threads: THREADS,
         })
     }
 }
 
 impl Kernel for Shrink {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        if cx.facts().matrix_units {
+            self.threads = SHRINK_THREADS;
+        }
         self.entries.prepare(cx)
     }
 
@@ -191,7 +198,7 @@ impl Kernel for Shrink {
         ];
         let (function, tokens) = self.entries.get(out.len())?;
         let grid = [out.len().div_ceil(tokens), self.op.max_rank.div_ceil(LORA_RANKS), 1];
-        encoding.launch(function, grid, THREADS, 0, &args);
+        encoding.launch(function, grid, self.threads, 0, &args);
         Ok(())
     }
 }
