@@ -35,8 +35,13 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
     ("server", "runtime/hooks", "starts sinks, shows and reloads them"),
     (
         "server",
-        "plugins/stat-logger-",
-        "links the two that every server runs (decision 0018)",
+        "plugins/stat-logger-prometheus",
+        "links what /metrics shows (decision 0018)",
+    ),
+    (
+        "server",
+        "plugins/stat-logger-log-line",
+        "links the line in the log (decision 0018)",
     ),
     ("runtime/models", "platform-api", "programs are lists of its ops"),
     ("runtime/text", "platform-api", "may name its types"),
