@@ -86,7 +86,8 @@ impl EngineBenchArgs {
         let model = super::runtime()?.block_on(source::resolve(asked, format, &settings))?;
         let mut args = self.engine.clone();
         args.lora.serve_dummies(self.lora, self.lora_rank);
-        let engine = args.start(&chosen, &model, Vec::new())?;
+        let hooks = args.hooks(&chosen, Vec::new())?;
+        let engine = args.start(&chosen, &model, &hooks, &model.name)?;
         let info = engine.info();
         say!(
             "{} on {}, {} ({:?}, KV {:?}, {} blocks of {} tokens)",

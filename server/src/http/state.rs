@@ -10,7 +10,7 @@ use halyard_request_hooks::IoProcessors;
 use super::auth::ApiKeys;
 use super::error::ApiError;
 use super::lora::LoraState;
-use crate::metrics::Metrics;
+use crate::hooks::Hooks;
 
 /// Adapters that an error lists.
 const SHOWN_ADAPTERS: usize = 16;
@@ -57,8 +57,8 @@ pub struct AppState {
     pub api_keys: ApiKeys,
     /// Bounds.
     pub limits: Limits,
-    /// Metrics.
-    pub metrics: Metrics,
+    /// Stat loggers.
+    pub hooks: Arc<Hooks>,
     /// Whether the scheduler looks at priorities.
     pub priority_scheduling: bool,
     /// Whether prompts may stand in logs.

@@ -33,6 +33,16 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
     ),
     ("runtime/engine", "runtime/hooks", "hands it records"),
     ("server", "runtime/hooks", "starts sinks, shows and reloads them"),
+    (
+        "server",
+        "plugins/stat-logger-prometheus",
+        "links what /metrics shows (decision 0018)",
+    ),
+    (
+        "server",
+        "plugins/stat-logger-log-line",
+        "links the line in the log (decision 0018)",
+    ),
     ("runtime/models", "platform-api", "programs are lists of its ops"),
     ("runtime/text", "platform-api", "may name its types"),
     ("runtime/scheduler", "platform-api", "may name its types"),

@@ -42,6 +42,10 @@ const UNSAFE_PLACES: &[(&str, &str)] = &[
         "records of stat loggers as the tables carry them",
     ),
     ("platform-api/src/export.rs", "the macro that defines the entry symbol"),
+    (
+        "platform-api/src/hooks/",
+        "records: each one's wire form beside its fields (decision 0017)",
+    ),
     ("platform-api/src/log.rs", "calls the host table's log function"),
     ("platform-api/tests/", "calls the tables as a foreign plugin would"),
     ("runtime/plugin-host/", "calls foreign code"),
