@@ -14,6 +14,11 @@ typedef struct halyard_str {
     uint64_t len;
 } halyard_str;
 
+typedef struct halyard_u64s {
+    const uint64_t *ptr;
+    uint64_t len;
+} halyard_u64s;
+
 /* Logs text under target at level 1 error, 2 warn, 3 info, 4 debug, 5 trace. */
 typedef void (*halyard_log_fn)(void *context, uint32_t level, halyard_str target, halyard_str text);
 
@@ -26,6 +31,16 @@ typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t m
 #define HALYARD_ABI_MINOR 1u
 #define HALYARD_KIND_PLATFORM 1u
 #define HALYARD_KIND_STAT_LOGGER 2u
+#define HALYARD_KIND_IO_PROCESSOR 3u
+#define HALYARD_KIND_LORA_RESOLVER 4u
+#define HALYARD_RECORD_START 1u
+#define HALYARD_RECORD_SCHEDULER 2u
+#define HALYARD_RECORD_ITERATION 3u
+#define HALYARD_RECORD_FINISHED 4u
+#define HALYARD_RECORD_CACHE 5u
+#define HALYARD_RECORD_LORA 6u
+#define HALYARD_RECORD_REJECTED 7u
+#define HALYARD_RECORD_SHUTDOWN 8u
 #define HALYARD_STATUS_OK 0u
 #define HALYARD_STATUS_INVALID_ARGUMENT 1u
 #define HALYARD_STATUS_UNSUPPORTED 2u
@@ -44,7 +59,9 @@ typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t m
 #define HALYARD_INTERFACE_OPS 3u
 #define HALYARD_INTERFACE_ATTENTION 4u
 #define HALYARD_INTERFACE_COMMUNICATOR 5u
-#define HALYARD_INTERFACE_STAT_LOGGER 32u
+#define HALYARD_INTERFACE_STAT_LOGGER 40u
+#define HALYARD_INTERFACE_IO_PROCESSOR 33u
+#define HALYARD_INTERFACE_LORA_RESOLVER 34u
 #define HALYARD_OP_EMBEDDING 1u
 #define HALYARD_OP_LINEAR 2u
 #define HALYARD_OP_LORA_SHRINK 3u
@@ -126,6 +143,9 @@ typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t m
 #define HALYARD_CAPABILITY_BATCH_INVARIANT 4u
 #define HALYARD_CAPABILITY_COMMUNICATOR 8u
 #define HALYARD_CAPABILITY_COMPOSITES 16u
+#define HALYARD_IO_PASS 0u
+#define HALYARD_IO_REWRITE 1u
+#define HALYARD_IO_REJECT 2u
 
 typedef struct halyard_error {
     uint32_t struct_size;
@@ -319,34 +339,174 @@ typedef struct halyard_collective {
     uint32_t peer;
 } halyard_collective;
 
-typedef struct halyard_step_record {
+typedef struct halyard_io_request {
+    uint32_t struct_size;
+    uint32_t reserved;
+    halyard_str route;
+    halyard_str id;
+    halyard_str body;
+    uint64_t max_bytes;
+} halyard_io_request;
+
+typedef struct halyard_io_verdict {
+    uint32_t struct_size;
+    uint32_t action;
+    uint32_t http_status;
+    uint32_t wants_outputs;
+    halyard_str text;
+} halyard_io_verdict;
+
+typedef struct halyard_lora_query {
+    uint32_t struct_size;
+    uint32_t timeout_ms;
+    halyard_str name;
+    halyard_str base_model;
+} halyard_lora_query;
+
+typedef struct halyard_lora_answer {
+    uint32_t struct_size;
+    uint32_t found;
+    uint8_t *path;
+    uint32_t path_capacity;
+    uint32_t path_len;
+} halyard_lora_answer;
+
+typedef struct halyard_start_record {
+    uint32_t struct_size;
+    uint32_t engine_index;
+    uint32_t tensor_parallel_size;
+    uint32_t max_model_len;
+    uint32_t max_num_seqs;
+    uint32_t max_num_batched_tokens;
+    uint32_t block_size;
+    uint32_t num_blocks;
+    uint32_t prefix_caching;
+    uint32_t max_loras;
+    uint64_t unix_ns;
+    uint64_t weight_bytes;
+    uint64_t kv_cache_bytes;
+    halyard_str model;
+    halyard_str model_root;
+    halyard_str architecture;
+    halyard_str dtype;
+    halyard_str kv_cache_dtype;
+    halyard_str platform;
+    halyard_str device;
+    halyard_str version;
+} halyard_start_record;
+
+typedef struct halyard_scheduler_record {
     uint32_t struct_size;
     uint32_t num_running;
     uint32_t num_waiting;
     uint32_t num_preempted;
     uint64_t step_index;
     uint64_t unix_ns;
+} halyard_scheduler_record;
+
+typedef struct halyard_iteration_record {
+    uint32_t struct_size;
+    uint32_t num_seqs;
+    uint32_t num_admitted;
+    uint32_t replayed;
+    uint64_t step_index;
+    uint64_t unix_ns;
     uint64_t step_ns;
     uint64_t prompt_tokens;
+    uint64_t cached_tokens;
     uint64_t generation_tokens;
-    double kv_cache_usage;
-    uint64_t prefix_cache_queries;
-    uint64_t prefix_cache_hits;
-    uint64_t dropped_records;
-} halyard_step_record;
+    halyard_u64s first_token_ns;
+    halyard_u64s inter_token_ns;
+    halyard_u64s inter_token_counts;
+} halyard_iteration_record;
 
 typedef struct halyard_finished_record {
     uint32_t struct_size;
     uint32_t reason;
-    uint64_t request;
+    uint32_t sample_index;
+    uint32_t num_samples;
+    uint32_t ends_request;
+    uint32_t num_preemptions;
+    uint32_t lora_id;
+    int32_t priority;
+    uint64_t sequence;
     uint64_t unix_ns;
+    uint64_t arrival_unix_ns;
     uint64_t prompt_tokens;
     uint64_t cached_tokens;
     uint64_t generation_tokens;
+    uint64_t max_sample_tokens;
+    uint64_t max_tokens;
     uint64_t queue_ns;
+    uint64_t prefill_ns;
+    uint64_t decode_ns;
     uint64_t first_token_ns;
+    uint64_t inter_token_ns;
+    uint64_t max_inter_token_ns;
     uint64_t total_ns;
+    halyard_str request_id;
+    halyard_str lora_name;
+    halyard_str trace_parent;
+    halyard_str detail;
 } halyard_finished_record;
+
+typedef struct halyard_cache_record {
+    uint32_t struct_size;
+    uint32_t used_blocks;
+    uint32_t total_blocks;
+    uint32_t block_size;
+    uint64_t unix_ns;
+    double usage;
+    uint64_t prefix_queries;
+    uint64_t prefix_hits;
+} halyard_cache_record;
+
+typedef struct halyard_lora_record {
+    uint32_t struct_size;
+    uint32_t lora_id;
+    uint32_t rank;
+    uint32_t num_running;
+    uint32_t num_waiting;
+    uint32_t residency;
+    uint64_t unix_ns;
+    uint64_t weight_bytes;
+    uint64_t load_ns;
+    uint64_t loads_total;
+    uint64_t hits_total;
+    halyard_str name;
+    halyard_str path;
+} halyard_lora_record;
+
+typedef struct halyard_rejected_record {
+    uint32_t struct_size;
+    uint32_t reason;
+    uint64_t unix_ns;
+    uint64_t prompt_tokens;
+    halyard_str request_id;
+    halyard_str detail;
+} halyard_rejected_record;
+
+typedef struct halyard_shutdown_record {
+    uint32_t struct_size;
+    uint32_t reason;
+    uint64_t unix_ns;
+    uint64_t steps_total;
+    halyard_str detail;
+} halyard_shutdown_record;
+
+typedef struct halyard_record_ref {
+    uint32_t kind;
+    uint32_t reserved;
+    const void *body;
+} halyard_record_ref;
+
+typedef struct halyard_record_batch {
+    uint32_t struct_size;
+    uint32_t num_records;
+    const halyard_record_ref *records;
+    uint64_t deadline_ns;
+    uint64_t num_dropped;
+} halyard_record_batch;
 
 typedef struct halyard_embedding_desc {
     uint32_t struct_size;
@@ -388,6 +548,8 @@ typedef struct halyard_lora_expand_desc {
     uint32_t weight;
     uint32_t out;
     uint32_t max_tokens;
+    uint32_t second_part;
+    uint32_t third_part;
 } halyard_lora_expand_desc;
 
 typedef struct halyard_rms_norm_desc {
@@ -679,16 +841,37 @@ typedef struct halyard_communicator_table {
     uint32_t (*prepare)(void *communicator, const halyard_collective *spec, halyard_prepared *out, halyard_error *err); /* required */
 } halyard_communicator_table;
 
-/* interface stat_logger 0.1 */
+/* interface stat_logger 0.2 */
 typedef struct halyard_stat_logger_table {
     uint32_t struct_size;
     uint32_t minor;
     uint32_t (*create)(void *instance, halyard_str config, void * *out, halyard_error *err); /* required */
     void (*drop)(void *logger); /* required */
-    uint32_t (*steps)(void *logger, const halyard_step_record *records, uint32_t num, uint32_t stride, halyard_error *err); /* required */
-    uint32_t (*finished)(void *logger, const halyard_finished_record *records, uint32_t num, uint32_t stride, halyard_error *err); /* required */
-    uint32_t (*flush)(void *logger, halyard_error *err); /* optional: nothing is held back */
+    uint32_t (*log_batch)(void *logger, const halyard_record_batch *batch, halyard_error *err); /* required */
+    uint32_t (*flush)(void *logger, uint64_t deadline_ns, halyard_error *err); /* optional: nothing is held back */
+    uint32_t (*expose)(void *logger, uint8_t *buffer, uint64_t capacity, uint64_t *len, halyard_error *err); /* optional: nothing is shown */
 } halyard_stat_logger_table;
+
+/* interface io_processor 0.1 */
+typedef struct halyard_io_processor_table {
+    uint32_t struct_size;
+    uint32_t minor;
+    uint32_t (*create)(void *instance, halyard_str config, void * *out, halyard_error *err); /* required */
+    void (*drop)(void *processor); /* required */
+    uint32_t (*open)(void *processor, const halyard_io_request *request, void * *out, halyard_io_verdict *verdict, halyard_error *err); /* required */
+    void (*request_drop)(void *request); /* required */
+    uint32_t (*push)(void *request, uint32_t choice, halyard_str text, halyard_str *out, halyard_error *err); /* optional: output texts pass unchanged */
+    uint32_t (*finish)(void *request, uint32_t choice, halyard_str *out, halyard_error *err); /* optional: nothing is held back */
+} halyard_io_processor_table;
+
+/* interface lora_resolver 0.1 */
+typedef struct halyard_lora_resolver_table {
+    uint32_t struct_size;
+    uint32_t minor;
+    uint32_t (*create)(void *instance, halyard_str config, void * *out, halyard_error *err); /* required */
+    void (*drop)(void *resolver); /* required */
+    uint32_t (*resolve)(void *resolver, const halyard_lora_query *query, halyard_lora_answer *out, halyard_error *err); /* required */
+} halyard_lora_resolver_table;
 
 /* The entry symbol that a plugin's manifest names. Returns a status. */
 typedef uint32_t (*halyard_entry_fn)(const halyard_host *host, halyard_plugin *out, halyard_error *err);

@@ -8,6 +8,7 @@
 mod convert;
 mod layout;
 mod macros;
+pub mod request_tables;
 pub mod shim;
 mod spec;
 pub mod tables;
@@ -18,6 +19,6 @@ pub use layout::{AbiLayout, AbiTable, FieldLayout, Slot, StructLayout, TableLayo
 pub(crate) use macros::{abi_fixed_struct, abi_struct, wire_enum};
 pub use spec::{ProgramBytes, SpecBytes, read_program, read_spec};
 pub use types::{
-    AbiType, ErrorOut, Str, WireField, read_element, read_known, read_known_element, read_struct, struct_bytes,
+    AbiType, ErrorOut, Str, U64s, WireField, read_element, read_known, read_known_element, read_struct, struct_bytes,
     struct_from_bytes, write_struct,
 };

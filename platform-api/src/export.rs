@@ -44,6 +44,34 @@ macro_rules! export_stat_logger {
     };
 }
 
+/// Exports an IO processor, as [`export_platform!`] does a platform. `factory` is an expression of a type that implements
+/// [`crate::io_processor::IoProcessorFactory`].
+#[macro_export]
+macro_rules! export_io_processor {
+    (
+        name: $name:literal, version: $version:expr, about: $about:literal, factory: $factory:expr $(,)?
+    ) => {
+        $crate::__export! {
+            "io-processor", $name, $version, 0, $about, "",
+            enter_io_processor, dyn $crate::io_processor::IoProcessorFactory, $factory
+        }
+    };
+}
+
+/// Exports a LoRA resolver, as [`export_platform!`] does a platform. `factory` is an expression of a type that implements
+/// [`crate::lora_resolver::LoraResolverFactory`].
+#[macro_export]
+macro_rules! export_lora_resolver {
+    (
+        name: $name:literal, version: $version:expr, about: $about:literal, factory: $factory:expr $(,)?
+    ) => {
+        $crate::__export! {
+            "lora-resolver", $name, $version, 0, $about, "",
+            enter_lora_resolver, dyn $crate::lora_resolver::LoraResolverFactory, $factory
+        }
+    };
+}
+
 /// What the export macros share.
 #[doc(hidden)]
 #[macro_export]

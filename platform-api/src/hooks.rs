@@ -1,84 +1,59 @@
-//! Hook plugins: no device, same loader, same rules. A stat logger receives flat records off the engine's thread.
+//! Hook plugins: no device, same loader, same rules. A stat logger receives flat [`records`] off the engine's thread.
+//!
+//! docs/hooks.md lists every record and field for authors of sinks.
 
-use crate::abi::abi_struct;
+pub mod records;
+mod wire;
+
+use std::time::Duration;
+
+pub use records::{
+    CacheRecord, FinishedRecord, IterationRecord, LoraRecord, RejectedRecord, SchedulerRecord, ShutdownRecord,
+    StartRecord, StatRecord,
+};
+pub(crate) use wire::record_layouts;
+pub use wire::{MAX_BATCH_RECORDS, RecordBatch, read_batch};
+
 use crate::status::Result;
 
-abi_struct! {
-    /// What one engine step did and how the engine stands after it.
-    pub struct StepRecord = "halyard_step_record" {
-        /// Requests that own a device row.
-        pub num_running: u32,
-        /// Requests that wait for one.
-        pub num_waiting: u32,
-        /// Requests preempted in this step.
-        pub num_preempted: u32,
-        /// Steps since start.
-        pub step_index: u64,
-        /// Wall clock at the end of the step, nanoseconds since the Unix epoch.
-        pub unix_ns: u64,
-        /// Duration of the step in nanoseconds, from planning to results.
-        pub step_ns: u64,
-        /// Prompt tokens computed in this step.
-        pub prompt_tokens: u64,
-        /// Tokens generated in this step.
-        pub generation_tokens: u64,
-        /// Share of the KV pages in use, 0 to 1.
-        pub kv_cache_usage: f64,
-        /// Prompt tokens looked up in the prefix cache in this step.
-        pub prefix_cache_queries: u64,
-        /// Of these, found.
-        pub prefix_cache_hits: u64,
-        /// Records lost before this one because the queue to the loggers was full.
-        pub dropped_records: u64,
-    }
-}
-
-abi_struct! {
-    /// A request's end.
-    pub struct FinishedRecord = "halyard_finished_record" {
-        /// 0 stop, 1 length, 2 abort, 3 error.
-        pub reason: u32,
-        /// The engine's request number.
-        pub request: u64,
-        /// Wall clock at the end, nanoseconds since the Unix epoch.
-        pub unix_ns: u64,
-        /// Prompt tokens.
-        pub prompt_tokens: u64,
-        /// Of these, taken from the prefix cache.
-        pub cached_tokens: u64,
-        /// Tokens generated.
-        pub generation_tokens: u64,
-        /// Arrival to admission, nanoseconds.
-        pub queue_ns: u64,
-        /// Arrival to first token, nanoseconds; 0 when none came.
-        pub first_token_ns: u64,
-        /// Arrival to end, nanoseconds.
-        pub total_ns: u64,
-    }
-}
-
-/// A record for a stat logger.
+/// What a stat logger is handed at once.
 #[derive(Clone, Copy, Debug)]
-pub enum StatRecord {
-    /// After a step.
-    Step(StepRecord),
-    /// A request ended.
-    Finished(FinishedRecord),
+pub struct Batch<'a> {
+    /// Records in the order in which they happened. Kinds that this side does not know were left out.
+    pub records: &'a [StatRecord],
+    /// Time that the host gives the call. A call that takes longer counts as failed and has the logger quarantined.
+    pub deadline: Duration,
+    /// Records of this logger that were lost since the server's start: its queue was full or it was in quarantine.
+    pub num_dropped: u64,
 }
 
-/// A metric sink. Called from one thread, never the engine's; may block, at the risk of being quarantined.
+/// A metric sink: something that takes a batch of records within a deadline, in this process or elsewhere. Called from one thread,
+/// never the engine's. It may block until the deadline; beyond it, it is quarantined. The first record of every logger is the
+/// [`StartRecord`], also when the logger is made long after the start.
 pub trait StatLogger: Send {
     /// Takes a batch of records.
     ///
     /// # Errors
-    /// Any; counted and shown by the host, never passed to a request.
-    fn record(&mut self, records: &[StatRecord]) -> Result<()>;
+    /// Any; counted and shown by the host, never passed to a request. The batch counts as lost and is not given again.
+    fn log_batch(&mut self, batch: &Batch<'_>) -> Result<()>;
 
-    /// Writes out what is held back.
+    /// Writes out what is held back, within `deadline`. Asked for about once a second after records came, and at the end.
     ///
     /// # Errors
-    /// As [`StatLogger::record`].
-    fn flush(&mut self) -> Result<()>;
+    /// As [`StatLogger::log_batch`].
+    fn flush(&mut self, deadline: Duration) -> Result<()> {
+        let _ = deadline;
+        Ok(())
+    }
+
+    /// Text for `GET /metrics` in the OpenMetrics text format, without its closing `# EOF`; none: this sink has nothing to show there.
+    /// Must be quick: a scrape waits for it.
+    ///
+    /// # Errors
+    /// As [`StatLogger::log_batch`].
+    fn expose(&mut self) -> Result<Option<String>> {
+        Ok(None)
+    }
 }
 
 /// Makes stat loggers of one plugin.

@@ -23,6 +23,13 @@ pub enum Access {
     Update = 3,
 }
 
+impl Access {
+    /// Whether the op changes it.
+    pub fn writes(self) -> bool {
+        matches!(self, Access::Write | Access::Update)
+    }
+}
+
 /// A documented operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {

@@ -7,7 +7,7 @@ use halyard_platform_api::abi::{
     AbiTable, ErrorOut, ProgramBytes, SpecBytes, read_element, read_known, read_program, read_spec, read_struct,
     struct_bytes, struct_from_bytes, write_struct,
 };
-use halyard_platform_api::hooks::StepRecord;
+use halyard_platform_api::hooks::records::CacheWire;
 use halyard_platform_api::ops::{Add, Cast, OpSpec, VendorOp};
 use halyard_platform_api::program::{Node, TensorDecl};
 use halyard_platform_api::{Capabilities, DType, DTypeSet, DeviceInfo, Error, Program, Status};
@@ -117,19 +117,19 @@ fn a_longer_struct_is_taken_when_the_rest_is_zero_and_refused_otherwise() {
 fn records_of_a_newer_host_are_read_as_far_as_known() {
     #[repr(C)]
     struct Newer {
-        known: StepRecord,
+        known: CacheWire,
         more: u64,
     }
     let mut newer = Newer {
-        known: StepRecord::zeroed(),
+        known: CacheWire::zeroed(),
         more: 7,
     };
     newer.known.struct_size = size_of::<Newer>() as u32;
-    newer.known.num_running = 3;
-    let ptr = std::ptr::from_ref(&newer).cast::<StepRecord>();
+    newer.known.used_blocks = 3;
+    let ptr = std::ptr::from_ref(&newer).cast::<CacheWire>();
     // SAFETY: the size word says how much is there.
     let read = unsafe { read_known(ptr) }.expect("records inform");
-    assert_eq!(read.num_running, 3);
+    assert_eq!(read.used_blocks, 3);
     // SAFETY: as above.
     let strict = unsafe { read_struct(ptr) };
     assert_eq!(strict.map(|_| ()).map_err(|e| e.status), Err(Status::Unsupported));
@@ -182,7 +182,7 @@ fn a_table_smaller_than_known_lacks_named_slots_and_a_larger_one_loads() {
         .map(|_| ())
         .expect_err("nothing is there");
     assert_eq!(error.status, Status::Incompatible);
-    for slot in ["create", "drop", "steps", "finished"] {
+    for slot in ["create", "drop", "log_batch"] {
         assert!(error.message.contains(slot), "{error}");
     }
     assert!(!error.message.contains("flush"), "optional: {error}");

@@ -20,7 +20,9 @@ macro_rules! say_part {
 pub mod args;
 mod bench;
 mod chat;
+mod chosen_hook;
 mod engine;
+mod lora;
 mod plugins;
 mod serve;
 pub mod units;

@@ -43,6 +43,22 @@ pub enum ServerError {
         /// Its reason.
         source: halyard_platform_api::Error,
     },
+    /// An IO processor that does not start.
+    #[error("--io-processor {name}: {source}")]
+    IoProcessor {
+        /// Its name.
+        name: String,
+        /// Its reason.
+        source: halyard_platform_api::Error,
+    },
+    /// A LoRA resolver that does not start.
+    #[error("--lora-resolver {name}: {source}")]
+    LoraResolver {
+        /// Its name.
+        name: String,
+        /// Its reason.
+        source: halyard_platform_api::Error,
+    },
     /// No model.
     #[error(transparent)]
     Source(#[from] SourceError),

@@ -3,18 +3,20 @@
 //! where chunks leave for the client. Observing never blocks on anything but a short lock.
 
 mod engine;
+mod lora;
 
 use std::borrow::Cow;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use halyard_engine::{OutputChunk, SamplingParams, StatsSnapshot};
+use halyard_engine::{AdapterStatus, OutputChunk, SamplingParams, StatsSnapshot};
 use halyard_platform_api::Result as ContractResult;
-use halyard_platform_api::hooks::{StatLogger, StatRecord};
+use halyard_platform_api::hooks::{Batch, StatLogger, StatRecord};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use self::engine::EngineStats;
+use self::lora::LoraMetrics;
 
 /// What `/metrics` answers with.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -65,30 +67,24 @@ impl Default for EngineRecords {
 }
 
 impl StatLogger for EngineRecords {
-    fn record(&mut self, records: &[StatRecord]) -> ContractResult<()> {
+    fn log_batch(&mut self, batch: &Batch<'_>) -> ContractResult<()> {
         let seconds = |ns: u64| Duration::from_nanos(ns).as_secs_f64();
-        for record in records {
+        for record in batch.records {
             match record {
-                StatRecord::Step(step) => self
+                StatRecord::Iteration(step) => self
                     .step_tokens
                     .observe((step.prompt_tokens + step.generation_tokens) as f64),
                 StatRecord::Finished(end) => {
                     self.queue.observe(seconds(end.queue_ns));
-                    self.inference
-                        .observe(seconds(end.total_ns.saturating_sub(end.queue_ns)));
+                    self.inference.observe(seconds(end.total_ns - end.queue_ns));
                     if end.first_token_ns > 0 {
-                        self.prefill
-                            .observe(seconds(end.first_token_ns.saturating_sub(end.queue_ns)));
-                        self.decode
-                            .observe(seconds(end.total_ns.saturating_sub(end.first_token_ns)));
+                        self.prefill.observe(seconds(end.prefill_ns));
+                        self.decode.observe(seconds(end.decode_ns));
                     }
                 }
+                _ => {}
             }
         }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> ContractResult<()> {
         Ok(())
     }
 }
@@ -197,6 +193,18 @@ impl Metrics {
         Metrics { registry, request }
     }
 
+    /// Adds LoRA adapters to the scrape, of which `max_loras` fit the device.
+    pub fn register_adapters(
+        &mut self,
+        max_loras: u32,
+        adapters: impl Fn() -> Vec<AdapterStatus> + Send + Sync + 'static,
+    ) {
+        self.registry.register_collector(Box::new(LoraMetrics {
+            adapters: Box::new(adapters),
+            max_loras,
+        }));
+    }
+
     /// The scrape: OpenMetrics text.
     ///
     /// # Errors
@@ -297,7 +305,7 @@ fn one_two_five(limit: u32) -> impl Iterator<Item = f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use halyard_platform_api::hooks::{FinishedRecord, StepRecord};
+    use halyard_platform_api::hooks::{FinishedRecord, IterationRecord};
 
     fn metrics(records: &EngineRecords) -> Metrics {
         let served = ServedModel {
@@ -395,19 +403,25 @@ mod tests {
     #[test]
     fn engine_records_fill_their_histograms() {
         let mut records = EngineRecords::new();
-        let step = StepRecord {
+        let step = IterationRecord {
             prompt_tokens: 30,
             generation_tokens: 2,
-            ..StepRecord::zeroed()
+            ..IterationRecord::default()
         };
         let end = FinishedRecord {
             queue_ns: 2_000_000_000,
             first_token_ns: 3_000_000_000,
+            prefill_ns: 1_000_000_000,
+            decode_ns: 3_000_000_000,
             total_ns: 6_000_000_000,
-            ..FinishedRecord::zeroed()
+            ..FinishedRecord::default()
         };
         records
-            .record(&[StatRecord::Step(step), StatRecord::Finished(end)])
+            .log_batch(&Batch {
+                records: &[StatRecord::Iteration(step), StatRecord::Finished(end)],
+                deadline: Duration::from_secs(1),
+                num_dropped: 0,
+            })
             .expect("never fails");
         let text = metrics(&records).encode().expect("encodes");
         for (name, sum) in [

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublaslt::sys as lt;
+use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t::*;
 use cudarc::driver::sys as cuda;
 use halyard_gpu::{DevicePtr, Facts, Product, ProductCall, ProductSpec, Stream};
 use halyard_platform_api::{DType, Error, Result, Status};
@@ -102,7 +103,8 @@ impl Products {
         self.enter()?;
         let mut product = LtProduct {
             products: self.clone(),
-            operation: Operation::new(spec)?,
+            // Where the scales are counts only when it runs.
+            operation: Operation::new(spec, ALIGNMENT, ALIGNMENT)?,
             spec: *spec,
             buckets: Vec::new(),
             others: Mutex::default(),
@@ -137,6 +139,7 @@ fn data_type(dtype: DType) -> Option<lt::cudaDataType_t> {
         DType::F32 => lt::cudaDataType_t::CUDA_R_32F,
         DType::F16 => lt::cudaDataType_t::CUDA_R_16F,
         DType::BF16 => lt::cudaDataType_t::CUDA_R_16BF,
+        DType::F8E4M3 => lt::cudaDataType_t::CUDA_R_8F_E4M3,
         _ => return None,
     })
 }
@@ -170,22 +173,35 @@ unsafe impl Send for Operation {}
 // SAFETY: as above.
 unsafe impl Sync for Operation {}
 
+/// Whether operands are 8-bit floats with scales.
+fn is_eight_bit(spec: &ProductSpec) -> bool {
+    spec.act == DType::F8E4M3
+}
+
+/// Whether the library has such products at all.
+fn takes(spec: &ProductSpec) -> bool {
+    let outs: &[DType] = match spec.act {
+        DType::F32 => &[DType::F32],
+        DType::F16 => &[DType::F16, DType::F32],
+        DType::BF16 => &[DType::BF16, DType::F32],
+        DType::F8E4M3 => &[DType::F16, DType::BF16, DType::F32],
+        _ => &[],
+    };
+    spec.act == spec.weight && outs.contains(&spec.out)
+}
+
 impl Operation {
-    fn new(spec: &ProductSpec) -> Result<Operation> {
-        let types = [spec.act, spec.weight, spec.out].map(data_type);
-        let mixed = spec.act != spec.weight
-            || types.contains(&None)
-            || (spec.act == DType::F32 && spec.out != DType::F32)
-            || ![spec.act, DType::F32].contains(&spec.out);
-        if mixed {
+    /// The scales' addresses count for 8-bit floats only.
+    fn new(spec: &ProductSpec, weight_scales: DevicePtr, x_scales: DevicePtr) -> Result<Operation> {
+        if !takes(spec) {
             return Err(Error::unsupported(format!(
-                "a library product of {:?} by {:?} to {:?}: it takes F32, F16 or BF16 for both, and gives the same type or F32",
+                "a library product of {:?} by {:?} to {:?}: it takes F32, F16, BF16 or F8E4M3 for both, and gives the same type (of F8E4M3: \
+                 a wider one) or F32",
                 spec.act, spec.weight, spec.out
             )));
         }
         let mut made = std::ptr::null_mut();
-        let transposed: i32 = 1;
-        // SAFETY: the output is live; the attribute is an i32.
+        // SAFETY: the output is live.
         unsafe {
             check(
                 "cublasLtMatmulDescCreate",
@@ -196,17 +212,31 @@ impl Operation {
                     lt::cudaDataType_t::CUDA_R_32F,
                 ),
             )?;
-            let operation = Operation(made);
-            check(
-                "cublasLtMatmulDescSetAttribute",
-                lt::cublasLtMatmulDescSetAttribute(
-                    made,
-                    lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA,
-                    (&raw const transposed).cast(),
-                    size_of::<i32>(),
-                ),
-            )?;
-            Ok(operation)
+        }
+        let operation = Operation(made);
+        operation.set(CUBLASLT_MATMUL_DESC_TRANSA, 1i32)?;
+        if is_eight_bit(spec) {
+            let by_row = lt::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as i32;
+            operation.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, by_row)?;
+            operation.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, by_row)?;
+            operation.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, weight_scales)?;
+            operation.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x_scales)?;
+        }
+        Ok(operation)
+    }
+
+    /// Sets an attribute of the value's type.
+    fn set<T: Copy>(&self, attribute: lt::cublasLtMatmulDescAttributes_t, value: T) -> Result<()> {
+        // SAFETY: a live description; the value is read during the call, and of the size given.
+        let code =
+            unsafe { lt::cublasLtMatmulDescSetAttribute(self.0, attribute, (&raw const value).cast(), size_of::<T>()) };
+        match check("cublasLtMatmulDescSetAttribute", code) {
+            // A library from before there were scales a row.
+            Err(error) if code == lt::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE => Err(Error::unsupported(format!(
+                "{}: this cuBLASLt has no {attribute:?}",
+                error.message
+            ))),
+            other => other,
         }
     }
 }
@@ -362,13 +392,22 @@ impl LtProduct {
         workspace: DevicePtr,
         stream: Stream,
     ) -> lt::cublasStatus_t {
+        let scaled = if is_eight_bit(&self.spec) {
+            match Operation::new(&self.spec, call.weight_scales, call.x_scales) {
+                Ok(operation) => Some(operation),
+                Err(_) => return lt::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
+            }
+        } else {
+            None
+        };
+        let operation = scaled.as_ref().unwrap_or(&self.operation);
         let alpha = 1f32;
         let beta = if self.spec.accumulate { 1f32 } else { 0f32 };
         // SAFETY: as the caller promises; scalars are read during the call.
         unsafe {
             lt::cublasLtMatmul(
                 self.products.handle(),
-                self.operation.0,
+                operation.0,
                 (&raw const alpha).cast(),
                 call.weight as *const c_void,
                 shapes.weight.0,
@@ -438,11 +477,6 @@ impl Product for LtProduct {
     }
 
     unsafe fn run(&self, call: &ProductCall, workspace: DevicePtr, stream: Stream) -> Result<()> {
-        if call.scale != 0 {
-            return Err(Error::unsupported(
-                "a scaled library product: scale the weights, or the output",
-            ));
-        }
         self.products.enter()?;
         let shapes = self.shapes(call.tokens, call.x_stride, call.out_stride)?;
         let alignment = self.alignment(call);

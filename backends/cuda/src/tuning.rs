@@ -101,6 +101,8 @@ struct Bench<'a> {
     x: DevicePtr,
     out: DevicePtr,
     workspace: DevicePtr,
+    /// Of tokens and rows alike.
+    scales: DevicePtr,
     events: [cuda::CUevent; 2],
 }
 
@@ -115,7 +117,8 @@ impl<'a> Bench<'a> {
         let weights = aligned(k * n, spec.weight.bytes());
         let copies = (ROTATION_BYTES / weights.max(1)).clamp(1, 64);
         let (x, out) = (aligned(t * k, spec.act.bytes()), aligned(t * n, spec.out.bytes()));
-        let total = weights * copies + x + out + WORKSPACE_BYTES;
+        let scales = aligned(t.max(n), size_of::<f32>());
+        let total = weights * copies + x + out + WORKSPACE_BYTES + scales;
         let stream = driver.create_stream()?;
         let memory = driver.allocate(total).inspect_err(|_| {
             // SAFETY: just made, never used.
@@ -130,6 +133,7 @@ impl<'a> Bench<'a> {
             x: memory + weights * copies,
             out: memory + weights * copies + x,
             workspace: memory + weights * copies + x + out,
+            scales: memory + weights * copies + x + out + WORKSPACE_BYTES,
             events: [std::ptr::null_mut(); 2],
         };
         for event in &mut bench.events {
@@ -160,7 +164,8 @@ impl<'a> Bench<'a> {
                 weight: self.memory + i % self.copies * self.weights,
                 out: self.out,
                 out_stride: spec.out_features,
-                scale: 0,
+                x_scales: self.scales,
+                weight_scales: self.scales,
             };
             // SAFETY: the bench's own memory, of the spec's sizes.
             unsafe { product.run_with(shapes, algo, &call, self.workspace, self.stream) }

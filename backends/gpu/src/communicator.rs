@@ -61,7 +61,7 @@ impl Communicator for GpuCommunicator {
             spec: *spec,
             one_shot: None,
         };
-        register(&self.inner, Box::new(kernel))
+        register(&self.inner, Box::new(kernel), Vec::new())
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use halyard_kernels_gpu::{HEADERS, Source};
 use halyard_platform_api::communicator::Collective;
+use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{CommunicatorId, DType, Error, Result, Status};
 
 use crate::encoding::MAX_ARGS;
@@ -143,7 +144,8 @@ pub fn short_of(
     }
 }
 
-/// out\[t, n\] = Σₖ x\[t, k\]·w\[n, k\] (+ out\[t, n\]) by the vendor's library, w row-major \[N, K\].
+/// out\[t, n\] = Σₖ x\[t, k\]·w\[n, k\] (+ out\[t, n\]) by the vendor's library, w row-major \[N, K\]. Where x and w are 8-bit floats the sum is
+/// multiplied by the scale of its token and the one of its weight row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProductSpec {
     /// K.
@@ -177,8 +179,10 @@ pub struct ProductCall {
     pub out: DevicePtr,
     /// Distance of its rows.
     pub out_stride: u32,
-    /// Multiplies the product; 0: none (1). One f32 in device memory, for scaled weights.
-    pub scale: DevicePtr,
+    /// Of 8-bit floats: a scale a row of x, f32; else 0.
+    pub x_scales: DevicePtr,
+    /// Of 8-bit floats: a scale a row of w, f32; else 0.
+    pub weight_scales: DevicePtr,
 }
 
 /// A prepared library product: an algorithm per token bucket. Enqueues without waiting, and can be captured.
@@ -398,6 +402,11 @@ pub trait Driver: Send + Sync {
         false
     }
 
+    /// Output rows of a workgroup of the plain products, which takes 8 tokens, and its threads.
+    fn plain_rows(&self) -> (u32, u32) {
+        (8, 256)
+    }
+
     /// Compiles a kernel file for this device.
     ///
     /// # Errors
@@ -439,6 +448,21 @@ pub trait Driver: Send + Sync {
         stream: Stream,
     ) -> Result<()>;
 
+    /// Whether [`Driver::beside`] is worth finding out.
+    fn runs_side_by_side(&self) -> bool {
+        false
+    }
+
+    /// The next command of the stream shares no memory with those since the last one before which this was not said: it need not wait for
+    /// them. Streams that order all their work may ignore it.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    fn beside(&self, stream: Stream) -> Result<()> {
+        let _ = stream;
+        Ok(())
+    }
+
     /// Begins a capture of what this thread enqueues on the stream.
     fn begin_capture(&self, stream: Stream) -> Result<()>;
 
@@ -459,6 +483,18 @@ pub trait Driver: Send + Sync {
 
     /// The library product, or why there is none (then own kernels run).
     fn product(&self, spec: &ProductSpec) -> Result<Arc<dyn Product>>;
+
+    /// Fewest tokens for which [`Driver::product`] of plain weights does better than the plain kernel, which takes 8 at a time.
+    fn product_from(&self, in_features: u32, out_features: u32) -> u32 {
+        let _ = (in_features, out_features);
+        9
+    }
+
+    /// The kernel file `attention_tiles` of drivers that have one: prompts on their matrix units, where it takes such heads.
+    fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
+        let _ = spec;
+        None
+    }
 
     /// A fresh id that all ranks of a new group share.
     ///

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::driver::{CollectiveCall, DevicePtr, Function, Group, Product, ProductCall};
+use crate::view::View;
 
 /// Most parameters of a kernel.
 pub const MAX_ARGS: usize = 40;
@@ -43,23 +44,30 @@ pub struct Launch {
     pub args: (u32, u32),
 }
 
+/// Operands of a product that lie in the op's scratch, where launches just before have put them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InScratch {
+    /// x and its scales: rounded there.
+    pub x: bool,
+    /// The weight: unpacked there.
+    pub weight: bool,
+    /// out: it waits there for what follows.
+    pub out: bool,
+}
+
 /// One thing to enqueue.
 #[derive(Clone)]
 pub enum Command {
     /// A kernel.
     Launch(Launch),
-    /// A library product. Its workspace is this op's scratch from the offset on; x and out may lie in scratch: see [`Encoding::product`].
+    /// A library product. Its workspace is this op's scratch from the offset on.
     Product {
         /// Which.
         product: Arc<dyn Product>,
         /// Addresses; those of operands in scratch are offsets.
         call: ProductCall,
-        /// x is an offset in scratch.
-        x_in_scratch: bool,
-        /// out is an offset in scratch.
-        out_in_scratch: bool,
-        /// The weight is an offset in scratch: unpacked there just before.
-        weight_in_scratch: bool,
+        /// Which those are.
+        in_scratch: InScratch,
         /// Workspace: offset in scratch.
         workspace: u64,
     },
@@ -67,6 +75,8 @@ pub enum Command {
     Zero(Arg, u64),
     /// A collective.
     Collective(Arc<dyn Group>, CollectiveCall),
+    /// The next command shares nothing with those since the last one that waited.
+    Beside,
 }
 
 /// Collects the commands of one command buffer.
@@ -78,6 +88,16 @@ pub struct Encoding {
     pub args: Vec<Arg>,
     /// The groups whose ranks the commands wait for.
     pub groups: Vec<Arc<dyn Group>>,
+    writes: Writes,
+}
+
+/// What the ops of one list write, for those that would read before their predecessor has ended.
+#[derive(Default)]
+struct Writes {
+    /// Number of commands up to the last that [`Encoding::settles`] named, if any.
+    settled: Option<usize>,
+    /// Address, bytes, and the number of commands up to the op's last, in order.
+    ranges: Vec<(DevicePtr, u64, usize)>,
 }
 
 impl Encoding {
@@ -100,47 +120,40 @@ impl Encoding {
         }));
     }
 
-    /// Appends a library product over tensors in memory.
-    pub fn product(&mut self, product: &Arc<dyn Product>, call: ProductCall, workspace: u64) {
-        self.product_in_scratch(product, call, false, false, workspace);
+    /// Says of the newest command that its kernel lets its successor start only behind its own `wait_for_previous()`: when anything after it starts,
+    /// all before it has ended.
+    pub fn settles(&mut self) {
+        self.writes.settled = Some(self.commands.len());
     }
 
-    /// Appends a library product whose x or out lies in this op's scratch.
-    pub fn product_in_scratch(
-        &mut self,
-        product: &Arc<dyn Product>,
-        call: ProductCall,
-        x_in_scratch: bool,
-        out_in_scratch: bool,
-        workspace: u64,
-    ) {
+    /// Notes that the op just appended writes these bytes.
+    pub(crate) fn note_write(&mut self, at: DevicePtr, bytes: u64) {
+        self.writes.ranges.push((at, bytes, self.commands.len()));
+    }
+
+    /// Whether an op appended now may read `view` before `wait_for_previous()`: nothing since the command before the last settling one has written it.
+    /// False where writes were not noted.
+    pub fn is_settled(&self, view: &View) -> bool {
+        let Some(settled) = self.writes.settled else {
+            return false;
+        };
+        let (begin, end) = (view.ptr, view.ptr + view.span_bytes());
+        let since = self
+            .writes
+            .ranges
+            .iter()
+            .rev()
+            .take_while(|&&(.., commands)| commands >= settled);
+        !since.into_iter().any(|&(at, bytes, _)| at < end && begin < at + bytes)
+    }
+
+    /// Appends a library product; `workspace` is an offset in scratch.
+    pub fn product(&mut self, product: &Arc<dyn Product>, call: ProductCall, in_scratch: InScratch, workspace: u64) {
         if call.tokens > 0 {
             self.commands.push(Command::Product {
                 product: product.clone(),
                 call,
-                x_in_scratch,
-                out_in_scratch,
-                weight_in_scratch: false,
-                workspace,
-            });
-        }
-    }
-
-    /// Appends a library product whose weight lies in this op's scratch, and whose out may.
-    pub fn product_unpacked(
-        &mut self,
-        product: &Arc<dyn Product>,
-        call: ProductCall,
-        out_in_scratch: bool,
-        workspace: u64,
-    ) {
-        if call.tokens > 0 {
-            self.commands.push(Command::Product {
-                product: product.clone(),
-                call,
-                x_in_scratch: false,
-                out_in_scratch,
-                weight_in_scratch: true,
+                in_scratch,
                 workspace,
             });
         }
@@ -164,5 +177,43 @@ impl Encoding {
         if !self.groups.iter().any(|known| Arc::ptr_eq(known, group)) {
             self.groups.push(group.clone());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use halyard_platform_api::DType;
+
+    use super::*;
+
+    fn ints(ptr: DevicePtr, count: u32) -> View {
+        View {
+            ptr,
+            shape: [count, 0, 0, 0],
+            strides: [1, 0, 0, 0],
+            dtype: DType::I32,
+            rank: 1,
+        }
+    }
+
+    #[test]
+    fn only_what_was_written_before_a_settling_command_may_be_read_early() {
+        let mut encoding = Encoding::default();
+        let (lengths, table, hidden) = (ints(1000, 4), ints(2000, 8), ints(3000, 16));
+        let op = |encoding: &mut Encoding, written: &View| {
+            encoding.zero(Arg::Ptr(0), 4);
+            encoding.note_write(written.ptr, written.span_bytes());
+        };
+        op(&mut encoding, &lengths);
+        assert!(!encoding.is_settled(&table), "nothing has settled yet");
+        encoding.zero(Arg::Ptr(0), 4);
+        encoding.settles();
+        encoding.note_write(hidden.ptr, hidden.span_bytes());
+        assert!(encoding.is_settled(&lengths), "written before");
+        assert!(encoding.is_settled(&table), "never written");
+        assert!(!encoding.is_settled(&hidden), "written by the settling command itself");
+        op(&mut encoding, &ints(2028, 1));
+        assert!(!encoding.is_settled(&table), "its last value is written since");
+        assert!(encoding.is_settled(&ints(2000, 7)), "the values before it are not");
     }
 }

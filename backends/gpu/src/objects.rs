@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use halyard_platform_api::{BufferId, CommandId, Error, OpId, Result, Tensor};
+use halyard_platform_api::{Access, BufferId, CommandId, Error, OpId, Result, Tensor};
 
 use crate::commands::CommandList;
 use crate::kernel::Kernel;
@@ -52,14 +52,20 @@ impl<T> Slots<T> {
     }
 }
 
-/// A prepared op; its kernel may be replaced by nothing once registered.
+/// A prepared op's kernel; nothing replaces it once registered.
 pub(crate) type SharedKernel = Arc<dyn Kernel>;
+
+/// A prepared op, and how it uses its operands (none: it may write all of them).
+pub(crate) struct Registered {
+    pub(crate) kernel: SharedKernel,
+    pub(crate) access: Vec<Access>,
+}
 
 /// Everything that ids name.
 #[derive(Default)]
 pub(crate) struct Objects {
     pub(crate) buffers: Slots<Arc<Allocation>>,
-    pub(crate) ops: Slots<SharedKernel>,
+    pub(crate) ops: Slots<Registered>,
     pub(crate) commands: Slots<Arc<CommandList>>,
 }
 
@@ -70,7 +76,7 @@ impl Objects {
             .ok_or_else(|| Error::invalid(format!("buffer {:#x} is not alive", id.0)))
     }
 
-    pub(crate) fn op(&self, id: OpId) -> Result<&SharedKernel> {
+    pub(crate) fn op(&self, id: OpId) -> Result<&Registered> {
         self.ops
             .find(id.0)
             .ok_or_else(|| Error::invalid(format!("op {:#x} is not alive", id.0)))

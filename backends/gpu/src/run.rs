@@ -87,19 +87,18 @@ pub(crate) fn run_commands(driver: &dyn Driver, stream: Stream, encoding: &Encod
             Command::Product {
                 product,
                 call,
-                x_in_scratch,
-                out_in_scratch,
-                weight_in_scratch,
+                in_scratch,
                 workspace,
             } => {
                 let mut call = *call;
-                if *x_in_scratch {
+                if in_scratch.x {
                     call.x = scratch.at(call.x)?;
+                    call.x_scales = scratch.at(call.x_scales)?;
                 }
-                if *out_in_scratch {
+                if in_scratch.out {
                     call.out = scratch.at(call.out)?;
                 }
-                if *weight_in_scratch {
+                if in_scratch.weight {
                     call.weight = scratch.at(call.weight)?;
                 }
                 let workspace = match product.workspace_bytes() {
@@ -119,6 +118,7 @@ pub(crate) fn run_commands(driver: &dyn Driver, stream: Stream, encoding: &Encod
                 // SAFETY: as above.
                 unsafe { driver.fill(to, 0, *bytes, stream)? };
             }
+            Command::Beside => driver.beside(stream)?,
         }
     }
     Ok(())

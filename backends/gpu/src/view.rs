@@ -55,6 +55,18 @@ impl View {
         self.shape[..self.rank as usize].contains(&0)
     }
 
+    /// Bytes from its first element to the end of its last.
+    pub fn span_bytes(&self) -> u64 {
+        if self.is_empty() {
+            return 0;
+        }
+        let axes = self.shape.iter().zip(&self.strides).take(self.rank as usize);
+        let last: u64 = axes
+            .map(|(&extent, &stride)| u64::from(extent - 1) * u64::from(stride))
+            .sum();
+        (last + 1) * self.dtype.bytes() as u64
+    }
+
     /// Distance of rows in elements.
     pub fn row_stride(&self) -> u32 {
         self.strides[0]

@@ -61,6 +61,8 @@ pub(crate) fn check(spec: &OpSpec) -> Result<()> {
         OpSpec::LoraExpand(op) => {
             float("weight", op.weight);
             float("out", op.out);
+            let parts = op.check_parts();
+            r.require(parts.is_ok(), || parts.err().map_or_else(String::new, |e| e.message));
         }
         OpSpec::RmsNorm(op) => float("dtype", op.dtype),
         OpSpec::LayerNorm(op) => float("dtype", op.dtype),

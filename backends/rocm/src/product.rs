@@ -186,9 +186,6 @@ impl Product for RocblasProduct {
     }
 
     unsafe fn run(&self, call: &ProductCall, workspace: DevicePtr, stream: Stream) -> Result<()> {
-        if call.scale != 0 {
-            return Err(Error::unsupported("a product of scaled weights with rocBLAS"));
-        }
         let Products { functions, hip, .. } = &*self.products;
         let (n, k) = (self.spec.out_features as c_int, self.spec.in_features as c_int);
         let (one, kept) = (1f32, if self.spec.accumulate { 1f32 } else { 0f32 });

@@ -44,7 +44,7 @@ impl Core {
             .timeline_semaphore(true);
         let mut sizes = vk::PhysicalDeviceSubgroupSizeControlFeatures::default()
             .subgroup_size_control(true)
-            .compute_full_subgroups(physical.full_subgroups);
+            .compute_full_subgroups(physical.full_subgroups || physical.passes_in_vectors);
         let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
         let mut bfloat = bfloat16::Features::default();
         (bfloat.ty, bfloat.cooperative_matrix) = (vk::TRUE, vk::TRUE);
@@ -54,7 +54,7 @@ impl Core {
             .enabled_features(&core)
             .push_next(&mut v11)
             .push_next(&mut v12);
-        if physical.required_subgroup.is_some() || physical.full_subgroups {
+        if physical.required_subgroup.is_some() || physical.full_subgroups || physical.passes_in_vectors {
             if physical.has_subgroup_extension {
                 extensions.push(ash::ext::subgroup_size_control::NAME.as_ptr());
             }

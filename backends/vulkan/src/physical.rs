@@ -10,9 +10,12 @@ use halyard_platform_api::{Error, Result, Status};
 use crate::bfloat16;
 use crate::error::Check;
 use crate::instance::{Vulkan, version_name, vulkan};
+use crate::surroundings;
 
 /// Lanes that kernels with subgroup operations are written for.
 const SUBGROUP: u32 = 32;
+/// Lanes of a processor's vector that products are written for.
+const VECTOR: u32 = 8;
 
 /// Types of which subgroups multiply matrices of 16 × 16 × 16 with sums in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,6 +40,8 @@ pub(crate) struct Physical {
     pub(crate) required_subgroup: Option<u32>,
     /// Whether pipelines may ask for full subgroups.
     pub(crate) full_subgroups: bool,
+    /// Whether it is a processor whose subgroups are vectors of 8, which pass values on.
+    pub(crate) passes_in_vectors: bool,
     /// Whether that is an extension's; from 1.3 on it need not be.
     pub(crate) has_subgroup_extension: bool,
     /// Compute and transfer.
@@ -57,6 +62,14 @@ impl Physical {
     /// Whether every pipeline runs in full subgroups of `facts.warp_size` lanes, so that kernels may use subgroup operations.
     pub(crate) fn counts_on_subgroups(&self) -> bool {
         self.facts.warp_size == SUBGROUP && self.full_subgroups
+    }
+
+    /// Lanes of the full subgroups that kernels may count on; `None`: they may not.
+    pub(crate) fn subgroup(&self) -> Option<u32> {
+        match self.passes_in_vectors {
+            true => Some(VECTOR),
+            false => self.counts_on_subgroups().then_some(SUBGROUP),
+        }
     }
 
     /// Whether a grid may be larger than one dispatch.
@@ -180,6 +193,7 @@ fn describe(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> Result<Physical> {
         kind: plain.device_type,
         required_subgroup: subgroups.required,
         full_subgroups: subgroups.full,
+        passes_in_vectors: subgroups.vectors,
         has_subgroup_extension: has(ash::ext::subgroup_size_control::NAME),
         queue_family,
         num_queues,
@@ -233,6 +247,8 @@ struct Subgroups {
     full: bool,
     /// The size; 1: it may differ from pipeline to pipeline, so no kernel can be written for it.
     size: u32,
+    /// Whether they are full vectors of a processor, of the one size that [`VECTOR`] says.
+    vectors: bool,
 }
 
 impl Properties {
@@ -282,6 +298,7 @@ impl Properties {
                 required: None,
                 full: false,
                 size: self.v11.subgroup_size,
+                vectors: false,
             };
         };
         let (control, full) = subgroup_control(instance, handle);
@@ -292,6 +309,12 @@ impl Properties {
             | Operations::SHUFFLE
             | Operations::ARITHMETIC
             | Operations::CLUSTERED;
+        let vectors = full
+            && control
+            && self.plain.device_type == vk::PhysicalDeviceType::CPU
+            && !surroundings::gpu_kernels_are_asked()
+            && (sizes.min_subgroup_size, sizes.max_subgroup_size) == (VECTOR, VECTOR)
+            && (self.v11.subgroup_supported_operations).contains(Operations::BASIC | Operations::BALLOT);
         let full = full && self.v11.subgroup_supported_operations.contains(operations);
         let one_size = sizes.min_subgroup_size == sizes.max_subgroup_size;
         let range = sizes.min_subgroup_size..=sizes.max_subgroup_size;
@@ -306,6 +329,7 @@ impl Properties {
                 None if one_size => self.v11.subgroup_size,
                 None => 1,
             },
+            vectors,
         }
     }
 
@@ -318,7 +342,12 @@ impl Properties {
                 version_name(self.plain.api_version),
                 self.v11.subgroup_size
             ),
-            arch: format!("vulkan1.2 subgroup{} full{}", subgroups.size, u32::from(subgroups.full)),
+            arch: format!(
+                "vulkan1.2 subgroup{} full{} vectors{}",
+                subgroups.size,
+                u32::from(subgroups.full),
+                u32::from(subgroups.vectors)
+            ),
             capability: 0,
             num_sms: match self.plain.device_type {
                 _ if self.num_sms > 0 => self.num_sms,

@@ -171,13 +171,15 @@ impl Pipelines {
             .module(function.module.module)
             .name(c"main")
             .specialization_info(&constants);
-        if physical.counts_on_subgroups() {
-            if !threads.is_multiple_of(physical.facts.warp_size) {
-                return Err(Error::unsupported(format!(
-                    "{name} with {threads} threads a workgroup: no multiple of the {} of a subgroup",
-                    physical.facts.warp_size
-                )));
-            }
+        let whole = physical.subgroup().map(|lanes| threads.is_multiple_of(lanes));
+        if whole == Some(false) && physical.counts_on_subgroups() {
+            return Err(Error::unsupported(format!(
+                "{name} with {threads} threads a workgroup: no multiple of the {} of a subgroup",
+                physical.facts.warp_size
+            )));
+        }
+        // On a processor few kernels look at subgroups, and those have whole ones.
+        if whole == Some(true) {
             stage = stage.flags(vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS);
         }
         if physical.required_subgroup.is_some() {

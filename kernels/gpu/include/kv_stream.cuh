@@ -90,7 +90,7 @@ __device__ __forceinline__ u32 warp_scan(u32 x) {
     return x;
 }
 
-// Lays the sequences on the line of work. All threads.
+// Lays the sequences on the line of work. All threads. Step data is read past the first-level cache: a kernel that starts early may find old lines there.
 __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i32 *step_rows, const i32 *starts, const i32 *seq_lens, u32 S, u32 window,
                                         u32 query_len_end) {
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -102,10 +102,10 @@ __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i3
         Sequence own = {0, -1, 0, 0};
         i32 end = 0;
         if (lane < S) {
-            own.row = step_rows[lane];
-            own.start = starts[lane];
-            own.keys = seq_lens[lane];
-            end = starts[lane + 1];
+            own.row = __ldcg(step_rows + lane);
+            own.start = __ldcg(starts + lane);
+            own.keys = __ldcg(seq_lens + lane);
+            end = __ldcg(starts + lane + 1);
         }
         u32 tiles = tiles_of(own.row, end - own.start, own.keys, window, query_len_end), before = warp_scan(tiles);
         own.before = before - tiles;
@@ -122,10 +122,10 @@ __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i3
         for (u32 j = 0; j < 4; j++) {
             bool there = base + j < each && first + base + j < S;
             u32 s = there ? first + base + j : 0;
-            start[j] = starts[s];
-            end[j] = starts[s + 1];
-            keys[j] = seq_lens[s];
-            row[j] = step_rows[s];
+            start[j] = __ldcg(starts + s);
+            end[j] = __ldcg(starts + s + 1);
+            keys[j] = __ldcg(seq_lens + s);
+            row[j] = __ldcg(step_rows + s);
         }
 #pragma unroll
         for (u32 j = 0; j < 4; j++) {
@@ -282,6 +282,6 @@ __device__ __forceinline__ void look_up(Fetch &fetch, const Work &work, const i3
         i32 key = (i32)(fetch.tile * TILE + i * PIECE_TOKENS);
         bool needed = key < fetch.keys && key + PIECE_TOKENS > seen;
         if (BLOCK > TILE) needed = true;
-        fetch.page[i] = needed ? pages[key / BLOCK] : -1;
+        fetch.page[i] = needed ? __ldcg(pages + key / BLOCK) : -1;
     }
 }

@@ -6,19 +6,21 @@
 // the next ones are asked for before a chunk is used. Tokens lie in shared memory, a slice of their depth at a time; the first weights, being
 // constants, are asked for before the previous kernel has ended.
 //
-// Definitions: ACT (bf16, f16), OUT (bf16, f16, f32), TILES (8 tokens each), WARPS, ROW_TILES (16 rows each), DEPTH (chunks in flight a warp),
-// MIN_BLOCKS (blocks that an SM should hold), EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles are 8 gate and
+// Definitions: ACT (bf16, f16), OUT (bf16, f16, f32), TILES (8 tokens each), MOST (tokens of a block: 8·TILES, or 1), WARPS, ROW_TILES (16 rows each),
+// DEPTH (chunks in flight a warp), MIN_BLOCKS (blocks that an SM should hold), EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles are 8 gate and
 // 8 up rows, and out = activate(gate) · up), NORM (1: x is normalised: out = W·(x·(norm + offset)) / rms(x)).
-// Launch: grid (tiles of 8·TILES tokens, tiles of 16·ROW_TILES rows; 8·ROW_TILES gated), 32·WARPS threads; token tiles are neighbours, so that the
+// Launch: grid (tiles of MOST tokens, tiles of 16·ROW_TILES rows; 8·ROW_TILES gated), 32·WARPS threads; token tiles are neighbours, so that the
 // second one finds the weights in the cache. Slices are `slice_rounds` times WARPS·DEPTH chunks.
-// Dynamic shared memory: the tile's tokens, `staged_pitch` values each, then WARPS·8·TILES·(16·ROW_TILES + 5) floats.
+// Dynamic shared memory: the tile's tokens, `staged_pitch` values each, then WARPS·MOST·(16·ROW_TILES + 5) floats.
 // Needs: k and x_stride multiples of 16 and 8, x, codes and norm 16-byte aligned.
-// check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DWARPS=8 -DROW_TILES=1 -DDEPTH=4 -DMIN_BLOCKS=3 -DEPILOGUE=0 -DGATE=0 -DNORM=1
-// check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DWARPS=8 -DROW_TILES=1 -DDEPTH=4 -DMIN_BLOCKS=3 -DEPILOGUE=0 -DGATE=1 -DNORM=1
-// check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DWARPS=8 -DROW_TILES=1 -DDEPTH=4 -DMIN_BLOCKS=3 -DEPILOGUE=0 -DGATE=0 -DNORM=0
-// check: -DACT=bf16 -DOUT=f32 -DTILES=2 -DWARPS=8 -DROW_TILES=2 -DDEPTH=2 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=2 -DNORM=1
-// check: -DACT=f16 -DOUT=f16 -DTILES=4 -DWARPS=8 -DROW_TILES=2 -DDEPTH=2 -DMIN_BLOCKS=2 -DEPILOGUE=3 -DGATE=0 -DNORM=0
-// check: -DACT=f16 -DOUT=f32 -DTILES=1 -DWARPS=1 -DROW_TILES=1 -DDEPTH=1 -DMIN_BLOCKS=3 -DEPILOGUE=1 -DGATE=0 -DNORM=0
+// check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=8 -DWARPS=8 -DROW_TILES=1 -DDEPTH=4 -DMIN_BLOCKS=3 -DEPILOGUE=0 -DGATE=0 -DNORM=1
+// check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=8 -DWARPS=8 -DROW_TILES=1 -DDEPTH=4 -DMIN_BLOCKS=3 -DEPILOGUE=0 -DGATE=1 -DNORM=1
+// check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=1 -DWARPS=8 -DROW_TILES=1 -DDEPTH=4 -DMIN_BLOCKS=3 -DEPILOGUE=0 -DGATE=1 -DNORM=1
+// check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=8 -DWARPS=8 -DROW_TILES=1 -DDEPTH=4 -DMIN_BLOCKS=3 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+// check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=1 -DWARPS=8 -DROW_TILES=1 -DDEPTH=4 -DMIN_BLOCKS=3 -DEPILOGUE=0 -DGATE=0 -DNORM=0
+// check: -DACT=bf16 -DOUT=f32 -DTILES=2 -DMOST=16 -DWARPS=8 -DROW_TILES=2 -DDEPTH=2 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=2 -DNORM=1
+// check: -DACT=f16 -DOUT=f16 -DTILES=4 -DMOST=32 -DWARPS=8 -DROW_TILES=2 -DDEPTH=2 -DMIN_BLOCKS=2 -DEPILOGUE=3 -DGATE=0 -DNORM=0
+// check: -DACT=f16 -DOUT=f32 -DTILES=1 -DMOST=8 -DWARPS=1 -DROW_TILES=1 -DDEPTH=1 -DMIN_BLOCKS=3 -DEPILOGUE=1 -DGATE=0 -DNORM=0
 #include "activate.cuh"
 #include "mma.cuh"
 #include "scaled.cuh"
@@ -29,9 +31,9 @@ constexpr u32 kRows = 16 * ROW_TILES;
 constexpr u32 kOut = GATE ? kRows / 2 : kRows;
 // Padding that keeps the lanes of a store in different banks.
 constexpr u32 kColumn = kRows + 4;
-constexpr u32 kTokens = 8 * TILES;
+constexpr u32 kTokens = MOST;
 // Tokens whose loads a thread has in flight.
-constexpr u32 kBatch = 4;
+constexpr u32 kBatch = MOST < 4 ? MOST : 4;
 constexpr u32 kRound = 64 * WARPS * DEPTH;
 
 struct Product {
@@ -225,10 +227,12 @@ __device__ __forceinline__ void product(const Product &p) {
     for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
         for (u32 r = 0; r < ROW_TILES; r++) {
+            if (8 * n + 2 * t >= kTokens) continue;
             float *to = sums_at + (warp * kTokens + 8 * n + 2 * t) * kColumn + 16 * r + g;
             to[0] = sums[r][n][0];
-            to[kColumn] = sums[r][n][1];
             to[8] = sums[r][n][2];
+            if (kTokens == 1) continue;
+            to[kColumn] = sums[r][n][1];
             to[kColumn + 8] = sums[r][n][3];
         }
     }

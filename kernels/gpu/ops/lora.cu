@@ -10,7 +10,7 @@
 // check: -DACT=bf16 -DWEIGHT=f32
 // check: -DACT=bf16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=bf16
-#include "common.cuh"
+#include "vector.cuh"
 
 #define THREADS 256
 #define WARPS (THREADS / 32)
@@ -27,18 +27,6 @@ __device__ __forceinline__ i32 slot_of(const i32 *token_lora, u32 stride, u32 t,
     return (u32)slot < num_slots ? slot : -1;
 }
 
-// Eight neighbours as f32, from a 16-byte boundary.
-template <typename T> __device__ __forceinline__ void load8(const T *p, float (&v)[8]) {
-    uint4 w = *(const uint4 *)p;
-    unpack2<T>(w.x, v[0], v[1]);
-    unpack2<T>(w.y, v[2], v[3]);
-    unpack2<T>(w.z, v[4], v[5]);
-    unpack2<T>(w.w, v[6], v[7]);
-}
-template <> __device__ __forceinline__ void load8<float>(const float *p, float (&v)[8]) {
-    float4 a = *(const float4 *)p, b = *(const float4 *)(p + 4);
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-}
 
 __device__ __forceinline__ bool is_aligned(const void *p, u64 stride_bytes) { return ((u64)p | stride_bytes) % 16 == 0; }
 
@@ -86,14 +74,22 @@ __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT 
         const WEIGHT *weights[RANKS];
 #pragma unroll
         for (u32 r = 0; r < RANKS; r++) weights[r] = a + (u64)slot * slot_stride + (u64)min(rank + r, max_rank - 1) * rank_stride;
+#pragma unroll 2
         for (u32 k = 8 * threadIdx.x; k < whole; k += 8 * THREADS) {
+            // All loads of a round are in flight before the first value is used, those of tokens that belong to others too.
+            Group<WEIGHT, 8> raw[RANKS];
+            Group<ACT, 8> values[TOKENS];
+#pragma unroll
+            for (u32 i = 0; i < TOKENS; i++) values[i].load(x + (u64)min(first + i, num_tokens - 1) * x_stride + k);
+#pragma unroll
+            for (u32 r = 0; r < RANKS; r++) raw[r].load(weights[r] + k);
             float w[RANKS][8], v[8];
 #pragma unroll
-            for (u32 r = 0; r < RANKS; r++) load8(weights[r] + k, w[r]);
+            for (u32 r = 0; r < RANKS; r++) raw[r].get(w[r]);
 #pragma unroll
             for (u32 i = 0; i < TOKENS; i++) {
                 if (!(same >> i & 1)) continue;
-                load8(x + (u64)(first + i) * x_stride + k, v);
+                values[i].get(v);
 #pragma unroll
                 for (u32 r = 0; r < RANKS; r++) {
 #pragma unroll
@@ -137,50 +133,58 @@ __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT 
 SHRINK(lora_shrink_few, FEW)
 SHRINK(lora_shrink_many, MANY)
 
-// Grid: tokens in TOKENS, features in THREADS. A thread computes one feature; shared: the tokens' x, TOKENS · max_rank floats.
+// Grid: tokens in TOKENS, features in THREADS. A thread computes one feature; shared: the tokens' x, TOKENS · x_width floats: max_rank
+// for each part of the features, which begin at 0, `second` and `third` (where there are any).
 template <u32 TOKENS>
 __device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGHT *b, u32 slot_stride, u32 feature_stride,
                                        const float *scales, u32 scales_stride, const i32 *token_lora, u32 token_lora_stride, ACT *out,
-                                       u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank) {
+                                       u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank, u32 x_width, u32 second,
+                                       u32 third) {
     extern __shared__ float inputs[];
     wait_for_previous();
     let_next_start();
     u32 first = blockIdx.x * TOKENS, n = blockIdx.y * THREADS + threadIdx.x;
     Groups<TOKENS> groups(token_lora, token_lora_stride, first, num_tokens, num_slots);
     if (groups.left == 0) return;
-    for (u32 at = threadIdx.x; at < TOKENS * max_rank; at += THREADS) {
-        u32 t = first + at / max_rank;
-        inputs[at] = t < num_tokens ? x[(u64)t * x_stride + at % max_rank] : 0.f;
+    for (u32 at = threadIdx.x; at < TOKENS * x_width; at += THREADS) {
+        u32 t = first + at / x_width;
+        inputs[at] = t < num_tokens ? x[(u64)t * x_stride + at % x_width] : 0.f;
     }
     __syncthreads();
     if (n >= features) return;
+    const float *mine = inputs + ((n >= second) + (n >= third)) * max_rank;
     bool vector = is_aligned(b, feature_stride * sizeof(WEIGHT)) && (u64)slot_stride * sizeof(WEIGHT) % 16 == 0;
     u32 whole = vector ? max_rank / 8 * 8 : 0;
+    // Asked for together, before the sums: one after another they would take most of the time.
+    ACT old[TOKENS];
+#pragma unroll
+    for (u32 i = 0; i < TOKENS; i++) old[i] = out[(u64)min(first + i, num_tokens - 1) * out_stride + n];
     i32 slot;
     while (u32 same = groups.next(slot)) {
         const WEIGHT *weights = b + (u64)slot * slot_stride + (u64)n * feature_stride;
         float sums[TOKENS] = {};
         for (u32 r = 0; r < whole; r += 8) {
+            Group<WEIGHT, 8> raw;
             float w[8];
-            load8(weights + r, w);
+            raw.load(weights + r);
+            raw.get(w);
 #pragma unroll
             for (u32 i = 0; i < TOKENS; i++) {
                 if (!(same >> i & 1)) continue;
 #pragma unroll
-                for (u32 j = 0; j < 8; j++) sums[i] += inputs[i * max_rank + r + j] * w[j];
+                for (u32 j = 0; j < 8; j++) sums[i] += mine[i * x_width + r + j] * w[j];
             }
         }
         for (u32 r = whole; r < max_rank; r++) {
             float w = to_f32(weights[r]);
 #pragma unroll
-            for (u32 i = 0; i < TOKENS; i++) sums[i] += inputs[i * max_rank + r] * w;
+            for (u32 i = 0; i < TOKENS; i++) sums[i] += mine[i * x_width + r] * w;
         }
         float scale = scales[(u64)slot * scales_stride];
 #pragma unroll
         for (u32 i = 0; i < TOKENS; i++) {
             if (!(same >> i & 1)) continue;
-            ACT *to = out + (u64)(first + i) * out_stride + n;
-            *to = from_f32<ACT>(to_f32(*to) + scale * sums[i]);
+            out[(u64)(first + i) * out_stride + n] = from_f32<ACT>(to_f32(old[i]) + scale * sums[i]);
         }
     }
 }
@@ -189,9 +193,9 @@ __device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGH
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                                  \
         name(const float *x, u32 x_stride, const WEIGHT *b, u32 slot_stride, u32 feature_stride, const float *scales, u32 scales_stride,   \
              const i32 *token_lora, u32 token_lora_stride, ACT *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 features,          \
-             u32 max_rank) {                                                                                                               \
+             u32 max_rank, u32 x_width, u32 second, u32 third) {                                                                           \
         expand<tokens>(x, x_stride, b, slot_stride, feature_stride, scales, scales_stride, token_lora, token_lora_stride, out, out_stride, \
-                       num_tokens, num_slots, features, max_rank);                                                                         \
+                       num_tokens, num_slots, features, max_rank, x_width, second, third);                                                 \
     }
 EXPAND(lora_expand_few, FEW)
 EXPAND(lora_expand_many, MANY)

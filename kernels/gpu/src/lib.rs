@@ -64,6 +64,7 @@ sources! {
     LINEAR_SCALED = "linear_scaled": "`linear` over 8-bit weights with a scale a row: packing, unpacking and the plain product.",
     LINEAR_SCALED_SMALL = "linear_scaled_small": "The same of few tokens, with norm, bias, residual and gating fused.",
     LINEAR_SCALED_TILE = "linear_scaled_tile": "The same of a batch of tokens, without unpacking.",
+    LINEAR_SCALED_TOKENS = "linear_scaled_tokens": "Tokens rounded to 8-bit floats for a library's product with 8-bit weights.",
     LORA = "lora": "`lora_shrink` and `lora_expand`.",
     MOE = "moe": "`moe_route`, `moe_linear`, `moe_combine`.",
     MOE_GROUPED = "moe_grouped": "`moe_linear` of many tokens, expert by expert.",

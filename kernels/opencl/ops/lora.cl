@@ -58,15 +58,18 @@ SHRINK(lora_shrink_many, MANY)
 // Grid: tokens in `each`, features in THREADS. A work-item computes one feature of every token.
 INLINE void expand(const __global float *x, u32 x_stride, const __global WEIGHT *b, u32 slot_stride, u32 feature_stride,
                           const __global float *scales, u32 scales_stride, const __global i32 *token_lora, u32 token_lora_stride,
-                          __global ACT *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank, u32 each) {
+                          __global ACT *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank, u32 second, u32 third,
+                          u32 each) {
     u32 n = get_group_id(1) * THREADS + get_local_id(0), whole = max_rank / 8 * 8;
     if (n >= features) return;
+    // max_rank columns of x for each part of the features, which begin at 0, `second` and `third` (where there are any).
+    u32 mine = ((n >= second) + (n >= third)) * max_rank;
     for (u32 i = 0; i < each; i++) {
         u32 t = get_group_id(0) * each + i;
         i32 slot = slot_of(token_lora, token_lora_stride, t, num_tokens, num_slots);
         if (slot < 0) continue;
         const __global WEIGHT *weights = b + (u64)slot * slot_stride + (u64)n * feature_stride;
-        const __global float *values = x + (u64)t * x_stride;
+        const __global float *values = x + (u64)t * x_stride + mine;
         float8 sums = 0.f;
         float rest = 0.f;
         for (u32 r = 0; r < whole; r += 8) sums = fma(LOADN(8, f32, values, r), LOADN(8, WEIGHT, weights, r), sums);
@@ -79,9 +82,10 @@ INLINE void expand(const __global float *x, u32 x_stride, const __global WEIGHT 
 #define EXPAND(name, each)                                                                                                 \
     __kernel void name(const __global float *x, u32 x_stride, const __global WEIGHT *b, u32 slot_stride, u32 feature_stride, \
                        const __global float *scales, u32 scales_stride, const __global i32 *token_lora, u32 token_lora_stride, \
-                       __global ACT *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank) {     \
+                       __global ACT *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank,       \
+                       u32 x_width, u32 second, u32 third) {                                                               \
         expand(x, x_stride, b, slot_stride, feature_stride, scales, scales_stride, token_lora, token_lora_stride, out,     \
-               out_stride, num_tokens, num_slots, features, max_rank, each);                                               \
+               out_stride, num_tokens, num_slots, features, max_rank, second, third, each);                                \
     }
 EXPAND(lora_expand_few, FEW)
 EXPAND(lora_expand_many, MANY)

@@ -19,6 +19,9 @@
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #extension GL_KHR_shader_subgroup_clustered : require
+#elif SUBGROUP == 8
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_ballot : require
 #endif
 
 // SignedZeroInfNanPreserve of 32-bit floats: masks and maxima count on infinities.

@@ -5,17 +5,53 @@
 // residual).
 //
 // Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.glsl).
-// linear_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads.
+// linear_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads; in subgroups of 8 (⌈n / 32⌉, ⌈tokens / 8⌉), 8 threads, each four rows. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads.
 // linear_finish: grid (⌈n / 256⌉, tokens), 256 threads.
 // check: linear_plain convert_weights linear_finish -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0
 // check: linear_plain linear_finish -DACT=bf16 -DWEIGHT=bf16 -DOUT=bf16 -DEPILOGUE=1
 // check: linear_plain convert_weights linear_finish -DACT=bf16 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=3
 // check: linear_plain convert_weights linear_finish -DACT=f16 -DWEIGHT=bf16 -DOUT=f16 -DEPILOGUE=2
 // check: linear_plain -DACT=f32 -DWEIGHT=f16 -DOUT=f32 -DEPILOGUE=0
+// check: linear_plain -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0 -DSUBGROUP=8
+// check: linear_plain -DACT=bf16 -DWEIGHT=f32 -DOUT=f16 -DEPILOGUE=3 -DSUBGROUP=8
 #define N 8
 #include "activate.glsl"
 
-#if defined(ENTRY_linear_plain)
+#if defined(ENTRY_linear_plain) && SUBGROUP == 8
+#include "rows.glsl"
+
+PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
+
+// Adds the products of the depths below `end`, eight at a time.
+void add_eights(in u64 rows[ROWS], u64 from, u64 pitch, u32 end, u32 count, const bool single, inout Sums sums) {
+    for (u32 depth = 0; depth < end; depth += 8) {
+        float w[ROWS][8];
+        [[unroll]] for (u32 r = 0; r < ROWS; r++)
+            [[unroll]] for (u32 i = 0; i < 8; i++) w[r][i] = LOAD(WEIGHT, rows[r], depth + i);
+        multiply(w, from + depth * SIZE(ACT), pitch, count, single, sums);
+    }
+}
+
+void main() {
+    u32 first_token = gl_WorkGroupID.y * TOKENS, count = min(p.tokens - first_token, TOKENS), whole = p.k & ~7u;
+    u64 pitch = u64(p.x_stride) * SIZE(ACT), values = p.x + first_token * pitch, from = values + gl_SubgroupInvocationID * SIZE(ACT);
+    u64 rows[ROWS];
+    [[unroll]] for (u32 r = 0; r < ROWS; r++) rows[r] = p.w + u64(row_of(r, p.n)) * p.k * SIZE(WEIGHT);
+    Sums sums = no_sums();
+    add_eights(rows, from, pitch, count == 1 ? whole : 0, count, true, sums);
+    add_eights(rows, from, pitch, count == 1 ? 0 : whole, count, false, sums);
+    for (u32 depth = whole; depth < p.k; depth++) {
+        float w[ROWS];
+        [[unroll]] for (u32 r = 0; r < ROWS; r++) w[r] = LOAD(WEIGHT, rows[r], depth);
+        [[unroll]] for (u32 token = 0; token < TOKENS; token++) {
+            float x = LOAD(ACT, values + min(token, count - 1) * pitch, depth);
+            [[unroll]] for (u32 r = 0; r < ROWS; r++) sums.of[token][r] = fma(w[r], x, sums.of[token][r]);
+        }
+    }
+    FINISH_ROWS(sums, first_token, count)
+}
+
+#elif defined(ENTRY_linear_plain)
 #define SUMS 8
 #include "lanes.glsl"
 #include "vector.glsl"

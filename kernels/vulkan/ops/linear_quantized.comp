@@ -5,13 +5,18 @@
 //
 // Definitions: FORMAT (see planes.glsl), ACT, OUT (f32, f16, bf16), MATRIX (not used here), EPILOGUE (see activate.glsl).
 // quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads. quantized_unpack: grid ⌈rows · groups · 16 / 256⌉, 256 threads.
-// linear_quantized_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads.
+// linear_quantized_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads; in subgroups of 8 (⌈n / 32⌉, ⌈tokens / 8⌉), 8 threads, each four rows.
 // check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=3 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
 // check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=4 -DACT=f16 -DOUT=f16 -DMATRIX=1 -DEPILOGUE=1
 // check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=5 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
 // check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=6 -DACT=bf16 -DOUT=f32 -DMATRIX=1 -DEPILOGUE=3
 // check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=7 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
 // check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=8 -DACT=f16 -DOUT=f32 -DMATRIX=1 -DEPILOGUE=2
+// check: linear_quantized_plain -DFORMAT=4 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0 -DSUBGROUP=8
+// check: linear_quantized_plain -DFORMAT=5 -DACT=f16 -DOUT=f16 -DMATRIX=0 -DEPILOGUE=0 -DSUBGROUP=8
+// check: linear_quantized_plain -DFORMAT=6 -DACT=bf16 -DOUT=bf16 -DMATRIX=0 -DEPILOGUE=1 -DSUBGROUP=8
+// check: linear_quantized_plain -DFORMAT=7 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0 -DSUBGROUP=8
+// check: linear_quantized_plain -DFORMAT=8 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=2 -DSUBGROUP=8
 #include "activate.glsl"
 #include "planes.glsl"
 
@@ -127,6 +132,71 @@ void main() {
         STORE(ACT, to, i, fma(first, numbers[i], add));
         STORE(ACT, to, 16 + i, fma(second, numbers[4 + i], add));
     }
+}
+
+#elif SUBGROUP == 8
+#include "rows.glsl"
+
+PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
+
+// The eight values of part `t` of a row's chunk, which is chunk `slot` of group `at`, scaled.
+void weights_of(Planes planes, u64 at, u32 slot, u32 t, in float scales[3], out float w[8]) {
+    // The group holds this chunk alone, as its first.
+    Group v;
+    u64 quants = planes.quants + at * QUANTS + t * (QUANTS / 4);
+#if FORMAT == 6
+    v.quants.xy = uvec2(Words(quants).at[2 * slot], Words(quants).at[2 * slot + 1]);
+#else
+    v.quants.x = Words(quants).at[slot];
+#endif
+#if FORMAT == 5
+    v.high.x = u32(Bytes(planes.high + at * HIGH).at[4 * t + slot]);
+#elif FORMAT == 8
+    v.high.x = u32(Halves(planes.high + at * HIGH).at[4 * t + slot]);
+#endif
+    numbers_of(v, 0, w);
+    [[unroll]] for (u32 i = 0; i < 8; i++) w[i] = fma(scales[i / 4], w[i], scales[2]);
+}
+
+// The scales of the halves of a row's chunk, and what is added to each value.
+void chunk_scales(Planes planes, u32 row, u32 chunk, out float scales[3]) {
+    Group v;
+    u64 at = planes.scales + (u64(row) * planes.groups + chunk / 4) * SCALES;
+#if SCALES == 16
+    v.scales.x = Words(at).at[chunk & 3u];
+#else
+    v.scales.x = u32(Halves(at).at[chunk & 3u]);
+#endif
+#if FILE_BLOCK == 256
+    v.block = Words(planes.blocks + (u64(row) * (planes.groups / 2) + chunk / 8) * 4).at[0];
+#endif
+    scales_of(v, 0, scales[0], scales[1], scales[2]);
+}
+
+// Adds the first `chunks` chunks of each row to the sums of `count` tokens.
+void add_chunks(Planes planes, in u32 rows[ROWS], u32 chunks, u64 from, u64 pitch, u32 count, const bool single, inout Sums sums) {
+    for (u32 chunk = 0; chunk < chunks; chunk++) {
+        float scales[ROWS][3], w[ROWS][8];
+        [[unroll]] for (u32 r = 0; r < ROWS; r++) chunk_scales(planes, rows[r], chunk, scales[r]);
+        for (u32 t = 0; t < 4; t++) {
+            [[unroll]] for (u32 r = 0; r < ROWS; r++)
+                weights_of(planes, u64(rows[r]) * planes.groups + chunk / 4, chunk & 3u, t, scales[r], w[r]);
+            multiply(w, from + (32 * chunk + 4 * t) * SIZE(ACT), pitch, count, single, sums);
+        }
+    }
+}
+
+void main() {
+    u32 first_token = gl_WorkGroupID.y * TOKENS, count = min(p.tokens - first_token, TOKENS), lane = gl_SubgroupInvocationID;
+    u32 chunks = p.k / 32, rows[ROWS];
+    Planes planes = planes_of(p.w, p.n, p.k);
+    // A part's depths: 4t .. 4t + 3 and 16 + 4t .. 16 + 4t + 3.
+    u64 pitch = u64(p.x_stride) * SIZE(ACT), from = p.x + first_token * pitch + (lane < 4 ? lane : 12 + lane) * SIZE(ACT);
+    [[unroll]] for (u32 r = 0; r < ROWS; r++) rows[r] = row_of(r, p.n);
+    Sums sums = no_sums();
+    add_chunks(planes, rows, count == 1 ? chunks : 0, from, pitch, count, true, sums);
+    add_chunks(planes, rows, count == 1 ? 0 : chunks, from, pitch, count, false, sums);
+    FINISH_ROWS(sums, first_token, count)
 }
 
 #else

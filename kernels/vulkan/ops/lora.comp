@@ -28,7 +28,7 @@ PARAMETERS(u64 x; u32 x_stride; u64 a; u32 slot_stride; u32 rank_stride; u64 tok
            u32 num_tokens; u32 num_slots; u32 width; u32 max_rank;)
 #else
 PARAMETERS(u64 x; u32 x_stride; u64 b; u32 slot_stride; u32 feature_stride; u64 scales; u32 scales_stride; u64 token_lora; u32 token_lora_stride;
-           u64 to; u32 to_stride; u32 num_tokens; u32 num_slots; u32 features; u32 max_rank;)
+           u64 to; u32 to_stride; u32 num_tokens; u32 num_slots; u32 features; u32 max_rank; u32 x_width; u32 second; u32 third;)
 #endif
 
 // The slots of a block's tokens (−1: none), one group of equal ones after another: `left` has the tokens of later groups as bits.
@@ -113,7 +113,7 @@ void main() {
 
 #else
 
-// The tokens' x: TOKENS · max_rank.
+// The tokens' x: TOKENS · x_width, max_rank for each part of the features, which begin at 0, `second` and `third` (where there are any).
 shared float inputs[SHARED_WORDS];
 
 // Grid: tokens in TOKENS, features in THREADS. A thread computes one feature.
@@ -121,14 +121,15 @@ void main() {
     u32 first = gl_WorkGroupID.x * TOKENS, n = gl_WorkGroupID.y * THREADS + THREAD;
     Groups groups = groups_of(first);
     if (groups.left == 0) return;
-    for (u32 at = THREAD; at < TOKENS * p.max_rank; at += THREADS) {
-        u32 t = first + at / p.max_rank;
+    for (u32 at = THREAD; at < TOKENS * p.x_width; at += THREADS) {
+        u32 t = first + at / p.x_width;
         float value = 0.0;
-        if (t < p.num_tokens) value = Floats(p.x + u64(t) * p.x_stride * 4).at[at % p.max_rank];
+        if (t < p.num_tokens) value = Floats(p.x + u64(t) * p.x_stride * 4).at[at % p.x_width];
         inputs[at] = value;
     }
     barrier();
     if (n >= p.features) return;
+    u32 mine = (u32(n >= p.second) + u32(n >= p.third)) * p.max_rank;
     bool vector = (p.b | u64(p.feature_stride) * SIZE(WEIGHT) | u64(p.slot_stride) * SIZE(WEIGHT)) % 16 == 0;
     u32 whole = vector ? p.max_rank & ~7u : 0;
     while (groups.left != 0) {
@@ -141,12 +142,12 @@ void main() {
             GET(WEIGHT, weights + r * SIZE(WEIGHT), w);
             UNROLLED for (u32 i = 0; i < TOKENS; i++) {
                 if ((same >> i & 1u) == 0) continue;
-                UNROLLED for (u32 j = 0; j < 8; j++) sums[i] = fma(inputs[i * p.max_rank + r + j], w[j], sums[i]);
+                UNROLLED for (u32 j = 0; j < 8; j++) sums[i] = fma(inputs[mine + i * p.x_width + r + j], w[j], sums[i]);
             }
         }
         for (u32 r = whole; r < p.max_rank; r++) {
             float weight = LOAD(WEIGHT, weights, r);
-            UNROLLED for (u32 i = 0; i < TOKENS; i++) sums[i] = fma(inputs[i * p.max_rank + r], weight, sums[i]);
+            UNROLLED for (u32 i = 0; i < TOKENS; i++) sums[i] = fma(inputs[mine + i * p.x_width + r], weight, sums[i]);
         }
         float scale = Floats(p.scales + u64(slot) * p.scales_stride * 4).at[0];
         UNROLLED for (u32 i = 0; i < TOKENS; i++) {

@@ -241,6 +241,11 @@ typedef struct halyard_str {
     uint64_t len;
 } halyard_str;
 
+typedef struct halyard_u64s {
+    const uint64_t *ptr;
+    uint64_t len;
+} halyard_u64s;
+
 /* Logs text under target at level 1 error, 2 warn, 3 info, 4 debug, 5 trace. */
 typedef void (*halyard_log_fn)(void *context, uint32_t level, halyard_str target, halyard_str text);
 

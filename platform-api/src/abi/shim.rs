@@ -7,6 +7,8 @@ mod attention;
 mod communicator;
 mod device;
 mod entry;
+mod io_processor;
+mod lora_resolver;
 mod ops;
 mod platform;
 mod stat_logger;
@@ -16,7 +18,10 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use entry::{PlatformMaker, Seed, StatLoggerMaker, enter_platform, enter_stat_logger};
+pub use entry::{
+    IoProcessorMaker, LoraResolverMaker, PlatformMaker, Seed, StatLoggerMaker, enter_io_processor, enter_lora_resolver,
+    enter_platform, enter_stat_logger,
+};
 
 use super::types::ErrorOut;
 use crate::status::{Error, Result, Status};

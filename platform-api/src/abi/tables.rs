@@ -8,8 +8,8 @@ use std::ffi::c_void;
 
 use super::layout::{AbiLayout, AbiTable, StructLayout, TableLayout};
 use super::macros::{abi_fixed_struct, abi_struct, abi_table};
+use super::request_tables as request;
 use super::types::{ErrorOut, Str};
-use crate::hooks::{FinishedRecord, StepRecord};
 use crate::ops::SamplingRow;
 use crate::tensor::Tensor;
 
@@ -55,7 +55,7 @@ abi_struct! {
         pub abi_major: u32,
         /// ABI minor version the plugin was built with.
         pub abi_minor: u32,
-        /// [`KIND_PLATFORM`] or [`KIND_STAT_LOGGER`].
+        /// One of the `KIND_` constants.
         pub kind: u32,
         /// Passed to `interface` and to the root table.
         pub instance: *mut c_void,
@@ -428,19 +428,47 @@ abi_table! {
     }
 }
 
+abi_fixed_struct! {
+    /// A record of a batch: its kind and where it lies.
+    pub struct RecordRef = "halyard_record_ref" {
+        /// [`crate::hooks::StatRecord::KINDS`]; a reader skips kinds that it does not know.
+        pub kind: u32,
+        /// Zero.
+        pub reserved: u32,
+        /// The record of that kind, which starts with its size; valid during the call.
+        pub body: *const c_void,
+    }
+}
+
+abi_struct! {
+    /// [`crate::hooks::Batch`] on the wire.
+    pub struct BatchWire = "halyard_record_batch" {
+        /// Entries at `records`.
+        pub num_records: u32,
+        /// The records, in the order in which they happened; valid during the call.
+        pub records: *const RecordRef,
+        /// Time that the host gives the call, nanoseconds.
+        pub deadline_ns: u64,
+        /// Records of this logger lost since the server's start.
+        pub num_dropped: u64,
+    }
+}
+
 abi_table! {
-    /// A stat-logger plugin's root. A logger is used by one thread at a time.
-    pub struct StatLoggerTable = "halyard_stat_logger_table", interface 32 "stat_logger" version 0 . 1 {
+    /// A stat-logger plugin's root. A logger is used by one thread at a time. Interface 32, of version 0.1, had a slot for each of two
+    /// records; a plugin that only has that one is refused.
+    pub struct StatLoggerTable = "halyard_stat_logger_table", interface 40 "stat_logger" version 0 . 2 {
         /// Makes a logger from a JSON object; `drop` releases it.
         required fn create(instance: *mut c_void, config: Str, out: *mut *mut c_void, err: *mut ErrorOut) -> u32;
         /// Releases a logger.
         required fn drop(logger: *mut c_void) -> ();
-        /// Step records, `stride` bytes apart.
-        required fn steps(logger: *mut c_void, records: *const StepRecord, num: u32, stride: u32, err: *mut ErrorOut) -> u32;
-        /// Finished-request records, `stride` bytes apart.
-        required fn finished(logger: *mut c_void, records: *const FinishedRecord, num: u32, stride: u32, err: *mut ErrorOut) -> u32;
-        /// Writes out what is held back.
-        optional ["nothing is held back"] fn flush(logger: *mut c_void, err: *mut ErrorOut) -> u32;
+        /// Takes records. May block, until the batch's deadline.
+        required fn log_batch(logger: *mut c_void, batch: *const BatchWire, err: *mut ErrorOut) -> u32;
+        /// Writes out what is held back. May block for `deadline_ns` nanoseconds.
+        optional ["nothing is held back"] fn flush(logger: *mut c_void, deadline_ns: u64, err: *mut ErrorOut) -> u32;
+        /// OpenMetrics text for `GET /metrics`, without `# EOF`: sets `len` to its bytes and writes them to `buffer` when they are at
+        /// most `capacity`; otherwise writes nothing there and is called again. A length of 0: nothing to show.
+        optional ["nothing is shown"] fn expose(logger: *mut c_void, buffer: *mut u8, capacity: u64, len: *mut u64, err: *mut ErrorOut) -> u32;
     }
 }
 
@@ -466,9 +494,13 @@ pub fn structs() -> Vec<StructLayout> {
         AttentionBackendWire::layout(),
         AttentionPlanWire::layout(),
         CollectiveWire::layout(),
-        StepRecord::layout(),
-        FinishedRecord::layout(),
+        request::IoRequestWire::layout(),
+        request::IoVerdictWire::layout(),
+        request::LoraQueryWire::layout(),
+        request::LoraAnswerWire::layout(),
     ];
+    all.extend(crate::hooks::record_layouts());
+    all.extend([RecordRef::fixed_layout(), BatchWire::layout()]);
     all.extend(crate::ops::wire_layouts());
     all
 }
@@ -482,6 +514,8 @@ pub fn tables() -> Vec<TableLayout> {
         AttentionTable::table_layout(),
         CommunicatorTable::table_layout(),
         StatLoggerTable::table_layout(),
+        request::IoProcessorTable::table_layout(),
+        request::LoraResolverTable::table_layout(),
     ]
 }
 
@@ -492,7 +526,14 @@ pub fn constants() -> Vec<(String, u32)> {
         ("HALYARD_ABI_MINOR".to_string(), ABI_MINOR),
         ("HALYARD_KIND_PLATFORM".to_string(), KIND_PLATFORM),
         ("HALYARD_KIND_STAT_LOGGER".to_string(), KIND_STAT_LOGGER),
+        ("HALYARD_KIND_IO_PROCESSOR".to_string(), request::KIND_IO_PROCESSOR),
+        ("HALYARD_KIND_LORA_RESOLVER".to_string(), request::KIND_LORA_RESOLVER),
     ];
+    all.extend(
+        crate::hooks::StatRecord::KINDS
+            .iter()
+            .map(|(name, code)| (format!("HALYARD_RECORD_{}", name.to_uppercase()), *code)),
+    );
     all.extend(crate::Status::ALL.map(|s| (format!("HALYARD_STATUS_{}", screaming(&format!("{s:?}"))), s as u32)));
     all.extend(
         tables()
@@ -529,6 +570,8 @@ pub fn constants() -> Vec<(String, u32)> {
             .iter()
             .map(|(name, bit)| (format!("HALYARD_CAPABILITY_{}", name.to_uppercase()), bit.0 as u32)),
     );
+    let io_actions = crate::io_processor::IoAction::CODES.iter();
+    all.extend(io_actions.map(|(name, code)| (format!("HALYARD_IO_{}", screaming(name)), *code)));
     all
 }
 

@@ -217,6 +217,48 @@ impl Str {
     }
 }
 
+/// Numbers that the other side owns.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct U64s {
+    /// First number; null for none.
+    pub ptr: *const u64,
+    /// How many.
+    pub len: u64,
+}
+
+// SAFETY: repr(C) plain data.
+unsafe impl AbiType for U64s {
+    fn c_type() -> String {
+        "halyard_u64s".to_string()
+    }
+}
+
+impl U64s {
+    /// Most numbers that are taken from the other side.
+    const MAX: u64 = 1 << 24;
+
+    /// Borrows `numbers`; the result is valid as long as they are.
+    pub fn new(numbers: &[u64]) -> U64s {
+        U64s {
+            ptr: numbers.as_ptr(),
+            len: numbers.len() as u64,
+        }
+    }
+
+    /// A copy of the numbers; none where the pointer or the length cannot be one.
+    ///
+    /// # Safety
+    /// `ptr` is null or valid for `len` numbers.
+    pub unsafe fn to_vec(self) -> Vec<u64> {
+        if self.ptr.is_null() || !self.ptr.is_aligned() || self.len > U64s::MAX {
+            return Vec::new();
+        }
+        // SAFETY: as the caller promises; not null, aligned.
+        unsafe { std::slice::from_raw_parts(self.ptr, self.len as usize) }.to_vec()
+    }
+}
+
 /// The bytes of a wire struct.
 pub fn struct_bytes<T: AbiLayout>(value: &T) -> Vec<u8> {
     // SAFETY: wire structs are plain data without padding holes.

@@ -25,11 +25,13 @@ op! {
 }
 
 op! {
-    /// out\[t, n\] += scales\[slot\]·Σᵣ x\[t, r\]·b\[slot, n, r\] with slot = token_lora\[t\]; untouched where the slot is −1.
+    /// out\[t, n\] += scales\[slot\]·Σᵣ x\[t, p·max_rank + r\]·b\[slot, n, r\] with slot = token_lora\[t\]; untouched where the slot is
+    /// −1. p counts the parts of the output that feature n stands behind the beginning of: q, k and v of one product have
+    /// matrices of their own, and one call serves them all.
     ///
-    /// Operands: x \[T, max_rank\] f32; b \[num_slots, out_features, max_rank\] `weight`; scales \[num_slots\] f32 (alpha/rank, or
+    /// Operands: x \[T, parts·max_rank\] f32; b \[num_slots, out_features, max_rank\] `weight`; scales \[num_slots\] f32 (alpha/rank, or
     /// alpha/√rank for rslora); token_lora \[T\] i32; out \[T, out_features\] `out`, updated.
-    pub struct LoraExpand = 4 "lora_expand" v 1, wire LoraExpandDesc = "halyard_lora_expand_desc" {
+    pub struct LoraExpand = 4 "lora_expand" v 2, wire LoraExpandDesc = "halyard_lora_expand_desc" {
         /// N.
         out_features: u32,
         /// Rank that slots are padded to.
@@ -42,6 +44,35 @@ op! {
         out: DType,
         /// Most tokens of one call.
         max_tokens: u32,
+        /// First feature of the second part; 0: one part only.
+        second_part: u32,
+        /// First feature of the third part, after the second's; 0: no third.
+        third_part: u32,
     }
     operands { x: Read, b: Const, scales: Const, token_lora: Read, out: Update }
+}
+
+impl LoraExpand {
+    /// First feature of each part, and the end.
+    pub fn part_starts(&self) -> Vec<u32> {
+        let inner = [self.second_part, self.third_part];
+        let inner = inner.into_iter().take_while(|&start| start != 0);
+        std::iter::once(0).chain(inner).chain([self.out_features]).collect()
+    }
+
+    /// Checks that parts begin in order, within the features.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming the parts.
+    pub fn check_parts(&self) -> crate::Result<()> {
+        let starts = self.part_starts();
+        let skipped = self.second_part == 0 && self.third_part != 0;
+        if skipped || !starts.is_sorted_by(|a, b| a < b) {
+            return Err(crate::Error::invalid(format!(
+                "lora_expand: parts begin at 0, {} and {} of {} features; each must begin after the one before it",
+                self.second_part, self.third_part, self.out_features
+            )));
+        }
+        Ok(())
+    }
 }

@@ -3,11 +3,16 @@
 use std::path::PathBuf;
 
 use halyard_platform_api::Status;
-use halyard_platform_api::hooks::{FinishedRecord, StatLoggerFactory, StatRecord, StepRecord};
+use halyard_platform_api::hooks::{
+    Batch, CacheRecord, FinishedRecord, IterationRecord, LoraRecord, RejectedRecord, SchedulerRecord, ShutdownRecord,
+    StartRecord, StatLogger, StatLoggerFactory, StatRecord,
+};
 use halyard_plugin_host::{Catalog, Kind, Plugin, SearchPath, inspect};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::Duration;
 
+const DEADLINE: Duration = Duration::from_secs(1);
 const LIBRARY: &str = "libhalyard_stat_logger_json_lines.so";
 
 /// The library that Cargo built beside this test.
@@ -37,24 +42,43 @@ fn loaded() -> Arc<dyn StatLoggerFactory> {
 }
 
 fn records() -> Vec<StatRecord> {
-    let mut step = StepRecord::zeroed();
-    step.step_index = 7;
-    step.unix_ns = u64::MAX;
-    step.num_running = 3;
-    step.kv_cache_usage = 0.25;
-    step.dropped_records = 2;
-    let mut finished = FinishedRecord::zeroed();
-    finished.reason = 1;
-    finished.request = 11;
-    finished.generation_tokens = 5;
-    let mut streamed = finished;
-    streamed.reason = 9;
-    streamed.first_token_ns = 4;
+    let iteration = IterationRecord {
+        step_index: 7,
+        unix_ns: u64::MAX,
+        num_seqs: 3,
+        inter_token_ns: [5, 8].into(),
+        inter_token_counts: [2, 1].into(),
+        ..IterationRecord::default()
+    };
+    let cache = CacheRecord {
+        usage: 0.25,
+        ..CacheRecord::default()
+    };
+    let finished = FinishedRecord {
+        reason: 1,
+        sequence: 11,
+        generation_tokens: 5,
+        request_id: "cmpl-µ\"1".into(),
+        ..FinishedRecord::default()
+    };
+    let newer = FinishedRecord {
+        reason: 9,
+        ..finished.clone()
+    };
     vec![
-        StatRecord::Step(step),
+        StatRecord::Iteration(iteration),
+        StatRecord::Cache(cache),
         StatRecord::Finished(finished),
-        StatRecord::Finished(streamed),
+        StatRecord::Finished(newer),
     ]
+}
+
+fn log(logger: &mut dyn StatLogger, records: &[StatRecord]) -> halyard_platform_api::Result<()> {
+    logger.log_batch(&Batch {
+        records,
+        deadline: DEADLINE,
+        num_dropped: 0,
+    })
 }
 
 fn written(factory: &dyn StatLoggerFactory, name: &str) -> Vec<Value> {
@@ -63,8 +87,8 @@ fn written(factory: &dyn StatLoggerFactory, name: &str) -> Vec<Value> {
     let mut logger = factory
         .create(&json!({ "path": path }).to_string())
         .expect("the file can be opened");
-    logger.record(&records()).expect("the disk takes it");
-    logger.flush().expect("the disk takes it");
+    log(&mut *logger, &records()).expect("the disk takes it");
+    logger.flush(DEADLINE).expect("the disk takes it");
     let text = std::fs::read_to_string(&path).expect("the file is there");
     assert!(text.ends_with('\n'));
     text.lines()
@@ -73,24 +97,48 @@ fn written(factory: &dyn StatLoggerFactory, name: &str) -> Vec<Value> {
 }
 
 fn check(lines: &[Value]) {
-    assert_eq!(lines.len(), 4);
+    assert_eq!(lines.len(), 5);
     assert_eq!(lines[0], json!({"before": 1}), "it appends");
-    assert_eq!(lines[1]["type"], "step");
+    assert_eq!(lines[1]["type"], "iteration");
     assert_eq!(lines[1]["step_index"], 7);
     assert_eq!(lines[1]["unix_ns"], u64::MAX);
-    assert_eq!(lines[1]["num_running"], 3);
-    assert_eq!(lines[1]["kv_cache_usage"], 0.25);
-    assert_eq!(lines[1]["dropped_records"], 2);
-    assert_eq!(lines[1].as_object().map(|o| o.len()), Some(13));
+    assert_eq!(lines[1]["num_seqs"], 3);
     assert_eq!(
-        lines[2],
-        json!({"type": "finished", "unix_ns": 0, "request": 11, "reason": "length", "prompt_tokens": 0, "cached_tokens": 0,
-               "generation_tokens": 5, "queue_ns": 0, "total_ns": 0})
+        (&lines[1]["inter_token_ns"], &lines[1]["inter_token_counts"]),
+        (&json!([5, 8]), &json!([2, 1]))
     );
-    assert_eq!(
-        (&lines[3]["first_token_ns"], &lines[3]["reason"]),
-        (&json!(4), &json!("unknown"))
-    );
+    assert_eq!(lines[2]["usage"], 0.25);
+    assert_eq!(lines[3]["reason"], "length");
+    assert_eq!(lines[3]["sequence"], 11);
+    assert_eq!(lines[3]["request_id"], "cmpl-µ\"1");
+    assert_eq!(lines[4]["reason"], "unknown", "a newer host's code");
+}
+
+#[test]
+fn every_field_of_every_record_is_written() {
+    let all = [
+        StatRecord::Start(StartRecord::default()),
+        StatRecord::Scheduler(SchedulerRecord::default()),
+        StatRecord::Iteration(IterationRecord::default()),
+        StatRecord::Finished(FinishedRecord::default()),
+        StatRecord::Cache(CacheRecord::default()),
+        StatRecord::Lora(LoraRecord::default()),
+        StatRecord::Rejected(RejectedRecord::default()),
+        StatRecord::Shutdown(ShutdownRecord::default()),
+    ];
+    assert_eq!(all.len(), StatRecord::KINDS.len());
+    for (record, (kind, _)) in all.iter().zip(StatRecord::KINDS) {
+        let kind = kind.to_lowercase();
+        let structs = halyard_platform_api::abi::tables::structs();
+        let layout = structs.iter().find(|s| s.name == format!("halyard_{kind}_record"));
+        let fields = &layout.expect("each kind has a struct").fields;
+        let object = halyard_stat_logger_json_lines::line(record);
+        assert_eq!(object["type"], kind.as_str());
+        for field in fields.iter().filter(|field| field.name != "struct_size") {
+            assert!(object.get(field.name).is_some(), "{kind} lacks {}", field.name);
+        }
+        assert_eq!(object.as_object().map(|o| o.len()), Some(fields.len()), "{kind}");
+    }
 }
 
 #[test]
@@ -135,16 +183,16 @@ fn unknown_keys_and_wrong_values_are_named() {
 #[test]
 fn a_full_disk_is_an_error_and_the_logger_lives() {
     let mut logger = linked().create(r#"{"path": "/dev/full"}"#).expect("it opens");
-    logger.record(&records()).expect("held back");
-    let error = logger.flush().expect_err("no space");
+    log(&mut *logger, &records()).expect("held back");
+    let error = logger.flush(DEADLINE).expect_err("no space");
     assert_eq!((error.status, error.vendor_code), (Status::Internal, 28));
     assert!(error.message.contains("/dev/full"), "{error}");
-    assert!(logger.flush().is_err(), "an error does not poison");
+    assert!(logger.flush(DEADLINE).is_err(), "an error does not poison");
 }
 
 #[test]
 fn without_a_path_it_writes_to_standard_error() {
     let mut logger = linked().create("{}").expect("standard error is there");
-    logger.record(&records()).expect("taken");
-    logger.flush().expect("written");
+    log(&mut *logger, &records()).expect("taken");
+    logger.flush(DEADLINE).expect("written");
 }

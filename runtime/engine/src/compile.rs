@@ -99,8 +99,8 @@ pub(crate) struct CompiledProgram {
     scratch: Vec<Tensor>,
     /// Operands that are KV caches: op, operand, layer.
     kv_operands: Vec<(usize, usize, u32)>,
-    /// Owns packed weights and vectors.
-    _weights: Vec<Arc<dyn Buffer>>,
+    /// Weights by the program's index, and what owns them.
+    weights: LoadedWeights,
     pub scratch_bytes: u64,
     /// Why regions were left as single ops, for the log.
     pub left: String,
@@ -207,14 +207,21 @@ pub(crate) struct Places<'a> {
     pub communicator: Option<&'a dyn Communicator>,
 }
 
+/// Where a program's weights come from.
+pub(crate) enum WeightSource<'a, 'l> {
+    /// The model's files.
+    Files(&'a ModelFiles, &'a mut WeightLoader<'l>),
+    /// Another program with the same weights in the same order.
+    Shared(&'a CompiledProgram),
+}
+
 /// Claims, prepares and loads a program. `None` when ops are missing, which `preparer` has noted.
 pub(crate) fn compile(
     device: &dyn Device,
     model: &ModelProgram,
-    files: &ModelFiles,
+    weights: WeightSource<'_, '_>,
     places: &Places<'_>,
     preparer: &mut Preparer<'_>,
-    loader: &mut WeightLoader<'_>,
 ) -> Result<Option<CompiledProgram>, EngineError> {
     model.program.validate()?;
     let report = claim(device, model)?;
@@ -237,7 +244,10 @@ pub(crate) fn compile(
     if !complete {
         return Ok(None);
     }
-    let (weights, buffers) = load_weights(device, model, &files.weights, &ops, loader)?;
+    let (weights, buffers): LoadedWeights = match weights {
+        WeightSource::Files(files, loader) => load_weights(device, model, &files.weights, &ops, loader)?,
+        WeightSource::Shared(other) => share_weights(model, other, &ops)?,
+    };
     let template = |t: u16| match t {
         ABSENT => Template::fixed(Tensor::NONE),
         t => match model.roles[usize::from(t)] {
@@ -287,7 +297,7 @@ pub(crate) fn compile(
         scratch: Vec::with_capacity(model.program.tensors.len()),
         ops: encoded,
         kv_operands,
-        _weights: buffers,
+        weights: (weights.clone(), buffers),
         scratch_bytes,
         num_claims: report.claims.len(),
         left: report.left,
@@ -419,10 +429,7 @@ fn load_weights(
                 in_features,
                 ..
             } => {
-                let owner = ops.iter().find(|(.., s)| (s.first..s.first + s.count).contains(node));
-                let Some((op, _, segment)) = owner else {
-                    return Err(EngineError::Thread(format!("weight node {node} is in no segment")));
-                };
+                let (op, segment) = owner_of(ops, *node)?;
                 let node = node - segment.first;
                 let bytes = op.packed_weight_bytes(node)?;
                 let buffer = device.create_buffer(bytes, BufferKind::Device)?;
@@ -450,6 +457,46 @@ fn load_weights(
         buffers.push(buffer);
     }
     Ok((tensors, buffers))
+}
+
+/// The weights of another program that has the same ones. A matrix is packed as its linear's descriptor says, whatever region the linear is part
+/// of ([decision 0023](../../../docs/decisions/0023-lora-programs.md)): a platform that packs otherwise is found by the size.
+fn share_weights(
+    model: &ModelProgram,
+    other: &CompiledProgram,
+    ops: &[(Arc<dyn PreparedOp>, Vec<u16>, Claim)],
+) -> Result<LoadedWeights, EngineError> {
+    let (tensors, buffers) = &other.weights;
+    if tensors.len() != model.weights.len() {
+        return Err(EngineError::Thread(
+            "programs with and without adapters have other weights".to_string(),
+        ));
+    }
+    for (spec, tensor) in model.weights.iter().zip(tensors) {
+        let WeightSpec::Matrix { node, .. } = spec else {
+            continue;
+        };
+        let (op, segment) = owner_of(ops, *node)?;
+        let bytes = op.packed_weight_bytes(node - segment.first)?;
+        if bytes != tensor.span_bytes() {
+            let message = format!(
+                "a matrix takes {} bytes packed for steps without adapters and {bytes} for steps with them: this platform cannot serve LoRA",
+                tensor.span_bytes()
+            );
+            return Err(halyard_platform_api::Error::unsupported(message).into());
+        }
+    }
+    Ok((tensors.clone(), buffers.clone()))
+}
+
+/// The op that packs a node's matrix.
+fn owner_of(
+    ops: &[(Arc<dyn PreparedOp>, Vec<u16>, Claim)],
+    node: u32,
+) -> Result<(&Arc<dyn PreparedOp>, Claim), EngineError> {
+    let owner = ops.iter().find(|(.., s)| (s.first..s.first + s.count).contains(&node));
+    let (op, _, segment) = owner.ok_or_else(|| EngineError::Thread(format!("weight node {node} is in no segment")))?;
+    Ok((op, *segment))
 }
 
 fn tensor_extent(bytes: u64) -> Result<u32, EngineError> {

@@ -2,10 +2,13 @@
 
 use std::path::PathBuf;
 
-use halyard_models::{DummyWeights, LoadFormat, ModelFiles, WeightQuantization};
+use halyard_models::lora::MAX_LORA_RANK;
+use halyard_models::program::LoraOptions;
+use halyard_models::{DummyWeights, LoadFormat, LoraTargets, ModelFiles, WeightQuantization};
 use halyard_platform_api::DType;
 
 use crate::error::EngineError;
+use crate::lora::AdapterSource;
 
 /// Everything the engine is started with.
 #[derive(Clone, Debug)]
@@ -18,6 +21,8 @@ pub struct EngineConfig {
     pub scheduler: SchedulingConfig,
     /// Recorded decode steps.
     pub recording: RecordingConfig,
+    /// LoRA adapters; `None`: none are served.
+    pub lora: Option<LoraConfig>,
 }
 
 /// Which model and how its numbers are held.
@@ -94,6 +99,80 @@ impl Default for RecordingConfig {
     }
 }
 
+/// LoRA adapters. Defaults are vLLM's.
+#[derive(Clone, Debug)]
+pub struct LoraConfig {
+    /// Adapters that are there from the start: name and source.
+    pub adapters: Vec<(String, AdapterSource)>,
+    /// Adapters that one step may mix: slots on the device.
+    pub max_loras: u32,
+    /// Largest rank that is served, 1 to 512: slots are as large as this says.
+    pub max_rank: u32,
+    /// Adapters in host memory, at least `max_loras`; `None`: as many as that. Others are read from their files when they are asked for.
+    pub max_cpu_loras: Option<u32>,
+    /// The linears that adapters may change. Each costs two ops a layer in steps with adapters.
+    pub targets: LoraTargets,
+    /// Type of the adapters' matrices on the device; `None`: that of the activations.
+    pub dtype: Option<DType>,
+}
+
+impl Default for LoraConfig {
+    fn default() -> Self {
+        LoraConfig {
+            adapters: Vec::new(),
+            max_loras: 1,
+            max_rank: 16,
+            max_cpu_loras: None,
+            targets: LoraTargets::ALL,
+            dtype: None,
+        }
+    }
+}
+
+/// Most adapters of one step: their slots are allocated at start.
+const MAX_LORAS: u32 = 1024;
+/// Most adapters in host memory.
+const MAX_CPU_LORAS: u32 = 1 << 20;
+
+impl LoraConfig {
+    /// Slots of a program whose activations are `act`.
+    ///
+    /// # Errors
+    /// [`EngineError::Config`] naming the option, its value and its limits.
+    pub(crate) fn options(&self, act: DType) -> Result<LoraOptions, EngineError> {
+        let between = |name, value: u32, low: u32, high: u32| {
+            if (low..=high).contains(&value) {
+                return Ok(());
+            }
+            let message = format!("{value} is not between {low} and {high}");
+            Err(EngineError::Config { name, message })
+        };
+        between("--max-loras", self.max_loras, 1, MAX_LORAS)?;
+        between("--max-lora-rank", self.max_rank, 1, MAX_LORA_RANK)?;
+        if let Some(held) = self.max_cpu_loras {
+            between("--max-cpu-loras", held, self.max_loras, MAX_CPU_LORAS)?;
+        }
+        let dtype = self.dtype.unwrap_or(act);
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+            return Err(EngineError::Config {
+                name: "--lora-dtype",
+                message: format!("{dtype:?} is not one of F32, F16 and BF16"),
+            });
+        }
+        Ok(LoraOptions {
+            num_slots: self.max_loras,
+            max_rank: self.max_rank,
+            dtype,
+            targets: self.targets,
+        })
+    }
+
+    /// Adapters in host memory.
+    pub(crate) fn max_host(&self) -> usize {
+        self.max_cpu_loras.unwrap_or(self.max_loras) as usize
+    }
+}
+
 impl ModelConfig {
     /// Opens the model's files.
     ///
@@ -142,6 +221,7 @@ impl EngineConfig {
                 async_depth: None,
             },
             recording: RecordingConfig::default(),
+            lora: None,
         }
     }
 }

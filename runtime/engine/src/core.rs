@@ -5,18 +5,25 @@
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use halyard_platform_api::hooks::{FinishedRecord, StatRecord, StepRecord};
+use halyard_platform_api::hooks::{ShutdownRecord, StatRecord};
 use halyard_scheduler::{NewRequest, RequestId, RowResult, Scheduler, SchedulerOutput, Update};
 
 use crate::error::EngineError;
 use crate::handle::Shared;
+use crate::life::{self, StepLife};
+use crate::lora::AdapterError;
+use crate::lora::core::{self as lora, CoreLora};
+use crate::lora::registry::Adapter;
 use crate::output::FinishReason;
 use crate::rank::Ranks;
 use crate::runner::{InFlight, Runner, StepResult};
 use crate::sequence::{Sequence, SequenceEvent, Sequences};
 use crate::stats::{Records, StatsSnapshot};
+
+/// Longest wait of a stalled engine for a command: then it looks at its deadline.
+const STALL: Duration = Duration::from_millis(100);
 
 /// What the engine is told.
 pub(crate) enum Command {
@@ -27,6 +34,14 @@ pub(crate) enum Command {
         ids: Vec<RequestId>,
         reason: Option<String>,
     },
+    /// A load that the scheduler asked for has ended.
+    LoraLoaded {
+        /// The adapter.
+        number: u32,
+        result: Result<(), AdapterError>,
+    },
+    /// An adapter's name was taken away: it goes with its last request.
+    RetireAdapter(Arc<Adapter>),
     /// Finish what runs until the deadline, then abort the rest.
     Shutdown(Instant),
 }
@@ -44,22 +59,30 @@ pub(crate) struct Core {
     commands: Receiver<Command>,
     shared: Arc<Shared>,
     records: Records,
+    step_life: StepLife,
     stats: StatsSnapshot,
+    /// Adapters and who loads them, where some are served.
+    lora: Option<CoreLora>,
     max_in_flight: usize,
+    /// The last plan had nothing to do while requests wait: for an adapter. Only a command changes that.
+    is_stalled: bool,
     started: Instant,
     deadline: Option<Instant>,
 }
 
 impl Core {
+    /// `devices`: this rank's, and the others.
     pub(crate) fn new(
-        runner: Runner,
-        ranks: Option<Ranks>,
+        devices: (Runner, Option<Ranks>),
         scheduler: Scheduler,
+        lora: Option<CoreLora>,
         commands: Receiver<Command>,
         shared: Arc<Shared>,
         records: Records,
         started: Instant,
     ) -> Core {
+        let (runner, ranks) = devices;
+        let step_life = StepLife::new(scheduler.config().groups[0].block_size);
         let max_in_flight = scheduler.config().max_steps_in_flight as usize;
         Core {
             runner,
@@ -72,8 +95,11 @@ impl Core {
             commands,
             shared,
             records,
+            step_life,
             stats: StatsSnapshot::default(),
+            lora,
             max_in_flight,
+            is_stalled: false,
             started,
             deadline: None,
         }
@@ -111,6 +137,13 @@ impl Core {
             self.end(id, finish);
         }
         self.publish();
+        self.note_idle();
+        self.records.send(StatRecord::Shutdown(ShutdownRecord {
+            reason: u32::from(end.is_err()),
+            unix_ns: life::unix_ns(),
+            steps_total: self.stats.steps_total,
+            detail: reason.as_str().into(),
+        }));
     }
 
     /// Why the engine fails: this rank's error, with what other ranks say.
@@ -128,6 +161,8 @@ impl Core {
                 return Ok(());
             }
             self.fill()?;
+            self.forget_adapters();
+            self.is_stalled = self.in_flight.is_empty();
             if !self.in_flight.is_empty() {
                 self.collect()?;
             }
@@ -144,11 +179,19 @@ impl Core {
                 return false;
             }
             let command = if idle {
+                self.forget_adapters();
                 self.publish();
+                self.note_idle();
                 match self.commands.recv_timeout(Duration::from_secs(3600)) {
                     Ok(command) => command,
                     Err(RecvTimeoutError::Timeout) => continue,
                     Err(RecvTimeoutError::Disconnected) => return false,
+                }
+            } else if std::mem::take(&mut self.is_stalled) {
+                self.publish();
+                match self.commands.recv_timeout(STALL) {
+                    Ok(command) => command,
+                    Err(_) => return true,
                 }
             } else {
                 match self.commands.try_recv() {
@@ -179,6 +222,12 @@ impl Core {
                     }
                 }
             }
+            Command::LoraLoaded { number, result } => self.adapter_loaded(number, result),
+            Command::RetireAdapter(adapter) => {
+                if let Some(lora) = &mut self.lora {
+                    lora.retire(adapter);
+                }
+            }
             Command::Shutdown(deadline) => {
                 self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
             }
@@ -191,6 +240,9 @@ impl Core {
                 .events
                 .send((sequence.index, SequenceEvent::Prompt(vec![None])));
         }
+        if let (Some(lora), Some(adapter)) = (&mut self.lora, &sequence.lora) {
+            lora.admit(adapter);
+        }
         self.sequences.insert(id, sequence);
         if let Err(error) = self.scheduler.add(new) {
             self.end(id, FinishReason::Error(error.to_string()));
@@ -202,10 +254,21 @@ impl Core {
         while self.in_flight.len() < self.max_in_flight {
             let now = Instant::now();
             let now_ns = now.duration_since(self.started).as_nanos() as u64;
-            if !self.scheduler.schedule_into(now_ns, &mut self.plan) {
+            let planned = self.scheduler.schedule_into(now_ns, &mut self.plan);
+            if let Some(lora) = &mut self.lora {
+                lora.start_loads(&mut self.scheduler);
+            }
+            if !planned {
                 break;
             }
+            for id in &self.plan.preempted {
+                if let Some(sequence) = self.sequences.get_mut(id) {
+                    sequence.life.preempted();
+                }
+            }
             for admitted in &self.plan.admitted {
+                self.step_life
+                    .admitted((!admitted.resumed).then_some(admitted.num_computed));
                 if let Some(sequence) = self.sequences.get_mut(&admitted.id)
                     && !admitted.resumed
                 {
@@ -213,6 +276,7 @@ impl Core {
                     sequence.num_cached = admitted.num_computed;
                     self.shared.admitted(1);
                     sequence.admitted = true;
+                    lora::note_admitted(sequence);
                 }
             }
             if let Some(ranks) = &mut self.ranks {
@@ -271,6 +335,7 @@ impl Core {
     /// Sends every new token to its reader and ends the sequences that are done. Returns the number of tokens.
     fn hand_over_tokens(&mut self, flight: &InFlight, result: &StepResult, updates: &[Update]) -> u64 {
         let mut generated = 0;
+        let now = Instant::now();
         let mut updates = updates.iter().peekable();
         for (row, (token, logprobs)) in flight.rows.iter().zip(&result.rows) {
             let update = updates.next_if(|update| update.id == row.id);
@@ -281,7 +346,7 @@ impl Core {
                 generated += 1;
                 let mut finish = sequence.stop_reason(token);
                 sequence.num_output += 1;
-                sequence.first_token.get_or_insert_with(Instant::now);
+                self.step_life.token(sequence, now);
                 if finish.is_none() && update.finished.is_some() {
                     finish = Some(FinishReason::Length);
                 }
@@ -302,6 +367,37 @@ impl Core {
         generated
     }
 
+    /// An adapter is in its slot, or is not: then those that wait for it end.
+    fn adapter_loaded(&mut self, number: u32, result: Result<(), AdapterError>) {
+        let Some(lora) = &mut self.lora else { return };
+        match result {
+            Ok(()) => {
+                lora.note_loaded(number);
+                self.scheduler.lora_loaded(number);
+            }
+            Err(error) => {
+                tracing::warn!("{error}");
+                for id in self.scheduler.lora_failed(number) {
+                    self.scheduler.abort(id);
+                    // Not the engine's failure: other requests go on.
+                    self.end(id, FinishReason::Abort(error.to_string()));
+                }
+            }
+        }
+    }
+
+    /// Frees what retired adapters hold, once nobody uses them.
+    fn forget_adapters(&mut self) {
+        if let Some(lora) = &mut self.lora {
+            let records = &mut self.records;
+            lora.forget_retired(&mut self.scheduler, |adapter| {
+                if records.wanted() {
+                    records.send(StatRecord::Lora(adapter.record(life::unix_ns())));
+                }
+            });
+        }
+    }
+
     /// Forgets a sequence; its reader is told unless the last token already said it.
     fn end(&mut self, id: RequestId, reason: FinishReason) {
         let Some(sequence) = self.sequences.remove(&id) else {
@@ -310,19 +406,15 @@ impl Core {
         if let Some(ranks) = &mut self.ranks {
             ranks.end(id);
         }
+        lora::note_ended(&sequence);
         if !sequence.admitted {
             self.shared.admitted(1);
         }
-        let kind = match &reason {
-            FinishReason::Eos | FinishReason::StopToken(_) | FinishReason::StopString(_) => 0,
-            FinishReason::Length => 1,
-            FinishReason::Abort(_) => 2,
-            FinishReason::Error(_) => 3,
-        };
+        let kind = life::reason_code(&reason);
         self.stats.requests_finished[kind] += 1;
         if self.records.wanted() {
-            self.records
-                .send(StatRecord::Finished(finished_record(id, &sequence, kind)));
+            let record = life::finished(id, &sequence, &reason, Instant::now());
+            self.records.send(StatRecord::Finished(record));
         }
         if kind >= 2 {
             let _ = sequence.events.send((sequence.index, SequenceEvent::Finished(reason)));
@@ -335,23 +427,22 @@ impl Core {
         self.stats.replayed_steps_total += u64::from(flight.replayed);
         self.stats.prompt_tokens_total += prompt;
         self.stats.generation_tokens_total += generated;
-        let before = self.stats.clone();
         self.publish();
         if self.records.wanted() {
-            let mut record = StepRecord::zeroed();
-            record.num_running = self.stats.num_running as u32;
-            record.num_waiting = self.stats.num_waiting as u32;
-            record.num_preempted = (self.stats.preemptions_total - before.preemptions_total) as u32;
-            record.step_index = self.stats.steps_total;
-            record.unix_ns = unix_ns();
-            record.step_ns = submitted.elapsed().as_nanos() as u64;
-            record.prompt_tokens = prompt;
-            record.generation_tokens = generated;
-            record.kv_cache_usage = self.stats.kv_cache_usage;
-            record.prefix_cache_queries = self.stats.prefix_cache_queries_total - before.prefix_cache_queries_total;
-            record.prefix_cache_hits = self.stats.prefix_cache_hits_total - before.prefix_cache_hits_total;
-            record.dropped_records = self.records.dropped;
-            self.records.send(StatRecord::Step(record));
+            let step = (self.stats.steps_total, submitted.elapsed().as_nanos() as u64);
+            let (counts, waiting) = (self.scheduler.counts(), self.shared.waiting());
+            let send = |record| self.records.send(record);
+            self.step_life
+                .step(flight, step, (prompt, generated), &counts, waiting, send);
+        }
+    }
+
+    /// Sends what changed without a step, such as an abort.
+    fn note_idle(&mut self) {
+        if self.records.wanted() {
+            let (counts, waiting) = (self.scheduler.counts(), self.shared.waiting());
+            let send = |record| self.records.send(record);
+            self.step_life.idle(self.stats.steps_total, &counts, waiting, send);
         }
     }
 
@@ -361,7 +452,7 @@ impl Core {
         let s = &mut self.stats;
         s.num_running = counts.running as u64;
         s.num_waiting = counts.waiting as u64;
-        s.kv_cache_usage = f64::from(counts.used_blocks) / f64::from(counts.total_blocks.max(1));
+        s.kv_cache_usage = life::usage(&counts);
         s.preemptions_total = counts.preemptions;
         s.prefix_cache_queries_total = counts.prefix_queries;
         s.prefix_cache_hits_total = counts.prefix_hits;
@@ -371,6 +462,17 @@ impl Core {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone_from(s);
+        self.record_adapters();
+    }
+
+    /// A record of each adapter of which something changed.
+    fn record_adapters(&mut self) {
+        let Some(lora) = &self.lora else { return };
+        if self.records.wanted() {
+            for adapter in lora.changed() {
+                self.records.send(StatRecord::Lora(adapter.record(life::unix_ns())));
+            }
+        }
     }
 }
 
@@ -383,28 +485,6 @@ impl Drop for EndGuard {
             self.0.stop("the engine thread panicked; see the log");
         }
     }
-}
-
-fn finished_record(id: RequestId, sequence: &Sequence, kind: usize) -> FinishedRecord {
-    let mut record = FinishedRecord::zeroed();
-    record.reason = kind as u32;
-    record.request = id.0;
-    record.unix_ns = unix_ns();
-    record.prompt_tokens = sequence.prompt.len() as u64;
-    record.cached_tokens = u64::from(sequence.num_cached);
-    record.generation_tokens = u64::from(sequence.num_output);
-    record.queue_ns = sequence.queue_ns;
-    record.first_token_ns = sequence
-        .first_token
-        .map_or(0, |at| at.duration_since(sequence.arrival).as_nanos() as u64);
-    record.total_ns = sequence.arrival.elapsed().as_nanos() as u64;
-    record
-}
-
-fn unix_ns() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |d| d.as_nanos() as u64)
 }
 
 /// Stats as other threads see them.

@@ -94,6 +94,9 @@ pub enum SubmitError {
         /// Advice in seconds.
         retry_after_s: u32,
     },
+    /// No such adapter.
+    #[error("{0}")]
+    Adapter(String),
     /// The engine is ending.
     #[error("the engine is shutting down and takes no new requests")]
     ShuttingDown,
@@ -143,6 +146,14 @@ pub enum EngineError {
     /// Tensor parallelism: what failed, by rank.
     #[error("tensor parallelism: {0}")]
     Ranks(String),
+    /// A LoRA adapter that was to be there from the start.
+    #[error("--lora-modules {name}: {error}")]
+    Adapter {
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        error: Box<crate::lora::AdapterError>,
+    },
     /// The engine thread could not be started or ended early.
     #[error("engine thread: {0}")]
     Thread(String),

@@ -5,17 +5,22 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use halyard_models::{GenerationDefaults, ModelFiles, TokenizerSource};
-use halyard_platform_api::Device;
+use halyard_models::{GenerationDefaults, LoraLimits, ModelFiles, TokenizerSource};
 use halyard_platform_api::hooks::StatLogger;
+use halyard_platform_api::{DType, Device};
 use halyard_scheduler::{NewRequest, RequestId, Scheduler};
 use halyard_text::{ChatTemplate, GgufTokenizer, SpecialTokens, Tokenizer};
 use tokio::sync::mpsc::unbounded_channel;
 
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, LoraConfig};
 use crate::core::{Command, Core, StatsCell};
 use crate::error::{EngineError, ParamError, SubmitError};
+use crate::life::{Life, RequestLife};
 use crate::load::{LoadProgress, ModelInfo, load};
+use crate::lora::core::CoreLora;
+use crate::lora::loader::LoraLoader;
+use crate::lora::registry::{Adapter, Adapters};
+use crate::lora::{AdapterError, AdapterSource, AdapterStatus};
 use crate::params::{MAX_STOP_TOKENS, Request};
 use crate::rank::{RankGroup, Ranks};
 use crate::runner::Runner;
@@ -48,6 +53,11 @@ impl Shared {
         *current = Some(current.map_or(deadline, |earlier| earlier.min(deadline)));
     }
 
+    /// Sequences submitted and not yet admitted to a device row.
+    pub(crate) fn waiting(&self) -> u32 {
+        self.waiting.load(Ordering::Relaxed) as u32
+    }
+
     pub(crate) fn admitted(&self, count: usize) {
         self.waiting.fetch_sub(count, Ordering::Relaxed);
     }
@@ -73,6 +83,8 @@ struct Front {
     commands: Sender<Command>,
     shared: Arc<Shared>,
     info: ModelInfo,
+    /// LoRA adapters, where they are served.
+    adapters: Option<Arc<Adapters>>,
     tokenizer: Tokenizer,
     chat_template: Option<ChatTemplate>,
     generation: GenerationDefaults,
@@ -135,11 +147,29 @@ impl EngineHandle {
         let started = Instant::now();
         let records = Records::start(loggers).map_err(|e| EngineError::Thread(e.to_string()))?;
         let start_others = |(group, runners)| start_ranks(group, runners, max_in_flight, &shared);
+        let others = loaded.others.iter().flat_map(|(_, runners)| runners);
+        let runners = std::iter::once(&loaded.runner).chain(others);
+        let memories = runners
+            .filter_map(|runner| Some(runner.lora.as_ref()?.memory.clone()))
+            .collect();
         let ranks = loaded.others.map(start_others).transpose()?;
+        let adapters = config
+            .lora
+            .as_ref()
+            .map(|lora| open_adapters(lora, &files, loaded.info.dtype))
+            .transpose()?;
+        let lora = match &adapters {
+            Some(adapters) => {
+                let num_slots = scheduler.config().num_lora_slots;
+                let loader = LoraLoader::start(adapters.clone(), memories, commands.clone())?;
+                Some(CoreLora::new(adapters.clone(), loader, num_slots))
+            }
+            None => None,
+        };
         let core = Core::new(
-            loaded.runner,
-            ranks,
+            (loaded.runner, ranks),
             scheduler,
+            lora,
             receiver,
             shared.clone(),
             records,
@@ -153,6 +183,7 @@ impl EngineHandle {
             commands,
             shared,
             info: loaded.info,
+            adapters,
             tokenizer,
             chat_template,
             generation: files.generation.clone(),
@@ -178,6 +209,10 @@ impl EngineHandle {
         if f.shared.draining.load(Ordering::Relaxed) {
             return Err(SubmitError::ShuttingDown);
         }
+        let adapter = match &request.lora {
+            Some(name) => Some(f.find_adapter(name).map_err(|e| SubmitError::Adapter(e.to_string()))?),
+            None => None,
+        };
         let n = request.params.n;
         if n as usize > f.max_waiting {
             let high = f.max_waiting as f64;
@@ -196,6 +231,14 @@ impl EngineHandle {
                 retry_after_s: 1,
             })?;
         let (events, receiver) = unbounded_channel();
+        let trace_parent = request.trace_parent.as_deref();
+        let life = RequestLife::new(
+            &request.id,
+            trace_parent,
+            request.priority,
+            n,
+            request.params.max_tokens,
+        );
         let params = Arc::new(request.params);
         let prompt: Arc<[u32]> = request.prompt.into();
         let first = f.next_id.fetch_add(u64::from(n), Ordering::Relaxed);
@@ -229,6 +272,8 @@ impl EngineHandle {
                 queue_ns: 0,
                 num_output: 0,
                 num_cached: 0,
+                life: Life::new(life.clone()),
+                lora: adapter.clone(),
                 admitted: false,
                 prompt_logprobs: scores_prompt.then(|| vec![None; prompt.len()]),
             };
@@ -239,7 +284,7 @@ impl EngineHandle {
                 priority: request.priority,
                 arrival_ns,
                 cache_salt: salt.clone(),
-                lora: None,
+                lora: adapter.as_ref().map(|adapter| adapter.number),
                 cacheable: !scores_prompt,
             };
             (id, sequence, new)
@@ -262,6 +307,40 @@ impl EngineHandle {
             receiver,
             f.commands.clone(),
         ))
+    }
+
+    /// Reads a LoRA adapter and makes it known by a name. Blocks for its files.
+    ///
+    /// # Errors
+    /// A name that is taken, files that are wrong for this server or this model; or this server has no LoRA.
+    pub fn add_adapter(&self, name: &str, source: AdapterSource) -> Result<(), AdapterError> {
+        self.front.adapters()?.add(name, source)
+    }
+
+    /// Takes an adapter's name away. Requests that have it go on to their end, after which its memory is free.
+    ///
+    /// # Errors
+    /// There is none of that name; or this server has no LoRA.
+    pub fn remove_adapter(&self, name: &str) -> Result<(), AdapterError> {
+        let adapter = self.front.adapters()?.retire(name)?;
+        let _ = self.front.commands.send(Command::RetireAdapter(adapter));
+        Ok(())
+    }
+
+    /// Whether there is an adapter of this name.
+    pub fn has_adapter(&self, name: &str) -> bool {
+        self.front
+            .adapters
+            .as_ref()
+            .is_some_and(|adapters| adapters.contains(name))
+    }
+
+    /// Every LoRA adapter with its counters, by name; empty without LoRA.
+    pub fn adapters(&self) -> Vec<AdapterStatus> {
+        self.front
+            .adapters
+            .as_ref()
+            .map_or_else(Vec::new, |adapters| adapters.status())
     }
 
     fn check(&self, request: &Request) -> Result<(), SubmitError> {
@@ -353,6 +432,16 @@ impl EngineHandle {
     }
 }
 
+impl Front {
+    fn adapters(&self) -> Result<&Arc<Adapters>, AdapterError> {
+        self.adapters.as_ref().ok_or(AdapterError::Disabled)
+    }
+
+    fn find_adapter(&self, name: &str) -> Result<Arc<Adapter>, AdapterError> {
+        self.adapters()?.find(name)
+    }
+}
+
 impl Drop for Front {
     fn drop(&mut self) {
         self.shared.end_by(Instant::now());
@@ -364,6 +453,26 @@ impl Drop for Front {
             tracing::error!("the engine thread panicked");
         }
     }
+}
+
+/// The adapters that are there from the start, read and checked.
+fn open_adapters(config: &LoraConfig, files: &ModelFiles, act: DType) -> Result<Arc<Adapters>, EngineError> {
+    let options = config.options(act)?;
+    let limits = LoraLimits {
+        max_rank: options.max_rank,
+        targets: options.targets,
+        dtype: options.dtype,
+    };
+    let adapters = Adapters::new(files.description.clone(), limits, config.max_host());
+    for (name, source) in &config.adapters {
+        adapters
+            .add(name, source.clone())
+            .map_err(|error| EngineError::Adapter {
+                name: name.clone(),
+                error: Box::new(error),
+            })?;
+    }
+    Ok(Arc::new(adapters))
 }
 
 /// Threads for the ranks beside the engine's own. When one fails, requests are refused from then on.

@@ -1,7 +1,7 @@
 //! The engine: a model on a device, requests in, tokens and text out. Knows no vendor, no HTTP and no environment.
 //!
 //! Reading order: [`handle`] (the front door), [`params`] and [`output`] (what goes in and comes out), `core` (the thread),
-//! `runner` (a step on the device), `recording` (steps recorded and replayed), `plan` and `load` (from files to a runner), `state` (device rows), `compile` (programs to ops), `parallel` and `rank` (several devices).
+//! `runner` (a step on the device), `recording` (steps recorded and replayed), `plan` and `load` (from files to a runner), `state` (device rows), `compile` (programs to ops), `parallel` and `rank` (several devices), `lora` (adapters).
 
 mod collective;
 mod compile;
@@ -10,8 +10,10 @@ mod core;
 pub mod error;
 pub mod handle;
 mod kv_memory;
+mod life;
 mod llm;
 mod load;
+mod lora;
 pub mod output;
 mod parallel;
 pub mod params;
@@ -28,11 +30,12 @@ mod step_ops;
 mod stream;
 mod weight_loader;
 
-pub use config::{CacheConfig, EngineConfig, ModelConfig, RecordingConfig, SchedulingConfig};
+pub use config::{CacheConfig, EngineConfig, LoraConfig, ModelConfig, RecordingConfig, SchedulingConfig};
 pub use error::{EngineError, ParamError, SubmitError};
 pub use handle::EngineHandle;
 pub use llm::{GenerateError, Llm};
 pub use load::{LoadProgress, ModelInfo};
+pub use lora::{AdapterError, AdapterSource, AdapterStatus, Residency};
 pub use output::{CompletionOutput, FinishReason, Logprob, OutputChunk, RequestOutput, TokenLogprobs};
 pub use params::{Request, SamplingParams};
 pub use stats::StatsSnapshot;

@@ -4,19 +4,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use halyard_models::ModelFiles;
-use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, WeightSpec, build_forward, build_head};
+use halyard_models::program::{
+    ActivationSlot, ModelProgram, ProgramOptions, Rows, TensorRole, WeightSpec, build_forward, build_head,
+};
 use halyard_platform_api::{Buffer, BufferKind, CommunicatorId, DType, Device, QueueKind, Tensor};
 use halyard_scheduler::{KvGroup, KvKind, SchedulerConfig};
 
-use crate::compile::{CompiledProgram, Extent, Places, Preparer, Template, compile};
+use crate::compile::{CompiledProgram, Extent, Places, Preparer, Template, WeightSource, compile};
 use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::kv_memory::{self, KvNeeds};
+use crate::lora::memory::LoraMemory;
 use crate::parallel::{group_id, join, on_every_rank, plan_ranks};
 use crate::plan::{MIN_LOGITS_ROWS, Plan};
 use crate::rank::RankGroup;
 use crate::recording::{Recordings, bucket_sizes};
-use crate::runner::Runner;
+use crate::runner::{Runner, RunnerLora};
 use crate::self_check::Scratch;
 use crate::state::{ResultRing, RowState, StepState, Writes};
 use crate::step_ops::StepOps;
@@ -70,6 +73,8 @@ pub struct ModelInfo {
     pub async_depth: u32,
     /// Ops a forward step encodes, regions counted once.
     pub num_step_ops: usize,
+    /// The same of steps with LoRA rows; `None`: LoRA is off.
+    pub num_lora_step_ops: Option<usize>,
     /// Notes of the loading for the log (what was lowered or left, and why).
     pub notes: Vec<String>,
 }
@@ -140,7 +145,7 @@ pub(crate) fn load(
     } = first;
     notes.push(times);
     Ok(Loaded {
-        info: model_info(files, &plan, &scheduler, devices.len(), &runner.forward, notes),
+        info: model_info(files, &plan, &scheduler, devices.len(), &runner, notes),
         runner,
         others: group.map(|group| (group, ranks.map(|rank| rank.runner).collect())),
         scheduler,
@@ -196,8 +201,13 @@ fn load_rank(
         plan: &plan,
         buffers: Vec::new(),
     };
-    let forward_slots = memory.activations(&forward, None)?;
-    let head_slots = memory.activations(&head, Some(forward_slots[0].0))?;
+    let forward_slots = memory.activations(&forward, &[])?;
+    let head_slots = memory.activations(&head, &forward_slots[..1])?;
+    let lora = lora_program(&plan, &device, files)?;
+    let lora_slots = match &lora {
+        Some((program, _)) => memory.activations(program, &forward_slots)?,
+        None => Vec::new(),
+    };
     let logits = head_slots[head_slots.len() - 1].0;
     let raw_rows = plan.capacities.logits_chunk.min(MIN_LOGITS_ROWS);
     let raw_logits = memory.tensor(DType::F32, &[raw_rows, logits.shape[1]])?;
@@ -213,28 +223,58 @@ fn load_rank(
         });
     };
     let mut loader = WeightLoader::new(&*device, &*queue, &mut shown);
-    let role = |role| place_of(role, &rows, &step, &ropes);
+    let role = |role| match (&lora, role) {
+        (Some((_, slots)), TensorRole::LoraA { .. } | TensorRole::LoraB { .. } | TensorRole::LoraScales) => {
+            slots.place(role)
+        }
+        _ => place_of(role, &rows, &step, &ropes),
+    };
     let mut preparer = Preparer::new(&*device);
-    let mut compile_one = |program: &ModelProgram, slots: &[(Tensor, ActivationSlot)], preparer: &mut Preparer<'_>| {
-        let places = Places {
-            activations: slots,
-            role: &role,
-            communicator: communicator.as_deref(),
-        };
-        compile(&*device, program, files, &places, preparer, &mut loader)
+    let places = |activations| Places {
+        activations,
+        role: &role,
+        communicator: communicator.as_deref(),
+    };
+    let mut compile_one = |program: &ModelProgram, slots, preparer: &mut Preparer<'_>| {
+        let weights = WeightSource::Files(files, &mut loader);
+        compile(&*device, program, weights, &places(slots), preparer)
     };
     let ops = StepOps::prepare(&plan, &ring, &mut preparer)?;
     let forward = compile_one(&forward, &forward_slots, &mut preparer)?;
     let head = compile_one(&head, &head_slots, &mut preparer)?;
+    let lora_forward = match (&lora, &forward) {
+        (Some((program, _)), Some(forward)) => {
+            let weights = WeightSource::Shared(forward);
+            compile(&*device, program, weights, &places(&lora_slots), &mut preparer)?
+        }
+        _ => None,
+    };
     preparer.finish()?;
     let (Some(forward), Some(head), Some(ops)) = (forward, head, ops) else {
         return Err(EngineError::Thread("an op was missing and not listed".to_string()));
     };
+    let lora_scratch = lora_forward.as_ref().map_or(0, |forward| forward.scratch_bytes);
+    let lora = lora.zip(lora_forward).map(|((_, memory), forward)| RunnerLora {
+        forward,
+        memory,
+        row_slots: vec![None; plan.capacities.rows as usize],
+    });
+    if let (Some(options), Some(lora)) = (&plan.lora, &lora) {
+        notes.push(format!(
+            "lora: {} slots of rank {} in {:?}, {:.1} MB each; targets {}",
+            options.num_slots,
+            options.max_rank,
+            options.dtype,
+            lora.memory.slot_bytes() as f64 / 1e6,
+            options.targets
+        ));
+    }
     let (weights, weight_bytes) = (loader.elapsed, loader.bytes);
     drop(loader);
     notes.push(format!("composites: {} regions run as one op", forward.num_claims));
     notes.extend(forward.left.lines().map(|line| format!("composites: {line}")));
-    queue.reserve_scratch(forward.scratch_bytes.max(head.scratch_bytes).max(ops.scratch_bytes()))?;
+    let scratch = forward.scratch_bytes.max(head.scratch_bytes).max(lora_scratch);
+    queue.reserve_scratch(scratch.max(ops.scratch_bytes()))?;
     let runner = Runner {
         queue,
         forward,
@@ -252,6 +292,7 @@ fn load_rank(
         next_entry: 0,
         words: Vec::new(),
         recordings: None,
+        lora,
         order: Vec::new(),
         spare_rows: Vec::new(),
         group: None,
@@ -266,6 +307,25 @@ fn load_rank(
         weight_bytes,
         warm_up: Duration::ZERO,
     })
+}
+
+/// The program of steps with adapters and the slots it reads, where adapters are served.
+fn lora_program(
+    plan: &Plan,
+    device: &Arc<dyn Device>,
+    files: &ModelFiles,
+) -> Result<Option<(ModelProgram, Arc<LoraMemory>)>, EngineError> {
+    let Some(lora) = plan.lora else {
+        return Ok(None);
+    };
+    let options = ProgramOptions {
+        lora: Some(lora),
+        ..plan.options.clone()
+    };
+    let format_of = |role| files.weights.format(role);
+    let program = build_forward(&files.description, &plan.kv, &options, &format_of)?;
+    let memory = LoraMemory::allocate(device, &program, lora)?;
+    Ok(Some((program, Arc::new(memory))))
 }
 
 /// Stored bytes of a program's matrices.
@@ -298,9 +358,12 @@ fn finish_rank(
     runner.group = group.cloned();
     let device = runner.device.clone();
     let num_pages = scheduler.num_blocks + plan.scratch_pages();
-    bind_kv(&*device, plan, num_pages, &mut runner.forward, &mut runner.buffers)?;
-    let programs = [&runner.forward, &runner.head];
-    let mut recordings = recordings(config, &*device, plan, scheduler, programs, &runner.ops, notes);
+    let lora = runner.lora.as_mut().map(|lora| &mut lora.forward);
+    let forwards = std::iter::once(&mut runner.forward).chain(lora);
+    bind_kv(&*device, plan, num_pages, forwards, &mut runner.buffers)?;
+    let lora = runner.lora.as_ref().map(|lora| &lora.forward);
+    let programs: Vec<_> = [&runner.forward, &runner.head].into_iter().chain(lora).collect();
+    let mut recordings = recordings(config, &*device, plan, scheduler, &programs, &runner.ops, notes);
     if let Some(group) = group
         && !group.agree(recordings.is_some())?
         && recordings.take().is_some()
@@ -320,7 +383,7 @@ fn recordings(
     device: &dyn Device,
     plan: &Plan,
     scheduler: &SchedulerConfig,
-    programs: [&CompiledProgram; 2],
+    programs: &[&CompiledProgram],
     ops: &StepOps,
     notes: &mut Vec<String>,
 ) -> Option<Recordings> {
@@ -371,11 +434,11 @@ impl Memory<'_> {
         Ok(tensor)
     }
 
-    /// Memory of a program's activation slots; slot 0 may be another program's.
+    /// Memory of a program's activation slots; the first ones may be another program's.
     fn activations(
         &mut self,
         program: &ModelProgram,
-        shared: Option<Tensor>,
+        shared: &[(Tensor, ActivationSlot)],
     ) -> Result<Vec<(Tensor, ActivationSlot)>, EngineError> {
         let mut all = Vec::with_capacity(program.slots.len());
         for (i, slot) in program.slots.iter().enumerate() {
@@ -383,8 +446,8 @@ impl Memory<'_> {
                 Rows::Tokens => self.plan.capacities.max_tokens,
                 Rows::Logits => self.plan.capacities.logits_chunk,
             };
-            let tensor = match shared {
-                Some(tensor) if i == 0 => tensor,
+            let tensor = match shared.get(i) {
+                Some((tensor, of)) if of == slot => *tensor,
                 _ => self.tensor(slot.dtype, &[rows, slot.width])?,
             };
             all.push((tensor, *slot));
@@ -430,15 +493,19 @@ fn place_of(role: TensorRole, rows: &RowState, step: &StepState, ropes: &[Tensor
             tensor: step.query_start_loc,
             extent: Extent::SeqsPlusOne,
         },
+        TensorRole::TokenLora => tokens(step.token_lora),
         TensorRole::BlockTable { group } => Template::fixed(rows.tables[group as usize]),
         TensorRole::RopeTable { index } => Template::fixed(ropes[index as usize]),
         TensorRole::LogitsIndex => Template {
             tensor: step.logits_index,
             extent: Extent::LogitsIndex,
         },
-        TensorRole::Activation { .. } | TensorRole::KvCache { .. } | TensorRole::Weight { .. } => {
-            Template::fixed(Tensor::NONE)
-        }
+        TensorRole::Activation { .. }
+        | TensorRole::KvCache { .. }
+        | TensorRole::Weight { .. }
+        | TensorRole::LoraScales
+        | TensorRole::LoraA { .. }
+        | TensorRole::LoraB { .. } => Template::fixed(Tensor::NONE),
     }
 }
 
@@ -462,6 +529,7 @@ fn size_kv(config: &EngineConfig, rank: &RankLoad) -> Result<KvSized, EngineErro
         num_blocks: 1,
         groups: groups.collect(),
         enable_prefix_caching: config.cache.enable_prefix_caching,
+        num_lora_slots: plan.lora.map_or(0, |lora| lora.num_slots),
         // The front door is the bound: here preempted requests wait as well, and those were promised a place.
         max_waiting: usize::MAX,
         policy: config.scheduler.policy,
@@ -495,11 +563,11 @@ fn random_key() -> [u64; 2] {
 }
 
 /// Allocates the pool, one buffer a page slot, and hands every layer its blocks.
-fn bind_kv(
+fn bind_kv<'p>(
     device: &dyn Device,
     plan: &Plan,
     num_pages: u32,
-    forward: &mut CompiledProgram,
+    forwards: impl Iterator<Item = &'p mut CompiledProgram>,
     buffers: &mut Vec<Arc<dyn Buffer>>,
 ) -> Result<(), EngineError> {
     let block_bytes = u32::try_from(plan.block_bytes).map_err(|_| EngineError::Config {
@@ -516,7 +584,7 @@ fn bind_kv(
     let caches: Vec<Tensor> = (0..num_layers as u32)
         .map(|layer| slots[plan.kv.place(layer).1 as usize])
         .collect();
-    forward.bind_kv(&caches);
+    forwards.for_each(|forward| forward.bind_kv(&caches));
     Ok(())
 }
 
@@ -525,7 +593,7 @@ fn model_info(
     plan: &Plan,
     scheduler: &SchedulerConfig,
     num_devices: usize,
-    forward: &CompiledProgram,
+    runner: &Runner,
     notes: Vec<String>,
 ) -> ModelInfo {
     ModelInfo {
@@ -545,7 +613,8 @@ fn model_info(
         max_num_seqs: plan.capacities.max_seqs,
         max_num_batched_tokens: plan.capacities.max_tokens,
         async_depth: plan.async_depth,
-        num_step_ops: forward.num_ops(),
+        num_step_ops: runner.forward.num_ops(),
+        num_lora_step_ops: runner.lora.as_ref().map(|lora| lora.forward.num_ops()),
         notes,
     }
 }

@@ -229,6 +229,10 @@ pub struct Request {
     pub priority: i32,
     /// Requests share cached prefixes only within one salt.
     pub cache_salt: Option<String>,
+    /// The client's `traceparent` header, for records.
+    pub trace_parent: Option<String>,
+    /// Name of a LoRA adapter; `None`: the model as it is.
+    pub lora: Option<String>,
 }
 
 impl Request {
@@ -240,6 +244,8 @@ impl Request {
             params,
             priority: 0,
             cache_salt: None,
+            trace_parent: None,
+            lora: None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What loading settles before it allocates: types, block size, step sizes, and the attention backend.
 
 use halyard_models::ModelFiles;
-use halyard_models::program::{KvLayout, ModelProgram, ProgramOptions, Shard, build_forward};
+use halyard_models::program::{KvLayout, LoraOptions, ModelProgram, ProgramOptions, Shard, build_forward};
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{AttentionRegistry, DType, Device, DeviceInfo, OpSpec};
 
@@ -29,6 +29,8 @@ pub(crate) struct Plan {
     pub async_depth: u32,
     /// Decode steps are to be recorded; otherwise why not.
     pub recording: Result<(), &'static str>,
+    /// Adapter slots, where adapters are served.
+    pub lora: Option<LoraOptions>,
 }
 
 impl Plan {
@@ -121,7 +123,9 @@ pub(crate) fn plan(
         max_logits_rows: logits_chunk,
         allow_quantized_act: config.model.allow_quantized_act,
         shard,
+        lora: None,
     };
+    let lora = config.lora.as_ref().map(|lora| lora.options(act)).transpose()?;
     let chosen = choose_attention(config, device, files, &options)?;
     options.attention_backend = chosen.index;
     let recording = recording::wanted(&config.recording, facts, chosen.records_decode);
@@ -164,6 +168,7 @@ pub(crate) fn plan(
         capacities,
         async_depth,
         recording,
+        lora,
     })
 }
 

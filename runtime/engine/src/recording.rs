@@ -19,9 +19,10 @@ use crate::sequence::Sampler;
 /// Recordings of one bucket.
 #[derive(Default)]
 struct Bucket {
-    /// Decode steps that came and were not recorded.
-    steps: u32,
-    forward: Recorded,
+    /// Decode steps that came and were not recorded: without adapters, with adapters.
+    steps: [u32; 2],
+    /// The same two.
+    forward: [Recorded; 2],
     /// By sampler.
     heads: [Recorded; 3],
 }
@@ -97,7 +98,13 @@ impl Runner {
     ///
     /// # Errors
     /// A device that was lost or hangs; anything else that goes wrong only refuses the recording.
-    pub(crate) fn bucket_of(&mut self, num_seqs: u32, sampler: Sampler) -> Result<Option<Bucketed>, EngineError> {
+    pub(crate) fn bucket_of(
+        &mut self,
+        num_seqs: u32,
+        sampler: Sampler,
+        lora_slot: Option<u32>,
+    ) -> Result<Option<Bucketed>, EngineError> {
+        let kind = usize::from(lora_slot.is_some());
         let Some(recordings) = &mut self.recordings else {
             return Ok(None);
         };
@@ -106,7 +113,7 @@ impl Runner {
             return Ok(None);
         };
         let bucket = &mut recordings.buckets[index];
-        let (forward, head) = (&bucket.forward, &bucket.heads[sampler as usize]);
+        let (forward, head) = (&bucket.forward[kind], &bucket.heads[sampler as usize]);
         if let (Recorded::Ready(forward), Recorded::Ready(head)) = (forward, head) {
             let commands = Some([forward.id(), head.id()]);
             return Ok(Some(Bucketed { size, commands }));
@@ -114,38 +121,50 @@ impl Runner {
         if matches!(forward, Recorded::Refused) || matches!(head, Recorded::Refused) {
             return Ok(Some(Bucketed { size, commands: None }));
         }
-        bucket.steps += 1;
-        if bucket.steps < recordings.from_step {
+        bucket.steps[kind] += 1;
+        if bucket.steps[kind] < recordings.from_step {
             return Ok(None);
         }
-        let known = forward.clone();
-        let (forward, head) = self.make(size, sampler, known)?;
+        let known = [forward.clone(), head.clone()];
+        let (forward, head) = self.make(size, sampler, known, lora_slot)?;
         let commands = match (&forward, &head) {
             (Recorded::Ready(forward), Recorded::Ready(head)) => Some([forward.id(), head.id()]),
             _ => None,
         };
         if let Some(recordings) = &mut self.recordings {
-            recordings.buckets[index].forward = forward;
+            recordings.buckets[index].forward[kind] = forward;
             recordings.buckets[index].heads[sampler as usize] = head;
         }
         Ok(Some(Bucketed { size, commands }))
     }
 
-    /// Records what is missing and checks it.
-    fn make(&mut self, size: u32, sampler: Sampler, known: Recorded) -> Result<(Recorded, Recorded), EngineError> {
+    /// Records what is missing and checks it. `lora_slot`: of an adapter that may be used, for steps with adapters.
+    fn make(
+        &mut self,
+        size: u32,
+        sampler: Sampler,
+        known: [Recorded; 2],
+        lora_slot: Option<u32>,
+    ) -> Result<(Recorded, Recorded), EngineError> {
         let start = Instant::now();
-        let recorded = match self.record(size, sampler, &known) {
+        let recorded = match self.record(size, sampler, &known, lora_slot.is_some()) {
             Ok(recorded) => Ok(recorded),
             Err(EngineError::Device(error)) if !is_fatal(error.status) => Err(error.to_string()),
             Err(fatal) => return Err(fatal),
         };
         let why = match self.agreed(recorded)? {
             Ok((forward, head)) => {
-                let verdict = self.verdict(size, sampler, [forward.id(), head.id()])?;
+                let verdict = self.verdict(size, sampler, [forward.id(), head.id()], lora_slot)?;
                 match self.agreed(verdict)? {
                     Ok(()) => {
                         let ms = start.elapsed().as_millis() as u64;
-                        tracing::debug!(bucket = size, ?sampler, ms, "decode step recorded");
+                        tracing::debug!(
+                            bucket = size,
+                            ?sampler,
+                            adapters = lora_slot.is_some(),
+                            ms,
+                            "decode step recorded"
+                        );
                         return Ok((Recorded::Ready(forward), Recorded::Ready(head)));
                     }
                     Err(mismatch) => mismatch,
@@ -156,7 +175,9 @@ impl Runner {
         tracing::warn!(bucket = size, ?sampler, "a recorded decode step is not used: {why}");
         match known {
             // The forward part served another sampler before: only this head is at fault.
-            Recorded::Ready(_) => Ok((known, Recorded::Refused)),
+            [forward @ Recorded::Ready(_), _] => Ok((forward, Recorded::Refused)),
+            // And the other way round: steps without adapters, or with them, used this head.
+            [_, head @ Recorded::Ready(_)] => Ok((Recorded::Refused, head)),
             _ => Ok((Recorded::Refused, Recorded::Refused)),
         }
     }
@@ -167,11 +188,12 @@ impl Runner {
         size: u32,
         sampler: Sampler,
         commands: [CommandId; 2],
+        lora_slot: Option<u32>,
     ) -> Result<Result<(), String>, EngineError> {
         if !self.recordings.as_ref().is_some_and(|recordings| recordings.check) {
             return Ok(Ok(()));
         }
-        match self.check_recording(size, sampler, commands) {
+        match self.check_recording(size, sampler, commands, lora_slot) {
             // Other ranks wait in the collectives of the steps that this one did not run.
             Err(error) if self.group.is_some() => Err(error),
             Err(EngineError::Device(error)) if !is_fatal(error.status) => Ok(Err(error.to_string())),
@@ -196,17 +218,21 @@ impl Runner {
         &mut self,
         size: u32,
         sampler: Sampler,
-        known: &Recorded,
+        known: &[Recorded; 2],
+        adapted: bool,
     ) -> Result<(Arc<dyn CommandBuffer>, Arc<dyn CommandBuffer>), EngineError> {
         let shape = decode_shape(size);
-        let forward = match known {
+        let forward = match &known[0] {
             Recorded::Ready(forward) => forward.clone(),
             _ => {
                 let mut encoder = self.device.create_encoder(EncoderMode::Reusable)?;
-                self.encode_forward(&mut *encoder, shape)?;
+                self.encode_forward(&mut *encoder, shape, adapted)?;
                 encoder.finish()?
             }
         };
+        if let Recorded::Ready(head) = &known[1] {
+            return Ok((forward, head.clone()));
+        }
         let mut encoder = self.device.create_encoder(EncoderMode::Reusable)?;
         let wanted = Wanted {
             sampler,

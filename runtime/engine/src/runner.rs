@@ -10,6 +10,7 @@ use halyard_scheduler::{RequestId, Scheduled, SchedulerOutput, StepId};
 
 use crate::compile::{CompiledProgram, StepShape};
 use crate::error::EngineError;
+use crate::lora::memory::LoraMemory;
 use crate::output::{Logprob, TokenLogprobs};
 use crate::rank::RankGroup;
 use crate::recording::Recordings;
@@ -42,6 +43,8 @@ pub(crate) struct Runner {
     pub words: Vec<u32>,
     /// Recorded decode steps, where the device has them.
     pub recordings: Option<Recordings>,
+    /// What steps with adapters need, where adapters are served.
+    pub lora: Option<RunnerLora>,
     /// Memory that steps use again.
     pub order: Vec<Scheduled>,
     pub spare_rows: Vec<Vec<StepRow>>,
@@ -51,6 +54,16 @@ pub(crate) struct Runner {
     pub communicator: Option<Arc<dyn Communicator>>,
     /// Last: the device outlives everything on it.
     pub device: Arc<dyn Device>,
+}
+
+/// Steps with adapters.
+pub(crate) struct RunnerLora {
+    /// The model's layers with adapters.
+    pub forward: CompiledProgram,
+    /// The device's slots.
+    pub memory: Arc<LoraMemory>,
+    /// Slot of each device row that a request owns or owned last.
+    pub row_slots: Vec<Option<u32>>,
 }
 
 /// A row of a submitted step, in submission order.
@@ -81,9 +94,18 @@ pub(crate) struct InFlight {
     entry: u32,
     pub rows: Vec<StepRow>,
     spans: Vec<PromptSpan>,
+    /// Where each of `rows` stands in the step; empty: in this order.
+    places: Vec<u32>,
     reads_logprobs: bool,
     /// It ran from recordings.
     pub replayed: bool,
+}
+
+impl InFlight {
+    /// Where row `i` stands in the step.
+    fn place(&self, i: usize) -> usize {
+        self.places.get(i).map_or(i, |&place| place as usize)
+    }
 }
 
 /// What a step returned.
@@ -117,9 +139,15 @@ impl Runner {
         let mut rows = self.spare_rows.pop().unwrap_or_default();
         let (wanted, spans) = survey(&order, num_emitting, sequences, &mut rows);
         let is_decode = num_emitting == order.len() as u32 && order.iter().all(|s| s.query_len == 1);
+        self.note_adapters(plan);
+        let lora_slot = self.lora_slot(&order);
+        let places = match lora_slot {
+            Some(_) => self.group_by_adapter(&mut order, num_emitting as usize),
+            None => Vec::new(),
+        };
         // Before the step's own writes: making a recording runs steps of its own over the same step data.
         let bucket = match is_decode && spans.is_empty() && !wanted.logprobs {
-            true => self.bucket_of(num_emitting, wanted.sampler)?,
+            true => self.bucket_of(num_emitting, wanted.sampler, lora_slot)?,
             false => None,
         };
         let padding = bucket.as_ref().map_or(0, |bucket| bucket.size - num_emitting);
@@ -149,7 +177,14 @@ impl Runner {
                     logits: 0,
                     logits_first: 0,
                 };
-                self.submit_once(shape, num_emitting + padding, wanted, &spans, entry)?
+                self.submit_once(
+                    shape,
+                    lora_slot.is_some(),
+                    num_emitting + padding,
+                    wanted,
+                    &spans,
+                    entry,
+                )?
             }
         };
         self.order = order;
@@ -159,9 +194,47 @@ impl Runner {
             entry,
             rows,
             spans,
+            places,
             reads_logprobs: wanted.logprobs,
             replayed: replay.is_some(),
         })
+    }
+
+    /// Remembers the adapter slots of rows that get a new owner.
+    fn note_adapters(&mut self, plan: &SchedulerOutput) {
+        if let Some(lora) = &mut self.lora {
+            for admitted in &plan.admitted {
+                lora.row_slots[admitted.row.0 as usize] = admitted.lora_slot;
+            }
+        }
+    }
+
+    /// An adapter slot that a row of the step uses; `None`: the step has no adapters.
+    fn lora_slot(&self, order: &[Scheduled]) -> Option<u32> {
+        let slots = &self.lora.as_ref()?.row_slots;
+        order.iter().find_map(|s| slots[s.row.0 as usize])
+    }
+
+    /// Puts rows of one adapter side by side, emitting ones before the others as ever, so that kernels read an adapter's matrices once for
+    /// several rows. Gives each row's new place; empty: all stand where they stood.
+    fn group_by_adapter(&self, order: &mut [Scheduled], num_emitting: usize) -> Vec<u32> {
+        let Some(lora) = &self.lora else {
+            return Vec::new();
+        };
+        let slot = |s: &Scheduled| lora.row_slots[s.row.0 as usize].map_or(0, |slot| slot + 1);
+        let key = |i: &u32| (*i as usize >= num_emitting, slot(&order[*i as usize]));
+        let mut sorted: Vec<u32> = (0..order.len() as u32).collect();
+        if sorted.is_sorted_by_key(key) {
+            return Vec::new();
+        }
+        sorted.sort_by_key(key);
+        let mut places = vec![0; order.len()];
+        for (place, &i) in sorted.iter().enumerate() {
+            places[i as usize] = place as u32;
+        }
+        let grouped: Vec<Scheduled> = sorted.iter().map(|&i| order[i as usize]).collect();
+        order.copy_from_slice(&grouped);
+        places
     }
 
     /// Whether a submitted step is done, or failed.
@@ -195,13 +268,14 @@ impl Runner {
     fn submit_once(
         &mut self,
         shape: StepShape,
+        adapted: bool,
         num_emitting: u32,
         wanted: Wanted,
         spans: &[PromptSpan],
         entry: u32,
     ) -> Result<u64, EngineError> {
         let mut encoder = self.device.create_encoder(EncoderMode::OneShot)?;
-        self.encode_forward(&mut *encoder, shape)?;
+        self.encode_forward(&mut *encoder, shape, adapted)?;
         self.encode_sampling(&mut *encoder, shape, num_emitting, wanted, entry)?;
         self.encode_update(&mut *encoder, shape)?;
         self.encode_prompt_logprobs(&mut *encoder, shape, num_emitting, spans, entry)?;
@@ -260,7 +334,7 @@ impl Runner {
             ..StepResult::default()
         };
         for (i, row) in flight.rows.iter().enumerate() {
-            let at = (RESULT_HEADER as usize) + 2 * i;
+            let at = (RESULT_HEADER as usize) + 2 * flight.place(i);
             let token = (row.emits && words[at] > 0).then(|| words[at + 1]);
             result.rows.push((token, None));
         }
@@ -275,7 +349,7 @@ impl Runner {
             let scores = self.read_scores(flight.entry, 0, num_sampled)?;
             for (i, row) in flight.rows.iter().enumerate().take(num_sampled as usize) {
                 if let (Some(k), Some(token)) = (row.logprobs, result.rows[i].0) {
-                    result.rows[i].1 = Some(scores.at(i, token, k));
+                    result.rows[i].1 = Some(scores.at(flight.place(i), token, k));
                 }
             }
         }
@@ -322,6 +396,9 @@ impl Runner {
             let known = (admitted.prompt.len() + admitted.generated.len()) as u32;
             writes.words(&self.rows.num_tokens, row, [known]);
             writes.words(&self.rows.num_computed, row, [admitted.num_computed]);
+            if self.lora.is_some() {
+                writes.words(&self.rows.lora, row, [admitted.lora_slot.unwrap_or(NONE)]);
+            }
             if let Some(sequence) = sequences.get(&admitted.id) {
                 sequence.upload(admitted.row.0, &self.rows, writes);
             }
@@ -360,8 +437,8 @@ pub(crate) struct StepParts<'a> {
     pub padding: u32,
 }
 
-/// A device row of padding, and the index of no position.
-const NONE: u32 = u32::MAX;
+/// A device row of padding, the index of no position, and the slot of no adapter.
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// The step itself: header, rows, query lengths, and where logits are wanted.
 pub(crate) fn write_step(writes: &mut Writes, s: &StepState, parts: &StepParts<'_>) {

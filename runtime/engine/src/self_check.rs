@@ -10,7 +10,7 @@ use halyard_scheduler::{RequestId, RowIndex, Scheduled};
 
 use crate::error::EngineError;
 use crate::recording::decode_shape;
-use crate::runner::{Runner, StepParts, Wanted, write_step};
+use crate::runner::{NONE, Runner, StepParts, Wanted, write_step};
 use crate::sequence::Sampler;
 
 /// Rows that no request gets.
@@ -70,10 +70,12 @@ impl Runner {
             return Ok(());
         };
         for row in 0..SCRATCH_ROWS {
-            self.write_scratch(&[(row, 0)], num_tokens, 0)?;
+            self.write_scratch(&[(row, 0)], num_tokens, 0, None)?;
             let mut shape = decode_shape(1);
             shape.tokens = num_tokens;
-            let number = self.run_anew(shape, 1, Sampler::Greedy)?;
+            // The last one by the program of steps with adapters, where there is one, which without an adapter must do the same.
+            let adapted = self.lora.is_some() && row + 1 == SCRATCH_ROWS;
+            let number = self.run_anew(shape, adapted, 1, Sampler::Greedy)?;
             let start = Instant::now();
             self.wait_done(number, || start.elapsed() > PATIENCE)?;
         }
@@ -89,6 +91,7 @@ impl Runner {
         bucket: u32,
         sampler: Sampler,
         commands: [CommandId; 2],
+        lora_slot: Option<u32>,
     ) -> Result<Result<(), String>, EngineError> {
         let Some(scratch) = self.recordings.as_ref().map(|r| r.scratch.clone()) else {
             return Ok(Ok(()));
@@ -96,14 +99,14 @@ impl Runner {
         let contents = scratch.contents(bucket);
         let mut expected = Vec::with_capacity(contents.len());
         for rows in &contents {
-            self.write_scratch(rows, 1, bucket - rows.len() as u32)?;
-            let number = self.run_anew(decode_shape(bucket), bucket, sampler)?;
+            self.write_scratch(rows, 1, bucket - rows.len() as u32, lora_slot)?;
+            let number = self.run_anew(decode_shape(bucket), lora_slot.is_some(), bucket, sampler)?;
             expected.push(self.outcome(number, rows)?);
         }
         let mut verdict = Ok(());
         for (rows, expected) in contents.iter().zip(&expected) {
             // All steps run whatever is found: other ranks take part in them.
-            self.write_scratch(rows, 1, bucket - rows.len() as u32)?;
+            self.write_scratch(rows, 1, bucket - rows.len() as u32, lora_slot)?;
             let number = self.queue.submit(&commands, &[])?;
             let found = self.outcome(number, rows)?;
             // All steps run whatever is found: other ranks wait for their collectives.
@@ -112,8 +115,14 @@ impl Runner {
         Ok(verdict)
     }
 
-    /// Writes the scratch rows' state and a step over them.
-    fn write_scratch(&mut self, decodes: &[Decode], query_len: u32, padding: u32) -> Result<(), EngineError> {
+    /// Writes the scratch rows' state and a step over them. The first row uses the adapter slot, the second none.
+    fn write_scratch(
+        &mut self,
+        decodes: &[Decode],
+        query_len: u32,
+        padding: u32,
+        lora_slot: Option<u32>,
+    ) -> Result<(), EngineError> {
         let Some(recordings) = &mut self.recordings else {
             return Ok(());
         };
@@ -129,6 +138,10 @@ impl Runner {
             writes.words(&r.tokens, u64::from(row) * u64::from(r.tokens.strides[0]), tokens);
             writes.words(&r.num_tokens, u64::from(row), [computed + query_len]);
             writes.words(&r.num_computed, u64::from(row), [computed]);
+            if self.lora.is_some() {
+                let slot = lora_slot.filter(|_| i == 0).unwrap_or(NONE);
+                writes.words(&r.lora, u64::from(row), [slot]);
+            }
             let at = u64::from(row) * size_of::<SamplingRow>() as u64;
             writes.bytes(&r.sampling, at, &sampling(i, vocab).to_bytes());
             for (group, table) in r.tables.iter().enumerate() {
@@ -166,11 +179,12 @@ impl Runner {
     fn run_anew(
         &mut self,
         shape: crate::compile::StepShape,
+        adapted: bool,
         num_emitting: u32,
         sampler: Sampler,
     ) -> Result<u64, EngineError> {
         let mut encoder = self.device.create_encoder(EncoderMode::OneShot)?;
-        self.encode_forward(&mut *encoder, shape)?;
+        self.encode_forward(&mut *encoder, shape, adapted)?;
         let wanted = Wanted {
             sampler,
             logprobs: false,

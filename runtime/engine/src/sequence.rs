@@ -9,6 +9,8 @@ use halyard_platform_api::ops::SamplingRow;
 use halyard_scheduler::RequestId;
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::life::Life;
+use crate::lora::registry::Adapter;
 use crate::output::{FinishReason, TokenLogprobs};
 use crate::params::SamplingParams;
 use crate::state::{RowState, Writes};
@@ -85,6 +87,10 @@ pub(crate) struct Sequence {
     pub queue_ns: u64,
     pub num_output: u32,
     pub num_cached: u32,
+    /// What its records say.
+    pub life: Life,
+    /// Its adapter, which is not forgotten before it ends.
+    pub lora: Option<Arc<Adapter>>,
     /// It had a device row at least once.
     pub admitted: bool,
     /// Collected prompt log-probabilities, by position.
@@ -124,6 +130,8 @@ impl Sequence {
             queue_ns: 0,
             num_output: self.num_output,
             num_cached: self.num_cached,
+            life: self.life.clone(),
+            lora: self.lora.clone(),
             admitted: true,
             prompt_logprobs: self.prompt_logprobs.as_ref().map(|_| Vec::new()),
         }

@@ -84,6 +84,8 @@ pub(crate) struct RowState {
     pub stop_tokens: Tensor,
     /// \[R, W\] i32.
     pub bad_words: Tensor,
+    /// Adapter slot \[R\] i32, −1: none. Written and read only where adapters are served.
+    pub lora: Tensor,
     /// Block table \[R, blocks\] i32 of each KV group.
     pub tables: Vec<Tensor>,
 }
@@ -102,6 +104,7 @@ impl RowState {
         let bias_values = carver.piece(DType::F32, &[r, MAX_LOGIT_BIAS as u32]);
         let stop_tokens = carver.piece(i32s, &[r, MAX_STOP_TOKENS as u32]);
         let bad_words = carver.piece(i32s, &[r, MAX_BAD_WORD_TOKENS as u32]);
+        let lora = carver.piece(i32s, &[r]);
         let tables: Vec<usize> = c
             .table_blocks
             .iter()
@@ -119,6 +122,7 @@ impl RowState {
             bias_values: t[bias_values],
             stop_tokens: t[stop_tokens],
             bad_words: t[bad_words],
+            lora: t[lora],
             tables: tables.into_iter().map(|i| t[i]).collect(),
         })
     }
@@ -152,6 +156,8 @@ pub(crate) struct StepState {
     pub token_ids: Tensor,
     pub positions: Tensor,
     pub token_seq: Tensor,
+    /// Adapter slot of each token \[T\] i32, −1: none.
+    pub token_lora: Tensor,
     pub query_start_loc: Tensor,
     pub seq_lens: Tensor,
     pub last_token_index: Tensor,
@@ -165,7 +171,7 @@ impl StepState {
     pub(crate) fn allocate(device: &dyn Device, c: &Capacities) -> Result<StepState> {
         let mut carver = Carver::new(device);
         let (s, t) = (c.max_seqs, c.max_tokens);
-        let sizes = [STEP_HEADER, s, s, s, s + t, s + t, t, t, t, s + 1, s, s, s];
+        let sizes = [STEP_HEADER, s, s, s, s + t, s + t, t, t, t, s + 1, s, s, s, t];
         let groups = c.table_blocks.iter().map(|_| t);
         for size in sizes.into_iter().chain(groups) {
             carver.piece(DType::I32, &[size]);
@@ -186,6 +192,7 @@ impl StepState {
             seq_lens: tensors[10],
             last_token_index: tensors[11],
             sampled: tensors[12],
+            token_lora: tensors[13],
             slots: tensors[sizes.len()..].to_vec(),
         })
     }

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use halyard_platform_api::hooks::{StatLogger, StatRecord};
+use halyard_platform_api::hooks::{Batch, StatLogger, StatRecord};
 use serde::Serialize;
 
 /// Records that may wait for the loggers.
@@ -154,13 +154,17 @@ fn deliver(receiver: &Receiver<StatRecord>, loggers: Vec<Box<dyn StatLogger>>) {
         };
         for sink in sinks.iter_mut().filter(|sink| sink.failures < MAX_FAILURES) {
             let result = if batch.is_empty() {
-                sink.logger.flush()
+                sink.logger.flush(END_PATIENCE)
             } else {
-                sink.logger.record(&batch)
+                sink.logger.log_batch(&Batch {
+                    records: &batch,
+                    deadline: END_PATIENCE,
+                    num_dropped: 0,
+                })
             };
             sink.note(result);
             if ended {
-                let flushed = sink.logger.flush();
+                let flushed = sink.logger.flush(END_PATIENCE);
                 sink.note(flushed);
             }
         }

@@ -9,13 +9,22 @@ use crate::runner::{PromptSpan, Runner, Wanted};
 use crate::sequence::Sampler;
 
 impl Runner {
-    /// Inputs and the model's layers.
-    pub(crate) fn encode_forward(&mut self, encoder: &mut dyn Encoder, shape: StepShape) -> Result<(), EngineError> {
-        self.encode_inputs(encoder, shape)?;
-        Ok(self.forward.encode(encoder, shape)?)
+    /// Inputs and the model's layers, with adapters where the step has rows that use some.
+    pub(crate) fn encode_forward(
+        &mut self,
+        encoder: &mut dyn Encoder,
+        shape: StepShape,
+        adapted: bool,
+    ) -> Result<(), EngineError> {
+        self.encode_inputs(encoder, shape, adapted)?;
+        let program = match &mut self.lora {
+            Some(lora) if adapted => &mut lora.forward,
+            _ => &mut self.forward,
+        };
+        Ok(program.encode(encoder, shape)?)
     }
 
-    fn encode_inputs(&self, encoder: &mut dyn Encoder, shape: StepShape) -> Result<(), EngineError> {
+    fn encode_inputs(&self, encoder: &mut dyn Encoder, shape: StepShape, adapted: bool) -> Result<(), EngineError> {
         let s = &self.step;
         let seqs = |t: &Tensor| t.rows(0, shape.seqs);
         let tokens = |t: &Tensor| t.rows(0, shape.tokens);
@@ -26,11 +35,11 @@ impl Runner {
                 seqs(&s.query_lens),
                 self.rows.tokens,
                 self.rows.num_computed,
-                Tensor::NONE,
+                if adapted { self.rows.lora } else { Tensor::NONE },
                 tokens(&s.token_ids),
                 tokens(&s.positions),
                 tokens(&s.token_seq),
-                Tensor::NONE,
+                if adapted { tokens(&s.token_lora) } else { Tensor::NONE },
                 s.query_start_loc.rows(0, shape.seqs + 1),
                 seqs(&s.seq_lens),
                 seqs(&s.last_token_index),

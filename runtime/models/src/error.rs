@@ -193,6 +193,30 @@ pub enum ModelError {
         limit: String,
     },
 
+    /// The path holds no adapter.
+    #[error("{path}: no LoRA adapter here: there is no {missing}; give the folder that PEFT's save_pretrained wrote")]
+    NoAdapter {
+        /// What was asked for.
+        path: PathBuf,
+        /// The file that is not there.
+        missing: &'static str,
+    },
+
+    /// A matrix of an adapter has another shape than its configuration and the base model imply.
+    #[error(
+        "{path}: tensor `{tensor}` has shape {found:?}, but the base model and the adapter's rank imply {expected:?}; the adapter belongs to another model, or its configuration to another file"
+    )]
+    AdapterShape {
+        /// The file.
+        path: PathBuf,
+        /// Its name in the file.
+        tensor: String,
+        /// `[rank, in_features]` of A, `[out_features, rank]` of B.
+        expected: Vec<usize>,
+        /// From the file, same order.
+        found: Vec<usize>,
+    },
+
     /// There is no tokenizer beside the model.
     #[error(
         "{path}: no tokenizer: looked for {}; put the model's tokenizer.json into the folder (Hugging Face repositories carry it), or use a GGUF file, which holds its own",

@@ -4,12 +4,13 @@
 //! lies beside them. Knows no kernel, no device, no HTTP, and reads no environment.
 //!
 //! Reading order: [`source`] (a path to everything), [`config`] (the description), [`families`],
-//! [`weights`], [`program`], then the formats [`gguf`] and [`safetensors`], and [`quant`] for what formats mean.
+//! [`weights`], [`program`], then the formats [`gguf`] and [`safetensors`], [`quant`] for what formats mean, and [`lora`] for adapters.
 
 pub mod config;
 mod error;
 pub mod families;
 pub mod gguf;
+pub mod lora;
 mod mapping;
 pub mod program;
 pub mod quant;
@@ -20,5 +21,6 @@ pub mod weights;
 pub use config::{GenerationDefaults, ModelDescription};
 pub use error::{ModelError, Result};
 pub use gguf::GgufTokenizerData;
+pub use lora::{AdapterFingerprint, LoraAdapter, LoraLimits, LoraTargets};
 pub use source::{LoadFormat, ModelFiles, TokenizerSource, WeightQuantization};
 pub use weights::{DummyFormat, DummyValues, DummyWeights, LayerWeight, Role, WeightTensor, Weights};

@@ -124,6 +124,14 @@ impl SafetensorsFiles {
         Ok(files)
     }
 
+    /// Opens one file.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`], [`ModelError::Truncated`] or [`ModelError::Malformed`].
+    pub fn open_file(path: &Path) -> Result<Self> {
+        Self::open(path.to_path_buf(), &[path.to_path_buf()])
+    }
+
     fn open(path: PathBuf, shards: &[PathBuf]) -> Result<Self> {
         let mut files = Self {
             path,

@@ -35,6 +35,7 @@ fn options(max_tokens: usize, shard: Shard) -> ProgramOptions {
         max_logits_rows: max_tokens as u32,
         allow_quantized_act: false,
         shard,
+        lora: None,
     }
 }
 

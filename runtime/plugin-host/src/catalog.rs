@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::allow_list::AllowList;
 use crate::elf::{ElfError, ElfFacts};
 use crate::error::{PluginError, Stage, StageFailure, StageReport};
+use crate::isolation::{IsolatedStatLoggerFactory, IsolationOptions};
 use crate::load::{self, Plugin};
 use crate::manifest::{Kind, Manifest};
 use crate::search::{SearchPath, Source, libraries_in};
@@ -103,6 +104,31 @@ impl Catalog {
         Ok(load::load(candidate, self.allow_list.as_ref(), &mut trail)?)
     }
 
+    /// A stat-logger plugin whose loggers run in processes of their own. Its library is checked here as far as its file tells, and opened
+    /// there only.
+    ///
+    /// # Errors
+    /// [`PluginError::Stage`]; [`PluginError::WrongKind`].
+    pub fn isolate(
+        &self,
+        candidate: &Candidate,
+        options: IsolationOptions,
+    ) -> Result<IsolatedStatLoggerFactory, PluginError> {
+        self.check(candidate)?;
+        if candidate.manifest.kind != Kind::StatLogger {
+            return Err(PluginError::WrongKind {
+                name: candidate.manifest.name.clone(),
+                found: candidate.manifest.kind,
+                wanted: Kind::StatLogger,
+            });
+        }
+        Ok(IsolatedStatLoggerFactory::new(
+            candidate.clone(),
+            self.allow_list.clone(),
+            options,
+        ))
+    }
+
     /// Checks a candidate as far as its file tells, without running it.
     ///
     /// # Errors
@@ -118,7 +144,7 @@ impl Catalog {
     /// # Errors
     /// [`PluginError::UnknownName`].
     pub fn why(&self, name: &str) -> Result<Vec<StageReport>, PluginError> {
-        let candidate = [Kind::Platform, Kind::StatLogger]
+        let candidate = Kind::ALL
             .into_iter()
             .find_map(|kind| self.usable(kind).find(|c| c.manifest.name == name));
         if let Some(candidate) = candidate {

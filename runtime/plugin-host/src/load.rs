@@ -4,12 +4,15 @@ use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use halyard_platform_api::abi::request_tables::{IoProcessorTable, LoraResolverTable};
 use halyard_platform_api::abi::tables::{
     ABI_MAJOR, ABI_MINOR, ABI_MINOR_MIN, AttentionTable, CommunicatorTable, DeviceTable, EntryFn, InterfaceFn,
     OpsTable, PlatformTable, Plugin as PluginWire, StatLoggerTable,
 };
 use halyard_platform_api::abi::{AbiTable, ErrorOut};
 use halyard_platform_api::hooks::StatLoggerFactory;
+use halyard_platform_api::io_processor::IoProcessorFactory;
+use halyard_platform_api::lora_resolver::LoraResolverFactory;
 use halyard_platform_api::{Error, LinkedPlugin, Platform, Status};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
@@ -19,7 +22,9 @@ use crate::elf::{ElfFacts, sha256_of};
 use crate::error::{PluginError, Stage, StageFailure, StageReport};
 use crate::host_table;
 use crate::manifest::{Kind, Manifest, host_abi};
-use crate::wire::{HostPlatform, HostStatLoggerFactory, PlatformTables};
+use crate::wire::{
+    HostIoProcessorFactory, HostLoraResolverFactory, HostPlatform, HostStatLoggerFactory, PlatformTables,
+};
 
 /// A loaded plugin.
 pub struct Plugin {
@@ -31,6 +36,8 @@ pub struct Plugin {
 enum Root {
     Platform(Arc<HostPlatform>),
     StatLogger(Arc<HostStatLoggerFactory>),
+    IoProcessor(Arc<HostIoProcessorFactory>),
+    LoraResolver(Arc<HostLoraResolverFactory>),
 }
 
 impl Plugin {
@@ -87,7 +94,7 @@ impl Plugin {
     pub fn platform(&self) -> Result<Arc<dyn Platform>, PluginError> {
         match &self.root {
             Root::Platform(platform) => Ok(platform.clone()),
-            Root::StatLogger(_) => Err(self.wrong_kind(Kind::Platform)),
+            _ => Err(self.wrong_kind(Kind::Platform)),
         }
     }
 
@@ -98,7 +105,29 @@ impl Plugin {
     pub fn stat_logger_factory(&self) -> Result<Arc<dyn StatLoggerFactory>, PluginError> {
         match &self.root {
             Root::StatLogger(factory) => Ok(factory.clone()),
-            Root::Platform(_) => Err(self.wrong_kind(Kind::StatLogger)),
+            _ => Err(self.wrong_kind(Kind::StatLogger)),
+        }
+    }
+
+    /// The maker of IO processors.
+    ///
+    /// # Errors
+    /// [`PluginError::WrongKind`].
+    pub fn io_processor_factory(&self) -> Result<Arc<dyn IoProcessorFactory>, PluginError> {
+        match &self.root {
+            Root::IoProcessor(factory) => Ok(factory.clone()),
+            _ => Err(self.wrong_kind(Kind::IoProcessor)),
+        }
+    }
+
+    /// The maker of LoRA resolvers.
+    ///
+    /// # Errors
+    /// [`PluginError::WrongKind`].
+    pub fn lora_resolver_factory(&self) -> Result<Arc<dyn LoraResolverFactory>, PluginError> {
+        match &self.root {
+            Root::LoraResolver(factory) => Ok(factory.clone()),
+            _ => Err(self.wrong_kind(Kind::LoraResolver)),
         }
     }
 
@@ -359,6 +388,16 @@ impl Steps {
                 let table = self.required::<StatLoggerTable>(interface, wire.instance)?;
                 let factory = HostStatLoggerFactory::new(self.name.clone(), table, wire.instance);
                 Root::StatLogger(Arc::new(factory))
+            }
+            Kind::IoProcessor => {
+                let table = self.required::<IoProcessorTable>(interface, wire.instance)?;
+                let factory = HostIoProcessorFactory::new(self.name.clone(), table, wire.instance);
+                Root::IoProcessor(Arc::new(factory))
+            }
+            Kind::LoraResolver => {
+                let table = self.required::<LoraResolverTable>(interface, wire.instance)?;
+                let factory = HostLoraResolverFactory::new(self.name.clone(), table, wire.instance);
+                Root::LoraResolver(Arc::new(factory))
             }
         };
         let agreed = format!("ABI {}.{}", wire.abi_major, wire.abi_minor);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use halyard_platform_api::abi::request_tables::{KIND_IO_PROCESSOR, KIND_LORA_RESOLVER};
 use halyard_platform_api::abi::tables::{ABI_MAJOR, ABI_MINOR, ABI_MINOR_MIN, KIND_PLATFORM, KIND_STAT_LOGGER};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,14 +16,23 @@ pub enum Kind {
     Platform,
     /// A metric sink.
     StatLogger,
+    /// Rewrites requests and answers.
+    IoProcessor,
+    /// Finds LoRA adapters.
+    LoraResolver,
 }
 
 impl Kind {
+    /// Every kind.
+    pub const ALL: [Kind; 4] = [Kind::Platform, Kind::StatLogger, Kind::IoProcessor, Kind::LoraResolver];
+
     /// The kind's number in the entry's answer.
     pub fn code(self) -> u32 {
         match self {
             Kind::Platform => KIND_PLATFORM,
             Kind::StatLogger => KIND_STAT_LOGGER,
+            Kind::IoProcessor => KIND_IO_PROCESSOR,
+            Kind::LoraResolver => KIND_LORA_RESOLVER,
         }
     }
 }
@@ -32,6 +42,8 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Kind::Platform => "platform",
             Kind::StatLogger => "stat-logger",
+            Kind::IoProcessor => "io-processor",
+            Kind::LoraResolver => "lora-resolver",
         })
     }
 }

@@ -7,6 +7,8 @@ mod attention;
 mod communicator;
 mod device;
 mod encoder;
+mod io_processor;
+mod lora_resolver;
 mod memory;
 mod ops;
 mod platform;
@@ -19,6 +21,8 @@ use halyard_platform_api::abi::ErrorOut;
 use halyard_platform_api::abi::tables::{AttentionTable, CommunicatorTable, DeviceTable, OpsTable, PlatformTable};
 use halyard_platform_api::{Error, Result};
 
+pub use io_processor::HostIoProcessorFactory;
+pub use lora_resolver::HostLoraResolverFactory;
 pub use platform::HostPlatform;
 pub use stat_logger::HostStatLoggerFactory;
 

@@ -58,6 +58,8 @@ pub struct SchedulerConfig {
     pub num_lookahead_tokens: u32,
     /// Steps that may be planned and not yet updated: the device's asynchronous depth + 1. Default 1.
     pub max_steps_in_flight: u32,
+    /// Adapters that the device holds at one time; 0: the caller places adapters itself, or has none. Default 0.
+    pub num_lora_slots: u32,
     /// Key of the prefix cache's hash. Give a random one per process, so that nobody outside can construct two
     /// prompts with one hash; a fixed one where runs must repeat (it never changes a plan). Default zeros.
     pub hash_key: [u64; 2],
@@ -80,6 +82,7 @@ impl Default for SchedulerConfig {
             long_prefill_token_threshold: 0,
             num_lookahead_tokens: 0,
             max_steps_in_flight: 1,
+            num_lora_slots: 0,
             hash_key: [0; 2],
         }
     }
@@ -106,6 +109,7 @@ impl SchedulerConfig {
             at_most(field, value, MAX_TOKENS)?;
         }
         at_most("num_lookahead_tokens", self.num_lookahead_tokens, MAX_TOKENS)?;
+        at_most("num_lora_slots", self.num_lora_slots, 1 << 16)?;
         if self.max_waiting == 0 {
             return Err(Error::ZeroLimit { field: "max_waiting" });
         }

@@ -153,6 +153,16 @@ pub enum IntegrityError {
         /// Blocks in the pool.
         total: u32,
     },
+    /// An adapter slot's users are not the requests that name it, or it is in use while it is being loaded.
+    #[error("adapter slot {slot} counts {users} users, {counted} requests with a row and its adapter name it")]
+    LoraSlot {
+        /// The slot.
+        slot: u32,
+        /// What the slot says.
+        users: u32,
+        /// Requests that name it.
+        counted: u32,
+    },
     /// A block with an owner is on the free list, or its links are broken.
     #[error("the free list is broken at block {block:?}")]
     FreeList {

@@ -28,6 +28,7 @@ impl Scheduler {
         self.kv.pool.check(&owners)?;
         self.check_cache()?;
         self.check_rows()?;
+        self.check_loras()?;
         for (slot, request) in self.requests.iter() {
             self.check_tables(request, &in_tables)?;
             self.check_counters(slot, request)?;
@@ -52,6 +53,23 @@ impl Scheduler {
         } else {
             Err(IntegrityError::PrefixCache { entries, blocks })
         }
+    }
+
+    fn check_loras(&self) -> Result<(), IntegrityError> {
+        for (index, (lora, is_ready, users)) in self.loras.users().enumerate() {
+            let uses = |request: &&Request| request.lora_slot == Some(index as u32);
+            let owners: Vec<_> = self.requests.iter().map(|(_, request)| request).filter(uses).collect();
+            let wrong = |request: &&Request| request.lora != lora || request.row.is_none() || !is_ready;
+            let counted = owners.len() as u32;
+            if owners.iter().any(wrong) || counted != users {
+                return Err(IntegrityError::LoraSlot {
+                    slot: index as u32,
+                    users,
+                    counted,
+                });
+            }
+        }
+        Ok(())
     }
 
     fn check_rows(&self) -> Result<(), IntegrityError> {

@@ -49,6 +49,8 @@ pub struct Admitted {
     pub id: RequestId,
     /// Its row from now on. No step in flight names it.
     pub row: RowIndex,
+    /// The device slot of its adapter, while it owns the row.
+    pub lora_slot: Option<u32>,
     /// Tokens whose keys and values are already in the cache: the row starts at this length.
     pub num_computed: u32,
     /// Whether it ran before and was preempted.

@@ -2,6 +2,7 @@
 //! must never wait for a token value.
 
 use crate::ids::{RowIndex, Slot, StepId};
+use crate::lora::MAX_SKIPPED;
 use crate::output::{Admitted, Scheduled, SchedulerOutput, TableWrite};
 use crate::request::{Request, State};
 use crate::scheduler::{InFlightRow, InFlightStep, Scheduler};
@@ -133,7 +134,7 @@ impl Scheduler {
     }
 
     /// Admits waiting requests in the policy's order while tokens, rows and blocks last. The first that cannot be
-    /// admitted ends it: nobody overtakes.
+    /// admitted ends it: nobody overtakes, except those that wait for their adapter ([`crate::lora`]).
     fn admit_waiting(
         &mut self,
         now_ns: u64,
@@ -141,14 +142,35 @@ impl Scheduler {
         rows: &mut Vec<InFlightRow>,
         out: &mut SchedulerOutput,
     ) {
-        while *tokens_left > 0 {
-            let (Some(slot), Some(&row)) = (self.waiting.head(), self.free_rows.first()) else {
+        self.loras.open_all();
+        self.admit_in_order(now_ns, tokens_left, rows, out);
+        self.note_overtaken(out.admitted.len() as u32);
+    }
+
+    fn admit_in_order(
+        &mut self,
+        now_ns: u64,
+        tokens_left: &mut u32,
+        rows: &mut Vec<InFlightRow>,
+        out: &mut SchedulerOutput,
+    ) {
+        let mut behind = None;
+        while *tokens_left > 0 && self.skipped.len() < MAX_SKIPPED {
+            let (Some(slot), Some(&row)) = (self.waiting.after(behind), self.free_rows.first()) else {
                 return;
+            };
+            if self.requests[slot].num_in_flight > 0 {
+                // A preempted request's last tokens belong to its history.
+                return;
+            }
+            let Ok(lora_slot) = self.lora_slot_for(slot) else {
+                behind = Some(self.requests[slot].key);
+                self.skipped.push((slot, out.admitted.len() as u32));
+                continue;
             };
             let request = &mut self.requests[slot];
             let attempt = Some((request.key.seq, self.kv.pool.num_releases()));
-            // A preempted request's last tokens may still be in flight: they belong to its history.
-            if request.num_in_flight > 0 || self.blocked_head == attempt {
+            if self.blocked_head == attempt {
                 return;
             }
             let hit = self.kv.find_prefix(request);
@@ -162,7 +184,7 @@ impl Scheduler {
                 return;
             }
             let emits = hit + query_len == request.num_known();
-            out.admitted.push(self.admit(slot, row, hit, now_ns));
+            out.admitted.push(self.admit(slot, row, lora_slot, hit, now_ns));
             *tokens_left -= query_len;
             self.plan_row(
                 slot,
@@ -179,8 +201,11 @@ impl Scheduler {
     }
 
     /// Moves a request from the waiting queue to the running list, with the blocks of its prefix hit.
-    fn admit(&mut self, slot: Slot, row: RowIndex, hit: u32, now_ns: u64) -> Admitted {
+    fn admit(&mut self, slot: Slot, row: RowIndex, lora_slot: Option<u32>, hit: u32, now_ns: u64) -> Admitted {
         self.free_rows.remove(&row);
+        if let Some(lora) = lora_slot {
+            self.loras.take(lora);
+        }
         let request = &mut self.requests[slot];
         let key = request.key;
         self.waiting.remove(key);
@@ -191,11 +216,14 @@ impl Scheduler {
         }
         request.state = State::Running;
         request.row = Some(row);
+        request.lora_slot = lora_slot;
+        request.num_overtaken = 0;
         request.num_computed = hit;
         request.num_computed_upper = hit;
         let admitted = Admitted {
             id: request.id,
             row,
+            lora_slot,
             num_computed: hit,
             resumed: request.was_admitted,
             waited_ns: now_ns.saturating_sub(request.arrival_ns),

@@ -1,6 +1,7 @@
 //! The order of requests: the waiting queue and the key that sorts it and the running list. Knows no blocks.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use crate::config::Policy;
 use crate::ids::Slot;
@@ -54,6 +55,18 @@ impl WaitingQueue {
     /// The next request to admit; it stays in the queue.
     pub(crate) fn head(&self) -> Option<Slot> {
         self.by_key.first_key_value().map(|(_, slot)| *slot)
+    }
+
+    /// The request behind `key`; the first one for `None`.
+    pub(crate) fn after(&self, key: Option<QueueKey>) -> Option<Slot> {
+        let Some(key) = key else { return self.head() };
+        let mut behind = self.by_key.range((Bound::Excluded(key), Bound::Unbounded));
+        behind.next().map(|(_, slot)| *slot)
+    }
+
+    /// All requests in the policy's order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Slot> {
+        self.by_key.values().copied()
     }
 
     pub(crate) fn contains(&self, key: QueueKey) -> bool {

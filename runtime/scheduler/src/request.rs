@@ -74,6 +74,10 @@ pub(crate) struct Request {
     pub(crate) state: State,
     pub(crate) was_admitted: bool,
     pub(crate) row: Option<RowIndex>,
+    /// The slot of its adapter, as long as it owns a row.
+    pub(crate) lora_slot: Option<u32>,
+    /// Requests admitted while this one had to wait for a slot.
+    pub(crate) num_overtaken: u32,
     /// One table a KV group.
     pub(crate) tables: Vec<BlockTable>,
     /// Tokens computed by updated steps: exact.

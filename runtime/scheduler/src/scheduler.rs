@@ -7,6 +7,7 @@ use crate::config::SchedulerConfig;
 use crate::error::Error;
 use crate::ids::{BlockId, HoldId, RequestId, RowIndex, Slot, StepId};
 use crate::kv_groups::KvCache;
+use crate::lora::LoraSlots;
 use crate::queue::{QueueKey, WaitingQueue};
 use crate::request::{NewRequest, Request, Requests, State};
 
@@ -77,6 +78,9 @@ pub struct Scheduler {
     pub(crate) draining: Vec<Slot>,
     pub(crate) free_rows: BTreeSet<RowIndex>,
     pub(crate) kv: KvCache,
+    pub(crate) loras: LoraSlots,
+    /// Requests that the current plan passed over, with the number admitted before; empty between plans.
+    pub(crate) skipped: Vec<(Slot, u32)>,
     pub(crate) in_flight: VecDeque<InFlightStep>,
     /// Row lists of updated steps, for the next ones.
     pub(crate) spare_rows: Vec<Vec<InFlightRow>>,
@@ -108,6 +112,8 @@ impl Scheduler {
             draining: Vec::new(),
             free_rows: (0..config.max_num_seqs).map(RowIndex).collect(),
             kv: KvCache::new(&config),
+            loras: LoraSlots::new(config.num_lora_slots),
+            skipped: Vec::new(),
             in_flight: VecDeque::new(),
             spare_rows: Vec::new(),
             last_step: StepId(0),
@@ -152,6 +158,8 @@ impl Scheduler {
             state: State::Waiting,
             was_admitted: false,
             row: None,
+            lora_slot: None,
+            num_overtaken: 0,
             tables: self.kv.empty_tables(),
             num_computed: 0,
             num_computed_upper: 0,
@@ -343,6 +351,9 @@ impl Scheduler {
         self.kv.free_tables(&mut request.tables);
         if let Some(row) = request.row.take() {
             self.free_rows.insert(row);
+        }
+        if let Some(lora) = request.lora_slot.take() {
+            self.loras.release(lora);
         }
         request.num_computed = 0;
         request.num_computed_upper = 0;

@@ -8,6 +8,7 @@ use halyard_models::{LoadFormat, WeightQuantization};
 use halyard_plugin_host::{AllowList, PluginError, SearchPath};
 use halyard_scheduler::Policy;
 
+use super::lora::LoraArgs;
 use super::units::{DTypeChoice, parse_bytes, parse_dtype, parse_policy, parse_share};
 use crate::logging::LogFormat;
 
@@ -188,6 +189,9 @@ pub struct EngineArgs {
     #[command(flatten)]
     /// Scheduling.
     pub scheduling: SchedulingArgs,
+    #[command(flatten)]
+    /// Adapters.
+    pub lora: LoraArgs,
 }
 
 impl EngineArgs {
@@ -222,6 +226,7 @@ impl EngineArgs {
                 enforce_eager: self.scheduling.enforce_eager,
                 ..RecordingConfig::default()
             },
+            lora: self.lora.config(),
         }
     }
 }

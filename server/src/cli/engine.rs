@@ -23,6 +23,13 @@ pub struct ChosenDevice {
     catalog: Catalog,
 }
 
+impl ChosenDevice {
+    /// Everything that plugins can be chosen from.
+    pub fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+}
+
 impl EngineArgs {
     /// Chooses the platform and opens its device. The log says which platforms were rejected, and why.
     ///

@@ -5,6 +5,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use halyard_engine::{ParamError, SubmitError};
+use halyard_request_hooks::IoFailure;
 use halyard_text::TextError;
 use serde_json::{Value, json};
 
@@ -96,6 +97,10 @@ impl From<SubmitError> for ApiError {
             SubmitError::PromptTooLong { .. } => {
                 ApiError::field("prompt", message).with_code("context_length_exceeded")
             }
+            SubmitError::Adapter(_) => ApiError {
+                param: Some("model".to_owned()),
+                ..ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found")
+            },
             SubmitError::QueueFull { retry_after_s, .. } => ApiError {
                 retry_after_s: Some(retry_after_s.max(1)),
                 ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("queue_full")
@@ -107,6 +112,16 @@ impl From<SubmitError> for ApiError {
             SubmitError::Dead { .. } => {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("engine_dead")
             }
+        }
+    }
+}
+
+impl From<IoFailure> for ApiError {
+    fn from(failure: IoFailure) -> Self {
+        let status = StatusCode::from_u16(failure.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        ApiError {
+            retry_after_s: (status == StatusCode::SERVICE_UNAVAILABLE).then_some(1),
+            ..ApiError::new(status, failure.to_string()).with_code(failure.code())
         }
     }
 }

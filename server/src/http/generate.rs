@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::stream::{self, SelectAll, Stream, StreamExt};
 use halyard_engine::{FinishReason, OutputChunk, OutputStream, Request, TokenLogprobs};
+use halyard_request_hooks::{IoFailure, IoRun};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
@@ -74,6 +75,8 @@ pub struct Job {
     pub stream: bool,
     /// Usage in the stream.
     pub stream_options: StreamOptions,
+    /// What the texts have to pass.
+    pub io: IoRun,
 }
 
 type Chunks = SelectAll<Pin<Box<dyn Stream<Item = (usize, OutputChunk)> + Send>>>;
@@ -101,7 +104,7 @@ pub async fn answer(state: Arc<AppState>, mut job: Job) -> Result<Response, ApiE
     if job.stream {
         Ok(stream_answer(state, job, num_samples, follower, chunks, in_flight))
     } else {
-        whole_answer(&state, &job, num_samples, follower, chunks).await
+        whole_answer(&state, job, num_samples, follower, chunks).await
     }
 }
 
@@ -141,7 +144,7 @@ impl Follower {
 
 async fn whole_answer(
     state: &AppState,
-    job: &Job,
+    mut job: Job,
     num_samples: usize,
     mut follower: Follower,
     mut chunks: Chunks,
@@ -156,6 +159,11 @@ async fn whole_answer(
     }
     if samples.iter().any(|sample| sample.finish.is_none()) {
         return Err(incomplete());
+    }
+    if !job.io.is_passive() {
+        for (index, sample) in (0..).zip(&mut samples) {
+            sample.text = job.io.output(index, std::mem::take(&mut sample.text), true).await?;
+        }
     }
     let tokenizer = state.engine.tokenizer();
     let choice = |(index, sample): (usize, &Sample)| {
@@ -195,10 +203,14 @@ fn stream_answer(
     let events = stream::unfold(Some((writer, chunks)), |position| async move {
         let (mut writer, mut chunks) = position?;
         loop {
-            let Some((prompt, chunk)) = chunks.next().await else {
+            let Some((prompt, mut chunk)) = chunks.next().await else {
                 return Some((writer.ending(), None));
             };
-            if let Some(error) = chunk.finish.as_ref().and_then(failure) {
+            let mut error = chunk.finish.as_ref().and_then(failure);
+            if error.is_none() {
+                error = writer.pass_io(prompt, &mut chunk).await.err().map(ApiError::from);
+            }
+            if let Some(error) = error {
                 writer.follower.see(prompt, &chunk);
                 let mut text = event(&error.to_json());
                 text.push_str(DONE);
@@ -242,6 +254,19 @@ struct StreamWriter {
 }
 
 impl StreamWriter {
+    /// Leaves in the chunk what the IO processors show of its text.
+    async fn pass_io(&mut self, prompt: usize, chunk: &mut OutputChunk) -> Result<(), IoFailure> {
+        let last = chunk.finish.is_some();
+        if self.job.io.is_passive() || (chunk.text.is_empty() && !last) {
+            return Ok(());
+        }
+        let index = u32::try_from(prompt * self.num_samples)
+            .unwrap_or(u32::MAX)
+            .saturating_add(chunk.index);
+        chunk.text = self.job.io.output(index, std::mem::take(&mut chunk.text), last).await?;
+        Ok(())
+    }
+
     fn piece(&mut self, prompt: usize, chunk: &OutputChunk) -> String {
         self.follower.see(prompt, chunk);
         self.num_finished += usize::from(chunk.finish.is_some());

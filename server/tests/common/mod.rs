@@ -8,11 +8,13 @@ use std::sync::atomic::AtomicU64;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
-use halyard_engine::{EngineConfig, EngineHandle};
+use halyard_engine::{EngineConfig, EngineHandle, LoraConfig};
 use halyard_models::{DummyWeights, LoadFormat, ModelFiles};
 use halyard_platform_api::{Device, Platform};
 use halyard_reference::ReferencePlatform;
+use halyard_request_hooks::IoProcessors;
 use halyard_server::http::auth::ApiKeys;
+use halyard_server::http::lora::LoraState;
 use halyard_server::http::routes::router;
 use halyard_server::http::state::{AppState, Limits};
 use halyard_server::metrics::{EngineRecords, Metrics, ServedModel};
@@ -41,6 +43,10 @@ pub struct Options {
     pub body_bytes: Option<usize>,
     /// What the model runs on; the reference device where none is named.
     pub device: Option<Arc<dyn Device>>,
+    pub io: IoProcessors,
+    /// Adapters of the engine, and the server's part.
+    pub lora_config: Option<LoraConfig>,
+    pub lora: LoraState,
 }
 
 impl TestServer {
@@ -52,6 +58,7 @@ impl TestServer {
         let mut config = EngineConfig::for_model(fixture("llama"));
         config.cache.kv_cache_memory_bytes = Some(4 << 20);
         config.scheduler.max_num_seqs = 8;
+        config.lora = options.lora_config;
         config.scheduler.max_waiting = options.max_waiting.unwrap_or(64);
         let files =
             ModelFiles::open(&config.model.path, LoadFormat::Auto, DummyWeights::default()).expect("the fixture");
@@ -68,7 +75,9 @@ impl TestServer {
             block_size: info.block_size,
             num_blocks: info.num_blocks,
         };
-        let metrics = Metrics::new(&served, &records, move || stats_of.stats());
+        let mut metrics = Metrics::new(&served, &records, move || stats_of.stats());
+        let adapters_of = engine.clone();
+        metrics.register_adapters(2, move || adapters_of.adapters());
         let state = Arc::new(AppState {
             engine,
             model_names: vec!["tiny".to_owned(), "also-tiny".to_owned()],
@@ -83,6 +92,8 @@ impl TestServer {
             priority_scheduling: false,
             log_prompts: false,
             in_flight: AtomicU64::new(0),
+            io: options.io,
+            lora: options.lora,
         });
         TestServer {
             router: router(Arc::clone(&state)),

@@ -36,6 +36,11 @@ pub enum Class {
         /// Terms of the sum.
         terms: usize,
     },
+    /// As `Product`, with activations that may be rounded to 8-bit floats.
+    RoundedProduct {
+        /// Terms of the sum.
+        terms: usize,
+    },
     /// Softmax-weighted sums of values up to about 1.
     Attention,
     /// The same over keys and values in a narrower type, to which queries and probabilities may be rounded as well.
@@ -98,6 +103,13 @@ pub fn tolerance(class: Class, dtype: DType) -> Tolerance {
             6e-3 * (terms as f32).sqrt(),
             1e-2,
             "8-bit activations err by 1/254 of their block's largest value, at random signs",
+        ),
+        Class::RoundedProduct { terms } => of(
+            // Of values up to 1 spread evenly, half err by up to 1/32, a quarter by up to 1/64, ...: 0.0136 at the root mean square, times weights of 0.5.
+            // Six times that.
+            4.1e-2 * (terms as f32).sqrt(),
+            1e-2,
+            "8-bit floats have three bits behind the leading one: activations err by up to a sixteenth, at random signs",
         ),
         Class::Attention => of(
             1e-5 + 2.0 * half_roundoff(dtype),

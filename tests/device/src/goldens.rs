@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use halyard_engine::{Llm, SamplingParams};
+use halyard_engine::{Llm, OutputStream, Request, RequestOutput, SamplingParams};
 use serde_json::Value;
 
 /// How far a path may be from HF in fp32.
@@ -119,24 +119,76 @@ fn number(value: &Value) -> Result<f64, String> {
     value.as_f64().ok_or_else(|| format!("{value} is no number"))
 }
 
+/// Checks every case of several golden files, each with the adapter that it is of (`None`: without), all at the same time: cases of different
+/// adapters share steps. First teacher-forced, then running free.
+///
+/// # Errors
+/// As [`check`], naming the adapter.
+pub fn check_adapters(llm: &Llm, goldens: &[(Option<&str>, &Path)], bounds: Bounds) -> Result<Vec<CaseReport>, String> {
+    let mut cases: Vec<(usize, Option<&str>, Value, u32)> = Vec::new();
+    for (adapter, path) in goldens {
+        let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let golden: Value = serde_json::from_slice(&bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+        let list = golden["cases"].as_array().ok_or("the golden file has no cases")?;
+        let tokens = golden["max_new_tokens"].as_u64().ok_or("no max_new_tokens")? as u32;
+        let numbered = list.iter().enumerate();
+        cases.extend(numbered.map(|(i, case)| (i, *adapter, case.clone(), tokens)));
+    }
+    // The same prompt of every adapter side by side.
+    cases.sort_by_key(|(i, ..)| *i);
+    let of_all = |request: &dyn Fn(&Value, u32) -> Result<Request, String>| -> Result<Vec<RequestOutput>, String> {
+        let submit = |(_, adapter, case, tokens): &(usize, Option<&str>, Value, u32)| {
+            let mut request = request(case, *tokens)?;
+            request.lora = adapter.map(str::to_owned);
+            llm.engine().submit(request).map_err(|e| e.to_string())
+        };
+        let streams = cases.iter().map(submit).collect::<Result<Vec<_>, _>>()?;
+        Ok(streams.into_iter().map(OutputStream::blocking_collect).collect())
+    };
+    let in_case = |why: String, adapter: Option<&str>, case: &Value| {
+        format!("{} with {}: {why}", case["name"], adapter.unwrap_or("no adapter"))
+    };
+    let forced = of_all(&|case, _| forced(case))?;
+    let mut reports = Vec::new();
+    for ((_, adapter, case, _), output) in cases.iter().zip(&forced) {
+        reports.push(compare_forced(case, output, bounds).map_err(|why| in_case(why, *adapter, case))?);
+    }
+    let free = of_all(&|case, tokens| {
+        let prompt = ids(&case["prompt_ids"])?;
+        Ok(Request::new("free", prompt, SamplingParams::greedy(tokens)))
+    })?;
+    for ((_, adapter, case, _), output) in cases.iter().zip(&free) {
+        compare_free(case, output).map_err(|why| in_case(why, *adapter, case))?;
+    }
+    Ok(reports)
+}
+
 /// Feeds prompt and HF's ids, and checks every position of the answer.
 fn check_forced(llm: &Llm, case: &Value, bounds: Bounds) -> Result<CaseReport, String> {
-    let (prompt, golden) = (ids(&case["prompt_ids"])?, &case["hf_fp32"]);
-    let answer = ids(&golden["ids"])?;
-    let all: Vec<u32> = prompt.iter().chain(&answer).copied().collect();
+    let stream = llm.engine().submit(forced(case)?).map_err(|e| e.to_string())?;
+    compare_forced(case, &stream.blocking_collect(), bounds)
+}
+
+/// Prompt and HF's ids as one prompt whose every position is scored.
+fn forced(case: &Value) -> Result<Request, String> {
+    let (prompt, answer) = (ids(&case["prompt_ids"])?, ids(&case["hf_fp32"]["ids"])?);
     let params = SamplingParams {
         prompt_logprobs: Some(1),
         ..SamplingParams::greedy(1)
     };
-    let outputs = llm
-        .generate_ids(vec![all.clone()], &params)
-        .map_err(|e| e.to_string())?;
-    let scored = outputs[0]
+    Ok(Request::new("forced", [prompt, answer].concat(), params))
+}
+
+fn compare_forced(case: &Value, output: &RequestOutput, bounds: Bounds) -> Result<CaseReport, String> {
+    let (prompt, golden) = (ids(&case["prompt_ids"])?, &case["hf_fp32"]);
+    let answer = ids(&golden["ids"])?;
+    let scored = output
         .prompt_logprobs
         .as_ref()
-        .ok_or("no prompt log-probabilities came")?;
-    if scored.len() != all.len() {
-        return Err(format!("{} positions were scored of {}", scored.len(), all.len()));
+        .ok_or_else(|| format!("no prompt log-probabilities came: {:?}", output.outputs.first()))?;
+    let num_all = prompt.len() + answer.len();
+    if scored.len() != num_all {
+        return Err(format!("{} positions were scored of {num_all}", scored.len()));
     }
     let mut report = CaseReport {
         name: case["name"].as_str().unwrap_or_default().to_owned(),
@@ -187,7 +239,11 @@ fn check_free(llm: &Llm, case: &Value, tokens: u32) -> Result<(), String> {
     let outputs = llm
         .generate_ids(vec![ids(&case["prompt_ids"])?], &SamplingParams::greedy(tokens))
         .map_err(|e| e.to_string())?;
-    let (found, expected) = (&outputs[0].outputs[0].token_ids, ids(&case["hf_fp32"]["ids"])?);
+    compare_free(case, &outputs[0])
+}
+
+fn compare_free(case: &Value, output: &RequestOutput) -> Result<(), String> {
+    let (found, expected) = (&output.outputs[0].token_ids, ids(&case["hf_fp32"]["ids"])?);
     if *found == expected {
         return Ok(());
     }

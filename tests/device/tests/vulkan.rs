@@ -70,6 +70,19 @@ fn every_op_conforms_with_each_call_validated() {
     }
 }
 
+/// Products on processors are written for their vectors: those for GPUs are asked for.
+#[test]
+fn products_for_gpus_conform_too() {
+    let mut command = program();
+    command.env("HALYARD_VULKAN_GPU_KERNELS", "1");
+    command.args(["--jobs", "2", "--op", "linear", "conformance"]);
+    if let Err(e) = halyard_vulkan::VulkanPlatform.devices() {
+        println!("skipped: {}", e.message);
+        return;
+    }
+    assert_passed(&command.output().expect("the program starts"));
+}
+
 #[test]
 fn recorded_steps_are_one_shot_steps() {
     if let Some(output) = check(&["--replays", "500", "recording", "replays"], false) {
@@ -77,11 +90,16 @@ fn recorded_steps_are_one_shot_steps() {
     }
 }
 
-/// One type: on a processor the others cost minutes, and conformance has them all. SmolLM2-135M takes more than ten minutes there, so that only
-/// the tiny models of every family run; `halyard-device-check --platform vulkan --model FILE goldens` runs all on a GPU.
+/// One type: on a processor the others cost minutes, and conformance has them all.
 #[test]
 fn models_give_what_hugging_face_gives() {
-    if let Some(output) = check(&["--dtype", "f32", "goldens"], false) {
+    let model = std::env::var("HALYARD_TEST_MODEL").ok();
+    let mut arguments = vec!["--dtype", "f32", "goldens"];
+    match &model {
+        Some(model) => arguments.extend(["--model", model]),
+        None => println!("skipped: HALYARD_TEST_MODEL names no model; the tiny ones run"),
+    }
+    if let Some(output) = check(&arguments, false) {
         assert_passed(&output);
     }
 }

@@ -44,6 +44,33 @@ pub fn binary() -> &'static Path {
     })
 }
 
+/// Builds more packages into the binary's folder, such as hook plugins.
+///
+/// # Panics
+/// When they do not build.
+pub fn build_beside(packages: &[&str]) {
+    let folder = binary().parent().expect("a folder");
+    let Some(cargo) = std::env::var_os("CARGO") else {
+        return;
+    };
+    let mut build = Command::new(cargo);
+    build.arg("build").arg("--quiet");
+    packages.iter().for_each(|package| {
+        build.args(["-p", package]);
+    });
+    build
+        .arg("--target-dir")
+        .arg(folder.parent().expect("a target folder"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    if folder.ends_with("release") {
+        build.arg("--release");
+    }
+    assert!(
+        build.status().expect("cargo runs").success(),
+        "building {packages:?} failed"
+    );
+}
+
 /// The library of a platform, beside the binary.
 pub fn library(name: &str) -> PathBuf {
     binary().with_file_name(format!("libhalyard_{name}.so"))

@@ -26,6 +26,13 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
         "platform-api",
         "implements its traits over its tables",
     ),
+    (
+        "runtime/hooks",
+        "platform-api",
+        "delivers its records to its stat loggers",
+    ),
+    ("runtime/engine", "runtime/hooks", "hands it records"),
+    ("server", "runtime/hooks", "starts sinks, shows and reloads them"),
     ("runtime/models", "platform-api", "programs are lists of its ops"),
     ("runtime/text", "platform-api", "may name its types"),
     ("runtime/scheduler", "platform-api", "may name its types"),
@@ -34,7 +41,13 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
     ("runtime/engine", "runtime/scheduler", "plans steps"),
     ("runtime/engine", "runtime/models", "descriptions, programs, weights"),
     ("runtime/engine", "runtime/text", "tokenizer, stop strings"),
+    ("runtime/request-hooks", "platform-api", "calls its hooks"),
     ("server", "runtime/engine", "serves it"),
+    (
+        "server",
+        "runtime/request-hooks",
+        "IO processors and LoRA resolvers with their deadlines",
+    ),
     (
         "server",
         "runtime/plugin-host",
@@ -89,12 +102,16 @@ const PLACES: &[(&str, &[&str], &str)] = &[
     ("hf-hub", &["server"], "downloads live in the server"),
     ("reqwest", &["server"], "HTTP lives in the server"),
     ("tokenizers", &["runtime/text"], "text owns tokenizing"),
-    ("memmap2", &["runtime/models"], "one module maps files"),
+    (
+        "memmap2",
+        &["runtime/models", "runtime/plugin-host"],
+        "one module maps files, one the memory shared with a hook's process",
+    ),
 ];
 
 /// Packages that stay small, with all that they may use from outside.
 const SMALL: &[(&str, &[&str], &str)] = &[
-    ("platform-api", &["half"], "every vendor compiles the contract"),
+    ("platform-api", &[], "every vendor compiles the contract"),
     ("runtime/scheduler", &["thiserror"], "it is a pure state machine"),
     ("kernels/", &["half"], "kernels are device code and nothing else"),
 ];

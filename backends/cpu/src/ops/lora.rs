@@ -1,4 +1,4 @@
-//! `lora_shrink` and `lora_expand`: tokens are shared out; each uses its own adapter's slice. Plain loops: speed is a later issue.
+//! `lora_shrink` and `lora_expand`: tokens that share an adapter read its weights once for all of them, in pieces that stay in a core's cache.
 
 use half::{bf16, f16};
 use halyard_platform_api::{DType, Error, Result, ops};
@@ -6,6 +6,9 @@ use halyard_platform_api::{DType, Error, Result, ops};
 use super::only_f32;
 use crate::kernel::{Kernel, Worker};
 use crate::view::View;
+
+/// Partial sums of a product: as many as one vector register of the widest sets holds, so that the compiler keeps them there.
+const LANES: usize = 16;
 
 fn check_weight(op: &str, dtype: DType) -> Result<()> {
     match dtype {
@@ -16,19 +19,47 @@ fn check_weight(op: &str, dtype: DType) -> Result<()> {
     }
 }
 
-/// Σ x·w over contiguous weights of any float type.
-unsafe fn dot(x: &[f32], dtype: DType, w: *const u8) -> f32 {
-    // SAFETY: the caller has x.len() weights at `w`.
+/// A row of weights as f32: where it lies, or widened into `room`.
+///
+/// # Safety
+/// `width` weights of `dtype` stand at `w`, which nobody writes meanwhile.
+unsafe fn widened(dtype: DType, w: *const u8, width: usize, room: &mut Vec<f32>) -> &[f32] {
+    room.clear();
+    // SAFETY: the caller has that many weights there; buffers are 64-byte aligned and rows whole numbers of weights.
     unsafe {
-        let each = x.iter().enumerate();
         match dtype {
-            DType::F16 => each
-                .map(|(i, v)| v * w.cast::<f16>().add(i).read_unaligned().to_f32())
-                .sum(),
-            DType::BF16 => each
-                .map(|(i, v)| v * w.cast::<bf16>().add(i).read_unaligned().to_f32())
-                .sum(),
-            _ => each.map(|(i, v)| v * w.cast::<f32>().add(i).read_unaligned()).sum(),
+            DType::F16 => {
+                let row = std::slice::from_raw_parts(w.cast::<f16>(), width);
+                room.extend(row.iter().map(|w| w.to_f32()));
+            }
+            DType::BF16 => {
+                let row = std::slice::from_raw_parts(w.cast::<bf16>(), width);
+                room.extend(row.iter().map(|w| w.to_f32()));
+            }
+            _ => return std::slice::from_raw_parts(w.cast::<f32>(), width),
+        }
+    }
+    room
+}
+
+/// Σ x·w, in `LANES` sums of its own each.
+fn dot(x: &[f32], w: &[f32]) -> f32 {
+    let mut sums = [0f32; LANES];
+    let (xs, ws) = (x.chunks_exact(LANES), w.chunks_exact(LANES));
+    let rest: f32 = xs.remainder().iter().zip(ws.remainder()).map(|(x, w)| x * w).sum();
+    for (x, w) in xs.zip(ws) {
+        for ((sum, x), w) in sums.iter_mut().zip(x).zip(w) {
+            *sum += x * w;
+        }
+    }
+    sums.iter().sum::<f32>() + rest
+}
+
+/// The slots that occur, each once, and calls `each` with it. Few adapters a step: a list is the set.
+fn distinct(slots: &[i32], mut each: impl FnMut(i32)) {
+    for (t, &slot) in slots.iter().enumerate() {
+        if slot >= 0 && !slots[..t].contains(&slot) {
+            each(slot);
         }
     }
 }
@@ -56,26 +87,30 @@ impl Kernel for Shrink {
         let [x, a, slots, out] = operands else {
             unreachable!("lora_shrink has four operands")
         };
-        for t in worker.share(out.len()) {
-            // SAFETY: tokens are shared out.
-            unsafe {
-                let out = out.f32s_mut(t, 0, self.rank);
-                let slot = slots.vector()[t];
-                out.fill(0.0);
+        let ranks = worker.share(self.rank);
+        let mut room = Vec::new();
+        // SAFETY: ranks are shared out, and with them the columns of `out` that this thread writes.
+        unsafe {
+            let slots = slots.vector();
+            for (t, &slot) in slots.iter().enumerate() {
                 if slot < 0 {
-                    continue;
-                }
-                let x = x.f32s(t, 0, self.k);
-                for (r, out) in out.iter_mut().enumerate() {
-                    *out = dot(x, self.weight, a.element_ptr(slot as usize, r));
+                    out.f32s_mut(t, ranks.start, ranks.len()).fill(0.0);
                 }
             }
+            distinct(slots, |slot| {
+                for r in ranks.clone() {
+                    let row = widened(self.weight, a.element_ptr(slot as usize, r), self.k, &mut room);
+                    for t in (0..slots.len()).filter(|&t| slots[t] == slot) {
+                        out.f32s_mut(t, r, 1)[0] = dot(x.f32s(t, 0, self.k), row);
+                    }
+                }
+            });
         }
     }
 }
 
 pub(crate) struct Expand {
-    n: usize,
+    starts: Vec<u32>,
     rank: usize,
     weight: DType,
 }
@@ -84,8 +119,9 @@ impl Expand {
     pub(crate) fn new(op: &ops::LoraExpand) -> Result<Expand> {
         only_f32("lora_expand", op.out)?;
         check_weight("lora_expand", op.weight)?;
+        op.check_parts()?;
         Ok(Expand {
-            n: op.out_features as usize,
+            starts: op.part_starts(),
             rank: op.max_rank as usize,
             weight: op.weight,
         })
@@ -97,19 +133,21 @@ impl Kernel for Expand {
         let [x, b, scales, slots, out] = operands else {
             unreachable!("lora_expand has five operands")
         };
-        for t in worker.share(out.len()) {
-            // SAFETY: tokens are shared out.
-            unsafe {
-                let slot = slots.vector()[t];
-                if slot < 0 {
-                    continue;
-                }
+        let features = worker.share(*self.starts.last().unwrap_or(&0) as usize);
+        let mut room = Vec::new();
+        // SAFETY: features are shared out, and with them the columns of `out` that this thread writes.
+        unsafe {
+            let slots = slots.vector();
+            distinct(slots, |slot| {
                 let scale = scales.f32s(slot as usize, 0, 1)[0];
-                let x = x.f32s(t, 0, self.rank);
-                for (n, out) in out.f32s_mut(t, 0, self.n).iter_mut().enumerate() {
-                    *out += scale * dot(x, self.weight, b.element_ptr(slot as usize, n));
+                for n in features.clone() {
+                    let part = self.starts[1..].iter().filter(|&&start| start as usize <= n).count();
+                    let row = widened(self.weight, b.element_ptr(slot as usize, n), self.rank, &mut room);
+                    for t in (0..slots.len()).filter(|&t| slots[t] == slot) {
+                        out.f32s_mut(t, n, 1)[0] += scale * dot(x.f32s(t, part * self.rank, self.rank), row);
+                    }
                 }
-            }
+            });
         }
     }
 }

@@ -8,7 +8,7 @@ use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{DType, Error, Node, OpSpec, Program, Result};
 
 use super::linear::{
-    Fusion, Held, Linear, SCALED_TOKENS, ScaledSmall, Small, SmallCall, gelu_code, rows_aligned, scales_at,
+    Fusion, Held, Linear, ScaledSmall, Small, SmallCall, gelu_code, rows_aligned, scaled_tokens, scales_at,
 };
 use crate::driver::DevicePtr;
 use crate::encoding::Encoding;
@@ -233,7 +233,8 @@ struct Fused {
 /// A step's kernel.
 enum Few {
     Plain(Small),
-    Scaled(ScaledSmall),
+    /// And up to how many tokens.
+    Scaled(ScaledSmall, u32),
 }
 
 impl Few {
@@ -243,7 +244,7 @@ impl Few {
             gate: step.gate,
         };
         Ok(match step.held {
-            Held::Scaled => Few::Scaled(ScaledSmall::prepare(cx, &step.op, &fusion)?),
+            Held::Scaled => Few::Scaled(ScaledSmall::prepare(cx, &step.op, &fusion)?, scaled_tokens(&step.op)),
             _ => Few::Plain(Small::prepare(cx, &step.op, &fusion)?),
         })
     }
@@ -252,14 +253,14 @@ impl Few {
     fn pays(&self, tokens: u32) -> bool {
         match self {
             Few::Plain(small) => tokens <= small.own_tokens() && small.takes(tokens),
-            Few::Scaled(_) => tokens <= SCALED_TOKENS,
+            Few::Scaled(_, most) => tokens <= *most,
         }
     }
 
     fn encode(&self, encoding: &mut Encoding, call: &SmallCall) {
         match self {
             Few::Plain(small) => small.encode(encoding, call),
-            Few::Scaled(small) => small.encode(encoding, call),
+            Few::Scaled(small, _) => small.encode(encoding, call),
         }
     }
 }

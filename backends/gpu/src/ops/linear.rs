@@ -2,6 +2,7 @@
 //! Plain weights stay row-major \[N, K\], so both read the same bytes; GGUF formats are held as planes (see quantized.cuh), 8-bit floats as rows
 //! of codes with their scales (see scaled.cuh), and both are unpacked in scratch for the library.
 
+mod eight_bit;
 mod library;
 mod plain;
 mod quantized;
@@ -22,8 +23,8 @@ use crate::view::View;
 use library::Library;
 use plain::Plain;
 use quantized::Quantized;
-pub(crate) use scaled::{SCALED_TOKENS, ScaledSmall, scales_at};
 use scaled::{Scaled, scaled_fits};
+pub(crate) use scaled::{ScaledSmall, scaled_tokens, scales_at};
 use scaled_tile::{ScaledTile, TILE_TOKENS};
 use small::fits;
 pub(crate) use small::{Fusion, Small, SmallCall};
@@ -268,10 +269,15 @@ impl Kernel for Linear {
         }
         let fits = cx.facts().matrix_units && self.held.fits(op);
         let mut own_tokens = match self.held {
-            Held::Scaled if fits => SCALED_TOKENS,
+            Held::Scaled if fits => scaled_tokens(op),
             _ if fits && self.many_only => 0,
             _ if fits => small::own_tokens(op.out_features, op.in_features),
             Held::Planes(_) if op.act != DType::F32 => QUANTIZED_TOKENS,
+            Held::Plain(_) => PLAIN_TOKENS.min(
+                cx.driver
+                    .product_from(op.in_features, op.out_features)
+                    .saturating_sub(1),
+            ),
             _ => PLAIN_TOKENS,
         };
         let (library, why) = match Library::prepare(cx, op, self.held, own_tokens) {
@@ -280,10 +286,15 @@ impl Kernel for Linear {
             // A missing library or a lost device is told, not worked around at a tenth of the speed.
             Err(why) => return Err(why),
         };
+        if library.is_none() && !fits && matches!(self.held, Held::Plain(_)) {
+            own_tokens = PLAIN_TOKENS;
+        }
         let (mut small, mut tile) = (None, None);
         if fits && self.held == Held::Scaled {
             small = Some(Few::Scaled(ScaledSmall::prepare(cx, op, &Fusion::NONE)?));
-            tile = ScaledTile::prepare(cx, op, SCALED_TOKENS)?;
+            if !library.as_ref().is_some_and(Library::is_eight_bit) {
+                tile = ScaledTile::prepare(cx, op, own_tokens)?;
+            }
         } else if fits && !(self.many_only && library.is_some()) {
             small = Some(Few::Plain(Small::prepare(cx, op, &Fusion::NONE)?));
         }
@@ -307,6 +318,9 @@ impl Kernel for Linear {
             ""
         };
         let large = match (&library, why) {
+            (Some(library), _) if library.is_eight_bit() => {
+                "; larger ones: library product of 8-bit tokens".to_string()
+            }
             (Some(_), _) => "; larger ones: library product".to_string(),
             (None, Some(why)) => format!("{tiles}; no library product ({why})"),
             (None, None) => tiles.to_string(),

@@ -17,13 +17,13 @@ use crate::view::View;
 const THREADS: u32 = 256;
 /// Warps of such a block.
 const WARPS: u32 = THREADS / 32;
-/// Tokens of a block of the LoRA ops where neighbours share an adapter.
+/// Tokens of a block of the LoRA ops: the engine puts tokens of one adapter side by side, and a block reads its matrices once for all of them.
 const LORA_TOKENS: u32 = 8;
-/// Up to so many tokens a step is one of decodes, whose neighbours do not: a block a token.
-const LORA_DECODE_TOKENS: u32 = 512;
+/// Up to so many tokens a block a token: fewer blocks would leave most of the device idle.
+const LORA_FEW_TOKENS: u32 = 16;
 /// Ranks of a block of `lora_shrink`.
 const LORA_RANKS: u32 = 4;
-/// Largest rank: `lora_expand` keeps its tokens' x in 48 KiB of shared memory.
+/// Largest rank, of all parts together: `lora_expand` keeps its tokens' x in 48 KiB of shared memory.
 const MAX_RANK: u32 = 1536;
 /// Tokens of a block of `moe_route`, a warp each.
 const ROUTED_TOKENS: u32 = 4;
@@ -130,7 +130,7 @@ impl LoraEntries {
 
     /// The one for a call, and tokens of its blocks.
     fn get(&self, tokens: u32) -> Result<(Function, u32)> {
-        if tokens <= LORA_DECODE_TOKENS {
+        if tokens <= LORA_FEW_TOKENS {
             Ok((self.few.get()?, 1))
         } else {
             Ok((self.many.get()?, LORA_TOKENS))
@@ -204,6 +204,11 @@ struct Expand {
 impl Expand {
     const NAME: &str = "lora_expand";
 
+    /// Columns of x.
+    fn x_width(op: &ops::LoraExpand) -> u32 {
+        (op.part_starts().len() as u32 - 1).saturating_mul(op.max_rank)
+    }
+
     fn new(op: &ops::LoraExpand) -> Result<Expand> {
         let out = float(Self::NAME, "outputs", op.out)?;
         let weight = float(Self::NAME, "weights", op.weight)?;
@@ -215,11 +220,13 @@ impl Expand {
                 ("num_slots", op.num_slots),
             ],
         )?;
-        if op.max_rank > MAX_RANK {
+        op.check_parts()?;
+        if Self::x_width(op) > MAX_RANK {
             return Err(Error::unsupported(format!(
-                "{} of rank {}: at most {MAX_RANK} here",
+                "{} of rank {} in {} parts: at most {MAX_RANK} together here",
                 Self::NAME,
-                op.max_rank
+                op.max_rank,
+                Self::x_width(op) / op.max_rank
             )));
         }
         if op.out_features.div_ceil(THREADS) > MAX_GRID_Y {
@@ -247,6 +254,9 @@ impl Kernel for Expand {
             return Err(wrong_count(Self::NAME, 5, operands));
         };
         check_inner(Self::NAME, &[("x", x), ("b", b), ("out", out)])?;
+        let x_width = Self::x_width(&self.op);
+        // No feature stands behind a part that is not there.
+        let start = |part: u32| if part == 0 { u32::MAX } else { part };
         let args = [
             Arg::Ptr(x.ptr),
             Arg::U32(x.row_stride()),
@@ -263,10 +273,13 @@ impl Kernel for Expand {
             Arg::U32(self.op.num_slots),
             Arg::U32(self.op.out_features),
             Arg::U32(self.op.max_rank),
+            Arg::U32(x_width),
+            Arg::U32(start(self.op.second_part)),
+            Arg::U32(start(self.op.third_part)),
         ];
         let (function, tokens) = self.entries.get(out.len())?;
         let grid = [out.len().div_ceil(tokens), self.op.out_features.div_ceil(THREADS), 1];
-        let shared = tokens * self.op.max_rank * 4;
+        let shared = tokens * x_width * 4;
         encoding.launch(function, grid, THREADS, shared, &args);
         Ok(())
     }

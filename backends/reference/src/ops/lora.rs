@@ -28,7 +28,9 @@ pub(super) fn shrink(op: &LoraShrink, args: &Args<'_>) -> Result<()> {
 
 pub(super) fn expand(op: &LoraExpand, args: &Args<'_>) -> Result<()> {
     let (n, rank) = (op.out_features as usize, op.max_rank as usize);
-    let x = args.typed(0, DType::F32, &[rank])?.floats();
+    let starts = op.part_starts();
+    let width = (starts.len() - 1) * rank;
+    let x = args.typed(0, DType::F32, &[width])?.floats();
     let b = args.typed(1, op.weight, &[op.num_slots as usize, n, rank])?;
     let scales = args.typed(2, DType::F32, &[op.num_slots as usize])?.floats();
     let slots = args.ints(3)?;
@@ -41,7 +43,9 @@ pub(super) fn expand(op: &LoraExpand, args: &Args<'_>) -> Result<()> {
         let row = out.row(t as i32)?;
         let mut y = row.floats();
         for (column, value) in y.iter_mut().enumerate() {
-            *value += scales[slot as usize] * dot(&x[t * rank..][..rank], &b[column * rank..][..rank]);
+            let part = starts[1..].iter().filter(|&&start| start as usize <= column).count();
+            let x = &x[t * width + part * rank..][..rank];
+            *value += scales[slot as usize] * dot(x, &b[column * rank..][..rank]);
         }
         row.store_floats(&y);
     }

@@ -99,6 +99,8 @@ fn dense(op: &str, p: &Params) -> Option<OpSpec> {
             weight: p.d("weight"),
             out: p.d("out"),
             max_tokens: p.u("max_tokens"),
+            second_part: p.u("second_part"),
+            third_part: p.u("third_part"),
         }
         .into(),
         "moe_route" => MoeRoute {

@@ -6,8 +6,9 @@ use std::sync::atomic::AtomicBool;
 
 use super::platform::PlatformState;
 use super::stat_logger::FactoryState;
-use super::{Handle, guarded, put, report};
+use super::{Handle, guarded, io_processor, lora_resolver, put, report};
 use crate::abi::Str;
+use crate::abi::request_tables::{IoProcessorTable, KIND_IO_PROCESSOR, KIND_LORA_RESOLVER, LoraResolverTable};
 use crate::abi::tables::{
     ABI_MAJOR, ABI_MINOR, ABI_MINOR_MIN, AttentionTable, CommunicatorTable, DeviceTable, Host, InterfaceFn,
     KIND_PLATFORM, KIND_STAT_LOGGER, OpsTable, PlatformTable, Plugin, StatLoggerTable,
@@ -15,6 +16,8 @@ use crate::abi::tables::{
 use crate::abi::types::{ErrorOut, read_known, write_struct};
 use crate::device::Platform;
 use crate::hooks::StatLoggerFactory;
+use crate::io_processor::IoProcessorFactory;
+use crate::lora_resolver::LoraResolverFactory;
 use crate::status::{Error, Result, Status};
 
 /// What an export macro knows of its plugin.
@@ -31,6 +34,10 @@ pub struct Seed {
 pub type PlatformMaker = fn() -> Arc<dyn Platform>;
 /// Makes a stat-logger factory.
 pub type StatLoggerMaker = fn() -> Arc<dyn StatLoggerFactory>;
+/// Makes an IO-processor factory.
+pub type IoProcessorMaker = fn() -> Arc<dyn IoProcessorFactory>;
+/// Makes a LoRA-resolver factory.
+pub type LoraResolverMaker = fn() -> Arc<dyn LoraResolverFactory>;
 
 /// The entry of a platform plugin.
 ///
@@ -61,6 +68,40 @@ pub unsafe fn enter_stat_logger(
 ) -> u32 {
     let start = || Handle::<FactoryState>::into_raw(make());
     let kind = (KIND_STAT_LOGGER, stat_logger_interface as InterfaceFn);
+    // SAFETY: as the caller promises.
+    unsafe { enter(host, out, err, seed, kind, start) }
+}
+
+/// The entry of an IO-processor plugin.
+///
+/// # Safety
+/// As [`enter_platform`].
+pub unsafe fn enter_io_processor(
+    host: *const Host,
+    out: *mut Plugin,
+    err: *mut ErrorOut,
+    seed: &'static Seed,
+    make: IoProcessorMaker,
+) -> u32 {
+    let start = || Handle::<io_processor::FactoryState>::into_raw(make());
+    let kind = (KIND_IO_PROCESSOR, io_processor_interface as InterfaceFn);
+    // SAFETY: as the caller promises.
+    unsafe { enter(host, out, err, seed, kind, start) }
+}
+
+/// The entry of a LoRA-resolver plugin.
+///
+/// # Safety
+/// As [`enter_platform`].
+pub unsafe fn enter_lora_resolver(
+    host: *const Host,
+    out: *mut Plugin,
+    err: *mut ErrorOut,
+    seed: &'static Seed,
+    make: LoraResolverMaker,
+) -> u32 {
+    let start = || Handle::<lora_resolver::FactoryState>::into_raw(make());
+    let kind = (KIND_LORA_RESOLVER, lora_resolver_interface as InterfaceFn);
     // SAFETY: as the caller promises.
     unsafe { enter(host, out, err, seed, kind, start) }
 }
@@ -175,4 +216,12 @@ interfaces!(platform_interface {
 
 interfaces!(stat_logger_interface {
     StatLoggerTable = super::stat_logger::TABLE,
+});
+
+interfaces!(io_processor_interface {
+    IoProcessorTable = io_processor::TABLE,
+});
+
+interfaces!(lora_resolver_interface {
+    LoraResolverTable = lora_resolver::TABLE,
 });

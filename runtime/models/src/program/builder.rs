@@ -1,13 +1,13 @@
 //! Numbers tensors, slots and weights, and appends nodes; the embedding and the head. Layers: [`super::layer`].
 
-use halyard_platform_api::ops::{Embedding, Epilogue, GatherRows, Linear, RmsNorm, Softcap};
+use halyard_platform_api::ops::{Embedding, Epilogue, GatherRows, Linear, LoraExpand, LoraShrink, RmsNorm, Softcap};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{DType, Node, OpSpec, Program, TensorDecl};
 
 use super::shard::{LocalSizes, indivisible};
 use super::{
-    ActivationSlot, CollectiveNode, CollectiveOp, FormatOf, KvLayout, ModelProgram, ProgramOptions, Rows, TensorRole,
-    WeightPart, WeightSpec,
+    ActivationSlot, CollectiveNode, CollectiveOp, FormatOf, KvLayout, LoraGroup, ModelProgram, ProgramOptions, Rows,
+    TensorRole, WeightPart, WeightSpec,
 };
 use crate::config::ModelDescription;
 use crate::error::Result;
@@ -23,6 +23,8 @@ pub(super) struct Builder<'a> {
     pub(super) local: LocalSizes,
     format_of: &'a FormatOf<'a>,
     built: ModelProgram,
+    /// What adapters' A make of a linear's input, for their B.
+    lowered: Option<Columns>,
 }
 
 /// Columns of an activation slot.
@@ -57,6 +59,7 @@ impl<'a> Builder<'a> {
             roles: Vec::new(),
             slots: Vec::new(),
             weights: Vec::new(),
+            lora: Vec::new(),
             collectives: Vec::new(),
         };
         Ok(Self {
@@ -65,6 +68,7 @@ impl<'a> Builder<'a> {
             local: LocalSizes::of(model, options.shard)?,
             format_of,
             built,
+            lowered: None,
         })
     }
 
@@ -83,6 +87,8 @@ impl<'a> Builder<'a> {
         let out = self.columns(hidden);
         self.push(OpSpec::Embedding(spec), vec![ids, table, out]);
         let slots = self.layer_slots(hidden);
+        // Behind all others: the program without adapters has the same slots up to here.
+        self.lora_slot();
         for layer in 0..self.model.num_layers() {
             self.layer(layer, kv_layout, &slots)?;
         }
@@ -237,7 +243,75 @@ impl<'a> Builder<'a> {
             column += self.linear(projection, merged, column)?;
             rest = others;
         }
+        self.adapt(projection);
         Ok(())
+    }
+
+    /// Room for what adapters make of inputs, where the program has adapters: as wide as three linears over one input need.
+    pub(super) fn lora_slot(&mut self) {
+        if let Some(lora) = self.options.lora {
+            self.lowered = Some(self.slot(3 * lora.max_rank as usize, DType::F32, Rows::Tokens));
+        }
+    }
+
+    /// Adds the adapters' part to a product: one `lora_shrink` and one `lora_expand` for all of its matrices. On several ranks each adds
+    /// what its own rows or columns give, as the product itself does.
+    fn adapt(&mut self, projection: &Projection) {
+        let (Some(lora), Some(lowered)) = (self.options.lora, self.lowered) else {
+            return;
+        };
+        let roles: Vec<Role> = projection.parts.iter().map(|(role, _)| *role).collect();
+        let is_target = |role: &Role| matches!(role, Role::Layer(_, weight) if lora.targets.has(*weight));
+        if !roles.iter().any(is_target) {
+            return;
+        }
+        let parts = self.parts(&roles);
+        let starts: Vec<u32> = parts
+            .iter()
+            .scan(0, |end, part| {
+                let start = *end;
+                *end += part.rows;
+                Some(start)
+            })
+            .collect();
+        let in_features = self.local.slice(self.model, roles[0]).columns;
+        let out_features = parts.iter().map(|part| part.rows).sum();
+        let group = self.built.lora.len() as u32;
+        let width = parts.len() as u32 * lora.max_rank;
+        self.built.lora.push(LoraGroup {
+            parts,
+            in_features,
+            out_features,
+        });
+        let shrink = LoraShrink {
+            in_features,
+            max_rank: width,
+            num_slots: lora.num_slots,
+            act: self.options.act,
+            weight: lora.dtype,
+            max_tokens: projection.max_rows,
+        };
+        let expand = LoraExpand {
+            out_features,
+            max_rank: lora.max_rank,
+            num_slots: lora.num_slots,
+            weight: lora.dtype,
+            out: projection.out_dtype,
+            max_tokens: projection.max_rows,
+            second_part: starts.get(1).copied().unwrap_or(0),
+            third_part: starts.get(2).copied().unwrap_or(0),
+        };
+        let lowered = self.columns(Columns { width, ..lowered });
+        let a = self.tensor(TensorRole::LoraA { group }, lora.dtype);
+        let b = self.tensor(TensorRole::LoraB { group }, lora.dtype);
+        let token_lora = self.tensor(TensorRole::TokenLora, DType::I32);
+        let scales = self.tensor(TensorRole::LoraScales, DType::F32);
+        let out = self.columns(projection.out);
+        self.push(
+            OpSpec::LoraShrink(shrink),
+            vec![projection.input, a, token_lora, lowered],
+        );
+        self.push(OpSpec::LoraExpand(expand), vec![lowered, b, scales, token_lora, out]);
     }
 
     /// A product over columns that the ranks divide: rank 0 adds residual and bias, and the sum of all ranks is the result.

@@ -12,6 +12,7 @@ use halyard_platform_api::{DType, Program, WeightFormat};
 
 use crate::config::ModelDescription;
 use crate::error::Result;
+use crate::lora::LoraTargets;
 use crate::weights::Role;
 
 pub use kv::{KvGroupLayout, KvLayout};
@@ -40,6 +41,21 @@ pub struct ProgramOptions {
     pub allow_quantized_act: bool,
     /// Which part of the model: [`Shard::WHOLE`] on one device.
     pub shard: Shard,
+    /// Builds the program of steps with LoRA rows; `None`: of steps without.
+    pub lora: Option<LoraOptions>,
+}
+
+/// Adapter slots of the program's linears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoraOptions {
+    /// Adapters that a step may mix.
+    pub num_slots: u32,
+    /// Rank that slots are padded to.
+    pub max_rank: u32,
+    /// Type of the adapters' matrices.
+    pub dtype: DType,
+    /// The linears that adapters may change.
+    pub targets: LoraTargets,
 }
 
 /// Rows of an activation.
@@ -113,6 +129,20 @@ pub enum TensorRole {
     },
     /// Positions of the step that logits are wanted for \[N\] i32.
     LogitsIndex,
+    /// Adapter slot of each token \[T\] i32, −1: none.
+    TokenLora,
+    /// Scale of each adapter slot \[num_slots\] f32.
+    LoraScales,
+    /// The slots' matrices A of a LoRA group \[num_slots, parts · max_rank, in_features\].
+    LoraA {
+        /// Index into the program's LoRA groups.
+        group: u32,
+    },
+    /// The slots' matrices B of a LoRA group \[num_slots, out_features, max_rank\].
+    LoraB {
+        /// Index into the program's LoRA groups.
+        group: u32,
+    },
 }
 
 /// Rows of a file's tensor that become part of a weight. Of a matrix, [`WeightSpec::Matrix::in_features`] columns are taken.
@@ -149,6 +179,18 @@ pub enum WeightSpec {
     },
 }
 
+/// Linears over one input, whose adapters run together: their matrices A stand one below the other, and so do their matrices B.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoraGroup {
+    /// The linears with this rank's rows of each, in the order of the outputs' columns. Of the inputs, columns `first_column ..`
+    /// are this rank's.
+    pub parts: Vec<WeightPart>,
+    /// Columns of A.
+    pub in_features: u32,
+    /// Rows of B, all parts together.
+    pub out_features: u32,
+}
+
 /// A program with the meaning of its tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelProgram {
@@ -160,6 +202,8 @@ pub struct ModelProgram {
     pub slots: Vec<ActivationSlot>,
     /// Weights.
     pub weights: Vec<WeightSpec>,
+    /// Adapted linears; empty without LoRA.
+    pub lora: Vec<LoraGroup>,
     /// What the ranks do together, in order; empty on one device.
     pub collectives: Vec<CollectiveNode>,
 }

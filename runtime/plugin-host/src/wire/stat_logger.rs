@@ -1,13 +1,19 @@
-//! Stat loggers over their table. Delivery, with its thread and its quarantine, is the engine's.
+//! Stat loggers over their table. Delivery, with its threads and its quarantine, is runtime/hooks'.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use halyard_platform_api::abi::Str;
 use halyard_platform_api::abi::tables::StatLoggerTable;
-use halyard_platform_api::hooks::{FinishedRecord, StatLogger, StatLoggerFactory, StatRecord, StepRecord};
+use halyard_platform_api::abi::{ErrorOut, Str};
+use halyard_platform_api::hooks::{Batch, RecordBatch, StatLogger, StatLoggerFactory};
 use halyard_platform_api::{Error, Result, Status};
 
 use super::{Handle, call, slot};
+
+/// First size of the buffer for a sink's text; a sink that needs more is asked again.
+const FIRST_TEXT_BYTES: usize = 64 << 10;
+/// Largest text that a sink may show.
+const MAX_TEXT_BYTES: usize = 16 << 20;
 
 struct Shared {
     name: String,
@@ -36,9 +42,9 @@ impl StatLoggerFactory for HostStatLoggerFactory {
     fn create(&self, config: &str) -> Result<Box<dyn StatLogger>> {
         let shared = &self.shared;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a live instance, a text borrowed for the call, valid output.
-        call(&shared.name, |err| unsafe {
-            slot(shared.table.create)(shared.instance.0, Str::new(config), &mut handle, err)
+        shared.call(|err| {
+            // SAFETY: a live instance, a text borrowed for the call, valid output.
+            unsafe { slot(shared.table.create)(shared.instance.0, Str::new(config), &mut handle, err) }
         })?;
         if handle.is_null() {
             return Err(Error::new(
@@ -49,9 +55,26 @@ impl StatLoggerFactory for HostStatLoggerFactory {
         Ok(Box::new(HostStatLogger {
             shared: shared.clone(),
             handle: Handle(handle),
-            steps: Vec::new(),
-            finished: Vec::new(),
+            text: Vec::new(),
         }))
+    }
+}
+
+impl Shared {
+    /// Calls the plugin; says so where its answer is no status at all.
+    fn call(&self, function: impl FnOnce(*mut ErrorOut) -> u32) -> Result<()> {
+        let mut answered = 0;
+        let called = call(&self.name, |err| {
+            answered = function(err);
+            answered
+        });
+        called.map_err(|error| {
+            if Status::ALL.iter().any(|status| *status as u32 == answered) {
+                return error;
+            }
+            let message = format!("{} (it answered {answered}, which is no status)", error.message);
+            Error { message, ..error }
+        })
     }
 }
 
@@ -59,77 +82,68 @@ impl StatLoggerFactory for HostStatLoggerFactory {
 struct HostStatLogger {
     shared: Arc<Shared>,
     handle: Handle,
-    // The run of equal records being gathered; kept for their memory.
-    steps: Vec<StepRecord>,
-    finished: Vec<FinishedRecord>,
-}
-
-impl HostStatLogger {
-    fn send_steps(&mut self) -> Result<()> {
-        if self.steps.is_empty() {
-            return Ok(());
-        }
-        let Shared { name, table, .. } = &*self.shared;
-        // SAFETY: a live logger that `&mut` makes ours alone, and records of the stated number and stride.
-        let sent = call(name, |err| unsafe {
-            slot(table.steps)(
-                self.handle.0,
-                self.steps.as_ptr(),
-                self.steps.len() as u32,
-                size_of::<StepRecord>() as u32,
-                err,
-            )
-        });
-        self.steps.clear();
-        sent
-    }
-
-    fn send_finished(&mut self) -> Result<()> {
-        if self.finished.is_empty() {
-            return Ok(());
-        }
-        let Shared { name, table, .. } = &*self.shared;
-        // SAFETY: as in `send_steps`.
-        let sent = call(name, |err| unsafe {
-            slot(table.finished)(
-                self.handle.0,
-                self.finished.as_ptr(),
-                self.finished.len() as u32,
-                size_of::<FinishedRecord>() as u32,
-                err,
-            )
-        });
-        self.finished.clear();
-        sent
-    }
+    // Kept for its memory.
+    text: Vec<u8>,
 }
 
 impl StatLogger for HostStatLogger {
-    fn record(&mut self, records: &[StatRecord]) -> Result<()> {
-        // Runs of one kind cross together, in order.
-        for record in records {
-            match record {
-                StatRecord::Step(step) => {
-                    self.send_finished()?;
-                    self.steps.push(*step);
-                }
-                StatRecord::Finished(finished) => {
-                    self.send_steps()?;
-                    self.finished.push(*finished);
-                }
-            }
-        }
-        self.send_steps()?;
-        self.send_finished()
+    fn log_batch(&mut self, batch: &Batch<'_>) -> Result<()> {
+        let laid_out = RecordBatch::new(batch);
+        let wire = laid_out.wire();
+        // SAFETY: a live logger that `&mut` makes ours alone, and a batch whose parts live until the end of this function.
+        self.shared
+            .call(|err| unsafe { slot(self.shared.table.log_batch)(self.handle.0, &wire, err) })
     }
 
-    fn flush(&mut self) -> Result<()> {
-        let Shared { name, table, .. } = &*self.shared;
-        match table.flush {
+    fn flush(&mut self, deadline: Duration) -> Result<()> {
+        let deadline_ns = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
+        match self.shared.table.flush {
             // SAFETY: a live logger that `&mut` makes ours alone.
-            Some(flush) => call(name, |err| unsafe { flush(self.handle.0, err) }),
+            Some(flush) => self
+                .shared
+                .call(|err| unsafe { flush(self.handle.0, deadline_ns, err) }),
             None => Ok(()),
         }
+    }
+
+    fn expose(&mut self) -> Result<Option<String>> {
+        let Some(expose) = self.shared.table.expose else {
+            return Ok(None);
+        };
+        if self.text.is_empty() {
+            self.text.resize(FIRST_TEXT_BYTES, 0);
+        }
+        // A text may grow between two calls; one that keeps growing past its own answer is broken.
+        for _ in 0..3 {
+            let capacity = self.text.len() as u64;
+            let mut len = 0;
+            let buffer = self.text.as_mut_ptr();
+            self.shared.call(|err| {
+                // SAFETY: a live logger that `&mut` makes ours alone; a buffer of that capacity; valid output.
+                unsafe { expose(self.handle.0, buffer, capacity, &mut len, err) }
+            })?;
+            if len == 0 {
+                return Ok(None);
+            }
+            if len > MAX_TEXT_BYTES as u64 {
+                return Err(self.broken(format!(
+                    "shows {len} bytes at /metrics; at most {MAX_TEXT_BYTES} are taken"
+                )));
+            }
+            if len <= capacity {
+                let text = std::str::from_utf8(&self.text[..len as usize]);
+                let text = text.map_err(|e| self.broken(format!("shows a text at /metrics that is not UTF-8: {e}")))?;
+                return Ok(Some(text.to_owned()));
+            }
+            self.text.resize(len as usize + len as usize / 4, 0);
+        }
+        Err(self.broken("asks for a larger buffer each time it is asked for its text".to_string()))
+    }
+}
+
+impl HostStatLogger {
+    fn broken(&self, words: String) -> Error {
+        Error::new(Status::Internal, format!("{}: {words}", self.shared.name))
     }
 }
 

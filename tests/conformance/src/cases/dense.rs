@@ -77,6 +77,7 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
         (70, 1024, 33, false, true, 8),
         (130, 128, 140, true, true, 0),
         (520, 96, 64, true, false, 0),
+        (48, 256, 160, false, true, 0),
     ];
     let batches = batches.iter().filter(|_| format == WeightFormat::F8E4M3);
     for &(tokens, k, n, bias, residual, gap) in shapes.iter().chain(batches) {
@@ -103,17 +104,17 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
                 allow_quantized_act: true,
                 ..spec
             };
-            let class = Class::QuantizedProduct { terms: k as usize };
+            let terms = k as usize;
+            let class = match format {
+                WeightFormat::F8E4M3 => Class::RoundedProduct { terms },
+                _ => Class::QuantizedProduct { terms },
+            };
             let variant = format!("{variant}, quantized act allowed");
-            cases.push(linear_case(
-                random,
-                &spec,
-                tokens,
-                (bias, residual, gap),
-                class,
-                &variant,
-                &name,
-            ));
+            let case = linear_case(random, &spec, tokens, (bias, residual, gap), class, &variant, &name);
+            cases.push(case.clone());
+            if residual {
+                cases.push(case.in_place(3, 4));
+            }
         }
     }
 }
@@ -192,38 +193,45 @@ fn lora(seed: u64, act: DType, cases: &mut Vec<Case>) {
             Some(Arg::output(DType::F32, &[tokens, rank], class)),
         ];
         cases.push(Case::single(shrink, &variant, "5 tokens, slots 2 -1 0 0 2", operands));
-        let expand = LoraExpand {
-            out_features: n,
-            max_rank: rank,
-            num_slots,
-            weight,
-            out: act,
-            max_tokens: tokens,
-        };
-        let class = Class::Product {
-            terms: rank as usize,
-            act,
-        };
-        let operands = vec![
-            Some(Arg::floats(
-                DType::F32,
-                &[tokens, rank],
-                &random.units((tokens * rank) as usize),
-            )),
-            Some(Arg::floats(
+        // One part, and three of other widths over neighbouring columns of x.
+        for (second_part, third_part) in [(0, 0), (11, 20)] {
+            let expand = LoraExpand {
+                out_features: n,
+                max_rank: rank,
+                num_slots,
                 weight,
-                &[num_slots, n, rank],
-                &random.units((num_slots * n * rank) as usize),
-            )),
-            Some(Arg::floats(DType::F32, &[num_slots], &[0.5, 1.0, 2.0])),
-            Some(slots),
-            Some(
-                Arg::floats(act, &[tokens, n], &random.units((tokens * n) as usize))
-                    .checked(class)
-                    .strided(3),
-            ),
-        ];
-        cases.push(Case::single(expand, &variant, "5 tokens, slots 2 -1 0 0 2", operands));
+                out: act,
+                max_tokens: tokens,
+                second_part,
+                third_part,
+            };
+            let width = rank * (expand.part_starts().len() as u32 - 1);
+            let class = Class::Product {
+                terms: rank as usize,
+                act,
+            };
+            let operands = vec![
+                Some(Arg::floats(
+                    DType::F32,
+                    &[tokens, width],
+                    &random.units((tokens * width) as usize),
+                )),
+                Some(Arg::floats(
+                    weight,
+                    &[num_slots, n, rank],
+                    &random.units((num_slots * n * rank) as usize),
+                )),
+                Some(Arg::floats(DType::F32, &[num_slots], &[0.5, 1.0, 2.0])),
+                Some(slots.clone()),
+                Some(
+                    Arg::floats(act, &[tokens, n], &random.units((tokens * n) as usize))
+                        .checked(class)
+                        .strided(3),
+                ),
+            ];
+            let name = format!("5 tokens, slots 2 -1 0 0 2, {} parts", width / rank);
+            cases.push(Case::single(expand, &variant, &name, operands));
+        }
     }
 }
 

@@ -19,6 +19,12 @@ pub(super) const MAX_BLOCKS: u32 = 320;
 const MAX_RING: u32 = 5;
 /// Items under way in a block.
 const BUFFERS: u32 = 2;
+/// Up to this many sequences count as few: their blocks hold a tile or two, and what matters is how soon they start.
+const FEW_SEQS: u32 = 8;
+/// Shared memory with which a block of few sequences fits beside the blocks of the product before it, in the division of a multiprocessor's memory that the
+/// product asks for (100 KiB): it then starts while that one ends. A 135M model's decode step on an H200: 0.384 ms instead of 0.397.
+const FEW_SHARED_BYTES: u32 = 80 << 10;
+const FEW_DIVISION_BYTES: u32 = 100 << 10;
 /// Shared memory that a resident block takes beside what it asks for, bytes.
 const RESERVED_SHARED_BYTES: u32 = 1024;
 
@@ -135,6 +141,14 @@ fn sequence_bytes(num_seqs: u32) -> u32 {
 /// The compiled kernel.
 pub(in crate::ops) struct Decode {
     form: Form,
+    /// Of any number of sequences.
+    many: Variant,
+    /// Of at most [`FEW_SEQS`], where its blocks are small enough.
+    few: Option<Variant>,
+}
+
+/// The kernel with one number of warps and buffers.
+struct Variant {
     function: Function,
     threads: u32,
     fixed_shared_bytes: u32,
@@ -159,23 +173,17 @@ pub(in crate::ops) struct TurnCall {
     pub k_norm: (View, f32, f32),
 }
 
-impl Decode {
-    /// Compiles it; `None` where the device has no such matrix units or too little shared memory.
-    ///
-    /// # Errors
-    /// What compiler and driver report.
-    pub(in crate::ops) fn prepare(cx: &Preparation<'_>, form: &Form) -> Result<Option<Decode>> {
-        let facts = cx.facts();
-        let (Some(act), Some(kv), Some((warps, ring, per_sm))) = (
-            float_name(form.act),
-            kv_name(form.kv),
-            form.shape(facts.max_shared_bytes),
-        ) else {
+impl Variant {
+    /// For up to `max_seqs` sequences; `None` for types that the kernel does not know.
+    fn prepare(
+        cx: &Preparation<'_>,
+        form: &Form,
+        (warps, ring, per_sm): (u32, u32, u32),
+        max_seqs: u32,
+    ) -> Result<Option<Variant>> {
+        let (Some(act), Some(kv)) = (float_name(form.act), kv_name(form.kv)) else {
             return Ok(None);
         };
-        if !facts.matrix_units {
-            return Ok(None);
-        }
         let mut defines = vec![("ACT", act.to_string()), ("KV", kv.to_string())];
         let mut define = |name, value: u32| defines.push((name, value.to_string()));
         define("HEAD_DIM", form.head_dim);
@@ -191,15 +199,45 @@ impl Decode {
             define("NORM", u32::from(turn.norm));
         }
         let fixed_shared_bytes = form.fixed_shared_bytes(warps, ring);
-        let shared_bytes = fixed_shared_bytes + sequence_bytes(form.max_seqs);
+        let shared_bytes = fixed_shared_bytes + sequence_bytes(max_seqs);
         let defines = super::kv_write::borrowed(&defines);
-        let blocks = (facts.num_sms * per_sm).min(MAX_BLOCKS);
-        Ok(Some(Decode {
-            form: form.clone(),
+        let blocks = (cx.facts().num_sms * per_sm).min(MAX_BLOCKS);
+        Ok(Some(Variant {
             function: cx.function(kernels::ATTENTION_DECODE, &defines, "attention_decode", shared_bytes)?,
             threads: 32 * (warps + 1),
             fixed_shared_bytes,
             blocks,
+        }))
+    }
+}
+
+impl Decode {
+    /// Compiles it; `None` where the device has no such matrix units or too little shared memory.
+    ///
+    /// # Errors
+    /// What compiler and driver report.
+    pub(in crate::ops) fn prepare(cx: &Preparation<'_>, form: &Form) -> Result<Option<Decode>> {
+        let facts = cx.facts();
+        let Some(shape) = form.shape(facts.max_shared_bytes).filter(|_| facts.matrix_units) else {
+            return Ok(None);
+        };
+        let Some(many) = Variant::prepare(cx, form, shape, form.max_seqs)? else {
+            return Ok(None);
+        };
+        let (warps, ring, _) = shape;
+        let seqs = FEW_SEQS.min(form.max_seqs);
+        let small = form.fixed_shared_bytes(warps, 2) + sequence_bytes(seqs) <= FEW_SHARED_BYTES;
+        let few = match form.turn {
+            Some(_) if small && ring > 2 => Variant::prepare(cx, form, (warps, 2, 1), seqs)?,
+            _ => None,
+        };
+        if let Some(few) = &few {
+            cx.driver.prefer_shared(few.function, FEW_DIVISION_BYTES)?;
+        }
+        Ok(Some(Decode {
+            form: form.clone(),
+            many,
+            few,
         }))
     }
 
@@ -218,7 +256,7 @@ impl Decode {
     /// # Errors
     /// `Unsupported` for odd strides.
     pub(in crate::ops) fn encode(&self, encoding: &mut Encoding, call: &Call, query_len_end: u32) -> Result<()> {
-        let args = self.args(call, query_len_end)?;
+        let args = self.args(call, query_len_end, false)?;
         self.launch(encoding, call, &args);
         Ok(())
     }
@@ -228,7 +266,15 @@ impl Decode {
     /// # Errors
     /// As [`Decode::encode`].
     pub(in crate::ops) fn encode_turning(&self, encoding: &mut Encoding, call: &Call, turn: &TurnCall) -> Result<()> {
-        let mut args = self.args(call, u32::MAX)?;
+        let read_early = [
+            &call.cache,
+            &call.block_table,
+            &call.step_rows,
+            &call.query_start_loc,
+            &call.seq_lens,
+        ];
+        let early = read_early.into_iter().all(|view| encoding.is_settled(view));
+        let mut args = self.args(call, u32::MAX, early)?;
         args.extend(heads_args(&turn.k));
         args.extend(heads_args(&turn.v));
         args.extend([
@@ -247,7 +293,8 @@ impl Decode {
         Ok(())
     }
 
-    fn args(&self, call: &Call, query_len_end: u32) -> Result<Vec<Arg>> {
+    /// `early`: step data and the cache may be read before the previous launch has ended.
+    fn args(&self, call: &Call, query_len_end: u32, early: bool) -> Result<Vec<Arg>> {
         for (name, view, bytes) in [("q", &call.q, 16), ("out", &call.out, 4)] {
             if !is_aligned(view, bytes) {
                 return Err(Error::unsupported(format!(
@@ -266,13 +313,24 @@ impl Decode {
             Arg::F32(self.form.softcap),
             Arg::U32(self.form.window),
             Arg::U32(query_len_end),
+            Arg::U32(u32::from(early)),
         ]);
         Ok(args)
     }
 
     fn launch(&self, encoding: &mut Encoding, call: &Call, args: &[Arg]) {
-        let shared_bytes = self.fixed_shared_bytes + sequence_bytes(call.num_seqs());
-        encoding.launch(self.function, [self.blocks, 1, 1], self.threads, shared_bytes, args);
+        let variant = match &self.few {
+            Some(few) if call.num_seqs() <= FEW_SEQS => few,
+            _ => &self.many,
+        };
+        let shared_bytes = variant.fixed_shared_bytes + sequence_bytes(call.num_seqs());
+        encoding.launch(
+            variant.function,
+            [variant.blocks, 1, 1],
+            variant.threads,
+            shared_bytes,
+            args,
+        );
     }
 }
 

@@ -4,14 +4,15 @@
 use std::sync::Arc;
 
 use halyard_platform_api::ops::{self, Epilogue};
-use halyard_platform_api::{DType, Result};
+use halyard_platform_api::{DType, Result, Status};
 
+use super::eight_bit::{self, RoundTokens};
 use super::plain::{Finish, convert_function, encode_convert};
 use super::quantized::Unpack;
-use super::scaled::UnpackScaled;
+use super::scaled::{UnpackScaled, scales_at};
 use super::{Call, Held};
 use crate::driver::{DevicePtr, Function, Product, ProductCall, ProductSpec};
-use crate::encoding::{Arg, Encoding};
+use crate::encoding::{Arg, Encoding, InScratch};
 use crate::kernel::Preparation;
 use crate::view::View;
 
@@ -23,14 +24,20 @@ const ALIGN: u64 = 256;
 pub(super) struct Library {
     pieces: Vec<Piece>,
     unpacking: Unpacking,
+    /// Of 8-bit products.
+    rounding: Option<RoundTokens>,
     finish: Finish,
     n: u32,
     k: u32,
     act_bytes: u64,
     out_bytes: u64,
-    /// Tokens of one pass, where products wait in scratch for their activation.
-    waiting_tokens: Option<u32>,
+    /// Whether products wait in scratch for their activation.
+    waits: bool,
+    /// Most tokens whose products, or rounded values, lie in scratch together.
+    pass_tokens: u32,
     product_at: u64,
+    codes_at: u64,
+    scales_at: u64,
     workspace_at: u64,
     workspace_bytes: u64,
 }
@@ -60,10 +67,16 @@ impl Library {
         held: Held,
         own_limit: u32,
     ) -> Result<Option<Library>> {
-        let act_bytes = op.act.bytes() as u64;
-        let (n, k) = (op.out_features, op.in_features);
-        if op.max_tokens <= own_limit || !(u64::from(k) * act_bytes).is_multiple_of(16) {
+        if op.max_tokens <= own_limit || !(u64::from(op.in_features) * op.act.bytes() as u64).is_multiple_of(16) {
             return Ok(None);
+        }
+        if eight_bit::fits(op, held) {
+            let rounding = RoundTokens::prepare(cx, op);
+            match rounding.and_then(|rounding| Library::of(cx, op, Unpacking::None, Some(rounding))) {
+                // Without 8-bit products, codes are widened.
+                Err(error) if error.status == Status::Unsupported => {}
+                made => return made.map(Some),
+            }
         }
         let unpacking = match held {
             Held::Plain(dtype) if dtype == op.act => Unpacking::None,
@@ -71,6 +84,18 @@ impl Library {
             Held::Planes(format) => Unpacking::Planes(Unpack::prepare(cx, op, format)?),
             Held::Scaled => Unpacking::Scaled(UnpackScaled::prepare(cx, op)?),
         };
+        Library::of(cx, op, unpacking, None).map(Some)
+    }
+
+    fn of(
+        cx: &Preparation<'_>,
+        op: &ops::Linear,
+        unpacking: Unpacking,
+        rounding: Option<RoundTokens>,
+    ) -> Result<Library> {
+        let act_bytes = op.act.bytes() as u64;
+        let (n, k) = (op.out_features, op.in_features);
+        let input = if rounding.is_some() { DType::F8E4M3 } else { op.act };
         let piece_rows = match unpacking {
             Unpacking::None => n,
             _ => piece_rows(n, u64::from(k) * act_bytes),
@@ -80,8 +105,8 @@ impl Library {
             cx.driver.product(&ProductSpec {
                 in_features: k,
                 out_features: rows,
-                act: op.act,
-                weight: op.act,
+                act: input,
+                weight: input,
                 out: if waits { DType::F32 } else { op.out },
                 accumulate,
                 max_tokens: op.max_tokens,
@@ -100,27 +125,53 @@ impl Library {
             pieces.push(Piece { first, rows, set, add });
             first += rows;
         }
-        let waiting_tokens = waits.then(|| waiting_tokens(n, op.max_tokens));
+        let round_bytes = rounding.as_ref().map_or(0, RoundTokens::token_bytes);
+        let token_bytes = round_bytes.max(if waits { 4 * u64::from(n) } else { 0 });
+        let pass_tokens = match token_bytes {
+            0 => op.max_tokens,
+            bytes => pass_tokens(bytes, op.max_tokens),
+        };
         let unpacked_bytes = match unpacking {
             Unpacking::None => 0,
             _ => u64::from(piece_rows) * u64::from(k) * act_bytes,
         };
         let product_at = unpacked_bytes.next_multiple_of(ALIGN);
-        let product_bytes = waiting_tokens.map_or(0, |tokens| u64::from(tokens) * u64::from(n) * 4);
+        let product_bytes = if waits {
+            u64::from(pass_tokens) * u64::from(n) * 4
+        } else {
+            0
+        };
+        let codes_at = (product_at + product_bytes).next_multiple_of(ALIGN);
+        let scales_at = (codes_at + u64::from(pass_tokens) * round_bytes.saturating_sub(4)).next_multiple_of(ALIGN);
+        let scales_end = scales_at
+            + if rounding.is_some() {
+                4 * u64::from(pass_tokens)
+            } else {
+                0
+            };
         let products = pieces.iter().flat_map(|p| [Some(&p.set), p.add.as_ref()]).flatten();
-        Ok(Some(Library {
+        Ok(Library {
             finish: Finish::prepare(cx, op)?,
             n,
             k,
             act_bytes,
             out_bytes: op.out.bytes() as u64,
-            waiting_tokens,
+            waits,
+            pass_tokens,
             product_at,
-            workspace_at: (product_at + product_bytes).next_multiple_of(ALIGN),
+            codes_at,
+            scales_at,
+            workspace_at: scales_end.next_multiple_of(ALIGN),
             workspace_bytes: products.map(|p| p.workspace_bytes()).max().unwrap_or(0),
             pieces,
             unpacking,
-        }))
+            rounding,
+        })
+    }
+
+    /// Whether tokens are rounded to 8 bits.
+    pub(super) fn is_eight_bit(&self) -> bool {
+        self.rounding.is_some()
     }
 
     pub(super) fn scratch_bytes(&self) -> u64 {
@@ -128,58 +179,66 @@ impl Library {
     }
 
     pub(super) fn encode(&self, encoding: &mut Encoding, call: &Call) {
-        let Some(pass) = self.waiting_tokens else {
-            let add = !call.bias.is_none() || !call.residual.is_none();
-            if !call.bias.is_none() || (add && !call.in_place()) {
-                let none = Arg::Ptr(0);
-                self.finish
-                    .encode(encoding, none, call.bias.ptr, &call.residual, &call.out);
-            }
-            self.products(encoding, call, 0, call.tokens, Some(add));
-            return;
-        };
+        let add = !call.bias.is_none() || !call.residual.is_none();
+        if !self.waits && add && (!call.bias.is_none() || !call.in_place()) {
+            let none = Arg::Ptr(0);
+            self.finish
+                .encode(encoding, none, call.bias.ptr, &call.residual, &call.out);
+        }
         let mut first = 0;
         while first < call.tokens {
-            let count = pass.min(call.tokens - first);
-            self.products(encoding, call, first, count, None);
+            let count = self.pass_tokens.min(call.tokens - first);
+            let x = rows(&call.x, first, count);
             let (residual, out) = (rows(&call.residual, first, count), rows(&call.out, first, count));
-            let product = Arg::Scratch(self.product_at);
-            self.finish.encode(encoding, product, call.bias.ptr, &residual, &out);
+            self.products(encoding, call.weight.ptr, &x, &out, add);
+            if self.waits {
+                let product = Arg::Scratch(self.product_at);
+                self.finish.encode(encoding, product, call.bias.ptr, &residual, &out);
+            }
             first += count;
         }
     }
 
-    /// The product of some tokens: into the output, or (`add` absent) into scratch.
-    fn products(&self, encoding: &mut Encoding, call: &Call, first: u32, tokens: u32, add: Option<bool>) {
-        let x = rows(&call.x, first, tokens);
+    /// The product of one pass: into the output, or into scratch where it waits.
+    fn products(&self, encoding: &mut Encoding, weight: DevicePtr, x: &View, out: &View, add: bool) {
+        let (n, k) = (u64::from(self.n), u64::from(self.k));
+        let (x_at, x_stride) = match &self.rounding {
+            None => (x.ptr, x.row_stride()),
+            Some(rounding) => {
+                rounding.encode(encoding, x, self.codes_at, self.scales_at);
+                (self.codes_at, self.k)
+            }
+        };
         for piece in &self.pieces {
-            let (out, out_stride) = match add {
-                Some(_) => {
-                    let column = u64::from(piece.first) * self.out_bytes;
-                    (rows(&call.out, first, tokens).ptr + column, call.out.row_stride())
-                }
-                None => (self.product_at + u64::from(piece.first) * 4, self.n),
+            let (to, out_stride) = match self.waits {
+                false => (out.ptr + u64::from(piece.first) * self.out_bytes, out.row_stride()),
+                true => (self.product_at + u64::from(piece.first) * 4, self.n),
             };
-            let product = match (&piece.add, add) {
-                (Some(product), Some(true)) => product,
+            let product = match &piece.add {
+                Some(product) if add => product,
                 _ => &piece.set,
             };
-            let mut one = ProductCall {
-                tokens,
-                x: x.ptr,
-                x_stride: x.row_stride(),
-                weight: call.weight.ptr + u64::from(piece.first) * u64::from(self.k) * self.act_bytes,
-                out,
+            let unpacked = self.unpack(encoding, weight, piece);
+            let call = ProductCall {
+                tokens: x.len(),
+                x: x_at,
+                x_stride,
+                weight: match (unpacked, &self.rounding) {
+                    (true, _) => 0,
+                    (false, None) => weight + u64::from(piece.first) * k * self.act_bytes,
+                    (false, Some(_)) => weight,
+                },
+                out: to,
                 out_stride,
-                scale: 0,
+                x_scales: self.scales_at,
+                weight_scales: weight + scales_at(n, k),
             };
-            let in_scratch = add.is_none();
-            if self.unpack(encoding, call.weight.ptr, piece) {
-                one.weight = 0;
-                encoding.product_unpacked(product, one, in_scratch, self.workspace_at);
-            } else {
-                encoding.product_in_scratch(product, one, false, in_scratch, self.workspace_at);
-            }
+            let in_scratch = InScratch {
+                x: self.rounding.is_some(),
+                weight: unpacked,
+                out: self.waits,
+            };
+            encoding.product(product, call, in_scratch, self.workspace_at);
         }
     }
 
@@ -207,9 +266,9 @@ fn piece_rows(n: u32, row_bytes: u64) -> u32 {
     u64::from(n).div_ceil(pieces).next_multiple_of(64).min(most) as u32
 }
 
-/// Tokens whose products wait in scratch at a time.
-fn waiting_tokens(n: u32, max_tokens: u32) -> u32 {
-    (SCRATCH_BYTES / (u64::from(n) * 4)).clamp(1, u64::from(max_tokens.max(1))) as u32
+/// Tokens of so many bytes each that lie in scratch at a time.
+fn pass_tokens(token_bytes: u64, max_tokens: u32) -> u32 {
+    (SCRATCH_BYTES / token_bytes).clamp(1, u64::from(max_tokens.max(1))) as u32
 }
 
 /// Rows `first .. first + count` of an operand; the absent one stays absent.
@@ -239,8 +298,8 @@ mod tests {
 
     #[test]
     fn a_row_too_wide_for_scratch_still_makes_progress() {
-        assert_eq!(waiting_tokens(u32::MAX, 512), 1);
-        assert_eq!(waiting_tokens(1024, 512), 512);
+        assert_eq!(pass_tokens(4 * u64::from(u32::MAX), 512), 1);
+        assert_eq!(pass_tokens(4 * 1024, 512), 512);
         assert_eq!(piece_rows(100, 1 << 30), 64);
     }
 }

@@ -10,12 +10,14 @@ use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
 use crate::view::View;
 
-/// Output rows, and tokens, of a block.
-const TILE: u32 = 8;
+/// Tokens of a block.
+pub(super) const TOKENS: u32 = 8;
 
 /// Compiled.
 pub(super) struct Plain {
     product: Function,
+    /// Output rows, and threads, of a block of it.
+    block: (u32, u32),
     convert: Option<Function>,
     n: u32,
     k: u32,
@@ -40,6 +42,7 @@ impl Plain {
         ];
         Ok(Plain {
             product: cx.function(LINEAR_PLAIN, &defines, "linear_plain", 0)?,
+            block: cx.driver.plain_rows(),
             convert,
             n: op.out_features,
             k: op.in_features,
@@ -48,8 +51,9 @@ impl Plain {
     }
 
     pub(super) fn encode(&self, encoding: &mut Encoding, call: &Call) {
-        let grid = [self.n.div_ceil(TILE), call.tokens.div_ceil(TILE), 1];
-        encoding.launch(self.product, grid, 32 * TILE, 0, &product_args(call, self.n, self.k));
+        let (rows, threads) = self.block;
+        let grid = [self.n.div_ceil(rows), call.tokens.div_ceil(TOKENS), 1];
+        encoding.launch(self.product, grid, threads, 0, &product_args(call, self.n, self.k));
     }
 
     /// Rounds rows to the type that is held.

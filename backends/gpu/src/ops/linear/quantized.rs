@@ -4,7 +4,7 @@ use halyard_kernels_gpu::LINEAR_QUANTIZED;
 use halyard_platform_api::ops;
 use halyard_platform_api::{DType, Result, WeightFormat};
 
-use super::plain::product_args;
+use super::plain::{TOKENS, product_args};
 use super::{Call, epilogue_code, rows_aligned, type_name};
 use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
@@ -50,6 +50,8 @@ fn on_matrix_units(cx: &Preparation<'_>, op: &ops::Linear) -> bool {
 pub(super) struct Quantized {
     pack: Function,
     plain: Function,
+    /// Output rows, and threads, of a block of it.
+    block: (u32, u32),
     /// For 8 and for 16 tokens a block; 16-bit activations on matrix units only.
     matrix: Option<[Function; 2]>,
     n: u32,
@@ -79,6 +81,7 @@ impl Quantized {
         Ok(Quantized {
             pack: function("quantized_pack", 0)?,
             plain: function("linear_quantized_plain", 0)?,
+            block: cx.driver.plain_rows(),
             matrix,
             n: op.out_features,
             k: op.in_features,
@@ -95,8 +98,9 @@ impl Quantized {
                 encoding.launch(function, grid, 32 * WARPS, shared_bytes(tiles), &args);
             }
             _ => {
-                let grid = [self.n.div_ceil(8), call.tokens.div_ceil(8), 1];
-                encoding.launch(self.plain, grid, 256, 0, &args);
+                let (rows, threads) = self.block;
+                let grid = [self.n.div_ceil(rows), call.tokens.div_ceil(TOKENS), 1];
+                encoding.launch(self.plain, grid, threads, 0, &args);
             }
         }
     }

@@ -105,7 +105,7 @@ pub(super) fn own_tokens(n: u32, k: u32) -> u32 {
 /// Shared memory that a multiprocessor should set aside for it, bytes: what a few tokens of a long row need. Loads in flight wait in what is left
 /// of the same memory, the first-level cache; and a kernel that is chained behind one with more shared memory (attention) would keep that one's
 /// division. An 8B model's decode step of one token on an H200: 6.0 ms left to itself, 4.03 like this.
-const SHARED_BYTES: u32 = 100 << 10;
+pub(super) const SHARED_BYTES: u32 = 100 << 10;
 
 /// Compiled for each number of token tiles.
 pub(crate) struct Small {

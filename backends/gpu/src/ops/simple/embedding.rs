@@ -98,6 +98,7 @@ impl Kernel for Embedding {
                 Arg::F32(self.spec.scale),
             ],
         );
+        encoding.settles();
         Ok(())
     }
 

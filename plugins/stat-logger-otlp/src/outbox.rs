@@ -1,0 +1,172 @@
+//! Counts what leaves for the collector and what does not, around the SDK's exporters.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use opentelemetry_otlp::{MetricExporter, SpanExporter};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::metrics::Temporality;
+use opentelemetry_sdk::metrics::data::ResourceMetrics;
+use opentelemetry_sdk::metrics::exporter::PushMetricExporter;
+use opentelemetry_sdk::trace::SpanData;
+
+/// What became of spans and metric exports. Spans: made = exported + dropped + queued, always.
+#[derive(Debug, Default)]
+pub struct Counts {
+    queued_spans: AtomicUsize,
+    exported_spans: AtomicU64,
+    dropped_spans: AtomicU64,
+    exports: AtomicU64,
+    failed_exports: AtomicU64,
+    // So that the log tells of a change and not of each failure.
+    failing: AtomicBool,
+}
+
+impl Counts {
+    /// Takes room for `spans` in a queue of `most`; none is left when it answers false, and they count as dropped.
+    pub fn admit(&self, spans: usize, most: usize) -> bool {
+        let taken = self
+            .queued_spans
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |queued| {
+                (queued + spans <= most).then_some(queued + spans)
+            });
+        if taken.is_err() {
+            self.dropped_spans.fetch_add(spans as u64, Ordering::Relaxed);
+        }
+        taken.is_ok()
+    }
+
+    /// Gives back room of spans that nobody wants: an unsampled request.
+    pub fn release(&self, spans: usize) {
+        self.queued_spans.fetch_sub(spans, Ordering::Relaxed);
+    }
+
+    fn spans_left(&self, spans: usize, result: &OTelSdkResult) {
+        self.queued_spans.fetch_sub(spans, Ordering::Relaxed);
+        let counter = if result.is_ok() {
+            &self.exported_spans
+        } else {
+            &self.dropped_spans
+        };
+        counter.fetch_add(spans as u64, Ordering::Relaxed);
+        self.tell(result);
+    }
+
+    fn metrics_left(&self, result: &OTelSdkResult) {
+        let counter = if result.is_ok() {
+            &self.exports
+        } else {
+            &self.failed_exports
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        self.tell(result);
+    }
+
+    fn tell(&self, result: &OTelSdkResult) {
+        let was_failing = self.failing.swap(result.is_err(), Ordering::Relaxed);
+        match result {
+            Err(error) if !was_failing => halyard_platform_api::log::warn(
+                "otlp",
+                &format!("the collector takes nothing: {error}; see halyard:otlp_* on the metrics route"),
+            ),
+            Ok(()) if was_failing => halyard_platform_api::log::info("otlp", "the collector takes data again"),
+            _ => {}
+        }
+    }
+
+    /// The counters as OpenMetrics text.
+    pub fn exposition(&self) -> String {
+        let at = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        format!(
+            "# HELP halyard:otlp_spans Spans by what became of them.\n\
+             # TYPE halyard:otlp_spans counter\n\
+             halyard:otlp_spans_total{{outcome=\"exported\"}} {}\n\
+             halyard:otlp_spans_total{{outcome=\"dropped\"}} {}\n\
+             # HELP halyard:otlp_queued_spans Spans that wait for the collector.\n\
+             # TYPE halyard:otlp_queued_spans gauge\n\
+             halyard:otlp_queued_spans {}\n\
+             # HELP halyard:otlp_metric_exports Exports of metrics by what became of them.\n\
+             # TYPE halyard:otlp_metric_exports counter\n\
+             halyard:otlp_metric_exports_total{{outcome=\"exported\"}} {}\n\
+             halyard:otlp_metric_exports_total{{outcome=\"failed\"}} {}\n",
+            at(&self.exported_spans),
+            at(&self.dropped_spans),
+            self.queued_spans.load(Ordering::Relaxed),
+            at(&self.exports),
+            at(&self.failed_exports),
+        )
+    }
+}
+
+/// A span exporter that counts.
+#[derive(Debug)]
+pub struct CountedSpans {
+    exporter: SpanExporter,
+    counts: Arc<Counts>,
+}
+
+impl CountedSpans {
+    /// Counts what goes through `exporter`.
+    pub fn new(exporter: SpanExporter, counts: Arc<Counts>) -> CountedSpans {
+        CountedSpans { exporter, counts }
+    }
+}
+
+impl opentelemetry_sdk::trace::SpanExporter for CountedSpans {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let spans = batch.len();
+        let result = self.exporter.export(batch).await;
+        self.counts.spans_left(spans, &result);
+        result
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.exporter.set_resource(resource);
+    }
+}
+
+/// A metric exporter that counts.
+pub struct CountedMetrics {
+    exporter: MetricExporter,
+    counts: Arc<Counts>,
+}
+
+impl CountedMetrics {
+    /// Counts what goes through `exporter`.
+    pub fn new(exporter: MetricExporter, counts: Arc<Counts>) -> CountedMetrics {
+        CountedMetrics { exporter, counts }
+    }
+}
+
+impl fmt::Debug for CountedMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CountedMetrics").finish_non_exhaustive()
+    }
+}
+
+impl PushMetricExporter for CountedMetrics {
+    async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
+        let result = self.exporter.export(metrics).await;
+        self.counts.metrics_left(&result);
+        result
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.exporter.force_flush()
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn temporality(&self) -> Temporality {
+        self.exporter.temporality()
+    }
+}

@@ -1,0 +1,457 @@
+//! The logger, linked, against a small collector of our own that parses what arrives: values, attributes and times are those of the
+//! records, and a collector that is away or slow costs counted drops and nothing else.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use halyard_platform_api::Status;
+use halyard_platform_api::hooks::{
+    Batch, CacheRecord, FinishedRecord, IterationRecord, RejectedRecord, SchedulerRecord, StartRecord, StatLogger,
+    StatRecord,
+};
+use halyard_plugin_host::Plugin;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::KeyValue;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::metrics::v1::{Metric, metric::Data, number_data_point};
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message as _;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// One request to the collector.
+struct Arrived {
+    path: String,
+    headers: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+/// A collector on a free port: what it gets, and its address. `accepts`: it answers 200; otherwise 503.
+fn collector(accepts: bool) -> (Receiver<Arrived>, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let sender = sender.clone();
+            std::thread::spawn(move || {
+                let mut reader = BufReader::new(stream);
+                while let Some(arrived) = read_request(&mut reader) {
+                    let status = if accepts { "200 OK" } else { "503 Service Unavailable" };
+                    let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n");
+                    if sender.send(arrived).is_err() || reader.get_mut().write_all(answer.as_bytes()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (receiver, url)
+}
+
+fn read_request(reader: &mut BufReader<TcpStream>) -> Option<Arrived> {
+    let mut line = String::new();
+    reader.read_line(&mut line).ok().filter(|&read| read > 0)?;
+    let path = line.split(' ').nth(1)?.to_string();
+    let mut headers = BTreeMap::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        let Some((name, value)) = line.trim_end().split_once(": ") else {
+            break;
+        };
+        headers.insert(name.to_lowercase(), value.to_string());
+    }
+    let mut body = vec![0; headers.get("content-length")?.parse().ok()?];
+    reader.read_exact(&mut body).ok()?;
+    Some(Arrived { path, headers, body })
+}
+
+fn logger(config: serde_json::Value) -> Box<dyn StatLogger> {
+    let plugin = Plugin::from_linked(halyard_stat_logger_otlp::plugin()).expect("it starts");
+    let factory = plugin.stat_logger_factory().expect("a stat logger");
+    factory.create(&config.to_string()).expect("a good configuration")
+}
+
+fn give(logger: &mut dyn StatLogger, records: &[StatRecord]) {
+    let batch = Batch {
+        records,
+        deadline: DEADLINE,
+        num_dropped: 0,
+    };
+    logger.log_batch(&batch).expect("taken");
+}
+
+fn start() -> StatRecord {
+    StatRecord::Start(StartRecord {
+        model: "tiny".into(),
+        version: "9.8.7".into(),
+        platform: "cpu 0.1.0".into(),
+        ..StartRecord::default()
+    })
+}
+
+/// The wall clock of the records, nanoseconds.
+const ARRIVAL: u64 = 1_700_000_000_000_000_000;
+
+fn finished() -> FinishedRecord {
+    FinishedRecord {
+        reason: 1,
+        num_samples: 1,
+        arrival_unix_ns: ARRIVAL,
+        unix_ns: ARRIVAL + 900_000_000,
+        prompt_tokens: 40,
+        cached_tokens: 16,
+        generation_tokens: 9,
+        max_tokens: 9,
+        queue_ns: 100_000_000,
+        prefill_ns: 200_000_000,
+        decode_ns: 600_000_000,
+        first_token_ns: 300_000_000,
+        inter_token_ns: 75_000_000,
+        total_ns: 900_000_000,
+        request_id: "chatcmpl-1".into(),
+        ..FinishedRecord::default()
+    }
+}
+
+/// Everything that came for `path` until nobody sends any more.
+fn arrived(receiver: &Receiver<Arrived>, path: &str) -> Vec<Arrived> {
+    receiver.try_iter().filter(|arrived| arrived.path == path).collect()
+}
+
+fn attributes(all: &[KeyValue]) -> BTreeMap<&str, String> {
+    let show = |value: &Value| match value {
+        Value::StringValue(text) => text.clone(),
+        Value::IntValue(number) => number.to_string(),
+        Value::DoubleValue(number) => number.to_string(),
+        Value::ArrayValue(array) => format!("{:?}", array.values.iter().map(|v| v.value.clone()).collect::<Vec<_>>()),
+        other => format!("{other:?}"),
+    };
+    let shown = all
+        .iter()
+        .filter_map(|kv| Some((kv.key.as_str(), show(kv.value.as_ref()?.value.as_ref()?))));
+    shown.collect()
+}
+
+fn spans(requests: &[Arrived]) -> Vec<Span> {
+    let parse = |arrived: &Arrived| ExportTraceServiceRequest::decode(&arrived.body[..]).expect("protobuf");
+    requests
+        .iter()
+        .map(parse)
+        .flat_map(|request| request.resource_spans)
+        .flat_map(|resource| resource.scope_spans)
+        .flat_map(|scope| scope.spans)
+        .collect()
+}
+
+#[test]
+fn a_finished_request_is_a_span_with_its_phases() {
+    let (receiver, url) = collector(true);
+    let mut logger = logger(serde_json::json!({
+        "endpoint": url, "headers": {"x-key": "sesame"}, "service_name": "shop", "metrics": false,
+    }));
+    let traced = FinishedRecord {
+        trace_parent: "00-0123456789abcdef0123456789abcdef-00f067aa0ba902b7-01".into(),
+        ..finished()
+    };
+    let never_admitted = FinishedRecord {
+        reason: 3,
+        queue_ns: 5_000_000,
+        total_ns: 5_000_000,
+        arrival_unix_ns: ARRIVAL,
+        request_id: "cmpl-2".into(),
+        detail: "the device is gone".into(),
+        lora_name: "poet".into(),
+        ..FinishedRecord::default()
+    };
+    let unsampled = FinishedRecord {
+        trace_parent: "00-1123456789abcdef0123456789abcdef-00f067aa0ba902b7-00".into(),
+        ..finished()
+    };
+    let records = [traced, never_admitted, unsampled].map(StatRecord::Finished);
+    give(&mut *logger, &[&[start()][..], &records].concat());
+    let shown = logger.expose().expect("shown").expect("a text");
+    assert!(
+        shown.contains("halyard:otlp_queued_spans 6\n") || shown.contains("outcome=\"exported\"} 6\n"),
+        "{shown}"
+    );
+    drop(logger);
+    let requests = arrived(&receiver, "/v1/traces");
+    assert_eq!(requests[0].headers["x-key"], "sesame");
+    assert_eq!(requests[0].headers["content-type"], "application/x-protobuf");
+    let first = ExportTraceServiceRequest::decode(&requests[0].body[..]).expect("protobuf");
+    let resource = first.resource_spans[0].resource.clone().expect("a resource");
+    let resource = attributes(&resource.attributes);
+    assert_eq!(
+        (resource["service.name"].as_str(), resource["service.version"].as_str()),
+        ("shop", "9.8.7")
+    );
+    assert_eq!(resource["halyard.platform"], "cpu 0.1.0");
+
+    let spans = spans(&requests);
+    assert_eq!(spans.len(), 6, "{spans:?}");
+    let chat = spans
+        .iter()
+        .find(|span| span.name == "chat tiny")
+        .expect("the first request");
+    assert_eq!(
+        chat.trace_id,
+        0x0123_4567_89ab_cdef_0123_4567_89ab_cdef_u128.to_be_bytes()
+    );
+    assert_eq!(chat.parent_span_id, 0x00f0_67aa_0ba9_02b7_u64.to_be_bytes());
+    assert_eq!(chat.kind, 2, "a server's span");
+    assert_eq!(
+        (chat.start_time_unix_nano, chat.end_time_unix_nano),
+        (ARRIVAL, ARRIVAL + 900_000_000)
+    );
+    let of = attributes(&chat.attributes);
+    for (key, value) in [
+        ("gen_ai.operation.name", "chat"),
+        ("gen_ai.provider.name", "halyard"),
+        ("gen_ai.request.model", "tiny"),
+        ("gen_ai.response.id", "chatcmpl-1"),
+        ("gen_ai.usage.input_tokens", "40"),
+        ("gen_ai.usage.cache_read.input_tokens", "16"),
+        ("gen_ai.usage.output_tokens", "9"),
+        ("gen_ai.request.max_tokens", "9"),
+        ("gen_ai.latency.time_in_queue", "0.1"),
+        ("gen_ai.latency.time_to_first_token", "0.3"),
+        ("gen_ai.latency.e2e", "0.9"),
+    ] {
+        assert_eq!(of.get(key).map(String::as_str), Some(value), "{key}");
+    }
+    assert!(of["gen_ai.response.finish_reasons"].contains("\"length\""), "{of:?}");
+    let phase = |name: &str| {
+        let mine = |span: &&Span| span.name == name && span.parent_span_id == chat.span_id;
+        let span = spans
+            .iter()
+            .find(mine)
+            .unwrap_or_else(|| panic!("no {name} under the first request"));
+        assert_eq!(span.trace_id, chat.trace_id);
+        (span.start_time_unix_nano - ARRIVAL, span.end_time_unix_nano - ARRIVAL)
+    };
+    assert_eq!(phase("queue"), (0, 100_000_000));
+    assert_eq!(phase("prefill"), (100_000_000, 300_000_000));
+    assert_eq!(phase("decode"), (300_000_000, 900_000_000));
+
+    let failed = spans
+        .iter()
+        .find(|span| span.name == "text_completion poet")
+        .expect("the second");
+    let status = failed.status.clone().expect("a status");
+    assert_eq!((status.code, status.message.as_str()), (2, "the device is gone"));
+    assert!(failed.parent_span_id.is_empty());
+    assert_eq!(
+        spans
+            .iter()
+            .filter(|span| span.parent_span_id == failed.span_id)
+            .count(),
+        1,
+        "it only queued"
+    );
+}
+
+fn metrics(requests: &[Arrived]) -> BTreeMap<String, Metric> {
+    let last = requests.last().expect("an export");
+    let request = ExportMetricsServiceRequest::decode(&last.body[..]).expect("protobuf");
+    let scopes = request
+        .resource_metrics
+        .into_iter()
+        .flat_map(|resource| resource.scope_metrics);
+    scopes
+        .flat_map(|scope| scope.metrics)
+        .map(|metric| (metric.name.clone(), metric))
+        .collect()
+}
+
+/// The values of a sum or gauge, by the value of attribute `by`.
+fn numbers(metric: &Metric, by: &str) -> BTreeMap<String, f64> {
+    let points = match metric.data.as_ref().expect("data") {
+        Data::Sum(sum) => &sum.data_points,
+        Data::Gauge(gauge) => &gauge.data_points,
+        other => panic!("{} is {other:?}", metric.name),
+    };
+    let value = |value: &Option<number_data_point::Value>| match value {
+        Some(number_data_point::Value::AsInt(number)) => *number as f64,
+        Some(number_data_point::Value::AsDouble(number)) => *number,
+        None => panic!("{} has no value", metric.name),
+    };
+    points
+        .iter()
+        .map(|point| {
+            let key = attributes(&point.attributes).get(by).cloned().unwrap_or_default();
+            (key, value(&point.value))
+        })
+        .collect()
+}
+
+#[test]
+fn records_are_metrics_with_the_conventions_names() {
+    let (receiver, url) = collector(true);
+    let mut logger = logger(serde_json::json!({"endpoint": url + "/", "traces": false, "interval_ms": 3_600_000}));
+    let iteration = IterationRecord {
+        prompt_tokens: 40,
+        generation_tokens: 3,
+        ..IterationRecord::default()
+    };
+    let scheduler = SchedulerRecord {
+        num_running: 5,
+        num_waiting: 2,
+        num_preempted: 1,
+        ..SchedulerRecord::default()
+    };
+    let cache = CacheRecord {
+        usage: 0.25,
+        prefix_queries: 40,
+        prefix_hits: 16,
+        ..CacheRecord::default()
+    };
+    let one = [
+        StatRecord::Scheduler(scheduler),
+        StatRecord::Iteration(iteration),
+        StatRecord::Cache(cache),
+        StatRecord::Finished(finished()),
+        StatRecord::Rejected(RejectedRecord::default()),
+    ];
+    give(&mut *logger, &[start()]);
+    give(&mut *logger, &one);
+    give(&mut *logger, &one);
+    drop(logger);
+    let all = metrics(&arrived(&receiver, "/v1/metrics"));
+    let tokens = numbers(&all["halyard.tokens"], "gen_ai.token.type");
+    assert_eq!((tokens["input"], tokens["output"]), (80.0, 6.0));
+    assert_eq!(numbers(&all["halyard.requests.running"], "")[""], 5.0);
+    assert_eq!(numbers(&all["halyard.requests.waiting"], "")[""], 2.0);
+    assert_eq!(numbers(&all["halyard.preemptions"], "")[""], 2.0);
+    assert_eq!(numbers(&all["halyard.kv_cache.usage"], "")[""], 0.25);
+    assert_eq!(numbers(&all["halyard.prefix_cache.hits"], "")[""], 32.0);
+    assert_eq!(numbers(&all["halyard.requests.rejected"], "reason")["queue_full"], 2.0);
+    for (name, sum, bound) in [
+        ("gen_ai.server.request.duration", 1.8, 0.01),
+        ("gen_ai.server.time_to_first_token", 0.6, 0.001),
+        ("gen_ai.server.time_per_output_token", 0.15, 0.01),
+        ("halyard.request.queue.duration", 0.2, 0.01),
+    ] {
+        let metric = &all[name];
+        assert_eq!(metric.unit, "s");
+        let Some(Data::Histogram(histogram)) = &metric.data else {
+            panic!("{name} is no histogram");
+        };
+        let point = &histogram.data_points[0];
+        assert_eq!((point.count, point.explicit_bounds[0]), (2, bound), "{name}");
+        assert!(
+            (point.sum.expect("a sum") - sum).abs() < 1e-9,
+            "{name}: {:?}",
+            point.sum
+        );
+        let of = attributes(&point.attributes);
+        assert_eq!(
+            (
+                of["gen_ai.operation.name"].as_str(),
+                of["gen_ai.request.model"].as_str()
+            ),
+            ("chat", "tiny")
+        );
+    }
+}
+
+/// A counter of the logger's own text for the metrics route.
+fn counter(logger: &mut dyn StatLogger, start: &str) -> u64 {
+    let text = logger.expose().expect("shown").expect("a text");
+    let line = text
+        .lines()
+        .find(|line| line.starts_with(start))
+        .unwrap_or_else(|| panic!("no {start} in {text}"));
+    line.rsplit(' ').next().and_then(|n| n.parse().ok()).expect("a number")
+}
+
+/// Gives `requests` finished requests, 64 at a time; the longest call.
+fn load(logger: &mut dyn StatLogger, requests: usize) -> Duration {
+    let batch: Vec<StatRecord> = (0..64).map(|_| StatRecord::Finished(finished())).collect();
+    let mut longest = Duration::ZERO;
+    for _ in 0..requests / 64 {
+        let start = Instant::now();
+        give(logger, &batch);
+        longest = longest.max(start.elapsed());
+    }
+    longest
+}
+
+/// Waits until nothing is queued any more; spans exported and dropped.
+fn settled(logger: &mut dyn StatLogger) -> (u64, u64) {
+    let start = Instant::now();
+    while counter(logger, "halyard:otlp_queued_spans") > 0 {
+        assert!(start.elapsed() < DEADLINE, "spans wait for ever");
+        std::thread::yield_now();
+    }
+    (
+        counter(logger, "halyard:otlp_spans_total{outcome=\"exported\"}"),
+        counter(logger, "halyard:otlp_spans_total{outcome=\"dropped\"}"),
+    )
+}
+
+#[test]
+fn a_collector_that_is_away_or_refuses_costs_counted_drops() {
+    let nobody = {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        format!("http://{}", listener.local_addr().expect("bound"))
+    };
+    for url in [nobody, collector(false).1] {
+        let mut logger = logger(serde_json::json!({"endpoint": url, "span_delay_ms": 50, "interval_ms": 50}));
+        give(&mut *logger, &[start()]);
+        load(&mut *logger, 256);
+        assert_eq!(settled(&mut *logger), (0, 4 * 256), "{url}");
+        let started = Instant::now();
+        while counter(&mut *logger, "halyard:otlp_metric_exports_total{outcome=\"failed\"}") == 0 {
+            assert!(started.elapsed() < DEADLINE, "no metrics were tried");
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_collector_that_never_answers_holds_up_nothing_and_all_spans_are_accounted_for() {
+    // Connections are taken by the system and never answered.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", silent.local_addr().expect("bound"));
+    let mut logger = logger(serde_json::json!({
+        "endpoint": url, "timeout_ms": 700, "max_queued_spans": 1000, "span_delay_ms": 50, "metrics": false,
+    }));
+    give(&mut *logger, &[start()]);
+    let longest = load(&mut *logger, 6400);
+    let exported = counter(&mut *logger, "halyard:otlp_spans_total{outcome=\"exported\"}");
+    let dropped = counter(&mut *logger, "halyard:otlp_spans_total{outcome=\"dropped\"}");
+    assert_eq!(exported, 0);
+    assert!(dropped >= 4 * 6400 - 2 * 1000, "only {dropped} are counted as dropped");
+    assert!(
+        longest < Duration::from_millis(700),
+        "a call took {longest:?}: it waited for the collector"
+    );
+    assert_eq!(settled(&mut *logger), (0, 4 * 6400));
+    let start = Instant::now();
+    drop(logger);
+    assert!(start.elapsed() < DEADLINE, "the end waited for the collector");
+}
+
+#[test]
+fn wrong_configurations_are_refused_by_key() {
+    let plugin = Plugin::from_linked(halyard_stat_logger_otlp::plugin()).expect("it starts");
+    let factory = plugin.stat_logger_factory().expect("a stat logger");
+    let refused = |config: &str, words: &str| {
+        let error = factory.create(config).map(|_| ()).expect_err(words);
+        assert_eq!(error.status, Status::InvalidArgument, "{error}");
+        assert!(error.message.contains(words), "{error}");
+    };
+    refused(r#"{"endpont": "x"}"#, "`endpont`");
+    refused(r#"{"endpoint": "collector:4318"}"#, "must begin with http://");
+    refused(r#"{"endpoint": "http://a b"}"#, "http://a b");
+    refused(r#"{"interval_ms": 0}"#, "`interval_ms`: 0 is not 1 to 3600000");
+    refused(r#"{"sample_ratio": 1.5}"#, "`sample_ratio`: 1.5");
+    refused(r#"{"max_queued_spans": 99999999}"#, "`max_queued_spans`");
+    factory.create("{}").map(|_| ()).expect("everything has a default");
+}

@@ -1,0 +1,293 @@
+//! What records say of a sequence and of a step beyond what running them needs: times between tokens, siblings, changes of gauges.
+//! Plain bookkeeping for the engine's thread; `now` is an argument.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use halyard_platform_api::hooks::{CacheRecord, FinishedRecord, IterationRecord, SchedulerRecord, StatRecord};
+use halyard_scheduler::{Counts, RequestId};
+
+use crate::output::FinishReason;
+use crate::runner::InFlight;
+use crate::sequence::Sequence;
+
+/// Times between tokens that one step keeps apart; rows of one step nearly always share one or two.
+const MAX_GAPS_SEARCHED: usize = 32;
+
+/// Facts of a request that its samples share.
+#[derive(Debug)]
+pub(crate) struct RequestLife {
+    id: Arc<str>,
+    trace_parent: Arc<str>,
+    priority: i32,
+    num_samples: u32,
+    max_tokens: u64,
+    arrival_unix_ns: u64,
+    num_open: AtomicU32,
+    max_sample_tokens: AtomicU64,
+}
+
+impl RequestLife {
+    /// Of a request that arrives now.
+    pub(crate) fn new(
+        id: &str,
+        trace_parent: Option<&str>,
+        priority: i32,
+        n: u32,
+        max_tokens: Option<u32>,
+    ) -> Arc<Self> {
+        Arc::new(RequestLife {
+            id: id.into(),
+            trace_parent: trace_parent.unwrap_or_default().into(),
+            priority,
+            num_samples: n,
+            max_tokens: u64::from(max_tokens.unwrap_or(0)),
+            arrival_unix_ns: unix_ns(),
+            num_open: AtomicU32::new(n),
+            max_sample_tokens: AtomicU64::new(0),
+        })
+    }
+}
+
+/// Facts of a sequence.
+#[derive(Clone, Debug)]
+pub(crate) struct Life {
+    request: Arc<RequestLife>,
+    last_token: Option<Instant>,
+    max_gap_ns: u64,
+    num_preemptions: u32,
+}
+
+impl Life {
+    /// Of a sequence that has just arrived.
+    pub(crate) fn new(request: Arc<RequestLife>) -> Life {
+        Life {
+            request,
+            last_token: None,
+            max_gap_ns: 0,
+            num_preemptions: 0,
+        }
+    }
+
+    /// It lost its row.
+    pub(crate) fn preempted(&mut self) {
+        self.num_preemptions += 1;
+    }
+}
+
+/// Gathers what a step did, and turns it into records.
+#[derive(Default)]
+pub(crate) struct StepLife {
+    first_token_ns: Vec<u64>,
+    gaps: Vec<(u64, u64)>,
+    num_admitted: u32,
+    cached_tokens: u64,
+    // As the last records said.
+    preemptions: u64,
+    block_size: u32,
+    scheduler: (u32, u32),
+    cache: (u32, u64, u64),
+}
+
+impl StepLife {
+    /// Nothing yet; KV blocks hold `block_size` tokens.
+    pub(crate) fn new(block_size: u32) -> StepLife {
+        StepLife {
+            block_size,
+            ..StepLife::default()
+        }
+    }
+
+    /// A sequence got a row; for the first time with what it found in the prefix cache.
+    pub(crate) fn admitted(&mut self, cached_tokens: Option<u32>) {
+        self.num_admitted += 1;
+        self.cached_tokens += u64::from(cached_tokens.unwrap_or(0));
+    }
+
+    /// A token came `now`.
+    pub(crate) fn token(&mut self, sequence: &mut Sequence, now: Instant) {
+        if sequence.first_token.is_none() {
+            sequence.first_token = Some(now);
+            self.first_token_ns.push(ns(now.duration_since(sequence.arrival)));
+        }
+        let life = &mut sequence.life;
+        if let Some(before) = life.last_token.replace(now) {
+            let gap = ns(now.duration_since(before));
+            life.max_gap_ns = life.max_gap_ns.max(gap);
+            let known = self
+                .gaps
+                .iter_mut()
+                .take(MAX_GAPS_SEARCHED)
+                .find(|(known, _)| *known == gap);
+            match known {
+                Some((_, count)) => *count += 1,
+                None => self.gaps.push((gap, 1)),
+            }
+        }
+    }
+
+    /// The records of a step that ends now: what it did, how the scheduler stands, and the cache if it changed.
+    pub(crate) fn step(
+        &mut self,
+        flight: &InFlight,
+        (step_index, step_ns): (u64, u64),
+        (prompt_tokens, generation_tokens): (u64, u64),
+        counts: &Counts,
+        num_waiting: u32,
+        mut send: impl FnMut(StatRecord),
+    ) {
+        let unix_ns = unix_ns();
+        send(StatRecord::Iteration(IterationRecord {
+            num_seqs: flight.rows.len() as u32,
+            num_admitted: std::mem::take(&mut self.num_admitted),
+            replayed: u32::from(flight.replayed),
+            step_index,
+            unix_ns,
+            step_ns,
+            prompt_tokens,
+            cached_tokens: std::mem::take(&mut self.cached_tokens),
+            generation_tokens,
+            first_token_ns: self.first_token_ns.drain(..).collect(),
+            inter_token_ns: self.gaps.iter().map(|(gap, _)| *gap).collect(),
+            inter_token_counts: self.gaps.iter().map(|(_, count)| *count).collect(),
+        }));
+        self.gaps.clear();
+        send(self.scheduler(step_index, unix_ns, counts, num_waiting));
+        let cache = (counts.used_blocks, counts.prefix_queries, counts.prefix_hits);
+        if cache != self.cache {
+            let before = std::mem::replace(&mut self.cache, cache);
+            send(StatRecord::Cache(CacheRecord {
+                used_blocks: counts.used_blocks,
+                total_blocks: counts.total_blocks,
+                block_size: self.block_size,
+                unix_ns,
+                usage: usage(counts),
+                prefix_queries: counts.prefix_queries - before.1,
+                prefix_hits: counts.prefix_hits - before.2,
+            }));
+        }
+    }
+
+    /// The records of a change while no step runs, if there was one.
+    pub(crate) fn idle(
+        &mut self,
+        step_index: u64,
+        counts: &Counts,
+        num_waiting: u32,
+        mut send: impl FnMut(StatRecord),
+    ) {
+        let changed = (counts.running as u32, num_waiting) != self.scheduler;
+        if changed || counts.preemptions != self.preemptions {
+            send(self.scheduler(step_index, unix_ns(), counts, num_waiting));
+        }
+        if counts.used_blocks != self.cache.0 {
+            self.cache.0 = counts.used_blocks;
+            send(StatRecord::Cache(CacheRecord {
+                used_blocks: counts.used_blocks,
+                total_blocks: counts.total_blocks,
+                block_size: self.block_size,
+                unix_ns: unix_ns(),
+                usage: usage(counts),
+                ..CacheRecord::default()
+            }));
+        }
+    }
+
+    fn scheduler(&mut self, step_index: u64, unix_ns: u64, counts: &Counts, num_waiting: u32) -> StatRecord {
+        self.scheduler = (counts.running as u32, num_waiting);
+        let before = std::mem::replace(&mut self.preemptions, counts.preemptions);
+        StatRecord::Scheduler(SchedulerRecord {
+            num_running: counts.running as u32,
+            num_waiting,
+            num_preempted: (counts.preemptions - before) as u32,
+            step_index,
+            unix_ns,
+        })
+    }
+}
+
+/// Share of the KV blocks in use, 0 to 1.
+pub(crate) fn usage(counts: &Counts) -> f64 {
+    f64::from(counts.used_blocks) / f64::from(counts.total_blocks.max(1))
+}
+
+/// The record of a sequence that ends `now`.
+pub(crate) fn finished(id: RequestId, sequence: &Sequence, reason: &FinishReason, now: Instant) -> FinishedRecord {
+    let life = &sequence.life;
+    let request = &life.request;
+    let tokens = u64::from(sequence.num_output);
+    let most = request
+        .max_sample_tokens
+        .fetch_max(tokens, Ordering::Relaxed)
+        .max(tokens);
+    let ends_request = request.num_open.fetch_sub(1, Ordering::Relaxed) == 1;
+    let total_ns = ns(now.duration_since(sequence.arrival));
+    let queue_ns = if sequence.admitted {
+        sequence.queue_ns.min(total_ns)
+    } else {
+        total_ns
+    };
+    let first_token_ns = sequence
+        .first_token
+        .map_or(0, |at| ns(at.duration_since(sequence.arrival)));
+    let decode_ns = match (sequence.first_token, life.last_token) {
+        (Some(first), Some(last)) => ns(last.duration_since(first)),
+        _ => 0,
+    };
+    FinishedRecord {
+        reason: reason_code(reason) as u32,
+        sample_index: sequence.index,
+        num_samples: request.num_samples,
+        ends_request: u32::from(ends_request),
+        num_preemptions: life.num_preemptions,
+        lora_id: sequence.lora.as_ref().map_or(0, |adapter| adapter.number),
+        priority: request.priority,
+        sequence: id.0,
+        unix_ns: unix_ns(),
+        arrival_unix_ns: request.arrival_unix_ns,
+        prompt_tokens: sequence.prompt.len() as u64,
+        cached_tokens: u64::from(sequence.num_cached),
+        generation_tokens: tokens,
+        max_sample_tokens: most,
+        max_tokens: request.max_tokens,
+        queue_ns,
+        prefill_ns: first_token_ns.saturating_sub(queue_ns),
+        decode_ns,
+        first_token_ns,
+        inter_token_ns: decode_ns / tokens.saturating_sub(1).max(1),
+        max_inter_token_ns: life.max_gap_ns,
+        total_ns,
+        request_id: request.id.clone(),
+        lora_name: sequence
+            .lora
+            .as_ref()
+            .map_or_else(Arc::default, |adapter| adapter.name.as_str().into()),
+        trace_parent: request.trace_parent.clone(),
+        detail: match reason {
+            FinishReason::Abort(words) | FinishReason::Error(words) | FinishReason::StopString(words) => {
+                words.as_str().into()
+            }
+            _ => Arc::default(),
+        },
+    }
+}
+
+/// Code of a reason, also its place in [`crate::StatsSnapshot::requests_finished`].
+pub(crate) fn reason_code(reason: &FinishReason) -> usize {
+    match reason {
+        FinishReason::Eos | FinishReason::StopToken(_) | FinishReason::StopString(_) => 0,
+        FinishReason::Length => 1,
+        FinishReason::Abort(_) => 2,
+        FinishReason::Error(_) => 3,
+    }
+}
+
+/// Nanoseconds since the Unix epoch.
+pub(crate) fn unix_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, ns)
+}
+
+fn ns(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

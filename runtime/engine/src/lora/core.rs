@@ -1,0 +1,136 @@
+//! The engine thread's side of adapters: hands the scheduler's loads to the loader, and lets go of adapters that were removed. Also keeps
+//! the counters of each.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use halyard_scheduler::{LoraLoad, Scheduler};
+
+use super::loader::LoraLoader;
+use super::registry::{Adapter, Adapters};
+use crate::sequence::Sequence;
+
+/// Adapters as the engine's thread knows them.
+pub(crate) struct CoreLora {
+    adapters: Arc<Adapters>,
+    loader: LoraLoader,
+    /// Those that requests named since they were last forgotten.
+    known: HashMap<u32, Arc<Adapter>>,
+    /// Removed, but perhaps still in use.
+    retired: Vec<Arc<Adapter>>,
+    /// Adapter of each slot, loaded or being loaded.
+    slots: Vec<Option<Arc<Adapter>>>,
+    loads: Vec<LoraLoad>,
+}
+
+impl CoreLora {
+    pub(crate) fn new(adapters: Arc<Adapters>, loader: LoraLoader, num_slots: u32) -> CoreLora {
+        CoreLora {
+            adapters,
+            loader,
+            known: HashMap::new(),
+            retired: Vec::new(),
+            slots: vec![None; num_slots as usize],
+            loads: Vec::new(),
+        }
+    }
+
+    /// Adapters in use or removed of which something changed since the last call.
+    pub(crate) fn changed(&self) -> impl Iterator<Item = &Arc<Adapter>> {
+        let all = self.known.values();
+        all.filter(|adapter| adapter.is_changed.swap(false, Ordering::Relaxed))
+    }
+
+    /// A request with an adapter comes.
+    pub(crate) fn admit(&mut self, adapter: &Arc<Adapter>) {
+        let c = &adapter.counters;
+        c.requests.fetch_add(1, Ordering::Relaxed);
+        c.waiting.fetch_add(1, Ordering::Relaxed);
+        adapter.is_changed.store(true, Ordering::Relaxed);
+        if adapter.on_device.load(Ordering::Relaxed) {
+            c.device_hits.fetch_add(1, Ordering::Relaxed);
+        }
+        // It was found by its name just before that was taken away.
+        if adapter.is_retired() {
+            self.retire(adapter.clone());
+        }
+        self.known.entry(adapter.number).or_insert_with(|| adapter.clone());
+    }
+
+    /// Passes on the loads that the scheduler asks for.
+    pub(crate) fn start_loads(&mut self, scheduler: &mut Scheduler) {
+        scheduler.take_lora_loads(&mut self.loads);
+        for load in self.loads.drain(..) {
+            // A request that waits for it named it.
+            let Some(adapter) = self.known.get(&load.lora) else {
+                continue;
+            };
+            let slot = &mut self.slots[load.slot as usize];
+            if let Some(former) = slot.replace(adapter.clone()) {
+                former.on_device.store(false, Ordering::Relaxed);
+                former.is_changed.store(true, Ordering::Relaxed);
+            }
+            self.loader.load(load.slot, adapter.clone());
+        }
+    }
+
+    pub(crate) fn note_loaded(&mut self, number: u32) {
+        if let Some(adapter) = self.known.get(&number) {
+            adapter.on_device.store(true, Ordering::Relaxed);
+            adapter.is_changed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// An adapter was removed.
+    pub(crate) fn retire(&mut self, adapter: Arc<Adapter>) {
+        if !self.retired.iter().any(|known| known.number == adapter.number) {
+            self.retired.push(adapter);
+        }
+    }
+
+    /// Frees slots and host memory of removed adapters that nobody uses any more; `gone` hears of each.
+    pub(crate) fn forget_retired(&mut self, scheduler: &mut Scheduler, mut gone: impl FnMut(&Adapter)) {
+        let CoreLora {
+            adapters,
+            known,
+            retired,
+            slots,
+            ..
+        } = self;
+        retired.retain(|adapter| {
+            if !scheduler.forget_lora(adapter.number) {
+                return true;
+            }
+            adapters.forget(adapter.number);
+            known.remove(&adapter.number);
+            adapter.on_device.store(false, Ordering::Relaxed);
+            let holds = |slot: &&mut Option<Arc<Adapter>>| slot.as_ref().is_some_and(|a| a.number == adapter.number);
+            if let Some(slot) = slots.iter_mut().find(holds) {
+                *slot = None;
+            }
+            tracing::debug!(adapter = %adapter.name, "adapter unloaded");
+            gone(adapter);
+            false
+        });
+    }
+}
+
+/// A sequence gets its first device row.
+pub(crate) fn note_admitted(sequence: &Sequence) {
+    if let Some(adapter) = &sequence.lora {
+        adapter.counters.waiting.fetch_sub(1, Ordering::Relaxed);
+        adapter.counters.running.fetch_add(1, Ordering::Relaxed);
+        adapter.is_changed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A sequence is gone.
+pub(crate) fn note_ended(sequence: &Sequence) {
+    if let Some(adapter) = &sequence.lora {
+        let c = &adapter.counters;
+        let gauge = if sequence.admitted { &c.running } else { &c.waiting };
+        gauge.fetch_sub(1, Ordering::Relaxed);
+        adapter.is_changed.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,111 @@
+//! The thread that brings adapters into device slots: from host memory, or from their files first. The engine's thread only asks and hears
+//! the answer as a command, so steps of other requests go on meanwhile.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::AdapterError;
+use super::memory::LoraMemory;
+use super::registry::{Adapter, Adapters};
+use crate::core::Command;
+use crate::error::EngineError;
+
+/// How long an ending engine waits for a copy under way.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+
+struct Job {
+    slot: u32,
+    adapter: Arc<Adapter>,
+}
+
+/// The engine's end of the thread.
+pub(crate) struct LoraLoader {
+    jobs: Option<Sender<Job>>,
+    /// The thread, and what hangs up when it ends.
+    thread: Option<(JoinHandle<()>, Receiver<()>)>,
+}
+
+impl LoraLoader {
+    /// Starts the thread over the slots of all ranks.
+    ///
+    /// # Errors
+    /// A thread that does not start.
+    pub(crate) fn start(
+        adapters: Arc<Adapters>,
+        ranks: Vec<Arc<LoraMemory>>,
+        commands: Sender<Command>,
+    ) -> Result<LoraLoader, EngineError> {
+        let (jobs, receiver) = channel::<Job>();
+        let (running, ended) = sync_channel::<()>(1);
+        let work = move || {
+            let _running = running;
+            while let Ok(job) = receiver.recv() {
+                let number = job.adapter.number;
+                let load = AssertUnwindSafe(|| load(&adapters, &ranks, &job));
+                let panicked = |_| {
+                    Err(AdapterError::Panicked {
+                        name: job.adapter.name.clone(),
+                    })
+                };
+                let result = catch_unwind(load).unwrap_or_else(panicked);
+                // Nobody listens any more: the engine ends.
+                if commands.send(Command::LoraLoaded { number, result }).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("halyard-lora".into())
+            .spawn(work)
+            .map_err(|e| EngineError::Thread(e.to_string()))?;
+        Ok(LoraLoader {
+            jobs: Some(jobs),
+            thread: Some((thread, ended)),
+        })
+    }
+
+    /// Asks for an adapter in a slot; [`Command::LoraLoaded`] answers.
+    pub(crate) fn load(&self, slot: u32, adapter: Arc<Adapter>) {
+        if let Some(jobs) = &self.jobs {
+            let _ = jobs.send(Job { slot, adapter });
+        }
+    }
+}
+
+fn load(adapters: &Adapters, ranks: &[Arc<LoraMemory>], job: &Job) -> Result<(), AdapterError> {
+    let weights = adapters.weights(&job.adapter)?;
+    let start = Instant::now();
+    for memory in ranks {
+        memory.write(job.slot, &weights).map_err(|error| AdapterError::Device {
+            name: job.adapter.name.clone(),
+            error,
+        })?;
+    }
+    let counters = &job.adapter.counters;
+    counters.device_loads.fetch_add(1, Ordering::Relaxed);
+    let ns = start.elapsed().as_nanos() as u64;
+    counters.load_ns.fetch_add(ns, Ordering::Relaxed);
+    tracing::debug!(adapter = %job.adapter.name, slot = job.slot, ms = ns / 1_000_000, "adapter loaded");
+    Ok(())
+}
+
+impl Drop for LoraLoader {
+    fn drop(&mut self) {
+        self.jobs = None;
+        let Some((thread, ended)) = self.thread.take() else {
+            return;
+        };
+        if matches!(ended.recv_timeout(END_PATIENCE), Err(RecvTimeoutError::Timeout)) {
+            tracing::error!(
+                "a LoRA adapter was still being read {} s after the engine's end",
+                END_PATIENCE.as_secs()
+            );
+        } else if thread.join().is_err() {
+            tracing::error!("the LoRA loader panicked");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! How sinks stand, for `/metrics`, the admin route and `halyard plugins list`.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// What a sink is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SinkState {
+    /// It takes records.
+    Active,
+    /// It failed and rests; its records are dropped.
+    Quarantined,
+    /// A call has not returned by its deadline: its thread is given up until it does. Its records are dropped.
+    Stuck,
+    /// The server is ending.
+    Ended,
+}
+
+/// Failed calls by what happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailureCounts {
+    /// Answered an error.
+    pub error: u64,
+    /// Panicked.
+    pub panic: u64,
+    /// Took longer than the deadline.
+    pub timeout: u64,
+    /// No logger could be made.
+    pub start: u64,
+}
+
+/// How one sink stands.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SinkReport {
+    /// Its name.
+    pub name: String,
+    /// The plugin's version.
+    pub version: String,
+    /// Its library; none: linked into the program.
+    pub path: Option<PathBuf>,
+    /// Where it runs: `thread`, or `process` for a child.
+    pub isolation: String,
+    /// How often its library was loaded: 1, and one more with each reload.
+    pub generation: u32,
+    /// What it is doing.
+    pub state: SinkState,
+    /// Seconds until it is tried again.
+    pub retry_in_s: Option<f64>,
+    /// Records for it, since the start.
+    pub accepted: u64,
+    /// Of these, taken by it within the deadline.
+    pub delivered: u64,
+    /// Of these, lost: its queue was full, it rested, or it failed on them.
+    pub dropped: u64,
+    /// Of these, on their way.
+    pub pending: u64,
+    /// Failed calls.
+    pub failures: FailureCounts,
+    /// Times that it was put into quarantine.
+    pub quarantines: u64,
+    /// The last failure's words.
+    pub last_error: Option<String>,
+}
+
+/// How all sinks stand.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HookReport {
+    /// Hand-overs in which the engine's thread went to sleep. Nothing in the way to the sinks can block, so it stays 0.
+    pub engine_waits: u64,
+    /// The sinks in order.
+    pub sinks: Vec<SinkReport>,
+}
+
+/// What a reload did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reloaded {
+    /// The sink.
+    pub name: String,
+    /// Its generation now.
+    pub generation: u32,
+    /// Version before.
+    pub old_version: String,
+    /// Version now.
+    pub new_version: String,
+    /// Records that the sink had been delivered when the new library took over.
+    pub delivered_before: u64,
+}
