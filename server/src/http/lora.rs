@@ -110,18 +110,27 @@ impl AppState {
         if self.is_served(name) {
             return Ok(());
         }
-        let Some(location) = resolvers.resolve(name).await? else {
-            return Ok(());
-        };
         let lock = self.lora.loading().entry(name.to_owned()).or_default().clone();
-        let held = lock.lock().await;
-        let outcome = match self.is_served(name) {
-            true => Ok(()),
-            false => self.add_resolved(name, location.path, &location.resolver).await,
+        let outcome = match lock.try_lock() {
+            Ok(_held) => self.resolve_and_add(resolvers, name).await,
+            // Somebody asks for it already: only if that leads to nothing all who waited ask once more, together.
+            Err(_) => {
+                drop(lock.lock().await);
+                match self.is_served(name) {
+                    true => Ok(()),
+                    false => self.resolve_and_add(resolvers, name).await,
+                }
+            }
         };
-        drop(held);
         self.lora.loading().remove(name);
         outcome
+    }
+
+    async fn resolve_and_add(self: &Arc<Self>, resolvers: &LoraResolvers, name: &str) -> Result<(), ApiError> {
+        match resolvers.resolve(name).await? {
+            Some(location) => self.add_resolved(name, location.path, &location.resolver).await,
+            None => Ok(()),
+        }
     }
 
     async fn add_resolved(self: &Arc<Self>, name: &str, path: PathBuf, resolver: &str) -> Result<(), ApiError> {

@@ -77,6 +77,7 @@ impl TestServer {
         hooks.engine_started(&StartRecord {
             model: "tiny".into(),
             max_model_len: engine.info().max_model_len,
+            max_loras: 2,
             ..StartRecord::default()
         });
         let state = Arc::new(AppState {
