@@ -51,6 +51,12 @@ pub enum ServerError {
         /// Its reason.
         source: halyard_platform_api::Error,
     },
+    /// A hook's process that was not started by a server.
+    #[error(transparent)]
+    HookChild(#[from] halyard_plugin_host::isolation::HookChildError),
+    /// A test of a plugin that did not pass; what failed was printed.
+    #[error("{0}")]
+    TestFailed(String),
     /// No model.
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -88,7 +94,10 @@ impl ServerError {
     /// The process's exit status.
     pub fn exit_status(&self) -> u8 {
         match self {
-            ServerError::Engine(EngineError::Thread(_)) | ServerError::Io { .. } | ServerError::Client(_) => 1,
+            ServerError::Engine(EngineError::Thread(_))
+            | ServerError::Io { .. }
+            | ServerError::Client(_)
+            | ServerError::TestFailed(_) => 1,
             _ => 2,
         }
     }

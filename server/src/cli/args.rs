@@ -8,6 +8,7 @@ use halyard_models::{LoadFormat, WeightQuantization};
 use halyard_plugin_host::{AllowList, PluginError, SearchPath};
 use halyard_scheduler::Policy;
 
+use super::isolation::HookIsolation;
 use super::units::{DTypeChoice, parse_bytes, parse_dtype, parse_policy, parse_share};
 use crate::logging::LogFormat;
 
@@ -81,6 +82,15 @@ pub struct PlatformArgs {
     /// A plugin that receives statistics, with its configuration as JSON: NAME or NAME={"key": "value"}; may be repeated
     #[arg(long = "stat-logger", value_name = "NAME[=JSON]", env = "HALYARD_STAT_LOGGER")]
     pub stat_loggers: Vec<String>,
+    /// Where stat loggers run: none (in this process) or process (each in one of its own, which may crash); NAME=MODE for one
+    /// of them; may be repeated
+    #[arg(
+        long,
+        value_name = "[NAME=]MODE",
+        env = "HALYARD_HOOK_ISOLATION",
+        value_delimiter = ','
+    )]
+    pub hook_isolation: Vec<HookIsolation>,
 }
 
 /// The model.

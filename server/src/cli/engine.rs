@@ -10,6 +10,7 @@ use halyard_plugin_host::{Catalog, Kind, select_platform};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::EngineArgs;
+use super::isolation::{check_names, stat_logger_factory};
 use crate::error::ServerError;
 use crate::source::ResolvedModel;
 
@@ -125,10 +126,11 @@ impl EngineArgs {
     }
 
     fn stat_loggers(&self, catalog: &Catalog) -> Result<Vec<Box<dyn StatLogger>>, ServerError> {
+        check_names(&self.platform.hook_isolation, &self.platform.stat_loggers)?;
         let start = |text: &String| {
             let (name, config) = text.split_once('=').unwrap_or((text, "{}"));
-            let plugin = catalog.load(catalog.find(Kind::StatLogger, name)?)?;
-            let logger = plugin.stat_logger_factory()?.create(config);
+            let candidate = catalog.find(Kind::StatLogger, name)?;
+            let logger = stat_logger_factory(catalog, candidate, &self.platform.hook_isolation)?.create(config);
             logger.map_err(|source| ServerError::StatLogger {
                 name: name.to_owned(),
                 source,
