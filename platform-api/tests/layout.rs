@@ -177,6 +177,24 @@ fn layout_comparison_allows_growth_and_refuses_change() {
 }
 
 #[test]
+fn every_field_of_every_record_stands_in_the_authors_page() {
+    let page = std::fs::read_to_string(crate_file("../docs/hooks.md")).expect("docs/hooks.md is there");
+    let records: Vec<StructLayout> = tables::structs()
+        .into_iter()
+        .filter(|s| s.name.ends_with("_record"))
+        .collect();
+    assert_eq!(records.len(), halyard_platform_api::hooks::StatRecord::KINDS.len());
+    for record in records {
+        let start = page.find(&format!("(`{}`)", record.name)).expect(record.name);
+        let section = page[start..].split("\n### ").next().unwrap_or_default();
+        for field in record.fields.iter().filter(|field| field.name != "struct_size") {
+            let row = format!("| `{}` |", field.name);
+            assert!(section.contains(&row), "{} lacks a row for {}", record.name, field.name);
+        }
+    }
+}
+
+#[test]
 fn header_is_current() {
     let path = crate_file("include/halyard.h");
     let current = abi::header();

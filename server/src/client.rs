@@ -91,6 +91,26 @@ impl ServerClient {
             .ok_or_else(|| ClientError::Broken("the server names no model".to_owned()))
     }
 
+    /// The JSON that a route answers.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn get_json(&self, route: &str) -> Result<Value, ClientError> {
+        let request = self.client.get(format!("{}{route}", self.url));
+        let request = request.timeout(Duration::from_secs(10));
+        self.send(request).await?.json().await.map_err(broken)
+    }
+
+    /// Posts JSON to a route that may take its time; the JSON that it answers.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn post_json(&self, route: &str, body: &Value) -> Result<Value, ClientError> {
+        let request = self.client.post(format!("{}{route}", self.url)).json(body);
+        let request = request.timeout(Duration::from_secs(60));
+        self.send(request).await?.json().await.map_err(broken)
+    }
+
     /// Posts a streamed request and hands over each piece of text as it comes. Returns the whole text.
     ///
     /// # Errors

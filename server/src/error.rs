@@ -8,6 +8,7 @@ use halyard_models::ModelError;
 use halyard_plugin_host::PluginError;
 
 use crate::client::ClientError;
+use crate::hooks::StatLoggerError;
 use crate::http::serve::BindError;
 use crate::source::SourceError;
 
@@ -36,13 +37,8 @@ pub enum ServerError {
         source: halyard_platform_api::Error,
     },
     /// A stat logger that does not start.
-    #[error("--stat-logger {name}: {source}")]
-    StatLogger {
-        /// Its name.
-        name: String,
-        /// Its reason.
-        source: halyard_platform_api::Error,
-    },
+    #[error("--stat-logger: {0}")]
+    StatLogger(#[from] StatLoggerError),
     /// An IO processor that does not start.
     #[error("--io-processor {name}: {source}")]
     IoProcessor {

@@ -4,6 +4,7 @@
 pub mod cli;
 pub mod client;
 pub mod error;
+pub mod hooks;
 pub mod http;
 pub mod logging;
 pub mod metrics;

@@ -281,7 +281,7 @@ record! {
         pub unix_ns: u64,
         /// Bytes of its weights.
         pub weight_bytes: u64,
-        /// How long its last load took, from disk or host to the device, nanoseconds; 0 before the first.
+        /// How long all its reads from disk and copies to the device took together, nanoseconds.
         pub load_ns: u64,
         /// Loads since the start.
         pub loads_total: u64,

@@ -180,7 +180,10 @@ impl Metrics {
                 "halyard:lora_residency",
                 "Where the adapter is: 1 disk, 2 host, 3 device",
             ),
-            lora_load: r.floats("halyard:lora_load_seconds", "How long the adapter's last load took"),
+            lora_load: r.floats(
+                "halyard:lora_load_seconds",
+                "How long the adapter's reads and copies took, all together",
+            ),
             lora_loads: r.counters("halyard:lora_loads", "Loads of the adapter"),
             lora_hits: r.counters("halyard:lora_hits", "Requests that found the adapter on the device"),
             iteration_tokens: r.histogram(

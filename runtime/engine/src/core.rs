@@ -143,6 +143,7 @@ impl Core {
             steps_total: self.stats.steps_total,
             detail: reason.as_str().into(),
         }));
+        self.records.hand_over();
     }
 
     /// Why the engine fails: this rank's error, with what other ranks say.
@@ -427,6 +428,8 @@ impl Core {
             let send = |record| self.records.send(record);
             self.step_life
                 .step(flight, step, (prompt, generated), &counts, waiting, send);
+            self.note_adapters(false);
+            self.records.hand_over();
         }
     }
 
@@ -436,6 +439,14 @@ impl Core {
             let (counts, waiting) = (self.scheduler.counts(), self.shared.waiting());
             let send = |record| self.records.send(record);
             self.step_life.idle(self.stats.steps_total, &counts, waiting, send);
+            self.note_adapters(true);
+            self.records.hand_over();
+        }
+    }
+
+    fn note_adapters(&mut self, idle: bool) {
+        if let Some(lora) = &mut self.lora {
+            lora.tell(idle, |record| self.records.send(record));
         }
     }
 
@@ -449,7 +460,7 @@ impl Core {
         s.preemptions_total = counts.preemptions;
         s.prefix_cache_queries_total = counts.prefix_queries;
         s.prefix_cache_hits_total = counts.prefix_hits;
-        s.dropped_records_total = self.records.dropped;
+        s.dropped_records_total = self.records.dropped();
         self.shared
             .stats
             .lock()

@@ -108,6 +108,20 @@ pub enum SubmitError {
     },
 }
 
+impl SubmitError {
+    /// Its code in `RejectedRecord::reason`.
+    pub(crate) fn record_reason(&self) -> u32 {
+        match self {
+            SubmitError::QueueFull { .. } => 0,
+            SubmitError::ShuttingDown => 1,
+            SubmitError::Dead { .. } => 2,
+            SubmitError::EmptyPrompt | SubmitError::PromptTooLong { .. } | SubmitError::PromptVocabulary { .. } => 3,
+            SubmitError::Param(_) => 4,
+            SubmitError::Adapter(_) => 5,
+        }
+    }
+}
+
 /// Why an engine could not start, or ended.
 #[derive(Debug, Error)]
 pub enum EngineError {

@@ -5,8 +5,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use halyard_hooks::RecordSender;
 use halyard_models::{GenerationDefaults, LoraLimits, ModelFiles, TokenizerSource};
-use halyard_platform_api::hooks::StatLogger;
+use halyard_platform_api::hooks::{RejectedRecord, StatRecord};
 use halyard_platform_api::{DType, Device};
 use halyard_scheduler::{NewRequest, RequestId, Scheduler};
 use halyard_text::{ChatTemplate, GgufTokenizer, SpecialTokens, Tokenizer};
@@ -15,7 +16,7 @@ use tokio::sync::mpsc::unbounded_channel;
 use crate::config::{EngineConfig, LoraConfig};
 use crate::core::{Command, Core, StatsCell};
 use crate::error::{EngineError, ParamError, SubmitError};
-use crate::life::{Life, RequestLife};
+use crate::life::{Life, RequestLife, unix_ns};
 use crate::load::{LoadProgress, ModelInfo, load};
 use crate::lora::core::CoreLora;
 use crate::lora::loader::LoraLoader;
@@ -81,6 +82,7 @@ impl Shared {
 
 struct Front {
     commands: Sender<Command>,
+    records: RecordSender,
     shared: Arc<Shared>,
     info: ModelInfo,
     /// LoRA adapters, where they are served.
@@ -110,10 +112,10 @@ impl EngineHandle {
         config: EngineConfig,
         device: Arc<dyn Device>,
         files: ModelFiles,
-        loggers: Vec<Box<dyn StatLogger>>,
+        records: RecordSender,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<EngineHandle, EngineError> {
-        Self::start_on(config, &[device], files, loggers, progress)
+        Self::start_on(config, &[device], files, records, progress)
     }
 
     /// The same on several devices of one platform, tensor parallel: each holds a part of every layer.
@@ -124,7 +126,7 @@ impl EngineHandle {
         config: EngineConfig,
         devices: &[Arc<dyn Device>],
         files: ModelFiles,
-        loggers: Vec<Box<dyn StatLogger>>,
+        records: RecordSender,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<EngineHandle, EngineError> {
         let (tokenizer, special) = open_tokenizer(&files)?;
@@ -145,7 +147,8 @@ impl EngineHandle {
             deadline: Mutex::new(None),
         });
         let started = Instant::now();
-        let records = Records::start(loggers).map_err(|e| EngineError::Thread(e.to_string()))?;
+        let for_refusals = records.clone();
+        let records = Records::new(records);
         let start_others = |(group, runners)| start_ranks(group, runners, max_in_flight, &shared);
         let others = loaded.others.iter().flat_map(|(_, runners)| runners);
         let runners = std::iter::once(&loaded.runner).chain(others);
@@ -182,6 +185,7 @@ impl EngineHandle {
             .map_err(|e| EngineError::Thread(e.to_string()))?;
         let front = Front {
             commands,
+            records: for_refusals,
             shared,
             info: loaded.info,
             adapters,
@@ -202,6 +206,23 @@ impl EngineHandle {
     /// # Errors
     /// What is wrong with it, or why the engine takes nothing now; nothing was queued then.
     pub fn submit(&self, request: Request) -> Result<OutputStream, SubmitError> {
+        let records = &self.front.records;
+        if !records.wanted() {
+            return self.admit(request);
+        }
+        let (id, prompt_tokens): (Arc<str>, u64) = (request.id.as_str().into(), request.prompt.len() as u64);
+        self.admit(request).inspect_err(|error| {
+            records.send(StatRecord::Rejected(RejectedRecord {
+                reason: error.record_reason(),
+                unix_ns: unix_ns(),
+                prompt_tokens,
+                request_id: id,
+                detail: error.to_string().into(),
+            }));
+        })
+    }
+
+    fn admit(&self, request: Request) -> Result<OutputStream, SubmitError> {
         let f = &*self.front;
         self.check(&request)?;
         if let Some(reason) = f.shared.stopped() {

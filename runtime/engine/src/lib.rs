@@ -32,6 +32,7 @@ mod weight_loader;
 
 pub use config::{CacheConfig, EngineConfig, LoraConfig, ModelConfig, RecordingConfig, SchedulingConfig};
 pub use error::{EngineError, ParamError, SubmitError};
+pub use halyard_hooks::RecordSender;
 pub use handle::EngineHandle;
 pub use llm::{GenerateError, Llm};
 pub use load::{LoadProgress, ModelInfo};

@@ -241,7 +241,7 @@ pub(crate) fn finished(id: RequestId, sequence: &Sequence, reason: &FinishReason
         num_samples: request.num_samples,
         ends_request: u32::from(ends_request),
         num_preemptions: life.num_preemptions,
-        lora_id: 0,
+        lora_id: sequence.lora.as_ref().map_or(0, |adapter| adapter.number + 1),
         priority: request.priority,
         sequence: id.0,
         unix_ns: unix_ns(),
@@ -259,7 +259,10 @@ pub(crate) fn finished(id: RequestId, sequence: &Sequence, reason: &FinishReason
         max_inter_token_ns: life.max_gap_ns,
         total_ns,
         request_id: request.id.clone(),
-        lora_name: Arc::default(),
+        lora_name: sequence
+            .lora
+            .as_ref()
+            .map_or_else(Arc::default, |adapter| adapter.name.as_str().into()),
         trace_parent: request.trace_parent.clone(),
         detail: match reason {
             FinishReason::Abort(words) | FinishReason::Error(words) | FinishReason::StopString(words) => {

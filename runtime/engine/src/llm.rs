@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use halyard_hooks::RecordSender;
 use halyard_platform_api::Device;
 
 use crate::config::EngineConfig;
@@ -45,7 +46,7 @@ impl Llm {
     pub fn open_on(config: EngineConfig, devices: &[Arc<dyn Device>]) -> Result<Llm, EngineError> {
         let files = config.model.open()?;
         Ok(Llm {
-            engine: EngineHandle::start_on(config, devices, files, Vec::new(), &mut |_| {})?,
+            engine: EngineHandle::start_on(config, devices, files, RecordSender::default(), &mut |_| {})?,
         })
     }
 

@@ -1,23 +1,8 @@
-//! Counters of the engine, and their way to stat loggers: a bounded queue to a thread of its own, with a drop counter.
-//! The engine never waits for a logger.
+//! Counters of the engine, and its records on their way to the hooks: gathered during a step, handed over at once at its end.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::thread::JoinHandle;
-use std::time::Duration;
-
-use halyard_platform_api::hooks::{Batch, StatLogger, StatRecord};
+use halyard_hooks::RecordSender;
+use halyard_platform_api::hooks::StatRecord;
 use serde::Serialize;
-
-/// Records that may wait for the loggers.
-const QUEUE_RECORDS: usize = 4096;
-/// Records handed over at once.
-const BATCH_RECORDS: usize = 256;
-/// Failures in a row after which a logger is left alone.
-const MAX_FAILURES: u32 = 5;
-/// How long an ending engine waits for the loggers.
-const END_PATIENCE: Duration = Duration::from_secs(2);
-/// How often held-back output is flushed when nothing happens.
-const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The engine's counters since start, and its gauges now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -44,133 +29,45 @@ pub struct StatsSnapshot {
     pub steps_total: u64,
     /// Of these, run from recordings.
     pub replayed_steps_total: u64,
-    /// Records that the loggers' queue had no room for.
+    /// Records that stat loggers lost, of all together.
     pub dropped_records_total: u64,
 }
 
-/// The engine's end of the queue.
+/// The engine thread's records. Without anybody who listens, none are kept.
 pub(crate) struct Records {
-    sender: Option<SyncSender<StatRecord>>,
-    /// The thread, and what hangs up when it ends.
-    thread: Option<(JoinHandle<()>, Receiver<()>)>,
-    pub dropped: u64,
+    sender: RecordSender,
+    pending: Vec<StatRecord>,
 }
 
 impl Records {
-    /// Starts the delivering thread; without loggers there is none and nothing is queued.
-    pub(crate) fn start(loggers: Vec<Box<dyn StatLogger>>) -> std::io::Result<Records> {
-        if loggers.is_empty() {
-            return Ok(Records {
-                sender: None,
-                thread: None,
-                dropped: 0,
-            });
+    pub(crate) fn new(sender: RecordSender) -> Records {
+        Records {
+            sender,
+            pending: Vec::new(),
         }
-        let (sender, receiver) = sync_channel(QUEUE_RECORDS);
-        let (running, ended) = sync_channel::<()>(1);
-        let deliver = move || {
-            let _running = running;
-            deliver(&receiver, loggers);
-        };
-        let thread = std::thread::Builder::new()
-            .name("halyard-stats".into())
-            .spawn(deliver)?;
-        Ok(Records {
-            sender: Some(sender),
-            thread: Some((thread, ended)),
-            dropped: 0,
-        })
     }
 
     /// Whether anybody listens.
     pub(crate) fn wanted(&self) -> bool {
-        self.sender.is_some()
+        self.sender.wanted()
     }
 
-    /// Queues a record, or counts it as dropped.
+    /// Keeps a record until the next [`Records::hand_over`].
     pub(crate) fn send(&mut self, record: StatRecord) {
-        if let Some(sender) = &self.sender
-            && let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = sender.try_send(record)
-        {
-            self.dropped += 1;
+        if self.wanted() {
+            self.pending.push(record);
         }
     }
-}
 
-impl Drop for Records {
-    /// Waits a little for what is queued to be delivered; a sink that hangs is left behind with its thread.
-    fn drop(&mut self) {
-        self.sender = None;
-        let Some((thread, ended)) = self.thread.take() else {
-            return;
-        };
-        if matches!(ended.recv_timeout(END_PATIENCE), Err(RecvTimeoutError::Timeout)) {
-            tracing::error!(
-                "a stat logger did not end within {} s and was left behind",
-                END_PATIENCE.as_secs()
-            );
-        } else if thread.join().is_err() {
-            tracing::error!("the stat logger thread panicked");
+    /// Hands over what was kept. Never waits.
+    pub(crate) fn hand_over(&mut self) {
+        if !self.pending.is_empty() {
+            self.sender.send_all(&mut self.pending);
         }
     }
-}
 
-struct Sink {
-    logger: Box<dyn StatLogger>,
-    failures: u32,
-}
-
-impl Sink {
-    fn note(&mut self, result: halyard_platform_api::Result<()>) {
-        match result {
-            Ok(()) => self.failures = 0,
-            Err(error) => {
-                self.failures += 1;
-                tracing::warn!(failures = self.failures, "stat logger: {error}");
-                if self.failures == MAX_FAILURES {
-                    tracing::error!("stat logger left alone after {MAX_FAILURES} failures in a row");
-                }
-            }
-        }
-    }
-}
-
-fn deliver(receiver: &Receiver<StatRecord>, loggers: Vec<Box<dyn StatLogger>>) {
-    let mut sinks: Vec<Sink> = loggers.into_iter().map(|logger| Sink { logger, failures: 0 }).collect();
-    let mut batch = Vec::with_capacity(BATCH_RECORDS);
-    loop {
-        let ended = match receiver.recv_timeout(FLUSH_INTERVAL) {
-            Ok(record) => {
-                batch.push(record);
-                while batch.len() < BATCH_RECORDS
-                    && let Ok(record) = receiver.try_recv()
-                {
-                    batch.push(record);
-                }
-                false
-            }
-            Err(RecvTimeoutError::Timeout) => false,
-            Err(RecvTimeoutError::Disconnected) => true,
-        };
-        for sink in sinks.iter_mut().filter(|sink| sink.failures < MAX_FAILURES) {
-            let result = if batch.is_empty() {
-                sink.logger.flush(END_PATIENCE)
-            } else {
-                sink.logger.log_batch(&Batch {
-                    records: &batch,
-                    deadline: END_PATIENCE,
-                    num_dropped: 0,
-                })
-            };
-            sink.note(result);
-            if ended {
-                let flushed = sink.logger.flush(END_PATIENCE);
-                sink.note(flushed);
-            }
-        }
-        batch.clear();
-        if ended {
-            return;
-        }
+    /// Records that sinks lost.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.sender.dropped()
     }
 }

@@ -165,7 +165,7 @@ fn loading_counts_the_bytes_of_a_rank() {
         let files =
             ModelFiles::open(&config.model.path, LoadFormat::Auto, DummyWeights::default()).expect("the fixture");
         let mut shown = |p: LoadProgress| last = (p.done_bytes, p.total_bytes);
-        EngineHandle::start_on(config, &devices(cpu, count), files, Vec::new(), &mut shown).expect("starts");
+        EngineHandle::start_on(config, &devices(cpu, count), files, Default::default(), &mut shown).expect("starts");
         last
     };
     let (one, two) = (last(1), last(2));

@@ -4,7 +4,7 @@
 //! returns cannot be ended, so its sink stays as it is, named, with that one thread.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -18,7 +18,7 @@ use crate::sender::{RecordSender, Shared};
 use crate::sink::{Command, Sink};
 use crate::worker::Worker;
 
-/// Time since the hub's start.
+/// Time since the hub's start, without the time in which the process did not run.
 pub(crate) type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
 /// Makes a logger.
@@ -140,7 +140,10 @@ impl Watch {
     }
 
     /// Gives up overdue calls until the hub ends.
-    fn supervise(&self, sinks: &[Arc<Sink>], clock: &Clock) {
+    ///
+    /// When it sleeps much longer than it asked for, nobody in this process ran (it was stopped, the machine was suspended, or others took
+    /// all processors): that time is nobody's fault and goes into `stalled_ns`, which the clock leaves out.
+    fn supervise(&self, sinks: &[Arc<Sink>], clock: &Clock, stalled_ns: &AtomicU64) {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         while !next.1 {
             let now = clock();
@@ -150,6 +153,8 @@ impl Watch {
                     let wait = at - now + Duration::from_millis(1);
                     let waited = self.changed.wait_timeout(next, wait);
                     next = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    let stalled = stall(clock().saturating_sub(now), wait);
+                    stalled_ns.fetch_add(stalled.as_nanos() as u64, Ordering::Relaxed);
                 }
                 Some(_) => {
                     next.0 = None;
@@ -161,6 +166,15 @@ impl Watch {
             }
         }
     }
+}
+
+/// Oversleeping that a busy machine does not explain.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// How long the process did not run, when a sleep of `asked` took `slept`.
+fn stall(slept: Duration, asked: Duration) -> Duration {
+    let over = slept.saturating_sub(asked);
+    if over > GRACE { over } else { Duration::ZERO }
 }
 
 /// The running sinks. Dropping it ends them as [`Hub::shutdown`] does.
@@ -178,9 +192,12 @@ impl Hub {
     ///
     /// # Errors
     /// A name that is given twice, a logger that cannot be made, no thread.
-    pub fn start(specs: Vec<SinkSpec>, config: HubConfig) -> std::result::Result<Hub, HookError> {
+    pub fn start(specs: Vec<SinkSpec>, config: HubConfig) -> std::result::Result<Arc<Hub>, HookError> {
         let started = Instant::now();
-        let clock: Clock = Arc::new(move || started.elapsed());
+        let stalled_ns = Arc::new(AtomicU64::new(0));
+        let its_stalled_ns = stalled_ns.clone();
+        let stalled = move || Duration::from_nanos(its_stalled_ns.load(Ordering::Relaxed));
+        let clock: Clock = Arc::new(move || started.elapsed().saturating_sub(stalled()));
         let mut loggers = Vec::with_capacity(specs.len());
         let mut sinks: Vec<Arc<Sink>> = Vec::with_capacity(specs.len());
         for spec in specs {
@@ -206,13 +223,13 @@ impl Hub {
         }
         if !hub.shared.sinks.is_empty() {
             let (watch, shared, clock) = (hub.watch.clone(), hub.shared.clone(), hub.clock.clone());
-            let supervise = move || watch.supervise(&shared.sinks, &clock);
+            let supervise = move || watch.supervise(&shared.sinks, &clock, &stalled_ns);
             let thread = std::thread::Builder::new()
                 .name("halyard-hooks".into())
                 .spawn(supervise)?;
             *hub.supervisor.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         }
-        Ok(hub)
+        Ok(Arc::new(hub))
     }
 
     fn start_worker(&self, sink: &Arc<Sink>, logger: Box<dyn StatLogger>) -> std::io::Result<()> {
@@ -235,8 +252,8 @@ impl Hub {
     }
 
     /// The engine's end.
-    pub fn sender(&self) -> RecordSender {
-        RecordSender::new(self.shared.clone())
+    pub fn sender(self: &Arc<Self>) -> RecordSender {
+        RecordSender::new(self.shared.clone(), Some(self.clone()))
     }
 
     /// The engine has loaded: every sink gets `start`, and every logger that is made later gets it first.
@@ -244,7 +261,7 @@ impl Hub {
         for sink in &self.shared.sinks {
             sink.state().start = Some(start.clone());
         }
-        self.sender().send(StatRecord::Start(start.clone()));
+        RecordSender::new(self.shared.clone(), None).send(StatRecord::Start(start.clone()));
     }
 
     /// How the sinks stand.
@@ -397,5 +414,18 @@ fn make_within(
 impl Drop for Hub {
     fn drop(&mut self) {
         self.shutdown(Duration::from_secs(2));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_in_which_nobody_ran_is_told_from_a_little_oversleeping() {
+        let ms = Duration::from_millis;
+        assert_eq!(stall(ms(1050), ms(1000)), Duration::ZERO);
+        assert_eq!(stall(ms(500), ms(1000)), Duration::ZERO, "woken early");
+        assert_eq!(stall(ms(41_000), ms(1000)), ms(40_000));
     }
 }

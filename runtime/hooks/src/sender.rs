@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use halyard_platform_api::hooks::StatRecord;
 use nix::sys::resource::{UsageWho, getrusage};
 
+use crate::hub::Hub;
 use crate::sink::Sink;
 
 /// What senders and the hub share.
@@ -15,15 +16,16 @@ pub(crate) struct Shared {
     pub(crate) engine_waits: AtomicU64,
 }
 
-/// Hands records over. Cheap to clone, for any thread.
+/// Hands records over. Cheap to clone, for any thread. The sinks run for as long as there is a sender.
 #[derive(Clone, Default)]
 pub struct RecordSender {
     shared: Arc<Shared>,
+    _hub: Option<Arc<Hub>>,
 }
 
 impl RecordSender {
-    pub(crate) fn new(shared: Arc<Shared>) -> RecordSender {
-        RecordSender { shared }
+    pub(crate) fn new(shared: Arc<Shared>, hub: Option<Arc<Hub>>) -> RecordSender {
+        RecordSender { shared, _hub: hub }
     }
 
     /// Whether anybody listens.

@@ -129,6 +129,20 @@ impl Catalog {
         ))
     }
 
+    /// Loads a candidate again after its file was replaced, beside what was loaded before. The file must have been replaced by another
+    /// (renamed into its place), not overwritten: the running code is read from it.
+    ///
+    /// # Errors
+    /// [`PluginError::Stage`], also for a file that was overwritten in place.
+    pub fn load_again(&self, candidate: &Candidate) -> Result<Plugin, PluginError> {
+        let again = Candidate {
+            path: load::next_spelling(&candidate.path),
+            ..candidate.clone()
+        };
+        let mut trail = Vec::new();
+        Ok(load::load(&again, self.allow_list.as_ref(), &mut trail)?)
+    }
+
     /// Checks a candidate as far as its file tells, without running it.
     ///
     /// # Errors

@@ -1,8 +1,11 @@
 //! Loading a plugin, stage by stage. A library that was opened is never closed: Rust's thread-locals and vendors' drivers outlive it.
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use halyard_platform_api::abi::request_tables::{IoProcessorTable, LoraResolverTable};
 use halyard_platform_api::abi::tables::{
@@ -147,6 +150,24 @@ impl std::fmt::Debug for Plugin {
             .field("path", &self.path)
             .finish_non_exhaustive()
     }
+}
+
+/// Files that were opened: (device, inode) → (modified, nanoseconds, bytes).
+static LOADED: Mutex<BTreeMap<(u64, u64), (i64, i64, u64)>> = Mutex::new(BTreeMap::new());
+
+/// Another way to write `path`. The system's loader takes a path that it knows for the library that it loaded from it, even when another
+/// file stands there by now; `folder/./file` it looks at anew, and finds out by the inode whether it is the same file.
+pub(crate) fn next_spelling(path: &Path) -> PathBuf {
+    static NUM_SPELLINGS: AtomicUsize = AtomicUsize::new(0);
+    let dots = 1 + NUM_SPELLINGS.fetch_add(1, Ordering::Relaxed);
+    let (Some(folder), Some(file)) = (path.parent(), path.file_name()) else {
+        return path.to_path_buf();
+    };
+    let mut spelled = folder.as_os_str().to_owned();
+    (0..dots).for_each(|_| spelled.push("/."));
+    spelled.push("/");
+    spelled.push(file);
+    spelled.into()
 }
 
 /// Loads `candidate`, noting each passed stage in `trail`.
@@ -315,8 +336,28 @@ impl Steps {
         Ok(())
     }
 
+    /// Refuses a file that changed while it is loaded: the kernel maps running code from it, so its old code is gone too.
+    fn check_not_overwritten(&self) -> Result<(), Box<StageFailure>> {
+        let Ok(meta) = std::fs::metadata(&self.path) else {
+            return Ok(());
+        };
+        let now = (meta.mtime(), meta.mtime_nsec(), meta.size());
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = *loaded.entry((meta.dev(), meta.ino())).or_insert(now);
+        if before == now {
+            return Ok(());
+        }
+        Err(self.failure(
+            Stage::Opened,
+            "a file that has not changed since it was loaded, or a new file in its place",
+            "one that was overwritten while it is in use",
+            "write the new library beside it and rename it into its place (mv, install), and restart the server soon",
+        ))
+    }
+
     /// Opens the library. The system's loader runs its constructors only after all needed libraries were found.
     fn open(&self, elf: &ElfFacts, trail: &mut Vec<StageReport>) -> Result<&'static Library, Box<StageFailure>> {
+        self.check_not_overwritten()?;
         // SAFETY: the file was checked as far as a file can be; whoever put it on the search path vouches for its code.
         let opened = unsafe { Library::open(Some(&self.path), RTLD_NOW | RTLD_LOCAL) };
         let library = opened.map_err(|error| {

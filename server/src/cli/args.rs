@@ -79,8 +79,13 @@ pub struct PlatformArgs {
     /// Devices that share every layer of the model, from --device on: heads and feed-forward columns are divided among them
     #[arg(long, value_name = "COUNT", env = "HALYARD_TENSOR_PARALLEL_SIZE", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub tensor_parallel_size: u32,
-    /// A plugin that receives statistics, with its configuration as JSON: NAME or NAME={"key": "value"}; may be repeated
-    #[arg(long = "stat-logger", value_name = "NAME[=JSON]", env = "HALYARD_STAT_LOGGER")]
+    /// A plugin that receives statistics: NAME, NAME:key=value,… or NAME={"key": …}; may be repeated. A server always runs prometheus and
+    /// log-line; naming one of them here configures it
+    #[arg(
+        long = "stat-logger",
+        value_name = "NAME[:key=value|=JSON]",
+        env = "HALYARD_STAT_LOGGER"
+    )]
     pub stat_loggers: Vec<String>,
     /// Where stat loggers run: none (in this process) or process (each in one of its own, which may crash); NAME=MODE for one
     /// of them; may be repeated
@@ -91,6 +96,9 @@ pub struct PlatformArgs {
         value_delimiter = ','
     )]
     pub hook_isolation: Vec<HookIsolation>,
+    /// Milliseconds that a call of a stat logger may take; a slower one is put into quarantine
+    #[arg(long, value_name = "MS", env = "HALYARD_STAT_LOGGER_DEADLINE_MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    pub stat_logger_deadline_ms: u64,
 }
 
 /// The model.

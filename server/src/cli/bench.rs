@@ -72,7 +72,8 @@ impl EngineBenchArgs {
         let settings = SourceSettings::from_env();
         let (asked, format) = (self.engine.model.model.as_deref(), self.engine.model.load_format);
         let model = super::runtime()?.block_on(source::resolve(asked, format, &settings))?;
-        let engine = self.engine.start(&chosen, &model, Vec::new())?;
+        let hooks = self.engine.hooks(&chosen, Vec::new())?;
+        let engine = self.engine.start(&chosen, &model, &hooks, &model.name)?;
         let info = engine.info();
         say!(
             "{} on {}, {} ({:?}, KV {:?}, {} blocks of {} tokens)",

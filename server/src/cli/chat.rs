@@ -176,7 +176,10 @@ impl Answerer {
         let asked = engine.model.model.as_deref();
         let model = source::resolve(asked, engine.model.load_format, &SourceSettings::from_env()).await?;
         let engine = engine.clone();
-        let loading = tokio::task::spawn_blocking(move || engine.start(&chosen, &model, Vec::new()));
+        let loading = tokio::task::spawn_blocking(move || {
+            let hooks = engine.hooks(&chosen, Vec::new())?;
+            engine.start(&chosen, &model, &hooks, &model.name)
+        });
         let started = loading
             .await
             .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))?;

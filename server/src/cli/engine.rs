@@ -2,16 +2,20 @@
 //! falls back to another platform or model.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use halyard_engine::{EngineHandle, LoadProgress};
+use halyard_engine::{EngineConfig, EngineHandle, LoadProgress};
+use halyard_hooks::HubConfig;
 use halyard_platform_api::Device;
-use halyard_platform_api::hooks::StatLogger;
-use halyard_plugin_host::{Catalog, Kind, select_platform};
+use halyard_platform_api::hooks::StartRecord;
+use halyard_plugin_host::{Catalog, select_platform};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::EngineArgs;
-use super::isolation::{check_names, stat_logger_factory};
+use super::chosen_hook::ChosenHook;
+use super::isolation::{check_names, mode_of};
 use crate::error::ServerError;
+use crate::hooks::{ChosenSink, Hooks};
 use crate::source::ResolvedModel;
 
 /// A platform's device, or the devices that share a model, chosen and not yet in use.
@@ -103,11 +107,12 @@ impl EngineArgs {
         &self,
         chosen: &ChosenDevice,
         model: &ResolvedModel,
-        mut loggers: Vec<Box<dyn StatLogger>>,
+        hooks: &Hooks,
+        served_name: &str,
     ) -> Result<EngineHandle, ServerError> {
         let config = self.config(model.path.clone());
         let files = config.model.open()?;
-        loggers.extend(self.stat_loggers(&chosen.catalog)?);
+        let told = config.clone();
         let bar = ProgressBar::new(files.weight_bytes);
         let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -116,26 +121,79 @@ impl EngineArgs {
             bar.set_length(progress.total_bytes);
             bar.set_position(progress.done_bytes);
         };
-        let started = EngineHandle::start_on(config, &chosen.devices, files, loggers, &mut show);
+        let started = EngineHandle::start_on(config, &chosen.devices, files, hooks.sender(), &mut show);
         bar.finish_and_clear();
         let engine = started?;
+        hooks.engine_started(&start_record(&engine, chosen, &told, served_name));
         for note in &engine.info().notes {
             tracing::info!("{note}");
         }
         Ok(engine)
     }
 
-    fn stat_loggers(&self, catalog: &Catalog) -> Result<Vec<Box<dyn StatLogger>>, ServerError> {
-        check_names(&self.platform.hook_isolation, &self.platform.stat_loggers)?;
-        let start = |text: &String| {
-            let (name, config) = text.split_once('=').unwrap_or((text, "{}"));
-            let candidate = catalog.find(Kind::StatLogger, name)?;
-            let logger = stat_logger_factory(catalog, candidate, &self.platform.hook_isolation)?.create(config);
-            logger.map_err(|source| ServerError::StatLogger {
-                name: name.to_owned(),
-                source,
-            })
+    /// Starts the stat loggers of `--stat-logger`, after those of `always` that it does not name.
+    ///
+    /// # Errors
+    /// A name that is no stat logger, a library or a configuration that does not start.
+    pub fn hooks(&self, chosen: &ChosenDevice, always: Vec<ChosenSink>) -> Result<Hooks, ServerError> {
+        let mut sinks: Vec<ChosenSink> = Vec::new();
+        for text in &self.platform.stat_loggers {
+            let hook: ChosenHook = text.parse().map_err(|message| ServerError::Option {
+                option: "--stat-logger",
+                message: format!("{text}: {message}"),
+            })?;
+            sinks.push(ChosenSink {
+                isolation: mode_of(&self.platform.hook_isolation, &hook.name),
+                name: hook.name,
+                config: hook.config,
+            });
+        }
+        let names: Vec<&str> = sinks.iter().map(|sink| sink.name.as_str()).collect();
+        check_names(&self.platform.hook_isolation, &names)?;
+        let named = |name: &str| sinks.iter().any(|sink| sink.name == name);
+        let mut all: Vec<ChosenSink> = always.into_iter().filter(|sink| !named(&sink.name)).collect();
+        all.append(&mut sinks);
+        let config = HubConfig {
+            call_deadline: Duration::from_millis(self.platform.stat_logger_deadline_ms),
+            ..HubConfig::default()
         };
-        self.platform.stat_loggers.iter().map(start).collect()
+        Ok(Hooks::start(
+            &chosen.catalog,
+            self.plugins.search_path()?,
+            &all,
+            config,
+        )?)
     }
+}
+
+/// What the stat loggers are told of an engine that has loaded.
+fn start_record(engine: &EngineHandle, chosen: &ChosenDevice, config: &EngineConfig, name: &str) -> StartRecord {
+    let info = engine.info();
+    StartRecord {
+        engine_index: 0,
+        tensor_parallel_size: info.tensor_parallel_size,
+        max_model_len: info.max_model_len,
+        max_num_seqs: info.max_num_seqs,
+        max_num_batched_tokens: info.max_num_batched_tokens,
+        block_size: info.block_size,
+        num_blocks: info.num_blocks,
+        prefix_caching: u32::from(config.cache.enable_prefix_caching),
+        max_loras: config.lora.as_ref().map_or(0, |lora| lora.max_loras),
+        unix_ns: unix_ns(),
+        weight_bytes: info.weight_bytes,
+        kv_cache_bytes: u64::from(info.num_blocks) * info.block_bytes,
+        model: name.into(),
+        model_root: config.model.path.display().to_string().into(),
+        architecture: info.architecture.as_str().into(),
+        dtype: format!("{:?}", info.dtype).to_lowercase().into(),
+        kv_cache_dtype: format!("{:?}", info.kv_cache_dtype).to_lowercase().into(),
+        platform: chosen.platform.as_str().into(),
+        device: chosen.device_name.as_str().into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+    }
+}
+
+fn unix_ns() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |elapsed| u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
 }

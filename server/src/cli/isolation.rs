@@ -2,15 +2,14 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use halyard_platform_api::hooks::StatLoggerFactory;
-use halyard_plugin_host::{Candidate, Catalog, IsolationOptions};
+use halyard_plugin_host::IsolationOptions;
 
 use super::args::LogArgs;
 use crate::error::ServerError;
+use crate::hooks::LINKED;
 use crate::logging;
 
 /// Flags of the hidden command.
@@ -74,48 +73,38 @@ pub fn mode_of(choices: &[HookIsolation], name: &str) -> IsolationMode {
         .map_or(IsolationMode::default(), |choice| choice.mode)
 }
 
-/// Refuses a choice for a hook that is not used: it was misspelt, and the hook would run elsewhere than its operator thinks.
+/// Refuses a choice for a hook that is not used, or that is part of this program: it would run elsewhere than its operator thinks.
 ///
 /// # Errors
 /// [`ServerError::Option`].
-pub fn check_names(choices: &[HookIsolation], stat_loggers: &[String]) -> Result<(), ServerError> {
-    let used: Vec<&str> = stat_loggers
-        .iter()
-        .map(|text| text.split_once('=').map_or(text.as_str(), |(name, _)| name))
-        .collect();
-    let misspelt = choices
-        .iter()
-        .filter_map(|choice| choice.hook.as_deref())
-        .find(|hook| !used.contains(hook));
-    match misspelt {
-        None => Ok(()),
-        Some(hook) => Err(ServerError::Option {
+pub fn check_names(choices: &[HookIsolation], used: &[&str]) -> Result<(), ServerError> {
+    let refused = |message: String| {
+        Err(ServerError::Option {
             option: "--hook-isolation",
-            message: format!(
-                "{hook}: no --stat-logger of this name is used ({}); correct the name, or leave it out",
-                if used.is_empty() {
-                    "there is none".to_owned()
-                } else {
-                    used.join(", ")
-                }
-            ),
-        }),
+            message,
+        })
+    };
+    for choice in choices {
+        let Some(hook) = choice.hook.as_deref() else {
+            continue;
+        };
+        if choice.mode == IsolationMode::Process && LINKED.contains(&hook) {
+            return refused(format!(
+                "{hook} is part of this program and runs in it; leave the name out"
+            ));
+        }
+        if !used.contains(&hook) && !LINKED.contains(&hook) {
+            let used = if used.is_empty() {
+                "there is none".to_owned()
+            } else {
+                used.join(", ")
+            };
+            return refused(format!(
+                "{hook}: no --stat-logger of this name is used ({used}); correct the name, or leave it out"
+            ));
+        }
     }
-}
-
-/// The maker of a candidate's stat loggers, here or in processes of their own.
-///
-/// # Errors
-/// The library's stages.
-pub fn stat_logger_factory(
-    catalog: &Catalog,
-    candidate: &Candidate,
-    choices: &[HookIsolation],
-) -> Result<Arc<dyn StatLoggerFactory>, ServerError> {
-    match mode_of(choices, &candidate.manifest.name) {
-        IsolationMode::None => Ok(catalog.load(candidate)?.stat_logger_factory()?),
-        IsolationMode::Process => Ok(Arc::new(catalog.isolate(candidate, options())?)),
-    }
+    Ok(())
 }
 
 /// Children of this program.
@@ -168,8 +157,16 @@ mod tests {
 
     #[test]
     fn a_misspelt_hook_is_refused() {
-        let used = ["csv={\"path\":\"a=b\"}".to_owned(), "otlp".to_owned()];
-        assert!(check_names(&choices(&["process", "otlp=none", "csv=process"]), &used).is_ok());
+        let used = ["csv", "otlp"];
+        assert!(
+            check_names(
+                &choices(&["process", "otlp=none", "csv=process", "log-line=none"]),
+                &used
+            )
+            .is_ok()
+        );
+        let linked = check_names(&choices(&["prometheus=process"]), &used).expect_err("it is no library");
+        assert!(linked.to_string().contains("part of this program"), "{linked}");
         let error = check_names(&choices(&["cvs=process"]), &used).expect_err("misspelt");
         assert!(
             error

@@ -7,13 +7,16 @@ mod test;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use halyard_hooks::{Reloaded, SinkReport, SinkState};
 use halyard_plugin_host::{
     Catalog, InspectReport, PlatformReport, PluginReport, StageReport, inspect, platform_reports, plugin_reports,
 };
 use serde::Serialize;
+use serde_json::json;
 
 use super::args::PluginArgs;
 use super::units::show_bytes;
+use crate::client::{ClientError, ServerClient};
 use crate::error::ServerError;
 
 /// Flags of `halyard platforms`.
@@ -28,8 +31,17 @@ pub struct PlatformsArgs {
 /// `halyard plugins …`.
 #[derive(Debug, Subcommand)]
 pub enum PluginsCommand {
-    /// Every plugin on the search path, also those that are broken or shadowed
-    List(PlatformsArgs),
+    /// Every plugin on the search path, also those that are broken or shadowed; with --url the stat loggers of a running server
+    List(ListArgs),
+    /// Put a newer library in the place of a stat logger that a server runs, without losing a record or a request
+    Reload {
+        /// Name of the stat logger
+        name: String,
+        #[command(flatten)]
+        server: ServerArgs,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
     /// What a library says of itself, read without running it
     Inspect {
         /// The library
@@ -50,6 +62,44 @@ pub enum PluginsCommand {
     Test(test::TestArgs),
     /// Write a project for a new plugin, which builds without Halyard's sources
     New(new::NewArgs),
+}
+
+/// Flags of `halyard plugins list`.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// A running server: shows its stat loggers and how they stand
+    #[arg(long, value_name = "URL", env = "HALYARD_URL", help_heading = "Server")]
+    url: Option<String>,
+    /// Key for the server
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "HALYARD_API_KEY",
+        hide_env_values = true,
+        help_heading = "Server"
+    )]
+    api_key: Option<String>,
+    #[command(flatten)]
+    plugins: PluginArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Which server to ask.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Server")]
+pub struct ServerArgs {
+    /// The server
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "HALYARD_URL",
+        default_value = "http://127.0.0.1:8000"
+    )]
+    url: String,
+    /// Key for the server
+    #[arg(long, value_name = "KEY", env = "HALYARD_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
 }
 
 /// How to print.
@@ -82,6 +132,31 @@ pub fn run_platforms(args: &PlatformsArgs) -> Result<(), ServerError> {
 /// A name or file that is not a plugin.
 pub fn run_plugins(command: &PluginsCommand) -> Result<(), ServerError> {
     match command {
+        PluginsCommand::List(args) if args.url.is_some() => {
+            let url = args.url.as_deref().unwrap_or_default();
+            let client = ServerClient::new(url, args.api_key.clone())?;
+            let answer = super::runtime()?.block_on(client.get_json("/admin/plugins"))?;
+            let sinks: Vec<SinkReport> = serde_json::from_value(answer["stat_loggers"].clone())
+                .map_err(|error| ClientError::Broken(format!("the list of stat loggers: {error}")))?;
+            print_as(args.output, &sinks, |sinks| sinks.iter().for_each(print_sink))
+        }
+        PluginsCommand::Reload { name, server, output } => {
+            let client = ServerClient::new(&server.url, server.api_key.clone())?;
+            let asked = json!({ "name": name });
+            let answer = super::runtime()?.block_on(client.post_json("/admin/plugins/reload", &asked))?;
+            let reloaded: Reloaded = serde_json::from_value(answer)
+                .map_err(|error| ClientError::Broken(format!("the answer to the reload: {error}")))?;
+            print_as(*output, &reloaded, |reloaded| {
+                say!(
+                    "{}: version {} runs in the place of {} (generation {}, after {} records)",
+                    reloaded.name,
+                    reloaded.new_version,
+                    reloaded.old_version,
+                    reloaded.generation,
+                    reloaded.delivered_before
+                );
+            })
+        }
         PluginsCommand::List(args) => {
             let catalog = Catalog::discover(&args.plugins.search_path()?);
             print_as(args.output, &plugin_reports(&catalog), |reports| {
@@ -170,6 +245,44 @@ fn print_plugin(report: &PluginReport) {
     }
     if let Some(reason) = &report.reason {
         say!("  {reason}");
+    }
+}
+
+fn print_sink(sink: &SinkReport) {
+    let from = sink
+        .path
+        .as_ref()
+        .map_or_else(|| "(in the program)".to_owned(), |path| path.display().to_string());
+    let state = match sink.state {
+        SinkState::Active => "active",
+        SinkState::Quarantined => "quarantined",
+        SinkState::Stuck => "stuck",
+        SinkState::Ended => "ended",
+    };
+    let retry = sink
+        .retry_in_s
+        .map_or_else(String::new, |s| format!(", tried again in {s:.0} s"));
+    say!("{} {} ({state}{retry}) {from}", sink.name, sink.version);
+    say!(
+        "  {} records: {} delivered, {} dropped, {} pending; runs in a {}, generation {}",
+        sink.accepted,
+        sink.delivered,
+        sink.dropped,
+        sink.pending,
+        sink.isolation,
+        sink.generation
+    );
+    if let Some(error) = &sink.last_error {
+        let failures = sink.failures;
+        say!(
+            "  failed calls: {} errors, {} panics, {} past the deadline, {} starts; quarantined {} times",
+            failures.error,
+            failures.panic,
+            failures.timeout,
+            failures.start,
+            sink.quarantines
+        );
+        say!("  last: {error}");
     }
 }
 

@@ -15,12 +15,13 @@ use super::chosen_hook::IoProcessorArgs;
 use super::engine::ChosenDevice;
 use super::units::{parse_bytes, show_bytes};
 use crate::error::ServerError;
+use super::isolation::IsolationMode;
+use crate::hooks::{ChosenSink, Hooks};
 use crate::http::auth::ApiKeys;
 use crate::http::routes::unix_seconds;
 use crate::http::serve::{BoundSocket, serve, stop_signal};
 use crate::http::state::{AppState, Limits};
 use crate::logging::{self, LogFormat};
-use crate::metrics::{EngineRecords, Metrics, ServedModel};
 use crate::source::{self, ResolvedModel, SourceSettings};
 
 /// Flags of `halyard serve`.
@@ -30,6 +31,8 @@ pub struct ServeArgs {
     http: HttpArgs,
     #[command(flatten)]
     engine: EngineArgs,
+    #[command(flatten)]
+    stats: StatsArgs,
     #[command(flatten)]
     io: IoProcessorArgs,
     #[command(flatten)]
@@ -124,9 +127,14 @@ async fn serve_model(
         .map_err(ServerError::io("asking for the address"))?;
     prepared.announce(&format!("http://{address}"), args.log.log_format, start.elapsed());
     let drain = Duration::from_secs(u64::from(args.http.shutdown_timeout));
-    serve(listener, prepared.state, stop, drain)
-        .await
-        .map_err(ServerError::io("serving"))
+    let hooks = prepared.state.hooks.clone();
+    let served = serve(listener, prepared.state, stop, drain).await;
+    // The engine has ended: sinks get its last records.
+    let ended = tokio::task::spawn_blocking(move || hooks.shutdown()).await;
+    if let Err(error) = ended {
+        tracing::error!("ending the stat loggers failed: {error}");
+    }
+    served.map_err(ServerError::io("serving"))
 }
 
 /// What is served, and what to say about it.
@@ -141,17 +149,20 @@ async fn prepare(args: &ServeArgs, chosen: ChosenDevice, io: IoProcessors) -> Re
     let settings = SourceSettings::from_env();
     let asked = args.engine.model.model.as_deref();
     let model = source::resolve(asked, args.engine.model.load_format, &settings).await?;
-    let records = EngineRecords::new();
-    let (engine_args, logger, task_model) = (args.engine.clone(), Box::new(records.clone()), model.clone());
+    let model_names = args.http.model_names(&model);
+    let hooks = Arc::new(args.engine.hooks(&chosen, args.stats.always()?)?);
+    let (engine_args, task_model, task_hooks) = (args.engine.clone(), model.clone(), hooks.clone());
+    let served_name = model_names[0].clone();
     let platform = format!("{}: {}", chosen.platform, chosen.device_name);
-    let loading = tokio::task::spawn_blocking(move || engine_args.start(&chosen, &task_model, vec![logger]));
+    let loading =
+        tokio::task::spawn_blocking(move || engine_args.start(&chosen, &task_model, &task_hooks, &served_name));
     let engine = loading
         .await
         .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))??;
     let has_template = engine.chat_template().is_some();
     let state = Arc::new(AppState {
         io,
-        ..state(args, model.clone(), engine, &records)
+        ..state(args, &model, model_names, engine, hooks)
     });
     Ok(Prepared {
         state,
@@ -161,23 +172,69 @@ async fn prepare(args: &ServeArgs, chosen: ChosenDevice, io: IoProcessors) -> Re
     })
 }
 
-fn state(args: &ServeArgs, model: ResolvedModel, engine: EngineHandle, records: &EngineRecords) -> AppState {
-    let http = &args.http;
-
-    let names = http.served_model_names.iter().map(|name| name.trim().to_owned());
-    let mut model_names: Vec<String> = names.filter(|name| !name.is_empty()).collect();
-    if model_names.is_empty() {
-        model_names.push(model.name.clone());
+impl HttpArgs {
+    /// Names of the model for clients, at least one.
+    fn model_names(&self, model: &ResolvedModel) -> Vec<String> {
+        let names = self.served_model_names.iter().map(|name| name.trim().to_owned());
+        let mut model_names: Vec<String> = names.filter(|name| !name.is_empty()).collect();
+        if model_names.is_empty() {
+            model_names.push(model.name.clone());
+        }
+        model_names
     }
-    let stats_of = engine.clone();
-    let info = engine.info();
-    let served = ServedModel {
-        name: &model_names[0],
-        max_model_len: info.max_model_len,
-        block_size: info.block_size,
-        num_blocks: info.num_blocks,
-    };
-    let metrics = Metrics::new(&served, records, move || stats_of.stats());
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Statistics")]
+struct StatsArgs {
+    /// Bounds of histograms at /metrics by family, as JSON: {"request_latency": [0.1, 0.5, 1.0]}. Families: request_latency,
+    /// time_to_first_token, inter_token_latency, iteration_tokens, request_params_n, request_num_preemptions, request_tokens
+    #[arg(long, value_name = "JSON", env = "HALYARD_CUSTOM_HISTOGRAM_BUCKETS")]
+    custom_histogram_buckets: Option<String>,
+    /// No line about throughput and cache in the log every ten seconds
+    #[arg(long, env = "HALYARD_DISABLE_LOG_STATS", default_value_t = false)]
+    disable_log_stats: bool,
+}
+
+impl StatsArgs {
+    /// The stat loggers that a server runs unless they are named and configured otherwise.
+    fn always(&self) -> Result<Vec<ChosenSink>, ServerError> {
+        let buckets: Option<serde_json::Value> = self
+            .custom_histogram_buckets
+            .as_deref()
+            .map(serde_json::from_str)
+            .transpose()
+            .map_err(|error| ServerError::Option {
+                option: "--custom-histogram-buckets",
+                message: format!(
+                    "it is not JSON: {error}; write an object of lists, such as {{\"request_latency\": [0.1, 1.0]}}"
+                ),
+            })?;
+        let config = buckets.map_or_else(
+            || "{}".to_owned(),
+            |buckets| serde_json::json!({"custom_histogram_buckets": buckets}).to_string(),
+        );
+        let sink = |name: &str, config: String| ChosenSink {
+            name: name.to_owned(),
+            config,
+            isolation: IsolationMode::None,
+        };
+        let mut always = vec![sink("prometheus", config)];
+        if !self.disable_log_stats {
+            always.push(sink("log-line", "{}".to_owned()));
+        }
+        Ok(always)
+    }
+}
+
+fn state(
+    args: &ServeArgs,
+    model: &ResolvedModel,
+    model_names: Vec<String>,
+    engine: EngineHandle,
+    hooks: Arc<Hooks>,
+) -> AppState {
+    let http = &args.http;
     AppState {
         model_root: model.path.display().to_string(),
         model_names,
@@ -189,7 +246,7 @@ fn state(args: &ServeArgs, model: ResolvedModel, engine: EngineHandle, records: 
             samples: Limits::default().samples.max(http.max_prompts),
             ..Limits::default()
         },
-        metrics,
+        hooks,
         priority_scheduling: args.engine.scheduling.scheduling_policy == Policy::Priority,
         log_prompts: http.log_prompts,
         in_flight: AtomicU64::new(0),

@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::state::{AppState, InFlight};
-use crate::metrics::RequestTimer;
 use crate::openai::chat::ChatFormat;
 use crate::openai::completion::CompletionFormat;
 use crate::openai::prompt::Prompt;
@@ -88,16 +87,13 @@ type Chunks = SelectAll<Pin<Box<dyn Stream<Item = (usize, OutputChunk)> + Send>>
 pub async fn answer(state: Arc<AppState>, mut job: Job) -> Result<Response, ApiError> {
     let in_flight = InFlight::enter(&state);
     let num_samples = job.requests.first().map_or(1, |request| request.params.n as usize);
-    let mut follower = Follower {
-        timers: Vec::new(),
+    let follower = Follower {
+        seen: vec![false; job.requests.len()],
         cached_tokens: 0,
         completion_tokens: 0,
     };
     let mut streams = Vec::with_capacity(job.requests.len());
     for request in std::mem::take(&mut job.requests) {
-        follower
-            .timers
-            .push(state.metrics.start_request(request.prompt.len(), &request.params));
         streams.push(state.engine.submit(request)?);
     }
     let chunks = merge(streams);
@@ -119,21 +115,20 @@ fn merge(streams: Vec<OutputStream>) -> Chunks {
     streams.into_iter().enumerate().map(tagged).collect()
 }
 
-/// Counts and times the chunks of all prompts of one request.
+/// Counts the chunks of all prompts of one request.
 struct Follower {
-    timers: Vec<RequestTimer>,
+    /// By prompt, whether a chunk has come.
+    seen: Vec<bool>,
     cached_tokens: u64,
     completion_tokens: u64,
 }
 
 impl Follower {
     fn see(&mut self, prompt: usize, chunk: &OutputChunk) {
-        let timer = &mut self.timers[prompt];
-        if timer.is_first() {
+        if !std::mem::replace(&mut self.seen[prompt], true) {
             self.cached_tokens += u64::from(chunk.num_cached_tokens);
         }
         self.completion_tokens += chunk.token_ids.len() as u64;
-        timer.chunk(chunk);
     }
 
     fn usage(&self, prompts: &[Prompt]) -> Usage {

@@ -12,6 +12,7 @@ use axum::{Json, Router, middleware};
 use halyard_request_hooks::IoRun;
 use serde_json::{Value, json};
 
+use super::admin;
 use super::auth::require_key;
 use super::body::read_object;
 use super::error::ApiError;
@@ -41,6 +42,8 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/version", only(get(version)))
         .route("/load", only(get(load)))
         .route("/metrics", only(get(metrics_route)))
+        .route("/admin/plugins", only(get(admin::plugins)))
+        .route("/admin/plugins/reload", only(post(admin::reload)))
         .fallback(unknown_route);
     routes
         .layer(middleware::from_fn_with_state(Arc::clone(&state), require_key))
@@ -106,6 +109,12 @@ async fn read(state: &AppState, request: Request) -> Result<(Value, bool, Reques
     Ok((value, large, id))
 }
 
+/// The client's place in its trace (W3C Trace Context), for records. One that is too long to be any is left out.
+fn trace_parent(request: &Request) -> Option<String> {
+    let value = request.headers().get("traceparent")?.to_str().ok()?;
+    (value.len() <= 128).then(|| value.to_owned())
+}
+
 /// The body as the IO processors leave it, and what its answer has to pass.
 async fn pass_io(state: &AppState, route: &'static str, id: &str, body: Value) -> Result<(Value, IoRun), ApiError> {
     if state.io.is_empty() {
@@ -156,6 +165,7 @@ fn request(
 }
 
 async fn completions(State(state): State<Arc<AppState>>, http: Request) -> Result<Response, ApiError> {
+    let trace_parent = trace_parent(&http);
     let (body, large, id) = read(&state, http).await?;
     let id = format!("cmpl-{id}");
     let (body, io) = pass_io(&state, "/v1/completions", &id, body).await?;
@@ -183,10 +193,11 @@ async fn completions(State(state): State<Arc<AppState>>, http: Request) -> Resul
             io,
         })
     });
-    start(state.clone(), job.await?).await
+    start(state.clone(), job.await?, trace_parent).await
 }
 
 async fn chat_completions(State(state): State<Arc<AppState>>, http: Request) -> Result<Response, ApiError> {
+    let trace_parent = trace_parent(&http);
     let (body, large, id) = read(&state, http).await?;
     let id = format!("chatcmpl-{id}");
     let (body, io) = pass_io(&state, "/v1/chat/completions", &id, body).await?;
@@ -212,10 +223,13 @@ async fn chat_completions(State(state): State<Arc<AppState>>, http: Request) -> 
             io,
         })
     });
-    start(state.clone(), job.await?).await
+    start(state.clone(), job.await?, trace_parent).await
 }
 
-async fn start(state: Arc<AppState>, job: Job) -> Result<Response, ApiError> {
+async fn start(state: Arc<AppState>, mut job: Job, trace_parent: Option<String>) -> Result<Response, ApiError> {
+    for request in &mut job.requests {
+        request.trace_parent.clone_from(&trace_parent);
+    }
     for prompt in job.prompts.iter().filter(|_| state.log_prompts) {
         tracing::info!(id = %job.id, prompt = prompt.text.as_deref(), token_ids = ?prompt.token_ids, "prompt");
     }
@@ -286,7 +300,11 @@ async fn load(State(state): State<Arc<AppState>>) -> Json<Value> {
 }
 
 async fn metrics_route(State(state): State<Arc<AppState>>) -> Result<Response, ApiError> {
-    let text = state.metrics.encode();
+    // Sinks write their texts on their own threads.
+    let asked = Arc::clone(&state);
+    let shown = tokio::task::spawn_blocking(move || asked.hooks.expose()).await;
+    let shown = shown.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    let text = metrics::answer(state.engine.stats(), state.hooks.report(), &shown);
     let text = text.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }

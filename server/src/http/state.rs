@@ -9,7 +9,7 @@ use halyard_request_hooks::IoProcessors;
 
 use super::auth::ApiKeys;
 use super::error::ApiError;
-use crate::metrics::Metrics;
+use crate::hooks::Hooks;
 
 /// What a request may ask for at most; beyond it the answer is 400 or 413 with the limit.
 #[derive(Clone, Copy, Debug)]
@@ -53,8 +53,8 @@ pub struct AppState {
     pub api_keys: ApiKeys,
     /// Bounds.
     pub limits: Limits,
-    /// Metrics.
-    pub metrics: Metrics,
+    /// Stat loggers.
+    pub hooks: Arc<Hooks>,
     /// Whether the scheduler looks at priorities.
     pub priority_scheduling: bool,
     /// Whether prompts may stand in logs.

@@ -9,14 +9,17 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use halyard_engine::{EngineConfig, EngineHandle};
+use halyard_hooks::HubConfig;
 use halyard_models::{DummyWeights, LoadFormat, ModelFiles};
+use halyard_platform_api::hooks::StartRecord;
 use halyard_platform_api::{Device, Platform};
+use halyard_plugin_host::{Catalog, SearchPath};
 use halyard_reference::ReferencePlatform;
 use halyard_request_hooks::IoProcessors;
+use halyard_server::hooks::{ChosenSink, Hooks};
 use halyard_server::http::auth::ApiKeys;
 use halyard_server::http::routes::router;
 use halyard_server::http::state::{AppState, Limits};
-use halyard_server::metrics::{EngineRecords, Metrics, ServedModel};
 use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::ServiceExt;
@@ -59,18 +62,19 @@ impl TestServer {
             ModelFiles::open(&config.model.path, LoadFormat::Auto, DummyWeights::default()).expect("the fixture");
         let reference = || ReferencePlatform::new().open(0).expect("the host");
         let device = options.device.unwrap_or_else(reference);
-        let records = EngineRecords::new();
-        let engine =
-            EngineHandle::start(config, device, files, vec![Box::new(records.clone())], &mut |_| {}).expect("starts");
-        let stats_of = engine.clone();
-        let info = engine.info();
-        let served = ServedModel {
-            name: "tiny",
-            max_model_len: info.max_model_len,
-            block_size: info.block_size,
-            num_blocks: info.num_blocks,
+        let prometheus = ChosenSink {
+            name: "prometheus".to_owned(),
+            config: "{}".to_owned(),
+            isolation: halyard_server::cli::isolation::IsolationMode::None,
         };
-        let metrics = Metrics::new(&served, &records, move || stats_of.stats());
+        let search = SearchPath::default();
+        let hooks = Hooks::start(&Catalog::default(), search, &[prometheus], HubConfig::default()).expect("linked");
+        let engine = EngineHandle::start(config, device, files, hooks.sender(), &mut |_| {}).expect("starts");
+        hooks.engine_started(&StartRecord {
+            model: "tiny".into(),
+            max_model_len: engine.info().max_model_len,
+            ..StartRecord::default()
+        });
         let state = Arc::new(AppState {
             engine,
             model_names: vec!["tiny".to_owned(), "also-tiny".to_owned()],
@@ -81,7 +85,7 @@ impl TestServer {
                 body_bytes: options.body_bytes.unwrap_or(1 << 20),
                 ..Limits::default()
             },
-            metrics,
+            hooks: Arc::new(hooks),
             priority_scheduling: false,
             log_prompts: false,
             in_flight: AtomicU64::new(0),

@@ -46,6 +46,27 @@ pub fn binary() -> &'static Path {
     })
 }
 
+/// Builds the library of a package beside the binary.
+///
+/// # Panics
+/// When the build fails.
+pub fn build(package: &str) {
+    let Some(cargo) = std::env::var_os("CARGO") else {
+        return;
+    };
+    let folder = binary().parent().expect("a file is in a folder");
+    let mut build = Command::new(cargo);
+    build
+        .args(["build", "--quiet", "-p", package, "--target-dir"])
+        .arg(folder.parent().expect("a target folder"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    if folder.ends_with("release") {
+        build.arg("--release");
+    }
+    let built = build.status().expect("cargo runs").success();
+    assert!(built, "building {package} failed");
+}
+
 /// The library of a platform, beside the binary.
 pub fn library(name: &str) -> PathBuf {
     binary().with_file_name(format!("libhalyard_{name}.so"))

@@ -38,6 +38,10 @@ const UNSAFE_PLACES: &[(&str, &str)] = &[
     ("platform-api/src/abi.rs", "the tables"),
     ("platform-api/src/abi/", "the tables"),
     ("platform-api/src/export.rs", "the macro that defines the entry symbol"),
+    (
+        "platform-api/src/hooks/",
+        "records: each one's wire form beside its fields (decision 0017)",
+    ),
     ("platform-api/src/log.rs", "calls the host table's log function"),
     ("platform-api/tests/", "calls the tables as a foreign plugin would"),
     ("runtime/plugin-host/", "calls foreign code"),

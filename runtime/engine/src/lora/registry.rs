@@ -221,6 +221,7 @@ impl Adapters {
                 device_loads_total: count(&c.device_loads),
                 disk_reads_total: count(&c.disk_reads),
                 load_seconds_total: count(&c.load_ns) as f64 / 1e9,
+                number: adapter.number,
             }
         };
         state.by_name.values().map(status).collect()
