@@ -122,6 +122,24 @@ impl Program {
         (Program { tensors, nodes }, original)
     }
 
+    /// How its ops use each tensor, taken together.
+    pub fn tensor_access(&self) -> Vec<Access> {
+        let mut access = vec![Access::Const; self.tensors.len()];
+        for node in &self.nodes {
+            for (&tensor, operand) in node.operands.iter().zip(node.spec.operands()) {
+                let Some(known) = access.get_mut(usize::from(tensor)) else {
+                    continue;
+                };
+                *known = match operand.access {
+                    Access::Const => *known,
+                    Access::Read if !known.writes() => Access::Read,
+                    _ => Access::Update,
+                };
+            }
+        }
+        access
+    }
+
     /// Whether nobody reads what the region leaves in tensor `t`: every one of its columns is written again before it is read, or
     /// never touched again. Where columns are not said, only a write of `t` itself counts, and every read of its memory.
     fn dies_within(&self, t: u16, first: usize, count: usize) -> bool {

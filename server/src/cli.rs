@@ -23,6 +23,7 @@ mod chat;
 mod chosen_hook;
 mod engine;
 pub mod isolation;
+mod lora;
 mod plugins;
 mod serve;
 pub mod units;

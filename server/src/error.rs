@@ -53,6 +53,14 @@ pub enum ServerError {
     /// A test of a plugin that did not pass; what failed was printed.
     #[error("{0}")]
     TestFailed(String),
+    /// A LoRA resolver that does not start.
+    #[error("--lora-resolver {name}: {source}")]
+    LoraResolver {
+        /// Its name.
+        name: String,
+        /// Its reason.
+        source: halyard_platform_api::Error,
+    },
     /// No model.
     #[error(transparent)]
     Source(#[from] SourceError),

@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn a_rank_that_leaves_lets_the_others_go() {
         let group = Arc::new(Group::new(2));
-        let device = crate::device::CpuDevice::open(1).expect("a device");
+        let device = crate::device::CpuDevice::open(1, halyard_kernels_cpu::Kernels::best()).expect("a device");
         let words = std::thread::scope(|scope| {
             let waits = scope.spawn(|| words(|| group.meet(0, OPERANDS, MEET_TIMEOUT, |_| ())));
             while group.lock().arrived == 0 {
@@ -380,7 +380,7 @@ mod tests {
             .unwrap()
             .get_or_insert_with(HashMap::new)
             .insert(id.0, group);
-        let device = crate::device::CpuDevice::open(1).expect("a device");
+        let device = crate::device::CpuDevice::open(1, halyard_kernels_cpu::Kernels::best()).expect("a device");
         let error = join(device.inner.clone(), &id, 1, 2).err().expect("a refusal");
         assert_eq!(error.status, Status::InvalidArgument);
         assert!(error.message.contains("rank 1 of 2 has joined already"), "{error}");

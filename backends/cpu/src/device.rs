@@ -18,7 +18,7 @@ use crate::memory::{Allocation, Memory};
 use crate::objects::{CommandList, Objects};
 use crate::ops;
 use crate::pool::Pool;
-use crate::queue::{CpuEncoder, CpuQueue, kernels, read, write};
+use crate::queue::{CpuEncoder, CpuQueue, read, write};
 
 /// What everything on the device shares.
 pub(crate) struct Inner {
@@ -36,18 +36,18 @@ pub struct CpuDevice {
     info: DeviceInfo,
 }
 
-/// The device's facts with `threads` threads.
-pub(crate) fn info(threads: usize) -> DeviceInfo {
+/// The device's facts with `threads` threads and these kernels.
+pub(crate) fn info(threads: usize, kernels: &Kernels) -> DeviceInfo {
     let memory = Memory::new();
     let kv_dtypes = DTypeSet::of(&[DType::F32, DType::F16, DType::BF16, DType::F8E4M3]);
     DeviceInfo {
         name: cpu_name(),
-        detail: format!("{:?}, {threads} threads", kernels().isa()),
+        detail: format!("{:?}, {threads} threads", kernels.isa()),
         total_memory_bytes: memory.total(),
         compute_dtypes: DTypeSet::of(&[DType::F32]),
         kv_dtypes,
         preferred_dtype: DType::F32,
-        preferred_kv_dtype: DType::F32,
+        preferred_kv_dtype: DType::BF16,
         capabilities: Capabilities::BATCH_INVARIANT.with(Capabilities::COMMUNICATOR),
         async_depth: 0,
         max_buffer_bytes: memory.total(),
@@ -71,7 +71,7 @@ fn cpu_name() -> String {
 }
 
 impl CpuDevice {
-    pub(crate) fn open(threads: usize) -> Result<Arc<CpuDevice>> {
+    pub(crate) fn open(threads: usize, kernels: &'static Kernels) -> Result<Arc<CpuDevice>> {
         let pool = Pool::new(threads).map_err(|e| {
             Error::new(
                 Status::Internal,
@@ -83,12 +83,12 @@ impl CpuDevice {
             memory: Memory::new(),
             pool,
             threads,
-            kernels: kernels(),
+            kernels,
             queues: AtomicU64::new(1),
         };
         Ok(Arc::new(CpuDevice {
             inner: Arc::new(inner),
-            info: info(threads),
+            info: info(threads, kernels),
         }))
     }
 }

@@ -11,6 +11,7 @@ mod objects;
 mod ops;
 mod pool;
 mod queue;
+mod surroundings;
 mod view;
 
 use std::sync::Arc;
@@ -48,7 +49,7 @@ impl Default for CpuPlatform {
 
 impl Platform for CpuPlatform {
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        Ok(vec![device::info(self.threads)])
+        Ok(vec![device::info(self.threads, surroundings::kernels()?)])
     }
 
     fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
@@ -58,7 +59,7 @@ impl Platform for CpuPlatform {
                 format!("device {index}: this platform has one device, index 0"),
             ));
         }
-        Ok(CpuDevice::open(self.threads)?)
+        Ok(CpuDevice::open(self.threads, surroundings::kernels()?)?)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use halyard_kernels_cpu::{Kernels, LINEAR_SCRATCH};
+use halyard_kernels_cpu::LINEAR_SCRATCH;
 use halyard_platform_api::{
     CommandBuffer, CommandId, Encoder, Error, OpId, Queue, QueueId, QueueWait, Result, Status, StepWrite, Tensor,
 };
@@ -246,13 +246,9 @@ impl Queue for CpuQueue {
     }
 }
 
-/// The kernels that a device runs.
-pub(crate) fn kernels() -> &'static Kernels {
-    Kernels::best()
-}
-
 #[cfg(test)]
 mod tests {
+    use halyard_kernels_cpu::Kernels;
     use halyard_platform_api::{BufferId, BufferKind, DType, Device, EncoderMode, PreparedOp, QueueKind, ops};
 
     use super::*;
@@ -274,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_failed_queue_stays_failed() {
-        let device = CpuDevice::open(2).expect("a device");
+        let device = CpuDevice::open(2, Kernels::best()).expect("a device");
         let op = CpuPrepared::register(device.inner.clone(), Arc::new(Panics));
         let queue = device.create_queue(QueueKind::Compute).expect("a queue");
         let list = commands(&*device, &*op, &[]);
@@ -288,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_bad_argument_in_a_later_list_runs_nothing() {
-        let device = CpuDevice::open(1).expect("a device");
+        let device = CpuDevice::open(1, Kernels::best()).expect("a device");
         let op = device.ops().prepare(
             &ops::Scale {
                 width: 4,

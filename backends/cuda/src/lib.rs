@@ -14,8 +14,8 @@ mod tuning;
 
 use std::sync::Arc;
 
-use halyard_gpu::{Driver, GpuDevice, device_info};
-use halyard_platform_api::{Device, DeviceInfo, Error, Platform, Result, Status};
+use halyard_gpu::{Driver, GpuDevice, device_info, no_such_device};
+use halyard_platform_api::{Device, DeviceInfo, Platform, Result};
 
 use crate::driver::CudaDriver;
 
@@ -35,11 +35,8 @@ impl Platform for CudaPlatform {
     fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
         let usable = facts::usable_devices()?;
         let Some(&ordinal) = usable.get(index as usize) else {
-            let last = usable.len() - 1;
-            return Err(Error::new(
-                Status::NotFound,
-                format!("device {index}: the driver shows devices 0 to {last}; CUDA_VISIBLE_DEVICES hides others"),
-            ));
+            let hint = "CUDA_VISIBLE_DEVICES hides others";
+            return Err(no_such_device(index, "the driver", usable.len(), hint));
         };
         let driver = Arc::new(CudaDriver::open(ordinal)?);
         let info = device_info(driver.facts());

@@ -8,28 +8,17 @@
 use std::env::var_os;
 use std::path::PathBuf;
 
-use halyard_gpu::entries;
+use halyard_gpu::{entries, folders_of};
 use halyard_platform_api::{Error, Result};
 
 /// The folder for what can be made again; `None`: keep nothing.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
-    if let Some(folder) = var_os("HALYARD_CACHE_DIR") {
-        return (!folder.is_empty()).then(|| PathBuf::from(folder).join("cuda"));
-    }
-    let absolute = |name: &str| var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let caches = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
-    Some(caches?.join("halyard").join("cuda"))
+    halyard_gpu::cache_folder("cuda", |variable| var_os(variable))
 }
 
 /// Folders that the operator names for libraries.
 pub(crate) fn named_library_folders() -> Vec<PathBuf> {
-    var_os("HALYARD_CUDA_LIBRARY_PATH")
-        .map(|list| {
-            std::env::split_paths(&list)
-                .filter(|p| !p.as_os_str().is_empty())
-                .collect()
-        })
-        .unwrap_or_default()
+    folders_of(var_os("HALYARD_CUDA_LIBRARY_PATH"))
 }
 
 /// Largest sum between devices by an own kernel, where the operator names it.

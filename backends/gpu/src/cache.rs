@@ -1,6 +1,7 @@
-//! Files that only save time: written whole or not at all.
+//! Files that only save time: where they lie, and that they are written whole or not at all.
 
-use std::path::Path;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Writes a cache file whole or not at all, its folders too; other writers of it, in this process or another, do no harm. A cache that cannot be
@@ -16,5 +17,44 @@ pub fn write_whole(path: &Path, bytes: &[u8]) {
     if written.is_err() {
         // Best effort as well: what is left over is never read.
         let _ = std::fs::remove_file(&part);
+    }
+}
+
+/// The folder of a platform's cache files, by the environment as `variable` reads it: `HALYARD_CACHE_DIR` names the folder of all platforms
+/// (empty: nothing is kept, `None`); without it, it is `halyard` in `$XDG_CACHE_HOME` or `~/.cache`.
+pub fn cache_folder(platform: &str, variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    if let Some(folder) = variable("HALYARD_CACHE_DIR") {
+        return (!folder.is_empty()).then(|| PathBuf::from(folder).join(platform));
+    }
+    let absolute = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+    Some(caches?.join("halyard").join(platform))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_lies_where_the_operator_says_or_where_caches_lie() {
+        let folder = |set: &[(&str, &str)]| {
+            let find = |name: &str| set.iter().find(|(key, _)| *key == name);
+            cache_folder("vendor", |name| find(name).map(|(_, value)| OsString::from(value)))
+        };
+        let all = [
+            ("HALYARD_CACHE_DIR", "here"),
+            ("XDG_CACHE_HOME", "/caches"),
+            ("HOME", "/home/a"),
+        ];
+        assert_eq!(folder(&all), Some(PathBuf::from("here/vendor")));
+        assert_eq!(folder(&all[1..]), Some(PathBuf::from("/caches/halyard/vendor")));
+        assert_eq!(folder(&all[2..]), Some(PathBuf::from("/home/a/.cache/halyard/vendor")));
+        // The specification of XDG_CACHE_HOME has it that relative paths do not count.
+        assert_eq!(
+            folder(&[("XDG_CACHE_HOME", "caches"), all[2]]),
+            Some(PathBuf::from("/home/a/.cache/halyard/vendor"))
+        );
+        assert_eq!(folder(&[("HALYARD_CACHE_DIR", ""), all[1]]), None);
+        assert_eq!(folder(&[]), None);
     }
 }

@@ -9,6 +9,7 @@ use halyard_platform_api::{CommandBuffer, CommandId, Encoder, EncoderMode, OpId,
 use crate::device::Inner;
 use crate::driver::{DevicePtr, Driver, Graph, Group, Stream};
 use crate::encoding::{Command, Encoding};
+use crate::hazards::Hazards;
 use crate::memory::Allocation;
 use crate::objects::{Registered, SharedKernel, read, write};
 use crate::run::{Scratch, run_commands};
@@ -129,6 +130,8 @@ pub(crate) struct GpuEncoder {
     inner: Arc<Inner>,
     mode: EncoderMode,
     encoding: Encoding,
+    /// Where the driver runs ops side by side.
+    hazards: Option<Hazards>,
     scratch_bytes: u64,
     allocations: Vec<Arc<Allocation>>,
     kernels: Vec<SharedKernel>,
@@ -137,10 +140,12 @@ pub(crate) struct GpuEncoder {
 
 impl GpuEncoder {
     pub(crate) fn new(inner: Arc<Inner>, mode: EncoderMode) -> GpuEncoder {
+        let hazards = inner.driver.runs_side_by_side().then(Hazards::default);
         GpuEncoder {
             inner,
             mode,
             encoding: Encoding::default(),
+            hazards,
             scratch_bytes: 0,
             allocations: Vec::new(),
             kernels: Vec::new(),
@@ -152,7 +157,7 @@ impl GpuEncoder {
 impl Encoder for GpuEncoder {
     fn encode(&mut self, op: OpId, operands: &[Tensor]) -> Result<()> {
         let objects = read(&self.inner.objects);
-        let Registered { kernel, writes } = objects.op(op)?;
+        let Registered { kernel, access } = objects.op(op)?;
         self.views.clear();
         for operand in operands {
             let (view, allocation) = objects.resolve(operand)?;
@@ -170,18 +175,21 @@ impl Encoder for GpuEncoder {
             self.encoding.args.truncate(before.1);
             return Err(error);
         }
+        let (scratch, made) = (kernel.scratch_bytes(), self.encoding.commands.len() - before.0);
+        if let Some(hazards) = &mut self.hazards
+            && hazards.admit(access, &self.views, scratch > 0, made)
+        {
+            self.encoding.commands.insert(before.0, Command::Beside);
+        }
         // Replayed often, encoded once: worth the notes.
         if self.mode == EncoderMode::Reusable {
-            for (view, _) in self
-                .views
-                .iter()
-                .zip(writes)
-                .filter(|(view, writes)| **writes && !view.is_none())
-            {
-                self.encoding.note_write(view.ptr, view.span_bytes());
+            for (at, view) in self.views.iter().enumerate() {
+                if !view.is_none() && access.get(at).is_none_or(|access| access.writes()) {
+                    self.encoding.note_write(view.ptr, view.span_bytes());
+                }
             }
         }
-        self.scratch_bytes = self.scratch_bytes.max(kernel.scratch_bytes());
+        self.scratch_bytes = self.scratch_bytes.max(scratch);
         if !self.kernels.iter().rev().any(|held| Arc::ptr_eq(held, kernel)) {
             self.kernels.push(kernel.clone());
         }

@@ -61,8 +61,7 @@ impl Communicator for GpuCommunicator {
             spec: *spec,
             one_shot: None,
         };
-        // Its input may be its output.
-        register(&self.inner, Box::new(kernel), vec![true; 2])
+        register(&self.inner, Box::new(kernel), Vec::new())
     }
 }
 

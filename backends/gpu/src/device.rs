@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{
-    AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities, ClaimReport,
-    Communicator, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpId,
-    OpRegistry, OpSpec, OpSupport, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result, Status, Tensor,
-    WeightRows,
+    Access, AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities,
+    ClaimReport, Communicator, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error,
+    MemoryInfo, OpId, OpRegistry, OpSpec, OpSupport, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result,
+    Status, Tensor, WeightRows,
 };
 
 use crate::commands::GpuEncoder;
@@ -76,6 +76,19 @@ pub fn device_info(facts: &Facts) -> DeviceInfo {
     }
 }
 
+/// What a platform says of a device that it does not have: `who` shows the first `count`, and `hint` says what has a say in that.
+pub fn no_such_device(index: u32, who: &str, count: usize, hint: &str) -> Error {
+    let devices = match count {
+        0 => "no device".to_string(),
+        1 => "device 0 only".to_string(),
+        _ => format!("devices 0 to {}", count - 1),
+    };
+    Error::new(
+        Status::NotFound,
+        format!("device {index}: {who} shows {devices}; {hint}"),
+    )
+}
+
 impl GpuDevice {
     /// Opens the device behind `driver`, which says `info` of itself (from [`device_info`], less what it lacks); compiled kernels are kept in
     /// `cache` where there is one.
@@ -104,11 +117,11 @@ impl GpuDevice {
     }
 }
 
-/// Prepares a kernel and gives it an id. `writes`: which operands it changes.
+/// Prepares a kernel that uses its operands like this, and gives it an id.
 pub(crate) fn register(
     inner: &Arc<Inner>,
     mut kernel: Box<dyn Kernel>,
-    writes: Vec<bool>,
+    access: Vec<Access>,
 ) -> Result<Arc<dyn PreparedOp>> {
     kernel.prepare(&Preparation {
         driver: &inner.driver,
@@ -117,7 +130,7 @@ pub(crate) fn register(
     let kernel: SharedKernel = Arc::from(kernel);
     let id = write(&inner.objects).ops.insert(Registered {
         kernel: kernel.clone(),
-        writes,
+        access,
     });
     Ok(Arc::new(Prepared {
         inner: inner.clone(),
@@ -329,8 +342,8 @@ impl OpRegistry for GpuDevice {
     }
 
     fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
-        let writes = spec.operands().iter().map(|operand| operand.access.writes()).collect();
-        register(&self.inner, ops::build(spec)?, writes)
+        let access = spec.operands().iter().map(|operand| operand.access).collect();
+        register(&self.inner, ops::build(spec)?, access)
     }
 
     fn claim(&self, program: &Program) -> Result<ClaimReport> {
@@ -340,15 +353,7 @@ impl OpRegistry for GpuDevice {
 
     fn prepare_program(&self, program: &Program) -> Result<Arc<dyn PreparedOp>> {
         program.validate()?;
-        let mut writes = vec![false; program.tensors.len()];
-        for node in &program.nodes {
-            for (&tensor, operand) in node.operands.iter().zip(node.spec.operands()) {
-                if let Some(written) = writes.get_mut(usize::from(tensor)) {
-                    *written |= operand.access.writes();
-                }
-            }
-        }
-        register(&self.inner, ops::build_program(program)?, writes)
+        register(&self.inner, ops::build_program(program)?, program.tensor_access())
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use halyard_kernels_gpu::{HEADERS, Source};
 use halyard_platform_api::communicator::Collective;
+use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{CommunicatorId, DType, Error, Result, Status};
 
 use crate::encoding::MAX_ARGS;
@@ -447,6 +448,21 @@ pub trait Driver: Send + Sync {
         stream: Stream,
     ) -> Result<()>;
 
+    /// Whether [`Driver::beside`] is worth finding out.
+    fn runs_side_by_side(&self) -> bool {
+        false
+    }
+
+    /// The next command of the stream shares no memory with those since the last one before which this was not said: it need not wait for
+    /// them. Streams that order all their work may ignore it.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    fn beside(&self, stream: Stream) -> Result<()> {
+        let _ = stream;
+        Ok(())
+    }
+
     /// Begins a capture of what this thread enqueues on the stream.
     fn begin_capture(&self, stream: Stream) -> Result<()>;
 
@@ -467,6 +483,18 @@ pub trait Driver: Send + Sync {
 
     /// The library product, or why there is none (then own kernels run).
     fn product(&self, spec: &ProductSpec) -> Result<Arc<dyn Product>>;
+
+    /// Fewest tokens for which [`Driver::product`] of plain weights does better than the plain kernel, which takes 8 at a time.
+    fn product_from(&self, in_features: u32, out_features: u32) -> u32 {
+        let _ = (in_features, out_features);
+        9
+    }
+
+    /// The kernel file `attention_tiles` of drivers that have one: prompts on their matrix units, where it takes such heads.
+    fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
+        let _ = spec;
+        None
+    }
 
     /// A fresh id that all ranks of a new group share.
     ///

@@ -75,6 +75,8 @@ pub enum Command {
     Zero(Arg, u64),
     /// A collective.
     Collective(Arc<dyn Group>, CollectiveCall),
+    /// The next command shares nothing with those since the last one that waited.
+    Beside,
 }
 
 /// Collects the commands of one command buffer.

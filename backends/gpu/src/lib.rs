@@ -7,6 +7,7 @@ mod communicator;
 mod device;
 mod driver;
 mod encoding;
+mod hazards;
 mod kernel;
 mod libraries;
 mod memory;
@@ -20,8 +21,8 @@ mod step_ring;
 mod upload;
 mod view;
 
-pub use cache::write_whole;
-pub use device::{GpuDevice, device_info};
+pub use cache::{cache_folder, write_whole};
+pub use device::{GpuDevice, device_info, no_such_device};
 pub use driver::{
     CollectiveCall, DevicePtr, Driver, Event, Facts, Function, Graph, Group, KernelText, MAX_PEERS, Module,
     PEER_CALLS_BYTES, Param, Peers, Pinned, Product, ProductCall, ProductSpec, Stream, param_addresses, short_of,
@@ -29,7 +30,7 @@ pub use driver::{
 pub use encoding::{Arg, Command, Encoding, InScratch, Launch, MAX_ARGS};
 pub use halyard_kernels_gpu::Source;
 pub use kernel::{Kernel, Packer, Preparation, RowSource};
-pub use libraries::{Library, entries, find_symbol, symbol};
+pub use libraries::{Library, entries, find_symbol, folders_of, symbol};
 pub use modules::Modules;
 pub use run_time_compiler::RunTimeCompiler;
 pub use view::View;

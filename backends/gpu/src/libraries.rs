@@ -1,6 +1,6 @@
 //! Libraries found at run time: a vendor's driver, compiler and mathematics, none of which is linked. They stay open for the process's life.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString, OsString, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -102,6 +102,13 @@ pub fn symbol(library: usize, name: &CStr) -> Result<*mut c_void> {
     })
 }
 
+/// The folders of a list such as a variable holds, empty entries left out.
+pub fn folders_of(list: Option<OsString>) -> Vec<PathBuf> {
+    let list = list.unwrap_or_default();
+    let folders = std::env::split_paths(&list);
+    folders.filter(|folder| !folder.as_os_str().is_empty()).collect()
+}
+
 /// What lies in `folder` and begins with `prefix`, in name order; nothing where there is no such folder.
 pub fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let listing = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -119,6 +126,14 @@ mod tests {
 
     fn nowhere() -> Vec<PathBuf> {
         Vec::new()
+    }
+
+    #[test]
+    fn a_list_of_folders_may_have_empty_entries() {
+        let folders = |list: &str| folders_of(Some(list.into()));
+        assert_eq!(folders("/a::/b c:"), ["/a", "/b c"].map(PathBuf::from));
+        assert_eq!(folders(""), Vec::<PathBuf>::new());
+        assert_eq!(folders_of(None), Vec::<PathBuf>::new());
     }
 
     #[test]

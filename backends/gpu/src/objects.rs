@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use halyard_platform_api::{BufferId, CommandId, Error, OpId, Result, Tensor};
+use halyard_platform_api::{Access, BufferId, CommandId, Error, OpId, Result, Tensor};
 
 use crate::commands::CommandList;
 use crate::kernel::Kernel;
@@ -55,11 +55,10 @@ impl<T> Slots<T> {
 /// A prepared op's kernel; nothing replaces it once registered.
 pub(crate) type SharedKernel = Arc<dyn Kernel>;
 
-/// A prepared op.
+/// A prepared op, and how it uses its operands (none: it may write all of them).
 pub(crate) struct Registered {
     pub(crate) kernel: SharedKernel,
-    /// Which operands it writes.
-    pub(crate) writes: Vec<bool>,
+    pub(crate) access: Vec<Access>,
 }
 
 /// Everything that ids name.

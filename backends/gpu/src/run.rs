@@ -118,6 +118,7 @@ pub(crate) fn run_commands(driver: &dyn Driver, stream: Stream, encoding: &Encod
                 // SAFETY: as above.
                 unsafe { driver.fill(to, 0, *bytes, stream)? };
             }
+            Command::Beside => driver.beside(stream)?,
         }
     }
     Ok(())

@@ -10,8 +10,8 @@ mod surroundings;
 
 use std::sync::Arc;
 
-use halyard_gpu::{Driver, Facts, GpuDevice, device_info};
-use halyard_platform_api::{Capabilities, Device, DeviceInfo, Error, Platform, Result, Status};
+use halyard_gpu::{Driver, Facts, GpuDevice, device_info, no_such_device};
+use halyard_platform_api::{Capabilities, Device, DeviceInfo, Platform, Result};
 
 use crate::driver::HipDriver;
 
@@ -39,11 +39,8 @@ impl Platform for RocmPlatform {
     fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
         let usable = facts::usable_devices()?;
         let Some(&ordinal) = usable.get(index as usize) else {
-            let last = usable.len() - 1;
-            return Err(Error::new(
-                Status::NotFound,
-                format!("device {index}: the runtime shows devices 0 to {last}; HIP_VISIBLE_DEVICES hides others"),
-            ));
+            let hint = "HIP_VISIBLE_DEVICES hides others";
+            return Err(no_such_device(index, "the runtime", usable.len(), hint));
         };
         let driver = Arc::new(HipDriver::open(ordinal)?);
         let info = info(driver.facts());

@@ -4,25 +4,19 @@
 //! `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_ROCM_LIBRARY_PATH` names folders, separated by `:`, in which HIP and hiprtc are looked for
 //! before anywhere else.
 
-use std::env::{split_paths, var_os};
+use std::env::var_os;
 use std::path::PathBuf;
 
-use halyard_gpu::entries;
+use halyard_gpu::{entries, folders_of};
 
 /// The folder for what can be made again; `None`: keep nothing.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
-    if let Some(folder) = var_os("HALYARD_CACHE_DIR") {
-        return (!folder.is_empty()).then(|| PathBuf::from(folder).join("rocm"));
-    }
-    let absolute = |name: &str| var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let caches = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
-    Some(caches?.join("halyard").join("rocm"))
+    halyard_gpu::cache_folder("rocm", |variable| var_os(variable))
 }
 
 /// Folders that the operator names for libraries.
 pub(crate) fn named_library_folders() -> Vec<PathBuf> {
-    let list = var_os("HALYARD_ROCM_LIBRARY_PATH").unwrap_or_default();
-    split_paths(&list).filter(|p| !p.as_os_str().is_empty()).collect()
+    folders_of(var_os("HALYARD_ROCM_LIBRARY_PATH"))
 }
 
 /// Folders where ROCm and Python packages put libraries, besides the loader's own.

@@ -7,7 +7,8 @@ use halyard_gpu::{
     DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Modules, Param, Pinned, Product, ProductSpec,
     Source, Stream,
 };
-use halyard_platform_api::{Error, Result};
+use halyard_platform_api::ops::Attention;
+use halyard_platform_api::{DType, Error, Result};
 
 use crate::compile;
 use crate::core::Core;
@@ -16,6 +17,7 @@ use crate::physical::Physical;
 use crate::pipelines::{FunctionCore, ModuleCore, Pipelines};
 use crate::product::{self, Matrices};
 use crate::recorder::MAX_REGIONS;
+use crate::self_test;
 use crate::stream::{GraphCore, Point, StreamCore};
 use crate::surroundings;
 
@@ -23,6 +25,8 @@ use crate::surroundings;
 const VECTOR_BLOCK: (u32, u32) = (32, 8);
 /// The kernel file of tiles in shared memory.
 const LINEAR_TILED: &str = "linear_tiled";
+/// Shared memory that attention on matrix units may take.
+const TILES_SHARED_BYTES: u32 = 40 << 10;
 /// Bytes of each row of the table of constants, from which odd ends of fills are copied.
 const CONSTANT_BYTES: u64 = 4;
 
@@ -34,6 +38,8 @@ pub(crate) struct VulkanDriver {
     pipelines: Arc<Pipelines>,
     /// Of the product kernels, which no op asks for.
     products: Modules,
+    /// What the products' test has shown.
+    tested: Mutex<Vec<Tested>>,
     /// Every byte value, a few times.
     constants: Pinned,
     memory: Arc<Memory>,
@@ -58,10 +64,28 @@ impl VulkanDriver {
             modules: Mutex::default(),
             pipelines,
             products: Modules::with_folder(surroundings::cache_folder()),
+            tested: Mutex::default(),
             constants,
             memory,
             core,
         })
+    }
+}
+
+/// A kind of product, and what its test has shown.
+type Tested = ((DType, DType, bool), Result<()>);
+
+impl VulkanDriver {
+    /// Whether products of such types give the right numbers: tested once.
+    fn trust(&self, matrices: &Matrices, spec: &ProductSpec) -> Result<()> {
+        let kind = (spec.act, spec.out, spec.accumulate);
+        let mut tested = self.tested.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, outcome)) = tested.iter().find(|(known, _)| *known == kind) {
+            return outcome.clone();
+        }
+        let outcome = self_test::check(self, matrices, spec);
+        tested.push((kind, outcome.clone()));
+        outcome
     }
 }
 
@@ -364,6 +388,38 @@ impl Driver for VulkanDriver {
         stream.record(|recorder, memory| recorder.launch(memory, bound, grid, params))
     }
 
+    fn runs_side_by_side(&self) -> bool {
+        true
+    }
+
+    fn beside(&self, on: Stream) -> Result<()> {
+        // SAFETY: a live stream.
+        unsafe { stream(on) }.record(|recorder, _| {
+            recorder.beside();
+            Ok(())
+        })
+    }
+
+    fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
+        let physical = &self.core.physical;
+        let there = product::multiplies(physical, spec.act) && physical.facts.max_shared_bytes >= TILES_SHARED_BYTES;
+        let takes = spec.kv == spec.act
+            && spec.head_dim.is_multiple_of(16)
+            && (16..=128).contains(&spec.head_dim)
+            && spec.block_size.is_multiple_of(32);
+        (there && takes && surroundings::matrix_attention_is_asked()).then_some(Source {
+            name: "attention_tiles",
+            text: "",
+        })
+    }
+
+    fn product_from(&self, in_features: u32, out_features: u32) -> u32 {
+        match product::suits_few(in_features, out_features) {
+            true => 2,
+            false => 9,
+        }
+    }
+
     fn begin_capture(&self, on: Stream) -> Result<()> {
         // SAFETY: a live stream.
         unsafe { stream(on) }.begin_capture()
@@ -392,21 +448,30 @@ impl Driver for VulkanDriver {
             name: "product",
             text: "",
         };
-        let function = |side: u32| {
+        let function = |name: &str, side: u32| {
             let side = side.to_string();
             let mut all = definitions.to_vec();
             all.push(("TILE", &side));
-            let function = self.products.function(self, source, &all, "product", 0)?;
+            let function = self.products.function(self, source, &all, name, 0)?;
             // SAFETY: functions live as long as the driver.
             Ok(unsafe { holder::<FunctionCore>(function.0) })
         };
-        let [large, small] = product::TILES.map(function);
-        Ok(Arc::new(Matrices {
+        let [large, small] = product::TILES.map(|side| function("product", side));
+        let matrices = Matrices {
             pipelines: self.pipelines.clone(),
             functions: [large?, small?],
+            few: Some(function("product_few", product::TILES[0])?),
+            in_features: self_test::IN_FEATURES,
+            out_features: self_test::OUT_FEATURES,
+            num_sms: physical.facts.num_sms,
+        };
+        self.trust(&matrices, spec)?;
+        let suits = product::suits_few(spec.in_features, spec.out_features);
+        Ok(Arc::new(Matrices {
+            few: matrices.few.filter(|_| suits),
             in_features: spec.in_features,
             out_features: spec.out_features,
-            num_sms: physical.facts.num_sms,
+            ..matrices
         }))
     }
 }

@@ -63,14 +63,21 @@ fn open() -> Result<Vulkan> {
         .application_name(c"halyard")
         .api_version(offered.min(vk::API_VERSION_1_3));
     let layers = [VALIDATION_LAYER.as_ptr()];
-    let extensions = [ash::ext::debug_utils::NAME.as_ptr()];
+    let extensions = [
+        ash::ext::debug_utils::NAME.as_ptr(),
+        ash::ext::validation_features::NAME.as_ptr(),
+    ];
     let mut messenger = messenger_info();
+    // Copies and fills that lack a barrier are told; the layer does not see what kernels do through addresses.
+    let synchronization = [vk::ValidationFeatureEnableEXT::SYNCHRONIZATION_VALIDATION];
+    let mut features = vk::ValidationFeaturesEXT::default().enabled_validation_features(&synchronization);
     let mut info = vk::InstanceCreateInfo::default().application_info(&application);
     if validate {
         info = info
             .enabled_layer_names(&layers)
             .enabled_extension_names(&extensions)
-            .push_next(&mut messenger);
+            .push_next(&mut messenger)
+            .push_next(&mut features);
     }
     // SAFETY: the structures live through the call.
     let instance = unsafe { entry.create_instance(&info, None) }.map_err(|code| match code {

@@ -13,14 +13,15 @@ mod physical;
 mod pipelines;
 mod product;
 mod recorder;
+mod self_test;
 mod stream;
 mod surroundings;
 
 use std::sync::Arc;
 
 use ash::vk;
-use halyard_gpu::{GpuDevice, device_info};
-use halyard_platform_api::{Capabilities, DType, Device, DeviceInfo, Error, Platform, Result, Status};
+use halyard_gpu::{GpuDevice, device_info, no_such_device};
+use halyard_platform_api::{Capabilities, DType, Device, DeviceInfo, Platform, Result};
 
 use crate::driver::VulkanDriver;
 use crate::physical::{Physical, usable_devices};
@@ -41,14 +42,8 @@ impl Platform for VulkanPlatform {
         let mut usable = usable_devices()?;
         if index as usize >= usable.len() {
             let names: Vec<&str> = usable.iter().map(|device| device.facts.name.as_str()).collect();
-            return Err(Error::new(
-                Status::NotFound,
-                format!(
-                    "device {index}: the Vulkan loader shows {} that can run the kernels: {}",
-                    names.len(),
-                    names.join(", ")
-                ),
-            ));
+            let hint = format!("those that can run the kernels: {}", names.join(", "));
+            return Err(no_such_device(index, "the Vulkan loader", names.len(), &hint));
         }
         let physical = usable.swap_remove(index as usize);
         let info = info(&physical);

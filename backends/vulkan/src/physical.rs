@@ -10,6 +10,7 @@ use halyard_platform_api::{Error, Result, Status};
 use crate::bfloat16;
 use crate::error::Check;
 use crate::instance::{Vulkan, version_name, vulkan};
+use crate::surroundings;
 
 /// Lanes that kernels with subgroup operations are written for.
 const SUBGROUP: u32 = 32;
@@ -311,6 +312,7 @@ impl Properties {
         let vectors = full
             && control
             && self.plain.device_type == vk::PhysicalDeviceType::CPU
+            && !surroundings::gpu_kernels_are_asked()
             && (sizes.min_subgroup_size, sizes.max_subgroup_size) == (VECTOR, VECTOR)
             && (self.v11.subgroup_supported_operations).contains(Operations::BASIC | Operations::BALLOT);
         let full = full && self.v11.subgroup_supported_operations.contains(operations);

@@ -1,7 +1,7 @@
 //! A command buffer being recorded: dispatches, copies and fills in order, each behind a barrier that makes earlier writes visible.
 //!
-//! The barrier stands before every command that follows another one: parameters are plain addresses that do not say whether a kernel
-//! reads or writes there, so no two commands are known to be independent.
+//! The barrier stands before every command that follows another one, unless whoever knows the operands says that the two share nothing
+//! ([`Recorder::beside`]): parameters are plain addresses that do not say whether a kernel reads or writes there.
 
 use std::sync::Arc;
 
@@ -33,6 +33,10 @@ pub(crate) struct Recorder {
     pipeline: vk::Pipeline,
     /// Whether something may have written since the last barrier.
     dirty: bool,
+    /// Whether the next command needs no barrier.
+    beside: bool,
+    /// Barriers between commands so far.
+    pub(crate) barriers: u32,
     /// Commands so far.
     pub(crate) count: u32,
     /// Parameter memory: filled ones, the last one in use.
@@ -55,6 +59,8 @@ impl Recorder {
             commands,
             pipeline: vk::Pipeline::null(),
             dirty: true,
+            beside: false,
+            barriers: 0,
             count: 0,
             chunks: Vec::new(),
             used: 0,
@@ -68,10 +74,17 @@ impl Recorder {
         Ok((self.commands, self.chunks))
     }
 
+    /// The next command needs no barrier.
+    pub(crate) fn beside(&mut self) {
+        self.beside = true;
+    }
+
     fn order(&mut self) {
-        if !std::mem::replace(&mut self.dirty, true) {
+        let beside = std::mem::take(&mut self.beside);
+        if !std::mem::replace(&mut self.dirty, true) || beside {
             return;
         }
+        self.barriers += 1;
         use vk::{AccessFlags as Access, PipelineStageFlags as Stage};
         let stages = Stage::COMPUTE_SHADER | Stage::TRANSFER;
         let writes = Access::SHADER_WRITE | Access::TRANSFER_WRITE;

@@ -2,22 +2,32 @@
 //!
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/vulkan` in
 //! `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_VULKAN_VALIDATION=1` loads the Khronos validation layer and turns each of its messages into an
-//! error of the next wait.
+//! error of the next wait. `HALYARD_VULKAN_GPU_KERNELS=1` has processors run the products that are written for GPUs: slowly, to test them.
+//! `HALYARD_VULKAN_MATRIX_ATTENTION=1` has prompts' attention run on matrix units: off until that has been seen on a device.
 
 use std::env::var_os;
 use std::path::PathBuf;
 
 /// The folder for what can be made again; `None`: keep nothing.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
-    if let Some(folder) = var_os("HALYARD_CACHE_DIR") {
-        return (!folder.is_empty()).then(|| PathBuf::from(folder).join("vulkan"));
-    }
-    let absolute = |name: &str| var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let caches = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
-    Some(caches?.join("halyard").join("vulkan"))
+    halyard_gpu::cache_folder("vulkan", |variable| var_os(variable))
 }
 
 /// Whether calls are to be checked by the validation layer.
 pub(crate) fn validation_is_asked() -> bool {
-    var_os("HALYARD_VULKAN_VALIDATION").is_some_and(|value| !value.is_empty() && value != "0")
+    is_set("HALYARD_VULKAN_VALIDATION")
+}
+
+/// Whether processors are to run what GPUs run.
+pub(crate) fn gpu_kernels_are_asked() -> bool {
+    is_set("HALYARD_VULKAN_GPU_KERNELS")
+}
+
+/// Whether attention may run on matrix units, which it has never done yet.
+pub(crate) fn matrix_attention_is_asked() -> bool {
+    is_set("HALYARD_VULKAN_MATRIX_ATTENTION")
+}
+
+fn is_set(name: &str) -> bool {
+    var_os(name).is_some_and(|value| !value.is_empty() && value != "0")
 }

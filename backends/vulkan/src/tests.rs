@@ -295,3 +295,36 @@ fn what_a_device_cannot_launch_is_refused_with_the_limit() {
     // SAFETY: idle.
     unsafe { driver.destroy_stream(stream) };
 }
+
+#[test]
+fn commands_that_share_nothing_stand_side_by_side() {
+    let Some(driver) = driver() else { return };
+    let stream = driver.create_stream().expect("a stream");
+    let (a, b) = (
+        Bytes::new(&driver, stream, &[0; 64]).expect("memory"),
+        Bytes::new(&driver, stream, &[0; 64]).expect("memory"),
+    );
+    let barriers = || {
+        let mut found = 0;
+        // SAFETY: a live stream.
+        let core = unsafe { crate::driver::stream(stream) };
+        core.record(|recorder, _| {
+            found = recorder.barriers;
+            Ok(())
+        })
+        .expect("a command buffer");
+        found
+    };
+    // SAFETY: live memory of those sizes.
+    unsafe {
+        driver.fill(a.device, 7, 64, stream).expect("a fill");
+        let first = barriers();
+        driver.beside(stream).expect("a word to the recorder");
+        driver.fill(b.device, 8, 64, stream).expect("a fill");
+        assert_eq!(barriers(), first, "the fills share nothing");
+        driver.copy(b.device, a.device, 32, stream).expect("a copy");
+        assert_eq!(barriers(), first + 1, "it was said of one command only");
+    }
+    let expected: Vec<u8> = [[7; 32], [8; 32]].concat();
+    assert_eq!(b.read().expect("bytes"), expected);
+}

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use halyard_gpu::Facts;
+use halyard_gpu::{Facts, no_such_device};
 use halyard_platform_api::{Error, Result, Status};
 
 use crate::api::{self, Api, Handle, SUCCESS};
@@ -226,10 +226,7 @@ pub(crate) fn device(index: u32) -> Result<Found> {
     let usable = usable_devices()?;
     let count = usable.len();
     usable.into_iter().nth(index as usize).ok_or_else(|| {
-        let last = count - 1;
-        let message = format!(
-            "device {index}: the OpenCL runtimes show devices 0 to {last}; OCL_ICD_VENDORS and OCL_ICD_FILENAMES choose runtimes"
-        );
-        Error::new(Status::NotFound, message)
+        let hint = "OCL_ICD_VENDORS and OCL_ICD_FILENAMES choose runtimes";
+        no_such_device(index, "the OpenCL loader", count, hint)
     })
 }

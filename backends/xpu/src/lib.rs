@@ -68,3 +68,6 @@ halyard_platform_api::export_platform! {
     cpu_features: "",
     platform: XpuPlatform,
 }
+
+#[cfg(test)]
+mod tests;

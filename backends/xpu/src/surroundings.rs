@@ -7,20 +7,14 @@
 use std::env::var_os;
 use std::path::PathBuf;
 
+use halyard_gpu::folders_of;
+
 /// The folder for what can be made again; `None`: keep nothing.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
-    if let Some(folder) = var_os("HALYARD_CACHE_DIR") {
-        return (!folder.is_empty()).then(|| PathBuf::from(folder).join("xpu"));
-    }
-    let absolute = |name: &str| var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let caches = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
-    Some(caches?.join("halyard").join("xpu"))
+    halyard_gpu::cache_folder("xpu", |variable| var_os(variable))
 }
 
 /// Folders that the operator names for the loader library.
 pub(crate) fn named_library_folders() -> Vec<PathBuf> {
-    let list = var_os("HALYARD_OPENCL_LIBRARY_PATH").unwrap_or_default();
-    std::env::split_paths(&list)
-        .filter(|path| !path.as_os_str().is_empty())
-        .collect()
+    folders_of(var_os("HALYARD_OPENCL_LIBRARY_PATH"))
 }

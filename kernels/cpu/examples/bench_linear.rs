@@ -1,7 +1,7 @@
 //! Times the products on the shapes of SmolLM2-135M: GB/s of packed weight for one token, GFLOP/s for many, on one
 //! thread. Where Linux tells it, the time is the thread's CPU time, so that a busy machine disturbs less.
 //!
-//! `cargo run --release -p halyard-kernels-cpu --example bench_linear [TOKENS …]`
+//! `cargo run --release -p halyard-kernels-cpu --example bench_linear [TOKENS …] [NAME …]`: names such as `Q4_1` or `Int8` choose among the products
 
 use std::time::Instant;
 
@@ -92,6 +92,10 @@ fn pass(kernels: &Kernels, format: WeightFormat, mode: ActMode, weights: &[Weigh
 
 fn main() {
     let mut tokens: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
+    let names: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| arg.parse::<usize>().is_err())
+        .collect();
     if tokens.is_empty() {
         tokens = vec![1, 4, 16, 192];
     }
@@ -119,18 +123,25 @@ fn main() {
         }
         println!("{isa}: layers of SmolLM2-135M");
         for (format, mode) in cases {
+            let name = format!("{format:?} {mode:?}");
+            if !names.is_empty() && !names.iter().any(|n| name.split(' ').any(|part| part == n)) {
+                continue;
+            }
             let weights = weights(format, &LAYER);
             let bytes: usize = weights.iter().map(|weight| weight.packed.len()).sum();
             let elements: usize = weights.iter().map(|weight| weight.n * weight.k).sum();
             for &tokens in &tokens {
                 let s = pass(kernels, format, mode, &weights, tokens);
                 let (gb, gflop) = (bytes as f64 / s / 1e9, 2.0 * (elements * tokens) as f64 / s / 1e9);
-                let (name, rate) = (format!("{format:?} {mode:?}"), tokens as f64 / s);
+                let rate = tokens as f64 / s;
                 println!(
                     "{name:10} {tokens:4} tokens: {:8.2} ms {gb:6.1} GB/s {gflop:7.1} GFLOP/s {rate:8.0} tok/s",
                     s * 1e3
                 );
             }
+        }
+        if !names.is_empty() {
+            continue;
         }
         let head = weights(WeightFormat::Q8_0, &[HEAD]);
         for mode in [ActMode::Int8, ActMode::F32] {

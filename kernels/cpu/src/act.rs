@@ -179,28 +179,25 @@ unsafe fn token_int8<S: Simd>(x: *const f32, k: usize, dst: *mut u32, t: usize, 
             } else {
                 (d, inverse)
             };
-            let mut quads = [0u32; 8];
-            S::store_i8x16(quads.as_mut_ptr().cast(), S::round_i32(S::mul(v[0], S::splat(inverse))));
-            S::store_i8x16(
-                quads.as_mut_ptr().add(4).cast(),
+            let q = [
+                S::round_i32(S::mul(v[0], S::splat(inverse))),
                 S::round_i32(S::mul(v[1], S::splat(inverse))),
-            );
-            let mut sums = [0i32; 2];
-            for (i, quad) in quads.iter().enumerate() {
-                for q in quad.to_ne_bytes() {
-                    sums[i / 4] += i32::from(q as i8);
-                }
-            }
+            ];
+            let mut quads = [0u32; 8];
+            S::store_i8x16(quads.as_mut_ptr().cast(), q[0]);
+            S::store_i8x16(quads.as_mut_ptr().add(4).cast(), q[1]);
+            // Sixteen quants sum exactly in f32.
+            let sums = [S::sum(S::i32_to_f32(q[0])) as i32, S::sum(S::i32_to_f32(q[1])) as i32];
             let out = dst.add(b * INT8_WORDS * width + t);
             for (i, quad) in quads.into_iter().enumerate() {
                 *out.add(i * width) = quad;
             }
-            let sum = sums[0] + sums[1];
+            let sum = sums[0].wrapping_add(sums[1]);
             *out.add(8 * width) = d.to_bits();
             *out.add(9 * width) = (d * sum as f32).to_bits();
-            *out.add(10 * width) = (-sum) as u32;
-            *out.add(11 * width) = (-sums[0]) as u32;
-            *out.add(12 * width) = (-sums[1]) as u32;
+            *out.add(10 * width) = sum.wrapping_neg() as u32;
+            *out.add(11 * width) = sums[0].wrapping_neg() as u32;
+            *out.add(12 * width) = sums[1].wrapping_neg() as u32;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Paged attention of one sequence and one KV head: online softmax over the sequence's blocks (Milakov and
 //! Gimelshein, 2018). Owns the tiles: 4 rows (query × head of the group) against 64 keys. Decode is the case of one
-//! query.
+//! query. A cache in bf16 has products of its own, in `attention_bf16`.
 //!
 //! Keys are visited in panels of 16 and tiles of 4 panels that begin at fixed positions of the sequence, and a tile
 //! without a visible key leaves a row's state bitwise as it was. A row's result therefore depends on its own query
@@ -10,17 +10,18 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
+use crate::attention_bf16::{QueryPairs, dots_pairs, round_queries, round_weights, values_pairs};
 use crate::elementwise::softcap_vector;
 use crate::kv::{E4m3, KvDtype, KvElement, KvLayout};
-use crate::math::exp;
+use crate::math::exp_nonpositive;
 use crate::simd::{LANES, Simd, unroll};
 
 /// Rows of a tile.
 const ROWS: usize = 4;
 /// Key panels of a tile.
-const PANELS: usize = 4;
+pub(crate) const PANELS: usize = 4;
 /// Keys of a tile.
-const KEYS: usize = PANELS * LANES;
+pub(crate) const KEYS: usize = PANELS * LANES;
 
 /// One call: some queries of one sequence, all query heads that share one KV head.
 #[derive(Debug, Clone)]
@@ -95,28 +96,28 @@ impl Attention<'_> {
 }
 
 /// Running softmax of a tile's rows.
-struct State<const R: usize> {
+pub(crate) struct State<const R: usize> {
     /// Keys each row sees.
     visible: [Range<usize>; R],
     /// Largest score so far.
     max: [f32; R],
     /// Σ e^(score − max).
     sum: [f32; R],
-    q: [*const f32; R],
-    out: [*mut f32; R],
+    pub(crate) q: [*const f32; R],
+    pub(crate) out: [*mut f32; R],
 }
 
 /// One panel of keys of the sequence.
 #[derive(Clone, Copy)]
-struct Panel {
-    block: *const u8,
+pub(crate) struct Panel {
+    pub(crate) block: *const u8,
     /// Panel inside its block.
-    index: usize,
+    pub(crate) index: usize,
     /// Position of its first token, and the number of its tokens that are in the cache.
     start: usize,
-    len: usize,
+    pub(crate) len: usize,
     /// First of its tokens that any row of the tile sees: what lies before may never have been written.
-    from: usize,
+    pub(crate) from: usize,
 }
 
 /// Runs the call for one element type.
@@ -169,6 +170,10 @@ unsafe fn tile<S: Simd, E: KvElement, const R: usize>(job: &Attention<'_>, first
     // SAFETY: the caller's promise.
     unsafe {
         let mut state = start::<R>(job, first_row);
+        let mut pairs = QueryPairs::<R>::new();
+        if E::PAIRS {
+            round_queries::<S, R>(job, &state, &mut pairs);
+        }
         let (mut lo, mut hi) = (usize::MAX, 0);
         for visible in &state.visible {
             if !visible.is_empty() {
@@ -179,7 +184,7 @@ unsafe fn tile<S: Simd, E: KvElement, const R: usize>(job: &Attention<'_>, first
             let last = panel_of(&job.layout, hi - 1);
             let mut panel = panel_of(&job.layout, lo) / PANELS * PANELS;
             while panel <= last {
-                keys::<S, E, R>(job, &mut state, panel, last, &(lo..hi));
+                keys::<S, E, R>(job, &mut state, &pairs, panel, last, &(lo..hi));
                 panel += PANELS;
             }
         }
@@ -228,6 +233,7 @@ unsafe fn start<const R: usize>(job: &Attention<'_>, first_row: usize) -> State<
 unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
     job: &Attention<'_>,
     state: &mut State<R>,
+    pairs: &QueryPairs<R>,
     first: usize,
     last: usize,
     seen: &Range<usize>,
@@ -258,17 +264,30 @@ unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
             };
         }
         let mut scores = [[0f32; KEYS]; R];
-        if S::TILES && count == PANELS {
-            dots::<S, E, R, PANELS>(job, state, &panels, 0, &mut scores);
-        } else {
-            for i in 0..count {
-                dots::<S, E, R, 1>(job, state, &panels, i, &mut scores);
+        let all = S::TILES && count == PANELS;
+        match (E::PAIRS, all) {
+            (true, true) => dots_pairs::<S, R, PANELS>(job, pairs, &panels, 0, &mut scores),
+            (false, true) => dots::<S, E, R, PANELS>(job, state, &panels, 0, &mut scores),
+            (true, false) => {
+                for i in 0..count {
+                    dots_pairs::<S, R, 1>(job, pairs, &panels, i, &mut scores);
+                }
+            }
+            (false, false) => {
+                for i in 0..count {
+                    dots::<S, E, R, 1>(job, state, &panels, i, &mut scores);
+                }
             }
         }
         let mut factors = [1f32; R];
         for r in 0..R {
             let running = (&mut state.max[r], &mut state.sum[r]);
             factors[r] = softmax_row::<S>(&state.visible[r], running, &panels[..count], &mut scores[r]);
+        }
+        if E::PAIRS {
+            let weights = round_weights::<S, R>(&scores);
+            values_pairs::<S, R>(job, state, &panels[..count], &weights, &factors);
+            return;
         }
         let dim = job.layout.head_dim;
         let mut d = 0;
@@ -318,6 +337,23 @@ unsafe fn dots<S: Simd, E: KvElement, const R: usize, const P: usize>(
                 }
             });
         }
+        finish_scores::<S, R, P>(job, &sums, at, scores);
+    }
+}
+
+/// Scales and caps the sums of P panels from `at` on, and stores them.
+///
+/// # Safety
+/// The CPU has `S`'s instruction set; at + P ≤ PANELS.
+#[inline(always)]
+pub(crate) unsafe fn finish_scores<S: Simd, const R: usize, const P: usize>(
+    job: &Attention<'_>,
+    sums: &[[S::F; P]; R],
+    at: usize,
+    scores: &mut [[f32; KEYS]; R],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
         let scale = S::splat(job.scale);
         unroll!(r in 0..R => {
             for p in 0..P {
@@ -370,7 +406,7 @@ unsafe fn softmax_row<S: Simd>(
         let mut sums = S::splat(0.0);
         i = 0;
         while i < used {
-            let e = exp::<S>(S::sub(S::load(scores.as_ptr().add(i)), S::splat(shift)));
+            let e = exp_nonpositive::<S>(S::sub(S::load(scores.as_ptr().add(i)), S::splat(shift)));
             S::store(scores.as_mut_ptr().add(i), e);
             sums = S::add(sums, e);
             i += LANES;
@@ -386,7 +422,7 @@ unsafe fn exp_scalar<S: Simd>(x: f32) -> f32 {
     // SAFETY: the caller has the instruction set; `lanes` holds 16 floats.
     unsafe {
         let mut lanes = [0f32; LANES];
-        S::store(lanes.as_mut_ptr(), exp::<S>(S::splat(x)));
+        S::store(lanes.as_mut_ptr(), exp_nonpositive::<S>(S::splat(x)));
         lanes[0]
     }
 }

@@ -7,7 +7,9 @@ use half::{bf16, f16};
 use crate::act::{ActJob, ActMode, act_bytes, num_act_tiles};
 use crate::activation::Activation;
 use crate::attention::Attention;
+use crate::attention_bf16::MAX_HEAD_DIM;
 use crate::format::WeightFormat;
+use crate::kv::KvDtype;
 use crate::linear::{LINEAR_SCRATCH, Linear, linear_supports};
 use crate::linear_f32::{self, FEW_TOKENS};
 use crate::pack::{num_panels, packed_bytes};
@@ -131,7 +133,7 @@ impl Kernels {
     ///
     /// # Panics
     /// If the block table is shorter than `kv_len` tokens, holds a negative block inside the window, `sinks` is shorter
-    /// than the group, or the KV head is out of range.
+    /// than the group, the KV head is out of range, or a head in bf16 has more than `MAX_BF16_HEAD_DIM` elements.
     pub unsafe fn attention(&self, job: &Attention<'_>) {
         let blocks = job.kv_len.div_ceil(job.layout.block_size);
         assert!(
@@ -145,6 +147,11 @@ impl Kernels {
         let seen = &job.block_table[(seen_from / job.layout.block_size).min(blocks)..blocks];
         assert!(seen.iter().all(|&id| id >= 0), "a negative block in {seen:?}");
         assert!(job.kv_head < job.layout.num_kv_heads, "KV head {}", job.kv_head);
+        assert!(
+            job.layout.dtype != KvDtype::Bf16 || job.layout.head_dim <= MAX_HEAD_DIM,
+            "heads of {} elements in bf16",
+            job.layout.head_dim
+        );
         assert!(
             job.sinks.is_none_or(|sinks| sinks.len() >= job.group),
             "sinks shorter than {}",

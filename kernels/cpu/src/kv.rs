@@ -6,6 +6,9 @@
 //!   dimension of 16 keys and q·K needs no sums across lanes. A last panel of fewer tokens is padded.
 //! - V \[kv_head\]\[token\]\[head_dim\]: one vector holds 16 dimensions of one token.
 //!
+//! In bf16 both lie in pairs, as dot products of bf16 read them: K \[kv_head\]\[panel\]\[head_dim / 2\]\[16\]\[2\] pairs
+//! dimensions (an odd last one with a zero), V \[kv_head\]\[token / 2\]\[head_dim\]\[2\] pairs tokens.
+//!
 //! Best with a `block_size` that is a multiple of 16; any other works. Nothing needs to be cleared: slots that were
 //! never written are never used.
 
@@ -62,10 +65,37 @@ impl KvLayout {
         self.block_size.div_ceil(LANES)
     }
 
+    /// Whether elements lie in pairs.
+    #[inline(always)]
+    const fn in_pairs(&self) -> bool {
+        matches!(self.dtype, KvDtype::Bf16)
+    }
+
+    /// Elements of one key as stored.
+    #[inline(always)]
+    const fn key_dim(&self) -> usize {
+        if self.in_pairs() {
+            self.head_dim.next_multiple_of(2)
+        } else {
+            self.head_dim
+        }
+    }
+
     /// Elements of one head's K in a block.
     #[inline(always)]
     const fn k_head(&self) -> usize {
-        self.panels() * LANES * self.head_dim
+        self.panels() * LANES * self.key_dim()
+    }
+
+    /// Elements of one head's V in a block.
+    #[inline(always)]
+    const fn v_head(&self) -> usize {
+        let tokens = if self.in_pairs() {
+            self.block_size.next_multiple_of(2)
+        } else {
+            self.block_size
+        };
+        tokens * self.head_dim
     }
 
     /// Bytes of the K part.
@@ -75,25 +105,55 @@ impl KvLayout {
 
     /// Bytes of a block: K and V of `block_size` tokens.
     pub const fn block_bytes(&self) -> usize {
-        self.k_bytes() + self.num_kv_heads * self.block_size * self.head_dim * self.dtype.bytes()
+        self.k_bytes() + self.num_kv_heads * self.v_head() * self.dtype.bytes()
     }
 
     /// Byte offset, inside a block, of a panel of keys.
     #[inline(always)]
     pub(crate) const fn k_panel(&self, kv_head: usize, panel: usize) -> usize {
-        (kv_head * self.k_head() + panel * LANES * self.head_dim) * self.dtype.bytes()
+        (kv_head * self.k_head() + panel * LANES * self.key_dim()) * self.dtype.bytes()
     }
 
-    /// Byte offset, inside a block, of one token's values.
+    /// Byte offset, inside a block, of one token's values (not in pairs).
     #[inline(always)]
     pub(crate) const fn v_row(&self, kv_head: usize, token: usize) -> usize {
-        self.k_bytes() + (kv_head * self.block_size + token) * self.head_dim * self.dtype.bytes()
+        self.k_bytes() + (kv_head * self.v_head() + token * self.head_dim) * self.dtype.bytes()
+    }
+
+    /// Byte offset, inside a block, of the values of tokens 2·`pair` and 2·`pair` + 1 (in pairs).
+    #[inline(always)]
+    pub(crate) const fn v_pair(&self, kv_head: usize, pair: usize) -> usize {
+        self.k_bytes() + (kv_head * self.v_head() + 2 * pair * self.head_dim) * self.dtype.bytes()
+    }
+
+    /// Byte offset, inside a block, of one element of a key.
+    #[inline(always)]
+    fn k_element(&self, kv_head: usize, token: usize, d: usize) -> usize {
+        let lane = token % LANES;
+        let index = if self.in_pairs() {
+            (d / 2 * LANES + lane) * 2 + d % 2
+        } else {
+            d * LANES + lane
+        };
+        self.k_panel(kv_head, token / LANES) + index * self.dtype.bytes()
+    }
+
+    /// Byte offset, inside a block, of one element of a value.
+    #[inline(always)]
+    pub(crate) fn v_element(&self, kv_head: usize, token: usize, d: usize) -> usize {
+        if self.in_pairs() {
+            self.v_pair(kv_head, token / 2) + (2 * d + token % 2) * self.dtype.bytes()
+        } else {
+            self.v_row(kv_head, token) + d * self.dtype.bytes()
+        }
     }
 }
 
 /// An element type as kernels read it.
 pub(crate) trait KvElement: 'static {
     const BYTES: usize;
+    /// Lies in pairs, for dot products of bf16.
+    const PAIRS: bool = false;
     /// 16 elements at `p`.
     unsafe fn load<S: Simd>(p: *const u8) -> S::F;
     /// One element.
@@ -142,6 +202,7 @@ impl KvElement for f16 {
 
 impl KvElement for bf16 {
     const BYTES: usize = 2;
+    const PAIRS: bool = true;
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const u8) -> S::F {
         // SAFETY: the caller has 16 elements at `p`.
@@ -205,7 +266,7 @@ pub unsafe fn kv_write(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32
         match layout.dtype {
             KvDtype::F32 => write_token::<f32>(layout, block, token, k, v),
             KvDtype::F16 => write_token::<f16>(layout, block, token, k, v),
-            KvDtype::Bf16 => write_token::<bf16>(layout, block, token, k, v),
+            KvDtype::Bf16 => write_token_pairs(layout, block, token, k, v),
             KvDtype::E4m3 => write_token::<E4m3>(layout, block, token, k, v),
         }
     }
@@ -221,6 +282,28 @@ unsafe fn write_token<E: KvElement>(layout: &KvLayout, block: *mut u8, token: us
             for d in 0..dim {
                 E::write(keys.add(d * LANES * E::BYTES), k[head * dim + d]);
                 E::write(values.add(d * E::BYTES), v[head * dim + d]);
+            }
+        }
+    }
+}
+
+/// `write_token` for elements in pairs.
+unsafe fn write_token_pairs(layout: &KvLayout, block: *mut u8, token: usize, k: &[f32], v: &[f32]) {
+    let dim = layout.head_dim;
+    for head in 0..layout.num_kv_heads {
+        let (k, v) = (&k[head * dim..(head + 1) * dim], &v[head * dim..(head + 1) * dim]);
+        // SAFETY: head and token lie inside the layout, whose bytes the caller promised.
+        unsafe {
+            let mut keys = block.add(layout.k_element(head, token, 0)).cast::<[bf16; 2]>();
+            for pair in k.chunks(2) {
+                let second = pair.get(1).copied().unwrap_or(0.0);
+                keys.write_unaligned([bf16::from_f32(pair[0]), bf16::from_f32(second)]);
+                keys = keys.wrapping_add(LANES);
+            }
+            let mut values = block.add(layout.v_element(head, token, 0)).cast::<bf16>();
+            for &v in v {
+                values.write_unaligned(bf16::from_f32(v));
+                values = values.wrapping_add(2);
             }
         }
     }
@@ -264,11 +347,9 @@ unsafe fn read_token<E: KvElement>(
 ) {
     // SAFETY: head and token lie inside the layout, whose bytes the caller promised.
     unsafe {
-        let keys = block.add(layout.k_panel(kv_head, token / LANES) + token % LANES * E::BYTES);
-        let values = block.add(layout.v_row(kv_head, token));
         for d in 0..layout.head_dim {
-            k[d] = E::read(keys.add(d * LANES * E::BYTES));
-            v[d] = E::read(values.add(d * E::BYTES));
+            k[d] = E::read(block.add(layout.k_element(kv_head, token, d)));
+            v[d] = E::read(block.add(layout.v_element(kv_head, token, d)));
         }
     }
 }

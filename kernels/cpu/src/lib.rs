@@ -13,6 +13,7 @@
 mod act;
 mod activation;
 mod attention;
+mod attention_bf16;
 mod e4m3;
 mod elementwise;
 mod format;
@@ -35,6 +36,7 @@ mod table;
 pub use act::{ActMode, act_bytes, act_token_bytes, num_act_tiles};
 pub use activation::Activation;
 pub use attention::Attention;
+pub use attention_bf16::MAX_HEAD_DIM as MAX_BF16_HEAD_DIM;
 pub use e4m3::{e4m3_from_f32, e4m3_to_f32};
 pub use format::{WeightFormat, dequantize_row};
 pub use isa::Isa;

@@ -33,6 +33,28 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     }
 }
 
+/// e^x for x ≤ 0, as softmax asks: the same polynomial, with one power of two, and 0 where e^x would leave the normal range.
+///
+/// # Safety
+/// The CPU has `S`'s instruction set.
+#[inline(always)]
+pub(crate) unsafe fn exp_nonpositive<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let n = S::round_i32(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
+        let nf = S::i32_to_f32(n);
+        let r = S::fma(nf, S::splat(-0.693_359_375), x);
+        let r = S::fma(nf, S::splat(2.121_944_4e-4), r);
+        let mut p = S::splat(1.987_569_2e-4);
+        for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_6e-1, 0.5] {
+            p = S::fma(p, r, S::splat(c));
+        }
+        let p = S::fma(p, S::mul(r, r), S::add(r, S::splat(1.0)));
+        // Below, n would pass −126, which one power of two cannot hold; NaN takes the second branch.
+        S::select_lt(x, S::splat(-87.0), S::splat(0.0), S::mul(p, S::pow2(n)))
+    }
+}
+
 /// 1 / (1 + e^−x).
 ///
 /// # Safety

@@ -53,7 +53,7 @@ macro_rules! wrap {
     )*};
 }
 
-/// Everything but the integer and bf16 products.
+/// Everything but the integer products and what multiplies in bf16.
 macro_rules! float_kernels {
     ($module:ident, $simd:ty, $attr:meta) => {
         mod $module {
@@ -63,7 +63,6 @@ macro_rules! float_kernels {
             wrap! {
                 $attr;
                 act::prepare::<S> => fn prepare_act(job: &ActJob);
-                attention::run::<S> => fn attention(job: &Attention<'_>);
                 norm::rms_norm::<S> => fn rms_norm(x: &[f32], w: &[f32], offset: f32, eps: f32, out: &mut [f32]);
                 norm::layer_norm::<S> =>
                     fn layer_norm(x: &[f32], w: &[f32], bias: Option<&[f32]>, eps: f32, out: &mut [f32]);
@@ -136,12 +135,16 @@ macro_rules! int8_kernels {
     };
 }
 
-/// The bf16 product.
+/// What multiplies in bf16: its product, and attention.
 macro_rules! bf16_kernels {
     ($module:ident, $simd:ty, $attr:meta) => {
         mod $module {
             use super::*;
-            wrap! { $attr; linear_bf16::run::<$simd> => fn run(job: &mut Linear<'_>); }
+            wrap! {
+                $attr;
+                linear_bf16::run::<$simd> => fn run(job: &mut Linear<'_>);
+                attention::run::<$simd> => fn attention(job: &Attention<'_>);
+            }
         }
     };
 }
@@ -186,7 +189,7 @@ macro_rules! table {
                 $int8::q4k,
                 $int8::q6k,
             ],
-            attention: $float::attention,
+            attention: $bf16::attention,
             rms_norm: $float::rms_norm,
             layer_norm: $float::layer_norm,
             rope: $float::rope,

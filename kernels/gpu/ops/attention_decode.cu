@@ -5,8 +5,8 @@
 // equal shares, found on the device from seq_lens, so one long sequence and hundreds of short ones both fill the machine. Within a share,
 // warp w takes tiles w, w + WARPS, ...; it has a ring of buffers of its own that hold keys and values in turn, and refills each as it
 // empties. One more warp, the clerk, keeps an item (a query token and a KV head) ahead of them: it brings the query, and when all warps have
-// left their sums of an item, it adds them up and writes the result. Where shares cut an item, the sums go to scratch, and whichever of
-// its blocks comes last adds them up.
+// left their sums of an item, it adds them up and writes the result; the share's last item all warps add up together. Where shares cut an item, the sums
+// go to scratch, and whichever of its blocks comes last adds them up.
 //
 // Matrix units (m16n8k16): scores = K * Qt with 16 keys as rows and up to 8 query heads of the group as columns, then out-transposed =
 // Vt * P, where P is the transposed scores. Units of the cache (kv.cuh) are exactly the 8x8 tiles that ldmatrix loads.
@@ -295,10 +295,10 @@ __device__ __forceinline__ void write_out(const Output &output, u32 token, u32 h
 
 #define PARTIAL (GROUP * (HEAD_DIM + 4)) // f32 of a block's part of an item: sums, then highest and total of each head, twice that for alignment
 
-// Adds up the warps' sums of an item: into the result, or into this block's part of a cut item.
-__device__ __forceinline__ void add_up(const u8 *buffer, const Item &item, const Output &output, float *partial) {
+// Adds up the warps' sums of an item: into the result, or into this block's part of a cut item. `threads` threads, of which this is number `thread`.
+__device__ __forceinline__ void add_up(const u8 *buffer, const Item &item, const Output &output, float *partial, u32 thread, u32 threads) {
 #pragma unroll 4
-    for (u32 e = threadIdx.x % 32; e < GROUP * HEAD_DIM / 4; e += 32) {
+    for (u32 e = thread; e < GROUP * HEAD_DIM / 4; e += threads) {
         u32 head = e / (HEAD_DIM / 4), dim = e % (HEAD_DIM / 4) * 4;
         const float2 *stats = (const float2 *)(buffer + STATS_AT) + head;
         const float *sums = (const float *)(buffer + SUMS_AT) + head * HEAD_STRIDE + dim;
@@ -557,31 +557,36 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
     }
     u32 end = total - begin < share ? total : begin + share;
     u32 s = sequence_at(work, begin, 0);
+    u32 number = 0; // items of this block so far
 
     if (warp == WARPS) {
         let_next_start();
+        Item next = item_at(work, begin, end, s);
         if (early) wait_for_previous();
-        u32 brought = 0, written = 0;
-        for (u32 x = begin; x < end || written < brought;) {
+        u32 written = 0;
+        for (u32 x = begin; x < end || written + 1 < number;) {
             u8 *buffer;
-            if (x < end && brought < written + BUFFERS) {
-                buffer = shared + ITEMS_AT + brought % BUFFERS * ITEM_BYTES;
-                while (sequences[s + 1].before * num_kv_heads <= x) s++;
-                Item item = item_at(work, x, end, s);
+            if (x < end && number < written + BUFFERS) {
+                buffer = shared + ITEMS_AT + number % BUFFERS * ITEM_BYTES;
+                const Item item = next;
 #if ROPE
                 bring(buffer, item, in, turn, cache, page_stride);
 #else
                 bring(buffer, item, in);
 #endif
-                barrier_arrive(ready + brought % BUFFERS * 8);
-                brought++;
+                barrier_arrive(ready + number % BUFFERS * 8);
+                number++;
                 x = item.end;
+                if (x < end) {
+                    while (sequences[s + 1].before * num_kv_heads <= x) s++;
+                    next = item_at(work, x, end, s);
+                }
                 continue;
             }
             buffer = shared + ITEMS_AT + written % BUFFERS * ITEM_BYTES;
             barrier_wait(done + written % BUFFERS * 8, written / BUFFERS & 1);
             Item item = *(const Item *)(buffer + ITEM_AT);
-            add_up(buffer, item, output, partial_of(output, blockIdx.x, item.begins));
+            add_up(buffer, item, output, partial_of(output, blockIdx.x, item.begins), lane, 32);
             __syncwarp();
             written++;
         }
@@ -606,7 +611,7 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
         if (early) wait_for_previous();
 
         float factor = (SOFTCAP ? scale : scale * LOG2E) * Query<ACT, KV>::scale;
-        u32 y = begin + warp, number = 0;
+        u32 y = begin + warp;
         for (u32 x = begin; x < end; number++) {
             u8 *buffer = shared + ITEMS_AT + number % BUFFERS * ITEM_BYTES;
             barrier_wait(ready + number % BUFFERS * 8, number / BUFFERS & 1);
@@ -651,9 +656,16 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
                 }
             }
             leave_sums(buffer, softmax, any);
-            barrier_arrive(done + number % BUFFERS * 8);
+            if (x < end) barrier_arrive(done + number % BUFFERS * 8);
         }
     }
+
+    // The last item is everybody's, who have nothing else to do.
+    __syncthreads();
+    const u8 *buffer = shared + ITEMS_AT + (number - 1) % BUFFERS * ITEM_BYTES;
+    const Item item = *(const Item *)(buffer + ITEM_AT);
+    add_up(buffer, item, output, partial_of(output, blockIdx.x, item.begins), threadIdx.x, THREADS);
+    if (number == 1 && !item.cut) return;
 
     // The first and the last item of the share may be cut.
     for (u32 x = begin;; x = end - 1) {

@@ -10,10 +10,11 @@
 // check: -DACT=bf16 -DWEIGHT=f32
 // check: -DACT=bf16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=bf16
-#include "common.cuh"
+#include "vector.cuh"
 
+// Threads of a block of `lora_expand`, and the most of `lora_shrink`.
 #define THREADS 256
-#define WARPS (THREADS / 32)
+#define SHRINK_THREADS 512
 // Tokens of a block: in decode steps, where neighbours differ, and in prompts.
 #define FEW 1
 #define MANY 8
@@ -27,18 +28,6 @@ __device__ __forceinline__ i32 slot_of(const i32 *token_lora, u32 stride, u32 t,
     return (u32)slot < num_slots ? slot : -1;
 }
 
-// Eight neighbours as f32, from a 16-byte boundary.
-template <typename T> __device__ __forceinline__ void load8(const T *p, float (&v)[8]) {
-    uint4 w = *(const uint4 *)p;
-    unpack2<T>(w.x, v[0], v[1]);
-    unpack2<T>(w.y, v[2], v[3]);
-    unpack2<T>(w.z, v[4], v[5]);
-    unpack2<T>(w.w, v[6], v[7]);
-}
-template <> __device__ __forceinline__ void load8<float>(const float *p, float (&v)[8]) {
-    float4 a = *(const float4 *)p, b = *(const float4 *)(p + 4);
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-}
 
 __device__ __forceinline__ bool is_aligned(const void *p, u64 stride_bytes) { return ((u64)p | stride_bytes) % 16 == 0; }
 
@@ -68,12 +57,12 @@ template <u32 TOKENS> struct Groups {
     }
 };
 
-// Grid: tokens in TOKENS, ranks in RANKS. A block's warps share out the width.
+// Grid: tokens in TOKENS, ranks in RANKS; up to SHRINK_THREADS threads. A block's warps share out the width.
 template <u32 TOKENS>
 __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT *a, u32 slot_stride, u32 rank_stride, const i32 *token_lora,
                                        u32 token_lora_stride, float *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 width,
                                        u32 max_rank) {
-    __shared__ float parts[WARPS][TOKENS * RANKS];
+    __shared__ float parts[SHRINK_THREADS / 32][TOKENS * RANKS];
     wait_for_previous();
     let_next_start();
     u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first = blockIdx.x * TOKENS, rank = blockIdx.y * RANKS;
@@ -86,14 +75,21 @@ __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT 
         const WEIGHT *weights[RANKS];
 #pragma unroll
         for (u32 r = 0; r < RANKS; r++) weights[r] = a + (u64)slot * slot_stride + (u64)min(rank + r, max_rank - 1) * rank_stride;
-        for (u32 k = 8 * threadIdx.x; k < whole; k += 8 * THREADS) {
+        for (u32 k = 8 * threadIdx.x; k < whole; k += 8 * blockDim.x) {
+            // All loads of a round are in flight before the first value is used, those of tokens that belong to others too.
+            Group<WEIGHT, 8> raw[RANKS];
+            Group<ACT, 8> values[TOKENS];
+#pragma unroll
+            for (u32 i = 0; i < TOKENS; i++) values[i].load(x + (u64)min(first + i, num_tokens - 1) * x_stride + k);
+#pragma unroll
+            for (u32 r = 0; r < RANKS; r++) raw[r].load(weights[r] + k);
             float w[RANKS][8], v[8];
 #pragma unroll
-            for (u32 r = 0; r < RANKS; r++) load8(weights[r] + k, w[r]);
+            for (u32 r = 0; r < RANKS; r++) raw[r].get(w[r]);
 #pragma unroll
             for (u32 i = 0; i < TOKENS; i++) {
                 if (!(same >> i & 1)) continue;
-                load8(x + (u64)(first + i) * x_stride + k, v);
+                values[i].get(v);
 #pragma unroll
                 for (u32 r = 0; r < RANKS; r++) {
 #pragma unroll
@@ -101,7 +97,7 @@ __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT 
                 }
             }
         }
-        for (u32 k = whole + threadIdx.x; k < width; k += THREADS) {
+        for (u32 k = whole + threadIdx.x; k < width; k += blockDim.x) {
 #pragma unroll
             for (u32 i = 0; i < TOKENS; i++) {
                 if (!(same >> i & 1)) continue;
@@ -123,12 +119,12 @@ __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT 
     u32 i = threadIdx.x / RANKS, r = threadIdx.x % RANKS;
     if (i >= TOKENS || first + i >= num_tokens || rank + r >= max_rank) return;
     float sum = 0.f;
-    for (u32 w = 0; w < WARPS; w++) sum += parts[w][threadIdx.x];
+    for (u32 w = 0; w < blockDim.x / 32; w++) sum += parts[w][threadIdx.x];
     out[(u64)(first + i) * out_stride + rank + r] = sum;
 }
 
 #define SHRINK(name, tokens)                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(SHRINK_THREADS)                                                                          \
         name(const ACT *x, u32 x_stride, const WEIGHT *a, u32 slot_stride, u32 rank_stride, const i32 *token_lora, u32 token_lora_stride, \
              float *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 width, u32 max_rank) {                                        \
         shrink<tokens>(x, x_stride, a, slot_stride, rank_stride, token_lora, token_lora_stride, out, out_stride, num_tokens, num_slots,   \
@@ -144,33 +140,46 @@ __device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGH
                                        const float *scales, u32 scales_stride, const i32 *token_lora, u32 token_lora_stride, ACT *out,
                                        u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank, u32 x_width, u32 second,
                                        u32 third) {
-    extern __shared__ float inputs[];
+    extern __shared__ __align__(16) float inputs[];
     wait_for_previous();
     let_next_start();
     u32 first = blockIdx.x * TOKENS, n = blockIdx.y * THREADS + threadIdx.x;
+    // Asked for before anything else is known: one after another they would take most of the time.
+    ACT old[TOKENS];
+#pragma unroll
+    for (u32 i = 0; i < TOKENS; i++) old[i] = out[(u64)min(first + i, num_tokens - 1) * out_stride + min(n, features - 1)];
+    bool fours = ((u64)x | (u64)x_stride * 4 | (u64)x_width * 4 | (u64)max_rank * 4) % 16 == 0;
+    if (fours) {
+        for (u32 at = threadIdx.x; at < TOKENS * x_width / 4; at += THREADS) {
+            u32 i = 4 * at / x_width;
+            ((float4 *)inputs)[at] = *(const float4 *)(x + (u64)min(first + i, num_tokens - 1) * x_stride + (4 * at - i * x_width));
+        }
+    } else {
+        for (u32 at = threadIdx.x; at < TOKENS * x_width; at += THREADS) inputs[at] = x[(u64)min(first + at / x_width, num_tokens - 1) * x_stride + at % x_width];
+    }
     Groups<TOKENS> groups(token_lora, token_lora_stride, first, num_tokens, num_slots);
     if (groups.left == 0) return;
-    for (u32 at = threadIdx.x; at < TOKENS * x_width; at += THREADS) {
-        u32 t = first + at / x_width;
-        inputs[at] = t < num_tokens ? x[(u64)t * x_stride + at % x_width] : 0.f;
-    }
     __syncthreads();
     if (n >= features) return;
     const float *mine = inputs + ((n >= second) + (n >= third)) * max_rank;
-    bool vector = is_aligned(b, feature_stride * sizeof(WEIGHT)) && (u64)slot_stride * sizeof(WEIGHT) % 16 == 0;
+    bool vector = fours && is_aligned(b, feature_stride * sizeof(WEIGHT)) && (u64)slot_stride * sizeof(WEIGHT) % 16 == 0;
     u32 whole = vector ? max_rank / 8 * 8 : 0;
     i32 slot;
     while (u32 same = groups.next(slot)) {
         const WEIGHT *weights = b + (u64)slot * slot_stride + (u64)n * feature_stride;
         float sums[TOKENS] = {};
         for (u32 r = 0; r < whole; r += 8) {
+            Group<WEIGHT, 8> raw;
             float w[8];
-            load8(weights + r, w);
+            raw.load(weights + r);
+            raw.get(w);
 #pragma unroll
             for (u32 i = 0; i < TOKENS; i++) {
                 if (!(same >> i & 1)) continue;
-#pragma unroll
-                for (u32 j = 0; j < 8; j++) sums[i] += mine[i * x_width + r + j] * w[j];
+                const float4 *v = (const float4 *)(mine + i * x_width + r);
+                float4 low = v[0], high = v[1];
+                sums[i] += low.x * w[0] + low.y * w[1] + low.z * w[2] + low.w * w[3];
+                sums[i] += high.x * w[4] + high.y * w[5] + high.z * w[6] + high.w * w[7];
             }
         }
         for (u32 r = whole; r < max_rank; r++) {
@@ -182,8 +191,7 @@ __device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGH
 #pragma unroll
         for (u32 i = 0; i < TOKENS; i++) {
             if (!(same >> i & 1)) continue;
-            ACT *to = out + (u64)(first + i) * out_stride + n;
-            *to = from_f32<ACT>(to_f32(*to) + scale * sums[i]);
+            out[(u64)(first + i) * out_stride + n] = from_f32<ACT>(to_f32(old[i]) + scale * sums[i]);
         }
     }
 }

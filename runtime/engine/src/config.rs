@@ -40,7 +40,8 @@ pub struct ModelConfig {
     pub max_model_len: Option<u32>,
     /// Seed of dummy weights and of requests that name none.
     pub seed: u64,
-    /// Lets a backend round activations for quantised weights (int8 blocks): faster, less exact.
+    /// Lets a backend round activations where that is faster (to int8 in blocks for quantised weights, to bf16 for bf16 ones). Without it
+    /// products are exact, and a KV cache whose type nobody chose is as exact as the activations. The server's default is true.
     pub allow_quantized_act: bool,
     /// Attention backend by name; `None`: the platform's best.
     pub attention_backend: Option<String>,

@@ -71,9 +71,9 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// `devices`: this rank's, and the others.
     pub(crate) fn new(
-        runner: Runner,
-        ranks: Option<Ranks>,
+        devices: (Runner, Option<Ranks>),
         scheduler: Scheduler,
         lora: Option<CoreLora>,
         commands: Receiver<Command>,
@@ -81,6 +81,7 @@ impl Core {
         records: Records,
         started: Instant,
     ) -> Core {
+        let (runner, ranks) = devices;
         let step_life = StepLife::new(scheduler.config().groups[0].block_size);
         let max_in_flight = scheduler.config().max_steps_in_flight as usize;
         Core {
@@ -179,6 +180,7 @@ impl Core {
                 return false;
             }
             let command = if idle {
+                self.forget_adapters();
                 self.publish();
                 self.note_idle();
                 match self.commands.recv_timeout(Duration::from_secs(3600)) {
@@ -388,7 +390,12 @@ impl Core {
     /// Frees what retired adapters hold, once nobody uses them.
     fn forget_adapters(&mut self) {
         if let Some(lora) = &mut self.lora {
-            lora.forget_retired(&mut self.scheduler);
+            let records = &mut self.records;
+            lora.forget_retired(&mut self.scheduler, |adapter| {
+                if records.wanted() {
+                    records.send(StatRecord::Lora(adapter.record(life::unix_ns())));
+                }
+            });
         }
     }
 
@@ -466,6 +473,17 @@ impl Core {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone_from(s);
+        self.record_adapters();
+    }
+
+    /// A record of each adapter of which something changed.
+    fn record_adapters(&mut self) {
+        let Some(lora) = &self.lora else { return };
+        if self.records.wanted() {
+            for adapter in lora.changed() {
+                self.records.send(StatRecord::Lora(adapter.record(life::unix_ns())));
+            }
+        }
     }
 }
 

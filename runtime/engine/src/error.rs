@@ -166,7 +166,7 @@ pub enum EngineError {
         /// Its name.
         name: String,
         /// What is wrong with it.
-        error: crate::lora::AdapterError,
+        error: Box<crate::lora::AdapterError>,
     },
     /// The engine thread could not be started or ended early.
     #[error("engine thread: {0}")]

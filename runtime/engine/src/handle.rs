@@ -170,8 +170,7 @@ impl EngineHandle {
             None => None,
         };
         let core = Core::new(
-            loaded.runner,
-            ranks,
+            (loaded.runner, ranks),
             scheduler,
             lora,
             receiver,
@@ -491,7 +490,7 @@ fn open_adapters(config: &LoraConfig, files: &ModelFiles, act: DType) -> Result<
             .add(name, source.clone())
             .map_err(|error| EngineError::Adapter {
                 name: name.clone(),
-                error,
+                error: Box::new(error),
             })?;
     }
     Ok(Arc::new(adapters))

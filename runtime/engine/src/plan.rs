@@ -41,9 +41,9 @@ impl Plan {
 }
 
 /// The type of a KV cache that nobody chose: the device's choice with its own type of activations, else the activations' type where the device holds
-/// KV in it.
-fn kv_dtype_for(act: DType, facts: &DeviceInfo) -> DType {
-    if act != facts.preferred_dtype && facts.kv_dtypes.contains(act) {
+/// KV in it. Who forbids rounded activations gets theirs as well.
+fn kv_dtype_for(act: DType, exact: bool, facts: &DeviceInfo) -> DType {
+    if (exact || act != facts.preferred_dtype) && facts.kv_dtypes.contains(act) {
         act
     } else {
         facts.preferred_kv_dtype
@@ -62,7 +62,10 @@ pub(crate) fn plan(
 ) -> Result<Plan, EngineError> {
     let (facts, d) = (device.info(), &files.description);
     let act = config.model.dtype.unwrap_or(facts.preferred_dtype);
-    let kv_dtype = config.cache.kv_cache_dtype.unwrap_or_else(|| kv_dtype_for(act, facts));
+    let kv_dtype = config
+        .cache
+        .kv_cache_dtype
+        .unwrap_or_else(|| kv_dtype_for(act, !config.model.allow_quantized_act, facts));
     for (name, dtype, set) in [
         ("--dtype", act, facts.compute_dtypes),
         ("--kv-cache-dtype", kv_dtype, facts.kv_dtypes),
@@ -282,12 +285,26 @@ mod tests {
             ..facts(false, 1)
         };
         assert_eq!(
-            kv_dtype_for(DType::BF16, &gpu),
+            kv_dtype_for(DType::BF16, false, &gpu),
             DType::F8E4M3,
             "the device's own choice"
         );
-        assert_eq!(kv_dtype_for(DType::F16, &gpu), DType::F16);
-        assert_eq!(kv_dtype_for(DType::F32, &gpu), DType::F8E4M3, "F32 is no KV type here");
+        assert_eq!(kv_dtype_for(DType::F16, false, &gpu), DType::F16);
+        assert_eq!(
+            kv_dtype_for(DType::F32, false, &gpu),
+            DType::F8E4M3,
+            "F32 is no KV type here"
+        );
+        assert_eq!(
+            kv_dtype_for(DType::BF16, true, &gpu),
+            DType::BF16,
+            "as exact as the activations"
+        );
+        assert_eq!(
+            kv_dtype_for(DType::F32, true, &gpu),
+            DType::F8E4M3,
+            "F32 is no KV type here"
+        );
     }
 
     fn facts(unified_memory: bool, gib: u64) -> DeviceInfo {

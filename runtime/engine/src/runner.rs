@@ -94,9 +94,18 @@ pub(crate) struct InFlight {
     entry: u32,
     pub rows: Vec<StepRow>,
     spans: Vec<PromptSpan>,
+    /// Where each of `rows` stands in the step; empty: in this order.
+    places: Vec<u32>,
     reads_logprobs: bool,
     /// It ran from recordings.
     pub replayed: bool,
+}
+
+impl InFlight {
+    /// Where row `i` stands in the step.
+    fn place(&self, i: usize) -> usize {
+        self.places.get(i).map_or(i, |&place| place as usize)
+    }
 }
 
 /// What a step returned.
@@ -132,6 +141,10 @@ impl Runner {
         let is_decode = num_emitting == order.len() as u32 && order.iter().all(|s| s.query_len == 1);
         self.note_adapters(plan);
         let lora_slot = self.lora_slot(&order);
+        let places = match lora_slot {
+            Some(_) => self.group_by_adapter(&mut order, num_emitting as usize),
+            None => Vec::new(),
+        };
         // Before the step's own writes: making a recording runs steps of its own over the same step data.
         let bucket = match is_decode && spans.is_empty() && !wanted.logprobs {
             true => self.bucket_of(num_emitting, wanted.sampler, lora_slot)?,
@@ -181,6 +194,7 @@ impl Runner {
             entry,
             rows,
             spans,
+            places,
             reads_logprobs: wanted.logprobs,
             replayed: replay.is_some(),
         })
@@ -199,6 +213,28 @@ impl Runner {
     fn lora_slot(&self, order: &[Scheduled]) -> Option<u32> {
         let slots = &self.lora.as_ref()?.row_slots;
         order.iter().find_map(|s| slots[s.row.0 as usize])
+    }
+
+    /// Puts rows of one adapter side by side, emitting ones before the others as ever, so that kernels read an adapter's matrices once for
+    /// several rows. Gives each row's new place; empty: all stand where they stood.
+    fn group_by_adapter(&self, order: &mut [Scheduled], num_emitting: usize) -> Vec<u32> {
+        let Some(lora) = &self.lora else {
+            return Vec::new();
+        };
+        let slot = |s: &Scheduled| lora.row_slots[s.row.0 as usize].map_or(0, |slot| slot + 1);
+        let key = |i: &u32| (*i as usize >= num_emitting, slot(&order[*i as usize]));
+        let mut sorted: Vec<u32> = (0..order.len() as u32).collect();
+        if sorted.is_sorted_by_key(key) {
+            return Vec::new();
+        }
+        sorted.sort_by_key(key);
+        let mut places = vec![0; order.len()];
+        for (place, &i) in sorted.iter().enumerate() {
+            places[i as usize] = place as u32;
+        }
+        let grouped: Vec<Scheduled> = sorted.iter().map(|&i| order[i as usize]).collect();
+        order.copy_from_slice(&grouped);
+        places
     }
 
     /// Whether a submitted step is done, or failed.
@@ -298,7 +334,7 @@ impl Runner {
             ..StepResult::default()
         };
         for (i, row) in flight.rows.iter().enumerate() {
-            let at = (RESULT_HEADER as usize) + 2 * i;
+            let at = (RESULT_HEADER as usize) + 2 * flight.place(i);
             let token = (row.emits && words[at] > 0).then(|| words[at + 1]);
             result.rows.push((token, None));
         }
@@ -313,7 +349,7 @@ impl Runner {
             let scores = self.read_scores(flight.entry, 0, num_sampled)?;
             for (i, row) in flight.rows.iter().enumerate().take(num_sampled as usize) {
                 if let (Some(k), Some(token)) = (row.logprobs, result.rows[i].0) {
-                    result.rows[i].1 = Some(scores.at(i, token, k));
+                    result.rows[i].1 = Some(scores.at(flight.place(i), token, k));
                 }
             }
         }

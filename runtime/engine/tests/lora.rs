@@ -62,8 +62,14 @@ fn mixed_batches_equal_peft_on_reference() {
 }
 
 #[test]
-fn mixed_batches_equal_peft_with_steps_in_flight() {
-    check_mixed(&llama(delayed(2), with_adapters(3)));
+fn mixed_batches_equal_peft_with_steps_in_flight_and_replayed() {
+    let llm = llama(delayed(2), with_adapters(3));
+    check_mixed(&llm);
+    let stats = llm.engine().stats();
+    assert!(
+        stats.replayed_steps_total > 0,
+        "recordings of steps with adapters were refused: {stats:?}"
+    );
 }
 
 #[test]

@@ -152,8 +152,13 @@ impl std::fmt::Debug for Plugin {
     }
 }
 
-/// Files that were opened: (device, inode) → (modified, nanoseconds, bytes).
-static LOADED: Mutex<BTreeMap<(u64, u64), (i64, i64, u64)>> = Mutex::new(BTreeMap::new());
+/// Device and inode.
+type FileId = (u64, u64);
+/// Modified, in seconds and nanoseconds; bytes.
+type FileState = (i64, i64, u64);
+
+/// Files that were opened, and how they were then.
+static LOADED: Mutex<BTreeMap<FileId, FileState>> = Mutex::new(BTreeMap::new());
 
 /// Another way to write `path`. The system's loader takes a path that it knows for the library that it loaded from it, even when another
 /// file stands there by now; `folder/./file` it looks at anew, and finds out by the inode whether it is the same file.

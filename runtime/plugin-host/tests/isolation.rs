@@ -145,7 +145,7 @@ fn config(what: &str, lines: &Path) -> String {
 fn step(step_index: u64) -> StatRecord {
     StatRecord::Iteration(IterationRecord {
         step_index,
-        first_token_ns: vec![step_index * 3],
+        first_token_ns: [step_index * 3].into(),
         ..IterationRecord::default()
     })
 }

@@ -6,6 +6,7 @@ mod null_platform;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use halyard_platform_api::ops::{Add, Attention, Linear};
 use halyard_platform_api::program::{Node, TensorDecl};
@@ -431,9 +432,10 @@ fn encoding_allocates_nothing() {
 
 mod counted {
     use std::sync::Mutex;
+    use std::time::Duration;
 
     use halyard_platform_api::Result;
-    use halyard_platform_api::hooks::{StatLogger, StatLoggerFactory, StatRecord};
+    use halyard_platform_api::hooks::{Batch, StatLogger, StatLoggerFactory, StatRecord};
 
     pub static SEEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -458,33 +460,41 @@ mod counted {
     struct Logger;
 
     impl StatLogger for Logger {
-        fn record(&mut self, records: &[StatRecord]) -> Result<()> {
+        fn log_batch(&mut self, batch: &Batch<'_>) -> Result<()> {
             let mut seen = SEEN.lock().expect("no panic while it is held");
-            for record in records {
+            for record in batch.records {
                 match record {
-                    StatRecord::Step(step) if step.num_running == 99 => {
+                    StatRecord::Scheduler(step) if step.num_running == 99 => {
                         drop(seen);
                         panic!("ninety-nine");
                     }
-                    StatRecord::Step(step) => seen.push(format!("step {}", step.step_index)),
-                    StatRecord::Finished(finished) => seen.push(format!("finished {}", finished.request)),
+                    StatRecord::Scheduler(step) => seen.push(format!("step {}", step.step_index)),
+                    StatRecord::Finished(finished) => seen.push(format!(
+                        "finished {} of {} after {} tokens",
+                        finished.request_id, finished.lora_name, finished.generation_tokens
+                    )),
+                    StatRecord::Iteration(iteration) => seen.push(format!("gaps {:?}", iteration.inter_token_ns)),
+                    other => seen.push(format!("kind {}", other.kind())),
                 }
             }
-            seen.push("batch".to_string());
+            seen.push(format!("batch in {:?}, {} lost", batch.deadline, batch.num_dropped));
             Ok(())
         }
-        fn flush(&mut self) -> Result<()> {
+        fn flush(&mut self, deadline: Duration) -> Result<()> {
             SEEN.lock()
                 .expect("no panic while it is held")
-                .push("flush".to_string());
+                .push(format!("flush in {deadline:?}"));
             Ok(())
+        }
+        fn expose(&mut self) -> Result<Option<String>> {
+            Ok(Some("counted_total 1\n".repeat(5000)))
         }
     }
 }
 
 #[test]
 fn stat_records_come_through_in_order_and_panics_poison_the_logger() {
-    use halyard_platform_api::hooks::{FinishedRecord, StatRecord, StepRecord};
+    use halyard_platform_api::hooks::{Batch, FinishedRecord, IterationRecord, SchedulerRecord, StatRecord};
     let plugin = Plugin::from_linked(counted::plugin()).expect("the logger loads");
     assert_eq!(plugin.manifest().kind, Kind::StatLogger);
     assert!(plugin.platform().is_err());
@@ -492,35 +502,52 @@ fn stat_records_come_through_in_order_and_panics_poison_the_logger() {
     let refused = factory.create("[]").map(|_| ()).expect_err("no such config");
     assert_eq!(refused.message, "counted: config []");
     let mut logger = factory.create("{}").expect("made");
-    let step = |index| {
-        let mut record = StepRecord::zeroed();
-        record.step_index = index;
-        StatRecord::Step(record)
+    let running = |num_running, step_index| {
+        StatRecord::Scheduler(SchedulerRecord {
+            num_running,
+            step_index,
+            ..SchedulerRecord::default()
+        })
     };
-    let finished = |request| {
-        let mut record = FinishedRecord::zeroed();
-        record.request = request;
-        StatRecord::Finished(record)
-    };
-    logger.record(&[step(1), step(2), finished(3), step(4)]).expect("taken");
-    logger.flush().expect("flushed");
+    let finished = StatRecord::Finished(FinishedRecord {
+        request_id: "cmpl-3".into(),
+        lora_name: "french".into(),
+        generation_tokens: 17,
+        ..FinishedRecord::default()
+    });
+    let gaps = StatRecord::Iteration(IterationRecord {
+        inter_token_ns: [7, 8].into(),
+        ..IterationRecord::default()
+    });
+    fn batch(records: &[StatRecord]) -> Batch<'_> {
+        Batch {
+            records,
+            deadline: Duration::from_millis(250),
+            num_dropped: 5,
+        }
+    }
+    logger
+        .log_batch(&batch(&[running(1, 1), finished, gaps, running(1, 2)]))
+        .expect("taken");
+    logger.flush(Duration::from_secs(1)).expect("flushed");
     let seen = std::mem::take(&mut *counted::SEEN.lock().expect("no panic while it is held"));
     assert_eq!(
         seen,
         [
             "step 1",
+            "finished cmpl-3 of french after 17 tokens",
+            "gaps [7, 8]",
             "step 2",
-            "batch",
-            "finished 3",
-            "batch",
-            "step 4",
-            "batch",
-            "flush"
+            "batch in 250ms, 5 lost",
+            "flush in 1s"
         ]
     );
-    let mut cursed = StepRecord::zeroed();
-    cursed.num_running = 99;
-    let panic = logger.record(&[StatRecord::Step(cursed)]).expect_err("it panics");
+    let text = logger.expose().expect("exposed").expect("it has text");
+    assert_eq!(text.lines().count(), 5000, "longer than the first room for it");
+    let panic = logger.log_batch(&batch(&[running(99, 3)])).expect_err("it panics");
     assert!(panic.message.contains("panicked: ninety-nine"), "{panic}");
-    assert_eq!(logger.record(&[step(5)]).map_err(|e| e.status), Err(Status::Poisoned));
+    assert_eq!(
+        logger.log_batch(&batch(&[running(1, 4)])).map_err(|e| e.status),
+        Err(Status::Poisoned)
+    );
 }

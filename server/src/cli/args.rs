@@ -9,6 +9,7 @@ use halyard_plugin_host::{AllowList, PluginError, SearchPath};
 use halyard_scheduler::Policy;
 
 use super::isolation::HookIsolation;
+use super::lora::LoraArgs;
 use super::units::{DTypeChoice, parse_bytes, parse_dtype, parse_policy, parse_share};
 use crate::logging::LogFormat;
 
@@ -123,8 +124,8 @@ pub struct ModelArgs {
     /// Seed of requests that name none, and of dummy weights
     #[arg(long, value_name = "NUMBER", env = "HALYARD_SEED", default_value_t = 0)]
     pub seed: u64,
-    /// Let the platform round activations for quantised weights: faster, less exact
-    #[arg(long, env = "HALYARD_ALLOW_QUANTIZED_ACT", default_value_t = false)]
+    /// Let the platform round activations to 8 or 16 bits where that is faster; false: exact products, and a KV cache as exact
+    #[arg(long, value_name = "BOOL", env = "HALYARD_ALLOW_QUANTIZED_ACT", default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub allow_quantized_act: bool,
     /// Attention backend by name; without it the platform's best
     #[arg(long, value_name = "NAME", env = "HALYARD_ATTENTION_BACKEND")]
@@ -206,6 +207,9 @@ pub struct EngineArgs {
     #[command(flatten)]
     /// Scheduling.
     pub scheduling: SchedulingArgs,
+    #[command(flatten)]
+    /// Adapters.
+    pub lora: LoraArgs,
 }
 
 impl EngineArgs {
@@ -240,7 +244,7 @@ impl EngineArgs {
                 enforce_eager: self.scheduling.enforce_eager,
                 ..RecordingConfig::default()
             },
-            lora: None,
+            lora: self.lora.config(),
         }
     }
 }

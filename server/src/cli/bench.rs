@@ -51,6 +51,13 @@ struct EngineBenchArgs {
     /// Write the figures as JSON into this file
     #[arg(long, value_name = "FILE", help_heading = "Bench")]
     output_json: Option<PathBuf>,
+    /// Serve so many LoRA adapters of random values and give requests one after the other in turn; 0: adapters are served and nobody uses one.
+    /// --max-loras is at least as many, unless it is given
+    #[arg(long, value_name = "COUNT", help_heading = "Bench", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    lora: Option<u32>,
+    /// Rank of these adapters
+    #[arg(long, value_name = "RANK", help_heading = "Bench", default_value_t = 16)]
+    lora_rank: u32,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
@@ -58,6 +65,11 @@ struct EngineBenchArgs {
 }
 
 impl EngineBenchArgs {
+    /// Dummy adapters that requests use in turn.
+    fn num_loras(&self) -> u32 {
+        self.lora.unwrap_or(0)
+    }
+
     fn start_engine(&self) -> Result<EngineHandle, ServerError> {
         // Figures are what a bench prints: of the log only what is wrong, unless more was asked for.
         let level = match self.log.log_level.as_str() {
@@ -72,8 +84,10 @@ impl EngineBenchArgs {
         let settings = SourceSettings::from_env();
         let (asked, format) = (self.engine.model.model.as_deref(), self.engine.model.load_format);
         let model = super::runtime()?.block_on(source::resolve(asked, format, &settings))?;
-        let hooks = self.engine.hooks(&chosen, Vec::new())?;
-        let engine = self.engine.start(&chosen, &model, &hooks, &model.name)?;
+        let mut args = self.engine.clone();
+        args.lora.serve_dummies(self.lora, self.lora_rank);
+        let hooks = args.hooks(&chosen, Vec::new())?;
+        let engine = args.start(&chosen, &model, &hooks, &model.name)?;
         let info = engine.info();
         say!(
             "{} on {}, {} ({:?}, KV {:?}, {} blocks of {} tokens)",

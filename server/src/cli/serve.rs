@@ -13,11 +13,13 @@ use halyard_scheduler::Policy;
 use super::args::{EngineArgs, LogArgs};
 use super::chosen_hook::IoProcessorArgs;
 use super::engine::ChosenDevice;
+use super::lora::{LoadedResolvers, LoraServeArgs, start_resolvers};
 use super::units::{parse_bytes, show_bytes};
 use crate::error::ServerError;
 use super::isolation::IsolationMode;
 use crate::hooks::{ChosenSink, Hooks};
 use crate::http::auth::ApiKeys;
+use crate::http::lora::LoraState;
 use crate::http::routes::unix_seconds;
 use crate::http::serve::{BoundSocket, serve, stop_signal};
 use crate::http::state::{AppState, Limits};
@@ -35,6 +37,8 @@ pub struct ServeArgs {
     stats: StatsArgs,
     #[command(flatten)]
     io: IoProcessorArgs,
+    #[command(flatten)]
+    lora: LoraServeArgs,
     #[command(flatten)]
     log: LogArgs,
 }
@@ -89,8 +93,9 @@ pub fn run(args: ServeArgs) -> Result<(), ServerError> {
     check_keys(&args.http.api_keys)?;
     let chosen = args.engine.choose_device()?;
     let io = args.io.start(chosen.catalog())?;
+    let resolvers = args.lora.load(chosen.catalog())?;
     let runtime = super::runtime()?;
-    let result = runtime.block_on(serve_model(args, chosen, io, start));
+    let result = runtime.block_on(serve_model(args, chosen, (io, resolvers), start));
     // After a signal while loading, the loading thread must not hold the process.
     runtime.shutdown_background();
     result
@@ -111,14 +116,14 @@ fn check_keys(keys: &[String]) -> Result<(), ServerError> {
 async fn serve_model(
     args: ServeArgs,
     chosen: ChosenDevice,
-    io: IoProcessors,
+    hooks: (IoProcessors, LoadedResolvers),
     start: Instant,
 ) -> Result<(), ServerError> {
     let mut stop = Box::pin(stop_signal().map_err(ServerError::io("installing signal handlers"))?);
     let socket = BoundSocket::bind(&args.http.host, args.http.port)?;
     // A signal while the model comes or loads ends at once: nothing is running yet.
     let prepared = tokio::select! {
-        prepared = prepare(&args, chosen, io) => prepared?,
+        prepared = prepare(&args, chosen, hooks) => prepared?,
         () = &mut stop => return Ok(()),
     };
     let listener = socket.listen()?;
@@ -145,7 +150,11 @@ struct Prepared {
     has_template: bool,
 }
 
-async fn prepare(args: &ServeArgs, chosen: ChosenDevice, io: IoProcessors) -> Result<Prepared, ServerError> {
+async fn prepare(
+    args: &ServeArgs,
+    chosen: ChosenDevice,
+    (io, resolvers): (IoProcessors, LoadedResolvers),
+) -> Result<Prepared, ServerError> {
     let settings = SourceSettings::from_env();
     let asked = args.engine.model.model.as_deref();
     let model = source::resolve(asked, args.engine.model.load_format, &settings).await?;
@@ -160,10 +169,29 @@ async fn prepare(args: &ServeArgs, chosen: ChosenDevice, io: IoProcessors) -> Re
         .await
         .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))??;
     let has_template = engine.chat_template().is_some();
-    let state = Arc::new(AppState {
+    let mut state = AppState {
         io,
         ..state(args, &model, model_names, engine, hooks)
-    });
+    };
+    if let Some(adapter) = state
+        .engine
+        .adapters()
+        .iter()
+        .find(|a| state.model_names.contains(&a.name))
+    {
+        return Err(ServerError::Option {
+            option: "--lora-modules",
+            message: format!("`{}` is a name of the base model; choose another", adapter.name),
+        });
+    }
+    let resolvers = start_resolvers(resolvers, &state.model_names[0])?;
+    state.lora = LoraState::new(args.lora.allows_updates(), resolvers);
+    if args.lora.allows_updates() && args.http.api_keys.is_empty() {
+        tracing::warn!(
+            "--allow-runtime-lora-updating without --api-key: everyone who reaches this server can load adapters"
+        );
+    }
+    let state = Arc::new(state);
     Ok(Prepared {
         state,
         platform,
@@ -251,6 +279,7 @@ fn state(
         log_prompts: http.log_prompts,
         in_flight: AtomicU64::new(0),
         io: IoProcessors::default(),
+        lora: LoraState::default(),
         engine,
     }
 }

@@ -9,6 +9,7 @@ use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router, middleware};
+use halyard_engine::AdapterStatus;
 use halyard_request_hooks::IoRun;
 use serde_json::{Value, json};
 
@@ -17,6 +18,7 @@ use super::auth::require_key;
 use super::body::read_object;
 use super::error::ApiError;
 use super::generate::{Format, Job, answer};
+use super::lora::{load_adapter, unload_adapter};
 use super::request_id::{RequestId, with_request_id};
 use super::state::AppState;
 use crate::metrics;
@@ -35,6 +37,8 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/v1/chat/completions", only(post(chat_completions)))
         .route("/v1/models", only(get(models)))
         .route("/v1/models/{*model}", only(get(model)))
+        .route("/v1/load_lora_adapter", only(post(load_adapter)))
+        .route("/v1/unload_lora_adapter", only(post(unload_adapter)))
         .route("/tokenize", only(post(tokenize_route)))
         .route("/detokenize", only(post(detokenize_route)))
         .route("/health", only(get(health)))
@@ -127,11 +131,13 @@ async fn pass_io(state: &AppState, route: &'static str, id: &str, body: Value) -
 fn request(
     state: &AppState,
     id: String,
+    model: &str,
     body: &Value,
     prompt: Vec<u32>,
     params: halyard_engine::SamplingParams,
 ) -> Result<halyard_engine::Request, ApiError> {
     let mut request = halyard_engine::Request::new(id, prompt, params);
+    request.lora = state.adapter(model);
     match &body["priority"] {
         Value::Null => {}
         value => {
@@ -169,6 +175,7 @@ async fn completions(State(state): State<Arc<AppState>>, http: Request) -> Resul
     let (body, large, id) = read(&state, http).await?;
     let id = format!("cmpl-{id}");
     let (body, io) = pass_io(&state, "/v1/completions", &id, body).await?;
+    state.find_adapter(&body).await?;
     let job = convert(&state, large, body, move |state, body| {
         let model = state.model_name(model_field(body)?)?;
         let asked = CompletionRequest::read(body, state.context())?;
@@ -178,7 +185,8 @@ async fn completions(State(state): State<Arc<AppState>>, http: Request) -> Resul
             .zip(asked.params)
             .enumerate()
             .map(|(index, (prompt, params))| {
-                request(state, format!("{id}-{index}"), body, prompt.token_ids.clone(), params)
+                let id = format!("{id}-{index}");
+                request(state, id, &model, body, prompt.token_ids.clone(), params)
             });
         let requests = requests.collect::<Result<_, _>>()?;
         Ok(Job {
@@ -201,12 +209,14 @@ async fn chat_completions(State(state): State<Arc<AppState>>, http: Request) -> 
     let (body, large, id) = read(&state, http).await?;
     let id = format!("chatcmpl-{id}");
     let (body, io) = pass_io(&state, "/v1/chat/completions", &id, body).await?;
+    state.find_adapter(&body).await?;
     let job = convert(&state, large, body, move |state, body| {
         let model = state.model_name(model_field(body)?)?;
         let asked = ChatRequest::read(body, state.context())?;
         let requests = vec![request(
             state,
             id.clone(),
+            &model,
             body,
             asked.prompt.token_ids.clone(),
             asked.params,
@@ -246,6 +256,7 @@ fn model_field(body: &Value) -> Result<Option<&str>, ApiError> {
 
 async fn tokenize_route(State(state): State<Arc<AppState>>, http: Request) -> Result<Json<Value>, ApiError> {
     let (body, large, _) = read(&state, http).await?;
+    state.find_adapter(&body).await?;
     convert(&state, large, body, |state, body| {
         state.model_name(model_field(body)?)?;
         tokenize(body, state.context()).map(Json)
@@ -255,6 +266,7 @@ async fn tokenize_route(State(state): State<Arc<AppState>>, http: Request) -> Re
 
 async fn detokenize_route(State(state): State<Arc<AppState>>, http: Request) -> Result<Json<Value>, ApiError> {
     let (body, large, _) = read(&state, http).await?;
+    state.find_adapter(&body).await?;
     convert(&state, large, body, |state, body| {
         state.model_name(model_field(body)?)?;
         detokenize(body, state.context()).map(Json)
@@ -268,15 +280,34 @@ fn model_card(state: &AppState, name: &str) -> Value {
         "max_model_len": state.engine.info().max_model_len})
 }
 
+/// An adapter's card: its folder as root, the base model as parent.
+fn adapter_card(state: &AppState, adapter: &AdapterStatus) -> Value {
+    let mut card = model_card(state, &adapter.name);
+    card["root"] = json!(adapter.path);
+    card["parent"] = json!(state.model_names[0]);
+    card
+}
+
 async fn models(State(state): State<Arc<AppState>>) -> Json<Value> {
-    let data: Vec<Value> = state.model_names.iter().map(|name| model_card(&state, name)).collect();
+    let mut data: Vec<Value> = state.model_names.iter().map(|name| model_card(&state, name)).collect();
+    data.extend(
+        state
+            .engine
+            .adapters()
+            .iter()
+            .map(|adapter| adapter_card(&state, adapter)),
+    );
     Json(json!({"object": "list", "data": data}))
 }
 
 async fn model(State(state): State<Arc<AppState>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
-    state
-        .model_name(Some(&name))
-        .map(|name| Json(model_card(&state, &name)))
+    let name = state.model_name(Some(&name))?;
+    let adapter = state.adapter(&name);
+    let adapters = adapter.map_or_else(Vec::new, |_| state.engine.adapters());
+    Ok(Json(match adapters.iter().find(|adapter| adapter.name == name) {
+        Some(adapter) => adapter_card(&state, adapter),
+        None => model_card(&state, &name),
+    }))
 }
 
 async fn health(State(state): State<Arc<AppState>>) -> Response {

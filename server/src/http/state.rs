@@ -9,7 +9,11 @@ use halyard_request_hooks::IoProcessors;
 
 use super::auth::ApiKeys;
 use super::error::ApiError;
+use super::lora::LoraState;
 use crate::hooks::Hooks;
+
+/// Adapters that an error lists.
+const SHOWN_ADAPTERS: usize = 16;
 
 /// What a request may ask for at most; beyond it the answer is 400 or 413 with the limit.
 #[derive(Clone, Copy, Debug)]
@@ -63,9 +67,17 @@ pub struct AppState {
     pub in_flight: AtomicU64,
     /// What generation requests and their answers pass.
     pub io: IoProcessors,
+    /// Adapters: who may change them, who finds them.
+    pub lora: LoraState,
 }
 
 impl AppState {
+    /// The adapter that a name of [`AppState::model_name`] means; `None`: the base model.
+    pub fn adapter(&self, name: &str) -> Option<String> {
+        let is_base = self.model_names.iter().any(|known| known == name);
+        (!is_base).then(|| name.to_owned())
+    }
+
     /// The name to answer with when a request asks for `model`. A missing name means the served model, as in vLLM.
     ///
     /// # Errors
@@ -74,8 +86,12 @@ impl AppState {
         match asked {
             None | Some("") => Ok(self.model_names[0].clone()),
             Some(name) if self.model_names.iter().any(|known| known == name) => Ok(name.to_owned()),
+            Some(name) if self.engine.has_adapter(name) => Ok(name.to_owned()),
             Some(name) => {
-                let served = self.model_names.join("`, `");
+                let mut served = self.model_names.join("`, `");
+                for adapter in self.engine.adapters().iter().take(SHOWN_ADAPTERS) {
+                    served.push_str(&format!("`, `{}", adapter.name));
+                }
                 let message = format!("the model `{}` does not exist; served here: `{served}`", clip(name));
                 let error = ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
                 Err(ApiError {

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
-use halyard_engine::{EngineConfig, EngineHandle};
+use halyard_engine::{EngineConfig, EngineHandle, LoraConfig};
 use halyard_hooks::HubConfig;
 use halyard_models::{DummyWeights, LoadFormat, ModelFiles};
 use halyard_platform_api::hooks::StartRecord;
@@ -18,6 +18,7 @@ use halyard_reference::ReferencePlatform;
 use halyard_request_hooks::IoProcessors;
 use halyard_server::hooks::{ChosenSink, Hooks};
 use halyard_server::http::auth::ApiKeys;
+use halyard_server::http::lora::LoraState;
 use halyard_server::http::routes::router;
 use halyard_server::http::state::{AppState, Limits};
 use http_body_util::BodyExt;
@@ -46,6 +47,9 @@ pub struct Options {
     /// What the model runs on; the reference device where none is named.
     pub device: Option<Arc<dyn Device>>,
     pub io: IoProcessors,
+    /// Adapters of the engine, and the server's part.
+    pub lora_config: Option<LoraConfig>,
+    pub lora: LoraState,
 }
 
 impl TestServer {
@@ -57,6 +61,7 @@ impl TestServer {
         let mut config = EngineConfig::for_model(fixture("llama"));
         config.cache.kv_cache_memory_bytes = Some(4 << 20);
         config.scheduler.max_num_seqs = 8;
+        config.lora = options.lora_config;
         config.scheduler.max_waiting = options.max_waiting.unwrap_or(64);
         let files =
             ModelFiles::open(&config.model.path, LoadFormat::Auto, DummyWeights::default()).expect("the fixture");
@@ -90,6 +95,7 @@ impl TestServer {
             log_prompts: false,
             in_flight: AtomicU64::new(0),
             io: options.io,
+            lora: options.lora,
         });
         TestServer {
             router: router(Arc::clone(&state)),

@@ -7,17 +7,23 @@ use std::path::PathBuf;
 pub enum BenchError {
     /// The command line.
     #[error(
-        "{found}\nusage: halyard-bench [encode|schedule|step|version|startup|idle|all]… [--binary FILE] [--model MODEL] [--check]"
+        "{found}\nusage: halyard-bench [encode|schedule|step|version|startup|idle|all]… [--binary FILE] [--model MODEL] [--check]\n       halyard-bench perplexity --model MODEL… [--plugin FILE] [--tokens COUNT]\n       halyard-bench compare --model MODEL [--binary FILE] [--plugin FILE] [--serve ARGUMENTS] [--peer \"COMMAND … {{model}} … {{port}}\"] [--peer-model NAME] [--rounds COUNT] [--concurrency 1,4,16,64] [--max-len TOKENS] [--layer-parameters COUNT] [--peak-gops NUMBER]"
     )]
     Usage {
         /// What is wrong with it.
         found: String,
     },
-    /// The plugin host refused the null platform.
-    #[error("the null platform: {0}")]
+    /// A text that cannot be scored.
+    #[error("the text: {message}")]
+    Text {
+        /// Why.
+        message: String,
+    },
+    /// The plugin host refused a platform.
+    #[error("the platform: {0}")]
     Plugin(#[from] halyard_plugin_host::PluginError),
-    /// The null device refused a call.
-    #[error("the null device: {0}")]
+    /// A device refused a call.
+    #[error("the device: {0}")]
     Device(#[from] halyard_platform_api::Error),
     /// The engine did not start.
     #[error("the engine: {0}")]

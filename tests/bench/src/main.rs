@@ -1,11 +1,16 @@
 //! Measures the budgets that the design promises, and says by what ratio each is kept. Run it in release on an idle machine.
 //!
 //! `encode`, `schedule` and `step` run in this process; `version`, `startup` and `idle` measure the `halyard` binary from outside. Each
-//! prints a line of JSON and a line for people. It judges only when asked (`--check`): timings on a busy machine say nothing.
+//! prints a line of JSON and a line for people. `perplexity` and `compare` (Halyard beside a peer) print tables and judge nothing.
+//! It judges only when asked (`--check`): timings on a busy machine say nothing.
 
+mod client;
+mod compare;
 mod encode;
 mod error;
+mod machine;
 mod options;
+mod perplexity;
 mod report;
 mod schedule;
 mod server;
@@ -57,5 +62,7 @@ fn measure(bench: Bench, options: &Options) -> Result<Vec<Report>, BenchError> {
         Bench::Version => Ok(vec![server::version(options)?]),
         Bench::Startup => Ok(vec![server::startup(options)?]),
         Bench::Idle => Ok(vec![server::idle(options)?]),
+        Bench::Perplexity => perplexity::run(options).map(|()| Vec::new()),
+        Bench::Compare => compare::run(options).map(|()| Vec::new()),
     }
 }

@@ -19,7 +19,14 @@ pub enum Bench {
     Startup,
     /// CPU seconds of an idle server.
     Idle,
+    /// Perplexity of models over a fixed text, exact and rounded.
+    Perplexity,
+    /// Halyard beside a peer.
+    Compare,
 }
+
+/// What has no budget, and runs only when named.
+const NAMED: [(&str, Bench); 2] = [("perplexity", Bench::Perplexity), ("compare", Bench::Compare)];
 
 const ALL: [(&str, Bench); 6] = [
     ("encode", Bench::Encode),
@@ -31,7 +38,7 @@ const ALL: [(&str, Bench); 6] = [
 ];
 
 /// What was asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// What to measure, in order.
     pub benches: Vec<Bench>,
@@ -39,6 +46,28 @@ pub struct Options {
     pub binary: Option<PathBuf>,
     /// `--model` for the server; `None`: its demo model.
     pub model: Option<String>,
+    /// Every `--model`, for `perplexity`.
+    pub models: Vec<String>,
+    /// The platform's library; `None`: where the plugin host looks.
+    pub plugin: Option<PathBuf>,
+    /// Tokens of the text that `perplexity` scores, at most.
+    pub tokens: usize,
+    /// More arguments for `halyard serve`, split at spaces.
+    pub serve: Vec<String>,
+    /// The peer's command line: `{port}` and `{model}` are filled in, leading `NAME=VALUE` words are its environment.
+    pub peer: Option<String>,
+    /// What the peer calls its model.
+    pub peer_model: String,
+    /// Rounds of A B.
+    pub rounds: usize,
+    /// Numbers of requests at once.
+    pub concurrency: Vec<usize>,
+    /// Longest sequence that both sides hold.
+    pub max_len: usize,
+    /// Parameters of the layers, which a prompt's token multiplies with; for the floor.
+    pub layer_parameters: Option<u64>,
+    /// Measured peak of all threads in 10⁹ multiplications and additions a second; for the floor.
+    pub peak_gops: f64,
     /// Exit with status 1 when a budget is exceeded.
     pub check: bool,
 }
@@ -49,12 +78,7 @@ impl Options {
     /// # Errors
     /// [`BenchError::Usage`].
     pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, BenchError> {
-        let mut options = Options {
-            benches: Vec::new(),
-            binary: None,
-            model: None,
-            check: false,
-        };
+        let mut options = Options::default();
         while let Some(argument) = arguments.next() {
             let mut value = || {
                 let found = format!("{argument} has no value");
@@ -63,9 +87,26 @@ impl Options {
             match argument.as_str() {
                 "--check" => options.check = true,
                 "--binary" => options.binary = Some(value()?.into()),
-                "--model" => options.model = Some(value()?),
+                "--model" => {
+                    options.model = Some(value()?);
+                    options.models.extend(options.model.clone());
+                }
+                "--plugin" => options.plugin = Some(value()?.into()),
+                "--tokens" => options.tokens = number(&argument, &value()?)?,
+                "--serve" => options.serve.extend(value()?.split_whitespace().map(str::to_string)),
+                "--peer" => options.peer = Some(value()?),
+                "--peer-model" => options.peer_model = value()?,
+                "--rounds" => options.rounds = number(&argument, &value()?)?,
+                "--max-len" => options.max_len = number(&argument, &value()?)?,
+                "--layer-parameters" => options.layer_parameters = Some(number(&argument, &value()?)? as u64),
+                "--peak-gops" => options.peak_gops = number(&argument, &value()?)? as f64,
+                "--concurrency" => {
+                    let list = value()?;
+                    let counts = list.split(',').map(|count| number(&argument, count));
+                    options.concurrency = counts.collect::<Result<_, _>>()?;
+                }
                 "all" => options.benches.extend(ALL.map(|(_, bench)| bench)),
-                name => match ALL.iter().find(|(known, _)| *known == name) {
+                name => match ALL.iter().chain(&NAMED).find(|(known, _)| *known == name) {
                     Some((_, bench)) => options.benches.push(*bench),
                     None => {
                         let found = format!("unknown argument `{name}`");
@@ -78,6 +119,49 @@ impl Options {
             options.benches.extend(ALL.map(|(_, bench)| bench));
         }
         Ok(options)
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            benches: Vec::new(),
+            binary: None,
+            model: None,
+            models: Vec::new(),
+            plugin: None,
+            tokens: usize::MAX,
+            serve: Vec::new(),
+            peer: None,
+            peer_model: "m".to_string(),
+            rounds: 2,
+            concurrency: vec![1, 4, 16, 64],
+            max_len: 2560,
+            layer_parameters: None,
+            peak_gops: 0.0,
+            check: false,
+        }
+    }
+}
+
+impl Options {
+    /// Bytes of the model where it is one file.
+    pub fn weight_bytes(&self) -> Option<u64> {
+        let path = PathBuf::from(self.model.as_deref()?);
+        path.metadata()
+            .ok()
+            .filter(|data| data.is_file())
+            .map(|data| data.len())
+    }
+}
+
+/// A whole number above 0.
+fn number(argument: &str, text: &str) -> Result<usize, BenchError> {
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err(BenchError::Usage {
+            found: format!("{argument} {text}: not a whole number above 0"),
+        }),
     }
 }
 
@@ -107,11 +191,23 @@ mod tests {
     }
 
     #[test]
+    fn what_has_no_budget_runs_only_when_named() {
+        let options = parse("compare --concurrency 1,16 --rounds 3 --serve --block-size=16").expect("valid");
+        assert_eq!(
+            (options.benches, options.concurrency, options.rounds),
+            (vec![Bench::Compare], vec![1, 16], 3)
+        );
+        assert!(!parse("all").expect("valid").benches.contains(&Bench::Perplexity));
+    }
+
+    #[test]
     fn what_is_unknown_or_cut_is_named() {
         for (line, named) in [
             ("encod", "`encod`"),
             ("--binary", "--binary"),
             ("idle --modl x", "`--modl`"),
+            ("compare --rounds 0", "--rounds 0"),
+            ("compare --concurrency 1,x", "--concurrency x"),
         ] {
             let error = parse(line).expect_err(line).to_string();
             assert!(error.contains(named) && error.contains("usage:"), "{error}");

@@ -56,8 +56,8 @@ pub fn version(options: &Options) -> Result<Report, BenchError> {
 /// Time from the process's start to the first good answer of `/health`, the model being on disk.
 pub fn startup(options: &Options) -> Result<Report, BenchError> {
     // Not measured: brings the model onto the disk and into the page cache.
-    Server::start(options, FIRST_READY)?;
-    let runs = (0..STARTUP_RUNS).map(|_| Ok(Server::start(options, READY)?.ready.as_secs_f64()));
+    Process::start(options, FIRST_READY)?;
+    let runs = (0..STARTUP_RUNS).map(|_| Ok(Process::start(options, READY)?.ready.as_secs_f64()));
     let mut runs_s = runs.collect::<Result<Vec<_>, BenchError>>()?;
     let measured = median(&mut runs_s);
     Ok(Report {
@@ -71,7 +71,7 @@ pub fn startup(options: &Options) -> Result<Report, BenchError> {
 
 /// CPU time of a server that has answered requests and then gets none. One clock tick in the whole time is noise of the count.
 pub fn idle(options: &Options) -> Result<Report, BenchError> {
-    let server = Server::start(options, FIRST_READY)?;
+    let server = Process::start(options, FIRST_READY)?;
     complete(server.address)?;
     std::thread::sleep(SETTLE);
     let before = cpu_ticks(server.child.id())?;
@@ -103,15 +103,51 @@ fn binary(options: &Options) -> Result<PathBuf, BenchError> {
 }
 
 /// A running server, killed when dropped.
-struct Server {
+pub struct Process {
     child: Child,
-    address: SocketAddr,
-    ready: Duration,
+    /// Its program.
+    pub name: String,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// From start to the first good answer of `/health`.
+    pub ready: Duration,
 }
 
-impl Server {
+impl Process {
+    /// `halyard serve` on a free port, with the options' model and arguments; blocks until it is ready.
+    ///
+    /// # Errors
+    /// A missing binary, or a server that ends or never answers, with its last words.
+    pub fn halyard(options: &Options) -> Result<Process, BenchError> {
+        Process::start(options, FIRST_READY)
+    }
+
+    /// A peer by its command line, in which `{port}` and `{model}` are filled in and leading `NAME=VALUE` words are its environment.
+    ///
+    /// # Errors
+    /// As [`Process::halyard`].
+    pub fn peer(line: &str, options: &Options) -> Result<Process, BenchError> {
+        let address = free_address()?;
+        let fill = |word: &str| {
+            let word = word.replace("{port}", &address.port().to_string());
+            word.replace("{model}", options.model.as_deref().unwrap_or_default())
+        };
+        let mut words = line.split_whitespace().map(fill).peekable();
+        let mut variables = Vec::new();
+        while let Some((name, value)) = words.peek().and_then(|word| word.split_once('=')) {
+            variables.push((name.to_string(), value.to_string()));
+            words.next();
+        }
+        let program = words.next().ok_or_else(|| BenchError::Usage {
+            found: format!("--peer \"{line}\" names no program"),
+        })?;
+        let mut command = Command::new(program);
+        command.args(words).envs(variables);
+        Process::spawn(command, address, FIRST_READY)
+    }
+
     /// Starts one on a free port and waits until it is ready.
-    fn start(options: &Options, patience: Duration) -> Result<Server, BenchError> {
+    fn start(options: &Options, patience: Duration) -> Result<Process, BenchError> {
         let binary = binary(options)?;
         let address = free_address()?;
         let mut command = Command::new(&binary);
@@ -121,6 +157,14 @@ impl Server {
         if let Some(model) = &options.model {
             command.args(["--model", model]);
         }
+        if let Some(plugin) = &options.plugin {
+            command.arg("--plugin").arg(plugin);
+        }
+        command.args(&options.serve);
+        Process::spawn(command, address, patience)
+    }
+
+    fn spawn(mut command: Command, address: SocketAddr, patience: Duration) -> Result<Process, BenchError> {
         let log = std::env::temp_dir().join(format!("halyard-bench-{}.log", std::process::id()));
         let what = || format!("writing {}", log.display());
         let file = std::fs::File::create(&log).map_err(BenchError::io(what()))?;
@@ -128,8 +172,9 @@ impl Server {
         let shown = format!("{command:?}");
         let start = Instant::now();
         let child = command.spawn().map_err(BenchError::io(format!("starting {shown}")))?;
-        let mut server = Server {
+        let mut server = Process {
             child,
+            name: command.get_program().to_string_lossy().into_owned(),
             address,
             ready: Duration::ZERO,
         };
@@ -161,14 +206,62 @@ impl Server {
             seconds: patience.as_secs(),
         })
     }
+
+    /// The most memory that the process and its children held at once, each by itself (proc(5), `VmHWM`); 0 where that is unknown.
+    pub fn peak_memory_bytes(&self) -> u64 {
+        family(self.child.id()).into_iter().filter_map(high_water_bytes).sum()
+    }
 }
 
-impl Drop for Server {
+impl Drop for Process {
     fn drop(&mut self) {
+        // A peer may have processes of its own; asked to end, it ends them.
+        let asked = Command::new("kill")
+            .args(["-TERM", &self.child.id().to_string()])
+            .status();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while asked.as_ref().is_ok_and(std::process::ExitStatus::success) && Instant::now() < deadline {
+            match self.child.try_wait() {
+                Ok(Some(_)) => return,
+                _ => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
         if let Err(error) = self.child.kill().and_then(|()| self.child.wait().map(|_| ())) {
             eprintln!("halyard-bench: stopping the server: {error}");
         }
     }
+}
+
+/// A process and all that descend from it.
+fn family(root: u32) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let ids: Vec<u32> = entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect();
+    let parent = |id: u32| -> Option<u32> {
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    };
+    let parents: Vec<(u32, Option<u32>)> = ids.into_iter().map(|id| (id, parent(id))).collect();
+    let mut members = vec![root];
+    let mut at = 0;
+    while at < members.len() {
+        let of = members[at];
+        members.extend(
+            parents
+                .iter()
+                .filter(|(_, parent)| *parent == Some(of))
+                .map(|(id, _)| *id),
+        );
+        at += 1;
+    }
+    members
+}
+
+fn high_water_bytes(id: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
 /// A port of this machine that was free a moment ago.
@@ -237,12 +330,19 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_found_for_this_process_and_its_children() {
+        let mut child = Command::new("sleep").arg("10").spawn().expect("sleep is there");
+        let members = family(std::process::id());
+        assert!(members.contains(&child.id()), "{members:?}");
+        assert!(high_water_bytes(std::process::id()).is_some_and(|bytes| bytes > 1 << 20));
+        child.kill().and_then(|()| child.wait()).expect("ended");
+    }
+
+    #[test]
     fn a_missing_binary_is_named_with_the_remedy() {
         let options = Options {
-            benches: Vec::new(),
             binary: Some("no/such/halyard".into()),
-            model: None,
-            check: false,
+            ..Options::default()
         };
         let error = version(&options).expect_err("not there").to_string();
         assert!(
@@ -255,10 +355,8 @@ mod tests {
     fn a_server_that_ends_is_reported_with_its_words() {
         // `cat serve …` fails at once and says why, like a server that cannot start.
         let options = Options {
-            benches: Vec::new(),
             binary: Some("/bin/cat".into()),
-            model: None,
-            check: false,
+            ..Options::default()
         };
         let error = startup(&options).expect_err("cat is no server");
         assert!(

@@ -43,6 +43,11 @@ pub enum Class {
     },
     /// Softmax-weighted sums of values up to about 1.
     Attention,
+    /// The same over keys and values in a narrower type, to which queries and probabilities may be rounded as well.
+    AttentionOver {
+        /// Type of the cache.
+        kv: DType,
+    },
     /// The same over keys that were computed, and not just stored, before they were rounded to E4M3.
     AttentionOfRoundedKeys,
     /// A logarithm of a sum over the vocabulary.
@@ -110,6 +115,11 @@ pub fn tolerance(class: Class, dtype: DType) -> Tolerance {
             1e-5 + 2.0 * half_roundoff(dtype),
             1e-5,
             "f32 softmax in any order; half-precision backends round the probabilities to their type",
+        ),
+        Class::AttentionOver { kv } => of(
+            1e-5 + 2.0 * half_roundoff(dtype).max(half_roundoff(kv)),
+            1e-5,
+            "f32 softmax in any order; queries and probabilities may meet a half-precision cache in its type",
         ),
         Class::AttentionOfRoundedKeys => of(
             1.0 / 32.0,

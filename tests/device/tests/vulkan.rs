@@ -70,6 +70,19 @@ fn every_op_conforms_with_each_call_validated() {
     }
 }
 
+/// Products on processors are written for their vectors: those for GPUs are asked for.
+#[test]
+fn products_for_gpus_conform_too() {
+    let mut command = program();
+    command.env("HALYARD_VULKAN_GPU_KERNELS", "1");
+    command.args(["--jobs", "2", "--op", "linear", "conformance"]);
+    if let Err(e) = halyard_vulkan::VulkanPlatform.devices() {
+        println!("skipped: {}", e.message);
+        return;
+    }
+    assert_passed(&command.output().expect("the program starts"));
+}
+
 #[test]
 fn recorded_steps_are_one_shot_steps() {
     if let Some(output) = check(&["--replays", "500", "recording", "replays"], false) {

@@ -46,25 +46,31 @@ pub fn binary() -> &'static Path {
     })
 }
 
-/// Builds the library of a package beside the binary.
+/// Builds more packages into the binary's folder, such as hook plugins.
 ///
 /// # Panics
-/// When the build fails.
-pub fn build(package: &str) {
+/// When they do not build.
+pub fn build_beside(packages: &[&str]) {
+    let folder = binary().parent().expect("a folder");
     let Some(cargo) = std::env::var_os("CARGO") else {
         return;
     };
-    let folder = binary().parent().expect("a file is in a folder");
     let mut build = Command::new(cargo);
+    build.arg("build").arg("--quiet");
+    packages.iter().for_each(|package| {
+        build.args(["-p", package]);
+    });
     build
-        .args(["build", "--quiet", "-p", package, "--target-dir"])
+        .arg("--target-dir")
         .arg(folder.parent().expect("a target folder"))
         .current_dir(env!("CARGO_MANIFEST_DIR"));
     if folder.ends_with("release") {
         build.arg("--release");
     }
-    let built = build.status().expect("cargo runs").success();
-    assert!(built, "building {package} failed");
+    assert!(
+        build.status().expect("cargo runs").success(),
+        "building {packages:?} failed"
+    );
 }
 
 /// The library of a platform, beside the binary.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 /// A library of the workspace, built beside the binary.
 fn built(package: &str) -> PathBuf {
-    halyard_e2e::build(package);
+    halyard_e2e::build_beside(&[package]);
     library(&package.trim_start_matches("halyard-").replace('-', "_"))
 }
 

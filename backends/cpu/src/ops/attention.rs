@@ -54,6 +54,13 @@ pub(crate) fn reasons(spec: &ops::Attention) -> Result<()> {
             spec.block_size, spec.head_dim
         ));
     }
+    if spec.kv == DType::BF16 && spec.head_dim as usize > kernels::MAX_BF16_HEAD_DIM {
+        reasons.push(format!(
+            "heads of {} elements over a KV cache in BF16: the limit is {} (other types have none)",
+            spec.head_dim,
+            kernels::MAX_BF16_HEAD_DIM
+        ));
+    }
     if reasons.is_empty() {
         Ok(())
     } else {

@@ -23,7 +23,7 @@ fn check_weight(op: &str, dtype: DType) -> Result<()> {
 ///
 /// # Safety
 /// `width` weights of `dtype` stand at `w`, which nobody writes meanwhile.
-unsafe fn widened<'r>(dtype: DType, w: *const u8, width: usize, room: &'r mut Vec<f32>) -> &'r [f32] {
+unsafe fn widened(dtype: DType, w: *const u8, width: usize, room: &mut Vec<f32>) -> &[f32] {
     room.clear();
     // SAFETY: the caller has that many weights there; buffers are 64-byte aligned and rows whole numbers of weights.
     unsafe {

@@ -273,6 +273,11 @@ impl Kernel for Linear {
             _ if fits && self.many_only => 0,
             _ if fits => small::own_tokens(op.out_features, op.in_features),
             Held::Planes(_) if op.act != DType::F32 => QUANTIZED_TOKENS,
+            Held::Plain(_) => PLAIN_TOKENS.min(
+                cx.driver
+                    .product_from(op.in_features, op.out_features)
+                    .saturating_sub(1),
+            ),
             _ => PLAIN_TOKENS,
         };
         let (library, why) = match Library::prepare(cx, op, self.held, own_tokens) {
@@ -281,6 +286,9 @@ impl Kernel for Linear {
             // A missing library or a lost device is told, not worked around at a tenth of the speed.
             Err(why) => return Err(why),
         };
+        if library.is_none() && !fits && matches!(self.held, Held::Plain(_)) {
+            own_tokens = PLAIN_TOKENS;
+        }
         let (mut small, mut tile) = (None, None);
         if fits && self.held == Held::Scaled {
             small = Some(Few::Scaled(ScaledSmall::prepare(cx, op, &Fusion::NONE)?));

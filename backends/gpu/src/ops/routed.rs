@@ -17,12 +17,14 @@ use crate::view::View;
 const THREADS: u32 = 256;
 /// Warps of such a block.
 const WARPS: u32 = THREADS / 32;
-/// Tokens of a block of the LoRA ops where neighbours share an adapter.
+/// Tokens of a block of the LoRA ops: the engine puts tokens of one adapter side by side, and a block reads its matrices once for all of them.
 const LORA_TOKENS: u32 = 8;
-/// Up to so many tokens a step is one of decodes, whose neighbours do not: a block a token.
-const LORA_DECODE_TOKENS: u32 = 512;
+/// Up to so many tokens a block a token: fewer blocks would leave most of the device idle.
+const LORA_FEW_TOKENS: u32 = 16;
 /// Ranks of a block of `lora_shrink`.
 const LORA_RANKS: u32 = 4;
+/// Threads of a block of `lora_shrink` where a multiprocessor runs so many at once with room for their loads.
+const SHRINK_THREADS: u32 = 512;
 /// Largest rank, of all parts together: `lora_expand` keeps its tokens' x in 48 KiB of shared memory.
 const MAX_RANK: u32 = 1536;
 /// Tokens of a block of `moe_route`, a warp each.
@@ -130,7 +132,7 @@ impl LoraEntries {
 
     /// The one for a call, and tokens of its blocks.
     fn get(&self, tokens: u32) -> Result<(Function, u32)> {
-        if tokens <= LORA_DECODE_TOKENS {
+        if tokens <= LORA_FEW_TOKENS {
             Ok((self.few.get()?, 1))
         } else {
             Ok((self.many.get()?, LORA_TOKENS))
@@ -141,6 +143,7 @@ impl LoraEntries {
 struct Shrink {
     op: ops::LoraShrink,
     entries: LoraEntries,
+    threads: u32,
 }
 
 impl Shrink {
@@ -160,12 +163,16 @@ impl Shrink {
         Ok(Shrink {
             op: op.clone(),
             entries: LoraEntries::new("lora_shrink_few", "lora_shrink_many", act, weight),
+            threads: THREADS,
         })
     }
 }
 
 impl Kernel for Shrink {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
+        if cx.facts().matrix_units {
+            self.threads = SHRINK_THREADS;
+        }
         self.entries.prepare(cx)
     }
 
@@ -191,7 +198,7 @@ impl Kernel for Shrink {
         ];
         let (function, tokens) = self.entries.get(out.len())?;
         let grid = [out.len().div_ceil(tokens), self.op.max_rank.div_ceil(LORA_RANKS), 1];
-        encoding.launch(function, grid, THREADS, 0, &args);
+        encoding.launch(function, grid, self.threads, 0, &args);
         Ok(())
     }
 }

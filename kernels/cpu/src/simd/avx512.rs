@@ -65,6 +65,8 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
             _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32(0xffff_0000u32 as i32))),
         ];
         fn sum(v: __m512) -> f32 = _mm512_reduce_add_ps(v);
+        // The first maximum replaces NaN lanes.
+        fn hmax(v: __m512) -> f32 = _mm512_reduce_max_ps(_mm512_max_ps(v, _mm512_set1_ps(f32::NEG_INFINITY)));
     }
 
     #[inline(always)]

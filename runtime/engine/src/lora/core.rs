@@ -49,11 +49,18 @@ impl CoreLora {
         }
     }
 
+    /// Adapters in use or removed of which something changed since the last call.
+    pub(crate) fn changed(&self) -> impl Iterator<Item = &Arc<Adapter>> {
+        let all = self.known.values();
+        all.filter(|adapter| adapter.is_changed.swap(false, Ordering::Relaxed))
+    }
+
     /// A request with an adapter comes.
     pub(crate) fn admit(&mut self, adapter: &Arc<Adapter>) {
         let c = &adapter.counters;
         c.requests.fetch_add(1, Ordering::Relaxed);
         c.waiting.fetch_add(1, Ordering::Relaxed);
+        adapter.is_changed.store(true, Ordering::Relaxed);
         if adapter.on_device.load(Ordering::Relaxed) {
             c.device_hits.fetch_add(1, Ordering::Relaxed);
         }
@@ -75,6 +82,7 @@ impl CoreLora {
             let slot = &mut self.slots[load.slot as usize];
             if let Some(former) = slot.replace(adapter.clone()) {
                 former.on_device.store(false, Ordering::Relaxed);
+                former.is_changed.store(true, Ordering::Relaxed);
             }
             self.loader.load(load.slot, adapter.clone());
         }
@@ -83,6 +91,7 @@ impl CoreLora {
     pub(crate) fn note_loaded(&mut self, number: u32) {
         if let Some(adapter) = self.known.get(&number) {
             adapter.on_device.store(true, Ordering::Relaxed);
+            adapter.is_changed.store(true, Ordering::Relaxed);
         }
     }
 
@@ -93,8 +102,8 @@ impl CoreLora {
         }
     }
 
-    /// Frees slots and host memory of removed adapters that nobody uses any more.
-    pub(crate) fn forget_retired(&mut self, scheduler: &mut Scheduler) {
+    /// Frees slots and host memory of removed adapters that nobody uses any more; `gone` hears of each.
+    pub(crate) fn forget_retired(&mut self, scheduler: &mut Scheduler, mut gone: impl FnMut(&Adapter)) {
         let CoreLora {
             adapters,
             known,
@@ -114,6 +123,7 @@ impl CoreLora {
                 *slot = None;
             }
             tracing::debug!(adapter = %adapter.name, "adapter unloaded");
+            gone(adapter);
             false
         });
     }
@@ -124,6 +134,7 @@ pub(crate) fn note_admitted(sequence: &Sequence) {
     if let Some(adapter) = &sequence.lora {
         adapter.counters.waiting.fetch_sub(1, Ordering::Relaxed);
         adapter.counters.running.fetch_add(1, Ordering::Relaxed);
+        adapter.is_changed.store(true, Ordering::Relaxed);
     }
 }
 
@@ -133,5 +144,6 @@ pub(crate) fn note_ended(sequence: &Sequence) {
         let c = &adapter.counters;
         let gauge = if sequence.admitted { &c.running } else { &c.waiting };
         gauge.fetch_sub(1, Ordering::Relaxed);
+        adapter.is_changed.store(true, Ordering::Relaxed);
     }
 }

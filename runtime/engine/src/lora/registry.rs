@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use halyard_models::{AdapterFingerprint, LoraAdapter, LoraLimits, ModelDescription};
+use halyard_platform_api::hooks::LoraRecord;
 
 use super::{AdapterError, AdapterSource, AdapterStatus, Residency, check_name};
 
@@ -16,7 +17,7 @@ const SHOWN_NAMES: usize = 16;
 /// An adapter. Requests hold on to theirs: one that was removed ends with the last of them.
 #[derive(Debug)]
 pub(crate) struct Adapter {
-    /// A number that no other adapter of this engine ever has, also one of the same name: it keys the prefix cache.
+    /// A number from 1 on that no other adapter of this engine ever has, also one of the same name: it keys the prefix cache.
     pub number: u32,
     pub name: String,
     source: AdapterSource,
@@ -25,6 +26,8 @@ pub(crate) struct Adapter {
     bytes: u64,
     is_retired: AtomicBool,
     pub on_device: AtomicBool,
+    /// Something of it changed since its last record.
+    pub is_changed: AtomicBool,
     pub counters: Counters,
 }
 
@@ -75,7 +78,7 @@ impl Adapters {
             model,
             limits,
             max_host,
-            next_number: AtomicU32::new(0),
+            next_number: AtomicU32::new(1),
             state: Mutex::default(),
         }
     }
@@ -110,6 +113,7 @@ impl Adapters {
             bytes: weights.bytes(),
             is_retired: AtomicBool::new(false),
             on_device: AtomicBool::new(false),
+            is_changed: AtomicBool::new(true),
             counters: Counters::default(),
         });
         adapter.note_read(start);
@@ -229,6 +233,32 @@ impl Adapters {
 }
 
 impl Adapter {
+    /// How it stands, for stat loggers.
+    pub(crate) fn record(&self, unix_ns: u64) -> LoraRecord {
+        let c = &self.counters;
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        LoraRecord {
+            lora_id: self.number,
+            rank: self.rank,
+            num_running: count(&c.running) as u32,
+            num_waiting: count(&c.waiting) as u32,
+            residency: match (self.on_device.load(Ordering::Relaxed), self.is_retired()) {
+                (true, _) => 3,
+                (false, false) => 2,
+                (false, true) => 0,
+            },
+            unix_ns,
+            weight_bytes: self.bytes,
+            load_ns: count(&c.load_ns) / count(&c.device_loads).max(1),
+            loads_total: count(&c.device_loads),
+            hits_total: count(&c.device_hits),
+            name: self.name.as_str().into(),
+            path: self
+                .path()
+                .map_or_else(Arc::default, |path| path.display().to_string().into()),
+        }
+    }
+
     fn note_read(&self, start: Instant) {
         self.counters.disk_reads.fetch_add(1, Ordering::Relaxed);
         let ns = start.elapsed().as_nanos() as u64;

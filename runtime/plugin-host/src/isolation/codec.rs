@@ -364,9 +364,9 @@ mod tests {
         let iteration = IterationRecord {
             step_index: u64::MAX,
             num_seqs: 7,
-            first_token_ns: vec![5, u64::MAX],
-            inter_token_ns: vec![9],
-            inter_token_counts: vec![64],
+            first_token_ns: [5, u64::MAX].into(),
+            inter_token_ns: [9].into(),
+            inter_token_counts: [64].into(),
             ..IterationRecord::default()
         };
         let finished = FinishedRecord {

@@ -42,9 +42,10 @@ impl StatLoggerFactory for HostStatLoggerFactory {
     fn create(&self, config: &str) -> Result<Box<dyn StatLogger>> {
         let shared = &self.shared;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a live instance, a text borrowed for the call, valid output.
-        shared
-            .call(|err| unsafe { slot(shared.table.create)(shared.instance.0, Str::new(config), &mut handle, err) })?;
+        shared.call(|err| {
+            // SAFETY: a live instance, a text borrowed for the call, valid output.
+            unsafe { slot(shared.table.create)(shared.instance.0, Str::new(config), &mut handle, err) }
+        })?;
         if handle.is_null() {
             return Err(Error::new(
                 Status::Internal,
@@ -117,9 +118,10 @@ impl StatLogger for HostStatLogger {
             let capacity = self.text.len() as u64;
             let mut len = 0;
             let buffer = self.text.as_mut_ptr();
-            // SAFETY: a live logger that `&mut` makes ours alone; a buffer of that capacity; valid output.
-            self.shared
-                .call(|err| unsafe { expose(self.handle.0, buffer, capacity, &mut len, err) })?;
+            self.shared.call(|err| {
+                // SAFETY: a live logger that `&mut` makes ours alone; a buffer of that capacity; valid output.
+                unsafe { expose(self.handle.0, buffer, capacity, &mut len, err) }
+            })?;
             if len == 0 {
                 return Ok(None);
             }

@@ -74,7 +74,7 @@ pub(super) fn run(args: &LatencyArgs) -> Result<(), ServerError> {
             let mut seconds = Vec::new();
             for i in 0..iterations {
                 let batch = (0..batch_size).map(|_| prompts.next(args.input_len)).collect();
-                let run = run_all(&engine, batch, &greedy(output_len), || {})?;
+                let run = run_all(&engine, batch, &greedy(output_len), args.common.num_loras(), || {})?;
                 if i >= args.num_iters_warmup {
                     seconds.push(run.elapsed.as_secs_f64());
                 }

@@ -44,7 +44,9 @@ pub(super) fn run(args: &ThroughputArgs) -> Result<(), ServerError> {
     let mut once = || {
         let bar = progress(u64::from(args.num_prompts), "requests");
         let all = (0..args.num_prompts).map(|_| prompts.next(args.input_len)).collect();
-        let run = run_all(&engine, all, &greedy(args.output_len), || bar.inc(1));
+        let run = run_all(&engine, all, &greedy(args.output_len), args.common.num_loras(), || {
+            bar.inc(1)
+        });
         bar.finish_and_clear();
         run
     };

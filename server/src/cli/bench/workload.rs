@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use halyard_engine::{EngineHandle, OutputStream, Request, SamplingParams, SubmitError};
 
+use crate::cli::lora::dummy_name;
 use crate::error::ServerError;
 
 /// Prompts of random tokens. No two share a beginning, so that nothing is found in a prefix cache.
@@ -59,7 +60,7 @@ pub(super) fn greedy(output_len: u32) -> SamplingParams {
     }
 }
 
-/// Submits all prompts at once and waits for the last; `done` is called as each request ends.
+/// Submits all prompts at once, each with the next of `num_loras` dummy adapters, and waits for the last; `done` is called as each request ends.
 ///
 /// # Errors
 /// [`ServerError::Refused`]: a request that was refused or that gave another number of tokens than asked for.
@@ -67,6 +68,7 @@ pub(super) fn run_all(
     engine: &EngineHandle,
     prompts: Vec<Vec<u32>>,
     params: &SamplingParams,
+    num_loras: u32,
     mut done: impl FnMut(),
 ) -> Result<Run, ServerError> {
     let prompt_tokens = prompts.iter().map(|prompt| prompt.len() as u64).sum();
@@ -90,7 +92,8 @@ pub(super) fn run_all(
     let started = Instant::now();
     let mut streams: VecDeque<OutputStream> = VecDeque::with_capacity(prompts.len());
     for (i, prompt) in prompts.into_iter().enumerate() {
-        let request = Request::new(format!("{i}"), prompt, params.clone());
+        let mut request = Request::new(format!("{i}"), prompt, params.clone());
+        request.lora = (num_loras > 0).then(|| dummy_name(i as u32 % num_loras));
         loop {
             match (engine.submit(request.clone()), streams.is_empty()) {
                 (Ok(stream), _) => break streams.push_back(stream),

@@ -267,7 +267,7 @@ fn attention_case(
         Arg::ints(&[seqs], &rows),
         Arg::ints(&[seqs + 1], &starts),
         Arg::ints(&[seqs], &lens),
-        Arg::output(act, &[tokens, heads, head_dim], Class::Attention).only_rows((0..real).collect()),
+        Arg::output(act, &[tokens, heads, head_dim], Class::AttentionOver { kv }).only_rows((0..real).collect()),
     ];
     let sink = match sinks {
         true => {

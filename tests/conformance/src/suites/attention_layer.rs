@@ -181,7 +181,7 @@ fn turned(form: &Form) -> Tolerance {
 fn attended(form: &Form, tokens: u32) -> Arg {
     let class = match form.kv {
         DType::F8E4M3 => Class::AttentionOfRoundedKeys,
-        _ => Class::Attention,
+        kv => Class::AttentionOver { kv },
     };
     let mut out = Arg::output(form.dtype, &[tokens, HEADS, HEAD_DIM], class);
     if let (true, Check::Near(tolerance, _)) = (form.norms && form.dtype != DType::F32, &mut out.check) {

@@ -5,7 +5,7 @@ use halyard_kernels_gpu as kernels;
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{Error, Result};
 
-use super::{Call, kv_name};
+use super::{Call, is_aligned, kv_name};
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
@@ -13,6 +13,11 @@ use crate::ops::float_name;
 
 /// Warps of a block: a (token, query head) each.
 const WARPS: u32 = 4;
+/// Tokens of a block on matrix units, and its threads.
+const TILE_TOKENS: u32 = 64;
+const TILE_THREADS: u32 = 128;
+/// Tokens that the sequences of a call must have on average to run there.
+const TILED_TOKENS: u64 = 8;
 /// Most parts of a sequence's keys.
 const MAX_PARTS: u32 = 32;
 /// Keys that a part should at least have where sequences are as long as they may be.
@@ -22,6 +27,7 @@ const PART_KEYS: u32 = 64;
 pub(super) struct Plain {
     function: Function,
     split: Option<Split>,
+    tiles: Option<Function>,
     num_heads: u32,
     head_dim: u32,
     block_size: u32,
@@ -79,9 +85,14 @@ impl Plain {
             }),
             false => None,
         };
+        let tiles = match cx.driver.attention_tiles(spec) {
+            Some(source) => Some(cx.function(source, &defines, "attention_tiles", 0)?),
+            None => None,
+        };
         Ok(Plain {
             function: function("attention_plain")?,
             split,
+            tiles,
             num_heads: spec.num_heads,
             head_dim: spec.head_dim,
             block_size: spec.block_size,
@@ -119,6 +130,13 @@ impl Plain {
             Arg::F32(self.softcap),
             Arg::U32(self.window),
         ]);
+        // Sequences that share a tile follow each other through it, so few tokens each are better off apart.
+        let prompts = u64::from(tokens) >= TILED_TOKENS * u64::from(call.num_seqs());
+        if let Some(tiles) = self.tiles.filter(|_| prompts && is_aligned(&call.q, 16)) {
+            let grid = [tokens.div_ceil(TILE_TOKENS), self.num_heads, 1];
+            encoding.launch(tiles, grid, TILE_THREADS, 0, &args);
+            return Ok(());
+        }
         let Some(split) = self.split.as_ref().filter(|_| parts > 1) else {
             encoding.launch(self.function, [blocks, 1, 1], WARPS * 32, 0, &args);
             return Ok(());

@@ -1,0 +1,87 @@
+//! The one place that looks at the environment: `HALYARD_CPU_ISA` forces an instruction set, to measure or test the
+//! kernels of a lesser processor. Without it the fastest set that this CPU has is taken.
+
+use halyard_kernels_cpu::{Isa, Kernels};
+use halyard_platform_api::{Error, Result};
+
+/// Names that the variable takes, and the set each stands for.
+const NAMES: [(&str, Isa); 6] = [
+    ("portable", Isa::Portable),
+    ("neon", Isa::Neon),
+    ("avx2", Isa::Avx2Fma),
+    (
+        "avx512",
+        Isa::Avx512 {
+            vnni: false,
+            bf16: false,
+        },
+    ),
+    (
+        "avx512vnni",
+        Isa::Avx512 {
+            vnni: true,
+            bf16: false,
+        },
+    ),
+    ("avx512bf16", Isa::Avx512 { vnni: true, bf16: true }),
+];
+
+/// The kernels that the environment asks for.
+///
+/// # Errors
+/// `InvalidArgument` where the variable names no set, or one that this CPU lacks.
+pub(crate) fn kernels() -> Result<&'static Kernels> {
+    match std::env::var_os("HALYARD_CPU_ISA") {
+        Some(name) if !name.is_empty() => named(&name.to_string_lossy()),
+        _ => Ok(Kernels::best()),
+    }
+}
+
+/// The kernels of a set by name.
+fn named(name: &str) -> Result<&'static Kernels> {
+    let known = NAMES.iter().find(|(known, _)| *known == name);
+    known.and_then(|&(_, isa)| Kernels::for_isa(isa)).ok_or_else(|| {
+        let here: Vec<&str> = NAMES
+            .iter()
+            .filter(|(_, isa)| isa.is_available())
+            .map(|(name, _)| *name)
+            .collect();
+        let why = if known.is_some() {
+            "this processor lacks it"
+        } else {
+            "no instruction set is called so"
+        };
+        Error::invalid(format!(
+            "HALYARD_CPU_ISA={name}: {why}; this processor has {}",
+            here.join(", ")
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_set_of_this_cpu_is_found_by_name_and_others_are_refused_with_a_list() {
+        for (name, isa) in NAMES {
+            match named(name) {
+                Ok(kernels) => assert_eq!(kernels.isa(), isa),
+                Err(error) => {
+                    assert!(!isa.is_available(), "{name}");
+                    assert!(error.message.contains("lacks it"), "{}", error.message);
+                }
+            }
+        }
+        for name in ["avx3", "AVX2", " "] {
+            let Err(error) = named(name) else {
+                panic!("{name} was taken")
+            };
+            assert!(
+                error.message.contains(name) && error.message.contains("portable"),
+                "{}",
+                error.message
+            );
+        }
+    }
+}

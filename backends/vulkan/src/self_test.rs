@@ -1,0 +1,229 @@
+//! Products on matrix units against numbers computed here, before they are used: drivers and their compilers are young there, and a wrong
+//! product shows in nothing but the answers of a model. Small whole numbers, so that no sum depends on its order.
+
+use halyard_gpu::{Driver, Pinned, Product, ProductCall, ProductSpec};
+use halyard_platform_api::{DType, Error, Result};
+
+use crate::driver::VulkanDriver;
+use crate::product::Matrices;
+
+/// Sizes of the product: no whole number of tiles, three steps of the kernel for few tokens (some of its subgroups have none).
+pub(crate) const IN_FEATURES: u32 = 192;
+pub(crate) const OUT_FEATURES: u32 = 48;
+/// Tokens of a call and multiprocessors to fill, which choose the kernel: for few tokens, small tiles, large tiles.
+const CALLS: [(u32, u32); 3] = [(5, 1), (70, u32::MAX), (70, 1)];
+/// Values between rows of x and of the output.
+const PADDING: u32 = 8;
+
+/// The value of x, of the weight, and of the output before the product.
+fn x_at(token: u32, depth: u32) -> i32 {
+    ((token * 5 + depth * 3) % 7) as i32 - 3
+}
+fn weight_at(row: u32, depth: u32) -> i32 {
+    ((row * 2 + depth * 5) % 5) as i32 - 2
+}
+fn before_at(token: u32, row: u32) -> i32 {
+    ((token + row) % 9) as i32 - 4
+}
+
+/// A small whole number in a type's bytes.
+fn bytes_of(dtype: DType, value: i32) -> Vec<u8> {
+    let bits = (value as f32).to_bits();
+    match dtype {
+        // Both cut off nothing: 8 and 11 bits of a number below 16 are there.
+        DType::BF16 => ((bits >> 16) as u16).to_le_bytes().to_vec(),
+        DType::F16 if value == 0 => vec![0, 0],
+        DType::F16 => {
+            let exponent = (bits >> 23 & 0xff) - 127 + 15;
+            ((bits >> 16 & 0x8000 | exponent << 10 | bits >> 13 & 0x3ff) as u16)
+                .to_le_bytes()
+                .to_vec()
+        }
+        _ => bits.to_le_bytes().to_vec(),
+    }
+}
+
+/// The value of a type's bytes.
+fn value_of(dtype: DType, bytes: &[u8]) -> f32 {
+    match (dtype, bytes) {
+        (DType::BF16, &[a, b]) => f32::from_bits(u32::from(u16::from_le_bytes([a, b])) << 16),
+        (DType::F16, &[a, b]) => {
+            let bits = u32::from(u16::from_le_bytes([a, b]));
+            let (sign, exponent, digits) = (bits >> 15, bits >> 10 & 31, bits & 0x3ff);
+            let size = match exponent {
+                0 => digits as f32 / 16_777_216.0,
+                31 => f32::NAN,
+                _ => f32::from_bits((exponent + 112) << 23 | digits << 13),
+            };
+            if sign == 1 { -size } else { size }
+        }
+        (_, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+        _ => f32::NAN,
+    }
+}
+
+/// Part of a sum that rounding to the output's type may change, and a little.
+fn tolerance(dtype: DType, value: f32) -> f32 {
+    let digits = match dtype {
+        DType::BF16 => 256.0,
+        DType::F16 => 2048.0,
+        _ => 1_048_576.0,
+    };
+    value.abs() / digits + 1e-6
+}
+
+/// Memory of the test, freed at its end.
+struct Memory<'a> {
+    driver: &'a VulkanDriver,
+    pinned: Pinned,
+    len: usize,
+}
+
+impl<'a> Memory<'a> {
+    fn with(driver: &'a VulkanDriver, bytes: &[u8]) -> Result<Memory<'a>> {
+        let pinned = driver.allocate_pinned(bytes.len() as u64)?;
+        // SAFETY: fresh memory of that size.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pinned.host, bytes.len()) };
+        let len = bytes.len();
+        Ok(Memory { driver, pinned, len })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the work that wrote it has been waited for.
+        unsafe { std::slice::from_raw_parts(self.pinned.host, self.len) }
+    }
+}
+
+impl Drop for Memory<'_> {
+    fn drop(&mut self) {
+        // SAFETY: as above: nothing uses it any more.
+        unsafe { self.driver.free_pinned(self.pinned) };
+    }
+}
+
+/// Rows of `columns` values with padding between them.
+fn matrix(dtype: DType, rows: u32, columns: u32, padding: u32, at: impl Fn(u32, u32) -> i32) -> Vec<u8> {
+    let places = (0..rows).flat_map(|row| (0..columns + padding).map(move |column| (row, column)));
+    places
+        .flat_map(|(row, column)| {
+            let value = if column < columns { at(row, column) } else { 0 };
+            bytes_of(dtype, value)
+        })
+        .collect()
+}
+
+/// Runs `product`, which is of [`IN_FEATURES`] and [`OUT_FEATURES`], on each of its kernels.
+///
+/// # Errors
+/// `Unsupported` with the first number that is wrong; what the device reports.
+pub(crate) fn check(driver: &VulkanDriver, product: &Matrices, spec: &ProductSpec) -> Result<()> {
+    for (tokens, num_sms) in CALLS {
+        let product = Matrices {
+            num_sms,
+            ..product.clone()
+        };
+        let x = matrix(spec.act, tokens, IN_FEATURES, PADDING, x_at);
+        let weight = matrix(spec.act, OUT_FEATURES, IN_FEATURES, 0, weight_at);
+        let out = matrix(spec.out, tokens, OUT_FEATURES, PADDING, before_at);
+        let (x, weight, out) = (
+            Memory::with(driver, &x)?,
+            Memory::with(driver, &weight)?,
+            Memory::with(driver, &out)?,
+        );
+        let call = ProductCall {
+            tokens,
+            x: x.pinned.device,
+            x_stride: IN_FEATURES + PADDING,
+            weight: weight.pinned.device,
+            out: out.pinned.device,
+            out_stride: OUT_FEATURES + PADDING,
+            x_scales: 0,
+            weight_scales: 0,
+        };
+        let stream = driver.create_stream()?;
+        // SAFETY: live memory of the spec's sizes.
+        let ran = unsafe { product.run(&call, 0, stream) };
+        let ran = ran.and_then(|()| driver.synchronize(stream));
+        // SAFETY: nothing uses it any more.
+        unsafe { driver.destroy_stream(stream) };
+        ran?;
+        compare(spec, tokens, out.bytes())?;
+    }
+    Ok(())
+}
+
+/// Whether `found` holds the product, and its padding what it held.
+fn compare(spec: &ProductSpec, tokens: u32, found: &[u8]) -> Result<()> {
+    let size = spec.out.bytes();
+    let pitch = OUT_FEATURES + PADDING;
+    for (place, bytes) in found.chunks_exact(size).enumerate() {
+        let (token, row) = (place as u32 / pitch, place as u32 % pitch);
+        let mut expected = 0;
+        if row < OUT_FEATURES {
+            expected = (0..IN_FEATURES).map(|k| x_at(token, k) * weight_at(row, k)).sum();
+            expected += if spec.accumulate { before_at(token, row) } else { 0 };
+        }
+        let (expected, value) = (expected as f32, value_of(spec.out, bytes));
+        let near = (value - expected).abs() <= tolerance(spec.out, expected);
+        if !near {
+            return Err(Error::unsupported(format!(
+                "products of {:?} matrices are wrong on this device: of {tokens} tokens, token {token} has {value} in place {row}, and {expected} \
+                 is right",
+                spec.act
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_keep_their_value_in_every_type() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for value in -15..16 {
+                assert_eq!(value_of(dtype, &bytes_of(dtype, value)), value as f32, "{dtype:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_wrong_number_is_found_and_a_rounded_one_is_not() {
+        let spec = |out, accumulate| ProductSpec {
+            in_features: IN_FEATURES,
+            out_features: OUT_FEATURES,
+            act: DType::BF16,
+            weight: DType::BF16,
+            out,
+            accumulate,
+            max_tokens: 16,
+        };
+        let product = |token: u32, row: u32| {
+            (0..IN_FEATURES)
+                .map(|k| x_at(token, k) * weight_at(row, k))
+                .sum::<i32>()
+        };
+        let exact: Vec<u8> = (0..5)
+            .flat_map(|token| (0..OUT_FEATURES + PADDING).map(move |row| (token, row)))
+            .flat_map(|(token, row)| bytes_of(DType::F32, if row < OUT_FEATURES { product(token, row) } else { 0 }))
+            .collect();
+        compare(&spec(DType::F32, false), 5, &exact).expect("the product");
+        let error = compare(&spec(DType::F32, true), 5, &exact).expect_err("nothing was added");
+        assert!(error.message.contains("token 0"), "{}", error.message);
+        let mut wrong = exact.clone();
+        let at = 4 * (2 * (OUT_FEATURES + PADDING) as usize + 7);
+        wrong[at..at + 4].copy_from_slice(&1e6f32.to_le_bytes());
+        let error = compare(&spec(DType::F32, false), 5, &wrong).expect_err("a wrong number");
+        assert!(
+            error.message.contains("token 2 has 1000000 in place 7"),
+            "{}",
+            error.message
+        );
+        let mut nan = exact;
+        nan[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+        compare(&spec(DType::F32, false), 5, &nan).expect_err("not a number");
+        assert!(tolerance(DType::BF16, 300.0) > 1.0 && tolerance(DType::F32, 300.0) < 1e-2);
+    }
+}

@@ -1,0 +1,82 @@
+//! The driver on whatever device there is. Skipped with the reason where there is no runtime.
+
+use halyard_gpu::Driver;
+use halyard_platform_api::Status;
+
+use crate::driver::OpenClDriver;
+use crate::facts;
+
+/// The first device; `None`, and a line that says why, where there is none.
+fn driver() -> Option<OpenClDriver> {
+    match facts::device(0) {
+        Ok(found) => Some(OpenClDriver::open(found).expect("the device opens")),
+        Err(e) => {
+            assert_eq!(e.status, Status::Unavailable, "{e}");
+            println!("skipped: {}", e.message);
+            None
+        }
+    }
+}
+
+/// What a copy of `height` rows of `width` bytes leaves of `before`, a place `at` bytes behind the start on both sides.
+fn expected(before: &[u8], source: &[u8], at: usize, pitches: [usize; 2], [width, height]: [usize; 2]) -> Vec<u8> {
+    let mut all = before.to_vec();
+    for row in 0..height {
+        let (to, from) = (at + row * pitches[0], at + row * pitches[1]);
+        all[to..to + width].copy_from_slice(&source[from..from + width]);
+    }
+    all
+}
+
+/// By 16 bytes and byte by byte, rows closer and farther apart on either side, one row, and rows longer than a launch is wide.
+#[test]
+fn rows_are_copied_from_one_pitch_to_another() {
+    const BYTES: usize = 1 << 20;
+    let Some(driver) = driver() else { return };
+    let stream = driver.create_stream().expect("a stream");
+    let pinned = || driver.allocate_pinned(BYTES as u64).expect("host memory");
+    let (from_host, to_host) = (pinned(), pinned());
+    let source: Vec<u8> = (0..BYTES).map(|i| (i * 7 + i / 251) as u8).collect();
+    let before: Vec<u8> = (0..BYTES).map(|i| (i * 13 + 5) as u8).collect();
+    let device = || driver.allocate(BYTES as u64).expect("device memory");
+    let (from, to) = (device(), device());
+    for (at, pitches, size) in [
+        (0, [64, 96], [48, 5]),
+        (16, [96, 64], [48, 5]),
+        (1, [64, 96], [48, 5]),
+        (0, [33, 47], [31, 9]),
+        (0, [48, 48], [48, 4]),
+        (16, [1 << 10, 1 << 9], [256, 1]),
+        (0, [1 << 18, 1 << 17], [100_000, 3]),
+        (3, [1 << 18, 1 << 17], [100_001, 3]),
+    ] {
+        // SAFETY: live memory of that size, waited for before the host looks.
+        let found = unsafe {
+            std::ptr::copy_nonoverlapping(source.as_ptr(), from_host.host, BYTES);
+            std::ptr::copy_nonoverlapping(before.as_ptr(), to_host.host, BYTES);
+            let all = BYTES as u64;
+            driver.copy(from, from_host.device, all, stream).expect("a copy");
+            driver.copy(to, to_host.device, all, stream).expect("a copy");
+            let [to_pitch, from_pitch] = pitches.map(|n| n as u64);
+            let [width, height] = size.map(|n| n as u64);
+            let start = at as u64;
+            driver
+                .copy_2d(to + start, to_pitch, from + start, from_pitch, width, height, stream)
+                .expect("a copy of rows");
+            driver.copy(to_host.device, to, all, stream).expect("a copy");
+            driver.synchronize(stream).expect("the work ends");
+            std::slice::from_raw_parts(to_host.host, BYTES).to_vec()
+        };
+        let wanted = expected(&before, &source, at, pitches, size);
+        let wrong = found.iter().zip(&wanted).position(|(found, wanted)| found != wanted);
+        assert_eq!(wrong, None, "at {at}, pitches {pitches:?}, rows of {size:?}");
+    }
+    // SAFETY: nothing uses them any more.
+    unsafe {
+        driver.free(from);
+        driver.free(to);
+        driver.free_pinned(from_host);
+        driver.free_pinned(to_host);
+        driver.destroy_stream(stream);
+    }
+}

@@ -1,0 +1,187 @@
+//! LoRA adapters over HTTP: the routes that load and unload them, and finding the adapter of a model name that is not known yet by asking the
+//! resolvers. Files are read on blocking threads; an adapter that several requests wait for is read once.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use halyard_engine::{AdapterError, AdapterSource};
+use halyard_request_hooks::{LoraResolvers, ResolveError};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::body::{parse, read_object};
+use super::error::ApiError;
+use super::state::{AppState, clip};
+
+/// What the server knows of adapters beside the engine.
+#[derive(Default)]
+pub struct LoraState {
+    /// Whether clients may load and unload.
+    pub allow_updates: bool,
+    /// Who is asked for names that are not known.
+    pub resolvers: Option<LoraResolvers>,
+    /// One lock for each name that is being read because a resolver knew it.
+    loading: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+impl LoraState {
+    /// Adapters with these rights and resolvers.
+    pub fn new(allow_updates: bool, resolvers: Option<LoraResolvers>) -> LoraState {
+        LoraState {
+            allow_updates,
+            resolvers,
+            ..LoraState::default()
+        }
+    }
+
+    fn loading(&self) -> MutexGuard<'_, HashMap<String, Arc<tokio::sync::Mutex<()>>>> {
+        self.loading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// `POST /v1/load_lora_adapter`.
+#[derive(Deserialize)]
+struct LoadFields {
+    lora_name: String,
+    lora_path: PathBuf,
+}
+
+/// `POST /v1/unload_lora_adapter`.
+#[derive(Deserialize)]
+struct UnloadFields {
+    lora_name: String,
+}
+
+async fn fields(state: &AppState, http: Request) -> Result<Value, ApiError> {
+    if !state.lora.allow_updates {
+        let message =
+            "this server's adapters are fixed; serve with --allow-runtime-lora-updating to change them by request";
+        return Err(ApiError::new(StatusCode::FORBIDDEN, message).with_code("lora_updating_disabled"));
+    }
+    let (parts, body) = http.into_parts();
+    read_object(&parts.headers, body, state.limits.body_bytes).await
+}
+
+/// Reads an adapter from a folder of the server's machine and serves it under a name.
+pub async fn load_adapter(State(state): State<Arc<AppState>>, http: Request) -> Result<String, ApiError> {
+    let body = fields(&state, http).await?;
+    let LoadFields { lora_name, lora_path } = parse(&body)?;
+    if state.model_names.contains(&lora_name) {
+        let message = format!("lora_name `{lora_name}` is a name of the base model; choose another");
+        return Err(ApiError::field("lora_name", message));
+    }
+    add(&state, lora_name.clone(), lora_path).await?;
+    tracing::info!(adapter = lora_name, "LoRA adapter loaded by request");
+    Ok(format!("Success: LoRA adapter '{lora_name}' added successfully."))
+}
+
+/// Takes an adapter away; requests that have it go on to their end.
+pub async fn unload_adapter(State(state): State<Arc<AppState>>, http: Request) -> Result<String, ApiError> {
+    let body = fields(&state, http).await?;
+    let UnloadFields { lora_name } = parse(&body)?;
+    state.engine.remove_adapter(&lora_name)?;
+    tracing::info!(adapter = lora_name, "LoRA adapter unloaded by request");
+    Ok(format!("Success: LoRA adapter '{lora_name}' removed successfully."))
+}
+
+async fn add(state: &Arc<AppState>, name: String, path: PathBuf) -> Result<(), ApiError> {
+    let engine = state.engine.clone();
+    let read = move || engine.add_adapter(&name, AdapterSource::Folder(path));
+    let added = tokio::task::spawn_blocking(read).await;
+    added.map_err(|error| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))??;
+    Ok(())
+}
+
+impl AppState {
+    /// Makes the adapter that a request names known, where it is not and a resolver knows it.
+    ///
+    /// # Errors
+    /// 400 for a name that a resolver refuses, 503 where one failed or the adapter cannot be read. A name that nobody knows is no error yet.
+    pub async fn find_adapter(self: &Arc<Self>, body: &Value) -> Result<(), ApiError> {
+        let Some(name) = body["model"].as_str().filter(|name| !name.is_empty()) else {
+            return Ok(());
+        };
+        let Some(resolvers) = &self.lora.resolvers else {
+            return Ok(());
+        };
+        if self.is_served(name) {
+            return Ok(());
+        }
+        let Some(location) = resolvers.resolve(name).await? else {
+            return Ok(());
+        };
+        let lock = self.lora.loading().entry(name.to_owned()).or_default().clone();
+        let held = lock.lock().await;
+        let outcome = match self.is_served(name) {
+            true => Ok(()),
+            false => self.add_resolved(name, location.path, &location.resolver).await,
+        };
+        drop(held);
+        self.lora.loading().remove(name);
+        outcome
+    }
+
+    async fn add_resolved(self: &Arc<Self>, name: &str, path: PathBuf, resolver: &str) -> Result<(), ApiError> {
+        let shown = path.display().to_string();
+        match add(self, name.to_owned(), path).await {
+            Ok(()) => {
+                tracing::info!(
+                    adapter = name,
+                    resolver,
+                    path = shown,
+                    "LoRA adapter found by a resolver"
+                );
+                Ok(())
+            }
+            // Loaded by a request meanwhile.
+            Err(_) if self.is_served(name) => Ok(()),
+            Err(error) => {
+                let message = format!(
+                    "the adapter `{}` was found but cannot be served: {}",
+                    clip(name),
+                    error.message
+                );
+                tracing::warn!(resolver, path = shown, "{message}");
+                Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("adapter_unavailable"))
+            }
+        }
+    }
+
+    /// Whether a name is the base model's or an adapter's.
+    fn is_served(&self, name: &str) -> bool {
+        self.model_names.iter().any(|known| known == name) || self.engine.has_adapter(name)
+    }
+}
+
+impl From<ResolveError> for ApiError {
+    fn from(error: ResolveError) -> Self {
+        let status = StatusCode::from_u16(error.http_status()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+        ApiError {
+            param: Some("model".to_owned()),
+            retry_after_s: (status == StatusCode::SERVICE_UNAVAILABLE).then_some(1),
+            ..ApiError::new(status, error.to_string()).with_code("adapter_not_resolved")
+        }
+    }
+}
+
+impl From<AdapterError> for ApiError {
+    fn from(error: AdapterError) -> Self {
+        let message = error.to_string();
+        match error {
+            AdapterError::Unknown { .. } => ApiError {
+                param: Some("lora_name".to_owned()),
+                ..ApiError::new(StatusCode::NOT_FOUND, message).with_code("adapter_not_found")
+            },
+            AdapterError::Disabled => ApiError::new(StatusCode::NOT_FOUND, message).with_code("lora_disabled"),
+            AdapterError::BadName { .. } => ApiError::field("lora_name", message),
+            AdapterError::Exists { .. } => ApiError::field("lora_name", message).with_code("adapter_exists"),
+            AdapterError::Files(_) | AdapterError::Changed { .. } => ApiError::field("lora_path", message),
+            AdapterError::Device { .. } | AdapterError::Panicked { .. } => {
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("adapter_unavailable")
+            }
+        }
+    }
+}
