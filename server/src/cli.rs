@@ -22,6 +22,7 @@ mod bench;
 mod chat;
 mod chosen_hook;
 mod engine;
+pub mod isolation;
 mod lora;
 mod plugins;
 mod serve;
@@ -63,9 +64,12 @@ pub enum Command {
     Bench(bench::BenchCommand),
     /// Show each platform with its devices, or why it has none
     Platforms(plugins::PlatformsArgs),
-    /// Look at plugins
+    /// Look at plugins, test them, write new ones
     #[command(subcommand)]
     Plugins(plugins::PluginsCommand),
+    /// The process of a hook under --hook-isolation process; a server starts it
+    #[command(hide = true)]
+    HookChild(isolation::HookChildArgs),
 }
 
 /// Runs the command line of this process.
@@ -88,6 +92,7 @@ fn run(cli: Cli) -> Result<(), ServerError> {
         Command::Bench(command) => bench::run(command),
         Command::Platforms(args) => plugins::run_platforms(&args),
         Command::Plugins(command) => plugins::run_plugins(&command),
+        Command::HookChild(args) => isolation::run_hook_child(&args),
     }
 }
 

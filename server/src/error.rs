@@ -47,6 +47,12 @@ pub enum ServerError {
         /// Its reason.
         source: halyard_platform_api::Error,
     },
+    /// A hook's process that was not started by a server.
+    #[error(transparent)]
+    HookChild(#[from] halyard_plugin_host::isolation::HookChildError),
+    /// A test of a plugin that did not pass; what failed was printed.
+    #[error("{0}")]
+    TestFailed(String),
     /// A LoRA resolver that does not start.
     #[error("--lora-resolver {name}: {source}")]
     LoraResolver {
@@ -92,7 +98,10 @@ impl ServerError {
     /// The process's exit status.
     pub fn exit_status(&self) -> u8 {
         match self {
-            ServerError::Engine(EngineError::Thread(_)) | ServerError::Io { .. } | ServerError::Client(_) => 1,
+            ServerError::Engine(EngineError::Thread(_))
+            | ServerError::Io { .. }
+            | ServerError::Client(_)
+            | ServerError::TestFailed(_) => 1,
             _ => 2,
         }
     }

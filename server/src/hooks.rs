@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use halyard_hooks::{HookError, HookReport, Hub, HubConfig, RecordSender, Reloaded, SinkSource, SinkSpec};
-use halyard_platform_api::hooks::StartRecord;
+use halyard_platform_api::hooks::{StartRecord, StatLoggerFactory as _};
 use halyard_plugin_host::{Catalog, Kind, Plugin, PluginError, SearchPath};
+
+use crate::cli::isolation::{self, IsolationMode};
 
 /// How long a scrape waits for sinks' texts.
 const SCRAPE_PATIENCE: Duration = Duration::from_secs(2);
@@ -37,13 +39,15 @@ pub struct ChosenSink {
     pub name: String,
     /// A JSON object.
     pub config: String,
+    /// Where it runs; those that are linked run in this process in any case.
+    pub isolation: IsolationMode,
 }
 
 /// The running stat loggers.
 pub struct Hooks {
     hub: Arc<Hub>,
     search: SearchPath,
-    configs: BTreeMap<String, String>,
+    chosen: BTreeMap<String, ChosenSink>,
 }
 
 impl Hooks {
@@ -58,23 +62,24 @@ impl Hooks {
         config: HubConfig,
     ) -> Result<Hooks, StatLoggerError> {
         let spec = |sink: &ChosenSink| {
-            let plugin = match linked(&sink.name) {
-                Some(plugin) => plugin?,
-                None => catalog.load(catalog.find(Kind::StatLogger, &sink.name)?)?,
+            let source = match (linked(&sink.name), sink.isolation) {
+                (Some(plugin), _) => in_process(&plugin?, &sink.config)?,
+                (None, IsolationMode::None) => {
+                    let plugin = catalog.load(catalog.find(Kind::StatLogger, &sink.name)?)?;
+                    in_process(&plugin, &sink.config)?
+                }
+                (None, IsolationMode::Process) => isolated(catalog, &sink.name, &sink.config)?,
             };
             Ok::<_, StatLoggerError>(SinkSpec {
                 name: sink.name.clone(),
-                source: in_process(&plugin, &sink.config)?,
+                source,
             })
         };
         let specs = chosen.iter().map(spec).collect::<Result<_, _>>()?;
         Ok(Hooks {
             hub: Hub::start(specs, config)?,
             search,
-            configs: chosen
-                .iter()
-                .map(|sink| (sink.name.clone(), sink.config.clone()))
-                .collect(),
+            chosen: chosen.iter().map(|sink| (sink.name.clone(), sink.clone())).collect(),
         })
     }
 
@@ -104,7 +109,8 @@ impl Hooks {
     /// # Errors
     /// No such sink, no library on the search path, a library that does not load or start; the old one goes on then.
     pub fn reload(&self, name: &str) -> Result<Reloaded, StatLoggerError> {
-        let config = self.configs.get(name).map_or("{}", String::as_str);
+        let chosen = self.chosen.get(name);
+        let config = chosen.map_or("{}", |sink| sink.config.as_str());
         let report = self.report();
         if !report.sinks.iter().any(|sink| sink.name == name) {
             let running: Vec<&str> = report.sinks.iter().map(|sink| sink.name.as_str()).collect();
@@ -119,8 +125,13 @@ impl Hooks {
             .into());
         }
         let catalog = Catalog::discover(&self.search);
-        let plugin = catalog.load_again(catalog.find(Kind::StatLogger, name)?)?;
-        Ok(self.hub.reload(name, in_process(&plugin, config)?)?)
+        let process = chosen.is_some_and(|sink| sink.isolation == IsolationMode::Process) && !LINKED.contains(&name);
+        let source = if process {
+            isolated(&catalog, name, config)?
+        } else {
+            in_process(&catalog.load_again(catalog.find(Kind::StatLogger, name)?)?, config)?
+        };
+        Ok(self.hub.reload(name, source)?)
     }
 
     /// Gives sinks what is queued and ends them. Blocks for a few seconds at most.
@@ -137,6 +148,18 @@ fn linked(name: &str) -> Option<Result<Plugin, PluginError>> {
         _ => return None,
     };
     Some(Plugin::from_linked(plugin))
+}
+
+/// Loggers of a plugin, each in a process of its own. The library is never opened in this one.
+fn isolated(catalog: &Catalog, name: &str, config: &str) -> Result<SinkSource, PluginError> {
+    let candidate = catalog.find(Kind::StatLogger, name)?;
+    let (factory, config) = (catalog.isolate(candidate, isolation::options())?, config.to_owned());
+    Ok(SinkSource {
+        version: candidate.manifest.version.clone(),
+        path: Some(candidate.path.clone()),
+        isolation: "process".to_owned(),
+        make: Arc::new(move || factory.create(&config)),
+    })
 }
 
 /// Loggers of a loaded plugin, called in this process.

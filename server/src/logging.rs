@@ -1,6 +1,7 @@
 //! Logs to standard error, as text for people or JSON lines for machines. Standard output is left to results.
 
 use std::io::IsTerminal;
+use std::sync::OnceLock;
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
@@ -17,6 +18,18 @@ pub enum LogFormat {
     Json,
 }
 
+/// What [`start`] was given first.
+static CHOSEN: OnceLock<(String, LogFormat)> = OnceLock::new();
+
+/// The values of `--log-level` and `--log-format` that this process logs with, for processes that shall log as it does.
+pub fn chosen() -> (&'static str, &'static str) {
+    match CHOSEN.get() {
+        Some((filter, LogFormat::Json)) => (filter, "json"),
+        Some((filter, LogFormat::Text)) => (filter, "text"),
+        None => ("info", "text"),
+    }
+}
+
 /// Starts logging for the whole process; a second call changes nothing.
 ///
 /// # Errors
@@ -26,6 +39,8 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), ServerError> {
         option: "--log-level",
         message: format!("`{filter}`: {error}; give error, warn, info, debug, trace, or target=level pairs"),
     })?;
+    // Only tests start twice in one process.
+    let _ = CHOSEN.set((filter.to_owned(), format));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(parsed)
         .with_writer(std::io::stderr);
@@ -36,7 +51,6 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), ServerError> {
             .try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     };
-    // Only tests start twice in one process.
     drop(started);
     Ok(())
 }

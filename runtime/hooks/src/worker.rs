@@ -332,6 +332,9 @@ fn kind_of(error: &Error) -> Failure {
     let panicked = error.status == Status::Internal && error.message.contains("panicked: ");
     if panicked || error.status == Status::Poisoned {
         Failure::Panic
+    } else if error.status == Status::Timeout {
+        // A sink that watches its own time, such as one in a process of its own, whose process it then ends.
+        Failure::Timeout
     } else {
         Failure::Error
     }

@@ -238,7 +238,7 @@ fn a_crash_is_an_error_and_the_next_call_starts_anew() {
     let vitals = logger.vitals();
     let first = vitals.process_id().expect("it runs");
     let error = give(&mut logger, &[start_record(), step(1)]).expect_err("it crashes");
-    assert_eq!((error.status, error.vendor_code), (Status::Internal, 11), "{error}");
+    assert_eq!((error.status, error.vendor_code), (Status::Poisoned, 11), "{error}");
     assert!(
         error
             .message

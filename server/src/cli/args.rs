@@ -8,6 +8,7 @@ use halyard_models::{LoadFormat, WeightQuantization};
 use halyard_plugin_host::{AllowList, PluginError, SearchPath};
 use halyard_scheduler::Policy;
 
+use super::isolation::HookIsolation;
 use super::lora::LoraArgs;
 use super::units::{DTypeChoice, parse_bytes, parse_dtype, parse_policy, parse_share};
 use crate::logging::LogFormat;
@@ -87,6 +88,15 @@ pub struct PlatformArgs {
         env = "HALYARD_STAT_LOGGER"
     )]
     pub stat_loggers: Vec<String>,
+    /// Where stat loggers run: none (in this process) or process (each in one of its own, which may crash); NAME=MODE for one
+    /// of them; may be repeated
+    #[arg(
+        long,
+        value_name = "[NAME=]MODE",
+        env = "HALYARD_HOOK_ISOLATION",
+        value_delimiter = ','
+    )]
+    pub hook_isolation: Vec<HookIsolation>,
     /// Milliseconds that a call of a stat logger may take; a slower one is put into quarantine
     #[arg(long, value_name = "MS", env = "HALYARD_STAT_LOGGER_DEADLINE_MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub stat_logger_deadline_ms: u64,

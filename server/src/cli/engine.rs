@@ -13,6 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::EngineArgs;
 use super::chosen_hook::ChosenHook;
+use super::isolation::{check_names, mode_of};
 use crate::error::ServerError;
 use crate::hooks::{ChosenSink, Hooks};
 use crate::source::ResolvedModel;
@@ -142,10 +143,13 @@ impl EngineArgs {
                 message: format!("{text}: {message}"),
             })?;
             sinks.push(ChosenSink {
+                isolation: mode_of(&self.platform.hook_isolation, &hook.name),
                 name: hook.name,
                 config: hook.config,
             });
         }
+        let names: Vec<&str> = sinks.iter().map(|sink| sink.name.as_str()).collect();
+        check_names(&self.platform.hook_isolation, &names)?;
         let named = |name: &str| sinks.iter().any(|sink| sink.name == name);
         let mut all: Vec<ChosenSink> = always.into_iter().filter(|sink| !named(&sink.name)).collect();
         all.append(&mut sinks);

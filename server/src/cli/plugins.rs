@@ -1,5 +1,8 @@
-//! `halyard platforms` and `halyard plugins`: what is there, what it says of itself, and why it cannot be used. Each as
-//! text or JSON.
+//! `halyard platforms` and `halyard plugins`: what is there, what it says of itself, why it cannot be used, whether it works
+//! ([`test`]), and a start for a new one ([`new`]).
+
+mod new;
+mod test;
 
 use std::path::PathBuf;
 
@@ -55,6 +58,10 @@ pub enum PluginsCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
+    /// Give a stat logger recorded records, without a server: each call, its time, and what failed
+    Test(test::TestArgs),
+    /// Write a project for a new plugin, which builds without Halyard's sources
+    New(new::NewArgs),
 }
 
 /// Flags of `halyard plugins list`.
@@ -157,6 +164,8 @@ pub fn run_plugins(command: &PluginsCommand) -> Result<(), ServerError> {
             })
         }
         PluginsCommand::Inspect { file, output } => print_as(*output, &inspect(file)?, print_inspection),
+        PluginsCommand::Test(args) => test::run(args),
+        PluginsCommand::New(args) => new::run(args),
         PluginsCommand::Why { name, plugins, output } => {
             let catalog = Catalog::discover(&plugins.search_path()?);
             print_as(*output, &catalog.why(name)?, |stages| {

@@ -16,6 +16,7 @@ use super::engine::ChosenDevice;
 use super::lora::{LoadedResolvers, LoraServeArgs, start_resolvers};
 use super::units::{parse_bytes, show_bytes};
 use crate::error::ServerError;
+use super::isolation::IsolationMode;
 use crate::hooks::{ChosenSink, Hooks};
 use crate::http::auth::ApiKeys;
 use crate::http::lora::LoraState;
@@ -244,6 +245,7 @@ impl StatsArgs {
         let sink = |name: &str, config: String| ChosenSink {
             name: name.to_owned(),
             config,
+            isolation: IsolationMode::None,
         };
         let mut always = vec![sink("prometheus", config)];
         if !self.disable_log_stats {

@@ -27,6 +27,8 @@ pub fn binary() -> &'static Path {
                 "halyard-backend-cpu",
                 "-p",
                 "halyard-backend-reference",
+                "-p",
+                "halyard-stat-logger-json-lines",
             ]);
             build
                 .arg("--target-dir")
@@ -74,6 +76,23 @@ pub fn build_beside(packages: &[&str]) {
 /// The library of a platform, beside the binary.
 pub fn library(name: &str) -> PathBuf {
     binary().with_file_name(format!("libhalyard_{name}.so"))
+}
+
+/// Builds a C file of the repository as a plugin, `folder/libNAME.so`.
+///
+/// # Panics
+/// With the compiler's words.
+pub fn build_c(source: &str, folder: &Path) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let source = root.join(source);
+    let name = source.file_stem().expect("a file's name").to_string_lossy().into_owned();
+    let library = folder.join(format!("lib{name}.so"));
+    let mut command = Command::new("cc");
+    command.args(["-std=gnu99", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC"]);
+    command.arg("-I").arg(root.join("platform-api/include")).arg(source).arg("-o").arg(&library);
+    let output = command.output().expect("cc is needed for this test");
+    assert!(output.status.success(), "{}", stderr(&output));
+    library
 }
 
 /// A model of tests/fixtures/models.
@@ -185,6 +204,11 @@ impl Server {
             .args([&format!("-{name}"), &self.child.id().to_string()])
             .status();
         assert!(status.expect("kill runs").success());
+    }
+
+    /// The system's number of the server.
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Waits for the end; the exit status and the log.

@@ -238,9 +238,10 @@ impl IsolatedStatLogger {
     fn lost(&mut self, lost: &Lost) -> Error {
         self.forget();
         let (status, vendor_code) = match lost {
-            Lost::Died(_, signal) => (Status::Internal, *signal),
+            // As after a panic: what was made is gone, and whoever delivers should give it a rest.
+            Lost::Died(_, signal) => (Status::Poisoned, *signal),
             Lost::Late(_) => (Status::Timeout, 0),
-            Lost::Corrupt(_) => (Status::Internal, 0),
+            Lost::Corrupt(_) => (Status::Poisoned, 0),
         };
         Error {
             vendor_code,
