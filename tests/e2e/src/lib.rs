@@ -85,11 +85,20 @@ pub fn library(name: &str) -> PathBuf {
 pub fn build_c(source: &str, folder: &Path) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let source = root.join(source);
-    let name = source.file_stem().expect("a file's name").to_string_lossy().into_owned();
+    let name = source
+        .file_stem()
+        .expect("a file's name")
+        .to_string_lossy()
+        .into_owned();
     let library = folder.join(format!("lib{name}.so"));
     let mut command = Command::new("cc");
     command.args(["-std=gnu99", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC"]);
-    command.arg("-I").arg(root.join("platform-api/include")).arg(source).arg("-o").arg(&library);
+    command
+        .arg("-I")
+        .arg(root.join("platform-api/include"))
+        .arg(source)
+        .arg("-o")
+        .arg(&library);
     let output = command.output().expect("cc is needed for this test");
     assert!(output.status.success(), "{}", stderr(&output));
     library

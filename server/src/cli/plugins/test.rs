@@ -176,14 +176,14 @@ fn wrong(message: String) -> ServerError {
 /// A logger under test.
 enum Tested {
     Here(Box<dyn StatLogger>),
-    Isolated(IsolatedStatLogger),
+    Isolated(Box<IsolatedStatLogger>),
 }
 
 impl Tested {
     fn logger(&mut self) -> &mut dyn StatLogger {
         match self {
             Tested::Here(logger) => &mut **logger,
-            Tested::Isolated(logger) => logger,
+            Tested::Isolated(logger) => &mut **logger,
         }
     }
 
@@ -251,7 +251,9 @@ fn start(
         }
         IsolationMode::Process => {
             let factory = catalog.isolate(candidate, isolation::options())?;
-            factory.start(&how.config).map(Tested::Isolated)
+            factory
+                .start(&how.config)
+                .map(|logger| Tested::Isolated(Box::new(logger)))
         }
     };
     let time = match &made {
