@@ -407,7 +407,7 @@ impl Driver for VulkanDriver {
             && spec.head_dim.is_multiple_of(16)
             && (16..=128).contains(&spec.head_dim)
             && spec.block_size.is_multiple_of(32);
-        (there && takes && surroundings::matrix_attention_is_asked()).then_some(Source {
+        (there && takes && surroundings::matrix_attention_is_allowed()).then_some(Source {
             name: "attention_tiles",
             text: "",
         })

@@ -3,7 +3,7 @@
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/vulkan` in
 //! `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_VULKAN_VALIDATION=1` loads the Khronos validation layer and turns each of its messages into an
 //! error of the next wait. `HALYARD_VULKAN_GPU_KERNELS=1` has processors run the products that are written for GPUs: slowly, to test them.
-//! `HALYARD_VULKAN_MATRIX_ATTENTION=1` has prompts' attention run on matrix units: off until that has been seen on a device.
+//! `HALYARD_VULKAN_MATRIX_ATTENTION=0` keeps prompts' attention off matrix units.
 
 use std::env::var_os;
 use std::path::PathBuf;
@@ -23,9 +23,9 @@ pub(crate) fn gpu_kernels_are_asked() -> bool {
     is_set("HALYARD_VULKAN_GPU_KERNELS")
 }
 
-/// Whether attention may run on matrix units, which it has never done yet.
-pub(crate) fn matrix_attention_is_asked() -> bool {
-    is_set("HALYARD_VULKAN_MATRIX_ATTENTION")
+/// Whether attention may run on matrix units.
+pub(crate) fn matrix_attention_is_allowed() -> bool {
+    var_os("HALYARD_VULKAN_MATRIX_ATTENTION").is_none_or(|value| value != "0")
 }
 
 fn is_set(name: &str) -> bool {
