@@ -254,7 +254,16 @@ async fn resolvers_errors_have_a_reason_and_are_never_500() {
 async fn metrics_name_each_adapter() {
     let server = updating();
     is_peft(&server, "rank4", "rank4").await;
-    let text = server.get("/metrics").await.text;
+    // The engine tells of its adapters when it has nothing else to do.
+    let mut text = String::new();
+    for _ in 0..100_000 {
+        text = server.get("/metrics").await.text;
+        if text.contains("halyard:lora_requests_running{model_name=\"tiny\",engine=\"0\",lora=\"rank4\"} 0")
+            && text.contains("halyard:lora_device_loads_total{model_name=\"tiny\",engine=\"0\",lora=\"rank4\"} 1")
+        {
+            break;
+        }
+    }
     let value = |name: &str| -> f64 {
         let line = text
             .lines()
