@@ -473,6 +473,8 @@ typedef struct halyard_lora_record {
     uint64_t load_ns;
     uint64_t loads_total;
     uint64_t hits_total;
+    uint64_t requests_total;
+    uint64_t disk_reads_total;
     halyard_str name;
     halyard_str path;
 } halyard_lora_record;

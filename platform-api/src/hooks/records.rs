@@ -283,10 +283,14 @@ record! {
         pub weight_bytes: u64,
         /// How long all its reads from disk and copies to the device took together, nanoseconds.
         pub load_ns: u64,
-        /// Loads since the start.
+        /// Copies to the device since the start.
         pub loads_total: u64,
         /// Sequences since the start that found it on the device.
         pub hits_total: u64,
+        /// Sequences since the start that wanted it.
+        pub requests_total: u64,
+        /// Reads of its files since the start.
+        pub disk_reads_total: u64,
         /// Name.
         pub name: Arc<str>,
         /// Folder that it was loaded from.

@@ -82,6 +82,7 @@ fn lora(r: &LoraRecord) -> Value {
         "num_running": r.num_running, "num_waiting": r.num_waiting,
         "residency": word(r.residency, &["unloaded", "disk", "host", "device"]), "weight_bytes": r.weight_bytes,
         "load_ns": r.load_ns, "loads_total": r.loads_total, "hits_total": r.hits_total,
+        "requests_total": r.requests_total, "disk_reads_total": r.disk_reads_total,
     })
 }
 

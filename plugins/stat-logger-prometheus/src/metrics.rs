@@ -32,6 +32,7 @@ const REJECTED: [&str; 6] = [
 
 type Labels = Vec<(&'static str, String)>;
 type FloatGauge = Gauge<f64, AtomicU64>;
+type FloatCounter = Counter<f64, AtomicU64>;
 
 /// All metrics of one engine.
 pub struct Metrics {
@@ -55,8 +56,11 @@ pub struct Metrics {
     lora_running: Family<Labels, Gauge>,
     lora_waiting: Family<Labels, Gauge>,
     lora_residency: Family<Labels, Gauge>,
-    lora_load: Family<Labels, FloatGauge>,
+    lora_bytes: Family<Labels, Gauge>,
+    lora_load_seconds: Family<Labels, FloatCounter>,
+    lora_requests: Family<Labels, Counter>,
     lora_loads: Family<Labels, Counter>,
+    lora_reads: Family<Labels, Counter>,
     lora_hits: Family<Labels, Counter>,
     iteration_tokens: Histogram,
     first_token: Histogram,
@@ -105,6 +109,12 @@ impl Registering {
     }
 
     fn counters(&mut self, name: &str, help: &str) -> Family<Labels, Counter> {
+        let family = Family::default();
+        self.0.register(name, help, family.clone());
+        family
+    }
+
+    fn float_counters(&mut self, name: &str, help: &str) -> Family<Labels, FloatCounter> {
         let family = Family::default();
         self.0.register(name, help, family.clone());
         family
@@ -171,21 +181,30 @@ impl Metrics {
                 "vllm:lora_requests_info",
                 "Adapters of running and waiting requests; the value is when, seconds since 1970",
             ),
-            lora_running: r.gauges("halyard:lora_requests_running", "Requests that run with the adapter"),
+            lora_running: r.gauges(
+                "halyard:lora_requests_running",
+                "Sequences of an adapter that have had a device row",
+            ),
             lora_waiting: r.gauges(
                 "halyard:lora_requests_waiting",
-                "Requests that wait and want the adapter",
+                "Sequences of an adapter that have had none yet",
             ),
             lora_residency: r.gauges(
                 "halyard:lora_residency",
-                "Where the adapter is: 1 disk, 2 host, 3 device",
+                "Where an adapter is: 0 its file only, 1 host memory, 2 a device slot",
             ),
-            lora_load: r.floats(
+            lora_bytes: r.gauges("halyard:lora_bytes", "Bytes of an adapter's matrices"),
+            lora_load_seconds: r.float_counters(
                 "halyard:lora_load_seconds",
-                "How long the adapter's reads and copies took, all together",
+                "Time of all reads and copies of an adapter",
             ),
-            lora_loads: r.counters("halyard:lora_loads", "Loads of the adapter"),
-            lora_hits: r.counters("halyard:lora_hits", "Requests that found the adapter on the device"),
+            lora_requests: r.counters("halyard:lora_requests", "Sequences with an adapter"),
+            lora_loads: r.counters("halyard:lora_device_loads", "Copies of an adapter into a slot"),
+            lora_reads: r.counters("halyard:lora_disk_reads", "Reads of an adapter's file"),
+            lora_hits: r.counters(
+                "halyard:lora_device_hits",
+                "Of an adapter's sequences, found it in its slot",
+            ),
             iteration_tokens: r.histogram(
                 "vllm:iteration_tokens_total",
                 "Tokens of an engine step",
@@ -236,6 +255,9 @@ impl Metrics {
             ),
             registry: r.0,
         };
+        if start.max_loras > 0 {
+            metrics.tell_adapters(start.unix_ns);
+        }
         for reason in FINISHED {
             let _ = metrics.success.get_or_create(&one("finished_reason", reason));
         }
@@ -337,43 +359,63 @@ impl Metrics {
     }
 
     fn lora(&mut self, record: &LoraRecord) {
-        let before = self.loras.insert(record.lora_id, record.clone());
-        let since = |total: u64, before: Option<u64>| total.saturating_sub(before.unwrap_or(0));
-        let labels = one("lora_name", &record.name);
+        let before = self.loras.insert(record.lora_id, record.clone()).unwrap_or_default();
+        let labels = one("lora", &record.name);
         self.lora_running.get_or_create(&labels).set(record.num_running.into());
         self.lora_waiting.get_or_create(&labels).set(record.num_waiting.into());
-        self.lora_residency.get_or_create(&labels).set(record.residency.into());
-        self.lora_load.get_or_create(&labels).set(seconds(record.load_ns));
-        let loads = since(record.loads_total, before.as_ref().map(|b| b.loads_total));
-        self.lora_loads.get_or_create(&labels).inc_by(loads);
-        let hits = since(record.hits_total, before.as_ref().map(|b| b.hits_total));
-        self.lora_hits.get_or_create(&labels).inc_by(hits);
-        // An unloaded adapter leaves, so that names that come and go do not pile up.
-        if record.residency == 0 && record.num_running + record.num_waiting == 0 {
-            self.loras.remove(&record.lora_id);
-            self.lora_running.remove(&labels);
-            self.lora_waiting.remove(&labels);
-            self.lora_residency.remove(&labels);
-            self.lora_load.remove(&labels);
-            self.lora_loads.remove(&labels);
-            self.lora_hits.remove(&labels);
+        let residency = i64::from(record.residency) - 1;
+        self.lora_residency.get_or_create(&labels).set(residency);
+        self.lora_bytes.get_or_create(&labels).set(record.weight_bytes as i64);
+        let load_ns = record.load_ns.saturating_sub(before.load_ns);
+        self.lora_load_seconds.get_or_create(&labels).inc_by(seconds(load_ns));
+        for (counters, now, then) in [
+            (&self.lora_requests, record.requests_total, before.requests_total),
+            (&self.lora_loads, record.loads_total, before.loads_total),
+            (&self.lora_reads, record.disk_reads_total, before.disk_reads_total),
+            (&self.lora_hits, record.hits_total, before.hits_total),
+        ] {
+            counters.get_or_create(&labels).inc_by(now.saturating_sub(then));
         }
-        self.lora_info.clear();
+        if record.residency == 0 {
+            self.forget(record.lora_id, &labels);
+        }
+        self.tell_adapters(record.unix_ns);
+    }
+
+    /// An unloaded adapter leaves, so that names that come and go do not pile up.
+    fn forget(&mut self, lora_id: u32, labels: &Labels) {
+        let gone = self.loras.remove(&lora_id);
+        // Another adapter may have the name by now.
+        if gone.is_some_and(|gone| self.loras.values().any(|lora| lora.name == gone.name)) {
+            return;
+        }
+        for gauges in [
+            &self.lora_running,
+            &self.lora_waiting,
+            &self.lora_residency,
+            &self.lora_bytes,
+        ] {
+            gauges.remove(labels);
+        }
+        for counters in [&self.lora_requests, &self.lora_loads, &self.lora_reads, &self.lora_hits] {
+            counters.remove(labels);
+        }
+        self.lora_load_seconds.remove(labels);
+    }
+
+    /// vLLM's gauge: its labels name the adapters, its value is when, so that of several label sets the newest can be told.
+    fn tell_adapters(&self, unix_ns: u64) {
         let names = |wanted: fn(&LoraRecord) -> bool| {
-            let names: Vec<&str> = self
-                .loras
-                .values()
-                .filter(|lora| wanted(lora))
-                .map(|lora| &*lora.name)
-                .collect();
-            names.join(",")
+            let wanted = self.loras.values().filter(|lora| wanted(lora));
+            wanted.map(|lora| &*lora.name).collect::<Vec<_>>().join(",")
         };
         let info: Labels = vec![
             ("max_lora", self.max_loras.to_string()),
-            ("waiting_lora_adapters", names(|lora| lora.num_waiting > 0)),
             ("running_lora_adapters", names(|lora| lora.num_running > 0)),
+            ("waiting_lora_adapters", names(|lora| lora.num_waiting > 0)),
         ];
-        self.lora_info.get_or_create(&info).set(seconds(record.unix_ns));
+        self.lora_info.clear();
+        self.lora_info.get_or_create(&info).set(seconds(unix_ns));
     }
 }
 

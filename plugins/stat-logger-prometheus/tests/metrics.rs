@@ -184,15 +184,15 @@ fn adapters_are_shown_as_vllm_does_and_leave_when_unloaded() {
         &[start(), adapter(1, "sql", 2, 3), adapter(2, "chat", 1, 3)],
     );
     let info = format!(
-        "vllm:lora_requests_info{{{L},max_lora=\"2\",waiting_lora_adapters=\"\",running_lora_adapters=\"sql,chat\"}} 7.0"
+        "vllm:lora_requests_info{{{L},max_lora=\"2\",running_lora_adapters=\"sql,chat\",waiting_lora_adapters=\"\"}} 7.0"
     );
     assert_lines(
         &text(&mut *logger),
         &[
             &info,
-            &format!("halyard:lora_requests_running{{{L},lora_name=\"sql\"}} 2"),
-            &format!("halyard:lora_load_seconds{{{L},lora_name=\"sql\"}} 0.5"),
-            &format!("halyard:lora_hits_total{{{L},lora_name=\"sql\"}} 4"),
+            &format!("halyard:lora_requests_running{{{L},lora=\"sql\"}} 2"),
+            &format!("halyard:lora_load_seconds_total{{{L},lora=\"sql\"}} 0.5"),
+            &format!("halyard:lora_device_hits_total{{{L},lora=\"sql\"}} 4"),
         ],
     );
     log(&mut *logger, &[adapter(1, "sql", 0, 0)]);

@@ -435,7 +435,6 @@ impl Core {
             let send = |record| self.records.send(record);
             self.step_life
                 .step(flight, step, (prompt, generated), &counts, waiting, send);
-            self.note_adapters(false);
             self.records.hand_over();
         }
     }
@@ -446,14 +445,7 @@ impl Core {
             let (counts, waiting) = (self.scheduler.counts(), self.shared.waiting());
             let send = |record| self.records.send(record);
             self.step_life.idle(self.stats.steps_total, &counts, waiting, send);
-            self.note_adapters(true);
             self.records.hand_over();
-        }
-    }
-
-    fn note_adapters(&mut self, idle: bool) {
-        if let Some(lora) = &mut self.lora {
-            lora.tell(idle, |record| self.records.send(record));
         }
     }
 

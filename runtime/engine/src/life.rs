@@ -241,7 +241,7 @@ pub(crate) fn finished(id: RequestId, sequence: &Sequence, reason: &FinishReason
         num_samples: request.num_samples,
         ends_request: u32::from(ends_request),
         num_preemptions: life.num_preemptions,
-        lora_id: sequence.lora.as_ref().map_or(0, |adapter| adapter.number + 1),
+        lora_id: sequence.lora.as_ref().map_or(0, |adapter| adapter.number),
         priority: request.priority,
         sequence: id.0,
         unix_ns: unix_ns(),

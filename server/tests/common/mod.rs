@@ -74,11 +74,12 @@ impl TestServer {
         };
         let search = SearchPath::default();
         let hooks = Hooks::start(&Catalog::default(), search, &[prometheus], HubConfig::default()).expect("linked");
+        let max_loras = config.lora.as_ref().map_or(0, |lora| lora.max_loras);
         let engine = EngineHandle::start(config, device, files, hooks.sender(), &mut |_| {}).expect("starts");
         hooks.engine_started(&StartRecord {
             model: "tiny".into(),
+            max_loras,
             max_model_len: engine.info().max_model_len,
-            max_loras: 2,
             ..StartRecord::default()
         });
         let state = Arc::new(AppState {

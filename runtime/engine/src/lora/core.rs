@@ -4,15 +4,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
-use halyard_platform_api::hooks::StatRecord;
 use halyard_scheduler::{LoraLoad, Scheduler};
 
 use super::loader::LoraLoader;
-use super::records::LoraRecords;
 use super::registry::{Adapter, Adapters};
-use crate::life::unix_ns;
 use crate::sequence::Sequence;
 
 /// Adapters as the engine's thread knows them.
@@ -26,7 +22,6 @@ pub(crate) struct CoreLora {
     /// Adapter of each slot, loaded or being loaded.
     slots: Vec<Option<Arc<Adapter>>>,
     loads: Vec<LoraLoad>,
-    records: LoraRecords,
 }
 
 impl CoreLora {
@@ -38,14 +33,6 @@ impl CoreLora {
             retired: Vec::new(),
             slots: vec![None; num_slots as usize],
             loads: Vec::new(),
-            records: LoraRecords::default(),
-        }
-    }
-
-    /// Records of adapters that changed, when it is time to look.
-    pub(crate) fn tell(&mut self, idle: bool, send: impl FnMut(StatRecord)) {
-        if self.records.is_due(Instant::now(), idle) {
-            self.records.update(self.adapters.status(), unix_ns(), send);
         }
     }
 

@@ -4,7 +4,6 @@
 pub(crate) mod core;
 pub(crate) mod loader;
 pub(crate) mod memory;
-pub(crate) mod records;
 pub(crate) mod registry;
 
 use std::path::PathBuf;
@@ -69,8 +68,6 @@ pub struct AdapterStatus {
     pub disk_reads_total: u64,
     /// Seconds that all reads and copies took together.
     pub load_seconds_total: f64,
-    /// Its number in the engine; no other adapter ever has it.
-    pub number: u32,
 }
 
 /// Why an adapter was not added, removed or found.

@@ -225,7 +225,6 @@ impl Adapters {
                 device_loads_total: count(&c.device_loads),
                 disk_reads_total: count(&c.disk_reads),
                 load_seconds_total: count(&c.load_ns) as f64 / 1e9,
-                number: adapter.number,
             }
         };
         state.by_name.values().map(status).collect()
@@ -249,9 +248,11 @@ impl Adapter {
             },
             unix_ns,
             weight_bytes: self.bytes,
-            load_ns: count(&c.load_ns) / count(&c.device_loads).max(1),
+            load_ns: count(&c.load_ns),
             loads_total: count(&c.device_loads),
             hits_total: count(&c.device_hits),
+            requests_total: count(&c.requests),
+            disk_reads_total: count(&c.disk_reads),
             name: self.name.as_str().into(),
             path: self
                 .path()
