@@ -108,6 +108,7 @@ impl Collector for Own {
             [
                 (Some(("reason", "error")), sink.failures.error),
                 (Some(("reason", "panic")), sink.failures.panic),
+                (Some(("reason", "crash")), sink.failures.crash),
                 (Some(("reason", "timeout")), sink.failures.timeout),
                 (Some(("reason", "start")), sink.failures.start),
             ]
@@ -139,7 +140,7 @@ impl Collector for Own {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use halyard_hooks::FailureCounts;
+    use halyard_hooks::{FailureCounts, Isolation};
 
     #[test]
     fn the_servers_own_metrics_come_first_and_the_text_ends_once() {
@@ -147,7 +148,7 @@ mod tests {
             name: "slow".to_owned(),
             version: "1".to_owned(),
             path: None,
-            isolation: "thread".to_owned(),
+            isolation: Isolation::Process,
             generation: 2,
             state: SinkState::Stuck,
             retry_in_s: None,
@@ -157,6 +158,7 @@ mod tests {
             pending: 2,
             failures: FailureCounts {
                 timeout: 1,
+                crash: 2,
                 ..FailureCounts::default()
             },
             quarantines: 1,
@@ -184,6 +186,8 @@ mod tests {
             "halyard:hook_dropped_total{sink=\"slow\"} 3",
             "halyard:hook_pending{sink=\"slow\"} 2",
             "halyard:hook_failures_total{sink=\"slow\",reason=\"timeout\"} 1",
+            "halyard:hook_failures_total{sink=\"slow\",reason=\"crash\"} 2",
+            "halyard:hook_failures_total{sink=\"slow\",reason=\"panic\"} 0",
             "halyard:hook_quarantined{sink=\"slow\"} 1",
             "halyard:hook_stuck{sink=\"slow\"} 1",
             "halyard:hook_generation{sink=\"slow\"} 2",
