@@ -5,6 +5,7 @@ use std::fmt;
 
 use halyard_engine::StatsSnapshot;
 use halyard_hooks::{HookReport, SinkReport, SinkState};
+use halyard_request_hooks::IoProcessors;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -23,8 +24,14 @@ const END: &str = "# EOF\n";
 ///
 /// # Errors
 /// When formatting fails, which would be a defect.
-pub fn answer(stats: StatsSnapshot, hooks: HookReport, shown: &[String]) -> Result<String, fmt::Error> {
+pub fn answer(
+    stats: StatsSnapshot,
+    hooks: HookReport,
+    io: &IoProcessors,
+    shown: &[String],
+) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
+    io.register_metrics(&mut registry);
     registry.register_collector(Box::new(Own { stats, hooks }));
     let mut text = String::new();
     encode_registry(&mut text, &registry)?;
@@ -177,7 +184,7 @@ mod tests {
             "b 2".to_owned(),
             String::new(),
         ];
-        let text = answer(stats, report, &shown).expect("formats");
+        let text = answer(stats, report, &IoProcessors::default(), &shown).expect("formats");
         for line in [
             "halyard:steps_total 7",
             "halyard:hook_engine_waits_total 0",
@@ -194,6 +201,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }
+        assert!(!text.contains("io_processor"), "there is none\n{text}");
         assert!(text.ends_with("\na 1\nb 2\n# EOF\n"), "{text}");
         assert_eq!(text.matches("# EOF").count(), 1);
     }
