@@ -16,32 +16,13 @@ pub fn binary() -> &'static Path {
     BINARY.get_or_init(|| {
         let test = std::env::current_exe().expect("a running test has a path");
         let folder = test.ancestors().nth(2).expect("tests stand in PROFILE/deps").to_owned();
-        if let Some(cargo) = std::env::var_os("CARGO") {
-            let mut build = Command::new(cargo);
-            build.args([
-                "build",
-                "--quiet",
-                "-p",
-                "halyard",
-                "-p",
-                "halyard-backend-cpu",
-                "-p",
-                "halyard-backend-reference",
-                "-p",
-                "halyard-stat-logger-json-lines",
-            ]);
-            build
-                .arg("--target-dir")
-                .arg(folder.parent().expect("a target folder"))
-                .current_dir(env!("CARGO_MANIFEST_DIR"));
-            if folder.ends_with("release") {
-                build.arg("--release");
-            }
-            assert!(
-                build.status().expect("cargo runs").success(),
-                "building the binary and its platforms failed"
-            );
-        }
+        let packages = [
+            "halyard",
+            "halyard-backend-cpu",
+            "halyard-backend-reference",
+            "halyard-stat-logger-json-lines",
+        ];
+        build(&folder, &packages);
         folder.join("halyard")
     })
 }
@@ -51,7 +32,11 @@ pub fn binary() -> &'static Path {
 /// # Panics
 /// When they do not build.
 pub fn build_beside(packages: &[&str]) {
-    let folder = binary().parent().expect("a folder");
+    build(binary().parent().expect("a folder"), packages);
+}
+
+/// Builds packages into a profile's folder, where cargo runs the tests; elsewhere they must be there.
+fn build(folder: &Path, packages: &[&str]) {
     let Some(cargo) = std::env::var_os("CARGO") else {
         return;
     };
