@@ -371,6 +371,17 @@ fn texts_come_after_the_records_before_them_and_resting_sinks_show_none() {
     rig.command(Command::Expose(reply));
     rig.worker.turn();
     assert_eq!(answer.try_recv(), Ok(None));
+    // One that still has its logger is left alone too: a good answer would end its rest.
+    let mut rig = Rig::new(failing("no space"));
+    for _ in 0..3 {
+        rig.send(1);
+        rig.run();
+    }
+    let (reply, answer) = sync_channel(1);
+    rig.command(Command::Expose(reply));
+    rig.worker.turn();
+    assert_eq!(answer.try_recv(), Ok(None));
+    assert_eq!(rig.report().state, SinkState::Quarantined);
 }
 
 #[test]

@@ -344,7 +344,11 @@ fn a_hook_that_prints_and_reads_disturbs_nothing() {
         for index in 0..5 {
             give(&mut logger, &[step(index)]).unwrap_or_else(|error| panic!("{what}: {error}"));
         }
-        let forked = forked_by(logger.vitals().process_id().expect("it runs"));
+        let id = logger.vitals().process_id().expect("it runs");
+        let stream = |number: u32| std::fs::read_link(format!("/proc/{id}/fd/{number}")).expect("open");
+        assert_eq!(stream(0), Path::new("/dev/null"), "it reads nothing of the server's");
+        assert_eq!(stream(1), stream(2), "what it prints goes to standard error");
+        let forked = forked_by(id);
         assert_eq!(forked.len(), if what == "fork" { 5 } else { 0 });
         assert_eq!(lines(&path).len(), 5);
         let start = Instant::now();
@@ -376,7 +380,7 @@ fn texts_for_the_metrics_route_come_back() {
     );
     logger
         .flush(Duration::from_secs(100))
-        .expect("the hook is told its time");
+        .expect("the hook is told its time, not the hundred seconds");
 }
 
 fn a_child_has_no_socket_and_ignores_end_signals() {

@@ -113,11 +113,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_hanging_call_keeps_its_place_until_it_returns() {
-        let guard = Guard::with_places(Duration::from_millis(50), 1);
+        let guard = Guard::with_places(Duration::from_secs(2), 1);
         assert_eq!(guard.call(|| 7).await, Ok(7));
         let (release, released) = channel::<()>();
         let hung = guard.call(move || released.recv().is_err()).await;
-        assert_eq!(hung, Err(CallFailure::Timeout(Duration::from_millis(50))));
+        assert_eq!(hung, Err(CallFailure::Timeout(Duration::from_secs(2))));
         let busy = guard.call(|| 8).await.expect_err("the only place is taken");
         assert!(matches!(busy, CallFailure::Busy { running: 1, .. }), "{busy}");
         drop(release);

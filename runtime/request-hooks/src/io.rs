@@ -194,11 +194,9 @@ impl IoProcessors {
         self.entries.iter().map(|entry| entry.instance.name())
     }
 
-    /// Shows in `registry` what was counted of them; nothing where there is none.
+    /// Shows in `registry` what was counted of them; families without a processor have no text.
     pub fn register_metrics(&self, registry: &mut Registry) {
-        if !self.is_empty() {
-            self.metrics.register(registry);
-        }
+        self.metrics.register(registry);
     }
 
     /// Shows a request to every processor: its body as they leave it, and what its output texts have to pass.

@@ -1,7 +1,7 @@
 //! The chain of IO processors: order, verdicts, limits, deadlines, and what stays whole after a panic.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use halyard_platform_api::io_processor::{IoOpened, IoOutputs, IoProcessor, IoProcessorFactory, IoRequest, IoVerdict};
@@ -60,12 +60,31 @@ impl IoProcessor for Marking {
     }
 }
 
+/// Calls that hang may go on.
+static LET_GO: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+
+/// Does not come back before [`LetGo`] of this text is dropped.
+fn hang(text: &str) {
+    while !LET_GO.lock().expect("no thread panics with it").contains(&text) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Lets the calls of its text go on at a test's end, however it ends: a runtime waits for them.
+struct LetGo(&'static str);
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        LET_GO.lock().expect("no thread panics with it").push(self.0);
+    }
+}
+
 struct MarkingOutputs(String);
 
 impl IoOutputs for MarkingOutputs {
     fn push(&mut self, _: u32, text: &str) -> Result<String> {
         match text {
-            "hang" => std::thread::sleep(Duration::from_millis(1500)),
+            text if text.starts_with("hang") => hang(text),
             "refuse" => return Err(Error::new(Status::Denied, "not that")),
             _ => {}
         }
@@ -85,7 +104,12 @@ impl Drop for MarkingOutputs {
     }
 }
 
+/// Processors with time enough for calls that do not hang.
 fn processors(marks: &[&str], max_bytes: u64) -> IoProcessors {
+    processors_within(Duration::from_secs(60), marks, max_bytes)
+}
+
+fn processors_within(timeout: Duration, marks: &[&str], max_bytes: u64) -> IoProcessors {
     let plugin = Plugin::from_linked(marking::plugin()).expect("it loads");
     let factory = plugin.io_processor_factory().expect("its kind");
     let chosen = marks.iter().map(|mark| {
@@ -95,10 +119,7 @@ fn processors(marks: &[&str], max_bytes: u64) -> IoProcessors {
             json!({"mark": mark}).to_string(),
         )
     });
-    let settings = IoSettings {
-        timeout: Duration::from_millis(1000),
-        max_bytes,
-    };
+    let settings = IoSettings { timeout, max_bytes };
     IoProcessors::create(chosen.collect(), settings).expect("they start")
 }
 
@@ -174,7 +195,8 @@ async fn a_panic_fails_one_request() {
 
 #[tokio::test]
 async fn a_call_past_its_deadline_and_a_body_past_its_limit_fail() {
-    let processors = processors(&["a"], 40);
+    let processors = processors_within(Duration::from_secs(2), &["a"], 40);
+    let _let_go = LetGo("hang-a");
     let failed = processors
         .open(ROUTE, "1", json!({"path": "x".repeat(40)}))
         .await
@@ -185,12 +207,12 @@ async fn a_call_past_its_deadline_and_a_body_past_its_limit_fail() {
         "{failed}"
     );
     let (_, mut run) = processors.open(ROUTE, "1", json!({})).await.expect("passes");
-    let failed = run.output(0, "hang".to_owned(), false).await.expect_err("too slow");
+    let failed = run.output(0, "hang-a".to_owned(), false).await.expect_err("too slow");
     assert!(
         matches!(failed, IoFailure::Call { .. }) && failed.http_status() == 503,
         "{failed}"
     );
-    assert!(failed.to_string().contains("did not answer within 1000 ms"), "{failed}");
+    assert!(failed.to_string().contains("did not answer within 2000 ms"), "{failed}");
 }
 
 /// What `/metrics` would show.
@@ -205,7 +227,8 @@ fn shown(processors: &IoProcessors) -> String {
 #[tokio::test]
 async fn what_processors_do_is_counted_and_nothing_where_there_is_none() {
     assert_eq!(shown(&IoProcessors::default()), "# EOF\n");
-    let processors = processors(&["a", "b"], 40);
+    let processors = processors_within(Duration::from_secs(2), &["a", "b"], 40);
+    let _let_go = LetGo("hang-b");
     assert!(shown(&processors).contains("errors_total{processor=\"b\",reason=\"busy\"} 0\n"));
     let (_, mut run) = processors.open(ROUTE, "1", json!({})).await.expect("passes");
     run.output(0, "x".to_owned(), true).await.expect("passes");
@@ -216,7 +239,7 @@ async fn what_processors_do_is_counted_and_nothing_where_there_is_none() {
     ] {
         processors.open(ROUTE, "1", body).await.err().expect("ends");
     }
-    for text in ["refuse", "hang"] {
+    for text in ["refuse", "hang-b"] {
         let (_, mut run) = processors.open(ROUTE, "1", json!({})).await.expect("passes");
         run.output(0, text.to_owned(), false).await.expect_err("ends");
         run.output(0, "more".to_owned(), false).await.expect_err("over");

@@ -175,7 +175,7 @@ async fn a_resolver_that_hangs_costs_its_deadline_only() {
     let (hangs, release, _told) = held();
     let knows = Scripted::new(found);
     let settings = ResolverSettings {
-        timeout: Duration::from_millis(500),
+        timeout: Duration::from_secs(3),
         ..ResolverSettings::default()
     };
     let both = resolvers(&[&hangs, &knows], settings);
@@ -184,7 +184,7 @@ async fn a_resolver_that_hangs_costs_its_deadline_only() {
     let alone = resolvers(&[&hangs], settings);
     let error = alone.resolve("a").await.expect_err("nobody else knows");
     assert!(
-        error.http_status() == 503 && error.to_string().contains("r0: did not answer within 500 ms"),
+        error.http_status() == 503 && error.to_string().contains("r0: did not answer within 3000 ms"),
         "{error}"
     );
     drop(release);

@@ -317,6 +317,9 @@ async fn a_logger_that_dereferences_null_in_its_own_process_hurts_no_stream() {
         &loggers[1],
         "--hook-isolation",
         "process",
+        // The good one must not be late on a busy machine.
+        "--stat-logger-deadline-ms",
+        "60000",
     ]);
     let client = reqwest::Client::new();
     let tasks: Vec<_> = (0..32u64)

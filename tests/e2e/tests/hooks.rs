@@ -1,6 +1,7 @@
 //! Stat loggers in a running server: broken ones beside good ones under 64 streams, and a reload under load. No request may notice.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use halyard_e2e::{Server, TestFolder, halyard, library, run, stderr};
 use reqwest::Client;
@@ -95,23 +96,27 @@ async fn broken_sinks_are_quarantined_and_named_and_no_request_notices() {
         "garbage",
         "--stat-logger",
         &config,
+        // Enough for the good ones on a busy machine.
+        "--stat-logger-deadline-ms",
+        "10000",
     ]);
     let client = Client::new();
     streams(&client, &server.url, 64, 24).await;
     // More rounds until each bad one has been found out; a scrape makes the sinks look at their queues at once.
-    let mut text = String::new();
-    for _ in 0..60 {
+    let started = Instant::now();
+    let text = loop {
         streams(&client, &server.url, 4, 8).await;
-        text = metrics(&client, &server.url).await;
+        let text = metrics(&client, &server.url).await;
         let found_out =
             |name: &str| metric(&text, &format!("halyard:hook_quarantines_total{{sink=\"{name}\"}}")) >= 1.0;
         if ["panics", "errors", "sleeps", "garbage"]
             .iter()
             .all(|name| found_out(name))
         {
-            break;
+            break text;
         }
-    }
+        assert!(started.elapsed() < Duration::from_secs(120), "{text}");
+    };
     assert_eq!(metric(&text, "halyard:hook_engine_waits_total"), 0.0);
     assert_eq!(metric(&text, "halyard:hook_stuck{sink=\"sleeps\"}"), 1.0);
     assert!(metric(&text, "halyard:hook_failures_total{sink=\"panics\",reason=\"panic\"}") >= 1.0);
@@ -174,7 +179,14 @@ async fn a_reload_under_load_loses_no_record_and_no_request() {
     let installed = folder.0.join("libsink.so");
     std::fs::copy(&original, &installed).expect("copies");
     let config = format!("json-lines:path={}", file.display());
-    let server = Server::tiny(&["--plugin", installed.to_str().expect("UTF-8"), "--stat-logger", &config]);
+    let server = Server::tiny(&[
+        "--plugin",
+        installed.to_str().expect("UTF-8"),
+        "--stat-logger",
+        &config,
+        "--stat-logger-deadline-ms",
+        "60000",
+    ]);
     let client = Client::new();
     let load = {
         let (client, url) = (client.clone(), server.url.clone());

@@ -302,6 +302,14 @@ impl IsolatedStatLogger {
         Ok(())
     }
 
+    /// Sees to it that the hook runs; the time of a call with this deadline that is left then.
+    fn ready(&mut self, deadline: Duration) -> Result<Duration> {
+        let start = Instant::now();
+        let patience = self.patience(deadline);
+        self.run(patience)?;
+        Ok(patience.saturating_sub(start.elapsed()))
+    }
+
     /// Time for the call itself. The host counts a call past `deadline` as one that never comes back, so a late child is ended before.
     fn patience(&self, deadline: Duration) -> Duration {
         self.shared.options.call_deadline.min(deadline - deadline / 8)
@@ -314,10 +322,7 @@ fn duration_bytes(duration: Duration) -> [u8; 8] {
 
 impl StatLogger for IsolatedStatLogger {
     fn log_batch(&mut self, batch: &Batch<'_>) -> Result<()> {
-        let start = Instant::now();
-        let patience = self.patience(batch.deadline);
-        self.run(patience)?;
-        let left = patience.saturating_sub(start.elapsed());
+        let left = self.ready(batch.deadline)?;
         let delivered = self.deliver(batch.records, left, batch.num_dropped);
         let is_first = |record: &&StatRecord| matches!(record, StatRecord::Start(_));
         if let Some(first) = batch.records.iter().find(is_first) {
@@ -327,16 +332,13 @@ impl StatLogger for IsolatedStatLogger {
     }
 
     fn flush(&mut self, deadline: Duration) -> Result<()> {
-        let patience = self.patience(deadline);
-        self.run(patience)?;
-        self.call(FrameKind::Flush, &duration_bytes(patience), patience)
-            .map(drop)
+        let left = self.ready(deadline)?;
+        self.call(FrameKind::Flush, &duration_bytes(left), left).map(drop)
     }
 
     fn expose(&mut self) -> Result<Option<String>> {
-        let patience = self.patience(EXPOSE_PATIENCE);
-        self.run(patience)?;
-        let text = self.call(FrameKind::Expose, &[], patience)?;
+        let left = self.ready(EXPOSE_PATIENCE)?;
+        let text = self.call(FrameKind::Expose, &[], left)?;
         Ok(Some(text).filter(|text| !text.is_empty()))
     }
 }

@@ -161,9 +161,10 @@ impl IoOutputs for HostIoOutputs {
             return Ok(String::new());
         };
         let mut out = Str::EMPTY;
-        // SAFETY: a live request that `&mut` makes ours alone, valid output.
-        self.shared
-            .call(|err| unsafe { finish(self.handle.0, choice, &mut out, err) })?;
+        self.shared.call(|err| {
+            // SAFETY: a live request that `&mut` makes ours alone, valid output.
+            unsafe { finish(self.handle.0, choice, &mut out, err) }
+        })?;
         self.take(out)
     }
 }

@@ -104,7 +104,7 @@ static uint32_t log_batch(void *logger, const halyard_record_batch *batch, halya
 
 static uint32_t flush(void *logger, uint64_t deadline_ns, halyard_error *err) {
     (void)logger, (void)err;
-    if (strcmp(what, "deadline") == 0 && deadline_ns != 2000000000ull) return fail(err, HALYARD_STATUS_INTERNAL, "another deadline");
+    if (strcmp(what, "deadline") == 0 && (deadline_ns > 2000000000ull || deadline_ns == 0)) return fail(err, HALYARD_STATUS_INTERNAL, "another deadline");
     return HALYARD_STATUS_OK;
 }
 
