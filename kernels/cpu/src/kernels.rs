@@ -233,6 +233,16 @@ impl Kernels {
         unsafe { (self.add)(out, x) }
     }
 
+    /// out\[i\] += scale · Σₖ x\[k\]·rows\[i·K + k\], with K = x.len().
+    ///
+    /// # Panics
+    /// If `rows` does not hold K values for each of `out`.
+    pub fn add_products(&self, rows: &[f32], x: &[f32], scale: f32, out: &mut [f32]) {
+        assert_eq!(rows.len(), x.len() * out.len(), "rows of x's length");
+        // SAFETY: the table exists only where its instructions run; the lengths are those.
+        unsafe { (self.add_products)(rows, x, scale, out) }
+    }
+
     /// x *= factor.
     pub fn scale(&self, x: &mut [f32], factor: f32) {
         // SAFETY: the table exists only where its instructions run.

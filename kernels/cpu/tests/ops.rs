@@ -333,3 +333,26 @@ fn half_conversions_round_to_nearest_even_for_every_value() {
         }
     }
 }
+
+#[test]
+fn products_with_a_few_rows_are_added() {
+    for kernels in all_kernels() {
+        let mut rng = Rng(5);
+        for (k, n) in [(1, 1), (4, 7), (16, 4), (17, 9), (48, 3), (579, 5)] {
+            let (rows, x, before) = (rng.vec(n * k), rng.vec(k), rng.vec(n));
+            let mut out = before.clone();
+            kernels.add_products(&rows, &x, 0.75, &mut out);
+            for i in 0..n {
+                let product: f64 = (0..k).map(|j| f64::from(rows[i * k + j]) * f64::from(x[j])).sum();
+                let want = f64::from(before[i]) + 0.75 * product;
+                let error = (f64::from(out[i]) - want).abs();
+                assert!(
+                    error <= 1e-6 * (1.0 + k as f64).sqrt() * 4.0,
+                    "{} {k} x {n}: {} not {want}",
+                    kernels.isa(),
+                    out[i]
+                );
+            }
+        }
+    }
+}
