@@ -140,7 +140,8 @@ __device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGH
                                        const float *scales, u32 scales_stride, const i32 *token_lora, u32 token_lora_stride, ACT *out,
                                        u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank, u32 x_width, u32 second,
                                        u32 third) {
-    extern __shared__ __align__(16) float inputs[];
+    extern __shared__ float4 fours_of_inputs[];
+    float *inputs = (float *)fours_of_inputs;
     wait_for_previous();
     let_next_start();
     u32 first = blockIdx.x * TOKENS, n = blockIdx.y * THREADS + threadIdx.x;
@@ -152,7 +153,7 @@ __device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGH
     if (fours) {
         for (u32 at = threadIdx.x; at < TOKENS * x_width / 4; at += THREADS) {
             u32 i = 4 * at / x_width;
-            ((float4 *)inputs)[at] = *(const float4 *)(x + (u64)min(first + i, num_tokens - 1) * x_stride + (4 * at - i * x_width));
+            fours_of_inputs[at] = *(const float4 *)(x + (u64)min(first + i, num_tokens - 1) * x_stride + (4 * at - i * x_width));
         }
     } else {
         for (u32 at = threadIdx.x; at < TOKENS * x_width; at += THREADS) inputs[at] = x[(u64)min(first + at / x_width, num_tokens - 1) * x_stride + at % x_width];

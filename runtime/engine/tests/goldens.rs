@@ -7,7 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{cpu, fixtures, open, reference};
-use halyard_device_check::goldens::{self, Bounds, F32, Free, INT8, KV_BF16, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS};
+use halyard_device_check::goldens::{
+    self, Bounds, F32, Free, INT8, INT8_KV_BF16, KV_BF16, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS,
+};
 use halyard_engine::{EngineConfig, Llm};
 use halyard_platform_api::{DType, Device};
 
@@ -118,7 +120,18 @@ fn smollm2_135m_with_kv_in_bf16() {
 #[test]
 fn smollm2_135m_with_int8_activations() {
     let free = Free::Only(&["code", "multiturn"]);
-    real(SMOLLM2.0, SMOLLM2.1, INT8, free, |c| c.model.allow_quantized_act = true);
+    real(SMOLLM2.0, SMOLLM2.1, INT8, free, |c| {
+        c.model.allow_quantized_act = true;
+        c.cache.kv_cache_dtype = Some(DType::F32);
+    });
+}
+
+#[test]
+fn smollm2_135m_rounded_as_the_server_does() {
+    let free = Free::Only(&["code", "multiturn"]);
+    real(SMOLLM2.0, SMOLLM2.1, INT8_KV_BF16, free, |c| {
+        c.model.allow_quantized_act = true
+    });
 }
 
 #[test]

@@ -598,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn decode_steps_take_a_block_a_token() {
+    fn few_tokens_take_a_block_each() {
         let entry = |name, at| Entry {
             function: Some(Function(at)),
             ..Entry::new(name, LORA, "f32", "f32")
@@ -607,8 +607,8 @@ mod tests {
             few: entry("few", 1),
             many: entry("many", 2),
         };
-        assert_eq!(entries.get(512).unwrap(), (Function(1), 1));
-        assert_eq!(entries.get(513).unwrap(), (Function(2), LORA_TOKENS));
+        assert_eq!(entries.get(LORA_FEW_TOKENS).unwrap(), (Function(1), 1));
+        assert_eq!(entries.get(LORA_FEW_TOKENS + 1).unwrap(), (Function(2), LORA_TOKENS));
     }
 
     /// Notes what is copied.
