@@ -34,6 +34,8 @@ pub struct Kernels {
     pub(crate) add: unsafe fn(&mut [f32], &[f32]),
     pub(crate) scale: unsafe fn(&mut [f32], f32),
     pub(crate) add_products: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    pub(crate) transpose: unsafe fn(&[f32], usize, &mut [f32]),
+    pub(crate) add_columns: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     pub(crate) softcap: unsafe fn(&mut [f32], f32),
     pub(crate) softmax: unsafe fn(&mut [f32]),
     pub(crate) logsumexp: unsafe fn(&[f32]) -> f32,
@@ -75,6 +77,8 @@ macro_rules! float_kernels {
                 elementwise::add => fn add(out: &mut [f32], x: &[f32]);
                 elementwise::scale => fn scale(out: &mut [f32], factor: f32);
                 products::add_products::<S> => fn add_products(rows: &[f32], x: &[f32], scale: f32, out: &mut [f32]);
+                products::transpose::<S> => fn transpose(rows: &[f32], k: usize, columns: &mut [f32]);
+                products::add_columns::<S> => fn add_columns(columns: &[f32], x: &[f32], scale: f32, out: &mut [f32]);
                 elementwise::softcap::<S> => fn softcap(x: &mut [f32], cap: f32);
                 reduce::softmax::<S> => fn softmax(x: &mut [f32]);
                 reduce::logsumexp::<S> => fn logsumexp(x: &[f32]) -> f32;
@@ -201,6 +205,8 @@ macro_rules! table {
             add: $float::add,
             scale: $float::scale,
             add_products: $float::add_products,
+            transpose: $float::transpose,
+            add_columns: $float::add_columns,
             softcap: $float::softcap,
             softmax: $float::softmax,
             logsumexp: $float::logsumexp,

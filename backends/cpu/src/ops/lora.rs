@@ -1,4 +1,5 @@
-//! `lora_shrink` and `lora_expand`: tokens that share an adapter read its weights once for all of them, in pieces that stay in a core's cache.
+//! `lora_shrink` and `lora_expand`: tokens that share an adapter read its weights once for all of them, in pieces that stay in a core's cache. Shrink
+//! multiplies rows as they lie; expand, whose rows are as short as a rank, lays a piece out as columns first.
 
 use std::ops::Range;
 
@@ -10,8 +11,10 @@ use super::only_f32;
 use crate::kernel::{Kernel, Worker};
 use crate::view::View;
 
-/// Rows that are read for all tokens of an adapter before the next ones: with rows of 4096 values they stay in a core's second cache.
-const ROWS: usize = 32;
+/// Rows of shrink that are read for all tokens of an adapter before the next ones: with rows of 4096 values they stay in a core's second cache.
+const SHRINK_ROWS: usize = 32;
+/// The same of expand: 4 KB at rank 16, 128 KB at rank 512.
+const EXPAND_ROWS: usize = 64;
 
 fn check_weight(op: &str, dtype: DType) -> Result<()> {
     match dtype {
@@ -50,9 +53,9 @@ unsafe fn widened<'r>(
     room
 }
 
-/// A range of rows in pieces of at most [`ROWS`] that stand one behind the other.
-fn pieces(range: Range<usize>, weights: &View, width: usize) -> impl Iterator<Item = Range<usize>> {
-    let (end, most) = (range.end, if weights.second_stride() == width { ROWS } else { 1 });
+/// A range of rows in pieces of at most `most` that stand one behind the other.
+fn pieces(range: Range<usize>, weights: &View, width: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let (end, most) = (range.end, if weights.second_stride() == width { most } else { 1 });
     range.step_by(most).map(move |first| first..(first + most).min(end))
 }
 
@@ -97,7 +100,7 @@ impl Kernel for Shrink {
                 out.f32s_mut(t, ranks.start, ranks.len()).fill(0.0);
             }
             distinct(slots, |slot| {
-                for rows in pieces(ranks.clone(), a, self.k) {
+                for rows in pieces(ranks.clone(), a, self.k, SHRINK_ROWS) {
                     let first = a.element_ptr(slot as usize, rows.start);
                     let weights = widened(self.weight, first, rows.len() * self.k, worker.kernels, &mut room);
                     for t in (0..slots.len()).filter(|&t| slots[t] == slot) {
@@ -135,7 +138,7 @@ impl Kernel for Expand {
             unreachable!("lora_expand has five operands")
         };
         let features = worker.share(*self.starts.last().unwrap_or(&0) as usize);
-        let mut room = Vec::new();
+        let (mut room, mut columns) = (Vec::new(), Vec::new());
         // SAFETY: features are shared out, and with them the columns of `out` that this thread writes; a piece's rows are contiguous.
         unsafe {
             let slots = slots.vector();
@@ -143,13 +146,15 @@ impl Kernel for Expand {
                 let scale = scales.f32s(slot as usize, 0, 1)[0];
                 for (part, ends) in self.starts.windows(2).enumerate() {
                     let own = features.start.max(ends[0] as usize)..features.end.min(ends[1] as usize);
-                    for rows in pieces(own, b, self.rank) {
+                    for rows in pieces(own, b, self.rank, EXPAND_ROWS) {
                         let first = b.element_ptr(slot as usize, rows.start);
                         let weights = widened(self.weight, first, rows.len() * self.rank, worker.kernels, &mut room);
+                        columns.resize(weights.len(), 0.0);
+                        worker.kernels.transpose(weights, self.rank, &mut columns);
                         for t in (0..slots.len()).filter(|&t| slots[t] == slot) {
                             let x = x.f32s(t, part * self.rank, self.rank);
                             let out = out.f32s_mut(t, rows.start, rows.len());
-                            worker.kernels.add_products(weights, x, scale, out);
+                            worker.kernels.add_columns(&columns, x, scale, out);
                         }
                     }
                 }
