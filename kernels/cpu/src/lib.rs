@@ -28,6 +28,7 @@ mod math;
 mod norm;
 mod pack;
 mod panel;
+mod products;
 mod reduce;
 mod rope;
 mod simd;

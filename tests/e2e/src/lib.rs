@@ -15,33 +15,14 @@ pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         let test = std::env::current_exe().expect("a running test has a path");
-        let folder = test.ancestors().nth(2).expect("tests stand in PROFILE/deps").to_owned();
-        if let Some(cargo) = std::env::var_os("CARGO") {
-            let mut build = Command::new(cargo);
-            build.args([
-                "build",
-                "--quiet",
-                "-p",
-                "halyard",
-                "-p",
-                "halyard-backend-cpu",
-                "-p",
-                "halyard-backend-reference",
-                "-p",
-                "halyard-stat-logger-json-lines",
-            ]);
-            build
-                .arg("--target-dir")
-                .arg(folder.parent().expect("a target folder"))
-                .current_dir(env!("CARGO_MANIFEST_DIR"));
-            if folder.ends_with("release") {
-                build.arg("--release");
-            }
-            assert!(
-                build.status().expect("cargo runs").success(),
-                "building the binary and its platforms failed"
-            );
-        }
+        let folder = test.ancestors().nth(2).expect("tests stand in PROFILE/deps");
+        let packages = [
+            "halyard",
+            "halyard-backend-cpu",
+            "halyard-backend-reference",
+            "halyard-stat-logger-json-lines",
+        ];
+        build_into(folder, &packages);
         folder.join("halyard")
     })
 }
@@ -51,15 +32,19 @@ pub fn binary() -> &'static Path {
 /// # Panics
 /// When they do not build.
 pub fn build_beside(packages: &[&str]) {
-    let folder = binary().parent().expect("a folder");
+    build_into(binary().parent().expect("a folder"), packages);
+}
+
+/// Builds packages in the profile of a folder, `TARGET/PROFILE`. Tests that were started without cargo take what is there.
+fn build_into(folder: &Path, packages: &[&str]) {
     let Some(cargo) = std::env::var_os("CARGO") else {
         return;
     };
     let mut build = Command::new(cargo);
-    build.arg("build").arg("--quiet");
-    packages.iter().for_each(|package| {
+    build.args(["build", "--quiet"]);
+    for package in packages {
         build.args(["-p", package]);
-    });
+    }
     build
         .arg("--target-dir")
         .arg(folder.parent().expect("a target folder"))
@@ -67,10 +52,8 @@ pub fn build_beside(packages: &[&str]) {
     if folder.ends_with("release") {
         build.arg("--release");
     }
-    assert!(
-        build.status().expect("cargo runs").success(),
-        "building {packages:?} failed"
-    );
+    let status = build.status().expect("cargo runs");
+    assert!(status.success(), "building {packages:?} failed");
 }
 
 /// The library of a platform, beside the binary.
