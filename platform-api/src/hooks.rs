@@ -16,6 +16,22 @@ pub use wire::{MAX_BATCH_RECORDS, RecordBatch, read_batch};
 
 use crate::status::Result;
 
+/// Words for [`FinishedRecord::reason`], in the order of its codes. Newer hosts may send codes beyond them; so for the lists below.
+pub const FINISH_REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
+/// Words for [`RejectedRecord::reason`].
+pub const REJECTION_REASONS: [&str; 6] = [
+    "queue_full",
+    "shutting_down",
+    "engine_dead",
+    "prompt",
+    "parameter",
+    "adapter",
+];
+/// Words for [`LoraRecord::residency`].
+pub const RESIDENCIES: [&str; 4] = ["unloaded", "disk", "host", "device"];
+/// Words for [`ShutdownRecord::reason`].
+pub const SHUTDOWN_REASONS: [&str; 2] = ["asked", "failed"];
+
 /// What a stat logger is handed at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {

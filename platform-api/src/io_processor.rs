@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::abi::wire_enum;
-use crate::status::Result;
+use crate::status::{Error, Result, Status};
 
 wire_enum! {
     /// What becomes of a request.
@@ -48,6 +48,22 @@ pub enum IoVerdict {
         /// For the client.
         reason: String,
     },
+}
+
+/// How the words of [`too_large`] end.
+const ALLOWED: &str = " are allowed";
+
+/// The failure of a processor that gave `bytes` of `what` where its request has `allowed` left ([`IoRequest::max_bytes`]).
+pub fn too_large(processor: &str, what: &str, bytes: u64, allowed: u64) -> Error {
+    Error::new(
+        Status::Internal,
+        format!("{processor}: gave {what} of {bytes} bytes; {allowed}{ALLOWED}"),
+    )
+}
+
+/// Whether `error` tells of too many bytes, as [`too_large`] words it.
+pub fn is_too_large(error: &Error) -> bool {
+    error.status == Status::Internal && error.message.ends_with(ALLOWED)
 }
 
 /// What opening a request gives.

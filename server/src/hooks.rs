@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use halyard_hooks::{HookError, HookReport, Hub, HubConfig, RecordSender, Reloaded, SinkSource, SinkSpec};
+use halyard_hooks::{HookError, HookReport, Hub, HubConfig, Isolation, RecordSender, Reloaded, SinkSource, SinkSpec};
 use halyard_platform_api::hooks::{StartRecord, StatLoggerFactory as _};
 use halyard_plugin_host::{Catalog, Kind, Plugin, PluginError, SearchPath};
 
@@ -112,17 +112,9 @@ impl Hooks {
         let chosen = self.chosen.get(name);
         let config = chosen.map_or("{}", |sink| sink.config.as_str());
         let report = self.report();
-        if !report.sinks.iter().any(|sink| sink.name == name) {
-            let running: Vec<&str> = report.sinks.iter().map(|sink| sink.name.as_str()).collect();
-            return Err(HookError::Unknown {
-                asked: name.to_owned(),
-                running: if running.is_empty() {
-                    "none".to_owned()
-                } else {
-                    running.join(", ")
-                },
-            }
-            .into());
+        let names = report.sinks.iter().map(|sink| sink.name.as_str());
+        if !names.clone().any(|sink| sink == name) {
+            return Err(HookError::unknown(name, names).into());
         }
         let catalog = Catalog::discover(&self.search);
         let process = chosen.is_some_and(|sink| sink.isolation == IsolationMode::Process) && !LINKED.contains(&name);
@@ -157,7 +149,7 @@ fn isolated(catalog: &Catalog, name: &str, config: &str) -> Result<SinkSource, P
     Ok(SinkSource {
         version: candidate.manifest.version.clone(),
         path: Some(candidate.path.clone()),
-        isolation: "process".to_owned(),
+        isolation: Isolation::Process,
         make: Arc::new(move || factory.create(&config)),
     })
 }
@@ -168,7 +160,7 @@ fn in_process(plugin: &Plugin, config: &str) -> Result<SinkSource, PluginError> 
     Ok(SinkSource {
         version: plugin.manifest().version.clone(),
         path: plugin.path().map(std::path::Path::to_path_buf),
-        isolation: "thread".to_owned(),
+        isolation: Isolation::Thread,
         make: Arc::new(move || factory.create(&config)),
     })
 }

@@ -5,6 +5,7 @@ use std::fmt;
 
 use halyard_engine::StatsSnapshot;
 use halyard_hooks::{HookReport, SinkReport, SinkState};
+use halyard_request_hooks::IoProcessors;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -23,8 +24,14 @@ const END: &str = "# EOF\n";
 ///
 /// # Errors
 /// When formatting fails, which would be a defect.
-pub fn answer(stats: StatsSnapshot, hooks: HookReport, shown: &[String]) -> Result<String, fmt::Error> {
+pub fn answer(
+    stats: StatsSnapshot,
+    hooks: HookReport,
+    io: &IoProcessors,
+    shown: &[String],
+) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
+    io.register_metrics(&mut registry);
     registry.register_collector(Box::new(Own { stats, hooks }));
     let mut text = String::new();
     encode_registry(&mut text, &registry)?;
@@ -108,6 +115,7 @@ impl Collector for Own {
             [
                 (Some(("reason", "error")), sink.failures.error),
                 (Some(("reason", "panic")), sink.failures.panic),
+                (Some(("reason", "crash")), sink.failures.crash),
                 (Some(("reason", "timeout")), sink.failures.timeout),
                 (Some(("reason", "start")), sink.failures.start),
             ]
@@ -139,7 +147,7 @@ impl Collector for Own {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use halyard_hooks::FailureCounts;
+    use halyard_hooks::{FailureCounts, Isolation};
 
     #[test]
     fn the_servers_own_metrics_come_first_and_the_text_ends_once() {
@@ -147,7 +155,7 @@ mod tests {
             name: "slow".to_owned(),
             version: "1".to_owned(),
             path: None,
-            isolation: "thread".to_owned(),
+            isolation: Isolation::Process,
             generation: 2,
             state: SinkState::Stuck,
             retry_in_s: None,
@@ -157,6 +165,7 @@ mod tests {
             pending: 2,
             failures: FailureCounts {
                 timeout: 1,
+                crash: 2,
                 ..FailureCounts::default()
             },
             quarantines: 1,
@@ -175,7 +184,7 @@ mod tests {
             "b 2".to_owned(),
             String::new(),
         ];
-        let text = answer(stats, report, &shown).expect("formats");
+        let text = answer(stats, report, &IoProcessors::default(), &shown).expect("formats");
         for line in [
             "halyard:steps_total 7",
             "halyard:hook_engine_waits_total 0",
@@ -184,12 +193,15 @@ mod tests {
             "halyard:hook_dropped_total{sink=\"slow\"} 3",
             "halyard:hook_pending{sink=\"slow\"} 2",
             "halyard:hook_failures_total{sink=\"slow\",reason=\"timeout\"} 1",
+            "halyard:hook_failures_total{sink=\"slow\",reason=\"crash\"} 2",
+            "halyard:hook_failures_total{sink=\"slow\",reason=\"panic\"} 0",
             "halyard:hook_quarantined{sink=\"slow\"} 1",
             "halyard:hook_stuck{sink=\"slow\"} 1",
             "halyard:hook_generation{sink=\"slow\"} 2",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }
+        assert!(!text.contains("io_processor"), "there is none\n{text}");
         assert!(text.ends_with("\na 1\nb 2\n# EOF\n"), "{text}");
         assert_eq!(text.matches("# EOF").count(), 1);
     }

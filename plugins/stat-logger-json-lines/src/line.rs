@@ -1,8 +1,8 @@
 //! A record as one JSON object: `type`, then the record's fields under their names. Codes are written as words.
 
 use halyard_platform_api::hooks::{
-    CacheRecord, FinishedRecord, IterationRecord, LoraRecord, RejectedRecord, SchedulerRecord, ShutdownRecord,
-    StartRecord, StatRecord,
+    CacheRecord, FINISH_REASONS, FinishedRecord, IterationRecord, LoraRecord, REJECTION_REASONS, RESIDENCIES,
+    RejectedRecord, SHUTDOWN_REASONS, SchedulerRecord, ShutdownRecord, StartRecord, StatRecord,
 };
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ fn finished(r: &FinishedRecord) -> Value {
     json!({
         "type": "finished", "unix_ns": r.unix_ns, "arrival_unix_ns": r.arrival_unix_ns, "request_id": &*r.request_id,
         "sequence": r.sequence, "sample_index": r.sample_index, "num_samples": r.num_samples,
-        "ends_request": r.ends_request != 0, "reason": word(r.reason, &["stop", "length", "abort", "error"]),
+        "ends_request": r.ends_request != 0, "reason": word(r.reason, &FINISH_REASONS),
         "detail": &*r.detail, "prompt_tokens": r.prompt_tokens, "cached_tokens": r.cached_tokens,
         "generation_tokens": r.generation_tokens, "max_sample_tokens": r.max_sample_tokens,
         "max_tokens": r.max_tokens, "queue_ns": r.queue_ns, "prefill_ns": r.prefill_ns, "decode_ns": r.decode_ns,
@@ -80,30 +80,22 @@ fn lora(r: &LoraRecord) -> Value {
     json!({
         "type": "lora", "unix_ns": r.unix_ns, "lora_id": r.lora_id, "name": &*r.name, "path": &*r.path, "rank": r.rank,
         "num_running": r.num_running, "num_waiting": r.num_waiting,
-        "residency": word(r.residency, &["unloaded", "disk", "host", "device"]), "weight_bytes": r.weight_bytes,
+        "residency": word(r.residency, &RESIDENCIES), "weight_bytes": r.weight_bytes,
         "load_ns": r.load_ns, "loads_total": r.loads_total, "hits_total": r.hits_total,
         "requests_total": r.requests_total, "disk_reads_total": r.disk_reads_total,
     })
 }
 
 fn rejected(r: &RejectedRecord) -> Value {
-    let reasons = [
-        "queue_full",
-        "shutting_down",
-        "engine_dead",
-        "prompt",
-        "parameter",
-        "adapter",
-    ];
     json!({
-        "type": "rejected", "unix_ns": r.unix_ns, "request_id": &*r.request_id, "reason": word(r.reason, &reasons),
+        "type": "rejected", "unix_ns": r.unix_ns, "request_id": &*r.request_id, "reason": word(r.reason, &REJECTION_REASONS),
         "prompt_tokens": r.prompt_tokens, "detail": &*r.detail,
     })
 }
 
 fn shutdown(r: &ShutdownRecord) -> Value {
     json!({
-        "type": "shutdown", "unix_ns": r.unix_ns, "reason": word(r.reason, &["asked", "failed"]),
+        "type": "shutdown", "unix_ns": r.unix_ns, "reason": word(r.reason, &SHUTDOWN_REASONS),
         "steps_total": r.steps_total, "detail": &*r.detail,
     })
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use halyard_platform_api::hooks::{FinishedRecord, LoraRecord, StartRecord, StatRecord};
+use halyard_platform_api::hooks::{FinishedRecord, LoraRecord, REJECTION_REASONS, StartRecord, StatRecord};
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::{Counter, Gauge, Histogram, Meter, MeterProvider as _};
 use opentelemetry_sdk::metrics::SdkMeterProvider;
@@ -183,13 +183,5 @@ pub fn to_seconds(ns: u64) -> f64 {
 
 /// A rejection's reason in a word.
 fn rejection(reason: u32) -> &'static str {
-    match reason {
-        0 => "queue_full",
-        1 => "shutting_down",
-        2 => "engine_dead",
-        3 => "prompt",
-        4 => "parameter",
-        5 => "adapter",
-        _ => "other",
-    }
+    REJECTION_REASONS.get(reason as usize).copied().unwrap_or("other")
 }

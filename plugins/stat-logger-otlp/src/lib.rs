@@ -5,29 +5,31 @@
 //! counted ([`outbox`]) and shown on the server's metrics route. Metrics are totals, so none is lost while the collector is away; spans
 //! are kept up to `max_queued_spans`.
 //!
-//! HTTP and not gRPC: the exporter shares its HTTP client with the server's own crates, where gRPC would bring a second stack (tonic).
+//! HTTP and not gRPC: the exporter shares its HTTP client with the server's own crates, where gRPC would bring a second stack (tonic). The
+//! way there ([`transport`]) may be TLS; a collector whose certificate is not trusted is an error of this logger, so that it is quarantined
+//! and named.
 
+mod config;
 mod instruments;
 mod outbox;
 mod spans;
+mod transport;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use halyard_platform_api::hooks::{Batch, StartRecord, StatLogger, StatLoggerFactory, StatRecord};
-use halyard_platform_api::{Error, Result};
+use halyard_platform_api::{Error, Result, Status};
 use opentelemetry::KeyValue;
-use opentelemetry_otlp::{
-    MetricExporter, Protocol, RetryPolicy, SpanExporter, WithExportConfig as _, WithHttpConfig as _,
-};
+use opentelemetry_otlp::{MetricExporter, Protocol, RetryPolicy, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider};
-use serde::Deserialize;
 
+use config::Config;
 use instruments::Instruments;
 use outbox::{CountedMetrics, Counts};
 use spans::Spans;
+use transport::Transport;
 
 halyard_platform_api::export_stat_logger! {
     name: "otlp",
@@ -36,92 +38,21 @@ halyard_platform_api::export_stat_logger! {
     factory: OtlpFactory,
 }
 
+/// What to do about a collector with which TLS does not work.
+const REMEDY: &str =
+    "correct the collector's certificate or the name in `endpoint`, or give the file of its authority as `ca_file`";
+
 /// Makes the loggers.
 pub struct OtlpFactory;
 
-/// The configuration's keys.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Config {
-    /// The collector; `/v1/metrics` and `/v1/traces` are appended.
-    endpoint: String,
-    /// Sent with each request, such as a collector's key.
-    headers: HashMap<String, String>,
-    /// `service.name` of everything that is sent.
-    service_name: String,
-    /// Whether to send metrics.
-    metrics: bool,
-    /// Whether to send spans.
-    traces: bool,
-    /// How often metrics are sent, milliseconds.
-    interval_ms: u64,
-    /// How long spans may wait to be sent, milliseconds.
-    span_delay_ms: u64,
-    /// How long the collector may take for one request, milliseconds.
-    timeout_ms: u64,
-    /// Spans that may wait for the collector; more are dropped and counted.
-    max_queued_spans: usize,
-    /// Share of requests that are traced where the client sent no trace context, 0 to 1.
-    sample_ratio: f64,
-}
-
-impl Default for Config {
-    fn default() -> Config {
-        Config {
-            endpoint: "http://localhost:4318".to_string(),
-            headers: HashMap::new(),
-            service_name: "halyard".to_string(),
-            metrics: true,
-            traces: true,
-            interval_ms: 10_000,
-            span_delay_ms: 1_000,
-            timeout_ms: 2_000,
-            max_queued_spans: 8_192,
-            sample_ratio: 1.0,
-        }
-    }
-}
-
-impl Config {
-    fn parse(text: &str) -> Result<Config> {
-        let config: Config =
-            serde_json::from_str(text).map_err(|error| Error::invalid(format!("configuration {text}: {error}")))?;
-        let refused = |key: &str, what: String| Err(Error::invalid(format!("configuration key `{key}`: {what}")));
-        let endpoint = config.endpoint.as_str();
-        if !endpoint.starts_with("http://") {
-            let what = format!("{endpoint:?} must begin with http://; for https put a collector beside the server");
-            return refused("endpoint", what);
-        }
-        for (key, value, most) in [
-            ("interval_ms", config.interval_ms, 3_600_000),
-            ("span_delay_ms", config.span_delay_ms, 60_000),
-            ("timeout_ms", config.timeout_ms, 60_000),
-            ("max_queued_spans", config.max_queued_spans as u64, 1 << 20),
-        ] {
-            if value == 0 || value > most {
-                return refused(key, format!("{value} is not 1 to {most}"));
-            }
-        }
-        if !(0.0..=1.0).contains(&config.sample_ratio) {
-            return refused("sample_ratio", format!("{} is not 0 to 1", config.sample_ratio));
-        }
-        Ok(config)
-    }
-
-    fn timeout(&self) -> Duration {
-        Duration::from_millis(self.timeout_ms)
-    }
-
-    fn url(&self, signal: &str) -> String {
-        format!("{}/v1/{signal}", self.endpoint.trim_end_matches('/'))
-    }
-}
-
 impl StatLoggerFactory for OtlpFactory {
     fn create(&self, config: &str) -> Result<Box<dyn StatLogger>> {
+        let config = Config::parse(config)?;
+        let counts = Arc::new(Counts::default());
         let mut logger = Otlp {
-            config: Config::parse(config)?,
-            counts: Arc::new(Counts::default()),
+            transport: Transport::new(&config, counts.clone())?,
+            config,
+            counts,
             pipeline: None,
         };
         // A wrong endpoint or header is an error now, not with the first record.
@@ -134,6 +65,7 @@ impl StatLoggerFactory for OtlpFactory {
 struct Otlp {
     config: Config,
     counts: Arc<Counts>,
+    transport: Transport,
     // Made with the first record, which tells what stands in the resource.
     pipeline: Option<Pipeline>,
 }
@@ -145,6 +77,17 @@ struct Pipeline {
 }
 
 impl Otlp {
+    /// The builder of an exporter that sends `signal` to the collector.
+    fn reaching<B: WithExportConfig + WithHttpConfig>(&self, builder: B, signal: &str) -> B {
+        builder
+            .with_http_client(self.transport.clone())
+            .with_endpoint(self.config.url(signal))
+            .with_protocol(Protocol::HttpBinary)
+            .with_timeout(self.config.timeout())
+            .with_headers(self.config.headers.clone())
+            .with_retry_policy(RetryPolicy::disabled())
+    }
+
     fn connect(&mut self, start: &StartRecord) -> Result<&mut Pipeline> {
         let config = &self.config;
         let resource = resource(config, start);
@@ -155,15 +98,8 @@ impl Otlp {
             spans: None,
         };
         if config.metrics {
-            let exporter = MetricExporter::builder()
-                .with_http()
-                .with_endpoint(config.url("metrics"))
-                .with_protocol(Protocol::HttpBinary)
-                .with_timeout(config.timeout())
-                .with_headers(config.headers.clone())
-                .with_retry_policy(RetryPolicy::disabled())
-                .build()
-                .map_err(|error| failed(&error))?;
+            let builder = self.reaching(MetricExporter::builder().with_http(), "metrics");
+            let exporter = builder.build().map_err(|error| failed(&error))?;
             let exporter = CountedMetrics::new(exporter, self.counts.clone());
             let reader = PeriodicReader::builder(exporter).with_interval(Duration::from_millis(config.interval_ms));
             let meters = SdkMeterProvider::builder()
@@ -174,15 +110,8 @@ impl Otlp {
             pipeline.meters = Some(meters);
         }
         if config.traces {
-            let exporter = SpanExporter::builder()
-                .with_http()
-                .with_endpoint(config.url("traces"))
-                .with_protocol(Protocol::HttpBinary)
-                .with_timeout(config.timeout())
-                .with_headers(config.headers.clone())
-                .with_retry_policy(RetryPolicy::disabled())
-                .build()
-                .map_err(|error| failed(&error))?;
+            let builder = self.reaching(SpanExporter::builder().with_http(), "traces");
+            let exporter = builder.build().map_err(|error| failed(&error))?;
             pipeline.spans = Some(Spans::new(exporter, config, resource, start, self.counts.clone()));
         }
         Ok(self.pipeline.insert(pipeline))
@@ -209,7 +138,16 @@ impl Otlp {
 
 impl StatLogger for Otlp {
     fn log_batch(&mut self, batch: &Batch<'_>) -> Result<()> {
-        batch.records.iter().try_for_each(|record| self.log(record))
+        batch.records.iter().try_for_each(|record| self.log(record))?;
+        // What could not be sent was counted where it was lost; this is for whoever can mend it. The records above were taken all the same,
+        // as totals must hold what happened, and as only sending shows that it is mended.
+        match self.counts.refusal() {
+            None => Ok(()),
+            Some(words) => Err(Error::new(
+                Status::Unavailable,
+                format!("{}: {words}; {REMEDY}", self.config.endpoint),
+            )),
+        }
     }
 
     fn expose(&mut self) -> Result<Option<String>> {

@@ -1,8 +1,8 @@
 //! Counts what leaves for the collector and what does not, around the SDK's exporters.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use opentelemetry_otlp::{MetricExporter, SpanExporter};
@@ -12,6 +12,8 @@ use opentelemetry_sdk::metrics::Temporality;
 use opentelemetry_sdk::metrics::data::ResourceMetrics;
 use opentelemetry_sdk::metrics::exporter::PushMetricExporter;
 use opentelemetry_sdk::trace::SpanData;
+
+use crate::transport::Failure;
 
 /// What became of spans and metric exports. Spans: made = exported + dropped + queued, always.
 #[derive(Debug, Default)]
@@ -23,6 +25,8 @@ pub struct Counts {
     failed_exports: AtomicU64,
     // So that the log tells of a change and not of each failure.
     failing: AtomicBool,
+    // How the last request failed before it was answered; none after an answer.
+    failure: Mutex<Option<Failure>>,
 }
 
 impl Counts {
@@ -42,6 +46,17 @@ impl Counts {
     /// Gives back room of spans that nobody wants: an unsampled request.
     pub fn release(&self, spans: usize) {
         self.queued_spans.fetch_sub(spans, Ordering::Relaxed);
+    }
+
+    /// A request was answered, or failed before.
+    pub fn reached(&self, failure: Option<Failure>) {
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
+    }
+
+    /// The words of a failure that waiting does not mend, while requests fail so.
+    pub fn refusal(&self) -> Option<String> {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(failure.as_ref().filter(|failure| failure.is_tls)?.words.clone())
     }
 
     fn spans_left(&self, spans: usize, result: &OTelSdkResult) {
@@ -68,10 +83,15 @@ impl Counts {
     fn tell(&self, result: &OTelSdkResult) {
         let was_failing = self.failing.swap(result.is_err(), Ordering::Relaxed);
         match result {
-            Err(error) if !was_failing => halyard_platform_api::log::warn(
-                "otlp",
-                &format!("the collector takes nothing: {error}; see halyard:otlp_* on the metrics route"),
-            ),
+            Err(error) if !was_failing => {
+                // The SDK says no more than that the network failed.
+                let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let words = failure.map_or_else(|| error.to_string(), |failure| failure.words);
+                halyard_platform_api::log::warn(
+                    "otlp",
+                    &format!("the collector takes nothing: {words}; see halyard:otlp_* on the metrics route"),
+                );
+            }
             Ok(()) if was_failing => halyard_platform_api::log::info("otlp", "the collector takes data again"),
             _ => {}
         }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use halyard_platform_api::hooks::{FinishedRecord, StartRecord};
+use halyard_platform_api::hooks::{FINISH_REASONS, FinishedRecord, StartRecord};
 use opentelemetry::propagation::TextMapPropagator as _;
 use opentelemetry::trace::{
     Span as _, SpanBuilder, SpanKind, Status, TraceContextExt as _, Tracer as _, TracerProvider as _,
@@ -18,9 +18,10 @@ use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider};
 
+use crate::config::Config;
 use crate::instruments::to_seconds;
+use crate::operation;
 use crate::outbox::{CountedSpans, Counts};
-use crate::{Config, operation};
 
 /// Makes and sends spans.
 pub struct Spans {
@@ -144,14 +145,8 @@ fn phases(finished: &FinishedRecord) -> Vec<Phase> {
 
 fn attributes(finished: &FinishedRecord, operation: &'static str, model: &Arc<str>) -> Vec<KeyValue> {
     let whole = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-    let reason: StringValue = match finished.reason {
-        0 => "stop",
-        1 => "length",
-        2 => "abort",
-        3 => "error",
-        _ => "other",
-    }
-    .into();
+    let reason = FINISH_REASONS.get(finished.reason as usize).copied();
+    let reason: StringValue = reason.unwrap_or("other").into();
     let mut all = vec![
         KeyValue::new("gen_ai.operation.name", operation),
         KeyValue::new("gen_ai.provider.name", "halyard"),

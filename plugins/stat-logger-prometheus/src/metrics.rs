@@ -8,7 +8,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use halyard_platform_api::hooks::{
-    CacheRecord, FinishedRecord, IterationRecord, LoraRecord, SchedulerRecord, StartRecord, StatRecord,
+    CacheRecord, FINISH_REASONS, FinishedRecord, IterationRecord, LoraRecord, REJECTION_REASONS, SchedulerRecord,
+    StartRecord, StatRecord,
 };
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -17,18 +18,6 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::buckets::Buckets;
-
-/// Reasons by [`FinishedRecord::reason`].
-const FINISHED: [&str; 4] = ["stop", "length", "abort", "error"];
-/// Reasons by `RejectedRecord::reason`.
-const REJECTED: [&str; 6] = [
-    "queue_full",
-    "shutting_down",
-    "engine_dead",
-    "prompt",
-    "parameter",
-    "adapter",
-];
 
 type Labels = Vec<(&'static str, String)>;
 type FloatGauge = Gauge<f64, AtomicU64>;
@@ -258,10 +247,10 @@ impl Metrics {
         if start.max_loras > 0 {
             metrics.tell_adapters(start.unix_ns);
         }
-        for reason in FINISHED {
+        for reason in FINISH_REASONS {
             let _ = metrics.success.get_or_create(&one("finished_reason", reason));
         }
-        for reason in REJECTED {
+        for reason in REJECTION_REASONS {
             let _ = metrics.rejected.get_or_create(&one("reason", reason));
         }
         metrics
@@ -283,7 +272,7 @@ impl Metrics {
             StatRecord::Cache(record) => self.cache(record),
             StatRecord::Lora(record) => self.lora(record),
             StatRecord::Rejected(record) => {
-                if let Some(reason) = REJECTED.get(record.reason as usize) {
+                if let Some(reason) = REJECTION_REASONS.get(record.reason as usize) {
                     self.rejected.get_or_create(&one("reason", reason)).inc();
                 }
             }
@@ -323,7 +312,7 @@ impl Metrics {
     }
 
     fn finished(&self, record: &FinishedRecord) {
-        if let Some(reason) = FINISHED.get(record.reason as usize) {
+        if let Some(reason) = FINISH_REASONS.get(record.reason as usize) {
             self.success.get_or_create(&one("finished_reason", reason)).inc();
         }
         self.e2e.observe(seconds(record.total_ns));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use halyard_platform_api::hooks::{StartRecord, StatLogger, StatRecord};
 use halyard_platform_api::{Error, Result, Status};
 
-use crate::report::{HookReport, Reloaded};
+use crate::report::{HookReport, Isolation, Reloaded};
 use crate::sender::{RecordSender, Shared};
 use crate::sink::{Command, Sink};
 use crate::worker::Worker;
@@ -31,8 +31,8 @@ pub struct SinkSource {
     pub version: String,
     /// Its library; none: linked into the program.
     pub path: Option<PathBuf>,
-    /// Where it runs: `thread`, or `process` for a child.
-    pub isolation: String,
+    /// Where it runs.
+    pub isolation: Isolation,
     /// Makes a logger: at the start, and again when a panic or a missed deadline has made the last one unusable.
     pub make: MakeLogger,
 }
@@ -114,6 +114,21 @@ pub enum HookError {
     /// The system gave no thread.
     #[error("no thread for stat loggers: {0}")]
     Thread(#[from] std::io::Error),
+}
+
+impl HookError {
+    /// That no sink is named `asked`; `names` run.
+    pub fn unknown<'a>(asked: &str, names: impl Iterator<Item = &'a str>) -> HookError {
+        let running: Vec<&str> = names.collect();
+        HookError::Unknown {
+            asked: asked.to_owned(),
+            running: if running.is_empty() {
+                "none".to_owned()
+            } else {
+                running.join(", ")
+            },
+        }
+    }
 }
 
 /// Wakes the supervisor in time for the next deadline.
@@ -298,15 +313,8 @@ impl Hub {
     pub fn reload(&self, name: &str, source: SinkSource) -> std::result::Result<Reloaded, HookError> {
         let sink = self.shared.sinks.iter().find(|sink| sink.name == name);
         let Some(sink) = sink else {
-            let running: Vec<&str> = self.shared.sinks.iter().map(|sink| sink.name.as_str()).collect();
-            return Err(HookError::Unknown {
-                asked: name.to_owned(),
-                running: if running.is_empty() {
-                    "none".to_owned()
-                } else {
-                    running.join(", ")
-                },
-            });
+            let names = self.shared.sinks.iter().map(|sink| sink.name.as_str());
+            return Err(HookError::unknown(name, names));
         };
         if sink.is_stuck() {
             return Err(HookError::Stuck(name.to_owned()));

@@ -17,5 +17,5 @@ mod worker;
 
 pub use halyard_platform_api::hooks::StatLogger;
 pub use hub::{HookError, Hub, HubConfig, SinkSource, SinkSpec};
-pub use report::{FailureCounts, HookReport, Reloaded, SinkReport, SinkState};
+pub use report::{FailureCounts, HookReport, Isolation, Reloaded, SinkReport, SinkState};
 pub use sender::RecordSender;

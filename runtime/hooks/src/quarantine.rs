@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Errors in a row that put a sink into quarantine. A panic, a missed deadline or a failed start does at once.
+/// Errors in a row that put a sink into quarantine. A panic, a crash, a missed deadline or a failed start does at once.
 pub const MAX_ERRORS: u32 = 3;
 /// First rest; each further one is twice as long.
 pub const FIRST_REST: Duration = Duration::from_secs(1);
@@ -16,6 +16,8 @@ pub enum Failure {
     Error,
     /// It panicked, or its handle is unusable since an earlier panic.
     Panic,
+    /// The process of its own that it ran in died of it.
+    Crash,
     /// It took longer than its deadline.
     Timeout,
     /// No logger could be made.
@@ -101,14 +103,24 @@ mod tests {
     }
 
     #[test]
-    fn panics_timeouts_and_failed_starts_rest_at_once_and_ever_longer_up_to_a_bound() {
+    fn panics_crashes_timeouts_and_failed_starts_rest_at_once_and_ever_longer_up_to_a_bound() {
         let mut sink = Quarantine::default();
         let mut rests = Vec::new();
-        for failure in [Failure::Panic, Failure::Timeout, Failure::Start, Failure::Error] {
+        for failure in [
+            Failure::Panic,
+            Failure::Crash,
+            Failure::Timeout,
+            Failure::Start,
+            Failure::Error,
+        ] {
             rests.extend(sink.failed(failure, s(10)));
             sink.try_again();
         }
-        assert_eq!(rests, [s(1), s(2), s(4), s(8)], "an error on trial rests at once too");
+        assert_eq!(
+            rests,
+            [s(1), s(2), s(4), s(8), s(16)],
+            "an error on trial rests at once too"
+        );
         for _ in 0..100 {
             rests.extend(sink.failed(Failure::Panic, s(10)));
         }

@@ -1,5 +1,6 @@
 //! How sinks stand, for `/metrics`, the admin route and `halyard plugins list`.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,25 @@ pub enum SinkState {
     Ended,
 }
 
+/// Where a sink runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Isolation {
+    /// On a thread of this process.
+    Thread,
+    /// In a child process.
+    Process,
+}
+
+impl fmt::Display for Isolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Isolation::Thread => "thread",
+            Isolation::Process => "process",
+        })
+    }
+}
+
 /// Failed calls by what happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureCounts {
@@ -25,6 +45,9 @@ pub struct FailureCounts {
     pub error: u64,
     /// Panicked.
     pub panic: u64,
+    /// Its process died. Only where it runs in one of its own.
+    #[serde(default)]
+    pub crash: u64,
     /// Took longer than the deadline.
     pub timeout: u64,
     /// No logger could be made.
@@ -40,8 +63,8 @@ pub struct SinkReport {
     pub version: String,
     /// Its library; none: linked into the program.
     pub path: Option<PathBuf>,
-    /// Where it runs: `thread`, or `process` for a child.
-    pub isolation: String,
+    /// Where it runs.
+    pub isolation: Isolation,
     /// How often its library was loaded: 1, and one more with each reload.
     pub generation: u32,
     /// What it is doing.

@@ -300,6 +300,7 @@ impl Sink {
         let counter = match failure {
             Failure::Error => &mut state.failures.error,
             Failure::Panic => &mut state.failures.panic,
+            Failure::Crash => &mut state.failures.crash,
             Failure::Timeout => &mut state.failures.timeout,
             Failure::Start => &mut state.failures.start,
         };
@@ -347,7 +348,7 @@ impl Sink {
             name: self.name.clone(),
             version: state.source.version.clone(),
             path: state.source.path.clone(),
-            isolation: state.source.isolation.clone(),
+            isolation: state.source.isolation,
             generation: state.generation,
             state: match (state.ended, stuck, until) {
                 (true, _, _) => SinkState::Ended,

@@ -10,7 +10,7 @@ use halyard_platform_api::{Error, Status};
 
 use crate::hub::{Clock, HubConfig, SinkSource, Watch};
 use crate::quarantine::Failure;
-use crate::report::Reloaded;
+use crate::report::{Isolation, Reloaded};
 use crate::sink::{Call, Command, Outcome, Sink};
 
 /// When there is something to do again, unless somebody wakes the thread.
@@ -163,13 +163,11 @@ impl Worker {
         let batch = std::mem::take(&mut self.batch);
         let deadline = self.config.call_deadline;
         let num_dropped = self.sink.counts().dropped;
-        let outcome = self.call(Call::LogBatch, batch.len() as u64, deadline, |logger| {
-            logged(logger, |logger| {
-                logger.log_batch(&Batch {
-                    records: &batch,
-                    deadline,
-                    num_dropped,
-                })
+        let outcome = self.ask(Call::LogBatch, batch.len() as u64, |logger| {
+            logger.log_batch(&Batch {
+                records: &batch,
+                deadline,
+                num_dropped,
             })
         });
         self.batch = batch;
@@ -192,9 +190,7 @@ impl Worker {
             return;
         }
         let deadline = self.config.call_deadline;
-        let outcome = self.call(Call::Flush, 0, deadline, |logger| {
-            logged(logger, |logger| logger.flush(deadline))
-        });
+        let outcome = self.ask(Call::Flush, 0, |logger| logger.flush(deadline));
         self.settle(outcome);
     }
 
@@ -243,12 +239,9 @@ impl Worker {
 
     fn expose(&mut self) -> Option<String> {
         let mut text = None;
-        let deadline = self.config.call_deadline;
-        let outcome = self.call(Call::Expose, 0, deadline, |logger| {
-            logged(logger, |logger| {
-                text = logger.expose()?;
-                Ok(())
-            })
+        let outcome = self.ask(Call::Expose, 0, |logger| {
+            text = logger.expose()?;
+            Ok(())
         });
         self.settle(outcome);
         text.filter(|_| outcome == Outcome::Fine)
@@ -296,6 +289,22 @@ impl Worker {
         Next::End
     }
 
+    /// Calls the logger under watch; what kind of failure an error is.
+    fn ask(
+        &mut self,
+        call: Call,
+        records: u64,
+        function: impl FnOnce(&mut dyn StatLogger) -> halyard_platform_api::Result<()>,
+    ) -> Outcome {
+        let isolation = self.sink.state().source.isolation;
+        self.call(call, records, self.config.call_deadline, |logger| {
+            let Some(logger) = logger else {
+                return Err((Failure::Start, "there is no logger".to_string()));
+            };
+            function(logger).map_err(|error| (kind_of(&error, isolation), error.to_string()))
+        })
+    }
+
     /// Runs a function of the sink under watch.
     fn call(
         &mut self,
@@ -316,27 +325,15 @@ impl Worker {
     }
 }
 
-/// The result of a logger's function, with what kind of failure it is.
-fn logged(
-    logger: Option<&mut dyn StatLogger>,
-    function: impl FnOnce(&mut dyn StatLogger) -> halyard_platform_api::Result<()>,
-) -> Result<(), (Failure, String)> {
-    let Some(logger) = logger else {
-        return Err((Failure::Start, "there is no logger".to_string()));
-    };
-    function(logger).map_err(|error| (kind_of(&error), error.to_string()))
-}
-
-/// A plugin's shim answers Internal with `panicked: …` once, and Poisoned from then on (docs/abi.md).
-fn kind_of(error: &Error) -> Failure {
-    let panicked = error.status == Status::Internal && error.message.contains("panicked: ");
-    if panicked || error.status == Status::Poisoned {
-        Failure::Panic
-    } else if error.status == Status::Timeout {
+/// What kind of failure an error of a logger's function is.
+fn kind_of(error: &Error, isolation: Isolation) -> Failure {
+    match (error.status, isolation) {
+        // A panic in a process of its own is told as the first one of a handle; this status says that the process is gone.
+        (Status::Poisoned, Isolation::Process) => Failure::Crash,
+        _ if error.is_panic() => Failure::Panic,
         // A sink that watches its own time, such as one in a process of its own, whose process it then ends.
-        Failure::Timeout
-    } else {
-        Failure::Error
+        (Status::Timeout, _) => Failure::Timeout,
+        _ => Failure::Error,
     }
 }
 

@@ -8,16 +8,37 @@ use halyard_platform_api::Result;
 use halyard_platform_api::hooks::{SchedulerRecord, StartRecord};
 
 use super::*;
-use crate::report::{SinkReport, SinkState};
+use crate::report::{FailureCounts, SinkReport, SinkState};
 
 type Behaviour = dyn FnMut(&Batch<'_>) -> Result<()> + Send;
 
+/// What loggers were asked for.
+#[derive(Default)]
+struct Asked {
+    made: AtomicU64,
+    flushed: AtomicU64,
+}
+
+impl Asked {
+    fn counts(&self) -> (u64, u64) {
+        (self.made.load(Ordering::Relaxed), self.flushed.load(Ordering::Relaxed))
+    }
+}
+
 /// A logger that does what the test says.
-struct Scripted(Arc<Mutex<Box<Behaviour>>>);
+struct Scripted {
+    behaviour: Arc<Mutex<Box<Behaviour>>>,
+    asked: Arc<Asked>,
+}
 
 impl StatLogger for Scripted {
     fn log_batch(&mut self, batch: &Batch<'_>) -> Result<()> {
-        (self.0.lock().expect("one thread"))(batch)
+        (self.behaviour.lock().expect("one thread"))(batch)
+    }
+
+    fn flush(&mut self, _: Duration) -> Result<()> {
+        self.asked.flushed.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     fn expose(&mut self) -> Result<Option<String>> {
@@ -29,22 +50,25 @@ struct Rig {
     worker: Worker,
     now: Arc<AtomicU64>,
     behaviour: Arc<Mutex<Box<Behaviour>>>,
-    num_made: Arc<AtomicU64>,
+    asked: Arc<Asked>,
 }
 
 fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-fn source(behaviour: &Arc<Mutex<Box<Behaviour>>>, num_made: &Arc<AtomicU64>) -> SinkSource {
-    let (behaviour, num_made) = (behaviour.clone(), num_made.clone());
+fn source(behaviour: &Arc<Mutex<Box<Behaviour>>>, asked: &Arc<Asked>) -> SinkSource {
+    let (behaviour, asked) = (behaviour.clone(), asked.clone());
     SinkSource {
         version: "1".to_string(),
         path: None,
-        isolation: "thread".to_string(),
+        isolation: Isolation::Thread,
         make: Arc::new(move || {
-            num_made.fetch_add(1, Ordering::Relaxed);
-            Ok(Box::new(Scripted(behaviour.clone())))
+            asked.made.fetch_add(1, Ordering::Relaxed);
+            Ok(Box::new(Scripted {
+                behaviour: behaviour.clone(),
+                asked: asked.clone(),
+            }))
         }),
     }
 }
@@ -53,13 +77,13 @@ impl Rig {
     /// A worker whose logger notes what it is given and answers what `behaviour` does.
     fn new(behaviour: impl FnMut(&Batch<'_>) -> Result<()> + Send + 'static) -> Rig {
         let behaviour: Arc<Mutex<Box<Behaviour>>> = Arc::new(Mutex::new(Box::new(behaviour)));
-        let (now, num_made) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let (now, asked) = (Arc::new(AtomicU64::new(0)), Arc::<Asked>::default());
         let config = HubConfig {
             queue_records: 8,
             batch_records: 4,
             ..HubConfig::default()
         };
-        let source = source(&behaviour, &num_made);
+        let source = source(&behaviour, &asked);
         let logger = (source.make)().expect("made");
         let its_now = now.clone();
         let worker = Worker {
@@ -75,7 +99,7 @@ impl Rig {
             worker,
             now,
             behaviour,
-            num_made,
+            asked,
         }
     }
 
@@ -165,11 +189,7 @@ fn errors_in_a_row_lead_to_quarantine_and_a_good_try_leads_out_with_the_same_log
     rig.run();
     assert_eq!(rig.counts(), (7, 2, 5));
     assert_eq!(rig.report().state, SinkState::Active);
-    assert_eq!(
-        rig.num_made.load(Ordering::Relaxed),
-        1,
-        "an error does not spoil a logger"
-    );
+    assert_eq!(rig.asked.counts().0, 1, "an error does not spoil a logger");
 }
 
 #[test]
@@ -196,7 +216,32 @@ fn a_panic_quarantines_at_once_and_the_next_logger_gets_the_start_record_first()
     rig.run();
     assert_eq!(*kinds.lock().expect("one thread"), [1, 2]);
     assert_eq!(rig.counts(), (4, 2, 2), "the start record counts too");
-    assert_eq!(rig.num_made.load(Ordering::Relaxed), 2);
+    assert_eq!(rig.asked.counts().0, 2);
+}
+
+#[test]
+fn a_process_that_died_is_counted_as_a_crash_and_a_panic_in_one_as_a_panic() {
+    let died = |_: &Batch<'_>| Err(Error::new(Status::Poisoned, "its process was ended by signal 11"));
+    let panicked = |_: &Batch<'_>| Err(Error::new(Status::Internal, "s: panicked: oh no"));
+    for (isolation, crash, panic) in [(Isolation::Process, 1, 1), (Isolation::Thread, 0, 2)] {
+        let mut rig = Rig::new(died);
+        rig.worker.sink.state().source.isolation = isolation;
+        rig.send(2);
+        assert_eq!(rig.run(), Next::At(millis(1000)), "it rests at once");
+        rig.pass(1000);
+        *rig.behaviour.lock().expect("one thread") = Box::new(panicked);
+        rig.run();
+        rig.send(1);
+        rig.run();
+        let failures = FailureCounts {
+            crash,
+            panic,
+            ..FailureCounts::default()
+        };
+        assert_eq!(rig.report().failures, failures);
+        assert_eq!((rig.report().isolation, rig.report().quarantines), (isolation, 2));
+        assert_eq!(rig.asked.counts().0, 2, "another logger is made");
+    }
 }
 
 #[test]
@@ -228,7 +273,7 @@ fn a_call_past_its_deadline_is_given_up_while_it_runs_and_its_late_success_chang
     rig.send(1);
     rig.run();
     assert_eq!(rig.counts(), (8, 1, 7));
-    assert_eq!(rig.num_made.load(Ordering::Relaxed), 2);
+    assert_eq!(rig.asked.counts().0, 2);
 }
 
 #[test]
@@ -247,7 +292,7 @@ fn a_reload_gives_the_old_logger_what_came_before_and_the_new_one_the_rest() {
     })));
     rig.send(7);
     let (reply, answer) = sync_channel(1);
-    let mut source = source(&behaviour, &rig.num_made);
+    let mut source = source(&behaviour, &rig.asked);
     source.version = "2".to_string();
     let logger = (source.make)().expect("made");
     rig.command(Command::Reload { logger, source, reply });
@@ -266,12 +311,40 @@ fn a_reload_gives_the_old_logger_what_came_before_and_the_new_one_the_rest() {
 }
 
 #[test]
+fn a_flush_follows_records_by_its_interval_and_comes_before_a_swap_and_an_end() {
+    let mut rig = Rig::new(|_| Ok(()));
+    let flushed = |rig: &Rig| rig.asked.counts().1;
+    assert_eq!(rig.run(), Next::Woken, "without records there is nothing to flush");
+    rig.send(2);
+    assert_eq!(rig.run(), Next::At(millis(1000)));
+    rig.pass(999);
+    rig.run();
+    assert_eq!(flushed(&rig), 0);
+    rig.pass(1);
+    assert_eq!(rig.run(), Next::Woken);
+    assert_eq!(flushed(&rig), 1);
+    rig.send(1);
+    rig.run();
+    let source = source(&rig.behaviour, &rig.asked);
+    let (reply, answer) = sync_channel(1);
+    let logger = (source.make)().expect("made");
+    rig.command(Command::Reload { logger, source, reply });
+    rig.run();
+    assert!(answer.try_recv().expect("answered").is_ok());
+    assert_eq!(flushed(&rig), 2, "the old one writes out what it holds");
+    rig.send(1);
+    rig.command(Command::Stop);
+    assert_eq!(rig.run(), Next::End);
+    assert_eq!((flushed(&rig), rig.counts()), (3, (4, 4, 0)));
+}
+
+#[test]
 fn a_reload_pardons_a_quarantined_sink() {
     let mut rig = Rig::new(failing("s: panicked: oh no"));
     rig.send(1);
     rig.run();
     let good: Arc<Mutex<Box<Behaviour>>> = Arc::new(Mutex::new(Box::new(|_| Ok(()))));
-    let source = source(&good, &rig.num_made);
+    let source = source(&good, &rig.asked);
     let (reply, answer) = sync_channel(1);
     let logger = (source.make)().expect("made");
     rig.command(Command::Reload { logger, source, reply });

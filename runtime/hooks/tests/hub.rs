@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use halyard_hooks::{HookError, Hub, HubConfig, SinkSource, SinkSpec, SinkState};
+use halyard_hooks::{HookError, Hub, HubConfig, Isolation, SinkSource, SinkSpec, SinkState};
 use halyard_platform_api::Result;
 use halyard_platform_api::hooks::{Batch, SchedulerRecord, StatLogger, StatRecord};
 
@@ -39,7 +39,7 @@ fn source(make: impl Fn() -> Box<dyn StatLogger> + Send + Sync + 'static) -> Sin
     SinkSource {
         version: "1".to_string(),
         path: None,
-        isolation: "thread".to_string(),
+        isolation: Isolation::Thread,
         make: Arc::new(move || Ok(make())),
     }
 }

@@ -7,6 +7,7 @@ mod attention;
 mod communicator;
 mod device;
 mod encoder;
+mod hook;
 mod io_processor;
 mod lora_resolver;
 mod memory;

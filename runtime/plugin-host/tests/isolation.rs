@@ -321,6 +321,14 @@ fn errors_of_the_hook_pass_through() {
     give(&mut logger, &[step(2)]).expect_err("its own error");
     assert_eq!(logger.vitals().starts(), 1, "an error is no death");
     assert_eq!(lines(&path).len(), 2);
+    // A panic that the library tells of is none of the process, which would be told as `Poisoned`; it gets another one all the same.
+    let (mut logger, _) = wild("panic", "poisoned");
+    for starts in 1..3 {
+        let error = give(&mut logger, &[step(1)]).expect_err("its own error");
+        assert!(error.status == Status::Internal && error.is_panic(), "{error}");
+        assert!(error.message.contains("an earlier call panicked"), "{error}");
+        assert_eq!((logger.vitals().starts(), logger.vitals().process_id()), (starts, None));
+    }
     let folder = folder("isolation_refuse");
     let refused = factory(&build(&folder), None, options()).create(&config("refuse", &folder.join("lines")));
     let error = refused.map(|_| ()).expect_err("refused");

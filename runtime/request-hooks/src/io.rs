@@ -4,12 +4,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use halyard_platform_api::io_processor::{IoOutputs, IoProcessor, IoProcessorFactory, IoRequest, IoVerdict};
+use halyard_platform_api::io_processor::{
+    IoOutputs, IoProcessor, IoProcessorFactory, IoRequest, IoVerdict, is_too_large,
+};
 use halyard_platform_api::{Error, Status};
+use prometheus_client::registry::Registry;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::guard::{CallFailure, Guard};
 use crate::instance::Instance;
+use crate::metrics::{CallKind, ErrorReason, IoCounts, IoMetrics};
 
 /// Bounds of every processor.
 #[derive(Clone, Copy, Debug)]
@@ -72,15 +77,47 @@ impl IoFailure {
             _ => "io_processor_failed",
         }
     }
+
+    /// What kind of failure it is; none for a refusal.
+    pub fn reason(&self) -> Option<ErrorReason> {
+        match self {
+            IoFailure::Rejected { .. } => None,
+            IoFailure::Call { failure, .. } => Some(match failure {
+                CallFailure::Timeout(_) => ErrorReason::Deadline,
+                CallFailure::Busy { .. } => ErrorReason::Busy,
+                CallFailure::Ended(_) => ErrorReason::Panic,
+            }),
+            IoFailure::Failed { error, .. } if error.is_panic() => Some(ErrorReason::Panic),
+            IoFailure::Failed { error, .. } if is_too_large(error) => Some(ErrorReason::Size),
+            IoFailure::Failed { .. } => Some(ErrorReason::Error),
+        }
+    }
 }
 
 /// A processor that the operator chose.
 struct Entry {
     instance: Instance<dyn IoProcessor>,
     guard: Guard,
+    counts: IoCounts,
 }
 
 impl Entry {
+    /// A call into the processor, timed and counted.
+    async fn call<T, F>(&self, kind: CallKind, function: F) -> Result<T, IoFailure>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> Result<T, Error> + Send + 'static,
+    {
+        let start = Instant::now();
+        let called = self.guard.call(function).await;
+        self.counts.called(kind, start.elapsed());
+        match called {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => Err(self.note(self.failed(error))),
+            Err(failure) => Err(self.note(self.call_failed(failure))),
+        }
+    }
+
     fn failed(&self, error: Error) -> IoFailure {
         let processor = self.instance.name().to_owned();
         match error.status {
@@ -101,8 +138,12 @@ impl Entry {
     }
 
     fn note(&self, failure: IoFailure) -> IoFailure {
-        if !matches!(failure, IoFailure::Rejected { .. }) {
-            tracing::warn!("{failure}");
+        match failure.reason() {
+            Some(reason) => {
+                self.counts.failed(reason);
+                tracing::warn!("{failure}");
+            }
+            None => self.counts.refused(),
         }
         failure
     }
@@ -113,6 +154,7 @@ impl Entry {
 pub struct IoProcessors {
     entries: Vec<Arc<Entry>>,
     max_bytes: u64,
+    metrics: IoMetrics,
 }
 
 impl IoProcessors {
@@ -124,17 +166,21 @@ impl IoProcessors {
         chosen: Vec<(String, Arc<dyn IoProcessorFactory>, String)>,
         settings: IoSettings,
     ) -> Result<IoProcessors, (String, Error)> {
+        let metrics = IoMetrics::default();
         let entry = |(name, factory, config): (String, Arc<dyn IoProcessorFactory>, String)| {
+            let counts = metrics.of(&name);
             let instance =
                 Instance::new(name.clone(), move || factory.create(&config)).map_err(|error| (name, error))?;
             Ok(Arc::new(Entry {
                 instance,
                 guard: Guard::new(settings.timeout),
+                counts,
             }))
         };
         Ok(IoProcessors {
             entries: chosen.into_iter().map(entry).collect::<Result<_, _>>()?,
             max_bytes: settings.max_bytes,
+            metrics,
         })
     }
 
@@ -146,6 +192,13 @@ impl IoProcessors {
     /// Their names, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().map(|entry| entry.instance.name())
+    }
+
+    /// Shows in `registry` what was counted of them; nothing where there is none.
+    pub fn register_metrics(&self, registry: &mut Registry) {
+        if !self.is_empty() {
+            self.metrics.register(registry);
+        }
     }
 
     /// Shows a request to every processor: its body as they leave it, and what its output texts have to pass.
@@ -173,12 +226,8 @@ impl IoProcessors {
                 };
                 Ok((opened, body))
             };
-            let called = entry
-                .guard
-                .call(call)
-                .await
-                .map_err(|failure| entry.note(entry.call_failed(failure)))?;
-            let (opened, next) = called.map_err(|error| entry.note(entry.failed(error)))?;
+            entry.counts.shown();
+            let (opened, next) = entry.call(CallKind::Request, call).await?;
             if let Some(outputs) = opened.outputs {
                 run.active.push(Active {
                     entry: Arc::clone(entry),
@@ -186,11 +235,11 @@ impl IoProcessors {
                 });
             }
             if let IoVerdict::Reject { status, reason } = opened.verdict {
-                return Err(IoFailure::Rejected {
+                return Err(entry.note(IoFailure::Rejected {
                     processor: entry.instance.name().to_owned(),
                     status: u16::try_from(status).unwrap_or(400),
                     reason,
-                });
+                }));
             }
             body = next;
         }
@@ -260,12 +309,7 @@ impl Active {
             }
             Ok((outputs, shown))
         };
-        let called = entry
-            .guard
-            .call(call)
-            .await
-            .map_err(|failure| entry.note(entry.call_failed(failure)))?;
-        let (outputs, shown) = called.map_err(|error| entry.note(entry.failed(error)))?;
+        let (outputs, shown) = entry.call(CallKind::Text, call).await?;
         self.outputs = Some(outputs);
         Ok(shown)
     }

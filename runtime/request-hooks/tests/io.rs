@@ -8,6 +8,8 @@ use halyard_platform_api::io_processor::{IoOpened, IoOutputs, IoProcessor, IoPro
 use halyard_platform_api::{Error, Result, Status};
 use halyard_plugin_host::Plugin;
 use halyard_request_hooks::{IoFailure, IoProcessors, IoSettings};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
 mod marking {
@@ -189,6 +191,67 @@ async fn a_call_past_its_deadline_and_a_body_past_its_limit_fail() {
         "{failed}"
     );
     assert!(failed.to_string().contains("did not answer within 1000 ms"), "{failed}");
+}
+
+/// What `/metrics` would show.
+fn shown(processors: &IoProcessors) -> String {
+    let mut registry = Registry::default();
+    processors.register_metrics(&mut registry);
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("formats");
+    text
+}
+
+#[tokio::test]
+async fn what_processors_do_is_counted_and_nothing_where_there_is_none() {
+    assert_eq!(shown(&IoProcessors::default()), "# EOF\n");
+    let processors = processors(&["a", "b"], 40);
+    assert!(shown(&processors).contains("errors_total{processor=\"b\",reason=\"busy\"} 0\n"));
+    let (_, mut run) = processors.open(ROUTE, "1", json!({})).await.expect("passes");
+    run.output(0, "x".to_owned(), true).await.expect("passes");
+    for body in [
+        json!({"reject": "b"}),
+        json!({"panic": "b"}),
+        json!({"path": "x".repeat(40)}),
+    ] {
+        processors.open(ROUTE, "1", body).await.err().expect("ends");
+    }
+    for text in ["refuse", "hang"] {
+        let (_, mut run) = processors.open(ROUTE, "1", json!({})).await.expect("passes");
+        run.output(0, text.to_owned(), false).await.expect_err("ends");
+        run.output(0, "more".to_owned(), false).await.expect_err("over");
+    }
+    let text = shown(&processors);
+    let count = |series: &str| {
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("halyard:io_processor_")?.strip_prefix(series));
+        let value = line.unwrap_or_else(|| panic!("no {series} in\n{text}"));
+        value.trim().parse::<u64>().expect("a count")
+    };
+    // The body that was too long never came to `b`.
+    for (processor, requests, texts) in [("a", 6, 1), ("b", 5, 3)] {
+        let labels = format!("processor=\"{processor}\"");
+        assert_eq!(count(&format!("requests_total{{{labels}}}")), requests);
+        assert_eq!(
+            count(&format!("call_seconds_count{{{labels},call=\"request\"}}")),
+            requests
+        );
+        assert_eq!(count(&format!("call_seconds_count{{{labels},call=\"text\"}}")), texts);
+    }
+    for (processor, reason, expected) in [
+        ("a", "size", 1),
+        ("a", "panic", 0),
+        ("b", "panic", 1),
+        ("b", "deadline", 1),
+        ("b", "size", 0),
+        ("b", "error", 0),
+    ] {
+        let series = format!("errors_total{{processor=\"{processor}\",reason=\"{reason}\"}}");
+        assert_eq!(count(&series), expected, "{series}\n{text}");
+    }
+    assert_eq!(count("refusals_total{processor=\"a\"}"), 0);
+    assert_eq!(count("refusals_total{processor=\"b\"}"), 2);
 }
 
 #[test]

@@ -275,9 +275,10 @@ fn print_sink(sink: &SinkReport) {
     if let Some(error) = &sink.last_error {
         let failures = sink.failures;
         say!(
-            "  failed calls: {} errors, {} panics, {} past the deadline, {} starts; quarantined {} times",
+            "  failed calls: {} errors, {} panics, {} crashes, {} past the deadline, {} starts; quarantined {} times",
             failures.error,
             failures.panic,
+            failures.crash,
             failures.timeout,
             failures.start,
             sink.quarantines

@@ -335,7 +335,7 @@ async fn metrics_route(State(state): State<Arc<AppState>>) -> Result<Response, A
     let asked = Arc::clone(&state);
     let shown = tokio::task::spawn_blocking(move || asked.hooks.expose()).await;
     let shown = shown.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-    let text = metrics::answer(state.engine.stats(), state.hooks.report(), &shown);
+    let text = metrics::answer(state.engine.stats(), state.hooks.report(), &state.io, &shown);
     let text = text.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }

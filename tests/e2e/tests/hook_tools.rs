@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use halyard_e2e::{Server, TestFolder, build_c, run, stderr};
 use serde_json::{Value, json};
@@ -195,6 +196,17 @@ async fn post(client: &reqwest::Client, url: &str, body: Value) -> (u16, String)
     (sent.status().as_u16(), sent.text().await.expect("a body"))
 }
 
+async fn get(client: &reqwest::Client, url: &str, route: &str) -> String {
+    let sent = client.get(format!("{url}{route}")).send().await.expect("answers");
+    assert_eq!(sent.status(), 200, "{route}");
+    sent.text().await.expect("a body")
+}
+
+fn sink<'a>(list: &'a Value, name: &str) -> &'a Value {
+    let sinks = list["stat_loggers"].as_array().expect("a list");
+    sinks.iter().find(|sink| sink["name"] == name).expect(name)
+}
+
 /// Keys of each kind of line.
 fn keys(lines: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut all = BTreeMap::new();
@@ -212,13 +224,24 @@ async fn the_recording_is_of_a_real_run_and_has_todays_fields() {
     let folder = TestFolder::new("recording");
     let lines = folder.0.join("stats.jsonl");
     let logger = format!("json-lines={}", json!({"path": lines}));
-    let server = Server::tiny(&["--stat-logger", &logger, "--max-model-len", "64"]);
+    let adapter = format!("poet={}", text(&halyard_e2e::fixture("llama-lora").join("rank4")));
+    let server = Server::tiny(&[
+        "--stat-logger",
+        &logger,
+        "--max-model-len",
+        "64",
+        "--enable-lora",
+        "--lora-modules",
+        &adapter,
+    ]);
     let client = reqwest::Client::new();
     for index in 0..3u64 {
         let prompt = vec![5 + index / 2; 20];
         let body = json!({"prompt": prompt, "max_tokens": 4 + index, "ignore_eos": true, "n": 1 + index / 2});
         assert_eq!(post(&client, &server.url, body).await.0, 200);
     }
+    let adapted = json!({"model": "poet", "prompt": vec![5; 20], "max_tokens": 4, "ignore_eos": true});
+    assert_eq!(post(&client, &server.url, adapted).await.0, 200);
     let refused = post(&client, &server.url, json!({"prompt": vec![5; 80], "max_tokens": 4})).await;
     assert_eq!(refused.0, 400, "{}", refused.1);
     server.signal("TERM");
@@ -236,14 +259,25 @@ async fn the_recording_is_of_a_real_run_and_has_todays_fields() {
     }
     let stored = std::fs::read_to_string(&committed).expect("the recording");
     let (stored, fresh) = (keys(&stored), keys(&fresh));
-    assert!(stored.contains_key("iteration") && stored.contains_key("finished"));
-    for (kind, keys) in stored {
-        assert_eq!(
-            Some(&keys),
-            fresh.get(&kind),
-            "{kind} records changed: run this test with HALYARD_BLESS=1 and commit the recording"
-        );
-    }
+    assert_eq!(
+        stored, fresh,
+        "records changed: run this test with HALYARD_BLESS=1 and commit the recording"
+    );
+    let kinds: Vec<&str> = fresh.keys().map(String::as_str).collect();
+    assert_eq!(
+        kinds,
+        [
+            "cache",
+            "finished",
+            "iteration",
+            "lora",
+            "rejected",
+            "scheduler",
+            "shutdown",
+            "start"
+        ],
+        "a run has every kind of record"
+    );
 }
 
 /// Children of a process and their states.
@@ -301,6 +335,43 @@ async fn a_logger_that_dereferences_null_in_its_own_process_hurts_no_stream() {
             "{body}"
         );
     }
+    // A scrape makes a logger look at its queue at once; the first crash may come with it.
+    let started_at = Instant::now();
+    let list = loop {
+        let shown = get(&client, &server.url, "/metrics").await;
+        assert!(
+            shown.contains("halyard:hook_failures_total{sink=\"wild\",reason=\"panic\"} 0"),
+            "{shown}"
+        );
+        let list: Value = serde_json::from_str(&get(&client, &server.url, "/admin/plugins").await).expect("JSON");
+        let crashes = sink(&list, "wild")["failures"]["crash"].as_u64().expect("a count");
+        let crashed = format!("halyard:hook_failures_total{{sink=\"wild\",reason=\"crash\"}} {crashes}\n");
+        if crashes > 0 && get(&client, &server.url, "/metrics").await.contains(&crashed) {
+            break list;
+        }
+        assert!(started_at.elapsed() < Duration::from_secs(60), "{shown}");
+    };
+    let wild = sink(&list, "wild");
+    let crashes = wild["failures"]["crash"].as_u64().expect("a count");
+    assert_eq!(wild["isolation"], "process");
+    assert!(
+        wild["last_error"]
+            .as_str()
+            .is_some_and(|words| words.contains("SIGSEGV")),
+        "{list}"
+    );
+    assert!(wild["quarantines"].as_u64() >= Some(crashes), "{list}");
+    assert_eq!(sink(&list, "csv")["failures"]["crash"], 0);
+    assert_eq!(list["engine_waits"], 0);
+    let shown = tokio::task::spawn_blocking({
+        let url = server.url.clone();
+        move || run(&["plugins", "list", "--url", &url])
+    });
+    let shown = String::from_utf8_lossy(&shown.await.expect("runs").stdout).into_owned();
+    assert!(
+        shown.contains(" crashes, ") && !shown.contains(" 0 crashes, ") && shown.contains("runs in a process"),
+        "{shown}"
+    );
     let zombies: Vec<_> = children(server.id())
         .into_iter()
         .filter(|(_, state)| *state == 'Z')
@@ -312,8 +383,10 @@ async fn a_logger_that_dereferences_null_in_its_own_process_hurts_no_stream() {
     assert_eq!(status, Some(0), "{log}");
     assert!(log.contains("its process was ended by signal 11 (SIGSEGV)"), "{log}");
     assert!(!log.contains("panicked"), "{log}");
-    let starts = std::fs::read_to_string(&started).expect("it was given records before it crashed");
-    assert!(!starts.is_empty());
+    let told = std::fs::read_to_string(&started).expect("it was given records before it crashed");
+    assert_eq!(told.lines().next(), Some("start tiny"), "{told}");
+    let starts = told.lines().filter(|line| *line == "start tiny").count() as u64;
+    assert!(starts >= crashes, "each new process is told the start again: {told}");
     // Its neighbour in a process of its own lost nothing.
     let lines = std::fs::read_to_string(&requests).expect("its file");
     assert_eq!(lines.lines().count(), 32, "{lines}");

@@ -37,6 +37,25 @@ async fn post_json(url: &str, route: &str, body: &Value) -> (u16, Value) {
     )
 }
 
+async fn get(url: &str, route: &str) -> String {
+    let response = reqwest::get(format!("{url}{route}")).await.expect("answers");
+    assert_eq!(response.status(), 200, "{route}");
+    response.text().await.expect("a whole body")
+}
+
+/// How a series of IO processors begins.
+fn named(name: &str, labels: &str) -> String {
+    format!("halyard:io_processor_{name}{{{labels}}} ")
+}
+
+/// The value of a series of IO processors.
+fn metric(text: &str, name: &str, labels: &str) -> u64 {
+    let start = named(name, labels);
+    let value = text.lines().find_map(|line| line.strip_prefix(&start));
+    let value = value.unwrap_or_else(|| panic!("no {start} in\n{text}"));
+    value.parse().expect("a count")
+}
+
 /// The events of a stream, each one JSON, with `[DONE]` at the end.
 fn events(text: &str) -> Vec<Value> {
     let data: Vec<&str> = text
@@ -92,6 +111,11 @@ async fn requests_are_redacted_before_the_model_reads_them() {
     ]);
     let prompt = "Mail bob@example.com with AKIAABCDEFGH12345678";
     let body = json!({"prompt": prompt, "echo": true, "max_tokens": 1, "temperature": 0});
+    let fresh = get(&server.url, "/metrics").await;
+    assert_eq!(
+        metric(&fresh, "errors_total", "processor=\"redact\",reason=\"panic\""),
+        0
+    );
     let (status, answer) = post_json(&server.url, "/v1/completions", &body).await;
     assert_eq!(status, 200, "{answer}");
     let text = answer["choices"][0]["text"].as_str().expect("a text");
@@ -291,6 +315,52 @@ async fn a_failing_processor_fails_its_request_and_no_other() {
         assert_eq!(status, 200, "{text}");
         assert_eq!(gathered(&events(&text), 0).2["completion_tokens"], 200);
     }
+    // Each fault was asked for twice, and each time a good request came after it.
+    let shown = get(&server.url, "/metrics").await;
+    let mine: Vec<&str> = shown.lines().filter(|line| line.contains("io_processor")).collect();
+    let shown = mine.join("\n");
+    let of_faulty = faults.iter().filter(|(field, ..)| *field == "io_fault").count() as u64;
+    let requests = 8 + 4 * faults.len() as u64;
+    // What `faulty` stopped at its body never came to `garbage`.
+    let stopped = 2 * 8;
+    for (processor, seen, refused, errors) in [
+        (
+            "faulty",
+            requests,
+            4,
+            [("deadline", 4), ("panic", 4), ("size", 4), ("error", 10), ("busy", 0)],
+        ),
+        (
+            "garbage",
+            requests - stopped,
+            0,
+            [("deadline", 0), ("panic", 0), ("size", 2), ("error", 8), ("busy", 0)],
+        ),
+    ] {
+        let count = |name: &str, labels: &str| metric(&shown, name, &format!("processor=\"{processor}\"{labels}"));
+        assert_eq!(count("requests_total", ""), seen, "{shown}");
+        assert_eq!(count("refusals_total", ""), refused, "{shown}");
+        for (reason, expected) in errors {
+            let found = count("errors_total", &format!(",reason=\"{reason}\""));
+            assert_eq!(found, expected, "{processor} {reason}\n{shown}");
+        }
+        assert_eq!(count("call_seconds_count", ",call=\"request\""), seen, "{shown}");
+        let in_buckets = metric(
+            &shown,
+            "call_seconds_bucket",
+            &format!("le=\"+Inf\",processor=\"{processor}\",call=\"request\""),
+        );
+        assert_eq!(in_buckets, seen, "{shown}");
+    }
+    let of_texts = metric(&shown, "call_seconds_count", "processor=\"faulty\",call=\"text\"");
+    assert_eq!(of_texts, 2 * (of_faulty - 8), "one call ends an answer that fails");
+    let late = shown
+        .lines()
+        .find(|line| line.starts_with(&named("call_seconds_sum", "processor=\"faulty\",call=\"request\"")));
+    let late: f64 = late
+        .and_then(|line| line.rsplit(' ').next()?.parse().ok())
+        .expect("a sum");
+    assert!(late >= 10.0, "two calls ran into the deadline of 5 s: {late}");
     server.signal("TERM");
     let (status, log) = server.wait();
     assert_eq!(status, Some(0), "hanging calls hold no server up: {log}");

@@ -110,7 +110,11 @@ const PLACES: &[(&str, &[&str], &str)] = &[
     ("axum", &["server"], "HTTP lives in the server"),
     ("clap", &["server"], "the command line lives in the server"),
     ("hf-hub", &["server"], "downloads live in the server"),
-    ("reqwest", &["server"], "HTTP lives in the server"),
+    (
+        "reqwest",
+        &["plugins/stat-logger-otlp", "server"],
+        "HTTP lives in the server; a collector is reached from its stat logger",
+    ),
     ("tokenizers", &["runtime/text"], "text owns tokenizing"),
     (
         "memmap2",

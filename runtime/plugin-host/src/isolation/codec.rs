@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use halyard_platform_api::abi::tables::{self, BatchWire, RecordRef};
 use halyard_platform_api::abi::{Str, U64s};
-use halyard_platform_api::hooks::{Batch, RecordBatch, StatRecord, read_batch};
+use halyard_platform_api::hooks::{
+    Batch, FINISH_REASONS, REJECTION_REASONS, RESIDENCIES, RecordBatch, SHUTDOWN_REASONS, StatRecord, read_batch,
+};
 use halyard_platform_api::{Error, Result, Status};
 use serde_json::{Map, Value};
 
@@ -276,21 +278,10 @@ pub fn record_to_json(record: &StatRecord) -> Result<Value> {
 
 /// Words that the json-lines logger writes for codes: kind, field, words in the order of the codes.
 const WORDS: &[(&str, &str, &[&str])] = &[
-    ("Finished", "reason", &["stop", "length", "abort", "error"]),
-    ("Lora", "residency", &["unloaded", "disk", "host", "device"]),
-    (
-        "Rejected",
-        "reason",
-        &[
-            "queue_full",
-            "shutting_down",
-            "engine_dead",
-            "prompt",
-            "parameter",
-            "adapter",
-        ],
-    ),
-    ("Shutdown", "reason", &["asked", "failed"]),
+    ("Finished", "reason", &FINISH_REASONS),
+    ("Lora", "residency", &RESIDENCIES),
+    ("Rejected", "reason", &REJECTION_REASONS),
+    ("Shutdown", "reason", &SHUTDOWN_REASONS),
 ];
 
 /// A code: a number, a truth, or the json-lines logger's word.

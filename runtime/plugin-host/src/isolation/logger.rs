@@ -92,7 +92,8 @@ impl Vitals {
     }
 }
 
-/// A stat logger in a child process.
+/// A stat logger in a child process. Its calls fail with `Poisoned` only where the child died or broke the shared memory; a panic that the
+/// library caught is `Internal`, as in this process.
 pub struct IsolatedStatLogger {
     shared: Arc<Shared>,
     config: String,
@@ -217,8 +218,10 @@ impl IsolatedStatLogger {
             return Ok(());
         }
         if answer.status == Status::Poisoned {
-            // A hook that panicked need not stay unusable in a process of its own: the next call gets a new one.
+            // A hook that panicked need not stay unusable in a process of its own: the next call gets a new one. The status itself is kept
+            // for processes that are gone.
             self.forget();
+            return Err(self.error(Status::Internal, format!("panicked: {}", answer.text)));
         }
         Err(Error {
             status: answer.status,
@@ -238,7 +241,7 @@ impl IsolatedStatLogger {
     fn lost(&mut self, lost: &Lost) -> Error {
         self.forget();
         let (status, vendor_code) = match lost {
-            // As after a panic: what was made is gone, and whoever delivers should give it a rest.
+            // What was made is gone, and whoever delivers should give it a rest.
             Lost::Died(_, signal) => (Status::Poisoned, *signal),
             Lost::Late(_) => (Status::Timeout, 0),
             Lost::Corrupt(_) => (Status::Poisoned, 0),

@@ -3,37 +3,29 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use halyard_platform_api::Result;
 use halyard_platform_api::abi::Str;
 use halyard_platform_api::abi::request_tables::{IoProcessorTable, IoRequestWire, IoVerdictWire};
 use halyard_platform_api::io_processor::{
-    IoAction, IoOpened, IoOutputs, IoProcessor, IoProcessorFactory, IoRequest, IoVerdict,
+    IoAction, IoOpened, IoOutputs, IoProcessor, IoProcessorFactory, IoRequest, IoVerdict, too_large,
 };
-use halyard_platform_api::{Error, Result, Status};
 
-use super::{Handle, call, named, slot};
+use super::hook::Hook;
+use super::{Handle, named, slot};
 
 /// Most bytes of a refusal's reason.
 const MAX_REASON_BYTES: u64 = 16 << 10;
 
-struct Shared {
-    name: String,
-    table: IoProcessorTable,
-    instance: Handle,
-}
+type Shared = Hook<IoProcessorTable>;
 
 impl Shared {
-    /// A defect of the plugin.
-    fn defect(&self, message: impl std::fmt::Display) -> Error {
-        Error::new(Status::Internal, format!("{}: {message}", self.name))
-    }
-
     /// A copy of a text that the plugin gave.
     ///
     /// # Safety
     /// `text` is null or valid for its length, if that is at most `limit`.
     unsafe fn read(&self, what: &str, text: Str, limit: u64) -> Result<String> {
         if text.len > limit {
-            return Err(self.defect(format_args!("gave {what} of {} bytes; {limit} are allowed", text.len)));
+            return Err(too_large(&self.name, what, text.len, limit));
         }
         if text.len == 0 {
             return Ok(String::new());
@@ -57,30 +49,16 @@ pub struct HostIoProcessorFactory {
 impl HostIoProcessorFactory {
     pub(crate) fn new(name: String, table: IoProcessorTable, instance: *mut c_void) -> HostIoProcessorFactory {
         HostIoProcessorFactory {
-            shared: Arc::new(Shared {
-                name,
-                table,
-                instance: Handle(instance),
-            }),
+            shared: Hook::new(name, table, instance),
         }
     }
 }
 
 impl IoProcessorFactory for HostIoProcessorFactory {
     fn create(&self, config: &str) -> Result<Arc<dyn IoProcessor>> {
-        let shared = &self.shared;
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: a live instance, a text borrowed for the call, valid output.
-        call(&shared.name, |err| unsafe {
-            slot(shared.table.create)(shared.instance.0, Str::new(config), &mut handle, err)
-        })?;
-        if handle.is_null() {
-            return Err(shared.defect("made a processor that is a null handle"));
-        }
-        Ok(Arc::new(HostIoProcessor {
-            shared: shared.clone(),
-            handle: Handle(handle),
-        }))
+        let shared = self.shared.clone();
+        let handle = shared.create("a processor", shared.table.create, config)?;
+        Ok(Arc::new(HostIoProcessor { shared, handle }))
     }
 }
 
@@ -103,9 +81,7 @@ impl IoProcessor for HostIoProcessor {
         let mut handle = std::ptr::null_mut();
         let mut verdict = IoVerdictWire::zeroed();
         // SAFETY: a live processor, a sized request whose texts are borrowed for the call, valid outputs.
-        call(&shared.name, |err| unsafe {
-            slot(shared.table.open)(self.handle.0, &wire, &mut handle, &mut verdict, err)
-        })?;
+        shared.call(|err| unsafe { slot(shared.table.open)(self.handle.0, &wire, &mut handle, &mut verdict, err) })?;
         // Released on every way out.
         let outputs = HostIoOutputs {
             shared: shared.clone(),
@@ -174,7 +150,7 @@ impl IoOutputs for HostIoOutputs {
     fn push(&mut self, choice: u32, text: &str) -> Result<String> {
         let mut out = Str::EMPTY;
         // SAFETY: a live request that `&mut` makes ours alone, a text borrowed for the call, valid output.
-        call(&self.shared.name, |err| unsafe {
+        self.shared.call(|err| unsafe {
             slot(self.shared.table.push)(self.handle.0, choice, Str::new(text), &mut out, err)
         })?;
         self.take(out)
@@ -186,9 +162,8 @@ impl IoOutputs for HostIoOutputs {
         };
         let mut out = Str::EMPTY;
         // SAFETY: a live request that `&mut` makes ours alone, valid output.
-        call(&self.shared.name, |err| unsafe {
-            finish(self.handle.0, choice, &mut out, err)
-        })?;
+        self.shared
+            .call(|err| unsafe { finish(self.handle.0, choice, &mut out, err) })?;
         self.take(out)
     }
 }

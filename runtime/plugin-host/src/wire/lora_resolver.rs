@@ -5,67 +5,41 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use halyard_platform_api::Result;
 use halyard_platform_api::abi::Str;
 use halyard_platform_api::abi::request_tables::{LoraAnswerWire, LoraQueryWire, LoraResolverTable};
 use halyard_platform_api::lora_resolver::{LoraQuery, LoraResolver, LoraResolverFactory};
-use halyard_platform_api::{Error, Result, Status};
 
-use super::{Handle, call, slot};
+use super::hook::Hook;
+use super::{Handle, slot};
 
 /// Longest path that a resolver may answer, in bytes (the system's own limit).
 const MAX_PATH_BYTES: usize = 4096;
 
-struct Shared {
-    name: String,
-    table: LoraResolverTable,
-    instance: Handle,
-}
-
-impl Shared {
-    /// A defect of the plugin.
-    fn defect(&self, message: impl std::fmt::Display) -> Error {
-        Error::new(Status::Internal, format!("{}: {message}", self.name))
-    }
-}
-
 /// A LoRA-resolver plugin.
 pub struct HostLoraResolverFactory {
-    shared: Arc<Shared>,
+    shared: Arc<Hook<LoraResolverTable>>,
 }
 
 impl HostLoraResolverFactory {
     pub(crate) fn new(name: String, table: LoraResolverTable, instance: *mut c_void) -> HostLoraResolverFactory {
         HostLoraResolverFactory {
-            shared: Arc::new(Shared {
-                name,
-                table,
-                instance: Handle(instance),
-            }),
+            shared: Hook::new(name, table, instance),
         }
     }
 }
 
 impl LoraResolverFactory for HostLoraResolverFactory {
     fn create(&self, config: &str) -> Result<Arc<dyn LoraResolver>> {
-        let shared = &self.shared;
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: a live instance, a text borrowed for the call, valid output.
-        call(&shared.name, |err| unsafe {
-            slot(shared.table.create)(shared.instance.0, Str::new(config), &mut handle, err)
-        })?;
-        if handle.is_null() {
-            return Err(shared.defect("made a resolver that is a null handle"));
-        }
-        Ok(Arc::new(HostLoraResolver {
-            shared: shared.clone(),
-            handle: Handle(handle),
-        }))
+        let shared = self.shared.clone();
+        let handle = shared.create("a resolver", shared.table.create, config)?;
+        Ok(Arc::new(HostLoraResolver { shared, handle }))
     }
 }
 
 /// A resolver of a plugin.
 struct HostLoraResolver {
-    shared: Arc<Shared>,
+    shared: Arc<Hook<LoraResolverTable>>,
     handle: Handle,
 }
 
@@ -85,9 +59,7 @@ impl LoraResolver for HostLoraResolver {
             ..LoraAnswerWire::zeroed()
         };
         // SAFETY: a live resolver, texts borrowed for the call, a sized answer over a buffer of the stated capacity.
-        call(&shared.name, |err| unsafe {
-            slot(shared.table.resolve)(self.handle.0, &wire, &mut answer, err)
-        })?;
+        shared.call(|err| unsafe { slot(shared.table.resolve)(self.handle.0, &wire, &mut answer, err) })?;
         if answer.found == 0 {
             return Ok(None);
         }

@@ -3,84 +3,46 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use halyard_platform_api::Result;
 use halyard_platform_api::abi::tables::StatLoggerTable;
-use halyard_platform_api::abi::{ErrorOut, Str};
 use halyard_platform_api::hooks::{Batch, RecordBatch, StatLogger, StatLoggerFactory};
-use halyard_platform_api::{Error, Result, Status};
 
-use super::{Handle, call, slot};
+use super::hook::Hook;
+use super::{Handle, slot};
 
 /// First size of the buffer for a sink's text; a sink that needs more is asked again.
 const FIRST_TEXT_BYTES: usize = 64 << 10;
 /// Largest text that a sink may show.
 const MAX_TEXT_BYTES: usize = 16 << 20;
 
-struct Shared {
-    name: String,
-    table: StatLoggerTable,
-    instance: Handle,
-}
-
 /// A stat-logger plugin.
 pub struct HostStatLoggerFactory {
-    shared: Arc<Shared>,
+    shared: Arc<Hook<StatLoggerTable>>,
 }
 
 impl HostStatLoggerFactory {
     pub(crate) fn new(name: String, table: StatLoggerTable, instance: *mut std::ffi::c_void) -> HostStatLoggerFactory {
         HostStatLoggerFactory {
-            shared: Arc::new(Shared {
-                name,
-                table,
-                instance: Handle(instance),
-            }),
+            shared: Hook::new(name, table, instance),
         }
     }
 }
 
 impl StatLoggerFactory for HostStatLoggerFactory {
     fn create(&self, config: &str) -> Result<Box<dyn StatLogger>> {
-        let shared = &self.shared;
-        let mut handle = std::ptr::null_mut();
-        shared.call(|err| {
-            // SAFETY: a live instance, a text borrowed for the call, valid output.
-            unsafe { slot(shared.table.create)(shared.instance.0, Str::new(config), &mut handle, err) }
-        })?;
-        if handle.is_null() {
-            return Err(Error::new(
-                Status::Internal,
-                format!("{}: made a logger that is a null handle", shared.name),
-            ));
-        }
+        let shared = self.shared.clone();
+        let handle = shared.create("a logger", shared.table.create, config)?;
         Ok(Box::new(HostStatLogger {
-            shared: shared.clone(),
-            handle: Handle(handle),
+            shared,
+            handle,
             text: Vec::new(),
         }))
     }
 }
 
-impl Shared {
-    /// Calls the plugin; says so where its answer is no status at all.
-    fn call(&self, function: impl FnOnce(*mut ErrorOut) -> u32) -> Result<()> {
-        let mut answered = 0;
-        let called = call(&self.name, |err| {
-            answered = function(err);
-            answered
-        });
-        called.map_err(|error| {
-            if Status::ALL.iter().any(|status| *status as u32 == answered) {
-                return error;
-            }
-            let message = format!("{} (it answered {answered}, which is no status)", error.message);
-            Error { message, ..error }
-        })
-    }
-}
-
 /// A logger of a plugin.
 struct HostStatLogger {
-    shared: Arc<Shared>,
+    shared: Arc<Hook<StatLoggerTable>>,
     handle: Handle,
     // Kept for its memory.
     text: Vec<u8>,
@@ -126,24 +88,23 @@ impl StatLogger for HostStatLogger {
                 return Ok(None);
             }
             if len > MAX_TEXT_BYTES as u64 {
-                return Err(self.broken(format!(
+                return Err(self.shared.defect(format!(
                     "shows {len} bytes at /metrics; at most {MAX_TEXT_BYTES} are taken"
                 )));
             }
             if len <= capacity {
                 let text = std::str::from_utf8(&self.text[..len as usize]);
-                let text = text.map_err(|e| self.broken(format!("shows a text at /metrics that is not UTF-8: {e}")))?;
+                let text = text.map_err(|e| {
+                    self.shared
+                        .defect(format!("shows a text at /metrics that is not UTF-8: {e}"))
+                })?;
                 return Ok(Some(text.to_owned()));
             }
             self.text.resize(len as usize + len as usize / 4, 0);
         }
-        Err(self.broken("asks for a larger buffer each time it is asked for its text".to_string()))
-    }
-}
-
-impl HostStatLogger {
-    fn broken(&self, words: String) -> Error {
-        Error::new(Status::Internal, format!("{}: {words}", self.shared.name))
+        Err(self
+            .shared
+            .defect("asks for a larger buffer each time it is asked for its text".to_string()))
     }
 }
 

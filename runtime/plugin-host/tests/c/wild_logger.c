@@ -98,6 +98,7 @@ static uint32_t log_batch(void *logger, const halyard_record_batch *batch, halya
     }
     if (file != NULL) fclose(file);
     misbehave();
+    if (strcmp(what, "poisoned") == 0) return fail(err, HALYARD_STATUS_POISONED, "an earlier call panicked");
     return strcmp(what, "error") == 0 ? fail(err, HALYARD_STATUS_UNAVAILABLE, "no luck today") : HALYARD_STATUS_OK;
 }
 

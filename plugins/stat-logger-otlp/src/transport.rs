@@ -1,0 +1,127 @@
+//! The way to the collector, for metrics and spans alike: one HTTP client with the certificates that it trusts and one deadline for a whole
+//! request. A failure keeps all its words, which the SDK would leave out, and is told apart: one that may pass, and one of TLS, which needs
+//! a person.
+
+use std::error::Error as StdError;
+use std::fmt::Write as _;
+use std::io;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use halyard_platform_api::{Error, Result, Status};
+use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use reqwest::Certificate;
+use reqwest::blocking::Client;
+use reqwest::redirect::Policy;
+
+use crate::config::{Config, refused};
+use crate::outbox::Counts;
+
+/// Sends requests to the collector and remembers how the last one failed. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Transport {
+    client: Client,
+    counts: Arc<Counts>,
+}
+
+/// How a request failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The whole chain of causes.
+    pub words: String,
+    /// It was TLS: a certificate, or no common way to talk. Waiting does not mend that.
+    pub is_tls: bool,
+}
+
+impl Transport {
+    /// A client for `config`; failures go to `counts`. Blocks for reading certificates.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming the key `ca_file`; `Unavailable` where the system has no certificates to trust.
+    pub fn new(config: &Config, counts: Arc<Counts>) -> Result<Transport> {
+        let certificates = config.ca_file.as_deref().map(read_certificates).transpose()?;
+        let own = certificates.is_some();
+        let mut builder = Client::builder()
+            .timeout(config.timeout())
+            // A collector that moved is to be told, not followed: perhaps to where nothing is encrypted.
+            .redirect(Policy::none());
+        if own || !config.is_encrypted() {
+            // Without TLS the system's certificates are not needed, and need not be there.
+            builder = builder.tls_certs_only(certificates.unwrap_or_default());
+        }
+        // A blocking client has a runtime of its own, which cannot be made on a thread of another one.
+        let made = std::thread::Builder::new()
+            .name("otlp-client".to_string())
+            .spawn(move || builder.build())
+            .map_err(|error| Error::new(Status::Unavailable, format!("no thread for the HTTP client: {error}")))?
+            .join();
+        let made = made.map_err(|_| Error::new(Status::Internal, "making the HTTP client panicked"))?;
+        let client = made.map_err(|error| {
+            let words = chain(&error);
+            match &config.ca_file {
+                Some(file) => refused("ca_file", format_args!("{}: {words}", file.display())),
+                None => Error::new(
+                    Status::Unavailable,
+                    format!("no HTTP client: {words}; `ca_file` names certificates to trust"),
+                ),
+            }
+        })?;
+        Ok(Transport { client, counts })
+    }
+}
+
+/// The certificates of a PEM file.
+fn read_certificates(file: &std::path::Path) -> Result<Vec<Certificate>> {
+    let wrong = |what: &dyn std::fmt::Display| refused("ca_file", format_args!("{}: {what}", file.display()));
+    let pem = std::fs::read(file).map_err(|error| wrong(&error))?;
+    let certificates = Certificate::from_pem_bundle(&pem).map_err(|error| wrong(&chain(&error)))?;
+    if certificates.is_empty() {
+        return Err(wrong(&"there is no certificate in it (-----BEGIN CERTIFICATE-----)"));
+    }
+    Ok(certificates)
+}
+
+#[async_trait]
+impl HttpClient for Transport {
+    async fn send_bytes(&self, request: Request<Bytes>) -> std::result::Result<Response<Bytes>, HttpError> {
+        let sent = self.client.send_bytes(request).await;
+        self.counts.reached(sent.as_ref().err().map(|error| Failure {
+            words: chain(&**error),
+            is_tls: is_tls(&**error),
+        }));
+        sent
+    }
+}
+
+/// What caused an error, and what caused that, down to the first cause.
+fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error| cause(*error))
+}
+
+/// What caused an error. An I/O error's own answer leaves out the error that it carries.
+fn cause<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a (dyn StdError + 'static)> {
+    match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        Some(carried) => Some(carried),
+        None => error.source(),
+    }
+}
+
+/// An error with its causes, each once.
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut words = String::new();
+    let mut last = String::new();
+    for cause in causes(error) {
+        let cause = cause.to_string();
+        if cause != last {
+            let border = if words.is_empty() { "" } else { ": " };
+            let _ = write!(words, "{border}{cause}");
+        }
+        last = cause;
+    }
+    words
+}
+
+/// Whether TLS is the cause.
+fn is_tls(error: &(dyn StdError + 'static)) -> bool {
+    causes(error).any(|cause| cause.is::<rustls::Error>())
+}
