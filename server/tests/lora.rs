@@ -5,6 +5,7 @@ mod common;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::Request;
@@ -250,35 +251,82 @@ async fn resolvers_errors_have_a_reason_and_are_never_500() {
     is_peft(&server, "rank16", "rank16").await;
 }
 
+/// The value of an adapter's metric; `None` while there is none.
+fn metric(text: &str, name: &str, adapter: &str) -> Option<f64> {
+    let start = format!("halyard:lora_{name}{{model_name=\"tiny\",engine=\"0\",lora=\"{adapter}\"}} ");
+    let line = text.lines().find_map(|line| line.strip_prefix(&start))?;
+    Some(line.parse().expect("a number"))
+}
+
+/// Asks until every adapter is where it should be: the engine tells of its adapters when it has nothing else to do.
+async fn comes_to_be(server: &TestServer, expected: &[(&str, f64)]) {
+    let end = Instant::now() + Duration::from_secs(120);
+    loop {
+        let text = server.get("/metrics").await.text;
+        let found = |(adapter, place): &(&str, f64)| metric(&text, "residency", adapter) == Some(*place);
+        if expected.iter().all(found) {
+            return;
+        }
+        assert!(Instant::now() < end, "not {expected:?}: {text}");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn metrics_tell_file_host_memory_and_device_apart() {
+    const FILE: f64 = 0.0;
+    const HOST: f64 = 1.0;
+    const DEVICE: f64 = 2.0;
+    let source = |name: &str| (name.to_owned(), AdapterSource::Folder(adapter(name)));
+    let server = TestServer::with(Options {
+        lora_config: Some(LoraConfig {
+            adapters: vec![source("rank4"), source("rank16")],
+            max_loras: 1,
+            max_cpu_loras: Some(1),
+            ..LoraConfig::default()
+        }),
+        lora: LoraState::new(true, None),
+        ..Options::default()
+    });
+    // Nobody asked for one yet; the last one read has the only place in host memory.
+    comes_to_be(&server, &[("rank4", FILE), ("rank16", HOST)]).await;
+    is_peft(&server, "rank4", "rank4").await;
+    comes_to_be(&server, &[("rank4", DEVICE), ("rank16", FILE)]).await;
+    is_peft(&server, "rank16", "rank16").await;
+    comes_to_be(&server, &[("rank4", FILE), ("rank16", DEVICE)]).await;
+    let load = json!({"lora_name": "third", "lora_path": adapter("rslora8")});
+    assert_eq!(server.post(LOAD, &load).await.status, 200);
+    comes_to_be(&server, &[("third", HOST), ("rank16", DEVICE)]).await;
+    let unload = json!({"lora_name": "rank16"});
+    assert_eq!(server.post(UNLOAD, &unload).await.status, 200);
+    let end = Instant::now() + Duration::from_secs(120);
+    while metric(&server.get("/metrics").await.text, "residency", "rank16").is_some() {
+        assert!(Instant::now() < end, "an unloaded adapter is still in the metrics");
+        tokio::task::yield_now().await;
+    }
+    comes_to_be(&server, &[("third", HOST), ("rank4", FILE)]).await;
+}
+
 #[tokio::test]
 async fn metrics_name_each_adapter() {
     let server = updating();
     is_peft(&server, "rank4", "rank4").await;
-    // The engine tells of its adapters when it has nothing else to do.
-    let mut text = String::new();
-    for _ in 0..100_000 {
-        text = server.get("/metrics").await.text;
-        if text.contains("halyard:lora_requests_running{model_name=\"tiny\",engine=\"0\",lora=\"rank4\"} 0")
-            && text.contains("halyard:lora_device_loads_total{model_name=\"tiny\",engine=\"0\",lora=\"rank4\"} 1")
-        {
-            break;
+    let end = Instant::now() + Duration::from_secs(120);
+    let text = loop {
+        let text = server.get("/metrics").await.text;
+        let told = |name, value| metric(&text, name, "rank4") == Some(value);
+        if told("requests_running", 0.0) && told("device_loads_total", 1.0) {
+            break text;
         }
-    }
-    let value = |name: &str| -> f64 {
-        let line = text
-            .lines()
-            .find(|line| line.starts_with(name) && line.contains("lora=\"rank4\""));
-        let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
-        line.rsplit(' ')
-            .next()
-            .and_then(|value| value.parse().ok())
-            .expect("a number")
+        assert!(Instant::now() < end, "{text}");
+        tokio::task::yield_now().await;
     };
-    assert_eq!(value("halyard:lora_requests_total"), 1.0);
-    assert_eq!(value("halyard:lora_device_loads_total"), 1.0);
-    assert_eq!(value("halyard:lora_residency"), 2.0);
-    assert_eq!(value("halyard:lora_requests_running"), 0.0);
-    assert!(value("halyard:lora_load_seconds_total") > 0.0);
+    let value = |name| metric(&text, name, "rank4").unwrap_or_else(|| panic!("no {name} in {text}"));
+    assert_eq!(value("requests_total"), 1.0);
+    assert_eq!(value("device_loads_total"), 1.0);
+    assert_eq!(value("residency"), 2.0);
+    assert_eq!(value("requests_running"), 0.0);
+    assert!(value("load_seconds_total") > 0.0);
     assert!(
         text.contains("vllm:lora_requests_info{") && text.contains("max_lora=\"2\""),
         "{text}"

@@ -1,57 +1,81 @@
 //! Host memory for buffers: zeroed, aligned, given back when the last user is gone; and how much of it there is.
+//!
+//! Buffers are cut from slabs of huge pages: the weights of a small model are shorter than such a page each, and on pages of 4 KiB the
+//! processor would stop reading ahead at the end of every one.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use halyard_platform_api::{Error, MemoryInfo, Result};
 
-/// Pages are mapped, not allocated: they are zero and cost nothing until touched, which a large KV pool relies on.
 const HUGE_PAGE: usize = 2 << 20;
+const PAGE: usize = 4096;
+/// Bytes of address space of a slab; larger buffers have one of their own.
+const SLAB: usize = 64 << 20;
 
-/// One mapping.
-pub(crate) struct Allocation {
-    base: NonNull<u8>,
-    bytes: usize,
-    used: Arc<AtomicU64>,
+/// A mapping that begins at a huge page. Pages are mapped, not allocated: they are zero and cost nothing until touched, which a large KV pool
+/// relies on.
+struct Slab {
+    mapped: NonNull<u8>,
+    mapped_bytes: usize,
+    base: *mut u8,
 }
 
 // SAFETY: plain memory; who reads and writes it when is ruled by the contract's queue order, not by this owner.
-unsafe impl Send for Allocation {}
+unsafe impl Send for Slab {}
 // SAFETY: as above.
-unsafe impl Sync for Allocation {}
+unsafe impl Sync for Slab {}
 
-impl Allocation {
-    /// Maps `bytes` zeroed bytes.
-    ///
+impl Slab {
     /// # Errors
     /// `OutOfMemory` when the system refuses.
-    fn map(bytes: usize, used: Arc<AtomicU64>) -> Result<Allocation> {
+    fn map(bytes: usize) -> Result<Slab> {
+        let mapped_bytes = bytes + HUGE_PAGE;
         // SAFETY: an anonymous private mapping with no address wish has no preconditions.
-        let base = unsafe {
+        let mapped = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                bytes,
+                mapped_bytes,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
                 -1,
                 0,
             )
         };
-        let base = NonNull::new(base.cast::<u8>()).filter(|_| base != libc::MAP_FAILED);
-        let Some(base) = base else {
+        let mapped = NonNull::new(mapped.cast::<u8>()).filter(|_| mapped != libc::MAP_FAILED);
+        let Some(mapped) = mapped else {
             return Err(Error::out_of_memory(format!("the system refused to map {bytes} bytes")));
         };
-        if bytes >= HUGE_PAGE {
-            // SAFETY: advice on the mapping just made; failure is harmless.
-            unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
-        }
-        used.fetch_add(bytes as u64, Ordering::Relaxed);
-        Ok(Allocation { base, bytes, used })
+        let base = mapped.as_ptr().wrapping_add(mapped.as_ptr().align_offset(HUGE_PAGE));
+        // SAFETY: advice on a part of the mapping just made; failure is harmless.
+        unsafe { libc::madvise(base.cast(), bytes, libc::MADV_HUGEPAGE) };
+        Ok(Slab {
+            mapped,
+            mapped_bytes,
+            base,
+        })
     }
+}
 
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: unmaps what `map` mapped; no buffer of it is left.
+        unsafe { libc::munmap(self.mapped.as_ptr().cast(), self.mapped_bytes) };
+    }
+}
+
+/// A part of a slab.
+pub(crate) struct Allocation {
+    slab: Arc<Slab>,
+    offset: usize,
+    bytes: usize,
+    used: Arc<AtomicU64>,
+}
+
+impl Allocation {
     pub(crate) fn ptr(&self) -> *mut u8 {
-        self.base.as_ptr()
+        self.slab.base.wrapping_add(self.offset)
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -65,7 +89,7 @@ impl Allocation {
             .and_then(|o| o.checked_add(len))
             .filter(|&end| end <= self.bytes);
         match end {
-            // SAFETY: offset + len lies inside the mapping.
+            // SAFETY: offset + len lies inside the slab.
             Some(_) => Ok(unsafe { self.ptr().add(offset as usize) }),
             None => Err(Error::invalid(format!(
                 "bytes {offset} to {offset} + {len} pass the buffer's end at {}",
@@ -77,8 +101,15 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: unmaps what `map` mapped; nobody holds the allocation any more.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+        // Addresses of a slab are used once. Its memory goes back to the system now, page by page: the slab may live as long as a model.
+        let (first, end) = (
+            self.offset.next_multiple_of(PAGE),
+            (self.offset + self.bytes) / PAGE * PAGE,
+        );
+        if first < end {
+            // SAFETY: whole pages of this buffer alone, which nobody holds any more.
+            unsafe { libc::madvise(self.slab.base.add(first).cast(), end - first, libc::MADV_DONTNEED) };
+        }
         self.used.fetch_sub(self.bytes as u64, Ordering::Relaxed);
     }
 }
@@ -88,6 +119,8 @@ pub(crate) struct Memory {
     total: u64,
     available_at_open: u64,
     used: Arc<AtomicU64>,
+    /// The slab that small buffers are cut from, and its bytes in use.
+    open: Mutex<Option<(Arc<Slab>, usize)>>,
 }
 
 impl Memory {
@@ -97,6 +130,7 @@ impl Memory {
             total,
             available_at_open: available,
             used: Arc::new(AtomicU64::new(0)),
+            open: Mutex::new(None),
         }
     }
 
@@ -121,7 +155,35 @@ impl Memory {
                 info.free_bytes, self.available_at_open, info.used_bytes
             )));
         }
-        Allocation::map(bytes as usize, self.used.clone())
+        let bytes = bytes as usize;
+        let (slab, offset) = self.cut(bytes)?;
+        self.used.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(Allocation {
+            slab,
+            offset,
+            bytes,
+            used: self.used.clone(),
+        })
+    }
+
+    /// A place for `bytes` zeroed bytes.
+    fn cut(&self, bytes: usize) -> Result<(Arc<Slab>, usize)> {
+        if bytes > SLAB / 2 {
+            return Ok((Arc::new(Slab::map(bytes)?), 0));
+        }
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        // Small buffers share pages, others begin at one.
+        let align = if bytes < PAGE { 64 } else { PAGE };
+        if let Some((slab, end)) = &mut *open {
+            let offset = end.next_multiple_of(align);
+            if offset + bytes <= SLAB {
+                *end = offset + bytes;
+                return Ok((slab.clone(), offset));
+            }
+        }
+        let slab = Arc::new(Slab::map(SLAB)?);
+        *open = Some((slab.clone(), bytes));
+        Ok((slab, 0))
     }
 }
 
@@ -145,5 +207,67 @@ fn system_memory() -> (u64, u64) {
             (limit, available.min(limit.saturating_sub(used)))
         }
         _ => (total, available),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether every byte is `value`, of a buffer that the calling test alone uses.
+    fn holds(allocation: &Allocation, value: u8) -> bool {
+        // SAFETY: the buffer's own bytes, which nobody writes meanwhile.
+        let bytes = unsafe { std::slice::from_raw_parts(allocation.ptr(), allocation.bytes()) };
+        bytes.iter().all(|&byte| byte == value)
+    }
+
+    #[test]
+    fn buffers_are_zeroed_aligned_apart_and_counted() {
+        let memory = Memory::new();
+        let sizes = [1, 100, PAGE as u64, 3 << 20, SLAB as u64 / 2, SLAB as u64, 5, 40 << 20];
+        let mut all = Vec::new();
+        for (i, &size) in sizes.iter().enumerate() {
+            let allocation = memory.allocate(size).expect("memory");
+            assert!(holds(&allocation, 0), "buffer {i}");
+            // SAFETY: the buffer's own bytes.
+            unsafe { allocation.ptr().write_bytes(i as u8 + 1, size as usize) };
+            assert!(
+                allocation
+                    .ptr()
+                    .addr()
+                    .is_multiple_of(if size < PAGE as u64 { 64 } else { PAGE })
+            );
+            all.push(allocation);
+        }
+        assert_eq!(memory.info().used_bytes, sizes.iter().sum::<u64>());
+        drop(all.remove(3));
+        for (allocation, value) in all.iter().zip([1, 2, 3, 5, 6, 7, 8]) {
+            assert!(holds(allocation, value), "buffer {value} keeps its bytes");
+        }
+        drop(all);
+        assert_eq!(memory.info().used_bytes, 0);
+        let after = memory.allocate(3 << 20).expect("memory");
+        assert!(holds(&after, 0), "no byte of a dead buffer");
+    }
+
+    #[test]
+    fn memory_of_a_dead_buffer_goes_back_to_the_system_while_its_slab_lives() {
+        let memory = Memory::new();
+        let kept = memory.allocate(4096).expect("memory");
+        let dead = memory.allocate(8 << 20).expect("memory");
+        let resident = |at: *mut u8| {
+            let mut pages = vec![0u8; (8 << 20) / PAGE];
+            // SAFETY: page-aligned, inside the slab that `kept` holds.
+            let outcome = unsafe { libc::mincore(at.cast(), 8 << 20, pages.as_mut_ptr()) };
+            assert_eq!(outcome, 0);
+            pages.iter().filter(|page| **page & 1 == 1).count()
+        };
+        let at = dead.ptr();
+        // SAFETY: this test alone uses it.
+        unsafe { at.write_bytes(1, 8 << 20) };
+        assert_eq!(resident(at), (8 << 20) / PAGE);
+        drop(dead);
+        assert_eq!(resident(at), 0);
+        drop(kept);
     }
 }

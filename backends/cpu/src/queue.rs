@@ -1,6 +1,6 @@
 //! Encoding and running: commands are a list of op ids and tensors; a submit resolves them and runs one parallel region.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use halyard_kernels_cpu::LINEAR_SCRATCH;
@@ -9,7 +9,7 @@ use halyard_platform_api::{
 };
 
 use crate::device::Inner;
-use crate::kernel::{Kernel, Worker};
+use crate::kernel::{Kernel, Worker, goes_by_rows, rows_of};
 use crate::objects::{Command, CommandList, Objects};
 use crate::view::View;
 
@@ -75,6 +75,8 @@ struct Running {
     /// One per thread.
     local: Vec<Vec<f32>>,
     operands: Vec<View>,
+    /// What the threads have taken of each phase.
+    taken: Vec<AtomicUsize>,
     failure: Option<Error>,
 }
 
@@ -92,6 +94,7 @@ impl CpuQueue {
             shared: Vec::new(),
             local,
             operands: Vec::new(),
+            taken: Vec::new(),
             failure: None,
         };
         CpuQueue {
@@ -108,10 +111,11 @@ impl CpuQueue {
         let num_commands = lists.iter().map(|list| list.commands.len()).sum();
         let mut steps: Vec<(&dyn Kernel, usize, usize)> = Vec::with_capacity(num_commands);
         running.operands.clear();
-        let mut scratch = 0;
+        let (mut scratch, mut num_phases) = (0, 0);
         for (list, command) in lists.iter().flat_map(|l| l.commands.iter().map(move |c| (l, c))) {
             let kernel = &**objects.op(command.op)?;
             scratch = scratch.max(kernel.scratch_bytes());
+            num_phases += kernel.phases();
             let operands = &list.operands[command.first as usize..][..command.count as usize];
             let first = running.operands.len();
             for operand in operands {
@@ -122,10 +126,15 @@ impl CpuQueue {
         if steps.is_empty() {
             return Ok(());
         }
-        grow(&mut running.shared, scratch);
+        let size = self.inner.threads;
+        let (waits, own) = by_rows(&steps, &running.operands, size);
+        grow(&mut running.shared, scratch.max(own * size));
+        running.taken.clear();
+        running.taken.resize_with(num_phases, AtomicUsize::default);
         let shared = Scratch(running.shared.as_mut_ptr().cast::<u8>());
         let locals: Vec<Mutex<&mut [f32]>> = running.local.iter_mut().map(|l| Mutex::new(l.as_mut_slice())).collect();
-        let (views, size, kernels) = (&running.operands, self.inner.threads, self.inner.kernels);
+        let (views, taken) = (&running.operands, &running.taken);
+        let kernels = self.inner.kernels;
         let region = |rank: usize, barrier: &crate::pool::Barrier| {
             let mut local = locals[rank].lock().unwrap_or_else(PoisonError::into_inner);
             let mut worker = Worker {
@@ -133,14 +142,18 @@ impl CpuQueue {
                 size,
                 kernels,
                 shared: shared.ptr(),
+                own: shared.ptr().wrapping_add(rank * own),
                 local: &mut local,
+                taken: &taken[0],
             };
-            for (kernel, first, count) in &steps {
-                for phase in 0..kernel.phases() {
+            let mut taken = taken.iter();
+            for ((kernel, first, count), wait) in steps.iter().zip(&waits) {
+                for (phase, taken) in taken.by_ref().take(kernel.phases()).enumerate() {
+                    worker.taken = taken;
                     // SAFETY: operands were resolved above and their allocations live as long as `objects` is held; all
                     // threads run the same list, and the barrier separates phases.
                     unsafe { kernel.run(phase, &mut worker, &views[*first..][..*count]) };
-                    if !barrier.wait() {
+                    if *wait && !barrier.wait() {
                         return;
                     }
                 }
@@ -155,6 +168,38 @@ impl CpuQueue {
             ))
         }
     }
+}
+
+/// For each step, whether threads wait for each other after its phases; and the bytes of scratch of a thread in the steps that go by rows.
+fn by_rows(steps: &[(&dyn Kernel, usize, usize)], views: &[View], threads: usize) -> (Vec<bool>, usize) {
+    let operands = |&(_, first, count): &(&dyn Kernel, usize, usize)| &views[first..first + count];
+    let tokens = |step: &(&dyn Kernel, usize, usize)| {
+        let tokens = step.0.rows(operands(step));
+        tokens.filter(|&tokens| goes_by_rows(tokens, threads))
+    };
+    let (mut waits, mut own) = (vec![true; steps.len()], 0);
+    // The first step since threads last waited.
+    let mut first = 0;
+    let mut last = None;
+    for (i, step) in steps.iter().enumerate() {
+        let now = tokens(step);
+        if let Some(tokens) = now {
+            let rows = (0..threads).map(|rank| rows_of(tokens, threads, rank).len()).max();
+            own = own.max((rows.unwrap_or(0) * step.0.row_scratch_bytes()).next_multiple_of(64));
+        }
+        let crosses = || {
+            let earlier = steps[first..i].iter().flat_map(operands);
+            let mut pairs = earlier.flat_map(|a| operands(step).iter().map(move |b| (a, b)));
+            pairs.any(|(a, b)| a.crosses_rows(b))
+        };
+        if i > 0 && now.is_some() && now == last && !crosses() {
+            waits[i - 1] = false;
+        } else {
+            first = i;
+        }
+        last = now;
+    }
+    (waits, own)
 }
 
 /// A pointer that the region's threads share.
@@ -280,6 +325,64 @@ mod tests {
             assert_eq!(queue.completed(), u64::MAX);
             assert_eq!(queue.wait(1, 0).map_err(|e| e.status), Err(Status::Internal));
         }
+    }
+
+    /// Goes by rows over its operands.
+    struct ByRows;
+
+    impl Kernel for ByRows {
+        fn rows(&self, operands: &[View]) -> Option<usize> {
+            operands.last().map(View::len)
+        }
+
+        fn row_scratch_bytes(&self) -> usize {
+            10
+        }
+
+        unsafe fn run(&self, _phase: usize, _worker: &mut Worker<'_>, _operands: &[View]) {}
+    }
+
+    #[test]
+    fn threads_wait_where_rows_change_or_memory_is_used_again() {
+        let device = CpuDevice::open(2, Kernels::best()).expect("a device");
+        let buffer = device.create_buffer(1 << 20, BufferKind::Device).expect("memory");
+        let objects = read(&device.inner.objects);
+        let view = |offset: u64, rows: u32, columns: u32, stride: u32| {
+            let mut tensor = Tensor::contiguous(buffer.id(), offset, DType::F32, &[rows, columns]);
+            tensor.strides[0] = stride;
+            View::resolve(&tensor, &objects).expect("in range")
+        };
+        let waits = |views: &[View]| {
+            let steps: Vec<_> = (0..views.len() / 2)
+                .map(|i| (&ByRows as &dyn Kernel, 2 * i, 2))
+                .collect();
+            by_rows(&steps, views, 2)
+        };
+        let (wide, narrow) = (view(0, 256, 64, 64), view(1 << 17, 256, 16, 16));
+        // One after the other over their own rows; a scratch of 11 tiles of rows.
+        assert_eq!(
+            waits(&[wide, narrow, narrow, wide]),
+            (vec![false, true], (132 * 10_usize).next_multiple_of(64))
+        );
+        // Columns of one matrix are rows of it.
+        let (left, right) = (view(0, 256, 16, 64), view(64, 256, 48, 64));
+        assert_eq!(waits(&[left, narrow, narrow, right]).0, [false, true]);
+        // A dead tensor's memory with other rows, even two steps later.
+        let again = view(0, 256, 16, 16);
+        assert_eq!(waits(&[wide, narrow, narrow, again]).0, [true, true]);
+        assert_eq!(
+            waits(&[wide, narrow, narrow, narrow, narrow, again]).0,
+            [false, true, true]
+        );
+        // Shifted by a row.
+        assert_eq!(waits(&[wide, narrow, narrow, view(256, 256, 16, 64)]).0, [true, true]);
+        // Other numbers of tokens, and too few of them.
+        assert_eq!(
+            waits(&[wide, narrow, view(0, 200, 64, 64), view(1 << 17, 200, 16, 16)]).0,
+            [true, true]
+        );
+        let few = (view(0, 100, 64, 64), view(1 << 17, 100, 16, 16));
+        assert_eq!(waits(&[few.0, few.1, few.1, few.0]), (vec![true, true], 0));
     }
 
     #[test]

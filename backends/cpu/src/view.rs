@@ -77,6 +77,30 @@ impl View {
         self.shape[rank - 1] <= 1 || self.strides[rank - 1] == 1
     }
 
+    /// Whether the spans share bytes.
+    pub(crate) fn overlaps(&self, other: &View) -> bool {
+        let (a, b) = (self.ptr as usize, other.ptr as usize);
+        !self.is_none() && !other.is_none() && a < b + other.bytes && b < a + self.bytes
+    }
+
+    /// Whether one row of this may share bytes with another row of `other`. Two tensors of one memory, dead and born, may; two columns of one
+    /// matrix do not.
+    pub(crate) fn crosses_rows(&self, other: &View) -> bool {
+        let (a, b) = (self.ptr as usize, other.ptr as usize);
+        let (stride, other_stride) = (
+            self.strides[0] * self.dtype.bytes(),
+            other.strides[0] * other.dtype.bytes(),
+        );
+        // A row's own bytes: the span without the rows before the last.
+        let width = |view: &View, stride: usize| view.bytes - (view.shape[0].max(1) - 1) * stride;
+        let one_matrix = stride == other_stride && {
+            let first = a.min(b);
+            let end = (a - first + width(self, stride)).max(b - first + width(other, stride));
+            end <= stride.max(1)
+        };
+        self.overlaps(other) && !one_matrix
+    }
+
     /// All bytes of the span.
     ///
     /// # Safety

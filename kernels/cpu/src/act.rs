@@ -1,13 +1,13 @@
 //! Lays activations out for the products in `linear_*`, once for all weight panels: rounded or quantised as the mode
-//! asks, and transposed in tiles of tokens so that the inner loop reads it forward. Owns the tiling; each token's
-//! bytes depend on that token alone, so results cannot depend on the batch.
+//! asks, in tiles of tokens so that the inner loop reads it forward, at distances that it knows. Owns the tiling; each
+//! token's bytes depend on that token alone, so results cannot depend on the batch.
 //!
 //! The tokens are cut into tiles of 12, the rest into tiles of 8, 4, 2 and 1. A tile of W tokens holds, with K padded
 //! by zeros to a multiple of 32:
 //! - `F32` f32\[k\]\[W\];
-//! - `Bf16` bf16\[k / 2\]\[W\]\[2\];
-//! - `Int8` per 32 elements of K: i8\[8\]\[W\]\[4\] quants, then \[W\] each of: f32 d (= max|x| / 127), f32 d·Σq,
-//!   i32 −Σq over the block, over its first and over its second half.
+//! - `Bf16` per 32 elements of K ("block"): bf16\[W\]\[32\];
+//! - `Int8` per block: i8\[W\]\[32\] quants, then \[W\] each of: f32 d (= max|x| / 127), f32 d·Σq, i32 −Σq over the
+//!   block, over its first and over its second half.
 
 use std::ops::Range;
 
@@ -26,9 +26,11 @@ pub enum ActMode {
 }
 
 /// Tokens of a full tile.
-pub(crate) const TILE: usize = 12;
+pub const TILE: usize = 12;
 /// 32-bit words that a token's block of 32 takes in `Int8`.
-pub(crate) const INT8_WORDS: usize = 13;
+pub(crate) const INT8_WORDS: usize = INT8_QUADS + 5;
+/// Of these, the words that hold quants.
+pub(crate) const INT8_QUADS: usize = 8;
 
 /// Bytes of one token's prepared activations of length `k`.
 pub const fn act_token_bytes(mode: ActMode, k: usize) -> usize {
@@ -143,19 +145,14 @@ unsafe fn load_block<S: Simd>(x: *const f32, k0: usize, k: usize) -> [S::F; 2] {
 /// # Safety
 /// As for `token_f32`, with the instruction set of `S`.
 #[inline(always)]
-unsafe fn token_bf16<S: Simd>(x: *const f32, k: usize, dst: *mut u32, t: usize, width: usize) {
-    // SAFETY: the caller's promise; `pairs` holds 32 halves.
+unsafe fn token_bf16<S: Simd>(x: *const f32, k: usize, dst: *mut u16, t: usize, width: usize) {
+    // SAFETY: the caller's promise.
     unsafe {
-        let mut k0 = 0;
-        while k0 < k {
-            let v = load_block::<S>(x, k0, k);
-            let mut pairs = [0u32; LANES];
-            S::store_bf16(pairs.as_mut_ptr().cast(), v[0]);
-            S::store_bf16(pairs.as_mut_ptr().add(LANES / 2).cast(), v[1]);
-            for (i, pair) in pairs.into_iter().enumerate() {
-                *dst.add((k0 / 2 + i) * width + t) = pair;
-            }
-            k0 += BLOCK;
+        for b in 0..padded_k(k) / BLOCK {
+            let v = load_block::<S>(x, b * BLOCK, k);
+            let out = dst.add((b * width + t) * BLOCK);
+            S::store_bf16(out, v[0]);
+            S::store_bf16(out.add(LANES), v[1]);
         }
     }
 }
@@ -164,7 +161,7 @@ unsafe fn token_bf16<S: Simd>(x: *const f32, k: usize, dst: *mut u32, t: usize, 
 /// As for `token_f32`, with the instruction set of `S`.
 #[inline(always)]
 unsafe fn token_int8<S: Simd>(x: *const f32, k: usize, dst: *mut u32, t: usize, width: usize) {
-    // SAFETY: the caller's promise; `quads` holds 32 bytes.
+    // SAFETY: the caller's promise.
     unsafe {
         for b in 0..padded_k(k) / BLOCK {
             let v = load_block::<S>(x, b * BLOCK, k);
@@ -183,21 +180,19 @@ unsafe fn token_int8<S: Simd>(x: *const f32, k: usize, dst: *mut u32, t: usize, 
                 S::round_i32(S::mul(v[0], S::splat(inverse))),
                 S::round_i32(S::mul(v[1], S::splat(inverse))),
             ];
-            let mut quads = [0u32; 8];
-            S::store_i8x16(quads.as_mut_ptr().cast(), q[0]);
-            S::store_i8x16(quads.as_mut_ptr().add(4).cast(), q[1]);
+            let out = dst.add(b * INT8_WORDS * width);
+            let quads = out.add(t * INT8_QUADS).cast::<u8>();
+            S::store_i8x16(quads, q[0]);
+            S::store_i8x16(quads.add(LANES), q[1]);
             // Sixteen quants sum exactly in f32.
             let sums = [S::sum(S::i32_to_f32(q[0])) as i32, S::sum(S::i32_to_f32(q[1])) as i32];
-            let out = dst.add(b * INT8_WORDS * width + t);
-            for (i, quad) in quads.into_iter().enumerate() {
-                *out.add(i * width) = quad;
-            }
             let sum = sums[0].wrapping_add(sums[1]);
-            *out.add(8 * width) = d.to_bits();
-            *out.add(9 * width) = (d * sum as f32).to_bits();
-            *out.add(10 * width) = sum.wrapping_neg() as u32;
-            *out.add(11 * width) = sums[0].wrapping_neg() as u32;
-            *out.add(12 * width) = sums[1].wrapping_neg() as u32;
+            let out = out.add(INT8_QUADS * width + t);
+            *out = d.to_bits();
+            *out.add(width) = (d * sum as f32).to_bits();
+            *out.add(2 * width) = sum.wrapping_neg() as u32;
+            *out.add(3 * width) = sums[0].wrapping_neg() as u32;
+            *out.add(4 * width) = sums[1].wrapping_neg() as u32;
         }
     }
 }

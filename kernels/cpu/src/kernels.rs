@@ -233,6 +233,37 @@ impl Kernels {
         unsafe { (self.add)(out, x) }
     }
 
+    /// out\[i\] += scale · Σₖ x\[k\]·rows\[i·K + k\], with K = x.len().
+    ///
+    /// # Panics
+    /// If `rows` does not hold K values for each of `out`.
+    pub fn add_products(&self, rows: &[f32], x: &[f32], scale: f32, out: &mut [f32]) {
+        assert_eq!(rows.len(), x.len() * out.len(), "rows of x's length");
+        // SAFETY: the table exists only where its instructions run; the lengths are those.
+        unsafe { (self.add_products)(rows, x, scale, out) }
+    }
+
+    /// columns\[k·N + i\] = rows\[i·K + k\]: N rows of `k` values become K columns of N.
+    ///
+    /// # Panics
+    /// If `rows` is not whole rows, or `columns` has another length.
+    pub fn transpose(&self, rows: &[f32], k: usize, columns: &mut [f32]) {
+        assert!(k > 0 && rows.len().is_multiple_of(k), "whole rows of {k} values");
+        assert_eq!(rows.len(), columns.len(), "columns of the same values");
+        // SAFETY: the table exists only where its instructions run; the lengths are those.
+        unsafe { (self.transpose)(rows, k, columns) }
+    }
+
+    /// out\[i\] += scale · Σₖ x\[k\]·columns\[k·N + i\], with N = out.len().
+    ///
+    /// # Panics
+    /// If `columns` does not hold N values for each of `x`.
+    pub fn add_columns(&self, columns: &[f32], x: &[f32], scale: f32, out: &mut [f32]) {
+        assert_eq!(columns.len(), x.len() * out.len(), "columns of out's length");
+        // SAFETY: the table exists only where its instructions run; the lengths are those.
+        unsafe { (self.add_columns)(columns, x, scale, out) }
+    }
+
     /// x *= factor.
     pub fn scale(&self, x: &mut [f32], factor: f32) {
         // SAFETY: the table exists only where its instructions run.

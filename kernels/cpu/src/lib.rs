@@ -28,12 +28,13 @@ mod math;
 mod norm;
 mod pack;
 mod panel;
+mod products;
 mod reduce;
 mod rope;
 mod simd;
 mod table;
 
-pub use act::{ActMode, act_bytes, act_token_bytes, num_act_tiles};
+pub use act::{ActMode, TILE, act_bytes, act_token_bytes, num_act_tiles};
 pub use activation::Activation;
 pub use attention::Attention;
 pub use attention_bf16::MAX_HEAD_DIM as MAX_BF16_HEAD_DIM;

@@ -15,6 +15,9 @@ use crate::simd::{LANES, Simd, unroll};
 /// Elements of K whose sum the exact mode forms before adding it to the output.
 pub(crate) const CHUNK: usize = 1024;
 
+/// Bytes of weights that are multiplied with a tile of activations before the next tile.
+const GROUP_BYTES: usize = 512 << 10;
+
 /// f32 elements of scratch that a call of `Kernels::linear` needs (the exact mode decodes weights into it).
 pub const LINEAR_SCRATCH: usize = 2 * CHUNK * LANES;
 
@@ -71,6 +74,22 @@ impl Linear<'_> {
             .wrapping_add(panel * panel_bytes(self.format, self.k))
     }
 
+    /// The panels in groups that all tokens are multiplied with before the next group. Where the activations stay in the second
+    /// cache beside two panels, two: the panels then come from the first. Else as many as leave half of a second cache of
+    /// 1 MiB, so that the activations are read from further away once a group. Even numbers, for products that take pairs.
+    #[inline(always)]
+    pub(crate) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let size = if self.act.len() <= GROUP_BYTES {
+            2
+        } else {
+            (GROUP_BYTES / panel_bytes(self.format, self.k).max(1)).max(2) & !1
+        };
+        let (start, end) = (self.panels.start, self.panels.end);
+        (start..end)
+            .step_by(size)
+            .map(move |first| first..(first + size).min(end))
+    }
+
     /// Tiles of tokens.
     #[inline(always)]
     pub(crate) fn num_tiles(&self) -> usize {
@@ -101,6 +120,22 @@ impl Linear<'_> {
         sums: &[[S::F; T]; P],
         first: bool,
     ) {
+        let plain = !(self.bias.is_some() && first) && (panel + P) * LANES <= self.n;
+        if plain {
+            // SAFETY: P whole panels of T rows of the output; the rest is the caller's promise.
+            unsafe {
+                let out = self.out.add(token * self.out_stride + panel * LANES);
+                let add = self.accumulate || !first;
+                unroll!(t in 0..T => {
+                    let row = out.add(t * self.out_stride);
+                    for p in 0..P {
+                        let to = row.add(p * LANES);
+                        S::store(to, if add { S::add(S::load(to), sums[p][t]) } else { sums[p][t] });
+                    }
+                });
+            }
+            return;
+        }
         let mut buffer = [[[0f32; LANES]; T]; P];
         // SAFETY: `buffer` holds 16 floats a sum; the rest is the caller's promise.
         unsafe {

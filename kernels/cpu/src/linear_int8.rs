@@ -1,7 +1,7 @@
 //! The quantised product: activations in int8 per 32 (`act`), integer dot products, one f32 multiply-add a block of
 //! 32. Owns the block step; a weight's zero point is subtracted in integers, so nothing cancels in f32.
 
-use crate::act::INT8_WORDS;
+use crate::act::{INT8_QUADS, INT8_WORDS};
 use crate::linear::Linear;
 use crate::pack::{BLOCK, padded_k};
 use crate::panel::{QuantFormat, Scales};
@@ -13,86 +13,135 @@ use crate::simd::{Simd, unroll};
 /// The CPU has `S`'s instruction set; the job passed `Kernels::linear`'s checks.
 #[inline(always)]
 pub(crate) unsafe fn run<S: Simd, W: QuantFormat>(job: &mut Linear<'_>) {
-    for panel in job.panels.clone() {
+    for group in job.groups() {
         for i in 0..job.num_tiles() {
-            let (t0, width, act) = job.tile(i);
-            // SAFETY: the caller's promise.
-            unsafe {
-                if S::TILES {
-                    match width {
-                        12 => tile::<S, W, 12>(job, panel, t0, act, 12),
-                        8 => tile::<S, W, 8>(job, panel, t0, act, 8),
-                        4 => tile::<S, W, 4>(job, panel, t0, act, 4),
-                        2 => tile::<S, W, 2>(job, panel, t0, act, 2),
-                        _ => tile::<S, W, 1>(job, panel, t0, act, 1),
-                    }
-                } else {
-                    for t in 0..width {
-                        tile::<S, W, 1>(job, panel, t0 + t, act.add(4 * t), width);
-                    }
-                }
+            for panel in group.clone() {
+                // SAFETY: the caller's promise.
+                unsafe { tile::<S, W>(job, panel, i) };
             }
         }
     }
 }
 
-/// T tokens × one panel. A token's words lie `stride` apart.
+/// One panel × tile `i` of the tokens.
 #[inline(always)]
-unsafe fn tile<S: Simd, W: QuantFormat, const T: usize>(
-    job: &Linear<'_>,
-    panel: usize,
-    t0: usize,
-    act: *const u8,
-    stride: usize,
-) {
-    // SAFETY: every block of the panel and of the tile is read once; the caller's promise.
-    unsafe {
-        let weights = job.panel(panel);
-        let mut act = act.cast::<i32>();
-        let mut sums = [[S::splat(0.0); T]; 1];
-        for b in 0..padded_k(job.k) / BLOCK {
-            let mut quads = [S::splat_i(0); 8];
-            unroll!(v in 0..4 => { [quads[2 * v], quads[2 * v + 1]] = W::quads::<S>(weights, b, v); });
-            let scales = W::scales::<S>(weights, b);
-            unroll!(t in 0..T => {
-                sums[0][t] = block::<S, W>(&quads, &scales, act.add(t), stride, sums[0][t]);
-            });
-            act = act.add(INT8_WORDS * stride);
+unsafe fn tile<S: Simd, W: QuantFormat>(job: &Linear<'_>, panel: usize, i: usize) {
+    let (t0, width, act) = job.tile(i);
+    let act = act.cast::<i32>();
+    let mut column = 0;
+    while column < width {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let at = At {
+                panel,
+                token: t0 + column,
+                quads: act.add(INT8_QUADS * column),
+                scales: act.add(INT8_QUADS * width + column),
+                width,
+            };
+            column += match width - column {
+                12 if S::LARGE_TILES => product::<S, W, 12>(job, &at),
+                8 if S::LARGE_TILES => product::<S, W, 8>(job, &at),
+                // Tiles of fewer than 8 tokens are 4, 2 or 1 wide.
+                4.. if S::TILES => product::<S, W, 4>(job, &at),
+                2.. if S::TILES => product::<S, W, 2>(job, &at),
+                _ => product::<S, W, 1>(job, &at),
+            };
         }
-        job.finish::<S, 1, T>(t0, panel, &sums, true);
     }
 }
 
-/// sum + one block of one token, whose words begin at `x`.
+/// Where a register tile begins.
+struct At {
+    panel: usize,
+    token: usize,
+    /// The first token's quants of block 0; the next token's follow.
+    quads: *const i32,
+    /// The first token's scale of block 0; the next token's follows, and its sums are `width` words apart.
+    scales: *const i32,
+    width: usize,
+}
+
+/// T tokens × one panel in registers; gives T.
 #[inline(always)]
-unsafe fn block<S: Simd, W: QuantFormat>(
-    quads: &[S::I; 8],
+unsafe fn product<S: Simd, W: QuantFormat, const T: usize>(job: &Linear<'_>, at: &At) -> usize {
+    // SAFETY: every block of the panel and of the tile is read once; the caller's promise.
+    unsafe {
+        // Large tiles are taken whole: their distances are constants then.
+        let width = if S::LARGE_TILES { T } else { at.width };
+        let weights = job.panel(at.panel);
+        let (mut x, mut words) = (at.quads, at.scales);
+        let mut sums = [[S::splat(0.0); T]; 1];
+        for b in 0..padded_k(job.k) / BLOCK {
+            let mut quads = [S::splat_i(0); INT8_QUADS];
+            unroll!(v in 0..4 => { [quads[2 * v], quads[2 * v + 1]] = W::quads::<S>(weights, b, v); });
+            let scales = W::scales::<S>(weights, b);
+            if T >= TOGETHER {
+                unroll!(i in 0..T / TOGETHER => {
+                    let t = i * TOGETHER;
+                    let (x, words) = (x.add(t * INT8_QUADS), words.add(t));
+                    block::<S, W, TOGETHER>(&quads, &scales, x, words, width, &mut sums[0][t..t + TOGETHER]);
+                });
+            } else {
+                unroll!(t in 0..T => {
+                    let (x, words) = (x.add(t * INT8_QUADS), words.add(t));
+                    block::<S, W, 1>(&quads, &scales, x, words, width, &mut sums[0][t..t + 1]);
+                });
+            }
+            (x, words) = (x.add(INT8_WORDS * width), words.add(INT8_WORDS * width));
+        }
+        job.finish::<S, 1, T>(at.token, at.panel, &sums, true);
+        T
+    }
+}
+
+/// Tokens whose integer sums run side by side: one sum is a chain of eight dot products, each of which waits for the last.
+const TOGETHER: usize = 4;
+
+/// sums + one block of C tokens, with quants at `x` and scales at `words`.
+#[inline(always)]
+unsafe fn block<S: Simd, W: QuantFormat, const C: usize>(
+    quads: &[S::I; INT8_QUADS],
     scales: &Scales<S>,
     x: *const i32,
-    stride: usize,
-    sum: S::F,
-) -> S::F {
-    // SAFETY: the caller's promise.
+    words: *const i32,
+    width: usize,
+    sums: &mut [S::F],
+) {
+    // SAFETY: the caller's promise: C tokens lie beside each other, `sums` has C elements.
     unsafe {
-        let d = S::splat(f32::from_bits(*x.add(8 * stride) as u32));
         if W::SPLIT {
-            let mut low = zero_point::<S, W>(*x.add(11 * stride));
-            unroll!(g in 0..4 => { low = S::dot4::<false>(low, quads[g], S::splat_i(*x.add(g * stride))); });
-            let mut high = zero_point::<S, W>(*x.add(12 * stride));
-            unroll!(g in 0..4 => { high = S::dot4::<false>(high, quads[4 + g], S::splat_i(*x.add((4 + g) * stride))); });
-            let sum = S::fma(S::i32_to_f32(low), S::mul(scales.s[0], d), sum);
-            return S::fma(S::i32_to_f32(high), S::mul(scales.s[1], d), sum);
+            let (mut low, mut high) = ([S::splat_i(0); C], [S::splat_i(0); C]);
+            unroll!(t in 0..C => {
+                low[t] = zero_point::<S, W>(*words.add(3 * width + t));
+                high[t] = zero_point::<S, W>(*words.add(4 * width + t));
+            });
+            unroll!(g in 0..4 => { unroll!(t in 0..C => {
+                let x = x.add(t * INT8_QUADS + g);
+                low[t] = S::dot4::<false>(low[t], quads[g], S::splat_i(*x));
+                high[t] = S::dot4::<false>(high[t], quads[4 + g], S::splat_i(*x.add(4)));
+            }); });
+            unroll!(t in 0..C => {
+                let d = S::splat(f32::from_bits(*words.add(t) as u32));
+                let sum = S::fma(S::i32_to_f32(low[t]), S::mul(scales.s[0], d), sums[t]);
+                sums[t] = S::fma(S::i32_to_f32(high[t]), S::mul(scales.s[1], d), sum);
+            });
+            return;
         }
-        let mut dot = zero_point::<S, W>(*x.add(10 * stride));
-        unroll!(g in 0..8 => {
-            let x = S::splat_i(*x.add(g * stride));
-            dot = if W::WIDE { S::dot4::<true>(dot, quads[g], x) } else { S::dot4::<false>(dot, quads[g], x) };
+        let mut dots = [S::splat_i(0); C];
+        unroll!(t in 0..C => { dots[t] = zero_point::<S, W>(*words.add(2 * width + t)); });
+        unroll!(g in 0..8 => { unroll!(t in 0..C => {
+            let x = S::splat_i(*x.add(t * INT8_QUADS + g));
+            dots[t] = if W::WIDE { S::dot4::<true>(dots[t], quads[g], x) } else { S::dot4::<false>(dots[t], quads[g], x) };
+        }); });
+        unroll!(t in 0..C => {
+            let d = S::splat(f32::from_bits(*words.add(t) as u32));
+            sums[t] = S::fma(S::i32_to_f32(dots[t]), S::mul(scales.s[0], d), sums[t]);
+            if W::ZERO_LOG2.is_none() {
+                let offset = S::splat(f32::from_bits(*words.add(width + t) as u32));
+                sums[t] = S::fma(scales.m[0], offset, sums[t]);
+            }
         });
-        let sum = S::fma(S::i32_to_f32(dot), S::mul(scales.s[0], d), sum);
-        if W::ZERO_LOG2.is_some() {
-            return sum;
-        }
-        S::fma(scales.m[0], S::splat(f32::from_bits(*x.add(9 * stride) as u32)), sum)
     }
 }
 

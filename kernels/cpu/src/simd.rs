@@ -101,6 +101,29 @@ pub(crate) trait Simd: Copy + 'static {
     /// acc + w.lo · x.lo + w.hi · x.hi for lanes of two bf16. Rounding inside is the hardware's.
     unsafe fn dot_bf16(acc: Self::F, w: Self::I, x: Self::I) -> Self::F;
 
+    /// Lane j of vector i becomes lane i of vector j.
+    #[inline(always)]
+    unsafe fn transpose(rows: [Self::F; LANES]) -> [Self::F; LANES] {
+        // SAFETY: both hold 16 vectors; the instruction set is the caller's promise.
+        unsafe {
+            let mut from = [[0f32; LANES]; LANES];
+            let mut to = [[0f32; LANES]; LANES];
+            for (lanes, row) in from.iter_mut().zip(rows) {
+                Self::store(lanes.as_mut_ptr(), row);
+            }
+            for (i, lanes) in from.iter().enumerate() {
+                for (j, &lane) in lanes.iter().enumerate() {
+                    to[j][i] = lane;
+                }
+            }
+            let mut columns = rows;
+            for (column, lanes) in columns.iter_mut().zip(&to) {
+                *column = Self::load(lanes.as_ptr());
+            }
+            columns
+        }
+    }
+
     /// Sum of the lanes, in one fixed order.
     #[inline(always)]
     unsafe fn sum(v: Self::F) -> f32 {

@@ -10,7 +10,9 @@ use crate::isa::Isa;
 use crate::linear::Linear;
 use crate::linear_f32::{Chunk, DecodeFn, DecodedFn};
 use crate::rope::RopeStyle;
-use crate::{act, activation, attention, elementwise, linear_bf16, linear_f32, linear_int8, norm, panel, reduce, rope};
+use crate::{
+    act, activation, attention, elementwise, linear_bf16, linear_f32, linear_int8, norm, panel, products, reduce, rope,
+};
 
 type LinearFn = unsafe fn(&mut Linear<'_>);
 type LayerNormFn = unsafe fn(&[f32], &[f32], Option<&[f32]>, f32, &mut [f32]);
@@ -31,6 +33,9 @@ pub struct Kernels {
     pub(crate) activate: unsafe fn(Activation, *const f32, Option<*const f32>, *mut f32, usize),
     pub(crate) add: unsafe fn(&mut [f32], &[f32]),
     pub(crate) scale: unsafe fn(&mut [f32], f32),
+    pub(crate) add_products: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    pub(crate) transpose: unsafe fn(&[f32], usize, &mut [f32]),
+    pub(crate) add_columns: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     pub(crate) softcap: unsafe fn(&mut [f32], f32),
     pub(crate) softmax: unsafe fn(&mut [f32]),
     pub(crate) logsumexp: unsafe fn(&[f32]) -> f32,
@@ -71,6 +76,9 @@ macro_rules! float_kernels {
                     fn activate(f: Activation, x: *const f32, up: Option<*const f32>, out: *mut f32, n: usize);
                 elementwise::add => fn add(out: &mut [f32], x: &[f32]);
                 elementwise::scale => fn scale(out: &mut [f32], factor: f32);
+                products::add_products::<S> => fn add_products(rows: &[f32], x: &[f32], scale: f32, out: &mut [f32]);
+                products::transpose::<S> => fn transpose(rows: &[f32], k: usize, columns: &mut [f32]);
+                products::add_columns::<S> => fn add_columns(columns: &[f32], x: &[f32], scale: f32, out: &mut [f32]);
                 elementwise::softcap::<S> => fn softcap(x: &mut [f32], cap: f32);
                 reduce::softmax::<S> => fn softmax(x: &mut [f32]);
                 reduce::logsumexp::<S> => fn logsumexp(x: &[f32]) -> f32;
@@ -196,6 +204,9 @@ macro_rules! table {
             activate: $float::activate,
             add: $float::add,
             scale: $float::scale,
+            add_products: $float::add_products,
+            transpose: $float::transpose,
+            add_columns: $float::add_columns,
             softcap: $float::softcap,
             softmax: $float::softmax,
             logsumexp: $float::logsumexp,

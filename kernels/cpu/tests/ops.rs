@@ -333,3 +333,71 @@ fn half_conversions_round_to_nearest_even_for_every_value() {
         }
     }
 }
+
+/// Σ x·row, added to what was there: every kind of end, and rows enough for blocks of several vectors.
+#[test]
+fn products_with_a_few_rows_are_added_in_both_layouts() {
+    for kernels in all_kernels() {
+        let mut rng = Rng(5);
+        for (k, n) in [
+            (1, 1),
+            (4, 7),
+            (16, 4),
+            (17, 9),
+            (48, 3),
+            (579, 5),
+            (16, 64),
+            (8, 83),
+            (21, 150),
+        ] {
+            let (rows, x, before) = (rng.vec(n * k), rng.vec(k), rng.vec(n));
+            let mut by_rows = before.clone();
+            kernels.add_products(&rows, &x, 0.75, &mut by_rows);
+            let mut columns = vec![f32::NAN; n * k];
+            kernels.transpose(&rows, k, &mut columns);
+            let mut by_columns = before.clone();
+            kernels.add_columns(&columns, &x, 0.75, &mut by_columns);
+            for i in 0..n {
+                let product: f64 = (0..k).map(|j| f64::from(rows[i * k + j]) * f64::from(x[j])).sum();
+                let want = f64::from(before[i]) + 0.75 * product;
+                for (layout, out) in [("rows", by_rows[i]), ("columns", by_columns[i])] {
+                    let error = (f64::from(out) - want).abs();
+                    assert!(
+                        error <= 1e-6 * (1.0 + k as f64).sqrt() * 4.0,
+                        "{} {k} x {n} by {layout}: {out} not {want}",
+                        kernels.isa()
+                    );
+                }
+                for j in 0..k {
+                    assert_eq!(columns[j * n + i], rows[i * k + j], "{} {k} x {n}", kernels.isa());
+                }
+            }
+        }
+    }
+}
+
+/// What an output is does not depend on the outputs beside it: batches and threads cut rows differently.
+#[test]
+fn a_column_sum_is_the_same_in_every_cut() {
+    for kernels in all_kernels() {
+        let mut rng = Rng(6);
+        let (k, n) = (16, 101);
+        let (rows, x, before) = (rng.vec(n * k), rng.vec(k), rng.vec(n));
+        let added = |first: usize, end: usize| {
+            let mut columns = vec![0.0; (end - first) * k];
+            kernels.transpose(&rows[first * k..end * k], k, &mut columns);
+            let mut out = before[first..end].to_vec();
+            kernels.add_columns(&columns, &x, 0.3, &mut out);
+            out
+        };
+        let whole = added(0, n);
+        for (first, end) in [(0, 1), (3, 19), (16, 80), (37, 101), (100, 101)] {
+            assert_eq!(
+                added(first, end),
+                whole[first..end],
+                "{}: {first}..{end}",
+                kernels.isa()
+            );
+        }
+    }
+}

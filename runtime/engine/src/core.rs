@@ -14,8 +14,8 @@ use crate::error::EngineError;
 use crate::handle::Shared;
 use crate::life::{self, StepLife};
 use crate::lora::AdapterError;
+use crate::lora::adapter::Adapter;
 use crate::lora::core::{self as lora, CoreLora};
-use crate::lora::registry::Adapter;
 use crate::output::FinishReason;
 use crate::rank::Ranks;
 use crate::runner::{InFlight, Runner, StepResult};
@@ -40,6 +40,8 @@ pub(crate) enum Command {
         number: u32,
         result: Result<(), AdapterError>,
     },
+    /// An adapter has a name.
+    AddedAdapter(Arc<Adapter>),
     /// An adapter's name was taken away: it goes with its last request.
     RetireAdapter(Arc<Adapter>),
     /// Finish what runs until the deadline, then abort the rest.
@@ -224,6 +226,11 @@ impl Core {
                 }
             }
             Command::LoraLoaded { number, result } => self.adapter_loaded(number, result),
+            Command::AddedAdapter(adapter) => {
+                if let Some(lora) = &mut self.lora {
+                    lora.note_added(adapter);
+                }
+            }
             Command::RetireAdapter(adapter) => {
                 if let Some(lora) = &mut self.lora {
                     lora.retire(adapter);
@@ -393,7 +400,7 @@ impl Core {
             let records = &mut self.records;
             lora.forget_retired(&mut self.scheduler, |adapter| {
                 if records.wanted() {
-                    records.send(StatRecord::Lora(adapter.record(life::unix_ns())));
+                    records.send(StatRecord::Lora(adapter.last_record(life::unix_ns())));
                 }
             });
         }

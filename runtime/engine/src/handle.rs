@@ -18,9 +18,10 @@ use crate::core::{Command, Core, StatsCell};
 use crate::error::{EngineError, ParamError, SubmitError};
 use crate::life::{Life, RequestLife, unix_ns};
 use crate::load::{LoadProgress, ModelInfo, load};
+use crate::lora::adapter::Adapter;
 use crate::lora::core::CoreLora;
 use crate::lora::loader::LoraLoader;
-use crate::lora::registry::{Adapter, Adapters};
+use crate::lora::registry::Adapters;
 use crate::lora::{AdapterError, AdapterSource, AdapterStatus};
 use crate::params::{MAX_STOP_TOKENS, Request};
 use crate::rank::{RankGroup, Ranks};
@@ -335,7 +336,17 @@ impl EngineHandle {
     /// # Errors
     /// A name that is taken, files that are wrong for this server or this model; or this server has no LoRA.
     pub fn add_adapter(&self, name: &str, source: AdapterSource) -> Result<(), AdapterError> {
-        self.front.adapters()?.add(name, source)
+        let adapter = self.front.adapters()?.add(name, source)?;
+        let _ = self.front.commands.send(Command::AddedAdapter(adapter));
+        Ok(())
+    }
+
+    /// Has stat loggers told of the adapters that were there from the start, each in a record of its own. For after their `start` record, which
+    /// is the first that they get.
+    pub fn tell_adapters(&self) {
+        for adapter in self.front.adapters.iter().flat_map(|adapters| adapters.all()) {
+            let _ = self.front.commands.send(Command::AddedAdapter(adapter));
+        }
     }
 
     /// Takes an adapter's name away. Requests that have it go on to their end, after which its memory is free.

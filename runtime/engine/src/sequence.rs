@@ -10,7 +10,7 @@ use halyard_scheduler::RequestId;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::life::Life;
-use crate::lora::registry::Adapter;
+use crate::lora::adapter::Adapter;
 use crate::output::{FinishReason, TokenLogprobs};
 use crate::params::SamplingParams;
 use crate::state::{RowState, Writes};

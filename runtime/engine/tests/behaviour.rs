@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use common::{cpu, delayed, fixtures, open, reference};
 use halyard_engine::{EngineConfig, FinishReason, Llm, Request, RequestOutput, SamplingParams};
-use halyard_platform_api::Device;
+use halyard_platform_api::{Device, Platform};
 
 const PROMPTS: [&[u32]; 6] = [
     &[297, 368],
@@ -219,6 +219,41 @@ fn results_do_not_depend_on_the_batch_bit_for_bit_on_reference() {
             logprobs.iter().map(|l| l.chosen.logprob.to_bits()).collect()
         };
         assert_eq!(bits(&single), bits(&batched));
+    }
+}
+
+/// Steps of many tokens go by rows on the CPU platform, without waiting between ops: three threads and steps of 450 tokens against one thread and
+/// steps of 48.
+#[test]
+fn long_steps_on_cpu_give_what_short_ones_give_bit_for_bit() {
+    let prompts: Vec<Vec<u32>> = (0..5)
+        .map(|i| (0..90).map(|t| (t * 7 + i * 31) % 400 + 3).collect())
+        .collect();
+    let params = SamplingParams {
+        prompt_logprobs: Some(1),
+        ..greedy(2)
+    };
+    for (model, rounded) in [("llama", false), ("smollm2", true), ("qwen3", true), ("gemma3", false)] {
+        let bits = |threads: usize, tokens: u32| -> Vec<u32> {
+            let device = halyard_cpu::CpuPlatform::with_threads(threads)
+                .open(0)
+                .expect("a device");
+            let llm = open(&fixtures().join(model), device, |c| {
+                c.cache.enable_prefix_caching = false;
+                c.scheduler.max_num_batched_tokens = Some(tokens);
+                c.model.allow_quantized_act = rounded;
+            });
+            let outputs = llm.generate_ids(prompts.clone(), &params).expect("taken");
+            let scored = outputs
+                .iter()
+                .flat_map(|o| o.prompt_logprobs.as_ref().expect("asked for").iter().flatten());
+            scored.map(|entry| entry.chosen.logprob.to_bits()).collect()
+        };
+        let short = bits(1, 48);
+        assert_eq!(short.len(), 5 * 89);
+        for _ in 0..5 {
+            assert_eq!(bits(3, 450), short, "{model}");
+        }
     }
 }
 

@@ -2,33 +2,25 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use common::{cpu, delayed, fixtures, open, open_on, reference};
-use halyard_device_check::goldens::{self, F32};
+use halyard_device_check::goldens::{F32, Free};
+use halyard_device_check::lora::{GGUF, LLAMA};
 use halyard_engine::{
     AdapterError, AdapterSource, EngineConfig, FinishReason, Llm, LoraConfig, OutputStream, Request, RequestOutput,
     Residency, SamplingParams,
 };
 use halyard_platform_api::{Device, Platform};
 
-const ADAPTERS: [&str; 3] = ["rank4", "rslora8", "rank16"];
-
 fn adapter(name: &str) -> PathBuf {
-    fixtures().join("llama-lora").join(name)
+    LLAMA.adapter(&fixtures(), name)
 }
 
 /// The three adapters from the start, `max_loras` of them on the device.
 fn with_adapters(max_loras: u32) -> impl FnOnce(&mut EngineConfig) {
-    move |config| {
-        let source = |name: &&str| (name.to_string(), AdapterSource::Folder(adapter(name)));
-        config.lora = Some(LoraConfig {
-            adapters: ADAPTERS.iter().map(source).collect(),
-            max_loras,
-            ..LoraConfig::default()
-        });
-    }
+    move |config| config.lora = Some(LLAMA.config(&fixtures(), max_loras))
 }
 
 fn llama(device: Arc<dyn Device>, change: impl FnOnce(&mut EngineConfig)) -> Llm {
@@ -37,18 +29,10 @@ fn llama(device: Arc<dyn Device>, change: impl FnOnce(&mut EngineConfig)) -> Llm
 
 /// Base and every adapter in the same steps.
 fn check_mixed(llm: &Llm) {
-    let base = fixtures().join("llama/goldens.json");
-    let files = ADAPTERS.map(|name| adapter(name).join("goldens.json"));
-    let mut goldens: Vec<(Option<&str>, &Path)> = vec![(None, &base)];
-    goldens.extend(
-        ADAPTERS
-            .iter()
-            .zip(&files)
-            .map(|(name, file)| (Some(*name), file.as_path())),
-    );
-    let reports = goldens::check_adapters(llm, &goldens, F32).unwrap_or_else(|why| panic!("{why}"));
-    let worst = reports.iter().map(|report| report.worst).fold(0.0, f64::max);
-    println!("{} cases, worst logprob difference {worst:.2e}", reports.len());
+    let words = LLAMA
+        .check_mixed(llm, &fixtures(), F32, Free::All)
+        .unwrap_or_else(|why| panic!("{why}"));
+    println!("{words}");
 }
 
 #[test]
@@ -70,6 +54,17 @@ fn mixed_batches_equal_peft_with_steps_in_flight_and_replayed() {
         stats.replayed_steps_total > 0,
         "recordings of steps with adapters were refused: {stats:?}"
     );
+}
+
+#[test]
+fn an_adapter_on_a_gguf_base_equals_peft() {
+    for device in [cpu(), reference()] {
+        let llm = open(&fixtures().join(GGUF.base), device, |config| {
+            config.lora = Some(GGUF.config(&fixtures(), 1));
+        });
+        let words = GGUF.check_mixed(&llm, &fixtures(), F32, Free::All);
+        println!("{}", words.unwrap_or_else(|why| panic!("{why}")));
+    }
 }
 
 #[test]

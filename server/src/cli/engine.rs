@@ -125,6 +125,7 @@ impl EngineArgs {
         bar.finish_and_clear();
         let engine = started?;
         hooks.engine_started(&start_record(&engine, chosen, &told, served_name));
+        engine.tell_adapters();
         for note in &engine.info().notes {
             tracing::info!("{note}");
         }

@@ -82,6 +82,7 @@ impl TestServer {
             max_model_len: engine.info().max_model_len,
             ..StartRecord::default()
         });
+        engine.tell_adapters();
         let state = Arc::new(AppState {
             engine,
             model_names: vec!["tiny".to_owned(), "also-tiny".to_owned()],

@@ -68,6 +68,8 @@ pub struct Options {
     pub layer_parameters: Option<u64>,
     /// Measured peak of all threads in 10⁹ multiplications and additions a second; for the floor.
     pub peak_gops: f64,
+    /// Instruction set whose kernels the CPU platform takes (the value of its `HALYARD_CPU_ISA`).
+    pub cpu_isa: Option<String>,
     /// Exit with status 1 when a budget is exceeded.
     pub check: bool,
 }
@@ -100,6 +102,7 @@ impl Options {
                 "--max-len" => options.max_len = number(&argument, &value()?)?,
                 "--layer-parameters" => options.layer_parameters = Some(number(&argument, &value()?)? as u64),
                 "--peak-gops" => options.peak_gops = number(&argument, &value()?)? as f64,
+                "--cpu-isa" => options.cpu_isa = Some(value()?),
                 "--concurrency" => {
                     let list = value()?;
                     let counts = list.split(',').map(|count| number(&argument, count));
@@ -139,6 +142,7 @@ impl Default for Options {
             max_len: 2560,
             layer_parameters: None,
             peak_gops: 0.0,
+            cpu_isa: None,
             check: false,
         }
     }
@@ -192,7 +196,9 @@ mod tests {
 
     #[test]
     fn what_has_no_budget_runs_only_when_named() {
-        let options = parse("compare --concurrency 1,16 --rounds 3 --serve --block-size=16").expect("valid");
+        let options =
+            parse("compare --concurrency 1,16 --rounds 3 --serve --block-size=16 --cpu-isa avx2").expect("valid");
+        assert_eq!(options.cpu_isa.as_deref(), Some("avx2"));
         assert_eq!(
             (options.benches, options.concurrency, options.rounds),
             (vec![Bench::Compare], vec![1, 16], 3)

@@ -161,6 +161,9 @@ impl Process {
             command.arg("--plugin").arg(plugin);
         }
         command.args(&options.serve);
+        if let Some(isa) = &options.cpu_isa {
+            command.env("HALYARD_CPU_ISA", isa);
+        }
         Process::spawn(command, address, patience)
     }
 

@@ -125,13 +125,36 @@ fn number(value: &Value) -> Result<f64, String> {
     value.as_f64().ok_or_else(|| format!("{value} is no number"))
 }
 
+/// Where a case stands in its file, its adapter, the case, and how many tokens a free run takes.
+type AdapterCase<'a> = (usize, Option<&'a str>, Value, u32);
+
+/// What becomes of all cases, submitted together.
+fn all_at_once(
+    llm: &Llm,
+    cases: &[AdapterCase<'_>],
+    request: &dyn Fn(&Value, u32) -> Result<Request, String>,
+) -> Result<Vec<RequestOutput>, String> {
+    let submit = |(_, adapter, case, tokens): &AdapterCase<'_>| {
+        let mut request = request(case, *tokens)?;
+        request.lora = adapter.map(str::to_owned);
+        llm.engine().submit(request).map_err(|e| e.to_string())
+    };
+    let streams = cases.iter().map(submit).collect::<Result<Vec<_>, _>>()?;
+    Ok(streams.into_iter().map(OutputStream::blocking_collect).collect())
+}
+
 /// Checks every case of several golden files, each with the adapter that it is of (`None`: without), all at the same time: cases of different
-/// adapters share steps. First teacher-forced, then running free.
+/// adapters share steps. First teacher-forced, then those of `free` running free.
 ///
 /// # Errors
 /// As [`check`], naming the adapter.
-pub fn check_adapters(llm: &Llm, goldens: &[(Option<&str>, &Path)], bounds: Bounds) -> Result<Vec<CaseReport>, String> {
-    let mut cases: Vec<(usize, Option<&str>, Value, u32)> = Vec::new();
+pub fn check_adapters(
+    llm: &Llm,
+    goldens: &[(Option<&str>, &Path)],
+    bounds: Bounds,
+    free: Free,
+) -> Result<Vec<CaseReport>, String> {
+    let mut cases: Vec<AdapterCase<'_>> = Vec::new();
     for (adapter, path) in goldens {
         let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
         let golden: Value = serde_json::from_slice(&bytes).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -142,28 +165,20 @@ pub fn check_adapters(llm: &Llm, goldens: &[(Option<&str>, &Path)], bounds: Boun
     }
     // The same prompt of every adapter side by side.
     cases.sort_by_key(|(i, ..)| *i);
-    let of_all = |request: &dyn Fn(&Value, u32) -> Result<Request, String>| -> Result<Vec<RequestOutput>, String> {
-        let submit = |(_, adapter, case, tokens): &(usize, Option<&str>, Value, u32)| {
-            let mut request = request(case, *tokens)?;
-            request.lora = adapter.map(str::to_owned);
-            llm.engine().submit(request).map_err(|e| e.to_string())
-        };
-        let streams = cases.iter().map(submit).collect::<Result<Vec<_>, _>>()?;
-        Ok(streams.into_iter().map(OutputStream::blocking_collect).collect())
-    };
     let in_case = |why: String, adapter: Option<&str>, case: &Value| {
         format!("{} with {}: {why}", case["name"], adapter.unwrap_or("no adapter"))
     };
-    let forced = of_all(&|case, _| forced(case))?;
+    let forced = all_at_once(llm, &cases, &|case, _| forced(case))?;
     let mut reports = Vec::new();
     for ((_, adapter, case, _), output) in cases.iter().zip(&forced) {
         reports.push(compare_forced(case, output, bounds).map_err(|why| in_case(why, *adapter, case))?);
     }
-    let free = of_all(&|case, tokens| {
+    cases.retain(|(_, _, case, _)| case["name"].as_str().is_some_and(|name| free.wants(name)));
+    let run_free = |case: &Value, tokens| {
         let prompt = ids(&case["prompt_ids"])?;
         Ok(Request::new("free", prompt, SamplingParams::greedy(tokens)))
-    })?;
-    for ((_, adapter, case, _), output) in cases.iter().zip(&free) {
+    };
+    for ((_, adapter, case, _), output) in cases.iter().zip(&all_at_once(llm, &cases, &run_free)?) {
         compare_free(case, output).map_err(|why| in_case(why, *adapter, case))?;
     }
     Ok(reports)

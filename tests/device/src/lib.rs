@@ -3,5 +3,6 @@
 
 pub mod collectives;
 pub mod goldens;
+pub mod lora;
 pub mod recording;
 pub mod tensor_parallel;

@@ -1,5 +1,5 @@
 //! `halyard-device-check`: runs on a machine with a device and without Rust, loads the platform as the server does, and prints a table: conformance
-//! per op, models against Hugging Face, and that recorded steps, many replays and several devices are right. Exit status 0: nothing failed.
+//! per op, models and adapters against Hugging Face, and that recorded steps, many replays and several devices are right. Exit status 0: nothing failed.
 
 mod options;
 mod table;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use halyard_device_check::goldens::{
     self, BF16, BF16_KV_FP8, Bounds, F16, F16_KV_FP8, F32, Free, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS,
 };
-use halyard_device_check::{collectives, recording, tensor_parallel};
+use halyard_device_check::{collectives, lora, recording, tensor_parallel};
 use halyard_engine::{EngineConfig, Llm};
 use halyard_platform_api::{DType, Device, Platform};
 use halyard_plugin_host::{Catalog, SearchPath, select_platform};
@@ -58,6 +58,7 @@ fn run() -> Result<bool, String> {
                 golden_models(&*platform, &options, &mut table)?;
                 golden_models_over_kv_in_fp8(&*platform, &options, &mut table)?;
             }
+            Check::Lora => adapters(&*platform, &options, &mut table)?,
             Check::Recording => recorded(&*platform, &options, &mut table)?,
             Check::Replays => replays(&*platform, &options, &mut table)?,
             Check::Collectives => {
@@ -131,11 +132,29 @@ fn small(path: &Path) -> EngineConfig {
     config
 }
 
-fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
+/// The types that were asked for, with how far each may be from Hugging Face's fp32.
+fn types(options: &Options) -> impl Iterator<Item = (DType, Bounds)> {
     let types: [(DType, Bounds); 3] = [(DType::F32, F32), (DType::F16, F16), (DType::BF16, BF16)];
+    let only = options.only_dtype;
+    types
+        .into_iter()
+        .filter(move |(dtype, _)| only.is_none_or(|only| only == *dtype))
+}
+
+fn adapters(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
+    let types: Vec<_> = types(options).collect();
+    for (name, outcome) in lora::check(&open(platform)?, &options.fixtures, &types, small) {
+        match outcome {
+            Err(why) if lacks_a_kernel(&why) => table.skip(&name, &why),
+            outcome => note(&name, outcome, table),
+        }
+    }
+    Ok(())
+}
+
+fn golden_models(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
     let info = open(platform)?.info().clone();
-    let wanted = |dtype: &DType| options.only_dtype.is_none_or(|only| only == *dtype);
-    for (dtype, bounds) in types.into_iter().filter(|(dtype, _)| wanted(dtype)) {
+    for (dtype, bounds) in types(options) {
         if !info.compute_dtypes.contains(dtype) || !info.kv_dtypes.contains(dtype) {
             table.skip(
                 &format!("goldens in {dtype:?}"),

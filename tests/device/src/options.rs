@@ -11,6 +11,8 @@ pub enum Check {
     Conformance,
     /// Tiny models of every family, and a real one, against Hugging Face.
     Goldens,
+    /// Adapters in mixed batches against Hugging Face PEFT.
+    Lora,
     /// Recorded steps give what one-shot steps give.
     Recording,
     /// Many replays take no more memory.
@@ -21,9 +23,10 @@ pub enum Check {
     TensorParallel,
 }
 
-const ALL: [(&str, Check); 6] = [
+const ALL: [(&str, Check); 7] = [
     ("conformance", Check::Conformance),
     ("goldens", Check::Goldens),
+    ("lora", Check::Lora),
     ("recording", Check::Recording),
     ("replays", Check::Replays),
     ("collectives", Check::Collectives),
@@ -51,13 +54,13 @@ pub struct Options {
     pub jobs: usize,
     /// Steps of the replay check.
     pub replays: u32,
-    /// Only this type of the goldens.
+    /// Only this type of the goldens and of LoRA.
     pub only_dtype: Option<DType>,
 }
 
 /// How to call the program.
 pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model FILE.gguf] [--op NAME] [--variant PART]… \
-[--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] [conformance] [goldens] [recording] [replays] [collectives] [tensor-parallel]";
+[--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] [conformance] [goldens] [lora] [recording] [replays] [collectives] [tensor-parallel]";
 
 impl Options {
     /// Reads arguments. Without a check: all.

@@ -94,7 +94,7 @@ fn recorded_steps_are_one_shot_steps() {
 #[test]
 fn models_give_what_hugging_face_gives() {
     let model = std::env::var("HALYARD_TEST_MODEL").ok();
-    let mut arguments = vec!["--dtype", "f32", "goldens"];
+    let mut arguments = vec!["--dtype", "f32", "goldens", "lora"];
     match &model {
         Some(model) => arguments.extend(["--model", model]),
         None => println!("skipped: HALYARD_TEST_MODEL names no model; the tiny ones run"),

@@ -15,14 +15,14 @@ pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         let test = std::env::current_exe().expect("a running test has a path");
-        let folder = test.ancestors().nth(2).expect("tests stand in PROFILE/deps").to_owned();
+        let folder = test.ancestors().nth(2).expect("tests stand in PROFILE/deps");
         let packages = [
             "halyard",
             "halyard-backend-cpu",
             "halyard-backend-reference",
             "halyard-stat-logger-json-lines",
         ];
-        build(&folder, &packages);
+        build_into(folder, &packages);
         folder.join("halyard")
     })
 }
@@ -32,19 +32,19 @@ pub fn binary() -> &'static Path {
 /// # Panics
 /// When they do not build.
 pub fn build_beside(packages: &[&str]) {
-    build(binary().parent().expect("a folder"), packages);
+    build_into(binary().parent().expect("a folder"), packages);
 }
 
-/// Builds packages into a profile's folder, where cargo runs the tests; elsewhere they must be there.
-fn build(folder: &Path, packages: &[&str]) {
+/// Builds packages in the profile of a folder, `TARGET/PROFILE`. Tests that were started without cargo take what is there.
+fn build_into(folder: &Path, packages: &[&str]) {
     let Some(cargo) = std::env::var_os("CARGO") else {
         return;
     };
     let mut build = Command::new(cargo);
-    build.arg("build").arg("--quiet");
-    packages.iter().for_each(|package| {
+    build.args(["build", "--quiet"]);
+    for package in packages {
         build.args(["-p", package]);
-    });
+    }
     build
         .arg("--target-dir")
         .arg(folder.parent().expect("a target folder"))
@@ -52,10 +52,8 @@ fn build(folder: &Path, packages: &[&str]) {
     if folder.ends_with("release") {
         build.arg("--release");
     }
-    assert!(
-        build.status().expect("cargo runs").success(),
-        "building {packages:?} failed"
-    );
+    let status = build.status().expect("cargo runs");
+    assert!(status.success(), "building {packages:?} failed");
 }
 
 /// The library of a platform, beside the binary.

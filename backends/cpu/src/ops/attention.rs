@@ -88,13 +88,17 @@ impl KvWrite {
 }
 
 impl Kernel for KvWrite {
+    fn rows(&self, operands: &[View]) -> Option<usize> {
+        operands.first().map(View::len)
+    }
+
     unsafe fn run(&self, _phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
         let [k, v, slots, cache] = operands else {
             unreachable!("kv_write has four operands")
         };
         let (heads, dim) = (self.layout.num_kv_heads, self.layout.head_dim);
         let width = heads * dim;
-        for t in worker.share(k.len()) {
+        for t in worker.share_rows(k.len(), 1) {
             // SAFETY: slots of a step differ, so tokens are shared out; the slot lies inside the cache.
             unsafe {
                 let slot = slots.vector()[t];
@@ -146,7 +150,13 @@ impl Kernel for Attention {
         unsafe {
             let (rows, starts, lens) = (rows.vector(), starts.vector(), lens.vector());
             let kv_heads = self.layout.num_kv_heads;
-            let mut job = 0;
+            // All threads count the jobs alike, and each does its own.
+            let jobs = (0..rows.len()).filter(|&s| rows[s] >= 0);
+            let jobs = jobs
+                .map(|s| kv_heads * ((starts[s + 1] - starts[s]) as usize).div_ceil(QUERY_TILE))
+                .sum();
+            let mut mine = worker.pieces(q.len(), jobs, 1).flatten();
+            let (mut job, mut next) = (0, mine.next());
             for s in 0..rows.len() {
                 let query_len = (starts[s + 1] - starts[s]) as usize;
                 if rows[s] < 0 || query_len == 0 {
@@ -156,9 +166,10 @@ impl Kernel for Attention {
                 for kv_head in 0..kv_heads {
                     for first in (0..query_len).step_by(QUERY_TILE) {
                         job += 1;
-                        if job % worker.size != worker.rank {
+                        if next != Some(job - 1) {
                             continue;
                         }
+                        next = mine.next();
                         let token = starts[s] as usize;
                         let head = kv_head * self.group;
                         let kv_len = lens[s] as usize;

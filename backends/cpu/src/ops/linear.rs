@@ -12,12 +12,14 @@ use halyard_platform_api::ops::{self, Epilogue};
 use halyard_platform_api::{Error, Result, Tensor, WeightRows};
 
 use super::{only_f32, weight_format};
-use crate::kernel::{Kernel, Worker};
+use crate::kernel::{Kernel, Worker, goes_by_rows, rows_of};
 use crate::objects::Objects;
 use crate::view::View;
 
 /// Values that an activation is computed on at a time.
 const PIECE: usize = 64;
+/// Times that each thread comes for panels of one product, where all run alike.
+const TAKES: usize = 6;
 
 pub(crate) struct Linear {
     n: usize,
@@ -60,13 +62,20 @@ impl Linear {
         })
     }
 
-    /// Activation and residual on this thread's own columns.
-    unsafe fn finish(&self, worker: &Worker<'_>, columns: Range<usize>, residual: &View, out: &View) {
+    /// Activation and residual on this thread's own part of the output.
+    unsafe fn finish(
+        &self,
+        worker: &Worker<'_>,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        residual: &View,
+        out: &View,
+    ) {
         if self.epilogue.is_none() && residual.is_none() {
             return;
         }
-        for t in 0..out.len() {
-            // SAFETY: the columns are this thread's alone.
+        for t in rows {
+            // SAFETY: the part is this thread's alone.
             let row = unsafe { out.f32s_at_mut(t, columns.start, columns.len()) };
             if let Some(f) = self.epilogue {
                 for piece in row.chunks_mut(PIECE) {
@@ -115,9 +124,67 @@ impl Linear {
     }
 }
 
+/// Whether the output holds the residual that the product is added to.
+fn holds_residual(residual: &View, out: &View) -> bool {
+    let rows_match = out.len() == 1 || residual.row_stride() == out.row_stride();
+    !residual.is_none() && residual.ptr() == out.ptr() && rows_match
+}
+
+impl Linear {
+    /// All of this thread's rows: their layout in its own scratch, then all panels.
+    unsafe fn run_rows(&self, worker: &mut Worker<'_>, operands: &[View]) {
+        let [x, weight, bias, residual, out] = operands else {
+            unreachable!("linear has five operands")
+        };
+        let rows = rows_of(out.len(), worker.size, worker.rank);
+        if rows.is_empty() {
+            return;
+        }
+        let accumulate = holds_residual(residual, out);
+        // SAFETY: the rows are this thread's alone, and so is its scratch, which holds their layout.
+        unsafe {
+            let from = x.element_ptr(rows.start, 0).cast_const().cast();
+            let tiles = 0..num_act_tiles(rows.len());
+            worker
+                .kernels
+                .prepare_act(self.mode, from, x.row_stride(), rows.len(), self.k, tiles, worker.own);
+            worker.kernels.linear(kernels::Linear {
+                format: self.weight.format,
+                mode: self.mode,
+                n: self.n,
+                k: self.k,
+                tokens: rows.len(),
+                weight: weight.all(),
+                act: std::slice::from_raw_parts(worker.own, act_bytes(self.mode, rows.len(), self.k)),
+                panels: 0..num_panels(self.n),
+                out: out.element_ptr(rows.start, 0).cast(),
+                out_stride: out.row_stride(),
+                bias: (!bias.is_none()).then(|| bias.f32s(0, 0, self.n)),
+                accumulate,
+                scratch: &mut worker.local[..LINEAR_SCRATCH],
+            });
+            if !accumulate {
+                self.finish(worker, rows, 0..self.n, residual, out);
+            }
+        }
+    }
+}
+
 impl Kernel for Linear {
     fn phases(&self) -> usize {
         2
+    }
+
+    fn rows(&self, operands: &[View]) -> Option<usize> {
+        // An activation between product and residual takes the product into shared scratch.
+        let [.., residual, out] = operands else {
+            return None;
+        };
+        (self.epilogue.is_none() || !holds_residual(residual, out)).then_some(out.len())
+    }
+
+    fn row_scratch_bytes(&self) -> usize {
+        act_bytes(self.mode, 1, self.k)
     }
 
     fn scratch_bytes(&self) -> usize {
@@ -136,6 +203,13 @@ impl Kernel for Linear {
         if tokens == 0 {
             return;
         }
+        if self.rows(operands).is_some() && goes_by_rows(tokens, worker.size) {
+            if phase == 0 {
+                // SAFETY: the caller's promise.
+                unsafe { self.run_rows(worker, operands) };
+            }
+            return;
+        }
         if phase == 0 {
             let tiles = worker.share(num_act_tiles(tokens));
             // SAFETY: x holds `tokens` rows; the scratch holds their layout, and tiles are shared out.
@@ -152,41 +226,43 @@ impl Kernel for Linear {
             }
             return;
         }
-        let panels = worker.share(num_panels(self.n));
-        let columns = panels.start * PANEL_ROWS..(panels.end * PANEL_ROWS).min(self.n);
         // A residual that is the output itself is what the kernel accumulates onto. An activation must come before the sum,
         // though: then the product goes to scratch, since the output holds the residual until the end.
-        let in_place = !residual.is_none()
-            && residual.ptr() == out.ptr()
-            && (tokens == 1 || residual.row_stride() == out.row_stride());
+        let in_place = holds_residual(residual, out);
         let accumulate = in_place && self.epilogue.is_none();
         let activated_onto = if in_place { self.epilogue } else { None };
         let (product, product_stride) = match activated_onto {
             Some(_) => (self.product(worker), self.n),
             None => (out.ptr().cast(), out.row_stride()),
         };
-        // SAFETY: packed by `pack_weight`, prepared in phase 0; panels are shared out.
-        unsafe {
-            let act = std::slice::from_raw_parts(worker.shared, act_bytes(self.mode, tokens, self.k));
-            worker.kernels.linear(kernels::Linear {
-                format: self.weight.format,
-                mode: self.mode,
-                n: self.n,
-                k: self.k,
-                tokens,
-                weight: weight.all(),
-                act,
-                panels,
-                out: product,
-                out_stride: product_stride,
-                bias: (!bias.is_none()).then(|| bias.f32s(0, 0, self.n)),
-                accumulate,
-                scratch: &mut worker.local[..LINEAR_SCRATCH],
-            });
-            match activated_onto {
-                Some(f) => self.add_activated(worker, f, columns, out),
-                None if accumulate => {}
-                None => self.finish(worker, columns, residual, out),
+        let num_panels = num_panels(self.n);
+        // Even, for kernels that take panels in pairs.
+        let grain = num_panels.div_ceil(worker.size * TAKES).next_multiple_of(2);
+        for panels in worker.pieces(tokens, num_panels, grain) {
+            let columns = panels.start * PANEL_ROWS..(panels.end * PANEL_ROWS).min(self.n);
+            // SAFETY: packed by `pack_weight`, prepared in phase 0; panels are shared out.
+            unsafe {
+                let act = std::slice::from_raw_parts(worker.shared, act_bytes(self.mode, tokens, self.k));
+                worker.kernels.linear(kernels::Linear {
+                    format: self.weight.format,
+                    mode: self.mode,
+                    n: self.n,
+                    k: self.k,
+                    tokens,
+                    weight: weight.all(),
+                    act,
+                    panels,
+                    out: product,
+                    out_stride: product_stride,
+                    bias: (!bias.is_none()).then(|| bias.f32s(0, 0, self.n)),
+                    accumulate,
+                    scratch: &mut worker.local[..LINEAR_SCRATCH],
+                });
+                match activated_onto {
+                    Some(f) => self.add_activated(worker, f, columns, out),
+                    None if accumulate => {}
+                    None => self.finish(worker, 0..tokens, columns, residual, out),
+                }
             }
         }
     }

@@ -1,14 +1,20 @@
-//! `lora_shrink` and `lora_expand`: tokens that share an adapter read its weights once for all of them, in pieces that stay in a core's cache.
+//! `lora_shrink` and `lora_expand`: tokens that share an adapter read its weights once for all of them, in pieces that stay in a core's cache. Shrink
+//! multiplies rows as they lie; expand, whose rows are as short as a rank, lays a piece out as columns first.
+
+use std::ops::Range;
 
 use half::{bf16, f16};
+use halyard_kernels_cpu::Kernels;
 use halyard_platform_api::{DType, Error, Result, ops};
 
 use super::only_f32;
 use crate::kernel::{Kernel, Worker};
 use crate::view::View;
 
-/// Partial sums of a product: as many as one vector register of the widest sets holds, so that the compiler keeps them there.
-const LANES: usize = 16;
+/// Rows of shrink that are read for all tokens of an adapter before the next ones: with rows of 4096 values they stay in a core's second cache.
+const SHRINK_ROWS: usize = 32;
+/// The same of expand: 4 KB at rank 16, 128 KB at rank 512.
+const EXPAND_ROWS: usize = 64;
 
 fn check_weight(op: &str, dtype: DType) -> Result<()> {
     match dtype {
@@ -19,40 +25,38 @@ fn check_weight(op: &str, dtype: DType) -> Result<()> {
     }
 }
 
-/// A row of weights as f32: where it lies, or widened into `room`.
+/// Contiguous weights as f32: where they lie, or widened into `room`.
 ///
 /// # Safety
-/// `width` weights of `dtype` stand at `w`, which nobody writes meanwhile.
-unsafe fn widened(dtype: DType, w: *const u8, width: usize, room: &mut Vec<f32>) -> &[f32] {
-    room.clear();
+/// `count` weights of `dtype` stand at `w`, which nobody writes meanwhile.
+unsafe fn widened<'r>(
+    dtype: DType,
+    w: *const u8,
+    count: usize,
+    kernels: &Kernels,
+    room: &'r mut Vec<f32>,
+) -> &'r [f32] {
     // SAFETY: the caller has that many weights there; buffers are 64-byte aligned and rows whole numbers of weights.
     unsafe {
         match dtype {
             DType::F16 => {
-                let row = std::slice::from_raw_parts(w.cast::<f16>(), width);
-                room.extend(row.iter().map(|w| w.to_f32()));
+                room.resize(count, 0.0);
+                kernels.f16_to_f32(std::slice::from_raw_parts(w.cast::<f16>(), count), room);
             }
             DType::BF16 => {
-                let row = std::slice::from_raw_parts(w.cast::<bf16>(), width);
-                room.extend(row.iter().map(|w| w.to_f32()));
+                room.resize(count, 0.0);
+                kernels.bf16_to_f32(std::slice::from_raw_parts(w.cast::<bf16>(), count), room);
             }
-            _ => return std::slice::from_raw_parts(w.cast::<f32>(), width),
+            _ => return std::slice::from_raw_parts(w.cast::<f32>(), count),
         }
     }
     room
 }
 
-/// Σ x·w, in `LANES` sums of its own each.
-fn dot(x: &[f32], w: &[f32]) -> f32 {
-    let mut sums = [0f32; LANES];
-    let (xs, ws) = (x.chunks_exact(LANES), w.chunks_exact(LANES));
-    let rest: f32 = xs.remainder().iter().zip(ws.remainder()).map(|(x, w)| x * w).sum();
-    for (x, w) in xs.zip(ws) {
-        for ((sum, x), w) in sums.iter_mut().zip(x).zip(w) {
-            *sum += x * w;
-        }
-    }
-    sums.iter().sum::<f32>() + rest
+/// A range of rows in pieces of at most `most` that stand one behind the other.
+fn pieces(range: Range<usize>, weights: &View, width: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let (end, most) = (range.end, if weights.second_stride() == width { most } else { 1 });
+    range.step_by(most).map(move |first| first..(first + most).min(end))
 }
 
 /// The slots that occur, each once, and calls `each` with it. Few adapters a step: a list is the set.
@@ -89,19 +93,19 @@ impl Kernel for Shrink {
         };
         let ranks = worker.share(self.rank);
         let mut room = Vec::new();
-        // SAFETY: ranks are shared out, and with them the columns of `out` that this thread writes.
+        // SAFETY: ranks are shared out, and with them the columns of `out` that this thread writes; a piece's rows are contiguous.
         unsafe {
             let slots = slots.vector();
-            for (t, &slot) in slots.iter().enumerate() {
-                if slot < 0 {
-                    out.f32s_mut(t, ranks.start, ranks.len()).fill(0.0);
-                }
+            for t in 0..slots.len() {
+                out.f32s_mut(t, ranks.start, ranks.len()).fill(0.0);
             }
             distinct(slots, |slot| {
-                for r in ranks.clone() {
-                    let row = widened(self.weight, a.element_ptr(slot as usize, r), self.k, &mut room);
+                for rows in pieces(ranks.clone(), a, self.k, SHRINK_ROWS) {
+                    let first = a.element_ptr(slot as usize, rows.start);
+                    let weights = widened(self.weight, first, rows.len() * self.k, worker.kernels, &mut room);
                     for t in (0..slots.len()).filter(|&t| slots[t] == slot) {
-                        out.f32s_mut(t, r, 1)[0] = dot(x.f32s(t, 0, self.k), row);
+                        let (x, out) = (x.f32s(t, 0, self.k), out.f32s_mut(t, rows.start, rows.len()));
+                        worker.kernels.add_products(weights, x, 1.0, out);
                     }
                 }
             });
@@ -134,17 +138,24 @@ impl Kernel for Expand {
             unreachable!("lora_expand has five operands")
         };
         let features = worker.share(*self.starts.last().unwrap_or(&0) as usize);
-        let mut room = Vec::new();
-        // SAFETY: features are shared out, and with them the columns of `out` that this thread writes.
+        let (mut room, mut columns) = (Vec::new(), Vec::new());
+        // SAFETY: features are shared out, and with them the columns of `out` that this thread writes; a piece's rows are contiguous.
         unsafe {
             let slots = slots.vector();
             distinct(slots, |slot| {
                 let scale = scales.f32s(slot as usize, 0, 1)[0];
-                for n in features.clone() {
-                    let part = self.starts[1..].iter().filter(|&&start| start as usize <= n).count();
-                    let row = widened(self.weight, b.element_ptr(slot as usize, n), self.rank, &mut room);
-                    for t in (0..slots.len()).filter(|&t| slots[t] == slot) {
-                        out.f32s_mut(t, n, 1)[0] += scale * dot(x.f32s(t, part * self.rank, self.rank), row);
+                for (part, ends) in self.starts.windows(2).enumerate() {
+                    let own = features.start.max(ends[0] as usize)..features.end.min(ends[1] as usize);
+                    for rows in pieces(own, b, self.rank, EXPAND_ROWS) {
+                        let first = b.element_ptr(slot as usize, rows.start);
+                        let weights = widened(self.weight, first, rows.len() * self.rank, worker.kernels, &mut room);
+                        columns.resize(weights.len(), 0.0);
+                        worker.kernels.transpose(weights, self.rank, &mut columns);
+                        for t in (0..slots.len()).filter(|&t| slots[t] == slot) {
+                            let x = x.f32s(t, part * self.rank, self.rank);
+                            let out = out.f32s_mut(t, rows.start, rows.len());
+                            worker.kernels.add_columns(&columns, x, scale, out);
+                        }
                     }
                 }
             });

@@ -24,13 +24,17 @@ impl RmsNorm {
 }
 
 impl Kernel for RmsNorm {
+    fn rows(&self, operands: &[View]) -> Option<usize> {
+        operands.last().map(View::len)
+    }
+
     unsafe fn run(&self, _phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
         let [x, weight, out] = operands else {
             unreachable!("rms_norm has three operands")
         };
         // [T, width] is one group a token, [T, G, width] has G.
         let (tokens, groups) = (x.len(), if x.rank == 3 { x.shape[1] } else { 1 });
-        for row in worker.share(tokens * groups) {
+        for row in worker.share_rows(tokens, groups) {
             let (t, g) = (row / groups, row % groups);
             // SAFETY: rows are shared out; x may be out itself, so the row is normalised from a copy then.
             unsafe {
@@ -68,11 +72,15 @@ impl LayerNorm {
 }
 
 impl Kernel for LayerNorm {
+    fn rows(&self, operands: &[View]) -> Option<usize> {
+        operands.last().map(View::len)
+    }
+
     unsafe fn run(&self, _phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
         let [x, weight, bias, out] = operands else {
             unreachable!("layer_norm has four operands")
         };
-        for t in worker.share(x.len()) {
+        for t in worker.share_rows(x.len(), 1) {
             // SAFETY: rows are shared out; a copy allows x to be out itself.
             unsafe {
                 let bias = (!bias.is_none()).then(|| bias.f32s(0, 0, self.width));

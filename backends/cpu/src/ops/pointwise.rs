@@ -29,24 +29,37 @@ struct Param {
 const PIECE: usize = 1024;
 
 impl Kernel for Rows<(RowFn, Param)> {
+    fn rows(&self, operands: &[View]) -> Option<usize> {
+        operands.last().map(View::len)
+    }
+
     unsafe fn run(&self, _phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
         let [inputs @ .., out] = operands else {
             unreachable!("an elementwise op has an output")
         };
         let (f, param) = self.f;
+        let in_place = inputs.iter().any(|input| input.overlaps(out));
         let pieces = self.width.div_ceil(PIECE);
-        for job in worker.share(out.len() * pieces) {
+        for job in worker.share_rows(out.len(), pieces) {
             let (t, from) = (job / pieces, job % pieces * PIECE);
             let width = PIECE.min(self.width - from);
-            // SAFETY: pieces are shared out; inputs are copied, so that any may be the output itself.
+            // SAFETY: pieces are shared out; inputs that may be the output itself are copied.
             unsafe {
+                let part = |i: usize| inputs[i].f32s_at(t, from, width);
+                let to = out.f32s_at_mut(t, from, width);
+                if !in_place {
+                    match inputs.len() {
+                        1 => f(worker.kernels, &[part(0)], to, param),
+                        _ => f(worker.kernels, &[part(0), part(1)], to, param),
+                    }
+                    continue;
+                }
                 let (copies, _) = worker.local.split_at_mut(2 * PIECE);
                 let (a, b) = copies.split_at_mut(PIECE);
-                for (input, copy) in inputs.iter().zip([&mut *a, &mut *b]) {
-                    copy[..width].copy_from_slice(input.f32s_at(t, from, width));
+                for (i, copy) in (0..inputs.len()).zip([&mut *a, &mut *b]) {
+                    copy[..width].copy_from_slice(part(i));
                 }
-                let out = out.f32s_at_mut(t, from, width);
-                f(worker.kernels, &[&a[..width], &b[..width]], out, param);
+                f(worker.kernels, &[&a[..width], &b[..width]], to, param);
             }
         }
     }

@@ -29,12 +29,16 @@ impl Rope {
 }
 
 impl Kernel for Rope {
+    fn rows(&self, operands: &[View]) -> Option<usize> {
+        operands.last().map(View::len)
+    }
+
     unsafe fn run(&self, _phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
         let [positions, table, x] = operands else {
             unreachable!("rope has three operands")
         };
         let heads = x.shape[1];
-        for row in worker.share(x.len() * heads) {
+        for row in worker.share_rows(x.len(), heads) {
             // SAFETY: heads are shared out; the table holds every position of the step.
             unsafe {
                 let position = positions.vector()[row / heads] as usize;

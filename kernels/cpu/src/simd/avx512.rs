@@ -82,6 +82,40 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
     }
 
     #[inline(always)]
+    unsafe fn transpose(rows: [__m512; 16]) -> [__m512; 16] {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let (mut pairs, mut fours, mut out) = (rows, rows, rows);
+            // In each quarter of a vector: two rows of two columns, then four rows of one column.
+            for i in (0..16).step_by(2) {
+                pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+                pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+            }
+            for i in (0..16).step_by(4) {
+                for j in 0..2 {
+                    let (a, b) = (_mm512_castps_pd(pairs[i + j]), _mm512_castps_pd(pairs[i + j + 2]));
+                    fours[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                    fours[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+                }
+            }
+            // Quarter q of all four is column 4q + j.
+            for j in 0..4 {
+                let even = _mm512_shuffle_f32x4::<0x88>(fours[j], fours[4 + j]);
+                let odd = _mm512_shuffle_f32x4::<0xdd>(fours[j], fours[4 + j]);
+                let (even_below, odd_below) = (
+                    _mm512_shuffle_f32x4::<0x88>(fours[8 + j], fours[12 + j]),
+                    _mm512_shuffle_f32x4::<0xdd>(fours[8 + j], fours[12 + j]),
+                );
+                out[j] = _mm512_shuffle_f32x4::<0x88>(even, even_below);
+                out[4 + j] = _mm512_shuffle_f32x4::<0x88>(odd, odd_below);
+                out[8 + j] = _mm512_shuffle_f32x4::<0xdd>(even, even_below);
+                out[12 + j] = _mm512_shuffle_f32x4::<0xdd>(odd, odd_below);
+            }
+            out
+        }
+    }
+
+    #[inline(always)]
     unsafe fn bytes_f32(a: __m512i) -> [__m512; 4] {
         // SAFETY: the trait's contract.
         unsafe {

@@ -7,15 +7,16 @@ use std::sync::atomic::Ordering;
 
 use halyard_scheduler::{LoraLoad, Scheduler};
 
+use super::adapter::Adapter;
 use super::loader::LoraLoader;
-use super::registry::{Adapter, Adapters};
+use super::registry::Adapters;
 use crate::sequence::Sequence;
 
 /// Adapters as the engine's thread knows them.
 pub(crate) struct CoreLora {
     adapters: Arc<Adapters>,
     loader: LoraLoader,
-    /// Those that requests named since they were last forgotten.
+    /// Those that the engine was told of or that requests named, until they are forgotten.
     known: HashMap<u32, Arc<Adapter>>,
     /// Removed, but perhaps still in use.
     retired: Vec<Arc<Adapter>>,
@@ -36,10 +37,19 @@ impl CoreLora {
         }
     }
 
-    /// Adapters in use or removed of which something changed since the last call.
+    /// Adapters of which something changed since the last call. Most steps change none: then none is looked at.
     pub(crate) fn changed(&self) -> impl Iterator<Item = &Arc<Adapter>> {
-        let all = self.known.values();
-        all.filter(|adapter| adapter.is_changed.swap(false, Ordering::Relaxed))
+        let all = self.adapters.take_changes().then(|| self.known.values());
+        all.into_iter().flatten().filter(|adapter| adapter.take_change())
+    }
+
+    /// An adapter has a name: stat loggers hear of it.
+    pub(crate) fn note_added(&mut self, adapter: Arc<Adapter>) {
+        // One that was removed before this came is forgotten, or will be.
+        if !adapter.is_retired() {
+            adapter.note_change();
+            self.known.entry(adapter.number).or_insert(adapter);
+        }
     }
 
     /// A request with an adapter comes.
@@ -47,8 +57,8 @@ impl CoreLora {
         let c = &adapter.counters;
         c.requests.fetch_add(1, Ordering::Relaxed);
         c.waiting.fetch_add(1, Ordering::Relaxed);
-        adapter.is_changed.store(true, Ordering::Relaxed);
-        if adapter.on_device.load(Ordering::Relaxed) {
+        adapter.note_change();
+        if adapter.is_on_device() {
             c.device_hits.fetch_add(1, Ordering::Relaxed);
         }
         // It was found by its name just before that was taken away.
@@ -68,8 +78,7 @@ impl CoreLora {
             };
             let slot = &mut self.slots[load.slot as usize];
             if let Some(former) = slot.replace(adapter.clone()) {
-                former.on_device.store(false, Ordering::Relaxed);
-                former.is_changed.store(true, Ordering::Relaxed);
+                former.set_on_device(false);
             }
             self.loader.load(load.slot, adapter.clone());
         }
@@ -77,8 +86,7 @@ impl CoreLora {
 
     pub(crate) fn note_loaded(&mut self, number: u32) {
         if let Some(adapter) = self.known.get(&number) {
-            adapter.on_device.store(true, Ordering::Relaxed);
-            adapter.is_changed.store(true, Ordering::Relaxed);
+            adapter.set_on_device(true);
         }
     }
 
@@ -102,9 +110,9 @@ impl CoreLora {
             if !scheduler.forget_lora(adapter.number) {
                 return true;
             }
-            adapters.forget(adapter.number);
+            adapters.forget(adapter);
             known.remove(&adapter.number);
-            adapter.on_device.store(false, Ordering::Relaxed);
+            adapter.set_on_device(false);
             let holds = |slot: &&mut Option<Arc<Adapter>>| slot.as_ref().is_some_and(|a| a.number == adapter.number);
             if let Some(slot) = slots.iter_mut().find(holds) {
                 *slot = None;
@@ -121,7 +129,7 @@ pub(crate) fn note_admitted(sequence: &Sequence) {
     if let Some(adapter) = &sequence.lora {
         adapter.counters.waiting.fetch_sub(1, Ordering::Relaxed);
         adapter.counters.running.fetch_add(1, Ordering::Relaxed);
-        adapter.is_changed.store(true, Ordering::Relaxed);
+        adapter.note_change();
     }
 }
 
@@ -131,6 +139,6 @@ pub(crate) fn note_ended(sequence: &Sequence) {
         let c = &adapter.counters;
         let gauge = if sequence.admitted { &c.running } else { &c.waiting };
         gauge.fetch_sub(1, Ordering::Relaxed);
-        adapter.is_changed.store(true, Ordering::Relaxed);
+        adapter.note_change();
     }
 }

@@ -9,8 +9,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::AdapterError;
+use super::adapter::Adapter;
 use super::memory::LoraMemory;
-use super::registry::{Adapter, Adapters};
+use super::registry::Adapters;
 use crate::core::Command;
 use crate::error::EngineError;
 

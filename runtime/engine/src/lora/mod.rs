@@ -1,6 +1,7 @@
-//! LoRA adapters of a running engine: which there are ([`registry`]), where their matrices are on the device ([`memory`]), and how they get there
+//! LoRA adapters of a running engine: which there are ([`registry`]), how one stands ([`adapter`]), where their matrices are on the device ([`memory`]), and how they get there
 //! ([`loader`]). The scheduler says which adapter goes into which slot; steps only name slots.
 
+pub(crate) mod adapter;
 pub(crate) mod core;
 pub(crate) mod loader;
 pub(crate) mod memory;
