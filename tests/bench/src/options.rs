@@ -68,6 +68,8 @@ pub struct Options {
     pub layer_parameters: Option<u64>,
     /// Measured peak of all threads in 10⁹ multiplications and additions a second; for the floor.
     pub peak_gops: f64,
+    /// Tokens that both sides compute before they are measured.
+    pub warm_up: usize,
     /// Instruction set whose kernels the CPU platform takes (the value of its `HALYARD_CPU_ISA`).
     pub cpu_isa: Option<String>,
     /// Exit with status 1 when a budget is exceeded.
@@ -102,6 +104,7 @@ impl Options {
                 "--max-len" => options.max_len = number(&argument, &value()?)?,
                 "--layer-parameters" => options.layer_parameters = Some(number(&argument, &value()?)? as u64),
                 "--peak-gops" => options.peak_gops = number(&argument, &value()?)? as f64,
+                "--warm-up" => options.warm_up = number(&argument, &value()?)?,
                 "--cpu-isa" => options.cpu_isa = Some(value()?),
                 "--concurrency" => {
                     let list = value()?;
@@ -142,6 +145,7 @@ impl Default for Options {
             max_len: 2560,
             layer_parameters: None,
             peak_gops: 0.0,
+            warm_up: 0,
             cpu_isa: None,
             check: false,
         }
