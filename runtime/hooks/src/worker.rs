@@ -237,7 +237,11 @@ impl Worker {
         }
     }
 
+    /// What the logger shows; nothing where it failed at what was delivered just before: that failure is counted, and its reason stays.
     fn expose(&mut self) -> Option<String> {
+        if self.logger.is_none() || self.resting_now().is_some() {
+            return None;
+        }
         let mut text = None;
         let outcome = self.ask(Call::Expose, 0, |logger| {
             text = logger.expose()?;

@@ -385,6 +385,28 @@ fn texts_come_after_the_records_before_them_and_resting_sinks_show_none() {
 }
 
 #[test]
+fn a_text_asked_for_with_the_records_that_end_a_logger_is_no_second_failure() {
+    for (words, status) in [
+        ("s: panicked: oh no", Status::Internal),
+        ("its process was ended by signal 11", Status::Poisoned),
+    ] {
+        let mut rig = Rig::new(move |_| Err(Error::new(status, words)));
+        rig.worker.sink.state().source.isolation = Isolation::Process;
+        rig.send(1);
+        let (reply, answer) = sync_channel(1);
+        rig.command(Command::Expose(reply));
+        rig.worker.turn();
+        assert_eq!(answer.try_recv(), Ok(None));
+        let report = rig.report();
+        assert_eq!((report.failures.start, report.quarantines), (0, 1), "{report:?}");
+        assert!(
+            report.last_error.as_ref().is_some_and(|error| error.contains(words)),
+            "{report:?}"
+        );
+    }
+}
+
+#[test]
 fn a_logger_that_cannot_be_made_again_rests_longer_each_time() {
     let mut rig = Rig::new(failing("panicked: x"));
     rig.worker.sink.state().source.make = Arc::new(|| Err(Error::invalid("the file is gone")));
