@@ -407,6 +407,19 @@ fn a_text_asked_for_with_the_records_that_end_a_logger_is_no_second_failure() {
 }
 
 #[test]
+fn a_text_between_errors_does_not_excuse_them() {
+    let mut rig = Rig::new(failing("no space"));
+    for _ in 0..3 {
+        rig.send(1);
+        rig.run();
+        let (reply, _answer) = sync_channel(1);
+        rig.command(Command::Expose(reply));
+        rig.worker.turn();
+    }
+    assert_eq!(rig.report().state, SinkState::Quarantined);
+}
+
+#[test]
 fn a_logger_that_cannot_be_made_again_rests_longer_each_time() {
     let mut rig = Rig::new(failing("panicked: x"));
     rig.worker.sink.state().source.make = Arc::new(|| Err(Error::invalid("the file is gone")));
