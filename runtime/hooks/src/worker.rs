@@ -85,7 +85,12 @@ impl Worker {
         match command {
             Some(command) => {
                 self.deliver(self.sink.queued());
-                self.obey(command)
+                // What was delivered may have ended the logger, or begun its rest.
+                if self.logger.is_none() || self.resting_now().is_some() {
+                    self.obey_resting(command)
+                } else {
+                    self.obey(command)
+                }
             }
             None => {
                 self.deliver(self.config.batch_records);
@@ -237,11 +242,7 @@ impl Worker {
         }
     }
 
-    /// What the logger shows; nothing where it failed at what was delivered just before: that failure is counted, and its reason stays.
     fn expose(&mut self) -> Option<String> {
-        if self.logger.is_none() || self.resting_now().is_some() {
-            return None;
-        }
         let mut text = None;
         let outcome = self.ask(Call::Expose, 0, |logger| {
             text = logger.expose()?;

@@ -142,6 +142,14 @@ impl Rig {
     fn command(&mut self, command: Command) {
         self.worker.sink.command(command);
     }
+
+    /// Asks for the logger's text, with whatever is queued, in one turn.
+    fn text(&mut self) -> Option<String> {
+        let (reply, answer) = sync_channel(1);
+        self.command(Command::Expose(reply));
+        self.worker.turn();
+        answer.try_recv().expect("answered in this turn")
+    }
 }
 
 fn failing(words: &'static str) -> impl FnMut(&Batch<'_>) -> Result<()> + Send {
@@ -359,28 +367,19 @@ fn a_reload_pardons_a_quarantined_sink() {
 fn texts_come_after_the_records_before_them_and_resting_sinks_show_none() {
     let mut rig = Rig::new(|_| Ok(()));
     rig.send(6);
-    let (reply, answer) = sync_channel(1);
-    rig.command(Command::Expose(reply));
-    rig.worker.turn();
-    assert_eq!(answer.try_recv(), Ok(Some("text".to_string())));
+    assert_eq!(rig.text(), Some("text".to_string()));
     assert_eq!(rig.counts(), (6, 6, 0));
     *rig.behaviour.lock().expect("one thread") = Box::new(failing("panicked: x"));
     rig.send(1);
     rig.run();
-    let (reply, answer) = sync_channel(1);
-    rig.command(Command::Expose(reply));
-    rig.worker.turn();
-    assert_eq!(answer.try_recv(), Ok(None));
+    assert_eq!(rig.text(), None);
     // One that still has its logger is left alone too: a good answer would end its rest.
     let mut rig = Rig::new(failing("no space"));
     for _ in 0..3 {
         rig.send(1);
         rig.run();
     }
-    let (reply, answer) = sync_channel(1);
-    rig.command(Command::Expose(reply));
-    rig.worker.turn();
-    assert_eq!(answer.try_recv(), Ok(None));
+    assert_eq!(rig.text(), None);
     assert_eq!(rig.report().state, SinkState::Quarantined);
 }
 
@@ -393,10 +392,7 @@ fn a_text_asked_for_with_the_records_that_end_a_logger_is_no_second_failure() {
         let mut rig = Rig::new(move |_| Err(Error::new(status, words)));
         rig.worker.sink.state().source.isolation = Isolation::Process;
         rig.send(1);
-        let (reply, answer) = sync_channel(1);
-        rig.command(Command::Expose(reply));
-        rig.worker.turn();
-        assert_eq!(answer.try_recv(), Ok(None));
+        assert_eq!(rig.text(), None);
         let report = rig.report();
         assert_eq!((report.failures.start, report.quarantines), (0, 1), "{report:?}");
         assert!(
@@ -412,9 +408,7 @@ fn a_text_between_errors_does_not_excuse_them() {
     for _ in 0..3 {
         rig.send(1);
         rig.run();
-        let (reply, _answer) = sync_channel(1);
-        rig.command(Command::Expose(reply));
-        rig.worker.turn();
+        rig.text();
     }
     assert_eq!(rig.report().state, SinkState::Quarantined);
 }
