@@ -86,6 +86,9 @@ impl View {
     /// Whether one row of this may share bytes with another row of `other`. Two tensors of one memory, dead and born, may; two columns of one
     /// matrix do not.
     pub(crate) fn crosses_rows(&self, other: &View) -> bool {
+        if !self.overlaps(other) {
+            return false;
+        }
         let (a, b) = (self.ptr as usize, other.ptr as usize);
         let (stride, other_stride) = (
             self.strides[0] * self.dtype.bytes(),
@@ -98,7 +101,7 @@ impl View {
             let end = (a - first + width(self, stride)).max(b - first + width(other, stride));
             end <= stride.max(1)
         };
-        self.overlaps(other) && !one_matrix
+        !one_matrix
     }
 
     /// All bytes of the span.
