@@ -130,3 +130,62 @@ pub(crate) unsafe fn erf<S: Simd>(x: S::F) -> S::F {
         S::select_lt(a, S::splat(0.927_734_4), small, large)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::LANES;
+    use crate::simd::portable::Portable;
+
+    /// `exp2_nonpositive` of each lane.
+    ///
+    /// # Safety
+    /// The CPU has `S`'s instruction set.
+    #[inline(always)]
+    unsafe fn exp2_lanes<S: Simd>(x: [f32; LANES]) -> [f32; LANES] {
+        let mut y = [0.0; LANES];
+        // SAFETY: the caller's promise; both arrays hold a vector.
+        unsafe { S::store(y.as_mut_ptr(), exp2_nonpositive::<S>(S::load(x.as_ptr()))) };
+        y
+    }
+
+    /// With the instructions enabled: without that, vectors would pass through memory and calls.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn exp2_avx512(x: [f32; LANES]) -> [f32; LANES] {
+        // SAFETY: the caller has the instructions.
+        unsafe { exp2_lanes::<crate::simd::avx512::Avx512<false, false>>(x) }
+    }
+
+    fn check(exp2: unsafe fn([f32; LANES]) -> [f32; LANES]) {
+        for i in 0..130_000 {
+            let x = -(i as f32) / 1000.0;
+            // SAFETY: whoever calls `check` has seen to the instructions.
+            let y = unsafe { exp2([x; LANES]) }[i % LANES];
+            let want = f64::from(x).exp2();
+            if x < -126.0 {
+                assert_eq!(y, 0.0, "2^{x}");
+            } else {
+                assert!((f64::from(y) - want).abs() <= 3e-7 * want, "2^{x} = {y}, not {want}");
+            }
+        }
+        // SAFETY: as above.
+        let y = unsafe { exp2([f32::NEG_INFINITY; LANES]) };
+        assert_eq!(y, [0.0; LANES]);
+        // SAFETY: as above.
+        assert!(unsafe { exp2([f32::NAN; LANES]) }[0].is_nan());
+    }
+
+    #[test]
+    fn exp2_is_within_its_bound_and_zero_where_it_would_be_subnormal() {
+        check(exp2_lanes::<Portable>);
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+        {
+            check(exp2_avx512);
+        }
+    }
+}
