@@ -50,6 +50,8 @@ __device__ __forceinline__ u32 atomicAdd(u32 *p, int x) { return atomicAdd(p, (u
 template <typename T> __device__ __forceinline__ T atomicOr(T *p, T x) {
     return __hip_atomic_fetch_or(p, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+// Counts up to `last`, then from 0 again.
+__device__ __forceinline__ u32 atomicInc(u32 *p, u32 last) { return __builtin_amdgcn_atomic_inc32(p, last, __ATOMIC_RELAXED, "agent"); }
 
 template <typename T> __device__ __forceinline__ T min(T a, T b) { return a < b ? a : b; }
 template <typename T> __device__ __forceinline__ T max(T a, T b) { return a < b ? b : a; }
