@@ -4,17 +4,19 @@ use std::ffi::{CString, c_void};
 use std::sync::{Arc, OnceLock};
 
 use halyard_gpu::{
-    DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Product, ProductSpec, Stream,
-    param_addresses, short_of,
+    CollectiveLibrary, DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Product,
+    ProductSpec, RankDriver, Stream, param_addresses, short_of,
 };
 use halyard_platform_api::{Error, Result};
 
 use crate::error::NOT_READY;
 use crate::facts::facts;
 use crate::hip::{
-    CAPTURE_THREAD_LOCAL, COPY_DEFAULT, EVENT_SLEEPING, Hip, PINNED, STREAM_NON_BLOCKING, compiler, hip, names,
+    CAPTURE_THREAD_LOCAL, COPY_DEFAULT, EVENT_SLEEPING, Hip, PEER_ACCESS_ALREADY_ENABLED, PINNED, ROOM_MEMORY,
+    STREAM_NON_BLOCKING, attribute, collectives, compiler, hip, names,
 };
 use crate::product::Products;
+use crate::surroundings;
 
 /// Calls a function of the runtime and turns its answer into a result.
 macro_rules! call {
@@ -335,5 +337,63 @@ impl Driver for HipDriver {
             Products::new(self.hip, self.ordinal).map(Arc::new)
         });
         products.as_ref().map_err(Error::clone)?.product(spec)
+    }
+    fn ranks(&self) -> Result<&dyn RankDriver> {
+        Ok(self)
+    }
+}
+
+impl RankDriver for HipDriver {
+    fn ordinal(&self) -> i32 {
+        self.ordinal
+    }
+
+    fn enter(&self) -> Result<()> {
+        HipDriver::enter(self)
+    }
+
+    fn library(&self) -> Result<&'static CollectiveLibrary> {
+        collectives()
+    }
+
+    /// None unless asked for: the kernel has never run on these devices, where the library has.
+    fn most_peer_sum_bytes(&self) -> Result<Option<u64>> {
+        surroundings::most_peer_sum_bytes().map(|named| Some(named.unwrap_or(0)))
+    }
+
+    fn reach(&self, other: i32) -> Result<bool> {
+        HipDriver::enter(self)?;
+        let mut can = 0;
+        // SAFETY: the output is live.
+        unsafe { call!(self.hip, can_reach_peer(&mut can, self.ordinal, other))? };
+        if can == 0 {
+            return Ok(false);
+        }
+        // SAFETY: devices that the runtime shows; the flags are reserved.
+        match unsafe { (self.hip.reach_peer)(other, 0) } {
+            PEER_ACCESS_ALREADY_ENABLED => Ok(true),
+            code => self.hip.check(names::reach_peer, code).map(|()| true),
+        }
+    }
+
+    fn allocate_room(&self, bytes: u64) -> Result<DevicePtr> {
+        HipDriver::enter(self)?;
+        let allocate = |flags| {
+            let mut ptr = 0;
+            // SAFETY: the output is live.
+            unsafe { call!(self.hip, allocate_with_flags(&mut ptr, bytes as usize, flags)) }.map(|()| ptr)
+        };
+        let [uncached, fine_grained] = ROOM_MEMORY;
+        allocate(uncached)
+            .or_else(|_| allocate(fine_grained))
+            .map_err(|e| self.short_of(e, bytes, "device"))
+    }
+
+    /// Runtimes before ROCm 5.3 do not say; the clocks of that time ran at 100 MHz (of MI100: 25, which only makes a limit longer).
+    fn ticks_per_ms(&self) -> Result<u64> {
+        let mut khz = 0;
+        // SAFETY: the output is live.
+        let code = unsafe { (self.hip.device_attribute)(&mut khz, attribute::WALL_CLOCK_KHZ, self.ordinal) };
+        Ok(if code == 0 && khz > 0 { khz as u64 } else { 100_000 })
     }
 }
