@@ -29,7 +29,7 @@ pub use driver::{
     PEER_CALLS_BYTES, Param, Peers, Pinned, Product, ProductCall, ProductSpec, Stream, param_addresses, short_of,
 };
 pub use encoding::{Arg, Command, Encoding, InScratch, Launch, MAX_ARGS};
-pub use halyard_kernels_gpu::Source;
+pub use halyard_kernels_gpu::{ATTENTION_TILES, Source};
 pub use kernel::{Kernel, Packer, Preparation, RowSource};
 pub use libraries::{Library, entries, find_symbol, folders_of, symbol};
 pub use modules::Modules;

@@ -281,7 +281,7 @@ pub(crate) fn collectives() -> Result<&'static CollectiveLibrary> {
 #[cfg(test)]
 mod tests {
     use halyard_gpu::KernelText;
-    use halyard_kernels_gpu::{ALL_REDUCE, ATTENTION_PLAIN, HEADERS, LINEAR_TILED, SAMPLE, Source};
+    use halyard_kernels_gpu::{ALL_REDUCE, ATTENTION_PLAIN, ATTENTION_TILES, HEADERS, LINEAR_TILED, SAMPLE, Source};
 
     use super::*;
 
@@ -310,6 +310,7 @@ mod tests {
         let image = compile(LINEAR_TILED, &types).expect("tiles compile");
         assert!(image.starts_with(b"\x7fELF") || image.starts_with(b"__CLANG_OFFLOAD_BUNDLE__"));
         compile(ATTENTION_PLAIN, &["ACT=f16", "KV=e4m3", "HEAD_DIM=64", "BLOCK=16"]).expect("attention compiles");
+        compile(ATTENTION_TILES, &["ACT=bf16", "KV=bf16", "HEAD_DIM=128", "BLOCK=64"]).expect("matrix units compile");
         compile(SAMPLE, &[]).expect("sampling compiles");
         compile(ALL_REDUCE, &["ACT=bf16", "RANKS=2"]).expect("sums between devices compile");
         let why = compile(LINEAR_TILED, &types[1..]).expect_err("ACT is not defined");

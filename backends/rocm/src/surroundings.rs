@@ -3,7 +3,7 @@
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/rocm` in
 //! `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_ROCM_LIBRARY_PATH` names folders, separated by `:`, in which HIP, hiprtc, rocBLAS and RCCL
 //! are looked for before anywhere else. `HALYARD_ROCM_PEER_SUM_BYTES` gives sums between devices to an own kernel, up to so many bytes of one
-//! operand (0 and without it: RCCL does all).
+//! operand (0 and without it: RCCL does all). `HALYARD_ROCM_MATRIX_ATTENTION=0` keeps prompts' attention off matrix units.
 
 use std::env::var_os;
 use std::path::PathBuf;
@@ -27,6 +27,11 @@ pub(crate) fn named_library_folders() -> Vec<PathBuf> {
 /// What is no number.
 pub(crate) fn most_peer_sum_bytes() -> Result<Option<u64>> {
     halyard_gpu::peer_sum_bytes("HALYARD_ROCM_PEER_SUM_BYTES", var_os("HALYARD_ROCM_PEER_SUM_BYTES"))
+}
+
+/// Whether attention may run on matrix units.
+pub(crate) fn matrix_attention_is_allowed() -> bool {
+    var_os("HALYARD_ROCM_MATRIX_ATTENTION").is_none_or(|value| value != "0")
 }
 
 /// Folders where ROCm and Python packages put libraries, besides the loader's own.

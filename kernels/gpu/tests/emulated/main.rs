@@ -100,3 +100,15 @@ fn linears_of_many_tokens_are_right_on_matrix_units() {
         ],
     );
 }
+
+#[test]
+fn attention_of_prompts_is_right_on_matrix_units() {
+    check_all(
+        "attention_tiles",
+        &[
+            &["-DACT=bf16", "-DKV=bf16", "-DHEAD_DIM=128", "-DBLOCK=64"],
+            &["-DACT=f16", "-DKV=f16", "-DHEAD_DIM=64", "-DBLOCK=16"],
+            &["-DACT=bf16", "-DKV=bf16", "-DHEAD_DIM=80", "-DBLOCK=8"],
+        ],
+    );
+}
