@@ -202,7 +202,7 @@ fn load_rank(
         buffers: Vec::new(),
     };
     let forward_slots = memory.activations(&forward, &[])?;
-    let head_slots = memory.activations(&head, &forward_slots[..1])?;
+    let head_slots = memory.activations(&head, &forward_slots[..2])?;
     let lora = lora_program(&plan, &device, files)?;
     let lora_slots = match &lora {
         Some((program, _)) => memory.activations(program, &forward_slots)?,
