@@ -55,6 +55,7 @@ sources! {
     ATTENTION_PLAIN = "attention_plain": "Attention of any shape, without matrix units.",
     ATTENTION_PREFILL = "attention_prefill": "Attention of prompt chunks on Hopper's matrix units.",
     ATTENTION_PREFILL_MMA = "attention_prefill_mma": "Attention of prompt chunks on the matrix units of sm_80 and newer.",
+    ATTENTION_TILES = "attention_tiles": "Attention of prompt chunks on the matrix units of CDNA.",
     KV_WRITE = "kv_write": "Keys and values into their blocks, with rotation and per-head norms where a composite asks for them.",
     COPY = "copy": "`copy`, `fill`, `fill_random`, `cast`, `copy_blocks`.",
     EMBEDDING = "embedding": "`embedding` of every weight format.",

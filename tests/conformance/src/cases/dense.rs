@@ -70,6 +70,8 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
         (3, odd_width(format), 1, true, false, 5),
         (7, wide, 33, false, true, 0),
         (17, wide, 64, true, true, 3),
+        // More than own kernels take, in rows at multiples of 16 bytes: what a vendor's library takes.
+        (33, wide, 64, true, false, 0),
     ];
     // Batches, for platforms that take them another way than few tokens: by the format that has most ways.
     let batches = [
