@@ -491,6 +491,12 @@ pub trait Driver: Send + Sync {
         9
     }
 
+    /// Whether there is a kernel file `linear_dots`, and the device multiplies and adds four pairs of signed bytes fast enough that products of tokens
+    /// rounded to 8 bits beat those in f32, where an op allows them.
+    fn integer_dots(&self) -> bool {
+        false
+    }
+
     /// The kernel file `attention_tiles` of drivers that have one: prompts on their matrix units, where it takes such heads.
     fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
         let _ = spec;
