@@ -10,6 +10,17 @@ use crate::case::{Arg, Case};
 use crate::random::Random;
 use crate::tolerance::Class;
 
+/// The ops that have their cases here.
+pub(super) const OPS: &[&str] = &[
+    Embedding::NAME,
+    Linear::NAME,
+    LoraExpand::NAME,
+    LoraShrink::NAME,
+    MoeCombine::NAME,
+    MoeLinear::NAME,
+    MoeRoute::NAME,
+];
+
 pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let mut cases = Vec::new();
     for format in WeightFormat::ALL {
