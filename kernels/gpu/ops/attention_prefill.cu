@@ -171,7 +171,8 @@ __device__ __forceinline__ void widen_blocks(Shared &shared, const u8 *arrivals,
     Cursor<> to = {0, 1};
     while (true) {
         barrier_wait(shared.arrived[from.stage], from.phase);
-        int keys = shared.keys[from.stage];
+        // Read by the lane that says when the block is over.
+        int keys = __shfl_sync(0xffffffffu, thread % 32 == 0 ? shared.keys[from.stage] : 0, 0);
         if (keys < 0) return;
         barrier_wait(shared.empty[to.stage], to.phase);
         const uint4 *rows = (const uint4 *)(arrivals + from.stage * BLOCK_BYTES);
