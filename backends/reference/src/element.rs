@@ -1,5 +1,8 @@
 //! One element of a tensor as bytes: reading any type as f32 or i32, writing back rounded once to nearest even.
 
+use std::cmp::Ordering;
+use std::sync::LazyLock;
+
 use half::{bf16, f16};
 use halyard_platform_api::DType;
 
@@ -63,17 +66,21 @@ pub(crate) fn f8_from_f32(value: f32) -> u8 {
     }
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     let magnitude = value.abs().min(448.0);
-    // The codes of magnitudes are in the order of their values, so the textbook answer is a search among all 127 of them.
-    let mut best = 0u8;
-    for code in 1..=0x7Eu8 {
-        let (old, new) = (f8_to_f32(best), f8_to_f32(code));
-        let (old_error, new_error) = ((magnitude - old).abs(), (magnitude - new).abs());
-        if new_error < old_error || (new_error == old_error && code.is_multiple_of(2)) {
-            best = code;
-        }
-    }
-    sign | best
+    // Magnitudes are in the order of their codes: the answer is one of the two codes around the value.
+    let above = MAGNITUDES.partition_point(|&code| code < magnitude);
+    let below = above.saturating_sub(1);
+    let (up, down) = (MAGNITUDES[above] - magnitude, magnitude - MAGNITUDES[below]);
+    let nearest = match up.total_cmp(&down) {
+        Ordering::Less => above,
+        Ordering::Greater => below,
+        Ordering::Equal if above.is_multiple_of(2) => above,
+        Ordering::Equal => below,
+    };
+    sign | nearest as u8
 }
+
+/// The values of the codes 0 to 0x7E.
+static MAGNITUDES: LazyLock<[f32; 0x7F]> = LazyLock::new(|| std::array::from_fn(|code| f8_to_f32(code as u8)));
 
 #[cfg(test)]
 mod tests {
@@ -92,6 +99,22 @@ mod tests {
         // Between 1.0 (0x38) and 1.125 (0x39): the tie goes to the even code.
         assert_eq!(f8_from_f32(1.0625), 0x38);
         assert_eq!(f8_from_f32(1.1875), 0x3A);
+    }
+
+    /// The definition: among all codes the nearest, the even one of two equally near.
+    #[test]
+    fn f8_rounds_to_the_nearest_code_of_all() {
+        for bits in 0..=u16::MAX {
+            let value = bf16::from_bits(bits).to_f32();
+            if value.is_nan() {
+                continue;
+            }
+            let magnitude = f64::from(value.abs().min(448.0));
+            let error = |code: &u8| (magnitude - f64::from(f8_to_f32(*code))).abs();
+            let nearest = (0..=0x7Eu8).min_by(|a, b| error(a).total_cmp(&error(b)).then((a % 2).cmp(&(b % 2))));
+            let sign = if value.is_sign_negative() { 0x80 } else { 0 };
+            assert_eq!(Some(f8_from_f32(value)), nearest.map(|code| sign | code), "{value}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod step;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use halyard_platform_api::{DType, Device, WeightFormat};
+use halyard_platform_api::{Capabilities, DType, Device, WeightFormat};
 
 use crate::case::Case;
 use crate::execute::{Failure, compare, execute};
@@ -19,6 +19,17 @@ use crate::{Options, Report, recorded};
 
 /// The activation types.
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// What makes the cases of some ops from a seed.
+type Family = (&'static [&'static str], fn(u64) -> Vec<Case>);
+
+const FAMILIES: [Family; 5] = [
+    (dense::OPS, dense::cases),
+    (pointwise::OPS, pointwise::cases),
+    (data::OPS, data::cases),
+    (step::OPS, step::cases),
+    (sampling::OPS, sampling::cases),
+];
 
 /// Runs all cases; attention on every backend of the device.
 pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options, report: &mut Report) {
@@ -31,21 +42,23 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
             && options.only_op.as_ref().is_none_or(|op| op == case.op)
             && options.only_variant.iter().all(|part| row.contains(part.as_str()))
     };
-    let families = [
-        dense::cases,
-        pointwise::cases,
-        data::cases,
-        step::cases,
-        sampling::cases,
-    ];
+    // Contents take long to make: none for families that have nothing to run.
+    let has_wanted = |ops: &[&str]| options.only_op.as_deref().is_none_or(|op| ops.contains(&op));
     // The same cases with other contents, for what is recorded.
-    let other_seed = options.seed ^ 0x0FF5_E7ED;
-    for family in families {
-        for (case, other) in family(options.seed).iter().zip(&family(other_seed)) {
+    let others = |family: &dyn Fn(u64) -> Vec<Case>| match device.info().capabilities.has(Capabilities::RECORDING) {
+        true => family(options.seed ^ 0x0FF5_E7ED).into_iter().map(Some).collect(),
+        false => Vec::new(),
+    };
+    for (_, family) in FAMILIES.iter().filter(|(ops, _)| has_wanted(ops)) {
+        let others = others(family).into_iter().chain(std::iter::repeat(None));
+        for (case, other) in family(options.seed).iter().zip(others) {
             if wanted(case, "") {
-                run_case(&**device, &**oracle, [case, other], 0, "", report);
+                run_case(&**device, &**oracle, (case, other.as_ref()), 0, "", report);
             }
         }
+    }
+    if !has_wanted(attend::OPS) {
+        return;
     }
     for (index, backend) in device.attention().backends().iter().enumerate() {
         let sizes = match backend.block_sizes.as_slice() {
@@ -54,10 +67,12 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
         };
         for block_size in sizes {
             let place = format!(" {} block {block_size}", backend.name);
-            let others = attend::cases(other_seed, block_size);
-            for (case, other) in attend::cases(options.seed, block_size).iter().zip(&others) {
+            let family = |seed| attend::cases(seed, block_size);
+            let others = others(&family).into_iter().chain(std::iter::repeat(None));
+            for (case, other) in family(options.seed).iter().zip(others) {
                 if wanted(case, &place) {
-                    run_case(&**device, &**oracle, [case, other], index as u32, &place, report);
+                    let cases = (case, other.as_ref());
+                    run_case(&**device, &**oracle, cases, index as u32, &place, report);
                 }
             }
         }
@@ -68,26 +83,33 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
 fn run_case(
     device: &dyn Device,
     oracle: &dyn Device,
-    [case, other]: [&Case; 2],
+    (case, other): (&Case, Option<&Case>),
     backend: u32,
     place: &str,
     report: &mut Report,
 ) {
     let row = report.row(case.op, &format!("{}{place}", case.variant));
-    let outcome = match execute(device, case, backend) {
+    let found = match execute(device, case, backend) {
         Err(Failure::Unsupported(reason)) => {
             row.unsupported = Some(reason);
             return;
         }
         Err(Failure::Broken(why)) => Err(why),
-        Ok(found) => match execute(oracle, case, 0) {
-            Err(Failure::Unsupported(why) | Failure::Broken(why)) => Err(format!("the oracle: {why}")),
-            Ok(expected) => compare(case, &found, &expected),
-        },
+        Ok(found) => Ok(found),
     };
-    let recorded = recorded::check(device, oracle, case, other, backend);
-    let recorded = recorded.map(|outcome| outcome.map_err(|why| format!("recorded: {why}")));
-    for outcome in std::iter::once(outcome).chain(recorded) {
+    let expected = execute(oracle, case, 0).map_err(|failure| match failure {
+        Failure::Unsupported(why) | Failure::Broken(why) => format!("the oracle: {why}"),
+    });
+    let mut outcomes = Vec::with_capacity(2);
+    match &expected {
+        Ok(expected) => {
+            outcomes.push(found.and_then(|found| compare(case, &found, expected)));
+            let recorded = other.and_then(|other| recorded::check(device, oracle, (case, expected), other, backend));
+            outcomes.extend(recorded.map(|outcome| outcome.map_err(|why| format!("recorded: {why}"))));
+        }
+        Err(why) => outcomes.push(Err(why.clone())),
+    }
+    for outcome in outcomes {
         row.cases += 1;
         match outcome {
             Ok(worst) => {

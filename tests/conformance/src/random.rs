@@ -6,6 +6,7 @@ use halyard_reference::philox::philox4x32;
 pub(crate) struct Random {
     key: [u32; 2],
     counter: u32,
+    words: [u32; 4],
 }
 
 impl Random {
@@ -18,12 +19,15 @@ impl Random {
         Random {
             key: [seed as u32 ^ hash, (seed >> 32) as u32 ^ hash.rotate_left(16)],
             counter: 0,
+            words: [0; 4],
         }
     }
 
     pub(crate) fn word(&mut self) -> u32 {
-        let words = philox4x32([self.counter / 4, 0, 0, 0], self.key);
-        let word = words[(self.counter % 4) as usize];
+        if self.counter.is_multiple_of(4) {
+            self.words = philox4x32([self.counter / 4, 0, 0, 0], self.key);
+        }
+        let word = self.words[(self.counter % 4) as usize];
         self.counter += 1;
         word
     }

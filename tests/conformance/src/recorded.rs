@@ -1,40 +1,36 @@
 //! A case run from a recording, twice: once with its own contents and once with others in the same memory. Both must give what the
 //! oracle gives for them: a device that bakes contents into a recording gives the first answer again.
 
-use halyard_platform_api::{Capabilities, Device, EncoderMode, QueueKind};
+use halyard_platform_api::{Device, EncoderMode, QueueKind};
 
 use crate::case::{Case, Contents};
 use crate::execute::{Failure, Ready, WAIT_NS, broken, collect, compare, execute, operands, ready};
 
-/// Runs a case recorded, where the device claims it and every op of the case can be. `other` is a case of the same ops and shapes.
-/// `None`: not claimed.
+/// Runs a case recorded, where every op of it can be, on a device that claims recordings. `expected` is the oracle's answer to the case; `other` is a
+/// case of the same ops and shapes. `None`: an op can't be recorded.
 pub(crate) fn check(
     device: &dyn Device,
     oracle: &dyn Device,
-    case: &Case,
+    (case, expected): (&Case, &[Vec<u8>]),
     other: &Case,
     backend: u32,
 ) -> Option<Result<f32, String>> {
-    if !device.info().capabilities.has(Capabilities::RECORDING) {
-        return None;
-    }
     let second = with_weights_of(other, case);
     match run(device, case, &second, backend) {
         Ok(None) | Err(Failure::Unsupported(_)) => None,
         Err(Failure::Broken(why)) => Some(Err(why)),
-        Ok(Some(found)) => Some(judge(oracle, [case, &second], &found)),
+        Ok(Some([once, again])) => Some(judge(oracle, [(case, &once), (&second, &again)], expected)),
     }
 }
 
-fn judge(oracle: &dyn Device, cases: [&Case; 2], found: &[Vec<Vec<u8>>; 2]) -> Result<f32, String> {
-    let mut worst = 0f32;
-    for (place, (case, found)) in ["first", "second"].into_iter().zip(cases.into_iter().zip(found)) {
-        let expected = execute(oracle, case, 0).map_err(|failure| match failure {
-            Failure::Unsupported(why) | Failure::Broken(why) => format!("the oracle: {why}"),
-        })?;
-        worst = worst.max(compare(case, found, &expected).map_err(|why| format!("{place} replay: {why}"))?);
-    }
-    Ok(worst)
+fn judge(oracle: &dyn Device, replays: [(&Case, &[Vec<u8>]); 2], expected: &[Vec<u8>]) -> Result<f32, String> {
+    let [(case, once), (second, again)] = replays;
+    let first = compare(case, once, expected).map_err(|why| format!("first replay: {why}"))?;
+    let expected = execute(oracle, second, 0).map_err(|failure| match failure {
+        Failure::Unsupported(why) | Failure::Broken(why) => format!("the oracle: {why}"),
+    })?;
+    let worst = compare(second, again, &expected).map_err(|why| format!("second replay: {why}"))?;
+    Ok(worst.max(first))
 }
 
 /// `other`'s contents with `case`'s weights, which are constant; `case` again where ops or shapes differ.

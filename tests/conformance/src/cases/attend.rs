@@ -66,6 +66,9 @@ const PLAIN: Shape = Shape {
     sinks: false,
 };
 
+/// The ops that have their cases here.
+pub(super) const OPS: &[&str] = &[Attention::NAME, KvWrite::NAME];
+
 pub(crate) fn cases(seed: u64, block_size: u32) -> Vec<Case> {
     let shapes = [
         ("", PLAIN),

@@ -10,6 +10,19 @@ use crate::case::{Arg, Case};
 use crate::random::Random;
 use crate::tolerance::Class;
 
+/// The ops that have their cases here.
+pub(super) const OPS: &[&str] = &[
+    Cast::NAME,
+    Copy::NAME,
+    CopyBlocks::NAME,
+    Fill::NAME,
+    FillRandom::NAME,
+    GatherRows::NAME,
+    Pool::NAME,
+    QuantizeAct::NAME,
+    ScatterRows::NAME,
+];
+
 pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let mut cases = Vec::new();
     for dtype in FLOATS.into_iter().chain([DType::I32]) {

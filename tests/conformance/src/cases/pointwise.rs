@@ -13,6 +13,19 @@ use crate::tolerance::Class;
 /// Rows, width, gap between rows.
 const SHAPES: [(u32, u32, u32); 4] = [(1, 1, 0), (3, 37, 0), (5, 64, 7), (2, 1031, 1)];
 
+/// The ops that have their cases here.
+pub(super) const OPS: &[&str] = &[
+    Add::NAME,
+    Gelu::NAME,
+    GeluMul::NAME,
+    LayerNorm::NAME,
+    RmsNorm::NAME,
+    Rope::NAME,
+    Scale::NAME,
+    SiluMul::NAME,
+    Softcap::NAME,
+];
+
 pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let mut cases = Vec::new();
     for dtype in FLOATS {

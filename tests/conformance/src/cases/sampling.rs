@@ -10,6 +10,9 @@ use crate::tolerance::Class;
 const ROWS: u32 = 4;
 const HISTORY: u32 = 16;
 
+/// The ops that have their cases here.
+pub(super) const OPS: &[&str] = &[Argmax::NAME, LogitsProcess::NAME, Sample::NAME, TopLogprobs::NAME];
+
 pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let mut cases = Vec::new();
     for vocab in [33, 70, 1000] {

@@ -11,6 +11,9 @@ use crate::tolerance::Class;
 const ROWS: u32 = 5;
 const HISTORY: u32 = 40;
 
+/// The ops that have their cases here.
+pub(super) const OPS: &[&str] = &[PrepareInputs::NAME, SlotMapping::NAME, UpdateRows::NAME];
+
 pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let mut cases = Vec::new();
     /// Name, rows, query lengths, padding tokens, with LoRA rows.
