@@ -217,6 +217,16 @@ impl Api {
         }
     }
 
+    /// Sizes of a device, at most 16; none where the runtime does not know the question.
+    pub(crate) fn sizes(&self, device: Handle, name: u32) -> Vec<u64> {
+        let (mut values, mut bytes) = ([0u64; 16], 0usize);
+        let at = values.as_mut_ptr().cast();
+        // SAFETY: the output has the size given; sizes have 8 bytes, as devices of 64-bit addresses are spoken to from such hosts.
+        let code = unsafe { (self.clGetDeviceInfo)(device, name, size_of_val(&values), at, &mut bytes) };
+        let count = if code == SUCCESS { bytes / size_of::<u64>() } else { 0 };
+        values[..count.min(values.len())].to_vec()
+    }
+
     /// A text of a device.
     pub(crate) fn device_text(&self, device: Handle, name: u32) -> Result<String> {
         // SAFETY: asked first for the size, then with an output of that size.

@@ -11,11 +11,13 @@ use crate::error::{BUILD_PROGRAM_FAILURE, INVALID_BUILD_OPTIONS, check, error};
 
 /// Longest part of a compiler's log in an error.
 const MAX_LOG: usize = 4000;
-/// The language: what every runtime of today accepts. Newer versions add nothing that the kernels use.
+/// The language: what every runtime of today accepts.
 const LANGUAGE: &str = "-cl-std=CL1.2";
-/// The kernel file that uses a newer language's integer dot products where the device has them, and what tells it so.
+/// The one that subgroups and integer dot products are part of.
+const NEWER_LANGUAGE: &str = "-cl-std=CL3.0";
+/// The kernel file that uses integer dot products where the device has them, and what tells it so.
 const LINEAR_DOTS: &str = "linear_dots";
-const NATIVE_DOTS: [&str; 2] = ["-cl-std=CL3.0", "-DNATIVE_DOTS"];
+const NATIVE_DOTS: &str = "-DNATIVE_DOTS";
 
 /// Lets kernels choose shapes for processors.
 const CPU: &str = "-DHALYARD_CPU";
@@ -28,8 +30,10 @@ pub(crate) struct Compiler {
     pub(crate) api: &'static Api,
     pub(crate) context: Handle,
     pub(crate) device: Handle,
-    /// A processor, where barriers are dear and work-items loops.
-    pub(crate) is_cpu: bool,
+    /// Kernels are for a processor, where barriers are dear and work-items loops.
+    pub(crate) for_cpu: bool,
+    /// The size of subgroups to require.
+    pub(crate) subgroup: Option<u32>,
     /// The language has integer dot products.
     pub(crate) native_dots: bool,
     /// Asks for correctly rounded division and square root.
@@ -60,14 +64,18 @@ impl Compiler {
     pub(crate) fn compile(&self, name: &str, text: KernelText, options: &[String]) -> Result<Vec<u8>> {
         let expanded = halyard_kernels_opencl::expanded(text.text, text.headers);
         let whole = expanded.map_err(|e| Error::unsupported(format!("{name}.cl: {e}")))?;
-        let mut all = match self.native_dots && name == LINEAR_DOTS {
-            true => NATIVE_DOTS.to_vec(),
-            false => vec![LANGUAGE],
-        };
+        let by_dots = self.native_dots && name == LINEAR_DOTS;
+        let newer = by_dots || self.subgroup.is_some();
+        let mut all = vec![if newer { NEWER_LANGUAGE } else { LANGUAGE }];
+        if by_dots {
+            all.push(NATIVE_DOTS);
+        }
+        let subgroup = self.subgroup.map(|size| format!("-DSUBGROUP={size}"));
+        all.extend(subgroup.as_deref());
         if self.exact_division {
             all.push("-cl-fp32-correctly-rounded-divide-sqrt");
         }
-        if self.is_cpu {
+        if self.for_cpu {
             all.push(CPU);
         }
         all.extend(options.iter().map(String::as_str));

@@ -8,6 +8,7 @@ use halyard_platform_api::{Error, Result, Status};
 use crate::api::{self, Api, Handle, SUCCESS};
 use crate::error::{DEVICE_NOT_FOUND, PLATFORM_NOT_FOUND, check};
 use crate::library::{self, REMEDY};
+use crate::surroundings;
 
 /// pocl's name as a platform.
 const POCL: &str = "Portable Computing Language";
@@ -38,6 +39,11 @@ pub(crate) struct Dots {
     pub(crate) accelerated: bool,
 }
 
+/// `CL_DEVICE_SUB_GROUP_SIZES_INTEL`: sizes that kernels may require.
+const SUB_GROUP_SIZES: u32 = 0x4108;
+/// Subgroup sizes that kernels are written for, the better first: of Intel's GPUs the wider leaves a work-item half the registers.
+const SUBGROUPS: [u32; 2] = [16, 32];
+
 /// Which allocations kernels are given addresses of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Addressing {
@@ -63,6 +69,10 @@ pub(crate) struct Found {
     /// Whether recordings can be command buffers of the runtime.
     pub(crate) command_buffers: bool,
     pub(crate) dots: Dots,
+    /// The size of the subgroups in which kernels pass values; `None`: they do so through local memory.
+    pub(crate) subgroup: Option<u32>,
+    /// Whether kernels are compiled for a processor, where barriers are dear.
+    pub(crate) for_cpu: bool,
     /// Whether division and square root can be correctly rounded.
     pub(crate) exact_division: bool,
     /// Whether the runtime keeps compiled code by itself (pocl does).
@@ -181,9 +191,14 @@ fn usable_device(api: &Api, platform: Handle, device: Handle) -> Result<Found> {
         && !keeps_commands
         && number(COMMAND_BUFFER_CAPABILITIES) & SIMULTANEOUS_USE != 0
         && number(COMMAND_BUFFER_QUEUE_PROPERTIES) == 0;
+    let for_cpu = is_cpu && !surroundings::gpu_kernels_are_asked();
+    let subgroup = match has("cl_intel_required_subgroup_size") && major(&version) >= 3 {
+        true => chosen_subgroup(surroundings::subgroup(), &api.sizes(device, SUB_GROUP_SIZES), for_cpu),
+        false => None,
+    };
     let facts = Facts {
-        detail: detail(&runtime, &driver, addressing, command_buffers),
-        arch: format!("{name}, {version}, driver {driver}"),
+        detail: detail(&runtime, &driver, addressing, command_buffers, subgroup),
+        arch: format!("{name}, {version}, driver {driver}, subgroups {subgroup:?}, processor {for_cpu}"),
         name,
         capability: 0,
         num_sms: number(api::DEVICE_MAX_COMPUTE_UNITS).clamp(1, u64::from(u32::MAX)) as u32,
@@ -206,6 +221,8 @@ fn usable_device(api: &Api, platform: Handle, device: Handle) -> Result<Found> {
             true => dots(api, device, &version),
             false => Dots::default(),
         },
+        subgroup,
+        for_cpu,
         exact_division: number(api::DEVICE_SINGLE_FP_CONFIG) & api::FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0,
         keeps_code: platform_name == POCL,
         runtime,
@@ -213,13 +230,27 @@ fn usable_device(api: &Api, platform: Handle, device: Handle) -> Result<Found> {
     })
 }
 
-/// `version` is the device's: `OpenCL <major>.<minor> …`. From 3.0 on its language has the functions.
+/// Of a device's version, `OpenCL <major>.<minor> …`; 0 for none.
+fn major(version: &str) -> u32 {
+    let number = version.strip_prefix("OpenCL ").and_then(|rest| rest.split('.').next());
+    number.and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+/// The subgroup size to require among those that the device offers: the one asked for, else the best for a GPU. (A processor's subgroups are
+/// loops over vectors: its kernels do not gain.)
+fn chosen_subgroup(asked: Option<u32>, offered: &[u64], for_cpu: bool) -> Option<u32> {
+    let fits = |size: &u32| offered.contains(&u64::from(*size));
+    match asked {
+        Some(size) => Some(size).filter(|size| SUBGROUPS.contains(size) && fits(size)),
+        None if for_cpu => None,
+        None => SUBGROUPS.into_iter().find(fits),
+    }
+}
+
+/// From version 3 on the language has the functions.
 fn dots(api: &Api, device: Handle, version: &str) -> Dots {
     let packed = api.number(device, INTEGER_DOT_PRODUCT_CAPABILITIES) & INTEGER_DOT_PRODUCT_PACKED != 0;
-    let major = version
-        .strip_prefix("OpenCL ")
-        .and_then(|rest| rest.split('.').next()?.parse().ok());
-    let native = packed && major.is_some_and(|major: u32| major >= 3);
+    let native = packed && major(version) >= 3;
     Dots {
         native,
         accelerated: native && api.truths::<6>(device, INTEGER_DOT_PRODUCT_ACCELERATION)[0],
@@ -239,7 +270,7 @@ fn addressing(api: &Api, device: Handle, usm: bool) -> Option<Addressing> {
 }
 
 /// For bug reports.
-fn detail(runtime: &str, driver: &str, addressing: Addressing, command_buffers: bool) -> String {
+fn detail(runtime: &str, driver: &str, addressing: Addressing, command_buffers: bool, subgroup: Option<u32>) -> String {
     let memory = match addressing {
         Addressing::Usm => "unified shared memory",
         Addressing::Svm => "shared virtual memory",
@@ -248,7 +279,8 @@ fn detail(runtime: &str, driver: &str, addressing: Addressing, command_buffers: 
         true => "command buffers",
         false => "recordings by the host",
     };
-    format!("{runtime}, driver {driver}, {memory}, {recordings}")
+    let subgroups = subgroup.map_or_else(String::new, |size| format!(", subgroups of {size}"));
+    format!("{runtime}, driver {driver}, {memory}, {recordings}{subgroups}")
 }
 
 /// The device behind `index`.
@@ -262,4 +294,30 @@ pub(crate) fn device(index: u32) -> Result<Found> {
         let hint = "OCL_ICD_VENDORS and OCL_ICD_FILENAMES choose runtimes";
         no_such_device(index, "the OpenCL loader", count, hint)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subgroups_are_what_is_asked_or_the_best_of_a_gpu() {
+        let all = [4, 8, 16, 32, 64];
+        assert_eq!(chosen_subgroup(None, &all, false), Some(16));
+        assert_eq!(chosen_subgroup(None, &[8, 32], false), Some(32));
+        assert_eq!(chosen_subgroup(None, &[8], false), None);
+        assert_eq!(chosen_subgroup(None, &all, true), None);
+        assert_eq!(chosen_subgroup(Some(32), &all, true), Some(32));
+        for refused in [0, 8, 64] {
+            assert_eq!(chosen_subgroup(Some(refused), &all, false), None, "{refused}");
+        }
+        assert_eq!(chosen_subgroup(Some(32), &[16], false), None);
+    }
+
+    #[test]
+    fn versions_are_read() {
+        assert_eq!(major("OpenCL 3.1 (Build 0)"), 3);
+        assert_eq!(major("OpenCL 1.2 pocl"), 1);
+        assert_eq!(major("something"), 0);
+    }
 }

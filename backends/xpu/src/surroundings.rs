@@ -5,6 +5,8 @@
 //! else. (Which runtimes the loader then shows is its own matter: `OCL_ICD_VENDORS`, `OCL_ICD_FILENAMES`.)
 //! `HALYARD_OPENCL_INT8_DOTS=1` rounds tokens to 8 bits where an op allows it and the device is fast at products of bytes; `force` does on
 //! every device, with plain operations where it lacks the instruction.
+//! `HALYARD_OPENCL_SUBGROUP=16` or `32` has kernels pass values within subgroups of that size on every device that has them, `0` nowhere.
+//! `HALYARD_OPENCL_GPU_KERNELS=1` has processors run the products that are written for GPUs: slowly, to test them.
 
 use std::env::var_os;
 use std::path::PathBuf;
@@ -34,6 +36,16 @@ pub(crate) fn rounding() -> Rounding {
         Some(value) if !value.is_empty() && value != "0" => Rounding::WhereFast,
         _ => Rounding::Never,
     }
+}
+
+/// The subgroup size that the operator names, 0 for none; `None`: the device's best.
+pub(crate) fn subgroup() -> Option<u32> {
+    var_os("HALYARD_OPENCL_SUBGROUP")?.to_str()?.parse().ok()
+}
+
+/// Whether processors are to run what GPUs run.
+pub(crate) fn gpu_kernels_are_asked() -> bool {
+    var_os("HALYARD_OPENCL_GPU_KERNELS").is_some_and(|value| !value.is_empty() && value != "0")
 }
 
 /// Folders that the operator names for the loader library.

@@ -1,7 +1,7 @@
 // What every kernel uses: element types and their conversions, vector loads and stores, sums over the lanes that share a row, Philox.
-// OpenCL C 1.2: no generic address space, no half arithmetic, no subgroups, no 64-bit atomics. Types are macro parameters: LOAD(ACT, p, i).
+// OpenCL C 1.2, but for what SUBGROUP asks for: no generic address space, no half arithmetic, no 64-bit atomics. Types are macro parameters: LOAD(ACT, p, i).
 //
-// Lanes that work together exchange through local memory, so any subgroup size is right. CPU runtimes run the work-items of a group one
+// Lanes that work together exchange through local memory, so any subgroup size is right, unless the driver names one. CPU runtimes run the work-items of a group one
 // after another between barriers: vectors stand in the code, and barriers are few.
 #ifndef HALYARD_COMMON_H
 #define HALYARD_COMMON_H
@@ -122,11 +122,32 @@ INLINE float sum4(float4 x) { return x.s0 + x.s1 + (x.s2 + x.s3); }
 INLINE float sum8(float8 x) { return sum4(x.lo + x.hi); }
 INLINE float sum16(float16 x) { return sum8(x.lo + x.hi); }
 
+// With SUBGROUP defined (16 or 32; the device has subgroups of that size, of neighbouring work-items) they pass values without local memory.
+#ifdef SUBGROUP
+#define KERNEL __attribute__((intel_reqd_sub_group_size(SUBGROUP))) __kernel
+// Combines x over whole subgroups, through a place of `shared` for each; falls through where `lanes` work-items are none.
+#define BY_SUBGROUPS(T, combine, reduce)                                                                                   \
+    if (lanes % SUBGROUP == 0) {                                                                                           \
+        T y = reduce(x);                                                                                                   \
+        if (lanes == SUBGROUP) return y;                                                                                   \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                                                      \
+        if (id % SUBGROUP == 0) shared[id / SUBGROUP] = y;                                                                 \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                                                      \
+        y = shared[base / SUBGROUP];                                                                                       \
+        for (u32 i = 1; i < lanes / SUBGROUP; i++) y = combine(y, shared[base / SUBGROUP + i]);                            \
+        return y;                                                                                                          \
+    }
+#else
+#define KERNEL __kernel
+#define BY_SUBGROUPS(T, combine, reduce)
+#endif
+
 // Combines x over `lanes` neighbouring work-items that start at a multiple of `lanes` (or are the whole group), for each of them. `shared`
-// holds a value a work-item. All work-items of the group take part; three barriers.
-#define LANES_COMBINE(name, T, combine)                                                                                    \
-    INLINE T name(T x, __local T *shared, u32 lane, u32 lanes) {                                                    \
+// holds a value a work-item. All work-items of the group take part; three barriers at most.
+#define LANES_COMBINE(name, T, combine, reduce)                                                                            \
+    INLINE T name(T x, __local T *shared, u32 lane, u32 lanes) {                                                           \
         u32 id = get_local_id(0), base = id - lane;                                                                        \
+        BY_SUBGROUPS(T, combine, reduce)                                                                                   \
         barrier(CLK_LOCAL_MEM_FENCE);                                                                                      \
         shared[id] = x;                                                                                                    \
         barrier(CLK_LOCAL_MEM_FENCE);                                                                                      \
@@ -141,10 +162,10 @@ INLINE float sum16(float16 x) { return sum8(x.lo + x.hi); }
         return y;                                                                                                          \
     }
 #define PLUS(a, b) ((a) + (b))
-LANES_COMBINE(lanes_sum, float, PLUS)
-LANES_COMBINE(lanes_max, float, fmax)
-LANES_COMBINE(lanes_sum_u64, u64, PLUS)
-LANES_COMBINE(lanes_max_u64, u64, max)
+LANES_COMBINE(lanes_sum, float, PLUS, sub_group_reduce_add)
+LANES_COMBINE(lanes_max, float, fmax, sub_group_reduce_max)
+LANES_COMBINE(lanes_sum_u64, u64, PLUS, sub_group_reduce_add)
+LANES_COMBINE(lanes_max_u64, u64, max, sub_group_reduce_max)
 
 // A branch with barriers in it, which all work-items of a group take together. Written as a loop: compilers that split a kernel at its barriers
 // copy all that follows a branch with barriers (pocl 3.1), once more for each.

@@ -13,6 +13,11 @@
 #ifdef HALYARD_CPU
 #define LANES 1
 #define SHARED_FLOATS 1
+#elif defined(SUBGROUP)
+#define LANES 32
+// Subgroups that share a row.
+#define PARTS (LANES / SUBGROUP)
+#define SHARED_FLOATS (ROWS * TOKENS * PARTS)
 #else
 #define LANES 32
 #define SHARED_FLOATS (ROWS * TOKENS * LANES)
@@ -26,7 +31,8 @@ INLINE void write_out(float sum, const __global float *bias, const __global OUT 
     STORE(OUT, sum, out, token * out_stride + row);
 }
 
-// Adds up the sums of a row's work-items and writes out[first_token + t][first_row + r]. `shared`: [ROWS][TOKENS][LANES].
+// Adds up the sums of a row's work-items and writes out[first_token + t][first_row + r]. `shared`: [ROWS][TOKENS][LANES], or a place for each
+// subgroup where those add up first.
 INLINE void finish_rows(const float *sums, __local float *shared, const __global float *bias, const __global OUT *residual,
                                __global OUT *out, u32 residual_stride, u32 out_stride, u32 first_row, u32 n, u32 first_token, u32 count) {
     u32 id = get_local_id(0);
@@ -34,6 +40,17 @@ INLINE void finish_rows(const float *sums, __local float *shared, const __global
     if (id >= ROWS || first_row + id >= n) return;
     for (u32 t = 0; t < count; t++)
         write_out(sums[t], bias, residual, out, residual_stride, out_stride, first_token + t, first_row + id);
+#elif defined(SUBGROUP)
+    for (u32 t = 0; t < count; t++) {
+        float sum = sub_group_reduce_add(sums[t]);
+        if (id % SUBGROUP == 0) shared[(id / LANES * TOKENS + t) * PARTS + id % LANES / SUBGROUP] = sum;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    u32 row = first_row + id / TOKENS, token = id % TOKENS;
+    if (id >= ROWS * TOKENS || row >= n || token >= count) return;
+    float sum = shared[id * PARTS];
+    if (PARTS == 2) sum += shared[id * PARTS + 1];
+    write_out(sum, bias, residual, out, residual_stride, out_stride, first_token + token, row);
 #else
     for (u32 t = 0; t < count; t++) shared[(id / LANES * TOKENS + t) * LANES + id % LANES] = sums[t];
     barrier(CLK_LOCAL_MEM_FENCE);

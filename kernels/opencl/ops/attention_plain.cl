@@ -1,5 +1,5 @@
 // Attention of any shape and type over the paged cache: 32 work-items a (token, query head) share its keys in runs of eight tokens, each with an
-// online softmax of its own in f32; what they found is joined at the end, some dims at a time.
+// online softmax of its own in f32; what they found is joined at the end, some dims at a time, or by subgroups.
 //
 // Definitions: ACT (f32, f16, bf16: q and out), KV (those or e4m3: the cache), HEAD_DIM, BLOCK (a multiple of 8).
 // Entry point: attention_plain. Grid: ceil(T * num_heads / 4) groups of 128 threads. Tokens that belong to no sequence write nothing.
@@ -67,14 +67,19 @@ INLINE float8 values_of(const __global u8 *piece, u32 dim, u32 token) {
 #endif
 }
 
-__kernel void attention_plain(const __global ACT *q, u32 q_token_stride, u32 q_head_stride, const __global u8 *cache, u64 page_stride,
+KERNEL void attention_plain(const __global ACT *q, u32 q_token_stride, u32 q_head_stride, const __global u8 *cache, u64 page_stride,
                               const __global i32 *block_table, u32 table_stride, const __global i32 *step_rows,
                               const __global i32 *starts, const __global i32 *seq_lens, const __global float *sinks, __global ACT *out,
                               u32 out_token_stride, u32 out_head_stride, u32 T, u32 S, u32 num_heads, u32 group, float scale,
                               float softcap, u32 window) {
     __local float queries[JOBS][QUERY];
+#ifdef SUBGROUP
+    // Of each subgroup its sum of every dim.
+    __local float joined[THREADS / SUBGROUP][DIMS], shared[THREADS];
+#else
     __local float slices[THREADS * SLICE];
     __local float highests[THREADS], totals[THREADS];
+#endif
     u32 id = get_local_id(0), lane = id % 32, job = id / 32, index = get_group_id(0) * JOBS + job;
     u32 t = index / num_heads, head = index % num_heads;
     bool live = t < T && (i32)t < starts[S] && (i32)t >= starts[0];
@@ -93,7 +98,11 @@ __kernel void attention_plain(const __global ACT *q, u32 q_token_stride, u32 q_h
     barrier(CLK_LOCAL_MEM_FENCE);
 
     float highest = -INFINITY, total = 0.f, sum[DIMS];
+#ifdef SUBGROUP
+    for (u32 d = 0; d < DIMS; d++) sum[d] = 0.f;
+#else
     for (u32 d = 0; lane < used && d < DIMS; d++) sum[d] = 0.f;
+#endif
     const int8 steps = (int8)(0, 1, 2, 3, 4, 5, 6, 7);
     for (i32 token = (first & ~7) + 8 * (i32)lane; token <= last; token += 256) {
         const __global u8 *piece = cache + (u64)pages[token / BLOCK] * page_stride + piece_offset;
@@ -113,6 +122,23 @@ __kernel void attention_plain(const __global ACT *q, u32 q_token_stride, u32 q_h
             sum[d] = sum[d] * kept + sum8(select((float8)0.f, p * values, seen));
         }
     }
+#ifdef SUBGROUP
+    // A work-item without keys has seen nothing higher than -INFINITY, and its sums are 0.
+    float above = fmax(lanes_max(highest, shared, lane, 32), sinks && live ? sinks[head] : -INFINITY);
+    float base = above == -INFINITY ? 0.f : above, factor = exp(highest - base);
+    float all = lanes_sum(total * factor, shared, lane, 32);
+    if (sinks && live) all += exp(sinks[head] - base);
+    for (u32 d = 0; d < HEAD_DIM; d++) {
+        float part = sub_group_reduce_add(sum[d] * factor);
+        if (lane % SUBGROUP == d % SUBGROUP) joined[id / SUBGROUP][d] = part;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (u32 d = lane; live && d < HEAD_DIM; d += 32) {
+        float y = joined[job * (32 / SUBGROUP)][d];
+        if (SUBGROUP == 16) y += joined[job * (32 / SUBGROUP) + 1][d];
+        STORE(ACT, y / all, out, (u64)t * out_token_stride + (u64)head * out_head_stride + d);
+    }
+#else
     highests[id] = highest;
     totals[id] = total;
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -132,4 +158,5 @@ __kernel void attention_plain(const __global ACT *q, u32 q_token_stride, u32 q_h
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
+#endif
 }

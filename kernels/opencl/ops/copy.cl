@@ -15,7 +15,7 @@
 
 // `total` groups of N elements, `groups` of them a row.
 #define CAST(name, N)                                                                                                      \
-    __kernel void name(const __global FROM *x, u64 x_stride, __global TO *out, u64 out_stride, u32 groups, u32 total) {    \
+    KERNEL void name(const __global FROM *x, u64 x_stride, __global TO *out, u64 out_stride, u32 groups, u32 total) {    \
         u32 i = global_index(), row = i / groups, column = (i - row * groups) * N;                                         \
         if (i < total) STOREN(N, TO, LOADN(N, FROM, x, row * x_stride + column), out, row * out_stride + column);          \
     }
@@ -48,10 +48,10 @@ INLINE void fill_values(__global ACT *out, u64 count, u32 counter, u32 key_low, 
     }
 }
 
-__kernel void fill_random_vector(__global ACT *out, u64 count, u32 counter, u32 key_low, u32 key_high, float scale) {
+KERNEL void fill_random_vector(__global ACT *out, u64 count, u32 counter, u32 key_low, u32 key_high, float scale) {
     fill_values(out, count, counter, key_low, key_high, scale);
 }
-__kernel void fill_random_scalar(__global ACT *out, u64 count, u32 counter, u32 key_low, u32 key_high, float scale) {
+KERNEL void fill_random_scalar(__global ACT *out, u64 count, u32 counter, u32 key_low, u32 key_high, float scale) {
     fill_values(out, count, counter, key_low, key_high, scale);
 }
 
@@ -88,7 +88,7 @@ INLINE u64 pattern_of(float value, u32 dtype) {
 // copy_blocks: pair p names a source and a destination page; a page outside the cache (-1, or a caller's bug) copies nothing. A block of
 // `units` each; `pitch` in units.
 #define ENTRIES(size, UNIT, OF_PATTERN)                                                                                    \
-    __kernel void copy_##size(const __global UNIT *x, u64 f0, u64 f1, u64 f2, __global UNIT *out, u64 t0, u64 t1, u64 t2,  \
+    KERNEL void copy_##size(const __global UNIT *x, u64 f0, u64 f1, u64 f2, __global UNIT *out, u64 t0, u64 t1, u64 t2,  \
                               u32 n1, u32 n2, u32 total) {                                                                 \
         u32 first = get_group_id(0) * (get_local_size(0) * UNROLL) + get_local_id(0);                                      \
         for (u32 k = 0; k < UNROLL; k++) {                                                                                 \
@@ -96,7 +96,7 @@ INLINE u64 pattern_of(float value, u32 dtype) {
             if (i < total) out[place_of(i, n1, n2, t0, t1, t2)] = x[place_of(i, n1, n2, f0, f1, f2)];                      \
         }                                                                                                                  \
     }                                                                                                                      \
-    __kernel void fill_##size(__global UNIT *out, u64 t0, u64 t1, u64 t2, u32 n1, u32 n2, u32 total, float value, u32 dtype) { \
+    KERNEL void fill_##size(__global UNIT *out, u64 t0, u64 t1, u64 t2, u32 n1, u32 n2, u32 total, float value, u32 dtype) { \
         u64 pattern = pattern_of(value, dtype);                                                                            \
         u32 first = get_group_id(0) * (get_local_size(0) * UNROLL) + get_local_id(0);                                      \
         for (u32 k = 0; k < UNROLL; k++) {                                                                                 \
@@ -104,7 +104,7 @@ INLINE u64 pattern_of(float value, u32 dtype) {
             if (i < total) out[place_of(i, n1, n2, t0, t1, t2)] = OF_PATTERN(pattern);                                     \
         }                                                                                                                  \
     }                                                                                                                      \
-    __kernel void copy_blocks_##size(const __global i32 *pairs, u32 pair_stride, __global UNIT *cache, u64 pitch, u32 units, \
+    KERNEL void copy_blocks_##size(const __global i32 *pairs, u32 pair_stride, __global UNIT *cache, u64 pitch, u32 units, \
                                      u32 pages) {                                                                          \
         u64 pair = get_group_id(0) * (u64)pair_stride;                                                                     \
         u32 from = (u32)pairs[pair], to = (u32)pairs[pair + 1], step = get_num_groups(1) * get_local_size(0);              \

@@ -44,11 +44,11 @@ INLINE void embed(const __global i32 *ids, const __global u8 *table, u64 pitch, 
     }
 }
 
-__kernel void embedding_vector(const __global i32 *ids, const __global u8 *table, u64 pitch, u32 num_rows, __global OUT *out,
+KERNEL void embedding_vector(const __global i32 *ids, const __global u8 *table, u64 pitch, u32 num_rows, __global OUT *out,
                                u64 out_stride, u32 groups, u32 total, float scale) {
     embed(ids, table, pitch, num_rows, out, out_stride, groups, total, scale, 8);
 }
-__kernel void embedding_scalar(const __global i32 *ids, const __global u8 *table, u64 pitch, u32 num_rows, __global OUT *out,
+KERNEL void embedding_scalar(const __global i32 *ids, const __global u8 *table, u64 pitch, u32 num_rows, __global OUT *out,
                                u64 out_stride, u32 groups, u32 total, float scale) {
     embed(ids, table, pitch, num_rows, out, out_stride, groups, total, scale, 1);
 }

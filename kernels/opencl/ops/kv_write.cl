@@ -8,7 +8,7 @@
 // check: -DACT=f32 -DKV=f16 -DHEAD_DIM=80 -DBLOCK=8
 #include "kv.h"
 
-__kernel void kv_write(const __global ACT *k, u32 k_token_stride, u32 k_head_stride, const __global ACT *v, u32 v_token_stride,
+KERNEL void kv_write(const __global ACT *k, u32 k_token_stride, u32 k_head_stride, const __global ACT *v, u32 v_token_stride,
                        u32 v_head_stride, const __global i32 *slots, __global u8 *cache, u64 page_stride, u32 T, u32 num_kv_heads) {
     u32 t = get_group_id(0), step = get_local_size(0);
     i32 slot = slots[t];

@@ -166,7 +166,7 @@ INLINE float product_of(const Weights *w, uint4 low, uint4 high, float scale) {
 }
 
 // The first of every four work-items does a chunk.
-__kernel void dots_round(const __global ACT *x, __global u32 *to, u32 x_stride, u32 groups, u32 k) {
+KERNEL void dots_round(const __global ACT *x, __global u32 *to, u32 x_stride, u32 groups, u32 k) {
     u32 index = get_group_id(0) * get_local_size(0) + get_local_id(0), chunk = index / 4, token = get_group_id(1);
     if (index % 4 != 0 || chunk >= 4 * groups) return;
     Codes codes = round_chunk(x + (u64)token * x_stride, chunk, k);
@@ -176,7 +176,7 @@ __kernel void dots_round(const __global ACT *x, __global u32 *to, u32 x_stride, 
     record[SCALES_AT + chunk % 4] = as_uint(codes.scale);
 }
 
-__kernel void linear_dots(const __global u32 *x, __global u8 *packed, const __global float *bias, const __global OUT *residual, __global OUT *out,
+KERNEL void linear_dots(const __global u32 *x, __global u8 *packed, const __global float *bias, const __global OUT *residual, __global OUT *out,
                           u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
     __local float shared[SHARED_FLOATS];
     u32 lane = get_local_id(0) % LANES, first = get_group_id(1) * TOKENS, count = min(tokens - first, (u32)TOKENS);
@@ -202,7 +202,7 @@ __kernel void linear_dots(const __global u32 *x, __global u8 *packed, const __gl
     }
 }
 
-__kernel void linear_dots_one(const __global ACT *x, __global u8 *packed, const __global float *bias, const __global OUT *residual,
+KERNEL void linear_dots_one(const __global ACT *x, __global u8 *packed, const __global float *bias, const __global OUT *residual,
                               __global OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k,
                               __local u32 *staged) {
     __local float shared[SHARED_FLOATS];

@@ -12,7 +12,7 @@
 // check: -DACT=bf16 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0 -DHALYARD_CPU
 #include "product.h"
 
-__kernel void linear_plain(const __global ACT *x, const __global WEIGHT *w, const __global float *bias, const __global OUT *residual,
+KERNEL void linear_plain(const __global ACT *x, const __global WEIGHT *w, const __global float *bias, const __global OUT *residual,
                            __global OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
     __local float shared[SHARED_FLOATS];
     u32 lane = get_local_id(0) % LANES, first_row = get_group_id(0) * ROWS, first = get_group_id(1) * TOKENS;
@@ -55,7 +55,7 @@ __kernel void linear_plain(const __global ACT *x, const __global WEIGHT *w, cons
 #define NARROW_bf16(x) (x)
 #define NARROW_f16(x) (isfinite(x) ? clamp(x, -65504.f, 65504.f) : (x))
 
-__kernel void convert_weights(const __global WEIGHT *from, __global ACT *to, u64 count) {
+KERNEL void convert_weights(const __global WEIGHT *from, __global ACT *to, u64 count) {
     u64 first = (u64)get_group_id(0) * 1024 + get_local_id(0);
     for (u32 i = 0; i < 4; i++) {
         u64 at = first + 256 * i;
@@ -67,7 +67,7 @@ __kernel void convert_weights(const __global WEIGHT *from, __global ACT *to, u64
 }
 
 // out = epilogue(product + bias) + residual, where each of product (f32 rows), bias and residual may be absent.
-__kernel void linear_finish(const __global float *product, const __global float *bias, const __global OUT *residual, __global OUT *out,
+KERNEL void linear_finish(const __global float *product, const __global float *bias, const __global OUT *residual, __global OUT *out,
                             u32 product_stride, u32 residual_stride, u32 out_stride, u32 n) {
     u32 row = get_group_id(0) * 256 + get_local_id(0);
     u64 token = get_group_id(1);

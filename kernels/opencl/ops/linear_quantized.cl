@@ -55,7 +55,7 @@ INLINE u32 scale_in_file(const __global u8 *block, u32 chunk) {
 }
 
 // Rows `first_row ..` of the matrix from canonical bytes. A work-item a chunk.
-__kernel void quantized_pack(const __global u8 *file, __global u8 *packed, u32 n, u32 k, u32 first_row, u32 num_rows) {
+KERNEL void quantized_pack(const __global u8 *file, __global u8 *packed, u32 n, u32 k, u32 first_row, u32 num_rows) {
     Planes p = planes_of(packed, n, k);
     u64 index = (u64)get_group_id(0) * 256 + get_local_id(0);
     u32 chunks = 4 * p.groups, chunk = (u32)(index % chunks);
@@ -93,7 +93,7 @@ __kernel void quantized_pack(const __global u8 *file, __global u8 *packed, u32 n
 }
 
 // Rows `first_row ..` as plain values, row-major. The first of every four work-items does a chunk.
-__kernel void quantized_unpack(__global u8 *packed, __global ACT *out, u32 n, u32 k, u32 first_row, u32 num_rows) {
+KERNEL void quantized_unpack(__global u8 *packed, __global ACT *out, u32 n, u32 k, u32 first_row, u32 num_rows) {
     Planes p = planes_of(packed, n, k);
     u64 index = (u64)get_group_id(0) * 256 + get_local_id(0);
     u32 chunks = 4 * p.groups, chunk = (u32)(index / 4 % chunks);
@@ -105,7 +105,7 @@ __kernel void quantized_unpack(__global u8 *packed, __global ACT *out, u32 n, u3
 }
 
 // Any stride.
-__kernel void linear_quantized_plain(const __global ACT *x, __global u8 *packed, const __global float *bias, const __global OUT *residual,
+KERNEL void linear_quantized_plain(const __global ACT *x, __global u8 *packed, const __global float *bias, const __global OUT *residual,
                                      __global OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
     __local float shared[SHARED_FLOATS];
     u32 lane = get_local_id(0) % LANES, first_row = get_group_id(0) * ROWS, first = get_group_id(1) * TOKENS;

@@ -18,7 +18,7 @@ INLINE u64 codes_pitch(u32 k) { return ((u64)k + 15) / 16 * 16; }
 INLINE u64 scales_at(u32 n, u32 k) { return (n * codes_pitch(k) + 255) / 256 * 256; }
 
 // Canonical rows: k codes, then the scale as four bytes at any address.
-__kernel void scaled_pack(const __global u8 *from, __global u8 *packed, u32 n, u32 k, u32 first_row) {
+KERNEL void scaled_pack(const __global u8 *from, __global u8 *packed, u32 n, u32 k, u32 first_row) {
     u32 row = first_row + get_group_id(0);
     const __global u8 *codes = from + get_group_id(0) * ((u64)k + 4);
     __global u8 *to = packed + row * codes_pitch(k);
@@ -26,7 +26,7 @@ __kernel void scaled_pack(const __global u8 *from, __global u8 *packed, u32 n, u
     if (get_local_id(0) < 4) packed[scales_at(n, k) + 4 * (u64)row + get_local_id(0)] = codes[k + get_local_id(0)];
 }
 
-__kernel void scaled_unpack(const __global u8 *packed, __global ACT *out, u32 n, u32 k, u32 first_row, u32 rows) {
+KERNEL void scaled_unpack(const __global u8 *packed, __global ACT *out, u32 n, u32 k, u32 first_row, u32 rows) {
     u32 fours = k / 4;
     u64 i = (u64)get_group_id(0) * get_local_size(0) + get_local_id(0);
     if (i >= (u64)rows * fours) return;
@@ -36,7 +36,7 @@ __kernel void scaled_unpack(const __global u8 *packed, __global ACT *out, u32 n,
     STOREN(4, ACT, values, out, (u64)row * k + 4 * four);
 }
 
-__kernel void linear_scaled_plain(const __global ACT *x, const __global u8 *w, const __global float *bias, const __global OUT *residual,
+KERNEL void linear_scaled_plain(const __global ACT *x, const __global u8 *w, const __global float *bias, const __global OUT *residual,
                                   __global OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
     __local float shared[SHARED_FLOATS];
     u32 lane = get_local_id(0) % LANES, first_row = get_group_id(0) * ROWS, first = get_group_id(1) * TOKENS;

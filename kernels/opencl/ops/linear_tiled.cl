@@ -10,7 +10,7 @@
 
 #define EACH 4
 
-__kernel void linear_tiled(const __global ACT *x, const __global WEIGHT *w, const __global float *bias, const __global OUT *residual,
+KERNEL void linear_tiled(const __global ACT *x, const __global WEIGHT *w, const __global float *bias, const __global OUT *residual,
                            __global OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
     u32 id = get_local_id(0), first_row = get_group_id(0) * 64 + id % 16 * EACH, first_token = get_group_id(1) * 64 + id / 16 * EACH;
     if (first_row >= n || first_token >= tokens) return;

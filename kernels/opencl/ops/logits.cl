@@ -84,7 +84,7 @@ INLINE void apply_penalties(__global float *logits, u32 first, u32 end, volatile
 }
 
 // Grid: slices of the vocabulary, sequences.
-__kernel void logits_process(__global float *logits, u32 logits_stride, u32 vocab, const __global i32 *step_rows, u32 step_rows_stride,
+KERNEL void logits_process(__global float *logits, u32 logits_stride, u32 vocab, const __global i32 *step_rows, u32 step_rows_stride,
                              const __global u8 *row_sampling, u32 sampling_stride, u32 num_rows, const __global i32 *row_tokens,
                              u32 tokens_stride, u32 max_tokens, const __global i32 *row_num_tokens, u32 num_tokens_stride,
                              const __global i32 *allowed_mask, u32 allowed_stride, const __global i32 *bias_tokens,

@@ -45,7 +45,7 @@ INLINE void shrink(const __global ACT *x, u32 x_stride, const __global WEIGHT *a
 }
 
 #define SHRINK(name, each)                                                                                                 \
-    __kernel void name(const __global ACT *x, u32 x_stride, const __global WEIGHT *a, u32 slot_stride, u32 rank_stride,    \
+    KERNEL void name(const __global ACT *x, u32 x_stride, const __global WEIGHT *a, u32 slot_stride, u32 rank_stride,    \
                        const __global i32 *token_lora, u32 token_lora_stride, __global float *out, u32 out_stride,         \
                        u32 num_tokens, u32 num_slots, u32 width, u32 max_rank) {                                           \
         __local float parts[THREADS];                                                                                      \
@@ -80,7 +80,7 @@ INLINE void expand(const __global float *x, u32 x_stride, const __global WEIGHT 
 }
 
 #define EXPAND(name, each)                                                                                                 \
-    __kernel void name(const __global float *x, u32 x_stride, const __global WEIGHT *b, u32 slot_stride, u32 feature_stride, \
+    KERNEL void name(const __global float *x, u32 x_stride, const __global WEIGHT *b, u32 slot_stride, u32 feature_stride, \
                        const __global float *scales, u32 scales_stride, const __global i32 *token_lora, u32 token_lora_stride, \
                        __global ACT *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank,       \
                        u32 x_width, u32 second, u32 third) {                                                               \

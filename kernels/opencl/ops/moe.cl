@@ -25,7 +25,7 @@ INLINE u64 route_key(float score, u32 expert) {
 }
 
 // `shared`: ROUTED · num_experts scores. A token past the end repeats the last one, and is not written.
-__kernel void moe_route(const __global float *logits, u32 logits_stride, __global i32 *experts, u32 experts_stride,
+KERNEL void moe_route(const __global float *logits, u32 logits_stride, __global i32 *experts, u32 experts_stride,
                         __global float *weights, u32 weights_stride, u32 num_tokens, u32 num_experts, u32 top_k, u32 is_sigmoid,
                         u32 normalize, float factor, __local uchar *shared) {
     __local float floats[32 * ROUTED];
@@ -91,7 +91,7 @@ INLINE float weight1(const __global u8 *row, u32 k) { return LOAD(WEIGHT, (const
 #endif
 
 // Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. 32 work-items compute FEATURES features of a choice.
-__kernel void moe_linear(const __global ACT *x, u32 token_stride, u32 input_stride, const __global u8 *weight, u64 row_bytes,
+KERNEL void moe_linear(const __global ACT *x, u32 token_stride, u32 input_stride, const __global u8 *weight, u64 row_bytes,
                          const __global i32 *experts, u32 experts_stride, __global ACT *out, u32 out_token_stride, u32 out_choice_stride,
                          u32 num_choices, u32 top_k, u32 num_experts, u32 width, u32 features) {
     __local float shared[LINEAR_THREADS * FEATURES];
@@ -121,7 +121,7 @@ __kernel void moe_linear(const __global ACT *x, u32 token_stride, u32 input_stri
 }
 
 // Grid: values of a token in groups, tokens.
-__kernel void moe_combine(const __global ACT *x, u32 token_stride, u32 choice_stride, const __global float *weights, u32 weights_stride,
+KERNEL void moe_combine(const __global ACT *x, u32 token_stride, u32 choice_stride, const __global float *weights, u32 weights_stride,
                           __global ACT *out, u32 out_stride, u32 num_tokens, u32 top_k, u32 width) {
     u32 at = global_index();
     if (at >= width) return;

@@ -61,13 +61,13 @@ NORM_ROWS(norm_elements, 1)
 
 // A group a row.
 #define BLOCK_ENTRY(name, RUN)                                                                                             \
-    __kernel void name(PARAMETERS) {                                                                                       \
+    KERNEL void name(PARAMETERS) {                                                                                       \
         __local float shared[THREADS];                                                                                     \
         RUN(ARGUMENTS, get_local_id(0), get_local_size(0), get_group_id(0), get_num_groups(0), shared);                    \
     }
 // `lanes` work-items a row.
 #define LANE_ENTRY(name)                                                                                                   \
-    __kernel void name(PARAMETERS, u32 lanes) {                                                                            \
+    KERNEL void name(PARAMETERS, u32 lanes) {                                                                            \
         __local float shared[THREADS];                                                                                     \
         u32 at_once = get_local_size(0) / lanes, id = get_local_id(0);                                                     \
         norm_vectors(ARGUMENTS, id % lanes, lanes, get_group_id(0) * at_once + id / lanes, get_num_groups(0) * at_once, shared); \

@@ -28,7 +28,7 @@
 
 // `total` groups of N elements, `groups` of them a row; strides in elements. An op of one input leaves b alone.
 #define ENTRY(name, OP, N)                                                                                                 \
-    __kernel void name(const __global ACT *a, u64 a_stride, const __global ACT *b, u64 b_stride, __global ACT *out,        \
+    KERNEL void name(const __global ACT *a, u64 a_stride, const __global ACT *b, u64 b_stride, __global ACT *out,        \
                        u64 out_stride, u32 groups, u32 total, float parameter) {                                           \
         u32 first = get_group_id(0) * (get_local_size(0) * UNROLL) + get_local_id(0);                                      \
         for (u32 k = 0; k < UNROLL; k++) {                                                                                 \

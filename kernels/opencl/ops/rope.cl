@@ -42,7 +42,7 @@ INLINE void rotate_pairs(const __global i32 *positions, const __global float *ta
 }
 
 #define ENTRY(name, pairs)                                                                                                 \
-    __kernel void name(const __global i32 *positions, const __global float *table, u32 num_positions, __global ACT *x,     \
+    KERNEL void name(const __global i32 *positions, const __global float *table, u32 num_positions, __global ACT *x,     \
                        u64 token_stride, u64 head_stride, u32 heads, u32 half_dim, u32 groups, u32 total) {                \
         rotate_pairs(positions, table, num_positions, x, token_stride, head_stride, heads, half_dim, groups, total, pairs); \
     }

@@ -12,7 +12,7 @@
 // Row i of `count`: gather writes out[i] = x[index[i]], scatter out[index[i]] = x[i]. `other_rows`: rows that an index may name; -1 and
 // indices outside (a caller's bug) move nothing. Pitches and `units` of a row count units.
 #define ENTRY(name, UNIT)                                                                                                  \
-    __kernel void name(const __global UNIT *x, u64 x_pitch, const __global i32 *index, __global UNIT *out, u64 out_pitch,  \
+    KERNEL void name(const __global UNIT *x, u64 x_pitch, const __global i32 *index, __global UNIT *out, u64 out_pitch,  \
                        u32 count, u32 units, u32 other_rows, u32 scatter) {                                                \
         u32 i = global_index(), row = i / units, unit = i - row * units;                                                   \
         if (row >= count) return;                                                                                          \
@@ -39,7 +39,7 @@ INLINE float over_scale(float x, float scale) { return scale == 0.f ? 0.f : divi
 
 // A group a row, one scale a row; the second pass finds the row in the cache.
 #define ROW_ENTRY(name, CODE, LIMIT)                                                                                       \
-    __kernel void name(const __global ACT *x, u64 x_stride, __global u8 *q, u64 q_stride, __global float *scales,          \
+    KERNEL void name(const __global ACT *x, u64 x_stride, __global u8 *q, u64 q_stride, __global float *scales,          \
                        u64 scale_stride, u32 width) {                                                                      \
         __local float shared[THREADS];                                                                                     \
         u32 row = get_group_id(0), id = get_local_id(0), step = get_local_size(0);                                         \
@@ -71,7 +71,7 @@ INLINE void quantize_block(const __global ACT *x, u64 x_stride, __global u8 *q, 
 }
 
 #define BLOCK_ENTRY(name, each)                                                                                            \
-    __kernel void name(const __global ACT *x, u64 x_stride, __global u8 *q, u64 q_stride, __global float *scales,          \
+    KERNEL void name(const __global ACT *x, u64 x_stride, __global u8 *q, u64 q_stride, __global float *scales,          \
                        u64 scale_stride, u32 groups, u32 total) {                                                          \
         quantize_block(x, x_stride, q, q_stride, scales, scale_stride, groups, total, each);                               \
     }
@@ -80,7 +80,7 @@ BLOCK_ENTRY(quantize_block32_scalar, 1)
 
 // 32 columns of a sequence a group; eight work-items a column share the tokens. `mode`: 0 last, 1 mean, 2 first. Starts are kept inside
 // 0 .. num_tokens.
-__kernel void pool_rows(const __global ACT *x, u64 x_stride, u32 num_tokens, const __global i32 *query_start_loc, __global float *out,
+KERNEL void pool_rows(const __global ACT *x, u64 x_stride, u32 num_tokens, const __global i32 *query_start_loc, __global float *out,
                         u64 out_stride, u32 width, u32 mode) {
     __local float parts[THREADS];
     u32 seq = get_group_id(0), id = get_local_id(0), column = get_group_id(1) * 32 + id % 32;
@@ -102,7 +102,7 @@ __kernel void pool_rows(const __global ACT *x, u64 x_stride, u32 num_tokens, con
 }
 
 // A group a row: divides by the Euclidean norm, at least 1e-12.
-__kernel void pool_normalize(__global float *out, u64 out_stride, u32 width) {
+KERNEL void pool_normalize(__global float *out, u64 out_stride, u32 width) {
     __local float shared[THREADS];
     __global float *row = out + get_group_id(0) * out_stride;
     u32 id = get_local_id(0), step = get_local_size(0);

@@ -57,7 +57,7 @@ INLINE u64 top_p_part(u64 total, float top_p) {
 }
 
 // One group a row. Stages that a row does not ask for search nothing, so that every work-item meets the same barriers: see TOGETHER_IF.
-__kernel void sample(const __global float *logits, u32 logits_stride, u32 vocab, const __global i32 *step_rows, u32 step_rows_stride,
+KERNEL void sample(const __global float *logits, u32 logits_stride, u32 vocab, const __global i32 *step_rows, u32 step_rows_stride,
                      const __global u8 *row_sampling, u32 sampling_stride, u32 num_rows, const __global i32 *row_num_tokens,
                      u32 num_tokens_stride, __global i32 *out, u32 out_stride) {
     __local Shared s;

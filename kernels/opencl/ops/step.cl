@@ -10,7 +10,7 @@
 
 // Every group sums all query lengths into `shared` (max_seqs + 1 words), then finds the sequence of its tokens by bisection. Group b writes
 // tokens and sequences THREADS * b and on.
-__kernel void prepare_inputs(const __global i32 *step_rows, const __global i32 *step_query_lens, const __global i32 *row_tokens,
+KERNEL void prepare_inputs(const __global i32 *step_rows, const __global i32 *step_query_lens, const __global i32 *row_tokens,
                              u64 row_stride, u32 history, const __global i32 *row_num_computed, const __global i32 *row_lora,
                              __global i32 *token_ids, __global i32 *positions, __global i32 *token_seq, __global i32 *token_lora,
                              __global i32 *query_start_loc, __global i32 *seq_lens, __global i32 *last_token_index, u32 num_seqs,
@@ -74,7 +74,7 @@ __kernel void prepare_inputs(const __global i32 *step_rows, const __global i32 *
     }
 }
 
-__kernel void slot_mapping(const __global i32 *positions, const __global i32 *token_seq, const __global i32 *step_rows,
+KERNEL void slot_mapping(const __global i32 *positions, const __global i32 *token_seq, const __global i32 *step_rows,
                            const __global i32 *block_table, u64 table_stride, __global i32 *slots, u32 num_tokens, u32 num_seqs,
                            u32 num_rows, u32 max_blocks, u32 block_size) {
     u32 t = global_index();
@@ -89,7 +89,7 @@ __kernel void slot_mapping(const __global i32 *positions, const __global i32 *to
 }
 
 // One group. The host reads `results` as soon as it sees the submit done: the tag is written last.
-__kernel void update_rows(const __global i32 *step_header, const __global i32 *step_rows, const __global i32 *step_query_lens,
+KERNEL void update_rows(const __global i32 *step_header, const __global i32 *step_rows, const __global i32 *step_query_lens,
                           const __global i32 *step_emits, const __global i32 *step_num_drafts, const __global i32 *sampled,
                           u64 sampled_stride, const __global i32 *num_sampled, __global i32 *row_tokens, u64 row_stride, u32 history,
                           __global i32 *row_num_tokens, __global i32 *row_num_computed, volatile __global i32 *results,

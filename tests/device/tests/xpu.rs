@@ -12,6 +12,8 @@ struct Runtime {
     env: Vec<(&'static str, PathBuf)>,
 }
 
+const INTEL: &str = "Intel's OpenCL";
+
 /// The system's, and Intel's by itself.
 fn runtimes() -> Vec<Runtime> {
     let mut runtimes = Vec::new();
@@ -27,7 +29,7 @@ fn runtimes() -> Vec<Runtime> {
     }
     match std::env::var_os("HALYARD_TEST_INTEL_OPENCL").map(PathBuf::from) {
         Some(folder) => runtimes.push(Runtime {
-            name: "Intel's OpenCL",
+            name: INTEL,
             env: vec![
                 ("OCL_ICD_FILENAMES", folder.join("libintelocl.so")),
                 // Nothing else: the folder holds no list of runtimes.
@@ -66,26 +68,31 @@ fn check(arguments: &[&str]) {
 }
 
 fn check_with(arguments: &[&str], variables: &[(&str, &str)]) {
-    let library = beside().join("libhalyard_xpu.so");
     for runtime in runtimes() {
-        let mut command = program(&library);
-        command.args(arguments).envs(runtime.env.iter().cloned());
-        command.envs(variables.iter().copied());
-        let output = command.output().expect("the program starts");
-        let (out, errors) = text(&output);
-        assert!(
-            output.status.success(),
-            "{}: {}\n{out}\n{errors}",
-            runtime.name,
-            output.status
-        );
-        for line in out.lines().filter(|line| line.starts_with("skipped")) {
-            println!("{}: {line}", runtime.name);
-        }
-        let last = out.lines().last().unwrap_or_default();
-        assert!(last.contains(" passed, 0 failed, "), "{out}");
-        println!("{}: {last}", runtime.name);
+        run(&runtime, arguments, variables);
     }
+}
+
+/// Runs checks on a runtime; all must pass. What was printed.
+fn run(runtime: &Runtime, arguments: &[&str], variables: &[(&str, &str)]) -> String {
+    let mut command = program(&beside().join("libhalyard_xpu.so"));
+    command.args(arguments).envs(runtime.env.iter().cloned());
+    command.envs(variables.iter().copied());
+    let output = command.output().expect("the program starts");
+    let (out, errors) = text(&output);
+    assert!(
+        output.status.success(),
+        "{}: {}\n{out}\n{errors}",
+        runtime.name,
+        output.status
+    );
+    for line in out.lines().filter(|line| line.starts_with("skipped")) {
+        println!("{}: {line}", runtime.name);
+    }
+    let last = out.lines().last().unwrap_or_default();
+    assert!(last.contains(" passed, 0 failed, "), "{out}");
+    println!("{}: {last}", runtime.name);
+    out
 }
 
 fn text(output: &Output) -> (String, String) {
@@ -104,6 +111,33 @@ fn products_of_rounded_tokens_conform() {
     let only = ["--op", "linear", "--variant", "quantized act allowed"];
     let rounding = [("HALYARD_OPENCL_INT8_DOTS", "force")];
     check_with(&[&only[..], &["--jobs", "2", "conformance"]].concat(), &rounding);
+}
+
+/// What GPUs run, on the one runtime at hand that has subgroups of a required size: processors' kernels do not use them.
+#[test]
+fn kernels_with_subgroups_conform() {
+    const INT8: &str = "quantized act allowed";
+    for (size, arguments) in [
+        ("16", &["--op", "rms_norm"][..]),
+        ("32", &["--op", "rms_norm"][..]),
+        ("16", &["--op", "argmax"][..]),
+        ("32", &["--op", "argmax"][..]),
+        ("16", &["--op", "attention", "--variant", "F32, kv F32"][..]),
+        ("16", &["--op", "linear", "--variant", "Q4_1 x F32"][..]),
+        ("32", &["--op", "linear", "--variant", INT8][..]),
+    ] {
+        let variables = [
+            ("HALYARD_OPENCL_GPU_KERNELS", "1"),
+            ("HALYARD_OPENCL_SUBGROUP", size),
+            ("HALYARD_OPENCL_INT8_DOTS", "force"),
+        ];
+        let intels = runtimes().into_iter().filter(|runtime| runtime.name == INTEL);
+        let arguments = [arguments, &["--jobs", "2", "conformance"]].concat();
+        let Some(out) = intels.map(|intel| run(&intel, &arguments, &variables)).next() else {
+            return;
+        };
+        assert!(out.contains(&format!("subgroups of {size}")), "{out}");
+    }
 }
 
 #[test]
