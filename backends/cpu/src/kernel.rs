@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use halyard_kernels_cpu::{Kernels, TILE};
+use halyard_kernels_cpu::Kernels;
 use halyard_platform_api::{Error, Result, Tensor, WeightRows};
 
 use crate::objects::Objects;
@@ -20,9 +20,12 @@ pub(crate) fn goes_by_rows(tokens: usize, threads: usize) -> bool {
     threads > 1 && tokens >= threads * ROWS_OF_A_THREAD
 }
 
-/// The tokens of a thread in a step that goes by rows, in whole tiles of products.
+/// Tokens of the narrowest tile of products that is as fast as a whole one.
+const NARROW_TILE: usize = 4;
+
+/// The tokens of a thread in a step that goes by rows: equal parts, but for what would leave a thread with single tokens behind its tiles.
 pub(crate) fn rows_of(tokens: usize, threads: usize, rank: usize) -> Range<usize> {
-    let edge = |rank: usize| (tokens.div_ceil(TILE) * rank / threads * TILE).min(tokens);
+    let edge = |rank: usize| (tokens * rank / threads).next_multiple_of(NARROW_TILE).min(tokens);
     edge(rank)..edge(rank + 1)
 }
 
@@ -124,17 +127,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_have_all_rows_between_them_in_whole_tiles() {
+    fn threads_have_all_rows_between_them_in_narrow_tiles() {
         for (tokens, threads) in [(128, 2), (512, 2), (513, 3), (1000, 7), (64, 1)] {
             let mut next = 0;
             for rank in 0..threads {
                 let rows = rows_of(tokens, threads, rank);
                 assert_eq!(rows.start, next, "{tokens} tokens on {threads} threads");
-                assert!(rows.start.is_multiple_of(TILE), "{rows:?}");
-                assert!(
-                    rows.len() <= (tokens.div_ceil(TILE).div_ceil(threads)) * TILE,
-                    "{rows:?}"
-                );
+                assert!(rows.start.is_multiple_of(NARROW_TILE), "{rows:?}");
+                assert!(rows.len().abs_diff(tokens / threads) <= NARROW_TILE, "{rows:?}");
                 next = rows.end;
             }
             assert_eq!(next, tokens);

@@ -359,10 +359,10 @@ mod tests {
             by_rows(&steps, views, 2)
         };
         let (wide, narrow) = (view(0, 256, 64, 64), view(1 << 17, 256, 16, 16));
-        // One after the other over their own rows; a scratch of 11 tiles of rows.
+        // One after the other over their own rows; a scratch of half of them.
         assert_eq!(
             waits(&[wide, narrow, narrow, wide]),
-            (vec![false, true], (132 * 10_usize).next_multiple_of(64))
+            (vec![false, true], (128 * 10_usize).next_multiple_of(64))
         );
         // Columns of one matrix are rows of it.
         let (left, right) = (view(0, 256, 16, 64), view(64, 256, 48, 64));

@@ -7,15 +7,14 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys as cuda;
 use halyard_gpu::{
-    DevicePtr, Driver, Event, Facts, Function, Graph, Group, KernelText, Module, Param, Pinned, Product, ProductSpec,
-    Stream, param_addresses, short_of,
+    CollectiveLibrary, DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Product,
+    ProductSpec, RankDriver, Stream, param_addresses, short_of,
 };
-use halyard_platform_api::{CommunicatorId, Error, Result};
+use halyard_platform_api::{Error, Result};
 
 use crate::error::check;
 use crate::facts::facts;
 use crate::libraries;
-use crate::nccl;
 use crate::product::Products;
 use crate::surroundings;
 
@@ -416,14 +415,57 @@ impl Driver for CudaDriver {
         products.as_ref().map_err(Error::clone)?.product(self, spec)
     }
 
-    fn communicator_id(&self) -> Result<CommunicatorId> {
-        self.enter()?;
-        nccl::unique_id()
+    fn ranks(&self) -> Result<&dyn RankDriver> {
+        Ok(self)
+    }
+}
+
+impl RankDriver for CudaDriver {
+    fn ordinal(&self) -> i32 {
+        self.ordinal
     }
 
-    fn join(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Group>> {
-        self.enter()?;
-        Ok(Arc::new(nccl::join(self.ordinal, self.context, id, rank, size)?))
+    fn enter(&self) -> Result<()> {
+        CudaDriver::enter(self)
+    }
+
+    fn library(&self) -> Result<&'static CollectiveLibrary> {
+        libraries::nccl()
+    }
+
+    fn most_peer_sum_bytes(&self) -> Result<Option<u64>> {
+        surroundings::most_peer_sum_bytes()
+    }
+
+    fn reach(&self, other: i32) -> Result<bool> {
+        if !libraries::reaches_peers() {
+            return Ok(false);
+        }
+        CudaDriver::enter(self)?;
+        let (mut can, mut context) = (0, std::ptr::null_mut());
+        // SAFETY: the outputs are live; the other context is retained for the length of the call, and by its rank for longer.
+        unsafe {
+            call!(cuDeviceCanAccessPeer(&mut can, self.ordinal, other))?;
+            if can == 0 {
+                return Ok(false);
+            }
+            call!(cuDevicePrimaryCtxRetain(&mut context, other))?;
+            let code = cuda::cuCtxEnablePeerAccess(context, 0);
+            cuda::cuDevicePrimaryCtxRelease_v2(other);
+            if code != cuda::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
+                check("cuCtxEnablePeerAccess", code)?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn allocate_room(&self, bytes: u64) -> Result<DevicePtr> {
+        self.allocate(bytes)
+    }
+
+    /// The global timer counts nanoseconds.
+    fn ticks_per_ms(&self) -> Result<u64> {
+        Ok(1_000_000)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use cudarc::driver::sys as cuda;
-use halyard_gpu::{Library, RunTimeCompiler};
+use halyard_gpu::{CollectiveLibrary, Library, RunTimeCompiler};
 use halyard_platform_api::{Error, Result, Status};
 
 use crate::error::check;
@@ -145,10 +145,12 @@ pub(crate) fn cublaslt() -> Result<()> {
     ))
 }
 
-/// Collectives: the library's handle, as there are no bindings.
+/// Collectives.
 ///
 /// # Errors
 /// As [`nvrtc`].
-pub(crate) fn nccl() -> Result<usize> {
-    open(&NCCL)
+pub(crate) fn nccl() -> Result<&'static CollectiveLibrary> {
+    static COLLECTIVES: OnceLock<Result<CollectiveLibrary>> = OnceLock::new();
+    let find = || CollectiveLibrary::in_library(open(&NCCL)?, "NCCL");
+    COLLECTIVES.get_or_init(find).as_ref().map_err(Error::clone)
 }

@@ -9,7 +9,7 @@ use std::env::var_os;
 use std::path::PathBuf;
 
 use halyard_gpu::{entries, folders_of};
-use halyard_platform_api::{Error, Result};
+use halyard_platform_api::Result;
 
 /// The folder for what can be made again; `None`: keep nothing.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
@@ -26,15 +26,7 @@ pub(crate) fn named_library_folders() -> Vec<PathBuf> {
 /// # Errors
 /// What is no number.
 pub(crate) fn most_peer_sum_bytes() -> Result<Option<u64>> {
-    let Some(text) = var_os("HALYARD_CUDA_PEER_SUM_BYTES") else {
-        return Ok(None);
-    };
-    match text.to_str().and_then(|text| text.trim().parse().ok()) {
-        Some(bytes) => Ok(Some(bytes)),
-        None => Err(Error::invalid(format!(
-            "HALYARD_CUDA_PEER_SUM_BYTES is {text:?}; it takes a number of bytes, 0 to leave all sums to NCCL"
-        ))),
-    }
+    halyard_gpu::peer_sum_bytes("HALYARD_CUDA_PEER_SUM_BYTES", var_os("HALYARD_CUDA_PEER_SUM_BYTES"))
 }
 
 /// Folders where toolkits and Python packages put libraries, besides the loader's own.

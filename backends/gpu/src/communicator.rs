@@ -133,7 +133,7 @@ impl CollectiveKernel {
             Arg::U32(rank),
             Arg::Ptr(peers.memory[rank as usize]),
             Arg::Ptr(peers.host_words),
-            Arg::U64(peers.limit_ns),
+            Arg::U64(peers.limit_ticks),
             Arg::U64(peers.room_bytes),
         ];
         args.extend(

@@ -22,6 +22,7 @@ use crate::modules::Modules;
 use crate::objects::{Objects, Registered, SharedKernel, read, write};
 use crate::ops;
 use crate::queue::{GpuQueue, QueueCore};
+use crate::ranks;
 use crate::upload::Uploads;
 use crate::view::View;
 
@@ -188,7 +189,7 @@ impl Device for GpuDevice {
     }
 
     fn communicator_id(&self) -> Result<CommunicatorId> {
-        self.inner.driver.communicator_id()
+        ranks::unique_id(&*self.inner.driver)
     }
 
     fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
@@ -197,7 +198,7 @@ impl Device for GpuDevice {
                 "rank {rank} of a group of {size}; ranks are 0 to size − 1"
             )));
         }
-        let group = self.inner.driver.join(id, rank, size)?;
+        let group = ranks::join(&self.inner.driver, id, rank, size)?;
         Ok(Arc::new(GpuCommunicator::new(self.inner.clone(), group)))
     }
 }

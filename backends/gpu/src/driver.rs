@@ -9,9 +9,10 @@ use std::sync::Arc;
 use halyard_kernels_gpu::{HEADERS, Source};
 use halyard_platform_api::communicator::Collective;
 use halyard_platform_api::ops::Attention;
-use halyard_platform_api::{CommunicatorId, DType, Error, Result, Status};
+use halyard_platform_api::{DType, Error, Result, Status};
 
 use crate::encoding::MAX_ARGS;
+use crate::ranks::RankDriver;
 
 /// An address in device memory (or of pinned host memory as the device sees it).
 pub type DevicePtr = u64;
@@ -235,8 +236,8 @@ pub struct Peers {
     pub room_bytes: u64,
     /// Two words of pinned memory: the host's "a rank has left", and the device's "a wait was given up".
     pub host_words: DevicePtr,
-    /// How long a kernel waits for the other ranks, nanoseconds.
-    pub limit_ns: u64,
+    /// How long a kernel waits for the other ranks, in ticks of the clock that it reads.
+    pub limit_ticks: u64,
 }
 
 impl Peers {
@@ -490,26 +491,23 @@ pub trait Driver: Send + Sync {
         9
     }
 
+    /// Whether there is a kernel file `linear_dots`, and the device multiplies and adds four pairs of signed bytes fast enough that products of tokens
+    /// rounded to 8 bits beat those in f32, where an op allows them.
+    fn integer_dots(&self) -> bool {
+        false
+    }
+
     /// The kernel file `attention_tiles` of drivers that have one: prompts on their matrix units, where it takes such heads.
     fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
         let _ = spec;
         None
     }
 
-    /// A fresh id that all ranks of a new group share.
+    /// What groups of ranks need of this driver.
     ///
     /// # Errors
-    /// `Unavailable` naming the library that is missing.
-    fn communicator_id(&self) -> Result<CommunicatorId> {
-        Err(Error::unsupported("this platform has no communicator"))
-    }
-
-    /// Joins a group; blocks until all ranks have.
-    ///
-    /// # Errors
-    /// `Timeout` when a rank does not come.
-    fn join(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Group>> {
-        let _ = (id, rank, size);
+    /// `Unsupported` where the platform has no communicator.
+    fn ranks(&self) -> Result<&dyn RankDriver> {
         Err(Error::unsupported("this platform has no communicator"))
     }
 }

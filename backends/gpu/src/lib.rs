@@ -1,5 +1,5 @@
 //! What GPU platforms share: memory, queues, recordings, the op catalogue as kernel launches. It speaks to the hardware through one
-//! [`Driver`] only, so a platform's own crate is that driver, its library products and collectives, and the export.
+//! [`Driver`] only, so a platform's own crate is that driver, its libraries, and the export.
 
 mod cache;
 mod commands;
@@ -15,6 +15,7 @@ mod modules;
 mod objects;
 mod ops;
 mod queue;
+mod ranks;
 mod run;
 mod run_time_compiler;
 mod step_ring;
@@ -28,9 +29,10 @@ pub use driver::{
     PEER_CALLS_BYTES, Param, Peers, Pinned, Product, ProductCall, ProductSpec, Stream, param_addresses, short_of,
 };
 pub use encoding::{Arg, Command, Encoding, InScratch, Launch, MAX_ARGS};
-pub use halyard_kernels_gpu::Source;
+pub use halyard_kernels_gpu::{ATTENTION_TILES, Source};
 pub use kernel::{Kernel, Packer, Preparation, RowSource};
 pub use libraries::{Library, entries, find_symbol, folders_of, symbol};
 pub use modules::Modules;
+pub use ranks::{CollectiveLibrary, RankDriver, peer_sum_bytes};
 pub use run_time_compiler::RunTimeCompiler;
 pub use view::View;

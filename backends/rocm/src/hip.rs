@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
-use halyard_gpu::{Library, RunTimeCompiler, find_symbol, symbol};
+use halyard_gpu::{CollectiveLibrary, Library, RunTimeCompiler, find_symbol, symbol};
 use halyard_platform_api::{Error, Result, Status};
 
 use crate::error::check_with;
@@ -22,12 +22,19 @@ pub(crate) mod attribute {
     pub(crate) const MULTIPROCESSORS: c_int = 63;
     pub(crate) const SHARED_BYTES_PER_BLOCK: c_int = 74;
     pub(crate) const WARP_SIZE: c_int = 87;
+    /// Of the clock that `peers.cuh` reads; since ROCm 5.3.
+    pub(crate) const WALL_CLOCK_KHZ: c_int = 10017;
 }
 
 /// `hipMemcpyDefault`: addresses are unified.
 pub(crate) const COPY_DEFAULT: c_int = 4;
 /// `hipHostMallocPortable | hipHostMallocMapped | hipHostMallocCoherent`: no device caches it, so that each side sees the other's writes.
 pub(crate) const PINNED: c_uint = 1 | 2 | 0x4000_0000;
+/// `hipDeviceMallocUncached` and, where a runtime or device does not have that, `hipDeviceMallocFinegrained`: memory whose words other devices
+/// read and write while a kernel runs.
+pub(crate) const ROOM_MEMORY: [c_uint; 2] = [3, 1];
+/// `hipErrorPeerAccessAlreadyEnabled`: no error.
+pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 /// `hipStreamNonBlocking`.
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `hipEventBlockingSync | hipEventDisableTiming`.
@@ -52,6 +59,13 @@ static HIPRTC: Library = Library::new(
     ENDINGS,
     "install ROCm's run-time compiler (hiprtc), and where it lies in neither the loader's path nor /opt/rocm/lib, name its folder in \
      HALYARD_ROCM_LIBRARY_PATH",
+);
+
+static RCCL: Library = Library::new(
+    "rccl",
+    &[".1", ""],
+    "more than one device needs it; install RCCL of the same ROCm, and where it lies in neither the loader's path nor /opt/rocm/lib, name its \
+     folder in HALYARD_ROCM_LIBRARY_PATH",
 );
 
 /// A name that ends in 0.
@@ -98,7 +112,10 @@ functions! {
     set_device = "hipSetDevice": fn(c_int) -> Code;
     memory_info = "hipMemGetInfo": fn(*mut usize, *mut usize) -> Code;
     allocate = "hipMalloc": fn(*mut u64, usize) -> Code;
+    allocate_with_flags = "hipExtMallocWithFlags": fn(*mut u64, usize, c_uint) -> Code;
     free = "hipFree": fn(u64) -> Code;
+    can_reach_peer = "hipDeviceCanAccessPeer": fn(*mut c_int, c_int, c_int) -> Code;
+    reach_peer = "hipDeviceEnablePeerAccess": fn(c_int, c_uint) -> Code;
     allocate_host = "hipHostMalloc": fn(*mut *mut c_void, usize, c_uint) -> Code;
     free_host = "hipHostFree": fn(*mut c_void) -> Code;
     host_on_device = "hipHostGetDevicePointer": fn(*mut u64, *mut c_void, c_uint) -> Code;
@@ -248,10 +265,23 @@ pub(crate) fn compiler() -> Result<&'static RunTimeCompiler> {
     COMPILER.get_or_init(find).as_ref().map_err(Error::clone)
 }
 
+/// Collectives.
+///
+/// # Errors
+/// `Unavailable` naming the library and how to get it.
+pub(crate) fn collectives() -> Result<&'static CollectiveLibrary> {
+    static COLLECTIVES: OnceLock<Result<CollectiveLibrary>> = OnceLock::new();
+    let find = || {
+        let library = RCCL.open(named_library_folders, usual_library_folders)?;
+        CollectiveLibrary::in_library(library, "RCCL")
+    };
+    COLLECTIVES.get_or_init(find).as_ref().map_err(Error::clone)
+}
+
 #[cfg(test)]
 mod tests {
     use halyard_gpu::KernelText;
-    use halyard_kernels_gpu::{ATTENTION_PLAIN, HEADERS, LINEAR_TILED, SAMPLE, Source};
+    use halyard_kernels_gpu::{ALL_REDUCE, ATTENTION_PLAIN, ATTENTION_TILES, HEADERS, LINEAR_TILED, SAMPLE, Source};
 
     use super::*;
 
@@ -280,7 +310,9 @@ mod tests {
         let image = compile(LINEAR_TILED, &types).expect("tiles compile");
         assert!(image.starts_with(b"\x7fELF") || image.starts_with(b"__CLANG_OFFLOAD_BUNDLE__"));
         compile(ATTENTION_PLAIN, &["ACT=f16", "KV=e4m3", "HEAD_DIM=64", "BLOCK=16"]).expect("attention compiles");
+        compile(ATTENTION_TILES, &["ACT=bf16", "KV=bf16", "HEAD_DIM=128", "BLOCK=64"]).expect("matrix units compile");
         compile(SAMPLE, &[]).expect("sampling compiles");
+        compile(ALL_REDUCE, &["ACT=bf16", "RANKS=2"]).expect("sums between devices compile");
         let why = compile(LINEAR_TILED, &types[1..]).expect_err("ACT is not defined");
         assert_eq!(why.status, Status::Unsupported);
         assert!(why.message.contains("ACT") && why.message.contains("gfx90a"), "{why}");

@@ -1,5 +1,5 @@
-//! The ROCm platform: a [`Driver`](halyard_gpu::Driver) over the HIP runtime, hiprtc and rocBLAS, all found at run time. It builds on machines without
-//! ROCm, and where there is no device it says why.
+//! The ROCm platform: a [`Driver`](halyard_gpu::Driver) over the HIP runtime, hiprtc, rocBLAS and RCCL, all found at run time. It builds on machines
+//! without ROCm, and where there is no device it says why.
 
 mod driver;
 mod error;
@@ -19,10 +19,12 @@ use crate::driver::HipDriver;
 #[derive(Default)]
 pub struct RocmPlatform;
 
-/// What a device says of itself: no collectives yet, and no regions, which run on matrix units.
+/// What a device says of itself: no regions, which run on matrix units.
 fn info(facts: &Facts) -> DeviceInfo {
     DeviceInfo {
-        capabilities: Capabilities::RECORDING.with(Capabilities::CONCURRENT_QUEUES),
+        capabilities: Capabilities::RECORDING
+            .with(Capabilities::CONCURRENT_QUEUES)
+            .with(Capabilities::COMMUNICATOR),
         ..device_info(facts)
     }
 }

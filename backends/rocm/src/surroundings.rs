@@ -1,13 +1,15 @@
 //! The one place that looks at the environment: where compiled kernels are kept, and where libraries may lie.
 //!
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/rocm` in
-//! `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_ROCM_LIBRARY_PATH` names folders, separated by `:`, in which HIP and hiprtc are looked for
-//! before anywhere else.
+//! `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_ROCM_LIBRARY_PATH` names folders, separated by `:`, in which HIP, hiprtc, rocBLAS and RCCL
+//! are looked for before anywhere else. `HALYARD_ROCM_PEER_SUM_BYTES` gives sums between devices to an own kernel, up to so many bytes of one
+//! operand (0 and without it: RCCL does all). `HALYARD_ROCM_MATRIX_ATTENTION=0` keeps prompts' attention off matrix units.
 
 use std::env::var_os;
 use std::path::PathBuf;
 
 use halyard_gpu::{entries, folders_of};
+use halyard_platform_api::Result;
 
 /// The folder for what can be made again; `None`: keep nothing.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
@@ -17,6 +19,19 @@ pub(crate) fn cache_folder() -> Option<PathBuf> {
 /// Folders that the operator names for libraries.
 pub(crate) fn named_library_folders() -> Vec<PathBuf> {
     folders_of(var_os("HALYARD_ROCM_LIBRARY_PATH"))
+}
+
+/// Largest sum between devices by an own kernel, where the operator names it.
+///
+/// # Errors
+/// What is no number.
+pub(crate) fn most_peer_sum_bytes() -> Result<Option<u64>> {
+    halyard_gpu::peer_sum_bytes("HALYARD_ROCM_PEER_SUM_BYTES", var_os("HALYARD_ROCM_PEER_SUM_BYTES"))
+}
+
+/// Whether attention may run on matrix units.
+pub(crate) fn matrix_attention_is_allowed() -> bool {
+    var_os("HALYARD_ROCM_MATRIX_ATTENTION").is_none_or(|value| value != "0")
 }
 
 /// Folders where ROCm and Python packages put libraries, besides the loader's own.

@@ -48,6 +48,7 @@ impl Core {
         let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
         let mut bfloat = bfloat16::Features::default();
         (bfloat.ty, bfloat.cooperative_matrix) = (vk::TRUE, vk::TRUE);
+        let mut dots = vk::PhysicalDeviceShaderIntegerDotProductFeatures::default().shader_integer_dot_product(true);
         let mut extensions = Vec::new();
         let mut info = vk::DeviceCreateInfo::default()
             .queue_create_infos(&queues)
@@ -70,6 +71,12 @@ impl Core {
         if physical.matrices.bf16 {
             extensions.push(bfloat16::NAME.as_ptr());
             info = info.push_next(&mut bfloat);
+        }
+        if physical.dots.native {
+            if physical.dots.by_extension {
+                extensions.push(ash::khr::shader_integer_dot_product::NAME.as_ptr());
+            }
+            info = info.push_next(&mut dots);
         }
         let info = info.enabled_extension_names(&extensions);
         // SAFETY: the device has all that is asked; the structures live through the call.

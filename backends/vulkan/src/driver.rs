@@ -19,7 +19,7 @@ use crate::product::{self, Matrices};
 use crate::recorder::MAX_REGIONS;
 use crate::self_test;
 use crate::stream::{GraphCore, Point, StreamCore};
-use crate::surroundings;
+use crate::surroundings::{self, Rounding};
 
 /// Rows, and threads, of a workgroup of plain products where a thread has rows to itself.
 const VECTOR_BLOCK: (u32, u32) = (32, 8);
@@ -398,6 +398,14 @@ impl Driver for VulkanDriver {
             recorder.beside();
             Ok(())
         })
+    }
+
+    fn integer_dots(&self) -> bool {
+        match surroundings::rounding() {
+            Rounding::Never => false,
+            Rounding::WhereFast => self.core.physical.dots.accelerated,
+            Rounding::Always => self.core.physical.dots.native,
+        }
     }
 
     fn attention_tiles(&self, spec: &Attention) -> Option<Source> {

@@ -30,6 +30,16 @@ impl Matrices {
     }
 }
 
+/// What a device says of sums of four products of signed bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Dots {
+    /// Whether kernels may use the instruction, and whether an extension has it (from 1.3 on it need not).
+    pub(crate) native: bool,
+    pub(crate) by_extension: bool,
+    /// Whether it is faster than the plain operations.
+    pub(crate) accelerated: bool,
+}
+
 /// A device that can run the kernels.
 #[derive(Clone)]
 pub(crate) struct Physical {
@@ -51,6 +61,7 @@ pub(crate) struct Physical {
     pub(crate) has_memory_budget: bool,
     /// Types of which subgroups multiply matrices.
     pub(crate) matrices: Matrices,
+    pub(crate) dots: Dots,
     pub(crate) max_allocation_bytes: u64,
     pub(crate) max_group_count: [u32; 3],
     pub(crate) max_group_size: u32,
@@ -202,6 +213,7 @@ fn describe(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> Result<Physical> {
             true => matrices(vulkan, handle, has(bfloat16::NAME)),
             false => Matrices::default(),
         },
+        dots: dots(instance, handle, plain.api_version, &has),
         max_allocation_bytes: properties.v11.max_memory_allocation_size,
         max_group_count: limits.max_compute_work_group_count,
         max_group_size: limits
@@ -398,6 +410,29 @@ fn subgroup_control(instance: &ash::Instance, handle: vk::PhysicalDevice) -> (bo
         control.subgroup_size_control == vk::TRUE,
         control.compute_full_subgroups == vk::TRUE,
     )
+}
+
+/// What it makes of sums of four products of signed bytes.
+fn dots(instance: &ash::Instance, handle: vk::PhysicalDevice, version: u32, has: &dyn Fn(&CStr) -> bool) -> Dots {
+    let by_extension = version < vk::API_VERSION_1_3;
+    if by_extension && !has(ash::khr::shader_integer_dot_product::NAME) {
+        return Dots::default();
+    }
+    let mut feature = vk::PhysicalDeviceShaderIntegerDotProductFeatures::default();
+    let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut feature);
+    let mut speeds = vk::PhysicalDeviceShaderIntegerDotProductProperties::default();
+    let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut speeds);
+    // SAFETY: the device is of this instance and knows both structures.
+    unsafe {
+        instance.get_physical_device_features2(handle, &mut features);
+        instance.get_physical_device_properties2(handle, &mut properties);
+    }
+    let native = feature.shader_integer_dot_product == vk::TRUE;
+    Dots {
+        native,
+        by_extension,
+        accelerated: native && speeds.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE,
+    }
 }
 
 /// What subgroups multiply, among what the device's features allow.

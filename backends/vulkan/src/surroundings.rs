@@ -3,7 +3,8 @@
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/vulkan` in
 //! `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_VULKAN_VALIDATION=1` loads the Khronos validation layer and turns each of its messages into an
 //! error of the next wait. `HALYARD_VULKAN_GPU_KERNELS=1` has processors run the products that are written for GPUs: slowly, to test them.
-//! `HALYARD_VULKAN_MATRIX_ATTENTION=0` keeps prompts' attention off matrix units.
+//! `HALYARD_VULKAN_MATRIX_ATTENTION=0` keeps prompts' attention off matrix units. `HALYARD_VULKAN_INT8_DOTS=1` rounds tokens to 8 bits where an op
+//! allows it and the device is fast at products of bytes; `force` does on every device that has the instruction.
 
 use std::env::var_os;
 use std::path::PathBuf;
@@ -26,6 +27,26 @@ pub(crate) fn gpu_kernels_are_asked() -> bool {
 /// Whether attention may run on matrix units.
 pub(crate) fn matrix_attention_is_allowed() -> bool {
     var_os("HALYARD_VULKAN_MATRIX_ATTENTION").is_none_or(|value| value != "0")
+}
+
+/// Whether tokens are to be rounded to 8 bits where an op allows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rounding {
+    /// They are not.
+    Never,
+    /// Where the device multiplies and adds bytes fast.
+    WhereFast,
+    /// On every device that can.
+    Always,
+}
+
+/// As the operator says; nothing said: never.
+pub(crate) fn rounding() -> Rounding {
+    match var_os("HALYARD_VULKAN_INT8_DOTS") {
+        Some(value) if value == "force" => Rounding::Always,
+        Some(value) if !value.is_empty() && value != "0" => Rounding::WhereFast,
+        _ => Rounding::Never,
+    }
 }
 
 fn is_set(name: &str) -> bool {

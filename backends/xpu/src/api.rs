@@ -206,6 +206,17 @@ impl Api {
         }
     }
 
+    /// Truth values of a device, all false where the runtime does not know the question.
+    pub(crate) fn truths<const N: usize>(&self, device: Handle, name: u32) -> [bool; N] {
+        let mut values = [0u32; N];
+        let (bytes, at) = (size_of_val(&values), values.as_mut_ptr().cast());
+        // SAFETY: the output has the size given.
+        match unsafe { (self.clGetDeviceInfo)(device, name, bytes, at, std::ptr::null_mut()) } {
+            SUCCESS => values.map(|value| value != 0),
+            _ => [false; N],
+        }
+    }
+
     /// A text of a device.
     pub(crate) fn device_text(&self, device: Handle, name: u32) -> Result<String> {
         // SAFETY: asked first for the size, then with an output of that size.

@@ -13,6 +13,9 @@ use crate::error::{BUILD_PROGRAM_FAILURE, INVALID_BUILD_OPTIONS, check, error};
 const MAX_LOG: usize = 4000;
 /// The language: what every runtime of today accepts. Newer versions add nothing that the kernels use.
 const LANGUAGE: &str = "-cl-std=CL1.2";
+/// The kernel file that uses a newer language's integer dot products where the device has them, and what tells it so.
+const LINEAR_DOTS: &str = "linear_dots";
+const NATIVE_DOTS: [&str; 2] = ["-cl-std=CL3.0", "-DNATIVE_DOTS"];
 
 /// Lets kernels choose shapes for processors.
 const CPU: &str = "-DHALYARD_CPU";
@@ -27,6 +30,8 @@ pub(crate) struct Compiler {
     pub(crate) device: Handle,
     /// A processor, where barriers are dear and work-items loops.
     pub(crate) is_cpu: bool,
+    /// The language has integer dot products.
+    pub(crate) native_dots: bool,
     /// Asks for correctly rounded division and square root.
     pub(crate) exact_division: bool,
     /// The runtime keeps compiled code on disk by itself, and makes it when a kernel is first launched: asking it for a binary would have it compile
@@ -55,7 +60,10 @@ impl Compiler {
     pub(crate) fn compile(&self, name: &str, text: KernelText, options: &[String]) -> Result<Vec<u8>> {
         let expanded = halyard_kernels_opencl::expanded(text.text, text.headers);
         let whole = expanded.map_err(|e| Error::unsupported(format!("{name}.cl: {e}")))?;
-        let mut all = vec![LANGUAGE];
+        let mut all = match self.native_dots && name == LINEAR_DOTS {
+            true => NATIVE_DOTS.to_vec(),
+            false => vec![LANGUAGE],
+        };
         if self.exact_division {
             all.push("-cl-fp32-correctly-rounded-divide-sqrt");
         }

@@ -18,6 +18,7 @@ use crate::library;
 use crate::memory::Memory;
 use crate::recording::{Launch, Recording, Step, enqueue_launch};
 use crate::stream::{EventState, StreamState};
+use crate::surroundings::{Rounding, rounding};
 
 /// Largest pattern of a fill, bytes: runtimes write it in one piece.
 const PATTERN_BYTES: u64 = 16;
@@ -127,6 +128,7 @@ impl OpenClDriver {
             context: self.context.handle,
             device: self.found.device,
             is_cpu: self.found.is_cpu,
+            native_dots: self.found.dots.native,
             exact_division: self.found.exact_division,
             keeps_code: self.found.keeps_code,
         }
@@ -381,6 +383,14 @@ impl Driver for OpenClDriver {
         // SAFETY: as the caller promises. The queue is in order: the fill comes after all earlier work.
         let (call, code) = unsafe { self.memory.fill(state.queue, to, &pattern, pattern.len() as u64) };
         check(call, code)
+    }
+
+    fn integer_dots(&self) -> bool {
+        match rounding() {
+            Rounding::Never => false,
+            Rounding::WhereFast => self.found.dots.accelerated,
+            Rounding::Always => true,
+        }
     }
 
     fn kernel_text(&self, source: Source) -> Result<KernelText> {

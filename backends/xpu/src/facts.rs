@@ -23,6 +23,21 @@ const SIMULTANEOUS_USE: u64 = 1 << 2;
 /// `CL_DEVICE_COMMAND_BUFFER_REQUIRED_QUEUE_PROPERTIES_KHR`.
 const COMMAND_BUFFER_QUEUE_PROPERTIES: u32 = 0x12AA;
 
+/// `CL_DEVICE_INTEGER_DOT_PRODUCT_CAPABILITIES_KHR`; bit 0: of four bytes in a word.
+const INTEGER_DOT_PRODUCT_CAPABILITIES: u32 = 0x1073;
+const INTEGER_DOT_PRODUCT_PACKED: u64 = 1;
+/// `CL_DEVICE_INTEGER_DOT_PRODUCT_ACCELERATION_PROPERTIES_4x8BIT_PACKED_KHR`: six truth values, the first of signed bytes.
+const INTEGER_DOT_PRODUCT_ACCELERATION: u32 = 0x1075;
+
+/// What a device says of sums of four products of signed bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Dots {
+    /// Whether the language has the instruction.
+    pub(crate) native: bool,
+    /// Whether it is faster than the plain operations.
+    pub(crate) accelerated: bool,
+}
+
 /// Which allocations kernels are given addresses of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Addressing {
@@ -47,6 +62,7 @@ pub(crate) struct Found {
     pub(crate) max_allocation_bytes: u64,
     /// Whether recordings can be command buffers of the runtime.
     pub(crate) command_buffers: bool,
+    pub(crate) dots: Dots,
     /// Whether division and square root can be correctly rounded.
     pub(crate) exact_division: bool,
     /// Whether the runtime keeps compiled code by itself (pocl does).
@@ -186,11 +202,28 @@ fn usable_device(api: &Api, platform: Handle, device: Handle) -> Result<Found> {
         unified_memory: is_cpu || number(api::DEVICE_HOST_UNIFIED_MEMORY) != 0,
         max_allocation_bytes: number(api::DEVICE_MAX_MEM_ALLOC_SIZE).min(facts.total_memory_bytes),
         command_buffers,
+        dots: match has("cl_khr_integer_dot_product") {
+            true => dots(api, device, &version),
+            false => Dots::default(),
+        },
         exact_division: number(api::DEVICE_SINGLE_FP_CONFIG) & api::FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0,
         keeps_code: platform_name == POCL,
         runtime,
         facts,
     })
+}
+
+/// `version` is the device's: `OpenCL <major>.<minor> …`. From 3.0 on its language has the functions.
+fn dots(api: &Api, device: Handle, version: &str) -> Dots {
+    let packed = api.number(device, INTEGER_DOT_PRODUCT_CAPABILITIES) & INTEGER_DOT_PRODUCT_PACKED != 0;
+    let major = version
+        .strip_prefix("OpenCL ")
+        .and_then(|rest| rest.split('.').next()?.parse().ok());
+    let native = packed && major.is_some_and(|major: u32| major >= 3);
+    Dots {
+        native,
+        accelerated: native && api.truths::<6>(device, INTEGER_DOT_PRODUCT_ACCELERATION)[0],
+    }
 }
 
 /// How kernels can be given addresses; `None`: in no way that this platform speaks.

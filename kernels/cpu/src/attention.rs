@@ -6,14 +6,15 @@
 //! without a visible key leaves a row's state bitwise as it was. A row's result therefore depends on its own query
 //! and keys alone: not on the chunk of queries, nor on the rows beside it.
 
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 use half::{bf16, f16};
 
-use crate::attention_bf16::{QueryPairs, dots_pairs, round_queries, round_weights, values_pairs};
+use crate::attention_bf16::{QueryPairs, dots_pairs, round_queries, values_pairs};
 use crate::elementwise::softcap_vector;
 use crate::kv::{E4m3, KvDtype, KvElement, KvLayout};
-use crate::math::exp_nonpositive;
+use crate::math::exp2_nonpositive;
 use crate::simd::{LANES, Simd, unroll};
 
 /// Rows of a tile.
@@ -99,10 +100,10 @@ impl Attention<'_> {
 pub(crate) struct State<const R: usize> {
     /// Keys each row sees.
     visible: [Range<usize>; R],
-    /// Largest score so far.
+    /// Largest score so far. Scores are base-2 logarithms of weights.
     max: [f32; R],
-    /// Σ e^(score − max).
-    sum: [f32; R],
+    /// Σ 2^(score − max), in parts.
+    sum: [[f32; LANES]; R],
     pub(crate) q: [*const f32; R],
     pub(crate) out: [*mut f32; R],
 }
@@ -189,7 +190,7 @@ unsafe fn tile<S: Simd, E: KvElement, const R: usize>(job: &Attention<'_>, first
             }
         }
         for r in 0..R {
-            let sum = state.sum[r];
+            let sum = S::sum(S::load(state.sum[r].as_ptr()));
             // A row that sees no key gives zeros.
             let scale = if sum > 0.0 || sum.is_nan() { 1.0 / sum } else { 0.0 };
             for d in 0..job.layout.head_dim {
@@ -207,7 +208,7 @@ unsafe fn start<const R: usize>(job: &Attention<'_>, first_row: usize) -> State<
     let mut state = State {
         visible: [NONE; R],
         max: [f32::NEG_INFINITY; R],
-        sum: [0.0; R],
+        sum: [[0.0; LANES]; R],
         q: [std::ptr::null(); R],
         out: [std::ptr::null_mut(); R],
     };
@@ -216,7 +217,7 @@ unsafe fn start<const R: usize>(job: &Attention<'_>, first_row: usize) -> State<
         state.visible[r] = job.visible(job.first_position + query);
         if let Some(sinks) = job.sinks {
             // A sink is a key seen before all others, with this score and no value.
-            (state.max[r], state.sum[r]) = (sinks[head], 1.0);
+            (state.max[r], state.sum[r][0]) = (sinks[head] * LOG2_E, 1.0);
         }
         // SAFETY: query and head lie inside q and out.
         unsafe {
@@ -280,29 +281,36 @@ unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
             }
         }
         let mut factors = [1f32; R];
+        let mut weights = [[0; KEYS / 2]; R];
+        let panels = &panels[..count];
+        let whole = count == PANELS && panels.iter().all(|panel| panel.len == LANES);
         for r in 0..R {
+            let visible = &state.visible[r];
+            if !whole || visible.start > panels[0].start || visible.end < panels[PANELS - 1].start + LANES {
+                mask(visible, panels, &mut scores[r]);
+            }
             let running = (&mut state.max[r], &mut state.sum[r]);
-            factors[r] = softmax_row::<S>(&state.visible[r], running, &panels[..count], &mut scores[r]);
+            let pairs = if E::PAIRS { Some(&mut weights[r]) } else { None };
+            factors[r] = softmax_row::<S>(running, &mut scores[r], pairs);
         }
         if E::PAIRS {
-            let weights = round_weights::<S, R>(&scores);
-            values_pairs::<S, R>(job, state, &panels[..count], &weights, &factors);
+            values_pairs::<S, R>(job, state, panels, &weights, &factors);
             return;
         }
         let dim = job.layout.head_dim;
         let mut d = 0;
         if S::TILES {
             while d + 4 * LANES <= dim {
-                values::<S, E, R, 4>(job, state, &panels[..count], &scores, &factors, d);
+                values::<S, E, R, 4>(job, state, panels, &scores, &factors, d);
                 d += 4 * LANES;
             }
         }
         while d + LANES <= dim {
-            values::<S, E, R, 1>(job, state, &panels[..count], &scores, &factors, d);
+            values::<S, E, R, 1>(job, state, panels, &scores, &factors, d);
             d += LANES;
         }
         while d < dim {
-            value_scalar::<E, R>(job, state, &panels[..count], &scores, &factors, d);
+            value_scalar::<E, R>(job, state, panels, &scores, &factors, d);
             d += 1;
         }
     }
@@ -341,7 +349,7 @@ unsafe fn dots<S: Simd, E: KvElement, const R: usize, const P: usize>(
     }
 }
 
-/// Scales and caps the sums of P panels from `at` on, and stores them.
+/// Scales and caps the sums of P panels from `at` on, and stores them as base-2 logarithms.
 ///
 /// # Safety
 /// The CPU has `S`'s instruction set; at + P ≤ PANELS.
@@ -354,7 +362,11 @@ pub(crate) unsafe fn finish_scores<S: Simd, const R: usize, const P: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let scale = S::splat(job.scale);
+        let scale = S::splat(if job.softcap.is_some() {
+            job.scale
+        } else {
+            job.scale * LOG2_E
+        });
         unroll!(r in 0..R => {
             for p in 0..P {
                 S::store(scores[r].as_mut_ptr().add((at + p) * LANES), S::mul(sums[r][p], scale));
@@ -364,21 +376,17 @@ pub(crate) unsafe fn finish_scores<S: Simd, const R: usize, const P: usize>(
             for scores in scores.iter_mut() {
                 for p in at..at + P {
                     let score = scores.as_mut_ptr().add(p * LANES);
-                    S::store(score, softcap_vector::<S>(S::load(score), cap));
+                    let capped = softcap_vector::<S>(S::load(score), cap);
+                    S::store(score, S::mul(capped, S::splat(LOG2_E)));
                 }
             }
         }
     }
 }
 
-/// Masks a row's scores, turns them into e^(score − max) and gives the factor for what was summed before.
+/// Takes the scores of keys that a row does not see out of its tile.
 #[inline(always)]
-unsafe fn softmax_row<S: Simd>(
-    visible: &Range<usize>,
-    (max, sum): (&mut f32, &mut f32),
-    panels: &[Panel],
-    scores: &mut [f32; KEYS],
-) -> f32 {
+fn mask(visible: &Range<usize>, panels: &[Panel], scores: &mut [f32; KEYS]) {
     for (i, panel) in panels.iter().enumerate() {
         let scores = &mut scores[i * LANES..(i + 1) * LANES];
         // Also hides what an unwritten slot holds: garbage is replaced, never multiplied.
@@ -387,42 +395,52 @@ unsafe fn softmax_row<S: Simd>(
         scores[..from].fill(f32::NEG_INFINITY);
         scores[to.max(from)..].fill(f32::NEG_INFINITY);
     }
-    // SAFETY: the caller has the instruction set; `scores` holds 64 floats.
+    scores[panels.len() * LANES..].fill(f32::NEG_INFINITY);
+}
+
+/// Turns a row's scores into 2^(score − max), rounded into `pairs` where they are given and in place elsewhere, and gives the factor for what was
+/// summed before.
+#[inline(always)]
+unsafe fn softmax_row<S: Simd>(
+    (max, sum): (&mut f32, &mut [f32; LANES]),
+    scores: &mut [f32; KEYS],
+    mut pairs: Option<&mut [u32; KEYS / 2]>,
+) -> f32 {
+    // SAFETY: the caller has the instruction set; `scores` and `pairs` hold 64 elements, `sum` 16.
     unsafe {
-        let used = panels.len() * LANES;
-        let mut best = S::splat(f32::NEG_INFINITY);
-        let mut i = 0;
-        while i < used {
-            best = S::max(S::load(scores.as_ptr().add(i)), best);
-            i += LANES;
+        let mut s = [S::splat(0.0); PANELS];
+        for p in 0..PANELS {
+            s[p] = S::load(scores.as_ptr().add(p * LANES));
         }
+        let best = S::max(S::max(s[1], s[0]), S::max(s[3], s[2]));
         let new = S::hmax(best).max(*max);
         let shift = if new == f32::NEG_INFINITY { 0.0 } else { new };
         let factor = if *max == new {
             1.0
         } else {
-            exp_scalar::<S>(*max - shift)
+            exp2_scalar::<S>(*max - shift)
         };
-        let mut sums = S::splat(0.0);
-        i = 0;
-        while i < used {
-            let e = exp_nonpositive::<S>(S::sub(S::load(scores.as_ptr().add(i)), S::splat(shift)));
-            S::store(scores.as_mut_ptr().add(i), e);
-            sums = S::add(sums, e);
-            i += LANES;
+        for p in 0..PANELS {
+            s[p] = exp2_nonpositive::<S>(S::sub(s[p], S::splat(shift)));
+            match &mut pairs {
+                Some(pairs) => S::store_normal_bf16(pairs.as_mut_ptr().cast::<u16>().add(p * LANES), s[p]),
+                None => S::store(scores.as_mut_ptr().add(p * LANES), s[p]),
+            }
         }
         *max = new;
-        *sum = *sum * factor + S::sum(sums);
+        let sums = S::add(S::add(s[0], s[1]), S::add(s[2], s[3]));
+        let before = S::mul(S::load(sum.as_ptr()), S::splat(factor));
+        S::store(sum.as_mut_ptr(), S::add(before, sums));
         factor
     }
 }
 
 #[inline(always)]
-unsafe fn exp_scalar<S: Simd>(x: f32) -> f32 {
+unsafe fn exp2_scalar<S: Simd>(x: f32) -> f32 {
     // SAFETY: the caller has the instruction set; `lanes` holds 16 floats.
     unsafe {
         let mut lanes = [0f32; LANES];
-        S::store(lanes.as_mut_ptr(), exp_nonpositive::<S>(S::splat(x)));
+        S::store(lanes.as_mut_ptr(), exp2_nonpositive::<S>(S::splat(x)));
         lanes[0]
     }
 }

@@ -91,25 +91,6 @@ pub(crate) unsafe fn dots_pairs<S: Simd, const R: usize, const P: usize>(
 /// The softmax weights of a tile as pairs of bf16, token fastest.
 pub(crate) type WeightPairs<const R: usize> = [[u32; KEYS / 2]; R];
 
-/// Rounds the weights of a tile.
-///
-/// # Safety
-/// The CPU has `S`'s instruction set.
-#[inline(always)]
-pub(crate) unsafe fn round_weights<S: Simd, const R: usize>(scores: &[[f32; KEYS]; R]) -> WeightPairs<R> {
-    let mut pairs = [[0; KEYS / 2]; R];
-    for r in 0..R {
-        for p in 0..PANELS {
-            // SAFETY: both rows hold 64 elements.
-            unsafe {
-                let from = S::load(scores[r].as_ptr().add(p * LANES));
-                S::store_bf16(pairs[r].as_mut_ptr().cast::<u16>().add(p * LANES), from);
-            }
-        }
-    }
-    pairs
-}
-
 /// out = out · factor + Σ weight · V, in the order of the tokens.
 ///
 /// # Safety

@@ -69,12 +69,43 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn i32_to_f32(a: Self::I) -> Self::F;
     /// 2^a for −126 ≤ a ≤ 127.
     unsafe fn pow2(a: Self::I) -> Self::F;
+    /// To the nearest whole number, for |a| < 2³¹.
+    #[inline(always)]
+    unsafe fn round(a: Self::F) -> Self::F {
+        // SAFETY: the caller's promise.
+        unsafe { Self::i32_to_f32(Self::round_i32(a)) }
+    }
+    /// a · 2^n for whole n in −151..=129, over- and underflow included.
+    #[inline(always)]
+    unsafe fn scale_wide(a: Self::F, n: Self::F) -> Self::F {
+        // SAFETY: the caller's promise. The two halves are normal powers of two. Halving rounds down on both signs.
+        unsafe {
+            let half = Self::round_i32(Self::mul(n, Self::splat(0.5)));
+            let rest = Self::round_i32(Self::sub(n, Self::i32_to_f32(half)));
+            Self::mul(Self::mul(a, Self::pow2(half)), Self::pow2(rest))
+        }
+    }
+    /// a · 2^n for whole n where x ≥ −126 or is NaN, 0 elsewhere. x is n but for less than 1.
+    #[inline(always)]
+    unsafe fn scale_pow2(a: Self::F, n: Self::F, x: Self::F) -> Self::F {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let scaled = Self::mul(a, Self::pow2(Self::round_i32(n)));
+            Self::select_lt(x, Self::splat(-126.0), Self::splat(0.0), scaled)
+        }
+    }
     unsafe fn load_f16(p: *const u16) -> Self::F;
     unsafe fn load_bf16(p: *const u16) -> Self::F;
     /// Rounds to nearest even; NaN stays NaN.
     unsafe fn store_f16(p: *mut u16, v: Self::F);
     /// Rounds to nearest even; NaN stays NaN.
     unsafe fn store_bf16(p: *mut u16, v: Self::F);
+    /// The same of numbers of which none is subnormal.
+    #[inline(always)]
+    unsafe fn store_normal_bf16(p: *mut u16, v: Self::F) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::store_bf16(p, v) }
+    }
 
     unsafe fn splat_i(x: i32) -> Self::I;
     /// Reads 64 bytes.

@@ -6,7 +6,7 @@
 #define __global__ __attribute__((global))
 #define __shared__ __attribute__((shared))
 #define __forceinline__ inline __attribute__((always_inline))
-#define __launch_bounds__(...) __attribute__((launch_bounds(__VA_ARGS__)))
+#define __launch_bounds__(threads, ...) __attribute__((amdgpu_flat_work_group_size(1, threads)))
 
 struct uint2 {
     u32 x, y;
@@ -50,6 +50,8 @@ __device__ __forceinline__ u32 atomicAdd(u32 *p, int x) { return atomicAdd(p, (u
 template <typename T> __device__ __forceinline__ T atomicOr(T *p, T x) {
     return __hip_atomic_fetch_or(p, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+// Counts up to `last`, then from 0 again.
+__device__ __forceinline__ u32 atomicInc(u32 *p, u32 last) { return __builtin_amdgcn_atomic_inc32(p, last, __ATOMIC_RELAXED, "agent"); }
 
 template <typename T> __device__ __forceinline__ T min(T a, T b) { return a < b ? a : b; }
 template <typename T> __device__ __forceinline__ T max(T a, T b) { return a < b ? b : a; }

@@ -20,5 +20,7 @@ template <> __device__ __forceinline__ MfmaSums mfma_32x32x8<f16>(uint2 a, uint2
     u64 left = (u64)a.y << 32 | a.x, right = (u64)b.y << 32 | b.x;
     return __builtin_amdgcn_mfma_f32_32x32x8f16(__builtin_bit_cast(MfmaHalves, left), __builtin_bit_cast(MfmaHalves, right), d, 0, 0, 0);
 }
+// What the lane of the wave's other half that has the same row or column holds.
+__device__ __forceinline__ float of_other_half(float x) { return __uint_as_float(hip::word_from(__float_as_uint(x), hip::wave_lane() ^ 32)); }
 __device__ __forceinline__ constexpr u32 mfma_row(u32 lane, u32 i) { return 8 * (i / 4) + 4 * (lane / 32) + i % 4; }
 #endif

@@ -10,6 +10,7 @@
 // check: -DACT=bf16 -DWEIGHT=f32
 // check: -DACT=bf16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=bf16
+#include "lora.cuh"
 #include "vector.cuh"
 
 // Threads of a block of `lora_expand`, and the most of `lora_shrink`.
@@ -21,41 +22,25 @@
 // Ranks of a block of `lora_shrink`.
 #define RANKS 4
 
-// Slot of token `t`; −1 where there is none, or it is past the end.
-__device__ __forceinline__ i32 slot_of(const i32 *token_lora, u32 stride, u32 t, u32 num_tokens, u32 num_slots) {
-    if (t >= num_tokens) return -1;
-    i32 slot = token_lora[(u64)t * stride];
-    return (u32)slot < num_slots ? slot : -1;
+// Sums of COUNT values (a power of two, at most 32) over a warp: a lane gets that of value lane % COUNT. Values are shared out as soon as there are as
+// many lanes with the same part of a sum, so that 32 of them take 31 exchanges and not 160. Each sum is added up in the same order for every COUNT.
+template <u32 COUNT, u32 MASK = 16> __device__ __forceinline__ float warp_sums(float *values) {
+    if constexpr (MASK >= COUNT) {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) values[i] += __shfl_xor_sync(0xffffffffu, values[i], MASK);
+    } else {
+        bool upper = threadIdx.x & MASK;
+#pragma unroll
+        for (u32 i = 0; i < MASK; i++) {
+            float kept = upper ? values[i + MASK] : values[i], given = upper ? values[i] : values[i + MASK];
+            values[i] = kept + __shfl_xor_sync(0xffffffffu, given, MASK);
+        }
+    }
+    if constexpr (MASK > 1) return warp_sums<COUNT, MASK / 2>(values);
+    return values[0];
 }
 
-
 __device__ __forceinline__ bool is_aligned(const void *p, u64 stride_bytes) { return ((u64)p | stride_bytes) % 16 == 0; }
-
-// The slots of a block's tokens, one group of equal ones after another: tokens of the next group as bits, 0 after the last.
-template <u32 TOKENS> struct Groups {
-    i32 slots[TOKENS];
-    u32 left;
-
-    __device__ __forceinline__ Groups(const i32 *token_lora, u32 stride, u32 first, u32 num_tokens, u32 num_slots) : left(0) {
-#pragma unroll
-        for (u32 i = 0; i < TOKENS; i++) {
-            slots[i] = slot_of(token_lora, stride, first + i, num_tokens, num_slots);
-            left |= (u32)(slots[i] >= 0) << i;
-        }
-    }
-    __device__ __forceinline__ u32 next(i32 &slot) {
-        slot = -1;
-        u32 same = 0;
-#pragma unroll
-        for (u32 i = 0; i < TOKENS; i++) {
-            if (!(left >> i & 1)) continue;
-            if (slot < 0) slot = slots[i];
-            same |= (u32)(slots[i] == slot) << i;
-        }
-        left &= ~same;
-        return same;
-    }
-};
 
 // Grid: tokens in TOKENS, ranks in RANKS; up to SHRINK_THREADS threads. A block's warps share out the width.
 template <u32 TOKENS>
@@ -69,7 +54,7 @@ __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT 
     Groups<TOKENS> groups(token_lora, token_lora_stride, first, num_tokens, num_slots);
     bool vector = is_aligned(x, x_stride * sizeof(ACT)) && is_aligned(a, rank_stride * sizeof(WEIGHT)) && (u64)slot_stride * sizeof(WEIGHT) % 16 == 0;
     u32 whole = vector ? width / 8 * 8 : 0;
-    float sums[TOKENS][RANKS] = {};
+    float sums[TOKENS * RANKS] = {};
     i32 slot;
     while (u32 same = groups.next(slot)) {
         const WEIGHT *weights[RANKS];
@@ -93,7 +78,7 @@ __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT 
 #pragma unroll
                 for (u32 r = 0; r < RANKS; r++) {
 #pragma unroll
-                    for (u32 j = 0; j < 8; j++) sums[i][r] += v[j] * w[r][j];
+                    for (u32 j = 0; j < 8; j++) sums[i * RANKS + r] += v[j] * w[r][j];
                 }
             }
         }
@@ -103,18 +88,12 @@ __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT 
                 if (!(same >> i & 1)) continue;
                 float v = to_f32(x[(u64)(first + i) * x_stride + k]);
 #pragma unroll
-                for (u32 r = 0; r < RANKS; r++) sums[i][r] += v * to_f32(weights[r][k]);
+                for (u32 r = 0; r < RANKS; r++) sums[i * RANKS + r] += v * to_f32(weights[r][k]);
             }
         }
     }
-#pragma unroll
-    for (u32 i = 0; i < TOKENS; i++) {
-#pragma unroll
-        for (u32 r = 0; r < RANKS; r++) {
-            float sum = warp_sum(sums[i][r]);
-            if (lane == 0) parts[warp][i * RANKS + r] = sum;
-        }
-    }
+    float mine = warp_sums<TOKENS * RANKS>(sums);
+    if (lane < TOKENS * RANKS) parts[warp][lane] = mine;
     __syncthreads();
     u32 i = threadIdx.x / RANKS, r = threadIdx.x % RANKS;
     if (i >= TOKENS || first + i >= num_tokens || rank + r >= max_rank) return;

@@ -2,8 +2,8 @@
 //! kernels, for devices that speak OpenCL. One op a file in `ops/`, what they share in `include/`. Holds text only: no compiler, no driver.
 //!
 //! Differences of the language that a driver must know: a kernel whose CUDA twin takes dynamic shared memory may have one more, last
-//! parameter, a `__local` pointer of the launch's shared bytes; a driver of a processor compiles with `-DHALYARD_CPU`; and matrix units,
-//! clusters and fused regions are not here.
+//! parameter, a `__local` pointer of the launch's shared bytes; a driver of a processor compiles with `-DHALYARD_CPU`; `linear_dots` has no
+//! CUDA twin; and matrix units, clusters and fused regions are not here.
 
 macro_rules! texts {
     ($constant:ident, $folder:literal, $extension:literal, $about:literal, $($name:literal,)*) => {
@@ -29,6 +29,7 @@ texts! { SOURCES, "ops", ".cl", "Every kernel file by the name of its CUDA twin,
     "copy",
     "embedding",
     "kv_write",
+    "linear_dots",
     "linear_plain",
     "linear_quantized",
     "linear_scaled",

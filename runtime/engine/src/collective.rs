@@ -108,14 +108,8 @@ fn columns_of_ranks(
         &[width, to.tensor.strides[0], 1],
     );
     vec![
-        Template {
-            tensor: gathered,
-            extent: Extent::GatheredRanks { first },
-        },
-        Template {
-            tensor: columns,
-            extent: Extent::LogitsInner,
-        },
+        Template::new(gathered, Extent::GatheredRanks { first }),
+        Template::new(columns, Extent::LogitsInner),
     ]
 }
 

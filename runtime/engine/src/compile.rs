@@ -48,6 +48,8 @@ pub(crate) struct StepShape {
     pub logits: u32,
     /// First of the positions that logits are wanted for; a multiple of the chunk.
     pub logits_first: u32,
+    /// Position i of those that logits are wanted for is token i: nothing needs to be gathered.
+    pub direct: bool,
 }
 
 /// An operand but for its extent.
@@ -55,17 +57,27 @@ pub(crate) struct StepShape {
 pub(crate) struct Template {
     pub tensor: Tensor,
     pub extent: Extent,
+    /// Of gathered rows: the rows that they are gathered from.
+    pub direct: Option<Tensor>,
 }
 
 impl Template {
-    pub(crate) fn fixed(tensor: Tensor) -> Template {
+    pub(crate) fn new(tensor: Tensor, extent: Extent) -> Template {
         Template {
             tensor,
-            extent: Extent::Fixed,
+            extent,
+            direct: None,
         }
     }
 
+    pub(crate) fn fixed(tensor: Tensor) -> Template {
+        Template::new(tensor, Extent::Fixed)
+    }
+
     pub(crate) fn at(&self, shape: StepShape) -> Tensor {
+        if let Some(direct) = self.direct.filter(|_| shape.direct) {
+            return direct.rows(shape.logits_first, shape.logits);
+        }
         let mut tensor = self.tensor;
         match self.extent {
             Extent::Fixed => {}
@@ -91,6 +103,8 @@ struct EncodedOp {
     op: Arc<dyn PreparedOp>,
     id: OpId,
     operands: Vec<Template>,
+    /// Left out of direct steps.
+    gathers: bool,
 }
 
 /// A program on a device.
@@ -111,7 +125,7 @@ pub(crate) struct CompiledProgram {
 impl CompiledProgram {
     /// Appends all ops at the step's counts.
     pub(crate) fn encode(&mut self, encoder: &mut dyn Encoder, shape: StepShape) -> DeviceResult<()> {
-        for op in &self.ops {
+        for op in self.ops.iter().filter(|op| !(op.gathers && shape.direct)) {
             self.scratch.clear();
             self.scratch
                 .extend(op.operands.iter().map(|template| template.at(shape)));
@@ -248,6 +262,7 @@ pub(crate) fn compile(
         WeightSource::Files(files, loader) => load_weights(device, model, &files.weights, &ops, loader)?,
         WeightSource::Shared(other) => share_weights(model, other, &ops)?,
     };
+    let gathers = gathers(model, &ops);
     let template = |t: u16| match t {
         ABSENT => Template::fixed(Tensor::NONE),
         t => match model.roles[usize::from(t)] {
@@ -257,7 +272,13 @@ pub(crate) fn compile(
                 column,
                 width,
                 heads,
-            } => activation(&places.activations[slot as usize], column, width, heads),
+            } => Template {
+                direct: gathers
+                    .iter()
+                    .find(|gather| gather.to == slot)
+                    .map(|gather| activation(&places.activations[gather.from as usize], column, width, heads).tensor),
+                ..activation(&places.activations[slot as usize], column, width, heads)
+            },
             TensorRole::KvCache { .. } => Template::fixed(Tensor::NONE),
             role => (places.role)(role),
         },
@@ -286,6 +307,7 @@ pub(crate) fn compile(
             .filter_map(|(j, &t)| Some((j, kv_layer(t)?)));
         kv_operands.extend(layers.map(|(j, layer)| (encoded.len(), j, layer)));
         encoded.push(EncodedOp {
+            gathers: gathers.iter().any(|gather| gather.node == segment.first),
             name: segment_name(&model.program, segment),
             id: op.id(),
             op,
@@ -311,6 +333,7 @@ impl From<CollectiveStep> for EncodedOp {
             id: step.op.id(),
             op: step.op,
             operands: step.operands,
+            gathers: false,
         }
     }
 }
@@ -391,7 +414,43 @@ fn activation(place: &(Tensor, ActivationSlot), column: u32, width: u32, heads: 
     } else {
         Extent::Logits
     };
-    Template { tensor, extent }
+    Template::new(tensor, extent)
+}
+
+/// A node that copies the wanted rows of slot `from` into slot `to`.
+struct Gather {
+    node: u32,
+    from: u32,
+    to: u32,
+}
+
+/// The gathers that direct steps can do without: single ops, from slots that no other op of the program uses. What follows then takes the rows where they
+/// are, and may write over them.
+fn gathers(model: &ModelProgram, ops: &[(Arc<dyn PreparedOp>, Vec<u16>, Claim)]) -> Vec<Gather> {
+    let role = |t: u16| model.roles.get(usize::from(t)).copied();
+    let slot = |t: u16| match role(t) {
+        Some(TensorRole::Activation { slot, .. }) => Some(slot),
+        _ => None,
+    };
+    let uses = |from: u32| {
+        let nodes = model.program.nodes.iter();
+        nodes
+            .filter(|node| node.operands.iter().any(|&t| slot(t) == Some(from)))
+            .count()
+    };
+    let single = ops.iter().filter(|(.., segment)| segment.count == 1);
+    let found = single.filter_map(|(_, operands, segment)| {
+        let node = segment.first;
+        match (&model.program.nodes[node as usize].spec, operands.as_slice()) {
+            (OpSpec::GatherRows(_), &[x, index, out]) if role(index) == Some(TensorRole::LogitsIndex) => Some(Gather {
+                node,
+                from: slot(x)?,
+                to: slot(out)?,
+            }),
+            _ => None,
+        }
+    });
+    found.filter(|gather| uses(gather.from) == 1).collect()
 }
 
 /// Tensors of a program's weights, by index, and what owns them.

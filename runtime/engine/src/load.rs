@@ -202,7 +202,7 @@ fn load_rank(
         buffers: Vec::new(),
     };
     let forward_slots = memory.activations(&forward, &[])?;
-    let head_slots = memory.activations(&head, &forward_slots[..1])?;
+    let head_slots = memory.activations(&head, &forward_slots[..2])?;
     let lora = lora_program(&plan, &device, files)?;
     let lora_slots = match &lora {
         Some((program, _)) => memory.activations(program, &forward_slots)?,
@@ -475,31 +475,19 @@ impl Memory<'_> {
 }
 
 fn place_of(role: TensorRole, rows: &RowState, step: &StepState, ropes: &[Tensor]) -> Template {
-    let tokens = |tensor| Template {
-        tensor,
-        extent: Extent::Tokens,
-    };
-    let seqs = |tensor| Template {
-        tensor,
-        extent: Extent::Seqs,
-    };
+    let tokens = |tensor| Template::new(tensor, Extent::Tokens);
+    let seqs = |tensor| Template::new(tensor, Extent::Seqs);
     match role {
         TensorRole::TokenIds => tokens(step.token_ids),
         TensorRole::Positions => tokens(step.positions),
         TensorRole::Slots { group } => tokens(step.slots[group as usize]),
         TensorRole::StepRows => seqs(step.rows),
         TensorRole::SeqLens => seqs(step.seq_lens),
-        TensorRole::QueryStartLoc => Template {
-            tensor: step.query_start_loc,
-            extent: Extent::SeqsPlusOne,
-        },
+        TensorRole::QueryStartLoc => Template::new(step.query_start_loc, Extent::SeqsPlusOne),
         TensorRole::TokenLora => tokens(step.token_lora),
         TensorRole::BlockTable { group } => Template::fixed(rows.tables[group as usize]),
         TensorRole::RopeTable { index } => Template::fixed(ropes[index as usize]),
-        TensorRole::LogitsIndex => Template {
-            tensor: step.logits_index,
-            extent: Extent::LogitsIndex,
-        },
+        TensorRole::LogitsIndex => Template::new(step.logits_index, Extent::LogitsIndex),
         TensorRole::Activation { .. }
         | TensorRole::KvCache { .. }
         | TensorRole::Weight { .. }

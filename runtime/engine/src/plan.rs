@@ -126,6 +126,7 @@ pub(crate) fn plan(
         max_kv_len: max_model_len,
         max_logits_rows: logits_chunk,
         allow_quantized_act: config.model.allow_quantized_act,
+        narrow_last_layer: config.lora.is_none(),
         shard,
         lora: None,
     };

@@ -251,6 +251,7 @@ pub(crate) fn decode_shape(size: u32) -> StepShape {
         seqs: size,
         logits: 0,
         logits_first: 0,
+        direct: true,
     }
 }
 

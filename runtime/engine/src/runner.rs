@@ -176,6 +176,7 @@ impl Runner {
                     seqs: order.len() as u32 + padding,
                     logits: 0,
                     logits_first: 0,
+                    direct: is_decode,
                 };
                 self.submit_once(
                     shape,

@@ -8,6 +8,7 @@ use halyard_platform_api::ops::{RESULT_HEADER, SamplingRow};
 use halyard_platform_api::{CommandId, DType, EncoderMode};
 use halyard_scheduler::{RequestId, RowIndex, Scheduled};
 
+use crate::compile::StepShape;
 use crate::error::EngineError;
 use crate::recording::decode_shape;
 use crate::runner::{NONE, Runner, StepParts, Wanted, write_step};
@@ -71,8 +72,11 @@ impl Runner {
         };
         for row in 0..SCRATCH_ROWS {
             self.write_scratch(&[(row, 0)], num_tokens, 0, None)?;
-            let mut shape = decode_shape(1);
-            shape.tokens = num_tokens;
+            let shape = StepShape {
+                tokens: num_tokens,
+                direct: false,
+                ..decode_shape(1)
+            };
             // The last one by the program of steps with adapters, where there is one, which without an adapter must do the same.
             let adapted = self.lora.is_some() && row + 1 == SCRATCH_ROWS;
             let number = self.run_anew(shape, adapted, 1, Sampler::Greedy)?;
@@ -178,7 +182,7 @@ impl Runner {
 
     fn run_anew(
         &mut self,
-        shape: crate::compile::StepShape,
+        shape: StepShape,
         adapted: bool,
         num_emitting: u32,
         sampler: Sampler,

@@ -138,6 +138,7 @@ impl Runner {
                 StepShape {
                     logits: count,
                     logits_first: first,
+                    direct: false,
                     ..shape
                 },
             )?;

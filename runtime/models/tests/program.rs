@@ -23,7 +23,7 @@ const LOGPROB_BOUND: f64 = 2e-4;
 /// Below this fp32 gap of the two best logits, rounding decides the argmax.
 const TIE: f64 = 1e-3;
 
-fn options(max_tokens: usize, shard: Shard) -> ProgramOptions {
+fn options(max_tokens: usize, shard: Shard, narrow_last_layer: bool) -> ProgramOptions {
     ProgramOptions {
         act: DType::F32,
         kv: DType::F32,
@@ -34,6 +34,7 @@ fn options(max_tokens: usize, shard: Shard) -> ProgramOptions {
         max_kv_len: max_tokens as u32,
         max_logits_rows: max_tokens as u32,
         allow_quantized_act: false,
+        narrow_last_layer,
         shard,
         lora: None,
     }
@@ -59,10 +60,12 @@ struct View {
 
 impl<'a> Interpreter<'a> {
     /// Logits at every position, as `size` ranks compute them together. All of them must come to the same ones.
-    fn logits(files: &'a ModelFiles, ids: &[usize], size: u32) -> Vec<Vec<f32>> {
+    fn logits(files: &'a ModelFiles, ids: &[usize], size: u32, narrow: bool) -> Vec<Vec<f32>> {
         let format_of = |role: Role| files.weights.format(role);
         let layout = KvLayout::of(&files.description);
-        let options: Vec<_> = (0..size).map(|rank| options(ids.len(), Shard { rank, size })).collect();
+        let options: Vec<_> = (0..size)
+            .map(|rank| options(ids.len(), Shard { rank, size }, narrow))
+            .collect();
         let forward = |o| build_forward(&files.description, &layout, o, &format_of).unwrap();
         let head = |o| build_head(&files.description, o, &format_of).unwrap();
         let new = |_| Self {
@@ -85,16 +88,16 @@ impl<'a> Interpreter<'a> {
     }
 
     fn begin(&mut self, program: &ModelProgram) {
-        // Every slot starts as NaN: reading what no op wrote shows. Slot 0 is the other program's.
+        // Every slot starts as NaN: reading what no op wrote shows. Slots 0 and 1 are the other program's.
         let rows = self.ids.len();
-        let hidden = self.slots.first().cloned();
+        let others: Vec<_> = self.slots.drain(..).take(2).collect();
         self.slots = program
             .slots
             .iter()
             .map(|s| vec![f32::NAN; rows * s.width as usize])
             .collect();
-        if let Some(hidden) = hidden {
-            self.slots[0] = hidden;
+        for (slot, other) in self.slots.iter_mut().zip(others) {
+            *slot = other;
         }
         self.weights = program.weights.iter().map(|spec| self.load(spec)).collect();
     }
@@ -381,7 +384,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 }
 
 /// Compares every case of a golden file; returns positions checked and the worst difference.
-fn compare(model: &str, golden: &str, ranks: u32) -> (usize, f64) {
+fn compare(model: &str, golden: &str, ranks: u32, narrow: bool) -> (usize, f64) {
     let models = support::fixtures().join("models");
     let files = ModelFiles::open(&models.join(model), LoadFormat::Auto, DummyWeights::default()).unwrap();
     let golden: Value = serde_json::from_slice(&std::fs::read(models.join(golden)).unwrap()).unwrap();
@@ -391,7 +394,7 @@ fn compare(model: &str, golden: &str, ranks: u32) -> (usize, f64) {
         let expected = &case["hf_fp32"];
         let generated: Vec<usize> = numbers(&expected["ids"]).iter().map(|&id| id as usize).collect();
         let ids = [prompt.as_slice(), &generated].concat();
-        let logits = Interpreter::logits(&files, &ids, ranks);
+        let logits = Interpreter::logits(&files, &ids, ranks, narrow);
         let mut check = |position: usize, id: usize, expected: f64| {
             let difference = (logprob(&logits[position], id) - expected).abs();
             assert!(
@@ -425,8 +428,9 @@ macro_rules! agrees_with_hugging_face {
     ($($test:ident: $model:literal, $golden:literal $(, over $ranks:literal)*;)*) => {$(
         #[test]
         fn $test() {
-            for ranks in [1 $(, $ranks)*] {
-                let (positions, worst) = compare($model, $golden, ranks);
+            // Where the last layer's second half belongs to the forward program, and where to the head.
+            for (ranks, narrow) in [(1, false), (1, true) $(, ($ranks, true))*] {
+                let (positions, worst) = compare($model, $golden, ranks, narrow);
                 println!("{} over {ranks}: {positions} positions, worst log-probability difference {worst:.2e}", $model);
                 assert!(positions > 100, "only {positions} positions were compared");
             }
@@ -452,7 +456,7 @@ agrees_with_hugging_face! {
 fn refusal(model: &str, size: u32) -> String {
     let models = support::fixtures().join("models");
     let files = ModelFiles::open(&models.join(model), LoadFormat::Auto, DummyWeights::default()).unwrap();
-    let options = options(8, Shard { rank: size - 1, size });
+    let options = options(8, Shard { rank: size - 1, size }, true);
     let format_of = |role: Role| files.weights.format(role);
     let layout = KvLayout::of(&files.description);
     let error = build_forward(&files.description, &layout, &options, &format_of).unwrap_err();
@@ -489,7 +493,7 @@ fn rotated_q_and_k_are_nobodys_business_after_attention() {
         .unwrap();
         let format_of = |role: Role| files.weights.format(role);
         let layout = KvLayout::of(&files.description);
-        let options = options(8, Shard { rank: 0, size: 1 });
+        let options = options(8, Shard { rank: 0, size: 1 }, false);
         let program = build_forward(&files.description, &layout, &options, &format_of)
             .unwrap()
             .program;

@@ -83,6 +83,21 @@ fn products_for_gpus_conform_too() {
     assert_passed(&command.output().expect("the program starts"));
 }
 
+/// Tokens are rounded to 8 bits where the device multiplies bytes fast, which no processor's driver says: there it is asked for.
+#[test]
+fn products_of_rounded_tokens_conform() {
+    let mut command = program();
+    command.env("HALYARD_VULKAN_GPU_KERNELS", "1");
+    command.env("HALYARD_VULKAN_INT8_DOTS", "force");
+    let only = ["--op", "linear", "--variant", "quantized act allowed"];
+    command.args(only).args(["--jobs", "2", "conformance"]);
+    if let Err(e) = halyard_vulkan::VulkanPlatform.devices() {
+        println!("skipped: {}", e.message);
+        return;
+    }
+    assert_passed(&command.output().expect("the program starts"));
+}
+
 #[test]
 fn recorded_steps_are_one_shot_steps() {
     if let Some(output) = check(&["--replays", "500", "recording", "replays"], false) {

@@ -62,10 +62,15 @@ fn program(library: &Path) -> Command {
 
 /// Runs checks on every runtime; all must pass.
 fn check(arguments: &[&str]) {
+    check_with(arguments, &[]);
+}
+
+fn check_with(arguments: &[&str], variables: &[(&str, &str)]) {
     let library = beside().join("libhalyard_xpu.so");
     for runtime in runtimes() {
         let mut command = program(&library);
         command.args(arguments).envs(runtime.env.iter().cloned());
+        command.envs(variables.iter().copied());
         let output = command.output().expect("the program starts");
         let (out, errors) = text(&output);
         assert!(
@@ -91,6 +96,14 @@ fn text(output: &Output) -> (String, String) {
 #[test]
 fn every_op_conforms() {
     check(&["--jobs", "2", "conformance"]);
+}
+
+/// By the runtime's own instruction where it has one, by plain operations elsewhere.
+#[test]
+fn products_of_rounded_tokens_conform() {
+    let only = ["--op", "linear", "--variant", "quantized act allowed"];
+    let rounding = [("HALYARD_OPENCL_INT8_DOTS", "force")];
+    check_with(&[&only[..], &["--jobs", "2", "conformance"]].concat(), &rounding);
 }
 
 #[test]

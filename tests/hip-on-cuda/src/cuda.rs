@@ -100,7 +100,9 @@ functions! {
     fn cuDeviceGetName(*mut c_char, c_int, c_int);
     fn cuDeviceTotalMem_v2(*mut usize, c_int);
     fn cuDeviceGetAttribute(*mut c_int, c_int, c_int);
+    fn cuDeviceCanAccessPeer(*mut c_int, c_int, c_int);
     fn cuDevicePrimaryCtxRetain(*mut usize, c_int);
+    fn cuCtxEnablePeerAccess(usize, c_uint);
     fn cuCtxSetCurrent(usize);
     fn cuMemGetInfo_v2(*mut usize, *mut usize);
     fn cuMemAlloc_v2(*mut u64, usize);

@@ -1,6 +1,7 @@
 //! A HIP runtime and hiprtc over an NVIDIA GPU: the entry points that the ROCm platform uses, over libcuda and NVRTC, so that its host code, its
-//! graphs and the portable kernels run for real where there is no AMD GPU. A library for tests only: copied to `libamdhip64.so`,
-//! `libhiprtc.so` and `librocblas.so` in a folder that HALYARD_ROCM_LIBRARY_PATH names, never linked, never installed.
+//! graphs, its collectives and the portable kernels run for real where there is no AMD GPU. A library for tests only: copied to `libamdhip64.so`,
+//! `libhiprtc.so`, `librocblas.so` and `librccl.so` in a folder that HALYARD_ROCM_LIBRARY_PATH names, never linked, never installed. The CUDA
+//! libraries beneath are looked for in the folders of HALYARD_CUDA_LIBRARY_PATH, by the loader, and in the toolkit's folder.
 //!
 //! What it cannot show: AMD's instructions and compiler (kernels compile as CUDA, with PORTABLE defined so that C++ stands where PTX would), waves of
 //! 64 lanes (a warp has 32), MFMA, the memory model and the caches of AMD's devices, and whatever HIP itself does otherwise than CUDA. A
@@ -9,6 +10,7 @@
 
 mod cuda;
 mod hiprtc;
+mod rccl;
 mod rocblas;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -22,6 +24,8 @@ pub(crate) type Code = c_int;
 pub(crate) const SUCCESS: Code = 0;
 const NO_DEVICE: Code = 100;
 
+/// Ticks of CUDA's global timer in a millisecond.
+const CLOCK_KHZ: c_int = 1_000_000;
 /// What a block may share on AMD's devices; more than CUDA gives without being asked.
 const SHARED_BYTES: c_int = 65536;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
@@ -67,6 +71,9 @@ forward! {
     fn hipDeviceTotalMem(bytes: *mut usize, device: c_int) = cuDeviceTotalMem_v2(bytes, device);
     fn hipMemGetInfo(free: *mut usize, total: *mut usize) = cuMemGetInfo_v2(free, total);
     fn hipMalloc(ptr: *mut u64, bytes: usize) = cuMemAlloc_v2(ptr, bytes);
+    // Peers see all memory here.
+    fn hipExtMallocWithFlags(ptr: *mut u64, bytes: usize, _flags: c_uint) = cuMemAlloc_v2(ptr, bytes);
+    fn hipDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) = cuDeviceCanAccessPeer(can, device, peer);
     fn hipFree(ptr: u64) = cuMemFree_v2(ptr);
     // Portable and mapped have the same bits; all pinned memory is coherent.
     fn hipHostMalloc(ptr: *mut *mut c_void, bytes: usize, flags: c_uint) = cuMemHostAlloc(ptr, bytes, flags & 3);
@@ -122,6 +129,14 @@ api! {
         }
     }
 
+    fn hipDeviceEnablePeerAccess(peer: c_int, flags: c_uint) -> Code {
+        match (context(peer), cuda()) {
+            (Ok(context), Some(cuda)) => (cuda.cuCtxEnablePeerAccess)(context, flags),
+            (Err(code), _) => code,
+            (_, None) => NO_DEVICE,
+        }
+    }
+
     // The oldest with this layout of properties.
     fn hipRuntimeGetVersion(version: *mut c_int) -> Code {
         *version = 60_000_000;
@@ -133,6 +148,10 @@ api! {
         let which = match which {
             74 => {
                 *value = SHARED_BYTES;
+                return SUCCESS;
+            }
+            10017 => {
+                *value = CLOCK_KHZ;
                 return SUCCESS;
             }
             19 => 38,

@@ -1,7 +1,9 @@
-//! rocBLAS over cuBLAS: one product, its handle and its stream. Copied to `librocblas.so` beside the others, or left out, as each is to be tried.
+//! rocBLAS over cuBLAS: one product, its handle and its stream. Copied to `librocblas.so` beside the others, or left out, as each is to be tried. A
+//! handle that goes says on stderr how many products the process has given to cuBLAS, so that who looks at a run sees that it was there.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use halyard_gpu::{Library, symbol};
 
@@ -18,6 +20,9 @@ fn cublas(name: &CStr) -> Option<*mut c_void> {
     let library = (*HANDLE.get_or_init(|| LIBRARY.open(named, usual).ok()))?;
     symbol(library, name).ok()
 }
+
+/// Products that cuBLAS has taken.
+static PRODUCTS: AtomicU64 = AtomicU64::new(0);
 
 /// Any failure of cuBLAS has one code here.
 fn coded(code: Code) -> Code {
@@ -50,6 +55,9 @@ api! {
     }
 
     fn rocblas_destroy_handle(handle: usize) -> Code {
+        let mut version = 0;
+        call!(c"cublasGetVersion_v2"(handle => usize, &mut version => *mut c_int));
+        eprintln!("hip-on-cuda: {} products by cuBLAS {version}", PRODUCTS.load(Ordering::Relaxed));
         call!(c"cublasDestroy_v2"(handle => usize))
     }
 
@@ -100,7 +108,7 @@ api! {
             return INTERNAL_ERROR;
         }
         // CUBLAS_COMPUTE_32F and the default algorithm.
-        call!(c"cublasGemmEx"(
+        let code = call!(c"cublasGemmEx"(
             handle => usize,
             left - 111 => c_int,
             right - 111 => c_int,
@@ -120,6 +128,8 @@ api! {
             ldc => c_int,
             68 => c_int,
             -1 => c_int,
-        ))
+        ));
+        PRODUCTS.fetch_add(u64::from(code == 0), Ordering::Relaxed);
+        code
     }
 }

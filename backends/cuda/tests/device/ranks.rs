@@ -127,7 +127,7 @@ fn a_rank_that_cannot_join_releases_the_other_at_once() {
     let (passed, text) = fake.run("ranks::child_sums", "nccl_init");
     assert!(passed, "{text}");
     for part in [
-        "rank 1: Internal: ncclCommInitRank answered 2",
+        "rank 1: Internal: ncclCommInitRank of NCCL answered 2",
         "rank 0: Timeout",
         "another rank did not join",
     ] {

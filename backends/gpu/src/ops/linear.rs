@@ -2,6 +2,7 @@
 //! Plain weights stay row-major \[N, K\], so both read the same bytes; GGUF formats are held as planes (see quantized.cuh), 8-bit floats as rows
 //! of codes with their scales (see scaled.cuh), and both are unpacked in scratch for the library.
 
+mod dots;
 mod eight_bit;
 mod library;
 mod plain;
@@ -20,7 +21,8 @@ use crate::driver::DevicePtr;
 use crate::encoding::Encoding;
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
 use crate::view::View;
-use library::Library;
+use dots::Dots;
+use library::{Library, rows};
 use plain::Plain;
 use quantized::Quantized;
 use scaled::{Scaled, scaled_fits};
@@ -117,6 +119,17 @@ impl Call {
         })
     }
 
+    /// Tokens `first .. first + count`.
+    fn rows(&self, first: u32, count: u32) -> Call {
+        Call {
+            x: rows(&self.x, first, count),
+            residual: rows(&self.residual, first, count),
+            out: rows(&self.out, first, count),
+            tokens: count,
+            ..*self
+        }
+    }
+
     /// Whether the residual is the output itself.
     fn in_place(&self) -> bool {
         !self.residual.is_none()
@@ -168,6 +181,8 @@ struct Code {
     small: Option<Few>,
     plain: Option<Plain>,
     quantized: Option<Quantized>,
+    /// In place of `quantized`, over rounded tokens.
+    dots: Option<Dots>,
     scaled: Option<Scaled>,
     tile: Option<ScaledTile>,
     library: Option<Library>,
@@ -189,6 +204,7 @@ enum Route {
     Small,
     Library,
     Tiled,
+    Dots,
     Quantized,
     Scaled,
     Tile,
@@ -251,6 +267,7 @@ impl Linear {
             Some(_) if aligned && (call.tokens <= code.own_tokens || !library) => Route::Small,
             _ if library && (call.tokens > code.own_tokens || code.small.is_some()) => Route::Library,
             _ if code.tiled.is_some() && call.tokens > code.own_tokens => Route::Tiled,
+            _ if code.dots.is_some() => Route::Dots,
             _ if code.quantized.is_some() => Route::Quantized,
             _ if code.scaled.is_some() => Route::Scaled,
             _ => Route::Plain,
@@ -280,6 +297,10 @@ impl Kernel for Linear {
             ),
             _ => PLAIN_TOKENS,
         };
+        let dots = match dots::format(cx, op, self.held) {
+            Some(format) => Some(Dots::prepare(cx, op, format)?),
+            None => None,
+        };
         let (library, why) = match Library::prepare(cx, op, self.held, own_tokens) {
             Ok(library) => (library, None),
             Err(why) if why.status == Status::Unsupported => (None, Some(why.message)),
@@ -302,12 +323,15 @@ impl Kernel for Linear {
             own_tokens = u32::MAX;
         }
         let tiled = match (&small, &library) {
-            (None, None) => Tiled::prepare(cx, op, self.held, own_tokens)?,
+            // Rounded tokens need no tiles: four products an instruction make up for weights that are read again for every eight of them.
+            (None, None) if dots.is_none() => Tiled::prepare(cx, op, self.held, own_tokens)?,
             _ => None,
         };
         let own = match (&small, &quantized) {
             (Some(Few::Plain(_)), _) => "small batches: matrix units over plain weights",
             (Some(Few::Scaled(_)), _) => "small batches: matrix units over 8-bit weights",
+            (None, Some(_)) if dots.is_some() && library.is_none() => "packed planes, tokens rounded to 8 bits",
+            (None, Some(_)) if dots.is_some() => "small batches: packed planes, tokens rounded to 8 bits",
             (None, Some(_)) => "small batches: packed planes",
             (None, None) if self.many_only => "plain kernel where the library cannot",
             (None, None) => "plain kernel",
@@ -329,6 +353,7 @@ impl Kernel for Linear {
             small,
             plain,
             quantized,
+            dots,
             scaled,
             tile,
             library,
@@ -353,8 +378,10 @@ impl Kernel for Linear {
         let Some(code) = &self.code else { return 0 };
         let of_library = code.library.as_ref().map_or(0, Library::scratch_bytes);
         let of_tiles = code.tiled.as_ref().map_or(0, Tiled::scratch_bytes);
+        let of_dots = code.dots.as_ref().map_or(0, Dots::scratch_bytes);
         of_library
             .max(of_tiles)
+            .max(of_dots)
             .max(code.tile.as_ref().map_or(0, ScaledTile::scratch_bytes))
     }
 
@@ -388,6 +415,7 @@ impl Kernel for Linear {
                 },
             ) => library.encode(encoding, &call),
             (Route::Tiled, Code { tiled: Some(tiled), .. }) => tiled.encode(encoding, &call),
+            (Route::Dots, Code { dots: Some(dots), .. }) => dots.encode(encoding, &call),
             (
                 _,
                 Code {

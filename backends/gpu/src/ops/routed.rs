@@ -1,12 +1,14 @@
-//! Ops whose tokens choose their weights: `lora_shrink`, `lora_expand`, `moe_route`, `moe_linear`, `moe_combine`.
+//! Ops whose tokens choose their weights: `lora_shrink` and `lora_expand` (`lora.rs`), `moe_route`, `moe_linear`, `moe_combine`.
 
 mod grouped;
+mod lora;
 
-use halyard_kernels_gpu::{LORA, MOE, Source};
+use halyard_kernels_gpu::{MOE, Source};
 use halyard_platform_api::ops::{self, Scoring};
 use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};
 
 use self::grouped::Grouped;
+use self::lora::{Expand, Shrink};
 use super::{boxed, float_name};
 use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
@@ -17,16 +19,6 @@ use crate::view::View;
 const THREADS: u32 = 256;
 /// Warps of such a block.
 const WARPS: u32 = THREADS / 32;
-/// Tokens of a block of the LoRA ops: the engine puts tokens of one adapter side by side, and a block reads its matrices once for all of them.
-const LORA_TOKENS: u32 = 8;
-/// Up to so many tokens a block a token: fewer blocks would leave most of the device idle.
-const LORA_FEW_TOKENS: u32 = 16;
-/// Ranks of a block of `lora_shrink`.
-const LORA_RANKS: u32 = 4;
-/// Threads of a block of `lora_shrink` where a multiprocessor runs so many at once with room for their loads.
-const SHRINK_THREADS: u32 = 512;
-/// Largest rank, of all parts together: `lora_expand` keeps its tokens' x in 48 KiB of shared memory.
-const MAX_RANK: u32 = 1536;
 /// Tokens of a block of `moe_route`, a warp each.
 const ROUTED_TOKENS: u32 = 4;
 /// Most experts: `moe_route` keeps its tokens' scores in 48 KiB of shared memory.
@@ -108,187 +100,6 @@ impl Entry {
     fn get(&self) -> Result<Function> {
         self.function
             .ok_or_else(|| Error::invalid(format!("{} is encoded before it is prepared", self.name)))
-    }
-}
-
-/// A LoRA op's entry points: for a token a block, and for [`LORA_TOKENS`].
-struct LoraEntries {
-    few: Entry,
-    many: Entry,
-}
-
-impl LoraEntries {
-    fn new(few: &'static str, many: &'static str, act: &'static str, weight: &'static str) -> LoraEntries {
-        LoraEntries {
-            few: Entry::new(few, LORA, act, weight),
-            many: Entry::new(many, LORA, act, weight),
-        }
-    }
-
-    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        self.few.prepare(cx)?;
-        self.many.prepare(cx)
-    }
-
-    /// The one for a call, and tokens of its blocks.
-    fn get(&self, tokens: u32) -> Result<(Function, u32)> {
-        if tokens <= LORA_FEW_TOKENS {
-            Ok((self.few.get()?, 1))
-        } else {
-            Ok((self.many.get()?, LORA_TOKENS))
-        }
-    }
-}
-
-struct Shrink {
-    op: ops::LoraShrink,
-    entries: LoraEntries,
-    threads: u32,
-}
-
-impl Shrink {
-    const NAME: &str = "lora_shrink";
-
-    fn new(op: &ops::LoraShrink) -> Result<Shrink> {
-        let act = float(Self::NAME, "activations", op.act)?;
-        let weight = float(Self::NAME, "weights", op.weight)?;
-        check_extents(
-            Self::NAME,
-            &[
-                ("in_features", op.in_features),
-                ("max_rank", op.max_rank),
-                ("num_slots", op.num_slots),
-            ],
-        )?;
-        Ok(Shrink {
-            op: op.clone(),
-            entries: LoraEntries::new("lora_shrink_few", "lora_shrink_many", act, weight),
-            threads: THREADS,
-        })
-    }
-}
-
-impl Kernel for Shrink {
-    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        if cx.facts().matrix_units {
-            self.threads = SHRINK_THREADS;
-        }
-        self.entries.prepare(cx)
-    }
-
-    fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
-        let [x, a, slots, out] = operands else {
-            return Err(wrong_count(Self::NAME, 4, operands));
-        };
-        check_inner(Self::NAME, &[("x", x), ("a", a), ("out", out)])?;
-        let args = [
-            Arg::Ptr(x.ptr),
-            Arg::U32(x.row_stride()),
-            Arg::Ptr(a.ptr),
-            Arg::U32(a.strides[0]),
-            Arg::U32(a.strides[1]),
-            Arg::Ptr(slots.ptr),
-            Arg::U32(slots.row_stride()),
-            Arg::Ptr(out.ptr),
-            Arg::U32(out.row_stride()),
-            Arg::U32(out.len()),
-            Arg::U32(self.op.num_slots),
-            Arg::U32(self.op.in_features),
-            Arg::U32(self.op.max_rank),
-        ];
-        let (function, tokens) = self.entries.get(out.len())?;
-        let grid = [out.len().div_ceil(tokens), self.op.max_rank.div_ceil(LORA_RANKS), 1];
-        encoding.launch(function, grid, self.threads, 0, &args);
-        Ok(())
-    }
-}
-
-struct Expand {
-    op: ops::LoraExpand,
-    entries: LoraEntries,
-}
-
-impl Expand {
-    const NAME: &str = "lora_expand";
-
-    /// Columns of x.
-    fn x_width(op: &ops::LoraExpand) -> u32 {
-        (op.part_starts().len() as u32 - 1).saturating_mul(op.max_rank)
-    }
-
-    fn new(op: &ops::LoraExpand) -> Result<Expand> {
-        let out = float(Self::NAME, "outputs", op.out)?;
-        let weight = float(Self::NAME, "weights", op.weight)?;
-        check_extents(
-            Self::NAME,
-            &[
-                ("out_features", op.out_features),
-                ("max_rank", op.max_rank),
-                ("num_slots", op.num_slots),
-            ],
-        )?;
-        op.check_parts()?;
-        if Self::x_width(op) > MAX_RANK {
-            return Err(Error::unsupported(format!(
-                "{} of rank {} in {} parts: at most {MAX_RANK} together here",
-                Self::NAME,
-                op.max_rank,
-                Self::x_width(op) / op.max_rank
-            )));
-        }
-        if op.out_features.div_ceil(THREADS) > MAX_GRID_Y {
-            return Err(Error::unsupported(format!(
-                "{} to {} features: at most {} here",
-                Self::NAME,
-                op.out_features,
-                MAX_GRID_Y * THREADS
-            )));
-        }
-        Ok(Expand {
-            op: op.clone(),
-            entries: LoraEntries::new("lora_expand_few", "lora_expand_many", out, weight),
-        })
-    }
-}
-
-impl Kernel for Expand {
-    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        self.entries.prepare(cx)
-    }
-
-    fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
-        let [x, b, scales, slots, out] = operands else {
-            return Err(wrong_count(Self::NAME, 5, operands));
-        };
-        check_inner(Self::NAME, &[("x", x), ("b", b), ("out", out)])?;
-        let x_width = Self::x_width(&self.op);
-        // No feature stands behind a part that is not there.
-        let start = |part: u32| if part == 0 { u32::MAX } else { part };
-        let args = [
-            Arg::Ptr(x.ptr),
-            Arg::U32(x.row_stride()),
-            Arg::Ptr(b.ptr),
-            Arg::U32(b.strides[0]),
-            Arg::U32(b.strides[1]),
-            Arg::Ptr(scales.ptr),
-            Arg::U32(scales.row_stride()),
-            Arg::Ptr(slots.ptr),
-            Arg::U32(slots.row_stride()),
-            Arg::Ptr(out.ptr),
-            Arg::U32(out.row_stride()),
-            Arg::U32(out.len()),
-            Arg::U32(self.op.num_slots),
-            Arg::U32(self.op.out_features),
-            Arg::U32(self.op.max_rank),
-            Arg::U32(x_width),
-            Arg::U32(start(self.op.second_part)),
-            Arg::U32(start(self.op.third_part)),
-        ];
-        let (function, tokens) = self.entries.get(out.len())?;
-        let grid = [out.len().div_ceil(tokens), self.op.out_features.div_ceil(THREADS), 1];
-        let shared = tokens * x_width * 4;
-        encoding.launch(function, grid, THREADS, shared, &args);
-        Ok(())
     }
 }
 
@@ -595,20 +406,6 @@ mod tests {
         };
         let text = refused(&route.into());
         assert!(text.contains("top_k is 5 of 4 experts"), "{text}");
-    }
-
-    #[test]
-    fn few_tokens_take_a_block_each() {
-        let entry = |name, at| Entry {
-            function: Some(Function(at)),
-            ..Entry::new(name, LORA, "f32", "f32")
-        };
-        let entries = LoraEntries {
-            few: entry("few", 1),
-            many: entry("many", 2),
-        };
-        assert_eq!(entries.get(LORA_FEW_TOKENS).unwrap(), (Function(1), 1));
-        assert_eq!(entries.get(LORA_FEW_TOKENS + 1).unwrap(), (Function(2), LORA_TOKENS));
     }
 
     /// Notes what is copied.

@@ -48,6 +48,10 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
         fn i32_to_f32(a: __m512i) -> __m512 = _mm512_cvtepi32_ps(a);
         fn pow2(a: __m512i) -> __m512 =
             _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(a, _mm512_set1_epi32(127))));
+        fn round(a: __m512) -> __m512 = _mm512_roundscale_ps::<ROUND>(a);
+        fn scale_wide(a: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(a, n);
+        fn scale_pow2(a: __m512, n: __m512, x: __m512) -> __m512 =
+            _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(-126.0)), a, n);
         fn load_f16(p: *const u16) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()));
         fn load_bf16(p: *const u16) -> __m512 =
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()))));
@@ -166,6 +170,19 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
                 let pairs = _mm512_maddubs_epi16(w, x);
                 _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
             }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_normal_bf16(p: *mut u16, v: __m512) {
+        // SAFETY: the trait's contract; BF16 is set only in the set whose wrapper enables it. The transmute is between 32-byte vectors of plain bits.
+        unsafe {
+            let rounded = if BF16 {
+                std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v))
+            } else {
+                round_bf16(v)
+            };
+            _mm256_storeu_si256(p.cast(), rounded);
         }
     }
 

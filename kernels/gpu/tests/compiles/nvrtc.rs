@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 use halyard_kernels_gpu::{HEADERS, Source};
 use libloading::Library;
 
-use crate::compile_all;
+use crate::{compile_all, needs_ptx};
 
 /// What `--gpu-architecture` is asked for.
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90a"];
@@ -141,6 +141,29 @@ fn every_kernel_file_compiles_as_it_is_used() {
         |source, defines, architecture| compiler.compile(source, defines, architecture),
     );
     println!("NVRTC {}: {count} compilations", compiler.version());
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// What the other vendor's platform compiles when it runs over this one (tests/hip-on-cuda).
+#[test]
+fn every_portable_kernel_file_compiles_in_portable_words_too() {
+    let compiler = match Compiler::open() {
+        Ok(compiler) => compiler,
+        Err(why) => {
+            println!("skipped: libnvrtc not found ({why})");
+            return;
+        }
+    };
+    let (count, failures) = compile_all(
+        &ARCHITECTURES[1..],
+        |source, defines| !needs_ptx(source, defines),
+        |source, defines, architecture| {
+            let defines = [defines, &["-DPORTABLE".to_string()]].concat();
+            compiler.compile(source, &defines, architecture)
+        },
+    );
+    println!("NVRTC {}: {count} compilations", compiler.version());
+    assert!(count >= 100, "only {count} sets were found");
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 

@@ -73,7 +73,7 @@ impl<'a> Builder<'a> {
     }
 
     pub(super) fn forward(mut self, kv_layout: &KvLayout) -> Result<ModelProgram> {
-        let hidden = self.slot(self.model.hidden_size, self.options.act, Rows::Tokens);
+        let streams = self.stream_slots(Rows::Tokens);
         let spec = Embedding {
             num_rows: self.model.vocab_size as u32,
             width: self.model.hidden_size as u32,
@@ -84,15 +84,19 @@ impl<'a> Builder<'a> {
         };
         let ids = self.tensor(TensorRole::TokenIds, DType::I32);
         let table = self.matrix(&[Role::Embedding])?;
-        let out = self.columns(hidden);
+        let out = self.columns(streams[0]);
         self.push(OpSpec::Embedding(spec), vec![ids, table, out]);
-        let slots = self.layer_slots(hidden);
+        let slots = self.layer_slots(streams);
         // Behind all others: the program without adapters has the same slots up to here.
         self.lora_slot();
-        for layer in 0..self.model.num_layers() {
-            self.layer(layer, kv_layout, &slots)?;
+        let layers = self.model.num_layers();
+        for layer in 0..layers {
+            self.attention_half(layer, kv_layout, &slots)?;
+            if layer + 1 < layers || !self.options.narrow_last_layer {
+                self.feed_half(layer, &slots.feed)?;
+            }
         }
-        Ok(self.seal(&[hidden]))
+        Ok(self.seal(&streams))
     }
 
     /// Declares every activation internal, but for those slots that outlive the program.
@@ -106,19 +110,17 @@ impl<'a> Builder<'a> {
     }
 
     pub(super) fn head(mut self) -> Result<ModelProgram> {
-        let (width, act) = (self.model.hidden_size, self.options.act);
-        let hidden = self.slot(width, act, Rows::Tokens);
-        let rows = self.slot(width, act, Rows::Logits);
+        let width = self.model.hidden_size;
+        let streams = self.stream_slots(Rows::Tokens);
+        let hidden = self.gather(streams[0]);
+        if self.options.narrow_last_layer {
+            let attended = self.gather(streams[1]);
+            let slots = self.feed_slots([hidden, attended], Rows::Logits);
+            self.feed_half(self.model.num_layers() - 1, &slots)?;
+        }
         let shard = self.slot(self.local.vocab, DType::F32, Rows::Logits);
-        let gather = GatherRows {
-            width: width as u32,
-            dtype: act,
-        };
-        let mut outside = vec![hidden, shard];
-        let hidden = self.columns(hidden);
-        let rows = self.columns(rows);
-        let index = self.tensor(TensorRole::LogitsIndex, DType::I32);
-        self.push(OpSpec::GatherRows(gather), vec![hidden, index, rows]);
+        let mut outside = vec![streams[0], streams[1], shard];
+        let rows = self.columns(hidden);
         self.norm(rows, Role::FinalNorm, rows, width);
         self.project(&Projection {
             input: rows,
@@ -141,6 +143,20 @@ impl<'a> Builder<'a> {
             outside.extend(self.gather_logits(shard));
         }
         Ok(self.seal(&outside))
+    }
+
+    /// The rows of a slot that logits are wanted for, in a slot of their own.
+    fn gather(&mut self, from: Columns) -> Columns {
+        let dtype = self.options.act;
+        let to = self.slot(from.width as usize, dtype, Rows::Logits);
+        let op = GatherRows {
+            width: from.width,
+            dtype,
+        };
+        let index = self.tensor(TensorRole::LogitsIndex, DType::I32);
+        let operands = vec![self.columns(from), index, self.columns(to)];
+        self.push(OpSpec::GatherRows(op), operands);
+        to
     }
 
     /// All ranks' logits side by side, in the last slot.

@@ -11,43 +11,73 @@ use crate::config::{Activation, NormPlacement};
 use crate::error::Result;
 use crate::weights::{LayerWeight, Role};
 
-/// Activation memory that every layer uses again.
-pub(super) struct LayerSlots {
+/// Activation memory of what follows attention in a layer.
+pub(super) struct FeedSlots {
     hidden: Columns,
-    normed: Columns,
-    qkv: Columns,
     attended: Columns,
+    normed: Columns,
     gate_up: Columns,
     activated: Columns,
     /// A part's result before it joins the residual stream; sandwich layers only.
     branch: Option<Columns>,
+    max_rows: u32,
+}
+
+/// Activation memory that every layer uses again.
+pub(super) struct LayerSlots {
+    qkv: Columns,
+    pub feed: FeedSlots,
 }
 
 impl Builder<'_> {
-    pub(super) fn layer_slots(&mut self, hidden: Columns) -> LayerSlots {
-        let (model, local, act) = (self.model, self.local, self.options.act);
-        let mut slot = |width| self.slot(width, act, Rows::Tokens);
+    /// The residual stream and attention's output, in this order: what a layer's second half takes over from its first.
+    pub(super) fn stream_slots(&mut self, rows: Rows) -> [Columns; 2] {
+        let act = self.options.act;
+        [self.model.hidden_size, self.local.q_size()].map(|width| self.slot(width, act, rows))
+    }
+
+    pub(super) fn layer_slots(&mut self, streams: [Columns; 2]) -> LayerSlots {
+        let width = self.local.q_size() + 2 * self.local.kv_size();
         LayerSlots {
-            hidden,
-            normed: slot(model.hidden_size),
-            qkv: slot(local.q_size() + 2 * local.kv_size()),
-            attended: slot(local.q_size()),
-            gate_up: slot(2 * local.intermediate_size),
-            activated: slot(local.intermediate_size),
-            branch: (model.norm.placement == NormPlacement::Sandwich).then(|| slot(model.hidden_size)),
+            qkv: self.slot(width, self.options.act, Rows::Tokens),
+            feed: self.feed_slots(streams, Rows::Tokens),
         }
     }
 
-    pub(super) fn layer(&mut self, layer: usize, kv_layout: &KvLayout, slots: &LayerSlots) -> Result<()> {
-        let width = self.model.hidden_size;
-        let (hidden, normed) = (self.columns(slots.hidden), self.columns(slots.normed));
+    pub(super) fn feed_slots(&mut self, [hidden, attended]: [Columns; 2], rows: Rows) -> FeedSlots {
+        let (model, intermediate, act) = (self.model, self.local.intermediate_size, self.options.act);
+        let max_rows = match rows {
+            Rows::Tokens => self.options.max_tokens,
+            Rows::Logits => self.options.max_logits_rows,
+        };
+        let mut slot = |width| self.slot(width, act, rows);
+        FeedSlots {
+            hidden,
+            attended,
+            normed: slot(model.hidden_size),
+            gate_up: slot(2 * intermediate),
+            activated: slot(intermediate),
+            branch: (model.norm.placement == NormPlacement::Sandwich).then(|| slot(model.hidden_size)),
+            max_rows,
+        }
+    }
 
+    /// A layer's first half: what attention makes of the residual stream, before its output projection.
+    pub(super) fn attention_half(&mut self, layer: usize, kv_layout: &KvLayout, slots: &LayerSlots) -> Result<()> {
+        let width = self.model.hidden_size;
+        let (hidden, normed) = (self.columns(slots.feed.hidden), self.columns(slots.feed.normed));
         self.norm(hidden, Role::Layer(layer, LayerWeight::AttentionNorm), normed, width);
-        self.attention(layer, kv_layout, slots)?;
+        self.attention(layer, kv_layout, slots)
+    }
+
+    /// A layer's second half: each row by itself, from attention's result on.
+    pub(super) fn feed_half(&mut self, layer: usize, slots: &FeedSlots) -> Result<()> {
+        let width = self.model.hidden_size;
         let bias = self.model.attention.o_bias.then_some(LayerWeight::OBias);
         let weights = (LayerWeight::OProj, bias, LayerWeight::PostAttentionNorm);
         self.output(layer, slots, slots.attended, weights)?;
 
+        let (hidden, normed) = (self.columns(slots.hidden), self.columns(slots.normed));
         self.norm(hidden, Role::Layer(layer, LayerWeight::MlpNorm), normed, width);
         self.gate_up(layer, slots)?;
         let bias = self.model.mlp.bias.then_some(LayerWeight::DownBias);
@@ -60,7 +90,7 @@ impl Builder<'_> {
         let (model, local) = (self.model, self.local);
         let role = |weight| Role::Layer(layer, weight);
         let bias = |weight| model.attention.qkv_bias.then_some(role(weight));
-        let input = self.columns(slots.normed);
+        let input = self.columns(slots.feed.normed);
         self.project(&Projection {
             input,
             parts: &[
@@ -91,7 +121,7 @@ impl Builder<'_> {
         self.rope(layer, qk);
         let group = kv_layout.place(layer as u32).0;
         self.kv_write(layer, group, k, v);
-        self.attend(layer, group, q, slots.attended);
+        self.attend(layer, group, q, slots.feed.attended);
         Ok(())
     }
 
@@ -154,7 +184,7 @@ impl Builder<'_> {
     }
 
     /// The feed-forward part up to the down projection.
-    fn gate_up(&mut self, layer: usize, slots: &LayerSlots) -> Result<()> {
+    fn gate_up(&mut self, layer: usize, slots: &FeedSlots) -> Result<()> {
         let (model, act) = (self.model, self.options.act);
         let role = |weight| Role::Layer(layer, weight);
         let bias = |weight| model.mlp.bias.then_some(role(weight));
@@ -168,7 +198,7 @@ impl Builder<'_> {
             out: slots.gate_up,
             residual: None,
             out_dtype: act,
-            max_rows: self.options.max_tokens,
+            max_rows: slots.max_rows,
         })?;
         let width = self.local.intermediate_size as u32;
         let half = |column| Columns {
@@ -194,7 +224,7 @@ impl Builder<'_> {
     fn output(
         &mut self,
         layer: usize,
-        slots: &LayerSlots,
+        slots: &FeedSlots,
         input: Columns,
         (weight, bias, post_norm): (LayerWeight, Option<LayerWeight>, LayerWeight),
     ) -> Result<()> {
@@ -208,7 +238,7 @@ impl Builder<'_> {
             out: slots.branch.unwrap_or(slots.hidden),
             residual: if slots.branch.is_some() { None } else { Some(hidden) },
             out_dtype: act,
-            max_rows: self.options.max_tokens,
+            max_rows: slots.max_rows,
         })?;
         if let Some(branch) = slots.branch {
             let branch = self.columns(branch);

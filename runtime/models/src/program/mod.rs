@@ -39,6 +39,9 @@ pub struct ProgramOptions {
     pub max_logits_rows: u32,
     /// Lets the backend round activations of quantised linears.
     pub allow_quantized_act: bool,
+    /// Leaves the last layer's second half to the head, which then computes it for the positions that logits are wanted for alone. Not for programs
+    /// with adapters: theirs are told apart by token.
+    pub narrow_last_layer: bool,
     /// Which part of the model: [`Shard::WHOLE`] on one device.
     pub shard: Shard,
     /// Builds the program of steps with LoRA rows; `None`: of steps without.
@@ -242,7 +245,8 @@ pub enum CollectiveOp {
 /// The stored format of a weight: [`crate::Weights::format`].
 pub(crate) type FormatOf<'f> = dyn Fn(Role) -> Result<WeightFormat> + 'f;
 
-/// Token ids → the last layer's hidden states (slot 0 \[T, hidden\], before the final norm).
+/// Token ids → the last layer's hidden states (slot 0 \[T, hidden\], before the final norm); with `narrow_last_layer` what its second half starts from:
+/// slot 0 and attention's result (slot 1 \[T, heads · head_dim\]).
 ///
 /// Weights over one input (q, k, v; gate, up) with equal formats become one matrix; others write slices of one slot.
 ///
@@ -257,8 +261,8 @@ pub fn build_forward(
     builder::Builder::new(model, options, format_of)?.forward(kv_layout)
 }
 
-/// Hidden states → logits: gathers the wanted positions, final norm, output projection, softcap. Slot 0 is the forward
-/// program's hidden states, the last slot the logits \[N, vocab\] f32, complete on every rank.
+/// Hidden states → logits: gathers the wanted positions, with `narrow_last_layer` the last layer's second half, final norm, output projection, softcap.
+/// Slots 0 and 1 are the forward program's, the last slot the logits \[N, vocab\] f32, complete on every rank.
 ///
 /// # Errors
 /// As [`build_forward`].

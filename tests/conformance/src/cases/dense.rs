@@ -81,6 +81,8 @@ fn linear(seed: u64, format: WeightFormat, act: DType, cases: &mut Vec<Case>) {
         (3, odd_width(format), 1, true, false, 5),
         (7, wide, 33, false, true, 0),
         (17, wide, 64, true, true, 3),
+        // More than own kernels take, in rows at multiples of 16 bytes: what a vendor's library takes.
+        (33, wide, 64, true, false, 0),
     ];
     // Batches, for platforms that take them another way than few tokens: by the format that has most ways.
     let batches = [
@@ -179,69 +181,72 @@ fn epilogues(seed: u64, act: DType, cases: &mut Vec<Case>) {
 }
 
 fn lora(seed: u64, act: DType, cases: &mut Vec<Case>) {
-    for weight in [act, DType::F32] {
-        let variant = format!("{act:?} x {weight:?}");
-        let random = &mut Random::of(seed, &format!("lora {variant}"));
-        let (k, n, rank, num_slots, tokens) = (45, 27, 6, 3, 5);
-        let slots = Arg::ints(&[tokens], &[2, -1, 0, 0, 2]);
-        let shrink = LoraShrink {
-            in_features: k,
-            max_rank: rank,
-            num_slots,
-            act,
-            weight,
-            max_tokens: tokens,
-        };
-        let class = Class::Product { terms: k as usize, act };
-        let operands = vec![
-            Some(Arg::floats(act, &[tokens, k], &random.units((tokens * k) as usize)).strided(3)),
-            Some(Arg::floats(
-                weight,
-                &[num_slots, rank, k],
-                &random.units((num_slots * rank * k) as usize),
-            )),
-            Some(slots.clone()),
-            Some(Arg::output(DType::F32, &[tokens, rank], class)),
-        ];
-        cases.push(Case::single(shrink, &variant, "5 tokens, slots 2 -1 0 0 2", operands));
-        // One part, and three of other widths over neighbouring columns of x.
-        for (second_part, third_part) in [(0, 0), (11, 20)] {
-            let expand = LoraExpand {
-                out_features: n,
+    // A few tokens, and a batch of them; extents that suit nothing, and such as matrix units take. Last: where the second and the third part begin.
+    for (tokens, k, n, rank, parts) in [
+        (5, 45, 27, 6, (11, 20)),
+        (37, 45, 27, 6, (11, 20)),
+        (37, 320, 288, 32, (96, 160)),
+    ] {
+        for weight in [act, DType::F32] {
+            let variant = format!("{act:?} x {weight:?}");
+            let random = &mut Random::of(seed, &format!("lora {variant} {tokens} {k}"));
+            let units = |random: &mut Random, dtype: DType, shape: &[u32]| {
+                Arg::floats(dtype, shape, &random.units(shape.iter().product::<u32>() as usize))
+            };
+            // Neighbours with one adapter, with others and with none.
+            let num_slots = 3;
+            let slot_of: Vec<i32> = (0..tokens as usize)
+                .map(|t| [2, -1, 0, 0, 2, 1, 1, 1, 1][t % 9])
+                .collect();
+            let slots = Arg::ints(&[tokens], &slot_of);
+            let shrink = LoraShrink {
+                in_features: k,
                 max_rank: rank,
                 num_slots,
-                weight,
-                out: act,
-                max_tokens: tokens,
-                second_part,
-                third_part,
-            };
-            let width = rank * (expand.part_starts().len() as u32 - 1);
-            let class = Class::Product {
-                terms: rank as usize,
                 act,
+                weight,
+                max_tokens: tokens,
             };
+            let class = Class::Product { terms: k as usize, act };
             let operands = vec![
-                Some(Arg::floats(
-                    DType::F32,
-                    &[tokens, width],
-                    &random.units((tokens * width) as usize),
-                )),
-                Some(Arg::floats(
-                    weight,
-                    &[num_slots, n, rank],
-                    &random.units((num_slots * n * rank) as usize),
-                )),
-                Some(Arg::floats(DType::F32, &[num_slots], &[0.5, 1.0, 2.0])),
+                Some(units(random, act, &[tokens, k]).strided(if k == 45 { 3 } else { 8 })),
+                Some(units(random, weight, &[num_slots, rank, k])),
                 Some(slots.clone()),
-                Some(
-                    Arg::floats(act, &[tokens, n], &random.units((tokens * n) as usize))
-                        .checked(class)
-                        .strided(3),
-                ),
+                Some(Arg::output(DType::F32, &[tokens, rank], class)),
             ];
-            let name = format!("5 tokens, slots 2 -1 0 0 2, {} parts", width / rank);
-            cases.push(Case::single(expand, &variant, &name, operands));
+            let name = format!("{tokens} tokens, {k} -> {rank}");
+            cases.push(Case::single(shrink, &variant, &name, operands));
+            // One part, and three of other widths over neighbouring columns of x.
+            for (second_part, third_part) in [(0, 0), parts] {
+                let expand = LoraExpand {
+                    out_features: n,
+                    max_rank: rank,
+                    num_slots,
+                    weight,
+                    out: act,
+                    max_tokens: tokens,
+                    second_part,
+                    third_part,
+                };
+                let count = expand.part_starts().len() as u32 - 1;
+                let class = Class::Product {
+                    terms: rank as usize,
+                    act,
+                };
+                let operands = vec![
+                    Some(units(random, DType::F32, &[tokens, count * rank])),
+                    Some(units(random, weight, &[num_slots, n, rank])),
+                    Some(Arg::floats(DType::F32, &[num_slots], &[0.5, 1.0, 2.0])),
+                    Some(slots.clone()),
+                    Some(
+                        units(random, act, &[tokens, n])
+                            .checked(class)
+                            .strided(if k == 45 { 3 } else { 8 }),
+                    ),
+                ];
+                let name = format!("{tokens} tokens, {rank} -> {n} in {count} parts");
+                cases.push(Case::single(expand, &variant, &name, operands));
+            }
         }
     }
 }

@@ -272,7 +272,7 @@ fn pass_tokens(token_bytes: u64, max_tokens: u32) -> u32 {
 }
 
 /// Rows `first .. first + count` of an operand; the absent one stays absent.
-fn rows(view: &View, first: u32, count: u32) -> View {
+pub(super) fn rows(view: &View, first: u32, count: u32) -> View {
     if view.is_none() {
         return *view;
     }

@@ -71,8 +71,13 @@ impl Plain {
 
 /// The parameters that the plain and the quantised kernels share.
 pub(super) fn product_args(call: &Call, n: u32, k: u32) -> [Arg; 11] {
+    product_args_from(Arg::Ptr(call.x.ptr), call, n, k)
+}
+
+/// The same with the tokens elsewhere.
+pub(super) fn product_args_from(x: Arg, call: &Call, n: u32, k: u32) -> [Arg; 11] {
     [
-        Arg::Ptr(call.x.ptr),
+        x,
         Arg::Ptr(call.weight.ptr),
         Arg::Ptr(call.bias.ptr),
         Arg::Ptr(call.residual.ptr),

@@ -11,7 +11,7 @@ use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
 
 /// Values of a group: four chunks of 32.
-const GROUP: u64 = 128;
+pub(super) const GROUP: u64 = 128;
 /// Warps of a matrix block, and floats that one of them leaves for a token.
 const WARPS: u32 = 8;
 const COLUMN: u32 = 20;
@@ -37,7 +37,7 @@ pub(super) fn packed_bytes(format: WeightFormat, n: u64, k: u64) -> u64 {
 }
 
 /// The number of a format in the kernels.
-fn format_code(format: WeightFormat) -> String {
+pub(super) fn format_code(format: WeightFormat) -> String {
     (format as u32).to_string()
 }
 

@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use halyard_platform_api::{CommunicatorId, Error, Result, Status};
 
-use crate::peers::Room;
+use super::rooms::Room;
 
 /// How long a rank waits for the others.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a rank tells the others.
 #[derive(Clone)]
-pub(crate) struct Card {
+pub(super) struct Card {
     /// Its device.
-    pub(crate) ordinal: i32,
+    pub(super) ordinal: i32,
     /// Memory in which it can be reached; `None`: not made yet, or not to be had.
-    pub(crate) room: Option<Arc<Room>>,
+    pub(super) room: Option<Arc<Room>>,
 }
 
 /// The ranks of a group by the times they meet: before the library joins them, and with their rooms made.
@@ -40,12 +40,12 @@ fn lock() -> MutexGuard<'static, Option<HashMap<[u8; 128], Meeting>>> {
 }
 
 /// An id that this process has made: its ranks meet here.
-pub(crate) fn announce(id: &CommunicatorId) {
+pub(super) fn announce(id: &CommunicatorId) {
     lock().get_or_insert_default().insert(id.0, Meeting::default());
 }
 
 /// A rank does not come to the next round: the others need not wait for it.
-pub(crate) fn give_up(id: &CommunicatorId) {
+pub(super) fn give_up(id: &CommunicatorId) {
     if let Some(meeting) = lock().get_or_insert_default().get_mut(&id.0) {
         meeting.failed = true;
     }
@@ -56,7 +56,7 @@ pub(crate) fn give_up(id: &CommunicatorId) {
 ///
 /// # Errors
 /// `Timeout` when a rank does not come; `InvalidArgument` for a rank that comes twice or counts others.
-pub(crate) fn meet(id: &CommunicatorId, round: usize, rank: u32, size: u32, card: Card) -> Result<Option<Vec<Card>>> {
+pub(super) fn meet(id: &CommunicatorId, round: usize, rank: u32, size: u32, card: Card) -> Result<Option<Vec<Card>>> {
     let deadline = Instant::now() + JOIN_TIMEOUT;
     let mut meetings = lock();
     let Some(meeting) = meetings.get_or_insert_default().get_mut(&id.0) else {

@@ -1,8 +1,4 @@
-//! The host code without a GPU: over the HIP runtime of tests/hip-on-cuda, which here stands on a libcuda that is none and plays faults. Each case
-//! runs this test program again as a child and looks at what the child says.
-
-use std::path::PathBuf;
-use std::process::Command;
+//! What goes wrong, and the same work without a fault. Each case runs this test program again as a child and looks at what the child says.
 
 use halyard_platform_api::ops::{Add, Epilogue, Linear};
 use halyard_platform_api::{
@@ -10,52 +6,7 @@ use halyard_platform_api::{
 };
 use halyard_rocm::RocmPlatform;
 
-/// The libraries' folder for one test, deleted with it.
-struct Stand(PathBuf);
-
-impl Stand {
-    fn new(name: &str, libraries: &[(&str, &str)]) -> Stand {
-        let folder = std::env::temp_dir().join(format!("halyard-rocm-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder");
-        let program = std::env::current_exe().expect("a path");
-        for (built, library) in libraries {
-            let built = program.with_file_name(built);
-            std::fs::copy(&built, folder.join(library)).unwrap_or_else(|e| panic!("{}: {e}", built.display()));
-        }
-        Stand(folder)
-    }
-
-    /// Runs the child under a fault: whether it passed, and what it said.
-    fn run(&self, fault: &str) -> (bool, String) {
-        let output = Command::new(std::env::current_exe().expect("a path"))
-            .args(["--exact", "child", "--nocapture"])
-            .env("LD_LIBRARY_PATH", &self.0)
-            .env("HALYARD_ROCM_LIBRARY_PATH", &self.0)
-            .env("HALYARD_CUDA_LIBRARY_PATH", &self.0)
-            .env("FAKE_LIBCUDA", fault)
-            .env("HALYARD_CACHE_DIR", self.0.join("cache"))
-            .output()
-            .expect("the child starts");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        (output.status.success() && text.contains("1 passed"), text)
-    }
-}
-
-impl Drop for Stand {
-    fn drop(&mut self) {
-        // Best effort: it lies in the system's temporary folder.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-const HIP: &str = "libhalyard_hip_on_cuda.so";
-const FAKE: &str = "libhalyard_fake_libcuda.so";
-const ALL: [(&str, &str); 4] = [
-    (HIP, "libamdhip64.so.7"),
-    (HIP, "libhiprtc.so.7"),
-    (FAKE, "libcuda.so.1"),
-    (FAKE, "libnvrtc.so.13"),
-];
+use crate::{ALL, FAKE, Stand};
 
 /// What a child does: a bit of everything, and prints the first error. Does nothing when it is not a child.
 #[test]
@@ -71,10 +22,7 @@ fn child() {
 fn work() -> Result<()> {
     let devices = RocmPlatform.devices()?;
     println!("device: {} ({})", devices[0].name, devices[0].detail);
-    assert!(
-        !devices[0].capabilities.has(Capabilities::COMMUNICATOR),
-        "there are no collectives"
-    );
+    assert!(devices[0].capabilities.has(Capabilities::COMMUNICATOR));
     let device = RocmPlatform.open(0)?;
     assert_eq!(RocmPlatform.open(99).err().map(|e| e.status), Some(Status::NotFound));
     let buffer = device.create_buffer(4096, BufferKind::Device)?;
@@ -124,7 +72,7 @@ fn work() -> Result<()> {
 #[test]
 fn without_a_fault_everything_works_and_too_much_memory_is_an_error() {
     let stand = Stand::new("sound", &ALL);
-    let (passed, text) = stand.run("none");
+    let (passed, text) = stand.run("faults::child", "none");
     assert!(passed && text.contains("all went well"), "{text}");
     for part in [
         "gfx-on-sm_90",
@@ -176,7 +124,7 @@ fn each_fault_gives_an_error_that_names_it_and_what_to_do() {
     ];
     let stand = Stand::new("faults", &ALL);
     for (fault, expected) in cases {
-        let (passed, text) = stand.run(fault);
+        let (passed, text) = stand.run("faults::child", fault);
         assert!(passed, "{fault}: the child broke:\n{text}");
         let line = text
             .lines()
@@ -193,7 +141,7 @@ fn each_fault_gives_an_error_that_names_it_and_what_to_do() {
 
 #[test]
 fn work_that_does_not_end_is_a_timeout_and_no_hang() {
-    let (passed, text) = Stand::new("stuck", &ALL).run("stuck");
+    let (passed, text) = Stand::new("stuck", &ALL).run("faults::child", "stuck");
     assert!(passed, "{text}");
     assert!(
         text.contains("Timeout: submit 1 is not done after 300000000 ns"),
@@ -203,7 +151,7 @@ fn work_that_does_not_end_is_a_timeout_and_no_hang() {
 
 #[test]
 fn a_library_that_is_no_runtime_is_refused_by_what_it_lacks() {
-    let (_, text) = Stand::new("no-hip", &[(FAKE, "libamdhip64.so.7")]).run("none");
+    let (_, text) = Stand::new("no-hip", &[(FAKE, "libamdhip64.so.7")]).run("faults::child", "none");
     assert!(
         text.contains("first error: Unavailable: a library lacks hip") && text.contains("install a newer one"),
         "{text}"

@@ -1,0 +1,91 @@
+//! Groups of ranks, one a device, all in one process: the vendor's library of collectives, and memory of their own in which they meet. What a
+//! platform brings is the library and a few calls of its driver ([`RankDriver`]).
+
+mod group;
+mod library;
+mod meeting;
+mod rooms;
+
+use std::ffi::OsString;
+
+use halyard_platform_api::{Error, Result};
+
+pub(crate) use group::{join, unique_id};
+pub use library::CollectiveLibrary;
+
+use crate::driver::DevicePtr;
+
+/// What groups of ranks need of a driver beside the rest. Every method from any thread, none blocks for long.
+pub trait RankDriver {
+    /// The device's number, as [`RankDriver::reach`] of other devices takes it.
+    fn ordinal(&self) -> i32;
+
+    /// Makes this device the calling thread's: the library works on that one.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    fn enter(&self) -> Result<()>;
+
+    /// The library of collectives.
+    ///
+    /// # Errors
+    /// `Unavailable` naming the library that is missing and how to get it.
+    fn library(&self) -> Result<&'static CollectiveLibrary>;
+
+    /// The longest sum that the operator leaves to an own kernel, bytes of one operand (0: the library does all); `None`: no word of it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for what is no number.
+    fn most_peer_sum_bytes(&self) -> Result<Option<u64>>;
+
+    /// Lets kernels of this device address the memory of device `other`; false where they cannot.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    fn reach(&self, other: i32) -> Result<bool>;
+
+    /// Device memory in which a kernel that runs sees what other devices store meanwhile. Aligned to 256, contents undefined, given back by
+    /// [`Driver::free`](crate::Driver::free).
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `Unsupported` where the device has no such memory.
+    fn allocate_room(&self, bytes: u64) -> Result<DevicePtr>;
+
+    /// Ticks a millisecond of the clock that `peers.cuh` reads.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    fn ticks_per_ms(&self) -> Result<u64>;
+}
+
+/// Reads [`RankDriver::most_peer_sum_bytes`] from the text of the platform's `variable`.
+///
+/// # Errors
+/// `InvalidArgument` naming the variable and what it takes.
+pub fn peer_sum_bytes(variable: &str, text: Option<OsString>) -> Result<Option<u64>> {
+    let Some(text) = text else {
+        return Ok(None);
+    };
+    match text.to_str().and_then(|text| text.trim().parse().ok()) {
+        Some(bytes) => Ok(Some(bytes)),
+        None => Err(Error::invalid(format!(
+            "{variable} is {text:?}; it takes a number of bytes, 0 to leave all sums to the vendor's library"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::peer_sum_bytes;
+
+    #[test]
+    fn a_bound_is_a_number_or_an_error_that_names_the_variable() {
+        let read = |text: &str| peer_sum_bytes("X_BYTES", Some(text.into()));
+        assert_eq!(read(" 8192 "), Ok(Some(8192)));
+        assert_eq!(peer_sum_bytes("X_BYTES", None), Ok(None));
+        for wrong in ["8k", "", "-1"] {
+            let why = read(wrong).expect_err(wrong).message;
+            assert!(why.contains(&format!("X_BYTES is {wrong:?}")), "{why}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+// The scheduler of emulator.h and what device.h asks it. Where lanes of a wave meet (a shuffle, a vote, a matrix product) every lane that still lives
+// brings its values and waits; the last one's arrival lets all go on. Two sets of values take turns: nobody comes to the meeting after next before all
+// have left this one.
+#include "emulator.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+#include <vector>
+
+namespace {
+
+constexpr unsigned WAVE = 64;
+constexpr std::size_t STACK_BYTES = 256 << 10;
+
+[[noreturn]] void fail(const char *why) {
+    std::fprintf(stderr, "emulator: %s\n", why);
+    std::exit(3);
+}
+
+// Those who meet: how many live, how many have come, and how often all had.
+struct Meeting {
+    unsigned live = 0, come = 0, times = 0;
+};
+
+// What a lane brings to a meeting of its wave.
+struct Brought {
+    char what;      // the kind of meeting
+    unsigned times; // which it is: what a lane that has left once brought is none of it
+    float a[4], b[4];
+    std::uint32_t word;
+};
+
+struct Wave {
+    Meeting meeting;
+    Brought brought[2][WAVE];
+};
+
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack = std::vector<char>(STACK_BYTES);
+    bool done = false;
+};
+
+std::vector<Fiber> fibers;
+std::vector<Wave> waves;
+Meeting block;
+ucontext_t scheduler;
+unsigned current, places[2], sizes[2], progress;
+const std::function<void()> *entry;
+
+// A meeting that all who live have come to begins anew.
+void settle(Meeting &meeting) {
+    if (meeting.live > 0 && meeting.come == meeting.live) {
+        meeting.come = 0;
+        meeting.times++;
+        progress++;
+    }
+}
+
+void meet(Meeting &meeting) {
+    unsigned times = meeting.times;
+    meeting.come++;
+    progress++;
+    settle(meeting);
+    while (meeting.times == times) swapcontext(&fibers[current].context, &scheduler);
+}
+
+// What all lanes of this wave have brought, once they have; `there` says who was.
+const Brought *exchange(Brought mine, unsigned long long &there) {
+    Wave &wave = waves[current / WAVE];
+    mine.times = wave.meeting.times + 1;
+    Brought *all = wave.brought[mine.times % 2];
+    all[current % WAVE] = mine;
+    meet(wave.meeting);
+    there = 0;
+    for (unsigned lane = 0; lane < WAVE; lane++) {
+        if (all[lane].times != mine.times) continue;
+        if (all[lane].what != mine.what) fail("lanes of a wave meet for different things");
+        there |= 1ull << lane;
+    }
+    return all;
+}
+
+void run() {
+    (*entry)();
+    fibers[current].done = true;
+    progress++;
+    for (Meeting *meeting : {&waves[current / WAVE].meeting, &block}) {
+        meeting->live--;
+        settle(*meeting);
+    }
+    swapcontext(&fibers[current].context, &scheduler);
+}
+
+} // namespace
+
+void launch(unsigned grid_x, unsigned grid_y, unsigned threads, const std::function<void()> &kernel) {
+    entry = &kernel;
+    sizes[0] = grid_x, sizes[1] = grid_y;
+    fibers.resize(threads);
+    for (unsigned i = 0; i < grid_x * grid_y; i++) {
+        places[0] = i % grid_x, places[1] = i / grid_x;
+        waves.assign((threads + WAVE - 1) / WAVE, Wave{});
+        block = Meeting{threads, 0, 0};
+        for (unsigned t = 0; t < threads; t++) {
+            waves[t / WAVE].meeting.live++;
+            Fiber &fiber = fibers[t];
+            fiber.done = false;
+            getcontext(&fiber.context);
+            fiber.context.uc_stack.ss_sp = fiber.stack.data();
+            fiber.context.uc_stack.ss_size = STACK_BYTES;
+            fiber.context.uc_link = nullptr;
+            makecontext(&fiber.context, run, 0);
+        }
+        for (unsigned left = threads; left > 0;) {
+            left = 0, progress = 0;
+            for (current = 0; current < threads; current++) {
+                if (fibers[current].done) continue;
+                swapcontext(&scheduler, &fibers[current].context);
+                left += !fibers[current].done;
+            }
+            if (left > 0 && progress == 0) fail("lanes wait for one another at different places");
+        }
+    }
+}
+
+extern "C" {
+unsigned emulated_thread(void) { return current; }
+unsigned emulated_block(int axis) { return places[axis]; }
+unsigned emulated_threads(void) { return (unsigned)fibers.size(); }
+unsigned emulated_grid(int axis) { return sizes[axis]; }
+void emulated_barrier(void) { meet(block); }
+
+unsigned emulated_word_of(unsigned lane, unsigned value) {
+    Brought mine = {'w'};
+    mine.word = value;
+    unsigned long long there;
+    return exchange(mine, there)[lane % WAVE].word;
+}
+
+unsigned long long emulated_votes(int says) {
+    Brought mine = {'v'};
+    mine.word = says != 0;
+    unsigned long long there, votes = 0;
+    const Brought *all = exchange(mine, there);
+    for (unsigned lane = 0; lane < WAVE; lane++) votes |= (unsigned long long)all[lane].word << lane;
+    return votes & there;
+}
+
+// v_mfma_f32_32x32x8: with l the lane and j = 0 .. 3, the left side's row l % 32 and the right side's column l % 32 at depth 4 (l / 32) + j; of the
+// result, with v = 0 .. 15, column l % 32 at row 8 (v / 4) + 4 (l / 32) + v % 4 (AMD, matrix instruction calculator; CDNA 2 ISA, chapter 7).
+void emulated_product_32x32x8(const float *a, const float *b, float *sums) {
+    Brought mine = {'p'};
+    std::memcpy(mine.a, a, sizeof mine.a);
+    std::memcpy(mine.b, b, sizeof mine.b);
+    unsigned lane = current % WAVE;
+    unsigned long long there;
+    const Brought *all = exchange(mine, there);
+    if (there != ~0ull) fail("a matrix product of a wave that some lanes have left");
+    for (unsigned v = 0; v < 16; v++) {
+        unsigned row = 8 * (v / 4) + 4 * (lane / 32) + v % 4, column = lane % 32;
+        for (unsigned depth = 0; depth < 8; depth++)
+            sums[v] += all[row + 32 * (depth / 4)].a[depth % 4] * all[column + 32 * (depth / 4)].b[depth % 4];
+    }
+}
+}
