@@ -24,6 +24,7 @@ use crate::lora::loader::LoraLoader;
 use crate::lora::registry::Adapters;
 use crate::lora::{AdapterError, AdapterSource, AdapterStatus};
 use crate::params::{MAX_STOP_TOKENS, Request};
+use crate::plan::kv_dtype;
 use crate::rank::{RankGroup, Ranks};
 use crate::runner::Runner;
 use crate::sequence::Sequence;
@@ -126,10 +127,17 @@ impl EngineHandle {
     pub fn start_on(
         config: EngineConfig,
         devices: &[Arc<dyn Device>],
-        files: ModelFiles,
+        mut files: ModelFiles,
         records: RecordSender,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<EngineHandle, EngineError> {
+        // Of use to a cache of 8 bits only: others hold every key and value that comes.
+        let in_8_bits = devices
+            .first()
+            .is_some_and(|device| kv_dtype(&config, device.info()) == DType::F8E4M3);
+        if in_8_bits && files.use_kv_scales()? {
+            tracing::info!("keys and values are held by the checkpoint's scales");
+        }
         let (tokenizer, special) = open_tokenizer(&files)?;
         let chat_template = files
             .chat_template

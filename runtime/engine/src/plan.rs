@@ -50,6 +50,13 @@ fn kv_dtype_for(act: DType, exact: bool, facts: &DeviceInfo) -> DType {
     }
 }
 
+/// The type of the KV cache: the one asked for, or the one for this device.
+pub(crate) fn kv_dtype(config: &EngineConfig, facts: &DeviceInfo) -> DType {
+    let act = config.model.dtype.unwrap_or(facts.preferred_dtype);
+    let chosen = || kv_dtype_for(act, !config.model.allow_quantized_act, facts);
+    config.cache.kv_cache_dtype.unwrap_or_else(chosen)
+}
+
 /// Settles the numbers of a load, for one rank's part of the model: types, sizes, attention backend.
 ///
 /// # Errors
@@ -62,10 +69,7 @@ pub(crate) fn plan(
 ) -> Result<Plan, EngineError> {
     let (facts, d) = (device.info(), &files.description);
     let act = config.model.dtype.unwrap_or(facts.preferred_dtype);
-    let kv_dtype = config
-        .cache
-        .kv_cache_dtype
-        .unwrap_or_else(|| kv_dtype_for(act, !config.model.allow_quantized_act, facts));
+    let kv_dtype = kv_dtype(config, facts);
     for (name, dtype, set) in [
         ("--dtype", act, facts.compute_dtypes),
         ("--kv-cache-dtype", kv_dtype, facts.kv_dtypes),

@@ -222,6 +222,47 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
+/// Log-probabilities of long prompts of every adapter and of the base, all in the same steps of up to `tokens` tokens.
+fn scores_of_long_prompts(device: Arc<dyn Device>, tokens: u32) -> Vec<f32> {
+    let llm = llama(device, |config| {
+        with_adapters(3)(config);
+        config.cache.enable_prefix_caching = false;
+        config.scheduler.max_num_batched_tokens = Some(tokens);
+    });
+    let submit = |(i, lora): (u32, Option<&str>)| {
+        let prompt: Vec<u32> = (0..90).map(|t| (t * 7 + i * 31) % 400 + 3).collect();
+        let mut request = request(&prompt, lora, 1);
+        request.params.prompt_logprobs = Some(1);
+        llm.engine().submit(request).expect("accepted")
+    };
+    let adapters = [Some("rank4"), None, Some("rank16"), Some("rslora8"), Some("rank4")];
+    let streams: Vec<_> = (0..).zip(adapters).map(submit).collect();
+    let outputs = streams.into_iter().map(OutputStream::blocking_collect);
+    let scored = outputs.flat_map(|output| output.prompt_logprobs.expect("asked for").into_iter().flatten());
+    scored.map(|at| at.chosen.logprob).collect()
+}
+
+/// Steps of many tokens go by rows on the CPU platform, where threads wait for each other around an adapter's products only: three threads and steps of
+/// 450 tokens, prompts of the base and three adapters in each, against one thread and steps of 48 to the bit, and against the reference.
+#[test]
+fn long_steps_with_adapters_on_cpu_give_what_short_ones_and_the_reference_give() {
+    let cpu = |threads| halyard_cpu::CpuPlatform::with_threads(threads).open(0).expect("opens");
+    let bits = |scores: &[f32]| -> Vec<u32> { scores.iter().map(|score| score.to_bits()).collect() };
+    let short = scores_of_long_prompts(cpu(1), 48);
+    assert_eq!(short.len(), 5 * 89);
+    let expected = scores_of_long_prompts(reference(), 450);
+    let found = distance(&expected, &short);
+    assert!(f64::from(found) < F32.logprob, "{found} from the reference's");
+    for round in 0..5 {
+        let long = scores_of_long_prompts(cpu(3), 450);
+        assert!(
+            bits(&long) == bits(&short),
+            "round {round}: up to {} apart",
+            distance(&long, &short)
+        );
+    }
+}
+
 #[test]
 fn ranks_share_adapters() {
     let path = fixtures().join("llama3-rope");

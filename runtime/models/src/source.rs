@@ -118,6 +118,18 @@ impl ModelFiles {
         open_folder(path, format, dummy)
     }
 
+    /// Has weights handed out that give keys and values divided by the checkpoint's scales ([`Weights::use_kv_scales`]), for a cache of 8-bit floats.
+    /// Whether it has such scales.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn use_kv_scales(&mut self) -> Result<bool> {
+        let described = self.weights.use_kv_scales()?;
+        let found = described.is_some();
+        self.description = described.unwrap_or_else(|| self.description.clone());
+        Ok(found)
+    }
+
     /// Has the matrices of layers handed out as 8-bit floats ([`Weights::quantise`]).
     ///
     /// # Errors

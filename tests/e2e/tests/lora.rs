@@ -281,6 +281,7 @@ fn folders(name: &str) -> TestFolder {
         ("rank16", "root/team/wide"),
         ("rslora8", "secret/rslora8"),
         ("rank4", "root/half"),
+        ("rank4", "root/other-half"),
     ] {
         fs::create_dir_all(at(to)).expect("a folder");
         for file in ["adapter_config.json", "adapter_model.safetensors"] {
@@ -292,9 +293,12 @@ fn folders(name: &str) -> TestFolder {
     symlink("../secret", at("root/leak")).expect("a link");
     symlink(at("secret/rslora8"), at("root/absolute-leak")).expect("a link");
     symlink("../..", at("root/team/up")).expect("a link");
-    // An adapter of its own with a file that is someone else's.
-    fs::remove_file(at("root/half/adapter_config.json")).expect("it was made");
-    symlink(at("secret/adapter_config.json"), at("root/half/adapter_config.json")).expect("a link");
+    // Adapters of their own with a file that is someone else's.
+    for file in ["half/adapter_config.json", "other-half/adapter_model.safetensors"] {
+        let (own, file) = (at("root").join(file), Path::new(file).file_name().expect("a name"));
+        fs::remove_file(&own).expect("it was made");
+        symlink(at("secret/rslora8").join(file), own).expect("a link");
+    }
     // One that is no adapter at all.
     fs::create_dir_all(at("root/garbage")).expect("a folder");
     fs::write(at("root/garbage/adapter_config.json"), SECRET).expect("written");
@@ -337,6 +341,7 @@ async fn no_name_leads_the_resolver_out_of_its_folder() {
         ("absolute-leak", 400),
         ("team/up/secret/rslora8", 400),
         ("half", 400),
+        ("other-half", 400),
         // What a file system or a library might cut off.
         ("rank4\0", 400),
         ("rank4\n", 400),

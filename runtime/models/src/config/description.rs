@@ -129,6 +129,17 @@ pub struct ModelDescription {
     pub eos_token_ids: Vec<u32>,
     /// Float type that the checkpoint was made in, where the configuration says so.
     pub checkpoint_dtype: Option<DType>,
+    /// One entry a layer where keys and values are held divided by scales (`Weights::use_kv_scales`); empty: as they are.
+    pub kv_scales: Vec<KvScale>,
+}
+
+/// What a layer's keys and values are divided by before they are rounded to 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KvScale {
+    /// Of keys; finite and above 0.
+    pub key: f32,
+    /// Of values; finite and above 0.
+    pub value: f32,
 }
 
 impl ModelDescription {

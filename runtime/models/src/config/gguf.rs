@@ -133,6 +133,7 @@ impl<'a> GgufConfig<'a> {
             bos_token_id: self.token_id("tokenizer.ggml.bos_token_id")?,
             eos_token_ids: self.eos_token_ids()?,
             checkpoint_dtype: None,
+            kv_scales: Vec::new(),
         })
     }
 

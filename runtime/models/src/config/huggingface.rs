@@ -99,6 +99,7 @@ pub(crate) fn describe(config: &JsonFields, defaults: &Defaults) -> Result<Model
         bos_token_id: config.token_ids("bos_token_id")?.and_then(|ids| ids.first().copied()),
         eos_token_ids: config.token_ids("eos_token_id")?.unwrap_or_default(),
         checkpoint_dtype: checkpoint_dtype(config)?,
+        kv_scales: Vec::new(),
     })
 }
 

@@ -12,7 +12,7 @@ mod rope;
 
 pub(crate) use description::bad;
 pub use description::{
-    Activation, AttentionDescription, LayerDescription, MlpDescription, ModelDescription, NormDescription,
+    Activation, AttentionDescription, KvScale, LayerDescription, MlpDescription, ModelDescription, NormDescription,
     NormPlacement,
 };
 pub use fields::JsonFields;

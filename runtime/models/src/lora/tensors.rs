@@ -13,7 +13,7 @@ use crate::config::ModelDescription;
 use crate::error::{ModelError, Result};
 use crate::quant::dequantize;
 use crate::safetensors::{SafetensorsFiles, SafetensorsTensor};
-use crate::weights::{LayerWeight, Role};
+use crate::weights::{LayerWeight, Role, kv_scales};
 
 const NAME: &str = "adapter_model.safetensors";
 const SUPPORTED: &str = "F32, F16, BF16";
@@ -192,8 +192,10 @@ impl<'a> Reader<'a> {
         self.check_shape(b_name, b, [shape[0], rank as usize])?;
         let a = self.values(a_name, a)?;
         let mut b = self.values(b_name, b)?;
-        if own_scale != scale {
-            let ratio = own_scale / scale;
+        // What changes the base's linear changes what is added to it.
+        let own = if own_scale == scale { 1.0 } else { own_scale / scale };
+        let ratio = own * kv_scales::factor(self.model, Role::Layer(layer, weight));
+        if ratio != 1.0 {
             b.iter_mut().for_each(|value| *value *= ratio);
         }
         if let Some(heads) = self.interleaved_heads(layer, weight) {

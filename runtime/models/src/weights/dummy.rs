@@ -8,7 +8,7 @@ use half::bf16;
 use halyard_platform_api::WeightFormat;
 
 use super::role::{LayerWeight, Role};
-use super::tensor::{Coding, WeightTensor};
+use super::tensor::{Change, Coding, WeightTensor};
 use crate::config::ModelDescription;
 
 /// Half width of the interval of matrices and biases: a standard deviation of 0.02, the usual initialisation.
@@ -115,6 +115,7 @@ impl DummyWeights {
             format,
             shape,
             coding: Coding::AsStored,
+            change: Change::default(),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! stored: backends pack them, unless the user asked for smaller ones. A tensor that is handed out has the shape that the description implies.
 
 mod dummy;
+pub(crate) mod kv_scales;
 mod role;
 mod scales;
 mod tensor;
@@ -14,8 +15,8 @@ use halyard_platform_api::WeightFormat;
 
 pub use dummy::{DummyFormat, DummyValues, DummyWeights};
 pub use role::{LayerWeight, Role};
-use tensor::Coding;
 pub use tensor::WeightTensor;
+use tensor::{Change, Coding};
 
 use crate::config::ModelDescription;
 use crate::error::{ModelError, Result};
@@ -115,6 +116,27 @@ impl Weights {
         Ok(())
     }
 
+    /// Hands out weights that give keys and values divided by the checkpoint's scales for a cache of 8-bit floats, and nothing else changed; the
+    /// description with the scales. `None` where the checkpoint has none.
+    ///
+    /// # Errors
+    /// A scale that is no finite number above 0, more than one a layer, or a type that cannot be read.
+    pub fn use_kv_scales(&mut self) -> Result<Option<Arc<ModelDescription>>> {
+        let Source::Safetensors { files, prefix, .. } = &self.source else {
+            return Ok(None);
+        };
+        let kv_scales = kv_scales::read(files, prefix, self.description.num_layers())?;
+        if kv_scales.is_empty() {
+            return Ok(None);
+        }
+        let description = ModelDescription {
+            kv_scales,
+            ..(*self.description).clone()
+        };
+        self.description = Arc::new(description);
+        Ok(Some(self.description.clone()))
+    }
+
     /// The file that the weights come from; `None` for dummy weights.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
@@ -200,6 +222,7 @@ impl Weights {
             format,
             shape: expected,
             coding,
+            change: Change::default(),
         };
         Ok(self.coded(role, stored))
     }
@@ -210,6 +233,14 @@ impl Weights {
             tensor.coding = Coding::Quantise(tensor.format);
             tensor.format = WeightFormat::F8E4M3;
         }
+        tensor.change = Change {
+            factor: kv_scales::factor(&self.description, role),
+            offset: if role.is_norm() {
+                self.description.norm.weight_offset
+            } else {
+                0.0
+            },
+        };
         tensor
     }
 

@@ -42,11 +42,8 @@ pub(super) fn read(files: &SafetensorsFiles, name: &str, num_rows: usize) -> Res
         return Err(unsupported(format!("scales of shape {:?}", tensor.shape)));
     }
     let bytes = files.tensor_bytes(tensor);
-    let values: Vec<f32> = match tensor.format {
-        Some(WeightFormat::F32) => four(bytes).map(f32::from_le_bytes).collect(),
-        Some(WeightFormat::F16) => two(bytes).map(|b| f16::from_le_bytes(b).to_f32()).collect(),
-        Some(WeightFormat::BF16) => two(bytes).map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
-        _ => return Err(unsupported(format!("scales of type {}", tensor.dtype))),
+    let Some(values) = numbers(tensor.format, bytes) else {
+        return Err(unsupported(format!("scales of type {}", tensor.dtype)));
     };
     if let Some(bad) = values.iter().position(|value| !value.is_finite()) {
         return Err(ModelError::BadField {
@@ -57,6 +54,16 @@ pub(super) fn read(files: &SafetensorsFiles, name: &str, num_rows: usize) -> Res
         });
     }
     Ok(values)
+}
+
+/// Numbers of a plain format; `None` for others.
+pub(super) fn numbers(format: Option<WeightFormat>, bytes: &[u8]) -> Option<Vec<f32>> {
+    Some(match format? {
+        WeightFormat::F32 => four(bytes).map(f32::from_le_bytes).collect(),
+        WeightFormat::F16 => two(bytes).map(|b| f16::from_le_bytes(b).to_f32()).collect(),
+        WeightFormat::BF16 => two(bytes).map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
+        _ => return None,
+    })
 }
 
 fn four(bytes: &[u8]) -> impl Iterator<Item = [u8; 4]> {

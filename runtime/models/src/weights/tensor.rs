@@ -21,6 +21,36 @@ pub struct WeightTensor<'a> {
     pub shape: Vec<usize>,
     /// What is done to the stored values.
     pub(super) coding: Coding,
+    /// And what is changed of them on the way.
+    pub(super) change: Change,
+}
+
+/// How a value is handed out: (value + offset) · factor − offset, where the offset is what the model adds to a norm's weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Change {
+    pub factor: f32,
+    pub offset: f32,
+}
+
+impl Default for Change {
+    fn default() -> Self {
+        Change {
+            factor: 1.0,
+            offset: 0.0,
+        }
+    }
+}
+
+impl Change {
+    fn is_none(self) -> bool {
+        self.factor == 1.0
+    }
+
+    fn apply(self, values: &mut [f32]) {
+        for value in values.iter_mut().filter(|_| !self.is_none()) {
+            *value = (*value + self.offset) * self.factor - self.offset;
+        }
+    }
 }
 
 /// How stored bytes become rows of the tensor's format.
@@ -56,14 +86,14 @@ impl WeightTensor<'_> {
     /// Whether [`WeightTensor::rows`] gives the file's bytes without copying them.
     #[must_use]
     pub fn is_as_stored(&self) -> bool {
-        self.coding == Coding::AsStored
+        self.coding == Coding::AsStored && self.change.is_none()
     }
 
-    /// The plain format of values that are quantised on the way, and their stored bytes; `None` for others.
+    /// The plain format of values that are quantised on the way without another change, and their stored bytes; `None` for others.
     #[must_use]
     pub fn unquantised(&self) -> Option<(WeightFormat, &[u8])> {
         match self.coding {
-            Coding::Quantise(format) => Some((format, &self.bytes)),
+            Coding::Quantise(format) if self.change.is_none() => Some((format, &self.bytes)),
             _ => None,
         }
     }
@@ -89,18 +119,27 @@ impl WeightTensor<'_> {
         let (mut values, mut coded) = (Vec::new(), Vec::new());
         for (row, stored) in rows.zip(stored.chunks_exact(stored_bytes)) {
             match &self.coding {
+                Coding::AsStored if !self.change.is_none() => {
+                    values.resize(self.row_len(), 0.0);
+                    plain_values(self.format, stored, &mut values);
+                    self.change.apply(&mut values);
+                    put_plain_values(self.format, &values[columns.clone()], &mut bytes);
+                }
                 Coding::AsStored => {
                     bytes.extend_from_slice(&stored[part.clone()]);
                     bytes.extend_from_slice(&stored[bytes_at(self.row_len())..]);
                 }
                 Coding::Scales(scales) => {
                     bytes.extend_from_slice(&stored[part.clone()]);
-                    bytes.extend_from_slice(&scales[if scales.len() == 1 { 0 } else { row }].to_le_bytes());
+                    let mut scale = [scales[if scales.len() == 1 { 0 } else { row }]];
+                    self.change.apply(&mut scale);
+                    bytes.extend_from_slice(&scale[0].to_le_bytes());
                 }
                 Coding::Quantise(format) => {
                     values.resize(self.row_len(), 0.0);
                     coded.resize(self.row_bytes(), 0);
                     plain_values(*format, stored, &mut values);
+                    self.change.apply(&mut values);
                     quantize_e4m3(&values, &mut coded);
                     bytes.extend_from_slice(&coded[part.clone()]);
                     bytes.extend_from_slice(&coded[self.row_len()..]);
@@ -117,8 +156,10 @@ impl WeightTensor<'_> {
     /// out by [`super::Weights`] shows.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.shape.iter().product()];
-        if self.format.row_tail_bytes() == 0 {
+        // What is changed of a vector is not rounded: vectors are handed on as f32.
+        if self.format.row_tail_bytes() == 0 && (self.shape.len() == 1 || self.change.is_none()) {
             dequantize(self.format, &self.bytes, &mut values)?;
+            self.change.apply(&mut values);
             return Ok(values);
         }
         for (row, values) in values.chunks_exact_mut(self.row_len().max(1)).enumerate() {
@@ -149,6 +190,15 @@ fn plain_values(format: WeightFormat, bytes: &[u8], values: &mut [f32]) {
     }
 }
 
+/// Appends values in a plain format, rounded to nearest even.
+fn put_plain_values(format: WeightFormat, values: &[f32], bytes: &mut Vec<u8>) {
+    match format {
+        WeightFormat::BF16 => bytes.extend(values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes())),
+        WeightFormat::F16 => bytes.extend(values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes())),
+        _ => bytes.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,6 +215,7 @@ mod tests {
             format,
             shape: vec![rows, columns],
             coding: Coding::AsStored,
+            change: Change::default(),
         };
         let whole = tensor.to_f32().expect("decodes");
         let part = tensor.submatrix(1..3, 32..96);
@@ -185,6 +236,7 @@ mod tests {
             format: WeightFormat::F8E4M3,
             shape: vec![2, 3],
             coding: Coding::Scales(scales),
+            change: Change::default(),
         }
     }
 
@@ -210,6 +262,7 @@ mod tests {
             format: WeightFormat::F8E4M3,
             shape: vec![2, 3],
             coding: Coding::Quantise(WeightFormat::F32),
+            change: Change::default(),
         };
         assert_eq!(tensor.to_f32().expect("decodes"), [1.0, -224.0, 3.25, 0.0, 0.0, 0.0]);
         let column = tensor.submatrix(0..2, 2..3);
