@@ -127,7 +127,7 @@ __device__ __forceinline__ void load(const Params &p, Shared &shared, u8 *ring, 
         if (tile.rows == 0) {
             if (NARROW && lane == 0) {
                 barrier_wait(empty[cursor.stage], cursor.phase);
-                shared.keys[cursor.stage] = -1;
+                atomicExch(&shared.keys[cursor.stage], -1);
                 barrier_arrive(full[cursor.stage]);
             }
             return;
@@ -148,7 +148,7 @@ __device__ __forceinline__ void load(const Params &p, Shared &shared, u8 *ring, 
             u32 bytes = BLOCK_BYTES;
             int keys = b == tile.last_block ? min(last_keys(tile), BLOCK) : BLOCK;
             if (NARROW) {
-                if (lane == 0) shared.keys[cursor.stage] = keys;
+                if (lane == 0) atomicExch(&shared.keys[cursor.stage], keys);
             } else if (keys < BLOCK) {
                 clear_values(shared_address(to) + PART_BYTES, from + PART_BYTES, keys, lane, 32);
                 stores_before_products();
@@ -171,8 +171,8 @@ __device__ __forceinline__ void widen_blocks(Shared &shared, const u8 *arrivals,
     Cursor<> to = {0, 1};
     while (true) {
         barrier_wait(shared.arrived[from.stage], from.phase);
-        // Read by the lane that says when the block is over.
-        int keys = __shfl_sync(0xffffffffu, thread % 32 == 0 ? shared.keys[from.stage] : 0, 0);
+        // Read by the lane that says when the block is over. The barriers order this; atomics, because the sanitizer's racecheck does not see that they do.
+        int keys = __shfl_sync(0xffffffffu, thread % 32 == 0 ? atomicOr(&shared.keys[from.stage], 0) : 0, 0);
         if (keys < 0) return;
         barrier_wait(shared.empty[to.stage], to.phase);
         const uint4 *rows = (const uint4 *)(arrivals + from.stage * BLOCK_BYTES);
