@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::{cpu, fixtures, open, reference};
 use halyard_device_check::goldens::{
-    self, Bounds, F32, Free, INT8, INT8_KV_BF16, KV_BF16, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS,
+    self, Bounds, F32, Free, INT8, INT8_KV_BF16, KV_BF16, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS, KV_SCALE_MODELS,
 };
 use halyard_engine::{EngineConfig, Llm};
 use halyard_platform_api::{DType, Device};
@@ -55,7 +55,7 @@ families! {
 
 /// Keys and values in 8 bits, against HF with keys and values in 8 bits.
 fn check_kv_in_fp8(device: fn() -> Arc<dyn Device>) {
-    for model in KV_FP8_MODELS {
+    for model in KV_FP8_MODELS.iter().chain(&KV_SCALE_MODELS) {
         let folder = fixtures().join(model);
         let llm = open(&folder, device(), |c| c.cache.kv_cache_dtype = Some(DType::F8E4M3));
         assert_eq!(llm.engine().info().kv_cache_dtype, DType::F8E4M3);
@@ -75,7 +75,7 @@ fn kv_in_fp8_on_reference() {
 
 #[test]
 fn goldens_over_kv_in_fp8_tell_exact_keys_and_values_from_rounded_ones() {
-    for model in KV_FP8_MODELS {
+    for model in KV_FP8_MODELS.iter().chain(&KV_SCALE_MODELS) {
         let folder = fixtures().join(model);
         let exact = open(&folder, cpu(), |_| {});
         goldens::check(&exact, &folder.join(KV_FP8_GOLDENS), KV_FP8, Free::Only(&[]))

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use halyard_device_check::goldens::{
-    self, BF16, BF16_KV_FP8, Bounds, F16, F16_KV_FP8, F32, Free, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS,
+    self, BF16, BF16_KV_FP8, Bounds, F16, F16_KV_FP8, F32, Free, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS, KV_SCALE_MODELS,
 };
 use halyard_device_check::{collectives, lora, recording, tensor_parallel};
 use halyard_engine::{EngineConfig, Llm};
@@ -221,7 +221,8 @@ fn golden_models_over_kv_in_fp8(platform: &dyn Platform, options: &Options, tabl
             );
             continue;
         }
-        for model in KV_FP8_MODELS {
+        let scaled = KV_SCALE_MODELS.iter().filter(|_| dtype == DType::F32);
+        for model in KV_FP8_MODELS.iter().chain(scaled) {
             let folder = options.fixtures.join(model);
             let mut config = small(&folder);
             (config.model.dtype, config.cache.kv_cache_dtype) = (Some(dtype), Some(kv));
