@@ -119,8 +119,8 @@ fn smollm2_135m_with_kv_in_bf16() {
 
 #[test]
 fn smollm2_135m_with_int8_activations() {
-    let free = Free::Only(&["code", "multiturn"]);
-    real(SMOLLM2.0, SMOLLM2.1, INT8, free, |c| {
+    // The case without a position where HF's two best candidates are nearer to each other than the bound.
+    real(SMOLLM2.0, SMOLLM2.1, INT8, Free::Only(&["code"]), |c| {
         c.model.allow_quantized_act = true;
         c.cache.kv_cache_dtype = Some(DType::F32);
     });
@@ -128,8 +128,8 @@ fn smollm2_135m_with_int8_activations() {
 
 #[test]
 fn smollm2_135m_rounded_as_the_server_does() {
-    let free = Free::Only(&["code", "multiturn"]);
-    real(SMOLLM2.0, SMOLLM2.1, INT8_KV_BF16, free, |c| {
+    // Every case has such a position: none needs to run free to HF's ids.
+    real(SMOLLM2.0, SMOLLM2.1, INT8_KV_BF16, Free::Only(&[]), |c| {
         c.model.allow_quantized_act = true
     });
 }

@@ -44,13 +44,14 @@ pub const KV_SCALE_MODELS: [&str; 2] = ["llama-fp8-kv", "qwen3-kv"];
 /// Their golden files, beside the models.
 pub const KV_FP8_GOLDENS: &str = "goldens-kv-fp8.json";
 
-/// Activations in int8 blocks of 32, as llama.cpp's products have them: 1/254 of the block's largest value.
+/// Activations in int8 blocks of 32, as llama.cpp's products have them: 1/254 of the block's largest value. Which way a value falls depends on the last
+/// bits of what comes before it, so that processors differ: llama.cpp with such activations and KV in f16 chooses SmolLM2's second candidate where HF's
+/// gap is 0.3585 (`llamacpp_q8_0` in the golden file, case `unicode`).
 pub const INT8: Bounds = Bounds {
     logprob: 0.35,
-    gap: 0.3,
+    gap: 0.4,
 };
-/// Both, as the server runs quantised weights by default: errors of both kinds add up, and so do the bounds. (llama.cpp with such activations and KV
-/// in f16 chooses SmolLM2's second candidate where HF's gap is 0.3585: `llamacpp_q8_0` in the golden file, case `unicode`.)
+/// Both, as the server runs quantised weights by default: errors of both kinds add up, and so do the bounds.
 pub const INT8_KV_BF16: Bounds = Bounds {
     logprob: INT8.logprob + KV_BF16.logprob,
     gap: INT8.gap + KV_BF16.gap,
