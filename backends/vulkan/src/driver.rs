@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ash::vk;
 use halyard_gpu::{
     DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Modules, Param, Pinned, Product, ProductSpec,
-    Source, Stream,
+    Rounding, Source, Stream,
 };
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Error, Result};
@@ -19,7 +19,7 @@ use crate::product::{self, Matrices};
 use crate::recorder::MAX_REGIONS;
 use crate::self_test;
 use crate::stream::{GraphCore, Point, StreamCore};
-use crate::surroundings::{self, Rounding};
+use crate::surroundings;
 
 /// Rows, and threads, of a workgroup of plain products where a thread has rows to itself.
 const VECTOR_BLOCK: (u32, u32) = (32, 8);

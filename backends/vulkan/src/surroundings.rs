@@ -9,6 +9,8 @@
 use std::env::var_os;
 use std::path::PathBuf;
 
+use halyard_gpu::Rounding;
+
 /// The folder for what can be made again; `None`: keep nothing.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
     halyard_gpu::cache_folder("vulkan", |variable| var_os(variable))
@@ -29,24 +31,9 @@ pub(crate) fn matrix_attention_is_allowed() -> bool {
     var_os("HALYARD_VULKAN_MATRIX_ATTENTION").is_none_or(|value| value != "0")
 }
 
-/// Whether tokens are to be rounded to 8 bits where an op allows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rounding {
-    /// They are not.
-    Never,
-    /// Where the device multiplies and adds bytes fast.
-    WhereFast,
-    /// On every device that can.
-    Always,
-}
-
-/// As the operator says; nothing said: never.
+/// Whether tokens are to be rounded to 8 bits where an op allows it, as the operator says.
 pub(crate) fn rounding() -> Rounding {
-    match var_os("HALYARD_VULKAN_INT8_DOTS") {
-        Some(value) if value == "force" => Rounding::Always,
-        Some(value) if !value.is_empty() && value != "0" => Rounding::WhereFast,
-        _ => Rounding::Never,
-    }
+    Rounding::asked(var_os("HALYARD_VULKAN_INT8_DOTS"))
 }
 
 fn is_set(name: &str) -> bool {

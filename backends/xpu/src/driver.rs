@@ -5,7 +5,8 @@ use std::ffi::CString;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use halyard_gpu::{
-    DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Product, ProductSpec, Stream,
+    DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Product, ProductSpec,
+    Rounding, Stream,
 };
 use halyard_kernels_gpu::Source;
 use halyard_platform_api::{Error, Result, Status};
@@ -18,7 +19,7 @@ use crate::library;
 use crate::memory::Memory;
 use crate::recording::{Launch, Recording, Step, enqueue_launch};
 use crate::stream::{EventState, StreamState};
-use crate::surroundings::{Rounding, rounding};
+use crate::surroundings::rounding;
 
 /// Largest pattern of a fill, bytes: runtimes write it in one piece.
 const PATTERN_BYTES: u64 = 16;
