@@ -16,6 +16,10 @@ mod recorder;
 mod self_test;
 mod stream;
 mod surroundings;
+mod wide;
+
+#[cfg(test)]
+mod variants;
 
 use std::sync::Arc;
 
