@@ -23,6 +23,8 @@ use crate::surroundings;
 
 /// Rows, and threads, of a workgroup of plain products where a thread has rows to itself.
 const VECTOR_BLOCK: (u32, u32) = (32, 8);
+/// The same where 32 threads have two rows.
+const ROWS_BLOCK: (u32, u32) = (8, 128);
 /// The kernel file of tiles in shared memory.
 const LINEAR_TILED: &str = "linear_tiled";
 /// Shared memory that attention on matrix units may take.
@@ -366,7 +368,7 @@ impl Driver for VulkanDriver {
     fn plain_rows(&self) -> (u32, u32) {
         match self.core.physical.passes_in_vectors {
             true => VECTOR_BLOCK,
-            false => (8, 256),
+            false => ROWS_BLOCK,
         }
     }
 

@@ -40,43 +40,63 @@ PARAMETERS(u64 x; u64 w; u64 to; u32 x_stride; u32 to_stride; u32 tokens; u32 n;
 #define STEP 64
 #define VECTORS (STEP / 8)
 #define PITCH (VECTORS + 1)
-shared uvec4 values[8][SIDE * PITCH];
-shared float parts[8][SIDE * SIDE];
+#define QUADS (SIDE * PITCH)
+// A subgroup's tokens, and its rows of weights.
+shared uvec4 values[8][QUADS];
+shared uvec4 weights[8][QUADS];
 
-// A workgroup has 16 output rows. Its subgroups share the depths and add up at the end; until then each goes its own way: weights come straight
-// from memory, as nobody else needs them, tokens through shared memory of the subgroup's own, with zeros for those that are not there.
+// Vectors of a step that a thread brings, of each side.
+#define MINE (SIDE * VECTORS / 32)
+
+// Those at `depth` of this subgroup, with zeros for tokens that are not there.
+void bring(u64 w, u64 x_pitch, u32 depth, out uvec4 held_w[MINE], out uvec4 held_x[MINE]) {
+    [[unroll]] for (u32 i = 0; i < MINE; i++) {
+        u32 at = LANE + 32 * i;
+        held_w[i] = Quads(w + (u64(at / VECTORS) * p.k + depth + at % VECTORS * 8) * 2).at[0];
+    }
+    [[unroll]] for (u32 i = 0; i < MINE; i++) {
+        u32 at = LANE + 32 * i, token = at / VECTORS;
+        held_x[i] = uvec4(0);
+        if (token < p.tokens) held_x[i] = Quads(p.x + token * x_pitch + (depth + at % VECTORS * 8) * 2).at[0];
+    }
+}
+
+// A workgroup has 16 output rows. Its subgroups share the depths and add up at the end; until then each goes its own way, with the next step on
+// its way from memory to registers while the present one is multiplied from shared memory.
 void main() {
     u32 first_row = gl_WorkGroupID.x * SIDE;
     u64 x_pitch = u64(p.x_stride) * 2, w = p.w + u64(first_row) * p.k * 2;
     coopmat<float, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseAccumulator> sums =
         coopmat<float, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseAccumulator>(0.0);
+    uvec4 held_w[MINE], held_x[MINE];
+    if (WARP * STEP < p.k) bring(w, x_pitch, WARP * STEP, held_w, held_x);
     for (u32 depth = WARP * STEP; depth < p.k; depth += 8 * STEP) {
-        coopmat<Element, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseB> b[STEP / SIDE];
-        // A row of weights is a column of the product's right side.
-        [[unroll]] for (u32 part = 0; part < STEP / SIDE; part++)
-            coopMatLoad(b[part], Quads(w).at, (depth + SIDE * part) / 8, p.k / 8, gl_CooperativeMatrixLayoutColumnMajor);
-        [[unroll]] for (u32 at = LANE; at < SIDE * VECTORS; at += 32) {
-            u32 token = at / VECTORS, vector = at % VECTORS;
-            uvec4 eight = uvec4(0);
-            if (token < p.tokens) eight = Quads(p.x + token * x_pitch + (depth + vector * 8) * 2).at[0];
-            values[WARP][token * PITCH + vector] = eight;
+        [[unroll]] for (u32 i = 0; i < MINE; i++) {
+            u32 at = LANE + 32 * i, place = at / VECTORS * PITCH + at % VECTORS;
+            weights[WARP][place] = held_w[i];
+            values[WARP][place] = held_x[i];
         }
         subgroupMemoryBarrierShared();
         subgroupBarrier();
+        if (depth + 8 * STEP < p.k) bring(w, x_pitch, depth + 8 * STEP, held_w, held_x);
         [[unroll]] for (u32 part = 0; part < STEP / SIDE; part++) {
             coopmat<Element, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseA> a;
+            coopmat<Element, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseB> b;
             coopMatLoad(a, values[WARP], part * 2, PITCH, gl_CooperativeMatrixLayoutRowMajor);
-            sums = coopMatMulAdd(a, b[part], sums);
+            // A row of weights is a column of the product's right side.
+            coopMatLoad(b, weights[WARP], part * 2, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
+            sums = coopMatMulAdd(a, b, sums);
         }
         subgroupMemoryBarrierShared();
         subgroupBarrier();
     }
-    coopMatStore(sums, parts[WARP], 0, SIDE, gl_CooperativeMatrixLayoutRowMajor);
+    // The sums of a subgroup take the place of its weights.
+    coopMatStore(sums, weights[WARP], 0, SIDE / 4, gl_CooperativeMatrixLayoutRowMajor);
     barrier();
     u32 token = THREAD / SIDE, row = first_row + THREAD % SIDE;
     if (token >= p.tokens) return;
     float sum = 0.0;
-    [[unroll]] for (u32 part = 0; part < 8; part++) sum += parts[part][THREAD];
+    [[unroll]] for (u32 part = 0; part < 8; part++) sum += uintBitsToFloat(weights[part][THREAD / 4][THREAD % 4]);
     u64 to = p.to + (u64(token) * p.to_stride + row) * SIZE(OUT);
 #if ACCUMULATE
     sum += LOAD(OUT, to, 0);
