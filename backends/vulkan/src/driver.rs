@@ -119,6 +119,14 @@ impl VulkanDriver {
         Ok(matrices)
     }
 
+    /// What the test of a kind of product says: the shapes of its kernels.
+    #[cfg(test)]
+    pub(crate) fn outcome_of_product(&self, spec: &ProductSpec, of_workgroups: bool) -> Result<Vec<product::Tile>> {
+        let definitions = product::definitions(&self.core.physical, spec)?;
+        let matrices = self.trusted_product(spec, &definitions, of_workgroups)?;
+        Ok(matrices.tiles.into_iter().map(|(tile, _)| tile).collect())
+    }
+
     /// Whether products of such types give the right numbers: tested once.
     fn trust(&self, matrices: &Matrices, spec: &ProductSpec, of_workgroups: bool) -> Result<()> {
         let kind = (spec.act, spec.out, spec.accumulate, of_workgroups);

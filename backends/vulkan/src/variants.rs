@@ -3,7 +3,8 @@
 
 use std::time::Instant;
 
-use halyard_gpu::{Driver, KernelText, Param};
+use halyard_gpu::{Driver, KernelText, Param, ProductSpec};
+use halyard_platform_api::{DType, Status};
 
 use crate::driver::VulkanDriver;
 use crate::physical::usable_devices;
@@ -155,6 +156,36 @@ fn every_variant_multiplies_right_and_so_fast() {
         }
     }
     assert!(wrong.is_empty(), "wrong: {wrong:#?}");
+}
+
+#[test]
+#[ignore = "a table for people"]
+fn every_kind_of_product_is_tested() {
+    let devices = usable_devices().expect("a device");
+    let driver = VulkanDriver::open(devices[0].clone()).expect("it opens");
+    for act in [DType::BF16, DType::F16] {
+        for out in [DType::F32, act] {
+            for accumulate in [false, true] {
+                let spec = ProductSpec {
+                    in_features: 4096,
+                    out_features: 4096,
+                    act,
+                    weight: act,
+                    out,
+                    accumulate,
+                    max_tokens: 4096,
+                };
+                for of_workgroups in [true, false] {
+                    let outcome = driver.outcome_of_product(&spec, of_workgroups);
+                    println!("{act:?} to {out:?}, accumulate {accumulate}, of workgroups {of_workgroups}: {outcome:?}");
+                    if !devices[0].matrices.any() {
+                        let error = outcome.expect_err("the device multiplies no matrices");
+                        assert_eq!(error.status, Status::Unsupported, "{error}");
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// The worst error, in parts of the sum's usual size, among a few thousand places.
