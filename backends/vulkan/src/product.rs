@@ -209,3 +209,46 @@ impl Product for Matrices {
         unsafe { stream(on) }.record(|recorder, memory| recorder.launch(memory, bound, grid, &params))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wide::Shape;
+
+    fn best(tiles: &[Tile], tokens: u32, rows: u32) -> [u32; 2] {
+        let tile = tiles.iter().min_by_key(|tile| tile.cost(tokens, rows, 132));
+        let tile = tile.expect("there are tiles");
+        [tile.tokens, tile.rows]
+    }
+
+    #[test]
+    fn many_outputs_run_in_large_tiles_and_few_spread_over_the_device() {
+        assert_eq!(best(&WORKGROUP_TILES, 4096, 28_672), [128, 256]);
+        assert_eq!(best(&SUBGROUP_TILES, 4096, 28_672), [128, 128]);
+        // 32 or 64 workgroups would leave most of 132 idle.
+        assert_eq!(best(&WORKGROUP_TILES, 64, 4096), [64, 64]);
+        assert_eq!(best(&SUBGROUP_TILES, 64, 4096), [64, 64]);
+        // A device that does not tell its multiprocessors still gets one.
+        assert!(WORKGROUP_TILES[0].cost(1, 1, 0) > 0);
+    }
+
+    #[test]
+    fn grids_cover_every_token_and_row() {
+        for tile in WORKGROUP_TILES.iter().chain(&SUBGROUP_TILES) {
+            assert_eq!(tile.grid(tile.tokens, tile.rows), [1, 1], "{tile:?}");
+            assert_eq!(tile.grid(tile.tokens + 1, 2 * tile.rows), [2, 2], "{tile:?}");
+            let names: Vec<&str> = tile.definitions().into_iter().map(|(name, _)| name).collect();
+            assert_eq!(names.contains(&"WARPS_DOWN"), tile.kernel() == "product", "{tile:?}");
+        }
+    }
+
+    #[test]
+    fn tiles_are_whole_multiples_of_what_workgroups_multiply() {
+        let shape = Shape {
+            element: vk::ComponentTypeKHR::FLOAT16,
+            granularity: [32, 16, 16],
+            threads: 256,
+        };
+        assert!(shape.takes([64, 48, 32]) && !shape.takes([48, 48, 32]) && !shape.takes([64, 48, 24]));
+    }
+}
