@@ -504,7 +504,7 @@ impl Driver for VulkanDriver {
         let physical = &self.core.physical;
         let definitions = product::definitions(physical, spec)?;
         let of_workgroups =
-            !product::tiles(physical, spec.act, true).is_empty() && surroundings::wide_matrices_are_allowed();
+            !product::tiles(physical, spec.act, true).is_empty() && surroundings::wide_matrices_are_asked();
         let matrices = match of_workgroups.then(|| self.trusted_product(spec, &definitions, true)) {
             // What is right in no workgroup may be right in subgroups.
             None | Some(Err(_)) => self.trusted_product(spec, &definitions, false)?,

@@ -24,7 +24,7 @@ pub(crate) struct Tile {
     threads: u32,
     /// How subgroups share it, over tokens and over rows; `None`: matrices of the whole workgroup.
     subgroups: Option<[u32; 2]>,
-    /// Output values a multiprocessor computes in some time, against the other shapes.
+    /// How fast a product of many tiles is, in TFLOP/s on an H200: what counts is how the shapes compare.
     speed: u32,
 }
 
@@ -41,15 +41,16 @@ const fn tile(sides: [u32; 3], threads: u32, subgroups: Option<[u32; 2]>, speed:
 }
 
 /// Shapes for matrices of a subgroup.
-const SUBGROUP_TILES: [Tile; 2] = [
-    tile([128, 128, 32], 128, Some([2, 2]), 100),
-    tile([64, 64, 64], 128, Some([2, 2]), 70),
+const SUBGROUP_TILES: [Tile; 3] = [
+    tile([128, 128, 32], 128, Some([2, 2]), 255),
+    tile([64, 128, 32], 128, Some([1, 4]), 190),
+    tile([64, 64, 64], 128, Some([2, 2]), 153),
 ];
 /// Shapes for matrices of a workgroup.
 const WORKGROUP_TILES: [Tile; 3] = [
-    tile([128, 256, 64], 256, None, 100),
-    tile([128, 128, 64], 256, None, 90),
-    tile([64, 64, 64], 128, None, 50),
+    tile([128, 256, 64], 256, None, 194),
+    tile([128, 128, 64], 256, None, 160),
+    tile([64, 64, 64], 128, None, 100),
 ];
 
 impl Tile {

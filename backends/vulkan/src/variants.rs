@@ -41,24 +41,41 @@ const fn tiles(tile: [u32; 3], threads: u32, more: &'static [&'static str]) -> V
 }
 
 const VARIANTS: &[Variant] = &[
-    tiles([128, 128, 32], 256, &["-DWARPS_DOWN=4", "-DWARPS_ACROSS=2"]),
-    tiles([128, 128, 32], 256, &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=4"]),
     tiles([128, 128, 32], 128, &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=2"]),
-    tiles([128, 256, 16], 256, &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=4"]),
-    tiles([256, 128, 16], 256, &["-DWARPS_DOWN=4", "-DWARPS_ACROSS=2"]),
+    tiles(
+        [128, 128, 32],
+        128,
+        &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=2", "-DSTAGES=1"],
+    ),
+    tiles(
+        [128, 128, 64],
+        128,
+        &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=2", "-DSTAGES=1"],
+    ),
+    tiles(
+        [128, 256, 32],
+        256,
+        &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=4", "-DSTAGES=1"],
+    ),
+    tiles(
+        [256, 128, 32],
+        256,
+        &["-DWARPS_DOWN=4", "-DWARPS_ACROSS=2", "-DSTAGES=1"],
+    ),
+    tiles([64, 128, 32], 64, &["-DWARPS_DOWN=1", "-DWARPS_ACROSS=2"]),
+    tiles([128, 64, 32], 64, &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=1"]),
+    tiles([128, 64, 64], 64, &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=1", "-DSTAGES=1"]),
+    tiles([64, 64, 32], 32, &["-DWARPS_DOWN=1", "-DWARPS_ACROSS=1"]),
     tiles([64, 128, 32], 128, &["-DWARPS_DOWN=1", "-DWARPS_ACROSS=4"]),
-    tiles([64, 64, 64], 128, &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=2"]),
-    wide([128, 256, 64], 256, &["-DWRITE=1"]),
-    wide([128, 256, 64], 256, &["-DWRITE=0"]),
-    wide([256, 128, 64], 256, &["-DWRITE=1"]),
-    wide([128, 256, 32], 256, &["-DWRITE=1"]),
-    wide([128, 128, 64], 256, &["-DWRITE=1"]),
+    tiles([64, 64, 64], 64, &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=1"]),
+    tiles([128, 96, 32], 128, &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=2"]),
     wide([128, 128, 64], 128, &["-DWRITE=1"]),
     wide([128, 128, 32], 128, &["-DWRITE=1"]),
+    wide([128, 256, 64], 256, &["-DWRITE=1"]),
+    wide([256, 128, 32], 256, &["-DWRITE=1"]),
     wide([256, 256, 32], 256, &["-DWRITE=1"]),
-    wide([256, 256, 64], 512, &["-DWRITE=1"]),
-    wide([128, 256, 128], 256, &["-DWRITE=1"]),
-    wide([64, 64, 64], 128, &["-DWRITE=1"]),
+    wide([64, 128, 64], 128, &["-DWRITE=1"]),
+    wide([64, 64, 64], 64, &["-DWRITE=1"]),
 ];
 
 /// A value of x or w, of few bits, so that both types hold it.

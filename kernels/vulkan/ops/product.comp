@@ -111,11 +111,15 @@ void main() {
 #define PITCH (VECTORS + 1)
 #define SUBGROUPS (WARPS_DOWN * WARPS_ACROSS)
 #define TILE_QUADS ((TOKENS + ROWS) * PITCH)
-// Squares of 16 pass through shared memory on their way out, a subgroup's own.
-#define STAGE_PITCH 5
+// Sixteen tokens of a subgroup's rows pass through shared memory on their way out, in memory of its own.
+#define STAGE_VECTORS (ROWS / WARPS_ACROSS / 8)
+#define STAGE_PITCH (2 * STAGE_VECTORS + 1)
 #define STAGE_QUADS (SIDE * STAGE_PITCH)
-// Two steps, of which one is multiplied while the other is written.
-shared uvec4 tiles[2 * TILE_QUADS > SUBGROUPS * STAGE_QUADS ? 2 * TILE_QUADS : SUBGROUPS * STAGE_QUADS];
+// Two steps where they fit, of which one is multiplied while the other is written.
+#ifndef STAGES
+#define STAGES 2
+#endif
+shared uvec4 tiles[STAGES * TILE_QUADS > SUBGROUPS * STAGE_QUADS ? STAGES * TILE_QUADS : SUBGROUPS * STAGE_QUADS];
 
 // A subgroup has TOKENS / WARPS_DOWN tokens of ROWS / WARPS_ACROSS rows, in squares of 16.
 #define DOWN (TOKENS / WARPS_DOWN / SIDE)
@@ -176,7 +180,11 @@ void main() {
                 [[unroll]] for (u32 i = 0; i < DOWN; i++) sums[i][j] = coopMatMulAdd(a[i], b, sums[i][j]);
             }
         }
+#if STAGES == 2
         tile = TILE_QUADS - tile;
+#else
+        barrier();
+#endif
         if (more) {
             LEAVE(held_x, MINE_X, tile)
             LEAVE(held_w, MINE_W, tile + TOKENS * PITCH)
@@ -184,38 +192,40 @@ void main() {
         barrier();
     }
 
-    // A thread takes eight neighbours of a row.
-    u32 down = LANE / 2, across = LANE % 2 * 8, stage = WARP * STAGE_QUADS;
+    // A thread takes eight neighbours of a row at a time. The loop stays one: sixteen copies of it cost the sums their registers.
+    u32 stage = WARP * STAGE_QUADS;
     [[unroll]] for (u32 i = 0; i < DOWN; i++) {
-        [[unroll]] for (u32 j = 0; j < ACROSS; j++) {
-            coopMatStore(sums[i][j], tiles, stage, STAGE_PITCH, gl_CooperativeMatrixLayoutRowMajor);
-            subgroupMemoryBarrierShared();
-            subgroupBarrier();
-            u32 token = my_token + SIDE * i + down, row = my_row + SIDE * j + across;
-            uvec4 both[2] = {tiles[stage + down * STAGE_PITCH + across / 4], tiles[stage + down * STAGE_PITCH + across / 4 + 1]};
+        [[unroll]] for (u32 j = 0; j < ACROSS; j++)
+            coopMatStore(sums[i][j], tiles, stage + j * (SIDE / 4), STAGE_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+        subgroupMemoryBarrierShared();
+        subgroupBarrier();
+        [[dont_unroll]] for (u32 at = LANE; at < SIDE * STAGE_VECTORS; at += 32) {
+            u32 down = at / STAGE_VECTORS, across = at % STAGE_VECTORS;
+            u32 token = my_token + SIDE * i + down, row = my_row + 8 * across;
+            if (token >= columns || row >= rows) continue;
+            uvec4 low = tiles[stage + down * STAGE_PITCH + 2 * across], high = tiles[stage + down * STAGE_PITCH + 2 * across + 1];
+            float eight[8];
+            [[unroll]] for (u32 c = 0; c < 8; c++) eight[c] = uintBitsToFloat(c < 4 ? low[c] : high[c - 4]);
             u64 to = p.to + (u64(first_token + token) * p.to_stride + first_row + row) * SIZE(OUT);
-            if (token < columns && row < rows) {
-                float eight[8];
-                [[unroll]] for (u32 c = 0; c < 8; c++) eight[c] = uintBitsToFloat(both[c / 4][c % 4]);
-                if (row + 8 <= rows) {
+            if (row + 8 <= rows) {
 #if ACCUMULATE
-                    float before[8];
-                    GET(OUT, to, before);
-                    [[unroll]] for (u32 c = 0; c < 8; c++) eight[c] += before[c];
+                float before[8];
+                GET(OUT, to, before);
+                [[unroll]] for (u32 c = 0; c < 8; c++) eight[c] += before[c];
 #endif
-                    PUT(OUT, to, eight);
-                } else {
-                    for (u32 c = 0; c < rows - row; c++) {
+                PUT(OUT, to, eight);
+            } else {
+                [[unroll]] for (u32 c = 0; c < 8; c++) {
+                    if (c >= rows - row) continue;
 #if ACCUMULATE
-                        eight[c] += LOAD(OUT, to, c);
+                    eight[c] += LOAD(OUT, to, c);
 #endif
-                        STORE(OUT, to, c, eight[c]);
-                    }
+                    STORE(OUT, to, c, eight[c]);
                 }
             }
-            subgroupMemoryBarrierShared();
-            subgroupBarrier();
         }
+        subgroupMemoryBarrierShared();
+        subgroupBarrier();
     }
 }
 #endif
