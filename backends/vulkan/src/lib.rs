@@ -19,6 +19,8 @@ mod surroundings;
 mod wide;
 
 #[cfg(test)]
+mod attention_variants;
+#[cfg(test)]
 mod few_variants;
 #[cfg(test)]
 mod variants;
