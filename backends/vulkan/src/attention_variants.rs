@@ -1,13 +1,13 @@
-//! Attention of one long prompt on matrix units: how far from the plain kernel's outcome, and how fast. For people who tune it on a device:
-//! `cargo test -p halyard-backend-vulkan --lib attention_variants -- --ignored --nocapture`.
+//! Attention of one prompt on matrix units: near the plain kernel's outcome, and with `HALYARD_VULKAN_TABLES=1`, of 4096 tokens, how fast, for people
+//! who tune it: `cargo test -p halyard-backend-vulkan --lib attention_variants -- --nocapture`.
 
 use std::time::Instant;
 
 use halyard_gpu::{DevicePtr, Driver, KernelText, Param, Stream};
 
 use crate::driver::VulkanDriver;
-use crate::physical::usable_devices;
-use crate::surroundings::number;
+use crate::surroundings::tables_are_asked;
+use crate::variants::driver_with_matrices;
 
 const HEADS: u32 = 32;
 const KV_HEADS: u32 = 8;
@@ -46,16 +46,16 @@ fn words(all: impl IntoIterator<Item = u32>) -> Vec<u8> {
 }
 
 #[test]
-#[ignore = "a table for people, which takes minutes without a GPU"]
 fn tiles_agree_with_the_plain_kernel_and_so_fast() {
-    let devices = usable_devices().expect("a device");
-    if !devices[0].matrices.bf16 {
-        println!("skipped: {} multiplies no bf16 matrices", devices[0].facts.name);
+    let Some((driver, physical)) = driver_with_matrices() else {
+        return;
+    };
+    if !physical.matrices.bf16 {
+        println!("skipped: {} multiplies no bf16 matrices", physical.facts.name);
         return;
     }
-    let driver = VulkanDriver::open(devices[0].clone()).expect("it opens");
     let on = driver.create_stream().expect("a stream");
-    let tokens = number("TOKENS").unwrap_or(4096);
+    let tokens: u32 = if tables_are_asked() { 4096 } else { 200 };
     let pages = tokens.div_ceil(BLOCK);
     let page_bytes = u64::from(KV_HEADS * 2 * HEAD_DIM * BLOCK * 2);
     let q_count = u64::from(tokens * HEADS * HEAD_DIM);

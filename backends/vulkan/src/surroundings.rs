@@ -27,7 +27,13 @@ pub(crate) fn gpu_kernels_are_asked() -> bool {
     is_set("HALYARD_VULKAN_GPU_KERNELS")
 }
 
-/// A number for the tables that people make (tests only).
+/// Whether tests are to make the tables of whole sizes that people tune kernels by, and not only see that the kernels are right.
+#[cfg(test)]
+pub(crate) fn tables_are_asked() -> bool {
+    is_set("HALYARD_VULKAN_TABLES")
+}
+
+/// A number for those tables.
 #[cfg(test)]
 pub(crate) fn number(variable: &str) -> Option<u32> {
     var_os(variable)?.to_str()?.parse().ok()

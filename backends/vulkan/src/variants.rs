@@ -1,5 +1,5 @@
-//! Product kernels in every shape that is considered, one after another: right or wrong, and how fast. For people who tune them on a device:
-//! `cargo test -p halyard-backend-vulkan --lib variants -- --ignored --nocapture`.
+//! Product kernels in every shape that is considered, one after another: right or wrong, and how fast. With `HALYARD_VULKAN_TABLES=1` at sizes that
+//! tell something, for people who tune them: `cargo test -p halyard-backend-vulkan --lib variants -- --nocapture --test-threads 1`.
 
 use std::time::Instant;
 
@@ -7,8 +7,8 @@ use halyard_gpu::{Driver, KernelText, Param, ProductSpec};
 use halyard_platform_api::{DType, Status};
 
 use crate::driver::VulkanDriver;
-use crate::physical::usable_devices;
-use crate::surroundings::number;
+use crate::physical::{Physical, usable_devices};
+use crate::surroundings::{number, tables_are_asked};
 
 struct Variant {
     file: &'static str,
@@ -93,15 +93,36 @@ fn bits(act: &str, value: f32) -> u16 {
     }
 }
 
+/// The first device; `None`, and a line that says why, where it multiplies no matrices.
+pub(crate) fn driver_with_matrices() -> Option<(VulkanDriver, Physical)> {
+    let physical = match usable_devices() {
+        Ok(devices) => devices[0].clone(),
+        Err(e) => {
+            println!("skipped: {}", e.message);
+            return None;
+        }
+    };
+    if !physical.matrices.any() {
+        println!("skipped: {} multiplies no matrices", physical.facts.name);
+        return None;
+    }
+    Some((VulkanDriver::open(physical.clone()).expect("it opens"), physical))
+}
+
 #[test]
-#[ignore = "a table for people, which takes minutes without a GPU"]
 fn every_variant_multiplies_right_and_so_fast() {
-    let devices = usable_devices().expect("a device");
-    println!("{}: workgroups multiply {:?}", devices[0].facts.name, devices[0].wide);
-    let driver = VulkanDriver::open(devices[0].clone()).expect("it opens");
-    let size = |name: &str, default: u32| number(name).unwrap_or(default);
-    let (tokens, n, k) = (size("TOKENS", 4096), size("ROWS", 14336), size("DEPTHS", 4096));
-    let runs = size("RUNS", 20);
+    let Some((driver, physical)) = driver_with_matrices() else {
+        return;
+    };
+    println!("{}: workgroups multiply {:?}", physical.facts.name, physical.wide);
+    let size =
+        |name: &str, small: u32, large: u32| number(name).unwrap_or(if tables_are_asked() { large } else { small });
+    let (tokens, n, k) = (
+        size("TOKENS", 200, 4096),
+        size("ROWS", 328, 14336),
+        size("DEPTHS", 264, 4096),
+    );
+    let runs = size("RUNS", 1, 20);
     // A driver's compiler may not survive a shape: whoever runs this can go on behind it.
     let first = number("FROM").unwrap_or(0) as usize;
     let acts = if number("F16").is_some() {
@@ -176,9 +197,11 @@ fn every_variant_multiplies_right_and_so_fast() {
 }
 
 #[test]
-#[ignore = "a table for people"]
 fn every_kind_of_product_is_tested() {
-    let devices = usable_devices().expect("a device");
+    let Ok(devices) = usable_devices() else {
+        println!("skipped: no device");
+        return;
+    };
     let driver = VulkanDriver::open(devices[0].clone()).expect("it opens");
     for act in [DType::BF16, DType::F16] {
         for out in [DType::F32, act] {
