@@ -232,8 +232,8 @@ void values_of(u64 from, bool vectors, out vec4 low, out vec4 high) {
     }
 }
 
-// Adds the products of a group's chunks to the sums of `limit` tokens, which the compiler knows, or of those of them that are there.
-#define ADD_GROUP(limit)                                                                                                     \
+// Adds the products of a group's chunks to the sums of the tokens that are there: weights are scaled once for all of them.
+#define ADD_GROUP                                                                                                            \
     UNROLLED for (u32 c = 0; c < 4; c++) {                                                                                   \
         u32 depth = 128 * group + 32 * c + 4 * t;                                                                            \
         if (depth >= p.k) break;                                                                                             \
@@ -244,8 +244,8 @@ void values_of(u64 from, bool vectors, out vec4 low, out vec4 high) {
             scales_of(v[r], c, first, second, add);                                                                          \
             UNROLLED for (u32 i = 0; i < 8; i++) numbers[r][i] = fma(i < 4 ? first : second, numbers[r][i], add);            \
         }                                                                                                                    \
-        UNROLLED for (u32 token = 0; token < limit; token++) {                                                               \
-            if (limit > 1 && token >= count) continue;                                                                       \
+        UNROLLED for (u32 token = 0; token < TOKENS; token++) {                                                              \
+            if (token >= count) continue;                                                                                    \
             vec4 low, high;                                                                                                  \
             values_of(values + token * pitch + depth * SIZE(ACT), vectors, low, high);                                       \
             UNROLLED for (u32 r = 0; r < ROWS; r++) {                                                                        \
@@ -256,6 +256,31 @@ void values_of(u64 from, bool vectors, out vec4 low, out vec4 high) {
             }                                                                                                                \
         }                                                                                                                    \
     }
+
+// The same for a single token, whose sums are scaled instead.
+void add_group_of_one(in Group v[ROWS], u32 group, u32 t, u64 values, bool vectors, inout float sums[SUMS]) {
+    UNROLLED for (u32 c = 0; c < 4; c++) {
+        u32 depth = 128 * group + 32 * c + 4 * t;
+        if (depth >= p.k) break;
+        vec4 low, high;
+        values_of(values + depth * SIZE(ACT), vectors, low, high);
+        UNROLLED for (u32 r = 0; r < ROWS; r++) {
+            float numbers[8], first, second, add, part = 0.0;
+            numbers_of(v[r], c, numbers);
+            scales_of(v[r], c, first, second, add);
+            UNROLLED for (u32 i = 0; i < 4; i++) part = fma(numbers[i], low[i], part);
+#if FORMAT == 8
+            sums[r] = fma(first, part, sums[r]);
+            part = 0.0;
+#endif
+            UNROLLED for (u32 i = 0; i < 4; i++) part = fma(numbers[4 + i], high[i], part);
+            sums[r] = fma(second, part, sums[r]);
+#if FORMAT == 4 || FORMAT == 7
+            sums[r] = fma(add, (low.x + low.y + low.z + low.w) + (high.x + high.y + high.z + high.w), sums[r]);
+#endif
+        }
+    }
+}
 
 // Groups of the rows of these threads. Past the end the last row comes once more, for the barriers' sake, and is left unwritten.
 void load_groups(Planes planes, u32 first_row, u32 group, u32 t, out Group v[ROWS]) {
@@ -278,9 +303,9 @@ void main() {
         Group v[ROWS] = ahead;
         if (group + 8 < planes.groups) load_groups(planes, first_row, group + 8, t, ahead);
         if (count == 1) {
-            ADD_GROUP(1)
+            add_group_of_one(v, group, t, values, vectors, sums);
         } else {
-            ADD_GROUP(TOKENS)
+            ADD_GROUP
         }
     }
     float mine = sums32(sums, count * ROWS);
