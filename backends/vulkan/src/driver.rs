@@ -15,7 +15,7 @@ use crate::core::Core;
 use crate::memory::Memory;
 use crate::physical::Physical;
 use crate::pipelines::{FunctionCore, ModuleCore, Pipelines};
-use crate::product::{self, Matrices};
+use crate::product::{self, Matrices, Tile};
 use crate::recorder::MAX_REGIONS;
 use crate::self_test;
 use crate::stream::{GraphCore, Point, StreamCore};
@@ -24,7 +24,7 @@ use crate::surroundings;
 /// Rows, and threads, of a workgroup of plain products where a thread has rows to itself.
 const VECTOR_BLOCK: (u32, u32) = (32, 8);
 /// The same where 32 threads have two rows.
-const ROWS_BLOCK: (u32, u32) = (8, 128);
+const ROWS_BLOCK: (u32, u32) = (4, 64);
 /// The kernel file of tiles in shared memory.
 const LINEAR_TILED: &str = "linear_tiled";
 /// Shared memory that attention on matrix units may take.
@@ -74,7 +74,7 @@ impl VulkanDriver {
     }
 }
 
-/// A kind of product (types, accumulating or not, matrices of workgroups or of subgroups), and what its test has shown.
+/// A kind of product (types, accumulating or not, with matrices of workgroups or without), and what its test has shown.
 type Tested = ((DType, DType, bool, bool), Result<()>);
 
 impl VulkanDriver {
@@ -95,14 +95,9 @@ impl VulkanDriver {
     }
 
     /// The kernels of a kind of product, tested, of the sizes that the test has.
-    fn trusted_product(
-        &self,
-        spec: &ProductSpec,
-        definitions: &[(&str, &str)],
-        of_workgroups: bool,
-    ) -> Result<Matrices> {
+    fn trusted_product(&self, spec: &ProductSpec, definitions: &[(&str, &str)], wide: bool) -> Result<Matrices> {
         let physical = &self.core.physical;
-        let tiles = product::tiles(physical, spec.act, of_workgroups).into_iter();
+        let tiles = product::tiles(physical, spec.act, wide).into_iter();
         let tiles = tiles.map(|tile| {
             let function = self.product_function(tile.kernel(), tile.kernel(), &tile.definitions(), definitions)?;
             Ok((tile, function))
@@ -115,21 +110,21 @@ impl VulkanDriver {
             out_features: self_test::OUT_FEATURES,
             num_sms: physical.facts.num_sms,
         };
-        self.trust(&matrices, spec, of_workgroups)?;
+        self.trust(&matrices, spec, wide)?;
         Ok(matrices)
     }
 
     /// What the test of a kind of product says: the shapes of its kernels.
     #[cfg(test)]
-    pub(crate) fn outcome_of_product(&self, spec: &ProductSpec, of_workgroups: bool) -> Result<Vec<product::Tile>> {
+    pub(crate) fn outcome_of_product(&self, spec: &ProductSpec, wide: bool) -> Result<Vec<Tile>> {
         let definitions = product::definitions(&self.core.physical, spec)?;
-        let matrices = self.trusted_product(spec, &definitions, of_workgroups)?;
+        let matrices = self.trusted_product(spec, &definitions, wide)?;
         Ok(matrices.tiles.into_iter().map(|(tile, _)| tile).collect())
     }
 
     /// Whether products of such types give the right numbers: tested once.
-    fn trust(&self, matrices: &Matrices, spec: &ProductSpec, of_workgroups: bool) -> Result<()> {
-        let kind = (spec.act, spec.out, spec.accumulate, of_workgroups);
+    fn trust(&self, matrices: &Matrices, spec: &ProductSpec, wide: bool) -> Result<()> {
+        let kind = (spec.act, spec.out, spec.accumulate, wide);
         let mut tested = self.tested.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, outcome)) = tested.iter().find(|(known, _)| *known == kind) {
             return outcome.clone();
@@ -472,6 +467,10 @@ impl Driver for VulkanDriver {
         })
     }
 
+    fn unpack_from(&self) -> u32 {
+        6
+    }
+
     fn product_from(&self, in_features: u32, out_features: u32) -> u32 {
         match product::suits_few(in_features, out_features) {
             true => 2,
@@ -503,10 +502,10 @@ impl Driver for VulkanDriver {
     fn product(&self, spec: &ProductSpec) -> Result<Arc<dyn Product>> {
         let physical = &self.core.physical;
         let definitions = product::definitions(physical, spec)?;
-        let of_workgroups =
-            !product::tiles(physical, spec.act, true).is_empty() && surroundings::wide_matrices_are_asked();
-        let matrices = match of_workgroups.then(|| self.trusted_product(spec, &definitions, true)) {
-            // What is right in no workgroup may be right in subgroups.
+        let there = product::tiles(physical, spec.act, true).iter().any(Tile::is_wide);
+        let wide = there && surroundings::wide_matrices_are_allowed();
+        let matrices = match wide.then(|| self.trusted_product(spec, &definitions, true)) {
+            // What is wrong in workgroups may be right in subgroups.
             None | Some(Err(_)) => self.trusted_product(spec, &definitions, false)?,
             Some(Ok(matrices)) => matrices,
         };

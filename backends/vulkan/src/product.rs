@@ -24,36 +24,49 @@ pub(crate) struct Tile {
     threads: u32,
     /// How subgroups share it, over tokens and over rows; `None`: matrices of the whole workgroup.
     subgroups: Option<[u32; 2]>,
-    /// How fast a product of many tiles is, in TFLOP/s on an H200: what counts is how the shapes compare.
-    speed: u32,
+    /// Steps that lie in shared memory at a time; 0: the driver's matter.
+    stages: u32,
+    /// How fast products are, in TFLOP/s on an H200, where every multiprocessor has two workgroups and where it has one: what counts is how the
+    /// shapes compare.
+    speeds: [u32; 2],
 }
 
-const fn tile(sides: [u32; 3], threads: u32, subgroups: Option<[u32; 2]>, speed: u32) -> Tile {
+const fn tile(sides: [u32; 3], threads: u32, subgroups: [u32; 2], stages: u32, speeds: [u32; 2]) -> Tile {
     let [tokens, rows, depths] = sides;
     Tile {
         tokens,
         rows,
         depths,
         threads,
-        subgroups,
-        speed,
+        subgroups: Some(subgroups),
+        stages,
+        speeds,
+    }
+}
+
+const fn wide(sides: [u32; 3], threads: u32, speeds: [u32; 2]) -> Tile {
+    Tile {
+        subgroups: None,
+        ..tile(sides, threads, [1, 1], 0, speeds)
     }
 }
 
 /// Shapes for matrices of a subgroup.
 const SUBGROUP_TILES: [Tile; 3] = [
-    tile([128, 128, 32], 128, Some([2, 2]), 255),
-    tile([64, 128, 32], 128, Some([1, 4]), 190),
-    tile([64, 64, 64], 128, Some([2, 2]), 153),
+    tile([128, 128, 32], 128, [2, 2], 2, [255, 133]),
+    // Twice the work behind each wait, for those who wait alone.
+    tile([128, 128, 64], 128, [2, 2], 1, [182, 224]),
+    tile([64, 64, 64], 128, [2, 2], 2, [153, 100]),
 ];
 /// Shapes for matrices of a workgroup.
-const WORKGROUP_TILES: [Tile; 3] = [
-    tile([128, 256, 64], 256, None, 194),
-    tile([128, 128, 64], 256, None, 160),
-    tile([64, 64, 64], 128, None, 100),
-];
+const WORKGROUP_TILES: [Tile; 1] = [wide([128, 128, 64], 128, [273, 150])];
 
 impl Tile {
+    /// Whether its matrices are a workgroup's.
+    pub(crate) fn is_wide(&self) -> bool {
+        self.subgroups.is_none()
+    }
+
     /// The kernel file, and its entry point.
     pub(crate) fn kernel(&self) -> &'static str {
         match self.subgroups {
@@ -71,6 +84,7 @@ impl Tile {
         ];
         if let Some([down, across]) = self.subgroups {
             all.extend([("WARPS_DOWN", down.to_string()), ("WARPS_ACROSS", across.to_string())]);
+            all.push(("STAGES", self.stages.to_string()));
         }
         all
     }
@@ -80,19 +94,23 @@ impl Tile {
         [tokens.div_ceil(self.tokens), rows.div_ceil(self.rows)]
     }
 
-    /// How long a product takes, in no unit: every multiprocessor has one workgroup at a time.
+    /// How long a product takes, in no unit: multiprocessors take two workgroups at a time, and the last ones run alone where there are few.
     fn cost(&self, tokens: u32, rows: u32, num_sms: u32) -> u64 {
-        let [down, across] = self.grid(tokens, rows).map(u64::from);
-        let rounds = (down * across).div_ceil(u64::from(num_sms.max(1)));
-        rounds * u64::from(self.tokens) * u64::from(self.rows) * 1000 / u64::from(self.speed)
+        let ([down, across], sms) = (self.grid(tokens, rows).map(u64::from), u64::from(num_sms.max(1)));
+        let area = u64::from(self.tokens) * u64::from(self.rows) * 1000;
+        let (pairs, rest) = (down * across / (2 * sms), down * across % (2 * sms));
+        let [of_two, alone] = [2 * area / u64::from(self.speeds[0]), area / u64::from(self.speeds[1])];
+        let last = match rest {
+            0 => 0,
+            rest if rest <= sms => alone,
+            _ => of_two,
+        };
+        pairs * of_two + last
     }
 }
 
-/// The shapes that the device has for matrices of `act`: of workgroups where it has those, else of subgroups.
-pub(crate) fn tiles(physical: &Physical, act: DType, of_workgroups: bool) -> Vec<Tile> {
-    if !of_workgroups {
-        return SUBGROUP_TILES.to_vec();
-    }
+/// The shapes that the device has for matrices of `act`; those of workgroups only where `wide` says so.
+pub(crate) fn tiles(physical: &Physical, act: DType, wide: bool) -> Vec<Tile> {
     let element = match act {
         DType::BF16 => bfloat16::COMPONENT,
         _ => vk::ComponentTypeKHR::FLOAT16,
@@ -104,7 +122,8 @@ pub(crate) fn tiles(physical: &Physical, act: DType, of_workgroups: bool) -> Vec
                 && shape.takes([tile.tokens, tile.rows, tile.depths])
         })
     };
-    WORKGROUP_TILES.iter().filter(taken).copied().collect()
+    let of_workgroups = WORKGROUP_TILES.iter().filter(|_| wide).filter(taken);
+    SUBGROUP_TILES.iter().chain(of_workgroups).copied().collect()
 }
 
 /// Tokens of a call for which weights are multiplied as they come, without tiles.
@@ -216,19 +235,20 @@ mod tests {
     use super::*;
     use crate::wide::Shape;
 
-    fn best(tiles: &[Tile], tokens: u32, rows: u32) -> [u32; 2] {
-        let tile = tiles.iter().min_by_key(|tile| tile.cost(tokens, rows, 132));
-        let tile = tile.expect("there are tiles");
-        [tile.tokens, tile.rows]
-    }
-
     #[test]
-    fn many_outputs_run_in_large_tiles_and_few_spread_over_the_device() {
-        assert_eq!(best(&WORKGROUP_TILES, 4096, 28_672), [128, 256]);
-        assert_eq!(best(&SUBGROUP_TILES, 4096, 28_672), [128, 128]);
-        // 32 or 64 workgroups would leave most of 132 idle.
-        assert_eq!(best(&WORKGROUP_TILES, 64, 4096), [64, 64]);
-        assert_eq!(best(&SUBGROUP_TILES, 64, 4096), [64, 64]);
+    fn many_outputs_run_in_the_fastest_tiles_and_few_spread_over_the_device() {
+        let all: Vec<Tile> = SUBGROUP_TILES.iter().chain(&WORKGROUP_TILES).copied().collect();
+        let best = |tiles: &[Tile], tokens, rows| {
+            let tile = tiles.iter().min_by_key(|tile| tile.cost(tokens, rows, 132));
+            let tile = tile.expect("there are tiles");
+            (tile.tokens, tile.depths, tile.kernel())
+        };
+        assert_eq!(best(&all, 4096, 28_672), (128, 64, "product_wide"));
+        assert_eq!(best(&SUBGROUP_TILES, 4096, 28_672), (128, 32, "product"));
+        // One workgroup for each of 132.
+        assert_eq!(best(&all, 512, 4096), (128, 64, "product"));
+        // 32 workgroups of the large ones would leave most of 132 idle.
+        assert_eq!(best(&all, 64, 4096), (64, 64, "product"));
         // A device that does not tell its multiprocessors still gets one.
         assert!(WORKGROUP_TILES[0].cost(1, 1, 0) > 0);
     }

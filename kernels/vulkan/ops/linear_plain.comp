@@ -5,7 +5,7 @@
 // residual).
 //
 // Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.glsl).
-// linear_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 128 threads; in subgroups of 8 (⌈n / 32⌉, ⌈tokens / 8⌉), 8 threads, each four rows. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads.
+// linear_plain: grid (⌈n / 4⌉, ⌈tokens / 8⌉), 64 threads; in subgroups of 8 (⌈n / 32⌉, ⌈tokens / 8⌉), 8 threads, each four rows. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads.
 // linear_finish: grid (⌈n / 256⌉, tokens), 256 threads.
 // check: linear_plain convert_weights linear_finish -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0
 // check: linear_plain linear_finish -DACT=bf16 -DWEIGHT=bf16 -DOUT=bf16 -DEPILOGUE=1

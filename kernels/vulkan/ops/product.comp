@@ -4,14 +4,14 @@
 // tokens run on. The next tiles are on their way from memory to registers while the present ones are multiplied from shared memory.
 //
 // Definitions: ACT (f16 or bf16: x and w), OUT (f32, f16, bf16), ACCUMULATE (0, 1); of `product`: TOKENS, ROWS, DEPTH (sides of a workgroup's tile,
-// depths of a step), WARPS_DOWN, WARPS_ACROSS (subgroups over tokens and over rows). Needs SUBGROUP = 32. Rows of x, w and out start at
+// depths of a step), WARPS_DOWN, WARPS_ACROSS (subgroups over tokens and over rows), STAGES (steps in shared memory: 1 or 2). Needs SUBGROUP = 32. Rows of x, w and out start at
 // multiples of 16 bytes.
 // product: grid (⌈tokens / TOKENS⌉, ⌈n / ROWS⌉), 32 · WARPS_DOWN · WARPS_ACROSS threads. k is a multiple of 8.
 // product_few, for up to 16 tokens: grid n / 16, 256 threads. n is a multiple of 16, k of 64.
-// check: product product_few -DACT=f16 -DOUT=f16 -DACCUMULATE=0 -DTOKENS=128 -DROWS=128 -DDEPTH=32 -DWARPS_DOWN=2 -DWARPS_ACROSS=4 -DSUBGROUP=32
-// check: product -DACT=f16 -DOUT=f32 -DACCUMULATE=1 -DTOKENS=64 -DROWS=64 -DDEPTH=64 -DWARPS_DOWN=2 -DWARPS_ACROSS=2 -DSUBGROUP=32
-// check: product product_few -DACT=bf16 -DOUT=bf16 -DACCUMULATE=1 -DTOKENS=128 -DROWS=128 -DDEPTH=32 -DWARPS_DOWN=2 -DWARPS_ACROSS=2 -DSUBGROUP=32
-// check: product -DACT=bf16 -DOUT=f32 -DACCUMULATE=0 -DTOKENS=64 -DROWS=64 -DDEPTH=64 -DWARPS_DOWN=2 -DWARPS_ACROSS=2 -DSUBGROUP=32
+// check: product product_few -DACT=f16 -DOUT=f16 -DACCUMULATE=0 -DTOKENS=128 -DROWS=128 -DDEPTH=32 -DSTAGES=2 -DWARPS_DOWN=2 -DWARPS_ACROSS=4 -DSUBGROUP=32
+// check: product -DACT=f16 -DOUT=f32 -DACCUMULATE=1 -DTOKENS=128 -DROWS=128 -DDEPTH=64 -DSTAGES=1 -DWARPS_DOWN=2 -DWARPS_ACROSS=2 -DSUBGROUP=32
+// check: product product_few -DACT=bf16 -DOUT=bf16 -DACCUMULATE=1 -DTOKENS=128 -DROWS=128 -DDEPTH=32 -DSTAGES=2 -DWARPS_DOWN=2 -DWARPS_ACROSS=2 -DSUBGROUP=32
+// check: product -DACT=bf16 -DOUT=f32 -DACCUMULATE=0 -DTOKENS=64 -DROWS=64 -DDEPTH=64 -DSTAGES=2 -DWARPS_DOWN=2 -DWARPS_ACROSS=2 -DSUBGROUP=32
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_cooperative_matrix : require
 #define N 8
@@ -115,10 +115,7 @@ void main() {
 #define STAGE_VECTORS (ROWS / WARPS_ACROSS / 8)
 #define STAGE_PITCH (2 * STAGE_VECTORS + 1)
 #define STAGE_QUADS (SIDE * STAGE_PITCH)
-// Two steps where they fit, of which one is multiplied while the other is written.
-#ifndef STAGES
-#define STAGES 2
-#endif
+// Of two steps one is multiplied while the other is written; a single one is written between barriers.
 shared uvec4 tiles[STAGES * TILE_QUADS > SUBGROUPS * STAGE_QUADS ? STAGES * TILE_QUADS : SUBGROUPS * STAGE_QUADS];
 
 // A subgroup has TOKENS / WARPS_DOWN tokens of ROWS / WARPS_ACROSS rows, in squares of 16.
