@@ -50,6 +50,7 @@ files! {
     "norm",
     "pointwise",
     "product",
+    "product_wide",
     "rope",
     "rows",
     "sample",
