@@ -468,7 +468,7 @@ impl Driver for VulkanDriver {
     }
 
     fn unpack_from(&self) -> u32 {
-        6
+        9
     }
 
     fn product_from(&self, in_features: u32, out_features: u32) -> u32 {
