@@ -175,7 +175,7 @@ impl Simd for Avx2 {
                     let x = _mm256_set1_epi32(*x.add(t * INT8_QUADS + g));
                     for half in 0..2 {
                         let product = _mm256_maddubs_epi16(w[g][half], x);
-                        pairs[t][half] = if g % together == 0 { product } else { _mm256_add_epi16(pairs[t][half], product) };
+                        pairs[t][half] = if g.is_multiple_of(together) { product } else { _mm256_add_epi16(pairs[t][half], product) };
                     }
                 });
                 if g % together == together - 1 || g == G - 1 {
