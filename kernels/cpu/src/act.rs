@@ -163,36 +163,52 @@ unsafe fn token_bf16<S: Simd>(x: *const f32, k: usize, dst: *mut u16, t: usize, 
 unsafe fn token_int8<S: Simd>(x: *const f32, k: usize, dst: *mut u32, t: usize, width: usize) {
     // SAFETY: the caller's promise.
     unsafe {
+        // 0 where all is finite; else NaN in some lane, and the token is looked at block by block.
+        let (zero, mut poison) = (S::splat(0.0), S::splat(0.0));
         for b in 0..padded_k(k) / BLOCK {
             let v = load_block::<S>(x, b * BLOCK, k);
-            let largest = S::hmax(S::max(S::abs(v[0]), S::abs(v[1])));
-            // 0 for finite values, NaN where there is a NaN or an ∞: the block's output then is NaN, not a quiet 0.
-            let zero = S::splat(0.0);
-            let d = largest / 127.0 + S::sum(S::fma(v[0], zero, S::mul(v[1], zero)));
-            let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
-            // Subnormal maxima have an infinite inverse: they are zero beside anything representable.
-            let (d, inverse) = if inverse == f32::INFINITY {
-                (0.0, 0.0)
-            } else {
-                (d, inverse)
-            };
-            let q = [
-                S::round_i32(S::mul(v[0], S::splat(inverse))),
-                S::round_i32(S::mul(v[1], S::splat(inverse))),
-            ];
-            let out = dst.add(b * INT8_WORDS * width);
-            let quads = out.add(t * INT8_QUADS).cast::<u8>();
-            S::store_i8x16(quads, q[0]);
-            S::store_i8x16(quads.add(LANES), q[1]);
-            // Sixteen quants sum exactly in f32.
-            let sums = [S::sum(S::i32_to_f32(q[0])) as i32, S::sum(S::i32_to_f32(q[1])) as i32];
-            let sum = sums[0].wrapping_add(sums[1]);
-            let out = out.add(INT8_QUADS * width + t);
-            *out = d.to_bits();
-            *out.add(width) = (d * sum as f32).to_bits();
-            *out.add(2 * width) = sum.wrapping_neg() as u32;
-            *out.add(3 * width) = sums[0].wrapping_neg() as u32;
-            *out.add(4 * width) = sums[1].wrapping_neg() as u32;
+            poison = S::fma(v[1], zero, S::fma(v[0], zero, poison));
+            block_int8::<S>(v, 0.0, dst.add(b * INT8_WORDS * width), t, width);
         }
+        if S::sum(poison) == 0.0 {
+            return;
+        }
+        for b in 0..padded_k(k) / BLOCK {
+            let v = load_block::<S>(x, b * BLOCK, k);
+            let poison = S::sum(S::fma(v[0], zero, S::mul(v[1], zero)));
+            block_int8::<S>(v, poison, dst.add(b * INT8_WORDS * width), t, width);
+        }
+    }
+}
+
+/// One block; `poison` is 0, or NaN where the block has a NaN or an ∞: its output then is NaN, not a quiet 0.
+///
+/// # Safety
+/// The CPU has `S`'s instruction set; `out` holds a block of `width` tokens.
+#[inline(always)]
+unsafe fn block_int8<S: Simd>(v: [S::F; 2], poison: f32, out: *mut u32, t: usize, width: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let d = S::hmax(S::max(S::abs(v[0]), S::abs(v[1]))) / 127.0 + poison;
+        let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
+        // Subnormal maxima have an infinite inverse: they are zero beside anything representable.
+        let (d, inverse) = if inverse == f32::INFINITY {
+            (0.0, 0.0)
+        } else {
+            (d, inverse)
+        };
+        let inverse = S::splat(inverse);
+        let q = [S::round_i32(S::mul(v[0], inverse)), S::round_i32(S::mul(v[1], inverse))];
+        let quads = out.add(t * INT8_QUADS).cast::<u8>();
+        S::store_i8x16(quads, q[0]);
+        S::store_i8x16(quads.add(LANES), q[1]);
+        let sums = S::sum_halves(q);
+        let sum = sums[0].wrapping_add(sums[1]);
+        let out = out.add(INT8_QUADS * width + t);
+        *out = d.to_bits();
+        *out.add(width) = (d * sum as f32).to_bits();
+        *out.add(2 * width) = sum.wrapping_neg() as u32;
+        *out.add(3 * width) = sums[0].wrapping_neg() as u32;
+        *out.add(4 * width) = sums[1].wrapping_neg() as u32;
     }
 }

@@ -147,6 +147,10 @@ pub(crate) trait Simd: Copy + 'static {
     /// Writes each lane's low byte: 16 bytes.
     unsafe fn store_i8x16(p: *mut u8, v: Self::I);
     unsafe fn and_i(a: Self::I, b: Self::I) -> Self::I;
+    /// Wraps.
+    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
+    /// Sum of the lanes, wrapping.
+    unsafe fn sum_i(v: Self::I) -> i32;
     unsafe fn or_i(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn shl<const N: u32>(a: Self::I) -> Self::I;
     /// Logical shift right.
@@ -221,6 +225,17 @@ pub(crate) trait Simd: Copy + 'static {
                 width /= 2;
             }
             lanes[0]
+        }
+    }
+
+    /// The sums of both vectors' lanes, each within ±127. One pass adds both up: a sum is within 16 bits, the other lies above it.
+    #[inline(always)]
+    unsafe fn sum_halves(v: [Self::I; 2]) -> [i32; 2] {
+        // SAFETY: the caller has the instruction set.
+        unsafe {
+            let both = Self::sum_i(Self::add_i(v[0], Self::shl::<16>(v[1])));
+            let low = i32::from(both as i16);
+            [low, both.wrapping_sub(low) >> 16]
         }
     }
 

@@ -25,9 +25,10 @@ pub struct Answer {
 /// # Errors
 /// The socket's, and an answer that is no stream of completions, with the server's words.
 pub fn complete(address: SocketAddr, model: &str, prompt: &[u32], tokens: usize) -> Result<Answer> {
+    // With ids each token is an event, also where its text waits for the rest of a character, as with random weights most do.
     let body = json!({
         "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true, "stream": true,
-        "stream_options": { "include_usage": true },
+        "stream_options": { "include_usage": true }, "return_token_ids": true,
     })
     .to_string();
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;

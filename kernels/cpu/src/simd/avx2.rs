@@ -80,6 +80,13 @@ impl Simd for Avx2 {
         };
         fn and_i(a: I, b: I) -> I = [_mm256_and_si256(a[0], b[0]), _mm256_and_si256(a[1], b[1])];
         fn or_i(a: I, b: I) -> I = [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])];
+        fn add_i(a: I, b: I) -> I = [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])];
+        fn sum_i(v: I) -> i32 = {
+            let eight = _mm256_add_epi32(v[0], v[1]);
+            let four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
+            let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
+            _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two)))
+        };
         fn bf16_pair(a: I) -> [F; 2] = {
             let high = _mm256_set1_epi32(0xffff_0000u32 as i32);
             [
@@ -168,7 +175,7 @@ impl Simd for Avx2 {
                     let x = _mm256_set1_epi32(*x.add(t * INT8_QUADS + g));
                     for half in 0..2 {
                         let product = _mm256_maddubs_epi16(w[g][half], x);
-                        pairs[t][half] = if g % together == 0 { product } else { _mm256_add_epi16(pairs[t][half], product) };
+                        pairs[t][half] = if g.is_multiple_of(together) { product } else { _mm256_add_epi16(pairs[t][half], product) };
                     }
                 });
                 if g % together == together - 1 || g == G - 1 {

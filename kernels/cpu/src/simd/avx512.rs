@@ -64,6 +64,8 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
         fn store_i8x16(p: *mut u8, v: __m512i) = _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v));
         fn and_i(a: __m512i, b: __m512i) -> __m512i = _mm512_and_si512(a, b);
         fn or_i(a: __m512i, b: __m512i) -> __m512i = _mm512_or_si512(a, b);
+        fn add_i(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
+        fn sum_i(v: __m512i) -> i32 = _mm512_reduce_add_epi32(v);
         fn bf16_pair(a: __m512i) -> [__m512; 2] = [
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(a)),
             _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32(0xffff_0000u32 as i32))),

@@ -56,6 +56,13 @@ impl Simd for Neon {
         fn load_i(p: *const u8) -> I = |q| vreinterpretq_s32_u8(vld1q_u8(p.add(16 * q)));
         fn and_i(a: I, b: I) -> I = |q| vandq_s32(a[q], b[q]);
         fn or_i(a: I, b: I) -> I = |q| vorrq_s32(a[q], b[q]);
+        fn add_i(a: I, b: I) -> I = |q| vaddq_s32(a[q], b[q]);
+    }
+
+    #[inline(always)]
+    unsafe fn sum_i(v: I) -> i32 {
+        // SAFETY: the trait's contract.
+        unsafe { vaddvq_s32(vaddq_s32(vaddq_s32(v[0], v[1]), vaddq_s32(v[2], v[3]))) }
     }
 
     #[inline(always)]

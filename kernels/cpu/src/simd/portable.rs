@@ -58,6 +58,12 @@ impl Simd for Portable {
         pow2(a: I) -> F = |i| f32::from_bits((a[i].wrapping_add(127) as u32) << 23);
         and_i(a: I, b: I) -> I = |i| a[i] & b[i];
         or_i(a: I, b: I) -> I = |i| a[i] | b[i];
+        add_i(a: I, b: I) -> I = |i| a[i].wrapping_add(b[i]);
+    }
+
+    #[inline(always)]
+    unsafe fn sum_i(v: I) -> i32 {
+        v.into_iter().fold(0, i32::wrapping_add)
     }
 
     #[inline(always)]
