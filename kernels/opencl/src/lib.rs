@@ -19,6 +19,7 @@ texts! { HEADERS, "include", "", "Headers by the name that `#include` gives, wit
     "blocks.h",
     "kv.h",
     "logits.h",
+    "matrix.h",
     "product.h",
     "quantized.h",
 }
@@ -26,6 +27,7 @@ texts! { HEADERS, "include", "", "Headers by the name that `#include` gives, wit
 texts! { SOURCES, "ops", ".cl", "Every kernel file by the name of its CUDA twin, with its text.",
     "argmax",
     "attention_plain",
+    "attention_tiles",
     "copy",
     "embedding",
     "kv_write",

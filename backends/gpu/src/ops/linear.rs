@@ -336,18 +336,16 @@ impl Kernel for Linear {
             (None, None) if self.many_only => "plain kernel where the library cannot",
             (None, None) => "plain kernel",
         };
-        let tiles = if tiled.is_some() {
-            "; larger ones: tiles in f32"
-        } else {
-            ""
-        };
+        let tiles = tiled
+            .as_ref()
+            .map_or_else(String::new, |tiled| format!("; larger ones: tiles {}", tiled.means()));
         let large = match (&library, why) {
             (Some(library), _) if library.is_eight_bit() => {
                 "; larger ones: library product of 8-bit tokens".to_string()
             }
             (Some(_), _) => "; larger ones: library product".to_string(),
             (None, Some(why)) => format!("{tiles}; no library product ({why})"),
-            (None, None) => tiles.to_string(),
+            (None, None) => tiles,
         };
         self.code = Some(Code {
             small,
