@@ -11,7 +11,7 @@ pub(crate) const EXTENSIONS: [&str; 3] = [
     "cl_intel_subgroups_short",
 ];
 /// The definition that turns a kernel to matrix units (`matrix.h`).
-const DEFINE: &str = "MATRIX";
+const DEFINE: &str = "DPAS";
 /// Kernels on matrix units keep sums in registers: attention needs the larger file, of half as many threads.
 const LARGE_REGISTERS: &str = "-cl-intel-256-GRF-per-thread";
 /// The kernel file of prompts' attention.
@@ -88,7 +88,7 @@ impl Matrix {
         let attention = name == ATTENTION_TILES;
         if attention {
             more.push(format!("-D{DEFINE}={}", self.lanes));
-        } else if !options.iter().any(|option| option.starts_with("-DMATRIX=")) {
+        } else if !options.iter().any(|option| option.starts_with("-DDPAS=")) {
             return None;
         }
         match self.emulated {
@@ -130,14 +130,14 @@ mod tests {
         let matrix = |emulated| Matrix { lanes: 8, emulated };
         let options = |name, matrix: Matrix, of: &str| matrix.options(name, &[of.to_string()]).map(|all| all.join(" "));
         assert_eq!(options("linear_tiled", matrix(false), "-DACT=f16"), None);
-        let linear = options("linear_tiled", matrix(false), "-DMATRIX=8");
+        let linear = options("linear_tiled", matrix(false), "-DDPAS=8");
         assert_eq!(linear.as_deref(), Some("-DSUBGROUP=8"));
         let attention = options(ATTENTION_TILES, matrix(false), "-DACT=f16");
         assert_eq!(
             attention.as_deref(),
-            Some("-DSUBGROUP=8 -DMATRIX=8 -cl-intel-256-GRF-per-thread")
+            Some("-DSUBGROUP=8 -DDPAS=8 -cl-intel-256-GRF-per-thread")
         );
         let emulated = options(ATTENTION_TILES, matrix(true), "-DACT=f16");
-        assert_eq!(emulated.as_deref(), Some("-DSUBGROUP=8 -DMATRIX=8 -DMATRIX_EMULATED"));
+        assert_eq!(emulated.as_deref(), Some("-DSUBGROUP=8 -DDPAS=8 -DDPAS_EMULATED"));
     }
 }

@@ -6,13 +6,13 @@
 //   right: lane l brings column l, depths 2i and 2i + 1 in component i;
 //   sums: lane l has column l, a row a component.
 //
-// Definitions: MATRIX (8 or 16, which is SUBGROUP: the smallest subgroups of the device), MATRIX_EMULATED (for devices without the units: the same by
+// Definitions: DPAS (8 or 16, which is SUBGROUP: the smallest subgroups of the device), DPAS_EMULATED (for devices without the units: the same by
 // plain operations, to test what is built on it).
 #ifndef HALYARD_MATRIX_H
 #define HALYARD_MATRIX_H
 #include "common.h"
 
-#if MATRIX == 16
+#if DPAS == 16
 typedef short left1;
 typedef short4 left4;
 typedef short8 left8;
@@ -22,11 +22,11 @@ typedef int4 left4;
 typedef int8 left8;
 #endif
 // 16-bit values of a row that a lane brings.
-#define LEFT_VALUES (16 / MATRIX)
+#define LEFT_VALUES (16 / DPAS)
 
 // MULTIPLY8(T, left, right, sums) and MULTIPLY4: sums + left · right, of values of type T (f16, bf16) and so many rows.
 // UNROLLED loops go over products: sums stay in registers. Emulated products are so long that a compiler for processors would work on copies for minutes.
-#ifdef MATRIX_EMULATED
+#ifdef DPAS_EMULATED
 #define UNROLLED __attribute__((opencl_unroll_hint(1)))
 // Two neighbours in depth.
 INLINE float add_pair_f16(u32 a, u32 b, float sum) {
@@ -37,7 +37,7 @@ INLINE float add_pair_bf16(u32 a, u32 b, float sum) {
 }
 // Depths 2i and 2i + 1 of a row, from the lanes that brought them.
 INLINE u32 pair_of(left1 left, u32 i) {
-#if MATRIX == 16
+#if DPAS == 16
     u32 word = (u16)left;
     return sub_group_broadcast(word, 2 * i) | sub_group_broadcast(word, 2 * i + 1) << 16;
 #else
@@ -63,10 +63,10 @@ MULTIPLIERS(bf16)
 #define MULTIPLY8(T, left, right, sums) CAT(multiply8_, T)(left, right, sums)
 #else
 #define UNROLLED _Pragma("unroll")
-#define MATRIX_MAD_f16 intel_sub_group_f16_f16_matrix_mad_k16
-#define MATRIX_MAD_bf16 intel_sub_group_bf16_bf16_matrix_mad_k16
-#define MULTIPLY4(T, left, right, sums) CAT(MATRIX_MAD_, T)(left, right, sums)
-#define MULTIPLY8(T, left, right, sums) CAT(MATRIX_MAD_, T)(left, right, sums)
+#define DPAS_f16 intel_sub_group_f16_f16_matrix_mad_k16
+#define DPAS_bf16 intel_sub_group_bf16_bf16_matrix_mad_k16
+#define MULTIPLY4(T, left, right, sums) CAT(DPAS_, T)(left, right, sums)
+#define MULTIPLY8(T, left, right, sums) CAT(DPAS_, T)(left, right, sums)
 #endif
 
 #endif

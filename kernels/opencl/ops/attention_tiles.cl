@@ -6,7 +6,7 @@
 // neighbouring keys, in two products, since it brings both in a word. So no value moves between lanes but for each token's highest score. Tokens of
 // several sequences may meet in a subgroup: it goes through the keys of each.
 //
-// Definitions: ACT and KV (the same: f16 or bf16), HEAD_DIM (a multiple of 16), BLOCK (a multiple of 8), MATRIX (see matrix.h). Queries start at words.
+// Definitions: ACT and KV (the same: f16 or bf16), HEAD_DIM (a multiple of 16), BLOCK (a multiple of 8), DPAS (see matrix.h). Queries start at words.
 // Entry point: attention_tiles. Grid (⌈T / 64⌉, num_heads), 128 threads; parameters are those of attention_plain. Tokens that belong to no sequence
 // write nothing. Empty where there are no such units.
 // check: -DACT=bf16 -DKV=bf16 -DHEAD_DIM=128 -DBLOCK=64
@@ -15,11 +15,11 @@
 // matrix: -DACT=f16 -DKV=f16 -DHEAD_DIM=80 -DBLOCK=8
 #include "kv.h"
 
-#ifdef MATRIX
+#ifdef DPAS
 #include "matrix.h"
 
 // Tokens of a subgroup, and vectors of one value for each.
-#if MATRIX == 16
+#if DPAS == 16
 #define TOKENS 8
 typedef left8 Left;
 #define MULTIPLY_ROWS MULTIPLY8
@@ -35,10 +35,10 @@ typedef CAT(int, TOKENS) Ints;
 
 // Keys of a pass; products of scores and of values in it; keys of which a lane brings the weights in one left side.
 #define KEYS 32
-#define SCORES (KEYS / MATRIX)
+#define SCORES (KEYS / DPAS)
 #define PIECES (KEYS / 16)
 #define STEPS (HEAD_DIM / 16)
-#define CHUNKS (HEAD_DIM / MATRIX)
+#define CHUNKS (HEAD_DIM / DPAS)
 
 // The first sequence that ends behind token t.
 INLINE u32 sequence_at(const __global i32 *starts, u32 S, i32 t) {
@@ -68,7 +68,7 @@ INLINE uint4 counting(i32 key, i32 least, i32 most) {
     return select((uint4)0, (uint4)0xffffu, low >= least && low <= most) | select((uint4)0, (uint4)0xffff0000u, high >= least && high <= most);
 }
 
-#if MATRIX == 16
+#if DPAS == 16
 #define WEIGHT_OF(m) weights.s##m = (short)bits_of(scores[p].s##m);
 #else
 #define WEIGHT_OF(m) weights.s##m = (int)(bits_of(scores[2 * p].s##m) | bits_of(scores[2 * p + 1].s##m) << 16);
@@ -81,8 +81,8 @@ KERNEL void attention_tiles(const __global ACT *q, u32 q_token_stride, u32 q_hea
                             u32 out_head_stride, u32 T, u32 S, u32 num_heads, u32 group, float scale, float softcap, u32 window) {
     // What each work-item brings of the queries, in each step: its own only, so that nobody waits. In registers they would leave no room for the sums.
     __local Left queries[STEPS][128];
-    u32 lane = get_local_id(0) % MATRIX, head = get_group_id(1);
-    i32 first_token = (i32)(get_group_id(0) * 64 + get_local_id(0) / MATRIX * TOKENS), end_token = min(first_token + TOKENS, (i32)T);
+    u32 lane = get_local_id(0) % DPAS, head = get_group_id(1);
+    i32 first_token = (i32)(get_group_id(0) * 64 + get_local_id(0) / DPAS * TOKENS), end_token = min(first_token + TOKENS, (i32)T);
     if (first_token >= (i32)T) return;
     // Tokens past the end repeat the last one, and are not written.
     for (u32 step = 0; step < STEPS; step++) {
@@ -150,7 +150,7 @@ KERNEL void attention_tiles(const __global ACT *q, u32 q_token_stride, u32 q_hea
                 const __global u8 *b = pieces + (u64)pages[high_near / BLOCK] * page_stride + value_row(lane, (u32)high_near % BLOCK / 8);
                 int8 counted = as_int8((uint8)(counting(low, least, most), counting(high, least, most)));
                 UNROLLED for (u32 chunk = 0; chunk < CHUNKS; chunk++)
-                    sums[chunk] = MULTIPLY_ROWS(KV, weights, two_rows(a + chunk * (MATRIX / 8 * 128), b + chunk * (MATRIX / 8 * 128)) & counted, sums[chunk]);
+                    sums[chunk] = MULTIPLY_ROWS(KV, weights, two_rows(a + chunk * (DPAS / 8 * 128), b + chunk * (DPAS / 8 * 128)) & counted, sums[chunk]);
             }
         }
     }
@@ -166,7 +166,7 @@ KERNEL void attention_tiles(const __global ACT *q, u32 q_token_stride, u32 q_hea
     for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
         Floats values = sums[chunk] * factor;
 #define WRITE(m)                                                                                                           \
-    if (live.s##m) STORE(ACT, values.s##m, to, (u64)(first_token + m) * out_token_stride + chunk * MATRIX);
+    if (live.s##m) STORE(ACT, values.s##m, to, (u64)(first_token + m) * out_token_stride + chunk * DPAS);
         FOR_TOKENS(WRITE)
     }
 }

@@ -323,14 +323,17 @@ impl Kernel for Linear {
             own_tokens = u32::MAX;
         }
         let tiled = match (&small, &library) {
-            // Rounded tokens need no tiles: four products an instruction make up for weights that are read again for every eight of them.
-            (None, None) if dots.is_none() => Tiled::prepare(cx, op, self.held, own_tokens)?,
+            (None, None) => Tiled::prepare(cx, op, self.held, own_tokens)?,
             _ => None,
         };
+        // Rounded tokens need no tiles in f32: four products an instruction make up for weights that are read again for every eight of them.
+        let tiled = tiled.filter(|tiled| dots.is_none() || tiled.is_on_matrix_units());
         let own = match (&small, &quantized) {
             (Some(Few::Plain(_)), _) => "small batches: matrix units over plain weights",
             (Some(Few::Scaled(_)), _) => "small batches: matrix units over 8-bit weights",
-            (None, Some(_)) if dots.is_some() && library.is_none() => "packed planes, tokens rounded to 8 bits",
+            (None, Some(_)) if dots.is_some() && library.is_none() && tiled.is_none() => {
+                "packed planes, tokens rounded to 8 bits"
+            }
             (None, Some(_)) if dots.is_some() => "small batches: packed planes, tokens rounded to 8 bits",
             (None, Some(_)) => "small batches: packed planes",
             (None, None) if self.many_only => "plain kernel where the library cannot",

@@ -78,6 +78,11 @@ impl Tiled {
         }))
     }
 
+    /// Whether it is compiled for matrix units.
+    pub(super) fn is_on_matrix_units(&self) -> bool {
+        self.tiling.define.is_some()
+    }
+
     /// In what it computes.
     pub(super) fn means(&self) -> &str {
         &self.tiling.means
