@@ -91,7 +91,8 @@ impl Program {
     }
 
     /// The sub-program of nodes `first .. first + count`, with its tensors renumbered in order of first use, and the
-    /// original index of each. A tensor is internal in it when no later node reads what the region leaves there.
+    /// original index of each. A tensor is internal in it when nobody reads what the region leaves there: no later node, and after the program nobody
+    /// either, as it is written again before or was internal already.
     pub fn region(&self, first: usize, count: usize) -> (Program, Vec<u16>) {
         let mut original = Vec::new();
         let mut nodes = Vec::with_capacity(count);
@@ -107,7 +108,11 @@ impl Program {
             .iter()
             .map(|&t| {
                 let decl = self.tensors[usize::from(t)];
-                let internal = decl.internal && self.dies_within(t, first, count);
+                let internal = match self.fate(t, first + count) {
+                    Fate::Read => false,
+                    Fate::Overwritten => true,
+                    Fate::Left => decl.internal,
+                };
                 let storage = storages.iter().position(|&s| s == decl.storage).unwrap_or_else(|| {
                     storages.push(decl.storage);
                     storages.len() - 1
@@ -140,12 +145,12 @@ impl Program {
         access
     }
 
-    /// Whether nobody reads what the region leaves in tensor `t`: every one of its columns is written again before it is read, or
-    /// never touched again. Where columns are not said, only a write of `t` itself counts, and every read of its memory.
-    fn dies_within(&self, t: u16, first: usize, count: usize) -> bool {
+    /// What comes of tensor `t`'s contents from node `next` on. It is overwritten when every one of its columns is written before it is read; where
+    /// columns are not said, only a write of `t` itself counts, and every read of its memory.
+    fn fate(&self, t: u16, next: usize) -> Fate {
         let decl = self.tensors[usize::from(t)];
         let mut left = vec![decl.columns()];
-        for node in &self.nodes[first + count..] {
+        for node in &self.nodes[next..] {
             for (&other, operand) in node.operands.iter().zip(node.spec.operands()) {
                 let Some(touched) = self
                     .tensors
@@ -158,10 +163,10 @@ impl Program {
                 let (begin, end) = touched.columns();
                 if operand.access != Access::Write {
                     if !said || left.iter().any(|&(from, to)| from < end && begin < to) {
-                        return false;
+                        return Fate::Read;
                     }
                 } else if other == t {
-                    return true;
+                    return Fate::Overwritten;
                 } else if said {
                     left = left
                         .iter()
@@ -169,13 +174,21 @@ impl Program {
                         .filter(|(from, to)| from < to)
                         .collect();
                     if left.is_empty() {
-                        return true;
+                        return Fate::Overwritten;
                     }
                 }
             }
         }
-        true
+        Fate::Left
     }
+}
+
+/// What later nodes do with a tensor's contents.
+enum Fate {
+    Read,
+    Overwritten,
+    /// Neither.
+    Left,
 }
 
 fn renumber(tensor: u16, original: &mut Vec<u16>) -> u16 {
@@ -291,8 +304,18 @@ mod tests {
         let mut unsaid = program(&[(false, [0, 0, 0]), (false, [3, 2, 0]), (true, [0, 1, 3])]);
         unsaid.tensors[2].num_columns = 0;
         assert!(!is_internal(&unsaid, 0));
-        let mut outside = program(&[(false, [0, 0, 0])]);
-        outside.tensors[0].internal = false;
-        assert!(!is_internal(&outside, 0));
+    }
+
+    #[test]
+    fn what_the_program_leaves_is_not_what_a_region_left_before_it_was_written_again() {
+        let mut once = program(&[(false, [3, 0, 0])]);
+        once.tensors[0].internal = false;
+        assert!(!is_internal(&once, 0));
+        let mut again = program(&[(false, [3, 0, 0]), (false, [3, 0, 0])]);
+        again.tensors[0].internal = false;
+        assert!(is_internal(&again, 0));
+        let mut read_first = program(&[(false, [3, 0, 0]), (false, [0, 3, 0]), (false, [3, 0, 0])]);
+        read_first.tensors[0].internal = false;
+        assert!(!is_internal(&read_first, 0));
     }
 }

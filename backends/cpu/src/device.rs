@@ -251,7 +251,7 @@ impl Drop for CpuPrepared {
 
 impl OpRegistry for CpuDevice {
     fn support(&self, spec: &OpSpec) -> Result<OpSupport> {
-        ops::build(spec)?;
+        ops::build(spec, self.inner.kernels.isa())?;
         Ok(OpSupport {
             cost: 1.0,
             implementation: format!("{:?}", self.inner.kernels.isa()),
@@ -259,7 +259,10 @@ impl OpRegistry for CpuDevice {
     }
 
     fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
-        Ok(CpuPrepared::register(self.inner.clone(), ops::build(spec)?))
+        Ok(CpuPrepared::register(
+            self.inner.clone(),
+            ops::build(spec, self.inner.kernels.isa())?,
+        ))
     }
 
     fn claim(&self, _program: &Program) -> Result<ClaimReport> {

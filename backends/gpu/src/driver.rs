@@ -531,6 +531,12 @@ pub trait Driver: Send + Sync {
         Tiling::plain("in f32")
     }
 
+    /// Fewest tokens for which [`Driver::product`] of GGUF weights unpacked for it does better than the kernel that reads them as they are; more than
+    /// 33 counts as that.
+    fn unpack_from(&self) -> u32 {
+        33
+    }
+
     /// Whether there is a kernel file `linear_dots`, and the device multiplies and adds four pairs of signed bytes fast enough that products of tokens
     /// rounded to 8 bits beat those in f32, where an op allows them.
     fn integer_dots(&self) -> bool {

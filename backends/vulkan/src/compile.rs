@@ -9,6 +9,8 @@ use halyard_platform_api::{Error, Result};
 
 /// Name and version of the compiler; the crate holds its sources, and is pinned by the lock file.
 pub(crate) const COMPILER: &str = "glslang 16 (crate glslang-sys 0.9.2), SPIR-V 1.5";
+/// An extension that the compiler wants newer words for; devices that have it know them.
+const WIDE_MATRICES: &str = "GL_NV_cooperative_matrix2";
 /// Longest part of a compiler's log in an error.
 const MAX_LOG: usize = 4000;
 /// Headers within headers; more are a circle.
@@ -34,9 +36,15 @@ pub(crate) fn compile(name: &str, text: KernelText, options: &[String]) -> Resul
     let source = ShaderSource::from(source);
     let settings = CompilerOptions {
         source_language: SourceLanguage::GLSL,
-        target: Target::Vulkan {
-            version: VulkanVersion::Vulkan1_2,
-            spirv_version: SpirvVersion::SPIRV1_5,
+        target: match text.text.contains(WIDE_MATRICES) {
+            true => Target::Vulkan {
+                version: VulkanVersion::Vulkan1_3,
+                spirv_version: SpirvVersion::SPIRV1_6,
+            },
+            false => Target::Vulkan {
+                version: VulkanVersion::Vulkan1_2,
+                spirv_version: SpirvVersion::SPIRV1_5,
+            },
         },
         version_profile: None,
         messages: ShaderMessage::SPV_RULES | ShaderMessage::VULKAN_RULES,

@@ -10,6 +10,7 @@ use crate::bfloat16;
 use crate::error::Check;
 use crate::instance::{Vulkan, vulkan};
 use crate::physical::Physical;
+use crate::wide;
 
 /// Queues asked of the device: streams share them when there are more.
 const MAX_QUEUES: u32 = 8;
@@ -48,6 +49,7 @@ impl Core {
         let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
         let mut bfloat = bfloat16::Features::default();
         (bfloat.ty, bfloat.cooperative_matrix) = (vk::TRUE, vk::TRUE);
+        let mut wide_matrices = wide::Features::needed();
         let mut dots = vk::PhysicalDeviceShaderIntegerDotProductFeatures::default().shader_integer_dot_product(true);
         let mut extensions = Vec::new();
         let mut info = vk::DeviceCreateInfo::default()
@@ -71,6 +73,10 @@ impl Core {
         if physical.matrices.bf16 {
             extensions.push(bfloat16::NAME.as_ptr());
             info = info.push_next(&mut bfloat);
+        }
+        if physical.matrices.any() && !physical.wide.is_empty() {
+            extensions.push(wide::NAME.as_ptr());
+            info = info.push_next(&mut wide_matrices);
         }
         if physical.dots.native {
             if physical.dots.by_extension {

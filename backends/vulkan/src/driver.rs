@@ -15,7 +15,7 @@ use crate::core::Core;
 use crate::memory::Memory;
 use crate::physical::Physical;
 use crate::pipelines::{FunctionCore, ModuleCore, Pipelines};
-use crate::product::{self, Matrices};
+use crate::product::{self, Matrices, Tile};
 use crate::recorder::MAX_REGIONS;
 use crate::self_test;
 use crate::stream::{GraphCore, Point, StreamCore};
@@ -23,6 +23,8 @@ use crate::surroundings;
 
 /// Rows, and threads, of a workgroup of plain products where a thread has rows to itself.
 const VECTOR_BLOCK: (u32, u32) = (32, 8);
+/// The same where 32 threads have two rows.
+const ROWS_BLOCK: (u32, u32) = (4, 64);
 /// The kernel file of tiles in shared memory.
 const LINEAR_TILED: &str = "linear_tiled";
 /// Shared memory that attention on matrix units may take.
@@ -72,13 +74,57 @@ impl VulkanDriver {
     }
 }
 
-/// A kind of product, and what its test has shown.
-type Tested = ((DType, DType, bool), Result<()>);
+/// A kind of product (types, accumulating or not, with matrices of workgroups or without), and what its test has shown.
+type Tested = ((DType, DType, bool, bool), Result<()>);
 
 impl VulkanDriver {
+    /// A function of a product kernel.
+    fn product_function(
+        &self,
+        file: &'static str,
+        entry: &str,
+        definitions: &[(&'static str, String)],
+        spec: &[(&str, &str)],
+    ) -> Result<Arc<FunctionCore>> {
+        let source = Source { name: file, text: "" };
+        let mut all = spec.to_vec();
+        all.extend(definitions.iter().map(|(name, value)| (*name, value.as_str())));
+        let function = self.products.function(self, source, &all, entry, 0)?;
+        // SAFETY: functions live as long as the driver.
+        Ok(unsafe { holder::<FunctionCore>(function.0) })
+    }
+
+    /// The kernels of a kind of product, tested, of the sizes that the test has.
+    fn trusted_product(&self, spec: &ProductSpec, definitions: &[(&str, &str)], wide: bool) -> Result<Matrices> {
+        let physical = &self.core.physical;
+        let tiles = product::tiles(physical, spec.act, wide).into_iter();
+        let tiles = tiles.map(|tile| {
+            let function = self.product_function(tile.kernel(), tile.kernel(), &tile.definitions(), definitions)?;
+            Ok((tile, function))
+        });
+        let matrices = Matrices {
+            pipelines: self.pipelines.clone(),
+            tiles: tiles.collect::<Result<_>>()?,
+            few: Some(self.product_function("product", "product_few", &[], definitions)?),
+            in_features: self_test::IN_FEATURES,
+            out_features: self_test::OUT_FEATURES,
+            num_sms: physical.facts.num_sms,
+        };
+        self.trust(&matrices, spec, wide)?;
+        Ok(matrices)
+    }
+
+    /// What the test of a kind of product says: the shapes of its kernels.
+    #[cfg(test)]
+    pub(crate) fn outcome_of_product(&self, spec: &ProductSpec, wide: bool) -> Result<Vec<Tile>> {
+        let definitions = product::definitions(&self.core.physical, spec)?;
+        let matrices = self.trusted_product(spec, &definitions, wide)?;
+        Ok(matrices.tiles.into_iter().map(|(tile, _)| tile).collect())
+    }
+
     /// Whether products of such types give the right numbers: tested once.
-    fn trust(&self, matrices: &Matrices, spec: &ProductSpec) -> Result<()> {
-        let kind = (spec.act, spec.out, spec.accumulate);
+    fn trust(&self, matrices: &Matrices, spec: &ProductSpec, wide: bool) -> Result<()> {
+        let kind = (spec.act, spec.out, spec.accumulate, wide);
         let mut tested = self.tested.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, outcome)) = tested.iter().find(|(known, _)| *known == kind) {
             return outcome.clone();
@@ -325,7 +371,7 @@ impl Driver for VulkanDriver {
     fn plain_rows(&self) -> (u32, u32) {
         match self.core.physical.passes_in_vectors {
             true => VECTOR_BLOCK,
-            false => (8, 256),
+            false => ROWS_BLOCK,
         }
     }
 
@@ -421,6 +467,10 @@ impl Driver for VulkanDriver {
         })
     }
 
+    fn unpack_from(&self) -> u32 {
+        6
+    }
+
     fn product_from(&self, in_features: u32, out_features: u32) -> u32 {
         match product::suits_few(in_features, out_features) {
             true => 2,
@@ -452,28 +502,13 @@ impl Driver for VulkanDriver {
     fn product(&self, spec: &ProductSpec) -> Result<Arc<dyn Product>> {
         let physical = &self.core.physical;
         let definitions = product::definitions(physical, spec)?;
-        let source = Source {
-            name: "product",
-            text: "",
+        let there = product::tiles(physical, spec.act, true).iter().any(Tile::is_wide);
+        let wide = there && surroundings::wide_matrices_are_allowed();
+        let matrices = match wide.then(|| self.trusted_product(spec, &definitions, true)) {
+            // What is wrong in workgroups may be right in subgroups.
+            None | Some(Err(_)) => self.trusted_product(spec, &definitions, false)?,
+            Some(Ok(matrices)) => matrices,
         };
-        let function = |name: &str, side: u32| {
-            let side = side.to_string();
-            let mut all = definitions.to_vec();
-            all.push(("TILE", &side));
-            let function = self.products.function(self, source, &all, name, 0)?;
-            // SAFETY: functions live as long as the driver.
-            Ok(unsafe { holder::<FunctionCore>(function.0) })
-        };
-        let [large, small] = product::TILES.map(|side| function("product", side));
-        let matrices = Matrices {
-            pipelines: self.pipelines.clone(),
-            functions: [large?, small?],
-            few: Some(function("product_few", product::TILES[0])?),
-            in_features: self_test::IN_FEATURES,
-            out_features: self_test::OUT_FEATURES,
-            num_sms: physical.facts.num_sms,
-        };
-        self.trust(&matrices, spec)?;
         let suits = product::suits_few(spec.in_features, spec.out_features);
         Ok(Arc::new(Matrices {
             few: matrices.few.filter(|_| suits),

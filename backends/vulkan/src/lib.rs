@@ -16,6 +16,14 @@ mod recorder;
 mod self_test;
 mod stream;
 mod surroundings;
+mod wide;
+
+#[cfg(test)]
+mod attention_variants;
+#[cfg(test)]
+mod few_variants;
+#[cfg(test)]
+mod variants;
 
 use std::sync::Arc;
 

@@ -11,6 +11,7 @@ use crate::bfloat16;
 use crate::error::Check;
 use crate::instance::{Vulkan, version_name, vulkan};
 use crate::surroundings;
+use crate::wide;
 
 /// Lanes that kernels with subgroup operations are written for.
 const SUBGROUP: u32 = 32;
@@ -61,6 +62,8 @@ pub(crate) struct Physical {
     pub(crate) has_memory_budget: bool,
     /// Types of which subgroups multiply matrices.
     pub(crate) matrices: Matrices,
+    /// Of which types and sides whole workgroups do.
+    pub(crate) wide: Vec<wide::Shape>,
     pub(crate) dots: Dots,
     pub(crate) max_allocation_bytes: u64,
     pub(crate) max_group_count: [u32; 3],
@@ -212,6 +215,13 @@ fn describe(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> Result<Physical> {
         matrices: match has(ash::khr::cooperative_matrix::NAME) {
             true => matrices(vulkan, handle, has(bfloat16::NAME)),
             false => Matrices::default(),
+        },
+        wide: match plain.api_version >= vk::API_VERSION_1_3
+            && has(wide::NAME)
+            && has(ash::khr::cooperative_matrix::NAME)
+        {
+            true => wide_shapes(vulkan, handle),
+            false => Vec::new(),
         },
         dots: dots(instance, handle, plain.api_version, &has),
         max_allocation_bytes: properties.v11.max_memory_allocation_size,
@@ -469,5 +479,17 @@ fn matrices(vulkan: &Vulkan, handle: vk::PhysicalDevice, has_bfloat16: bool) -> 
     Matrices {
         f16: has(vk::ComponentTypeKHR::FLOAT16),
         bf16: bfloat.ty == vk::TRUE && bfloat.cooperative_matrix == vk::TRUE && has(bfloat16::COMPONENT),
+    }
+}
+
+/// What workgroups multiply, where the device has all that the kernels use.
+fn wide_shapes(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> Vec<wide::Shape> {
+    let mut features = wide::Features::default();
+    let mut all = vk::PhysicalDeviceFeatures2::default().push_next(&mut features);
+    // SAFETY: the device has the extension.
+    unsafe { vulkan.instance.get_physical_device_features2(handle, &mut all) };
+    match features.suffice() {
+        true => wide::shapes(vulkan, handle),
+        false => Vec::new(),
     }
 }

@@ -2,17 +2,129 @@
 
 use std::sync::Arc;
 
+use ash::vk;
 use halyard_gpu::{DevicePtr, Param, Product, ProductCall, ProductSpec, Stream};
 use halyard_platform_api::{DType, Error, Result};
 
+use crate::bfloat16;
 use crate::driver::stream;
 use crate::physical::Physical;
 use crate::pipelines::{FunctionCore, Pipelines};
 
-/// Threads of a workgroup.
-const THREADS: u32 = 256;
-/// Sides of the tiles that a workgroup may compute, the largest first.
-pub(crate) const TILES: [u32; 2] = [128, 64];
+/// Threads of a workgroup for few tokens.
+const FEW_THREADS: u32 = 256;
+
+/// A shape in which workgroups compute a product of many tokens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tile {
+    pub(crate) tokens: u32,
+    pub(crate) rows: u32,
+    /// Of a step.
+    depths: u32,
+    threads: u32,
+    /// How subgroups share it, over tokens and over rows; `None`: matrices of the whole workgroup.
+    subgroups: Option<[u32; 2]>,
+    /// Steps that lie in shared memory at a time; 0: the driver's matter.
+    stages: u32,
+    /// How fast products are, in TFLOP/s on an H200, where every multiprocessor has two workgroups and where it has one: what counts is how the
+    /// shapes compare.
+    speeds: [u32; 2],
+}
+
+const fn tile(sides: [u32; 3], threads: u32, subgroups: [u32; 2], stages: u32, speeds: [u32; 2]) -> Tile {
+    let [tokens, rows, depths] = sides;
+    Tile {
+        tokens,
+        rows,
+        depths,
+        threads,
+        subgroups: Some(subgroups),
+        stages,
+        speeds,
+    }
+}
+
+const fn wide(sides: [u32; 3], threads: u32, speeds: [u32; 2]) -> Tile {
+    Tile {
+        subgroups: None,
+        ..tile(sides, threads, [1, 1], 0, speeds)
+    }
+}
+
+/// Shapes for matrices of a subgroup.
+const SUBGROUP_TILES: [Tile; 3] = [
+    tile([128, 128, 32], 128, [2, 2], 2, [255, 133]),
+    // Twice the work behind each wait, for those who wait alone.
+    tile([128, 128, 64], 128, [2, 2], 1, [182, 224]),
+    tile([64, 64, 64], 128, [2, 2], 2, [153, 100]),
+];
+/// Shapes for matrices of a workgroup.
+const WORKGROUP_TILES: [Tile; 1] = [wide([128, 128, 64], 128, [273, 150])];
+
+impl Tile {
+    /// Whether its matrices are a workgroup's.
+    pub(crate) fn is_wide(&self) -> bool {
+        self.subgroups.is_none()
+    }
+
+    /// The kernel file, and its entry point.
+    pub(crate) fn kernel(&self) -> &'static str {
+        match self.subgroups {
+            Some(_) => "product",
+            None => "product_wide",
+        }
+    }
+
+    /// The kernel's definitions of its shape.
+    pub(crate) fn definitions(&self) -> Vec<(&'static str, String)> {
+        let mut all = vec![
+            ("TOKENS", self.tokens.to_string()),
+            ("ROWS", self.rows.to_string()),
+            ("DEPTH", self.depths.to_string()),
+        ];
+        if let Some([down, across]) = self.subgroups {
+            all.extend([("WARPS_DOWN", down.to_string()), ("WARPS_ACROSS", across.to_string())]);
+            all.push(("STAGES", self.stages.to_string()));
+        }
+        all
+    }
+
+    /// Workgroups over tokens and over rows.
+    fn grid(&self, tokens: u32, rows: u32) -> [u32; 2] {
+        [tokens.div_ceil(self.tokens), rows.div_ceil(self.rows)]
+    }
+
+    /// How long a product takes, in no unit: multiprocessors take two workgroups at a time, and the last ones run alone where there are few.
+    fn cost(&self, tokens: u32, rows: u32, num_sms: u32) -> u64 {
+        let ([down, across], sms) = (self.grid(tokens, rows).map(u64::from), u64::from(num_sms.max(1)));
+        let area = u64::from(self.tokens) * u64::from(self.rows) * 1000;
+        let (pairs, rest) = (down * across / (2 * sms), down * across % (2 * sms));
+        let [of_two, alone] = [2 * area / u64::from(self.speeds[0]), area / u64::from(self.speeds[1])];
+        let last = match rest {
+            0 => 0,
+            rest if rest <= sms => alone,
+            _ => of_two,
+        };
+        pairs * of_two + last
+    }
+}
+
+/// The shapes that the device has for matrices of `act`; those of workgroups only where `wide` says so.
+pub(crate) fn tiles(physical: &Physical, act: DType, wide: bool) -> Vec<Tile> {
+    let element = match act {
+        DType::BF16 => bfloat16::COMPONENT,
+        _ => vk::ComponentTypeKHR::FLOAT16,
+    };
+    let taken = |tile: &&Tile| {
+        let mut shapes = physical.wide.iter();
+        shapes.any(|shape| {
+            (shape.element, shape.threads) == (element, tile.threads)
+                && shape.takes([tile.tokens, tile.rows, tile.depths])
+        })
+    };
+    let of_workgroups = WORKGROUP_TILES.iter().filter(|_| wide).filter(taken);
+    SUBGROUP_TILES.iter().chain(of_workgroups).copied().collect()
+}
 
 /// Tokens of a call for which weights are multiplied as they come, without tiles.
 pub(crate) const FEW_TOKENS: u32 = 16;
@@ -40,7 +152,7 @@ pub(crate) fn multiplies(physical: &Physical, act: DType) -> bool {
     there && physical.counts_on_subgroups()
 }
 
-/// The kernel's definitions for `spec`, less the tile's.
+/// The kernels' definitions for `spec`, less a tile's.
 ///
 /// # Errors
 /// `Unsupported` with what is not offered.
@@ -76,21 +188,13 @@ pub(crate) fn suits_few(in_features: u32, out_features: u32) -> bool {
 #[derive(Clone)]
 pub(crate) struct Matrices {
     pub(crate) pipelines: Arc<Pipelines>,
-    /// In the order of [`TILES`].
-    pub(crate) functions: [Arc<FunctionCore>; TILES.len()],
+    /// At least one.
+    pub(crate) tiles: Vec<(Tile, Arc<FunctionCore>)>,
     /// For few tokens, where the matrix suits it.
     pub(crate) few: Option<Arc<FunctionCore>>,
     pub(crate) in_features: u32,
     pub(crate) out_features: u32,
     pub(crate) num_sms: u32,
-}
-
-impl Matrices {
-    /// The largest tile that still gives every multiprocessor one.
-    fn tile(&self, tokens: u32) -> usize {
-        let enough = |side: u32| self.out_features.div_ceil(side) * tokens.div_ceil(side) >= self.num_sms;
-        TILES.iter().position(|&side| enough(side)).unwrap_or(TILES.len() - 1)
-    }
 }
 
 impl Product for Matrices {
@@ -99,16 +203,18 @@ impl Product for Matrices {
     }
 
     unsafe fn run(&self, call: &ProductCall, _workspace: DevicePtr, on: Stream) -> Result<()> {
-        let (function, grid) = match &self.few {
-            Some(few) if call.tokens <= FEW_TOKENS => (few, [self.out_features / FEW_ROWS, 1, 1]),
+        let (function, threads, grid) = match &self.few {
+            Some(few) if call.tokens <= FEW_TOKENS => (few, FEW_THREADS, [self.out_features / FEW_ROWS, 1]),
             _ => {
-                let tile = self.tile(call.tokens);
-                let blocks = |n: u32| n.div_ceil(TILES[tile]);
-                let grid = [blocks(self.out_features), blocks(call.tokens), 1];
-                (&self.functions[tile], grid)
+                let cost = |tile: &Tile| tile.cost(call.tokens, self.out_features, self.num_sms);
+                let best = self.tiles.iter().min_by_key(|(tile, _)| cost(tile));
+                let (tile, function) = best.ok_or_else(|| Error::invalid("a product without a kernel"))?;
+                // Tokens first: workgroups that run together share their weights, which are read once.
+                (function, tile.threads, tile.grid(call.tokens, self.out_features))
             }
         };
-        let bound = self.pipelines.bound(function, THREADS, 0)?;
+        let bound = self.pipelines.bound(function, threads, 0)?;
+        let grid = [grid[0], grid[1], 1];
         let params = [
             Param::Ptr(call.x),
             Param::Ptr(call.weight),
@@ -121,5 +227,49 @@ impl Product for Matrices {
         ];
         // SAFETY: a live stream.
         unsafe { stream(on) }.record(|recorder, memory| recorder.launch(memory, bound, grid, &params))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wide::Shape;
+
+    #[test]
+    fn many_outputs_run_in_the_fastest_tiles_and_few_spread_over_the_device() {
+        let all: Vec<Tile> = SUBGROUP_TILES.iter().chain(&WORKGROUP_TILES).copied().collect();
+        let best = |tiles: &[Tile], tokens, rows| {
+            let tile = tiles.iter().min_by_key(|tile| tile.cost(tokens, rows, 132));
+            let tile = tile.expect("there are tiles");
+            (tile.tokens, tile.depths, tile.kernel())
+        };
+        assert_eq!(best(&all, 4096, 28_672), (128, 64, "product_wide"));
+        assert_eq!(best(&SUBGROUP_TILES, 4096, 28_672), (128, 32, "product"));
+        // One workgroup for each of 132.
+        assert_eq!(best(&all, 512, 4096), (128, 64, "product"));
+        // 32 workgroups of the large ones would leave most of 132 idle.
+        assert_eq!(best(&all, 64, 4096), (64, 64, "product"));
+        // A device that does not tell its multiprocessors still gets one.
+        assert!(WORKGROUP_TILES[0].cost(1, 1, 0) > 0);
+    }
+
+    #[test]
+    fn grids_cover_every_token_and_row() {
+        for tile in WORKGROUP_TILES.iter().chain(&SUBGROUP_TILES) {
+            assert_eq!(tile.grid(tile.tokens, tile.rows), [1, 1], "{tile:?}");
+            assert_eq!(tile.grid(tile.tokens + 1, 2 * tile.rows), [2, 2], "{tile:?}");
+            let names: Vec<&str> = tile.definitions().into_iter().map(|(name, _)| name).collect();
+            assert_eq!(names.contains(&"WARPS_DOWN"), tile.kernel() == "product", "{tile:?}");
+        }
+    }
+
+    #[test]
+    fn tiles_are_whole_multiples_of_what_workgroups_multiply() {
+        let shape = Shape {
+            element: vk::ComponentTypeKHR::FLOAT16,
+            granularity: [32, 16, 16],
+            threads: 256,
+        };
+        assert!(shape.takes([64, 48, 32]) && !shape.takes([48, 48, 32]) && !shape.takes([64, 48, 24]));
     }
 }

@@ -26,6 +26,14 @@ pub(crate) struct Bound {
     pub(crate) layout: vk::PipelineLayout,
 }
 
+/// What a command is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Launch,
+    /// A copy, a fill, or the write of a word.
+    Transfer,
+}
+
 /// A command buffer that takes commands.
 pub(crate) struct Recorder {
     core: Arc<Core>,
@@ -33,6 +41,8 @@ pub(crate) struct Recorder {
     pipeline: vk::Pipeline,
     /// Whether something may have written since the last barrier.
     dirty: bool,
+    /// Whether a copy, fill or update has run since the last barrier.
+    transferred: bool,
     /// Whether the next command needs no barrier.
     beside: bool,
     /// Barriers between commands so far.
@@ -59,6 +69,8 @@ impl Recorder {
             commands,
             pipeline: vk::Pipeline::null(),
             dirty: true,
+            // What another command buffer of the queue did last is not known here.
+            transferred: true,
             beside: false,
             barriers: 0,
             count: 0,
@@ -79,17 +91,24 @@ impl Recorder {
         self.beside = true;
     }
 
-    fn order(&mut self) {
+    /// A barrier, where the next command needs one. Between launches it names no copies: drivers do more for those.
+    fn order(&mut self, next: Next) {
+        let copies = next == Next::Transfer;
         let beside = std::mem::take(&mut self.beside);
         if !std::mem::replace(&mut self.dirty, true) || beside {
+            self.transferred |= copies;
             return;
         }
         self.barriers += 1;
         use vk::{AccessFlags as Access, PipelineStageFlags as Stage};
-        let stages = Stage::COMPUTE_SHADER | Stage::TRANSFER;
-        let writes = Access::SHADER_WRITE | Access::TRANSFER_WRITE;
-        let all = writes | Access::SHADER_READ | Access::TRANSFER_READ;
-        self.barrier((stages, writes), (stages, all));
+        let (mut stages, mut written, mut read) = (Stage::COMPUTE_SHADER, Access::SHADER_WRITE, Access::SHADER_READ);
+        if self.transferred || copies {
+            stages |= Stage::TRANSFER;
+            written |= Access::TRANSFER_WRITE;
+            read |= Access::TRANSFER_READ;
+        }
+        self.barrier((stages, written), (stages, written | read));
+        self.transferred = copies;
     }
 
     fn barrier(
@@ -135,7 +154,7 @@ impl Recorder {
             true => None,
             false => Some(self.parameter_memory(memory, block.bytes())?.to_le_bytes()),
         };
-        self.order();
+        self.order(Next::Launch);
         self.count += 1;
         let constants = indirect.as_ref().map_or(block.bytes(), |address| &address[..]);
         let device = &self.core.device;
@@ -193,7 +212,7 @@ impl Recorder {
 
     /// Appends copies between two buffers.
     pub(crate) fn copy(&mut self, from: vk::Buffer, to: vk::Buffer, regions: &[vk::BufferCopy]) {
-        self.order();
+        self.order(Next::Transfer);
         self.count += 1;
         // SAFETY: in recording; the caller checked the regions.
         unsafe { self.core.device.cmd_copy_buffer(self.commands, from, to, regions) };
@@ -201,7 +220,7 @@ impl Recorder {
 
     /// Appends a fill of whole words with `value` in each byte.
     pub(crate) fn fill(&mut self, to: Location, bytes: u64, value: u8) {
-        self.order();
+        self.order(Next::Transfer);
         self.count += 1;
         let word = u32::from_le_bytes([value; 4]);
         // SAFETY: in recording; the caller checked the range and its alignment.
@@ -214,7 +233,7 @@ impl Recorder {
 
     /// Appends the write of a word that the host watches: all that came before is visible to the host first.
     pub(crate) fn write_value(&mut self, to: Location, value: u64) {
-        self.order();
+        self.order(Next::Transfer);
         self.show_host();
         self.count += 1;
         // SAFETY: in recording; the caller checked the range and its alignment.

@@ -7,11 +7,15 @@ use halyard_platform_api::{DType, Error, Result};
 use crate::driver::VulkanDriver;
 use crate::product::Matrices;
 
-/// Sizes of the product: no whole number of tiles, three steps of the kernel for few tokens (some of its subgroups have none).
+/// Sizes of the product: whole tiles of every shape and parts of one on each side, three steps of the kernel for few tokens (some of its subgroups
+/// have none).
 pub(crate) const IN_FEATURES: u32 = 192;
-pub(crate) const OUT_FEATURES: u32 = 48;
-/// Tokens of a call and multiprocessors to fill, which choose the kernel: for few tokens, small tiles, large tiles.
-const CALLS: [(u32, u32); 3] = [(5, 1), (70, u32::MAX), (70, 1)];
+pub(crate) const OUT_FEATURES: u32 = 304;
+/// Tokens of the calls, for few tokens and for tiles.
+const FEW_TOKENS: u32 = 5;
+const MANY_TOKENS: u32 = 150;
+/// Depths of a second call on tiles: no whole number of any kernel's steps.
+const ODD_DEPTHS: u32 = 168;
 /// Values between rows of x and of the output.
 const PADDING: u32 = 8;
 
@@ -117,50 +121,63 @@ fn matrix(dtype: DType, rows: u32, columns: u32, padding: u32, at: impl Fn(u32, 
 /// # Errors
 /// `Unsupported` with the first number that is wrong; what the device reports.
 pub(crate) fn check(driver: &VulkanDriver, product: &Matrices, spec: &ProductSpec) -> Result<()> {
-    for (tokens, num_sms) in CALLS {
-        let product = Matrices {
-            num_sms,
+    check_one(driver, product, spec, FEW_TOKENS)?;
+    for tile in &product.tiles {
+        let only = Matrices {
+            tiles: vec![tile.clone()],
+            few: None,
             ..product.clone()
         };
-        let x = matrix(spec.act, tokens, IN_FEATURES, PADDING, x_at);
-        let weight = matrix(spec.act, OUT_FEATURES, IN_FEATURES, 0, weight_at);
-        let out = matrix(spec.out, tokens, OUT_FEATURES, PADDING, before_at);
-        let (x, weight, out) = (
-            Memory::with(driver, &x)?,
-            Memory::with(driver, &weight)?,
-            Memory::with(driver, &out)?,
-        );
-        let call = ProductCall {
-            tokens,
-            x: x.pinned.device,
-            x_stride: IN_FEATURES + PADDING,
-            weight: weight.pinned.device,
-            out: out.pinned.device,
-            out_stride: OUT_FEATURES + PADDING,
-            x_scales: 0,
-            weight_scales: 0,
+        check_one(driver, &only, spec, MANY_TOKENS)?;
+        let odd = Matrices {
+            in_features: ODD_DEPTHS,
+            ..only
         };
-        let stream = driver.create_stream()?;
-        // SAFETY: live memory of the spec's sizes.
-        let ran = unsafe { product.run(&call, 0, stream) };
-        let ran = ran.and_then(|()| driver.synchronize(stream));
-        // SAFETY: nothing uses it any more.
-        unsafe { driver.destroy_stream(stream) };
-        ran?;
-        compare(spec, tokens, out.bytes())?;
+        check_one(driver, &odd, spec, MANY_TOKENS)?;
     }
     Ok(())
 }
 
+/// Runs it on one of them.
+fn check_one(driver: &VulkanDriver, product: &Matrices, spec: &ProductSpec, tokens: u32) -> Result<()> {
+    let depths = product.in_features;
+    let x = matrix(spec.act, tokens, depths, PADDING, x_at);
+    let weight = matrix(spec.act, OUT_FEATURES, depths, 0, weight_at);
+    let out = matrix(spec.out, tokens, OUT_FEATURES, PADDING, before_at);
+    let (x, weight, out) = (
+        Memory::with(driver, &x)?,
+        Memory::with(driver, &weight)?,
+        Memory::with(driver, &out)?,
+    );
+    let call = ProductCall {
+        tokens,
+        x: x.pinned.device,
+        x_stride: depths + PADDING,
+        weight: weight.pinned.device,
+        out: out.pinned.device,
+        out_stride: OUT_FEATURES + PADDING,
+        x_scales: 0,
+        weight_scales: 0,
+    };
+    let stream = driver.create_stream()?;
+    // SAFETY: live memory of the spec's sizes.
+    let ran = unsafe { product.run(&call, 0, stream) };
+    let ran = ran.and_then(|()| driver.synchronize(stream));
+    // SAFETY: nothing uses it any more.
+    unsafe { driver.destroy_stream(stream) };
+    ran?;
+    compare(spec, tokens, depths, out.bytes())
+}
+
 /// Whether `found` holds the product, and its padding what it held.
-fn compare(spec: &ProductSpec, tokens: u32, found: &[u8]) -> Result<()> {
+fn compare(spec: &ProductSpec, tokens: u32, depths: u32, found: &[u8]) -> Result<()> {
     let size = spec.out.bytes();
     let pitch = OUT_FEATURES + PADDING;
     for (place, bytes) in found.chunks_exact(size).enumerate() {
         let (token, row) = (place as u32 / pitch, place as u32 % pitch);
         let mut expected = 0;
         if row < OUT_FEATURES {
-            expected = (0..IN_FEATURES).map(|k| x_at(token, k) * weight_at(row, k)).sum();
+            expected = (0..depths).map(|k| x_at(token, k) * weight_at(row, k)).sum();
             expected += if spec.accumulate { before_at(token, row) } else { 0 };
         }
         let (expected, value) = (expected as f32, value_of(spec.out, bytes));
@@ -209,13 +226,13 @@ mod tests {
             .flat_map(|token| (0..OUT_FEATURES + PADDING).map(move |row| (token, row)))
             .flat_map(|(token, row)| bytes_of(DType::F32, if row < OUT_FEATURES { product(token, row) } else { 0 }))
             .collect();
-        compare(&spec(DType::F32, false), 5, &exact).expect("the product");
-        let error = compare(&spec(DType::F32, true), 5, &exact).expect_err("nothing was added");
+        compare(&spec(DType::F32, false), 5, IN_FEATURES, &exact).expect("the product");
+        let error = compare(&spec(DType::F32, true), 5, IN_FEATURES, &exact).expect_err("nothing was added");
         assert!(error.message.contains("token 0"), "{}", error.message);
         let mut wrong = exact.clone();
         let at = 4 * (2 * (OUT_FEATURES + PADDING) as usize + 7);
         wrong[at..at + 4].copy_from_slice(&1e6f32.to_le_bytes());
-        let error = compare(&spec(DType::F32, false), 5, &wrong).expect_err("a wrong number");
+        let error = compare(&spec(DType::F32, false), 5, IN_FEATURES, &wrong).expect_err("a wrong number");
         assert!(
             error.message.contains("token 2 has 1000000 in place 7"),
             "{}",
@@ -223,7 +240,7 @@ mod tests {
         );
         let mut nan = exact;
         nan[..4].copy_from_slice(&f32::NAN.to_le_bytes());
-        compare(&spec(DType::F32, false), 5, &nan).expect_err("not a number");
+        compare(&spec(DType::F32, false), 5, IN_FEATURES, &nan).expect_err("not a number");
         assert!(tolerance(DType::BF16, 300.0) > 1.0 && tolerance(DType::F32, 300.0) < 1e-2);
     }
 }

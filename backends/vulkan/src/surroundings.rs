@@ -3,7 +3,8 @@
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/vulkan` in
 //! `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_VULKAN_VALIDATION=1` loads the Khronos validation layer and turns each of its messages into an
 //! error of the next wait. `HALYARD_VULKAN_GPU_KERNELS=1` has processors run the products that are written for GPUs: slowly, to test them.
-//! `HALYARD_VULKAN_MATRIX_ATTENTION=0` keeps prompts' attention off matrix units. `HALYARD_VULKAN_INT8_DOTS=1` rounds tokens to 8 bits where an op
+//! `HALYARD_VULKAN_MATRIX_ATTENTION=0` keeps prompts' attention off matrix units, `HALYARD_VULKAN_WIDE_MATRICES=0` keeps
+//! products off matrices of whole workgroups. `HALYARD_VULKAN_INT8_DOTS=1` rounds tokens to 8 bits where an op
 //! allows it and the device is fast at products of bytes; `force` does on every device that has the instruction.
 
 use std::env::var_os;
@@ -26,9 +27,26 @@ pub(crate) fn gpu_kernels_are_asked() -> bool {
     is_set("HALYARD_VULKAN_GPU_KERNELS")
 }
 
+/// Whether tests are to make the tables of whole sizes that people tune kernels by, and not only see that the kernels are right.
+#[cfg(test)]
+pub(crate) fn tables_are_asked() -> bool {
+    is_set("HALYARD_VULKAN_TABLES")
+}
+
+/// A number for those tables.
+#[cfg(test)]
+pub(crate) fn number(variable: &str) -> Option<u32> {
+    var_os(variable)?.to_str()?.parse().ok()
+}
+
 /// Whether attention may run on matrix units.
 pub(crate) fn matrix_attention_is_allowed() -> bool {
     var_os("HALYARD_VULKAN_MATRIX_ATTENTION").is_none_or(|value| value != "0")
+}
+
+/// Whether products may run on matrices of whole workgroups.
+pub(crate) fn wide_matrices_are_allowed() -> bool {
+    var_os("HALYARD_VULKAN_WIDE_MATRICES").is_none_or(|value| value != "0")
 }
 
 /// Whether tokens are to be rounded to 8 bits where an op allows it, as the operator says.

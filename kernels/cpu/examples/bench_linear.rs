@@ -1,7 +1,8 @@
 //! Times the products on the shapes of SmolLM2-135M: GB/s of packed weight for one token, GFLOP/s for many, on one
 //! thread. Where Linux tells it, the time is the thread's CPU time, so that a busy machine disturbs less.
 //!
-//! `cargo run --release -p halyard-kernels-cpu --example bench_linear [TOKENS …] [NAME …]`: names such as `Q4_1` or `Int8` choose among the products
+//! `cargo run --release -p halyard-kernels-cpu --example bench_linear [TOKENS …] [NAME …]`: names such as `Q4_1` or `Int8` choose among the products,
+//! and names such as `avx2+fma` among the instruction sets.
 
 use std::time::Instant;
 
@@ -92,10 +93,10 @@ fn pass(kernels: &Kernels, format: WeightFormat, mode: ActMode, weights: &[Weigh
 
 fn main() {
     let mut tokens: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
-    let names: Vec<String> = std::env::args()
+    let (sets, names): (Vec<String>, Vec<String>) = std::env::args()
         .skip(1)
         .filter(|arg| arg.parse::<usize>().is_err())
-        .collect();
+        .partition(|arg| Isa::ALL.iter().any(|isa| isa.to_string() == *arg));
     if tokens.is_empty() {
         tokens = vec![1, 4, 16, 192];
     }
@@ -106,19 +107,21 @@ fn main() {
         (WeightFormat::Q8_0, ActMode::Int8),
         (WeightFormat::Q8_0, ActMode::F32),
         (WeightFormat::Q5_0, ActMode::Int8),
+        (WeightFormat::Q4K, ActMode::Int8),
+        (WeightFormat::Q6K, ActMode::Int8),
         (WeightFormat::Bf16, ActMode::Bf16),
         (WeightFormat::Bf16, ActMode::F32),
         (WeightFormat::F32, ActMode::F32),
     ];
     for isa in Isa::ALL.into_iter().rev() {
         let Some(kernels) = Kernels::for_isa(isa) else { continue };
-        if isa == Isa::Portable
-            || isa
-                == (Isa::Avx512 {
-                    vnni: true,
-                    bf16: false,
-                })
-        {
+        let wanted = match isa {
+            _ if !sets.is_empty() => sets.contains(&isa.to_string()),
+            Isa::Portable => false,
+            Isa::Avx512 { vnni, bf16 } => bf16 || !vnni,
+            Isa::Neon | Isa::Avx2Fma => true,
+        };
+        if !wanted {
             continue;
         }
         println!("{isa}: layers of SmolLM2-135M");

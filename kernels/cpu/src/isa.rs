@@ -53,6 +53,11 @@ impl Isa {
         })
     }
 
+    /// Whether pairs of bf16 are multiplied at more than the rate of f32.
+    pub fn has_bf16_dot(self) -> bool {
+        matches!(self, Isa::Avx512 { bf16: true, .. })
+    }
+
     /// Whether this CPU runs every instruction that the kernels of `self` may use.
     pub fn is_available(self) -> bool {
         match self {

@@ -60,8 +60,8 @@ pub(crate) unsafe fn few<S: Simd, W: PanelFormat>(job: &mut Linear<'_>) {
         let (t0, width, act) = job.tile(i);
         let mut panel = job.panels.start;
         while panel < job.panels.end {
-            // Several panels at once: a chain of multiply-adds alone would wait for its own latency.
-            let panels = if width == 1 { 4 } else { 2 };
+            // Several panels at once, as many as there are registers for: a chain of multiply-adds alone would wait for its own latency.
+            let panels = if width == 1 && S::LARGE_TILES { 4 } else { 2 };
             let several = S::TILES && panel + panels <= job.panels.end;
             let mut at = At {
                 panel,
@@ -73,7 +73,8 @@ pub(crate) unsafe fn few<S: Simd, W: PanelFormat>(job: &mut Linear<'_>) {
             unsafe {
                 if S::TILES && several {
                     match width {
-                        1 => decode_tile::<S, W, 1, 4>(job, &at),
+                        1 if S::LARGE_TILES => decode_tile::<S, W, 1, 4>(job, &at),
+                        1 => decode_tile::<S, W, 1, 2>(job, &at),
                         2 => decode_tile::<S, W, 2, 2>(job, &at),
                         _ => decode_tile::<S, W, 4, 2>(job, &at),
                     }
@@ -118,14 +119,26 @@ unsafe fn decode_tile<S: Simd, W: PanelFormat, const T: usize, const P: usize>(j
                 }
                 for v in 0..4 {
                     for p in 0..P {
-                        let weights = W::decode8::<S>(w[p], b, v, &heads[p]);
                         let x = at.act.add((BLOCK * b + 8 * v) * at.stride);
-                        unroll!(j in 0..8 => {
-                            for t in 0..T {
-                                let x = S::splat(*x.add(j * at.stride + t));
-                                sums[p][t] = S::fma(weights[j], x, sums[p][t]);
-                            }
-                        });
+                        if S::LARGE_TILES {
+                            let weights = W::decode8::<S>(w[p], b, v, &heads[p]);
+                            unroll!(j in 0..8 => {
+                                for t in 0..T {
+                                    let x = S::splat(*x.add(j * at.stride + t));
+                                    sums[p][t] = S::fma(weights[j], x, sums[p][t]);
+                                }
+                            });
+                        } else {
+                            unroll!(i in 0..4 => {
+                                let weights = W::decode2::<S>(w[p], b, v, &heads[p], i);
+                                unroll!(j in 0..2 => {
+                                    for t in 0..T {
+                                        let x = S::splat(*x.add((2 * i + j) * at.stride + t));
+                                        sums[p][t] = S::fma(weights[j], x, sums[p][t]);
+                                    }
+                                });
+                            });
+                        }
                     }
                 }
             }
@@ -187,22 +200,27 @@ pub(crate) unsafe fn multiply<S: Simd>(job: &mut Linear<'_>, chunk: &Chunk) {
                         panel: at.panel + 1,
                         ..at
                     };
-                    let done = if S::TILES && width - column >= 4 {
-                        product::<S, 1, 4>(job, weights, &at, chunk)
-                    } else {
-                        product::<S, 1, 1>(job, weights, &at, chunk)
-                    };
+                    let rest = width - column;
+                    let done = one_panel::<S>(job, weights, &at, chunk, rest);
                     if chunk.pair {
-                        let weights = weights.add(CHUNK * LANES);
-                        if done == 4 && S::TILES {
-                            product::<S, 1, 4>(job, weights, &second, chunk);
-                        } else {
-                            product::<S, 1, 1>(job, weights, &second, chunk);
-                        }
+                        one_panel::<S>(job, weights.add(CHUNK * LANES), &second, chunk, rest);
                     }
                     done
                 };
             }
+        }
+    }
+}
+
+/// One panel × as many of `rest` columns as few registers hold; gives how many.
+#[inline(always)]
+unsafe fn one_panel<S: Simd>(job: &Linear<'_>, weights: *const f32, at: &At, chunk: &Chunk, rest: usize) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match rest {
+            6 | 12 if S::TILES => product::<S, 1, 6>(job, weights, at, chunk),
+            4 | 8 if S::TILES => product::<S, 1, 4>(job, weights, at, chunk),
+            _ => product::<S, 1, 1>(job, weights, at, chunk),
         }
     }
 }

@@ -40,11 +40,11 @@ unsafe fn tile<S: Simd, W: QuantFormat>(job: &Linear<'_>, panel: usize, i: usize
                 width,
             };
             column += match width - column {
-                12 if S::LARGE_TILES => product::<S, W, 12>(job, &at),
-                8 if S::LARGE_TILES => product::<S, W, 8>(job, &at),
-                // Tiles of fewer than 8 tokens are 4, 2 or 1 wide.
-                4.. if S::TILES => product::<S, W, 4>(job, &at),
-                2.. if S::TILES => product::<S, W, 2>(job, &at),
+                // Tiles are 12, 8, 4, 2 or 1 wide.
+                12 if S::TILES => product::<S, W, 12>(job, &at),
+                8 if S::TILES => product::<S, W, 8>(job, &at),
+                4 if S::TILES => product::<S, W, 4>(job, &at),
+                2 if S::TILES => product::<S, W, 2>(job, &at),
                 _ => product::<S, W, 1>(job, &at),
             };
         }
@@ -67,8 +67,8 @@ struct At {
 unsafe fn product<S: Simd, W: QuantFormat, const T: usize>(job: &Linear<'_>, at: &At) -> usize {
     // SAFETY: every block of the panel and of the tile is read once; the caller's promise.
     unsafe {
-        // Large tiles are taken whole: their distances are constants then.
-        let width = if S::LARGE_TILES { T } else { at.width };
+        // Tiles are taken whole: their distances are constants then.
+        let width = if S::TILES { T } else { at.width };
         let weights = job.panel(at.panel);
         let (mut x, mut words) = (at.quads, at.scales);
         let mut sums = [[S::splat(0.0); T]; 1];
@@ -76,12 +76,19 @@ unsafe fn product<S: Simd, W: QuantFormat, const T: usize>(job: &Linear<'_>, at:
             let mut quads = [S::splat_i(0); INT8_QUADS];
             unroll!(v in 0..4 => { [quads[2 * v], quads[2 * v + 1]] = W::quads::<S>(weights, b, v); });
             let scales = W::scales::<S>(weights, b);
-            if T >= TOGETHER {
+            if T >= TOGETHER && S::LARGE_TILES {
                 unroll!(i in 0..T / TOGETHER => {
                     let t = i * TOGETHER;
                     let (x, words) = (x.add(t * INT8_QUADS), words.add(t));
                     block::<S, W, TOGETHER>(&quads, &scales, x, words, width, &mut sums[0][t..t + TOGETHER]);
                 });
+            } else if T >= TOGETHER {
+                // Few registers: the sums stay in memory, and a loop keeps the compiler from interleaving more tokens than there is room for.
+                for i in 0..T / TOGETHER {
+                    let t = i * TOGETHER;
+                    let (x, words) = (x.add(t * INT8_QUADS), words.add(t));
+                    block::<S, W, TOGETHER>(&quads, &scales, x, words, width, &mut sums[0][t..t + TOGETHER]);
+                }
             } else {
                 unroll!(t in 0..T => {
                     let (x, words) = (x.add(t * INT8_QUADS), words.add(t));
@@ -95,7 +102,7 @@ unsafe fn product<S: Simd, W: QuantFormat, const T: usize>(job: &Linear<'_>, at:
     }
 }
 
-/// Tokens whose integer sums run side by side: one sum is a chain of eight dot products, each of which waits for the last.
+/// Tokens whose integer sums run side by side.
 const TOGETHER: usize = 4;
 
 /// sums + one block of C tokens, with quants at `x` and scales at `words`.
@@ -111,16 +118,9 @@ unsafe fn block<S: Simd, W: QuantFormat, const C: usize>(
     // SAFETY: the caller's promise: C tokens lie beside each other, `sums` has C elements.
     unsafe {
         if W::SPLIT {
-            let (mut low, mut high) = ([S::splat_i(0); C], [S::splat_i(0); C]);
-            unroll!(t in 0..C => {
-                low[t] = zero_point::<S, W>(*words.add(3 * width + t));
-                high[t] = zero_point::<S, W>(*words.add(4 * width + t));
-            });
-            unroll!(g in 0..4 => { unroll!(t in 0..C => {
-                let x = x.add(t * INT8_QUADS + g);
-                low[t] = S::dot4::<false>(low[t], quads[g], S::splat_i(*x));
-                high[t] = S::dot4::<false>(high[t], quads[4 + g], S::splat_i(*x.add(4)));
-            }); });
+            let [a, b, c, d, e, f, g, h] = *quads;
+            let low: [S::I; C] = S::dots(&[a, b, c, d], W::QUANTS, x, words.add(3 * width));
+            let high: [S::I; C] = S::dots(&[e, f, g, h], W::QUANTS, x.add(4), words.add(4 * width));
             unroll!(t in 0..C => {
                 let d = S::splat(f32::from_bits(*words.add(t) as u32));
                 let sum = S::fma(S::i32_to_f32(low[t]), S::mul(scales.s[0], d), sums[t]);
@@ -128,35 +128,14 @@ unsafe fn block<S: Simd, W: QuantFormat, const C: usize>(
             });
             return;
         }
-        let mut dots = [S::splat_i(0); C];
-        unroll!(t in 0..C => { dots[t] = zero_point::<S, W>(*words.add(2 * width + t)); });
-        unroll!(g in 0..8 => { unroll!(t in 0..C => {
-            let x = S::splat_i(*x.add(t * INT8_QUADS + g));
-            dots[t] = if W::WIDE { S::dot4::<true>(dots[t], quads[g], x) } else { S::dot4::<false>(dots[t], quads[g], x) };
-        }); });
+        let dots: [S::I; C] = S::dots(quads, W::QUANTS, x, words.add(2 * width));
         unroll!(t in 0..C => {
             let d = S::splat(f32::from_bits(*words.add(t) as u32));
             sums[t] = S::fma(S::i32_to_f32(dots[t]), S::mul(scales.s[0], d), sums[t]);
-            if W::ZERO_LOG2.is_none() {
+            if W::QUANTS.zero_log2.is_none() {
                 let offset = S::splat(f32::from_bits(*words.add(width + t) as u32));
                 sums[t] = S::fma(scales.m[0], offset, sums[t]);
             }
         });
-    }
-}
-
-/// What a block's integer sum starts from: −zero · Σq, or 0 for formats with an offset of their own.
-#[inline(always)]
-unsafe fn zero_point<S: Simd, W: QuantFormat>(negative_sum: i32) -> S::I {
-    // SAFETY: the caller has the instruction set.
-    unsafe {
-        let v = S::splat_i(negative_sum);
-        match W::ZERO_LOG2 {
-            None => S::splat_i(0),
-            Some(3) => S::shl::<3>(v),
-            Some(4) => S::shl::<4>(v),
-            Some(5) => S::shl::<5>(v),
-            Some(_) => S::shl::<7>(v),
-        }
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::format::WeightFormat;
 use crate::pack::block_layout;
-use crate::simd::{LANES, Simd, unroll};
+use crate::simd::{LANES, Quants, Simd, unroll};
 
 /// Scale and offset of the two halves (16 elements of K each) of one 32-element block, lane = row.
 #[derive(Clone, Copy)]
@@ -25,6 +25,15 @@ pub(crate) trait PanelFormat: 'static {
     unsafe fn block<S: Simd>(panel: *const u8, b: usize) -> Self::Block<S>;
     /// The weights at k = 32·b + 8·v .. + 8, lane = row; v in 0..4.
     unsafe fn decode8<S: Simd>(panel: *const u8, b: usize, v: usize, block: &Self::Block<S>) -> [S::F; 8];
+    /// Of these, 2i and 2i + 1, for where there are no registers for eight.
+    #[inline(always)]
+    unsafe fn decode2<S: Simd>(panel: *const u8, b: usize, v: usize, block: &Self::Block<S>, i: usize) -> [S::F; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let weights = Self::decode8::<S>(panel, b, v, block);
+            [weights[2 * i], weights[2 * i + 1]]
+        }
+    }
 }
 
 /// A format of unsigned quants with scales.
@@ -33,10 +42,7 @@ pub(crate) trait PanelFormat: 'static {
 /// As for [`PanelFormat`].
 pub(crate) trait QuantFormat: 'static {
     const FORMAT: WeightFormat;
-    /// log2 of the quant that stands for zero, or `None` where the offset `m` is the format's own.
-    const ZERO_LOG2: Option<u32>;
-    /// Quants may exceed 127.
-    const WIDE: bool = false;
+    const QUANTS: Quants;
     /// The two halves of a block have scales of their own.
     const SPLIT: bool = false;
     unsafe fn scales<S: Simd>(panel: *const u8, b: usize) -> Scales<S>;
@@ -148,6 +154,14 @@ impl PanelFormat for F16 {
             w
         }
     }
+    #[inline(always)]
+    unsafe fn decode2<S: Simd>(panel: *const u8, b: usize, v: usize, (): &(), i: usize) -> [S::F; 2] {
+        // SAFETY: block b holds 32 · 16 halves.
+        unsafe {
+            let p = panel.cast::<u16>().add((32 * b + 8 * v + 2 * i) * LANES);
+            [S::load_f16(p), S::load_f16(p.add(LANES))]
+        }
+    }
 }
 
 impl PanelFormat for Bf16 {
@@ -163,6 +177,11 @@ impl PanelFormat for Bf16 {
             unroll!(i in 0..4 => { [w[2 * i], w[2 * i + 1]] = S::bf16_pair(S::load_i(p.add(64 * i))); });
             w
         }
+    }
+    #[inline(always)]
+    unsafe fn decode2<S: Simd>(panel: *const u8, b: usize, v: usize, (): &(), i: usize) -> [S::F; 2] {
+        // SAFETY: block b holds 16 vectors of 64 bytes.
+        unsafe { S::bf16_pair(S::load_i(panel.add((16 * b + 4 * v + i) * 64))) }
     }
 }
 
@@ -220,7 +239,10 @@ quant_panel!(Q4_0, Q4_1, Q5_0, Q8_0, Q4K, Q6K);
 
 impl QuantFormat for Q4_0 {
     const FORMAT: WeightFormat = WeightFormat::Q4_0;
-    const ZERO_LOG2: Option<u32> = Some(3);
+    const QUANTS: Quants = Quants {
+        max: 15,
+        zero_log2: Some(3),
+    };
     #[inline(always)]
     unsafe fn scales<S: Simd>(panel: *const u8, b: usize) -> Scales<S> {
         // SAFETY: a block begins with 16 halves.
@@ -240,7 +262,10 @@ impl QuantFormat for Q4_0 {
 
 impl QuantFormat for Q4_1 {
     const FORMAT: WeightFormat = WeightFormat::Q4_1;
-    const ZERO_LOG2: Option<u32> = None;
+    const QUANTS: Quants = Quants {
+        max: 15,
+        zero_log2: None,
+    };
     #[inline(always)]
     unsafe fn scales<S: Simd>(panel: *const u8, b: usize) -> Scales<S> {
         // SAFETY: a block begins with 16 + 16 halves.
@@ -266,7 +291,10 @@ impl QuantFormat for Q4_1 {
 
 impl QuantFormat for Q5_0 {
     const FORMAT: WeightFormat = WeightFormat::Q5_0;
-    const ZERO_LOG2: Option<u32> = Some(4);
+    const QUANTS: Quants = Quants {
+        max: 31,
+        zero_log2: Some(4),
+    };
     #[inline(always)]
     unsafe fn scales<S: Simd>(panel: *const u8, b: usize) -> Scales<S> {
         // SAFETY: a block begins with 16 halves.
@@ -290,8 +318,10 @@ impl QuantFormat for Q5_0 {
 
 impl QuantFormat for Q8_0 {
     const FORMAT: WeightFormat = WeightFormat::Q8_0;
-    const ZERO_LOG2: Option<u32> = Some(7);
-    const WIDE: bool = true;
+    const QUANTS: Quants = Quants {
+        max: 255,
+        zero_log2: Some(7),
+    };
     #[inline(always)]
     unsafe fn scales<S: Simd>(panel: *const u8, b: usize) -> Scales<S> {
         // SAFETY: a block begins with 16 halves.
@@ -309,7 +339,10 @@ impl QuantFormat for Q8_0 {
 
 impl QuantFormat for Q4K {
     const FORMAT: WeightFormat = WeightFormat::Q4K;
-    const ZERO_LOG2: Option<u32> = None;
+    const QUANTS: Quants = Quants {
+        max: 15,
+        zero_log2: None,
+    };
     #[inline(always)]
     unsafe fn scales<S: Simd>(panel: *const u8, b: usize) -> Scales<S> {
         // SAFETY: the head holds 16 + 16 halves, the block begins with 16 scales and 16 mins.
@@ -338,7 +371,10 @@ impl QuantFormat for Q4K {
 
 impl QuantFormat for Q6K {
     const FORMAT: WeightFormat = WeightFormat::Q6K;
-    const ZERO_LOG2: Option<u32> = Some(5);
+    const QUANTS: Quants = Quants {
+        max: 63,
+        zero_log2: Some(5),
+    };
     const SPLIT: bool = true;
     #[inline(always)]
     unsafe fn scales<S: Simd>(panel: *const u8, b: usize) -> Scales<S> {

@@ -13,6 +13,8 @@ pub(crate) mod avx512;
 pub(crate) mod neon;
 pub(crate) mod portable;
 
+use crate::act::INT8_QUADS;
+
 /// Runs the body for t in 0..n (a constant, at most 12) written out n times. A loop that the compiler leaves rolled
 /// would index its array of sums at run time and so keep it in memory instead of registers.
 macro_rules! unroll {
@@ -30,6 +32,34 @@ pub(crate) use unroll;
 
 /// Lanes of a vector, and rows of a weight panel.
 pub const LANES: usize = 16;
+
+/// What the unsigned quants of a weight format stand for.
+#[derive(Clone, Copy)]
+pub(crate) struct Quants {
+    /// The largest.
+    pub max: u32,
+    /// log2 of the one that stands for zero, or `None` where the format has an offset of its own.
+    pub zero_log2: Option<u32>,
+}
+
+/// What an integer sum starts from: −zero · Σ quants of a token.
+///
+/// # Safety
+/// The CPU has `S`'s instruction set.
+#[inline(always)]
+pub(crate) unsafe fn zero_point<S: Simd>(quants: Quants, negative_sum: i32) -> S::I {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let v = S::splat_i(negative_sum);
+        match quants.zero_log2 {
+            None => S::splat_i(0),
+            Some(3) => S::shl::<3>(v),
+            Some(4) => S::shl::<4>(v),
+            Some(5) => S::shl::<5>(v),
+            Some(_) => S::shl::<7>(v),
+        }
+    }
+}
 
 /// 16 lanes of f32 (`F`) and 16 lanes of i32, seen also as 64 bytes (`I`).
 ///
@@ -127,6 +157,27 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn nibbles_f32(a: Self::I) -> [Self::F; 8];
     /// acc + Σ over a lane's four bytes of (unsigned w · signed x), exact. `WIDE` says that w may exceed 127.
     unsafe fn dot4<const WIDE: bool>(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// Σ (weight − zero) · quant of C tokens over G quads, exact. The tokens' quants lie `INT8_QUADS` words apart at `x` and are within ±127;
+    /// `negative_sums` holds −Σ quant of each token over these quads.
+    #[inline(always)]
+    unsafe fn dots<const G: usize, const C: usize>(
+        w: &[Self::I; G],
+        quants: Quants,
+        x: *const i32,
+        negative_sums: *const i32,
+    ) -> [Self::I; C] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [Self::splat_i(0); C];
+            unroll!(t in 0..C => { sums[t] = zero_point::<Self>(quants, *negative_sums.add(t)); });
+            // One sum is a chain of G dot products, each of which waits for the last: tokens go side by side.
+            unroll!(g in 0..G => { unroll!(t in 0..C => {
+                let x = Self::splat_i(*x.add(t * INT8_QUADS + g));
+                sums[t] = if quants.max > 127 { Self::dot4::<true>(sums[t], w[g], x) } else { Self::dot4::<false>(sums[t], w[g], x) };
+            }); });
+            sums
+        }
+    }
     /// Each lane as two bf16, low half first: both as f32.
     unsafe fn bf16_pair(a: Self::I) -> [Self::F; 2];
     /// acc + w.lo · x.lo + w.hi · x.hi for lanes of two bf16. Rounding inside is the hardware's.

@@ -131,11 +131,16 @@ void scales_of(Group v, u32 chunk, out float first, out float second, out float 
 #endif
 }
 
+// A number below 2^23 less `offset`, by one addition: conversions run at a quarter of its rate and less.
+float whole(u32 number, float offset) { return uintBitsToFloat(0x4b000000u | number) - (8388608.0 + offset); }
+
 // The eight values of a chunk as whole numbers, without their scale.
 void numbers_of(Group v, u32 chunk, out float numbers[8]) {
 #if FORMAT == 6
     uvec4 words = chunk >= 2 ? v.more : v.quants;
-    UNROLLED for (u32 j = 0; j < 8; j++) numbers[j] = signed_byte(words[(chunk & 1u) * 2 + j / 4] >> (8 * (j & 3u)));
+    // Flipped top bits make signed bytes ones of 0 to 255.
+    uvec2 both = ((chunk & 1u) == 0 ? words.xy : words.zw) ^ 0x80808080u;
+    UNROLLED for (u32 j = 0; j < 8; j++) numbers[j] = whole(both[j / 4] >> (8 * (j & 3u)) & 255u, 128.0);
 #else
     u32 word = v.quants[chunk];
     UNROLLED for (u32 i = 0; i < 4; i++) {
@@ -149,8 +154,8 @@ void numbers_of(Group v, u32 chunk, out float numbers[8]) {
         even |= (h >> (2 * i) & 3u) << 4;
         odd |= (h >> (8 + 2 * i) & 3u) << 4;
 #endif
-        numbers[2 * i] = float(i32(even) - OFFSET);
-        numbers[2 * i + 1] = float(i32(odd) - OFFSET);
+        numbers[2 * i] = whole(even, float(OFFSET));
+        numbers[2 * i + 1] = whole(odd, float(OFFSET));
     }
 #endif
 }

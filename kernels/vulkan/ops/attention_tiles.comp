@@ -12,6 +12,7 @@
 // check: attention_tiles -DACT=bf16 -DKV=bf16 -DHEAD_DIM=80 -DBLOCK=128 -DSUBGROUP=32
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_shader_subgroup_vote : require
 #include "functions.glsl"
 #include "kv.glsl"
 #include "lanes.glsl"
@@ -45,8 +46,8 @@
 shared uvec4 tile[OF_KEYS > OF_QUERIES ? OF_KEYS : OF_QUERIES];
 
 // Each subgroup's own.
-#define SCORE_PITCH (KEYS + 4)
-shared float scores[4][SIDE * SCORE_PITCH];
+#define SCORE_PITCH (KEYS / 4 + 1)
+shared vec4 scores[4][SIDE * SCORE_PITCH];
 shared uvec4 weights[4][SIDE * KEY_PITCH];
 shared float factors[4][SIDE * SIDE];
 shared u32 alive[4][SIDE];
@@ -85,22 +86,51 @@ void bring_queries(u32 first_token) {
     }
 }
 
-// Keys `first` .. `first` + 31 with their values. Values outside of `least` .. `last` become 0: they may be anything, and 0 · NaN is NaN.
-void bring_keys(u64 piece, u32 token, i32 first, i32 least, i32 last) {
-    for (u32 at = THREAD; at < KEYS * DIM_VECTORS; at += THREADS) {
-        u32 key = at % KEYS, vector = at / KEYS;
-        tile[key * DIM_PITCH + vector] = Quads(piece + key_row(token + key, vector)).at[0];
+// Vectors of a step that a thread brings.
+#define MINE_KEYS ((KEYS * DIM_VECTORS + 127) / 128)
+#define MINE_VALUES ((HEAD_DIM * (KEYS / 8) + 127) / 128)
+
+// Keys from token `token` of a page on with their values, on their way from memory.
+void bring_keys(u64 piece, u32 token, out uvec4 keys[MINE_KEYS], out uvec4 values[MINE_VALUES]) {
+    [[unroll]] for (u32 i = 0; i < MINE_KEYS; i++) {
+        u32 at = THREAD + 128 * i;
+        keys[i] = uvec4(0);
+        if (at < KEYS * DIM_VECTORS) keys[i] = Quads(piece + key_row(token + at % KEYS, at / KEYS)).at[0];
     }
-    for (u32 at = THREAD; at < HEAD_DIM * (KEYS / 8); at += THREADS) {
-        u32 dim = at % HEAD_DIM, vector = at / HEAD_DIM;
-        uvec4 eight = Quads(piece + value_row(dim, token / 8 + vector)).at[0];
-        i32 start = first + i32(8 * vector);
-        [[unroll]] for (u32 j = 0; j < 8; j++) {
-            i32 key = start + i32(j);
-            if (key < least || key > last) eight[j / 2] &= j % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
+    [[unroll]] for (u32 i = 0; i < MINE_VALUES; i++) {
+        u32 at = THREAD + 128 * i;
+        values[i] = uvec4(0);
+        if (at < HEAD_DIM * (KEYS / 8)) values[i] = Quads(piece + value_row(at % HEAD_DIM, token / 8 + at / HEAD_DIM)).at[0];
+    }
+}
+
+// Leaves them for the workgroup: keys `first` .. `first` + 31. Values outside of `least` .. `last` become 0: they may be anything, and 0 · NaN is NaN.
+void leave_keys(in uvec4 keys[MINE_KEYS], in uvec4 values[MINE_VALUES], i32 first, i32 least, i32 last) {
+    [[unroll]] for (u32 i = 0; i < MINE_KEYS; i++) {
+        u32 at = THREAD + 128 * i;
+        if (at < KEYS * DIM_VECTORS) tile[at % KEYS * DIM_PITCH + at / KEYS] = keys[i];
+    }
+    bool whole = first >= least && first + KEYS - 1 <= last;
+    [[unroll]] for (u32 i = 0; i < MINE_VALUES; i++) {
+        u32 at = THREAD + 128 * i, dim = at % HEAD_DIM, vector = at / HEAD_DIM;
+        if (at >= HEAD_DIM * (KEYS / 8)) continue;
+        uvec4 eight = values[i];
+        if (!whole) {
+            i32 start = first + i32(8 * vector);
+            [[unroll]] for (u32 j = 0; j < 8; j++) {
+                i32 key = start + i32(j);
+                if (key < least || key > last) eight[j / 2] &= j % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
+            }
         }
         tile[VALUES_AT + dim * KEY_PITCH + vector] = eight;
     }
+}
+
+// Two weights, of 0 to 1, as they are multiplied.
+u32 two_bits_f16(float a, float b) { return packHalf2x16(vec2(a, b)); }
+u32 two_bits_bf16(float a, float b) {
+    u32 low = floatBitsToUint(a), high = floatBitsToUint(b);
+    return (low + 0x7fffu + (low >> 16 & 1u)) >> 16 | (high + 0x7fffu + (high >> 16 & 1u) & 0xffff0000u);
 }
 
 // The same factor for all of a row's columns; two lanes have a row.
@@ -135,11 +165,17 @@ void main() {
         i32 last = t + offset, first = p.window > 0 ? last + 1 - window : 0;
         live = live || mine;
         Words pages = Words(p.block_table + u64(table) * p.table_stride * 4);
-        for (i32 start = least & ~(KEYS - 1); start <= most; start += KEYS) {
-            u64 piece = p.cache + u64(pages.at[u32(start) / BLOCK]) * p.page_stride + u64(head / p.group) * HEAD_BYTES;
+#define PIECE(token) (p.cache + u64(pages.at[u32(token) / BLOCK]) * p.page_stride + u64(head / p.group) * HEAD_BYTES)
+        i32 begin_keys = least & ~(KEYS - 1);
+        uvec4 held_keys[MINE_KEYS], held_values[MINE_VALUES];
+        bring_keys(PIECE(begin_keys), u32(begin_keys) % BLOCK, held_keys, held_values);
+        for (i32 start = begin_keys; start <= most; start += KEYS) {
             barrier();
-            bring_keys(piece, u32(start) % BLOCK, start, least, most);
+            leave_keys(held_keys, held_values, start, least, most);
             barrier();
+            // The next ones come while these are multiplied.
+            i32 next = start + KEYS;
+            if (next <= most) bring_keys(PIECE(next), u32(next) % BLOCK, held_keys, held_values);
             [[unroll]] for (u32 j = 0; j < KEYS / SIDE; j++) {
                 Sums product = Sums(0.0);
                 [[unroll]] for (u32 d = 0; d < DIM_SIDES; d++) {
@@ -147,35 +183,46 @@ void main() {
                     coopMatLoad(keys, tile, j * SIDE * DIM_PITCH + 2 * d, DIM_PITCH, gl_CooperativeMatrixLayoutColumnMajor);
                     product = coopMatMulAdd(queries[d], keys, product);
                 }
-                coopMatStore(product, scores[WARP], j * SIDE, SCORE_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+                coopMatStore(product, scores[WARP], j * SIDE / 4, SCORE_PITCH, gl_CooperativeMatrixLayoutRowMajor);
             }
             settle();
             float x[SIDE], above = highest, sum = 0.0;
-            [[unroll]] for (u32 i = 0; i < SIDE; i++) {
-                i32 key = start + i32(side * SIDE + i);
-                float score = scores[WARP][row * SCORE_PITCH + side * SIDE + i] * p.scale;
-                if (p.softcap > 0.0) score = p.softcap * tanh_of(score / p.softcap);
-                x[i] = mine && key >= first && key <= last ? score : -INFINITY;
-                above = max(above, x[i]);
+            [[unroll]] for (u32 i = 0; i < SIDE / 4; i++) {
+                vec4 four = scores[WARP][row * SCORE_PITCH + side * (SIDE / 4) + i] * p.scale;
+                [[unroll]] for (u32 j = 0; j < 4; j++) {
+                    i32 key = start + i32(side * SIDE + 4 * i + j);
+                    float score = four[j];
+                    if (p.softcap > 0.0) score = p.softcap * tanh_of(score / p.softcap);
+                    x[4 * i + j] = mine && key >= first && key <= last ? score : -INFINITY;
+                    above = max(above, x[4 * i + j]);
+                }
             }
             above = max(above, subgroupShuffleXor(above, 1));
             float kept = highest == above ? 1.0 : exp(highest - above);
             [[unroll]] for (u32 v = 0; v < 2; v++) {
                 uvec4 eight = uvec4(0);
-                [[unroll]] for (u32 i = 0; i < 8; i++) {
-                    float score = x[8 * v + i], weight = score == -INFINITY ? 0.0 : exp(score - above);
-                    sum += weight;
-                    eight[i / 2] |= JOIN(bits_, KV)(weight) << (16 * (i & 1u));
+                [[unroll]] for (u32 i = 0; i < 8; i += 2) {
+                    float two[2];
+                    [[unroll]] for (u32 j = 0; j < 2; j++) {
+                        float score = x[8 * v + i + j];
+                        two[j] = score == -INFINITY ? 0.0 : exp(score - above);
+                        sum += two[j];
+                    }
+                    eight[i / 2] = JOIN(two_bits_, KV)(two[0], two[1]);
                 }
                 weights[WARP][row * KEY_PITCH + 2 * side + v] = eight;
             }
             total = total * kept + sum + subgroupShuffleXor(sum, 1);
             highest = above;
-            put_factor(row, side, kept);
+            // Seldom once a few keys have been seen.
+            bool changes = !subgroupAll(kept == 1.0);
+            if (changes) put_factor(row, side, kept);
             settle();
-            Sums factor;
-            coopMatLoad(factor, factors[WARP], 0, SIDE, gl_CooperativeMatrixLayoutRowMajor);
-            [[unroll]] for (u32 d = 0; d < DIM_SIDES; d++) sums[d] = sums[d] * factor;
+            if (changes) {
+                Sums factor;
+                coopMatLoad(factor, factors[WARP], 0, SIDE, gl_CooperativeMatrixLayoutRowMajor);
+                [[unroll]] for (u32 d = 0; d < DIM_SIDES; d++) sums[d] = sums[d] * factor;
+            }
             [[unroll]] for (u32 j = 0; j < KEYS / SIDE; j++) {
                 coopmat<Element, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseA> part;
                 coopMatLoad(part, weights[WARP], 2 * j, KEY_PITCH, gl_CooperativeMatrixLayoutRowMajor);
@@ -208,7 +255,7 @@ void main() {
             u32 of = at / SIDE, token = first_token + WARP * SIDE + of;
             if (alive[WARP][of] == 0) continue;
             u64 to = p.to + (u64(token) * p.to_token_stride + u64(head) * p.to_head_stride) * 2;
-            STORE(ACT, to, d * SIDE + at % SIDE, scores[WARP][of * SCORE_PITCH + at % SIDE]);
+            STORE(ACT, to, d * SIDE + at % SIDE, scores[WARP][of * SCORE_PITCH + at % SIDE / 4][at % 4]);
         }
         settle();
     }

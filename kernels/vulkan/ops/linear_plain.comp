@@ -1,11 +1,11 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// `linear` of any type, size and stride, in f32: 32 threads an output row, which share the depths, eight tokens at a time, by 16 bytes where
+// `linear` of any type, size and stride, in f32: 32 threads for ROWS output rows, which share the depths, eight tokens at a time, by 16 bytes where
 // addresses allow it; the conversion of weights to another type; and what follows or precedes a product of others (bias, activation,
 // residual).
 //
 // Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.glsl).
-// linear_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads; in subgroups of 8 (⌈n / 32⌉, ⌈tokens / 8⌉), 8 threads, each four rows. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads.
+// linear_plain: grid (⌈n / 4⌉, ⌈tokens / 8⌉), 64 threads; in subgroups of 8 (⌈n / 32⌉, ⌈tokens / 8⌉), 8 threads, each four rows. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads.
 // linear_finish: grid (⌈n / 256⌉, tokens), 256 threads.
 // check: linear_plain convert_weights linear_finish -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0
 // check: linear_plain linear_finish -DACT=bf16 -DWEIGHT=bf16 -DOUT=bf16 -DEPILOGUE=1
@@ -52,11 +52,18 @@ void main() {
 }
 
 #elif defined(ENTRY_linear_plain)
-#define SUMS 8
+// Output rows of 32 threads, and tokens that they take together.
+#ifndef ROWS
+#define ROWS 2
+#endif
+#define TOKENS 8
+#define SUMS (ROWS * TOKENS)
+// Vectors of a row that a thread of a single token has in flight.
+#ifndef AHEAD
+#define AHEAD 4
+#endif
 #include "lanes.glsl"
 #include "vector.glsl"
-
-#define TOKENS SUMS
 
 PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
 
@@ -70,51 +77,64 @@ float dot8(in float a[8], in float b[8], float sum) {
 
 void main() {
     // Rows past the end compute the last one again, for the barriers' sake, and leave it unwritten.
-    u32 row = gl_WorkGroupID.x * 8 + WARP, first = gl_WorkGroupID.y * TOKENS, count = min(p.tokens - first, TOKENS), k = p.k;
-    u64 weights = p.w + u64(min(row, p.n - 1)) * k * SIZE(WEIGHT), values = p.x + u64(first) * p.x_stride * SIZE(ACT);
-    u64 pitch = u64(p.x_stride) * SIZE(ACT);
+    u32 first_row = (gl_WorkGroupID.x * WARPS + WARP) * ROWS, first = gl_WorkGroupID.y * TOKENS, count = min(p.tokens - first, TOKENS), k = p.k;
+    u64 weights[ROWS], values = p.x + u64(first) * p.x_stride * SIZE(ACT), pitch = u64(p.x_stride) * SIZE(ACT);
+    UNROLLED for (u32 r = 0; r < ROWS; r++) weights[r] = p.w + u64(min(first_row + r, p.n - 1)) * k * SIZE(WEIGHT);
     u32 apart = u32(p.w | p.x | (u64(k) * SIZE(WEIGHT)) | (p.tokens > 1 ? pitch : 0)) & 15u, whole = apart == 0 ? k & ~7u : 0;
-    float sums[TOKENS] = float[TOKENS](0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
+    // Of token t and row r: t · ROWS + r.
+    float sums[SUMS];
+    UNROLLED for (u32 i = 0; i < SUMS; i++) sums[i] = 0.0;
     float a[8], b[8];
     if (count == 1) {
         u32 i = LANE * 8;
 #if ACT_BYTES == 2 && WEIGHT_BYTES == 2
-        // Four at a time, all loads before the first use: what is in flight is what a single token waits for.
-        for (; i + 768 < whole; i += 1024) {
-            uvec4 w[4], x[4];
-            UNROLLED for (u32 j = 0; j < 4; j++) w[j] = Quads(weights + (i + 256 * j) * 2).at[0];
-            UNROLLED for (u32 j = 0; j < 4; j++) x[j] = Quads(values + (i + 256 * j) * 2).at[0];
-            UNROLLED for (u32 j = 0; j < 4; j++) {
+        // Several at a time, all loads before the first use: what is in flight is what a single token waits for.
+        for (; i + 256 * (AHEAD - 1) < whole; i += 256 * AHEAD) {
+            uvec4 w[ROWS][AHEAD], x[AHEAD];
+            UNROLLED for (u32 j = 0; j < AHEAD; j++)
+                UNROLLED for (u32 r = 0; r < ROWS; r++) w[r][j] = Quads(weights[r] + (i + 256 * j) * 2).at[0];
+            UNROLLED for (u32 j = 0; j < AHEAD; j++) x[j] = Quads(values + (i + 256 * j) * 2).at[0];
+            UNROLLED for (u32 j = 0; j < AHEAD; j++) {
                 UNROLLED for (u32 h = 0; h < 4; h++) {
-                    vec2 c = JOIN(two_, WEIGHT)(w[j][h]), d = JOIN(two_, ACT)(x[j][h]);
-                    sums[j] = fma(c.y, d.y, fma(c.x, d.x, sums[j]));
+                    vec2 d = JOIN(two_, ACT)(x[j][h]);
+                    UNROLLED for (u32 r = 0; r < ROWS; r++) {
+                        vec2 c = JOIN(two_, WEIGHT)(w[r][j][h]);
+                        sums[r] = fma(c.y, d.y, fma(c.x, d.x, sums[r]));
+                    }
                 }
             }
         }
 #endif
         for (; i < whole; i += 256) {
-            GET(WEIGHT, weights + i * SIZE(WEIGHT), a);
             GET(ACT, values + i * SIZE(ACT), b);
-            sums[0] = dot8(a, b, sums[0]);
+            UNROLLED for (u32 r = 0; r < ROWS; r++) {
+                GET(WEIGHT, weights[r] + i * SIZE(WEIGHT), a);
+                sums[r] = dot8(a, b, sums[r]);
+            }
         }
-        sums[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     } else {
         for (u32 i = LANE * 8; i < whole; i += 256) {
-            GET(WEIGHT, weights + i * SIZE(WEIGHT), a);
+            float w[ROWS][8];
+            UNROLLED for (u32 r = 0; r < ROWS; r++) GET(WEIGHT, weights[r] + i * SIZE(WEIGHT), w[r]);
             UNROLLED for (u32 t = 0; t < TOKENS; t++) {
                 if (t >= count) continue;
                 GET(ACT, values + t * pitch + i * SIZE(ACT), b);
-                sums[t] = dot8(a, b, sums[t]);
+                UNROLLED for (u32 r = 0; r < ROWS; r++) sums[t * ROWS + r] = dot8(w[r], b, sums[t * ROWS + r]);
             }
         }
     }
     for (u32 i = whole + LANE; i < k; i += 32) {
-        float weight = LOAD(WEIGHT, weights, i);
-        UNROLLED for (u32 t = 0; t < TOKENS; t++)
-            if (t < count) sums[t] = fma(weight, LOAD(ACT, values + t * pitch, i), sums[t]);
+        float w[ROWS];
+        UNROLLED for (u32 r = 0; r < ROWS; r++) w[r] = LOAD(WEIGHT, weights[r], i);
+        UNROLLED for (u32 t = 0; t < TOKENS; t++) {
+            if (t >= count) continue;
+            float x = LOAD(ACT, values + t * pitch, i);
+            UNROLLED for (u32 r = 0; r < ROWS; r++) sums[t * ROWS + r] = fma(w[r], x, sums[t * ROWS + r]);
+        }
     }
-    float mine = sums32(sums, count);
-    if (LANE < count && row < p.n) WRITE_OUT(mine, first + LANE, row);
+    float mine = sums32(sums, count * ROWS);
+    u32 row = first_row + LANE % ROWS;
+    if (LANE < count * ROWS && row < p.n) WRITE_OUT(mine, first + LANE / ROWS, row);
 }
 
 #elif defined(ENTRY_convert_weights)

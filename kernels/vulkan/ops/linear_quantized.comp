@@ -5,7 +5,7 @@
 //
 // Definitions: FORMAT (see planes.glsl), ACT, OUT (f32, f16, bf16), MATRIX (not used here), EPILOGUE (see activate.glsl).
 // quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads. quantized_unpack: grid ⌈rows · groups · 16 / 256⌉, 256 threads.
-// linear_quantized_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads; in subgroups of 8 (⌈n / 32⌉, ⌈tokens / 8⌉), 8 threads, each four rows.
+// linear_quantized_plain: grid (⌈n / 4⌉, ⌈tokens / 8⌉), 64 threads; in subgroups of 8 (⌈n / 32⌉, ⌈tokens / 8⌉), 8 threads, each four rows.
 // check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=3 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
 // check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=4 -DACT=f16 -DOUT=f16 -DMATRIX=1 -DEPILOGUE=1
 // check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=5 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
@@ -200,36 +200,91 @@ void main() {
 }
 
 #else
-#define SUMS 8
+// Output rows of 32 threads, and tokens that they take together.
+#ifndef ROWS
+#define ROWS 2
+#endif
+#define TOKENS 8
+#define SUMS (ROWS * TOKENS)
 #include "lanes.glsl"
 
-#define TOKENS SUMS
-
-// Any stride. 32 threads a row, eight tokens at a time: each four threads take a group of 128 values.
 PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
+
+// Four neighbours, from a multiple of their size on.
+vec4 four_f32(u64 address) { return uintBitsToFloat(Quads(address).at[0]); }
+vec4 four_f16(u64 address) {
+    uvec2 both = Pairs(address).at[0];
+    return vec4(unpackHalf2x16(both.x), unpackHalf2x16(both.y));
+}
+vec4 four_bf16(u64 address) {
+    uvec2 both = Pairs(address).at[0];
+    return uintBitsToFloat(uvec4(both.x << 16, both.x & 0xffff0000u, both.y << 16, both.y & 0xffff0000u));
+}
+
+// A lane's eight activations of a chunk.
+void values_of(u64 from, bool vectors, out vec4 low, out vec4 high) {
+    if (vectors) {
+        low = JOIN(four_, ACT)(from);
+        high = JOIN(four_, ACT)(from + 16 * SIZE(ACT));
+    } else {
+        UNROLLED for (u32 i = 0; i < 4; i++) low[i] = LOAD(ACT, from, i);
+        UNROLLED for (u32 i = 0; i < 4; i++) high[i] = LOAD(ACT, from, 16 + i);
+    }
+}
+
+// Adds the products of a group's chunks to the sums of `limit` tokens, which the compiler knows, or of those of them that are there.
+#define ADD_GROUP(limit)                                                                                                     \
+    UNROLLED for (u32 c = 0; c < 4; c++) {                                                                                   \
+        u32 depth = 128 * group + 32 * c + 4 * t;                                                                            \
+        if (depth >= p.k) break;                                                                                             \
+        float numbers[ROWS][8];                                                                                              \
+        UNROLLED for (u32 r = 0; r < ROWS; r++) {                                                                            \
+            float first, second, add;                                                                                        \
+            numbers_of(v[r], c, numbers[r]);                                                                                 \
+            scales_of(v[r], c, first, second, add);                                                                          \
+            UNROLLED for (u32 i = 0; i < 8; i++) numbers[r][i] = fma(i < 4 ? first : second, numbers[r][i], add);            \
+        }                                                                                                                    \
+        UNROLLED for (u32 token = 0; token < limit; token++) {                                                               \
+            if (limit > 1 && token >= count) continue;                                                                       \
+            vec4 low, high;                                                                                                  \
+            values_of(values + token * pitch + depth * SIZE(ACT), vectors, low, high);                                       \
+            UNROLLED for (u32 r = 0; r < ROWS; r++) {                                                                        \
+                float sum = sums[token * ROWS + r];                                                                          \
+                UNROLLED for (u32 i = 0; i < 4; i++) sum = fma(numbers[r][i], low[i], sum);                                  \
+                UNROLLED for (u32 i = 0; i < 4; i++) sum = fma(numbers[r][4 + i], high[i], sum);                             \
+                sums[token * ROWS + r] = sum;                                                                                \
+            }                                                                                                                \
+        }                                                                                                                    \
+    }
+
+// Groups of the rows of these threads. Past the end the last row comes once more, for the barriers' sake, and is left unwritten.
+void load_groups(Planes planes, u32 first_row, u32 group, u32 t, out Group v[ROWS]) {
+    UNROLLED for (u32 r = 0; r < ROWS; r++) v[r] = load_group(planes, min(first_row + r, p.n - 1), group, t);
+}
+
+// Any stride. 32 threads for ROWS rows, eight tokens at a time: each four threads take a group of 128 values, while the next is on its way.
 void main() {
-    u32 row = gl_WorkGroupID.x * 8 + WARP, first_token = gl_WorkGroupID.y * TOKENS, count = min(p.tokens - first_token, TOKENS), t = LANE & 3u;
+    u32 first_row = (gl_WorkGroupID.x * WARPS + WARP) * ROWS, first_token = gl_WorkGroupID.y * TOKENS;
+    u32 count = min(p.tokens - first_token, TOKENS), t = LANE & 3u, group = LANE >> 2;
     Planes planes = planes_of(p.w, p.n, p.k);
+    Group ahead[ROWS];
+    load_groups(planes, first_row, min(group, planes.groups - 1), t, ahead);
     u64 pitch = u64(p.x_stride) * SIZE(ACT), values = p.x + first_token * pitch;
-    float sums[TOKENS] = float[TOKENS](0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
-    for (u32 group = LANE >> 2; group < planes.groups; group += 8) {
-        // Rows past the end compute the last one again, for the barriers' sake, and leave it unwritten.
-        Group v = load_group(planes, min(row, p.n - 1), group, t);
-        UNROLLED for (u32 c = 0; c < 4; c++) {
-            u32 depth = 128 * group + 32 * c + 4 * t;
-            if (depth >= p.k) break;
-            float numbers[8], first, second, add;
-            numbers_of(v, c, numbers);
-            scales_of(v, c, first, second, add);
-            UNROLLED for (u32 i = 0; i < 8; i++) numbers[i] = fma(i < 4 ? first : second, numbers[i], add);
-            UNROLLED for (u32 token = 0; token < TOKENS; token++) {
-                if (token >= count) continue;
-                u64 from = values + token * pitch + depth * SIZE(ACT);
-                UNROLLED for (u32 i = 0; i < 8; i++) sums[token] = fma(numbers[i], LOAD(ACT, from, (i < 4 ? 0 : 12) + i), sums[token]);
-            }
+    bool vectors = ((values | pitch) & (4 * SIZE(ACT) - 1)) == 0;
+    // Of token t and row r: t · ROWS + r.
+    float sums[SUMS];
+    UNROLLED for (u32 i = 0; i < SUMS; i++) sums[i] = 0.0;
+    for (; group < planes.groups; group += 8) {
+        Group v[ROWS] = ahead;
+        if (group + 8 < planes.groups) load_groups(planes, first_row, group + 8, t, ahead);
+        if (count == 1) {
+            ADD_GROUP(1)
+        } else {
+            ADD_GROUP(TOKENS)
         }
     }
-    float mine = sums32(sums, count);
-    if (LANE < count && row < p.n) WRITE_OUT(mine, first_token + LANE, row);
+    float mine = sums32(sums, count * ROWS);
+    u32 row = first_row + LANE % ROWS;
+    if (LANE < count * ROWS && row < p.n) WRITE_OUT(mine, first_token + LANE / ROWS, row);
 }
 #endif

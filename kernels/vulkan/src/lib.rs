@@ -5,8 +5,8 @@
 //! which entry point it is. Parameters are push constants in their order, each at its natural alignment; where they take more than 128 bytes
 //! the only push constant is the address of such a block. Specialisation constants: 0 is the workgroup's size, 1 the 32-bit words of shared
 //! memory that the launch asks for (at least 1). With `SUBGROUP` defined (32 or 64; 8 on processors) the kernel needs full subgroups of that size;
-//! without it, it runs on subgroups of any size. `product` and `attention_tiles`, on cooperative matrices, and
-//! `linear_dots`, on integer dot products, are this language's own: the first is what other platforms have a library for.
+//! without it, it runs on subgroups of any size. `product`, `product_wide` and `attention_tiles`, on cooperative matrices, and
+//! `linear_dots`, on integer dot products, are this language's own: the first two are what other platforms have a library for.
 
 /// Headers by the name that `#include` gives, with their text.
 pub const HEADERS: &[(&str, &str)] = &[
@@ -50,6 +50,7 @@ files! {
     "norm",
     "pointwise",
     "product",
+    "product_wide",
     "rope",
     "rows",
     "sample",

@@ -127,26 +127,28 @@ pub fn run(options: &Options) -> Result<(), BenchError> {
         }
         None => false,
     });
-    if options.peer.is_none() {
+    if options.peer.is_none() && options.peer_at.is_none() {
         println!("peer: none was given (--peer \"COMMAND … {{port}}\"): Halyard runs alone");
     }
     let mut table = Table { rows: Vec::new() };
     for round in 0..options.rounds {
         for side in 0..2 {
-            let process = match (side, peer) {
-                (0, _) => Process::halyard(options)?,
-                (_, Some(line)) => Process::peer(line, options)?,
-                (_, None) => continue,
+            let running = [options.at, options.peer_at][side];
+            let server = match (side, running, peer) {
+                (_, Some(address), _) => Server::running(address),
+                (0, None, _) => Server::started(Process::halyard(options)?),
+                (_, None, Some(line)) => Server::started(Process::peer(line, options)?),
+                (_, None, None) => continue,
             };
             let model = if side == 0 { "" } else { options.peer_model.as_str() };
-            measure(&mut table, side, &process, model, round as u32, options)?;
+            measure(&mut table, side, &server, model, round as u32, options)?;
         }
     }
     let name = peer.and_then(peer_program);
     let name = name
         .as_ref()
         .and_then(|program| program.file_name())
-        .map_or("no peer".into(), |name| name.to_string_lossy());
+        .map_or("peer".into(), |name| name.to_string_lossy());
     table.print(["Halyard", &name], &floors);
     Ok(())
 }
@@ -155,6 +157,32 @@ pub fn run(options: &Options) -> Result<(), BenchError> {
 const PREFILLS: u32 = 5;
 const PREFILL_SALT: u32 = 200_000;
 const WARM_UP_SALT: u32 = 100_000;
+
+/// A server that is measured.
+struct Server {
+    address: SocketAddr,
+    name: String,
+    /// `None` where it ran before: its memory and start are its own affair.
+    process: Option<Process>,
+}
+
+impl Server {
+    fn started(process: Process) -> Server {
+        Server {
+            address: process.address,
+            name: process.name.clone(),
+            process: Some(process),
+        }
+    }
+
+    fn running(address: SocketAddr) -> Server {
+        Server {
+            address,
+            name: address.to_string(),
+            process: None,
+        }
+    }
+}
 
 fn peer_program(line: &str) -> Option<PathBuf> {
     line.split_whitespace()
@@ -172,16 +200,16 @@ fn prompt(tokens: usize, salt: u32) -> Vec<u32> {
 fn measure(
     table: &mut Table,
     side: usize,
-    process: &Process,
+    server: &Server,
     model: &str,
     round: u32,
     options: &Options,
 ) -> Result<(), BenchError> {
     let salt = 1000 * round + 500 * side as u32;
     let ask = |tokens: usize, salt: u32, new: usize| -> Result<Answer, BenchError> {
-        complete(process.address, model, &prompt(tokens, salt), new).map_err(BenchError::io(format!(
+        complete(server.address, model, &prompt(tokens, salt), new).map_err(BenchError::io(format!(
             "asking {} for {new} tokens after {tokens}",
-            process.name
+            server.name
         )))
     };
     ask(64, salt, 16)?;
@@ -205,8 +233,8 @@ fn measure(
         table.add(side, name, "tok/s", true, rate);
     }
     for &count in &options.concurrency {
-        let (rate, mut firsts) = at_once(process.address, model, count, salt + 100)
-            .map_err(BenchError::io(format!("asking {} {count} times at once", process.name)))?;
+        let (rate, mut firsts) = at_once(server.address, model, count, salt + 100)
+            .map_err(BenchError::io(format!("asking {} {count} times at once", server.name)))?;
         table.add(side, &format!("{count} at once, output"), "tok/s", true, rate);
         firsts.sort_by(f64::total_cmp);
         let p99 = firsts[(firsts.len() * 99 / 100).min(firsts.len() - 1)];
@@ -225,14 +253,11 @@ fn measure(
             1e3 * p99,
         );
     }
-    table.add(
-        side,
-        "peak memory",
-        "MB",
-        false,
-        process.peak_memory_bytes() as f64 / 1e6,
-    );
-    table.add(side, "start to ready", "s", false, process.ready.as_secs_f64());
+    if let Some(process) = &server.process {
+        let megabytes = process.peak_memory_bytes() as f64 / 1e6;
+        table.add(side, "peak memory", "MB", false, megabytes);
+        table.add(side, "start to ready", "s", false, process.ready.as_secs_f64());
+    }
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! The command line: which benches, of which binary, with which model.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::error::BenchError;
@@ -56,6 +57,10 @@ pub struct Options {
     pub serve: Vec<String>,
     /// The peer's command line: `{port}` and `{model}` are filled in, leading `NAME=VALUE` words are its environment.
     pub peer: Option<String>,
+    /// A Halyard server that already runs, which `compare` then asks instead of starting one.
+    pub at: Option<SocketAddr>,
+    /// The same of the peer.
+    pub peer_at: Option<SocketAddr>,
     /// What the peer calls its model.
     pub peer_model: String,
     /// Rounds of A B.
@@ -99,6 +104,8 @@ impl Options {
                 "--tokens" => options.tokens = number(&argument, &value()?)?,
                 "--serve" => options.serve.extend(value()?.split_whitespace().map(str::to_string)),
                 "--peer" => options.peer = Some(value()?),
+                "--at" => options.at = Some(address(&argument, &value()?)?),
+                "--peer-at" => options.peer_at = Some(address(&argument, &value()?)?),
                 "--peer-model" => options.peer_model = value()?,
                 "--rounds" => options.rounds = number(&argument, &value()?)?,
                 "--max-len" => options.max_len = number(&argument, &value()?)?,
@@ -139,6 +146,8 @@ impl Default for Options {
             tokens: usize::MAX,
             serve: Vec::new(),
             peer: None,
+            at: None,
+            peer_at: None,
             peer_model: "m".to_string(),
             rounds: 2,
             concurrency: vec![1, 4, 16, 64],
@@ -161,6 +170,13 @@ impl Options {
             .filter(|data| data.is_file())
             .map(|data| data.len())
     }
+}
+
+/// Where a server listens.
+fn address(argument: &str, text: &str) -> Result<SocketAddr, BenchError> {
+    text.parse().map_err(|_| BenchError::Usage {
+        found: format!("{argument} {text}: not an address like 127.0.0.1:8000"),
+    })
 }
 
 /// A whole number above 0.
@@ -218,6 +234,7 @@ mod tests {
             ("idle --modl x", "`--modl`"),
             ("compare --rounds 0", "--rounds 0"),
             ("compare --concurrency 1,x", "--concurrency x"),
+            ("compare --peer-at localhost", "--peer-at localhost"),
         ] {
             let error = parse(line).expect_err(line).to_string();
             assert!(error.contains(named) && error.contains("usage:"), "{error}");

@@ -253,10 +253,12 @@ pub(crate) fn operands(placed: &[Placed], indices: &[u16]) -> Vec<Tensor> {
 }
 
 /// Encodes, submits, waits.
-pub(crate) fn submit(device: &dyn Device, ops: &[(Arc<dyn PreparedOp>, Vec<Tensor>)]) -> Result<(), Failure> {
-    let mut encoder = device
-        .create_encoder(EncoderMode::OneShot)
-        .map_err(broken("create_encoder"))?;
+pub(crate) fn submit(
+    device: &dyn Device,
+    ops: &[(Arc<dyn PreparedOp>, Vec<Tensor>)],
+    mode: EncoderMode,
+) -> Result<(), Failure> {
+    let mut encoder = device.create_encoder(mode).map_err(broken("create_encoder"))?;
     let queue = device
         .create_queue(QueueKind::Compute)
         .map_err(broken("create_queue"))?;
@@ -281,7 +283,7 @@ pub(crate) fn execute(device: &dyn Device, case: &Case, backend: u32) -> Result<
         .zip(&case.nodes)
         .map(|(op, (_, indices))| (op, operands(&placed, indices)))
         .collect();
-    submit(device, &encoded)?;
+    submit(device, &encoded, EncoderMode::OneShot)?;
     collect(case, &placed)
 }
 

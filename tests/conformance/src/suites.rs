@@ -4,6 +4,7 @@ mod attention_layer;
 mod collectives;
 mod composites;
 mod execution;
+mod first_half;
 mod invariance;
 mod memory;
 
@@ -27,6 +28,7 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
     if wanted("composites") {
         composites::run(&**device, &**oracle, options.seed, report);
         attention_layer::run(&**device, &**oracle, options.seed, report);
+        first_half::run(&**device, &**oracle, options.seed, report);
     }
     if wanted("invariance") {
         invariance::run(&**device, options.seed, report);

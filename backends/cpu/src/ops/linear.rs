@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use halyard_kernels_cpu::{
-    self as kernels, ActMode, Activation, LINEAR_SCRATCH, PANEL_ROWS, act_bytes, linear_supports, num_act_tiles,
+    self as kernels, ActMode, Activation, Isa, LINEAR_SCRATCH, PANEL_ROWS, act_bytes, linear_supports, num_act_tiles,
     num_panels, pack, packed_bytes,
 };
 use halyard_platform_api::ops::{self, Epilogue};
@@ -31,14 +31,15 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    pub(crate) fn new(op: &ops::Linear) -> Result<Linear> {
+    pub(crate) fn new(op: &ops::Linear, isa: Isa) -> Result<Linear> {
         only_f32("linear", op.act)?;
         only_f32("linear", op.out)?;
         let format = weight_format("linear", op.weight, op.in_features)?;
-        let wanted = if op.allow_quantized_act {
-            [ActMode::Int8, ActMode::Bf16]
-        } else {
-            [ActMode::F32; 2]
+        // Without dot products of bf16 pairs, rounding to them costs time and gives nothing.
+        let wanted = match (op.allow_quantized_act, isa.has_bf16_dot()) {
+            (true, true) => [ActMode::Int8, ActMode::Bf16],
+            (true, false) => [ActMode::Int8, ActMode::F32],
+            (false, _) => [ActMode::F32; 2],
         };
         let mode = wanted
             .into_iter()

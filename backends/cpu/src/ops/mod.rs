@@ -21,14 +21,14 @@ use crate::kernel::Kernel;
 
 pub(crate) use attention::{kv_layout, reasons as attention_reasons};
 
-/// The kernel of a descriptor.
+/// The kernel of a descriptor, for a device whose kernels are of `isa`.
 ///
 /// # Errors
 /// `Unsupported` with the reason.
-pub(crate) fn build(spec: &OpSpec) -> Result<Arc<dyn Kernel>> {
+pub(crate) fn build(spec: &OpSpec, isa: kernels::Isa) -> Result<Arc<dyn Kernel>> {
     Ok(match spec {
         OpSpec::Embedding(op) => Arc::new(embedding::Embedding::new(op)?),
-        OpSpec::Linear(op) => Arc::new(linear::Linear::new(op)?),
+        OpSpec::Linear(op) => Arc::new(linear::Linear::new(op, isa)?),
         OpSpec::LoraShrink(op) => Arc::new(lora::Shrink::new(op)?),
         OpSpec::LoraExpand(op) => Arc::new(lora::Expand::new(op)?),
         OpSpec::RmsNorm(op) => Arc::new(norm::RmsNorm::new(op)?),

@@ -310,6 +310,9 @@ impl Kernel for Linear {
         if library.is_none() && !fits && matches!(self.held, Held::Plain(_)) {
             own_tokens = PLAIN_TOKENS;
         }
+        if library.is_some() && dots.is_none() && matches!(self.held, Held::Planes(_)) {
+            own_tokens = own_tokens.min(cx.driver.unpack_from().saturating_sub(1));
+        }
         let (mut small, mut tile) = (None, None);
         if fits && self.held == Held::Scaled {
             small = Some(Few::Scaled(ScaledSmall::prepare(cx, op, &Fusion::NONE)?));

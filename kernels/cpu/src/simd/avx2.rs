@@ -2,7 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::{Quants, Simd, unroll, zero_point};
+use crate::act::INT8_QUADS;
 
 /// AVX2 + FMA + F16C.
 #[derive(Clone, Copy)]
@@ -144,6 +145,48 @@ impl Simd for Avx2 {
             ]
         }
     }
+
+    #[inline(always)]
+    unsafe fn dots<const G: usize, const C: usize>(
+        w: &[I; G],
+        quants: Quants,
+        x: *const i32,
+        negative_sums: *const i32,
+    ) -> [I; C] {
+        // SAFETY: the trait's contract.
+        unsafe {
+            if quants.max > 127 {
+                return dots_wide(w, x);
+            }
+            let one = _mm256_set1_epi16(1);
+            let together = quads_in_16_bits(quants.max).min(G);
+            let mut sums = [[_mm256_setzero_si256(); 2]; C];
+            unroll!(t in 0..C => { sums[t] = zero_point::<Self>(quants, *negative_sums.add(t)); });
+            let mut pairs = [[_mm256_setzero_si256(); 2]; C];
+            unroll!(g in 0..G => {
+                unroll!(t in 0..C => {
+                    let x = _mm256_set1_epi32(*x.add(t * INT8_QUADS + g));
+                    for half in 0..2 {
+                        let product = _mm256_maddubs_epi16(w[g][half], x);
+                        pairs[t][half] = if g % together == 0 { product } else { _mm256_add_epi16(pairs[t][half], product) };
+                    }
+                });
+                if g % together == together - 1 || g == G - 1 {
+                    unroll!(t in 0..C => {
+                        for half in 0..2 {
+                            sums[t][half] = _mm256_add_epi32(sums[t][half], _mm256_madd_epi16(pairs[t][half], one));
+                        }
+                    });
+                }
+            });
+            sums
+        }
+    }
+}
+
+/// Quads whose products of pairs add up in 16 bits: a pair is at most 2 · 127 · `max`.
+const fn quads_in_16_bits(max: u32) -> usize {
+    (i16::MAX as u32 / (2 * 127 * max)) as usize
 }
 
 #[inline(always)]
@@ -193,6 +236,29 @@ unsafe fn low_bytes(v: __m256i) -> __m128i {
         );
         let picked = _mm256_shuffle_epi8(v, pick);
         _mm_unpacklo_epi32(_mm256_castsi256_si128(picked), _mm256_extracti128_si256::<1>(picked))
+    }
+}
+
+/// `dots` of weights up to 255, whose zero is 128: less that, they are signed, and pairs of their products fit 16 bits.
+#[inline(always)]
+unsafe fn dots_wide<const G: usize, const C: usize>(w: &[I; G], x: *const i32) -> [I; C] {
+    // SAFETY: the caller has AVX2; the rest is the trait's contract.
+    unsafe {
+        let (one, zero) = (_mm256_set1_epi16(1), _mm256_set1_epi8(i8::MIN));
+        let mut sums = [[_mm256_setzero_si256(); 2]; C];
+        unroll!(g in 0..G => {
+            let signed = [_mm256_xor_si256(w[g][0], zero), _mm256_xor_si256(w[g][1], zero)];
+            // 128 as an unsigned byte is right, too.
+            let size = [_mm256_abs_epi8(signed[0]), _mm256_abs_epi8(signed[1])];
+            unroll!(t in 0..C => {
+                let x = _mm256_set1_epi32(*x.add(t * INT8_QUADS + g));
+                for half in 0..2 {
+                    let pairs = _mm256_maddubs_epi16(size[half], _mm256_sign_epi8(x, signed[half]));
+                    sums[t][half] = _mm256_add_epi32(sums[t][half], _mm256_madd_epi16(pairs, one));
+                }
+            });
+        });
+        sums
     }
 }
 

@@ -17,10 +17,10 @@ const HEAD_DIM: u32 = 64;
 const MAX_POSITIONS: u32 = 256;
 
 /// A batch: (row, query length, keys) of each sequence; padding tokens after them.
-struct Batch {
-    name: &'static str,
-    seqs: &'static [(i32, u32, u32)],
-    pad_tokens: u32,
+pub(super) struct Batch {
+    pub name: &'static str,
+    pub seqs: &'static [(i32, u32, u32)],
+    pub pad_tokens: u32,
 }
 
 const BATCHES: [Batch; 3] = [
@@ -57,16 +57,7 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
     if !device.info().capabilities.has(Capabilities::COMPOSITES) {
         return;
     }
-    let sizes = device
-        .attention()
-        .backends()
-        .first()
-        .map(|backend| backend.block_sizes.clone());
-    let block_size = if sizes.is_some_and(|sizes| sizes.is_empty() || sizes.contains(&64)) {
-        64
-    } else {
-        16
-    };
+    let block_size = block_size(device);
     for (dtype, kv) in [
         (DType::F32, DType::F32),
         (DType::BF16, DType::BF16),
@@ -102,18 +93,29 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
     }
 }
 
-/// Tables, slots and positions of a batch: (block table, its width, pages, prefix slots, step slots, positions, starts).
-struct Paged {
-    table: Vec<i32>,
-    max_blocks: u32,
-    pages: u32,
-    prefix: Vec<i32>,
-    step: Vec<i32>,
-    positions: Vec<i32>,
-    starts: Vec<i32>,
+/// Keys of a block of the cache: 64 where the device has such blocks.
+pub(super) fn block_size(device: &dyn Device) -> u32 {
+    let backends = device.attention().backends();
+    let takes = backends
+        .first()
+        .is_some_and(|backend| backend.block_sizes.is_empty() || backend.block_sizes.contains(&64));
+    if takes { 64 } else { 16 }
 }
 
-fn paged(random: &mut Random, batch: &Batch, block_size: u32) -> Paged {
+/// Tables, slots and positions of a batch, of 5 rows.
+pub(super) struct Paged {
+    /// Block table, and its width.
+    pub table: Vec<i32>,
+    pub max_blocks: u32,
+    pub pages: u32,
+    /// Slots of earlier tokens, and of the step's.
+    pub prefix: Vec<i32>,
+    pub step: Vec<i32>,
+    pub positions: Vec<i32>,
+    pub starts: Vec<i32>,
+}
+
+pub(super) fn paged(random: &mut Random, batch: &Batch, block_size: u32) -> Paged {
     let blocks = |keys: u32| keys.div_ceil(block_size);
     let max_blocks = batch.seqs.iter().map(|s| blocks(s.2)).max().unwrap_or(0) + 1;
     let pages = batch.seqs.iter().map(|s| blocks(s.2)).sum::<u32>() + 2;
@@ -150,14 +152,15 @@ fn paged(random: &mut Random, batch: &Batch, block_size: u32) -> Paged {
     paged
 }
 
-fn angles() -> Vec<f32> {
-    let half = HEAD_DIM / 2;
+/// Cosines and then sines of a head's angles at positions 0, 1, ….
+pub(super) fn angles(positions: u32, head_dim: u32) -> Vec<f32> {
+    let half = head_dim / 2;
     let angle = |position: u32, i: u32| position as f32 * 100f32.powf(-(i as f32) / half as f32);
     let row = |position| {
         let cosines = (0..half).map(move |i| angle(position, i).cos());
         cosines.chain((0..half).map(move |i| angle(position, i).sin()))
     };
-    (0..MAX_POSITIONS).flat_map(row).collect()
+    (0..positions).flat_map(row).collect()
 }
 
 /// Values up to 1 (uniform: of root mean square 0.58) leave norms of weights up to 2 as values up to 3.5. A half type rounds them there, which a
@@ -250,7 +253,7 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
         floats(DType::F32, &[HEAD_DIM]),
         floats(DType::F32, &[HEAD_DIM]),
         Arg::ints(&[tokens], &paged.positions),
-        Arg::floats(DType::F32, &[MAX_POSITIONS, HEAD_DIM], &angles()),
+        Arg::floats(DType::F32, &[MAX_POSITIONS, HEAD_DIM], &angles(MAX_POSITIONS, HEAD_DIM)),
         Arg::ints(&[tokens], &paged.step),
         Arg {
             contents: Contents::Cache {

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use halyard_platform_api::ops::{Add, Epilogue, Linear, RmsNorm, SiluMul};
-use halyard_platform_api::{Capabilities, Claim, DType, Device, Node, PreparedOp, Program, TensorDecl, WeightFormat};
+use halyard_platform_api::{
+    Capabilities, Claim, DType, Device, EncoderMode, Node, PreparedOp, Program, TensorDecl, WeightFormat,
+};
 
 use super::note;
 use crate::Report;
@@ -197,9 +199,14 @@ pub(super) fn check(device: &dyn Device, oracle: &dyn Device, case: &Case, must_
             report.left
         ));
     }
-    let found = run_claims(device, case, &program, &report.claims).map_err(words)?;
     let expected = execute(oracle, case, 0).map_err(words)?;
-    compare(case, &found, &expected).map(|_| ())
+    let found = run_claims(device, case, &program, &report.claims, EncoderMode::OneShot).map_err(words)?;
+    compare(case, &found, &expected)?;
+    if device.info().capabilities.has(Capabilities::RECORDING) {
+        let found = run_claims(device, case, &program, &report.claims, EncoderMode::Reusable).map_err(words)?;
+        compare(case, &found, &expected).map_err(|why| format!("recorded: {why}"))?;
+    }
+    Ok(())
 }
 
 fn words(failure: Failure) -> String {
@@ -209,7 +216,13 @@ fn words(failure: Failure) -> String {
 }
 
 /// Runs claims as one op each, and what lies between node by node.
-fn run_claims(device: &dyn Device, case: &Case, program: &Program, claims: &[Claim]) -> Result<Vec<Vec<u8>>, Failure> {
+fn run_claims(
+    device: &dyn Device,
+    case: &Case,
+    program: &Program,
+    claims: &[Claim],
+    mode: EncoderMode,
+) -> Result<Vec<Vec<u8>>, Failure> {
     let mut ops: Vec<(Arc<dyn PreparedOp>, Vec<u16>)> = Vec::new();
     let mut weights: Vec<(Arc<dyn PreparedOp>, u32)> = Vec::new();
     let mut next = 0;
@@ -235,6 +248,6 @@ fn run_claims(device: &dyn Device, case: &Case, program: &Program, claims: &[Cla
         .into_iter()
         .map(|(op, indices)| (op, operands(&placed, &indices)))
         .collect();
-    submit(device, &encoded)?;
+    submit(device, &encoded, mode)?;
     collect(case, &placed)
 }
