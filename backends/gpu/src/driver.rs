@@ -186,6 +186,40 @@ pub struct ProductCall {
     pub weight_scales: DevicePtr,
 }
 
+/// A shape in which `linear_tiled` runs: blocks of 64 output rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// Tokens of a block.
+    pub tokens: u32,
+    /// Threads of a block.
+    pub threads: u32,
+}
+
+/// How `linear_tiled` computes for some types of operands.
+#[derive(Clone, Debug)]
+pub struct Tiling {
+    /// A definition more, for the kernel file.
+    pub define: Option<(&'static str, String)>,
+    /// The smaller shape, and one for calls whose blocks fill the device.
+    pub tiles: [Tile; 2],
+    /// In what it computes, as a bug report says it: "in f32".
+    pub means: String,
+}
+
+impl Tiling {
+    /// 64 tokens by 256 threads, whatever the call.
+    pub fn plain(means: &str) -> Tiling {
+        Tiling {
+            define: None,
+            tiles: [Tile {
+                tokens: 64,
+                threads: 256,
+            }; 2],
+            means: means.to_string(),
+        }
+    }
+}
+
 /// A prepared library product: an algorithm per token bucket. Enqueues without waiting, and can be captured.
 pub trait Product: Send + Sync {
     /// Scratch while it runs, bytes.
@@ -489,6 +523,12 @@ pub trait Driver: Send + Sync {
     fn product_from(&self, in_features: u32, out_features: u32) -> u32 {
         let _ = (in_features, out_features);
         9
+    }
+
+    /// How `linear_tiled` computes over activations and weights of these types.
+    fn tiling(&self, act: DType, weight: DType) -> Tiling {
+        let _ = (act, weight);
+        Tiling::plain("in f32")
     }
 
     /// Fewest tokens for which [`Driver::product`] of GGUF weights unpacked for it does better than the kernel that reads them as they are; more than

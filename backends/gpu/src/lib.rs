@@ -27,7 +27,8 @@ pub use cache::{cache_folder, write_whole};
 pub use device::{GpuDevice, device_info, no_such_device};
 pub use driver::{
     CollectiveCall, DevicePtr, Driver, Event, Facts, Function, Graph, Group, KernelText, MAX_PEERS, Module,
-    PEER_CALLS_BYTES, Param, Peers, Pinned, Product, ProductCall, ProductSpec, Stream, param_addresses, short_of,
+    PEER_CALLS_BYTES, Param, Peers, Pinned, Product, ProductCall, ProductSpec, Stream, Tile, Tiling, param_addresses,
+    short_of,
 };
 pub use encoding::{Arg, Command, Encoding, InScratch, Launch, MAX_ARGS};
 pub use halyard_kernels_gpu::{ATTENTION_TILES, Source};

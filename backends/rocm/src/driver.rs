@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use halyard_gpu::{
     ATTENTION_TILES, CollectiveLibrary, DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param,
-    Pinned, Product, ProductSpec, RankDriver, Source, Stream, param_addresses, short_of,
+    Pinned, Product, ProductSpec, RankDriver, Source, Stream, Tiling, param_addresses, short_of,
 };
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Error, Result};
@@ -339,6 +339,15 @@ impl Driver for HipDriver {
         });
         products.as_ref().map_err(Error::clone)?.product(spec)
     }
+
+    fn tiling(&self, act: DType, weight: DType) -> Tiling {
+        let takes = [DType::F16, DType::BF16].contains(&act) && weight == act;
+        Tiling::plain(match takes && has_matrix_units(&self.facts.arch) {
+            true => "on matrix units",
+            false => "in f32",
+        })
+    }
+
     fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
         let there = has_matrix_units(&self.facts.arch) && surroundings::matrix_attention_is_allowed();
         (there && tiles_take(spec)).then_some(ATTENTION_TILES)

@@ -8,6 +8,7 @@ use halyard_platform_api::{Error, Result, Status};
 
 use crate::api::{self, Api, Handle};
 use crate::error::{BUILD_PROGRAM_FAILURE, INVALID_BUILD_OPTIONS, check, error};
+use crate::matrix::Matrix;
 
 /// Longest part of a compiler's log in an error.
 const MAX_LOG: usize = 4000;
@@ -34,6 +35,8 @@ pub(crate) struct Compiler {
     pub(crate) for_cpu: bool,
     /// The size of subgroups to require.
     pub(crate) subgroup: Option<u32>,
+    /// Products on matrix units, for the files that know them.
+    pub(crate) matrix: Option<Matrix>,
     /// The language has integer dot products.
     pub(crate) native_dots: bool,
     /// Asks for correctly rounded division and square root.
@@ -65,13 +68,16 @@ impl Compiler {
         let expanded = halyard_kernels_opencl::expanded(text.text, text.headers);
         let whole = expanded.map_err(|e| Error::unsupported(format!("{name}.cl: {e}")))?;
         let by_dots = self.native_dots && name == LINEAR_DOTS;
-        let newer = by_dots || self.subgroup.is_some();
+        let by_matrix = self.matrix.and_then(|matrix| matrix.options(name, options));
+        let newer = by_dots || by_matrix.is_some() || self.subgroup.is_some();
         let mut all = vec![if newer { NEWER_LANGUAGE } else { LANGUAGE }];
         if by_dots {
             all.push(NATIVE_DOTS);
         }
-        let subgroup = self.subgroup.map(|size| format!("-DSUBGROUP={size}"));
-        all.extend(subgroup.as_deref());
+        // Matrix units have subgroups of their own.
+        let subgroup = self.subgroup.map(|size| vec![format!("-DSUBGROUP={size}")]);
+        let subgroup = by_matrix.or(subgroup).unwrap_or_default();
+        all.extend(subgroup.iter().map(String::as_str));
         if self.exact_division {
             all.push("-cl-fp32-correctly-rounded-divide-sqrt");
         }

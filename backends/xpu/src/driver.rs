@@ -6,18 +6,20 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use halyard_gpu::{
     DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Product, ProductSpec,
-    Rounding, Stream,
+    Rounding, Source, Stream, Tiling,
 };
-use halyard_kernels_gpu::Source;
-use halyard_platform_api::{Error, Result, Status};
+use halyard_platform_api::ops::Attention;
+use halyard_platform_api::{DType, Error, Result, Status};
 
 use crate::api::{self, Api, CommandBuffers, Handle, SUCCESS};
 use crate::compile::{Compiler, Program};
 use crate::error::check;
 use crate::facts::Found;
 use crate::library;
+use crate::matrix::{ATTENTION_TILES, Matrix};
 use crate::memory::Memory;
 use crate::recording::{Launch, Recording, Step, enqueue_launch};
+use crate::self_test;
 use crate::stream::{EventState, StreamState};
 use crate::surroundings::rounding;
 
@@ -72,6 +74,8 @@ pub(crate) struct OpenClDriver {
     context: Context,
     buffers: Option<CommandBuffers>,
     copy_rows: OnceLock<Result<[Function; 2]>>,
+    /// What tests of matrix units have shown, by the type of their operands.
+    tested: Mutex<Vec<(DType, Result<()>)>>,
     found: Found,
     api: &'static Api,
 }
@@ -118,6 +122,7 @@ impl OpenClDriver {
             context,
             buffers,
             copy_rows: OnceLock::new(),
+            tested: Mutex::default(),
             found,
             api,
         })
@@ -130,6 +135,7 @@ impl OpenClDriver {
             device: self.found.device,
             for_cpu: self.found.for_cpu,
             subgroup: self.found.subgroup,
+            matrix: self.found.matrix,
             native_dots: self.found.dots.native,
             exact_division: self.found.exact_division,
             keeps_code: self.found.keeps_code,
@@ -191,6 +197,24 @@ impl OpenClDriver {
             check("clSetKernelArg", code)?;
         }
         Ok(())
+    }
+
+    /// Matrix units for operands of a type, if there are any and their products are right: tested once.
+    ///
+    /// # Errors
+    /// `Unsupported` with the reason why they are not used; `None`: there is nothing to say.
+    fn trusted(&self, dtype: DType) -> Result<Option<Matrix>> {
+        let Some(matrix) = self.found.matrix else {
+            return Ok(None);
+        };
+        let mut tested = self.tested.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = tested.iter().find(|(known, _)| *known == dtype);
+        let outcome = known.map(|(_, outcome)| outcome.clone()).unwrap_or_else(|| {
+            let outcome = self_test::check(self, dtype, &matrix.tiling());
+            tested.push((dtype, outcome.clone()));
+            outcome
+        });
+        outcome.map(|()| Some(matrix))
     }
 
     /// The kernels that copy rows: of 16-byte units, of bytes.
@@ -393,6 +417,26 @@ impl Driver for OpenClDriver {
             Rounding::WhereFast => self.found.dots.accelerated,
             Rounding::Always => true,
         }
+    }
+
+    fn tiling(&self, act: DType, weight: DType) -> Tiling {
+        let trusted = match Matrix::takes(act, weight) {
+            true => self.trusted(act),
+            false => Ok(None),
+        };
+        match trusted {
+            Ok(Some(matrix)) => matrix.tiling(),
+            Ok(None) => Tiling::plain("in f32"),
+            Err(why) => Tiling::plain(&format!("in f32, as matrix units failed their test ({})", why.message)),
+        }
+    }
+
+    fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
+        let there = Matrix::attends(spec) && matches!(self.trusted(spec.act), Ok(Some(_)));
+        there.then_some(Source {
+            name: ATTENTION_TILES,
+            text: "",
+        })
     }
 
     fn kernel_text(&self, source: Source) -> Result<KernelText> {

@@ -8,6 +8,7 @@ use halyard_platform_api::{Error, Result, Status};
 use crate::api::{self, Api, Handle, SUCCESS};
 use crate::error::{DEVICE_NOT_FOUND, PLATFORM_NOT_FOUND, check};
 use crate::library::{self, REMEDY};
+use crate::matrix::{self, Matrix};
 use crate::surroundings;
 
 /// pocl's name as a platform.
@@ -71,6 +72,8 @@ pub(crate) struct Found {
     pub(crate) dots: Dots,
     /// The size of the subgroups in which kernels pass values; `None`: they do so through local memory.
     pub(crate) subgroup: Option<u32>,
+    /// How products run on matrix units, or as if on such.
+    pub(crate) matrix: Option<Matrix>,
     /// Whether kernels are compiled for a processor, where barriers are dear.
     pub(crate) for_cpu: bool,
     /// Whether division and square root can be correctly rounded.
@@ -192,13 +195,19 @@ fn usable_device(api: &Api, platform: Handle, device: Handle) -> Result<Found> {
         && number(COMMAND_BUFFER_CAPABILITIES) & SIMULTANEOUS_USE != 0
         && number(COMMAND_BUFFER_QUEUE_PROPERTIES) == 0;
     let for_cpu = is_cpu && !surroundings::gpu_kernels_are_asked();
-    let subgroup = match has("cl_intel_required_subgroup_size") && major(&version) >= 3 {
-        true => chosen_subgroup(surroundings::subgroup(), &api.sizes(device, SUB_GROUP_SIZES), for_cpu),
-        false => None,
+    let sizes = match has("cl_intel_required_subgroup_size") && major(&version) >= 3 {
+        true => api.sizes(device, SUB_GROUP_SIZES),
+        false => Vec::new(),
     };
+    let subgroup = chosen_subgroup(surroundings::subgroup(), &sizes, for_cpu);
+    let matrix = Matrix::chosen(
+        matrix::EXTENSIONS.iter().all(|one| has(one)),
+        &sizes,
+        surroundings::matrix(),
+    );
     let facts = Facts {
-        detail: detail(&runtime, &driver, addressing, command_buffers, subgroup),
-        arch: format!("{name}, {version}, driver {driver}, subgroups {subgroup:?}, processor {for_cpu}"),
+        detail: detail(&runtime, &driver, addressing, command_buffers, subgroup, matrix),
+        arch: format!("{name}, {version}, driver {driver}, subgroups {subgroup:?}, {matrix:?}, processor {for_cpu}"),
         name,
         capability: 0,
         num_sms: number(api::DEVICE_MAX_COMPUTE_UNITS).clamp(1, u64::from(u32::MAX)) as u32,
@@ -222,6 +231,7 @@ fn usable_device(api: &Api, platform: Handle, device: Handle) -> Result<Found> {
             false => Dots::default(),
         },
         subgroup,
+        matrix,
         for_cpu,
         exact_division: number(api::DEVICE_SINGLE_FP_CONFIG) & api::FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0,
         keeps_code: platform_name == POCL,
@@ -270,7 +280,14 @@ fn addressing(api: &Api, device: Handle, usm: bool) -> Option<Addressing> {
 }
 
 /// For bug reports.
-fn detail(runtime: &str, driver: &str, addressing: Addressing, command_buffers: bool, subgroup: Option<u32>) -> String {
+fn detail(
+    runtime: &str,
+    driver: &str,
+    addressing: Addressing,
+    command_buffers: bool,
+    subgroup: Option<u32>,
+    matrix: Option<Matrix>,
+) -> String {
     let memory = match addressing {
         Addressing::Usm => "unified shared memory",
         Addressing::Svm => "shared virtual memory",
@@ -280,7 +297,8 @@ fn detail(runtime: &str, driver: &str, addressing: Addressing, command_buffers: 
         false => "recordings by the host",
     };
     let subgroups = subgroup.map_or_else(String::new, |size| format!(", subgroups of {size}"));
-    format!("{runtime}, driver {driver}, {memory}, {recordings}{subgroups}")
+    let matrix = matrix.map_or_else(String::new, |matrix| format!(", {}", matrix.told()));
+    format!("{runtime}, driver {driver}, {memory}, {recordings}{subgroups}{matrix}")
 }
 
 /// The device behind `index`.

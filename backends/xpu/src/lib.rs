@@ -7,8 +7,10 @@ mod driver;
 mod error;
 mod facts;
 mod library;
+mod matrix;
 mod memory;
 mod recording;
+mod self_test;
 mod stream;
 mod surroundings;
 

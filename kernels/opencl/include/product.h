@@ -23,6 +23,24 @@
 #define SHARED_FLOATS (ROWS * TOKENS * LANES)
 #endif
 
+// A work-item's sum over vectors of N: on processors a vector of sums, so that nothing is added across; on GPUs one float, as a work-item has registers
+// for 64 where subgroups of 16 have 128 of 32 bytes, and eight tokens are in flight.
+#ifdef HALYARD_CPU
+#define SUM(N) FLOATN(N)
+#define ADD_PRODUCTS(N, a, b, sum) fma(a, b, sum)
+#define TOTAL(N, x) CAT(sum, N)(x)
+// Adds the products of 16 weights and the values at element i of p.
+#define ADD_VALUES(weights, T, p, i, sum) fma(weights, LOADN(16, T, p, i), sum)
+#else
+#define SUM(N) float
+#define ADD_PRODUCTS(N, a, b, sum) CAT(add_products, N)(a, b, sum)
+#define TOTAL(N, x) (x)
+#define ADD_VALUES(weights, T, p, i, sum)                                                                                  \
+    add_products8((weights).hi, LOADN(8, T, p, (i) + 8), add_products8((weights).lo, LOADN(8, T, p, i), sum))
+#endif
+INLINE float add_products4(float4 a, float4 b, float sum) { return fma(a.s3, b.s3, fma(a.s2, b.s2, fma(a.s1, b.s1, fma(a.s0, b.s0, sum)))); }
+INLINE float add_products8(float8 a, float8 b, float sum) { return add_products4(a.hi, b.hi, add_products4(a.lo, b.lo, sum)); }
+
 INLINE void write_out(float sum, const __global float *bias, const __global OUT *residual, __global OUT *out, u32 residual_stride,
                              u32 out_stride, u64 token, u32 row) {
     if (bias) sum += bias[row];

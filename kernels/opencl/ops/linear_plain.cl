@@ -29,7 +29,7 @@ KERNEL void linear_plain(const __global ACT *x, const __global WEIGHT *w, const 
         for (u32 i = 16 * lane; i < whole; i += 16 * LANES) sum = fma(LOADN(16, WEIGHT, weights, i), LOADN(16, ACT, values, i), sum);
         sums[0] = sum16(sum);
     } else {
-        float16 sum[TOKENS];
+        SUM(16) sum[TOKENS];
         for (u32 t = 0; t < TOKENS; t++) sum[t] = 0.f;
         for (u32 i = 16 * lane; i < whole; i += 16 * LANES) {
             float16 weight = LOADN(16, WEIGHT, weights, i);
@@ -37,10 +37,10 @@ KERNEL void linear_plain(const __global ACT *x, const __global WEIGHT *w, const 
             for (u32 t = 0; t < TOKENS; t++) {
                 // A token past the end repeats the last one.
                 const __global ACT *from = values + (u64)min(t, count - 1) * x_stride;
-                sum[t] = fma(weight, LOADN(16, ACT, from, i), sum[t]);
+                sum[t] = ADD_VALUES(weight, ACT, from, i, sum[t]);
             }
         }
-        for (u32 t = 0; t < TOKENS; t++) sums[t] = sum16(sum[t]);
+        for (u32 t = 0; t < TOKENS; t++) sums[t] = TOTAL(16, sum[t]);
     }
     for (u32 i = whole + lane; i < k; i += LANES) {
         float weight = LOAD(WEIGHT, weights, i);

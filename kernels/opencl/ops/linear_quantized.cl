@@ -125,19 +125,19 @@ KERNEL void linear_quantized_plain(const __global ACT *x, __global u8 *packed, c
         }
         sums[0] = sum16(sum);
     } else {
-        float16 sum[TOKENS];
+        SUM(16) sum[TOKENS];
         for (u32 t = 0; t < TOKENS; t++) sum[t] = 0.f;
         for (u32 chunk = lane; 32 * chunk < k; chunk += LANES) {
             Chunk weights = chunk_at(&p, row, chunk);
+            // A token past the end repeats the last one.
 #pragma unroll
-            for (u32 t = 0; t < TOKENS; t++) {
-                // A token past the end repeats the last one.
-                const __global ACT *from = values + (u64)min(t, count - 1) * x_stride + 32 * chunk;
-                sum[t] = fma(weights.low, LOADN(16, ACT, from, 0), sum[t]);
-                sum[t] = fma(weights.high, LOADN(16, ACT, from, 16), sum[t]);
-            }
+            for (u32 t = 0; t < TOKENS; t++)
+                sum[t] = ADD_VALUES(weights.low, ACT, values, (u64)min(t, count - 1) * x_stride + 32 * chunk, sum[t]);
+#pragma unroll
+            for (u32 t = 0; t < TOKENS; t++)
+                sum[t] = ADD_VALUES(weights.high, ACT, values, (u64)min(t, count - 1) * x_stride + 32 * chunk + 16, sum[t]);
         }
-        for (u32 t = 0; t < TOKENS; t++) sums[t] = sum16(sum[t]);
+        for (u32 t = 0; t < TOKENS; t++) sums[t] = TOTAL(16, sum[t]);
     }
     finish_rows(sums, shared, bias, residual, out, residual_stride, out_stride, first_row, n, first, count);
 }

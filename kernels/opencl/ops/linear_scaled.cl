@@ -47,16 +47,16 @@ KERNEL void linear_scaled_plain(const __global ACT *x, const __global u8 *w, con
     if (get_local_id(0) >= ROWS) return;
 #endif
     float sums[TOKENS];
-    float8 sum[TOKENS];
+    SUM(8) sum[TOKENS];
     for (u32 t = 0; t < TOKENS; t++) sum[t] = 0.f;
     u32 whole = k / 8 * 8;
     for (u32 i = 8 * lane; i < whole; i += 8 * LANES) {
         float8 weight = load8_e4m3(codes, i);
         // A token past the end repeats the last one.
 #pragma unroll
-        for (u32 t = 0; t < TOKENS; t++) sum[t] = fma(weight, LOADN(8, ACT, values + (u64)min(t, count - 1) * x_stride, i), sum[t]);
+        for (u32 t = 0; t < TOKENS; t++) sum[t] = ADD_PRODUCTS(8, weight, LOADN(8, ACT, values + (u64)min(t, count - 1) * x_stride, i), sum[t]);
     }
-    for (u32 t = 0; t < TOKENS; t++) sums[t] = sum8(sum[t]);
+    for (u32 t = 0; t < TOKENS; t++) sums[t] = TOTAL(8, sum[t]);
     for (u32 i = whole + lane; i < k; i += LANES) {
         float weight = load1_e4m3(codes, i);
         for (u32 t = 0; t < count; t++) sums[t] = fma(weight, LOAD(ACT, values, (u64)t * x_stride + i), sums[t]);

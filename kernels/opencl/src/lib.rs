@@ -3,7 +3,7 @@
 //!
 //! Differences of the language that a driver must know: a kernel whose CUDA twin takes dynamic shared memory may have one more, last
 //! parameter, a `__local` pointer of the launch's shared bytes; a driver of a processor compiles with `-DHALYARD_CPU`; `linear_dots` has no
-//! CUDA twin; and matrix units, clusters and fused regions are not here.
+//! CUDA twin; `linear_tiled` and `attention_tiles` run on matrix units where `DPAS` is defined (`matrix.h`); clusters and fused regions are not here.
 
 macro_rules! texts {
     ($constant:ident, $folder:literal, $extension:literal, $about:literal, $($name:literal,)*) => {
@@ -19,6 +19,7 @@ texts! { HEADERS, "include", "", "Headers by the name that `#include` gives, wit
     "blocks.h",
     "kv.h",
     "logits.h",
+    "matrix.h",
     "product.h",
     "quantized.h",
 }
@@ -26,6 +27,7 @@ texts! { HEADERS, "include", "", "Headers by the name that `#include` gives, wit
 texts! { SOURCES, "ops", ".cl", "Every kernel file by the name of its CUDA twin, with its text.",
     "argmax",
     "attention_plain",
+    "attention_tiles",
     "copy",
     "embedding",
     "kv_write",

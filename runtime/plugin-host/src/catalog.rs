@@ -156,7 +156,7 @@ impl Catalog {
     /// A file that has no readable manifest answers to its file name.
     ///
     /// # Errors
-    /// [`PluginError::UnknownName`].
+    /// [`PluginError::UnknownPlugin`].
     pub fn why(&self, name: &str) -> Result<Vec<StageReport>, PluginError> {
         let candidate = Kind::ALL
             .into_iter()
@@ -179,23 +179,36 @@ impl Catalog {
         };
         match self.failures().find(|f| named_so(f)) {
             Some(failure) => Ok(vec![failure.into()]),
-            None => Err(self.unknown(Kind::Platform, name)),
+            None => Err(self.unknown_of_any_kind(name)),
+        }
+    }
+
+    fn unknown_of_any_kind(&self, asked: &str) -> PluginError {
+        let mut found: Vec<(String, String)> = Vec::new();
+        for kind in Kind::ALL {
+            let name = |c: &Candidate| (c.manifest.name.clone(), format!("{} ({kind})", c.manifest.name));
+            found.extend(self.usable(kind).map(name));
+        }
+        found.extend(self.failures().map(|failure| {
+            let file = failure.path.file_name().unwrap_or_default().to_string_lossy();
+            (file.to_string(), format!("{file} (not usable)"))
+        }));
+        found.sort();
+        PluginError::UnknownPlugin {
+            asked: asked.to_string(),
+            nearest: nearest(asked, found.iter().map(|(name, _)| name)),
+            found: found.into_iter().map(|(_, told)| told).collect(),
+            searched: self.searched.clone(),
         }
     }
 
     fn unknown(&self, kind: Kind, asked: &str) -> PluginError {
         let mut known: Vec<String> = self.usable(kind).map(|c| c.manifest.name.clone()).collect();
         known.sort();
-        let nearest = known
-            .iter()
-            .map(|name| (strsim::damerau_levenshtein(name, asked), name))
-            .filter(|(distance, name)| *distance <= 1 + name.len() / 3)
-            .min()
-            .map(|(_, name)| name.clone());
         PluginError::UnknownName {
             kind,
             asked: asked.to_string(),
-            nearest,
+            nearest: nearest(asked, known.iter()),
             known,
             searched: self.searched.clone(),
         }
@@ -238,6 +251,15 @@ impl Catalog {
             Err(None) => {}
         }
     }
+}
+
+/// The known name that is most like the one asked for, if it is like it at all.
+fn nearest<'a>(asked: &str, known: impl Iterator<Item = &'a String>) -> Option<String> {
+    known
+        .map(|name| (strsim::damerau_levenshtein(name, asked), name))
+        .filter(|(distance, name)| *distance <= 1 + name.len() / 3)
+        .min()
+        .map(|(_, name)| name.clone())
 }
 
 fn folder_failure(folder: &Path, found: &str, remedy: &str) -> StageFailure {

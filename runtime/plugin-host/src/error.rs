@@ -142,6 +142,24 @@ pub enum PluginError {
         searched: Vec<PathBuf>,
     },
 
+    /// No plugin of any kind, and no file of the folders, has the name asked for.
+    #[error(
+        "no plugin of any kind, and no library of these folders, is named `{asked}`{}; found: {}{}",
+        nearest_words(nearest),
+        known_words(found),
+        folder_words(searched)
+    )]
+    UnknownPlugin {
+        /// The name asked for.
+        asked: String,
+        /// The most similar name that was found.
+        nearest: Option<String>,
+        /// Plugins with their kinds, and files that are none.
+        found: Vec<String>,
+        /// Where was looked.
+        searched: Vec<PathBuf>,
+    },
+
     /// No platform was named and none is usable.
     #[error("no platform is usable{}{}", rejection_words(rejected), folder_words(searched))]
     NoPlatform {

@@ -267,4 +267,14 @@ fn a_broken_explicit_library_stops_every_selection() {
     assert!(catalog.find(Kind::Platform, "minimal").is_err());
     let why = catalog.why("broken").expect("it answers to its file name");
     assert!(!why[0].passed && why[0].stage == Stage::Found);
+    // A name that no plugin and no file has: what there is instead, of whatever kind.
+    let error = catalog.why("borken").expect_err("there is no such plugin").to_string();
+    for part in [
+        "`borken`",
+        "did you mean `broken.so`?",
+        "found: broken.so (not usable)",
+        "searched",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
 }

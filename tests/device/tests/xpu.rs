@@ -140,6 +140,59 @@ fn kernels_with_subgroups_conform() {
     }
 }
 
+/// Kernels on matrix units with their products by plain operations, in the subgroups of either kind of GPU that has such units. (What the compiler for
+/// those GPUs makes of them: kernels/opencl/tests/intel.rs.)
+#[test]
+fn kernels_on_matrix_units_conform() {
+    for (columns, arguments) in [
+        ("8", &["--op", "linear", "--variant", "BF16 x BF16"][..]),
+        ("16", &["--op", "linear", "--variant", "F16 x F16"][..]),
+        ("8", &["--op", "linear", "--variant", "Q4_1 x F16"][..]),
+        (
+            "8",
+            &[
+                "--op",
+                "attention",
+                "--variant",
+                "BF16, kv BF16 gqa 3:1",
+                "--variant",
+                "block 64",
+            ][..],
+        ),
+        (
+            "16",
+            &[
+                "--op",
+                "attention",
+                "--variant",
+                "F16, kv F16 sinks",
+                "--variant",
+                "block 16",
+            ][..],
+        ),
+        (
+            "8",
+            &[
+                "--op",
+                "attention",
+                "--variant",
+                "F16, kv F16 window",
+                "--variant",
+                "block 8",
+            ][..],
+        ),
+    ] {
+        let intels = runtimes().into_iter().filter(|runtime| runtime.name == INTEL);
+        let arguments = [arguments, &["--jobs", "2", "conformance"]].concat();
+        let variables = [("HALYARD_OPENCL_MATRIX", columns)];
+        let Some(out) = intels.map(|intel| run(&intel, &arguments, &variables)).next() else {
+            return;
+        };
+        assert!(out.contains(&format!("plain operations of {columns} columns")), "{out}");
+        assert!(!out.contains("\n0 rows, "), "nothing ran: {out}");
+    }
+}
+
 #[test]
 fn recorded_steps_are_one_shot_steps() {
     check(&["--replays", "200", "recording", "replays"]);

@@ -308,6 +308,7 @@ impl Kernel for AttentionKernel {
         match (&self.decode, &self.prefill) {
             (Some(_), Some(_)) => "split-KV decode and prefill on matrix units",
             (Some(_), None) => "split-KV decode on matrix units",
+            _ if self.plain.as_ref().is_some_and(plain::Plain::has_tiles) => "plain; prompts on matrix units",
             _ => "plain",
         }
         .to_string()

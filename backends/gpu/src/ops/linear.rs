@@ -326,31 +326,32 @@ impl Kernel for Linear {
             own_tokens = u32::MAX;
         }
         let tiled = match (&small, &library) {
-            // Rounded tokens need no tiles: four products an instruction make up for weights that are read again for every eight of them.
-            (None, None) if dots.is_none() => Tiled::prepare(cx, op, self.held, own_tokens)?,
+            (None, None) => Tiled::prepare(cx, op, self.held, own_tokens)?,
             _ => None,
         };
+        // Rounded tokens need no tiles in f32: four products an instruction make up for weights that are read again for every eight of them.
+        let tiled = tiled.filter(|tiled| dots.is_none() || tiled.is_on_matrix_units());
         let own = match (&small, &quantized) {
             (Some(Few::Plain(_)), _) => "small batches: matrix units over plain weights",
             (Some(Few::Scaled(_)), _) => "small batches: matrix units over 8-bit weights",
-            (None, Some(_)) if dots.is_some() && library.is_none() => "packed planes, tokens rounded to 8 bits",
+            (None, Some(_)) if dots.is_some() && library.is_none() && tiled.is_none() => {
+                "packed planes, tokens rounded to 8 bits"
+            }
             (None, Some(_)) if dots.is_some() => "small batches: packed planes, tokens rounded to 8 bits",
             (None, Some(_)) => "small batches: packed planes",
             (None, None) if self.many_only => "plain kernel where the library cannot",
             (None, None) => "plain kernel",
         };
-        let tiles = if tiled.is_some() {
-            "; larger ones: tiles in f32"
-        } else {
-            ""
-        };
+        let tiles = tiled
+            .as_ref()
+            .map_or_else(String::new, |tiled| format!("; larger ones: tiles {}", tiled.means()));
         let large = match (&library, why) {
             (Some(library), _) if library.is_eight_bit() => {
                 "; larger ones: library product of 8-bit tokens".to_string()
             }
             (Some(_), _) => "; larger ones: library product".to_string(),
             (None, Some(why)) => format!("{tiles}; no library product ({why})"),
-            (None, None) => tiles.to_string(),
+            (None, None) => tiles,
         };
         self.code = Some(Code {
             small,

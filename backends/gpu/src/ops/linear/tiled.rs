@@ -1,5 +1,5 @@
-//! Many tokens without matrix units and without a library: 64 by 64 tiles in f32. Plain weights are read as they are held, planes are unpacked in
-//! scratch first, some rows at a time.
+//! Many tokens without a library: tiles in f32, or on the matrix units that the driver's kernel knows. Plain weights are read as they are held,
+//! planes are unpacked in scratch first, some rows at a time.
 
 use halyard_kernels_gpu::LINEAR_TILED;
 use halyard_platform_api::ops;
@@ -7,19 +7,20 @@ use halyard_platform_api::{Result, Status};
 
 use super::quantized::Unpack;
 use super::{Call, Held, epilogue_code, type_name};
-use crate::driver::{DevicePtr, Function};
+use crate::driver::{DevicePtr, Function, Tile, Tiling};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
 
-/// Output rows, and tokens, of a block.
+/// Output rows of a block.
 const TILE: u32 = 64;
-const THREADS: u32 = 256;
 /// Most scratch for unpacked weights.
 const SCRATCH_BYTES: u64 = 64 << 20;
 
 /// Compiled.
 pub(super) struct Tiled {
     product: Function,
+    tiling: Tiling,
+    num_sms: u32,
     unpack: Option<Unpack>,
     /// Rows of one launch.
     piece_rows: u32,
@@ -46,12 +47,14 @@ impl Tiled {
             // 8-bit floats have a plain kernel of their own.
             Held::Scaled => return Ok(None),
         };
-        let defines = [
+        let tiling = cx.driver.tiling(op.act, weight);
+        let mut defines = vec![
             ("ACT", type_name(op.act)),
             ("WEIGHT", type_name(weight)),
             ("OUT", type_name(op.out)),
             ("EPILOGUE", epilogue_code(op.epilogue)),
         ];
+        defines.extend(tiling.define.as_ref().map(|(name, value)| (*name, value.as_str())));
         let product = match cx.function(LINEAR_TILED, &defines, "linear_tiled", 0) {
             Ok(product) => product,
             Err(why) if why.status == Status::Unsupported => return Ok(None),
@@ -64,6 +67,8 @@ impl Tiled {
         };
         Ok(Some(Tiled {
             product,
+            num_sms: cx.facts().num_sms,
+            tiling,
             unpack,
             piece_rows,
             n,
@@ -71,6 +76,16 @@ impl Tiled {
             act_bytes,
             out_bytes: op.out.bytes() as u64,
         }))
+    }
+
+    /// Whether it is compiled for matrix units.
+    pub(super) fn is_on_matrix_units(&self) -> bool {
+        self.tiling.define.is_some()
+    }
+
+    /// In what it computes.
+    pub(super) fn means(&self) -> &str {
+        &self.tiling.means
     }
 
     pub(super) fn scratch_bytes(&self) -> u64 {
@@ -115,8 +130,18 @@ impl Tiled {
             Arg::U32(rows),
             Arg::U32(self.k),
         ];
-        let grid = [rows.div_ceil(TILE), call.tokens.div_ceil(TILE), 1];
-        encoding.launch(self.product, grid, THREADS, 0, &args);
+        let tile = shape(self.tiling.tiles, rows, call.tokens, self.num_sms);
+        let grid = [rows.div_ceil(TILE), call.tokens.div_ceil(tile.tokens), 1];
+        encoding.launch(self.product, grid, tile.threads, 0, &args);
+    }
+}
+
+/// The larger shape where its blocks are as many as multiprocessors.
+fn shape([small, large]: [Tile; 2], rows: u32, tokens: u32, num_sms: u32) -> Tile {
+    let blocks = u64::from(rows.div_ceil(TILE)) * u64::from(tokens.div_ceil(large.tokens));
+    match tokens > small.tokens && blocks >= u64::from(num_sms) {
+        true => large,
+        false => small,
     }
 }
 
@@ -129,6 +154,15 @@ fn piece_rows(n: u32, row_bytes: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn large_shapes_are_for_calls_that_fill_the_device() {
+        let [small, large] = [(64, 128), (128, 256)].map(|(tokens, threads)| Tile { tokens, threads });
+        let shape = |rows, tokens| shape([small, large], rows, tokens, 96);
+        assert_eq!(shape(4096, 512), large);
+        assert_eq!(shape(4096, 128), small, "64 blocks of 96");
+        assert_eq!(shape(1 << 20, 64), small, "half of it would be nobody's");
+    }
 
     #[test]
     fn pieces_are_whole_tiles_within_scratch() {
