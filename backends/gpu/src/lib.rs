@@ -20,6 +20,7 @@ mod rounding;
 mod run;
 mod run_time_compiler;
 mod step_ring;
+pub mod trial;
 mod upload;
 mod view;
 

@@ -1,7 +1,8 @@
 //! Products on matrix units against numbers computed here, before they are used: drivers and their compilers are young there, and a wrong
 //! product shows in nothing but the answers of a model. Small whole numbers, so that no sum depends on its order.
 
-use halyard_gpu::{Driver, Pinned, Product, ProductCall, ProductSpec};
+use halyard_gpu::trial::{TrialMemory, whole_numbers};
+use halyard_gpu::{Driver, Product, ProductCall, ProductSpec};
 use halyard_platform_api::{DType, Error, Result};
 
 use crate::driver::VulkanDriver;
@@ -28,23 +29,6 @@ fn weight_at(row: u32, depth: u32) -> i32 {
 }
 fn before_at(token: u32, row: u32) -> i32 {
     ((token + row) % 9) as i32 - 4
-}
-
-/// A small whole number in a type's bytes.
-fn bytes_of(dtype: DType, value: i32) -> Vec<u8> {
-    let bits = (value as f32).to_bits();
-    match dtype {
-        // Both cut off nothing: 8 and 11 bits of a number below 16 are there.
-        DType::BF16 => ((bits >> 16) as u16).to_le_bytes().to_vec(),
-        DType::F16 if value == 0 => vec![0, 0],
-        DType::F16 => {
-            let exponent = (bits >> 23 & 0xff) - 127 + 15;
-            ((bits >> 16 & 0x8000 | exponent << 10 | bits >> 13 & 0x3ff) as u16)
-                .to_le_bytes()
-                .to_vec()
-        }
-        _ => bits.to_le_bytes().to_vec(),
-    }
 }
 
 /// The value of a type's bytes.
@@ -76,46 +60,6 @@ fn tolerance(dtype: DType, value: f32) -> f32 {
     value.abs() / digits + 1e-6
 }
 
-/// Memory of the test, freed at its end.
-struct Memory<'a> {
-    driver: &'a VulkanDriver,
-    pinned: Pinned,
-    len: usize,
-}
-
-impl<'a> Memory<'a> {
-    fn with(driver: &'a VulkanDriver, bytes: &[u8]) -> Result<Memory<'a>> {
-        let pinned = driver.allocate_pinned(bytes.len() as u64)?;
-        // SAFETY: fresh memory of that size.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pinned.host, bytes.len()) };
-        let len = bytes.len();
-        Ok(Memory { driver, pinned, len })
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the work that wrote it has been waited for.
-        unsafe { std::slice::from_raw_parts(self.pinned.host, self.len) }
-    }
-}
-
-impl Drop for Memory<'_> {
-    fn drop(&mut self) {
-        // SAFETY: as above: nothing uses it any more.
-        unsafe { self.driver.free_pinned(self.pinned) };
-    }
-}
-
-/// Rows of `columns` values with padding between them.
-fn matrix(dtype: DType, rows: u32, columns: u32, padding: u32, at: impl Fn(u32, u32) -> i32) -> Vec<u8> {
-    let places = (0..rows).flat_map(|row| (0..columns + padding).map(move |column| (row, column)));
-    places
-        .flat_map(|(row, column)| {
-            let value = if column < columns { at(row, column) } else { 0 };
-            bytes_of(dtype, value)
-        })
-        .collect()
-}
-
 /// Runs `product`, which is of [`IN_FEATURES`] and [`OUT_FEATURES`], on each of its kernels.
 ///
 /// # Errors
@@ -141,20 +85,20 @@ pub(crate) fn check(driver: &VulkanDriver, product: &Matrices, spec: &ProductSpe
 /// Runs it on one of them.
 fn check_one(driver: &VulkanDriver, product: &Matrices, spec: &ProductSpec, tokens: u32) -> Result<()> {
     let depths = product.in_features;
-    let x = matrix(spec.act, tokens, depths, PADDING, x_at);
-    let weight = matrix(spec.act, OUT_FEATURES, depths, 0, weight_at);
-    let out = matrix(spec.out, tokens, OUT_FEATURES, PADDING, before_at);
+    let x = whole_numbers(spec.act, tokens, depths, PADDING, x_at);
+    let weight = whole_numbers(spec.act, OUT_FEATURES, depths, 0, weight_at);
+    let out = whole_numbers(spec.out, tokens, OUT_FEATURES, PADDING, before_at);
     let (x, weight, out) = (
-        Memory::with(driver, &x)?,
-        Memory::with(driver, &weight)?,
-        Memory::with(driver, &out)?,
+        TrialMemory::with(driver, &x)?,
+        TrialMemory::with(driver, &weight)?,
+        TrialMemory::with(driver, &out)?,
     );
     let call = ProductCall {
         tokens,
-        x: x.pinned.device,
+        x: x.device(),
         x_stride: depths + PADDING,
-        weight: weight.pinned.device,
-        out: out.pinned.device,
+        weight: weight.device(),
+        out: out.device(),
         out_stride: OUT_FEATURES + PADDING,
         x_scales: 0,
         weight_scales: 0,
@@ -166,7 +110,8 @@ fn check_one(driver: &VulkanDriver, product: &Matrices, spec: &ProductSpec, toke
     // SAFETY: nothing uses it any more.
     unsafe { driver.destroy_stream(stream) };
     ran?;
-    compare(spec, tokens, depths, out.bytes())
+    // SAFETY: the stream has been waited for.
+    compare(spec, tokens, depths, unsafe { out.bytes() })
 }
 
 /// Whether `found` holds the product, and its padding what it held.
@@ -195,13 +140,15 @@ fn compare(spec: &ProductSpec, tokens: u32, depths: u32, found: &[u8]) -> Result
 
 #[cfg(test)]
 mod tests {
+    use halyard_gpu::trial::whole_number;
+
     use super::*;
 
     #[test]
     fn numbers_keep_their_value_in_every_type() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for value in -15..16 {
-                assert_eq!(value_of(dtype, &bytes_of(dtype, value)), value as f32, "{dtype:?}");
+                assert_eq!(value_of(dtype, &whole_number(dtype, value)), value as f32, "{dtype:?}");
             }
         }
     }
@@ -224,7 +171,7 @@ mod tests {
         };
         let exact: Vec<u8> = (0..5)
             .flat_map(|token| (0..OUT_FEATURES + PADDING).map(move |row| (token, row)))
-            .flat_map(|(token, row)| bytes_of(DType::F32, if row < OUT_FEATURES { product(token, row) } else { 0 }))
+            .flat_map(|(token, row)| whole_number(DType::F32, if row < OUT_FEATURES { product(token, row) } else { 0 }))
             .collect();
         compare(&spec(DType::F32, false), 5, IN_FEATURES, &exact).expect("the product");
         let error = compare(&spec(DType::F32, true), 5, IN_FEATURES, &exact).expect_err("nothing was added");

@@ -1,7 +1,8 @@
 //! Products on matrix units against numbers computed here, before they are used: which lane brings what is known from documents alone, and a wrong
 //! product shows in nothing but the answers of a model. Small whole numbers, so that no sum depends on its order.
 
-use halyard_gpu::{Driver, Param, Pinned, Source, Tiling};
+use halyard_gpu::trial::{TrialMemory, whole_numbers};
+use halyard_gpu::{Driver, Param, Source, Tiling};
 use halyard_platform_api::{DType, Error, Result};
 
 use crate::driver::OpenClDriver;
@@ -23,55 +24,6 @@ fn weight_at(row: u32, depth: u32) -> i32 {
     ((row * 2 + depth * depth + depth / 5) % 5) as i32 - 2
 }
 
-/// A small whole number in 16 bits.
-fn bits_of(dtype: DType, value: i32) -> u16 {
-    let bits = (value as f32).to_bits();
-    match dtype {
-        // Both cut off nothing: 8 and 11 bits of a number below 8 are there.
-        DType::BF16 => (bits >> 16) as u16,
-        _ if value == 0 => 0,
-        _ => (bits >> 16 & 0x8000 | ((bits >> 23 & 0xff) - 112) << 10 | bits >> 13 & 0x3ff) as u16,
-    }
-}
-
-/// Rows of 16-bit numbers with padding between them.
-fn matrix(dtype: DType, rows: u32, columns: u32, padding: u32, at: impl Fn(u32, u32) -> i32) -> Vec<u8> {
-    let places = (0..rows).flat_map(|row| (0..columns + padding).map(move |column| (row, column)));
-    let value = |(row, column)| if column < columns { at(row, column) } else { 0 };
-    places
-        .flat_map(|place| bits_of(dtype, value(place)).to_le_bytes())
-        .collect()
-}
-
-/// Memory of the test, freed at its end.
-struct Memory<'a> {
-    driver: &'a OpenClDriver,
-    pinned: Pinned,
-    len: usize,
-}
-
-impl<'a> Memory<'a> {
-    fn with(driver: &'a OpenClDriver, bytes: &[u8]) -> Result<Memory<'a>> {
-        let pinned = driver.allocate_pinned(bytes.len() as u64)?;
-        // SAFETY: fresh memory of that size.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pinned.host, bytes.len()) };
-        let len = bytes.len();
-        Ok(Memory { driver, pinned, len })
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the work that wrote it has been waited for.
-        unsafe { std::slice::from_raw_parts(self.pinned.host, self.len) }
-    }
-}
-
-impl Drop for Memory<'_> {
-    fn drop(&mut self) {
-        // SAFETY: nothing uses it any more.
-        unsafe { self.driver.free_pinned(self.pinned) };
-    }
-}
-
 /// Runs `linear_tiled` of 16-bit operands in each shape of `tiling`.
 ///
 /// # Errors
@@ -88,17 +40,17 @@ pub(crate) fn check(driver: &OpenClDriver, dtype: DType, tiling: &Tiling) -> Res
     options.extend(tiling.define.as_ref().map(|(name, value)| format!("-D{name}={value}")));
     let image = driver.compile(source.name, driver.kernel_text(source)?, &options)?;
     let function = driver.function(driver.load(&image)?, source.name, 0)?;
-    let x = Memory::with(driver, &matrix(dtype, TOKENS, IN_FEATURES, PADDING, x_at))?;
-    let weight = Memory::with(driver, &matrix(dtype, OUT_FEATURES, IN_FEATURES, 0, weight_at))?;
+    let x = TrialMemory::with(driver, &whole_numbers(dtype, TOKENS, IN_FEATURES, PADDING, x_at))?;
+    let weight = TrialMemory::with(driver, &whole_numbers(dtype, OUT_FEATURES, IN_FEATURES, 0, weight_at))?;
     let pitch = OUT_FEATURES + PADDING;
     for tile in tiling.tiles {
-        let out = Memory::with(driver, &BEFORE.to_le_bytes().repeat((TOKENS * pitch) as usize))?;
+        let out = TrialMemory::with(driver, &BEFORE.to_le_bytes().repeat((TOKENS * pitch) as usize))?;
         let params = [
-            Param::Ptr(x.pinned.device),
-            Param::Ptr(weight.pinned.device),
+            Param::Ptr(x.device()),
+            Param::Ptr(weight.device()),
             Param::Ptr(0),
             Param::Ptr(0),
-            Param::Ptr(out.pinned.device),
+            Param::Ptr(out.device()),
             Param::Word(IN_FEATURES + PADDING),
             Param::Word(0),
             Param::Word(pitch),
@@ -114,7 +66,8 @@ pub(crate) fn check(driver: &OpenClDriver, dtype: DType, tiling: &Tiling) -> Res
         // SAFETY: nothing uses it any more.
         unsafe { driver.destroy_stream(stream) };
         ran?;
-        compare(dtype, out.bytes())?;
+        // SAFETY: the stream has been waited for.
+        compare(dtype, unsafe { out.bytes() })?;
     }
     Ok(())
 }
@@ -175,19 +128,6 @@ mod tests {
         for bit in [1, 2, 4, 8] {
             let swapped = (0..TOKENS).filter(|&token| sum(&|k| k ^ bit, token, 3) != sum(&|k| k, token, 3));
             assert!(swapped.count() > TOKENS as usize / 2, "neighbours at {bit}");
-        }
-    }
-
-    #[test]
-    fn numbers_keep_their_value_in_16_bits() {
-        for (value, f16, bf16) in [
-            (0, 0, 0),
-            (1, 0x3c00, 0x3f80),
-            (-3, 0xc200, 0xc040),
-            (2, 0x4000, 0x4000),
-        ] {
-            assert_eq!(bits_of(DType::F16, value), f16);
-            assert_eq!(bits_of(DType::BF16, value), bf16);
         }
     }
 }

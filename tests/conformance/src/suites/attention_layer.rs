@@ -152,6 +152,75 @@ pub(super) fn paged(random: &mut Random, batch: &Batch, block_size: u32) -> Page
     paged
 }
 
+impl Paged {
+    /// Cache, block table, and rows, starts and lengths of the sequences.
+    pub fn args(&self, batch: &Batch, attention: &Attention) -> [Arg; 5] {
+        let seqs = batch.seqs.len() as u32;
+        let cache = Arg {
+            contents: Contents::Cache {
+                pages: self.pages,
+                spec: attention.clone(),
+            },
+            check: Check::Ignored,
+            ..Arg::bytes(DType::U8, &[0], Vec::new())
+        };
+        [
+            cache,
+            Arg::ints(&[5, self.max_blocks], &self.table),
+            Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.0).collect::<Vec<_>>()),
+            Arg::ints(&[seqs + 1], &self.starts),
+            Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.2 as i32).collect::<Vec<_>>()),
+        ]
+    }
+}
+
+/// A layer's attention, and the write of its keys and values.
+pub(super) struct Specs {
+    pub attention: Attention,
+    pub write: KvWrite,
+}
+
+impl Specs {
+    /// For heads of queries and of keys and their size; types of activations and of the cache; a window or 0.
+    pub fn of(
+        (num_heads, num_kv_heads, head_dim): (u32, u32, u32),
+        (act, kv): (DType, DType),
+        block_size: u32,
+        window: u32,
+        paged: &Paged,
+        max_kv_len: u32,
+    ) -> Specs {
+        let tokens = paged.step.len() as u32;
+        let attention = Attention {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            window,
+            softcap: 0.0,
+            has_sinks: false,
+            act,
+            kv,
+            block_size,
+            backend: 0,
+            max_seqs: paged.starts.len() as u32 - 1,
+            max_tokens: tokens,
+            max_query_len: tokens,
+            max_kv_len,
+        };
+        let write = KvWrite {
+            num_kv_heads,
+            head_dim,
+            act,
+            kv,
+            block_size,
+            backend: 0,
+            max_tokens: tokens.max(paged.prefix.len() as u32),
+        };
+        Specs { attention, write }
+    }
+}
+
 /// Cosines and then sines of a head's angles at positions 0, 1, ….
 pub(super) fn angles(positions: u32, head_dim: u32) -> Vec<f32> {
     let half = head_dim / 2;
@@ -196,39 +265,18 @@ fn attended(form: &Form, tokens: u32) -> Arg {
 fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
     let random = &mut Random::of(seed, &format!("attention layer {form:?} {}", batch.name));
     let paged = paged(random, batch, form.block_size);
-    let (tokens, prefix, seqs) = (
-        paged.step.len() as u32,
-        paged.prefix.len() as u32,
-        batch.seqs.len() as u32,
-    );
+    let (tokens, prefix) = (paged.step.len() as u32, paged.prefix.len() as u32);
     let real = paged.starts.last().map_or(0, |&end| end as u32);
     let width = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
-    let attention = Attention {
-        num_heads: HEADS,
-        num_kv_heads: KV_HEADS,
-        head_dim: HEAD_DIM,
-        scale: 1.0 / (HEAD_DIM as f32).sqrt(),
-        window: 0,
-        softcap: 0.0,
-        has_sinks: false,
-        act: form.dtype,
-        kv: form.kv,
-        block_size: form.block_size,
-        backend: 0,
-        max_seqs: seqs,
-        max_tokens: tokens,
-        max_query_len: tokens,
-        max_kv_len: MAX_POSITIONS,
-    };
-    let write = KvWrite {
-        num_kv_heads: KV_HEADS,
-        head_dim: HEAD_DIM,
-        act: form.dtype,
-        kv: form.kv,
-        block_size: form.block_size,
-        backend: 0,
-        max_tokens: tokens.max(prefix),
-    };
+    let specs = Specs::of(
+        (HEADS, KV_HEADS, HEAD_DIM),
+        (form.dtype, form.kv),
+        form.block_size,
+        0,
+        &paged,
+        MAX_POSITIONS,
+    );
+    let (attention, write) = (specs.attention, specs.write);
     let mut floats =
         |dtype, shape: &[u32]| Arg::floats(dtype, shape, &random.units(shape.iter().product::<u32>() as usize));
     let heads = |heads, first_head: u32| Arg::slice(form.dtype, &[tokens, heads, HEAD_DIM], 0, first_head * HEAD_DIM);
@@ -237,6 +285,7 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
         check: Check::Ignored,
         ..product
     };
+    let [cache, table, rows, starts, seq_lens] = paged.args(batch, &attention);
     let args = vec![
         if form.read_later {
             Arg {
@@ -255,18 +304,11 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
         Arg::ints(&[tokens], &paged.positions),
         Arg::floats(DType::F32, &[MAX_POSITIONS, HEAD_DIM], &angles(MAX_POSITIONS, HEAD_DIM)),
         Arg::ints(&[tokens], &paged.step),
-        Arg {
-            contents: Contents::Cache {
-                pages: paged.pages,
-                spec: attention.clone(),
-            },
-            check: Check::Ignored,
-            ..Arg::bytes(DType::U8, &[0], Vec::new())
-        },
-        Arg::ints(&[5, paged.max_blocks], &paged.table),
-        Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.0).collect::<Vec<_>>()),
-        Arg::ints(&[seqs + 1], &paged.starts),
-        Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.2 as i32).collect::<Vec<_>>()),
+        cache,
+        table,
+        rows,
+        starts,
+        seq_lens,
         attended(form, tokens).only_rows((0..real).collect()),
         floats(form.dtype, &[prefix, KV_HEADS, HEAD_DIM]),
         floats(form.dtype, &[prefix, KV_HEADS, HEAD_DIM]),

@@ -1,10 +1,10 @@
 //! The first half of a layer as a program, behind the embedding as in a model: norm, projection, the attention part and the output projection, which adds to the residual stream in its
 //! place. Whatever of it the device claims must give what the parts give on the oracle.
 
-use halyard_platform_api::ops::{Attention, Embedding, Epilogue, KvWrite, Linear, RmsNorm, Rope, RopeStyle};
+use halyard_platform_api::ops::{Embedding, Epilogue, Linear, RmsNorm, Rope, RopeStyle};
 use halyard_platform_api::{Capabilities, DType, Device, WeightFormat};
 
-use super::attention_layer::{Batch, angles, block_size, paged};
+use super::attention_layer::{Batch, Specs, angles, block_size, paged};
 use super::composites::check;
 use super::note;
 use crate::Report;
@@ -104,39 +104,18 @@ fn half(seed: u64, form: &Form, batch: &Batch) -> Case {
     let (hidden, heads, kv_heads, head_dim) = form.sizes;
     let dtype = form.dtype;
     let paged = paged(random, batch, form.block_size);
-    let (tokens, prefix, seqs) = (
-        paged.step.len() as u32,
-        paged.prefix.len() as u32,
-        batch.seqs.len() as u32,
-    );
+    let (tokens, prefix) = (paged.step.len() as u32, paged.prefix.len() as u32);
     let (q_size, kv_size) = (heads * head_dim, kv_heads * head_dim);
     let width = q_size + 2 * kv_size;
-    let attention = Attention {
-        num_heads: heads,
-        num_kv_heads: kv_heads,
-        head_dim,
-        scale: 1.0 / (head_dim as f32).sqrt(),
-        window: form.window,
-        softcap: 0.0,
-        has_sinks: false,
-        act: dtype,
-        kv: dtype,
-        block_size: form.block_size,
-        backend: 0,
-        max_seqs: seqs,
-        max_tokens: tokens,
-        max_query_len: tokens,
-        max_kv_len: MAX_POSITIONS,
-    };
-    let write = KvWrite {
-        num_kv_heads: kv_heads,
-        head_dim,
-        act: dtype,
-        kv: dtype,
-        block_size: form.block_size,
-        backend: 0,
-        max_tokens: tokens.max(prefix),
-    };
+    let specs = Specs::of(
+        (heads, kv_heads, head_dim),
+        (dtype, dtype),
+        form.block_size,
+        form.window,
+        &paged,
+        MAX_POSITIONS,
+    );
+    let (attention, write) = (specs.attention, specs.write);
     let format = if dtype == DType::F32 {
         WeightFormat::F32
     } else {
@@ -197,6 +176,7 @@ fn half(seed: u64, form: &Form, batch: &Batch) -> Case {
         }
     };
     let ids: Vec<i32> = (0..tokens as i32).map(|i| (5 * i + 3) % VOCABULARY as i32).collect();
+    let [cache, table, step_rows, starts, seq_lens] = paged.args(batch, &attention);
     let args = vec![
         // 0: the stream, in which the result stands.
         Arg {
@@ -222,18 +202,11 @@ fn half(seed: u64, form: &Form, batch: &Batch) -> Case {
         Arg::floats(DType::F32, &[MAX_POSITIONS, head_dim], &angles(MAX_POSITIONS, head_dim)),
         // 16: slots, cache and step data.
         Arg::ints(&[tokens], &paged.step),
-        Arg {
-            contents: Contents::Cache {
-                pages: paged.pages,
-                spec: attention.clone(),
-            },
-            check: Check::Ignored,
-            ..Arg::bytes(DType::U8, &[0], Vec::new())
-        },
-        Arg::ints(&[5, paged.max_blocks], &paged.table),
-        Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.0).collect::<Vec<_>>()),
-        Arg::ints(&[seqs + 1], &paged.starts),
-        Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.2 as i32).collect::<Vec<_>>()),
+        cache,
+        table,
+        step_rows,
+        starts,
+        seq_lens,
         // 22: attention's result; earlier keys and values.
         between(&[tokens, q_size]),
         floats(dtype, &[prefix, kv_heads, head_dim]),

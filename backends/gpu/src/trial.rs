@@ -1,0 +1,97 @@
+//! What tests of matrix units at load share, run before a product is used: small whole numbers, whose sums depend on no order, as bytes of a type, and
+//! memory that device and host both see.
+
+use halyard_platform_api::{DType, Result};
+
+use crate::driver::{DevicePtr, Driver, Pinned};
+
+/// A whole number below 16 in a float type's bytes.
+pub fn whole_number(dtype: DType, value: i32) -> Vec<u8> {
+    let bits = (value as f32).to_bits();
+    // Both halves cut off nothing: 8 and 11 bits of a number below 16 are there.
+    let half = match dtype {
+        DType::BF16 => bits >> 16,
+        DType::F16 if value == 0 => 0,
+        DType::F16 => bits >> 16 & 0x8000 | ((bits >> 23 & 0xff) - 112) << 10 | bits >> 13 & 0x3ff,
+        _ => return bits.to_le_bytes().to_vec(),
+    };
+    (half as u16).to_le_bytes().to_vec()
+}
+
+/// Rows of `columns` of them with `padding` zeros behind each.
+pub fn whole_numbers(dtype: DType, rows: u32, columns: u32, padding: u32, at: impl Fn(u32, u32) -> i32) -> Vec<u8> {
+    let places = (0..rows).flat_map(|row| (0..columns + padding).map(move |column| (row, column)));
+    let value = |(row, column)| if column < columns { at(row, column) } else { 0 };
+    places.flat_map(|place| whole_number(dtype, value(place))).collect()
+}
+
+/// Pinned memory, freed at its end.
+pub struct TrialMemory<'a> {
+    driver: &'a dyn Driver,
+    pinned: Pinned,
+    len: usize,
+}
+
+impl<'a> TrialMemory<'a> {
+    /// Holds `bytes`.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn with(driver: &'a dyn Driver, bytes: &[u8]) -> Result<TrialMemory<'a>> {
+        let pinned = driver.allocate_pinned(bytes.len() as u64)?;
+        // SAFETY: fresh memory of that size.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pinned.host, bytes.len()) };
+        let len = bytes.len();
+        Ok(TrialMemory { driver, pinned, len })
+    }
+
+    /// Where the device has it.
+    pub fn device(&self) -> DevicePtr {
+        self.pinned.device
+    }
+
+    /// What it holds.
+    ///
+    /// # Safety
+    /// The work that writes it has been waited for.
+    pub unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: as the caller promises; it is initialised.
+        unsafe { std::slice::from_raw_parts(self.pinned.host, self.len) }
+    }
+}
+
+impl Drop for TrialMemory<'_> {
+    fn drop(&mut self) {
+        // SAFETY: nothing uses it any more.
+        unsafe { self.driver.free_pinned(self.pinned) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_numbers_are_exact_in_every_type() {
+        // From the formats: sign, exponent (bias 15 and 127), leading digits.
+        for (value, f16, bf16) in [
+            (0, 0x0000u16, 0x0000u16),
+            (1, 0x3c00, 0x3f80),
+            (-1, 0xbc00, 0xbf80),
+            (2, 0x4000, 0x4000),
+            (-3, 0xc200, 0xc040),
+            (7, 0x4700, 0x40e0),
+            (15, 0x4b80, 0x4170),
+        ] {
+            assert_eq!(whole_number(DType::F16, value), f16.to_le_bytes(), "{value}");
+            assert_eq!(whole_number(DType::BF16, value), bf16.to_le_bytes(), "{value}");
+            assert_eq!(whole_number(DType::F32, value), (value as f32).to_le_bytes(), "{value}");
+        }
+    }
+
+    #[test]
+    fn padding_is_zero() {
+        let rows = whole_numbers(DType::BF16, 2, 1, 1, |row, _| row as i32 + 1);
+        assert_eq!(rows, [0x80, 0x3f, 0, 0, 0x00, 0x40, 0, 0]);
+    }
+}
