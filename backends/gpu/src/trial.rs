@@ -5,6 +5,22 @@ use halyard_platform_api::{DType, Result};
 
 use crate::driver::{DevicePtr, Driver, Pinned};
 
+/// The value of an operand's token at a depth. It and [`weight_at`] change with the depth, and in no simple rhythm: sums over depths that met in a wrong
+/// order must differ.
+pub fn x_at(token: u32, depth: u32) -> i32 {
+    ((token * 5 + depth * 3 + depth / 7) % 7) as i32 - 3
+}
+
+/// The value of a weight's row at a depth.
+pub fn weight_at(row: u32, depth: u32) -> i32 {
+    ((row * 2 + depth * depth + depth / 5) % 5) as i32 - 2
+}
+
+/// Their product over some depths.
+pub fn sum_at(token: u32, row: u32, depths: u32) -> i32 {
+    (0..depths).map(|k| x_at(token, k) * weight_at(row, k)).sum()
+}
+
 /// A whole number below 16 in a float type's bytes.
 pub fn whole_number(dtype: DType, value: i32) -> Vec<u8> {
     let bits = (value as f32).to_bits();
@@ -86,6 +102,17 @@ mod tests {
             assert_eq!(whole_number(DType::F16, value), f16.to_le_bytes(), "{value}");
             assert_eq!(whole_number(DType::BF16, value), bf16.to_le_bytes(), "{value}");
             assert_eq!(whole_number(DType::F32, value), (value as f32).to_le_bytes(), "{value}");
+        }
+    }
+
+    #[test]
+    fn depths_that_meet_in_a_wrong_order_show() {
+        let swapped = |token: u32, row: u32, bit: u32| -> i32 {
+            (0..192).map(|k| x_at(token, k ^ bit) * weight_at(row, k)).sum()
+        };
+        for bit in [1, 2, 4, 8, 16] {
+            let seen = (0..70).filter(|&token| swapped(token, 3, bit) != sum_at(token, 3, 192));
+            assert!(seen.count() > 35, "neighbours at {bit}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Products on matrix units against numbers computed here, before they are used: drivers and their compilers are young there, and a wrong
 //! product shows in nothing but the answers of a model. Small whole numbers, so that no sum depends on its order.
 
-use halyard_gpu::trial::{TrialMemory, whole_numbers};
+use halyard_gpu::trial::{TrialMemory, sum_at, weight_at, whole_numbers, x_at};
 use halyard_gpu::{Driver, Product, ProductCall, ProductSpec};
 use halyard_platform_api::{DType, Error, Result};
 
@@ -20,13 +20,7 @@ const ODD_DEPTHS: u32 = 168;
 /// Values between rows of x and of the output.
 const PADDING: u32 = 8;
 
-/// The value of x, of the weight, and of the output before the product.
-fn x_at(token: u32, depth: u32) -> i32 {
-    ((token * 5 + depth * 3) % 7) as i32 - 3
-}
-fn weight_at(row: u32, depth: u32) -> i32 {
-    ((row * 2 + depth * 5) % 5) as i32 - 2
-}
+/// The value of the output before the product.
 fn before_at(token: u32, row: u32) -> i32 {
     ((token + row) % 9) as i32 - 4
 }
@@ -122,7 +116,7 @@ fn compare(spec: &ProductSpec, tokens: u32, depths: u32, found: &[u8]) -> Result
         let (token, row) = (place as u32 / pitch, place as u32 % pitch);
         let mut expected = 0;
         if row < OUT_FEATURES {
-            expected = (0..depths).map(|k| x_at(token, k) * weight_at(row, k)).sum();
+            expected = sum_at(token, row, depths);
             expected += if spec.accumulate { before_at(token, row) } else { 0 };
         }
         let (expected, value) = (expected as f32, value_of(spec.out, bytes));
@@ -164,14 +158,18 @@ mod tests {
             accumulate,
             max_tokens: 16,
         };
-        let product = |token: u32, row: u32| {
-            (0..IN_FEATURES)
-                .map(|k| x_at(token, k) * weight_at(row, k))
-                .sum::<i32>()
-        };
         let exact: Vec<u8> = (0..5)
             .flat_map(|token| (0..OUT_FEATURES + PADDING).map(move |row| (token, row)))
-            .flat_map(|(token, row)| whole_number(DType::F32, if row < OUT_FEATURES { product(token, row) } else { 0 }))
+            .flat_map(|(token, row)| {
+                whole_number(
+                    DType::F32,
+                    if row < OUT_FEATURES {
+                        sum_at(token, row, IN_FEATURES)
+                    } else {
+                        0
+                    },
+                )
+            })
             .collect();
         compare(&spec(DType::F32, false), 5, IN_FEATURES, &exact).expect("the product");
         let error = compare(&spec(DType::F32, true), 5, IN_FEATURES, &exact).expect_err("nothing was added");
