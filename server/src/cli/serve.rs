@@ -322,7 +322,7 @@ impl Prepared {
         if self.has_template {
             say!("  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\");
             say!(
-                "    -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France?\"}}], \"max_tokens\": 64, \"stream\": true}}'"
+                "    -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France? Answer in one sentence.\"}}], \"temperature\": 0, \"max_tokens\": 64, \"stream\": true}}'"
             );
             say!("or: halyard chat --url {url}");
         } else {
