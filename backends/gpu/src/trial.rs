@@ -21,24 +21,32 @@ pub fn sum_at(token: u32, row: u32, depths: u32) -> i32 {
     (0..depths).map(|k| x_at(token, k) * weight_at(row, k)).sum()
 }
 
-/// A whole number below 16 in a float type's bytes.
-pub fn whole_number(dtype: DType, value: i32) -> Vec<u8> {
+/// A whole number below 16 as the bits of a float type, the lowest of these 32.
+fn bits_of(dtype: DType, value: i32) -> u32 {
     let bits = (value as f32).to_bits();
     // Both halves cut off nothing: 8 and 11 bits of a number below 16 are there.
-    let half = match dtype {
+    match dtype {
         DType::BF16 => bits >> 16,
         DType::F16 if value == 0 => 0,
         DType::F16 => bits >> 16 & 0x8000 | ((bits >> 23 & 0xff) - 112) << 10 | bits >> 13 & 0x3ff,
-        _ => return bits.to_le_bytes().to_vec(),
-    };
-    (half as u16).to_le_bytes().to_vec()
+        _ => bits,
+    }
+}
+
+/// A whole number below 16 in a float type's bytes.
+pub fn whole_number(dtype: DType, value: i32) -> Vec<u8> {
+    bits_of(dtype, value).to_le_bytes()[..dtype.bytes()].to_vec()
 }
 
 /// Rows of `columns` of them with `padding` zeros behind each.
 pub fn whole_numbers(dtype: DType, rows: u32, columns: u32, padding: u32, at: impl Fn(u32, u32) -> i32) -> Vec<u8> {
-    let places = (0..rows).flat_map(|row| (0..columns + padding).map(move |column| (row, column)));
-    let value = |(row, column)| if column < columns { at(row, column) } else { 0 };
-    places.flat_map(|place| whole_number(dtype, value(place))).collect()
+    let size = dtype.bytes();
+    let mut bytes = Vec::with_capacity(rows as usize * (columns + padding) as usize * size);
+    for (row, column) in (0..rows).flat_map(|row| (0..columns + padding).map(move |column| (row, column))) {
+        let value = if column < columns { at(row, column) } else { 0 };
+        bytes.extend_from_slice(&bits_of(dtype, value).to_le_bytes()[..size]);
+    }
+    bytes
 }
 
 /// Pinned memory, freed at its end.

@@ -3,33 +3,16 @@
 
 use std::time::Instant;
 
-use halyard_gpu::{DevicePtr, Driver, KernelText, Param, Stream};
+use halyard_gpu::{DevicePtr, Driver, Param, Stream};
 
 use crate::driver::VulkanDriver;
 use crate::surroundings::tables_are_asked;
-use crate::variants::driver_with_matrices;
+use crate::variants::{device_bytes, driver_with_matrices, function};
 
 const HEADS: u32 = 32;
 const KV_HEADS: u32 = 8;
 const HEAD_DIM: u32 = 128;
 const BLOCK: u32 = 64;
-
-/// Device memory that holds `bytes`.
-fn device_bytes(driver: &VulkanDriver, bytes: &[u8], on: Stream) -> DevicePtr {
-    let pinned = driver.allocate_pinned(bytes.len() as u64).expect("memory");
-    let device = driver.allocate(bytes.len() as u64).expect("memory");
-    // SAFETY: fresh memory of that size, used by nobody else.
-    unsafe {
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), pinned.host, bytes.len());
-        driver
-            .copy(device, pinned.device, bytes.len() as u64, on)
-            .expect("recorded");
-    }
-    driver.synchronize(on).expect("copied");
-    // SAFETY: nothing uses it any more.
-    unsafe { driver.free_pinned(pinned) };
-    device
-}
 
 /// bf16 values between -1 and 1.
 fn values(count: u64, salt: u64) -> Vec<u8> {
@@ -96,21 +79,8 @@ fn tiles_agree_with_the_plain_kernel_and_so_fast() {
         ("attention_plain", [(tokens * HEADS).div_ceil(4), 1, 1]),
         ("attention_tiles", [tokens.div_ceil(64), HEADS, 1]),
     ] {
-        let text = KernelText {
-            text: halyard_kernels_vulkan::text(file).expect("a kernel file"),
-            headers: halyard_kernels_vulkan::HEADERS,
-        };
-        let options = [
-            "-DACT=bf16",
-            "-DKV=bf16",
-            "-DHEAD_DIM=128",
-            "-DBLOCK=64",
-            &format!("-DENTRY_{file}"),
-        ];
-        let options: Vec<String> = options.iter().map(|&option| option.to_string()).collect();
-        let image = driver.compile(file, text, &options).expect("it compiles");
-        let module = driver.load(&image).expect("it loads");
-        let function = driver.function(module, file, 0).expect("it has its entry");
+        let options = ["-DACT=bf16", "-DKV=bf16", "-DHEAD_DIM=128", "-DBLOCK=64"].map(str::to_string);
+        let function = function(&driver, file, file, &options).expect("it compiles and has its entry");
         // SAFETY: live memory of these sizes, and a live stream.
         let launch = || unsafe { driver.launch(function, grid, [128, 1, 1], 0, &params, false, on) };
         launch().expect("recorded");

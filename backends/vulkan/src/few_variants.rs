@@ -3,11 +3,11 @@
 
 use std::time::Instant;
 
-use halyard_gpu::{DevicePtr, Driver, KernelText, Param};
+use halyard_gpu::{DevicePtr, Driver, Param};
 
 use crate::driver::VulkanDriver;
 use crate::surroundings::tables_are_asked;
-use crate::variants::driver_with_matrices;
+use crate::variants::{driver_with_matrices, function};
 
 /// Memory for weights: more than any cache holds, so that each launch takes others.
 const WEIGHT_BYTES: u64 = 1 << 30;
@@ -125,16 +125,9 @@ fn run(
     tokens: u32,
     (n, k): (u32, u32),
 ) -> Result<(f64, f64), String> {
-    let text = KernelText {
-        text: halyard_kernels_vulkan::text(variant.file).expect("a kernel file"),
-        headers: halyard_kernels_vulkan::HEADERS,
-    };
     let mut options: Vec<String> = variant.definitions.iter().map(|&option| option.to_string()).collect();
     options.extend(more.iter().cloned());
-    options.push(format!("-DENTRY_{}", variant.entry));
-    let image = driver.compile(variant.file, text, &options).map_err(|e| e.message)?;
-    let module = driver.load(&image).map_err(|e| e.message)?;
-    let function = driver.function(module, variant.entry, 0).map_err(|e| e.message)?;
+    let function = function(driver, variant.file, variant.entry, &options).map_err(|e| e.message)?;
     let matrix = u64::from(n) * u64::from(k).div_ceil(128) * variant.group_bytes;
     // Planes begin at multiples of 256, each with a little more.
     let pitch = (matrix + 4096).next_multiple_of(4096);

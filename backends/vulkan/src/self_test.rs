@@ -26,7 +26,7 @@ fn before_at(token: u32, row: u32) -> i32 {
 }
 
 /// The value of a type's bytes.
-fn value_of(dtype: DType, bytes: &[u8]) -> f32 {
+pub(crate) fn value_of(dtype: DType, bytes: &[u8]) -> f32 {
     match (dtype, bytes) {
         (DType::BF16, &[a, b]) => f32::from_bits(u32::from(u16::from_le_bytes([a, b])) << 16),
         (DType::F16, &[a, b]) => {

@@ -3,11 +3,13 @@
 
 use std::time::Instant;
 
-use halyard_gpu::{Driver, KernelText, Param, ProductSpec};
-use halyard_platform_api::{DType, Status};
+use halyard_gpu::trial::{TrialMemory, whole_numbers};
+use halyard_gpu::{DevicePtr, Driver, Function, KernelText, Param, ProductSpec, Stream};
+use halyard_platform_api::{DType, Error, Status};
 
 use crate::driver::VulkanDriver;
 use crate::physical::{Physical, usable_devices};
+use crate::self_test::value_of;
 use crate::surroundings::{number, tables_are_asked};
 
 struct Variant {
@@ -16,70 +18,78 @@ struct Variant {
     tile: [u32; 3],
     threads: u32,
     more: &'static [&'static str],
-    /// Whether tokens are the grid's first axis.
-    tokens_first: bool,
 }
 
-const fn wide(tile: [u32; 3], threads: u32, more: &'static [&'static str]) -> Variant {
+const fn variant(file: &'static str, tile: [u32; 3], threads: u32, more: &'static [&'static str]) -> Variant {
     Variant {
-        file: "product_wide",
+        file,
         tile,
         threads,
         more,
-        tokens_first: true,
-    }
-}
-
-const fn tiles(tile: [u32; 3], threads: u32, more: &'static [&'static str]) -> Variant {
-    Variant {
-        file: "product",
-        tile,
-        threads,
-        more,
-        tokens_first: true,
     }
 }
 
 const VARIANTS: &[Variant] = &[
-    wide([128, 128, 64], 128, &[]),
-    wide([64, 128, 64], 128, &[]),
-    wide([64, 64, 64], 64, &[]),
-    tiles(
+    variant("product_wide", [128, 128, 64], 128, &[]),
+    variant("product_wide", [64, 128, 64], 128, &[]),
+    variant("product_wide", [64, 64, 64], 64, &[]),
+    variant(
+        "product",
         [128, 128, 32],
         128,
         &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=2", "-DSTAGES=2"],
     ),
-    tiles(
+    variant(
+        "product",
         [128, 128, 64],
         128,
         &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=2", "-DSTAGES=1"],
     ),
-    tiles(
+    variant(
+        "product",
         [64, 128, 32],
         128,
         &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=2", "-DSTAGES=2"],
     ),
-    tiles(
+    variant(
+        "product",
         [64, 128, 64],
         128,
         &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=2", "-DSTAGES=1"],
     ),
-    tiles([64, 64, 64], 128, &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=2", "-DSTAGES=2"]),
+    variant(
+        "product",
+        [64, 64, 64],
+        128,
+        &["-DWARPS_DOWN=2", "-DWARPS_ACROSS=2", "-DSTAGES=2"],
+    ),
 ];
 
 /// A value of x or w, of few bits, so that both types hold it.
-fn value(at: u64, salt: u64) -> f32 {
+fn value(at: u64, salt: u64) -> i32 {
     let mixed = (at + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ salt);
-    ((mixed >> 40) % 15) as f32 - 7.0
+    ((mixed >> 40) % 15) as i32 - 7
 }
 
-fn bits(act: &str, value: f32) -> u16 {
-    let bits = value.to_bits();
-    match act {
-        "bf16" => (bits >> 16) as u16,
-        _ if value == 0.0 => 0,
-        _ => (bits >> 16 & 0x8000 | ((bits >> 23 & 0xff) - 112) << 10 | bits >> 13 & 0x3ff) as u16,
-    }
+/// Device memory that holds `bytes`.
+pub(crate) fn device_bytes(driver: &VulkanDriver, bytes: &[u8], on: Stream) -> DevicePtr {
+    let seen = TrialMemory::with(driver, bytes).expect("memory");
+    let device = driver.allocate(bytes.len() as u64).expect("memory");
+    // SAFETY: both have that size.
+    unsafe { driver.copy(device, seen.device(), bytes.len() as u64, on) }.expect("recorded");
+    driver.synchronize(on).expect("copied");
+    device
+}
+
+/// An entry point of a kernel file.
+pub(crate) fn function(driver: &VulkanDriver, file: &str, entry: &str, options: &[String]) -> Result<Function, Error> {
+    let text = KernelText {
+        text: halyard_kernels_vulkan::text(file).expect("a kernel file"),
+        headers: halyard_kernels_vulkan::HEADERS,
+    };
+    let mut all = options.to_vec();
+    all.push(format!("-DENTRY_{entry}"));
+    driver.function(driver.load(&driver.compile(file, text, &all)?)?, entry, 0)
 }
 
 /// The first device; `None`, and a line that says why, where it multiplies no matrices.
@@ -115,63 +125,44 @@ fn every_variant_multiplies_right_and_so_fast() {
     // A driver's compiler may not survive a shape: whoever runs this can go on behind it.
     let first = number("FROM").unwrap_or(0) as usize;
     let acts = if number("F16").is_some() {
-        &["bf16", "f16"][..]
+        &[DType::BF16, DType::F16][..]
     } else {
-        &["bf16"]
+        &[DType::BF16]
     };
+    let on = driver.create_stream().expect("a stream");
     let mut wrong = Vec::new();
     for &act in acts {
         let matrix = |rows: u32, salt: u64| {
-            let count = u64::from(rows) * u64::from(k);
-            let pinned = driver.allocate_pinned(2 * count).expect("memory");
-            // SAFETY: fresh memory of that size.
-            let words = unsafe { std::slice::from_raw_parts_mut(pinned.host.cast::<u16>(), count as usize) };
-            for (at, word) in words.iter_mut().enumerate() {
-                *word = bits(act, value(at as u64, salt));
-            }
-            let device = driver.allocate(2 * count).expect("memory");
-            let on = driver.create_stream().expect("a stream");
-            // SAFETY: both have that size.
-            unsafe { driver.copy(device, pinned.device, 2 * count, on) }.expect("copied");
-            driver.synchronize(on).expect("copied");
-            // SAFETY: nothing uses it any more.
-            unsafe { driver.free_pinned(pinned) };
-            device
+            let at = |row: u32, column: u32| value(u64::from(row) * u64::from(k) + u64::from(column), salt);
+            device_bytes(&driver, &whole_numbers(act, rows, k, 0, at), on)
         };
         let (x, w) = (matrix(tokens, 1 << 20), matrix(n, 3 << 30));
-        let out_bytes = 4 * u64::from(tokens) * u64::from(n);
+        let out_bytes = 2 * u64::from(tokens) * u64::from(n);
         let out = driver.allocate(out_bytes).expect("memory");
-        let seen = driver.allocate_pinned(out_bytes).expect("memory");
-        for out_type in [act] {
-            for (index, variant) in VARIANTS.iter().enumerate() {
-                if index < first {
-                    continue;
-                }
-                println!("variant {index}");
-                let line = format!(
-                    "{act} to {out_type} {:?} {} threads {} {:?}",
-                    variant.tile, variant.threads, variant.file, variant.more
-                );
-                match run(&driver, variant, [act, out_type], [x, w, out], [tokens, n, k], runs) {
-                    Ok(seconds) => {
-                        let on = driver.create_stream().expect("a stream");
-                        // SAFETY: both have that size.
-                        unsafe { driver.copy(seen.device, out, out_bytes, on) }.expect("copied");
-                        driver.synchronize(on).expect("copied");
-                        // SAFETY: waited for.
-                        let found = unsafe { std::slice::from_raw_parts(seen.host, out_bytes as usize) };
-                        let error = worst(found, out_type, [tokens, n, k]);
-                        let rate = 2e-12 * f64::from(tokens) * f64::from(n) * f64::from(k) / seconds;
-                        println!(
-                            "{line}: {:.3} ms, {rate:.0} TFLOP/s, worst error {error:.2e}",
-                            seconds * 1e3
-                        );
-                        if error > 0.01 || error.is_nan() {
-                            wrong.push(line);
-                        }
+        let seen = TrialMemory::with(&driver, &vec![0; out_bytes as usize]).expect("memory");
+        for (index, variant) in VARIANTS.iter().enumerate().skip(first) {
+            println!("variant {index}");
+            let line = format!(
+                "{act:?} {:?} {} threads {} {:?}",
+                variant.tile, variant.threads, variant.file, variant.more
+            );
+            match run(&driver, variant, act, [x, w, out], [tokens, n, k], runs) {
+                Ok(seconds) => {
+                    // SAFETY: both have that size.
+                    unsafe { driver.copy(seen.device(), out, out_bytes, on) }.expect("copied");
+                    driver.synchronize(on).expect("copied");
+                    // SAFETY: waited for.
+                    let error = worst(unsafe { seen.bytes() }, act, [tokens, n, k]);
+                    let rate = 2e-12 * f64::from(tokens) * f64::from(n) * f64::from(k) / seconds;
+                    println!(
+                        "{line}: {:.3} ms, {rate:.0} TFLOP/s, worst error {error:.2e}",
+                        seconds * 1e3
+                    );
+                    if error > 0.01 || error.is_nan() {
+                        wrong.push(line);
                     }
-                    Err(why) => println!("{line}: {}", why.lines().next().unwrap_or("")),
                 }
+                Err(why) => println!("{line}: {}", why.message.lines().next().unwrap_or("")),
             }
         }
         // SAFETY: all was waited for.
@@ -179,7 +170,6 @@ fn every_variant_multiplies_right_and_so_fast() {
             driver.free(x);
             driver.free(w);
             driver.free(out);
-            driver.free_pinned(seen);
         }
     }
     assert!(wrong.is_empty(), "wrong: {wrong:#?}");
@@ -218,7 +208,7 @@ fn every_kind_of_product_is_tested() {
 }
 
 /// The worst error, in parts of the sum's usual size, among a few thousand places.
-fn worst(found: &[u8], out_type: &str, [tokens, n, k]: [u32; 3]) -> f64 {
+fn worst(found: &[u8], act: DType, [tokens, n, k]: [u32; 3]) -> f64 {
     let mut worst = 0.0f64;
     for i in 0..3000u64 {
         let at = i.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -237,28 +227,9 @@ fn worst(found: &[u8], out_type: &str, [tokens, n, k]: [u32; 3]) -> f64 {
         let products =
             depths.map(|d| value(token * u64::from(k) + d, 1 << 20) * value(row * u64::from(k) + d, 3 << 30));
         let expected: f64 = products.map(f64::from).sum();
-        let place = (token * u64::from(n) + row) as usize;
-        let word = |bytes: usize| {
-            let mut all = [0u8; 4];
-            all[..bytes].copy_from_slice(&found[bytes * place..bytes * (place + 1)]);
-            u32::from_le_bytes(all)
-        };
-        let value = match out_type {
-            "f32" => f32::from_bits(word(4)),
-            "bf16" => f32::from_bits(word(2) << 16),
-            _ => {
-                let bits = word(2);
-                let size = f32::from_bits(((bits & 0x7fff) << 13) + (112 << 23));
-                if bits & 0x7fff == 0 {
-                    0.0
-                } else if bits >> 15 == 1 {
-                    -size
-                } else {
-                    size
-                }
-            }
-        };
-        worst = worst.max((f64::from(value) - expected).abs() / (18.0 * f64::from(k).sqrt() + expected.abs()));
+        let place = 2 * (token * u64::from(n) + row) as usize;
+        let found = value_of(act, &found[place..place + 2]);
+        worst = worst.max((f64::from(found) - expected).abs() / (18.0 * f64::from(k).sqrt() + expected.abs()));
     }
     worst
 }
@@ -267,34 +238,24 @@ fn worst(found: &[u8], out_type: &str, [tokens, n, k]: [u32; 3]) -> f64 {
 fn run(
     driver: &VulkanDriver,
     variant: &Variant,
-    [act, out_type]: [&str; 2],
+    act: DType,
     [x, w, out]: [u64; 3],
     [tokens, n, k]: [u32; 3],
     runs: u32,
-) -> Result<f64, String> {
-    let text = KernelText {
-        text: halyard_kernels_vulkan::text(variant.file).expect("a kernel file"),
-        headers: halyard_kernels_vulkan::HEADERS,
-    };
+) -> Result<f64, Error> {
     let [tile_tokens, tile_rows, depths] = variant.tile;
+    let name = if act == DType::BF16 { "bf16" } else { "f16" };
     let mut options: Vec<String> = variant.more.iter().map(|&option| option.to_string()).collect();
     options.extend([
-        format!("-DENTRY_{}", variant.file),
-        format!("-DACT={act}"),
-        format!("-DOUT={out_type}"),
+        format!("-DACT={name}"),
+        format!("-DOUT={name}"),
         "-DACCUMULATE=0".to_string(),
         format!("-DTOKENS={tile_tokens}"),
         format!("-DROWS={tile_rows}"),
         format!("-DDEPTH={depths}"),
     ]);
-    let image = driver.compile(variant.file, text, &options).map_err(|e| e.message)?;
-    let module = driver.load(&image).map_err(|e| e.message)?;
-    let function = driver.function(module, variant.file, 0).map_err(|e| e.message)?;
-    let across = [tokens.div_ceil(tile_tokens), n.div_ceil(tile_rows)];
-    let grid = match variant.tokens_first {
-        true => [across[0], across[1], 1],
-        false => [across[1], across[0], 1],
-    };
+    let function = function(driver, variant.file, variant.file, &options)?;
+    let grid = [tokens.div_ceil(tile_tokens), n.div_ceil(tile_rows), 1];
     let params = [
         Param::Ptr(x),
         Param::Ptr(w),
@@ -305,18 +266,18 @@ fn run(
         Param::Word(n),
         Param::Word(k),
     ];
-    let on = driver.create_stream().map_err(|e| e.message)?;
+    let on = driver.create_stream()?;
     // SAFETY: live memory of these sizes, and a live stream.
     let launch = || unsafe { driver.launch(function, grid, [variant.threads, 1, 1], 0, &params, false, on) };
     // SAFETY: as above; old results must not look right.
-    unsafe { driver.fill(out, 0xFF, 4 * u64::from(tokens) * u64::from(n), on) }.map_err(|e| e.message)?;
-    launch().map_err(|e| e.message)?;
-    driver.synchronize(on).map_err(|e| e.message)?;
+    unsafe { driver.fill(out, 0xFF, 2 * u64::from(tokens) * u64::from(n), on) }?;
+    launch()?;
+    driver.synchronize(on)?;
     let start = Instant::now();
     for _ in 0..runs {
-        launch().map_err(|e| e.message)?;
+        launch()?;
     }
-    driver.synchronize(on).map_err(|e| e.message)?;
+    driver.synchronize(on)?;
     let seconds = start.elapsed().as_secs_f64() / f64::from(runs);
     // SAFETY: idle.
     unsafe { driver.destroy_stream(on) };

@@ -88,7 +88,7 @@ impl Matrix {
         let attention = name == ATTENTION_TILES;
         if attention {
             more.push(format!("-D{DEFINE}={}", self.lanes));
-        } else if !options.iter().any(|option| option.starts_with("-DDPAS=")) {
+        } else if !options.iter().any(|option| option.starts_with(&format!("-D{DEFINE}="))) {
             return None;
         }
         match self.emulated {

@@ -172,25 +172,17 @@ impl Paged {
             Arg::ints(&[seqs], &batch.seqs.iter().map(|s| s.2 as i32).collect::<Vec<_>>()),
         ]
     }
-}
 
-/// A layer's attention, and the write of its keys and values.
-pub(super) struct Specs {
-    pub attention: Attention,
-    pub write: KvWrite,
-}
-
-impl Specs {
-    /// For heads of queries and of keys and their size; types of activations and of the cache; a window or 0.
-    pub fn of(
+    /// A layer's attention, and the write of its keys and values: for heads of queries and of keys and their size; types of activations and of the cache; a window or 0.
+    pub fn specs(
+        &self,
         (num_heads, num_kv_heads, head_dim): (u32, u32, u32),
         (act, kv): (DType, DType),
         block_size: u32,
         window: u32,
-        paged: &Paged,
         max_kv_len: u32,
-    ) -> Specs {
-        let tokens = paged.step.len() as u32;
+    ) -> (Attention, KvWrite) {
+        let tokens = self.step.len() as u32;
         let attention = Attention {
             num_heads,
             num_kv_heads,
@@ -203,7 +195,7 @@ impl Specs {
             kv,
             block_size,
             backend: 0,
-            max_seqs: paged.starts.len() as u32 - 1,
+            max_seqs: self.starts.len() as u32 - 1,
             max_tokens: tokens,
             max_query_len: tokens,
             max_kv_len,
@@ -215,9 +207,9 @@ impl Specs {
             kv,
             block_size,
             backend: 0,
-            max_tokens: tokens.max(paged.prefix.len() as u32),
+            max_tokens: tokens.max(self.prefix.len() as u32),
         };
-        Specs { attention, write }
+        (attention, write)
     }
 }
 
@@ -268,15 +260,13 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
     let (tokens, prefix) = (paged.step.len() as u32, paged.prefix.len() as u32);
     let real = paged.starts.last().map_or(0, |&end| end as u32);
     let width = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
-    let specs = Specs::of(
+    let (attention, write) = paged.specs(
         (HEADS, KV_HEADS, HEAD_DIM),
         (form.dtype, form.kv),
         form.block_size,
         0,
-        &paged,
         MAX_POSITIONS,
     );
-    let (attention, write) = (specs.attention, specs.write);
     let mut floats =
         |dtype, shape: &[u32]| Arg::floats(dtype, shape, &random.units(shape.iter().product::<u32>() as usize));
     let heads = |heads, first_head: u32| Arg::slice(form.dtype, &[tokens, heads, HEAD_DIM], 0, first_head * HEAD_DIM);

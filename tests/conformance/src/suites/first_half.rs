@@ -4,7 +4,7 @@
 use halyard_platform_api::ops::{Embedding, Epilogue, Linear, RmsNorm, Rope, RopeStyle};
 use halyard_platform_api::{Capabilities, DType, Device, WeightFormat};
 
-use super::attention_layer::{Batch, Specs, angles, block_size, paged};
+use super::attention_layer::{Batch, angles, block_size, paged};
 use super::composites::check;
 use super::note;
 use crate::Report;
@@ -107,15 +107,13 @@ fn half(seed: u64, form: &Form, batch: &Batch) -> Case {
     let (tokens, prefix) = (paged.step.len() as u32, paged.prefix.len() as u32);
     let (q_size, kv_size) = (heads * head_dim, kv_heads * head_dim);
     let width = q_size + 2 * kv_size;
-    let specs = Specs::of(
+    let (attention, write) = paged.specs(
         (heads, kv_heads, head_dim),
         (dtype, dtype),
         form.block_size,
         form.window,
-        &paged,
         MAX_POSITIONS,
     );
-    let (attention, write) = (specs.attention, specs.write);
     let format = if dtype == DType::F32 {
         WeightFormat::F32
     } else {
