@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use halyard_kernels_gpu::Source;
-use halyard_platform_api::{Error, Result};
+use halyard_platform_api::{Error, Result, log};
 
 use crate::driver::{DevicePtr, Driver, Facts, Function};
 use crate::encoding::Encoding;
@@ -37,6 +37,28 @@ impl Preparation<'_> {
     ) -> Result<Function> {
         self.modules
             .function(&**self.driver, source, defines, name, shared_bytes)
+    }
+
+    /// `function`, which computes `what`, where `test` finds nothing wrong with it; else `None`. A function is tested once, and the log has the outcome.
+    pub fn trusted(
+        &self,
+        function: Function,
+        what: &str,
+        test: impl FnOnce(Function) -> Result<()>,
+    ) -> Option<Function> {
+        let device = &self.facts().name;
+        let trusted = self.modules.trusted(function, || match test(function) {
+            Ok(()) => {
+                log::debug("gpu", &format!("{device}: {what}: tested, and right"));
+                true
+            }
+            Err(why) => {
+                let text = format!("{device}: {what}: {}; the plain kernel runs instead", why.message);
+                log::warn("gpu", &text);
+                false
+            }
+        });
+        trusted.then_some(function)
     }
 }
 

@@ -26,11 +26,15 @@ struct Known {
     functions: HashMap<(String, String), (Function, u32)>,
 }
 
+/// What tests of functions have shown.
+type Tested = Mutex<HashMap<Function, bool>>;
+
 /// The compiled files of one device.
 #[derive(Default)]
 pub struct Modules {
     folder: Option<PathBuf>,
     known: Mutex<Known>,
+    tested: Tested,
     compiled: AtomicU64,
     loaded: AtomicU64,
 }
@@ -88,6 +92,12 @@ impl Modules {
         let function = driver.function(module, name, shared_bytes)?;
         known.functions.insert(entry, (function, shared_bytes));
         Ok(function)
+    }
+
+    /// What `test` of a function says, which is run once a function. Two ops that ask at once wait for one test.
+    pub(crate) fn trusted(&self, function: Function, test: impl FnOnce() -> bool) -> bool {
+        let mut tested = self.tested.lock().unwrap_or_else(PoisonError::into_inner);
+        *tested.entry(function).or_insert_with(test)
     }
 
     fn module(&self, driver: &dyn Driver, source: Source, options: &[String]) -> Result<Module> {
@@ -163,6 +173,14 @@ fn write_image(path: &Path, image: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_function_is_tested_once() {
+        let modules = Modules::default();
+        assert!(!modules.trusted(Function(1), || false));
+        assert!(modules.trusted(Function(2), || true));
+        assert!(!modules.trusted(Function(1), || unreachable!("its test has been run")));
+    }
 
     #[test]
     fn a_kept_image_comes_back_and_a_damaged_one_does_not() {

@@ -38,6 +38,25 @@ pub fn whole_number(dtype: DType, value: i32) -> Vec<u8> {
     bits_of(dtype, value).to_le_bytes()[..dtype.bytes()].to_vec()
 }
 
+/// The value of a type's bytes.
+pub fn value_of(dtype: DType, bytes: &[u8]) -> f32 {
+    match (dtype, bytes) {
+        (DType::BF16, &[a, b]) => f32::from_bits(u32::from(u16::from_le_bytes([a, b])) << 16),
+        (DType::F16, &[a, b]) => {
+            let bits = u32::from(u16::from_le_bytes([a, b]));
+            let (sign, exponent, digits) = (bits >> 15, bits >> 10 & 31, bits & 0x3ff);
+            let size = match exponent {
+                0 => digits as f32 / 16_777_216.0,
+                31 => f32::NAN,
+                _ => f32::from_bits((exponent + 112) << 23 | digits << 13),
+            };
+            if sign == 1 { -size } else { size }
+        }
+        (_, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+        _ => f32::NAN,
+    }
+}
+
 /// Rows of `columns` of them with `padding` zeros behind each.
 pub fn whole_numbers(dtype: DType, rows: u32, columns: u32, padding: u32, at: impl Fn(u32, u32) -> i32) -> Vec<u8> {
     let size = dtype.bytes();
@@ -110,6 +129,15 @@ mod tests {
             assert_eq!(whole_number(DType::F16, value), f16.to_le_bytes(), "{value}");
             assert_eq!(whole_number(DType::BF16, value), bf16.to_le_bytes(), "{value}");
             assert_eq!(whole_number(DType::F32, value), (value as f32).to_le_bytes(), "{value}");
+        }
+    }
+
+    #[test]
+    fn numbers_keep_their_value_in_every_type() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for value in -15..16 {
+                assert_eq!(value_of(dtype, &whole_number(dtype, value)), value as f32, "{dtype:?}");
+            }
         }
     }
 

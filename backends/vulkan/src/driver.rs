@@ -8,7 +8,7 @@ use halyard_gpu::{
     Rounding, Source, Stream,
 };
 use halyard_platform_api::ops::Attention;
-use halyard_platform_api::{DType, Error, Result};
+use halyard_platform_api::{DType, Error, Result, log};
 
 use crate::compile;
 use crate::core::Core;
@@ -130,6 +130,16 @@ impl VulkanDriver {
             return outcome.clone();
         }
         let outcome = self_test::check(self, matrices, spec);
+        let (device, act) = (&self.core.physical.facts.name, spec.act);
+        let of_whom = if wide { "workgroups" } else { "subgroups" };
+        let what = format!(
+            "{device}: products of {act:?} to {:?} on matrices of {of_whom}",
+            spec.out
+        );
+        match &outcome {
+            Ok(()) => log::debug("vulkan", &format!("{what}: tested, and right")),
+            Err(why) => log::warn("vulkan", &format!("{what}: {}; others run instead", why.message)),
+        }
         tested.push((kind, outcome.clone()));
         outcome
     }

@@ -1,7 +1,7 @@
 //! Products on matrix units against numbers computed here, before they are used: drivers and their compilers are young there, and a wrong
 //! product shows in nothing but the answers of a model. Small whole numbers, so that no sum depends on its order.
 
-use halyard_gpu::trial::{TrialMemory, sum_at, weight_at, whole_numbers, x_at};
+use halyard_gpu::trial::{TrialMemory, sum_at, value_of, weight_at, whole_numbers, x_at};
 use halyard_gpu::{Driver, Product, ProductCall, ProductSpec};
 use halyard_platform_api::{DType, Error, Result};
 
@@ -23,25 +23,6 @@ const PADDING: u32 = 8;
 /// The value of the output before the product.
 fn before_at(token: u32, row: u32) -> i32 {
     ((token + row) % 9) as i32 - 4
-}
-
-/// The value of a type's bytes.
-pub(crate) fn value_of(dtype: DType, bytes: &[u8]) -> f32 {
-    match (dtype, bytes) {
-        (DType::BF16, &[a, b]) => f32::from_bits(u32::from(u16::from_le_bytes([a, b])) << 16),
-        (DType::F16, &[a, b]) => {
-            let bits = u32::from(u16::from_le_bytes([a, b]));
-            let (sign, exponent, digits) = (bits >> 15, bits >> 10 & 31, bits & 0x3ff);
-            let size = match exponent {
-                0 => digits as f32 / 16_777_216.0,
-                31 => f32::NAN,
-                _ => f32::from_bits((exponent + 112) << 23 | digits << 13),
-            };
-            if sign == 1 { -size } else { size }
-        }
-        (_, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
-        _ => f32::NAN,
-    }
 }
 
 /// Part of a sum that rounding to the output's type may change, and a little.
@@ -137,15 +118,6 @@ mod tests {
     use halyard_gpu::trial::whole_number;
 
     use super::*;
-
-    #[test]
-    fn numbers_keep_their_value_in_every_type() {
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
-            for value in -15..16 {
-                assert_eq!(value_of(dtype, &whole_number(dtype, value)), value as f32, "{dtype:?}");
-            }
-        }
-    }
 
     #[test]
     fn one_wrong_number_is_found_and_a_rounded_one_is_not() {

@@ -3,13 +3,12 @@
 
 use std::time::Instant;
 
-use halyard_gpu::trial::{TrialMemory, whole_numbers};
+use halyard_gpu::trial::{TrialMemory, value_of, whole_numbers};
 use halyard_gpu::{DevicePtr, Driver, Function, KernelText, Param, ProductSpec, Stream};
 use halyard_platform_api::{DType, Error, Status};
 
 use crate::driver::VulkanDriver;
 use crate::physical::{Physical, usable_devices};
-use crate::self_test::value_of;
 use crate::surroundings::{number, tables_are_asked};
 
 struct Variant {

@@ -9,7 +9,7 @@ use halyard_gpu::{
     Rounding, Source, Stream, Tiling,
 };
 use halyard_platform_api::ops::Attention;
-use halyard_platform_api::{DType, Error, Result, Status};
+use halyard_platform_api::{DType, Error, Result, Status, log};
 
 use crate::api::{self, Api, CommandBuffers, Handle, SUCCESS};
 use crate::compile::{Compiler, Program};
@@ -211,6 +211,11 @@ impl OpenClDriver {
         let known = tested.iter().find(|(known, _)| *known == dtype);
         let outcome = known.map(|(_, outcome)| outcome.clone()).unwrap_or_else(|| {
             let outcome = self_test::check(self, dtype, &matrix.tiling());
+            let what = format!("{}: products of {dtype:?} on matrix units", self.found.facts.name);
+            match &outcome {
+                Ok(()) => log::debug("xpu", &format!("{what}: tested, and right")),
+                Err(why) => log::warn("xpu", &format!("{what}: {}; others run instead", why.message)),
+            }
             tested.push((dtype, outcome.clone()));
             outcome
         });

@@ -56,13 +56,20 @@ pub struct Options {
     pub replays: u32,
     /// Only this type of the goldens and of LoRA.
     pub only_dtype: Option<DType>,
+    /// Only these tiny models of the goldens, over a cache in the type of the activations.
+    pub only_models: Vec<String>,
 }
 
 /// How to call the program.
 pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model FILE.gguf] [--op NAME] [--variant PART]… \
-[--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] [conformance] [goldens] [lora] [recording] [replays] [collectives] [tensor-parallel]";
+[--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] [--golden MODEL]… [conformance] [goldens] [lora] [recording] [replays] [collectives] [tensor-parallel]";
 
 impl Options {
+    /// Whether the goldens of a tiny model are wanted.
+    pub fn wants(&self, model: &str) -> bool {
+        self.only_models.is_empty() || self.only_models.iter().any(|only| only == model)
+    }
+
     /// Reads arguments. Without a check: all.
     ///
     /// # Errors
@@ -79,6 +86,7 @@ impl Options {
             jobs: 1,
             replays: 10_000,
             only_dtype: None,
+            only_models: Vec::new(),
         };
         while let Some(argument) = arguments.next() {
             if let Some((_, check)) = ALL.iter().find(|(name, _)| *name == argument) {
@@ -94,6 +102,7 @@ impl Options {
                 "--fixtures" => options.fixtures = value.into(),
                 "--model" => options.model = Some(value.into()),
                 "--op" => options.only_op = Some(value),
+                "--golden" => options.only_models.push(value),
                 "--variant" => options.only_variant.push(value),
                 "--dtype" => {
                     options.only_dtype = Some(match value.as_str() {
@@ -141,6 +150,13 @@ mod tests {
         let options = parse("--platform x --replays 7").expect("right");
         assert_eq!(options.checks.len(), ALL.len());
         assert_eq!(options.replays, 7);
+        assert!(options.wants("a"));
+    }
+
+    #[test]
+    fn goldens_of_named_models_run_alone() {
+        let options = parse("--platform x --golden a --golden b/c").expect("right");
+        assert_eq!(["a", "b", "b/c"].map(|model| options.wants(model)), [true, false, true]);
     }
 
     #[test]

@@ -5,17 +5,17 @@ use halyard_kernels_gpu as kernels;
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{Error, Result};
 
-use super::{Call, is_aligned, kv_name};
+use super::{Call, is_aligned, kv_name, trial};
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
 use crate::ops::float_name;
 
 /// Warps of a block: a (token, query head) each.
-const WARPS: u32 = 4;
+pub(super) const WARPS: u32 = 4;
 /// Tokens of a block on matrix units, and its threads.
-const TILE_TOKENS: u32 = 64;
-const TILE_THREADS: u32 = 128;
+pub(super) const TILE_TOKENS: u32 = 64;
+pub(super) const TILE_THREADS: u32 = 128;
 /// Tokens that the sequences of a call must have on average to run there.
 const TILED_TOKENS: u64 = 8;
 /// Most parts of a sequence's keys.
@@ -85,12 +85,17 @@ impl Plain {
             }),
             false => None,
         };
+        let plain = function("attention_plain")?;
         let tiles = match cx.driver.attention_tiles(spec) {
-            Some(source) => Some(cx.function(source, &defines, "attention_tiles", 0)?),
+            Some(source) => {
+                let tiles = cx.function(source, &defines, "attention_tiles", 0)?;
+                let what = format!("attention of {act} on matrix units, heads of {head_dim}, blocks of {block}");
+                cx.trusted(tiles, &what, |tiles| trial::check(&**cx.driver, plain, tiles, spec))
+            }
             None => None,
         };
         Ok(Plain {
-            function: function("attention_plain")?,
+            function: plain,
             split,
             tiles,
             num_heads: spec.num_heads,

@@ -4,7 +4,7 @@ use halyard_platform_api::DType;
 
 use super::*;
 
-fn spec() -> Attention {
+pub(super) fn spec() -> Attention {
     Attention {
         num_heads: 32,
         num_kv_heads: 8,
