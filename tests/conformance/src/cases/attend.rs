@@ -57,6 +57,14 @@ const LONG: Batch = Batch {
     pad_tokens: 0,
 };
 
+/// Several queries of a few sequences, of which one ends in another tile than it begins in: kernels of tiles take no fewer, and here every feature meets
+/// them.
+const TILES: Batch = Batch {
+    name: "chunks in tiles",
+    seqs: &[(2, 45, 60), (0, 30, 30)],
+    pad_tokens: 3,
+};
+
 const PLAIN: Shape = Shape {
     heads: 4,
     kv_heads: 2,
@@ -135,7 +143,8 @@ pub(crate) fn cases(seed: u64, block_size: u32) -> Vec<Case> {
                 let long = ((featured || narrow && act == DType::F16)
                     && ["", " gqa 4:1 128", " window"].contains(suffix))
                 .then_some(&LONG);
-                for batch in BATCHES.iter().chain(long) {
+                let tiles = (act == kv && act != DType::F32 && long.is_none()).then_some(&TILES);
+                for batch in BATCHES.iter().chain(long).chain(tiles) {
                     let variant = format!("{act:?}, kv {kv:?}{suffix}");
                     let case = attention_case(seed, &variant, batch, shape, act, kv, block_size);
                     // What attention reads is what kv_write stored: the same case stands for both.
