@@ -97,7 +97,7 @@ impl VulkanDriver {
     /// The kernels of a kind of product, tested, of the sizes that the test has.
     fn trusted_product(&self, spec: &ProductSpec, definitions: &[(&str, &str)], wide: bool) -> Result<Matrices> {
         let physical = &self.core.physical;
-        let tiles = product::tiles(physical, spec.act, wide).into_iter();
+        let tiles = product::tiles(&physical.wide, spec.act, wide).into_iter();
         let tiles = tiles.map(|tile| {
             let function = self.product_function(tile.kernel(), tile.kernel(), &tile.definitions(), definitions)?;
             Ok((tile, function))
@@ -512,7 +512,7 @@ impl Driver for VulkanDriver {
     fn product(&self, spec: &ProductSpec) -> Result<Arc<dyn Product>> {
         let physical = &self.core.physical;
         let definitions = product::definitions(physical, spec)?;
-        let there = product::tiles(physical, spec.act, true).iter().any(Tile::is_wide);
+        let there = product::tiles(&physical.wide, spec.act, true).iter().any(Tile::is_wide);
         let wide = there && surroundings::wide_matrices_are_allowed();
         let matrices = match wide.then(|| self.trusted_product(spec, &definitions, true)) {
             // What is wrong in workgroups may be right in subgroups.

@@ -10,6 +10,7 @@ use crate::bfloat16;
 use crate::driver::stream;
 use crate::physical::Physical;
 use crate::pipelines::{FunctionCore, Pipelines};
+use crate::wide::Shape;
 
 /// Threads of a workgroup for few tokens.
 const FEW_THREADS: u32 = 256;
@@ -109,15 +110,14 @@ impl Tile {
     }
 }
 
-/// The shapes that the device has for matrices of `act`; those of workgroups only where `wide` says so.
-pub(crate) fn tiles(physical: &Physical, act: DType, wide: bool) -> Vec<Tile> {
+/// The shapes for matrices of `act` on a device whose workgroups multiply `shapes`, which are looked at only where `wide` says so.
+pub(crate) fn tiles(shapes: &[Shape], act: DType, wide: bool) -> Vec<Tile> {
     let element = match act {
         DType::BF16 => bfloat16::COMPONENT,
         _ => vk::ComponentTypeKHR::FLOAT16,
     };
     let taken = |tile: &&Tile| {
-        let mut shapes = physical.wide.iter();
-        shapes.any(|shape| {
+        shapes.iter().any(|shape| {
             (shape.element, shape.threads) == (element, tile.threads)
                 && shape.takes([tile.tokens, tile.rows, tile.depths])
         })
@@ -233,7 +233,6 @@ impl Product for Matrices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wide::Shape;
 
     #[test]
     fn many_outputs_run_in_the_fastest_tiles_and_few_spread_over_the_device() {
@@ -254,7 +253,72 @@ mod tests {
     }
 
     #[test]
+    fn what_is_left_over_costs_as_much_as_one_workgroup_or_two_on_each_multiprocessor() {
+        // The costs of `count` workgroups on ten multiprocessors, of which one alone and two together take a hundred and two hundred.
+        let square = tile([64, 64, 64], 128, [2, 2], 2, [40_960, 40_960]);
+        let cost = |tile: &Tile, count: u32| tile.cost(64 * count, 64, 10);
+        for (count, expected) in [
+            (1, 100),
+            (10, 100),
+            (11, 200),
+            (20, 200),
+            (21, 300),
+            (30, 300),
+            (31, 400),
+            (40, 400),
+        ] {
+            assert_eq!(cost(&square, count), expected, "{count} workgroups");
+        }
+        let slow_alone = Tile {
+            speeds: [40_960, 20_480],
+            ..square
+        };
+        assert_eq!(
+            [10, 11, 20, 30].map(|count| cost(&slow_alone, count)),
+            [200, 200, 200, 400]
+        );
+    }
+
+    #[test]
+    fn matrices_of_workgroups_are_taken_where_the_device_has_them_and_they_are_wanted() {
+        let shape = |element, granularity, threads| Shape {
+            element,
+            granularity: [granularity; 3],
+            threads,
+        };
+        let f16 = vk::ComponentTypeKHR::FLOAT16;
+        let wide = |shapes: &[Shape], act, wanted| {
+            let all = tiles(shapes, act, wanted);
+            assert!(
+                all.len() >= SUBGROUP_TILES.len() && !all[0].is_wide(),
+                "others are always there"
+            );
+            all.iter().filter(|tile| tile.is_wide()).count()
+        };
+        let threads = WORKGROUP_TILES[0].threads;
+        for (element, act, other) in [
+            (f16, DType::F16, DType::BF16),
+            (bfloat16::COMPONENT, DType::BF16, DType::F16),
+        ] {
+            // The second of them suits.
+            let shapes = [shape(element, 16, 2 * threads), shape(element, 32, threads)];
+            assert_eq!(wide(&shapes, act, true), WORKGROUP_TILES.len(), "{act:?}");
+            assert_eq!(wide(&shapes, act, false), 0, "{act:?} unwanted");
+            assert_eq!(wide(&shapes, other, true), 0, "{act:?} for {other:?}");
+            assert_eq!(wide(&shapes[..1], act, true), 0, "{act:?}, workgroups of another size");
+            assert_eq!(
+                wide(&[shape(element, 256, threads)], act, true),
+                0,
+                "{act:?}, larger steps"
+            );
+        }
+        assert_eq!(wide(&[], DType::F16, true), 0, "a device without them");
+    }
+
+    #[test]
     fn grids_cover_every_token_and_row() {
+        let oblong = tile([64, 128, 32], 128, [2, 2], 2, [1, 1]);
+        assert_eq!(oblong.grid(129, 129), [3, 2], "tokens first");
         for tile in WORKGROUP_TILES.iter().chain(&SUBGROUP_TILES) {
             assert_eq!(tile.grid(tile.tokens, tile.rows), [1, 1], "{tile:?}");
             assert_eq!(tile.grid(tile.tokens + 1, 2 * tile.rows), [2, 2], "{tile:?}");

@@ -94,6 +94,16 @@ pub struct CaseReport {
     pub near_ties: usize,
     /// Largest difference of a log-probability.
     pub worst: f64,
+    /// Log-probabilities compared, those of the prompt among them, and the sum of their differences' squares.
+    pub squares: (usize, f64),
+}
+
+/// The root of the mean square of all differences: unlike the worst one, which way a single value was rounded hardly moves it.
+pub fn root_mean_square(reports: &[CaseReport]) -> f64 {
+    let (count, sum) = reports.iter().fold((0, 0.0), |all, report| {
+        (all.0 + report.squares.0, all.1 + report.squares.1)
+    });
+    (sum / count.max(1) as f64).sqrt()
 }
 
 /// Checks every case of a golden file.
@@ -220,10 +230,12 @@ fn compare_forced(case: &Value, output: &RequestOutput, bounds: Bounds) -> Resul
         positions: answer.len(),
         near_ties: 0,
         worst: 0.0,
+        squares: (0, 0.0),
     };
     let mut compare = |what: String, found: f32, expected: &Value| {
         let error = (f64::from(found) - number(expected)?).abs();
         report.worst = report.worst.max(error);
+        report.squares = (report.squares.0 + 1, report.squares.1 + error * error);
         // A NaN is within no bound.
         if error <= bounds.logprob {
             return Ok(());

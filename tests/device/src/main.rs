@@ -271,7 +271,10 @@ fn golden_model(
             let positions: usize = cases.iter().map(|c| c.positions).sum();
             table.pass(
                 name,
-                &format!("{positions} positions, worst logprob difference {worst:.2e}"),
+                &format!(
+                    "{positions} positions, worst logprob difference {worst:.2e}, root mean square {:.2e}",
+                    goldens::root_mean_square(&cases)
+                ),
             );
         }
         Err(why) if lacks_a_kernel(&why) => table.skip(name, &why),
