@@ -133,12 +133,11 @@ pub fn run(options: &Options) -> Result<(), BenchError> {
     let mut table = Table { rows: Vec::new() };
     for round in 0..options.rounds {
         for side in 0..2 {
-            let running = [options.at, options.peer_at][side];
-            let server = match (side, running, peer) {
-                (_, Some(address), _) => Server::running(address),
-                (0, None, _) => Server::started(Process::halyard(options)?),
-                (_, None, Some(line)) => Server::started(Process::peer(line, options)?),
-                (_, None, None) => continue,
+            let server = match origin(side, options, peer) {
+                Some(Origin::Running(address)) => Server::running(address),
+                Some(Origin::Halyard) => Server::started(Process::halyard(options)?),
+                Some(Origin::Peer(line)) => Server::started(Process::peer(line, options)?),
+                None => continue,
             };
             let model = if side == 0 { "" } else { options.peer_model.as_str() };
             measure(&mut table, side, &server, model, round as u32, options)?;
@@ -151,6 +150,26 @@ pub fn run(options: &Options) -> Result<(), BenchError> {
         .map_or("peer".into(), |name| name.to_string_lossy());
     table.print(["Halyard", &name], &floors);
     Ok(())
+}
+
+/// Where a side's server comes from.
+#[derive(Debug, PartialEq)]
+enum Origin<'a> {
+    /// It runs already.
+    Running(SocketAddr),
+    /// `halyard serve` is started.
+    Halyard,
+    /// The peer's command line is.
+    Peer(&'a str),
+}
+
+/// The origin of Halyard (side 0) and of the peer (side 1), which is `peer` where its program is there; `None`: Halyard runs alone.
+fn origin<'a>(side: usize, options: &Options, peer: Option<&'a str>) -> Option<Origin<'a>> {
+    match ([options.at, options.peer_at][side], side) {
+        (Some(address), _) => Some(Origin::Running(address)),
+        (None, 0) => Some(Origin::Halyard),
+        (None, _) => peer.map(Origin::Peer),
+    }
 }
 
 /// Prompts of which the median is a round's figure.
@@ -289,6 +308,29 @@ mod tests {
         let (a, b) = (prompt(128, 1), prompt(128, 2));
         assert_eq!((a.len(), b.len()), (128, 128));
         assert!(a[0] != b[0] && a.iter().all(|id| (100..30_100).contains(id)));
+    }
+
+    #[test]
+    fn servers_that_run_are_asked_on_their_own_side_and_others_are_started() {
+        let [ours, theirs]: [SocketAddr; 2] = [([127, 0, 0, 1], 1).into(), ([127, 0, 0, 1], 2).into()];
+        let sides = |at, peer_at, peer| {
+            let options = Options {
+                at,
+                peer_at,
+                ..Options::default()
+            };
+            [0, 1].map(|side| origin(side, &options, peer))
+        };
+        let (halyard, peer) = (Some(Origin::Halyard), || Some(Origin::Peer("sv")));
+        assert_eq!(sides(None, None, None), [halyard, None]);
+        assert_eq!(sides(None, None, Some("sv")), [Some(Origin::Halyard), peer()]);
+        let running = |address| Some(Origin::Running(address));
+        assert_eq!(sides(Some(ours), None, Some("sv")), [running(ours), peer()]);
+        assert_eq!(
+            sides(None, Some(theirs), Some("sv")),
+            [Some(Origin::Halyard), running(theirs)]
+        );
+        assert_eq!(sides(Some(ours), Some(theirs), None), [running(ours), running(theirs)]);
     }
 
     #[test]

@@ -227,6 +227,23 @@ mod tests {
     }
 
     #[test]
+    fn servers_that_run_already_are_named_by_their_addresses() {
+        let address = |text: &str| Some(text.parse::<SocketAddr>().expect("an address"));
+        let both = parse("compare --at 127.0.0.1:8000 --peer-at [::1]:9000 --peer-model org/m").expect("valid");
+        assert_eq!(
+            (both.at, both.peer_at),
+            (address("127.0.0.1:8000"), address("[::1]:9000"))
+        );
+        assert_eq!((both.peer_model.as_str(), both.peer), ("org/m", None));
+        let ours = parse("compare --at 127.0.0.1:8000 --peer sv").expect("valid");
+        assert_eq!((ours.at, ours.peer_at), (address("127.0.0.1:8000"), None));
+        assert_eq!(ours.peer.as_deref(), Some("sv"), "the peer is started");
+        let peers = parse("compare --peer-at 10.0.0.1:1").expect("valid");
+        assert_eq!((peers.at, peers.peer_at), (None, address("10.0.0.1:1")));
+        assert_eq!(peers.peer_model, "m", "what llama.cpp's server calls any model");
+    }
+
+    #[test]
     fn what_is_unknown_or_cut_is_named() {
         for (line, named) in [
             ("encod", "`encod`"),
@@ -235,6 +252,9 @@ mod tests {
             ("compare --rounds 0", "--rounds 0"),
             ("compare --concurrency 1,x", "--concurrency x"),
             ("compare --peer-at localhost", "--peer-at localhost"),
+            ("compare --at 8000", "--at 8000"),
+            ("compare --at 127.0.0.1:70000", "--at 127.0.0.1:70000"),
+            ("compare --at", "--at has no value"),
         ] {
             let error = parse(line).expect_err(line).to_string();
             assert!(error.contains(named) && error.contains("usage:"), "{error}");
