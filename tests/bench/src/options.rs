@@ -253,6 +253,7 @@ mod tests {
             ("compare --concurrency 1,x", "--concurrency x"),
             ("compare --peer-at localhost", "--peer-at localhost"),
             ("compare --at 8000", "--at 8000"),
+            ("compare --at 127.0.0.1", "--at 127.0.0.1"),
             ("compare --at 127.0.0.1:70000", "--at 127.0.0.1:70000"),
             ("compare --at", "--at has no value"),
         ] {
