@@ -1,9 +1,10 @@
-//! What tests of matrix units at load share, run before a product is used: small whole numbers, whose sums depend on no order, as bytes of a type, and
+//! Tests of matrix units at load. That of attention is here for all platforms; of those of products, what they share: small whole numbers, whose sums depend on no order, as bytes of a type, and
 //! memory that device and host both see.
 
 use halyard_platform_api::{DType, Result};
 
 use crate::driver::{DevicePtr, Driver, Pinned};
+pub use crate::ops::attention_trial as attention;
 
 /// The value of an operand's token at a depth. It and [`weight_at`] change with the depth, and in no simple rhythm: sums over depths that met in a wrong
 /// order must differ.

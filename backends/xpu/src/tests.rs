@@ -1,7 +1,10 @@
 //! The driver on whatever device there is. Skipped with the reason where there is no runtime.
 
-use halyard_gpu::Driver;
-use halyard_platform_api::Status;
+use std::sync::Arc;
+
+use halyard_gpu::{Driver, Modules, Preparation, Source, trial};
+use halyard_platform_api::ops::Attention;
+use halyard_platform_api::{DType, Error, Status};
 
 use crate::driver::OpenClDriver;
 use crate::facts;
@@ -79,4 +82,63 @@ fn rows_are_copied_from_one_pitch_to_another() {
         driver.free_pinned(to_host);
         driver.destroy_stream(stream);
     }
+}
+
+/// A kernel that leaves out tokens is not taken for attention on matrix units, nor one that reads blocks of another size.
+#[test]
+fn wrong_attention_is_refused_and_its_function_not_used() {
+    let Some(driver) = driver() else { return };
+    let driver: Arc<dyn Driver> = Arc::new(driver);
+    let cx = Preparation {
+        driver: &driver,
+        modules: &Modules::default(),
+    };
+    let plain = |block| {
+        let source = Source {
+            name: "attention_plain",
+            text: "",
+        };
+        let defines = [("ACT", "f16"), ("KV", "f16"), ("HEAD_DIM", "64"), ("BLOCK", block)];
+        cx.function(source, &defines, "attention_plain", 0)
+            .expect("it compiles")
+    };
+    let (function, other) = (plain("16"), plain("32"));
+    let spec = Attention {
+        num_heads: 4,
+        num_kv_heads: 2,
+        head_dim: 64,
+        scale: 0.125,
+        window: 0,
+        softcap: 0.0,
+        has_sinks: false,
+        act: DType::F16,
+        kv: DType::F16,
+        block_size: 16,
+        backend: 0,
+        max_seqs: 1,
+        max_tokens: 64,
+        max_query_len: 64,
+        max_kv_len: 64,
+    };
+    // In the grid of tiles the plain kernel does two tokens of all, and they are right.
+    let error = trial::attention(&*driver, function, function, &spec).expect_err("most tokens are left out");
+    assert!(
+        error.message.starts_with("token 2 has -15 in place 0 of head 0"),
+        "{error}"
+    );
+    let error = trial::attention(&*driver, function, other, &spec).expect_err("the blocks are others");
+    assert!(error.message.starts_with("token 0 has "), "{error}");
+
+    let refused = |function| {
+        cx.trusted(function, "a test", |function| {
+            trial::attention(&*driver, function, function, &spec)
+        })
+    };
+    assert_eq!((refused(function), refused(function)), (None, None));
+    let right = cx.trusted(other, "a test", |_| Ok(()));
+    assert_eq!(right, Some(other));
+    let once = cx.trusted(other, "a test", |_| {
+        Err(Error::unsupported("a function is tested once"))
+    });
+    assert_eq!(once, Some(other));
 }

@@ -9,7 +9,7 @@ pub(super) mod decode;
 mod kv_write;
 mod plain;
 mod prefill;
-mod trial;
+pub(crate) mod trial;
 
 use halyard_platform_api::ops::{Attention, KvWrite};
 use halyard_platform_api::{AttentionPlan, DType, Error, OpSpec, Result};

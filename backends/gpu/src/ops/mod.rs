@@ -13,6 +13,7 @@ use halyard_platform_api::{Claim, ClaimReport, DType, Error, OpSpec, Program, Re
 use crate::driver::Facts;
 use crate::kernel::Kernel;
 
+pub use attention::trial::attention as attention_trial;
 pub(crate) use attention::{BLOCK_SIZES, plan as attention_plan, reasons as attention_reasons};
 
 /// The name of a float type in kernel definitions.

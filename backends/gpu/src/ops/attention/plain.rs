@@ -90,7 +90,7 @@ impl Plain {
             Some(source) => {
                 let tiles = cx.function(source, &defines, "attention_tiles", 0)?;
                 let what = format!("attention of {act} on matrix units, heads of {head_dim}, blocks of {block}");
-                cx.trusted(tiles, &what, |tiles| trial::check(&**cx.driver, plain, tiles, spec))
+                cx.trusted(tiles, &what, |tiles| trial::attention(&**cx.driver, plain, tiles, spec))
             }
             None => None,
         };
