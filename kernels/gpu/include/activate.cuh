@@ -4,7 +4,8 @@
 
 // 0: nothing, 1: silu, 2: gelu by tanh, 3: gelu by erf.
 template <int KIND> __device__ __forceinline__ float activate(float x) {
-    if (KIND == 1) return x / (1.f + expf(-x));
+    // Beyond 2^126 the quick quotient is 0, and so is the true one but for 1e-36.
+    if (KIND == 1) return __fdividef(x, 1.f + __expf(-x));
     if (KIND == 2) {
         float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
         return 0.5f * x * (1.f + tanhf(inner));

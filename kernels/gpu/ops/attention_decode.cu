@@ -18,23 +18,28 @@
 // but from k and v; the clerk of the block that has a token's own key stores both. It leaves q and k as they are. Slots must be those that the block
 // table gives.
 //
-// `early`: nothing that may still run writes step data (rows, lengths, block table) or keys and values of earlier steps: they are read before the previous
-// kernel has ended.
+// `early`: nothing that may still run writes step data (rows, lengths, block table, positions, slots) or keys and values of earlier steps: they are read before
+// the previous kernel has ended.
+// ONCE (0, 1; the fused form without norms): batches that fit it run as in attention_once.cuh, which wants ONCE_WARPS warps where that is more.
 //
-// Entry point: attention_decode. Grid: any number of blocks, as many as run at once; (WARPS + 1) * 32 threads. Dynamic shared memory: SHARED_BYTES below +
+// Entry point: attention_decode. Grid: any number of blocks, as many as run at once; (WARPS + 1) * 32 threads, with ONCE 256. Dynamic shared memory: SHARED_BYTES below +
 // 16 * (S + 1). Scratch: partials, 2 * blocks * GROUP * (HEAD_DIM + 2) f32. counters: u32 a block, zero before the first launch; every launch leaves them zero.
-// Sequences whose query_len is not below `query_len_end` are left to another kernel.
+// Sequences whose query_len is not below `query_len_end` are another kernel's.
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=0
 // check: -DACT=f16 -DHEAD_DIM=256 -DGROUP=2 -DBLOCK=64 -DWARPS=3 -DRING=2 -DSOFTCAP=1 -DROPE=0
 // check: -DACT=f16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=16 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=0 -DNORM=0
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=8 -DBLOCK=128 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=128 -DINTERLEAVED=1 -DNORM=1
-// check: -DACT=bf16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=1 -DNORM=0
+// check: -DACT=bf16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=64 -DWARPS=4 -DRING=2 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=1 -DNORM=0 -DONCE=1
+// check: -DACT=f16 -DHEAD_DIM=48 -DGROUP=8 -DBLOCK=16 -DWARPS=4 -DRING=2 -DSOFTCAP=1 -DROPE=1 -DROTARY_DIM=32 -DINTERLEAVED=0 -DNORM=0 -DONCE=1
 // check: -DACT=f16 -DHEAD_DIM=256 -DGROUP=2 -DBLOCK=16 -DWARPS=3 -DRING=2 -DSOFTCAP=1 -DROPE=1 -DROTARY_DIM=256 -DINTERLEAVED=0 -DNORM=1
 // check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=5 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=128 -DINTERLEAVED=0 -DNORM=0
 // check: -DACT=f16 -DKV=e4m3 -DHEAD_DIM=80 -DGROUP=9 -DBLOCK=16 -DWARPS=4 -DRING=3 -DSOFTCAP=1 -DROPE=0
 // check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=128 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=1 -DNORM=1
 #ifndef KV
 #define KV ACT
+#endif
+#ifndef ONCE
+#define ONCE 0
 #endif
 #include "attention_tile.cuh"
 
@@ -287,11 +292,17 @@ __device__ __forceinline__ void write_out(const Output &output, u32 token, u32 h
         kept = exp2_fast(highest - above);
         total = total * kept + exp2_fast(sink - above);
     }
-    float inverse = kept / total;
+    float inverse = __fdividef(kept, total);
     u32 *to = (u32 *)(output.out + (u64)token * output.token_stride + (u64)head * output.head_stride + dim);
     to[0] = pack2<ACT>(sum.x * inverse, sum.y * inverse);
     to[1] = pack2<ACT>(sum.z * inverse, sum.w * inverse);
 }
+
+#if ONCE
+#include "attention_once.cuh"
+#else
+#define BOUNDS __launch_bounds__(THREADS)
+#endif
 
 #define PARTIAL (GROUP * (HEAD_DIM + 4)) // f32 of a block's part of an item: sums, then highest and total of each head, twice that for alignment
 
@@ -493,7 +504,7 @@ __device__ __forceinline__ void put_values(const Inputs &in, const Item &item, c
 
 // --- The kernel -----------------------------------------------------------------------------------------------------------------------
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void BOUNDS
 attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache, u64 page_stride, const i32 *block_table, u32 table_stride,
                  const i32 *step_rows, const i32 *starts, const i32 *seq_lens, const float *sinks, ACT *out, u32 out_token_stride, u32 out_head_stride,
                  float *partials, u32 *counters, u32 S, u32 num_kv_heads, float scale, float softcap, u32 window, u32 query_len_end, u32 early
@@ -503,6 +514,8 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
                  const i32 *slots, const float *table, const float *q_norm, const float *k_norm, float q_eps, float k_eps, float q_offset, float k_offset, u32 table_rows
 #endif
 ) {
+    // What follows few sequences is short as well: its weights can come at once.
+    if (ONCE) let_next_start();
     extern __shared__ __align__(128) u8 shared[];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Inputs in = {};
@@ -548,6 +561,13 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
     if (!early) wait_for_previous();
     lay_out(sequences, (u32 *)(shared + ITEMS_AT + STATS_AT), step_rows, starts, seq_lens, S, window, query_len_end);
 
+#if ONCE
+    if (fits_once(work)) {
+        attend_once(shared, work, in, output, cache, page_stride, block_table, table_stride, SOFTCAP ? scale : scale * LOG2E, softcap, early);
+        return;
+    }
+    if (warp > WARPS) return;
+#endif
     u32 total = sequences[S].before * num_kv_heads;
     u32 share = share_of(total, sequences[1].before);
     u32 begin = blockIdx.x * share;

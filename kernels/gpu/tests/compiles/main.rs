@@ -23,7 +23,7 @@ fn definition_sets(source: &Source) -> Vec<Vec<String>> {
 /// Whether a file under these definitions is for one vendor's hardware: it includes the header of its matrix units, and no definition MATRIX=0
 /// turns that part off.
 fn needs_ptx(source: &Source, defines: &[String]) -> bool {
-    let headers = ["mma.cuh", "attention_tile.cuh", "hopper.cuh"];
+    let headers = ["mma.cuh", "few_tokens.cuh", "attention_tile.cuh", "hopper.cuh"];
     let includes = |name: &&str| source.text.contains(&format!("#include \"{name}\""));
     headers.iter().any(includes) && !defines.iter().any(|define| define == "-DMATRIX=0")
 }

@@ -14,7 +14,7 @@ use crate::tolerance::{Class, Tolerance, tolerance, unit_roundoff};
 const HEADS: u32 = 6;
 const KV_HEADS: u32 = 2;
 const HEAD_DIM: u32 = 64;
-const MAX_POSITIONS: u32 = 256;
+const MAX_POSITIONS: u32 = 512;
 
 /// A batch: (row, query length, keys) of each sequence; padding tokens after them.
 pub(super) struct Batch {
@@ -23,10 +23,21 @@ pub(super) struct Batch {
     pub pad_tokens: u32,
 }
 
-const BATCHES: [Batch; 3] = [
+const BATCHES: [Batch; 5] = [
     Batch {
         name: "decodes",
         seqs: &[(0, 1, 65), (1, 1, 200), (2, 1, 1), (4, 1, 64)],
+        pad_tokens: 0,
+    },
+    // As many keys as a kernel of short sequences may hold, and one more.
+    Batch {
+        name: "decodes up to 384 keys",
+        seqs: &[(1, 1, 384), (3, 1, 129), (-1, 0, 0), (0, 1, 16)],
+        pad_tokens: 0,
+    },
+    Batch {
+        name: "decodes up to 385 keys",
+        seqs: &[(1, 1, 385), (3, 1, 17)],
         pad_tokens: 0,
     },
     // As many tokens as sequences, and yet not one each.
@@ -48,6 +59,8 @@ struct Form {
     kv: DType,
     norms: bool,
     style: RopeStyle,
+    /// Half of each head turns, scores are capped, and there are sinks.
+    extras: bool,
     /// q and k are compared afterwards.
     read_later: bool,
     block_size: u32,
@@ -61,15 +74,18 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
     for (dtype, kv) in [
         (DType::F32, DType::F32),
         (DType::BF16, DType::BF16),
+        (DType::F16, DType::F16),
         (DType::BF16, DType::F8E4M3),
     ] {
         if !device.info().kv_dtypes.contains(kv) {
             continue;
         }
-        for (norms, style) in [
-            (false, RopeStyle::Neox),
-            (true, RopeStyle::Neox),
-            (true, RopeStyle::Interleaved),
+        for (norms, style, extras) in [
+            (false, RopeStyle::Neox, false),
+            (false, RopeStyle::Interleaved, false),
+            (false, RopeStyle::Neox, true),
+            (true, RopeStyle::Neox, false),
+            (true, RopeStyle::Interleaved, false),
         ] {
             for read_later in [false, true] {
                 let form = Form {
@@ -77,6 +93,7 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
                     kv,
                     norms,
                     style,
+                    extras,
                     read_later,
                     block_size,
                 };
@@ -84,7 +101,7 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
                     let outcome = check(device, oracle, &layer(seed, &form, batch), false)
                         .map_err(|why| format!("{}: {why}", batch.name));
                     let what = format!(
-                        "attention of a {dtype:?} layer, kv {kv:?}, norms {norms}, {style:?}, q and k read later {read_later}"
+                        "attention of a {dtype:?} layer, kv {kv:?}, norms {norms}, {style:?}, extras {extras}, q and k read later {read_later}"
                     );
                     note(report, "composites", &what, outcome);
                 }
@@ -260,13 +277,18 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
     let (tokens, prefix) = (paged.step.len() as u32, paged.prefix.len() as u32);
     let real = paged.starts.last().map_or(0, |&end| end as u32);
     let width = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
-    let (attention, write) = paged.specs(
+    let (mut attention, write) = paged.specs(
         (HEADS, KV_HEADS, HEAD_DIM),
         (form.dtype, form.kv),
         form.block_size,
         0,
         MAX_POSITIONS,
     );
+    let rotary_dim = if form.extras { HEAD_DIM / 2 } else { HEAD_DIM };
+    if form.extras {
+        attention.softcap = 1.5;
+        attention.has_sinks = true;
+    }
     let mut floats =
         |dtype, shape: &[u32]| Arg::floats(dtype, shape, &random.units(shape.iter().product::<u32>() as usize));
     let heads = |heads, first_head: u32| Arg::slice(form.dtype, &[tokens, heads, HEAD_DIM], 0, first_head * HEAD_DIM);
@@ -292,7 +314,11 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
         floats(DType::F32, &[HEAD_DIM]),
         floats(DType::F32, &[HEAD_DIM]),
         Arg::ints(&[tokens], &paged.positions),
-        Arg::floats(DType::F32, &[MAX_POSITIONS, HEAD_DIM], &angles(MAX_POSITIONS, HEAD_DIM)),
+        Arg::floats(
+            DType::F32,
+            &[MAX_POSITIONS, rotary_dim],
+            &angles(MAX_POSITIONS, rotary_dim),
+        ),
         Arg::ints(&[tokens], &paged.step),
         cache,
         table,
@@ -303,6 +329,7 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
         floats(form.dtype, &[prefix, KV_HEADS, HEAD_DIM]),
         floats(form.dtype, &[prefix, KV_HEADS, HEAD_DIM]),
         Arg::ints(&[prefix], &paged.prefix),
+        floats(DType::F32, &[HEADS]),
     ];
     let norm = RmsNorm {
         width: HEAD_DIM,
@@ -312,7 +339,7 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
     };
     let rope = Rope {
         head_dim: HEAD_DIM,
-        rotary_dim: HEAD_DIM,
+        rotary_dim,
         style: form.style,
         dtype: form.dtype,
     };
@@ -323,7 +350,8 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
     }
     nodes.push((rope.into(), vec![7, 8, 4]));
     nodes.push((write.into(), vec![2, 3, 9, 10]));
-    nodes.push((attention.into(), vec![1, 10, 11, 12, 13, 14, ABSENT, 15]));
+    let sinks = if form.extras { 19 } else { ABSENT };
+    nodes.push((attention.into(), vec![1, 10, 11, 12, 13, 14, sinks, 15]));
     Case {
         op: "composites",
         variant: String::new(),

@@ -25,6 +25,9 @@ const FEW_SEQS: u32 = 8;
 /// product asks for (100 KiB): it then starts while that one ends. A 135M model's decode step on an H200: 0.384 ms instead of 0.397.
 const FEW_SHARED_BYTES: u32 = 80 << 10;
 const FEW_DIVISION_BYTES: u32 = 100 << 10;
+/// Threads of a block of few sequences that may hold all keys and values of an item in registers (`ONCE` of the kernel), and the longest heads for which it can.
+const ONCE_THREADS: u32 = 256;
+const ONCE_HEAD_DIM: u32 = 64;
 /// Shared memory that a resident block takes beside what it asks for, bytes.
 const RESERVED_SHARED_BYTES: u32 = 1024;
 
@@ -100,6 +103,14 @@ impl Form {
             turn: Some(turn),
             ..self
         }
+    }
+
+    /// Whether blocks of few sequences may hold all keys and values of a short item in registers.
+    fn may_hold(&self) -> bool {
+        self.turn.is_some_and(|turn| !turn.norm)
+            && self.kv == self.act
+            && self.head_dim <= ONCE_HEAD_DIM
+            && self.group <= 8
     }
 
     /// Scratch: what two cut items of every block leave.
@@ -180,6 +191,7 @@ impl Variant {
         form: &Form,
         (warps, ring, per_sm): (u32, u32, u32),
         max_seqs: u32,
+        once: bool,
     ) -> Result<Option<Variant>> {
         let (Some(act), Some(kv)) = (float_name(form.act), kv_name(form.kv)) else {
             return Ok(None);
@@ -198,13 +210,15 @@ impl Variant {
             define("INTERLEAVED", u32::from(turn.interleaved));
             define("NORM", u32::from(turn.norm));
         }
+        define("ONCE", u32::from(once));
+        let threads = 32 * (warps + 1);
         let fixed_shared_bytes = form.fixed_shared_bytes(warps, ring);
         let shared_bytes = fixed_shared_bytes + sequence_bytes(max_seqs);
         let defines = super::kv_write::borrowed(&defines);
         let blocks = (cx.facts().num_sms * per_sm).min(MAX_BLOCKS);
         Ok(Some(Variant {
             function: cx.function(kernels::ATTENTION_DECODE, &defines, "attention_decode", shared_bytes)?,
-            threads: 32 * (warps + 1),
+            threads: if once { threads.max(ONCE_THREADS) } else { threads },
             fixed_shared_bytes,
             blocks,
         }))
@@ -221,14 +235,14 @@ impl Decode {
         let Some(shape) = form.shape(facts.max_shared_bytes).filter(|_| facts.matrix_units) else {
             return Ok(None);
         };
-        let Some(many) = Variant::prepare(cx, form, shape, form.max_seqs)? else {
+        let Some(many) = Variant::prepare(cx, form, shape, form.max_seqs, false)? else {
             return Ok(None);
         };
         let (warps, ring, _) = shape;
         let seqs = FEW_SEQS.min(form.max_seqs);
         let small = form.fixed_shared_bytes(warps, 2) + sequence_bytes(seqs) <= FEW_SHARED_BYTES;
         let few = match form.turn {
-            Some(_) if small && ring > 2 => Variant::prepare(cx, form, (warps, 2, 1), seqs)?,
+            Some(_) if small && ring > 2 => Variant::prepare(cx, form, (warps, 2, 1), seqs, form.may_hold())?,
             _ => None,
         };
         if let Some(few) = &few {
@@ -272,6 +286,8 @@ impl Decode {
             &call.step_rows,
             &call.query_start_loc,
             &call.seq_lens,
+            &turn.positions,
+            &turn.slots,
         ];
         let early = read_early.into_iter().all(|view| encoding.is_settled(view));
         let mut args = self.args(call, u32::MAX, early)?;

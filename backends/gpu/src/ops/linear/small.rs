@@ -1,6 +1,6 @@
 //! Few tokens on matrix units: which block shape a matrix gets, and the launch. One kernel also takes the norm before and the gating after.
 
-use halyard_kernels_gpu::LINEAR_SMALL;
+use halyard_kernels_gpu::{LINEAR_ONCE, LINEAR_SMALL};
 use halyard_platform_api::ops;
 use halyard_platform_api::{DType, Result};
 
@@ -118,20 +118,30 @@ pub(crate) struct Small {
     gated: bool,
 }
 
-/// Floats of the sums, the squares and the scales, in bytes.
+/// Floats of the sums and the squares, in bytes. Blocks that walk have two buffers of sums.
 fn sums_bytes(shape: &Shape, tiles: u32) -> u32 {
-    let &Shape { warps, row_tiles, .. } = shape;
-    4 * 8 * tiles * (2 * warps * (16 * row_tiles + 4) + warps)
+    let buffers = if shape.one_tile { 1 } else { 2 };
+    4 * 8 * tiles * shape.warps * (buffers * (16 * shape.row_tiles + 4) + 1)
 }
 
 /// One number of token tiles.
 struct Entry {
     shape: Shape,
     tiles: u32,
-    /// Keeps its tokens in shared memory.
-    staged: Function,
-    /// Reads them again for every tile of rows; absent where they are normalised.
-    direct: Option<Function>,
+    body: Body,
+}
+
+/// How its blocks meet the tokens.
+enum Body {
+    /// Once: a block has one tile of rows.
+    Once(Function),
+    /// For every tile of rows that they walk over.
+    Walk {
+        /// Keeps them in shared memory.
+        staged: Function,
+        /// Reads them again; absent where they are normalised.
+        direct: Option<Function>,
+    },
 }
 
 impl Entry {
@@ -143,6 +153,23 @@ impl Entry {
     fn staged_bytes(&self, tokens: u32, k: u32) -> u64 {
         let pitch = u64::from(k.next_multiple_of(64) + 32) * 2;
         u64::from(tokens.min(8 * self.tiles)) * pitch + u64::from(self.sums_bytes())
+    }
+
+    /// The kernel for so many tokens of `k` values, and its shared memory in bytes, of which a multiprocessor has `max_shared` for a block.
+    fn kernel(&self, tokens: u32, k: u32, max_shared: u32) -> (Function, u32) {
+        match self.body {
+            Body::Once(once) => (once, self.sums_bytes()),
+            Body::Walk { staged, direct } => {
+                let bytes = self.staged_bytes(tokens, k);
+                match direct {
+                    // Tokens are kept where that leaves room for all blocks of a multiprocessor, each with what the device reserves.
+                    Some(direct) if bytes + 1024 > u64::from(max_shared / self.shape.blocks) => {
+                        (direct, self.sums_bytes())
+                    }
+                    _ => (staged, bytes as u32),
+                }
+            }
+        }
     }
 }
 
@@ -198,33 +225,35 @@ impl Small {
             let shape = shape(rows, op.in_features, tiles, facts.num_sms);
             let [warps, row_tiles, depth, blocks, count] =
                 [shape.warps, shape.row_tiles, shape.depth, shape.blocks, tiles].map(|v| v.to_string());
-            let defines = [
+            let mut defines = vec![
                 ("ACT", type_name(op.act)),
                 ("OUT", type_name(op.out)),
                 ("TILES", count.as_str()),
                 ("WARPS", warps.as_str()),
                 ("ROW_TILES", row_tiles.as_str()),
                 ("DEPTH", depth.as_str()),
-                ("ONE_TILE", if shape.one_tile { "1" } else { "0" }),
-                ("MIN_BLOCKS", blocks.as_str()),
                 ("EPILOGUE", epilogue_code(op.epilogue)),
                 ("GATE", fusion.gate),
                 ("NORM", if fusion.norm { "1" } else { "0" }),
             ];
+            let (source, name) = if shape.one_tile {
+                (LINEAR_ONCE, "linear_once")
+            } else {
+                defines.push(("MIN_BLOCKS", blocks.as_str()));
+                (LINEAR_SMALL, "linear_small")
+            };
             let function = |name| {
-                let function = cx.function(LINEAR_SMALL, &defines, name, facts.max_shared_bytes)?;
+                let function = cx.function(source, &defines, name, facts.max_shared_bytes)?;
                 cx.driver.prefer_shared(function, SHARED_BYTES).map(|()| function)
             };
-            Ok(Entry {
-                shape,
-                tiles,
-                staged: function("linear_small")?,
-                direct: if fusion.norm {
-                    None
-                } else {
-                    Some(function("linear_direct")?)
+            let body = match function(name)? {
+                once if shape.one_tile => Body::Once(once),
+                staged => Body::Walk {
+                    staged,
+                    direct: (!fusion.norm).then(|| function("linear_direct")).transpose()?,
                 },
-            })
+            };
+            Ok(Entry { shape, tiles, body })
         };
         let own_tokens = Self::most_tokens(op, gated);
         let needed = own_tokens.min(op.max_tokens);
@@ -256,7 +285,10 @@ impl Small {
     /// Whether it computes calls of this many tokens: normalised ones must fit shared memory.
     pub(crate) fn takes(&self, tokens: u32) -> bool {
         let entry = self.entry(tokens);
-        entry.direct.is_some() || entry.staged_bytes(tokens, self.k) <= u64::from(self.max_shared)
+        match entry.body {
+            Body::Once(_) | Body::Walk { direct: Some(_), .. } => true,
+            Body::Walk { direct: None, .. } => entry.staged_bytes(tokens, self.k) <= u64::from(self.max_shared),
+        }
     }
 
     fn entry(&self, tokens: u32) -> &Entry {
@@ -275,12 +307,7 @@ impl Small {
             one_tile,
             ..
         } = entry.shape;
-        let staged = entry.staged_bytes(tokens, call.in_features);
-        // Tokens are kept where that leaves room for all blocks of a multiprocessor, each with what the device reserves.
-        let (function, shared) = match entry.direct {
-            Some(direct) if staged + 1024 > u64::from(self.max_shared / blocks) => (direct, entry.sums_bytes()),
-            _ => (entry.staged, staged as u32),
-        };
+        let (function, shared) = entry.kernel(tokens, call.in_features, self.max_shared);
         let rows = if self.gated { 8 } else { 16 } * row_tiles;
         let tiles = call.out_features.div_ceil(rows);
         let grid = [
