@@ -57,8 +57,12 @@ pub const INT8_KV_BF16: Bounds = Bounds {
     gap: INT8.gap + KV_BF16.gap,
 };
 /// Activations, weights and KV in bf16: every value between two ops keeps 8 bits, layer after layer. HF's own bf16 runs of the tiny models are up to
-/// 0.44 away from its fp32 (transformers on a CPU; mistral).
-pub const BF16: Bounds = Bounds { logprob: 0.5, gap: 0.3 };
+/// 0.44 away from its fp32 (transformers on a CPU; mistral). A gap of 0.3101 (gemma3-gguf, `ids47`, position 10) falls either way when every op is computed in
+/// f64 and only its result rounded to bf16: 28 of 40 runs with noise of 1e-7 turn it, and no other gap of 0.3 or more in any case.
+pub const BF16: Bounds = Bounds {
+    logprob: 0.5,
+    gap: 0.35,
+};
 /// The same in f16, which keeps 11 bits; HF's own f16 runs are up to 0.064 away (qwen3).
 pub const F16: Bounds = Bounds {
     logprob: 0.08,
