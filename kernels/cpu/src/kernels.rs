@@ -28,7 +28,7 @@ macro_rules! check_len {
 }
 
 impl Kernels {
-    /// Lays out `tiles` (of `num_act_tiles(tokens)`) of x \[tokens, k\] f32, rows `stride` elements apart, for
+    /// Lays out `tiles` (of `num_act_tiles(mode, tokens)`) of x \[tokens, k\] f32, rows `stride` elements apart, for
     /// [`Kernels::linear`]. Calls on distinct tiles may run at once.
     ///
     /// # Safety
@@ -49,9 +49,9 @@ impl Kernels {
         dst: *mut u8,
     ) {
         assert!(
-            tiles.end <= num_act_tiles(tokens),
+            tiles.end <= num_act_tiles(mode, tokens),
             "tiles {tiles:?} of {}",
-            num_act_tiles(tokens)
+            num_act_tiles(mode, tokens)
         );
         assert!(
             dst.cast::<u32>().is_aligned(),

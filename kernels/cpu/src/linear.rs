@@ -93,13 +93,13 @@ impl Linear<'_> {
     /// Tiles of tokens.
     #[inline(always)]
     pub(crate) fn num_tiles(&self) -> usize {
-        num_act_tiles(self.tokens)
+        num_act_tiles(self.mode, self.tokens)
     }
 
     /// (first token, width, prepared activations) of a tile.
     #[inline(always)]
     pub(crate) fn tile(&self, i: usize) -> (usize, usize, *const u8) {
-        let (t0, width) = tile(self.tokens, i);
+        let (t0, width) = tile(self.mode, self.tokens, i);
         (
             t0,
             width,

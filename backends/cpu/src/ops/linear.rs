@@ -145,7 +145,7 @@ impl Linear {
         // SAFETY: the rows are this thread's alone, and so is its scratch, which holds their layout.
         unsafe {
             let from = x.element_ptr(rows.start, 0).cast_const().cast();
-            let tiles = 0..num_act_tiles(rows.len());
+            let tiles = 0..num_act_tiles(self.mode, rows.len());
             worker
                 .kernels
                 .prepare_act(self.mode, from, x.row_stride(), rows.len(), self.k, tiles, worker.own);
@@ -212,7 +212,7 @@ impl Kernel for Linear {
             return;
         }
         if phase == 0 {
-            let tiles = worker.share(num_act_tiles(tokens));
+            let tiles = worker.share(num_act_tiles(self.mode, tokens));
             // SAFETY: x holds `tokens` rows; the scratch holds their layout, and tiles are shared out.
             unsafe {
                 worker.kernels.prepare_act(
