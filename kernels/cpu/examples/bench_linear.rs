@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use halyard_kernels_cpu::{
-    ActMode, Isa, Kernels, LINEAR_SCRATCH, Linear, WeightFormat, act_bytes, num_act_tiles, num_panels, packed_bytes,
+    ActMode, Isa, Kernels, LINEAR_SCRATCH, Linear, WeightFormat, act_bytes, num_act_parts, num_panels, packed_bytes,
 };
 
 /// (rows, columns, copies in the model).
@@ -89,7 +89,7 @@ fn pass(kernels: &Kernels, format: WeightFormat, mode: ActMode, weights: &[Weigh
     let (mut rounds, mut round, begin) = (0u32, 0u64, now_ns(start));
     while round < 300_000_000 {
         for weight in weights {
-            let tiles = 0..num_act_tiles(mode, tokens);
+            let parts = 0..num_act_parts(mode, tokens);
             // SAFETY: every buffer has the size that the crate states for it.
             unsafe {
                 kernels.prepare_act(
@@ -98,7 +98,7 @@ fn pass(kernels: &Kernels, format: WeightFormat, mode: ActMode, weights: &[Weigh
                     weight.k,
                     tokens,
                     weight.k,
-                    tiles,
+                    parts,
                     act.get_mut().as_mut_ptr(),
                 );
                 kernels.linear(Linear {

@@ -48,25 +48,27 @@ pub const fn act_bytes(mode: ActMode, tokens: usize, k: usize) -> usize {
     tokens * act_token_bytes(mode, k)
 }
 
-/// Tiles that `tokens` tokens make: the unit in which the preparation is split over threads.
-pub const fn num_act_tiles(mode: ActMode, tokens: usize) -> usize {
+/// Parts in which the preparation is split over threads: tiles, or the tokens of a single tile.
+pub const fn num_act_parts(mode: ActMode, tokens: usize) -> usize {
     if is_one_tile(mode, tokens) {
-        return 1;
+        return tokens;
     }
+    num_tiles(tokens)
+}
+
+/// Tiles that `tokens` tokens make where they do not all lie in one.
+pub(crate) const fn num_tiles(tokens: usize) -> usize {
     tokens / TILE + (tokens % TILE).count_ones() as usize
 }
 
 /// Whether all tokens lie in one tile.
-const fn is_one_tile(mode: ActMode, tokens: usize) -> bool {
+pub(crate) const fn is_one_tile(mode: ActMode, tokens: usize) -> bool {
     matches!(mode, ActMode::Bf16) && tokens > 0 && tokens <= ONE_TILE
 }
 
-/// (first token, width) of tile `i` of `tokens` tokens.
+/// (first token, width) of tile `i` of `tokens` tokens where they do not all lie in one.
 #[inline(always)]
-pub(crate) const fn tile(mode: ActMode, tokens: usize, i: usize) -> (usize, usize) {
-    if is_one_tile(mode, tokens) {
-        return (0, tokens);
-    }
+pub(crate) const fn tile(tokens: usize, i: usize) -> (usize, usize) {
     let full = tokens / TILE;
     if i < full {
         return (i * TILE, TILE);
@@ -92,21 +94,26 @@ pub(crate) struct ActJob {
     pub stride: usize,
     pub k: usize,
     pub tokens: usize,
-    pub tiles: Range<usize>,
+    pub parts: Range<usize>,
     /// The whole prepared buffer.
     pub dst: *mut u8,
 }
 
-/// Prepares the tiles of the job.
+/// Prepares the parts of the job.
 ///
 /// # Safety
 /// The CPU has `S`'s instruction set; `x` and `dst` are valid for the job's sizes.
 #[inline(always)]
 pub(crate) unsafe fn prepare<S: Simd>(job: &ActJob) {
     let token_bytes = act_token_bytes(job.mode, job.k);
-    for i in job.tiles.clone() {
-        let (t0, width) = tile(job.mode, job.tokens, i);
-        for t in 0..width {
+    for part in job.parts.clone() {
+        let (t0, width, own) = if is_one_tile(job.mode, job.tokens) {
+            (0, job.tokens, part..part + 1)
+        } else {
+            let (t0, width) = tile(job.tokens, part);
+            (t0, width, 0..width)
+        };
+        for t in own {
             // SAFETY: token t0 + t < tokens, and the tile's bytes lie inside `dst`.
             unsafe {
                 let x = job.x.add((t0 + t) * job.stride);
