@@ -78,6 +78,31 @@ impl<'a> Worker<'a> {
             (first < count).then(|| first..(first + grain).min(count))
         })
     }
+
+    /// As [`Worker::pieces`], for pieces that all cost alike and are better done in one go: a thread takes half of its equal part of what is left,
+    /// in multiples of `least`. Threads thus come seldom, and who comes last is not waited for longer than the smallest piece takes.
+    pub(crate) fn shrinking_pieces(
+        &self,
+        tokens: usize,
+        count: usize,
+        least: usize,
+    ) -> impl Iterator<Item = Range<usize>> + use<'a> {
+        let (taken, size) = (self.taken, self.size);
+        let mut own = (tokens < MANY_TOKENS).then(|| self.share(count));
+        let few = own.is_some();
+        std::iter::from_fn(move || {
+            if few {
+                return own.take().filter(|own| !own.is_empty());
+            }
+            let end = |first: usize| {
+                let left = count.saturating_sub(first);
+                let part = (left / (2 * size)).next_multiple_of(least).max(least);
+                (left > 0).then(|| first + part.min(left))
+            };
+            let first = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end).ok()?;
+            end(first).map(|end| first..end)
+        })
+    }
 }
 
 /// A prepared op. Phases run in order on all threads; between two phases every thread has finished the first.
@@ -159,5 +184,45 @@ mod tests {
         let (mut a, mut b) = (first.pieces(MANY_TOKENS, 7, 2), second.pieces(MANY_TOKENS, 7, 2));
         let order = [a.next(), b.next(), a.next(), a.next(), b.next(), a.next()];
         assert_eq!(order, [Some(0..2), Some(2..4), Some(4..6), Some(6..7), None, None]);
+    }
+
+    #[test]
+    fn shrinking_pieces_cover_all_and_end_with_the_least() {
+        for (size, count, least) in [(2, 100, 4), (1, 36, 2), (3, 7, 2), (2, 1, 2), (4, 0, 2)] {
+            let taken = AtomicUsize::new(0);
+            let worker = |rank| Worker {
+                rank,
+                size,
+                kernels: Kernels::best(),
+                shared: std::ptr::null_mut(),
+                own: std::ptr::null_mut(),
+                local: &mut [],
+                taken: &taken,
+            };
+            let mut next = 0;
+            for piece in (0..size).flat_map(|rank| worker(rank).shrinking_pieces(MANY_TOKENS - 1, count, least)) {
+                assert_eq!(piece.start, next, "few tokens: equal parts");
+                next = piece.end;
+            }
+            assert_eq!(next, count, "few tokens: equal parts");
+            let mut threads: Vec<_> = (0..size)
+                .map(|rank| worker(rank).shrinking_pieces(MANY_TOKENS, count, least))
+                .collect();
+            let (mut next, mut last) = (0, usize::MAX);
+            for turn in 0.. {
+                let Some(piece) = threads[turn % size].next() else {
+                    break;
+                };
+                assert_eq!(piece.start, next, "{count} on {size} threads");
+                let most = ((count - next) / (2 * size)).next_multiple_of(least).max(least);
+                assert!(!piece.is_empty() && piece.len() <= most.min(last), "{piece:?}");
+                (next, last) = (piece.end, piece.len());
+            }
+            assert_eq!(next, count, "{count} on {size} threads");
+            assert!(
+                last <= least || count == 0,
+                "{count} on {size} threads: the last has {last}"
+            );
+        }
     }
 }

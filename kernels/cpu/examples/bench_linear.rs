@@ -1,13 +1,13 @@
-//! Times the products on the shapes of SmolLM2-135M: GB/s of packed weight for one token, GFLOP/s for many, on one
-//! thread. Where Linux tells it, the time is the thread's CPU time, so that a busy machine disturbs less.
+//! Times the products on the shapes of SmolLM2-135M (or, where `large` is asked for, of Llama-3.2-1B): GB/s of packed weight for one token, GFLOP/s for many, on one
+//! thread. Where Linux tells it, the time is the thread's CPU time, so that a busy machine disturbs less. A device's memory is in huge pages; `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` gives this program some.
 //!
-//! `cargo run --release -p halyard-kernels-cpu --example bench_linear [TOKENS …] [NAME …]`: names such as `Q4_1` or `Int8` choose among the products,
+//! `cargo run --release -p halyard-kernels-cpu --example bench_linear [large] [TOKENS …] [NAME …]`: names such as `Q4_1` or `Int8` choose among the products,
 //! and names such as `avx2+fma` among the instruction sets.
 
 use std::time::Instant;
 
 use halyard_kernels_cpu::{
-    ActMode, Isa, Kernels, LINEAR_SCRATCH, Linear, WeightFormat, act_bytes, num_act_tiles, num_panels, packed_bytes,
+    ActMode, Isa, Kernels, LINEAR_SCRATCH, Linear, WeightFormat, act_bytes, num_act_parts, num_panels, packed_bytes,
 };
 
 /// (rows, columns, copies in the model).
@@ -18,12 +18,36 @@ const LAYER: [(usize, usize, usize); 5] = [
     (1536, 576, 30),
     (576, 1536, 30),
 ];
+/// Of Llama-3.2-1B; two layers are far more than the caches.
+const LARGE_LAYER: [(usize, usize, usize); 3] = [(2048, 2048, 5), (8192, 2048, 4), (2048, 8192, 2)];
 const HEAD: (usize, usize, usize) = (49152, 576, 1);
 
 struct Weight {
     n: usize,
     k: usize,
-    packed: Vec<u8>,
+    packed: Lines,
+}
+
+/// Bytes that begin at a cache line, as a device's do: a vector that crosses two costs two reads.
+struct Lines {
+    bytes: Vec<u8>,
+    first: usize,
+}
+
+impl Lines {
+    fn new(len: usize) -> Lines {
+        let bytes = vec![0; len + 63];
+        let first = bytes.as_ptr().align_offset(64);
+        Lines { bytes, first }
+    }
+
+    fn get(&self) -> &[u8] {
+        &self.bytes[self.first..]
+    }
+
+    fn get_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.first..]
+    }
 }
 
 /// Nanoseconds of CPU that this thread has used, or of wall time since `start` where that is unknown.
@@ -39,9 +63,10 @@ fn weights(format: WeightFormat, shapes: &[(usize, usize, usize)]) -> Vec<Weight
     for &(n, k, copies) in shapes {
         for copy in 0..copies {
             // Arbitrary small bytes: a scale of 0x0203 and the like is a normal small f16.
-            let packed = (0..packed_bytes(format, n, k))
-                .map(|i| ((i * 7 + copy) % 37) as u8)
-                .collect();
+            let mut packed = Lines::new(packed_bytes(format, n, k));
+            for (i, byte) in packed.get_mut().iter_mut().enumerate() {
+                *byte = ((i * 7 + copy) % 37) as u8;
+            }
             weights.push(Weight { n, k, packed });
         }
     }
@@ -56,7 +81,7 @@ fn pass(kernels: &Kernels, format: WeightFormat, mode: ActMode, weights: &[Weigh
     let x: Vec<f32> = (0..tokens * max_k)
         .map(|i| ((i * 31 % 97) as f32 - 48.0) / 50.0)
         .collect();
-    let mut act = vec![0u8; act_bytes(mode, tokens, max_k)];
+    let mut act = Lines::new(act_bytes(mode, tokens, max_k));
     let mut out = vec![0f32; tokens * max_n];
     let mut scratch = vec![0f32; LINEAR_SCRATCH];
     let start = Instant::now();
@@ -64,18 +89,26 @@ fn pass(kernels: &Kernels, format: WeightFormat, mode: ActMode, weights: &[Weigh
     let (mut rounds, mut round, begin) = (0u32, 0u64, now_ns(start));
     while round < 300_000_000 {
         for weight in weights {
-            let tiles = 0..num_act_tiles(tokens);
+            let parts = 0..num_act_parts(mode, tokens);
             // SAFETY: every buffer has the size that the crate states for it.
             unsafe {
-                kernels.prepare_act(mode, x.as_ptr(), weight.k, tokens, weight.k, tiles, act.as_mut_ptr());
+                kernels.prepare_act(
+                    mode,
+                    x.as_ptr(),
+                    weight.k,
+                    tokens,
+                    weight.k,
+                    parts,
+                    act.get_mut().as_mut_ptr(),
+                );
                 kernels.linear(Linear {
                     format,
                     mode,
                     n: weight.n,
                     k: weight.k,
                     tokens,
-                    weight: &weight.packed,
-                    act: &act,
+                    weight: weight.packed.get(),
+                    act: act.get(),
                     panels: 0..num_panels(weight.n),
                     out: out.as_mut_ptr(),
                     out_stride: weight.n,
@@ -93,9 +126,10 @@ fn pass(kernels: &Kernels, format: WeightFormat, mode: ActMode, weights: &[Weigh
 
 fn main() {
     let mut tokens: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
+    let large = std::env::args().any(|arg| arg == "large");
     let (sets, names): (Vec<String>, Vec<String>) = std::env::args()
         .skip(1)
-        .filter(|arg| arg.parse::<usize>().is_err())
+        .filter(|arg| arg.parse::<usize>().is_err() && arg != "large")
         .partition(|arg| Isa::ALL.iter().any(|isa| isa.to_string() == *arg));
     if tokens.is_empty() {
         tokens = vec![1, 4, 16, 192];
@@ -124,14 +158,18 @@ fn main() {
         if !wanted {
             continue;
         }
-        println!("{isa}: layers of SmolLM2-135M");
+        let (model, layer): (_, &[_]) = match large {
+            true => ("Llama-3.2-1B", &LARGE_LAYER),
+            false => ("SmolLM2-135M", &LAYER),
+        };
+        println!("{isa}: layers of {model}");
         for (format, mode) in cases {
             let name = format!("{format:?} {mode:?}");
             if !names.is_empty() && !names.iter().any(|n| name.split(' ').any(|part| part == n)) {
                 continue;
             }
-            let weights = weights(format, &LAYER);
-            let bytes: usize = weights.iter().map(|weight| weight.packed.len()).sum();
+            let weights = weights(format, layer);
+            let bytes: usize = weights.iter().map(|weight| weight.packed.get().len()).sum();
             let elements: usize = weights.iter().map(|weight| weight.n * weight.k).sum();
             for &tokens in &tokens {
                 let s = pass(kernels, format, mode, &weights, tokens);
@@ -152,7 +190,7 @@ fn main() {
             println!(
                 "head Q8_0 {mode:?} 1 token: {:.2} ms {:.1} GB/s",
                 s * 1e3,
-                head[0].packed.len() as f64 / s / 1e9
+                head[0].packed.get().len() as f64 / s / 1e9
             );
         }
     }

@@ -2,8 +2,8 @@
 //! asks, in tiles of tokens so that the inner loop reads it forward, at distances that it knows. Owns the tiling; each
 //! token's bytes depend on that token alone, so results cannot depend on the batch.
 //!
-//! The tokens are cut into tiles of 12, the rest into tiles of 8, 4, 2 and 1. A tile of W tokens holds, with K padded
-//! by zeros to a multiple of 32:
+//! The tokens are cut into tiles of 12, the rest into tiles of 8, 4, 2 and 1; up to 24 tokens in `Bf16` are one tile. A tile of W tokens
+//! holds, with K padded by zeros to a multiple of 32:
 //! - `F32` f32\[k\]\[W\];
 //! - `Bf16` per 32 elements of K ("block"): bf16\[W\]\[32\];
 //! - `Int8` per block: i8\[W\]\[32\] quants, then \[W\] each of: f32 d (= max|x| / 127), f32 d·Σq, i32 −Σq over the
@@ -27,6 +27,8 @@ pub enum ActMode {
 
 /// Tokens of a full tile.
 pub const TILE: usize = 12;
+/// Up to so many tokens, `Bf16` lays all of them out as one tile: a register each, so that weights are read once.
+pub(crate) const ONE_TILE: usize = 24;
 /// 32-bit words that a token's block of 32 takes in `Int8`.
 pub(crate) const INT8_WORDS: usize = INT8_QUADS + 5;
 /// Of these, the words that hold quants.
@@ -46,12 +48,25 @@ pub const fn act_bytes(mode: ActMode, tokens: usize, k: usize) -> usize {
     tokens * act_token_bytes(mode, k)
 }
 
-/// Tiles that `tokens` tokens make: the unit in which the preparation is split over threads.
-pub const fn num_act_tiles(tokens: usize) -> usize {
+/// Parts in which the preparation is split over threads: tiles, or the tokens of a single tile.
+pub const fn num_act_parts(mode: ActMode, tokens: usize) -> usize {
+    if is_one_tile(mode, tokens) {
+        return tokens;
+    }
+    num_tiles(tokens)
+}
+
+/// Tiles that `tokens` tokens make where they do not all lie in one.
+pub(crate) const fn num_tiles(tokens: usize) -> usize {
     tokens / TILE + (tokens % TILE).count_ones() as usize
 }
 
-/// (first token, width) of tile `i` of `tokens` tokens.
+/// Whether all tokens lie in one tile.
+pub(crate) const fn is_one_tile(mode: ActMode, tokens: usize) -> bool {
+    matches!(mode, ActMode::Bf16) && tokens > 0 && tokens <= ONE_TILE
+}
+
+/// (first token, width) of tile `i` of `tokens` tokens where they do not all lie in one.
 #[inline(always)]
 pub(crate) const fn tile(tokens: usize, i: usize) -> (usize, usize) {
     let full = tokens / TILE;
@@ -79,21 +94,26 @@ pub(crate) struct ActJob {
     pub stride: usize,
     pub k: usize,
     pub tokens: usize,
-    pub tiles: Range<usize>,
+    pub parts: Range<usize>,
     /// The whole prepared buffer.
     pub dst: *mut u8,
 }
 
-/// Prepares the tiles of the job.
+/// Prepares the parts of the job.
 ///
 /// # Safety
 /// The CPU has `S`'s instruction set; `x` and `dst` are valid for the job's sizes.
 #[inline(always)]
 pub(crate) unsafe fn prepare<S: Simd>(job: &ActJob) {
     let token_bytes = act_token_bytes(job.mode, job.k);
-    for i in job.tiles.clone() {
-        let (t0, width) = tile(job.tokens, i);
-        for t in 0..width {
+    for part in job.parts.clone() {
+        let (t0, width, own) = if is_one_tile(job.mode, job.tokens) {
+            (0, job.tokens, part..part + 1)
+        } else {
+            let (t0, width) = tile(job.tokens, part);
+            (t0, width, 0..width)
+        };
+        for t in own {
             // SAFETY: token t0 + t < tokens, and the tile's bytes lie inside `dst`.
             unsafe {
                 let x = job.x.add((t0 + t) * job.stride);

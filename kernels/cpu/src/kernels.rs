@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use crate::act::{ActJob, ActMode, act_bytes, num_act_tiles};
+use crate::act::{ActJob, ActMode, act_bytes, num_act_parts};
 use crate::activation::Activation;
 use crate::attention::Attention;
 use crate::attention_bf16::MAX_HEAD_DIM;
@@ -28,15 +28,15 @@ macro_rules! check_len {
 }
 
 impl Kernels {
-    /// Lays out `tiles` (of `num_act_tiles(tokens)`) of x \[tokens, k\] f32, rows `stride` elements apart, for
-    /// [`Kernels::linear`]. Calls on distinct tiles may run at once.
+    /// Lays out `parts` (of `num_act_parts(mode, tokens)`) of x \[tokens, k\] f32, rows `stride` elements apart, for
+    /// [`Kernels::linear`]. Calls on distinct parts may run at once.
     ///
     /// # Safety
     /// `x` is readable for `tokens` rows, `dst` writable for `act_bytes(mode, tokens, k)`; no other thread touches
-    /// these tiles of `dst`.
+    /// these parts of `dst`.
     ///
     /// # Panics
-    /// If `tiles` passes the last tile, or `dst` is not aligned to 4 bytes.
+    /// If `parts` passes the last one, or `dst` is not aligned to 4 bytes.
     #[allow(clippy::too_many_arguments)]
     pub unsafe fn prepare_act(
         &self,
@@ -45,13 +45,13 @@ impl Kernels {
         stride: usize,
         tokens: usize,
         k: usize,
-        tiles: Range<usize>,
+        parts: Range<usize>,
         dst: *mut u8,
     ) {
         assert!(
-            tiles.end <= num_act_tiles(tokens),
-            "tiles {tiles:?} of {}",
-            num_act_tiles(tokens)
+            parts.end <= num_act_parts(mode, tokens),
+            "parts {parts:?} of {}",
+            num_act_parts(mode, tokens)
         );
         assert!(
             dst.cast::<u32>().is_aligned(),
@@ -63,7 +63,7 @@ impl Kernels {
             stride,
             k,
             tokens,
-            tiles,
+            parts,
             dst,
         };
         // SAFETY: the caller's promise; the table exists only where its instructions run.

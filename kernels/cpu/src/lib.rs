@@ -34,7 +34,7 @@ mod rope;
 mod simd;
 mod table;
 
-pub use act::{ActMode, TILE, act_bytes, act_token_bytes, num_act_tiles};
+pub use act::{ActMode, TILE, act_bytes, act_token_bytes, num_act_parts};
 pub use activation::Activation;
 pub use attention::Attention;
 pub use attention_bf16::MAX_HEAD_DIM as MAX_BF16_HEAD_DIM;

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::act::{ActMode, act_token_bytes, num_act_tiles, tile};
+use crate::act::{ActMode, act_token_bytes, is_one_tile, num_tiles, tile};
 use crate::format::WeightFormat;
 use crate::pack::panel_bytes;
 use crate::simd::{LANES, Simd, unroll};
@@ -93,12 +93,19 @@ impl Linear<'_> {
     /// Tiles of tokens.
     #[inline(always)]
     pub(crate) fn num_tiles(&self) -> usize {
-        num_act_tiles(self.tokens)
+        if is_one_tile(self.mode, self.tokens) {
+            1
+        } else {
+            num_tiles(self.tokens)
+        }
     }
 
     /// (first token, width, prepared activations) of a tile.
     #[inline(always)]
     pub(crate) fn tile(&self, i: usize) -> (usize, usize, *const u8) {
+        if is_one_tile(self.mode, self.tokens) {
+            return (0, self.tokens, self.act.as_ptr());
+        }
         let (t0, width) = tile(self.tokens, i);
         (
             t0,

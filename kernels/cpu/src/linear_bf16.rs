@@ -1,9 +1,25 @@
 //! The bf16 product: weights and activations in bf16, f32 sums by the hardware's dot product of pairs (by two f32
-//! multiply-adds where there is none). Owns the tile loop; there is nothing to decode.
+//! multiply-adds where there is none). Owns the tile loops and what they ask memory for ahead; there is nothing to decode.
+//!
+//! Up to 24 tokens every weight is read once and is multiplied with all of them, so that reading and arithmetic overlap. With more tokens,
+//! a pair of panels comes from memory while the first tile is multiplied and from the second cache for the others; the first tiles also
+//! ask for the next pair, or arithmetic would stand still whenever a new one begins.
 
+use crate::act::ONE_TILE;
 use crate::linear::Linear;
 use crate::pack::{BLOCK, padded_k};
 use crate::simd::{Simd, unroll};
+
+/// Pairs of elements of a block.
+const PAIRS: usize = BLOCK / 2;
+/// Bytes of a vector of weights, and of a cache line.
+const LINE: usize = 64;
+/// How far ahead of its use a single panel's line is asked for: what is read at 15 GB/s while memory answers under load, and some more. Measured.
+const AHEAD: usize = 16 << 10;
+/// Up to this many tokens a thread waits for memory only, and two panels at once keep more of its reads under way than asking ahead does.
+const READING: usize = 8;
+/// Tiles that ask for the next pair of panels between them: each has half as many steps as the pair has lines.
+const ASKING_TILES: usize = 2;
 
 /// Runs the job.
 ///
@@ -11,22 +27,68 @@ use crate::simd::{Simd, unroll};
 /// The CPU has `S`'s instruction set; the job passed `Kernels::linear`'s checks.
 #[inline(always)]
 pub(crate) unsafe fn run<S: Simd>(job: &mut Linear<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if S::LARGE_TILES && job.tokens <= ONE_TILE {
+            few::<S>(job);
+        } else {
+            many::<S>(job);
+        }
+    }
+}
+
+/// All tokens at once with one panel after the other, or with two.
+#[inline(always)]
+unsafe fn few<S: Simd>(job: &Linear<'_>) {
+    let (mut panel, end) = (job.panels.start, job.panels.end);
+    while panel < end {
+        let pair = job.tokens <= READING && panel + 1 < end;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if pair {
+                all_tokens!(job, panel, 2, 1 2 3 4 5 6 7 8);
+            } else {
+                all_tokens!(job, panel, 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24);
+            }
+        }
+        panel += if pair { 2 } else { 1 };
+    }
+}
+
+/// The product of `$panels` panels and the job's number of tokens, which is one of those listed.
+macro_rules! all_tokens {
+    ($job:ident, $panel:ident, $panels:literal, $($tokens:literal)*) => {{
+        let at = At { panel: $panel, token: 0, act: $job.act.as_ptr().cast(), width: $job.tokens };
+        match $job.tokens {
+            $($tokens => {
+                let ahead = (at.width > READING).then(|| $job.panel($panel).wrapping_add(AHEAD));
+                product::<S, $panels, $tokens>($job, &at, ahead);
+            })*
+            tokens => unreachable!("{tokens} tokens in registers"),
+        }
+    }};
+}
+use all_tokens;
+
+/// Tiles of tokens with groups of panels.
+#[inline(always)]
+unsafe fn many<S: Simd>(job: &Linear<'_>) {
     for group in job.groups() {
         for i in 0..job.num_tiles() {
             let mut panel = group.start;
             while panel < group.end {
                 let pair = S::LARGE_TILES && panel + 1 < group.end;
                 // SAFETY: the caller's promise.
-                unsafe { tile::<S>(job, panel, pair, i) };
+                unsafe { tile::<S>(job, panel, pair, i, group.len()) };
                 panel += if pair { 2 } else { 1 };
             }
         }
     }
 }
 
-/// One panel or a pair of them × tile `i` of the tokens.
+/// One panel or a pair of them × tile `i` of the tokens. `distance` is that to the panel which is used in the next group.
 #[inline(always)]
-unsafe fn tile<S: Simd>(job: &Linear<'_>, panel: usize, pair: bool, i: usize) {
+unsafe fn tile<S: Simd>(job: &Linear<'_>, panel: usize, pair: bool, i: usize, distance: usize) {
     let (t0, width, act) = job.tile(i);
     let mut column = 0;
     while column < width {
@@ -39,23 +101,22 @@ unsafe fn tile<S: Simd>(job: &Linear<'_>, panel: usize, pair: bool, i: usize) {
                 width,
             };
             column += if pair && S::LARGE_TILES {
+                // Both panels of the next pair lie one behind the other: each asking tile takes one.
+                let ahead = (i < ASKING_TILES).then(|| job.panel(panel + distance + i));
                 match width - column {
-                    12 => product::<S, 2, 12>(job, &at),
-                    8 => product::<S, 2, 8>(job, &at),
-                    4 => product::<S, 2, 4>(job, &at),
-                    _ => product::<S, 2, 1>(job, &at),
+                    12 => product::<S, 2, 12>(job, &at, ahead),
+                    8 => product::<S, 2, 8>(job, &at, ahead),
+                    4 => product::<S, 2, 4>(job, &at, ahead),
+                    _ => product::<S, 2, 1>(job, &at, None),
                 }
             } else if S::TILES && width - column >= 4 {
-                product::<S, 1, 4>(job, &at)
+                product::<S, 1, 4>(job, &at, None)
             } else {
-                product::<S, 1, 1>(job, &at)
+                product::<S, 1, 1>(job, &at, None)
             };
         }
     }
 }
-
-/// Pairs of elements of a block.
-const PAIRS: usize = BLOCK / 2;
 
 /// Where a register tile begins.
 struct At {
@@ -65,10 +126,14 @@ struct At {
     width: usize,
 }
 
-/// P panels × T columns in registers; gives T.
+/// P panels × T columns in registers; gives T. A line from `ahead` on is asked for with each vector.
 #[inline(always)]
-unsafe fn product<S: Simd, const P: usize, const T: usize>(job: &Linear<'_>, at: &At) -> usize {
-    // SAFETY: a panel holds k / 2 vectors of 64 bytes, the tile 16 pairs a token and block.
+unsafe fn product<S: Simd, const P: usize, const T: usize>(
+    job: &Linear<'_>,
+    at: &At,
+    ahead: Option<*const u8>,
+) -> usize {
+    // SAFETY: a panel holds k / 2 vectors of 64 bytes, the tile 16 pairs a token and block. What is asked for need not exist.
     unsafe {
         let mut w = [std::ptr::null(); P];
         for (p, w) in w.iter_mut().enumerate() {
@@ -76,12 +141,14 @@ unsafe fn product<S: Simd, const P: usize, const T: usize>(job: &Linear<'_>, at:
         }
         let mut x = at.act;
         let mut sums = [[S::splat(0.0); T]; P];
+        let mut next = ahead.unwrap_or(w[0]);
         for _ in 0..padded_k(job.k) / BLOCK {
             for pair in 0..PAIRS {
                 let mut row = [S::splat_i(0); P];
                 for p in 0..P {
-                    row[p] = S::load_i(w[p].add(64 * pair));
+                    row[p] = S::load_i(w[p].add(LINE * pair));
                 }
+                S::prefetch(next.wrapping_add(LINE * pair));
                 unroll!(t in 0..T => {
                     let x = S::splat_i(*x.add(t * PAIRS + pair));
                     for p in 0..P {
@@ -91,8 +158,9 @@ unsafe fn product<S: Simd, const P: usize, const T: usize>(job: &Linear<'_>, at:
             }
             x = x.add(at.width * PAIRS);
             for w in &mut w {
-                *w = w.add(64 * PAIRS);
+                *w = w.add(LINE * PAIRS);
             }
+            next = next.wrapping_add(LINE * PAIRS);
         }
         job.finish::<S, P, T>(at.token, at.panel, &sums, true);
         T

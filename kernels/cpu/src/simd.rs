@@ -15,11 +15,11 @@ pub(crate) mod portable;
 
 use crate::act::INT8_QUADS;
 
-/// Runs the body for t in 0..n (a constant, at most 12) written out n times. A loop that the compiler leaves rolled
+/// Runs the body for t in 0..n (a constant, at most 24) written out n times. A loop that the compiler leaves rolled
 /// would index its array of sums at run time and so keep it in memory instead of registers.
 macro_rules! unroll {
     ($t:ident in 0..$n:expr => $body:block) => {
-        crate::simd::unroll!(@ $t $n, $body, 0 1 2 3 4 5 6 7 8 9 10 11)
+        crate::simd::unroll!(@ $t $n, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23)
     };
     (@ $t:ident $n:expr, $body:block, $($i:literal)*) => {$(
         if $i < $n {
@@ -140,6 +140,11 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn splat_i(x: i32) -> Self::I;
     /// Reads 64 bytes.
     unsafe fn load_i(p: *const u8) -> Self::I;
+    /// Asks for the cache line at an address to come to the second cache; the address need not be readable; nothing where the instruction is missing.
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        let _ = p;
+    }
     /// Reads 16 bytes, zero extended.
     unsafe fn load_u8x16(p: *const u8) -> Self::I;
     /// Reads 16 bytes, sign extended.

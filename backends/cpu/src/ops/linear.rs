@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use halyard_kernels_cpu::{
-    self as kernels, ActMode, Activation, Isa, LINEAR_SCRATCH, PANEL_ROWS, act_bytes, linear_supports, num_act_tiles,
+    self as kernels, ActMode, Activation, Isa, LINEAR_SCRATCH, PANEL_ROWS, act_bytes, linear_supports, num_act_parts,
     num_panels, pack, packed_bytes,
 };
 use halyard_platform_api::ops::{self, Epilogue};
@@ -18,8 +18,8 @@ use crate::view::View;
 
 /// Values that an activation is computed on at a time.
 const PIECE: usize = 64;
-/// Times that each thread comes for panels of one product, where all run alike.
-const TAKES: usize = 6;
+/// The smallest piece of a product's panels that a thread comes for is about this part of its equal share.
+const LEAST_PIECES: usize = 24;
 
 pub(crate) struct Linear {
     n: usize,
@@ -145,10 +145,10 @@ impl Linear {
         // SAFETY: the rows are this thread's alone, and so is its scratch, which holds their layout.
         unsafe {
             let from = x.element_ptr(rows.start, 0).cast_const().cast();
-            let tiles = 0..num_act_tiles(rows.len());
+            let parts = 0..num_act_parts(self.mode, rows.len());
             worker
                 .kernels
-                .prepare_act(self.mode, from, x.row_stride(), rows.len(), self.k, tiles, worker.own);
+                .prepare_act(self.mode, from, x.row_stride(), rows.len(), self.k, parts, worker.own);
             worker.kernels.linear(kernels::Linear {
                 format: self.weight.format,
                 mode: self.mode,
@@ -212,8 +212,8 @@ impl Kernel for Linear {
             return;
         }
         if phase == 0 {
-            let tiles = worker.share(num_act_tiles(tokens));
-            // SAFETY: x holds `tokens` rows; the scratch holds their layout, and tiles are shared out.
+            let parts = worker.share(num_act_parts(self.mode, tokens));
+            // SAFETY: x holds `tokens` rows; the scratch holds their layout, and parts are shared out.
             unsafe {
                 worker.kernels.prepare_act(
                     self.mode,
@@ -221,7 +221,7 @@ impl Kernel for Linear {
                     x.row_stride(),
                     tokens,
                     self.k,
-                    tiles,
+                    parts,
                     worker.shared,
                 );
             }
@@ -238,8 +238,8 @@ impl Kernel for Linear {
         };
         let num_panels = num_panels(self.n);
         // Even, for kernels that take panels in pairs.
-        let grain = num_panels.div_ceil(worker.size * TAKES).next_multiple_of(2);
-        for panels in worker.pieces(tokens, num_panels, grain) {
+        let least = num_panels.div_ceil(worker.size * LEAST_PIECES).next_multiple_of(2);
+        for panels in worker.shrinking_pieces(tokens, num_panels, least) {
             let columns = panels.start * PANEL_ROWS..(panels.end * PANEL_ROWS).min(self.n);
             // SAFETY: packed by `pack_weight`, prepared in phase 0; panels are shared out.
             unsafe {

@@ -59,6 +59,7 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
         fn store_bf16(p: *mut u16, v: __m512) = _mm256_storeu_si256(p.cast(), round_bf16(v));
         fn splat_i(x: i32) -> __m512i = _mm512_set1_epi32(x);
         fn load_i(p: *const u8) -> __m512i = _mm512_loadu_si512(p.cast());
+        fn prefetch(p: *const u8) = _mm_prefetch::<_MM_HINT_T1>(p.cast());
         fn load_u8x16(p: *const u8) -> __m512i = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
         fn load_i8x16(p: *const u8) -> __m512i = _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()));
         fn store_i8x16(p: *mut u8, v: __m512i) = _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v));
