@@ -120,7 +120,12 @@ fn only_matrix_units_are_left_out() {
             .expect("a file");
         needs_ptx(source, &defines)
     };
-    assert!(left_out("linear_small", &[]) && left_out("linear_once", &[]) && left_out("attention_decode", &[]) && left_out("attention_prefill", &[]));
+    assert!(
+        left_out("linear_small", &[])
+            && left_out("linear_once", &[])
+            && left_out("attention_decode", &[])
+            && left_out("attention_prefill", &[])
+    );
     assert!(left_out("linear_quantized", &["-DMATRIX=1"]) && !left_out("linear_quantized", &["-DMATRIX=0"]));
     assert!(!left_out("linear_tiled", &[]) && !left_out("attention_plain", &[]) && !left_out("all_reduce", &[]));
 }
