@@ -402,6 +402,26 @@ mod tests {
     }
 
     #[test]
+    fn short_heads_of_the_cache_s_type_may_be_held_in_registers() {
+        let turn = |norm| Turn {
+            rotary_dim: 64,
+            interleaved: false,
+            norm,
+        };
+        let held = form(64, 3, 512).turning(turn(false));
+        assert!(held.may_hold());
+        assert!(!form(64, 3, 512).may_hold(), "not the fused form");
+        assert!(!form(64, 3, 512).turning(turn(true)).may_hold());
+        assert!(!form(128, 3, 512).turning(turn(false)).may_hold());
+        assert!(!form(64, 9, 512).turning(turn(false)).may_hold());
+        let narrow = Form {
+            kv: DType::F8E4M3,
+            ..held
+        };
+        assert!(!narrow.may_hold());
+    }
+
+    #[test]
     fn eight_billion_shape_keeps_three_buffers_of_four_warps() {
         assert_eq!(form(128, 4, 512).shape(227 << 10), Some((4, 3, 1)));
         // Bytes in flight count, not tiles: those of half the size come in more buffers.
