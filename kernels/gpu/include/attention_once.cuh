@@ -190,18 +190,18 @@ __device__ __forceinline__ void attend_once(u8 *shared, const Work &work, const 
 #pragma unroll
     for (u32 i = 0; i < ONCE_TILES; i++) {
         if (warp + i * ONCE_WARPS < tiles) {
-        i32 key_of = (i32)(16 * (first_tile + warp + i * ONCE_WARPS) + g);
-        float sums[4] = {};
+            i32 key_of = (i32)(16 * (first_tile + warp + i * ONCE_WARPS) + g);
+            float sums[4] = {};
 #pragma unroll
-        for (int d = 0; d < DT; d++) mma_m16n8k16<ACT>(sums, tile[i].keys[d], query[d]);
+            for (int d = 0; d < DT; d++) mma_m16n8k16<ACT>(sums, tile[i].keys[d], query[d]);
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            float x = sums[j] * factor;
-            if (SOFTCAP) x = softcap * LOG2E * tanhf(x / softcap);
-            i32 at = key_of + (j >= 2 ? 8 : 0);
-            scores[i][j] = at < first || at > last ? -INFINITY_F : x;
-            highest[j & 1] = fmaxf(highest[j & 1], scores[i][j]);
-        }
+            for (int j = 0; j < 4; j++) {
+                float x = sums[j] * factor;
+                if (SOFTCAP) x = softcap * LOG2E * tanhf(x / softcap);
+                i32 at = key_of + (j >= 2 ? 8 : 0);
+                scores[i][j] = at < first || at > last ? -INFINITY_F : x;
+                highest[j & 1] = fmaxf(highest[j & 1], scores[i][j]);
+            }
         }
     }
     float base[2];
@@ -215,15 +215,15 @@ __device__ __forceinline__ void attend_once(u8 *shared, const Work &work, const 
 #pragma unroll
     for (u32 i = 0; i < ONCE_TILES; i++) {
         if (warp + i * ONCE_WARPS < tiles) {
-        float e[4];
+            float e[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            e[j] = exp2_fast(scores[i][j] - base[j & 1]);
-            total[j & 1] += e[j];
-        }
-        u32 p[2] = {transposed(pack2<ACT>(e[0], e[1])), transposed(pack2<ACT>(e[2], e[3]))};
+            for (int j = 0; j < 4; j++) {
+                e[j] = exp2_fast(scores[i][j] - base[j & 1]);
+                total[j & 1] += e[j];
+            }
+            u32 p[2] = {transposed(pack2<ACT>(e[0], e[1])), transposed(pack2<ACT>(e[2], e[3]))};
 #pragma unroll
-        for (int d = 0; d < DT; d++) mma_m16n8k16<ACT>(sum[d], tile[i].values[d], p);
+            for (int d = 0; d < DT; d++) mma_m16n8k16<ACT>(sum[d], tile[i].values[d], p);
         }
     }
 #pragma unroll
@@ -263,10 +263,7 @@ __device__ __forceinline__ void attend_once(u8 *shared, const Work &work, const 
         for (int w = 0; w < ONCE_WARPS; w++) {
             // A warp that saw nothing has sums of zero.
             float weight = exp2_fast(stats[w].x - above);
-            result.x += weight * part[w].x;
-            result.y += weight * part[w].y;
-            result.z += weight * part[w].z;
-            result.w += weight * part[w].w;
+            add_weighted(result, weight, part[w]);
             all += weight * stats[w].y;
         }
         write_out(output, token, kv_head * GROUP + head, dim, result, above, all);

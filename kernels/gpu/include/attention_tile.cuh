@@ -25,6 +25,14 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
+// Four neighbouring dims of a part, by its weight.
+__device__ __forceinline__ void add_weighted(float4 &sum, float weight, const float4 &part) {
+    sum.x += weight * part.x;
+    sum.y += weight * part.y;
+    sum.z += weight * part.z;
+    sum.w += weight * part.w;
+}
+
 // Byte of 8 tokens (`eighth` of the tile) and the dims of row `row` within the keys of a tile; of 8 dims (`octet`) and the tokens of row `row` within
 // its values.
 __device__ __forceinline__ constexpr u32 key_unit(u32 row, u32 eighth) {

@@ -6,6 +6,7 @@
 //
 // Definitions of the including file: ACT, OUT, TILES (8 tokens each), WARPS, ROW_TILES (16 rows each), EPILOGUE, GATE, NORM.
 #pragma once
+#include "act_norm.cuh"
 #include "activate.cuh"
 #include "common.cuh"
 #include "mma.cuh"
@@ -32,18 +33,6 @@ struct Few {
     u32 tokens, n, k;
     float norm_offset, eps;
 };
-
-// Values (two a word) times the norm's weights; their squares are added to `squares`.
-__device__ __forceinline__ void apply_norm(uint4 &x, const float (&scale)[8], float &squares) {
-    u32 *words = (u32 *)&x;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float a, b;
-        unpack2<ACT>(words[i], a, b);
-        squares = fmaf(a, a, fmaf(b, b, squares));
-        words[i] = pack2<ACT>(a * scale[2 * i], b * scale[2 * i + 1]);
-    }
-}
 
 // The norm's weights of depths at .. at + 7, which are constant; nothing behind the last depth.
 __device__ __forceinline__ void load_norm(const Few &p, u32 at, float (&scale)[8]) {

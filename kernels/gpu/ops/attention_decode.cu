@@ -327,10 +327,7 @@ __device__ __forceinline__ void add_up(const u8 *buffer, const Item &item, const
         for (int w = 0; w < WARPS; w++) {
             if (own[w].x == -INFINITY_F) continue; // left nothing
             float weight = exp2_fast(own[w].x - highest);
-            sum.x += weight * part[w].x;
-            sum.y += weight * part[w].y;
-            sum.z += weight * part[w].z;
-            sum.w += weight * part[w].w;
+            add_weighted(sum, weight, part[w]);
             total += weight * own[w].y;
         }
         if (item.cut) {
@@ -385,10 +382,7 @@ __device__ __forceinline__ void join(u8 *shared, const Output &output, u32 token
                 // A part that saw nothing left no sums.
                 if (i + j >= parts || stats[j].x == -INFINITY_F) continue;
                 float weight = exp2_fast(stats[j].x - highest);
-                sum.x += weight * part[j].x;
-                sum.y += weight * part[j].y;
-                sum.z += weight * part[j].z;
-                sum.w += weight * part[j].w;
+                add_weighted(sum, weight, part[j]);
                 total += weight * stats[j].y;
             }
         }

@@ -21,6 +21,7 @@
 // check: -DACT=bf16 -DOUT=f32 -DTILES=2 -DMOST=16 -DWARPS=8 -DROW_TILES=2 -DDEPTH=2 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=2 -DNORM=1
 // check: -DACT=f16 -DOUT=f16 -DTILES=4 -DMOST=32 -DWARPS=8 -DROW_TILES=2 -DDEPTH=2 -DMIN_BLOCKS=2 -DEPILOGUE=3 -DGATE=0 -DNORM=0
 // check: -DACT=f16 -DOUT=f32 -DTILES=1 -DMOST=8 -DWARPS=1 -DROW_TILES=1 -DDEPTH=1 -DMIN_BLOCKS=3 -DEPILOGUE=1 -DGATE=0 -DNORM=0
+#include "act_norm.cuh"
 #include "activate.cuh"
 #include "mma.cuh"
 #include "scaled.cuh"
@@ -50,18 +51,6 @@ struct Product {
 
 // Values of a token in shared memory, with padding: the two tokens that lanes read together lie in different banks.
 __device__ __forceinline__ u32 staged_pitch(u32 k, u32 slice_rounds) { return min((k + 63) / 64 * 64, slice_rounds * kRound) + 8; }
-
-// Values (two a word) times the norm's weights; their squares are added to `squares`.
-__device__ __forceinline__ void apply_norm(uint4 &x, const float (&scale)[8], float &squares) {
-    u32 *words = (u32 *)&x;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float a, b;
-        unpack2<ACT>(words[i], a, b);
-        squares = fmaf(a, a, fmaf(b, b, squares));
-        words[i] = pack2<ACT>(a * scale[2 * i], b * scale[2 * i + 1]);
-    }
-}
 
 // Copies depths first .. end of this tile's tokens to shared memory, normalised up to their root mean square.
 __device__ __forceinline__ void stage(const Product &p, u32 first_token, u32 columns, u32 first, u32 end, ACT *staged, float (&squares)[kTokens]) {

@@ -18,6 +18,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../include/common.cuh")),
     ("hip.cuh", include_str!("../include/hip.cuh")),
     ("hip_language.cuh", include_str!("../include/hip_language.cuh")),
+    ("act_norm.cuh", include_str!("../include/act_norm.cuh")),
     ("attention_once.cuh", include_str!("../include/attention_once.cuh")),
     ("attention_tile.cuh", include_str!("../include/attention_tile.cuh")),
     ("few_tokens.cuh", include_str!("../include/few_tokens.cuh")),
