@@ -2,33 +2,57 @@
 // values in registers, and what counts is the time from the previous kernel's end to this one's.
 //
 // Tiles of 16 keys go to the warps in turn. Units of the cache are fragments of the matrix units as they lie there (kv.cuh), so a lane loads its words of
-// them straight from memory, before the previous kernel has ended. Then every warp brings and rotates the query by itself; the one that has the
-// token's own place puts key and value there. One barrier, behind which the warps' sums are added up, is all that follows.
+// them straight from memory, before the previous kernel has ended. Then every warp brings and rotates the query by itself. One more warp, the fresh one, does
+// the same with the token's own key and value, which are not in the cache yet, and stores them there. One barrier, behind which the warps' sums are
+// added up, is all that follows.
 //
 // attention_decode.cu says what the definitions mean.
 #pragma once
 #include "attention_tile.cuh"
 
-#define ONCE_WARPS 8
+#define ONCE_WARPS 8                                // that hold tiles
 #define ONCE_TILES 3                                // of 16 keys, a warp
+#define ONCE_THREADS (32 * ONCE_WARPS + 32)
 #define ONCE_STRIDE (HEAD_DIM + 8)                  // of a head's sums: no bank conflicts
 // One block is enough to ask for: without that word the compiler spills to make room for two.
-#define BOUNDS __launch_bounds__(ONCE_WARPS * 32 > THREADS ? ONCE_WARPS * 32 : THREADS, 1)
-// Shared memory: sums [ONCE_WARPS][GROUP][ONCE_STRIDE] f32 | stats [ONCE_WARPS][GROUP][2] f32
+#define BOUNDS __launch_bounds__(ONCE_THREADS, 1)
+// Shared memory: sums [ONCE_WARPS][GROUP][ONCE_STRIDE] f32 | the token's value [HEAD_DIM] f32 | highest and total [ONCE_WARPS + 1][GROUP][2] f32
+static_assert(THREADS <= ONCE_THREADS, "a block has the threads of the longer form");
+static_assert(GROUP * HEAD_DIM / 2 <= 32 * ONCE_WARPS, "a pair of dims a thread");
 
 // First tile of 16 keys that a sequence's one token sees.
-__device__ __forceinline__ u32 once_first(const Work &work, i32 keys) { return work.window > 0 && keys > (i32)work.window ? (u32)(keys - (i32)work.window) / 16 : 0; }
+__device__ __forceinline__ u32 once_first(u32 window, i32 keys) { return window > 0 && keys > (i32)window ? (u32)(keys - (i32)window) / 16 : 0; }
 
-// Whether the whole batch runs like this: few items, one token a sequence, no more keys than the warps hold. The same for all threads.
-__device__ __forceinline__ bool fits_once(const Work &work) {
-    if (work.S * work.num_kv_heads > gridDim.x) return false;
-    bool fits = true;
-    for (u32 s = 0; s < work.S; s++) {
-        i32 keys = work.sequences[s].keys;
-        bool none = work.sequences[s + 1].before == work.sequences[s].before;
-        fits = fits && (none || (query_len_of(work, s) == 1 && ((u32)keys + 15) / 16 - once_first(work, keys) <= ONCE_WARPS * ONCE_TILES));
+// What a block works at.
+struct OnceItem {
+    u32 kv_head, token, first_tile, tiles; // tiles: those with keys of the cache
+    i32 first, last;                       // keys that the token sees; the last is its own
+    i32 row;                               // of the block table; below zero where the block has nothing to do
+};
+
+// Whether the whole batch runs like this: few items, one token a sequence, no more keys than the warps hold. The same for all threads. If so, `item` is this
+// block's. A lane has a sequence: no barrier, as what the block loads next hangs on this.
+__device__ __forceinline__ bool find_once(OnceItem &item, const i32 *step_rows, const i32 *starts, const i32 *seq_lens, u32 S, u32 num_kv_heads, u32 window, u32 query_len_end) {
+    u32 lane = threadIdx.x % 32, s = blockIdx.x / num_kv_heads;
+    if (S > 32 || S * num_kv_heads > gridDim.x) return false;
+    i32 row = -1, start = 0, keys = 0, query_len = 0;
+    if (lane < S) {
+        row = __ldcg(step_rows + lane);
+        start = __ldcg(starts + lane);
+        keys = __ldcg(seq_lens + lane);
+        query_len = __ldcg(starts + lane + 1) - start;
     }
-    return fits;
+    bool none = row < 0 || query_len <= 0 || (u32)query_len >= query_len_end;
+    u32 first_tile = once_first(window, keys);
+    if (!__all_sync(0xffffffffu, none || (query_len == 1 && ((u32)keys + 15) / 16 - first_tile <= ONCE_WARPS * ONCE_TILES))) return false;
+    item.kv_head = blockIdx.x - s * num_kv_heads;
+    item.row = s < S ? __shfl_sync(0xffffffffu, none ? -1 : row, s) : -1;
+    item.token = (u32)__shfl_sync(0xffffffffu, start, s & 31);
+    item.last = __shfl_sync(0xffffffffu, keys, s & 31) - 1;
+    item.first = window > 0 && item.last + 1 > (i32)window ? item.last + 1 - (i32)window : 0;
+    item.first_tile = once_first(window, item.last + 1);
+    item.tiles = ((u32)item.last + 15) / 16 - item.first_tile;
+    return true;
 }
 
 // Cosines and sines of the dims that a lane holds of a head: 16d + 2t, + 1, + 8, + 9.
@@ -93,8 +117,8 @@ struct OnceTile {
     u32 keys[DT][4], values[DT][4];
 };
 
-// Loads a tile whose first key is `key`. Values of tokens outside first .. end - 1 become zero, whatever their bytes hold.
-__device__ __forceinline__ void load_once_tile(OnceTile &tile, const u8 *head, i32 key, i32 first, i32 end) {
+// Loads a tile whose first key is `key`.
+__device__ __forceinline__ void load_once_tile(OnceTile &tile, const u8 *head, i32 key) {
     u32 lane = threadIdx.x & 31, inside = (u32)key % BLOCK;
     const u8 *keys = head + inside / 8 * 128 + 4 * lane, *values = head + Layout::K_BYTES + inside / 8 * Layout::DIM_UNITS * 128 + 4 * lane;
 #pragma unroll
@@ -104,179 +128,224 @@ __device__ __forceinline__ void load_once_tile(OnceTile &tile, const u8 *head, i
             tile.keys[d][i] = __ldcg((const u32 *)(keys + ((2 * d + i / 2) * Layout::TOKEN_UNITS + i % 2) * 128));
             tile.values[d][i] = __ldcg((const u32 *)(values + (i / 2 * Layout::DIM_UNITS + 2 * d + i % 2) * 128));
         }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        i32 token = key + 8 * half + 2 * (i32)(lane & 3);
-        u32 keep = (token >= first && token < end ? 0xffffu : 0) | (token + 1 >= first && token + 1 < end ? 0xffff0000u : 0);
-#pragma unroll
-        for (int d = 0; d < DT; d++) {
-            tile.values[d][2 * half] &= keep;
-            tile.values[d][2 * half + 1] &= keep;
-        }
-    }
 }
 
-// The token's own key (words as `turn_once` has them) and value (dims 16d + g and + 8) into row `row` of a tile: 0 .. 15, others
-// are none of it.
-__device__ __forceinline__ void put_once(OnceTile &tile, const u32 (&key)[DT][2], const u32 (&value)[DT][2], u32 row) {
-    u32 g = threadIdx.x % 32 / 4, t = threadIdx.x & 3;
+// What belongs to tokens outside first .. end - 1 becomes zero, whatever their bytes hold. Returns what `settle` takes.
+__device__ __forceinline__ u32 mask_once_tile(OnceTile &tile, i32 key, i32 first, i32 end) {
+    u32 lane = threadIdx.x & 31, bits = 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        bool key_here = row / 8 == half && g == row % 8, value_here = row / 8 == half && t == row % 8 / 2;
+        i32 row = key + 8 * half + (i32)(lane / 4), token = key + 8 * half + 2 * (i32)(lane & 3);
+        u32 keep_row = row >= first && row < end ? 0xffffffffu : 0;
+        u32 keep = (token >= first && token < end ? 0xffffu : 0) | (token + 1 >= first && token + 1 < end ? 0xffff0000u : 0);
 #pragma unroll
         for (int d = 0; d < DT; d++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                tile.keys[d][2 * i + half] = key_here ? key[d][i] : tile.keys[d][2 * i + half];
-                tile.values[d][2 * half + i] |= value_here ? value[d][i] << 16 * (row % 2) : 0;
+                tile.keys[d][2 * i + half] &= keep_row;
+                tile.values[d][2 * half + i] &= keep;
+                bits ^= tile.keys[d][2 * i + half] ^ tile.values[d][2 * half + i];
             }
     }
+    return bits;
 }
 
-// An item of block `blockIdx.x`. `early`: as for the kernel. All threads.
-__device__ __forceinline__ void attend_once(u8 *shared, const Work &work, const Inputs &in, const Output &output, u8 *cache, u64 page_stride,
-                                            const i32 *block_table, u32 table_stride, float factor, float softcap, bool early) {
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane & 3;
-    u32 s = blockIdx.x / work.num_kv_heads, kv_head = blockIdx.x - s * work.num_kv_heads;
-    if (s >= work.S || work.sequences[s + 1].before == work.sequences[s].before) {
-        // One block that waits is enough: the kernel has not ended before it has.
-        if (early && blockIdx.x == 0) wait_for_previous();
-        return;
-    }
-    const Sequence sequence = work.sequences[s];
-    i32 last = sequence.keys - 1, first = work.window > 0 && sequence.keys > (i32)work.window ? sequence.keys - (i32)work.window : 0;
-    u32 first_tile = (u32)first / 16, tiles = (u32)last / 16 - first_tile + 1, token = (u32)sequence.start;
-    bool owner = warp == (tiles - 1) % ONCE_WARPS;
-    const i32 *pages = block_table + (u64)(u32)sequence.row * table_stride;
+// Where sums meet.
+struct OnceShared {
+    float *sums, *value;
+    float2 *stats;
+};
 
+__device__ __forceinline__ float once_score(float sum, float factor, float softcap) {
+    return SOFTCAP ? softcap * LOG2E * tanhf(sum * factor / softcap) : sum * factor;
+}
+
+// Words of dims 16d + 2t and 16d + 2t + 8 of the head at `from`, zeros where nothing is wanted.
+__device__ __forceinline__ void load_once_head(u32 (&words)[DT][2], const ACT *from, bool wanted) {
+#pragma unroll
+    for (int d = 0; d < DT; d++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) words[d][i] = wanted ? *(const u32 *)(from + 16 * d + 8 * i) : 0;
+}
+
+// The query head that a lane has a part of: lanes past the group's heads have zeros.
+__device__ __forceinline__ const ACT *once_query(const Inputs &in, const OnceItem &item) {
+    u32 g = threadIdx.x % 32 / 4, t = threadIdx.x & 3;
+    return in.q + (u64)item.token * in.q_token_stride + (u64)(item.kv_head * GROUP + g) * in.q_head_stride + 2 * t;
+}
+
+// A warp that holds tiles: leaves its sums, their highest score and their total. `settled`: bits of what else has to be at hand before the wait.
+__device__ __forceinline__ void attend_tiles(const OnceShared &shared, const OnceItem &item, const Inputs &in, const u8 *cache, u64 page_stride, const i32 *pages, float factor,
+                                             float softcap, bool early, u32 settled) {
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane & 3;
     i32 page[ONCE_TILES];
 #pragma unroll
     for (u32 i = 0; i < ONCE_TILES; i++) {
         u32 tile = warp + i * ONCE_WARPS;
-        page[i] = tile < tiles ? __ldcg(pages + 16 * (first_tile + tile) / BLOCK) : 0;
+        page[i] = tile < item.tiles ? __ldcg(pages + 16 * (item.first_tile + tile) / BLOCK) : 0;
     }
-    i32 slot = __ldcg(in.slots + token);
     OnceAngles angles;
-    load_once_angles(angles, in.table + (u64)(u32)__ldcg(in.positions + token) * ROTARY_DIM);
-    OnceTile tile[ONCE_TILES];
+    load_once_angles(angles, in.table + (u64)(u32)__ldcg(in.positions + item.token) * ROTARY_DIM);
+    i32 first_key = (i32)(16 * (item.first_tile + warp));
+    OnceTile tile[ONCE_TILES] = {};
 #pragma unroll
     for (u32 i = 0; i < ONCE_TILES; i++)
-        if (warp + i * ONCE_WARPS < tiles)
-            load_once_tile(tile[i], cache + (u64)(u32)page[i] * page_stride + (u64)kv_head * Layout::HEAD_BYTES, (i32)(16 * (first_tile + warp + i * ONCE_WARPS)), first, last);
-    // Lanes past the group's heads hold zeros. Addresses are at hand when the wait ends.
-    u32 query[DT][2], key[DT][2] = {}, value[DT][2] = {};
-    const ACT *q = in.q + (u64)token * in.q_token_stride + (u64)(kv_head * GROUP + g) * in.q_head_stride + 2 * t;
-    const ACT *k = in.k + (u64)token * in.k_token_stride + (u64)kv_head * in.k_head_stride + 2 * t;
-    const ACT *v = in.v + (u64)token * in.v_token_stride + (u64)kv_head * in.v_head_stride + g;
-    asm volatile("" : "+l"(q), "+l"(k), "+l"(v));
+        if (warp + i * ONCE_WARPS < item.tiles)
+            load_once_tile(tile[i], cache + (u64)(u32)page[i] * page_stride + (u64)item.kv_head * Layout::HEAD_BYTES, first_key + (i32)(16 * ONCE_WARPS * i));
+    float masked[ONCE_TILES][2]; // of keys g and g + 8: what is added to their scores
+#pragma unroll
+    for (u32 i = 0; i < ONCE_TILES; i++) {
+        i32 key = first_key + (i32)(16 * ONCE_WARPS * i);
+        settled ^= mask_once_tile(tile[i], key, item.first, item.last);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            i32 row = key + 8 * half + (i32)g;
+            masked[i][half] = row >= item.first && row < item.last ? 0.f : -INFINITY_F;
+            settled ^= (u32)__float_as_int(masked[i][half]);
+        }
+    }
+    const ACT *from = once_query(in, item);
+    settle(settled ^ (u32)(u64)from);
     if (early) wait_for_previous();
+
+    u32 query[DT][2];
+    load_once_head(query, from, g < GROUP);
+    turn_once(query, angles);
+    // Scores of keys g and g + 8 of each tile against heads 2t and 2t + 1. Absent tiles go along: their products cost less than a branch.
+    float scores[ONCE_TILES][4] = {}, highest[2] = {-INFINITY_F, -INFINITY_F};
 #pragma unroll
     for (int d = 0; d < DT; d++)
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            query[d][i] = g < GROUP ? __ldcg((const u32 *)(q + 16 * d + 8 * i)) : 0;
-            if (owner) key[d][i] = __ldcg((const u32 *)(k + 16 * d + 8 * i));
-            if (owner) value[d][i] = __ldcg((const u16 *)(v + 16 * d + 8 * i));
+        for (u32 i = 0; i < ONCE_TILES; i++) mma_m16n8k16<ACT>(scores[i], tile[i].keys[d], query[d]);
+#pragma unroll
+    for (u32 i = 0; i < ONCE_TILES; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            scores[i][j] = once_score(scores[i][j], factor, softcap) + masked[i][j / 2];
+            highest[j & 1] = fmaxf(highest[j & 1], scores[i][j]);
         }
-    turn_once(query, angles);
-    if (owner) {
-        turn_once(key, angles);
-#pragma unroll
-        for (u32 i = 0; i < ONCE_TILES; i++) put_once(tile[i], key, value, (u32)last - 16 * (first_tile + warp + i * ONCE_WARPS));
-    }
-
-    // Scores of keys g and g + 8 of each tile against heads 2t and 2t + 1.
-    float scores[ONCE_TILES][4], highest[2] = {-INFINITY_F, -INFINITY_F}, total[2] = {};
-#pragma unroll
-    for (u32 i = 0; i < ONCE_TILES; i++) {
-        if (warp + i * ONCE_WARPS < tiles) {
-            i32 key_of = (i32)(16 * (first_tile + warp + i * ONCE_WARPS) + g);
-            float sums[4] = {};
-#pragma unroll
-            for (int d = 0; d < DT; d++) mma_m16n8k16<ACT>(sums, tile[i].keys[d], query[d]);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                float x = sums[j] * factor;
-                if (SOFTCAP) x = softcap * LOG2E * tanhf(x / softcap);
-                i32 at = key_of + (j >= 2 ? 8 : 0);
-                scores[i][j] = at < first || at > last ? -INFINITY_F : x;
-                highest[j & 1] = fmaxf(highest[j & 1], scores[i][j]);
-            }
-        }
-    }
     float base[2];
-#pragma unroll
-    for (int c = 0; c < 2; c++) {
-#pragma unroll
-        for (int mask = 4; mask < 32; mask <<= 1) highest[c] = fmaxf(highest[c], __shfl_xor_sync(0xffffffffu, highest[c], mask));
-        base[c] = highest[c] == -INFINITY_F ? 0.f : highest[c]; // nothing seen: no inf - inf
-    }
-    float sum[DT][4] = {};
-#pragma unroll
-    for (u32 i = 0; i < ONCE_TILES; i++) {
-        if (warp + i * ONCE_WARPS < tiles) {
-            float e[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                e[j] = exp2_fast(scores[i][j] - base[j & 1]);
-                total[j & 1] += e[j];
-            }
-            u32 p[2] = {transposed(pack2<ACT>(e[0], e[1])), transposed(pack2<ACT>(e[2], e[3]))};
-#pragma unroll
-            for (int d = 0; d < DT; d++) mma_m16n8k16<ACT>(sum[d], tile[i].values[d], p);
-        }
-    }
 #pragma unroll
     for (int mask = 4; mask < 32; mask <<= 1)
 #pragma unroll
-        for (int c = 0; c < 2; c++) total[c] += __shfl_xor_sync(0xffffffffu, total[c], mask);
-
-    float *sums_at = (float *)shared;
-    float2 *stats_at = (float2 *)(sums_at + ONCE_WARPS * GROUP * ONCE_STRIDE);
+        for (int c = 0; c < 2; c++) highest[c] = fmaxf(highest[c], __shfl_xor_sync(0xffffffffu, highest[c], mask));
+#pragma unroll
+    for (int c = 0; c < 2; c++) base[c] = highest[c] == -INFINITY_F ? 0.f : highest[c]; // nothing seen: no inf - inf
+    // The total is the sum of the weights as the values meet them: a row of ones more.
+    const u32 one = pack2<ACT>(1.f, 1.f), ones[4] = {one, one, one, one};
+    float sum[DT][4] = {}, total[4] = {};
+#pragma unroll
+    for (u32 i = 0; i < ONCE_TILES; i++) {
+        float e[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) e[j] = exp2_fast(scores[i][j] - base[j & 1]);
+        u32 p[2] = {transposed(pack2<ACT>(e[0], e[1])), transposed(pack2<ACT>(e[2], e[3]))};
+#pragma unroll
+        for (int d = 0; d < DT; d++) mma_m16n8k16<ACT>(sum[d], tile[i].values[d], p);
+        mma_m16n8k16<ACT>(total, ones, p);
+    }
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         u32 head = 2 * t + c;
         if (head >= GROUP) continue;
-        float *to = sums_at + (warp * GROUP + head) * ONCE_STRIDE + g;
+        float *to = shared.sums + (warp * GROUP + head) * ONCE_STRIDE + g;
 #pragma unroll
         for (int d = 0; d < DT; d++) {
             to[16 * d] = sum[d][c];
             to[16 * d + 8] = sum[d][2 + c];
         }
-        if (g == 0) stats_at[warp * GROUP + head] = make_float2(highest[c], total[c]);
+        if (g == 0) shared.stats[warp * GROUP + head] = make_float2(highest[c], total[c]);
     }
-    __syncthreads();
+}
 
-    for (u32 e = threadIdx.x; e < GROUP * HEAD_DIM / 4; e += ONCE_WARPS * 32) {
-        u32 head = e / (HEAD_DIM / 4), dim = e % (HEAD_DIM / 4) * 4;
-        float2 stats[ONCE_WARPS];
-        float4 part[ONCE_WARPS];
-        float above = -INFINITY_F, all = 0.f;
+// The fresh warp: the token's own key and value. It leaves the value and its scores, waits for nobody, and stores both in the cache.
+__device__ __forceinline__ void attend_fresh(const OnceShared &shared, const OnceItem &item, const Inputs &in, u8 *cache, u64 page_stride, float factor, float softcap,
+                                             bool early) {
+    u32 lane = threadIdx.x % 32, g = lane / 4, t = lane & 3;
+    i32 slot = __ldcg(in.slots + item.token);
+    OnceAngles angles;
+    load_once_angles(angles, in.table + (u64)(u32)__ldcg(in.positions + item.token) * ROTARY_DIM);
+    const ACT *q = once_query(in, item), *k = in.k + (u64)item.token * in.k_token_stride + (u64)item.kv_head * in.k_head_stride + 2 * t;
+    const ACT *v = in.v + (u64)item.token * in.v_token_stride + (u64)item.kv_head * in.v_head_stride + 2 * lane;
+    settle((u32)(u64)q ^ (u32)(u64)k ^ (u32)(u64)v);
+    if (early) wait_for_previous();
+
+    u32 query[DT][2], key[DT][2], value = 0;
+    load_once_head(key, k, true);
+    load_once_head(query, q, g < GROUP);
+    if (2 * lane < HEAD_DIM) value = *(const u32 *)v;
+    turn_once(key, angles);
+    turn_once(query, angles);
+    // All rows of the product are this key: every lane gets the scores of heads 2t and 2t + 1.
+    float scores[4] = {};
 #pragma unroll
-        for (int w = 0; w < ONCE_WARPS; w++) {
-            stats[w] = stats_at[w * GROUP + head];
-            part[w] = *(const float4 *)(sums_at + (w * GROUP + head) * ONCE_STRIDE + dim);
-            above = fmaxf(above, stats[w].x);
-        }
-        float4 result = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-        for (int w = 0; w < ONCE_WARPS; w++) {
-            // A warp that saw nothing has sums of zero.
-            float weight = exp2_fast(stats[w].x - above);
-            add_weighted(result, weight, part[w]);
-            all += weight * stats[w].y;
-        }
-        write_out(output, token, kv_head * GROUP + head, dim, result, above, all);
+    for (int d = 0; d < DT; d++) {
+        u32 rows[4] = {key[d][0], key[d][0], key[d][1], key[d][1]};
+        mma_m16n8k16<ACT>(scores, rows, query[d]);
     }
-    if (!owner || slot < 0) return;
-    // Key and value as the cache holds them; nobody waits for this.
-    u8 *to = cache + (u64)((u32)slot / BLOCK) * page_stride + (u64)kv_head * Layout::HEAD_BYTES;
+#pragma unroll
+    for (int c = 0; c < 2; c++)
+        if (g == 0 && 2 * t + c < GROUP) shared.stats[ONCE_WARPS * GROUP + 2 * t + c] = make_float2(once_score(scores[c], factor, softcap), 1.f);
+    float2 dims;
+    unpack2<ACT>(value, dims.x, dims.y);
+    if (2 * lane < HEAD_DIM) *(float2 *)(shared.value + 2 * lane) = dims;
+    __syncthreads();
+    if (slot < 0) return;
+    u8 *to = cache + (u64)((u32)slot / BLOCK) * page_stride + (u64)item.kv_head * Layout::HEAD_BYTES;
     u32 inside = (u32)slot % BLOCK;
 #pragma unroll
     for (int d = 0; d < DT; d++)
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if (g == 0) *(u32 *)(to + Layout::key_row(inside, 2 * d + i) + 4 * t) = key[d][i];
-            if (t == 0) *(u16 *)(to + Layout::value_row(16 * d + 8 * i + g, inside / 8) + inside % 8 * 2) = (u16)value[d][i];
-        }
+        for (int i = 0; i < 2; i++)
+            if (g == (2 * d + i) % 8) *(u32 *)(to + Layout::key_row(inside, 2 * d + i) + 4 * t) = key[d][i];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (2 * lane < HEAD_DIM) *(u16 *)(to + Layout::value_row(2 * lane + i, inside / 8) + inside % 8 * 2) = (u16)(value >> 16 * i);
+}
+
+// A block's item. `early`: as for the kernel. All threads.
+__device__ __forceinline__ void attend_once(u8 *memory, const OnceItem &item, const Inputs &in, const Output &output, u8 *cache, u64 page_stride, const i32 *block_table,
+                                            u32 table_stride, float factor, float softcap, bool early) {
+    if (item.row < 0) {
+        // One block that waits is enough: the kernel has not ended before it has.
+        if (early && blockIdx.x == 0) wait_for_previous();
+        return;
+    }
+    OnceShared shared;
+    shared.sums = (float *)memory;
+    shared.value = shared.sums + ONCE_WARPS * GROUP * ONCE_STRIDE;
+    shared.stats = (float2 *)(shared.value + HEAD_DIM);
+    if (threadIdx.x / 32 == ONCE_WARPS) {
+        attend_fresh(shared, item, in, cache, page_stride, factor, softcap, early);
+        return;
+    }
+
+    // A pair of dims of a head.
+    u32 head = threadIdx.x / (HEAD_DIM / 2), dim = threadIdx.x % (HEAD_DIM / 2) * 2;
+    bool present = head < GROUP;
+    u32 *to = (u32 *)(output.out + (u64)item.token * output.token_stride + (u64)(item.kv_head * GROUP + head) * output.head_stride + dim);
+    attend_tiles(shared, item, in, cache, page_stride, block_table + (u64)(u32)item.row * table_stride, factor, softcap, early, (u32)(u64)to);
+    float sink = present && output.sinks ? __ldg(output.sinks + item.kv_head * GROUP + head) * LOG2E : -INFINITY_F;
+    __syncthreads();
+    if (!present) return;
+    float2 stats[ONCE_WARPS + 1], part[ONCE_WARPS + 1];
+    float above = sink;
+#pragma unroll
+    for (int w = 0; w <= ONCE_WARPS; w++) {
+        stats[w] = shared.stats[w * GROUP + head];
+        part[w] = *(const float2 *)((w < ONCE_WARPS ? shared.sums + (w * GROUP + head) * ONCE_STRIDE : shared.value) + dim);
+        above = fmaxf(above, stats[w].x);
+    }
+    float total = exp2_fast(sink - above), low = 0.f, high = 0.f;
+#pragma unroll
+    for (int w = 0; w <= ONCE_WARPS; w++) {
+        // A warp that saw nothing has sums of zero.
+        float weight = exp2_fast(stats[w].x - above);
+        low += weight * part[w].x;
+        high += weight * part[w].y;
+        total += weight * stats[w].y;
+    }
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(total)); // the highest score's weight is one: never tiny
+    *to = pack2<ACT>(low * inverse, high * inverse);
 }

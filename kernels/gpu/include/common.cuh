@@ -140,6 +140,14 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
+// Has the values that `bits` was made of (by xor) at hand before what follows it: the compiler otherwise makes them when they are first used, which may be
+// on a path where every instruction counts. The sleep is of no time, and as good as never.
+__device__ __forceinline__ void settle(u32 bits) {
+#if __CUDA_ARCH__ >= 900
+    if (bits == 0x9e3779b9u) asm volatile("nanosleep.u32 0;");
+#endif
+}
+
 __device__ __forceinline__ float warp_sum(float x) {
     for (int mask = 16; mask > 0; mask >>= 1) x += __shfl_xor_sync(0xffffffffu, x, mask);
     return x;

@@ -34,9 +34,8 @@ struct Few {
     float norm_offset, eps;
 };
 
-// The norm's weights of depths at .. at + 7, which are constant; nothing behind the last depth.
+// The norm's weights of depths at .. at + 7, which are constant.
 __device__ __forceinline__ void load_norm(const Few &p, u32 at, float (&scale)[8]) {
-    if (!NORM || at >= p.k) return;
     float4 low = __ldg((const float4 *)(p.norm + at)), high = __ldg((const float4 *)(p.norm + at) + 1);
     float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
@@ -54,18 +53,25 @@ __device__ __forceinline__ float scale_of(const float *squares, u32 column, floa
 // What is added to an output value, asked for before its sum is there.
 struct Around {
     float bias, bias_up;
+    const OUT *from; // of the residual, or none
     u32 residual;
 };
 
+// The constants.
 __device__ __forceinline__ Around around(const Few &p, u32 tile, u32 i, u32 first_token, u32 columns) {
-    Around a = {0.f, 0.f, 0};
+    Around a = {0.f, 0.f, nullptr, 0};
     u32 row = tile * kOut + i % kOut, column = i / kOut;
     if (row < p.n && column < columns) {
         if (p.bias) a.bias = __ldg(p.bias + row);
         if (GATE && p.bias_up) a.bias_up = __ldg(p.bias_up + row);
-        if (p.residual) a.residual = load_bits(p.residual + (u64)(first_token + column) * p.residual_stride + row);
+        if (p.residual) a.from = p.residual + (u64)(first_token + column) * p.residual_stride + row;
     }
     return a;
+}
+
+// What earlier work wrote.
+__device__ __forceinline__ void ask_residual(Around &a) {
+    if (a.from) a.residual = load_bits(a.from);
 }
 
 // What follows the sums of output value `i` of a tile of rows: neighbours are in a row.
@@ -95,7 +101,11 @@ __device__ __forceinline__ void finish(const Few &p, u32 tile, const float *sums
     } else {
 #pragma unroll 1
         for (u32 i = threadIdx.x; i < kOut * columns; i += kThreads) {
-            Around a = i == threadIdx.x ? first : around(p, tile, i, first_token, columns);
+            Around a = first;
+            if (i != threadIdx.x) {
+                a = around(p, tile, i, first_token, columns);
+                ask_residual(a);
+            }
             if (present(i)) finish_value(p, tile, i, sums, squares, one_over_k, first_token, a);
         }
     }
@@ -118,18 +128,6 @@ __device__ __forceinline__ void load_rows(const ACT *const (&rows)[ROW_TILES][2]
         w[r][0] = load_weights(rows[r][0] + depth, wanted);
         w[r][1] = load_weights(rows[r][1] + depth, wanted);
     }
-}
-
-// A chunk's rows as the left operands of its two steps, in registers of their own from here on.
-__device__ __forceinline__ void fragments(const uint4 (&w)[2], u32 (&a)[2][4]) {
-    u32 words[2][4] = {{w[0].x, w[1].x, w[0].y, w[1].y}, {w[0].z, w[1].z, w[0].w, w[1].w}};
-#pragma unroll
-    for (int step = 0; step < 2; step++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            a[step][i] = words[step][i];
-            asm volatile("" : "+r"(a[step][i]));
-        }
 }
 
 // One chunk's two steps for a tile of tokens; sums of row tile r are at r · TILES.

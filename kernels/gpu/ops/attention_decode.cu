@@ -20,9 +20,9 @@
 //
 // `early`: nothing that may still run writes step data (rows, lengths, block table, positions, slots) or keys and values of earlier steps: they are read before
 // the previous kernel has ended.
-// ONCE (0, 1; the fused form without norms): batches that fit it run as in attention_once.cuh, which wants ONCE_WARPS warps where that is more.
+// ONCE (0, 1; the fused form without norms): batches that fit it run as in attention_once.cuh.
 //
-// Entry point: attention_decode. Grid: any number of blocks, as many as run at once; (WARPS + 1) * 32 threads, with ONCE 256. Dynamic shared memory: SHARED_BYTES below +
+// Entry point: attention_decode. Grid: any number of blocks, as many as run at once; (WARPS + 1) * 32 threads, with ONCE 288. Dynamic shared memory: SHARED_BYTES below +
 // 16 * (S + 1). Scratch: partials, 2 * blocks * GROUP * (HEAD_DIM + 2) f32. counters: u32 a block, zero before the first launch; every launch leaves them zero.
 // Sequences whose query_len is not below `query_len_end` are another kernel's.
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=0
@@ -537,6 +537,14 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
     if (warp == WARPS) load_norms(turn, in);
 #endif
     Output output = {out, out_token_stride, out_head_stride, sinks, partials, counters};
+#if ONCE
+    if (!early) wait_for_previous();
+    OnceItem once;
+    if (find_once(once, step_rows, starts, seq_lens, S, num_kv_heads, window, query_len_end)) {
+        attend_once(shared, once, in, output, cache, page_stride, block_table, table_stride, SOFTCAP ? scale : scale * LOG2E, softcap, early);
+        return;
+    }
+#endif
     Sequence *sequences = (Sequence *)(shared + SHARED_BYTES);
     Work work = {sequences, S, num_kv_heads, window};
     u32 barriers = shared_address(shared + BARRIERS_AT), ready = barriers + WARPS * RING * 8, done = ready + BUFFERS * 8;
@@ -556,10 +564,6 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
     lay_out(sequences, (u32 *)(shared + ITEMS_AT + STATS_AT), step_rows, starts, seq_lens, S, window, query_len_end);
 
 #if ONCE
-    if (fits_once(work)) {
-        attend_once(shared, work, in, output, cache, page_stride, block_table, table_stride, SOFTCAP ? scale : scale * LOG2E, softcap, early);
-        return;
-    }
     if (warp > WARPS) return;
 #endif
     u32 total = sequences[S].before * num_kv_heads;

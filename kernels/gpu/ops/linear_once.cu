@@ -1,11 +1,12 @@
 // `linear` of few tokens by a small matrix: everything is in flight at once, and what counts is the time from the previous kernel's end to this one's.
 //
-// A block has one tile of rows, and a warp's share of its depth fits in registers. The weights are asked for before the previous kernel has ended; then each
-// lane loads the values of the tokens that its own weights meet, norms them in registers, and multiplies. One barrier, behind which the warps' sums (and
-// squares) are added up, is all that stands between the tokens' arrival and the result. See few_tokens.cuh for how lanes share rows and tokens.
+// A block has one tile of rows, and a warp's share of its depth fits in registers. Before the previous kernel has ended the weights are there, laid out as
+// the matrix units take them; then each lane loads the values of the tokens that its own weights meet, norms them in registers, and multiplies. One barrier,
+// behind which the warps' sums (and squares) are added up, is all that stands between the tokens' arrival and the result. See few_tokens.cuh for how lanes
+// share rows and tokens.
 //
 // Definitions: ACT (bf16, f16: activations and weights), OUT (bf16, f16, f32), TILES (8 tokens each), WARPS, ROW_TILES (16 rows each), DEPTH (chunks of a
-// warp: WARPS · DEPTH chunks of 32 cover k), EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles are 8 gate and 8 up
+// warp: WARPS · DEPTH chunks of 32 cover k, WARPS fewer would not), EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles are 8 gate and 8 up
 // rows, and out = activate(gate) · up), NORM (1: x is normalised: out = W·(x·(norm + offset)) / rms(x)).
 // Launch: grid (tiles of 16·ROW_TILES rows, 8·ROW_TILES gated; tiles of 8·TILES tokens), 32·WARPS threads. Dynamic shared memory: WARPS·8·TILES·(16·ROW_TILES
 // + 5) floats. Needs: k and x_stride multiples of 8, x, w and norm 16-byte aligned.
@@ -19,6 +20,63 @@
 // The two steps of a chunk go to sums of their own.
 constexpr bool kSplit = TILES == 1;
 
+// a · b + c of two values, rounded once.
+template <typename T> __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c);
+template <> __device__ __forceinline__ u32 fma2<bf16>(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+template <> __device__ __forceinline__ u32 fma2<f16>(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// The norm's weights of a lane's 8 depths of a chunk, each as the sum of two values of ACT: a token's value times that sum is rounded as if the weight were f32.
+struct Norm {
+    u32 high[4], low[4];
+
+    __device__ __forceinline__ u32 set(const float (&scale)[8]) {
+        u32 bits = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float a, b;
+            high[i] = pack2<ACT>(scale[2 * i], scale[2 * i + 1]);
+            unpack2<ACT>(high[i], a, b);
+            low[i] = pack2<ACT>(scale[2 * i] - a, scale[2 * i + 1] - b);
+            bits ^= high[i] ^ low[i];
+        }
+        return bits;
+    }
+
+    __device__ __forceinline__ uint4 times(const uint4 &x) const {
+        return make_uint4(fma2<ACT>(x.x, high[0], fma2<ACT>(x.x, low[0], 0)), fma2<ACT>(x.y, high[1], fma2<ACT>(x.y, low[1], 0)),
+                          fma2<ACT>(x.z, high[2], fma2<ACT>(x.z, low[2], 0)), fma2<ACT>(x.w, high[3], fma2<ACT>(x.w, low[3], 0)));
+    }
+};
+
+// A chunk's rows as the left operands of its two steps, in registers of their own from here on (`zero` is one that the compiler does not know). Returns what
+// `settle` takes.
+__device__ __forceinline__ u32 fragments(const uint4 (&w)[2], u32 zero, u32 (&a)[2][4]) {
+    u32 words[2][4] = {{w[0].x, w[1].x, w[0].y, w[1].y}, {w[0].z, w[1].z, w[0].w, w[1].w}}, bits = 0;
+#pragma unroll
+    for (int step = 0; step < 2; step++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            a[step][i] = words[step][i] | zero;
+            bits ^= a[step][i];
+        }
+    return bits;
+}
+
+// Adds the squares of a chunk's values of token g to sums [g][2t] and [g][2t + 1], each step's to its own: lane t = g / 2 gets what counts.
+__device__ __forceinline__ void add_squares(float (&sums)[2][4], const uint4 &x) {
+    u32 low[2] = {x.x, x.y}, high[2] = {x.z, x.w}, low_rows[4] = {x.x, 0, x.y, 0}, high_rows[4] = {x.z, 0, x.w, 0};
+    mma_m16n8k16<ACT>(sums[0], low_rows, low);
+    mma_m16n8k16<ACT>(sums[1], high_rows, high);
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 linear_once(const ACT *x, const ACT *w, const ACT *w_up, const float *norm, const float *bias, const float *bias_up, const OUT *residual, OUT *out,
             u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k, float norm_offset, float eps) {
@@ -31,61 +89,63 @@ linear_once(const ACT *x, const ACT *w, const ACT *w_up, const float *norm, cons
     const ACT *rows[ROW_TILES][2];
     uint4 weights[DEPTH][ROW_TILES][2];
     find_rows(p, blockIdx.x, g, t, rows);
-#pragma unroll
-    for (u32 d = 0; d < DEPTH; d++) {
-        u32 depth = 32 * (warp + d * WARPS);
-        load_rows(rows, depth, depth + 8 * t < p.k, weights[d]);
-    }
-    let_next_start();
+    auto depth_of = [&](u32 d) { return 32 * (warp + d * WARPS) + 8 * t; };
     float scale[NORM ? DEPTH : 1][8] = {};
 #pragma unroll
-    for (u32 d = 0; NORM && d < DEPTH; d++) load_norm(p, 32 * (warp + d * WARPS) + 8 * t, scale[NORM ? d : 0]);
-    // Behind the wait every instruction counts: addresses are at hand by then, and the weights lie as the matrix units take them.
-    float one_over_k = __fdividef(1.f, (float)p.k);
-    const ACT *from[TILES];
+    for (u32 d = 0; NORM && d < DEPTH; d++) load_norm(p, depth_of(d) < p.k ? depth_of(d) : 0, scale[NORM ? d : 0]);
 #pragma unroll
-    for (u32 tile = 0; tile < TILES; tile++) {
-        from[tile] = p.x + (u64)(first_token + 8 * tile + g) * p.x_stride + 32 * warp + 8 * t;
-        asm volatile("" : "+l"(from[tile]));
+    for (u32 d = 0; d < DEPTH; d++) load_rows(rows, depth_of(d) - 8 * t, depth_of(d) < p.k, weights[d]);
+    let_next_start();
+    // Behind the wait every instruction counts. No load of tokens hangs on a condition but the last, which may be past the last depth: past the last token the
+    // last one is read again, and counts for nothing.
+    Around first = around(p, blockIdx.x, threadIdx.x, first_token, columns);
+    u32 bits = (u32)(u64)first.from;
+    const ACT *from[TILES][DEPTH];
+#pragma unroll
+    for (u32 d = 0; d < DEPTH; d++) {
+#pragma unroll
+        for (u32 tile = 0; tile < TILES; tile++) from[tile][d] = p.x + (u64)(first_token + min(8 * tile + g, columns - 1)) * p.x_stride + depth_of(d);
+        bits ^= (u32)(u64)from[0][d];
     }
+    Norm norms[NORM ? DEPTH : 1];
+#pragma unroll
+    for (u32 d = 0; NORM && d < DEPTH; d++) bits ^= norms[NORM ? d : 0].set(scale[NORM ? d : 0]);
+    float one_over_k = __fdividef(1.f, (float)p.k);
+    bits ^= (u32)__float_as_int(one_over_k);
     u32 a[DEPTH][ROW_TILES][2][4];
 #pragma unroll
     for (u32 d = 0; d < DEPTH; d++)
 #pragma unroll
-        for (u32 r = 0; r < ROW_TILES; r++) fragments(weights[d][r], a[d][r]);
+        for (u32 r = 0; r < ROW_TILES; r++) bits ^= fragments(weights[d][r], p.tokens >> 31, a[d][r]);
+    settle(bits);
     wait_for_previous();
 
     // The tokens of a tile are asked for while the tile before it is multiplied.
     uint4 values[TILES > 1 ? 2 : 1][DEPTH];
     auto load_tile = [&](u32 tile) {
 #pragma unroll
-        for (u32 d = 0; d < DEPTH; d++)
-            values[tile % (TILES > 1 ? 2 : 1)][d] =
-                load_values(from[tile] + d * WARPS * 32, 8 * tile + g < columns && 32 * (warp + d * WARPS) + 8 * t < p.k);
+        for (u32 d = 0; d < DEPTH; d++) values[tile % (TILES > 1 ? 2 : 1)][d] = load_values(from[tile][d], d + 1 < DEPTH || depth_of(d) < p.k);
     };
     load_tile(0);
-    Around first = around(p, blockIdx.x, threadIdx.x, first_token, columns);
+    ask_residual(first);
     float sums[ROW_TILES * TILES][4] = {}, others[kSplit ? ROW_TILES : 1][4] = {};
 #pragma unroll
     for (u32 tile = 0; tile < TILES; tile++) {
         if (tile + 1 < TILES) load_tile(tile + 1);
-        float squares = 0.f;
+        float squares[2][4] = {};
 #pragma unroll
         for (u32 d = 0; d < DEPTH; d++) {
-            uint4 v = values[tile % (TILES > 1 ? 2 : 1)][d];
-            if (NORM) apply_norm(v, scale[NORM ? d : 0], squares);
-            u32 low[2] = {v.x, v.y}, high[2] = {v.z, v.w};
+            uint4 v = values[tile % (TILES > 1 ? 2 : 1)][d], normed = NORM ? norms[NORM ? d : 0].times(v) : v;
+            u32 low[2] = {normed.x, normed.y}, high[2] = {normed.z, normed.w};
 #pragma unroll
             for (u32 r = 0; r < ROW_TILES; r++) {
                 mma_m16n8k16<ACT>(sums[r * TILES + tile], a[d][r][0], low);
                 mma_m16n8k16<ACT>(kSplit ? others[kSplit ? r : 0] : sums[r * TILES + tile], a[d][r][1], high);
             }
+            if (NORM) add_squares(squares, v);
         }
-        if (NORM) {
-            squares += __shfl_xor_sync(0xffffffffu, squares, 1);
-            squares += __shfl_xor_sync(0xffffffffu, squares, 2);
-            if (t == 0) squares_at[(8 * tile + g) * WARPS + warp] = squares;
-        }
+        if (NORM && t == g / 2)
+            squares_at[(8 * tile + g) * WARPS + warp] = g % 2 ? squares[0][1] + squares[1][1] : squares[0][0] + squares[1][0];
     }
 #pragma unroll
     for (u32 r = 0; kSplit && r < ROW_TILES; r++)

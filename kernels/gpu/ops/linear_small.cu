@@ -53,7 +53,7 @@ __device__ __forceinline__ void stage(const Few &p, u32 first_token, u32 columns
     float scale[8];
     u32 at = 8 * (threadIdx.x - group * wide * 32);
     if (group >= groups) at = p.k;
-    load_norm(p, at, scale);
+    if (NORM && at < p.k) load_norm(p, at, scale);
     wait_for_previous();
     while (at < p.k) {
 #pragma unroll
@@ -74,7 +74,7 @@ __device__ __forceinline__ void stage(const Few &p, u32 first_token, u32 columns
             }
         }
         at += 8 * 32 * wide;
-        load_norm(p, at, scale);
+        if (NORM && at < p.k) load_norm(p, at, scale);
     }
     __syncthreads();
     if (NORM) {
@@ -137,6 +137,7 @@ template <bool STAGED> __device__ __forceinline__ void product(const Few &p) {
     do {
         float sums[ROW_TILES * TILES][4] = {};
         Around first = around(p, tile, threadIdx.x, first_token, columns);
+        ask_residual(first);
         u32 round = 0;
         do {
             bool last = round + 1 == rounds, more = !last || tile + gridDim.x < tiles;

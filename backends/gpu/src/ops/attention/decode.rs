@@ -26,7 +26,7 @@ const FEW_SEQS: u32 = 8;
 const FEW_SHARED_BYTES: u32 = 80 << 10;
 const FEW_DIVISION_BYTES: u32 = 100 << 10;
 /// Threads of a block of few sequences that may hold all keys and values of an item in registers (`ONCE` of the kernel), and the longest heads for which it can.
-const ONCE_THREADS: u32 = 256;
+const ONCE_THREADS: u32 = 288;
 const ONCE_HEAD_DIM: u32 = 64;
 /// Shared memory that a resident block takes beside what it asks for, bytes.
 const RESERVED_SHARED_BYTES: u32 = 1024;
@@ -218,7 +218,7 @@ impl Variant {
         let blocks = (cx.facts().num_sms * per_sm).min(MAX_BLOCKS);
         Ok(Some(Variant {
             function: cx.function(kernels::ATTENTION_DECODE, &defines, "attention_decode", shared_bytes)?,
-            threads: if once { threads.max(ONCE_THREADS) } else { threads },
+            threads: if once { ONCE_THREADS } else { threads },
             fixed_shared_bytes,
             blocks,
         }))
