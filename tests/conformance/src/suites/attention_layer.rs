@@ -1,5 +1,6 @@
 //! The attention part of a layer as a program: norms of q and k, rope, kv_write and attention over slices of one product. Whatever of it the
-//! device claims must give what the parts give on the oracle, with q and k read afterwards or not.
+//! device claims must give what the parts give on the oracle, with q and k read afterwards or not. What it leaves in the cache is its own business; so attention
+//! follows once more, with other queries and a window so short that the step's own keys and values decide.
 
 use halyard_platform_api::ops::{Attention, KvWrite, RmsNorm, Rope, RopeStyle};
 use halyard_platform_api::{Capabilities, DType, Device};
@@ -330,6 +331,9 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
         floats(form.dtype, &[prefix, KV_HEADS, HEAD_DIM]),
         Arg::ints(&[prefix], &paged.prefix),
         floats(DType::F32, &[HEADS]),
+        // 20: the queries that follow, and what they get.
+        floats(form.dtype, &[tokens, HEADS, HEAD_DIM]),
+        attended(form, tokens).only_rows((0..real).collect()),
     ];
     let norm = RmsNorm {
         width: HEAD_DIM,
@@ -351,7 +355,9 @@ fn layer(seed: u64, form: &Form, batch: &Batch) -> Case {
     nodes.push((rope.into(), vec![7, 8, 4]));
     nodes.push((write.into(), vec![2, 3, 9, 10]));
     let sinks = if form.extras { 19 } else { ABSENT };
-    nodes.push((attention.into(), vec![1, 10, 11, 12, 13, 14, sinks, 15]));
+    nodes.push((attention.clone().into(), vec![1, 10, 11, 12, 13, 14, sinks, 15]));
+    attention.window = 2;
+    nodes.push((attention.into(), vec![20, 10, 11, 12, 13, 14, sinks, 21]));
     Case {
         op: "composites",
         variant: String::new(),
