@@ -1,4 +1,4 @@
-// Matrix units: the m16n8k16 product of a warp (sm_80 and newer).
+// The m16n8k16 product of a warp's matrix units, and sums of products of pairs (sm_80 and newer).
 #pragma once
 #include "common.cuh"
 
@@ -16,5 +16,18 @@ template <> __device__ __forceinline__ void mma_m16n8k16<f16>(float (&d)[4], con
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// a · b + c of two values each, rounded once.
+template <typename T> __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c);
+template <> __device__ __forceinline__ u32 fma2<bf16>(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+template <> __device__ __forceinline__ u32 fma2<f16>(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
 }
 #endif

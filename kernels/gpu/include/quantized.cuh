@@ -8,7 +8,7 @@
 //
 // Definition: FORMAT, `WeightFormat`'s code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K.
 #pragma once
-#include "common.cuh"
+#include "mma.cuh"
 
 constexpr bool kBytes = FORMAT == 6;
 constexpr bool kHasMin = FORMAT == 4 || FORMAT == 7;
@@ -147,19 +147,6 @@ __device__ __forceinline__ void numbers_of(const Group &v, u32 chunk, float (&ou
 }
 
 #if !defined(PORTABLE)
-// a·b + c of two values each.
-template <typename T> __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c);
-template <> __device__ __forceinline__ u32 fma2<bf16>(u32 a, u32 b, u32 c) {
-    u32 d;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-template <> __device__ __forceinline__ u32 fma2<f16>(u32 a, u32 b, u32 c) {
-    u32 d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
 // The four pairs as operands of the matrix unit, still without their scale: whole numbers up to 128, exact in both types. A small number under the
 // exponent of 128 (bf16) or 1024 (f16) is that power plus the number.
 template <typename T> __device__ __forceinline__ void operands_of(const Group &v, u32 chunk, u32 (&out)[4]) {

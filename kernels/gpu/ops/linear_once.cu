@@ -20,19 +20,6 @@
 // The two steps of a chunk go to sums of their own.
 constexpr bool kSplit = TILES == 1;
 
-// a · b + c of two values, rounded once.
-template <typename T> __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c);
-template <> __device__ __forceinline__ u32 fma2<bf16>(u32 a, u32 b, u32 c) {
-    u32 d;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-template <> __device__ __forceinline__ u32 fma2<f16>(u32 a, u32 b, u32 c) {
-    u32 d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
 // The norm's weights of a lane's 8 depths of a chunk, each as the sum of two values of ACT: a token's value times that sum is rounded as if the weight were f32.
 struct Norm {
     u32 high[4], low[4];
