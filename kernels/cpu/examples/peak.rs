@@ -5,7 +5,15 @@
 
 #[cfg(target_arch = "x86_64")]
 fn main() {
-    use x86::{bf16, f32s, int8};
+    use x86::{bf16, bytes_avx2, f32s, f32s_avx2, int8};
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        // SAFETY: AVX2 and FMA are there.
+        report("f32 of AVX2", 2 * 8, || unsafe { f32s_avx2() });
+        // SAFETY: AVX2 is there.
+        report("bytes of AVX2, pairs summed in 16 bits", 2 * 32, || unsafe {
+            bytes_avx2()
+        });
+    }
     if is_x86_feature_detected!("avx512f") {
         // SAFETY: AVX-512 F is there.
         report("f32", 2 * 16, || unsafe { f32s() });
@@ -93,6 +101,26 @@ mod x86 {
         _mm512_set1_epi32(0x0102_0304),
         _mm512_dpbusd_epi32
     );
+
+    #[target_feature(enable = "avx2,fma")]
+    fn fma_avx2(sum: __m256, a: __m256, b: __m256) -> __m256 {
+        _mm256_fmadd_ps(a, b, sum)
+    }
+
+    /// What takes the place of a dot product of bytes; its factors change with the sums, or one product would serve all chains.
+    #[target_feature(enable = "avx2")]
+    fn bytes(sum: __m256i, a: __m256i, _: __m256i) -> __m256i {
+        _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, sum))
+    }
+
+    chains!(
+        f32s_avx2,
+        "avx2,fma",
+        _mm256_setzero_ps(),
+        _mm256_set1_ps(1e-4),
+        fma_avx2
+    );
+    chains!(bytes_avx2, "avx2", _mm256_set1_epi8(1), _mm256_set1_epi8(3), bytes);
 
     #[target_feature(enable = "avx512f,avx512bf16")]
     fn dot_bf16(sum: __m512, a: __m512i, b: __m512i) -> __m512 {

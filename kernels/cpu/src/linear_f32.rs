@@ -61,7 +61,11 @@ pub(crate) unsafe fn few<S: Simd, W: PanelFormat>(job: &mut Linear<'_>) {
         let mut panel = job.panels.start;
         while panel < job.panels.end {
             // Several panels at once, as many as there are registers for: a chain of multiply-adds alone would wait for its own latency.
-            let panels = if width == 1 && S::LARGE_TILES { 4 } else { 2 };
+            let panels = match width {
+                1 if S::LARGE_TILES => 4,
+                4 if !S::LARGE_TILES => 1,
+                _ => 2,
+            };
             let several = S::TILES && panel + panels <= job.panels.end;
             let mut at = At {
                 panel,
@@ -76,6 +80,7 @@ pub(crate) unsafe fn few<S: Simd, W: PanelFormat>(job: &mut Linear<'_>) {
                         1 if S::LARGE_TILES => decode_tile::<S, W, 1, 4>(job, &at),
                         1 => decode_tile::<S, W, 1, 2>(job, &at),
                         2 => decode_tile::<S, W, 2, 2>(job, &at),
+                        _ if !S::LARGE_TILES => decode_tile::<S, W, 4, 1>(job, &at),
                         _ => decode_tile::<S, W, 4, 2>(job, &at),
                     }
                 } else {
