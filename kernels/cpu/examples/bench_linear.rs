@@ -145,6 +145,7 @@ fn main() {
         (WeightFormat::Q6K, ActMode::Int8),
         (WeightFormat::Bf16, ActMode::Bf16),
         (WeightFormat::Bf16, ActMode::F32),
+        (WeightFormat::F16, ActMode::F32),
         (WeightFormat::F32, ActMode::F32),
     ];
     for isa in Isa::ALL.into_iter().rev() {

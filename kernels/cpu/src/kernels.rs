@@ -11,7 +11,7 @@ use crate::attention_bf16::MAX_HEAD_DIM;
 use crate::format::WeightFormat;
 use crate::kv::KvDtype;
 use crate::linear::{LINEAR_SCRATCH, Linear, linear_supports};
-use crate::linear_f32::{self, FEW_TOKENS};
+use crate::linear_f32::{self, few_tokens};
 use crate::pack::{num_panels, packed_bytes};
 use crate::rope::RopeStyle;
 use crate::table::Kernels;
@@ -117,7 +117,7 @@ impl Kernels {
         // SAFETY: checked above, and the caller's promise; the table exists only where its instructions run.
         unsafe {
             match mode {
-                ActMode::F32 if tokens <= FEW_TOKENS => self.few[format as usize](&mut job),
+                ActMode::F32 if tokens <= few_tokens(self.isa, format) => self.few[format as usize](&mut job),
                 ActMode::F32 => linear_f32::many(&mut job, self.decode[format as usize], self.multiply),
                 ActMode::Bf16 => (self.linear_bf16)(&mut job),
                 ActMode::Int8 => self.linear_int8[format as usize - WeightFormat::Q4_0 as usize](&mut job),

@@ -2,13 +2,19 @@
 //! loops with one order of summation: few tokens decode weights in registers, many decode a chunk of two panels to
 //! scratch once and reuse it for every tile of tokens.
 
+use std::ops::Range;
+
+use crate::format::WeightFormat;
+use crate::isa::Isa;
 use crate::linear::{CHUNK, Linear};
 use crate::pack::{BLOCK, padded_k};
 use crate::panel::PanelFormat;
 use crate::simd::{LANES, Simd, unroll};
 
-/// Up to this many tokens, weights are decoded in registers.
-pub(crate) const FEW_TOKENS: usize = 4;
+/// Up to this many tokens, weights of every format are decoded in registers.
+const FEW_TOKENS: usize = 4;
+/// Panels that meet every tile of few tokens before the next ones: as many as one token takes at once.
+const PANELS: usize = 4;
 
 /// Decodes a panel at k0..k1 to f32\[k\]\[16\].
 pub(crate) type DecodeFn = unsafe fn(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
@@ -23,7 +29,7 @@ pub(crate) struct Chunk {
     k1: usize,
 }
 
-/// The job for more than [`FEW_TOKENS`] tokens: chunk by chunk, decode and multiply.
+/// The job for more than [`few_tokens`]: chunk by chunk, decode and multiply.
 ///
 /// # Safety
 /// Both functions' instruction sets are there; the job passed `Kernels::linear`'s checks.
@@ -50,48 +56,73 @@ pub(crate) unsafe fn many(job: &mut Linear<'_>, decode: DecodeFn, multiply: Deco
     }
 }
 
-/// The job for few tokens.
+/// Up to how many tokens weights are decoded in registers: where a register holds 8 lanes and a shift or a conversion decodes a weight, doing it twice
+/// is quicker than storing the decoded panel.
+pub(crate) fn few_tokens(isa: Isa, format: WeightFormat) -> usize {
+    match format {
+        WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 if isa == Isa::Avx2Fma => 2 * FEW_TOKENS,
+        _ => FEW_TOKENS,
+    }
+}
+
+/// The job with weights decoded in registers.
 ///
 /// # Safety
 /// The CPU has `S`'s instruction set; the job passed `Kernels::linear`'s checks.
 #[inline(always)]
 pub(crate) unsafe fn few<S: Simd, W: PanelFormat>(job: &mut Linear<'_>) {
-    for i in 0..job.num_tiles() {
-        let (t0, width, act) = job.tile(i);
-        let mut panel = job.panels.start;
-        while panel < job.panels.end {
-            // Several panels at once, as many as there are registers for: a chain of multiply-adds alone would wait for its own latency.
-            let panels = match width {
-                1 if S::LARGE_TILES => 4,
-                4 if !S::LARGE_TILES => 1,
-                _ => 2,
-            };
-            let several = S::TILES && panel + panels <= job.panels.end;
-            let mut at = At {
-                panel,
-                token: t0,
-                act: act.cast(),
-                stride: width,
-            };
-            // SAFETY: the caller's promise.
-            unsafe {
-                if S::TILES && several {
-                    match width {
-                        1 if S::LARGE_TILES => decode_tile::<S, W, 1, 4>(job, &at),
-                        1 => decode_tile::<S, W, 1, 2>(job, &at),
-                        2 => decode_tile::<S, W, 2, 2>(job, &at),
-                        _ if !S::LARGE_TILES => decode_tile::<S, W, 4, 1>(job, &at),
-                        _ => decode_tile::<S, W, 4, 2>(job, &at),
-                    }
-                } else {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Few panels at a time, so that the second tile finds them in a cache.
+        let end = job.panels.end;
+        for first in job.panels.clone().step_by(PANELS) {
+            for i in 0..job.num_tiles() {
+                decode_panels::<S, W>(job, first..end.min(first + PANELS), i);
+            }
+        }
+    }
+}
+
+/// Some panels × tile `i` of the tokens.
+#[inline(always)]
+unsafe fn decode_panels<S: Simd, W: PanelFormat>(job: &Linear<'_>, range: Range<usize>, i: usize) {
+    let (token, width, act) = job.tile(i);
+    let mut panel = range.start;
+    while panel < range.end {
+        // Several panels at once, as many as there are registers for: a chain of multiply-adds alone would wait for its own latency.
+        let panels = match width {
+            1 if S::LARGE_TILES => PANELS,
+            _ if width <= 2 || S::LARGE_TILES => 2,
+            _ => 1,
+        };
+        let several = S::TILES && panel + panels <= range.end;
+        let mut at = At {
+            panel,
+            token,
+            act: act.cast(),
+            stride: width,
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            match width {
+                1 if S::LARGE_TILES && several => decode_tile::<S, W, 1, PANELS, 1>(job, &at),
+                1 if several => decode_tile::<S, W, 1, 2, 1>(job, &at),
+                2 if several => decode_tile::<S, W, 2, 2, 2>(job, &at),
+                4 if S::LARGE_TILES && several => decode_tile::<S, W, 4, 2, 4>(job, &at),
+                4 if several => decode_tile::<S, W, 4, 1, 4>(job, &at),
+                8 if several && W::PLAIN && !S::LARGE_TILES => {
+                    decode_tile::<S, W, 4, 1, 8>(job, &at);
+                    decode_tile::<S, W, 4, 1, 8>(job, &at.after(4));
+                }
+                _ => {
                     for _ in 0..width {
-                        decode_tile::<S, W, 1, 1>(job, &at);
-                        (at.token, at.act) = (at.token + 1, at.act.add(1));
+                        decode_tile::<S, W, 1, 1, 0>(job, &at);
+                        at = at.after(1);
                     }
                 }
             }
-            panel += if several { panels } else { 1 };
         }
+        panel += if several { panels } else { 1 };
     }
 }
 
@@ -103,11 +134,27 @@ struct At {
     stride: usize,
 }
 
-/// T tokens × P panels, weights decoded in registers.
+impl At {
+    /// The same tile from a later token on.
+    #[inline(always)]
+    fn after(&self, tokens: usize) -> At {
+        At {
+            token: self.token + tokens,
+            act: self.act.wrapping_add(tokens),
+            ..*self
+        }
+    }
+}
+
+/// T tokens × P panels, weights decoded in registers. `STRIDE` is the tile's, or 0 where it is not known here.
 #[inline(always)]
-unsafe fn decode_tile<S: Simd, W: PanelFormat, const T: usize, const P: usize>(job: &Linear<'_>, at: &At) {
+unsafe fn decode_tile<S: Simd, W: PanelFormat, const T: usize, const P: usize, const STRIDE: usize>(
+    job: &Linear<'_>,
+    at: &At,
+) {
     // SAFETY: every block of the panels and of the tile is read once; the caller's promise.
     unsafe {
+        let stride = if STRIDE > 0 { STRIDE } else { at.stride };
         let mut w = [std::ptr::null(); P];
         for p in 0..P {
             w[p] = job.panel(at.panel + p);
@@ -124,12 +171,12 @@ unsafe fn decode_tile<S: Simd, W: PanelFormat, const T: usize, const P: usize>(j
                 }
                 for v in 0..4 {
                     for p in 0..P {
-                        let x = at.act.add((BLOCK * b + 8 * v) * at.stride);
+                        let x = at.act.add((BLOCK * b + 8 * v) * stride);
                         if S::LARGE_TILES {
                             let weights = W::decode8::<S>(w[p], b, v, &heads[p]);
                             unroll!(j in 0..8 => {
                                 for t in 0..T {
-                                    let x = S::splat(*x.add(j * at.stride + t));
+                                    let x = S::splat(*x.add(j * stride + t));
                                     sums[p][t] = S::fma(weights[j], x, sums[p][t]);
                                 }
                             });
@@ -138,7 +185,7 @@ unsafe fn decode_tile<S: Simd, W: PanelFormat, const T: usize, const P: usize>(j
                                 let weights = W::decode2::<S>(w[p], b, v, &heads[p], i);
                                 unroll!(j in 0..2 => {
                                     for t in 0..T {
-                                        let x = S::splat(*x.add((2 * i + j) * at.stride + t));
+                                        let x = S::splat(*x.add((2 * i + j) * stride + t));
                                         sums[p][t] = S::fma(weights[j], x, sums[p][t]);
                                     }
                                 });

@@ -20,6 +20,8 @@ pub(crate) struct Scales<S: Simd> {
 /// # Safety
 /// Callers have `S`'s instruction set, and `panel` points to a whole packed panel that has a block `b`.
 pub(crate) trait PanelFormat: 'static {
+    /// A weight is a number of its own: a shift or a conversion decodes it.
+    const PLAIN: bool = false;
     /// What the eight steps of a block share.
     type Block<S: Simd>: Copy;
     unsafe fn block<S: Simd>(panel: *const u8, b: usize) -> Self::Block<S>;
@@ -125,6 +127,7 @@ pub(crate) struct Q6K;
 pub(crate) struct F8E4M3;
 
 impl PanelFormat for F32 {
+    const PLAIN: bool = true;
     type Block<S: Simd> = ();
     #[inline(always)]
     unsafe fn block<S: Simd>(_: *const u8, _: usize) {}
@@ -141,6 +144,7 @@ impl PanelFormat for F32 {
 }
 
 impl PanelFormat for F16 {
+    const PLAIN: bool = true;
     type Block<S: Simd> = ();
     #[inline(always)]
     unsafe fn block<S: Simd>(_: *const u8, _: usize) {}
@@ -165,6 +169,7 @@ impl PanelFormat for F16 {
 }
 
 impl PanelFormat for Bf16 {
+    const PLAIN: bool = true;
     type Block<S: Simd> = ();
     #[inline(always)]
     unsafe fn block<S: Simd>(_: *const u8, _: usize) {}
