@@ -18,7 +18,7 @@
 #define BOUNDS __launch_bounds__(ONCE_THREADS, 1)
 // Shared memory: sums [ONCE_WARPS][GROUP][ONCE_STRIDE] f32 | the token's value [HEAD_DIM] f32 | highest and total [ONCE_WARPS + 1][GROUP][2] f32
 static_assert(THREADS <= ONCE_THREADS, "a block has the threads of the longer form");
-static_assert(GROUP * HEAD_DIM / 2 <= 32 * ONCE_WARPS, "a pair of dims a thread");
+static_assert(HEAD_DIM <= 64 && GROUP <= 8, "a pair of dims a thread, and a head a column of the matrix units");
 
 // First tile of 16 keys that a sequence's one token sees.
 __device__ __forceinline__ u32 once_first(u32 window, i32 keys) { return window > 0 && keys > (i32)window ? (u32)(keys - (i32)window) / 16 : 0; }
@@ -205,6 +205,7 @@ __device__ __forceinline__ void attend_tiles(const OnceShared &shared, const Onc
         }
     }
     const ACT *from = once_query(in, item);
+    // The angles come later than the keys: nothing waits for them here.
     settle(settled ^ (u32)(u64)from);
     if (early) wait_for_previous();
 
@@ -324,8 +325,8 @@ __device__ __forceinline__ void attend_once(u8 *memory, const OnceItem &item, co
     u32 head = threadIdx.x / (HEAD_DIM / 2), dim = threadIdx.x % (HEAD_DIM / 2) * 2;
     bool present = head < GROUP;
     u32 *to = (u32 *)(output.out + (u64)item.token * output.token_stride + (u64)(item.kv_head * GROUP + head) * output.head_stride + dim);
-    attend_tiles(shared, item, in, cache, page_stride, block_table + (u64)(u32)item.row * table_stride, factor, softcap, early, (u32)(u64)to);
     float sink = present && output.sinks ? __ldg(output.sinks + item.kv_head * GROUP + head) * LOG2E : -INFINITY_F;
+    attend_tiles(shared, item, in, cache, page_stride, block_table + (u64)(u32)item.row * table_stride, factor, softcap, early, (u32)(u64)to ^ (u32)__float_as_int(sink));
     __syncthreads();
     if (!present) return;
     float2 stats[ONCE_WARPS + 1], part[ONCE_WARPS + 1];

@@ -57,7 +57,7 @@ struct Around {
     u32 residual;
 };
 
-// The constants.
+// Its constants, and where the rest stands.
 __device__ __forceinline__ Around around(const Few &p, u32 tile, u32 i, u32 first_token, u32 columns) {
     Around a = {0.f, 0.f, nullptr, 0};
     u32 row = tile * kOut + i % kOut, column = i / kOut;

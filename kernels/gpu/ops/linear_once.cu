@@ -1,7 +1,7 @@
 // `linear` of few tokens by a small matrix: everything is in flight at once, and what counts is the time from the previous kernel's end to this one's.
 //
 // A block has one tile of rows, and a warp's share of its depth fits in registers. Before the previous kernel has ended the weights are there, laid out as
-// the matrix units take them; then each lane loads the values of the tokens that its own weights meet, norms them in registers, and multiplies. One barrier,
+// the matrix units take them where registers suffice; then each lane loads the values of the tokens that its own weights meet, norms them in registers, and multiplies. One barrier,
 // behind which the warps' sums (and squares) are added up, is all that stands between the tokens' arrival and the result. See few_tokens.cuh for how lanes
 // share rows and tokens.
 //
@@ -14,13 +14,18 @@
 // check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DWARPS=6 -DROW_TILES=2 -DDEPTH=3 -DEPILOGUE=0 -DGATE=1 -DNORM=1
 // check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DWARPS=12 -DROW_TILES=1 -DDEPTH=4 -DEPILOGUE=0 -DGATE=0 -DNORM=0
 // check: -DACT=bf16 -DOUT=bf16 -DTILES=2 -DWARPS=6 -DROW_TILES=2 -DDEPTH=3 -DEPILOGUE=0 -DGATE=2 -DNORM=1
+// check: -DACT=bf16 -DOUT=bf16 -DTILES=2 -DWARPS=16 -DROW_TILES=2 -DDEPTH=4 -DEPILOGUE=0 -DGATE=0 -DNORM=1
+// check: -DACT=f16 -DOUT=f16 -DTILES=1 -DWARPS=6 -DROW_TILES=1 -DDEPTH=3 -DEPILOGUE=0 -DGATE=0 -DNORM=1
 // check: -DACT=f16 -DOUT=f32 -DTILES=4 -DWARPS=16 -DROW_TILES=2 -DDEPTH=4 -DEPILOGUE=3 -DGATE=0 -DNORM=0
 #include "few_tokens.cuh"
 
 // The two steps of a chunk go to sums of their own.
 constexpr bool kSplit = TILES == 1;
+// About the registers of a thread that has its weights ready for the matrix units before the wait, and whether a block has so many.
+constexpr u32 kReady = 8 * DEPTH * (ROW_TILES + NORM) + 4 * ROW_TILES * (TILES + kSplit) + 4 * DEPTH * (TILES > 1 ? 2 : 1) + 2 * TILES + 32;
+constexpr bool kFits = kReady * WARPS * 32 <= 65536;
 
-// The norm's weights of a lane's 8 depths of a chunk, each as the sum of two values of ACT: a token's value times that sum is rounded as if the weight were f32.
+// The norm's weights of a lane's 8 depths of a chunk, each as the sum of two values of ACT: a token's value times that sum is rounded nearly as if the weight were f32.
 struct Norm {
     u32 high[4], low[4];
 
@@ -87,21 +92,24 @@ linear_once(const ACT *x, const ACT *w, const ACT *w_up, const float *norm, cons
     // last one is read again, and counts for nothing.
     Around first = around(p, blockIdx.x, threadIdx.x, first_token, columns);
     u32 bits = (u32)(u64)first.from;
-    const ACT *from[TILES][DEPTH];
+    const ACT *from[TILES][kFits ? DEPTH : 1];
 #pragma unroll
-    for (u32 d = 0; d < DEPTH; d++) {
+    for (u32 d = 0; d < (kFits ? DEPTH : 1); d++) {
 #pragma unroll
         for (u32 tile = 0; tile < TILES; tile++) from[tile][d] = p.x + (u64)(first_token + min(8 * tile + g, columns - 1)) * p.x_stride + depth_of(d);
         bits ^= (u32)(u64)from[0][d];
     }
     Norm norms[NORM ? DEPTH : 1];
 #pragma unroll
-    for (u32 d = 0; NORM && d < DEPTH; d++) bits ^= norms[NORM ? d : 0].set(scale[NORM ? d : 0]);
+    for (u32 d = 0; NORM && d < DEPTH; d++) {
+        u32 made = norms[NORM ? d : 0].set(scale[NORM ? d : 0]);
+        if (kFits) bits ^= made;
+    }
     float one_over_k = __fdividef(1.f, (float)p.k);
     bits ^= (u32)__float_as_int(one_over_k);
     u32 a[DEPTH][ROW_TILES][2][4];
 #pragma unroll
-    for (u32 d = 0; d < DEPTH; d++)
+    for (u32 d = 0; kFits && d < DEPTH; d++)
 #pragma unroll
         for (u32 r = 0; r < ROW_TILES; r++) bits ^= fragments(weights[d][r], p.tokens >> 31, a[d][r]);
     settle(bits);
@@ -111,7 +119,10 @@ linear_once(const ACT *x, const ACT *w, const ACT *w_up, const float *norm, cons
     uint4 values[TILES > 1 ? 2 : 1][DEPTH];
     auto load_tile = [&](u32 tile) {
 #pragma unroll
-        for (u32 d = 0; d < DEPTH; d++) values[tile % (TILES > 1 ? 2 : 1)][d] = load_values(from[tile][d], d + 1 < DEPTH || depth_of(d) < p.k);
+        for (u32 d = 0; d < DEPTH; d++) {
+            const ACT *at = kFits ? from[tile][kFits ? d : 0] : from[tile][0] + 32 * d * WARPS;
+            values[tile % (TILES > 1 ? 2 : 1)][d] = load_values(at, d + 1 < DEPTH || depth_of(d) < p.k);
+        }
     };
     load_tile(0);
     ask_residual(first);
@@ -126,6 +137,7 @@ linear_once(const ACT *x, const ACT *w, const ACT *w_up, const float *norm, cons
             u32 low[2] = {normed.x, normed.y}, high[2] = {normed.z, normed.w};
 #pragma unroll
             for (u32 r = 0; r < ROW_TILES; r++) {
+                if (!kFits) fragments(weights[d][r], 0, a[d][r]);
                 mma_m16n8k16<ACT>(sums[r * TILES + tile], a[d][r][0], low);
                 mma_m16n8k16<ACT>(kSplit ? others[kSplit ? r : 0] : sums[r * TILES + tile], a[d][r][1], high);
             }

@@ -17,9 +17,15 @@ const VOCABULARY: u32 = 32;
 
 /// Width of the stream, heads of queries and of keys, size of a head. The last width is no multiple of 32, and its 32s are no multiple of a block's warps.
 type Sizes = (u32, u32, u32, u32);
-const SIZES: [Sizes; 4] = [(96, 6, 2, 64), (576, 9, 3, 64), (128, 2, 1, 128), (232, 3, 1, 64)];
+const SIZES: [Sizes; 5] = [
+    (96, 6, 2, 64),
+    (576, 9, 3, 64),
+    (128, 2, 1, 128),
+    (96, 8, 1, 32),
+    (232, 3, 1, 64),
+];
 
-const BATCHES: [Batch; 8] = [
+const BATCHES: [Batch; 10] = [
     one_token("no earlier key", &[(0, 1, 1)]),
     one_token("one earlier key", &[(3, 1, 2)]),
     one_token("part of an eight", &[(1, 1, 13)]),
@@ -28,6 +34,8 @@ const BATCHES: [Batch; 8] = [
     one_token("many keys", &[(4, 1, 901)]),
     one_token("several sequences", &[(0, 1, 65), (1, 1, 200), (2, 1, 1)]),
     one_token("chunks", &[(3, 7, 7), (0, 1, 40)]),
+    one_token("chunks of 11 tokens", &[(2, 10, 12), (0, 1, 40)]),
+    one_token("chunks of 19 tokens", &[(3, 9, 9), (0, 1, 40), (1, 9, 30)]),
 ];
 
 const fn one_token(name: &'static str, seqs: &'static [(i32, u32, u32)]) -> Batch {

@@ -370,8 +370,12 @@ mod tests {
                 for n in [16, 4096] {
                     let shape = shape(n, k, tiles, 132);
                     assert!((1..=16).contains(&shape.warps) && shape.depth >= 1, "{k}: {shape:?}");
-                    // What is in flight at once covers the depth.
+                    // What is in flight at once covers the depth, and only a warp's last load may lie behind it.
                     assert!(!shape.one_tile || shape.warps * shape.depth * 32 >= k, "{k}: {shape:?}");
+                    assert!(
+                        !shape.one_tile || shape.warps * (shape.depth - 1) * 32 < k,
+                        "{k}: {shape:?}"
+                    );
                 }
             }
         }
