@@ -265,20 +265,13 @@ unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
             };
         }
         let mut scores = [[0f32; KEYS]; R];
-        let all = S::TILES && count == PANELS;
-        match (E::PAIRS, all) {
-            (true, true) => dots_pairs::<S, R, PANELS>(job, pairs, &panels, 0, &mut scores),
-            (false, true) => dots::<S, E, R, PANELS>(job, state, &panels, 0, &mut scores),
-            (true, false) => {
-                for i in 0..count {
-                    dots_pairs::<S, R, 1>(job, pairs, &panels, i, &mut scores);
-                }
-            }
-            (false, false) => {
-                for i in 0..count {
-                    dots::<S, E, R, 1>(job, state, &panels, i, &mut scores);
-                }
-            }
+        let mut i = 0;
+        while i < count {
+            i += match vectors::<S, R>() {
+                4 if count - i >= 4 => scores_of::<S, E, R, 4>(job, state, pairs, &panels, i, &mut scores),
+                2 if count - i >= 2 => scores_of::<S, E, R, 2>(job, state, pairs, &panels, i, &mut scores),
+                _ => scores_of::<S, E, R, 1>(job, state, pairs, &panels, i, &mut scores),
+            };
         }
         let mut factors = [1f32; R];
         let mut weights = [[0; KEYS / 2]; R];
@@ -299,21 +292,51 @@ unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
         }
         let dim = job.layout.head_dim;
         let mut d = 0;
-        if S::TILES {
-            while d + 4 * LANES <= dim {
-                values::<S, E, R, 4>(job, state, panels, &scores, &factors, d);
-                d += 4 * LANES;
-            }
-        }
         while d + LANES <= dim {
-            values::<S, E, R, 1>(job, state, panels, &scores, &factors, d);
-            d += LANES;
+            d += match vectors::<S, R>() {
+                4 if dim - d >= 4 * LANES => values::<S, E, R, 4>(job, state, panels, &scores, &factors, d),
+                2 if dim - d >= 2 * LANES => values::<S, E, R, 2>(job, state, panels, &scores, &factors, d),
+                _ => values::<S, E, R, 1>(job, state, panels, &scores, &factors, d),
+            };
         }
         while d < dim {
             value_scalar::<E, R>(job, state, panels, &scores, &factors, d);
             d += 1;
         }
     }
+}
+
+/// Vectors that R rows are multiplied with at once (panels of keys, or pieces of values): as many as leave all sums in registers.
+#[inline(always)]
+pub(crate) const fn vectors<S: Simd, const R: usize>() -> usize {
+    match R {
+        _ if !S::TILES => 1,
+        _ if S::LARGE_TILES => 4,
+        1 => 4,
+        2 => 2,
+        _ => 1,
+    }
+}
+
+/// Scores of R rows and P panels from `at` on; gives P.
+#[inline(always)]
+unsafe fn scores_of<S: Simd, E: KvElement, const R: usize, const P: usize>(
+    job: &Attention<'_>,
+    state: &State<R>,
+    pairs: &QueryPairs<R>,
+    panels: &[Panel; PANELS],
+    at: usize,
+    scores: &mut [[f32; KEYS]; R],
+) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if E::PAIRS {
+            dots_pairs::<S, R, P>(job, pairs, panels, at, scores);
+        } else {
+            dots::<S, E, R, P>(job, state, panels, at, scores);
+        }
+    }
+    P
 }
 
 /// q·k of R rows and P panels from `at` on, one chain a score in the order of the dimensions.
@@ -445,7 +468,7 @@ unsafe fn exp2_scalar<S: Simd>(x: f32) -> f32 {
     }
 }
 
-/// out = out · factor + Σ weight · V at dimensions d .. d + 16·C, in the order of the tokens.
+/// out = out · factor + Σ weight · V at dimensions d .. d + 16·C, in the order of the tokens; gives 16·C.
 #[inline(always)]
 unsafe fn values<S: Simd, E: KvElement, const R: usize, const C: usize>(
     job: &Attention<'_>,
@@ -454,7 +477,7 @@ unsafe fn values<S: Simd, E: KvElement, const R: usize, const C: usize>(
     weights: &[[f32; KEYS]; R],
     factors: &[f32; R],
     d: usize,
-) {
+) -> usize {
     // SAFETY: d + 16·C ≤ head_dim; tokens below `len` are in the cache.
     unsafe {
         let mut sums = [[S::splat(0.0); C]; R];
@@ -486,6 +509,7 @@ unsafe fn values<S: Simd, E: KvElement, const R: usize, const C: usize>(
             }
         }
     }
+    C * LANES
 }
 
 /// `values` for one dimension: the tail of a head_dim that is no multiple of 16.

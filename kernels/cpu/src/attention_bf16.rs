@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use half::bf16;
 
-use crate::attention::{Attention, KEYS, PANELS, Panel, State, finish_scores};
+use crate::attention::{Attention, KEYS, PANELS, Panel, State, finish_scores, vectors};
 use crate::simd::{LANES, Simd, unroll};
 
 /// Largest head dimension of a cache in bf16: queries are rounded into a buffer of that length on the stack.
@@ -107,15 +107,12 @@ pub(crate) unsafe fn values_pairs<S: Simd, const R: usize>(
     let mut d = 0;
     // SAFETY: the caller's promise, in pieces of the dimensions.
     unsafe {
-        if S::TILES {
-            while d + 4 * LANES <= dim {
-                dims::<S, R, 4>(job, state, panels, weights, factors, d);
-                d += 4 * LANES;
-            }
-        }
         while d + LANES <= dim {
-            dims::<S, R, 1>(job, state, panels, weights, factors, d);
-            d += LANES;
+            d += match vectors::<S, R>() {
+                4 if dim - d >= 4 * LANES => dims::<S, R, 4>(job, state, panels, weights, factors, d),
+                2 if dim - d >= 2 * LANES => dims::<S, R, 2>(job, state, panels, weights, factors, d),
+                _ => dims::<S, R, 1>(job, state, panels, weights, factors, d),
+            };
         }
         while d < dim {
             one_dim::<R>(job, state, panels, weights, factors, d);
@@ -124,7 +121,7 @@ pub(crate) unsafe fn values_pairs<S: Simd, const R: usize>(
     }
 }
 
-/// `values_pairs` at dimensions d .. d + 16·C.
+/// `values_pairs` at dimensions d .. d + 16·C; gives 16·C.
 #[inline(always)]
 unsafe fn dims<S: Simd, const R: usize, const C: usize>(
     job: &Attention<'_>,
@@ -133,7 +130,7 @@ unsafe fn dims<S: Simd, const R: usize, const C: usize>(
     weights: &WeightPairs<R>,
     factors: &[f32; R],
     d: usize,
-) {
+) -> usize {
     // SAFETY: d + 16·C ≤ head_dim; pairs up to `len` lie inside the block.
     unsafe {
         let mut sums = [[S::splat(0.0); C]; R];
@@ -175,6 +172,7 @@ unsafe fn dims<S: Simd, const R: usize, const C: usize>(
             }
         }
     }
+    C * LANES
 }
 
 /// Adds one pair of tokens, of which `mask` may leave one.
