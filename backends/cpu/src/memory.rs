@@ -5,7 +5,9 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 
 use halyard_platform_api::{Error, MemoryInfo, Result};
 
@@ -55,6 +57,12 @@ impl Slab {
             mapped_bytes,
             base,
         })
+    }
+
+    /// Has the system give and clear the first huge page. What is in it stays as it is; where the system does not know the advice, nothing happens.
+    fn fault_in_first_page(&self) {
+        // SAFETY: advice on a part of the mapping, which is longer than a huge page; it changes no byte that a program sees.
+        unsafe { libc::madvise(self.base.cast(), HUGE_PAGE, libc::MADV_POPULATE_WRITE) };
     }
 }
 
@@ -121,6 +129,8 @@ pub(crate) struct Memory {
     used: Arc<AtomicU64>,
     /// The slab that small buffers are cut from, and its bytes in use.
     open: Mutex<Option<(Arc<Slab>, usize)>>,
+    /// Started with the first large buffer.
+    faulter: OnceLock<Faulter>,
 }
 
 impl Memory {
@@ -131,6 +141,7 @@ impl Memory {
             available_at_open: available,
             used: Arc::new(AtomicU64::new(0)),
             open: Mutex::new(None),
+            faulter: OnceLock::new(),
         }
     }
 
@@ -169,7 +180,9 @@ impl Memory {
     /// A place for `bytes` zeroed bytes.
     fn cut(&self, bytes: usize) -> Result<(Arc<Slab>, usize)> {
         if bytes > SLAB / 2 {
-            return Ok((Arc::new(Slab::map(bytes)?), 0));
+            let slab = Arc::new(Slab::map(bytes)?);
+            self.faulter.get_or_init(Faulter::start).send(&slab);
+            return Ok((slab, 0));
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         // Small buffers share pages, others begin at one.
@@ -184,6 +197,41 @@ impl Memory {
         let slab = Arc::new(Slab::map(SLAB)?);
         *open = Some((slab.clone(), bytes));
         Ok((slab, 0))
+    }
+}
+
+/// A thread that faults in the first page of large buffers behind their users' backs. The first request of a server writes the first tokens of
+/// every layer's cache, a fresh huge page each; where a virtual machine's host has to find those first, that takes as long as the prompt.
+struct Faulter {
+    slabs: Option<Sender<Arc<Slab>>>,
+    /// `None` where the system gave no thread: users fault pages in themselves then.
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Faulter {
+    fn start() -> Faulter {
+        let (sender, slabs) = channel::<Arc<Slab>>();
+        let thread = std::thread::Builder::new().name("halyard-cpu-pages".into());
+        let work = move || slabs.into_iter().for_each(|slab| slab.fault_in_first_page());
+        Faulter {
+            slabs: Some(sender),
+            thread: thread.spawn(work).ok(),
+        }
+    }
+
+    fn send(&self, slab: &Arc<Slab>) {
+        // An error says that there is no thread.
+        let _ = self.slabs.as_ref().map(|slabs| slabs.send(slab.clone()));
+    }
+}
+
+impl Drop for Faulter {
+    fn drop(&mut self) {
+        // No code of this library may run once it is unloaded.
+        self.slabs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -251,23 +299,41 @@ mod tests {
     }
 
     #[test]
+    fn a_large_buffer_gets_its_first_huge_page_alone_before_it_is_used() {
+        let memory = Memory::new();
+        let large = memory.allocate(SLAB as u64).expect("memory");
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while resident(large.ptr(), HUGE_PAGE) < HUGE_PAGE / PAGE {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "the first page was not faulted in"
+            );
+            std::thread::yield_now();
+        }
+        assert_eq!(resident(large.ptr(), SLAB), HUGE_PAGE / PAGE, "no other page");
+        assert!(holds(&large, 0));
+    }
+
+    /// How many 4 KiB pages of the `bytes` from `at` on have memory.
+    fn resident(at: *mut u8, bytes: usize) -> usize {
+        let mut pages = vec![0u8; bytes / PAGE];
+        // SAFETY: whole pages inside a slab that the caller holds.
+        let outcome = unsafe { libc::mincore(at.cast(), bytes, pages.as_mut_ptr()) };
+        assert_eq!(outcome, 0);
+        pages.iter().filter(|page| **page & 1 == 1).count()
+    }
+
+    #[test]
     fn memory_of_a_dead_buffer_goes_back_to_the_system_while_its_slab_lives() {
         let memory = Memory::new();
         let kept = memory.allocate(4096).expect("memory");
         let dead = memory.allocate(8 << 20).expect("memory");
-        let resident = |at: *mut u8| {
-            let mut pages = vec![0u8; (8 << 20) / PAGE];
-            // SAFETY: page-aligned, inside the slab that `kept` holds.
-            let outcome = unsafe { libc::mincore(at.cast(), 8 << 20, pages.as_mut_ptr()) };
-            assert_eq!(outcome, 0);
-            pages.iter().filter(|page| **page & 1 == 1).count()
-        };
         let at = dead.ptr();
         // SAFETY: this test alone uses it.
         unsafe { at.write_bytes(1, 8 << 20) };
-        assert_eq!(resident(at), (8 << 20) / PAGE);
+        assert_eq!(resident(at, 8 << 20), (8 << 20) / PAGE);
         drop(dead);
-        assert_eq!(resident(at), 0);
+        assert_eq!(resident(at, 8 << 20), 0);
         drop(kept);
     }
 }
