@@ -37,11 +37,20 @@ impl Shared {
     }
 }
 
+/// On cache lines of its own (two, as processors fetch them in pairs): who writes it takes the line from all who look at it.
+#[repr(align(128))]
+struct Apart<T>(T);
+
 /// Where the threads of a region wait for each other.
 pub(crate) struct Barrier {
-    arrived: AtomicUsize,
-    generation: AtomicUsize,
+    arrived: Apart<AtomicUsize>,
+    /// All that waiting threads look at.
+    waiting: Apart<Waiting>,
     size: usize,
+}
+
+struct Waiting {
+    generation: AtomicUsize,
     /// A thread panicked: waiting for it would be for ever.
     broken: AtomicBool,
 }
@@ -49,11 +58,19 @@ pub(crate) struct Barrier {
 impl Barrier {
     fn new(size: usize) -> Barrier {
         Barrier {
-            arrived: AtomicUsize::new(0),
-            generation: AtomicUsize::new(0),
+            arrived: Apart(AtomicUsize::new(0)),
+            waiting: Apart(Waiting {
+                generation: AtomicUsize::new(0),
+                broken: AtomicBool::new(false),
+            }),
             size,
-            broken: AtomicBool::new(false),
         }
+    }
+
+    /// Whole again after a panic; nobody waits.
+    fn reset(&self) {
+        self.waiting.0.broken.store(false, Ordering::Relaxed);
+        self.arrived.0.store(0, Ordering::Relaxed);
     }
 
     /// Returns when all threads have come; false if one never will.
@@ -61,15 +78,19 @@ impl Barrier {
         if self.size == 1 {
             return true;
         }
-        let generation = self.generation.load(Ordering::Acquire);
-        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size {
-            self.arrived.store(0, Ordering::Relaxed);
-            self.generation.store(generation + 1, Ordering::Release);
+        let Waiting {
+            generation: now,
+            broken,
+        } = &self.waiting.0;
+        let generation = now.load(Ordering::Acquire);
+        if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == self.size {
+            self.arrived.0.store(0, Ordering::Relaxed);
+            now.store(generation + 1, Ordering::Release);
             return true;
         }
         let mut spins = 0;
-        while self.generation.load(Ordering::Acquire) == generation {
-            if self.broken.load(Ordering::Relaxed) {
+        while now.load(Ordering::Acquire) == generation {
+            if broken.load(Ordering::Relaxed) {
                 return false;
             }
             spins += 1;
@@ -146,8 +167,7 @@ impl Pool {
             }
         }
         if shared.panicked.swap(false, Ordering::Relaxed) {
-            shared.barrier.broken.store(false, Ordering::Relaxed);
-            shared.barrier.arrived.store(0, Ordering::Relaxed);
+            shared.barrier.reset();
             return false;
         }
         true
@@ -169,7 +189,7 @@ impl Drop for Pool {
 fn enter(shared: &Shared, region: Region, rank: usize) {
     if catch_unwind(AssertUnwindSafe(|| region(rank, &shared.barrier))).is_err() {
         shared.panicked.store(true, Ordering::Relaxed);
-        shared.barrier.broken.store(true, Ordering::Relaxed);
+        shared.barrier.waiting.0.broken.store(true, Ordering::Relaxed);
     }
 }
 
