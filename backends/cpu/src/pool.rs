@@ -217,3 +217,49 @@ fn work(shared: &Shared, rank: usize) {
         shared.finished.fetch_add(1, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_passes_a_barrier_before_all_have_come() {
+        let pool = Pool::new(4).expect("threads");
+        let (written, phases) = ([const { AtomicUsize::new(0) }; 4], 200);
+        for _ in 0..3 {
+            let ok = pool.run(&|rank, barrier| {
+                for phase in 1..=phases {
+                    written[rank].store(phase, Ordering::Relaxed);
+                    assert!(barrier.wait());
+                    assert!(written.iter().all(|other| other.load(Ordering::Relaxed) == phase));
+                    assert!(barrier.wait());
+                }
+            });
+            assert!(ok);
+        }
+    }
+
+    #[test]
+    fn a_panic_frees_who_waits_and_the_next_region_runs() {
+        let pool = Pool::new(3).expect("threads");
+        for _ in 0..3 {
+            let freed = AtomicUsize::new(0);
+            let ok = pool.run(&|rank, barrier| {
+                assert!(rank != 1, "this thread panics");
+                if !barrier.wait() {
+                    freed.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            assert!(!ok);
+            assert_eq!(freed.into_inner(), 2);
+            let passed = AtomicUsize::new(0);
+            let ok = pool.run(&|_, barrier| {
+                if barrier.wait() {
+                    passed.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            assert!(ok);
+            assert_eq!(passed.into_inner(), 3);
+        }
+    }
+}
