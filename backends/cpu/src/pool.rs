@@ -67,6 +67,11 @@ impl Barrier {
         }
     }
 
+    /// Lets those go who wait for a thread that panicked.
+    fn set_broken(&self) {
+        self.waiting.0.broken.store(true, Ordering::Relaxed);
+    }
+
     /// Whole again after a panic; nobody waits.
     fn reset(&self) {
         self.waiting.0.broken.store(false, Ordering::Relaxed);
@@ -189,7 +194,7 @@ impl Drop for Pool {
 fn enter(shared: &Shared, region: Region, rank: usize) {
     if catch_unwind(AssertUnwindSafe(|| region(rank, &shared.barrier))).is_err() {
         shared.panicked.store(true, Ordering::Relaxed);
-        shared.barrier.waiting.0.broken.store(true, Ordering::Relaxed);
+        shared.barrier.set_broken();
     }
 }
 
