@@ -21,35 +21,33 @@ use halyard_platform_api::{Device, DeviceInfo, Error, Platform, Result, Status};
 pub use device::CpuDevice;
 
 /// The platform: one device, all cores.
+#[derive(Default)]
 pub struct CpuPlatform {
-    threads: usize,
+    /// `None`: as many as the environment says.
+    threads: Option<usize>,
 }
 
 impl CpuPlatform {
-    /// Uses as many threads as the process may run on.
+    /// Uses as many threads as `HALYARD_CPU_THREADS` says, or as the process may run on.
     pub fn new() -> Self {
-        CpuPlatform {
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
-        }
+        Self::default()
     }
 
     /// Uses `threads` threads, the submitting one included; at least 1.
     pub fn with_threads(threads: usize) -> Self {
         CpuPlatform {
-            threads: threads.max(1),
+            threads: Some(threads.max(1)),
         }
     }
-}
 
-impl Default for CpuPlatform {
-    fn default() -> Self {
-        Self::new()
+    fn threads(&self) -> Result<usize> {
+        self.threads.map_or_else(surroundings::threads, Ok)
     }
 }
 
 impl Platform for CpuPlatform {
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        Ok(vec![device::info(self.threads, surroundings::kernels()?)])
+        Ok(vec![device::info(self.threads()?, surroundings::kernels()?)])
     }
 
     fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
@@ -59,7 +57,7 @@ impl Platform for CpuPlatform {
                 format!("device {index}: this platform has one device, index 0"),
             ));
         }
-        Ok(CpuDevice::open(self.threads, surroundings::kernels()?)?)
+        Ok(CpuDevice::open(self.threads()?, surroundings::kernels()?)?)
     }
 }
 

@@ -7,8 +7,22 @@ use std::time::{Duration, Instant};
 
 /// How long a worker looks for the next region before it sleeps: the time between two decode steps, at most.
 const SPIN: Duration = Duration::from_micros(100);
-/// Looks at a barrier before giving the core away.
-const BARRIER_SPINS: u32 = 4000;
+/// Looks at what another thread will soon write, about a microsecond of them, before the core is given away between looks: the other may be waiting for it,
+/// as happens when threads of the server or of clients have pushed two of this pool onto one core.
+const LOOKS: u32 = 64;
+
+/// Returns when `done` says so: looks at once, then again and again.
+fn wait_until(mut done: impl FnMut() -> bool) {
+    let mut looks = 0;
+    while !done() {
+        if looks < LOOKS {
+            looks += 1;
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
 
 type Region = &'static (dyn Fn(usize, &Barrier) + Sync);
 
@@ -93,19 +107,9 @@ impl Barrier {
             now.store(generation + 1, Ordering::Release);
             return true;
         }
-        let mut spins = 0;
-        while now.load(Ordering::Acquire) == generation {
-            if broken.load(Ordering::Relaxed) {
-                return false;
-            }
-            spins += 1;
-            if spins < BARRIER_SPINS {
-                std::hint::spin_loop();
-            } else {
-                std::thread::yield_now();
-            }
-        }
-        true
+        let passed = || now.load(Ordering::Acquire) != generation;
+        wait_until(|| passed() || broken.load(Ordering::Relaxed));
+        passed()
     }
 }
 
@@ -162,15 +166,7 @@ impl Pool {
             shared.wake.notify_all();
         }
         enter(shared, region, 0);
-        let mut spins = 0;
-        while shared.finished.load(Ordering::Acquire) + 1 < shared.size {
-            spins += 1;
-            if spins < BARRIER_SPINS {
-                std::hint::spin_loop();
-            } else {
-                std::thread::yield_now();
-            }
-        }
+        wait_until(|| shared.finished.load(Ordering::Acquire) + 1 == shared.size);
         if shared.panicked.swap(false, Ordering::Relaxed) {
             shared.barrier.reset();
             return false;
@@ -202,9 +198,7 @@ fn work(shared: &Shared, rank: usize) {
     let mut seen = 0;
     loop {
         let idle_since = Instant::now();
-        while shared.epoch.load(Ordering::Acquire) == seen && idle_since.elapsed() < SPIN {
-            std::hint::spin_loop();
-        }
+        wait_until(|| shared.epoch.load(Ordering::Acquire) != seen || idle_since.elapsed() >= SPIN);
         let region = {
             let mut state = shared.lock();
             while state.epoch == seen && !state.stop {
@@ -242,6 +236,18 @@ mod tests {
             });
             assert!(ok);
         }
+    }
+
+    #[test]
+    fn a_region_ends_when_its_last_thread_has() {
+        let pool = Pool::new(3).expect("threads");
+        let done = AtomicUsize::new(0);
+        let ok = pool.run(&|rank, _| {
+            std::thread::sleep(Duration::from_millis(20) * rank as u32);
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert!(ok);
+        assert_eq!(done.load(Ordering::Relaxed), 3);
     }
 
     #[test]

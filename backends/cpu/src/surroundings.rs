@@ -1,5 +1,6 @@
 //! The one place that looks at the environment: `HALYARD_CPU_ISA` forces an instruction set, to measure or test the
-//! kernels of a lesser processor. Without it the fastest set that this CPU has is taken.
+//! kernels of a lesser processor. Without it the fastest set that this CPU has is taken. `HALYARD_CPU_THREADS` says how many
+//! threads a device has.
 
 use halyard_kernels_cpu::{Isa, Kernels};
 use halyard_platform_api::{Error, Result};
@@ -58,6 +59,32 @@ fn named(name: &str) -> Result<&'static Kernels> {
     })
 }
 
+/// Most threads of a device: more than any processor has cores.
+const MAX_THREADS: usize = 1024;
+
+/// The threads that the environment asks for, or as many as the process may run on.
+///
+/// # Errors
+/// `InvalidArgument` where the variable is no number of threads.
+pub(crate) fn threads() -> Result<usize> {
+    match std::env::var_os("HALYARD_CPU_THREADS") {
+        Some(number) if !number.is_empty() => threads_of(&number.to_string_lossy()),
+        _ => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
+    }
+}
+
+fn threads_of(number: &str) -> Result<usize> {
+    let threads = number
+        .parse()
+        .ok()
+        .filter(|threads| (1..=MAX_THREADS).contains(threads));
+    threads.ok_or_else(|| {
+        Error::invalid(format!(
+            "HALYARD_CPU_THREADS={number}: a device has 1 to {MAX_THREADS} threads; without the variable, one for each core that the process may run on"
+        ))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +106,19 @@ mod tests {
             };
             assert!(
                 error.message.contains(name) && error.message.contains("portable"),
+                "{}",
+                error.message
+            );
+        }
+    }
+
+    #[test]
+    fn a_number_of_threads_is_taken_and_anything_else_refused_with_the_limits() {
+        assert_eq!((threads_of("1"), threads_of("1024")), (Ok(1), Ok(1024)));
+        for number in ["0", "1025", "-2", "all", "2 ", "99999999999999999999"] {
+            let error = threads_of(number).expect_err(number);
+            assert!(
+                error.message.contains(number) && error.message.contains("1 to 1024"),
                 "{}",
                 error.message
             );
