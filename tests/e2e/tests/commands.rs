@@ -1,6 +1,6 @@
 //! Commands that look at what is installed, and the two that talk to a model.
 
-use halyard_e2e::{Server, fixture, library, run, stderr};
+use halyard_e2e::{Server, fixture, halyard, library, run, stderr};
 use serde_json::Value;
 
 fn json(args: &[&str]) -> Value {
@@ -50,6 +50,16 @@ fn platforms_lists_the_devices_of_each() {
     );
     let shown = text(&["platforms"]);
     assert!(shown.contains("cpu") && shown.contains("reference"), "{shown}");
+}
+
+#[test]
+fn the_cpu_platform_has_as_many_threads_as_its_variable_says() {
+    let with = |threads: &str| {
+        let output = halyard(&["platforms"]).env("HALYARD_CPU_THREADS", threads).output();
+        String::from_utf8(output.expect("the binary starts").stdout).expect("UTF-8")
+    };
+    assert!(with("3").contains(", 3 threads"), "{}", with("3"));
+    assert!(with("none").contains("HALYARD_CPU_THREADS=none: a device has 1 to 1024 threads"));
 }
 
 #[test]
