@@ -27,15 +27,18 @@ const NAMES: [(&str, Isa); 6] = [
     ("avx512bf16", Isa::Avx512 { vnni: true, bf16: true }),
 ];
 
+/// A variable that is set to something.
+fn variable(name: &str) -> Option<String> {
+    let value = std::env::var_os(name).filter(|value| !value.is_empty())?;
+    Some(value.to_string_lossy().into_owned())
+}
+
 /// The kernels that the environment asks for.
 ///
 /// # Errors
 /// `InvalidArgument` where the variable names no set, or one that this CPU lacks.
 pub(crate) fn kernels() -> Result<&'static Kernels> {
-    match std::env::var_os("HALYARD_CPU_ISA") {
-        Some(name) if !name.is_empty() => named(&name.to_string_lossy()),
-        _ => Ok(Kernels::best()),
-    }
+    variable("HALYARD_CPU_ISA").map_or_else(|| Ok(Kernels::best()), |name| named(&name))
 }
 
 /// The kernels of a set by name.
@@ -67,10 +70,8 @@ const MAX_THREADS: usize = 1024;
 /// # Errors
 /// `InvalidArgument` where the variable is no number of threads.
 pub(crate) fn threads() -> Result<usize> {
-    match std::env::var_os("HALYARD_CPU_THREADS") {
-        Some(number) if !number.is_empty() => threads_of(&number.to_string_lossy()),
-        _ => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
-    }
+    let usual = || Ok(std::thread::available_parallelism().map_or(1, usize::from));
+    variable("HALYARD_CPU_THREADS").map_or_else(usual, |number| threads_of(&number))
 }
 
 fn threads_of(number: &str) -> Result<usize> {
