@@ -5,7 +5,8 @@ use crate::error::Error;
 /// Which request goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
-    /// In the order of [`crate::Scheduler::add`]. No request is ever overtaken.
+    /// In the order of [`crate::Scheduler::add`]. Nobody is overtaken but long prompts that wait for their share of a step,
+    /// and requests that wait for their adapter.
     #[default]
     Fcfs,
     /// Lower `priority` first, then the earlier arrival, then the order of adding.
@@ -52,7 +53,9 @@ pub struct SchedulerConfig {
     pub max_waiting: usize,
     /// Who goes first. Default FCFS.
     pub policy: Policy,
-    /// A request computes at most this many tokens in one step, so that long prompts leave room; 0 = no such limit. Default 0.
+    /// A prompt with more tokens to compute is long: long prompts share half of a step while others want the rest, and
+    /// none of them computes more than this in one step. 0: half of a step makes a prompt long, and a long prompt that is
+    /// alone fills the step. Default 0.
     pub long_prefill_token_threshold: u32,
     /// Slots kept allocated past the planned tokens, for a drafter that writes ahead. Default 0.
     pub num_lookahead_tokens: u32,

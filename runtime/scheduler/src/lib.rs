@@ -26,7 +26,9 @@
 //! Words used everywhere: *known* tokens are the prompt and what was sampled and read back; the *upper bound* adds
 //! what steps in flight may still return; *computed* tokens have their keys and values in the cache.
 
+mod admit;
 mod block_pool;
+mod budget;
 mod config;
 mod error;
 mod ids;

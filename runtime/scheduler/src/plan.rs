@@ -1,18 +1,30 @@
-//! Planning of a step: who computes how many tokens, who is admitted, who is preempted. It looks at counts only and
-//! must never wait for a token value.
+//! Planning of a step: who computes how many tokens, who is preempted. It looks at counts only and must never wait for
+//! a token value. Admission is in `admit.rs`, the sharing of tokens in `budget.rs`.
+//!
+//! A step is planned in four passes: running requests, where long prompts get their share of the tokens; short waiting
+//! requests, and long ones while that share lasts; then what is left goes to the running long prompts, and last to the
+//! long ones that were passed over. So a long prompt takes a whole step only when nobody else wants it.
 
-use crate::ids::{RowIndex, Slot, StepId};
-use crate::lora::MAX_SKIPPED;
-use crate::output::{Admitted, Scheduled, SchedulerOutput, TableWrite};
+use crate::budget::StepBudget;
+use crate::ids::{Slot, StepId};
+use crate::output::{Scheduled, SchedulerOutput, TableWrite};
 use crate::request::{Request, State};
 use crate::scheduler::{InFlightRow, InFlightStep, Scheduler};
 
 /// The part of a request that one step computes.
 #[derive(Debug, Clone, Copy)]
-struct Chunk {
-    query_len: u32,
-    num_drafts: u32,
-    emits: bool,
+pub(crate) struct Chunk {
+    pub(crate) query_len: u32,
+    pub(crate) num_drafts: u32,
+    pub(crate) emits: bool,
+}
+
+/// A plan in the making.
+#[derive(Debug)]
+pub(crate) struct Draft<'a> {
+    pub(crate) budget: StepBudget,
+    pub(crate) rows: &'a mut Vec<InFlightRow>,
+    pub(crate) out: &'a mut SchedulerOutput,
 }
 
 impl Scheduler {
@@ -32,33 +44,51 @@ impl Scheduler {
         }
         let mut rows = self.spare_rows.pop().unwrap_or_default();
         rows.clear();
-        let mut tokens_left = self.config.max_num_batched_tokens;
-        let blocks_are_short = self.plan_running(&mut tokens_left, &mut rows, out);
+        let budget = self.step_budget();
+        let all_tokens = budget.tokens_left;
+        let mut draft = Draft {
+            budget,
+            rows: &mut rows,
+            out: &mut *out,
+        };
+        let blocks_are_short = self.plan_running(&mut draft);
         if !blocks_are_short {
-            self.admit_waiting(now_ns, &mut tokens_left, &mut rows, out);
+            self.admit_waiting(now_ns, &mut draft);
+            self.fill_up(&mut draft);
+            self.admit_passed_over(now_ns, &mut draft);
         }
+        out.num_tokens = all_tokens - draft.budget.tokens_left;
+        self.passed_over.clear();
+        self.write_tables(&rows, out);
+        self.first_entries.clear();
         if rows.is_empty() {
             self.spare_rows.push(rows);
             return false;
         }
         self.last_step = StepId(self.last_step.0 + 1);
         out.step = self.last_step;
-        out.num_tokens = self.config.max_num_batched_tokens - tokens_left;
         out.preempted.append(&mut self.unreported_preemptions);
         self.in_flight.push_back(InFlightStep { step: out.step, rows });
         true
     }
 
+    /// The tokens of the next step. Decode tokens are never cut: each running request gets its own.
+    fn step_budget(&self) -> StepBudget {
+        let is_shared = self.running.len() + self.waiting.len() > 1;
+        let decodes = self.running.iter().filter(|slot| is_decode(&self.requests[**slot]));
+        StepBudget::new(&self.config, self.max_prompt_tokens, is_shared, decodes.count() as u32)
+    }
+
     /// Gives the running requests their tokens, the policy's first one first. True if somebody waits for blocks: then
-    /// nobody is admitted, who would only take what an older request waits for.
-    fn plan_running(&mut self, tokens_left: &mut u32, rows: &mut Vec<InFlightRow>, out: &mut SchedulerOutput) -> bool {
+    /// the plan is done, as others would only take what an older request waits for.
+    fn plan_running(&mut self, draft: &mut Draft<'_>) -> bool {
         let mut short = false;
         let mut index = 0;
-        while index < self.running.len() && *tokens_left > 0 {
+        while index < self.running.len() && draft.budget.tokens_left > 0 {
             let slot = self.running[index];
             index += 1;
             let request = &self.requests[slot];
-            let Some(chunk) = self.next_chunk(request, *tokens_left) else {
+            let Some(chunk) = self.next_chunk(request, &draft.budget) else {
                 continue;
             };
             let end = self.config.with_lookahead(request.num_computed_upper + chunk.query_len);
@@ -68,22 +98,77 @@ impl Scheduler {
                 short = true;
                 continue;
             }
-            *tokens_left -= chunk.query_len;
-            self.plan_row(slot, chunk, false, rows, out);
+            self.spend(&mut draft.budget, slot, chunk.query_len);
+            self.plan_row(slot, chunk, false, draft);
         }
         short
     }
 
+    /// Takes a chunk's tokens from the budget, before the chunk counts as computed.
+    pub(crate) fn spend(&self, budget: &mut StepBudget, slot: Slot, query_len: u32) {
+        let request = &self.requests[slot];
+        match is_decode(request) {
+            true => budget.spend_decode(query_len),
+            false => budget.spend_prompt(request.num_known_upper() - request.num_computed_upper, query_len),
+        }
+    }
+
+    /// Gives tokens that are left to running prompts that could compute more, the policy's first one first. Nobody is
+    /// preempted for it.
+    fn fill_up(&mut self, draft: &mut Draft<'_>) {
+        draft.budget.open();
+        let mut index = 0;
+        while index < self.running.len() && draft.budget.prompt_left() > 0 {
+            let slot = self.running[index];
+            index += 1;
+            let request = &self.requests[slot];
+            let known = request.num_known_upper();
+            let missing_tokens = known - request.num_computed_upper;
+            if missing_tokens == 0 || known >= request.max_len || is_decode(request) {
+                continue;
+            }
+            let planned = draft.rows.iter().position(|row| row.slot == slot);
+            let taken = planned.map_or(0, |at| draft.rows[at].query_len);
+            let more = missing_tokens
+                .min(self.config.max_chunk() - taken)
+                .min(draft.budget.prompt_left());
+            let end = self.config.with_lookahead(request.num_computed_upper + more);
+            if more == 0 || self.kv.missing_blocks(&request.tables, end) > self.kv.pool.num_free() {
+                continue;
+            }
+            self.spend(&mut draft.budget, slot, more);
+            let emits = more == missing_tokens;
+            match planned {
+                Some(at) => self.extend_row(at, more, emits, draft),
+                None => {
+                    let chunk = Chunk {
+                        query_len: more,
+                        num_drafts: 0,
+                        emits,
+                    };
+                    self.plan_row(slot, chunk, false, draft);
+                }
+            }
+        }
+    }
+
     /// What the request can compute now: everything up to its known tokens, those in flight counted as known.
     /// None if it can have no more tokens than steps in flight may already return.
-    fn next_chunk(&self, request: &Request, tokens_left: u32) -> Option<Chunk> {
+    fn next_chunk(&self, request: &Request, budget: &StepBudget) -> Option<Chunk> {
         let known = request.num_known_upper();
         if known >= request.max_len {
             return None;
         }
         let wanted = known - request.num_computed_upper;
+        let is_decode = is_decode(request);
+        let tokens_left = match is_decode {
+            true => budget.tokens_left,
+            false => budget.for_prompt(wanted),
+        };
         let query_len = wanted.min(self.config.max_chunk()).min(tokens_left);
-        let is_decode = wanted == 1 && known > request.prompt.len() as u32;
+        if query_len == 0 {
+            return None;
+        }
         let num_drafts = match is_decode {
             // A draft and the token behind it must both stay within the request's length, and the whole query
             // within the chunk for which `SchedulerConfig::blocks_for` counts blocks.
@@ -133,118 +218,8 @@ impl Scheduler {
         tables.map(|table| table.blocks.len() as u32).sum()
     }
 
-    /// Admits waiting requests in the policy's order while tokens, rows and blocks last. The first that cannot be
-    /// admitted ends it: nobody overtakes, except those that wait for their adapter ([`crate::lora`]).
-    fn admit_waiting(
-        &mut self,
-        now_ns: u64,
-        tokens_left: &mut u32,
-        rows: &mut Vec<InFlightRow>,
-        out: &mut SchedulerOutput,
-    ) {
-        self.loras.open_all();
-        self.admit_in_order(now_ns, tokens_left, rows, out);
-        self.note_overtaken(out.admitted.len() as u32);
-    }
-
-    fn admit_in_order(
-        &mut self,
-        now_ns: u64,
-        tokens_left: &mut u32,
-        rows: &mut Vec<InFlightRow>,
-        out: &mut SchedulerOutput,
-    ) {
-        let mut behind = None;
-        while *tokens_left > 0 && self.skipped.len() < MAX_SKIPPED {
-            let (Some(slot), Some(&row)) = (self.waiting.after(behind), self.free_rows.first()) else {
-                return;
-            };
-            if self.requests[slot].num_in_flight > 0 {
-                // A preempted request's last tokens belong to its history.
-                return;
-            }
-            let Ok(lora_slot) = self.lora_slot_for(slot) else {
-                behind = Some(self.requests[slot].key);
-                self.skipped.push((slot, out.admitted.len() as u32));
-                continue;
-            };
-            let request = &mut self.requests[slot];
-            let attempt = Some((request.key.seq, self.kv.pool.num_releases()));
-            if self.blocked_head == attempt {
-                return;
-            }
-            let hit = self.kv.find_prefix(request);
-            let query_len = (request.num_known() - hit)
-                .min(self.config.max_chunk())
-                .min(*tokens_left);
-            let chunk_end = self.config.with_lookahead(hit + query_len);
-            let cost = self.kv.admission_cost(&self.config, request, hit, chunk_end);
-            if cost > u64::from(self.kv.pool.num_free()) {
-                self.blocked_head = attempt;
-                return;
-            }
-            let emits = hit + query_len == request.num_known();
-            out.admitted.push(self.admit(slot, row, lora_slot, hit, now_ns));
-            *tokens_left -= query_len;
-            self.plan_row(
-                slot,
-                Chunk {
-                    query_len,
-                    num_drafts: 0,
-                    emits,
-                },
-                true,
-                rows,
-                out,
-            );
-        }
-    }
-
-    /// Moves a request from the waiting queue to the running list, with the blocks of its prefix hit.
-    fn admit(&mut self, slot: Slot, row: RowIndex, lora_slot: Option<u32>, hit: u32, now_ns: u64) -> Admitted {
-        self.free_rows.remove(&row);
-        if let Some(lora) = lora_slot {
-            self.loras.take(lora);
-        }
-        let request = &mut self.requests[slot];
-        let key = request.key;
-        self.waiting.remove(key);
-        self.kv.adopt_prefix(request, hit);
-        if self.config.enable_prefix_caching && request.cacheable {
-            self.prefix_queries += u64::from(request.num_known());
-            self.prefix_hits += u64::from(hit);
-        }
-        request.state = State::Running;
-        request.row = Some(row);
-        request.lora_slot = lora_slot;
-        request.num_overtaken = 0;
-        request.num_computed = hit;
-        request.num_computed_upper = hit;
-        let admitted = Admitted {
-            id: request.id,
-            row,
-            lora_slot,
-            num_computed: hit,
-            resumed: request.was_admitted,
-            waited_ns: now_ns.saturating_sub(request.arrival_ns),
-            prompt: request.prompt.clone(),
-            generated: request.generated.clone(),
-        };
-        request.was_admitted = true;
-        let index = self.running_index(key).unwrap_or_else(|index| index);
-        self.running.insert(index, slot);
-        admitted
-    }
-
     /// Writes one row into the plan, with its new blocks, and counts it as in flight. The blocks are there.
-    fn plan_row(
-        &mut self,
-        slot: Slot,
-        chunk: Chunk,
-        whole_table: bool,
-        rows: &mut Vec<InFlightRow>,
-        out: &mut SchedulerOutput,
-    ) {
+    pub(crate) fn plan_row(&mut self, slot: Slot, chunk: Chunk, whole_table: bool, draft: &mut Draft<'_>) {
         let request = &mut self.requests[slot];
         let Some(row) = request.row else {
             debug_assert!(false, "a running request owns a row");
@@ -252,22 +227,11 @@ impl Scheduler {
         };
         let num_computed_upper = request.num_computed_upper;
         let end = self.config.with_lookahead(num_computed_upper + chunk.query_len);
-        for (group, table) in request.tables.iter_mut().enumerate() {
-            let first = if whole_table { table.first } else { table.end() };
-            self.kv.grow(group, table, end);
-            let new = &table.blocks[(first - table.first) as usize..];
-            if !new.is_empty() {
-                let (offset, len) = (out.table_blocks.len() as u32, new.len() as u32);
-                out.table_blocks.extend_from_slice(new);
-                out.table_writes.push(TableWrite {
-                    row,
-                    group: group as u32,
-                    first,
-                    offset,
-                    len,
-                });
-            }
-        }
+        let tables = request.tables.iter();
+        let firsts = tables.map(|table| if whole_table { table.first } else { table.end() });
+        self.first_entries.extend(firsts);
+        self.grow_tables(slot, end);
+        let request = &mut self.requests[slot];
         let Chunk {
             query_len,
             num_drafts,
@@ -277,7 +241,7 @@ impl Scheduler {
         request.num_in_flight += 1;
         request.num_pending += if emits { num_drafts + 1 } else { 0 };
         let id = request.id;
-        out.scheduled.push(Scheduled {
+        draft.out.scheduled.push(Scheduled {
             id,
             row,
             query_len,
@@ -285,7 +249,7 @@ impl Scheduler {
             emits,
             num_drafts,
         });
-        rows.push(InFlightRow {
+        draft.rows.push(InFlightRow {
             slot,
             id,
             query_len,
@@ -293,4 +257,57 @@ impl Scheduler {
             emits,
         });
     }
+
+    /// Adds tokens to a prompt's row that this plan already has. Their blocks are there.
+    fn extend_row(&mut self, at: usize, more: u32, emits: bool, draft: &mut Draft<'_>) {
+        let slot = draft.rows[at].slot;
+        let request = &mut self.requests[slot];
+        request.num_computed_upper += more;
+        request.num_pending += u32::from(emits);
+        let end = self.config.with_lookahead(request.num_computed_upper);
+        self.grow_tables(slot, end);
+        draft.rows[at].query_len += more;
+        draft.rows[at].emits = emits;
+        draft.out.scheduled[at].query_len += more;
+        draft.out.scheduled[at].emits = emits;
+    }
+
+    /// Grows the request's block tables to `end` tokens. The blocks are there.
+    fn grow_tables(&mut self, slot: Slot, end: u32) {
+        for (group, table) in self.requests[slot].tables.iter_mut().enumerate() {
+            self.kv.grow(group, table, end);
+        }
+    }
+
+    /// Writes the new entries of the planned rows' block tables into the plan.
+    fn write_tables(&self, rows: &[InFlightRow], out: &mut SchedulerOutput) {
+        let num_groups = self.config.groups.len();
+        for (row, firsts) in rows.iter().zip(self.first_entries.chunks_exact(num_groups)) {
+            let request = &self.requests[row.slot];
+            let Some(device_row) = request.row else {
+                debug_assert!(false, "a planned request owns a row");
+                continue;
+            };
+            for (group, (table, &first)) in request.tables.iter().zip(firsts).enumerate() {
+                let new = &table.blocks[(first - table.first) as usize..];
+                if !new.is_empty() {
+                    let (offset, len) = (out.table_blocks.len() as u32, new.len() as u32);
+                    out.table_blocks.extend_from_slice(new);
+                    out.table_writes.push(TableWrite {
+                        row: device_row,
+                        group: group as u32,
+                        first,
+                        offset,
+                        len,
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Whether all the request computes next is the token behind what it has computed: no prompt is left.
+fn is_decode(request: &Request) -> bool {
+    let known = request.num_known_upper();
+    known - request.num_computed_upper == 1 && known > request.prompt.len() as u32
 }

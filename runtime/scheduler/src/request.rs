@@ -76,6 +76,8 @@ pub(crate) struct Request {
     pub(crate) row: Option<RowIndex>,
     /// The slot of its adapter, as long as it owns a row.
     pub(crate) lora_slot: Option<u32>,
+    /// Tokens that were not cached when its prefix was last looked up while it waited.
+    pub(crate) wanted_hint: Option<u32>,
     /// Requests admitted while this one had to wait for a slot.
     pub(crate) num_overtaken: u32,
     /// One table a KV group.

@@ -81,6 +81,12 @@ pub struct Scheduler {
     pub(crate) loras: LoraSlots,
     /// Requests that the current plan passed over, with the number admitted before; empty between plans.
     pub(crate) skipped: Vec<(Slot, u32)>,
+    /// Long prompts that the current plan passed over; empty between plans.
+    pub(crate) passed_over: Vec<Slot>,
+    /// Most prompt tokens of a step in which several requests are there; 0: no bound.
+    pub(crate) max_prompt_tokens: u32,
+    /// First new entry of each planned row's block tables, one a KV group; empty between plans.
+    pub(crate) first_entries: Vec<u32>,
     pub(crate) in_flight: VecDeque<InFlightStep>,
     /// Row lists of updated steps, for the next ones.
     pub(crate) spare_rows: Vec<Vec<InFlightRow>>,
@@ -114,6 +120,9 @@ impl Scheduler {
             kv: KvCache::new(&config),
             loras: LoraSlots::new(config.num_lora_slots),
             skipped: Vec::new(),
+            passed_over: Vec::new(),
+            first_entries: Vec::new(),
+            max_prompt_tokens: 0,
             in_flight: VecDeque::new(),
             spare_rows: Vec::new(),
             last_step: StepId(0),
@@ -127,6 +136,12 @@ impl Scheduler {
             prefix_hits: 0,
             config,
         })
+    }
+
+    /// Bounds the prompt tokens of the next steps, because steps take too long; 0: no bound. A request that is alone may
+    /// have twice as many. Tokens of decodes are not bounded by it.
+    pub fn set_max_prompt_tokens(&mut self, tokens: u32) {
+        self.max_prompt_tokens = tokens;
     }
 
     /// The configuration it was made with.
@@ -159,6 +174,7 @@ impl Scheduler {
             was_admitted: false,
             row: None,
             lora_slot: None,
+            wanted_hint: None,
             num_overtaken: 0,
             tables: self.kv.empty_tables(),
             num_computed: 0,

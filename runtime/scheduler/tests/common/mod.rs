@@ -95,7 +95,7 @@ pub struct Device {
     tables: Vec<Vec<Vec<BlockId>>>,
     /// `[block][offset]`
     slots: Vec<Vec<u64>>,
-    requests: BTreeMap<RequestId, NewRequest>,
+    pub requests: BTreeMap<RequestId, NewRequest>,
     pub in_flight: VecDeque<RunStep>,
     random: Random,
     /// One in so many emitting rows samples nothing; 0 = never.

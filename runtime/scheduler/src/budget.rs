@@ -1,0 +1,77 @@
+//! The tokens of one step and who may have them: decodes, short prompts, long prompts. Counts only; it knows no request.
+
+use crate::config::SchedulerConfig;
+
+/// What is left of a step's tokens while it is planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StepBudget {
+    /// Tokens of any kind.
+    pub(crate) tokens_left: u32,
+    /// Of these, tokens of prompts.
+    prompt_left: u32,
+    /// Of these, tokens of long prompts.
+    long_left: u32,
+    /// A prompt that still has more tokens than this to compute is long.
+    long_threshold: u32,
+}
+
+impl StepBudget {
+    /// The budget of a step in which `num_decodes` requests want one token each. `max_prompt_tokens` bounds prompt tokens
+    /// (0: no bound); a request that is alone gets twice that. Long prompts share half of them at first.
+    pub(crate) fn new(config: &SchedulerConfig, max_prompt_tokens: u32, is_shared: bool, num_decodes: u32) -> Self {
+        let tokens = config.max_num_batched_tokens;
+        let bound = match (max_prompt_tokens, is_shared) {
+            (0, _) => tokens,
+            (bound, true) => bound,
+            (bound, false) => bound.saturating_mul(2),
+        };
+        let prompt_left = bound.min(tokens.saturating_sub(num_decodes)).max(1);
+        let long_threshold = match config.long_prefill_token_threshold {
+            0 => prompt_left / 2,
+            threshold => threshold,
+        };
+        StepBudget {
+            tokens_left: tokens,
+            prompt_left,
+            long_left: prompt_left.div_ceil(2),
+            long_threshold,
+        }
+    }
+
+    /// Prompt tokens that are left.
+    pub(crate) fn prompt_left(&self) -> u32 {
+        self.prompt_left.min(self.tokens_left)
+    }
+
+    /// Tokens that a prompt with `wanted` tokens to compute may have now.
+    pub(crate) fn for_prompt(&self, wanted: u32) -> u32 {
+        match self.is_long(wanted) {
+            true => self.long_left.min(self.prompt_left()),
+            false => self.prompt_left(),
+        }
+    }
+
+    fn is_long(&self, wanted: u32) -> bool {
+        wanted > self.long_threshold
+    }
+
+    /// Takes the tokens of a decode, drafts included.
+    pub(crate) fn spend_decode(&mut self, tokens: u32) {
+        self.tokens_left -= tokens;
+    }
+
+    /// Takes `tokens` of a prompt that had `wanted` to compute.
+    pub(crate) fn spend_prompt(&mut self, wanted: u32, tokens: u32) {
+        self.tokens_left -= tokens;
+        self.prompt_left -= tokens;
+        if self.is_long(wanted) {
+            self.long_left -= tokens;
+        }
+        self.long_left = self.long_left.min(self.prompt_left);
+    }
+
+    /// Gives what short prompts have left to long ones.
+    pub(crate) fn open(&mut self) {
+        self.long_left = self.prompt_left;
+    }
+}
