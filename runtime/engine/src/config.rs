@@ -1,6 +1,7 @@
 //! The engine's immutable configuration, one section per owner. Resolved once; nothing below reads the environment.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use halyard_models::lora::MAX_LORA_RANK;
 use halyard_models::program::LoraOptions;
@@ -9,6 +10,9 @@ use halyard_platform_api::DType;
 
 use crate::error::EngineError;
 use crate::lora::AdapterSource;
+
+/// Default of [`SchedulingConfig::max_step`]: a stream beside a long prompt pauses no longer than a reader notices.
+pub const DEFAULT_MAX_STEP: Duration = Duration::from_millis(250);
 
 /// Everything the engine is started with.
 #[derive(Clone, Debug)]
@@ -75,6 +79,12 @@ pub struct SchedulingConfig {
     pub policy: halyard_scheduler::Policy,
     /// Steps in flight beyond the first; `None`: the device's depth.
     pub async_depth: Option<u32>,
+    /// A prompt with more tokens to compute than this is long: long prompts share half of a step while others want the
+    /// rest, and none computes more than this in a step. 0: half of a step is long, and a long prompt that is alone fills it.
+    pub long_prefill_token_threshold: u32,
+    /// Prompts are cut so that a step that several requests share takes about this long, and one of a lone request twice as
+    /// long. Zero: no bound.
+    pub max_step: Duration,
 }
 
 /// Decode steps recorded once and replayed, on devices that can.
@@ -219,6 +229,8 @@ impl EngineConfig {
                 max_waiting: 4096,
                 policy: halyard_scheduler::Policy::Fcfs,
                 async_depth: None,
+                long_prefill_token_threshold: 0,
+                max_step: DEFAULT_MAX_STEP,
             },
             recording: RecordingConfig::default(),
             lora: None,

@@ -21,6 +21,7 @@ use crate::rank::Ranks;
 use crate::runner::{InFlight, Runner, StepResult};
 use crate::sequence::{Sequence, SequenceEvent, Sequences};
 use crate::stats::{Records, StatsSnapshot};
+use crate::step_pace::{StepPace, TimedStep};
 
 /// Longest wait of a stalled engine for a command: then it looks at its deadline.
 const STALL: Duration = Duration::from_millis(100);
@@ -70,6 +71,10 @@ pub(crate) struct Core {
     is_stalled: bool,
     started: Instant,
     deadline: Option<Instant>,
+    /// How long steps take.
+    pace: StepPace,
+    /// When the last step was collected.
+    collected: Instant,
 }
 
 impl Core {
@@ -81,7 +86,7 @@ impl Core {
         commands: Receiver<Command>,
         shared: Arc<Shared>,
         records: Records,
-        started: Instant,
+        (started, pace): (Instant, StepPace),
     ) -> Core {
         let (runner, ranks) = devices;
         let step_life = StepLife::new(scheduler.config().groups[0].block_size);
@@ -104,6 +109,8 @@ impl Core {
             is_stalled: false,
             started,
             deadline: None,
+            pace,
+            collected: started,
         }
     }
 
@@ -262,6 +269,7 @@ impl Core {
         while self.in_flight.len() < self.max_in_flight {
             let now = Instant::now();
             let now_ns = now.duration_since(self.started).as_nanos() as u64;
+            self.scheduler.set_max_prompt_tokens(self.pace.max_prompt_tokens());
             let planned = self.scheduler.schedule_into(now_ns, &mut self.plan);
             if let Some(lora) = &mut self.lora {
                 lora.start_loads(&mut self.scheduler);
@@ -302,6 +310,7 @@ impl Core {
             return Ok(());
         };
         let result = self.runner.collect(&flight, || self.shared.is_overdue())?;
+        self.note_pace(&flight, submitted);
         let emitting = flight.rows.iter().zip(&result.rows).filter(|(row, _)| row.emits);
         let results: Vec<RowResult<'_>> = emitting
             .map(|(row, (token, _))| RowResult {
@@ -444,6 +453,16 @@ impl Core {
                 .step(flight, step, (prompt, generated), &counts, waiting, send);
             self.records.hand_over();
         }
+    }
+
+    /// Learns how long steps take. A step that was submitted behind another one began when that one ended.
+    fn note_pace(&mut self, flight: &InFlight, submitted: Instant) {
+        let began = submitted.max(std::mem::replace(&mut self.collected, Instant::now()));
+        self.pace.note(TimedStep {
+            prompt_tokens: flight.rows.iter().map(|row| u64::from(row.prompt_tokens)).sum(),
+            has_decodes: flight.rows.iter().any(|row| row.prompt_tokens == 0),
+            duration: self.collected.duration_since(began),
+        });
     }
 
     /// Sends what changed without a step, such as an abort.

@@ -29,6 +29,7 @@ use crate::rank::{RankGroup, Ranks};
 use crate::runner::Runner;
 use crate::sequence::Sequence;
 use crate::stats::{Records, StatsSnapshot};
+use crate::step_pace::StepPace;
 use crate::stream::OutputStream;
 
 /// What the engine thread and its handles share.
@@ -178,6 +179,7 @@ impl EngineHandle {
             }
             None => None,
         };
+        let pace = StepPace::new(config.scheduler.max_step, loaded.info.async_depth == 0);
         let core = Core::new(
             (loaded.runner, ranks),
             scheduler,
@@ -185,7 +187,7 @@ impl EngineHandle {
             receiver,
             shared.clone(),
             records,
-            started,
+            (started, pace),
         );
         let thread = std::thread::Builder::new()
             .name("halyard-engine".into())

@@ -27,10 +27,13 @@ mod state;
 mod stats;
 mod step_encode;
 mod step_ops;
+mod step_pace;
 mod stream;
 mod weight_loader;
 
-pub use config::{CacheConfig, EngineConfig, LoraConfig, ModelConfig, RecordingConfig, SchedulingConfig};
+pub use config::{
+    CacheConfig, DEFAULT_MAX_STEP, EngineConfig, LoraConfig, ModelConfig, RecordingConfig, SchedulingConfig,
+};
 pub use error::{EngineError, ParamError, SubmitError};
 pub use halyard_hooks::RecordSender;
 pub use handle::EngineHandle;

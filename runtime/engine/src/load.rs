@@ -522,6 +522,7 @@ fn size_kv(config: &EngineConfig, rank: &RankLoad) -> Result<KvSized, EngineErro
         max_waiting: usize::MAX,
         policy: config.scheduler.policy,
         max_steps_in_flight: plan.async_depth + 1,
+        long_prefill_token_threshold: config.scheduler.long_prefill_token_threshold,
         hash_key: random_key(),
         ..SchedulerConfig::default()
     };

@@ -1,9 +1,10 @@
 //! Flags that several commands share, in one section for each owner: platform, model, KV cache, scheduling, logging.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
-use halyard_engine::{CacheConfig, EngineConfig, ModelConfig, RecordingConfig, SchedulingConfig};
+use halyard_engine::{CacheConfig, DEFAULT_MAX_STEP, EngineConfig, ModelConfig, RecordingConfig, SchedulingConfig};
 use halyard_models::{LoadFormat, WeightQuantization};
 use halyard_plugin_host::{AllowList, PluginError, SearchPath};
 use halyard_scheduler::Policy;
@@ -163,6 +164,19 @@ pub struct SchedulingArgs {
     /// Tokens of a step, prompt and generated together; without it the device's choice
     #[arg(long, value_name = "TOKENS", env = "HALYARD_MAX_NUM_BATCHED_TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_num_batched_tokens: Option<u32>,
+    /// A prompt with more tokens to compute than this is long: long prompts share half of a step while others want the rest,
+    /// and none computes more than this in a step. 0: half of a step is long, and a long prompt that is alone fills the step
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        env = "HALYARD_LONG_PREFILL_TOKEN_THRESHOLD",
+        default_value_t = 0
+    )]
+    pub long_prefill_token_threshold: u32,
+    /// Cut prompts so that a step that several requests share takes about this long, and one of a lone request twice as
+    /// long; 0: no bound
+    #[arg(long, value_name = "MS", env = "HALYARD_MAX_STEP_MS", default_value_t = DEFAULT_MAX_STEP.as_millis() as u64)]
+    pub max_step_ms: u64,
     /// Requests that may wait; more are refused with 503
     #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_WAITING", default_value_t = 4096)]
     pub max_waiting: u32,
@@ -239,6 +253,8 @@ impl EngineArgs {
                 max_waiting: self.scheduling.max_waiting,
                 policy: self.scheduling.scheduling_policy,
                 async_depth: self.scheduling.async_depth,
+                long_prefill_token_threshold: self.scheduling.long_prefill_token_threshold,
+                max_step: Duration::from_millis(self.scheduling.max_step_ms),
             },
             recording: RecordingConfig {
                 enforce_eager: self.scheduling.enforce_eager,
