@@ -22,7 +22,7 @@ use crate::http::auth::ApiKeys;
 use crate::http::lora::LoraState;
 use crate::http::routes::unix_seconds;
 use crate::http::serve::{BoundSocket, serve, stop_signal};
-use crate::http::state::{AppState, Limits};
+use crate::http::state::{AppState, Limits, ServingDefaults};
 use crate::logging::{self, LogFormat};
 use crate::source::{self, ResolvedModel, SourceSettings};
 
@@ -274,6 +274,7 @@ fn state(
             samples: Limits::default().samples.max(http.max_prompts),
             ..Limits::default()
         },
+        serving: ServingDefaults::default(),
         hooks,
         priority_scheduling: args.engine.scheduling.scheduling_policy == Policy::Priority,
         log_prompts: http.log_prompts,

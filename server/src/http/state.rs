@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use axum::http::StatusCode;
 use halyard_engine::EngineHandle;
 use halyard_request_hooks::IoProcessors;
+use serde_json::{Map, Value};
 
 use super::auth::ApiKeys;
 use super::error::ApiError;
@@ -43,6 +44,57 @@ impl Default for Limits {
     }
 }
 
+/// How a chat template is handed the content of messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ContentFormat {
+    /// As the template reads it.
+    #[default]
+    Auto,
+    /// As one text.
+    String,
+    /// As a list of parts, as OpenAI writes it.
+    OpenAi,
+}
+
+/// What the operator chose for requests that do not say otherwise, and which optional routes and fields there are. Defaults are vLLM's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServingDefaults {
+    /// Most logprobs (and prompt logprobs) a token that a request may ask for; `u32::MAX`: the whole vocabulary, also by -1.
+    pub max_logprobs: u32,
+    /// Keyword arguments of the chat template; those of a request go before them, key by key.
+    pub default_chat_template_kwargs: Map<String, Value>,
+    /// How the chat template is handed contents.
+    pub chat_template_content_format: ContentFormat,
+    /// Tokens in logprobs are written as `token_id:ID`, also where a request does not ask for it.
+    pub return_tokens_as_token_ids: bool,
+    /// `GET /tokenizer_info` is there.
+    pub tokenizer_info: bool,
+    /// Streams end with usage, also where a request does not ask for it.
+    pub force_include_usage: bool,
+    /// Role of answers to chat requests.
+    pub response_role: String,
+    /// `GET /metrics` answers without a key.
+    pub metrics_without_key: bool,
+    /// Characters (of a text) or ids (of a token list) of a prompt that the log shows; `None`: all.
+    pub max_log_len: Option<usize>,
+}
+
+impl Default for ServingDefaults {
+    fn default() -> Self {
+        ServingDefaults {
+            max_logprobs: 20,
+            default_chat_template_kwargs: Map::new(),
+            chat_template_content_format: ContentFormat::Auto,
+            return_tokens_as_token_ids: false,
+            tokenizer_info: false,
+            force_include_usage: false,
+            response_role: "assistant".to_owned(),
+            metrics_without_key: false,
+            max_log_len: None,
+        }
+    }
+}
+
 /// Shared by all routes.
 pub struct AppState {
     /// The engine.
@@ -57,6 +109,8 @@ pub struct AppState {
     pub api_keys: ApiKeys,
     /// Bounds.
     pub limits: Limits,
+    /// What the operator chose for requests.
+    pub serving: ServingDefaults,
     /// Stat loggers.
     pub hooks: Arc<Hooks>,
     /// Whether the scheduler looks at priorities.

@@ -20,7 +20,7 @@ use halyard_server::hooks::{ChosenSink, Hooks};
 use halyard_server::http::auth::ApiKeys;
 use halyard_server::http::lora::LoraState;
 use halyard_server::http::routes::router;
-use halyard_server::http::state::{AppState, Limits};
+use halyard_server::http::state::{AppState, Limits, ServingDefaults};
 use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::ServiceExt;
@@ -47,6 +47,8 @@ pub struct Options {
     /// What the model runs on; the reference device where none is named.
     pub device: Option<Arc<dyn Device>>,
     pub io: IoProcessors,
+    /// What the operator chose for requests.
+    pub serving: ServingDefaults,
     /// Adapters of the engine, and the server's part.
     pub lora_config: Option<LoraConfig>,
     pub lora: LoraState,
@@ -93,6 +95,7 @@ impl TestServer {
                 body_bytes: options.body_bytes.unwrap_or(1 << 20),
                 ..Limits::default()
             },
+            serving: options.serving,
             hooks: Arc::new(hooks),
             priority_scheduling: false,
             log_prompts: false,
