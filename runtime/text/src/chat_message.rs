@@ -11,18 +11,76 @@ pub(crate) struct ContentShapes {
     pub(crate) parts: bool,
 }
 
+/// OpenAI's newer name for `system`.
+const DEVELOPER: &str = "developer";
+
+/// Whether a template's source treats the role `developer` as one of its own: it names it (vLLM's rule). A template that prints every role as it
+/// comes does not know it, although it renders.
+pub(crate) fn names_developer(source: &str) -> bool {
+    source.contains("\"developer\"") || source.contains("'developer'")
+}
+
 /// Prepares all messages: a content the template cannot read as it is becomes the other shape (text parts joined by a
-/// line break, as vLLM does), a missing one becomes an empty one, and tool-call arguments become objects.
+/// line break, as vLLM does), a missing one becomes an empty one, and tool-call arguments become objects. Without
+/// `knows_developer`, developer messages become part of the system message.
 ///
 /// # Errors
 /// A message that is not an object with a role, a content of another type, a part that is not text, arguments that are
 /// not JSON.
-pub(crate) fn prepare(messages: &[Value], shapes: ContentShapes) -> Result<Vec<Value>> {
-    messages
+pub(crate) fn prepare(messages: &[Value], shapes: ContentShapes, knows_developer: bool) -> Result<Vec<Value>> {
+    let prepared: Vec<Value> = messages
         .iter()
         .enumerate()
         .map(|(index, message)| prepare_one(index, message, shapes))
-        .collect()
+        .collect::<Result<_>>()?;
+    let is = |message: &Value, role: &str| message["role"] == role;
+    if knows_developer || !prepared.iter().any(|message| is(message, DEVELOPER)) {
+        return Ok(prepared);
+    }
+    Ok(one_system_message(prepared, shapes))
+}
+
+/// Makes one system message of all system and developer messages, at the front, as vLLM does: templates without the role often take a system
+/// message in the first place only. A single one at the front keeps its other fields.
+fn one_system_message(mut messages: Vec<Value>, shapes: ContentShapes) -> Vec<Value> {
+    let is_system = |message: &Value| message["role"] == "system" || message["role"] == DEVELOPER;
+    if let [Value::Object(first), others @ ..] = messages.as_mut_slice()
+        && !others.iter().any(is_system)
+    {
+        first.insert("role".to_owned(), Value::from("system"));
+        // Tools of a developer message alone; a system message has none.
+        first.shift_remove("tools");
+        return messages;
+    }
+    let (system, others): (Vec<Value>, Vec<Value>) = messages.into_iter().partition(is_system);
+    let texts: Vec<String> = system.iter().map(|message| plain_text(&message["content"])).collect();
+    let texts: Vec<&str> = texts
+        .iter()
+        .map(String::as_str)
+        .filter(|text| !text.is_empty())
+        .collect();
+    let text = texts.join("\n\n");
+    let content = if shapes.string {
+        Value::from(text)
+    } else {
+        Value::Array(vec![text_part(&text)])
+    };
+    let mut merged = Map::new();
+    merged.insert("role".to_owned(), Value::from("system"));
+    merged.insert("content".to_owned(), content);
+    std::iter::once(Value::Object(merged)).chain(others).collect()
+}
+
+/// The text of a prepared content.
+fn plain_text(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => {
+            let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
+            texts.join("\n")
+        }
+        _ => String::new(),
+    }
 }
 
 fn prepare_one(index: usize, message: &Value, shapes: ContentShapes) -> Result<Value> {
@@ -75,21 +133,17 @@ fn text_part(text: &str) -> Value {
     Value::Object(part)
 }
 
+/// The text of a part that the chat API has; `input_text` and `output_text` are the Responses API's.
 fn text_of_part(index: usize, part: usize, value: &Value) -> Result<&str> {
-    if let Value::String(text) = value {
-        return Ok(text);
-    }
+    let path = |field: &str| format!(".content[{part}]{field}");
     if !value.is_object() {
-        return Err(invalid(
-            index,
-            &format!(".content[{part}]"),
-            "an object with type and text",
-            value,
-        ));
+        return Err(invalid(index, &path(""), "an object with type and text", value));
     }
-    let kind = value["type"].as_str().unwrap_or("text");
+    let Some(kind) = value["type"].as_str() else {
+        return Err(invalid(index, &path(".type"), "\"text\"", &value["type"]));
+    };
     let field = match kind {
-        "text" | "input_text" | "output_text" => "text",
+        "text" => "text",
         "refusal" => "refusal",
         _ => {
             return Err(TextError::UnsupportedContentPart {
@@ -101,7 +155,7 @@ fn text_of_part(index: usize, part: usize, value: &Value) -> Result<&str> {
     };
     let text = &value[field];
     text.as_str()
-        .ok_or_else(|| invalid(index, &format!(".content[{part}].{field}"), "a string", text))
+        .ok_or_else(|| invalid(index, &path(&format!(".{field}")), "a string", text))
 }
 
 /// OpenAI's API carries arguments as JSON text; templates print them as objects.

@@ -26,6 +26,8 @@ pub struct ChatTemplate {
     environment: Arc<Environment<'static>>,
     special_tokens: SpecialTokens,
     shapes: ContentShapes,
+    knows_developer: bool,
+    source: Arc<str>,
 }
 
 /// What a prompt is made from.
@@ -77,25 +79,43 @@ impl ChatTemplate {
                 string: true,
                 parts: false,
             },
+            knows_developer: chat_message::names_developer(source),
+            source: Arc::from(source),
         };
         template.shapes = template.probe();
         Ok(template)
     }
 
     /// Renders the prompt. Tool-call arguments given as JSON text reach the template as objects, and a list of text
-    /// parts reaches a template that reads only strings as one string, joined by line breaks.
+    /// parts reaches a template that reads only strings as one string, joined by line breaks. Messages of the role
+    /// `developer` become part of the system message where the template does not name that role.
     ///
     /// # Errors
     /// [`TextError::TemplateRaised`] when the template refuses the messages, [`TextError::TemplateRender`] when it
     /// fails, [`TextError::InvalidMessage`] and [`TextError::UnsupportedContentPart`] before it is run.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<String> {
-        let messages = chat_message::prepare(input.messages, self.shapes)?;
+        let messages = chat_message::prepare(input.messages, self.shapes, self.knows_developer)?;
         self.render_prepared(&messages, input)
     }
 
     /// Whether the template reads a list of parts as such; otherwise parts are joined into one string.
     pub fn reads_parts(&self) -> bool {
         self.shapes.parts
+    }
+
+    /// Whether the template names the role `developer`.
+    pub fn knows_developer(&self) -> bool {
+        self.knows_developer
+    }
+
+    /// The template as the model's files have it.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The special tokens that the template sees.
+    pub fn special_tokens(&self) -> &SpecialTokens {
+        &self.special_tokens
     }
 
     fn render_prepared(&self, messages: &[serde_json::Value], input: &ChatInput<'_>) -> Result<String> {
@@ -160,6 +180,7 @@ impl fmt::Debug for ChatTemplate {
         debug
             .field("special_tokens", &self.special_tokens)
             .field("shapes", &self.shapes)
+            .field("knows_developer", &self.knows_developer)
             .finish_non_exhaustive()
     }
 }

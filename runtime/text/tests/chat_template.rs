@@ -243,6 +243,18 @@ fn bad_messages_are_refused_with_their_place() {
         refuse(json!({"role": "user", "content": [{"type": "text", "text": 1}]})),
         "messages[0].content[0].text must be a string, found a number"
     );
+    assert_eq!(
+        refuse(json!({"role": "user", "content": ["one"]})),
+        "messages[0].content[0] must be an object with type and text, found a string"
+    );
+    assert_eq!(
+        refuse(json!({"role": "user", "content": [{"text": "one"}]})),
+        "messages[0].content[0].type must be \"text\", found nothing"
+    );
+    assert_eq!(
+        refuse(json!({"role": "user", "content": [{"type": "input_text", "text": "one"}]})),
+        "messages[0].content[0] has type 'input_text', but this model takes text parts only"
+    );
     let call = json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]});
     assert!(refuse(call).starts_with("messages[0].tool_calls[0].function.arguments must be JSON text, found "));
 }
@@ -278,4 +290,41 @@ fn tokenizer_config_gives_templates_and_special_tokens() {
             .starts_with("here.json is not a valid tokenizer_config.json"),
         "{error}"
     );
+}
+
+#[test]
+fn developer_messages_are_system_messages_where_the_template_does_not_know_them() {
+    let user = json!({"role": "user", "content": "hi"});
+    let chatml = named("chatml");
+    assert!(!chatml.knows_developer());
+    let as_role = |role: &str| [json!({"role": role, "content": "be brief"}), user.clone()];
+    let developer = render(&chatml, &as_role("developer")).expect("renders");
+    assert_eq!(developer, render(&chatml, &as_role("system")).expect("renders"));
+    assert!(!developer.contains("developer"), "{developer}");
+
+    // Beside a system message, or later, all of them become one at the front.
+    let parts = json!([{"type": "text", "text": "be"}, {"type": "text", "text": "kind"}]);
+    let scattered = [
+        json!({"role": "system", "content": "be brief"}),
+        user.clone(),
+        json!({"role": "developer", "content": parts}),
+    ];
+    let together = [
+        json!({"role": "system", "content": "be brief\n\nbe\nkind"}),
+        user.clone(),
+    ];
+    assert_eq!(
+        render(&chatml, &scattered).expect("renders"),
+        render(&chatml, &together).expect("renders")
+    );
+    let parts_only = named("parts_only");
+    assert_eq!(
+        render(&parts_only, &scattered).expect("renders"),
+        render(&parts_only, &together).expect("renders")
+    );
+
+    let knows =
+        compile("{% for m in messages %}{% if m.role == 'developer' %}D:{% endif %}{{ m.content }}{% endfor %}");
+    assert!(knows.knows_developer());
+    assert_eq!(render(&knows, &as_role("developer")).expect("renders"), "D:be briefhi");
 }
