@@ -1,6 +1,8 @@
 //! What `/metrics` answers: the server's own few metrics, which are there whatever its plugins do, and after them what stat loggers
 //! show. vLLM's names come from the stat logger `prometheus`.
 
+pub mod text_format;
+
 use std::fmt;
 
 use halyard_engine::StatsSnapshot;
@@ -14,17 +16,17 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-/// The answer's content type.
+/// The content type of [`openmetrics`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The end of an OpenMetrics text; one that a sink wrote is taken off, as the host's comes last.
 const END: &str = "# EOF\n";
 
-/// The answer of a scrape.
+/// The answer of a scrape, as OpenMetrics text.
 ///
 /// # Errors
 /// When formatting fails, which would be a defect.
-pub fn answer(
+pub fn openmetrics(
     stats: StatsSnapshot,
     hooks: HookReport,
     io: &IoProcessors,
@@ -184,7 +186,7 @@ mod tests {
             "b 2".to_owned(),
             String::new(),
         ];
-        let text = answer(stats, report, &IoProcessors::default(), &shown).expect("formats");
+        let text = openmetrics(stats, report, &IoProcessors::default(), &shown).expect("formats");
         for line in [
             "halyard:steps_total 7",
             "halyard:hook_engine_waits_total 0",

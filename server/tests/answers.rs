@@ -353,7 +353,7 @@ async fn metrics_count_what_was_served() {
         metrics.headers["content-type"]
             .to_str()
             .expect("text")
-            .starts_with("application/openmetrics-text")
+            .starts_with("text/plain; version=0.0.4")
     );
     assert_eq!(metric(&metrics, "vllm:e2e_request_latency_seconds_count"), 1.0);
     assert_eq!(metric(&metrics, "vllm:time_to_first_token_seconds_count"), 1.0);

@@ -71,9 +71,9 @@ fn strip_bearer(value: &[u8]) -> Option<&[u8]> {
 
 /// Refuses what carries no accepted key, unknown paths included: without a key nobody learns which routes exist.
 pub async fn require_key(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
-    if !OPEN_ROUTES.contains(&request.uri().path())
-        && let Err(error) = state.api_keys.check(request.headers())
-    {
+    let path = request.uri().path();
+    let open = OPEN_ROUTES.contains(&path) || (path == "/metrics" && state.serving.metrics_without_key);
+    if !open && let Err(error) = state.api_keys.check(request.headers()) {
         return error.into_response();
     }
     next.run(request).await

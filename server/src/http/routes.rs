@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::extract::{Path, Request, State};
-use axum::http::{Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router, middleware};
@@ -21,7 +21,7 @@ use super::generate::{Format, Job, answer};
 use super::lora::{load_adapter, unload_adapter};
 use super::request_id::{RequestId, with_request_id};
 use super::state::AppState;
-use crate::metrics;
+use crate::metrics::{self, text_format};
 use crate::openai::ModelContext;
 use crate::openai::chat::ChatRequest;
 use crate::openai::completion::CompletionRequest;
@@ -330,14 +330,20 @@ async fn load(State(state): State<Arc<AppState>>) -> Json<Value> {
     Json(json!({"server_load": state.in_flight.load(Ordering::Relaxed)}))
 }
 
-async fn metrics_route(State(state): State<Arc<AppState>>) -> Result<Response, ApiError> {
+async fn metrics_route(State(state): State<Arc<AppState>>, headers: HeaderMap) -> Result<Response, ApiError> {
     // Sinks write their texts on their own threads.
     let asked = Arc::clone(&state);
     let shown = tokio::task::spawn_blocking(move || asked.hooks.expose()).await;
     let shown = shown.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-    let text = metrics::answer(state.engine.stats(), state.hooks.report(), &state.io, &shown);
+    let text = metrics::openmetrics(state.engine.stats(), state.hooks.report(), &state.io, &shown);
     let text = text.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+    let (kind, text) = if text_format::wants_openmetrics(&headers) {
+        (metrics::CONTENT_TYPE, text)
+    } else {
+        (text_format::CONTENT_TYPE, text_format::from_openmetrics(&text))
+    };
+    let headers = [(header::CONTENT_TYPE, kind), (header::VARY, "accept")];
+    Ok((headers, text).into_response())
 }
 
 /// Seconds since 1970.
