@@ -5,6 +5,7 @@ pub mod auth;
 pub mod body;
 pub mod error;
 pub mod generate;
+pub mod info;
 pub mod lora;
 pub mod request_id;
 pub mod routes;

@@ -18,6 +18,7 @@ use super::auth::require_key;
 use super::body::read_object;
 use super::error::ApiError;
 use super::generate::{Format, Job, answer};
+use super::info;
 use super::lora::{load_adapter, unload_adapter};
 use super::request_id::{RequestId, with_request_id};
 use super::state::AppState;
@@ -44,6 +45,11 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/health", only(get(health)))
         .route("/ping", only(get(health).post(health)))
         .route("/version", only(get(version)))
+        .route("/tokenizer_info", only(get(info::tokenizer)))
+        .route("/server_info", only(get(info::server)))
+        .route("/get_server_info", only(get(info::server)))
+        .route("/model_info", only(get(info::model)))
+        .route("/get_model_info", only(get(info::model)))
         .route("/load", only(get(load)))
         .route("/metrics", only(get(metrics_route)))
         .route("/admin/plugins", only(get(admin::plugins)))
