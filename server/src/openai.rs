@@ -3,16 +3,20 @@
 
 pub mod chat;
 pub mod completion;
+pub mod context;
+pub mod lenient;
 pub mod logprobs;
 pub mod prompt;
 pub mod sampling;
 pub mod tokenize;
+pub mod tools;
+pub mod unsupported;
 pub mod usage;
 
 use halyard_models::GenerationDefaults;
 use halyard_text::{ChatTemplate, Tokenizer};
 
-use crate::http::state::Limits;
+use crate::http::state::{Limits, ServingDefaults};
 
 /// What conversions need to know of the model.
 #[derive(Clone, Copy)]
@@ -29,4 +33,6 @@ pub struct ModelContext<'a> {
     pub max_model_len: u32,
     /// Bounds of a request.
     pub limits: Limits,
+    /// What the operator chose for requests.
+    pub serving: &'a ServingDefaults,
 }

@@ -28,7 +28,11 @@ async fn a_bad_field_of_a_completion_is_named_with_value_and_limit() {
         (json!({"prompt": ["a", 5]}), "prompt", &["string"]),
         (json!({"prompt": [1, "a"]}), "prompt", &["string"]),
         (json!({"prompt": [1, 2.5]}), "prompt", &["string"]),
-        (json!({"prompt": long}), "prompt", &["300", "256"]),
+        (
+            json!({"prompt": long}),
+            "prompt",
+            &["This model's maximum context length is 256 tokens", "300"],
+        ),
         (json!({"prompt": many}), "prompt", &["257", "256"]),
         (json!({"prompt": [448]}), "prompt", &["448", "447"]),
         (json!({"prompt": [-1]}), "prompt", &["-1", "447"]),
@@ -66,8 +70,11 @@ async fn a_bad_field_of_a_completion_is_named_with_value_and_limit() {
         (json!({"prompt": "a", "max_tokens": -5}), "max_tokens", &["-5"]),
         (
             json!({"prompt": "a", "max_tokens": 1000}),
-            "max_tokens",
-            &["1000", "256"],
+            "prompt",
+            &[
+                "This model's maximum context length is 256 tokens",
+                "1000 in the completion",
+            ],
         ),
         (
             json!({"prompt": "a", "min_tokens": 9, "max_tokens": 4}),
@@ -117,12 +124,48 @@ async fn a_bad_field_of_a_completion_is_named_with_value_and_limit() {
             &["2", "--scheduling-policy"],
         ),
         (json!({"prompt": "a", "cache_salt": ""}), "cache_salt", &["empty"]),
-        (json!({"prompt": "a", "stream": "yes"}), "stream", &["yes"]),
+        (json!({"prompt": "a", "stream": "perhaps"}), "stream", &["perhaps"]),
         (
-            json!({"prompt": "a", "stream_options": {"include_usage": 1}}),
+            json!({"prompt": "a", "stream": true, "stream_options": {"include_usage": 2}}),
             "stream_options.include_usage",
-            &["1"],
+            &["2"],
         ),
+        (
+            json!({"prompt": "a", "stream": true, "stream_options": []}),
+            "stream_options",
+            &["an object"],
+        ),
+        (
+            json!({"prompt": "a", "stream_options": {"include_usage": true}}),
+            "stream_options",
+            &["stream"],
+        ),
+        (json!({"prompt": "a", "temperature": 3}), "temperature", &["3", "2"]),
+        (json!({"prompt": "a", "best_of": ""}), "best_of", &["integer"]),
+        (json!({"prompt": "a", "modalities": "audio"}), "modalities", &["list"]),
+        (json!({"prompt": "a", "suffix": ""}), "suffix", &["not supported yet"]),
+        (
+            json!({"prompt": "a", "truncate_prompt_tokens": 257}),
+            "truncate_prompt_tokens",
+            &["257", "256", "-1"],
+        ),
+        (
+            json!({"prompt": "a", "truncate_prompt_tokens": 0}),
+            "truncate_prompt_tokens",
+            &["0", "1"],
+        ),
+        (
+            json!({"prompt": "a", "truncate_prompt_tokens": 5, "truncation_side": "middle"}),
+            "truncation_side",
+            &["middle", "left"],
+        ),
+        (
+            json!({"prompt": "a", "thinking_token_budget": 5}),
+            "thinking_token_budget",
+            &["not supported yet"],
+        ),
+        (json!({"prompt": "a", "request_id": "a b"}), "request_id", &["128"]),
+        (json!({"prompt": "a", "user": 5}), "user", &["5"]),
         (json!({"prompt": "a", "suffix": "b"}), "suffix", &["not supported yet"]),
         (
             json!({"prompt": "a", "guided_regex": "a+"}),
@@ -171,13 +214,21 @@ async fn a_bad_field_of_a_chat_is_named() {
         ),
         (json!({"messages": hi, "tools": tool}), "tools"),
         (
+            json!({"messages": hi, "tools": tool, "tool_choice": "required"}),
+            "tools",
+        ),
+        (json!({"messages": hi, "tools": []}), "tools"),
+        (json!({"messages": hi, "tool_choice": "required"}), "tool_choice"),
+        (json!({"messages": hi, "reasoning_effort": "huge"}), "reasoning_effort"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]}),
+            "messages",
+        ),
+        (
             json!({"messages": hi, "response_format": {"type": "json_schema", "json_schema": {}}}),
             "response_format",
         ),
-        (
-            json!({"messages": hi, "max_completion_tokens": 5000}),
-            "max_completion_tokens",
-        ),
+        (json!({"messages": hi, "max_completion_tokens": 5000}), "messages"),
         (
             json!({"messages": hi, "add_generation_prompt": true, "continue_final_message": true}),
             "continue_final_message",

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::args::{EngineArgs, LogArgs};
 use crate::client::{ClientError, ServerClient};
 use crate::error::ServerError;
-use crate::http::state::Limits;
+use crate::http::state::{Limits, ServingDefaults};
 use crate::logging;
 use crate::openai::ModelContext;
 use crate::openai::chat::ChatRequest;
@@ -233,6 +233,7 @@ async fn generate(
 /// Reads a body as the server would, so that both ways give the same answer.
 fn read(engine: &EngineHandle, route: &str, body: &Value) -> Result<(Vec<u32>, SamplingParams), ServerError> {
     let info = engine.info();
+    let serving = ServingDefaults::default();
     let context = ModelContext {
         tokenizer: engine.tokenizer(),
         chat_template: engine.chat_template(),
@@ -240,6 +241,7 @@ fn read(engine: &EngineHandle, route: &str, body: &Value) -> Result<(Vec<u32>, S
         vocab_size: info.vocab_size,
         max_model_len: info.max_model_len,
         limits: Limits::default(),
+        serving: &serving,
     };
     let refused = |error: crate::http::error::ApiError| ServerError::Refused(error.message);
     if route == "/v1/completions" {

@@ -9,6 +9,8 @@ use halyard_request_hooks::IoFailure;
 use halyard_text::TextError;
 use serde_json::{Value, json};
 
+use crate::openai::context;
+
 /// An answer that is an error.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
@@ -94,9 +96,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::Param(param) => ApiError::field(param_name(&param), message),
             SubmitError::EmptyPrompt => ApiError::field("prompt", message),
             SubmitError::PromptVocabulary { .. } => ApiError::field("prompt", message),
-            SubmitError::PromptTooLong { .. } => {
-                ApiError::field("prompt", message).with_code("context_length_exceeded")
-            }
+            SubmitError::PromptTooLong { found, limit } => context::prompt_too_long("prompt", limit, found),
             SubmitError::Adapter(_) => ApiError {
                 param: Some("model".to_owned()),
                 ..ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found")

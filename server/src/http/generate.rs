@@ -20,7 +20,7 @@ use super::state::{AppState, InFlight};
 use crate::openai::chat::ChatFormat;
 use crate::openai::completion::CompletionFormat;
 use crate::openai::prompt::Prompt;
-use crate::openai::usage::{StreamOptions, Usage};
+use crate::openai::usage::{Streaming, Usage};
 
 /// A finished sample.
 #[derive(Clone, Debug, Default)]
@@ -48,7 +48,7 @@ impl Sample {
 }
 
 /// How the answer is written.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub enum Format {
     /// `/v1/chat/completions`.
     Chat(ChatFormat),
@@ -70,10 +70,8 @@ pub struct Job {
     pub requests: Vec<Request>,
     /// How to write the answer.
     pub format: Format,
-    /// Answer in pieces.
-    pub stream: bool,
-    /// Usage in the stream.
-    pub stream_options: StreamOptions,
+    /// Whole or in pieces.
+    pub streaming: Streaming,
     /// What the texts have to pass.
     pub io: IoRun,
 }
@@ -97,7 +95,7 @@ pub async fn answer(state: Arc<AppState>, mut job: Job) -> Result<Response, ApiE
         streams.push(state.engine.submit(request)?);
     }
     let chunks = merge(streams);
-    if job.stream {
+    if job.streaming.stream {
         Ok(stream_answer(state, job, num_samples, follower, chunks, in_flight))
     } else {
         whole_answer(&state, job, num_samples, follower, chunks).await
@@ -272,7 +270,7 @@ impl StreamWriter {
         let mut choices = Vec::with_capacity(2);
         match &self.job.format {
             Format::Chat(format) => {
-                choices.extend(first.then(|| format.opening(index)));
+                choices.extend(first.then(|| format.opening(index)).into_iter().flatten());
                 choices.extend(format.piece(index, chunk, tokenizer));
             }
             Format::Completion(format) => {
@@ -282,7 +280,7 @@ impl StreamWriter {
         let mut text = String::new();
         for (position, choice) in choices.into_iter().enumerate() {
             let mut value = self.frame(json!([choice]));
-            let options = self.job.stream_options;
+            let options = self.job.streaming;
             if options.include_usage {
                 let so_far = options
                     .continuous_usage_stats
@@ -308,7 +306,7 @@ impl StreamWriter {
             text.push_str(DONE);
             return text;
         }
-        if self.job.stream_options.include_usage {
+        if self.job.streaming.include_usage {
             let mut value = self.frame(json!([]));
             value["usage"] = json!(self.follower.usage(&self.job.prompts));
             text.push_str(&event(&value));
@@ -325,7 +323,7 @@ impl StreamWriter {
 
 impl Job {
     fn object(&self) -> &'static str {
-        match (&self.format, self.stream) {
+        match (&self.format, self.streaming.stream) {
             (Format::Completion(_), _) => "text_completion",
             (Format::Chat(_), false) => "chat.completion",
             (Format::Chat(_), true) => "chat.completion.chunk",

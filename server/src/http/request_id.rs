@@ -8,6 +8,9 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
+use serde_json::Value;
+
+use super::error::ApiError;
 
 /// The header.
 pub const HEADER: HeaderName = HeaderName::from_static("x-request-id");
@@ -37,10 +40,31 @@ impl RequestId {
     /// The caller's id if it is usable.
     pub fn from_headers(headers: &HeaderMap) -> Self {
         let sent = headers.get(&HEADER).and_then(|value| value.to_str().ok());
-        match sent.filter(|id| (1..=MAX_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())) {
-            Some(id) => RequestId(id.to_owned()),
-            None => RequestId::default(),
+        sent.and_then(RequestId::usable).unwrap_or_default()
+    }
+
+    fn usable(id: &str) -> Option<Self> {
+        let fits = (1..=MAX_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic());
+        fits.then(|| RequestId(id.to_owned()))
+    }
+
+    /// The body's `request_id`, unless the caller sent a header too, which goes first, as in vLLM.
+    ///
+    /// # Errors
+    /// 400 for one that no header could carry.
+    pub fn or_of_body(self, headers: &HeaderMap, sent: &Value) -> Result<Self, ApiError> {
+        if sent.is_null() {
+            return Ok(self);
         }
+        let of_body = sent.as_str().and_then(RequestId::usable).ok_or_else(|| {
+            let message =
+                format!("request_id must be a text of 1 to {MAX_BYTES} visible ASCII characters without blanks");
+            ApiError::field("request_id", message)
+        })?;
+        let by_header = headers
+            .get(&HEADER)
+            .is_some_and(|value| value.as_bytes() == self.0.as_bytes());
+        Ok(if by_header { self } else { of_body })
     }
 }
 
@@ -51,6 +75,8 @@ pub async fn with_request_id(mut request: Request, next: Next) -> Response {
     request.extensions_mut().insert(id.clone());
     let start = Instant::now();
     let mut response = next.run(request).await;
+    // A body may name the request, too; its handler says so.
+    let id = response.extensions_mut().remove::<RequestId>().unwrap_or(id);
     let status = response.status().as_u16();
     let elapsed_ms = start.elapsed().as_millis() as u64;
     // Probes come every second; what they would say is in the metrics.
@@ -68,6 +94,37 @@ pub async fn with_request_id(mut request: Request, next: Next) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_body_names_the_request_where_no_header_does() {
+        let mut headers = HeaderMap::new();
+        let own = RequestId::from_headers(&headers);
+        let named = |headers: &HeaderMap, sent: Value| {
+            let id = RequestId::from_headers(headers);
+            id.or_of_body(headers, &sent).map(|id| id.to_string())
+        };
+        assert_eq!(
+            own.clone()
+                .or_of_body(&headers, &Value::Null)
+                .expect("absent")
+                .to_string(),
+            own.to_string()
+        );
+        assert_eq!(named(&headers, Value::from("job-1")).expect("usable"), "job-1");
+        for bad in [
+            Value::from(""),
+            Value::from("two words"),
+            Value::from("x".repeat(129)),
+            Value::from(5),
+        ] {
+            assert_eq!(
+                named(&headers, bad).expect_err("unusable").param.as_deref(),
+                Some("request_id")
+            );
+        }
+        headers.insert(HEADER, HeaderValue::from_static("by-header"));
+        assert_eq!(named(&headers, Value::from("job-1")).expect("usable"), "by-header");
+    }
 
     #[test]
     fn keeps_a_usable_id_and_replaces_the_rest() {

@@ -26,6 +26,7 @@ use crate::metrics::{self, text_format};
 use crate::openai::ModelContext;
 use crate::openai::chat::ChatRequest;
 use crate::openai::completion::CompletionRequest;
+use crate::openai::lenient::Int;
 use crate::openai::tokenize::{detokenize, tokenize};
 
 /// Bodies above this many bytes are converted off the runtime's threads.
@@ -88,6 +89,7 @@ impl AppState {
             vocab_size: info.vocab_size,
             max_model_len: info.max_model_len,
             limits: self.limits,
+            serving: &self.serving,
         }
     }
 }
@@ -116,6 +118,7 @@ async fn read(state: &AppState, request: Request) -> Result<(Value, bool, Reques
         .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     let large = announced.is_none_or(|bytes| bytes > BLOCKING_BODY_BYTES);
     let value = read_object(&parts.headers, body, state.limits.body_bytes).await?;
+    let id = id.or_of_body(&parts.headers, &value["request_id"])?;
     Ok((value, large, id))
 }
 
@@ -147,7 +150,7 @@ fn request(
     match &body["priority"] {
         Value::Null => {}
         value => {
-            let number = value.as_i64().and_then(|number| i32::try_from(number).ok());
+            let number = Int::of(value).and_then(|number| i32::try_from(number).ok());
             request.priority = number.ok_or_else(|| {
                 ApiError::field(
                     "priority",
@@ -178,8 +181,8 @@ fn request(
 
 async fn completions(State(state): State<Arc<AppState>>, http: Request) -> Result<Response, ApiError> {
     let trace_parent = trace_parent(&http);
-    let (body, large, id) = read(&state, http).await?;
-    let id = format!("cmpl-{id}");
+    let (body, large, request_id) = read(&state, http).await?;
+    let id = format!("cmpl-{request_id}");
     let (body, io) = pass_io(&state, "/v1/completions", &id, body).await?;
     state.find_adapter(&body).await?;
     let job = convert(&state, large, body, move |state, body| {
@@ -202,18 +205,17 @@ async fn completions(State(state): State<Arc<AppState>>, http: Request) -> Resul
             prompts: asked.prompts,
             requests,
             format: Format::Completion(asked.format),
-            stream: asked.stream,
-            stream_options: asked.stream_options,
+            streaming: asked.streaming,
             io,
         })
     });
-    start(state.clone(), job.await?, trace_parent).await
+    start(state.clone(), job.await?, trace_parent, request_id).await
 }
 
 async fn chat_completions(State(state): State<Arc<AppState>>, http: Request) -> Result<Response, ApiError> {
     let trace_parent = trace_parent(&http);
-    let (body, large, id) = read(&state, http).await?;
-    let id = format!("chatcmpl-{id}");
+    let (body, large, request_id) = read(&state, http).await?;
+    let id = format!("chatcmpl-{request_id}");
     let (body, io) = pass_io(&state, "/v1/chat/completions", &id, body).await?;
     state.find_adapter(&body).await?;
     let job = convert(&state, large, body, move |state, body| {
@@ -234,22 +236,29 @@ async fn chat_completions(State(state): State<Arc<AppState>>, http: Request) -> 
             prompts: vec![asked.prompt],
             requests,
             format: Format::Chat(asked.format),
-            stream: asked.stream,
-            stream_options: asked.stream_options,
+            streaming: asked.streaming,
             io,
         })
     });
-    start(state.clone(), job.await?, trace_parent).await
+    start(state.clone(), job.await?, trace_parent, request_id).await
 }
 
-async fn start(state: Arc<AppState>, mut job: Job, trace_parent: Option<String>) -> Result<Response, ApiError> {
+async fn start(
+    state: Arc<AppState>,
+    mut job: Job,
+    trace_parent: Option<String>,
+    request_id: RequestId,
+) -> Result<Response, ApiError> {
     for request in &mut job.requests {
         request.trace_parent.clone_from(&trace_parent);
     }
     for prompt in job.prompts.iter().filter(|_| state.log_prompts) {
         tracing::info!(id = %job.id, prompt = prompt.text.as_deref(), token_ids = ?prompt.token_ids, "prompt");
     }
-    answer(state, job).await
+    let mut response = answer(state, job).await?;
+    // The answer's header has the id of the answer's body.
+    response.extensions_mut().insert(request_id);
+    Ok(response)
 }
 
 fn model_field(body: &Value) -> Result<Option<&str>, ApiError> {

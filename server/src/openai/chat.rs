@@ -5,11 +5,13 @@ use halyard_text::{ChatInput, LocalTime};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::ModelContext;
+use super::context::{TokenLimit, TruncationFields};
+use super::lenient::{Flag, Int, is_set};
 use super::logprobs::{TokenNames, chat_entry, prompt_logprobs};
 use super::prompt::Prompt;
-use super::sampling::{SamplingFields, max_tokens, num_logprobs, refuse_unsupported};
-use super::usage::StreamOptions;
+use super::sampling::{SamplingFields, num_logprobs};
+use super::usage::{StreamFields, Streaming};
+use super::{ModelContext, tools, unsupported};
 use crate::http::body::parse;
 use crate::http::error::ApiError;
 use crate::http::generate::{Sample, finish_fields};
@@ -22,8 +24,12 @@ pub struct ChatPrompt<'a> {
     pub add_generation_prompt: Option<bool>,
     /// Leaves the last message open, so that the answer goes on in it.
     pub continue_final_message: bool,
-    /// `chat_template_kwargs`.
+    /// `chat_template_kwargs`; they go before the operator's.
     pub template_variables: Option<&'a Map<String, Value>>,
+    /// Tools, as [`tools::definitions`] writes them.
+    pub tools: Option<&'a Value>,
+    /// `documents`.
+    pub documents: Option<&'a Value>,
 }
 
 /// Renders messages with the model's template.
@@ -45,11 +51,20 @@ pub fn render(chat: &ChatPrompt<'_>, model: ModelContext<'_>) -> Result<String, 
     let unix_seconds = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |elapsed| i64::try_from(elapsed.as_secs()).unwrap_or(i64::MAX));
+    // It would be moved to the front.
+    let moves = |message: &Value| message["role"] == "developer" && !template.knows_developer();
+    if chat.continue_final_message && chat.messages.len() > 1 && chat.messages.last().is_some_and(moves) {
+        return Err(cannot_continue());
+    }
     let tagged = if chat.continue_final_message {
         tag_final_message(chat.messages)?
     } else {
         Vec::new()
     };
+    let mut variables = model.serving.default_chat_template_kwargs.clone();
+    for (name, value) in chat.template_variables.into_iter().flatten() {
+        variables.insert(name.clone(), value.clone());
+    }
     let text = template.render(&ChatInput {
         messages: if chat.continue_final_message {
             &tagged
@@ -57,12 +72,13 @@ pub fn render(chat: &ChatPrompt<'_>, model: ModelContext<'_>) -> Result<String, 
             chat.messages
         },
         add_generation_prompt: chat.add_generation_prompt.unwrap_or(!chat.continue_final_message),
-        extra: chat.template_variables,
+        tools: chat.tools,
+        documents: chat.documents,
+        extra: Some(&variables),
         now: Some(LocalTime {
             unix_seconds,
             utc_offset_seconds: 0,
         }),
-        ..ChatInput::default()
     })?;
     if chat.continue_final_message {
         open_final_message(text)
@@ -113,25 +129,76 @@ fn open_final_message(mut text: String) -> Result<String, ApiError> {
     Ok(text)
 }
 
+/// How much a model thinks before it answers, for templates that know it. The words are vLLM's.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum ReasoningEffort {
+    None,
+    Minimal,
+    Low,
+    Medium,
+    High,
+    Xhigh,
+    Max,
+}
+
 #[derive(Deserialize)]
 struct ChatFields {
     messages: Vec<Value>,
-    max_tokens: Option<i64>,
-    max_completion_tokens: Option<i64>,
-    logprobs: Option<bool>,
-    top_logprobs: Option<i64>,
-    #[serde(default)]
-    stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
-    #[serde(default)]
-    return_token_ids: Option<bool>,
-    #[serde(default)]
-    return_tokens_as_token_ids: Option<bool>,
-    add_special_tokens: Option<bool>,
-    add_generation_prompt: Option<bool>,
-    #[serde(default)]
-    continue_final_message: Option<bool>,
+    max_tokens: Option<Int>,
+    max_completion_tokens: Option<Int>,
+    logprobs: Option<Flag>,
+    top_logprobs: Option<Int>,
+    return_token_ids: Option<Flag>,
+    return_tokens_as_token_ids: Option<Flag>,
+    add_special_tokens: Option<Flag>,
+    add_generation_prompt: Option<Flag>,
+    continue_final_message: Option<Flag>,
+    echo: Option<Flag>,
     chat_template_kwargs: Option<Map<String, Value>>,
+    documents: Option<Vec<Map<String, Value>>>,
+    reasoning_effort: Option<ReasoningEffort>,
+}
+
+impl ChatFields {
+    /// The variables of the template that the request sets. An effort also says whether to think at all, which some templates ask.
+    fn variables(&self, body: &Value) -> Map<String, Value> {
+        let mut variables = self.chat_template_kwargs.clone().unwrap_or_default();
+        if let Some(effort) = self.reasoning_effort {
+            variables.insert("reasoning_effort".to_owned(), body["reasoning_effort"].clone());
+            let thinks = effort != ReasoningEffort::None;
+            variables
+                .entry("enable_thinking")
+                .or_insert_with(|| Value::from(thinks));
+        }
+        variables
+    }
+
+    /// The role of the answer: the operator's, or that of the message that the answer goes on with.
+    fn role(&self, model: ModelContext<'_>) -> String {
+        let generates = self.add_generation_prompt.is_none_or(|Flag(set)| set) && !is_set(self.continue_final_message);
+        let last = self.messages.last().and_then(|message| message["role"].as_str());
+        match last {
+            Some(role) if !generates => role.to_owned(),
+            _ => model.serving.response_role.clone(),
+        }
+    }
+
+    /// What stands before the answer's text: with `echo`, the text of a last message of the same role.
+    fn echoed(&self, role: &str) -> String {
+        let last = self
+            .messages
+            .last()
+            .filter(|last| is_set(self.echo) && last["role"] == role);
+        match last.map(|last| &last["content"]) {
+            Some(Value::String(text)) => text.clone(),
+            Some(Value::Array(parts)) => {
+                let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
+                texts.join("\n")
+            }
+            _ => String::new(),
+        }
+    }
 }
 
 /// A checked chat request.
@@ -140,17 +207,19 @@ pub struct ChatRequest {
     pub prompt: Prompt,
     /// For the engine.
     pub params: SamplingParams,
-    /// Send pieces.
-    pub stream: bool,
-    /// Usage in the stream.
-    pub stream_options: StreamOptions,
+    /// Whole or in pieces.
+    pub streaming: Streaming,
     /// How to write the answer.
     pub format: ChatFormat,
 }
 
 /// How a chat's answer is written.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ChatFormat {
+    /// Who answers.
+    pub role: String,
+    /// Stands before the text of each sample.
+    pub echo: String,
     /// Alternatives a position when log-probabilities were asked.
     pub top_logprobs: Option<u32>,
     /// Tokens as `token_id:17`.
@@ -165,65 +234,81 @@ impl ChatRequest {
     /// # Errors
     /// 400 that names the first field that is wrong.
     pub fn read(body: &Value, model: ModelContext<'_>) -> Result<Self, ApiError> {
-        refuse_unsupported(body)?;
+        unsupported::refuse(body)?;
+        let tools = tools::read(body)?;
         let fields: ChatFields = parse(body)?;
-        let sampling: SamplingFields = parse(body)?;
-        let mut params = sampling.into_params(model)?;
-        let stream = fields.stream.unwrap_or(false);
-        let asked = fields.logprobs.unwrap_or(false);
+        let streaming = parse::<StreamFields>(body)?.read(body, model.serving)?;
+        let (name, asked_tokens) = match fields.max_completion_tokens {
+            Some(limit) => ("max_completion_tokens", Some(limit)),
+            None => ("max_tokens", fields.max_tokens),
+        };
+        let truncation = parse::<TruncationFields>(body)?.read(asked_tokens, model)?;
+        let mut params = parse::<SamplingFields>(body)?.into_params(model)?;
+        let asked = is_set(fields.logprobs);
         let top_logprobs = match fields.top_logprobs {
-            Some(n) if n != 0 && !asked => {
+            Some(Int(n)) if n != 0 && !asked => {
                 return Err(ApiError::field(
                     "top_logprobs",
                     format!("top_logprobs is {n}, which needs logprobs to be true"),
                 ));
             }
-            Some(n) => num_logprobs("top_logprobs", n)?,
+            Some(Int(n)) => num_logprobs("top_logprobs", n, model)?,
             None => 0,
         };
         params.logprobs = asked.then_some(top_logprobs);
-        if stream && params.prompt_logprobs.is_some() {
+        if streaming.stream && params.prompt_logprobs.is_some() {
             return Err(ApiError::field(
                 "prompt_logprobs",
                 "prompt_logprobs are not available in a stream; send stream false",
             ));
         }
+        let variables = fields.variables(body);
+        let documents = fields.documents.as_ref().map(|_| &body["documents"]);
         let text = render(
             &ChatPrompt {
                 messages: &fields.messages,
-                add_generation_prompt: fields.add_generation_prompt,
-                continue_final_message: fields.continue_final_message.unwrap_or(false),
-                template_variables: fields.chat_template_kwargs.as_ref(),
+                add_generation_prompt: fields.add_generation_prompt.map(|Flag(set)| set),
+                continue_final_message: is_set(fields.continue_final_message),
+                template_variables: Some(&variables),
+                tools: tools.as_ref(),
+                documents,
             },
             model,
         )?;
         // The template writes the special tokens itself.
-        let token_ids = model
-            .tokenizer
-            .encode(&text, fields.add_special_tokens.unwrap_or(false))?;
-        let (name, asked) = match fields.max_completion_tokens {
-            Some(limit) => ("max_completion_tokens", Some(limit)),
-            None => ("max_tokens", fields.max_tokens),
+        let token_ids = model.tokenizer.encode(&text, is_set(fields.add_special_tokens))?;
+        let mut prompt = Prompt {
+            text: Some(text),
+            token_ids,
         };
+        if let Some(truncation) = truncation {
+            truncation.apply(&mut prompt);
+        }
         let default = model
             .defaults
             .max_new_tokens
             .map(|limit| u32::try_from(limit).unwrap_or(u32::MAX));
-        params.max_tokens = max_tokens(name, asked, default, token_ids.len(), model.max_model_len)?;
-        let params_logprobs = params.logprobs;
+        let limit = TokenLimit {
+            name,
+            asked: asked_tokens.map(|Int(limit)| limit),
+            default,
+            prompt_field: "messages",
+        };
+        params.max_tokens = limit.fit(prompt.token_ids.len(), model.max_model_len)?;
+        let role = fields.role(model);
+        let as_ids = fields.return_tokens_as_token_ids.map(|Flag(set)| set);
+        let format = ChatFormat {
+            echo: fields.echoed(&role),
+            role,
+            top_logprobs: params.logprobs,
+            tokens_as_ids: as_ids.unwrap_or(model.serving.return_tokens_as_token_ids),
+            return_token_ids: is_set(fields.return_token_ids),
+        };
         Ok(ChatRequest {
-            prompt: Prompt {
-                text: Some(text),
-                token_ids,
-            },
+            prompt,
             params,
-            stream,
-            stream_options: fields.stream_options.unwrap_or_default(),
-            format: ChatFormat {
-                top_logprobs: params_logprobs,
-                tokens_as_ids: fields.return_tokens_as_token_ids.unwrap_or(false),
-                return_token_ids: fields.return_token_ids.unwrap_or(false),
-            },
+            streaming,
+            format,
         })
     }
 }
@@ -233,7 +318,7 @@ impl ChatFormat {
     pub fn choice(&self, index: usize, sample: &Sample, tokenizer: &halyard_text::Tokenizer) -> Value {
         let mut choice = json!({
             "index": index,
-            "message": {"role": "assistant", "content": sample.text, "refusal": null, "tool_calls": []},
+            "message": {"role": self.role, "content": format!("{}{}", self.echo, sample.text), "refusal": null},
             "logprobs": self.logprobs(&sample.logprobs, tokenizer),
         });
         finish_fields(&mut choice, sample.finish.as_ref());
@@ -253,9 +338,11 @@ impl ChatFormat {
         }
     }
 
-    /// The choice that opens a sample in a stream.
-    pub fn opening(&self, index: usize) -> Value {
-        json!({"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null})
+    /// The choices that open a sample in a stream.
+    pub fn opening(&self, index: usize) -> impl Iterator<Item = Value> {
+        let choice = |delta: Value| json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
+        let echo = (!self.echo.is_empty()).then(|| choice(json!({"content": self.echo})));
+        std::iter::once(choice(json!({"role": self.role, "content": ""}))).chain(echo)
     }
 
     /// The choice of one piece of a stream; `None` when there is nothing to tell yet.

@@ -5,11 +5,13 @@ use halyard_text::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::ModelContext;
+use super::context::{TokenLimit, TruncationFields};
+use super::lenient::{Flag, Int, is_set};
 use super::logprobs::{CompletionLogprobs, TokenNames, prompt_logprobs};
 use super::prompt::{Prompt, read_prompts};
-use super::sampling::{SamplingFields, max_tokens, num_logprobs, refuse_unsupported};
-use super::usage::StreamOptions;
+use super::sampling::{SamplingFields, num_logprobs};
+use super::usage::{StreamFields, Streaming};
+use super::{ModelContext, unsupported};
 use crate::http::body::parse;
 use crate::http::error::ApiError;
 use crate::http::generate::{Sample, finish_fields};
@@ -21,14 +23,12 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 struct CompletionFields {
     #[serde(default)]
     prompt: Value,
-    max_tokens: Option<i64>,
-    logprobs: Option<i64>,
-    echo: Option<bool>,
-    stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
-    add_special_tokens: Option<bool>,
-    return_token_ids: Option<bool>,
-    return_tokens_as_token_ids: Option<bool>,
+    max_tokens: Option<Int>,
+    logprobs: Option<Int>,
+    echo: Option<Flag>,
+    add_special_tokens: Option<Flag>,
+    return_token_ids: Option<Flag>,
+    return_tokens_as_token_ids: Option<Flag>,
 }
 
 /// A checked completion request.
@@ -37,10 +37,8 @@ pub struct CompletionRequest {
     pub prompts: Vec<Prompt>,
     /// For the engine, one for each prompt: the token limit depends on the prompt.
     pub params: Vec<SamplingParams>,
-    /// Send pieces.
-    pub stream: bool,
-    /// Usage in the stream.
-    pub stream_options: StreamOptions,
+    /// Whole or in pieces.
+    pub streaming: Streaming,
     /// How to write the answer.
     pub format: CompletionFormat,
 }
@@ -70,13 +68,15 @@ impl CompletionRequest {
     /// # Errors
     /// 400 that names the first field that is wrong.
     pub fn read(body: &Value, model: ModelContext<'_>) -> Result<Self, ApiError> {
-        refuse_unsupported(body)?;
+        unsupported::refuse(body)?;
         let fields: CompletionFields = parse(body)?;
-        let sampling: SamplingFields = parse(body)?;
-        let mut params = sampling.into_params(model)?;
-        let stream = fields.stream.unwrap_or(false);
-        let echo = fields.echo.unwrap_or(false);
-        params.logprobs = fields.logprobs.map(|n| num_logprobs("logprobs", n)).transpose()?;
+        let streaming = parse::<StreamFields>(body)?.read(body, model.serving)?;
+        let truncation = parse::<TruncationFields>(body)?.read(fields.max_tokens, model)?;
+        let mut params = parse::<SamplingFields>(body)?.into_params(model)?;
+        let stream = streaming.stream;
+        let echo = is_set(fields.echo);
+        let logprobs = fields.logprobs.map(|Int(n)| num_logprobs("logprobs", n, model));
+        params.logprobs = logprobs.transpose()?;
         if stream && params.prompt_logprobs.is_some() {
             return Err(ApiError::field(
                 "prompt_logprobs",
@@ -89,7 +89,11 @@ impl CompletionRequest {
                 "with logprobs and n above 1 send stream false",
             ));
         }
-        let prompts = read_prompts(&fields.prompt, fields.add_special_tokens.unwrap_or(true), model)?;
+        let special = fields.add_special_tokens.is_none_or(|Flag(set)| set);
+        let mut prompts = read_prompts(&fields.prompt, special, model)?;
+        if let Some(truncation) = truncation {
+            prompts.iter_mut().for_each(|prompt| truncation.apply(prompt));
+        }
         let samples = prompts.len().saturating_mul(params.n as usize);
         if samples > model.limits.samples {
             let message = format!(
@@ -100,30 +104,33 @@ impl CompletionRequest {
             );
             return Err(ApiError::field("n", message));
         }
+        let as_ids = fields.return_tokens_as_token_ids.map(|Flag(set)| set);
         let format = CompletionFormat {
             logprobs: params.logprobs,
             echo,
-            prompt_only: echo && fields.max_tokens == Some(0),
+            prompt_only: echo && fields.max_tokens == Some(Int(0)),
             prompt_logprobs: params.prompt_logprobs.is_some(),
-            tokens_as_ids: fields.return_tokens_as_token_ids.unwrap_or(false),
-            return_token_ids: fields.return_token_ids.unwrap_or(false),
+            tokens_as_ids: as_ids.unwrap_or(model.serving.return_tokens_as_token_ids),
+            return_token_ids: is_set(fields.return_token_ids),
             skip_special_tokens: params.skip_special_tokens,
         };
         if echo && params.prompt_logprobs.is_none() {
             params.prompt_logprobs = params.logprobs;
         }
         // Scoring a prompt takes a step, and a step makes a token; it is dropped.
-        let asked = if format.prompt_only { Some(1) } else { fields.max_tokens };
+        let limit = TokenLimit {
+            name: "max_tokens",
+            asked: if format.prompt_only {
+                Some(1)
+            } else {
+                fields.max_tokens.map(|Int(limit)| limit)
+            },
+            default: Some(DEFAULT_MAX_TOKENS),
+            prompt_field: "prompt",
+        };
         let with_limit = |prompt: &Prompt| {
-            let limit = max_tokens(
-                "max_tokens",
-                asked,
-                Some(DEFAULT_MAX_TOKENS),
-                prompt.token_ids.len(),
-                model.max_model_len,
-            )?;
             Ok(SamplingParams {
-                max_tokens: limit,
+                max_tokens: limit.fit(prompt.token_ids.len(), model.max_model_len)?,
                 ..params.clone()
             })
         };
@@ -131,8 +138,7 @@ impl CompletionRequest {
         Ok(CompletionRequest {
             prompts,
             params,
-            stream,
-            stream_options: fields.stream_options.unwrap_or_default(),
+            streaming,
             format,
         })
     }

@@ -4,6 +4,7 @@
 use serde_json::Value;
 
 use super::ModelContext;
+use super::lenient::Int;
 use super::sampling::token_ids;
 use crate::http::error::ApiError;
 
@@ -104,7 +105,8 @@ fn from_ids(entry: &Value, name: &str, model: ModelContext<'_>) -> Result<Option
     Ok(Some(Prompt { text: None, token_ids }))
 }
 
-/// Integers past i64 are out of any vocabulary too; they are reported as the largest one.
+/// Integers past i64 are out of any vocabulary too; they are reported as the largest one. A flag or a text is no id.
 fn integer(value: &Value) -> Option<i64> {
-    value.as_i64().or_else(|| value.as_u64().map(|_| i64::MAX))
+    let number = value.is_number().then_some(value)?;
+    Int::of(number).or_else(|| number.as_u64().map(|_| i64::MAX))
 }

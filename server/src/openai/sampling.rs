@@ -1,103 +1,44 @@
 //! The sampling fields that completions and chat share: read leniently (null is absent), converted strictly. A value out
-//! of range is an error with value, range and field; a field that is known but not acted on yet is an error too.
+//! of range is an error with value, range and field.
 
 use halyard_engine::SamplingParams;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::ModelContext;
+use super::lenient::{Flag, Float, Int, integers, is_set};
 use crate::http::error::ApiError;
 use crate::http::state::clip;
+
+/// vLLM's bound and OpenAI's; the engine itself takes more.
+const MAX_TEMPERATURE: f64 = 2.0;
 
 /// Sampling fields of a body, as sent. Names are OpenAI's and vLLM's.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct SamplingFields {
-    n: Option<i64>,
-    temperature: Option<f64>,
-    top_k: Option<i64>,
-    top_p: Option<f64>,
-    min_p: Option<f64>,
-    seed: Option<i64>,
-    presence_penalty: Option<f64>,
-    frequency_penalty: Option<f64>,
-    repetition_penalty: Option<f64>,
+    n: Option<Int>,
+    temperature: Option<Float>,
+    top_k: Option<Int>,
+    top_p: Option<Float>,
+    min_p: Option<Float>,
+    seed: Option<Int>,
+    presence_penalty: Option<Float>,
+    frequency_penalty: Option<Float>,
+    repetition_penalty: Option<Float>,
     logit_bias: Option<Map<String, Value>>,
-    allowed_token_ids: Option<Vec<i64>>,
+    allowed_token_ids: Option<Vec<Int>>,
     bad_words: Option<Vec<String>>,
-    min_tokens: Option<i64>,
+    min_tokens: Option<Int>,
     stop: Value,
-    stop_token_ids: Option<Vec<i64>>,
-    include_stop_str_in_output: Option<bool>,
-    ignore_eos: Option<bool>,
-    skip_special_tokens: Option<bool>,
-    prompt_logprobs: Option<i64>,
-}
-
-/// Fields that would change the output and are not acted on yet, with what to do instead.
-const UNSUPPORTED: [(&str, &str); 17] = [
-    ("best_of", "send n samples and choose among them"),
-    ("use_beam_search", "leave it out to sample"),
-    ("logits_processors", "leave it out"),
-    ("truncate_prompt_tokens", "send a shorter prompt"),
-    ("prompt_embeds", "send text or token ids"),
-    ("structured_outputs", "leave it out and check the text yourself"),
-    ("guided_json", "leave it out and check the text yourself"),
-    ("guided_regex", "leave it out and check the text yourself"),
-    ("guided_choice", "leave it out and check the text yourself"),
-    ("guided_grammar", "leave it out and check the text yourself"),
-    ("functions", "leave it out"),
-    ("function_call", "leave it out"),
-    ("tools", "leave it out"),
-    ("audio", "leave it out: this server generates text"),
-    ("prediction", "leave it out"),
-    ("suffix", "leave it out"),
-    (
-        "chat_template",
-        "render the prompt yourself and send it to /v1/completions",
-    ),
-];
-
-/// Refuses fields that this server knows and does not act on. Values that change nothing (null, false, an empty list,
-/// `best_of` equal to `n`, a text response format) pass.
-///
-/// # Errors
-/// 400 that names the field.
-pub fn refuse_unsupported(body: &Value) -> Result<(), ApiError> {
-    for (name, remedy) in UNSUPPORTED {
-        let value = &body[name];
-        let changes_nothing = match value {
-            Value::Null | Value::Bool(false) => true,
-            Value::Array(entries) => entries.is_empty(),
-            Value::String(text) => text.is_empty() || (name == "function_call" && text == "none"),
-            Value::Number(_) => name == "best_of" && *value == *body.get("n").unwrap_or(&Value::from(1)),
-            _ => false,
-        };
-        if !changes_nothing {
-            return Err(ApiError::unsupported(name, remedy));
-        }
-    }
-    let format = &body["response_format"];
-    let kind = format["type"].as_str();
-    if !format.is_null() && kind != Some("text") {
-        let kind = clip(kind.unwrap_or("an unnamed type"));
-        return Err(ApiError::unsupported(
-            "response_format",
-            &format!("`{kind}` was asked, only `text` is served"),
-        ));
-    }
-    if let Some(modality) = body["modalities"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .find(|entry| *entry != "text")
-    {
-        return Err(ApiError::unsupported(
-            "modalities",
-            &format!("{modality} was asked, only \"text\" is served"),
-        ));
-    }
-    Ok(())
+    stop_token_ids: Option<Vec<Int>>,
+    include_stop_str_in_output: Option<Flag>,
+    ignore_eos: Option<Flag>,
+    skip_special_tokens: Option<Flag>,
+    prompt_logprobs: Option<Int>,
+    /// Not used, but its type is checked, as in vLLM.
+    #[serde(rename = "user")]
+    _user: Option<String>,
 }
 
 impl SamplingFields {
@@ -108,24 +49,30 @@ impl SamplingFields {
     pub fn into_params(self, model: ModelContext<'_>) -> Result<SamplingParams, ApiError> {
         let default = SamplingParams::default();
         let authors = model.defaults;
-        let number = |sent: Option<f64>, model: Option<f32>, fallback: f32| {
-            sent.map(|value| value as f32).or(model).unwrap_or(fallback)
+        let number = |sent: Option<Float>, model: Option<f32>, fallback: f32| {
+            sent.map(|Float(value)| value as f32).or(model).unwrap_or(fallback)
         };
+        if let Some(Float(sent)) = self.temperature
+            && !(0.0..=MAX_TEMPERATURE).contains(&sent)
+        {
+            let message = format!("temperature is {sent}; it must be between 0 and {MAX_TEMPERATURE}");
+            return Err(ApiError::field("temperature", message));
+        }
         // -1 and 0 both mean "all tokens" in vLLM.
         let top_k = match self.top_k {
-            Some(-1) => 0,
-            Some(k) => ranged("top_k", k, 0, i64::from(i32::MAX))?,
+            Some(Int(-1)) => 0,
+            Some(Int(k)) => ranged("top_k", k, 0, i64::from(i32::MAX))?,
             None => authors.top_k.unwrap_or(default.top_k),
         };
         Ok(SamplingParams {
-            n: self
-                .n
-                .map_or(Ok(1), |n| ranged("n", n, 1, i64::from(halyard_engine::params::MAX_N)))?,
+            n: self.n.map_or(Ok(1), |Int(n)| {
+                ranged("n", n, 1, i64::from(halyard_engine::params::MAX_N))
+            })?,
             temperature: number(self.temperature, authors.temperature, default.temperature),
             top_k,
             top_p: number(self.top_p, authors.top_p, default.top_p),
             min_p: number(self.min_p, authors.min_p, default.min_p),
-            seed: self.seed.map(|seed| seed as u64),
+            seed: self.seed.map(|Int(seed)| seed as u64),
             presence_penalty: number(self.presence_penalty, None, default.presence_penalty),
             frequency_penalty: number(self.frequency_penalty, None, default.frequency_penalty),
             repetition_penalty: number(
@@ -136,26 +83,26 @@ impl SamplingFields {
             logit_bias: logit_bias(self.logit_bias.unwrap_or_default(), model.vocab_size)?,
             allowed_token_ids: self
                 .allowed_token_ids
-                .map(|ids| token_ids("allowed_token_ids", &ids, model.vocab_size))
+                .map(|ids| token_ids("allowed_token_ids", &integers(&ids), model.vocab_size))
                 .transpose()?,
             bad_words_token_ids: bad_words(&self.bad_words.unwrap_or_default(), model)?,
             min_tokens: self
                 .min_tokens
-                .map_or(Ok(0), |min| ranged("min_tokens", min, 0, i64::from(u32::MAX)))?,
+                .map_or(Ok(0), |Int(min)| ranged("min_tokens", min, 0, i64::from(u32::MAX)))?,
             max_tokens: None,
             stop: stop_strings(&self.stop, model)?,
             stop_token_ids: token_ids(
                 "stop_token_ids",
-                &self.stop_token_ids.unwrap_or_default(),
+                &integers(&self.stop_token_ids.unwrap_or_default()),
                 model.vocab_size,
             )?,
-            include_stop_str_in_output: self.include_stop_str_in_output.unwrap_or(false),
-            ignore_eos: self.ignore_eos.unwrap_or(false),
-            skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
+            include_stop_str_in_output: is_set(self.include_stop_str_in_output),
+            ignore_eos: is_set(self.ignore_eos),
+            skip_special_tokens: self.skip_special_tokens.is_none_or(|Flag(skip)| skip),
             logprobs: None,
             prompt_logprobs: self
                 .prompt_logprobs
-                .map(|n| num_logprobs("prompt_logprobs", n))
+                .map(|Int(n)| num_logprobs("prompt_logprobs", n, model))
                 .transpose()?,
         })
     }
@@ -178,9 +125,10 @@ pub fn ranged(name: &str, value: i64, low: i64, high: i64) -> Result<u32, ApiErr
 /// A number of alternatives to report log-probabilities for.
 ///
 /// # Errors
-/// 400 past the engine's bound.
-pub fn num_logprobs(name: &str, value: i64) -> Result<u32, ApiError> {
-    ranged(name, value, 0, i64::from(halyard_engine::params::MAX_LOGPROBS))
+/// 400 past the operator's bound or the engine's.
+pub fn num_logprobs(name: &str, value: i64, model: ModelContext<'_>) -> Result<u32, ApiError> {
+    let limit = model.serving.max_logprobs.min(halyard_engine::params::MAX_LOGPROBS);
+    ranged(name, value, 0, i64::from(limit))
 }
 
 /// Ids that lie in the vocabulary.
@@ -200,31 +148,6 @@ pub fn token_ids(name: &str, ids: &[i64], vocab_size: u32) -> Result<Vec<u32>, A
     ids.iter().enumerate().map(convert).collect()
 }
 
-/// The token limit of an answer: what was asked, if the context holds it after the prompt, or all that is left.
-///
-/// # Errors
-/// 400 when the asked number does not fit: the answer is never shortened silently.
-pub fn max_tokens(
-    name: &str,
-    asked: Option<i64>,
-    default: Option<u32>,
-    prompt_tokens: usize,
-    max_model_len: u32,
-) -> Result<Option<u32>, ApiError> {
-    let room = max_model_len.saturating_sub(u32::try_from(prompt_tokens).unwrap_or(u32::MAX));
-    let Some(asked) = asked else {
-        return Ok(default.map(|limit| limit.min(room.max(1))));
-    };
-    let value = ranged(name, asked, 1, i64::from(u32::MAX))?;
-    if value > room && room > 0 {
-        let message = format!(
-            "{name} is {value}, but the context holds {max_model_len} tokens and the prompt takes {prompt_tokens} of them: send at most {room} or a shorter prompt"
-        );
-        return Err(ApiError::field(name, message).with_code("context_length_exceeded"));
-    }
-    Ok(Some(value))
-}
-
 fn logit_bias(fields: Map<String, Value>, vocab_size: u32) -> Result<Vec<(u32, f32)>, ApiError> {
     let convert = |(id, bias): (String, Value)| {
         let parsed: i64 = id.trim().parse().map_err(|_| {
@@ -234,13 +157,13 @@ fn logit_bias(fields: Map<String, Value>, vocab_size: u32) -> Result<Vec<(u32, f
             )
         })?;
         let token = token_ids("logit_bias", &[parsed], vocab_size)?[0];
-        let bias = bias.as_f64().ok_or_else(|| {
+        let bias: Float = serde_json::from_value(bias).map_err(|_| {
             ApiError::field(
                 "logit_bias",
                 format!("logit_bias of token {parsed} is not a number; send -100 to 100"),
             )
         })?;
-        Ok((token, bias as f32))
+        Ok((token, bias.0 as f32))
     };
     fields.into_iter().map(convert).collect()
 }
@@ -310,54 +233,6 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn refuses_what_would_change_the_output() {
-        let tool = json!([{"type": "function", "function": {"name": "f"}}]);
-        for (field, value) in [
-            ("tools", tool),
-            ("response_format", json!({"type": "json_object"})),
-            ("guided_json", json!({})),
-            ("guided_choice", json!(["a"])),
-            ("best_of", json!(3)),
-            ("use_beam_search", json!(true)),
-            ("suffix", json!("end")),
-            ("modalities", json!(["text", "audio"])),
-        ] {
-            let error = refuse_unsupported(&json!({field: value})).expect_err(field);
-            assert_eq!(error.param.as_deref(), Some(field));
-            assert!(error.message.contains("not supported yet"), "{}", error.message);
-        }
-    }
-
-    #[test]
-    fn passes_what_changes_nothing() {
-        let body = json!({"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "n": 2, "best_of": 2,
-            "use_beam_search": false, "guided_json": null, "suffix": "", "modalities": ["text"], "unheard_of": 1});
-        refuse_unsupported(&body).expect("nothing here changes the output");
-    }
-
-    #[test]
-    fn asked_tokens_must_fit_and_defaults_shrink() {
-        let error = max_tokens("max_tokens", Some(91), None, 10, 100).expect_err("90 are left");
-        assert_eq!(error.code, Some("context_length_exceeded"));
-        assert!(error.message.contains("at most 90"), "{}", error.message);
-        assert_eq!(
-            max_tokens("max_tokens", Some(90), None, 10, 100).expect("fits"),
-            Some(90)
-        );
-        assert_eq!(
-            max_tokens("max_tokens", None, Some(16), 95, 100).expect("default"),
-            Some(5)
-        );
-        assert_eq!(
-            max_tokens("max_tokens", None, None, 95, 100).expect("all that is left"),
-            None
-        );
-        for bad in [0, -1, 1 << 40] {
-            assert!(max_tokens("max_tokens", Some(bad), None, 10, 100).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
     fn ids_outside_the_vocabulary_are_named() {
         for bad in [-1, 64, i64::MAX] {
             let error = token_ids("prompt", &[1, bad], 64).expect_err("outside");
@@ -374,11 +249,13 @@ mod tests {
     fn logit_bias_takes_ids_and_numbers_only() {
         let bias = |value: Value| logit_bias(value.as_object().expect("an object").clone(), 64);
         assert_eq!(bias(json!({"5": -100})).expect("good"), vec![(5, -100.0)]);
+        assert_eq!(bias(json!({"5": "1.5"})).expect("good"), vec![(5, 1.5)]);
         for bad in [
             json!({"x": 1}),
             json!({"64": 1}),
             json!({"-1": 1}),
             json!({"1": "much"}),
+            json!({"1": null}),
         ] {
             assert_eq!(
                 bias(bad.clone()).expect_err("bad").param.as_deref(),

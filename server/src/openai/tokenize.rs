@@ -3,9 +3,12 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::ModelContext;
 use super::chat::{ChatPrompt, render};
+use super::context::TruncationFields;
+use super::lenient::{Flag, Int, integers, is_set};
+use super::prompt::Prompt;
 use super::sampling::token_ids;
+use super::{ModelContext, tools};
 use crate::http::body::parse;
 use crate::http::error::ApiError;
 
@@ -13,13 +16,13 @@ use crate::http::error::ApiError;
 struct TokenizeFields {
     prompt: Option<String>,
     messages: Option<Vec<Value>>,
-    add_special_tokens: Option<bool>,
-    #[serde(default, deserialize_with = "super::usage::null_is_false")]
-    return_token_strs: bool,
-    add_generation_prompt: Option<bool>,
-    #[serde(default, deserialize_with = "super::usage::null_is_false")]
-    continue_final_message: bool,
+    add_special_tokens: Option<Flag>,
+    return_token_strs: Option<Flag>,
+    add_generation_prompt: Option<Flag>,
+    continue_final_message: Option<Flag>,
     chat_template_kwargs: Option<Map<String, Value>>,
+    #[serde(default)]
+    tools: Value,
 }
 
 /// Answers `/tokenize` for a text (`prompt`) or a chat (`messages`).
@@ -28,22 +31,34 @@ struct TokenizeFields {
 /// 400 unless exactly one of them is sent, and for messages that the template refuses.
 pub fn tokenize(body: &Value, model: ModelContext<'_>) -> Result<Value, ApiError> {
     let fields: TokenizeFields = parse(body)?;
+    let truncation = parse::<TruncationFields>(body)?.read(None, model)?;
+    let special = fields.add_special_tokens.map(|Flag(set)| set);
     let (text, special) = match (&fields.prompt, &fields.messages) {
-        (Some(prompt), None) => (prompt.clone(), fields.add_special_tokens.unwrap_or(true)),
+        (Some(prompt), None) => (prompt.clone(), special.unwrap_or(true)),
         (None, Some(messages)) => {
+            let tools = tools::definitions(&fields.tools)?;
             let chat = ChatPrompt {
                 messages,
-                add_generation_prompt: fields.add_generation_prompt,
-                continue_final_message: fields.continue_final_message,
+                add_generation_prompt: fields.add_generation_prompt.map(|Flag(set)| set),
+                continue_final_message: is_set(fields.continue_final_message),
                 template_variables: fields.chat_template_kwargs.as_ref(),
+                tools: tools.as_ref(),
+                documents: None,
             };
-            (render(&chat, model)?, fields.add_special_tokens.unwrap_or(false))
+            (render(&chat, model)?, special.unwrap_or(false))
         }
         (Some(_), Some(_)) => return Err(ApiError::field("prompt", "send either prompt or messages, not both")),
         (None, None) => return Err(ApiError::field("prompt", "send prompt (a text) or messages (a chat)")),
     };
-    let ids = model.tokenizer.encode(&text, special)?;
-    let strings: Option<Vec<String>> = fields.return_token_strs.then(|| {
+    let mut prompt = Prompt {
+        token_ids: model.tokenizer.encode(&text, special)?,
+        text: None,
+    };
+    if let Some(truncation) = truncation {
+        truncation.apply(&mut prompt);
+    }
+    let ids = prompt.token_ids;
+    let strings: Option<Vec<String>> = is_set(fields.return_token_strs).then(|| {
         ids.iter()
             .map(|id| model.tokenizer.id_to_token(*id).unwrap_or_default())
             .collect()
@@ -53,7 +68,7 @@ pub fn tokenize(body: &Value, model: ModelContext<'_>) -> Result<Value, ApiError
 
 #[derive(Deserialize)]
 struct DetokenizeFields {
-    tokens: Vec<i64>,
+    tokens: Vec<Int>,
 }
 
 /// Answers `/detokenize`.
@@ -64,7 +79,7 @@ pub fn detokenize(body: &Value, model: ModelContext<'_>) -> Result<Value, ApiErr
     let fields: DetokenizeFields = parse(body)?;
     let ids = token_ids(
         "tokens",
-        &fields.tokens,
+        &integers(&fields.tokens),
         u32::try_from(model.tokenizer.vocab_size()).unwrap_or(u32::MAX),
     )?;
     Ok(json!({"prompt": model.tokenizer.decode(&ids, false)?}))

@@ -1,6 +1,11 @@
 //! Token counts of an answer, and which of them a stream reports.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::lenient::{Flag, is_set, object};
+use crate::http::error::ApiError;
+use crate::http::state::ServingDefaults;
 
 /// OpenAI's `usage`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -35,18 +40,54 @@ impl Usage {
 }
 
 /// `stream_options` of a body.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
-pub struct StreamOptions {
+struct StreamOptionFields {
+    include_usage: Option<Flag>,
+    continuous_usage_stats: Option<Flag>,
+}
+
+/// The fields `stream` and `stream_options` of a body.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct StreamFields {
+    stream: Option<Flag>,
+    #[serde(deserialize_with = "object")]
+    stream_options: Option<StreamOptionFields>,
+}
+
+/// Whether an answer comes in pieces, and what they carry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streaming {
+    /// Answer in pieces.
+    pub stream: bool,
     /// One more piece at the end, without choices, carries the usage.
-    #[serde(deserialize_with = "null_is_false")]
     pub include_usage: bool,
     /// vLLM: with `include_usage`, every piece carries the usage so far.
-    #[serde(deserialize_with = "null_is_false")]
     pub continuous_usage_stats: bool,
 }
 
-/// A flag that clients may send as `null`, which is absent.
-pub fn null_is_false<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-    Ok(Option::<bool>::deserialize(deserializer)?.unwrap_or(false))
+impl StreamFields {
+    /// What was asked, and what the operator forces.
+    ///
+    /// # Errors
+    /// 400 for options without a stream, which would have no effect. An empty object asks for nothing.
+    pub fn read(&self, body: &Value, serving: &ServingDefaults) -> Result<Streaming, ApiError> {
+        let stream = is_set(self.stream);
+        if !stream
+            && body["stream_options"]
+                .as_object()
+                .is_some_and(|options| !options.is_empty())
+        {
+            let message = "stream_options has no effect without a stream; send stream true or leave it out";
+            return Err(ApiError::field("stream_options", message));
+        }
+        let options = self.stream_options.unwrap_or_default();
+        let forced = serving.force_include_usage;
+        Ok(Streaming {
+            stream,
+            include_usage: forced || is_set(options.include_usage),
+            continuous_usage_stats: forced || is_set(options.continuous_usage_stats),
+        })
+    }
 }
