@@ -144,7 +144,7 @@ impl ServerClient {
         let mut response = self.send(request).await?;
         let mut events = EventReader::default();
         while let Some(bytes) = response.chunk().await.map_err(broken)? {
-            for data in events.push(&bytes) {
+            for data in events.push(&bytes)? {
                 if data == "[DONE]" {
                     return Ok(());
                 }
@@ -187,24 +187,41 @@ fn broken(error: reqwest::Error) -> ClientError {
     ClientError::Broken(error.to_string())
 }
 
+/// Longest line of an event stream: far more than a server's largest event, and a bound on what one without line breaks makes this side hold.
+const MAX_LINE_BYTES: usize = 64 << 20;
+
 /// Puts the `data:` lines of an event stream together, however it is cut into chunks.
 #[derive(Default)]
-struct EventReader {
+pub struct EventReader {
+    /// The beginning of a line whose end has not come.
     held: Vec<u8>,
 }
 
 impl EventReader {
-    fn push(&mut self, bytes: &[u8]) -> Vec<String> {
-        self.held.extend_from_slice(bytes);
+    /// The data of the lines that end in `bytes`, in order.
+    ///
+    /// # Errors
+    /// [`ClientError::Broken`] for a line above 64 MiB.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<String>, ClientError> {
         let mut found = Vec::new();
-        while let Some(end) = self.held.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = self.held.drain(..=end).collect();
-            let line = String::from_utf8_lossy(&line);
+        let mut rest = bytes;
+        // Only new bytes are searched: what is held has no line break.
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            self.held.extend_from_slice(&rest[..=end]);
+            rest = &rest[end + 1..];
+            let line = String::from_utf8_lossy(&self.held);
             if let Some(data) = line.trim_end().strip_prefix("data:") {
                 found.push(data.trim_start().to_owned());
             }
+            self.held.clear();
         }
-        found
+        if self.held.len() + rest.len() > MAX_LINE_BYTES {
+            return Err(ClientError::Broken(format!(
+                "a line of its event stream has more than {MAX_LINE_BYTES} bytes"
+            )));
+        }
+        self.held.extend_from_slice(rest);
+        Ok(found)
     }
 }
 
@@ -217,7 +234,7 @@ mod tests {
         let stream = "data: {\"a\":\"é\"}\n\n: comment\r\ndata: [DONE]\r\n\n".as_bytes();
         for size in 1..stream.len() {
             let mut reader = EventReader::default();
-            let found: Vec<String> = stream.chunks(size).flat_map(|chunk| reader.push(chunk)).collect();
+            let found: Vec<String> = stream.chunks(size).flat_map(|chunk| reader.push(chunk).expect("short lines")).collect();
             assert_eq!(found, ["{\"a\":\"é\"}", "[DONE]"], "chunks of {size}");
         }
     }

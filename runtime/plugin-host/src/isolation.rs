@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use child::{HookChildError, run_hook_child};
-pub use codec::{record_from_json, record_to_json};
+pub use codec::{decode as record_from_bytes, encode as record_to_bytes, record_from_json, record_to_json};
 pub use logger::{IsolatedStatLogger, IsolatedStatLoggerFactory, Vitals};
 
 /// How hooks are run in processes of their own.

@@ -27,9 +27,10 @@ use tower::ServiceExt;
 
 /// A folder of tests/fixtures/models.
 pub fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../tests/fixtures/models")
-        .join(name)
+    // tests/fuzz has this file too, from another folder.
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let models = here.ancestors().map(|folder| folder.join("tests/fixtures/models"));
+    models.into_iter().find(|folder| folder.is_dir()).expect("the fixtures").join(name)
 }
 
 /// A server that was never bound to a socket.
@@ -43,6 +44,7 @@ pub struct TestServer {
 pub struct Options {
     pub api_keys: Vec<&'static str>,
     pub max_waiting: Option<u32>,
+    pub max_model_len: Option<u32>,
     pub body_bytes: Option<usize>,
     /// What the model runs on; the reference device where none is named.
     pub device: Option<Arc<dyn Device>>,
@@ -63,6 +65,7 @@ impl TestServer {
         let mut config = EngineConfig::for_model(fixture("llama"));
         config.cache.kv_cache_memory_bytes = Some(4 << 20);
         config.scheduler.max_num_seqs = 8;
+        config.model.max_model_len = options.max_model_len.or(config.model.max_model_len);
         config.lora = options.lora_config;
         config.scheduler.max_waiting = options.max_waiting.unwrap_or(64);
         let files =

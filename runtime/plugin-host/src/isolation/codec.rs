@@ -87,7 +87,7 @@ fn broken() -> Error {
 ///
 /// # Errors
 /// `Unsupported` for a record with a field of a form that is not known here.
-pub(super) fn encode(record: &StatRecord, out: &mut Vec<u8>) -> Result<()> {
+pub fn encode(record: &StatRecord, out: &mut Vec<u8>) -> Result<()> {
     let kind = kind_of(record.kind())?;
     let records = std::slice::from_ref(record);
     let laid_out = RecordBatch::new(&Batch {
@@ -123,7 +123,7 @@ pub(super) fn encode(record: &StatRecord, out: &mut Vec<u8>) -> Result<()> {
 ///
 /// # Errors
 /// `Internal` for bytes that [`encode`] did not write.
-pub(super) fn decode(payload: &[u8]) -> Result<StatRecord> {
+pub fn decode(payload: &[u8]) -> Result<StatRecord> {
     let (code, rest) = payload.split_first_chunk::<4>().ok_or_else(broken)?;
     let kind = kind_of(u32::from_le_bytes(*code))?;
     let (bytes, mut tail) = rest.split_at_checked(kind.size).ok_or_else(broken)?;

@@ -1,0 +1,7 @@
+//! The targets, one file for each kind of stranger: a model folder, a tokenizer or template, a plugin, a client, a server.
+
+pub mod client;
+pub mod http;
+pub mod models;
+pub mod plugins;
+pub mod text;
