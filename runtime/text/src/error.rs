@@ -96,6 +96,35 @@ pub enum TextError {
         /// The tokenizer library's reason.
         reason: String,
     },
+    /// A text has more tokens than its reader takes; found out without encoding all of it.
+    #[error("the text has at least {at_least} tokens, the limit is {max_tokens}; send a shorter text")]
+    TooManyTokens {
+        /// The limit, special tokens included.
+        max_tokens: usize,
+        /// Tokens that the text has at least.
+        at_least: usize,
+    },
+    /// A text that must be encoded at once is too long for that.
+    #[error(
+        "{bytes} bytes of the text have no place where this tokenizer's words surely end (a letter before a space or a line break); at most {max_bytes} bytes are encoded at once: send a shorter text, or token ids"
+    )]
+    Uncuttable {
+        /// Bytes that would have to be encoded at once.
+        bytes: usize,
+        /// The limit.
+        max_bytes: usize,
+    },
+    /// Nobody waits for the result any more.
+    #[error("the request was given up before its text was encoded")]
+    Cancelled,
+    /// The tokenizer library panicked; the tokenizer itself can still be used.
+    #[error("the tokenizer library failed on a text of {text_bytes} bytes: {reason}")]
+    TokenizerPanicked {
+        /// Length of the text; 0 for ids that were decoded.
+        text_bytes: usize,
+        /// The panic's message.
+        reason: String,
+    },
     /// A token id has no token.
     #[error("token id {id} is outside the vocabulary: ids run from 0 to {}", vocab_size.saturating_sub(1))]
     TokenOutOfVocabulary {

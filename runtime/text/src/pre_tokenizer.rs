@@ -37,6 +37,8 @@ pub(crate) struct PreTokenizer {
 
 /// GPT-2's rule, needed as text where it is one of several.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
+/// The same as tokenizer.json files spell it.
+const GPT2_LAST: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -102,6 +104,13 @@ static KNOWN: &[PreTokenizer] = &[
 /// The `tokenizer.ggml.pre` names that [`crate::Tokenizer::from_gguf`] accepts.
 pub fn known_pre_tokenizers() -> impl Iterator<Item = &'static str> {
     KNOWN.iter().flat_map(|entry| entry.names.iter().copied())
+}
+
+/// Whether a `Split` by this regular expression is one of the rules here, which texts can be cut by.
+pub(crate) fn is_known_split(regex: &str) -> bool {
+    [GPT2, GPT2_LAST, LLAMA3, QWEN2, TEKKEN, GPT4O].contains(&regex)
+        || DEEPSEEK3.contains(&regex)
+        || DEFAULT.contains(&regex)
 }
 
 /// Finds a rule by its GGUF name; no name is llama.cpp's `default`.

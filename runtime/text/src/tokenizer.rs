@@ -3,11 +3,14 @@
 //! Encoding is the `tokenizers` crate; decoding is a table of bytes per token where the vocabulary allows it, so that
 //! the incremental detokenizer and a full decode are the same computation. Reads no GGUF file itself: the arrays come in.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::gguf::GgufTokenizer;
+use crate::long_text::{EncodeLimits, MAX_UNCUT_BYTES, PIECE_BYTES, Separable, floor_char, next_cut};
 use crate::token_bytes::{Spelling, TokenBytes};
+use crate::tokenizer_file;
 use crate::{Detokenizer, Result, TextError};
 
 /// A loaded tokenizer. Cloning shares it; every call may come from any thread.
@@ -22,7 +25,33 @@ struct Shared {
     tokens: TokenBytes,
     spelling: Spelling,
     special: AddedIds,
+    separable: Option<Separable>,
+    /// What is put around a text when special tokens are asked for.
+    around: Around,
+    /// Bytes that one byte of text may become before it is split.
+    growth: usize,
 }
+
+/// Ids before and after a text.
+#[derive(Debug, Default)]
+struct Around {
+    before: Vec<u32>,
+    after: Vec<u32>,
+}
+
+/// Most special tokens around a text; real models have one or two.
+const MAX_AROUND: usize = 64;
+/// Tokens that cutting may add to the estimate of a long text, beyond doubling it.
+const PIECE_MARGIN: usize = 1024;
+/// Texts that a tokenizer must take without a panic: nothing, blanks, words, marks, letters of two to four bytes.
+const SAMPLES: [&str; 6] = [
+    "",
+    " ",
+    "hello",
+    "Hello, world! 1234\n\n  x",
+    "e\u{301}à 世界 \u{1F600}",
+    "\t\r\n\0",
+];
 
 /// Ids put around a text when special tokens are asked for and the tokenizer library does not add them itself.
 #[derive(Debug, Default)]
@@ -55,7 +84,10 @@ impl Tokenizer {
             expected: "tokenizer.json",
             reason,
         };
-        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|error| parse_error(error.to_string()))?;
+        let growth = tokenizer_file::check(json).map_err(parse_error)?;
+        let parsed = caught(|| tokenizers::Tokenizer::from_bytes(json))
+            .map_err(|panic| parse_error(format!("the tokenizer library fails on it: {panic}")))?;
+        let mut inner = parsed.map_err(|error| parse_error(error.to_string()))?;
         inner
             .with_truncation(None)
             .map_err(|error| parse_error(error.to_string()))?;
@@ -83,7 +115,9 @@ impl Tokenizer {
             let special = added.get(&id).is_some_and(|token| token.special);
             tokens.push(*token, special, spelling);
         }
-        Ok(Self::new(inner, tokens, spelling, AddedIds::default()))
+        let tokenizer = Self::new(inner, tokens, spelling, AddedIds::default(), growth).map_err(parse_error)?;
+        tokenizer.try_samples().map_err(parse_error)?;
+        Ok(tokenizer)
     }
 
     /// Builds the tokenizer that a GGUF file describes in its metadata.
@@ -92,18 +126,64 @@ impl Tokenizer {
     /// [`TextError::UnknownTokenizerModel`], [`TextError::UnknownPreTokenizer`] and the errors of damaged arrays.
     pub fn from_gguf(gguf: &GgufTokenizer) -> Result<Self> {
         let built = gguf.build()?;
-        Ok(Self::new(built.inner, built.tokens, built.spelling, built.special))
+        // The normalizers that are built here make three bytes of one at most.
+        Self::new(built.inner, built.tokens, built.spelling, built.special, 3)
+            .map_err(|reason| TextError::BuildTokenizer { reason })
     }
 
-    fn new(inner: tokenizers::Tokenizer, tokens: TokenBytes, spelling: Spelling, special: AddedIds) -> Self {
-        Self {
-            shared: Arc::new(Shared {
-                inner,
-                tokens,
-                spelling,
-                special,
-            }),
+    fn new(
+        inner: tokenizers::Tokenizer,
+        tokens: TokenBytes,
+        spelling: Spelling,
+        special: AddedIds,
+        growth: usize,
+    ) -> std::result::Result<Self, String> {
+        let separable = Separable::of(&inner, &tokens, spelling);
+        let mut shared = Shared {
+            inner,
+            tokens,
+            spelling,
+            special,
+            separable,
+            around: Around::default(),
+            growth,
+        };
+        let encode = |special| shared.encode_at_once("a", special).map_err(|error| error.to_string());
+        let (with, without) = (encode(true)?, encode(false)?);
+        let at = with.windows(without.len().max(1)).position(|ids| ids == without);
+        match at {
+            Some(at) => {
+                shared.around = Around {
+                    before: with[..at].to_vec(),
+                    after: with[at + without.len()..].to_vec(),
+                };
+            }
+            // Not to be told apart: such a text is encoded at once.
+            None => shared.separable = None,
         }
+        if with.len().saturating_sub(without.len()) > MAX_AROUND {
+            let found = with.len() - without.len();
+            return Err(format!(
+                "it puts {found} special tokens around each text; at most {MAX_AROUND} are taken"
+            ));
+        }
+        Ok(Self {
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// Encodes texts that have shown faults of tokenizer files: one that panics is no tokenizer to serve with.
+    fn try_samples(&self) -> std::result::Result<(), String> {
+        for text in SAMPLES {
+            for special in [false, true] {
+                if let Err(TextError::TokenizerPanicked { reason, .. }) = self.shared.encode_at_once(text, special) {
+                    return Err(format!(
+                        "the tokenizer library fails with it on the text {text:?}: {reason}"
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Encodes `text`. With `add_special_tokens` the ids the model expects around a text are added, such as the
@@ -111,22 +191,111 @@ impl Tokenizer {
     /// written in the text become their ids, as in Hugging Face's tokenizer.
     ///
     /// # Errors
-    /// [`TextError::Encode`].
+    /// [`TextError::Encode`], [`TextError::Uncuttable`].
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
-        let encoding = self
-            .shared
-            .inner
-            .encode_fast(text, add_special_tokens)
-            .map_err(|error| TextError::Encode {
-                text_bytes: text.len(),
-                reason: error.to_string(),
-            })?;
-        let special = &self.shared.special;
-        let mut ids = Vec::with_capacity(encoding.get_ids().len() + 2);
-        ids.extend(special.before.filter(|_| add_special_tokens));
-        ids.extend_from_slice(encoding.get_ids());
-        ids.extend(special.after.filter(|_| add_special_tokens));
+        self.encode_within(text, add_special_tokens, EncodeLimits::default())
+    }
+
+    /// As [`Tokenizer::encode`], given up as soon as the text is known to have more tokens than `limits` allow, or when
+    /// it is cancelled. Memory is bounded by the limits and not by the text: a long text is encoded in pieces, or, where
+    /// the tokenizer's words may lie anywhere, refused from a length on.
+    ///
+    /// # Errors
+    /// [`TextError::TooManyTokens`], [`TextError::Cancelled`], [`TextError::Uncuttable`], [`TextError::Encode`].
+    pub fn encode_within(&self, text: &str, add_special_tokens: bool, limits: EncodeLimits<'_>) -> Result<Vec<u32>> {
+        self.encode_pieces(text, add_special_tokens, limits, PIECE_BYTES)
+    }
+
+    /// Whether long texts are encoded in pieces.
+    #[cfg(test)]
+    pub(crate) fn is_separable(&self) -> bool {
+        self.shared.separable.is_some()
+    }
+
+    /// [`Tokenizer::encode_within`] with pieces of about `piece_bytes`.
+    pub(crate) fn encode_pieces(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        limits: EncodeLimits<'_>,
+        piece_bytes: usize,
+    ) -> Result<Vec<u32>> {
+        let shared = &*self.shared;
+        let num_around = if add_special_tokens {
+            shared.around.before.len() + shared.around.after.len()
+        } else {
+            0
+        };
+        let check = |num_tokens: usize| match limits.max_tokens {
+            Some(max_tokens) if num_tokens + num_around > max_tokens => Err(TextError::TooManyTokens {
+                max_tokens,
+                at_least: num_tokens + num_around,
+            }),
+            _ => Ok(()),
+        };
+        if text.len() <= piece_bytes {
+            let ids = shared.encode_at_once(text, add_special_tokens)?;
+            check(ids.len() - num_around.min(ids.len()))?;
+            return Ok(ids);
+        }
+        let Some(separable) = &shared.separable else {
+            self.check_estimate(text, limits)?;
+            let ids = shared.encode_at_once(text, add_special_tokens)?;
+            check(ids.len() - num_around.min(ids.len()))?;
+            return Ok(ids);
+        };
+        check(separable.min_tokens(text))?;
+        let mut ids = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            if limits.is_cancelled() {
+                return Err(TextError::Cancelled);
+            }
+            let (piece, after) = rest.split_at(next_cut(rest, piece_bytes));
+            if piece.len() > MAX_UNCUT_BYTES {
+                return Err(TextError::Uncuttable {
+                    bytes: piece.len(),
+                    max_bytes: MAX_UNCUT_BYTES,
+                });
+            }
+            ids.extend(shared.encode_at_once(piece, false)?);
+            check(ids.len())?;
+            rest = after;
+        }
+        if add_special_tokens {
+            ids.splice(0..0, shared.around.before.iter().copied());
+            ids.extend_from_slice(&shared.around.after);
+        }
         Ok(ids)
+    }
+
+    /// Refuses a text that must be encoded at once and is too long for that. A text far over the limit is recognised by
+    /// its parts: cut anywhere, a part differs in the tokens of the words that were cut and in no others.
+    fn check_estimate(&self, text: &str, limits: EncodeLimits<'_>) -> Result<()> {
+        let mut estimate = 0;
+        let mut rest = text;
+        while let Some(max_tokens) = limits.max_tokens.filter(|_| !rest.is_empty()) {
+            if limits.is_cancelled() {
+                return Err(TextError::Cancelled);
+            }
+            let (piece, after) = rest.split_at(floor_char(rest, PIECE_BYTES.min(rest.len())));
+            estimate += self.shared.encode_at_once(piece, false)?.len();
+            rest = after;
+            if estimate / 2 > max_tokens + PIECE_MARGIN {
+                return Err(TextError::TooManyTokens {
+                    max_tokens,
+                    at_least: max_tokens + 1,
+                });
+            }
+        }
+        let max_bytes = (2 * MAX_UNCUT_BYTES / self.shared.growth).max(PIECE_BYTES);
+        if text.len() > max_bytes {
+            return Err(TextError::Uncuttable {
+                bytes: text.len(),
+                max_bytes,
+            });
+        }
+        Ok(())
     }
 
     /// Decodes `ids` as one text. Bytes that are not UTF-8 become U+FFFD: one for each ill-formed sequence in
@@ -203,14 +372,45 @@ impl Tokenizer {
     }
 
     pub(crate) fn decode_by_library(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
-        self.shared
-            .inner
-            .decode(ids, skip_special_tokens)
+        caught(|| self.shared.inner.decode(ids, skip_special_tokens))
+            .map_err(|reason| TextError::TokenizerPanicked { text_bytes: 0, reason })?
             .map_err(|error| TextError::Decode {
                 num_tokens: ids.len(),
                 reason: error.to_string(),
             })
     }
+}
+
+impl Shared {
+    /// Encodes a text with all memory that this takes. A panic of the library ends this text and nothing else.
+    fn encode_at_once(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
+        let encoded = caught(|| self.inner.encode_fast(text, add_special_tokens));
+        let encoding = encoded
+            .map_err(|reason| TextError::TokenizerPanicked {
+                text_bytes: text.len(),
+                reason,
+            })?
+            .map_err(|error| TextError::Encode {
+                text_bytes: text.len(),
+                reason: error.to_string(),
+            })?;
+        let special = &self.special;
+        let mut ids = Vec::with_capacity(encoding.get_ids().len() + 2);
+        ids.extend(special.before.filter(|_| add_special_tokens));
+        ids.extend_from_slice(encoding.get_ids());
+        ids.extend(special.after.filter(|_| add_special_tokens));
+        Ok(ids)
+    }
+}
+
+/// Runs a call into the tokenizer library; the message of a panic in it.
+fn caught<T>(call: impl FnOnce() -> T) -> std::result::Result<T, String> {
+    // What a call leaves behind is a cache of words, which the library itself guards.
+    catch_unwind(AssertUnwindSafe(call)).map_err(|payload| {
+        let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        text.or_else(|| payload.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "a panic without a message".to_owned())
+    })
 }
 
 /// Recognises the decoders whose work is a table of bytes; the shapes are those of published tokenizer.json files.

@@ -250,3 +250,73 @@ fn unreadable_files_are_errors_that_name_them() {
     let truncated = Tokenizer::from_json(b"{\"version\":", "a request").expect_err("is truncated");
     assert!(matches!(truncated, TextError::ParseFile { .. }), "{truncated:?}");
 }
+
+/// A published tokenizer.json with one part replaced.
+fn changed_file(part: &str, value: serde_json::Value) -> Result<Tokenizer, TextError> {
+    let mut file: serde_json::Value = golden("bpe_tokenizer.json");
+    file[part] = value;
+    Tokenizer::from_json(file.to_string().as_bytes(), "tokenizer.json")
+}
+
+#[test]
+fn files_that_cannot_be_used_safely_are_refused_at_load() {
+    use serde_json::json;
+    let replace = |pattern: serde_json::Value, content: String| json!({"type": "Replace", "pattern": pattern, "content": content});
+    let chain = |count: usize| {
+        let steps: Vec<_> = (0..count)
+            .map(|_| replace(json!({"String": "h"}), "h".repeat(500)))
+            .collect();
+        json!({"type": "Sequence", "normalizers": steps})
+    };
+    let cases = [
+        (
+            "normalizer",
+            replace(json!({"String": ""}), "xxx".to_owned()),
+            "empty pattern",
+        ),
+        (
+            "normalizer",
+            replace(json!({"Regex": ""}), "xxx".to_owned()),
+            "empty pattern",
+        ),
+        ("normalizer", chain(4), "at most 64 times"),
+        (
+            "pre_tokenizer",
+            json!({"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": false}),
+            "empty pattern",
+        ),
+        ("normalizer", json!({"type": "Replace"}), "tokenizer.json"),
+        ("model", json!("none"), "tokenizer.json"),
+        (
+            "post_processor",
+            json!({"type": "TemplateProcessing", "pair": [], "special_tokens": {"X": {"id": "X", "ids": [0], "tokens": ["X"]}},
+            "single": std::iter::repeat_n(json!({"SpecialToken": {"id": "X", "type_id": 0}}), 65)
+                .chain([json!({"Sequence": {"id": "A", "type_id": 0}})]).collect::<Vec<_>>()}),
+            "65 special tokens",
+        ),
+    ];
+    for (part, value, reason) in cases {
+        let error = changed_file(part, value).expect_err(reason).to_string();
+        assert!(error.contains(reason), "{part}: {error}");
+        assert!(!error.contains("panicked"), "{part}: {error}");
+    }
+    // An expression that may match nothing panics inside the library; it is refused, or else works.
+    match changed_file("normalizer", replace(json!({"Regex": "q*"}), "x".to_owned())) {
+        Err(error) => assert!(error.to_string().contains("the tokenizer library fail"), "{error}"),
+        Ok(tokenizer) => {
+            tokenizer.encode("hello", false).expect("encodes");
+        }
+    }
+    changed_file("normalizer", json!({"type": "NFC"})).expect("a sound file");
+}
+
+#[test]
+fn a_file_that_is_cut_off_is_told_with_its_line() {
+    let text = std::fs::read_to_string(golden_path("bpe_tokenizer.json")).expect("committed");
+    for part in [1, text.len() / 3, text.len() / 2, text.len() - 2] {
+        let part = text.floor_char_boundary(part);
+        let error = Tokenizer::from_json(&text.as_bytes()[..part], "tokenizer.json").expect_err("cut off");
+        let error = error.to_string();
+        assert!(error.contains("EOF while parsing") && error.contains("line"), "{error}");
+    }
+}
