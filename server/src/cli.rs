@@ -70,6 +70,9 @@ pub enum Command {
     /// The process of a hook under --hook-isolation process; a server starts it
     #[command(hide = true)]
     HookChild(isolation::HookChildArgs),
+    /// The process in which chat templates run; a server starts it
+    #[command(hide = true)]
+    TemplateChild(crate::templates::TemplateChildArgs),
 }
 
 /// Runs the command line of this process.
@@ -93,6 +96,7 @@ fn run(cli: Cli) -> Result<(), ServerError> {
         Command::Platforms(args) => plugins::run_platforms(&args),
         Command::Plugins(command) => plugins::run_plugins(&command),
         Command::HookChild(args) => isolation::run_hook_child(&args),
+        Command::TemplateChild(args) => crate::templates::run_template_child(&args),
     }
 }
 

@@ -11,3 +11,4 @@ pub mod request_id;
 pub mod routes;
 pub mod serve;
 pub mod state;
+pub mod text_work;

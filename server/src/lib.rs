@@ -10,3 +10,4 @@ pub mod logging;
 pub mod metrics;
 pub mod openai;
 pub mod source;
+pub mod templates;

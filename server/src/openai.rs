@@ -14,8 +14,9 @@ pub mod unsupported;
 pub mod usage;
 
 use halyard_models::GenerationDefaults;
-use halyard_text::{ChatTemplate, Tokenizer};
+use halyard_text::{CancelFlag, ChatTemplate, EncodeLimits, Tokenizer};
 
+use crate::http::error::ApiError;
 use crate::http::state::{Limits, ServingDefaults};
 
 /// What conversions need to know of the model.
@@ -35,4 +36,28 @@ pub struct ModelContext<'a> {
     pub limits: Limits,
     /// What the operator chose for requests.
     pub serving: &'a ServingDefaults,
+    /// Set when nobody waits for the conversion any more.
+    pub cancel: Option<&'a CancelFlag>,
+}
+
+impl ModelContext<'_> {
+    /// Token ids of a prompt, which must fit into the context.
+    ///
+    /// # Errors
+    /// 400 with the code `context_length_exceeded` for a longer text, found out before all of it is encoded.
+    pub fn encode_prompt(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
+        self.encode_up_to(text, add_special_tokens, self.max_model_len as usize)
+    }
+
+    /// Token ids of a text of at most `max_tokens`.
+    ///
+    /// # Errors
+    /// As [`ModelContext::encode_prompt`].
+    pub fn encode_up_to(&self, text: &str, add_special_tokens: bool, max_tokens: usize) -> Result<Vec<u32>, ApiError> {
+        let limits = EncodeLimits {
+            max_tokens: Some(max_tokens),
+            cancel: self.cancel,
+        };
+        Ok(self.tokenizer.encode_within(text, add_special_tokens, limits)?)
+    }
 }

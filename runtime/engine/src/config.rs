@@ -1,12 +1,14 @@
 //! The engine's immutable configuration, one section per owner. Resolved once; nothing below reads the environment.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use halyard_models::lora::MAX_LORA_RANK;
 use halyard_models::program::LoraOptions;
 use halyard_models::{DummyWeights, LoadFormat, LoraTargets, ModelFiles, WeightQuantization};
 use halyard_platform_api::DType;
+use halyard_text::TemplateHost;
 
 use crate::error::EngineError;
 use crate::lora::AdapterSource;
@@ -27,6 +29,8 @@ pub struct EngineConfig {
     pub recording: RecordingConfig,
     /// LoRA adapters; `None`: none are served.
     pub lora: Option<LoraConfig>,
+    /// Where the model's chat template runs; `None`: in this process, for models that are trusted.
+    pub templates: Option<Arc<dyn TemplateHost>>,
 }
 
 /// Which model and how its numbers are held.
@@ -234,6 +238,7 @@ impl EngineConfig {
             },
             recording: RecordingConfig::default(),
             lora: None,
+            templates: None,
         }
     }
 }

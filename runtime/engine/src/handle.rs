@@ -143,7 +143,10 @@ impl EngineHandle {
         let chat_template = files
             .chat_template
             .as_deref()
-            .map(|source| ChatTemplate::new(source, &special))
+            .map(|source| match &config.templates {
+                Some(host) => ChatTemplate::on(Arc::clone(host), source, &special),
+                None => ChatTemplate::new(source, &special),
+            })
             .transpose()?;
         let loaded = load(&config, devices, &files, progress)?;
         let max_in_flight = loaded.scheduler.max_steps_in_flight;

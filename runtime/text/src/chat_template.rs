@@ -1,33 +1,35 @@
 //! A model's chat template: messages become the prompt text that Hugging Face's `apply_chat_template` gives.
 //!
 //! The template is code from the model, so it runs with a bound on its work and sees nothing but its arguments: no
-//! clock, no file, no environment.
+//! clock, no file, no environment. Where it runs is the caller's choice: here, or in a process that may die of it.
 
 use std::fmt;
 use std::sync::Arc;
 
-use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 use serde_json::json;
 
 use crate::chat_message::{self, ContentShapes};
-use crate::python_format::{python_str, tojson};
-use crate::python_methods;
 use crate::strftime::LocalTime;
+use crate::template_engine::{RenderCall, TemplateEngine};
+use crate::template_host::{HostedTemplate, TemplateHost};
 use crate::tokenizer_config::SpecialTokens;
 use crate::{Result, TextError};
-
-/// Template instructions for one prompt. A hundred thousand messages stay under it; an endless loop ends in seconds.
-const MAX_INSTRUCTIONS: u64 = 50_000_000;
-const NAME: &str = "chat_template";
 
 /// A compiled chat template. Cloning shares it; every call may come from any thread.
 #[derive(Clone)]
 pub struct ChatTemplate {
-    environment: Arc<Environment<'static>>,
+    runs: Runs,
     special_tokens: SpecialTokens,
     shapes: ContentShapes,
     knows_developer: bool,
     source: Arc<str>,
+}
+
+/// Where the template runs.
+#[derive(Clone)]
+enum Runs {
+    Here(Arc<TemplateEngine>),
+    There(Arc<HostedTemplate>),
 }
 
 /// What a prompt is made from.
@@ -47,33 +49,30 @@ pub struct ChatInput<'a> {
     pub now: Option<LocalTime>,
 }
 
-/// Marks an error that the template raised itself.
-#[derive(Debug)]
-struct Raised;
-
-impl fmt::Display for Raised {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("raised by the template")
-    }
-}
-
-impl std::error::Error for Raised {}
-
 impl ChatTemplate {
-    /// Compiles a template from its Jinja source, and finds out by trying which shapes of content it reads.
+    /// Compiles a template from its Jinja source, and finds out by trying which shapes of content it reads. It runs in
+    /// this process, where source, instructions and output are bounded, but neither memory nor stack: for templates
+    /// that are trusted.
     ///
     /// # Errors
-    /// [`TextError::TemplateSyntax`].
+    /// [`crate::TextError::TemplateSyntax`], [`crate::TextError::TemplateBound`].
     pub fn new(source: &str, special_tokens: &SpecialTokens) -> Result<Self> {
-        let mut environment = environment();
-        environment
-            .add_template_owned(NAME, adapt_source(source))
-            .map_err(|error| TextError::TemplateSyntax {
-                line: error.line().unwrap_or(1),
-                reason: reason(&error),
-            })?;
+        let engine = TemplateEngine::compile(source, special_tokens)?;
+        Self::probed(Runs::Here(Arc::new(engine)), source, special_tokens)
+    }
+
+    /// The same in a process of `host`: a template that takes too much there ends that process and the one prompt.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::new`], and [`crate::TextError::TemplateUnavailable`].
+    pub fn on(host: Arc<dyn TemplateHost>, source: &str, special_tokens: &SpecialTokens) -> Result<Self> {
+        let hosted = HostedTemplate::open(host, source, special_tokens)?;
+        Self::probed(Runs::There(Arc::new(hosted)), source, special_tokens)
+    }
+
+    fn probed(runs: Runs, source: &str, special_tokens: &SpecialTokens) -> Result<Self> {
         let mut template = Self {
-            environment: Arc::new(environment),
+            runs,
             special_tokens: special_tokens.clone(),
             shapes: ContentShapes {
                 string: true,
@@ -82,7 +81,7 @@ impl ChatTemplate {
             knows_developer: chat_message::names_developer(source),
             source: Arc::from(source),
         };
-        template.shapes = template.probe();
+        template.shapes = template.probe()?;
         Ok(template)
     }
 
@@ -95,7 +94,7 @@ impl ChatTemplate {
     /// fails, [`TextError::InvalidMessage`] and [`TextError::UnsupportedContentPart`] before it is run.
     pub fn render(&self, input: &ChatInput<'_>) -> Result<String> {
         let messages = chat_message::prepare(input.messages, self.shapes, self.knows_developer)?;
-        self.render_prepared(&messages, input)
+        self.render_prepared(messages, input)
     }
 
     /// Whether the template reads a list of parts as such; otherwise parts are joined into one string.
@@ -118,59 +117,41 @@ impl ChatTemplate {
         &self.special_tokens
     }
 
-    fn render_prepared(&self, messages: &[serde_json::Value], input: &ChatInput<'_>) -> Result<String> {
-        let mut variables: Vec<(String, Value)> = Vec::new();
-        let special = &self.special_tokens;
-        for (name, token) in [
-            ("bos_token", &special.bos_token),
-            ("eos_token", &special.eos_token),
-            ("pad_token", &special.pad_token),
-            ("unk_token", &special.unk_token),
-        ] {
-            if let Some(token) = token {
-                variables.push((name.to_owned(), Value::from(token.as_str())));
-            }
+    fn render_prepared(&self, messages: Vec<serde_json::Value>, input: &ChatInput<'_>) -> Result<String> {
+        let call = RenderCall {
+            messages,
+            tools: input.tools.cloned(),
+            documents: input.documents.cloned(),
+            add_generation_prompt: input.add_generation_prompt,
+            extra: input.extra.cloned(),
+            now: input.now,
+            input_bytes: 0,
+        };
+        match &self.runs {
+            Runs::Here(engine) => engine.render(&call.measured()),
+            Runs::There(hosted) => hosted.render(&call),
         }
-        if let Some(now) = input.now {
-            let function = move |format: &str| now.format(format);
-            variables.push(("strftime_now".to_owned(), Value::from_function(function)));
-        }
-        for (name, value) in input.extra.into_iter().flatten() {
-            variables.push((name.clone(), Value::from_serialize(value)));
-        }
-        // Absent lists are None, as in transformers; templates ask `tools is not none`.
-        let list = |value: Option<&serde_json::Value>| value.map_or(Value::from(()), Value::from_serialize);
-        variables.push(("messages".to_owned(), Value::from_serialize(messages)));
-        variables.push(("tools".to_owned(), list(input.tools)));
-        variables.push(("documents".to_owned(), list(input.documents)));
-        variables.push((
-            "add_generation_prompt".to_owned(),
-            Value::from(input.add_generation_prompt),
-        ));
-
-        let context: Value = variables.into_iter().collect();
-        let template = self
-            .environment
-            .get_template(NAME)
-            .map_err(|error| render_error(&error))?;
-        template.render(context).map_err(|error| render_error(&error))
     }
 
     /// Renders one user message in each shape. A template reads strings when the text comes out, and parts when the
-    /// same comes out (a list printed as such differs) or when it reads no strings.
-    fn probe(&self) -> ContentShapes {
+    /// same comes out (a list printed as such differs) or when it reads no strings. A template that breaks a bound even
+    /// here is none to serve with.
+    fn probe(&self) -> Result<ContentShapes> {
         const TEXT: &str = "3f6b1c";
         let attempt = |content: serde_json::Value| {
             let messages = [json!({"role": "user", "content": content})];
-            let output = self.render_prepared(&messages, &ChatInput::default()).ok()?;
-            output.contains(TEXT).then_some(output)
+            match self.render_prepared(messages.to_vec(), &ChatInput::default()) {
+                Ok(output) => Ok(output.contains(TEXT).then_some(output)),
+                Err(error @ (TextError::TemplateBound { .. } | TextError::TemplateUnavailable { .. })) => Err(error),
+                Err(_) => Ok(None),
+            }
         };
-        let string = attempt(json!(TEXT));
-        let parts = attempt(json!([{"type": "text", "text": TEXT}]));
-        ContentShapes {
+        let string = attempt(json!(TEXT))?;
+        let parts = attempt(json!([{"type": "text", "text": TEXT}]))?;
+        Ok(ContentShapes {
             string: string.is_some() || parts.is_none(),
             parts: parts.is_some() && (string.is_none() || string == parts),
-        }
+        })
     }
 }
 
@@ -182,87 +163,5 @@ impl fmt::Debug for ChatTemplate {
             .field("shapes", &self.shapes)
             .field("knows_developer", &self.knows_developer)
             .finish_non_exhaustive()
-    }
-}
-
-/// Jinja as transformers configures it (`_compile_jinja_template`).
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
-    environment.set_fuel(Some(MAX_INSTRUCTIONS));
-    environment.set_unknown_method_callback(python_methods::unknown_method);
-    environment.set_formatter(|out: &mut Output, _: &State, value: &Value| {
-        out.write_str(&python_str(value)).map_err(Error::from)
-    });
-    environment.add_filter("tojson", tojson);
-    environment.add_filter("string", |value: &Value| python_str(value));
-    environment.add_filter("length", python_methods::length);
-    environment.add_filter("count", python_methods::length);
-    environment.add_test("sequence", python_methods::is_sequence);
-    environment.add_test("iterable", python_methods::is_iterable);
-    environment.add_function(
-        "raise_exception",
-        |message: &Value| -> std::result::Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, python_str(message)).with_source(Raised))
-        },
-    );
-    environment
-}
-
-/// Rewrites what this Jinja reads differently, without moving a line or changing how white space is trimmed:
-/// `{% generation %}` and `{% endgeneration %}`, which only mark text for training, become a condition that always holds;
-/// and the line break after `{% raw %}`, which Python's Jinja keeps, is doubled since this one drops it.
-fn adapt_source(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(open) = rest.find("{%") {
-        let (before, tag) = rest.split_at(open + 2);
-        out.push_str(before);
-        rest = tag;
-        let Some(close) = tag.find("%}") else { break };
-        let (inner, after) = tag.split_at(close);
-        let word = inner.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
-        match word {
-            "generation" => out.push_str(&inner.replacen(word, "if true", 1)),
-            "endgeneration" => out.push_str(&inner.replacen(word, "endif", 1)),
-            "raw" if after.starts_with("%}\n") && !inner.ends_with('-') => {
-                out.push_str(inner);
-                out.push_str("%}\n");
-                rest = &after[2..];
-                continue;
-            }
-            _ => continue,
-        }
-        rest = after;
-    }
-    out.push_str(rest);
-    out
-}
-
-fn reason(error: &Error) -> String {
-    match error.detail() {
-        Some(detail) => format!("{}: {detail}", error.kind()),
-        None => error.kind().to_string(),
-    }
-}
-
-fn render_error(error: &Error) -> TextError {
-    let line = error.line().unwrap_or(0);
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(current) = cause {
-        let raised = current.source().is_some_and(|source| source.is::<Raised>());
-        if let Some(inner) = current.downcast_ref::<Error>().filter(|_| raised) {
-            let line = inner.line().unwrap_or(line);
-            return TextError::TemplateRaised {
-                line,
-                message: inner.detail().unwrap_or_default().to_owned(),
-            };
-        }
-        cause = current.source();
-    }
-    TextError::TemplateRender {
-        line,
-        reason: reason(error),
     }
 }

@@ -170,6 +170,18 @@ pub enum TextError {
         /// The template's own words.
         message: String,
     },
+    /// The chat template takes more than it may: length, instructions, output, memory, stack or time.
+    #[error("the chat template breaks a bound of this server: {reason}")]
+    TemplateBound {
+        /// Which bound, and its value.
+        reason: String,
+    },
+    /// The chat template cannot run, which says nothing about it.
+    #[error("the chat template cannot run: {reason}")]
+    TemplateUnavailable {
+        /// Why.
+        reason: String,
+    },
     /// A message is not an object, or a field of it has the wrong type.
     #[error("messages[{index}]{field} must be {expected}, found {found}")]
     InvalidMessage {

@@ -14,6 +14,9 @@ mod python_format;
 mod python_methods;
 mod stop;
 mod strftime;
+mod template_engine;
+mod template_host;
+mod template_source;
 mod token_bytes;
 mod tokenizer;
 mod tokenizer_config;
@@ -27,6 +30,7 @@ pub use long_text::{CancelFlag, EncodeLimits};
 pub use pre_tokenizer::known_pre_tokenizers;
 pub use stop::{StopChecker, StopOutcome};
 pub use strftime::LocalTime;
+pub use template_host::{HostFailure, TemplateHost, opens_template, serve_templates};
 pub use tokenizer::Tokenizer;
 pub use tokenizer_config::{SpecialTokens, TokenizerConfig};
 

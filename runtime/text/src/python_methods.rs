@@ -26,6 +26,11 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Valu
             Some((before, after)) => list(&[before, separator, after]),
             None => list(&["", "", text]),
         }),
+        // Python counts the gaps; searching for nothing would not end here.
+        "count" => one(args).map(|part| match part {
+            "" => Value::from(text.chars().count() + 1),
+            part => Value::from(text.matches(part).count()),
+        }),
         "rsplit" => rsplit(text, args),
         "index" => one(args).and_then(|part| {
             let at = text

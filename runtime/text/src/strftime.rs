@@ -1,7 +1,7 @@
 //! Dates for templates. Formats a time that the caller read; there is no clock here.
 
 /// A local time: seconds since 1970 UTC and how far local time is ahead of UTC, both in seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LocalTime {
     /// Seconds since 1970-01-01 00:00 UTC.
     pub unix_seconds: i64,

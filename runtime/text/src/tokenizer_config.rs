@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::{Result, TextError};
 
 /// Special tokens as text, for the template variables of the same names.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SpecialTokens {
     /// `bos_token`.
     pub bos_token: Option<String>,

@@ -215,8 +215,8 @@ fn a_template_that_loops_too_long_ends_with_an_error() {
     let template = compile(&format!("{{% if messages|length == 2 %}}{source}{{% endif %}}"));
     let message = json!({"role": "user", "content": "x"});
     let error = render(&template, &[message.clone(), message]).expect_err("runs out of instructions");
-    assert!(matches!(error, TextError::TemplateRender { .. }), "{error:?}");
-    assert!(error.to_string().contains("fuel"), "{error}");
+    assert!(matches!(error, TextError::TemplateBound { .. }), "{error:?}");
+    assert!(error.to_string().contains("instructions"), "{error}");
 }
 
 #[test]
@@ -327,4 +327,53 @@ fn developer_messages_are_system_messages_where_the_template_does_not_know_them(
         compile("{% for m in messages %}{% if m.role == 'developer' %}D:{% endif %}{{ m.content }}{% endfor %}");
     assert!(knows.knows_developer());
     assert_eq!(render(&knows, &as_role("developer")).expect("renders"), "D:be briefhi");
+}
+
+#[test]
+fn real_templates_render_ten_thousand_messages_within_the_bounds() {
+    let mut rendered = 0;
+    // One golden prints values and the time, and is no model's.
+    let templates = golden().templates;
+    for template in templates.iter().filter(|template| template.name != "python_values") {
+        let compiled = ChatTemplate::new(&template.source, &special_tokens()).expect("parses");
+        let messages: Vec<Value> = (0..10_000)
+            .map(|index| {
+                let role = if index % 2 == 0 { "user" } else { "assistant" };
+                json!({"role": role, "content": "Hi."})
+            })
+            .collect();
+        match render(&compiled, &messages) {
+            Ok(text) => {
+                rendered += 1;
+                assert!(text.matches("Hi.").count() >= 5_000, "{}", template.name);
+            }
+            Err(TextError::TemplateRaised { .. }) => {}
+            Err(error) => panic!("{}: {error}", template.name),
+        }
+    }
+    assert!(rendered >= 5, "only {rendered} templates took the messages");
+}
+
+#[test]
+fn what_multiplies_is_bounded_in_process_too() {
+    for (template, reason) in [
+        ("{{ [1]|batch(1000000000,'x') }}", "at most 10000"),
+        ("{{ [1,2]|slice(1000000000) }}", "at most 10000"),
+        ("{{ 'a\\nb'|indent(2000000000) }}", "at most 10000"),
+        ("{{ ('a\\n' * 100000)|indent(9999) }}", "too much"),
+        (
+            "{% for a in range(100000) %}{{ 'x' * 1000 }}{% endfor %}",
+            "writes more than",
+        ),
+    ] {
+        let source = format!("{{% if messages|length == 2 %}}{template}{{% endif %}}");
+        let message = json!({"role": "user", "content": "x"});
+        let error = render(&compile(&source), &[message.clone(), message]).expect_err(template);
+        assert!(error.to_string().contains(reason), "{template}: {error}");
+    }
+    let count = compile(
+        "{{ 'abc'.count('') }} {{ 'banana'.count('an') }} {{ 'a\nb\n\nc'|indent(2) }}|{{ 'a\n'|indent(1, true) }}|",
+    );
+    let text = render(&count, &[json!({"role": "user", "content": "x"})]).expect("renders");
+    assert_eq!(text, "4 2 a\n  b\n\n  c| a|");
 }

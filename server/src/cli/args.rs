@@ -13,6 +13,7 @@ use super::isolation::HookIsolation;
 use super::lora::LoraArgs;
 use super::units::{DTypeChoice, parse_bytes, parse_dtype, parse_policy, parse_share};
 use crate::logging::LogFormat;
+use crate::templates::TemplateProcesses;
 
 /// Where plugins are.
 #[derive(Args, Clone, Debug)]
@@ -128,6 +129,10 @@ pub struct ModelArgs {
     /// Let the platform round activations to 8 or 16 bits where that is faster; false: exact products, and a KV cache as exact
     #[arg(long, value_name = "BOOL", env = "HALYARD_ALLOW_QUANTIZED_ACT", default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub allow_quantized_act: bool,
+    /// Run the model's chat template in this process, without bounds on its memory and stack; for models whose authors are trusted.
+    /// Without it the template runs in a process of its own, which may die of it
+    #[arg(long, env = "HALYARD_TRUST_CHAT_TEMPLATE", default_value_t = false)]
+    pub trust_chat_template: bool,
     /// Attention backend by name; without it the platform's best
     #[arg(long, value_name = "NAME", env = "HALYARD_ATTENTION_BACKEND")]
     pub attention_backend: Option<String>,
@@ -261,6 +266,7 @@ impl EngineArgs {
                 ..RecordingConfig::default()
             },
             lora: self.lora.config(),
+            templates: (!self.model.trust_chat_template).then(TemplateProcesses::shared),
         }
     }
 }

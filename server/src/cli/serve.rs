@@ -23,6 +23,7 @@ use crate::http::lora::LoraState;
 use crate::http::routes::unix_seconds;
 use crate::http::serve::{BoundSocket, serve, stop_signal};
 use crate::http::state::{AppState, Limits, ServingDefaults};
+use crate::http::text_work::TextWork;
 use crate::logging::{self, LogFormat};
 use crate::source::{self, ResolvedModel, SourceSettings};
 
@@ -263,13 +264,15 @@ fn state(
     hooks: Arc<Hooks>,
 ) -> AppState {
     let http = &args.http;
+    let body_bytes = usize::try_from(http.max_body_bytes).unwrap_or(usize::MAX);
     AppState {
+        text_work: TextWork::new(body_bytes),
         model_root: model.path.display().to_string(),
         model_names,
         created: unix_seconds(),
         api_keys: ApiKeys::new(&http.api_keys),
         limits: Limits {
-            body_bytes: usize::try_from(http.max_body_bytes).unwrap_or(usize::MAX),
+            body_bytes,
             prompts: http.max_prompts,
             samples: Limits::default().samples.max(http.max_prompts),
             ..Limits::default()

@@ -11,6 +11,7 @@ use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router, middleware};
 use halyard_engine::AdapterStatus;
 use halyard_request_hooks::IoRun;
+use halyard_text::CancelFlag;
 use serde_json::{Value, json};
 
 use super::admin;
@@ -22,15 +23,13 @@ use super::info;
 use super::lora::{load_adapter, unload_adapter};
 use super::request_id::{RequestId, with_request_id};
 use super::state::AppState;
+use super::text_work::{CancelOnDrop, Lane};
 use crate::metrics::{self, text_format};
 use crate::openai::ModelContext;
 use crate::openai::chat::ChatRequest;
 use crate::openai::completion::CompletionRequest;
 use crate::openai::lenient::Int;
 use crate::openai::tokenize::{detokenize, tokenize};
-
-/// Bodies above this many bytes are converted off the runtime's threads.
-const BLOCKING_BODY_BYTES: u64 = 32 << 10;
 
 /// All routes over `state`.
 pub fn router(state: Arc<AppState>) -> Router {
@@ -80,7 +79,7 @@ async fn wrong_method(method: Method, uri: Uri) -> ApiError {
 }
 
 impl AppState {
-    fn context(&self) -> ModelContext<'_> {
+    fn context<'a>(&'a self, cancel: &'a CancelFlag) -> ModelContext<'a> {
         let info = self.engine.info();
         ModelContext {
             tokenizer: self.engine.tokenizer(),
@@ -90,36 +89,44 @@ impl AppState {
             max_model_len: info.max_model_len,
             limits: self.limits,
             serving: &self.serving,
+            cancel: Some(cancel),
         }
     }
 }
 
-/// Runs a conversion here, or on a blocking thread when the body is large.
-async fn convert<T, F>(state: &Arc<AppState>, large: bool, body: Value, convert: F) -> Result<T, ApiError>
+/// Runs a conversion here, or on a blocking thread: a long body's, and one that renders a template. The work is given up
+/// when the request is.
+async fn convert<T, F>(state: &Arc<AppState>, lane: Lane, body: Value, convert: F) -> Result<T, ApiError>
 where
     T: Send + 'static,
-    F: FnOnce(&AppState, &Value) -> Result<T, ApiError> + Send + 'static,
+    F: FnOnce(&AppState, &Value, &CancelFlag) -> Result<T, ApiError> + Send + 'static,
 {
-    if !large {
-        return convert(state, &body);
-    }
+    let cancel = CancelOnDrop::default();
+    let flag = cancel.flag();
+    let thread = match lane {
+        Lane::Short if body["messages"].is_null() => return convert(state, &body, &flag),
+        Lane::Short => Some(state.text_work.chat().await?),
+        Lane::Long(_) => None,
+    };
     let state = Arc::clone(state);
-    let task = tokio::task::spawn_blocking(move || convert(&state, &body));
+    let task = tokio::task::spawn_blocking(move || {
+        let converted = convert(&state, &body, &flag);
+        drop(body);
+        // Until here: a request that was given up holds its part of the bounds while its thread runs.
+        drop((lane, thread));
+        converted
+    });
     task.await
         .unwrap_or_else(|error| Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())))
 }
 
-async fn read(state: &AppState, request: Request) -> Result<(Value, bool, RequestId), ApiError> {
+async fn read(state: &AppState, request: Request) -> Result<(Value, Lane, RequestId), ApiError> {
     let (parts, body) = request.into_parts();
     let id = parts.extensions.get::<RequestId>().cloned().unwrap_or_default();
-    let announced = parts
-        .headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    let large = announced.is_none_or(|bytes| bytes > BLOCKING_BODY_BYTES);
+    let (body, lane) = state.text_work.admit(&parts.headers, body).await?;
     let value = read_object(&parts.headers, body, state.limits.body_bytes).await?;
     let id = id.or_of_body(&parts.headers, &value["request_id"])?;
-    Ok((value, large, id))
+    Ok((value, lane, id))
 }
 
 /// The client's place in its trace (W3C Trace Context), for records. One that is too long to be any is left out.
@@ -181,13 +188,13 @@ fn request(
 
 async fn completions(State(state): State<Arc<AppState>>, http: Request) -> Result<Response, ApiError> {
     let trace_parent = trace_parent(&http);
-    let (body, large, request_id) = read(&state, http).await?;
+    let (body, lane, request_id) = read(&state, http).await?;
     let id = format!("cmpl-{request_id}");
     let (body, io) = pass_io(&state, "/v1/completions", &id, body).await?;
     state.find_adapter(&body).await?;
-    let job = convert(&state, large, body, move |state, body| {
+    let job = convert(&state, lane, body, move |state, body, cancel| {
         let model = state.model_name(model_field(body)?)?;
-        let asked = CompletionRequest::read(body, state.context())?;
+        let asked = CompletionRequest::read(body, state.context(cancel))?;
         let requests = asked
             .prompts
             .iter()
@@ -214,13 +221,13 @@ async fn completions(State(state): State<Arc<AppState>>, http: Request) -> Resul
 
 async fn chat_completions(State(state): State<Arc<AppState>>, http: Request) -> Result<Response, ApiError> {
     let trace_parent = trace_parent(&http);
-    let (body, large, request_id) = read(&state, http).await?;
+    let (body, lane, request_id) = read(&state, http).await?;
     let id = format!("chatcmpl-{request_id}");
     let (body, io) = pass_io(&state, "/v1/chat/completions", &id, body).await?;
     state.find_adapter(&body).await?;
-    let job = convert(&state, large, body, move |state, body| {
+    let job = convert(&state, lane, body, move |state, body, cancel| {
         let model = state.model_name(model_field(body)?)?;
-        let asked = ChatRequest::read(body, state.context())?;
+        let asked = ChatRequest::read(body, state.context(cancel))?;
         let requests = vec![request(
             state,
             id.clone(),
@@ -270,21 +277,21 @@ fn model_field(body: &Value) -> Result<Option<&str>, ApiError> {
 }
 
 async fn tokenize_route(State(state): State<Arc<AppState>>, http: Request) -> Result<Json<Value>, ApiError> {
-    let (body, large, _) = read(&state, http).await?;
+    let (body, lane, _) = read(&state, http).await?;
     state.find_adapter(&body).await?;
-    convert(&state, large, body, |state, body| {
+    convert(&state, lane, body, |state, body, cancel| {
         state.model_name(model_field(body)?)?;
-        tokenize(body, state.context()).map(Json)
+        tokenize(body, state.context(cancel)).map(Json)
     })
     .await
 }
 
 async fn detokenize_route(State(state): State<Arc<AppState>>, http: Request) -> Result<Json<Value>, ApiError> {
-    let (body, large, _) = read(&state, http).await?;
+    let (body, lane, _) = read(&state, http).await?;
     state.find_adapter(&body).await?;
-    convert(&state, large, body, |state, body| {
+    convert(&state, lane, body, |state, body, cancel| {
         state.model_name(model_field(body)?)?;
-        detokenize(body, state.context()).map(Json)
+        detokenize(body, state.context(cancel)).map(Json)
     })
     .await
 }

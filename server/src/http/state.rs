@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::auth::ApiKeys;
 use super::error::ApiError;
 use super::lora::LoraState;
+use super::text_work::TextWork;
 use crate::hooks::Hooks;
 
 /// Adapters that an error lists.
@@ -123,6 +124,8 @@ pub struct AppState {
     pub io: IoProcessors,
     /// Adapters: who may change them, who finds them.
     pub lora: LoraState,
+    /// What long bodies and templates may take at the same time.
+    pub text_work: TextWork,
 }
 
 impl AppState {

@@ -21,6 +21,7 @@ use halyard_server::http::auth::ApiKeys;
 use halyard_server::http::lora::LoraState;
 use halyard_server::http::routes::router;
 use halyard_server::http::state::{AppState, Limits, ServingDefaults};
+use halyard_server::http::text_work::TextWork;
 use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::ServiceExt;
@@ -105,6 +106,7 @@ impl TestServer {
             in_flight: AtomicU64::new(0),
             io: options.io,
             lora: options.lora,
+            text_work: TextWork::new(options.body_bytes.unwrap_or(1 << 20)),
         });
         TestServer {
             router: router(Arc::clone(&state)),

@@ -1,0 +1,278 @@
+//! Long bodies and the work on their texts, bounded in memory, in threads and in time: a long body waits, in async code,
+//! for its share of the bytes that may be read and converted at once; a short one never waits for a long one.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, StatusCode, header};
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream;
+use halyard_text::CancelFlag;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::error::ApiError;
+
+/// Bodies above this many bytes are long.
+const SHORT_BYTES: usize = 32 << 10;
+/// Bytes of one permit.
+const PERMIT_BYTES: usize = 32 << 10;
+/// Bodies of the largest size that are read at the same time.
+const BODIES_READ: usize = 4;
+/// Bodies of the largest size whose JSON and text are worked on at the same time; each takes some six times its bytes.
+const BODIES_CONVERTED: usize = 2;
+/// Bytes that a value of a body counts for: its memory when read.
+const VALUE_BYTES: usize = 64;
+/// Most JSON values in one body.
+const MAX_VALUES: usize = 1 << 20;
+
+/// What may be worked on at the same time.
+#[derive(Debug)]
+pub struct TextWork {
+    reading: Arc<Semaphore>,
+    converting: Arc<Semaphore>,
+    /// Threads for long conversions, and as many for short chats.
+    long: Arc<Semaphore>,
+    chats: Arc<Semaphore>,
+    max_body_bytes: usize,
+}
+
+impl TextWork {
+    /// Bounds for bodies of at most `max_body_bytes`, and a thread for each core.
+    pub fn new(max_body_bytes: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let bodies = |count: usize| Arc::new(Semaphore::new(permits(max_body_bytes.saturating_mul(count)) as usize));
+        TextWork {
+            reading: bodies(BODIES_READ),
+            converting: bodies(BODIES_CONVERTED),
+            long: Arc::new(Semaphore::new(cores)),
+            chats: Arc::new(Semaphore::new(cores.max(2))),
+            max_body_bytes,
+        }
+    }
+
+    /// Lets a body in. What comes back is short, or a long one that is here as a whole and may be read now.
+    ///
+    /// # Errors
+    /// 400 for a body of too many values.
+    pub async fn admit(&self, headers: &HeaderMap, body: Body) -> Result<(Body, Lane), ApiError> {
+        let announced = headers.get(header::CONTENT_LENGTH);
+        let announced = announced.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+        match announced {
+            // Too long ones are refused by their reader, unread.
+            Some(bytes) if bytes <= SHORT_BYTES || bytes > self.max_body_bytes => Ok((body, Lane::Short)),
+            Some(bytes) => {
+                let reading = take(&self.reading, permits(bytes)).await?;
+                let read = self.collect(Vec::with_capacity(bytes), body).await;
+                self.admit_long(read, reading).await
+            }
+            None => {
+                // Its length shows while it comes; only a long one waits.
+                let mut start = Vec::new();
+                let mut rest = body.into_data_stream();
+                while start.len() <= SHORT_BYTES {
+                    match rest.next().await {
+                        None => return Ok((Body::from(start), Lane::Short)),
+                        Some(Ok(bytes)) => start.extend_from_slice(&bytes),
+                        Some(Err(error)) => return Ok((failing(error), Lane::Short)),
+                    }
+                }
+                let reading = take(&self.reading, permits(self.max_body_bytes)).await?;
+                let read = self.collect(start, Body::from_stream(rest)).await;
+                self.admit_long(read, reading).await
+            }
+        }
+    }
+
+    /// Reads a body to its end, or to just past the limit, which its reader then refuses.
+    async fn collect(&self, mut bytes: Vec<u8>, body: Body) -> Result<Vec<u8>, axum::Error> {
+        let mut rest = body.into_data_stream();
+        while let Some(part) = rest.next().await {
+            bytes.extend_from_slice(&part?);
+            if bytes.len() > self.max_body_bytes {
+                break;
+            }
+        }
+        Ok(bytes)
+    }
+
+    async fn admit_long(
+        &self,
+        read: Result<Vec<u8>, axum::Error>,
+        reading: OwnedSemaphorePermit,
+    ) -> Result<(Body, Lane), ApiError> {
+        let bytes = match read {
+            Ok(bytes) => bytes,
+            Err(error) => return Ok((failing(error), Lane::Short)),
+        };
+        let (values, bytes) = tokio::task::spawn_blocking(move || (count_values(&bytes), bytes))
+            .await
+            .map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+        if values > MAX_VALUES {
+            let message = format!("the body holds {values} JSON values; at most {MAX_VALUES} are taken in one request");
+            return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
+        }
+        let all = permits(self.max_body_bytes.saturating_mul(BODIES_CONVERTED));
+        let weight = permits(bytes.len() + values * VALUE_BYTES).min(all);
+        // The thread first: what waits for one holds no bytes that others could use.
+        let thread = take(&self.long, 1).await?;
+        let converting = take(&self.converting, weight).await?;
+        let permits = [reading, converting, thread];
+        Ok((Body::from(Bytes::from(bytes)), Lane::Long(permits)))
+    }
+
+    /// A thread for a short chat: its template may take long, and others must not wait for it.
+    ///
+    /// # Errors
+    /// 503 while the server ends.
+    pub async fn chat(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        take(&self.chats, 1).await
+    }
+}
+
+/// How a request's body is worked on.
+#[derive(Debug)]
+pub enum Lane {
+    /// Where it is.
+    Short,
+    /// On a thread of its own, with what it holds of the bounds.
+    Long([OwnedSemaphorePermit; 3]),
+}
+
+/// Ends the work of a request whose answer nobody waits for: dropped with the request's future.
+#[derive(Debug, Default)]
+pub struct CancelOnDrop(CancelFlag);
+
+impl CancelOnDrop {
+    /// What the work asks.
+    pub fn flag(&self) -> CancelFlag {
+        self.0.clone()
+    }
+}
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+fn permits(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(PERMIT_BYTES).max(1)).unwrap_or(u32::MAX >> 4)
+}
+
+async fn take(semaphore: &Arc<Semaphore>, count: u32) -> Result<OwnedSemaphorePermit, ApiError> {
+    let taken = Arc::clone(semaphore).acquire_many_owned(count).await;
+    taken.map_err(|error| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
+}
+
+/// A body that fails as the one did that it stands for.
+fn failing(error: axum::Error) -> Body {
+    Body::from_stream(stream::iter([Err::<Bytes, _>(error.into_inner())]))
+}
+
+/// JSON values of a body, counted by what separates them; keys of objects count as values.
+fn count_values(json: &[u8]) -> usize {
+    let (mut count, mut in_text, mut is_escaped) = (1, false, false);
+    for byte in json {
+        if in_text {
+            if is_escaped {
+                is_escaped = false;
+            } else {
+                is_escaped = *byte == b'\\';
+                in_text = *byte != b'"';
+            }
+        } else {
+            match byte {
+                b'"' => in_text = true,
+                b',' | b':' | b'[' | b'{' => count += 1,
+                _ => {}
+            }
+        }
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    /// Whether a future is ready without waiting.
+    fn is_ready(future: impl Future) -> bool {
+        let mut context = Context::from_waker(Waker::noop());
+        matches!(pin!(future).poll(&mut context), Poll::Ready(_))
+    }
+
+    fn announced(bytes: usize) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_LENGTH, bytes.to_string().parse().expect("a number"));
+        headers
+    }
+
+    async fn long(work: &TextWork, body: Vec<u8>) -> Lane {
+        let (_, lane) = work
+            .admit(&announced(body.len()), Body::from(body))
+            .await
+            .expect("admitted");
+        assert!(matches!(lane, Lane::Long(_)));
+        lane
+    }
+
+    #[tokio::test]
+    async fn long_bodies_wait_for_each_other_and_short_ones_do_not() {
+        let work = TextWork::new(1 << 20);
+        let text = || vec![b' '; 1 << 20];
+        let held = long(&work, text()).await;
+        let unannounced = |body: Vec<u8>| Body::from_stream(stream::iter([Ok::<_, std::io::Error>(Bytes::from(body))]));
+        // Whatever the number of cores, no more than two of the largest are converted.
+        let more = work
+            .converting
+            .clone()
+            .try_acquire_many_owned(permits(1 << 20))
+            .expect("room for a second one");
+        assert!(!is_ready(take(&work.converting, permits(1 << 20))), "a third one waits");
+        let (_, lane) = work
+            .admit(&announced(100), Body::from(vec![b' '; 100]))
+            .await
+            .expect("short");
+        assert!(matches!(lane, Lane::Short));
+        let (_, lane) = work
+            .admit(&HeaderMap::new(), unannounced(text()[..100].to_vec()))
+            .await
+            .expect("short");
+        assert!(matches!(lane, Lane::Short), "without a length too");
+        drop((held, more));
+        let (_, lane) = work.admit(&HeaderMap::new(), unannounced(text())).await.expect("long");
+        assert!(matches!(lane, Lane::Long(_)), "a long one is seen without its length");
+        drop(lane);
+        assert_eq!(
+            work.converting.available_permits(),
+            permits(2 << 20) as usize,
+            "all is given back"
+        );
+    }
+
+    #[tokio::test]
+    async fn bodies_of_too_many_values_are_refused() {
+        let body = format!("{{\"prompt\":[{}1]}}", "1,".repeat(MAX_VALUES));
+        let work = TextWork::new(16 << 20);
+        let error = work
+            .admit(&announced(body.len()), Body::from(body))
+            .await
+            .expect_err("refused");
+        assert_eq!(error.status, 400);
+        assert!(error.message.contains("at most 1048576"), "{}", error.message);
+        assert_eq!(count_values(br#"{"a":"[1,2]\"{,","b":[1,{}]}"#), 8);
+    }
+
+    #[test]
+    fn the_work_of_a_dropped_request_is_cancelled() {
+        let guard = CancelOnDrop::default();
+        let flag = guard.flag();
+        assert!(!flag.is_cancelled());
+        drop(guard);
+        assert!(flag.is_cancelled());
+    }
+}
