@@ -41,12 +41,17 @@ pub struct ModelContext<'a> {
 }
 
 impl ModelContext<'_> {
-    /// Token ids of a prompt, which must fit into the context.
+    /// Token ids of a prompt from `field` of the body, which must fit into the context.
     ///
     /// # Errors
     /// 400 with the code `context_length_exceeded` for a longer text, found out before all of it is encoded.
-    pub fn encode_prompt(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
-        self.encode_up_to(text, add_special_tokens, self.max_model_len as usize)
+    pub fn encode_prompt(&self, field: &str, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
+        let limit = self.max_model_len as usize;
+        self.encode_up_to(text, add_special_tokens, limit)
+            .map_err(|error| ApiError {
+                param: Some(field.to_owned()),
+                ..error
+            })
     }
 
     /// Token ids of a text of at most `max_tokens`.

@@ -138,7 +138,7 @@ impl From<TextError> for ApiError {
             TextError::TemplateBound { .. } => ApiError::field("messages", message).with_code("chat_template_bound"),
             TextError::TooManyTokens { max_tokens, at_least } => {
                 let message = format!(
-                    "This model's maximum context length is {max_tokens} tokens. However, your request has at least {at_least} input tokens. Please reduce the length of the input."
+                    "This model's maximum context length is {max_tokens} tokens. However, your request has at least {at_least} input tokens. Please reduce the length of the input, or serve with a larger --max-model-len."
                 );
                 ApiError::field("prompt", message).with_code("context_length_exceeded")
             }

@@ -84,6 +84,21 @@ impl TextWork {
         }
     }
 
+    /// Bytes of bodies that could be read and converted now.
+    pub fn free_bytes(&self) -> usize {
+        let free = self.reading.available_permits() + self.converting.available_permits();
+        free * PERMIT_BYTES
+    }
+
+    /// Takes all shares of long bodies that are free, until the answer is dropped: no long body begins meanwhile.
+    pub fn hold_all(&self) -> Vec<OwnedSemaphorePermit> {
+        let hold = |semaphore: &Arc<Semaphore>| {
+            let free = u32::try_from(semaphore.available_permits()).unwrap_or(u32::MAX);
+            Arc::clone(semaphore).try_acquire_many_owned(free).ok()
+        };
+        [&self.reading, &self.converting].into_iter().filter_map(hold).collect()
+    }
+
     /// Reads a body to its end, or to just past the limit, which its reader then refuses.
     async fn collect(&self, mut bytes: Vec<u8>, body: Body) -> Result<Vec<u8>, axum::Error> {
         let mut rest = body.into_data_stream();
@@ -223,7 +238,7 @@ mod tests {
     #[tokio::test]
     async fn long_bodies_wait_for_each_other_and_short_ones_do_not() {
         let work = TextWork::new(1 << 20);
-        let text = || vec![b' '; 1 << 20];
+        let text = || vec![b' '; (1 << 20) - PERMIT_BYTES];
         let held = long(&work, text()).await;
         let unannounced = |body: Vec<u8>| Body::from_stream(stream::iter([Ok::<_, std::io::Error>(Bytes::from(body))]));
         // Whatever the number of cores, no more than two of the largest are converted.

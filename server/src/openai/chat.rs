@@ -276,7 +276,7 @@ impl ChatRequest {
             model,
         )?;
         // The template writes the special tokens itself.
-        let token_ids = model.encode_prompt(&text, is_set(fields.add_special_tokens))?;
+        let token_ids = model.encode_prompt("messages", &text, is_set(fields.add_special_tokens))?;
         let mut prompt = Prompt {
             text: Some(text),
             token_ids,

@@ -82,7 +82,7 @@ fn from_text(text: &str, add_special_tokens: bool, model: ModelContext<'_>) -> R
     let token_ids = if text.is_empty() {
         Vec::new()
     } else {
-        model.encode_prompt(text, add_special_tokens)?
+        model.encode_prompt("prompt", text, add_special_tokens)?
     };
     Ok(Prompt {
         text: Some(text.to_owned()),

@@ -204,9 +204,26 @@ fn stop_strings(sent: &Value, model: ModelContext<'_>) -> Result<Vec<String>, Ap
     Ok(stops)
 }
 
+/// Counts words and their bytes before any of them is encoded: each has a token at least.
+fn check_bad_words(words: &[String]) -> Result<(), ApiError> {
+    const MAX_BYTES: usize = 64 << 10;
+    let most = halyard_engine::params::MAX_BAD_WORD_TOKENS;
+    if words.len() > most {
+        let message = format!("bad_words has {} words; at most {most} are taken", words.len());
+        return Err(ApiError::field("bad_words", message));
+    }
+    let bytes: usize = words.iter().map(String::len).sum();
+    if bytes > MAX_BYTES {
+        let message = format!("bad_words has {bytes} bytes; at most {MAX_BYTES} are taken");
+        return Err(ApiError::field("bad_words", message));
+    }
+    Ok(())
+}
+
 /// Words become token sequences as vLLM makes them: as written, and with a space before where that is another sequence
 /// of the same length with another first token.
 fn bad_words(words: &[String], model: ModelContext<'_>) -> Result<Vec<Vec<u32>>, ApiError> {
+    check_bad_words(words)?;
     let mut sequences = Vec::new();
     for word in words {
         let bare = word.trim_start();
@@ -243,6 +260,19 @@ mod tests {
             );
         }
         assert_eq!(token_ids("prompt", &[0, 63], 64).expect("inside"), vec![0, 63]);
+    }
+
+    #[test]
+    fn bad_words_are_counted_before_they_are_encoded() {
+        check_bad_words(&vec!["a".to_owned(); 512]).expect("512 words");
+        for (words, limit) in [
+            (vec!["a".to_owned(); 1_000_000], "at most 512"),
+            (vec!["a".repeat(65_537)], "at most 65536"),
+        ] {
+            let error = check_bad_words(&words).expect_err(limit);
+            assert_eq!(error.param.as_deref(), Some("bad_words"));
+            assert!(error.message.contains(limit), "{}", error.message);
+        }
     }
 
     #[test]

@@ -1,0 +1,94 @@
+//! Texts longer than the context, through the router: refused before they are tokenised, in the words that clients look
+//! for, and never in the way of a short request.
+
+mod common;
+
+use common::{Options, TestServer};
+use serde_json::json;
+
+fn server() -> TestServer {
+    TestServer::with(Options {
+        body_bytes: Some(16 << 20),
+        ..Options::default()
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn texts_longer_than_the_context_are_refused_as_vllm_does() {
+    let server = server();
+    let long = "a ".repeat(4 << 20);
+    for body in [json!({"prompt": long}), json!({"prompt": ["short", long]})] {
+        let answer = server.post("/v1/completions", &body).await;
+        assert_eq!(answer.status, 400);
+        let error = &answer.json()["error"];
+        assert_eq!(error["code"], "context_length_exceeded");
+        let message = error["message"].as_str().expect("a message");
+        assert!(
+            message
+                .starts_with("This model's maximum context length is 256 tokens. However, your request has at least "),
+            "{message}"
+        );
+    }
+    let chat = json!({"messages": [{"role": "user", "content": long}]});
+    let answer = server.post("/v1/chat/completions", &chat).await;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.json()["error"]["code"]),
+        (400, &json!("context_length_exceeded"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokenize_takes_more_than_the_context_and_states_its_limit() {
+    let server = server();
+    let answer = server.post("/tokenize", &json!({"prompt": "a ".repeat(50_000)})).await;
+    assert_eq!(answer.status, 200);
+    let count = answer.json()["count"].as_u64().expect("a count");
+    assert!(count >= 50_000, "{count}");
+    let answer = server.post("/tokenize", &json!({"prompt": "a ".repeat(1 << 20)})).await;
+    assert_eq!(answer.status, 400);
+    let body = answer.json();
+    let message = body["error"]["message"].as_str().expect("a message");
+    assert!(message.contains("more than 262144 tokens"), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn short_requests_are_answered_while_long_ones_wait() {
+    let server = server();
+    // All shares of all bodies are taken: nothing long can begin.
+    let held = server.state.text_work.hold_all();
+    let long = json!({"prompt": "a ".repeat(1 << 20)});
+    let mut waiting = Box::pin(server.post("/tokenize", &long));
+    for _ in 0..20 {
+        assert!(futures::poll!(&mut waiting).is_pending());
+        tokio::task::yield_now().await;
+    }
+    let short = server.post("/tokenize", &json!({"prompt": "hello"})).await;
+    assert_eq!(short.status, 200);
+    let chat = json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1});
+    assert_eq!(server.post("/v1/chat/completions", &chat).await.status, 200);
+    drop(held);
+    assert_eq!(waiting.await.status, 400);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shares_come_back_when_a_client_goes() {
+    let server = server();
+    let before = server.state.text_work.free_bytes();
+    let held = server.state.text_work.hold_all();
+    let long = json!({"prompt": "a ".repeat(1 << 20)});
+    let mut waiting = Box::pin(server.post("/tokenize", &long));
+    assert!(futures::poll!(&mut waiting).is_pending());
+    drop(waiting);
+    drop(held);
+    assert_eq!(server.state.text_work.free_bytes(), before);
+    assert_eq!(server.post("/tokenize", &long).await.status, 400);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_million_bad_words_are_counted_and_not_encoded() {
+    let server = server();
+    let body = json!({"prompt": [5], "bad_words": vec!["word"; 900_000]});
+    let answer = server.post("/v1/completions", &body).await;
+    assert_eq!(answer.status, 400);
+    assert_eq!(answer.json()["error"]["param"], "bad_words");
+}
