@@ -39,9 +39,9 @@ pub struct TemplateLimits {
 impl Default for TemplateLimits {
     fn default() -> Self {
         TemplateLimits {
-            cpu: Duration::from_secs(5),
+            cpu: Duration::from_secs(2),
             memory_mib: 512,
-            deadline: Duration::from_secs(30),
+            deadline: Duration::from_secs(20),
         }
     }
 }
