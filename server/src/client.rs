@@ -234,7 +234,10 @@ mod tests {
         let stream = "data: {\"a\":\"é\"}\n\n: comment\r\ndata: [DONE]\r\n\n".as_bytes();
         for size in 1..stream.len() {
             let mut reader = EventReader::default();
-            let found: Vec<String> = stream.chunks(size).flat_map(|chunk| reader.push(chunk).expect("short lines")).collect();
+            let found: Vec<String> = stream
+                .chunks(size)
+                .flat_map(|chunk| reader.push(chunk).expect("short lines"))
+                .collect();
             assert_eq!(found, ["{\"a\":\"é\"}", "[DONE]"], "chunks of {size}");
         }
     }

@@ -14,7 +14,7 @@ pub mod unsupported;
 pub mod usage;
 
 use halyard_models::GenerationDefaults;
-use halyard_text::{CancelFlag, ChatTemplate, EncodeLimits, Tokenizer};
+use halyard_text::{CancelFlag, ChatTemplate, EncodeLimits, TextError, Tokenizer};
 
 use crate::http::error::ApiError;
 use crate::http::state::{Limits, ServingDefaults};
@@ -36,33 +36,57 @@ pub struct ModelContext<'a> {
     pub limits: Limits,
     /// What the operator chose for requests.
     pub serving: &'a ServingDefaults,
+    /// Whether prompts are shortened afterwards, and may be longer than the context until then.
+    pub truncates: bool,
     /// Set when nobody waits for the conversion any more.
     pub cancel: Option<&'a CancelFlag>,
 }
 
+/// Tokens of a text that need not fit into the context, at most, or the context where that is more: each takes memory.
+const MAX_TEXT_TOKENS: usize = 1 << 18;
+/// Texts up to this many bytes are counted exactly, whatever the limit.
+const COUNTED_BYTES: usize = 64 << 10;
+
 impl ModelContext<'_> {
-    /// Token ids of a prompt from `field` of the body, which must fit into the context.
+    /// Token ids of a prompt from `field` of the body. Those of a short text come also when they do not fit into the
+    /// context; the exact count is the caller's to judge.
     ///
     /// # Errors
-    /// 400 with the code `context_length_exceeded` for a longer text, found out before all of it is encoded.
+    /// 400 with the code `context_length_exceeded` for a long text that does not fit, found out before all of it is encoded.
     pub fn encode_prompt(&self, field: &str, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
-        let limit = self.max_model_len as usize;
-        self.encode_up_to(text, add_special_tokens, limit)
-            .map_err(|error| ApiError {
-                param: Some(field.to_owned()),
-                ..error
+        if self.truncates {
+            return self.encode_text(field, text, add_special_tokens);
+        }
+        self.encode_up_to(self.max_model_len as usize, text, add_special_tokens)
+            .map_err(|error| match error {
+                TextError::TooManyTokens { at_least, .. } => {
+                    context::prompt_much_too_long(field, self.max_model_len, at_least)
+                }
+                error => ApiError {
+                    param: Some(field.to_owned()),
+                    ..error.into()
+                },
             })
     }
 
-    /// Token ids of a text of at most `max_tokens`.
+    /// Token ids of a text from `field` that need not fit into the context.
     ///
     /// # Errors
-    /// As [`ModelContext::encode_prompt`].
-    pub fn encode_up_to(&self, text: &str, add_special_tokens: bool, max_tokens: usize) -> Result<Vec<u32>, ApiError> {
+    /// 400 with the limit for a text of more tokens.
+    pub fn encode_text(&self, field: &str, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
+        let limit = MAX_TEXT_TOKENS.max(self.max_model_len as usize);
+        self.encode_up_to(limit, text, add_special_tokens)
+            .map_err(|error| ApiError {
+                param: Some(field.to_owned()),
+                ..error.into()
+            })
+    }
+
+    fn encode_up_to(&self, max_tokens: usize, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
         let limits = EncodeLimits {
-            max_tokens: Some(max_tokens),
+            max_tokens: Some(max_tokens).filter(|_| text.len() > COUNTED_BYTES),
             cancel: self.cancel,
         };
-        Ok(self.tokenizer.encode_within(text, add_special_tokens, limits)?)
+        self.tokenizer.encode_within(text, special, limits)
     }
 }

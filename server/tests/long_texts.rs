@@ -29,6 +29,8 @@ async fn texts_longer_than_the_context_are_refused_as_vllm_does() {
             "{message}"
         );
     }
+    let truncated = json!({"prompt": "a ".repeat(50_000), "truncate_prompt_tokens": 5, "max_tokens": 1});
+    assert_eq!(server.post("/v1/completions", &truncated).await.status, 200);
     let chat = json!({"messages": [{"role": "user", "content": long}]});
     let answer = server.post("/v1/chat/completions", &chat).await;
     assert_eq!(
@@ -48,7 +50,7 @@ async fn tokenize_takes_more_than_the_context_and_states_its_limit() {
     assert_eq!(answer.status, 400);
     let body = answer.json();
     let message = body["error"]["message"].as_str().expect("a message");
-    assert!(message.contains("more than 262144 tokens"), "{message}");
+    assert!(message.contains("the limit is 262144"), "{message}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -242,6 +242,7 @@ fn read(engine: &EngineHandle, route: &str, body: &Value) -> Result<(Vec<u32>, S
         max_model_len: info.max_model_len,
         limits: Limits::default(),
         serving: &serving,
+        truncates: false,
         cancel: None,
     };
     let refused = |error: crate::http::error::ApiError| ServerError::Refused(error.message);

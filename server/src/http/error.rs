@@ -136,13 +136,7 @@ impl From<TextError> for ApiError {
             | TextError::TemplateRaised { .. }
             | TextError::TemplateRender { .. } => ApiError::field("messages", message),
             TextError::TemplateBound { .. } => ApiError::field("messages", message).with_code("chat_template_bound"),
-            TextError::TooManyTokens { max_tokens, at_least } => {
-                let message = format!(
-                    "This model's maximum context length is {max_tokens} tokens. However, your request has at least {at_least} input tokens. Please reduce the length of the input, or serve with a larger --max-model-len."
-                );
-                ApiError::field("prompt", message).with_code("context_length_exceeded")
-            }
-            TextError::Uncuttable { .. } => ApiError::field("prompt", message),
+            TextError::TooManyTokens { .. } | TextError::Uncuttable { .. } => ApiError::field("prompt", message),
             TextError::NoChatTemplate => ApiError::new(StatusCode::BAD_REQUEST, message).with_code("no_chat_template"),
             TextError::TokenOutOfVocabulary { .. } => ApiError::field("tokens", message),
             TextError::EmptyStopString { .. } => ApiError::field("stop", message),

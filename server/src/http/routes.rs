@@ -89,6 +89,7 @@ impl AppState {
             max_model_len: info.max_model_len,
             limits: self.limits,
             serving: &self.serving,
+            truncates: false,
             cancel: Some(cancel),
         }
     }

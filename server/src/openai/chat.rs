@@ -243,6 +243,10 @@ impl ChatRequest {
             None => ("max_tokens", fields.max_tokens),
         };
         let truncation = parse::<TruncationFields>(body)?.read(asked_tokens, model)?;
+        let model = ModelContext {
+            truncates: truncation.is_some(),
+            ..model
+        };
         let mut params = parse::<SamplingFields>(body)?.into_params(model)?;
         let asked = is_set(fields.logprobs);
         let top_logprobs = match fields.top_logprobs {

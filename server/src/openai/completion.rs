@@ -72,6 +72,10 @@ impl CompletionRequest {
         let fields: CompletionFields = parse(body)?;
         let streaming = parse::<StreamFields>(body)?.read(body, model.serving)?;
         let truncation = parse::<TruncationFields>(body)?.read(fields.max_tokens, model)?;
+        let model = ModelContext {
+            truncates: truncation.is_some(),
+            ..model
+        };
         let mut params = parse::<SamplingFields>(body)?.into_params(model)?;
         let stream = streaming.stream;
         let echo = is_set(fields.echo);

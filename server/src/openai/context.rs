@@ -20,6 +20,15 @@ pub fn prompt_too_long(field: &str, max_model_len: u32, prompt_tokens: usize) ->
     ApiError::field(field, message).with_code(CODE)
 }
 
+/// A text that is known not to fit before all of its tokens are counted.
+pub fn prompt_much_too_long(field: &str, max_model_len: u32, at_least: usize) -> ApiError {
+    let message = format!(
+        "This model's maximum context length is {max_model_len} tokens. However, your request has at least {at_least} input tokens. \
+         Please reduce the length of the {field}, or serve with a larger --max-model-len."
+    );
+    ApiError::field(field, message).with_code(CODE)
+}
+
 /// A prompt and an answer that do not fit together, as OpenAI says it.
 fn too_many_tokens(field: &str, max_model_len: u32, prompt_tokens: usize, asked: u32) -> ApiError {
     let sum = prompt_tokens as u64 + u64::from(asked);

@@ -12,9 +12,6 @@ use super::{ModelContext, tools};
 use crate::http::body::parse;
 use crate::http::error::ApiError;
 
-/// Tokens of a text at most, or the context where that is more. vLLM has no bound here; the answer takes memory for each token.
-const MAX_TOKENS: usize = 1 << 18;
-
 #[derive(Deserialize)]
 struct TokenizeFields {
     prompt: Option<String>,
@@ -53,20 +50,13 @@ pub fn tokenize(body: &Value, model: ModelContext<'_>) -> Result<Value, ApiError
         (Some(_), Some(_)) => return Err(ApiError::field("prompt", "send either prompt or messages, not both")),
         (None, None) => return Err(ApiError::field("prompt", "send prompt (a text) or messages (a chat)")),
     };
-    let max_tokens = MAX_TOKENS.max(model.max_model_len as usize);
-    let token_ids = model.encode_up_to(&text, special, max_tokens).map_err(|error| {
-        if error.code == Some("context_length_exceeded") {
-            let message = format!(
-                "the text has more than {max_tokens} tokens, which is the most that /tokenize takes; send it in parts"
-            );
-            return ApiError::field("prompt", message);
-        }
-        error
-    })?;
-    let mut prompt = Prompt {
-        token_ids,
-        text: None,
+    let field = if fields.messages.is_some() {
+        "messages"
+    } else {
+        "prompt"
     };
+    let token_ids = model.encode_text(field, &text, special)?;
+    let mut prompt = Prompt { token_ids, text: None };
     if let Some(truncation) = truncation {
         truncation.apply(&mut prompt);
     }

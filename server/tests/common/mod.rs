@@ -31,7 +31,11 @@ pub fn fixture(name: &str) -> PathBuf {
     // tests/fuzz has this file too, from another folder.
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let models = here.ancestors().map(|folder| folder.join("tests/fixtures/models"));
-    models.into_iter().find(|folder| folder.is_dir()).expect("the fixtures").join(name)
+    models
+        .into_iter()
+        .find(|folder| folder.is_dir())
+        .expect("the fixtures")
+        .join(name)
 }
 
 /// A server that was never bound to a socket.
