@@ -358,3 +358,28 @@ async fn tools_that_ask_for_server_model_and_tokenizer_find_them() {
         "{off}"
     );
 }
+
+#[tokio::test]
+async fn answers_carry_one_fingerprint() {
+    let server = TestServer::new();
+    let whole = server
+        .post(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 2}))
+        .await
+        .ok()["system_fingerprint"]
+        .clone();
+    assert!(
+        whole.as_str().is_some_and(|text| text.starts_with("halyard-")),
+        "{whole}"
+    );
+    let body = json!({"messages": hi(), "max_tokens": 2, "stream": true, "n": 2});
+    let events = server.post(CHAT, &body).await.events();
+    let (ends, others): (Vec<&Value>, Vec<&Value>) = events
+        .iter()
+        .partition(|event| event["choices"][0]["finish_reason"].is_string());
+    assert_eq!(ends.len(), 2);
+    assert!(ends.iter().all(|end| end["system_fingerprint"] == whole), "{ends:?}");
+    assert!(
+        others.iter().all(|event| event.get("system_fingerprint").is_none()),
+        "as in vLLM, the last piece only"
+    );
+}

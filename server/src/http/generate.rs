@@ -16,6 +16,7 @@ use halyard_request_hooks::{IoFailure, IoRun};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
+use super::info::fingerprint;
 use super::state::{AppState, InFlight};
 use crate::openai::chat::ChatFormat;
 use crate::openai::completion::CompletionFormat;
@@ -169,7 +170,8 @@ async fn whole_answer(
     };
     let choices: Vec<Value> = samples.iter().enumerate().map(choice).collect();
     let usage = follower.usage(&job.prompts);
-    let mut answer = json!({"id": job.id, "object": job.object(), "created": job.created, "model": job.model, "choices": choices, "usage": usage});
+    let mut answer = json!({"id": job.id, "object": job.object(), "created": job.created, "model": job.model, "choices": choices, "service_tier": null,
+        "system_fingerprint": fingerprint(state), "usage": usage});
     if let Format::Chat(format) = &job.format {
         format.extras(&mut answer, &job.prompts[0], &samples[0], tokenizer);
     }
@@ -293,6 +295,9 @@ impl StreamWriter {
                 && position == 0
             {
                 value["prompt_token_ids"] = json!(self.job.prompts[prompt].token_ids);
+            }
+            if value["choices"][0]["finish_reason"].is_string() {
+                value["system_fingerprint"] = Value::from(fingerprint(&self.state));
             }
             text.push_str(&event(&value));
         }

@@ -7,9 +7,30 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use super::error::ApiError;
 use super::state::AppState;
+
+/// OpenAI's `system_fingerprint`: equal where version, model, types and kernels are, so that a client can tell whether equal seeds can be expected
+/// to give equal answers. The form is vLLM's.
+pub fn fingerprint(state: &AppState) -> String {
+    let info = state.engine.info();
+    let facts = format!(
+        "{}|{}|{}|{:?}|{:?}|{}|{}|{}",
+        state.model_root,
+        info.architecture,
+        info.max_model_len,
+        info.dtype,
+        info.kv_cache_dtype,
+        info.attention_backend,
+        info.tensor_parallel_size,
+        info.weight_bytes
+    );
+    let digest = Sha256::digest(facts);
+    let hex: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    format!("halyard-{}-{hex}", env!("CARGO_PKG_VERSION"))
+}
 
 /// `GET /tokenizer_info`: what a `tokenizer_config.json` says, as far as it is known here.
 ///
