@@ -5,7 +5,7 @@ mod common;
 
 use axum::body::Body;
 use axum::http::Request;
-use common::{Answer, Options, TestServer};
+use common::{Answer, Options, TestServer, fixture};
 use halyard_server::http::state::ServingDefaults;
 use serde_json::{Value, json};
 
@@ -382,4 +382,62 @@ async fn answers_carry_one_fingerprint() {
         others.iter().all(|event| event.get("system_fingerprint").is_none()),
         "as in vLLM, the last piece only"
     );
+}
+
+/// The tiny model with another chat template, in a folder of its own.
+fn with_template(name: &str, template: &str) -> std::path::PathBuf {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::create_dir_all(&folder).expect("a folder");
+    for entry in std::fs::read_dir(fixture("llama")).expect("the fixture") {
+        let entry = entry.expect("an entry");
+        std::fs::copy(entry.path(), folder.join(entry.file_name())).expect("copied");
+    }
+    let path = folder.join("tokenizer_config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).expect("is there")).expect("JSON");
+    config["chat_template"] = json!(template);
+    std::fs::write(&path, config.to_string()).expect("written");
+    folder
+}
+
+#[tokio::test]
+async fn templates_see_the_requests_variables_before_the_operators() {
+    let template = "{{ tone }} {{ style }} {{ reasoning_effort }} {{ enable_thinking }} \
+        {% if tools %}{{ tools | tojson }}{% endif %} {% if documents %}{{ documents[0].title }}{% endif %} {{ messages[0].content }}";
+    let defaults = json!({"tone": "plain", "style": "short"});
+    let server = TestServer::with(Options {
+        model: Some(with_template("variables", template)),
+        serving: ServingDefaults {
+            default_chat_template_kwargs: defaults.as_object().expect("an object").clone(),
+            ..ServingDefaults::default()
+        },
+        ..Options::default()
+    });
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    let mut body = json!({"messages": hi(), "max_tokens": 1, "return_token_ids": true});
+    for (fields, prompt) in [
+        (json!({}), "plain short     hi"),
+        (json!({"chat_template_kwargs": {"tone": "loud"}}), "loud short     hi"),
+        (
+            json!({"reasoning_effort": "low", "documents": [{"title": "T", "text": "x"}]}),
+            "loud short low True  T hi",
+        ),
+        (
+            json!({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": 7}, "documents": null}),
+            "plain short none 7   hi",
+        ),
+        (
+            json!({"reasoning_effort": null, "tools": [tool], "tool_choice": "none"}),
+            "plain short  7 [{\"type\": \"function\", \"function\": {\"name\": \"f\", \"description\": null, \"parameters\": null}}]  hi",
+        ),
+    ] {
+        body.as_object_mut()
+            .expect("an object")
+            .extend(fields.as_object().expect("an object").clone());
+        let ids = server.post(CHAT, &body).await.ok()["prompt_token_ids"].clone();
+        let text = server.post("/detokenize", &json!({"tokens": ids})).await.ok()["prompt"].clone();
+        assert_eq!(text, prompt, "{fields}");
+    }
+    let tokens = json!({"messages": hi(), "tools": [tool], "chat_template_kwargs": {"enable_thinking": 7}});
+    let ids = server.post("/tokenize", &tokens).await.ok()["tokens"].clone();
+    assert_eq!(ids, server.post(CHAT, &body).await.ok()["prompt_token_ids"]);
 }

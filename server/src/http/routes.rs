@@ -261,12 +261,20 @@ async fn start(
         request.trace_parent.clone_from(&trace_parent);
     }
     for prompt in job.prompts.iter().filter(|_| state.log_prompts) {
-        tracing::info!(id = %job.id, prompt = prompt.text.as_deref(), token_ids = ?prompt.token_ids, "prompt");
+        let most = state.serving.max_log_len.unwrap_or(usize::MAX);
+        let text = prompt.text.as_deref().map(|text| beginning(text, most));
+        let token_ids = &prompt.token_ids[..prompt.token_ids.len().min(most)];
+        tracing::info!(id = %job.id, prompt = text, ?token_ids, "prompt");
     }
     let mut response = answer(state, job).await?;
     // The answer's header has the id of the answer's body.
     response.extensions_mut().insert(request_id);
     Ok(response)
+}
+
+/// The first `most` characters.
+fn beginning(text: &str, most: usize) -> &str {
+    text.char_indices().nth(most).map_or(text, |(end, _)| &text[..end])
 }
 
 fn model_field(body: &Value) -> Result<Option<&str>, ApiError> {
@@ -374,4 +382,17 @@ pub fn unix_seconds() -> u64 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |elapsed| elapsed.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::beginning;
+
+    #[test]
+    fn the_log_shows_whole_characters() {
+        assert_eq!(beginning("äöü", 2), "äö");
+        assert_eq!(beginning("äöü", 3), "äöü");
+        assert_eq!(beginning("äöü", 0), "");
+        assert_eq!(beginning("äöü", usize::MAX), "äöü");
+    }
 }

@@ -47,6 +47,8 @@ pub struct TestServer {
 /// How a test server differs from the ordinary one.
 #[derive(Default)]
 pub struct Options {
+    /// A folder in place of the fixture `llama`.
+    pub model: Option<PathBuf>,
     pub api_keys: Vec<&'static str>,
     pub max_waiting: Option<u32>,
     pub max_model_len: Option<u32>,
@@ -67,7 +69,7 @@ impl TestServer {
     }
 
     pub fn with(options: Options) -> Self {
-        let mut config = EngineConfig::for_model(fixture("llama"));
+        let mut config = EngineConfig::for_model(options.model.unwrap_or_else(|| fixture("llama")));
         config.cache.kv_cache_memory_bytes = Some(4 << 20);
         config.scheduler.max_num_seqs = 8;
         config.model.max_model_len = options.max_model_len.or(config.model.max_model_len);
