@@ -8,7 +8,7 @@ use crate::error::{PluginError, Stage, StageFailure, StageReport};
 use crate::isolation::{IsolatedStatLoggerFactory, IsolationOptions};
 use crate::load::{self, Plugin};
 use crate::manifest::{Kind, Manifest};
-use crate::search::{SearchPath, Source, libraries_in};
+use crate::search::{SearchPath, Source, is_world_writable, libraries_in};
 
 /// A plugin that could be loaded.
 #[derive(Clone, Debug)]
@@ -217,6 +217,12 @@ impl Catalog {
     fn add_folder(&mut self, source: Source, folder: PathBuf) {
         match libraries_in(&folder) {
             Ok(libraries) => {
+                if !libraries.is_empty() && self.allow_list.is_none() && is_world_writable(&folder) {
+                    tracing::warn!(
+                        folder = %folder.display(),
+                        "every user of this machine can put plugins here: take the right away (chmod o-w), or pin them with --plugins-lock"
+                    );
+                }
                 self.searched.push(folder);
                 for library in libraries {
                     self.add_library(source, &library);

@@ -37,6 +37,9 @@ pub enum ElfError {
     /// Not ELF at all.
     #[error("not an ELF file: it starts with {0:?}")]
     NotElf(String),
+    /// A folder, a pipe, a device.
+    #[error("no regular file")]
+    NotAFile,
     /// ELF, but broken.
     #[error("a broken or truncated ELF file: {0}")]
     Broken(String),
@@ -54,6 +57,10 @@ impl ElfFacts {
     /// # Errors
     /// [`ElfError`].
     pub fn read(path: &Path) -> Result<ElfFacts, ElfError> {
+        // Before it is opened: opening a pipe waits for a writer, and opening a device may do anything.
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(ElfError::NotAFile);
+        }
         let file = File::open(path)?;
         let len = file.metadata()?.len();
         let cache = ReadCache::new(file);

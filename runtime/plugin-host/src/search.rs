@@ -10,6 +10,7 @@
 //! with a manifest section count, in order of their names; others are passed over.
 
 use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -88,4 +89,28 @@ pub(crate) fn libraries_in(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     }
     found.sort();
     Ok(found)
+}
+
+/// Whether every user of the machine may put libraries into a folder, or others into their place.
+pub(crate) fn is_world_writable(folder: &Path) -> bool {
+    const OTHERS_WRITE: u32 = 0o002;
+    std::fs::metadata(folder).is_ok_and(|data| data.permissions().mode() & OTHERS_WRITE != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{Permissions, create_dir_all, remove_dir, set_permissions};
+
+    use super::*;
+
+    #[test]
+    fn a_folder_that_everybody_writes_is_seen() {
+        let folder = std::env::temp_dir().join(format!("halyard-writable-{}", std::process::id()));
+        create_dir_all(&folder).expect("a folder");
+        for (mode, expected) in [(0o755, false), (0o775, false), (0o777, true), (0o1777, true)] {
+            set_permissions(&folder, Permissions::from_mode(mode)).expect("ours");
+            assert_eq!(is_world_writable(&folder), expected, "{mode:o}");
+        }
+        remove_dir(&folder).expect("empty");
+    }
 }

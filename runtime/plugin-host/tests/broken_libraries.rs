@@ -181,6 +181,16 @@ fn a_text_file_is_not_a_library() {
 }
 
 #[test]
+fn inspecting_a_pipe_is_refused_and_does_not_wait_for_a_writer() {
+    let pipe = folder("pipe").join("lib.so");
+    let _ = std::fs::remove_file(&pipe);
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.expect("mkfifo runs").success());
+    let error = inspect(&pipe).expect_err("no library");
+    assert!(error.to_string().contains("no regular file"), "{error}");
+}
+
+#[test]
 fn an_empty_missing_or_directory_path_is_refused() {
     let folder = folder("nothing");
     let empty = folder.join("empty.so");
