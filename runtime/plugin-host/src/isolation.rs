@@ -26,6 +26,8 @@ pub struct IsolationOptions {
     pub program: PathBuf,
     /// Its arguments before the hook's name.
     pub args: Vec<OsString>,
+    /// Environment variables that children do not get, such as keys.
+    pub removed_variables: Vec<OsString>,
     /// How long a child may take to load the library and make the hook.
     pub start_deadline: Duration,
     /// How long a hook may take for one call. A child that is late is ended.
@@ -38,6 +40,7 @@ impl IsolationOptions {
         IsolationOptions {
             program,
             args,
+            removed_variables: Vec::new(),
             start_deadline: Duration::from_secs(10),
             call_deadline: Duration::from_secs(5),
         }

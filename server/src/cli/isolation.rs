@@ -107,6 +107,15 @@ pub fn check_names(choices: &[HookIsolation], used: &[&str]) -> Result<(), Serve
     Ok(())
 }
 
+/// Variables that hold keys.
+const KEY_VARIABLES: [&str; 5] = [
+    "HALYARD_API_KEY",
+    "VLLM_API_KEY",
+    "HALYARD_CLIENT_API_KEY",
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+];
+
 /// Children of this program.
 pub fn options() -> IsolationOptions {
     let (level, format) = logging::chosen();
@@ -114,6 +123,8 @@ pub fn options() -> IsolationOptions {
     IsolationOptions {
         // Shorter than what the delivery gives the making of a logger.
         start_deadline: Duration::from_secs(9),
+        // A hook has no use for keys; in a process of its own it shall not find them.
+        removed_variables: KEY_VARIABLES.map(Into::into).into(),
         // Not its path: a newer program may stand there by now.
         ..IsolationOptions::new(PathBuf::from("/proc/self/exe"), args.into())
     }

@@ -65,6 +65,9 @@ impl HookProcess {
             .stdout(Stdio::from(child_bell))
             // Ctrl-C in a terminal is for the server, which ends its hooks after its requests.
             .process_group(0);
+        for variable in &options.removed_variables {
+            command.env_remove(variable);
+        }
         let child = command.spawn()?;
         drop(command);
         let pid = Pid::from_child(&child);
