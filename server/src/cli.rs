@@ -17,10 +17,12 @@ macro_rules! say_part {
     }};
 }
 
+mod access_args;
 pub mod args;
 mod bench;
 mod chat;
 mod chosen_hook;
+mod connection_args;
 mod engine;
 pub mod isolation;
 mod lora;

@@ -9,6 +9,8 @@ use halyard_plugin_host::PluginError;
 
 use crate::client::ClientError;
 use crate::hooks::StatLoggerError;
+use crate::http::auth::KeyFileError;
+use crate::http::limits::FileLimitError;
 use crate::http::serve::BindError;
 use crate::source::SourceError;
 
@@ -73,6 +75,12 @@ pub enum ServerError {
     /// The socket.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The file of keys.
+    #[error(transparent)]
+    KeyFile(#[from] KeyFileError),
+    /// The limit of open files.
+    #[error(transparent)]
+    FileLimit(#[from] FileLimitError),
     /// Talking to a server.
     #[error(transparent)]
     Client(#[from] ClientError),

@@ -1,14 +1,26 @@
 //! HTTP: routes, keys, limits, errors, streams. Owns what a client sees; leaves what a body means to `openai`.
 
+pub mod accept;
 pub mod admin;
 pub mod auth;
 pub mod body;
+pub mod connection;
+#[cfg(test)]
+mod connection_tests;
+pub mod connections;
+pub mod cors;
 pub mod error;
 pub mod generate;
+pub mod host_check;
 pub mod info;
+pub mod limits;
 pub mod lora;
+pub mod panics;
+pub mod reload;
+pub mod request_body;
 pub mod request_id;
 pub mod routes;
 pub mod serve;
 pub mod state;
 pub mod text_work;
+pub mod transport;

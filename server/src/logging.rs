@@ -1,12 +1,13 @@
 //! Logs to standard error, as text for people or JSON lines for machines. Standard output is left to results.
 
 use std::io::IsTerminal;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 
 use crate::error::ServerError;
+use crate::http::panics::log_panics;
 
 /// `--log-format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -20,6 +21,10 @@ pub enum LogFormat {
 
 /// What [`start`] was given first.
 static CHOSEN: OnceLock<(String, LogFormat)> = OnceLock::new();
+/// The filter in use, and how to put another into its place.
+static FILTER: OnceLock<Mutex<(String, Replace)>> = OnceLock::new();
+
+type Replace = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send>;
 
 /// The values of `--log-level` and `--log-format` that this process logs with, for processes that shall log as it does.
 pub fn chosen() -> (&'static str, &'static str) {
@@ -35,22 +40,53 @@ pub fn chosen() -> (&'static str, &'static str) {
 /// # Errors
 /// A filter that does not parse.
 pub fn start(filter: &str, format: LogFormat) -> Result<(), ServerError> {
-    let parsed = EnvFilter::try_new(filter).map_err(|error| ServerError::Option {
+    let parsed = parse(filter).map_err(|message| ServerError::Option {
         option: "--log-level",
-        message: format!("`{filter}`: {error}; give error, warn, info, debug, trace, or target=level pairs"),
+        message,
     })?;
     // Only tests start twice in one process.
     let _ = CHOSEN.set((filter.to_owned(), format));
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(parsed)
-        .with_writer(std::io::stderr);
-    let started = match format {
-        LogFormat::Text => builder
-            .with_ansi(std::io::stderr().is_terminal())
-            .with_target(false)
-            .try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    let builder = tracing_subscriber::fmt().with_writer(std::io::stderr);
+    macro_rules! start {
+        ($builder:expr) => {{
+            let builder = $builder.with_env_filter(parsed).with_filter_reloading();
+            let handle = builder.reload_handle();
+            let replace: Replace = Box::new(move |filter| handle.reload(filter).map_err(|error| error.to_string()));
+            (builder.try_init(), replace)
+        }};
+    }
+    let (started, replace) = match format {
+        LogFormat::Text => start!(builder.with_ansi(std::io::stderr().is_terminal()).with_target(false)),
+        LogFormat::Json => start!(builder.json().flatten_event(true)),
     };
-    drop(started);
+    if started.is_ok() {
+        let _ = FILTER.set(Mutex::new((filter.to_owned(), replace)));
+    }
+    log_panics();
     Ok(())
+}
+
+/// The filter in use; none where logging was not started.
+pub fn level() -> Option<String> {
+    let filter = FILTER.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+    Some(filter.0.clone())
+}
+
+/// Logs by another filter from now on; the one before.
+///
+/// # Errors
+/// In words: a filter that does not parse, or a process that does not log.
+pub fn set_level(filter: &str) -> Result<String, String> {
+    let parsed = parse(filter)?;
+    let Some(current) = FILTER.get() else {
+        return Err("this process does not log".to_owned());
+    };
+    let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
+    (current.1)(parsed)?;
+    Ok(std::mem::replace(&mut current.0, filter.to_owned()))
+}
+
+fn parse(filter: &str) -> Result<EnvFilter, String> {
+    EnvFilter::try_new(filter)
+        .map_err(|error| format!("`{filter}`: {error}; give error, warn, info, debug, trace, or target=level pairs"))
 }

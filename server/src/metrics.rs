@@ -4,6 +4,7 @@
 pub mod text_format;
 
 use std::fmt;
+use std::sync::Arc;
 
 use halyard_engine::StatsSnapshot;
 use halyard_hooks::{HookReport, SinkReport, SinkState};
@@ -15,6 +16,8 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+
+use crate::http::transport::Transport;
 
 /// The content type of [`openmetrics`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -30,11 +33,13 @@ pub fn openmetrics(
     stats: StatsSnapshot,
     hooks: HookReport,
     io: &IoProcessors,
+    transport: &Arc<Transport>,
     shown: &[String],
 ) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     io.register_metrics(&mut registry);
     registry.register_collector(Box::new(Own { stats, hooks }));
+    registry.register_collector(transport.collector());
     let mut text = String::new();
     encode_registry(&mut text, &registry)?;
     for sink in shown {
@@ -186,7 +191,7 @@ mod tests {
             "b 2".to_owned(),
             String::new(),
         ];
-        let text = openmetrics(stats, report, &IoProcessors::default(), &shown).expect("formats");
+        let text = openmetrics(stats, report, &IoProcessors::default(), &Arc::default(), &shown).expect("formats");
         for line in [
             "halyard:steps_total 7",
             "halyard:hook_engine_waits_total 0",

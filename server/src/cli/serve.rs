@@ -10,20 +10,24 @@ use halyard_engine::EngineHandle;
 use halyard_request_hooks::IoProcessors;
 use halyard_scheduler::Policy;
 
+use super::access_args::{AccessArgs, hide_keys};
 use super::args::{EngineArgs, LogArgs};
 use super::chosen_hook::IoProcessorArgs;
+use super::connection_args::ConnectionArgs;
 use super::engine::ChosenDevice;
 use super::isolation::IsolationMode;
 use super::lora::{LoadedResolvers, LoraServeArgs, start_resolvers};
 use super::units::{parse_bytes, show_bytes};
 use crate::error::ServerError;
 use crate::hooks::{ChosenSink, Hooks};
-use crate::http::auth::ApiKeys;
+use crate::http::auth::{ApiKeys, KeySources};
 use crate::http::lora::LoraState;
+use crate::http::reload::{hangup_signal, reload_at_hangup};
 use crate::http::routes::unix_seconds;
-use crate::http::serve::{BoundSocket, serve, stop_signal};
+use crate::http::serve::{BoundSocket, DrainTimes, serve, stop_signal};
 use crate::http::state::{AppState, Limits, ServingDefaults};
 use crate::http::text_work::TextWork;
+use crate::http::transport::Transport;
 use crate::logging::{self, LogFormat};
 use crate::source::{self, ResolvedModel, SourceSettings};
 
@@ -32,6 +36,10 @@ use crate::source::{self, ResolvedModel, SourceSettings};
 pub struct ServeArgs {
     #[command(flatten)]
     http: HttpArgs,
+    #[command(flatten)]
+    access: AccessArgs,
+    #[command(flatten)]
+    connections: ConnectionArgs,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
@@ -53,7 +61,9 @@ struct HttpArgs {
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", env = "HALYARD_PORT", default_value_t = 8000)]
     port: u16,
-    /// Key that requests must carry (Authorization: Bearer KEY); may be repeated, and a comma separates keys. Guards every route but /health and /ping
+    /// Key that requests must carry (Authorization: Bearer KEY); may be repeated, and a comma separates keys. Guards every route but /health
+    /// and /ping. A command line is visible to every user of the machine until the server has taken the key off it: --api-key-file or
+    /// HALYARD_API_KEY (or VLLM_API_KEY) show it to nobody
     #[arg(
         long = "api-key",
         value_name = "KEY",
@@ -91,40 +101,31 @@ struct HttpArgs {
 pub fn run(args: ServeArgs) -> Result<(), ServerError> {
     let start = Instant::now();
     logging::start(&args.log.log_level, args.log.log_format)?;
-    check_keys(&args.http.api_keys)?;
+    let keys = args.access.keys(&args.http.api_keys)?;
+    hide_keys(&args.http.api_keys);
     let chosen = args.engine.choose_device()?;
     let io = args.io.start(chosen.catalog())?;
     let resolvers = args.lora.load(chosen.catalog())?;
     let runtime = super::runtime()?;
-    let result = runtime.block_on(serve_model(args, chosen, (io, resolvers), start));
+    let result = runtime.block_on(serve_model(args, chosen, (io, resolvers), keys, start));
     // After a signal while loading, the loading thread must not hold the process.
     runtime.shutdown_background();
     result
-}
-
-fn check_keys(keys: &[String]) -> Result<(), ServerError> {
-    // An empty variable must not become a key that everybody has, nor silently none.
-    if keys.iter().any(|key| key.trim().is_empty()) {
-        let message = "a key is empty; give each key at least one character, or leave the flag out".to_owned();
-        return Err(ServerError::Option {
-            option: "--api-key",
-            message,
-        });
-    }
-    Ok(())
 }
 
 async fn serve_model(
     args: ServeArgs,
     chosen: ChosenDevice,
     hooks: (IoProcessors, LoadedResolvers),
+    keys: KeySources,
     start: Instant,
 ) -> Result<(), ServerError> {
+    let hangup = hangup_signal().map_err(ServerError::io("installing signal handlers"))?;
     let mut stop = Box::pin(stop_signal().map_err(ServerError::io("installing signal handlers"))?);
     let socket = BoundSocket::bind(&args.http.host, args.http.port)?;
     // A signal while the model comes or loads ends at once: nothing is running yet.
     let prepared = tokio::select! {
-        prepared = prepare(&args, chosen, hooks) => prepared?,
+        prepared = prepare(&args, chosen, hooks, (&keys, socket.is_loopback())) => prepared?,
         () = &mut stop => return Ok(()),
     };
     let listener = socket.listen()?;
@@ -132,15 +133,19 @@ async fn serve_model(
         .local_addr()
         .map_err(ServerError::io("asking for the address"))?;
     prepared.announce(&format!("http://{address}"), args.log.log_format, start.elapsed());
-    let drain = Duration::from_secs(u64::from(args.http.shutdown_timeout));
+    tokio::spawn(reload_at_hangup(hangup, keys, prepared.state.api_keys.clone()));
+    let times = DrainTimes {
+        delay: args.connections.drain_delay(),
+        drain: Duration::from_secs(u64::from(args.http.shutdown_timeout)),
+    };
     let hooks = prepared.state.hooks.clone();
-    let served = serve(listener, prepared.state, stop, drain).await;
+    serve(listener, prepared.state, stop, times).await;
     // The engine has ended: sinks get its last records.
     let ended = tokio::task::spawn_blocking(move || hooks.shutdown()).await;
     if let Err(error) = ended {
         tracing::error!("ending the stat loggers failed: {error}");
     }
-    served.map_err(ServerError::io("serving"))
+    Ok(())
 }
 
 /// What is served, and what to say about it.
@@ -155,6 +160,7 @@ async fn prepare(
     args: &ServeArgs,
     chosen: ChosenDevice,
     (io, resolvers): (IoProcessors, LoadedResolvers),
+    (keys, is_loopback): (&KeySources, bool),
 ) -> Result<Prepared, ServerError> {
     let settings = SourceSettings::from_env();
     let asked = args.engine.model.model.as_deref();
@@ -170,8 +176,12 @@ async fn prepare(
         .await
         .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))??;
     let has_template = engine.chat_template().is_some();
+    let hosts = args.access.hosts(&args.http.host, is_loopback);
+    let transport = Transport::new(args.connections.limits()?, hosts, args.access.cors()?);
     let mut state = AppState {
         io,
+        transport: Arc::new(transport),
+        api_keys: ApiKeys::new(&keys.read()?),
         ..state(args, &model, model_names, engine, hooks)
     };
     if let Some(adapter) = state
@@ -187,7 +197,7 @@ async fn prepare(
     }
     let resolvers = start_resolvers(resolvers, &state.model_names[0])?;
     state.lora = LoraState::new(args.lora.allows_updates(), resolvers);
-    if args.lora.allows_updates() && args.http.api_keys.is_empty() {
+    if args.lora.allows_updates() && state.api_keys.is_empty() {
         tracing::warn!(
             "--allow-runtime-lora-updating without --api-key: everyone who reaches this server can load adapters"
         );
@@ -270,7 +280,8 @@ fn state(
         model_root: model.path.display().to_string(),
         model_names,
         created: unix_seconds(),
-        api_keys: ApiKeys::new(&http.api_keys),
+        api_keys: ApiKeys::default(),
+        transport: Arc::default(),
         limits: Limits {
             body_bytes,
             prompts: http.max_prompts,

@@ -1,7 +1,8 @@
 //! API keys. Compares every given key with every known one in constant time; knows nothing of users or rights. The
 //! comparison never stops early, so that its duration tells nothing about how much of a key was right.
 
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -10,27 +11,39 @@ use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
+use super::connections::Connection;
 use super::error::ApiError;
 use super::state::AppState;
 
 /// Routes that answer without a key: load balancers probe them.
 pub const OPEN_ROUTES: [&str; 2] = ["/health", "/ping"];
 
-/// The accepted keys; none: every request passes.
+/// The accepted keys; none: every request passes. Copies share them, so that a reload reaches all.
 #[derive(Clone, Default)]
 pub struct ApiKeys {
-    digests: Arc<[[u8; 32]]>,
+    digests: Arc<RwLock<Arc<[[u8; 32]]>>>,
 }
 
 impl ApiKeys {
     /// Accepts these keys, without the blanks around them (requests cannot send those). Digests are kept, so that lengths do not show in the time a comparison takes.
     pub fn new<S: AsRef<str>>(keys: &[S]) -> Self {
         ApiKeys {
-            digests: keys
-                .iter()
-                .map(|key| Sha256::digest(key.as_ref().trim()).into())
-                .collect(),
+            digests: Arc::new(RwLock::new(digests(keys))),
         }
+    }
+
+    /// Accepts these keys from now on, in place of all others.
+    pub fn replace<S: AsRef<str>>(&self, keys: &[S]) {
+        *self.digests.write().unwrap_or_else(PoisonError::into_inner) = digests(keys);
+    }
+
+    /// Whether every request passes.
+    pub fn is_empty(&self) -> bool {
+        self.known().is_empty()
+    }
+
+    fn known(&self) -> Arc<[[u8; 32]]> {
+        Arc::clone(&self.digests.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Whether a request with these headers passes.
@@ -38,7 +51,8 @@ impl ApiKeys {
     /// # Errors
     /// 401 that says which of the two is wrong: no key, or an unknown one.
     pub fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        if self.digests.is_empty() {
+        let accepted_keys = self.known();
+        if accepted_keys.is_empty() {
             return Ok(());
         }
         let unauthorized =
@@ -53,7 +67,7 @@ impl ApiKeys {
         };
         let digest: [u8; 32] = Sha256::digest(key).into();
         let mut known = Choice::from(0);
-        for accepted in self.digests.iter() {
+        for accepted in accepted_keys.iter() {
             known |= accepted.ct_eq(&digest);
         }
         if bool::from(known) {
@@ -64,17 +78,90 @@ impl ApiKeys {
     }
 }
 
+fn digests<S: AsRef<str>>(keys: &[S]) -> Arc<[[u8; 32]]> {
+    let digest = |key: &S| Sha256::digest(key.as_ref().trim()).into();
+    keys.iter().map(digest).collect()
+}
+
 fn strip_bearer(value: &[u8]) -> Option<&[u8]> {
-    let (scheme, key) = value.split_at_checked(7)?;
-    scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
+    let (scheme, key) = value.split_at_checked(6)?;
+    let blank = key.first().is_some_and(|byte| matches!(byte, b' ' | b'\t'));
+    (blank && scheme.eq_ignore_ascii_case(b"bearer")).then(|| key.trim_ascii())
+}
+
+/// Why a file of keys cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyFileError {
+    /// It cannot be read.
+    #[error("--api-key-file {}: {source}", path.display())]
+    Read {
+        /// As given.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// It has no key; that would open the server.
+    #[error("--api-key-file {}: there is no key in it; write one key a line (# begins a comment)", path.display())]
+    Empty {
+        /// As given.
+        path: PathBuf,
+    },
+}
+
+/// Where keys come from: the command line or a variable, and a file that can be read again.
+#[derive(Clone, Debug, Default)]
+pub struct KeySources {
+    /// Keys that stay as they are.
+    pub given: Vec<String>,
+    /// A file with more.
+    pub file: Option<PathBuf>,
+}
+
+impl KeySources {
+    /// All keys as they are now.
+    ///
+    /// # Errors
+    /// [`KeyFileError`].
+    pub fn read(&self) -> Result<Vec<String>, KeyFileError> {
+        let mut keys = self.given.clone();
+        if let Some(path) = &self.file {
+            keys.extend(read_keys(path)?);
+        }
+        Ok(keys)
+    }
+}
+
+/// The keys of a file: one a line; empty lines and lines that begin with `#` do not count.
+fn read_keys(path: &Path) -> Result<Vec<String>, KeyFileError> {
+    let text = std::fs::read_to_string(path).map_err(|source| KeyFileError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    let lines = text.lines().map(str::trim);
+    let keys: Vec<String> = lines
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(str::to_owned)
+        .collect();
+    if keys.is_empty() {
+        return Err(KeyFileError::Empty { path: path.to_owned() });
+    }
+    Ok(keys)
 }
 
 /// Refuses what carries no accepted key, unknown paths included: without a key nobody learns which routes exist.
 pub async fn require_key(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let open = OPEN_ROUTES.contains(&path) || (path == "/metrics" && state.serving.metrics_without_key);
-    if !open && let Err(error) = state.api_keys.check(request.headers()) {
-        return error.into_response();
+    if !open {
+        if let Err(error) = state.api_keys.check(request.headers()) {
+            return error.into_response();
+        }
+        // Its connection is given up after those of strangers.
+        if !state.api_keys.is_empty()
+            && let Some(connection) = request.extensions().get::<Arc<Connection>>()
+        {
+            connection.trust();
+        }
     }
     next.run(request).await
 }
@@ -94,7 +181,17 @@ mod tests {
         let keys = ApiKeys::new(&["first", "second"]);
         assert!(keys.check(&with("Bearer first")).is_ok());
         assert!(keys.check(&with("bearer second")).is_ok());
-        for wrong in ["Bearer firs", "Bearer firstt", "Bearer ", "Basic first", "first", "B"] {
+        assert!(keys.check(&with("Bearer\tsecond")).is_ok());
+        for wrong in [
+            "Bearerfirst",
+            "Bearer",
+            "Bearer firs",
+            "Bearer firstt",
+            "Bearer ",
+            "Basic first",
+            "first",
+            "B",
+        ] {
             let error = keys.check(&with(wrong)).expect_err(wrong);
             assert_eq!(error.status, 401, "{wrong}");
         }
@@ -104,5 +201,30 @@ mod tests {
     #[test]
     fn without_keys_everything_passes() {
         assert!(ApiKeys::default().check(&HeaderMap::new()).is_ok());
+    }
+
+    #[test]
+    fn a_file_of_keys_is_read_again_and_an_empty_one_never_opens_the_server() {
+        let path = std::env::temp_dir().join(format!("halyard-keys-{}", std::process::id()));
+        std::fs::write(&path, "# staff\n  first  \r\n\nsecond\n#third\n").expect("writes");
+        let sources = KeySources {
+            given: vec!["fixed".to_owned()],
+            file: Some(path.clone()),
+        };
+        let keys = ApiKeys::new(&sources.read().expect("keys"));
+        let shared = keys.clone();
+        for key in ["Bearer fixed", "Bearer first", "Bearer second"] {
+            assert!(keys.check(&with(key)).is_ok(), "{key}");
+        }
+        assert!(keys.check(&with("Bearer #third")).is_err());
+        std::fs::write(&path, "next\n").expect("writes");
+        shared.replace(&sources.read().expect("keys"));
+        assert!(keys.check(&with("Bearer next")).is_ok() && keys.check(&with("Bearer first")).is_err());
+        std::fs::write(&path, "# none\n").expect("writes");
+        let error = sources.read().expect_err("no key");
+        assert!(error.to_string().contains("no key"), "{error}");
+        std::fs::remove_file(&path).expect("was there");
+        let error = sources.read().expect_err("no file");
+        assert!(error.to_string().contains("halyard-keys"), "{error}");
     }
 }

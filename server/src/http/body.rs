@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::error::ApiError;
+use super::request_body::body_error;
 
 /// Bodies up to this size are read where they arrive.
 const INLINE_JSON_BYTES: usize = 32 << 10;
@@ -40,6 +41,9 @@ pub async fn read_object(headers: &HeaderMap, body: Body, limit: usize) -> Resul
         return Err(too_large(&format!("{bytes} bytes")));
     }
     let bytes = to_bytes(body, limit).await.map_err(|error| {
+        if let Some(reason) = body_error(&error) {
+            return reason.into();
+        }
         let limited =
             std::error::Error::source(&error).is_some_and(|cause| cause.is::<http_body_util::LengthLimitError>());
         if limited {

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::info::fingerprint;
+use super::request_id::TokenCount;
 use super::state::{AppState, InFlight};
 use crate::openai::chat::ChatFormat;
 use crate::openai::completion::CompletionFormat;
@@ -175,7 +176,11 @@ async fn whole_answer(
     if let Format::Chat(format) = &job.format {
         format.extras(&mut answer, &job.prompts[0], &samples[0], tokenizer);
     }
-    Ok(Json(answer).into_response())
+    let mut response = Json(answer).into_response();
+    let tokens = TokenCount::of_prompts(&job.prompts);
+    tokens.set_completion(follower.completion_tokens);
+    response.extensions_mut().insert(tokens);
+    Ok(response)
 }
 
 fn stream_answer(
@@ -186,7 +191,9 @@ fn stream_answer(
     chunks: Chunks,
     in_flight: InFlight,
 ) -> Response {
+    let tokens = TokenCount::of_prompts(&job.prompts);
     let writer = StreamWriter {
+        tokens: tokens.clone(),
         state,
         job,
         num_samples,
@@ -219,6 +226,7 @@ fn stream_answer(
     });
     let body = Body::from_stream(events.map(|text| Ok::<Bytes, std::convert::Infallible>(Bytes::from(text))));
     let mut response = Response::new(body);
+    response.extensions_mut().insert(tokens);
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,
@@ -245,6 +253,8 @@ struct StreamWriter {
     /// Characters sent so far, by choice that has begun.
     started: HashMap<usize, usize>,
     num_finished: usize,
+    /// For the log line at the end.
+    tokens: TokenCount,
     _in_flight: InFlight,
 }
 
@@ -264,6 +274,7 @@ impl StreamWriter {
 
     fn piece(&mut self, prompt: usize, chunk: &OutputChunk) -> String {
         self.follower.see(prompt, chunk);
+        self.tokens.set_completion(self.follower.completion_tokens);
         self.num_finished += usize::from(chunk.finish.is_some());
         let index = prompt * self.num_samples + chunk.index as usize;
         let first = !self.started.contains_key(&index);

@@ -1,16 +1,25 @@
 //! `X-Request-Id`: the caller's, when it is one that fits a header and a log line, or a fresh one. Also writes the one
-//! log line of a request, which never holds its text.
+//! log line of a request, when its answer has left, which never holds its text.
 
 use std::fmt;
-use std::time::Instant;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
-use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Request};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::Response;
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame, SizeHint};
 use serde_json::Value;
 
 use super::error::ApiError;
+use crate::openai::prompt::Prompt;
 
 /// The header.
 pub const HEADER: HeaderName = HeaderName::from_static("x-request-id");
@@ -68,27 +77,146 @@ impl RequestId {
     }
 }
 
+/// Tokens of an answer for its log line. A handler leaves it in the answer's extensions and goes on counting.
+#[derive(Clone, Debug)]
+pub struct TokenCount {
+    prompt: u64,
+    completion: Arc<AtomicU64>,
+}
+
+impl TokenCount {
+    /// Nothing is generated yet.
+    pub fn of_prompts(prompts: &[Prompt]) -> Self {
+        TokenCount {
+            prompt: prompts.iter().map(|prompt| prompt.token_ids.len() as u64).sum(),
+            completion: Arc::default(),
+        }
+    }
+
+    /// Tokens generated so far.
+    pub fn set_completion(&self, tokens: u64) {
+        self.completion.store(tokens, Ordering::Relaxed);
+    }
+}
+
 /// Gives every request an id, every answer the same one, and logs how it went.
 pub async fn with_request_id(mut request: Request, next: Next) -> Response {
     let id = RequestId::from_headers(request.headers());
+    let client = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     request.extensions_mut().insert(id.clone());
     let start = Instant::now();
+    let mut line = LogLine {
+        id,
+        method,
+        path,
+        client,
+        status: 0,
+        start,
+        first_byte: None,
+        tokens: None,
+        is_complete: false,
+    };
+    // The client may leave before there is an answer: then the line is written while `line` is dropped.
     let mut response = next.run(request).await;
     // A body may name the request, too; its handler says so.
-    let id = response.extensions_mut().remove::<RequestId>().unwrap_or(id);
-    let status = response.status().as_u16();
-    let elapsed_ms = start.elapsed().as_millis() as u64;
-    // Probes come every second; what they would say is in the metrics.
-    if PROBES.contains(&path.as_str()) {
-        tracing::debug!(%id, %method, path, status, elapsed_ms, "request");
-    } else {
-        tracing::info!(%id, %method, path, status, elapsed_ms, "request");
+    if let Some(id) = response.extensions_mut().remove::<RequestId>() {
+        line.id = id;
     }
-    if let Ok(value) = HeaderValue::from_str(&id.0) {
+    line.status = response.status().as_u16();
+    line.tokens = response.extensions().get::<TokenCount>().cloned();
+    if let Ok(value) = HeaderValue::from_str(&line.id.0) {
         response.headers_mut().insert(HEADER, value);
     }
-    response
+    response.map(|inner| Body::new(LoggedBody { inner, line }))
+}
+
+/// What the log says of a request; written when dropped.
+struct LogLine {
+    id: RequestId,
+    method: Method,
+    path: String,
+    client: Option<SocketAddr>,
+    /// 0: there was no answer.
+    status: u16,
+    start: Instant,
+    first_byte: Option<Duration>,
+    tokens: Option<TokenCount>,
+    is_complete: bool,
+}
+
+impl Drop for LogLine {
+    fn drop(&mut self) {
+        let LogLine {
+            id,
+            method,
+            path,
+            status,
+            ..
+        } = self;
+        let client = self.client.map(tracing::field::display);
+        let elapsed_ms = self.start.elapsed().as_millis() as u64;
+        let first_byte_ms = self.first_byte.map(|time| time.as_millis() as u64);
+        let prompt_tokens = self.tokens.as_ref().map(|tokens| tokens.prompt);
+        let completion_tokens = self
+            .tokens
+            .as_ref()
+            .map(|tokens| tokens.completion.load(Ordering::Relaxed));
+        let client_left = (!self.is_complete).then_some(true);
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    %id, %method, path, status, client, first_byte_ms, elapsed_ms, prompt_tokens, completion_tokens, client_left,
+                    "request"
+                )
+            };
+        }
+        // Probes come every second; what they would say is in the metrics.
+        if PROBES.contains(&path.as_str()) {
+            line!(debug);
+        } else {
+            line!(info);
+        }
+    }
+}
+
+/// An answer's body that knows when its first and its last byte were handed over.
+struct LoggedBody {
+    inner: Body,
+    line: LogLine,
+}
+
+impl HttpBody for LoggedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = &mut *self;
+        let polled = Pin::new(&mut this.inner).poll_frame(cx);
+        match &polled {
+            Poll::Ready(Some(Ok(_))) => {
+                this.line.first_byte.get_or_insert(this.line.start.elapsed());
+            }
+            Poll::Ready(None) => this.line.is_complete = true,
+            _ => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+impl Drop for LoggedBody {
+    fn drop(&mut self) {
+        // hyper does not ask for what it knows to be nothing.
+        self.line.is_complete |= self.inner.is_end_stream();
+    }
 }
 
 #[cfg(test)]

@@ -19,11 +19,15 @@ use super::auth::require_key;
 use super::body::read_object;
 use super::error::ApiError;
 use super::generate::{Format, Job, answer};
+use super::host_check::check_host;
 use super::info;
 use super::lora::{load_adapter, unload_adapter};
+use super::panics::{catch_body_panics, catch_panics};
+use super::reload;
 use super::request_id::{RequestId, with_request_id};
 use super::state::AppState;
 use super::text_work::{CancelOnDrop, Lane};
+use super::transport::{draining, refuse_while_draining};
 use crate::metrics::{self, text_format};
 use crate::openai::ModelContext;
 use crate::openai::chat::ChatRequest;
@@ -54,9 +58,30 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/metrics", only(get(metrics_route)))
         .route("/admin/plugins", only(get(admin::plugins)))
         .route("/admin/plugins/reload", only(post(admin::reload)))
+        .route(
+            "/admin/log-level",
+            only(get(reload::log_level).post(reload::set_log_level)),
+        )
         .fallback(unknown_route);
-    routes
+    with_layers(routes, state)
+}
+
+/// Routes with what stands around them, outermost first: id and log line, panics, host, CORS, draining, key.
+pub fn with_layers(routes: Router<Arc<AppState>>, state: Arc<AppState>) -> Router {
+    let mut routes = routes
         .layer(middleware::from_fn_with_state(Arc::clone(&state), require_key))
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&state),
+            refuse_while_draining,
+        ));
+    // Before the key: browsers send preflights without one.
+    if let Some(cors) = &state.transport.cors {
+        routes = routes.layer(cors.clone());
+    }
+    routes
+        .layer(middleware::from_fn_with_state(Arc::clone(&state), check_host))
+        .layer(catch_panics(&state.transport))
+        .layer(middleware::from_fn_with_state(Arc::clone(&state), catch_body_panics))
         .layer(middleware::from_fn(with_request_id))
         .with_state(state)
 }
@@ -342,6 +367,9 @@ async fn model(State(state): State<Arc<AppState>>, Path(name): Path<String>) -> 
 }
 
 async fn health(State(state): State<Arc<AppState>>) -> Response {
+    if state.transport.is_draining() {
+        return draining().into_response();
+    }
     match state.engine.health() {
         Ok(()) => StatusCode::OK.into_response(),
         Err(reason) => {
@@ -366,7 +394,13 @@ async fn metrics_route(State(state): State<Arc<AppState>>, headers: HeaderMap) -
     let asked = Arc::clone(&state);
     let shown = tokio::task::spawn_blocking(move || asked.hooks.expose()).await;
     let shown = shown.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-    let text = metrics::openmetrics(state.engine.stats(), state.hooks.report(), &state.io, &shown);
+    let text = metrics::openmetrics(
+        state.engine.stats(),
+        state.hooks.report(),
+        &state.io,
+        &state.transport,
+        &shown,
+    );
     let text = text.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
     let (kind, text) = if text_format::wants_openmetrics(&headers) {
         (metrics::CONTENT_TYPE, text)

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::watch;
 
+use super::accept::accept_until;
 use super::routes::router;
 use super::state::AppState;
 
@@ -83,6 +85,11 @@ impl BoundSocket {
         })
     }
 
+    /// Whether only this machine can reach it.
+    pub fn is_loopback(&self) -> bool {
+        self.address.ip().to_canonical().is_loopback()
+    }
+
     /// Starts to listen.
     ///
     /// # Errors
@@ -113,43 +120,55 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, BindError> {
         .ok_or_else(|| unknown(io::Error::from(io::ErrorKind::NotFound)))
 }
 
-/// Serves until `stop` resolves, then drains: no new connections, running answers get `drain` to finish, what is left is
-/// aborted with a reason, and the last bytes get a moment to leave.
-///
-/// # Errors
-/// When accepting fails for good.
+/// How a server ends.
+#[derive(Clone, Copy, Debug)]
+pub struct DrainTimes {
+    /// With the port still open: health answers 503, so that load balancers send their clients elsewhere.
+    pub delay: Duration,
+    /// For running answers to finish, once the port is closed.
+    pub drain: Duration,
+}
+
+/// Serves until `stop` resolves, then drains: the port stays open for a while, then no new connections, running answers get their time to
+/// finish, what is left is aborted with a reason, and the last bytes get a moment to leave.
 pub async fn serve(
     listener: TcpListener,
     state: Arc<AppState>,
     stop: impl Future<Output = ()> + Send + 'static,
-    drain: Duration,
-) -> io::Result<()> {
+    times: DrainTimes,
+) {
     let engine = state.engine.clone();
-    let (stopped, stopping) = tokio::sync::oneshot::channel::<()>();
+    let transport = Arc::clone(&state.transport);
     let app = router(Arc::clone(&state));
-    let server = axum::serve(listener, app).with_graceful_shutdown(async {
+    let (told, stopping) = watch::channel(false);
+    let draining = Arc::clone(&transport);
+    let stop = async move {
         stop.await;
-        // The receiver lives as long as this function.
-        let _ = stopped.send(());
-    });
-    let mut server = tokio::spawn(server.into_future());
-    tokio::select! {
-        result = &mut server => return result.unwrap_or_else(|error| Err(io::Error::other(error))),
-        _ = stopping => {}
-    }
+        draining.start_draining();
+        if !times.delay.is_zero() {
+            let delay_s = times.delay.as_secs();
+            tracing::info!(delay_s, "draining: health answers 503, the port stays open");
+            tokio::time::sleep(times.delay).await;
+        }
+    };
+    let mut tasks = accept_until(listener, app, Arc::clone(&transport), stopping, stop).await;
+    // The connections hear it as long as one is there.
+    let _ = told.send(true);
     let running = state.in_flight.load(std::sync::atomic::Ordering::Relaxed);
-    tracing::info!(running, drain_s = drain.as_secs(), "shutting down: finishing what runs");
-    let ended = tokio::task::spawn_blocking(move || engine.shutdown(drain)).await;
+    tracing::info!(
+        running,
+        drain_s = times.drain.as_secs(),
+        "shutting down: finishing what runs"
+    );
+    let ended = tokio::task::spawn_blocking(move || engine.shutdown(times.drain)).await;
     if let Err(error) = ended {
         tracing::error!("the engine's shutdown failed: {error}");
     }
-    match tokio::time::timeout(LAST_BYTES, &mut server).await {
-        Ok(result) => result.unwrap_or_else(|error| Err(io::Error::other(error))),
-        Err(_) => {
-            tracing::warn!("clients kept connections open; closing them");
-            server.abort();
-            Ok(())
-        }
+    let rest = async { while tasks.join_next().await.is_some() {} };
+    if tokio::time::timeout(LAST_BYTES, rest).await.is_err() {
+        let open = transport.connections.count();
+        tracing::warn!(open, "clients kept connections open; closing them");
+        tasks.shutdown().await;
     }
 }
 

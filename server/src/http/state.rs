@@ -12,6 +12,7 @@ use super::auth::ApiKeys;
 use super::error::ApiError;
 use super::lora::LoraState;
 use super::text_work::TextWork;
+use super::transport::Transport;
 use crate::hooks::Hooks;
 
 /// Adapters that an error lists.
@@ -126,6 +127,8 @@ pub struct AppState {
     pub lora: LoraState,
     /// What long bodies and templates may take at the same time.
     pub text_work: TextWork,
+    /// Connections, and what is counted of them.
+    pub transport: Arc<Transport>,
 }
 
 impl AppState {

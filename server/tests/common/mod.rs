@@ -22,6 +22,7 @@ use halyard_server::http::lora::LoraState;
 use halyard_server::http::routes::router;
 use halyard_server::http::state::{AppState, Limits, ServingDefaults};
 use halyard_server::http::text_work::TextWork;
+use halyard_server::http::transport::Transport;
 use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::ServiceExt;
@@ -61,6 +62,7 @@ pub struct Options {
     /// Adapters of the engine, and the server's part.
     pub lora_config: Option<LoraConfig>,
     pub lora: LoraState,
+    pub transport: Transport,
 }
 
 impl TestServer {
@@ -113,6 +115,7 @@ impl TestServer {
             io: options.io,
             lora: options.lora,
             text_work: TextWork::new(options.body_bytes.unwrap_or(1 << 20)),
+            transport: Arc::new(options.transport),
         });
         TestServer {
             router: router(Arc::clone(&state)),

@@ -1,0 +1,201 @@
+//! Flags about who may ask: keys, hosts, web pages of other origins. Takes keys off the command line, which every user of the machine can
+//! read.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+use clap::Args;
+use tower_http::cors::CorsLayer;
+
+use crate::error::ServerError;
+use crate::http::auth::KeySources;
+use crate::http::cors::CorsRules;
+use crate::http::host_check::HostRules;
+
+/// The variable that keys move to.
+const KEY_VARIABLE: &str = "HALYARD_API_KEY";
+/// vLLM's, where none of this server's own is given.
+const VLLM_KEY_VARIABLE: &str = "VLLM_API_KEY";
+
+/// Flags of `halyard serve`.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Access")]
+pub(super) struct AccessArgs {
+    /// A file of keys beside those of --api-key: one a line, # begins a comment. SIGHUP reads it again
+    #[arg(long, value_name = "FILE", env = "HALYARD_API_KEY_FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Names under which clients may reach this server, with *.name for all below a name and * for every name. Addresses, localhost and
+    /// --host always pass. Without it a server on loopback answers to no other name, one on the network to all
+    #[arg(
+        long,
+        value_name = "NAMES",
+        env = "HALYARD_ALLOWED_HOSTS",
+        value_parser = parse_names,
+        action = clap::ArgAction::Append
+    )]
+    allowed_hosts: Vec<Names>,
+    /// Web pages that may ask (CORS): origins such as https://app.example, as a JSON list or with commas; * for all. Without it none
+    #[arg(long, value_name = "ORIGINS", env = "HALYARD_ALLOWED_ORIGINS", value_parser = parse_names)]
+    allowed_origins: Option<Names>,
+    /// Methods that these pages may use, in the same form; without it all
+    #[arg(long, value_name = "METHODS", env = "HALYARD_ALLOWED_METHODS", value_parser = parse_names)]
+    allowed_methods: Option<Names>,
+    /// Headers that these pages may send, in the same form; without it all
+    #[arg(long, value_name = "HEADERS", env = "HALYARD_ALLOWED_HEADERS", value_parser = parse_names)]
+    allowed_headers: Option<Names>,
+    /// Let these pages send cookies and the like
+    #[arg(long, env = "HALYARD_ALLOW_CREDENTIALS", default_value_t = false)]
+    allow_credentials: bool,
+}
+
+/// One value of a flag that takes several names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Names(Vec<String>);
+
+/// A JSON list, as vLLM takes it, or names with commas between them.
+fn parse_names(text: &str) -> Result<Names, String> {
+    let names: Vec<String> = if text.trim_start().starts_with('[') {
+        serde_json::from_str(text).map_err(|error| format!("it is no JSON list of strings: {error}"))?
+    } else {
+        text.split(',').map(str::to_owned).collect()
+    };
+    let names: Vec<String> = names.iter().map(|name| name.trim().to_owned()).collect();
+    if names.iter().any(String::is_empty) {
+        return Err("a name is empty; write [\"a\", \"b\"] or a,b".to_owned());
+    }
+    Ok(Names(names))
+}
+
+impl AccessArgs {
+    /// Where the keys come from: `given` on the command line or in the variable, vLLM's variable where there is none, and the file.
+    ///
+    /// # Errors
+    /// An empty key, or a file that cannot be used.
+    pub(super) fn keys(&self, given: &[String]) -> Result<KeySources, ServerError> {
+        let mut given = given.to_vec();
+        if given.is_empty()
+            && let Ok(keys) = std::env::var(VLLM_KEY_VARIABLE)
+        {
+            given = keys.split(',').map(str::to_owned).collect();
+        }
+        // An empty variable must not become a key that everybody has, nor silently none.
+        if given.iter().any(|key| key.trim().is_empty()) {
+            let message = "a key is empty; give each key at least one character, or leave the flag out".to_owned();
+            return Err(ServerError::Option {
+                option: "--api-key",
+                message,
+            });
+        }
+        let sources = KeySources {
+            given,
+            file: self.api_key_file.clone(),
+        };
+        sources.read()?;
+        Ok(sources)
+    }
+
+    /// The names that are answered, of a server on `host`.
+    pub(super) fn hosts(&self, host: &str, is_loopback: bool) -> HostRules {
+        let allowed: Vec<String> = self.allowed_hosts.iter().flat_map(|names| names.0.clone()).collect();
+        HostRules::new(host, is_loopback, &allowed)
+    }
+
+    /// What other origins may do.
+    ///
+    /// # Errors
+    /// As [`CorsRules::layer`].
+    pub(super) fn cors(&self) -> Result<Option<CorsLayer>, ServerError> {
+        let names = |names: &Option<Names>| names.as_ref().map_or_else(Vec::new, |names| names.0.clone());
+        let rules = CorsRules {
+            origins: names(&self.allowed_origins),
+            methods: names(&self.allowed_methods),
+            headers: names(&self.allowed_headers),
+            credentials: self.allow_credentials,
+        };
+        rules.layer()
+    }
+}
+
+/// Starts this program again in the same process when keys stand on its command line, with the keys in [`KEY_VARIABLE`] instead: a command
+/// line is readable by all users of a machine, an environment by this one only. Returns where there is nothing to hide. To be called
+/// before anything runs.
+pub(super) fn hide_keys(keys: &[String]) {
+    let line: Vec<OsString> = std::env::args_os().collect();
+    let Some(rest) = without_keys(&line, keys) else {
+        return;
+    };
+    let error = start_again(&rest, keys);
+    tracing::warn!("the API key stays visible in `ps`: {error}; give it with --api-key-file or {KEY_VARIABLE}");
+}
+
+/// Returns only when it fails.
+fn start_again(line: &[OsString], keys: &[String]) -> std::io::Error {
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return error,
+    };
+    let mut command = Command::new(program);
+    if let Some((name, args)) = line.split_first() {
+        command.arg0(name).args(args);
+    }
+    command.env(KEY_VARIABLE, keys.join(",")).exec()
+}
+
+/// The command line without `--api-key` and its values; none where it is not there.
+fn without_keys(line: &[OsString], keys: &[String]) -> Option<Vec<OsString>> {
+    let is_of_keys = |value: &OsString| {
+        let value = value.to_string_lossy();
+        value.split(',').all(|part| keys.iter().any(|key| key == part))
+    };
+    let mut rest = Vec::with_capacity(line.len());
+    let mut values = false;
+    for argument in line {
+        let text = argument.to_string_lossy();
+        let (flag, value) = text
+            .split_once('=')
+            .map_or((&*text, None), |(flag, value)| (flag, Some(value)));
+        if flag.starts_with("--") && flag.replace('_', "-") == "--api-key" {
+            values = value.is_none();
+        } else if values && is_of_keys(argument) {
+            // The flag may take several.
+        } else {
+            values = false;
+            rest.push(argument.clone());
+        }
+    }
+    (rest.len() < line.len()).then_some(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_as_json_or_with_commas() {
+        let names = |list: &[&str]| Ok(Names(list.iter().map(|name| (*name).to_owned()).collect()));
+        assert_eq!(parse_names(r#"["*"]"#), names(&["*"]));
+        assert_eq!(parse_names(r#" ["a", "b"]"#), names(&["a", "b"]));
+        assert_eq!(parse_names("a, b"), names(&["a", "b"]));
+        for bad in ["[1]", "[\"a\"", "a,,b", "", "[\"\"]"] {
+            assert!(parse_names(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_command_line_loses_its_keys_and_nothing_else() {
+        let line = |words: &str| words.split(' ').map(OsString::from).collect::<Vec<_>>();
+        let keys = ["one".to_owned(), "two".to_owned()];
+        for (given, left) in [
+            ("h serve --api-key one,two --port 1", Some("h serve --port 1")),
+            ("h serve --api-key=one --port 1 --api-key two", Some("h serve --port 1")),
+            ("h serve --api_key one two --port 1", Some("h serve --port 1")),
+            ("h serve --api-key one org/model", Some("h serve org/model")),
+            ("h serve --api-key-file one --port 1", None),
+            ("h serve --model one", None),
+        ] {
+            assert_eq!(without_keys(&line(given), &keys), left.map(line), "{given}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! A handler that panics: its client gets an answer, the operator a count and one line, and every other request goes on. Panics of other
+//! threads are logged in one line too.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Once};
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tower_http::catch_panic::{CatchPanicLayer, ResponseForPanic};
+
+use super::error::ApiError;
+use super::state::AppState;
+use super::transport::Transport;
+
+/// Answers 500 for a handler that panics.
+pub fn catch_panics(transport: &Arc<Transport>) -> CatchPanicLayer<Answerer> {
+    CatchPanicLayer::custom(Answerer(Arc::clone(transport)))
+}
+
+/// Makes the answer, and counts.
+#[derive(Clone)]
+pub struct Answerer(Arc<Transport>);
+
+impl ResponseForPanic for Answerer {
+    type ResponseBody = Body;
+
+    fn response_for_panic(&mut self, _: Box<dyn Any + Send + 'static>) -> Response {
+        self.0.count_panic();
+        failed().into_response()
+    }
+}
+
+// What the panic said may hold text of the request; it stays in the log.
+fn failed() -> ApiError {
+    let message = "the server failed on this request by a defect of its own; its log says where";
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message).with_code("internal_error")
+}
+
+/// Watches over the bodies of answers, which are made after their handler has returned.
+pub async fn catch_body_panics(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    let content_type = response.headers().get(header::CONTENT_TYPE);
+    let is_event_stream = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
+    let transport = Arc::clone(&state.transport);
+    response.map(|inner| {
+        Body::new(GuardedBody {
+            inner,
+            transport,
+            is_event_stream,
+        })
+    })
+}
+
+/// A body whose panic ends it: with an event where the client reads events, else as a broken connection.
+struct GuardedBody {
+    inner: Body,
+    transport: Arc<Transport>,
+    is_event_stream: bool,
+}
+
+impl HttpBody for GuardedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let inner = &mut self.inner;
+        // What panicked is not asked again.
+        if let Ok(polled) = catch_unwind(AssertUnwindSafe(|| Pin::new(inner).poll_frame(cx))) {
+            return polled;
+        }
+        let broken = std::mem::take(&mut self.inner);
+        // Its drop may panic as well.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(broken)));
+        self.transport.count_panic();
+        Poll::Ready(Some(if self.is_event_stream {
+            let text = format!("data: {}\n\ndata: [DONE]\n\n", failed().to_json());
+            Ok(Frame::data(Bytes::from(text)))
+        } else {
+            Err(axum::Error::new(std::io::Error::other("the answer broke off")))
+        }))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// From now on a panic of any thread is one line of the log, and with RUST_BACKTRACE also what Rust prints.
+pub fn log_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        let with_backtrace = std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0");
+        std::panic::set_hook(Box::new(move |info| {
+            thread_local!(static LOGGING: Cell<bool> = const { Cell::new(false) });
+            // The log itself may be what panics.
+            if LOGGING.replace(true) {
+                return usual(info);
+            }
+            let thread = std::thread::current();
+            let location = info.location().map(ToString::to_string).unwrap_or_default();
+            tracing::error!(
+                location,
+                thread = thread.name().unwrap_or("?"),
+                "panic: {}",
+                message(info)
+            );
+            LOGGING.set(false);
+            if with_backtrace {
+                usual(info);
+            }
+        }));
+    });
+}
+
+/// What a panic says, in one line.
+fn message(info: &PanicHookInfo<'_>) -> String {
+    let text = info.payload_as_str().unwrap_or("without a text");
+    text.replace('\n', " ")
+}
