@@ -128,6 +128,8 @@ pub fn log_panics() {
 
 /// What a panic says, in one line.
 fn message(info: &PanicHookInfo<'_>) -> String {
-    let text = info.payload_as_str().unwrap_or("without a text");
-    text.replace('\n', " ")
+    let payload = info.payload();
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("without a text").replace('\n', " ")
 }
