@@ -190,7 +190,7 @@ pub use linear::Epilogue;
 pub use moe::Scoring;
 pub use pointwise::GeluKind;
 pub use rope::RopeStyle;
-pub use sampling::SamplingRow;
+pub use sampling::{NO_TOKEN, NOT_FINITE, SamplingRow};
 pub use step::{RESULT_HEADER, STEP_HEADER};
 
 catalogue! {

@@ -1,6 +1,15 @@
 //! Sampling: `logits_process`, `argmax`, `sample`, `top_logprobs`. Logits are f32 \[S, V\], one row per sequence of the step.
+//!
+//! A row without a distribution has no token. `argmax` and `sample` then give one of two negative values: [`NOT_FINITE`] or
+//! [`NO_TOKEN`]. `update_rows` reports it and keeps it out of the history, so no later op meets it as a token id.
 
 use crate::abi::abi_fixed_struct;
+
+/// In place of a token: a logit of the row is NaN or +∞.
+pub const NOT_FINITE: i32 = -2;
+
+/// In place of a token: every logit of the row is −∞.
+pub const NO_TOKEN: i32 = -3;
 
 abi_fixed_struct! {
     /// A row's sampling parameters, 128 bytes; a tensor row_sampling \[R, 128\] u8 holds one per device row.
@@ -90,7 +99,8 @@ impl SamplingRow {
 op! {
     /// Changes logits in place, in this order: allowed_mask and grammar_mask (a cleared bit: −∞), stop tokens while the output is
     /// shorter than min_tokens (−∞), bias (added), bad words (−∞ for the last token of a sequence whose earlier tokens end the
-    /// history), repetition, frequency and presence penalties. (The order of vLLM's sampler.) A row −1 is left alone.
+    /// history), repetition, frequency and presence penalties. (The order of vLLM's sampler.) A row −1 is left alone. What sets
+    /// −∞ leaves a NaN or +∞ as it is, so that the sampler sees it.
     ///
     /// Operands: logits \[S, V\] f32, updated; step_rows \[S\] i32; row_sampling \[R, 128\] u8; row_tokens \[R, L\] i32; row_num_tokens
     /// \[R\] i32; allowed_mask \[R, ⌈V/32⌉\] i32 (bit v mod 32 of word v/32), optional; bias_tokens \[R, B\] i32 and bias_values \[R, B\] f32,
@@ -109,7 +119,8 @@ op! {
 }
 
 op! {
-    /// out\[s\] = the index of the largest logit (ties: the lowest index; NaN never wins; all NaN or −∞: 0).
+    /// out\[s\] = the index of the largest logit (ties: the lowest index); −2 where a logit of the row is NaN or +∞, −3 where
+    /// all are −∞.
     ///
     /// Operands: logits \[S, V\] f32; out \[S\] i32.
     pub struct Argmax = 26 "argmax" v 1, wire ArgmaxDesc = "halyard_argmax_desc" {
@@ -126,7 +137,8 @@ op! {
     /// value stay), then top_p of what is left (descending by probability, then ascending by index; the token that reaches
     /// top_p stays), then the first index v with Σ_{i≤v} p ≥ u·Σ p, summed in index order. u = (x + ½)/2³² with x the first
     /// word of Philox4x32-10, counter (output index, 0, 0, 0), key = seed; output index = row_num_tokens − prompt_len: a draw
-    /// depends on the request and its length only. Temperature 0 is `argmax`. For a row −1, out is −1.
+    /// depends on the request and its length only. Temperature 0 is `argmax`. For a row −1, out is −1. A row whose logits, as they are given,
+    /// hold a NaN or +∞ gives −2, one of −∞ alone gives −3.
     ///
     /// Operands: logits \[S, V\] f32; step_rows \[S\] i32; row_sampling \[R, 128\] u8; row_num_tokens \[R\] i32; out \[S\] i32.
     pub struct Sample = 27 "sample" v 1, wire SampleDesc = "halyard_sample_desc" {
@@ -140,7 +152,8 @@ op! {
 
 op! {
     /// Log-probabilities (logits − logsumexp): of the chosen token, its rank (1 = most likely; tokens with a greater logit count),
-    /// and of the k most likely (descending, ties by index). A chosen −1 gives 0 and rank 0.
+    /// and of the k most likely (descending, ties by index). A negative chosen gives 0 and rank 0. A row that holds a NaN or +∞, or
+    /// −∞ alone, has no log-probabilities: all of its are NaN, rank and top_tokens 0, whatever is chosen.
     ///
     /// Operands: logits \[N, V\] f32; chosen \[N\] i32; chosen_logprobs \[N\] f32; chosen_ranks \[N\] i32; top_tokens \[N, k\] i32 and
     /// top_logprobs \[N, k\] f32, absent when k is 0.

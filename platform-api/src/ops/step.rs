@@ -49,6 +49,8 @@ op! {
     /// step_num_drafts\[s\] (0 when absent): if step_emits\[s\], n = num_sampled\[s\] (1 when absent) and
     /// row_tokens\[r, row_num_tokens\[r\] ..+ n\] = sampled\[s, ..n\], row_num_tokens\[r\] += n, row_num_computed\[r\] += q − d + n − 1 (a row that emits nothing computes its last token again);
     /// else n = 0 and row_num_computed\[r\] += q. Tokens past the history's end L are dropped from the history, not from the result.
+    /// A negative id ([`super::NOT_FINITE`], [`super::NO_TOKEN`]) stands in the result as it is and in the history as 0, since a
+    /// later step in flight may compute it.
     /// Ring entry step_header\[0\]: \[tag low, tag high, then per sequence n and max_sampled ids (−1 past n)\].
     ///
     /// Operands: step_header \[4\] i32 ([`STEP_HEADER`]); step_rows, step_query_lens, step_emits \[S\] i32; step_num_drafts \[S\] i32,
