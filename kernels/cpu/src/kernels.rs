@@ -13,6 +13,7 @@ use crate::kv::KvDtype;
 use crate::linear::{LINEAR_SCRATCH, Linear, linear_supports};
 use crate::linear_f32::{self, few_tokens};
 use crate::pack::{num_panels, packed_bytes};
+use crate::reduce::Largest;
 use crate::rope::RopeStyle;
 use crate::table::Kernels;
 
@@ -288,8 +289,8 @@ impl Kernels {
         unsafe { (self.logsumexp)(x) }
     }
 
-    /// Index of the largest element: the lowest among equals, never a NaN; `None` if empty or all NaN.
-    pub fn argmax(&self, x: &[f32]) -> Option<usize> {
+    /// Index of the largest element: the lowest among equals; or why there is none.
+    pub fn argmax(&self, x: &[f32]) -> Largest {
         // SAFETY: the table exists only where its instructions run.
         unsafe { (self.argmax)(x) }
     }

@@ -44,6 +44,7 @@ pub use isa::Isa;
 pub use kv::{KvDtype, KvLayout, kv_read, kv_write};
 pub use linear::{LINEAR_SCRATCH, Linear, linear_supports};
 pub use pack::{num_panels, pack, packed_bytes, panel_bytes};
+pub use reduce::Largest;
 pub use rope::RopeStyle;
 pub use simd::LANES as PANEL_ROWS;
 pub use table::Kernels;

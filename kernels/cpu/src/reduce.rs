@@ -1,5 +1,5 @@
 //! Reductions of one row: argmax, logsumexp, softmax. Owns their conventions: argmax takes the lowest index among
-//! equals and never a NaN; the exponentials are relative to the row's largest finite-or-infinite value.
+//! equals and says when there is none; the exponentials are relative to the row's largest finite-or-infinite value.
 
 use crate::math::exp;
 use crate::simd::{LANES, Simd};
@@ -20,21 +20,56 @@ unsafe fn max<S: Simd>(x: &[f32]) -> f32 {
     }
 }
 
-/// Index of the largest element: the lowest among equals; `None` if the row is empty or all NaN.
+/// The largest element of a row, or why there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Largest {
+    /// Its index: the lowest among equals.
+    At(usize),
+    /// An element is NaN or +∞.
+    NotFinite,
+    /// No element is above −∞, or there is none.
+    Nothing,
+}
+
+/// Largest element; +∞ where one is NaN, −∞ for an empty row.
+#[inline(always)]
+unsafe fn max_or_infinity<S: Simd>(x: &[f32]) -> f32 {
+    // SAFETY: reads stay inside `x`; the caller has the instruction set.
+    unsafe {
+        let infinity = S::splat(f32::INFINITY);
+        let mut best = S::splat(f32::NEG_INFINITY);
+        let mut chunks = x.chunks_exact(LANES);
+        for chunk in &mut chunks {
+            // The minimum with +∞ is the element, and +∞ for a NaN.
+            best = S::max(S::min(S::load(chunk.as_ptr()), infinity), best);
+        }
+        let rest = chunks.remainder();
+        let last = S::load_n(rest.as_ptr(), rest.len(), f32::NEG_INFINITY);
+        S::hmax(S::max(S::min(last, infinity), best))
+    }
+}
+
+/// Index of the largest element: the lowest among equals.
 ///
 /// # Safety
 /// The CPU has `S`'s instruction set.
 #[inline(always)]
-pub(crate) unsafe fn argmax<S: Simd>(x: &[f32]) -> Option<usize> {
+pub(crate) unsafe fn argmax<S: Simd>(x: &[f32]) -> Largest {
     // SAFETY: the caller's promise.
-    let best = unsafe { max::<S>(x) };
+    let best = unsafe { max_or_infinity::<S>(x) };
+    if best == f32::INFINITY {
+        return Largest::NotFinite;
+    }
+    if best == f32::NEG_INFINITY {
+        return Largest::Nothing;
+    }
     // The second pass stops at the answer; comparing there keeps indices out of the first.
     for (i, &x) in x.iter().enumerate() {
         if x == best {
-            return Some(i);
+            return Largest::At(i);
         }
     }
-    None
+    Largest::Nothing
 }
 
 /// x = e^(x − max), and their sum. `max` must be finite.

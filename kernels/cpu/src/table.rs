@@ -9,6 +9,7 @@ use crate::attention::Attention;
 use crate::isa::Isa;
 use crate::linear::Linear;
 use crate::linear_f32::{Chunk, DecodeFn, DecodedFn};
+use crate::reduce::Largest;
 use crate::rope::RopeStyle;
 use crate::{
     act, activation, attention, elementwise, linear_bf16, linear_f32, linear_int8, norm, panel, products, reduce, rope,
@@ -39,7 +40,7 @@ pub struct Kernels {
     pub(crate) softcap: unsafe fn(&mut [f32], f32),
     pub(crate) softmax: unsafe fn(&mut [f32]),
     pub(crate) logsumexp: unsafe fn(&[f32]) -> f32,
-    pub(crate) argmax: unsafe fn(&[f32]) -> Option<usize>,
+    pub(crate) argmax: unsafe fn(&[f32]) -> Largest,
     pub(crate) f32_to_f16: unsafe fn(&[f32], &mut [f16]),
     pub(crate) f16_to_f32: unsafe fn(&[f16], &mut [f32]),
     pub(crate) f32_to_bf16: unsafe fn(&[f32], &mut [bf16]),
@@ -82,7 +83,7 @@ macro_rules! float_kernels {
                 elementwise::softcap::<S> => fn softcap(x: &mut [f32], cap: f32);
                 reduce::softmax::<S> => fn softmax(x: &mut [f32]);
                 reduce::logsumexp::<S> => fn logsumexp(x: &[f32]) -> f32;
-                reduce::argmax::<S> => fn argmax(x: &[f32]) -> Option<usize>;
+                reduce::argmax::<S> => fn argmax(x: &[f32]) -> Largest;
                 elementwise::f32_to_f16::<S> => fn f32_to_f16(x: &[f32], out: &mut [f16]);
                 elementwise::f16_to_f32::<S> => fn f16_to_f32(x: &[f16], out: &mut [f32]);
                 elementwise::f32_to_bf16::<S> => fn f32_to_bf16(x: &[f32], out: &mut [bf16]);

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Rng, all_kernels};
 use half::{bf16, f16};
-use halyard_kernels_cpu::{Activation, RopeStyle};
+use halyard_kernels_cpu::{Activation, Largest, RopeStyle};
 
 /// Distance in units in the last place of the true value.
 fn ulps(got: f32, want: f64) -> f64 {
@@ -202,26 +202,44 @@ fn rope_rotates_pairs_and_leaves_the_rest() {
 }
 
 #[test]
-fn argmax_takes_the_lowest_of_equals_and_never_nan() {
-    let (inf, nan) = (f32::INFINITY, f32::NAN);
+fn argmax_takes_the_lowest_of_equals() {
     for kernels in all_kernels() {
         let mut long = vec![-3f32; 1000];
-        (long[977], long[500], long[501]) = (2.0, 2.0, nan);
-        assert_eq!(kernels.argmax(&long), Some(500), "{}", kernels.isa());
-        // A NaN after the largest element, in the same lane of a later vector, must not push it out.
-        let mut alone = vec![-3f32; 100];
-        (alone[20], alone[36]) = (5.0, nan);
-        assert_eq!(kernels.argmax(&alone), Some(20), "{}", kernels.isa());
-        assert_eq!(kernels.argmax(&[nan, 1.0, nan, 1.0]), Some(1), "{}", kernels.isa());
-        assert_eq!(kernels.argmax(&[nan; 40]), None, "{}", kernels.isa());
-        assert_eq!(kernels.argmax(&[]), None, "{}", kernels.isa());
-        assert_eq!(kernels.argmax(&[nan, -inf, -inf]), Some(1), "{}", kernels.isa());
-        assert_eq!(kernels.argmax(&[0.0, inf, nan, inf]), Some(1), "{}", kernels.isa());
+        (long[977], long[500], long[501]) = (2.0, 2.0, f32::NEG_INFINITY);
+        assert_eq!(kernels.argmax(&long), Largest::At(500), "{}", kernels.isa());
         for at in 0..40 {
             let mut x = vec![0f32; 40];
             x[at] = 1.0;
-            assert_eq!(kernels.argmax(&x), Some(at), "{}", kernels.isa());
+            assert_eq!(kernels.argmax(&x), Largest::At(at), "{}", kernels.isa());
         }
+    }
+}
+
+#[test]
+fn argmax_tells_rows_without_a_distribution() {
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    for kernels in all_kernels() {
+        for (len, at) in [(1, 0), (16, 3), (40, 39), (100, 36), (1000, 977)] {
+            for bad in [nan, -nan, f32::from_bits(0x7F80_0001), inf] {
+                let mut x = vec![-3f32; len];
+                x[at] = bad;
+                // A larger element in the same lane of a later vector must not hide it.
+                x[len - 1] = if at == len - 1 { bad } else { 5.0 };
+                assert_eq!(
+                    kernels.argmax(&x),
+                    Largest::NotFinite,
+                    "{} {bad} at {at}",
+                    kernels.isa()
+                );
+            }
+            let mut masked = vec![-inf; len];
+            assert_eq!(kernels.argmax(&masked), Largest::Nothing, "{}", kernels.isa());
+            masked[at] = f32::MIN;
+            assert_eq!(kernels.argmax(&masked), Largest::At(at), "{}", kernels.isa());
+            masked[at] = f32::MAX;
+            assert_eq!(kernels.argmax(&masked), Largest::At(at), "{}", kernels.isa());
+        }
+        assert_eq!(kernels.argmax(&[]), Largest::Nothing, "{}", kernels.isa());
     }
 }
 
@@ -255,6 +273,11 @@ fn softmax_and_logsumexp_agree_with_f64() {
         assert_eq!(kernels.logsumexp(&[]), -inf);
         assert_eq!(kernels.logsumexp(&[1.0, inf]), inf);
         assert!(kernels.logsumexp(&[1.0, f32::NAN]).is_nan() && kernels.logsumexp(&[inf, f32::NAN]).is_nan());
+        for at in [0, 15, 16, 40, 99] {
+            let mut x = vec![-2f32; 100];
+            x[at] = f32::NAN;
+            assert!(kernels.logsumexp(&x).is_nan(), "{} NaN at {at}", kernels.isa());
+        }
         let mut masked = [0.0, -inf, 0.0];
         kernels.softmax(&mut masked);
         assert_eq!(masked, [0.5, 0.0, 0.5], "{}", kernels.isa());

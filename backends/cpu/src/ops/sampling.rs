@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use halyard_platform_api::ops::{self, SamplingRow};
+use halyard_kernels_cpu::Largest;
+use halyard_platform_api::ops::{self, NO_TOKEN, NOT_FINITE, SamplingRow};
 
 use crate::kernel::{Kernel, Worker};
 use crate::view::View;
@@ -29,6 +30,15 @@ unsafe fn parameters(sampling: &View, row: usize) -> SamplingRow {
     unsafe { sampling.element_ptr(row, 0).cast::<SamplingRow>().read_unaligned() }
 }
 
+/// What `argmax` gives for a row.
+fn token_of(largest: Largest) -> i32 {
+    match largest {
+        Largest::At(token) => token as i32,
+        Largest::NotFinite => NOT_FINITE,
+        Largest::Nothing => NO_TOKEN,
+    }
+}
+
 pub(crate) struct Argmax {
     vocab: usize,
 }
@@ -49,8 +59,8 @@ impl Kernel for Argmax {
         for s in worker.share(out.len()) {
             // SAFETY: rows are shared out.
             unsafe {
-                let best = worker.kernels.argmax(logits.f32s(s, 0, self.vocab)).unwrap_or(0);
-                out.i32s_mut(s, 0, 1)[0] = best as i32;
+                let largest = worker.kernels.argmax(logits.f32s(s, 0, self.vocab));
+                out.i32s_mut(s, 0, 1)[0] = token_of(largest);
             }
         }
     }
@@ -109,7 +119,7 @@ impl Kernel for LogitsProcess {
                     stops
                         .i32s(row, 0, p.num_stop as usize)
                         .iter()
-                        .for_each(|&v| logits[v as usize] = f32::NEG_INFINITY);
+                        .for_each(|&v| rule_out(&mut logits[v as usize]));
                 }
                 if !bias_tokens.is_none() && !bias_values.is_none() {
                     let (ids, values) = (
@@ -135,8 +145,15 @@ impl Kernel for LogitsProcess {
 fn mask(logits: &mut [f32], bits: &[i32]) {
     for (v, logit) in logits.iter_mut().enumerate() {
         if bits[v / 32] as u32 >> (v % 32) & 1 == 0 {
-            *logit = f32::NEG_INFINITY;
+            rule_out(logit);
         }
+    }
+}
+
+/// Makes a token impossible. What the sampler reports must reach it: NaN and +∞ stay.
+fn rule_out(logit: &mut f32) {
+    if *logit < f32::INFINITY {
+        *logit = f32::NEG_INFINITY;
     }
 }
 
@@ -149,7 +166,7 @@ fn forbid(logits: &mut [f32], mut words: &[i32], count: u32, history: &[i32]) {
         if let [start @ .., last] = word
             && history.ends_with(start)
         {
-            logits[*last as usize] = f32::NEG_INFINITY;
+            rule_out(&mut logits[*last as usize]);
         }
     }
 }
@@ -211,20 +228,24 @@ impl Kernel for Sample {
                 let p = parameters(sampling, row as usize);
                 let logits = logits.f32s(s, 0, self.vocab);
                 let index = num_tokens.vector()[row as usize] as u32 - p.prompt_len;
-                *out = if p.temperature == 0.0 {
-                    worker.kernels.argmax(logits).unwrap_or(0) as i32
-                } else {
-                    draw(worker, logits, &p, index) as i32
+                *out = match worker.kernels.argmax(logits) {
+                    Largest::At(best) if p.temperature > 0.0 => draw(worker, logits, logits[best], &p, index) as i32,
+                    largest => token_of(largest),
                 };
             }
         }
     }
 }
 
-/// A token from softmax(logits / temperature) after the filters.
-fn draw(worker: &Worker<'_>, logits: &[f32], p: &SamplingRow, index: u32) -> usize {
+/// A token from softmax(logits / temperature) after the filters; `max` is the largest logit.
+fn draw(worker: &Worker<'_>, logits: &[f32], max: f32, p: &SamplingRow, index: u32) -> usize {
     let mut probabilities = logits.to_vec();
-    worker.kernels.scale(&mut probabilities, 1.0 / p.temperature);
+    let inverse = 1.0 / p.temperature;
+    if !(max * inverse).is_finite() {
+        // Quotients past the range of f32 would leave no largest one.
+        probabilities.iter_mut().for_each(|v| *v -= max);
+    }
+    worker.kernels.scale(&mut probabilities, inverse);
     worker.kernels.softmax(&mut probabilities);
     filter(&mut probabilities, p);
     let total: f64 = probabilities.iter().map(|&v| f64::from(v)).sum();
@@ -305,6 +326,15 @@ impl Kernel for TopLogprobs {
                 let logits = logits.f32s(s, 0, self.vocab);
                 let norm = worker.kernels.logsumexp(logits);
                 let token = chosen.vector()[s];
+                if !norm.is_finite() {
+                    chosen_logprobs.f32s_mut(s, 0, 1)[0] = f32::NAN;
+                    ranks.i32s_mut(s, 0, 1)[0] = 0;
+                    if self.k > 0 && !top_tokens.is_none() {
+                        top_tokens.i32s_mut(s, 0, self.k).fill(0);
+                        top_logprobs.f32s_mut(s, 0, self.k).fill(f32::NAN);
+                    }
+                    continue;
+                }
                 let (logprob, rank) = match usize::try_from(token) {
                     Ok(token) => {
                         let greater = logits.iter().filter(|&&v| v > logits[token]).count();

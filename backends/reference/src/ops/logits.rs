@@ -81,8 +81,20 @@ pub(super) fn logits_process(op: &LogitsProcess, args: &Args<'_>) -> Result<()> 
 fn apply_mask(logits: &mut [f32], mask: &[i32]) {
     for (v, logit) in logits.iter_mut().enumerate() {
         if mask[v / 32] as u32 >> (v % 32) & 1 == 0 {
-            *logit = f32::NEG_INFINITY;
+            forbid(logit);
         }
+    }
+}
+
+/// Whether a row that holds this logit has no distribution: NaN or +∞.
+pub(super) fn is_bad(logit: f32) -> bool {
+    logit.is_nan() || logit == f32::INFINITY
+}
+
+/// Makes a token impossible. What the sampler reports must reach it: NaN and +∞ stay.
+fn forbid(logit: &mut f32) {
+    if !is_bad(*logit) {
+        *logit = f32::NEG_INFINITY;
     }
 }
 
@@ -94,7 +106,7 @@ fn apply_lists(logits: &mut [f32], row: i32, params: &SamplingRow, history: &[i3
     let output_len = history.len().saturating_sub(params.prompt_len as usize);
     if output_len < params.min_tokens as usize {
         for token in used(lists.stop_tokens, row, params.num_stop, "stop_tokens")? {
-            *at(logits, token, "stop_tokens")? = f32::NEG_INFINITY;
+            forbid(at(logits, token, "stop_tokens")?);
         }
     }
     let bias_tokens = used(lists.bias_tokens, row, params.num_bias, "bias_tokens")?;
@@ -132,7 +144,7 @@ fn apply_bad_words(logits: &mut [f32], row: i32, count: u32, history: &[i32], li
         let (sequence, next) = rest[1..].split_at(len);
         let (earlier, last) = sequence.split_at(len - 1);
         if history.ends_with(earlier) {
-            *at(logits, last[0], "bad_words")? = f32::NEG_INFINITY;
+            forbid(at(logits, last[0], "bad_words")?);
         }
         rest = next;
     }

@@ -1,10 +1,10 @@
 //! `argmax`, `sample` and `top_logprobs`. Sums over the vocabulary are in f64: the oracle should be on the right side of a
 //! threshold.
 
-use halyard_platform_api::ops::{Argmax, Sample, SamplingRow, TopLogprobs};
+use halyard_platform_api::ops::{Argmax, NO_TOKEN, NOT_FINITE, Sample, SamplingRow, TopLogprobs};
 use halyard_platform_api::{DType, Result};
 
-use super::logits::sampling_row;
+use super::logits::{is_bad, sampling_row};
 use crate::operand::Args;
 use crate::philox::philox4x32;
 
@@ -13,12 +13,26 @@ pub(super) fn argmax(op: &Argmax, args: &Args<'_>) -> Result<()> {
     let logits = args.typed(0, DType::F32, &[vocab])?.floats();
     let out = args.typed(1, DType::I32, &[])?;
     args.expect_rows(1, logits.len() / vocab)?;
-    let best: Vec<i32> = logits.chunks_exact(vocab).map(largest).collect();
+    let best: Vec<i32> = logits
+        .chunks_exact(vocab)
+        .map(|row| without_token(row).unwrap_or_else(|| largest(row)))
+        .collect();
     out.store_ints(&best);
     Ok(())
 }
 
-/// The lowest index of the largest value; NaN never wins.
+/// What a row without a distribution gives in place of a token.
+fn without_token(logits: &[f32]) -> Option<i32> {
+    if logits.iter().any(|&logit| is_bad(logit)) {
+        Some(NOT_FINITE)
+    } else if logits.iter().all(|&logit| logit == f32::NEG_INFINITY) {
+        Some(NO_TOKEN)
+    } else {
+        None
+    }
+}
+
+/// The lowest index of the largest value.
 fn largest(logits: &[f32]) -> i32 {
     let mut best = 0;
     let mut value = f32::NEG_INFINITY;
@@ -48,7 +62,9 @@ pub(super) fn sample(op: &Sample, args: &Args<'_>) -> Result<()> {
         let params = sampling_row(row_sampling, row).map_err(|e| args.error(1, e.message))?;
         let values = logits.row(s as i32)?.floats();
         let output_index = (row_num_tokens[row as usize] as u32).wrapping_sub(params.prompt_len);
-        tokens.push(if params.temperature == 0.0 {
+        tokens.push(if let Some(none) = without_token(&values) {
+            none
+        } else if params.temperature == 0.0 {
             largest(&values)
         } else {
             draw(&filtered(&values, &params), uniform(params.seed, output_index))
@@ -67,15 +83,10 @@ fn uniform(seed: u64, output_index: u32) -> f64 {
 
 /// Probabilities at the row's temperature; 0 for what min_p, top_k and top_p drop. Not normalised again.
 fn filtered(logits: &[f32], params: &SamplingRow) -> Vec<f64> {
+    // Below the largest f32: a quotient that overflows is no more than the most likely token.
     let scaled: Vec<f64> = logits
         .iter()
-        .map(|l| {
-            if l.is_nan() {
-                f64::NEG_INFINITY
-            } else {
-                f64::from(l / params.temperature)
-            }
-        })
+        .map(|l| f64::from((l / params.temperature).min(f32::MAX)))
         .collect();
     let max = scaled.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     // e^(x − max) is the probability times a factor that every later step divides out.
@@ -134,14 +145,21 @@ pub(super) fn top_logprobs(op: &TopLogprobs, args: &Args<'_>) -> Result<()> {
     let (mut top_tokens, mut top_values) = (Vec::new(), Vec::new());
     for (n, &token) in chosen.iter().enumerate() {
         let values = logits.row(n as i32)?.floats();
+        if without_token(&values).is_some() {
+            logprobs.push(f32::NAN);
+            ranks.push(0);
+            top_tokens.extend(vec![0; k]);
+            top_values.extend(vec![f32::NAN; k]);
+            continue;
+        }
         let logsumexp = logsumexp(&values);
         let logprob = |v: usize| (f64::from(values[v]) - logsumexp) as f32;
-        if token == -1 {
+        if token < 0 {
             logprobs.push(0.0);
             ranks.push(0);
         } else {
             let v = token as usize;
-            if token < 0 || v >= vocab {
+            if v >= vocab {
                 return Err(args.error(1, format!("token {token} of a vocabulary of {vocab}")));
             }
             logprobs.push(logprob(v));
@@ -221,9 +239,13 @@ mod tests {
     }
 
     #[test]
-    fn largest_ignores_nan_and_prefers_the_lowest_index() {
-        assert_eq!(largest(&[f32::NAN, 1.0, 3.0, 3.0]), 2);
-        assert_eq!(largest(&[f32::NAN, f32::NAN]), 0);
-        assert_eq!(largest(&[f32::NEG_INFINITY; 3]), 0);
+    fn a_row_without_a_distribution_has_no_token() {
+        let (inf, nan) = (f32::INFINITY, f32::NAN);
+        assert_eq!(largest(&[-inf, 1.0, 3.0, 3.0]), 2);
+        assert_eq!(without_token(&[-inf, 1.0, 3.0, 3.0]), None);
+        assert_eq!(without_token(&[nan, 1.0, 3.0]), Some(NOT_FINITE));
+        assert_eq!(without_token(&[1.0, inf]), Some(NOT_FINITE));
+        assert_eq!(without_token(&[nan, -inf]), Some(NOT_FINITE));
+        assert_eq!(without_token(&[-inf; 3]), Some(NO_TOKEN));
     }
 }

@@ -154,7 +154,8 @@ pub(super) fn update_rows(op: &UpdateRows, args: &Args<'_>) -> Result<()> {
         let mut known = history.ints();
         for (at, &token) in (counts[r] as usize..).zip(tokens) {
             if let Some(slot) = known.get_mut(at) {
-                *slot = token;
+                // What stands in place of a token is for the host.
+                *slot = token.max(0);
             }
         }
         history.store_ints(&known);
