@@ -16,6 +16,11 @@
 // Keys of −∞ and of the lowest finite value.
 #define KEY_NONE 0x007fffffu
 #define KEY_FINITE 0x00800000u
+// The key of +∞.
+#define KEY_INFINITY 0xff800000u
+// In place of a token: the row holds a NaN or +∞; the row holds −∞ alone.
+#define NOT_FINITE (-2)
+#define NO_TOKEN (-3)
 #define LARGEST 3.402823466e38f
 // A power of two to add, after which a number's last bit counts ones.
 #define COUNTING 8388608.f
@@ -181,11 +186,13 @@ struct Shared {
     u64 found_before;
 };
 
-// A thread's largest logit as key and inverted index; none above −∞: index 0.
+// A thread's largest logit as key and inverted index; none above −∞: index 0. A NaN counts as +∞, which no row may hold.
 struct Best {
     float value;
     u32 index;
     __device__ __forceinline__ void take(float x, i32 at) {
+        // The minimum of a NaN and a number is the number.
+        x = fminf(x, INFINITY_F);
         if (x > value) {
             value = x;
             index = at;
@@ -193,6 +200,12 @@ struct Best {
     }
     __device__ __forceinline__ u64 key() const { return (u64)key_of(value + 0.f) << 32 | (u32)~index; }
 };
+
+// A row's token by its largest logit's key and inverted index, or what stands in its place.
+__device__ __forceinline__ i32 token_of(u64 best) {
+    u32 key = (u32)(best >> 32);
+    return key >= KEY_INFINITY ? NOT_FINITE : key <= KEY_NONE ? NO_TOKEN : (i32) ~(u32)best;
+}
 
 __device__ __forceinline__ Best thread_best(const Row &row) {
     Best best = {-INFINITY_F, 0};

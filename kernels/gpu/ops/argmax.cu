@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS) argmax_1(const floa
     __shared__ u64 warps[32];
     wait_for_previous();
     u64 best = argmax_part_of(logits + (u64)blockIdx.y * stride, vocab, 0, 1, warps);
-    if (threadIdx.x == 0) out[(u64)blockIdx.y * out_stride] = (i32) ~(u32)best;
+    if (threadIdx.x == 0) out[(u64)blockIdx.y * out_stride] = token_of(best);
 }
 
 // gridDim.x blocks a row, joined by a second launch: where there are no clusters.
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS) argmax_part(const f
 extern "C" __global__ void argmax_join(const u64 *parts, u32 num_parts, i32 *out, u32 out_stride) {
     wait_for_previous();
     u64 best = warp_max(threadIdx.x < num_parts ? parts[blockIdx.x * num_parts + threadIdx.x] : 0ull);
-    if (threadIdx.x == 0) out[(u64)blockIdx.x * out_stride] = (i32) ~(u32)best;
+    if (threadIdx.x == 0) out[(u64)blockIdx.x * out_stride] = token_of(best);
 }
 
 #if !defined(PORTABLE) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
@@ -78,7 +78,7 @@ template <u32 PARTS> __device__ __forceinline__ void argmax_cluster(const float 
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     if (blockIdx.x == 0 && threadIdx.x < 32) {
         best = warp_max(threadIdx.x < PARTS ? parts[threadIdx.x] : 0ull);
-        if (threadIdx.x == 0) out[(u64)blockIdx.y * out_stride] = (i32) ~(u32)best;
+        if (threadIdx.x == 0) out[(u64)blockIdx.y * out_stride] = token_of(best);
     }
 }
 #define ARGMAX_CLUSTER(parts)                                                                                             \

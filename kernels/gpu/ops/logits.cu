@@ -16,11 +16,16 @@ struct Lists {
     const i32 *stop_tokens, *bad_words, *grammar_mask;
 };
 
+// Makes a token impossible. What the sampler reports must reach it: NaN and +∞ stay.
+__device__ __forceinline__ void forbid(float *logit) {
+    if (*logit < INFINITY_F) *logit = -INFINITY_F;
+}
+
 // Cleared bits make their tokens impossible.
 __device__ __forceinline__ void apply_masks(float *logits, u32 first, u32 end, const i32 *one, const i32 *two) {
     for (u32 v = first + threadIdx.x; v < end; v += THREADS) {
         u32 bits = (one ? (u32)one[v >> 5] : 0xffffffffu) & (two ? (u32)two[v >> 5] : 0xffffffffu);
-        if (!(bits >> (v & 31) & 1)) logits[v] = -INFINITY_F;
+        if (!(bits >> (v & 31) & 1)) forbid(logits + v);
     }
 }
 
@@ -54,7 +59,7 @@ __device__ __forceinline__ void apply_bad_words(float *logits, u32 first, u32 en
         if (word % (THREADS / 32) != threadIdx.x >> 5 || last < first || last >= end || before > num_tokens) continue;
         bool equal = true;
         for (u32 i = lane; i < before; i += 32) equal &= ids[i] == history[num_tokens - before + i];
-        if (__all_sync(0xffffffffu, equal) && lane == 0) logits[last] = -INFINITY_F;
+        if (__all_sync(0xffffffffu, equal) && lane == 0) forbid(logits + last);
     }
 }
 
@@ -136,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (stop_tokens && num_output < min_tokens && num_stop > 0) {
         const i32 *stops = stop_tokens + row * stop_stride;
         for (u32 i = threadIdx.x; i < min(num_stop, max_stop); i += THREADS) {
-            if ((u32)stops[i] >= first && (u32)stops[i] < end) mine[stops[i]] = -INFINITY_F;
+            if ((u32)stops[i] >= first && (u32)stops[i] < end) forbid(mine + stops[i]);
         }
         __syncthreads();
     }

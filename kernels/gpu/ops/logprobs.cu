@@ -17,7 +17,22 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     bool is_chosen = token >= 0 && (u32)token < vocab;
     float mine = is_chosen ? scaled(row, row.logits[token]) : INFINITY_F;
     Best best = thread_best(row);
-    float max = scaled(row, from_key((u32)(block_max(best.key(), s.warps) >> 32)));
+    u64 largest = block_max(best.key(), s.warps);
+    if (token_of(largest) < 0) {
+        // No distribution: no log-probabilities.
+        let_next_start();
+        float nan = __int_as_float(0x7fc00000);
+        if (threadIdx.x == 0) {
+            chosen_logprobs[(u64)n * logprobs_stride] = nan;
+            chosen_ranks[(u64)n * ranks_stride] = 0;
+        }
+        for (u32 i = threadIdx.x; i < k; i += BLOCK) {
+            top_tokens[(u64)n * top_tokens_stride + i] = 0;
+            top_logprobs[(u64)n * top_logprobs_stride + i] = nan;
+        }
+        return;
+    }
+    float max = scaled(row, from_key((u32)(largest >> 32)));
     bool few = k > 0 && k <= BLOCK / 2;
     float lower = few ? from_key(select_thread(scaled_key(row, best.value), k)) : INFINITY_F;
     if (threadIdx.x == 0) s.num_listed = 0;

@@ -162,9 +162,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     Row row = row_of(logits + (u64)seq * logits_stride, (i32)vocab, is_greedy ? 1.f : fminf(fmaxf(p.temperature, 1e-30f), 1e30f));
     Best best = thread_best(row);
     u64 top = block_max(best.key(), s.warps);
-    i32 token = (i32) ~(u32)top;
+    i32 token = token_of(top);
     float max = scaled(row, from_key((u32)(top >> 32))) + 0.f;
-    if (!is_greedy && max > -INFINITY_F) {
+    if (!is_greedy && token >= 0 && max > -INFINITY_F) {
         u32 counter = (u32)row_num_tokens[(u64)index * num_tokens_stride] - p.prompt_len;
         u32 word = philox(counter, p.seed_low, p.seed_high).x;
         if (p.min_p > 0.f) {

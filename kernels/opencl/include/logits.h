@@ -19,6 +19,11 @@
 // Keys of −∞ and of the lowest finite value.
 #define KEY_NONE 0x007fffffu
 #define KEY_FINITE 0x00800000u
+// The key of +∞.
+#define KEY_INFINITY 0xff800000u
+// In place of a token: the row holds a NaN or +∞; the row holds −∞ alone.
+#define NOT_FINITE (-2)
+#define NO_TOKEN (-3)
 #define LARGEST 3.402823466e38f
 // 2^43: the weight of the most likely token.
 #define WEIGHT_ONE 8796093022208.f
@@ -115,12 +120,19 @@ INLINE u64 row_sum(u64 x, __local Shared *s) {
     return total;
 }
 
-// A run's largest logit as key and inverted index; none above −∞: index 0.
+// A row's token by its largest logit's key and inverted index, or what stands in its place.
+INLINE i32 token_of(u64 best) {
+    u32 key = (u32)(best >> 32);
+    return key >= KEY_INFINITY ? NOT_FINITE : key <= KEY_NONE ? NO_TOKEN : (i32) ~(u32)best;
+}
+
+// A run's largest logit as key and inverted index; none above −∞: index 0. A NaN counts as +∞, which no row may hold.
 INLINE u64 best_of(const Row *row, float *value) {
     float best = -INFINITY;
     u32 index = 0;
     for (u32 i = row->first; i < row->end; i++) {
         float x = row->logits[i];
+        x = isnan(x) ? INFINITY : x;
         if (x > best) {
             best = x;
             index = i;

@@ -16,7 +16,7 @@ INLINE u64 argmax_of(const __global float *logits, u32 first, u32 end, __local u
 KERNEL void argmax_1(const __global float *logits, u32 stride, u32 vocab, __global i32 *out, u32 out_stride) {
     __local u64 words[BLOCK];
     u64 row = get_group_id(1), best = argmax_of(logits + row * stride, 0, vocab, words);
-    if (get_local_id(0) == 0) out[row * out_stride] = (i32) ~(u32)best;
+    if (get_local_id(0) == 0) out[row * out_stride] = token_of(best);
 }
 
 // get_num_groups(0) groups a row.
@@ -31,5 +31,5 @@ KERNEL void argmax_join(const __global u64 *parts, u32 num_parts, __global i32 *
     if (get_local_id(0) != 0) return;
     u64 row = get_group_id(0), best = 0;
     for (u32 i = 0; i < num_parts; i++) best = max(best, parts[row * num_parts + i]);
-    out[row * out_stride] = (i32) ~(u32)best;
+    out[row * out_stride] = token_of(best);
 }

@@ -13,11 +13,16 @@
 // A token of the prompt; the bits below count the output.
 #define SEEN 0x80000000u
 
+// Makes a token impossible. What the sampler reports must reach it: NaN and +∞ stay.
+INLINE void forbid(__global float *logit) {
+    if (!isnan(*logit) && *logit < INFINITY) *logit = -INFINITY;
+}
+
 // Cleared bits make their tokens impossible.
 INLINE void apply_masks(__global float *logits, u32 first, u32 end, const __global i32 *one, const __global i32 *two) {
     for (u32 v = first + get_local_id(0); v < end; v += THREADS) {
         u32 bits = (one ? (u32)one[v >> 5] : 0xffffffffu) & (two ? (u32)two[v >> 5] : 0xffffffffu);
-        if (!(bits >> (v & 31) & 1)) logits[v] = -INFINITY;
+        if (!(bits >> (v & 31) & 1)) forbid(logits + v);
     }
 }
 
@@ -52,7 +57,7 @@ INLINE void apply_bad_words(__global float *logits, u32 first, u32 end, const __
         if (word % THREADS != get_local_id(0) || last < first || last >= end || before > num_tokens) continue;
         bool equal = true;
         for (u32 i = 0; i < before && equal; i++) equal = ids[i] == history[num_tokens - before + i];
-        if (equal) logits[last] = -INFINITY;
+        if (equal) forbid(logits + last);
     }
 }
 
@@ -115,7 +120,7 @@ KERNEL void logits_process(__global float *logits, u32 logits_stride, u32 vocab,
     if (live && stop_tokens && num_output < min_tokens) {
         const __global i32 *stops = stop_tokens + row * stop_stride;
         for (u32 i = get_local_id(0); i < min(num_stop, max_stop); i += THREADS) {
-            if ((u32)stops[i] >= first && (u32)stops[i] < end) mine[stops[i]] = -INFINITY;
+            if ((u32)stops[i] >= first && (u32)stops[i] < end) forbid(mine + stops[i]);
         }
     }
     barrier(CLK_GLOBAL_MEM_FENCE);

@@ -4,6 +4,8 @@
 // check: -DBLOCK=256
 #include "logits.h"
 
+#define NO_NUMBER as_float(0x7fc00000)
+
 #ifdef cl_khr_fp64
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 INLINE float log_of_weight(u64 weight) { return (float)log((double)weight * (1.0 / 8796093022208.0)); }
@@ -25,6 +27,8 @@ KERNEL void top_logprobs(const __global float *logits, u32 logits_stride, u32 vo
     float mine = is_chosen ? scaled(&row, row.logits[token]) : INFINITY;
     float best;
     u64 top = row_max(best_of(&row, &best), &s);
+    // Without a distribution there are no log-probabilities.
+    bool none = token_of(top) < 0;
     float max = scaled(&row, from_key((u32)(top >> 32)));
     bool few = k > 0 && k <= BLOCK / 2;
     float lower = INFINITY;
@@ -40,8 +44,8 @@ KERNEL void top_logprobs(const __global float *logits, u32 logits_stride, u32 vo
     float norm = log_of_weight(row_sum(mass, &s));
     u64 rank = row_sum(greater, &s) + 1;
     if (id == 0) {
-        chosen_logprobs[n * logprobs_stride] = is_chosen ? (mine - max) - norm : 0.f;
-        chosen_ranks[n * ranks_stride] = is_chosen ? (i32)rank : 0;
+        chosen_logprobs[n * logprobs_stride] = none ? NO_NUMBER : is_chosen ? (mine - max) - norm : 0.f;
+        chosen_ranks[n * ranks_stride] = is_chosen && !none ? (i32)rank : 0;
     }
     TOGETHER_IF(k > 0 && (!few || s.num_listed > MAX_LISTED)) {
         // Many ties, or many wanted: the k-th value first.
@@ -59,7 +63,7 @@ KERNEL void top_logprobs(const __global float *logits, u32 logits_stride, u32 vo
     sort_listed(&s, k > 0 ? min(s.num_listed, (u32)MAX_LISTED) : 0);
     for (u32 i = id; i < k; i += BLOCK) {
         u64 entry = s.listed[i];
-        top_tokens[n * top_tokens_stride + i] = (i32) ~(u32)entry;
-        top_logprobs[n * top_logprobs_stride + i] = (from_key((u32)(entry >> 32)) - max) - norm;
+        top_tokens[n * top_tokens_stride + i] = none ? 0 : (i32) ~(u32)entry;
+        top_logprobs[n * top_logprobs_stride + i] = none ? NO_NUMBER : (from_key((u32)(entry >> 32)) - max) - norm;
     }
 }

@@ -75,7 +75,8 @@ KERNEL void sample(const __global float *logits, u32 logits_stride, u32 vocab, c
     float best;
     u64 top = row_max(best_of(&row, &best), &s), above, total;
     float max_value = scaled(&row, from_key((u32)(top >> 32))) + 0.f;
-    bool draws = !is_greedy && max_value > -INFINITY;
+    i32 largest = token_of(top);
+    bool draws = !is_greedy && largest >= 0 && max_value > -INFINITY;
     u32 counter = (u32)row_num_tokens[(u64)index * num_tokens_stride] - p.prompt_len;
     u32 word = philox(counter, p.seed_low, p.seed_high).s0;
     // Each stage raises the least key that stays.
@@ -102,6 +103,6 @@ KERNEL void sample(const __global float *logits, u32 logits_stride, u32 vocab, c
     mine = draws ? run_sum(&row, MASS, max_value, value, last_tie) : 0;
     before = block_scan(mine, &s, &total);
     u32 drawn = locate(&row, &s, MASS, max_value, value, last_tie, before, mine, part_of(total, word));
-    u32 token = draws ? drawn : ~(u32)top;
-    if (id == 0) out[seq * out_stride] = live ? (i32)min(token, vocab - 1) : -1;
+    i32 token = draws ? (i32)min(drawn, vocab - 1) : largest;
+    if (id == 0) out[seq * out_stride] = live ? token : -1;
 }

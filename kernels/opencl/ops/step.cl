@@ -109,7 +109,8 @@ KERNEL void update_rows(const __global i32 *step_header, const __global i32 *ste
         for (i32 i = 0; i < max_sampled; i++) {
             i32 token = i < n ? sampled[s * sampled_stride + i] : -1;
             if (reported) words[1 + i] = token;
-            if (i < n && (u32)(known + i) < history) row_tokens[row * row_stride + (u32)(known + i)] = token;
+            // What stands in place of a token is for the host: the history holds ids only.
+            if (i < n && (u32)(known + i) < history) row_tokens[row * row_stride + (u32)(known + i)] = max(token, 0);
         }
         if (live && step_emits[s]) {
             row_num_tokens[row] = known + n;

@@ -9,6 +9,11 @@
 // Keys of −∞ and of the lowest finite value.
 #define KEY_NONE 0x007fffffu
 #define KEY_FINITE 0x00800000u
+// The key of +∞.
+#define KEY_INFINITY 0xff800000u
+// In place of a token: the row holds a NaN or +∞; the row holds −∞ alone.
+#define NOT_FINITE 0xfffffffeu
+#define NO_TOKEN 0xfffffffdu
 
 // A row at its temperature.
 struct Row {
@@ -83,14 +88,19 @@ u64 block_max(u64 x) {
     return u64(high) << 32 | low;
 }
 
+// A row's token by its largest logit's key and inverted index, or what stands in its place.
+bool has_token(u64 best) { return u32(best >> 32) > KEY_NONE && u32(best >> 32) < KEY_INFINITY; }
+u32 token_of(u64 best) { return has_token(best) ? ~u32(best) : u32(best >> 32) >= KEY_INFINITY ? NOT_FINITE : NO_TOKEN; }
+
 // The largest of the values first, first + step, ..: its key, then its inverted index, so that the lowest of equals wins; none above −∞:
-// index 0.
+// index 0. A NaN counts as +∞, which no row may hold.
 u64 best_of(u64 logits, u32 vocab, u32 first, u32 step) {
     float value = -INFINITY;
     u32 index = 0;
     for (u32 i = first; i < vocab; i += step) {
         float x = Floats(logits).at[i];
-        if (!is_nan(x) && x > value) {
+        if (is_nan(x)) x = INFINITY;
+        if (x > value) {
             value = x;
             index = i;
         }

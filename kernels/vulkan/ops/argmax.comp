@@ -13,7 +13,7 @@ void main() {
     u64 mine = 0;
     if (THREAD < p.num_parts) mine = Longs(p.parts + u64(gl_WorkGroupID.x) * p.num_parts * 8).at[THREAD];
     u64 best = block_max(mine);
-    if (THREAD == 0) Words(p.to + u64(gl_WorkGroupID.x) * p.to_stride * 4).at[0] = ~u32(best);
+    if (THREAD == 0) Words(p.to + u64(gl_WorkGroupID.x) * p.to_stride * 4).at[0] = token_of(best);
 }
 
 #else
@@ -29,7 +29,7 @@ void main() {
     u64 best = block_max(best_of(p.logits + u64(row) * p.stride * 4, p.vocab, part * THREADS + THREAD, parts * THREADS));
     if (THREAD != 0) return;
 #if defined(ENTRY_argmax_1)
-    Words(p.to + u64(row) * p.to_stride * 4).at[0] = ~u32(best);
+    Words(p.to + u64(row) * p.to_stride * 4).at[0] = token_of(best);
 #else
     Longs(p.parts).at[row * parts + part] = best;
 #endif

@@ -29,13 +29,19 @@ PARAMETERS_IN_MEMORY(u64 logits; u32 logits_stride; u32 vocab; u64 step_rows; u3
                      u32 bias_values_stride; u64 stop_tokens; u32 stop_stride; u32 max_stop; u64 bad_words; u32 bad_words_stride;
                      u32 bad_words_width; u64 grammar_mask; u32 grammar_stride;)
 
+// Makes a token impossible. What the sampler reports must reach it: NaN and +∞ stay.
+void forbid(Logits logits, u32 token) {
+    float logit = logits.at[token];
+    if (!is_nan(logit) && logit < INFINITY) logits.at[token] = -INFINITY;
+}
+
 // Cleared bits make their tokens impossible. An absent mask is 0.
 void apply_masks(Logits logits, u32 first, u32 end, u64 one, u64 two) {
     for (u32 v = first + gl_LocalInvocationIndex; v < end; v += THREADS) {
         u32 bits = 0xffffffffu;
         if (one != 0) bits &= Words(one).at[v >> 5];
         if (two != 0) bits &= Words(two).at[v >> 5];
-        if ((bits >> (v & 31u) & 1u) == 0) logits.at[v] = -INFINITY;
+        if ((bits >> (v & 31u) & 1u) == 0) forbid(logits, v);
     }
 }
 
@@ -64,7 +70,7 @@ void apply_bad_words(Logits logits, u32 first, u32 end, Ints list, u32 width, u3
         if (word % THREADS != gl_LocalInvocationIndex || last < first || last >= end || before > num_tokens) continue;
         bool equal = true;
         for (u32 i = 0; i < before && equal; i++) equal = list.at[ids + i] == Ints(history).at[num_tokens - before + i];
-        if (equal) logits.at[last] = -INFINITY;
+        if (equal) forbid(logits, last);
     }
 }
 
@@ -120,7 +126,7 @@ void main() {
         Words stops = Words(p.stop_tokens + row * p.stop_stride * 4);
         for (u32 i = gl_LocalInvocationIndex; i < min(num_stop, p.max_stop); i += THREADS) {
             u32 token = stops.at[i];
-            if (token >= first && token < end) mine.at[token] = -INFINITY;
+            if (token >= first && token < end) forbid(mine, token);
         }
         settle();
     }

@@ -40,7 +40,21 @@ void main() {
     bool is_chosen = token < p.vocab;
     float mine = INFINITY;
     if (is_chosen) mine = scaled(row, token);
-    float largest = at_temperature(from_key(u32(block_max(best_of(row.logits, p.vocab, THREAD, THREADS)) >> 32)), 1.0);
+    u64 best = block_max(best_of(row.logits, p.vocab, THREAD, THREADS));
+    u32 k = min(p.k, MAX_LISTED);
+    if (!has_token(best)) {
+        // Without a distribution there are no log-probabilities.
+        if (THREAD == 0) {
+            Words(p.chosen_logprobs + u64(n) * p.logprobs_stride * 4).at[0] = 0x7fc00000u;
+            Ints(p.chosen_ranks + u64(n) * p.ranks_stride * 4).at[0] = 0;
+        }
+        for (u32 i = THREAD; i < k; i += THREADS) {
+            Words(p.top_tokens + u64(n) * p.top_tokens_stride * 4).at[i] = 0;
+            Words(p.top_logprobs + u64(n) * p.top_logprobs_stride * 4).at[i] = 0x7fc00000u;
+        }
+        return;
+    }
+    float largest = at_temperature(from_key(u32(best >> 32)), 1.0);
     u64 mass = 0, greater = 0;
     for (u32 i = THREAD; i < p.vocab; i += THREADS) {
         float x = scaled(row, i);
@@ -53,7 +67,6 @@ void main() {
         Floats(p.chosen_logprobs + u64(n) * p.logprobs_stride * 4).at[0] = is_chosen ? (mine - largest) - norm : 0.0;
         Ints(p.chosen_ranks + u64(n) * p.ranks_stride * 4).at[0] = is_chosen ? i32(rank) : 0;
     }
-    u32 k = min(p.k, MAX_LISTED);
     if (k == 0) return;
     list_largest(row, largest, k);
     // The place of each is the number of those that come before it.

@@ -89,13 +89,13 @@ void main() {
     bool is_greedy = !(temperature > 0.0) || is_nan(temperature);
     Row row = Row(p.logits + u64(seq) * p.logits_stride * 4, p.vocab, is_greedy ? 1.0 : 1.0 / clamp(temperature, 1e-30, 1e30));
     u64 best = block_max(best_of(row.logits, p.vocab, THREAD, THREADS));
-    u32 token = ~u32(best);
+    u32 token = token_of(best);
     float largest = at_temperature(from_key(u32(best >> 32)), row.inverse);
-    if (!is_greedy && largest > -INFINITY) {
+    if (!is_greedy && has_token(best) && largest > -INFINITY) {
         u32 counter = u32(Ints(p.row_num_tokens + u64(index) * p.num_tokens_stride * 4).at[0]) - words.at[2];
         u32 word = philox(counter, words.at[0], words.at[1]).x, top_k = words.at[4];
         Filters filters = Filters(top_k >= p.vocab ? 0 : top_k, uintBitsToFloat(words.at[5]), uintBitsToFloat(words.at[6]));
-        token = draw(row, filters, largest, word);
+        token = min(draw(row, filters, largest, word), p.vocab - 1);
     }
-    if (THREAD == 0) Words(to).at[0] = min(token, p.vocab - 1);
+    if (THREAD == 0) Words(to).at[0] = token;
 }

@@ -127,7 +127,8 @@ void main() {
             i32 token = -1;
             if (i < n) token = Ints(p.sampled + (s * p.sampled_stride + u32(i)) * 4).at[0];
             if (reported) words.at[1 + i] = token;
-            if (i < n && u32(known + i) < p.history) Ints(p.row_tokens + (row * p.row_stride + u32(known + i)) * 4).at[0] = token;
+            // What stands in place of a token is for the host: the history holds ids only.
+            if (i < n && u32(known + i) < p.history) Ints(p.row_tokens + (row * p.row_stride + u32(known + i)) * 4).at[0] = max(token, 0);
         }
         if (!live) continue;
         if (emits) {
