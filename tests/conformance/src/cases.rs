@@ -3,6 +3,7 @@
 mod attend;
 mod data;
 mod dense;
+mod no_token;
 mod pointwise;
 mod sampling;
 mod step;
@@ -23,12 +24,13 @@ pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 /// What makes the cases of some ops from a seed.
 type Family = (&'static [&'static str], fn(u64) -> Vec<Case>);
 
-const FAMILIES: [Family; 5] = [
+const FAMILIES: [Family; 6] = [
     (dense::OPS, dense::cases),
     (pointwise::OPS, pointwise::cases),
     (data::OPS, data::cases),
     (step::OPS, step::cases),
     (sampling::OPS, sampling::cases),
+    (no_token::OPS, no_token::cases),
 ];
 
 /// Runs all cases; attention on every backend of the device.

@@ -359,6 +359,9 @@ fn compare_elements(
             true => (f32::NAN, f32::NAN),
             false => (f[i], e[i]),
         };
+        if !exact && x.is_nan() && y.is_nan() {
+            continue;
+        }
         let limit = tolerance.abs + tolerance.rel * y.abs();
         let error = if x == y { 0.0 } else { (x - y).abs() };
         // A NaN on either side, and every difference of an exact output, fails here.

@@ -26,7 +26,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     cases
 }
 
-fn neutral() -> SamplingRow {
+pub(super) fn neutral() -> SamplingRow {
     SamplingRow {
         prompt_len: 4,
         ..SamplingRow::PLAIN
@@ -34,12 +34,12 @@ fn neutral() -> SamplingRow {
 }
 
 /// The wire form of rows: 128 bytes each, little endian.
-fn sampling_rows(rows: &[SamplingRow]) -> Arg {
+pub(super) fn sampling_rows(rows: &[SamplingRow]) -> Arg {
     let bytes = rows.iter().flat_map(SamplingRow::to_bytes).collect();
     Arg::bytes(DType::U8, &[rows.len() as u32, 128], bytes)
 }
 
-fn logits(random: &mut Random, rows: u32, vocab: u32) -> Vec<f32> {
+pub(super) fn logits(random: &mut Random, rows: u32, vocab: u32) -> Vec<f32> {
     random.units((rows * vocab) as usize).iter().map(|x| 5.0 * x).collect()
 }
 
@@ -136,10 +136,10 @@ fn argmax(seed: u64, vocab: u32, cases: &mut Vec<Case>) {
     let v = vocab as usize;
     x[v + 4] = 7.0;
     x[v + 30] = 7.0;
-    x[2 * v] = f32::NAN;
+    x[2 * v..3 * v].fill(f32::NEG_INFINITY);
+    x[2 * v + 20] = f32::MIN;
     x[3 * v..4 * v].fill(f32::NEG_INFINITY);
-    x[4 * v..5 * v].fill(f32::NAN);
-    x[6 * v - 1] = f32::INFINITY;
+    x[5 * v - 1] = f32::MAX;
     let operands = vec![
         Some(Arg::floats(DType::F32, &[seqs, vocab], &x).strided(3)),
         Some(Arg::output(DType::I32, &[seqs], Class::Exact)),
@@ -148,7 +148,7 @@ fn argmax(seed: u64, vocab: u32, cases: &mut Vec<Case>) {
     cases.push(Case::single(
         spec,
         "f32",
-        &format!("vocabulary {vocab}: ties, NaN, infinities"),
+        &format!("vocabulary {vocab}: ties, extremes"),
         operands,
     ));
 }
