@@ -278,6 +278,22 @@ impl KvCache {
         }
     }
 
+    /// Makes the blocks of the request's known tokens unfindable, those that others computed as well.
+    pub(crate) fn forget(&mut self, request: &Request) {
+        for (index, group) in self.groups.iter().enumerate() {
+            for &hash in request.chains.get(group.chain).into_iter().flatten() {
+                let key = CacheKey {
+                    group: index as u32,
+                    hash,
+                };
+                if let Some(block) = self.cache.find(key) {
+                    self.cache.remove(key);
+                    self.pool.set_cache_key(block, None);
+                }
+            }
+        }
+    }
+
     /// Forgets all cached content; blocks of requests that run now are never published again.
     pub(crate) fn reset_prefix_cache(&mut self) -> usize {
         self.epoch += 1;
