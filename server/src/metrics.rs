@@ -99,6 +99,16 @@ impl Collector for Own {
             self.stats.replayed_steps_total,
         )?;
         counter(
+            "halyard:nonfinite_logits",
+            "Sequences that ended because the model's logits were NaN or infinite",
+            self.stats.nonfinite_logits_total,
+        )?;
+        counter(
+            "halyard:empty_distributions",
+            "Sequences that ended because their constraints left no token",
+            self.stats.empty_distributions_total,
+        )?;
+        counter(
             "halyard:hook_engine_waits",
             "Times that the engine waited while it handed records to the hooks",
             self.hooks.engine_waits,
@@ -184,6 +194,8 @@ mod tests {
         };
         let stats = StatsSnapshot {
             steps_total: 7,
+            nonfinite_logits_total: 5,
+            empty_distributions_total: 6,
             ..StatsSnapshot::default()
         };
         let shown = [
@@ -194,6 +206,8 @@ mod tests {
         let text = openmetrics(stats, report, &IoProcessors::default(), &Arc::default(), &shown).expect("formats");
         for line in [
             "halyard:steps_total 7",
+            "halyard:nonfinite_logits_total 5",
+            "halyard:empty_distributions_total 6",
             "halyard:hook_engine_waits_total 0",
             "halyard:hook_accepted_total{sink=\"slow\"} 9",
             "halyard:hook_delivered_total{sink=\"slow\"} 4",

@@ -16,6 +16,7 @@ use crate::life::{self, StepLife};
 use crate::lora::AdapterError;
 use crate::lora::adapter::Adapter;
 use crate::lora::core::{self as lora, CoreLora};
+use crate::no_token::{LogPace, RowFault};
 use crate::output::FinishReason;
 use crate::rank::Ranks;
 use crate::runner::{InFlight, Runner, StepResult};
@@ -64,6 +65,8 @@ pub(crate) struct Core {
     records: Records,
     step_life: StepLife,
     stats: StatsSnapshot,
+    /// The log's pace: of logits that are no numbers, and of requests that allow no token.
+    paces: [LogPace; 2],
     /// Adapters and who loads them, where some are served.
     lora: Option<CoreLora>,
     max_in_flight: usize,
@@ -104,6 +107,7 @@ impl Core {
             records,
             step_life,
             stats: StatsSnapshot::default(),
+            paces: Default::default(),
             lora,
             max_in_flight,
             is_stalled: false,
@@ -311,6 +315,10 @@ impl Core {
         };
         let result = self.runner.collect(&flight, || self.shared.is_overdue())?;
         self.note_pace(&flight, submitted);
+        // Before the scheduler hears of the step: it would make what these rows computed findable.
+        for fault in &result.faults {
+            self.end_without_token(fault);
+        }
         let emitting = flight.rows.iter().zip(&result.rows).filter(|(row, _)| row.emits);
         let results: Vec<RowResult<'_>> = emitting
             .map(|(row, (token, _))| RowResult {
@@ -382,6 +390,36 @@ impl Core {
             }
         }
         generated
+    }
+
+    /// Ends a sequence that has no next token. Rows beside it go on.
+    fn end_without_token(&mut self, fault: &RowFault) {
+        let Some(sequence) = self.sequences.get(&fault.id) else {
+            // It has ended while the step ran, or at another position of this one.
+            return;
+        };
+        let finish = fault.finish(sequence.num_output, &sequence.params);
+        let request = sequence.life.request_id();
+        let model = &self.shared.model;
+        let now = Instant::now();
+        match &finish {
+            FinishReason::NoTokenAllowed(reason) => {
+                self.stats.empty_distributions_total += 1;
+                self.scheduler.finish(fault.id);
+                if let Some(left_out) = self.paces[1].pass(now) {
+                    tracing::warn!(%model, request, left_out, "{reason}");
+                }
+            }
+            FinishReason::NotFinite(reason) => {
+                self.stats.nonfinite_logits_total += 1;
+                self.scheduler.discard(fault.id);
+                if let Some(left_out) = self.paces[0].pass(now) {
+                    tracing::error!(%model, request, left_out, "{reason}");
+                }
+            }
+            _ => {}
+        }
+        self.end(fault.id, finish);
     }
 
     /// An adapter is in its slot, or is not: then those that wait for it end.

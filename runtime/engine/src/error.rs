@@ -43,6 +43,16 @@ pub enum ParamError {
         /// Field.
         name: &'static str,
     },
+    /// Constraints that together allow no token.
+    #[error(
+        "allowed_token_ids leaves no token to give: each of its {allowed} ids is {others}; allow another id or leave out one of the fields"
+    )]
+    NothingAllowed {
+        /// Entries of `allowed_token_ids`.
+        allowed: usize,
+        /// What rules them out, by field.
+        others: String,
+    },
     /// A token id past the vocabulary.
     #[error("{name}: token id {id} is outside the vocabulary of {vocab_size} (0 to {})", .vocab_size - 1)]
     Vocabulary {
@@ -148,6 +158,14 @@ pub enum EngineError {
     DoesNotFit {
         /// What is needed, what there is, what would fit.
         arithmetic: String,
+    },
+    /// The model's first steps give no numbers.
+    #[error("{model}: the logits of a warm-up step are {reason}")]
+    NotFinite {
+        /// The model's name.
+        model: String,
+        /// What they are, and what to do.
+        reason: String,
     },
     /// A configuration value.
     #[error("{name}: {message}")]

@@ -35,6 +35,8 @@ use crate::stream::OutputStream;
 /// What the engine thread and its handles share.
 pub(crate) struct Shared {
     pub stats: StatsCell,
+    /// The model's name, for the log.
+    pub model: String,
     /// Sequences submitted and not yet admitted to a device row.
     waiting: AtomicUsize,
     /// Why the engine takes nothing more.
@@ -154,6 +156,7 @@ impl EngineHandle {
         let (commands, receiver) = channel();
         let shared = Arc::new(Shared {
             stats: StatsCell::default(),
+            model: loaded.info.name.clone(),
             waiting: AtomicUsize::new(0),
             stopped: Mutex::new(None),
             draining: std::sync::atomic::AtomicBool::new(false),
@@ -409,6 +412,9 @@ impl EngineHandle {
             }
             .into());
         }
+        let eos = (!request.params.ignore_eos).then_some(&info.eos_token_ids);
+        let stops = eos.into_iter().flatten().chain(&request.params.stop_token_ids);
+        request.params.check_allowed(stops.copied())?;
         let outside = request.prompt.iter().position(|&id| id >= info.vocab_size);
         match outside {
             Some(position) => {

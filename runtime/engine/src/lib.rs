@@ -14,6 +14,7 @@ mod life;
 mod llm;
 mod load;
 mod lora;
+mod no_token;
 pub mod output;
 mod parallel;
 pub mod params;
@@ -29,6 +30,7 @@ mod step_encode;
 mod step_ops;
 mod step_pace;
 mod stream;
+mod warm_up;
 mod weight_loader;
 
 pub use config::{

@@ -70,6 +70,11 @@ impl Life {
         }
     }
 
+    /// The caller's name of the request.
+    pub(crate) fn request_id(&self) -> &str {
+        &self.request.id
+    }
+
     /// It lost its row.
     pub(crate) fn preempted(&mut self) {
         self.num_preemptions += 1;
@@ -265,9 +270,11 @@ pub(crate) fn finished(id: RequestId, sequence: &Sequence, reason: &FinishReason
             .map_or_else(Arc::default, |adapter| adapter.name.as_str().into()),
         trace_parent: request.trace_parent.clone(),
         detail: match reason {
-            FinishReason::Abort(words) | FinishReason::Error(words) | FinishReason::StopString(words) => {
-                words.as_str().into()
-            }
+            FinishReason::Abort(words)
+            | FinishReason::Error(words)
+            | FinishReason::NotFinite(words)
+            | FinishReason::NoTokenAllowed(words)
+            | FinishReason::StopString(words) => words.as_str().into(),
             _ => Arc::default(),
         },
     }
@@ -279,7 +286,7 @@ pub(crate) fn reason_code(reason: &FinishReason) -> usize {
         FinishReason::Eos | FinishReason::StopToken(_) | FinishReason::StopString(_) => 0,
         FinishReason::Length => 1,
         FinishReason::Abort(_) => 2,
-        FinishReason::Error(_) => 3,
+        FinishReason::Error(_) | FinishReason::NotFinite(_) | FinishReason::NoTokenAllowed(_) => 3,
     }
 }
 

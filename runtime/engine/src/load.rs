@@ -20,9 +20,10 @@ use crate::plan::{MIN_LOGITS_ROWS, Plan};
 use crate::rank::RankGroup;
 use crate::recording::{Recordings, bucket_sizes};
 use crate::runner::{Runner, RunnerLora};
-use crate::self_check::Scratch;
+use crate::self_check::{SCRATCH_ROWS, Scratch};
 use crate::state::{ResultRing, RowState, StepState, Writes};
 use crate::step_ops::StepOps;
+use crate::warm_up::first_row;
 use crate::weight_loader::WeightLoader;
 
 /// How far loading is.
@@ -125,7 +126,7 @@ pub(crate) fn load(
     let group = (devices.len() > 1).then(|| RankGroup::new(devices.len() as u32));
     let finish = |mut rank: RankLoad| {
         let number = rank.plan.options.shard.rank;
-        let outcome = finish_rank(config, &mut rank, &scheduler, group.as_ref());
+        let outcome = finish_rank(config, &mut rank, &scheduler, group.as_ref(), &files.name);
         // Told while the rank still stands: dropping it waits for its work, unless the group is known to have failed.
         if let (Err(error), Some(group)) = (&outcome, &group) {
             group.fail(number, error);
@@ -345,12 +346,13 @@ fn matrix_bytes(program: &ModelProgram) -> u64 {
     program.weights.iter().map(bytes).sum()
 }
 
-/// Gives a rank its KV pages and, where all ranks can record, its recordings.
+/// Gives a rank its KV pages and, where all ranks can record, its recordings, and runs its first steps.
 fn finish_rank(
     config: &EngineConfig,
     rank: &mut RankLoad,
     scheduler: &SchedulerConfig,
     group: Option<&Arc<RankGroup>>,
+    model: &str,
 ) -> Result<(), EngineError> {
     let RankLoad {
         plan, runner, notes, ..
@@ -372,7 +374,7 @@ fn finish_rank(
     }
     runner.recordings = recordings;
     let warm_up = Instant::now();
-    runner.prepare_scratch()?;
+    runner.warm_up(&first_row(&plan.capacities, plan.options.block_size), model)?;
     rank.warm_up = warm_up.elapsed();
     Ok(())
 }
@@ -407,6 +409,7 @@ fn recordings(
             ));
             let scratch = Scratch {
                 first_row: c.max_seqs,
+                num_rows: SCRATCH_ROWS,
                 first_page: scheduler.num_blocks,
                 num_tokens: plan.options.block_size.min(c.max_tokens).min(c.max_model_len),
                 steps: 0,

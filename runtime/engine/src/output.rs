@@ -38,6 +38,10 @@ pub enum FinishReason {
     Abort(String),
     /// The engine failed, with the reason.
     Error(String),
+    /// The model's logits are no numbers to choose from (NaN or +∞), with the place and what to do.
+    NotFinite(String),
+    /// The request's own constraints left no token, with their names.
+    NoTokenAllowed(String),
 }
 
 impl FinishReason {
@@ -47,7 +51,7 @@ impl FinishReason {
             FinishReason::Eos | FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
             FinishReason::Length => "length",
             FinishReason::Abort(_) => "abort",
-            FinishReason::Error(_) => "error",
+            FinishReason::Error(_) | FinishReason::NotFinite(_) | FinishReason::NoTokenAllowed(_) => "error",
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What a request asks for: sampling parameters, checked against the model once, before anything is queued.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::ParamError;
@@ -12,6 +14,8 @@ pub const MAX_LOGIT_BIAS: usize = 1024;
 pub const MAX_STOP_TOKENS: usize = 64;
 /// Most words of all bad-word sequences, each counted with its length word.
 pub const MAX_BAD_WORD_TOKENS: usize = 512;
+/// Least and most `repetition_penalty`. vLLM takes any above 0; far beyond these a repeated token's logit overflows.
+pub const REPETITION_PENALTY: [f64; 2] = [0.01, 100.0];
 /// Most samples of one request.
 pub const MAX_N: u32 = 128;
 
@@ -119,13 +123,10 @@ impl SamplingParams {
         range("min_p", f64::from(self.min_p), 0.0, 1.0)?;
         range("presence_penalty", f64::from(self.presence_penalty), -2.0, 2.0)?;
         range("frequency_penalty", f64::from(self.frequency_penalty), -2.0, 2.0)?;
-        if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
-            let value = f64::from(self.repetition_penalty);
-            return Err(ParamError::Range {
-                name: "repetition_penalty",
-                value,
-                limit: "above 0",
-            });
+        let [least, most] = REPETITION_PENALTY;
+        // Bounds as the field holds them: 0.01 is no f32.
+        if !(least as f32..=most as f32).contains(&self.repetition_penalty) {
+            range("repetition_penalty", f64::from(self.repetition_penalty), least, most)?;
         }
         if self.max_tokens == Some(0) {
             return Err(ParamError::Range {
@@ -147,6 +148,45 @@ impl SamplingParams {
             range(name, f64::from(asked.unwrap_or(0)), 0.0, f64::from(MAX_LOGPROBS))?;
         }
         self.check_lists(vocab_size)
+    }
+
+    /// Checks that the fields together allow a token. `stops`: what may not come before `min_tokens`. Bad words of several tokens depend on
+    /// what is generated and are not looked at.
+    ///
+    /// # Errors
+    /// The fields that rule out all of `allowed_token_ids`.
+    pub(crate) fn check_allowed(&self, stops: impl Iterator<Item = u32>) -> Result<(), ParamError> {
+        let Some(allowed) = &self.allowed_token_ids else {
+            return Ok(());
+        };
+        let bad: HashSet<u32> = self
+            .bad_words_token_ids
+            .iter()
+            .filter_map(|word| single(word))
+            .collect();
+        let waiting: HashSet<u32> = stops.filter(|_| self.min_tokens > 0).collect();
+        let (mut is_bad, mut is_waiting) = (false, false);
+        for id in allowed {
+            match (bad.contains(id), waiting.contains(id)) {
+                (true, _) => is_bad = true,
+                (_, true) => is_waiting = true,
+                _ => return Ok(()),
+            }
+        }
+        let mut others = Vec::new();
+        if is_bad {
+            others.push("a word of bad_words".to_string());
+        }
+        if is_waiting {
+            others.push(format!(
+                "an end or stop token, which min_tokens {} keeps back",
+                self.min_tokens
+            ));
+        }
+        Err(ParamError::NothingAllowed {
+            allowed: allowed.len(),
+            others: others.join(" or "),
+        })
     }
 
     fn check_lists(&self, vocab_size: u32) -> Result<(), ParamError> {
@@ -197,6 +237,14 @@ impl SamplingParams {
             }
         }
         Ok(())
+    }
+}
+
+/// The token of a word of one.
+fn single(word: &[u32]) -> Option<u32> {
+    match word {
+        [token] => Some(*token),
+        _ => None,
     }
 }
 

@@ -11,6 +11,7 @@ use halyard_scheduler::{RequestId, Scheduled, SchedulerOutput, StepId};
 use crate::compile::{CompiledProgram, StepShape};
 use crate::error::EngineError;
 use crate::lora::memory::LoraMemory;
+use crate::no_token::{NoToken, Place, RowFault};
 use crate::output::{Logprob, TokenLogprobs};
 use crate::rank::RankGroup;
 use crate::recording::Recordings;
@@ -115,6 +116,8 @@ pub(crate) struct StepResult {
     pub rows: Vec<(Option<u32>, Option<TokenLogprobs>)>,
     /// Prompt log-probabilities: request, position of the scored token, value.
     pub prompt: Vec<(RequestId, u32, TokenLogprobs)>,
+    /// Emitting rows without a token, and prompt positions without log-probabilities.
+    pub faults: Vec<RowFault>,
 }
 
 impl Drop for Runner {
@@ -336,7 +339,18 @@ impl Runner {
         };
         for (i, row) in flight.rows.iter().enumerate() {
             let at = (RESULT_HEADER as usize) + 2 * flight.place(i);
-            let token = (row.emits && words[at] > 0).then(|| words[at + 1]);
+            let token = match row.emits && words[at] > 0 {
+                true => NoToken::read(words[at + 1], self.capacities.vocab).map(Some),
+                false => Ok(None),
+            };
+            let token = token.unwrap_or_else(|why| {
+                result.faults.push(RowFault {
+                    id: row.id,
+                    why,
+                    place: Place::Output,
+                });
+                None
+            });
             result.rows.push((token, None));
         }
         self.words = words;
@@ -358,9 +372,16 @@ impl Runner {
             let scores = self.read_scores(flight.entry, span.first, span.count)?;
             for i in 0..span.count {
                 // The scored token stands one position after the one whose logits scored it; the caller knows its id.
-                result
-                    .prompt
-                    .push((span.id, span.position + i + 1, scores.at(i as usize, u32::MAX, span.k)));
+                let position = span.position + i + 1;
+                let scored = scores.at(i as usize, u32::MAX, span.k);
+                if scored.chosen.logprob.is_nan() {
+                    result.faults.push(RowFault {
+                        id: span.id,
+                        why: NoToken::NotFinite,
+                        place: Place::Prompt(position),
+                    });
+                }
+                result.prompt.push((span.id, position, scored));
             }
         }
         Ok(())

@@ -17,7 +17,7 @@ use crate::sequence::Sampler;
 /// Rows that no request gets.
 pub(crate) const SCRATCH_ROWS: u32 = 2;
 /// A device that takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Part of the largest value of a row of hidden states that two runs may differ by: sums in another order stay far below it, a step
 /// with other contents far above.
 const HIDDEN_TOLERANCE: f32 = 1.0 / 16.0;
@@ -27,9 +27,11 @@ const TAG: u64 = 1 << 63;
 /// Where check steps run.
 #[derive(Clone, Debug)]
 pub(crate) struct Scratch {
-    /// First of [`SCRATCH_ROWS`] device rows.
+    /// First of the device rows.
     pub first_row: u32,
-    /// First of [`SCRATCH_ROWS`] pages for each KV group.
+    /// Number of rows; for checks [`SCRATCH_ROWS`].
+    pub num_rows: u32,
+    /// First of as many pages for each KV group.
     pub first_page: u32,
     /// Tokens of a row's history, all within one block.
     pub num_tokens: u32,
@@ -38,7 +40,7 @@ pub(crate) struct Scratch {
 }
 
 /// One row of a check step: which scratch row, and how many of its tokens are computed.
-type Decode = (u32, u32);
+pub(crate) type Decode = (u32, u32);
 
 /// What a check step left behind.
 struct Outcome {
@@ -51,6 +53,11 @@ struct Outcome {
 }
 
 impl Scratch {
+    /// Tag of the step that was written last.
+    pub(crate) fn tag(&self) -> u64 {
+        TAG | self.steps
+    }
+
     /// Two steps: two rows (as many as the bucket holds) near and in the middle of their history, then one row alone.
     fn contents(&self, bucket: u32) -> [Vec<Decode>; 2] {
         let (last, middle) = (self.num_tokens - 1, self.num_tokens / 2);
@@ -61,31 +68,6 @@ impl Scratch {
 }
 
 impl Runner {
-    /// Fills the scratch rows' KV: a prompt a row, one step each. The first steps of a device, so what is wrong with it shows while
-    /// loading.
-    ///
-    /// # Errors
-    /// What the device reports.
-    pub(crate) fn prepare_scratch(&mut self) -> Result<(), EngineError> {
-        let Some(num_tokens) = self.recordings.as_ref().map(|r| r.scratch.num_tokens) else {
-            return Ok(());
-        };
-        for row in 0..SCRATCH_ROWS {
-            self.write_scratch(&[(row, 0)], num_tokens, 0, None)?;
-            let shape = StepShape {
-                tokens: num_tokens,
-                direct: false,
-                ..decode_shape(1)
-            };
-            // The last one by the program of steps with adapters, where there is one, which without an adapter must do the same.
-            let adapted = self.lora.is_some() && row + 1 == SCRATCH_ROWS;
-            let number = self.run_anew(shape, adapted, 1, Sampler::Greedy)?;
-            let start = Instant::now();
-            self.wait_done(number, || start.elapsed() > PATIENCE)?;
-        }
-        Ok(())
-    }
-
     /// Whether replaying does what encoding anew does; otherwise what differs.
     ///
     /// # Errors
@@ -103,14 +85,14 @@ impl Runner {
         let contents = scratch.contents(bucket);
         let mut expected = Vec::with_capacity(contents.len());
         for rows in &contents {
-            self.write_scratch(rows, 1, bucket - rows.len() as u32, lora_slot)?;
+            self.write_check(rows, bucket, lora_slot)?;
             let number = self.run_anew(decode_shape(bucket), lora_slot.is_some(), bucket, sampler)?;
             expected.push(self.outcome(number, rows)?);
         }
         let mut verdict = Ok(());
         for (rows, expected) in contents.iter().zip(&expected) {
             // All steps run whatever is found: other ranks take part in them.
-            self.write_scratch(rows, 1, bucket - rows.len() as u32, lora_slot)?;
+            self.write_check(rows, bucket, lora_slot)?;
             let number = self.queue.submit(&commands, &[])?;
             let found = self.outcome(number, rows)?;
             // All steps run whatever is found: other ranks wait for their collectives.
@@ -119,22 +101,33 @@ impl Runner {
         Ok(verdict)
     }
 
+    /// The scratch rows for one more step; none where nothing is recorded.
+    pub(crate) fn next_scratch(&mut self) -> Option<Scratch> {
+        let scratch = &mut self.recordings.as_mut()?.scratch;
+        scratch.steps += 1;
+        Some(scratch.clone())
+    }
+
+    /// Writes a decode step of `rows` in a bucket.
+    fn write_check(&mut self, rows: &[Decode], bucket: u32, lora_slot: Option<u32>) -> Result<(), EngineError> {
+        match self.next_scratch() {
+            Some(scratch) => self.write_scratch(&scratch, rows, 1, bucket - rows.len() as u32, lora_slot),
+            None => Ok(()),
+        }
+    }
+
     /// Writes the scratch rows' state and a step over them. The first row uses the adapter slot, the second none.
-    fn write_scratch(
+    pub(crate) fn write_scratch(
         &mut self,
+        scratch: &Scratch,
         decodes: &[Decode],
         query_len: u32,
         padding: u32,
         lora_slot: Option<u32>,
     ) -> Result<(), EngineError> {
-        let Some(recordings) = &mut self.recordings else {
-            return Ok(());
-        };
-        recordings.scratch.steps += 1;
-        let scratch = recordings.scratch.clone();
         let (writes, r, vocab) = (&mut self.writes, &self.rows, self.capacities.vocab);
         writes.clear();
-        for i in 0..SCRATCH_ROWS {
+        for i in 0..scratch.num_rows {
             let row = scratch.first_row + i;
             let computed = decodes.iter().find(|(at, _)| *at == i).map_or(0, |(_, n)| *n);
             // Any tokens do, as long as the rows differ.
@@ -149,7 +142,7 @@ impl Runner {
             let at = u64::from(row) * size_of::<SamplingRow>() as u64;
             writes.bytes(&r.sampling, at, &sampling(i, vocab).to_bytes());
             for (group, table) in r.tables.iter().enumerate() {
-                let page = scratch.first_page + SCRATCH_ROWS * group as u32 + i;
+                let page = scratch.first_page + scratch.num_rows * group as u32 + i;
                 writes.words(table, u64::from(row) * u64::from(table.strides[0]), [page]);
             }
         }
@@ -164,7 +157,7 @@ impl Runner {
                 num_drafts: 0,
             })
             .collect();
-        let tag = TAG | scratch.steps;
+        let tag = scratch.tag();
         let parts = StepParts {
             header: [
                 self.capacities.ring_entries,
@@ -180,7 +173,8 @@ impl Runner {
         Ok(self.writes.submit(&*self.queue)?)
     }
 
-    fn run_anew(
+    /// Encodes and submits what was written; gives the submit's number.
+    pub(crate) fn run_anew(
         &mut self,
         shape: StepShape,
         adapted: bool,
@@ -215,7 +209,7 @@ impl Runner {
         let Some(scratch) = self.recordings.as_ref().map(|r| &r.scratch) else {
             return Err(EngineError::Thread("a check without recordings".to_string()));
         };
-        let tag = TAG | scratch.steps;
+        let tag = scratch.tag();
         let mut sampled = words.split_off(RESULT_HEADER as usize);
         if u64::from(words[0]) | u64::from(words[1]) << 32 != tag {
             // Another step's entry: whatever stands there is not this step's.

@@ -25,6 +25,10 @@ pub struct StatsSnapshot {
     pub prefix_cache_hits_total: u64,
     /// Ended sequences by reason: stop, length, abort, error.
     pub requests_finished: [u64; 4],
+    /// Sequences that ended because the model's logits were NaN or infinite.
+    pub nonfinite_logits_total: u64,
+    /// Sequences that ended because their constraints left no token.
+    pub empty_distributions_total: u64,
     /// Steps run.
     pub steps_total: u64,
     /// Of these, run from recordings.

@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{cpu, delayed, fixtures, open, reference};
+use common::{cpu, delayed, fixtures, on_every_device, open, reference};
 use halyard_engine::{EngineConfig, FinishReason, Llm, Request, RequestOutput, SamplingParams};
 use halyard_platform_api::{Device, Platform};
 
@@ -46,23 +46,6 @@ fn alone(llm: &Llm, params: &SamplingParams) -> Vec<Vec<u32>> {
         .into_iter()
         .flat_map(|p| ids(&llm.generate_ids(vec![p], params).expect("taken")))
         .collect()
-}
-
-/// Runs a check on every device that the engine must be right on.
-macro_rules! on_every_device {
-    ($($name:ident => $check:expr;)*) => {$(
-        mod $name {
-            use super::*;
-            #[test] fn cpu() { ($check)(common::cpu()) }
-            #[test] fn cpu_from_its_library() { ($check)(common::loaded("cpu")) }
-            #[test] fn reference() { ($check)(common::reference()) }
-            #[test] fn reference_from_its_library() { ($check)(common::loaded("reference")) }
-            #[test] fn delayed_from_its_library() { ($check)(common::loaded("delayed")) }
-            #[test] fn delayed_depth_0() { ($check)(delayed(0)) }
-            #[test] fn delayed_depth_1() { ($check)(delayed(1)) }
-            #[test] fn delayed_depth_2() { ($check)(delayed(2)) }
-        }
-    )*};
 }
 
 on_every_device! {

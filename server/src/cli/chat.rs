@@ -223,7 +223,13 @@ async fn generate(
     while let Some(chunk) = stream.next().await {
         print(&chunk.text);
         text.push_str(&chunk.text);
-        if let Some(FinishReason::Abort(reason) | FinishReason::Error(reason)) = chunk.finish {
+        if let Some(
+            FinishReason::Abort(reason)
+            | FinishReason::Error(reason)
+            | FinishReason::NotFinite(reason)
+            | FinishReason::NoTokenAllowed(reason),
+        ) = chunk.finish
+        {
             return Err(ServerError::Refused(reason));
         }
     }

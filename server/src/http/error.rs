@@ -93,6 +93,9 @@ impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
         let message = error.to_string();
         match error {
+            SubmitError::Param(ParamError::NothingAllowed { .. }) => {
+                ApiError::field("allowed_token_ids", message).with_code("no_token_allowed")
+            }
             SubmitError::Param(param) => ApiError::field(param_name(&param), message),
             SubmitError::EmptyPrompt => ApiError::field("prompt", message),
             SubmitError::PromptVocabulary { .. } => ApiError::field("prompt", message),
@@ -153,6 +156,7 @@ fn param_name(error: &ParamError) -> &'static str {
         | ParamError::Count { name, .. }
         | ParamError::Empty { name }
         | ParamError::Vocabulary { name, .. } => name,
+        ParamError::NothingAllowed { .. } => "allowed_token_ids",
     }
 }
 

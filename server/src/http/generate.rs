@@ -370,6 +370,12 @@ fn failure(finish: &FinishReason) -> Option<ApiError> {
             let message = format!("the engine failed on this request: {reason}");
             Some(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message).with_code("engine_error"))
         }
+        FinishReason::NotFinite(reason) => {
+            Some(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, reason.as_str()).with_code("nonfinite_logits"))
+        }
+        FinishReason::NoTokenAllowed(reason) => {
+            Some(ApiError::new(StatusCode::BAD_REQUEST, reason.as_str()).with_code("no_token_allowed"))
+        }
         _ => None,
     }
 }
