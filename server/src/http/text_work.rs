@@ -21,8 +21,9 @@ const PERMIT_BYTES: usize = 32 << 10;
 const BODIES_READ: usize = 4;
 /// Bodies of the largest size whose JSON and text are worked on at the same time; each takes some six times its bytes.
 const BODIES_CONVERTED: usize = 2;
-/// Bytes that a value of a body counts for: its memory when read.
-const VALUE_BYTES: usize = 64;
+/// Bytes that a value of a body counts for, and how many more an object does: their memory when read, in a list that grows.
+const VALUE_BYTES: usize = 96;
+const OBJECT_BYTES: usize = 384;
 /// Most JSON values in one body.
 const MAX_VALUES: usize = 1 << 20;
 
@@ -120,7 +121,7 @@ impl TextWork {
             Ok(bytes) => bytes,
             Err(error) => return Ok((failing(error), Lane::Short)),
         };
-        let (values, bytes) = tokio::task::spawn_blocking(move || (count_values(&bytes), bytes))
+        let ((values, objects), bytes) = tokio::task::spawn_blocking(move || (count_values(&bytes), bytes))
             .await
             .map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
         if values > MAX_VALUES {
@@ -128,7 +129,7 @@ impl TextWork {
             return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
         }
         let all = permits(self.max_body_bytes.saturating_mul(BODIES_CONVERTED));
-        let weight = permits(bytes.len() + values * VALUE_BYTES).min(all);
+        let weight = permits(bytes.len() + values * VALUE_BYTES + objects * OBJECT_BYTES).min(all);
         // The thread first: what waits for one holds no bytes that others could use.
         let thread = take(&self.long, 1).await?;
         let converting = take(&self.converting, weight).await?;
@@ -185,9 +186,10 @@ fn failing(error: axum::Error) -> Body {
     Body::from_stream(stream::iter([Err::<Bytes, _>(error.into_inner())]))
 }
 
-/// JSON values of a body, counted by what separates them; keys of objects count as values.
-fn count_values(json: &[u8]) -> usize {
-    let (mut count, mut in_text, mut is_escaped) = (1, false, false);
+/// JSON values of a body, counted by what separates them (keys count as values), and the objects among them.
+fn count_values(json: &[u8]) -> (usize, usize) {
+    let (mut count, mut objects) = (1, 0);
+    let (mut in_text, mut is_escaped) = (false, false);
     for byte in json {
         if in_text {
             if is_escaped {
@@ -199,12 +201,16 @@ fn count_values(json: &[u8]) -> usize {
         } else {
             match byte {
                 b'"' => in_text = true,
-                b',' | b':' | b'[' | b'{' => count += 1,
+                b'{' => {
+                    count += 1;
+                    objects += 1;
+                }
+                b',' | b':' | b'[' => count += 1,
                 _ => {}
             }
         }
     }
-    count
+    (count, objects)
 }
 
 #[cfg(test)]
@@ -279,7 +285,7 @@ mod tests {
             .expect_err("refused");
         assert_eq!(error.status, 400);
         assert!(error.message.contains("at most 1048576"), "{}", error.message);
-        assert_eq!(count_values(br#"{"a":"[1,2]\"{,","b":[1,{}]}"#), 8);
+        assert_eq!(count_values(br#"{"a":"[1,2]\"{,","b":[1,{}]}"#), (8, 2));
     }
 
     #[test]
