@@ -55,7 +55,7 @@ fn count_tokens(tag: &str) -> (usize, usize) {
             return (tokens, at + 2);
         }
         let is_word = character.is_alphanumeric() || character == '_';
-        tokens += usize::from(!character.is_whitespace() && !(is_word && in_word));
+        tokens += usize::from(!(character.is_whitespace() || is_word && in_word));
         in_word = is_word;
         if matches!(character, '"' | '\'') {
             quote = Some(character);

@@ -17,17 +17,7 @@ const INLINE_JSON_BYTES: usize = 32 << 10;
 /// # Errors
 /// 413 past the limit, 415 for another content type, 400 for what is not JSON or not an object.
 pub async fn read_object(headers: &HeaderMap, body: Body, limit: usize) -> Result<Value, ApiError> {
-    // Browsers send JSON across origins only after asking; accepting text/plain would open a local server to any page.
-    let content_type = headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or("");
-    let essence = content_type.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
-    if essence != "application/json" && !(essence.starts_with("application/") && essence.ends_with("+json")) {
-        let message =
-            format!("content type `{content_type}` is not taken; send the header `Content-Type: application/json`");
-        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
-    }
+    check_content_type(headers)?;
     let too_large = |found: &str| {
         let message = format!(
             "the body has {found}, the limit is {limit} bytes; send less or serve with a larger --max-body-bytes"
@@ -53,22 +43,46 @@ pub async fn read_object(headers: &HeaderMap, body: Body, limit: usize) -> Resul
         }
     })?;
     let len = bytes.len();
-    if len == 0 {
-        return Err(ApiError::new(
-            StatusCode::BAD_REQUEST,
-            "the body is empty; send a JSON object",
-        ));
-    }
-    let read = move || serde_json::from_slice::<Value>(&bytes);
+    let read = move || parse_object(&bytes);
     // A large body takes long to read; the workers have streams to serve meanwhile.
-    let parsed = if len <= INLINE_JSON_BYTES {
+    if len <= INLINE_JSON_BYTES {
         read()
     } else {
         tokio::task::spawn_blocking(read)
             .await
             .map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?
-    };
-    let value = parsed.map_err(|error| {
+    }
+}
+
+/// Refuses other types than JSON.
+///
+/// # Errors
+/// 415.
+pub fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    // Browsers send JSON across origins only after asking; accepting text/plain would open a local server to any page.
+    let content_type = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or("");
+    let essence = content_type.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+    if essence != "application/json" && !(essence.starts_with("application/") && essence.ends_with("+json")) {
+        let message =
+            format!("content type `{content_type}` is not taken; send the header `Content-Type: application/json`");
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    Ok(())
+}
+
+/// Parses a body as a JSON object.
+///
+/// # Errors
+/// 400 for what is not JSON or not an object.
+pub fn parse_object(bytes: &[u8]) -> Result<Value, ApiError> {
+    if bytes.is_empty() {
+        let message = "the body is empty; send a JSON object";
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
+    }
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| {
         ApiError::new(StatusCode::BAD_REQUEST, format!("the body is not valid JSON: {error}")).with_code("invalid_json")
     })?;
     if !value.is_object() {

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::admin;
 use super::auth::require_key;
-use super::body::read_object;
+use super::body::{check_content_type, parse_object, read_object};
 use super::error::ApiError;
 use super::generate::{Format, Job, answer};
 use super::host_check::check_host;
@@ -26,7 +26,7 @@ use super::panics::{catch_body_panics, catch_panics};
 use super::reload;
 use super::request_id::{RequestId, with_request_id};
 use super::state::AppState;
-use super::text_work::{CancelOnDrop, Lane};
+use super::text_work::{Admitted, CancelOnDrop, Lane};
 use super::transport::{draining, refuse_while_draining};
 use crate::metrics::{self, text_format};
 use crate::openai::ModelContext;
@@ -129,28 +129,46 @@ where
 {
     let cancel = CancelOnDrop::default();
     let flag = cancel.flag();
-    let thread = match lane {
-        Lane::Short if body["messages"].is_null() => return convert(state, &body, &flag),
-        Lane::Short => Some(state.text_work.chat().await?),
-        Lane::Long(_) => None,
-    };
-    let state = Arc::clone(state);
-    let task = tokio::task::spawn_blocking(move || {
-        let converted = convert(&state, &body, &flag);
-        drop(body);
-        // Until here: a request that was given up holds its part of the bounds while its thread runs.
-        drop((lane, thread));
-        converted
-    });
-    task.await
-        .unwrap_or_else(|error| Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())))
+    let own = Arc::clone(state);
+    match lane {
+        Lane::Short if body["messages"].is_null() => convert(state, &body, &flag),
+        Lane::Short => {
+            let thread = state.text_work.chat().await?;
+            let task = tokio::task::spawn_blocking(move || {
+                let _held = thread;
+                convert(&own, &body, &flag)
+            });
+            task.await
+                .unwrap_or_else(|error| Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())))
+        }
+        Lane::Long(held) => {
+            let work = move || {
+                let converted = convert(&own, &body, &flag);
+                // Until the body has gone: a request that was given up holds its part of the bounds meanwhile.
+                drop(body);
+                drop(held);
+                converted
+            };
+            state.text_work.run(work).await?
+        }
+    }
 }
 
 async fn read(state: &AppState, request: Request) -> Result<(Value, Lane, RequestId), ApiError> {
     let (parts, body) = request.into_parts();
     let id = parts.extensions.get::<RequestId>().cloned().unwrap_or_default();
-    let (body, lane) = state.text_work.admit(&parts.headers, body).await?;
-    let value = read_object(&parts.headers, body, state.limits.body_bytes).await?;
+    check_content_type(&parts.headers)?;
+    let admitted = state.text_work.admit(&parts.headers, body).await?;
+    let (value, lane) = match admitted {
+        Admitted::Short(body) => {
+            let value = read_object(&parts.headers, body, state.limits.body_bytes).await?;
+            (value, Lane::Short)
+        }
+        Admitted::Long(bytes, held) => {
+            let value = state.text_work.run(move || parse_object(&bytes)).await??;
+            (value, Lane::Long(held))
+        }
+    };
     let id = id.or_of_body(&parts.headers, &value["request_id"])?;
     Ok((value, lane, id))
 }

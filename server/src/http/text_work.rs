@@ -1,7 +1,8 @@
 //! Long bodies and the work on their texts, bounded in memory, in threads and in time: a long body waits, in async code,
 //! for its share of the bytes that may be read and converted at once; a short one never waits for a long one.
 
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -9,7 +10,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream;
 use halyard_text::CancelFlag;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::error::ApiError;
 
@@ -36,32 +37,52 @@ pub struct TextWork {
     long: Arc<Semaphore>,
     chats: Arc<Semaphore>,
     max_body_bytes: usize,
+    jobs: OnceLock<mpsc::Sender<Job>>,
 }
 
+/// Work on a long body.
+type Job = Box<dyn FnOnce() + Send>;
+
 impl TextWork {
-    /// Bounds for bodies of at most `max_body_bytes`, and a thread for each core.
+    /// Bounds for bodies of at most `max_body_bytes`.
     pub fn new(max_body_bytes: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let bodies = |count: usize| Arc::new(Semaphore::new(permits(max_body_bytes.saturating_mul(count)) as usize));
         TextWork {
             reading: bodies(BODIES_READ),
             converting: bodies(BODIES_CONVERTED),
-            long: Arc::new(Semaphore::new(cores)),
+            long: Arc::new(Semaphore::new(num_threads())),
             chats: Arc::new(Semaphore::new(cores.max(2))),
             max_body_bytes,
+            jobs: OnceLock::new(),
         }
     }
 
-    /// Lets a body in. What comes back is short, or a long one that is here as a whole and may be read now.
+    /// Runs work on a long body on one of a few threads of its own. The allocator keeps freed memory by thread: on the
+    /// runtime's many blocking threads, each would keep that of the largest body it has seen.
+    ///
+    /// # Errors
+    /// 500 where the work panics or no thread can be had.
+    pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
+        let jobs = self.jobs.get_or_init(start_threads);
+        let (done, result) = oneshot::channel();
+        // Nobody may wait for it any more.
+        let job = Box::new(move || drop(done.send(work())));
+        let failed = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the work on the body failed");
+        jobs.send(job).map_err(|_| failed(()))?;
+        result.await.map_err(|_| failed(()))
+    }
+
+    /// Lets a body in: a long one when all of it is here and may be worked on.
     ///
     /// # Errors
     /// 400 for a body of too many values.
-    pub async fn admit(&self, headers: &HeaderMap, body: Body) -> Result<(Body, Lane), ApiError> {
+    pub async fn admit(&self, headers: &HeaderMap, body: Body) -> Result<Admitted, ApiError> {
         let announced = headers.get(header::CONTENT_LENGTH);
         let announced = announced.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
         match announced {
             // Too long ones are refused by their reader, unread.
-            Some(bytes) if bytes <= SHORT_BYTES || bytes > self.max_body_bytes => Ok((body, Lane::Short)),
+            Some(bytes) if bytes <= SHORT_BYTES || bytes > self.max_body_bytes => Ok(Admitted::Short(body)),
             Some(bytes) => {
                 let reading = take(&self.reading, permits(bytes)).await?;
                 let read = self.collect(Vec::with_capacity(bytes), body).await;
@@ -73,9 +94,9 @@ impl TextWork {
                 let mut rest = body.into_data_stream();
                 while start.len() <= SHORT_BYTES {
                     match rest.next().await {
-                        None => return Ok((Body::from(start), Lane::Short)),
+                        None => return Ok(Admitted::Short(Body::from(start))),
                         Some(Ok(bytes)) => start.extend_from_slice(&bytes),
-                        Some(Err(error)) => return Ok((failing(error), Lane::Short)),
+                        Some(Err(error)) => return Ok(Admitted::Short(failing(error))),
                     }
                 }
                 let reading = take(&self.reading, permits(self.max_body_bytes)).await?;
@@ -116,14 +137,16 @@ impl TextWork {
         &self,
         read: Result<Vec<u8>, axum::Error>,
         reading: OwnedSemaphorePermit,
-    ) -> Result<(Body, Lane), ApiError> {
+    ) -> Result<Admitted, ApiError> {
         let bytes = match read {
             Ok(bytes) => bytes,
-            Err(error) => return Ok((failing(error), Lane::Short)),
+            Err(error) => return Ok(Admitted::Short(failing(error))),
         };
-        let ((values, objects), bytes) = tokio::task::spawn_blocking(move || (count_values(&bytes), bytes))
-            .await
-            .map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+        if bytes.len() > self.max_body_bytes {
+            // Its reader refuses it in the same words as one that said so before.
+            return Ok(Admitted::Short(Body::from(bytes)));
+        }
+        let ((values, objects), bytes) = self.run(move || (count_values(&bytes), bytes)).await?;
         if values > MAX_VALUES {
             let message = format!("the body holds {values} JSON values; at most {MAX_VALUES} are taken in one request");
             return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
@@ -133,8 +156,7 @@ impl TextWork {
         // The thread first: what waits for one holds no bytes that others could use.
         let thread = take(&self.long, 1).await?;
         let converting = take(&self.converting, weight).await?;
-        let permits = [reading, converting, thread];
-        Ok((Body::from(Bytes::from(bytes)), Lane::Long(permits)))
+        Ok(Admitted::Long(bytes, [reading, converting, thread]))
     }
 
     /// A thread for a short chat: its template may take long, and others must not wait for it.
@@ -144,6 +166,15 @@ impl TextWork {
     pub async fn chat(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         take(&self.chats, 1).await
     }
+}
+
+/// A body that was let in.
+#[derive(Debug)]
+pub enum Admitted {
+    /// To be read where it is: it is short, or will be refused.
+    Short(Body),
+    /// All of it, with what it holds of the bounds.
+    Long(Vec<u8>, [OwnedSemaphorePermit; 3]),
 }
 
 /// How a request's body is worked on.
@@ -170,6 +201,32 @@ impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.cancel();
     }
+}
+
+/// Threads for long bodies. They end when the sender does.
+fn start_threads() -> mpsc::Sender<Job> {
+    let (sender, receiver) = mpsc::channel::<Job>();
+    let receiver = Arc::new(Mutex::new(receiver));
+    let next = |receiver: &Mutex<mpsc::Receiver<Job>>| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+    for _ in 0..num_threads() {
+        let receiver = Arc::clone(&receiver);
+        let serve = move || {
+            while let Ok(job) = next(&receiver) {
+                // Its request sees that no result comes.
+                let _ = catch_unwind(AssertUnwindSafe(job));
+            }
+        };
+        // With none at all, each job fails by itself.
+        if let Err(error) = std::thread::Builder::new().name("halyard-bodies".into()).spawn(serve) {
+            tracing::error!("no thread for long bodies: {error}");
+        }
+    }
+    sender
+}
+
+/// One for each core, and no more than memory is worth: each may keep what its largest body took.
+fn num_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(4)
 }
 
 fn permits(bytes: usize) -> u32 {
@@ -232,12 +289,12 @@ mod tests {
         headers
     }
 
-    async fn long(work: &TextWork, body: Vec<u8>) -> Lane {
-        let (_, lane) = work
+    async fn long(work: &TextWork, body: Vec<u8>) -> Admitted {
+        let lane = work
             .admit(&announced(body.len()), Body::from(body))
             .await
             .expect("admitted");
-        assert!(matches!(lane, Lane::Long(_)));
+        assert!(matches!(lane, Admitted::Long(..)));
         lane
     }
 
@@ -254,19 +311,22 @@ mod tests {
             .try_acquire_many_owned(permits(1 << 20))
             .expect("room for a second one");
         assert!(!is_ready(take(&work.converting, permits(1 << 20))), "a third one waits");
-        let (_, lane) = work
+        let lane = work
             .admit(&announced(100), Body::from(vec![b' '; 100]))
             .await
             .expect("short");
-        assert!(matches!(lane, Lane::Short));
-        let (_, lane) = work
+        assert!(matches!(lane, Admitted::Short(_)));
+        let lane = work
             .admit(&HeaderMap::new(), unannounced(text()[..100].to_vec()))
             .await
             .expect("short");
-        assert!(matches!(lane, Lane::Short), "without a length too");
+        assert!(matches!(lane, Admitted::Short(_)), "without a length too");
         drop((held, more));
-        let (_, lane) = work.admit(&HeaderMap::new(), unannounced(text())).await.expect("long");
-        assert!(matches!(lane, Lane::Long(_)), "a long one is seen without its length");
+        let lane = work.admit(&HeaderMap::new(), unannounced(text())).await.expect("long");
+        assert!(
+            matches!(lane, Admitted::Long(..)),
+            "a long one is seen without its length"
+        );
         drop(lane);
         assert_eq!(
             work.converting.available_permits(),
