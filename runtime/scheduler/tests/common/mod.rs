@@ -312,6 +312,8 @@ pub struct Rig {
     pub admissions: Vec<RequestId>,
     /// Rows planned while an earlier step had not returned their last token.
     pub planned_over_flight: usize,
+    /// What the next plan is told as the time.
+    pub now_ns: u64,
 }
 
 impl Rig {
@@ -327,6 +329,7 @@ impl Rig {
             finished,
             admissions,
             planned_over_flight: 0,
+            now_ns: 0,
         }
     }
 
@@ -354,7 +357,7 @@ impl Rig {
 
     /// Plans and runs a step; its plan, or none.
     pub fn plan(&mut self) -> Option<SchedulerOutput> {
-        let plan = self.scheduler.schedule(0);
+        let plan = self.scheduler.schedule(self.now_ns);
         self.check();
         let plan = plan?;
         let first_admissions = plan.admitted.iter().filter(|admitted| !admitted.resumed);
