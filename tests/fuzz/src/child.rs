@@ -1,4 +1,5 @@
-//! The process that runs a target's cases. It writes each input to a file before running it, so that the parent can name the
+//! The process that runs a target's cases. It writes each input to a file before running it, so that the parent can
+//! name the
 //! one that ended it, and reports panics itself.
 
 use std::io::Write as _;
@@ -23,7 +24,9 @@ struct Told {
     files: Vec<PathBuf>,
 }
 
-/// Runs cases `--from … --to`, or files. Its output, read by the parent: `panic CASE WORDS` lines, and `end CASES ACCEPTED` at last.
+/// Runs cases `--from … --to`, or files. Its output, read by the parent: `panic CASE WORDS` lines, and `end CASES
+/// ACCEPTED
+/// BYTES` at last, with the bytes that are allocated then.
 ///
 /// # Errors
 /// Arguments that the parent does not write.
@@ -72,7 +75,7 @@ pub fn main(target: &Target, options: &[&str]) -> Result<bool, String> {
             run(&number.to_string(), &input);
         }
     }
-    println!("end {cases} {accepted}");
+    println!("end {cases} {accepted} {}", ALLOCATOR.allocated());
     let _ = std::io::stdout().flush();
     // What a target left running must not keep the process.
     std::process::exit(i32::from(panics > 0));

@@ -1,9 +1,12 @@
-//! `halyard-fuzz`: runs changed inputs through every reader of what strangers write, each target in a process of its own.
+//! `halyard-fuzz`: runs changed inputs through every reader of what strangers write, each target in a process of its
+//! own.
 //!
-//! A case may be taken or refused. A panic, an abort, an end by memory or a hang is a finding: its input is written to a file
+//! A case may be taken or refused. A panic, an abort, an end by memory or a hang is a finding: its input is written to
+//! a file
 //! and named. Cases are numbered and seeded: the same number is the same input.
 //!
-//! `halyard-fuzz run TARGET [--cases N | --minutes M] [--seed S]`, `halyard-fuzz replay TARGET FILE…`, `halyard-fuzz list`.
+//! `halyard-fuzz run TARGET [--cases N | --minutes M] [--seed S]`, `halyard-fuzz replay TARGET FILE…`, `halyard-fuzz
+//! list`.
 
 mod child;
 mod mutate;
@@ -24,6 +27,10 @@ static ALLOCATOR: cap::Cap<std::alloc::System> = cap::Cap::new(std::alloc::Syste
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.first().is_some_and(|name| name == "template-child") {
+        // The target `template` starts this program for its templates, as the server does.
+        return halyard_server::cli::main();
+    }
     match command(&args) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),

@@ -74,8 +74,13 @@ const EDGES: &[u64] = &[
     u64::MAX,
 ];
 
+/// Further changes: often none, since two at once mostly end at the first.
+fn few(random: &mut Random, most: usize) -> usize {
+    if random.one_in(2) { 0 } else { random.below(most) }
+}
+
 fn bytes(mut data: Vec<u8>, other: &[u8], random: &mut Random) -> Vec<u8> {
-    for _ in 0..=random.below(6) {
+    for _ in 0..=few(random, 6) {
         let len = data.len();
         // The beginning of a file decides more than its end.
         let reach = if random.one_in(2) { len.min(256) } else { len };
@@ -136,7 +141,7 @@ fn pieces(text: &[u8]) -> Vec<Vec<u8>> {
 fn text(seed: &[u8], other: &[u8], random: &mut Random) -> Vec<u8> {
     let mut own = pieces(seed);
     let foreign = pieces(other);
-    for _ in 0..=random.below(8) {
+    for _ in 0..=few(random, 8) {
         let at = random.below(own.len() + 1);
         let end = (at + 1 + random.below(6)).min(own.len());
         match random.below(8) {
@@ -172,7 +177,7 @@ fn json_text(seed: &[u8], other: &[u8], random: &mut Random) -> Vec<u8> {
         return text(seed, other, random);
     };
     let other: Value = serde_json::from_slice(other).unwrap_or_default();
-    for _ in 0..=random.below(4) {
+    for _ in 0..=few(random, 4) {
         change(&mut value, &other, random, 0);
     }
     let mut made = value.to_string().into_bytes();
@@ -266,8 +271,8 @@ fn other_leaf(leaf: &Value, other: &Value, random: &mut Random) -> Value {
                 1 => chars.splice(at..at, string(random).chars()).for_each(drop),
                 2 => {
                     let times = if random.one_in(8) { 5000 } else { 3 };
+                    chars.truncate(20_000 / times);
                     chars = chars.repeat(times);
-                    chars.truncate(20_000);
                 }
                 3 if !chars.is_empty() => drop(chars.remove(at.min(chars.len() - 1))),
                 _ => chars.reverse(),
@@ -304,7 +309,11 @@ fn part(value: &Value, random: &mut Random) -> Value {
     match value {
         Value::Object(object) if !object.is_empty() && !random.one_in(4) => {
             let at = random.below(object.len());
-            object.values().nth(at).map(|inner| part(inner, random)).unwrap_or_default()
+            object
+                .values()
+                .nth(at)
+                .map(|inner| part(inner, random))
+                .unwrap_or_default()
         }
         Value::Array(list) if !list.is_empty() && !random.one_in(4) => part(random.pick(list), random),
         whole => whole.clone(),
@@ -313,9 +322,42 @@ fn part(value: &Value, random: &mut Random) -> Value {
 
 fn string(random: &mut Random) -> String {
     const TEXTS: &[&str] = &[
-        "", " ", "\0", "\n\n", "a", "-1", "nan", "inf", "1e400", "0x10", "true", "null", "..", "../../x", "/", "\u{7f}",
-        "é", "日本", "🙂", "\u{200d}", "\u{fffd}", "\u{10ffff}", "e\u{301}\u{301}", "<|im_end|>", "</s>", "{{", "%}",
-        "data: ", "[DONE]", "(a+)+$", "\\u{0}", "%s%n", "$ref", "\u{feff}", "ÿ", "\u{e000}",
+        "",
+        " ",
+        "\0",
+        "\n\n",
+        "a",
+        "-1",
+        "nan",
+        "inf",
+        "1e400",
+        "0x10",
+        "true",
+        "null",
+        "..",
+        "../../x",
+        "/",
+        "\u{7f}",
+        "é",
+        "日本",
+        "🙂",
+        "\u{200d}",
+        "\u{fffd}",
+        "\u{10ffff}",
+        "e\u{301}\u{301}",
+        "<|im_end|>",
+        "</s>",
+        "{{",
+        "%}",
+        "data: ",
+        "[DONE]",
+        "(a+)+$",
+        "\\u{0}",
+        "%s%n",
+        "$ref",
+        "\u{feff}",
+        "ÿ",
+        "\u{e000}",
     ];
     match random.below(8) {
         0 => "x".repeat(1 << random.below(15)),

@@ -56,7 +56,7 @@ pub fn run(target: &Target, plan: &Plan) -> std::io::Result<bool> {
     let folder = Folder::new(target)?;
     let started = Instant::now();
     let mut findings = Findings::new();
-    let (mut from, mut cases, mut accepted) = (0, 0, 0);
+    let (mut from, mut cases, mut accepted, mut held) = (0, 0, 0, 0);
     loop {
         let to = match plan.extent {
             Extent::Cases(all) if from >= all => break,
@@ -71,11 +71,12 @@ pub fn run(target: &Target, plan: &Plan) -> std::io::Result<bool> {
             Extent::Cases(_) => None,
         };
         let (end, output) = watch(child, &folder, limit)?;
-        let (done, taken) = read_output(&output, &folder, &mut findings);
+        let (done, taken, bytes) = read_output(&output, &folder, &mut findings);
         match end {
             End::Done if output.contains("\nend ") || output.starts_with("end ") => {
                 cases += done;
                 accepted += taken;
+                held = bytes.max(held);
                 from = to;
             }
             // Out of time: the case in hand says how far it came.
@@ -97,12 +98,17 @@ pub fn run(target: &Target, plan: &Plan) -> std::io::Result<bool> {
             break;
         }
     }
+    if accepted == 0 && cases > 0 && matches!(plan.extent, Extent::Cases(_)) {
+        // The seeds are right: then something else is wrong, and nothing behind the first check was reached.
+        findings.insert("nothing was accepted".to_owned(), target.corpus());
+    }
     let seconds = started.elapsed().as_secs();
     println!(
-        "{}: {cases} cases ({accepted} accepted where counted), seed {}, {} findings, {seconds} s",
+        "{}: {cases} cases ({accepted} accepted where counted), seed {}, {} findings, {seconds} s, {:.1} MiB held at the end",
         target.name,
         plan.seed,
-        findings.len()
+        findings.len(),
+        held as f64 / f64::from(1 << 20)
     );
     report(&findings);
     Ok(findings.is_empty())
@@ -116,7 +122,10 @@ pub fn replay(target: &Target, files: &[PathBuf]) -> std::io::Result<bool> {
     let folder = Folder::new(target)?;
     let mut left: Vec<PathBuf> = files.to_vec();
     if files.is_empty() {
-        let names = target.committed().into_iter().map(|(name, _)| target.corpus().join(name));
+        let names = target
+            .committed()
+            .into_iter()
+            .map(|(name, _)| target.corpus().join(name));
         left = names.collect();
     }
     let total = left.len();
@@ -134,7 +143,10 @@ pub fn replay(target: &Target, files: &[PathBuf]) -> std::io::Result<bool> {
         };
         let name = folder.current_name();
         findings.insert(format!("{words} ({name})"), PathBuf::from(&name));
-        let at = names.iter().position(|file| *file == name).map_or(left.len(), |at| at + 1);
+        let at = names
+            .iter()
+            .position(|file| *file == name)
+            .map_or(left.len(), |at| at + 1);
         left.drain(..at);
     }
     println!("{}: {total} files replayed, {} findings", target.name, findings.len());
@@ -154,6 +166,8 @@ fn start(target: &Target, folder: &Folder, args: &[&str]) -> std::io::Result<Chi
         .args(["child", target.name])
         .arg(&folder.path)
         .args(args)
+        // The last line that it writes is the reason then.
+        .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(std::fs::File::create(folder.path.join("stdout"))?)
         .stderr(std::fs::File::create(folder.path.join("stderr"))?)
@@ -204,22 +218,27 @@ fn processor_time(id: u32) -> Duration {
 }
 
 /// Takes panics into the findings; the numbers of the last line.
-fn read_output(output: &str, folder: &Folder, findings: &mut Findings) -> (u64, u64) {
-    let mut counts = (0, 0);
+fn read_output(output: &str, folder: &Folder, findings: &mut Findings) -> (u64, u64, u64) {
+    let mut counts = (0, 0, 0);
     for line in output.lines() {
         if let Some((name, words)) = line.strip_prefix("panic ").and_then(|rest| rest.split_once(' ')) {
             let file = folder.path.join(format!("panic-{}", name.replace('/', "_")));
-            findings.entry(format!("panic: {}", place(words))).or_insert(file);
-        } else if let Some((cases, accepted)) = line.strip_prefix("end ").and_then(|rest| rest.split_once(' ')) {
-            counts = (cases.parse().unwrap_or(0), accepted.parse().unwrap_or(0));
+            findings.entry(format!("panic at {}", place(words))).or_insert(file);
+        } else if let Some(numbers) = line.strip_prefix("end ") {
+            let mut numbers = numbers.split(' ').map(|number| number.parse().unwrap_or(0));
+            let mut next = || numbers.next().unwrap_or(0);
+            counts = (next(), next(), next());
         }
     }
     counts
 }
 
-/// A panic's place and the beginning of its words: the same fault has many inputs.
+/// A panic's place, without what it says there: the same fault has many inputs and as many texts.
 fn place(words: &str) -> String {
-    words.chars().take(240).filter(|c| !c.is_ascii_digit() || words.len() < 400).collect()
+    let line = words
+        .strip_prefix("panicked at ")
+        .and_then(|rest| rest.split_once(": "));
+    line.map_or(words, |(place, _)| place).chars().take(240).collect()
 }
 
 /// The folder of a run: the case in hand, and what was found. Findings stay, the rest goes.
@@ -230,9 +249,14 @@ struct Folder {
 impl Folder {
     fn new(target: &Target) -> std::io::Result<Folder> {
         let name = format!("halyard-fuzz-{}-{}", target.name, std::process::id());
-        // In memory where the system has a place for that: a case writes its input first, and a disk would be most of its time.
+        // In memory where the system has a place for that: a case writes its input first, and a disk would be most of
+        // its time.
         let memory = Path::new("/dev/shm");
-        let base = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
+        let base = if memory.is_dir() {
+            memory.to_path_buf()
+        } else {
+            std::env::temp_dir()
+        };
         let path = base.join(name);
         std::fs::create_dir_all(&path)?;
         Ok(Folder { path })
@@ -259,7 +283,14 @@ impl Folder {
     fn last_words(&self) -> String {
         let text = String::from_utf8_lossy(&self.read("stderr")).into_owned();
         let words: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-        words.iter().rev().take(3).rev().copied().collect::<Vec<_>>().join(" | ")
+        words
+            .iter()
+            .rev()
+            .take(3)
+            .rev()
+            .copied()
+            .collect::<Vec<_>>()
+            .join(" | ")
     }
 
     /// Keeps the case in hand as a finding; the number behind it.

@@ -1,4 +1,5 @@
-//! Seeded random numbers: a case is a function of its target, the seed and its number, so that any case can be made again.
+//! Seeded random numbers: a case is a function of its target, the seed and its number, so that any case can be made
+//! again.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]

@@ -7,7 +7,8 @@ use halyard_server::client::EventReader;
 use crate::target::{Case, Outcome};
 
 pub fn seeds() -> Vec<Vec<u8>> {
-    let event = |text: &str| format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}]}}\n\n");
+    let event =
+        |text: &str| format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}}}}]}}\n\n");
     vec![
         format!("{}{}data: [DONE]\n\n", event("Hel"), event("lo")).into_bytes(),
         b": keep-alive\r\n\r\nevent: message\r\nid: 1\r\ndata: {\"a\":1}\r\ndata: {\"b\":2}\r\n\r\n".to_vec(),

@@ -71,7 +71,10 @@ pub fn tokenize_seeds() -> Vec<Vec<u8>> {
 }
 
 pub fn detokenize_seeds() -> Vec<Vec<u8>> {
-    seeds(&[json!({"model": "tiny", "tokens": [1, 2, 3, 400]}), json!({"tokens": []})])
+    seeds(&[
+        json!({"model": "tiny", "tokens": [1, 2, 3, 400]}),
+        json!({"tokens": []}),
+    ])
 }
 
 pub fn lora_seeds() -> Vec<Vec<u8>> {
@@ -85,7 +88,11 @@ pub fn lora_seeds() -> Vec<Vec<u8>> {
 }
 
 pub fn admin_seeds() -> Vec<Vec<u8>> {
-    seeds(&[json!({}), json!({"name": "prometheus"}), json!({"plugin": "prometheus", "config": {}})])
+    seeds(&[
+        json!({}),
+        json!({"name": "prometheus"}),
+        json!({"plugin": "prometheus", "config": {}}),
+    ])
 }
 
 pub fn completion(_: &Path) -> Case {
@@ -164,14 +171,26 @@ async fn ask(server: &TestServer, route: &str, input: &[u8]) -> Outcome {
     let streamed = is_stream(&answer.headers);
     if status == StatusCode::OK {
         if streamed {
-            assert!(answer.text.ends_with("data: [DONE]\n\n"), "{route}: no end: {}", answer.text);
+            assert!(
+                answer.text.ends_with("data: [DONE]\n\n"),
+                "{route}: no end: {}",
+                answer.text
+            );
             assert!(!answer.text.contains("\"code\":500"), "{route}: {}", answer.text);
         }
         return Outcome::Accepted;
     }
     let body: Value = serde_json::from_str(&answer.text).unwrap_or_default();
     let message = body["error"]["message"].as_str().unwrap_or_default();
-    assert!(!message.is_empty(), "{route}: {status} without a message: {}", answer.text);
+    assert!(
+        !message.is_empty(),
+        "{route}: {status} without a message: {}",
+        answer.text
+    );
+    // The body was understood, and what it asks for is not possible now: a linked stat logger cannot be replaced.
+    if matches!(status, StatusCode::CONFLICT | StatusCode::UNPROCESSABLE_ENTITY) {
+        return Outcome::Accepted;
+    }
     Outcome::Refused
 }
 

@@ -21,7 +21,10 @@ fn write(path: &Path, input: &[u8]) {
 
 fn write_with_weights(path: &Path, input: &[u8]) {
     write(path, input);
-    let file = std::fs::OpenOptions::new().write(true).open(path).expect("it was written");
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .expect("it was written");
     file.set_len(input.len() as u64 + WEIGHT_BYTES).expect("a sparse file");
 }
 
@@ -75,7 +78,10 @@ pub fn gguf_seeds() -> Vec<Vec<u8>> {
     let header = |name: &str| {
         let path = fixture(&format!("models/gguf/{name}.gguf"));
         let file = GgufFile::open(&path).expect("a fixture");
-        let first = file.tensor_names().filter_map(|name| file.tensor(name)).map(|tensor| tensor.offset);
+        let first = file
+            .tensor_names()
+            .filter_map(|name| file.tensor(name))
+            .map(|tensor| tensor.offset);
         let end = first.min().expect("tensors");
         let mut bytes = std::fs::read(&path).expect("a fixture");
         bytes.truncate(end);
@@ -128,7 +134,9 @@ fn header(path: &str) -> Vec<u8> {
 
 pub fn safetensors_seeds() -> Vec<Vec<u8>> {
     let models = ["llama", "llama-fp8", "qwen3-fp8", "gemma3", "llama-fp8-kv"];
-    models.map(|model| header(&format!("models/{model}/model.safetensors"))).to_vec()
+    models
+        .map(|model| header(&format!("models/{model}/model.safetensors")))
+        .to_vec()
 }
 
 /// A safetensors header in a folder whose other files are right.
@@ -167,9 +175,19 @@ pub fn index(folder: &Path) -> Case {
 
 pub fn config_seeds() -> Vec<Vec<u8>> {
     let models = [
-        "llama", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma3", "llama-fp8", "qwen3-fp8", "qwen3-kv",
+        "llama",
+        "llama3-rope",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma3",
+        "llama-fp8",
+        "qwen3-fp8",
+        "qwen3-kv",
     ];
-    models.map(|model| fixture_bytes(&format!("models/{model}/config.json"))).to_vec()
+    models
+        .map(|model| fixture_bytes(&format!("models/{model}/config.json")))
+        .to_vec()
 }
 
 /// `config.json`, with dummy weights.
@@ -182,7 +200,9 @@ pub fn config(folder: &Path) -> Case {
 }
 
 pub fn generation_seeds() -> Vec<Vec<u8>> {
-    ["llama", "qwen2", "gemma3"].map(|model| fixture_bytes(&format!("models/{model}/generation_config.json"))).to_vec()
+    ["llama", "qwen2", "gemma3"]
+        .map(|model| fixture_bytes(&format!("models/{model}/generation_config.json")))
+        .to_vec()
 }
 
 /// `generation_config.json` beside a right configuration.
@@ -204,7 +224,8 @@ pub fn lora_config_seeds() -> Vec<Vec<u8>> {
 /// `adapter_config.json` beside right matrices.
 pub fn lora_config(folder: &Path) -> Case {
     copy("llama-lora/rank4", "adapter_model.safetensors", folder);
-    let model = ModelFiles::open(&fixture("models/llama"), LoadFormat::Auto, DummyWeights::default()).expect("a fixture");
+    let model =
+        ModelFiles::open(&fixture("models/llama"), LoadFormat::Auto, DummyWeights::default()).expect("a fixture");
     let limits = LoraLimits {
         max_rank: 16,
         targets: LoraTargets::ALL,

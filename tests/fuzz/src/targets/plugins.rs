@@ -5,10 +5,10 @@ use std::path::Path;
 use halyard_models::program::{KvLayout, build_forward};
 use halyard_models::{DummyWeights, LoadFormat, ModelFiles};
 
+use halyard_platform_api::Program;
 use halyard_platform_api::abi::tables::{NodeWire, OpSpecWire, ProgramWire, TensorDeclWire};
 use halyard_platform_api::abi::{ProgramBytes, Str, read_program, struct_from_bytes};
 use halyard_platform_api::ops::OpSpec;
-use halyard_platform_api::Program;
 use halyard_plugin_host::elf::ElfFacts;
 use halyard_plugin_host::isolation::{record_from_bytes, record_from_json, record_to_bytes, record_to_json};
 use halyard_plugin_host::manifest::Manifest;
@@ -22,7 +22,9 @@ pub fn manifest_seeds() -> Vec<Vec<u8>> {
             "priority": 5, "about": "a plugin", "cpu_features": "", "needs": {"x": [1, 2]}})
     };
     let kinds = ["platform", "stat-logger", "io-processor", "lora-resolver"];
-    kinds.map(|kind| manifest(kind, "one").to_string().into_bytes()).to_vec()
+    kinds
+        .map(|kind| manifest(kind, "one").to_string().into_bytes())
+        .to_vec()
 }
 
 /// The manifest section of a library.
@@ -60,18 +62,28 @@ pub fn elf(folder: &Path) -> Case {
 /// The programs of two models.
 fn programs() -> Vec<Program> {
     let program = |name: &str| {
-        let files = ModelFiles::open(&fixture(&format!("models/{name}")), LoadFormat::Auto, DummyWeights::default());
+        let files = ModelFiles::open(
+            &fixture(&format!("models/{name}")),
+            LoadFormat::Auto,
+            DummyWeights::default(),
+        );
         let files = files.expect("a fixture");
         let layout = KvLayout::of(&files.description);
         let format = |role| files.weights.format(role);
-        build_forward(&files.description, &layout, &super::models::options(), &format).expect("a program").program
+        build_forward(&files.description, &layout, &super::models::options(), &format)
+            .expect("a program")
+            .program
     };
     ["llama", "gemma3"].map(program).to_vec()
 }
 
 /// A code, a version and a descriptor.
 pub fn op_seeds() -> Vec<Vec<u8>> {
-    let mut seeds: Vec<Vec<u8>> = programs().iter().flat_map(|program| &program.nodes).map(|node| spec_bytes(&node.spec)).collect();
+    let mut seeds: Vec<Vec<u8>> = programs()
+        .iter()
+        .flat_map(|program| &program.nodes)
+        .map(|node| spec_bytes(&node.spec))
+        .collect();
     seeds.sort();
     seeds.dedup();
     seeds
@@ -108,7 +120,13 @@ fn program_bytes(program: &Program) -> Vec<u8> {
     let mut bytes = (program.tensors.len() as u16).to_le_bytes().to_vec();
     bytes.extend((program.nodes.len() as u16).to_le_bytes());
     for tensor in &program.tensors {
-        for word in [tensor.dtype as u32, u32::from(tensor.internal), tensor.storage, tensor.first_column, tensor.num_columns] {
+        for word in [
+            tensor.dtype as u32,
+            u32::from(tensor.internal),
+            tensor.storage,
+            tensor.first_column,
+            tensor.num_columns,
+        ] {
             bytes.extend(word.to_le_bytes());
         }
     }
@@ -165,22 +183,29 @@ pub fn program(_: &Path) -> Case {
             })
             .collect();
         let name = "fuzz.op".to_owned();
-        let specs: Vec<OpSpecWire> = parts.iter().map(|(code, version, descriptor, _)| {
-            let mut wire = OpSpecWire::zeroed();
-            wire.code = *code;
-            wire.version = *version;
-            wire.name = Str::new(&name);
-            wire.descriptor = descriptor.as_ptr();
-            wire.descriptor_len = descriptor.len() as u64;
-            wire
-        }).collect();
-        let nodes: Vec<NodeWire> = specs.iter().zip(&parts).map(|(spec, (_, _, _, operands))| {
-            let mut wire = NodeWire::zeroed();
-            wire.spec = spec;
-            wire.operands = operands.as_ptr();
-            wire.num_operands = operands.len() as u32;
-            wire
-        }).collect();
+        let specs: Vec<OpSpecWire> = parts
+            .iter()
+            .map(|(code, version, descriptor, _)| {
+                let mut wire = OpSpecWire::zeroed();
+                wire.code = *code;
+                wire.version = *version;
+                wire.name = Str::new(&name);
+                wire.descriptor = descriptor.as_ptr();
+                wire.descriptor_len = descriptor.len() as u64;
+                wire
+            })
+            .collect();
+        let nodes: Vec<NodeWire> = specs
+            .iter()
+            .zip(&parts)
+            .map(|(spec, (_, _, _, operands))| {
+                let mut wire = NodeWire::zeroed();
+                wire.spec = spec;
+                wire.operands = operands.as_ptr();
+                wire.num_operands = operands.len() as u32;
+                wire
+            })
+            .collect();
         let mut wire = ProgramWire::zeroed();
         wire.num_nodes = nodes.len() as u32;
         wire.nodes = nodes.as_ptr();
@@ -217,7 +242,11 @@ fn tensor(reader: &mut Reader<'_>) -> TensorDeclWire {
 /// Records as the json-lines logger wrote them.
 pub fn record_json_seeds() -> Vec<Vec<u8>> {
     let recorded = std::fs::read(root().join("server/src/cli/plugins/recording.jsonl")).expect("the recording");
-    recorded.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(<[u8]>::to_vec).collect()
+    recorded
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(<[u8]>::to_vec)
+        .collect()
 }
 
 /// A record of `halyard plugins test`'s recordings.

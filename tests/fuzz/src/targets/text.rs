@@ -1,8 +1,11 @@
 //! Tokenizers and chat templates of a model folder: read, and used on a few texts and messages.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
-use halyard_text::{ChatInput, ChatTemplate, Detokenizer, SpecialTokens, Tokenizer, TokenizerConfig};
+use halyard_server::templates::{TemplateLimits, TemplateProcesses};
+use halyard_text::{ChatInput, ChatTemplate, Detokenizer, SpecialTokens, TemplateHost, Tokenizer, TokenizerConfig};
 use serde_json::{Value, json};
 
 use crate::target::{Case, Outcome, fixture, fixture_bytes, outcome};
@@ -19,7 +22,9 @@ const TEXTS: &[&str] = &[
 /// Encodes and decodes: each may fail in words.
 pub fn use_tokenizer(tokenizer: &Tokenizer) {
     for text in TEXTS {
-        let Ok(ids) = tokenizer.encode(text, true) else { continue };
+        let Ok(ids) = tokenizer.encode(text, true) else {
+            continue;
+        };
         let _ = tokenizer.decode(&ids, false);
         let _ = tokenizer.decode(&ids, true);
         let mut incremental = Detokenizer::new(tokenizer, &ids, true);
@@ -74,12 +79,29 @@ pub fn tokenizer_config(_: &Path) -> Case {
 }
 
 pub fn template_seeds() -> Vec<Vec<u8>> {
-    let names = ["chatml", "gemma3", "llama3", "mistral", "parts_only", "python_values", "qwen3"];
-    names.map(|name| fixture_bytes(&format!("text/templates/{name}.jinja"))).to_vec()
+    let names = [
+        "chatml",
+        "gemma3",
+        "llama3",
+        "mistral",
+        "parts_only",
+        "python_values",
+        "qwen3",
+    ];
+    names
+        .map(|name| fixture_bytes(&format!("text/templates/{name}.jinja")))
+        .to_vec()
 }
 
-/// A chat template: compiled, and rendered over three conversations.
+/// A chat template: compiled, and rendered over three conversations, in processes as the server has them (this program
+/// again). What ends such
+/// a process is an answer; what hangs or ends this one is a finding.
 pub fn template(_: &Path) -> Case {
+    let limits = TemplateLimits {
+        cpu: Duration::from_millis(500),
+        ..TemplateLimits::default()
+    };
+    let host: Arc<dyn TemplateHost> = Arc::new(TemplateProcesses::new("/proc/self/exe".into(), limits));
     let special = SpecialTokens {
         bos_token: Some("<s>".to_owned()),
         eos_token: Some("</s>".to_owned()),
@@ -103,7 +125,7 @@ pub fn template(_: &Path) -> Case {
     ];
     Box::new(move |input| {
         let source = String::from_utf8_lossy(input);
-        let made = ChatTemplate::new(&source, &special);
+        let made = ChatTemplate::on(Arc::clone(&host), &source, &special);
         if let Ok(template) = &made {
             for (index, messages) in talks.iter().enumerate() {
                 let rendered = template.render(&ChatInput {
