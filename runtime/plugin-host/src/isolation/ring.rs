@@ -377,6 +377,35 @@ mod tests {
     }
 
     #[test]
+    fn whatever_a_child_writes_into_the_ring_is_room_an_answer_or_a_reason() {
+        let (mut producer, consumer) = pair();
+        producer.write(FrameKind::Record, &pattern(1, 1000));
+        let sequence = producer.write(FrameKind::Record, &pattern(2, 50));
+        producer.publish();
+        let header = consumer.shared.header();
+        let mut seed = 7_u64;
+        let mut next = || {
+            seed = seed
+                .wrapping_mul(0x5851_F42D_4C95_7F2D)
+                .wrapping_add(0x1405_7B7E_F767_814F);
+            let bits = seed >> 33;
+            [0, 1, bits % 2000, bits << 33, u64::MAX, u64::MAX - bits % 2000][(bits % 6) as usize]
+        };
+        let (mut answers, mut reasons) = (0, 0);
+        for _ in 0..20_000 {
+            header.head.store(next(), Ordering::Relaxed);
+            header.answered.store(next().min(sequence + 1), Ordering::Relaxed);
+            header.text_bytes.store(next() as u32, Ordering::Relaxed);
+            header.status.store(next() as u32, Ordering::Relaxed);
+            let room = producer.has_room((next() % 9000) as usize);
+            let answer = producer.answer(sequence);
+            answers += usize::from(matches!(answer, Ok(Some(_))));
+            reasons += usize::from(room.is_err()) + usize::from(answer.is_err());
+        }
+        assert!(answers > 0 && reasons > 0, "{answers} answers, {reasons} reasons");
+    }
+
+    #[test]
     fn an_answer_belongs_to_its_frame_and_a_long_text_is_cut_between_characters() {
         let (mut producer, mut consumer) = pair();
         let sequence = producer.write(FrameKind::Flush, &[]);
