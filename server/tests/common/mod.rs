@@ -54,8 +54,6 @@ pub struct Options {
     pub max_waiting: Option<u32>,
     pub max_model_len: Option<u32>,
     pub body_bytes: Option<usize>,
-    /// The model's folder; the fixture `llama` where none is named.
-    pub model: Option<PathBuf>,
     /// What the model runs on; the reference device where none is named.
     pub device: Option<Arc<dyn Device>>,
     pub io: IoProcessors,
