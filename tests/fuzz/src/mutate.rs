@@ -208,7 +208,7 @@ fn change(value: &mut Value, other: &Value, random: &mut Random, depth: usize) {
 }
 
 fn change_object(object: &mut Map<String, Value>, other: &Value, random: &mut Random) {
-    let key = || object.keys().nth(0).cloned();
+    let key = || object.keys().next().cloned();
     let at = random.below(object.len());
     let some = object.keys().nth(at).cloned().or_else(key);
     match (random.below(5), some) {
