@@ -23,11 +23,11 @@ pub(super) struct ConnectionArgs {
     /// Seconds for the head of a request, from the connection's start or the head's first byte
     #[arg(long, value_name = "SECONDS", env = "HALYARD_REQUEST_HEADER_TIMEOUT", default_value_t = 30, value_parser = value_parser!(u32).range(1..))]
     request_header_timeout: u32,
-    /// Seconds for the body of a request, and one more for each --request-body-min-rate bytes that came
+    /// Seconds that the server waits for the body of a request, and one more for each --request-body-min-rate bytes that came
     #[arg(long, value_name = "SECONDS", env = "HALYARD_REQUEST_BODY_TIMEOUT", default_value_t = 30, value_parser = value_parser!(u32).range(1..))]
     request_body_timeout: u32,
     /// Bytes a second that a body must keep up after its first seconds
-    #[arg(long, value_name = "BYTES", env = "HALYARD_REQUEST_BODY_MIN_RATE", default_value = "1KiB", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", env = "HALYARD_REQUEST_BODY_MIN_RATE", default_value = "16KiB", value_parser = parse_bytes)]
     request_body_min_rate: u64,
     /// Bytes of all bodies that are still coming; beyond it such requests get 503
     #[arg(long, value_name = "BYTES", env = "HALYARD_MAX_PENDING_BODY_BYTES", default_value = "256MiB", value_parser = parse_bytes)]

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use super::body::read_object;
 use super::connection::serve_connection;
 use super::connections::{Admission, Connections, EndReason};
+use super::error::ApiError;
 use super::limits::ConnectionLimits;
 use super::transport::Transport;
 
@@ -72,18 +73,24 @@ fn limits() -> ConnectionLimits {
     }
 }
 
+async fn read(request: Request) -> Result<String, ApiError> {
+    let (parts, body) = request.into_parts();
+    read_object(&parts.headers, body, 16 << 20)
+        .await
+        .map(|_| "read".to_owned())
+}
+
 fn routes() -> Router {
     let endless = || async {
         let zeros = futures::stream::repeat_with(|| Ok::<_, io::Error>(Bytes::from(vec![0; 4096])));
         Body::from_stream(zeros)
     };
-    let read = async |request: Request| {
-        let (parts, body) = request.into_parts();
-        read_object(&parts.headers, body, 16 << 20)
-            .await
-            .map(|_| "read".to_owned())
+    let later = async |request: Request| {
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        read(request).await
     };
     Router::new()
+        .route("/later", post(later))
         .route("/hello", get(|| async { "hello" }))
         .route("/endless", get(endless))
         .route("/read", post(read))
@@ -229,6 +236,25 @@ async fn a_long_upload_that_keeps_its_rate_is_read() {
     served.send("\"}").await;
     let answer = served.read_until("read").await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_reads_late_does_not_use_up_its_clients_time() {
+    let mut served = serve(limits(), routes());
+    served
+        .send(&UPLOAD.replace("/read", "/later").replace("200000", "40000"))
+        .await;
+    let (mut reader, mut writer) = tokio::io::split(served.client);
+    let sending = tokio::spawn(async move {
+        let body = format!("{{\"a\": \"{}\"}}", "x".repeat(40_000 - 9));
+        // More than fits between the two: the rest leaves when the handler reads.
+        writer.write_all(body.as_bytes()).await.expect("taken");
+        writer
+    });
+    let mut answer = vec![0; 12];
+    reader.read_exact(&mut answer).await.expect("an answer");
+    assert_eq!(answer, b"HTTP/1.1 200");
+    drop(sending.await.expect("no panic"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -46,7 +46,7 @@ impl Default for ConnectionLimits {
             connections: DEFAULT_MAX_CONNECTIONS,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(30),
-            body_rate: 1024,
+            body_rate: 16 << 10,
             keep_alive: Duration::from_secs(75),
             write_timeout: Duration::from_secs(300),
             // uvicorn's; vLLM's 4 MiB would let half-sent heads hold 32 GiB.

@@ -27,7 +27,7 @@ pub enum BodyError {
     Late {
         /// Bytes that came.
         received: u64,
-        /// Since the head.
+        /// Waited for.
         elapsed_s: u64,
         /// `--request-body-timeout`.
         timeout_s: u64,
@@ -72,7 +72,9 @@ pub(super) struct TimedBody<B> {
     inner: B,
     limits: Arc<ConnectionLimits>,
     pending: Arc<PendingBodies>,
-    start: Instant,
+    /// Time in which more was asked for and nothing was there. A handler that does not ask yet does not use up its client's time.
+    waited: Duration,
+    waiting_since: Option<Instant>,
     received: u64,
     /// Bytes counted in [`PendingBodies::bytes`].
     held: usize,
@@ -92,7 +94,8 @@ impl<B: Body> TimedBody<B> {
             inner,
             limits: Arc::clone(limits),
             pending: Arc::clone(pending),
-            start: Instant::now(),
+            waited: Duration::ZERO,
+            waiting_since: None,
             received: 0,
             held: 0,
             sleep: None,
@@ -101,9 +104,20 @@ impl<B: Body> TimedBody<B> {
 }
 
 impl<B> TimedBody<B> {
-    fn deadline(&self) -> Instant {
+    /// The moment at which the body is late, if nothing comes from now on.
+    fn deadline(&mut self) -> Instant {
         let earned = self.received / self.limits.body_rate.max(1);
-        self.start + self.limits.body_timeout + Duration::from_secs(earned)
+        let allowed = self.limits.body_timeout + Duration::from_secs(earned);
+        let since = *self.waiting_since.get_or_insert_with(Instant::now);
+        since + allowed.saturating_sub(self.waited)
+    }
+
+    /// Something came.
+    fn end_of_wait(&mut self) {
+        self.waited += self
+            .waiting_since
+            .take()
+            .map_or(Duration::ZERO, |since| since.elapsed());
     }
 
     /// Counts `bytes` more as held, if there is room.
@@ -137,7 +151,11 @@ where
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
         let this = self.get_mut();
-        match Pin::new(&mut this.inner).poll_frame(cx) {
+        let polled = Pin::new(&mut this.inner).poll_frame(cx);
+        if polled.is_ready() {
+            this.end_of_wait();
+        }
+        match polled {
             Poll::Ready(Some(Ok(frame))) => {
                 let bytes = frame.data_ref().map_or(0, Buf::remaining);
                 this.received += bytes as u64;
@@ -165,11 +183,12 @@ where
                     sleep.as_mut().reset(deadline);
                 }
                 std::task::ready!(sleep.as_mut().poll(cx));
+                this.end_of_wait();
                 this.release();
                 this.pending.late.fetch_add(1, Ordering::Relaxed);
                 let late = BodyError::Late {
                     received: this.received,
-                    elapsed_s: this.start.elapsed().as_secs(),
+                    elapsed_s: this.waited.as_secs(),
                     timeout_s: this.limits.body_timeout.as_secs(),
                     rate: this.limits.body_rate,
                 };
