@@ -22,18 +22,22 @@ pub mod args;
 mod bench;
 mod chat;
 mod chosen_hook;
+pub mod command_line;
 mod connection_args;
 mod engine;
 pub mod isolation;
 mod lora;
+mod model_flags;
 mod plugins;
 mod serve;
+mod serving;
 pub mod units;
+pub mod vllm_flags;
 
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::ServerError;
 
@@ -79,19 +83,27 @@ pub enum Command {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    let mut command = Cli::command();
+    command.build();
+    let line = match command_line::read(std::env::args_os().collect(), &command) {
+        Ok(line) => line,
+        Err(error) => return fail(&error, 2),
+    };
+    match run(Cli::parse_from(&line.args), &line.accepted) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Nobody may be left to read it.
-            let _ = writeln!(std::io::stderr(), "halyard: {error}");
-            ExitCode::from(error.exit_status())
-        }
+        Err(error) => fail(&error, error.exit_status()),
     }
 }
 
-fn run(cli: Cli) -> Result<(), ServerError> {
+fn fail(error: &dyn std::fmt::Display, status: u8) -> ExitCode {
+    // Nobody may be left to read it.
+    let _ = writeln!(std::io::stderr(), "halyard: {error}");
+    ExitCode::from(status)
+}
+
+fn run(cli: Cli, accepted: &[(String, &'static str)]) -> Result<(), ServerError> {
     match cli.command {
-        Command::Serve(args) => serve::run(*args),
+        Command::Serve(args) => serve::run(*args, accepted),
         Command::Chat(args) => chat::run_chat(*args),
         Command::Complete(args) => chat::run_complete(*args),
         Command::Bench(command) => bench::run(command),
@@ -114,7 +126,6 @@ fn runtime() -> Result<tokio::runtime::Runtime, ServerError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn flags_are_consistent() {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use reqwest::header::{HeaderMap, HeaderName};
 use reqwest::{Client, RequestBuilder, Response, Url};
 use serde_json::Value;
 
@@ -18,6 +19,12 @@ pub enum ClientError {
         url: String,
         /// What is wrong.
         reason: String,
+    },
+    /// A header that cannot be sent.
+    #[error("header `{name}`: its name or value holds what a header cannot")]
+    Header {
+        /// Its name.
+        name: String,
     },
     /// Nothing answers.
     #[error("{url} cannot be reached: {source}")]
@@ -45,6 +52,7 @@ pub struct ServerClient {
     client: Client,
     url: String,
     api_key: Option<String>,
+    headers: HeaderMap,
 }
 
 impl ServerClient {
@@ -72,9 +80,23 @@ impl ServerClient {
         let client = builder.build().map_err(|error| bad(error.to_string()))?;
         Ok(ServerClient {
             client,
-            url: url.trim_end_matches('/').to_owned(),
+            url: base(url).to_owned(),
             api_key,
+            headers: HeaderMap::new(),
         })
+    }
+
+    /// The same client, which sends these headers with every request.
+    ///
+    /// # Errors
+    /// [`ClientError::Header`].
+    pub fn with_headers(mut self, headers: &[(String, String)]) -> Result<Self, ClientError> {
+        for (name, value) in headers {
+            let bad = || ClientError::Header { name: name.clone() };
+            let key: HeaderName = name.parse().map_err(|_| bad())?;
+            self.headers.insert(key, value.parse().map_err(|_| bad())?);
+        }
+        Ok(self)
     }
 
     /// The first model that the server names.
@@ -166,7 +188,7 @@ impl ServerClient {
         if let Some(key) = &self.api_key {
             request = request.bearer_auth(key);
         }
-        let sent = request.send().await;
+        let sent = request.headers(self.headers.clone()).send().await;
         let response = sent.map_err(|source| ClientError::Unreachable {
             url: self.url.clone(),
             source,
@@ -182,6 +204,12 @@ impl ServerClient {
             message: value["error"]["message"].as_str().unwrap_or(&body).to_owned(),
         })
     }
+}
+
+/// The address before the routes: other clients are given it with the /v1 that theirs begin with.
+fn base(url: &str) -> &str {
+    let url = url.trim_end_matches('/');
+    url.strip_suffix("/v1").unwrap_or(url).trim_end_matches('/')
 }
 
 fn broken(error: reqwest::Error) -> ClientError {
@@ -241,6 +269,35 @@ mod tests {
                 .collect();
             assert_eq!(found, ["{\"a\":\"é\"}", "[DONE]"], "chunks of {size}");
         }
+    }
+
+    #[test]
+    fn an_address_may_end_with_the_version_of_the_routes() {
+        for url in [
+            "http://h:1",
+            "http://h:1/",
+            "http://h:1/v1",
+            "http://h:1/v1/",
+            "http://h:1//v1//",
+        ] {
+            assert_eq!(
+                ServerClient::new(url, None).expect("an address").url,
+                "http://h:1",
+                "{url}"
+            );
+        }
+        assert_eq!(
+            ServerClient::new("http://h/x/v1", None).expect("an address").url,
+            "http://h/x"
+        );
+        assert_eq!(
+            ServerClient::new("http://h/v10", None).expect("an address").url,
+            "http://h/v10"
+        );
+        let header = |name: &str| vec![(name.to_owned(), "1".to_owned())];
+        let client = || ServerClient::new("http://h", None).expect("an address");
+        assert!(client().with_headers(&header("x-a")).is_ok());
+        assert!(client().with_headers(&header("x a")).is_err());
     }
 
     #[test]

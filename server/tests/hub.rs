@@ -53,6 +53,7 @@ impl FakeHub {
             hub_cache_dir: Some(folder.join("hub")),
             endpoint: Some(endpoint),
             token: Some("secret".to_owned()),
+            revision: None,
             offline: false,
             python: PathBuf::from("python3"),
         };
@@ -80,9 +81,12 @@ impl Drop for FakeHub {
     }
 }
 
-async fn tree(State(shared): State<Shared>, Path((_, repo, _)): Path<(String, String, String)>) -> Response<Body> {
+async fn tree(
+    State(shared): State<Shared>,
+    Path((_, repo, revision)): Path<(String, String, String)>,
+) -> Response<Body> {
     let mut hub = shared.lock().expect("no panics");
-    hub.requests.push("tree".to_owned());
+    hub.requests.push(format!("tree {revision}"));
     if repo == "missing" {
         let response = Response::builder()
             .status(StatusCode::NOT_FOUND)
@@ -323,4 +327,81 @@ async fn offline_finds_what_other_tools_cached() {
         .await
         .expect("there");
     assert_eq!(model.path, snapshot);
+}
+
+#[tokio::test]
+async fn a_revision_is_asked_for_and_kept_apart() {
+    let hub = FakeHub::start(&[("m.gguf", &weights(1000))]).await;
+    let at = |revision: &str| SourceSettings {
+        revision: Some(revision.to_owned()),
+        ..hub.settings.clone()
+    };
+    let fetch = |settings: SourceSettings| async move {
+        let model = source::resolve(Some("org/m"), LoadFormat::Auto, &settings).await;
+        model.map(|model| model.path)
+    };
+    let main = fetch(hub.settings.clone()).await.expect("comes");
+    assert!(hub.requests().contains(&"tree main".to_owned()));
+    let branch = fetch(at("refs/pr/1")).await.expect("comes");
+    let requests = hub.requests();
+    assert!(
+        requests.iter().any(|request| request.starts_with("tree refs")),
+        "{requests:?}"
+    );
+    assert_ne!(main, branch);
+    assert_eq!(fetch(at("refs/pr/1")).await.expect("still there"), branch);
+    assert_eq!(
+        hub.requests(),
+        Vec::<String>::new(),
+        "each revision is complete by itself"
+    );
+    for bad in ["../x", "", "a b", "a@b"] {
+        let error = fetch(at(bad)).await.expect_err(bad).to_string();
+        assert!(error.contains("--revision"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_tokenizer_comes_without_the_model() {
+    let files: [(&str, &[u8]); 3] = [
+        ("model.safetensors", b"large"),
+        ("tokenizer.json", b"{}"),
+        ("tokenizer_config.json", b"{}"),
+    ];
+    let hub = FakeHub::start(&files).await;
+    let folder = source::resolve_tokenizer("org/t", &hub.settings).await.expect("comes");
+    assert!(folder.join("tokenizer.json").exists() && folder.join("tokenizer_config.json").exists());
+    assert!(!folder.join("model.safetensors").exists());
+    let without = FakeHub::start(&[("config.json", b"{}")]).await;
+    let error = source::resolve_tokenizer("org/t", &without.settings).await;
+    assert!(error.expect_err("none").to_string().contains("tokenizer.json"));
+    let error = source::resolve_tokenizer("no such", &hub.settings).await;
+    assert!(error.expect_err("no name").to_string().contains("--tokenizer no such"));
+}
+
+#[tokio::test]
+async fn offline_finds_the_revision_that_other_tools_cached() {
+    let hub = FakeHub::start(&[]).await;
+    let repo = hub.settings.hub_cache_dir.clone().expect("set").join("models--org--m");
+    let snapshot = repo.join("snapshots").join(COMMIT);
+    std::fs::create_dir_all(&snapshot).expect("a folder");
+    std::fs::create_dir_all(repo.join("refs")).expect("a folder");
+    std::fs::write(repo.join("refs").join("v1"), COMMIT).expect("a ref");
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::write(snapshot.join(name), "{}").expect("a file");
+    }
+    for (revision, there) in [
+        (Some("v1"), true),
+        (Some(COMMIT), true),
+        (Some("v2"), false),
+        (None, false),
+    ] {
+        let offline = SourceSettings {
+            offline: true,
+            revision: revision.map(str::to_owned),
+            ..hub.settings.clone()
+        };
+        let found = source::resolve(Some("org/m"), LoadFormat::Auto, &offline).await;
+        assert_eq!(found.is_ok(), there, "{revision:?}");
+    }
 }

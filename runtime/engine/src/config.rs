@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use halyard_models::lora::MAX_LORA_RANK;
 use halyard_models::program::LoraOptions;
-use halyard_models::{DummyWeights, LoadFormat, LoraTargets, ModelFiles, WeightQuantization};
+use halyard_models::{DummyWeights, LoadFormat, LoraTargets, ModelFiles, ModelOverrides, WeightQuantization};
 use halyard_platform_api::DType;
 use halyard_text::TemplateHost;
 
@@ -53,6 +53,8 @@ pub struct ModelConfig {
     pub allow_quantized_act: bool,
     /// Attention backend by name; `None`: the platform's best.
     pub attention_backend: Option<String>,
+    /// What stands in for the model's own files.
+    pub overrides: ModelOverrides,
 }
 
 /// KV cache memory.
@@ -64,6 +66,8 @@ pub struct CacheConfig {
     pub gpu_memory_utilization: f64,
     /// KV bytes; overrides the share.
     pub kv_cache_memory_bytes: Option<u64>,
+    /// Blocks of the KV cache; overrides share and bytes (vLLM's name).
+    pub num_gpu_blocks_override: Option<u32>,
     /// KV type; `None`: the device's choice.
     pub kv_cache_dtype: Option<DType>,
     /// Reuse blocks of equal prefixes.
@@ -197,7 +201,7 @@ impl ModelConfig {
             seed: self.seed,
             ..DummyWeights::default()
         };
-        let mut files = ModelFiles::open(&self.path, self.load_format, dummy)?;
+        let mut files = ModelFiles::open_with(&self.path, self.load_format, dummy, &self.overrides)?;
         match self.quantization {
             None => {}
             Some(WeightQuantization::Fp8) => files.quantise()?,
@@ -219,11 +223,13 @@ impl EngineConfig {
                 seed: 0,
                 allow_quantized_act: false,
                 attention_backend: None,
+                overrides: ModelOverrides::default(),
             },
             cache: CacheConfig {
                 block_size: None,
                 gpu_memory_utilization: 0.9,
                 kv_cache_memory_bytes: None,
+                num_gpu_blocks_override: None,
                 kv_cache_dtype: None,
                 enable_prefix_caching: true,
             },

@@ -150,6 +150,21 @@ impl EngineHandle {
                 None => ChatTemplate::new(source, &special),
             })
             .transpose()?;
+        let overrides = &config.model.overrides;
+        let chat_template = match overrides.content_parts {
+            Some(parts) => chat_template.map(|template| template.with_contents_as(parts)),
+            None => chat_template,
+        };
+        let (words, rows) = (tokenizer.vocab_size(), files.description.vocab_size);
+        if overrides.tokenizer.is_some() && words > rows {
+            let message = format!(
+                "it has {words} tokens, the model {rows}: text would become tokens that the model does not know; give the tokenizer that the model was trained with"
+            );
+            return Err(EngineError::Config {
+                name: "--tokenizer",
+                message,
+            });
+        }
         let loaded = load(&config, devices, &files, progress)?;
         let max_in_flight = loaded.scheduler.max_steps_in_flight;
         let scheduler = Scheduler::new(loaded.scheduler)?;

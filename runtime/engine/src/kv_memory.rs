@@ -56,6 +56,24 @@ pub(crate) fn size(config: &EngineConfig, scheduler: &SchedulerConfig, needs: &K
         None if needs.unified => free.min(UNIFIED_KV_BYTES) / u64::from(needs.sharing.max(1)),
         None => free,
     };
+    let page_bytes = needs.page_bytes.max(1);
+    let most = needs
+        .max_pages
+        .saturating_sub(u64::from(needs.scratch_pages))
+        .min(1 << 30);
+    let overridden = config.cache.num_gpu_blocks_override.map(u64::from);
+    if let Some(blocks) = overridden
+        && (blocks == 0 || blocks > most || blocks * page_bytes > m.free_bytes)
+    {
+        let arithmetic = format!(
+            "--num-gpu-blocks-override {blocks}: blocks of {page_bytes} bytes = {}; choose 1 to {} (memory that is free: {})",
+            gib(blocks * page_bytes),
+            most.min(m.free_bytes / page_bytes),
+            gib(m.free_bytes)
+        );
+        return Err(EngineError::DoesNotFit { arithmetic });
+    }
+    let budget = overridden.map_or(budget, |blocks| blocks * page_bytes);
     if budget > m.free_bytes {
         let arithmetic = format!(
             "--kv-cache-memory-bytes {budget} ({}) is more than the {} that are free on the device",
@@ -67,10 +85,7 @@ pub(crate) fn size(config: &EngineConfig, scheduler: &SchedulerConfig, needs: &K
     let useful = scheduler
         .blocks_for(scheduler.max_model_len)
         .saturating_mul(u64::from(scheduler.max_num_seqs));
-    let pages = (budget / needs.page_bytes.max(1))
-        .min(useful)
-        .min(needs.max_pages.saturating_sub(u64::from(needs.scratch_pages)))
-        .min(1 << 30);
+    let pages = overridden.unwrap_or_else(|| (budget / page_bytes).min(useful).min(most));
     let asked = scheduler.max_model_len;
     let fits = longest_context(scheduler, pages);
     if fits >= asked {
@@ -178,6 +193,32 @@ mod tests {
         let size = size(&config, &scheduler(1 << 20), &needs(12)).expect("lowered");
         assert_eq!(size.max_model_len, 16384);
         assert!(size.note.expect("says so").contains("lowered from 1048576 to 16384"));
+    }
+
+    #[test]
+    fn a_number_of_blocks_is_taken_as_it_is() {
+        let mut config = EngineConfig::for_model("m");
+        config.cache.num_gpu_blocks_override = Some(600);
+        let sized = size(&config, &scheduler(8192), &needs(12)).expect("fits");
+        assert_eq!(sized.num_pages, 600);
+        // Even where the requests that may run could never fill them.
+        config.cache.num_gpu_blocks_override = Some(5000);
+        let few = SchedulerConfig {
+            max_num_seqs: 1,
+            ..scheduler(64)
+        };
+        assert_eq!(size(&config, &few, &needs(12)).expect("fits").num_pages, 5000);
+        for too_many in [0, 12 * 1024 + 1] {
+            config.cache.num_gpu_blocks_override = Some(too_many);
+            let error = size(&config, &scheduler(8192), &needs(12))
+                .expect_err("does not fit")
+                .to_string();
+            assert!(error.contains("choose 1 to 12288"), "{error}");
+        }
+        // A context that they do not hold is refused where it was named.
+        config.cache.num_gpu_blocks_override = Some(2);
+        config.model.max_model_len = Some(8192);
+        assert!(size(&config, &scheduler(8192), &needs(12)).is_err());
     }
 
     #[test]

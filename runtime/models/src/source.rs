@@ -11,6 +11,7 @@ use crate::config::{GenerationDefaults, JsonFields, ModelDescription, is_fp8};
 use crate::error::{ModelError, Result};
 use crate::families::Family;
 use crate::gguf::{GgufFile, GgufTokenizerData};
+use crate::overrides::ModelOverrides;
 use crate::safetensors::{SafetensorsFiles, files_with_extension, no_model};
 use crate::weights::{DummyWeights, Weights};
 
@@ -104,18 +105,26 @@ impl ModelFiles {
     /// [`ModelError::NoModel`], [`ModelError::WrongLoadFormat`], [`ModelError::MissingTokenizer`], and
     /// whatever is wrong with configuration or weights.
     pub fn open(path: &Path, format: LoadFormat, dummy: DummyWeights) -> Result<Self> {
+        Self::open_with(path, format, dummy, &ModelOverrides::default())
+    }
+
+    /// As [`ModelFiles::open`], with what the operator puts in place of the model's own files.
+    ///
+    /// # Errors
+    /// As there; overrides that do not fit.
+    pub fn open_with(path: &Path, format: LoadFormat, dummy: DummyWeights, over: &ModelOverrides) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|source| ModelError::Io {
             path: path.to_path_buf(),
             source,
         })?;
         if !metadata.is_dir() {
-            return open_gguf(path, format, dummy);
+            return open_gguf(path, format, dummy, over);
         }
         let has_config = path.join("config.json").is_file();
         if format == LoadFormat::Gguf || (!has_config && format != LoadFormat::Safetensors) {
-            return open_gguf(&only_gguf(path, format)?, format, dummy);
+            return open_gguf(&only_gguf(path, format)?, format, dummy, over);
         }
-        open_folder(path, format, dummy)
+        open_folder(path, format, dummy, over)
     }
 
     /// Has weights handed out that give keys and values divided by the checkpoint's scales ([`Weights::use_kv_scales`]), for a cache of 8-bit floats.
@@ -168,7 +177,7 @@ fn wrong_format(path: &Path, asked: &'static str, needs: &'static str, found: &s
     }
 }
 
-fn open_gguf(path: &Path, format: LoadFormat, dummy: DummyWeights) -> Result<ModelFiles> {
+fn open_gguf(path: &Path, format: LoadFormat, dummy: DummyWeights, over: &ModelOverrides) -> Result<ModelFiles> {
     if format == LoadFormat::Safetensors {
         return Err(wrong_format(path, "safetensors", "a folder with config.json", "a file"));
     }
@@ -176,6 +185,7 @@ fn open_gguf(path: &Path, format: LoadFormat, dummy: DummyWeights) -> Result<Mod
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         return Err(no_model(path, format!("a file called `{name}`")));
     }
+    over.refuse_config(path)?;
     let file = Arc::new(GgufFile::open(path)?);
     if let Some(parts) = file.unsigned("split.count")?.filter(|&n| n > 1) {
         return Err(ModelError::Unsupported {
@@ -193,32 +203,44 @@ fn open_gguf(path: &Path, format: LoadFormat, dummy: DummyWeights) -> Result<Mod
         _ => Weights::from_gguf(description.clone(), file.clone()),
     };
     let text = |id: Option<u32>| id.and_then(|id| tokenizer.tokens.get(id as usize)).cloned();
+    let (own_bos, own_eos) = (text(tokenizer.bos), text(tokenizer.eos));
     let name = file
         .string("general.name")?
         .map_or_else(|| file_name(path.file_stem()), str::to_owned);
+    let given = match &over.tokenizer {
+        Some(folder) if folder.is_dir() => Some(FolderTexts::read(folder)?),
+        _ => None,
+    };
+    let given = given.unwrap_or_default();
+    let mut generation = over.generation(Path::new(""))?;
+    settle_eos(&mut generation, &description, path)?;
     Ok(ModelFiles {
         name,
         family: family.name,
         weight_bytes: weights.check()?,
         weights,
-        chat_template: tokenizer.chat_template.clone(),
-        bos_token: text(tokenizer.bos),
-        eos_token: text(tokenizer.eos),
-        generation: GenerationDefaults {
-            eos_token_ids: description.eos_token_ids.clone(),
-            ..GenerationDefaults::default()
+        chat_template: over
+            .chat_template
+            .clone()
+            .or(given.chat_template)
+            .or_else(|| tokenizer.chat_template.clone()),
+        bos_token: given.bos_token.or(own_bos),
+        eos_token: given.eos_token.or(own_eos),
+        generation,
+        tokenizer: match over.tokenizer_file()? {
+            Some(file) => TokenizerSource::File(file),
+            None => TokenizerSource::Gguf(Box::new(tokenizer)),
         },
-        tokenizer: TokenizerSource::Gguf(Box::new(tokenizer)),
         description,
     })
 }
 
-fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights) -> Result<ModelFiles> {
+fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights, over: &ModelOverrides) -> Result<ModelFiles> {
     let config_path = folder.join("config.json");
     if !config_path.is_file() {
         return Err(wrong_format(folder, "safetensors", "config.json", "none in the folder"));
     }
-    let config = JsonFields::open(&config_path)?;
+    let config = over.open_config(&config_path)?;
     let (family, description) = Family::describe_config(&config)?;
     let description = Arc::new(description);
     let weights = match format {
@@ -231,48 +253,68 @@ fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights) -> Result
         }
         _ => Weights::from_safetensors(description.clone(), family, SafetensorsFiles::open_folder(folder)?),
     };
-    let mut generation = match JsonFields::open_if_present(&folder.join("generation_config.json"))? {
-        Some(fields) => GenerationDefaults::read(&fields)?,
-        None => GenerationDefaults::default(),
-    };
-    if generation.eos_token_ids.is_empty() {
-        generation.eos_token_ids.clone_from(&description.eos_token_ids);
-    }
-    if let Some(&id) = generation
-        .eos_token_ids
-        .iter()
-        .find(|&&id| id as usize >= description.vocab_size)
-    {
-        let limit = format!("below vocab_size, {}", description.vocab_size);
-        return Err(crate::config::bad(
-            &folder.join("generation_config.json"),
-            "eos_token_id",
-            id,
-            limit,
-        ));
-    }
-    let tokenizer_config = JsonFields::open_if_present(&folder.join("tokenizer_config.json"))?;
-    let special = JsonFields::open_if_present(&folder.join("special_tokens_map.json"))?;
-    let token = |key: &str| {
-        let files = [tokenizer_config.as_ref(), special.as_ref()];
-        files
-            .into_iter()
-            .flatten()
-            .find_map(|fields| token_text(fields.value(key)?))
-    };
+    let generation_path = folder.join("generation_config.json");
+    let mut generation = over.generation(&generation_path)?;
+    settle_eos(&mut generation, &description, &generation_path)?;
+    let texts = FolderTexts::read(over.text_folder(folder))?;
     let resolved = std::fs::canonicalize(folder);
     Ok(ModelFiles {
         name: file_name(resolved.as_deref().unwrap_or(folder).file_name()),
         family: family.name,
         weight_bytes: weights.check()?,
         weights,
-        tokenizer: tokenizer_file(folder, format)?,
-        chat_template: chat_template(folder, tokenizer_config.as_ref())?,
-        bos_token: token("bos_token"),
-        eos_token: token("eos_token"),
+        tokenizer: match over.tokenizer_file()? {
+            Some(file) => TokenizerSource::File(file),
+            None => tokenizer_file(folder, format)?,
+        },
+        chat_template: over.chat_template.clone().or(texts.chat_template),
+        bos_token: texts.bos_token,
+        eos_token: texts.eos_token,
         generation,
         description,
     })
+}
+
+/// Ends of a sequence: those of the generation defaults, else the model's; all of them in the vocabulary. `path` is the file to blame.
+fn settle_eos(generation: &mut GenerationDefaults, description: &ModelDescription, path: &Path) -> Result<()> {
+    if generation.eos_token_ids.is_empty() {
+        generation.eos_token_ids.clone_from(&description.eos_token_ids);
+    }
+    let mut ids = generation.eos_token_ids.iter();
+    match ids.find(|&&id| id as usize >= description.vocab_size) {
+        None => Ok(()),
+        Some(&id) => {
+            let limit = format!("below vocab_size, {}", description.vocab_size);
+            Err(crate::config::bad(path, "eos_token_id", id, limit))
+        }
+    }
+}
+
+/// What the files beside a tokenizer.json say.
+#[derive(Default)]
+struct FolderTexts {
+    chat_template: Option<String>,
+    bos_token: Option<String>,
+    eos_token: Option<String>,
+}
+
+impl FolderTexts {
+    fn read(folder: &Path) -> Result<Self> {
+        let tokenizer_config = JsonFields::open_if_present(&folder.join("tokenizer_config.json"))?;
+        let special = JsonFields::open_if_present(&folder.join("special_tokens_map.json"))?;
+        let token = |key: &str| {
+            let files = [tokenizer_config.as_ref(), special.as_ref()];
+            files
+                .into_iter()
+                .flatten()
+                .find_map(|fields| token_text(fields.value(key)?))
+        };
+        Ok(FolderTexts {
+            chat_template: chat_template(folder, tokenizer_config.as_ref())?,
+            bos_token: token("bos_token"),
+            eos_token: token("eos_token"),
+        })
+    }
 }
 
 fn file_name(name: Option<&std::ffi::OsStr>) -> String {

@@ -97,6 +97,13 @@ impl ChatTemplate {
         self.render_prepared(messages, input)
     }
 
+    /// The same template, handed every content in one shape whatever it reads: a list of parts, or one string.
+    #[must_use]
+    pub fn with_contents_as(mut self, parts: bool) -> Self {
+        self.shapes = ContentShapes { string: !parts, parts };
+        self
+    }
+
     /// Whether the template reads a list of parts as such; otherwise parts are joined into one string.
     pub fn reads_parts(&self) -> bool {
         self.shapes.parts

@@ -377,3 +377,21 @@ fn what_multiplies_is_bounded_in_process_too() {
     let text = render(&count, &[json!({"role": "user", "content": "x"})]).expect("renders");
     assert_eq!(text, "4 2 a\n  b\n\n  c| a|");
 }
+
+#[test]
+fn contents_come_in_the_shape_that_was_asked_for() {
+    let source = "{% for m in messages %}{% if m.content is string %}text{% else %}parts{% endif %}{% endfor %}";
+    let template = ChatTemplate::new(source, &SpecialTokens::default()).expect("compiles");
+    let messages = [
+        json!({"role": "user", "content": "a"}),
+        json!({"role": "user", "content": [{"type": "text", "text": "b"}]}),
+    ];
+    let input = ChatInput {
+        messages: &messages,
+        ..ChatInput::default()
+    };
+    for (parts, expected) in [(false, "texttext"), (true, "partsparts")] {
+        let shaped = template.clone().with_contents_as(parts);
+        assert_eq!(shaped.render(&input).expect("renders"), expected);
+    }
+}

@@ -46,7 +46,7 @@ pub(super) struct AccessArgs {
     #[arg(long, value_name = "HEADERS", env = "HALYARD_ALLOWED_HEADERS", value_parser = parse_names)]
     allowed_headers: Option<Names>,
     /// Let these pages send cookies and the like
-    #[arg(long, env = "HALYARD_ALLOW_CREDENTIALS", default_value_t = false)]
+    #[arg(long, value_name = "BOOL", env = "HALYARD_ALLOW_CREDENTIALS", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     allow_credentials: bool,
 }
 

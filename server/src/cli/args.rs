@@ -11,8 +11,12 @@ use halyard_scheduler::Policy;
 
 use super::isolation::HookIsolation;
 use super::lora::LoraArgs;
-use super::units::{DTypeChoice, parse_bytes, parse_dtype, parse_policy, parse_share};
+use super::model_flags::OverrideArgs;
+use super::units::{
+    ContextLength, DTypeChoice, parse_bytes, parse_context, parse_dtype, parse_policy, parse_share, parse_tokens,
+};
 use crate::logging::LogFormat;
+use crate::source::ResolvedModel;
 use crate::templates::TemplateProcesses;
 
 /// Where plugins are.
@@ -120,9 +124,9 @@ pub struct ModelArgs {
     /// Type of activations: auto, float32, float16, bfloat16
     #[arg(long, value_name = "TYPE", env = "HALYARD_DTYPE", default_value = "auto", value_parser = parse_dtype)]
     pub dtype: DTypeChoice,
-    /// Context in tokens; without it the model's, if KV memory holds it
-    #[arg(long, value_name = "TOKENS", env = "HALYARD_MAX_MODEL_LEN", value_parser = clap::value_parser!(u32).range(2..))]
-    pub max_model_len: Option<u32>,
+    /// Context in tokens, such as 8192, 8k (8000) or 8K (8192); without it, or with auto, the model's, if KV memory holds it
+    #[arg(long, value_name = "TOKENS", env = "HALYARD_MAX_MODEL_LEN", value_parser = parse_context, allow_negative_numbers = true)]
+    pub max_model_len: Option<ContextLength>,
     /// Seed of requests that name none, and of dummy weights
     #[arg(long, value_name = "NUMBER", env = "HALYARD_SEED", default_value_t = 0)]
     pub seed: u64,
@@ -133,9 +137,12 @@ pub struct ModelArgs {
     /// Without it the template runs in a process of its own, which may die of it
     #[arg(long, env = "HALYARD_TRUST_CHAT_TEMPLATE", default_value_t = false)]
     pub trust_chat_template: bool,
-    /// Attention backend by name; without it the platform's best
+    /// Attention backend by name; without it, or with auto, the platform's best
     #[arg(long, value_name = "NAME", env = "HALYARD_ATTENTION_BACKEND")]
     pub attention_backend: Option<String>,
+    #[command(flatten)]
+    /// What stands in for its own files.
+    pub overrides: OverrideArgs,
 }
 
 /// KV cache memory.
@@ -151,11 +158,14 @@ pub struct CacheArgs {
     /// Bytes of the KV cache (such as 4GiB), in place of a share
     #[arg(long, value_name = "BYTES", env = "HALYARD_KV_CACHE_MEMORY_BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory_bytes: Option<u64>,
+    /// Blocks of the KV cache, in place of a share and of bytes
+    #[arg(long, value_name = "COUNT", env = "HALYARD_NUM_GPU_BLOCKS_OVERRIDE", value_parser = clap::value_parser!(u32).range(1..))]
+    pub num_gpu_blocks_override: Option<u32>,
     /// Type of the KV cache: auto (as --dtype), float32, float16, bfloat16, fp8 (E4M3, scale 1: half the memory of 16 bits)
     #[arg(long, value_name = "TYPE", env = "HALYARD_KV_CACHE_DTYPE", default_value = "auto", value_parser = parse_dtype)]
     pub kv_cache_dtype: DTypeChoice,
     /// Compute every prompt anew, without reusing equal beginnings
-    #[arg(long, env = "HALYARD_NO_ENABLE_PREFIX_CACHING", default_value_t = false)]
+    #[arg(long, value_name = "BOOL", env = "HALYARD_NO_ENABLE_PREFIX_CACHING", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub no_enable_prefix_caching: bool,
 }
 
@@ -166,8 +176,8 @@ pub struct SchedulingArgs {
     /// Requests that run at the same time
     #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_NUM_SEQS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub max_num_seqs: u32,
-    /// Tokens of a step, prompt and generated together; without it the device's choice
-    #[arg(long, value_name = "TOKENS", env = "HALYARD_MAX_NUM_BATCHED_TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    /// Tokens of a step, prompt and generated together, such as 2048 or 2K; without it the device's choice
+    #[arg(long, value_name = "TOKENS", env = "HALYARD_MAX_NUM_BATCHED_TOKENS", value_parser = parse_tokens)]
     pub max_num_batched_tokens: Option<u32>,
     /// A prompt with more tokens to compute than this is long: long prompts share half of a step while others want the rest,
     /// and none computes more than this in a step. 0: half of a step is long, and a long prompt that is alone fills the step
@@ -192,7 +202,7 @@ pub struct SchedulingArgs {
     #[arg(long, value_name = "STEPS", env = "HALYARD_ASYNC_DEPTH", value_parser = clap::value_parser!(u32).range(0..=8))]
     pub async_depth: Option<u32>,
     /// Encode every step anew instead of replaying recorded decode steps
-    #[arg(long, env = "HALYARD_ENFORCE_EAGER", default_value_t = false)]
+    #[arg(long, value_name = "BOOL", env = "HALYARD_ENFORCE_EAGER", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub enforce_eager: bool,
 }
 
@@ -232,23 +242,25 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// The engine's configuration for the model at `path`.
-    pub fn config(&self, path: PathBuf) -> EngineConfig {
+    /// The engine's configuration for `model`.
+    pub fn config(&self, model: &ResolvedModel) -> EngineConfig {
         EngineConfig {
             model: ModelConfig {
-                path,
+                path: model.path.clone(),
                 load_format: self.model.load_format,
                 quantization: self.model.quantization,
                 dtype: self.model.dtype.0,
-                max_model_len: self.model.max_model_len,
+                max_model_len: self.model.max_model_len.and_then(|length| length.0),
                 seed: self.model.seed,
                 allow_quantized_act: self.model.allow_quantized_act,
-                attention_backend: self.model.attention_backend.clone(),
+                attention_backend: self.model.attention_backend.clone().filter(|name| name != "auto"),
+                overrides: model.overrides.clone(),
             },
             cache: CacheConfig {
                 block_size: self.cache.block_size,
                 gpu_memory_utilization: self.cache.gpu_memory_utilization,
                 kv_cache_memory_bytes: self.cache.kv_cache_memory_bytes,
+                num_gpu_blocks_override: self.cache.num_gpu_blocks_override,
                 kv_cache_dtype: self.cache.kv_cache_dtype.0,
                 enable_prefix_caching: !self.cache.no_enable_prefix_caching,
             },

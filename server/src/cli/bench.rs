@@ -17,7 +17,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::args::{EngineArgs, LogArgs};
 use crate::error::ServerError;
 use crate::logging;
-use crate::source::{self, SourceSettings};
 
 /// The benches.
 #[derive(Debug, Subcommand)]
@@ -81,9 +80,7 @@ impl EngineBenchArgs {
             say!("This is a debug build: its figures mean nothing (cargo build --release).");
         }
         let chosen = self.engine.choose_device()?;
-        let settings = SourceSettings::from_env();
-        let (asked, format) = (self.engine.model.model.as_deref(), self.engine.model.load_format);
-        let model = super::runtime()?.block_on(source::resolve(asked, format, &settings))?;
+        let model = super::runtime()?.block_on(self.engine.resolve_model())?;
         let mut args = self.engine.clone();
         args.lora.serve_dummies(self.lora, self.lora_rank);
         let hooks = args.hooks(&chosen, Vec::new())?;

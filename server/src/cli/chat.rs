@@ -15,7 +15,6 @@ use crate::logging;
 use crate::openai::ModelContext;
 use crate::openai::chat::ChatRequest;
 use crate::openai::completion::CompletionRequest;
-use crate::source::{self, SourceSettings};
 
 const DEFAULT_URL: &str = "http://127.0.0.1:8000";
 
@@ -173,8 +172,7 @@ impl Answerer {
         }
         eprintln!("starting the engine in this process");
         let chosen = engine.choose_device()?;
-        let asked = engine.model.model.as_deref();
-        let model = source::resolve(asked, engine.model.load_format, &SourceSettings::from_env()).await?;
+        let model = engine.resolve_model().await?;
         let engine = engine.clone();
         let loading = tokio::task::spawn_blocking(move || {
             let hooks = engine.hooks(&chosen, Vec::new())?;

@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use halyard_engine::{EngineConfig, EngineHandle, LoadProgress};
 use halyard_hooks::HubConfig;
-use halyard_platform_api::Device;
 use halyard_platform_api::hooks::StartRecord;
+use halyard_platform_api::{DType, Device, DeviceInfo};
 use halyard_plugin_host::{Catalog, select_platform};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -16,7 +16,7 @@ use super::chosen_hook::ChosenHook;
 use super::isolation::{check_names, mode_of};
 use crate::error::ServerError;
 use crate::hooks::{ChosenSink, Hooks};
-use crate::source::ResolvedModel;
+use crate::source::{self, ResolvedModel};
 
 /// A platform's device, or the devices that share a model, chosen and not yet in use.
 pub struct ChosenDevice {
@@ -49,7 +49,7 @@ impl EngineArgs {
         let name = selected.plugin.manifest().name.clone();
         let version = &selected.plugin.manifest().version;
         for rejection in &selected.rejected {
-            tracing::info!(platform = rejection.name, "not chosen: {}", rejection.reason);
+            tracing::debug!(platform = rejection.name, "not chosen: {}", rejection.reason);
         }
         let indices = self.device_indices(&name, selected.devices.len())?;
         let first = &selected.devices[indices[0] as usize].name;
@@ -99,6 +99,17 @@ impl EngineArgs {
         Ok((first..first + size).collect())
     }
 
+    /// Finds the model and what stands in for its files, fetching what is missing.
+    ///
+    /// # Errors
+    /// [`ServerError::Source`], [`ServerError::Option`].
+    pub async fn resolve_model(&self) -> Result<ResolvedModel, ServerError> {
+        let overrides = self.model.overrides.resolve().await?;
+        let settings = self.model.overrides.source_settings();
+        let resolved = source::resolve(self.model.model.as_deref(), self.model.load_format, &settings).await?;
+        Ok(ResolvedModel { overrides, ..resolved })
+    }
+
     /// Loads the model onto the device and starts the engine. Blocks.
     ///
     /// # Errors
@@ -110,7 +121,8 @@ impl EngineArgs {
         hooks: &Hooks,
         served_name: &str,
     ) -> Result<EngineHandle, ServerError> {
-        let config = self.config(model.path.clone());
+        let mut config = self.config(model);
+        config.model.dtype = dtype_of_device(config.model.dtype, chosen.devices[0].info());
         let files = config.model.open()?;
         let told = config.clone();
         let bar = ProgressBar::new(files.weight_bytes);
@@ -165,6 +177,24 @@ impl EngineArgs {
             config,
         )?)
     }
+}
+
+/// The type of activations on a device: the one that was asked for, or the device's own 32-bit floats where it lacks the 16-bit ones that were. They hold every
+/// value of both 16-bit types, so that nothing is rounded more than was asked for; the log says so.
+fn dtype_of_device(asked: Option<DType>, facts: &DeviceInfo) -> Option<DType> {
+    let (name, dtype) = match asked {
+        Some(DType::BF16) => ("bfloat16", DType::BF16),
+        Some(DType::F16) => ("float16", DType::F16),
+        _ => return asked,
+    };
+    if facts.compute_dtypes.contains(dtype) || !facts.compute_dtypes.contains(DType::F32) {
+        return asked;
+    }
+    tracing::info!(
+        "--dtype {name}: {} computes activations in float32, which holds every value of {name}; weights stay as they are stored, and what --allow-quantized-act rounds is rounded as ever",
+        facts.name
+    );
+    Some(DType::F32)
 }
 
 /// What the stat loggers are told of an engine that has loaded.

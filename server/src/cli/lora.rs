@@ -48,7 +48,7 @@ impl std::str::FromStr for LoraModule {
 #[command(next_help_heading = "LoRA")]
 pub struct LoraArgs {
     /// Serve LoRA adapters beside the model; requests name one as their model
-    #[arg(long, env = "HALYARD_ENABLE_LORA", default_value_t = false)]
+    #[arg(long, value_name = "BOOL", env = "HALYARD_ENABLE_LORA", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub enable_lora: bool,
     /// An adapter that is there from the start, in the folder that PEFT wrote; may be repeated
     #[arg(

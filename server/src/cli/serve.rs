@@ -17,6 +17,7 @@ use super::connection_args::ConnectionArgs;
 use super::engine::ChosenDevice;
 use super::isolation::IsolationMode;
 use super::lora::{LoadedResolvers, LoraServeArgs, start_resolvers};
+use super::serving::ServingArgs;
 use super::units::{parse_bytes, show_bytes};
 use crate::error::ServerError;
 use crate::hooks::{ChosenSink, Hooks};
@@ -25,14 +26,15 @@ use crate::http::lora::LoraState;
 use crate::http::reload::{hangup_signal, reload_at_hangup};
 use crate::http::routes::unix_seconds;
 use crate::http::serve::{BoundSocket, DrainTimes, serve, stop_signal};
-use crate::http::state::{AppState, Limits, ServingDefaults};
+use crate::http::state::{AppState, Limits};
 use crate::http::text_work::TextWork;
 use crate::http::transport::Transport;
 use crate::logging::{self, LogFormat};
-use crate::source::{self, ResolvedModel, SourceSettings};
+use crate::source::ResolvedModel;
 
-/// Flags of `halyard serve`.
+/// Flags of `halyard serve`. Of one that stands twice the last counts, as in vLLM; lists grow.
 #[derive(Args, Debug)]
+#[command(args_override_self = true)]
 pub struct ServeArgs {
     #[command(flatten)]
     http: HttpArgs,
@@ -50,6 +52,16 @@ pub struct ServeArgs {
     lora: LoraServeArgs,
     #[command(flatten)]
     log: LogArgs,
+    #[command(flatten)]
+    serving: ServingArgs,
+}
+
+#[cfg(test)]
+impl ServeArgs {
+    /// The engine's part.
+    pub fn engine(&self) -> &EngineArgs {
+        &self.engine
+    }
 }
 
 #[derive(Args, Debug)]
@@ -94,15 +106,22 @@ struct HttpArgs {
     log_prompts: bool,
 }
 
-/// Runs the server until it is told to end.
+/// Runs the server until it is told to end. `accepted` are flags of the line that need nothing here, each with the reason.
 ///
 /// # Errors
 /// [`ServerError`].
-pub fn run(args: ServeArgs) -> Result<(), ServerError> {
+pub fn run(args: ServeArgs, accepted: &[(String, &'static str)]) -> Result<(), ServerError> {
     let start = Instant::now();
     logging::start(&args.log.log_level, args.log.log_format)?;
     let keys = args.access.keys(&args.http.api_keys)?;
     hide_keys(&args.http.api_keys);
+    if !accepted.is_empty() {
+        let names: Vec<&str> = accepted.iter().map(|(name, _)| name.as_str()).collect();
+        tracing::info!("accepted, needs nothing here: {}", names.join(", "));
+    }
+    for (name, why) in accepted {
+        tracing::debug!("{name}: {why}");
+    }
     let chosen = args.engine.choose_device()?;
     let io = args.io.start(chosen.catalog())?;
     let resolvers = args.lora.load(chosen.catalog())?;
@@ -132,7 +151,8 @@ async fn serve_model(
     let address = listener
         .local_addr()
         .map_err(ServerError::io("asking for the address"))?;
-    prepared.announce(&format!("http://{address}"), args.log.log_format, start.elapsed());
+    let has_keys = !prepared.state.api_keys.is_empty();
+    prepared.announce(&reachable(address), has_keys, args.log.log_format, start.elapsed());
     tokio::spawn(reload_at_hangup(hangup, keys, prepared.state.api_keys.clone()));
     let times = DrainTimes {
         delay: args.connections.drain_delay(),
@@ -146,6 +166,17 @@ async fn serve_model(
         tracing::error!("ending the stat loggers failed: {error}");
     }
     Ok(())
+}
+
+/// The address that a client on this machine takes: that of every interface is none.
+fn reachable(address: std::net::SocketAddr) -> String {
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    format!("http://{}", SocketAddr::new(ip, address.port()))
 }
 
 /// What is served, and what to say about it.
@@ -162,9 +193,7 @@ async fn prepare(
     (io, resolvers): (IoProcessors, LoadedResolvers),
     (keys, is_loopback): (&KeySources, bool),
 ) -> Result<Prepared, ServerError> {
-    let settings = SourceSettings::from_env();
-    let asked = args.engine.model.model.as_deref();
-    let model = source::resolve(asked, args.engine.model.load_format, &settings).await?;
+    let model = args.engine.resolve_model().await?;
     let model_names = args.http.model_names(&model);
     let hooks = Arc::new(args.engine.hooks(&chosen, args.stats.always()?)?);
     let (engine_args, task_model, task_hooks) = (args.engine.clone(), model.clone(), hooks.clone());
@@ -288,7 +317,7 @@ fn state(
             samples: Limits::default().samples.max(http.max_prompts),
             ..Limits::default()
         },
-        serving: ServingDefaults::default(),
+        serving: args.serving.defaults(),
         hooks,
         priority_scheduling: args.engine.scheduling.scheduling_policy == Policy::Priority,
         log_prompts: http.log_prompts,
@@ -301,7 +330,7 @@ fn state(
 
 impl Prepared {
     /// Says what is served and where: a banner for people, one event in a JSON log.
-    fn announce(&self, url: &str, format: LogFormat, elapsed: Duration) {
+    fn announce(&self, url: &str, has_keys: bool, format: LogFormat, elapsed: Duration) {
         let info = self.state.engine.info();
         let name = &self.state.model_names[0];
         let seconds = elapsed.as_secs_f64();
@@ -333,16 +362,38 @@ impl Prepared {
             info.kv_cache_dtype
         );
         say!("  ready     {url} after {seconds:.2} s");
-        say!("\nTry:");
+        say!("\nTry{}:", if has_keys { ", with one of the keys in KEY" } else { "" });
+        let key = if has_keys {
+            r#" -H "Authorization: Bearer $KEY""#
+        } else {
+            ""
+        };
         if self.has_template {
-            say!("  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\");
+            say!("  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\");
             say!(
                 "    -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France? Answer in one sentence.\"}}], \"temperature\": 0, \"max_tokens\": 64, \"stream\": true}}'"
             );
-            say!("or: halyard chat --url {url}");
+            let key = if has_keys { r#" --api-key "$KEY""# } else { "" };
+            say!("or: halyard chat --url {url}{key}");
         } else {
-            say!("  curl -N {url}/v1/completions -H 'Content-Type: application/json' \\");
+            say!("  curl -N {url}/v1/completions -H 'Content-Type: application/json'{key} \\");
             say!("    -d '{{\"prompt\": \"The capital of France is\", \"max_tokens\": 32, \"stream\": true}}'");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_of_every_interface_becomes_one_that_answers() {
+        for (bound, told) in [
+            ("0.0.0.0:80", "http://127.0.0.1:80"),
+            ("[::]:80", "http://[::1]:80"),
+            ("10.1.2.3:80", "http://10.1.2.3:80"),
+        ] {
+            assert_eq!(reachable(bound.parse().expect("an address")), told);
         }
     }
 }

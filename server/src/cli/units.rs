@@ -3,7 +3,7 @@
 use halyard_platform_api::DType;
 use halyard_scheduler::Policy;
 
-/// Bytes, with an optional unit: `1073741824`, `512MiB`, `4G`.
+/// Bytes, with an optional unit: `1073741824`, `512MiB`, `4G` (2^30), `4g` (10^9, as vLLM has it).
 ///
 /// # Errors
 /// What is accepted.
@@ -12,18 +12,20 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
-    let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" | "kib" => 1 << 10,
-        "m" | "mib" => 1 << 20,
-        "g" | "gib" => 1 << 30,
-        "t" | "tib" => 1 << 40,
-        "kb" => 1_000,
-        "mb" => 1_000_000,
-        "gb" => 1_000_000_000,
+    let unit = unit.trim();
+    let scale: u64 = match (unit, unit.to_ascii_lowercase().as_str()) {
+        (_, "" | "b") => 1,
+        ("k", _) | (_, "kb") => 1_000,
+        ("m", _) | (_, "mb") => 1_000_000,
+        ("g", _) | (_, "gb") => 1_000_000_000,
+        ("t", _) | (_, "tb") => 1_000_000_000_000,
+        (_, "k" | "kib") => 1 << 10,
+        (_, "m" | "mib") => 1 << 20,
+        (_, "g" | "gib") => 1 << 30,
+        (_, "t" | "tib") => 1 << 40,
         _ => {
             return Err(format!(
-                "unit `{unit}` is not known; write bytes or KiB, MiB, GiB, TiB, KB, MB, GB"
+                "unit `{unit}` is not known; write bytes or KiB, MiB, GiB, TiB, KB, MB, GB, TB"
             ));
         }
     };
@@ -35,6 +37,60 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         Ok(bytes as u64)
     } else {
         Err(format!("`{text}` must be at least 1 byte"))
+    }
+}
+
+/// Tokens as vLLM writes them: `4096`, `4k` (4000), `25.6k` (25600), `4K` (4096), and so on with m, g, t.
+///
+/// # Errors
+/// What is accepted.
+pub fn parse_tokens(text: &str) -> Result<u32, String> {
+    let bad = || format!("`{text}` is no number of tokens, such as 8192, 8k (8000) or 8K (8192)");
+    let text = text.trim();
+    let unit = text.chars().next_back().filter(char::is_ascii_alphabetic);
+    let number = text.strip_suffix(|c: char| c.is_ascii_alphabetic()).unwrap_or(text);
+    let scale: f64 = match unit {
+        None => 1.0,
+        Some('k') => 1e3,
+        Some('m') => 1e6,
+        Some('g') => 1e9,
+        Some('t') => 1e12,
+        Some('K') => f64::from(1 << 10),
+        Some('M') => f64::from(1 << 20),
+        Some('G') => f64::from(1 << 30),
+        Some(_) => return Err(bad()),
+    };
+    let plain =
+        number.bytes().all(|b| b.is_ascii_digit() || b == b'.') && number.starts_with(|c: char| c.is_ascii_digit());
+    let whole_only = unit.is_none_or(|unit| unit.is_ascii_uppercase());
+    if !plain || (whole_only && number.contains('.')) {
+        return Err(bad());
+    }
+    let tokens = number.parse::<f64>().map_err(|_| bad())? * scale;
+    // Halves of a token come of decimals alone; 25.6k is 25600 but for the float's own rounding.
+    let tokens = (tokens + 1e-6).floor();
+    if (1.0..=f64::from(u32::MAX)).contains(&tokens) {
+        Ok(tokens as u32)
+    } else {
+        Err(format!("`{text}` must be from 1 to {} tokens", u32::MAX))
+    }
+}
+
+/// A value of `--max-model-len`; `None`: the model's, if KV memory holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextLength(pub Option<u32>);
+
+/// A context: tokens as [`parse_tokens`] takes them, at least 2, or `auto` or -1.
+///
+/// # Errors
+/// What is accepted.
+pub fn parse_context(text: &str) -> Result<ContextLength, String> {
+    if text.eq_ignore_ascii_case("auto") || text == "-1" {
+        return Ok(ContextLength(None));
+    }
+    match parse_tokens(text)? {
+        1 => Err("`1` is too short; give 2 tokens or more, or auto".to_owned()),
+        tokens => Ok(ContextLength(Some(tokens))),
     }
 }
 
@@ -110,7 +166,8 @@ mod tests {
         for (text, bytes) in [
             ("1", 1),
             ("512MiB", 512 << 20),
-            ("4g", 4 << 30),
+            ("4G", 4 << 30),
+            ("4g", 4_000_000_000),
             ("1.5 KiB", 1536),
             ("2GB", 2_000_000_000),
         ] {
@@ -119,6 +176,31 @@ mod tests {
         for bad in ["", "0", "-1", "1.2.3", "5 parsecs", "1e99"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn reads_tokens_as_vllm_writes_them() {
+        for (text, tokens) in [
+            ("4096", 4096),
+            ("4k", 4000),
+            ("4K", 4096),
+            ("25.6k", 25_600),
+            ("1.1k", 1100),
+            ("1m", 1_000_000),
+            ("1M", 1 << 20),
+        ] {
+            assert_eq!(parse_tokens(text), Ok(tokens), "{text}");
+            assert_eq!(parse_context(text), Ok(ContextLength(Some(tokens))), "{text}");
+        }
+        for bad in [
+            "", "k", "0", "-5", "1.5K", "1.5", "4kk", "4x", "1e3", "9g", "auto", "4 k",
+        ] {
+            assert!(parse_tokens(bad).is_err(), "{bad}");
+        }
+        for none in ["auto", "AUTO", "-1"] {
+            assert_eq!(parse_context(none), Ok(ContextLength(None)), "{none}");
+        }
+        assert!(parse_context("1").is_err());
     }
 
     #[test]

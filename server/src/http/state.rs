@@ -46,18 +46,6 @@ impl Default for Limits {
     }
 }
 
-/// How a chat template is handed the content of messages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ContentFormat {
-    /// As the template reads it.
-    #[default]
-    Auto,
-    /// As one text.
-    String,
-    /// As a list of parts, as OpenAI writes it.
-    OpenAi,
-}
-
 /// What the operator chose for requests that do not say otherwise, and which optional routes and fields there are. Defaults are vLLM's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServingDefaults {
@@ -65,8 +53,6 @@ pub struct ServingDefaults {
     pub max_logprobs: u32,
     /// Keyword arguments of the chat template; those of a request go before them, key by key.
     pub default_chat_template_kwargs: Map<String, Value>,
-    /// How the chat template is handed contents.
-    pub chat_template_content_format: ContentFormat,
     /// Tokens in logprobs are written as `token_id:ID`, also where a request does not ask for it.
     pub return_tokens_as_token_ids: bool,
     /// `GET /tokenizer_info` is there.
@@ -86,7 +72,6 @@ impl Default for ServingDefaults {
         ServingDefaults {
             max_logprobs: 20,
             default_chat_template_kwargs: Map::new(),
-            chat_template_content_format: ContentFormat::Auto,
             return_tokens_as_token_ids: false,
             tokenizer_info: false,
             force_include_usage: false,

@@ -73,8 +73,16 @@ impl SamplingFields {
             top_p: number(self.top_p, authors.top_p, default.top_p),
             min_p: number(self.min_p, authors.min_p, default.min_p),
             seed: self.seed.map(|Int(seed)| seed as u64),
-            presence_penalty: number(self.presence_penalty, None, default.presence_penalty),
-            frequency_penalty: number(self.frequency_penalty, None, default.frequency_penalty),
+            presence_penalty: number(
+                self.presence_penalty,
+                authors.presence_penalty,
+                default.presence_penalty,
+            ),
+            frequency_penalty: number(
+                self.frequency_penalty,
+                authors.frequency_penalty,
+                default.frequency_penalty,
+            ),
             repetition_penalty: number(
                 self.repetition_penalty,
                 authors.repetition_penalty,

@@ -167,6 +167,7 @@ mod tests {
             // Nothing listens on port 9 of this machine.
             endpoint: Some("http://127.0.0.1:9".to_owned()),
             token: None,
+            revision: None,
             offline: false,
             python: folder.join("python-that-does-not-exist"),
         }

@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
 use super::file::{Incoming, blocking, has_size, lock_folder, sha256_of};
-use super::select::{Selection, select};
+use super::select::{Selection, select, select_tokenizer};
 use super::{SourceError, SourceSettings};
 
 /// A hub that says nothing for so long is taken as gone: hf-hub itself waits without end.
@@ -38,6 +38,39 @@ struct CompleteFile {
     sha256: Option<String>,
 }
 
+/// What is asked of a repository.
+#[derive(Clone, Copy)]
+enum Wanted<'a> {
+    Model {
+        quantization: Option<&'a str>,
+        format: LoadFormat,
+    },
+    Tokenizer,
+}
+
+impl Wanted<'_> {
+    fn select(self, repo: &str, names: &[String]) -> Result<Selection, SourceError> {
+        match self {
+            Wanted::Model { quantization, format } => select(repo, names, quantization, format),
+            Wanted::Tokenizer => select_tokenizer(repo, names),
+        }
+    }
+
+    fn marker_name(self) -> String {
+        let what = match self {
+            Wanted::Tokenizer => "tokenizer".to_owned(),
+            Wanted::Model { quantization, format } => match (quantization, format) {
+                (Some(quantization), _) => quantization.to_ascii_lowercase(),
+                (None, LoadFormat::Auto) => "auto".to_owned(),
+                (None, LoadFormat::Safetensors) => "safetensors".to_owned(),
+                (None, LoadFormat::Gguf) => "gguf".to_owned(),
+                (None, LoadFormat::Dummy) => "dummy".to_owned(),
+            },
+        };
+        format!(".halyard-{what}.json")
+    }
+}
+
 /// Fetches the model of `repo`, or finds it here. Returns its folder or GGUF file.
 ///
 /// # Errors
@@ -48,13 +81,43 @@ pub async fn fetch(
     quantization: Option<&str>,
     format: LoadFormat,
 ) -> Result<PathBuf, SourceError> {
-    let folder = settings.cache_dir.join(repo.replace('/', "--"));
-    let marker = folder.join(marker_name(quantization, format));
+    fetch_wanted(settings, repo, Wanted::Model { quantization, format }).await
+}
+
+/// Fetches the tokenizer of `repo` and what lies beside it, or finds them here. Returns their folder.
+///
+/// # Errors
+/// [`SourceError`].
+pub async fn fetch_tokenizer(settings: &SourceSettings, repo: &str) -> Result<PathBuf, SourceError> {
+    fetch_wanted(settings, repo, Wanted::Tokenizer).await
+}
+
+/// The folder of a repository's revision. No repository's name holds an @, and a revision's slashes become what no name begins with.
+fn folder_of(settings: &SourceSettings, repo: &str) -> Result<PathBuf, SourceError> {
+    let name = repo.replace('/', "--");
+    let Some(revision) = &settings.revision else {
+        return Ok(settings.cache_dir.join(name));
+    };
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+    if revision.is_empty() || revision.len() > 128 || !revision.chars().all(plain) || revision.contains("..") {
+        return Err(SourceError::Selection {
+            repo: repo.to_owned(),
+            reason: format!("--revision {revision} is no branch, tag or commit"),
+        });
+    }
+    Ok(settings
+        .cache_dir
+        .join(format!("{name}@{}", revision.replace('/', "@"))))
+}
+
+async fn fetch_wanted(settings: &SourceSettings, repo: &str, wanted: Wanted<'_>) -> Result<PathBuf, SourceError> {
+    let folder = folder_of(settings, repo)?;
+    let marker = folder.join(wanted.marker_name());
     if let Some(path) = complete(&folder, &marker) {
         return Ok(path);
     }
     if settings.offline {
-        return in_hub_cache(settings, repo, quantization, format).ok_or_else(|| SourceError::Offline {
+        return in_hub_cache(settings, repo, wanted).ok_or_else(|| SourceError::Offline {
             what: repo.to_owned(),
             looked_in: std::iter::once(folder).chain(settings.hub_cache_dir.clone()).collect(),
         });
@@ -65,8 +128,8 @@ pub async fn fetch(
         return Ok(path);
     }
     let hub = repository(settings, repo)?;
-    let (commit, names) = list(&hub, repo).await?;
-    let Selection { files, model_file } = select(repo, &names, quantization, format)?;
+    let (commit, names) = list(&hub, repo, settings.revision.as_deref()).await?;
+    let Selection { files, model_file } = wanted.select(repo, &names)?;
     tracing::info!(repo, commit, files = files.len(), folder = %folder.display(), "fetching from the hub");
     let mut done = Vec::with_capacity(files.len());
     for name in files {
@@ -121,17 +184,6 @@ pub async fn fetch_pinned(
     download(&hub, repo, commit, name, target, &remote).await
 }
 
-fn marker_name(quantization: Option<&str>, format: LoadFormat) -> String {
-    let what = match (quantization, format) {
-        (Some(quantization), _) => quantization.to_ascii_lowercase(),
-        (None, LoadFormat::Auto) => "auto".to_owned(),
-        (None, LoadFormat::Safetensors) => "safetensors".to_owned(),
-        (None, LoadFormat::Gguf) => "gguf".to_owned(),
-        (None, LoadFormat::Dummy) => "dummy".to_owned(),
-    };
-    format!(".halyard-{what}.json")
-}
-
 /// The model's path when `marker` and every file that it lists are here.
 fn complete(folder: &Path, marker: &Path) -> Option<PathBuf> {
     let record: Complete = serde_json::from_slice(&fs::read(marker).ok()?).ok()?;
@@ -146,24 +198,21 @@ fn complete(folder: &Path, marker: &Path) -> Option<PathBuf> {
     })
 }
 
-/// The snapshot of the main branch that Hugging Face's own tools left, if it holds what is asked.
-fn in_hub_cache(
-    settings: &SourceSettings,
-    repo: &str,
-    quantization: Option<&str>,
-    format: LoadFormat,
-) -> Option<PathBuf> {
+/// The snapshot of the revision that Hugging Face's own tools left, if it holds what is asked.
+fn in_hub_cache(settings: &SourceSettings, repo: &str, wanted: Wanted<'_>) -> Option<PathBuf> {
     let folder = settings
         .hub_cache_dir
         .as_ref()?
         .join(format!("models--{}", repo.replace('/', "--")));
-    let commit = fs::read_to_string(folder.join("refs").join("main")).ok()?;
+    let revision = settings.revision.as_deref().unwrap_or("main");
+    // A commit has its snapshot at once; branches and tags have a file that names theirs.
+    let commit = fs::read_to_string(folder.join("refs").join(revision)).unwrap_or_else(|_| revision.to_owned());
     let snapshot = folder.join("snapshots").join(commit.trim());
     let names = fs::read_dir(&snapshot)
         .ok()?
         .flatten()
         .filter_map(|entry| entry.file_name().into_string().ok());
-    let chosen = select(repo, &names.collect::<Vec<_>>(), quantization, format).ok()?;
+    let chosen = wanted.select(repo, &names.collect::<Vec<_>>()).ok()?;
     Some(
         chosen
             .model_file
@@ -202,9 +251,10 @@ async fn patient<T>(repo: &str, words: impl Future<Output = T>) -> Result<T, Sou
     tokio::time::timeout(MAX_SILENCE, words).await.map_err(silent)
 }
 
-/// The commit of the main branch and the names of its root files.
-async fn list(hub: &Repository, repo: &str) -> Result<(String, Vec<String>), SourceError> {
-    let entries = hub.list_tree().send().map_err(failed(repo))?;
+/// The commit of a revision, or of the main branch, and the names of its root files.
+async fn list(hub: &Repository, repo: &str, revision: Option<&str>) -> Result<(String, Vec<String>), SourceError> {
+    let request = hub.list_tree().maybe_revision(revision.map(str::to_owned));
+    let entries = request.send().map_err(failed(repo))?;
     let mut entries = std::pin::pin!(entries);
     let mut names = Vec::new();
     while let Some(entry) = patient(repo, entries.next()).await? {
@@ -221,7 +271,8 @@ async fn list(hub: &Repository, repo: &str) -> Result<(String, Vec<String>), Sou
             reason: "it holds no files".to_owned(),
         });
     };
-    let probed = patient(repo, hub.get_file_metadata().filepath(probe.clone()).send()).await?;
+    let probing = hub.get_file_metadata().filepath(probe.clone()).maybe_revision(revision);
+    let probed = patient(repo, probing.send()).await?;
     let info = probed.map_err(failed(repo))?;
     Ok((info.commit_hash, names))
 }

@@ -98,6 +98,35 @@ pub fn select(
     })
 }
 
+/// The tokenizer of a repository and what lies beside it.
+///
+/// # Errors
+/// [`SourceError::Selection`].
+pub fn select_tokenizer(repo: &str, files: &[String]) -> Result<Selection, SourceError> {
+    const FILES: [&str; 5] = [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "chat_template.json",
+    ];
+    if !files.iter().any(|name| name == FILES[0]) {
+        return Err(SourceError::Selection {
+            repo: repo.to_owned(),
+            reason: "--tokenizer: it holds no tokenizer.json at its root".to_owned(),
+        });
+    }
+    let there = |name: &&str| files.iter().any(|file| file == name);
+    Ok(Selection {
+        files: FILES
+            .iter()
+            .filter(|name| there(name))
+            .map(|&name| name.to_owned())
+            .collect(),
+        model_file: None,
+    })
+}
+
 fn is_projector(name: &str) -> bool {
     name.to_ascii_lowercase().contains("mmproj")
 }

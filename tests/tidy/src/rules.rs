@@ -69,9 +69,12 @@ fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines().enumerate().map(|(i, line)| (i + 1, line))
 }
 
+/// Another program's flags, by the names that it gave them. Nothing there decides anything.
+const NAMES_OF_OTHERS: &str = "server/src/cli/vllm_flags/";
+
 /// No vendor's name in the runtime or the server, comments and texts included.
 pub fn vendor_words(path: &str, text: &str) -> Vec<Finding> {
-    let applies = path.starts_with("runtime/") || path.starts_with("server/");
+    let applies = (path.starts_with("runtime/") || path.starts_with("server/")) && !path.starts_with(NAMES_OF_OTHERS);
     if !applies || !(is_rust(path) || path.ends_with(".toml")) {
         return Vec::new();
     }

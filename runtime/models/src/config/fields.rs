@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::error::{ModelError, Result};
+use crate::overrides::merge;
 
 /// Longest JSON file that is read (tokenizer_config.json with a long template is far below it).
 const MAX_JSON_BYTES: u64 = 64 << 20;
@@ -58,6 +59,30 @@ impl JsonFields {
         } else {
             Ok(None)
         }
+    }
+
+    /// No fields at all; `path` is what errors name.
+    #[must_use]
+    pub(crate) fn empty(path: &Path) -> Self {
+        Self {
+            path: path.to_path_buf(),
+            prefix: String::new(),
+            fields: Map::new(),
+        }
+    }
+
+    /// These fields with those of `over` put into them.
+    #[must_use]
+    pub(crate) fn with(mut self, over: &Map<String, Value>) -> Self {
+        merge(&mut self.fields, over);
+        self
+    }
+
+    /// The same fields; errors name `path`.
+    #[must_use]
+    pub(crate) fn blaming(mut self, path: &Path) -> Self {
+        self.path = path.to_path_buf();
+        self
     }
 
     /// The file.

@@ -18,6 +18,10 @@ pub struct GenerationDefaults {
     pub min_p: Option<f32>,
     /// Above 0; 1: none.
     pub repetition_penalty: Option<f32>,
+    /// In \[-2, 2\].
+    pub presence_penalty: Option<f32>,
+    /// In \[-2, 2\].
+    pub frequency_penalty: Option<f32>,
     /// Most tokens to generate.
     pub max_new_tokens: Option<usize>,
     /// Tokens that end a sequence; empty: as the model's configuration says.
@@ -44,6 +48,8 @@ impl GenerationDefaults {
             top_k: top_k.map(|k| k.min(i32::MAX as usize) as u32),
             min_p: number("min_p", 0.0, 1.0)?,
             repetition_penalty: number("repetition_penalty", smallest, 1e6)?,
+            presence_penalty: number("presence_penalty", -2.0, 2.0)?,
+            frequency_penalty: number("frequency_penalty", -2.0, 2.0)?,
             max_new_tokens: config.unsigned("max_new_tokens")?,
             eos_token_ids: config.token_ids("eos_token_id")?.unwrap_or_default(),
         })

@@ -32,6 +32,13 @@ impl Spread {
         self.sorted.iter().sum::<f64>() / self.sorted.len().max(1) as f64
     }
 
+    /// Standard deviation, of all values as they are.
+    pub(super) fn deviation(&self) -> f64 {
+        let mean = self.mean();
+        let squares: f64 = self.sorted.iter().map(|value| (value - mean).powi(2)).sum();
+        (squares / self.sorted.len().max(1) as f64).sqrt()
+    }
+
     pub(super) fn at(&self, percent: f64) -> f64 {
         percentile(&self.sorted, percent)
     }
@@ -73,6 +80,7 @@ mod tests {
         assert_eq!(spread.at(100.0), 4.0);
         assert_eq!(spread.mean(), 2.5);
         assert_eq!(spread.best(), 1.0);
+        assert_eq!(spread.deviation(), 1.25f64.sqrt());
         assert_eq!(Spread::of(Vec::new()).at(99.0), 0.0);
     }
 

@@ -1,264 +1,134 @@
-//! `halyard bench serve`: sends streaming completions to a running server at a given rate and measures what a client sees. Works with any
-//! OpenAI-compatible server, which makes it the bench for peers too.
+//! `halyard bench serve`: sends streaming requests to a running server at a given rate and measures what a client sees. Works with any
+//! OpenAI-compatible server, which makes it the bench for peers too. Options and the fields of the result are those of `vllm bench serve`.
+
+mod arrivals;
+mod dataset;
+mod figures;
+mod load;
+mod options;
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use clap::Args;
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 
-use super::progress;
-use super::report::{Spread, write_json};
-use super::workload::Prompts;
+use super::report::write_json;
 use crate::client::ServerClient;
 use crate::error::ServerError;
-
-/// Flags of `halyard bench serve`.
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Bench")]
-pub struct ServeBenchArgs {
-    /// The server
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
-    base_url: String,
-    /// Key for the server
-    #[arg(long, value_name = "KEY", env = "HALYARD_CLIENT_API_KEY", hide_env_values = true)]
-    api_key: Option<String>,
-    /// The model's name for the server; without it the first that the server names
-    #[arg(long, value_name = "NAME")]
-    model: Option<String>,
-    /// Tokens of each prompt
-    #[arg(long, value_name = "TOKENS", default_value_t = 1024)]
-    random_input_len: u32,
-    /// Tokens to generate for each prompt
-    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
-    random_output_len: u32,
-    /// Prompts are drawn from ids below this: the model's vocabulary, or less
-    #[arg(long, value_name = "COUNT", default_value_t = 32_000, value_parser = clap::value_parser!(u32).range(1..))]
-    random_vocab_size: u32,
-    /// Requests
-    #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
-    num_prompts: u32,
-    /// Requests a second, at random (Poisson) times; inf sends all at once
-    #[arg(long, value_name = "NUMBER", default_value = "inf", value_parser = parse_rate)]
-    request_rate: f64,
-    /// Requests that may be under way at the same time; without it any number
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
-    max_concurrency: Option<u32>,
-    /// Seed of prompts and times
-    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
-    seed: u64,
-    /// Percentiles to tell, separated by commas
-    #[arg(long, value_name = "PERCENT", default_value = "99", value_delimiter = ',', value_parser = parse_percent)]
-    metric_percentiles: Vec<f64>,
-    /// Write the figures as JSON into this file
-    #[arg(long, value_name = "FILE")]
-    output_json: Option<PathBuf>,
-}
-
-fn parse_rate(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(rate) if rate >= LOWEST_RATE => Ok(rate),
-        _ => Err(format!(
-            "`{text}` is not a rate; give requests a second from {LOWEST_RATE} on, or inf"
-        )),
-    }
-}
-
-/// One request in three hours: less is a mistake.
-const LOWEST_RATE: f64 = 1e-4;
-
-fn parse_percent(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent),
-        _ => Err(format!("`{text}` is no percentile; give a number from 0 to 100")),
-    }
-}
-
-/// What a client saw of one request, in seconds.
-#[derive(Debug)]
-struct Seen {
-    first_token: f64,
-    /// Between neighbouring pieces.
-    gaps: Vec<f64>,
-    total: f64,
-    output_tokens: u64,
-}
+use crate::http::routes::unix_seconds;
+pub use options::ServeBenchArgs;
 
 pub(super) fn run(args: &ServeBenchArgs) -> Result<(), ServerError> {
+    args.check()?;
     super::super::runtime()?.block_on(measure(args))
 }
 
 async fn measure(args: &ServeBenchArgs) -> Result<(), ServerError> {
-    let client = Arc::new(ServerClient::new(&args.base_url, args.api_key.clone())?);
-    let model = match &args.model {
-        Some(model) => model.clone(),
-        None => client.first_model().await?,
+    args.tell_idle();
+    let client = ServerClient::new(&args.url(), args.api_key.clone())?.with_headers(&args.headers()?)?;
+    let served = match (&args.served_model_name, &args.model) {
+        (Some(name), _) | (None, Some(name)) => name.clone(),
+        (None, None) => client.first_model().await?,
     };
-    let mut prompts = Prompts::new(args.seed, args.random_vocab_size);
-    let bodies: Vec<Value> = (0..args.num_prompts)
-        .map(|_| body(&model, &prompts.next(args.random_input_len), args.random_output_len))
-        .collect();
-    // One request first: it must work, and the server's first-use costs are not the bench's.
-    request(
-        &client,
-        &body(&model, &prompts.next(args.random_input_len), args.random_output_len),
-    )
-    .await?;
-    let slots = Arc::new(Semaphore::new(
-        args.max_concurrency
-            .map_or(Semaphore::MAX_PERMITS, |most| most as usize),
-    ));
-    let bar = progress(u64::from(args.num_prompts), "requests");
-    let started = Instant::now();
-    let mut tasks = JoinSet::new();
-    let mut due = Duration::ZERO;
-    for body in bodies {
-        tokio::time::sleep_until((started + due).into()).await;
-        if args.request_rate.is_finite() {
-            due += Duration::from_secs_f64(-prompts.unit().ln() / args.request_rate);
-        }
-        let (client, slots) = (Arc::clone(&client), Arc::clone(&slots));
-        tasks.spawn(async move {
-            let _slot = slots.acquire_owned().await;
-            request(&client, &body).await
-        });
-    }
-    let (mut seen, mut failures) = (Vec::new(), Vec::new());
-    while let Some(outcome) = tasks.join_next().await {
-        bar.inc(1);
-        match outcome {
-            Ok(Ok(one)) => seen.push(one),
-            Ok(Err(error)) => failures.push(error.to_string()),
-            Err(error) => failures.push(error.to_string()),
+    let samples = dataset::samples(args, &client, &served).await?;
+    let outcome = load::run(args, client, &served, samples).await?;
+    let mut figures = figures::summarize(args, &outcome);
+    let about = about(args, &served);
+    if let (Value::Object(fields), Value::Object(about)) = (&mut figures, about) {
+        // What was measured stands before what a --metadata of the same name says.
+        for (key, value) in about {
+            fields.entry(key).or_insert(value);
         }
     }
-    bar.finish_and_clear();
-    let figures = summarize(args, &seen, &failures, started.elapsed().as_secs_f64());
     write_json(args.output_json.as_deref(), &figures)?;
-    match failures.first() {
+    if args.save_result {
+        let path = result_path(args, &served)?;
+        write_json(Some(&path), &figures)?;
+        say!("result written to {}", path.display());
+    }
+    match outcome.failures.first() {
         Some(first) => Err(ServerError::Refused(format!(
             "{} requests failed; the first: {first}",
-            failures.len()
+            outcome.failures.len()
         ))),
         None => Ok(()),
     }
 }
 
-fn body(model: &str, prompt: &[u32], output_len: u32) -> Value {
-    json!({
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": output_len,
-        "temperature": 0.0,
-        "ignore_eos": true,
-        "stream": true,
-        "stream_options": {"include_usage": true},
-    })
-}
-
-/// Sends one request. One that gives another number of tokens than asked for, or does not tell how many, is a failure: its figures would mislead.
-async fn request(client: &ServerClient, body: &Value) -> Result<Seen, ServerError> {
-    let started = Instant::now();
-    let (mut first, mut last) = (None, started);
-    let (mut gaps, mut output_tokens) = (Vec::new(), None);
-    client
-        .stream_events("/v1/completions", body, |event| {
-            if let Some(count) = event["usage"]["completion_tokens"].as_u64() {
-                output_tokens = Some(count);
-            }
-            if event["choices"].get(0).is_none() {
-                return;
-            }
-            let now = Instant::now();
-            match first {
-                None => first = Some(now),
-                Some(_) => gaps.push(now.duration_since(last).as_secs_f64()),
-            }
-            last = now;
-        })
-        .await?;
-    let Some(first) = first else {
-        return Err(ServerError::Refused("an answer held no token".to_owned()));
+/// What was asked for, in the words of vLLM's result files.
+fn about(args: &ServeBenchArgs, served: &str) -> Value {
+    let rate = match args.request_rate.is_finite() {
+        true => json!(args.request_rate),
+        false => json!("inf"),
     };
-    let Some(output_tokens) = output_tokens else {
-        let message =
-            "the server sends no usage with the stream (stream_options.include_usage), so tokens cannot be counted";
-        return Err(ServerError::Refused(message.to_owned()));
-    };
-    if Some(output_tokens) != body["max_tokens"].as_u64() {
-        let message = format!(
-            "an answer ended after {output_tokens} tokens, {} were asked for",
-            body["max_tokens"]
-        );
-        return Err(ServerError::Refused(message));
-    }
-    Ok(Seen {
-        first_token: first.duration_since(started).as_secs_f64(),
-        gaps,
-        total: last.duration_since(started).as_secs_f64(),
-        output_tokens,
-    })
-}
-
-fn summarize(args: &ServeBenchArgs, seen: &[Seen], failures: &[String], seconds: f64) -> Value {
-    let output: u64 = seen.iter().map(|s| s.output_tokens).sum();
-    let input = seen.len() as u64 * u64::from(args.random_input_len);
-    let mut figures = json!({
-        "duration": seconds,
-        "completed": seen.len(),
-        "failed": failures.len(),
-        "total_input_tokens": input,
-        "total_output_tokens": output,
-        "request_throughput": seen.len() as f64 / seconds,
-        "output_throughput": output as f64 / seconds,
-        "total_token_throughput": (input + output) as f64 / seconds,
+    let model = args.model.as_deref().unwrap_or(served);
+    let mut about = json!({
+        "date": date(unix_seconds()),
+        "endpoint_type": args.backend.name(),
+        "backend": args.backend.name(),
+        "label": args.label,
+        "model_id": model,
+        "tokenizer_id": args.tokenizer.as_deref().unwrap_or(model),
+        "num_prompts": args.num_prompts,
+        "request_rate": rate,
+        "burstiness": args.burstiness,
+        "max_concurrency": args.max_concurrency,
     });
-    say!("completed {}, failed {}, {seconds:.2} s", seen.len(), failures.len());
-    say!(
-        "{:.2} requests/s, {:.2} output tokens/s, {:.2} total tokens/s",
-        seen.len() as f64 / seconds,
-        output as f64 / seconds,
-        (input + output) as f64 / seconds
-    );
-    let per_token = |s: &Seen| (s.total - s.first_token) / (s.output_tokens.max(2) - 1) as f64;
-    let spreads = [
-        (
-            "ttft",
-            "time to first token",
-            Spread::of(seen.iter().map(|s| s.first_token).collect()),
-        ),
-        (
-            "tpot",
-            "time per output token after it",
-            Spread::of(seen.iter().map(per_token).collect()),
-        ),
-        (
-            "itl",
-            "time between pieces",
-            Spread::of(seen.iter().flat_map(|s| s.gaps.clone()).collect()),
-        ),
-        (
-            "e2el",
-            "whole request",
-            Spread::of(seen.iter().map(|s| s.total).collect()),
-        ),
-    ];
-    for (key, name, spread) in &spreads {
-        figures[format!("mean_{key}_ms")] = json!(spread.mean() * 1e3);
-        figures[format!("median_{key}_ms")] = json!(spread.at(50.0) * 1e3);
-        let mut line = format!(
-            "{name}: mean {:.2} ms, median {:.2} ms",
-            spread.mean() * 1e3,
-            spread.at(50.0) * 1e3
-        );
-        for percent in &args.metric_percentiles {
-            figures[format!("p{percent}_{key}_ms")] = json!(spread.at(*percent) * 1e3);
-            line.push_str(&format!(", p{percent} {:.2} ms", spread.at(*percent) * 1e3));
-        }
-        say!("{line}");
+    for (key, value) in args.metadata() {
+        about[key] = json!(value);
     }
-    figures
+    about
+}
+
+/// Where vLLM would write the result: label, rate, concurrency, model and time in the name, unless one is given.
+fn result_path(args: &ServeBenchArgs, served: &str) -> Result<PathBuf, ServerError> {
+    let folder = args.result_dir.clone().unwrap_or_default();
+    if !folder.as_os_str().is_empty() {
+        std::fs::create_dir_all(&folder).map_err(ServerError::io("creating --result-dir"))?;
+    }
+    if let Some(name) = &args.result_filename {
+        return Ok(folder.join(name));
+    }
+    let label = args.label.as_deref().unwrap_or(args.backend.name());
+    let concurrency = args
+        .max_concurrency
+        .map(|most| format!("-concurrency{most}"))
+        .unwrap_or_default();
+    let model = args.model.as_deref().unwrap_or(served);
+    let model = model.rsplit('/').next().unwrap_or(model);
+    let date = date(unix_seconds());
+    Ok(folder.join(format!(
+        "{label}-{:?}qps{concurrency}-{model}-{date}.json",
+        args.request_rate
+    )))
+}
+
+/// `YYYYMMDD-HHMMSS`, in UTC. The civil date by Howard Hinnant's `civil_from_days`.
+fn date(unix_seconds: u64) -> String {
+    let (days, seconds) = (unix_seconds / 86_400, unix_seconds % 86_400);
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_index = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_index + 2) / 5 + 1;
+    let month = if month_index < 10 {
+        month_index + 3
+    } else {
+        month_index - 9
+    };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_civil() {
+        assert_eq!(date(0), "19700101-000000");
+        assert_eq!(date(951_827_696), "20000229-123456");
+        assert_eq!(date(1_798_761_599), "20261231-235959");
+    }
 }

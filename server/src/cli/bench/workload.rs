@@ -37,11 +37,6 @@ impl Prompts {
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
     }
-
-    /// Uniform in (0, 1).
-    pub(super) fn unit(&mut self) -> f64 {
-        ((self.word() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
-    }
 }
 
 /// What running a set of prompts gave.
