@@ -62,7 +62,7 @@ pub const TARGETS: &[Target] = &[
         seeds: models::safetensors_seeds,
         start: models::safetensors,
         memory_bytes: 256 * MIB,
-        test_cases: 20_000,
+        test_cases: 8000,
     },
     Target {
         name: "safetensors-index",
@@ -70,7 +70,7 @@ pub const TARGETS: &[Target] = &[
         seeds: models::index_seeds,
         start: models::index,
         memory_bytes: 256 * MIB,
-        test_cases: 20_000,
+        test_cases: 8000,
     },
     Target {
         name: "config",
