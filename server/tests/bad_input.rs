@@ -101,7 +101,7 @@ async fn a_bad_field_of_a_completion_is_named_with_value_and_limit() {
         (
             json!({"prompt": "a", "repetition_penalty": 0}),
             "repetition_penalty",
-            &["above 0"],
+            &["0.01", "100"],
         ),
         (
             json!({"prompt": "a", "presence_penalty": 3}),

@@ -44,6 +44,25 @@ async fn a_developer_message_has_the_tokens_of_a_system_message() {
 }
 
 #[tokio::test]
+async fn a_prompt_that_fills_the_context_names_its_field() {
+    let server = TestServer::new();
+    let chat = json!({"messages": [{"role": "user", "content": "one two ".repeat(150)}]});
+    for (route, body, field) in [
+        (CHAT, chat, "messages"),
+        (COMPLETIONS, json!({"prompt": vec![5; 300]}), "prompt"),
+    ] {
+        let answer = server.post(route, &body).await;
+        let error = answer.error(400);
+        assert_eq!(
+            (&error["param"], &error["code"]),
+            (&json!(field), &json!("context_length_exceeded"))
+        );
+        let message = error["message"].as_str().expect("text");
+        assert!(message.contains("which leaves no room for an answer"), "{message}");
+    }
+}
+
+#[tokio::test]
 async fn a_prompt_is_truncated_where_it_was_asked() {
     let server = TestServer::new();
     let ids = |answer: Value| answer["choices"][0]["prompt_token_ids"].clone();

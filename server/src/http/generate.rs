@@ -11,7 +11,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::stream::{self, SelectAll, Stream, StreamExt};
-use halyard_engine::{FinishReason, OutputChunk, OutputStream, Request, TokenLogprobs};
+use halyard_engine::{FinishReason, OutputChunk, OutputStream, Request, SubmitError, TokenLogprobs};
 use halyard_request_hooks::{IoFailure, IoRun};
 use serde_json::{Value, json};
 
@@ -21,6 +21,7 @@ use super::request_id::TokenCount;
 use super::state::{AppState, InFlight};
 use crate::openai::chat::ChatFormat;
 use crate::openai::completion::CompletionFormat;
+use crate::openai::context;
 use crate::openai::prompt::Prompt;
 use crate::openai::usage::{Streaming, Usage};
 
@@ -94,13 +95,24 @@ pub async fn answer(state: Arc<AppState>, mut job: Job) -> Result<Response, ApiE
     };
     let mut streams = Vec::with_capacity(job.requests.len());
     for request in std::mem::take(&mut job.requests) {
-        streams.push(state.engine.submit(request)?);
+        let refused = |error| refusal(error, &job.format);
+        streams.push(state.engine.submit(request).map_err(refused)?);
     }
     let chunks = merge(streams);
     if job.streaming.stream {
         Ok(stream_answer(state, job, num_samples, follower, chunks, in_flight))
     } else {
         whole_answer(&state, job, num_samples, follower, chunks).await
+    }
+}
+
+/// What the engine refuses, by the names of the route's fields.
+fn refusal(error: SubmitError, format: &Format) -> ApiError {
+    match (error, format) {
+        (SubmitError::PromptTooLong { found, limit }, Format::Chat(_)) => {
+            context::prompt_too_long("messages", limit, found)
+        }
+        (error, _) => error.into(),
     }
 }
 
