@@ -90,8 +90,7 @@ pub struct SchedulingConfig {
     /// A prompt with more tokens to compute than this is long: long prompts share half of a step while others want the
     /// rest, and none computes more than this in a step. 0: half of a step is long, and a long prompt that is alone fills it.
     pub long_prefill_token_threshold: u32,
-    /// Prompts are cut so that a step that several requests share takes about this long, and one of a lone request twice as
-    /// long. Zero: no bound.
+    /// Prompts are cut so that a step takes about this long. Zero: no bound.
     pub max_step: Duration,
 }
 

@@ -69,7 +69,7 @@ impl StepPace {
         };
     }
 
-    /// Prompt tokens of the next step if several requests share it; 0: no bound.
+    /// Prompt tokens of the next step; 0: no bound.
     pub(crate) fn max_prompt_tokens(&self) -> u32 {
         let Some(target_s) = self.target_s else { return 0 };
         let Some(rate) = self.rate else {

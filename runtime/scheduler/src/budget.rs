@@ -17,13 +17,12 @@ pub(crate) struct StepBudget {
 
 impl StepBudget {
     /// The budget of a step in which `num_decodes` requests want one token each. `max_prompt_tokens` bounds prompt tokens
-    /// (0: no bound); a request that is alone gets twice that. Long prompts share half of them at first.
-    pub(crate) fn new(config: &SchedulerConfig, max_prompt_tokens: u32, is_shared: bool, num_decodes: u32) -> Self {
+    /// (0: no bound). Long prompts share half of them at first.
+    pub(crate) fn new(config: &SchedulerConfig, max_prompt_tokens: u32, num_decodes: u32) -> Self {
         let tokens = config.max_num_batched_tokens;
-        let bound = match (max_prompt_tokens, is_shared) {
-            (0, _) => tokens,
-            (bound, true) => bound,
-            (bound, false) => bound.saturating_mul(2),
+        let bound = match max_prompt_tokens {
+            0 => tokens,
+            bound => bound,
         };
         let prompt_left = bound.min(tokens.saturating_sub(num_decodes)).max(1);
         let long_threshold = match config.long_prefill_token_threshold {

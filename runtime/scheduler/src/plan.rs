@@ -74,9 +74,8 @@ impl Scheduler {
 
     /// The tokens of the next step. Decode tokens are never cut: each running request gets its own.
     fn step_budget(&self) -> StepBudget {
-        let is_shared = self.running.len() + self.waiting.len() > 1;
         let decodes = self.running.iter().filter(|slot| is_decode(&self.requests[**slot]));
-        StepBudget::new(&self.config, self.max_prompt_tokens, is_shared, decodes.count() as u32)
+        StepBudget::new(&self.config, self.max_prompt_tokens, decodes.count() as u32)
     }
 
     /// Gives the running requests their tokens, the policy's first one first. True if somebody waits for blocks: then

@@ -83,7 +83,7 @@ pub struct Scheduler {
     pub(crate) skipped: Vec<(Slot, u32)>,
     /// Long prompts that the current plan passed over; empty between plans.
     pub(crate) passed_over: Vec<Slot>,
-    /// Most prompt tokens of a step in which several requests are there; 0: no bound.
+    /// Most prompt tokens of a step; 0: no bound.
     pub(crate) max_prompt_tokens: u32,
     /// First new entry of each planned row's block tables, one a KV group; empty between plans.
     pub(crate) first_entries: Vec<u32>,
@@ -138,8 +138,8 @@ impl Scheduler {
         })
     }
 
-    /// Bounds the prompt tokens of the next steps, because steps take too long; 0: no bound. A request that is alone may
-    /// have twice as many. Tokens of decodes are not bounded by it.
+    /// Bounds the prompt tokens of the next steps, because steps take too long; 0: no bound. Tokens of decodes are not
+    /// bounded by it.
     pub fn set_max_prompt_tokens(&mut self, tokens: u32) {
         self.max_prompt_tokens = tokens;
     }

@@ -109,11 +109,11 @@ fn a_bound_cuts_prompts_and_never_decodes() {
 }
 
 #[test]
-fn who_is_alone_may_have_twice_the_bound() {
+fn a_bound_holds_until_it_is_taken_away() {
     let mut rig = Rig::new(roomy());
     rig.scheduler.set_max_prompt_tokens(5);
     rig.prompt(1, &tokens(1, 50), 1);
-    assert_eq!(step(&mut rig), [(1, 10)]);
+    assert_eq!(step(&mut rig), [(1, 5)]);
     rig.prompt(2, &tokens(2, 50), 1);
     assert_eq!(step(&mut rig), [(1, 5)]);
     rig.scheduler.set_max_prompt_tokens(0);

@@ -188,8 +188,7 @@ pub struct SchedulingArgs {
         default_value_t = 0
     )]
     pub long_prefill_token_threshold: u32,
-    /// Cut prompts so that a step that several requests share takes about this long, and one of a lone request twice as
-    /// long; 0: no bound
+    /// Cut prompts so that a step takes about this long, and who comes waits for no longer; 0: no bound
     #[arg(long, value_name = "MS", env = "HALYARD_MAX_STEP_MS", default_value_t = DEFAULT_MAX_STEP.as_millis() as u64)]
     pub max_step_ms: u64,
     /// Requests that may wait; more are refused with 503
