@@ -477,7 +477,7 @@ impl Core {
     }
 
     fn note_step(&mut self, flight: &InFlight, generated: u64, submitted: Instant) {
-        let prompt: u64 = flight.rows.iter().map(|row| u64::from(row.prompt_tokens)).sum();
+        let prompt = flight.prompt_tokens();
         self.stats.steps_total += 1;
         self.stats.replayed_steps_total += u64::from(flight.replayed);
         self.stats.prompt_tokens_total += prompt;
@@ -497,7 +497,7 @@ impl Core {
     fn note_pace(&mut self, flight: &InFlight, submitted: Instant) {
         let began = submitted.max(std::mem::replace(&mut self.collected, Instant::now()));
         self.pace.note(TimedStep {
-            prompt_tokens: flight.rows.iter().map(|row| u64::from(row.prompt_tokens)).sum(),
+            prompt_tokens: flight.prompt_tokens(),
             has_decodes: flight.rows.iter().any(|row| row.prompt_tokens == 0),
             duration: self.collected.duration_since(began),
         });

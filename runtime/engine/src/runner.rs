@@ -103,6 +103,11 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
+    /// Prompt tokens that the step computed.
+    pub(crate) fn prompt_tokens(&self) -> u64 {
+        self.rows.iter().map(|row| u64::from(row.prompt_tokens)).sum()
+    }
+
     /// Where row `i` stands in the step.
     fn place(&self, i: usize) -> usize {
         self.places.get(i).map_or(i, |&place| place as usize)
