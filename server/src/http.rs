@@ -4,6 +4,7 @@ pub mod accept;
 pub mod admin;
 pub mod auth;
 pub mod body;
+pub mod body_room;
 pub mod connection;
 #[cfg(test)]
 mod connection_tests;

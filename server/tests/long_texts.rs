@@ -3,7 +3,16 @@
 
 mod common;
 
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::Request;
+use bytes::Bytes;
 use common::{Options, TestServer};
+use futures::StreamExt;
+use futures::stream;
+use halyard_server::http::limits::ConnectionLimits;
+use halyard_server::http::transport::Transport;
 use serde_json::json;
 
 fn server() -> TestServer {
@@ -84,6 +93,51 @@ async fn shares_come_back_when_a_client_goes() {
     drop(held);
     assert_eq!(server.state.text_work.free_bytes(), before);
     assert_eq!(server.post("/tokenize", &long).await.status, 400);
+}
+
+/// A request that announces 1 MB, sends all but a few bytes of it and then nothing.
+fn stalled() -> Request<Body> {
+    let most = stream::iter([Ok::<_, std::io::Error>(Bytes::from(vec![b' '; 1_000_000 - 9]))]);
+    let request = Request::post("/tokenize")
+        .header("content-type", "application/json")
+        .header("content-length", "1000000");
+    let body = Body::from_stream(most.chain(stream::pending()));
+    request.body(body).expect("a request")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_stall_give_way_to_those_that_come() {
+    let limits = ConnectionLimits {
+        pending_body_bytes: 4_000_000,
+        ..ConnectionLimits::default()
+    };
+    let server = TestServer::with(Options {
+        body_bytes: Some(16 << 20),
+        transport: Transport::new(limits, Default::default(), None),
+        ..Options::default()
+    });
+    let server = Arc::new(server);
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..4 {
+        let server = Arc::clone(&server);
+        waiting.spawn(async move { server.send(stalled()).await });
+    }
+    while server.state.transport.body_room.bytes() < 4 * (1_000_000 - 9) {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::sleep(std::time::Duration::from_millis(2100)).await;
+    let long = json!({"prompt": "a ".repeat(100_000)});
+    for _ in 0..3 {
+        assert_eq!(server.post("/tokenize", &long).await.status, 200);
+    }
+    let answer = waiting.join_next().await.expect("four wait").expect("no panic");
+    assert_eq!(answer.status, 503);
+    assert_eq!(answer.json()["error"]["code"], "too_many_bodies");
+    assert_eq!(answer.headers["retry-after"], "1");
+    assert!(
+        waiting.try_join_next().is_none(),
+        "one made room for all that came later"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -29,8 +29,8 @@ pub(super) struct ConnectionArgs {
     /// Bytes a second that a body must keep up after its first seconds
     #[arg(long, value_name = "BYTES", env = "HALYARD_REQUEST_BODY_MIN_RATE", default_value = "16KiB", value_parser = parse_bytes)]
     request_body_min_rate: u64,
-    /// Bytes of all bodies that are still coming; beyond it such requests get 503
-    #[arg(long, value_name = "BYTES", env = "HALYARD_MAX_PENDING_BODY_BYTES", default_value = "256MiB", value_parser = parse_bytes)]
+    /// Bytes of all long bodies (over 32 KiB) that are coming or wait for their turn; beyond it the slowest gets 503
+    #[arg(long, value_name = "BYTES", env = "HALYARD_MAX_PENDING_BODY_BYTES", default_value = "128MiB", value_parser = parse_bytes)]
     max_pending_body_bytes: u64,
     /// Seconds in which a client must take a byte of an answer that waits for it
     #[arg(long, value_name = "SECONDS", env = "HALYARD_RESPONSE_WRITE_TIMEOUT", default_value_t = 300, value_parser = value_parser!(u32).range(1..))]

@@ -6,7 +6,6 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use halyard_engine::EngineHandle;
 use halyard_request_hooks::IoProcessors;
 use halyard_scheduler::Policy;
 
@@ -20,7 +19,7 @@ use super::lora::{LoadedResolvers, LoraServeArgs, start_resolvers};
 use super::serving::ServingArgs;
 use super::units::{parse_bytes, show_bytes};
 use crate::error::ServerError;
-use crate::hooks::{ChosenSink, Hooks};
+use crate::hooks::ChosenSink;
 use crate::http::auth::{ApiKeys, KeySources};
 use crate::http::lora::LoraState;
 use crate::http::reload::{hangup_signal, reload_at_hangup};
@@ -207,11 +206,29 @@ async fn prepare(
     let has_template = engine.chat_template().is_some();
     let hosts = args.access.hosts(&args.http.host, is_loopback);
     let transport = Transport::new(args.connections.limits()?, hosts, args.access.cors()?);
+    let http = &args.http;
+    let body_bytes = usize::try_from(http.max_body_bytes).unwrap_or(usize::MAX);
     let mut state = AppState {
-        io,
-        transport: Arc::new(transport),
+        text_work: TextWork::new(body_bytes, Arc::clone(&transport.body_room)),
+        model_root: model.path.display().to_string(),
+        model_names,
+        created: unix_seconds(),
         api_keys: ApiKeys::new(&keys.read()?),
-        ..state(args, &model, model_names, engine, hooks)
+        transport: Arc::new(transport),
+        limits: Limits {
+            body_bytes,
+            prompts: http.max_prompts,
+            samples: Limits::default().samples.max(http.max_prompts),
+            ..Limits::default()
+        },
+        serving: args.serving.defaults(),
+        hooks,
+        priority_scheduling: args.engine.scheduling.scheduling_policy == Policy::Priority,
+        log_prompts: http.log_prompts,
+        in_flight: AtomicU64::new(0),
+        io,
+        lora: LoraState::default(),
+        engine,
     };
     if let Some(adapter) = state
         .engine
@@ -292,39 +309,6 @@ impl StatsArgs {
             always.push(sink("log-line", "{}".to_owned()));
         }
         Ok(always)
-    }
-}
-
-fn state(
-    args: &ServeArgs,
-    model: &ResolvedModel,
-    model_names: Vec<String>,
-    engine: EngineHandle,
-    hooks: Arc<Hooks>,
-) -> AppState {
-    let http = &args.http;
-    let body_bytes = usize::try_from(http.max_body_bytes).unwrap_or(usize::MAX);
-    AppState {
-        text_work: TextWork::new(body_bytes),
-        model_root: model.path.display().to_string(),
-        model_names,
-        created: unix_seconds(),
-        api_keys: ApiKeys::default(),
-        transport: Arc::default(),
-        limits: Limits {
-            body_bytes,
-            prompts: http.max_prompts,
-            samples: Limits::default().samples.max(http.max_prompts),
-            ..Limits::default()
-        },
-        serving: args.serving.defaults(),
-        hooks,
-        priority_scheduling: args.engine.scheduling.scheduling_policy == Policy::Priority,
-        log_prompts: http.log_prompts,
-        in_flight: AtomicU64::new(0),
-        io: IoProcessors::default(),
-        lora: LoraState::default(),
-        engine,
     }
 }
 

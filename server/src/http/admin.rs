@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use halyard_hooks::HookError;
 use serde_json::{Value, json};
 
-use super::body::read_object;
+use super::body::{SHORT_BYTES, read_object};
 use super::error::ApiError;
 use super::state::AppState;
 use crate::hooks::StatLoggerError;
@@ -25,7 +25,7 @@ pub async fn plugins(State(state): State<Arc<AppState>>) -> Json<Value> {
 /// 400 without a name, 404 for a name that does not run, 409 when it cannot be replaced now, 422 for a library that does not load.
 pub async fn reload(State(state): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (parts, body) = request.into_parts();
-    let body = read_object(&parts.headers, body, state.limits.body_bytes).await?;
+    let body = read_object(&parts.headers, body, SHORT_BYTES).await?;
     let Some(name) = body["name"].as_str().map(str::to_owned) else {
         return Err(ApiError::field(
             "name",

@@ -9,19 +9,23 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::request_body::body_error;
 
-/// Bodies up to this size are read where they arrive.
-const INLINE_JSON_BYTES: usize = 32 << 10;
+/// Bodies above this many bytes are long: `text_work.rs` bounds what they take. Shorter ones are read where they arrive.
+pub const SHORT_BYTES: usize = 32 << 10;
 
-/// Reads a body of at most `limit` bytes as a JSON object.
+/// Reads a body of at most `limit` bytes as a JSON object. It is read and parsed on the thread that serves: long ones
+/// do not come here.
 ///
 /// # Errors
 /// 413 past the limit, 415 for another content type, 400 for what is not JSON or not an object.
 pub async fn read_object(headers: &HeaderMap, body: Body, limit: usize) -> Result<Value, ApiError> {
     check_content_type(headers)?;
     let too_large = |found: &str| {
-        let message = format!(
-            "the body has {found}, the limit is {limit} bytes; send less or serve with a larger --max-body-bytes"
-        );
+        let remedy = if limit > SHORT_BYTES {
+            " or serve with a larger --max-body-bytes"
+        } else {
+            ""
+        };
+        let message = format!("the body has {found}, the limit is {limit} bytes; send less{remedy}");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).with_code("body_too_large")
     };
     let announced = headers
@@ -42,16 +46,7 @@ pub async fn read_object(headers: &HeaderMap, body: Body, limit: usize) -> Resul
             ApiError::new(StatusCode::BAD_REQUEST, format!("the body could not be read: {error}"))
         }
     })?;
-    let len = bytes.len();
-    let read = move || parse_object(&bytes);
-    // A large body takes long to read; the workers have streams to serve meanwhile.
-    if len <= INLINE_JSON_BYTES {
-        read()
-    } else {
-        tokio::task::spawn_blocking(read)
-            .await
-            .map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?
-    }
+    parse_object(&bytes)
 }
 
 /// Refuses other types than JSON.

@@ -129,8 +129,7 @@ fn answer(
     // Before the future is first polled: the head is complete.
     let is_http2 = request.version() == Version::HTTP_2;
     let active = ActiveRequest::start(connection, is_http2);
-    let (limits, pending) = (&transport.limits, &transport.pending_bodies);
-    let mut request = request.map(|body| Body::new(TimedBody::new(body, limits, pending, connection)));
+    let mut request = request.map(|body| Body::new(TimedBody::new(body, transport, connection)));
     request.extensions_mut().insert(ConnectInfo(connection.peer));
     request.extensions_mut().insert(Arc::clone(connection));
     let is_probe = connection.is_probe;

@@ -36,7 +36,7 @@ pub struct ConnectionLimits {
     pub headers: usize,
     /// Streams of one HTTP/2 connection at the same time.
     pub http2_streams: u32,
-    /// Bytes of bodies that are still coming, all connections together.
+    /// Bytes of long bodies that are coming or wait to be worked on, all connections together.
     pub pending_body_bytes: usize,
 }
 
@@ -53,7 +53,7 @@ impl Default for ConnectionLimits {
             head_bytes: 64 << 10,
             headers: 256,
             http2_streams: 256,
-            pending_body_bytes: 256 << 20,
+            pending_body_bytes: 128 << 20,
         }
     }
 }

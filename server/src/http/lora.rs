@@ -12,7 +12,7 @@ use halyard_request_hooks::{LoraResolvers, ResolveError};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::body::{parse, read_object};
+use super::body::{SHORT_BYTES, parse, read_object};
 use super::error::ApiError;
 use super::state::{AppState, clip};
 
@@ -62,7 +62,7 @@ async fn fields(state: &AppState, http: Request) -> Result<Value, ApiError> {
         return Err(ApiError::new(StatusCode::FORBIDDEN, message).with_code("lora_updating_disabled"));
     }
     let (parts, body) = http.into_parts();
-    read_object(&parts.headers, body, state.limits.body_bytes).await
+    read_object(&parts.headers, body, SHORT_BYTES).await
 }
 
 /// Reads an adapter from a folder of the server's machine and serves it under a name.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::auth::{ApiKeys, KeySources};
-use super::body::read_object;
+use super::body::{SHORT_BYTES, read_object};
 use super::error::ApiError;
 use super::state::AppState;
 use crate::logging;
@@ -59,7 +59,7 @@ pub async fn set_log_level(State(state): State<Arc<AppState>>, request: Request)
         return Err(ApiError::new(StatusCode::FORBIDDEN, message).with_code("keys_required"));
     }
     let (parts, body) = request.into_parts();
-    let body = read_object(&parts.headers, body, state.limits.body_bytes).await?;
+    let body = read_object(&parts.headers, body, SHORT_BYTES).await?;
     let Some(level) = body["level"].as_str() else {
         let message = "level must be a string: error, warn, info, debug, trace, or target=level pairs";
         return Err(ApiError::field("level", message));

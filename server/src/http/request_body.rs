@@ -1,9 +1,9 @@
-//! A request's body on its way in: it has a deadline that moves on with the bytes that come, and takes part in a bound on the bytes
-//! of all unfinished bodies. What is wrong comes as an error of the body; `body.rs` turns it into an answer.
+//! A request's body on its way in: it has a deadline that moves on with the bytes that come. What is wrong comes as an
+//! error of the body; `body.rs` turns it into an answer.
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use tokio::time::{Instant, Sleep};
 use super::connections::{Connection, Receiving};
 use super::error::ApiError;
 use super::limits::ConnectionLimits;
+use super::transport::Transport;
 
 /// Why a body was not read to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,9 +35,10 @@ pub enum BodyError {
         /// `--request-body-min-rate`.
         rate: u64,
     },
-    /// Unfinished bodies hold all the memory that they may.
+    /// Long bodies hold all the memory that they may.
     #[error(
-        "the server holds {limit} bytes of requests whose bodies are still coming, and no more (--max-pending-body-bytes); try again"
+        "long request bodies hold all of the {limit} bytes that they may together (--max-pending-body-bytes), and this \
+         one kept the server waiting longest or found no room; try again"
     )]
     NoRoom {
         /// `--max-pending-body-bytes`.
@@ -57,57 +59,41 @@ impl From<&BodyError> for ApiError {
     }
 }
 
-/// Bytes of bodies that are still coming, and how many bodies were given up.
-#[derive(Debug, Default)]
-pub struct PendingBodies {
-    bytes: AtomicUsize,
-    /// Bodies that came too slowly.
-    pub late: AtomicUsize,
-    /// Bodies that there was no room for.
-    pub no_room: AtomicUsize,
-}
-
 /// A body with its deadline.
 pub(super) struct TimedBody<B> {
     inner: B,
-    limits: Arc<ConnectionLimits>,
-    pending: Arc<PendingBodies>,
+    transport: Arc<Transport>,
     /// Time in which more was asked for and nothing was there. A handler that does not ask yet does not use up its client's time.
     waited: Duration,
     waiting_since: Option<Instant>,
     received: u64,
-    /// Bytes counted in [`PendingBodies::bytes`].
-    held: usize,
     sleep: Option<Pin<Box<Sleep>>>,
     receiving: Option<Receiving>,
 }
 
 impl<B: Body> TimedBody<B> {
-    pub(super) fn new(
-        inner: B,
-        limits: &Arc<ConnectionLimits>,
-        pending: &Arc<PendingBodies>,
-        connection: &Arc<Connection>,
-    ) -> TimedBody<B> {
+    pub(super) fn new(inner: B, transport: &Arc<Transport>, connection: &Arc<Connection>) -> TimedBody<B> {
         TimedBody {
             receiving: (!inner.is_end_stream()).then(|| Receiving::start(connection)),
             inner,
-            limits: Arc::clone(limits),
-            pending: Arc::clone(pending),
+            transport: Arc::clone(transport),
             waited: Duration::ZERO,
             waiting_since: None,
             received: 0,
-            held: 0,
             sleep: None,
         }
     }
 }
 
 impl<B> TimedBody<B> {
+    fn limits(&self) -> &ConnectionLimits {
+        &self.transport.limits
+    }
+
     /// The moment at which the body is late, if nothing comes from now on.
     fn deadline(&mut self) -> Instant {
-        let earned = self.received / self.limits.body_rate.max(1);
-        let allowed = self.limits.body_timeout + Duration::from_secs(earned);
+        let earned = self.received / self.limits().body_rate.max(1);
+        let allowed = self.limits().body_timeout + Duration::from_secs(earned);
         let since = *self.waiting_since.get_or_insert_with(Instant::now);
         since + allowed.saturating_sub(self.waited)
     }
@@ -118,26 +104,6 @@ impl<B> TimedBody<B> {
             .waiting_since
             .take()
             .map_or(Duration::ZERO, |since| since.elapsed());
-    }
-
-    /// Counts `bytes` more as held, if there is room.
-    fn hold(&mut self, bytes: usize) -> bool {
-        let before = self.pending.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.held += bytes;
-        before.saturating_add(bytes) <= self.limits.pending_body_bytes
-    }
-
-    fn release(&mut self) {
-        self.pending
-            .bytes
-            .fetch_sub(std::mem::take(&mut self.held), Ordering::Relaxed);
-        self.receiving = None;
-    }
-}
-
-impl<B> Drop for TimedBody<B> {
-    fn drop(&mut self) {
-        self.release();
     }
 }
 
@@ -157,21 +123,14 @@ where
         }
         match polled {
             Poll::Ready(Some(Ok(frame))) => {
-                let bytes = frame.data_ref().map_or(0, Buf::remaining);
-                this.received += bytes as u64;
-                if !this.hold(bytes) {
-                    this.release();
-                    this.pending.no_room.fetch_add(1, Ordering::Relaxed);
-                    let limit = this.limits.pending_body_bytes;
-                    return Poll::Ready(Some(Err(BodyError::NoRoom { limit }.into())));
-                }
+                this.received += frame.data_ref().map_or(0, Buf::remaining) as u64;
                 if this.inner.is_end_stream() {
-                    this.release();
+                    this.receiving = None;
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
             Poll::Ready(end) => {
-                this.release();
+                this.receiving = None;
                 Poll::Ready(end.map(|result| result.map_err(Into::into)))
             }
             Poll::Pending => {
@@ -184,13 +143,13 @@ where
                 }
                 std::task::ready!(sleep.as_mut().poll(cx));
                 this.end_of_wait();
-                this.release();
-                this.pending.late.fetch_add(1, Ordering::Relaxed);
+                this.receiving = None;
+                this.transport.late_bodies.fetch_add(1, Ordering::Relaxed);
                 let late = BodyError::Late {
                     received: this.received,
                     elapsed_s: this.waited.as_secs(),
-                    timeout_s: this.limits.body_timeout.as_secs(),
-                    rate: this.limits.body_rate,
+                    timeout_s: this.limits().body_timeout.as_secs(),
+                    rate: this.limits().body_rate,
                 };
                 Poll::Ready(Some(Err(late.into())))
             }

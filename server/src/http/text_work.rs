@@ -1,10 +1,11 @@
-//! Long bodies and the work on their texts, bounded in memory, in threads and in time: a long body waits, in async code,
-//! for its share of the bytes that may be read and converted at once; a short one never waits for a long one.
+//! Long bodies and the work on their texts, bounded in memory, in threads and in time: a long body takes room for its
+//! bytes as they come, and waits, in async code, for its share of what may be converted at once; a short one never waits
+//! for a long one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 
-use axum::body::Body;
+use axum::body::{Body, BodyDataStream};
 use axum::http::{HeaderMap, StatusCode, header};
 use bytes::Bytes;
 use futures::StreamExt;
@@ -12,14 +13,12 @@ use futures::stream;
 use halyard_text::CancelFlag;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
+use super::body::SHORT_BYTES;
+use super::body_room::{BodyRoom, Place, ReadError};
 use super::error::ApiError;
 
-/// Bodies above this many bytes are long.
-const SHORT_BYTES: usize = 32 << 10;
 /// Bytes of one permit.
 const PERMIT_BYTES: usize = 32 << 10;
-/// Bodies of the largest size that are read at the same time.
-const BODIES_READ: usize = 4;
 /// Bodies of the largest size whose JSON and text are worked on at the same time; each takes some six times its bytes.
 const BODIES_CONVERTED: usize = 2;
 /// Bytes that a value of a body counts for, and how many more an object does: their memory when read, in a list that grows.
@@ -31,7 +30,7 @@ const MAX_VALUES: usize = 1 << 20;
 /// What may be worked on at the same time.
 #[derive(Debug)]
 pub struct TextWork {
-    reading: Arc<Semaphore>,
+    room: Arc<BodyRoom>,
     converting: Arc<Semaphore>,
     /// Threads for long conversions, and as many for short chats.
     long: Arc<Semaphore>,
@@ -44,13 +43,13 @@ pub struct TextWork {
 type Job = Box<dyn FnOnce() + Send>;
 
 impl TextWork {
-    /// Bounds for bodies of at most `max_body_bytes`.
-    pub fn new(max_body_bytes: usize) -> Self {
+    /// Bounds for bodies of at most `max_body_bytes`, all of which have their bytes in `room`.
+    pub fn new(max_body_bytes: usize, room: Arc<BodyRoom>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let bodies = |count: usize| Arc::new(Semaphore::new(permits(max_body_bytes.saturating_mul(count)) as usize));
+        let converting = permits(max_body_bytes.saturating_mul(BODIES_CONVERTED));
         TextWork {
-            reading: bodies(BODIES_READ),
-            converting: bodies(BODIES_CONVERTED),
+            room,
+            converting: Arc::new(Semaphore::new(converting as usize)),
             long: Arc::new(Semaphore::new(num_threads())),
             chats: Arc::new(Semaphore::new(cores.max(2))),
             max_body_bytes,
@@ -76,7 +75,7 @@ impl TextWork {
     /// Lets a body in: a long one when all of it is here and may be worked on.
     ///
     /// # Errors
-    /// 400 for a body of too many values.
+    /// 400 for a body of too many values, 503 for one that finds no room.
     pub async fn admit(&self, headers: &HeaderMap, body: Body) -> Result<Admitted, ApiError> {
         let announced = headers.get(header::CONTENT_LENGTH);
         let announced = announced.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
@@ -84,9 +83,8 @@ impl TextWork {
             // Too long ones are refused by their reader, unread.
             Some(bytes) if bytes <= SHORT_BYTES || bytes > self.max_body_bytes => Ok(Admitted::Short(body)),
             Some(bytes) => {
-                let reading = take(&self.reading, permits(bytes)).await?;
-                let read = self.collect(Vec::with_capacity(bytes), body).await;
-                self.admit_long(read, reading).await
+                self.admit_long(Vec::with_capacity(bytes), body.into_data_stream())
+                    .await
             }
             None => {
                 // Its length shows while it comes; only a long one waits.
@@ -99,48 +97,28 @@ impl TextWork {
                         Some(Err(error)) => return Ok(Admitted::Short(failing(error))),
                     }
                 }
-                let reading = take(&self.reading, permits(self.max_body_bytes)).await?;
-                let read = self.collect(start, Body::from_stream(rest)).await;
-                self.admit_long(read, reading).await
+                self.admit_long(start, rest).await
             }
         }
     }
 
-    /// Bytes of bodies that could be read and converted now.
+    /// Bytes of bodies that could be converted now.
     pub fn free_bytes(&self) -> usize {
-        let free = self.reading.available_permits() + self.converting.available_permits();
-        free * PERMIT_BYTES
+        self.converting.available_permits() * PERMIT_BYTES
     }
 
-    /// Takes all shares of long bodies that are free, until the answer is dropped: no long body begins meanwhile.
-    pub fn hold_all(&self) -> Vec<OwnedSemaphorePermit> {
-        let hold = |semaphore: &Arc<Semaphore>| {
-            let free = u32::try_from(semaphore.available_permits()).unwrap_or(u32::MAX);
-            Arc::clone(semaphore).try_acquire_many_owned(free).ok()
-        };
-        [&self.reading, &self.converting].into_iter().filter_map(hold).collect()
+    /// Takes all shares of conversion that are free, until the answer is dropped: no long body is converted meanwhile.
+    pub fn hold_all(&self) -> Option<OwnedSemaphorePermit> {
+        let free = u32::try_from(self.converting.available_permits()).unwrap_or(u32::MAX);
+        Arc::clone(&self.converting).try_acquire_many_owned(free).ok()
     }
 
-    /// Reads a body to its end, or to just past the limit, which its reader then refuses.
-    async fn collect(&self, mut bytes: Vec<u8>, body: Body) -> Result<Vec<u8>, axum::Error> {
-        let mut rest = body.into_data_stream();
-        while let Some(part) = rest.next().await {
-            bytes.extend_from_slice(&part?);
-            if bytes.len() > self.max_body_bytes {
-                break;
-            }
-        }
-        Ok(bytes)
-    }
-
-    async fn admit_long(
-        &self,
-        read: Result<Vec<u8>, axum::Error>,
-        reading: OwnedSemaphorePermit,
-    ) -> Result<Admitted, ApiError> {
-        let bytes = match read {
+    async fn admit_long(&self, start: Vec<u8>, rest: BodyDataStream) -> Result<Admitted, ApiError> {
+        let mut place = self.room.place();
+        let bytes = match place.read(start, rest, self.max_body_bytes).await {
             Ok(bytes) => bytes,
-            Err(error) => return Ok(Admitted::Short(failing(error))),
+            Err(ReadError::Body(error)) => return Ok(Admitted::Short(failing(error))),
+            Err(ReadError::NoRoom(error)) => return Err(error),
         };
         if bytes.len() > self.max_body_bytes {
             // Its reader refuses it in the same words as one that said so before.
@@ -156,7 +134,11 @@ impl TextWork {
         // The thread first: what waits for one holds no bytes that others could use.
         let thread = take(&self.long, 1).await?;
         let converting = take(&self.converting, weight).await?;
-        Ok(Admitted::Long(bytes, [reading, converting, thread]))
+        let held = Held {
+            _place: place,
+            _shares: [converting, thread],
+        };
+        Ok(Admitted::Long(bytes, held))
     }
 
     /// A thread for a short chat: its template may take long, and others must not wait for it.
@@ -174,7 +156,14 @@ pub enum Admitted {
     /// To be read where it is: it is short, or will be refused.
     Short(Body),
     /// All of it, with what it holds of the bounds.
-    Long(Vec<u8>, [OwnedSemaphorePermit; 3]),
+    Long(Vec<u8>, Held),
+}
+
+/// What a long body holds of the bounds, until this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    _place: Place,
+    _shares: [OwnedSemaphorePermit; 2],
 }
 
 /// How a request's body is worked on.
@@ -183,7 +172,7 @@ pub enum Lane {
     /// Where it is.
     Short,
     /// On a thread of its own, with what it holds of the bounds.
-    Long([OwnedSemaphorePermit; 3]),
+    Long(Held),
 }
 
 /// Ends the work of a request whose answer nobody waits for: dropped with the request's future.
@@ -300,9 +289,11 @@ mod tests {
 
     #[tokio::test]
     async fn long_bodies_wait_for_each_other_and_short_ones_do_not() {
-        let work = TextWork::new(1 << 20);
+        let room = Arc::new(BodyRoom::new(4 << 20));
+        let work = TextWork::new(1 << 20, Arc::clone(&room));
         let text = || vec![b' '; (1 << 20) - PERMIT_BYTES];
         let held = long(&work, text()).await;
+        assert_eq!(room.bytes(), text().len(), "it has room until its conversion ends");
         let unannounced = |body: Vec<u8>| Body::from_stream(stream::iter([Ok::<_, std::io::Error>(Bytes::from(body))]));
         // Whatever the number of cores, no more than two of the largest are converted.
         let more = work
@@ -333,12 +324,13 @@ mod tests {
             permits(2 << 20) as usize,
             "all is given back"
         );
+        assert_eq!(room.bytes(), 0);
     }
 
     #[tokio::test]
     async fn bodies_of_too_many_values_are_refused() {
         let body = format!("{{\"prompt\":[{}1]}}", "1,".repeat(MAX_VALUES));
-        let work = TextWork::new(16 << 20);
+        let work = TextWork::new(16 << 20, Arc::new(BodyRoom::new(16 << 20)));
         let error = work
             .admit(&announced(body.len()), Body::from(body))
             .await

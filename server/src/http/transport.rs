@@ -2,7 +2,7 @@
 //! One for each server, made before it serves.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,27 +18,29 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use tokio::time::Instant;
 use tower_http::cors::CorsLayer;
 
+use super::body_room::BodyRoom;
 use super::connections::{Connections, EndReason};
 use super::error::ApiError;
 use super::host_check::HostRules;
 use super::limits::ConnectionLimits;
-use super::request_body::PendingBodies;
 use super::state::AppState;
 
 /// The transport of one server.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Transport {
     /// Bounds and deadlines.
     pub limits: Arc<ConnectionLimits>,
     /// Open connections.
     pub connections: Arc<Connections>,
-    /// Bodies that are still coming.
-    pub pending_bodies: Arc<PendingBodies>,
+    /// Room for long bodies.
+    pub body_room: Arc<BodyRoom>,
     /// The names under which this server answers.
     pub hosts: HostRules,
     /// Pages of other origins that may ask; without it none.
     pub cors: Option<CorsLayer>,
     draining: AtomicBool,
+    /// Bodies that came too slowly.
+    pub(super) late_bodies: AtomicU64,
     handler_panics: AtomicU64,
     refused_by_limit: AtomicU64,
     accept_errors: AtomicU64,
@@ -49,10 +51,17 @@ impl Transport {
     /// The transport of a server with these bounds, names and rules for pages of other origins.
     pub fn new(limits: ConnectionLimits, hosts: HostRules, cors: Option<CorsLayer>) -> Self {
         Transport {
+            connections: Arc::default(),
+            body_room: Arc::new(BodyRoom::new(limits.pending_body_bytes)),
             limits: Arc::new(limits),
             hosts,
             cors,
-            ..Transport::default()
+            draining: AtomicBool::default(),
+            late_bodies: AtomicU64::default(),
+            handler_panics: AtomicU64::default(),
+            refused_by_limit: AtomicU64::default(),
+            accept_errors: AtomicU64::default(),
+            ended: Default::default(),
         }
     }
 
@@ -92,13 +101,18 @@ impl Transport {
     }
 }
 
+impl Default for Transport {
+    fn default() -> Self {
+        Transport::new(ConnectionLimits::default(), HostRules::default(), None)
+    }
+}
+
 #[derive(Debug)]
 struct Counted(Arc<Transport>);
 
 impl Collector for Counted {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let of_bodies = |count: &AtomicUsize| count.load(Ordering::Relaxed) as u64;
         let transport = &*self.0;
         let mut gauge = |name: &str, help: &str, value: usize| {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -139,10 +153,10 @@ impl Collector for Counted {
         )?;
         by_reason(
             "halyard:http_bodies_refused",
-            "Requests that ended because their body came too slowly (late), or because unfinished bodies held too much (no_room)",
+            "Requests that ended because their body came too slowly (late), or because long bodies held too much (no_room)",
             &[
-                ("late", of_bodies(&transport.pending_bodies.late)),
-                ("no_room", of_bodies(&transport.pending_bodies.no_room)),
+                ("late", of(&transport.late_bodies)),
+                ("no_room", transport.body_room.refused()),
             ],
         )?;
         let panics = encoder.encode_descriptor(

@@ -114,7 +114,10 @@ impl TestServer {
             in_flight: AtomicU64::new(0),
             io: options.io,
             lora: options.lora,
-            text_work: TextWork::new(options.body_bytes.unwrap_or(1 << 20)),
+            text_work: TextWork::new(
+                options.body_bytes.unwrap_or(1 << 20),
+                Arc::clone(&options.transport.body_room),
+            ),
             transport: Arc::new(options.transport),
         });
         TestServer {

@@ -1,0 +1,340 @@
+//! Memory for long bodies: a bound on the bytes of all that are coming or wait to be worked on. When a body's next bytes
+//! find no room, the body that has kept the server waiting longest gives up its place, so that clients who announce much
+//! and send little do not keep others out. Where nobody is slow, the bytes wait for room. The bound is passed by one body
+//! at most: where no other one is whole, the oldest always goes on, so that bodies never wait for each other in a circle.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use super::error::ApiError;
+use super::request_body::BodyError;
+
+/// A body that has kept the server waiting for less than this in all keeps its place.
+const LEAST_WAITED: Duration = Duration::from_secs(2);
+/// Bytes wait this long for room at most.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often those that wait look who is slow.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Room for the bytes of long bodies.
+#[derive(Debug)]
+pub struct BodyRoom {
+    limit: usize,
+    places: Mutex<Places>,
+    /// Places became free.
+    freed: Notify,
+    refused: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Places {
+    bytes: usize,
+    /// Bodies that have a place, whole ones too.
+    count: usize,
+    next_id: u64,
+    /// Bodies that have not come to their end, the oldest first.
+    coming: BTreeMap<u64, Coming>,
+}
+
+#[derive(Debug)]
+struct Coming {
+    /// How long the server waited for its bytes, without a wait that lasts.
+    waited: Duration,
+    /// Start of the wait that lasts.
+    waits_since: Option<Instant>,
+    give_up: Arc<Notify>,
+}
+
+impl Coming {
+    fn waited(&self) -> Duration {
+        self.waited + self.waits_since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+}
+
+impl BodyRoom {
+    /// Room for `limit` bytes.
+    pub fn new(limit: usize) -> Self {
+        BodyRoom {
+            limit,
+            places: Mutex::default(),
+            freed: Notify::new(),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// Bodies that were given up for want of room.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that are held.
+    pub fn bytes(&self) -> usize {
+        self.places().bytes
+    }
+
+    /// A place for one body, which holds nothing yet.
+    pub fn place(self: &Arc<Self>) -> Place {
+        let give_up = Arc::new(Notify::new());
+        let mut places = self.places();
+        let id = places.next_id;
+        places.next_id += 1;
+        places.count += 1;
+        let coming = Coming {
+            waited: Duration::ZERO,
+            waits_since: None,
+            give_up: Arc::clone(&give_up),
+        };
+        places.coming.insert(id, coming);
+        drop(places);
+        Place {
+            room: Arc::clone(self),
+            id,
+            bytes: 0,
+            give_up,
+        }
+    }
+
+    fn places(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn full(&self) -> ApiError {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        ApiError::from(&BodyError::NoRoom { limit: self.limit })
+    }
+}
+
+impl Places {
+    /// Takes `more` bytes for a body, if they may be taken.
+    fn take(&mut self, id: u64, more: usize, limit: usize) -> bool {
+        let oldest = self.coming.keys().next();
+        let none_is_whole = self.coming.len() == self.count;
+        let has_room = self.bytes.saturating_add(more) <= limit || (none_is_whole && oldest == Some(&id));
+        if has_room {
+            self.bytes += more;
+        }
+        has_room
+    }
+
+    /// Asks the slowest body that is coming to give up its place, if one is slow enough. Answers which.
+    fn end_slowest(&mut self) -> Option<u64> {
+        let slowest = self.coming.iter().max_by_key(|(_, coming)| coming.waited());
+        let (&id, _) = slowest.filter(|(_, coming)| coming.waited() >= LEAST_WAITED)?;
+        self.coming.remove(&id)?.give_up.notify_one();
+        Some(id)
+    }
+}
+
+/// Why a body was not read to its end.
+#[derive(Debug)]
+pub enum ReadError {
+    /// The body failed.
+    Body(axum::Error),
+    /// There is no room for it.
+    NoRoom(ApiError),
+}
+
+/// One body's bytes in the room. They leave it when this is dropped.
+#[derive(Debug)]
+pub struct Place {
+    room: Arc<BodyRoom>,
+    id: u64,
+    bytes: usize,
+    give_up: Arc<Notify>,
+}
+
+impl Place {
+    /// Reads a body that began with `bytes` to its end, or to just past `most`.
+    ///
+    /// # Errors
+    /// What the body fails with; [`ReadError::NoRoom`] when it finds no room, or gives up its place for others.
+    pub async fn read(
+        &mut self,
+        mut bytes: Vec<u8>,
+        mut rest: impl Stream<Item = Result<Bytes, axum::Error>> + Unpin,
+        most: usize,
+    ) -> Result<Vec<u8>, ReadError> {
+        self.grow(bytes.len()).await?;
+        while bytes.len() <= most {
+            self.waits(true);
+            let part = tokio::select! {
+                part = rest.next() => part,
+                () = self.give_up.notified() => return Err(ReadError::NoRoom(self.room.full())),
+            };
+            self.waits(false);
+            let Some(part) = part else { break };
+            let part = part.map_err(ReadError::Body)?;
+            self.grow(part.len()).await?;
+            bytes.extend_from_slice(&part);
+        }
+        self.room.places().coming.remove(&self.id);
+        Ok(bytes)
+    }
+
+    /// Takes room for `more` bytes, as soon as there is some.
+    async fn grow(&mut self, more: usize) -> Result<(), ReadError> {
+        let start = Instant::now();
+        loop {
+            let freed = self.room.freed.notified();
+            let ended = {
+                let mut places = self.room.places();
+                if places.take(self.id, more, self.room.limit) {
+                    self.bytes += more;
+                    return Ok(());
+                }
+                places.end_slowest()
+            };
+            if ended == Some(self.id) || start.elapsed() >= PATIENCE {
+                return Err(ReadError::NoRoom(self.room.full()));
+            }
+            // Late or not: what is there now decides.
+            let _ = timeout(LOOK, freed).await;
+        }
+    }
+
+    /// The server waits for this body's bytes from now on, or not any more.
+    fn waits(&self, waits: bool) {
+        if let Some(coming) = self.room.places().coming.get_mut(&self.id) {
+            coming.waited = coming.waited();
+            coming.waits_since = waits.then(Instant::now);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut places = self.room.places();
+        places.bytes -= self.bytes;
+        places.count -= 1;
+        places.coming.remove(&self.id);
+        drop(places);
+        self.room.freed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::mpsc;
+
+    /// A body whose parts are sent by the test.
+    fn body() -> (
+        mpsc::UnboundedSender<usize>,
+        impl Stream<Item = Result<Bytes, axum::Error>> + Unpin,
+    ) {
+        let (parts, source) = mpsc::unbounded_channel();
+        let parts_of = |mut source: mpsc::UnboundedReceiver<usize>| async {
+            let part = Bytes::from(vec![b' '; source.recv().await?]);
+            Some((Ok(part), source))
+        };
+        (parts, Box::pin(futures::stream::unfold(source, parts_of)))
+    }
+
+    /// Reads a body of at most 1,000 bytes on a task of its own.
+    fn start(
+        room: &Arc<BodyRoom>,
+    ) -> (
+        mpsc::UnboundedSender<usize>,
+        tokio::task::JoinHandle<Result<(usize, Place), u16>>,
+    ) {
+        let mut place = room.place();
+        let (parts, body) = body();
+        let reading = tokio::spawn(async move {
+            match place.read(Vec::new(), body, 1000).await {
+                Ok(bytes) => Ok((bytes.len(), place)),
+                Err(ReadError::NoRoom(error)) => Err(error.status.as_u16()),
+                Err(ReadError::Body(error)) => panic!("{error}"),
+            }
+        });
+        (parts, reading)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_keep_the_server_waiting_give_way_to_those_who_send() {
+        let room = Arc::new(BodyRoom::new(4000));
+        let mut slow = Vec::new();
+        for _ in 0..4 {
+            let (parts, reading) = start(&room);
+            parts.send(999).expect("read");
+            slow.push((parts, reading));
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(room.bytes(), 4 * 999);
+        let before = Instant::now();
+        for _ in 0..3 {
+            let (parts, fast) = start(&room);
+            parts.send(700).expect("read");
+            drop(parts);
+            assert_eq!(fast.await.expect("no panic").expect("room").0, 700);
+        }
+        assert!(before.elapsed() < LOOK, "{:?}", before.elapsed());
+        // One had to go: the first, which was waited for longest. The others go on.
+        assert_eq!(room.refused(), 1);
+        let ends: Vec<_> = slow
+            .into_iter()
+            .map(|(parts, reading)| {
+                drop(parts);
+                reading
+            })
+            .collect();
+        let mut statuses = Vec::new();
+        for end in ends {
+            statuses.push(end.await.expect("no panic").map(|(bytes, _)| bytes));
+        }
+        assert_eq!(statuses, [Err(503), Ok(999), Ok(999), Ok(999)]);
+        assert_eq!(room.bytes(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_nobody_is_slow_bytes_wait_for_room_and_not_for_ever() {
+        let room = Arc::new(BodyRoom::new(1000));
+        let (parts, whole) = start(&room);
+        parts.send(900).expect("read");
+        drop(parts);
+        let (_, held) = whole.await.expect("no panic").expect("room");
+        let (parts, waits) = start(&room);
+        parts.send(200).expect("read");
+        drop(parts);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert!(!waits.is_finished());
+        drop(held);
+        assert_eq!(waits.await.expect("no panic").map(|(bytes, _)| bytes), Ok(200));
+        let (parts, whole) = start(&room);
+        parts.send(900).expect("read");
+        drop(parts);
+        let _held = whole.await.expect("no panic").expect("room");
+        let (parts, waits) = start(&room);
+        parts.send(200).expect("read");
+        assert_eq!(waits.await.expect("no panic").map(|(bytes, _)| bytes), Err(503));
+        assert_eq!(room.bytes(), 900, "what was refused holds nothing");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bodies_that_fill_the_room_together_end_one_after_the_other() {
+        let room = Arc::new(BodyRoom::new(1000));
+        let both = [start(&room), start(&room)];
+        for part in [500, 400, 100] {
+            for (parts, _) in &both {
+                parts.send(part).expect("read");
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let [(first, first_read), (second, second_read)] = both;
+        drop((first, second));
+        let (bytes, held) = first_read.await.expect("no panic").expect("it is the oldest");
+        assert_eq!((bytes, room.bytes()), (1000, 1500), "the other holds what it has");
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert!(!second_read.is_finished(), "a whole one holds the room");
+        drop(held);
+        assert_eq!(second_read.await.expect("no panic").map(|(bytes, _)| bytes), Ok(1000));
+        assert_eq!((room.bytes(), room.refused()), (0, 0));
+    }
+}
