@@ -4,10 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use halyard_models::lora::MAX_LORA_RANK;
-use halyard_models::program::LoraOptions;
 use halyard_models::{DummyWeights, LoadFormat, LoraTargets, ModelFiles, ModelOverrides, WeightQuantization};
 use halyard_platform_api::DType;
+use halyard_runner::{CacheConfig, LoraSlots, RecordingConfig, RunnerConfig};
 use halyard_text::TemplateHost;
 
 use crate::error::EngineError;
@@ -57,23 +56,6 @@ pub struct ModelConfig {
     pub overrides: ModelOverrides,
 }
 
-/// KV cache memory.
-#[derive(Clone, Debug)]
-pub struct CacheConfig {
-    /// Tokens of a block; `None`: the device's choice.
-    pub block_size: Option<u32>,
-    /// Share of the device's free memory for weights, activations and KV together (vLLM's name), 0 to 1.
-    pub gpu_memory_utilization: f64,
-    /// KV bytes; overrides the share.
-    pub kv_cache_memory_bytes: Option<u64>,
-    /// Blocks of the KV cache; overrides share and bytes (vLLM's name).
-    pub num_gpu_blocks_override: Option<u32>,
-    /// KV type; `None`: the device's choice.
-    pub kv_cache_dtype: Option<DType>,
-    /// Reuse blocks of equal prefixes.
-    pub enable_prefix_caching: bool,
-}
-
 /// Step planning.
 #[derive(Clone, Debug)]
 pub struct SchedulingConfig {
@@ -92,28 +74,6 @@ pub struct SchedulingConfig {
     pub long_prefill_token_threshold: u32,
     /// Prompts are cut so that a step takes about this long. Zero: no bound.
     pub max_step: Duration,
-}
-
-/// Decode steps recorded once and replayed, on devices that can.
-#[derive(Clone, Debug)]
-pub struct RecordingConfig {
-    /// Encodes every step anew instead (vLLM's name).
-    pub enforce_eager: bool,
-    /// Compares each new recording with steps encoded anew before it is used: four steps of its size, once.
-    pub check: bool,
-    /// Which decode step of a size is the first to be recorded. Making and checking a recording costs what encoding some ten steps
-    /// costs, and sizes that a batch passes through while it drains come once.
-    pub from_step: u32,
-}
-
-impl Default for RecordingConfig {
-    fn default() -> Self {
-        RecordingConfig {
-            enforce_eager: false,
-            check: true,
-            from_step: 8,
-        }
-    }
 }
 
 /// LoRA adapters. Defaults are vLLM's.
@@ -146,41 +106,29 @@ impl Default for LoraConfig {
     }
 }
 
-/// Most adapters of one step: their slots are allocated at start.
-const MAX_LORAS: u32 = 1024;
 /// Most adapters in host memory.
 const MAX_CPU_LORAS: u32 = 1 << 20;
 
 impl LoraConfig {
-    /// Slots of a program whose activations are `act`.
+    /// The slots on the device.
     ///
     /// # Errors
-    /// [`EngineError::Config`] naming the option, its value and its limits.
-    pub(crate) fn options(&self, act: DType) -> Result<LoraOptions, EngineError> {
-        let between = |name, value: u32, low: u32, high: u32| {
-            if (low..=high).contains(&value) {
-                return Ok(());
-            }
-            let message = format!("{value} is not between {low} and {high}");
-            Err(EngineError::Config { name, message })
-        };
-        between("--max-loras", self.max_loras, 1, MAX_LORAS)?;
-        between("--max-lora-rank", self.max_rank, 1, MAX_LORA_RANK)?;
-        if let Some(held) = self.max_cpu_loras {
-            between("--max-cpu-loras", held, self.max_loras, MAX_CPU_LORAS)?;
-        }
-        let dtype = self.dtype.unwrap_or(act);
-        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+    /// Fewer adapters in host memory than slots, or far too many.
+    pub(crate) fn slots(&self) -> Result<LoraSlots, EngineError> {
+        if let Some(held) = self
+            .max_cpu_loras
+            .filter(|held| !(self.max_loras..=MAX_CPU_LORAS).contains(held))
+        {
             return Err(EngineError::Config {
-                name: "--lora-dtype",
-                message: format!("{dtype:?} is not one of F32, F16 and BF16"),
+                name: "--max-cpu-loras",
+                message: format!("{held} is not between {} and {MAX_CPU_LORAS}", self.max_loras),
             });
         }
-        Ok(LoraOptions {
-            num_slots: self.max_loras,
+        Ok(LoraSlots {
+            max_loras: self.max_loras,
             max_rank: self.max_rank,
-            dtype,
             targets: self.targets,
+            dtype: self.dtype,
         })
     }
 
@@ -224,14 +172,7 @@ impl EngineConfig {
                 attention_backend: None,
                 overrides: ModelOverrides::default(),
             },
-            cache: CacheConfig {
-                block_size: None,
-                gpu_memory_utilization: 0.9,
-                kv_cache_memory_bytes: None,
-                num_gpu_blocks_override: None,
-                kv_cache_dtype: None,
-                enable_prefix_caching: true,
-            },
+            cache: CacheConfig::default(),
             scheduler: SchedulingConfig {
                 max_num_seqs: 256,
                 max_num_batched_tokens: None,
@@ -245,5 +186,24 @@ impl EngineConfig {
             lora: None,
             templates: None,
         }
+    }
+
+    /// The device half's part.
+    ///
+    /// # Errors
+    /// As [`LoraConfig::slots`].
+    pub(crate) fn runner(&self) -> Result<RunnerConfig, EngineError> {
+        Ok(RunnerConfig {
+            dtype: self.model.dtype,
+            max_model_len: self.model.max_model_len,
+            allow_quantized_act: self.model.allow_quantized_act,
+            attention_backend: self.model.attention_backend.clone(),
+            cache: self.cache.clone(),
+            max_num_seqs: self.scheduler.max_num_seqs,
+            max_num_batched_tokens: self.scheduler.max_num_batched_tokens,
+            async_depth: self.scheduler.async_depth,
+            recording: self.recording.clone(),
+            lora: self.lora.as_ref().map(LoraConfig::slots).transpose()?,
+        })
     }
 }

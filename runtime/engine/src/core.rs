@@ -4,51 +4,28 @@
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use halyard_platform_api::hooks::{ShutdownRecord, StatRecord};
+use halyard_runner::{Flight, Ranks, RowFault, RowSpec, Runner, RunnerError, StepResult};
 use halyard_scheduler::{NewRequest, RequestId, RowResult, Scheduler, SchedulerOutput, Update};
 
+use crate::command::Command;
 use crate::error::EngineError;
-use crate::handle::Shared;
-use crate::life::{self, StepLife};
+use crate::facts::unix_ns;
 use crate::lora::AdapterError;
-use crate::lora::adapter::Adapter;
 use crate::lora::core::{self as lora, CoreLora};
-use crate::no_token::{LogPace, RowFault};
+use crate::no_token::{self, LogPace};
 use crate::output::FinishReason;
-use crate::rank::Ranks;
-use crate::runner::{InFlight, Runner, StepResult};
+use crate::records::{self, StepRecords};
 use crate::sequence::{Sequence, SequenceEvent, Sequences};
+use crate::shared::Shared;
 use crate::stats::{Records, StatsSnapshot};
 use crate::step_pace::{StepPace, TimedStep};
 
 /// Longest wait of a stalled engine for a command: then it looks at its deadline.
 const STALL: Duration = Duration::from_millis(100);
-
-/// What the engine is told.
-pub(crate) enum Command {
-    /// New sequences, all of one request.
-    Submit(Vec<(RequestId, Sequence, NewRequest)>),
-    /// The reader has what it wants (a stop string), or went away.
-    End {
-        ids: Vec<RequestId>,
-        reason: Option<String>,
-    },
-    /// A load that the scheduler asked for has ended.
-    LoraLoaded {
-        /// The adapter.
-        number: u32,
-        result: Result<(), AdapterError>,
-    },
-    /// An adapter has a name.
-    AddedAdapter(Arc<Adapter>),
-    /// An adapter's name was taken away: it goes with its last request.
-    RetireAdapter(Arc<Adapter>),
-    /// Finish what runs until the deadline, then abort the rest.
-    Shutdown(Instant),
-}
 
 /// The thread's state.
 pub(crate) struct Core {
@@ -57,13 +34,15 @@ pub(crate) struct Core {
     ranks: Option<Ranks>,
     scheduler: Scheduler,
     sequences: Sequences,
-    in_flight: VecDeque<(InFlight, Instant)>,
+    in_flight: VecDeque<(Flight, Instant)>,
     plan: SchedulerOutput,
+    /// What rows that get an owner in `plan` must know of it.
+    admitted: Vec<Arc<RowSpec>>,
     updates: Vec<Update>,
     commands: Receiver<Command>,
     shared: Arc<Shared>,
     records: Records,
-    step_life: StepLife,
+    step_records: StepRecords,
     stats: StatsSnapshot,
     /// The log's pace: of logits that are no numbers, and of requests that allow no token.
     paces: [LogPace; 2],
@@ -92,7 +71,7 @@ impl Core {
         (started, pace): (Instant, StepPace),
     ) -> Core {
         let (runner, ranks) = devices;
-        let step_life = StepLife::new(scheduler.config().groups[0].block_size);
+        let step_records = StepRecords::new(scheduler.config().groups[0].block_size);
         let max_in_flight = scheduler.config().max_steps_in_flight as usize;
         Core {
             runner,
@@ -101,11 +80,12 @@ impl Core {
             sequences: Sequences::default(),
             in_flight: VecDeque::new(),
             plan: SchedulerOutput::default(),
+            admitted: Vec::new(),
             updates: Vec::new(),
             commands,
             shared,
             records,
-            step_life,
+            step_records,
             stats: StatsSnapshot::default(),
             paces: Default::default(),
             lora,
@@ -153,7 +133,7 @@ impl Core {
         self.note_idle();
         self.records.send(StatRecord::Shutdown(ShutdownRecord {
             reason: u32::from(end.is_err()),
-            unix_ns: life::unix_ns(),
+            unix_ns: unix_ns(),
             steps_total: self.stats.steps_total,
             detail: reason.as_str().into(),
         }));
@@ -165,7 +145,10 @@ impl Core {
         let Some(ranks) = &self.ranks else {
             return error.to_string();
         };
-        ranks.group().fail(0, error);
+        match error {
+            EngineError::Runner(error) => ranks.group().fail(0, error),
+            error => ranks.group().note(0, &error.to_string()),
+        }
         ranks.group().failure().unwrap_or_else(|| error.to_string())
     }
 
@@ -254,7 +237,7 @@ impl Core {
     }
 
     fn admit(&mut self, id: RequestId, mut sequence: Sequence, new: NewRequest) {
-        if sequence.prompt.len() == 1 && sequence.prompt_logprobs.take().is_some() {
+        if sequence.row.prompt.len() == 1 && sequence.prompt_logprobs.take().is_some() {
             let _ = sequence
                 .events
                 .send((sequence.index, SequenceEvent::Prompt(vec![None])));
@@ -283,15 +266,18 @@ impl Core {
             }
             for id in &self.plan.preempted {
                 if let Some(sequence) = self.sequences.get_mut(id) {
-                    sequence.life.preempted();
+                    sequence.facts.preempted();
                 }
             }
+            self.admitted.clear();
             for admitted in &self.plan.admitted {
-                self.step_life
+                self.step_records
                     .admitted((!admitted.resumed).then_some(admitted.num_computed));
-                if let Some(sequence) = self.sequences.get_mut(&admitted.id)
-                    && !admitted.resumed
-                {
+                let Some(sequence) = self.sequences.get_mut(&admitted.id) else {
+                    return Err(RunnerError::Internal("the scheduler admits a request that has ended").into());
+                };
+                self.admitted.push(sequence.row_spec());
+                if !admitted.resumed {
                     sequence.queue_ns = admitted.waited_ns;
                     sequence.num_cached = admitted.num_computed;
                     self.shared.admitted(1);
@@ -299,10 +285,10 @@ impl Core {
                     lora::note_admitted(sequence);
                 }
             }
-            if let Some(ranks) = &mut self.ranks {
-                ranks.submit(&self.plan, &self.sequences)?;
+            if let Some(ranks) = &self.ranks {
+                ranks.submit(&self.plan, &self.admitted)?;
             }
-            let flight = self.runner.submit(&self.plan, &self.sequences)?;
+            let flight = self.runner.submit(&self.plan, &self.admitted)?;
             self.in_flight.push_back((flight, now));
         }
         Ok(())
@@ -319,7 +305,7 @@ impl Core {
         for fault in &result.faults {
             self.end_without_token(fault);
         }
-        let emitting = flight.rows.iter().zip(&result.rows).filter(|(row, _)| row.emits);
+        let emitting = flight.rows().iter().zip(&result.rows).filter(|(row, _)| row.emits);
         let results: Vec<RowResult<'_>> = emitting
             .map(|(row, (token, _))| RowResult {
                 id: row.id,
@@ -327,7 +313,7 @@ impl Core {
             })
             .collect();
         let mut updates = std::mem::take(&mut self.updates);
-        let outcome = self.scheduler.update_into(flight.step, &results, &mut updates);
+        let outcome = self.scheduler.update_into(flight.step(), &results, &mut updates);
         outcome?;
         self.hand_over_prompt_logprobs(&result);
         let generated = self.hand_over_tokens(&flight, &result, &updates);
@@ -342,13 +328,13 @@ impl Core {
             let Some(sequence) = self.sequences.get_mut(id) else {
                 continue;
             };
-            let last = sequence.prompt.len() - 1;
+            let last = sequence.row.prompt.len() - 1;
             let Some(collected) = &mut sequence.prompt_logprobs else {
                 continue;
             };
             let at = *position as usize;
             let mut scored = scored.clone();
-            scored.chosen.token = sequence.prompt[at];
+            scored.chosen.token = sequence.row.prompt[at];
             collected[at] = Some(scored);
             if at == last {
                 let complete = sequence.prompt_logprobs.take().unwrap_or_default();
@@ -358,11 +344,11 @@ impl Core {
     }
 
     /// Sends every new token to its reader and ends the sequences that are done. Returns the number of tokens.
-    fn hand_over_tokens(&mut self, flight: &InFlight, result: &StepResult, updates: &[Update]) -> u64 {
+    fn hand_over_tokens(&mut self, flight: &Flight, result: &StepResult, updates: &[Update]) -> u64 {
         let mut generated = 0;
         let now = Instant::now();
         let mut updates = updates.iter().peekable();
-        for (row, (token, logprobs)) in flight.rows.iter().zip(&result.rows) {
+        for (row, (token, logprobs)) in flight.rows().iter().zip(&result.rows) {
             let update = updates.next_if(|update| update.id == row.id);
             let (Some(sequence), Some(update)) = (self.sequences.get_mut(&row.id), update) else {
                 continue;
@@ -371,7 +357,7 @@ impl Core {
                 generated += 1;
                 let mut finish = sequence.stop_reason(token);
                 sequence.num_output += 1;
-                self.step_life.token(sequence, now);
+                self.step_records.token(sequence, now);
                 if finish.is_none() && update.finished.is_some() {
                     finish = Some(FinishReason::Length);
                 }
@@ -398,8 +384,8 @@ impl Core {
             // It has ended while the step ran, or at another position of this one.
             return;
         };
-        let finish = fault.finish(sequence.num_output, &sequence.params);
-        let request = sequence.life.request_id();
+        let finish = no_token::finish(fault, sequence.num_output, &sequence.params);
+        let request = sequence.facts.request_id();
         let model = &self.shared.model;
         let now = Instant::now();
         match &finish {
@@ -447,7 +433,7 @@ impl Core {
             let records = &mut self.records;
             lora.forget_retired(&mut self.scheduler, |adapter| {
                 if records.wanted() {
-                    records.send(StatRecord::Lora(adapter.last_record(life::unix_ns())));
+                    records.send(StatRecord::Lora(adapter.last_record(unix_ns())));
                 }
             });
         }
@@ -458,17 +444,14 @@ impl Core {
         let Some(sequence) = self.sequences.remove(&id) else {
             return;
         };
-        if let Some(ranks) = &mut self.ranks {
-            ranks.end(id);
-        }
         lora::note_ended(&sequence);
         if !sequence.admitted {
             self.shared.admitted(1);
         }
-        let kind = life::reason_code(&reason);
+        let kind = records::reason_code(&reason);
         self.stats.requests_finished[kind] += 1;
         if self.records.wanted() {
-            let record = life::finished(id, &sequence, &reason, Instant::now());
+            let record = records::finished(id, &sequence, &reason, Instant::now());
             self.records.send(StatRecord::Finished(record));
         }
         if kind >= 2 {
@@ -476,10 +459,10 @@ impl Core {
         }
     }
 
-    fn note_step(&mut self, flight: &InFlight, generated: u64, submitted: Instant) {
+    fn note_step(&mut self, flight: &Flight, generated: u64, submitted: Instant) {
         let prompt = flight.prompt_tokens();
         self.stats.steps_total += 1;
-        self.stats.replayed_steps_total += u64::from(flight.replayed);
+        self.stats.replayed_steps_total += u64::from(flight.is_replayed());
         self.stats.prompt_tokens_total += prompt;
         self.stats.generation_tokens_total += generated;
         self.publish();
@@ -487,18 +470,18 @@ impl Core {
             let step = (self.stats.steps_total, submitted.elapsed().as_nanos() as u64);
             let (counts, waiting) = (self.scheduler.counts(), self.shared.waiting());
             let send = |record| self.records.send(record);
-            self.step_life
+            self.step_records
                 .step(flight, step, (prompt, generated), &counts, waiting, send);
             self.records.hand_over();
         }
     }
 
     /// Learns how long steps take. A step that was submitted behind another one began when that one ended.
-    fn note_pace(&mut self, flight: &InFlight, submitted: Instant) {
+    fn note_pace(&mut self, flight: &Flight, submitted: Instant) {
         let began = submitted.max(std::mem::replace(&mut self.collected, Instant::now()));
         self.pace.note(TimedStep {
             prompt_tokens: flight.prompt_tokens(),
-            has_decodes: flight.rows.iter().any(|row| row.prompt_tokens == 0),
+            has_decodes: flight.rows().iter().any(|row| row.prompt_tokens == 0),
             duration: self.collected.duration_since(began),
         });
     }
@@ -508,7 +491,7 @@ impl Core {
         if self.records.wanted() {
             let (counts, waiting) = (self.scheduler.counts(), self.shared.waiting());
             let send = |record| self.records.send(record);
-            self.step_life.idle(self.stats.steps_total, &counts, waiting, send);
+            self.step_records.idle(self.stats.steps_total, &counts, waiting, send);
             self.records.hand_over();
         }
     }
@@ -519,7 +502,7 @@ impl Core {
         let s = &mut self.stats;
         s.num_running = counts.running as u64;
         s.num_waiting = counts.waiting as u64;
-        s.kv_cache_usage = life::usage(&counts);
+        s.kv_cache_usage = records::usage(&counts);
         s.preemptions_total = counts.preemptions;
         s.prefix_cache_queries_total = counts.prefix_queries;
         s.prefix_cache_hits_total = counts.prefix_hits;
@@ -537,7 +520,7 @@ impl Core {
         let Some(lora) = &self.lora else { return };
         if self.records.wanted() {
             for adapter in lora.changed() {
-                self.records.send(StatRecord::Lora(adapter.record(life::unix_ns())));
+                self.records.send(StatRecord::Lora(adapter.record(unix_ns())));
             }
         }
     }
@@ -553,6 +536,3 @@ impl Drop for EndGuard {
         }
     }
 }
-
-/// Stats as other threads see them.
-pub(crate) type StatsCell = Mutex<StatsSnapshot>;

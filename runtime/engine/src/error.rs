@@ -135,9 +135,9 @@ impl SubmitError {
 /// Why an engine could not start, or ended.
 #[derive(Debug, Error)]
 pub enum EngineError {
-    /// From the device.
-    #[error("device: {0}")]
-    Device(#[from] halyard_platform_api::Error),
+    /// From the device half: the device, the model files, memory, ranks.
+    #[error(transparent)]
+    Runner(#[from] halyard_runner::RunnerError),
     /// From the model files.
     #[error(transparent)]
     Model(#[from] halyard_models::ModelError),
@@ -147,26 +147,6 @@ pub enum EngineError {
     /// From the scheduler.
     #[error(transparent)]
     Scheduler(#[from] halyard_scheduler::Error),
-    /// Ops that the platform lacks.
-    #[error("this platform cannot run the model; missing:\n{}", .missing.join("\n"))]
-    MissingOps {
-        /// One line an op, with its reason.
-        missing: Vec<String>,
-    },
-    /// Weights and KV do not fit.
-    #[error("{arithmetic}")]
-    DoesNotFit {
-        /// What is needed, what there is, what would fit.
-        arithmetic: String,
-    },
-    /// The model's first steps give no numbers.
-    #[error("{model}: the logits of a warm-up step are {reason}")]
-    NotFinite {
-        /// The model's name.
-        model: String,
-        /// What they are, and what to do.
-        reason: String,
-    },
     /// A configuration value.
     #[error("{name}: {message}")]
     Config {
@@ -175,9 +155,6 @@ pub enum EngineError {
         /// Value, limit, remedy.
         message: String,
     },
-    /// Tensor parallelism: what failed, by rank.
-    #[error("tensor parallelism: {0}")]
-    Ranks(String),
     /// A LoRA adapter that was to be there from the start.
     #[error("--lora-modules {name}: {error}")]
     Adapter {

@@ -1,6 +1,6 @@
 //! The front door: starting an engine, submitting requests, and shutting down. Cheap to clone, for any thread.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,81 +9,27 @@ use halyard_hooks::RecordSender;
 use halyard_models::{GenerationDefaults, LoraLimits, ModelFiles, TokenizerSource};
 use halyard_platform_api::hooks::{RejectedRecord, StatRecord};
 use halyard_platform_api::{DType, Device};
-use halyard_scheduler::{NewRequest, RequestId, Scheduler};
+use halyard_runner::{LoadProgress, ModelInfo, RankGroup, Ranks, Runner, kv_dtype};
+use halyard_scheduler::{NewRequest, RequestId, Scheduler, SchedulerConfig};
 use halyard_text::{ChatTemplate, GgufTokenizer, SpecialTokens, Tokenizer};
 use tokio::sync::mpsc::unbounded_channel;
 
+use crate::command::Command;
 use crate::config::{EngineConfig, LoraConfig};
-use crate::core::{Command, Core, StatsCell};
+use crate::core::Core;
 use crate::error::{EngineError, ParamError, SubmitError};
-use crate::life::{Life, RequestLife, unix_ns};
-use crate::load::{LoadProgress, ModelInfo, load};
+use crate::facts::{RequestFacts, SequenceFacts, unix_ns};
 use crate::lora::adapter::Adapter;
 use crate::lora::core::CoreLora;
 use crate::lora::loader::LoraLoader;
 use crate::lora::registry::Adapters;
 use crate::lora::{AdapterError, AdapterSource, AdapterStatus};
 use crate::params::{MAX_STOP_TOKENS, Request};
-use crate::plan::kv_dtype;
-use crate::rank::{RankGroup, Ranks};
-use crate::runner::Runner;
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, constraints, row_spec};
+use crate::shared::Shared;
 use crate::stats::{Records, StatsSnapshot};
 use crate::step_pace::StepPace;
 use crate::stream::OutputStream;
-
-/// What the engine thread and its handles share.
-pub(crate) struct Shared {
-    pub stats: StatsCell,
-    /// The model's name, for the log.
-    pub model: String,
-    /// Sequences submitted and not yet admitted to a device row.
-    waiting: AtomicUsize,
-    /// Why the engine takes nothing more.
-    stopped: Mutex<Option<String>>,
-    draining: std::sync::atomic::AtomicBool,
-    /// When everything must have ended, once a shutdown was asked for.
-    deadline: Mutex<Option<Instant>>,
-}
-
-impl Shared {
-    /// Whether a shutdown's deadline has passed.
-    pub(crate) fn is_overdue(&self) -> bool {
-        let deadline = *self.deadline.lock().unwrap_or_else(PoisonError::into_inner);
-        deadline.is_some_and(|deadline| Instant::now() >= deadline)
-    }
-
-    /// Asks for an end by `deadline`, or by an earlier one asked for before.
-    fn end_by(&self, deadline: Instant) {
-        let mut current = self.deadline.lock().unwrap_or_else(PoisonError::into_inner);
-        *current = Some(current.map_or(deadline, |earlier| earlier.min(deadline)));
-    }
-
-    /// Sequences submitted and not yet admitted to a device row.
-    pub(crate) fn waiting(&self) -> u32 {
-        self.waiting.load(Ordering::Relaxed) as u32
-    }
-
-    pub(crate) fn admitted(&self, count: usize) {
-        self.waiting.fetch_sub(count, Ordering::Relaxed);
-    }
-
-    pub(crate) fn stop(&self, reason: &str) {
-        *self.stopped.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.to_string());
-    }
-
-    fn stopped(&self) -> Option<String> {
-        self.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Counts `count` more waiting sequences, unless there would be more than `limit`.
-    fn reserve(&self, count: usize, limit: usize) -> Result<(), usize> {
-        let grown = |now: usize| (now + count <= limit).then_some(now + count);
-        self.waiting
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown)
-            .map(|_| ())
-    }
-}
 
 struct Front {
     commands: Sender<Command>,
@@ -134,10 +80,11 @@ impl EngineHandle {
         records: RecordSender,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<EngineHandle, EngineError> {
+        let runner_config = config.runner()?;
         // Of use to a cache of 8 bits only: others hold every key and value that comes.
         let in_8_bits = devices
             .first()
-            .is_some_and(|device| kv_dtype(&config, device.info()) == DType::F8E4M3);
+            .is_some_and(|device| kv_dtype(&runner_config, device.info()) == DType::F8E4M3);
         if in_8_bits && files.use_kv_scales()? {
             tracing::info!("keys and values are held by the checkpoint's scales");
         }
@@ -165,27 +112,22 @@ impl EngineHandle {
                 message,
             });
         }
-        let loaded = load(&config, devices, &files, progress)?;
+        let loaded = halyard_runner::load(&runner_config, devices, &files, progress)?;
         let max_in_flight = loaded.scheduler.max_steps_in_flight;
-        let scheduler = Scheduler::new(loaded.scheduler)?;
+        let scheduler = Scheduler::new(SchedulerConfig {
+            policy: config.scheduler.policy,
+            long_prefill_token_threshold: config.scheduler.long_prefill_token_threshold,
+            ..loaded.scheduler
+        })?;
         let (commands, receiver) = channel();
-        let shared = Arc::new(Shared {
-            stats: StatsCell::default(),
-            model: loaded.info.name.clone(),
-            waiting: AtomicUsize::new(0),
-            stopped: Mutex::new(None),
-            draining: std::sync::atomic::AtomicBool::new(false),
-            deadline: Mutex::new(None),
-        });
+        let shared = Arc::new(Shared::new(loaded.info.name.clone()));
         let started = Instant::now();
         let for_refusals = records.clone();
         let records = Records::new(records);
         let start_others = |(group, runners)| start_ranks(group, runners, max_in_flight, &shared);
         let others = loaded.others.iter().flat_map(|(_, runners)| runners);
         let runners = std::iter::once(&loaded.runner).chain(others);
-        let memories = runners
-            .filter_map(|runner| Some(runner.lora.as_ref()?.memory.clone()))
-            .collect();
+        let memories = runners.filter_map(|runner| runner.lora_memory().cloned()).collect();
         let ranks = loaded.others.map(start_others).transpose()?;
         let adapters = config
             .lora
@@ -285,7 +227,7 @@ impl EngineHandle {
             })?;
         let (events, receiver) = unbounded_channel();
         let trace_parent = request.trace_parent.as_deref();
-        let life = RequestLife::new(
+        let facts = RequestFacts::new(
             &request.id,
             trace_parent,
             request.priority,
@@ -303,6 +245,7 @@ impl EngineHandle {
         };
         let num_eos = stops.len();
         stops.extend(&params.stop_token_ids);
+        let constraints = constraints(&params, stops);
         let room = f.info.max_model_len - prompt.len() as u32;
         let max_tokens = params.max_tokens.unwrap_or(room).min(room);
         let now = Instant::now();
@@ -311,13 +254,13 @@ impl EngineHandle {
         let sequences = (0..n).map(|index| {
             let id = RequestId(first + u64::from(index));
             let scores_prompt = index == 0 && params.prompt_logprobs.is_some();
+            let seed = seed.wrapping_add(u64::from(index));
+            let mut row = row_spec(&params, prompt.clone(), seed, constraints.clone());
+            row.prompt_logprobs = row.prompt_logprobs.filter(|_| scores_prompt);
             let sequence = Sequence {
                 index,
-                sampler: Sequence::sampler_of(&params),
                 params: params.clone(),
-                prompt: prompt.clone(),
-                seed: seed.wrapping_add(u64::from(index)),
-                stops: stops.clone(),
+                row: Arc::new(row),
                 num_eos,
                 events: events.clone(),
                 arrival: now,
@@ -325,7 +268,7 @@ impl EngineHandle {
                 queue_ns: 0,
                 num_output: 0,
                 num_cached: 0,
-                life: Life::new(life.clone()),
+                facts: SequenceFacts::new(facts.clone()),
                 lora: adapter.clone(),
                 admitted: false,
                 prompt_logprobs: scores_prompt.then(|| vec![None; prompt.len()]),
@@ -468,7 +411,7 @@ impl EngineHandle {
     pub fn stats(&self) -> StatsSnapshot {
         let shared = &self.front.shared;
         let mut stats = shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        stats.num_waiting = stats.num_waiting.max(shared.waiting.load(Ordering::Relaxed) as u64);
+        stats.num_waiting = stats.num_waiting.max(u64::from(shared.waiting()));
         stats
     }
 
@@ -523,11 +466,10 @@ impl Drop for Front {
 
 /// The adapters that are there from the start, read and checked.
 fn open_adapters(config: &LoraConfig, files: &ModelFiles, act: DType) -> Result<Arc<Adapters>, EngineError> {
-    let options = config.options(act)?;
     let limits = LoraLimits {
-        max_rank: options.max_rank,
-        targets: options.targets,
-        dtype: options.dtype,
+        max_rank: config.max_rank,
+        targets: config.targets,
+        dtype: config.dtype.unwrap_or(act),
     };
     let adapters = Adapters::new(files.description.clone(), limits, config.max_host());
     for (name, source) in &config.adapters {
@@ -550,7 +492,7 @@ fn start_ranks(
 ) -> Result<Ranks, EngineError> {
     let told = shared.clone();
     group.listen(move |failure| told.stop(failure));
-    Ranks::start(runners, group, max_in_flight)
+    Ok(Ranks::start(runners, group, max_in_flight)?)
 }
 
 /// The tokenizer of opened files, and special tokens as text for the chat template.

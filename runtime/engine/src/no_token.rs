@@ -1,10 +1,8 @@
-//! Rows that give no token: what the device says in place of one, and how their sequence ends. Owns the words and the log's pace;
-//! must never look at the device.
+//! Rows that give no token: how their sequence ends, in words, and the log's pace. Must never look at the device.
 
 use std::time::{Duration, Instant};
 
-use halyard_platform_api::ops::{NO_TOKEN, NOT_FINITE};
-use halyard_scheduler::RequestId;
+use halyard_runner::{NoToken, Place, REMEDY, RowFault};
 
 use crate::output::FinishReason;
 use crate::params::SamplingParams;
@@ -12,74 +10,19 @@ use crate::params::SamplingParams;
 /// Lines of one kind in the log are at least this far apart.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Why a row has no token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoToken {
-    /// A logit is NaN or +∞.
-    NotFinite,
-    /// Every logit is −∞.
-    NothingAllowed,
-    /// The device gave an id that the vocabulary does not have.
-    OutsideVocabulary(u32),
-}
-
-impl NoToken {
-    /// What a word of the result ring says: a token, or why there is none.
-    pub(crate) fn read(word: u32, vocab: u32) -> Result<u32, NoToken> {
-        match word as i32 {
-            _ if word < vocab => Ok(word),
-            NOT_FINITE => Err(NoToken::NotFinite),
-            NO_TOKEN => Err(NoToken::NothingAllowed),
-            _ => Err(NoToken::OutsideVocabulary(word)),
-        }
-    }
-
-    /// What was seen, in words.
-    pub(crate) fn seen(self) -> String {
-        match self {
-            NoToken::NotFinite => "not finite (NaN or +infinity)".to_string(),
-            NoToken::NothingAllowed => "all -infinity".to_string(),
-            NoToken::OutsideVocabulary(id) => format!("of no use: the device gave token {} for them", id as i32),
-        }
-    }
-}
-
-/// Where a row stands in its sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// The next token of the output.
-    Output,
-    /// A scored position of the prompt.
-    Prompt(u32),
-}
-
-/// A row of a step that gave no token.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowFault {
-    pub id: RequestId,
-    pub why: NoToken,
-    pub place: Place,
-}
-
-/// What likely made logits no numbers, and what to do.
-pub(crate) const REMEDY: &str = "the checkpoint or its adapter is damaged, or a value overflows: check the files' checksums, then try another --dtype \
-                                 (bfloat16, float32) or --kv-cache-dtype (auto)";
-
-impl RowFault {
-    /// How the sequence ends that has generated `num_output` tokens.
-    pub(crate) fn finish(&self, num_output: u32, params: &SamplingParams) -> FinishReason {
-        let at = match self.place {
-            Place::Output => format!("output position {num_output}"),
-            Place::Prompt(position) => format!("prompt position {position}"),
-        };
-        let constraints = constraints(params);
-        match self.why {
-            NoToken::NothingAllowed if !constraints.is_empty() => FinishReason::NoTokenAllowed(format!(
-                "no token is allowed at {at}: {} rule out every one that the model could give; relax or leave out one of them",
-                constraints.join(" and ")
-            )),
-            why => FinishReason::NotFinite(format!("the model's logits at {at} are {}; {REMEDY}", why.seen())),
-        }
+/// How the sequence ends that has generated `num_output` tokens and gets no further one.
+pub(crate) fn finish(fault: &RowFault, num_output: u32, params: &SamplingParams) -> FinishReason {
+    let at = match fault.place {
+        Place::Output => format!("output position {num_output}"),
+        Place::Prompt(position) => format!("prompt position {position}"),
+    };
+    let constraints = constraints(params);
+    match fault.why {
+        NoToken::NothingAllowed if !constraints.is_empty() => FinishReason::NoTokenAllowed(format!(
+            "no token is allowed at {at}: {} rule out every one that the model could give; relax or leave out one of them",
+            constraints.join(" and ")
+        )),
+        why => FinishReason::NotFinite(format!("the model's logits at {at} are {}; {REMEDY}", why.seen())),
     }
 }
 
@@ -118,18 +61,9 @@ impl LogPace {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use halyard_scheduler::RequestId;
 
-    #[test]
-    fn words_of_the_ring_are_tokens_or_say_why_not() {
-        assert_eq!(NoToken::read(0, 10), Ok(0));
-        assert_eq!(NoToken::read(9, 10), Ok(9));
-        assert_eq!(NoToken::read(NOT_FINITE as u32, 10), Err(NoToken::NotFinite));
-        assert_eq!(NoToken::read(NO_TOKEN as u32, 10), Err(NoToken::NothingAllowed));
-        for word in [10, u32::MAX, 1 << 31] {
-            assert_eq!(NoToken::read(word, 10), Err(NoToken::OutsideVocabulary(word)));
-        }
-    }
+    use super::*;
 
     #[test]
     fn the_end_names_position_cause_and_remedy() {
@@ -144,7 +78,7 @@ mod tests {
             bad_words_token_ids: vec![vec![3]],
             ..plain.clone()
         };
-        let words = |fault: RowFault, params| match fault.finish(7, params) {
+        let words = |fault: RowFault, params| match finish(&fault, 7, params) {
             FinishReason::NotFinite(words) => ("not finite", words),
             FinishReason::NoTokenAllowed(words) => ("not allowed", words),
             other => panic!("{other:?}"),

@@ -2,25 +2,7 @@
 
 use serde::Serialize;
 
-/// A token's log-probability.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Logprob {
-    /// Token id.
-    pub token: u32,
-    /// ln p under the model's own distribution (before temperature and penalties).
-    pub logprob: f32,
-}
-
-/// Log-probabilities at one position.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct TokenLogprobs {
-    /// The token that stands there.
-    pub chosen: Logprob,
-    /// Its rank; 1 is the most likely.
-    pub rank: u32,
-    /// The most likely ones, descending; as many as were asked.
-    pub top: Vec<Logprob>,
-}
+pub use halyard_runner::{Logprob, TokenLogprobs};
 
 /// Why a sequence ended.
 #[derive(Clone, Debug, PartialEq, Serialize)]

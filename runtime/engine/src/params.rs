@@ -6,14 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ParamError;
 
-/// Most alternatives that a request may ask log-probabilities for.
-pub const MAX_LOGPROBS: u32 = 20;
-/// Most entries of `logit_bias` (vLLM and OpenAI accept a few hundred).
-pub const MAX_LOGIT_BIAS: usize = 1024;
-/// Most stop token ids, end-of-sequence ids included.
-pub const MAX_STOP_TOKENS: usize = 64;
-/// Most words of all bad-word sequences, each counted with its length word.
-pub const MAX_BAD_WORD_TOKENS: usize = 512;
+pub use halyard_runner::row::{MAX_BAD_WORD_TOKENS, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS};
+
 /// Least and most `repetition_penalty`. vLLM takes any above 0; far beyond these a repeated token's logit overflows.
 pub const REPETITION_PENALTY: [f64; 2] = [0.01, 100.0];
 /// Most samples of one request.

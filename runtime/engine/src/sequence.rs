@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use halyard_platform_api::ops::SamplingRow;
+use halyard_runner::{Constraints, RowSpec, Sampler};
 use halyard_scheduler::RequestId;
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::life::Life;
+use crate::facts::SequenceFacts;
 use crate::lora::adapter::Adapter;
 use crate::output::{FinishReason, TokenLogprobs};
 use crate::params::SamplingParams;
-use crate::state::{RowState, Writes};
 
 /// What a sequence's reader is sent. At most `max_tokens` and two messages a sequence, so the channel needs no bound of its own.
 #[derive(Debug)]
@@ -31,22 +31,27 @@ pub(crate) enum SequenceEvent {
     Finished(FinishReason),
 }
 
-/// Which sampler a row needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Sampler {
-    /// Argmax of the logits.
-    Greedy,
-    /// A draw from the logits.
-    Random,
-    /// Logits are processed first.
-    Full,
-}
-
 /// Below this a division by the temperature overflows; vLLM's bound (`_SAMPLING_EPS`).
 const GREEDY_BELOW: f32 = 1e-5;
 
 fn is_greedy(p: &SamplingParams) -> bool {
     p.temperature < GREEDY_BELOW
+}
+
+/// The sampler that `params` ask for.
+fn sampler_of(p: &SamplingParams) -> Sampler {
+    let processes = p.presence_penalty != 0.0
+        || p.frequency_penalty != 0.0
+        || p.repetition_penalty != 1.0
+        || !p.logit_bias.is_empty()
+        || p.allowed_token_ids.is_some()
+        || !p.bad_words_token_ids.is_empty()
+        || p.min_tokens > 0;
+    match (processes, is_greedy(p)) {
+        (true, _) => Sampler::Full,
+        (false, true) => Sampler::Greedy,
+        (false, false) => Sampler::Random,
+    }
 }
 
 /// Live sequences by id. Ids are this process's own counter, so one multiplication spreads them well enough.
@@ -75,12 +80,9 @@ pub(crate) struct Sequence {
     /// Which of the request's samples.
     pub index: u32,
     pub params: Arc<SamplingParams>,
-    pub prompt: Arc<[u32]>,
-    pub seed: u64,
-    /// Tokens that end it: end-of-sequence ids first, then the request's own.
-    pub stops: Vec<u32>,
+    /// What its device row must know. Its stops are end-of-sequence ids first, then the request's own.
+    pub row: Arc<RowSpec>,
     pub num_eos: usize,
-    pub sampler: Sampler,
     pub events: UnboundedSender<(u32, SequenceEvent)>,
     pub arrival: Instant,
     pub first_token: Option<Instant>,
@@ -88,7 +90,7 @@ pub(crate) struct Sequence {
     pub num_output: u32,
     pub num_cached: u32,
     /// What its records say.
-    pub life: Life,
+    pub facts: SequenceFacts,
     /// Its adapter, which is not forgotten before it ends.
     pub lora: Option<Arc<Adapter>>,
     /// It had a device row at least once.
@@ -98,51 +100,12 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// The sampler that `params` ask for.
-    pub(crate) fn sampler_of(p: &SamplingParams) -> Sampler {
-        let processes = p.presence_penalty != 0.0
-            || p.frequency_penalty != 0.0
-            || p.repetition_penalty != 1.0
-            || !p.logit_bias.is_empty()
-            || p.allowed_token_ids.is_some()
-            || !p.bad_words_token_ids.is_empty()
-            || p.min_tokens > 0;
-        match (processes, is_greedy(p)) {
-            (true, _) => Sampler::Full,
-            (false, true) => Sampler::Greedy,
-            (false, false) => Sampler::Random,
-        }
-    }
-
-    /// What another rank's device needs to know of it. Nobody hears its events.
-    pub(crate) fn replica(&self) -> Sequence {
-        Sequence {
-            index: self.index,
-            params: self.params.clone(),
-            prompt: self.prompt.clone(),
-            seed: self.seed,
-            stops: self.stops.clone(),
-            num_eos: self.num_eos,
-            sampler: self.sampler,
-            events: tokio::sync::mpsc::unbounded_channel().0,
-            arrival: self.arrival,
-            first_token: None,
-            queue_ns: 0,
-            num_output: self.num_output,
-            num_cached: self.num_cached,
-            life: self.life.clone(),
-            lora: self.lora.clone(),
-            admitted: true,
-            prompt_logprobs: self.prompt_logprobs.as_ref().map(|_| Vec::new()),
-        }
-    }
-
     /// How a token ends the sequence, if it does.
     pub(crate) fn stop_reason(&self, token: u32) -> Option<FinishReason> {
         if self.num_output < self.params.min_tokens {
             return None;
         }
-        let at = self.stops.iter().position(|&stop| stop == token)?;
+        let at = self.row.constraints.stops.iter().position(|&stop| stop == token)?;
         Some(if at < self.num_eos {
             FinishReason::Eos
         } else {
@@ -150,12 +113,34 @@ impl Sequence {
         })
     }
 
-    /// Writes the sampling state of device row `row`.
-    pub(crate) fn upload(&self, row: u32, rows: &RowState, writes: &mut Writes) {
-        let p = &self.params;
-        let sampling = SamplingRow {
-            seed: self.seed,
-            prompt_len: self.prompt.len() as u32,
+    /// What its device row must know. Prompt positions are scored once, also when it gets a second row.
+    pub(crate) fn row_spec(&self) -> Arc<RowSpec> {
+        match self.prompt_logprobs.is_some() || self.row.prompt_logprobs.is_none() {
+            true => Arc::clone(&self.row),
+            false => Arc::new(RowSpec {
+                prompt_logprobs: None,
+                ..(*self.row).clone()
+            }),
+        }
+    }
+}
+
+/// The lists of a request's parameters, with the tokens that end it.
+pub(crate) fn constraints(p: &SamplingParams, stops: Vec<u32>) -> Arc<Constraints> {
+    Arc::new(Constraints {
+        logit_bias: p.logit_bias.clone(),
+        stops,
+        bad_words: p.bad_words_token_ids.clone(),
+        allowed: p.allowed_token_ids.clone(),
+    })
+}
+
+/// What the device row of a sample must know.
+pub(crate) fn row_spec(p: &SamplingParams, prompt: Arc<[u32]>, seed: u64, constraints: Arc<Constraints>) -> RowSpec {
+    RowSpec {
+        prompt,
+        sampling: SamplingRow {
+            seed,
             temperature: if is_greedy(p) { 0.0 } else { p.temperature },
             top_k: p.top_k,
             top_p: p.top_p,
@@ -164,43 +149,11 @@ impl Sequence {
             presence_penalty: p.presence_penalty,
             frequency_penalty: p.frequency_penalty,
             min_tokens: p.min_tokens,
-            num_bias: p.logit_bias.len() as u32,
-            num_stop: self.stops.len() as u32,
-            num_bad_words: p.bad_words_token_ids.len() as u32,
-            use_mask: u32::from(p.allowed_token_ids.is_some()),
-            reserved: [0; 17],
-        };
-        writes.bytes(
-            &rows.sampling,
-            u64::from(row) * size_of::<SamplingRow>() as u64,
-            &sampling.to_bytes(),
-        );
-        if self.sampler != Sampler::Full {
-            return;
-        }
-        let at = |tensor: &halyard_platform_api::Tensor| u64::from(row) * u64::from(tensor.strides[0]);
-        writes.words(
-            &rows.bias_tokens,
-            at(&rows.bias_tokens),
-            p.logit_bias.iter().map(|(id, _)| *id),
-        );
-        writes.words(
-            &rows.bias_values,
-            at(&rows.bias_values),
-            p.logit_bias.iter().map(|(_, bias)| bias.to_bits()),
-        );
-        writes.words(&rows.stop_tokens, at(&rows.stop_tokens), self.stops.iter().copied());
-        let words = p
-            .bad_words_token_ids
-            .iter()
-            .flat_map(|w| std::iter::once(w.len() as u32).chain(w.iter().copied()));
-        writes.words(&rows.bad_words, at(&rows.bad_words), words);
-        if let Some(allowed) = &p.allowed_token_ids {
-            let mut mask = vec![0u32; rows.allowed_mask.shape[1] as usize];
-            for &id in allowed {
-                mask[id as usize / 32] |= 1 << (id % 32);
-            }
-            writes.words(&rows.allowed_mask, at(&rows.allowed_mask), mask);
-        }
+            ..SamplingRow::PLAIN
+        },
+        sampler: sampler_of(p),
+        constraints,
+        logprobs: p.logprobs,
+        prompt_logprobs: p.prompt_logprobs,
     }
 }

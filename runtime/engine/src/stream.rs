@@ -9,7 +9,7 @@ use halyard_scheduler::RequestId;
 use halyard_text::{Detokenizer, StopChecker, StopOutcome, Tokenizer};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::core::Command;
+use crate::command::Command;
 use crate::output::{CompletionOutput, FinishReason, OutputChunk, RequestOutput, TokenLogprobs};
 use crate::params::SamplingParams;
 use crate::sequence::SequenceEvent;

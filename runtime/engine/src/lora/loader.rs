@@ -8,11 +8,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel}
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use halyard_runner::LoraMemory;
+
 use super::AdapterError;
 use super::adapter::Adapter;
-use super::memory::LoraMemory;
 use super::registry::Adapters;
-use crate::core::Command;
+use crate::command::Command;
 use crate::error::EngineError;
 
 /// How long an ending engine waits for a copy under way.

@@ -1,10 +1,9 @@
-//! LoRA adapters of a running engine: which there are ([`registry`]), how one stands ([`adapter`]), where their matrices are on the device ([`memory`]), and how they get there
-//! ([`loader`]). The scheduler says which adapter goes into which slot; steps only name slots.
+//! LoRA adapters of a running engine: which there are ([`registry`]), how one stands ([`adapter`]), and how they get into
+//! the device's slots ([`loader`]). The scheduler says which adapter goes into which slot; steps only name slots.
 
 pub(crate) mod adapter;
 pub(crate) mod core;
 pub(crate) mod loader;
-pub(crate) mod memory;
 pub(crate) mod registry;
 
 use std::path::PathBuf;

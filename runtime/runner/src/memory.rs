@@ -7,7 +7,7 @@ use std::sync::Arc;
 use halyard_platform_api::ops::{RESULT_HEADER, STEP_HEADER, SamplingRow};
 use halyard_platform_api::{Buffer, BufferKind, DType, Device, MAX_STEP_WRITE_BYTES, Queue, Result, StepWrite, Tensor};
 
-use crate::params::{MAX_BAD_WORD_TOKENS, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS};
+use crate::row::{MAX_BAD_WORD_TOKENS, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS};
 
 /// Capacities that size everything.
 #[derive(Clone, Debug)]

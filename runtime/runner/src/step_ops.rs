@@ -7,10 +7,10 @@ use halyard_platform_api::ops::{
 };
 use halyard_platform_api::{DType, OpSpec, PreparedOp};
 
-use crate::compile::Preparer;
-use crate::error::EngineError;
+use crate::error::RunnerError;
+use crate::memory::ResultRing;
 use crate::plan::Plan;
-use crate::state::ResultRing;
+use crate::preparer::Preparer;
 
 /// The ops around the model's own programs.
 pub(crate) struct StepOps {
@@ -33,7 +33,7 @@ impl StepOps {
         plan: &Plan,
         ring: &ResultRing,
         preparer: &mut Preparer<'_>,
-    ) -> Result<Option<StepOps>, EngineError> {
+    ) -> Result<Option<StepOps>, RunnerError> {
         let c = &plan.capacities;
         let (max_seqs, max_tokens, vocab) = (c.max_seqs, c.max_tokens, c.vocab);
         let mut op = |spec: OpSpec| preparer.op(&spec);

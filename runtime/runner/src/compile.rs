@@ -1,101 +1,21 @@
 //! A model program made ready on a device: claimed regions and single ops prepared, weights packed, every operand a template
 //! that only lacks the step's row counts. Encoding it allocates nothing.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, WeightSpec};
 use halyard_models::{ModelFiles, Weights};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{
-    Buffer, BufferKind, Claim, ClaimReport, Collective, Communicator, DType, Device, Encoder, OpId, OpSpec, PreparedOp,
-    Program, Result as DeviceResult, Tensor,
+    Buffer, BufferKind, Claim, ClaimReport, Communicator, DType, Device, Encoder, OpId, OpSpec, PreparedOp, Program,
+    Result as DeviceResult, Tensor,
 };
 
 use crate::collective::{CollectiveStep, collective_steps};
-use crate::error::EngineError;
+use crate::error::RunnerError;
+use crate::preparer::Preparer;
+use crate::template::{Extent, StepShape, Template};
 use crate::weight_loader::{Part, Target, WeightLoader};
-
-/// Which of the step's counts an operand's outermost extent is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extent {
-    /// As the template says.
-    Fixed,
-    /// Tokens.
-    Tokens,
-    /// Sequences.
-    Seqs,
-    /// Sequences and one.
-    SeqsPlusOne,
-    /// Positions that logits are wanted for.
-    Logits,
-    /// The same, starting at the step's `logits_first`.
-    LogitsIndex,
-    /// [ranks, positions that logits are wanted for, width] of densely gathered parts, from rank `first` on.
-    GatheredRanks {
-        /// First rank.
-        first: u32,
-    },
-    /// Positions that logits are wanted for, along the middle axis.
-    LogitsInner,
-}
-
-/// The counts of a step.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct StepShape {
-    pub tokens: u32,
-    pub seqs: u32,
-    pub logits: u32,
-    /// First of the positions that logits are wanted for; a multiple of the chunk.
-    pub logits_first: u32,
-    /// Position i of those that logits are wanted for is token i: nothing needs to be gathered.
-    pub direct: bool,
-}
-
-/// An operand but for its extent.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Template {
-    pub tensor: Tensor,
-    pub extent: Extent,
-    /// Of gathered rows: the rows that they are gathered from.
-    pub direct: Option<Tensor>,
-}
-
-impl Template {
-    pub(crate) fn new(tensor: Tensor, extent: Extent) -> Template {
-        Template {
-            tensor,
-            extent,
-            direct: None,
-        }
-    }
-
-    pub(crate) fn fixed(tensor: Tensor) -> Template {
-        Template::new(tensor, Extent::Fixed)
-    }
-
-    pub(crate) fn at(&self, shape: StepShape) -> Tensor {
-        if let Some(direct) = self.direct.filter(|_| shape.direct) {
-            return direct.rows(shape.logits_first, shape.logits);
-        }
-        let mut tensor = self.tensor;
-        match self.extent {
-            Extent::Fixed => {}
-            Extent::Tokens => tensor.shape[0] = shape.tokens,
-            Extent::Seqs => tensor.shape[0] = shape.seqs,
-            Extent::SeqsPlusOne => tensor.shape[0] = shape.seqs + 1,
-            Extent::Logits => tensor.shape[0] = shape.logits,
-            Extent::LogitsIndex => tensor = tensor.rows(shape.logits_first, shape.logits),
-            Extent::GatheredRanks { first } => {
-                let part = shape.logits * tensor.shape[2];
-                (tensor.shape[1], tensor.strides[0]) = (shape.logits, part);
-                tensor.offset += u64::from(first) * u64::from(part) * tensor.dtype().bytes() as u64;
-            }
-            Extent::LogitsInner => tensor.shape[1] = shape.logits,
-        }
-        tensor
-    }
-}
 
 struct EncodedOp {
     /// For people.
@@ -152,67 +72,6 @@ impl CompiledProgram {
     }
 }
 
-/// Prepares ops, each equal spec once.
-pub(crate) struct Preparer<'a> {
-    device: &'a dyn Device,
-    prepared: HashMap<(String, u32, Vec<u8>), Arc<dyn PreparedOp>>,
-    programs: Vec<(Program, Arc<dyn PreparedOp>)>,
-    pub(crate) collectives: Vec<(Collective, Arc<dyn PreparedOp>)>,
-    missing: Vec<String>,
-}
-
-impl<'a> Preparer<'a> {
-    pub(crate) fn new(device: &'a dyn Device) -> Self {
-        Preparer {
-            device,
-            prepared: HashMap::new(),
-            programs: Vec::new(),
-            collectives: Vec::new(),
-            missing: Vec::new(),
-        }
-    }
-
-    /// The prepared op of a spec; `None` when the platform lacks it, which is noted.
-    pub(crate) fn op(&mut self, spec: &OpSpec) -> Result<Option<Arc<dyn PreparedOp>>, EngineError> {
-        let key = (spec.name().to_string(), spec.version(), spec.wire_bytes());
-        if let Some(op) = self.prepared.get(&key) {
-            return Ok(Some(op.clone()));
-        }
-        if let Err(why) = self.device.ops().support(spec) {
-            self.note_missing(format!("{}: {}", spec.name(), why.message));
-            return Ok(None);
-        }
-        let op = self.device.ops().prepare(spec)?;
-        self.prepared.insert(key, op.clone());
-        Ok(Some(op))
-    }
-
-    /// Remembers a line for the error of [`Preparer::finish`].
-    pub(crate) fn note_missing(&mut self, line: String) {
-        if !self.missing.contains(&line) {
-            self.missing.push(line);
-        }
-    }
-
-    fn region(&mut self, region: Program) -> Result<Arc<dyn PreparedOp>, EngineError> {
-        if let Some((_, op)) = self.programs.iter().find(|(known, _)| *known == region) {
-            return Ok(op.clone());
-        }
-        let op = self.device.ops().prepare_program(&region)?;
-        self.programs.push((region, op.clone()));
-        Ok(op)
-    }
-
-    /// An error that lists everything that was missing.
-    pub(crate) fn finish(self) -> Result<(), EngineError> {
-        if self.missing.is_empty() {
-            Ok(())
-        } else {
-            Err(EngineError::MissingOps { missing: self.missing })
-        }
-    }
-}
-
 /// Where the tensors of a program live: activations by slot, and the rest by role.
 pub(crate) struct Places<'a> {
     pub activations: &'a [(Tensor, ActivationSlot)],
@@ -236,7 +95,7 @@ pub(crate) fn compile(
     weights: WeightSource<'_, '_>,
     places: &Places<'_>,
     preparer: &mut Preparer<'_>,
-) -> Result<Option<CompiledProgram>, EngineError> {
+) -> Result<Option<CompiledProgram>, RunnerError> {
     model.program.validate()?;
     let report = claim(device, model)?;
     let plan = segments(&report.claims, model.program.nodes.len())?;
@@ -339,7 +198,7 @@ impl From<CollectiveStep> for EncodedOp {
 }
 
 /// What the platform claims of each stretch between collectives: no region may cross one.
-fn claim(device: &dyn Device, model: &ModelProgram) -> Result<ClaimReport, EngineError> {
+fn claim(device: &dyn Device, model: &ModelProgram) -> Result<ClaimReport, RunnerError> {
     if model.collectives.is_empty() {
         return Ok(device.ops().claim(&model.program)?);
     }
@@ -368,7 +227,7 @@ fn claim(device: &dyn Device, model: &ModelProgram) -> Result<ClaimReport, Engin
 }
 
 /// Claims and the single nodes between them, in order.
-fn segments(claims: &[Claim], num_nodes: usize) -> Result<Vec<Claim>, EngineError> {
+fn segments(claims: &[Claim], num_nodes: usize) -> Result<Vec<Claim>, RunnerError> {
     let mut all = Vec::with_capacity(num_nodes);
     let mut next = 0;
     for claim in claims {
@@ -378,7 +237,7 @@ fn segments(claims: &[Claim], num_nodes: usize) -> Result<Vec<Claim>, EngineErro
                 claim.first,
                 claim.first + claim.count
             );
-            return Err(EngineError::Device(halyard_platform_api::Error::new(
+            return Err(RunnerError::Device(halyard_platform_api::Error::new(
                 halyard_platform_api::Status::Internal,
                 message,
             )));
@@ -463,7 +322,7 @@ fn load_weights(
     weights: &Weights,
     ops: &[(Arc<dyn PreparedOp>, Vec<u16>, Claim)],
     loader: &mut WeightLoader<'_>,
-) -> Result<LoadedWeights, EngineError> {
+) -> Result<LoadedWeights, RunnerError> {
     let mut tensors = Vec::with_capacity(model.weights.len());
     let mut buffers = Vec::with_capacity(model.weights.len());
     for spec in &model.weights {
@@ -524,11 +383,11 @@ fn share_weights(
     model: &ModelProgram,
     other: &CompiledProgram,
     ops: &[(Arc<dyn PreparedOp>, Vec<u16>, Claim)],
-) -> Result<LoadedWeights, EngineError> {
+) -> Result<LoadedWeights, RunnerError> {
     let (tensors, buffers) = &other.weights;
     if tensors.len() != model.weights.len() {
-        return Err(EngineError::Thread(
-            "programs with and without adapters have other weights".to_string(),
+        return Err(RunnerError::Internal(
+            "programs with and without adapters have other weights",
         ));
     }
     for (spec, tensor) in model.weights.iter().zip(tensors) {
@@ -552,15 +411,15 @@ fn share_weights(
 fn owner_of(
     ops: &[(Arc<dyn PreparedOp>, Vec<u16>, Claim)],
     node: u32,
-) -> Result<(&Arc<dyn PreparedOp>, Claim), EngineError> {
+) -> Result<(&Arc<dyn PreparedOp>, Claim), RunnerError> {
     let owner = ops.iter().find(|(.., s)| (s.first..s.first + s.count).contains(&node));
-    let (op, _, segment) = owner.ok_or_else(|| EngineError::Thread(format!("weight node {node} is in no segment")))?;
+    let (op, _, segment) = owner.ok_or(RunnerError::Internal("a weight's node is in no segment"))?;
     Ok((op, *segment))
 }
 
-fn tensor_extent(bytes: u64) -> Result<u32, EngineError> {
+fn tensor_extent(bytes: u64) -> Result<u32, RunnerError> {
     u32::try_from(bytes).map_err(|_| {
-        EngineError::Device(halyard_platform_api::Error::unsupported(format!(
+        RunnerError::Device(halyard_platform_api::Error::unsupported(format!(
             "a packed weight of {bytes} bytes is above the 4294967295 that one tensor addresses"
         )))
     })

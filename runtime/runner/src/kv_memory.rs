@@ -3,8 +3,8 @@
 use halyard_platform_api::MemoryInfo;
 use halyard_scheduler::SchedulerConfig;
 
-use crate::config::EngineConfig;
-use crate::error::EngineError;
+use crate::config::RunnerConfig;
+use crate::error::RunnerError;
 
 /// Most KV bytes taken unasked where host and device share one memory: the rest of the machine lives there too.
 /// (vLLM's CPU default, `VLLM_CPU_KVCACHE_SPACE`, is 4 GiB as well.)
@@ -37,11 +37,11 @@ pub(crate) struct KvSize {
 ///
 /// # Errors
 /// `DoesNotFit` with the arithmetic, when not even one request of the context fits.
-pub(crate) fn size(config: &EngineConfig, scheduler: &SchedulerConfig, needs: &KvNeeds) -> Result<KvSize, EngineError> {
+pub(crate) fn size(config: &RunnerConfig, scheduler: &SchedulerConfig, needs: &KvNeeds) -> Result<KvSize, RunnerError> {
     let utilization = config.cache.gpu_memory_utilization;
     if !(utilization > 0.0 && utilization <= 1.0) {
         let message = format!("{utilization} is not above 0 and at most 1");
-        return Err(EngineError::Config {
+        return Err(RunnerError::Config {
             name: "--gpu-memory-utilization",
             message,
         });
@@ -71,7 +71,7 @@ pub(crate) fn size(config: &EngineConfig, scheduler: &SchedulerConfig, needs: &K
             most.min(m.free_bytes / page_bytes),
             gib(m.free_bytes)
         );
-        return Err(EngineError::DoesNotFit { arithmetic });
+        return Err(RunnerError::DoesNotFit { arithmetic });
     }
     let budget = overridden.map_or(budget, |blocks| blocks * page_bytes);
     if budget > m.free_bytes {
@@ -80,7 +80,7 @@ pub(crate) fn size(config: &EngineConfig, scheduler: &SchedulerConfig, needs: &K
             gib(budget),
             gib(m.free_bytes)
         );
-        return Err(EngineError::DoesNotFit { arithmetic });
+        return Err(RunnerError::DoesNotFit { arithmetic });
     }
     let useful = scheduler
         .blocks_for(scheduler.max_model_len)
@@ -95,7 +95,7 @@ pub(crate) fn size(config: &EngineConfig, scheduler: &SchedulerConfig, needs: &K
             note: None,
         });
     }
-    if config.model.max_model_len.is_none() && fits >= 64 {
+    if config.max_model_len.is_none() && fits >= 64 {
         let note = format!(
             "max_model_len lowered from {asked} to {fits}: {} of KV memory hold {pages} pages of {} bytes; give more with --kv-cache-memory-bytes, or name --max-model-len to make this an error",
             gib(budget),
@@ -108,7 +108,7 @@ pub(crate) fn size(config: &EngineConfig, scheduler: &SchedulerConfig, needs: &K
         });
     }
     let needed = scheduler.blocks_for(asked);
-    Err(EngineError::DoesNotFit {
+    Err(RunnerError::DoesNotFit {
         arithmetic: format!(
             "one request of {asked} tokens needs {needed} KV pages of {} bytes = {}; the device has {} in all, {} in use ({} of weights), and {utilization} of it leaves {} for KV = {pages} pages, enough for {fits} tokens: lower --max-model-len to {fits}, raise --gpu-memory-utilization, or set --kv-cache-memory-bytes",
             needs.page_bytes,
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn utilization_counts_what_is_already_in_use() {
-        let config = EngineConfig::for_model("m");
+        let config = RunnerConfig::default();
         let size = size(&config, &scheduler(8192), &needs(12)).expect("fits");
         // 0.9 · 16 GiB − 4 GiB in use = 10.4 GiB of 1 MiB pages.
         assert_eq!(size.num_pages, (10.4f64 * 1024.0) as u32);
@@ -177,8 +177,8 @@ mod tests {
 
     #[test]
     fn a_context_that_does_not_fit_is_refused_with_what_would() {
-        let mut config = EngineConfig::for_model("m");
-        config.model.max_model_len = Some(1 << 20);
+        let mut config = RunnerConfig::default();
+        config.max_model_len = Some(1 << 20);
         config.cache.kv_cache_memory_bytes = Some(1 << 30);
         let error = size(&config, &scheduler(1 << 20), &needs(12))
             .expect_err("too long")
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn an_unnamed_context_is_lowered_with_a_note() {
-        let mut config = EngineConfig::for_model("m");
+        let mut config = RunnerConfig::default();
         config.cache.kv_cache_memory_bytes = Some(1 << 30);
         let size = size(&config, &scheduler(1 << 20), &needs(12)).expect("lowered");
         assert_eq!(size.max_model_len, 16384);
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_number_of_blocks_is_taken_as_it_is() {
-        let mut config = EngineConfig::for_model("m");
+        let mut config = RunnerConfig::default();
         config.cache.num_gpu_blocks_override = Some(600);
         let sized = size(&config, &scheduler(8192), &needs(12)).expect("fits");
         assert_eq!(sized.num_pages, 600);
@@ -217,17 +217,17 @@ mod tests {
         }
         // A context that they do not hold is refused where it was named.
         config.cache.num_gpu_blocks_override = Some(2);
-        config.model.max_model_len = Some(8192);
+        config.max_model_len = Some(8192);
         assert!(size(&config, &scheduler(8192), &needs(12)).is_err());
     }
 
     #[test]
     fn more_than_is_free_is_refused() {
-        let mut config = EngineConfig::for_model("m");
+        let mut config = RunnerConfig::default();
         config.cache.kv_cache_memory_bytes = Some(64 << 30);
         assert!(matches!(
             size(&config, &scheduler(8192), &needs(12)),
-            Err(EngineError::DoesNotFit { .. })
+            Err(RunnerError::DoesNotFit { .. })
         ));
     }
 }

@@ -6,8 +6,8 @@ use halyard_models::ModelFiles;
 use halyard_models::program::Shard;
 use halyard_platform_api::{Capabilities, Communicator, CommunicatorId, Device, Status};
 
-use crate::config::EngineConfig;
-use crate::error::EngineError;
+use crate::config::RunnerConfig;
+use crate::error::RunnerError;
 use crate::plan::{Plan, plan};
 
 /// Settles every rank's numbers. Rank 0 chooses what the configuration leaves open, the others take it over or refuse it.
@@ -15,10 +15,10 @@ use crate::plan::{Plan, plan};
 /// # Errors
 /// As [`plan`]; a device that cannot work with others.
 pub(crate) fn plan_ranks(
-    config: &EngineConfig,
+    config: &RunnerConfig,
     devices: &[Arc<dyn Device>],
     files: &ModelFiles,
-) -> Result<Vec<Plan>, EngineError> {
+) -> Result<Vec<Plan>, RunnerError> {
     let size = devices.len() as u32;
     let alone = |device: &&Arc<dyn Device>| !device.info().capabilities.has(Capabilities::COMMUNICATOR);
     if let (true, Some(device)) = (size != 1, devices.iter().find(alone)) {
@@ -26,13 +26,13 @@ pub(crate) fn plan_ranks(
             "{size}, but {} offers no communication between devices; use 1",
             device.info().name
         );
-        return Err(EngineError::Config {
+        return Err(RunnerError::Config {
             name: "--tensor-parallel-size",
             message,
         });
     }
     let Some(device) = devices.first() else {
-        return Err(EngineError::Config {
+        return Err(RunnerError::Config {
             name: "--tensor-parallel-size",
             message: "0 devices; at least one is needed".to_string(),
         });
@@ -50,19 +50,19 @@ pub(crate) fn plan_ranks(
 }
 
 /// The configuration with everything named that rank 0 has chosen.
-fn pinned(config: &EngineConfig, plan: &Plan) -> EngineConfig {
+fn pinned(config: &RunnerConfig, plan: &Plan) -> RunnerConfig {
     let mut config = config.clone();
-    config.model.dtype = Some(plan.options.act);
-    config.model.attention_backend = Some(plan.attention_name.clone());
+    config.dtype = Some(plan.options.act);
+    config.attention_backend = Some(plan.attention_name.clone());
     config.cache.kv_cache_dtype = Some(plan.options.kv);
     config.cache.block_size = Some(plan.options.block_size);
-    config.scheduler.max_num_batched_tokens = Some(plan.capacities.max_tokens);
-    config.scheduler.async_depth = Some(plan.async_depth);
+    config.max_num_batched_tokens = Some(plan.capacities.max_tokens);
+    config.async_depth = Some(plan.async_depth);
     config
 }
 
-fn at_rank(rank: u32, size: u32, error: &EngineError) -> EngineError {
-    EngineError::Ranks(format!("rank {rank} of {size}: {error}"))
+fn at_rank(rank: u32, size: u32, error: &RunnerError) -> RunnerError {
+    RunnerError::Ranks(format!("rank {rank} of {size}: {error}"))
 }
 
 /// Does `first` on this thread with the first input and `other` with each of the rest on a thread of its own, all at the same
@@ -72,12 +72,12 @@ fn at_rank(rank: u32, size: u32, error: &EngineError) -> EngineError {
 /// What failed, by rank. A rank that only waited in vain for one that failed is left out.
 pub(crate) fn on_every_rank<T: Send, R: Send>(
     inputs: Vec<T>,
-    first: impl FnOnce(T) -> Result<R, EngineError>,
-    other: impl Fn(T) -> Result<R, EngineError> + Sync,
-) -> Result<Vec<R>, EngineError> {
+    first: impl FnOnce(T) -> Result<R, RunnerError>,
+    other: impl Fn(T) -> Result<R, RunnerError> + Sync,
+) -> Result<Vec<R>, RunnerError> {
     let size = inputs.len() as u32;
     let mut inputs = inputs.into_iter();
-    let mut results: Vec<Result<R, EngineError>> = Vec::with_capacity(size as usize);
+    let mut results: Vec<Result<R, RunnerError>> = Vec::with_capacity(size as usize);
     let Some(input) = inputs.next() else {
         return Ok(Vec::new());
     };
@@ -85,7 +85,7 @@ pub(crate) fn on_every_rank<T: Send, R: Send>(
     std::thread::scope(|scope| {
         let threads: Vec<_> = inputs.map(|input| scope.spawn(move || other(input))).collect();
         results.push(first(input));
-        let panicked = || Err(EngineError::Thread("a rank's thread panicked; see the log".to_string()));
+        let panicked = || Err(RunnerError::Thread("a rank's thread panicked; see the log".to_string()));
         results.extend(threads.into_iter().map(|t| t.join().unwrap_or_else(|_| panicked())));
     });
     if size == 1 || results.iter().all(Result::is_ok) {
@@ -95,23 +95,23 @@ pub(crate) fn on_every_rank<T: Send, R: Send>(
         .into_iter()
         .zip(0..)
         .filter_map(|(r, rank)| Some((rank, r.err()?)));
-    let errors: Vec<(u32, EngineError)> = errors.collect();
-    let in_vain = |e: &EngineError| match e {
-        EngineError::Device(e) => e.status == Status::Timeout,
-        EngineError::Ranks(_) => true,
+    let errors: Vec<(u32, RunnerError)> = errors.collect();
+    let in_vain = |e: &RunnerError| match e {
+        RunnerError::Device(e) => e.status == Status::Timeout,
+        RunnerError::Ranks(_) => true,
         _ => false,
     };
     let only_vain = errors.iter().all(|(_, e)| in_vain(e));
     let told = errors.iter().filter(|(_, e)| only_vain || !in_vain(e));
     let words: Vec<String> = told.map(|(rank, e)| format!("rank {rank} of {size}: {e}")).collect();
-    Err(EngineError::Ranks(words.join("; ")))
+    Err(RunnerError::Ranks(words.join("; ")))
 }
 
 /// The id that the ranks of a group join with; `None` for one device.
 ///
 /// # Errors
 /// What the device reports.
-pub(crate) fn group_id(devices: &[Arc<dyn Device>]) -> Result<Option<CommunicatorId>, EngineError> {
+pub(crate) fn group_id(devices: &[Arc<dyn Device>]) -> Result<Option<CommunicatorId>, RunnerError> {
     match devices {
         [] | [_] => Ok(None),
         [first, ..] => Ok(Some(first.communicator_id()?)),
@@ -126,7 +126,7 @@ pub(crate) fn join(
     device: &dyn Device,
     id: Option<&CommunicatorId>,
     shard: Shard,
-) -> Result<Option<Arc<dyn Communicator>>, EngineError> {
+) -> Result<Option<Arc<dyn Communicator>>, RunnerError> {
     let Some(id) = id else {
         return Ok(None);
     };

@@ -5,11 +5,11 @@ use halyard_models::program::{KvLayout, LoraOptions, ModelProgram, ProgramOption
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{AttentionRegistry, DType, Device, DeviceInfo, OpSpec};
 
-use crate::config::EngineConfig;
-use crate::error::EngineError;
-use crate::recording;
-use crate::self_check::SCRATCH_ROWS;
-use crate::state::Capacities;
+use crate::buckets::wanted;
+use crate::config::RunnerConfig;
+use crate::error::RunnerError;
+use crate::memory::Capacities;
+use crate::scratch::SCRATCH_ROWS;
 
 /// Steps in flight beyond the first that make sense; more only delay what users see.
 const MAX_ASYNC_DEPTH: u32 = 64;
@@ -51,9 +51,9 @@ fn kv_dtype_for(act: DType, exact: bool, facts: &DeviceInfo) -> DType {
 }
 
 /// The type of the KV cache: the one asked for, or the one for this device.
-pub(crate) fn kv_dtype(config: &EngineConfig, facts: &DeviceInfo) -> DType {
-    let act = config.model.dtype.unwrap_or(facts.preferred_dtype);
-    let chosen = || kv_dtype_for(act, !config.model.allow_quantized_act, facts);
+pub fn kv_dtype(config: &RunnerConfig, facts: &DeviceInfo) -> DType {
+    let act = config.dtype.unwrap_or(facts.preferred_dtype);
+    let chosen = || kv_dtype_for(act, !config.allow_quantized_act, facts);
     config.cache.kv_cache_dtype.unwrap_or_else(chosen)
 }
 
@@ -62,13 +62,13 @@ pub(crate) fn kv_dtype(config: &EngineConfig, facts: &DeviceInfo) -> DType {
 /// # Errors
 /// The option that does not fit, with its value and what would.
 pub(crate) fn plan(
-    config: &EngineConfig,
+    config: &RunnerConfig,
     device: &dyn Device,
     files: &ModelFiles,
     shard: Shard,
-) -> Result<Plan, EngineError> {
+) -> Result<Plan, RunnerError> {
     let (facts, d) = (device.info(), &files.description);
-    let act = config.model.dtype.unwrap_or(facts.preferred_dtype);
+    let act = config.dtype.unwrap_or(facts.preferred_dtype);
     let kv_dtype = kv_dtype(config, facts);
     for (name, dtype, set) in [
         ("--dtype", act, facts.compute_dtypes),
@@ -81,14 +81,14 @@ pub(crate) fn plan(
                 facts.name,
                 known.join(", ")
             );
-            return Err(EngineError::Config { name, message });
+            return Err(RunnerError::Config { name, message });
         }
     }
     let longest = d.max_position_embeddings as u32;
-    let max_model_len = config.model.max_model_len.unwrap_or(longest);
+    let max_model_len = config.max_model_len.unwrap_or(longest);
     if max_model_len == 0 || max_model_len > longest {
         let message = format!("{max_model_len} is not between 1 and the {longest} positions of this model");
-        return Err(EngineError::Config {
+        return Err(RunnerError::Config {
             name: "--max-model-len",
             message,
         });
@@ -96,20 +96,17 @@ pub(crate) fn plan(
     let block_size = config.cache.block_size.unwrap_or(facts.preferred_block_size);
     if !(8..=1024).contains(&block_size) || !block_size.is_multiple_of(8) {
         let message = format!("{block_size} tokens; choose a multiple of 8 from 8 to 1024");
-        return Err(EngineError::Config {
+        return Err(RunnerError::Config {
             name: "--block-size",
             message,
         });
     }
-    let max_seqs = config.scheduler.max_num_seqs;
-    let max_tokens = config
-        .scheduler
-        .max_num_batched_tokens
-        .unwrap_or(facts.preferred_step_tokens);
+    let max_seqs = config.max_num_seqs;
+    let max_tokens = config.max_num_batched_tokens.unwrap_or(facts.preferred_step_tokens);
     if max_seqs == 0 || max_tokens < max_seqs {
         let message =
             format!("{max_tokens} is below --max-num-seqs {max_seqs}: every running request needs one token a step");
-        return Err(EngineError::Config {
+        return Err(RunnerError::Config {
             name: "--max-num-batched-tokens",
             message,
         });
@@ -125,7 +122,7 @@ pub(crate) fn plan(
         max_seqs,
         max_kv_len: max_model_len,
         max_logits_rows: logits_chunk,
-        allow_quantized_act: config.model.allow_quantized_act,
+        allow_quantized_act: config.allow_quantized_act,
         narrow_last_layer: config.lora.is_none(),
         shard,
         lora: None,
@@ -133,22 +130,22 @@ pub(crate) fn plan(
     let lora = config.lora.as_ref().map(|lora| lora.options(act)).transpose()?;
     let chosen = choose_attention(config, device, files, &options)?;
     options.attention_backend = chosen.index;
-    let recording = recording::wanted(&config.recording, facts, chosen.records_decode);
+    let recording = wanted(&config.recording, facts, chosen.records_decode);
     let scratch_rows = if recording.is_ok() { SCRATCH_ROWS } else { 0 };
-    let async_depth = config.scheduler.async_depth.unwrap_or(facts.async_depth);
+    let async_depth = config.async_depth.unwrap_or(facts.async_depth);
     if async_depth > facts.async_depth {
         let message = format!(
             "{async_depth} steps in flight beyond the first; {} takes {} at most",
             facts.name, facts.async_depth
         );
-        return Err(EngineError::Config {
+        return Err(RunnerError::Config {
             name: "--async-depth",
             message,
         });
     }
     if async_depth > MAX_ASYNC_DEPTH {
         let message = format!("{async_depth} steps in flight; the platform may ask for at most {MAX_ASYNC_DEPTH}");
-        return Err(EngineError::Config {
+        return Err(RunnerError::Config {
             name: "async_depth",
             message,
         });
@@ -200,19 +197,19 @@ struct Chosen {
 
 /// The attention backend by name, or the highest priority that takes every layer.
 fn choose_attention(
-    config: &EngineConfig,
+    config: &RunnerConfig,
     device: &dyn Device,
     files: &ModelFiles,
     options: &ProgramOptions,
-) -> Result<Chosen, EngineError> {
+) -> Result<Chosen, RunnerError> {
     let registry = device.attention();
     let mut backends: Vec<_> = registry.backends().into_iter().enumerate().collect();
     let names: Vec<String> = backends.iter().map(|(_, b)| b.name.clone()).collect();
-    if let Some(asked) = &config.model.attention_backend {
+    if let Some(asked) = &config.attention_backend {
         backends.retain(|(_, b)| b.name == *asked);
         if backends.is_empty() {
             let message = format!("`{asked}` is not one of this platform's: {}", names.join(", "));
-            return Err(EngineError::Config {
+            return Err(RunnerError::Config {
                 name: "--attention-backend",
                 message,
             });
@@ -253,7 +250,7 @@ fn choose_attention(
             ),
         }
     }
-    Err(EngineError::MissingOps { missing: refused })
+    Err(RunnerError::MissingOps { missing: refused })
 }
 
 /// The largest block of any layer's attention, and whether all of them can record decode steps.

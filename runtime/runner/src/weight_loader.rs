@@ -14,7 +14,7 @@ use halyard_platform_api::{
     Buffer, BufferKind, DType, Device, EncoderMode, OpSpec, PreparedOp, Queue, Status, Tensor, WeightFormat, WeightRows,
 };
 
-use crate::error::EngineError;
+use crate::error::RunnerError;
 
 /// Bytes of rows made at a time.
 const STAGING_BYTES: u64 = 64 << 20;
@@ -77,7 +77,7 @@ impl<'a> WeightLoader<'a> {
     ///
     /// # Errors
     /// What files and device report.
-    pub(crate) fn pack(&mut self, weights: &Weights, part: &Part, target: Target<'_>) -> Result<(), EngineError> {
+    pub(crate) fn pack(&mut self, weights: &Weights, part: &Part, target: Target<'_>) -> Result<(), RunnerError> {
         let start = Instant::now();
         if !self.fill(weights, part, target)? {
             let source = weights.tensor(part.role)?;
@@ -112,7 +112,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Rows from host memory; by several threads where the host does the packing.
-    fn pack_host(&self, bytes: &[u8], row_bytes: usize, target: Target<'_>) -> Result<(), EngineError> {
+    fn pack_host(&self, bytes: &[u8], row_bytes: usize, target: Target<'_>) -> Result<(), RunnerError> {
         let num_rows = (bytes.len() / row_bytes.max(1)) as u32;
         let threads = match self.device.info().unified_memory {
             true => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
@@ -138,7 +138,7 @@ impl<'a> WeightLoader<'a> {
                 .map(|(first, bytes)| scope.spawn(move || pack(first, bytes)))
                 .collect();
             let ended = running.into_iter().map(|thread| {
-                let panicked = |_| EngineError::Thread("a thread that packs weights panicked".to_string());
+                let panicked = |_| RunnerError::Thread("a thread that packs weights panicked".to_string());
                 Ok(thread.join().map_err(panicked)??)
             });
             ended.collect()
@@ -149,7 +149,7 @@ impl<'a> WeightLoader<'a> {
     ///
     /// # Errors
     /// What the device reports.
-    pub(crate) fn fill(&mut self, weights: &Weights, part: &Part, target: Target<'_>) -> Result<bool, EngineError> {
+    pub(crate) fn fill(&mut self, weights: &Weights, part: &Part, target: Target<'_>) -> Result<bool, RunnerError> {
         let Some(values) = weights.dummy_values(part.role).filter(|_| self.can_fill) else {
             return Ok(false);
         };
@@ -177,7 +177,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Quantises rows of a file on the device and packs them there. False: nothing is to be quantised, or the host must.
-    fn quantise(&mut self, source: &WeightTensor<'_>, part: &Part, target: Target<'_>) -> Result<bool, EngineError> {
+    fn quantise(&mut self, source: &WeightTensor<'_>, part: &Part, target: Target<'_>) -> Result<bool, RunnerError> {
         let Some((format, bytes)) = source.unquantised().filter(|_| self.can_quantise) else {
             return Ok(false);
         };
@@ -199,7 +199,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Makes the rows of a part, some at a time, and packs them. False: the platform lacks an op for it.
-    fn pack_rows(&mut self, rows: Rows<'_>, part: &Part, target: Target<'_>) -> Result<bool, EngineError> {
+    fn pack_rows(&mut self, rows: Rows<'_>, part: &Part, target: Target<'_>) -> Result<bool, RunnerError> {
         let row_bytes = u64::from(rows.width) * rows.dtype.bytes() as u64;
         // Scales stand at multiples of their size.
         let whole_words = [rows.width, part.columns.len() as u32]
@@ -230,7 +230,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// An op of the platform; `None` where it has none.
-    fn op(&self, spec: OpSpec) -> Result<Option<Arc<dyn PreparedOp>>, EngineError> {
+    fn op(&self, spec: OpSpec) -> Result<Option<Arc<dyn PreparedOp>>, RunnerError> {
         match self.device.ops().prepare(&spec) {
             Ok(op) => Ok(Some(op)),
             Err(error) if error.status == Status::Unsupported => Ok(None),
@@ -239,7 +239,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Brings rows to staging memory as they are packed, and gives the bytes of `columns`. `None`: the platform lacks an op for it.
-    fn make(&mut self, rows: Rows<'_>, columns: &Range<u32>) -> Result<Option<Tensor>, EngineError> {
+    fn make(&mut self, rows: Rows<'_>, columns: &Range<u32>) -> Result<Option<Tensor>, RunnerError> {
         let Rows {
             dtype, width, num_rows, ..
         } = rows;
@@ -309,7 +309,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Packs rows that lie in staging memory; through the host where the platform packs from there only.
-    fn pack_made(&self, src: &Tensor, num_rows: u32, target: Target<'_>) -> Result<(), EngineError> {
+    fn pack_made(&self, src: &Tensor, num_rows: u32, target: Target<'_>) -> Result<(), RunnerError> {
         let Target {
             op,
             node,
@@ -334,7 +334,7 @@ impl<'a> WeightLoader<'a> {
     }
 
     /// Staging memory of some bytes, grown where it is too small.
-    fn stage(&mut self, index: usize, bytes: u32) -> Result<Tensor, EngineError> {
+    fn stage(&mut self, index: usize, bytes: u32) -> Result<Tensor, RunnerError> {
         let known = self.staging[index].take();
         let buffer = match known.filter(|buffer| buffer.bytes() >= u64::from(bytes)) {
             Some(buffer) => buffer,

@@ -3,39 +3,39 @@
 
 use halyard_platform_api::{Encoder, OpId, Tensor};
 
-use crate::compile::StepShape;
-use crate::error::EngineError;
-use crate::runner::{PromptSpan, Runner, Wanted};
-use crate::sequence::Sampler;
+use crate::device_model::{DeviceModel, ScoredRange, Wanted};
+use crate::error::RunnerError;
+use crate::row::Sampler;
+use crate::template::StepShape;
 
-impl Runner {
+impl DeviceModel {
     /// Inputs and the model's layers, with adapters where the step has rows that use some.
     pub(crate) fn encode_forward(
         &mut self,
         encoder: &mut dyn Encoder,
         shape: StepShape,
         adapted: bool,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), RunnerError> {
         self.encode_inputs(encoder, shape, adapted)?;
-        let program = match &mut self.lora {
-            Some(lora) if adapted => &mut lora.forward,
-            _ => &mut self.forward,
+        let program = match &mut self.programs.lora_forward {
+            Some(lora) if adapted => lora,
+            _ => &mut self.programs.forward,
         };
         Ok(program.encode(encoder, shape)?)
     }
 
-    fn encode_inputs(&self, encoder: &mut dyn Encoder, shape: StepShape, adapted: bool) -> Result<(), EngineError> {
-        let s = &self.step;
+    fn encode_inputs(&self, encoder: &mut dyn Encoder, shape: StepShape, adapted: bool) -> Result<(), RunnerError> {
+        let s = &self.memory.step;
         let seqs = |t: &Tensor| t.rows(0, shape.seqs);
         let tokens = |t: &Tensor| t.rows(0, shape.tokens);
         encoder.encode(
-            self.ops.prepare_inputs.id(),
+            self.programs.ops.prepare_inputs.id(),
             &[
                 seqs(&s.rows),
                 seqs(&s.query_lens),
-                self.rows.tokens,
-                self.rows.num_computed,
-                if adapted { self.rows.lora } else { Tensor::NONE },
+                self.memory.rows.tokens,
+                self.memory.rows.num_computed,
+                if adapted { self.memory.rows.lora } else { Tensor::NONE },
                 tokens(&s.token_ids),
                 tokens(&s.positions),
                 tokens(&s.token_seq),
@@ -45,7 +45,7 @@ impl Runner {
                 seqs(&s.last_token_index),
             ],
         )?;
-        for (slots, table) in s.slots.iter().zip(&self.rows.tables) {
+        for (slots, table) in s.slots.iter().zip(&self.memory.rows.tables) {
             let operands = [
                 tokens(&s.positions),
                 tokens(&s.token_seq),
@@ -53,7 +53,7 @@ impl Runner {
                 *table,
                 tokens(slots),
             ];
-            encoder.encode(self.ops.slot_mapping.id(), &operands)?;
+            encoder.encode(self.programs.ops.slot_mapping.id(), &operands)?;
         }
         Ok(())
     }
@@ -66,14 +66,14 @@ impl Runner {
         num_emitting: u32,
         wanted: Wanted,
         entry: u32,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), RunnerError> {
         let keeps_raw = wanted.sampler == Sampler::Full && wanted.logprobs;
         let chunk = match keeps_raw {
-            true => self.raw_logits.shape[0],
-            false => self.capacities.logits_chunk,
+            true => self.memory.raw_logits.shape[0],
+            false => self.memory.capacities.logits_chunk,
         };
         for (first, count) in chunks(0, num_emitting, chunk) {
-            self.head.encode(
+            self.programs.head.encode(
                 encoder,
                 StepShape {
                     logits: count,
@@ -81,18 +81,18 @@ impl Runner {
                     ..shape
                 },
             )?;
-            let logits = self.logits.rows(0, count);
-            let rows = self.step.rows.rows(first, count);
-            let sampled = self.step.sampled.rows(first, count);
+            let logits = self.memory.logits.rows(0, count);
+            let rows = self.memory.step.rows.rows(first, count);
+            let sampled = self.memory.step.sampled.rows(first, count);
             let mut raw = logits;
             if wanted.sampler == Sampler::Full {
                 if keeps_raw {
-                    raw = self.raw_logits.rows(0, count);
-                    encoder.encode(self.ops.copy_logits.id(), &[logits, raw])?;
+                    raw = self.memory.raw_logits.rows(0, count);
+                    encoder.encode(self.programs.ops.copy_logits.id(), &[logits, raw])?;
                 }
-                let r = &self.rows;
+                let r = &self.memory.rows;
                 encoder.encode(
-                    self.ops.logits_process.id(),
+                    self.programs.ops.logits_process.id(),
                     &[
                         logits,
                         rows,
@@ -109,13 +109,27 @@ impl Runner {
                 )?;
             }
             if wanted.sampler == Sampler::Greedy {
-                encoder.encode(self.ops.argmax.id(), &[logits, sampled])?;
+                encoder.encode(self.programs.ops.argmax.id(), &[logits, sampled])?;
             } else {
-                let operands = [logits, rows, self.rows.sampling, self.rows.num_tokens, sampled];
-                encoder.encode(self.ops.sample.id(), &operands)?;
+                let operands = [
+                    logits,
+                    rows,
+                    self.memory.rows.sampling,
+                    self.memory.rows.num_tokens,
+                    sampled,
+                ];
+                encoder.encode(self.programs.ops.sample.id(), &operands)?;
             }
             if wanted.logprobs {
-                self.encode_scores(encoder, self.ops.top_logprobs.id(), raw, sampled, entry, first, count)?;
+                self.encode_scores(
+                    encoder,
+                    self.programs.ops.top_logprobs.id(),
+                    raw,
+                    sampled,
+                    entry,
+                    first,
+                    count,
+                )?;
             }
         }
         Ok(())
@@ -125,15 +139,18 @@ impl Runner {
         &mut self,
         encoder: &mut dyn Encoder,
         shape: StepShape,
-        num_emitting: u32,
-        spans: &[PromptSpan],
+        scored: Option<ScoredRange>,
         entry: u32,
-    ) -> Result<(), EngineError> {
-        let Some(last) = spans.last() else {
+    ) -> Result<(), RunnerError> {
+        let Some(range) = scored else {
             return Ok(());
         };
-        for (first, count) in chunks(num_emitting, last.first + last.count, self.capacities.logits_chunk) {
-            self.head.encode(
+        for (first, count) in chunks(
+            range.first,
+            range.first + range.count,
+            self.memory.capacities.logits_chunk,
+        ) {
+            self.programs.head.encode(
                 encoder,
                 StepShape {
                     logits: count,
@@ -142,9 +159,17 @@ impl Runner {
                     ..shape
                 },
             )?;
-            let chosen = self.step.chosen.rows(first, count);
-            let logits = self.logits.rows(0, count);
-            self.encode_scores(encoder, self.ops.top_logprobs.id(), logits, chosen, entry, first, count)?;
+            let chosen = self.memory.step.chosen.rows(first, count);
+            let logits = self.memory.logits.rows(0, count);
+            self.encode_scores(
+                encoder,
+                self.programs.ops.top_logprobs.id(),
+                logits,
+                chosen,
+                entry,
+                first,
+                count,
+            )?;
         }
         Ok(())
     }
@@ -159,18 +184,18 @@ impl Runner {
         entry: u32,
         first: u32,
         count: u32,
-    ) -> Result<(), EngineError> {
-        let t = &self.ring.logprobs[entry as usize];
+    ) -> Result<(), RunnerError> {
+        let t = &self.memory.ring.logprobs[entry as usize];
         let outputs = [t.chosen, t.ranks, t.top_tokens, t.top_logprobs].map(|t| t.rows(first, count));
         encoder.encode(op, &[logits, chosen, outputs[0], outputs[1], outputs[2], outputs[3]])?;
         Ok(())
     }
 
-    pub(crate) fn encode_update(&self, encoder: &mut dyn Encoder, shape: StepShape) -> Result<(), EngineError> {
-        let s = &self.step;
+    pub(crate) fn encode_update(&self, encoder: &mut dyn Encoder, shape: StepShape) -> Result<(), RunnerError> {
+        let s = &self.memory.step;
         let seqs = |t: &Tensor| t.rows(0, shape.seqs);
         encoder.encode(
-            self.ops.update_rows.id(),
+            self.programs.ops.update_rows.id(),
             &[
                 s.header,
                 seqs(&s.rows),
@@ -179,10 +204,10 @@ impl Runner {
                 Tensor::NONE,
                 s.sampled.view(0, &[shape.seqs, 1], &[1, 1]),
                 Tensor::NONE,
-                self.rows.tokens,
-                self.rows.num_tokens,
-                self.rows.num_computed,
-                self.ring.results,
+                self.memory.rows.tokens,
+                self.memory.rows.num_tokens,
+                self.memory.rows.num_computed,
+                self.memory.ring.results,
             ],
         )?;
         Ok(())

@@ -1,89 +1,24 @@
-//! What records say of a sequence and of a step beyond what running them needs: times between tokens, siblings, changes of gauges.
-//! Plain bookkeeping for the engine's thread; `now` is an argument.
+//! Records for stat loggers: what a step did, how the scheduler and the cache stand, how a sequence ended. Plain bookkeeping
+//! for the engine's thread; `now` is an argument.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use halyard_platform_api::hooks::{CacheRecord, FinishedRecord, IterationRecord, SchedulerRecord, StatRecord};
+use halyard_runner::Flight;
 use halyard_scheduler::{Counts, RequestId};
 
+use crate::facts::{ns, unix_ns};
 use crate::output::FinishReason;
-use crate::runner::InFlight;
 use crate::sequence::Sequence;
 
 /// Times between tokens that one step keeps apart; rows of one step nearly always share one or two.
 const MAX_GAPS_SEARCHED: usize = 32;
 
-/// Facts of a request that its samples share.
-#[derive(Debug)]
-pub(crate) struct RequestLife {
-    id: Arc<str>,
-    trace_parent: Arc<str>,
-    priority: i32,
-    num_samples: u32,
-    max_tokens: u64,
-    arrival_unix_ns: u64,
-    num_open: AtomicU32,
-    max_sample_tokens: AtomicU64,
-}
-
-impl RequestLife {
-    /// Of a request that arrives now.
-    pub(crate) fn new(
-        id: &str,
-        trace_parent: Option<&str>,
-        priority: i32,
-        n: u32,
-        max_tokens: Option<u32>,
-    ) -> Arc<Self> {
-        Arc::new(RequestLife {
-            id: id.into(),
-            trace_parent: trace_parent.unwrap_or_default().into(),
-            priority,
-            num_samples: n,
-            max_tokens: u64::from(max_tokens.unwrap_or(0)),
-            arrival_unix_ns: unix_ns(),
-            num_open: AtomicU32::new(n),
-            max_sample_tokens: AtomicU64::new(0),
-        })
-    }
-}
-
-/// Facts of a sequence.
-#[derive(Clone, Debug)]
-pub(crate) struct Life {
-    request: Arc<RequestLife>,
-    last_token: Option<Instant>,
-    max_gap_ns: u64,
-    num_preemptions: u32,
-}
-
-impl Life {
-    /// Of a sequence that has just arrived.
-    pub(crate) fn new(request: Arc<RequestLife>) -> Life {
-        Life {
-            request,
-            last_token: None,
-            max_gap_ns: 0,
-            num_preemptions: 0,
-        }
-    }
-
-    /// The caller's name of the request.
-    pub(crate) fn request_id(&self) -> &str {
-        &self.request.id
-    }
-
-    /// It lost its row.
-    pub(crate) fn preempted(&mut self) {
-        self.num_preemptions += 1;
-    }
-}
-
 /// Gathers what a step did, and turns it into records.
 #[derive(Default)]
-pub(crate) struct StepLife {
+pub(crate) struct StepRecords {
     first_token_ns: Vec<u64>,
     gaps: Vec<(u64, u64)>,
     num_admitted: u32,
@@ -95,12 +30,12 @@ pub(crate) struct StepLife {
     cache: (u32, u64, u64),
 }
 
-impl StepLife {
+impl StepRecords {
     /// Nothing yet; KV blocks hold `block_size` tokens.
-    pub(crate) fn new(block_size: u32) -> StepLife {
-        StepLife {
+    pub(crate) fn new(block_size: u32) -> StepRecords {
+        StepRecords {
             block_size,
-            ..StepLife::default()
+            ..StepRecords::default()
         }
     }
 
@@ -116,10 +51,10 @@ impl StepLife {
             sequence.first_token = Some(now);
             self.first_token_ns.push(ns(now.duration_since(sequence.arrival)));
         }
-        let life = &mut sequence.life;
-        if let Some(before) = life.last_token.replace(now) {
+        let facts = &mut sequence.facts;
+        if let Some(before) = facts.last_token.replace(now) {
             let gap = ns(now.duration_since(before));
-            life.max_gap_ns = life.max_gap_ns.max(gap);
+            facts.max_gap_ns = facts.max_gap_ns.max(gap);
             let known = self
                 .gaps
                 .iter_mut()
@@ -135,7 +70,7 @@ impl StepLife {
     /// The records of a step that ends now: what it did, how the scheduler stands, and the cache if it changed.
     pub(crate) fn step(
         &mut self,
-        flight: &InFlight,
+        flight: &Flight,
         (step_index, step_ns): (u64, u64),
         (prompt_tokens, generation_tokens): (u64, u64),
         counts: &Counts,
@@ -144,9 +79,9 @@ impl StepLife {
     ) {
         let unix_ns = unix_ns();
         send(StatRecord::Iteration(IterationRecord {
-            num_seqs: flight.rows.len() as u32,
+            num_seqs: flight.rows().len() as u32,
             num_admitted: std::mem::take(&mut self.num_admitted),
-            replayed: u32::from(flight.replayed),
+            replayed: u32::from(flight.is_replayed()),
             step_index,
             unix_ns,
             step_ns,
@@ -219,8 +154,8 @@ pub(crate) fn usage(counts: &Counts) -> f64 {
 
 /// The record of a sequence that ends `now`.
 pub(crate) fn finished(id: RequestId, sequence: &Sequence, reason: &FinishReason, now: Instant) -> FinishedRecord {
-    let life = &sequence.life;
-    let request = &life.request;
+    let facts = &sequence.facts;
+    let request = &facts.request;
     let tokens = u64::from(sequence.num_output);
     let most = request
         .max_sample_tokens
@@ -236,7 +171,7 @@ pub(crate) fn finished(id: RequestId, sequence: &Sequence, reason: &FinishReason
     let first_token_ns = sequence
         .first_token
         .map_or(0, |at| ns(at.duration_since(sequence.arrival)));
-    let decode_ns = match (sequence.first_token, life.last_token) {
+    let decode_ns = match (sequence.first_token, facts.last_token) {
         (Some(first), Some(last)) => ns(last.duration_since(first)),
         _ => 0,
     };
@@ -245,13 +180,13 @@ pub(crate) fn finished(id: RequestId, sequence: &Sequence, reason: &FinishReason
         sample_index: sequence.index,
         num_samples: request.num_samples,
         ends_request: u32::from(ends_request),
-        num_preemptions: life.num_preemptions,
+        num_preemptions: facts.num_preemptions,
         lora_id: sequence.lora.as_ref().map_or(0, |adapter| adapter.number),
         priority: request.priority,
         sequence: id.0,
         unix_ns: unix_ns(),
         arrival_unix_ns: request.arrival_unix_ns,
-        prompt_tokens: sequence.prompt.len() as u64,
+        prompt_tokens: sequence.row.prompt.len() as u64,
         cached_tokens: u64::from(sequence.num_cached),
         generation_tokens: tokens,
         max_sample_tokens: most,
@@ -261,7 +196,7 @@ pub(crate) fn finished(id: RequestId, sequence: &Sequence, reason: &FinishReason
         decode_ns,
         first_token_ns,
         inter_token_ns: decode_ns / tokens.saturating_sub(1).max(1),
-        max_inter_token_ns: life.max_gap_ns,
+        max_inter_token_ns: facts.max_gap_ns,
         total_ns,
         request_id: request.id.clone(),
         lora_name: sequence
@@ -288,13 +223,4 @@ pub(crate) fn reason_code(reason: &FinishReason) -> usize {
         FinishReason::Abort(_) => 2,
         FinishReason::Error(_) | FinishReason::NotFinite(_) | FinishReason::NoTokenAllowed(_) => 3,
     }
-}
-
-/// Nanoseconds since the Unix epoch.
-pub(crate) fn unix_ns() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, ns)
-}
-
-fn ns(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -10,20 +10,24 @@ use halyard_models::program::{
 use halyard_platform_api::{Buffer, BufferKind, CommunicatorId, DType, Device, QueueKind, Tensor};
 use halyard_scheduler::{KvGroup, KvKind, SchedulerConfig};
 
-use crate::compile::{CompiledProgram, Extent, Places, Preparer, Template, WeightSource, compile};
-use crate::config::EngineConfig;
-use crate::error::EngineError;
+use crate::buckets::bucket_sizes;
+use crate::compile::{CompiledProgram, Places, WeightSource, compile};
+use crate::config::RunnerConfig;
+use crate::device_model::{DeviceModel, ModelMemory, Programs};
+use crate::error::RunnerError;
+use crate::group::RankGroup;
 use crate::kv_memory::{self, KvNeeds};
-use crate::lora::memory::LoraMemory;
+use crate::lora_memory::LoraMemory;
+use crate::memory::{ResultRing, RowState, StepState};
 use crate::parallel::{group_id, join, on_every_rank, plan_ranks};
 use crate::plan::{MIN_LOGITS_ROWS, Plan};
-use crate::rank::RankGroup;
-use crate::recording::{Recordings, bucket_sizes};
-use crate::runner::{Runner, RunnerLora};
-use crate::self_check::{SCRATCH_ROWS, Scratch};
-use crate::state::{ResultRing, RowState, StepState, Writes};
+use crate::preparer::Preparer;
+use crate::recording::Recordings;
+use crate::runner::Runner;
+use crate::scratch::{SCRATCH_ROWS, Scratch, first_row};
 use crate::step_ops::StepOps;
-use crate::warm_up::first_row;
+use crate::template::{Extent, Template};
+use crate::warm_up::warm_up;
 use crate::weight_loader::WeightLoader;
 
 /// How far loading is.
@@ -81,11 +85,14 @@ pub struct ModelInfo {
 }
 
 /// What loading gives.
-pub(crate) struct Loaded {
+pub struct Loaded {
+    /// Rank 0.
     pub runner: Runner,
     /// Where there are several devices: what all ranks share, and the runners of ranks 1 and up.
     pub others: Option<(Arc<RankGroup>, Vec<Runner>)>,
+    /// What the devices decide of the scheduler's configuration; the rest is as by default.
     pub scheduler: SchedulerConfig,
+    /// Facts.
     pub info: ModelInfo,
 }
 
@@ -93,12 +100,12 @@ pub(crate) struct Loaded {
 ///
 /// # Errors
 /// Every missing op; memory that does not fit, with the arithmetic; what device and files report.
-pub(crate) fn load(
-    config: &EngineConfig,
+pub fn load(
+    config: &RunnerConfig,
     devices: &[Arc<dyn Device>],
     files: &ModelFiles,
     progress: &mut dyn FnMut(LoadProgress),
-) -> Result<Loaded, EngineError> {
+) -> Result<Loaded, RunnerError> {
     let start = Instant::now();
     let plans = plan_ranks(config, devices, files)?;
     let id = group_id(devices)?;
@@ -120,7 +127,7 @@ pub(crate) fn load(
         }
     }
     let Some(KvSized { scheduler, note }) = smallest else {
-        return Err(EngineError::Thread("no rank was loaded".to_string()));
+        return Err(RunnerError::Internal("no rank was loaded"));
     };
     ranks[0].notes.extend(note);
     let group = (devices.len() > 1).then(|| RankGroup::new(devices.len() as u32));
@@ -134,21 +141,14 @@ pub(crate) fn load(
         outcome.map(|()| rank)
     };
     let mut ranks = on_every_rank(ranks, finish, finish)?.into_iter();
-    let Some(first) = ranks.next() else {
-        return Err(EngineError::Thread("no rank was finished".to_string()));
+    let Some(mut first) = ranks.next() else {
+        return Err(RunnerError::Internal("no rank was finished"));
     };
-    let times = first.times(start.elapsed());
-    let RankLoad {
-        plan,
-        runner,
-        mut notes,
-        ..
-    } = first;
-    notes.push(times);
+    first.notes.push(first.times(start.elapsed()));
     Ok(Loaded {
-        info: model_info(files, &plan, &scheduler, devices.len(), &runner, notes),
-        runner,
-        others: group.map(|group| (group, ranks.map(|rank| rank.runner).collect())),
+        info: model_info(files, &first, &scheduler, devices.len()),
+        runner: first.into_runner(),
+        others: group.map(|group| (group, ranks.map(RankLoad::into_runner).collect())),
         scheduler,
     })
 }
@@ -156,7 +156,9 @@ pub(crate) fn load(
 /// A rank before its KV memory is sized.
 struct RankLoad {
     plan: Plan,
-    runner: Runner,
+    model: DeviceModel,
+    lora: Option<Arc<LoraMemory>>,
+    recordings: Option<Recordings>,
     notes: Vec<String>,
     /// Time and bytes of packing weights.
     weights: Duration,
@@ -166,6 +168,10 @@ struct RankLoad {
 }
 
 impl RankLoad {
+    fn into_runner(self) -> Runner {
+        Runner::new(self.model, self.recordings, self.lora)
+    }
+
     /// Where the time of a load went; the other ranks' ran beside it.
     fn times(&self, all: Duration) -> String {
         let (weights, warm_up) = (self.weights, self.warm_up);
@@ -187,7 +193,7 @@ fn load_rank(
     files: &ModelFiles,
     id: Option<&CommunicatorId>,
     progress: &mut dyn FnMut(LoadProgress),
-) -> Result<RankLoad, EngineError> {
+) -> Result<RankLoad, RunnerError> {
     let mut notes = Vec::new();
     let format_of = |role| files.weights.format(role);
     let forward = build_forward(&files.description, &plan.kv, &plan.options, &format_of)?;
@@ -252,21 +258,17 @@ fn load_rank(
     };
     preparer.finish()?;
     let (Some(forward), Some(head), Some(ops)) = (forward, head, ops) else {
-        return Err(EngineError::Thread("an op was missing and not listed".to_string()));
+        return Err(RunnerError::Internal("an op was missing and not listed"));
     };
     let lora_scratch = lora_forward.as_ref().map_or(0, |forward| forward.scratch_bytes);
-    let lora = lora.zip(lora_forward).map(|((_, memory), forward)| RunnerLora {
-        forward,
-        memory,
-        row_slots: vec![None; plan.capacities.rows as usize],
-    });
+    let lora = lora.map(|(_, memory)| memory);
     if let (Some(options), Some(lora)) = (&plan.lora, &lora) {
         notes.push(format!(
             "lora: {} slots of rank {} in {:?}, {:.1} MB each; targets {}",
             options.num_slots,
             options.max_rank,
             options.dtype,
-            lora.memory.slot_bytes() as f64 / 1e6,
+            lora.slot_bytes() as f64 / 1e6,
             options.targets
         ));
     }
@@ -276,33 +278,27 @@ fn load_rank(
     notes.extend(forward.left.lines().map(|line| format!("composites: {line}")));
     let scratch = forward.scratch_bytes.max(head.scratch_bytes).max(lora_scratch);
     queue.reserve_scratch(scratch.max(ops.scratch_bytes()))?;
-    let runner = Runner {
-        queue,
+    let programs = Programs {
         forward,
         head,
+        lora_forward,
         ops,
+    };
+    let memory = ModelMemory {
+        capacities: plan.capacities.clone(),
         rows,
         step,
         ring,
-        capacities: plan.capacities.clone(),
         logits,
         raw_logits,
         hidden: forward_slots[0].0,
         buffers: memory.buffers,
-        writes: Writes::default(),
-        next_entry: 0,
-        words: Vec::new(),
-        recordings: None,
-        lora,
-        order: Vec::new(),
-        spare_rows: Vec::new(),
-        group: None,
-        communicator,
-        device,
     };
     Ok(RankLoad {
         plan,
-        runner,
+        model: DeviceModel::new(device, queue, communicator, programs, memory),
+        lora,
+        recordings: None,
         notes,
         weights,
         weight_bytes,
@@ -315,7 +311,7 @@ fn lora_program(
     plan: &Plan,
     device: &Arc<dyn Device>,
     files: &ModelFiles,
-) -> Result<Option<(ModelProgram, Arc<LoraMemory>)>, EngineError> {
+) -> Result<Option<(ModelProgram, Arc<LoraMemory>)>, RunnerError> {
     let Some(lora) = plan.lora else {
         return Ok(None);
     };
@@ -348,54 +344,44 @@ fn matrix_bytes(program: &ModelProgram) -> u64 {
 
 /// Gives a rank its KV pages and, where all ranks can record, its recordings, and runs its first steps.
 fn finish_rank(
-    config: &EngineConfig,
+    config: &RunnerConfig,
     rank: &mut RankLoad,
     scheduler: &SchedulerConfig,
     group: Option<&Arc<RankGroup>>,
     model: &str,
-) -> Result<(), EngineError> {
-    let RankLoad {
-        plan, runner, notes, ..
-    } = rank;
-    runner.group = group.cloned();
-    let device = runner.device.clone();
-    let num_pages = scheduler.num_blocks + plan.scratch_pages();
-    let lora = runner.lora.as_mut().map(|lora| &mut lora.forward);
-    let forwards = std::iter::once(&mut runner.forward).chain(lora);
-    bind_kv(&*device, plan, num_pages, forwards, &mut runner.buffers)?;
-    let lora = runner.lora.as_ref().map(|lora| &lora.forward);
-    let programs: Vec<_> = [&runner.forward, &runner.head].into_iter().chain(lora).collect();
-    let mut recordings = recordings(config, &*device, plan, scheduler, &programs, &runner.ops, notes);
+) -> Result<(), RunnerError> {
+    rank.model.join(group.cloned());
+    rank.bind_kv(scheduler.num_blocks)?;
+    let mut recordings = recordings(config, rank, scheduler);
     if let Some(group) = group
         && !group.agree(recordings.is_some())?
         && recordings.take().is_some()
     {
-        notes.push("decode steps are encoded one by one: another rank cannot record".to_string());
+        rank.notes
+            .push("decode steps are encoded one by one: another rank cannot record".to_string());
     }
-    runner.recordings = recordings;
-    let warm_up = Instant::now();
-    runner.warm_up(&first_row(&plan.capacities, plan.options.block_size), model)?;
-    rank.warm_up = warm_up.elapsed();
+    rank.recordings = recordings;
+    let start = Instant::now();
+    let mut first = first_row(&rank.plan.capacities, rank.plan.options.block_size);
+    let scratch = rank.recordings.as_mut().map_or(&mut first, Recordings::scratch);
+    warm_up(&mut rank.model, scratch, model)?;
+    rank.warm_up = start.elapsed();
     Ok(())
 }
 
 /// Recorded decode steps, where device and ops allow them; the notes say why not.
-fn recordings(
-    config: &EngineConfig,
-    device: &dyn Device,
-    plan: &Plan,
-    scheduler: &SchedulerConfig,
-    programs: &[&CompiledProgram],
-    ops: &StepOps,
-    notes: &mut Vec<String>,
-) -> Option<Recordings> {
-    let c = &plan.capacities;
-    let program = programs.iter().find_map(|program| program.not_recordable());
+fn recordings(config: &RunnerConfig, rank: &mut RankLoad, scheduler: &SchedulerConfig) -> Option<Recordings> {
+    let (plan, programs) = (&rank.plan, &rank.model.programs);
+    let (c, notes) = (&plan.capacities, &mut rank.notes);
+    let all = [&programs.forward, &programs.head]
+        .into_iter()
+        .chain(&programs.lora_forward);
+    let program = all.into_iter().find_map(CompiledProgram::not_recordable);
     let refused = match plan.recording {
         Err(why) => Err(why.to_string()),
-        Ok(()) => match program.or_else(|| ops.not_recordable()) {
+        Ok(()) => match program.or_else(|| programs.ops.not_recordable()) {
             Some(name) => Err(format!("{name} is not recordable")),
-            None => Ok(bucket_sizes(c.max_seqs, &device.info().shape_buckets)),
+            None => Ok(bucket_sizes(c.max_seqs, &rank.model.device().info().shape_buckets)),
         },
     };
     match refused {
@@ -427,7 +413,7 @@ struct Memory<'a> {
 }
 
 impl Memory<'_> {
-    fn tensor(&mut self, dtype: DType, shape: &[u32]) -> Result<Tensor, EngineError> {
+    fn tensor(&mut self, dtype: DType, shape: &[u32]) -> Result<Tensor, RunnerError> {
         let elements: u64 = shape.iter().map(|&d| u64::from(d)).product();
         let buffer = self
             .device
@@ -442,7 +428,7 @@ impl Memory<'_> {
         &mut self,
         program: &ModelProgram,
         shared: &[(Tensor, ActivationSlot)],
-    ) -> Result<Vec<(Tensor, ActivationSlot)>, EngineError> {
+    ) -> Result<Vec<(Tensor, ActivationSlot)>, RunnerError> {
         let mut all = Vec::with_capacity(program.slots.len());
         for (i, slot) in program.slots.iter().enumerate() {
             let rows = match slot.rows {
@@ -458,7 +444,7 @@ impl Memory<'_> {
         Ok(all)
     }
 
-    fn rope_tables(&mut self, files: &ModelFiles) -> Result<Vec<Tensor>, EngineError> {
+    fn rope_tables(&mut self, files: &ModelFiles) -> Result<Vec<Tensor>, RunnerError> {
         let positions = self.plan.capacities.max_model_len;
         let mut tables = Vec::new();
         for rope in &files.description.ropes {
@@ -507,8 +493,8 @@ struct KvSized {
 }
 
 /// How many pages fit, and whether they hold the context.
-fn size_kv(config: &EngineConfig, rank: &RankLoad) -> Result<KvSized, EngineError> {
-    let (plan, device) = (&rank.plan, &*rank.runner.device);
+fn size_kv(config: &RunnerConfig, rank: &RankLoad) -> Result<KvSized, RunnerError> {
+    let (plan, device) = (&rank.plan, &**rank.model.device());
     let groups = plan.kv.groups.iter().map(|group| KvGroup {
         kind: group.window.map_or(KvKind::Full, |tokens| KvKind::Window { tokens }),
         block_size: plan.options.block_size,
@@ -523,9 +509,7 @@ fn size_kv(config: &EngineConfig, rank: &RankLoad) -> Result<KvSized, EngineErro
         num_lora_slots: plan.lora.map_or(0, |lora| lora.num_slots),
         // The front door is the bound: here preempted requests wait as well, and those were promised a place.
         max_waiting: usize::MAX,
-        policy: config.scheduler.policy,
         max_steps_in_flight: plan.async_depth + 1,
-        long_prefill_token_threshold: config.scheduler.long_prefill_token_threshold,
         hash_key: random_key(),
         ..SchedulerConfig::default()
     };
@@ -554,40 +538,38 @@ fn random_key() -> [u64; 2] {
     [state.hash_one(0u64), state.hash_one(1u64)]
 }
 
-/// Allocates the pool, one buffer a page slot, and hands every layer its blocks.
-fn bind_kv<'p>(
-    device: &dyn Device,
-    plan: &Plan,
-    num_pages: u32,
-    forwards: impl Iterator<Item = &'p mut CompiledProgram>,
-    buffers: &mut Vec<Arc<dyn Buffer>>,
-) -> Result<(), EngineError> {
-    let block_bytes = u32::try_from(plan.block_bytes).map_err(|_| EngineError::Config {
-        name: "--block-size",
-        message: format!("a KV block takes {} bytes; choose a smaller block", plan.block_bytes),
-    })?;
-    let mut slots = Vec::new();
-    for _ in 0..plan.kv.page_slots {
-        let buffer = device.create_buffer(u64::from(num_pages) * plan.block_bytes, BufferKind::Device)?;
-        slots.push(Tensor::contiguous(buffer.id(), 0, DType::U8, &[num_pages, block_bytes]));
-        buffers.push(buffer);
+impl RankLoad {
+    /// Allocates the pool of `num_blocks` pages and those of checks, one buffer a page slot, and hands every layer its
+    /// blocks.
+    fn bind_kv(&mut self, num_blocks: u32) -> Result<(), RunnerError> {
+        let plan = &self.plan;
+        let block_bytes = u32::try_from(plan.block_bytes).map_err(|_| RunnerError::Config {
+            name: "--block-size",
+            message: format!("a KV block takes {} bytes; choose a smaller block", plan.block_bytes),
+        })?;
+        let num_pages = num_blocks + plan.scratch_pages();
+        let mut slots = Vec::new();
+        for _ in 0..plan.kv.page_slots {
+            let bytes = u64::from(num_pages) * plan.block_bytes;
+            let buffer = self.model.device().create_buffer(bytes, BufferKind::Device)?;
+            slots.push(Tensor::contiguous(buffer.id(), 0, DType::U8, &[num_pages, block_bytes]));
+            self.model.memory.buffers.push(buffer);
+        }
+        let num_layers = plan.kv.groups.iter().map(|group| group.layers.len()).sum::<usize>();
+        let caches: Vec<Tensor> = (0..num_layers as u32)
+            .map(|layer| slots[plan.kv.place(layer).1 as usize])
+            .collect();
+        let programs = &mut self.model.programs;
+        programs.forward.bind_kv(&caches);
+        if let Some(forward) = &mut programs.lora_forward {
+            forward.bind_kv(&caches);
+        }
+        Ok(())
     }
-    let num_layers = plan.kv.groups.iter().map(|group| group.layers.len()).sum::<usize>();
-    let caches: Vec<Tensor> = (0..num_layers as u32)
-        .map(|layer| slots[plan.kv.place(layer).1 as usize])
-        .collect();
-    forwards.for_each(|forward| forward.bind_kv(&caches));
-    Ok(())
 }
 
-fn model_info(
-    files: &ModelFiles,
-    plan: &Plan,
-    scheduler: &SchedulerConfig,
-    num_devices: usize,
-    runner: &Runner,
-    notes: Vec<String>,
-) -> ModelInfo {
+fn model_info(files: &ModelFiles, rank: &RankLoad, scheduler: &SchedulerConfig, num_devices: usize) -> ModelInfo {
+    let (plan, programs) = (&rank.plan, &rank.model.programs);
     ModelInfo {
         name: files.name.clone(),
         architecture: files.description.architecture.clone(),
@@ -605,8 +587,8 @@ fn model_info(
         max_num_seqs: plan.capacities.max_seqs,
         max_num_batched_tokens: plan.capacities.max_tokens,
         async_depth: plan.async_depth,
-        num_step_ops: runner.forward.num_ops(),
-        num_lora_step_ops: runner.lora.as_ref().map(|lora| lora.forward.num_ops()),
-        notes,
+        num_step_ops: programs.forward.num_ops(),
+        num_lora_step_ops: programs.lora_forward.as_ref().map(CompiledProgram::num_ops),
+        notes: rank.notes.clone(),
     }
 }

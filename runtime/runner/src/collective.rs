@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use halyard_models::program::{CollectiveOp, ModelProgram, TensorRole};
 use halyard_platform_api::ops::Copy;
-use halyard_platform_api::{Collective, CollectiveKind, Communicator, DType, PreparedOp};
+use halyard_platform_api::{CollectiveKind, Communicator, DType, PreparedOp};
 
-use crate::compile::{Extent, Preparer, Template};
-use crate::error::EngineError;
+use crate::error::RunnerError;
+use crate::preparer::Preparer;
+use crate::template::{Extent, Template};
 
 /// An op with its operands, to be encoded after `after` nodes of the program.
 pub(crate) struct CollectiveStep {
@@ -27,15 +28,13 @@ pub(crate) fn collective_steps(
     communicator: Option<&dyn Communicator>,
     preparer: &mut Preparer<'_>,
     template: &dyn Fn(u16) -> Template,
-) -> Result<Vec<CollectiveStep>, EngineError> {
+) -> Result<Vec<CollectiveStep>, RunnerError> {
     let mut steps = Vec::new();
     let Some(communicator) = communicator else {
         if model.collectives.is_empty() {
             return Ok(steps);
         }
-        return Err(EngineError::Thread(
-            "a program for several ranks without a communicator".to_string(),
-        ));
+        return Err(RunnerError::Internal("a program for several ranks has no communicator"));
     };
     for node in &model.collectives {
         let mut push = |name, op: Option<Arc<dyn PreparedOp>>, operands| {
@@ -111,32 +110,6 @@ fn columns_of_ranks(
         Template::new(gathered, Extent::GatheredRanks { first }),
         Template::new(columns, Extent::LogitsInner),
     ]
-}
-
-impl Preparer<'_> {
-    /// A collective, prepared once; `None` when the platform lacks it, which is noted.
-    fn collective(
-        &mut self,
-        communicator: &dyn Communicator,
-        kind: CollectiveKind,
-        dtype: DType,
-    ) -> Result<Option<Arc<dyn PreparedOp>>, EngineError> {
-        let spec = Collective { kind, dtype, peer: 0 };
-        if let Some((_, op)) = self.collectives.iter().find(|(known, _)| *known == spec) {
-            return Ok(Some(op.clone()));
-        }
-        match communicator.prepare(&spec) {
-            Ok(op) => {
-                self.collectives.push((spec, op.clone()));
-                Ok(Some(op))
-            }
-            Err(why) if why.status == halyard_platform_api::Status::Unsupported => {
-                self.note_missing(format!("{kind:?} of {dtype:?} between devices: {}", why.message));
-                Ok(None)
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use halyard_models::LoraAdapter;
 use halyard_models::program::{LoraGroup, LoraOptions, ModelProgram, TensorRole, WeightPart};
 use halyard_platform_api::{Buffer, BufferKind, DType, Device, Result as DeviceResult, Tensor};
 
-use crate::compile::Template;
-use crate::error::EngineError;
+use crate::error::RunnerError;
+use crate::template::Template;
 
 /// One group's slots.
 struct GroupMemory {
@@ -18,7 +18,7 @@ struct GroupMemory {
 }
 
 /// All slots of one device.
-pub(crate) struct LoraMemory {
+pub struct LoraMemory {
     options: LoraOptions,
     groups: Vec<GroupMemory>,
     scales: Arc<dyn Buffer>,
@@ -35,13 +35,13 @@ impl LoraMemory {
         device: &Arc<dyn Device>,
         program: &ModelProgram,
         options: LoraOptions,
-    ) -> Result<LoraMemory, EngineError> {
+    ) -> Result<LoraMemory, RunnerError> {
         let info = device.info();
         let limit = info.max_buffer_bytes.min(info.max_binding_bytes);
-        let buffer = |elements: u64, dtype: DType| -> Result<Arc<dyn Buffer>, EngineError> {
+        let buffer = |elements: u64, dtype: DType| -> Result<Arc<dyn Buffer>, RunnerError> {
             let bytes = elements * dtype.bytes() as u64;
             if bytes > limit {
-                return Err(EngineError::Config {
+                return Err(RunnerError::Config {
                     name: "--max-loras",
                     message: format!(
                         "{} slots of rank {} need a buffer of {bytes} bytes; {} takes at most {limit}: lower it or --max-lora-rank",
@@ -100,7 +100,7 @@ impl LoraMemory {
     ///
     /// # Errors
     /// What the device reports.
-    pub(crate) fn write(&self, slot: u32, adapter: &LoraAdapter) -> DeviceResult<()> {
+    pub fn write(&self, slot: u32, adapter: &LoraAdapter) -> DeviceResult<()> {
         let mut image = Vec::new();
         for memory in &self.groups {
             image_of_a(&memory.group, adapter, &self.options, &mut image);

@@ -1,0 +1,33 @@
+//! What the engine's thread is told, by its handles, its readers and the thread that loads adapters.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use halyard_scheduler::{NewRequest, RequestId};
+
+use crate::lora::AdapterError;
+use crate::lora::adapter::Adapter;
+use crate::sequence::Sequence;
+
+/// What the engine is told.
+pub(crate) enum Command {
+    /// New sequences, all of one request.
+    Submit(Vec<(RequestId, Sequence, NewRequest)>),
+    /// The reader has what it wants (a stop string), or went away.
+    End {
+        ids: Vec<RequestId>,
+        reason: Option<String>,
+    },
+    /// A load that the scheduler asked for has ended.
+    LoraLoaded {
+        /// The adapter.
+        number: u32,
+        result: Result<(), AdapterError>,
+    },
+    /// An adapter has a name.
+    AddedAdapter(Arc<Adapter>),
+    /// An adapter's name was taken away: it goes with its last request.
+    RetireAdapter(Arc<Adapter>),
+    /// Finish what runs until the deadline, then abort the rest.
+    Shutdown(Instant),
+}

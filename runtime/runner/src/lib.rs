@@ -1,0 +1,45 @@
+//! A model on a device: weights and KV memory loaded, steps encoded, recorded and submitted, results read. Knows device
+//! rows and token ids; no request, no text, no client.
+//!
+//! Reading order: [`runner`] (a step, from plan to results), `device_model` (programs, memory, and how a step is written),
+//! `step_encode` (the ops around the programs), `recording` and `self_check` (decode steps recorded once), `ranks` and
+//! `group` (several devices), [`load`] (from files to a runner), `plan` (what loading settles first), `compile`
+//! (programs to ops), `weight_loader`, `kv_memory`.
+
+mod buckets;
+mod collective;
+mod compile;
+pub mod config;
+mod device_model;
+pub mod error;
+pub mod group;
+mod kv_memory;
+pub mod load;
+mod lora_memory;
+mod memory;
+mod parallel;
+mod plan;
+mod preparer;
+pub mod ranks;
+mod recording;
+pub mod result;
+pub mod row;
+pub mod runner;
+mod scratch;
+mod self_check;
+mod step_encode;
+mod step_ops;
+mod template;
+mod warm_up;
+mod weight_loader;
+
+pub use config::{CacheConfig, LoraSlots, RecordingConfig, RunnerConfig};
+pub use error::RunnerError;
+pub use group::RankGroup;
+pub use load::{LoadProgress, Loaded, ModelInfo, load};
+pub use lora_memory::LoraMemory;
+pub use plan::kv_dtype;
+pub use ranks::Ranks;
+pub use result::{Logprob, NoToken, Place, REMEDY, RowFault, StepResult, TokenLogprobs};
+pub use row::{Constraints, RowSpec, Sampler};
+pub use runner::{Flight, Runner, StepRow};

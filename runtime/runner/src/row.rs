@@ -1,0 +1,70 @@
+//! What a device row needs to know of the sequence that owns it: its prompt, how its tokens are chosen, what is scored.
+
+use std::sync::Arc;
+
+use halyard_platform_api::ops::SamplingRow;
+
+/// Most alternatives that log-probabilities are given for.
+pub const MAX_LOGPROBS: u32 = 20;
+/// Most entries of `logit_bias`.
+pub const MAX_LOGIT_BIAS: usize = 1024;
+/// Most stop token ids, end-of-sequence ids included.
+pub const MAX_STOP_TOKENS: usize = 64;
+/// Most words of all bad-word sequences, each counted with its length word.
+pub const MAX_BAD_WORD_TOKENS: usize = 512;
+
+/// Which sampler a row needs. A step takes the greatest of its rows'.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Sampler {
+    /// Argmax of the logits.
+    Greedy,
+    /// A draw from the logits.
+    Random,
+    /// Logits are processed first.
+    Full,
+}
+
+/// Lists that change or forbid logits. The samples of a request share them.
+#[derive(Clone, Debug, Default)]
+pub struct Constraints {
+    /// Added to logits, by token id.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Tokens that may not come before `min_tokens`.
+    pub stops: Vec<u32>,
+    /// Token sequences that may not come.
+    pub bad_words: Vec<Vec<u32>>,
+    /// Only these tokens may come.
+    pub allowed: Option<Vec<u32>>,
+}
+
+/// A sequence as its device row sees it.
+#[derive(Clone, Debug)]
+pub struct RowSpec {
+    /// Token ids of the prompt.
+    pub prompt: Arc<[u32]>,
+    /// Numbers of the sampler; the counts of the lists and `prompt_len` are filled in from the fields beside it.
+    pub sampling: SamplingRow,
+    /// Which sampler these numbers and lists need.
+    pub sampler: Sampler,
+    /// Lists of the sampler.
+    pub constraints: Arc<Constraints>,
+    /// Log-probabilities of each sampled token and of this many alternatives.
+    pub logprobs: Option<u32>,
+    /// The same for each prompt token after the first.
+    pub prompt_logprobs: Option<u32>,
+}
+
+impl RowSpec {
+    /// The sampler's numbers as the device reads them.
+    pub(crate) fn sampling_row(&self) -> SamplingRow {
+        let lists = &*self.constraints;
+        SamplingRow {
+            prompt_len: self.prompt.len() as u32,
+            num_bias: lists.logit_bias.len() as u32,
+            num_stop: lists.stops.len() as u32,
+            num_bad_words: lists.bad_words.len() as u32,
+            use_mask: u32::from(lists.allowed.is_some()),
+            ..self.sampling
+        }
+    }
+}
