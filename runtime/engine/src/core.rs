@@ -14,6 +14,7 @@ use halyard_scheduler::{NewRequest, RequestId, RowResult, Scheduler, SchedulerOu
 use crate::command::Command;
 use crate::error::EngineError;
 use crate::facts::unix_ns;
+use crate::guide::{GuideAnswer, GuideWorkers, Mask};
 use crate::lora::AdapterError;
 use crate::lora::core::{self as lora, CoreLora};
 use crate::no_token::{self, LogPace};
@@ -24,6 +25,10 @@ use crate::shared::Shared;
 use crate::stats::{Records, StatsSnapshot};
 use crate::step_pace::{StepPace, TimedStep};
 
+/// Longest wait for masks where no row of a step can go on without.
+const MASK_PATIENCE: Duration = Duration::from_millis(100);
+/// How often it is looked whether the device has done the first half of a step.
+const MASK_LOOK: Duration = Duration::from_micros(50);
 /// Longest wait of a stalled engine for a command: then it looks at its deadline.
 const STALL: Duration = Duration::from_millis(100);
 
@@ -46,6 +51,9 @@ pub(crate) struct Core {
     stats: StatsSnapshot,
     /// The log's pace: of logits that are no numbers, and of requests that allow no token.
     paces: [LogPace; 2],
+    /// Who runs guides, once a request has one.
+    guides: Option<GuideWorkers>,
+    vocab: u32,
     /// Adapters and who loads them, where some are served.
     lora: Option<CoreLora>,
     max_in_flight: usize,
@@ -69,6 +77,7 @@ impl Core {
         shared: Arc<Shared>,
         records: Records,
         (started, pace): (Instant, StepPace),
+        vocab: u32,
     ) -> Core {
         let (runner, ranks) = devices;
         let step_records = StepRecords::new(scheduler.config().groups[0].block_size);
@@ -88,6 +97,8 @@ impl Core {
             step_records,
             stats: StatsSnapshot::default(),
             paces: Default::default(),
+            guides: None,
+            vocab,
             lora,
             max_in_flight,
             is_stalled: false,
@@ -157,10 +168,10 @@ impl Core {
             if !self.take_commands() {
                 return Ok(());
             }
-            self.fill()?;
+            let has_room = self.fill()?;
             self.forget_adapters();
             self.is_stalled = self.in_flight.is_empty();
-            if !self.in_flight.is_empty() {
+            if !self.in_flight.is_empty() && !has_room {
                 self.collect()?;
             }
         }
@@ -245,14 +256,20 @@ impl Core {
         if let (Some(lora), Some(adapter)) = (&mut self.lora, &sequence.lora) {
             lora.admit(adapter);
         }
+        let asked = self.ask_first(id, &mut sequence);
         self.sequences.insert(id, sequence);
+        if let Err(error) = asked {
+            self.end(id, FinishReason::Error(error.to_string()));
+            return;
+        }
         if let Err(error) = self.scheduler.add(new) {
             self.end(id, FinishReason::Error(error.to_string()));
         }
     }
 
-    /// Plans and submits steps until the device has its depth of them.
-    fn fill(&mut self) -> Result<(), EngineError> {
+    /// Plans and submits steps until the device has its depth of them, or one has masks: what was sent meanwhile is taken
+    /// before the next. Says whether the device has room for more.
+    fn fill(&mut self) -> Result<bool, EngineError> {
         while self.in_flight.len() < self.max_in_flight {
             let now = Instant::now();
             let now_ns = now.duration_since(self.started).as_nanos() as u64;
@@ -289,9 +306,84 @@ impl Core {
                 ranks.submit(&self.plan, &self.admitted)?;
             }
             let flight = self.runner.submit(&self.plan, &self.admitted)?;
+            let is_unsampled = flight.is_unsampled();
             self.in_flight.push_back((flight, now));
+            if is_unsampled {
+                self.sample()?;
+                return Ok(self.in_flight.len() < self.max_in_flight);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Asks a new sequence's guide for its first mask.
+    fn ask_first(&mut self, id: RequestId, sequence: &mut Sequence) -> Result<(), EngineError> {
+        if let Some(guide) = &mut sequence.guide {
+            let workers = match self.guides.take() {
+                Some(workers) => workers,
+                None => GuideWorkers::start(self.vocab)?,
+            };
+            guide.ask(&workers, id, Vec::new());
+            self.guides = Some(workers);
         }
         Ok(())
+    }
+
+    /// Submits the second half of the step that was submitted last, with the masks that are there.
+    fn sample(&mut self) -> Result<(), EngineError> {
+        // A mask needs the tokens of all steps before.
+        while self.in_flight.len() > 1 {
+            self.collect()?;
+        }
+        let Some((mut flight, submitted)) = self.in_flight.pop_back() else {
+            return Ok(());
+        };
+        self.await_masks(&flight);
+        let mask_of = |id: RequestId| self.sequences.get(&id)?.guide.as_ref()?.mask().cloned();
+        let masks: Vec<Option<Mask>> = flight.masked().map(mask_of).collect();
+        if let Some(ranks) = &self.ranks {
+            ranks.sample(&masks)?;
+        }
+        self.runner.sample(&mut flight, &masks)?;
+        self.in_flight.push_back((flight, submitted));
+        Ok(())
+    }
+
+    /// Waits for a step's masks while the device works on its first half; longer only where no row could go on.
+    fn await_masks(&mut self, flight: &Flight) {
+        let patience = Instant::now() + MASK_PATIENCE;
+        let mut wait = Duration::ZERO;
+        loop {
+            while let Some(answer) = self.guides.as_ref().and_then(|guides| guides.answer(wait)) {
+                wait = Duration::ZERO;
+                self.take_answer(answer);
+            }
+            let is_missing = |id: &RequestId| {
+                let guide = self.sequences.get(id).and_then(|sequence| sequence.guide.as_ref());
+                guide.is_some_and(|guide| guide.mask().is_none())
+            };
+            let waits = flight.masked().any(|id| is_missing(&id));
+            let goes_on = self.runner.is_done(flight) && (flight.has_unmasked() || Instant::now() >= patience);
+            if !waits || goes_on {
+                return;
+            }
+            wait = MASK_LOOK;
+        }
+    }
+
+    /// A guide has said which tokens may come next, or why its sequence cannot go on.
+    fn take_answer(&mut self, answer: GuideAnswer) {
+        let sequence = self.sequences.get_mut(&answer.id);
+        let Some(guide) = sequence.and_then(|sequence| sequence.guide.as_mut()) else {
+            return;
+        };
+        match answer.result {
+            Ok(answered) => guide.take(answered),
+            Err(reason) => {
+                self.scheduler.abort(answer.id);
+                self.end(answer.id, FinishReason::Error(reason));
+            }
+        }
     }
 
     /// Waits for the oldest step and hands its tokens over.
@@ -373,6 +465,9 @@ impl Core {
                     self.end(row.id, finish);
                     break;
                 }
+                if let (Some(guide), Some(workers)) = (&mut sequence.guide, &self.guides) {
+                    guide.ask(workers, row.id, vec![token]);
+                }
             }
         }
         generated
@@ -384,7 +479,7 @@ impl Core {
             // It has ended while the step ran, or at another position of this one.
             return;
         };
-        let finish = no_token::finish(fault, sequence.num_output, &sequence.params);
+        let finish = no_token::finish(fault, sequence.num_output, &sequence.params, sequence.guide.is_some());
         let request = sequence.facts.request_id();
         let model = &self.shared.model;
         let now = Instant::now();

@@ -19,6 +19,7 @@ use crate::config::{EngineConfig, LoraConfig};
 use crate::core::Core;
 use crate::error::{EngineError, ParamError, SubmitError};
 use crate::facts::{RequestFacts, SequenceFacts, unix_ns};
+use crate::guide::SequenceGuide;
 use crate::lora::adapter::Adapter;
 use crate::lora::core::CoreLora;
 use crate::lora::loader::LoraLoader;
@@ -143,6 +144,7 @@ impl EngineHandle {
             None => None,
         };
         let pace = StepPace::new(config.scheduler.max_step, loaded.info.async_depth == 0);
+        let vocab = loaded.info.vocab_size;
         let core = Core::new(
             (loaded.runner, ranks),
             scheduler,
@@ -151,6 +153,7 @@ impl EngineHandle {
             shared.clone(),
             records,
             (started, pace),
+            vocab,
         );
         let thread = std::thread::Builder::new()
             .name("halyard-engine".into())
@@ -257,6 +260,7 @@ impl EngineHandle {
             let seed = seed.wrapping_add(u64::from(index));
             let mut row = row_spec(&params, prompt.clone(), seed, constraints.clone());
             row.prompt_logprobs = row.prompt_logprobs.filter(|_| scores_prompt);
+            row.is_masked = request.guide.is_some();
             let sequence = Sequence {
                 index,
                 params: params.clone(),
@@ -270,6 +274,7 @@ impl EngineHandle {
                 num_cached: 0,
                 facts: SequenceFacts::new(facts.clone()),
                 lora: adapter.clone(),
+                guide: request.guide.as_ref().map(|guide| SequenceGuide::new(guide.make())),
                 admitted: false,
                 prompt_logprobs: scores_prompt.then(|| vec![None; prompt.len()]),
             };

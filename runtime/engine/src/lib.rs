@@ -8,6 +8,7 @@ pub mod config;
 mod core;
 pub mod error;
 mod facts;
+pub mod guide;
 pub mod handle;
 mod llm;
 mod lora;
@@ -23,6 +24,7 @@ mod stream;
 
 pub use config::{DEFAULT_MAX_STEP, EngineConfig, LoraConfig, ModelConfig, SchedulingConfig};
 pub use error::{EngineError, ParamError, SubmitError};
+pub use guide::{GuideFactory, TokenGuide};
 pub use halyard_hooks::RecordSender;
 pub use halyard_runner::{CacheConfig, LoadProgress, ModelInfo, RecordingConfig, RunnerError};
 pub use handle::EngineHandle;

@@ -11,12 +11,12 @@ use crate::params::SamplingParams;
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How the sequence ends that has generated `num_output` tokens and gets no further one.
-pub(crate) fn finish(fault: &RowFault, num_output: u32, params: &SamplingParams) -> FinishReason {
+pub(crate) fn finish(fault: &RowFault, num_output: u32, params: &SamplingParams, is_guided: bool) -> FinishReason {
     let at = match fault.place {
         Place::Output => format!("output position {num_output}"),
         Place::Prompt(position) => format!("prompt position {position}"),
     };
-    let constraints = constraints(params);
+    let constraints = constraints(params, is_guided);
     match fault.why {
         NoToken::NothingAllowed if !constraints.is_empty() => FinishReason::NoTokenAllowed(format!(
             "no token is allowed at {at}: {} rule out every one that the model could give; relax or leave out one of them",
@@ -27,11 +27,12 @@ pub(crate) fn finish(fault: &RowFault, num_output: u32, params: &SamplingParams)
 }
 
 /// The request's fields that forbid tokens.
-fn constraints(params: &SamplingParams) -> Vec<&'static str> {
+fn constraints(params: &SamplingParams, is_guided: bool) -> Vec<&'static str> {
     let fields = [
         (params.allowed_token_ids.is_some(), "allowed_token_ids"),
         (!params.bad_words_token_ids.is_empty(), "bad_words"),
         (params.min_tokens > 0, "min_tokens (no stop or end token before)"),
+        (is_guided, "the grammar"),
     ];
     fields
         .iter()
@@ -78,7 +79,7 @@ mod tests {
             bad_words_token_ids: vec![vec![3]],
             ..plain.clone()
         };
-        let words = |fault: RowFault, params| match finish(&fault, 7, params) {
+        let words = |fault: RowFault, params| match finish(&fault, 7, params, false) {
             FinishReason::NotFinite(words) => ("not finite", words),
             FinishReason::NoTokenAllowed(words) => ("not allowed", words),
             other => panic!("{other:?}"),

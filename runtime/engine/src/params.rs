@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ParamError;
+use crate::guide::GuideFactory;
 
 pub use halyard_runner::row::{MAX_BAD_WORD_TOKENS, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS};
 
@@ -275,6 +276,8 @@ pub struct Request {
     pub trace_parent: Option<String>,
     /// Name of a LoRA adapter; `None`: the model as it is.
     pub lora: Option<String>,
+    /// Says after each token which may come next; `None`: any may.
+    pub guide: Option<GuideFactory>,
 }
 
 impl Request {
@@ -288,6 +291,7 @@ impl Request {
             cache_salt: None,
             trace_parent: None,
             lora: None,
+            guide: None,
         }
     }
 }

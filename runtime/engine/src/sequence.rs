@@ -11,6 +11,7 @@ use halyard_scheduler::RequestId;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::facts::SequenceFacts;
+use crate::guide::SequenceGuide;
 use crate::lora::adapter::Adapter;
 use crate::output::{FinishReason, TokenLogprobs};
 use crate::params::SamplingParams;
@@ -95,6 +96,8 @@ pub(crate) struct Sequence {
     pub lora: Option<Arc<Adapter>>,
     /// It had a device row at least once.
     pub admitted: bool,
+    /// Says which tokens may come next; `None`: any may.
+    pub guide: Option<SequenceGuide>,
     /// Collected prompt log-probabilities, by position.
     pub prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
 }
@@ -153,6 +156,7 @@ pub(crate) fn row_spec(p: &SamplingParams, prompt: Arc<[u32]>, seed: u64, constr
         },
         sampler: sampler_of(p),
         constraints,
+        is_masked: false,
         logprobs: p.logprobs,
         prompt_logprobs: p.prompt_logprobs,
     }

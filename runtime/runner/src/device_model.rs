@@ -91,10 +91,30 @@ pub(crate) struct ScoredRange {
 }
 
 /// What the emitting rows of a step need together.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub sampler: Sampler,
     pub logprobs: bool,
+}
+
+/// Rows of a step that are sampled together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SampledRange {
+    pub first: u32,
+    pub count: u32,
+    /// Each under the step's mask of the row.
+    pub is_masked: bool,
+}
+
+impl SampledRange {
+    /// The first `count` rows of a step without masks.
+    pub(crate) fn plain(count: u32) -> SampledRange {
+        SampledRange {
+            first: 0,
+            count,
+            is_masked: false,
+        }
+    }
 }
 
 impl Drop for DeviceModel {
@@ -222,6 +242,19 @@ impl DeviceModel {
         let (writes, s) = (&mut self.writes, &self.memory.step);
         writes.words(&s.logits_index, u64::from(range.first), at..at + range.count);
         writes.words(&s.chosen, u64::from(range.first), chosen);
+    }
+
+    /// Writes the masks of a step's first rows, and how many of all rows' tokens count: none of a row without its mask.
+    pub(crate) fn write_masks<'m>(&mut self, masks: impl Iterator<Item = Option<&'m [u32]>>, num_rows: u32) {
+        let (writes, s) = (&mut self.writes, &self.memory.step);
+        let mut counts = vec![1; num_rows as usize];
+        for (i, mask) in masks.enumerate() {
+            match mask {
+                Some(mask) => writes.words(&s.masks, i as u64 * u64::from(s.masks.strides[0]), mask.iter().copied()),
+                None => counts[i] = 0,
+            }
+        }
+        writes.words(&s.num_sampled, 0, counts);
     }
 
     /// Hands everything that was written to the device; it takes effect before the next submit.

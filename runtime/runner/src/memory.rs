@@ -165,6 +165,10 @@ pub(crate) struct StepState {
     pub slots: Vec<Tensor>,
     /// Sampled ids \[S\] i32.
     pub sampled: Tensor,
+    /// How many of them count, 0 or 1, in steps with masks \[S\] i32.
+    pub num_sampled: Tensor,
+    /// Which tokens may come, in steps with masks \[S, ⌈V/32⌉\] i32.
+    pub masks: Tensor,
 }
 
 impl StepState {
@@ -176,8 +180,12 @@ impl StepState {
         for size in sizes.into_iter().chain(groups) {
             carver.piece(DType::I32, &[size]);
         }
+        let num_sampled = carver.piece(DType::I32, &[s]);
+        let masks = carver.piece(DType::I32, &[s, c.vocab.div_ceil(32)]);
         let (buffer, tensors) = carver.allocate(device, BufferKind::Device)?;
         Ok(StepState {
+            num_sampled: tensors[num_sampled],
+            masks: tensors[masks],
             _buffer: buffer,
             header: tensors[0],
             rows: tensors[1],
@@ -193,7 +201,7 @@ impl StepState {
             last_token_index: tensors[11],
             sampled: tensors[12],
             token_lora: tensors[13],
-            slots: tensors[sizes.len()..].to_vec(),
+            slots: tensors[sizes.len()..num_sampled].to_vec(),
         })
     }
 }

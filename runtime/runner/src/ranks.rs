@@ -19,11 +19,13 @@ use crate::runner::{Flight, Runner};
 /// How often a rank with work in flight looks whether that work failed, when no step comes.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// A step for a rank: the plan, and what rows that get an owner must know of it.
+/// What a rank is told.
 #[derive(Clone)]
-struct RankStep {
-    plan: Arc<SchedulerOutput>,
-    admitted: Arc<[Arc<RowSpec>]>,
+enum RankStep {
+    /// A step: the plan, and what rows that get an owner must know of it.
+    Submit(Arc<SchedulerOutput>, Arc<[Arc<RowSpec>]>),
+    /// The masks of the step that was submitted last.
+    Sample(Arc<[Option<Arc<[u32]>>]>),
 }
 
 struct Follower {
@@ -75,10 +77,18 @@ impl Ranks {
     /// # Errors
     /// A rank that failed or takes no steps.
     pub fn submit(&self, plan: &SchedulerOutput, admitted: &[Arc<RowSpec>]) -> Result<(), RunnerError> {
-        let step = RankStep {
-            plan: Arc::new(plan.clone()),
-            admitted: admitted.into(),
-        };
+        self.tell(&RankStep::Submit(Arc::new(plan.clone()), admitted.into()))
+    }
+
+    /// Hands the masks of the step that was submitted last to every rank. Before rank 0 samples it.
+    ///
+    /// # Errors
+    /// As [`Ranks::submit`].
+    pub fn sample(&self, masks: &[Option<Arc<[u32]>>]) -> Result<(), RunnerError> {
+        self.tell(&RankStep::Sample(masks.into()))
+    }
+
+    fn tell(&self, step: &RankStep) -> Result<(), RunnerError> {
         self.followers
             .iter()
             .try_for_each(|follower| self.send(follower, step.clone()))
@@ -154,7 +164,10 @@ fn follow(rank: u32, mut runner: Runner, steps: &Receiver<RankStep>, group: &Arc
 fn run_steps(runner: &mut Runner, steps: &Receiver<RankStep>, group: &RankGroup) -> Result<(), RunnerError> {
     let mut in_flight: VecDeque<Flight> = VecDeque::new();
     loop {
-        while in_flight.front().is_some_and(|flight| runner.is_done(flight)) {
+        while in_flight
+            .front()
+            .is_some_and(|flight| !flight.is_unsampled() && runner.is_done(flight))
+        {
             if let Some(flight) = in_flight.pop_front() {
                 runner.check_done(&flight)?;
                 runner.recycle(flight);
@@ -169,7 +182,12 @@ fn run_steps(runner: &mut Runner, steps: &Receiver<RankStep>, group: &RankGroup)
             return Ok(());
         }
         match next {
-            Ok(step) => in_flight.push_back(runner.submit(&step.plan, &step.admitted)?),
+            Ok(RankStep::Submit(plan, admitted)) => in_flight.push_back(runner.submit(&plan, &admitted)?),
+            Ok(RankStep::Sample(masks)) => {
+                if let Some(flight) = in_flight.back_mut() {
+                    runner.sample(flight, &masks)?;
+                }
+            }
             // Nobody waits here, so a device that failed must be asked.
             Err(RecvTimeoutError::Timeout) => {
                 if let Some(flight) = in_flight.front() {

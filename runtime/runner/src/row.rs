@@ -48,6 +48,8 @@ pub struct RowSpec {
     pub sampler: Sampler,
     /// Lists of the sampler.
     pub constraints: Arc<Constraints>,
+    /// Each of its tokens is chosen under a mask of its own, which [`crate::Runner::sample`] is given.
+    pub is_masked: bool,
     /// Log-probabilities of each sampled token and of this many alternatives.
     pub logprobs: Option<u32>,
     /// The same for each prompt token after the first.
@@ -55,6 +57,14 @@ pub struct RowSpec {
 }
 
 impl RowSpec {
+    /// The sampler that it needs; under a mask logits are processed first.
+    pub(crate) fn sampler(&self) -> Sampler {
+        match self.is_masked {
+            true => Sampler::Full,
+            false => self.sampler,
+        }
+    }
+
     /// The sampler's numbers as the device reads them.
     pub(crate) fn sampling_row(&self) -> SamplingRow {
         let lists = &*self.constraints;

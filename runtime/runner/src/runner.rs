@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use halyard_scheduler::{RequestId, Scheduled, SchedulerOutput, StepId};
 
-use crate::device_model::{DeviceModel, RowTokens, ScoredRange, StepParts, Wanted};
+use crate::device_model::{DeviceModel, RowTokens, SampledRange, ScoredRange, StepParts, Wanted};
 use crate::error::RunnerError;
 use crate::lora_memory::LoraMemory;
 use crate::recording::Recordings;
@@ -43,6 +43,7 @@ pub struct StepRow {
     pub id: RequestId,
     /// It gives a token.
     pub emits: bool,
+    is_masked: bool,
     /// Of the tokens computed, those of the prompt.
     pub prompt_tokens: u32,
     /// Alternatives that the token's log-probabilities are wanted for.
@@ -70,6 +71,20 @@ pub struct Flight {
     places: Vec<u32>,
     reads_logprobs: bool,
     is_replayed: bool,
+    /// What is left to do of a step whose rows are chosen under masks.
+    unsampled: Option<Unsampled>,
+}
+
+/// The second half of a step whose first half was submitted.
+#[derive(Debug)]
+struct Unsampled {
+    shape: StepShape,
+    /// Emitting rows; the masked ones stand first in the step.
+    num_masked: u32,
+    num_emitting: u32,
+    /// What the emitting rows without masks need.
+    wanted: Wanted,
+    scored: Option<ScoredRange>,
 }
 
 impl Flight {
@@ -86,6 +101,27 @@ impl Flight {
     /// It ran from recordings.
     pub fn is_replayed(&self) -> bool {
         self.is_replayed
+    }
+
+    /// Whether it waits for [`Runner::sample`].
+    pub fn is_unsampled(&self) -> bool {
+        self.unsampled.is_some()
+    }
+
+    /// The requests whose tokens are chosen under masks, in the order in which [`Runner::sample`] takes them. Empty once
+    /// the step is sampled.
+    pub fn masked(&self) -> impl Iterator<Item = RequestId> + '_ {
+        let num_masked = self.unsampled.as_ref().map_or(0, |unsampled| unsampled.num_masked);
+        let masked = self
+            .rows
+            .iter()
+            .filter(move |row| num_masked > 0 && row.emits && row.is_masked);
+        masked.map(|row| row.id)
+    }
+
+    /// Whether some of its rows give a token without a mask.
+    pub fn has_unmasked(&self) -> bool {
+        self.rows.iter().any(|row| row.emits && !row.is_masked)
     }
 
     /// Prompt tokens that the step computed.
@@ -117,8 +153,9 @@ impl Runner {
         self.lora.as_ref()
     }
 
-    /// Uploads what the plan changes and submits its step. Returns without waiting for the device. `admitted`: what the
-    /// rows that get an owner must know of it, in the order of `plan.admitted`.
+    /// Uploads what the plan changes and submits its step; of a step with masks the first half, which
+    /// [`Runner::sample`] ends. Returns without waiting for the device. `admitted`: what the rows that get an owner must
+    /// know of it, in the order of `plan.admitted`.
     ///
     /// # Errors
     /// What the device reports; a rank that failed.
@@ -135,9 +172,10 @@ impl Runner {
         let (wanted, spans) = self.survey(&order, num_emitting, &mut rows);
         let is_decode = num_emitting == order.len() as u32 && order.iter().all(|s| s.query_len == 1);
         let lora_slot = order.iter().find_map(|s| self.rows[s.row.0 as usize].lora_slot);
-        let places = match lora_slot {
-            Some(_) => self.group_by_adapter(&mut order, num_emitting as usize),
-            None => Vec::new(),
+        let num_masked = rows.iter().filter(|row| row.emits && row.is_masked).count() as u32;
+        let places = match lora_slot.is_some() || num_masked > 0 {
+            true => self.group(&mut order, num_emitting as usize),
+            false => Vec::new(),
         };
         // Before the step's own writes: making a recording runs steps of its own over the same step data.
         let bucket = match &mut self.recordings {
@@ -159,28 +197,44 @@ impl Runner {
         self.write_spans(&order, &spans);
         self.model.submit_writes()?;
         let replay = bucket.and_then(|bucket| bucket.commands);
-        let number = match &replay {
-            Some(commands) => self.model.submit(commands)?,
-            None => {
-                let shape = StepShape {
-                    tokens: plan.num_tokens + padding,
-                    seqs: order.len() as u32 + padding,
-                    logits: 0,
-                    logits_first: 0,
-                    direct: is_decode,
-                };
-                let scored = spans.last().map(|last| ScoredRange {
-                    first: num_emitting,
-                    count: last.range.first + last.range.count - num_emitting,
-                });
-                self.model.submit_once(|model, encoder| {
-                    model.encode_forward(encoder, shape, lora_slot.is_some())?;
-                    model.encode_sampling(encoder, shape, num_emitting + padding, wanted, entry)?;
-                    model.encode_update(encoder, shape)?;
-                    model.encode_prompt_logprobs(encoder, shape, scored, entry)
-                })?
-            }
+        let shape = StepShape {
+            tokens: plan.num_tokens + padding,
+            seqs: order.len() as u32 + padding,
+            logits: 0,
+            logits_first: 0,
+            direct: is_decode,
         };
+        let scored = spans.last().map(|last| ScoredRange {
+            first: num_emitting,
+            count: last.range.first + last.range.count - num_emitting,
+        });
+        let adapted = lora_slot.is_some();
+        let number = match (&replay, num_masked > 0) {
+            (Some(commands), false) => self.model.submit(commands)?,
+            (Some([forward, _]), true) => self.model.submit(&[*forward])?,
+            (None, false) => self.model.submit_once(|model, encoder| {
+                model.encode_forward(encoder, shape, adapted)?;
+                model.encode_sampling(
+                    encoder,
+                    shape,
+                    SampledRange::plain(num_emitting + padding),
+                    wanted,
+                    entry,
+                )?;
+                model.encode_update(encoder, shape, false)?;
+                model.encode_prompt_logprobs(encoder, shape, scored, entry)
+            })?,
+            (None, true) => self
+                .model
+                .submit_once(|model, encoder| model.encode_forward(encoder, shape, adapted))?,
+        };
+        let unsampled = (num_masked > 0).then_some(Unsampled {
+            shape,
+            num_masked,
+            num_emitting,
+            wanted,
+            scored,
+        });
         self.order = order;
         Ok(Flight {
             step: plan.step,
@@ -191,7 +245,61 @@ impl Runner {
             places,
             reads_logprobs: wanted.logprobs,
             is_replayed: replay.is_some(),
+            unsampled,
         })
+    }
+
+    /// Submits the second half of a step with masks: head, sampler and the rows' update. No other step may have been
+    /// submitted since its first half. `masks`: of each request of [`Flight::masked`], one bit a token (v mod 32 of word
+    /// v/32), set where the token may come. A row without its mask gives no token: its last one is computed again by the
+    /// step that has it next, so that rows beside it need not wait.
+    ///
+    /// # Errors
+    /// What the device reports; a rank that failed.
+    pub fn sample(&mut self, flight: &mut Flight, masks: &[Option<Arc<[u32]>>]) -> Result<(), RunnerError> {
+        let Some(step) = flight.unsampled.take() else {
+            return Ok(());
+        };
+        if masks.len() != step.num_masked as usize {
+            return Err(RunnerError::Internal(
+                "a step is sampled with more or fewer masks than it has rows for them",
+            ));
+        }
+        // Where each masked row stands, which other reasons to group rows may have changed.
+        let mut by_place: Vec<Option<&[u32]>> = vec![None; masks.len()];
+        let masked = flight
+            .rows
+            .iter()
+            .enumerate()
+            .filter(|(_, row)| row.emits && row.is_masked);
+        for ((i, _), mask) in masked.zip(masks) {
+            by_place[flight.place(i)] = mask.as_deref();
+        }
+        self.model.begin_writes();
+        self.model.write_masks(by_place.into_iter(), step.shape.seqs);
+        self.model.submit_writes()?;
+        let (shape, entry) = (step.shape, flight.entry);
+        let masked = SampledRange {
+            first: 0,
+            count: step.num_masked,
+            is_masked: true,
+        };
+        let others = SampledRange {
+            first: step.num_masked,
+            count: step.num_emitting - step.num_masked,
+            is_masked: false,
+        };
+        let of_masked = Wanted {
+            sampler: Sampler::Full,
+            ..step.wanted
+        };
+        flight.number = self.model.submit_once(|model, encoder| {
+            model.encode_sampling(encoder, shape, masked, of_masked, entry)?;
+            model.encode_sampling(encoder, shape, others, step.wanted, entry)?;
+            model.encode_update(encoder, shape, true)?;
+            model.encode_prompt_logprobs(encoder, shape, step.scored, entry)
+        })?;
+        Ok(())
     }
 
     /// Remembers who owns which row from this plan on.
@@ -204,11 +312,16 @@ impl Runner {
         }
     }
 
-    /// Puts rows of one adapter side by side, emitting ones before the others as ever, so that kernels read an adapter's
-    /// matrices once for several rows. Gives each row's new place; empty: all stand where they stood.
-    fn group_by_adapter(&self, order: &mut [Scheduled], num_emitting: usize) -> Vec<u32> {
-        let slot = |s: &Scheduled| self.rows[s.row.0 as usize].lora_slot.map_or(0, |slot| slot + 1);
-        let key = |i: &u32| (*i as usize >= num_emitting, slot(&order[*i as usize]));
+    /// Puts emitting rows with masks first, so that they are sampled together, and rows of one adapter side by side, so that
+    /// kernels read an adapter's matrices once for several rows. Emitting rows stay before the others. Gives each row's
+    /// new place; empty: all stand where they stood.
+    fn group(&self, order: &mut [Scheduled], num_emitting: usize) -> Vec<u32> {
+        let key = |i: &u32| {
+            let row = &self.rows[order[*i as usize].row.0 as usize];
+            let is_masked = row.spec.as_ref().is_some_and(|spec| spec.is_masked);
+            let slot = row.lora_slot.map_or(0, |slot| slot + 1);
+            (*i as usize >= num_emitting, !is_masked, slot)
+        };
         let mut sorted: Vec<u32> = (0..order.len() as u32).collect();
         if sorted.is_sorted_by_key(key) {
             return Vec::new();
@@ -238,12 +351,13 @@ impl Runner {
             rows.push(StepRow {
                 id: s.id,
                 emits: s.emits,
+                is_masked: spec.is_some_and(|spec| spec.is_masked),
                 prompt_tokens: spec.map_or(0, |spec| prompt_part(s, spec)),
                 logprobs,
             });
             let Some(spec) = spec else { continue };
             if s.emits {
-                wanted.sampler = wanted.sampler.max(spec.sampler);
+                wanted.sampler = wanted.sampler.max(spec.sampler());
                 wanted.logprobs |= logprobs.is_some();
             }
             if let Some(span) = prompt_span(s, spec, next) {
@@ -291,8 +405,8 @@ impl Runner {
         }
     }
 
-    /// Whether a submitted step is done, or failed.
-    pub(crate) fn is_done(&self, flight: &Flight) -> bool {
+    /// Whether a submitted step (of one that is unsampled its first half) is done, or failed.
+    pub fn is_done(&self, flight: &Flight) -> bool {
         self.model.is_done(flight.number)
     }
 

@@ -9,7 +9,7 @@ use halyard_platform_api::{CommandId, DType};
 use halyard_scheduler::{RequestId, RowIndex, Scheduled};
 
 use crate::buckets::decode_shape;
-use crate::device_model::{DeviceModel, RowTokens, StepParts, Wanted};
+use crate::device_model::{DeviceModel, RowTokens, SampledRange, StepParts, Wanted};
 use crate::error::RunnerError;
 use crate::row::Sampler;
 use crate::scratch::{Decode, PATIENCE, SCRATCH_ROWS, Scratch};
@@ -133,8 +133,8 @@ pub(crate) fn run_anew(
     };
     model.submit_once(|model, encoder| {
         model.encode_forward(encoder, shape, adapted)?;
-        model.encode_sampling(encoder, shape, num_emitting, wanted, 0)?;
-        model.encode_update(encoder, shape)
+        model.encode_sampling(encoder, shape, SampledRange::plain(num_emitting), wanted, 0)?;
+        model.encode_update(encoder, shape, false)
     })
 }
 

@@ -3,7 +3,7 @@
 
 use halyard_platform_api::{Encoder, OpId, Tensor};
 
-use crate::device_model::{DeviceModel, ScoredRange, Wanted};
+use crate::device_model::{DeviceModel, SampledRange, ScoredRange, Wanted};
 use crate::error::RunnerError;
 use crate::row::Sampler;
 use crate::template::StepShape;
@@ -63,7 +63,7 @@ impl DeviceModel {
         &mut self,
         encoder: &mut dyn Encoder,
         shape: StepShape,
-        num_emitting: u32,
+        range: SampledRange,
         wanted: Wanted,
         entry: u32,
     ) -> Result<(), RunnerError> {
@@ -72,7 +72,7 @@ impl DeviceModel {
             true => self.memory.raw_logits.shape[0],
             false => self.memory.capacities.logits_chunk,
         };
-        for (first, count) in chunks(0, num_emitting, chunk) {
+        for (first, count) in chunks(range.first, range.first + range.count, chunk) {
             self.programs.head.encode(
                 encoder,
                 StepShape {
@@ -104,7 +104,10 @@ impl DeviceModel {
                         r.bias_values,
                         r.stop_tokens,
                         r.bad_words,
-                        Tensor::NONE,
+                        match range.is_masked {
+                            true => self.memory.step.masks.rows(first, count),
+                            false => Tensor::NONE,
+                        },
                     ],
                 )?;
             }
@@ -191,7 +194,13 @@ impl DeviceModel {
         Ok(())
     }
 
-    pub(crate) fn encode_update(&self, encoder: &mut dyn Encoder, shape: StepShape) -> Result<(), RunnerError> {
+    /// Tokens and counts into the rows and the ring; with masks, of each row as many as the step says.
+    pub(crate) fn encode_update(
+        &self,
+        encoder: &mut dyn Encoder,
+        shape: StepShape,
+        has_masks: bool,
+    ) -> Result<(), RunnerError> {
         let s = &self.memory.step;
         let seqs = |t: &Tensor| t.rows(0, shape.seqs);
         encoder.encode(
@@ -203,7 +212,7 @@ impl DeviceModel {
                 seqs(&s.emits),
                 Tensor::NONE,
                 s.sampled.view(0, &[shape.seqs, 1], &[1, 1]),
-                Tensor::NONE,
+                if has_masks { seqs(&s.num_sampled) } else { Tensor::NONE },
                 self.memory.rows.tokens,
                 self.memory.rows.num_tokens,
                 self.memory.rows.num_computed,

@@ -1,0 +1,293 @@
+//! Token guides: code that says after each token which may come next. Their masks come while the device works; rows
+//! without guides never wait for them.
+
+mod common;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use common::{delayed, fixtures, loaded, on_every_device, open, open_on, reference};
+use halyard_engine::{
+    CompletionOutput, EngineConfig, FinishReason, GuideFactory, Llm, OutputStream, Request, SamplingParams, TokenGuide,
+};
+use halyard_platform_api::Device;
+
+/// The token that ends a text of the toy grammar, and how many digits stand before it.
+const STOP: u32 = 177;
+const NUM_DIGITS: u32 = 12;
+
+/// The digits of a request: each has others.
+fn digits_of(seed: u32) -> Range<u32> {
+    40 + 10 * seed..50 + 10 * seed
+}
+
+/// A fixed number of digits, then a stop.
+struct Digits {
+    digits: Range<u32>,
+    left: u32,
+    /// Waited for before each answer behind a token, where there is one.
+    gate: Option<Receiver<()>>,
+}
+
+impl Digits {
+    fn new(seed: u32, gate: Option<Receiver<()>>) -> Digits {
+        Digits {
+            digits: digits_of(seed),
+            left: NUM_DIGITS,
+            gate,
+        }
+    }
+}
+
+impl TokenGuide for Digits {
+    fn next_mask(&mut self, tokens: &[u32], mask: &mut [u32]) -> Result<(), String> {
+        for token in tokens {
+            if !self.digits.contains(token) {
+                return Err(format!("token {token} is no digit"));
+            }
+            self.left -= 1;
+            if let Some(gate) = &self.gate {
+                let _ = gate.recv_timeout(Duration::from_secs(20));
+            }
+        }
+        let allowed = if self.left == 0 {
+            STOP..STOP + 1
+        } else {
+            self.digits.clone()
+        };
+        allowed.for_each(|token| mask[token as usize / 32] |= 1 << (token % 32));
+        Ok(())
+    }
+}
+
+fn digits(seed: u32) -> GuideFactory {
+    GuideFactory::new(move || Box::new(Digits::new(seed, None)))
+}
+
+/// Digits whose masks wait for the gate; each message lets one through.
+fn gated() -> (GuideFactory, Sender<()>) {
+    let (open, gate) = channel();
+    let gate = std::sync::Mutex::new(Some(gate));
+    let make = move || -> Box<dyn TokenGuide> { Box::new(Digits::new(0, gate.lock().expect("one test").take())) };
+    (GuideFactory::new(make), open)
+}
+
+fn params(max_tokens: u32) -> SamplingParams {
+    SamplingParams {
+        ignore_eos: true,
+        stop_token_ids: vec![STOP],
+        ..SamplingParams::greedy(max_tokens)
+    }
+}
+
+fn prompt(seed: u32) -> Vec<u32> {
+    (0..9).map(|i| (11 * seed + 3 * i) % 200 + 3).collect()
+}
+
+fn guided(llm: &Llm, seed: u32, params: SamplingParams, guide: &GuideFactory) -> OutputStream {
+    let request = Request {
+        guide: Some(guide.clone()),
+        ..Request::new(format!("guided {seed}"), prompt(seed), params)
+    };
+    llm.engine().submit(request).expect("taken")
+}
+
+fn plain(llm: &Llm, seed: u32, params: SamplingParams) -> OutputStream {
+    let request = Request::new(format!("plain {seed}"), prompt(seed), params);
+    llm.engine().submit(request).expect("taken")
+}
+
+fn output(stream: OutputStream) -> CompletionOutput {
+    stream.blocking_collect().outputs.remove(0)
+}
+
+fn llm(device: Arc<dyn Device>, change: impl FnOnce(&mut EngineConfig)) -> Llm {
+    open(&fixtures().join("llama"), device, change)
+}
+
+/// The same digits by a constant mask, which has been there longer: `allowed_token_ids`.
+fn expected_digits(llm: &Llm, seed: u32) -> Vec<u32> {
+    let params = SamplingParams {
+        allowed_token_ids: Some(digits_of(seed).collect()),
+        ..params(NUM_DIGITS)
+    };
+    output(plain(llm, seed, params)).token_ids
+}
+
+fn guided_rows_follow_their_grammar_and_others_do_not_change(device: Arc<dyn Device>) {
+    let alone = llm(reference(), |_| {});
+    let expected: Vec<_> = (0..3).map(|seed| expected_digits(&alone, seed)).collect();
+    let free: Vec<_> = (3..6)
+        .map(|seed| output(plain(&alone, seed, params(20))).token_ids)
+        .collect();
+    let llm = llm(device, |_| {});
+    // The first row draws at random, from an own seed, so that greedy rows beside it take its sampler.
+    let drawn = SamplingParams {
+        temperature: 1.5,
+        seed: Some(7),
+        logprobs: Some(2),
+        ..params(40)
+    };
+    let random = guided(&llm, 9, drawn, &digits(9));
+    // Side by side, so that rows with masks do not stand first by themselves.
+    let both = |seed: u32| {
+        let other = plain(&llm, 3 + seed, params(20));
+        (other, guided(&llm, seed, params(40), &digits(seed)))
+    };
+    let (others, guided): (Vec<_>, Vec<_>) = (0..3).map(both).unzip();
+    for (stream, expected) in guided.into_iter().zip(&expected) {
+        let output = output(stream);
+        let (digits, stop) = output.token_ids.split_at(NUM_DIGITS as usize);
+        assert_eq!((digits, stop), (&expected[..], &[STOP][..]));
+        assert_eq!(output.finish, FinishReason::StopToken(STOP));
+    }
+    for (stream, expected) in others.into_iter().zip(&free) {
+        assert_eq!(&output(stream).token_ids, expected);
+    }
+    let random = output(random);
+    assert_eq!(random.token_ids.len() as u32, NUM_DIGITS + 1);
+    assert!(
+        random.token_ids[..NUM_DIGITS as usize]
+            .iter()
+            .all(|id| digits_of(9).contains(id))
+    );
+    assert_eq!(random.logprobs.map(|all| all.len()), Some(NUM_DIGITS as usize + 1));
+}
+
+on_every_device! {
+    grammar => guided_rows_follow_their_grammar_and_others_do_not_change;
+}
+
+/// A guide that stands still keeps its own row from its next token, and no other.
+fn rows_without_a_mask_go_on(device: Arc<dyn Device>) {
+    let alone = llm(reference(), |_| {});
+    let (expected, free) = (
+        expected_digits(&alone, 0),
+        output(plain(&alone, 1, params(60))).token_ids,
+    );
+    let llm = llm(device, |_| {});
+    let (guide, open) = gated();
+    let mut stopped = guided(&llm, 0, params(40), &guide);
+    let first = stopped.blocking_next().expect("a token needs no gate");
+    assert_eq!(first.token_ids, expected[..1]);
+    // Its second mask does not come. A whole answer passes by meanwhile.
+    assert_eq!(output(plain(&llm, 1, params(60))).token_ids, free);
+    for _ in 0..NUM_DIGITS {
+        open.send(()).expect("the guide waits");
+    }
+    let mut rest = first.token_ids;
+    while let Some(chunk) = stopped.blocking_next() {
+        rest.extend(chunk.token_ids);
+    }
+    assert_eq!(rest[..NUM_DIGITS as usize], expected);
+    assert_eq!(rest[NUM_DIGITS as usize..], [STOP]);
+}
+
+on_every_device! {
+    stopped => rows_without_a_mask_go_on;
+}
+
+/// Masks that come while the device works on the first half of a step cost no step: there are as many as tokens.
+#[test]
+fn a_step_waits_for_masks_while_nothing_else_could_run() {
+    for depth in 0..3 {
+        let llm = llm(delayed(depth), |_| {});
+        let asked = Arc::new(AtomicU32::new(0));
+        let by = Arc::clone(&asked);
+        let make = move || -> Box<dyn TokenGuide> {
+            struct Slow(Digits, Arc<AtomicU32>);
+            impl TokenGuide for Slow {
+                fn next_mask(&mut self, tokens: &[u32], mask: &mut [u32]) -> Result<(), String> {
+                    self.1.fetch_add(1, Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_millis(2));
+                    self.0.next_mask(tokens, mask)
+                }
+            }
+            Box::new(Slow(Digits::new(0, None), Arc::clone(&by)))
+        };
+        let output = output(guided(&llm, 0, params(40), &GuideFactory::new(make)));
+        assert_eq!(output.token_ids.len() as u32, NUM_DIGITS + 1);
+        assert_eq!(asked.load(Ordering::Relaxed), NUM_DIGITS + 1, "one mask a token");
+        llm.engine().shutdown(Duration::from_secs(60));
+        let stats = llm.engine().stats();
+        let ahead = u64::from(depth.min(1));
+        assert!(
+            (u64::from(NUM_DIGITS) + 1..=u64::from(NUM_DIGITS) + 1 + ahead).contains(&stats.steps_total),
+            "depth {depth}: {} steps",
+            stats.steps_total
+        );
+    }
+}
+
+#[test]
+fn the_first_half_of_recorded_steps_is_replayed() {
+    for depth in 0..3 {
+        let llm = llm(delayed(depth), |_| {});
+        let streams: Vec<_> = (0..3)
+            .map(|seed| guided(&llm, seed, params(40), &digits(seed)))
+            .chain((3..6).map(|seed| plain(&llm, seed, params(30))))
+            .collect();
+        streams.into_iter().for_each(|stream| drop(output(stream)));
+        llm.engine().shutdown(Duration::from_secs(60));
+        let stats = llm.engine().stats();
+        let (replayed, all) = (stats.replayed_steps_total, stats.steps_total);
+        assert!(
+            2 * replayed > all,
+            "depth {depth}: {replayed} of {all} steps were replayed"
+        );
+    }
+}
+
+#[test]
+fn ranks_take_the_same_masks() {
+    let path = fixtures().join("qwen2");
+    let expected = expected_digits(&open(&path, reference(), |_| {}), 0);
+    let llm = open_on(&path, &[delayed(1), delayed(1)], |_| {});
+    let output = output(guided(&llm, 0, params(40), &digits(0)));
+    assert_eq!(output.token_ids[..NUM_DIGITS as usize], expected);
+}
+
+#[test]
+fn a_guide_that_fails_ends_its_own_request() {
+    let llm = llm(loaded("cpu"), |_| {});
+    struct Failing(bool);
+    impl TokenGuide for Failing {
+        fn next_mask(&mut self, tokens: &[u32], mask: &mut [u32]) -> Result<(), String> {
+            mask.fill(u32::MAX);
+            match (tokens.is_empty(), self.0) {
+                (true, _) => Ok(()),
+                (false, true) => panic!("planned"),
+                (false, false) => Err("no way on".to_string()),
+            }
+        }
+    }
+    for (panics, words) in [(false, "no way on"), (true, "panicked")] {
+        let beside = plain(&llm, 1, params(30));
+        let failing = GuideFactory::new(move || Box::new(Failing(panics)));
+        let output_of_failing = output(guided(&llm, 0, params(40), &failing));
+        assert_eq!(output_of_failing.token_ids.len(), 1);
+        let reason = output_of_failing.finish;
+        assert!(
+            matches!(&reason, FinishReason::Error(why) if why.contains(words)),
+            "{reason:?}"
+        );
+        assert_eq!(output(beside).token_ids.len(), 30);
+    }
+    let nothing = GuideFactory::new(|| {
+        struct Nothing;
+        impl TokenGuide for Nothing {
+            fn next_mask(&mut self, _: &[u32], _: &mut [u32]) -> Result<(), String> {
+                Ok(())
+            }
+        }
+        Box::new(Nothing)
+    });
+    let reason = output(guided(&llm, 0, params(40), &nothing)).finish;
+    assert!(
+        matches!(&reason, FinishReason::NoTokenAllowed(why) if why.contains("grammar")),
+        "{reason:?}"
+    );
+}
