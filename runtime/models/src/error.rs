@@ -124,7 +124,7 @@ pub enum ModelError {
     /// A weight that the architecture needs is not in the files.
     #[error(
         "{path}: tensor `{tensor}` is missing{}; the files are incomplete or of another architecture",
-        near_names(near)
+        did_you_mean(near)
     )]
     MissingTensor {
         /// The file or index searched.
@@ -259,10 +259,18 @@ pub enum ModelError {
     },
 }
 
-fn near_names(near: &[String]) -> String {
+fn did_you_mean(near: &[String]) -> String {
     if near.is_empty() {
         String::new()
     } else {
         format!(" (near names: {})", near.join(", "))
     }
+}
+
+/// Up to three names that look most like `name`, best first.
+pub(crate) fn near_names<'n>(name: &str, names: impl Iterator<Item = &'n str>) -> Vec<String> {
+    let score = |other: &str| strsim::normalized_levenshtein(name, other);
+    let mut near: Vec<(f64, &str)> = names.map(|n| (score(n), n)).filter(|(s, _)| *s >= 0.7).collect();
+    near.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    near.into_iter().take(3).map(|(_, n)| n.to_owned()).collect()
 }

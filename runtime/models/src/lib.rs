@@ -25,4 +25,4 @@ pub use gguf::GgufTokenizerData;
 pub use lora::{AdapterFingerprint, LoraAdapter, LoraLimits, LoraTargets};
 pub use overrides::{GenerationSource, ModelOverrides};
 pub use source::{LoadFormat, ModelFiles, TokenizerSource, WeightQuantization};
-pub use weights::{DummyFormat, DummyValues, DummyWeights, LayerWeight, Role, WeightTensor, Weights};
+pub use weights::{DummyFormat, DummyValues, DummyWeights, Role, WeightTensor, Weights};

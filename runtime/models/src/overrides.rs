@@ -121,15 +121,3 @@ impl ModelOverrides {
         Ok(defaults)
     }
 }
-
-/// Puts the fields of `over` into `base`: objects are merged, other values replaced.
-pub(crate) fn merge(base: &mut Map<String, Value>, over: &Map<String, Value>) {
-    for (key, value) in over {
-        match (base.get_mut(key), value) {
-            (Some(Value::Object(into)), Value::Object(from)) => merge(into, from),
-            _ => {
-                base.insert(key.clone(), value.clone());
-            }
-        }
-    }
-}

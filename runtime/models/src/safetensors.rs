@@ -10,7 +10,7 @@ use halyard_platform_api::WeightFormat;
 use serde_json::{Map, Value};
 
 use crate::config::JsonFields;
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Result, near_names};
 use crate::mapping::MappedFile;
 
 /// Longest header, as the safetensors library has it.
@@ -115,7 +115,7 @@ impl SafetensorsFiles {
             let expected = folder.join(file.as_str().unwrap_or_default());
             if shard != Some(expected.as_path()) {
                 return Err(ModelError::MissingTensor {
-                    near: crate::weights::near_names(tensor, files.names()),
+                    near: near_names(tensor, files.names()),
                     path: expected,
                     tensor: tensor.clone(),
                 });

@@ -2,7 +2,9 @@
 
 mod support;
 
-use halyard_models::config::{JsonFields, RopeScaling};
+use std::path::Path;
+
+use halyard_models::config::{JsonFields, MlpDescription, RopeScaling};
 use halyard_models::families::{FAMILIES, Family};
 use halyard_models::gguf::GgufFile;
 use halyard_models::{GenerationDefaults, ModelDescription, ModelError};
@@ -33,6 +35,10 @@ fn with(mut config: Value, changes: Value) -> Value {
     config
 }
 
+fn has_bias(mlp: MlpDescription) -> bool {
+    matches!(mlp, MlpDescription::Dense(mlp) if mlp.bias)
+}
+
 fn gguf(writer: &GgufWriter) -> Result<ModelDescription, ModelError> {
     let folder = TempFolder::new();
     let path = folder.write("m.gguf", writer.bytes());
@@ -42,24 +48,27 @@ fn gguf(writer: &GgufWriter) -> Result<ModelDescription, ModelError> {
 #[test]
 fn llama_defaults_follow_hugging_face() {
     let model = describe(&llama()).unwrap();
-    assert_eq!((model.head_dim, model.num_kv_heads, model.num_layers()), (16, 2, 3));
+    let mixer = model.layers[0].mixer;
+    assert_eq!((mixer.head_dim, mixer.num_kv_heads, model.num_layers()), (16, 2, 3));
     assert_eq!(model.eos_token_ids, [2, 7]);
     assert_eq!(model.checkpoint_dtype, Some(DType::BF16));
-    assert_eq!(model.attention.scale, 0.25);
-    assert!(!model.tie_word_embeddings && !model.attention.qkv_bias && !model.mlp.bias);
+    assert_eq!(mixer.scale, 0.25);
+    assert!(!model.tie_word_embeddings && !mixer.qkv_bias && !has_bias(model.layers[0].mlp));
     assert_eq!(
         (model.ropes[0].theta, model.ropes[0].style),
         (10_000.0, RopeStyle::Neox)
     );
-    assert!(model.layers.iter().all(|layer| layer.window.is_none()));
+    assert!(model.layers.iter().all(|layer| layer.mixer.window.is_none()));
 
     let model = describe(&with(
         llama(),
         json!({"attention_bias": true, "mlp_bias": true, "head_dim": 32}),
     ))
     .unwrap();
-    assert!(model.attention.qkv_bias && model.attention.o_bias && model.mlp.bias);
-    assert_eq!(model.q_size(), 128);
+    for layer in &model.layers {
+        assert!(layer.mixer.qkv_bias && layer.mixer.o_bias && has_bias(layer.mlp));
+        assert_eq!(layer.mixer.q_size(), 128);
+    }
 }
 
 #[test]
@@ -70,7 +79,7 @@ fn windows_follow_each_family() {
             .unwrap()
             .layers
             .iter()
-            .map(|l| l.window)
+            .map(|l| l.mixer.window)
             .collect::<Vec<_>>()
     };
     assert_eq!(
@@ -112,16 +121,17 @@ fn gemma3_reads_text_and_multimodal_configs_old_and_new() {
     let model = describe(&multimodal).unwrap();
     assert_eq!(model.architecture, "Gemma3ForConditionalGeneration");
     // Fields that published text configs leave out.
+    let mixer = model.layers[0].mixer;
     assert_eq!(
-        (model.vocab_size, model.num_heads, model.num_kv_heads, model.head_dim),
+        (model.vocab_size, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim),
         (262_208, 8, 4, 256)
     );
     assert_eq!(model.max_position_embeddings, 131_072);
     assert_eq!(model.eos_token_ids, [1, 106]);
-    assert_eq!(model.attention.scale, 1.0 / 16.0);
+    assert!(model.layers.iter().all(|layer| layer.mixer.scale == 1.0 / 16.0));
     assert!(model.tie_word_embeddings);
     assert_eq!(model.norm.weight_offset, 1.0);
-    let windows: Vec<_> = model.layers.iter().map(|l| (l.window, l.rope)).collect();
+    let windows: Vec<_> = model.layers.iter().map(|l| (l.mixer.window, l.mixer.rope)).collect();
     assert_eq!(windows[4..7], [(Some(512), 1), (None, 0), (Some(512), 1)]);
     assert_eq!(model.ropes[0].scaling, RopeScaling::Linear { factor: 8.0 });
     assert_eq!((model.ropes[0].theta, model.ropes[1].theta), (1e6, 1e4));
@@ -141,7 +151,7 @@ fn gemma3_reads_text_and_multimodal_configs_old_and_new() {
         "layer_types": (0..12).map(|i| if i == 3 { "full_attention" } else { "sliding_attention" }).collect::<Vec<_>>()});
     let model = describe(&with(gemma(), new)).unwrap();
     assert_eq!((model.ropes[0].theta, model.ropes[1].theta), (5e5, 2e4));
-    assert_eq!(model.layers.iter().position(|l| l.window.is_none()), Some(3));
+    assert_eq!(model.layers.iter().position(|l| l.mixer.window.is_none()), Some(3));
 }
 
 #[test]
@@ -158,7 +168,7 @@ fn gemma3_gguf_has_no_norm_offset_and_every_sixth_layer_full() {
         .set("gemma3.rope.freq_base", f32_value(1e6));
     let model = gguf(&writer).unwrap();
     assert_eq!(model.norm.weight_offset, 0.0, "the converter has added it");
-    let full: Vec<usize> = (0..7).filter(|&i| model.layers[i].window.is_none()).collect();
+    let full: Vec<usize> = (0..7).filter(|&i| model.layers[i].mixer.window.is_none()).collect();
     assert_eq!(full, [5]);
     assert_eq!((model.ropes[0].theta, model.ropes[1].theta), (1e6, 1e4));
     assert_eq!(model.ropes[0].style, RopeStyle::Neox);
@@ -169,7 +179,7 @@ fn gemma3_gguf_has_no_norm_offset_and_every_sixth_layer_full() {
         .unwrap()
         .layers
         .iter()
-        .map(|l| l.window.is_none())
+        .map(|l| l.mixer.window.is_none())
         .collect();
     assert_eq!(full, [false, true, false, true, false, true, false]);
     writer.set(
@@ -423,4 +433,12 @@ fn generation_defaults_are_read_and_bounded() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn layers_whose_pages_would_differ_are_refused() {
+    let mut model = describe(&llama()).unwrap();
+    model.layers[2].mixer.num_kv_heads = 4;
+    let error = model.check(Path::new("config.json")).unwrap_err().to_string();
+    assert!(error.contains("4 of 16") && error.contains("2 of 16"), "{error}");
 }

@@ -5,14 +5,15 @@ mod support;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use halyard_models::{DummyWeights, LayerWeight, LoadFormat, ModelError, ModelFiles, Role};
+use halyard_models::weights::{Linear, MlpLinear};
+use halyard_models::{DummyWeights, LoadFormat, ModelError, ModelFiles, Role};
 use halyard_platform_api::WeightFormat;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use support::{TempFolder, fixtures};
 
-const Q: Role = Role::Layer(0, LayerWeight::QProj);
+const Q: Role = Role::weight(0, Linear::Q);
 const Q_NAME: &str = "model.layers.0.self_attn.q_proj.weight";
 const Q_SCALE: &str = "model.layers.0.self_attn.q_proj.weight_scale";
 
@@ -86,8 +87,14 @@ fn modules_that_a_checkpoint_leaves_alone_stay_as_stored() {
     let model = open(&fixtures().join("models/llama-fp8"), LoadFormat::Auto).unwrap();
     let format = |role| model.weights.format(role).unwrap();
     assert_eq!(format(Role::LmHead), WeightFormat::BF16);
-    assert_eq!(format(Role::Layer(1, LayerWeight::DownProj)), WeightFormat::BF16);
-    assert_eq!(format(Role::Layer(0, LayerWeight::DownProj)), WeightFormat::F8E4M3);
+    assert_eq!(
+        format(Role::weight(1, Linear::Mlp(MlpLinear::Down))),
+        WeightFormat::BF16
+    );
+    assert_eq!(
+        format(Role::weight(0, Linear::Mlp(MlpLinear::Down))),
+        WeightFormat::F8E4M3
+    );
 }
 
 #[test]
@@ -210,7 +217,7 @@ fn rounding_at_load_keeps_four_bits_of_every_layer_matrix() {
     let plain = open(&folder, LoadFormat::Auto).unwrap();
     let mut model = open(&folder, LoadFormat::Auto).unwrap();
     model.quantise().unwrap();
-    let role = Role::Layer(1, LayerWeight::DownProj);
+    let role = Role::weight(1, Linear::Mlp(MlpLinear::Down));
     assert_eq!(model.weights.format(role).unwrap(), WeightFormat::F8E4M3);
     assert_eq!(model.weights.format(Role::LmHead).unwrap(), WeightFormat::F32);
     assert!(model.weight_bytes < plain.weight_bytes);
@@ -236,7 +243,7 @@ fn what_is_rounded_already_is_left_or_refused() {
     let before = fp8.weights.tensor(Q).unwrap().to_f32().unwrap();
     fp8.quantise().unwrap();
     assert_eq!(fp8.weights.tensor(Q).unwrap().to_f32().unwrap(), before);
-    let down = Role::Layer(1, LayerWeight::DownProj);
+    let down = Role::weight(1, Linear::Mlp(MlpLinear::Down));
     assert_eq!(fp8.weights.format(down).unwrap(), WeightFormat::F8E4M3);
 
     let mut blocks = open(&fixtures().join("models/gguf/llama-gguf.gguf"), LoadFormat::Auto).unwrap();

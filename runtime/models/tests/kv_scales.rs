@@ -5,15 +5,13 @@ mod support;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use halyard_models::{
-    DummyWeights, LayerWeight, LoadFormat, LoraAdapter, LoraLimits, LoraTargets, ModelError, ModelFiles, Role,
-};
+use halyard_models::weights::Part::{self, Bias, Weight};
+use halyard_models::weights::{Linear, MlpLinear, Norm};
+use halyard_models::{DummyWeights, LoadFormat, LoraAdapter, LoraLimits, LoraTargets, ModelError, ModelFiles, Role};
 use halyard_platform_api::DType;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use support::{TempFolder, fixtures};
-
-use LayerWeight::{GateProj, KBias, KNorm, KProj, OProj, QBias, QNorm, QProj, VBias, VProj};
 
 fn open(folder: &Path) -> ModelFiles {
     ModelFiles::open(folder, LoadFormat::Auto, DummyWeights::default()).expect("a model")
@@ -49,7 +47,7 @@ fn scale(name: &str, value: f32) -> Stored<'_> {
     (name, Dtype::F32, vec![], value.to_le_bytes().to_vec())
 }
 
-fn values(model: &ModelFiles, layer: usize, weight: LayerWeight) -> Vec<f32> {
+fn values(model: &ModelFiles, layer: usize, weight: Part) -> Vec<f32> {
     let tensor = model.weights.tensor(Role::Layer(layer, weight)).expect("there");
     tensor.to_f32().expect("decodes")
 }
@@ -62,7 +60,7 @@ fn off(before: &[f32], after: &[f32], factor: f32) -> f32 {
 }
 
 /// By how much each weight of a layer changes: (weight, factor).
-fn check(folder: &Path, layer: usize, expected: &[(LayerWeight, f32)], within: f32) {
+fn check(folder: &Path, layer: usize, expected: &[(Part, f32)], within: f32) {
     let before = open(folder);
     let mut after = open(folder);
     assert!(after.use_kv_scales().expect("readable"));
@@ -81,11 +79,11 @@ fn products_of_queries_and_keys_stay_and_so_does_what_values_give() {
     let (k, v) = (of("self_attn.k_scale"), of("self_attn.v_scale"));
     let scales = [scale(&k, K), scale(&v, V)];
     let plain = [
-        (QProj, K),
-        (KProj, 1.0 / K),
-        (VProj, 1.0 / V),
-        (OProj, V),
-        (GateProj, 1.0),
+        (Weight(Linear::Q), K),
+        (Weight(Linear::K), 1.0 / K),
+        (Weight(Linear::V), 1.0 / V),
+        (Weight(Linear::O), V),
+        (Weight(Linear::Mlp(MlpLinear::Gate)), 1.0),
     ];
     let exact = 2e-7;
     check(with("llama", &scales).path(), 1, &plain, exact);
@@ -98,16 +96,20 @@ fn products_of_queries_and_keys_stay_and_so_does_what_values_give() {
     );
     // 8-bit weights: their rows' scales take it up.
     check(with("llama-fp8", &scales).path(), 1, &plain, exact);
-    let biases = [(QBias, K), (KBias, 1.0 / K), (VBias, 1.0 / V)];
+    let biases = [
+        (Bias(Linear::Q), K),
+        (Bias(Linear::K), 1.0 / K),
+        (Bias(Linear::V), 1.0 / V),
+    ];
     check(with("qwen2", &scales).path(), 1, &biases, exact);
     // Behind a norm of queries and keys nothing before it counts.
     let normed = [
-        (QProj, 1.0),
-        (KProj, 1.0),
-        (QNorm, K),
-        (KNorm, 1.0 / K),
-        (VProj, 1.0 / V),
-        (OProj, V),
+        (Weight(Linear::Q), 1.0),
+        (Weight(Linear::K), 1.0),
+        (Part::Norm(Norm::Query), K),
+        (Part::Norm(Norm::Key), 1.0 / K),
+        (Weight(Linear::V), 1.0 / V),
+        (Weight(Linear::O), V),
     ];
     check(with("qwen3", &scales).path(), 1, &normed, exact);
 }
@@ -118,7 +120,7 @@ fn a_norm_that_adds_one_to_its_weights_is_changed_as_a_whole() {
     let folder = with("gemma3", &[scale(name, K)]);
     let (before, mut after) = (open(folder.path()), open(folder.path()));
     assert!(after.use_kv_scales().expect("readable"));
-    for (weight, factor) in [(QNorm, K), (KNorm, 1.0 / K)] {
+    for (weight, factor) in [(Part::Norm(Norm::Query), K), (Part::Norm(Norm::Key), 1.0 / K)] {
         let whole = |model: &ModelFiles| -> Vec<f32> { values(model, 0, weight).iter().map(|w| 1.0 + w).collect() };
         let off = off(&whole(&before), &whole(&after), factor);
         assert!(off < 1e-5, "{weight:?}: {off}");
@@ -139,7 +141,7 @@ fn sixteen_bits_stay_sixteen_bits() {
     let folder = with("llama", &[scale("model.layers.0.self_attn.v_scale", V), half]);
     let mut model = open(folder.path());
     assert!(model.use_kv_scales().expect("readable"));
-    let found = model.weights.tensor(Role::Layer(0, OProj)).expect("there");
+    let found = model.weights.tensor(Role::Layer(0, Weight(Linear::O))).expect("there");
     let rows = found.rows(0..found.num_rows());
     assert_eq!(rows.len(), 2 * halves.len());
     for (i, (before, after)) in halves.iter().zip(rows.chunks_exact(2)).enumerate() {
@@ -170,14 +172,14 @@ fn a_checkpoint_without_scales_stays_as_it_is() {
 #[test]
 fn every_name_of_a_scale_is_known() {
     for (name, weight) in [
-        ("self_attn.attn.k_scale", KProj),
-        ("self_attn.k_proj.k_scale", KProj),
-        ("self_attn.k_proj.output_scale", KProj),
-        ("self_attn.kv_scale", KProj),
-        ("self_attn.attn.v_scale", VProj),
-        ("self_attn.v_proj.v_scale", VProj),
-        ("self_attn.v_proj.output_scale", VProj),
-        ("self_attn.kv_scale", VProj),
+        ("self_attn.attn.k_scale", Weight(Linear::K)),
+        ("self_attn.k_proj.k_scale", Weight(Linear::K)),
+        ("self_attn.k_proj.output_scale", Weight(Linear::K)),
+        ("self_attn.kv_scale", Weight(Linear::K)),
+        ("self_attn.attn.v_scale", Weight(Linear::V)),
+        ("self_attn.v_proj.v_scale", Weight(Linear::V)),
+        ("self_attn.v_proj.output_scale", Weight(Linear::V)),
+        ("self_attn.kv_scale", Weight(Linear::V)),
     ] {
         let name = format!("model.layers.0.{name}");
         let half = half::f16::from_f32(0.25).to_le_bytes().to_vec();
@@ -225,11 +227,11 @@ fn adapters_are_changed_as_their_linears() {
     let read = |model: &ModelFiles| LoraAdapter::open(&path, &model.description, &limits).expect("reads");
     let (before, after) = (read(&before), read(&after));
     for (weight, factor) in [
-        (QProj, K),
-        (KProj, 1.0 / K),
-        (VProj, 1.0 / V),
-        (OProj, V),
-        (GateProj, 1.0),
+        (Weight(Linear::Q), K),
+        (Weight(Linear::K), 1.0 / K),
+        (Weight(Linear::V), 1.0 / V),
+        (Weight(Linear::O), V),
+        (Weight(Linear::Mlp(MlpLinear::Gate)), 1.0),
     ] {
         let module = |adapter: &'_ LoraAdapter| adapter.module(Role::Layer(0, weight)).expect("a target").clone();
         let (old, new) = (module(&before), module(&after));

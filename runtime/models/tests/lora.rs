@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use halyard_models::weights::{Linear, MlpLinear};
 use halyard_models::{
-    DummyWeights, LayerWeight, LoadFormat, LoraAdapter, LoraLimits, LoraTargets, ModelDescription, ModelFiles, Role,
+    DummyWeights, LoadFormat, LoraAdapter, LoraLimits, LoraTargets, ModelDescription, ModelFiles, Role,
 };
 use halyard_platform_api::DType;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
@@ -20,9 +21,13 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models")
 }
 
-fn llama() -> ModelDescription {
-    let files = ModelFiles::open(&fixtures().join("llama"), LoadFormat::Auto, DummyWeights::default());
+fn description(model: &str) -> ModelDescription {
+    let files = ModelFiles::open(&fixtures().join(model), LoadFormat::Auto, DummyWeights::default());
     (*files.expect("the fixture").description).clone()
+}
+
+fn llama() -> ModelDescription {
+    description("llama")
 }
 
 fn f32s(bytes: &[u8]) -> Vec<f32> {
@@ -41,11 +46,11 @@ fn peft_adapters_are_read() {
     assert_eq!(stabilised.num_modules(), 14, "seven linears of two layers");
     let patterned = open("rank16");
     let down = patterned
-        .module(Role::Layer(0, LayerWeight::DownProj))
+        .module(Role::weight(0, Linear::Mlp(MlpLinear::Down)))
         .expect("a target");
     assert_eq!((patterned.rank, patterned.scale, down.rank), (16, 1.0, 5));
     assert_eq!((down.a.len(), down.b.len()), (4 * 5 * 64, 4 * 48 * 5));
-    assert!(patterned.module(Role::Layer(0, LayerWeight::QProj)).is_none());
+    assert!(patterned.module(Role::weight(0, Linear::Q)).is_none());
     // Values of another scale than the adapter's hold the ratio: alpha 40 of one module, rank 5 of others.
     let stored = Copy::of("rank16");
     let stored_b = |layer: usize, name: &str| {
@@ -55,12 +60,14 @@ fn peft_adapters_are_read() {
             .map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
             .collect::<Vec<_>>()
     };
-    for (layer, weight, name, ratio) in [
-        (0, LayerWeight::UpProj, "up_proj", 1.0),
-        (1, LayerWeight::UpProj, "up_proj", 2.5),
-        (1, LayerWeight::DownProj, "down_proj", 16.0 / 5.0),
+    for (layer, linear, name, ratio) in [
+        (0, MlpLinear::Up, "up_proj", 1.0),
+        (1, MlpLinear::Up, "up_proj", 2.5),
+        (1, MlpLinear::Down, "down_proj", 16.0 / 5.0),
     ] {
-        let module = patterned.module(Role::Layer(layer, weight)).expect("a target");
+        let module = patterned
+            .module(Role::weight(layer, Linear::Mlp(linear)))
+            .expect("a target");
         let expected: Vec<f32> = stored_b(layer, name).iter().map(|value| value * ratio).collect();
         assert_eq!(f32s(&module.b), expected, "{name} of layer {layer}");
     }
@@ -89,6 +96,10 @@ impl Copy {
 
     /// What reading it says.
     fn open(&self, limits: &LoraLimits) -> Result<LoraAdapter, String> {
+        self.open_for(&llama(), limits)
+    }
+
+    fn open_for(&self, model: &ModelDescription, limits: &LoraLimits) -> Result<LoraAdapter, String> {
         static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("halyard-adapter-{}-{number}", std::process::id()));
@@ -100,7 +111,7 @@ impl Copy {
         }
         let bytes = safetensors::serialize(views, None).expect("serializable");
         std::fs::write(folder.join("adapter_model.safetensors"), bytes).expect("writable");
-        let outcome = LoraAdapter::open(&folder, &llama(), limits).map_err(|error| error.to_string());
+        let outcome = LoraAdapter::open(&folder, model, limits).map_err(|error| error.to_string());
         std::fs::remove_dir_all(folder).expect("removable");
         outcome
     }
@@ -239,8 +250,7 @@ fn targets_can_be_limited() {
 #[test]
 fn dummies_change_every_target_of_every_model() {
     for name in ["llama", "qwen2", "gemma3"] {
-        let files = ModelFiles::open(&fixtures().join(name), LoadFormat::Auto, DummyWeights::default());
-        let model = files.expect("the fixture").description;
+        let model = description(name);
         let dummy = |seed| LoraAdapter::dummy(&model, &LIMITS, 3, seed).expect("a small rank");
         assert_eq!(dummy(1).num_modules(), 7 * model.num_layers(), "{name}");
         assert_eq!(dummy(1), dummy(1));

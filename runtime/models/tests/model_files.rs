@@ -8,9 +8,8 @@ use std::sync::Arc;
 
 use halyard_models::families::Family;
 use halyard_models::gguf::GgufFile;
-use halyard_models::{
-    DummyFormat, DummyWeights, LayerWeight, LoadFormat, ModelError, ModelFiles, Role, TokenizerSource, Weights,
-};
+use halyard_models::weights::{Linear, MlpLinear, Norm};
+use halyard_models::{DummyFormat, DummyWeights, LoadFormat, ModelError, ModelFiles, Role, TokenizerSource, Weights};
 use halyard_platform_api::WeightFormat;
 use serde_json::{Value, json};
 use support::{GgufWriter, TempFolder, f32_bytes, string_value, u32_value};
@@ -51,7 +50,7 @@ fn opens_a_hugging_face_folder() {
     assert_eq!(model.generation.temperature, Some(0.7));
     assert_eq!(model.eos_token.as_deref(), Some("<|im_end|>"));
     assert!(model.chat_template.is_some_and(|t| t.contains("im_start")));
-    let bias = model.weights.tensor(Role::Layer(0, LayerWeight::QBias)).unwrap();
+    let bias = model.weights.tensor(Role::bias(0, Linear::Q)).unwrap();
     assert_eq!(
         (bias.name.as_str(), bias.shape.len()),
         ("model.layers.0.self_attn.q_proj.bias", 1)
@@ -98,7 +97,10 @@ fn rows_of_a_weight_are_its_stored_bytes() {
     gate.3 = f32_bytes(&values);
     let folder = TempFolder::new();
     let model = open(&folder.write("m.gguf", writer.bytes())).unwrap();
-    let gate = model.weights.tensor(Role::Layer(1, LayerWeight::GateProj)).unwrap();
+    let gate = model
+        .weights
+        .tensor(Role::weight(1, Linear::Mlp(MlpLinear::Gate)))
+        .unwrap();
     assert_eq!((gate.num_rows(), gate.row_len(), gate.row_bytes()), (12, 8, 32));
     assert_eq!(gate.rows(2..4), f32_bytes(&values[16..32]));
     assert_eq!(gate.to_f32().unwrap(), values);
@@ -185,7 +187,7 @@ fn the_text_part_of_multimodal_checkpoints_is_found_under_either_prefix() {
             *config = json!({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text});
         });
         let model = open(folder.path()).unwrap();
-        let norm = model.weights.tensor(Role::Layer(1, LayerWeight::MlpNorm)).unwrap();
+        let norm = model.weights.tensor(Role::norm(1, Norm::Mlp)).unwrap();
         assert_eq!(norm.name, format!("{prefix}layers.1.pre_feedforward_layernorm.weight"));
     }
 }
@@ -313,9 +315,9 @@ fn dummy(dummy: DummyWeights) -> Weights {
 fn dummy_weights_depend_on_seed_and_place_only() {
     let roles = [
         Role::Embedding,
-        Role::Layer(0, LayerWeight::QProj),
-        Role::Layer(1, LayerWeight::QProj),
-        Role::Layer(1, LayerWeight::OProj),
+        Role::weight(0, Linear::Q),
+        Role::weight(1, Linear::Q),
+        Role::weight(1, Linear::O),
     ];
     let recipe = |seed| DummyWeights {
         seed,

@@ -407,7 +407,8 @@ fn float_type(format: WeightFormat) -> Option<DType> {
 mod tests {
     use std::path::Path;
 
-    use halyard_models::{DummyWeights, LayerWeight, LoadFormat, ModelFiles};
+    use halyard_models::weights::{self, MlpLinear};
+    use halyard_models::{DummyWeights, LoadFormat, ModelFiles};
     use halyard_platform_api::ops::{Epilogue, Linear};
     use halyard_platform_api::{Error, OpId, Platform, PreparedInfo, QueueKind};
 
@@ -477,7 +478,7 @@ mod tests {
 
     #[test]
     fn the_device_makes_the_hosts_values() {
-        let role = Role::Layer(1, LayerWeight::DownProj);
+        let role = Role::weight(1, weights::Linear::Mlp(MlpLinear::Down));
         for device in [
             halyard_reference::ReferencePlatform::new().open(0),
             halyard_cpu::CpuPlatform::with_threads(2).open(0),
@@ -519,7 +520,7 @@ mod tests {
     fn columns_are_those_of_the_whole_rows() {
         let device = halyard_reference::ReferencePlatform::new().open(0).expect("opens");
         let queue = device.create_queue(QueueKind::Compute).expect("a queue");
-        let (files, role) = (dummy(), Role::Layer(0, LayerWeight::OProj));
+        let (files, role) = (dummy(), Role::weight(0, weights::Linear::O));
         let values = files.weights.dummy_values(role).expect("a dummy");
         let width = files.weights.shape(role)[1] as u32;
         let mut progress = |_| {};
@@ -560,7 +561,7 @@ mod tests {
 
     #[test]
     fn what_a_device_cannot_quantise_the_host_does() {
-        let role = Role::Layer(1, LayerWeight::UpProj);
+        let role = Role::weight(1, weights::Linear::Mlp(MlpLinear::Up));
         let mut packed_rows = Vec::new();
         for device in [
             halyard_reference::ReferencePlatform::new().open(0),

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use halyard_platform_api::DType;
 
+use super::layer::{DenseMlp, LayerDescription, MlpDescription, in_range};
 use super::rope::RopeDescription;
 use crate::error::{ModelError, Result};
 
@@ -21,6 +22,8 @@ pub(crate) mod limits {
     pub const HEADS: usize = 8192;
     /// Values of a head.
     pub const HEAD_DIM: usize = 4096;
+    /// Experts of a layer.
+    pub const EXPERTS: usize = 2048;
     /// Positions.
     pub const POSITIONS: usize = 1 << 27;
 }
@@ -46,48 +49,6 @@ pub struct NormDescription {
     pub placement: NormPlacement,
 }
 
-/// The attention part of every layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionDescription {
-    /// q, k and v projections have biases.
-    pub qkv_bias: bool,
-    /// The output projection has a bias.
-    pub o_bias: bool,
-    /// RMS norms over each head of q and k, before rope.
-    pub qk_norm: bool,
-    /// Factor of the scores.
-    pub scale: f32,
-    /// cap · tanh(score / cap), where given.
-    pub logit_softcap: Option<f32>,
-}
-
-/// The nonlinearity of the feed-forward part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// x / (1 + e^−x).
-    Silu,
-    /// Gelu by its tanh approximation.
-    GeluTanh,
-}
-
-/// The gated feed-forward part of every layer: down(activation(gate(x)) · up(x)).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MlpDescription {
-    /// Of the gate.
-    pub activation: Activation,
-    /// gate, up and down projections have biases.
-    pub bias: bool,
-}
-
-/// What differs between layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayerDescription {
-    /// A query sees this many positions, itself included; `None`: all before it.
-    pub window: Option<usize>,
-    /// Index into [`ModelDescription::ropes`].
-    pub rope: usize,
-}
-
 /// A decoder-only transformer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelDescription {
@@ -97,20 +58,8 @@ pub struct ModelDescription {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Query heads of a layer.
-    pub num_heads: usize,
-    /// KV heads of a layer; divides `num_heads`.
-    pub num_kv_heads: usize,
-    /// Values of a head.
-    pub head_dim: usize,
-    /// Width of the feed-forward part.
-    pub intermediate_size: usize,
     /// Norms.
     pub norm: NormDescription,
-    /// Attention.
-    pub attention: AttentionDescription,
-    /// Feed-forward.
-    pub mlp: MlpDescription,
     /// One entry a layer.
     pub layers: Vec<LayerDescription>,
     /// The position embeddings in use: one, or one for full and one for sliding layers.
@@ -149,16 +98,12 @@ impl ModelDescription {
         self.layers.len()
     }
 
-    /// Values of all query heads together.
-    #[must_use]
-    pub fn q_size(&self) -> usize {
-        self.num_heads * self.head_dim
-    }
-
-    /// Values of all key (or value) heads together.
-    #[must_use]
-    pub fn kv_size(&self) -> usize {
-        self.num_kv_heads * self.head_dim
+    /// The dense MLPs of its layers.
+    pub(crate) fn dense_mlps(&mut self) -> impl Iterator<Item = &mut DenseMlp> {
+        self.layers.iter_mut().filter_map(|layer| match &mut layer.mlp {
+            MlpDescription::Dense(dense) => Some(dense),
+            MlpDescription::Experts(_) => None,
+        })
     }
 
     /// The embedding factor as a model computing in `dtype` has it: Hugging Face rounds it to the type
@@ -177,38 +122,18 @@ impl ModelDescription {
     /// # Errors
     /// [`ModelError::BadField`] for the first contradiction.
     pub fn check(self, path: &Path) -> Result<Self> {
-        let sizes = [
-            ("vocab_size", self.vocab_size, limits::VOCAB_SIZE),
-            ("hidden_size", self.hidden_size, limits::WIDTH),
-            ("intermediate_size", self.intermediate_size, limits::WIDTH),
-            ("num_hidden_layers", self.layers.len(), limits::LAYERS),
-            ("num_attention_heads", self.num_heads, limits::HEADS),
-            ("num_key_value_heads", self.num_kv_heads, limits::HEADS),
-            ("head_dim", self.head_dim, limits::HEAD_DIM),
-            (
-                "max_position_embeddings",
-                self.max_position_embeddings,
-                limits::POSITIONS,
-            ),
-        ];
-        for (field, value, most) in sizes {
-            if value == 0 || value > most {
-                return Err(bad(path, field, value, format!("from 1 to {most}")));
-            }
+        in_range(path, "vocab_size", self.vocab_size, limits::VOCAB_SIZE)?;
+        in_range(path, "hidden_size", self.hidden_size, limits::WIDTH)?;
+        in_range(path, "num_hidden_layers", self.layers.len(), limits::LAYERS)?;
+        let positions = self.max_position_embeddings;
+        in_range(path, "max_position_embeddings", positions, limits::POSITIONS)?;
+        for layer in &self.layers {
+            layer.check(path, self.hidden_size)?;
         }
-        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
-            let limit = format!("a divisor of num_attention_heads, {}", self.num_heads);
-            return Err(bad(path, "num_key_value_heads", self.num_kv_heads, limit));
-        }
-        if !self.head_dim.is_multiple_of(2) {
-            return Err(bad(path, "head_dim", self.head_dim, "even".into()));
-        }
-        if self.q_size() > limits::WIDTH {
-            let limit = format!("at most {} together with head_dim", limits::WIDTH);
-            return Err(bad(path, "num_attention_heads", self.num_heads, limit));
-        }
-        for rope in &self.ropes {
-            rope.check(path, self.head_dim)?;
+        for (index, rope) in self.ropes.iter().enumerate() {
+            let users = self.layers.iter().filter(|layer| layer.mixer.rope == index);
+            let head_dim = users.map(|layer| layer.mixer.head_dim).min();
+            rope.check(path, head_dim.unwrap_or(limits::HEAD_DIM))?;
         }
         self.check_numbers(path)?;
         self.check_layers_and_tokens(path)?;
@@ -216,14 +141,18 @@ impl ModelDescription {
     }
 
     fn check_numbers(&self, path: &Path) -> Result<()> {
+        let of_layers = self.layers.iter().flat_map(|layer| {
+            [
+                ("attention scale", Some(layer.mixer.scale)),
+                ("attn_logit_softcapping", layer.mixer.logit_softcap),
+            ]
+        });
         let positive = [
             ("rms_norm_eps", Some(self.norm.eps)),
-            ("attention scale", Some(self.attention.scale)),
-            ("attn_logit_softcapping", self.attention.logit_softcap),
             ("final_logit_softcapping", self.final_logit_softcap),
             ("embedding scale", Some(self.embedding_scale)),
         ];
-        for (field, value) in positive {
+        for (field, value) in positive.into_iter().chain(of_layers) {
             if let Some(value) = value.filter(|v| !(v.is_finite() && *v > 0.0)) {
                 return Err(bad(path, field, value, "a number above 0".into()));
             }
@@ -232,14 +161,17 @@ impl ModelDescription {
     }
 
     fn check_layers_and_tokens(&self, path: &Path) -> Result<()> {
-        for layer in &self.layers {
-            if let Some(window) = layer.window.filter(|w| !(1..=limits::POSITIONS).contains(w)) {
-                let limit = format!("from 1 to {}", limits::POSITIONS);
-                return Err(bad(path, "sliding_window", window, limit));
-            }
-            if layer.rope >= self.ropes.len() {
+        let first = self.layers[0].mixer;
+        for mixer in self.layers.iter().map(|layer| layer.mixer) {
+            if mixer.rope >= self.ropes.len() {
                 let limit = format!("below {}", self.ropes.len());
-                return Err(bad(path, "rope of a layer", layer.rope, limit));
+                return Err(bad(path, "rope of a layer", mixer.rope, limit));
+            }
+            let (heads, dim) = (first.num_kv_heads, first.head_dim);
+            if (mixer.num_kv_heads, mixer.head_dim) != (heads, dim) {
+                let found = format!("{} of {} in one layer", mixer.num_kv_heads, mixer.head_dim);
+                let limit = format!("{heads} of {dim} as in the first: all layers share KV pages of one size");
+                return Err(bad(path, "num_key_value_heads", found, limit));
             }
         }
         let ids = self.bos_token_id.iter().map(|id| ("bos_token_id", id));

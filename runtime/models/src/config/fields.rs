@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::error::{ModelError, Result};
-use crate::overrides::merge;
 
 /// Longest JSON file that is read (tokenizer_config.json with a long template is far below it).
 const MAX_JSON_BYTES: u64 = 64 << 20;
@@ -206,6 +205,20 @@ impl JsonFields {
         list.map(Some).ok_or_else(|| self.bad(key, value, "a list of strings"))
     }
 
+    /// The list of non-negative integers at `key`; `None` if absent.
+    ///
+    /// # Errors
+    /// [`ModelError::BadField`] if it is something else.
+    pub fn unsigned_list(&self, key: &str) -> Result<Option<Vec<usize>>> {
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        let number = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
+        let list = value.as_array().and_then(|list| list.iter().map(number).collect());
+        list.map(Some)
+            .ok_or_else(|| self.bad(key, value, "a list of integers from 0 up"))
+    }
+
     /// The token ids at `key`, written as one id or as a list; `None` if absent. Duplicates are dropped.
     ///
     /// # Errors
@@ -257,6 +270,18 @@ impl JsonFields {
             field: format!("{}{key}", self.prefix),
             value: value.into(),
             remedy: remedy.to_owned(),
+        }
+    }
+}
+
+/// Puts the fields of `over` into `base`: objects are merged, other values replaced.
+fn merge(base: &mut Map<String, Value>, over: &Map<String, Value>) {
+    for (key, value) in over {
+        match (base.get_mut(key), value) {
+            (Some(Value::Object(into)), Value::Object(from)) => merge(into, from),
+            _ => {
+                base.insert(key.clone(), value.clone());
+            }
         }
     }
 }

@@ -5,10 +5,8 @@
 
 use halyard_platform_api::ops::RopeStyle;
 
-use super::description::{
-    Activation, AttentionDescription, LayerDescription, MlpDescription, ModelDescription, NormDescription,
-    NormPlacement, bad, limits,
-};
+use super::description::{ModelDescription, NormDescription, NormPlacement, bad, limits};
+use super::layer::{Activation, AttentionDescription, DenseMlp, LayerDescription, MlpDescription};
 use super::rope::{RopeDescription, RopeScaling, YarnScaling};
 use crate::error::{ModelError, Result};
 use crate::gguf::{GgufArray, GgufFile, GgufValue};
@@ -46,7 +44,7 @@ impl<'a> GgufConfig<'a> {
             .map(|n| usize::try_from(n).unwrap_or(usize::MAX)))
     }
 
-    fn required(&self, name: &str) -> Result<usize> {
+    pub(crate) fn required(&self, name: &str) -> Result<usize> {
         self.unsigned(name)?.ok_or_else(|| ModelError::MissingField {
             path: self.file.path().to_path_buf(),
             field: self.key(name),
@@ -100,31 +98,35 @@ impl<'a> GgufConfig<'a> {
             return Err(bad(self.file.path(), &self.key("block_count"), num_layers, limit));
         }
         let has = |name: &str| self.file.tensor(name).is_some();
-        Ok(ModelDescription {
-            architecture: self.arch.to_owned(),
-            vocab_size: self.vocab_size()?,
-            hidden_size,
-            num_heads,
-            num_kv_heads: self.unsigned("attention.head_count_kv")?.unwrap_or(num_heads),
-            head_dim,
-            intermediate_size: self.required("feed_forward_length")?,
-            norm: NormDescription {
-                eps: self.float("attention.layer_norm_rms_epsilon")?.unwrap_or(1e-5) as f32,
-                weight_offset: 0.0,
-                placement: NormPlacement::Pre,
-            },
-            attention: AttentionDescription {
+        let layer = LayerDescription {
+            mixer: AttentionDescription {
+                num_heads,
+                num_kv_heads: self.unsigned("attention.head_count_kv")?.unwrap_or(num_heads),
+                head_dim,
+                window: None,
+                rope: 0,
                 qkv_bias: has("blk.0.attn_q.bias"),
                 o_bias: has("blk.0.attn_output.bias"),
                 qk_norm: has("blk.0.attn_q_norm.weight"),
                 scale: (head_dim as f64).powf(-0.5) as f32,
                 logit_softcap: self.float("attn_logit_softcapping")?.map(|cap| cap as f32),
             },
-            mlp: MlpDescription {
+            mlp: MlpDescription::Dense(DenseMlp {
+                intermediate_size: self.required("feed_forward_length")?,
                 activation: Activation::Silu,
                 bias: has("blk.0.ffn_gate.bias"),
+            }),
+        };
+        Ok(ModelDescription {
+            architecture: self.arch.to_owned(),
+            vocab_size: self.vocab_size()?,
+            hidden_size,
+            norm: NormDescription {
+                eps: self.float("attention.layer_norm_rms_epsilon")?.unwrap_or(1e-5) as f32,
+                weight_offset: 0.0,
+                placement: NormPlacement::Pre,
             },
-            layers: vec![LayerDescription { window: None, rope: 0 }; num_layers],
+            layers: vec![layer; num_layers],
             ropes: vec![self.rope(style, head_dim)?],
             embedding_scale: 1.0,
             final_logit_softcap: self.float("final_logit_softcapping")?.map(|cap| cap as f32),

@@ -5,11 +5,9 @@ use halyard_platform_api::DType;
 use halyard_platform_api::ops::RopeStyle;
 use serde_json::Value;
 
-use super::description::{
-    Activation, AttentionDescription, LayerDescription, MlpDescription, ModelDescription, NormDescription,
-    NormPlacement, limits,
-};
+use super::description::{ModelDescription, NormDescription, NormPlacement, limits};
 use super::fields::JsonFields;
+use super::layer::{Activation, AttentionDescription, DenseMlp, LayerDescription, MlpDescription};
 use super::rope::{RopeDescription, RopeScaling, YarnScaling};
 use crate::error::Result;
 
@@ -64,31 +62,35 @@ pub(crate) fn describe(config: &JsonFields, defaults: &Defaults) -> Result<Model
     }
     let max_position_embeddings = or_default("max_position_embeddings", Some(defaults.max_position_embeddings))?;
     let rope = rope(config, defaults.rope_theta, head_dim, max_position_embeddings)?;
-    Ok(ModelDescription {
-        architecture: architecture(config)?.unwrap_or_default().to_owned(),
-        vocab_size: or_default("vocab_size", defaults.vocab_size)?,
-        hidden_size,
-        num_heads,
-        num_kv_heads: or_default("num_key_value_heads", defaults.num_kv_heads.or(Some(num_heads)))?,
-        head_dim,
-        intermediate_size: config.required_unsigned("intermediate_size")?,
-        norm: NormDescription {
-            eps: config.float("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-            weight_offset: 0.0,
-            placement: NormPlacement::Pre,
-        },
-        attention: AttentionDescription {
+    let layer = LayerDescription {
+        mixer: AttentionDescription {
+            num_heads,
+            num_kv_heads: or_default("num_key_value_heads", defaults.num_kv_heads.or(Some(num_heads)))?,
+            head_dim,
+            window: None,
+            rope: 0,
             qkv_bias: false,
             o_bias: false,
             qk_norm: false,
             scale: (head_dim as f64).powf(-0.5) as f32,
             logit_softcap: None,
         },
-        mlp: MlpDescription {
+        mlp: MlpDescription::Dense(DenseMlp {
+            intermediate_size: config.required_unsigned("intermediate_size")?,
             activation: activation(config, defaults)?,
             bias: false,
+        }),
+    };
+    Ok(ModelDescription {
+        architecture: architecture(config)?.unwrap_or_default().to_owned(),
+        vocab_size: or_default("vocab_size", defaults.vocab_size)?,
+        hidden_size,
+        norm: NormDescription {
+            eps: config.float("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+            weight_offset: 0.0,
+            placement: NormPlacement::Pre,
         },
-        layers: vec![LayerDescription { window: None, rope: 0 }; num_layers],
+        layers: vec![layer; num_layers],
         ropes: vec![rope],
         embedding_scale: 1.0,
         final_logit_softcap: None,

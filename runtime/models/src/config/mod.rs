@@ -7,15 +7,14 @@ mod fields;
 mod generation;
 pub(crate) mod gguf;
 pub(crate) mod huggingface;
+mod layer;
 mod quantization;
 mod rope;
 
 pub(crate) use description::bad;
-pub use description::{
-    Activation, AttentionDescription, KvScale, LayerDescription, MlpDescription, ModelDescription, NormDescription,
-    NormPlacement,
-};
+pub use description::{KvScale, ModelDescription, NormDescription, NormPlacement};
 pub use fields::JsonFields;
 pub use generation::GenerationDefaults;
+pub use layer::{Activation, AttentionDescription, DenseMlp, ExpertsMlp, LayerDescription, MlpDescription};
 pub(crate) use quantization::is_fp8;
 pub use rope::{RopeDescription, RopeScaling, YarnScaling};

@@ -4,12 +4,12 @@
 
 use halyard_platform_api::ops::RopeStyle;
 
-use super::{Family, pre_norm_weight};
+use super::{Family, names};
 use crate::config::gguf::GgufConfig;
 use crate::config::huggingface::{Defaults, architecture, describe, rope_from, sliding_layers};
 use crate::config::{Activation, JsonFields, ModelDescription, NormPlacement, RopeDescription, RopeScaling};
 use crate::error::Result;
-use crate::weights::LayerWeight;
+use crate::weights::{NameTemplate, Norm, Role};
 
 pub(super) static FAMILY: Family = Family {
     name: "gemma3",
@@ -22,8 +22,24 @@ pub(super) static FAMILY: Family = Family {
     gguf_architectures: &["gemma3"],
     describe_hf,
     describe_gguf,
-    hf_layer_weight,
+    hf_names: &[NAMES, names::PRE_NORM],
+    gguf_names: &[names::GGUF],
 };
+
+const NAMES: &[NameTemplate] = &[
+    (
+        Role::norm(0, Norm::PostAttention),
+        "model.layers.{l}.post_attention_layernorm.weight",
+    ),
+    (
+        Role::norm(0, Norm::Mlp),
+        "model.layers.{l}.pre_feedforward_layernorm.weight",
+    ),
+    (
+        Role::norm(0, Norm::PostMlp),
+        "model.layers.{l}.post_feedforward_layernorm.weight",
+    ),
+];
 
 /// Gemma3TextConfig; published files leave most of these out.
 const DEFAULTS: Defaults = Defaults {
@@ -59,21 +75,25 @@ fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
         None => (text.object("rope_scaling")?, None),
     };
     let positions = model.max_position_embeddings;
+    let head_dim = model.layers.first().map_or(0, |layer| layer.mixer.head_dim);
     let global_theta = text.float("rope_theta")?.unwrap_or(GLOBAL_THETA);
     let local_theta = text.float("rope_local_base_freq")?.unwrap_or(LOCAL_THETA);
     model.ropes = vec![
-        rope_from(global.as_ref(), global_theta, None, model.head_dim, positions)?,
-        rope_from(local.as_ref(), local_theta, None, model.head_dim, positions)?,
+        rope_from(global.as_ref(), global_theta, None, head_dim, positions)?,
+        rope_from(local.as_ref(), local_theta, None, head_dim, positions)?,
     ];
     let pattern = text.unsigned("sliding_window_pattern")?.unwrap_or(PATTERN).max(1);
     let slides = |layer: usize| !(layer + 1).is_multiple_of(pattern);
     let sliding = sliding_layers(text, model.layers.len(), slides)?;
     apply_window(&mut model, &sliding, text.unsigned("sliding_window")?.unwrap_or(4096));
     let bias = text.bool("attention_bias")?.unwrap_or(false);
-    (model.attention.qkv_bias, model.attention.o_bias) = (bias, bias);
     let pre_attention = text.float("query_pre_attn_scalar")?.unwrap_or(256.0);
-    model.attention.scale = pre_attention.powf(-0.5) as f32;
-    model.attention.logit_softcap = text.float("attn_logit_softcapping")?.map(|cap| cap as f32);
+    let softcap = text.float("attn_logit_softcapping")?.map(|cap| cap as f32);
+    for layer in &mut model.layers {
+        (layer.mixer.qkv_bias, layer.mixer.o_bias) = (bias, bias);
+        layer.mixer.scale = pre_attention.powf(-0.5) as f32;
+        layer.mixer.logit_softcap = softcap;
+    }
     model.final_logit_softcap = text.float("final_logit_softcapping")?.map(|cap| cap as f32);
     model.norm.weight_offset = 1.0;
     apply_shape(&mut model);
@@ -105,8 +125,10 @@ fn describe_gguf(config: &GgufConfig) -> Result<ModelDescription> {
     let window = config.unsigned("attention.sliding_window")?.unwrap_or(1024);
     apply_window(&mut model, &sliding, window);
     if num_layers == LAYERS_OF_27B {
-        let pre_attention = model.hidden_size as f64 / model.num_heads.max(1) as f64;
-        model.attention.scale = pre_attention.powf(-0.5) as f32;
+        for layer in &mut model.layers {
+            let pre_attention = model.hidden_size as f64 / layer.mixer.num_heads.max(1) as f64;
+            layer.mixer.scale = pre_attention.powf(-0.5) as f32;
+        }
     }
     apply_shape(&mut model);
     Ok(model)
@@ -114,23 +136,16 @@ fn describe_gguf(config: &GgufConfig) -> Result<ModelDescription> {
 
 fn apply_window(model: &mut ModelDescription, sliding: &[bool], window: usize) {
     for (layer, &slides) in model.layers.iter_mut().zip(sliding) {
-        layer.window = slides.then_some(window);
-        layer.rope = usize::from(slides);
+        layer.mixer.window = slides.then_some(window);
+        layer.mixer.rope = usize::from(slides);
     }
 }
 
 fn apply_shape(model: &mut ModelDescription) {
     model.norm.placement = NormPlacement::Sandwich;
-    model.attention.qk_norm = true;
-    model.mlp.activation = Activation::GeluTanh;
-    model.embedding_scale = (model.hidden_size as f64).sqrt() as f32;
-}
-
-fn hf_layer_weight(weight: LayerWeight) -> &'static str {
-    match weight {
-        LayerWeight::PostAttentionNorm => "post_attention_layernorm.weight",
-        LayerWeight::MlpNorm => "pre_feedforward_layernorm.weight",
-        LayerWeight::PostMlpNorm => "post_feedforward_layernorm.weight",
-        other => pre_norm_weight(other),
+    for layer in &mut model.layers {
+        layer.mixer.qk_norm = true;
     }
+    model.dense_mlps().for_each(|mlp| mlp.activation = Activation::GeluTanh);
+    model.embedding_scale = (model.hidden_size as f64).sqrt() as f32;
 }

@@ -2,7 +2,7 @@
 
 use halyard_platform_api::ops::RopeStyle;
 
-use super::{Family, pre_norm_weight};
+use super::{Family, names};
 use crate::config::gguf::GgufConfig;
 use crate::config::huggingface::{Defaults, describe, extended_positions};
 use crate::config::{JsonFields, ModelDescription};
@@ -14,7 +14,8 @@ pub(super) static FAMILY: Family = Family {
     gguf_architectures: &["llama"],
     describe_hf,
     describe_gguf,
-    hf_layer_weight: pre_norm_weight,
+    hf_names: &[names::PRE_NORM],
+    gguf_names: &[names::GGUF],
 };
 
 /// MistralConfig: the one default in which it differs in shape, and a window that is there unless nulled.
@@ -36,12 +37,15 @@ fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
             Some(MISTRAL_WINDOW)
         };
         for layer in &mut model.layers {
-            layer.window = window;
+            layer.mixer.window = window;
         }
     } else {
         let bias = config.bool("attention_bias")?.unwrap_or(false);
-        (model.attention.qkv_bias, model.attention.o_bias) = (bias, bias);
-        model.mlp.bias = config.bool("mlp_bias")?.unwrap_or(false);
+        for layer in &mut model.layers {
+            (layer.mixer.qkv_bias, layer.mixer.o_bias) = (bias, bias);
+        }
+        let bias = config.bool("mlp_bias")?.unwrap_or(false);
+        model.dense_mlps().for_each(|mlp| mlp.bias = bias);
     }
     model.max_position_embeddings = extended_positions(&model.ropes[0], model.max_position_embeddings);
     Ok(model)

@@ -3,6 +3,7 @@
 
 mod gemma3;
 mod llama;
+mod names;
 mod qwen2;
 mod qwen3;
 
@@ -12,7 +13,7 @@ use crate::config::gguf::GgufConfig;
 use crate::config::{JsonFields, ModelDescription, huggingface};
 use crate::error::{ModelError, Result};
 use crate::gguf::GgufFile;
-use crate::weights::LayerWeight;
+use crate::weights::NameTables;
 
 /// A family of architectures.
 #[derive(Debug)]
@@ -25,8 +26,10 @@ pub struct Family {
     pub gguf_architectures: &'static [&'static str],
     describe_hf: fn(&JsonFields) -> Result<ModelDescription>,
     describe_gguf: fn(&GgufConfig) -> Result<ModelDescription>,
-    /// The name of a layer's weight in Hugging Face files, without `model.layers.N.`.
-    pub(crate) hf_layer_weight: fn(LayerWeight) -> &'static str,
+    /// Names of weights in Hugging Face files.
+    pub(crate) hf_names: &'static NameTables,
+    /// Names of weights in GGUF files.
+    pub(crate) gguf_names: &'static NameTables,
 }
 
 /// Every family.
@@ -63,30 +66,4 @@ fn lookup(path: &Path, found: &str, names: impl Fn(&Family) -> &'static [&'stati
         found: found.to_owned(),
         known: FAMILIES.iter().flat_map(|family| names(family)).copied().collect(),
     })
-}
-
-/// Hugging Face names of a pre-norm decoder layer.
-fn pre_norm_weight(weight: LayerWeight) -> &'static str {
-    match weight {
-        LayerWeight::AttentionNorm => "input_layernorm.weight",
-        LayerWeight::QProj => "self_attn.q_proj.weight",
-        LayerWeight::KProj => "self_attn.k_proj.weight",
-        LayerWeight::VProj => "self_attn.v_proj.weight",
-        LayerWeight::OProj => "self_attn.o_proj.weight",
-        LayerWeight::QBias => "self_attn.q_proj.bias",
-        LayerWeight::KBias => "self_attn.k_proj.bias",
-        LayerWeight::VBias => "self_attn.v_proj.bias",
-        LayerWeight::OBias => "self_attn.o_proj.bias",
-        LayerWeight::QNorm => "self_attn.q_norm.weight",
-        LayerWeight::KNorm => "self_attn.k_norm.weight",
-        LayerWeight::PostAttentionNorm => "post_attention_norm.weight",
-        LayerWeight::MlpNorm => "post_attention_layernorm.weight",
-        LayerWeight::GateProj => "mlp.gate_proj.weight",
-        LayerWeight::UpProj => "mlp.up_proj.weight",
-        LayerWeight::DownProj => "mlp.down_proj.weight",
-        LayerWeight::GateBias => "mlp.gate_proj.bias",
-        LayerWeight::UpBias => "mlp.up_proj.bias",
-        LayerWeight::DownBias => "mlp.down_proj.bias",
-        LayerWeight::PostMlpNorm => "post_mlp_norm.weight",
-    }
 }

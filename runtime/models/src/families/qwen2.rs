@@ -2,7 +2,7 @@
 
 use halyard_platform_api::ops::RopeStyle;
 
-use super::{Family, pre_norm_weight};
+use super::{Family, names};
 use crate::config::gguf::GgufConfig;
 use crate::config::huggingface::{Defaults, describe, extended_positions, sliding_layers};
 use crate::config::{JsonFields, ModelDescription};
@@ -14,7 +14,8 @@ pub(super) static FAMILY: Family = Family {
     gguf_architectures: &["qwen2"],
     describe_hf,
     describe_gguf,
-    hf_layer_weight: pre_norm_weight,
+    hf_names: &[names::PRE_NORM],
+    gguf_names: &[names::GGUF],
 };
 
 pub(super) const DEFAULTS: Defaults = Defaults {
@@ -24,7 +25,9 @@ pub(super) const DEFAULTS: Defaults = Defaults {
 
 fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
     let mut model = describe(config, &DEFAULTS)?;
-    model.attention.qkv_bias = true;
+    for layer in &mut model.layers {
+        layer.mixer.qkv_bias = true;
+    }
     apply_window(config, &mut model)?;
     Ok(model)
 }
@@ -48,7 +51,7 @@ pub(super) fn apply_window(config: &JsonFields, model: &mut ModelDescription) ->
     let first_sliding = config.unsigned("max_window_layers")?.unwrap_or(28);
     let sliding = sliding_layers(config, model.layers.len(), |layer| layer >= first_sliding)?;
     for (layer, slides) in model.layers.iter_mut().zip(sliding) {
-        layer.window = if slides { window } else { None };
+        layer.mixer.window = if slides { window } else { None };
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use halyard_platform_api::ops::RopeStyle;
 
-use super::{Family, pre_norm_weight, qwen2};
+use super::{Family, names, qwen2};
 use crate::config::gguf::GgufConfig;
 use crate::config::huggingface::{Defaults, describe};
 use crate::config::{JsonFields, ModelDescription};
@@ -14,7 +14,8 @@ pub(super) static FAMILY: Family = Family {
     gguf_architectures: &["qwen3"],
     describe_hf,
     describe_gguf,
-    hf_layer_weight: pre_norm_weight,
+    hf_names: &[names::PRE_NORM],
+    gguf_names: &[names::GGUF],
 };
 
 const DEFAULTS: Defaults = Defaults {
@@ -25,8 +26,10 @@ const DEFAULTS: Defaults = Defaults {
 fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
     let mut model = describe(config, &DEFAULTS)?;
     let bias = config.bool("attention_bias")?.unwrap_or(false);
-    (model.attention.qkv_bias, model.attention.o_bias) = (bias, bias);
-    model.attention.qk_norm = true;
+    for layer in &mut model.layers {
+        (layer.mixer.qkv_bias, layer.mixer.o_bias) = (bias, bias);
+        layer.mixer.qk_norm = true;
+    }
     qwen2::apply_window(config, &mut model)?;
     Ok(model)
 }

@@ -7,7 +7,7 @@ use super::config::check_rank;
 use super::{LoraAdapter, LoraLimits, LoraModule, encode};
 use crate::config::ModelDescription;
 use crate::error::Result;
-use crate::weights::{LayerWeight, Role};
+use crate::weights::{Part, Role};
 
 /// Small enough that the changed model still computes with ordinary values.
 const HALF_WIDTH: f32 = 0.02;
@@ -16,12 +16,11 @@ pub(super) fn adapter(model: &ModelDescription, limits: &LoraLimits, rank: u32, 
     check_rank(Path::new("dummy adapter"), "rank", u64::from(rank), limits)?;
     let mut modules = BTreeMap::new();
     let mut state = seed;
-    for layer in 0..model.num_layers() {
-        let targets = LayerWeight::of(model)
-            .into_iter()
-            .filter(|&weight| limits.targets.has(weight));
-        for weight in targets {
-            let shape = Role::Layer(layer, weight).shape(model);
+    for role in Role::all(model) {
+        if let Role::Layer(layer, Part::Weight(linear)) = role
+            && limits.targets.has(linear)
+        {
+            let shape = role.shape(model);
             let mut values = |count: usize| -> Vec<f32> { (0..count).map(|_| next(&mut state)).collect() };
             let (a, b) = (values(rank as usize * shape[1]), values(shape[0] * rank as usize));
             let module = LoraModule {
@@ -29,7 +28,7 @@ pub(super) fn adapter(model: &ModelDescription, limits: &LoraLimits, rank: u32, 
                 a: encode(limits.dtype, &a),
                 b: encode(limits.dtype, &b),
             };
-            modules.insert((layer, weight), module);
+            modules.insert((layer, linear), module);
         }
     }
     Ok(LoraAdapter {

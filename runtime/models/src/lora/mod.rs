@@ -16,7 +16,7 @@ use halyard_platform_api::DType;
 
 use crate::config::ModelDescription;
 use crate::error::{ModelError, Result};
-use crate::weights::{LayerWeight, Role};
+use crate::weights::{Linear, Part, Role};
 
 pub use targets::LoraTargets;
 
@@ -54,7 +54,7 @@ pub struct LoraAdapter {
     pub scale: f32,
     /// Type of the matrices.
     pub dtype: DType,
-    modules: BTreeMap<(usize, LayerWeight), LoraModule>,
+    modules: BTreeMap<(usize, Linear), LoraModule>,
 }
 
 /// The file that an adapter was read from, as it was then.
@@ -104,7 +104,7 @@ impl LoraAdapter {
     #[must_use]
     pub fn module(&self, role: Role) -> Option<&LoraModule> {
         match role {
-            Role::Layer(layer, weight) => self.modules.get(&(layer, weight)),
+            Role::Layer(layer, Part::Weight(linear)) => self.modules.get(&(layer, linear)),
             _ => None,
         }
     }

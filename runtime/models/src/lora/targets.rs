@@ -3,17 +3,17 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::weights::LayerWeight;
+use crate::weights::{Linear, MlpLinear};
 
 /// Every linear that may be a target, with its name in Hugging Face modules and the block it stands in.
-const ALL: [(LayerWeight, &str, &str); 7] = [
-    (LayerWeight::QProj, "q_proj", "self_attn"),
-    (LayerWeight::KProj, "k_proj", "self_attn"),
-    (LayerWeight::VProj, "v_proj", "self_attn"),
-    (LayerWeight::OProj, "o_proj", "self_attn"),
-    (LayerWeight::GateProj, "gate_proj", "mlp"),
-    (LayerWeight::UpProj, "up_proj", "mlp"),
-    (LayerWeight::DownProj, "down_proj", "mlp"),
+const ALL: [(Linear, &str, &str); 7] = [
+    (Linear::Q, "q_proj", "self_attn"),
+    (Linear::K, "k_proj", "self_attn"),
+    (Linear::V, "v_proj", "self_attn"),
+    (Linear::O, "o_proj", "self_attn"),
+    (Linear::Mlp(MlpLinear::Gate), "gate_proj", "mlp"),
+    (Linear::Mlp(MlpLinear::Up), "up_proj", "mlp"),
+    (Linear::Mlp(MlpLinear::Down), "down_proj", "mlp"),
 ];
 
 /// What stands before `layers.N.` in the modules of a decoder.
@@ -27,12 +27,12 @@ impl LoraTargets {
     /// All linears of a layer.
     pub const ALL: LoraTargets = LoraTargets((1 << ALL.len()) - 1);
 
-    /// Whether a weight is one of them.
+    /// Whether a linear is one of them.
     #[must_use]
-    pub fn has(self, weight: LayerWeight) -> bool {
+    pub fn has(self, linear: Linear) -> bool {
         ALL.iter()
             .enumerate()
-            .any(|(i, (target, ..))| *target == weight && self.0 >> i & 1 == 1)
+            .any(|(i, (target, ..))| *target == linear && self.0 >> i & 1 == 1)
     }
 
     /// Their names, in the order of use.
@@ -80,25 +80,25 @@ impl FromStr for LoraTargets {
 }
 
 /// The linear of a decoder's module such as `model.layers.3.self_attn.q_proj`.
-pub(super) fn linear_of(module: &str) -> Option<(usize, LayerWeight)> {
+pub(super) fn linear_of(module: &str) -> Option<(usize, Linear)> {
     let rest = DECODERS
         .iter()
         .find_map(|decoder| module.strip_prefix(decoder)?.strip_prefix(".layers."))?;
     let (layer, rest) = rest.split_once('.')?;
     let (block, name) = rest.split_once('.')?;
-    let (weight, ..) = ALL.iter().find(|(_, n, b)| *n == name && *b == block)?;
-    Some((layer.parse().ok()?, *weight))
+    let (linear, ..) = ALL.iter().find(|(_, n, b)| *n == name && *b == block)?;
+    Some((layer.parse().ok()?, *linear))
 }
 
 /// The linear called `name` in every layer.
-pub(super) fn target_called(name: &str) -> Option<LayerWeight> {
-    ALL.iter().find(|(_, n, _)| *n == name).map(|(weight, ..)| *weight)
+pub(super) fn target_called(name: &str) -> Option<Linear> {
+    ALL.iter().find(|(_, n, _)| *n == name).map(|(linear, ..)| *linear)
 }
 
 /// PEFT's name of a linear.
-pub(super) fn name_of(weight: LayerWeight) -> &'static str {
+pub(super) fn name_of(linear: Linear) -> &'static str {
     ALL.iter()
-        .find(|(target, ..)| *target == weight)
+        .find(|(target, ..)| *target == linear)
         .map_or("", |(_, name, _)| name)
 }
 
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn modules_outside_the_decoders_layers_are_no_targets() {
-        let q = Some((3, LayerWeight::QProj));
+        let q = Some((3, Linear::Q));
         assert_eq!(linear_of("model.layers.3.self_attn.q_proj"), q);
         assert_eq!(linear_of("language_model.model.layers.3.self_attn.q_proj"), q);
         for other in [
@@ -126,7 +126,7 @@ mod tests {
     fn a_list_of_names_is_a_set() {
         let set: LoraTargets = "v_proj, q_proj".parse().expect("known names");
         assert_eq!(set.names(), ["q_proj", "v_proj"]);
-        assert!(set.has(LayerWeight::VProj) && !set.has(LayerWeight::OProj));
+        assert!(set.has(Linear::V) && !set.has(Linear::O));
         assert!(
             "q_proj,lm_head"
                 .parse::<LoraTargets>()

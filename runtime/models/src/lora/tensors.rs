@@ -9,11 +9,11 @@ use halyard_platform_api::ops::RopeStyle;
 use super::config::{AdapterConfig, check_rank};
 use super::targets::{linear_of, name_of, target_called};
 use super::{LoraAdapter, LoraLimits, LoraModule, encode, unsupported};
-use crate::config::ModelDescription;
+use crate::config::{MlpDescription, ModelDescription};
 use crate::error::{ModelError, Result};
 use crate::quant::dequantize;
 use crate::safetensors::{SafetensorsFiles, SafetensorsTensor};
-use crate::weights::{LayerWeight, Role, kv_scales};
+use crate::weights::{Linear, Role, kv_scales};
 
 const NAME: &str = "adapter_model.safetensors";
 const SUPPORTED: &str = "F32, F16, BF16";
@@ -80,10 +80,10 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     /// The tensors by linear.
-    fn pairs(&self) -> Result<BTreeMap<(usize, LayerWeight), Pair<'a>>> {
+    fn pairs(&self) -> Result<BTreeMap<(usize, Linear), Pair<'a>>> {
         let mut names: Vec<&'a str> = self.files.names().collect();
         names.sort_unstable();
-        let mut pairs: BTreeMap<(usize, LayerWeight), Pair<'a>> = BTreeMap::new();
+        let mut pairs: BTreeMap<(usize, Linear), Pair<'a>> = BTreeMap::new();
         for name in names {
             let (module, is_a) = self.parse(name)?;
             let linear = self.linear(name, module)?;
@@ -130,8 +130,8 @@ impl<'a> Reader<'a> {
     }
 
     /// The linear of a module, which the model must have and the server must let adapters change.
-    fn linear(&self, name: &str, module: &str) -> Result<(usize, LayerWeight)> {
-        let Some((layer, weight)) = linear_of(module) else {
+    fn linear(&self, name: &str, module: &str) -> Result<(usize, Linear)> {
+        let Some((layer, linear)) = linear_of(module) else {
             let remedy = format!(
                 "adapters can change {} of the layers; train with these as target_modules, or merge the adapter into the model",
                 super::LoraTargets::ALL
@@ -146,18 +146,31 @@ impl<'a> Reader<'a> {
             );
             return Err(self.refuse(name, format!("layer {layer}"), &remedy));
         }
-        if !self.limits.targets.has(weight) {
+        if !self.limits.targets.has(linear) {
             let remedy = format!("--lora-target-modules allows {}; add it there", self.limits.targets);
-            return Err(self.refuse(name, format!("a change of {}", name_of(weight)), &remedy));
+            return Err(self.refuse(name, format!("a change of {}", name_of(linear)), &remedy));
         }
-        Ok((layer, weight))
+        if !self.has(layer, linear) {
+            let found = format!("a change of {} in layer {layer}, which has experts", name_of(linear));
+            let remedy = "adapters change linears of attention and of dense MLPs: train with those as target_modules";
+            return Err(self.refuse(name, found, remedy));
+        }
+        Ok((layer, linear))
     }
 
-    /// A target that the configuration lists must be there in every layer: a file that lacks some of them would serve another adapter.
-    fn check_everywhere(&self, pairs: &BTreeMap<(usize, LayerWeight), Pair<'_>>) -> Result<()> {
+    /// Whether a layer has a linear that may be a target.
+    fn has(&self, layer: usize, linear: Linear) -> bool {
+        !matches!(
+            (linear, self.model.layers[layer].mlp),
+            (Linear::Mlp(_), MlpDescription::Experts(_))
+        )
+    }
+
+    /// A target that the configuration lists must be there in every layer that has it: a file that lacks some of them would serve another adapter.
+    fn check_everywhere(&self, pairs: &BTreeMap<(usize, Linear), Pair<'_>>) -> Result<()> {
         for name in &self.config.everywhere {
-            let Some(weight) = target_called(name) else { continue };
-            let lacks = |layer: &usize| !pairs.contains_key(&(*layer, weight));
+            let Some(linear) = target_called(name) else { continue };
+            let lacks = |layer: &usize| self.has(*layer, linear) && !pairs.contains_key(&(*layer, linear));
             if let Some(layer) = (0..self.model.num_layers()).find(lacks) {
                 let found = format!("{name}, of which layer {layer} has no matrices in {NAME}");
                 let remedy = "the file is incomplete or of a smaller model: save or download it again";
@@ -167,8 +180,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn module(&self, linear: (usize, LayerWeight), pair: &Pair<'a>, scale: f32) -> Result<LoraModule> {
-        let (layer, weight) = linear;
+    fn module(&self, (layer, linear): (usize, Linear), pair: &Pair<'a>, scale: f32) -> Result<LoraModule> {
         let (Some((a_name, a)), Some((b_name, b))) = (pair.a, pair.b) else {
             let (has, lacks) = if pair.a.is_some() {
                 ("A", "lora_B")
@@ -187,18 +199,19 @@ impl<'a> Reader<'a> {
         if let Some(&found) = a.shape.first() {
             check_rank(self.files.path(), a_name, found as u64, self.limits)?;
         }
-        let shape = Role::Layer(layer, weight).shape(self.model);
+        let role = Role::weight(layer, linear);
+        let shape = role.shape(self.model);
         self.check_shape(a_name, a, [rank as usize, shape[1]])?;
         self.check_shape(b_name, b, [shape[0], rank as usize])?;
         let a = self.values(a_name, a)?;
         let mut b = self.values(b_name, b)?;
         // What changes the base's linear changes what is added to it.
         let own = if own_scale == scale { 1.0 } else { own_scale / scale };
-        let ratio = own * kv_scales::factor(self.model, Role::Layer(layer, weight));
+        let ratio = own * kv_scales::factor(self.model, role);
         if ratio != 1.0 {
             b.iter_mut().for_each(|value| *value *= ratio);
         }
-        if let Some(heads) = self.interleaved_heads(layer, weight) {
+        if let Some(heads) = self.interleaved_heads(layer, linear) {
             b = interleave(&b, heads, rank as usize);
         }
         Ok(LoraModule {
@@ -210,11 +223,12 @@ impl<'a> Reader<'a> {
 
     /// Heads whose rows this model holds in another order than Hugging Face's: GGUF files of Llama have the two halves of each q and k head
     /// interleaved (llama.cpp, `LlamaModel.permute`), which shows in the style of their rope.
-    fn interleaved_heads(&self, layer: usize, weight: LayerWeight) -> Option<usize> {
-        let rope = &self.model.ropes[self.model.layers[layer].rope];
-        let heads = match weight {
-            LayerWeight::QProj => self.model.num_heads,
-            LayerWeight::KProj => self.model.num_kv_heads,
+    fn interleaved_heads(&self, layer: usize, linear: Linear) -> Option<usize> {
+        let mixer = self.model.layers[layer].mixer;
+        let rope = &self.model.ropes[mixer.rope];
+        let heads = match linear {
+            Linear::Q => mixer.num_heads,
+            Linear::K => mixer.num_kv_heads,
             _ => return None,
         };
         (rope.style == RopeStyle::Interleaved).then_some(heads)

@@ -2,7 +2,7 @@
 
 use halyard_platform_api::ops::{Embedding, Epilogue, GatherRows, Linear, LoraExpand, LoraShrink, RmsNorm, Softcap};
 use halyard_platform_api::program::ABSENT;
-use halyard_platform_api::{DType, Node, OpSpec, Program, TensorDecl};
+use halyard_platform_api::{DType, Node, OpSpec, Program, TensorDecl, WeightFormat};
 
 use super::shard::{LocalSizes, indivisible};
 use super::{
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::config::ModelDescription;
 use crate::error::Result;
-use crate::weights::Role;
+use crate::weights::{Part, Role};
 
 /// Storage numbers from here up belong to tensors that are no activations; an activation's is its slot.
 const FIRST_OTHER_STORAGE: u32 = 1 << 16;
@@ -115,8 +115,9 @@ impl<'a> Builder<'a> {
         let hidden = self.gather(streams[0]);
         if self.options.narrow_last_layer {
             let attended = self.gather(streams[1]);
-            let slots = self.feed_slots([hidden, attended], Rows::Logits);
-            self.feed_half(self.model.num_layers() - 1, &slots)?;
+            let last = self.model.num_layers() - 1;
+            let slots = self.feed_slots([hidden, attended], Rows::Logits, last);
+            self.feed_half(last, &slots)?;
         }
         let shard = self.slot(self.local.vocab, DType::F32, Rows::Logits);
         let mut outside = vec![streams[0], streams[1], shard];
@@ -174,7 +175,7 @@ impl<'a> Builder<'a> {
         [gathered, logits]
     }
 
-    fn collective(&mut self, op: CollectiveOp) {
+    pub(super) fn collective(&mut self, op: CollectiveOp) {
         let after = self.built.program.nodes.len() as u32;
         self.built.collectives.push(CollectiveNode { after, op });
     }
@@ -277,7 +278,7 @@ impl<'a> Builder<'a> {
             return;
         };
         let roles: Vec<Role> = projection.parts.iter().map(|(role, _)| *role).collect();
-        let is_target = |role: &Role| matches!(role, Role::Layer(_, weight) if lora.targets.has(*weight));
+        let is_target = |role: &Role| matches!(role, Role::Layer(_, Part::Weight(linear)) if lora.targets.has(*linear));
         if !roles.iter().any(is_target) {
             return;
         }
@@ -380,8 +381,13 @@ impl<'a> Builder<'a> {
         Ok(width)
     }
 
+    /// The stored format of a weight.
+    pub(super) fn format(&self, role: Role) -> Result<WeightFormat> {
+        (self.format_of)(role)
+    }
+
     /// A packed matrix, for the node that is pushed next.
-    fn matrix(&mut self, roles: &[Role]) -> Result<u16> {
+    pub(super) fn matrix(&mut self, roles: &[Role]) -> Result<u16> {
         let format = (self.format_of)(roles[0])?;
         let slice = self.local.slice(self.model, roles[0]);
         // Every rank's first column is a multiple of its columns.

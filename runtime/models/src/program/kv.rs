@@ -29,7 +29,7 @@ impl KvLayout {
     pub fn of(description: &ModelDescription) -> KvLayout {
         let mut kinds: Vec<KvGroupLayout> = Vec::new();
         for (index, layer) in description.layers.iter().enumerate() {
-            let window = layer.window.map(|w| w as u32);
+            let window = layer.mixer.window.map(|w| w as u32);
             match kinds.iter_mut().find(|kind| kind.window == window) {
                 Some(kind) => kind.layers.push(index as u32),
                 None => kinds.push(KvGroupLayout {

@@ -1,26 +1,24 @@
-//! One decoder layer as ops: norm, qkv, rope, cache, attention, output; norm, gate and up, down. All
-//! differences between architectures are read from the description.
+//! One decoder layer as ops: norm, qkv, rope, cache, attention, output; norm and MLP ([`super::mlp`]). All differences between
+//! architectures are read from the description.
 
-use halyard_platform_api::ops::{Add, Attention, GeluKind, GeluMul, KvWrite, Rope, SiluMul};
+use halyard_platform_api::ops::{Add, Attention, KvWrite, Rope};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{DType, OpSpec};
 
 use super::builder::{Builder, Columns, Projection};
+use super::mlp::MlpSlots;
 use super::{KvLayout, Rows, TensorRole};
-use crate::config::{Activation, NormPlacement};
+use crate::config::NormPlacement;
 use crate::error::Result;
-use crate::weights::{LayerWeight, Role};
+use crate::weights::{Linear, Norm, Role};
 
 /// Activation memory of what follows attention in a layer.
 pub(super) struct FeedSlots {
-    hidden: Columns,
+    pub hidden: Columns,
     attended: Columns,
-    normed: Columns,
-    gate_up: Columns,
-    activated: Columns,
-    /// A part's result before it joins the residual stream; sandwich layers only.
-    branch: Option<Columns>,
-    max_rows: u32,
+    pub normed: Columns,
+    pub mlp: MlpSlots,
+    pub max_rows: u32,
 }
 
 /// Activation memory that every layer uses again.
@@ -33,32 +31,34 @@ impl Builder<'_> {
     /// The residual stream and attention's output, in this order: what a layer's second half takes over from its first.
     pub(super) fn stream_slots(&mut self, rows: Rows) -> [Columns; 2] {
         let act = self.options.act;
-        [self.model.hidden_size, self.local.q_size()].map(|width| self.slot(width, act, rows))
+        let attended = self.local.layers.iter().map(|layer| layer.q_size()).max();
+        [self.model.hidden_size, attended.unwrap_or(0)].map(|width| self.slot(width, act, rows))
     }
 
     pub(super) fn layer_slots(&mut self, streams: [Columns; 2]) -> LayerSlots {
-        let width = self.local.q_size() + 2 * self.local.kv_size();
+        let widths = self
+            .local
+            .layers
+            .iter()
+            .map(|layer| layer.q_size() + 2 * layer.kv_size());
+        let width = widths.max().unwrap_or(0);
         LayerSlots {
             qkv: self.slot(width, self.options.act, Rows::Tokens),
-            feed: self.feed_slots(streams, Rows::Tokens),
+            feed: self.feed_slots(streams, Rows::Tokens, 0),
         }
     }
 
-    pub(super) fn feed_slots(&mut self, [hidden, attended]: [Columns; 2], rows: Rows) -> FeedSlots {
-        let (model, intermediate, act) = (self.model, self.local.intermediate_size, self.options.act);
-        let max_rows = match rows {
-            Rows::Tokens => self.options.max_tokens,
-            Rows::Logits => self.options.max_logits_rows,
-        };
-        let mut slot = |width| self.slot(width, act, rows);
+    /// For the layers from `first_layer` on.
+    pub(super) fn feed_slots(&mut self, [hidden, attended]: [Columns; 2], rows: Rows, first_layer: usize) -> FeedSlots {
         FeedSlots {
             hidden,
             attended,
-            normed: slot(model.hidden_size),
-            gate_up: slot(2 * intermediate),
-            activated: slot(intermediate),
-            branch: (model.norm.placement == NormPlacement::Sandwich).then(|| slot(model.hidden_size)),
-            max_rows,
+            normed: self.slot(self.model.hidden_size, self.options.act, rows),
+            mlp: self.mlp_slots(rows, first_layer),
+            max_rows: match rows {
+                Rows::Tokens => self.options.max_tokens,
+                Rows::Logits => self.options.max_logits_rows,
+            },
         }
     }
 
@@ -66,83 +66,93 @@ impl Builder<'_> {
     pub(super) fn attention_half(&mut self, layer: usize, kv_layout: &KvLayout, slots: &LayerSlots) -> Result<()> {
         let width = self.model.hidden_size;
         let (hidden, normed) = (self.columns(slots.feed.hidden), self.columns(slots.feed.normed));
-        self.norm(hidden, Role::Layer(layer, LayerWeight::AttentionNorm), normed, width);
+        self.norm(hidden, Role::norm(layer, Norm::Attention), normed, width);
         self.attention(layer, kv_layout, slots)
     }
 
     /// A layer's second half: each row by itself, from attention's result on.
     pub(super) fn feed_half(&mut self, layer: usize, slots: &FeedSlots) -> Result<()> {
-        let width = self.model.hidden_size;
-        let bias = self.model.attention.o_bias.then_some(LayerWeight::OBias);
-        let weights = (LayerWeight::OProj, bias, LayerWeight::PostAttentionNorm);
-        self.output(layer, slots, slots.attended, weights)?;
+        let bias = self.model.layers[layer].mixer.o_bias;
+        let attended = self.attended(layer, slots);
+        self.output(layer, slots, attended, (Linear::O, bias), Norm::PostAttention)?;
 
+        let width = self.model.hidden_size;
         let (hidden, normed) = (self.columns(slots.hidden), self.columns(slots.normed));
-        self.norm(hidden, Role::Layer(layer, LayerWeight::MlpNorm), normed, width);
-        self.gate_up(layer, slots)?;
-        let bias = self.model.mlp.bias.then_some(LayerWeight::DownBias);
-        let weights = (LayerWeight::DownProj, bias, LayerWeight::PostMlpNorm);
-        self.output(layer, slots, slots.activated, weights)
+        self.norm(hidden, Role::norm(layer, Norm::Mlp), normed, width);
+        self.mlp(layer, slots)
+    }
+
+    /// A layer's columns of attention's result.
+    fn attended(&self, layer: usize, slots: &FeedSlots) -> Columns {
+        Columns {
+            width: self.local.layers[layer].q_size() as u32,
+            ..slots.attended
+        }
     }
 
     /// The attention part up to the output projection.
     fn attention(&mut self, layer: usize, kv_layout: &KvLayout, slots: &LayerSlots) -> Result<()> {
-        let (model, local) = (self.model, self.local);
-        let role = |weight| Role::Layer(layer, weight);
-        let bias = |weight| model.attention.qkv_bias.then_some(role(weight));
-        let input = self.columns(slots.feed.normed);
-        self.project(&Projection {
-            input,
-            parts: &[
-                (role(LayerWeight::QProj), bias(LayerWeight::QBias)),
-                (role(LayerWeight::KProj), bias(LayerWeight::KBias)),
-                (role(LayerWeight::VProj), bias(LayerWeight::VBias)),
-            ],
-            out: slots.qkv,
-            residual: None,
-            out_dtype: self.options.act,
-            max_rows: self.options.max_tokens,
-        })?;
+        let (mixer, local) = (self.model.layers[layer].mixer, self.local.layers[layer]);
         let (q_size, kv_size) = (local.q_size() as u32, local.kv_size() as u32);
         let part = |column, width| Columns {
             column,
             width,
             ..slots.qkv
         };
+        let linear = |linear| {
+            let bias = mixer.qkv_bias.then_some(Role::bias(layer, linear));
+            (Role::weight(layer, linear), bias)
+        };
+        let input = self.columns(slots.feed.normed);
+        self.project(&Projection {
+            input,
+            parts: &[linear(Linear::Q), linear(Linear::K), linear(Linear::V)],
+            out: part(0, q_size + 2 * kv_size),
+            residual: None,
+            out_dtype: self.options.act,
+            max_rows: self.options.max_tokens,
+        })?;
         let q = self.heads(part(0, q_size), local.num_heads);
         let k = self.heads(part(q_size, kv_size), local.num_kv_heads);
         let v = self.heads(part(q_size + kv_size, kv_size), local.num_kv_heads);
-        if model.attention.qk_norm {
-            self.norm(q, role(LayerWeight::QNorm), q, model.head_dim);
-            self.norm(k, role(LayerWeight::KNorm), k, model.head_dim);
+        if mixer.qk_norm {
+            self.norm(q, Role::norm(layer, Norm::Query), q, mixer.head_dim);
+            self.norm(k, Role::norm(layer, Norm::Key), k, mixer.head_dim);
         }
         // q and k stand side by side with equal heads: one op turns both.
         let qk = self.heads(part(0, q_size + kv_size), local.num_heads + local.num_kv_heads);
         self.rope(layer, qk);
         let group = kv_layout.place(layer as u32).0;
         self.kv_write(layer, group, k, v);
-        self.attend(layer, group, q, slots.feed.attended);
+        let attended = self.attended(layer, &slots.feed);
+        self.attend(layer, group, q, attended);
         Ok(())
     }
 
     fn rope(&mut self, layer: usize, x: u16) {
-        let index = self.model.layers[layer].rope;
-        let rope = &self.model.ropes[index];
+        let mixer = self.model.layers[layer].mixer;
+        let rope = &self.model.ropes[mixer.rope];
         let spec = Rope {
-            head_dim: self.model.head_dim as u32,
+            head_dim: mixer.head_dim as u32,
             rotary_dim: rope.rotary_dim as u32,
             style: rope.style,
             dtype: self.options.act,
         };
         let positions = self.tensor(TensorRole::Positions, DType::I32);
-        let table = self.tensor(TensorRole::RopeTable { index: index as u32 }, DType::F32);
+        let table = self.tensor(
+            TensorRole::RopeTable {
+                index: mixer.rope as u32,
+            },
+            DType::F32,
+        );
         self.push(OpSpec::Rope(spec), vec![positions, table, x]);
     }
 
     fn kv_write(&mut self, layer: usize, group: u32, k: u16, v: u16) {
+        let local = self.local.layers[layer];
         let spec = KvWrite {
-            num_kv_heads: self.local.num_kv_heads as u32,
-            head_dim: self.model.head_dim as u32,
+            num_kv_heads: local.num_kv_heads as u32,
+            head_dim: local.head_dim as u32,
             act: self.options.act,
             kv: self.options.kv,
             block_size: self.options.block_size,
@@ -155,14 +165,14 @@ impl Builder<'_> {
     }
 
     fn attend(&mut self, layer: usize, group: u32, q: u16, attended: Columns) {
-        let (model, options) = (self.model, self.options);
+        let (mixer, local, options) = (self.model.layers[layer].mixer, self.local.layers[layer], self.options);
         let spec = Attention {
-            num_heads: self.local.num_heads as u32,
-            num_kv_heads: self.local.num_kv_heads as u32,
-            head_dim: model.head_dim as u32,
-            scale: model.attention.scale,
-            window: model.layers[layer].window.unwrap_or(0) as u32,
-            softcap: model.attention.logit_softcap.unwrap_or(0.0),
+            num_heads: local.num_heads as u32,
+            num_kv_heads: local.num_kv_heads as u32,
+            head_dim: local.head_dim as u32,
+            scale: mixer.scale,
+            window: mixer.window.unwrap_or(0) as u32,
+            softcap: mixer.logit_softcap.unwrap_or(0.0),
             has_sinks: false,
             act: options.act,
             kv: options.kv,
@@ -178,77 +188,56 @@ impl Builder<'_> {
         let step_rows = self.tensor(TensorRole::StepRows, DType::I32);
         let query_start_loc = self.tensor(TensorRole::QueryStartLoc, DType::I32);
         let seq_lens = self.tensor(TensorRole::SeqLens, DType::I32);
-        let out = self.heads(attended, self.local.num_heads);
+        let out = self.heads(attended, local.num_heads);
         let operands = vec![q, cache, block_table, step_rows, query_start_loc, seq_lens, ABSENT, out];
         self.push(OpSpec::Attention(spec), operands);
     }
 
-    /// The feed-forward part up to the down projection.
-    fn gate_up(&mut self, layer: usize, slots: &FeedSlots) -> Result<()> {
-        let (model, act) = (self.model, self.options.act);
-        let role = |weight| Role::Layer(layer, weight);
-        let bias = |weight| model.mlp.bias.then_some(role(weight));
-        let input = self.columns(slots.normed);
-        self.project(&Projection {
-            input,
-            parts: &[
-                (role(LayerWeight::GateProj), bias(LayerWeight::GateBias)),
-                (role(LayerWeight::UpProj), bias(LayerWeight::UpBias)),
-            ],
-            out: slots.gate_up,
-            residual: None,
-            out_dtype: act,
-            max_rows: slots.max_rows,
-        })?;
-        let width = self.local.intermediate_size as u32;
-        let half = |column| Columns {
-            column,
-            width,
-            ..slots.gate_up
-        };
-        let (gate, up) = (self.columns(half(0)), self.columns(half(width)));
-        let spec = match model.mlp.activation {
-            Activation::Silu => OpSpec::SiluMul(SiluMul { width, dtype: act }),
-            Activation::GeluTanh => OpSpec::GeluMul(GeluMul {
-                width,
-                dtype: act,
-                kind: GeluKind::Tanh,
-            }),
-        };
-        let out = self.columns(slots.activated);
-        self.push(spec, vec![gate, up, out]);
-        Ok(())
-    }
-
     /// Adds a part's projected result to the residual stream, normalised first in sandwich layers.
-    fn output(
+    pub(super) fn output(
         &mut self,
         layer: usize,
         slots: &FeedSlots,
         input: Columns,
-        (weight, bias, post_norm): (LayerWeight, Option<LayerWeight>, LayerWeight),
+        (linear, has_bias): (Linear, bool),
+        post_norm: Norm,
     ) -> Result<()> {
-        let (width, act) = (self.model.hidden_size, self.options.act);
-        let part = (Role::Layer(layer, weight), bias.map(|bias| Role::Layer(layer, bias)));
+        let part = (
+            Role::weight(layer, linear),
+            has_bias.then_some(Role::bias(layer, linear)),
+        );
+        let branch = slots.mlp.branch.filter(|_| self.is_sandwich());
         let hidden = self.columns(slots.hidden);
         let input = self.columns(input);
         self.project_sum(&Projection {
             input,
             parts: &[part],
-            out: slots.branch.unwrap_or(slots.hidden),
-            residual: if slots.branch.is_some() { None } else { Some(hidden) },
-            out_dtype: act,
+            out: branch.unwrap_or(slots.hidden),
+            residual: if branch.is_some() { None } else { Some(hidden) },
+            out_dtype: self.options.act,
             max_rows: slots.max_rows,
         })?;
-        if let Some(branch) = slots.branch {
-            let branch = self.columns(branch);
-            self.norm(branch, Role::Layer(layer, post_norm), branch, width);
-            let add = Add {
-                width: width as u32,
-                dtype: act,
-            };
-            self.push(OpSpec::Add(add), vec![hidden, branch, hidden]);
+        if let Some(branch) = branch {
+            self.join(layer, slots, branch, post_norm);
         }
         Ok(())
+    }
+
+    /// Adds a branch to the residual stream, normalised first in sandwich layers.
+    pub(super) fn join(&mut self, layer: usize, slots: &FeedSlots, branch: Columns, post_norm: Norm) {
+        let (width, dtype) = (self.model.hidden_size, self.options.act);
+        let (hidden, branch) = (self.columns(slots.hidden), self.columns(branch));
+        if self.is_sandwich() {
+            self.norm(branch, Role::norm(layer, post_norm), branch, width);
+        }
+        let add = Add {
+            width: width as u32,
+            dtype,
+        };
+        self.push(OpSpec::Add(add), vec![hidden, branch, hidden]);
+    }
+
+    pub(super) fn is_sandwich(&self) -> bool {
+        self.model.norm.placement == NormPlacement::Sandwich
     }
 }

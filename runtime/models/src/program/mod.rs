@@ -6,6 +6,7 @@
 mod builder;
 mod kv;
 mod layer;
+mod mlp;
 mod shard;
 
 use halyard_platform_api::{DType, Program, WeightFormat};

@@ -3,9 +3,10 @@
 //! Heads, feed-forward columns and the vocabulary are divided; the residual stream, norms and the embedding stand on every rank.
 //! What a rank computes of a divided sum is a part: an [`AllReduce`](super::CollectiveOp) makes it whole.
 
-use crate::config::ModelDescription;
+use crate::config::{LayerDescription, MlpDescription, ModelDescription};
 use crate::error::{ModelError, Result};
-use crate::weights::{LayerWeight, Role};
+use crate::weights::MlpLinear::{Down, Gate, Up};
+use crate::weights::{Linear, Part, Role};
 
 /// Ranks' slices of the vocabulary are a multiple of this, where the vocabulary is that large: wide stores of products want it.
 const VOCAB_MULTIPLE: usize = 16;
@@ -49,26 +50,29 @@ pub(super) struct Slice {
     pub columns: u32,
 }
 
-/// The sizes of one rank's part of a model.
+/// The sizes of one rank's part of a layer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LocalSizes {
-    shard: Shard,
+pub(super) struct LocalLayer {
     pub num_heads: usize,
     pub num_kv_heads: usize,
     /// First of its KV heads: ranks share heads where there are fewer heads than ranks.
     first_kv_head: usize,
     pub head_dim: usize,
+    /// Of the MLP, or of each expert.
     pub intermediate_size: usize,
+}
+
+/// The sizes of one rank's part of a model.
+#[derive(Clone, Debug)]
+pub(super) struct LocalSizes {
+    shard: Shard,
+    pub layers: Vec<LocalLayer>,
     /// Rows of the output projection.
     pub vocab: usize,
 }
 
-impl LocalSizes {
-    /// This rank's sizes.
-    ///
-    /// # Errors
-    /// [`ModelError::Indivisible`] naming the model's number and the ranks.
-    pub(super) fn of(model: &ModelDescription, shard: Shard) -> Result<LocalSizes> {
+impl LocalLayer {
+    fn of(layer: &LayerDescription, shard: Shard) -> Result<LocalLayer> {
         let (rank, size) = (shard.rank as usize, shard.size as usize);
         let divide = |what: &'static str, value: usize| {
             if value.is_multiple_of(size) {
@@ -76,21 +80,24 @@ impl LocalSizes {
             }
             Err(indivisible(what, value, shard, "the number of ranks must divide it"))
         };
-        let num_heads = divide("num_attention_heads", model.num_heads)?;
-        let shared = model.num_kv_heads < size && size.is_multiple_of(model.num_kv_heads);
+        let mixer = layer.mixer;
+        let num_heads = divide("num_attention_heads", mixer.num_heads)?;
+        let shared = mixer.num_kv_heads < size && size.is_multiple_of(mixer.num_kv_heads);
         let num_kv_heads = if shared {
             1
         } else {
-            divide("num_key_value_heads", model.num_kv_heads)?
+            divide("num_key_value_heads", mixer.num_kv_heads)?
         };
-        Ok(LocalSizes {
-            shard,
+        let intermediate_size = match layer.mlp {
+            MlpDescription::Dense(mlp) => divide("intermediate_size", mlp.intermediate_size)?,
+            MlpDescription::Experts(mlp) => divide("moe_intermediate_size", mlp.intermediate_size)?,
+        };
+        Ok(LocalLayer {
             num_heads,
             num_kv_heads,
-            first_kv_head: rank * model.num_kv_heads / size,
-            head_dim: model.head_dim,
-            intermediate_size: divide("intermediate_size", model.intermediate_size)?,
-            vocab: vocab_part(model.vocab_size, size),
+            first_kv_head: rank * mixer.num_kv_heads / size,
+            head_dim: mixer.head_dim,
+            intermediate_size,
         })
     }
 
@@ -100,6 +107,21 @@ impl LocalSizes {
 
     pub(super) fn kv_size(&self) -> usize {
         self.num_kv_heads * self.head_dim
+    }
+}
+
+impl LocalSizes {
+    /// This rank's sizes.
+    ///
+    /// # Errors
+    /// [`ModelError::Indivisible`] naming the model's number and the ranks.
+    pub(super) fn of(model: &ModelDescription, shard: Shard) -> Result<LocalSizes> {
+        let layers = model.layers.iter().map(|layer| LocalLayer::of(layer, shard));
+        Ok(LocalSizes {
+            shard,
+            layers: layers.collect::<Result<_>>()?,
+            vocab: vocab_part(model.vocab_size, shard.size as usize),
+        })
     }
 
     /// First logit of each rank. All ranks compute equally many, so the last ones begin earlier where the vocabulary does not
@@ -113,9 +135,6 @@ impl LocalSizes {
 
     /// This rank's part of a weight.
     pub(super) fn slice(&self, model: &ModelDescription, role: Role) -> Slice {
-        use LayerWeight::{
-            DownProj, GateBias, GateProj, KBias, KProj, OProj, QBias, QProj, UpBias, UpProj, VBias, VProj,
-        };
         let shape = role.shape(model);
         let rank = self.shard.rank as usize;
         let whole = Slice {
@@ -137,16 +156,22 @@ impl LocalSizes {
             columns: count as u32,
             ..whole
         };
-        match role {
-            Role::LmHead => rows(self.vocab_starts(model)[rank] as usize, self.vocab),
-            Role::Layer(_, QProj | QBias) => rows(rank * self.q_size(), self.q_size()),
-            Role::Layer(_, KProj | VProj | KBias | VBias) => rows(self.first_kv_head * self.head_dim, self.kv_size()),
-            Role::Layer(_, GateProj | UpProj | GateBias | UpBias) => {
-                rows(rank * self.intermediate_size, self.intermediate_size)
-            }
-            Role::Layer(_, OProj) => columns(self.q_size()),
-            Role::Layer(_, DownProj) => columns(self.intermediate_size),
-            Role::Embedding | Role::FinalNorm | Role::Layer(..) => whole,
+        let (layer, part) = match role {
+            Role::LmHead => return rows(self.vocab_starts(model)[rank] as usize, self.vocab),
+            Role::Layer(layer, part) => (self.layers[layer], part),
+            Role::Embedding | Role::FinalNorm => return whole,
+        };
+        let (q, kv, intermediate) = (layer.q_size(), layer.kv_size(), layer.intermediate_size);
+        match part {
+            Part::Weight(Linear::O) => columns(q),
+            Part::Weight(Linear::Mlp(Down) | Linear::Expert(_, Down)) => columns(intermediate),
+            Part::Weight(linear) | Part::Bias(linear) => match linear {
+                Linear::Q => rows(rank * q, q),
+                Linear::K | Linear::V => rows(layer.first_kv_head * layer.head_dim, kv),
+                Linear::Mlp(Gate | Up) | Linear::Expert(_, Gate | Up) => rows(rank * intermediate, intermediate),
+                Linear::O | Linear::Mlp(Down) | Linear::Expert(_, Down) | Linear::Router => whole,
+            },
+            Part::Norm(_) => whole,
         }
     }
 }

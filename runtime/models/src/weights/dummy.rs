@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use half::bf16;
 use halyard_platform_api::WeightFormat;
 
-use super::role::{LayerWeight, Role};
+use super::role::{Linear, MlpLinear, Norm, Part, Role};
 use super::tensor::{Change, Coding, WeightTensor};
 use crate::config::ModelDescription;
 
@@ -65,17 +65,8 @@ impl DummyWeights {
         }
     }
 
-    /// Whether the weight with a role is a matrix.
-    pub(super) fn is_matrix(role: Role) -> bool {
-        match role {
-            Role::Embedding | Role::LmHead => true,
-            Role::FinalNorm => false,
-            Role::Layer(_, weight) => is_matrix(weight),
-        }
-    }
-
     pub(super) fn format_of(self, role: Role) -> WeightFormat {
-        match (DummyWeights::is_matrix(role), self.format) {
+        match (role.is_matrix(), self.format) {
             (true, DummyFormat::Bf16) => WeightFormat::BF16,
             _ => WeightFormat::F32,
         }
@@ -120,19 +111,45 @@ impl DummyWeights {
     }
 }
 
-fn is_matrix(weight: LayerWeight) -> bool {
-    use LayerWeight::{DownProj, GateProj, KProj, OProj, QProj, UpProj, VProj};
-    matches!(weight, QProj | KProj | VProj | OProj | GateProj | UpProj | DownProj)
-}
-
-/// A number of its own for each weight of a model.
+/// A number of its own for each weight of a model. Values hang on it: the numbers stay.
 fn role_number(role: Role) -> u64 {
     match role {
         Role::Embedding => 1,
         Role::FinalNorm => 2,
         Role::LmHead => 3,
-        Role::Layer(i, weight) => (i as u64 + 1) << 8 | weight as u64,
+        Role::Layer(i, part) => (i as u64 + 1) << 8 | part_number(part),
     }
+}
+
+/// Below 256 where there are no experts; weights of expert e have e + 1 in the upper half.
+fn part_number(part: Part) -> u64 {
+    let of_mlp = |linear| match linear {
+        MlpLinear::Gate => 0,
+        MlpLinear::Up => 1,
+        MlpLinear::Down => 2,
+    };
+    let number = match part {
+        Part::Norm(Norm::Attention) => 0,
+        Part::Weight(Linear::Q) => 1,
+        Part::Weight(Linear::K) => 2,
+        Part::Weight(Linear::V) => 3,
+        Part::Weight(Linear::O) => 4,
+        Part::Bias(Linear::Q) => 5,
+        Part::Bias(Linear::K) => 6,
+        Part::Bias(Linear::V) => 7,
+        Part::Bias(Linear::O) => 8,
+        Part::Norm(Norm::Query) => 9,
+        Part::Norm(Norm::Key) => 10,
+        Part::Norm(Norm::PostAttention) => 11,
+        Part::Norm(Norm::Mlp) => 12,
+        Part::Weight(Linear::Mlp(linear) | Linear::Expert(_, linear)) => 13 + of_mlp(linear),
+        Part::Bias(Linear::Mlp(linear) | Linear::Expert(_, linear)) => 16 + of_mlp(linear),
+        Part::Norm(Norm::PostMlp) => 19,
+        Part::Weight(Linear::Router) => 20,
+        Part::Bias(Linear::Router) => 21,
+    };
+    let expert = Role::Layer(0, part).expert().map_or(0, |expert| u64::from(expert) + 1);
+    expert << 32 | number
 }
 
 /// The four words of `counter` under `key`: Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as

@@ -4,7 +4,7 @@
 //! multiplied by it, so that their products stay; likewise values and the output projection. No op knows of it
 //! (docs/decisions/0032-kv-scales-in-weights.md).
 
-use super::role::{LayerWeight, Role};
+use super::role::{Linear, Norm, Part, Role};
 use super::scales::numbers;
 use crate::config::{KvScale, ModelDescription};
 use crate::error::{ModelError, Result};
@@ -79,22 +79,21 @@ pub(super) fn read(files: &SafetensorsFiles, prefix: &str, num_layers: usize) ->
 
 /// What a weight is multiplied by for the scales of its layer: 1 for all but a few.
 pub(crate) fn factor(model: &ModelDescription, role: Role) -> f32 {
-    use LayerWeight::{KBias, KNorm, KProj, OProj, QBias, QNorm, QProj, VBias, VProj};
-    let Role::Layer(layer, weight) = role else {
+    let Role::Layer(layer, part) = role else {
         return 1.0;
     };
     let Some(scale) = model.kv_scales.get(layer) else {
         return 1.0;
     };
     // A norm of queries and keys undoes what comes before it.
-    let normed = model.attention.qk_norm;
-    match weight {
-        QNorm if normed => scale.key,
-        KNorm if normed => 1.0 / scale.key,
-        QProj | QBias if !normed => scale.key,
-        KProj | KBias if !normed => 1.0 / scale.key,
-        VProj | VBias => 1.0 / scale.value,
-        OProj => scale.value,
+    let normed = model.layers[layer].mixer.qk_norm;
+    match part {
+        Part::Norm(Norm::Query) if normed => scale.key,
+        Part::Norm(Norm::Key) if normed => 1.0 / scale.key,
+        Part::Weight(Linear::Q) | Part::Bias(Linear::Q) if !normed => scale.key,
+        Part::Weight(Linear::K) | Part::Bias(Linear::K) if !normed => 1.0 / scale.key,
+        Part::Weight(Linear::V) | Part::Bias(Linear::V) => 1.0 / scale.value,
+        Part::Weight(Linear::O) => scale.value,
         _ => 1.0,
     }
 }

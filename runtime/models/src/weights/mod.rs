@@ -3,6 +3,7 @@
 
 mod dummy;
 pub(crate) mod kv_scales;
+mod names;
 mod role;
 mod scales;
 mod tensor;
@@ -14,13 +15,14 @@ use std::sync::Arc;
 use halyard_platform_api::WeightFormat;
 
 pub use dummy::{DummyFormat, DummyValues, DummyWeights};
-pub use role::{LayerWeight, Role};
+pub(crate) use names::{NameTables, NameTemplate};
+use names::{StoredName, stored_name};
+pub use role::{Linear, MlpLinear, Norm, Part, Role};
 pub use tensor::WeightTensor;
 use tensor::{Change, Coding};
 
 use crate::config::ModelDescription;
-use crate::error::{ModelError, Result};
-use crate::families::Family;
+use crate::error::{ModelError, Result, near_names};
 use crate::gguf::GgufFile;
 use crate::quant::format_name;
 use crate::safetensors::SafetensorsFiles;
@@ -43,24 +45,28 @@ pub struct Weights {
 enum Source {
     Safetensors {
         files: SafetensorsFiles,
-        family: &'static Family,
+        names: &'static NameTables,
+        /// What stands in place of `model.` in the names.
         prefix: &'static str,
     },
-    Gguf(Arc<GgufFile>),
+    Gguf {
+        file: Arc<GgufFile>,
+        names: &'static NameTables,
+    },
     Dummy(DummyWeights),
 }
 
 impl Weights {
     /// The weights of a Hugging Face checkpoint.
     #[must_use]
-    pub fn from_safetensors(
+    pub(crate) fn from_safetensors(
         description: Arc<ModelDescription>,
-        family: &'static Family,
+        names: &'static NameTables,
         files: SafetensorsFiles,
     ) -> Self {
         let holds = |prefix: &&str| files.tensor(&format!("{prefix}embed_tokens.weight")).is_some();
         let prefix = HF_PREFIXES.into_iter().find(holds).unwrap_or(HF_PREFIXES[0]);
-        let source = Source::Safetensors { files, family, prefix };
+        let source = Source::Safetensors { files, names, prefix };
         Self {
             description,
             source,
@@ -70,10 +76,14 @@ impl Weights {
 
     /// The weights of a GGUF file.
     #[must_use]
-    pub fn from_gguf(description: Arc<ModelDescription>, file: Arc<GgufFile>) -> Self {
+    pub(crate) fn from_gguf(
+        description: Arc<ModelDescription>,
+        names: &'static NameTables,
+        file: Arc<GgufFile>,
+    ) -> Self {
         Self {
             description,
-            source: Source::Gguf(file),
+            source: Source::Gguf { file, names },
             quantised: false,
         }
     }
@@ -142,7 +152,7 @@ impl Weights {
     pub fn path(&self) -> Option<&Path> {
         match &self.source {
             Source::Safetensors { files, .. } => Some(files.path()),
-            Source::Gguf(file) => Some(file.path()),
+            Source::Gguf { file, .. } => Some(file.path()),
             Source::Dummy(_) => None,
         }
     }
@@ -154,8 +164,12 @@ impl Weights {
     /// [`ModelError::MissingTensor`] with near names, [`ModelError::WrongShape`] or [`ModelError::UnsupportedFormat`].
     pub fn tensor(&self, role: Role) -> Result<WeightTensor<'_>> {
         let role = self.stored_role(role);
-        let name = self.file_name(role);
+        let StoredName { name, expert } = self.stored_name(role);
         let expected = role.shape(&self.description);
+        let mut in_file = expected.clone();
+        if let (Some(_), Role::Layer(layer, _)) = (expert, role) {
+            in_file.insert(0, self.description.layers[layer].mlp.num_experts());
+        }
         let (found, stored_as, format, bytes, supported) = match &self.source {
             Source::Dummy(dummy) => {
                 let made = dummy.tensor(name, role, expected, &self.description);
@@ -172,7 +186,7 @@ impl Weights {
                     safetensors::SUPPORTED,
                 )
             }
-            Source::Gguf(file) => {
+            Source::Gguf { file, .. } => {
                 let tensor = file
                     .tensor(&name)
                     .ok_or_else(|| self.missing(&name, file.tensor_names()))?;
@@ -188,11 +202,11 @@ impl Weights {
             }
         };
         let path = || self.path().map(PathBuf::from).unwrap_or_default();
-        if *found != expected {
+        if *found != in_file {
             return Err(ModelError::WrongShape {
                 path: path(),
                 tensor: name,
-                expected,
+                expected: in_file,
                 found: found.clone(),
             });
         }
@@ -203,6 +217,13 @@ impl Weights {
                 found: stored_as.to_owned(),
                 supported,
             });
+        };
+        let bytes = match expert {
+            Some(expert) => {
+                let of_one = bytes.len() / in_file[0];
+                &bytes[expert as usize * of_one..][..of_one]
+            }
+            None => bytes,
         };
         let mut coding = Coding::AsStored;
         if let (WeightFormat::F8E4M3, Source::Safetensors { files, .. }) = (format, &self.source) {
@@ -269,7 +290,7 @@ impl Weights {
     #[must_use]
     pub fn dummy_values(&self, role: Role) -> Option<DummyValues> {
         match &self.source {
-            Source::Dummy(dummy) if DummyWeights::is_matrix(role) => Some(dummy.values(self.stored_role(role))),
+            Source::Dummy(dummy) if role.is_matrix() => Some(dummy.values(self.stored_role(role))),
             _ => None,
         }
     }
@@ -296,18 +317,56 @@ impl Weights {
                 shape[shape.len() - 1],
                 shape[..shape.len() - 1].iter().product::<usize>(),
             );
-            total_bytes += (rows * self.format(role)?.row_bytes(row_len).unwrap_or(0)) as u64;
+            let format = self.format(role)?;
+            total_bytes += (rows * format.row_bytes(row_len).unwrap_or(0)) as u64;
+            self.check_expert(role, format)?;
         }
         Ok(total_bytes)
     }
 
-    /// The name that a weight has in the files.
+    /// One op multiplies by all experts' matrices of a kind: they must have one format.
+    fn check_expert(&self, role: Role, format: WeightFormat) -> Result<()> {
+        let Role::Layer(layer, Part::Weight(Linear::Expert(_, linear))) = role else {
+            return Ok(());
+        };
+        let first = Role::weight(layer, Linear::Expert(0, linear));
+        let expected = self.format(first)?;
+        if format == expected {
+            return Ok(());
+        }
+        Err(ModelError::Unsupported {
+            path: self.path().map(PathBuf::from).unwrap_or_default(),
+            field: self.file_name(role),
+            value: format!(
+                "{}, while {} is {}",
+                format_name(format),
+                self.file_name(first),
+                format_name(expected)
+            ),
+            remedy: "the experts of a layer must have one format: convert or quantise the checkpoint again".to_owned(),
+        })
+    }
+
+    /// The name that a weight has in the files; of an expert's, where all experts are one tensor, that tensor's.
     #[must_use]
     pub fn file_name(&self, role: Role) -> String {
+        self.stored_name(role).name
+    }
+
+    fn stored_name(&self, role: Role) -> StoredName {
         match &self.source {
-            Source::Gguf(_) => role.gguf_name(),
-            Source::Safetensors { family, prefix, .. } => role.hf_name(family, prefix),
-            Source::Dummy(_) => format!("{role:?}"),
+            Source::Gguf { names, .. } => stored_name(names, role),
+            Source::Safetensors { names, prefix, .. } => {
+                let mut stored = stored_name(names, role);
+                if let Some(rest) = stored.name.strip_prefix("model.") {
+                    stored.name = format!("{prefix}{rest}");
+                } else if *prefix == "language_model.model." {
+                    // The output projection stands beside the decoder.
+                    stored.name = format!("language_model.{}", stored.name);
+                }
+                stored
+            }
+            Source::Dummy(_) => stored_name(&[], role),
         }
     }
 
@@ -327,18 +386,11 @@ impl Weights {
     }
 }
 
+/// A matrix that 8-bit floats may hold. Routers are small, and a rounded score chooses another expert.
 fn is_layer_matrix(role: Role) -> bool {
-    matches!(role, Role::Layer(..)) && DummyWeights::is_matrix(role)
+    matches!(role, Role::Layer(_, Part::Weight(linear)) if linear != Linear::Router)
 }
 
 fn is_plain(format: WeightFormat) -> bool {
     matches!(format, WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16)
-}
-
-/// Up to three names that look most like `name`, best first.
-pub(crate) fn near_names<'n>(name: &str, names: impl Iterator<Item = &'n str>) -> Vec<String> {
-    let score = |other: &str| strsim::normalized_levenshtein(name, other);
-    let mut near: Vec<(f64, &str)> = names.map(|n| (score(n), n)).filter(|(s, _)| *s >= 0.7).collect();
-    near.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
-    near.into_iter().take(3).map(|(_, n)| n.to_owned()).collect()
 }

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use halyard_platform_api::WeightFormat;
 
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Result, near_names};
 use crate::safetensors::SafetensorsFiles;
 
 /// What the scale of `x.weight` is called: `x.` and one of these. In spite of its name the second one, too, is what codes are multiplied by.
@@ -25,7 +25,7 @@ pub(super) fn read(files: &SafetensorsFiles, name: &str, num_rows: usize) -> Res
         return Err(ModelError::MissingTensor {
             path: path(),
             tensor: format!("{stem}{}", NAMES[0]),
-            near: super::near_names(&format!("{stem}{}", NAMES[0]), files.names()),
+            near: near_names(&format!("{stem}{}", NAMES[0]), files.names()),
         });
     };
     let unsupported = |value: String| ModelError::Unsupported {
