@@ -105,6 +105,7 @@ ranks_equal_one_device! {
     mistral: "mistral", 2 4;
     qwen2: "qwen2", 2 4;
     qwen3: "qwen3", 2 4;
+    qwen3_moe: "qwen3-moe", 2 4;
     // 562 logits: ranks' parts overlap.
     gemma3: "gemma3", 2 4;
     smollm2: "smollm2", 3;

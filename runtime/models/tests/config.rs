@@ -4,12 +4,12 @@ mod support;
 
 use std::path::Path;
 
-use halyard_models::config::{JsonFields, MlpDescription, RopeScaling};
+use halyard_models::config::{Activation, ExpertsMlp, JsonFields, MlpDescription, RopeScaling};
 use halyard_models::families::{FAMILIES, Family};
 use halyard_models::gguf::GgufFile;
 use halyard_models::{GenerationDefaults, ModelDescription, ModelError};
 use halyard_platform_api::DType;
-use halyard_platform_api::ops::RopeStyle;
+use halyard_platform_api::ops::{RopeStyle, Scoring};
 use serde_json::{Value, json};
 use support::{GgufWriter, TempFolder, array_value, f32_value, string_value, u32_value};
 
@@ -336,7 +336,7 @@ fn an_unknown_architecture_lists_the_known_ones() {
     writer.set("general.architecture", string_value("mamba"));
     let error = gguf(&writer).unwrap_err().to_string();
     assert!(
-        error.contains("`mamba`") && error.contains("qwen2, qwen3, gemma3"),
+        error.contains("`mamba`") && error.contains("qwen2, qwen3, qwen3moe, gemma3"),
         "{error}"
     );
 }
@@ -431,6 +431,81 @@ fn generation_defaults_are_read_and_bounded() {
         assert!(
             error.contains(&format!("`{field}`")) && error.contains("from"),
             "{error}"
+        );
+    }
+}
+
+#[test]
+fn experts_stand_in_the_layers_that_hugging_face_gives_them() {
+    let moe = |changes: Value| {
+        let own = json!({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_hidden_layers": 6,
+            "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "norm_topk_prob": true});
+        describe(&with(with(llama(), own), changes))
+    };
+    let dense = |changes| -> Vec<usize> {
+        let layers = moe(changes).unwrap().layers;
+        (0..6)
+            .filter(|&i| matches!(layers[i].mlp, MlpDescription::Dense(_)))
+            .collect()
+    };
+    assert_eq!(dense(json!({})), [0; 0]);
+    assert_eq!(dense(json!({"mlp_only_layers": [0, 4]})), [0, 4]);
+    assert_eq!(dense(json!({"decoder_sparse_step": 2})), [0, 2, 4]);
+    assert_eq!(
+        dense(json!({"decoder_sparse_step": 3, "mlp_only_layers": [5]})),
+        [0, 1, 3, 4, 5]
+    );
+    assert_eq!(dense(json!({"num_experts": 0})).len(), 6);
+    let renamed = moe(json!({"num_experts": null, "num_local_experts": 12})).unwrap();
+    assert_eq!(renamed.layers[0].mlp.num_experts(), 12);
+
+    let model = moe(json!({"mlp_only_layers": [1]})).unwrap();
+    let expected = ExpertsMlp {
+        num_experts: 16,
+        top_k: 4,
+        scoring: Scoring::Softmax,
+        norm_topk: true,
+        intermediate_size: 32,
+        activation: Activation::Silu,
+    };
+    assert_eq!(model.layers[0].mlp, MlpDescription::Experts(expected));
+    assert_eq!(
+        model.layers[1].mlp.intermediate_size(),
+        96,
+        "the dense layer's own width"
+    );
+    assert!(model.layers[0].mixer.qk_norm);
+    let windows = json!({"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 3});
+    let windows = moe(windows).unwrap().layers;
+    assert!(windows.iter().all(|layer| layer.mixer.window == Some(8)), "every layer");
+
+    for (change, field, limit) in [
+        (
+            json!({"num_experts_per_tok": 17}),
+            "num_experts_per_tok",
+            "from 1 to 16",
+        ),
+        (json!({"num_experts_per_tok": 0}), "num_experts_per_tok", "from 1"),
+        (json!({"num_experts": 1 << 20}), "num_experts", "from 1 to 2048"),
+        (json!({"moe_intermediate_size": 0}), "moe_intermediate_size", "from 1"),
+        (
+            json!({"num_experts_per_tok": 16, "moe_intermediate_size": 1 << 19}),
+            "num_experts_per_tok",
+            "at most 2 for rows of 524288",
+        ),
+        (json!({"decoder_sparse_step": 0}), "decoder_sparse_step", "from 1"),
+        (
+            json!({"mlp_only_layers": [-1]}),
+            "mlp_only_layers",
+            "a list of integers",
+        ),
+    ] {
+        let error = moe(change.clone()).unwrap_err();
+        assert!(matches!(error, ModelError::BadField { .. }), "{change}: {error}");
+        let text = error.to_string();
+        assert!(
+            text.contains(&format!("`{field}`")) && text.contains(limit),
+            "{change}: {text}"
         );
     }
 }

@@ -248,6 +248,59 @@ fn targets_can_be_limited() {
 }
 
 #[test]
+fn adapters_change_attention_and_dense_mlps_beside_experts() {
+    let model = description("qwen3-moe");
+    let rank4 = |modules: &[(&str, [usize; 2])]| {
+        let mut copy = Copy::of("rank4");
+        copy.config["target_modules"] = json!(["q_proj", "gate_proj"]);
+        copy.tensors.clear();
+        for (module, [out, input]) in modules {
+            for (matrix, shape) in [("A", vec![4, *input]), ("B", vec![*out, 4])] {
+                let name = format!("base_model.model.model.layers.{module}.lora_{matrix}.weight");
+                let bytes = vec![0; 4 * shape[0] * shape[1]];
+                copy.tensors.insert(name, (Dtype::F32, shape, bytes));
+            }
+        }
+        copy.open_for(&model, &LIMITS)
+    };
+    let [q, gate] = [[64, 48], [96, 48]];
+    let good = [
+        ("0.self_attn.q_proj", q),
+        ("1.self_attn.q_proj", q),
+        ("1.mlp.gate_proj", gate),
+        ("2.self_attn.q_proj", q),
+    ];
+    // Layers 0 and 2 have no gate_proj that the configuration could mean.
+    assert_eq!(rank4(&good).expect("an adapter").num_modules(), 4);
+    let refused = |module, shape, words: &[&str]| {
+        let error = rank4(&[&good[..], &[(module, shape)]].concat()).expect_err("refused");
+        for word in words {
+            assert!(error.contains(word), "`{word}` is not in: {error}");
+        }
+    };
+    refused(
+        "0.mlp.gate_proj",
+        gate,
+        &["gate_proj in layer 0, which has experts", "dense MLPs"],
+    );
+    refused(
+        "0.mlp.experts.3.up_proj",
+        [32, 48],
+        &["`model.layers.0.mlp.experts.3.up_proj`", "q_proj,k_proj"],
+    );
+    refused("2.mlp.gate", [6, 48], &["`model.layers.2.mlp.gate`"]);
+    let error = rank4(&good[..2]).expect_err("a dense layer's gate_proj is missing");
+    assert!(error.contains("of which layer"), "{error}");
+
+    let dummy = LoraAdapter::dummy(&model, &LIMITS, 3, 1).expect("a small rank");
+    assert_eq!(
+        dummy.num_modules(),
+        3 * 4 + 3,
+        "attention of three layers, one dense MLP"
+    );
+}
+
+#[test]
 fn dummies_change_every_target_of_every_model() {
     for name in ["llama", "qwen2", "gemma3"] {
         let model = description(name);

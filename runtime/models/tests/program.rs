@@ -13,7 +13,7 @@ use halyard_models::program::{
 };
 use halyard_models::quant::dequantize;
 use halyard_models::{DummyWeights, LoadFormat, ModelError, ModelFiles, Role};
-use halyard_platform_api::ops::RopeStyle;
+use halyard_platform_api::ops::{MoeRoute, RopeStyle, Scoring};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{DType, OpSpec};
 use serde_json::Value;
@@ -257,6 +257,33 @@ impl<'a> Interpreter<'a> {
                     self.set_row(view(2), row, &sum);
                 }
             }
+            OpSpec::MoeRoute(op) => self.route(op, view(0), view(1), view(2)),
+            OpSpec::MoeLinear(op) => {
+                let (k, n) = (op.in_features as usize, op.out_features as usize);
+                let weight = self.weight(program, operands[1]).to_vec();
+                assert_eq!(weight.len(), op.num_experts as usize * n * k);
+                for row in 0..self.ids.len() {
+                    let x = self.row(view(0), row);
+                    let mut y = Vec::new();
+                    for (choice, expert) in self.row(view(2), row).into_iter().enumerate() {
+                        let x = &x[if x.len() == k { 0 } else { choice * k }..][..k];
+                        let rows = weight[expert as usize * n * k..].chunks_exact(k).take(n);
+                        y.extend(rows.map(|w| w.iter().zip(x).map(|(a, b)| a * b).sum::<f32>()));
+                    }
+                    self.set_row(view(3), row, &y);
+                }
+            }
+            OpSpec::MoeCombine(op) => {
+                let width = op.width as usize;
+                for row in 0..self.ids.len() {
+                    let (x, weights) = (self.row(view(0), row), self.row(view(1), row));
+                    let mut sum = vec![0.0; width];
+                    for (x, weight) in x.chunks_exact(width).zip(weights) {
+                        sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += weight * x);
+                    }
+                    self.set_row(view(2), row, &sum);
+                }
+            }
             // Logits are asked for at every position here.
             OpSpec::GatherRows(_) => self.map_rows(view(0), view(2), |x, _| x.to_vec()),
             OpSpec::Softcap(op) => {
@@ -265,6 +292,27 @@ impl<'a> Interpreter<'a> {
                 });
             }
             other => panic!("the programs do not use {}", other.name()),
+        }
+    }
+
+    /// Experts are numbers in slots of f32 here.
+    fn route(&mut self, op: &MoeRoute, logits: View, experts: View, weights: View) {
+        assert_eq!((op.scoring, op.factor), (Scoring::Softmax, 1.0));
+        for row in 0..self.ids.len() {
+            let logits = self.row(logits, row);
+            let powers: Vec<f32> = logits.iter().map(|logit| logit.exp()).collect();
+            let total: f32 = powers.iter().sum();
+            let mut order: Vec<usize> = (0..powers.len()).collect();
+            order.sort_by(|&a, &b| powers[b].total_cmp(&powers[a]));
+            order.truncate(op.top_k as usize);
+            let chosen: f32 = order.iter().map(|&e| powers[e]).sum();
+            let divisor = if op.normalize { chosen } else { total };
+            self.set_row(experts, row, &order.iter().map(|&e| e as f32).collect::<Vec<_>>());
+            self.set_row(
+                weights,
+                row,
+                &order.iter().map(|&e| powers[e] / divisor).collect::<Vec<_>>(),
+            );
         }
     }
 
@@ -445,10 +493,12 @@ agrees_with_hugging_face! {
     smollm2_agrees_with_hugging_face: "smollm2", "smollm2/goldens.json", over 3;
     qwen2_agrees_with_hugging_face: "qwen2", "qwen2/goldens.json", over 2, over 4;
     qwen3_agrees_with_hugging_face: "qwen3", "qwen3/goldens.json", over 2, over 4;
+    qwen3_moe_agrees_with_hugging_face: "qwen3-moe", "qwen3-moe/goldens.json", over 2, over 4;
     gemma3_agrees_with_hugging_face: "gemma3", "gemma3/goldens.json", over 2, over 4;
     llama_gguf_agrees_with_hugging_face: "gguf/llama-gguf.gguf", "gguf/llama-gguf.golden.json";
     llama3_rope_gguf_agrees_with_hugging_face: "gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json";
     qwen3_gguf_agrees_with_hugging_face: "gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json";
+    qwen3_moe_gguf_agrees_with_hugging_face: "gguf/qwen3-moe-gguf.gguf", "gguf/qwen3-moe-gguf.golden.json";
     gemma3_gguf_agrees_with_hugging_face: "gguf/gemma3-gguf.gguf", "gguf/gemma3-gguf.golden.json";
 }
 

@@ -15,12 +15,13 @@ use halyard_platform_api::DType;
 use halyard_platform_api::program::ABSENT;
 
 /// Every tiny model, as a path below `tests/fixtures/models`.
-const MODELS: [&str; 15] = [
+const MODELS: [&str; 17] = [
     "gemma3",
     "gguf/gemma3-gguf.gguf",
     "gguf/llama-gguf.gguf",
     "gguf/llama3-rope-gguf.gguf",
     "gguf/qwen3-gguf.gguf",
+    "gguf/qwen3-moe-gguf.gguf",
     "llama",
     "llama-fp8",
     "llama-fp8-kv",
@@ -30,6 +31,7 @@ const MODELS: [&str; 15] = [
     "qwen3",
     "qwen3-fp8",
     "qwen3-kv",
+    "qwen3-moe",
     "smollm2",
 ];
 

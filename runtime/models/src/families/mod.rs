@@ -6,6 +6,7 @@ mod llama;
 mod names;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 
 use std::path::Path;
 
@@ -33,7 +34,13 @@ pub struct Family {
 }
 
 /// Every family.
-pub static FAMILIES: [&Family; 4] = [&llama::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gemma3::FAMILY];
+pub static FAMILIES: [&Family; 5] = [
+    &llama::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &qwen3_moe::FAMILY,
+    &gemma3::FAMILY,
+];
 
 impl Family {
     /// The family and description of a Hugging Face configuration.

@@ -40,7 +40,7 @@ pub(super) const PRE_NORM: &[NameTemplate] = &[
     (Role::LmHead, "lm_head.weight"),
 ];
 
-/// GGUF files of every architecture: the tensor tables of llama.cpp's `llama-arch.cpp`.
+/// GGUF files of every architecture: the tensor tables of llama.cpp's `llama-arch.cpp`. All experts of a layer are one tensor.
 pub(super) const GGUF: &[NameTemplate] = &[
     (Role::Embedding, "token_embd.weight"),
     (Role::norm(0, Norm::Attention), "blk.{l}.attn_norm.weight"),
@@ -62,6 +62,10 @@ pub(super) const GGUF: &[NameTemplate] = &[
     (Role::bias(0, Linear::Mlp(Gate)), "blk.{l}.ffn_gate.bias"),
     (Role::bias(0, Linear::Mlp(Up)), "blk.{l}.ffn_up.bias"),
     (Role::bias(0, Linear::Mlp(Down)), "blk.{l}.ffn_down.bias"),
+    (Role::weight(0, Linear::Router), "blk.{l}.ffn_gate_inp.weight"),
+    (Role::weight(0, Linear::Expert(0, Gate)), "blk.{l}.ffn_gate_exps.weight"),
+    (Role::weight(0, Linear::Expert(0, Up)), "blk.{l}.ffn_up_exps.weight"),
+    (Role::weight(0, Linear::Expert(0, Down)), "blk.{l}.ffn_down_exps.weight"),
     (Role::norm(0, Norm::PostMlp), "blk.{l}.post_ffw_norm.weight"),
     (Role::FinalNorm, "output_norm.weight"),
     (Role::LmHead, "output.weight"),

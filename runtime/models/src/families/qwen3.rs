@@ -23,7 +23,7 @@ const DEFAULTS: Defaults = Defaults {
     ..qwen2::DEFAULTS
 };
 
-fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
+pub(super) fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
     let mut model = describe(config, &DEFAULTS)?;
     let bias = config.bool("attention_bias")?.unwrap_or(false);
     for layer in &mut model.layers {

@@ -8,8 +8,8 @@ use super::{Flag, flag};
 const NOT_YET: &str = "not built yet";
 const TEXT_ONLY: &str = "requests take text only, there is nothing to set";
 const NO_IMAGES: &str = "images, audio and video are not built yet";
-const NO_EXPERTS: &str = "there are no mixture-of-experts layers to set";
-const EXPERTS: &str = "mixture-of-experts models are not built yet";
+const NO_EXPERTS: &str = "mixture-of-experts layers have no settings";
+const EXPERTS: &str = "expert parallelism is not built yet; --tensor-parallel-size divides every expert";
 const NO_MAMBA: &str = "there are no Mamba layers to set";
 const ONE_PROCESS: &str = "one process serves, there are no others to reach";
 const REPLICAS: &str =
