@@ -5,28 +5,10 @@ use std::path::Path;
 
 use halyard_platform_api::DType;
 
-use super::layer::{DenseMlp, LayerDescription, MlpDescription, in_range};
+use super::layer::{DenseMlp, LayerDescription, MlpDescription};
+use super::limits::{self, bad, in_range};
 use super::rope::RopeDescription;
-use crate::error::{ModelError, Result};
-
-/// Largest values that are taken for real. Above them a file is damaged, and sizes computed from it
-/// could overflow or exhaust memory before anything else notices.
-pub(crate) mod limits {
-    /// Tokens of a vocabulary.
-    pub const VOCAB_SIZE: usize = 1 << 22;
-    /// Width of the residual stream and of the feed-forward layer.
-    pub const WIDTH: usize = 1 << 20;
-    /// Layers.
-    pub const LAYERS: usize = 2048;
-    /// Heads of a layer.
-    pub const HEADS: usize = 8192;
-    /// Values of a head.
-    pub const HEAD_DIM: usize = 4096;
-    /// Experts of a layer.
-    pub const EXPERTS: usize = 2048;
-    /// Positions.
-    pub const POSITIONS: usize = 1 << 27;
-}
+use crate::error::Result;
 
 /// Where a layer's norms stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +102,7 @@ impl ModelDescription {
     /// Checks what no single field shows; `path` is the file to blame.
     ///
     /// # Errors
-    /// [`ModelError::BadField`] for the first contradiction.
+    /// [`crate::ModelError::BadField`] for the first contradiction.
     pub fn check(self, path: &Path) -> Result<Self> {
         in_range(path, "vocab_size", self.vocab_size, limits::VOCAB_SIZE)?;
         in_range(path, "hidden_size", self.hidden_size, limits::WIDTH)?;
@@ -182,14 +164,5 @@ impl ModelDescription {
             }
         }
         Ok(())
-    }
-}
-
-pub(crate) fn bad(path: &Path, field: &str, value: impl ToString, limit: String) -> ModelError {
-    ModelError::BadField {
-        path: path.to_path_buf(),
-        field: field.to_owned(),
-        value: value.to_string(),
-        limit,
     }
 }

@@ -1,8 +1,8 @@
 //! Sampling defaults that a model's authors ship (`generation_config.json`). Absent values stay absent:
 //! the engine's own defaults are the engine's business.
 
-use super::description::bad;
 use super::fields::JsonFields;
+use super::limits::bad;
 use crate::error::Result;
 
 /// Defaults for requests that leave a parameter out.

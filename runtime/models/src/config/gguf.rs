@@ -5,8 +5,9 @@
 
 use halyard_platform_api::ops::RopeStyle;
 
-use super::description::{ModelDescription, NormDescription, NormPlacement, bad, limits};
+use super::description::{ModelDescription, NormDescription, NormPlacement};
 use super::layer::{Activation, AttentionDescription, DenseMlp, LayerDescription, MlpDescription};
+use super::limits::{self, bad};
 use super::rope::{RopeDescription, RopeScaling, YarnScaling};
 use crate::error::{ModelError, Result};
 use crate::gguf::{GgufArray, GgufFile, GgufValue};

@@ -5,9 +5,10 @@ use halyard_platform_api::DType;
 use halyard_platform_api::ops::RopeStyle;
 use serde_json::Value;
 
-use super::description::{ModelDescription, NormDescription, NormPlacement, limits};
+use super::description::{ModelDescription, NormDescription, NormPlacement};
 use super::fields::JsonFields;
 use super::layer::{Activation, AttentionDescription, DenseMlp, LayerDescription, MlpDescription};
+use super::limits;
 use super::rope::{RopeDescription, RopeScaling, YarnScaling};
 use crate::error::Result;
 

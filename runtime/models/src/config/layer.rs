@@ -4,7 +4,7 @@ use std::path::Path;
 
 use halyard_platform_api::ops::Scoring;
 
-use super::description::{bad, limits};
+use super::limits::{self, bad, in_range};
 use crate::error::Result;
 
 /// One layer. Layers of a model may differ in everything that stands here.
@@ -174,11 +174,4 @@ impl LayerDescription {
         self.mlp.check(path, hidden_size)?;
         self.mixer.check(path)
     }
-}
-
-pub(super) fn in_range(path: &Path, field: &str, value: usize, most: usize) -> Result<()> {
-    if value == 0 || value > most {
-        return Err(bad(path, field, value, format!("from 1 to {most}")));
-    }
-    Ok(())
 }

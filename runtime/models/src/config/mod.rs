@@ -1,6 +1,6 @@
 //! What a model is: one description for every architecture, and the readers of the files it is made from.
 //!
-//! The families (crate::families) fill the description; everything above the families reads only it.
+//! The families fill the description; everything above the families reads only it.
 
 mod description;
 mod fields;
@@ -8,13 +8,14 @@ mod generation;
 pub(crate) mod gguf;
 pub(crate) mod huggingface;
 mod layer;
+mod limits;
 mod quantization;
 mod rope;
 
-pub(crate) use description::bad;
 pub use description::{KvScale, ModelDescription, NormDescription, NormPlacement};
 pub use fields::JsonFields;
 pub use generation::GenerationDefaults;
 pub use layer::{Activation, AttentionDescription, DenseMlp, ExpertsMlp, LayerDescription, MlpDescription};
+pub(crate) use limits::bad;
 pub(crate) use quantization::is_fp8;
 pub use rope::{RopeDescription, RopeScaling, YarnScaling};

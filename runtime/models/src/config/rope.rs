@@ -8,7 +8,7 @@ use std::path::Path;
 
 use halyard_platform_api::ops::RopeStyle;
 
-use super::description::bad;
+use super::limits::bad;
 use crate::error::Result;
 
 /// YaRN (Peng et al. 2023, arXiv 2309.00071).

@@ -6,62 +6,12 @@ use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{DType, OpSpec};
 
 use super::builder::{Builder, Columns, Projection};
-use super::mlp::MlpSlots;
-use super::{KvLayout, Rows, TensorRole};
-use crate::config::NormPlacement;
+use super::slots::{FeedSlots, LayerSlots};
+use super::{KvLayout, TensorRole};
 use crate::error::Result;
 use crate::weights::{Linear, Norm, Role};
 
-/// Activation memory of what follows attention in a layer.
-pub(super) struct FeedSlots {
-    pub hidden: Columns,
-    attended: Columns,
-    pub normed: Columns,
-    pub mlp: MlpSlots,
-    pub max_rows: u32,
-}
-
-/// Activation memory that every layer uses again.
-pub(super) struct LayerSlots {
-    qkv: Columns,
-    pub feed: FeedSlots,
-}
-
 impl Builder<'_> {
-    /// The residual stream and attention's output, in this order: what a layer's second half takes over from its first.
-    pub(super) fn stream_slots(&mut self, rows: Rows) -> [Columns; 2] {
-        let act = self.options.act;
-        let attended = self.local.layers.iter().map(|layer| layer.q_size()).max();
-        [self.model.hidden_size, attended.unwrap_or(0)].map(|width| self.slot(width, act, rows))
-    }
-
-    pub(super) fn layer_slots(&mut self, streams: [Columns; 2]) -> LayerSlots {
-        let widths = self
-            .local
-            .layers
-            .iter()
-            .map(|layer| layer.q_size() + 2 * layer.kv_size());
-        let width = widths.max().unwrap_or(0);
-        LayerSlots {
-            qkv: self.slot(width, self.options.act, Rows::Tokens),
-            feed: self.feed_slots(streams, Rows::Tokens, 0),
-        }
-    }
-
-    /// For the layers from `first_layer` on.
-    pub(super) fn feed_slots(&mut self, [hidden, attended]: [Columns; 2], rows: Rows, first_layer: usize) -> FeedSlots {
-        FeedSlots {
-            hidden,
-            attended,
-            normed: self.slot(self.model.hidden_size, self.options.act, rows),
-            mlp: self.mlp_slots(rows, first_layer),
-            max_rows: match rows {
-                Rows::Tokens => self.options.max_tokens,
-                Rows::Logits => self.options.max_logits_rows,
-            },
-        }
-    }
-
     /// A layer's first half: what attention makes of the residual stream, before its output projection.
     pub(super) fn attention_half(&mut self, layer: usize, kv_layout: &KvLayout, slots: &LayerSlots) -> Result<()> {
         let width = self.model.hidden_size;
@@ -206,7 +156,7 @@ impl Builder<'_> {
             Role::weight(layer, linear),
             has_bias.then_some(Role::bias(layer, linear)),
         );
-        let branch = slots.mlp.branch.filter(|_| self.is_sandwich());
+        let branch = slots.branch.filter(|_| self.is_sandwich());
         let hidden = self.columns(slots.hidden);
         let input = self.columns(input);
         self.project_sum(&Projection {
@@ -235,9 +185,5 @@ impl Builder<'_> {
             dtype,
         };
         self.push(OpSpec::Add(add), vec![hidden, branch, hidden]);
-    }
-
-    pub(super) fn is_sandwich(&self) -> bool {
-        self.model.norm.placement == NormPlacement::Sandwich
     }
 }

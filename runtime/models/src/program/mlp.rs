@@ -3,61 +3,17 @@
 use halyard_platform_api::ops::{GeluKind, GeluMul, MoeCombine, MoeLinear, MoeRoute, SiluMul};
 use halyard_platform_api::{DType, OpSpec};
 
+use super::CollectiveOp;
 use super::builder::{Builder, Columns, Projection};
-use super::layer::FeedSlots;
-use super::{CollectiveOp, Rows};
+use super::slots::{FeedSlots, RoutedSlots};
 use crate::config::{Activation, DenseMlp, ExpertsMlp, MlpDescription};
 use crate::error::Result;
 use crate::weights::{Linear, MlpLinear, Norm, Role};
 
-/// Activation memory of MLPs, as wide as the widest needs it.
-pub(super) struct MlpSlots {
-    /// Gates and behind them ups; of experts, those of every choice.
-    gate_up: Columns,
-    activated: Columns,
-    /// A part's result before it joins the residual stream; sandwich layers and experts only.
-    pub branch: Option<Columns>,
-    routed: Option<RoutedSlots>,
-}
-
-/// What layers with experts need besides.
-struct RoutedSlots {
-    logits: Columns,
-    experts: Columns,
-    weights: Columns,
-    /// The chosen experts' results.
-    results: Columns,
-}
-
 impl Builder<'_> {
-    /// For the layers from `first_layer` on.
-    pub(super) fn mlp_slots(&mut self, rows: Rows, first_layer: usize) -> MlpSlots {
-        let (model, act) = (self.model, self.options.act);
-        let layers = &model.layers[first_layer..];
-        let local = self.local.layers[first_layer..].iter();
-        let widths = local
-            .zip(layers)
-            .map(|(l, layer)| l.intermediate_size * layer.mlp.choices());
-        let width = widths.max().unwrap_or(0);
-        let num_experts = layers.iter().map(|layer| layer.mlp.num_experts()).max().unwrap_or(0);
-        let choices = layers.iter().map(|layer| layer.mlp.choices()).max().unwrap_or(0);
-        let has_experts = num_experts > 0;
-        MlpSlots {
-            gate_up: self.slot(2 * width, act, rows),
-            activated: self.slot(width, act, rows),
-            branch: (self.is_sandwich() || has_experts).then(|| self.slot(model.hidden_size, act, rows)),
-            routed: has_experts.then(|| RoutedSlots {
-                logits: self.slot(num_experts, DType::F32, rows),
-                experts: self.slot(choices, DType::I32, rows),
-                weights: self.slot(choices, DType::F32, rows),
-                results: self.slot(choices * model.hidden_size, act, rows),
-            }),
-        }
-    }
-
     /// Adds the MLP's result to the residual stream.
     pub(super) fn mlp(&mut self, layer: usize, slots: &FeedSlots) -> Result<()> {
-        match (self.model.layers[layer].mlp, &slots.mlp.routed, slots.mlp.branch) {
+        match (self.model.layers[layer].mlp, &slots.routed, slots.branch) {
             (MlpDescription::Dense(mlp), ..) => self.dense(layer, mlp, slots),
             (MlpDescription::Experts(mlp), Some(routed), Some(branch)) => {
                 self.experts(layer, mlp, slots, routed, branch)?;
@@ -75,7 +31,7 @@ impl Builder<'_> {
             (Role::weight(layer, linear), bias)
         };
         let width = self.local.layers[layer].intermediate_size as u32;
-        let (gate_up, [gate, up, activated]) = slots.mlp.of_width(width);
+        let (gate_up, [gate, up, activated]) = slots.of_width(width);
         let input = self.columns(slots.normed);
         self.project(&Projection {
             input,
@@ -126,7 +82,7 @@ impl Builder<'_> {
         let weights = self.columns(narrow(routed.weights, mlp.top_k));
         self.push(OpSpec::MoeRoute(route), vec![logits, experts, weights]);
 
-        let (_, [gate, up, activated]) = slots.mlp.of_width((mlp.top_k * width) as u32);
+        let (_, [gate, up, activated]) = slots.of_width((mlp.top_k * width) as u32);
         let results = narrow(routed.results, mlp.top_k * hidden);
         let input = self.heads(slots.normed, 1);
         for (linear, out) in [(MlpLinear::Gate, gate), (MlpLinear::Up, up)] {
@@ -196,15 +152,5 @@ impl Builder<'_> {
         };
         let operands = [gate, up, out].map(|columns| self.columns(columns));
         self.push(spec, operands.to_vec());
-    }
-}
-
-impl MlpSlots {
-    /// For gates of `width`: gates and ups together; gates, ups, and what becomes of them.
-    fn of_width(&self, width: u32) -> (Columns, [Columns; 3]) {
-        let columns = |slot: Columns, column, width| Columns { column, width, ..slot };
-        let [gate, up] = [0, width].map(|column| columns(self.gate_up, column, width));
-        let activated = columns(self.activated, 0, width);
-        (columns(self.gate_up, 0, 2 * width), [gate, up, activated])
     }
 }

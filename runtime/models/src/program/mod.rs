@@ -8,6 +8,7 @@ mod kv;
 mod layer;
 mod mlp;
 mod shard;
+mod slots;
 
 use halyard_platform_api::{DType, Program, WeightFormat};
 

@@ -1,0 +1,104 @@
+//! Activation memory of layers: slots as wide as the widest layer needs them, which every layer uses again.
+
+use halyard_platform_api::DType;
+
+use super::Rows;
+use super::builder::{Builder, Columns};
+use crate::config::NormPlacement;
+
+/// Activation memory that every layer uses again.
+pub(super) struct LayerSlots {
+    pub qkv: Columns,
+    pub feed: FeedSlots,
+}
+
+/// Activation memory of what follows attention in a layer.
+pub(super) struct FeedSlots {
+    pub hidden: Columns,
+    pub attended: Columns,
+    pub normed: Columns,
+    /// Gates and behind them ups; of experts, those of every choice.
+    gate_up: Columns,
+    activated: Columns,
+    /// A part's result before it joins the residual stream; sandwich layers and experts only.
+    pub branch: Option<Columns>,
+    pub routed: Option<RoutedSlots>,
+    pub max_rows: u32,
+}
+
+/// What layers with experts need besides.
+pub(super) struct RoutedSlots {
+    pub logits: Columns,
+    pub experts: Columns,
+    pub weights: Columns,
+    /// The chosen experts' results.
+    pub results: Columns,
+}
+
+impl Builder<'_> {
+    /// The residual stream and attention's output, in this order: what a layer's second half takes over from its first.
+    pub(super) fn stream_slots(&mut self, rows: Rows) -> [Columns; 2] {
+        let act = self.options.act;
+        let attended = self.local.layers.iter().map(|layer| layer.q_size()).max();
+        [self.model.hidden_size, attended.unwrap_or(0)].map(|width| self.slot(width, act, rows))
+    }
+
+    pub(super) fn layer_slots(&mut self, streams: [Columns; 2]) -> LayerSlots {
+        let widths = self
+            .local
+            .layers
+            .iter()
+            .map(|layer| layer.q_size() + 2 * layer.kv_size());
+        let width = widths.max().unwrap_or(0);
+        LayerSlots {
+            qkv: self.slot(width, self.options.act, Rows::Tokens),
+            feed: self.feed_slots(streams, Rows::Tokens, 0),
+        }
+    }
+
+    /// For the layers from `first_layer` on.
+    pub(super) fn feed_slots(&mut self, [hidden, attended]: [Columns; 2], rows: Rows, first_layer: usize) -> FeedSlots {
+        let (model, act) = (self.model, self.options.act);
+        let layers = &model.layers[first_layer..];
+        let local = self.local.layers[first_layer..].iter();
+        let widths = local
+            .zip(layers)
+            .map(|(local, layer)| local.intermediate_size * layer.mlp.choices());
+        let width = widths.max().unwrap_or(0);
+        let num_experts = layers.iter().map(|layer| layer.mlp.num_experts()).max().unwrap_or(0);
+        let choices = layers.iter().map(|layer| layer.mlp.choices()).max().unwrap_or(0);
+        let has_experts = num_experts > 0;
+        FeedSlots {
+            hidden,
+            attended,
+            normed: self.slot(model.hidden_size, act, rows),
+            gate_up: self.slot(2 * width, act, rows),
+            activated: self.slot(width, act, rows),
+            branch: (self.is_sandwich() || has_experts).then(|| self.slot(model.hidden_size, act, rows)),
+            routed: has_experts.then(|| RoutedSlots {
+                logits: self.slot(num_experts, DType::F32, rows),
+                experts: self.slot(choices, DType::I32, rows),
+                weights: self.slot(choices, DType::F32, rows),
+                results: self.slot(choices * model.hidden_size, act, rows),
+            }),
+            max_rows: match rows {
+                Rows::Tokens => self.options.max_tokens,
+                Rows::Logits => self.options.max_logits_rows,
+            },
+        }
+    }
+
+    pub(super) fn is_sandwich(&self) -> bool {
+        self.model.norm.placement == NormPlacement::Sandwich
+    }
+}
+
+impl FeedSlots {
+    /// For gates of `width`: gates and ups together; gates, ups, and what becomes of them.
+    pub(super) fn of_width(&self, width: u32) -> (Columns, [Columns; 3]) {
+        let columns = |slot: Columns, column, width| Columns { column, width, ..slot };
+        let [gate, up] = [0, width].map(|column| columns(self.gate_up, column, width));
+        let activated = columns(self.activated, 0, width);
+        (columns(self.gate_up, 0, 2 * width), [gate, up, activated])
+    }
+}
