@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use halyard_platform_api::{
     AttentionRegistry, Buffer, BufferKind, Capabilities, Collective, CollectiveKind, CommandId, Communicator,
-    CommunicatorId, DType, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpRegistry, PreparedOp, Queue,
-    QueueId, QueueKind, QueueWait, Result, Status, StepWrite, ops::Copy,
+    CommunicatorId, DType, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpRegistry, OpSpec, OpSupport,
+    PreparedOp, Queue, QueueId, QueueKind, QueueWait, Result, Status, StepWrite, ops::Copy,
 };
 
 /// What is changed.
@@ -23,6 +23,8 @@ pub enum Change {
     PanicsAtSubmit(u64),
     /// Its memory.
     HasMemory(MemoryInfo),
+    /// It has no op of this name.
+    Lacks(&'static str),
 }
 
 /// `inner` with `change`.
@@ -69,7 +71,10 @@ impl Device for Wrapped {
     }
 
     fn ops(&self) -> &dyn OpRegistry {
-        self.inner.ops()
+        match self.change {
+            Change::Lacks(_) => self,
+            _ => self.inner.ops(),
+        }
     }
 
     fn attention(&self) -> &dyn AttentionRegistry {
@@ -87,6 +92,20 @@ impl Device for Wrapped {
         }
         let device = self.inner.clone();
         Ok(Arc::new(Skipping { inner, device }))
+    }
+}
+
+impl OpRegistry for Wrapped {
+    fn support(&self, spec: &OpSpec) -> Result<OpSupport> {
+        match self.change {
+            Change::Lacks(op) if spec.name() == op => Err(Error::unsupported(format!("there is no {op} here"))),
+            _ => self.inner.ops().support(spec),
+        }
+    }
+
+    fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
+        self.support(spec)?;
+        self.inner.ops().prepare(spec)
     }
 }
 
