@@ -1,4 +1,4 @@
-//! Weights of experts: a matrix each in safetensors, slices of one tensor in GGUF; and what does not fit, refused by name.
+//! Weights of experts: a matrix each in safetensors, slices of one tensor in GGUF. What does not fit is refused by name.
 
 mod support;
 

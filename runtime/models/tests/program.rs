@@ -8,6 +8,7 @@ mod support;
 
 use std::collections::HashMap;
 
+use halyard_models::config::MlpDescription;
 use halyard_models::program::{
     CollectiveOp, KvLayout, ModelProgram, ProgramOptions, Shard, TensorRole, WeightSpec, build_forward, build_head,
 };
@@ -15,7 +16,7 @@ use halyard_models::quant::dequantize;
 use halyard_models::{DummyWeights, LoadFormat, ModelError, ModelFiles, Role};
 use halyard_platform_api::ops::{MoeRoute, RopeStyle, Scoring};
 use halyard_platform_api::program::ABSENT;
-use halyard_platform_api::{DType, OpSpec};
+use halyard_platform_api::{DType, OpSpec, WeightFormat};
 use serde_json::Value;
 
 /// Largest difference of log-probabilities: f32 sums in another order, over a dozen layers' products.
@@ -570,4 +571,38 @@ fn rotated_q_and_k_are_nobodys_business_after_attention() {
         }
         assert!(layers > 1, "{model} has {layers} layers");
     }
+}
+
+/// Slots are as wide as the widest layer needs them, and each layer uses its own part.
+#[test]
+fn layers_may_differ_in_heads_and_widths() {
+    let path = support::fixtures().join("models/mistral");
+    let files = ModelFiles::open(&path, LoadFormat::Auto, DummyWeights::default()).unwrap();
+    let mut description = (*files.description).clone();
+    description.layers[1].mixer.num_heads *= 2;
+    if let MlpDescription::Dense(mlp) = &mut description.layers[0].mlp {
+        mlp.intermediate_size *= 3;
+    }
+    let description = description.check(&path).unwrap();
+    let options = options(8, Shard { rank: 0, size: 1 }, false);
+    let format_of = |_| Ok(WeightFormat::F32);
+    let program = build_forward(&description, &KvLayout::of(&description), &options, &format_of).unwrap();
+    let width = |tensor: u16| match program.roles[usize::from(tensor)] {
+        TensorRole::Activation { width, .. } => width,
+        _ => 0,
+    };
+    let (mut heads, mut gates, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
+    for node in &program.program.nodes {
+        match &node.spec {
+            OpSpec::Attention(op) => heads.push((op.num_heads, width(node.operands[0]), width(node.operands[7]))),
+            OpSpec::SiluMul(op) => gates.push((op.width, width(node.operands[1]), width(node.operands[2]))),
+            OpSpec::Linear(op) if op.out_features == 64 => outputs.push((op.in_features, width(node.operands[0]))),
+            _ => {}
+        }
+    }
+    // 4 heads of 16 and 8, an MLP of 288 and of 96: output and down projections of both layers.
+    assert_eq!(heads, [(4, 64, 64), (8, 128, 128)]);
+    assert_eq!(gates, [(288, 288, 288), (96, 96, 96)]);
+    assert_eq!(outputs, [(64, 64), (288, 288), (128, 128), (96, 96)]);
+    assert_eq!(program.slots[1].width, 128, "attention's result");
 }

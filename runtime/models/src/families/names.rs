@@ -40,7 +40,8 @@ pub(super) const PRE_NORM: &[NameTemplate] = &[
     (Role::LmHead, "lm_head.weight"),
 ];
 
-/// GGUF files of every architecture: the tensor tables of llama.cpp's `llama-arch.cpp`. All experts of a layer are one tensor.
+/// GGUF files of every architecture: the tensor tables of llama.cpp's `llama-arch.cpp`. All experts of a layer are one
+/// tensor.
 pub(super) const GGUF: &[NameTemplate] = &[
     (Role::Embedding, "token_embd.weight"),
     (Role::norm(0, Norm::Attention), "blk.{l}.attn_norm.weight"),

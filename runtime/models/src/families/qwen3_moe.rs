@@ -1,5 +1,5 @@
-//! Qwen3-MoE: Qwen3 with experts in place of most MLPs. Sources: `configuration_qwen3_moe.py` and `modeling_qwen3_moe.py` of
-//! transformers; llama.cpp's `LLM_ARCH_QWEN3MOE`.
+//! Qwen3-MoE: Qwen3 with experts in place of most MLPs. Sources: `configuration_qwen3_moe.py` and
+//! `modeling_qwen3_moe.py` of transformers; llama.cpp's `LLM_ARCH_QWEN3MOE`.
 
 use halyard_platform_api::ops::{RopeStyle, Scoring};
 use serde_json::Value;

@@ -1,5 +1,5 @@
-//! One decoder layer as ops: norm, qkv, rope, cache, attention, output; norm and MLP ([`super::mlp`]). All differences between
-//! architectures are read from the description.
+//! One decoder layer as ops: norm, qkv, rope, cache, attention, output; norm and MLP ([`super::mlp`]). All differences
+//! between architectures are read from the description.
 
 use halyard_platform_api::ops::{Add, Attention, KvWrite, Rope};
 use halyard_platform_api::program::ABSENT;
