@@ -7,6 +7,7 @@
 
 mod convert;
 mod layout;
+mod layout_file;
 mod macros;
 pub mod request_tables;
 pub mod shim;
@@ -15,7 +16,8 @@ pub mod tables;
 mod types;
 
 pub(crate) use layout::layout_of_wire;
-pub use layout::{AbiLayout, AbiTable, FieldLayout, Slot, StructLayout, TableLayout, header, layout_lines};
+pub use layout::{AbiLayout, AbiTable, FieldLayout, Slot, StructLayout, TableLayout};
+pub use layout_file::{header, layout_lines};
 pub(crate) use macros::{abi_fixed_struct, abi_struct, wire_enum};
 pub use spec::{ProgramBytes, SpecBytes, read_program, read_spec};
 pub use types::{

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::abi::wire_enum;
-use crate::device::PreparedOp;
 use crate::dtype::DType;
+use crate::prepared::PreparedOp;
 use crate::status::Result;
 
 /// Shared by the ranks of one communicator; opaque.

@@ -19,6 +19,7 @@ pub mod log;
 pub mod lora_resolver;
 pub mod manifest;
 pub mod ops;
+pub mod prepared;
 pub mod program;
 pub mod status;
 pub mod tensor;
@@ -26,13 +27,14 @@ pub mod tensor;
 pub use attention::{AttentionBackendInfo, AttentionPlan, AttentionRegistry};
 pub use communicator::{Collective, CollectiveKind, Communicator, CommunicatorId};
 pub use device::{
-    Buffer, BufferKind, CommandBuffer, CommandId, Device, Encoder, EncoderMode, MAX_STEP_WRITE_BYTES, OpId, OpRegistry,
-    OpSupport, Platform, PreparedInfo, PreparedOp, Queue, QueueId, QueueKind, QueueWait, StepWrite, WeightRows,
+    Buffer, BufferKind, CommandBuffer, CommandId, Device, Encoder, EncoderMode, MAX_STEP_WRITE_BYTES, OpRegistry,
+    OpSupport, Platform, Queue, QueueId, QueueKind, QueueWait, StepWrite,
 };
 pub use dtype::{DType, WeightFormat};
 pub use info::{Capabilities, DTypeSet, DeviceInfo, MemoryInfo};
 pub use manifest::LinkedPlugin;
 pub use ops::{Access, OpSpec, Operand};
+pub use prepared::{OpId, PreparedInfo, PreparedOp, WeightRows};
 pub use program::{Claim, ClaimReport, Node, Program, TensorDecl};
 pub use status::{Error, Result, Status};
 pub use tensor::{BufferId, Tensor};

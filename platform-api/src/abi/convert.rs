@@ -9,9 +9,9 @@ use super::tables::{
 use super::types::WireField;
 use crate::attention::{AttentionBackendInfo, AttentionPlan};
 use crate::communicator::{Collective, CollectiveKind};
-use crate::device::PreparedInfo;
 use crate::dtype::DType;
 use crate::info::{Capabilities, DTypeSet, DeviceInfo, MemoryInfo};
+use crate::prepared::PreparedInfo;
 use crate::status::{Error, Result};
 
 /// Most entries that a list of facts (shape buckets, block sizes) may have.

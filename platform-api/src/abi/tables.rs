@@ -10,6 +10,7 @@ use super::layout::{AbiLayout, AbiTable, StructLayout, TableLayout};
 use super::macros::{abi_fixed_struct, abi_struct, abi_table};
 use super::request_tables as request;
 use super::types::{ErrorOut, Str};
+pub use super::types::{InterfaceFn, LogFn};
 use crate::ops::SamplingRow;
 use crate::tensor::Tensor;
 
@@ -45,9 +46,6 @@ abi_struct! {
     }
 }
 
-/// The type of [`Host::log`]. Any thread; borrows both texts for the call; may block for as long as the host's log sink does.
-pub type LogFn = unsafe extern "C" fn(context: *mut c_void, level: u32, target: Str, text: Str);
-
 abi_struct! {
     /// What the entry function answers.
     pub struct Plugin = "halyard_plugin" {
@@ -67,17 +65,6 @@ abi_struct! {
         pub interface: Option<InterfaceFn>,
     }
 }
-
-/// The type of [`Plugin::interface`]: the table of interface `id` for the host's range `major`.0 to `major`.`max_minor`, valid for the
-/// process's life. Status `Unsupported` where the plugin has no such interface, `Incompatible` (with words) where its version does not fit.
-pub type InterfaceFn = unsafe extern "C" fn(
-    instance: *mut c_void,
-    id: u32,
-    major: u32,
-    max_minor: u32,
-    out: *mut *const c_void,
-    err: *mut ErrorOut,
-) -> u32;
 
 /// The type of the entry symbol.
 pub type EntryFn = unsafe extern "C" fn(host: *const Host, out: *mut Plugin, err: *mut ErrorOut) -> u32;

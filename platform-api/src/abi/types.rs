@@ -4,7 +4,6 @@ use std::ffi::c_void;
 
 use super::layout::AbiLayout;
 use super::macros::abi_struct;
-use super::tables::{InterfaceFn, LogFn};
 use crate::status::{Error, Result, Status};
 
 /// A type with one layout on both sides.
@@ -41,6 +40,20 @@ unsafe impl<T: AbiType> AbiType for *mut T {
         format!("{} *", T::c_type())
     }
 }
+
+/// The type of the log function of `halyard_host`. Any thread; borrows both texts for the call; may block for as long as the host's log sink does.
+pub type LogFn = unsafe extern "C" fn(context: *mut c_void, level: u32, target: Str, text: Str);
+
+/// The type of the interface function of `halyard_plugin`: the table of interface `id` for the host's range `major`.0 to `major`.`max_minor`, valid for the
+/// process's life. Status `Unsupported` where the plugin has no such interface, `Incompatible` (with words) where its version does not fit.
+pub type InterfaceFn = unsafe extern "C" fn(
+    instance: *mut c_void,
+    id: u32,
+    major: u32,
+    max_minor: u32,
+    out: *mut *const c_void,
+    err: *mut ErrorOut,
+) -> u32;
 
 // SAFETY: a nullable C function pointer; the header declares the name.
 unsafe impl AbiType for Option<LogFn> {

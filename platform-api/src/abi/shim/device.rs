@@ -8,9 +8,10 @@ use crate::abi::tables::{DeviceInfoWire, DeviceTable, MemoryInfoWire, QueueWaitW
 use crate::abi::types::{ErrorOut, read_element, write_struct};
 use crate::attention::AttentionBackendInfo;
 use crate::device::{
-    Buffer, BufferKind, CommandBuffer, CommandId, Device, Encoder, EncoderMode, OpId, Queue, QueueId, QueueKind,
-    QueueWait, StepWrite,
+    Buffer, BufferKind, CommandBuffer, CommandId, Device, Encoder, EncoderMode, Queue, QueueId, QueueKind, QueueWait,
+    StepWrite,
 };
+use crate::prepared::OpId;
 use crate::status::{Error, Result};
 use crate::tensor::{BufferId, Tensor};
 

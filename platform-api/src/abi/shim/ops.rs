@@ -8,7 +8,7 @@ use super::{Handle, put, slice};
 use crate::abi::spec::{read_program, read_spec};
 use crate::abi::tables::{ClaimReportWire, OpSpecWire, OpSupportWire, OpsTable, PreparedWire, ProgramWire};
 use crate::abi::types::{ErrorOut, read_struct, write_struct};
-use crate::device::{PreparedOp, WeightRows};
+use crate::prepared::{PreparedOp, WeightRows};
 use crate::program::ClaimReport;
 use crate::status::{Error, Result};
 use crate::tensor::Tensor;
