@@ -4,6 +4,7 @@
 //! one catches what it is for. A rule is a pure function from text to findings; only [`tree`] touches files.
 
 pub mod arrows;
+pub mod circles;
 pub mod code;
 pub mod rules;
 pub mod tree;

@@ -2,7 +2,8 @@
 
 use halyard_tidy::arrows::{self, Package};
 use halyard_tidy::code::{code_only, word_parts};
-use halyard_tidy::{Finding, rules, tree};
+use halyard_tidy::tree::SourceFile;
+use halyard_tidy::{Finding, circles, rules, tree};
 
 fn package(folder: &str, uses: &[&str], external: &[&str]) -> Package {
     let owned = |list: &[&str]| list.iter().map(|s| s.to_string()).collect();
@@ -222,4 +223,45 @@ fn this_repository_is_listed_without_build_output() {
     let files = tree::text_files(&tree::root()).expect("readable");
     assert!(files.iter().any(|file| file.path == "Cargo.toml"));
     assert!(files.iter().all(|file| !file.path.starts_with("target/")));
+}
+
+#[test]
+fn circles_of_modules_are_found() {
+    let file = |path: &str, text: &str| SourceFile {
+        path: path.to_string(),
+        text: text.to_string(),
+    };
+    let files = |b: &str| {
+        vec![
+            file("runtime/x/src/lib.rs", "mod a;\nmod b;\nmod c;\npub use a::A;\n"),
+            file("runtime/x/src/a.rs", "use std::fmt;\nuse crate::{b::{B, C}, c};\n"),
+            file("runtime/x/src/b.rs", b),
+            file(
+                "runtime/x/src/c/mod.rs",
+                "mod d;\n#[cfg(test)]\nmod tests { use crate::a::A; }\n",
+            ),
+            file(
+                "runtime/x/src/c/d.rs",
+                "// use crate::a::A;\nfn f() { g(\"crate::a\") }\n",
+            ),
+            file("runtime/x/tests/t.rs", "use x::a;\n"),
+        ]
+    };
+    assert_eq!(circles::check_against(&files("fn f() {}\n"), &[]), []);
+    for b in [
+        "use crate::a::A;\n",
+        "use super::a;\n",
+        "fn f() -> crate::a::A { todo() }\n",
+        "use crate::{\n    c::D,\n    a,\n};\n",
+    ] {
+        let found = circles::check_against(&files(b), &[]);
+        assert_eq!(found.len(), 1, "{b}: {found:?}");
+        assert!(found[0].message.contains("a, b"), "{found:?}");
+        assert_eq!(circles::check_against(&files(b), &[("runtime/x", &["a", "b"])]), []);
+    }
+    let gone = circles::check_against(&files("pub use crate::a::A;\n"), &[("runtime/x", &["a", "b"])]);
+    assert!(
+        gone.len() == 1 && gone[0].message.contains("not there any more"),
+        "{gone:?}"
+    );
 }

@@ -1,6 +1,6 @@
 //! This tree keeps its invariants. Every failure lists file, line and what to do.
 
-use halyard_tidy::{Finding, arrows, rules, tree};
+use halyard_tidy::{Finding, arrows, circles, rules, tree};
 
 /// Fails with all findings at once.
 #[track_caller]
@@ -87,4 +87,10 @@ fn nothing_is_unfinished_or_ignored() {
 #[test]
 fn every_package_inherits_the_lints() {
     assert_kept("lints");
+}
+
+#[test]
+fn modules_form_no_circles() {
+    let files = tree::text_files(&tree::root()).expect("the repository can be read");
+    assert_none("circles", &circles::check(&files));
 }
