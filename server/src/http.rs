@@ -9,8 +9,8 @@ pub mod connection;
 #[cfg(test)]
 mod connection_tests;
 pub mod connections;
+pub mod conversion;
 pub mod cors;
-pub mod error;
 pub mod generate;
 pub mod host_check;
 pub mod info;
@@ -25,3 +25,4 @@ pub mod serve;
 pub mod state;
 pub mod text_work;
 pub mod transport;
+pub mod wrapped_body;

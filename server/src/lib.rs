@@ -1,8 +1,10 @@
 //! The `halyard` server as a library, so that tests reach the parts that the binary joins. The environment is read here
 //! (by the command line and the model sources) and nowhere below.
 
+pub mod api_error;
 pub mod cli;
 pub mod client;
+pub mod clock;
 pub mod error;
 pub mod hooks;
 pub mod http;

@@ -1,92 +1,28 @@
-//! OpenAI's wire types with vLLM's extra fields, and their conversions to and from the engine's types. No I/O and no
-//! waiting: a body's JSON comes in, a checked request or an answer's JSON goes out.
+//! The generation APIs: OpenAI's request and answer types with vLLM's extra fields, and their conversions from and to
+//! the engine's types. A body's JSON comes in and a checked request goes out; chunks come in and an answer's JSON
+//! goes out. No I/O, no waiting, no transport: nothing here uses `http`.
 
+pub mod answer;
+pub mod api;
+pub mod body;
 pub mod chat;
+pub mod chat_prompt;
 pub mod completion;
 pub mod context;
+pub mod envelope;
+pub mod events;
 pub mod lenient;
 pub mod logprobs;
+pub mod model;
+pub mod models;
+pub mod policy;
 pub mod prompt;
+pub mod refusals;
 pub mod sampling;
+pub mod shaper;
+pub mod shared;
 pub mod tokenize;
 pub mod tools;
+pub mod truncation;
 pub mod unsupported;
 pub mod usage;
-
-use halyard_models::GenerationDefaults;
-use halyard_text::{CancelFlag, ChatTemplate, EncodeLimits, TextError, Tokenizer};
-
-use crate::http::error::ApiError;
-use crate::http::state::{Limits, ServingDefaults};
-
-/// What conversions need to know of the model.
-#[derive(Clone, Copy)]
-pub struct ModelContext<'a> {
-    /// Its tokenizer.
-    pub tokenizer: &'a Tokenizer,
-    /// Its chat template, if it has one.
-    pub chat_template: Option<&'a ChatTemplate>,
-    /// Sampling defaults that its authors ship.
-    pub defaults: &'a GenerationDefaults,
-    /// Ids run from 0 to one less.
-    pub vocab_size: u32,
-    /// Context in tokens.
-    pub max_model_len: u32,
-    /// Bounds of a request.
-    pub limits: Limits,
-    /// What the operator chose for requests.
-    pub serving: &'a ServingDefaults,
-    /// Whether prompts are shortened afterwards, and may be longer than the context until then.
-    pub truncates: bool,
-    /// Set when nobody waits for the conversion any more.
-    pub cancel: Option<&'a CancelFlag>,
-}
-
-/// Tokens of a text that need not fit into the context, at most, or the context where that is more: each takes memory.
-const MAX_TEXT_TOKENS: usize = 1 << 18;
-/// Texts up to this many bytes are counted exactly, whatever the limit.
-const COUNTED_BYTES: usize = 64 << 10;
-
-impl ModelContext<'_> {
-    /// Token ids of a prompt from `field` of the body. Those of a short text come also when they do not fit into the
-    /// context; the exact count is the caller's to judge.
-    ///
-    /// # Errors
-    /// 400 with the code `context_length_exceeded` for a long text that does not fit, found out before all of it is encoded.
-    pub fn encode_prompt(&self, field: &str, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
-        if self.truncates {
-            return self.encode_text(field, text, add_special_tokens);
-        }
-        self.encode_up_to(self.max_model_len as usize, text, add_special_tokens)
-            .map_err(|error| match error {
-                TextError::TooManyTokens { at_least, .. } => {
-                    context::prompt_much_too_long(field, self.max_model_len, at_least)
-                }
-                error => ApiError {
-                    param: Some(field.to_owned()),
-                    ..error.into()
-                },
-            })
-    }
-
-    /// Token ids of a text from `field` that need not fit into the context.
-    ///
-    /// # Errors
-    /// 400 with the limit for a text of more tokens.
-    pub fn encode_text(&self, field: &str, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
-        let limit = MAX_TEXT_TOKENS.max(self.max_model_len as usize);
-        self.encode_up_to(limit, text, add_special_tokens)
-            .map_err(|error| ApiError {
-                param: Some(field.to_owned()),
-                ..error.into()
-            })
-    }
-
-    fn encode_up_to(&self, max_tokens: usize, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
-        let limits = EncodeLimits {
-            max_tokens: Some(max_tokens).filter(|_| text.len() > COUNTED_BYTES),
-            cancel: self.cancel,
-        };
-        self.tokenizer.encode_within(text, special, limits)
-    }
-}

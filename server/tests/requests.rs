@@ -6,7 +6,7 @@ mod common;
 use axum::body::Body;
 use axum::http::Request;
 use common::{Answer, Options, TestServer, fixture};
-use halyard_server::http::state::ServingDefaults;
+use halyard_server::openai::policy::ServingDefaults;
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";

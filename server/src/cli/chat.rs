@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 use super::args::{EngineArgs, LogArgs};
 use crate::client::{ClientError, ServerClient};
 use crate::error::ServerError;
-use crate::http::state::{Limits, ServingDefaults};
 use crate::logging;
-use crate::openai::ModelContext;
-use crate::openai::chat::ChatRequest;
-use crate::openai::completion::CompletionRequest;
+use crate::openai::api::Api;
+use crate::openai::body::Body;
+use crate::openai::model::ModelContext;
+use crate::openai::policy::{Limits, ServingDefaults};
+use crate::openai::{chat, completion};
 
 const DEFAULT_URL: &str = "http://127.0.0.1:8000";
 
@@ -103,7 +104,7 @@ pub fn run_complete(args: CompleteArgs) -> Result<(), ServerError> {
         let answerer = Answerer::find(&args.client, &args.engine).await?;
         say_part!("{}", args.prompt);
         let body = args.client.body(json!({"prompt": args.prompt}));
-        answerer.answer("/v1/completions", body).await.map(drop)
+        answerer.answer(&completion::API, body).await.map(drop)
     })
 }
 
@@ -185,12 +186,11 @@ impl Answerer {
     }
 
     async fn chat(&self, args: &ClientArgs, messages: &[Value]) -> Result<String, ServerError> {
-        self.answer("/v1/chat/completions", args.body(json!({"messages": messages})))
-            .await
+        self.answer(&chat::API, args.body(json!({"messages": messages}))).await
     }
 
     /// Prints the answer as it comes, and returns it.
-    async fn answer(&self, route: &str, mut body: Value) -> Result<String, ServerError> {
+    async fn answer(&self, api: &Api, mut body: Value) -> Result<String, ServerError> {
         let print = |text: &str| {
             say_part!("{text}");
             // A closed pipe ends the process soon enough.
@@ -199,22 +199,17 @@ impl Answerer {
         let text = match self {
             Answerer::Server { client, model } => {
                 body["model"] = json!(model);
-                client.stream(route, &body, print).await?
+                client.stream(api.path, &body, print).await?
             }
-            Answerer::Engine(engine) => generate(engine, route, &body, print).await?,
+            Answerer::Engine(engine) => generate(engine, api, body, print).await?,
         };
         say!();
         Ok(text)
     }
 }
 
-async fn generate(
-    engine: &EngineHandle,
-    route: &str,
-    body: &Value,
-    print: impl Fn(&str),
-) -> Result<String, ServerError> {
-    let (prompt, params) = read(engine, route, body)?;
+async fn generate(engine: &EngineHandle, api: &Api, body: Value, print: impl Fn(&str)) -> Result<String, ServerError> {
+    let (prompt, params) = read(engine, api, body)?;
     let submitted = engine.submit(Request::new("chat", prompt, params));
     let mut stream = submitted.map_err(|error| ServerError::Refused(error.to_string()))?;
     let mut text = String::new();
@@ -235,7 +230,7 @@ async fn generate(
 }
 
 /// Reads a body as the server would, so that both ways give the same answer.
-fn read(engine: &EngineHandle, route: &str, body: &Value) -> Result<(Vec<u32>, SamplingParams), ServerError> {
+fn read(engine: &EngineHandle, api: &Api, body: Value) -> Result<(Vec<u32>, SamplingParams), ServerError> {
     let info = engine.info();
     let serving = ServingDefaults::default();
     let context = ModelContext {
@@ -249,13 +244,9 @@ fn read(engine: &EngineHandle, route: &str, body: &Value) -> Result<(Vec<u32>, S
         truncates: false,
         cancel: None,
     };
-    let refused = |error: crate::http::error::ApiError| ServerError::Refused(error.message);
-    if route == "/v1/completions" {
-        let mut asked = CompletionRequest::read(body, context).map_err(refused)?;
-        return Ok((asked.prompts.swap_remove(0).token_ids, asked.params.swap_remove(0)));
-    }
-    let asked = ChatRequest::read(body, context).map_err(refused)?;
-    Ok((asked.prompt.token_ids, asked.params))
+    let asked = Body::new(body).and_then(|mut body| (api.read)(&mut body, context));
+    let mut asked = asked.map_err(|error| ServerError::Refused(error.message))?;
+    Ok((asked.prompts.swap_remove(0).token_ids, asked.params.swap_remove(0)))
 }
 
 fn flush() -> Result<(), ServerError> {

@@ -18,17 +18,18 @@ use super::isolation::IsolationMode;
 use super::lora::{LoadedResolvers, LoraServeArgs, start_resolvers};
 use super::serving::ServingArgs;
 use super::units::{parse_bytes, show_bytes};
+use crate::clock::unix_seconds;
 use crate::error::ServerError;
 use crate::hooks::ChosenSink;
 use crate::http::auth::{ApiKeys, KeySources};
 use crate::http::lora::LoraState;
 use crate::http::reload::{hangup_signal, reload_at_hangup};
-use crate::http::routes::unix_seconds;
 use crate::http::serve::{BoundSocket, DrainTimes, serve, stop_signal};
-use crate::http::state::{AppState, Limits};
+use crate::http::state::AppState;
 use crate::http::text_work::TextWork;
 use crate::http::transport::Transport;
 use crate::logging::{self, LogFormat};
+use crate::openai::policy::Limits;
 use crate::source::ResolvedModel;
 
 /// Flags of `halyard serve`. Of one that stands twice the last counts, as in vLLM; lists grow.

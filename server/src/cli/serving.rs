@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::model_flags::{JsonObject, parse_object};
-use crate::http::state::ServingDefaults;
+use crate::openai::policy::ServingDefaults;
 
 /// Defaults of requests, optional fields and routes.
 #[derive(Args, Clone, Debug)]

@@ -9,8 +9,8 @@ use halyard_hooks::HookError;
 use serde_json::{Value, json};
 
 use super::body::{SHORT_BYTES, read_object};
-use super::error::ApiError;
 use super::state::AppState;
+use crate::api_error::ApiError;
 use crate::hooks::StatLoggerError;
 
 /// `GET /admin/plugins`.

@@ -12,8 +12,8 @@ use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
 use super::connections::Connection;
-use super::error::ApiError;
 use super::state::AppState;
+use crate::api_error::ApiError;
 
 /// Routes that answer without a key: load balancers probe them.
 pub const OPEN_ROUTES: [&str; 2] = ["/health", "/ping"];

@@ -1,15 +1,14 @@
-//! Request bodies: bounded, JSON, and read into a struct with errors that name the field. Unknown fields are ignored, as
-//! vLLM does; a wrong type never is.
+//! Request bodies: bounded, and JSON objects. What their fields mean is for `openai` to say.
 
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, StatusCode, header};
-use serde::Deserialize;
 use serde_json::Value;
 
-use super::error::ApiError;
 use super::request_body::body_error;
+use crate::api_error::ApiError;
 
-/// Bodies above this many bytes are long: `text_work.rs` bounds what they take. Shorter ones are read where they arrive.
+/// Bodies above this many bytes are long: `text_work.rs` bounds what they take. Shorter ones are read where they
+/// arrive.
 pub const SHORT_BYTES: usize = 32 << 10;
 
 /// Reads a body of at most `limit` bytes as a JSON object. It is read and parsed on the thread that serves: long ones
@@ -86,22 +85,6 @@ pub fn parse_object(bytes: &[u8]) -> Result<Value, ApiError> {
     Ok(value)
 }
 
-/// Reads the fields of `T` from an object.
-///
-/// # Errors
-/// 400 with the path of the field, what was found and what belongs there.
-pub fn parse<'de, T: Deserialize<'de>>(object: &'de Value) -> Result<T, ApiError> {
-    serde_path_to_error::deserialize(object).map_err(|error| {
-        let path = error.path().to_string();
-        let inner = error.into_inner();
-        if path == "." {
-            ApiError::new(StatusCode::BAD_REQUEST, inner.to_string())
-        } else {
-            ApiError::field(path.clone(), format!("{path}: {inner}"))
-        }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,18 +120,5 @@ mod tests {
             read("application/json; charset=utf-8", "{}", 16).await.expect("taken"),
             json!({})
         );
-    }
-
-    #[test]
-    fn a_wrong_type_names_its_path() {
-        #[derive(Deserialize, Debug)]
-        struct Fields {
-            #[allow(dead_code)]
-            list: Vec<u32>,
-        }
-        let error = parse::<Fields>(&json!({"list": [1, "two"]})).expect_err("a string is no number");
-        assert_eq!(error.param.as_deref(), Some("list[1]"));
-        assert!(error.message.contains("two"), "{}", error.message);
-        parse::<Fields>(&json!({"list": [], "surprise": 1})).expect("unknown fields are ignored");
     }
 }

@@ -13,8 +13,8 @@ use futures::{Stream, StreamExt};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-use super::error::ApiError;
 use super::request_body::BodyError;
+use crate::api_error::ApiError;
 
 /// A body that has kept the server waiting for less than this in all keeps its place.
 const LEAST_WAITED: Duration = Duration::from_secs(2);
@@ -237,13 +237,11 @@ mod tests {
         (parts, Box::pin(futures::stream::unfold(source, parts_of)))
     }
 
+    /// A task that reads a body: its bytes, or the status of its refusal.
+    type Reading = tokio::task::JoinHandle<Result<(usize, Place), u16>>;
+
     /// Reads a body of at most 1,000 bytes on a task of its own.
-    fn start(
-        room: &Arc<BodyRoom>,
-    ) -> (
-        mpsc::UnboundedSender<usize>,
-        tokio::task::JoinHandle<Result<(usize, Place), u16>>,
-    ) {
+    fn start(room: &Arc<BodyRoom>) -> (mpsc::UnboundedSender<usize>, Reading) {
         let mut place = room.place();
         let (parts, body) = body();
         let reading = tokio::spawn(async move {

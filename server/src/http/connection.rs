@@ -1,5 +1,5 @@
-//! One connection from its first byte to its last: HTTP/1 or 2 over hyper, its bytes watched for progress, its deadlines kept. Knows
-//! nothing of routes; which connection must go is for `connections.rs` to say.
+//! One connection from its first byte to its last: HTTP/1 or 2 over hyper, its bytes watched for progress, its
+//! deadlines kept. Knows nothing of routes; which connection must go is for `connections.rs` to say.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -14,8 +14,7 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{HeaderValue, Request, Response, StatusCode, Version, header};
 use axum::response::IntoResponse;
-use bytes::Bytes;
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body::Body as HttpBody;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -26,10 +25,11 @@ use tower::ServiceExt;
 
 use super::auth::OPEN_ROUTES;
 use super::connections::{ActiveRequest, Connection, EndReason};
-use super::error::ApiError;
 use super::limits::ConnectionLimits;
 use super::request_body::TimedBody;
 use super::transport::Transport;
+use super::wrapped_body::{PolledFrame, WrappedBody, Wrapper};
+use crate::api_error::ApiError;
 
 /// HTTP/2: streams that a client reset before they were accepted; more end the connection. h2's default.
 const PENDING_RESET_STREAMS: usize = 20;
@@ -61,8 +61,8 @@ pub(super) fn http_builder(limits: &ConnectionLimits) -> auto::Builder<TokioExec
     builder
 }
 
-/// Serves one connection until it ends by itself, by a deadline, or because its place is needed. `stopping` turns true when the server
-/// ends: running answers are finished then, and nothing else.
+/// Serves one connection until it ends by itself, by a deadline, or because its place is needed. `stopping` turns
+/// true when the server ends: running answers are finished then, and nothing else.
 pub(super) async fn serve_connection<I>(
     io: I,
     router: Router,
@@ -125,7 +125,7 @@ fn answer(
     router: &Router,
     transport: &Arc<Transport>,
     connection: &Arc<Connection>,
-) -> impl Future<Output = Result<Response<GivenBody>, Infallible>> + Send + use<> {
+) -> impl Future<Output = Result<Response<WrappedBody<ActiveRequest>>, Infallible>> + Send + use<> {
     // Before the future is first polled: the head is complete.
     let is_http2 = request.version() == Version::HTTP_2;
     let active = ActiveRequest::start(connection, is_http2);
@@ -150,13 +150,14 @@ fn answer(
         }
         // Not taken before hyper asks for the body: a window of HTTP/2 may be shut from the start.
         active.has_given();
-        Ok(response.map(|inner| GivenBody { inner, active }))
+        Ok(response.map(|inner| WrappedBody::new(inner, active)))
     }
 }
 
 fn too_many_connections(limit: usize) -> ApiError {
     let message = format!(
-        "all {limit} connections of this server are being answered (--max-connections); try again, or with fewer connections"
+        "all {limit} connections of this server are being answered (--max-connections); try again, \
+         or with fewer connections"
     );
     ApiError {
         retry_after_s: Some(1),
@@ -164,32 +165,16 @@ fn too_many_connections(limit: usize) -> ApiError {
     }
 }
 
-/// An answer's body that notes whether its client takes it.
-struct GivenBody {
-    inner: Body,
-    active: ActiveRequest,
-}
-
-impl HttpBody for GivenBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+/// Notes whether an answer's client takes it.
+impl Wrapper for ActiveRequest {
+    fn poll_frame(&mut self, inner: &mut Body, cx: &mut Context<'_>) -> PolledFrame {
         // hyper asks only when the connection, or the stream's window, has room.
-        self.active.is_asked();
-        let polled = Pin::new(&mut self.inner).poll_frame(cx);
+        self.is_asked();
+        let polled = Pin::new(inner).poll_frame(cx);
         if matches!(polled, Poll::Ready(Some(Ok(_)))) {
-            self.active.has_given();
+            self.has_given();
         }
         polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
     }
 }
 

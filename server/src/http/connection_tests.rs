@@ -21,9 +21,9 @@ use tokio::time::Instant;
 use super::body::read_object;
 use super::connection::serve_connection;
 use super::connections::{Admission, Connections, EndReason};
-use super::error::ApiError;
 use super::limits::ConnectionLimits;
 use super::transport::Transport;
+use crate::api_error::ApiError;
 
 /// A server's end of one connection.
 struct Served {

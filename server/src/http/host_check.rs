@@ -10,8 +10,8 @@ use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use super::error::ApiError;
-use super::state::{AppState, clip};
+use super::state::AppState;
+use crate::api_error::{ApiError, clip};
 
 /// Which hosts of requests are answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,5 +1,6 @@
-//! What this server tells of itself to tools that ask under fixed names: `/tokenizer_info` (vLLM's, for lm-eval's remote tokenizer), and
-//! `/server_info` and `/model_info` (SGLang's, for its router, also under their older names). Facts only; none of them changes while serving.
+//! What this server tells of itself to tools that ask under fixed names: `/tokenizer_info` (vLLM's, for lm-eval's
+//! remote tokenizer), and `/server_info` and `/model_info` (SGLang's, for its router, also under their older names).
+//! Facts only; none of them changes while serving.
 
 use std::sync::Arc;
 
@@ -9,11 +10,11 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::error::ApiError;
 use super::state::AppState;
+use crate::api_error::ApiError;
 
-/// OpenAI's `system_fingerprint`: equal where version, model, types and kernels are, so that a client can tell whether equal seeds can be expected
-/// to give equal answers. The form is vLLM's.
+/// OpenAI's `system_fingerprint`: equal where version, model, types and kernels are, so that a client can tell
+/// whether equal seeds can be expected to give equal answers. The form is vLLM's.
 pub fn fingerprint(state: &AppState) -> String {
     let info = state.engine.info();
     let facts = format!(

@@ -1,5 +1,6 @@
-//! LoRA adapters over HTTP: the routes that load and unload them, and finding the adapter of a model name that is not known yet by asking the
-//! resolvers. Files are read on blocking threads; an adapter that several requests wait for is read once.
+//! LoRA adapters over HTTP: the routes that load and unload them, and finding the adapter of a model name that is not
+//! known yet by asking the resolvers. Files are read on blocking threads; an adapter that several requests wait for
+//! is read once.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -10,11 +11,13 @@ use axum::http::StatusCode;
 use halyard_engine::{AdapterError, AdapterSource};
 use halyard_request_hooks::{LoraResolvers, ResolveError};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::body::{SHORT_BYTES, parse, read_object};
-use super::error::ApiError;
-use super::state::{AppState, clip};
+use super::body::{SHORT_BYTES, read_object};
+use super::state::AppState;
+use crate::api_error::{ApiError, clip};
+use crate::openai::body::Body;
 
 /// What the server knows of adapters beside the engine.
 #[derive(Default)]
@@ -55,20 +58,20 @@ struct UnloadFields {
     lora_name: String,
 }
 
-async fn fields(state: &AppState, http: Request) -> Result<Value, ApiError> {
+async fn fields<T: DeserializeOwned>(state: &AppState, http: Request) -> Result<T, ApiError> {
     if !state.lora.allow_updates {
         let message =
             "this server's adapters are fixed; serve with --allow-runtime-lora-updating to change them by request";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message).with_code("lora_updating_disabled"));
     }
     let (parts, body) = http.into_parts();
-    read_object(&parts.headers, body, SHORT_BYTES).await
+    let body = read_object(&parts.headers, body, SHORT_BYTES).await?;
+    Body::new(body)?.take()
 }
 
 /// Reads an adapter from a folder of the server's machine and serves it under a name.
 pub async fn load_adapter(State(state): State<Arc<AppState>>, http: Request) -> Result<String, ApiError> {
-    let body = fields(&state, http).await?;
-    let LoadFields { lora_name, lora_path } = parse(&body)?;
+    let LoadFields { lora_name, lora_path } = fields(&state, http).await?;
     if state.model_names.contains(&lora_name) {
         let message = format!("lora_name `{lora_name}` is a name of the base model; choose another");
         return Err(ApiError::field("lora_name", message));
@@ -80,8 +83,7 @@ pub async fn load_adapter(State(state): State<Arc<AppState>>, http: Request) -> 
 
 /// Takes an adapter away; requests that have it go on to their end.
 pub async fn unload_adapter(State(state): State<Arc<AppState>>, http: Request) -> Result<String, ApiError> {
-    let body = fields(&state, http).await?;
-    let UnloadFields { lora_name } = parse(&body)?;
+    let UnloadFields { lora_name } = fields(&state, http).await?;
     state.engine.remove_adapter(&lora_name)?;
     tracing::info!(adapter = lora_name, "LoRA adapter unloaded by request");
     Ok(format!("Success: LoRA adapter '{lora_name}' removed successfully."))
@@ -96,14 +98,25 @@ async fn add(state: &Arc<AppState>, name: String, path: PathBuf) -> Result<(), A
 }
 
 impl AppState {
-    /// Makes the adapter that a request names known, where it is not and a resolver knows it.
+    /// The model or adapter that a body names, under the name to answer with.
     ///
     /// # Errors
-    /// 400 for a name that a resolver refuses, 503 where one failed or the adapter cannot be read. A name that nobody knows is no error yet.
-    pub async fn find_adapter(self: &Arc<Self>, body: &Value) -> Result<(), ApiError> {
-        let Some(name) = body["model"].as_str().filter(|name| !name.is_empty()) else {
-            return Ok(());
+    /// 400 for a name that is no text or that a resolver refuses, 404 for one that nobody knows, 503 where a resolver
+    /// failed or the adapter cannot be read.
+    pub async fn find_model(self: &Arc<Self>, body: &Body) -> Result<String, ApiError> {
+        let name = match body.get("model") {
+            Value::Null => None,
+            Value::String(name) => Some(name.as_str()),
+            _ => return Err(ApiError::field("model", "model must be a string")),
         };
+        if let Some(name) = name.filter(|name| !name.is_empty()) {
+            self.find_adapter(name).await?;
+        }
+        self.model_name(name)
+    }
+
+    /// Makes an adapter known, where it is not and a resolver knows it. A name that nobody knows is no error yet.
+    async fn find_adapter(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let Some(resolvers) = &self.lora.resolvers else {
             return Ok(());
         };

@@ -1,5 +1,5 @@
-//! A handler that panics: its client gets an answer, the operator a count and one line, and every other request goes on. Panics of other
-//! threads are logged in one line too.
+//! A handler that panics: its client gets an answer, the operator a count and one line, and every other request goes
+//! on. Panics of other threads are logged in one line too.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -14,12 +14,14 @@ use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body::{Body as HttpBody, Frame};
 use tower_http::catch_panic::{CatchPanicLayer, ResponseForPanic};
 
-use super::error::ApiError;
 use super::state::AppState;
 use super::transport::Transport;
+use super::wrapped_body::{PolledFrame, WrappedBody, Wrapper};
+use crate::api_error::ApiError;
+use crate::openai::events::Events;
 
 /// Answers 500 for a handler that panics.
 pub fn catch_panics(transport: &Arc<Transport>) -> CatchPanicLayer<Answerer> {
@@ -51,50 +53,34 @@ pub async fn catch_body_panics(State(state): State<Arc<AppState>>, request: Requ
     let content_type = response.headers().get(header::CONTENT_TYPE);
     let is_event_stream = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
     let transport = Arc::clone(&state.transport);
-    response.map(|inner| {
-        Body::new(GuardedBody {
-            inner,
-            transport,
-            is_event_stream,
-        })
-    })
+    let guard = Guard {
+        transport,
+        is_event_stream,
+    };
+    response.map(|inner| Body::new(WrappedBody::new(inner, guard)))
 }
 
-/// A body whose panic ends it: with an event where the client reads events, else as a broken connection.
-struct GuardedBody {
-    inner: Body,
+/// Ends a body that panics: with an event where the client reads events, else as a broken connection.
+struct Guard {
     transport: Arc<Transport>,
     is_event_stream: bool,
 }
 
-impl HttpBody for GuardedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let inner = &mut self.inner;
+impl Wrapper for Guard {
+    fn poll_frame(&mut self, inner: &mut Body, cx: &mut Context<'_>) -> PolledFrame {
         // What panicked is not asked again.
-        if let Ok(polled) = catch_unwind(AssertUnwindSafe(|| Pin::new(inner).poll_frame(cx))) {
+        if let Ok(polled) = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut *inner).poll_frame(cx))) {
             return polled;
         }
-        let broken = std::mem::take(&mut self.inner);
+        let broken = std::mem::take(inner);
         // Its drop may panic as well.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(broken)));
         self.transport.count_panic();
         Poll::Ready(Some(if self.is_event_stream {
-            let text = format!("data: {}\n\ndata: [DONE]\n\n", failed().to_json());
-            Ok(Frame::data(Bytes::from(text)))
+            Ok(Frame::data(Bytes::from(Events::failure(&failed()))))
         } else {
             Err(axum::Error::new(std::io::Error::other("the answer broke off")))
         }))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
     }
 }
 

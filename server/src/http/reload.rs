@@ -12,8 +12,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::auth::{ApiKeys, KeySources};
 use super::body::{SHORT_BYTES, read_object};
-use super::error::ApiError;
 use super::state::AppState;
+use crate::api_error::ApiError;
 use crate::logging;
 
 /// Takes SIGHUP, which ends the process where nobody takes it. Must be called inside a runtime.

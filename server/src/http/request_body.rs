@@ -13,9 +13,9 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use super::connections::{Connection, Receiving};
-use super::error::ApiError;
 use super::limits::ConnectionLimits;
 use super::transport::Transport;
+use crate::api_error::ApiError;
 
 /// Why a body was not read to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -14,11 +14,11 @@ use axum::extract::{ConnectInfo, Request};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::Response;
-use bytes::Bytes;
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body::Body as HttpBody;
 use serde_json::Value;
 
-use super::error::ApiError;
+use super::wrapped_body::{PolledFrame, WrappedBody, Wrapper};
+use crate::api_error::ApiError;
 use crate::openai::prompt::Prompt;
 
 /// The header.
@@ -128,7 +128,11 @@ pub async fn with_request_id(mut request: Request, next: Next) -> Response {
     if let Ok(value) = HeaderValue::from_str(&line.id.0) {
         response.headers_mut().insert(HEADER, value);
     }
-    response.map(|inner| Body::new(LoggedBody { inner, line }))
+    response.map(|inner| {
+        // hyper does not ask for what it knows to be nothing.
+        line.is_complete = inner.is_end_stream();
+        Body::new(WrappedBody::new(inner, line))
+    })
 }
 
 /// What the log says of a request; written when dropped.
@@ -166,8 +170,8 @@ impl Drop for LogLine {
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(
-                    %id, %method, path, status, client, first_byte_ms, elapsed_ms, prompt_tokens, completion_tokens, client_left,
-                    "request"
+                    %id, %method, path, status, client, first_byte_ms, elapsed_ms, prompt_tokens, completion_tokens,
+                    client_left, "request"
                 )
             };
         }
@@ -180,42 +184,15 @@ impl Drop for LogLine {
     }
 }
 
-/// An answer's body that knows when its first and its last byte were handed over.
-struct LoggedBody {
-    inner: Body,
-    line: LogLine,
-}
-
-impl HttpBody for LoggedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let this = &mut *self;
-        let polled = Pin::new(&mut this.inner).poll_frame(cx);
-        match &polled {
-            Poll::Ready(Some(Ok(_))) => {
-                this.line.first_byte.get_or_insert(this.line.start.elapsed());
-            }
-            Poll::Ready(None) => this.line.is_complete = true,
-            _ => {}
+/// Notes when the first and the last byte of an answer are handed over.
+impl Wrapper for LogLine {
+    fn poll_frame(&mut self, inner: &mut Body, cx: &mut Context<'_>) -> PolledFrame {
+        let polled = Pin::new(&mut *inner).poll_frame(cx);
+        if matches!(polled, Poll::Ready(Some(Ok(_)))) {
+            self.first_byte.get_or_insert(self.start.elapsed());
         }
+        self.is_complete |= matches!(polled, Poll::Ready(None)) || inner.is_end_stream();
         polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
-}
-
-impl Drop for LoggedBody {
-    fn drop(&mut self) {
-        // hyper does not ask for what it knows to be nothing.
-        self.line.is_complete |= self.inner.is_end_stream();
     }
 }
 

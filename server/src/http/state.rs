@@ -6,81 +6,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use axum::http::StatusCode;
 use halyard_engine::EngineHandle;
 use halyard_request_hooks::IoProcessors;
-use serde_json::{Map, Value};
 
 use super::auth::ApiKeys;
-use super::error::ApiError;
 use super::lora::LoraState;
 use super::text_work::TextWork;
 use super::transport::Transport;
+use crate::api_error::{ApiError, clip};
 use crate::hooks::Hooks;
+use crate::openai::policy::{Limits, ServingDefaults};
 
 /// Adapters that an error lists.
 const SHOWN_ADAPTERS: usize = 16;
-
-/// What a request may ask for at most; beyond it the answer is 400 or 413 with the limit.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Bytes of a request's body.
-    pub body_bytes: usize,
-    /// Prompts of one completion request.
-    pub prompts: usize,
-    /// Samples of one request: prompts times n.
-    pub samples: usize,
-    /// Stop strings of one request.
-    pub stop_strings: usize,
-    /// Bytes of one stop string.
-    pub stop_string_bytes: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits {
-            body_bytes: 16 << 20,
-            prompts: 256,
-            samples: 1024,
-            // OpenAI takes 4 and vLLM sets no bound; 16 leaves agents room and bounds the work for each character.
-            stop_strings: 16,
-            stop_string_bytes: 1024,
-        }
-    }
-}
-
-/// What the operator chose for requests that do not say otherwise, and which optional routes and fields there are. Defaults are vLLM's.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ServingDefaults {
-    /// Most logprobs (and prompt logprobs) a token that a request may ask for; `u32::MAX`: the whole vocabulary, also by -1.
-    pub max_logprobs: u32,
-    /// Keyword arguments of the chat template; those of a request go before them, key by key.
-    pub default_chat_template_kwargs: Map<String, Value>,
-    /// Tokens in logprobs are written as `token_id:ID`, also where a request does not ask for it.
-    pub return_tokens_as_token_ids: bool,
-    /// `GET /tokenizer_info` is there.
-    pub tokenizer_info: bool,
-    /// Streams end with usage, also where a request does not ask for it.
-    pub force_include_usage: bool,
-    /// Role of answers to chat requests.
-    pub response_role: String,
-    /// `GET /metrics` answers without a key.
-    pub metrics_without_key: bool,
-    /// Characters (of a text) or ids (of a token list) of a prompt that the log shows; `None`: all.
-    pub max_log_len: Option<usize>,
-}
-
-impl Default for ServingDefaults {
-    fn default() -> Self {
-        ServingDefaults {
-            max_logprobs: 20,
-            default_chat_template_kwargs: Map::new(),
-            return_tokens_as_token_ids: false,
-            tokenizer_info: false,
-            force_include_usage: false,
-            response_role: "assistant".to_owned(),
-            metrics_without_key: false,
-            max_log_len: None,
-        }
-    }
-}
 
 /// Shared by all routes.
 pub struct AppState {
@@ -162,14 +98,5 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// The first characters of a value that came from outside, for an error message.
-pub fn clip(text: &str) -> String {
-    const SHOWN: usize = 80;
-    match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
     }
 }

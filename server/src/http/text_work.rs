@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::body::SHORT_BYTES;
 use super::body_room::{BodyRoom, Place, ReadError};
-use super::error::ApiError;
+use crate::api_error::ApiError;
 
 /// Bytes of one permit.
 const PERMIT_BYTES: usize = 32 << 10;

@@ -20,10 +20,10 @@ use tower_http::cors::CorsLayer;
 
 use super::body_room::BodyRoom;
 use super::connections::{Connections, EndReason};
-use super::error::ApiError;
 use super::host_check::HostRules;
 use super::limits::ConnectionLimits;
 use super::state::AppState;
+use crate::api_error::ApiError;
 
 /// The transport of one server.
 #[derive(Debug)]

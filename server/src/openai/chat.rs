@@ -1,136 +1,36 @@
 //! `/v1/chat/completions`: messages become a prompt by the model's template, samples become messages or deltas.
 
-use halyard_engine::{OutputChunk, SamplingParams};
-use halyard_text::{ChatInput, LocalTime};
-use serde::Deserialize;
+use halyard_engine::{FinishReason, SubmitError, TokenLogprobs};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::context::{TokenLimit, TruncationFields};
+use super::answer::{Answer, Format, Piece};
+use super::api::{Api, Generation};
+use super::body::Body;
+use super::chat_prompt::{ChatPrompt, render};
+use super::context::{self, TokenLimit};
+use super::envelope::{Chunk, StopReason, Whole, close};
+use super::events::{Events, to_json};
 use super::lenient::{Flag, Int, is_set};
-use super::logprobs::{TokenNames, chat_entry, prompt_logprobs};
+use super::logprobs::{ChatLogprobs, PromptLogprobs, TokenNames};
+use super::model::ModelContext;
 use super::prompt::Prompt;
-use super::sampling::{SamplingFields, num_logprobs};
-use super::usage::{StreamFields, Streaming};
-use super::{ModelContext, tools, unsupported};
-use crate::http::body::parse;
-use crate::http::error::ApiError;
-use crate::http::generate::{Sample, finish_fields};
+use super::sampling::num_logprobs;
+use super::shared::Shared;
+use super::tools::{self, ToolFields};
+use super::unsupported;
+use crate::api_error::ApiError;
 
-/// A chat to be rendered.
-pub struct ChatPrompt<'a> {
-    /// OpenAI messages, in order.
-    pub messages: &'a [Value],
-    /// Whether the prompt ends with the start of an assistant turn; `None`: unless the last message is continued.
-    pub add_generation_prompt: Option<bool>,
-    /// Leaves the last message open, so that the answer goes on in it.
-    pub continue_final_message: bool,
-    /// `chat_template_kwargs`; they go before the operator's.
-    pub template_variables: Option<&'a Map<String, Value>>,
-    /// Tools, as [`tools::definitions`] writes them.
-    pub tools: Option<&'a Value>,
-    /// `documents`.
-    pub documents: Option<&'a Value>,
-}
-
-/// Renders messages with the model's template.
-///
-/// # Errors
-/// 400 for no messages, contradicting flags, and what the template refuses.
-pub fn render(chat: &ChatPrompt<'_>, model: ModelContext<'_>) -> Result<String, ApiError> {
-    if chat.messages.is_empty() {
-        return Err(ApiError::field(
-            "messages",
-            "messages is empty; send at least one message",
-        ));
-    }
-    if chat.continue_final_message && chat.add_generation_prompt == Some(true) {
-        let message = "continue_final_message and add_generation_prompt contradict each other; send one of them";
-        return Err(ApiError::field("continue_final_message", message));
-    }
-    let template = model.chat_template.ok_or(halyard_text::TextError::NoChatTemplate)?;
-    let unix_seconds = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |elapsed| i64::try_from(elapsed.as_secs()).unwrap_or(i64::MAX));
-    // It would be moved to the front.
-    let moves = |message: &Value| message["role"] == "developer" && !template.knows_developer();
-    if chat.continue_final_message && chat.messages.len() > 1 && chat.messages.last().is_some_and(moves) {
-        return Err(cannot_continue());
-    }
-    let tagged = if chat.continue_final_message {
-        tag_final_message(chat.messages)?
-    } else {
-        Vec::new()
-    };
-    let mut variables = model.serving.default_chat_template_kwargs.clone();
-    for (name, value) in chat.template_variables.into_iter().flatten() {
-        variables.insert(name.clone(), value.clone());
-    }
-    let text = template.render(&ChatInput {
-        messages: if chat.continue_final_message {
-            &tagged
-        } else {
-            chat.messages
-        },
-        add_generation_prompt: chat.add_generation_prompt.unwrap_or(!chat.continue_final_message),
-        tools: chat.tools,
-        documents: chat.documents,
-        extra: Some(&variables),
-        now: Some(LocalTime {
-            unix_seconds,
-            utc_offset_seconds: 0,
-        }),
-    })?;
-    if chat.continue_final_message {
-        open_final_message(text)
-    } else {
-        Ok(text)
-    }
-}
-
-/// Stands for the end of the last message while the template runs. Ends with a blank, which tells whether the template trims.
-const FINAL_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
-
-fn cannot_continue() -> ApiError {
-    let message = "continue_final_message needs a last message with text that the template keeps as it is";
-    ApiError::field("continue_final_message", message)
-}
-
-/// The messages with the tag at the end of the last one's text (transformers' way in `apply_chat_template`).
-fn tag_final_message(messages: &[Value]) -> Result<Vec<Value>, ApiError> {
-    let mut messages = messages.to_vec();
-    let content = messages
-        .last_mut()
-        .and_then(|message| message.get_mut("content"))
-        .ok_or_else(cannot_continue)?;
-    let slot = match content {
-        Value::Array(parts) => parts
-            .iter_mut()
-            .rev()
-            .find_map(|part| part.get_mut("text"))
-            .ok_or_else(cannot_continue)?,
-        whole => whole,
-    };
-    let text = slot
-        .as_str()
-        .filter(|text| !text.trim().is_empty())
-        .ok_or_else(cannot_continue)?;
-    *slot = Value::from(format!("{text}{FINAL_TAG}"));
-    Ok(messages)
-}
-
-/// Cuts the tag and what the template writes after it; the text is trimmed where the template trims.
-fn open_final_message(mut text: String) -> Result<String, ApiError> {
-    let at = text.rfind(FINAL_TAG.trim_end()).ok_or_else(cannot_continue)?;
-    let keeps_blanks = text[at..].starts_with(FINAL_TAG);
-    text.truncate(at);
-    if !keeps_blanks {
-        text.truncate(text.trim_end().len());
-    }
-    Ok(text)
-}
+/// The API.
+pub const API: Api = Api {
+    path: "/v1/chat/completions",
+    id_prefix: "chatcmpl",
+    has_prompts: false,
+    read,
+};
 
 /// How much a model thinks before it answers, for templates that know it. The words are vLLM's.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum ReasoningEffort {
     None,
@@ -161,17 +61,49 @@ struct ChatFields {
 }
 
 impl ChatFields {
-    /// The variables of the template that the request sets. An effort also says whether to think at all, which some templates ask.
-    fn variables(&self, body: &Value) -> Map<String, Value> {
-        let mut variables = self.chat_template_kwargs.clone().unwrap_or_default();
+    /// Alternatives a position when log-probabilities are asked.
+    fn num_logprobs(&self, model: ModelContext<'_>) -> Result<Option<u32>, ApiError> {
+        let asked = is_set(self.logprobs);
+        let top_logprobs = match self.top_logprobs {
+            Some(Int(n)) if n != 0 && !asked => {
+                let message = format!("top_logprobs is {n}, which needs logprobs to be true");
+                return Err(ApiError::field("top_logprobs", message));
+            }
+            Some(Int(n)) => num_logprobs("top_logprobs", n, model)?,
+            None => 0,
+        };
+        Ok(asked.then_some(top_logprobs))
+    }
+
+    /// The rendered prompt.
+    fn prompt(self, tools: Option<&Value>, model: ModelContext<'_>) -> Result<Prompt, ApiError> {
+        let mut variables = self.chat_template_kwargs.unwrap_or_default();
         if let Some(effort) = self.reasoning_effort {
-            variables.insert("reasoning_effort".to_owned(), body["reasoning_effort"].clone());
+            variables.insert("reasoning_effort".to_owned(), json!(effort));
+            // An effort also says whether to think at all, which some templates ask.
             let thinks = effort != ReasoningEffort::None;
             variables
                 .entry("enable_thinking")
                 .or_insert_with(|| Value::from(thinks));
         }
-        variables
+        let documents = self.documents.map(Value::from);
+        let text = render(
+            &ChatPrompt {
+                messages: &self.messages,
+                add_generation_prompt: self.add_generation_prompt.map(|Flag(set)| set),
+                continue_final_message: is_set(self.continue_final_message),
+                template_variables: Some(&variables),
+                tools,
+                documents: documents.as_ref(),
+            },
+            model,
+        )?;
+        // The template writes the special tokens itself.
+        let token_ids = model.encode_prompt("messages", &text, is_set(self.add_special_tokens))?;
+        Ok(Prompt {
+            text: Some(text),
+            token_ids,
+        })
     }
 
     /// The role of the answer: the operator's, or that of the message that the answer goes on with.
@@ -201,237 +133,365 @@ impl ChatFields {
     }
 }
 
-/// A checked chat request.
-pub struct ChatRequest {
-    /// The rendered prompt.
-    pub prompt: Prompt,
-    /// For the engine.
-    pub params: SamplingParams,
-    /// Whole or in pieces.
-    pub streaming: Streaming,
-    /// How to write the answer.
-    pub format: ChatFormat,
+/// Reads and checks a body.
+///
+/// # Errors
+/// 400 that names the first field that is wrong.
+fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError> {
+    unsupported::refuse(body)?;
+    let tools = tools::read(&body.take::<ToolFields>()?)?;
+    let fields: ChatFields = body.take()?;
+    let (name, asked_tokens) = match fields.max_completion_tokens {
+        Some(limit) => ("max_completion_tokens", Some(limit)),
+        None => ("max_tokens", fields.max_tokens),
+    };
+    let mut shared = Shared::take(body, asked_tokens, model)?;
+    let model = ModelContext {
+        truncates: shared.truncation.is_some(),
+        ..model
+    };
+    shared.params.logprobs = fields.num_logprobs(model)?;
+    shared.check_prompt_logprobs()?;
+    let role = fields.role(model);
+    let as_ids = fields.return_tokens_as_token_ids.map(|Flag(set)| set);
+    let format = ChatFormat {
+        echo: fields.echoed(&role),
+        role,
+        top_logprobs: shared.params.logprobs,
+        tokens_as_ids: as_ids.unwrap_or(model.serving.return_tokens_as_token_ids),
+        return_token_ids: is_set(fields.return_token_ids),
+    };
+    let mut prompt = fields.prompt(tools.as_ref(), model)?;
+    if let Some(truncation) = shared.truncation {
+        truncation.apply(&mut prompt);
+    }
+    let default = model.defaults.max_new_tokens;
+    let limit = TokenLimit {
+        name,
+        asked: asked_tokens.map(|Int(limit)| limit),
+        default: default.map(|limit| u32::try_from(limit).unwrap_or(u32::MAX)),
+        prompt_field: "messages",
+    };
+    shared.params.max_tokens = limit.fit(prompt.token_ids.len(), model.max_model_len)?;
+    Ok(Generation {
+        prompts: vec![prompt],
+        params: vec![shared.params],
+        streaming: shared.streaming,
+        format: Box::new(format),
+    })
 }
 
 /// How a chat's answer is written.
-#[derive(Clone, Debug)]
-pub struct ChatFormat {
+struct ChatFormat {
     /// Who answers.
-    pub role: String,
+    role: String,
     /// Stands before the text of each sample.
-    pub echo: String,
+    echo: String,
     /// Alternatives a position when log-probabilities were asked.
-    pub top_logprobs: Option<u32>,
+    top_logprobs: Option<u32>,
     /// Tokens as `token_id:17`.
-    pub tokens_as_ids: bool,
+    tokens_as_ids: bool,
     /// Token ids beside the text.
-    pub return_token_ids: bool,
+    return_token_ids: bool,
 }
 
-impl ChatRequest {
-    /// Reads and checks a body.
-    ///
-    /// # Errors
-    /// 400 that names the first field that is wrong.
-    pub fn read(body: &Value, model: ModelContext<'_>) -> Result<Self, ApiError> {
-        unsupported::refuse(body)?;
-        let tools = tools::read(body)?;
-        let fields: ChatFields = parse(body)?;
-        let streaming = parse::<StreamFields>(body)?.read(body, model.serving)?;
-        let (name, asked_tokens) = match fields.max_completion_tokens {
-            Some(limit) => ("max_completion_tokens", Some(limit)),
-            None => ("max_tokens", fields.max_tokens),
-        };
-        let truncation = parse::<TruncationFields>(body)?.read(asked_tokens, model)?;
-        let model = ModelContext {
-            truncates: truncation.is_some(),
-            ..model
-        };
-        let mut params = parse::<SamplingFields>(body)?.into_params(model)?;
-        let asked = is_set(fields.logprobs);
-        let top_logprobs = match fields.top_logprobs {
-            Some(Int(n)) if n != 0 && !asked => {
-                return Err(ApiError::field(
-                    "top_logprobs",
-                    format!("top_logprobs is {n}, which needs logprobs to be true"),
-                ));
-            }
-            Some(Int(n)) => num_logprobs("top_logprobs", n, model)?,
-            None => 0,
-        };
-        params.logprobs = asked.then_some(top_logprobs);
-        if streaming.stream && params.prompt_logprobs.is_some() {
-            return Err(ApiError::field(
-                "prompt_logprobs",
-                "prompt_logprobs are not available in a stream; send stream false",
-            ));
-        }
-        let variables = fields.variables(body);
-        let documents = fields.documents.as_ref().map(|_| &body["documents"]);
-        let text = render(
-            &ChatPrompt {
-                messages: &fields.messages,
-                add_generation_prompt: fields.add_generation_prompt.map(|Flag(set)| set),
-                continue_final_message: is_set(fields.continue_final_message),
-                template_variables: Some(&variables),
-                tools: tools.as_ref(),
-                documents,
-            },
-            model,
-        )?;
-        // The template writes the special tokens itself.
-        let token_ids = model.encode_prompt("messages", &text, is_set(fields.add_special_tokens))?;
-        let mut prompt = Prompt {
-            text: Some(text),
-            token_ids,
-        };
-        if let Some(truncation) = truncation {
-            truncation.apply(&mut prompt);
-        }
-        let default = model
-            .defaults
-            .max_new_tokens
-            .map(|limit| u32::try_from(limit).unwrap_or(u32::MAX));
-        let limit = TokenLimit {
-            name,
-            asked: asked_tokens.map(|Int(limit)| limit),
-            default,
-            prompt_field: "messages",
-        };
-        params.max_tokens = limit.fit(prompt.token_ids.len(), model.max_model_len)?;
-        let role = fields.role(model);
-        let as_ids = fields.return_tokens_as_token_ids.map(|Flag(set)| set);
-        let format = ChatFormat {
-            echo: fields.echoed(&role),
-            role,
-            top_logprobs: params.logprobs,
-            tokens_as_ids: as_ids.unwrap_or(model.serving.return_tokens_as_token_ids),
-            return_token_ids: is_set(fields.return_token_ids),
-        };
-        Ok(ChatRequest {
-            prompt,
-            params,
-            streaming,
-            format,
-        })
-    }
+/// A choice of a whole answer.
+#[derive(Serialize)]
+struct ChatChoice<'a> {
+    index: usize,
+    message: ChatMessage<'a>,
+    logprobs: Option<ChatLogprobs>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<StopReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [u32]>,
 }
+
+#[derive(Serialize)]
+struct ChatMessage<'a> {
+    role: &'a str,
+    content: String,
+    /// OpenAI's place for a refusal: null.
+    refusal: Option<()>,
+}
+
+/// A choice of a piece.
+#[derive(Serialize)]
+struct ChatChunkChoice<'a> {
+    index: usize,
+    delta: ChatDelta<'a>,
+    logprobs: Option<ChatLogprobs>,
+    finish_reason: Option<&'static str>,
+    /// Absent before the first text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<Option<StopReason>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [u32]>,
+}
+
+/// What is new of a message.
+#[derive(Default, Serialize)]
+struct ChatDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<String>,
+}
+
+const CHUNK: &str = "chat.completion.chunk";
 
 impl ChatFormat {
-    /// The choice of a finished sample.
-    pub fn choice(&self, index: usize, sample: &Sample, tokenizer: &halyard_text::Tokenizer) -> Value {
-        let mut choice = json!({
-            "index": index,
-            "message": {"role": self.role, "content": format!("{}{}", self.echo, sample.text), "refusal": null},
-            "logprobs": self.logprobs(&sample.logprobs, tokenizer),
+    /// What stands before the text: the role, then the echo.
+    fn open(&self, answer: &Answer, piece: &Piece<'_>, events: &mut Events) {
+        let role = ChatDelta {
+            role: Some(&self.role),
+            content: Some(String::new()),
+        };
+        let echo = (!self.echo.is_empty()).then(|| ChatDelta {
+            role: None,
+            content: Some(self.echo.clone()),
         });
-        finish_fields(&mut choice, sample.finish.as_ref());
-        if self.return_token_ids {
-            choice["token_ids"] = json!(sample.token_ids);
+        let mut ids = self.return_token_ids.then_some(&piece.prompt.token_ids[..]);
+        for delta in [Some(role), echo].into_iter().flatten() {
+            let choice = ChatChunkChoice {
+                index: piece.index,
+                delta,
+                logprobs: None,
+                finish_reason: None,
+                stop_reason: None,
+                token_ids: None,
+            };
+            let mut chunk = Chunk::new(answer, CHUNK, &choice, false);
+            chunk.prompt_token_ids = ids.take();
+            events.push(&chunk);
         }
-        choice
     }
 
-    /// What a finished answer carries beside its choices.
-    pub fn extras(&self, answer: &mut Value, prompt: &Prompt, first: &Sample, tokenizer: &halyard_text::Tokenizer) {
-        if let Some(entries) = &first.prompt_logprobs {
-            answer["prompt_logprobs"] = prompt_logprobs(entries, tokenizer);
-        }
-        if self.return_token_ids {
-            answer["prompt_token_ids"] = json!(prompt.token_ids);
+    fn choice<'a>(&'a self, answer: &Answer, mut piece: Piece<'a>) -> ChatChoice<'a> {
+        ChatChoice {
+            index: piece.index,
+            message: ChatMessage {
+                role: &self.role,
+                content: format!("{}{}", self.echo, piece.take_text()),
+                refusal: None,
+            },
+            logprobs: self.logprobs(answer, piece.logprobs),
+            finish_reason: piece.finish.map(FinishReason::as_openai),
+            stop_reason: StopReason::of(piece.finish),
+            token_ids: self.return_token_ids.then_some(piece.token_ids),
         }
     }
 
-    /// The choices that open a sample in a stream.
-    pub fn opening(&self, index: usize) -> impl Iterator<Item = Value> {
-        let choice = |delta: Value| json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
-        let echo = (!self.echo.is_empty()).then(|| choice(json!({"content": self.echo})));
-        std::iter::once(choice(json!({"role": self.role, "content": ""}))).chain(echo)
-    }
-
-    /// The choice of one piece of a stream; `None` when there is nothing to tell yet.
-    pub fn piece(&self, index: usize, chunk: &OutputChunk, tokenizer: &halyard_text::Tokenizer) -> Option<Value> {
-        let shows_tokens = (self.top_logprobs.is_some() || self.return_token_ids) && !chunk.token_ids.is_empty();
-        if chunk.text.is_empty() && chunk.finish.is_none() && !shows_tokens {
-            return None;
-        }
-        let delta = if chunk.text.is_empty() {
-            json!({})
-        } else {
-            json!({"content": chunk.text})
-        };
-        let entries = chunk.logprobs.as_deref().unwrap_or_default();
-        let mut choice = json!({"index": index, "delta": delta, "logprobs": self.logprobs(entries, tokenizer)});
-        finish_fields(&mut choice, chunk.finish.as_ref());
-        if self.return_token_ids {
-            choice["token_ids"] = json!(chunk.token_ids);
-        }
-        Some(choice)
-    }
-
-    fn logprobs(&self, entries: &[halyard_engine::TokenLogprobs], tokenizer: &halyard_text::Tokenizer) -> Value {
-        let Some(top) = self.top_logprobs else {
-            return Value::Null;
-        };
+    fn logprobs(&self, answer: &Answer, entries: &[TokenLogprobs]) -> Option<ChatLogprobs> {
         let names = TokenNames {
-            tokenizer,
+            tokenizer: &answer.tokenizer,
             as_ids: self.tokens_as_ids,
         };
-        let content: Vec<Value> = entries
-            .iter()
-            .map(|entry| chat_entry(entry, top as usize, names))
-            .collect();
-        json!({"content": content, "refusal": null})
+        self.top_logprobs.map(|top| ChatLogprobs::new(entries, top, names))
+    }
+}
+
+impl Format for ChatFormat {
+    fn refusal(&self, error: SubmitError) -> ApiError {
+        match error {
+            SubmitError::PromptTooLong { found, limit } => context::prompt_too_long("messages", limit, found),
+            error => error.into(),
+        }
+    }
+
+    fn piece(&mut self, answer: &Answer, mut piece: Piece<'_>, events: &mut Events) {
+        if piece.is_first {
+            self.open(answer, &piece, events);
+        }
+        let shows_tokens = (self.top_logprobs.is_some() || self.return_token_ids) && !piece.token_ids.is_empty();
+        if piece.deltas.is_empty() && piece.finish.is_none() && !shows_tokens {
+            return;
+        }
+        let text = piece.take_text();
+        let choice = ChatChunkChoice {
+            index: piece.index,
+            delta: ChatDelta {
+                role: None,
+                content: (!text.is_empty()).then_some(text),
+            },
+            logprobs: self.logprobs(answer, piece.logprobs),
+            finish_reason: piece.finish.map(FinishReason::as_openai),
+            stop_reason: Some(StopReason::of(piece.finish)),
+            token_ids: self.return_token_ids.then_some(piece.token_ids),
+        };
+        events.push(&Chunk::new(answer, CHUNK, &choice, piece.finish.is_some()));
+    }
+
+    fn close(&mut self, answer: &Answer, events: &mut Events) {
+        close(answer, CHUNK, events);
+    }
+
+    fn whole(&mut self, answer: &Answer, pieces: Vec<Piece<'_>>) -> Result<String, ApiError> {
+        let entries = pieces.first().and_then(|first| first.prompt_logprobs);
+        let choices = pieces.into_iter().map(|piece| self.choice(answer, piece));
+        let mut whole = Whole::new(answer, "chat.completion", choices.collect());
+        whole.prompt_logprobs = entries.map(|entries| PromptLogprobs::new(entries, &answer.tokenizer));
+        whole.prompt_token_ids = self.return_token_ids.then_some(&answer.prompts[0].token_ids);
+        to_json(&whole)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::openai::answer::AnswerWriter;
+    use crate::openai::shaper::{Delta, Shaper};
+    use crate::openai::usage::{Streaming, Usage};
+    use halyard_engine::OutputChunk;
+    use halyard_text::Tokenizer;
+    use std::path::Path;
+
+    /// Drops what stands between two tags, and keeps what may be the beginning of one until it is known.
+    #[derive(Default)]
+    struct WithoutThoughts {
+        held: String,
+        thinks: bool,
+    }
+
+    impl Shaper for WithoutThoughts {
+        fn push(&mut self, text: String, _: &[u32]) -> Vec<Delta> {
+            self.held.push_str(&text);
+            let mut deltas = Vec::new();
+            loop {
+                let tag = if self.thinks { "</t>" } else { "<t>" };
+                let found = self.held.find(tag);
+                let may_begin = |at: &usize| tag.starts_with(&self.held[*at..]);
+                let end = found.or_else(|| (0..self.held.len()).find(may_begin));
+                let rest = self.held.split_off(end.unwrap_or(self.held.len()));
+                let known = std::mem::replace(&mut self.held, rest);
+                if !self.thinks && !known.is_empty() {
+                    deltas.push(Delta::Text(known));
+                }
+                if found.is_none() {
+                    return deltas;
+                }
+                self.held.drain(..tag.len());
+                self.thinks = !self.thinks;
+            }
+        }
+
+        fn finish(&mut self) -> Vec<Delta> {
+            let held = std::mem::take(&mut self.held);
+            (!self.thinks && !held.is_empty())
+                .then_some(Delta::Text(held))
+                .into_iter()
+                .collect()
+        }
+    }
+
+    /// A chat whose choices have that shaper.
+    struct Shaped(ChatFormat);
+
+    impl Format for Shaped {
+        fn shaper(&self) -> Box<dyn Shaper> {
+            Box::<WithoutThoughts>::default()
+        }
+
+        fn piece(&mut self, answer: &Answer, piece: Piece<'_>, events: &mut Events) {
+            self.0.piece(answer, piece, events);
+        }
+
+        fn close(&mut self, answer: &Answer, events: &mut Events) {
+            self.0.close(answer, events);
+        }
+
+        fn whole(&mut self, answer: &Answer, pieces: Vec<Piece<'_>>) -> Result<String, ApiError> {
+            self.0.whole(answer, pieces)
+        }
+    }
+
+    fn writer() -> AnswerWriter {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let tokenizer = here.join("../tests/fixtures/models/llama/tokenizer.json");
+        let answer = Answer {
+            id: "1".to_owned(),
+            model: "m".to_owned(),
+            created: 0,
+            fingerprint: "f".to_owned(),
+            prompts: vec![Prompt {
+                text: None,
+                token_ids: vec![5],
+            }],
+            streaming: Streaming::default(),
+            usage: Usage::default(),
+            tokenizer: Tokenizer::from_file(&tokenizer).expect("the fixture"),
+        };
+        let format = ChatFormat {
+            role: "assistant".to_owned(),
+            echo: String::new(),
+            top_logprobs: None,
+            tokens_as_ids: false,
+            return_token_ids: false,
+        };
+        AnswerWriter::new(answer, Box::new(Shaped(format)), 2)
+    }
+
+    /// Two samples whose chunks alternate; the second one ends within what may be a tag.
+    fn chunks() -> Vec<OutputChunk> {
+        let texts = ["a<", "x<t>y", "t>b<", "z</", "/t>c", "t>w<"];
+        let chunk = |(position, text): (usize, &str)| OutputChunk {
+            index: position as u32 % 2,
+            text: text.to_owned(),
+            token_ids: vec![7],
+            logprobs: None,
+            prompt_logprobs: None,
+            num_cached_tokens: 0,
+            finish: (position >= 4).then_some(FinishReason::Length),
+        };
+        texts.into_iter().enumerate().map(chunk).collect()
+    }
 
     #[test]
-    fn a_continued_message_is_left_open() {
-        let tagged = |content: Value| {
-            let messages = [
-                json!({"role": "user", "content": "Hi"}),
-                json!({"role": "assistant", "content": content}),
-            ];
-            let messages = tag_final_message(&messages)?;
-            let content = &messages[1]["content"];
-            let text = content
-                .as_str()
-                .or_else(|| content[0]["text"].as_str())
-                .expect("a text")
-                .to_owned();
-            Ok::<String, ApiError>(text)
+    fn each_choice_has_a_shaper_of_its_own_that_may_hold_text_back() {
+        let mut writer = writer();
+        let events = chunks().into_iter().map(|chunk| writer.push(0, chunk));
+        let read = |event: &str| serde_json::from_str::<Value>(event.strip_prefix("data: ")?).ok();
+        let contents = |events: String| {
+            let values: Vec<Value> = events.split("\n\n").filter_map(read).collect();
+            let of = |value: &Value| value["choices"][0]["delta"]["content"].clone();
+            values.iter().map(of).collect::<Vec<_>>()
         };
-        // Its text also stands in the end-of-turn token behind it.
-        let whole = format!(
-            "<|im_start|>assistant\n{}<|im_end|>\n",
-            tagged(json!("<")).expect("tagged")
-        );
-        assert_eq!(open_final_message(whole).expect("found"), "<|im_start|>assistant\n<");
-        let whole = format!(
-            "{}<|im_end|>",
-            tagged(json!([{"type": "text", "text": "It is "}])).expect("tagged")
-        );
-        assert_eq!(
-            open_final_message(whole).expect("found"),
-            "It is ",
-            "blanks stay where the template keeps them"
-        );
-        let whole = format!("{}<|im_end|>", tagged(json!("Sure, ")).expect("tagged").trim());
-        assert_eq!(
-            open_final_message(whole).expect("found"),
-            "Sure,",
-            "and go where it trims"
-        );
-        for lost in [
-            open_final_message("not here".to_owned()),
-            tagged(json!(" ")),
-            tagged(json!(7)),
-        ] {
-            assert_eq!(lost.expect_err("lost").param.as_deref(), Some("continue_final_message"));
+        let sent: Vec<Vec<Value>> = events.map(contents).collect();
+        let expected = [
+            json!(["", "a"]),
+            json!(["", "x"]),
+            json!([]),
+            json!([]),
+            json!(["c"]),
+            json!(["w<"]),
+        ];
+        assert_eq!(json!(sent), json!(expected));
+        assert_eq!(writer.close(), "data: [DONE]\n\n");
+    }
+
+    #[test]
+    fn a_whole_answer_is_shaped_as_its_stream_is() {
+        let mut writer = writer();
+        for chunk in chunks() {
+            writer.collect(0, chunk);
         }
+        let whole: Value = serde_json::from_str(&writer.whole().expect("JSON")).expect("JSON");
+        let contents = whole["choices"].as_array().expect("a list").iter();
+        let contents: Vec<&Value> = contents.map(|choice| &choice["message"]["content"]).collect();
+        assert_eq!(contents, [&json!("ac"), &json!("xw<")]);
+        assert_eq!(whole["usage"]["completion_tokens"], 6);
+    }
+
+    #[test]
+    fn an_answer_whose_choices_did_not_all_end_is_an_error() {
+        let mut streamed = writer();
+        let mut collected = writer();
+        for chunk in chunks().into_iter().take(5) {
+            streamed.push(0, chunk.clone());
+            collected.collect(0, chunk);
+        }
+        assert!(streamed.close().contains("engine_dead"));
+        let error = collected.collected_texts().err().expect("a choice has no end");
+        assert_eq!(error.code, Some("engine_dead"));
     }
 }

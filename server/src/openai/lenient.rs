@@ -1,5 +1,6 @@
-//! Numbers and flags of a body as leniently read as vLLM reads them (pydantic's lax mode): `"0.5"` is 0.5, `4.0` is 4, `true` is 1,
-//! `"yes"` is true. What would lose something (`4.5` where a whole number belongs) is an error. The one place for this rule.
+//! Numbers and flags of a body as leniently read as vLLM reads them (pydantic's lax mode): `"0.5"` is 0.5, `4.0` is
+//! 4, `true` is 1, `"yes"` is true. What would lose something (`4.5` where a whole number belongs) is an error. The
+//! one place for this rule.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,7 +9,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::Value;
 
-use crate::http::state::clip;
+use crate::api_error::{ApiError, clip};
 
 /// A whole number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,6 +200,20 @@ impl<'de> Deserialize<'de> for Flag {
     }
 }
 
+/// An integer field inside its range.
+///
+/// # Errors
+/// 400 with value and range.
+pub fn ranged(name: &str, value: i64, low: i64, high: i64) -> Result<u32, ApiError> {
+    match u32::try_from(value) {
+        Ok(number) if (low..=high).contains(&value) => Ok(number),
+        _ => Err(ApiError::field(
+            name,
+            format!("{name} is {value}; it must be between {low} and {high}"),
+        )),
+    }
+}
+
 /// The integers of a list.
 pub fn integers(list: &[Int]) -> Vec<i64> {
     list.iter().map(|Int(number)| *number).collect()
@@ -209,34 +224,36 @@ pub fn is_set(flag: Option<Flag>) -> bool {
     flag.is_some_and(|Flag(set)| set)
 }
 
-/// An optional struct that only an object may fill: serde reads a list into any struct, field by field.
-///
-/// # Errors
-/// What is not an object, and what the struct refuses.
-pub fn object<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de>,
-{
-    struct ObjectVisitor<T>(PhantomData<T>);
+/// A struct that only an object fills: serde reads a list into any struct, field by field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Object<T> {
+    /// Its fields.
+    pub fields: T,
+    /// Whether the object has none at all, not even unknown ones or null.
+    pub is_empty: bool,
+}
 
-    impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
-        type Value = Option<T>;
+struct ObjectVisitor<T>(PhantomData<T>);
 
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an object")
-        }
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = Object<T>;
 
-        fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-            Ok(None)
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-            T::deserialize(MapAccessDeserializer::new(map)).map(Some)
-        }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
     }
 
-    deserializer.deserialize_any(ObjectVisitor(PhantomData))
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        // The map of a JSON value knows its size.
+        let is_empty = map.size_hint() == Some(0);
+        let fields = T::deserialize(MapAccessDeserializer::new(map))?;
+        Ok(Object { fields, is_empty })
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ObjectVisitor(PhantomData))
+    }
 }
 
 #[cfg(test)]

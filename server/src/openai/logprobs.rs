@@ -2,7 +2,8 @@
 
 use halyard_engine::{Logprob, TokenLogprobs};
 use halyard_text::Tokenizer;
-use serde_json::{Map, Value, json};
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value};
 
 /// JSON has no infinity; vLLM sends this for impossible tokens.
 const LEAST: f32 = -9999.0;
@@ -32,25 +33,62 @@ impl TokenNames<'_> {
     }
 }
 
-fn finite(logprob: f32) -> f32 {
-    if logprob.is_nan() { LEAST } else { logprob.max(LEAST) }
+/// As JSON holds it. Written as an f64, digits and all, as vLLM's are.
+fn finite(logprob: f32) -> f64 {
+    f64::from(if logprob.is_nan() { LEAST } else { logprob.max(LEAST) })
 }
 
-/// One entry of chat's `logprobs.content`, with the `top` most likely.
-pub fn chat_entry(entry: &TokenLogprobs, top: usize, names: TokenNames<'_>) -> Value {
-    let one = |logprob: &Logprob| json!({"token": names.name(logprob.token), "logprob": finite(logprob.logprob), "bytes": names.bytes(logprob.token)});
-    let mut value = one(&entry.chosen);
-    value["top_logprobs"] = entry.top.iter().take(top).map(one).collect();
-    value
+/// Chat's `logprobs`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChatLogprobs {
+    content: Vec<ChatLogprob>,
+    /// OpenAI's place for a refusal's tokens: null.
+    refusal: Option<()>,
 }
 
-/// Completions' `logprobs`, built piece by piece.
-#[derive(Default)]
+/// One generated token.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct ChatLogprob {
+    #[serde(flatten)]
+    chosen: TokenLogprob,
+    top_logprobs: Vec<TokenLogprob>,
+}
+
+/// A token that could stand in a place.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct TokenLogprob {
+    token: String,
+    logprob: f64,
+    bytes: Vec<u8>,
+}
+
+impl ChatLogprobs {
+    /// The entries of generated tokens, each with the `top` most likely.
+    pub fn new(entries: &[TokenLogprobs], top: u32, names: TokenNames<'_>) -> Self {
+        let one = |logprob: &Logprob| TokenLogprob {
+            token: names.name(logprob.token),
+            logprob: finite(logprob.logprob),
+            bytes: names.bytes(logprob.token),
+        };
+        let content = entries.iter().map(|entry| ChatLogprob {
+            chosen: one(&entry.chosen),
+            top_logprobs: entry.top.iter().take(top as usize).map(one).collect(),
+        });
+        ChatLogprobs {
+            content: content.collect(),
+            refusal: None,
+        }
+    }
+}
+
+/// Completions' `logprobs`: lists of equal lengths, built token by token.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CompletionLogprobs {
-    tokens: Vec<Value>,
-    token_logprobs: Vec<Value>,
-    top_logprobs: Vec<Value>,
-    text_offset: Vec<Value>,
+    text_offset: Vec<usize>,
+    token_logprobs: Vec<Option<f64>>,
+    tokens: Vec<String>,
+    /// From a token's text to its log-probability. Tokens of the same text share an entry.
+    top_logprobs: Vec<Option<Map<String, Value>>>,
 }
 
 impl CompletionLogprobs {
@@ -59,7 +97,7 @@ impl CompletionLogprobs {
         &mut self,
         token: u32,
         entry: Option<&TokenLogprobs>,
-        top: usize,
+        top: u32,
         offset: &mut usize,
         names: TokenNames<'_>,
     ) {
@@ -69,50 +107,64 @@ impl CompletionLogprobs {
         } else {
             name.chars().count()
         };
-        self.text_offset.push(json!(*offset));
+        self.text_offset.push(*offset);
         *offset += length;
-        self.tokens.push(Value::from(name));
+        self.tokens.push(name);
         self.token_logprobs
-            .push(entry.map_or(Value::Null, |entry| json!(finite(entry.chosen.logprob))));
+            .push(entry.map(|entry| finite(entry.chosen.logprob)));
         // OpenAI: up to logprobs + 1 entries, since the chosen token is always among them.
-        self.top_logprobs.push(entry.map_or(Value::Null, |entry| {
-            let chosen = std::iter::once(&entry.chosen);
-            let all = entry.top.iter().take(top).chain(chosen);
-            Value::Object(
-                all.map(|one| (names.name(one.token), json!(finite(one.logprob))))
-                    .collect(),
-            )
+        self.top_logprobs.push(entry.map(|entry| {
+            let all = entry.top.iter().take(top as usize).chain([&entry.chosen]);
+            all.map(|one| (names.name(one.token), finite(one.logprob).into()))
+                .collect()
         }));
-    }
-
-    /// The object of the wire.
-    pub fn into_json(self) -> Value {
-        json!({"text_offset": self.text_offset, "token_logprobs": self.token_logprobs, "tokens": self.tokens, "top_logprobs": self.top_logprobs})
     }
 }
 
-/// vLLM's `prompt_logprobs`: for each prompt token a map from token id to log-probability, rank and text; null first.
-pub fn prompt_logprobs(entries: &[Option<TokenLogprobs>], tokenizer: &Tokenizer) -> Value {
-    let names = TokenNames {
-        tokenizer,
-        as_ids: false,
-    };
-    let one = |logprob: &Logprob, rank: u32| {
-        let value =
-            json!({"logprob": finite(logprob.logprob), "rank": rank, "decoded_token": names.name(logprob.token)});
-        (logprob.token.to_string(), value)
-    };
-    let position = |entry: &Option<TokenLogprobs>| {
-        let Some(entry) = entry else { return Value::Null };
-        let mut map = Map::new();
-        map.extend([one(&entry.chosen, entry.rank)]);
-        map.extend(
-            (1..)
-                .zip(&entry.top)
-                .filter(|(_, top)| top.token != entry.chosen.token)
-                .map(|(rank, top)| one(top, rank)),
-        );
-        Value::Object(map)
-    };
-    entries.iter().map(position).collect()
+/// vLLM's `prompt_logprobs`: one entry for each prompt token, null for the first.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct PromptLogprobs(Vec<Option<Alternatives>>);
+
+/// What could stand in a place of the prompt, from token id to what is known of it.
+#[derive(Clone, Debug, PartialEq)]
+struct Alternatives(Vec<(u32, PromptLogprob)>);
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct PromptLogprob {
+    logprob: f64,
+    rank: u32,
+    decoded_token: String,
+}
+
+impl Serialize for Alternatives {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(token, known)| (token, known)))
+    }
+}
+
+impl PromptLogprobs {
+    /// The entries of a prompt.
+    pub fn new(entries: &[Option<TokenLogprobs>], tokenizer: &Tokenizer) -> Self {
+        let names = TokenNames {
+            tokenizer,
+            as_ids: false,
+        };
+        let one = |logprob: &Logprob, rank: u32| {
+            let known = PromptLogprob {
+                logprob: finite(logprob.logprob),
+                rank,
+                decoded_token: names.name(logprob.token),
+            };
+            (logprob.token, known)
+        };
+        let position = |entry: &TokenLogprobs| {
+            let others = (1..).zip(&entry.top);
+            let others = others.filter(|(_, top)| top.token != entry.chosen.token);
+            let mut all = vec![one(&entry.chosen, entry.rank)];
+            all.extend(others.map(|(rank, top)| one(top, rank)));
+            Alternatives(all)
+        };
+        PromptLogprobs(entries.iter().map(|entry| entry.as_ref().map(position)).collect())
+    }
 }

@@ -1,12 +1,12 @@
-//! The `prompt` of a completion request: a text, token ids, or a list of either. Becomes token ids here; nothing else of
-//! the request is looked at.
+//! The `prompt` of a completion request: a text, token ids, or a list of either. Becomes token ids here; nothing else
+//! of the request is looked at.
 
 use serde_json::Value;
 
-use super::ModelContext;
 use super::lenient::Int;
+use super::model::ModelContext;
 use super::sampling::token_ids;
-use crate::http::error::ApiError;
+use crate::api_error::ApiError;
 
 /// One prompt, ready for the engine.
 #[derive(Clone, Debug, PartialEq)]

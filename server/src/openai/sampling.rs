@@ -1,14 +1,13 @@
-//! The sampling fields that completions and chat share: read leniently (null is absent), converted strictly. A value out
-//! of range is an error with value, range and field.
+//! The sampling fields that completions and chat share: read leniently (null is absent), converted strictly. A value
+//! out of range is an error with value, range and field.
 
 use halyard_engine::SamplingParams;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::ModelContext;
-use super::lenient::{Flag, Float, Int, integers, is_set};
-use crate::http::error::ApiError;
-use crate::http::state::clip;
+use super::lenient::{Flag, Float, Int, integers, is_set, ranged};
+use super::model::ModelContext;
+use crate::api_error::{ApiError, clip};
 
 /// vLLM's bound and OpenAI's; the engine itself takes more.
 const MAX_TEMPERATURE: f64 = 2.0;
@@ -113,20 +112,6 @@ impl SamplingFields {
                 .map(|Int(n)| num_logprobs("prompt_logprobs", n, model))
                 .transpose()?,
         })
-    }
-}
-
-/// An integer field inside its range.
-///
-/// # Errors
-/// 400 with value and range.
-pub fn ranged(name: &str, value: i64, low: i64, high: i64) -> Result<u32, ApiError> {
-    match u32::try_from(value) {
-        Ok(number) if (low..=high).contains(&value) => Ok(number),
-        _ => Err(ApiError::field(
-            name,
-            format!("{name} is {value}; it must be between {low} and {high}"),
-        )),
     }
 }
 

@@ -1,16 +1,17 @@
 //! `/tokenize` and `/detokenize`: the model's tokenizer and template, without generation.
 
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-use super::chat::{ChatPrompt, render};
-use super::context::TruncationFields;
+use super::body::Body;
+use super::chat_prompt::{ChatPrompt, render};
 use super::lenient::{Flag, Int, integers, is_set};
+use super::model::ModelContext;
 use super::prompt::Prompt;
 use super::sampling::token_ids;
-use super::{ModelContext, tools};
-use crate::http::body::parse;
-use crate::http::error::ApiError;
+use super::tools;
+use super::truncation::TruncationFields;
+use crate::api_error::ApiError;
 
 #[derive(Deserialize)]
 struct TokenizeFields {
@@ -25,13 +26,23 @@ struct TokenizeFields {
     tools: Value,
 }
 
+/// The answer of `/tokenize`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Tokenized {
+    count: usize,
+    max_model_len: u32,
+    tokens: Vec<u32>,
+    /// null unless asked.
+    token_strs: Option<Vec<String>>,
+}
+
 /// Answers `/tokenize` for a text (`prompt`) or a chat (`messages`).
 ///
 /// # Errors
 /// 400 unless exactly one of them is sent, and for messages that the template refuses.
-pub fn tokenize(body: &Value, model: ModelContext<'_>) -> Result<Value, ApiError> {
-    let fields: TokenizeFields = parse(body)?;
-    let truncation = parse::<TruncationFields>(body)?.read(None, model)?;
+pub fn tokenize(body: &mut Body, model: ModelContext<'_>) -> Result<Tokenized, ApiError> {
+    let fields: TokenizeFields = body.take()?;
+    let truncation = body.take::<TruncationFields>()?.read(None, model)?;
     let special = fields.add_special_tokens.map(|Flag(set)| set);
     let (text, special) = match (&fields.prompt, &fields.messages) {
         (Some(prompt), None) => (prompt.clone(), special.unwrap_or(true)),
@@ -66,7 +77,12 @@ pub fn tokenize(body: &Value, model: ModelContext<'_>) -> Result<Value, ApiError
             .map(|id| model.tokenizer.id_to_token(*id).unwrap_or_default())
             .collect()
     });
-    Ok(json!({"count": ids.len(), "max_model_len": model.max_model_len, "tokens": ids, "token_strs": strings}))
+    Ok(Tokenized {
+        count: ids.len(),
+        max_model_len: model.max_model_len,
+        tokens: ids,
+        token_strs: strings,
+    })
 }
 
 #[derive(Deserialize)]
@@ -74,16 +90,23 @@ struct DetokenizeFields {
     tokens: Vec<Int>,
 }
 
+/// The answer of `/detokenize`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Detokenized {
+    prompt: String,
+}
+
 /// Answers `/detokenize`.
 ///
 /// # Errors
 /// 400 for ids without a token.
-pub fn detokenize(body: &Value, model: ModelContext<'_>) -> Result<Value, ApiError> {
-    let fields: DetokenizeFields = parse(body)?;
+pub fn detokenize(body: &mut Body, model: ModelContext<'_>) -> Result<Detokenized, ApiError> {
+    let fields: DetokenizeFields = body.take()?;
     let ids = token_ids(
         "tokens",
         &integers(&fields.tokens),
         u32::try_from(model.tokenizer.vocab_size()).unwrap_or(u32::MAX),
     )?;
-    Ok(json!({"prompt": model.tokenizer.decode(&ids, false)?}))
+    let prompt = model.tokenizer.decode(&ids, false)?;
+    Ok(Detokenized { prompt })
 }

@@ -1,23 +1,32 @@
-//! The fields `tools` and `tool_choice` of a chat: definitions are checked and written as vLLM hands them to a template. Calls are not served
-//! yet, so tools are taken with `tool_choice` "none" only, where they stand in the prompt and nothing else.
+//! The fields `tools` and `tool_choice` of a chat: definitions are checked and written as vLLM hands them to a
+//! template. Calls are not served yet, so tools are taken with `tool_choice` "none" only, where they stand in the
+//! prompt and nothing else.
 
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::http::error::ApiError;
-use crate::http::state::clip;
+use crate::api_error::{ApiError, clip};
+
+/// The fields `tools` and `tool_choice` of a body.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ToolFields {
+    tools: Value,
+    tool_choice: Value,
+}
 
 /// The tools that the template sees; `None`: the request has none.
 ///
 /// # Errors
 /// 400 for tools that are no list of functions, an empty list, a choice without tools, and every choice but "none".
-pub fn read(body: &Value) -> Result<Option<Value>, ApiError> {
-    let sent = &body["tools"];
+pub fn read(fields: &ToolFields) -> Result<Option<Value>, ApiError> {
+    let sent = &fields.tools;
     if sent.as_array().is_some_and(Vec::is_empty) {
         let message = "tools is an empty list; send at least one tool or leave it out";
         return Err(ApiError::field("tools", message));
     }
     let tools = definitions(sent)?;
-    let choice = &body["tool_choice"];
+    let choice = &fields.tool_choice;
     let Some(tools) = tools else {
         return match choice {
             Value::Null => Ok(None),
@@ -40,7 +49,8 @@ pub fn read(body: &Value) -> Result<Option<Value>, ApiError> {
     }
 }
 
-/// The definitions of a list of tools, with the fields that templates print in vLLM's order; absent ones are null, as there.
+/// The definitions of a list of tools, with the fields that templates print in vLLM's order; absent ones are null, as
+/// there.
 ///
 /// # Errors
 /// 400 with the path of what is wrong.
@@ -92,13 +102,17 @@ fn definition((index, tool): (usize, &Value)) -> Result<Value, ApiError> {
 mod tests {
     use super::*;
 
+    fn read(body: Value) -> Result<Option<Value>, ApiError> {
+        super::read(&serde_json::from_value(body).expect("any value is taken"))
+    }
+
     fn tool() -> Value {
         json!({"function": {"parameters": {"type": "object"}, "name": "f", "extra": 1}, "type": "function"})
     }
 
     #[test]
     fn tools_stand_in_the_prompt_when_none_is_to_be_called() {
-        let tools = read(&json!({"tools": [tool()], "tool_choice": "none"})).expect("taken");
+        let tools = read(json!({"tools": [tool()], "tool_choice": "none"})).expect("taken");
         // vLLM's order and nulls: templates print the definition as JSON.
         let expected =
             r#"[{"type":"function","function":{"name":"f","description":null,"parameters":{"type":"object"}}}]"#;
@@ -109,7 +123,7 @@ mod tests {
             json!({"tool_choice": "none"}),
             json!({"tool_choice": null}),
         ] {
-            assert_eq!(read(&nothing).expect("nothing asked"), None, "{nothing}");
+            assert_eq!(read(nothing.clone()).expect("nothing asked"), None, "{nothing}");
         }
     }
 
@@ -123,12 +137,12 @@ mod tests {
             named.clone(),
             json!("some"),
         ] {
-            let error = read(&json!({"tools": [tool()], "tool_choice": choice})).expect_err("not served yet");
+            let error = read(json!({"tools": [tool()], "tool_choice": choice})).expect_err("not served yet");
             assert_eq!(error.param.as_deref(), Some("tools"), "{choice}");
             assert_eq!(error.code, Some("unsupported_parameter"), "{choice}");
         }
         for choice in [json!("auto"), json!("required"), named, json!(5)] {
-            let error = read(&json!({"tool_choice": choice})).expect_err("no tools");
+            let error = read(json!({"tool_choice": choice})).expect_err("no tools");
             assert_eq!(error.param.as_deref(), Some("tool_choice"), "{choice}");
         }
         for tools in [
@@ -142,7 +156,7 @@ mod tests {
             json!([{"function": {"name": "f", "parameters": []}}]),
             json!([{"function": {"name": "f", "description": 5}}]),
         ] {
-            let error = read(&json!({"tools": tools, "tool_choice": "none"})).expect_err("wrong");
+            let error = read(json!({"tools": tools, "tool_choice": "none"})).expect_err("wrong");
             assert_eq!(error.param.as_deref(), Some("tools"), "{tools}");
         }
     }

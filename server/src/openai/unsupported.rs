@@ -1,11 +1,12 @@
-//! Fields that this server knows and does not act on. One that would change the answer is refused by name: ignoring it would be answering another
-//! question. One that vLLM 0.32 takes and ignores is ignored here too, with a line at the level debug.
+//! Fields that this server knows and does not act on. One that would change the answer is refused by name: ignoring it
+//! would be answering another question. One that vLLM 0.32 takes and ignores is ignored here too, with a line at the
+//! level debug.
 
 use serde_json::Value;
 
+use super::body::Body;
 use super::lenient::Int;
-use crate::http::error::ApiError;
-use crate::http::state::clip;
+use crate::api_error::{ApiError, clip};
 
 /// Fields that would change the answer, with what to do instead.
 const REFUSED: [(&str, &str); 11] = [
@@ -36,14 +37,14 @@ const IGNORED: [&str; 7] = [
     "vllm_xargs",
 ];
 
-/// Refuses the fields of the first list, and values of others that cannot be served. Values that ask for nothing (null, false, an empty list or
-/// text) pass.
+/// Refuses the fields of the first list, and values of others that cannot be served. Values that ask for nothing
+/// (null, false, an empty list or text) pass.
 ///
 /// # Errors
 /// 400 that names the field.
-pub fn refuse(body: &Value) -> Result<(), ApiError> {
+pub fn refuse(body: &Body) -> Result<(), ApiError> {
     for (name, remedy) in REFUSED {
-        let asks_for_nothing = match &body[name] {
+        let asks_for_nothing = match body.get(name) {
             Value::Null | Value::Bool(false) => true,
             Value::Array(entries) => entries.is_empty(),
             Value::String(text) => text.is_empty(),
@@ -53,17 +54,17 @@ pub fn refuse(body: &Value) -> Result<(), ApiError> {
             return Err(ApiError::unsupported(name, remedy));
         }
     }
-    refuse_suffix(&body["suffix"])?;
-    refuse_format(&body["response_format"])?;
-    refuse_modalities(&body["modalities"])?;
-    refuse_thinking_budget(&body["thinking_token_budget"])?;
-    let best_of = &body["best_of"];
+    refuse_suffix(body.get("suffix"))?;
+    refuse_format(body.get("response_format"))?;
+    refuse_modalities(body.get("modalities"))?;
+    refuse_thinking_budget(body.get("thinking_token_budget"))?;
+    let best_of = body.get("best_of");
     if !best_of.is_null() && Int::of(best_of).is_none() {
         let message = format!("best_of is {}; it must be an integer", shown(best_of));
         return Err(ApiError::field("best_of", message));
     }
     for name in IGNORED {
-        if !body[name].is_null() {
+        if !body.get(name).is_null() {
             tracing::debug!(field = name, "a field without effect was sent");
         }
     }
@@ -139,6 +140,10 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    fn refuse(body: Value) -> Result<(), ApiError> {
+        super::refuse(&Body::new(body)?)
+    }
+
     #[test]
     fn refuses_what_would_change_the_answer() {
         for (field, value) in [
@@ -155,7 +160,7 @@ mod tests {
             ("logprob_token_ids", json!([5])),
             ("repetition_detection", json!({"max_pattern_size": 4})),
         ] {
-            let error = refuse(&json!({field: value})).expect_err(field);
+            let error = refuse(json!({field: value})).expect_err(field);
             assert_eq!(error.param.as_deref(), Some(field));
             assert!(error.message.contains("not supported yet"), "{}", error.message);
         }
@@ -171,7 +176,7 @@ mod tests {
             ("thinking_token_budget", json!("long")),
             ("thinking_token_budget", json!(-2)),
         ] {
-            let error = refuse(&json!({field: value})).expect_err(field);
+            let error = refuse(json!({field: value})).expect_err(field);
             assert_eq!(error.param.as_deref(), Some(field));
             assert!(error.message.contains("must be"), "{}", error.message);
         }
@@ -179,10 +184,10 @@ mod tests {
 
     #[test]
     fn passes_what_asks_for_nothing_and_what_vllm_ignores() {
-        let body = json!({"response_format": {"type": "text"}, "best_of": 4, "use_beam_search": false, "guided_json": null,
-            "suffix": null, "modalities": ["text"], "functions": [{"name": "f"}], "function_call": "auto", "audio": {"voice": "alloy"},
-            "prediction": {"type": "content", "content": "x"}, "guided_decoding_backend": "xgrammar", "thinking_token_budget": -1,
-            "unheard_of": 1});
-        refuse(&body).expect("nothing here changes the answer");
+        let body = json!({"response_format": {"type": "text"}, "best_of": 4, "use_beam_search": false,
+            "guided_json": null, "suffix": null, "modalities": ["text"], "functions": [{"name": "f"}], "function_call": "auto",
+            "audio": {"voice": "alloy"}, "prediction": {"type": "content", "content": "x"},
+            "guided_decoding_backend": "xgrammar", "thinking_token_budget": -1, "unheard_of": 1});
+        refuse(body).expect("nothing here changes the answer");
     }
 }

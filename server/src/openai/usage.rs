@@ -1,11 +1,11 @@
 //! Token counts of an answer, and which of them a stream reports.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
-use super::lenient::{Flag, is_set, object};
-use crate::http::error::ApiError;
-use crate::http::state::ServingDefaults;
+use super::lenient::{Flag, Object, is_set};
+use super::policy::ServingDefaults;
+use super::prompt::Prompt;
+use crate::api_error::ApiError;
 
 /// OpenAI's `usage`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -28,14 +28,21 @@ pub struct PromptTokensDetails {
 }
 
 impl Usage {
-    /// Counts of one request.
-    pub fn new(prompt_tokens: u64, completion_tokens: u64, cached_tokens: u64) -> Self {
+    /// Nothing is generated yet.
+    pub fn of_prompts(prompts: &[Prompt]) -> Self {
+        let prompt_tokens = prompts.iter().map(|prompt| prompt.token_ids.len() as u64).sum();
         Usage {
             prompt_tokens,
-            total_tokens: prompt_tokens + completion_tokens,
-            completion_tokens,
-            prompt_tokens_details: PromptTokensDetails { cached_tokens },
+            total_tokens: prompt_tokens,
+            ..Usage::default()
         }
+    }
+
+    /// Counts more generated tokens, and tokens of prompts that the prefix cache had.
+    pub fn add(&mut self, completion_tokens: u64, cached_tokens: u64) {
+        self.completion_tokens += completion_tokens;
+        self.total_tokens += completion_tokens;
+        self.prompt_tokens_details.cached_tokens += cached_tokens;
     }
 }
 
@@ -52,8 +59,7 @@ struct StreamOptionFields {
 #[serde(default)]
 pub struct StreamFields {
     stream: Option<Flag>,
-    #[serde(deserialize_with = "object")]
-    stream_options: Option<StreamOptionFields>,
+    stream_options: Option<Object<StreamOptionFields>>,
 }
 
 /// Whether an answer comes in pieces, and what they carry.
@@ -72,22 +78,40 @@ impl StreamFields {
     ///
     /// # Errors
     /// 400 for options without a stream, which would have no effect. An empty object asks for nothing.
-    pub fn read(&self, body: &Value, serving: &ServingDefaults) -> Result<Streaming, ApiError> {
+    pub fn read(&self, serving: &ServingDefaults) -> Result<Streaming, ApiError> {
         let stream = is_set(self.stream);
-        if !stream
-            && body["stream_options"]
-                .as_object()
-                .is_some_and(|options| !options.is_empty())
-        {
+        if !stream && self.stream_options.is_some_and(|options| !options.is_empty) {
             let message = "stream_options has no effect without a stream; send stream true or leave it out";
             return Err(ApiError::field("stream_options", message));
         }
-        let options = self.stream_options.unwrap_or_default();
+        let options = self.stream_options.map(|options| options.fields).unwrap_or_default();
         let forced = serving.force_include_usage;
         Ok(Streaming {
             stream,
             include_usage: forced || is_set(options.include_usage),
             continuous_usage_stats: forced || is_set(options.continuous_usage_stats),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn options_need_a_stream_unless_there_are_none() {
+        let read = |options| {
+            let fields: StreamFields = serde_json::from_value(json!({ "stream_options": options })).expect("an object");
+            fields.read(&ServingDefaults::default()).is_ok()
+        };
+        assert!(read(json!({})) && read(json!(null)));
+        for sent in [
+            json!({"include_usage": null}),
+            json!({"include_usage": false}),
+            json!({"unknown": 1}),
+        ] {
+            assert!(!read(sent.clone()), "{sent}");
+        }
     }
 }

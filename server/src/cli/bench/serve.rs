@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use super::report::write_json;
 use crate::client::ServerClient;
+use crate::clock::unix_seconds;
 use crate::error::ServerError;
-use crate::http::routes::unix_seconds;
 pub use options::ServeBenchArgs;
 
 pub(super) fn run(args: &ServeBenchArgs) -> Result<(), ServerError> {

@@ -1,93 +1,12 @@
-//! OpenAI's error object, the only shape in which this server says no. Every refusal of a route passes through here, so
-//! that a client finds status, message, field and code in the same place always. Never carries a prompt.
+//! Errors of the engine, the tokenizer and the IO processors as errors of the API: status, field and code.
 
-use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
-use halyard_engine::{ParamError, SubmitError};
+use axum::http::StatusCode;
+use halyard_engine::{FinishReason, ParamError, SubmitError};
 use halyard_request_hooks::IoFailure;
 use halyard_text::TextError;
-use serde_json::{Value, json};
 
-use crate::openai::context;
-
-/// An answer that is an error.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ApiError {
-    /// HTTP status.
-    pub status: StatusCode,
-    /// What was asked, what is allowed, what to do.
-    pub message: String,
-    /// The field of the body that it is about.
-    pub param: Option<String>,
-    /// A word for programs.
-    pub code: Option<&'static str>,
-    /// Seconds after which asking again makes sense.
-    pub retry_after_s: Option<u32>,
-}
-
-impl ApiError {
-    /// An error of `status` about no field in particular.
-    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        ApiError {
-            status,
-            message: message.into(),
-            param: None,
-            code: None,
-            retry_after_s: None,
-        }
-    }
-
-    /// A field with a value that cannot be served: 400.
-    pub fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
-        ApiError {
-            param: Some(param.into()),
-            ..ApiError::new(StatusCode::BAD_REQUEST, message)
-        }
-    }
-
-    /// A field that would change the output and that this server does not act on yet: 400, since ignoring it would be
-    /// answering another question.
-    pub fn unsupported(param: &str, remedy: &str) -> Self {
-        ApiError::field(param, format!("{param} is not supported yet; {remedy}")).with_code("unsupported_parameter")
-    }
-
-    /// The same error with a word for programs.
-    pub fn with_code(mut self, code: &'static str) -> Self {
-        self.code = Some(code);
-        self
-    }
-
-    /// OpenAI's type for the status.
-    pub fn kind(&self) -> &'static str {
-        match self.status.as_u16() {
-            401 => "authentication_error",
-            404 => "not_found_error",
-            503 => "service_unavailable_error",
-            400..=499 => "invalid_request_error",
-            _ => "server_error",
-        }
-    }
-
-    /// The body: `{"error": {"message", "type", "param", "code"}}`.
-    pub fn to_json(&self) -> Value {
-        json!({"error": {"message": self.message, "type": self.kind(), "param": self.param, "code": self.code}})
-    }
-}
-
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.to_json())).into_response();
-        let headers = response.headers_mut();
-        if let Some(seconds) = self.retry_after_s {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if self.status == StatusCode::UNAUTHORIZED {
-            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        response
-    }
-}
+use super::context;
+use crate::api_error::ApiError;
 
 impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
@@ -116,6 +35,17 @@ impl From<SubmitError> for ApiError {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("engine_dead")
             }
         }
+    }
+}
+
+fn param_name(error: &ParamError) -> &'static str {
+    match error {
+        ParamError::Between { name, .. }
+        | ParamError::Range { name, .. }
+        | ParamError::Count { name, .. }
+        | ParamError::Empty { name }
+        | ParamError::Vocabulary { name, .. } => name,
+        ParamError::NothingAllowed { .. } => "allowed_token_ids",
     }
 }
 
@@ -149,20 +79,43 @@ impl From<TextError> for ApiError {
     }
 }
 
-fn param_name(error: &ParamError) -> &'static str {
-    match error {
-        ParamError::Between { name, .. }
-        | ParamError::Range { name, .. }
-        | ParamError::Count { name, .. }
-        | ParamError::Empty { name }
-        | ParamError::Vocabulary { name, .. } => name,
-        ParamError::NothingAllowed { .. } => "allowed_token_ids",
+/// The error of an end that is no answer.
+pub fn failure(finish: &FinishReason) -> Option<ApiError> {
+    let internal = |message: &str| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message);
+    match finish {
+        FinishReason::Eos | FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Length => None,
+        FinishReason::Abort(reason) => {
+            let message = format!("the request was aborted: {reason}");
+            Some(ApiError {
+                retry_after_s: Some(1),
+                ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("aborted")
+            })
+        }
+        FinishReason::Error(reason) => {
+            let message = format!("the engine failed on this request: {reason}");
+            Some(internal(&message).with_code("engine_error"))
+        }
+        FinishReason::NotFinite(reason) => Some(internal(reason).with_code("nonfinite_logits")),
+        FinishReason::NoTokenAllowed(reason) => {
+            Some(ApiError::new(StatusCode::BAD_REQUEST, reason.as_str()).with_code("no_token_allowed"))
+        }
     }
+}
+
+/// The error of an answer whose streams ended before it did.
+pub fn incomplete() -> ApiError {
+    ApiError::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "the engine ended before the answer was complete",
+    )
+    .with_code("engine_dead")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::http::header;
+    use axum::response::IntoResponse;
 
     #[test]
     fn a_full_queue_asks_to_come_back() {
@@ -185,8 +138,8 @@ mod tests {
         };
         let error = ApiError::from(SubmitError::Param(bad));
         assert_eq!(error.status, 400);
-        assert_eq!(error.to_json()["error"]["param"], "temperature");
-        assert_eq!(error.to_json()["error"]["type"], "invalid_request_error");
+        assert_eq!(error.body().error.param, Some("temperature"));
+        assert_eq!(error.body().error.kind, "invalid_request_error");
         assert!(error.message.contains("-1"), "{}", error.message);
     }
 }

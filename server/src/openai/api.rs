@@ -1,0 +1,34 @@
+//! What a generation API consists of: its route, how its bodies are read, how its answers are written.
+
+use halyard_engine::SamplingParams;
+
+use super::answer::Format;
+use super::body::Body;
+use super::model::ModelContext;
+use super::prompt::Prompt;
+use super::usage::Streaming;
+use crate::api_error::ApiError;
+
+/// An API of generation.
+pub struct Api {
+    /// Its route.
+    pub path: &'static str,
+    /// What its answers' ids begin with.
+    pub id_prefix: &'static str,
+    /// Whether a body may hold several prompts; their requests have numbers behind the answer's id.
+    pub has_prompts: bool,
+    /// Reads and checks a body, but for [`super::shared::SchedulingFields`].
+    pub read: fn(&mut Body, ModelContext<'_>) -> Result<Generation, ApiError>,
+}
+
+/// A checked body.
+pub struct Generation {
+    /// What is asked, never empty.
+    pub prompts: Vec<Prompt>,
+    /// For the engine, one for each prompt.
+    pub params: Vec<SamplingParams>,
+    /// Whole or in pieces.
+    pub streaming: Streaming,
+    /// How to write the answer.
+    pub format: Box<dyn Format>,
+}

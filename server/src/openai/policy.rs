@@ -1,0 +1,69 @@
+//! What the operator allows requests, and chose for those that do not say otherwise.
+
+use serde_json::{Map, Value};
+
+/// What a request may ask for at most; beyond it the answer is 400 or 413 with the limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of a request's body.
+    pub body_bytes: usize,
+    /// Prompts of one completion request.
+    pub prompts: usize,
+    /// Samples of one request: prompts times n.
+    pub samples: usize,
+    /// Stop strings of one request.
+    pub stop_strings: usize,
+    /// Bytes of one stop string.
+    pub stop_string_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            body_bytes: 16 << 20,
+            prompts: 256,
+            samples: 1024,
+            // OpenAI takes 4 and vLLM sets no bound; 16 leaves agents room and bounds the work for each character.
+            stop_strings: 16,
+            stop_string_bytes: 1024,
+        }
+    }
+}
+
+/// What the operator chose for requests that do not say otherwise, and which optional routes and fields there are.
+/// Defaults are vLLM's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServingDefaults {
+    /// Most logprobs (and prompt logprobs) a token that a request may ask for; `u32::MAX`: the whole vocabulary, also
+    /// by -1.
+    pub max_logprobs: u32,
+    /// Keyword arguments of the chat template; those of a request go before them, key by key.
+    pub default_chat_template_kwargs: Map<String, Value>,
+    /// Tokens in logprobs are written as `token_id:ID`, also where a request does not ask for it.
+    pub return_tokens_as_token_ids: bool,
+    /// `GET /tokenizer_info` is there.
+    pub tokenizer_info: bool,
+    /// Streams end with usage, also where a request does not ask for it.
+    pub force_include_usage: bool,
+    /// Role of answers to chat requests.
+    pub response_role: String,
+    /// `GET /metrics` answers without a key.
+    pub metrics_without_key: bool,
+    /// Characters (of a text) or ids (of a token list) of a prompt that the log shows; `None`: all.
+    pub max_log_len: Option<usize>,
+}
+
+impl Default for ServingDefaults {
+    fn default() -> Self {
+        ServingDefaults {
+            max_logprobs: 20,
+            default_chat_template_kwargs: Map::new(),
+            return_tokens_as_token_ids: false,
+            tokenizer_info: false,
+            force_include_usage: false,
+            response_role: "assistant".to_owned(),
+            metrics_without_key: false,
+            max_log_len: None,
+        }
+    }
+}
