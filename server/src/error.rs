@@ -12,6 +12,7 @@ use crate::hooks::StatLoggerError;
 use crate::http::auth::KeyFileError;
 use crate::http::limits::FileLimitError;
 use crate::http::serve::BindError;
+use crate::option_error::OptionError;
 use crate::source::SourceError;
 
 /// A command's failure.
@@ -95,6 +96,12 @@ pub enum ServerError {
         /// The reason.
         source: io::Error,
     },
+}
+
+impl From<OptionError> for ServerError {
+    fn from(OptionError { option, message }: OptionError) -> Self {
+        ServerError::Option { option, message }
+    }
 }
 
 impl ServerError {

@@ -11,7 +11,7 @@ use halyard_hooks::{HookError, HookReport, Hub, HubConfig, Isolation, RecordSend
 use halyard_platform_api::hooks::{StartRecord, StatLoggerFactory as _};
 use halyard_plugin_host::{Catalog, Kind, Plugin, PluginError, SearchPath};
 
-use crate::cli::isolation::{self, IsolationMode};
+use crate::isolation::{self, IsolationMode};
 
 /// How long a scrape waits for sinks' texts.
 const SCRAPE_PATIENCE: Duration = Duration::from_secs(2);

@@ -1,13 +1,15 @@
-//! Logs to standard error, as text for people or JSON lines for machines. Standard output is left to results.
+//! Logs to standard error, as text for people or JSON lines for machines, panics of any thread too. Standard output is
+//! left to results.
 
+use std::cell::Cell;
 use std::io::IsTerminal;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::panic::PanicHookInfo;
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 
-use crate::error::ServerError;
-use crate::http::panics::log_panics;
+use crate::option_error::OptionError;
 
 /// `--log-format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -51,8 +53,8 @@ fn quiet(filter: &str) -> String {
 ///
 /// # Errors
 /// A filter that does not parse.
-pub fn start(filter: &str, format: LogFormat) -> Result<(), ServerError> {
-    let parsed = parse(filter).map_err(|message| ServerError::Option {
+pub fn start(filter: &str, format: LogFormat) -> Result<(), OptionError> {
+    let parsed = parse(filter).map_err(|message| OptionError {
         option: "--log-level",
         message,
     })?;
@@ -101,6 +103,42 @@ pub fn set_level(filter: &str) -> Result<String, String> {
 fn parse(filter: &str) -> Result<EnvFilter, String> {
     EnvFilter::try_new(quiet(filter))
         .map_err(|error| format!("`{filter}`: {error}; give error, warn, info, debug, trace, or target=level pairs"))
+}
+
+/// From now on a panic of any thread is one line of the log, and with RUST_BACKTRACE also what Rust prints.
+fn log_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        let with_backtrace = std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0");
+        std::panic::set_hook(Box::new(move |info| {
+            thread_local!(static LOGGING: Cell<bool> = const { Cell::new(false) });
+            // The log itself may be what panics.
+            if LOGGING.replace(true) {
+                return usual(info);
+            }
+            let thread = std::thread::current();
+            let location = info.location().map(ToString::to_string).unwrap_or_default();
+            tracing::error!(
+                location,
+                thread = thread.name().unwrap_or("?"),
+                "panic: {}",
+                message(info)
+            );
+            LOGGING.set(false);
+            if with_backtrace {
+                usual(info);
+            }
+        }));
+    });
+}
+
+/// What a panic says, in one line.
+fn message(info: &PanicHookInfo<'_>) -> String {
+    let payload = info.payload();
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("without a text").replace('\n', " ")
 }
 
 #[cfg(test)]

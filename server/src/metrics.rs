@@ -4,7 +4,6 @@
 pub mod text_format;
 
 use std::fmt;
-use std::sync::Arc;
 
 use halyard_engine::StatsSnapshot;
 use halyard_hooks::{HookReport, SinkReport, SinkState};
@@ -17,15 +16,13 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::http::transport::Transport;
-
 /// The content type of [`openmetrics`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The end of an OpenMetrics text; one that a sink wrote is taken off, as the host's comes last.
 const END: &str = "# EOF\n";
 
-/// The answer of a scrape, as OpenMetrics text.
+/// The answer of a scrape, as OpenMetrics text; `transport` counts connections.
 ///
 /// # Errors
 /// When formatting fails, which would be a defect.
@@ -33,13 +30,13 @@ pub fn openmetrics(
     stats: StatsSnapshot,
     hooks: HookReport,
     io: &IoProcessors,
-    transport: &Arc<Transport>,
+    transport: Box<dyn Collector>,
     shown: &[String],
 ) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     io.register_metrics(&mut registry);
     registry.register_collector(Box::new(Own { stats, hooks }));
-    registry.register_collector(transport.collector());
+    registry.register_collector(transport);
     let mut text = String::new();
     encode_registry(&mut text, &registry)?;
     for sink in shown {
@@ -166,6 +163,15 @@ mod tests {
     use super::*;
     use halyard_hooks::{FailureCounts, Isolation};
 
+    #[derive(Debug)]
+    struct NoConnections;
+
+    impl Collector for NoConnections {
+        fn encode(&self, _: DescriptorEncoder<'_>) -> fmt::Result {
+            Ok(())
+        }
+    }
+
     #[test]
     fn the_servers_own_metrics_come_first_and_the_text_ends_once() {
         let sink = SinkReport {
@@ -203,7 +209,8 @@ mod tests {
             "b 2".to_owned(),
             String::new(),
         ];
-        let text = openmetrics(stats, report, &IoProcessors::default(), &Arc::default(), &shown).expect("formats");
+        let (io, connections) = (IoProcessors::default(), Box::new(NoConnections));
+        let text = openmetrics(stats, report, &io, connections, &shown).expect("formats");
         for line in [
             "halyard:steps_total 7",
             "halyard:nonfinite_logits_total 5",

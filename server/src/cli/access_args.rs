@@ -114,7 +114,7 @@ impl AccessArgs {
             headers: names(&self.allowed_headers),
             credentials: self.allow_credentials,
         };
-        rules.layer()
+        Ok(rules.layer()?)
     }
 }
 

@@ -115,7 +115,7 @@ fn start_logging(log: &LogArgs) -> Result<(), ServerError> {
     } else {
         &log.log_level
     };
-    logging::start(level, log.log_format)
+    Ok(logging::start(level, log.log_format)?)
 }
 
 async fn converse(answerer: &Answerer, client: &ClientArgs, mut messages: Vec<Value>) -> Result<(), ServerError> {

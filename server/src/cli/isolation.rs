@@ -1,15 +1,13 @@
-//! Where hooks run: in this process or each in one of its own. The child is this program with a hidden command; it logs as the server does.
+//! `--hook-isolation`, and the hidden command that serves a hook in a process of its own.
 
-use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
 
 use clap::Args;
-use halyard_plugin_host::IsolationOptions;
 
 use super::args::LogArgs;
 use crate::error::ServerError;
 use crate::hooks::LINKED;
+use crate::isolation::IsolationMode;
 use crate::logging;
 
 /// Flags of the hidden command.
@@ -19,16 +17,6 @@ pub struct HookChildArgs {
     log: LogArgs,
     /// The hook; what to load comes through shared memory
     name: String,
-}
-
-/// Where a hook runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IsolationMode {
-    /// In the server: the quickest way, and a crash of the hook is the server's.
-    #[default]
-    None,
-    /// In a process of its own.
-    Process,
 }
 
 /// One value of `--hook-isolation`: for all hooks, or for one.
@@ -107,29 +95,6 @@ pub fn check_names(choices: &[HookIsolation], used: &[&str]) -> Result<(), Serve
     Ok(())
 }
 
-/// Variables that hold keys.
-const KEY_VARIABLES: [&str; 5] = [
-    "HALYARD_API_KEY",
-    "VLLM_API_KEY",
-    "HALYARD_CLIENT_API_KEY",
-    "HF_TOKEN",
-    "HUGGING_FACE_HUB_TOKEN",
-];
-
-/// Children of this program.
-pub fn options() -> IsolationOptions {
-    let (level, format) = logging::chosen();
-    let args = ["hook-child", "--log-level", level, "--log-format", format].map(Into::into);
-    IsolationOptions {
-        // Shorter than what the delivery gives the making of a logger.
-        start_deadline: Duration::from_secs(9),
-        // A hook has no use for keys; in a process of its own it shall not find them.
-        removed_variables: KEY_VARIABLES.map(Into::into).into(),
-        // Not its path: a newer program may stand there by now.
-        ..IsolationOptions::new(PathBuf::from("/proc/self/exe"), args.into())
-    }
-}
-
 /// Serves a hook for the server that started this process.
 ///
 /// # Errors
@@ -142,7 +107,8 @@ pub fn run_hook_child(args: &HookChildArgs) -> Result<(), ServerError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{HookIsolation, IsolationMode, check_names, mode_of};
+    use super::{HookIsolation, check_names, mode_of};
+    use crate::isolation::IsolationMode;
 
     fn choices(texts: &[&str]) -> Vec<HookIsolation> {
         texts.iter().map(|text| text.parse().expect("a choice")).collect()

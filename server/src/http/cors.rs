@@ -4,7 +4,7 @@
 use axum::http::{HeaderName, HeaderValue, Method};
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, Any, CorsLayer};
 
-use crate::error::ServerError;
+use crate::option_error::OptionError;
 
 /// What was allowed. `*` stands for everything; methods and headers that are not named are all allowed, as in vLLM.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +24,7 @@ impl CorsRules {
     ///
     /// # Errors
     /// A value that is no origin, method or header; methods, headers or credentials without origins.
-    pub fn layer(&self) -> Result<Option<CorsLayer>, ServerError> {
+    pub fn layer(&self) -> Result<Option<CorsLayer>, OptionError> {
         if self.origins.is_empty() {
             let alone = [
                 (!self.methods.is_empty(), "--allowed-methods"),
@@ -70,14 +70,14 @@ impl CorsRules {
     }
 }
 
-fn refused(option: &'static str, message: &str) -> ServerError {
-    ServerError::Option {
+fn refused(option: &'static str, message: &str) -> OptionError {
+    OptionError {
         option,
         message: message.to_owned(),
     }
 }
 
-fn parse_origin(origin: &str) -> Result<HeaderValue, ServerError> {
+fn parse_origin(origin: &str) -> Result<HeaderValue, OptionError> {
     let is_origin = origin == "null"
         || origin
             .split_once("://")
@@ -89,7 +89,7 @@ fn parse_origin(origin: &str) -> Result<HeaderValue, ServerError> {
     })
 }
 
-fn parse_each<T: std::str::FromStr>(option: &'static str, names: &[String]) -> Result<Vec<T>, ServerError> {
+fn parse_each<T: std::str::FromStr>(option: &'static str, names: &[String]) -> Result<Vec<T>, OptionError> {
     let parse = |name: &String| {
         name.parse()
             .map_err(|_| refused(option, &format!("`{name}` cannot stand in HTTP")))

@@ -1,11 +1,9 @@
-//! A handler that panics: its client gets an answer, the operator a count and one line, and every other request goes
-//! on. Panics of other threads are logged in one line too.
+//! A handler that panics: its client gets an answer, the operator a count and one line, and every other request goes on.
 
 use std::any::Any;
-use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::Body;
@@ -82,40 +80,4 @@ impl Wrapper for Guard {
             Err(axum::Error::new(std::io::Error::other("the answer broke off")))
         }))
     }
-}
-
-/// From now on a panic of any thread is one line of the log, and with RUST_BACKTRACE also what Rust prints.
-pub fn log_panics() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let usual = std::panic::take_hook();
-        let with_backtrace = std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0");
-        std::panic::set_hook(Box::new(move |info| {
-            thread_local!(static LOGGING: Cell<bool> = const { Cell::new(false) });
-            // The log itself may be what panics.
-            if LOGGING.replace(true) {
-                return usual(info);
-            }
-            let thread = std::thread::current();
-            let location = info.location().map(ToString::to_string).unwrap_or_default();
-            tracing::error!(
-                location,
-                thread = thread.name().unwrap_or("?"),
-                "panic: {}",
-                message(info)
-            );
-            LOGGING.set(false);
-            if with_backtrace {
-                usual(info);
-            }
-        }));
-    });
-}
-
-/// What a panic says, in one line.
-fn message(info: &PanicHookInfo<'_>) -> String {
-    let payload = info.payload();
-    let text = payload.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("without a text").replace('\n', " ")
 }

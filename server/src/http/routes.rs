@@ -205,7 +205,7 @@ async fn metrics_route(State(state): State<Arc<AppState>>, headers: HeaderMap) -
         state.engine.stats(),
         state.hooks.report(),
         &state.io,
-        &state.transport,
+        state.transport.collector(),
         &shown,
     );
     let text = text.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;

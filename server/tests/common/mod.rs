@@ -85,7 +85,7 @@ impl TestServer {
         let prometheus = ChosenSink {
             name: "prometheus".to_owned(),
             config: "{}".to_owned(),
-            isolation: halyard_server::cli::isolation::IsolationMode::None,
+            isolation: halyard_server::isolation::IsolationMode::None,
         };
         let search = SearchPath::default();
         let hooks = Hooks::start(&Catalog::default(), search, &[prometheus], HubConfig::default()).expect("linked");

@@ -12,8 +12,9 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::OutputArgs;
-use crate::cli::isolation::{self, IsolationMode};
+use crate::cli::isolation::HookIsolation;
 use crate::error::ServerError;
+use crate::isolation::{self, IsolationMode};
 
 /// Records of a real run, as the json-lines logger wrote them; tests/e2e/tests/hook_tools.rs makes and checks it.
 const RECORDING: &str = include_str!("recording.jsonl");
@@ -52,11 +53,10 @@ struct HowArgs {
 }
 
 fn parse_mode(text: &str) -> Result<IsolationMode, String> {
-    text.parse::<isolation::HookIsolation>()
-        .and_then(|choice| match choice.hook {
-            None => Ok(choice.mode),
-            Some(_) => Err("write `process` or `none`, without a name".to_owned()),
-        })
+    text.parse::<HookIsolation>().and_then(|choice| match choice.hook {
+        None => Ok(choice.mode),
+        Some(_) => Err("write `process` or `none`, without a name".to_owned()),
+    })
 }
 
 /// One call and what came of it.
