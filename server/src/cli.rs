@@ -25,6 +25,7 @@ mod chosen_hook;
 pub mod command_line;
 mod connection_args;
 mod engine;
+mod hook_child;
 pub mod isolation;
 mod lora;
 mod model_flags;
@@ -75,7 +76,7 @@ pub enum Command {
     Plugins(plugins::PluginsCommand),
     /// The process of a hook under --hook-isolation process; a server starts it
     #[command(hide = true)]
-    HookChild(isolation::HookChildArgs),
+    HookChild(hook_child::HookChildArgs),
     /// The process in which chat templates run; a server starts it
     #[command(hide = true)]
     TemplateChild(crate::templates::TemplateChildArgs),
@@ -109,7 +110,7 @@ fn run(cli: Cli, accepted: &[(String, &'static str)]) -> Result<(), ServerError>
         Command::Bench(command) => bench::run(command),
         Command::Platforms(args) => plugins::run_platforms(&args),
         Command::Plugins(command) => plugins::run_plugins(&command),
-        Command::HookChild(args) => isolation::run_hook_child(&args),
+        Command::HookChild(args) => hook_child::run_hook_child(&args),
         Command::TemplateChild(args) => crate::templates::run_template_child(&args),
     }
 }

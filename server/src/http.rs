@@ -4,6 +4,7 @@ pub mod accept;
 pub mod admin;
 pub mod auth;
 pub mod body;
+pub mod body_error;
 pub mod body_room;
 pub mod connection;
 #[cfg(test)]
@@ -14,6 +15,7 @@ pub mod cors;
 pub mod generate;
 pub mod host_check;
 pub mod info;
+pub mod layers;
 pub mod limits;
 pub mod lora;
 pub mod panics;

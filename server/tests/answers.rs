@@ -363,6 +363,30 @@ async fn metrics_count_what_was_served() {
 }
 
 #[tokio::test]
+async fn what_is_ready_of_several_samples_leaves_in_one_write() {
+    let server = TestServer::new();
+    let body = json!({"prompt": "The river", "max_tokens": 8, "ignore_eos": true, "stream": true, "n": 4});
+    let request = Request::post(COMPLETIONS)
+        .header("content-type", "application/json")
+        .body(Body::from(body.to_string()))
+        .expect("a request");
+    let response = server.router.clone().oneshot(request).await;
+    let mut stream = response.expect("routers do not fail").into_body();
+    metrics_when(&server, |metrics| {
+        metric(metrics, "vllm:generation_tokens_total") == 32.0
+    })
+    .await;
+    let (mut writes, mut events) = (0, 0);
+    while let Some(frame) = stream.frame().await {
+        let bytes = frame.expect("a piece").into_data().expect("data");
+        writes += 1;
+        events += String::from_utf8_lossy(&bytes).matches("data: ").count();
+    }
+    // 8 steps and the end.
+    assert!(writes <= 9 && events > 2 * writes, "{events} events in {writes} writes");
+}
+
+#[tokio::test]
 async fn a_client_that_goes_away_cancels_its_request() {
     let server = TestServer::new();
     let body = json!({"prompt": "The river", "max_tokens": 250, "ignore_eos": true, "stream": true, "n": 4});

@@ -14,7 +14,7 @@ use halyard_engine::{AdapterSource, LoraConfig};
 use halyard_platform_api::lora_resolver::{LoraQuery, LoraResolver, LoraResolverFactory};
 use halyard_platform_api::{Error, Result};
 use halyard_request_hooks::{LoraResolvers, ResolverSettings};
-use halyard_server::http::lora::LoraState;
+use halyard_server::http::state::LoraState;
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";

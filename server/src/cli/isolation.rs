@@ -1,23 +1,10 @@
-//! `--hook-isolation`, and the hidden command that serves a hook in a process of its own.
+//! `--hook-isolation`: which hooks run in a process of their own.
 
 use std::str::FromStr;
 
-use clap::Args;
-
-use super::args::LogArgs;
 use crate::error::ServerError;
 use crate::hooks::LINKED;
 use crate::isolation::IsolationMode;
-use crate::logging;
-
-/// Flags of the hidden command.
-#[derive(Args, Debug)]
-pub struct HookChildArgs {
-    #[command(flatten)]
-    log: LogArgs,
-    /// The hook; what to load comes through shared memory
-    name: String,
-}
 
 /// One value of `--hook-isolation`: for all hooks, or for one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,16 +80,6 @@ pub fn check_names(choices: &[HookIsolation], used: &[&str]) -> Result<(), Serve
         }
     }
     Ok(())
-}
-
-/// Serves a hook for the server that started this process.
-///
-/// # Errors
-/// [`ServerError::HookChild`] where none did.
-pub fn run_hook_child(args: &HookChildArgs) -> Result<(), ServerError> {
-    logging::start(&args.log.log_level, args.log.log_format)?;
-    tracing::debug!(hook = args.name, "runs in a process of its own");
-    Ok(halyard_plugin_host::run_hook_child()?)
 }
 
 #[cfg(test)]

@@ -4,15 +4,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
-use super::connections::Connection;
-use super::state::AppState;
 use crate::api_error::ApiError;
 
 /// Routes that answer without a key: load balancers probe them.
@@ -146,24 +141,6 @@ fn read_keys(path: &Path) -> Result<Vec<String>, KeyFileError> {
         return Err(KeyFileError::Empty { path: path.to_owned() });
     }
     Ok(keys)
-}
-
-/// Refuses what carries no accepted key, unknown paths included: without a key nobody learns which routes exist.
-pub async fn require_key(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
-    let path = request.uri().path();
-    let open = OPEN_ROUTES.contains(&path) || (path == "/metrics" && state.serving.metrics_without_key);
-    if !open {
-        if let Err(error) = state.api_keys.check(request.headers()) {
-            return error.into_response();
-        }
-        // Its connection is given up after those of strangers.
-        if !state.api_keys.is_empty()
-            && let Some(connection) = request.extensions().get::<Arc<Connection>>()
-        {
-            connection.trust();
-        }
-    }
-    next.run(request).await
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, StatusCode, header};
 use serde_json::Value;
 
-use super::request_body::body_error;
+use super::body_error::body_error;
 use crate::api_error::ApiError;
 
 /// Bodies above this many bytes are long: `text_work.rs` bounds what they take. Shorter ones are read where they

@@ -13,7 +13,7 @@ use futures::{Stream, StreamExt};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-use super::request_body::BodyError;
+use super::body_error::BodyError;
 use crate::api_error::ApiError;
 
 /// A body that has kept the server waiting for less than this in all keeps its place.

@@ -2,16 +2,8 @@
 //! server that only this machine was meant to reach; the browser still says the page's name in `Host`, which shows it.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
-use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{StatusCode, header};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
-
-use super::state::AppState;
-use crate::api_error::{ApiError, clip};
 
 /// Which hosts of requests are answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,7 +27,7 @@ impl HostRules {
     }
 
     /// Whether a request for this host, perhaps with a port, is answered.
-    fn allows(&self, host: &str) -> bool {
+    pub(super) fn allows(&self, host: &str) -> bool {
         let Some(names) = &self.names else {
             return true;
         };
@@ -57,26 +49,6 @@ impl HostRules {
 /// In lower case and without the dot that ends a full name.
 fn plain(name: &str) -> String {
     name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
-}
-
-/// Refuses requests for a host that is not this server's. One without a host is no browser's and passes.
-pub async fn check_host(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
-    let rules = &state.transport.hosts;
-    let target = request.uri().authority().map(Authority::as_str);
-    let sent = request.headers().get_all(header::HOST).iter();
-    let hosts = sent.map(|value| value.to_str().unwrap_or("?")).chain(target);
-    for host in hosts {
-        if !rules.allows(host) {
-            let message = format!(
-                "this server does not answer for the host `{}`; serve with --allowed-hosts and that name, or ask by address",
-                clip(host)
-            );
-            return ApiError::new(StatusCode::MISDIRECTED_REQUEST, message)
-                .with_code("host_not_allowed")
-                .into_response();
-        }
-    }
-    next.run(request).await
 }
 
 #[cfg(test)]

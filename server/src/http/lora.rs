@@ -2,9 +2,8 @@
 //! known yet by asking the resolvers. Files are read on blocking threads; an adapter that several requests wait for
 //! is read once.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -18,32 +17,6 @@ use super::body::{SHORT_BYTES, read_object};
 use super::state::AppState;
 use crate::api_error::{ApiError, clip};
 use crate::openai::body::Body;
-
-/// What the server knows of adapters beside the engine.
-#[derive(Default)]
-pub struct LoraState {
-    /// Whether clients may load and unload.
-    pub allow_updates: bool,
-    /// Who is asked for names that are not known.
-    pub resolvers: Option<LoraResolvers>,
-    /// One lock for each name that is being read because a resolver knew it.
-    loading: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
-}
-
-impl LoraState {
-    /// Adapters with these rights and resolvers.
-    pub fn new(allow_updates: bool, resolvers: Option<LoraResolvers>) -> LoraState {
-        LoraState {
-            allow_updates,
-            resolvers,
-            ..LoraState::default()
-        }
-    }
-
-    fn loading(&self) -> MutexGuard<'_, HashMap<String, Arc<tokio::sync::Mutex<()>>>> {
-        self.loading.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// `POST /v1/load_lora_adapter`.
 #[derive(Deserialize)]

@@ -1,5 +1,4 @@
-//! The routes and the layers around them: request id, log line, key. A route of generation is an API of `openai` and a
-//! line here; `generate.rs` answers them all.
+//! The routes. One of generation is an API of `openai` and a line here; `generate.rs` answers them all.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,23 +8,19 @@ use axum::extract::{Path as PathOf, Request, State};
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
-use axum::{Json, Router, middleware};
+use axum::{Json, Router};
 use halyard_engine::AdapterStatus;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::admin;
-use super::auth::require_key;
 use super::conversion::{convert, read};
 use super::generate::generate;
-use super::host_check::check_host;
 use super::info;
+use super::layers::{draining, with_layers};
 use super::lora::{load_adapter, unload_adapter};
-use super::panics::{catch_body_panics, catch_panics};
 use super::reload;
-use super::request_id::with_request_id;
 use super::state::AppState;
-use super::transport::{draining, refuse_while_draining};
 use crate::api_error::ApiError;
 use crate::metrics::{self, text_format};
 use crate::openai::api::Api;
@@ -64,26 +59,6 @@ pub fn router(state: Arc<AppState>) -> Router {
         )
         .fallback(unknown_route);
     with_layers(routes, state)
-}
-
-/// Routes with what stands around them, outermost first: id and log line, panics, host, CORS, draining, key.
-pub fn with_layers(routes: Router<Arc<AppState>>, state: Arc<AppState>) -> Router {
-    let mut routes = routes
-        .layer(middleware::from_fn_with_state(Arc::clone(&state), require_key))
-        .layer(middleware::from_fn_with_state(
-            Arc::clone(&state),
-            refuse_while_draining,
-        ));
-    // Before the key: browsers send preflights without one.
-    if let Some(cors) = &state.transport.cors {
-        routes = routes.layer(cors.clone());
-    }
-    routes
-        .layer(middleware::from_fn_with_state(Arc::clone(&state), check_host))
-        .layer(catch_panics(&state.transport))
-        .layer(middleware::from_fn_with_state(Arc::clone(&state), catch_body_panics))
-        .layer(middleware::from_fn(with_request_id))
-        .with_state(state)
 }
 
 fn only(routes: MethodRouter<Arc<AppState>>) -> MethodRouter<Arc<AppState>> {

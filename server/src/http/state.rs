@@ -1,14 +1,14 @@
 //! What every route sees: the engine, the names it is served under, limits, keys and metrics. Immutable once serving.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
 use halyard_engine::EngineHandle;
-use halyard_request_hooks::IoProcessors;
+use halyard_request_hooks::{IoProcessors, LoraResolvers};
 
 use super::auth::ApiKeys;
-use super::lora::LoraState;
 use super::text_work::TextWork;
 use super::transport::Transport;
 use crate::api_error::{ApiError, clip};
@@ -17,6 +17,33 @@ use crate::openai::policy::{Limits, ServingDefaults};
 
 /// Adapters that an error lists.
 const SHOWN_ADAPTERS: usize = 16;
+
+/// What the server knows of adapters beside the engine.
+#[derive(Default)]
+pub struct LoraState {
+    /// Whether clients may load and unload.
+    pub allow_updates: bool,
+    /// Who is asked for names that are not known.
+    pub resolvers: Option<LoraResolvers>,
+    /// One lock for each name that is being read because a resolver knew it.
+    loading: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+impl LoraState {
+    /// Adapters with these rights and resolvers.
+    pub fn new(allow_updates: bool, resolvers: Option<LoraResolvers>) -> LoraState {
+        LoraState {
+            allow_updates,
+            resolvers,
+            ..LoraState::default()
+        }
+    }
+
+    /// The locks, by name.
+    pub(super) fn loading(&self) -> MutexGuard<'_, HashMap<String, Arc<tokio::sync::Mutex<()>>>> {
+        self.loading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// Shared by all routes.
 pub struct AppState {

@@ -6,10 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::extract::{Request, State};
-use axum::http::{Method, StatusCode};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -22,8 +18,6 @@ use super::body_room::BodyRoom;
 use super::connections::{Connections, EndReason};
 use super::host_check::HostRules;
 use super::limits::ConnectionLimits;
-use super::state::AppState;
-use crate::api_error::ApiError;
 
 /// The transport of one server.
 #[derive(Debug)]
@@ -167,27 +161,6 @@ impl Collector for Counted {
         )?;
         ConstCounter::new(of(&transport.handler_panics)).encode(panics)
     }
-}
-
-/// The answer of a server that is ending.
-pub fn draining() -> ApiError {
-    ApiError {
-        retry_after_s: Some(1),
-        ..ApiError::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the server is shutting down; ask another one",
-        )
-        .with_code("shutting_down")
-    }
-}
-
-/// Refuses new generation requests once the server is ending; what runs goes on.
-pub async fn refuse_while_draining(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
-    let generates = request.method() == Method::POST && request.uri().path().starts_with("/v1/");
-    if generates && state.transport.is_draining() {
-        return draining().into_response();
-    }
-    next.run(request).await
 }
 
 /// Lets one line through in a while, however often it is asked, and counts what it held back.

@@ -7,7 +7,7 @@ use std::path::Path;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use halyard_engine::{AdapterSource, LoraConfig};
-use halyard_server::http::lora::LoraState;
+use halyard_server::http::state::LoraState;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 

@@ -1,0 +1,97 @@
+//! What stands around every route, outermost first: id and log line, panics, host, CORS, draining, key.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::uri::Authority;
+use axum::http::{Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::{Router, middleware};
+
+use super::auth::OPEN_ROUTES;
+use super::connections::Connection;
+use super::panics::{catch_body_panics, catch_panics};
+use super::request_id::with_request_id;
+use super::state::AppState;
+use crate::api_error::{ApiError, clip};
+
+/// Routes with what stands around them.
+pub fn with_layers(routes: Router<Arc<AppState>>, state: Arc<AppState>) -> Router {
+    let mut routes = routes
+        .layer(middleware::from_fn_with_state(Arc::clone(&state), require_key))
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&state),
+            refuse_while_draining,
+        ));
+    // Before the key: browsers send preflights without one.
+    if let Some(cors) = &state.transport.cors {
+        routes = routes.layer(cors.clone());
+    }
+    routes
+        .layer(middleware::from_fn_with_state(Arc::clone(&state), check_host))
+        .layer(catch_panics(&state.transport))
+        .layer(middleware::from_fn_with_state(Arc::clone(&state), catch_body_panics))
+        .layer(middleware::from_fn(with_request_id))
+        .with_state(state)
+}
+
+/// Refuses what carries no accepted key, unknown paths included: without a key nobody learns which routes exist.
+async fn require_key(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let open = OPEN_ROUTES.contains(&path) || (path == "/metrics" && state.serving.metrics_without_key);
+    if !open {
+        if let Err(error) = state.api_keys.check(request.headers()) {
+            return error.into_response();
+        }
+        // Its connection is given up after those of strangers.
+        if !state.api_keys.is_empty()
+            && let Some(connection) = request.extensions().get::<Arc<Connection>>()
+        {
+            connection.trust();
+        }
+    }
+    next.run(request).await
+}
+
+/// Refuses requests for a host that is not this server's. One without a host is no browser's and passes.
+async fn check_host(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+    let rules = &state.transport.hosts;
+    let target = request.uri().authority().map(Authority::as_str);
+    let sent = request.headers().get_all(header::HOST).iter();
+    let hosts = sent.map(|value| value.to_str().unwrap_or("?")).chain(target);
+    for host in hosts {
+        if !rules.allows(host) {
+            let message = format!(
+                "this server does not answer for the host `{}`; serve with --allowed-hosts and that name, \
+                 or ask by address",
+                clip(host)
+            );
+            return ApiError::new(StatusCode::MISDIRECTED_REQUEST, message)
+                .with_code("host_not_allowed")
+                .into_response();
+        }
+    }
+    next.run(request).await
+}
+
+/// The answer of a server that is ending.
+pub fn draining() -> ApiError {
+    ApiError {
+        retry_after_s: Some(1),
+        ..ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the server is shutting down; ask another one",
+        )
+        .with_code("shutting_down")
+    }
+}
+
+/// Refuses new generation requests once the server is ending; what runs goes on.
+async fn refuse_while_draining(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+    let generates = request.method() == Method::POST && request.uri().path().starts_with("/v1/");
+    if generates && state.transport.is_draining() {
+        return draining().into_response();
+    }
+    next.run(request).await
+}
