@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::client::{Answer, complete};
 use crate::error::BenchError;
+use crate::figures::{self, Better, Column, Pair};
 use crate::machine;
 use crate::options::Options;
 use crate::report::median;
@@ -40,6 +41,24 @@ impl Table {
             self.rows.len() - 1
         });
         self.rows[at].values[side].push(value);
+    }
+
+    /// Writes all rounds as a row of figures where a file is named.
+    fn record(&self, peer: &str, options: &Options) -> Result<(), BenchError> {
+        let Some(path) = &options.json else { return Ok(()) };
+        let columns = self.rows.iter().map(|row| {
+            let better = if row.rate { Better::Higher } else { Better::Lower };
+            Column::new(row.name.as_str(), row.unit, better)
+        });
+        let name = options.row.as_ref().or(options.model.as_ref());
+        let peer = options.peer_version.clone().unwrap_or_else(|| peer.to_string());
+        let alone = self.rows.iter().all(|row| row.values[1].is_empty());
+        let mut figures = figures::Row::of_today(name.map_or("demo model", String::as_str), (!alone).then_some(peer));
+        for row in &self.rows {
+            let [ours, theirs] = &row.values;
+            figures.figures.insert(row.name.clone(), Pair::new(ours, theirs));
+        }
+        figures::record(path, &columns.collect::<Vec<_>>(), vec![figures])
     }
 
     /// A line a figure: the medians, and the ratio above 1 where Halyard is ahead.
@@ -149,7 +168,7 @@ pub fn run(options: &Options) -> Result<(), BenchError> {
         .and_then(|program| program.file_name())
         .map_or("peer".into(), |name| name.to_string_lossy());
     table.print(["Halyard", &name], &floors);
-    Ok(())
+    table.record(&name, options)
 }
 
 /// Where a side's server comes from.

@@ -2,14 +2,17 @@
 //!
 //! `encode`, `schedule` and `step` run in this process; `version`, `startup` and `idle` measure the `halyard` binary from outside. Each
 //! prints a line of JSON and a line for people. `perplexity` and `compare` (Halyard beside a peer) print tables and judge nothing.
+//! `--json FILE` writes what was measured into a file of `tests/bench/figures`, and `page` renders those.
 //! It judges only when asked (`--check`): timings on a busy machine say nothing.
 
 mod client;
 mod compare;
 mod encode;
 mod error;
+mod figures;
 mod machine;
 mod options;
+mod page;
 mod perplexity;
 mod report;
 mod schedule;
@@ -39,16 +42,21 @@ fn main() -> ExitCode {
 /// Runs what was asked. False: `--check`, and a budget is exceeded.
 fn run() -> Result<bool, BenchError> {
     let options = Options::parse(std::env::args().skip(1))?;
-    if cfg!(debug_assertions) {
+    if cfg!(debug_assertions) && options.benches != [Bench::Page] {
         eprintln!(
             "halyard-bench: this is a debug build; its figures mean nothing (cargo run --release -p halyard-bench)"
         );
     }
     let mut kept = true;
     for bench in &options.benches {
-        for report in measure(*bench, &options)? {
+        let reports = measure(*bench, &options)?;
+        for report in &reports {
             report.print();
             kept &= report.kept();
+        }
+        if let (Some(path), false) = (&options.json, reports.is_empty()) {
+            let rows = reports.iter().map(Report::row).collect();
+            figures::record(path, &[report::column()], rows)?;
         }
     }
     Ok(kept || !options.check)
@@ -64,5 +72,6 @@ fn measure(bench: Bench, options: &Options) -> Result<Vec<Report>, BenchError> {
         Bench::Idle => Ok(vec![server::idle(options)?]),
         Bench::Perplexity => perplexity::run(options).map(|()| Vec::new()),
         Bench::Compare => compare::run(options).map(|()| Vec::new()),
+        Bench::Page => page::write().map(|()| Vec::new()),
     }
 }

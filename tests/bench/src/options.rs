@@ -24,10 +24,16 @@ pub enum Bench {
     Perplexity,
     /// Halyard beside a peer.
     Compare,
+    /// No bench: docs/performance.md from the files of figures.
+    Page,
 }
 
 /// What has no budget, and runs only when named.
-const NAMED: [(&str, Bench); 2] = [("perplexity", Bench::Perplexity), ("compare", Bench::Compare)];
+const NAMED: [(&str, Bench); 3] = [
+    ("perplexity", Bench::Perplexity),
+    ("compare", Bench::Compare),
+    ("page", Bench::Page),
+];
 
 const ALL: [(&str, Bench); 6] = [
     ("encode", Bench::Encode),
@@ -77,6 +83,12 @@ pub struct Options {
     pub warm_up: usize,
     /// Instruction set whose kernels the CPU platform takes (the value of its `HALYARD_CPU_ISA`).
     pub cpu_isa: Option<String>,
+    /// The file of figures to which what was measured is written.
+    pub json: Option<PathBuf>,
+    /// The row's name there; `None`: the model's.
+    pub row: Option<String>,
+    /// The peer's name and version there; `None`: its program's name.
+    pub peer_version: Option<String>,
     /// Exit with status 1 when a budget is exceeded.
     pub check: bool,
 }
@@ -94,6 +106,9 @@ impl Options {
                 arguments.next().ok_or(BenchError::Usage { found })
             };
             match argument.as_str() {
+                "--json" => options.json = Some(value()?.into()),
+                "--row" => options.row = Some(value()?),
+                "--peer-version" => options.peer_version = Some(value()?),
                 "--check" => options.check = true,
                 "--binary" => options.binary = Some(value()?.into()),
                 "--model" => {
@@ -156,6 +171,9 @@ impl Default for Options {
             peak_gops: 0.0,
             warm_up: 0,
             cpu_isa: None,
+            json: None,
+            row: None,
+            peer_version: None,
             check: false,
         }
     }
@@ -205,7 +223,13 @@ mod tests {
 
     #[test]
     fn benches_and_options_are_read() {
-        let options = parse("idle encode --binary b --check --model org/m").expect("valid");
+        let options = parse("idle encode --binary b --check --model org/m --json f.json --row a --peer-version p-1");
+        let options = options.expect("valid");
+        assert_eq!(options.json, Some("f.json".into()));
+        assert_eq!(
+            (options.row.as_deref(), options.peer_version.as_deref()),
+            (Some("a"), Some("p-1"))
+        );
         assert_eq!(options.benches, [Bench::Idle, Bench::Encode]);
         assert_eq!(
             (options.binary, options.model),

@@ -7,6 +7,7 @@ use halyard_plugin_host::{Catalog, SearchPath, select_platform};
 use serde_json::json;
 
 use crate::error::BenchError;
+use crate::figures::{self, Better, Column, Pair, Row};
 use crate::options::Options;
 
 const TEXT: &str = include_str!("../../fixtures/text/perplexity/alice.txt");
@@ -36,6 +37,14 @@ pub fn run(options: &Options) -> Result<(), BenchError> {
             "{}",
             json!({ "bench": "perplexity", "model": model, "tokens": tokens, "exact": exact, "rounded": rounded, "change_percent": change })
         );
+        let Some(path) = &options.json else { continue };
+        let units = [("exact", "perplexity"), ("rounded", "perplexity"), ("change", "%")];
+        let columns = units.map(|(name, unit)| Column::new(name, unit, Better::Lower));
+        let mut row = Row::of_today(options.row.as_ref().unwrap_or(model), None);
+        for ((name, _), value) in units.iter().zip([exact, rounded, change]) {
+            row.figures.insert((*name).into(), Pair::new(&[value], &[]));
+        }
+        figures::record(path, &columns, vec![row])?;
     }
     Ok(())
 }

@@ -2,6 +2,11 @@
 
 use serde_json::{Value, json};
 
+use crate::figures::{Better, Column, Pair, Row};
+
+/// The figure that rows of budgets have.
+const MEASURED: &str = "measured";
+
 /// A measurement.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -53,11 +58,24 @@ impl Report {
         )
     }
 
+    /// The row of a file of figures: the budget stands in the peer's place.
+    pub fn row(&self) -> Row {
+        let mut row = Row::of_today(format!("{}, {}", self.name, self.unit), Some("budget".into()));
+        row.figures
+            .insert(MEASURED.into(), Pair::new(&[self.measured], &[self.budget]));
+        row
+    }
+
     /// Prints both.
     pub fn print(&self) {
         println!("{}", self.json());
         println!("{}", self.line());
     }
+}
+
+/// The column of [`Report::row`]s.
+pub fn column() -> Column {
+    Column::new(MEASURED, "", Better::Lower)
 }
 
 /// The middle one of some measurements; 0 of none.

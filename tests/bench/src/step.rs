@@ -77,7 +77,7 @@ fn run(folder: &Path, rows: u32, enforce_eager: bool, budget: f64) -> Result<Rep
     let info = engine.info();
     Ok(Report {
         name: format!(
-            "engine step, host side, {}",
+            "engine step, host side, {rows} rows, {}",
             if enforce_eager { "encoded" } else { "replayed" }
         ),
         measured: wall_us / steps as f64,
