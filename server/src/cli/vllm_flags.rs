@@ -168,8 +168,9 @@ mod tests {
 
     const PREFACE: &str = "# vLLM's flags here
 
-Written by a test from `server/src/cli/vllm_flags/` (`HALYARD_BLESS=1 cargo test -p halyard --lib vllm_flags`). What \"the same\" means in
-detail says `halyard serve --help`; why, [decision 0044](decisions/0044-lines-of-vllm.md). A flag that turns something off which is not there is accepted.
+Written by a test from `server/src/cli/vllm_flags/` (`HALYARD_BLESS=1 cargo test -p halyard --lib vllm_flags`).
+`halyard serve --help` says what \"the same\" means in detail. Why: [decision 0044](decisions/0044-lines-of-vllm.md).
+A flag that turns off something that is not there is accepted.
 ";
 
     #[test]

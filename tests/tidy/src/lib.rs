@@ -6,6 +6,7 @@
 pub mod arrows;
 pub mod circles;
 pub mod code;
+pub mod documents;
 pub mod rules;
 pub mod tree;
 

@@ -2,6 +2,7 @@
 
 use crate::Finding;
 use crate::code::{code_only, has_word, word_parts};
+use crate::documents;
 
 /// Longest Rust file in lines.
 pub const MAX_LINES: usize = 700;
@@ -23,6 +24,7 @@ pub const RULES: &[(&str, Rule)] = &[
     ("header", header),
     ("stubs", stubs),
     ("lints", lints),
+    ("width of documents", documents::width),
 ];
 
 /// Names of vendors and of their interfaces. The engine asks a capability, never an identity.
@@ -37,10 +39,6 @@ const VENDOR_WORDS: &[&str] = &[
 const UNSAFE_PLACES: &[(&str, &str)] = &[
     ("platform-api/src/abi.rs", "the tables"),
     ("platform-api/src/abi/", "the tables"),
-    (
-        "platform-api/src/hooks/",
-        "records of stat loggers as the tables carry them",
-    ),
     ("platform-api/src/export.rs", "the macro that defines the entry symbol"),
     (
         "platform-api/src/hooks/",

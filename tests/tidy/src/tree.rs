@@ -58,14 +58,14 @@ fn git_paths(root: &Path) -> Option<Vec<String>> {
     (output.status.success() && !paths.is_empty()).then_some(paths)
 }
 
-/// The same for an unpacked archive: everything but build output and hidden folders other than `.ci`.
+/// The same for an unpacked archive: everything but build output and hidden folders other than `.ci` and `.github`.
 fn walk(root: &Path) -> std::io::Result<Vec<String>> {
     let (mut folders, mut paths) = (vec![root.to_path_buf()], Vec::new());
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder)? {
             let entry = entry?;
             let name = entry.file_name();
-            let hidden = name.to_string_lossy().starts_with('.') && name != ".ci";
+            let hidden = name.to_string_lossy().starts_with('.') && name != ".ci" && name != ".github";
             if entry.file_type()?.is_dir() {
                 if !hidden && name != "target" && name != "__pycache__" {
                     folders.push(entry.path());

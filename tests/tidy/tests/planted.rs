@@ -3,7 +3,7 @@
 use halyard_tidy::arrows::{self, Package};
 use halyard_tidy::code::{code_only, word_parts};
 use halyard_tidy::tree::SourceFile;
-use halyard_tidy::{Finding, circles, rules, tree};
+use halyard_tidy::{Finding, circles, documents, rules, tree};
 
 fn package(folder: &str, uses: &[&str], external: &[&str]) -> Package {
     let owned = |list: &[&str]| list.iter().map(|s| s.to_string()).collect();
@@ -216,6 +216,59 @@ fn comments_strings_and_characters_are_not_code() {
         word_parts("GpuMemory_x2 HTTPServer"),
         ["gpu", "memory", "x2", "httpserver"]
     );
+}
+
+fn files(list: &[(&str, &str)]) -> Vec<SourceFile> {
+    let file = |(path, text): &(&str, &str)| SourceFile {
+        path: path.to_string(),
+        text: text.to_string(),
+    };
+    list.iter().map(file).collect()
+}
+
+#[test]
+fn wide_documents_are_found() {
+    let wide = format!("{} ä{}", "a".repeat(60), "b".repeat(documents::MAX_COLUMNS - 62));
+    let planted = format!("{wide}\n- {wide}\n| {wide} |\n[x](https://a.b/{})\n", "c".repeat(200));
+    assert_eq!(lines(&documents::width("docs/x.md", &planted)), [2]);
+    assert_eq!(documents::width("src/x.rs", &planted), []);
+}
+
+#[test]
+fn links_that_lead_nowhere_are_found() {
+    let page = "# A page\n[a](b.md) [b](../README.md#of-all-things) [c](sub) [d](#a-page) [e](https://x.y/z)\n\
+        [f](c.md)\n[g](b.md#no)\n[h](../../x)\n`[i](no.md)`\n```\n[j](no.md)\n```\n[k](#none) [l](sub/)\n";
+    let tree = files(&[
+        ("docs/a.md", page),
+        ("docs/b.md", "# B\n"),
+        ("README.md", "## Of `all` things!\n"),
+        ("docs/sub/x.rs", "[m](no.md)"),
+    ]);
+    assert_eq!(lines(&documents::links(&tree)), [3, 4, 5, 10]);
+}
+
+#[test]
+fn decisions_with_one_number_and_dangling_ones_are_found() {
+    let cites = format!("decision {}, {}/0002-b.md, decision {}0", "0003", "decisions", "0002");
+    let tree = files(&[
+        ("docs/decisions/0001-a.md", "# 0001: A\n"),
+        ("docs/decisions/0002-b.md", "# 2: B\n"),
+        ("docs/decisions/0001-c.md", "# 0001: C\n"),
+        ("docs/decisions/d.md", "# D\n"),
+        ("docs/decisions/README.md", "# All\n"),
+        ("server/src/x.rs", &cites),
+    ]);
+    let found: Vec<(String, usize)> = documents::decisions(&tree)
+        .into_iter()
+        .map(|finding| (finding.path, finding.line))
+        .collect();
+    let expected = [
+        ("docs/decisions/0002-b.md", 1),
+        ("docs/decisions/0001-c.md", 0),
+        ("docs/decisions/d.md", 0),
+        ("server/src/x.rs", 1),
+    ];
+    assert_eq!(found, expected.map(|(path, line)| (path.to_string(), line)));
 }
 
 #[test]

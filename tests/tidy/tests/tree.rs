@@ -1,6 +1,6 @@
 //! This tree keeps its invariants. Every failure lists file, line and what to do.
 
-use halyard_tidy::{Finding, arrows, circles, rules, tree};
+use halyard_tidy::{Finding, arrows, circles, documents, rules, tree};
 
 /// Fails with all findings at once.
 #[track_caller]
@@ -93,4 +93,16 @@ fn every_package_inherits_the_lints() {
 fn modules_form_no_circles() {
     let files = tree::text_files(&tree::root()).expect("the repository can be read");
     assert_none("circles", &circles::check(&files));
+}
+
+#[test]
+fn documents_are_narrow_enough_to_read() {
+    assert_kept("width of documents");
+}
+
+#[test]
+fn links_lead_somewhere_and_decisions_are_numbered_once() {
+    let files = tree::text_files(&tree::root()).expect("the repository can be read");
+    assert_none("links", &documents::links(&files));
+    assert_none("decisions", &documents::decisions(&files));
 }
