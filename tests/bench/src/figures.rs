@@ -65,7 +65,7 @@ pub enum Better {
 #[serde(deny_unknown_fields)]
 pub struct Row {
     /// Model and weights, or what else was measured. With the peer it names the row.
-    pub what: String,
+    pub name: String,
     /// The peer with its version; `None`: Halyard ran alone.
     pub peer: Option<String>,
     /// When, as `YYYY-MM-DD`.
@@ -122,9 +122,9 @@ fn rounded(value: f64) -> Option<Number> {
 
 impl Row {
     /// A row of today and of the commit that is checked out.
-    pub fn of_today(what: impl Into<String>, peer: Option<String>) -> Row {
+    pub fn of_today(name: impl Into<String>, peer: Option<String>) -> Row {
         Row {
-            what: what.into(),
+            name: name.into(),
             peer,
             date: today(),
             commit: commit(),
@@ -149,7 +149,7 @@ impl Table {
 
     /// Puts a row into the place of the one with its name and peer, or behind all others.
     fn put(&mut self, row: Row) {
-        let same = |old: &&mut Row| old.what == row.what && old.peer == row.peer;
+        let same = |old: &&mut Row| old.name == row.name && old.peer == row.peer;
         match self.rows.iter_mut().find(same) {
             Some(old) => {
                 *old = Row {
@@ -253,9 +253,9 @@ fn date_of(days: u64) -> String {
 mod tests {
     use super::*;
 
-    fn row(what: &str, peer: Option<&str>, value: f64) -> Row {
+    fn row(name: &str, peer: Option<&str>, value: f64) -> Row {
         Row {
-            what: what.into(),
+            name: name.into(),
             peer: peer.map(str::to_string),
             date: "2026-11-22".into(),
             commit: None,

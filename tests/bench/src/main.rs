@@ -10,6 +10,7 @@ mod compare;
 mod encode;
 mod error;
 mod figures;
+mod gpu;
 mod machine;
 mod options;
 mod page;
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
 /// Runs what was asked. False: `--check`, and a budget is exceeded.
 fn run() -> Result<bool, BenchError> {
     let options = Options::parse(std::env::args().skip(1))?;
-    if cfg!(debug_assertions) && options.benches != [Bench::Page] {
+    if cfg!(debug_assertions) && !matches!(options.benches[..], [Bench::Page | Bench::Gpu]) {
         eprintln!(
             "halyard-bench: this is a debug build; its figures mean nothing (cargo run --release -p halyard-bench)"
         );
@@ -72,6 +73,7 @@ fn measure(bench: Bench, options: &Options) -> Result<Vec<Report>, BenchError> {
         Bench::Idle => Ok(vec![server::idle(options)?]),
         Bench::Perplexity => perplexity::run(options).map(|()| Vec::new()),
         Bench::Compare => compare::run(options).map(|()| Vec::new()),
+        Bench::Gpu => gpu::run(options).map(|()| Vec::new()),
         Bench::Page => page::write().map(|()| Vec::new()),
     }
 }

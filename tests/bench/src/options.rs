@@ -24,14 +24,17 @@ pub enum Bench {
     Perplexity,
     /// Halyard beside a peer.
     Compare,
+    /// No bench: figures of a machine with a GPU.
+    Gpu,
     /// No bench: docs/performance.md from the files of figures.
     Page,
 }
 
 /// What has no budget, and runs only when named.
-const NAMED: [(&str, Bench); 3] = [
+const NAMED: [(&str, Bench); 4] = [
     ("perplexity", Bench::Perplexity),
     ("compare", Bench::Compare),
+    ("gpu", Bench::Gpu),
     ("page", Bench::Page),
 ];
 
@@ -85,6 +88,8 @@ pub struct Options {
     pub cpu_isa: Option<String>,
     /// The file of figures to which what was measured is written.
     pub json: Option<PathBuf>,
+    /// The folder that `tests/gpu/run` filled.
+    pub figures: Option<PathBuf>,
     /// The row's name there; `None`: the model's.
     pub row: Option<String>,
     /// The peer's name and version there; `None`: its program's name.
@@ -107,6 +112,7 @@ impl Options {
             };
             match argument.as_str() {
                 "--json" => options.json = Some(value()?.into()),
+                "--figures" => options.figures = Some(value()?.into()),
                 "--row" => options.row = Some(value()?),
                 "--peer-version" => options.peer_version = Some(value()?),
                 "--check" => options.check = true,
@@ -172,6 +178,7 @@ impl Default for Options {
             warm_up: 0,
             cpu_isa: None,
             json: None,
+            figures: None,
             row: None,
             peer_version: None,
             check: false,

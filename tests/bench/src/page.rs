@@ -111,7 +111,7 @@ fn line(row: &Row, columns: &[Column]) -> String {
     let cells: Vec<String> = cells.collect();
     format!(
         "| {} | {} | {} | {}, {} |\n",
-        row.what,
+        row.name,
         row.peer.as_deref().unwrap_or("–"),
         cells.join(" | "),
         row.date,
@@ -191,12 +191,12 @@ mod tests {
             r#"{ "title": "T", "machine": "M.", "conditions": "C.",
                 "columns": [{ "figure": "rate", "unit": "tok/s", "better": "higher" },
                             { "figure": "time", "unit": "ms", "better": "lower" }],
-                "rows": [{ "what": "w", "peer": "p 1", "date": "2026-11-22", "commit": null,
+                "rows": [{ "name": "w", "peer": "p 1", "date": "2026-11-22", "commit": null,
                            "figures": { "rate": { "halyard": [1982], "peer": [310] },
                                         "time": { "halyard": [5.41, 5.42, 9.9], "peer": [4.0, 4.2] } } },
-                         { "what": "alone", "peer": null, "date": "2026-11-22", "commit": "abc1234",
+                         { "name": "alone", "peer": null, "date": "2026-11-22", "commit": "abc1234",
                            "figures": { "rate": { "halyard": [109459, 1] } } },
-                         { "what": "kept", "peer": null, "date": "2026-11-22", "commit": null, "on_page": false,
+                         { "name": "kept", "peer": null, "date": "2026-11-22", "commit": null, "on_page": false,
                            "figures": {} }] }"#,
         )
     }
