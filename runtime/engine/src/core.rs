@@ -53,7 +53,6 @@ pub(crate) struct Core {
     paces: [LogPace; 2],
     /// Who runs guides, once a request has one.
     guides: Option<GuideWorkers>,
-    vocab: u32,
     /// Adapters and who loads them, where some are served.
     lora: Option<CoreLora>,
     max_in_flight: usize,
@@ -77,7 +76,6 @@ impl Core {
         shared: Arc<Shared>,
         records: Records,
         (started, pace): (Instant, StepPace),
-        vocab: u32,
     ) -> Core {
         let (runner, ranks) = devices;
         let step_records = StepRecords::new(scheduler.config().groups[0].block_size);
@@ -98,7 +96,6 @@ impl Core {
             stats: StatsSnapshot::default(),
             paces: Default::default(),
             guides: None,
-            vocab,
             lora,
             max_in_flight,
             is_stalled: false,
@@ -321,7 +318,7 @@ impl Core {
         if let Some(guide) = &mut sequence.guide {
             let workers = match self.guides.take() {
                 Some(workers) => workers,
-                None => GuideWorkers::start(self.vocab)?,
+                None => GuideWorkers::start(self.runner.vocab())?,
             };
             guide.ask(&workers, id, Vec::new());
             self.guides = Some(workers);

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -142,10 +142,7 @@ impl GuideWorkers {
 
     /// The next answer, waited for at most this long.
     pub(crate) fn answer(&self, wait: Duration) -> Option<GuideAnswer> {
-        match self.answers.recv_timeout(wait) {
-            Ok(answer) => Some(answer),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        self.answers.recv_timeout(wait).ok()
     }
 }
 

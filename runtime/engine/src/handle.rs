@@ -144,7 +144,6 @@ impl EngineHandle {
             None => None,
         };
         let pace = StepPace::new(config.scheduler.max_step, loaded.info.async_depth == 0);
-        let vocab = loaded.info.vocab_size;
         let core = Core::new(
             (loaded.runner, ranks),
             scheduler,
@@ -153,7 +152,6 @@ impl EngineHandle {
             shared.clone(),
             records,
             (started, pace),
-            vocab,
         );
         let thread = std::thread::Builder::new()
             .name("halyard-engine".into())

@@ -177,8 +177,10 @@ mod tests {
 
     #[test]
     fn a_context_that_does_not_fit_is_refused_with_what_would() {
-        let mut config = RunnerConfig::default();
-        config.max_model_len = Some(1 << 20);
+        let mut config = RunnerConfig {
+            max_model_len: Some(1 << 20),
+            ..RunnerConfig::default()
+        };
         config.cache.kv_cache_memory_bytes = Some(1 << 30);
         let error = size(&config, &scheduler(1 << 20), &needs(12))
             .expect_err("too long")

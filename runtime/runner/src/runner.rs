@@ -148,6 +148,11 @@ impl Runner {
         }
     }
 
+    /// Tokens of the vocabulary: logits of a row.
+    pub fn vocab(&self) -> u32 {
+        self.model.capacities().vocab
+    }
+
     /// The device's adapter slots, where adapters are served.
     pub fn lora_memory(&self) -> Option<&Arc<LoraMemory>> {
         self.lora.as_ref()
