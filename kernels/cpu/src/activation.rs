@@ -3,7 +3,7 @@
 
 use std::f32::consts::FRAC_1_SQRT_2;
 
-use crate::math::{erf, exp, sigmoid, tanh};
+use crate::math::{erfc, exp, sigmoid, tanh};
 use crate::simd::{LANES, Simd};
 
 /// An activation function.
@@ -37,9 +37,11 @@ unsafe fn apply<S: Simd>(f: Activation, x: S::F) -> S::F {
                 let cube = S::mul(S::mul(x, x), x);
                 // √(2/π)
                 let inner = S::mul(S::fma(cube, S::splat(0.044_715), x), S::splat(0.797_884_6));
-                S::fma(half, tanh::<S>(inner), half)
+                // (1 + tanh u) / 2 = 1 / (1 + e^(−2u)): no difference of near numbers.
+                S::mul(x, sigmoid::<S>(S::add(inner, inner)))
             }
-            Activation::GeluErf => S::fma(half, erf::<S>(S::mul(x, S::splat(FRAC_1_SQRT_2))), half),
+            // 1 + erf u = erfc(−u), for the same reason.
+            Activation::GeluErf => S::mul(half, erfc::<S>(S::mul(x, S::splat(-FRAC_1_SQRT_2)))),
             // In this order NaN stays NaN (see `Simd::max`).
             Activation::Relu => S::max(S::splat(0.0), x),
             Activation::Sigmoid => sigmoid::<S>(x),

@@ -73,7 +73,7 @@ extern "C" __device__ float __ocml_log_f32(float);
 extern "C" __device__ double __ocml_exp_f64(double);
 extern "C" __device__ double __ocml_log_f64(double);
 extern "C" __device__ float __ocml_tanh_f32(float);
-extern "C" __device__ float __ocml_erf_f32(float);
+extern "C" __device__ float __ocml_erfc_f32(float);
 extern "C" __device__ float __ocml_rsqrt_f32(float);
 __device__ __forceinline__ float expf(float x) { return __ocml_exp_f32(x); }
 __device__ __forceinline__ float exp2f(float x) { return __ocml_exp2_f32(x); }
@@ -81,7 +81,7 @@ __device__ __forceinline__ float logf(float x) { return __ocml_log_f32(x); }
 __device__ __forceinline__ double exp(double x) { return __ocml_exp_f64(x); }
 __device__ __forceinline__ double log(double x) { return __ocml_log_f64(x); }
 __device__ __forceinline__ float tanhf(float x) { return __ocml_tanh_f32(x); }
-__device__ __forceinline__ float erff(float x) { return __ocml_erf_f32(x); }
+__device__ __forceinline__ float erfcf(float x) { return __ocml_erfc_f32(x); }
 __device__ __forceinline__ float rsqrtf(float x) { return __ocml_rsqrt_f32(x); }
 __device__ __forceinline__ float __expf(float x) { return __builtin_exp2f(x * 1.4426950408889634f); }
 __device__ __forceinline__ float __fdividef(float x, float y) { return x * __builtin_amdgcn_rcpf(y); }

@@ -22,7 +22,8 @@ struct SiluMul {
 __device__ __forceinline__ float gelu_tanh_of(float x) {
     return sigmoid_times(x, 1.5957691216057308f * (x + 0.044715f * x * x * x));
 }
-__device__ __forceinline__ float gelu_erf_of(float x) { return 0.5f * x * (1.f + erff(x * 0.7071067811865476f)); }
+// 1 + erf u = erfc(-u): where erf is nearly -1 their sum keeps nothing.
+__device__ __forceinline__ float gelu_erf_of(float x) { return 0.5f * x * erfcf(x * -0.7071067811865476f); }
 struct GeluTanhMul {
     static constexpr bool binary = true;
     static __device__ __forceinline__ float of(float a, float b, float) { return gelu_tanh_of(a) * b; }

@@ -8,9 +8,12 @@ float activate(float x) {
 #if EPILOGUE == 1
     return x / (1.0 + exp_of(-x));
 #elif EPILOGUE == 2
-    return 0.5 * x * (1.0 + tanh_of(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+    // (1 + tanh u) / 2 = 1 / (1 + e^-2u): where tanh is nearly -1 their sum keeps nothing.
+    float power = exp_of(-1.5957691216057308 * (x + 0.044715 * x * x * x));
+    return power == INFINITY ? x * 0.0 : x / (1.0 + power);
 #elif EPILOGUE == 3
-    return 0.5 * x * (1.0 + erf_of(x * 0.7071067811865476));
+    // 1 + erf u = erfc(-u), for the same reason.
+    return 0.5 * x * erfc_of(x * -0.7071067811865476);
 #else
     return x;
 #endif

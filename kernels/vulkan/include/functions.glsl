@@ -67,7 +67,8 @@ float tanh_of(float x) {
     return x < 0.0 ? -y : is_nan(x) ? x : y;
 }
 
-float erf_of(float x) {
+// 1 - erf x, exact to a few units in the last place also where it is nearly 0.
+float erfc_of(float x) {
     float size = abs(x);
     if (size < 1.0) {
         float z = x * x;
@@ -78,9 +79,9 @@ float erf_of(float x) {
         y = y * z + 1.128358514861418e-1;
         y = y * z - 3.761262582423300e-1;
         y = y * z + 1.128379165726710;
-        return x * y;
+        return 1.0 - x * y;
     }
-    // One less the complement: e^-x² / x times a polynomial of 1 / x².
+    // e^-x² / x times a polynomial of 1 / x².
     size = min(size, 10.0);
     float q = 1.0 / size, z = q * q, y;
     if (size < 2.0) {
@@ -103,7 +104,7 @@ float erf_of(float x) {
         y = y * z - 2.820767439740514e-1;
         y = y * z + 5.641895067754075e-1;
     }
-    y = 1.0 - exp_of(-size * size) * q * y;
-    return x < 0.0 ? -y : is_nan(x) ? x : y;
+    y = exp_of(-size * size) * q * y;
+    return x < 0.0 ? 2.0 - y : is_nan(x) ? x : y;
 }
 #endif

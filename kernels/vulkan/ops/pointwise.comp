@@ -68,7 +68,8 @@ float sigmoid_times(float x, float argument) {
 }
 // (1 + tanh u) / 2 = 1 / (1 + e^-2u): no difference of near numbers.
 float gelu_tanh(float x) { return sigmoid_times(x, 1.5957691216057308 * (x + 0.044715 * x * x * x)); }
-float gelu_erf(float x) { return 0.5 * x * (1.0 + erf_of(x * 0.7071067811865476)); }
+// 1 + erf u = erfc(-u): where erf is nearly -1 their sum keeps nothing.
+float gelu_erf(float x) { return 0.5 * x * erfc_of(x * -0.7071067811865476); }
 
 float result(float a, float b, float parameter) {
 #if defined(SILU_MUL)

@@ -22,6 +22,8 @@ pub enum Class {
     Elementwise,
     /// Calls exp, tanh, erf or the like.
     Transcendental,
+    /// The same where the result is far smaller than what it is made of, and only its quotient with the right one counts.
+    Tail,
     /// Divides by the root of a mean.
     Norm,
     /// Sums this many products of values up to about 1.
@@ -86,6 +88,11 @@ pub fn tolerance(class: Class, dtype: DType) -> Tolerance {
             2e-6,
             1e-5,
             "vector exp, tanh and erf are good to a few ulp, and their arguments are rounded",
+        ),
+        Class::Tail => of(
+            0.0,
+            5e-5,
+            "e to the power of 17 from an argument that is rounded: 17 units in the last place, and the function's own",
         ),
         Class::Norm => of(
             2e-6,

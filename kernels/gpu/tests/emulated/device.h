@@ -67,7 +67,7 @@ static inline float __ocml_log_f32(float x) { return __builtin_logf(x); }
 static inline double __ocml_exp_f64(double x) { return __builtin_exp(x); }
 static inline double __ocml_log_f64(double x) { return __builtin_log(x); }
 static inline float __ocml_tanh_f32(float x) { return __builtin_tanhf(x); }
-static inline float __ocml_erf_f32(float x) { return __builtin_erff(x); }
+static inline float __ocml_erfc_f32(float x) { return __builtin_erfcf(x); }
 static inline float __ocml_rsqrt_f32(float x) { return 1.f / __builtin_sqrtf(x); }
 }
 

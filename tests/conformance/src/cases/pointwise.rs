@@ -34,6 +34,9 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
             norms(seed, dtype, [rows, width, gap], &mut cases);
         }
         head_norm(seed, dtype, &mut cases);
+        if dtype != DType::F16 {
+            gelu_tails(dtype, &mut cases);
+        }
         rope(seed, dtype, &mut cases);
     }
     cases
@@ -116,6 +119,28 @@ fn elementwise(seed: u64, dtype: DType, [rows, width, gap]: [u32; 3], cases: &mu
         let case = Case::single(spec, &format!("{dtype:?}{kind}"), &name, operands);
         cases.push(case.clone().in_place(0, inputs));
         cases.push(case);
+    }
+}
+
+/// gelu far below 0, where its factor is nearly 0: −5·Φ(−5) = −1.43e-6. A sum 1 + erf has none of its digits. f16 has no
+/// numbers there.
+fn gelu_tails(dtype: DType, cases: &mut Vec<Case>) {
+    let x = [-3.0, -4.0, -4.5, -5.0, -5.25];
+    let width = x.len() as u32;
+    let input = |values: &[f32]| Some(Arg::floats(dtype, &[1, width], values));
+    let out = Some(Arg::output(dtype, &[1, width], Class::Tail));
+    for (kind, words) in [(GeluKind::Tanh, " tanh"), (GeluKind::Erf, " erf")] {
+        let variant = format!("{dtype:?}{words}");
+        let alone = Gelu { width, dtype, kind };
+        cases.push(Case::single(
+            alone,
+            &variant,
+            "far below 0",
+            vec![input(&x), out.clone()],
+        ));
+        let times = GeluMul { width, dtype, kind };
+        let operands = vec![input(&x), input(&[1.5; 5]), out.clone()];
+        cases.push(Case::single(times, &variant, "far below 0", operands));
     }
 }
 
