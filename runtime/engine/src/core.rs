@@ -361,7 +361,10 @@ impl Core {
             };
             let waits = flight.masked().any(|id| is_missing(&id));
             let goes_on = self.runner.is_done(flight) && (flight.has_unmasked() || Instant::now() >= patience);
-            if !waits || goes_on {
+            // A device that never finishes, or a rank that failed, is found by whoever waits for the step's results.
+            let is_lost =
+                self.shared.is_overdue() || self.ranks.as_ref().is_some_and(|ranks| ranks.group().has_failed());
+            if !waits || goes_on || is_lost {
                 return;
             }
             wait = MASK_LOOK;
