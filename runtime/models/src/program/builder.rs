@@ -110,21 +110,13 @@ impl<'a> Builder<'a> {
     }
 
     pub(super) fn head(mut self) -> Result<ModelProgram> {
-        let width = self.model.hidden_size;
         let streams = self.stream_slots(Rows::Tokens);
-        let hidden = self.gather(streams[0]);
-        if self.options.narrow_last_layer {
-            let attended = self.gather(streams[1]);
-            let last = self.model.num_layers() - 1;
-            let slots = self.feed_slots([hidden, attended], Rows::Logits, last);
-            self.feed_half(last, &slots)?;
-        }
+        let rows = self.last_hidden(streams)?;
         let shard = self.slot(self.local.vocab, DType::F32, Rows::Logits);
         let mut outside = vec![streams[0], streams[1], shard];
-        let rows = self.columns(hidden);
-        self.norm(rows, Role::FinalNorm, rows, width);
+        let input = self.columns(rows);
         self.project(&Projection {
-            input: rows,
+            input,
             parts: &[(Role::LmHead, None)],
             out: shard,
             residual: None,
@@ -144,6 +136,26 @@ impl<'a> Builder<'a> {
             outside.extend(self.gather_logits(shard));
         }
         Ok(self.seal(&outside))
+    }
+
+    pub(super) fn hidden_states(mut self) -> Result<ModelProgram> {
+        let streams = self.stream_slots(Rows::Tokens);
+        let rows = self.last_hidden(streams)?;
+        Ok(self.seal(&[streams[0], streams[1], rows]))
+    }
+
+    /// The wanted positions' hidden states behind the last layer and the final norm.
+    fn last_hidden(&mut self, streams: [Columns; 2]) -> Result<Columns> {
+        let rows = self.gather(streams[0]);
+        if self.options.narrow_last_layer {
+            let attended = self.gather(streams[1]);
+            let last = self.model.num_layers() - 1;
+            let slots = self.feed_slots([rows, attended], Rows::Logits, last);
+            self.feed_half(last, &slots)?;
+        }
+        let normed = self.columns(rows);
+        self.norm(normed, Role::FinalNorm, normed, self.model.hidden_size);
+        Ok(rows)
     }
 
     /// The rows of a slot that logits are wanted for, in a slot of their own.

@@ -275,3 +275,17 @@ pub fn build_head(
 ) -> Result<ModelProgram> {
     builder::Builder::new(model, options, format_of)?.head()
 }
+
+/// Hidden states → what the output projection reads: gathers the wanted positions, with `narrow_last_layer` the last
+/// layer's second half, final norm (`last_hidden_state` of a Hugging Face model). Slots 0 and 1 are the forward program's,
+/// slot 2 the result \[N, hidden\] of the activations' type.
+///
+/// # Errors
+/// As [`build_forward`].
+pub fn build_hidden_states(
+    model: &ModelDescription,
+    options: &ProgramOptions,
+    format_of: &FormatOf<'_>,
+) -> Result<ModelProgram> {
+    builder::Builder::new(model, options, format_of)?.hidden_states()
+}
