@@ -28,6 +28,10 @@ pub struct EngineConfig {
     pub recording: RecordingConfig,
     /// LoRA adapters; `None`: none are served.
     pub lora: Option<LoraConfig>,
+    /// Drafted tokens; `None`: each token takes a step.
+    pub speculative: Option<SpeculativeConfig>,
+    /// Requests may ask for the last hidden state of their prompt ([`crate::Request::hidden_state`]).
+    pub hidden_states: bool,
     /// Where the model's chat template runs; `None`: in this process, for models that are trusted.
     pub templates: Option<Arc<dyn TemplateHost>>,
 }
@@ -74,6 +78,39 @@ pub struct SchedulingConfig {
     pub long_prefill_token_threshold: u32,
     /// Prompts are cut so that a step takes about this long. Zero: no bound.
     pub max_step: Duration,
+}
+
+/// Drafts by prompt lookup, for sequences that take the likeliest token (vLLM's names and defaults; its method `ngram`).
+/// Drafts are made of what the host has read, so that a step begins only when the one before has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpeculativeConfig {
+    /// Most tokens drafted for a step.
+    pub num_speculative_tokens: u32,
+    /// Fewest last tokens that must have come before.
+    pub prompt_lookup_min: u32,
+    /// Most of them that are looked for.
+    pub prompt_lookup_max: u32,
+}
+
+impl SpeculativeConfig {
+    /// The most drafts of a row.
+    ///
+    /// # Errors
+    /// A number that is 0, or a smallest above the largest.
+    fn checked(self) -> Result<u32, EngineError> {
+        let (min, max) = (self.prompt_lookup_min, self.prompt_lookup_max);
+        let refuse = |name, message| Err(EngineError::Config { name, message });
+        if self.num_speculative_tokens == 0 {
+            return refuse("num_speculative_tokens", "0; choose at least 1".to_string());
+        }
+        if min == 0 || min > max {
+            return refuse(
+                "prompt_lookup_min",
+                format!("{min} is not between 1 and prompt_lookup_max {max}"),
+            );
+        }
+        Ok(self.num_speculative_tokens)
+    }
 }
 
 /// LoRA adapters. Defaults are vLLM's.
@@ -184,6 +221,8 @@ impl EngineConfig {
             },
             recording: RecordingConfig::default(),
             lora: None,
+            speculative: None,
+            hidden_states: false,
             templates: None,
         }
     }
@@ -204,6 +243,12 @@ impl EngineConfig {
             async_depth: self.scheduler.async_depth,
             recording: self.recording.clone(),
             lora: self.lora.as_ref().map(LoraConfig::slots).transpose()?,
+            max_drafts: self
+                .speculative
+                .map(SpeculativeConfig::checked)
+                .transpose()?
+                .unwrap_or(0),
+            hidden_states: self.hidden_states,
         })
     }
 }

@@ -8,15 +8,17 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use halyard_platform_api::hooks::{ShutdownRecord, StatRecord};
-use halyard_runner::{Flight, Ranks, RowFault, RowSpec, Runner, RunnerError, StepResult};
+use halyard_runner::{Flight, Ranks, RowFault, RowSpec, Runner, RunnerError, StepInput, StepResult};
 use halyard_scheduler::{NewRequest, RequestId, RowResult, Scheduler, SchedulerOutput, Update};
 
 use crate::command::Command;
+use crate::config::SpeculativeConfig;
+use crate::drafts::Drafting;
 use crate::error::EngineError;
 use crate::facts::unix_ns;
-use crate::guide::{GuideAnswer, GuideWorkers, Mask};
 use crate::lora::AdapterError;
 use crate::lora::core::{self as lora, CoreLora};
+use crate::masks::{FirstHalf, Masks};
 use crate::no_token::{self, LogPace};
 use crate::output::FinishReason;
 use crate::records::{self, StepRecords};
@@ -25,10 +27,6 @@ use crate::shared::Shared;
 use crate::stats::{Records, StatsSnapshot};
 use crate::step_pace::{StepPace, TimedStep};
 
-/// Longest wait for masks where no row of a step can go on without.
-const MASK_PATIENCE: Duration = Duration::from_millis(100);
-/// How often it is looked whether the device has done the first half of a step.
-const MASK_LOOK: Duration = Duration::from_micros(50);
 /// Longest wait of a stalled engine for a command: then it looks at its deadline.
 const STALL: Duration = Duration::from_millis(100);
 
@@ -51,8 +49,10 @@ pub(crate) struct Core {
     stats: StatsSnapshot,
     /// The log's pace: of logits that are no numbers, and of requests that allow no token.
     paces: [LogPace; 2],
-    /// Who runs guides, once a request has one.
-    guides: Option<GuideWorkers>,
+    masks: Masks,
+    speculative: Option<SpeculativeConfig>,
+    /// Of `plan`'s rows.
+    drafts: Vec<u32>,
     /// Adapters and who loads them, where some are served.
     lora: Option<CoreLora>,
     max_in_flight: usize,
@@ -66,18 +66,35 @@ pub(crate) struct Core {
     collected: Instant,
 }
 
+/// What the thread is started with.
+pub(crate) struct CoreParts {
+    /// This rank's, and the others.
+    pub runner: Runner,
+    pub ranks: Option<Ranks>,
+    pub scheduler: Scheduler,
+    pub lora: Option<CoreLora>,
+    pub commands: Receiver<Command>,
+    pub shared: Arc<Shared>,
+    pub records: Records,
+    pub started: Instant,
+    pub pace: StepPace,
+    pub speculative: Option<SpeculativeConfig>,
+}
+
 impl Core {
-    /// `devices`: this rank's, and the others.
-    pub(crate) fn new(
-        devices: (Runner, Option<Ranks>),
-        scheduler: Scheduler,
-        lora: Option<CoreLora>,
-        commands: Receiver<Command>,
-        shared: Arc<Shared>,
-        records: Records,
-        (started, pace): (Instant, StepPace),
-    ) -> Core {
-        let (runner, ranks) = devices;
+    pub(crate) fn new(parts: CoreParts) -> Core {
+        let CoreParts {
+            runner,
+            ranks,
+            scheduler,
+            lora,
+            commands,
+            shared,
+            records,
+            started,
+            pace,
+            speculative,
+        } = parts;
         let step_records = StepRecords::new(scheduler.config().groups[0].block_size);
         let max_in_flight = scheduler.config().max_steps_in_flight as usize;
         Core {
@@ -95,7 +112,9 @@ impl Core {
             step_records,
             stats: StatsSnapshot::default(),
             paces: Default::default(),
-            guides: None,
+            masks: Masks::default(),
+            speculative,
+            drafts: Vec::new(),
             lora,
             max_in_flight,
             is_stalled: false,
@@ -253,7 +272,7 @@ impl Core {
         if let (Some(lora), Some(adapter)) = (&mut self.lora, &sequence.lora) {
             lora.admit(adapter);
         }
-        let asked = self.ask_first(id, &mut sequence);
+        let asked = self.masks.ask_first(id, &mut sequence, self.runner.vocab());
         self.sequences.insert(id, sequence);
         if let Err(error) = asked {
             self.end(id, FinishReason::Error(error.to_string()));
@@ -268,6 +287,7 @@ impl Core {
     /// before the next. Says whether the device has room for more.
     fn fill(&mut self) -> Result<bool, EngineError> {
         while self.in_flight.len() < self.max_in_flight {
+            self.draft()?;
             let now = Instant::now();
             let now_ns = now.duration_since(self.started).as_nanos() as u64;
             self.scheduler.set_max_prompt_tokens(self.pace.max_prompt_tokens());
@@ -299,31 +319,27 @@ impl Core {
                     lora::note_admitted(sequence);
                 }
             }
+            self.take_drafts();
+            let input = StepInput {
+                plan: &self.plan,
+                admitted: &self.admitted,
+                drafts: &self.drafts,
+            };
             if let Some(ranks) = &self.ranks {
-                ranks.submit(&self.plan, &self.admitted)?;
+                ranks.submit(input)?;
             }
-            let flight = self.runner.submit(&self.plan, &self.admitted)?;
+            let flight = self.runner.submit(input)?;
             let is_unsampled = flight.is_unsampled();
             self.in_flight.push_back((flight, now));
             if is_unsampled {
                 self.sample()?;
                 return Ok(self.in_flight.len() < self.max_in_flight);
             }
+            if !self.drafts.is_empty() {
+                return Ok(false);
+            }
         }
         Ok(false)
-    }
-
-    /// Asks a new sequence's guide for its first mask.
-    fn ask_first(&mut self, id: RequestId, sequence: &mut Sequence) -> Result<(), EngineError> {
-        if let Some(guide) = &mut sequence.guide {
-            let workers = match self.guides.take() {
-                Some(workers) => workers,
-                None => GuideWorkers::start(self.runner.vocab())?,
-            };
-            guide.ask(&workers, id, Vec::new());
-            self.guides = Some(workers);
-        }
-        Ok(())
     }
 
     /// Submits the second half of the step that was submitted last, with the masks that are there.
@@ -335,9 +351,18 @@ impl Core {
         let Some((mut flight, submitted)) = self.in_flight.pop_back() else {
             return Ok(());
         };
-        self.await_masks(&flight);
-        let mask_of = |id: RequestId| self.sequences.get(&id)?.guide.as_ref()?.mask().cloned();
-        let masks: Vec<Option<Mask>> = flight.masked().map(mask_of).collect();
+        let half = FirstHalf {
+            flight: &flight,
+            is_done: &|| self.runner.is_done(&flight),
+            is_lost: &|| {
+                self.shared.is_overdue() || self.ranks.as_ref().is_some_and(|ranks| ranks.group().has_failed())
+            },
+        };
+        for (id, reason) in self.masks.wait(&half, &mut self.sequences) {
+            self.scheduler.abort(id);
+            self.end(id, FinishReason::Error(reason));
+        }
+        let masks = Masks::of(&flight, &self.sequences);
         if let Some(ranks) = &self.ranks {
             ranks.sample(&masks)?;
         }
@@ -346,44 +371,41 @@ impl Core {
         Ok(())
     }
 
-    /// Waits for a step's masks while the device works on its first half; longer only where no row could go on.
-    fn await_masks(&mut self, flight: &Flight) {
-        let patience = Instant::now() + MASK_PATIENCE;
-        let mut wait = Duration::ZERO;
-        loop {
-            while let Some(answer) = self.guides.as_ref().and_then(|guides| guides.answer(wait)) {
-                wait = Duration::ZERO;
-                self.take_answer(answer);
-            }
-            let is_missing = |id: &RequestId| {
-                let guide = self.sequences.get(id).and_then(|sequence| sequence.guide.as_ref());
-                guide.is_some_and(|guide| guide.mask().is_none())
-            };
-            let waits = flight.masked().any(|id| is_missing(&id));
-            let goes_on = self.runner.is_done(flight) && (flight.has_unmasked() || Instant::now() >= patience);
-            // A device that never finishes, or a rank that failed, is found by whoever waits for the step's results.
-            let is_lost =
-                self.shared.is_overdue() || self.ranks.as_ref().is_some_and(|ranks| ranks.group().has_failed());
-            if !waits || goes_on || is_lost {
-                return;
-            }
-            wait = MASK_LOOK;
+    /// Drafts tokens for every sequence that takes some, and tells the scheduler how many. Drafts stand behind known tokens,
+    /// so the steps in flight end first. Steps with masks have no drafts: while a sequence has a guide, nothing is drafted.
+    fn draft(&mut self) -> Result<(), EngineError> {
+        let Some(config) = self.speculative else {
+            return Ok(());
+        };
+        if !self.sequences.values().any(|sequence| sequence.drafting.is_some()) {
+            return Ok(());
         }
+        while !self.in_flight.is_empty() {
+            self.collect()?;
+        }
+        let has_guides = self.sequences.values().any(|sequence| sequence.guide.is_some());
+        for (&id, sequence) in &mut self.sequences {
+            if let Some(drafting) = &mut sequence.drafting {
+                match has_guides {
+                    true => drafting.clear(),
+                    false => drafting.propose(&config),
+                }
+                self.scheduler.set_num_drafts(id, drafting.drafts().len() as u32)?;
+            }
+        }
+        Ok(())
     }
 
-    /// A guide has said which tokens may come next, or why its sequence cannot go on.
-    fn take_answer(&mut self, answer: GuideAnswer) {
-        let sequence = self.sequences.get_mut(&answer.id);
-        let Some(guide) = sequence.and_then(|sequence| sequence.guide.as_mut()) else {
-            return;
-        };
-        match answer.result {
-            Ok(answered) => guide.take(answered),
-            Err(reason) => {
-                self.scheduler.abort(answer.id);
-                self.end(answer.id, FinishReason::Error(reason));
-            }
+    /// The drafts of the plan's rows, one row's behind those of the row before.
+    fn take_drafts(&mut self) {
+        self.drafts.clear();
+        for row in self.plan.scheduled.iter().filter(|row| row.num_drafts > 0) {
+            let sequence = self.sequences.get(&row.id);
+            let drafting = sequence.and_then(|sequence| sequence.drafting.as_ref());
+            let drafts = drafting.map_or(&[][..], Drafting::drafts);
+            self.drafts.extend(drafts.iter().take(row.num_drafts as usize));
         }
+        self.stats.draft_tokens_total += self.drafts.len() as u64;
     }
 
     /// Waits for the oldest step and hands its tokens over.
@@ -391,23 +413,24 @@ impl Core {
         let Some((flight, submitted)) = self.in_flight.pop_front() else {
             return Ok(());
         };
-        let result = self.runner.collect(&flight, || self.shared.is_overdue())?;
+        let mut result = self.runner.collect(&flight, || self.shared.is_overdue())?;
         self.note_pace(&flight, submitted);
         // Before the scheduler hears of the step: it would make what these rows computed findable.
         for fault in &result.faults {
             self.end_without_token(fault);
         }
-        let emitting = flight.rows().iter().zip(&result.rows).filter(|(row, _)| row.emits);
+        let emitting = flight.rows().iter().enumerate().filter(|(_, row)| row.output.is_some());
         let results: Vec<RowResult<'_>> = emitting
-            .map(|(row, (token, _))| RowResult {
+            .map(|(i, row)| RowResult {
                 id: row.id,
-                tokens: token.as_slice(),
+                tokens: result.tokens(i),
             })
             .collect();
         let mut updates = std::mem::take(&mut self.updates);
         let outcome = self.scheduler.update_into(flight.step(), &results, &mut updates);
         outcome?;
         self.hand_over_prompt_logprobs(&result);
+        self.hand_over_hidden_states(&mut result);
         let generated = self.hand_over_tokens(&flight, &result, &updates);
         self.updates = updates;
         self.note_step(&flight, generated, submitted);
@@ -435,27 +458,49 @@ impl Core {
         }
     }
 
+    /// Sends every hidden state to its reader and ends the sequence.
+    fn hand_over_hidden_states(&mut self, result: &mut StepResult) {
+        for (id, values) in result.hidden_states.drain(..) {
+            let Some(sequence) = self.sequences.get(&id) else {
+                continue;
+            };
+            let event = SequenceEvent::HiddenState {
+                values,
+                num_cached_tokens: sequence.num_cached,
+            };
+            let _ = sequence.events.send((sequence.index, event));
+            self.scheduler.finish(id);
+            self.end(id, FinishReason::Length);
+        }
+    }
+
     /// Sends every new token to its reader and ends the sequences that are done. Returns the number of tokens.
     fn hand_over_tokens(&mut self, flight: &Flight, result: &StepResult, updates: &[Update]) -> u64 {
         let mut generated = 0;
         let now = Instant::now();
         let mut updates = updates.iter().peekable();
-        for (row, (token, logprobs)) in flight.rows().iter().zip(&result.rows) {
+        for (i, row) in flight.rows().iter().enumerate() {
             let update = updates.next_if(|update| update.id == row.id);
             let (Some(sequence), Some(update)) = (self.sequences.get_mut(&row.id), update) else {
                 continue;
             };
-            for &token in token.as_slice() {
+            let tokens = result.tokens(i);
+            self.stats.accepted_tokens_total += tokens.len().saturating_sub(1) as u64;
+            for (j, &token) in tokens.iter().enumerate() {
                 generated += 1;
                 let mut finish = sequence.stop_reason(token);
                 sequence.num_output += 1;
                 self.step_records.token(sequence, now);
-                if finish.is_none() && update.finished.is_some() {
+                let is_last = j + 1 == tokens.len();
+                if finish.is_none() && is_last && update.finished.is_some() {
                     finish = Some(FinishReason::Length);
+                }
+                if let Some(drafting) = &mut sequence.drafting {
+                    drafting.push(token);
                 }
                 let event = SequenceEvent::Token {
                     id: token,
-                    logprobs: logprobs.clone(),
+                    logprobs: result.logprobs(i, j).cloned(),
                     num_cached_tokens: sequence.num_cached,
                     finish: finish.clone(),
                 };
@@ -465,9 +510,7 @@ impl Core {
                     self.end(row.id, finish);
                     break;
                 }
-                if let (Some(guide), Some(workers)) = (&mut sequence.guide, &self.guides) {
-                    guide.ask(workers, row.id, vec![token]);
-                }
+                self.masks.ask(row.id, sequence, vec![token]);
             }
         }
         generated

@@ -107,6 +107,9 @@ pub enum SubmitError {
     /// No such adapter.
     #[error("{0}")]
     Adapter(String),
+    /// A hidden state that this engine does not give, or not with what else the request asks for.
+    #[error("a request for a hidden state {0}")]
+    HiddenState(&'static str),
     /// The engine is ending.
     #[error("the engine is shutting down and takes no new requests")]
     ShuttingDown,
@@ -126,7 +129,7 @@ impl SubmitError {
             SubmitError::ShuttingDown => 1,
             SubmitError::Dead { .. } => 2,
             SubmitError::EmptyPrompt | SubmitError::PromptTooLong { .. } | SubmitError::PromptVocabulary { .. } => 3,
-            SubmitError::Param(_) => 4,
+            SubmitError::Param(_) | SubmitError::HiddenState(_) => 4,
             SubmitError::Adapter(_) => 5,
         }
     }

@@ -9,14 +9,15 @@ use halyard_hooks::RecordSender;
 use halyard_models::{GenerationDefaults, LoraLimits, ModelFiles, TokenizerSource};
 use halyard_platform_api::hooks::{RejectedRecord, StatRecord};
 use halyard_platform_api::{DType, Device};
-use halyard_runner::{LoadProgress, ModelInfo, RankGroup, Ranks, Runner, kv_dtype};
+use halyard_runner::{LoadProgress, ModelInfo, RankGroup, Ranks, RowOutput, Runner, kv_dtype};
 use halyard_scheduler::{NewRequest, RequestId, Scheduler, SchedulerConfig};
 use halyard_text::{ChatTemplate, GgufTokenizer, SpecialTokens, Tokenizer};
 use tokio::sync::mpsc::unbounded_channel;
 
 use crate::command::Command;
 use crate::config::{EngineConfig, LoraConfig};
-use crate::core::Core;
+use crate::core::{Core, CoreParts};
+use crate::drafts::Drafting;
 use crate::error::{EngineError, ParamError, SubmitError};
 use crate::facts::{RequestFacts, SequenceFacts, unix_ns};
 use crate::guide::SequenceGuide;
@@ -45,6 +46,10 @@ struct Front {
     next_id: AtomicU64,
     max_waiting: usize,
     seed: u64,
+    /// Tokens may be drafted.
+    drafts: bool,
+    /// Requests may ask for hidden states.
+    hidden_states: bool,
     started: Instant,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
@@ -144,15 +149,18 @@ impl EngineHandle {
             None => None,
         };
         let pace = StepPace::new(config.scheduler.max_step, loaded.info.async_depth == 0);
-        let core = Core::new(
-            (loaded.runner, ranks),
+        let core = Core::new(CoreParts {
+            runner: loaded.runner,
+            ranks,
             scheduler,
             lora,
-            receiver,
-            shared.clone(),
+            commands: receiver,
+            shared: shared.clone(),
             records,
-            (started, pace),
-        );
+            started,
+            pace,
+            speculative: config.speculative,
+        });
         let thread = std::thread::Builder::new()
             .name("halyard-engine".into())
             .spawn(move || core.run())
@@ -169,6 +177,8 @@ impl EngineHandle {
             next_id: AtomicU64::new(1),
             max_waiting: config.scheduler.max_waiting as usize,
             seed: config.model.seed,
+            drafts: config.speculative.is_some(),
+            hidden_states: config.hidden_states,
             started,
             thread: Mutex::new(Some(thread)),
         };
@@ -248,7 +258,10 @@ impl EngineHandle {
         stops.extend(&params.stop_token_ids);
         let constraints = constraints(&params, stops);
         let room = f.info.max_model_len - prompt.len() as u32;
-        let max_tokens = params.max_tokens.unwrap_or(room).min(room);
+        let max_tokens = match request.hidden_state {
+            true => 1,
+            false => params.max_tokens.unwrap_or(room).min(room),
+        };
         let now = Instant::now();
         let arrival_ns = now.duration_since(f.started).as_nanos() as u64;
         let salt: Option<Arc<[u8]>> = request.cache_salt.map(|salt| salt.into_bytes().into());
@@ -258,8 +271,12 @@ impl EngineHandle {
             let seed = seed.wrapping_add(u64::from(index));
             let mut row = row_spec(&params, prompt.clone(), seed, constraints.clone());
             row.prompt_logprobs = row.prompt_logprobs.filter(|_| scores_prompt);
-            row.is_masked = request.guide.is_some();
-            let sequence = Sequence {
+            row.output = match request.guide {
+                _ if request.hidden_state => RowOutput::HiddenState,
+                Some(_) => RowOutput::MaskedToken,
+                None => RowOutput::Token,
+            };
+            let mut sequence = Sequence {
                 index,
                 params: params.clone(),
                 row: Arc::new(row),
@@ -274,8 +291,10 @@ impl EngineHandle {
                 lora: adapter.clone(),
                 guide: request.guide.as_ref().map(|guide| SequenceGuide::new(guide.make())),
                 admitted: false,
+                drafting: None,
                 prompt_logprobs: scores_prompt.then(|| vec![None; prompt.len()]),
             };
+            sequence.drafting = f.drafts.then(|| Drafting::of(&sequence.row)).flatten();
             let new = NewRequest {
                 id,
                 prompt: prompt.clone(),
@@ -363,6 +382,15 @@ impl EngineHandle {
                 found: request.prompt.len(),
                 limit: info.max_model_len,
             });
+        }
+        if request.hidden_state {
+            let refused = match request.params.n {
+                _ if !self.front.hidden_states => Err("is refused: the engine was not started for it"),
+                _ if request.guide.is_some() => Err("has no tokens to guide"),
+                1 => Ok(()),
+                _ => Err("has one sample"),
+            };
+            refused.map_err(SubmitError::HiddenState)?;
         }
         let stops = info.eos_token_ids.len() + request.params.stop_token_ids.len();
         if stops > MAX_STOP_TOKENS {

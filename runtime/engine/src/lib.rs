@@ -1,17 +1,20 @@
 //! The engine: a model on a device, requests in, tokens and text out. Knows no vendor, no HTTP and no environment.
 //!
 //! Reading order: [`handle`] (the front door), [`params`] and [`output`] (what goes in and comes out), `core` (the thread),
-//! `sequence` (a request's sample), `stream` (its reader), `lora` (adapters). What touches the device is `halyard-runner`.
+//! `sequence` (a request's sample), `masks` and `drafts` (what its next token may or may well be), `stream` (its
+//! reader), `lora` (adapters). What touches the device is `halyard-runner`.
 
 mod command;
 pub mod config;
 mod core;
+mod drafts;
 pub mod error;
 mod facts;
 pub mod guide;
 pub mod handle;
 mod llm;
 mod lora;
+mod masks;
 mod no_token;
 pub mod output;
 pub mod params;
@@ -22,7 +25,7 @@ mod stats;
 mod step_pace;
 mod stream;
 
-pub use config::{DEFAULT_MAX_STEP, EngineConfig, LoraConfig, ModelConfig, SchedulingConfig};
+pub use config::{DEFAULT_MAX_STEP, EngineConfig, LoraConfig, ModelConfig, SchedulingConfig, SpeculativeConfig};
 pub use error::{EngineError, ParamError, SubmitError};
 pub use guide::{GuideFactory, TokenGuide};
 pub use halyard_hooks::RecordSender;

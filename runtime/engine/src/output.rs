@@ -51,6 +51,9 @@ pub struct OutputChunk {
     pub logprobs: Option<Vec<TokenLogprobs>>,
     /// In the first chunk of sample 0 when asked: one entry per prompt token, none for the first.
     pub prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
+    /// The prompt's last hidden state when asked, with the sample's end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hidden_state: Option<Vec<f32>>,
     /// Prompt tokens taken from the prefix cache.
     pub num_cached_tokens: u32,
     /// Set in the sample's last chunk.
@@ -68,6 +71,9 @@ pub struct CompletionOutput {
     pub token_ids: Vec<u32>,
     /// One entry per token when asked.
     pub logprobs: Option<Vec<TokenLogprobs>>,
+    /// The prompt's last hidden state when asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hidden_state: Option<Vec<f32>>,
     /// How it ended.
     pub finish: FinishReason,
 }

@@ -278,6 +278,9 @@ pub struct Request {
     pub lora: Option<String>,
     /// Says after each token which may come next; `None`: any may.
     pub guide: Option<GuideFactory>,
+    /// Gives the hidden state of the prompt's last token, behind the last layer and the final norm \[hidden\], and no
+    /// tokens. It ends with [`crate::FinishReason::Length`]. Only where [`crate::EngineConfig::hidden_states`] is set.
+    pub hidden_state: bool,
 }
 
 impl Request {
@@ -292,6 +295,7 @@ impl Request {
             trace_parent: None,
             lora: None,
             guide: None,
+            hidden_state: false,
         }
     }
 }

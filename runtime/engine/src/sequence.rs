@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use halyard_platform_api::ops::SamplingRow;
-use halyard_runner::{Constraints, RowSpec, Sampler};
+use halyard_runner::{Constraints, RowOutput, RowSpec, Sampler};
 use halyard_scheduler::RequestId;
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::drafts::Drafting;
 use crate::facts::SequenceFacts;
 use crate::guide::SequenceGuide;
 use crate::lora::adapter::Adapter;
@@ -28,6 +29,8 @@ pub(crate) enum SequenceEvent {
         num_cached_tokens: u32,
         finish: Option<FinishReason>,
     },
+    /// The last hidden state came, which ends the sequence.
+    HiddenState { values: Vec<f32>, num_cached_tokens: u32 },
     /// The engine ended the sequence without a further token.
     Finished(FinishReason),
 }
@@ -98,6 +101,8 @@ pub(crate) struct Sequence {
     pub admitted: bool,
     /// Says which tokens may come next; `None`: any may.
     pub guide: Option<SequenceGuide>,
+    /// Its tokens, where some may be drafted.
+    pub drafting: Option<Drafting>,
     /// Collected prompt log-probabilities, by position.
     pub prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
 }
@@ -156,7 +161,7 @@ pub(crate) fn row_spec(p: &SamplingParams, prompt: Arc<[u32]>, seed: u64, constr
         },
         sampler: sampler_of(p),
         constraints,
-        is_masked: false,
+        output: RowOutput::Token,
         logprobs: p.logprobs,
         prompt_logprobs: p.prompt_logprobs,
     }

@@ -33,6 +33,10 @@ pub struct StatsSnapshot {
     pub steps_total: u64,
     /// Of these, run from recordings.
     pub replayed_steps_total: u64,
+    /// Drafted tokens that steps verified.
+    pub draft_tokens_total: u64,
+    /// Of these, right.
+    pub accepted_tokens_total: u64,
     /// Records that stat loggers lost, of all together.
     pub dropped_records_total: u64,
 }

@@ -133,6 +133,7 @@ impl OutputStream {
             text: String::new(),
             token_ids: Vec::new(),
             logprobs: self.params.logprobs.map(|_| Vec::new()),
+            hidden_state: None,
             finish: FinishReason::Length,
         };
         RequestOutput {
@@ -172,6 +173,19 @@ impl OutputStream {
                 self.ready.push_back(OutputChunk {
                     num_cached_tokens,
                     ..chunk
+                });
+            }
+            SequenceEvent::HiddenState {
+                values,
+                num_cached_tokens,
+            } => {
+                self.samples[index as usize].done = true;
+                self.live -= 1;
+                self.ready.push_back(OutputChunk {
+                    hidden_state: Some(values),
+                    num_cached_tokens,
+                    finish: Some(FinishReason::Length),
+                    ..empty_chunk(index)
                 });
             }
             SequenceEvent::Finished(reason) => self.finish(index, reason),
@@ -272,6 +286,7 @@ fn empty_chunk(index: u32) -> OutputChunk {
         token_ids: Vec::new(),
         logprobs: None,
         prompt_logprobs: None,
+        hidden_state: None,
         num_cached_tokens: 0,
         finish: None,
     }
@@ -287,6 +302,9 @@ fn append(output: &mut RequestOutput, chunk: OutputChunk) {
     sample.token_ids.extend(chunk.token_ids);
     if let (Some(all), Some(new)) = (&mut sample.logprobs, chunk.logprobs) {
         all.extend(new);
+    }
+    if chunk.hidden_state.is_some() {
+        sample.hidden_state = chunk.hidden_state;
     }
     if let Some(finish) = chunk.finish {
         sample.finish = finish;

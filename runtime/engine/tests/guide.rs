@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use common::{delayed, fixtures, loaded, on_every_device, open, open_on, reference};
 use halyard_engine::{
-    CompletionOutput, EngineConfig, FinishReason, GuideFactory, Llm, OutputStream, Request, SamplingParams, TokenGuide,
+    CompletionOutput, EngineConfig, FinishReason, GuideFactory, Llm, OutputStream, Request, SamplingParams,
+    SpeculativeConfig, TokenGuide,
 };
 use halyard_platform_api::Device;
 
@@ -238,6 +239,33 @@ fn the_first_half_of_recorded_steps_is_replayed() {
             2 * replayed > all,
             "depth {depth}: {replayed} of {all} steps were replayed"
         );
+    }
+}
+
+/// A step has drafts or masks, not both: beside guided rows nothing is drafted, and afterwards again.
+#[test]
+fn rows_that_may_draft_stand_beside_guided_ones() {
+    let alone = llm(reference(), |_| {});
+    let expected = expected_digits(&alone, 0);
+    let free = output(plain(&alone, 1, params(60))).token_ids;
+    for depth in 0..3 {
+        let llm = llm(delayed(depth), |config| {
+            config.speculative = Some(SpeculativeConfig {
+                num_speculative_tokens: 2,
+                prompt_lookup_min: 1,
+                prompt_lookup_max: 2,
+            });
+        });
+        let mut other = plain(&llm, 1, params(60));
+        let mut tokens = other.blocking_next().expect("a token").token_ids;
+        let guided = output(guided(&llm, 0, params(40), &digits(0)));
+        assert_eq!(guided.token_ids[..NUM_DIGITS as usize], expected);
+        while let Some(chunk) = other.blocking_next() {
+            tokens.extend(chunk.token_ids);
+        }
+        assert_eq!(tokens, free);
+        llm.engine().shutdown(Duration::from_secs(60));
+        assert!(llm.engine().stats().draft_tokens_total > 0);
     }
 }
 

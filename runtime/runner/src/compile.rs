@@ -84,7 +84,7 @@ pub(crate) struct Places<'a> {
 pub(crate) enum WeightSource<'a, 'l> {
     /// The model's files.
     Files(&'a ModelFiles, &'a mut WeightLoader<'l>),
-    /// Another program with the same weights in the same order.
+    /// Another program whose first weights are the same ones in the same order.
     Shared(&'a CompiledProgram),
 }
 
@@ -385,9 +385,9 @@ fn share_weights(
     ops: &[(Arc<dyn PreparedOp>, Vec<u16>, Claim)],
 ) -> Result<LoadedWeights, RunnerError> {
     let (tensors, buffers) = &other.weights;
-    if tensors.len() != model.weights.len() {
+    if tensors.len() < model.weights.len() {
         return Err(RunnerError::Internal(
-            "programs with and without adapters have other weights",
+            "a program has more weights than the one it shares them with",
         ));
     }
     for (spec, tensor) in model.weights.iter().zip(tensors) {
@@ -398,13 +398,14 @@ fn share_weights(
         let bytes = op.packed_weight_bytes(node - segment.first)?;
         if bytes != tensor.span_bytes() {
             let message = format!(
-                "a matrix takes {} bytes packed for steps without adapters and {bytes} for steps with them: this platform cannot serve LoRA",
+                "a matrix takes {} bytes packed in one program of the model and {bytes} in another: this platform \
+                 serves neither LoRA nor hidden states",
                 tensor.span_bytes()
             );
             return Err(halyard_platform_api::Error::unsupported(message).into());
         }
     }
-    Ok((tensors.clone(), buffers.clone()))
+    Ok((tensors[..model.weights.len()].to_vec(), buffers.clone()))
 }
 
 /// The op that packs a node's matrix.

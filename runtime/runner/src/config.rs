@@ -30,6 +30,10 @@ pub struct RunnerConfig {
     pub recording: RecordingConfig,
     /// Adapter slots; `None`: no adapters are served.
     pub lora: Option<LoraSlots>,
+    /// Most drafted tokens that a row verifies in a step.
+    pub max_drafts: u32,
+    /// Rows may give their last hidden state instead of a token ([`crate::RowOutput::HiddenState`]).
+    pub hidden_states: bool,
 }
 
 /// KV cache memory.
@@ -62,6 +66,8 @@ impl Default for RunnerConfig {
             async_depth: None,
             recording: RecordingConfig::default(),
             lora: None,
+            max_drafts: 0,
+            hidden_states: false,
         }
     }
 }

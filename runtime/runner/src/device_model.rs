@@ -12,7 +12,7 @@ use halyard_scheduler::Scheduled;
 use crate::compile::CompiledProgram;
 use crate::error::RunnerError;
 use crate::group::RankGroup;
-use crate::memory::{Capacities, ResultRing, RowState, StepState, Writes};
+use crate::memory::{Capacities, ResultRing, RowState, StepState, Writes, floats_of};
 use crate::result::{Logprob, TokenLogprobs};
 use crate::row::{RowSpec, Sampler};
 use crate::step_ops::StepOps;
@@ -26,6 +26,8 @@ pub(crate) const NONE: u32 = u32::MAX;
 pub(crate) struct Programs {
     pub forward: CompiledProgram,
     pub head: CompiledProgram,
+    /// Hidden states that rows give, where they may: the program, and where it leaves them \[chunk, hidden\].
+    pub hidden_states: Option<(CompiledProgram, Tensor)>,
     /// The layers with adapters, where adapters are served.
     pub lora_forward: Option<CompiledProgram>,
     pub ops: StepOps,
@@ -65,9 +67,11 @@ pub(crate) struct DeviceModel {
 pub(crate) struct StepParts<'a> {
     /// Ring entry, both halves of the tag, number of sequences.
     pub header: [u32; 4],
-    /// Emitting sequences first.
+    /// Sequences that give a token first.
     pub order: &'a [Scheduled],
-    pub num_emitting: u32,
+    pub num_sampled: u32,
+    /// Positions of logits of each of these: 1, with drafts one more than the most that a sequence verifies.
+    pub stride: u32,
     /// Sequences behind the last one that write nothing: a recording's shape is larger than the step.
     pub padding: u32,
 }
@@ -83,37 +87,69 @@ pub(crate) struct RowTokens<I> {
     pub lora_slot: Option<u32>,
 }
 
-/// Positions that a step scores: consecutive, at rows `first ..` of the ring's log-probabilities.
+/// Consecutive positions among those that a step's logits, or hidden states, are wanted for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScoredRange {
     pub first: u32,
     pub count: u32,
 }
 
-/// What the emitting rows of a step need together.
+/// What the rows of a step that give a token need together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub sampler: Sampler,
     pub logprobs: bool,
 }
 
-/// Rows of a step that are sampled together.
+/// Positions of a step that are sampled together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SampledRange {
     pub first: u32,
     pub count: u32,
+    counts: TokenCounts,
     /// Each under the step's mask of the row.
     pub is_masked: bool,
 }
 
+/// How many tokens the rows of a step may give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TokenCounts {
+    /// One each.
+    One,
+    /// One, or none without a mask: the step says.
+    Masked,
+    /// Those of all drafts and one more, at most as many as this.
+    Drafted(u32),
+}
+
 impl SampledRange {
-    /// The first `count` rows of a step without masks.
-    pub(crate) fn plain(count: u32) -> SampledRange {
+    /// All `rows` rows of a step without masks, with `stride` positions each.
+    pub(crate) fn all(rows: u32, stride: u32) -> SampledRange {
         SampledRange {
             first: 0,
-            count,
+            count: rows * stride,
+            counts: match stride {
+                1 => TokenCounts::One,
+                most => TokenCounts::Drafted(most),
+            },
             is_masked: false,
         }
+    }
+
+    /// Of a step with masks: the `masked` rows that have one, and the others up to `all`.
+    pub(crate) fn masked_first(masked: u32, all: u32) -> (SampledRange, SampledRange) {
+        let range = |first, count, is_masked| SampledRange {
+            first,
+            count,
+            counts: TokenCounts::Masked,
+            is_masked,
+        };
+        (range(0, masked, true), range(masked, all - masked, false))
+    }
+
+    /// Of the step that it is a range of.
+    pub(crate) fn counts(&self) -> TokenCounts {
+        self.counts
     }
 }
 
@@ -181,6 +217,16 @@ impl DeviceModel {
         }
     }
 
+    /// Writes a row's lengths, and drafts (`content.tokens`) behind its known tokens.
+    pub(crate) fn write_drafts(&mut self, row: u32, content: RowTokens<impl Iterator<Item = u32>>) {
+        let (writes, rows) = (&mut self.writes, &self.memory.rows);
+        let first = u64::from(row) * u64::from(rows.tokens.strides[0]) + u64::from(content.known);
+        let row = u64::from(row);
+        writes.words(&rows.tokens, first, content.tokens);
+        writes.words(&rows.num_tokens, row, [content.known]);
+        writes.words(&rows.num_computed, row, [content.computed]);
+    }
+
     /// Writes how a row's tokens are chosen.
     pub(crate) fn write_sampling(&mut self, row: u32, sampling: &SamplingRow) {
         let at = u64::from(row) * size_of::<SamplingRow>() as u64;
@@ -230,18 +276,45 @@ impl DeviceModel {
         writes.words(&s.rows, 0, order.iter().map(|q| q.row.0).chain(padded(NONE)));
         writes.words(&s.query_lens, 0, order.iter().map(|q| q.query_len).chain(padded(0)));
         writes.words(&s.emits, 0, order.iter().map(|q| u32::from(q.emits)).chain(padded(0)));
-        let ends = order[..parts.num_emitting as usize].iter().scan(0, |end, q| {
+        let sampled = &order[..parts.num_sampled as usize];
+        let last = sampled.iter().scan(0, |end, q| {
             *end += q.query_len;
             Some(*end - 1)
         });
-        writes.words(&s.logits_index, 0, ends.chain(padded(NONE)));
+        if parts.stride == 1 {
+            writes.words(&s.logits_index, 0, last.chain(padded(NONE)));
+            return;
+        }
+        // Behind each row's positions, as many as it has fewer than `stride`.
+        let positions = last.zip(sampled).flat_map(|(last, q)| {
+            (0..parts.stride).map(move |i| {
+                if i <= q.num_drafts {
+                    last - q.num_drafts + i
+                } else {
+                    NONE
+                }
+            })
+        });
+        writes.words(&s.logits_index, 0, positions);
+        let rows = sampled
+            .iter()
+            .flat_map(|q| (0..parts.stride).map(move |i| if i <= q.num_drafts { q.row.0 } else { NONE }));
+        writes.words(&s.logits_rows, 0, rows);
+        writes.words(&s.num_drafts, 0, order.iter().map(|q| q.num_drafts));
+        writes.words(&s.num_sampled, 0, order.iter().map(|q| q.num_drafts + 1));
+    }
+
+    /// Writes positions of the step that something is wanted for, at `first ..` among these.
+    pub(crate) fn write_wanted(&mut self, first: u32, positions: impl Iterator<Item = u32>) {
+        self.writes
+            .words(&self.memory.step.logits_index, u64::from(first), positions);
     }
 
     /// Writes which of the step's tokens are scored, from token `at` on, and the tokens that stand behind them.
     pub(crate) fn write_scored(&mut self, range: ScoredRange, at: u32, chosen: impl Iterator<Item = u32>) {
-        let (writes, s) = (&mut self.writes, &self.memory.step);
-        writes.words(&s.logits_index, u64::from(range.first), at..at + range.count);
-        writes.words(&s.chosen, u64::from(range.first), chosen);
+        self.write_wanted(range.first, at..at + range.count);
+        self.writes
+            .words(&self.memory.step.chosen, u64::from(range.first), chosen);
     }
 
     /// Writes the masks of a step's first rows, and how many of all rows' tokens count: none of a row without its mask.
@@ -334,10 +407,10 @@ impl DeviceModel {
         Ok(())
     }
 
-    /// Reads the first `num_rows` rows of a ring entry: for each the number of its tokens and the token. `None`: the entry
-    /// is another step's than `tag`'s.
+    /// Reads the first `num_rows` rows of a ring entry: for each the number of its tokens and as many words as it may have
+    /// tokens. `None`: the entry is another step's than `tag`'s.
     pub(crate) fn read_entry(&mut self, entry: u32, tag: u64, num_rows: u32) -> Result<Option<&[u32]>, RunnerError> {
-        let used = RESULT_HEADER + 2 * num_rows;
+        let used = RESULT_HEADER + self.memory.capacities.result_words() * num_rows;
         let ring = &mut self.memory.ring;
         let results = ring.results.rows(entry, 1).columns(0, used);
         ring.read(&results, &mut self.words)?;
@@ -364,7 +437,17 @@ impl DeviceModel {
         Ok(scores)
     }
 
-    /// Reads the first `num_rows` rows of the last hidden states. Blocks; no unfinished step may write them.
+    /// Reads the `i`-th hidden state of a ring entry.
+    pub(crate) fn read_hidden_state(&mut self, entry: u32, i: u32) -> Result<Vec<f32>, RunnerError> {
+        let ring = &mut self.memory.ring;
+        let states = ring.hidden_states.get(entry as usize).copied();
+        let states = states.ok_or(RunnerError::Internal(
+            "rows give hidden states, which were not asked for at start",
+        ))?;
+        Ok(floats_of(states.dtype(), ring.read_bytes(&states.rows(i, 1))?))
+    }
+
+    /// Reads the first `num_rows` rows of the last layer's states. Blocks; no unfinished step may write them.
     pub(crate) fn read_hidden(&self, num_rows: u32) -> Result<Vec<u8>, RunnerError> {
         let hidden = self.memory.hidden.rows(0, num_rows);
         let mut bytes = vec![0; hidden.span_bytes() as usize];

@@ -1,8 +1,8 @@
 //! A model on a device: weights and KV memory loaded, steps encoded, recorded and submitted, results read. Knows device
 //! rows and token ids; no request, no text, no client.
 //!
-//! Reading order: [`runner`] (a step, from plan to results), `device_model` (programs, memory, and how a step is written),
-//! `step_encode` (the ops around the programs), `recording` and `self_check` (decode steps recorded once), `ranks` and
+//! Reading order: [`runner`] (a step, from plan to results), `flight` (a step under way), `device_model` (programs, memory, and how a
+//! step is written), `step_encode` (the ops around the programs), `recording` and `self_check` (decode steps recorded once), `ranks` and
 //! `group` (several devices), [`load`] (from files to a runner), `plan` (what loading settles first), `compile`
 //! (programs to ops), `weight_loader`, `kv_memory`.
 
@@ -12,6 +12,7 @@ mod compile;
 pub mod config;
 mod device_model;
 pub mod error;
+pub mod flight;
 pub mod group;
 mod kv_memory;
 pub mod load;
@@ -21,6 +22,7 @@ mod parallel;
 mod plan;
 mod preparer;
 pub mod ranks;
+mod read_back;
 mod recording;
 pub mod result;
 pub mod row;
@@ -35,11 +37,12 @@ mod weight_loader;
 
 pub use config::{CacheConfig, LoraSlots, RecordingConfig, RunnerConfig};
 pub use error::RunnerError;
+pub use flight::{Flight, StepRow};
 pub use group::RankGroup;
 pub use load::{LoadProgress, Loaded, ModelInfo, load};
 pub use lora_memory::LoraMemory;
 pub use plan::kv_dtype;
 pub use ranks::Ranks;
 pub use result::{Logprob, NoToken, Place, REMEDY, RowFault, StepResult, TokenLogprobs};
-pub use row::{Constraints, RowSpec, Sampler};
-pub use runner::{Flight, Runner, StepRow};
+pub use row::{Constraints, RowOutput, RowSpec, Sampler};
+pub use runner::{Runner, StepInput};

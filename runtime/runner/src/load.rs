@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use halyard_models::ModelFiles;
 use halyard_models::program::{
     ActivationSlot, ModelProgram, ProgramOptions, Rows, TensorRole, WeightSpec, build_forward, build_head,
+    build_hidden_states,
 };
 use halyard_platform_api::{Buffer, BufferKind, CommunicatorId, DType, Device, QueueKind, Tensor};
 use halyard_scheduler::{KvGroup, KvKind, SchedulerConfig};
@@ -218,6 +219,14 @@ fn load_rank(
     let logits = head_slots[head_slots.len() - 1].0;
     let raw_rows = plan.capacities.logits_chunk.min(MIN_LOGITS_ROWS);
     let raw_logits = memory.tensor(DType::F32, &[raw_rows, logits.shape[1]])?;
+    let hidden = match plan.capacities.hidden_states {
+        Some(_) => {
+            let program = build_hidden_states(&files.description, &plan.options, &format_of)?;
+            let slots = memory.activations(&program, &forward_slots[..2])?;
+            Some((program, slots))
+        }
+        None => None,
+    };
     let ropes = memory.rope_tables(files)?;
     let total_bytes = matrix_bytes(&forward) + matrix_bytes(&head);
     let mut done_bytes = 0;
@@ -256,6 +265,14 @@ fn load_rank(
         }
         _ => None,
     };
+    let hidden_states = match (&hidden, &head) {
+        (Some((program, slots)), Some(head)) => {
+            let weights = WeightSource::Shared(head);
+            let compiled = compile(&*device, program, weights, &places(slots), &mut preparer)?;
+            compiled.map(|compiled| (compiled, slots[2].0))
+        }
+        _ => None,
+    };
     preparer.finish()?;
     let (Some(forward), Some(head), Some(ops)) = (forward, head, ops) else {
         return Err(RunnerError::Internal("an op was missing and not listed"));
@@ -276,11 +293,17 @@ fn load_rank(
     drop(loader);
     notes.push(format!("composites: {} regions run as one op", forward.num_claims));
     notes.extend(forward.left.lines().map(|line| format!("composites: {line}")));
-    let scratch = forward.scratch_bytes.max(head.scratch_bytes).max(lora_scratch);
+    let of_states = hidden_states.as_ref().map_or(0, |(program, _)| program.scratch_bytes);
+    let scratch = forward
+        .scratch_bytes
+        .max(head.scratch_bytes)
+        .max(lora_scratch)
+        .max(of_states);
     queue.reserve_scratch(scratch.max(ops.scratch_bytes()))?;
     let programs = Programs {
         forward,
         head,
+        hidden_states,
         lora_forward,
         ops,
     };

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use half::{bf16, f16};
 use halyard_platform_api::ops::{RESULT_HEADER, STEP_HEADER, SamplingRow};
 use halyard_platform_api::{Buffer, BufferKind, DType, Device, MAX_STEP_WRITE_BYTES, Queue, Result, StepWrite, Tensor};
 
@@ -26,6 +27,23 @@ pub(crate) struct Capacities {
     pub ring_entries: u32,
     /// Rows of logits computed at once.
     pub logits_chunk: u32,
+    /// Most tokens that a row may gain in a step: a draft more than are verified at once.
+    pub max_sampled: u32,
+    /// Columns of hidden states that rows may give, and their type; `None`: rows give tokens only.
+    pub hidden_states: Option<(u32, DType)>,
+}
+
+impl Capacities {
+    /// Positions of a step that logits may be wanted for: those of emitting rows first, then of scored prompts and of
+    /// hidden states.
+    fn wanted_positions(&self) -> u32 {
+        self.max_seqs * self.max_sampled + self.max_tokens
+    }
+
+    /// Words that a row has in an entry of the result ring.
+    pub(crate) fn result_words(&self) -> u32 {
+        1 + self.max_sampled
+    }
 }
 
 /// Cuts tensors out of one buffer, each aligned.
@@ -142,6 +160,16 @@ fn words_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
         .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
 }
 
+/// The values of floats of a type that activations may have, little endian.
+pub(crate) fn floats_of(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let halves = || bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
+    match dtype {
+        DType::F16 => halves().map(|b| f16::from_le_bytes(b).to_f32()).collect(),
+        DType::BF16 => halves().map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
+        _ => words_of(bytes).map(f32::from_bits).collect(),
+    }
+}
+
 /// What a step says, and what the device derives of it.
 pub(crate) struct StepState {
     _buffer: Arc<dyn Buffer>,
@@ -149,10 +177,15 @@ pub(crate) struct StepState {
     pub rows: Tensor,
     pub query_lens: Tensor,
     pub emits: Tensor,
-    /// Positions that logits are wanted for \[S + T\] i32: the emitting sequences first, then prompt positions.
+    /// Drafted tokens that each sequence verifies, in steps with drafts \[S\] i32.
+    pub num_drafts: Tensor,
+    /// Positions that logits are wanted for \[S · m + T\] i32, m = `max_sampled`: those of the emitting sequences first,
+    /// in steps with drafts m a sequence, then prompt positions and hidden states.
     pub logits_index: Tensor,
-    /// Tokens to score at prompt positions, parallel to `logits_index` \[S + T\] i32.
+    /// Tokens to score at prompt positions, parallel to `logits_index`.
     pub chosen: Tensor,
+    /// Device row of each position, in steps with drafts \[S · m\] i32.
+    pub logits_rows: Tensor,
     pub token_ids: Tensor,
     pub positions: Tensor,
     pub token_seq: Tensor,
@@ -163,9 +196,9 @@ pub(crate) struct StepState {
     pub last_token_index: Tensor,
     /// Slots \[T\] i32 of each KV group.
     pub slots: Vec<Tensor>,
-    /// Sampled ids \[S\] i32.
+    /// Sampled ids \[S · m\] i32: one a sequence, in steps with drafts m.
     pub sampled: Tensor,
-    /// How many of them count, 0 or 1, in steps with masks \[S\] i32.
+    /// How many of them count, in steps with masks or drafts \[S\] i32.
     pub num_sampled: Tensor,
     /// Which tokens may come, in steps with masks \[S, ⌈V/32⌉\] i32.
     pub masks: Tensor,
@@ -175,16 +208,21 @@ impl StepState {
     pub(crate) fn allocate(device: &dyn Device, c: &Capacities) -> Result<StepState> {
         let mut carver = Carver::new(device);
         let (s, t) = (c.max_seqs, c.max_tokens);
-        let sizes = [STEP_HEADER, s, s, s, s + t, s + t, t, t, t, s + 1, s, s, s, t];
+        let (n, m) = (c.wanted_positions(), c.max_sampled);
+        let sizes = [STEP_HEADER, s, s, s, n, n, t, t, t, s + 1, s, s, s * m, t];
         let groups = c.table_blocks.iter().map(|_| t);
         for size in sizes.into_iter().chain(groups) {
             carver.piece(DType::I32, &[size]);
         }
         let num_sampled = carver.piece(DType::I32, &[s]);
+        let num_drafts = carver.piece(DType::I32, &[s]);
+        let logits_rows = carver.piece(DType::I32, &[s * m]);
         let masks = carver.piece(DType::I32, &[s, c.vocab.div_ceil(32)]);
         let (buffer, tensors) = carver.allocate(device, BufferKind::Device)?;
         Ok(StepState {
             num_sampled: tensors[num_sampled],
+            num_drafts: tensors[num_drafts],
+            logits_rows: tensors[logits_rows],
             masks: tensors[masks],
             _buffer: buffer,
             header: tensors[0],
@@ -218,9 +256,11 @@ pub(crate) struct LogprobTensors {
 /// Host-visible results, `ring_entries` steps of them.
 pub(crate) struct ResultRing {
     buffer: Arc<dyn Buffer>,
-    /// \[E + 1, 2 + 2·S\] i32; the last entry is no step's.
+    /// \[E + 1, 2 + S · (1 + m)\] i32; the last entry is no step's.
     pub results: Tensor,
     pub logprobs: Vec<LogprobTensors>,
+    /// \[S, hidden\] of each entry, where rows may give hidden states.
+    pub hidden_states: Vec<Tensor>,
     /// Alternatives per position.
     pub k: u32,
     /// What was read last, kept for its memory.
@@ -231,16 +271,23 @@ impl ResultRing {
     pub(crate) fn allocate(device: &dyn Device, c: &Capacities) -> Result<ResultRing> {
         let mut carver = Carver::new(device);
         let k = MAX_LOGPROBS.min(c.vocab);
-        let n = c.max_seqs + c.max_tokens;
-        carver.piece(DType::I32, &[c.ring_entries + 1, RESULT_HEADER + 2 * c.max_seqs]);
+        let n = c.wanted_positions();
+        let words = RESULT_HEADER + c.result_words() * c.max_seqs;
+        carver.piece(DType::I32, &[c.ring_entries + 1, words]);
         for _ in 0..c.ring_entries {
             carver.piece(DType::F32, &[n]);
             carver.piece(DType::I32, &[n]);
             carver.piece(DType::I32, &[n, k]);
             carver.piece(DType::F32, &[n, k]);
         }
+        let num_logprobs = 4 * c.ring_entries as usize;
+        if let Some((width, dtype)) = c.hidden_states {
+            for _ in 0..c.ring_entries {
+                carver.piece(dtype, &[c.max_seqs, width]);
+            }
+        }
         let (buffer, t) = carver.allocate(device, BufferKind::HostVisible)?;
-        let logprobs = t[1..]
+        let logprobs = t[1..=num_logprobs]
             .chunks_exact(4)
             .map(|t| LogprobTensors {
                 chosen: t[0],
@@ -253,6 +300,7 @@ impl ResultRing {
             buffer,
             results: t[0],
             logprobs,
+            hidden_states: t[1 + num_logprobs..].to_vec(),
             k,
             bytes: Vec::new(),
         })
@@ -260,11 +308,17 @@ impl ResultRing {
 
     /// Reads a contiguous tensor's words.
     pub(crate) fn read(&mut self, tensor: &Tensor, words: &mut Vec<u32>) -> Result<()> {
+        let bytes = self.read_bytes(tensor)?;
+        words.clear();
+        words.extend(words_of(bytes));
+        Ok(())
+    }
+
+    /// Reads a contiguous tensor's bytes.
+    pub(crate) fn read_bytes(&mut self, tensor: &Tensor) -> Result<&[u8]> {
         self.bytes.resize(tensor.span_bytes() as usize, 0);
         self.buffer.read(tensor.offset, &mut self.bytes)?;
-        words.clear();
-        words.extend(words_of(&self.bytes));
-        Ok(())
+        Ok(&self.bytes)
     }
 }
 

@@ -14,6 +14,9 @@ use crate::scratch::SCRATCH_ROWS;
 /// Steps in flight beyond the first that make sense; more only delay what users see.
 const MAX_ASYNC_DEPTH: u32 = 64;
 
+/// Most drafted tokens that a row verifies in a step: each costs a row of logits.
+const MAX_DRAFTS: u32 = 32;
+
 /// Most bytes of logits: 512 rows of a vocabulary of 131072.
 const LOGITS_BYTES: u64 = 256 << 20;
 /// Rows of logits at least, and of unprocessed ones kept beside them.
@@ -150,6 +153,16 @@ pub(crate) fn plan(
             message,
         });
     }
+    if config.max_drafts > MAX_DRAFTS {
+        let message = format!(
+            "{} drafted tokens a step; choose at most {MAX_DRAFTS}",
+            config.max_drafts
+        );
+        return Err(RunnerError::Config {
+            name: "num_speculative_tokens",
+            message,
+        });
+    }
     let table_blocks = kv.groups.iter().map(|_| max_model_len.div_ceil(block_size)).collect();
     let capacities = Capacities {
         rows: max_seqs + scratch_rows,
@@ -161,6 +174,8 @@ pub(crate) fn plan(
         table_blocks,
         ring_entries: async_depth + 3,
         logits_chunk,
+        max_sampled: config.max_drafts + 1,
+        hidden_states: config.hidden_states.then_some((d.hidden_size as u32, act)),
     };
     Ok(Plan {
         options,

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use halyard_scheduler::SchedulerOutput;
 
 use crate::error::RunnerError;
+use crate::flight::Flight;
 use crate::group::{PATIENCE, RankGroup};
 use crate::row::RowSpec;
-use crate::runner::{Flight, Runner};
+use crate::runner::{Runner, StepInput};
 
 /// How often a rank with work in flight looks whether that work failed, when no step comes.
 const LOOK: Duration = Duration::from_millis(50);
@@ -22,8 +23,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// What a rank is told.
 #[derive(Clone)]
 enum RankStep {
-    /// A step: the plan, and what rows that get an owner must know of it.
-    Submit(Arc<SchedulerOutput>, Arc<[Arc<RowSpec>]>),
+    /// A step: the parts of its [`StepInput`].
+    Submit(Arc<SchedulerOutput>, Arc<[Arc<RowSpec>]>, Arc<[u32]>),
     /// The masks of the step that was submitted last.
     Sample(Arc<[Option<Arc<[u32]>>]>),
 }
@@ -76,8 +77,9 @@ impl Ranks {
     ///
     /// # Errors
     /// A rank that failed or takes no steps.
-    pub fn submit(&self, plan: &SchedulerOutput, admitted: &[Arc<RowSpec>]) -> Result<(), RunnerError> {
-        self.tell(&RankStep::Submit(Arc::new(plan.clone()), admitted.into()))
+    pub fn submit(&self, input: StepInput<'_>) -> Result<(), RunnerError> {
+        let plan = Arc::new(input.plan.clone());
+        self.tell(&RankStep::Submit(plan, input.admitted.into(), input.drafts.into()))
     }
 
     /// Hands the masks of the step that was submitted last to every rank. Before rank 0 samples it.
@@ -182,7 +184,14 @@ fn run_steps(runner: &mut Runner, steps: &Receiver<RankStep>, group: &RankGroup)
             return Ok(());
         }
         match next {
-            Ok(RankStep::Submit(plan, admitted)) => in_flight.push_back(runner.submit(&plan, &admitted)?),
+            Ok(RankStep::Submit(plan, admitted, drafts)) => {
+                let input = StepInput {
+                    plan: &plan,
+                    admitted: &admitted,
+                    drafts: &drafts,
+                };
+                in_flight.push_back(runner.submit(input)?);
+            }
             Ok(RankStep::Sample(masks)) => {
                 if let Some(flight) = in_flight.back_mut() {
                     runner.sample(flight, &masks)?;

@@ -11,7 +11,7 @@ use halyard_platform_api::{CommandBuffer, CommandId, Status};
 
 use crate::buckets::decode_shape;
 use crate::config::RecordingConfig;
-use crate::device_model::{DeviceModel, SampledRange, Wanted};
+use crate::device_model::{DeviceModel, SampledRange, TokenCounts, Wanted};
 use crate::error::RunnerError;
 use crate::row::Sampler;
 use crate::scratch::Scratch;
@@ -208,8 +208,8 @@ fn record(
         logprobs: false,
     };
     let head = model.record(|model, encoder| {
-        model.encode_sampling(encoder, shape, SampledRange::plain(size), wanted, 0)?;
-        model.encode_update(encoder, shape, false)
+        model.encode_sampling(encoder, shape, SampledRange::all(size, 1), wanted, 0)?;
+        model.encode_update(encoder, shape, TokenCounts::One)
     })?;
     Ok((forward, head))
 }

@@ -27,16 +27,61 @@ pub struct TokenLogprobs {
 /// What a step returned.
 #[derive(Debug, Default)]
 pub struct StepResult {
-    /// One entry a row of the step: its token, if it emitted one, and, when asked, the token's log-probabilities.
-    pub rows: Vec<(Option<u32>, Option<TokenLogprobs>)>,
+    /// Of all rows, one row's behind those of the row before.
+    tokens: Vec<u32>,
+    /// Where each row's tokens end.
+    ends: Vec<usize>,
+    /// One entry a token where some row asked for them, otherwise empty.
+    logprobs: Vec<Option<TokenLogprobs>>,
     /// Prompt log-probabilities: request, position of the scored token, value. The token's id is `u32::MAX`: the caller
     /// knows it.
     pub prompt: Vec<(RequestId, u32, TokenLogprobs)>,
-    /// Emitting rows without a token, and prompt positions without log-probabilities.
+    /// Hidden states \[hidden\], by request.
+    pub hidden_states: Vec<(RequestId, Vec<f32>)>,
+    /// Rows without what they should have given, and prompt positions without log-probabilities.
     pub faults: Vec<RowFault>,
 }
 
-/// Why a row has no token.
+impl StepResult {
+    pub(crate) fn with_rows(num_rows: usize) -> StepResult {
+        StepResult {
+            tokens: Vec::with_capacity(num_rows),
+            ends: Vec::with_capacity(num_rows),
+            ..StepResult::default()
+        }
+    }
+
+    pub(crate) fn push_token(&mut self, token: u32) {
+        self.tokens.push(token);
+    }
+
+    /// No more tokens of this row will be pushed.
+    pub(crate) fn end_row(&mut self) {
+        self.ends.push(self.tokens.len());
+    }
+
+    /// Of the first token that has none yet.
+    pub(crate) fn push_logprobs(&mut self, logprobs: Option<TokenLogprobs>) {
+        self.logprobs.push(logprobs);
+    }
+
+    fn range(&self, row: usize) -> std::ops::Range<usize> {
+        let first = row.checked_sub(1).map_or(0, |before| self.ends[before]);
+        first..self.ends[row]
+    }
+
+    /// The tokens of the step's row `row`: drafts that were right and one more, or none.
+    pub fn tokens(&self, row: usize) -> &[u32] {
+        &self.tokens[self.range(row)]
+    }
+
+    /// Log-probabilities of the `i`-th token of row `row`, where they were asked for.
+    pub fn logprobs(&self, row: usize, i: usize) -> Option<&TokenLogprobs> {
+        self.logprobs.get(self.range(row).start + i)?.as_ref()
+    }
+}
+
+/// Why a row has no token, or no hidden state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoToken {
     /// A logit is NaN or +∞.
@@ -77,7 +122,7 @@ pub enum Place {
     Prompt(u32),
 }
 
-/// A row of a step that gave no token.
+/// A row of a step that did not give what it should have.
 #[derive(Clone, Copy, Debug)]
 pub struct RowFault {
     /// Of which request.

@@ -37,6 +37,24 @@ pub struct Constraints {
     pub allowed: Option<Vec<u32>>,
 }
 
+/// What the last token of a row's prompt, or of what is known of it, gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowOutput {
+    /// The next token.
+    Token,
+    /// The next token, chosen under a mask of its own that [`crate::Runner::sample`] is given.
+    MaskedToken,
+    /// Its hidden state behind the last layer and the final norm \[hidden\]. The row samples nothing.
+    HiddenState,
+}
+
+impl RowOutput {
+    /// Whether it is no token.
+    pub fn is_hidden_state(self) -> bool {
+        self == RowOutput::HiddenState
+    }
+}
+
 /// A sequence as its device row sees it.
 #[derive(Clone, Debug)]
 pub struct RowSpec {
@@ -48,8 +66,8 @@ pub struct RowSpec {
     pub sampler: Sampler,
     /// Lists of the sampler.
     pub constraints: Arc<Constraints>,
-    /// Each of its tokens is chosen under a mask of its own, which [`crate::Runner::sample`] is given.
-    pub is_masked: bool,
+    /// What it gives.
+    pub output: RowOutput,
     /// Log-probabilities of each sampled token and of this many alternatives.
     pub logprobs: Option<u32>,
     /// The same for each prompt token after the first.
@@ -59,9 +77,9 @@ pub struct RowSpec {
 impl RowSpec {
     /// The sampler that it needs; under a mask logits are processed first.
     pub(crate) fn sampler(&self) -> Sampler {
-        match self.is_masked {
-            true => Sampler::Full,
-            false => self.sampler,
+        match self.output {
+            RowOutput::MaskedToken => Sampler::Full,
+            RowOutput::Token | RowOutput::HiddenState => self.sampler,
         }
     }
 

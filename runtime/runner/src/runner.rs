@@ -4,15 +4,29 @@
 
 use std::sync::Arc;
 
-use halyard_scheduler::{RequestId, Scheduled, SchedulerOutput, StepId};
+use halyard_scheduler::{Scheduled, SchedulerOutput};
 
 use crate::device_model::{DeviceModel, RowTokens, SampledRange, ScoredRange, StepParts, Wanted};
 use crate::error::RunnerError;
+use crate::flight::{Behind, Flight, PromptSpan, StepRow, Unsampled};
 use crate::lora_memory::LoraMemory;
+use crate::read_back::read_back;
 use crate::recording::Recordings;
-use crate::result::{NoToken, Place, RowFault, StepResult};
-use crate::row::{RowSpec, Sampler};
+use crate::result::StepResult;
+use crate::row::{RowOutput, RowSpec, Sampler};
 use crate::template::StepShape;
+
+/// What a step is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct StepInput<'a> {
+    /// Which rows compute what.
+    pub plan: &'a SchedulerOutput,
+    /// What the rows that get an owner must know of it, in the order of `plan.admitted`.
+    pub admitted: &'a [Arc<RowSpec>],
+    /// The drafted tokens of `plan.scheduled`, those of one row behind those of the row before. With drafts the plan's
+    /// counts must be exact, and so must those of the next plan: no other step may be in flight when they are made.
+    pub drafts: &'a [u32],
+}
 
 /// A model on a device, and its steps in flight.
 pub struct Runner {
@@ -24,6 +38,8 @@ pub struct Runner {
     rows: Vec<Row>,
     /// Entry of the result rings for the next step.
     next_entry: u32,
+    /// The last step had drafts.
+    had_drafts: bool,
     /// Memory that steps use again.
     order: Vec<Scheduled>,
     spare_rows: Vec<Vec<StepRow>>,
@@ -34,105 +50,8 @@ pub struct Runner {
 struct Row {
     spec: Option<Arc<RowSpec>>,
     lora_slot: Option<u32>,
-}
-
-/// A row of a submitted step, in submission order.
-#[derive(Clone, Copy, Debug)]
-pub struct StepRow {
-    /// Whose.
-    pub id: RequestId,
-    /// It gives a token.
-    pub emits: bool,
-    is_masked: bool,
-    /// Of the tokens computed, those of the prompt.
-    pub prompt_tokens: u32,
-    /// Alternatives that the token's log-probabilities are wanted for.
-    logprobs: Option<u32>,
-}
-
-/// Prompt positions that a step scores: `count` positions of `id` from `position` on, at ring rows `first ..`.
-#[derive(Clone, Copy, Debug)]
-struct PromptSpan {
-    id: RequestId,
-    position: u32,
-    range: ScoredRange,
-    k: u32,
-}
-
-/// A submitted step.
-#[derive(Debug)]
-pub struct Flight {
-    step: StepId,
-    number: u64,
-    entry: u32,
-    rows: Vec<StepRow>,
-    spans: Vec<PromptSpan>,
-    /// Where each of `rows` stands in the step; empty: in this order.
-    places: Vec<u32>,
-    reads_logprobs: bool,
-    is_replayed: bool,
-    /// What is left to do of a step whose rows are chosen under masks.
-    unsampled: Option<Unsampled>,
-}
-
-/// The second half of a step whose first half was submitted.
-#[derive(Debug)]
-struct Unsampled {
-    shape: StepShape,
-    /// Emitting rows; the masked ones stand first in the step.
-    num_masked: u32,
-    num_emitting: u32,
-    /// What the emitting rows without masks need.
-    wanted: Wanted,
-    scored: Option<ScoredRange>,
-}
-
-impl Flight {
-    /// Which step of the scheduler's.
-    pub fn step(&self) -> StepId {
-        self.step
-    }
-
-    /// Its rows, those that give a token first.
-    pub fn rows(&self) -> &[StepRow] {
-        &self.rows
-    }
-
-    /// It ran from recordings.
-    pub fn is_replayed(&self) -> bool {
-        self.is_replayed
-    }
-
-    /// Whether it waits for [`Runner::sample`].
-    pub fn is_unsampled(&self) -> bool {
-        self.unsampled.is_some()
-    }
-
-    /// The requests whose tokens are chosen under masks, in the order in which [`Runner::sample`] takes them. Empty once
-    /// the step is sampled.
-    pub fn masked(&self) -> impl Iterator<Item = RequestId> + '_ {
-        let num_masked = self.unsampled.as_ref().map_or(0, |unsampled| unsampled.num_masked);
-        let masked = self
-            .rows
-            .iter()
-            .filter(move |row| num_masked > 0 && row.emits && row.is_masked);
-        masked.map(|row| row.id)
-    }
-
-    /// Whether some of its rows give a token without a mask.
-    pub fn has_unmasked(&self) -> bool {
-        self.rows.iter().any(|row| row.emits && !row.is_masked)
-    }
-
-    /// Prompt tokens that the step computed.
-    pub fn prompt_tokens(&self) -> u64 {
-        self.rows.iter().map(|row| u64::from(row.prompt_tokens)).sum()
-    }
-
-    /// Where row `i` stands in the step.
-    fn place(&self, i: usize) -> usize {
-        self.places.get(i).map_or(i, |&place| place as usize)
-    }
+    /// Its last step verified drafts: the device counts all of them as right.
+    had_drafts: bool,
 }
 
 impl Runner {
@@ -143,6 +62,7 @@ impl Runner {
             recordings,
             lora,
             next_entry: 0,
+            had_drafts: false,
             order: Vec::new(),
             spare_rows: Vec::new(),
         }
@@ -159,48 +79,50 @@ impl Runner {
     }
 
     /// Uploads what the plan changes and submits its step; of a step with masks the first half, which
-    /// [`Runner::sample`] ends. Returns without waiting for the device. `admitted`: what the rows that get an owner must
-    /// know of it, in the order of `plan.admitted`.
+    /// [`Runner::sample`] ends. Returns without waiting for the device.
     ///
     /// # Errors
     /// What the device reports; a rank that failed.
-    pub fn submit(&mut self, plan: &SchedulerOutput, admitted: &[Arc<RowSpec>]) -> Result<Flight, RunnerError> {
+    pub fn submit(&mut self, input: StepInput<'_>) -> Result<Flight, RunnerError> {
+        let StepInput { plan, admitted, drafts } = input;
         self.own_rows(plan, admitted);
         let entry = self.next_entry;
         self.next_entry = (entry + 1) % self.model.capacities().ring_entries;
         let mut order = std::mem::take(&mut self.order);
         order.clear();
         order.extend(plan.scheduled.iter().filter(|s| s.emits));
-        let num_emitting = order.len() as u32;
         order.extend(plan.scheduled.iter().filter(|s| !s.emits));
         let mut rows = self.spare_rows.pop().unwrap_or_default();
-        let (wanted, spans) = self.survey(&order, num_emitting, &mut rows);
-        let is_decode = num_emitting == order.len() as u32 && order.iter().all(|s| s.query_len == 1);
+        let Survey { counts, wanted, spans } = self.survey(&order, &mut rows);
+        self.check_drafts(counts, drafts)?;
         let lora_slot = order.iter().find_map(|s| self.rows[s.row.0 as usize].lora_slot);
-        let num_masked = rows.iter().filter(|row| row.emits && row.is_masked).count() as u32;
-        let places = match lora_slot.is_some() || num_masked > 0 {
-            true => self.group(&mut order, num_emitting as usize),
+        let places = match lora_slot.is_some() || counts.masked > 0 || counts.hidden_states > 0 {
+            true => self.group(&mut order, &rows),
             false => Vec::new(),
         };
+        let num_sampled = counts.sampled;
+        order[num_sampled as usize..].iter_mut().for_each(|s| s.emits = false);
+        let is_decode = num_sampled == order.len() as u32 && order.iter().all(|s| s.query_len == 1);
         // Before the step's own writes: making a recording runs steps of its own over the same step data.
         let bucket = match &mut self.recordings {
             Some(recordings) if is_decode && spans.is_empty() && !wanted.logprobs => {
-                recordings.bucket_of(&mut self.model, num_emitting, wanted.sampler, lora_slot)?
+                recordings.bucket_of(&mut self.model, num_sampled, wanted.sampler, lora_slot)?
             }
             _ => None,
         };
-        let padding = bucket.as_ref().map_or(0, |bucket| bucket.size - num_emitting);
+        let padding = bucket.as_ref().map_or(0, |bucket| bucket.size - num_sampled);
+        let behind = counts.behind(&spans);
         self.model.begin_writes();
         self.write_rows(plan, admitted);
+        self.write_drafts(plan, drafts);
         let (low, high) = (plan.step.0 as u32, (plan.step.0 >> 32) as u32);
         self.model.write_step(&StepParts {
             header: [entry, low, high, order.len() as u32],
             order: &order,
-            num_emitting,
+            num_sampled,
+            stride: counts.stride,
             padding,
         });
-        self.write_spans(&order, &spans);
-        self.model.submit_writes()?;
         let replay = bucket.and_then(|bucket| bucket.commands);
         let shape = StepShape {
             tokens: plan.num_tokens + padding,
@@ -209,49 +131,44 @@ impl Runner {
             logits_first: 0,
             direct: is_decode,
         };
-        let scored = spans.last().map(|last| ScoredRange {
-            first: num_emitting,
-            count: last.range.first + last.range.count - num_emitting,
-        });
+        let mut flight = Flight {
+            step: plan.step,
+            number: 0,
+            entry,
+            rows,
+            spans,
+            places,
+            stride: counts.stride,
+            drafts: drafts.to_vec(),
+            reads_logprobs: wanted.logprobs,
+            is_replayed: replay.is_some(),
+            unsampled: (counts.masked > 0).then_some(Unsampled {
+                shape,
+                num_masked: counts.masked,
+                num_sampled,
+                wanted,
+                behind,
+            }),
+        };
+        self.write_positions(&order, &flight, behind);
+        self.model.submit_writes()?;
         let adapted = lora_slot.is_some();
-        let number = match (&replay, num_masked > 0) {
+        let sampled = SampledRange::all(num_sampled + padding, counts.stride);
+        flight.number = match (&replay, flight.is_unsampled()) {
             (Some(commands), false) => self.model.submit(commands)?,
             (Some([forward, _]), true) => self.model.submit(&[*forward])?,
             (None, false) => self.model.submit_once(|model, encoder| {
                 model.encode_forward(encoder, shape, adapted)?;
-                model.encode_sampling(
-                    encoder,
-                    shape,
-                    SampledRange::plain(num_emitting + padding),
-                    wanted,
-                    entry,
-                )?;
-                model.encode_update(encoder, shape, false)?;
-                model.encode_prompt_logprobs(encoder, shape, scored, entry)
+                model.encode_sampling(encoder, shape, sampled, wanted, entry)?;
+                model.encode_update(encoder, shape, sampled.counts())?;
+                model.encode_behind(encoder, shape, behind, entry)
             })?,
             (None, true) => self
                 .model
                 .submit_once(|model, encoder| model.encode_forward(encoder, shape, adapted))?,
         };
-        let unsampled = (num_masked > 0).then_some(Unsampled {
-            shape,
-            num_masked,
-            num_emitting,
-            wanted,
-            scored,
-        });
         self.order = order;
-        Ok(Flight {
-            step: plan.step,
-            number,
-            entry,
-            rows,
-            spans,
-            places,
-            reads_logprobs: wanted.logprobs,
-            is_replayed: replay.is_some(),
-            unsampled,
-        })
+        Ok(flight)
     }
 
     /// Submits the second half of a step with masks: head, sampler and the rows' update. No other step may have been
@@ -272,11 +189,7 @@ impl Runner {
         }
         // Where each masked row stands, which other reasons to group rows may have changed.
         let mut by_place: Vec<Option<&[u32]>> = vec![None; masks.len()];
-        let masked = flight
-            .rows
-            .iter()
-            .enumerate()
-            .filter(|(_, row)| row.emits && row.is_masked);
+        let masked = flight.rows.iter().enumerate().filter(|(_, row)| row.is_masked());
         for ((i, _), mask) in masked.zip(masks) {
             by_place[flight.place(i)] = mask.as_deref();
         }
@@ -284,16 +197,7 @@ impl Runner {
         self.model.write_masks(by_place.into_iter(), step.shape.seqs);
         self.model.submit_writes()?;
         let (shape, entry) = (step.shape, flight.entry);
-        let masked = SampledRange {
-            first: 0,
-            count: step.num_masked,
-            is_masked: true,
-        };
-        let others = SampledRange {
-            first: step.num_masked,
-            count: step.num_emitting - step.num_masked,
-            is_masked: false,
-        };
+        let (masked, others) = SampledRange::masked_first(step.num_masked, step.num_sampled);
         let of_masked = Wanted {
             sampler: Sampler::Full,
             ..step.wanted
@@ -301,8 +205,8 @@ impl Runner {
         flight.number = self.model.submit_once(|model, encoder| {
             model.encode_sampling(encoder, shape, masked, of_masked, entry)?;
             model.encode_sampling(encoder, shape, others, step.wanted, entry)?;
-            model.encode_update(encoder, shape, true)?;
-            model.encode_prompt_logprobs(encoder, shape, step.scored, entry)
+            model.encode_update(encoder, shape, masked.counts())?;
+            model.encode_behind(encoder, shape, step.behind, entry)
         })?;
         Ok(())
     }
@@ -313,19 +217,19 @@ impl Runner {
             self.rows[admitted.row.0 as usize] = Row {
                 spec: Some(Arc::clone(spec)),
                 lora_slot: admitted.lora_slot,
+                had_drafts: false,
             };
         }
     }
 
-    /// Puts emitting rows with masks first, so that they are sampled together, and rows of one adapter side by side, so that
-    /// kernels read an adapter's matrices once for several rows. Emitting rows stay before the others. Gives each row's
-    /// new place; empty: all stand where they stood.
-    fn group(&self, order: &mut [Scheduled], num_emitting: usize) -> Vec<u32> {
+    /// Puts rows that give a token first, of these the ones with masks, so that they are sampled together; then rows of one
+    /// adapter side by side, so that kernels read an adapter's matrices once for several rows. Gives each row's new place;
+    /// empty: all stand where they stood.
+    fn group(&self, order: &mut [Scheduled], rows: &[StepRow]) -> Vec<u32> {
         let key = |i: &u32| {
-            let row = &self.rows[order[*i as usize].row.0 as usize];
-            let is_masked = row.spec.as_ref().is_some_and(|spec| spec.is_masked);
-            let slot = row.lora_slot.map_or(0, |slot| slot + 1);
-            (*i as usize >= num_emitting, !is_masked, slot)
+            let (row, scheduled) = (&rows[*i as usize], &order[*i as usize]);
+            let slot = self.rows[scheduled.row.0 as usize].lora_slot.map_or(0, |slot| slot + 1);
+            (!row.gives_token(), !row.is_masked(), slot)
         };
         let mut sorted: Vec<u32> = (0..order.len() as u32).collect();
         if sorted.is_sorted_by_key(key) {
@@ -341,36 +245,37 @@ impl Runner {
         places
     }
 
-    /// Looks every row up once: what the step needs, which prompt positions it scores (behind the emitting rows in the
-    /// ring), and what its results will be read with.
-    fn survey(&self, order: &[Scheduled], num_emitting: u32, rows: &mut Vec<StepRow>) -> (Wanted, Vec<PromptSpan>) {
-        let mut wanted = Wanted {
-            sampler: Sampler::Greedy,
-            logprobs: false,
-        };
-        let mut spans = Vec::new();
-        let mut next = num_emitting;
+    /// Looks every row up once: what it gives, what the step needs for it, and which prompt positions it scores.
+    fn survey(&self, order: &[Scheduled], rows: &mut Vec<StepRow>) -> Survey {
+        let mut survey = Survey::default();
         for s in order {
             let spec = self.rows[s.row.0 as usize].spec.as_deref();
-            let logprobs = spec.and_then(|spec| spec.logprobs);
-            rows.push(StepRow {
+            let row = StepRow {
                 id: s.id,
-                emits: s.emits,
-                is_masked: spec.is_some_and(|spec| spec.is_masked),
+                output: spec.filter(|_| s.emits).map(|spec| spec.output),
                 prompt_tokens: spec.map_or(0, |spec| prompt_part(s, spec)),
-                logprobs,
-            });
+                logprobs: spec.and_then(|spec| spec.logprobs),
+                num_drafts: s.num_drafts,
+            };
+            rows.push(row);
             let Some(spec) = spec else { continue };
-            if s.emits {
-                wanted.sampler = wanted.sampler.max(spec.sampler());
-                wanted.logprobs |= logprobs.is_some();
+            let counts = &mut survey.counts;
+            if row.gives_token() {
+                counts.sampled += 1;
+                counts.masked += u32::from(row.is_masked());
+                counts.stride = counts.stride.max(s.num_drafts + 1);
+                survey.wanted.sampler = survey.wanted.sampler.max(spec.sampler());
+                survey.wanted.logprobs |= row.logprobs.is_some();
             }
-            if let Some(span) = prompt_span(s, spec, next) {
-                next += span.range.count;
-                spans.push(span);
-            }
+            counts.hidden_states += u32::from(row.output.is_some_and(RowOutput::is_hidden_state));
+            survey.spans.extend(prompt_span(s, spec, rows.len() - 1));
         }
-        (wanted, spans)
+        let mut next = survey.counts.sampled * survey.counts.stride;
+        for span in &mut survey.spans {
+            span.range.first = next;
+            next += span.range.count;
+        }
+        survey
     }
 
     /// Writes the state of newly owned rows, and block table entries.
@@ -393,20 +298,71 @@ impl Runner {
         }
     }
 
-    /// Writes where prompt positions are scored, and which tokens stand there.
-    fn write_spans(&mut self, order: &[Scheduled], spans: &[PromptSpan]) {
-        for span in spans {
-            let mut at = 0;
-            for s in order {
-                if s.id == span.id {
-                    if let Some(spec) = &self.rows[s.row.0 as usize].spec {
-                        let scored = &spec.prompt[span.position as usize + 1..][..span.range.count as usize];
-                        self.model.write_scored(span.range, at, scored.iter().copied());
-                    }
-                    break;
-                }
-                at += s.query_len;
+    /// Whether the step's drafts fit it and the device's memory.
+    fn check_drafts(&self, counts: Counts, drafts: &[u32]) -> Result<(), RunnerError> {
+        let limit = self.model.capacities().max_sampled;
+        let is_known = |&id: &u32| id < self.vocab();
+        if counts.stride > limit || (counts.stride == 1) != drafts.is_empty() || !drafts.iter().all(is_known) {
+            return Err(RunnerError::Internal(
+                "a step has other drafts than its plan, too many, or some outside the vocabulary",
+            ));
+        }
+        match counts.stride > 1 && counts.masked > 0 {
+            true => Err(RunnerError::Internal("a step has both drafts and masks")),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes drafts behind the known tokens of their rows, and takes back what the device counted of the drafts before.
+    fn write_drafts(&mut self, plan: &SchedulerOutput, drafts: &[u32]) {
+        if drafts.is_empty() && !std::mem::take(&mut self.had_drafts) {
+            return;
+        }
+        self.had_drafts = !drafts.is_empty();
+        let mut drafts = drafts.iter().copied();
+        for s in &plan.scheduled {
+            let row = &mut self.rows[s.row.0 as usize];
+            if std::mem::replace(&mut row.had_drafts, s.num_drafts > 0) || s.num_drafts > 0 {
+                let content = RowTokens {
+                    tokens: drafts.by_ref().take(s.num_drafts as usize),
+                    known: s.num_computed_upper + s.query_len - s.num_drafts,
+                    computed: s.num_computed_upper,
+                    lora_slot: None,
+                };
+                self.model.write_drafts(s.row.0, content);
             }
+        }
+    }
+
+    /// Writes where prompt positions are scored, with the tokens that stand there, and where hidden states are wanted.
+    fn write_positions(&mut self, order: &[Scheduled], flight: &Flight, behind: Behind) {
+        if behind.is_nothing() {
+            return;
+        }
+        // The token behind each row's last one, by place.
+        let mut end = 0;
+        let ends: Vec<u32> = order
+            .iter()
+            .map(|s| {
+                end += s.query_len;
+                end
+            })
+            .collect();
+        for span in &flight.spans {
+            let place = flight.place(span.row);
+            let scheduled = &order[place];
+            let Some(spec) = &self.rows[scheduled.row.0 as usize].spec else {
+                continue;
+            };
+            let scored = &spec.prompt[span.position as usize + 1..][..span.range.count as usize];
+            let at = ends[place] - scheduled.query_len;
+            self.model.write_scored(span.range, at, scored.iter().copied());
+        }
+        if let Some(range) = behind.hidden_states {
+            let rows = flight.rows.iter().enumerate();
+            let hidden = rows.filter(|(_, row)| row.output.is_some_and(RowOutput::is_hidden_state));
+            let last = hidden.map(|(i, _)| ends[flight.place(i)] - 1);
+            self.model.write_wanted(range.first, last);
         }
     }
 
@@ -445,75 +401,71 @@ impl Runner {
     /// The step's failure, or an earlier one's; `Timeout` once `is_overdue`, or when another rank has failed.
     pub fn collect(&mut self, flight: &Flight, is_overdue: impl Fn() -> bool) -> Result<StepResult, RunnerError> {
         self.model.wait_done(flight.number, is_overdue)?;
-        let vocab = self.model.capacities().vocab;
-        let words = self
-            .model
-            .read_entry(flight.entry, flight.step.0, flight.rows.len() as u32)?;
-        let words = words.ok_or(RunnerError::Internal("a result ring entry holds another step"))?;
-        let mut result = StepResult {
-            rows: Vec::with_capacity(flight.rows.len()),
-            ..StepResult::default()
-        };
-        for (i, row) in flight.rows.iter().enumerate() {
-            let at = 2 * flight.place(i);
-            let token = match row.emits && words[at] > 0 {
-                true => NoToken::read(words[at + 1], vocab).map(Some),
-                false => Ok(None),
-            };
-            let token = token.unwrap_or_else(|why| {
-                result.faults.push(RowFault {
-                    id: row.id,
-                    why,
-                    place: Place::Output,
-                });
-                None
-            });
-            result.rows.push((token, None));
-        }
-        self.read_logprobs(flight, &mut result)?;
-        Ok(result)
+        read_back(&mut self.model, flight)
     }
+}
 
-    fn read_logprobs(&mut self, flight: &Flight, result: &mut StepResult) -> Result<(), RunnerError> {
-        if flight.reads_logprobs {
-            let count = flight.rows.iter().filter(|row| row.emits).count() as u32;
-            let scores = self.model.read_scores(flight.entry, ScoredRange { first: 0, count })?;
-            for (i, row) in flight.rows.iter().enumerate().take(count as usize) {
-                if let (Some(k), Some(token)) = (row.logprobs, result.rows[i].0) {
-                    result.rows[i].1 = Some(scores.at(flight.place(i), token, k));
-                }
-            }
+/// How many rows of a step give what.
+#[derive(Clone, Copy, Debug)]
+struct Counts {
+    /// A token.
+    sampled: u32,
+    /// A token under a mask.
+    masked: u32,
+    /// A hidden state.
+    hidden_states: u32,
+    /// Positions of logits of each row with a token.
+    stride: u32,
+}
+
+/// What a step's rows need together.
+struct Survey {
+    counts: Counts,
+    wanted: Wanted,
+    spans: Vec<PromptSpan>,
+}
+
+impl Default for Survey {
+    fn default() -> Self {
+        Survey {
+            counts: Counts {
+                sampled: 0,
+                masked: 0,
+                hidden_states: 0,
+                stride: 1,
+            },
+            wanted: Wanted {
+                sampler: Sampler::Greedy,
+                logprobs: false,
+            },
+            spans: Vec::new(),
         }
-        for span in &flight.spans {
-            let scores = self.model.read_scores(flight.entry, span.range)?;
-            for i in 0..span.range.count {
-                // The scored token stands one position after the one whose logits scored it.
-                let position = span.position + i + 1;
-                let scored = scores.at(i as usize, u32::MAX, span.k);
-                if scored.chosen.logprob.is_nan() {
-                    result.faults.push(RowFault {
-                        id: span.id,
-                        why: NoToken::NotFinite,
-                        place: Place::Prompt(position),
-                    });
-                }
-                result.prompt.push((span.id, position, scored));
-            }
+    }
+}
+
+impl Counts {
+    /// What stands behind the logits of rows with a token.
+    fn behind(self, spans: &[PromptSpan]) -> Behind {
+        let first = self.sampled * self.stride;
+        let end = spans.last().map_or(first, |last| last.range.first + last.range.count);
+        let range = |first, count| (count > 0).then_some(ScoredRange { first, count });
+        Behind {
+            scored: range(first, end - first),
+            hidden_states: range(end, self.hidden_states),
         }
-        Ok(())
     }
 }
 
 /// The prompt positions that a row scores in this step.
-fn prompt_span(s: &Scheduled, spec: &RowSpec, first: u32) -> Option<PromptSpan> {
+fn prompt_span(s: &Scheduled, spec: &RowSpec, row: usize) -> Option<PromptSpan> {
     let k = spec.prompt_logprobs?;
     let last_scored = spec.prompt.len() as u32 - 1;
     let end = (s.num_computed_upper + s.query_len).min(last_scored);
     let count = end.checked_sub(s.num_computed_upper).filter(|&count| count > 0)?;
     Some(PromptSpan {
-        id: s.id,
+        row,
         position: s.num_computed_upper,
-        range: ScoredRange { first, count },
+        range: ScoredRange { first: 0, count },
         k,
     })
 }

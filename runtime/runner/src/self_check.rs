@@ -3,14 +3,14 @@
 
 use std::time::Instant;
 
-use half::{bf16, f16};
 use halyard_platform_api::ops::SamplingRow;
 use halyard_platform_api::{CommandId, DType};
 use halyard_scheduler::{RequestId, RowIndex, Scheduled};
 
 use crate::buckets::decode_shape;
-use crate::device_model::{DeviceModel, RowTokens, SampledRange, StepParts, Wanted};
+use crate::device_model::{DeviceModel, RowTokens, SampledRange, StepParts, TokenCounts, Wanted};
 use crate::error::RunnerError;
+use crate::memory::floats_of;
 use crate::row::Sampler;
 use crate::scratch::{Decode, PATIENCE, SCRATCH_ROWS, Scratch};
 use crate::template::StepShape;
@@ -113,7 +113,8 @@ pub(crate) fn write_scratch(
     model.write_step(&StepParts {
         header,
         order: &order,
-        num_emitting: order.len() as u32,
+        num_sampled: order.len() as u32,
+        stride: 1,
         padding,
     });
     model.submit_writes()
@@ -124,7 +125,7 @@ pub(crate) fn run_anew(
     model: &mut DeviceModel,
     shape: StepShape,
     adapted: bool,
-    num_emitting: u32,
+    num_rows: u32,
     sampler: Sampler,
 ) -> Result<u64, RunnerError> {
     let wanted = Wanted {
@@ -133,8 +134,8 @@ pub(crate) fn run_anew(
     };
     model.submit_once(|model, encoder| {
         model.encode_forward(encoder, shape, adapted)?;
-        model.encode_sampling(encoder, shape, SampledRange::plain(num_emitting), wanted, 0)?;
-        model.encode_update(encoder, shape, false)
+        model.encode_sampling(encoder, shape, SampledRange::all(num_rows, 1), wanted, 0)?;
+        model.encode_update(encoder, shape, TokenCounts::One)
     })
 }
 
@@ -143,10 +144,16 @@ fn outcome(model: &mut DeviceModel, scratch: &Scratch, number: u64, rows: &[Deco
     let start = Instant::now();
     model.wait_done(number, || start.elapsed() > PATIENCE)?;
     let num_rows = rows.len() as u32;
-    let entry = model.capacities().ring_entries;
+    let (entry, width) = (
+        model.capacities().ring_entries,
+        model.capacities().result_words() as usize,
+    );
     // In another step's entry nothing is this step's.
     let sampled = model.read_entry(entry, scratch.tag(), num_rows)?;
-    let sampled = sampled.map_or_else(|| vec![u32::MAX; 2 * rows.len()], <[u32]>::to_vec);
+    let sampled = match sampled {
+        Some(words) => words.chunks_exact(width).flat_map(|row| [row[0], row[1]]).collect(),
+        None => vec![u32::MAX; 2 * rows.len()],
+    };
     Ok(Outcome {
         hidden: model.read_hidden(num_rows)?,
         sampled,
@@ -182,7 +189,7 @@ fn compare(expected: &Outcome, found: &Outcome, num_rows: usize, dtype: DType) -
     for row in 0..num_rows {
         let bytes = |outcome: &'_ Outcome| outcome.hidden[row * row_bytes..(row + 1) * row_bytes].to_vec();
         let (e, f) = (bytes(expected), bytes(found));
-        let distance = distance(&floats(dtype, &e), &floats(dtype, &f));
+        let distance = distance(&floats_of(dtype, &e), &floats_of(dtype, &f));
         if distance > HIDDEN_TOLERANCE {
             return Err(format!(
                 "hidden states of row {row} differ by {distance:.3} of their largest value"
@@ -199,23 +206,6 @@ fn compare(expected: &Outcome, found: &Outcome, num_rows: usize, dtype: DType) -
         }
     }
     Ok(())
-}
-
-fn floats(dtype: DType, bytes: &[u8]) -> Vec<f32> {
-    match dtype {
-        DType::F16 => bytes
-            .chunks_exact(2)
-            .map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32())
-            .collect(),
-        DType::BF16 => bytes
-            .chunks_exact(2)
-            .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())
-            .collect(),
-        _ => bytes
-            .chunks_exact(4)
-            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect(),
-    }
 }
 
 /// The largest difference as a part of the largest value; infinite where only one side is a number.

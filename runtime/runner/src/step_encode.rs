@@ -3,8 +3,9 @@
 
 use halyard_platform_api::{Encoder, OpId, Tensor};
 
-use crate::device_model::{DeviceModel, SampledRange, ScoredRange, Wanted};
+use crate::device_model::{DeviceModel, SampledRange, ScoredRange, TokenCounts, Wanted};
 use crate::error::RunnerError;
+use crate::flight::Behind;
 use crate::row::Sampler;
 use crate::template::StepShape;
 
@@ -58,7 +59,7 @@ impl DeviceModel {
         Ok(())
     }
 
-    /// Head and sampler of the emitting sequences, a chunk of logits at a time.
+    /// Head and sampler of the sequences that give a token, a chunk of logits at a time.
     pub(crate) fn encode_sampling(
         &mut self,
         encoder: &mut dyn Encoder,
@@ -82,7 +83,11 @@ impl DeviceModel {
                 },
             )?;
             let logits = self.memory.logits.rows(0, count);
-            let rows = self.memory.step.rows.rows(first, count);
+            let rows = match range.counts() {
+                TokenCounts::Drafted(_) => self.memory.step.logits_rows,
+                TokenCounts::One | TokenCounts::Masked => self.memory.step.rows,
+            };
+            let rows = rows.rows(first, count);
             let sampled = self.memory.step.sampled.rows(first, count);
             let mut raw = logits;
             if wanted.sampler == Sampler::Full {
@@ -138,7 +143,58 @@ impl DeviceModel {
         Ok(())
     }
 
-    pub(crate) fn encode_prompt_logprobs(
+    /// What stands behind the emitting rows' logits.
+    pub(crate) fn encode_behind(
+        &mut self,
+        encoder: &mut dyn Encoder,
+        shape: StepShape,
+        behind: Behind,
+        entry: u32,
+    ) -> Result<(), RunnerError> {
+        self.encode_prompt_logprobs(encoder, shape, behind.scored, entry)?;
+        self.encode_hidden_states(encoder, shape, behind.hidden_states, entry)
+    }
+
+    /// Hidden states into the ring.
+    fn encode_hidden_states(
+        &mut self,
+        encoder: &mut dyn Encoder,
+        shape: StepShape,
+        wanted: Option<ScoredRange>,
+        entry: u32,
+    ) -> Result<(), RunnerError> {
+        let Some(range) = wanted else {
+            return Ok(());
+        };
+        let ring = self.memory.ring.hidden_states.get(entry as usize);
+        let (Some((program, states)), Some(copy), Some(ring)) =
+            (&mut self.programs.hidden_states, &self.programs.ops.copy_states, ring)
+        else {
+            return Err(RunnerError::Internal(
+                "rows give hidden states, which were not asked for at start",
+            ));
+        };
+        for (first, count) in chunks(
+            range.first,
+            range.first + range.count,
+            self.memory.capacities.logits_chunk,
+        ) {
+            let shape = StepShape {
+                logits: count,
+                logits_first: first,
+                direct: false,
+                ..shape
+            };
+            program.encode(encoder, shape)?;
+            encoder.encode(
+                copy.id(),
+                &[states.rows(0, count), ring.rows(first - range.first, count)],
+            )?;
+        }
+        Ok(())
+    }
+
+    fn encode_prompt_logprobs(
         &mut self,
         encoder: &mut dyn Encoder,
         shape: StepShape,
@@ -194,15 +250,22 @@ impl DeviceModel {
         Ok(())
     }
 
-    /// Tokens and counts into the rows and the ring; with masks, of each row as many as the step says.
+    /// Tokens and counts into the rows and the ring.
     pub(crate) fn encode_update(
         &self,
         encoder: &mut dyn Encoder,
         shape: StepShape,
-        has_masks: bool,
+        counts: TokenCounts,
     ) -> Result<(), RunnerError> {
         let s = &self.memory.step;
         let seqs = |t: &Tensor| t.rows(0, shape.seqs);
+        let (stride, num_drafts, num_sampled) = match counts {
+            TokenCounts::One => (1, Tensor::NONE, Tensor::NONE),
+            TokenCounts::Masked => (1, Tensor::NONE, seqs(&s.num_sampled)),
+            TokenCounts::Drafted(most) => (most, seqs(&s.num_drafts), seqs(&s.num_sampled)),
+        };
+        // Of each row the columns past its count are not read.
+        let max_sampled = self.memory.capacities.max_sampled;
         encoder.encode(
             self.programs.ops.update_rows.id(),
             &[
@@ -210,9 +273,9 @@ impl DeviceModel {
                 seqs(&s.rows),
                 seqs(&s.query_lens),
                 seqs(&s.emits),
-                Tensor::NONE,
-                s.sampled.view(0, &[shape.seqs, 1], &[1, 1]),
-                if has_masks { seqs(&s.num_sampled) } else { Tensor::NONE },
+                num_drafts,
+                s.sampled.view(0, &[shape.seqs, max_sampled], &[stride, 1]),
+                num_sampled,
                 self.memory.rows.tokens,
                 self.memory.rows.num_tokens,
                 self.memory.rows.num_computed,

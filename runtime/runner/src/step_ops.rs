@@ -22,6 +22,8 @@ pub(crate) struct StepOps {
     pub logits_process: Arc<dyn PreparedOp>,
     pub top_logprobs: Arc<dyn PreparedOp>,
     pub copy_logits: Arc<dyn PreparedOp>,
+    /// For hidden states, where rows may give some.
+    pub copy_states: Option<Arc<dyn PreparedOp>>,
 }
 
 impl StepOps {
@@ -44,7 +46,7 @@ impl StepOps {
         .into())?;
         let update_rows = op(UpdateRows {
             max_seqs,
-            max_sampled: 1,
+            max_sampled: c.max_sampled,
         }
         .into())?;
         let argmax = op(Argmax { vocab, max_seqs }.into())?;
@@ -57,6 +59,10 @@ impl StepOps {
         }
         .into())?;
         let copy_logits = op(Copy { dtype: DType::F32 }.into())?;
+        let copy_states = match c.hidden_states {
+            Some((_, dtype)) => op(Copy { dtype }.into())?,
+            None => None,
+        };
         let all = (
             prepare_inputs,
             slot_mapping,
@@ -89,6 +95,7 @@ impl StepOps {
             logits_process,
             top_logprobs,
             copy_logits,
+            copy_states,
         }))
     }
 

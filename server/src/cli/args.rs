@@ -277,6 +277,8 @@ impl EngineArgs {
                 ..RecordingConfig::default()
             },
             lora: self.lora.config(),
+            speculative: None,
+            hidden_states: false,
             templates: (!self.model.trust_chat_template).then(TemplateProcesses::shared),
         }
     }

@@ -440,6 +440,7 @@ mod tests {
             token_ids: vec![7],
             logprobs: None,
             prompt_logprobs: None,
+            hidden_state: None,
             num_cached_tokens: 0,
             finish: (position >= 4).then_some(FinishReason::Length),
         };

@@ -17,6 +17,7 @@ impl From<SubmitError> for ApiError {
             }
             SubmitError::Param(param) => ApiError::field(param_name(&param), message),
             SubmitError::EmptyPrompt => ApiError::field("prompt", message),
+            SubmitError::HiddenState(_) => ApiError::new(StatusCode::BAD_REQUEST, message),
             SubmitError::PromptVocabulary { .. } => ApiError::field("prompt", message),
             SubmitError::PromptTooLong { found, limit } => context::prompt_too_long("prompt", limit, found),
             SubmitError::Adapter(_) => ApiError {

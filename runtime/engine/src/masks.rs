@@ -1,0 +1,89 @@
+//! Masks of guided sequences: asked for behind each token, and waited for while the device works on a step's first half.
+
+use std::time::{Duration, Instant};
+
+use halyard_runner::Flight;
+use halyard_scheduler::RequestId;
+
+use crate::error::EngineError;
+use crate::guide::{GuideWorkers, Mask};
+use crate::sequence::{Sequence, Sequences};
+
+/// Longest wait for masks where no row of a step can go on without.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// How often it is looked whether the device has done the first half of a step.
+const LOOK: Duration = Duration::from_micros(50);
+
+/// The threads that run guides, once a request has one.
+#[derive(Default)]
+pub(crate) struct Masks(Option<GuideWorkers>);
+
+/// What a step's device half says while its masks are waited for.
+pub(crate) struct FirstHalf<'a> {
+    pub flight: &'a Flight,
+    /// The device has done it.
+    pub is_done: &'a dyn Fn() -> bool,
+    /// It will never be done: whoever waits for the step's results finds out why.
+    pub is_lost: &'a dyn Fn() -> bool,
+}
+
+impl Masks {
+    /// Asks a new sequence's guide for its first mask.
+    ///
+    /// # Errors
+    /// A thread that does not start.
+    pub(crate) fn ask_first(&mut self, id: RequestId, sequence: &mut Sequence, vocab: u32) -> Result<(), EngineError> {
+        if sequence.guide.is_some() && self.0.is_none() {
+            self.0 = Some(GuideWorkers::start(vocab)?);
+        }
+        self.ask(id, sequence, Vec::new());
+        Ok(())
+    }
+
+    /// Asks a sequence's guide, where it has one, for the mask behind `tokens`.
+    pub(crate) fn ask(&self, id: RequestId, sequence: &mut Sequence, tokens: Vec<u32>) {
+        if let (Some(guide), Some(workers)) = (&mut sequence.guide, &self.0) {
+            guide.ask(workers, id, tokens);
+        }
+    }
+
+    /// Waits for a step's masks while the device works on its first half; longer only where no row could go on without.
+    /// Gives the sequences whose guides have failed, with the reason: they have no guide any more and must be ended.
+    pub(crate) fn wait(&mut self, half: &FirstHalf<'_>, sequences: &mut Sequences) -> Vec<(RequestId, String)> {
+        let mut failed = Vec::new();
+        let patience = Instant::now() + PATIENCE;
+        let mut wait = Duration::ZERO;
+        loop {
+            while let Some(answer) = self.0.as_ref().and_then(|workers| workers.answer(wait)) {
+                wait = Duration::ZERO;
+                let Some(sequence) = sequences.get_mut(&answer.id) else {
+                    continue;
+                };
+                match (answer.result, &mut sequence.guide) {
+                    (Ok(answered), Some(guide)) => guide.take(answered),
+                    (Ok(_), None) => {}
+                    (Err(reason), _) => {
+                        sequence.guide = None;
+                        failed.push((answer.id, reason));
+                    }
+                }
+            }
+            let is_missing = |id: RequestId| {
+                let guide = sequences.get(&id).and_then(|sequence| sequence.guide.as_ref());
+                guide.is_some_and(|guide| guide.mask().is_none())
+            };
+            let waits = half.flight.masked().any(is_missing);
+            let goes_on = (half.is_done)() && (half.flight.has_unmasked() || Instant::now() >= patience);
+            if !waits || goes_on || (half.is_lost)() {
+                return failed;
+            }
+            wait = LOOK;
+        }
+    }
+
+    /// The masks of a step's rows that are there, in the order of [`Flight::masked`].
+    pub(crate) fn of(flight: &Flight, sequences: &Sequences) -> Vec<Option<Mask>> {
+        let mask_of = |id: RequestId| sequences.get(&id)?.guide.as_ref()?.mask().cloned();
+        flight.masked().map(mask_of).collect()
+    }
+}

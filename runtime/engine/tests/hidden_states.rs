@@ -1,0 +1,203 @@
+//! Rows that give a hidden state instead of a token, beside rows that give tokens, in one step.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{cpu, delayed, fixtures, on_every_device, open, open_on, reference};
+use halyard_engine::{FinishReason, Llm, OutputStream, Request, SamplingParams, SubmitError};
+use halyard_platform_api::Device;
+use serde_json::Value;
+
+fn greedy(seed: u32, max_tokens: u32) -> Request {
+    let prompt = (0..9).map(|i| (11 * seed + 3 * i) % 200 + 3).collect();
+    let params = SamplingParams {
+        ignore_eos: true,
+        ..SamplingParams::greedy(max_tokens)
+    };
+    Request::new(format!("text {seed}"), prompt, params)
+}
+
+fn embedded(prompt: Vec<u32>) -> Request {
+    Request {
+        hidden_state: true,
+        ..Request::new("vector", prompt, SamplingParams::greedy(1))
+    }
+}
+
+fn submit(llm: &Llm, request: Request) -> OutputStream {
+    llm.engine().submit(request).expect("taken")
+}
+
+fn tokens(stream: OutputStream) -> Vec<u32> {
+    stream.blocking_collect().outputs.remove(0).token_ids
+}
+
+fn hidden_state(stream: OutputStream) -> Vec<f32> {
+    let output = stream.blocking_collect().outputs.remove(0);
+    assert_eq!((output.token_ids.len(), &output.finish), (0, &FinishReason::Length));
+    output.hidden_state.expect("a hidden state")
+}
+
+/// The prompts and hidden states that Hugging Face computed (tests/fixtures/models/make_hidden_states.py).
+fn goldens(model: &str) -> Vec<(Vec<u32>, Vec<f32>)> {
+    let text = std::fs::read_to_string(fixtures().join(model).join("hidden-states.json")).expect("a golden file");
+    let all: Value = serde_json::from_str(&text).expect("JSON");
+    let numbers = |values: &Value| values.as_array().expect("a list").clone();
+    let case = |case: &Value| {
+        let ids = numbers(&case["prompt_ids"])
+            .iter()
+            .map(|id| id.as_u64().expect("an id") as u32)
+            .collect();
+        let state = numbers(&case["last_hidden_state"]);
+        (
+            ids,
+            state
+                .iter()
+                .map(|value| value.as_f64().expect("a number") as f32)
+                .collect(),
+        )
+    };
+    numbers(&all["cases"]).iter().map(case).collect()
+}
+
+/// The largest difference as a part of the largest value.
+fn distance(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let largest = expected.iter().fold(0f32, |most, value| most.max(value.abs()));
+    let differences = found.iter().zip(expected).map(|(f, e)| (f - e).abs());
+    differences.fold(0f32, f32::max) / largest
+}
+
+/// Rounding in another order moves single values of f32 by less.
+const BOUND: f32 = 2e-4;
+
+fn are_hugging_faces(llm: &Llm, model: &str) {
+    let goldens = goldens(model);
+    // Twice: prompts are longer than a step or come from the prefix cache, and several share a step.
+    for round in 0..2 {
+        let streams: Vec<_> = goldens
+            .iter()
+            .map(|(ids, _)| submit(llm, embedded(ids.clone())))
+            .collect();
+        for (i, (stream, (_, expected))) in streams.into_iter().zip(&goldens).enumerate() {
+            let distance = distance(&hidden_state(stream), expected);
+            assert!(distance < BOUND, "{model}, prompt {i}, round {round}: {distance}");
+        }
+    }
+}
+
+#[test]
+fn hidden_states_are_hugging_faces() {
+    for model in ["llama", "qwen3", "qwen3-moe", "gemma3"] {
+        for device in [reference(), cpu()] {
+            are_hugging_faces(
+                &open(&fixtures().join(model), device, |c| c.hidden_states = true),
+                model,
+            );
+        }
+    }
+}
+
+#[test]
+fn ranks_give_the_whole_state() {
+    let devices = [delayed(1), delayed(1)];
+    are_hugging_faces(
+        &open_on(&fixtures().join("qwen3"), &devices, |c| c.hidden_states = true),
+        "qwen3",
+    );
+}
+
+#[test]
+fn more_rows_give_states_than_logits_are_computed_at_once() {
+    let goldens = goldens("llama");
+    let (ids, expected) = &goldens[0];
+    let llm = open(&fixtures().join("llama"), reference(), |c| {
+        c.hidden_states = true;
+        c.scheduler.max_num_seqs = 200;
+        c.scheduler.max_num_batched_tokens = Some(1024);
+    });
+    // They keep the engine busy until the others are there.
+    let long = |seed: u32| embedded((0..150).map(|i| (seed + i) % 90 + 3).collect());
+    let long: Vec<_> = (0..6).map(|seed| submit(&llm, long(seed))).collect();
+    let prompts = (0..190u32).map(|i| match i % 2 {
+        0 => ids.clone(),
+        _ => vec![i + 3, 7],
+    });
+    let vectors: Vec<_> = prompts.map(|prompt| submit(&llm, embedded(prompt))).collect();
+    for (i, stream) in vectors.into_iter().enumerate() {
+        let distance = distance(&hidden_state(stream), expected);
+        assert_eq!(distance < BOUND, i % 2 == 0, "row {i}: {distance}");
+    }
+    long.into_iter().for_each(|stream| drop(hidden_state(stream)));
+    llm.engine().shutdown(std::time::Duration::from_secs(60));
+    let steps = llm.engine().stats().steps_total;
+    assert!(steps < 4, "{steps} steps: too few rows stood in one");
+}
+
+fn vectors_stand_beside_tokens_in_one_step(device: Arc<dyn Device>) {
+    let alone = open(&fixtures().join("llama"), reference(), |_| {});
+    let texts: Vec<_> = (0..3).map(|seed| tokens(submit(&alone, greedy(seed, 24)))).collect();
+    let scored = || {
+        let mut request = greedy(3, 6);
+        request.params.prompt_logprobs = Some(1);
+        request
+    };
+    let scores = submit(&alone, scored())
+        .blocking_collect()
+        .prompt_logprobs
+        .expect("scores");
+    let goldens = goldens("llama");
+    let llm = open(&fixtures().join("llama"), device, |c| c.hidden_states = true);
+    let mut streams: Vec<_> = (0..3).map(|seed| submit(&llm, greedy(seed, 24))).collect();
+    // They run when the vectors come: steps decode and give vectors, and one more scores its prompt.
+    let firsts: Vec<u32> = streams
+        .iter_mut()
+        .map(|s| s.blocking_next().expect("a token").token_ids[0])
+        .collect();
+    // More texts come between them, so that rows with tokens stand behind rows with vectors, too.
+    let beside = |i: usize| submit(&llm, greedy(i as u32 % 3, 24));
+    let asked = goldens.iter().enumerate();
+    let (vectors, more): (Vec<_>, Vec<_>) = asked
+        .map(|(i, (ids, _))| (submit(&llm, embedded(ids.clone())), beside(i)))
+        .unzip();
+    let scoring = submit(&llm, scored());
+    for (stream, (_, expected)) in vectors.into_iter().zip(&goldens) {
+        let distance = distance(&hidden_state(stream), expected);
+        assert!(distance < BOUND, "{distance}");
+    }
+    for ((stream, expected), first) in streams.into_iter().zip(&texts).zip(firsts) {
+        assert_eq!([vec![first], tokens(stream)].concat(), *expected);
+    }
+    for (i, stream) in more.into_iter().enumerate() {
+        assert_eq!(tokens(stream), texts[i % 3]);
+    }
+    let found = scoring.blocking_collect().prompt_logprobs.expect("scores");
+    for (found, expected) in found
+        .iter()
+        .zip(&scores)
+        .filter_map(|(f, e)| f.as_ref().zip(e.as_ref()))
+    {
+        assert_eq!(found.chosen.token, expected.chosen.token);
+        assert!((found.chosen.logprob - expected.chosen.logprob).abs() < 2e-3);
+    }
+}
+
+on_every_device! {
+    mixed => vectors_stand_beside_tokens_in_one_step;
+}
+
+#[test]
+fn a_hidden_state_that_cannot_be_given_is_refused() {
+    let path = fixtures().join("llama");
+    let refused = |llm: &Llm, request| match llm.engine().submit(request) {
+        Err(SubmitError::HiddenState(why)) => why,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("taken"),
+    };
+    assert!(refused(&open(&path, reference(), |_| {}), embedded(vec![5, 6])).contains("not started for it"));
+    let llm = open(&path, reference(), |c| c.hidden_states = true);
+    let mut twice = embedded(vec![5, 6]);
+    twice.params.n = 2;
+    assert!(refused(&llm, twice).contains("one sample"));
+}
