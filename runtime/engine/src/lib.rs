@@ -1,8 +1,8 @@
 //! The engine: a model on a device, requests in, tokens and text out. Knows no vendor, no HTTP and no environment.
 //!
-//! Reading order: [`handle`] (the front door), [`params`] and [`output`] (what goes in and comes out), `core` (the thread),
-//! `sequence` (a request's sample), `masks` and `drafts` (what its next token may or may well be), `stream` (its
-//! reader), `lora` (adapters). What touches the device is `halyard-runner`.
+//! Reading order: [`handle`] (the front door), [`params`] and [`output`] (what goes in and comes out), `core` (the
+//! thread), `live` (sequences and what their readers are told), `sequence` (a request's sample), `masks` and `drafts`
+//! (what its next token may be), `stream` (its reader), `lora` (adapters). What touches the device is `halyard-runner`.
 
 mod command;
 pub mod config;
@@ -12,6 +12,7 @@ pub mod error;
 mod facts;
 pub mod guide;
 pub mod handle;
+mod live;
 mod llm;
 mod lora;
 mod masks;
