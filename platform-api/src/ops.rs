@@ -114,6 +114,10 @@ macro_rules! catalogue {
             /// Every catalogue op's name and wire code.
             pub const CODES: &'static [(&'static str, u32)] = &[ $( ($module::$name::NAME, $module::$name::CODE) ),* ];
 
+            /// Names whose codes and descriptors stay while no backend of this repository has the op: nothing asks for
+            /// them (decision 0052).
+            pub const RESERVED: &'static [&'static str] = &[data::Cast::NAME, data::CopyBlocks::NAME, data::Fill::NAME];
+
             /// The op's name.
             pub fn name(&self) -> &str {
                 match self { $( OpSpec::$name(_) => $module::$name::NAME, )* OpSpec::Vendor(op) => &op.name }

@@ -153,13 +153,6 @@ float round_bf16(float x) { return bf16_value(bf16_bits(x)); }
 #define KV_BYTES 1
 #endif
 #endif
-#if defined(FROM) && defined(TO)
-#if FROM == 4 && TO == 4
-#define CAST_GROUP 4
-#else
-#define CAST_GROUP 8
-#endif
-#endif
 #undef f32
 #undef f16
 #undef bf16

@@ -219,6 +219,6 @@ fn every_file_lists_its_entry_points_and_known_headers() {
             );
         }
     }
-    assert_eq!(text("copy").map(|text| text.contains("copy_blocks_16")), Some(true));
+    assert_eq!(text("copy").map(|text| text.contains("copy_16")), Some(true));
     assert_eq!(text("attention_decode"), None);
 }

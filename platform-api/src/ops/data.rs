@@ -87,6 +87,8 @@ op! {
 
 op! {
     /// out = x in another float type, rounded to nearest even. Operands: x \[T, width\] `from`; out \[T, width\] `to`.
+    ///
+    /// Reserved: no backend of this repository has it ([`crate::OpSpec::RESERVED`]).
     pub struct Cast = 30 "cast" v 1, wire CastDesc = "halyard_cast_desc" {
         /// Values of a row.
         width: u32,
@@ -111,6 +113,8 @@ op! {
     /// cache\[pairs\[i, 1\]\] = cache\[pairs\[i, 0\]\], in any order; no page is both a source and a destination; −1 copies nothing.
     ///
     /// Operands: pairs \[N, 2\] i32; cache \[num_pages, block_bytes\] u8, updated.
+    ///
+    /// Reserved: no backend of this repository has it ([`crate::OpSpec::RESERVED`]).
     pub struct CopyBlocks = 32 "copy_blocks" v 1, wire CopyBlocksDesc = "halyard_copy_blocks_desc" {
         /// Bytes of a block.
         block_bytes: u32,
@@ -120,6 +124,8 @@ op! {
 
 op! {
     /// Every element of out = value (rounded to the type). Operands: out, any shape of 1 to 3 axes, strided.
+    ///
+    /// Reserved: no backend of this repository has it ([`crate::OpSpec::RESERVED`]).
     pub struct Fill = 33 "fill" v 1, wire FillDesc = "halyard_fill_desc" {
         /// Type.
         dtype: DType,

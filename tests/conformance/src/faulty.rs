@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use half::{bf16, f16};
 use halyard_platform_api::{
     Access, AttentionRegistry, Buffer, BufferKind, ClaimReport, CommandBuffer, Communicator, CommunicatorId, DType,
     Device, DeviceInfo, Encoder, EncoderMode, MemoryInfo, OpId, OpRegistry, OpSpec, OpSupport, PreparedOp, Program,
@@ -10,7 +11,7 @@ use halyard_platform_api::{
 };
 
 /// Wraps a device and overwrites the first element of `op`'s first output after every run of it (of a KV cache: the first
-/// element of every page, as the layout is the backend's own). The device must have `fill`.
+/// element of every page, as the layout is the backend's own). The device must have `copy`.
 pub struct Faulty {
     inner: Arc<dyn Device>,
     op: String,
@@ -18,7 +19,10 @@ pub struct Faulty {
 }
 
 struct Faults {
-    fills: HashMap<u32, Arc<dyn PreparedOp>>,
+    /// By code of a dtype: `copy`, and where its wrong value lies.
+    wrong: HashMap<u32, (Arc<dyn PreparedOp>, Tensor)>,
+    /// The wrong values.
+    _values: Arc<dyn Buffer>,
     /// Output operand of each prepared op that is to fail.
     victims: Mutex<HashMap<OpId, usize>>,
 }
@@ -27,24 +31,28 @@ impl Faulty {
     /// A fault in `op`.
     ///
     /// # Errors
-    /// What preparing `fill` on the device returns.
+    /// What the device says to a buffer, or to preparing `copy`.
     pub fn new(inner: Arc<dyn Device>, op: &str) -> Result<Self> {
-        let mut fills = HashMap::new();
         let values = [
-            (DType::F32, 1000.0),
-            (DType::F16, 1000.0),
-            (DType::BF16, 1000.0),
-            (DType::I32, 123_456.0),
-            (DType::I8, 77.0),
-            (DType::U8, 96.0),
-            (DType::F8E4M3, 416.0),
+            (DType::F32, 1000f32.to_bits()),
+            (DType::F16, u32::from(f16::from_f32(1000.0).to_bits())),
+            (DType::BF16, u32::from(bf16::from_f32(1000.0).to_bits())),
+            (DType::I32, 123_456),
+            (DType::I8, 77),
+            (DType::U8, 0x6060_6060),
+            (DType::F8E4M3, 0x7d),
         ];
-        for (dtype, value) in values {
-            let fill = inner.ops().prepare(&ops::Fill { dtype, value }.into())?;
-            fills.insert(dtype as u32, fill);
+        let buffer = inner.create_buffer(4 * values.len() as u64, BufferKind::Device)?;
+        let mut wrong = HashMap::new();
+        for (i, (dtype, bits)) in values.into_iter().enumerate() {
+            let at = 4 * i as u64;
+            buffer.write(at, &bits.to_le_bytes())?;
+            let copy = inner.ops().prepare(&ops::Copy { dtype }.into())?;
+            wrong.insert(dtype as u32, (copy, Tensor::contiguous(buffer.id(), at, dtype, &[1])));
         }
         let faults = Faults {
-            fills,
+            wrong,
+            _values: buffer,
             victims: Mutex::default(),
         };
         Ok(Faulty {
@@ -139,15 +147,15 @@ impl Encoder for FaultyEncoder {
         let Some(output) = output.map(|index| operands[index]) else {
             return Ok(());
         };
-        let Some(fill) = self.faults.fills.get(&output.dtype) else {
+        let Some((copy, wrong)) = self.faults.wrong.get(&output.dtype) else {
             return Ok(());
         };
         let paged = output.dtype() == DType::U8 && output.rank == 2;
-        let element = match paged {
-            true => output.columns(0, 4),
-            false => output.view(0, &[1], &[1]),
+        let (wrong, element) = match paged {
+            true => (wrong.view(0, &[output.shape[0], 4], &[0, 1]), output.columns(0, 4)),
+            false => (*wrong, output.view(0, &[1], &[1])),
         };
-        self.inner.encode(fill.id(), &[element])
+        self.inner.encode(copy.id(), &[wrong, element])
     }
 
     fn finish(self: Box<Self>) -> Result<Arc<dyn CommandBuffer>> {

@@ -6,15 +6,21 @@ use halyard_conformance::{Faulty, Options, assert_conformant, oracle, run};
 use halyard_delayed::{DelayedPlatform, Fault};
 use halyard_platform_api::{Device, OpSpec, Platform};
 
+/// The ops of the catalogue that the backends of this repository have.
+fn computed() -> impl Iterator<Item = &'static str> {
+    let all = OpSpec::NAMES.iter().copied();
+    all.filter(|name| !OpSpec::RESERVED.contains(name))
+}
+
 #[test]
 fn the_reference_backend_conforms_to_itself() {
     let report = assert_conformant!(oracle().unwrap());
-    // Every op of the catalogue has cases.
-    for op in OpSpec::NAMES {
+    // Every op of the catalogue has cases, but for those that nobody computes.
+    for op in computed() {
         let cases: u32 = report
             .rows
             .iter()
-            .filter(|row| row.op == *op)
+            .filter(|row| row.op == op)
             .map(|row| row.cases)
             .sum();
         assert!(cases > 0, "no case of {op}");
@@ -23,7 +29,7 @@ fn the_reference_backend_conforms_to_itself() {
 
 #[test]
 fn a_planted_fault_in_each_op_turns_the_suite_red() {
-    for op in OpSpec::NAMES {
+    for op in computed() {
         let reference = oracle().unwrap();
         let options = Options {
             only_op: Some(op.to_string()),
@@ -35,7 +41,7 @@ fn a_planted_fault_in_each_op_turns_the_suite_red() {
         let report = run(&faulty, &reference, &options);
         assert!(!report.passed(), "the fault in {op} was not seen:\n{report}");
         // Every row of the op sees it, not one lucky case.
-        for row in report.rows.iter().filter(|row| row.op == *op) {
+        for row in report.rows.iter().filter(|row| row.op == op) {
             assert!(!row.failures.is_empty(), "{op} {}: the fault was not seen", row.variant);
         }
     }

@@ -1,4 +1,4 @@
-//! Moving, converting, filling and pooling rows. Strided copies go element by element unless the inner axis is contiguous.
+//! Moving, rounding and pooling rows, and random values. Strided copies go element by element unless the inner axis is contiguous.
 
 use half::{bf16, f16};
 use halyard_platform_api::ops::{self, PoolMode, QuantizeScheme};
@@ -179,73 +179,6 @@ impl Kernel for Pool {
     }
 }
 
-pub(crate) struct Cast {
-    width: usize,
-    from: DType,
-    to: DType,
-}
-
-impl Cast {
-    pub(crate) fn new(op: &ops::Cast) -> Result<Cast> {
-        for dtype in [op.from, op.to] {
-            if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
-                return Err(Error::unsupported(format!(
-                    "cast from {:?} to {:?}: F32, F16 and BF16 only",
-                    op.from, op.to
-                )));
-            }
-        }
-        Ok(Cast {
-            width: op.width as usize,
-            from: op.from,
-            to: op.to,
-        })
-    }
-}
-
-impl Kernel for Cast {
-    unsafe fn run(&self, _phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
-        let [x, out] = operands else {
-            unreachable!("cast has two operands")
-        };
-        for t in worker.share(out.len()) {
-            for i in 0..self.width {
-                // SAFETY: rows are shared out; an element is read before it is written.
-                unsafe {
-                    let value = load(self.from, x.element_ptr(t, i));
-                    store(self.to, out.element_ptr(t, i), value);
-                }
-            }
-        }
-    }
-}
-
-unsafe fn load(dtype: DType, at: *const u8) -> f32 {
-    // SAFETY: the caller has an element of `dtype` there.
-    unsafe {
-        match dtype {
-            DType::F16 => at.cast::<f16>().read_unaligned().to_f32(),
-            DType::BF16 => at.cast::<bf16>().read_unaligned().to_f32(),
-            _ => at.cast::<f32>().read_unaligned(),
-        }
-    }
-}
-
-unsafe fn store(dtype: DType, at: *mut u8, value: f32) {
-    // SAFETY: the caller has room for an element of `dtype` there.
-    unsafe {
-        match dtype {
-            DType::F16 => at.cast::<f16>().write_unaligned(f16::from_f32(value)),
-            DType::BF16 => at.cast::<bf16>().write_unaligned(bf16::from_f32(value)),
-            DType::I32 => at.cast::<i32>().write_unaligned(value as i32),
-            DType::I64 => at.cast::<i64>().write_unaligned(value as i64),
-            DType::U8 => at.write(value as u8),
-            DType::I8 => at.cast::<i8>().write(value as i8),
-            DType::F32 | DType::F8E4M3 => at.cast::<f32>().write_unaligned(value),
-        }
-    }
-}
-
 pub(crate) struct Copy {
     bytes: usize,
 }
@@ -278,66 +211,6 @@ impl Kernel for Copy {
                 for i in 0..inner_len(out) {
                     std::ptr::copy(x.nth(t, i), out.nth(t, i), self.bytes);
                 }
-            }
-        }
-    }
-}
-
-pub(crate) struct CopyBlocks {
-    bytes: usize,
-}
-
-impl CopyBlocks {
-    pub(crate) fn new(op: &ops::CopyBlocks) -> CopyBlocks {
-        CopyBlocks {
-            bytes: op.block_bytes as usize,
-        }
-    }
-}
-
-impl Kernel for CopyBlocks {
-    unsafe fn run(&self, _phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
-        let [pairs, cache] = operands else {
-            unreachable!("copy_blocks has two operands")
-        };
-        for i in worker.share(pairs.len()) {
-            // SAFETY: no page is a source and a destination, and pairs are shared out.
-            unsafe {
-                let pair = pairs.i32s(i, 0, 2);
-                if pair[0] >= 0 && pair[1] >= 0 {
-                    copy_row(cache, pair[0] as usize, cache, pair[1] as usize, self.bytes, 1);
-                }
-            }
-        }
-    }
-}
-
-pub(crate) struct Fill {
-    dtype: DType,
-    value: f32,
-}
-
-impl Fill {
-    pub(crate) fn new(op: &ops::Fill) -> Result<Fill> {
-        if op.dtype == DType::F8E4M3 {
-            return Err(Error::unsupported("fill of FP8: no op of this platform reads it"));
-        }
-        Ok(Fill {
-            dtype: op.dtype,
-            value: op.value,
-        })
-    }
-}
-
-impl Kernel for Fill {
-    unsafe fn run(&self, _phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
-        let [out] = operands else {
-            unreachable!("fill has one operand")
-        };
-        for t in worker.share(out.len()) {
-            for i in 0..inner_len(out) {
-                // SAFETY: outermost entries are shared out.
-                unsafe { store(self.dtype, out.nth(t, i), self.value) };
             }
         }
     }
@@ -383,6 +256,17 @@ impl Kernel for FillRandom {
                 // SAFETY: out is contiguous, and groups of four are shared out.
                 unsafe { store(self.dtype, out.ptr().add((quad * 4 + i) * bytes), value) };
             }
+        }
+    }
+}
+
+unsafe fn store(dtype: DType, at: *mut u8, value: f32) {
+    // SAFETY: the caller has room for an element of `dtype` there.
+    unsafe {
+        match dtype {
+            DType::F16 => at.cast::<f16>().write_unaligned(f16::from_f32(value)),
+            DType::BF16 => at.cast::<bf16>().write_unaligned(bf16::from_f32(value)),
+            _ => at.cast::<f32>().write_unaligned(value),
         }
     }
 }

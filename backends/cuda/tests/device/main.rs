@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use halyard_cuda::CudaPlatform;
 use halyard_platform_api::communicator::{Collective, CollectiveKind};
-use halyard_platform_api::ops::{Add, Cast, Epilogue, Linear};
+use halyard_platform_api::ops::{Add, Copy, Epilogue, Linear};
 use halyard_platform_api::{
     Buffer, BufferKind, CommandBuffer, DType, Device, EncoderMode, Platform, PreparedOp, Queue, QueueKind, QueueWait,
     Status, StepWrite, Tensor, WeightFormat, WeightRows,
@@ -408,13 +408,9 @@ fn costs() {
         let rate = size as f64 / start.elapsed().as_secs_f64() / 1e9;
         println!("upload of 1 GiB from pageable memory: {rate:.1} GB/s");
     }
-    let cast = Cast {
-        from: DType::F32,
-        to: DType::BF16,
-        width: 8,
-    };
+    let copy = Copy { dtype: DType::F32 };
     let start = Instant::now();
-    device.ops().prepare(&cast.into()).expect("cast is there");
+    device.ops().prepare(&copy.into()).expect("copy is there");
     println!("preparing an op: {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
     product_rate(&*device, &*queue, 8192, 4096, 6144);
     product_rate(&*device, &*queue, 8192, 4096, 28672);

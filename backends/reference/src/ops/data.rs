@@ -1,8 +1,7 @@
-//! Moving and converting: `gather_rows`, `scatter_rows`, `quantize_act`, `pool`, `cast`, `copy`, `copy_blocks`, `fill`,
-//! `fill_random`.
+//! Moving and converting: `gather_rows`, `scatter_rows`, `quantize_act`, `pool`, `copy`, `fill_random`.
 
 use halyard_platform_api::ops::{
-    Cast, Copy, CopyBlocks, Fill, FillRandom, GatherRows, Pool, PoolMode, QuantizeAct, QuantizeScheme, ScatterRows,
+    Copy, FillRandom, GatherRows, Pool, PoolMode, QuantizeAct, QuantizeScheme, ScatterRows,
 };
 use halyard_platform_api::{DType, Result};
 
@@ -100,44 +99,12 @@ pub(super) fn pool(op: &Pool, args: &Args<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn cast(op: &Cast, args: &Args<'_>) -> Result<()> {
-    let x = args.typed(0, op.from, &[op.width as usize])?;
-    let out = args.typed(1, op.to, &[op.width as usize])?;
-    args.same_elements(0, 1)?;
-    out.store_floats(&x.floats());
-    Ok(())
-}
-
 pub(super) fn copy(op: &Copy, args: &Args<'_>) -> Result<()> {
     let x = args.typed(0, op.dtype, &[])?;
     let dims: Vec<usize> = x.tensor.dims().iter().map(|&d| d as usize).collect();
     let out = args.typed(1, op.dtype, &dims)?;
     args.same_elements(0, 1)?;
     out.store_bytes(&x.bytes());
-    Ok(())
-}
-
-pub(super) fn copy_blocks(op: &CopyBlocks, args: &Args<'_>) -> Result<()> {
-    let bytes = op.block_bytes as usize;
-    let pairs = args.typed(0, DType::I32, &[2])?.ints();
-    let cache = args.typed(1, DType::U8, &[bytes])?;
-    for pair in pairs.chunks_exact(2) {
-        let (from, to) = (pair[0], pair[1]);
-        if from == -1 || to == -1 {
-            continue;
-        }
-        if from < 0 || to < 0 {
-            return Err(args.error(0, format!("pages {from} → {to}")));
-        }
-        let block = cache.raw(from as usize * bytes, bytes)?;
-        cache.write_raw(to as usize * bytes, &block)?;
-    }
-    Ok(())
-}
-
-pub(super) fn fill(op: &Fill, args: &Args<'_>) -> Result<()> {
-    let out = args.typed(0, op.dtype, &[])?;
-    out.store_floats(&vec![op.value; out.elements()]);
     Ok(())
 }
 

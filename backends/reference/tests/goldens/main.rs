@@ -36,7 +36,10 @@ fn every_op_computes_what_pytorch_computes() {
     );
     // kv_write is tested by attention, which reads what it wrote.
     covered.insert("kv_write".to_string());
-    let missing: Vec<_> = OpSpec::NAMES.iter().filter(|name| !covered.contains(**name)).collect();
+    let missing: Vec<_> = OpSpec::NAMES
+        .iter()
+        .filter(|name| !covered.contains(**name) && !OpSpec::RESERVED.contains(name))
+        .collect();
     assert!(missing.is_empty(), "no golden covers {missing:?}");
 }
 

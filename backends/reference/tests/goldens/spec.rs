@@ -226,22 +226,7 @@ fn moving(op: &str, p: &Params) -> Option<OpSpec> {
             normalize: p.b("normalize"),
         }
         .into(),
-        "cast" => Cast {
-            width: width(),
-            from: p.d("from"),
-            to: p.d("to"),
-        }
-        .into(),
         "copy" => Copy { dtype: dtype() }.into(),
-        "copy_blocks" => CopyBlocks {
-            block_bytes: p.u("block_bytes"),
-        }
-        .into(),
-        "fill" => Fill {
-            dtype: dtype(),
-            value: p.f("value"),
-        }
-        .into(),
         "fill_random" => FillRandom {
             dtype: dtype(),
             seed_low: p.u("seed_low"),

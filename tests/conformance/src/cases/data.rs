@@ -2,7 +2,7 @@
 
 use halyard_platform_api::DType;
 use halyard_platform_api::ops::{
-    Cast, Copy, CopyBlocks, Fill, FillRandom, GatherRows, Pool, PoolMode, QuantizeAct, QuantizeScheme, ScatterRows,
+    Copy, FillRandom, GatherRows, Pool, PoolMode, QuantizeAct, QuantizeScheme, ScatterRows,
 };
 
 use super::FLOATS;
@@ -12,10 +12,7 @@ use crate::tolerance::Class;
 
 /// The ops that have their cases here.
 pub(super) const OPS: &[&str] = &[
-    Cast::NAME,
     Copy::NAME,
-    CopyBlocks::NAME,
-    Fill::NAME,
     FillRandom::NAME,
     GatherRows::NAME,
     Pool::NAME,
@@ -27,19 +24,13 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let mut cases = Vec::new();
     for dtype in FLOATS.into_iter().chain([DType::I32]) {
         gather_scatter(seed, dtype, &mut cases);
-        copy_fill(seed, dtype, &mut cases);
+        copy(seed, dtype, &mut cases);
     }
     for dtype in FLOATS {
         quantize(seed, dtype, &mut cases);
         pool(seed, dtype, &mut cases);
-        for to in FLOATS {
-            if to != dtype {
-                cast(seed, dtype, to, &mut cases);
-            }
-        }
         fill_random(dtype, &mut cases);
     }
-    copy_blocks(seed, &mut cases);
     cases
 }
 
@@ -71,7 +62,7 @@ fn gather_scatter(seed: u64, dtype: DType, cases: &mut Vec<Case>) {
     }
 }
 
-fn copy_fill(seed: u64, dtype: DType, cases: &mut Vec<Case>) {
+fn copy(seed: u64, dtype: DType, cases: &mut Vec<Case>) {
     let variant = format!("{dtype:?}");
     let shapes: [(&[u32], u32, u32); 4] = [(&[1], 0, 0), (&[33], 0, 0), (&[3, 37], 5, 0), (&[2, 3, 5], 4, 9)];
     for (shape, from_gap, to_gap) in shapes {
@@ -83,19 +74,8 @@ fn copy_fill(seed: u64, dtype: DType, cases: &mut Vec<Case>) {
             Copy { dtype },
             &variant,
             &name,
-            vec![Some(x), Some(out.clone())],
+            vec![Some(x), Some(out)],
         ));
-        for value in [0.0, -3.0, 0.1] {
-            if value != 0.1 || dtype != DType::I32 {
-                let name = format!("{name}, {value}");
-                cases.push(Case::single(
-                    Fill { dtype, value },
-                    &variant,
-                    &name,
-                    vec![Some(out.clone())],
-                ));
-            }
-        }
     }
 }
 
@@ -156,48 +136,6 @@ fn pool(seed: u64, dtype: DType, cases: &mut Vec<Case>) {
             ));
         }
     }
-}
-
-fn cast(seed: u64, from: DType, to: DType, cases: &mut Vec<Case>) {
-    for (rows, width, gap) in [(1, 16, 0), (3, 37, 5)] {
-        let (variant, name) = (format!("{from:?} -> {to:?}"), format!("{rows} x {width}, gap {gap}"));
-        let random = &mut Random::of(seed, &format!("cast {variant} {name}"));
-        let mut x: Vec<f32> = random.units((rows * width) as usize).iter().map(|v| 50.0 * v).collect();
-        // Ties, the largest values, subnormals, overflow, signed zero.
-        let edge = [
-            1.003_906_3,
-            1.011_718_8,
-            65504.0,
-            65519.0,
-            65520.0,
-            1e-7,
-            6e-8,
-            -0.0,
-            3.4e38,
-            f32::INFINITY,
-        ];
-        x[..edge.len()].copy_from_slice(&edge);
-        let operands = vec![
-            Some(Arg::floats(from, &[rows, width], &x).strided(gap)),
-            Some(Arg::output(to, &[rows, width], Class::Exact)),
-        ];
-        cases.push(Case::single(Cast { width, from, to }, &variant, &name, operands));
-    }
-}
-
-fn copy_blocks(seed: u64, cases: &mut Vec<Case>) {
-    let random = &mut Random::of(seed, "copy_blocks");
-    let block_bytes = 48;
-    let operands = vec![
-        Some(Arg::ints(&[4, 2], &[5, 0, -1, -1, 2, 3, 5, 1])),
-        Some(Arg::bytes(DType::U8, &[6, block_bytes], random.bytes(6 * 48)).checked(Class::Exact)),
-    ];
-    cases.push(Case::single(
-        CopyBlocks { block_bytes },
-        "bytes",
-        "one page to two, a padding pair",
-        operands,
-    ));
 }
 
 fn fill_random(dtype: DType, cases: &mut Vec<Case>) {

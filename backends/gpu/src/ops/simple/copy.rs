@@ -1,11 +1,11 @@
-//! `copy`, `fill`, `copy_blocks`, `cast`, `fill_random`. Tensors of up to three axes become as few axes as their strides allow, and elements
-//! become the widest units that addresses and strides allow.
+//! `copy` and `fill_random`. The tensors of a copy become as few axes as their strides allow, three at most, and their
+//! elements the widest units that addresses and strides allow.
 
 use halyard_kernels_gpu::COPY;
 use halyard_platform_api::ops;
 use halyard_platform_api::{DType, Error, Result};
 
-use super::support::{Entries, Operands, act_name, blocks, not_zero};
+use super::support::{Entries, Operands, act_name, blocks};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Preparation};
 use crate::view::View;
@@ -162,163 +162,6 @@ impl Kernel for Copy {
                 Arg::U32(axes.shape[2]),
                 Arg::U32(total),
             ],
-        );
-        Ok(())
-    }
-}
-
-/// `fill`.
-pub(super) struct Fill {
-    spec: ops::Fill,
-    pub(super) entries: Entries,
-}
-
-impl Fill {
-    pub(super) fn new(op: &ops::Fill) -> Result<Fill> {
-        let names = ["fill_16", "fill_8", "fill_4", "fill_2", "fill_1"];
-        Ok(Fill {
-            spec: op.clone(),
-            entries: Entries::new(COPY, &[], &names),
-        })
-    }
-}
-
-impl Kernel for Fill {
-    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        self.entries.prepare(cx)
-    }
-
-    fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
-        let operands = Operands::new("fill", ops::Fill::OPERANDS, operands)?;
-        let out = operands.typed(0, self.spec.dtype, None)?;
-        if out.is_empty() {
-            return Ok(());
-        }
-        let axes = Axes::or_error(Axes::of([out]), &operands, 0)?;
-        let total = axes.total(&operands)?;
-        let [t0, t1, t2] = axes.args(0);
-        encoding.launch(
-            self.entries.get(axes.unit)?,
-            [blocks(total, THREADS * UNROLL), 1, 1],
-            THREADS,
-            0,
-            &[
-                Arg::Ptr(out.ptr),
-                t0,
-                t1,
-                t2,
-                Arg::U32(axes.shape[1]),
-                Arg::U32(axes.shape[2]),
-                Arg::U32(total),
-                Arg::F32(self.spec.value),
-                Arg::U32(self.spec.dtype as u32),
-            ],
-        );
-        Ok(())
-    }
-}
-
-/// `copy_blocks`.
-pub(super) struct CopyBlocks {
-    block_bytes: u32,
-    pub(super) entries: Entries,
-}
-
-impl CopyBlocks {
-    pub(super) fn new(op: &ops::CopyBlocks) -> Result<CopyBlocks> {
-        not_zero("copy_blocks", "block_bytes", op.block_bytes)?;
-        let names = [
-            "copy_blocks_16",
-            "copy_blocks_8",
-            "copy_blocks_4",
-            "copy_blocks_2",
-            "copy_blocks_1",
-        ];
-        Ok(CopyBlocks {
-            block_bytes: op.block_bytes,
-            entries: Entries::new(COPY, &[], &names),
-        })
-    }
-}
-
-impl Kernel for CopyBlocks {
-    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        self.entries.prepare(cx)
-    }
-
-    fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
-        let operands = Operands::new("copy_blocks", ops::CopyBlocks::OPERANDS, operands)?;
-        let pairs = operands.rows(0, DType::I32, 2)?;
-        let cache = operands.rows(1, DType::U8, self.block_bytes)?;
-        let stride = u32::try_from(pairs.stride).map_err(|_| operands.error(0, "rows 2^32 elements apart"))?;
-        let fits = |unit: u64| u64::from(self.block_bytes).is_multiple_of(unit) && cache.aligned(unit);
-        let unit = UNITS.iter().position(|unit| fits(*unit)).unwrap_or(UNITS.len() - 1);
-        let units = self.block_bytes / UNITS[unit] as u32;
-        // A block copies up to 16 units a thread.
-        let parts = blocks(units, THREADS * 16).min(65535);
-        encoding.launch(
-            self.entries.get(unit)?,
-            [pairs.rows, parts, 1],
-            THREADS,
-            0,
-            &[
-                Arg::Ptr(pairs.ptr),
-                Arg::U32(stride),
-                Arg::Ptr(cache.ptr),
-                Arg::U64(cache.stride / UNITS[unit]),
-                Arg::U32(units),
-                Arg::U32(cache.rows),
-            ],
-        );
-        Ok(())
-    }
-}
-
-/// `cast`.
-pub(super) struct Cast {
-    spec: ops::Cast,
-    pub(super) entries: Entries,
-}
-
-impl Cast {
-    pub(super) fn new(op: &ops::Cast) -> Result<Cast> {
-        not_zero("cast", "width", op.width)?;
-        let defines = [
-            ("FROM", act_name("cast from", op.from)?),
-            ("TO", act_name("cast to", op.to)?),
-        ];
-        Ok(Cast {
-            spec: op.clone(),
-            entries: Entries::new(COPY, &defines, &["cast_vector", "cast_scalar"]),
-        })
-    }
-}
-
-impl Kernel for Cast {
-    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        self.entries.prepare(cx)
-    }
-
-    fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
-        let operands = Operands::new("cast", ops::Cast::OPERANDS, operands)?;
-        let x = operands.rows(0, self.spec.from, self.spec.width)?;
-        let out = operands.rows(1, self.spec.to, self.spec.width)?;
-        operands.expect_rows(1, out.rows, x.rows)?;
-        let per_vector = 16 / x.element.min(out.element) as u32;
-        let vector = self.spec.width.is_multiple_of(per_vector) && x.aligned(16) && out.aligned(16);
-        let groups = if vector {
-            self.spec.width / per_vector
-        } else {
-            self.spec.width
-        };
-        let total = operands.total(x.rows, groups)?;
-        let ([x, x_stride], [out, out_stride]) = (x.args(), out.args());
-        encoding.launch(
-            self.entries.get(usize::from(!vector))?,
-            [blocks(total, THREADS), 1, 1],
-            THREADS,
-            0,
-            &[x, x_stride, out, out_stride, Arg::U32(groups), Arg::U32(total)],
         );
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! launched over which operands.
 
 use halyard_platform_api::ops::{
-    Add, Cast, Copy, CopyBlocks, Embedding, Fill, FillRandom, GatherRows, Gelu, GeluKind, GeluMul, LayerNorm, Pool,
+    Add, Copy, Embedding, FillRandom, GatherRows, Gelu, GeluKind, GeluMul, LayerNorm, Pool,
     PoolMode, PrepareInputs, QuantizeAct, QuantizeScheme, RmsNorm, Rope, RopeStyle, Scale, ScatterRows, SiluMul,
     SlotMapping, Softcap, UpdateRows,
 };
@@ -95,17 +95,12 @@ fn refusals_name_the_value_and_what_would_work() {
         max_seqs: 20_000,
         max_tokens: 20_000,
     };
-    let cast = Cast {
-        width,
-        from: DType::F32,
-        to: DType::F8E4M3,
-    };
     let softcap = Softcap {
         width,
         dtype: DType::F32,
         cap: 0.0,
     };
-    let cases: [(OpSpec, [&str; 2]); 11] = [
+    let cases: [(OpSpec, [&str; 2]); 10] = [
         (SiluMul { width, dtype }.into(), ["I8", "F32, F16 and BF16"]),
         (
             Add {
@@ -123,7 +118,6 @@ fn refusals_name_the_value_and_what_would_work() {
         (table.into(), ["100 values", "blocks of 256"]),
         (int8.into(), ["40 values", "groups of 32"]),
         (many.into(), ["20000 sequences", "12000"]),
-        (cast.into(), ["F8E4M3", "BF16"]),
     ];
     for (spec, fragments) in cases {
         let error = match build(&spec).expect("an op of the family") {
@@ -190,9 +184,6 @@ fn all_entries() -> Vec<Entries> {
             normalize,
         };
         take(rows::Pool::new(&pool).map(|k| k.entries));
-        for to in FLOATS {
-            take(copy::Cast::new(&Cast { width, from: dtype, to }).map(|k| k.entries));
-        }
         let random = FillRandom {
             dtype,
             seed_low: 1,
@@ -217,8 +208,6 @@ fn all_entries() -> Vec<Entries> {
     take(rows::MoveRows::gather(&GatherRows { width, dtype }).map(|k| k.entries));
     take(rows::MoveRows::scatter(&ScatterRows { width, dtype }).map(|k| k.entries));
     take(copy::Copy::new(&Copy { dtype }).map(|k| k.entries));
-    take(copy::Fill::new(&Fill { dtype, value: 1.0 }).map(|k| k.entries));
-    take(copy::CopyBlocks::new(&CopyBlocks { block_bytes: 64 }).map(|k| k.entries));
     let (max_seqs, max_tokens, max_sampled) = (4, 16, 1);
     take(step::PrepareInputs::new(&PrepareInputs { max_seqs, max_tokens }).map(|k| k.entries));
     take(step::SlotMapping::new(&SlotMapping { block_size: 16 }).map(|k| k.entries));
