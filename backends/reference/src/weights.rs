@@ -2,7 +2,7 @@
 //! the values are what the file says.
 
 use half::{bf16, f16};
-use halyard_platform_api::WeightFormat;
+use halyard_platform_api::{WeightFormat, e4m3};
 
 /// Dequantises one row. `bytes` is [`WeightFormat::row_bytes`] of `out.len()` values.
 pub fn dequantise_row(format: WeightFormat, bytes: &[u8], out: &mut [f32]) {
@@ -28,19 +28,8 @@ fn e4m3_row(bytes: &[u8], y: &mut [f32]) {
     let (codes, scale) = bytes.split_at(y.len());
     let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
     for (value, &code) in y.iter_mut().zip(codes) {
-        *value = scale * e4m3(code);
+        *value = scale * e4m3::to_f32(code);
     }
-}
-
-/// Sign, four bits of exponent with bias 7, three of mantissa; all ones is NaN, and there is no infinity.
-fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-    let magnitude = match (exponent, code & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa / 512.0,
-        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
-    };
-    if code < 128 { magnitude } else { -magnitude }
 }
 
 fn half_at(bytes: &[u8], at: usize) -> f32 {

@@ -3,6 +3,8 @@
 
 use half::{bf16, f16};
 
+use crate::e4m3::e4m3_to_f32;
+
 /// How the elements of a weight row are stored in a file ("canonical" bytes).
 ///
 /// GGUF blocks, little endian, in field order:
@@ -100,16 +102,6 @@ impl WeightFormat {
 
 pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_bits(u16::from_le_bytes([bytes[at], bytes[at + 1]])).to_f32()
-}
-
-/// The value of an 8-bit float: sign, four bits of exponent with bias 7, three of mantissa; no infinities.
-pub(crate) fn e4m3(code: u8) -> f32 {
-    let magnitude = match code & 0x7f {
-        0x7f => f32::NAN,
-        // The same fields in an f32 are 2^120 too small, subnormal numbers included.
-        fields => f32::from_bits(u32::from(fields) << 20) * f32::from_bits((120 + 127) << 23),
-    };
-    if code < 128 { magnitude } else { -magnitude }
 }
 
 /// Codes and scale of a canonical `F8E4M3` row.
@@ -215,7 +207,7 @@ pub fn dequantize_row(format: WeightFormat, row: &[u8], out: &mut [f32]) {
         WeightFormat::F8E4M3 => {
             let (codes, scale) = split_e4m3(row);
             for (out, &code) in out.iter_mut().zip(codes) {
-                *out = scale * e4m3(code);
+                *out = scale * e4m3_to_f32(code);
             }
         }
         WeightFormat::Q4K | WeightFormat::Q6K => {

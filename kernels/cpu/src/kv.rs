@@ -14,7 +14,7 @@
 
 use half::{bf16, f16};
 
-use crate::e4m3::{e4m3_from_f32, e4m3_to_f32, load_e4m3};
+use crate::e4m3::{e4m3_from_f32, e4m3_to_f32};
 use crate::simd::{LANES, Simd};
 
 /// Element type of a KV cache.
@@ -217,6 +217,28 @@ impl KvElement for bf16 {
     unsafe fn write(p: *mut u8, v: f32) {
         // SAFETY: the caller has an element at `p`.
         unsafe { p.cast::<u16>().write_unaligned(bf16::from_f32(v).to_bits()) }
+    }
+}
+
+/// 16 codes as f32.
+///
+/// # Safety
+/// The CPU has `S`'s instruction set; 16 bytes are readable at `p`.
+#[inline(always)]
+unsafe fn load_e4m3<S: Simd>(p: *const u8) -> S::F {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let codes = S::load_u8x16(p);
+        let magnitude = S::and_i(codes, S::splat_i(0x7F));
+        let number = S::i32_to_f32(magnitude);
+        // Exponent field 112 + e: the value over 2^8, and never a subnormal of f32, which would be slow. The second of
+        // a pair keeps the bits.
+        let bits = S::or_i(S::shl::<20>(magnitude), S::splat_i(0x70 << 23));
+        let normal = S::mul(S::bf16_pair(bits)[1], S::splat(256.0));
+        let subnormal = S::mul(number, S::splat(1.0 / 512.0));
+        let value = S::select_lt(number, S::splat(8.0), subnormal, normal);
+        let value = S::select_lt(S::splat(126.5), number, S::splat(f32::NAN), value);
+        S::copysign(value, S::bf16_pair(S::shl::<24>(codes))[1])
     }
 }
 

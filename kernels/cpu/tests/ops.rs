@@ -5,7 +5,8 @@ mod common;
 
 use common::{Rng, all_kernels};
 use half::{bf16, f16};
-use halyard_kernels_cpu::{Activation, Largest, RopeStyle};
+use halyard_kernels_cpu::{Activation, Largest, RopeStyle, e4m3_from_f32, e4m3_to_f32};
+use halyard_platform_api::e4m3;
 
 /// Distance in units in the last place of the true value.
 fn ulps(got: f32, want: f64) -> f64 {
@@ -422,5 +423,18 @@ fn a_column_sum_is_the_same_in_every_cut() {
                 kernels.isa()
             );
         }
+    }
+}
+
+/// Kernels use nothing of the contract's crate, so that the conversion stands here too; its own tests stand there.
+#[test]
+fn e4m3_is_the_contracts() {
+    for code in 0..=0xFF_u8 {
+        let (here, there) = (e4m3_to_f32(code), e4m3::to_f32(code));
+        assert!(here.to_bits() == there.to_bits() || here.is_nan() && there.is_nan(), "code {code:#x}");
+    }
+    for upper in 0..=u16::MAX {
+        let value = f32::from_bits(u32::from(upper) << 16);
+        assert_eq!(e4m3_from_f32(value), e4m3::from_f32(value), "{value}");
     }
 }

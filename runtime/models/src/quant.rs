@@ -5,7 +5,7 @@
 //! compute on the stored blocks. Layouts: ggml-common.h and ggml-quants.c of ggml.
 
 use half::{bf16, f16};
-use halyard_platform_api::WeightFormat;
+use halyard_platform_api::{WeightFormat, e4m3};
 
 use crate::error::{ModelError, Result};
 
@@ -62,35 +62,6 @@ pub fn dequantize(format: WeightFormat, bytes: &[u8], out: &mut [f32]) -> Result
     Ok(())
 }
 
-/// The value of an 8-bit float (OCP OFP8 E4M3): exponent bias 7, NaN where all other bits are ones, no infinities.
-#[must_use]
-pub fn e4m3_to_f32(code: u8) -> f32 {
-    let magnitude = match code & 0x7f {
-        0x7f => f32::NAN,
-        small @ 0..8 => f32::from(small) / 512.0,
-        // The same fields under f32's bias.
-        fields => f32::from_bits((u32::from(fields) << 20) + (120 << 23)),
-    };
-    if code < 0x80 { magnitude } else { -magnitude }
-}
-
-/// The nearest 8-bit float, of two the one with an even code; beyond ±448 the largest. NaN stays NaN.
-#[must_use]
-pub fn f32_to_e4m3(value: f32) -> u8 {
-    let sign = ((value.to_bits() >> 24) & 0x80) as u8;
-    let magnitude = value.abs().min(448.0);
-    if value.is_nan() {
-        return sign | 0x7f;
-    }
-    // Below 2^-6 codes are 2^-9 apart; above, three bits of the mantissa stay.
-    if magnitude < 1.0 / 64.0 {
-        return sign | (magnitude * 512.0).round_ties_even() as u8;
-    }
-    let bits = magnitude.to_bits();
-    let rounded = bits + 0x7_ffff + (bits >> 20 & 1);
-    sign | ((rounded >> 20) - (120 << 3)) as u8
-}
-
 /// One canonical row of 8-bit floats: the largest magnitude becomes 448. What the op `quantize_act` gives by its scheme `Fp8Row`.
 /// `row` has [`WeightFormat::row_bytes`] bytes.
 pub fn quantize_e4m3(values: &[f32], row: &mut [u8]) {
@@ -98,7 +69,7 @@ pub fn quantize_e4m3(values: &[f32], row: &mut [u8]) {
     let scale = largest / 448.0;
     let (codes, tail) = row.split_at_mut(values.len());
     for (code, &value) in codes.iter_mut().zip(values) {
-        *code = if scale == 0.0 { 0 } else { f32_to_e4m3(value / scale) };
+        *code = if scale == 0.0 { 0 } else { e4m3::from_f32(value / scale) };
     }
     tail.copy_from_slice(&scale.to_le_bytes());
 }
@@ -124,7 +95,7 @@ fn e4m3_row(bytes: &[u8], out: &mut [f32]) {
     let (codes, scale) = bytes.split_at(out.len());
     let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
     for (value, &code) in out.iter_mut().zip(codes) {
-        *value = scale * e4m3_to_f32(code);
+        *value = scale * e4m3::to_f32(code);
     }
 }
 

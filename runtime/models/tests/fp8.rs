@@ -75,7 +75,7 @@ fn codes_meet_the_scale_of_their_row_or_tensor() {
         };
         assert_eq!(scales.len(), rows);
         for (i, value) in tensor.to_f32().unwrap().into_iter().enumerate() {
-            let expected = scales[i / 64 % rows] * halyard_models::quant::e4m3_to_f32(codes.data()[i]);
+            let expected = scales[i / 64 % rows] * halyard_platform_api::e4m3::to_f32(codes.data()[i]);
             assert_eq!(value, expected, "{name} value {i}");
         }
         assert_eq!(model.weights.format(Role::Embedding).unwrap(), WeightFormat::BF16);
