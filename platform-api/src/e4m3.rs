@@ -47,7 +47,10 @@ mod tests {
             };
             let expected = if code < 0x80 { magnitude } else { -magnitude };
             let same_bits = to_f32(code).to_bits() == expected.to_bits();
-            assert!(same_bits || expected.is_nan() && to_f32(code).is_nan(), "code {code:#x}");
+            assert!(
+                same_bits || expected.is_nan() && to_f32(code).is_nan(),
+                "code {code:#x}"
+            );
         }
     }
 

@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use halyard_kernels_gpu::{HEADERS, Source};
+use halyard_kernels_gpu::{Language, Source};
 use halyard_platform_api::communicator::Collective;
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Error, Result, Status};
@@ -84,6 +84,20 @@ pub struct KernelText {
     pub text: &'static str,
     /// What it may include, by name.
     pub headers: &'static [(&'static str, &'static str)],
+}
+
+impl KernelText {
+    /// A kernel file in a language.
+    ///
+    /// # Errors
+    /// `Unsupported` with the reason why the language lacks it.
+    pub fn of(source: Source, language: Language) -> Result<KernelText> {
+        let lacks = || Error::unsupported(format!("{} is not in {language:?}: {}", source.name, source.lacking));
+        Ok(KernelText {
+            text: source.text(language).ok_or_else(lacks)?,
+            headers: language.headers(),
+        })
+    }
 }
 
 /// A kernel parameter's value.
@@ -426,10 +440,7 @@ pub trait Driver: Send + Sync {
     /// # Errors
     /// `Unsupported` for a file that the language lacks.
     fn kernel_text(&self, source: Source) -> Result<KernelText> {
-        Ok(KernelText {
-            text: source.text,
-            headers: HEADERS,
-        })
+        KernelText::of(source, Language::Cuda)
     }
 
     /// Whether an image holds one entry point only: then each is compiled by itself, with `ENTRY_<name>` among the definitions.

@@ -32,7 +32,7 @@ pub use driver::{
     short_of,
 };
 pub use encoding::{Arg, Command, Encoding, InScratch, Launch, MAX_ARGS};
-pub use halyard_kernels_gpu::{ATTENTION_TILES, Source};
+pub use halyard_kernels_gpu::{ATTENTION_TILES, Language, Source};
 pub use kernel::{Kernel, Packer, Preparation, RowSource};
 pub use libraries::{Library, entries, find_symbol, folders_of, symbol};
 pub use modules::Modules;

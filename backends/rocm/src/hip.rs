@@ -281,7 +281,7 @@ pub(crate) fn collectives() -> Result<&'static CollectiveLibrary> {
 #[cfg(test)]
 mod tests {
     use halyard_gpu::KernelText;
-    use halyard_kernels_gpu::{ALL_REDUCE, ATTENTION_PLAIN, ATTENTION_TILES, HEADERS, LINEAR_TILED, SAMPLE, Source};
+    use halyard_kernels_gpu::{ALL_REDUCE, ATTENTION_PLAIN, ATTENTION_TILES, LINEAR_TILED, Language, SAMPLE, Source};
 
     use super::*;
 
@@ -298,10 +298,7 @@ mod tests {
             }
         };
         let compile = |source: Source, defines: &[&str]| {
-            let text = KernelText {
-                text: source.text,
-                headers: HEADERS,
-            };
+            let text = KernelText::of(source, Language::Cuda).expect("HIP has it");
             let defines: Vec<String> = defines.iter().map(|d| format!("-D{d}")).collect();
             let own = ["--offload-arch=gfx90a", "-std=c++17", "-O3"];
             compiler.compile("gfx90a", source.name, text, &own, &defines)

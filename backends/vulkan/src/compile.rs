@@ -114,6 +114,8 @@ fn shorten(log: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use halyard_kernels_gpu::{Language, files};
+
     use super::*;
 
     const HEADERS: &[(&str, &str)] = &[
@@ -168,15 +170,13 @@ mod tests {
         }
     }
 
-    /// The system's compiler, which kernels/vulkan's own test asks, is often older than matrices of bfloat16.
+    /// The system's compiler, which kernels/gpu's own test asks, is often older than matrices of bfloat16.
     #[test]
     fn every_kernel_compiles_with_the_compiler_that_is_linked() {
         let mut entries = 0;
-        for (name, text) in halyard_kernels_vulkan::FILES {
-            let text = KernelText {
-                text,
-                headers: halyard_kernels_vulkan::HEADERS,
-            };
+        for (name, text) in files(Language::Glsl) {
+            let headers = Language::Glsl.headers();
+            let text = KernelText { text, headers };
             let lines = text.text.lines().filter_map(|line| line.strip_prefix("// check:"));
             for (at, line) in lines.enumerate() {
                 let (definitions, names): (Vec<&str>, Vec<&str>) =

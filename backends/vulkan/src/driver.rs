@@ -7,6 +7,7 @@ use halyard_gpu::{
     DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Modules, Param, Pinned, Product, ProductSpec,
     Rounding, Source, Stream,
 };
+use halyard_kernels_gpu::{ATTENTION_TILES, LINEAR_TILED, Language, PRODUCT};
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Error, Result, log};
 
@@ -25,8 +26,6 @@ use crate::surroundings;
 const VECTOR_BLOCK: (u32, u32) = (32, 8);
 /// The same where 32 threads have two rows.
 const ROWS_BLOCK: (u32, u32) = (4, 64);
-/// The kernel file of tiles in shared memory.
-const LINEAR_TILED: &str = "linear_tiled";
 /// Shared memory that attention on matrix units may take.
 const TILES_SHARED_BYTES: u32 = 40 << 10;
 /// Bytes of each row of the table of constants, from which odd ends of fills are copied.
@@ -81,12 +80,11 @@ impl VulkanDriver {
     /// A function of a product kernel.
     fn product_function(
         &self,
-        file: &'static str,
+        source: Source,
         entry: &str,
         definitions: &[(&'static str, String)],
         spec: &[(&str, &str)],
     ) -> Result<Arc<FunctionCore>> {
-        let source = Source { name: file, text: "" };
         let mut all = spec.to_vec();
         all.extend(definitions.iter().map(|(name, value)| (*name, value.as_str())));
         let function = self.products.function(self, source, &all, entry, 0)?;
@@ -99,13 +97,14 @@ impl VulkanDriver {
         let physical = &self.core.physical;
         let tiles = product::tiles(&physical.wide, spec.act, wide).into_iter();
         let tiles = tiles.map(|tile| {
-            let function = self.product_function(tile.kernel(), tile.kernel(), &tile.definitions(), definitions)?;
+            let function =
+                self.product_function(tile.kernel(), tile.kernel().name, &tile.definitions(), definitions)?;
             Ok((tile, function))
         });
         let matrices = Matrices {
             pipelines: self.pipelines.clone(),
             tiles: tiles.collect::<Result<_>>()?,
-            few: Some(self.product_function("product", "product_few", &[], definitions)?),
+            few: Some(self.product_function(PRODUCT, "product_few", &[], definitions)?),
             in_features: self_test::IN_FEATURES,
             out_features: self_test::OUT_FEATURES,
             num_sms: physical.facts.num_sms,
@@ -359,19 +358,12 @@ impl Driver for VulkanDriver {
     }
 
     fn kernel_text(&self, source: Source) -> Result<KernelText> {
-        let text = halyard_kernels_vulkan::text(source.name);
-        if self.core.physical.passes_in_vectors && source.name == LINEAR_TILED {
+        if self.core.physical.passes_in_vectors && source.name == LINEAR_TILED.name {
             return Err(Error::unsupported(
                 "a processor takes many tokens as it takes few: tiles meet at barriers, which cost it more than they save",
             ));
         }
-        match text {
-            Some(text) => Ok(KernelText {
-                text,
-                headers: halyard_kernels_vulkan::HEADERS,
-            }),
-            None => Err(Error::unsupported(format!("{} has no shader", source.name))),
-        }
+        KernelText::of(source, Language::Glsl)
     }
 
     fn separate_entries(&self) -> bool {
@@ -471,10 +463,7 @@ impl Driver for VulkanDriver {
             && spec.head_dim.is_multiple_of(16)
             && (16..=128).contains(&spec.head_dim)
             && spec.block_size.is_multiple_of(32);
-        (there && takes && surroundings::matrix_attention_is_allowed()).then_some(Source {
-            name: "attention_tiles",
-            text: "",
-        })
+        (there && takes && surroundings::matrix_attention_is_allowed()).then_some(ATTENTION_TILES)
     }
 
     fn unpack_from(&self) -> u32 {

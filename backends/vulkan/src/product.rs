@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ash::vk;
 use halyard_gpu::{DevicePtr, Param, Product, ProductCall, ProductSpec, Stream};
+use halyard_kernels_gpu::{PRODUCT, PRODUCT_WIDE, Source};
 use halyard_platform_api::{DType, Error, Result};
 
 use crate::bfloat16;
@@ -68,11 +69,11 @@ impl Tile {
         self.subgroups.is_none()
     }
 
-    /// The kernel file, and its entry point.
-    pub(crate) fn kernel(&self) -> &'static str {
+    /// The kernel file, whose name is its entry point too.
+    pub(crate) fn kernel(&self) -> Source {
         match self.subgroups {
-            Some(_) => "product",
-            None => "product_wide",
+            Some(_) => PRODUCT,
+            None => PRODUCT_WIDE,
         }
     }
 
@@ -240,7 +241,7 @@ mod tests {
         let best = |tiles: &[Tile], tokens, rows| {
             let tile = tiles.iter().min_by_key(|tile| tile.cost(tokens, rows, 132));
             let tile = tile.expect("there are tiles");
-            (tile.tokens, tile.depths, tile.kernel())
+            (tile.tokens, tile.depths, tile.kernel().name)
         };
         assert_eq!(best(&all, 4096, 28_672), (128, 64, "product_wide"));
         assert_eq!(best(&SUBGROUP_TILES, 4096, 28_672), (128, 32, "product"));
@@ -323,7 +324,7 @@ mod tests {
             assert_eq!(tile.grid(tile.tokens, tile.rows), [1, 1], "{tile:?}");
             assert_eq!(tile.grid(tile.tokens + 1, 2 * tile.rows), [2, 2], "{tile:?}");
             let names: Vec<&str> = tile.definitions().into_iter().map(|(name, _)| name).collect();
-            assert_eq!(names.contains(&"WARPS_DOWN"), tile.kernel() == "product", "{tile:?}");
+            assert_eq!(names.contains(&"WARPS_DOWN"), tile.kernel() == PRODUCT, "{tile:?}");
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use halyard_gpu::trial::{TrialMemory, value_of, whole_numbers};
 use halyard_gpu::{DevicePtr, Driver, Function, KernelText, Param, ProductSpec, Stream};
+use halyard_kernels_gpu::{Language, Source};
 use halyard_platform_api::{DType, Error, Status};
 
 use crate::driver::VulkanDriver;
@@ -82,10 +83,8 @@ pub(crate) fn device_bytes(driver: &VulkanDriver, bytes: &[u8], on: Stream) -> D
 
 /// An entry point of a kernel file.
 pub(crate) fn function(driver: &VulkanDriver, file: &str, entry: &str, options: &[String]) -> Result<Function, Error> {
-    let text = KernelText {
-        text: halyard_kernels_vulkan::text(file).expect("a kernel file"),
-        headers: halyard_kernels_vulkan::HEADERS,
-    };
+    let source = *Source::named(file).expect("a kernel file");
+    let text = KernelText::of(source, Language::Glsl)?;
     let mut all = options.to_vec();
     all.push(format!("-DENTRY_{entry}"));
     driver.function(driver.load(&driver.compile(file, text, &all)?)?, entry, 0)

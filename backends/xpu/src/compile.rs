@@ -65,7 +65,7 @@ impl Compiler {
     /// # Errors
     /// `Unsupported` with the compiler's words.
     pub(crate) fn compile(&self, name: &str, text: KernelText, options: &[String]) -> Result<Vec<u8>> {
-        let expanded = halyard_kernels_opencl::expanded(text.text, text.headers);
+        let expanded = halyard_kernels_gpu::expanded(text.text, text.headers);
         let whole = expanded.map_err(|e| Error::unsupported(format!("{name}.cl: {e}")))?;
         let by_dots = self.native_dots && name == LINEAR_DOTS;
         let by_matrix = self.matrix.and_then(|matrix| matrix.options(name, options));

@@ -8,6 +8,7 @@ use halyard_gpu::{
     DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Product, ProductSpec,
     Rounding, Source, Stream, Tiling,
 };
+use halyard_kernels_gpu::{ATTENTION_TILES, Language};
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Error, Result, Status, log};
 
@@ -16,7 +17,7 @@ use crate::compile::{Compiler, Program};
 use crate::error::check;
 use crate::facts::Found;
 use crate::library;
-use crate::matrix::{ATTENTION_TILES, Matrix};
+use crate::matrix::Matrix;
 use crate::memory::Memory;
 use crate::recording::{Launch, Recording, Step, enqueue_launch};
 use crate::self_test;
@@ -438,20 +439,11 @@ impl Driver for OpenClDriver {
 
     fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
         let there = Matrix::attends(spec) && matches!(self.trusted(spec.act), Ok(Some(_)));
-        there.then_some(Source {
-            name: ATTENTION_TILES,
-            text: "",
-        })
+        there.then_some(ATTENTION_TILES)
     }
 
     fn kernel_text(&self, source: Source) -> Result<KernelText> {
-        match halyard_kernels_opencl::text(source.name) {
-            Some(text) => Ok(KernelText {
-                text,
-                headers: halyard_kernels_opencl::HEADERS,
-            }),
-            None => Err(Error::unsupported(format!("{} has no kernel in OpenCL C", source.name))),
-        }
+        KernelText::of(source, Language::OpenCl)
     }
 
     fn compile(&self, name: &str, text: KernelText, options: &[String]) -> Result<Vec<u8>> {

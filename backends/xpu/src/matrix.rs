@@ -1,6 +1,7 @@
 //! Matrix units: which devices have them, what kernels on them are compiled with, and the shapes of their launches.
 
 use halyard_gpu::{Tile, Tiling};
+use halyard_kernels_gpu::ATTENTION_TILES;
 use halyard_platform_api::DType;
 use halyard_platform_api::ops::Attention;
 
@@ -14,8 +15,6 @@ pub(crate) const EXTENSIONS: [&str; 3] = [
 const DEFINE: &str = "DPAS";
 /// Kernels on matrix units keep sums in registers: attention needs the larger file, of half as many threads.
 const LARGE_REGISTERS: &str = "-cl-intel-256-GRF-per-thread";
-/// The kernel file of prompts' attention.
-pub(crate) const ATTENTION_TILES: &str = "attention_tiles";
 /// Shapes of `linear_tiled`: 64 output rows by so many tokens.
 const TILES: [Tile; 2] = [
     Tile {
@@ -85,7 +84,7 @@ impl Matrix {
     /// Whether a kernel file is to be compiled for matrix units, and what that adds to its options.
     pub(crate) fn options(self, name: &str, options: &[String]) -> Option<Vec<String>> {
         let mut more = vec![format!("-DSUBGROUP={}", self.lanes)];
-        let attention = name == ATTENTION_TILES;
+        let attention = name == ATTENTION_TILES.name;
         if attention {
             more.push(format!("-D{DEFINE}={}", self.lanes));
         } else if !options.iter().any(|option| option.starts_with(&format!("-D{DEFINE}="))) {
@@ -132,12 +131,12 @@ mod tests {
         assert_eq!(options("linear_tiled", matrix(false), "-DACT=f16"), None);
         let linear = options("linear_tiled", matrix(false), "-DDPAS=8");
         assert_eq!(linear.as_deref(), Some("-DSUBGROUP=8"));
-        let attention = options(ATTENTION_TILES, matrix(false), "-DACT=f16");
+        let attention = options(ATTENTION_TILES.name, matrix(false), "-DACT=f16");
         assert_eq!(
             attention.as_deref(),
             Some("-DSUBGROUP=8 -DDPAS=8 -cl-intel-256-GRF-per-thread")
         );
-        let emulated = options(ATTENTION_TILES, matrix(true), "-DACT=f16");
+        let emulated = options(ATTENTION_TILES.name, matrix(true), "-DACT=f16");
         assert_eq!(emulated.as_deref(), Some("-DSUBGROUP=8 -DDPAS=8 -DDPAS_EMULATED"));
     }
 }

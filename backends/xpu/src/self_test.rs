@@ -2,7 +2,8 @@
 //! product shows in nothing but the answers of a model. Small whole numbers, so that no sum depends on its order.
 
 use halyard_gpu::trial::{TrialMemory, sum_at, weight_at, whole_numbers, x_at};
-use halyard_gpu::{Driver, Param, Source, Tiling};
+use halyard_gpu::{Driver, Param, Tiling};
+use halyard_kernels_gpu::LINEAR_TILED;
 use halyard_platform_api::{DType, Error, Result};
 
 use crate::driver::OpenClDriver;
@@ -21,10 +22,7 @@ const BEFORE: f32 = 77.0;
 /// # Errors
 /// `Unsupported` with the first number that is wrong, or the compiler's words; what the device reports.
 pub(crate) fn check(driver: &OpenClDriver, dtype: DType, tiling: &Tiling) -> Result<()> {
-    let source = Source {
-        name: "linear_tiled",
-        text: "",
-    };
+    let source = LINEAR_TILED;
     let name = if dtype == DType::BF16 { "bf16" } else { "f16" };
     let mut options = [("ACT", name), ("WEIGHT", name), ("OUT", "f32"), ("EPILOGUE", "0")]
         .map(|(name, value)| format!("-D{name}={value}"))

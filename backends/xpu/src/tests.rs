@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use halyard_gpu::{Driver, Modules, Preparation, Source, trial};
+use halyard_gpu::{Driver, Modules, Preparation, trial};
+use halyard_kernels_gpu::ATTENTION_PLAIN;
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Error, Status};
 
@@ -94,12 +95,8 @@ fn wrong_attention_is_refused_and_its_function_not_used() {
         modules: &Modules::default(),
     };
     let plain = |block| {
-        let source = Source {
-            name: "attention_plain",
-            text: "",
-        };
         let defines = [("ACT", "f16"), ("KV", "f16"), ("HEAD_DIM", "64"), ("BLOCK", block)];
-        cx.function(source, &defines, "attention_plain", 0)
+        cx.function(ATTENTION_PLAIN, &defines, "attention_plain", 0)
             .expect("it compiles")
     };
     let (function, other) = (plain("16"), plain("32"));

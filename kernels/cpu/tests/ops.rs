@@ -431,7 +431,10 @@ fn a_column_sum_is_the_same_in_every_cut() {
 fn e4m3_is_the_contracts() {
     for code in 0..=0xFF_u8 {
         let (here, there) = (e4m3_to_f32(code), e4m3::to_f32(code));
-        assert!(here.to_bits() == there.to_bits() || here.is_nan() && there.is_nan(), "code {code:#x}");
+        assert!(
+            here.to_bits() == there.to_bits() || here.is_nan() && there.is_nan(),
+            "code {code:#x}"
+        );
     }
     for upper in 0..=u16::MAX {
         let value = f32::from_bits(u32::from(upper) << 16);

@@ -1,88 +1,99 @@
-//! The GPU kernels as text: one source for every GPU that speaks CUDA C++ or HIP, compiled at run time for the device at hand. One op a file in
-//! `ops/`, what they share in `include/`. Holds text only: no compiler, no driver, no launch.
+//! The GPU kernels as text, in three languages: CUDA C++ that is HIP too (`cuda/`), GLSL (`glsl/`) and OpenCL C 1.2
+//! (`opencl/`). Each has one op a file in `ops/` and what its ops share in `include/`. [`SOURCES`] is the one list of
+//! ops, with a reason for every language that lacks one. Holds text only: no compiler, no driver, no launch.
 //!
-//! A file is specialised by `-D` definitions that its first comment lists; its entry points are `extern "C"`. Every kernel calls
-//! `wait_for_previous()` before it touches memory that earlier work writes, because launches overlap with the end of their predecessor.
+//! **What is the same in all languages**: files, entry points, definitions, parameters, launch sizes, and the algorithm.
+//! The same code in `backends/gpu/src/ops` launches them, and one suite judges them. A file that several languages have
+//! says the revision of its algorithm (`// revision: 1`); `revisions.txt` records it with a digest of each language's
+//! code, and `tests/revisions.rs` fails when they part (decision 0052).
+//!
+//! A file is specialised by `-D` definitions that its first comment lists, with the sets that tests compile
+//! (`// check:`).
+//!
+//! **CUDA and HIP**: entry points are `extern "C"`. Every kernel calls `wait_for_previous()` before it touches memory
+//! that earlier work writes, because launches overlap with the end of their predecessor.
+//!
+//! **GLSL** has one `main`: the definition `ENTRY_<name>` says which entry point it is. Parameters are push constants in
+//! their order, each at its natural alignment; where they take more than 128 bytes the only push constant is the address
+//! of such a block. Specialisation constants: 0 is the workgroup's size, 1 the 32-bit words of shared memory that the
+//! launch asks for (at least 1). With `SUBGROUP` defined (32 or 64; 8 on processors) the kernel needs full subgroups of
+//! that size; without it, it runs on subgroups of any size.
+//!
+//! **OpenCL C**: a kernel whose CUDA twin takes dynamic shared memory may have one more, last parameter, a `__local`
+//! pointer of the launch's shared bytes. A driver of a processor compiles with `-DHALYARD_CPU`. `linear_tiled` and
+//! `attention_tiles` run on matrix units where `DPAS` is defined (`matrix.h`).
 
-/// A kernel file.
+mod expand;
+mod headers;
+mod list;
+
+pub use expand::expanded;
+pub use list::*;
+
+/// A language of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Language {
+    /// CUDA C++, of the words that HIP shares (`hip.cuh`).
+    Cuda,
+    /// GLSL for Vulkan.
+    Glsl,
+    /// OpenCL C 1.2.
+    OpenCl,
+}
+
+impl Language {
+    /// All of them, in the order of a source's texts.
+    pub const ALL: [Language; 3] = [Language::Cuda, Language::Glsl, Language::OpenCl];
+
+    /// Its folder in this package, and the extension of its ops' files.
+    #[must_use]
+    pub const fn place(self) -> (&'static str, &'static str) {
+        match self {
+            Language::Cuda => ("cuda", "cu"),
+            Language::Glsl => ("glsl", "comp"),
+            Language::OpenCl => ("opencl", "cl"),
+        }
+    }
+
+    /// Headers by the name that `#include` gives, with their text.
+    #[must_use]
+    pub const fn headers(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Language::Cuda => headers::CUDA,
+            Language::Glsl => headers::GLSL,
+            Language::OpenCl => headers::OPENCL,
+        }
+    }
+}
+
+/// A kernel file in the languages that have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
     /// File name without extension.
     pub name: &'static str,
-    /// Its text.
-    pub text: &'static str,
+    /// Its texts, in the order of [`Language::ALL`].
+    pub texts: [Option<&'static str>; 3],
+    /// Why a language lacks it; empty where none does.
+    pub lacking: &'static str,
 }
 
-/// Headers by the name that `#include` gives, with their text.
-pub const HEADERS: &[(&str, &str)] = &[
-    ("common.cuh", include_str!("../include/common.cuh")),
-    ("hip.cuh", include_str!("../include/hip.cuh")),
-    ("hip_language.cuh", include_str!("../include/hip_language.cuh")),
-    ("act_norm.cuh", include_str!("../include/act_norm.cuh")),
-    ("attention_once.cuh", include_str!("../include/attention_once.cuh")),
-    ("attention_tile.cuh", include_str!("../include/attention_tile.cuh")),
-    ("few_tokens.cuh", include_str!("../include/few_tokens.cuh")),
-    ("kv.cuh", include_str!("../include/kv.cuh")),
-    ("kv_stream.cuh", include_str!("../include/kv_stream.cuh")),
-    ("mfma.cuh", include_str!("../include/mfma.cuh")),
-    ("mma.cuh", include_str!("../include/mma.cuh")),
-    ("lora.cuh", include_str!("../include/lora.cuh")),
-    ("vector.cuh", include_str!("../include/vector.cuh")),
-    ("activate.cuh", include_str!("../include/activate.cuh")),
-    ("quantized.cuh", include_str!("../include/quantized.cuh")),
-    ("scaled.cuh", include_str!("../include/scaled.cuh")),
-    ("weights.cuh", include_str!("../include/weights.cuh")),
-    ("hopper.cuh", include_str!("../include/hopper.cuh")),
-    ("prefill.cuh", include_str!("../include/prefill.cuh")),
-    ("peers.cuh", include_str!("../include/peers.cuh")),
-    ("logits.cuh", include_str!("../include/logits.cuh")),
-    ("blocks.cuh", include_str!("../include/blocks.cuh")),
-    ("eights.cuh", include_str!("../include/eights.cuh")),
-    ("widen.cuh", include_str!("../include/widen.cuh")),
-];
+impl Source {
+    /// Its text in a language.
+    #[must_use]
+    pub const fn text(&self, language: Language) -> Option<&'static str> {
+        self.texts[language as usize]
+    }
 
-macro_rules! sources {
-    ($($constant:ident = $name:literal: $about:literal,)*) => {
-        $(
-            #[doc = $about]
-            pub const $constant: Source = Source { name: $name, text: include_str!(concat!("../ops/", $name, ".cu")) };
-        )*
-        /// Every file.
-        pub const SOURCES: &[Source] = &[$($constant),*];
-    };
+    /// The file of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Source> {
+        SOURCES.iter().find(|source| source.name == name)
+    }
 }
 
-sources! {
-    ALL_REDUCE = "all_reduce": "The sum over ranks whose memory all reach.",
-    ATTENTION_DECODE = "attention_decode": "Split-KV attention of few query tokens a sequence.",
-    ATTENTION_PLAIN = "attention_plain": "Attention of any shape, without matrix units.",
-    ATTENTION_PREFILL = "attention_prefill": "Attention of prompt chunks on Hopper's matrix units.",
-    ATTENTION_PREFILL_MMA = "attention_prefill_mma": "Attention of prompt chunks on the matrix units of sm_80 and newer.",
-    ATTENTION_TILES = "attention_tiles": "Attention of prompt chunks on the matrix units of CDNA.",
-    KV_WRITE = "kv_write": "Keys and values into their blocks, with rotation and per-head norms where a composite asks for them.",
-    COPY = "copy": "`copy`, `fill`, `fill_random`, `cast`, `copy_blocks`.",
-    EMBEDDING = "embedding": "`embedding` of every weight format.",
-    LINEAR_PLAIN = "linear_plain": "`linear` of any type and format, without matrix units.",
-    LINEAR_ONCE = "linear_once": "`linear` of few tokens by a small matrix that is in flight whole, with norm, bias, residual and gating fused.",
-    LINEAR_SMALL = "linear_small": "`linear` of few tokens, with norm, bias, residual and gating fused.",
-    LINEAR_QUANTIZED = "linear_quantized": "`linear` of GGUF formats, and their unpacking.",
-    LINEAR_TILED = "linear_tiled": "`linear` of many tokens, without matrix units.",
-    LINEAR_SCALED = "linear_scaled": "`linear` over 8-bit weights with a scale a row: packing, unpacking and the plain product.",
-    LINEAR_SCALED_SMALL = "linear_scaled_small": "The same of few tokens, with norm, bias, residual and gating fused.",
-    LINEAR_SCALED_TILE = "linear_scaled_tile": "The same of a batch of tokens, without unpacking.",
-    LINEAR_SCALED_TOKENS = "linear_scaled_tokens": "Tokens rounded to 8-bit floats for a library's product with 8-bit weights.",
-    LORA = "lora": "`lora_shrink` and `lora_expand`.",
-    LORA_MATRIX = "lora_matrix": "The same of a batch of tokens, on matrix units.",
-    MOE = "moe": "`moe_route`, `moe_linear`, `moe_combine`.",
-    MOE_GROUPED = "moe_grouped": "`moe_linear` of many tokens, expert by expert.",
-    NORM = "norm": "`rms_norm` and `layer_norm`.",
-    POINTWISE = "pointwise": "Elementwise ops.",
-    ROPE = "rope": "`rope`.",
-    ROWS = "rows": "`gather_rows`, `scatter_rows`, `quantize_act`, `pool`.",
-    STEP = "step": "`prepare_inputs`, `slot_mapping`, `update_rows`.",
-    STEP_WRITE = "step_write": "The scatter of step data from pinned memory.",
-    LOGITS = "logits": "`logits_process`.",
-    ARGMAX = "argmax": "`argmax`.",
-    SAMPLE = "sample": "`sample`.",
-    LOGPROBS = "logprobs": "`top_logprobs`.",
+/// The files that a language has, by name, with their text.
+pub fn files(language: Language) -> impl Iterator<Item = (&'static str, &'static str)> {
+    SOURCES
+        .iter()
+        .filter_map(move |source| Some((source.name, source.text(language)?)))
 }

@@ -17,12 +17,7 @@ fn the_reference_backend_conforms_to_itself() {
     let report = assert_conformant!(oracle().unwrap());
     // Every op of the catalogue has cases, but for those that nobody computes.
     for op in computed() {
-        let cases: u32 = report
-            .rows
-            .iter()
-            .filter(|row| row.op == op)
-            .map(|row| row.cases)
-            .sum();
+        let cases: u32 = report.rows.iter().filter(|row| row.op == op).map(|row| row.cases).sum();
         assert!(cases > 0, "no case of {op}");
     }
 }

@@ -141,7 +141,7 @@ fn kernels_with_subgroups_conform() {
 }
 
 /// Kernels on matrix units with their products by plain operations, in the subgroups of either kind of GPU that has such units. (What the compiler for
-/// those GPUs makes of them: kernels/opencl/tests/intel.rs.)
+/// those GPUs makes of them: kernels/gpu/tests/intel.rs.)
 #[test]
 fn kernels_on_matrix_units_conform() {
     for (columns, arguments) in [

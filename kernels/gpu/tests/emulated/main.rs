@@ -57,9 +57,9 @@ fn check(clang: &str, kernel: &str, defines: &[&str]) -> Result<String, String> 
     let folder = folder(&format!("{kernel}{}", defines.join("")));
     let path = |name: &str| folder.join(name).to_string_lossy().into_owned();
     let (object, program) = (path("kernel.o"), path("program"));
-    let include = format!("-I{KERNELS}/include");
+    let include = format!("-I{KERNELS}/cuda/include");
     let common = ["-x", "c++", "-std=c++17", "-O1", "-w", &include];
-    let (device, source) = (format!("{HERE}/device.h"), format!("{KERNELS}/ops/{kernel}.cu"));
+    let (device, source) = (format!("{HERE}/device.h"), format!("{KERNELS}/cuda/ops/{kernel}.cu"));
     let of_kernel = ["-include", &device, "-c", &source, "-o", &object];
     run(clang, &[&common[..], defines, &of_kernel].concat())?;
     let (emulator, main) = (format!("{HERE}/emulator.cpp"), format!("{HERE}/{kernel}.cpp"));

@@ -70,12 +70,7 @@ fn copy(seed: u64, dtype: DType, cases: &mut Vec<Case>) {
         let random = &mut Random::of(seed, &format!("copy {variant} {name}"));
         let out = Arg::output(dtype, shape, Class::Exact).strided(to_gap);
         let x = some(random, dtype, shape).strided(from_gap);
-        cases.push(Case::single(
-            Copy { dtype },
-            &variant,
-            &name,
-            vec![Some(x), Some(out)],
-        ));
+        cases.push(Case::single(Copy { dtype }, &variant, &name, vec![Some(x), Some(out)]));
     }
 }
 

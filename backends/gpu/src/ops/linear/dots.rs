@@ -2,7 +2,7 @@
 //! the op allows activations to be rounded and the device has the instruction. The kernels are the drivers' own (`linear_dots`), over the planes
 //! of quantized.cuh.
 
-use halyard_kernels_gpu::Source;
+use halyard_kernels_gpu::LINEAR_DOTS;
 use halyard_platform_api::ops;
 use halyard_platform_api::{Result, WeightFormat};
 
@@ -13,11 +13,6 @@ use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
 
-/// The kernel file, which is each language's own.
-const LINEAR_DOTS: Source = Source {
-    name: "linear_dots",
-    text: "",
-};
 /// Bytes of a rounded token a group of 128 values: codes, and four scales.
 const RECORD_BYTES: u64 = 144;
 /// Threads that round a group.

@@ -1,0 +1,170 @@
+// GGUF weights as the linear kernels hold them: planes of quants, high bits, scales and block scales, each row by row, in groups of four chunks of 32
+// values. Lane t of four has eight values of a chunk, depths 4t .. 4t+3 and 16+4t .. 16+4t+3 (so that a step of the matrix unit stays
+// within 16 values, the finest scale of any format), and 16 bytes of nibbles hold its values of a whole group.
+//
+// Value i of a lane stands in nibble i / 2 (even i) or 4 + i / 2 (odd i) of its word: masks then give pairs side by side. Fifth bits: one byte a chunk, bit i / 2
+// (even) or 4 + i / 2. Upper pairs (Q6_K): two bytes a chunk, bits 2·(i / 2) of the first (even) or second. Rows whose depth is no whole number of
+// groups end in chunks with scale 0.
+//
+// Definition: FORMAT, `WeightFormat`'s code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K.
+// revision: 1
+#pragma once
+#include "mma.cuh"
+
+constexpr bool kBytes = FORMAT == 6;
+constexpr bool kHasMin = FORMAT == 4 || FORMAT == 7;
+constexpr bool kFine = FORMAT == 8;
+constexpr bool kBlocks = FORMAT == 7 || FORMAT == 8;
+// Bytes a group of 128 values in each plane.
+constexpr u32 kQuants = kBytes ? 128 : 64;
+constexpr u32 kHigh = FORMAT == 5 ? 16 : FORMAT == 8 ? 32 : 0;
+constexpr u32 kScales = FORMAT == 4 ? 16 : 8;
+// What the stored number exceeds the value's factor by.
+constexpr int kOffset = FORMAT == 3 ? 8 : FORMAT == 5 ? 16 : FORMAT == 8 ? 32 : 0;
+// The file's blocks.
+constexpr u32 kFileBlock = kBlocks ? 256 : 32;
+constexpr u32 kFileBytes = FORMAT == 3 ? 18 : FORMAT == 4 ? 20 : FORMAT == 5 ? 22 : FORMAT == 6 ? 34 : FORMAT == 7 ? 144 : 210;
+
+// The planes of a matrix, and groups a row. The block plane has one word for two groups.
+struct Planes {
+    u8 *quants, *high, *scales, *blocks;
+    u32 groups;
+};
+
+__device__ __forceinline__ u64 plane_bytes(u64 bytes) { return (bytes + 255) / 256 * 256; }
+
+// The host computes the same sizes: ops/linear/quantized.rs.
+__device__ __forceinline__ Planes planes_of(u8 *packed, u32 n, u32 k) {
+    Planes p;
+    p.groups = (k + 127) / 128;
+    u64 all = (u64)n * p.groups;
+    p.quants = packed;
+    p.high = p.quants + plane_bytes(all * kQuants);
+    p.scales = p.high + plane_bytes(all * kHigh);
+    p.blocks = p.scales + plane_bytes(all * kScales);
+    return p;
+}
+
+// What lane t holds of one group of a row.
+struct Group {
+    uint4 quants[kBytes ? 2 : 1];
+    uint2 high;
+    uint4 scales;
+    u32 block;
+};
+
+__device__ __forceinline__ uint2 load_streaming8(const void *p) {
+#if defined(PORTABLE)
+    return *(const uint2 *)p;
+#else
+    uint2 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+#endif
+}
+
+__device__ __forceinline__ Group load_group(const Planes &p, u32 row, u32 group, u32 t) {
+    Group v;
+    u64 at = (u64)row * p.groups + group;
+    const u8 *quants = p.quants + at * kQuants + t * (kQuants / 4);
+    v.quants[0] = load_streaming(quants);
+    if (kBytes) v.quants[kBytes] = load_streaming(quants + 16);
+    if (FORMAT == 5) v.high.x = *(const u32 *)(p.high + at * kHigh + 4 * t);
+    if (FORMAT == 8) v.high = load_streaming8(p.high + at * kHigh + 8 * t);
+    if (kScales == 16) {
+        v.scales = load_streaming(p.scales + at * kScales);
+    } else {
+        uint2 s = load_streaming8(p.scales + at * kScales);
+        v.scales.x = s.x;
+        v.scales.y = s.y;
+    }
+    if (kBlocks) v.block = *(const u32 *)(p.blocks + ((u64)row * (p.groups / 2) + group / 2) * 4);
+    return v;
+}
+
+__device__ __forceinline__ u32 word_of(const uint4 &v, u32 i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+__device__ __forceinline__ float half_of(u32 bits) {
+    f16 h;
+    h.bits = (u16)bits;
+    return to_f32(h);
+}
+
+// Scales of the two halves of a chunk, and what is subtracted (added as −min) from each value.
+__device__ __forceinline__ void scales_of(const Group &v, u32 chunk, float &first, float &second, float &add) {
+    add = 0.f;
+    if (FORMAT == 4) {
+        u32 word = word_of(v.scales, chunk);
+        first = second = half_of(word);
+        add = half_of(word >> 16);
+        return;
+    }
+    u32 bits = (chunk < 2 ? v.scales.x : v.scales.y) >> (16 * (chunk & 1)) & 0xffff;
+    if (FORMAT == 7) {
+        first = second = half_of(v.block) * (float)(bits & 0xff);
+        add = -(half_of(v.block >> 16) * (float)(bits >> 8));
+    } else if (FORMAT == 8) {
+        float d = half_of(v.block);
+        first = d * (float)(i8)(bits & 0xff);
+        second = d * (float)(i8)(bits >> 8);
+    } else {
+        first = second = half_of(bits);
+    }
+}
+
+// Pair i of a chunk as stored numbers: the even value in the lower half of the word.
+__device__ __forceinline__ u32 pair_of(const Group &v, u32 chunk, u32 i) {
+    u32 pair = word_of(v.quants[0], chunk) >> (4 * i) & 0x000f000f;
+    if (FORMAT == 5) {
+        u32 h = v.high.x >> (8 * chunk);
+        pair |= (h >> i & 1) << 4 | (h >> (4 + i) & 1) << 20;
+    }
+    if (FORMAT == 8) {
+        u32 h = (chunk < 2 ? v.high.x : v.high.y) >> (16 * (chunk & 1));
+        pair |= (h >> (2 * i) & 3) << 4 | (h >> (8 + 2 * i) & 3) << 20;
+    }
+    return pair;
+}
+
+// Byte j of a lane's eight in a chunk (Q8_0).
+__device__ __forceinline__ i8 byte_of(const Group &v, u32 chunk, u32 j) {
+    u32 word = word_of(v.quants[kBytes && chunk >= 2 ? kBytes : 0], (chunk & 1) * 2 + j / 4);
+    return (i8)(word >> (8 * (j & 3)));
+}
+
+// The eight values as floats, without their scale.
+__device__ __forceinline__ void numbers_of(const Group &v, u32 chunk, float (&out)[8]) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        if (kBytes) {
+            out[2 * i] = (float)byte_of(v, chunk, 2 * i);
+            out[2 * i + 1] = (float)byte_of(v, chunk, 2 * i + 1);
+        } else {
+            u32 pair = pair_of(v, chunk, i);
+            out[2 * i] = (float)((int)(pair & 0xffff) - kOffset);
+            out[2 * i + 1] = (float)((int)(pair >> 16) - kOffset);
+        }
+    }
+}
+
+#if !defined(PORTABLE)
+// The four pairs as operands of the matrix unit, still without their scale: whole numbers up to 128, exact in both types. A small number under the
+// exponent of 128 (bf16) or 1024 (f16) is that power plus the number.
+template <typename T> __device__ __forceinline__ void operands_of(const Group &v, u32 chunk, u32 (&out)[4]) {
+    if (kBytes) {
+        float numbers[8];
+        numbers_of(v, chunk, numbers);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) out[i] = pack2<T>(numbers[2 * i], numbers[2 * i + 1]);
+    } else {
+        constexpr bool wide = sizeof(T) == 2;
+        static_assert(wide, "matrix units take 16-bit types");
+        u32 one = pack2<T>(1.f, 1.f);
+        u32 power = pack2<T>(1.f, 2.f) == 0x40003f80 ? 0x43004300 : 0x64006400;
+        float base = power == 0x43004300 ? 128.f : 1024.f;
+        u32 less = pack2<T>(-(base + kOffset), -(base + kOffset));
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) out[i] = fma2<T>(pair_of(v, chunk, i) | power, one, less);
+    }
+}
+#endif

@@ -1,0 +1,269 @@
+// `linear` of GGUF formats: packing their blocks into planes, unpacking them for a library product, and the product with few tokens, which reads the packed
+// planes once and never writes a weight. The planes' layout stands in quantized.cuh.
+//
+// 16-bit activations go to the matrix units: the stored numbers are exact there, and each chunk's sum is scaled in f32. f32 activations are
+// multiplied in f32, one warp a row.
+//
+// Definitions: FORMAT (see quantized.cuh), ACT, OUT (f32, f16, bf16), MATRIX (1: ACT is a 16-bit type and there are matrix units), EPILOGUE (see activate.cuh).
+// quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads. quantized_unpack: grid ⌈rows · groups · 16 / 256⌉, 256 threads.
+// linear_quantized_n (MATRIX): grid (⌈n / 16⌉, ⌈tokens / 8n⌉), 256 threads, 8 · 8n · 20 · 4 bytes of dynamic shared memory.
+// linear_quantized_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads.
+// Needs x 8-byte aligned with a stride that is a multiple of 4 (MATRIX).
+// revision: 1
+// check: -DFORMAT=3 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
+// check: -DFORMAT=4 -DACT=f16 -DOUT=f16 -DMATRIX=1 -DEPILOGUE=1
+// check: -DFORMAT=5 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
+// check: -DFORMAT=6 -DACT=bf16 -DOUT=f32 -DMATRIX=1 -DEPILOGUE=0
+// check: -DFORMAT=7 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
+// check: -DFORMAT=8 -DACT=f16 -DOUT=f32 -DMATRIX=1 -DEPILOGUE=0
+// check: -DFORMAT=3 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
+// check: -DFORMAT=8 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=2
+// check: -DFORMAT=4 -DACT=bf16 -DOUT=bf16 -DMATRIX=0 -DEPILOGUE=0
+#include "activate.cuh"
+#include "common.cuh"
+#include "mma.cuh"
+#include "quantized.cuh"
+#include "weights.cuh"
+
+// The stored number of value `j` (0 .. 31) of chunk `chunk` of a file's block.
+__device__ __forceinline__ u32 number_in_file(const u8 *block, u32 chunk, u32 j) {
+    if (FORMAT == 3) return block[2 + (j & 15)] >> (j / 16 * 4) & 15;
+    if (FORMAT == 4) return block[4 + (j & 15)] >> (j / 16 * 4) & 15;
+    if (FORMAT == 5) return (block[6 + (j & 15)] >> (j / 16 * 4) & 15) | (block[2 + j / 8] >> (j & 7) & 1) << 4;
+    if (FORMAT == 6) return block[2 + j];
+    if (FORMAT == 7) return block[16 + chunk / 2 * 32 + j] >> ((chunk & 1) * 4) & 15;
+    u32 part = chunk / 4, quarter = chunk & 3;
+    u32 low = block[part * 64 + (quarter & 1) * 32 + j] >> (quarter / 2 * 4) & 15;
+    return low | (block[128 + part * 32 + j] >> (2 * quarter) & 3) << 4;
+}
+
+__device__ __forceinline__ u32 half_in_file(const u8 *at) { return at[0] | (u32)at[1] << 8; }
+
+// The scale word of a chunk: 16 bits, or 32 for a scale and a minimum of their own.
+__device__ __forceinline__ u32 scale_in_file(const u8 *block, u32 chunk) {
+    if (FORMAT == 4) return half_in_file(block) | half_in_file(block + 2) << 16;
+    if (FORMAT == 7) {
+        // Six bits each: the first four chunks plainly, the others in the spare bits.
+        const u8 *s = block + 4;
+        u32 scale = chunk < 4 ? s[chunk] & 63 : (s[chunk + 4] & 15) | s[chunk - 4] >> 6 << 4;
+        u32 min = chunk < 4 ? s[chunk + 4] & 63 : s[chunk + 4] >> 4 | s[chunk] >> 6 << 4;
+        return scale | min << 8;
+    }
+    if (FORMAT == 8) return half_in_file(block + 192 + 2 * chunk);
+    return half_in_file(block);
+}
+
+// Rows `first_row ..` of the matrix from canonical bytes. One thread a chunk.
+extern "C" __global__ void __launch_bounds__(256) quantized_pack(const u8 *file, u8 *packed, u32 n, u32 k, u32 first_row, u32 num_rows) {
+    wait_for_previous();
+    Planes p = planes_of(packed, n, k);
+    u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
+    u32 chunks = 4 * p.groups, chunk = (u32)(index % chunks);
+    u64 local = index / chunks;
+    if (local >= num_rows) return;
+    u64 at = (first_row + local) * p.groups + chunk / 4;
+    u32 slot = chunk & 3, in_block = chunk % (kFileBlock / 32);
+    bool present = 32 * chunk < k;
+    const u8 *block = file + (local * (k / kFileBlock) + 32 * chunk / kFileBlock) * kFileBytes;
+    for (u32 t = 0; t < 4; t++) {
+        u32 word = 0, fifth = 0, pairs = 0;
+        u8 bytes[8] = {};
+        for (u32 i = 0; i < 8 && present; i++) {
+            u32 number = number_in_file(block, in_block, (i < 4 ? 0 : 16) + 4 * t + (i & 3));
+            u32 odd = i & 1, pair = i / 2;
+            bytes[i] = (u8)number;
+            word |= (number & 15) << (4 * (pair + 4 * odd));
+            fifth |= (number >> 4 & 1) << (pair + 4 * odd);
+            pairs |= (number >> 4 & 3) << (2 * pair + 8 * odd);
+        }
+        u8 *quants = p.quants + at * kQuants + t * (kQuants / 4);
+        if (kBytes) {
+            for (u32 i = 0; i < 8; i++) quants[8 * slot + i] = bytes[i];
+        } else {
+            *(u32 *)(quants + 4 * slot) = word;
+        }
+        if (FORMAT == 5) p.high[at * kHigh + 4 * t + slot] = (u8)fifth;
+        if (FORMAT == 8) *(u16 *)(p.high + at * kHigh + 8 * t + 2 * slot) = (u16)pairs;
+    }
+    u32 scale = present ? scale_in_file(block, in_block) : 0;
+    if (kScales == 16) {
+        *(u32 *)(p.scales + at * kScales + 4 * slot) = scale;
+    } else {
+        *(u16 *)(p.scales + at * kScales + 2 * slot) = (u16)scale;
+    }
+    if (kBlocks && in_block == 0) {
+        u32 factors = FORMAT == 7 ? half_in_file(block) | half_in_file(block + 2) << 16 : half_in_file(block + 208);
+        *(u32 *)(p.blocks + ((first_row + local) * (p.groups / 2) + chunk / 8) * 4) = factors;
+    }
+}
+
+// Rows `first_row ..` as plain values, row-major. One thread a lane's part of a chunk.
+extern "C" __global__ void __launch_bounds__(256) quantized_unpack(u8 *packed, ACT *out, u32 n, u32 k, u32 first_row, u32 num_rows) {
+    let_next_start();
+    wait_for_previous();
+    Planes p = planes_of(packed, n, k);
+    u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
+    u32 t = index & 3, parts = 4 * p.groups, chunk = (u32)(index / 4 % parts);
+    u64 local = index / 4 / parts;
+    if (local >= num_rows || 32 * chunk >= k) return;
+    Group v = load_group(p, first_row + (u32)local, chunk / 4, t);
+    float numbers[8], first, second, add;
+    numbers_of(v, chunk & 3, numbers);
+    scales_of(v, chunk & 3, first, second, add);
+    ACT *to = out + local * k + 32 * chunk + 4 * t;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        to[i] = from_f32<ACT>(fmaf(first, numbers[i], add));
+        to[16 + i] = from_f32<ACT>(fmaf(second, numbers[4 + i], add));
+    }
+}
+
+__device__ __forceinline__ void write_out(float sum, const float *bias, const OUT *residual, OUT *out, u32 residual_stride, u32 out_stride, u64 token,
+                                          u32 row) {
+    if (bias) sum += bias[row];
+    sum = activate<EPILOGUE>(sum);
+    if (residual) sum += to_f32(residual[token * residual_stride + row]);
+    out[token * out_stride + row] = from_f32<OUT>(sum);
+}
+
+#if MATRIX
+constexpr u32 kWarps = 8, kColumn = 20;
+
+template <int TILES>
+__device__ __forceinline__ void product(const ACT *x, u8 *packed, const float *bias, const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride,
+                                        u32 out_stride, u32 tokens, u32 n, u32 k) {
+    extern __shared__ float shared[];
+    u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    Planes p = planes_of(packed, n, k);
+    u32 rows[2] = {min(blockIdx.x * 16 + g, n - 1), min(blockIdx.x * 16 + g + 8, n - 1)};
+    Group ahead[2];
+    if (warp < p.groups)
+        for (int h = 0; h < 2; h++) ahead[h] = load_group(p, rows[h], warp, t);
+    let_next_start();
+    wait_for_previous();
+
+    u32 first_token = blockIdx.y * 8 * TILES;
+    const ACT *values[TILES];
+    bool present[TILES];
+#pragma unroll
+    for (u32 i = 0; i < TILES; i++) {
+        u32 token = first_token + 8 * i + g;
+        present[i] = token < tokens;
+        values[i] = x + (u64)token * x_stride + 4 * t;
+    }
+    u32 one = pack2<ACT>(1.f, 1.f), ones[4] = {one, one, one, one};
+    float sums[TILES][4] = {};
+#pragma unroll 1
+    for (u32 group = warp; group < p.groups; group += kWarps) {
+        Group v[2] = {ahead[0], ahead[1]};
+        if (group + kWarps < p.groups)
+            for (int h = 0; h < 2; h++) ahead[h] = load_group(p, rows[h], group + kWarps, t);
+        uint2 low[4][TILES], high[4][TILES];
+#pragma unroll
+        for (u32 c = 0; c < 4; c++)
+#pragma unroll
+            for (u32 i = 0; i < TILES; i++) {
+                u32 depth = 128 * group + 32 * c;
+                low[c][i] = load_values8(values[i] + depth, present[i] && depth < k);
+                high[c][i] = load_values8(values[i] + depth + 16, present[i] && depth < k);
+            }
+#pragma unroll
+        for (u32 c = 0; c < 4; c++) {
+            u32 a[4], b[4];
+            operands_of<ACT>(v[0], c, a);
+            operands_of<ACT>(v[1], c, b);
+            float first[2], second[2], add[2];
+            scales_of(v[0], c, first[0], second[0], add[0]);
+            scales_of(v[1], c, first[1], second[1], add[1]);
+            u32 first_step[4] = {a[0], b[0], a[1], b[1]}, second_step[4] = {a[2], b[2], a[3], b[3]};
+#pragma unroll
+            for (u32 i = 0; i < TILES; i++) {
+                u32 x0[2] = {low[c][i].x, low[c][i].y}, x1[2] = {high[c][i].x, high[c][i].y};
+                float part[4] = {}, other[4] = {}, plain[4] = {};
+                mma_m16n8k16<ACT>(part, first_step, x0);
+                mma_m16n8k16<ACT>(kFine ? other : part, second_step, x1);
+                if (kHasMin) {
+                    mma_m16n8k16<ACT>(plain, ones, x0);
+                    mma_m16n8k16<ACT>(plain, ones, x1);
+                }
+#pragma unroll
+                for (u32 j = 0; j < 4; j++) {
+                    sums[i][j] = fmaf(first[j / 2], part[j], sums[i][j]);
+                    if (kFine) sums[i][j] = fmaf(second[j / 2], other[j], sums[i][j]);
+                    if (kHasMin) sums[i][j] = fmaf(add[j / 2], plain[j], sums[i][j]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < TILES; i++) {
+        float *to = shared + (warp * 8 * TILES + 8 * i + 2 * t) * kColumn + g;
+        to[0] = sums[i][0];
+        to[kColumn] = sums[i][1];
+        to[8] = sums[i][2];
+        to[kColumn + 8] = sums[i][3];
+    }
+    __syncthreads();
+    u32 columns = min(tokens - first_token, 8u * TILES);
+    for (u32 i = threadIdx.x; i < 16 * columns; i += kWarps * 32) {
+        u32 row = blockIdx.x * 16 + i % 16, column = i / 16;
+        if (row >= n) continue;
+        float sum = 0.f;
+#pragma unroll
+        for (u32 w = 0; w < kWarps; w++) sum += shared[(w * 8 * TILES + column) * kColumn + i % 16];
+        write_out(sum, bias, residual, out, residual_stride, out_stride, first_token + column, row);
+    }
+}
+
+#define ENTRY(tiles)                                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(256)                                                                                                \
+        linear_quantized_##tiles(const ACT *x, u8 *packed, const float *bias, const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride,     \
+                                 u32 out_stride, u32 tokens, u32 n, u32 k) {                                                                        \
+        product<tiles>(x, packed, bias, residual, out, x_stride, residual_stride, out_stride, tokens, n, k);                                        \
+    }
+ENTRY(1)
+ENTRY(2)
+#endif
+
+// In f32, any stride. One warp a row, eight tokens at a time.
+extern "C" __global__ void __launch_bounds__(256)
+    linear_quantized_plain(const ACT *x, u8 *packed, const float *bias, const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride,
+                           u32 tokens, u32 n, u32 k) {
+    constexpr u32 kTokens = 8;
+    u32 lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5), first_token = blockIdx.y * kTokens;
+    let_next_start();
+    wait_for_previous();
+    if (row >= n) return;
+    Planes p = planes_of(packed, n, k);
+    u32 count = min(tokens - first_token, kTokens), t = lane & 3;
+    const ACT *values = x + (u64)first_token * x_stride;
+    float sums[kTokens] = {};
+    // Eight lanes-of-four a warp: each takes a group.
+    for (u32 group = lane >> 2; group < p.groups; group += 8) {
+        Group v = load_group(p, row, group, t);
+#pragma unroll
+        for (u32 c = 0; c < 4; c++) {
+            u32 depth = 128 * group + 32 * c + 4 * t;
+            if (depth >= k) break;
+            float numbers[8], scale, second, add;
+            numbers_of(v, c, numbers);
+            scales_of(v, c, scale, second, add);
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) numbers[i] = fmaf(i < 4 ? scale : second, numbers[i], add);
+#pragma unroll
+            for (u32 token = 0; token < kTokens; token++) {
+                if (token >= count) continue;
+                const ACT *from = values + (u64)token * x_stride + depth;
+#pragma unroll
+                for (u32 i = 0; i < 8; i++) sums[token] = fmaf(numbers[i], to_f32(from[(i < 4 ? 0 : 12) + i]), sums[token]);
+            }
+        }
+    }
+    float mine = 0.f;
+#pragma unroll
+    for (u32 token = 0; token < kTokens; token++) {
+        float sum = warp_sum(sums[token]);
+        if (lane == token) mine = sum;
+    }
+    if (lane < count) write_out(mine, bias, residual, out, residual_stride, out_stride, first_token + lane, row);
+}

@@ -1,0 +1,149 @@
+// Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
+// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block format: see blocks.cuh).
+// revision: 1
+// check: -DACT=f32 -DWEIGHT=f32
+// check: -DACT=f32 -DWEIGHT=f16
+// check: -DACT=f32 -DWEIGHT=bf16
+// check: -DACT=f16 -DWEIGHT=f32
+// check: -DACT=f16 -DWEIGHT=f16
+// check: -DACT=f16 -DWEIGHT=bf16
+// check: -DACT=bf16 -DWEIGHT=f32
+// check: -DACT=bf16 -DWEIGHT=f16
+// check: -DACT=bf16 -DWEIGHT=bf16
+// check: -DACT=f32 -DFORMAT=3
+// check: -DACT=f16 -DFORMAT=4
+// check: -DACT=bf16 -DFORMAT=5
+// check: -DACT=f32 -DFORMAT=6
+// check: -DACT=f16 -DFORMAT=7
+// check: -DACT=bf16 -DFORMAT=8
+#include "eights.cuh"
+
+// `moe_route`: tokens of a block, a warp each.
+#define ROUTED 4
+
+// Descending by score, then ascending by index; a NaN comes last.
+__device__ __forceinline__ u64 route_key(float score, u32 expert) {
+    u32 bits = __float_as_uint(score + 0.f);
+    u32 key = score != score ? 0 : bits ^ ((u32)((i32)bits >> 31) | 0x80000000u);
+    return (u64)key << 32 | (u32)~expert;
+}
+
+// Shared: ROUTED · num_experts scores.
+extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32 *experts, u32 experts_stride, float *weights,
+                                     u32 weights_stride, u32 num_tokens, u32 num_experts, u32 top_k, u32 is_sigmoid, u32 normalize,
+                                     float factor) {
+    extern __shared__ float all_scores[];
+    wait_for_previous();
+    u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, t = blockIdx.x * ROUTED + warp;
+    if (t >= num_tokens) return;
+    const float *row = logits + (u64)t * logits_stride;
+    float *scores = all_scores + warp * num_experts;
+    float max = -INFINITY_F;
+    for (u32 e = lane; e < num_experts; e += 32) max = fmaxf(max, row[e]);
+    max = warp_max(max);
+    float sum = 0.f;
+    for (u32 e = lane; e < num_experts; e += 32) {
+        scores[e] = is_sigmoid ? __fdiv_rn(1.f, 1.f + expf(-row[e])) : expf(row[e] - max);
+        sum += scores[e];
+    }
+    let_next_start();
+    sum = warp_sum(sum);
+    if (!is_sigmoid) {
+        for (u32 e = lane; e < num_experts; e += 32) scores[e] = __fdiv_rn(scores[e], sum);
+    }
+    // Each round takes the best that comes after the last one taken.
+    u64 last = ~0ull;
+    float total = 0.f;
+    for (u32 j = 0; j < top_k; j++) {
+        u64 best = 0;
+        for (u32 e = lane; e < num_experts; e += 32) {
+            u64 key = route_key(scores[e], e);
+            if (key < last && key > best) best = key;
+        }
+        for (u32 mask = 16; mask > 0; mask >>= 1) {
+            u64 other = __shfl_xor_sync(0xffffffffu, best, mask);
+            best = best < other ? other : best;
+        }
+        last = best;
+        u32 expert = ~(u32)best;
+        __syncwarp();
+        float score = scores[expert];
+        total += score;
+        if (lane == 0) {
+            experts[(u64)t * experts_stride + j] = (i32)expert;
+            weights[(u64)t * weights_stride + j] = normalize ? score : score * factor;
+        }
+    }
+    if (normalize && lane == 0) {
+        for (u32 j = 0; j < top_k; j++) {
+            float *to = &weights[(u64)t * weights_stride + j];
+            *to = __fdiv_rn(*to, total) * factor;
+        }
+    }
+}
+
+#define LINEAR_THREADS 256
+
+// Features of a warp.
+#define FEATURES 4
+
+// Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. A warp computes FEATURES features of a choice.
+extern "C" __global__ void __launch_bounds__(LINEAR_THREADS)
+    moe_linear(const ACT *x, u32 token_stride, u32 input_stride, const u8 *weight, u64 row_bytes, const i32 *experts, u32 experts_stride, ACT *out,
+               u32 out_token_stride, u32 out_choice_stride, u32 num_choices, u32 top_k, u32 num_experts, u32 width, u32 features) {
+    wait_for_previous();
+    let_next_start();
+    u32 lane = threadIdx.x & 31, n = (blockIdx.x * (LINEAR_THREADS / 32) + (threadIdx.x >> 5)) * FEATURES;
+    if (n >= features) return;
+    for (u32 choice = blockIdx.y; choice < num_choices; choice += gridDim.y) {
+        u32 t = choice / top_k, j = choice % top_k;
+        u32 expert = (u32)experts[(u64)t * experts_stride + j];
+        if (expert >= num_experts) continue;
+        const ACT *input = x + (u64)t * token_stride + (u64)j * input_stride;
+        const u8 *rows = weight + ((u64)expert * features + n) * row_bytes;
+        bool vector = ((u64)input | (kBlocks ? 0 : (u64)rows | row_bytes)) % 16 == 0;
+        u32 whole = vector ? width / 8 * 8 : 0;
+        float sums[FEATURES] = {0.f, 0.f, 0.f, 0.f};
+        for (u32 k = 8 * lane; k < whole; k += 256) {
+            float v[8], w[8];
+            load8(input + k, v);
+#pragma unroll
+            for (u32 i = 0; i < FEATURES; i++) {
+                if (n + i >= features) continue;
+                weights8(rows + i * row_bytes, k, w);
+#pragma unroll
+                for (u32 e = 0; e < 8; e++) sums[i] += v[e] * w[e];
+            }
+        }
+        for (u32 k = whole + lane; k < width; k += 32) {
+            float v = to_f32(input[k]);
+#pragma unroll
+            for (u32 i = 0; i < FEATURES; i++) {
+                if (n + i < features) sums[i] += v * weight1(rows + i * row_bytes, k);
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < FEATURES; i++) {
+            float sum = warp_sum(sums[i]);
+            if (lane == 0 && n + i < features) {
+                out[(u64)t * out_token_stride + (u64)j * out_choice_stride + n + i] = from_f32<ACT>(sum);
+            }
+        }
+    }
+}
+
+// Grid: values of a token in blocks, tokens.
+extern "C" __global__ void moe_combine(const ACT *x, u32 token_stride, u32 choice_stride, const float *weights, u32 weights_stride, ACT *out,
+                                       u32 out_stride, u32 num_tokens, u32 top_k, u32 width) {
+    wait_for_previous();
+    let_next_start();
+    u32 at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= width) return;
+    for (u32 t = blockIdx.y; t < num_tokens; t += gridDim.y) {
+        float sum = 0.f;
+        for (u32 j = 0; j < top_k; j++) {
+            sum += weights[(u64)t * weights_stride + j] * to_f32(x[(u64)t * token_stride + (u64)j * choice_stride + at]);
+        }
+        out[(u64)t * out_stride + at] = from_f32<ACT>(sum);
+    }
+}

@@ -1,0 +1,110 @@
+// Elementwise ops over strided rows: `silu_mul`, `gelu_mul`, `gelu`, `add`, `scale`, `softcap`. Each has two entry points: `_vector`
+// moves 16 bytes a thread, `_scalar` single elements. One pass; out may be an input.
+//
+// Definitions: ACT = f32, f16 or bf16, the type of all operands.
+// revision: 1
+// check: -DACT=f32
+// check: -DACT=f16
+// check: -DACT=bf16
+#include "vector.cuh"
+
+// x / (1 + e^-argument), with the quotient's limit where the power overflows. The fast forms err by a few 1e-7 of the result, which 16-bit
+// types do not see.
+__device__ __forceinline__ float sigmoid_times(float x, float argument) {
+    if constexpr (sizeof(ACT) == 4) return x / (1.f + expf(-argument));
+    return __fdividef(x, 1.f + __expf(-argument));
+}
+
+struct SiluMul {
+    static constexpr bool binary = true;
+    static __device__ __forceinline__ float of(float a, float b, float) { return sigmoid_times(a, a) * b; }
+};
+// (1 + tanh u) / 2 = 1 / (1 + e^-2u): no difference of near numbers.
+__device__ __forceinline__ float gelu_tanh_of(float x) {
+    return sigmoid_times(x, 1.5957691216057308f * (x + 0.044715f * x * x * x));
+}
+// 1 + erf u = erfc(-u): where erf is nearly -1 their sum keeps nothing.
+__device__ __forceinline__ float gelu_erf_of(float x) { return 0.5f * x * erfcf(x * -0.7071067811865476f); }
+struct GeluTanhMul {
+    static constexpr bool binary = true;
+    static __device__ __forceinline__ float of(float a, float b, float) { return gelu_tanh_of(a) * b; }
+};
+struct GeluErfMul {
+    static constexpr bool binary = true;
+    static __device__ __forceinline__ float of(float a, float b, float) { return gelu_erf_of(a) * b; }
+};
+struct GeluTanh {
+    static constexpr bool binary = false;
+    static __device__ __forceinline__ float of(float a, float, float) { return gelu_tanh_of(a); }
+};
+struct GeluErf {
+    static constexpr bool binary = false;
+    static __device__ __forceinline__ float of(float a, float, float) { return gelu_erf_of(a); }
+};
+struct Add {
+    static constexpr bool binary = true;
+    static __device__ __forceinline__ float of(float a, float b, float) { return a + b; }
+};
+struct Scale {
+    static constexpr bool binary = false;
+    static __device__ __forceinline__ float of(float a, float, float factor) { return factor * a; }
+};
+struct Softcap {
+    static constexpr bool binary = false;
+    static __device__ __forceinline__ float of(float a, float, float cap) { return cap * tanhf(a / cap); }
+};
+
+// Groups that a thread has in flight.
+#define UNROLL 2
+
+// `total` groups of N elements, `groups` of them a row; strides in elements.
+template <typename Op, int N>
+__device__ __forceinline__ void apply(const ACT *a, u64 a_stride, const ACT *b, u64 b_stride, ACT *out, u64 out_stride, u32 groups,
+                                      u32 total, float parameter) {
+    Group<ACT, N> x[UNROLL], y[UNROLL];
+    u32 row[UNROLL], column[UNROLL];
+    u32 first = blockIdx.x * (blockDim.x * UNROLL) + threadIdx.x;
+#pragma unroll
+    for (int k = 0; k < UNROLL; k++) {
+        u32 i = first + k * blockDim.x;
+        row[k] = i / groups;
+        column[k] = (i - row[k] * groups) * N;
+    }
+    wait_for_previous();
+#pragma unroll
+    for (int k = 0; k < UNROLL; k++) {
+        if (first + k * blockDim.x >= total) continue;
+        x[k].load(a + row[k] * a_stride + column[k]);
+        if (Op::binary) y[k].load(b + row[k] * b_stride + column[k]);
+    }
+    let_next_start();
+#pragma unroll
+    for (int k = 0; k < UNROLL; k++) {
+        if (first + k * blockDim.x >= total) continue;
+        float p[N], q[N];
+        x[k].get(p);
+        if (Op::binary) y[k].get(q);
+#pragma unroll
+        for (int j = 0; j < N; j++) p[j] = Op::of(p[j], Op::binary ? q[j] : 0.f, parameter);
+        x[k].set(p);
+        x[k].store(out + row[k] * out_stride + column[k]);
+    }
+}
+
+#define ENTRY(name, Op, N)                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(256) name(const ACT *a, u64 a_stride, const ACT *b, u64 b_stride, ACT *out,           \
+                                                           u64 out_stride, u32 groups, u32 total, float parameter) {                   \
+        apply<Op, N>(a, a_stride, b, b_stride, out, out_stride, groups, total, parameter);                                             \
+    }
+#define ENTRIES(name, Op)                                                                                                              \
+    ENTRY(name##_vector, Op, per_vector<ACT>)                                                                                          \
+    ENTRY(name##_scalar, Op, 1)
+
+ENTRIES(silu_mul, SiluMul)
+ENTRIES(gelu_tanh_mul, GeluTanhMul)
+ENTRIES(gelu_erf_mul, GeluErfMul)
+ENTRIES(gelu_tanh, GeluTanh)
+ENTRIES(gelu_erf, GeluErf)
+ENTRIES(add, Add)
+ENTRIES(scale, Scale)
+ENTRIES(softcap, Softcap)

@@ -1,0 +1,32 @@
+// What a linear does with its sum before writing it, by the number that the host passes as the definition EPILOGUE.
+// revision: 1
+#ifndef ACTIVATE_GLSL
+#define ACTIVATE_GLSL
+#include "functions.glsl"
+
+// 0: nothing, 1: silu, 2: gelu by tanh, 3: gelu by erf.
+float activate(float x) {
+#if EPILOGUE == 1
+    return x / (1.0 + exp_of(-x));
+#elif EPILOGUE == 2
+    // (1 + tanh u) / 2 = 1 / (1 + e^-2u): where tanh is nearly -1 their sum keeps nothing.
+    float power = exp_of(-1.5957691216057308 * (x + 0.044715 * x * x * x));
+    return power == INFINITY ? x * 0.0 : x / (1.0 + power);
+#elif EPILOGUE == 3
+    // 1 + erf u = erfc(-u), for the same reason.
+    return 0.5 * x * erfc_of(x * -0.7071067811865476);
+#else
+    return x;
+#endif
+}
+
+// Writes one value of a linear: bias and residual may be absent. The launch's parameters are at `p`.
+#define WRITE_OUT(sum, token, row)                                                                                           \
+    {                                                                                                                        \
+        float value = sum;                                                                                                   \
+        if (p.bias != 0) value += Floats(p.bias).at[row];                                                                    \
+        value = activate(value);                                                                                             \
+        if (p.residual != 0) value += LOAD(OUT, p.residual + (u64(token) * p.residual_stride + (row)) * SIZE(OUT), 0);       \
+        STORE(OUT, p.to + (u64(token) * p.to_stride + (row)) * SIZE(OUT), 0, value);                                         \
+    }
+#endif

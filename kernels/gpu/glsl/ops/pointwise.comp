@@ -1,0 +1,123 @@
+#version 460
+#extension GL_GOOGLE_include_directive : enable
+// Elementwise ops over strided rows: `silu_mul`, `gelu_mul`, `gelu`, `add`, `scale`, `softcap`. Each has two entry points: `_vector`
+// moves 16 bytes a thread, `_scalar` single elements. One pass; out may be an input.
+//
+// Definitions: ACT = f32, f16 or bf16, the type of all operands.
+// revision: 1
+// check: silu_mul_vector silu_mul_scalar gelu_tanh_mul_vector gelu_tanh_mul_scalar gelu_erf_mul_vector gelu_erf_mul_scalar -DACT=f32
+// check: gelu_tanh_vector gelu_tanh_scalar gelu_erf_vector gelu_erf_scalar add_vector add_scalar -DACT=f32
+// check: scale_vector scale_scalar softcap_vector softcap_scalar -DACT=f32
+// check: silu_mul_vector gelu_tanh_mul_vector gelu_erf_mul_vector add_vector scale_vector softcap_scalar -DACT=f16
+// check: silu_mul_vector silu_mul_scalar gelu_tanh_scalar gelu_erf_vector add_scalar scale_scalar softcap_vector -DACT=bf16
+
+#if defined(ENTRY_silu_mul_vector)
+#define SILU_MUL
+#define VECTOR
+#elif defined(ENTRY_silu_mul_scalar)
+#define SILU_MUL
+#elif defined(ENTRY_gelu_tanh_mul_vector)
+#define GELU_TANH_MUL
+#define VECTOR
+#elif defined(ENTRY_gelu_tanh_mul_scalar)
+#define GELU_TANH_MUL
+#elif defined(ENTRY_gelu_erf_mul_vector)
+#define GELU_ERF_MUL
+#define VECTOR
+#elif defined(ENTRY_gelu_erf_mul_scalar)
+#define GELU_ERF_MUL
+#elif defined(ENTRY_gelu_tanh_vector)
+#define GELU_TANH
+#define VECTOR
+#elif defined(ENTRY_gelu_tanh_scalar)
+#define GELU_TANH
+#elif defined(ENTRY_gelu_erf_vector)
+#define GELU_ERF
+#define VECTOR
+#elif defined(ENTRY_gelu_erf_scalar)
+#define GELU_ERF
+#elif defined(ENTRY_add_vector)
+#define ADD
+#define VECTOR
+#elif defined(ENTRY_add_scalar)
+#define ADD
+#elif defined(ENTRY_scale_vector)
+#define SCALE
+#define VECTOR
+#elif defined(ENTRY_scale_scalar)
+#define SCALE
+#elif defined(ENTRY_softcap_vector)
+#define SOFTCAP
+#define VECTOR
+#elif defined(ENTRY_softcap_scalar)
+#define SOFTCAP
+#endif
+
+#include "common.glsl"
+#ifdef VECTOR
+#define N (16 / ACT_BYTES)
+#else
+#define N 1
+#endif
+#include "functions.glsl"
+#include "vector.glsl"
+
+// x / (1 + e^-argument), with the quotient's limit where the power overflows.
+float sigmoid_times(float x, float argument) {
+    float power = exp_of(-argument);
+    return power == INFINITY ? x * 0.0 : x / (1.0 + power);
+}
+// (1 + tanh u) / 2 = 1 / (1 + e^-2u): no difference of near numbers.
+float gelu_tanh(float x) { return sigmoid_times(x, 1.5957691216057308 * (x + 0.044715 * x * x * x)); }
+// 1 + erf u = erfc(-u): where erf is nearly -1 their sum keeps nothing.
+float gelu_erf(float x) { return 0.5 * x * erfc_of(x * -0.7071067811865476); }
+
+float result(float a, float b, float parameter) {
+#if defined(SILU_MUL)
+    return sigmoid_times(a, a) * b;
+#elif defined(GELU_TANH_MUL)
+    return gelu_tanh(a) * b;
+#elif defined(GELU_ERF_MUL)
+    return gelu_erf(a) * b;
+#elif defined(GELU_TANH)
+    return gelu_tanh(a);
+#elif defined(GELU_ERF)
+    return gelu_erf(a);
+#elif defined(ADD)
+    return a + b;
+#elif defined(SCALE)
+    return parameter * a;
+#elif defined(SOFTCAP)
+    return parameter * tanh_of(a / parameter);
+#endif
+}
+#if defined(SILU_MUL) || defined(GELU_TANH_MUL) || defined(GELU_ERF_MUL) || defined(ADD)
+#define BINARY
+#endif
+
+// Groups of a thread: the launch counts on it.
+#define UNROLL 2
+
+// `total` groups of N elements, `groups` of them a row; strides in elements.
+PARAMETERS(u64 a; u64 a_stride; u64 b; u64 b_stride; u64 to; u64 to_stride; u32 groups; u32 total; float parameter;)
+void main() {
+    u32 first = gl_WorkGroupID.x * (THREADS * UNROLL) + gl_LocalInvocationIndex;
+    for (u32 k = 0; k < UNROLL; k++) {
+        u32 i = first + k * THREADS;
+        if (i >= p.total) return;
+        u32 row = i / p.groups, column = (i - row * p.groups) * N;
+        float x[N], y[N];
+        GET(ACT, p.a + (row * p.a_stride + column) * SIZE(ACT), x);
+#ifdef BINARY
+        GET(ACT, p.b + (row * p.b_stride + column) * SIZE(ACT), y);
+#endif
+        for (u32 j = 0; j < N; j++) {
+#ifdef BINARY
+            x[j] = result(x[j], y[j], p.parameter);
+#else
+            x[j] = result(x[j], 0.0, p.parameter);
+#endif
+        }
+        PUT(ACT, p.to + (row * p.to_stride + column) * SIZE(ACT), x);
+    }
+}

@@ -1,0 +1,53 @@
+// Elementwise ops over strided rows: `silu_mul`, `gelu_mul`, `gelu`, `add`, `scale`, `softcap`. Each has two entry points: `_vector`
+// moves 16 bytes at a time, `_scalar` single elements. One pass; out may be an input.
+//
+// Definitions: ACT = f32, f16 or bf16, the type of all operands.
+// revision: 1
+// check: -DACT=f32
+// check: -DACT=f16
+// check: -DACT=bf16
+#include "common.h"
+
+// x / (1 + e^-argument): 0 where the power overflows.
+#define SIGMOID_TIMES(x, argument) ((x) / (1.f + exp(-(argument))))
+// (1 + tanh u) / 2 = 1 / (1 + e^-2u): no difference of near numbers.
+#define GELU_TANH_OF(x) SIGMOID_TIMES(x, 1.5957691216057308f * ((x) + 0.044715f * (x) * (x) * (x)))
+// 1 + erf(u) = erfc(-u): where erf is nearly -1 their sum keeps nothing.
+#define GELU_ERF_OF(x) (0.5f * (x) * erfc((x) * -0.7071067811865476f))
+
+#define SILU_MUL(a, b, p) (SIGMOID_TIMES(a, a) * (b))
+#define GELU_TANH_MUL(a, b, p) (GELU_TANH_OF(a) * (b))
+#define GELU_ERF_MUL(a, b, p) (GELU_ERF_OF(a) * (b))
+#define GELU_TANH(a, b, p) GELU_TANH_OF(a)
+#define GELU_ERF(a, b, p) GELU_ERF_OF(a)
+#define ADD(a, b, p) ((a) + (b))
+#define SCALE(a, b, p) ((p) * (a))
+#define SOFTCAP(a, b, p) ((p) * tanh((a) / (p)))
+
+// Groups that a work-item takes, a group of work-items apart.
+#define UNROLL 2
+
+// `total` groups of N elements, `groups` of them a row; strides in elements. An op of one input leaves b alone.
+#define ENTRY(name, OP, N)                                                                                                 \
+    KERNEL void name(const __global ACT *a, u64 a_stride, const __global ACT *b, u64 b_stride, __global ACT *out,        \
+                       u64 out_stride, u32 groups, u32 total, float parameter) {                                           \
+        u32 first = get_group_id(0) * (get_local_size(0) * UNROLL) + get_local_id(0);                                      \
+        for (u32 k = 0; k < UNROLL; k++) {                                                                                 \
+            u32 i = first + k * get_local_size(0), row = i / groups, column = (i - row * groups) * N;                      \
+            if (i >= total) continue;                                                                                      \
+            FLOATN(N) x = LOADN(N, ACT, a, row * a_stride + column), y = LOADN(N, ACT, b, row * b_stride + column);        \
+            STOREN(N, ACT, OP(x, y, parameter), out, row * out_stride + column);                                           \
+        }                                                                                                                  \
+    }
+#define ENTRIES(name, OP)                                                                                                  \
+    ENTRY(name##_vector, OP, PER_VECTOR(ACT))                                                                              \
+    ENTRY(name##_scalar, OP, 1)
+
+ENTRIES(silu_mul, SILU_MUL)
+ENTRIES(gelu_tanh_mul, GELU_TANH_MUL)
+ENTRIES(gelu_erf_mul, GELU_ERF_MUL)
+ENTRIES(gelu_tanh, GELU_TANH)
+ENTRIES(gelu_erf, GELU_ERF)
+ENTRIES(add, ADD)
+ENTRIES(scale, SCALE)
+ENTRIES(softcap, SOFTCAP)

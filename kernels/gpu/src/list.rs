@@ -1,0 +1,98 @@
+//! The list of kernel files: what each holds, which languages have it, and why the others do not.
+
+use crate::{Language, Source};
+
+/// A kernel file's text in one language.
+macro_rules! text {
+    (Cuda, $name:literal) => {
+        include_str!(concat!("../cuda/ops/", $name, ".cu"))
+    };
+    (Glsl, $name:literal) => {
+        include_str!(concat!("../glsl/ops/", $name, ".comp"))
+    };
+    (OpenCl, $name:literal) => {
+        include_str!(concat!("../opencl/ops/", $name, ".cl"))
+    };
+}
+
+macro_rules! sources {
+    ($($constant:ident = $name:literal, $about:literal: $($language:ident)* $(, $lacking:literal)?;)*) => {
+        $(
+            #[doc = $about]
+            pub const $constant: Source = Source {
+                name: $name,
+                texts: {
+                    let mut texts = [None; 3];
+                    $(texts[Language::$language as usize] = Some(text!($language, $name));)*
+                    texts
+                },
+                lacking: concat!($($lacking)?),
+            };
+        )*
+        /// Every file.
+        pub const SOURCES: &[Source] = &[$($constant),*];
+    };
+}
+
+sources! {
+    ALL_REDUCE = "all_reduce", "The sum over ranks whose memory all reach.":
+        Cuda, "platforms of the others have no communicator";
+    ARGMAX = "argmax", "`argmax`.": Cuda Glsl OpenCl;
+    ATTENTION_DECODE = "attention_decode", "Split-KV attention of few query tokens a sequence.":
+        Cuda, "it keeps a ring of asynchronous copies in flight; attention_plain decodes in the others";
+    ATTENTION_PLAIN = "attention_plain", "Attention of any shape, without matrix units.": Cuda Glsl OpenCl;
+    ATTENTION_PREFILL = "attention_prefill", "Attention of prompt chunks on Hopper's matrix units.":
+        Cuda, "instructions of one vendor's hardware";
+    ATTENTION_PREFILL_MMA = "attention_prefill_mma",
+        "Attention of prompt chunks on the matrix units of sm_80 and newer.":
+        Cuda, "instructions of one vendor's hardware";
+    ATTENTION_TILES = "attention_tiles",
+        "Attention of prompt chunks on matrix units: CDNA's (HIP), cooperative matrices (GLSL), DPAS (OpenCL).":
+        Cuda Glsl OpenCl;
+    COPY = "copy", "`copy`, `fill_random`.": Cuda Glsl OpenCl;
+    EMBEDDING = "embedding", "`embedding` of every weight format.": Cuda Glsl OpenCl;
+    KV_WRITE = "kv_write",
+        "Keys and values into their blocks, with rotation and per-head norms where a composite asks for them.":
+        Cuda Glsl OpenCl;
+    LINEAR_DOTS = "linear_dots", "`linear` of GGUF formats and rounded tokens, by integer dot products.":
+        Glsl OpenCl, "drivers of CUDA and HIP do not round activations for such formats";
+    LINEAR_ONCE = "linear_once",
+        "`linear` of few tokens by a small matrix that is in flight whole, with norm, bias, residual and gating fused.":
+        Cuda, "fused regions are CUDA's and HIP's";
+    LINEAR_PLAIN = "linear_plain", "`linear` of any type and format, without matrix units.": Cuda Glsl OpenCl;
+    LINEAR_QUANTIZED = "linear_quantized", "`linear` of GGUF formats, and their unpacking.": Cuda Glsl OpenCl;
+    LINEAR_SCALED = "linear_scaled",
+        "`linear` over 8-bit weights with a scale a row: packing, unpacking and the plain product.":
+        Cuda Glsl OpenCl;
+    LINEAR_SCALED_SMALL = "linear_scaled_small",
+        "The same of few tokens, with norm, bias, residual and gating fused.":
+        Cuda, "fused regions are CUDA's and HIP's";
+    LINEAR_SCALED_TILE = "linear_scaled_tile", "The same of a batch of tokens, without unpacking.":
+        Cuda, "it is written for mma.sync; the others unpack first";
+    LINEAR_SCALED_TOKENS = "linear_scaled_tokens",
+        "Tokens rounded to 8-bit floats for a library's product with 8-bit weights.":
+        Cuda, "the others have no library with such a product";
+    LINEAR_SMALL = "linear_small", "`linear` of few tokens, with norm, bias, residual and gating fused.":
+        Cuda, "fused regions are CUDA's and HIP's";
+    LINEAR_TILED = "linear_tiled", "`linear` of many tokens in tiles.": Cuda Glsl OpenCl;
+    LOGITS = "logits", "`logits_process`.": Cuda Glsl OpenCl;
+    LOGPROBS = "logprobs", "`top_logprobs`.": Cuda Glsl OpenCl;
+    LORA = "lora", "`lora_shrink` and `lora_expand`.": Cuda Glsl OpenCl;
+    LORA_MATRIX = "lora_matrix", "The same of a batch of tokens, on matrix units.":
+        Cuda, "it is written for mma.sync";
+    MOE = "moe", "`moe_route`, `moe_linear`, `moe_combine`.": Cuda Glsl OpenCl;
+    MOE_GROUPED = "moe_grouped", "`moe_linear` of many tokens, expert by expert.":
+        Cuda, "it is written for mma.sync";
+    NORM = "norm", "`rms_norm` and `layer_norm`.": Cuda Glsl OpenCl;
+    POINTWISE = "pointwise", "Elementwise ops.": Cuda Glsl OpenCl;
+    PRODUCT = "product", "Products of 16-bit matrices on cooperative matrices of a subgroup.":
+        Glsl, "CUDA and HIP have a library for it, OpenCL has linear_tiled";
+    PRODUCT_WIDE = "product_wide", "The same on cooperative matrices of a workgroup.":
+        Glsl, "CUDA and HIP have a library for it, OpenCL has linear_tiled";
+    ROPE = "rope", "`rope`.": Cuda Glsl OpenCl;
+    ROWS = "rows", "`gather_rows`, `scatter_rows`, `quantize_act`, `pool`.": Cuda Glsl OpenCl;
+    SAMPLE = "sample", "`sample`.": Cuda Glsl OpenCl;
+    STEP = "step", "`prepare_inputs`, `slot_mapping`, `update_rows`.": Cuda Glsl OpenCl;
+    STEP_WRITE = "step_write", "The scatter of step data from pinned memory.":
+        Cuda, "drivers of the others record copies";
+}
