@@ -1,4 +1,5 @@
-// Activations times a norm's weights on their way into a product, which is scaled by their root mean square afterwards. ACT: their type (bf16, f16).
+// Activations times a norm's weights on their way into a product, which is scaled by their root mean square afterwards.
+// ACT: their type (bf16, f16).
 #pragma once
 #include "common.cuh"
 

@@ -1,10 +1,12 @@
-// Decode attention of few short sequences, in the fused form: a block has an item (a token and a KV head) to itself, its warps hold all the item's keys and
-// values in registers, and what counts is the time from the previous kernel's end to this one's.
+// Decode attention of few short sequences, in the fused form: a block has an item (a token and a KV head) to itself,
+// its warps hold all the item's keys and values in registers, and what counts is the time from the previous kernel's
+// end to this one's.
 //
-// Tiles of 16 keys go to the warps in turn. Units of the cache are fragments of the matrix units as they lie there (kv.cuh), so a lane loads its words of
-// them straight from memory, before the previous kernel has ended. Then every warp brings and rotates the query by itself. One more warp, the fresh one, does
-// the same with the token's own key and value, which are not in the cache yet, and stores them there. One barrier, behind which the warps' sums are
-// added up, is all that follows.
+// Tiles of 16 keys go to the warps in turn. Units of the cache are fragments of the matrix units as they lie there
+// (kv.cuh), so a lane loads its words of them straight from memory, before the previous kernel has ended. Then every
+// warp brings and rotates the query by itself. One more warp, the fresh one, does the same with the token's own key and
+// value, which are not in the cache yet, and stores them there. One barrier, behind which the warps' sums are added up,
+// is all that follows.
 //
 // attention_decode.cu says what the definitions mean.
 #pragma once
@@ -16,12 +18,15 @@
 #define ONCE_STRIDE (HEAD_DIM + 8)                  // of a head's sums: no bank conflicts
 // One block is enough to ask for: without that word the compiler spills to make room for two.
 #define BOUNDS __launch_bounds__(ONCE_THREADS, 1)
-// Shared memory: sums [ONCE_WARPS][GROUP][ONCE_STRIDE] f32 | the token's value [HEAD_DIM] f32 | highest and total [ONCE_WARPS + 1][GROUP][2] f32
+// Shared memory: sums [ONCE_WARPS][GROUP][ONCE_STRIDE] f32 | the token's value [HEAD_DIM] f32 | highest and total
+// [ONCE_WARPS + 1][GROUP][2] f32
 static_assert(THREADS <= ONCE_THREADS, "a block has the threads of the longer form");
 static_assert(HEAD_DIM <= 64 && GROUP <= 8, "a pair of dims a thread, and a head a column of the matrix units");
 
 // First tile of 16 keys that a sequence's one token sees.
-__device__ __forceinline__ u32 once_first(u32 window, i32 keys) { return window > 0 && keys > (i32)window ? (u32)(keys - (i32)window) / 16 : 0; }
+__device__ __forceinline__ u32 once_first(u32 window, i32 keys) {
+    return window > 0 && keys > (i32)window ? (u32)(keys - (i32)window) / 16 : 0;
+}
 
 // What a block works at.
 struct OnceItem {
@@ -30,9 +35,11 @@ struct OnceItem {
     i32 row;                               // of the block table; below zero where the block has nothing to do
 };
 
-// Whether the whole batch runs like this: few items, one token a sequence, no more keys than the warps hold. The same for all threads. If so, `item` is this
-// block's. A lane has a sequence: no barrier, as what the block loads next hangs on this.
-__device__ __forceinline__ bool find_once(OnceItem &item, const i32 *step_rows, const i32 *starts, const i32 *seq_lens, u32 S, u32 num_kv_heads, u32 window, u32 query_len_end) {
+// Whether the whole batch runs like this: few items, one token a sequence, no more keys than the warps hold. The same
+// for all threads. If so, `item` is this block's. A lane has a sequence: no barrier, as what the block loads next hangs
+// on this.
+__device__ __forceinline__ bool find_once(OnceItem &item, const i32 *step_rows, const i32 *starts, const i32 *seq_lens,
+                                          u32 S, u32 num_kv_heads, u32 window, u32 query_len_end) {
     u32 lane = threadIdx.x % 32, s = blockIdx.x / num_kv_heads;
     if (S > 32 || S * num_kv_heads > gridDim.x) return false;
     i32 row = -1, start = 0, keys = 0, query_len = 0;
@@ -44,7 +51,9 @@ __device__ __forceinline__ bool find_once(OnceItem &item, const i32 *step_rows, 
     }
     bool none = row < 0 || query_len <= 0 || (u32)query_len >= query_len_end;
     u32 first_tile = once_first(window, keys);
-    if (!__all_sync(0xffffffffu, none || (query_len == 1 && ((u32)keys + 15) / 16 - first_tile <= ONCE_WARPS * ONCE_TILES))) return false;
+    if (!__all_sync(0xffffffffu,
+                    none || (query_len == 1 && ((u32)keys + 15) / 16 - first_tile <= ONCE_WARPS * ONCE_TILES)))
+        return false;
     item.kv_head = blockIdx.x - s * num_kv_heads;
     item.row = s < S ? __shfl_sync(0xffffffffu, none ? -1 : row, s) : -1;
     item.token = (u32)__shfl_sync(0xffffffffu, start, s & 31);
@@ -57,7 +66,8 @@ __device__ __forceinline__ bool find_once(OnceItem &item, const i32 *step_rows, 
 
 // Cosines and sines of the dims that a lane holds of a head: 16d + 2t, + 1, + 8, + 9.
 struct OnceAngles {
-    float cosine[ROTARY_DIM / (INTERLEAVED ? 16 : 32)][INTERLEAVED ? 2 : 4], sine[ROTARY_DIM / (INTERLEAVED ? 16 : 32)][INTERLEAVED ? 2 : 4];
+    float cosine[ROTARY_DIM / (INTERLEAVED ? 16 : 32)][INTERLEAVED ? 2 : 4],
+        sine[ROTARY_DIM / (INTERLEAVED ? 16 : 32)][INTERLEAVED ? 2 : 4];
 };
 
 __device__ __forceinline__ void load_once_angles(OnceAngles &angles, const float *row) {
@@ -70,7 +80,8 @@ __device__ __forceinline__ void load_once_angles(OnceAngles &angles, const float
 #else
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float2 cosine = *(const float2 *)(row + 16 * d + 8 * half + 2 * t), sine = *(const float2 *)(row + ROTARY_DIM / 2 + 16 * d + 8 * half + 2 * t);
+            float2 cosine = *(const float2 *)(row + 16 * d + 8 * half + 2 * t),
+                   sine = *(const float2 *)(row + ROTARY_DIM / 2 + 16 * d + 8 * half + 2 * t);
             angles.cosine[d][2 * half] = cosine.x, angles.cosine[d][2 * half + 1] = cosine.y;
             angles.sine[d][2 * half] = sine.x, angles.sine[d][2 * half + 1] = sine.y;
         }
@@ -120,7 +131,8 @@ struct OnceTile {
 // Loads a tile whose first key is `key`.
 __device__ __forceinline__ void load_once_tile(OnceTile &tile, const u8 *head, i32 key) {
     u32 lane = threadIdx.x & 31, inside = (u32)key % BLOCK;
-    const u8 *keys = head + inside / 8 * 128 + 4 * lane, *values = head + Layout::K_BYTES + inside / 8 * Layout::DIM_UNITS * 128 + 4 * lane;
+    const u8 *keys = head + inside / 8 * 128 + 4 * lane,
+             *values = head + Layout::K_BYTES + inside / 8 * Layout::DIM_UNITS * 128 + 4 * lane;
 #pragma unroll
     for (int d = 0; d < DT; d++)
 #pragma unroll
@@ -137,7 +149,8 @@ __device__ __forceinline__ u32 mask_once_tile(OnceTile &tile, i32 key, i32 first
     for (int half = 0; half < 2; half++) {
         i32 row = key + 8 * half + (i32)(lane / 4), token = key + 8 * half + 2 * (i32)(lane & 3);
         u32 keep_row = row >= first && row < end ? 0xffffffffu : 0;
-        u32 keep = (token >= first && token < end ? 0xffffu : 0) | (token + 1 >= first && token + 1 < end ? 0xffff0000u : 0);
+        u32 keep = (token >= first && token < end ? 0xffffu : 0) |
+                   (token + 1 >= first && token + 1 < end ? 0xffff0000u : 0);
 #pragma unroll
         for (int d = 0; d < DT; d++)
 #pragma unroll
@@ -174,8 +187,10 @@ __device__ __forceinline__ const ACT *once_query(const Inputs &in, const OnceIte
     return in.q + (u64)item.token * in.q_token_stride + (u64)(item.kv_head * GROUP + g) * in.q_head_stride + 2 * t;
 }
 
-// A warp that holds tiles: leaves its sums, their highest score and their total. `settled`: bits of what else has to be at hand before the wait.
-__device__ __forceinline__ void attend_tiles(const OnceShared &shared, const OnceItem &item, const Inputs &in, const u8 *cache, u64 page_stride, const i32 *pages, float factor,
+// A warp that holds tiles: leaves its sums, their highest score and their total. `settled`: bits of what else has to be
+// at hand before the wait.
+__device__ __forceinline__ void attend_tiles(const OnceShared &shared, const OnceItem &item, const Inputs &in,
+                                             const u8 *cache, u64 page_stride, const i32 *pages, float factor,
                                              float softcap, bool early, u32 settled) {
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane & 3;
     i32 page[ONCE_TILES];
@@ -191,7 +206,8 @@ __device__ __forceinline__ void attend_tiles(const OnceShared &shared, const Onc
 #pragma unroll
     for (u32 i = 0; i < ONCE_TILES; i++)
         if (warp + i * ONCE_WARPS < item.tiles)
-            load_once_tile(tile[i], cache + (u64)(u32)page[i] * page_stride + (u64)item.kv_head * Layout::HEAD_BYTES, first_key + (i32)(16 * ONCE_WARPS * i));
+            load_once_tile(tile[i], cache + (u64)(u32)page[i] * page_stride + (u64)item.kv_head * Layout::HEAD_BYTES,
+                           first_key + (i32)(16 * ONCE_WARPS * i));
     float masked[ONCE_TILES][2]; // of keys g and g + 8: what is added to their scores
 #pragma unroll
     for (u32 i = 0; i < ONCE_TILES; i++) {
@@ -212,7 +228,8 @@ __device__ __forceinline__ void attend_tiles(const OnceShared &shared, const Onc
     u32 query[DT][2];
     load_once_head(query, from, g < GROUP);
     turn_once(query, angles);
-    // Scores of keys g and g + 8 of each tile against heads 2t and 2t + 1. Absent tiles go along: their products cost less than a branch.
+    // Scores of keys g and g + 8 of each tile against heads 2t and 2t + 1. Absent tiles go along: their products cost
+    // less than a branch.
     float scores[ONCE_TILES][4] = {}, highest[2] = {-INFINITY_F, -INFINITY_F};
 #pragma unroll
     for (int d = 0; d < DT; d++)
@@ -259,14 +276,16 @@ __device__ __forceinline__ void attend_tiles(const OnceShared &shared, const Onc
     }
 }
 
-// The fresh warp: the token's own key and value. It leaves the value and its scores, waits for nobody, and stores both in the cache.
-__device__ __forceinline__ void attend_fresh(const OnceShared &shared, const OnceItem &item, const Inputs &in, u8 *cache, u64 page_stride, float factor, float softcap,
-                                             bool early) {
+// The fresh warp: the token's own key and value. It leaves the value and its scores, waits for nobody, and stores both
+// in the cache.
+__device__ __forceinline__ void attend_fresh(const OnceShared &shared, const OnceItem &item, const Inputs &in,
+                                             u8 *cache, u64 page_stride, float factor, float softcap, bool early) {
     u32 lane = threadIdx.x % 32, g = lane / 4, t = lane & 3;
     i32 slot = __ldcg(in.slots + item.token);
     OnceAngles angles;
     load_once_angles(angles, in.table + (u64)(u32)__ldcg(in.positions + item.token) * ROTARY_DIM);
-    const ACT *q = once_query(in, item), *k = in.k + (u64)item.token * in.k_token_stride + (u64)item.kv_head * in.k_head_stride + 2 * t;
+    const ACT *q = once_query(in, item),
+              *k = in.k + (u64)item.token * in.k_token_stride + (u64)item.kv_head * in.k_head_stride + 2 * t;
     const ACT *v = in.v + (u64)item.token * in.v_token_stride + (u64)item.kv_head * in.v_head_stride + 2 * lane;
     settle((u32)(u64)q ^ (u32)(u64)k ^ (u32)(u64)v);
     if (early) wait_for_previous();
@@ -286,7 +305,8 @@ __device__ __forceinline__ void attend_fresh(const OnceShared &shared, const Onc
     }
 #pragma unroll
     for (int c = 0; c < 2; c++)
-        if (g == 0 && 2 * t + c < GROUP) shared.stats[ONCE_WARPS * GROUP + 2 * t + c] = make_float2(once_score(scores[c], factor, softcap), 1.f);
+        if (g == 0 && 2 * t + c < GROUP)
+            shared.stats[ONCE_WARPS * GROUP + 2 * t + c] = make_float2(once_score(scores[c], factor, softcap), 1.f);
     float2 dims;
     unpack2<ACT>(value, dims.x, dims.y);
     if (2 * lane < HEAD_DIM) *(float2 *)(shared.value + 2 * lane) = dims;
@@ -301,12 +321,14 @@ __device__ __forceinline__ void attend_fresh(const OnceShared &shared, const Onc
             if (g == (2 * d + i) % 8) *(u32 *)(to + Layout::key_row(inside, 2 * d + i) + 4 * t) = key[d][i];
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        if (2 * lane < HEAD_DIM) *(u16 *)(to + Layout::value_row(2 * lane + i, inside / 8) + inside % 8 * 2) = (u16)(value >> 16 * i);
+        if (2 * lane < HEAD_DIM)
+            *(u16 *)(to + Layout::value_row(2 * lane + i, inside / 8) + inside % 8 * 2) = (u16)(value >> 16 * i);
 }
 
 // A block's item. `early`: as for the kernel. All threads.
-__device__ __forceinline__ void attend_once(u8 *memory, const OnceItem &item, const Inputs &in, const Output &output, u8 *cache, u64 page_stride, const i32 *block_table,
-                                            u32 table_stride, float factor, float softcap, bool early) {
+__device__ __forceinline__ void attend_once(u8 *memory, const OnceItem &item, const Inputs &in, const Output &output,
+                                            u8 *cache, u64 page_stride, const i32 *block_table, u32 table_stride,
+                                            float factor, float softcap, bool early) {
     if (item.row < 0) {
         // One block that waits is enough: the kernel has not ended before it has.
         if (early && blockIdx.x == 0) wait_for_previous();
@@ -324,9 +346,11 @@ __device__ __forceinline__ void attend_once(u8 *memory, const OnceItem &item, co
     // A pair of dims of a head.
     u32 head = threadIdx.x / (HEAD_DIM / 2), dim = threadIdx.x % (HEAD_DIM / 2) * 2;
     bool present = head < GROUP;
-    u32 *to = (u32 *)(output.out + (u64)item.token * output.token_stride + (u64)(item.kv_head * GROUP + head) * output.head_stride + dim);
+    u32 *to = (u32 *)(output.out + (u64)item.token * output.token_stride +
+                      (u64)(item.kv_head * GROUP + head) * output.head_stride + dim);
     float sink = present && output.sinks ? __ldg(output.sinks + item.kv_head * GROUP + head) * LOG2E : -INFINITY_F;
-    attend_tiles(shared, item, in, cache, page_stride, block_table + (u64)(u32)item.row * table_stride, factor, softcap, early, (u32)(u64)to ^ (u32)__float_as_int(sink));
+    attend_tiles(shared, item, in, cache, page_stride, block_table + (u64)(u32)item.row * table_stride, factor, softcap,
+                 early, (u32)(u64)to ^ (u32)__float_as_int(sink));
     __syncthreads();
     if (!present) return;
     float2 stats[ONCE_WARPS + 1], part[ONCE_WARPS + 1];
@@ -334,7 +358,8 @@ __device__ __forceinline__ void attend_once(u8 *memory, const OnceItem &item, co
 #pragma unroll
     for (int w = 0; w <= ONCE_WARPS; w++) {
         stats[w] = shared.stats[w * GROUP + head];
-        part[w] = *(const float2 *)((w < ONCE_WARPS ? shared.sums + (w * GROUP + head) * ONCE_STRIDE : shared.value) + dim);
+        part[w] = *(const float2 *)((w < ONCE_WARPS ? shared.sums + (w * GROUP + head) * ONCE_STRIDE : shared.value) +
+                                    dim);
         above = fmaxf(above, stats[w].x);
     }
     float total = exp2_fast(sink - above), low = 0.f, high = 0.f;

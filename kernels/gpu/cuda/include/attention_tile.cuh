@@ -1,5 +1,5 @@
-// One tile of decode attention on matrix units: 64 keys and values in shared memory against up to 16 query heads, with a running softmax.
-// attention_decode.cu says what the definitions mean.
+// One tile of decode attention on matrix units: 64 keys and values in shared memory against up to 16 query heads, with
+// a running softmax. attention_decode.cu says what the definitions mean.
 #pragma once
 #include "kv_stream.cuh"
 #include "mma.cuh"
@@ -12,7 +12,10 @@ typedef FactorOf<KV>::type FACTOR;
 #define DT (HEAD_DIM / 16)            // 16 dims
 
 __device__ __forceinline__ void load_matrix(u32 (&a)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(address)
+                 : "memory");
 }
 __device__ __forceinline__ u32 transposed(u32 x) {
     u32 y;
@@ -33,10 +36,11 @@ __device__ __forceinline__ void add_weighted(float4 &sum, float weight, const fl
     sum.w += weight * part.w;
 }
 
-// Byte of 8 tokens (`eighth` of the tile) and the dims of row `row` within the keys of a tile; of 8 dims (`octet`) and the tokens of row `row` within
-// its values.
+// Byte of 8 tokens (`eighth` of the tile) and the dims of row `row` within the keys of a tile; of 8 dims (`octet`) and
+// the tokens of row `row` within its values.
 __device__ __forceinline__ constexpr u32 key_unit(u32 row, u32 eighth) {
-    return eighth / (PIECE_TOKENS / 8) * (UNIT_BYTES / PIECES) + (row * (PIECE_TOKENS / 8) + eighth % (PIECE_TOKENS / 8)) * 128;
+    return eighth / (PIECE_TOKENS / 8) * (UNIT_BYTES / PIECES) +
+           (row * (PIECE_TOKENS / 8) + eighth % (PIECE_TOKENS / 8)) * 128;
 }
 __device__ __forceinline__ constexpr u32 value_unit(u32 octet, u32 row) {
     constexpr u32 rows = PIECE_TOKENS / Layout::ROW;
@@ -72,7 +76,8 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[4][NT][4], const u
 #pragma unroll
             for (int i = 0; i < 4; i++) scores[m][n][i] = 0.f;
     if constexpr (KV_BYTES == 1) {
-        // A row holds 16 dims: one load brings two steps of the product. Of an odd last row the upper lanes' units count for nothing.
+        // A row holds 16 dims: one load brings two steps of the product. Of an odd last row the upper lanes' units
+        // count for nothing.
         u32 last = keys + key_unit(0, lane >> 3 & 1) + (lane & 7) * 16;
 #pragma unroll
         for (int d = 0; d < DT; d += 2)
@@ -102,9 +107,11 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[4][NT][4], const u
     }
 }
 
-// Turns scores into probabilities (16-bit, transposed: the second operand of the values' product) and keeps the softmax running.
+// Turns scores into probabilities (16-bit, transposed: the second operand of the values' product) and keeps the softmax
+// running.
 template <bool MASKED>
-__device__ __forceinline__ void weigh(Softmax &softmax, u32 (&p)[4][NT][2], float (&scores)[4][NT][4], float scale, float softcap, i32 first, i32 last) {
+__device__ __forceinline__ void weigh(Softmax &softmax, u32 (&p)[4][NT][2], float (&scores)[4][NT][4], float scale,
+                                      float softcap, i32 first, i32 last) {
     i32 g = threadIdx.x % 32 / 4;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
@@ -125,7 +132,8 @@ __device__ __forceinline__ void weigh(Softmax &softmax, u32 (&p)[4][NT][2], floa
 #pragma unroll
         for (int c = 0; c < 2; c++) {
 #pragma unroll
-            for (int mask = 4; mask < 32; mask <<= 1) above[c] = fmaxf(above[c], __shfl_xor_sync(0xffffffffu, above[c], mask));
+            for (int mask = 4; mask < 32; mask <<= 1)
+                above[c] = fmaxf(above[c], __shfl_xor_sync(0xffffffffu, above[c], mask));
         }
         float base[2], kept[2];
 #pragma unroll
@@ -155,14 +163,17 @@ __device__ __forceinline__ void weigh(Softmax &softmax, u32 (&p)[4][NT][2], floa
     }
 }
 
-// Adds the product of 16 dims and the 16 tokens 16m .. of the tile. Tokens outside first ..= last do not count, whatever `a` holds of them.
+// Adds the product of 16 dims and the 16 tokens 16m .. of the tile. Tokens outside first ..= last do not count,
+// whatever `a` holds of them.
 template <bool MASKED>
-__device__ __forceinline__ void add_values(Softmax &softmax, u32 (&a)[4], const u32 (&p)[4][NT][2], int d, int m, i32 first, i32 last) {
+__device__ __forceinline__ void add_values(Softmax &softmax, u32 (&a)[4], const u32 (&p)[4][NT][2], int d, int m,
+                                           i32 first, i32 last) {
     if (MASKED) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             i32 key = 16 * m + 8 * half + 2 * (i32)(threadIdx.x & 3);
-            u32 keep = (key >= first && key <= last ? 0xffffu : 0) | (key + 1 >= first && key + 1 <= last ? 0xffff0000u : 0);
+            u32 keep = (key >= first && key <= last ? 0xffffu : 0) |
+                       (key + 1 >= first && key + 1 <= last ? 0xffff0000u : 0);
             a[2 * half] &= keep;
             a[2 * half + 1] &= keep;
         }
@@ -173,7 +184,8 @@ __device__ __forceinline__ void add_values(Softmax &softmax, u32 (&a)[4], const 
 
 // Adds the tile's values. Tokens outside first ..= last do not count, whatever their bytes hold.
 template <bool MASKED>
-__device__ __forceinline__ void multiply_values(Softmax &softmax, const u32 (&p)[4][NT][2], u32 values, i32 first, i32 last) {
+__device__ __forceinline__ void multiply_values(Softmax &softmax, const u32 (&p)[4][NT][2], u32 values, i32 first,
+                                                i32 last) {
     u32 lane = threadIdx.x % 32;
     u32 at = values + value_unit(lane >> 3 & 1, lane >> 4) + (lane & 7) * 16;
     if constexpr (KV_BYTES == 1) {

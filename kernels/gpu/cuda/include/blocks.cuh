@@ -1,4 +1,5 @@
-// Block formats as model files hold them (ggml's, ggml-common.h), value by value: for kernels that dequantise as they read.
+// Block formats as model files hold them (ggml's, ggml-common.h), value by value: for kernels that dequantise as they
+// read.
 // Definition: FORMAT, the contract's code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K.
 // revision: 1
 #pragma once
@@ -12,7 +13,8 @@ __device__ __forceinline__ float half_at(const u8 *p) {
 // Nibble j of 32: low ones first.
 __device__ __forceinline__ u32 nibble(const u8 *p, u32 j) { return j < 16 ? p[j] & 15 : p[j - 16] >> 4; }
 
-// Value i of a row. Products of f16 scales and small integers are exact, so a fused multiply-add rounds as the two steps do.
+// Value i of a row. Products of f16 scales and small integers are exact, so a fused multiply-add rounds as the two
+// steps do.
 __device__ __forceinline__ float value_at(const u8 *row, u32 i) {
 #if FORMAT == 3
     const u8 *block = row + i / 32 * 18;

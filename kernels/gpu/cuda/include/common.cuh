@@ -1,5 +1,5 @@
-// What every kernel uses: element types and their conversions, overlap with the previous kernel, warp and block reductions, vector
-// loads, Philox. The one place (with mma.cuh) that knows which compiler is at work.
+// What every kernel uses: element types and their conversions, overlap with the previous kernel, warp and block
+// reductions, vector loads, Philox. The one place (with mma.cuh) that knows which compiler is at work.
 // revision: 1
 #pragma once
 
@@ -127,8 +127,8 @@ __device__ __forceinline__ float from_e4m3(u8 code) {
     return __int_as_float(__float_as_int(value) | sign);
 }
 
-// Launches are chained: a kernel may start while its predecessor ends. Nothing that earlier work writes may be read, and nothing that it
-// reads may be written, before `wait_for_previous`; constants (weights, tables) may be prefetched.
+// Launches are chained: a kernel may start while its predecessor ends. Nothing that earlier work writes may be read,
+// and nothing that it reads may be written, before `wait_for_previous`; constants (weights, tables) may be prefetched.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -141,8 +141,9 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-// Has the values that `bits` was made of (by xor) at hand before what follows it: the compiler otherwise makes them when they are first used, which may be
-// on a path where every instruction counts. The sleep is of no time, and as good as never.
+// Has the values that `bits` was made of (by xor) at hand before what follows it: the compiler otherwise makes them
+// when they are first used, which may be on a path where every instruction counts. The sleep is of no time, and as good
+// as never.
 __device__ __forceinline__ void settle(u32 bits) {
 #if __CUDA_ARCH__ >= 900
     if (bits == 0x9e3779b9u) asm volatile("nanosleep.u32 0;");
@@ -182,7 +183,9 @@ __device__ __forceinline__ uint4 load_streaming(const void *p) {
 #if defined(PORTABLE)
     v = *(const uint4 *)p;
 #else
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
 #endif
     return v;
 }

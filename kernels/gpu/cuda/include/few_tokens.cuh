@@ -1,10 +1,13 @@
-// What products of few tokens share (linear_small, linear_once): operands, a lane's rows of weights, matrix units over them, and what follows the sums.
+// What products of few tokens share (linear_small, linear_once): operands, a lane's rows of weights, matrix units over
+// them, and what follows the sums.
 //
-// Sixteen weight rows are the A operand of m16n8k16, eight tokens the columns of B. A product does not care about the order of its depths as long as
-// both operands agree, so lane (g, t) reads 16 bytes of rows g and g + 8 and of token g at depths 8t .. 8t + 7 of a chunk of 32: that is two
-// steps of the product, and no weight goes through shared memory. The warps of a block share the chunks of its rows; their sums meet at the end.
+// Sixteen weight rows are the A operand of m16n8k16, eight tokens the columns of B. A product does not care about the
+// order of its depths as long as both operands agree, so lane (g, t) reads 16 bytes of rows g and g + 8 and of token g
+// at depths 8t .. 8t + 7 of a chunk of 32: that is two steps of the product, and no weight goes through shared memory.
+// The warps of a block share the chunks of its rows; their sums meet at the end.
 //
-// Definitions of the including file: ACT, OUT, TILES (8 tokens each), WARPS, ROW_TILES (16 rows each), EPILOGUE, GATE, NORM.
+// Definitions of the including file: ACT, OUT, TILES (8 tokens each), WARPS, ROW_TILES (16 rows each), EPILOGUE, GATE,
+// NORM.
 #pragma once
 #include "act_norm.cuh"
 #include "activate.cuh"
@@ -75,8 +78,8 @@ __device__ __forceinline__ void ask_residual(Around &a) {
 }
 
 // What follows the sums of output value `i` of a tile of rows: neighbours are in a row.
-__device__ __forceinline__ void finish_value(const Few &p, u32 tile, u32 i, const float *sums, const float *squares, float one_over_k, u32 first_token,
-                                             const Around &a) {
+__device__ __forceinline__ void finish_value(const Few &p, u32 tile, u32 i, const float *sums, const float *squares,
+                                             float one_over_k, u32 first_token, const Around &a) {
     u32 at = i % kOut, column = i / kOut, row = tile * kOut + at;
     // Gate rows are the first eight of their tile, up rows the others.
     const float *from = sums + column * kColumn + (GATE ? at / 8 * 16 + at % 8 : at);
@@ -93,8 +96,8 @@ __device__ __forceinline__ void finish_value(const Few &p, u32 tile, u32 i, cons
 }
 
 // What follows the sums of a tile of rows, one thread a value. `first` belongs to the thread's first one.
-__device__ __forceinline__ void finish(const Few &p, u32 tile, const float *sums, const float *squares, float one_over_k, u32 first_token, u32 columns,
-                                       const Around &first) {
+__device__ __forceinline__ void finish(const Few &p, u32 tile, const float *sums, const float *squares,
+                                       float one_over_k, u32 first_token, u32 columns, const Around &first) {
     auto present = [&](u32 i) { return i < kOut * columns && tile * kOut + i % kOut < p.n; };
     if constexpr (kOut * kTokens <= kThreads) {
         if (present(threadIdx.x)) finish_value(p, tile, threadIdx.x, sums, squares, one_over_k, first_token, first);
@@ -118,11 +121,13 @@ __device__ __forceinline__ void find_rows(const Few &p, u32 tile, u32 g, u32 t, 
     for (u32 r = 0; r < ROW_TILES; r++) {
         u32 first = tile * kOut + r * (GATE ? 8 : 16) + g;
         rows[r][0] = p.w + (u64)min(first, last) * p.k + 8 * t;
-        rows[r][1] = GATE ? p.w_up + (u64)min(first, last) * p.k + 8 * t : p.w + (u64)min(first + 8, last) * p.k + 8 * t;
+        rows[r][1] = GATE ? p.w_up + (u64)min(first, last) * p.k + 8 * t
+                          : p.w + (u64)min(first + 8, last) * p.k + 8 * t;
     }
 }
 
-__device__ __forceinline__ void load_rows(const ACT *const (&rows)[ROW_TILES][2], u32 depth, bool wanted, uint4 (&w)[ROW_TILES][2]) {
+__device__ __forceinline__ void load_rows(const ACT *const (&rows)[ROW_TILES][2], u32 depth, bool wanted,
+                                          uint4 (&w)[ROW_TILES][2]) {
 #pragma unroll
     for (u32 r = 0; r < ROW_TILES; r++) {
         w[r][0] = load_weights(rows[r][0] + depth, wanted);

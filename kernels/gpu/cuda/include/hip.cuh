@@ -1,10 +1,11 @@
 // HIP in CUDA's words: the warp, rounding and block functions that the kernels use, for amdgcn.
 //
-// A warp is 32 lanes here too. On a device whose waves have 64, a wave holds two of them, which share the instruction stream: shuffles and votes
-// stay within a lane's half, and a half whose lanes have left is no longer waited for. So kernels, grids and shared memory are the same
-// for waves of 32 and of 64.
+// A warp is 32 lanes here too. On a device whose waves have 64, a wave holds two of them, which share the instruction
+// stream: shuffles and votes stay within a lane's half, and a half whose lanes have left is no longer waited for. So
+// kernels, grids and shared memory are the same for waves of 32 and of 64.
 //
-// Needs clang's builtins only. The run-time compiler (hiprtc) brings the language and the mathematics; elsewhere hip_language.cuh does.
+// Needs clang's builtins only. The run-time compiler (hiprtc) brings the language and the mathematics; elsewhere
+// hip_language.cuh does.
 #pragma once
 
 #if !defined(__HIPCC_RTC__)
@@ -21,9 +22,13 @@
 
 namespace hip {
 
-__device__ __forceinline__ u32 wave_lane() { return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u)); }
+__device__ __forceinline__ u32 wave_lane() {
+    return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u));
+}
 
-__device__ __forceinline__ u32 word_from(u32 x, u32 lane) { return (u32)__builtin_amdgcn_ds_bpermute((int)(lane << 2), (int)x); }
+__device__ __forceinline__ u32 word_from(u32 x, u32 lane) {
+    return (u32)__builtin_amdgcn_ds_bpermute((int)(lane << 2), (int)x);
+}
 
 // The value of another lane of this warp's half; `lane` counts from 0 to 31.
 template <typename T> __device__ __forceinline__ T value_from(T x, u32 lane) {
@@ -40,7 +45,9 @@ template <typename T> __device__ __forceinline__ T shuffle(T x, int from, int wi
     u32 lane = wave_lane() & 31;
     return value_from(x, (lane & ~(u32)(width - 1)) | ((u32)from & (u32)(width - 1)));
 }
-template <typename T> __device__ __forceinline__ T shuffle_xor(T x, int mask) { return value_from(x, (wave_lane() ^ (u32)mask) & 31); }
+template <typename T> __device__ __forceinline__ T shuffle_xor(T x, int mask) {
+    return value_from(x, (wave_lane() ^ (u32)mask) & 31);
+}
 template <typename T> __device__ __forceinline__ T shuffle_up(T x, u32 distance) {
     u32 lane = wave_lane() & 31;
     return value_from(x, lane < distance ? lane : lane - distance);

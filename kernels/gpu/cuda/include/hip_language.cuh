@@ -1,5 +1,6 @@
-// The HIP language where no runtime header declares it: compiling the kernels needs clang alone, as the tests do. Functions without an
-// instruction of their own are those of the device libraries (ocml), declared here and linked by whoever makes code objects.
+// The HIP language where no runtime header declares it: compiling the kernels needs clang alone, as the tests do.
+// Functions without an instruction of their own are those of the device libraries (ocml), declared here and linked by
+// whoever makes code objects.
 #pragma once
 
 #define __device__ __attribute__((device))
@@ -28,12 +29,17 @@ __device__ __forceinline__ float4 make_float4(float x, float y, float z, float w
 struct GridPlace {
     u32 x, y, z;
 };
-#define threadIdx (GridPlace{__builtin_amdgcn_workitem_id_x(), __builtin_amdgcn_workitem_id_y(), __builtin_amdgcn_workitem_id_z()})
-#define blockIdx (GridPlace{__builtin_amdgcn_workgroup_id_x(), __builtin_amdgcn_workgroup_id_y(), __builtin_amdgcn_workgroup_id_z()})
-#define blockDim (GridPlace{__builtin_amdgcn_workgroup_size_x(), __builtin_amdgcn_workgroup_size_y(), __builtin_amdgcn_workgroup_size_z()})
-#define gridDim                                                                                                                                      \
-    (GridPlace{__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x(), __builtin_amdgcn_grid_size_y() / __builtin_amdgcn_workgroup_size_y(), \
-           __builtin_amdgcn_grid_size_z() / __builtin_amdgcn_workgroup_size_z()})
+#define threadIdx \
+    (GridPlace{__builtin_amdgcn_workitem_id_x(), __builtin_amdgcn_workitem_id_y(), __builtin_amdgcn_workitem_id_z()})
+#define blockIdx \
+    (GridPlace{__builtin_amdgcn_workgroup_id_x(), __builtin_amdgcn_workgroup_id_y(), __builtin_amdgcn_workgroup_id_z()})
+#define blockDim                                                                         \
+    (GridPlace{__builtin_amdgcn_workgroup_size_x(), __builtin_amdgcn_workgroup_size_y(), \
+               __builtin_amdgcn_workgroup_size_z()})
+#define gridDim                                                                      \
+    (GridPlace{__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x(), \
+               __builtin_amdgcn_grid_size_y() / __builtin_amdgcn_workgroup_size_y(), \
+               __builtin_amdgcn_grid_size_z() / __builtin_amdgcn_workgroup_size_z()})
 
 __device__ __forceinline__ void __syncthreads() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
@@ -51,7 +57,9 @@ template <typename T> __device__ __forceinline__ T atomicOr(T *p, T x) {
     return __hip_atomic_fetch_or(p, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 // Counts up to `last`, then from 0 again.
-__device__ __forceinline__ u32 atomicInc(u32 *p, u32 last) { return __builtin_amdgcn_atomic_inc32(p, last, __ATOMIC_RELAXED, "agent"); }
+__device__ __forceinline__ u32 atomicInc(u32 *p, u32 last) {
+    return __builtin_amdgcn_atomic_inc32(p, last, __ATOMIC_RELAXED, "agent");
+}
 
 template <typename T> __device__ __forceinline__ T min(T a, T b) { return a < b ? a : b; }
 template <typename T> __device__ __forceinline__ T max(T a, T b) { return a < b ? b : a; }

@@ -1,5 +1,5 @@
-// Hopper's own machinery (sm_90a): barriers in shared memory that count bytes, bulk copies that report to them, products of a warpgroup
-// (wgmma) with the left operand in registers, register hand-over between warpgroups.
+// Hopper's own machinery (sm_90a): barriers in shared memory that count bytes, bulk copies that report to them,
+// products of a warpgroup (wgmma) with the left operand in registers, register hand-over between warpgroups.
 #pragma once
 #include "common.cuh"
 
@@ -15,15 +15,20 @@ __device__ __forceinline__ void barrier_init(Barrier &barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
 // Makes initialised barriers visible to the copy engine. Threads of the block still need a block barrier.
-__device__ __forceinline__ void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_init_done() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ __forceinline__ void barrier_arrive(Barrier &barrier) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
 // Arrives and announces bytes that copies will bring.
 __device__ __forceinline__ void barrier_arrive_expect(Barrier &barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
+                 "r"(bytes)
+                 : "memory");
 }
-// Waits for the end of the phase of this parity (0 first, then alternating). Of a fresh barrier, the phase of parity 1 counts as ended.
+// Waits for the end of the phase of this parity (0 first, then alternating). Of a fresh barrier, the phase of parity 1
+// counts as ended.
 __device__ __forceinline__ void barrier_wait(Barrier &barrier, u32 parity) {
     asm volatile("{\n"
                  ".reg .pred done;\n"
@@ -51,25 +56,36 @@ __device__ __forceinline__ bool barrier_ended(Barrier &barrier, u32 parity) {
     return ended != 0;
 }
 
-// Copies contiguous bytes (a multiple of 16, both sides aligned to 16) into shared memory and reports them to `barrier`.
+// Copies contiguous bytes (a multiple of 16, both sides aligned to 16) into shared memory and reports them to
+// `barrier`.
 __device__ __forceinline__ void bulk_load(void *to, const void *from, u32 bytes, Barrier &barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from), "r"(bytes),
-                 "r"(shared_address(&barrier))
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(&barrier))
                  : "memory");
 }
 
 // This thread's stores to shared memory come before what matrix units and bulk copies do there after the next barrier.
-__device__ __forceinline__ void stores_before_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void stores_before_products() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 // Registers a thread of this warpgroup may use from here on. Needs __launch_bounds__(threads, 1).
-template <int COUNT> __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
-template <int COUNT> __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> __device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
 
-// Products of a warpgroup run beside its other work: `fence` before the first that uses registers written by ordinary code, `commit` closes a
-// group, `wait<N>` returns when at most the N newest groups still run. Registers of a running product must not be touched.
+// Products of a warpgroup run beside its other work: `fence` before the first that uses registers written by ordinary
+// code, `commit` closes a group, `wait<N>` returns when at most the N newest groups still run. Registers of a running
+// product must not be touched.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+template <int N> __device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
 // Keeps the compiler from moving uses of these registers across this point.
 template <int N> __device__ __forceinline__ void pin(float (&registers)[N]) {
 #pragma unroll
@@ -80,40 +96,49 @@ template <int N> __device__ __forceinline__ void pin(u32 (&registers)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-// Right operand in shared memory, unswizzled: units of 8 columns by 16 bytes of depth (128 bytes), neighbours along the depth
-// `depth_stride` bytes apart, along the columns `column_stride`.
+// Right operand in shared memory, unswizzled: units of 8 columns by 16 bytes of depth (128 bytes), neighbours along the
+// depth `depth_stride` bytes apart, along the columns `column_stride`.
 __device__ __forceinline__ u64 wgmma_operand(u32 address, u32 depth_stride, u32 column_stride) {
     return (u64)((address & 0x3ffff) >> 4) | (u64)(depth_stride >> 4) << 16 | (u64)(column_stride >> 4) << 32;
 }
 
-// d (64 rows, N columns) = a · b, or += where `accumulate`; 16 deep. a in registers as for mma_m16n8k16, each warp 16 rows; d[4i ..] is
-// the tile of columns 8i .. 8i+7 as there. T: bf16 or f16.
+// d (64 rows, N columns) = a · b, or += where `accumulate`; 16 deep. a in registers as for mma_m16n8k16, each warp 16
+// rows; d[4i ..] is the tile of columns 8i .. 8i+7 as there. T: bf16 or f16.
 template <typename T, int N> struct Wgmma;
 
-#define HALYARD_D8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define HALYARD_D8(d, i)                                                                                        \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+        "+f"(d[i + 7])
 #define HALYARD_D32(d, i) HALYARD_D8(d, i), HALYARD_D8(d, i + 8), HALYARD_D8(d, i + 16), HALYARD_D8(d, i + 24)
-#define HALYARD_N32                                                                                                                                           \
-    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
-#define HALYARD_N64                                                                                                                                           \
-    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                                 \
-    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+#define HALYARD_N32                                           \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+#define HALYARD_N64                                                    \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"          \
+    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
+    "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
 
-#define HALYARD_WGMMA(type)                                                                                                                                   \
-    template <> struct Wgmma<type, 64> {                                                                                                                      \
-        static __device__ __forceinline__ void run(float (&d)[32], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {                                   \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                                                         \
-                         "wgmma.mma_async.sync.aligned.m64n64k16.f32." #type "." #type " " HALYARD_N32 ", {%32,%33,%34,%35}, %36, p, 1, 1, 0;\n}"             \
-                         : HALYARD_D32(d, 0)                                                                                                                  \
-                         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate));                                                                      \
-        }                                                                                                                                                     \
-    };                                                                                                                                                        \
-    template <> struct Wgmma<type, 128> {                                                                                                                     \
-        static __device__ __forceinline__ void run(float (&d)[64], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {                                   \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                                                                         \
-                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." #type "." #type " " HALYARD_N64 ", {%64,%65,%66,%67}, %68, p, 1, 1, 0;\n}"            \
-                         : HALYARD_D32(d, 0), HALYARD_D32(d, 32)                                                                                              \
-                         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate));                                                                      \
-        }                                                                                                                                                     \
+#define HALYARD_WGMMA(type)                                                                               \
+    template <> struct Wgmma<type, 64> {                                                                  \
+        static __device__ __forceinline__ void run(float (&d)[32], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, \
+                                                   int accumulate) {                                      \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                     \
+                         "wgmma.mma_async.sync.aligned.m64n64k16.f32." #type "." #type " " HALYARD_N32    \
+                         ", {%32,%33,%34,%35}, %36, p, 1, 1, 0;\n}"                                       \
+                         : HALYARD_D32(d, 0)                                                              \
+                         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate));                  \
+        }                                                                                                 \
+    };                                                                                                    \
+    template <> struct Wgmma<type, 128> {                                                                 \
+        static __device__ __forceinline__ void run(float (&d)[64], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, \
+                                                   int accumulate) {                                      \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                     \
+                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." #type "." #type " " HALYARD_N64   \
+                         ", {%64,%65,%66,%67}, %68, p, 1, 1, 0;\n}"                                       \
+                         : HALYARD_D32(d, 0), HALYARD_D32(d, 32)                                          \
+                         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate));                  \
+        }                                                                                                 \
     };
 HALYARD_WGMMA(bf16)
 HALYARD_WGMMA(f16)

@@ -1,5 +1,5 @@
-// The stream of a decode kernel: where on the line of work a block of threads stands, and the copies that bring its tiles of keys and values into
-// the rings of its warps. attention_decode.cu says what the definitions mean.
+// The stream of a decode kernel: where on the line of work a block of threads stands, and the copies that bring its
+// tiles of keys and values into the rings of its warps. attention_decode.cu says what the definitions mean.
 #pragma once
 #include "kv.cuh"
 
@@ -26,10 +26,12 @@ struct Work {
     u32 S, num_kv_heads, window;
 };
 
-// Tiles of every block's share but the last: equal, at least one a warp, and whole rounds of the warps where that costs little. Few short items of
-// `item_tiles` each go to a block each: nothing is cut then, and joining parts would cost more than the warps that idle.
+// Tiles of every block's share but the last: equal, at least one a warp, and whole rounds of the warps where that costs
+// little. Few short items of `item_tiles` each go to a block each: nothing is cut then, and joining parts would cost
+// more than the warps that idle.
 __device__ __forceinline__ u32 share_of(u32 total, u32 item_tiles) {
-    if (item_tiles > 0 && item_tiles <= 3 * WARPS && total <= gridDim.x * item_tiles && total % item_tiles == 0) return item_tiles;
+    if (item_tiles > 0 && item_tiles <= 3 * WARPS && total <= gridDim.x * item_tiles && total % item_tiles == 0)
+        return item_tiles;
     if (total <= gridDim.x * WARPS) return WARPS;
     u32 share = (total + gridDim.x - 1) / gridDim.x;
     return share > 8 * WARPS ? (share + WARPS - 1) / WARPS * WARPS : share;
@@ -37,7 +39,8 @@ __device__ __forceinline__ u32 share_of(u32 total, u32 item_tiles) {
 
 // Where tile `x` of the line is.
 struct Place {
-    u32 s, item, tile, tiles; // sequence; its item (query token * num_kv_heads + KV head); tile of the item, and how many there are
+    // sequence; its item (query token * num_kv_heads + KV head); tile of the item, and how many there are
+    u32 s, item, tile, tiles;
     u32 first_tile;           // tiles before the item's first, of the sequence
 };
 
@@ -46,7 +49,9 @@ __device__ __forceinline__ u32 first_tile_of(u32 window, i32 keys, i32 query_len
     return window > 0 && seen > 0 ? (u32)seen / TILE : 0;
 }
 
-__device__ __forceinline__ i32 query_len_of(const Work &work, u32 s) { return work.sequences[s + 1].start - work.sequences[s].start; }
+__device__ __forceinline__ i32 query_len_of(const Work &work, u32 s) {
+    return work.sequences[s + 1].start - work.sequences[s].start;
+}
 
 // The last sequence that starts at or before x; `from` is known to.
 __device__ __forceinline__ u32 sequence_at(const Work &work, u32 x, u32 from) {
@@ -60,7 +65,9 @@ __device__ __forceinline__ u32 sequence_at(const Work &work, u32 x, u32 from) {
 }
 
 // The query token of an item, counted within its sequence: 0 in the usual step of one token, found without a division.
-__device__ __forceinline__ u32 query_index(const Work &work, u32 item) { return item < work.num_kv_heads ? 0 : item / work.num_kv_heads; }
+__device__ __forceinline__ u32 query_index(const Work &work, u32 item) {
+    return item < work.num_kv_heads ? 0 : item / work.num_kv_heads;
+}
 
 __device__ __forceinline__ Place place_of(const Work &work, u32 x, u32 s) {
     Place place;
@@ -90,9 +97,10 @@ __device__ __forceinline__ u32 warp_scan(u32 x) {
     return x;
 }
 
-// Lays the sequences on the line of work. All threads. Step data is read past the first-level cache: a kernel that starts early may find old lines there.
-__device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i32 *step_rows, const i32 *starts, const i32 *seq_lens, u32 S, u32 window,
-                                        u32 query_len_end) {
+// Lays the sequences on the line of work. All threads. Step data is read past the first-level cache: a kernel that
+// starts early may find old lines there.
+__device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i32 *step_rows, const i32 *starts,
+                                        const i32 *seq_lens, u32 S, u32 window, u32 query_len_end) {
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (S <= 32) {
         if (warp > 0) {
@@ -146,7 +154,7 @@ __device__ __forceinline__ void lay_out(Sequence *sequences, u32 *scan, const i3
     __syncthreads();
 }
 
-// --- Copies into shared memory --------------------------------------------------------------------------------------------------------
+// --- Copies into shared memory ---------------------------------------------------------------------------------------
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
@@ -162,21 +170,29 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
 #define BARRIER_TEST "mbarrier.test_wait.parity.shared.b64"
 #endif
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile("{\n.reg .pred done;\nwait:\n" BARRIER_TEST " done, [%0], %1;\n@done bra ready;\nbra wait;\nready:\n}" ::"r"(barrier), "r"(parity) : "memory");
+    asm volatile("{\n.reg .pred done;\nwait:\n" BARRIER_TEST
+                 " done, [%0], %1;\n@done bra ready;\nbra wait;\nready:\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
 }
 
 #if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void order_barriers_before_copies() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void order_barriers_before_copies() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void bulk_copy(u32 to, const u8 *from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
 }
 #else
 __device__ __forceinline__ void order_barriers_before_copies() {}
-__device__ __forceinline__ void copy_16(u32 to, const u8 *from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
+__device__ __forceinline__ void copy_16(u32 to, const u8 *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
 #endif
 
 // Bytes of a buffer that this thread stored are overwritten by a later copy, not the other way round.
@@ -193,7 +209,8 @@ struct Ring {
 };
 
 // Starts the copy of one part of a tile. `page` are its table entries, −1 where nothing is needed.
-__device__ __forceinline__ void copy_part(Ring &ring, const u8 *cache, u64 page_stride, const i32 (&page)[PIECES], u32 head, u32 tile, i32 keys, bool values) {
+__device__ __forceinline__ void copy_part(Ring &ring, const u8 *cache, u64 page_stride, const i32 (&page)[PIECES],
+                                          u32 head, u32 tile, i32 keys, bool values) {
     u32 lane = threadIdx.x % 32, slot = ring.issued % RING;
     u32 to = ring.buffers + slot * UNIT_BYTES;
     u64 inside = (u64)head * Layout::HEAD_BYTES + (values ? Layout::K_BYTES : 0);
@@ -210,24 +227,30 @@ __device__ __forceinline__ void copy_part(Ring &ring, const u8 *cache, u64 page_
 #pragma unroll
         for (u32 i = 0; i < PIECES; i++)
             if (lane == i && i < present && page[i] >= 0)
-                bulk_copy(to + i * (UNIT_BYTES / PIECES), cache + (u64)(u32)page[i] * page_stride + inside, UNIT_BYTES / PIECES, barrier);
+                bulk_copy(to + i * (UNIT_BYTES / PIECES), cache + (u64)(u32)page[i] * page_stride + inside,
+                          UNIT_BYTES / PIECES, barrier);
     } else {
         const u8 *from = cache + (u64)(u32)page[0] * page_stride + inside;
         if (lane == 0) barrier_expect(barrier, UNIT_BYTES);
         if (BLOCK == TILE || values) {
             // A block of 128 tokens holds the values of its halves one after the other.
-            if (lane == 0) bulk_copy(to, from + (BLOCK == TILE ? 0 : tile * TILE % BLOCK * HEAD_DIM * KV_BYTES), UNIT_BYTES, barrier);
+            if (lane == 0)
+                bulk_copy(to, from + (BLOCK == TILE ? 0 : tile * TILE % BLOCK * HEAD_DIM * KV_BYTES), UNIT_BYTES,
+                          barrier);
         } else {
             __syncwarp();
             for (u32 row = lane; row < Layout::KEY_ROWS; row += 32)
-                bulk_copy(to + row * (TILE * 16), from + row * (BLOCK * 16) + tile * TILE % BLOCK * 16, TILE * 16, barrier);
+                bulk_copy(to + row * (TILE * 16), from + row * (BLOCK * 16) + tile * TILE % BLOCK * 16, TILE * 16,
+                          barrier);
         }
     }
 #else
 #pragma unroll 4
     for (u32 i = lane; i < UNIT_BYTES / 16; i += 32) {
         u32 piece = i / (UNIT_BYTES / PIECES / 16), at = i % (UNIT_BYTES / PIECES / 16) * 16;
-        if (BLOCK > TILE) at = values ? at + tile * TILE % BLOCK * HEAD_DIM * KV_BYTES : at / (TILE * 16) * (BLOCK * 16) + at % (TILE * 16) + tile * TILE % BLOCK * 16;
+        if (BLOCK > TILE)
+            at = values ? at + tile * TILE % BLOCK * HEAD_DIM * KV_BYTES
+                        : at / (TILE * 16) * (BLOCK * 16) + at % (TILE * 16) + tile * TILE % BLOCK * 16;
         i32 entry = page[0];
 #pragma unroll
         for (u32 p = 1; p < PIECES; p++)

@@ -1,5 +1,6 @@
-// What the ops over a row of logits share: keys that order floats, probabilities as integers, and the two ways of finding values without
-// sorting the row: by place in the row (`locate`) and by size (`select`, or a list of the largest in shared memory).
+// What the ops over a row of logits share: keys that order floats, probabilities as integers, and the two ways of
+// finding values without sorting the row: by place in the row (`locate`) and by size (`select`, or a list of the
+// largest in shared memory).
 // Definitions: BLOCK (threads of a row's block, a multiple of 32, at most 1024).
 // revision: 1
 #pragma once
@@ -49,7 +50,8 @@ __device__ __forceinline__ float from_key(u32 key) {
     return __uint_as_float(key ^ (key & 0x80000000u ? 0x80000000u : ALL));
 }
 
-// At the row's temperature; NaN is −∞, ∞ the largest number. The quotient is corrected once, and so rounded as a division rounds it.
+// At the row's temperature; NaN is −∞, ∞ the largest number. The quotient is corrected once, and so rounded as a
+// division rounds it.
 __device__ __forceinline__ float scaled(const Row &row, float x) {
     x = fminf(fmaxf(x, -INFINITY_F), LARGEST);
     float q = x * row.inverse;
@@ -59,7 +61,8 @@ __device__ __forceinline__ float scaled(const Row &row, float x) {
 // Its key; that of −0 is 0's.
 __device__ __forceinline__ u32 scaled_key(const Row &row, float x) { return key_of(scaled(row, x) + 0.f); }
 
-// A probability in parts of the most likely one's: high · 2^-20 + low · 2^-43, low below 2^23. 512 of them add up without a carry.
+// A probability in parts of the most likely one's: high · 2^-20 + low · 2^-43, low below 2^23. 512 of them add up
+// without a carry.
 struct Weight {
     u32 high, low;
     __device__ __forceinline__ u64 value() const { return ((u64)high << 23) + low; }
@@ -187,7 +190,8 @@ struct Shared {
     u64 found_before;
 };
 
-// A thread's largest logit as key and inverted index; none above −∞: index 0. A NaN counts as +∞, which no row may hold.
+// A thread's largest logit as key and inverted index; none above −∞: index 0. A NaN counts as +∞, which no row may
+// hold.
 struct Best {
     float value;
     u32 index;
@@ -290,10 +294,13 @@ template <typename F, typename T> __device__ __forceinline__ i32 locate(const Ro
     return found;
 }
 
-// The largest key K in lo .. hi with F(K) ≥ need, F(K) the number (MASS: the weight) of values with keys ≥ K; F(lo) ≥ need > F(hi).
-// `above`: F(K + 1). Each pass cuts what is left into eight. A K with F(K) ≤ enough will do: then the first such that is met.
+// The largest key K in lo .. hi with F(K) ≥ need, F(K) the number (MASS: the weight) of values with keys ≥ K; F(lo) ≥
+// need > F(hi).
+// `above`: F(K + 1). Each pass cuts what is left into eight. A K with F(K) ≤ enough will do: then the first such that
+// is met.
 template <bool MASS>
-__device__ __forceinline__ u32 select(const Row &row, Shared &s, float max, u32 lo, u32 hi, u64 need, u64 enough, u64 &above) {
+__device__ __forceinline__ u32 select(const Row &row, Shared &s, float max, u32 lo, u32 hi, u64 need, u64 enough,
+                                      u64 &above) {
     u64 found = ~0ull;
     above = 0;
     while (hi > lo && hi - lo > 1 && found > enough) {

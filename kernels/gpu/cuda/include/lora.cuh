@@ -9,12 +9,14 @@ __device__ __forceinline__ i32 slot_of(const i32 *token_lora, u32 stride, u32 t,
     return (u32)slot < num_slots ? slot : -1;
 }
 
-// The slots of a block's tokens, one group of equal ones after another: tokens of the next group as bits, 0 after the last.
+// The slots of a block's tokens, one group of equal ones after another: tokens of the next group as bits, 0 after the
+// last.
 template <u32 TOKENS> struct Groups {
     i32 slots[TOKENS];
     u32 left;
 
-    __device__ __forceinline__ Groups(const i32 *token_lora, u32 stride, u32 first, u32 num_tokens, u32 num_slots) : left(0) {
+    __device__ __forceinline__ Groups(const i32 *token_lora, u32 stride, u32 first, u32 num_tokens, u32 num_slots)
+        : left(0) {
 #pragma unroll
         for (u32 i = 0; i < TOKENS; i++) {
             slots[i] = slot_of(token_lora, stride, first + i, num_tokens, num_slots);

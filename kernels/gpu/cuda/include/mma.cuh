@@ -4,18 +4,21 @@
 
 #if !defined(PORTABLE)
 
-// d += a · b over 16 rows, 8 columns, 16 deep. With g = lane / 4 and t = lane % 4: a holds rows g and g + 8 (a[0], a[2] and a[1], a[3]), depths
-// 2t, 2t+1 (a[0], a[1]) and 2t+8, 2t+9 (a[2], a[3]); b column g at the same depths; d rows g (d[0], d[1]) and g + 8, columns 2t, 2t+1.
+// d += a · b over 16 rows, 8 columns, 16 deep. With g = lane / 4 and t = lane % 4: a holds rows g and g + 8 (a[0], a[2]
+// and a[1], a[3]), depths 2t, 2t+1 (a[0], a[1]) and 2t+8, 2t+9 (a[2], a[3]); b column g at the same depths; d rows g
+// (d[0], d[1]) and g + 8, columns 2t, 2t+1.
 template <typename T> __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]);
 template <> __device__ __forceinline__ void mma_m16n8k16<bf16>(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 template <> __device__ __forceinline__ void mma_m16n8k16<f16>(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 // a · b + c of two values each, rounded once.

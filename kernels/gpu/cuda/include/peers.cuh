@@ -1,17 +1,22 @@
-// Words that GPUs write into each other's memory. A packet is eight bytes: four of data and the number of the call that sent them. It is
-// stored and loaded whole, so a reader that sees the number sees the data, and nobody needs a fence or a second word to say "ready".
+// Words that GPUs write into each other's memory. A packet is eight bytes: four of data and the number of the call that
+// sent them. It is stored and loaded whole, so a reader that sees the number sees the data, and nobody needs a fence or
+// a second word to say "ready".
 #pragma once
 #include "common.cuh"
 
-// Where the packets of unit `i` (16 bytes of data) begin in a room: the first two here, the other two 512 bytes on, so that what a warp
-// stores at once is one piece.
+// Where the packets of unit `i` (16 bytes of data) begin in a room: the first two here, the other two 512 bytes on, so
+// that what a warp stores at once is one piece.
 __device__ __forceinline__ u64 packets_at(u32 i) { return (u64)(i >> 5) * 1024 + (i & 31) * 16; }
 
-// Words that other devices or the host read and write while a kernel runs, past all caches that they do not see. One at a time; a word and what
-// came before it are ordered by `load_from_host` and `store_to_host` alone.
+// Words that other devices or the host read and write while a kernel runs, past all caches that they do not see. One at
+// a time; a word and what came before it are ordered by `load_from_host` and `store_to_host` alone.
 #if defined(__HIP__)
-template <typename T> __device__ __forceinline__ T load_word(const T *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-template <typename T> __device__ __forceinline__ void store_word(T *p, T v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+template <typename T> __device__ __forceinline__ T load_word(const T *p) {
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+template <typename T> __device__ __forceinline__ void store_word(T *p, T v) {
+    __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
 __device__ __forceinline__ u32 load_from_host(const u32 *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 __device__ __forceinline__ void store_to_host(u32 *p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 #elif defined(PORTABLE)
@@ -88,7 +93,8 @@ __device__ __forceinline__ void store_shared_word(u32 *p, u32 v) {
 }
 #endif
 
-// A clock that runs evenly, whose ticks a millisecond the host knows: nanoseconds, or of AMD's devices the constant clock.
+// A clock that runs evenly, whose ticks a millisecond the host knows: nanoseconds, or of AMD's devices the constant
+// clock.
 __device__ __forceinline__ u64 ticks() {
 #if !defined(__HIP__)
     u64 t;
@@ -118,9 +124,10 @@ struct HostWords {
 // Looks between two questions whether to go on.
 constexpr u32 LOOKS = 1024;
 
-// Waits for four packets; false when a rank has left or `limit` ticks have gone by, and the packets have not come. A rank that has
-// sent and then left has still sent: hence the look after the last question.
-__device__ __forceinline__ bool receive_packets(const void *from, u32 number, const HostWords *host, u64 limit, uint4 &data) {
+// Waits for four packets; false when a rank has left or `limit` ticks have gone by, and the packets have not come. A
+// rank that has sent and then left has still sent: hence the look after the last question.
+__device__ __forceinline__ bool receive_packets(const void *from, u32 number, const HostWords *host, u64 limit,
+                                                uint4 &data) {
     u64 start = 0;
     bool last = false;
     for (u32 looks = 1;; looks++) {

@@ -1,5 +1,6 @@
-// What the prefill kernels share: tiles of (token, head) rows and how they are dealt, the softmax in registers, the epilogue. A warp holds 16
-// rows; scores and outputs lie as mma_m16n8k16 leaves them: lane 4g + t has columns 2t, 2t+1 of every 8, of rows g and g + 8.
+// What the prefill kernels share: tiles of (token, head) rows and how they are dealt, the softmax in registers, the
+// epilogue. A warp holds 16 rows; scores and outputs lie as mma_m16n8k16 leaves them: lane 4g + t has columns 2t, 2t+1
+// of every 8, of rows g and g + 8.
 //
 // Wants ACT, KV (the cache's type: ACT or e4m3), HEAD_DIM, GROUP, BLOCK and ROWS (of a tile) defined.
 #pragma once
@@ -8,7 +9,8 @@
 typedef KvLayout<KV, HEAD_DIM, BLOCK> Layout;
 typedef FactorOf<KV>::type FACTOR;
 
-#define Q_PITCH (2 * HEAD_DIM + 16) // bytes of a query row in shared memory: 16 more, so that 8 rows lie in different banks
+// bytes of a query row in shared memory: 16 more, so that 8 rows lie in different banks
+#define Q_PITCH (2 * HEAD_DIM + 16)
 #define PART_BYTES ((int)sizeof(KV) * BLOCK * HEAD_DIM)
 #define LOG2E 1.4426950408889634f
 
@@ -73,7 +75,9 @@ __device__ __forceinline__ void make_plan(const Params &p, Plan &plan, int threa
 #pragma unroll 1
         for (int base = 0; base < count; base += 32) {
             int i = base + thread, tiles = 0;
-            if (i < count) tiles = ((p.query_start_loc[plan.order[i] + 1] - p.query_start_loc[plan.order[i]]) * GROUP + ROWS - 1) / ROWS;
+            if (i < count)
+                tiles = ((p.query_start_loc[plan.order[i] + 1] - p.query_start_loc[plan.order[i]]) * GROUP + ROWS - 1) /
+                        ROWS;
             for (int step = 1; step < 32; step *= 2) {
                 int other = __shfl_up_sync(0xffffffffu, tiles, step);
                 if (thread >= step) tiles += other;
@@ -107,14 +111,17 @@ __device__ __forceinline__ Tile find_tile(const Params &p, const Plan &plan, int
     tile.rows = query_len * GROUP;
     tile.prefix = p.seq_lens[s] - query_len;
     table_row = p.step_rows[s];
-    int first = tile.prefix + tile.first_row / GROUP, last = tile.prefix + (min(tile.first_row + ROWS, tile.rows) - 1) / GROUP;
+    int first = tile.prefix + tile.first_row / GROUP,
+        last = tile.prefix + (min(tile.first_row + ROWS, tile.rows) - 1) / GROUP;
     tile.first_block = p.window > 0 ? max(0, first - p.window + 1) / BLOCK : 0;
     tile.last_block = last / BLOCK;
     return tile;
 }
 
 // Keys of the tile's sequence in its last block.
-__device__ __forceinline__ int last_keys(const Tile &tile) { return tile.prefix + tile.rows / GROUP - tile.last_block * BLOCK; }
+__device__ __forceinline__ int last_keys(const Tile &tile) {
+    return tile.prefix + tile.rows / GROUP - tile.last_block * BLOCK;
+}
 
 // Of 8 neighbours of 16 bits, those from `kept` on become zeroes.
 __device__ __forceinline__ void clear_from(uint4 &words, int kept) {
@@ -123,8 +130,9 @@ __device__ __forceinline__ void clear_from(uint4 &words, int kept) {
     for (int i = 0; i < 4; i++) word[i] &= kept >= 2 * i + 2 ? 0xffffffffu : kept == 2 * i + 1 ? 0xffffu : 0u;
 }
 
-// Puts the values from key `keys` on into shared memory, as zeroes: what lies there in the cache was never written and may be NaN, which a weight
-// of 0 would not stop. Rows of 16 bytes hold ROW keys of one dimension; those that hold earlier keys too come from the cache at `from`.
+// Puts the values from key `keys` on into shared memory, as zeroes: what lies there in the cache was never written and
+// may be NaN, which a weight of 0 would not stop. Rows of 16 bytes hold ROW keys of one dimension; those that hold
+// earlier keys too come from the cache at `from`.
 __device__ __forceinline__ void clear_values(u32 to, const u8 *from, int keys, int thread, int threads) {
     constexpr int ROW = Layout::ROW;
 #pragma unroll 1
@@ -140,7 +148,9 @@ __device__ __forceinline__ void clear_values(u32 to, const u8 *from, int keys, i
                 if (i >= kept) words[byte / 4] &= ~(element << byte % 4 * 8);
             }
         }
-        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to + 16 * row), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to + 16 * row), "r"(words[0]), "r"(words[1]),
+                     "r"(words[2]), "r"(words[3])
+                     : "memory");
     }
 }
 
@@ -150,9 +160,10 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// The rows' running maxima over new scores; returns whether any of the warp's rose. `rescale` is how what was summed so far must be scaled,
-// `offset` what `weigh` subtracts.
-__device__ __forceinline__ bool raise_maximum(const float (&s)[BLOCK / 2], float (&maximum)[2], float (&rescale)[2], float (&offset)[2], float scale_log2) {
+// The rows' running maxima over new scores; returns whether any of the warp's rose. `rescale` is how what was summed so
+// far must be scaled, `offset` what `weigh` subtracts.
+__device__ __forceinline__ bool raise_maximum(const float (&s)[BLOCK / 2], float (&maximum)[2], float (&rescale)[2],
+                                              float (&offset)[2], float scale_log2) {
     float m[2] = {maximum[0], maximum[1]};
 #pragma unroll
     for (int i = 0; i < BLOCK / 4; i++) m[i & 1] = fmaxf(m[i & 1], fmaxf(s[2 * i], s[2 * i + 1]));
@@ -173,14 +184,16 @@ __device__ __forceinline__ bool raise_maximum(const float (&s)[BLOCK / 2], float
     return __any_sync(0xffffffffu, rose);
 }
 
-// Scores become weights relative to the maximum, in the form that the next product takes; this thread's part of the rows' sums grows.
-__device__ __forceinline__ void weigh(float (&s)[BLOCK / 2], u32 (&weights)[BLOCK / 4], float (&sum)[2], const float (&rescale)[2], const float (&offset)[2],
-                                      float scale_log2) {
+// Scores become weights relative to the maximum, in the form that the next product takes; this thread's part of the
+// rows' sums grows.
+__device__ __forceinline__ void weigh(float (&s)[BLOCK / 2], u32 (&weights)[BLOCK / 4], float (&sum)[2],
+                                      const float (&rescale)[2], const float (&offset)[2], float scale_log2) {
     float part[4] = {sum[0] * rescale[0], 0.f, sum[1] * rescale[1], 0.f};
 #pragma unroll
     for (int i = 0; i < BLOCK / 4; i++) {
         int half = i & 1;
-        float x = exp2_fast(__fmaf_rn(s[2 * i], scale_log2, -offset[half])), y = exp2_fast(__fmaf_rn(s[2 * i + 1], scale_log2, -offset[half]));
+        float x = exp2_fast(__fmaf_rn(s[2 * i], scale_log2, -offset[half])),
+              y = exp2_fast(__fmaf_rn(s[2 * i + 1], scale_log2, -offset[half]));
         part[2 * half] += x;
         part[2 * half + 1] += y;
         weights[i] = pack2<FACTOR>(x, y);
@@ -189,7 +202,8 @@ __device__ __forceinline__ void weigh(float (&s)[BLOCK / 2], u32 (&weights)[BLOC
     sum[1] = part[2] + part[3];
 }
 
-// Keys that a row must not see get −inf: column c of the block at `key` is seen where position − window < key + c <= position.
+// Keys that a row must not see get −inf: column c of the block at `key` is seen where position − window < key + c <=
+// position.
 __device__ __forceinline__ void mask(float (&s)[BLOCK / 2], const int (&position)[2], int key, int window, int lane) {
     int column = 2 * (lane & 3);
 #pragma unroll
@@ -208,13 +222,15 @@ __device__ __forceinline__ void cap(float (&s)[BLOCK / 2], float scale, float so
     // tanh(x) = 1 − 2 / (e^2x + 1)
     float factor = 2.f * LOG2E * scale / softcap;
 #pragma unroll
-    for (int i = 0; i < BLOCK / 2; i++) s[i] = softcap - __fdividef(2.f * softcap, exp2_fast(fminf(s[i] * factor, 80.f)) + 1.f);
+    for (int i = 0; i < BLOCK / 2; i++)
+        s[i] = softcap - __fdividef(2.f * softcap, exp2_fast(fminf(s[i] * factor, 80.f)) + 1.f);
 }
 
-// Divides by the sums and stores a warp's 16 rows, which pass through `staging` (16 rows of Q_PITCH bytes, this warp's own) to leave in
-// whole rows.
-__device__ __forceinline__ void store(const Params &p, const Tile &tile, const float (&o)[HEAD_DIM / 2], const float (&maximum)[2], const float (&sum)[2],
-                                      int first_row, float scale_log2, u32 staging, int lane) {
+// Divides by the sums and stores a warp's 16 rows, which pass through `staging` (16 rows of Q_PITCH bytes, this warp's
+// own) to leave in whole rows.
+__device__ __forceinline__ void store(const Params &p, const Tile &tile, const float (&o)[HEAD_DIM / 2],
+                                      const float (&maximum)[2], const float (&sum)[2], int first_row, float scale_log2,
+                                      u32 staging, int lane) {
     float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -224,7 +240,8 @@ __device__ __forceinline__ void store(const Params &p, const Tile &tile, const f
         factor[half] = 1.f;
         if (p.sinks) {
             int row = first_row + lane / 4 + 8 * half;
-            float sink = p.sinks[tile.kv_head * GROUP + row % GROUP] * LOG2E, highest = maximum[half] * scale_log2, larger = fmaxf(sink, highest);
+            float sink = p.sinks[tile.kv_head * GROUP + row % GROUP] * LOG2E, highest = maximum[half] * scale_log2,
+                  larger = fmaxf(sink, highest);
             factor[half] = exp2_fast(highest - larger);
             total = total * factor[half] + exp2_fast(sink - larger);
         }
@@ -240,12 +257,17 @@ __device__ __forceinline__ void store(const Params &p, const Tile &tile, const f
     for (int i = 0; i < HEAD_DIM / 8; i += 2) {
         u32 w[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) w[j] = pack2<ACT>(o[4 * i + 2 * j] * factor[j & 1], o[4 * i + 2 * j + 1] * factor[j & 1]);
+        for (int j = 0; j < 4; j++)
+            w[j] = pack2<ACT>(o[4 * i + 2 * j] * factor[j & 1], o[4 * i + 2 * j + 1] * factor[j & 1]);
 #if __CUDA_ARCH__ >= 900
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to + i * 16), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to + i * 16), "r"(w[0]),
+                     "r"(w[1]), "r"(w[2]), "r"(w[3])
+                     : "memory");
 #else
 #pragma unroll
-        for (int j = 0; j < 4; j++) asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + i * 16 + (j & 1) * 8 * Q_PITCH + (j >> 1) * 16), "r"(w[j]) : "memory");
+        for (int j = 0; j < 4; j++)
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + i * 16 + (j & 1) * 8 * Q_PITCH + (j >> 1) * 16), "r"(w[j])
+                         : "memory");
 #endif
     }
     __syncwarp();
@@ -258,7 +280,8 @@ __device__ __forceinline__ void store(const Params &p, const Tile &tile, const f
                      : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                      : "r"(staging + r * Q_PITCH + c * 16)
                      : "memory");
-        ACT *out = p.out + (tile.first_token + row / GROUP) * p.out_token_stride + (tile.kv_head * GROUP + row % GROUP) * p.out_head_stride;
+        ACT *out = p.out + (tile.first_token + row / GROUP) * p.out_token_stride +
+                   (tile.kv_head * GROUP + row % GROUP) * p.out_head_stride;
         if (row < tile.rows) *(uint4 *)(out + 8 * c) = words;
     }
     __syncwarp();

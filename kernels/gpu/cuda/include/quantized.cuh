@@ -1,10 +1,11 @@
-// GGUF weights as the linear kernels hold them: planes of quants, high bits, scales and block scales, each row by row, in groups of four chunks of 32
-// values. Lane t of four has eight values of a chunk, depths 4t .. 4t+3 and 16+4t .. 16+4t+3 (so that a step of the matrix unit stays
-// within 16 values, the finest scale of any format), and 16 bytes of nibbles hold its values of a whole group.
+// GGUF weights as the linear kernels hold them: planes of quants, high bits, scales and block scales, each row by row,
+// in groups of four chunks of 32 values. Lane t of four has eight values of a chunk, depths 4t .. 4t+3 and 16+4t ..
+// 16+4t+3 (so that a step of the matrix unit stays within 16 values, the finest scale of any format), and 16 bytes of
+// nibbles hold its values of a whole group.
 //
-// Value i of a lane stands in nibble i / 2 (even i) or 4 + i / 2 (odd i) of its word: masks then give pairs side by side. Fifth bits: one byte a chunk, bit i / 2
-// (even) or 4 + i / 2. Upper pairs (Q6_K): two bytes a chunk, bits 2·(i / 2) of the first (even) or second. Rows whose depth is no whole number of
-// groups end in chunks with scale 0.
+// Value i of a lane stands in nibble i / 2 (even i) or 4 + i / 2 (odd i) of its word: masks then give pairs side by
+// side. Fifth bits: one byte a chunk, bit i / 2 (even) or 4 + i / 2. Upper pairs (Q6_K): two bytes a chunk, bits 2·(i /
+// 2) of the first (even) or second. Rows whose depth is no whole number of groups end in chunks with scale 0.
 //
 // Definition: FORMAT, `WeightFormat`'s code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K.
 // revision: 1
@@ -23,7 +24,12 @@ constexpr u32 kScales = FORMAT == 4 ? 16 : 8;
 constexpr int kOffset = FORMAT == 3 ? 8 : FORMAT == 5 ? 16 : FORMAT == 8 ? 32 : 0;
 // The file's blocks.
 constexpr u32 kFileBlock = kBlocks ? 256 : 32;
-constexpr u32 kFileBytes = FORMAT == 3 ? 18 : FORMAT == 4 ? 20 : FORMAT == 5 ? 22 : FORMAT == 6 ? 34 : FORMAT == 7 ? 144 : 210;
+constexpr u32 kFileBytes = FORMAT == 3   ? 18
+                           : FORMAT == 4 ? 20
+                           : FORMAT == 5 ? 22
+                           : FORMAT == 6 ? 34
+                           : FORMAT == 7 ? 144
+                                         : 210;
 
 // The planes of a matrix, and groups a row. The block plane has one word for two groups.
 struct Planes {
@@ -82,7 +88,9 @@ __device__ __forceinline__ Group load_group(const Planes &p, u32 row, u32 group,
     return v;
 }
 
-__device__ __forceinline__ u32 word_of(const uint4 &v, u32 i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+__device__ __forceinline__ u32 word_of(const uint4 &v, u32 i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
 
 __device__ __forceinline__ float half_of(u32 bits) {
     f16 h;
@@ -148,8 +156,8 @@ __device__ __forceinline__ void numbers_of(const Group &v, u32 chunk, float (&ou
 }
 
 #if !defined(PORTABLE)
-// The four pairs as operands of the matrix unit, still without their scale: whole numbers up to 128, exact in both types. A small number under the
-// exponent of 128 (bf16) or 1024 (f16) is that power plus the number.
+// The four pairs as operands of the matrix unit, still without their scale: whole numbers up to 128, exact in both
+// types. A small number under the exponent of 128 (bf16) or 1024 (f16) is that power plus the number.
 template <typename T> __device__ __forceinline__ void operands_of(const Group &v, u32 chunk, u32 (&out)[4]) {
     if (kBytes) {
         float numbers[8];

@@ -1,5 +1,5 @@
-// Neighbouring elements as one load or store: 16-byte pieces where addresses allow it, single elements elsewhere. Which of the two a
-// kernel runs is settled where it is launched, from pointers and strides.
+// Neighbouring elements as one load or store: 16-byte pieces where addresses allow it, single elements elsewhere. Which
+// of the two a kernel runs is settled where it is launched, from pointers and strides.
 // revision: 1
 #pragma once
 #include "common.cuh"

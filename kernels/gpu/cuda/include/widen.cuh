@@ -2,8 +2,9 @@
 #pragma once
 #include "kv.cuh"
 
-// The type in which elements of the cache meet the matrix units. 8-bit ones become f16 (one instruction for two of them, and exact) whatever the
-// activations are: probabilities fit f16 too, and queries are brought to its range (`Query`).
+// The type in which elements of the cache meet the matrix units. 8-bit ones become f16 (one instruction for two of
+// them, and exact) whatever the activations are: probabilities fit f16 too, and queries are brought to its range
+// (`Query`).
 template <typename T> struct FactorOf {
     typedef T type;
 };
@@ -14,7 +15,9 @@ template <> struct FactorOf<e4m3> {
 // Four 8-bit elements as two words of f16: those of the lower half-word, and those of the upper one.
 __device__ __forceinline__ void widen(u32 word, u32 &low, u32 &high) {
 #if __CUDA_ARCH__ >= 890
-    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}" : "=r"(low), "=r"(high) : "r"(word));
+    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
+        : "=r"(low), "=r"(high)
+        : "r"(word));
 #else
     // The bits of E4M3 within those of f16 are the value over 2^8: its subnormals are subnormals there.
     u32 pairs[2] = {__byte_perm(word, 0, 0x1404), __byte_perm(word, 0, 0x3424)};
@@ -40,8 +43,8 @@ template <typename T> __device__ __forceinline__ u16 narrow(u32 word) {
     return pack2_e4m3(low, high);
 }
 
-// How queries of type A meet a cache of T on the matrix units, two neighbours a word: what f16 must hold of bf16 is divided by `scale`, so that
-// queries up to 2^20 fit; scores are multiplied by it.
+// How queries of type A meet a cache of T on the matrix units, two neighbours a word: what f16 must hold of bf16 is
+// divided by `scale`, so that queries up to 2^20 fit; scores are multiplied by it.
 template <typename A, typename T> struct Query {
     static constexpr float scale = 1.f;
     static __device__ __forceinline__ u32 factor(u32 word) { return word; }

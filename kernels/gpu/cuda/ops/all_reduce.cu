@@ -1,9 +1,11 @@
-// The sum over the ranks of a group in one kernel: every rank stores its input into the memory of all others and adds up what they have
-// stored into its own, in rank order and f32. One trip over the link, for operands so small that trips count and not bytes.
+// The sum over the ranks of a group in one kernel: every rank stores its input into the memory of all others and adds
+// up what they have stored into its own, in rank order and f32. One trip over the link, for operands so small that
+// trips count and not bytes.
 //
-// A rank's memory is [2 calls][RANKS senders][a room of `room` bytes, see packets_at]. Two calls suffice: a rank sends call n + 2 after its call
-// n + 1 is over, which had every other rank's packets of n + 1, and those were sent after call n had been read. The call's number comes from
-// device memory and not from the host, so a recording that is replayed counts on.
+// A rank's memory is [2 calls][RANKS senders][a room of `room` bytes, see packets_at]. Two calls suffice: a rank sends
+// call n + 2 after its call n + 1 is over, which had every other rank's packets of n + 1, and those were sent after
+// call n had been read. The call's number comes from device memory and not from the host, so a recording that is
+// replayed counts on.
 //
 // Definitions: ACT = f32, f16 or bf16; RANKS = 2 to 8.
 // check: -DACT=f32 -DRANKS=2
@@ -27,8 +29,8 @@ template <bool VECTOR> __device__ __forceinline__ uint4 load_unit(const ACT *x, 
 }
 
 template <bool VECTOR>
-__device__ __forceinline__ void all_reduce(const ACT *input, ACT *out, u32 count, u32 rank, Calls *calls, HostWords *host, u64 limit,
-                                           u64 room, u8 *const (&rooms)[RANKS]) {
+__device__ __forceinline__ void all_reduce(const ACT *input, ACT *out, u32 count, u32 rank, Calls *calls,
+                                           HostWords *host, u64 limit, u64 room, u8 *const (&rooms)[RANKS]) {
     constexpr int N = per_vector<ACT>;
     u32 units = (count + N - 1) / N, first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     wait_for_previous();
@@ -85,13 +87,13 @@ __device__ __forceinline__ void all_reduce(const ACT *input, ACT *out, u32 count
     }
 }
 
-#define ENTRY(name, VECTOR)                                                                                                            \
-    extern "C" __global__ void __launch_bounds__(128)                                                                                  \
-        name(const ACT *input, ACT *out, u32 count, u32 rank, Calls *calls, HostWords *host, u64 limit, u64 room, u8 *r0,        \
-             u8 *r1, u8 *r2, u8 *r3, u8 *r4, u8 *r5, u8 *r6, u8 *r7) {                                                                 \
-        u8 *const all[8] = {r0, r1, r2, r3, r4, r5, r6, r7};                                                                           \
-        u8 *const(&rooms)[RANKS] = reinterpret_cast<u8 *const(&)[RANKS]>(all);                                                         \
-        all_reduce<VECTOR>(input, out, count, rank, calls, host, limit, room, rooms);                                            \
+#define ENTRY(name, VECTOR)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(128)                                                             \
+        name(const ACT *input, ACT *out, u32 count, u32 rank, Calls *calls, HostWords *host, u64 limit, u64 room, \
+             u8 *r0, u8 *r1, u8 *r2, u8 *r3, u8 *r4, u8 *r5, u8 *r6, u8 *r7) {                                    \
+        u8 *const all[8] = {r0, r1, r2, r3, r4, r5, r6, r7};                                                      \
+        u8 *const(&rooms)[RANKS] = reinterpret_cast<u8 *const(&)[RANKS]>(all);                                    \
+        all_reduce<VECTOR>(input, out, count, rank, calls, host, limit, room, rooms);                             \
     }
 ENTRY(all_reduce_vector, true)
 ENTRY(all_reduce_scalar, false)

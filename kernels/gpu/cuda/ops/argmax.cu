@@ -1,5 +1,5 @@
-// `argmax`: memory-bound, so a row is shared out to as many blocks as fill the device. Where there are clusters they join in shared memory.
-// No definitions.
+// `argmax`: memory-bound, so a row is shared out to as many blocks as fill the device. Where there are clusters they
+// join in shared memory. No definitions.
 // revision: 1
 // check:
 #include "logits.cuh"
@@ -39,7 +39,8 @@ __device__ __forceinline__ u64 argmax_part_of(const float *logits, u32 vocab, u3
 }
 
 // A block a row.
-extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS) argmax_1(const float *logits, u32 stride, u32 vocab, i32 *out, u32 out_stride) {
+extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS)
+    argmax_1(const float *logits, u32 stride, u32 vocab, i32 *out, u32 out_stride) {
     __shared__ u64 warps[32];
     wait_for_previous();
     u64 best = argmax_part_of(logits + (u64)blockIdx.y * stride, vocab, 0, 1, warps);
@@ -47,7 +48,8 @@ extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS) argmax_1(const floa
 }
 
 // gridDim.x blocks a row, joined by a second launch: where there are no clusters.
-extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS) argmax_part(const float *logits, u32 stride, u32 vocab, u64 *parts) {
+extern "C" __global__ void __launch_bounds__(ARGMAX_THREADS)
+    argmax_part(const float *logits, u32 stride, u32 vocab, u64 *parts) {
     __shared__ u64 warps[32];
     wait_for_previous();
     u64 best = argmax_part_of(logits + (u64)blockIdx.y * stride, vocab, blockIdx.x, gridDim.x, warps);
@@ -61,7 +63,8 @@ extern "C" __global__ void argmax_join(const u64 *parts, u32 num_parts, i32 *out
 
 #if !defined(PORTABLE) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
 // A cluster a row: each block leaves its best in the first one's shared memory.
-template <u32 PARTS> __device__ __forceinline__ void argmax_cluster(const float *logits, u32 stride, u32 vocab, i32 *out, u32 out_stride) {
+template <u32 PARTS>
+__device__ __forceinline__ void argmax_cluster(const float *logits, u32 stride, u32 vocab, i32 *out, u32 out_stride) {
     __shared__ u64 warps[32];
     __shared__ u64 parts[PARTS];
     // The first block must run before others write to it; its start is waited for behind the reads.
@@ -82,10 +85,10 @@ template <u32 PARTS> __device__ __forceinline__ void argmax_cluster(const float 
         if (threadIdx.x == 0) out[(u64)blockIdx.y * out_stride] = token_of(best);
     }
 }
-#define ARGMAX_CLUSTER(parts)                                                                                             \
-    extern "C" __global__ void __cluster_dims__(parts, 1, 1) __launch_bounds__(ARGMAX_THREADS)                            \
-        argmax_##parts(const float *logits, u32 stride, u32 vocab, i32 *out, u32 out_stride) {                            \
-        argmax_cluster<parts>(logits, stride, vocab, out, out_stride);                                                    \
+#define ARGMAX_CLUSTER(parts)                                                                  \
+    extern "C" __global__ void __cluster_dims__(parts, 1, 1) __launch_bounds__(ARGMAX_THREADS) \
+        argmax_##parts(const float *logits, u32 stride, u32 vocab, i32 *out, u32 out_stride) { \
+        argmax_cluster<parts>(logits, stride, vocab, out, out_stride);                         \
     }
 ARGMAX_CLUSTER(2)
 ARGMAX_CLUSTER(4)

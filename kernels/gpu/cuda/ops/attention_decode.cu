@@ -1,30 +1,34 @@
-// Attention of few query tokens a sequence over the paged cache, at the speed of memory: every block of threads streams an equal share of
-// all keys and values of the batch through shared memory.
+// Attention of few query tokens a sequence over the paged cache, at the speed of memory: every block of threads streams
+// an equal share of all keys and values of the batch through shared memory.
 //
-// The work is a line of tiles of 64 keys: sequence by sequence, query token by query token, KV head by KV head. Blocks cut the line into
-// equal shares, found on the device from seq_lens, so one long sequence and hundreds of short ones both fill the machine. Within a share,
-// warp w takes tiles w, w + WARPS, ...; it has a ring of buffers of its own that hold keys and values in turn, and refills each as it
-// empties. One more warp, the clerk, keeps an item (a query token and a KV head) ahead of them: it brings the query, and when all warps have
-// left their sums of an item, it adds them up and writes the result; the share's last item all warps add up together. Where shares cut an item, the sums
-// go to scratch, and whichever of its blocks comes last adds them up.
+// The work is a line of tiles of 64 keys: sequence by sequence, query token by query token, KV head by KV head. Blocks
+// cut the line into equal shares, found on the device from seq_lens, so one long sequence and hundreds of short ones
+// both fill the machine. Within a share, warp w takes tiles w, w + WARPS, ...; it has a ring of buffers of its own that
+// hold keys and values in turn, and refills each as it empties. One more warp, the clerk, keeps an item (a query token
+// and a KV head) ahead of them: it brings the query, and when all warps have left their sums of an item, it adds them
+// up and writes the result; the share's last item all warps add up together. Where shares cut an item, the sums go to
+// scratch, and whichever of its blocks comes last adds them up.
 //
-// Matrix units (m16n8k16): scores = K * Qt with 16 keys as rows and up to 8 query heads of the group as columns, then out-transposed =
-// Vt * P, where P is the transposed scores. Units of the cache (kv.cuh) are exactly the 8x8 tiles that ldmatrix loads.
+// Matrix units (m16n8k16): scores = K * Qt with 16 keys as rows and up to 8 query heads of the group as columns, then
+// out-transposed = Vt * P, where P is the transposed scores. Units of the cache (kv.cuh) are exactly the 8x8 tiles that
+// ldmatrix loads.
 //
-// Definitions: ACT (bf16, f16), KV (the cache's type: ACT or e4m3), HEAD_DIM (multiple of 16), GROUP (query heads of a KV head), BLOCK (16, 32, 64, 128),
-// WARPS, RING (buffers of a warp), SOFTCAP (0, 1), ROPE (0, 1: the fused form, see below); with ROPE: ROTARY_DIM, INTERLEAVED (0, 1), NORM (0, 1).
+// Definitions: ACT (bf16, f16), KV (the cache's type: ACT or e4m3), HEAD_DIM (multiple of 16), GROUP (query heads of a
+// KV head), BLOCK (16, 32, 64, 128), WARPS, RING (buffers of a warp), SOFTCAP (0, 1), ROPE (0, 1: the fused form, see
+// below); with ROPE: ROTARY_DIM, INTERLEAVED (0, 1), NORM (0, 1).
 //
-// The fused form takes q, k and v as projected: the clerk norms and rotates q, and the keys and values of this step do not come from the cache
-// but from k and v; the clerk of the block that has a token's own key stores both. It leaves q and k as they are. Slots must be those that the block
-// table gives.
+// The fused form takes q, k and v as projected: the clerk norms and rotates q, and the keys and values of this step do
+// not come from the cache but from k and v; the clerk of the block that has a token's own key stores both. It leaves q
+// and k as they are. Slots must be those that the block table gives.
 //
-// `early`: nothing that may still run writes step data (rows, lengths, block table, positions, slots) or keys and values of earlier steps: they are read before
-// the previous kernel has ended.
+// `early`: nothing that may still run writes step data (rows, lengths, block table, positions, slots) or keys and
+// values of earlier steps: they are read before the previous kernel has ended.
 // ONCE (0, 1; the fused form without norms): batches that fit it run as in attention_once.cuh.
 //
-// Entry point: attention_decode. Grid: any number of blocks, as many as run at once; (WARPS + 1) * 32 threads, with ONCE 288. Dynamic shared memory: SHARED_BYTES below +
-// 16 * (S + 1). Scratch: partials, 2 * blocks * GROUP * (HEAD_DIM + 2) f32. counters: u32 a block, zero before the first launch; every launch leaves them zero.
-// Sequences whose query_len is not below `query_len_end` are another kernel's.
+// Entry point: attention_decode. Grid: any number of blocks, as many as run at once; (WARPS + 1) * 32 threads, with
+// ONCE 288. Dynamic shared memory: SHARED_BYTES below + 16 * (S + 1). Scratch: partials, 2 * blocks * GROUP * (HEAD_DIM
+// + 2) f32. counters: u32 a block, zero before the first launch; every launch leaves them zero. Sequences whose
+// query_len is not below `query_len_end` are another kernel's.
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=0
 // check: -DACT=f16 -DHEAD_DIM=256 -DGROUP=2 -DBLOCK=64 -DWARPS=3 -DRING=2 -DSOFTCAP=1 -DROPE=0
 // check: -DACT=f16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=16 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=0 -DNORM=0
@@ -44,14 +48,17 @@
 #include "attention_tile.cuh"
 
 #define HEAD_STRIDE (HEAD_DIM + 4)    // of the warps' sums: no bank conflicts
-#define LANES (HEAD_DIM > 128 ? 32 : HEAD_DIM > 64 ? 16 : HEAD_DIM > 32 ? 8 : HEAD_DIM > 16 ? 4 : 2) // lanes of a head, 8 dims each
+// lanes of a head, 8 dims each
+#define LANES (HEAD_DIM > 128 ? 32 : HEAD_DIM > 64 ? 16 : HEAD_DIM > 32 ? 8 : HEAD_DIM > 16 ? 4 : 2)
 #ifndef BUFFERS
 #define BUFFERS 2                     // items under way
 #endif
 #define PARTS (Layout::ROW / 8)        // eights of dims in a row of a key
 #define AT_ONCE 8                     // parts of a cut item that are read together
-// Shared memory: rings | items [BUFFERS] | barriers: rings [WARPS][RING], ready [BUFFERS], done [BUFFERS] u64 | sequences [S + 1]
-// An item: query, units [NT][HEAD_DIM / 8] | the token's own key (rows as in the cache) and value (dim by dim), as held | sums [WARPS][GROUP][HEAD_STRIDE] f32 | Item | stats [WARPS][GROUP][2] f32
+// Shared memory: rings | items [BUFFERS] | barriers: rings [WARPS][RING], ready [BUFFERS], done [BUFFERS] u64 |
+// sequences [S + 1]
+// An item: query, units [NT][HEAD_DIM / 8] | the token's own key (rows as in the cache) and value (dim by dim), as held
+// | sums [WARPS][GROUP][HEAD_STRIDE] f32 | Item | stats [WARPS][GROUP][2] f32
 #define FRESH_AT (NT * HEAD_DIM * 16)
 #define SUMS_AT (FRESH_AT + HEAD_DIM * 4)
 #define ITEM_AT (SUMS_AT + WARPS * GROUP * HEAD_STRIDE * 4)
@@ -61,7 +68,7 @@
 #define BARRIERS_AT (ITEMS_AT + BUFFERS * ITEM_BYTES)
 #define SHARED_BYTES (BARRIERS_AT + (WARPS * RING + 2 * BUFFERS) * 8 / 16 * 16 + 16)
 
-// --- The clerk: queries in, results out -----------------------------------------------------------------------------------------------
+// --- The clerk: queries in, results out ------------------------------------------------------------------------------
 
 // What the warps must know of an item.
 struct Item {
@@ -185,7 +192,9 @@ __device__ __forceinline__ uint4 turned(uint4 words, const Turn &turn, bool is_k
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         float other = __shfl_sync(0xffffffffu, x[i], c < half ? c + half : c - half, LANES);
-        if (c < 2 * half) x[i] = c < half ? x[i] * turn.cosine[i] - other * turn.sine[i] : x[i] * turn.cosine[i] + other * turn.sine[i];
+        if (c < 2 * half)
+            x[i] = c < half ? x[i] * turn.cosine[i] - other * turn.sine[i]
+                            : x[i] * turn.cosine[i] + other * turn.sine[i];
     }
 #endif
     return make_uint4(pack2<ACT>(x[0], x[1]), pack2<ACT>(x[2], x[3]), pack2<ACT>(x[4], x[5]), pack2<ACT>(x[6], x[7]));
@@ -211,8 +220,8 @@ __device__ __forceinline__ uint4 factors(uint4 words) {
     return make_uint4(Q::factor(words.x), Q::factor(words.y), Q::factor(words.z), Q::factor(words.w));
 }
 
-// Brings an item's query heads (and in the fused form the token's own key and value) to shared memory. The fused form also stores key and
-// value in the cache, in the block that has the tile they belong to.
+// Brings an item's query heads (and in the fused form the token's own key and value) to shared memory. The fused form
+// also stores key and value in the cache, in the block that has the tile they belong to.
 __device__ __forceinline__ void bring(u8 *buffer, const Item &item, const Inputs &in
 #if ROPE
                                       ,
@@ -223,19 +232,24 @@ __device__ __forceinline__ void bring(u8 *buffer, const Item &item, const Inputs
     u32 lane = threadIdx.x % 32, c = lane % LANES;
     bool there = 8 * c < HEAD_DIM;
 #if ROPE
-    // A token's position is nearly always the place of its key: the angles are loaded for that before the position is known.
-    u32 position = (u32)in.positions[item.token], expected = (u32)item.last < in.table_rows ? (u32)item.last : in.table_rows - 1;
+    // A token's position is nearly always the place of its key: the angles are loaded for that before the position is
+    // known.
+    u32 position = (u32)in.positions[item.token],
+        expected = (u32)item.last < in.table_rows ? (u32)item.last : in.table_rows - 1;
     i32 slot = in.slots[item.token];
     load_angles(turn, in, expected);
     uint4 value = make_uint4(0, 0, 0, 0);
-    if (lane < HEAD_DIM / 8) value = *(const uint4 *)(in.v + (u64)item.token * in.v_token_stride + (u64)item.kv_head * in.v_head_stride + 8 * lane);
+    if (lane < HEAD_DIM / 8)
+        value = *(const uint4 *)(in.v + (u64)item.token * in.v_token_stride + (u64)item.kv_head * in.v_head_stride +
+                                 8 * lane);
 #endif
     uint4 words[passes];
 #pragma unroll
     for (u32 pass = 0; pass < passes; pass++) {
         u32 row = pass * at_once + lane / LANES;
         words[pass] = make_uint4(0, 0, 0, 0);
-        const ACT *from = in.q + (u64)item.token * in.q_token_stride + (u64)(item.kv_head * GROUP + row) * in.q_head_stride;
+        const ACT *from = in.q + (u64)item.token * in.q_token_stride +
+                          (u64)(item.kv_head * GROUP + row) * in.q_head_stride;
 #if ROPE
         if (row == GROUP) from = in.k + (u64)item.token * in.k_token_stride + (u64)item.kv_head * in.k_head_stride;
 #endif
@@ -252,7 +266,8 @@ __device__ __forceinline__ void bring(u8 *buffer, const Item &item, const Inputs
         words[pass] = turned(words[pass], turn, row == GROUP, in);
         if (there && row == GROUP) put_key_part(buffer + FRESH_AT + c / PARTS * 16, c % PARTS, words[pass]);
 #endif
-        if (there && row < GROUP) *(uint4 *)(buffer + ((row / 8 * (HEAD_DIM / 8) + c) * 8 + row % 8) * 16) = factors(words[pass]);
+        if (there && row < GROUP)
+            *(uint4 *)(buffer + ((row / 8 * (HEAD_DIM / 8) + c) * 8 + row % 8) * 16) = factors(words[pass]);
     }
 #if ROPE
     u8 *fresh_value = buffer + FRESH_AT + HEAD_DIM * KV_BYTES;
@@ -270,11 +285,13 @@ __device__ __forceinline__ void bring(u8 *buffer, const Item &item, const Inputs
     u32 inside = (u32)slot % BLOCK;
     if constexpr (KV_BYTES == 1) {
         // A row has dims of two lanes.
-        if (lane < Layout::KEY_ROWS) *(uint4 *)(page + Layout::key_row(inside, lane)) = *(const uint4 *)(buffer + FRESH_AT + 16 * lane);
+        if (lane < Layout::KEY_ROWS)
+            *(uint4 *)(page + Layout::key_row(inside, lane)) = *(const uint4 *)(buffer + FRESH_AT + 16 * lane);
     } else {
 #pragma unroll
         for (u32 pass = 0; pass < passes; pass++)
-            if (there && pass * at_once + lane / LANES == GROUP) *(uint4 *)(page + Layout::key_row(inside, c)) = words[pass];
+            if (there && pass * at_once + lane / LANES == GROUP)
+                *(uint4 *)(page + Layout::key_row(inside, c)) = words[pass];
     }
     if (lane < HEAD_DIM / 8) {
         KV *to = (KV *)(page + Layout::value_row(8 * lane, inside / Layout::ROW)) + Layout::place(inside % Layout::ROW);
@@ -285,7 +302,8 @@ __device__ __forceinline__ void bring(u8 *buffer, const Item &item, const Inputs
 }
 
 // Adds a sink and writes four neighbouring dims of a head.
-__device__ __forceinline__ void write_out(const Output &output, u32 token, u32 head, u32 dim, float4 sum, float highest, float total) {
+__device__ __forceinline__ void write_out(const Output &output, u32 token, u32 head, u32 dim, float4 sum, float highest,
+                                          float total) {
     float kept = 1.f;
     if (output.sinks) {
         float sink = output.sinks[head] * LOG2E, above = fmaxf(highest, sink);
@@ -304,10 +322,13 @@ __device__ __forceinline__ void write_out(const Output &output, u32 token, u32 h
 #define BOUNDS __launch_bounds__(THREADS)
 #endif
 
-#define PARTIAL (GROUP * (HEAD_DIM + 4)) // f32 of a block's part of an item: sums, then highest and total of each head, twice that for alignment
+// f32 of a block's part of an item: sums, then highest and total of each head, twice that for alignment
+#define PARTIAL (GROUP * (HEAD_DIM + 4))
 
-// Adds up the warps' sums of an item: into the result, or into this block's part of a cut item. `threads` threads, of which this is number `thread`.
-__device__ __forceinline__ void add_up(const u8 *buffer, const Item &item, const Output &output, float *partial, u32 thread, u32 threads) {
+// Adds up the warps' sums of an item: into the result, or into this block's part of a cut item. `threads` threads, of
+// which this is number `thread`.
+__device__ __forceinline__ void add_up(const u8 *buffer, const Item &item, const Output &output, float *partial,
+                                       u32 thread, u32 threads) {
 #pragma unroll 4
     for (u32 e = thread; e < GROUP * HEAD_DIM / 4; e += threads) {
         u32 head = e / (HEAD_DIM / 4), dim = e % (HEAD_DIM / 4) * 4;
@@ -340,10 +361,13 @@ __device__ __forceinline__ void add_up(const u8 *buffer, const Item &item, const
 }
 
 // The part of a block in a cut item: slot 1 where the item begins in the block, else 0.
-__device__ __forceinline__ float *partial_of(const Output &output, u32 block, bool begins) { return output.partials + (u64)(2 * block + begins) * PARTIAL; }
+__device__ __forceinline__ float *partial_of(const Output &output, u32 block, bool begins) {
+    return output.partials + (u64)(2 * block + begins) * PARTIAL;
+}
 
 // A cut item at the end of a block: the last of its blocks to come adds up what all left in scratch. All threads.
-__device__ __forceinline__ void join(u8 *shared, const Output &output, u32 token, u32 kv_head, u32 first_block, u32 last_block) {
+__device__ __forceinline__ void join(u8 *shared, const Output &output, u32 token, u32 kv_head, u32 first_block,
+                                     u32 last_block) {
     u32 *arrived = (u32 *)(shared + ITEMS_AT);
     u32 parts = last_block - first_block + 1;
     __syncthreads();
@@ -390,9 +414,10 @@ __device__ __forceinline__ void join(u8 *shared, const Output &output, u32 token
     }
 }
 
-// --- The other warps ------------------------------------------------------------------------------------------------------------------
+// --- The other warps -------------------------------------------------------------------------------------------------
 
-// The query heads of an item as the second operand of the scores' product: columns 8n + g, dims 16d + 2t (+ 1), and + 8.
+// The query heads of an item as the second operand of the scores' product: columns 8n + g, dims 16d + 2t (+ 1), and +
+// 8.
 __device__ __forceinline__ void load_query(u32 (&query)[NT][DT][2], u32 buffer) {
     u32 at = buffer + threadIdx.x % 32 * 16;
 #pragma unroll
@@ -432,7 +457,8 @@ __device__ __forceinline__ void leave_sums(u8 *buffer, Softmax &softmax, bool an
         for (int d = 0; d < DT; d++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                if (head + (i & 1) < GROUP) sums[(head + (i & 1)) * HEAD_STRIDE + 16 * d + g + (i & 2) * 4] = softmax.sum[d][n][i];
+                if (head + (i & 1) < GROUP)
+                    sums[(head + (i & 1)) * HEAD_STRIDE + 16 * d + g + (i & 2) * 4] = softmax.sum[d][n][i];
     }
 #pragma unroll
     for (int mask = 4; mask < 32; mask <<= 1)
@@ -444,7 +470,8 @@ __device__ __forceinline__ void leave_sums(u8 *buffer, Softmax &softmax, bool an
     for (int n = 0; n < NT; n++)
 #pragma unroll
         for (int c = 0; c < 2; c++)
-            if (g == 0 && 8 * n + 2 * t + c < GROUP) stats[8 * n + 2 * t + c] = make_float2(softmax.highest[n][c], softmax.total[n][c]);
+            if (g == 0 && 8 * n + 2 * t + c < GROUP)
+                stats[8 * n + 2 * t + c] = make_float2(softmax.highest[n][c], softmax.total[n][c]);
 }
 
 #if ROPE
@@ -461,7 +488,8 @@ template <typename T> __device__ __forceinline__ void put_value(u8 *unit, u32 in
 // Of a step with several tokens of a sequence: the keys (or values) of the others than `item.token` that lie in a tile.
 __device__ __noinline__ void put_others(const Inputs &in, const Item &item, u8 *unit, i32 tile_key, bool values) {
     u32 lane = threadIdx.x % 32;
-    i32 begin = item.first_new > tile_key ? item.first_new : tile_key, end = item.keys < tile_key + TILE ? item.keys : tile_key + TILE;
+    i32 begin = item.first_new > tile_key ? item.first_new : tile_key,
+        end = item.keys < tile_key + TILE ? item.keys : tile_key + TILE;
     Turn turn = {};
     if (!values) load_norms(turn, in);
     for (i32 key = begin; key < end; key++) {
@@ -472,10 +500,13 @@ __device__ __noinline__ void put_others(const Inputs &in, const Item &item, u8 *
             continue;
         }
         uint4 words = make_uint4(0, 0, 0, 0);
-        if (lane < HEAD_DIM / 8) words = *(const uint4 *)(in.k + (u64)token * in.k_token_stride + (u64)item.kv_head * in.k_head_stride + 8 * lane);
+        if (lane < HEAD_DIM / 8)
+            words = *(const uint4 *)(in.k + (u64)token * in.k_token_stride + (u64)item.kv_head * in.k_head_stride +
+                                     8 * lane);
         load_angles(turn, in, (u32)in.positions[token]);
         words = turned(words, turn, true, in);
-        if (lane < HEAD_DIM / 8) put_key_part(unit + key_unit(lane / PARTS, inside / 8) + inside % 8 * 16, lane % PARTS, words);
+        if (lane < HEAD_DIM / 8)
+            put_key_part(unit + key_unit(lane / PARTS, inside / 8) + inside % 8 * 16, lane % PARTS, words);
     }
 }
 
@@ -483,12 +514,14 @@ __device__ __noinline__ void put_others(const Inputs &in, const Item &item, u8 *
 __device__ __forceinline__ void put_keys(const Inputs &in, const Item &item, const u8 *buffer, u8 *unit, i32 tile_key) {
     u32 c = threadIdx.x % 32, inside = (u32)(item.last - tile_key);
     if (item.keys - item.first_new > 1) put_others(in, item, unit, tile_key, false);
-    if (inside < TILE && c < Layout::KEY_ROWS) *(uint4 *)(unit + key_unit(c, inside / 8) + inside % 8 * 16) = *(const uint4 *)(buffer + FRESH_AT + 16 * c);
+    if (inside < TILE && c < Layout::KEY_ROWS)
+        *(uint4 *)(unit + key_unit(c, inside / 8) + inside % 8 * 16) = *(const uint4 *)(buffer + FRESH_AT + 16 * c);
     __syncwarp();
 }
 
 // The same for values.
-__device__ __forceinline__ void put_values(const Inputs &in, const Item &item, const u8 *buffer, u8 *unit, i32 tile_key) {
+__device__ __forceinline__ void put_values(const Inputs &in, const Item &item, const u8 *buffer, u8 *unit,
+                                           i32 tile_key) {
     u32 inside = (u32)(item.last - tile_key);
     if (item.keys - item.first_new > 1) put_others(in, item, unit, tile_key, true);
     if (inside < TILE) put_value(unit, inside, (const KV *)(buffer + FRESH_AT + HEAD_DIM * KV_BYTES));
@@ -496,16 +529,18 @@ __device__ __forceinline__ void put_values(const Inputs &in, const Item &item, c
 }
 #endif
 
-// --- The kernel -----------------------------------------------------------------------------------------------------------------------
+// --- The kernel ------------------------------------------------------------------------------------------------------
 
-extern "C" __global__ void BOUNDS
-attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache, u64 page_stride, const i32 *block_table, u32 table_stride,
-                 const i32 *step_rows, const i32 *starts, const i32 *seq_lens, const float *sinks, ACT *out, u32 out_token_stride, u32 out_head_stride,
-                 float *partials, u32 *counters, u32 S, u32 num_kv_heads, float scale, float softcap, u32 window, u32 query_len_end, u32 early
+extern "C" __global__ void BOUNDS attention_decode(
+    const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache, u64 page_stride, const i32 *block_table,
+    u32 table_stride, const i32 *step_rows, const i32 *starts, const i32 *seq_lens, const float *sinks, ACT *out,
+    u32 out_token_stride, u32 out_head_stride, float *partials, u32 *counters, u32 S, u32 num_kv_heads, float scale,
+    float softcap, u32 window, u32 query_len_end, u32 early
 #if ROPE
-                 ,
-                 const ACT *k, u32 k_token_stride, u32 k_head_stride, const ACT *v, u32 v_token_stride, u32 v_head_stride, const i32 *positions,
-                 const i32 *slots, const float *table, const float *q_norm, const float *k_norm, float q_eps, float k_eps, float q_offset, float k_offset, u32 table_rows
+    ,
+    const ACT *k, u32 k_token_stride, u32 k_head_stride, const ACT *v, u32 v_token_stride, u32 v_head_stride,
+    const i32 *positions, const i32 *slots, const float *table, const float *q_norm, const float *k_norm, float q_eps,
+    float k_eps, float q_offset, float k_offset, u32 table_rows
 #endif
 ) {
     // What follows few sequences is short as well: its weights can come at once.
@@ -541,13 +576,15 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
     if (!early) wait_for_previous();
     OnceItem once;
     if (find_once(once, step_rows, starts, seq_lens, S, num_kv_heads, window, query_len_end)) {
-        attend_once(shared, once, in, output, cache, page_stride, block_table, table_stride, SOFTCAP ? scale : scale * LOG2E, softcap, early);
+        attend_once(shared, once, in, output, cache, page_stride, block_table, table_stride,
+                    SOFTCAP ? scale : scale * LOG2E, softcap, early);
         return;
     }
 #endif
     Sequence *sequences = (Sequence *)(shared + SHARED_BYTES);
     Work work = {sequences, S, num_kv_heads, window};
-    u32 barriers = shared_address(shared + BARRIERS_AT), ready = barriers + WARPS * RING * 8, done = ready + BUFFERS * 8;
+    u32 barriers = shared_address(shared + BARRIERS_AT), ready = barriers + WARPS * RING * 8,
+        done = ready + BUFFERS * 8;
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < WARPS * RING; i++) barrier_init(barriers + i * 8, 1);
         for (u32 i = 0; i < BUFFERS; i++) {
@@ -558,7 +595,8 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
     }
     // Columns past the group stay zero.
     for (u32 i = threadIdx.x; i < BUFFERS * NT * HEAD_DIM; i += THREADS)
-        *(uint4 *)(shared + ITEMS_AT + i / (NT * HEAD_DIM) * ITEM_BYTES + i % (NT * HEAD_DIM) * 16) = make_uint4(0, 0, 0, 0);
+        *(uint4 *)(shared + ITEMS_AT + i / (NT * HEAD_DIM) * ITEM_BYTES + i % (NT * HEAD_DIM) * 16) = make_uint4(0, 0,
+                                                                                                                 0, 0);
     __syncthreads();
     if (!early) wait_for_previous();
     lay_out(sequences, (u32 *)(shared + ITEMS_AT + STATS_AT), step_rows, starts, seq_lens, S, window, query_len_end);
@@ -691,7 +729,8 @@ attention_decode(const ACT *q, u32 q_token_stride, u32 q_head_stride, u8 *cache,
         u32 item_begin = x - place.tile, item_end = item_begin + place.tiles;
         if (item_begin < begin || item_end > end) {
             u32 index = query_index(work, place.item);
-            join(shared, output, (u32)sequences[place.s].start + index, place.item - index * num_kv_heads, item_begin / share, (item_end - 1) / share);
+            join(shared, output, (u32)sequences[place.s].start + index, place.item - index * num_kv_heads,
+                 item_begin / share, (item_end - 1) / share);
         }
         if (item_end >= end) break;
     }

@@ -1,8 +1,10 @@
-// Attention of any shape and type over the paged cache, without matrix units: a warp a (token, query head), online softmax in f32.
+// Attention of any shape and type over the paged cache, without matrix units: a warp a (token, query head), online
+// softmax in f32.
 // Slow and general: it carries what the tuned kernels do not take.
 //
 // Definitions: ACT (f32, f16, bf16: q and out), KV (those or e4m3: the cache), HEAD_DIM, BLOCK (a multiple of 8).
-// Entry point: attention_plain. Grid: ceil(T * num_heads / 4) blocks of 128 threads. Tokens that belong to no sequence write nothing.
+// Entry point: attention_plain. Grid: ceil(T * num_heads / 4) blocks of 128 threads. Tokens that belong to no sequence
+// write nothing.
 // revision: 1
 // check: -DACT=f32 -DKV=f32 -DHEAD_DIM=64 -DBLOCK=8
 // check: -DACT=f16 -DKV=e4m3 -DHEAD_DIM=80 -DBLOCK=16
@@ -18,7 +20,8 @@ typedef KvLayout<KV, HEAD_DIM, BLOCK> Layout;
 #define DIMS ((HEAD_DIM + 31) / 32) // dims of a lane: lane, lane + 32, ...
 #define LOG2E 1.4426950408889634f
 
-// Sum of the 8 values of a dim at tokens 8 * eighth .. of a block, weighted; tokens with weight 0 do not count, whatever they hold.
+// Sum of the 8 values of a dim at tokens 8 * eighth .. of a block, weighted; tokens with weight 0 do not count,
+// whatever they hold.
 __device__ __forceinline__ float weighted_values(const u8 *piece, u32 dim, u32 eighth, const float *weights) {
     float sum = 0.f;
 #pragma unroll
@@ -46,9 +49,10 @@ __device__ __forceinline__ u32 sequence_of(const i32 *starts, u32 S, i32 t) {
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-attention_plain(const ACT *q, u32 q_token_stride, u32 q_head_stride, const u8 *cache, u64 page_stride, const i32 *block_table,
-                u32 table_stride, const i32 *step_rows, const i32 *starts, const i32 *seq_lens, const float *sinks, ACT *out,
-                u32 out_token_stride, u32 out_head_stride, u32 T, u32 S, u32 num_heads, u32 group, float scale, float softcap, u32 window) {
+    attention_plain(const ACT *q, u32 q_token_stride, u32 q_head_stride, const u8 *cache, u64 page_stride,
+                    const i32 *block_table, u32 table_stride, const i32 *step_rows, const i32 *starts,
+                    const i32 *seq_lens, const float *sinks, ACT *out, u32 out_token_stride, u32 out_head_stride, u32 T,
+                    u32 S, u32 num_heads, u32 group, float scale, float softcap, u32 window) {
     __shared__ float queries[4][HEAD_DIM];
     __shared__ float weights[4][32];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -67,7 +71,8 @@ attention_plain(const ACT *q, u32 q_token_stride, u32 q_head_stride, const u8 *c
     u64 piece_offset = (u64)(head / group) * Layout::HEAD_BYTES;
 
     float *query = queries[warp], *weight = weights[warp];
-    for (u32 d = lane; d < HEAD_DIM; d += 32) query[d] = to_f32(q[(u64)t * q_token_stride + (u64)head * q_head_stride + d]);
+    for (u32 d = lane; d < HEAD_DIM; d += 32)
+        query[d] = to_f32(q[(u64)t * q_token_stride + (u64)head * q_head_stride + d]);
     __syncwarp();
     float highest = -INFINITY_F, total = 0.f, sum[DIMS];
 #pragma unroll
@@ -84,7 +89,8 @@ attention_plain(const ACT *q, u32 q_token_stride, u32 q_head_stride, const u8 *c
                 const KV *values = (const KV *)(piece + Layout::key_row((u32)key % BLOCK, r));
 #pragma unroll
                 for (int j = 0; j < Layout::ROW; j++)
-                    if (r * Layout::ROW + j < HEAD_DIM) product += query[r * Layout::ROW + j] * to_f32(values[Layout::place(j)]);
+                    if (r * Layout::ROW + j < HEAD_DIM)
+                        product += query[r * Layout::ROW + j] * to_f32(values[Layout::place(j)]);
             }
             score = product * scale;
             if (softcap > 0.f) score = softcap * tanhf(score / softcap);
@@ -121,6 +127,7 @@ attention_plain(const ACT *q, u32 q_token_stride, u32 q_head_stride, const u8 *c
 #pragma unroll
     for (int i = 0; i < DIMS; i++) {
         u32 dim = lane + 32 * i;
-        if (dim < HEAD_DIM) out[(u64)t * out_token_stride + (u64)head * out_head_stride + dim] = from_f32<ACT>(sum[i] / total);
+        if (dim < HEAD_DIM)
+            out[(u64)t * out_token_stride + (u64)head * out_head_stride + dim] = from_f32<ACT>(sum[i] / total);
     }
 }

@@ -1,19 +1,22 @@
-// Attention of prompt chunks over the paged cache on Hopper's matrix units (sm_90a): one warp loads, another deals tiles, warpgroups multiply,
-// so that the softmax of one runs beside the products of the other (Shah et al. 2024, arXiv 2407.08608). What bounds it is the time from a
-// block's scores to its weights: that path is kept short, with the next block's arrival asked for ahead and sums and conversions in the
-// shadow of the exponentials.
+// Attention of prompt chunks over the paged cache on Hopper's matrix units (sm_90a): one warp loads, another deals
+// tiles, warpgroups multiply, so that the softmax of one runs beside the products of the other (Shah et al. 2024, arXiv
+// 2407.08608). What bounds it is the time from a block's scores to its weights: that path is kept short, with the next
+// block's arrival asked for ahead and sums and conversions in the shadow of the exponentials.
 //
-// Definitions: ACT (bf16, f16: activations), KV (the cache: ACT or e4m3), HEAD_DIM (64, 128), GROUP (query heads of a KV head, 1..16), BLOCK (64),
-// CONSUMERS (multiplying warpgroups: 2, at HEAD_DIM 64 rather 3), STAGES (cache blocks in flight, at least 3), SOFTCAP (1: scores are
-// capped), MAX_SEQS (most sequences of a call). Those from CONSUMERS on have defaults.
+// Definitions: ACT (bf16, f16: activations), KV (the cache: ACT or e4m3), HEAD_DIM (64, 128), GROUP (query heads of a
+// KV head, 1..16), BLOCK (64),
+// CONSUMERS (multiplying warpgroups: 2, at HEAD_DIM 64 rather 3), STAGES (cache blocks in flight, at least 3), SOFTCAP
+// (1: scores are capped), MAX_SEQS (most sequences of a call). Those from CONSUMERS on have defaults.
 //
-// Rows of a tile are (token, head of the group) pairs of one sequence and one KV head: row r of a sequence is token r / GROUP, head
-// r % GROUP. ROWS = 64 · CONSUMERS rows are one tile; a block takes tiles, longest first, until none is left.
+// Rows of a tile are (token, head of the group) pairs of one sequence and one KV head: row r of a sequence is token r /
+// GROUP, head r % GROUP. ROWS = 64 · CONSUMERS rows are one tile; a block takes tiles, longest first, until none is
+// left.
 //
-// Launch: 128 · (CONSUMERS + 1) threads; grid.x any number, best min(multiprocessors, (T · GROUP / ROWS + S) · num_kv_heads);
-// dynamic shared memory: 2 · ROWS · (2 · HEAD_DIM + 16) + STAGES · 4 · BLOCK · HEAD_DIM + 12 · MAX_SEQS + 512 bytes, and with 8-bit floats
-// 4 · BLOCK · HEAD_DIM more: those arrive in a ring of two of their own, from which two more warps widen them into the stages.
-// Needs q aligned to 16 bytes, its strides multiples of 8 elements, out's likewise; scale > 0.
+// Launch: 128 · (CONSUMERS + 1) threads; grid.x any number, best min(multiprocessors, (T · GROUP / ROWS + S) ·
+// num_kv_heads); dynamic shared memory: 2 · ROWS · (2 · HEAD_DIM + 16) + STAGES · 4 · BLOCK · HEAD_DIM + 12 · MAX_SEQS
+// + 512 bytes, and with 8-bit floats 4 · BLOCK · HEAD_DIM more: those arrive in a ring of two of their own, from which
+// two more warps widen them into the stages. Needs q aligned to 16 bytes, its strides multiples of 8 elements, out's
+// likewise; scale > 0.
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DCONSUMERS=2 -DSOFTCAP=0 -DMAX_SEQS=512
 // check: -DACT=f16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=64 -DCONSUMERS=3 -DSOFTCAP=1 -DMAX_SEQS=64
 // check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DCONSUMERS=2 -DSTAGES=3 -DSOFTCAP=0 -DMAX_SEQS=512
@@ -75,19 +78,21 @@ __device__ __forceinline__ void load_async(u32 to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// The dealing warp: finds the next tile when the present one begins, and loads its queries. The first two tiles of each block are dealt
-// there and back, which balances a descending list; the others by a counter where there is one.
+// The dealing warp: finds the next tile when the present one begins, and loads its queries. The first two tiles of each
+// block are dealt there and back, which balances a descending list; the others by a counter where there is one.
 __device__ __forceinline__ void deal(const Params &p, Shared &shared, const u8 *queries, const Plan &plan, int lane) {
     int items = plan.counts[1] * p.num_kv_heads, blocks = gridDim.x, item = blockIdx.x;
     u32 q_address = shared_address(queries);
     for (int n = 0;; n++) {
-        // When all have begun with a tile, its queries are out of the buffer and the one before it is over: the next is dealt.
+        // When all have begun with a tile, its queries are out of the buffer and the one before it is over: the next is
+        // dealt.
         if (n > 0) barrier_wait(shared.begun, (n & 1) ^ 1);
         if (n > 1 && p.counter) {
             int taken = 0;
             if (lane == 0) {
                 taken = (int)atomicAdd(p.counter, 1u);
-                // Each block that got a second tile takes until it fails: the last take of all leaves the counter as it was found.
+                // Each block that got a second tile takes until it fails: the last take of all leaves the counter as it
+                // was found.
                 if (taken == items - blocks - 1) *p.counter = 0;
             }
             item = 2 * blocks + __shfl_sync(0xffffffffu, taken, 0);
@@ -108,11 +113,13 @@ __device__ __forceinline__ void deal(const Params &p, Shared &shared, const u8 *
 #pragma unroll 1
         for (int r = lane / 4; r < ROWS; r += 8) {
             int row = min(tile.first_row + r, tile.rows - 1);
-            const ACT *from = p.q + (tile.first_token + row / GROUP) * p.q_token_stride + (tile.kv_head * GROUP + row % GROUP) * p.q_head_stride;
+            const ACT *from = p.q + (tile.first_token + row / GROUP) * p.q_token_stride +
+                              (tile.kv_head * GROUP + row % GROUP) * p.q_head_stride;
 #pragma unroll
             for (int c = lane % 4; c < HEAD_DIM / 8; c += 4) load_async(q_address + r * Q_PITCH + c * 16, from + 8 * c);
         }
-        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&shared.q_full)) : "memory");
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&shared.q_full))
+                     : "memory");
     }
 }
 
@@ -164,14 +171,16 @@ __device__ __forceinline__ void load(const Params &p, Shared &shared, u8 *ring, 
     }
 }
 
-// A widening warp (of two): blocks of 8-bit floats become stages of the ring. A row of 16 bytes, of one token or dimension, becomes two; values from
-// key `keys` on were never written and become zeroes, as a weight of 0 would not stop a NaN.
+// A widening warp (of two): blocks of 8-bit floats become stages of the ring. A row of 16 bytes, of one token or
+// dimension, becomes two; values from key `keys` on were never written and become zeroes, as a weight of 0 would not
+// stop a NaN.
 __device__ __forceinline__ void widen_blocks(Shared &shared, const u8 *arrivals, u8 *ring, int thread) {
     Cursor<ARRIVALS> from = {0, 0};
     Cursor<> to = {0, 1};
     while (true) {
         barrier_wait(shared.arrived[from.stage], from.phase);
-        // Read by the lane that says when the block is over. The barriers order this; atomics, because the sanitizer's racecheck does not see that they do.
+        // Read by the lane that says when the block is over. The barriers order this; atomics, because the sanitizer's
+        // racecheck does not see that they do.
         int keys = __shfl_sync(0xffffffffu, thread % 32 == 0 ? atomicOr(&shared.keys[from.stage], 0) : 0, 0);
         if (keys < 0) return;
         barrier_wait(shared.empty[to.stage], to.phase);
@@ -206,18 +215,21 @@ __device__ __forceinline__ void widen_blocks(Shared &shared, const u8 *arrivals,
     }
 }
 
-// Scores of 64 rows against BLOCK keys: tile i of 8 keys is s[4i ..]. `keys` describes the first 16 dimensions of the block's keys.
+// Scores of 64 rows against BLOCK keys: tile i of 8 keys is s[4i ..]. `keys` describes the first 16 dimensions of the
+// block's keys.
 __device__ __forceinline__ void start_scores(float (&s)[BLOCK / 2], const u32 (&q)[HEAD_DIM / 4], u64 keys) {
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; k++)
-        Wgmma<FACTOR, BLOCK>::run(s, q[4 * k], q[4 * k + 1], q[4 * k + 2], q[4 * k + 3], keys + k * (BLOCK * 32 / 16), k > 0);
+        Wgmma<FACTOR, BLOCK>::run(s, q[4 * k], q[4 * k + 1], q[4 * k + 2], q[4 * k + 3], keys + k * (BLOCK * 32 / 16),
+                                  k > 0);
     wgmma_commit();
 }
 // Adds the weighted values. `values` describes the block's first 16 tokens.
 __device__ __forceinline__ void start_output(float (&o)[HEAD_DIM / 2], const u32 (&weights)[BLOCK / 4], u64 values) {
 #pragma unroll
     for (int k = 0; k < BLOCK / 16; k++)
-        Wgmma<FACTOR, HEAD_DIM>::run(o, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3], values + k * (HEAD_DIM * 32 / 16), 1);
+        Wgmma<FACTOR, HEAD_DIM>::run(o, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3],
+                                     values + k * (HEAD_DIM * 32 / 16), 1);
     wgmma_commit();
 }
 
@@ -227,19 +239,22 @@ struct Mask {
     int clear, seen; // blocks that end by `clear` and begin from `seen` on need no mask, for all rows of the warpgroup
 };
 // Caps and masks the scores of a block.
-__device__ __forceinline__ void finish_scores(const Params &p, float (&s)[BLOCK / 2], const Mask &m, int block, int lane) {
+__device__ __forceinline__ void finish_scores(const Params &p, float (&s)[BLOCK / 2], const Mask &m, int block,
+                                              int lane) {
     if (SOFTCAP) cap(s, p.scale, p.softcap);
     if ((block + 1) * BLOCK > m.clear || block * BLOCK < m.seen) mask(s, m.position, block * BLOCK, p.window, lane);
 }
 
 // A multiplying warpgroup: 64 rows of every tile.
-__device__ __forceinline__ void multiply(const Params &p, Shared &shared, const u8 *queries, const u8 *ring, int group, int thread) {
+__device__ __forceinline__ void multiply(const Params &p, Shared &shared, const u8 *queries, const u8 *ring, int group,
+                                         int thread) {
     int warp = thread / 32, lane = thread & 31;
     Cursor<> cursor = {0, 0};
     u32 parity = 0;
     float scale_log2 = SOFTCAP ? LOG2E : p.scale * LOG2E;
     // Operands in the first stage; a stage is `STAGE` further.
-    u64 keys = wgmma_operand(shared_address(ring), BLOCK * 16, 128), values = wgmma_operand(shared_address(ring) + STAGE_PART, HEAD_DIM * 16, 128);
+    u64 keys = wgmma_operand(shared_address(ring), BLOCK * 16, 128),
+        values = wgmma_operand(shared_address(ring) + STAGE_PART, HEAD_DIM * 16, 128);
     const u64 STAGE = STAGE_BYTES / 16;
     // Row and half of a row that this lane addresses for ldmatrix: its four 8×8 pieces are those of the left operand.
     u32 q_address = shared_address(queries) + (64 * group + 16 * warp + (lane & 15)) * Q_PITCH + (lane >> 4) * 16;
@@ -266,11 +281,13 @@ __device__ __forceinline__ void multiply(const Params &p, Shared &shared, const 
         int first_row = tile.first_row + 64 * group, last = tile.rows - 1;
         Mask m;
 #pragma unroll
-        for (int half = 0; half < 2; half++) m.position[half] = tile.prefix + min(first_row + 16 * warp + lane / 4 + 8 * half, last) / GROUP;
+        for (int half = 0; half < 2; half++)
+            m.position[half] = tile.prefix + min(first_row + 16 * warp + lane / 4 + 8 * half, last) / GROUP;
         m.clear = tile.prefix + min(first_row, last) / GROUP + 1;
         m.seen = p.window > 0 ? tile.prefix + min(first_row + 63, last) / GROUP - p.window + 1 : 0;
 
-        float o[HEAD_DIM / 2], s[BLOCK / 2], maximum[2] = {-INFINITY_F, -INFINITY_F}, sum[2] = {0.f, 0.f}, rescale[2], offset[2];
+        float o[HEAD_DIM / 2], s[BLOCK / 2], maximum[2] = {-INFINITY_F, -INFINITY_F}, sum[2] = {0.f, 0.f}, rescale[2],
+                                             offset[2];
         u32 weights[BLOCK / 4];
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; i++) o[i] = 0.f;
@@ -300,7 +317,8 @@ __device__ __forceinline__ void multiply(const Params &p, Shared &shared, const 
             pin(s);
             finish_scores(p, s, m, block, lane);
             bool rose = raise_maximum(s, maximum, rescale, offset, scale_log2);
-            // The branch stands between maxima and wait on purpose: within one straight piece of code the compiler waits first.
+            // The branch stands between maxima and wait on purpose: within one straight piece of code the compiler
+            // waits first.
             if (rose) {
                 wgmma_wait<0>();
                 pin(o);
@@ -329,17 +347,39 @@ __device__ __forceinline__ void multiply(const Params &p, Shared &shared, const 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attention_prefill(const ACT *q, i64 q_token_stride, i64 q_head_stride, const u8 *cache, u64 block_bytes, const i32 *block_table, i64 table_stride,
-                      const i32 *step_rows, const i32 *query_start_loc, const i32 *seq_lens, const float *sinks, ACT *out, i64 out_token_stride,
-                      i64 out_head_stride, u32 *counter, int num_seqs, int num_kv_heads, float scale, float softcap, int window, int min_query_len) {
+    attention_prefill(const ACT *q, i64 q_token_stride, i64 q_head_stride, const u8 *cache, u64 block_bytes,
+                      const i32 *block_table, i64 table_stride, const i32 *step_rows, const i32 *query_start_loc,
+                      const i32 *seq_lens, const float *sinks, ACT *out, i64 out_token_stride, i64 out_head_stride,
+                      u32 *counter, int num_seqs, int num_kv_heads, float scale, float softcap, int window,
+                      int min_query_len) {
     extern __shared__ __align__(128) u8 memory[];
-    u8 *ring = memory, *arrivals = ring + STAGES * STAGE_BYTES, *queries = arrivals + (NARROW ? ARRIVALS * BLOCK_BYTES : 0);
+    u8 *ring = memory, *arrivals = ring + STAGES * STAGE_BYTES,
+       *queries = arrivals + (NARROW ? ARRIVALS * BLOCK_BYTES : 0);
     Shared &shared = *(Shared *)(queries + 2 * ROWS * Q_PITCH); // between: rows on their way out
     static_assert(sizeof(Shared) <= 512, "the launch's shared memory");
     int *lists = (int *)((u8 *)&shared + 512);
     Plan plan = {lists, lists + MAX_SEQS, lists + 2 * MAX_SEQS, shared.counts};
-    Params p = {q,   q_token_stride,   q_head_stride,   cache,   block_bytes, block_table,  table_stride, step_rows, query_start_loc, seq_lens, sinks,
-                out, out_token_stride, out_head_stride, counter, num_seqs,    num_kv_heads, scale * Query<ACT, KV>::scale, softcap, window, min_query_len};
+    Params p = {q,
+                q_token_stride,
+                q_head_stride,
+                cache,
+                block_bytes,
+                block_table,
+                table_stride,
+                step_rows,
+                query_start_loc,
+                seq_lens,
+                sinks,
+                out,
+                out_token_stride,
+                out_head_stride,
+                counter,
+                num_seqs,
+                num_kv_heads,
+                scale * Query<ACT, KV>::scale,
+                softcap,
+                window,
+                min_query_len};
     if (threadIdx.x == 0) {
         barrier_init(shared.tile_full, 1);
         barrier_init(shared.q_full, 32);
@@ -357,8 +397,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     wait_for_previous();
     int warpgroup = threadIdx.x / 128;
-    // What one hands over the others take: the sum stays within the registers the launch got (128 · 504 of 2, 128 · 512 of 3 consumers). Widening
-    // takes some more.
+    // What one hands over the others take: the sum stays within the registers the launch got (128 · 504 of 2, 128 · 512
+    // of 3 consumers). Widening takes some more.
     if (warpgroup == 0) {
         give_registers<NARROW ? 56 : CONSUMERS == 2 ? 40 : 32>();
         make_plan(p, plan, threadIdx.x);

@@ -1,12 +1,14 @@
-// Attention of prompt chunks over the paged cache with the m16n8k16 product of a warp (sm_80 and newer): for devices that attention_prefill
-// does not serve. Each warp holds 16 rows; keys and values of a cache block pass through shared memory one after the other, so that the next
-// part loads while the present one is multiplied (Dao 2023, arXiv 2307.08691).
+// Attention of prompt chunks over the paged cache with the m16n8k16 product of a warp (sm_80 and newer): for devices
+// that attention_prefill does not serve. Each warp holds 16 rows; keys and values of a cache block pass through shared
+// memory one after the other, so that the next part loads while the present one is multiplied (Dao 2023, arXiv
+// 2307.08691).
 //
-// Definitions: ACT (bf16, f16: activations), KV (the cache: ACT or e4m3), HEAD_DIM (32, 64, 96, 128), GROUP (query heads of a KV head, 1..16), BLOCK (32, 64,
-// 128), SOFTCAP (1: scores are capped), MAX_SEQS (most sequences of a call).
+// Definitions: ACT (bf16, f16: activations), KV (the cache: ACT or e4m3), HEAD_DIM (32, 64, 96, 128), GROUP (query
+// heads of a KV head, 1..16), BLOCK (32, 64, 128), SOFTCAP (1: scores are capped), MAX_SEQS (most sequences of a call).
 //
-// Launch: 128 threads; grid.x any number, best min(2 · multiprocessors, (T · GROUP / 64 + S) · num_kv_heads); dynamic shared memory:
-// 64 · (2 · HEAD_DIM + 16) + 2 · sizeof(KV) · BLOCK · HEAD_DIM + 12 · MAX_SEQS + 16 bytes. Parameters, rows, tiles and needs as attention_prefill.
+// Launch: 128 threads; grid.x any number, best min(2 · multiprocessors, (T · GROUP / 64 + S) · num_kv_heads); dynamic
+// shared memory: 64 · (2 · HEAD_DIM + 16) + 2 · sizeof(KV) · BLOCK · HEAD_DIM + 12 · MAX_SEQS + 16 bytes. Parameters,
+// rows, tiles and needs as attention_prefill.
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DSOFTCAP=0 -DMAX_SEQS=512
 // check: -DACT=f16 -DHEAD_DIM=96 -DGROUP=1 -DBLOCK=32 -DSOFTCAP=1 -DMAX_SEQS=64
 // check: -DACT=bf16 -DKV=e4m3 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DSOFTCAP=0 -DMAX_SEQS=512
@@ -50,7 +52,8 @@ __device__ __forceinline__ void load_pieces(u32 (&pieces)[4], u32 address) {
 }
 
 // d (16 rows, 8 · COLUMNS) += a · b, DEPTH 16-deep steps; b's units lie in shared memory as in the cache.
-template <int COLUMNS, int DEPTH> __device__ __forceinline__ void multiply(float (&d)[4 * COLUMNS], const u32 (&a)[4 * DEPTH], u32 b, int lane) {
+template <int COLUMNS, int DEPTH>
+__device__ __forceinline__ void multiply(float (&d)[4 * COLUMNS], const u32 (&a)[4 * DEPTH], u32 b, int lane) {
     constexpr bool WIDE = sizeof(KV) == 2;
     // Four units at once: four rows of one column, or (8-bit, a row is a step) two rows of two columns.
     b += (WIDE ? (lane >> 3) * COLUMNS : (lane >> 3 & 1) * COLUMNS + (lane >> 4)) * 128 + (lane & 7) * 16;
@@ -78,7 +81,8 @@ template <int COLUMNS, int DEPTH> __device__ __forceinline__ void multiply(float
     }
 }
 
-__device__ __forceinline__ void attend(const Params &p, const Tile &tile, int table_row, u32 queries, u32 keys, int thread) {
+__device__ __forceinline__ void attend(const Params &p, const Tile &tile, int table_row, u32 queries, u32 keys,
+                                       int thread) {
     int warp = thread / 32, lane = thread & 31;
     u32 values = keys + PART_BYTES;
     u64 head_offset = (u64)tile.kv_head * 2 * PART_BYTES;
@@ -86,7 +90,8 @@ __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int ta
     __syncthreads(); // the tile before is done with shared memory
     for (int at = thread; at < ROWS * HEAD_DIM / 8; at += THREADS) {
         int r = at / (HEAD_DIM / 8), c = at % (HEAD_DIM / 8), row = min(tile.first_row + r, tile.rows - 1);
-        const ACT *from = p.q + (tile.first_token + row / GROUP) * p.q_token_stride + (tile.kv_head * GROUP + row % GROUP) * p.q_head_stride;
+        const ACT *from = p.q + (tile.first_token + row / GROUP) * p.q_token_stride +
+                          (tile.kv_head * GROUP + row % GROUP) * p.q_head_stride;
         load_async(queries + r * Q_PITCH + c * 16, from + 8 * c);
     }
     const u8 *block_data = p.cache + table[tile.last_block] * p.block_bytes + head_offset;
@@ -96,12 +101,14 @@ __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int ta
     u32 q[HEAD_DIM / 4], weights[BLOCK / 4];
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; k++)
-        load_pieces(*reinterpret_cast<u32(*)[4]>(&q[4 * k]), queries + (16 * warp + (lane & 15)) * Q_PITCH + (lane >> 4) * 16 + k * 32);
+        load_pieces(*reinterpret_cast<u32(*)[4]>(&q[4 * k]),
+                    queries + (16 * warp + (lane & 15)) * Q_PITCH + (lane >> 4) * 16 + k * 32);
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 4; i++) q[i] = Query<ACT, KV>::factor(q[i]);
     int first_row = tile.first_row + 16 * warp, position[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) position[half] = tile.prefix + min(first_row + lane / 4 + 8 * half, tile.rows - 1) / GROUP;
+    for (int half = 0; half < 2; half++)
+        position[half] = tile.prefix + min(first_row + lane / 4 + 8 * half, tile.rows - 1) / GROUP;
     int clear = tile.prefix + min(first_row, tile.rows - 1) / GROUP + 1;
     int seen = p.window > 0 ? tile.prefix + min(first_row + 15, tile.rows - 1) / GROUP - p.window + 1 : 0;
     float scale_log2 = SOFTCAP ? LOG2E : p.scale * LOG2E;
@@ -138,15 +145,36 @@ __device__ __forceinline__ void attend(const Params &p, const Tile &tile, int ta
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    attention_prefill_mma(const ACT *q, i64 q_token_stride, i64 q_head_stride, const u8 *cache, u64 block_bytes, const i32 *block_table, i64 table_stride,
-                          const i32 *step_rows, const i32 *query_start_loc, const i32 *seq_lens, const float *sinks, ACT *out, i64 out_token_stride,
-                          i64 out_head_stride, u32 *counter, int num_seqs, int num_kv_heads, float scale, float softcap, int window, int min_query_len) {
+    attention_prefill_mma(const ACT *q, i64 q_token_stride, i64 q_head_stride, const u8 *cache, u64 block_bytes,
+                          const i32 *block_table, i64 table_stride, const i32 *step_rows, const i32 *query_start_loc,
+                          const i32 *seq_lens, const float *sinks, ACT *out, i64 out_token_stride, i64 out_head_stride,
+                          u32 *counter, int num_seqs, int num_kv_heads, float scale, float softcap, int window,
+                          int min_query_len) {
     extern __shared__ __align__(128) u8 memory[];
     u32 keys = (u32)__cvta_generic_to_shared(memory), queries = keys + 2 * PART_BYTES;
     int *counts = (int *)(memory + 2 * PART_BYTES + ROWS * Q_PITCH), *lists = counts + 4;
     Plan plan = {lists, lists + MAX_SEQS, lists + 2 * MAX_SEQS, counts};
-    Params p = {q,   q_token_stride,   q_head_stride,   cache,   block_bytes, block_table,  table_stride, step_rows, query_start_loc, seq_lens, sinks,
-                out, out_token_stride, out_head_stride, counter, num_seqs,    num_kv_heads, scale * Query<ACT, KV>::scale, softcap, window, min_query_len};
+    Params p = {q,
+                q_token_stride,
+                q_head_stride,
+                cache,
+                block_bytes,
+                block_table,
+                table_stride,
+                step_rows,
+                query_start_loc,
+                seq_lens,
+                sinks,
+                out,
+                out_token_stride,
+                out_head_stride,
+                counter,
+                num_seqs,
+                num_kv_heads,
+                scale * Query<ACT, KV>::scale,
+                softcap,
+                window,
+                min_query_len};
     wait_for_previous();
     make_plan(p, plan, threadIdx.x);
     int items = counts[1] * num_kv_heads, item = blockIdx.x;

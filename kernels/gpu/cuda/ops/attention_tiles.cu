@@ -1,14 +1,16 @@
-// Attention of prompts over the paged cache on the matrix units of AMD's CDNA: 32 neighbouring tokens of a query head a wave of 64 lanes, 32 keys at a
-// time, and nothing in shared memory.
+// Attention of prompts over the paged cache on the matrix units of AMD's CDNA: 32 neighbouring tokens of a query head a
+// wave of 64 lanes, 32 keys at a time, and nothing in shared memory.
 //
-// Both products are turned round (scores are keys by tokens, sums are dims by tokens), so that a lane has one token: its running softmax needs one word
-// of the other half of the wave, and its weights leave the first product just where the second wants them. Keys and values come from the cache as the
-// products take them: a row of 16 bytes is what the wave's two halves need of a key or a dim in one step, and 32 of them lie side by side. Tokens of
-// several sequences may meet in a wave: it goes through the keys of each.
+// Both products are turned round (scores are keys by tokens, sums are dims by tokens), so that a lane has one token:
+// its running softmax needs one word of the other half of the wave, and its weights leave the first product just where
+// the second wants them. Keys and values come from the cache as the products take them: a row of 16 bytes is what the
+// wave's two halves need of a key or a dim in one step, and 32 of them lie side by side. Tokens of several sequences
+// may meet in a wave: it goes through the keys of each.
 //
-// Definitions: ACT and KV (the same: f16 or bf16), HEAD_DIM (a multiple of 8), BLOCK (a multiple of 8). Queries start at multiples of 8 bytes.
-// Entry point: attention_tiles. Grid (⌈T / 64⌉, num_heads), 128 threads; parameters are those of attention_plain. Tokens that belong to no sequence
-// write nothing. Empty where there are no such units.
+// Definitions: ACT and KV (the same: f16 or bf16), HEAD_DIM (a multiple of 8), BLOCK (a multiple of 8). Queries start
+// at multiples of 8 bytes.
+// Entry point: attention_tiles. Grid (⌈T / 64⌉, num_heads), 128 threads; parameters are those of attention_plain.
+// Tokens that belong to no sequence write nothing. Empty where there are no such units.
 // revision: 1
 // check: -DACT=bf16 -DKV=bf16 -DHEAD_DIM=128 -DBLOCK=64
 // check: -DACT=f16 -DKV=f16 -DHEAD_DIM=64 -DBLOCK=16
@@ -35,7 +37,8 @@ __device__ __forceinline__ u32 sequence_at(const i32 *starts, u32 S, i32 t) {
     return low;
 }
 
-// The keys of one sequence, of which the wave's tokens see `least` to `most`: what lies outside may be anything, also in the table.
+// The keys of one sequence, of which the wave's tokens see `least` to `most`: what lies outside may be anything, also
+// in the table.
 struct Keys {
     const u8 *cache; // of the KV head
     u64 page_stride;
@@ -79,7 +82,8 @@ __device__ __forceinline__ MfmaSums multiply_keys(const Keys &keys, i32 start, c
 }
 
 // Adds the values of the 32 keys from `start` on, weighted.
-__device__ __forceinline__ void add_values(const Keys &keys, i32 start, const uint2 (&weights)[TILE / 8], MfmaSums (&sums)[CHUNKS], u32 lane) {
+__device__ __forceinline__ void add_values(const Keys &keys, i32 start, const uint2 (&weights)[TILE / 8],
+                                           MfmaSums (&sums)[CHUNKS], u32 lane) {
 #pragma unroll
     for (u32 step = 0; step < TILE / 8; step++) {
         i32 first = start + 8 * (i32)step;
@@ -91,7 +95,8 @@ __device__ __forceinline__ void add_values(const Keys &keys, i32 start, const ui
 #pragma unroll
         for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
             uint2 values = make_uint2(0, 0);
-            if (HEAD_DIM % TILE == 0 || chunk * TILE + lane % TILE < HEAD_DIM) values = *(const uint2 *)(value + chunk * (TILE / 8 * 128));
+            if (HEAD_DIM % TILE == 0 || chunk * TILE + lane % TILE < HEAD_DIM)
+                values = *(const uint2 *)(value + chunk * (TILE / 8 * 128));
             values.x &= counting.x;
             values.y &= counting.y;
             sums[chunk] = mfma_32x32x8<KV>(values, weights[step], sums[chunk]);
@@ -100,8 +105,8 @@ __device__ __forceinline__ void add_values(const Keys &keys, i32 start, const ui
 }
 
 // Turns scores into weights of keys `first` to `last`, and keeps the softmax running.
-__device__ __forceinline__ float weigh(Token &token, MfmaSums &scores, uint2 (&weights)[TILE / 8], i32 start, i32 first, i32 last, float scale,
-                                       float softcap, u32 lane) {
+__device__ __forceinline__ float weigh(Token &token, MfmaSums &scores, uint2 (&weights)[TILE / 8], i32 start, i32 first,
+                                       i32 last, float scale, float softcap, u32 lane) {
     float above = token.highest, sum = 0.f;
 #pragma unroll
     for (u32 i = 0; i < 16; i++) {
@@ -120,16 +125,18 @@ __device__ __forceinline__ float weigh(Token &token, MfmaSums &scores, uint2 (&w
     }
 #pragma unroll
     for (u32 step = 0; step < TILE / 8; step++)
-        weights[step] = make_uint2(pack2<KV>(scores[4 * step], scores[4 * step + 1]), pack2<KV>(scores[4 * step + 2], scores[4 * step + 3]));
+        weights[step] = make_uint2(pack2<KV>(scores[4 * step], scores[4 * step + 1]),
+                                   pack2<KV>(scores[4 * step + 2], scores[4 * step + 3]));
     token.total = token.total * kept + sum + of_other_half(sum);
     token.highest = above;
     return kept;
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-attention_tiles(const ACT *q, u32 q_token_stride, u32 q_head_stride, const u8 *cache, u64 page_stride, const i32 *block_table,
-                u32 table_stride, const i32 *step_rows, const i32 *starts, const i32 *seq_lens, const float *sinks, ACT *out,
-                u32 out_token_stride, u32 out_head_stride, u32 T, u32 S, u32 num_heads, u32 group, float scale, float softcap, u32 window) {
+    attention_tiles(const ACT *q, u32 q_token_stride, u32 q_head_stride, const u8 *cache, u64 page_stride,
+                    const i32 *block_table, u32 table_stride, const i32 *step_rows, const i32 *starts,
+                    const i32 *seq_lens, const float *sinks, ACT *out, u32 out_token_stride, u32 out_head_stride, u32 T,
+                    u32 S, u32 num_heads, u32 group, float scale, float softcap, u32 window) {
     // The same for the whole wave: said so that the compiler sees it.
     u32 wave = (u32)__builtin_amdgcn_readfirstlane((int)(threadIdx.x / 64)), lane = threadIdx.x % 64;
     i32 first_token = (i32)(blockIdx.x * 64 + wave * TILE), end_token = min(first_token + (i32)TILE, (i32)T);
@@ -141,7 +148,8 @@ attention_tiles(const ACT *q, u32 q_token_stride, u32 q_head_stride, const u8 *c
     uint2 query[STEPS];
     const ACT *from = q + (u64)t * q_token_stride + (u64)head * q_head_stride + 4 * (lane / TILE);
 #pragma unroll
-    for (u32 step = 0; step < STEPS; step++) query[step] = t < end_token ? *(const uint2 *)(from + 8 * step) : make_uint2(0, 0);
+    for (u32 step = 0; step < STEPS; step++)
+        query[step] = t < end_token ? *(const uint2 *)(from + 8 * step) : make_uint2(0, 0);
     Token token = {-INFINITY_F, 0.f, false};
     MfmaSums sums[CHUNKS] = {};
     for (u32 s = sequence_at(starts, S, first_token); s < S; s++) {
@@ -153,8 +161,9 @@ attention_tiles(const ACT *q, u32 q_token_stride, u32 q_head_stride, const u8 *c
         bool mine = t >= begin && t < end;
         if (!mine) last = -1;
         token.live = token.live || mine;
-        Keys keys = {cache + (u64)(head / group) * Layout::HEAD_BYTES, page_stride, block_table + (u64)row * table_stride,
-                     window > 0 ? max(begin + offset + 1 - (i32)window, 0) : 0, end - 1 + offset};
+        Keys keys = {cache + (u64)(head / group) * Layout::HEAD_BYTES, page_stride,
+                     block_table + (u64)row * table_stride, window > 0 ? max(begin + offset + 1 - (i32)window, 0) : 0,
+                     end - 1 + offset};
         for (i32 start = keys.least & ~(i32)(TILE - 1); start <= keys.most; start += TILE) {
             MfmaSums scores = multiply_keys(keys, start, query, lane);
             uint2 weights[TILE / 8];

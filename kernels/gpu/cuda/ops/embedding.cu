@@ -1,8 +1,8 @@
-// `embedding`: rows of the table, dequantised as they are gathered. The table is the file's bytes, row by row, each row padded to `pitch`
-// bytes (a multiple of 16). Block formats are ggml's (ggml-common.h).
+// `embedding`: rows of the table, dequantised as they are gathered. The table is the file's bytes, row by row, each row
+// padded to `pitch` bytes (a multiple of 16). Block formats are ggml's (ggml-common.h).
 //
-// Definitions: WEIGHT = the contract's code of the table's format (0 f32, 1 f16, 2 bf16, 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K);
-// OUT = f32, f16 or bf16.
+// Definitions: WEIGHT = the contract's code of the table's format (0 f32, 1 f16, 2 bf16, 3 Q4_0, 4 Q4_1, 5 Q5_0, 6
+// Q8_0, 7 Q4_K, 8 Q6_K); OUT = f32, f16 or bf16.
 // revision: 1
 // check: -DWEIGHT=0 -DOUT=f32
 // check: -DWEIGHT=0 -DOUT=f16
@@ -57,8 +57,8 @@ template <int N> __device__ __forceinline__ void values_at(const u8 *row, u32 i,
 
 // `groups` threads a row of N values each, `total` threads. An id outside the table gives zeros.
 template <int N>
-__device__ __forceinline__ void embed(const i32 *ids, const u8 *table, u64 pitch, u32 num_rows, OUT *out, u64 out_stride, u32 groups,
-                                      u32 total, float scale) {
+__device__ __forceinline__ void embed(const i32 *ids, const u8 *table, u64 pitch, u32 num_rows, OUT *out,
+                                      u64 out_stride, u32 groups, u32 total, float scale) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     u32 token = i / groups, column = (i - token * groups) * N;
     wait_for_previous();
@@ -79,11 +79,13 @@ __device__ __forceinline__ void embed(const i32 *ids, const u8 *table, u64 pitch
     group.store(out + token * out_stride + column);
 }
 
-extern "C" __global__ void __launch_bounds__(128) embedding_vector(const i32 *ids, const u8 *table, u64 pitch, u32 num_rows, OUT *out,
-                                                                   u64 out_stride, u32 groups, u32 total, float scale) {
+extern "C" __global__ void __launch_bounds__(128)
+    embedding_vector(const i32 *ids, const u8 *table, u64 pitch, u32 num_rows, OUT *out, u64 out_stride, u32 groups,
+                     u32 total, float scale) {
     embed<8>(ids, table, pitch, num_rows, out, out_stride, groups, total, scale);
 }
-extern "C" __global__ void __launch_bounds__(128) embedding_scalar(const i32 *ids, const u8 *table, u64 pitch, u32 num_rows, OUT *out,
-                                                                   u64 out_stride, u32 groups, u32 total, float scale) {
+extern "C" __global__ void __launch_bounds__(128)
+    embedding_scalar(const i32 *ids, const u8 *table, u64 pitch, u32 num_rows, OUT *out, u64 out_stride, u32 groups,
+                     u32 total, float scale) {
     embed<1>(ids, table, pitch, num_rows, out, out_stride, groups, total, scale);
 }

@@ -1,10 +1,13 @@
 // Keys and values into their KV blocks (layout: kv.cuh). A block of threads a token; slots may come in any order.
-// V is transposed in its block: where consecutive tokens fill a whole 16-byte row, the first of them (its leader) writes the row for all;
-// other tokens write their elements one by one.
+// V is transposed in its block: where consecutive tokens fill a whole 16-byte row, the first of them (its leader)
+// writes the row for all; other tokens write their elements one by one.
 //
-// Definitions: ACT (f32, f16, bf16: type of k and v), KV (those or e4m3: type held), HEAD_DIM, BLOCK (tokens of a KV block).
-// For rope_kv_write also: ROTARY_DIM (0: none), INTERLEAVED (0, 1: which elements form a pair), NORM (0, 1: per-head RMS norms first).
-// Entry points: kv_write; rope_kv_write (with ROTARY_DIM defined): norms and rotates q and k in place, then stores k and v.
+// Definitions: ACT (f32, f16, bf16: type of k and v), KV (those or e4m3: type held), HEAD_DIM, BLOCK (tokens of a KV
+// block).
+// For rope_kv_write also: ROTARY_DIM (0: none), INTERLEAVED (0, 1: which elements form a pair), NORM (0, 1: per-head
+// RMS norms first).
+// Entry points: kv_write; rope_kv_write (with ROTARY_DIM defined): norms and rotates q and k in place, then stores k
+// and v.
 // Grid: T blocks of 128 threads.
 // revision: 1
 // check: -DACT=f32 -DKV=f32 -DHEAD_DIM=64 -DBLOCK=8
@@ -25,15 +28,17 @@ union Row {
 };
 
 // Stores v of token t, and of those after it that share its rows.
-__device__ __forceinline__ void store_values(const ACT *v, u32 token_stride, u32 head_stride, const i32 *slots, u8 *cache, u64 page_stride,
-                                             u32 t, u32 T, u32 num_kv_heads) {
+__device__ __forceinline__ void store_values(const ACT *v, u32 token_stride, u32 head_stride, const i32 *slots,
+                                             u8 *cache, u64 page_stride, u32 t, u32 T, u32 num_kv_heads) {
     i32 slot = slots[t];
     u32 token = (u32)slot % BLOCK, inside = token % Layout::ROW;
     u8 *page = cache + (u64)((u32)slot / BLOCK) * page_stride;
     bool follows = inside > 0 && t > 0 && slots[t - 1] == slot - 1;
     if (follows) return; // an earlier token of the same rows is the leader
     u32 count = 1;
-    while (inside + count < Layout::ROW && token + count < BLOCK && t + count < T && slots[t + count] == slot + (i32)count) count++;
+    while (inside + count < Layout::ROW && token + count < BLOCK && t + count < T &&
+           slots[t + count] == slot + (i32)count)
+        count++;
     const ACT *source = v + (u64)t * token_stride;
     for (u32 i = threadIdx.x; i < num_kv_heads * HEAD_DIM; i += blockDim.x) {
         u32 head = i / HEAD_DIM, dim = i % HEAD_DIM;
@@ -42,17 +47,19 @@ __device__ __forceinline__ void store_values(const ACT *v, u32 token_stride, u32
         if (count == Layout::ROW) {
             Row row;
 #pragma unroll
-            for (int j = 0; j < Layout::ROW; j++) row.values[Layout::place(j)] = from_f32<KV>(to_f32(from[(u64)j * token_stride]));
+            for (int j = 0; j < Layout::ROW; j++)
+                row.values[Layout::place(j)] = from_f32<KV>(to_f32(from[(u64)j * token_stride]));
             *(uint4 *)to = row.bits;
         } else {
-            for (u32 j = 0; j < count; j++) ((KV *)to)[Layout::place(inside + j)] = from_f32<KV>(to_f32(from[(u64)j * token_stride]));
+            for (u32 j = 0; j < count; j++)
+                ((KV *)to)[Layout::place(inside + j)] = from_f32<KV>(to_f32(from[(u64)j * token_stride]));
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-kv_write(const ACT *k, u32 k_token_stride, u32 k_head_stride, const ACT *v, u32 v_token_stride, u32 v_head_stride, const i32 *slots,
-         u8 *cache, u64 page_stride, u32 T, u32 num_kv_heads) {
+    kv_write(const ACT *k, u32 k_token_stride, u32 k_head_stride, const ACT *v, u32 v_token_stride, u32 v_head_stride,
+             const i32 *slots, u8 *cache, u64 page_stride, u32 T, u32 num_kv_heads) {
     wait_for_previous();
     let_next_start();
     u32 t = blockIdx.x;
@@ -77,9 +84,10 @@ kv_write(const ACT *k, u32 k_token_stride, u32 k_head_stride, const ACT *v, u32 
 #ifdef ROTARY_DIM
 // x: q heads and then k heads, side by side. A warp a head.
 extern "C" __global__ void __launch_bounds__(128)
-rope_kv_write(ACT *x, u32 x_token_stride, u32 x_head_stride, const ACT *v, u32 v_token_stride, u32 v_head_stride, const i32 *positions,
-              const float *table, const float *q_norm, const float *k_norm, float q_eps, float k_eps, float q_offset, float k_offset,
-              const i32 *slots, u8 *cache, u64 page_stride, u32 T, u32 num_heads, u32 num_kv_heads) {
+    rope_kv_write(ACT *x, u32 x_token_stride, u32 x_head_stride, const ACT *v, u32 v_token_stride, u32 v_head_stride,
+                  const i32 *positions, const float *table, const float *q_norm, const float *k_norm, float q_eps,
+                  float k_eps, float q_offset, float k_offset, const i32 *slots, u8 *cache, u64 page_stride, u32 T,
+                  u32 num_heads, u32 num_kv_heads) {
     __shared__ float shared[4][HEAD_DIM];
     wait_for_previous();
     let_next_start();

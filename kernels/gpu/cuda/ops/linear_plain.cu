@@ -1,12 +1,12 @@
-// `linear` of any type, size and stride without matrix units, in f32; the conversion of weights to another type; and what follows or precedes
-// a library product (bias, activation, residual).
+// `linear` of any type, size and stride without matrix units, in f32; the conversion of weights to another type; and
+// what follows or precedes a library product (bias, activation, residual).
 //
-// One warp an output row: its lanes share the depths, eight tokens at a time; eight neighbouring depths a lane where addresses allow it. It serves f32,
-// odd sizes and odd strides, and all small batches where there are no matrix units.
+// One warp an output row: its lanes share the depths, eight tokens at a time; eight neighbouring depths a lane where
+// addresses allow it. It serves f32, odd sizes and odd strides, and all small batches where there are no matrix units.
 //
 // Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.cuh).
-// linear_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads.
-// linear_finish: grid (⌈n / 256⌉, tokens), 256 threads.
+// linear_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256
+// threads. linear_finish: grid (⌈n / 256⌉, tokens), 256 threads.
 // revision: 1
 // check: -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0
 // check: -DACT=bf16 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=3
@@ -23,7 +23,8 @@ __device__ __forceinline__ bool is_aligned(const void *p, u64 row_bytes) { retur
 
 // This lane's part of the sums of up to COUNT tokens, by whole vectors.
 template <u32 COUNT>
-__device__ __forceinline__ void add_vectors(float (&sums)[kTokens], const WEIGHT *weights, const ACT *values, u32 x_stride, u32 count, u32 k) {
+__device__ __forceinline__ void add_vectors(float (&sums)[kTokens], const WEIGHT *weights, const ACT *values,
+                                            u32 x_stride, u32 count, u32 k) {
 #pragma unroll COUNT == 1 ? 4 : 1
     for (u32 i = kDepths * (threadIdx.x & 31); i < k; i += 32 * kDepths) {
         Group<WEIGHT, kDepths> row;
@@ -44,8 +45,8 @@ __device__ __forceinline__ void add_vectors(float (&sums)[kTokens], const WEIGHT
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    linear_plain(const ACT *x, const WEIGHT *w, const float *bias, const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride,
-                 u32 tokens, u32 n, u32 k) {
+    linear_plain(const ACT *x, const WEIGHT *w, const float *bias, const OUT *residual, OUT *out, u32 x_stride,
+                 u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
     u32 lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5), first = blockIdx.y * kTokens;
     let_next_start();
     wait_for_previous();
@@ -54,7 +55,8 @@ extern "C" __global__ void __launch_bounds__(256)
     const ACT *values = x + (u64)first * x_stride;
     u32 count = min(tokens - first, kTokens);
     float sums[kTokens] = {};
-    bool by_vectors = k % kDepths == 0 && is_aligned(w, (u64)k * sizeof(WEIGHT)) && is_aligned(x, (u64)x_stride * sizeof(ACT));
+    bool by_vectors = k % kDepths == 0 && is_aligned(w, (u64)k * sizeof(WEIGHT)) &&
+                      is_aligned(x, (u64)x_stride * sizeof(ACT));
     if (by_vectors && count == 1) {
         add_vectors<1>(sums, weights, values, x_stride, count, k);
     } else if (by_vectors) {
@@ -86,7 +88,8 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Rounds to the nearest value that the type holds: a weight beyond f16's range becomes its largest value, not an infinity.
+// Rounds to the nearest value that the type holds: a weight beyond f16's range becomes its largest value, not an
+// infinity.
 template <typename T> __device__ __forceinline__ T narrow(float x) { return from_f32<T>(x); }
 template <> __device__ __forceinline__ f16 narrow<f16>(float x) {
     // Comparisons keep infinities and NaN of the file as they are.
@@ -107,8 +110,9 @@ extern "C" __global__ void __launch_bounds__(256) convert_weights(const WEIGHT *
 }
 
 // out = epilogue(product + bias) + residual, where each of product (f32 rows), bias and residual may be absent.
-extern "C" __global__ void __launch_bounds__(256) linear_finish(const float *product, const float *bias, const OUT *residual, OUT *out,
-                                                                u32 product_stride, u32 residual_stride, u32 out_stride, u32 n) {
+extern "C" __global__ void __launch_bounds__(256)
+    linear_finish(const float *product, const float *bias, const OUT *residual, OUT *out, u32 product_stride,
+                  u32 residual_stride, u32 out_stride, u32 n) {
     let_next_start();
     wait_for_previous();
     u32 row = blockIdx.x * 256 + threadIdx.x;

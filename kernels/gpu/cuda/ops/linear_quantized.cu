@@ -1,13 +1,15 @@
-// `linear` of GGUF formats: packing their blocks into planes, unpacking them for a library product, and the product with few tokens, which reads the packed
-// planes once and never writes a weight. The planes' layout stands in quantized.cuh.
+// `linear` of GGUF formats: packing their blocks into planes, unpacking them for a library product, and the product
+// with few tokens, which reads the packed planes once and never writes a weight. The planes' layout stands in
+// quantized.cuh.
 //
-// 16-bit activations go to the matrix units: the stored numbers are exact there, and each chunk's sum is scaled in f32. f32 activations are
-// multiplied in f32, one warp a row.
+// 16-bit activations go to the matrix units: the stored numbers are exact there, and each chunk's sum is scaled in f32.
+// f32 activations are multiplied in f32, one warp a row.
 //
-// Definitions: FORMAT (see quantized.cuh), ACT, OUT (f32, f16, bf16), MATRIX (1: ACT is a 16-bit type and there are matrix units), EPILOGUE (see activate.cuh).
-// quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads. quantized_unpack: grid ⌈rows · groups · 16 / 256⌉, 256 threads.
-// linear_quantized_n (MATRIX): grid (⌈n / 16⌉, ⌈tokens / 8n⌉), 256 threads, 8 · 8n · 20 · 4 bytes of dynamic shared memory.
-// linear_quantized_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads.
+// Definitions: FORMAT (see quantized.cuh), ACT, OUT (f32, f16, bf16), MATRIX (1: ACT is a 16-bit type and there are
+// matrix units), EPILOGUE (see activate.cuh). quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads.
+// quantized_unpack: grid ⌈rows · groups · 16 / 256⌉, 256 threads. linear_quantized_n (MATRIX): grid (⌈n / 16⌉, ⌈tokens
+// / 8n⌉), 256 threads, 8 · 8n · 20 · 4 bytes of dynamic shared memory. linear_quantized_plain: grid (⌈n / 8⌉, ⌈tokens /
+// 8⌉), 256 threads.
 // Needs x 8-byte aligned with a stride that is a multiple of 4 (MATRIX).
 // revision: 1
 // check: -DFORMAT=3 -DACT=bf16 -DOUT=bf16 -DMATRIX=1 -DEPILOGUE=0
@@ -54,7 +56,8 @@ __device__ __forceinline__ u32 scale_in_file(const u8 *block, u32 chunk) {
 }
 
 // Rows `first_row ..` of the matrix from canonical bytes. One thread a chunk.
-extern "C" __global__ void __launch_bounds__(256) quantized_pack(const u8 *file, u8 *packed, u32 n, u32 k, u32 first_row, u32 num_rows) {
+extern "C" __global__ void __launch_bounds__(256)
+    quantized_pack(const u8 *file, u8 *packed, u32 n, u32 k, u32 first_row, u32 num_rows) {
     wait_for_previous();
     Planes p = planes_of(packed, n, k);
     u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
@@ -98,7 +101,8 @@ extern "C" __global__ void __launch_bounds__(256) quantized_pack(const u8 *file,
 }
 
 // Rows `first_row ..` as plain values, row-major. One thread a lane's part of a chunk.
-extern "C" __global__ void __launch_bounds__(256) quantized_unpack(u8 *packed, ACT *out, u32 n, u32 k, u32 first_row, u32 num_rows) {
+extern "C" __global__ void __launch_bounds__(256)
+    quantized_unpack(u8 *packed, ACT *out, u32 n, u32 k, u32 first_row, u32 num_rows) {
     let_next_start();
     wait_for_previous();
     Planes p = planes_of(packed, n, k);
@@ -118,8 +122,8 @@ extern "C" __global__ void __launch_bounds__(256) quantized_unpack(u8 *packed, A
     }
 }
 
-__device__ __forceinline__ void write_out(float sum, const float *bias, const OUT *residual, OUT *out, u32 residual_stride, u32 out_stride, u64 token,
-                                          u32 row) {
+__device__ __forceinline__ void write_out(float sum, const float *bias, const OUT *residual, OUT *out,
+                                          u32 residual_stride, u32 out_stride, u64 token, u32 row) {
     if (bias) sum += bias[row];
     sum = activate<EPILOGUE>(sum);
     if (residual) sum += to_f32(residual[token * residual_stride + row]);
@@ -130,8 +134,8 @@ __device__ __forceinline__ void write_out(float sum, const float *bias, const OU
 constexpr u32 kWarps = 8, kColumn = 20;
 
 template <int TILES>
-__device__ __forceinline__ void product(const ACT *x, u8 *packed, const float *bias, const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride,
-                                        u32 out_stride, u32 tokens, u32 n, u32 k) {
+__device__ __forceinline__ void product(const ACT *x, u8 *packed, const float *bias, const OUT *residual, OUT *out,
+                                        u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
     extern __shared__ float shared[];
     u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     Planes p = planes_of(packed, n, k);
@@ -215,11 +219,11 @@ __device__ __forceinline__ void product(const ACT *x, u8 *packed, const float *b
     }
 }
 
-#define ENTRY(tiles)                                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256)                                                                                                \
-        linear_quantized_##tiles(const ACT *x, u8 *packed, const float *bias, const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride,     \
-                                 u32 out_stride, u32 tokens, u32 n, u32 k) {                                                                        \
-        product<tiles>(x, packed, bias, residual, out, x_stride, residual_stride, out_stride, tokens, n, k);                                        \
+#define ENTRY(tiles)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(256)                                                           \
+        linear_quantized_##tiles(const ACT *x, u8 *packed, const float *bias, const OUT *residual, OUT *out,    \
+                                 u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) { \
+        product<tiles>(x, packed, bias, residual, out, x_stride, residual_stride, out_stride, tokens, n, k);    \
     }
 ENTRY(1)
 ENTRY(2)
@@ -227,8 +231,8 @@ ENTRY(2)
 
 // In f32, any stride. One warp a row, eight tokens at a time.
 extern "C" __global__ void __launch_bounds__(256)
-    linear_quantized_plain(const ACT *x, u8 *packed, const float *bias, const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride,
-                           u32 tokens, u32 n, u32 k) {
+    linear_quantized_plain(const ACT *x, u8 *packed, const float *bias, const OUT *residual, OUT *out, u32 x_stride,
+                           u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
     constexpr u32 kTokens = 8;
     u32 lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5), first_token = blockIdx.y * kTokens;
     let_next_start();
@@ -255,7 +259,8 @@ extern "C" __global__ void __launch_bounds__(256)
                 if (token >= count) continue;
                 const ACT *from = values + (u64)token * x_stride + depth;
 #pragma unroll
-                for (u32 i = 0; i < 8; i++) sums[token] = fmaf(numbers[i], to_f32(from[(i < 4 ? 0 : 12) + i]), sums[token]);
+                for (u32 i = 0; i < 8; i++)
+                    sums[token] = fmaf(numbers[i], to_f32(from[(i < 4 ? 0 : 12) + i]), sums[token]);
             }
         }
     }

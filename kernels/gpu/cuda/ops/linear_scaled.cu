@@ -1,5 +1,5 @@
-// `linear` over 8-bit weights with a scale a row, without matrix units: the packing of canonical rows, their unpacking for the library's product, and the
-// product of any size and stride in f32. The layout is scaled.cuh's.
+// `linear` over 8-bit weights with a scale a row, without matrix units: the packing of canonical rows, their unpacking
+// for the library's product, and the product of any size and stride in f32. The layout is scaled.cuh's.
 //
 // Definitions: ACT, OUT (f32, f16, bf16), EPILOGUE (see activate.cuh).
 // scaled_pack: grid rows, 128 threads. scaled_unpack: grid ⌈rows · k / 1024⌉, 256 threads; k is a multiple of 4.
@@ -51,7 +51,8 @@ __device__ __forceinline__ void values_of(u32 held, float scale, float (&v)[4]) 
     for (u32 b = 0; b < 4; b++) v[b] = scale * from_e4m3((u8)(codes >> (8 * b)));
 }
 
-extern "C" __global__ void __launch_bounds__(256) scaled_unpack(const u8 *packed, ACT *to, u32 n, u32 k, u32 first_row, u32 rows) {
+extern "C" __global__ void __launch_bounds__(256)
+    scaled_unpack(const u8 *packed, ACT *to, u32 n, u32 k, u32 first_row, u32 rows) {
     let_next_start();
     wait_for_previous();
     u32 words = k / 4;
@@ -66,8 +67,8 @@ extern "C" __global__ void __launch_bounds__(256) scaled_unpack(const u8 *packed
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    linear_scaled_plain(const ACT *x, const u8 *packed, const float *bias, const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride,
-                        u32 out_stride, u32 tokens, u32 n, u32 k) {
+    linear_scaled_plain(const ACT *x, const u8 *packed, const float *bias, const OUT *residual, OUT *out, u32 x_stride,
+                        u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
     u32 lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5), first = blockIdx.y * kTokens;
     let_next_start();
     wait_for_previous();

@@ -1,16 +1,20 @@
-// `linear` of few tokens over 8-bit weights with a scale a row: every code is read once, widened in registers and multiplied on matrix units; norm
-// before, bias, activation, gating and residual after happen on the way. The layout of the weights is scaled.cuh's.
+// `linear` of few tokens over 8-bit weights with a scale a row: every code is read once, widened in registers and
+// multiplied on matrix units; norm before, bias, activation, gating and residual after happen on the way. The layout of
+// the weights is scaled.cuh's.
 //
-// Sixteen weight rows are the A operand of m16n8k16, eight tokens the columns of B, as in linear_small.cu; a lane (g, t) reads 16 codes of rows g and
-// g + 8 at depths 16t .. 16t + 15 of a chunk of 64, which is four steps of the product. A block has one tile of rows; its warps share the chunks, and
-// the next ones are asked for before a chunk is used. Tokens lie in shared memory, a slice of their depth at a time; the first weights, being
-// constants, are asked for before the previous kernel has ended.
+// Sixteen weight rows are the A operand of m16n8k16, eight tokens the columns of B, as in linear_small.cu; a lane (g,
+// t) reads 16 codes of rows g and g + 8 at depths 16t .. 16t + 15 of a chunk of 64, which is four steps of the product.
+// A block has one tile of rows; its warps share the chunks, and the next ones are asked for before a chunk is used.
+// Tokens lie in shared memory, a slice of their depth at a time; the first weights, being constants, are asked for
+// before the previous kernel has ended.
 //
-// Definitions: ACT (bf16, f16), OUT (bf16, f16, f32), TILES (8 tokens each), MOST (tokens of a block: 8·TILES, or 1), WARPS, ROW_TILES (16 rows each),
-// DEPTH (chunks in flight a warp), MIN_BLOCKS (blocks that an SM should hold), EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles are 8 gate and
-// 8 up rows, and out = activate(gate) · up), NORM (1: x is normalised: out = W·(x·(norm + offset)) / rms(x)).
-// Launch: grid (tiles of MOST tokens, tiles of 16·ROW_TILES rows; 8·ROW_TILES gated), 32·WARPS threads; token tiles are neighbours, so that the
-// second one finds the weights in the cache. Slices are `slice_rounds` times WARPS·DEPTH chunks.
+// Definitions: ACT (bf16, f16), OUT (bf16, f16, f32), TILES (8 tokens each), MOST (tokens of a block: 8·TILES, or 1),
+// WARPS, ROW_TILES (16 rows each), DEPTH (chunks in flight a warp), MIN_BLOCKS (blocks that an SM should hold),
+// EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles are 8 gate and 8 up rows,
+// and out = activate(gate) · up), NORM (1: x is normalised: out = W·(x·(norm + offset)) / rms(x)).
+// Launch: grid (tiles of MOST tokens, tiles of 16·ROW_TILES rows; 8·ROW_TILES gated), 32·WARPS threads; token tiles are
+// neighbours, so that the second one finds the weights in the cache. Slices are `slice_rounds` times WARPS·DEPTH
+// chunks.
 // Dynamic shared memory: the tile's tokens, `staged_pitch` values each, then WARPS·MOST·(16·ROW_TILES + 5) floats.
 // Needs: k and x_stride multiples of 16 and 8, x, codes and norm 16-byte aligned.
 // check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DMOST=8 -DWARPS=8 -DROW_TILES=1 -DDEPTH=4 -DMIN_BLOCKS=3 -DEPILOGUE=0 -DGATE=0 -DNORM=1
@@ -50,10 +54,13 @@ struct Product {
 };
 
 // Values of a token in shared memory, with padding: the two tokens that lanes read together lie in different banks.
-__device__ __forceinline__ u32 staged_pitch(u32 k, u32 slice_rounds) { return min((k + 63) / 64 * 64, slice_rounds * kRound) + 8; }
+__device__ __forceinline__ u32 staged_pitch(u32 k, u32 slice_rounds) {
+    return min((k + 63) / 64 * 64, slice_rounds * kRound) + 8;
+}
 
 // Copies depths first .. end of this tile's tokens to shared memory, normalised up to their root mean square.
-__device__ __forceinline__ void stage(const Product &p, u32 first_token, u32 columns, u32 first, u32 end, ACT *staged, float (&squares)[kTokens]) {
+__device__ __forceinline__ void stage(const Product &p, u32 first_token, u32 columns, u32 first, u32 end, ACT *staged,
+                                      float (&squares)[kTokens]) {
     u32 pitch = staged_pitch(p.k, p.slice_rounds);
     const ACT *x = p.x + (u64)first_token * p.x_stride;
     for (u32 at = first + 8 * threadIdx.x; at < end; at += 8 * kThreads) {
@@ -69,7 +76,8 @@ __device__ __forceinline__ void stage(const Product &p, u32 first_token, u32 col
             if (base >= columns) break;
             uint4 v[kBatch];
 #pragma unroll
-            for (u32 i = 0; i < kBatch; i++) v[i] = load_values(x + (u64)(base + i) * p.x_stride + at, base + i < columns);
+            for (u32 i = 0; i < kBatch; i++)
+                v[i] = load_values(x + (u64)(base + i) * p.x_stride + at, base + i < columns);
 #pragma unroll
             for (u32 i = 0; i < kBatch; i++) {
                 if (base + i >= columns) break;
@@ -100,7 +108,8 @@ __device__ __forceinline__ Around around(const Product &p, u32 i, u32 first_toke
 }
 
 // What follows the sums: one thread an output value, neighbours in a row. `first` belongs to the thread's first value.
-__device__ __forceinline__ void finish(const Product &p, const float *sums, const float *squares, u32 first_token, u32 columns, Around first) {
+__device__ __forceinline__ void finish(const Product &p, const float *sums, const float *squares, u32 first_token,
+                                       u32 columns, Around first) {
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < kOut * columns; i += kThreads) {
         u32 at = i % kOut, column = i / kOut, row = blockIdx.y * kOut + at;
@@ -130,11 +139,13 @@ __device__ __forceinline__ void find_rows(const Product &p, u32 g, u32 t, const 
     for (u32 r = 0; r < ROW_TILES; r++) {
         u32 first = blockIdx.y * kOut + r * (GATE ? 8 : 16) + g;
         rows[r][0] = p.codes + min(first, last) * pitch + 16 * t;
-        rows[r][1] = GATE ? p.codes_up + min(first, last) * pitch + 16 * t : p.codes + min(first + 8, last) * pitch + 16 * t;
+        rows[r][1] = GATE ? p.codes_up + min(first, last) * pitch + 16 * t
+                          : p.codes + min(first + 8, last) * pitch + 16 * t;
     }
 }
 
-__device__ __forceinline__ void load_rows(const u8 *const (&rows)[ROW_TILES][2], u32 depth, bool wanted, uint4 (&w)[ROW_TILES][2]) {
+__device__ __forceinline__ void load_rows(const u8 *const (&rows)[ROW_TILES][2], u32 depth, bool wanted,
+                                          uint4 (&w)[ROW_TILES][2]) {
 #pragma unroll
     for (u32 r = 0; r < ROW_TILES; r++) {
         w[r][0] = load_weights(rows[r][0] + depth, wanted);
@@ -143,11 +154,13 @@ __device__ __forceinline__ void load_rows(const u8 *const (&rows)[ROW_TILES][2],
 }
 
 // One chunk's four steps for all tiles of tokens. `x` is the lane's depth of token g; null where there is none.
-__device__ __forceinline__ void multiply(const uint4 (&w)[ROW_TILES][2], const ACT *x, u32 pitch, u32 g, u32 columns, float (&sums)[ROW_TILES][TILES][4]) {
+__device__ __forceinline__ void multiply(const uint4 (&w)[ROW_TILES][2], const ACT *x, u32 pitch, u32 g, u32 columns,
+                                         float (&sums)[ROW_TILES][TILES][4]) {
     u32 a[ROW_TILES][4][4];
 #pragma unroll
     for (u32 r = 0; r < ROW_TILES; r++) {
-        u32 low[4] = {w[r][0].x, w[r][0].y, w[r][0].z, w[r][0].w}, high[4] = {w[r][1].x, w[r][1].y, w[r][1].z, w[r][1].w};
+        u32 low[4] = {w[r][0].x, w[r][0].y, w[r][0].z, w[r][0].w},
+            high[4] = {w[r][1].x, w[r][1].y, w[r][1].z, w[r][1].w};
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             widen_codes<ACT>(low[i], a[r][i][0], a[r][i][2]);
@@ -238,9 +251,10 @@ __device__ __forceinline__ void product(const Product &p) {
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS)
-    linear_scaled_small(const ACT *x, const u8 *codes, const u8 *codes_up, const float *scales, const float *scales_up, const float *norm, const float *bias,
-                        const float *bias_up, const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k,
-                        u32 slice_rounds, float norm_offset, float eps) {
-    product({x, codes, codes_up, scales, scales_up, norm, bias, bias_up, residual, out, x_stride, residual_stride, out_stride, tokens, n, k, slice_rounds,
-             norm_offset, eps});
+    linear_scaled_small(const ACT *x, const u8 *codes, const u8 *codes_up, const float *scales, const float *scales_up,
+                        const float *norm, const float *bias, const float *bias_up, const OUT *residual, OUT *out,
+                        u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k, u32 slice_rounds,
+                        float norm_offset, float eps) {
+    product({x, codes, codes_up, scales, scales_up, norm, bias, bias_up, residual, out, x_stride, residual_stride,
+             out_stride, tokens, n, k, slice_rounds, norm_offset, eps});
 }

@@ -1,14 +1,17 @@
-// `linear` of a batch of tokens over 8-bit weights with a scale a row: tiles of 128 weight rows and TOKENS tokens, whose codes and tokens stream through
-// shared memory (a ring of STAGES pieces of 64 depths) and whose codes are widened between shared memory and matrix units. Few tiles share the depth among
-// several blocks: each leaves its sums, and scaled_finish adds them in order. The layout of the weights is scaled.cuh's.
+// `linear` of a batch of tokens over 8-bit weights with a scale a row: tiles of 128 weight rows and TOKENS tokens,
+// whose codes and tokens stream through shared memory (a ring of STAGES pieces of 64 depths) and whose codes are
+// widened between shared memory and matrix units. Few tiles share the depth among several blocks: each leaves its sums,
+// and scaled_finish adds them in order. The layout of the weights is scaled.cuh's.
 //
-// As in linear_scaled_small.cu lane (g, t) takes depths 16t .. 16t + 15 of both operands; the warps are four by rows and two by tokens. A token's 16-byte
-// units are swapped in pairs where its number is odd, so that the two tokens that lanes read together lie in different banks.
+// As in linear_scaled_small.cu lane (g, t) takes depths 16t .. 16t + 15 of both operands; the warps are four by rows
+// and two by tokens. A token's 16-byte units are swapped in pairs where its number is odd, so that the two tokens that
+// lanes read together lie in different banks.
 //
-// Definitions: ACT (bf16, f16), OUT (bf16, f16, f32), TOKENS (64 or 128), STAGES, MIN_BLOCKS, EPILOGUE (see activate.cuh).
-// linear_scaled_tile: grid (⌈n / 128⌉, ⌈tokens / TOKENS⌉, splits), 256 threads; dynamic shared memory: STAGES · (8192 + 128·TOKENS), at least
-// TOKENS · 132 · 4 bytes. `depth`: depths of a split, a multiple of 64. `partials` (null where there is one split): [splits, tokens, n] floats.
-// scaled_finish: grid (⌈n / 256⌉, tokens), 256 threads.
+// Definitions: ACT (bf16, f16), OUT (bf16, f16, f32), TOKENS (64 or 128), STAGES, MIN_BLOCKS, EPILOGUE (see
+// activate.cuh). linear_scaled_tile: grid (⌈n / 128⌉, ⌈tokens / TOKENS⌉, splits), 256 threads; dynamic shared memory:
+// STAGES · (8192 + 128·TOKENS), at least TOKENS · 132 · 4 bytes. `depth`: depths of a split, a multiple of 64.
+// `partials` (null where there is one split): [splits, tokens, n] floats. scaled_finish: grid (⌈n / 256⌉, tokens), 256
+// threads.
 // Needs: k a multiple of 64, x_stride one of 8, x and codes 16-byte aligned.
 // check: -DACT=bf16 -DOUT=bf16 -DTOKENS=64 -DSTAGES=5 -DMIN_BLOCKS=2 -DEPILOGUE=0
 // check: -DACT=bf16 -DOUT=f32 -DTOKENS=128 -DSTAGES=4 -DMIN_BLOCKS=1 -DEPILOGUE=1
@@ -42,7 +45,10 @@ __device__ __forceinline__ void copy_async(u32 to, const void *from, bool wanted
 }
 __device__ __forceinline__ uint4 load_shared(u32 from) {
     uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
     return v;
 }
 
@@ -82,7 +88,8 @@ __device__ __forceinline__ void multiply(u32 stage, u32 first_row, u32 first_tok
 #pragma unroll
     for (u32 tile = 0; tile < kTiles; tile++) {
         u32 token = first_token + 8 * tile + g, at = stage + kCodeBytes + 128 * token;
-        uint4 first = load_shared(at + 16 * (2 * t ^ (token & 1))), second = load_shared(at + 16 * ((2 * t + 1) ^ (token & 1)));
+        uint4 first = load_shared(at + 16 * (2 * t ^ (token & 1))),
+              second = load_shared(at + 16 * ((2 * t + 1) ^ (token & 1)));
         u32 b[4][2] = {{first.x, first.y}, {first.z, first.w}, {second.x, second.y}, {second.z, second.w}};
 #pragma unroll
         for (u32 i = 0; i < 4; i++)
@@ -103,7 +110,8 @@ __device__ __forceinline__ void put(const Tile &p, u32 token, u32 row, float sum
 __device__ __forceinline__ void product(const Tile &p) {
     extern __shared__ uint4 shared[];
     u32 base = (u32)__cvta_generic_to_shared(shared), lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    u32 first_row = blockIdx.x * kRows, first_token = blockIdx.y * TOKENS, begin = blockIdx.z * p.depth, end = min(p.k, begin + p.depth);
+    u32 first_row = blockIdx.x * kRows, first_token = blockIdx.y * TOKENS, begin = blockIdx.z * p.depth,
+        end = min(p.k, begin + p.depth);
     u32 pieces = (end - begin) / kDepth;
     // The first codes, being constants, are asked for before the previous kernel has ended.
 #pragma unroll
@@ -161,14 +169,16 @@ __device__ __forceinline__ void product(const Tile &p) {
 }
 
 extern "C" __global__ void __launch_bounds__(256, MIN_BLOCKS)
-    linear_scaled_tile(const ACT *x, const u8 *codes, const float *scales, const float *bias, const OUT *residual, OUT *out, float *partials, u32 x_stride,
-                       u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k, u32 depth) {
-    product({x, codes, scales, bias, residual, out, partials, x_stride, residual_stride, out_stride, tokens, n, k, depth});
+    linear_scaled_tile(const ACT *x, const u8 *codes, const float *scales, const float *bias, const OUT *residual,
+                       OUT *out, float *partials, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n,
+                       u32 k, u32 depth) {
+    product(
+        {x, codes, scales, bias, residual, out, partials, x_stride, residual_stride, out_stride, tokens, n, k, depth});
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    scaled_finish(const float *partials, const float *scales, const float *bias, const OUT *residual, OUT *out, u32 residual_stride, u32 out_stride,
-                  u32 tokens, u32 n, u32 splits) {
+    scaled_finish(const float *partials, const float *scales, const float *bias, const OUT *residual, OUT *out,
+                  u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 splits) {
     u32 row = blockIdx.x * 256 + threadIdx.x, token = blockIdx.y;
     wait_for_previous();
     let_next_start();

@@ -1,9 +1,10 @@
-// Tokens rounded to 8-bit floats (E4M3) with a scale a token, for the library's product with 8-bit weights: scale = max|x| / 448, or 0 for a token of
-// zeros. Codes stand in the order of the weights' (scaled.cuh), so that their products add up over the same depths.
+// Tokens rounded to 8-bit floats (E4M3) with a scale a token, for the library's product with 8-bit weights: scale =
+// max|x| / 448, or 0 for a token of zeros. Codes stand in the order of the weights' (scaled.cuh), so that their
+// products add up over the same depths.
 //
 // Definitions: ACT (bf16, f16).
-// scaled_tokens: grid tokens, 256 threads. `codes`: rows of k bytes; `scales`: one a token. Needs: k and x_stride multiples of 16 and 8, x and codes 16-byte
-// aligned.
+// scaled_tokens: grid tokens, 256 threads. `codes`: rows of k bytes; `scales`: one a token. Needs: k and x_stride
+// multiples of 16 and 8, x and codes 16-byte aligned.
 // check: -DACT=bf16
 // check: -DACT=f16
 #include "scaled.cuh"
@@ -18,7 +19,8 @@ __device__ __forceinline__ u32 codes_of(const float *v, float factor) {
     return shuffle_codes(file);
 }
 
-extern "C" __global__ void __launch_bounds__(256) scaled_tokens(const ACT *x, u32 x_stride, u8 *codes, float *scales, u32 k) {
+extern "C" __global__ void __launch_bounds__(256)
+    scaled_tokens(const ACT *x, u32 x_stride, u8 *codes, float *scales, u32 k) {
     __shared__ float shared[32];
     x += (u64)blockIdx.x * x_stride;
     codes += (u64)blockIdx.x * k;

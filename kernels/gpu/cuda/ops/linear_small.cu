@@ -1,15 +1,19 @@
-// `linear` of few tokens: every weight is read once, straight from memory into matrix units, and whatever surrounds the product (norm before,
-// bias, activation, gating, residual after) happens on the way.
+// `linear` of few tokens: every weight is read once, straight from memory into matrix units, and whatever surrounds the
+// product (norm before, bias, activation, gating, residual after) happens on the way.
 //
-// Blocks stay and walk over the tiles of rows, with the next weights always asked for: the first ones, being constants, before the previous
-// kernel has ended. See few_tokens.cuh for how lanes share rows and tokens, and linear_once.cu for matrices that are in flight whole.
+// Blocks stay and walk over the tiles of rows, with the next weights always asked for: the first ones, being constants,
+// before the previous kernel has ended. See few_tokens.cuh for how lanes share rows and tokens, and linear_once.cu for
+// matrices that are in flight whole.
 //
-// Definitions: ACT (bf16, f16: activations and weights), OUT (bf16, f16, f32), TILES (8 tokens each), WARPS, ROW_TILES (16 rows each), DEPTH (chunks in
-// flight a warp), MIN_BLOCKS (blocks that an SM should hold), EPILOGUE (see activate.cuh), GATE (0: plain; else the activation of the gate: then tiles are 8
-// gate and 8 up rows, and out = activate(gate) · up), NORM (1: x is normalised: out = W·(x·(norm + offset)) / rms(x)).
-// Launch: grid (blocks: up to the number of tiles of 16·ROW_TILES rows, 8·ROW_TILES gated; tiles of 8·TILES tokens), 32·WARPS threads.
-// Dynamic shared memory: linear_small keeps the tokens of its tile there, pitch values each (see `pitch_of`), then come 2·WARPS·8·TILES·(16·ROW_TILES + 4)
-// + WARPS·8·TILES floats. linear_direct, for tokens that do not fit, needs the floats only; it knows no norm.
+// Definitions: ACT (bf16, f16: activations and weights), OUT (bf16, f16, f32), TILES (8 tokens each), WARPS, ROW_TILES
+// (16 rows each), DEPTH (chunks in flight a warp), MIN_BLOCKS (blocks that an SM should hold), EPILOGUE (see
+// activate.cuh), GATE (0: plain; else the activation of the gate: then tiles are 8 gate and 8 up rows, and out =
+// activate(gate) · up), NORM (1: x is normalised: out = W·(x·(norm + offset)) / rms(x)).
+// Launch: grid (blocks: up to the number of tiles of 16·ROW_TILES rows, 8·ROW_TILES gated; tiles of 8·TILES tokens),
+// 32·WARPS threads.
+// Dynamic shared memory: linear_small keeps the tokens of its tile there, pitch values each (see `pitch_of`), then come
+// 2·WARPS·8·TILES·(16·ROW_TILES + 4) + WARPS·8·TILES floats. linear_direct, for tokens that do not fit, needs the
+// floats only; it knows no norm.
 // Needs: k and x_stride multiples of 8, x, w and norm 16-byte aligned.
 // check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DWARPS=16 -DROW_TILES=1 -DDEPTH=8 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=0 -DNORM=1
 // check: -DACT=bf16 -DOUT=bf16 -DTILES=1 -DWARPS=16 -DROW_TILES=1 -DDEPTH=8 -DMIN_BLOCKS=1 -DEPILOGUE=0 -DGATE=1 -DNORM=1
@@ -43,8 +47,8 @@ __device__ __forceinline__ float eight_sums(const float *values) {
     return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 1);
 }
 
-// Copies the tokens of this tile to shared memory, and with NORM times the norm's weights, its squares to `squares`. Short rows are shared out: each
-// group of warps takes every so manieth token.
+// Copies the tokens of this tile to shared memory, and with NORM times the norm's weights, its squares to `squares`.
+// Short rows are shared out: each group of warps takes every so manieth token.
 __device__ __forceinline__ void stage(const Few &p, u32 first_token, u32 columns, ACT *staged, float *squares) {
     u32 pitch = pitch_of(p.k), lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     u32 wide = min((p.k + 255) / 256, (u32)WARPS), groups = WARPS / wide, group = warp / wide;
@@ -125,7 +129,8 @@ template <bool STAGED> __device__ __forceinline__ void product(const Few &p) {
 #pragma unroll
         for (u32 n = 0; n < TILES; n++) {
             bool present = 8 * n + g < columns && depth + 8 * t < p.k;
-            values[STAGED ? 0 : d][n] = load_values(p.x + (u64)(first_token + 8 * n + g) * p.x_stride + depth + 8 * t, present);
+            values[STAGED ? 0 : d][n] = load_values(p.x + (u64)(first_token + 8 * n + g) * p.x_stride + depth + 8 * t,
+                                                    present);
         }
     };
     if (!STAGED) {
@@ -174,12 +179,14 @@ template <bool STAGED> __device__ __forceinline__ void product(const Few &p) {
     } while (tile < tiles);
 }
 
-#define ENTRY(name, staged)                                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS)                                                                             \
-        name(const ACT *x, const ACT *w, const ACT *w_up, const float *norm, const float *bias, const float *bias_up, const OUT *residual,          \
-             OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k, float norm_offset, float eps) {                 \
-        Few p = {x, w, w_up, norm, bias, bias_up, residual, out, x_stride, residual_stride, out_stride, tokens, n, k, norm_offset, eps};          \
-        product<staged>(p);                                                                                                                         \
+#define ENTRY(name, staged)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS)                                              \
+        name(const ACT *x, const ACT *w, const ACT *w_up, const float *norm, const float *bias, const float *bias_up, \
+             const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n,     \
+             u32 k, float norm_offset, float eps) {                                                                   \
+        Few p = {x,          w,      w_up, norm, bias,        bias_up, residual, out, x_stride, residual_stride,      \
+                 out_stride, tokens, n,    k,    norm_offset, eps};                                                   \
+        product<staged>(p);                                                                                           \
     }
 ENTRY(linear_small, true)
 #if !NORM

@@ -1,10 +1,13 @@
-// `linear` of many tokens where there are neither NVIDIA's matrix units nor a library: 64 output rows by 64 tokens a block, through shared memory.
+// `linear` of many tokens where there are neither NVIDIA's matrix units nor a library: 64 output rows by 64 tokens a
+// block, through shared memory.
 //
-// In f32 each thread sums 4 rows by 4 tokens over steps of 32 depths; the next step's values are on their way while one is multiplied. 16-bit
-// activations over weights of their own type go to the matrix units of AMD's CDNA where the device has them, a quarter of the tile a wave. Any size
-// and stride, as linear_plain. Every sum runs over the depths in order, whatever else is in the call.
+// In f32 each thread sums 4 rows by 4 tokens over steps of 32 depths; the next step's values are on their way while one
+// is multiplied. 16-bit activations over weights of their own type go to the matrix units of AMD's CDNA where the
+// device has them, a quarter of the tile a wave. Any size and stride, as linear_plain. Every sum runs over the depths
+// in order, whatever else is in the call.
 //
-// Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.cuh). Grid (⌈n / 64⌉, ⌈tokens / 64⌉), 256 threads.
+// Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.cuh). Grid (⌈n / 64⌉, ⌈tokens / 64⌉), 256
+// threads.
 // revision: 1
 // check: -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0
 // check: -DACT=bf16 -DWEIGHT=bf16 -DOUT=bf16 -DEPILOGUE=1
@@ -19,7 +22,8 @@ constexpr u32 kMine = kTile * kDepths / kThreads;
 // Rows of shared memory start 16 bytes apart modulo the banks, and at multiples of 16 bytes.
 constexpr u32 kPitch = kTile + 4;
 
-// What a thread brings of a step: neighbours in a warp are neighbours in depth. Rows and depths beyond the matrix are zero.
+// What a thread brings of a step: neighbours in a warp are neighbours in depth. Rows and depths beyond the matrix are
+// zero.
 template <typename T> struct Step {
     T values[kMine];
 
@@ -40,7 +44,8 @@ template <typename T> struct Step {
     __device__ __forceinline__ void keep_bits(T *to) const {
         u32 row = threadIdx.x / kDepths;
 #pragma unroll
-        for (u32 i = 0; i < kMine; i++, row += kThreads / kDepths) to[row * (kDepths + 4) + threadIdx.x % kDepths] = values[i];
+        for (u32 i = 0; i < kMine; i++, row += kThreads / kDepths)
+            to[row * (kDepths + 4) + threadIdx.x % kDepths] = values[i];
     }
 #endif
 };
@@ -76,8 +81,8 @@ constexpr u32 kRowWords = kDepths / 2 + 2;
 
 // 32 tokens by 32 rows a wave: wave w takes rows 32 · (w % 2) .. and tokens 32 · (w / 2) .. of the tile.
 template <typename T>
-__device__ __forceinline__ void tile_on_matrix_units(const T *x, const T *w, u32 x_stride, u32 rows, u32 columns, u32 k, u32 first_row,
-                                                     u32 first_token, const Outcome &outcome) {
+__device__ __forceinline__ void tile_on_matrix_units(const T *x, const T *w, u32 x_stride, u32 rows, u32 columns, u32 k,
+                                                     u32 first_row, u32 first_token, const Outcome &outcome) {
     __shared__ u64 memory[2 * kTile * kRowWords / 2];
     u32 *left = (u32 *)memory, *right = left + kTile * kRowWords;
     Step<T> weights, values;
@@ -109,8 +114,8 @@ __device__ __forceinline__ void tile_on_matrix_units(const T *x, const T *w, u32
 #endif
 
 extern "C" __global__ void __launch_bounds__(256)
-    linear_tiled(const ACT *x, const WEIGHT *w, const float *bias, const OUT *residual, OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride,
-                 u32 tokens, u32 n, u32 k) {
+    linear_tiled(const ACT *x, const WEIGHT *w, const float *bias, const OUT *residual, OUT *out, u32 x_stride,
+                 u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
     u32 first_row = blockIdx.x * kTile, first_token = blockIdx.y * kTile;
     u32 rows = min(n - first_row, kTile), columns = min(tokens - first_token, kTile);
     w += (u64)first_row * k;
@@ -156,5 +161,6 @@ extern "C" __global__ void __launch_bounds__(256)
     for (u32 t = 0; t < 4; t++)
 #pragma unroll
         for (u32 r = 0; r < 4; r++)
-            if (my_token + t < columns && my_row + r < rows) outcome.write(sums[t][r], first_row + my_row + r, first_token + my_token + t);
+            if (my_token + t < columns && my_row + r < rows)
+                outcome.write(sums[t][r], first_row + my_row + r, first_token + my_token + t);
 }

@@ -1,6 +1,6 @@
-// `logits_process`: masks, stop tokens, bias, bad words and penalties, in the documented order. A block owns a slice of one row's vocabulary and
-// applies every list and the whole history to it, so that nothing is shared between blocks and counts need no memory but the block's own.
-// No definitions.
+// `logits_process`: masks, stop tokens, bias, bad words and penalties, in the documented order. A block owns a slice of
+// one row's vocabulary and applies every list and the whole history to it, so that nothing is shared between blocks and
+// counts need no memory but the block's own. No definitions.
 // revision: 1
 // check:
 #include "common.cuh"
@@ -31,7 +31,8 @@ __device__ __forceinline__ void apply_masks(float *logits, u32 first, u32 end, c
 }
 
 // A token that is listed more often gets its values one after another, by the thread of its first place.
-__device__ __forceinline__ void apply_bias(float *logits, u32 first, u32 end, const i32 *tokens, const float *values, u32 count) {
+__device__ __forceinline__ void apply_bias(float *logits, u32 first, u32 end, const i32 *tokens, const float *values,
+                                           u32 count) {
     for (u32 i = threadIdx.x; i < count; i += THREADS) {
         u32 token = (u32)tokens[i];
         if (token < first || token >= end) continue;
@@ -47,8 +48,8 @@ __device__ __forceinline__ void apply_bias(float *logits, u32 first, u32 end, co
 }
 
 // Warp by warp: each sequence's earlier tokens are compared with the end of the history.
-__device__ __forceinline__ void apply_bad_words(float *logits, u32 first, u32 end, const i32 *list, u32 width, u32 count, const i32 *history,
-                                                u32 num_tokens) {
+__device__ __forceinline__ void apply_bad_words(float *logits, u32 first, u32 end, const i32 *list, u32 width,
+                                                u32 count, const i32 *history, u32 num_tokens) {
     u32 lane = threadIdx.x & 31, at = 0;
     for (u32 word = 0; word < count && at < width; word++) {
         i32 len = list[at];
@@ -74,9 +75,11 @@ __device__ __forceinline__ void count_token(u32 *counts, u32 first, u32 size, i3
     }
 }
 
-// Repetition over prompt and output; frequency and presence over the output. Each step rounds as the formula is written.
-__device__ __forceinline__ void apply_penalties(float *logits, u32 first, u32 end, u32 *counts, const i32 *history, u32 num_tokens, u32 prompt,
-                                                float repetition, float presence, float frequency) {
+// Repetition over prompt and output; frequency and presence over the output. Each step rounds as the formula is
+// written.
+__device__ __forceinline__ void apply_penalties(float *logits, u32 first, u32 end, u32 *counts, const i32 *history,
+                                                u32 num_tokens, u32 prompt, float repetition, float presence,
+                                                float frequency) {
     u32 size = end - first;
     for (u32 i = threadIdx.x; i < size; i += THREADS) counts[i] = 0;
     __syncthreads();
@@ -92,7 +95,8 @@ __device__ __forceinline__ void apply_penalties(float *logits, u32 first, u32 en
     }
     u32 tail = head + 4 * fours;
     if (threadIdx.x < head) count_token(counts, first, size, history[threadIdx.x], threadIdx.x >= prompt);
-    if (threadIdx.x < num_tokens - tail) count_token(counts, first, size, history[tail + threadIdx.x], tail + threadIdx.x >= prompt);
+    if (threadIdx.x < num_tokens - tail)
+        count_token(counts, first, size, history[tail + threadIdx.x], tail + threadIdx.x >= prompt);
     __syncthreads();
     for (u32 i = threadIdx.x; i < size; i += THREADS) {
         u32 count = counts[i];
@@ -110,11 +114,13 @@ __device__ __forceinline__ void apply_penalties(float *logits, u32 first, u32 en
 
 // Grid: slices of the vocabulary, sequences.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    logits_process(float *logits, u32 logits_stride, u32 vocab, const i32 *step_rows, u32 step_rows_stride, const u8 *row_sampling,
-                   u32 sampling_stride, u32 num_rows, const i32 *row_tokens, u32 tokens_stride, u32 max_tokens, const i32 *row_num_tokens,
-                   u32 num_tokens_stride, const i32 *allowed_mask, u32 allowed_stride, const i32 *bias_tokens, u32 bias_tokens_stride,
-                   u32 max_bias, const float *bias_values, u32 bias_values_stride, const i32 *stop_tokens, u32 stop_stride, u32 max_stop,
-                   const i32 *bad_words, u32 bad_words_stride, u32 bad_words_width, const i32 *grammar_mask, u32 grammar_stride) {
+    logits_process(float *logits, u32 logits_stride, u32 vocab, const i32 *step_rows, u32 step_rows_stride,
+                   const u8 *row_sampling, u32 sampling_stride, u32 num_rows, const i32 *row_tokens, u32 tokens_stride,
+                   u32 max_tokens, const i32 *row_num_tokens, u32 num_tokens_stride, const i32 *allowed_mask,
+                   u32 allowed_stride, const i32 *bias_tokens, u32 bias_tokens_stride, u32 max_bias,
+                   const float *bias_values, u32 bias_values_stride, const i32 *stop_tokens, u32 stop_stride,
+                   u32 max_stop, const i32 *bad_words, u32 bad_words_stride, u32 bad_words_width,
+                   const i32 *grammar_mask, u32 grammar_stride) {
     __shared__ u32 counts[SLICE];
     wait_for_previous();
     let_next_start();
@@ -124,7 +130,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     u64 row = (u32)index;
     const u32 *words = (const u32 *)(row_sampling + row * sampling_stride);
     u32 prompt = words[2], min_tokens = words[10];
-    float repetition = __uint_as_float(words[7]), presence = __uint_as_float(words[8]), frequency = __uint_as_float(words[9]);
+    float repetition = __uint_as_float(words[7]), presence = __uint_as_float(words[8]),
+          frequency = __uint_as_float(words[9]);
     u32 num_bias = words[11], num_stop = words[12], num_bad_words = words[13];
     bool use_mask = words[14] == 1;
     u32 num_tokens = min((u32)max(row_num_tokens[row * num_tokens_stride], 0), max_tokens);
@@ -147,11 +154,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncthreads();
     }
     if (bias_tokens && bias_values && num_bias > 0) {
-        apply_bias(mine, first, end, bias_tokens + row * bias_tokens_stride, bias_values + row * bias_values_stride, min(num_bias, max_bias));
+        apply_bias(mine, first, end, bias_tokens + row * bias_tokens_stride, bias_values + row * bias_values_stride,
+                   min(num_bias, max_bias));
         __syncthreads();
     }
     if (bad_words && num_bad_words > 0) {
-        apply_bad_words(mine, first, end, bad_words + row * bad_words_stride, bad_words_width, num_bad_words, history, num_tokens);
+        apply_bad_words(mine, first, end, bad_words + row * bad_words_stride, bad_words_width, num_bad_words, history,
+                        num_tokens);
         __syncthreads();
     }
     if (repetition != 1.f || presence != 0.f || frequency != 0.f) {

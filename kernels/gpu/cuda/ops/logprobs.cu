@@ -7,9 +7,9 @@
 
 // One block a row: log-probability and rank of the chosen token, and the k most likely.
 extern "C" __global__ void __launch_bounds__(BLOCK)
-    top_logprobs(const float *logits, u32 logits_stride, u32 vocab, const i32 *chosen, u32 chosen_stride, float *chosen_logprobs,
-                 u32 logprobs_stride, i32 *chosen_ranks, u32 ranks_stride, i32 *top_tokens, u32 top_tokens_stride, float *top_logprobs,
-                 u32 top_logprobs_stride, u32 k) {
+    top_logprobs(const float *logits, u32 logits_stride, u32 vocab, const i32 *chosen, u32 chosen_stride,
+                 float *chosen_logprobs, u32 logprobs_stride, i32 *chosen_ranks, u32 ranks_stride, i32 *top_tokens,
+                 u32 top_tokens_stride, float *top_logprobs, u32 top_logprobs_stride, u32 k) {
     __shared__ Shared s;
     wait_for_previous();
     u32 n = blockIdx.x;

@@ -1,5 +1,5 @@
-// `lora_shrink` and `lora_expand`: many adapters in one batch. A block takes one token, or a few neighbours: where these use the same adapter,
-// which is the rule in a prompt, its weights are read once for all of them.
+// `lora_shrink` and `lora_expand`: many adapters in one batch. A block takes one token, or a few neighbours: where
+// these use the same adapter, which is the rule in a prompt, its weights are read once for all of them.
 // Definitions: ACT (x of shrink, out of expand) and WEIGHT (a, b): f32, f16, bf16.
 // revision: 1
 // check: -DACT=f32 -DWEIGHT=f32
@@ -23,8 +23,9 @@
 // Ranks of a block of `lora_shrink`.
 #define RANKS 4
 
-// Sums of COUNT values (a power of two, at most 32) over a warp: a lane gets that of value lane % COUNT. Values are shared out as soon as there are as
-// many lanes with the same part of a sum, so that 32 of them take 31 exchanges and not 160. Each sum is added up in the same order for every COUNT.
+// Sums of COUNT values (a power of two, at most 32) over a warp: a lane gets that of value lane % COUNT. Values are
+// shared out as soon as there are as many lanes with the same part of a sum, so that 32 of them take 31 exchanges and
+// not 160. Each sum is added up in the same order for every COUNT.
 template <u32 COUNT, u32 MASK = 16> __device__ __forceinline__ float warp_sums(float *values) {
     if constexpr (MASK >= COUNT) {
 #pragma unroll
@@ -41,28 +42,33 @@ template <u32 COUNT, u32 MASK = 16> __device__ __forceinline__ float warp_sums(f
     return values[0];
 }
 
-__device__ __forceinline__ bool is_aligned(const void *p, u64 stride_bytes) { return ((u64)p | stride_bytes) % 16 == 0; }
+__device__ __forceinline__ bool is_aligned(const void *p, u64 stride_bytes) {
+    return ((u64)p | stride_bytes) % 16 == 0;
+}
 
 // Grid: tokens in TOKENS, ranks in RANKS; up to SHRINK_THREADS threads. A block's warps share out the width.
 template <u32 TOKENS>
-__device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT *a, u32 slot_stride, u32 rank_stride, const i32 *token_lora,
-                                       u32 token_lora_stride, float *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 width,
-                                       u32 max_rank) {
+__device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT *a, u32 slot_stride, u32 rank_stride,
+                                       const i32 *token_lora, u32 token_lora_stride, float *out, u32 out_stride,
+                                       u32 num_tokens, u32 num_slots, u32 width, u32 max_rank) {
     __shared__ float parts[SHRINK_THREADS / 32][TOKENS * RANKS];
     wait_for_previous();
     let_next_start();
     u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first = blockIdx.x * TOKENS, rank = blockIdx.y * RANKS;
     Groups<TOKENS> groups(token_lora, token_lora_stride, first, num_tokens, num_slots);
-    bool vector = is_aligned(x, x_stride * sizeof(ACT)) && is_aligned(a, rank_stride * sizeof(WEIGHT)) && (u64)slot_stride * sizeof(WEIGHT) % 16 == 0;
+    bool vector = is_aligned(x, x_stride * sizeof(ACT)) && is_aligned(a, rank_stride * sizeof(WEIGHT)) &&
+                  (u64)slot_stride * sizeof(WEIGHT) % 16 == 0;
     u32 whole = vector ? width / 8 * 8 : 0;
     float sums[TOKENS * RANKS] = {};
     i32 slot;
     while (u32 same = groups.next(slot)) {
         const WEIGHT *weights[RANKS];
 #pragma unroll
-        for (u32 r = 0; r < RANKS; r++) weights[r] = a + (u64)slot * slot_stride + (u64)min(rank + r, max_rank - 1) * rank_stride;
+        for (u32 r = 0; r < RANKS; r++)
+            weights[r] = a + (u64)slot * slot_stride + (u64)min(rank + r, max_rank - 1) * rank_stride;
         for (u32 k = 8 * threadIdx.x; k < whole; k += 8 * blockDim.x) {
-            // All loads of a round are in flight before the first value is used, those of tokens that belong to others too.
+            // All loads of a round are in flight before the first value is used, those of tokens that belong to others
+            // too.
             Group<WEIGHT, 8> raw[RANKS];
             Group<ACT, 8> values[TOKENS];
 #pragma unroll
@@ -103,23 +109,24 @@ __device__ __forceinline__ void shrink(const ACT *x, u32 x_stride, const WEIGHT 
     out[(u64)(first + i) * out_stride + rank + r] = sum;
 }
 
-#define SHRINK(name, tokens)                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(SHRINK_THREADS)                                                                          \
-        name(const ACT *x, u32 x_stride, const WEIGHT *a, u32 slot_stride, u32 rank_stride, const i32 *token_lora, u32 token_lora_stride, \
-             float *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 width, u32 max_rank) {                                        \
-        shrink<tokens>(x, x_stride, a, slot_stride, rank_stride, token_lora, token_lora_stride, out, out_stride, num_tokens, num_slots,   \
-                       width, max_rank);                                                                                                  \
+#define SHRINK(name, tokens)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(SHRINK_THREADS) name(                                               \
+        const ACT *x, u32 x_stride, const WEIGHT *a, u32 slot_stride, u32 rank_stride, const i32 *token_lora,        \
+        u32 token_lora_stride, float *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 width, u32 max_rank) { \
+        shrink<tokens>(x, x_stride, a, slot_stride, rank_stride, token_lora, token_lora_stride, out, out_stride,     \
+                       num_tokens, num_slots, width, max_rank);                                                      \
     }
 SHRINK(lora_shrink_few, FEW)
 SHRINK(lora_shrink_many, MANY)
 
-// Grid: tokens in TOKENS, features in THREADS. A thread computes one feature; shared: the tokens' x, TOKENS · x_width floats: max_rank
-// for each part of the features, which begin at 0, `second` and `third` (where there are any).
+// Grid: tokens in TOKENS, features in THREADS. A thread computes one feature; shared: the tokens' x, TOKENS · x_width
+// floats: max_rank for each part of the features, which begin at 0, `second` and `third` (where there are any).
 template <u32 TOKENS>
-__device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGHT *b, u32 slot_stride, u32 feature_stride,
-                                       const float *scales, u32 scales_stride, const i32 *token_lora, u32 token_lora_stride, ACT *out,
-                                       u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank, u32 x_width, u32 second,
-                                       u32 third) {
+__device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGHT *b, u32 slot_stride,
+                                       u32 feature_stride, const float *scales, u32 scales_stride,
+                                       const i32 *token_lora, u32 token_lora_stride, ACT *out, u32 out_stride,
+                                       u32 num_tokens, u32 num_slots, u32 features, u32 max_rank, u32 x_width,
+                                       u32 second, u32 third) {
     extern __shared__ float4 fours_of_inputs[];
     float *inputs = (float *)fours_of_inputs;
     wait_for_previous();
@@ -128,22 +135,26 @@ __device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGH
     // Asked for before anything else is known: one after another they would take most of the time.
     ACT old[TOKENS];
 #pragma unroll
-    for (u32 i = 0; i < TOKENS; i++) old[i] = out[(u64)min(first + i, num_tokens - 1) * out_stride + min(n, features - 1)];
+    for (u32 i = 0; i < TOKENS; i++)
+        old[i] = out[(u64)min(first + i, num_tokens - 1) * out_stride + min(n, features - 1)];
     bool fours = ((u64)x | (u64)x_stride * 4 | (u64)x_width * 4 | (u64)max_rank * 4) % 16 == 0;
     if (fours) {
         for (u32 at = threadIdx.x; at < TOKENS * x_width / 4; at += THREADS) {
             u32 i = 4 * at / x_width;
-            fours_of_inputs[at] = *(const float4 *)(x + (u64)min(first + i, num_tokens - 1) * x_stride + (4 * at - i * x_width));
+            fours_of_inputs[at] = *(const float4 *)(x + (u64)min(first + i, num_tokens - 1) * x_stride +
+                                                    (4 * at - i * x_width));
         }
     } else {
-        for (u32 at = threadIdx.x; at < TOKENS * x_width; at += THREADS) inputs[at] = x[(u64)min(first + at / x_width, num_tokens - 1) * x_stride + at % x_width];
+        for (u32 at = threadIdx.x; at < TOKENS * x_width; at += THREADS)
+            inputs[at] = x[(u64)min(first + at / x_width, num_tokens - 1) * x_stride + at % x_width];
     }
     Groups<TOKENS> groups(token_lora, token_lora_stride, first, num_tokens, num_slots);
     if (groups.left == 0) return;
     __syncthreads();
     if (n >= features) return;
     const float *mine = inputs + ((n >= second) + (n >= third)) * max_rank;
-    bool vector = fours && is_aligned(b, feature_stride * sizeof(WEIGHT)) && (u64)slot_stride * sizeof(WEIGHT) % 16 == 0;
+    bool vector = fours && is_aligned(b, feature_stride * sizeof(WEIGHT)) &&
+                  (u64)slot_stride * sizeof(WEIGHT) % 16 == 0;
     u32 whole = vector ? max_rank / 8 * 8 : 0;
     i32 slot;
     while (u32 same = groups.next(slot)) {
@@ -177,13 +188,14 @@ __device__ __forceinline__ void expand(const float *x, u32 x_stride, const WEIGH
     }
 }
 
-#define EXPAND(name, tokens)                                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                                  \
-        name(const float *x, u32 x_stride, const WEIGHT *b, u32 slot_stride, u32 feature_stride, const float *scales, u32 scales_stride,   \
-             const i32 *token_lora, u32 token_lora_stride, ACT *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 features,          \
-             u32 max_rank, u32 x_width, u32 second, u32 third) {                                                                           \
-        expand<tokens>(x, x_stride, b, slot_stride, feature_stride, scales, scales_stride, token_lora, token_lora_stride, out, out_stride, \
-                       num_tokens, num_slots, features, max_rank, x_width, second, third);                                                 \
+#define EXPAND(name, tokens)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        name(const float *x, u32 x_stride, const WEIGHT *b, u32 slot_stride, u32 feature_stride, const float *scales,  \
+             u32 scales_stride, const i32 *token_lora, u32 token_lora_stride, ACT *out, u32 out_stride,                \
+             u32 num_tokens, u32 num_slots, u32 features, u32 max_rank, u32 x_width, u32 second, u32 third) {          \
+        expand<tokens>(x, x_stride, b, slot_stride, feature_stride, scales, scales_stride, token_lora,                 \
+                       token_lora_stride, out, out_stride, num_tokens, num_slots, features, max_rank, x_width, second, \
+                       third);                                                                                         \
     }
 EXPAND(lora_expand_few, FEW)
 EXPAND(lora_expand_many, MANY)

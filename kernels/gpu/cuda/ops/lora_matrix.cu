@@ -1,5 +1,6 @@
-// `lora_shrink` and `lora_expand` of more than a few tokens on matrix units: a tile is eight neighbouring tokens, and a group of them that share an
-// adapter is one product. Products with another adapter's values go nowhere, so that its infinities stay its own.
+// `lora_shrink` and `lora_expand` of more than a few tokens on matrix units: a tile is eight neighbouring tokens, and a
+// group of them that share an adapter is one product. Products with another adapter's values go nowhere, so that its
+// infinities stay its own.
 //
 // Definitions: none; x of shrink, out of expand and the matrices are bf16. Rows are aligned to 16 bytes.
 // check:
@@ -21,10 +22,12 @@
 // Chunks `c`, `c` + WARPS, … of a row, eight values a lane; zeros from `end` on.
 __device__ __forceinline__ void load_chunks(uint4 (&chunks)[CHUNKS], const bf16 *row, u32 c, u32 end) {
 #pragma unroll
-    for (u32 i = 0; i < CHUNKS; i++) chunks[i] = c + i * WARPS < end ? *(const uint4 *)(row + 32 * (c + i * WARPS)) : make_uint4(0, 0, 0, 0);
+    for (u32 i = 0; i < CHUNKS; i++)
+        chunks[i] = c + i * WARPS < end ? *(const uint4 *)(row + 32 * (c + i * WARPS)) : make_uint4(0, 0, 0, 0);
 }
 
-// Adds the products of one chunk of 32: 16 ranks by 8 tokens. The depths are dealt out so that a lane's are eight neighbours.
+// Adds the products of one chunk of 32: 16 ranks by 8 tokens. The depths are dealt out so that a lane's are eight
+// neighbours.
 __device__ __forceinline__ void add_chunk(float (&d)[4], const uint4 &lower, const uint4 &upper, const uint4 &x) {
     const u32 first[4] = {lower.x, upper.x, lower.y, upper.y}, second[4] = {lower.z, upper.z, lower.w, upper.w};
     const u32 x_first[2] = {x.x, x.y}, x_second[2] = {x.z, x.w};
@@ -32,24 +35,28 @@ __device__ __forceinline__ void add_chunk(float (&d)[4], const uint4 &lower, con
     mma_m16n8k16<bf16>(d, second, x_second);
 }
 
-// Grid: slices, ranks in RANKS, tokens in TOKENS; 32 · WARPS threads. width is a multiple of 32. The slices of a tile are a cluster where there are
-// clusters: each sums up its part of the width, and the first one adds those up. Elsewhere the grid has one slice.
+// Grid: slices, ranks in RANKS, tokens in TOKENS; 32 · WARPS threads. width is a multiple of 32. The slices of a tile
+// are a cluster where there are clusters: each sums up its part of the width, and the first one adds those up.
+// Elsewhere the grid has one slice.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define CLUSTER __cluster_dims__(SLICES, 1, 1)
 #else
 #define CLUSTER
 #endif
 extern "C" __global__ void CLUSTER __launch_bounds__(32 * WARPS)
-lora_shrink_matrix(const bf16 *x, u32 x_stride, const bf16 *a, u32 slot_stride, u32 rank_stride, const i32 *token_lora, u32 token_lora_stride,
-                   float *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 width, u32 max_rank, u32 early) {
+    lora_shrink_matrix(const bf16 *x, u32 x_stride, const bf16 *a, u32 slot_stride, u32 rank_stride,
+                       const i32 *token_lora, u32 token_lora_stride, float *out, u32 out_stride, u32 num_tokens,
+                       u32 num_slots, u32 width, u32 max_rank, u32 early) {
     __shared__ float warps[WARPS][RANKS * TOKENS];
     __shared__ float slices[SLICES][RANKS * TOKENS];
 #if __CUDA_ARCH__ >= 900
     // The first block must run before others write to it; its start is waited for behind the products.
     asm volatile("barrier.cluster.arrive.relaxed.aligned;");
 #endif
-    u32 first = blockIdx.z * TOKENS, rank = blockIdx.y * RANKS, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    u32 chunks = width / 32, begin = (u64)chunks * blockIdx.x / gridDim.x + warp, end = (u64)chunks * (blockIdx.x + 1) / gridDim.x;
+    u32 first = blockIdx.z * TOKENS, rank = blockIdx.y * RANKS, lane = threadIdx.x & 31, warp = threadIdx.x >> 5,
+        g = lane >> 2, t = lane & 3;
+    u32 chunks = width / 32, begin = (u64)chunks * blockIdx.x / gridDim.x + warp,
+        end = (u64)chunks * (blockIdx.x + 1) / gridDim.x;
     if (!early) wait_for_previous();
     Groups<TOKENS> groups(token_lora, token_lora_stride, first, num_tokens, num_slots);
     uint4 lower[CHUNKS], upper[CHUNKS];
@@ -95,7 +102,9 @@ lora_shrink_matrix(const bf16 *x, u32 x_stride, const bf16 *a, u32 slot_stride, 
     asm volatile("barrier.cluster.wait.aligned;");
     if (mine < RANKS * TOKENS) {
         u32 own, leader;
-        asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(own) : "l"(&slices[blockIdx.x][mine]));
+        asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }"
+            : "=r"(own)
+            : "l"(&slices[blockIdx.x][mine]));
         asm("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(leader) : "r"(own));
         asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(leader), "f"(sum) : "memory");
     }
@@ -112,13 +121,15 @@ lora_shrink_matrix(const bf16 *x, u32 x_stride, const bf16 *a, u32 slot_stride, 
     if (mine < RANKS * TOKENS && token < num_tokens && r < max_rank) out[(u64)token * out_stride + r] = sum;
 }
 
-// Grid: tokens in TOKENS, features in WARPS · FEATURES; 32 · WARPS threads. max_rank is a multiple of 16; features, `second` and `third` (where parts
-// of the features begin, each with its own max_rank columns of x) are multiples of FEATURES. x is taken as two bf16 that add up to it, in rows 0 to 7
-// and 8 to 15 of the same product. `early`, of both kernels: all but x may be read before the previous launch has ended.
+// Grid: tokens in TOKENS, features in WARPS · FEATURES; 32 · WARPS threads. max_rank is a multiple of 16; features,
+// `second` and `third` (where parts of the features begin, each with its own max_rank columns of x) are multiples of
+// FEATURES. x is taken as two bf16 that add up to it, in rows 0 to 7 and 8 to 15 of the same product. `early`, of both
+// kernels: all but x may be read before the previous launch has ended.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-lora_expand_matrix(const float *x, u32 x_stride, const bf16 *b, u32 slot_stride, u32 feature_stride, const float *scales, u32 scales_stride,
-                   const i32 *token_lora, u32 token_lora_stride, bf16 *out, u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank,
-                   u32 second, u32 third, u32 early) {
+    lora_expand_matrix(const float *x, u32 x_stride, const bf16 *b, u32 slot_stride, u32 feature_stride,
+                       const float *scales, u32 scales_stride, const i32 *token_lora, u32 token_lora_stride, bf16 *out,
+                       u32 out_stride, u32 num_tokens, u32 num_slots, u32 features, u32 max_rank, u32 second, u32 third,
+                       u32 early) {
     u32 first = blockIdx.x * TOKENS, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     u32 n = (blockIdx.y * WARPS + (threadIdx.x >> 5)) * FEATURES;
     if (!early) wait_for_previous();
@@ -128,7 +139,8 @@ lora_expand_matrix(const float *x, u32 x_stride, const bf16 *b, u32 slot_stride,
         if (early) wait_for_previous();
         return;
     }
-    // A lane holds features n + 8t to n + 8t + 7 of token g. Column c of product j is feature 8 · (c / 2) + 2j + c % 2, so that they are its sums.
+    // A lane holds features n + 8t to n + 8t + 7 of token g. Column c of product j is feature 8 · (c / 2) + 2j + c % 2,
+    // so that they are its sums.
     u32 token = min(first + g, num_tokens - 1);
     bf16 *mine = out + (u64)token * out_stride + n + 8 * t;
     uint4 old = *(const uint4 *)mine;
@@ -154,7 +166,8 @@ lora_expand_matrix(const float *x, u32 x_stride, const bf16 *b, u32 slot_stride,
             float h[4];
             unpack2<bf16>(high[0], h[0], h[1]);
             unpack2<bf16>(high[1], h[2], h[3]);
-            const u32 both[4] = {high[0], pack2<bf16>(v.x - h[0], v.y - h[1]), high[1], pack2<bf16>(v.z - h[2], v.w - h[3])};
+            const u32 both[4] = {high[0], pack2<bf16>(v.x - h[0], v.y - h[1]), high[1],
+                                 pack2<bf16>(v.z - h[2], v.w - h[3])};
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
                 const u32 column[2] = {columns[j].x, columns[j].y};

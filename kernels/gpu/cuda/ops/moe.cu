@@ -1,5 +1,6 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
-// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block format: see blocks.cuh).
+// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block
+// format: see blocks.cuh).
 // revision: 1
 // check: -DACT=f32 -DWEIGHT=f32
 // check: -DACT=f32 -DWEIGHT=f16
@@ -29,9 +30,9 @@ __device__ __forceinline__ u64 route_key(float score, u32 expert) {
 }
 
 // Shared: ROUTED · num_experts scores.
-extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32 *experts, u32 experts_stride, float *weights,
-                                     u32 weights_stride, u32 num_tokens, u32 num_experts, u32 top_k, u32 is_sigmoid, u32 normalize,
-                                     float factor) {
+extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32 *experts, u32 experts_stride,
+                                     float *weights, u32 weights_stride, u32 num_tokens, u32 num_experts, u32 top_k,
+                                     u32 is_sigmoid, u32 normalize, float factor) {
     extern __shared__ float all_scores[];
     wait_for_previous();
     u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, t = blockIdx.x * ROUTED + warp;
@@ -87,10 +88,12 @@ extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32
 // Features of a warp.
 #define FEATURES 4
 
-// Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. A warp computes FEATURES features of a choice.
+// Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. A warp computes FEATURES
+// features of a choice.
 extern "C" __global__ void __launch_bounds__(LINEAR_THREADS)
-    moe_linear(const ACT *x, u32 token_stride, u32 input_stride, const u8 *weight, u64 row_bytes, const i32 *experts, u32 experts_stride, ACT *out,
-               u32 out_token_stride, u32 out_choice_stride, u32 num_choices, u32 top_k, u32 num_experts, u32 width, u32 features) {
+    moe_linear(const ACT *x, u32 token_stride, u32 input_stride, const u8 *weight, u64 row_bytes, const i32 *experts,
+               u32 experts_stride, ACT *out, u32 out_token_stride, u32 out_choice_stride, u32 num_choices, u32 top_k,
+               u32 num_experts, u32 width, u32 features) {
     wait_for_previous();
     let_next_start();
     u32 lane = threadIdx.x & 31, n = (blockIdx.x * (LINEAR_THREADS / 32) + (threadIdx.x >> 5)) * FEATURES;
@@ -133,8 +136,9 @@ extern "C" __global__ void __launch_bounds__(LINEAR_THREADS)
 }
 
 // Grid: values of a token in blocks, tokens.
-extern "C" __global__ void moe_combine(const ACT *x, u32 token_stride, u32 choice_stride, const float *weights, u32 weights_stride, ACT *out,
-                                       u32 out_stride, u32 num_tokens, u32 top_k, u32 width) {
+extern "C" __global__ void moe_combine(const ACT *x, u32 token_stride, u32 choice_stride, const float *weights,
+                                       u32 weights_stride, ACT *out, u32 out_stride, u32 num_tokens, u32 top_k,
+                                       u32 width) {
     wait_for_previous();
     let_next_start();
     u32 at = blockIdx.x * blockDim.x + threadIdx.x;
@@ -142,7 +146,8 @@ extern "C" __global__ void moe_combine(const ACT *x, u32 token_stride, u32 choic
     for (u32 t = blockIdx.y; t < num_tokens; t += gridDim.y) {
         float sum = 0.f;
         for (u32 j = 0; j < top_k; j++) {
-            sum += weights[(u64)t * weights_stride + j] * to_f32(x[(u64)t * token_stride + (u64)j * choice_stride + at]);
+            sum += weights[(u64)t * weights_stride + j] *
+                   to_f32(x[(u64)t * token_stride + (u64)j * choice_stride + at]);
         }
         out[(u64)t * out_stride + at] = from_f32<ACT>(sum);
     }

@@ -1,12 +1,13 @@
-// `moe_linear` of many tokens: choices are sorted by expert, and each expert's rows are one product on matrix units, so that a prompt reads an
-// expert's matrix once for every 64 of its tokens and not once a token.
+// `moe_linear` of many tokens: choices are sorted by expert, and each expert's rows are one product on matrix units, so
+// that a prompt reads an expert's matrix once for every 64 of its tokens and not once a token.
 //
-// Definitions: ACT (f16, bf16: x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block format: see blocks.cuh).
-// Weights of another type are rounded to ACT.
+// Definitions: ACT (f16, bf16: x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a
+// block format: see blocks.cuh). Weights of another type are rounded to ACT.
 //
-// Entry points: moe_group (one block of 1024 threads, shared memory 4 · num_experts bytes) writes where each expert's choices begin
-// [num_experts + 1], and then the choices (token · top_k + j) themselves; moe_linear_grouped (grid: features in 64, experts, any number; 128
-// threads) wants that list, width a multiple of 8, and inputs and rows of weights aligned to 16 bytes (rows of block formats: to nothing).
+// Entry points: moe_group (one block of 1024 threads, shared memory 4 · num_experts bytes) writes where each expert's
+// choices begin [num_experts + 1], and then the choices (token · top_k + j) themselves; moe_linear_grouped (grid:
+// features in 64, experts, any number; 128 threads) wants that list, width a multiple of 8, and inputs and rows of
+// weights aligned to 16 bytes (rows of block formats: to nothing).
 // check: -DACT=bf16 -DWEIGHT=bf16
 // check: -DACT=f16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=f32
@@ -98,8 +99,9 @@ __device__ __forceinline__ void multiply(float (&sums)[COLUMNS / 8][4], const AC
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-moe_linear_grouped(const ACT *x, u32 token_stride, u32 input_stride, const u8 *weight, u64 row_bytes, const u32 *groups, ACT *out, u32 out_token_stride,
-                   u32 out_choice_stride, u32 top_k, u32 num_experts, u32 width, u32 features) {
+    moe_linear_grouped(const ACT *x, u32 token_stride, u32 input_stride, const u8 *weight, u64 row_bytes,
+                       const u32 *groups, ACT *out, u32 out_token_stride, u32 out_choice_stride, u32 top_k,
+                       u32 num_experts, u32 width, u32 features) {
     __shared__ __align__(16) ACT inputs[ROWS * PITCH];
     __shared__ __align__(16) ACT matrix[COLUMNS * PITCH];
     __shared__ u32 choices[ROWS];
@@ -119,7 +121,9 @@ moe_linear_grouped(const ACT *x, u32 token_stride, u32 input_stride, const u8 *w
         for (u32 i = 0; i < 4; i++) {
             u32 row = threadIdx.x / 8 + 16 * i, choice = row < count ? choices[row] : 0;
             from[i] = row < count ? x + (u64)(choice / top_k) * token_stride + (u64)(choice % top_k) * input_stride : 0;
-            rows[i] = first_feature + row < features ? weight + ((u64)expert * features + first_feature + row) * row_bytes : 0;
+            rows[i] = first_feature + row < features
+                          ? weight + ((u64)expert * features + first_feature + row) * row_bytes
+                          : 0;
         }
         uint4 next_inputs[4], next_weights[4];
         auto bring = [&](u32 k) {

@@ -1,6 +1,7 @@
-// `rms_norm` and `layer_norm`: each row is read once, kept in registers, and scaled by its own sum. Wide rows take a block, narrow ones
-// (the heads of q and k) a part of a warp; unaligned or very wide ones take a block that reads them again. Blocks walk over rows with the
-// weight in registers and the next row on its way. Row r of [T, G, width] is (r / G, r mod G).
+// `rms_norm` and `layer_norm`: each row is read once, kept in registers, and scaled by its own sum. Wide rows take a
+// block, narrow ones (the heads of q and k) a part of a warp; unaligned or very wide ones take a block that reads them
+// again. Blocks walk over rows with the weight in registers and the next row on its way. Row r of [T, G, width] is (r /
+// G, r mod G).
 //
 // Definitions: ACT = f32, f16 or bf16, the type of x and out; LAYER = 0 (rms_norm) or 1 (layer_norm).
 // revision: 1
@@ -44,11 +45,12 @@ struct LaneSum {
     }
 };
 
-// Thread `lane` of `lanes` holds groups lane, lane + lanes, .. (NV of them) of `n` in a row; rows first, first + step, ... All threads of a
-// warp take part in every round, with rows past the end left out.
+// Thread `lane` of `lanes` holds groups lane, lane + lanes, .. (NV of them) of `n` in a row; rows first, first + step,
+// ... All threads of a warp take part in every round, with rows past the end left out.
 template <int NV, typename Sum>
-__device__ __forceinline__ void norm_rows(const Rows &rows, const float *weight, const float *bias, u32 width, float eps,
-                                          float weight_offset, u32 lane, u32 lanes, u32 first, u32 step, Sum sum) {
+__device__ __forceinline__ void norm_rows(const Rows &rows, const float *weight, const float *bias, u32 width,
+                                          float eps, float weight_offset, u32 lane, u32 lanes, u32 first, u32 step,
+                                          Sum sum) {
     u32 n = width / V;
     float w[NV][V];
 #pragma unroll
@@ -119,25 +121,25 @@ __device__ __forceinline__ void norm_rows(const Rows &rows, const float *weight,
     }
 }
 
-#define PARAMETERS                                                                                                                     \
-    const ACT *x, u64 x_outer, u64 x_inner, const float *weight, const float *bias, ACT *out, u64 out_outer, u64 out_inner, u32 rows,  \
-        u32 inner, u32 width, float eps, float weight_offset
+#define PARAMETERS                                                                                           \
+    const ACT *x, u64 x_outer, u64 x_inner, const float *weight, const float *bias, ACT *out, u64 out_outer, \
+        u64 out_inner, u32 rows, u32 inner, u32 width, float eps, float weight_offset
 
 // A block a row: blockDim.x * NV * V >= width, up to 512 threads.
-#define BLOCK_ENTRY(name, NV)                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(512) name(PARAMETERS) {                                                               \
-        __shared__ float shared[32];                                                                                                   \
-        Rows all = {x, x_outer, x_inner, out, out_outer, out_inner, rows, inner};                                                      \
-        norm_rows<NV>(all, weight, bias, width, eps, weight_offset, threadIdx.x, blockDim.x, blockIdx.x, gridDim.x,                    \
-                      BlockSum{shared});                                                                                               \
+#define BLOCK_ENTRY(name, NV)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(512) name(PARAMETERS) {                                            \
+        __shared__ float shared[32];                                                                                \
+        Rows all = {x, x_outer, x_inner, out, out_outer, out_inner, rows, inner};                                   \
+        norm_rows<NV>(all, weight, bias, width, eps, weight_offset, threadIdx.x, blockDim.x, blockIdx.x, gridDim.x, \
+                      BlockSum{shared});                                                                            \
     }
 // `lanes` threads a row: lanes * NV * V >= width.
-#define LANE_ENTRY(name, NV)                                                                                                           \
-    extern "C" __global__ void __launch_bounds__(128) name(PARAMETERS, u32 lanes) {                                                    \
-        Rows all = {x, x_outer, x_inner, out, out_outer, out_inner, rows, inner};                                                      \
-        u32 at_once = blockDim.x / lanes;                                                                                              \
-        norm_rows<NV>(all, weight, bias, width, eps, weight_offset, threadIdx.x % lanes, lanes,                                        \
-                      blockIdx.x * at_once + threadIdx.x / lanes, gridDim.x * at_once, LaneSum{lanes});                                \
+#define LANE_ENTRY(name, NV)                                                                            \
+    extern "C" __global__ void __launch_bounds__(128) name(PARAMETERS, u32 lanes) {                     \
+        Rows all = {x, x_outer, x_inner, out, out_outer, out_inner, rows, inner};                       \
+        u32 at_once = blockDim.x / lanes;                                                               \
+        norm_rows<NV>(all, weight, bias, width, eps, weight_offset, threadIdx.x % lanes, lanes,         \
+                      blockIdx.x * at_once + threadIdx.x / lanes, gridDim.x * at_once, LaneSum{lanes}); \
     }
 
 BLOCK_ENTRY(norm_block_1, 1)

@@ -1,5 +1,5 @@
-// Elementwise ops over strided rows: `silu_mul`, `gelu_mul`, `gelu`, `add`, `scale`, `softcap`. Each has two entry points: `_vector`
-// moves 16 bytes a thread, `_scalar` single elements. One pass; out may be an input.
+// Elementwise ops over strided rows: `silu_mul`, `gelu_mul`, `gelu`, `add`, `scale`, `softcap`. Each has two entry
+// points: `_vector` moves 16 bytes a thread, `_scalar` single elements. One pass; out may be an input.
 //
 // Definitions: ACT = f32, f16 or bf16, the type of all operands.
 // revision: 1
@@ -8,8 +8,8 @@
 // check: -DACT=bf16
 #include "vector.cuh"
 
-// x / (1 + e^-argument), with the quotient's limit where the power overflows. The fast forms err by a few 1e-7 of the result, which 16-bit
-// types do not see.
+// x / (1 + e^-argument), with the quotient's limit where the power overflows. The fast forms err by a few 1e-7 of the
+// result, which 16-bit types do not see.
 __device__ __forceinline__ float sigmoid_times(float x, float argument) {
     if constexpr (sizeof(ACT) == 4) return x / (1.f + expf(-argument));
     return __fdividef(x, 1.f + __expf(-argument));
@@ -59,8 +59,8 @@ struct Softcap {
 
 // `total` groups of N elements, `groups` of them a row; strides in elements.
 template <typename Op, int N>
-__device__ __forceinline__ void apply(const ACT *a, u64 a_stride, const ACT *b, u64 b_stride, ACT *out, u64 out_stride, u32 groups,
-                                      u32 total, float parameter) {
+__device__ __forceinline__ void apply(const ACT *a, u64 a_stride, const ACT *b, u64 b_stride, ACT *out, u64 out_stride,
+                                      u32 groups, u32 total, float parameter) {
     Group<ACT, N> x[UNROLL], y[UNROLL];
     u32 row[UNROLL], column[UNROLL];
     u32 first = blockIdx.x * (blockDim.x * UNROLL) + threadIdx.x;
@@ -91,13 +91,14 @@ __device__ __forceinline__ void apply(const ACT *a, u64 a_stride, const ACT *b, 
     }
 }
 
-#define ENTRY(name, Op, N)                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(256) name(const ACT *a, u64 a_stride, const ACT *b, u64 b_stride, ACT *out,           \
-                                                           u64 out_stride, u32 groups, u32 total, float parameter) {                   \
-        apply<Op, N>(a, a_stride, b, b_stride, out, out_stride, groups, total, parameter);                                             \
+#define ENTRY(name, Op, N)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(256)                                                                 \
+        name(const ACT *a, u64 a_stride, const ACT *b, u64 b_stride, ACT *out, u64 out_stride, u32 groups, u32 total, \
+             float parameter) {                                                                                       \
+        apply<Op, N>(a, a_stride, b, b_stride, out, out_stride, groups, total, parameter);                            \
     }
-#define ENTRIES(name, Op)                                                                                                              \
-    ENTRY(name##_vector, Op, per_vector<ACT>)                                                                                          \
+#define ENTRIES(name, Op)                     \
+    ENTRY(name##_vector, Op, per_vector<ACT>) \
     ENTRY(name##_scalar, Op, 1)
 
 ENTRIES(silu_mul, SiluMul)

@@ -1,7 +1,9 @@
-// `rope`: rotates pairs of each head by table values of the token's position, in place. A thread turns some neighbouring pairs of one head;
-// `_vector` needs rotary_dim / 2 (halves) or rotary_dim (neighbours) in whole 16-byte groups, `_scalar` turns a pair.
+// `rope`: rotates pairs of each head by table values of the token's position, in place. A thread turns some
+// neighbouring pairs of one head; `_vector` needs rotary_dim / 2 (halves) or rotary_dim (neighbours) in whole 16-byte
+// groups, `_scalar` turns a pair.
 //
-// Definitions: ACT = f32, f16 or bf16, the type of x; INTERLEAVED = 0: pairs (i, i + rotary_dim / 2), 1: pairs (2i, 2i + 1).
+// Definitions: ACT = f32, f16 or bf16, the type of x; INTERLEAVED = 0: pairs (i, i + rotary_dim / 2), 1: pairs (2i, 2i
+// + 1).
 // revision: 1
 // check: -DACT=f32 -DINTERLEAVED=0
 // check: -DACT=f16 -DINTERLEAVED=0
@@ -13,8 +15,8 @@
 
 // `groups` threads a head, `total` threads. A position outside the table (a caller's bug) leaves its head as it is.
 template <int PAIRS>
-__device__ __forceinline__ void rotate(const i32 *positions, const float *table, u32 num_positions, ACT *x, u64 token_stride,
-                                       u64 head_stride, u32 heads, u32 half, u32 groups, u32 total) {
+__device__ __forceinline__ void rotate(const i32 *positions, const float *table, u32 num_positions, ACT *x,
+                                       u64 token_stride, u64 head_stride, u32 heads, u32 half, u32 groups, u32 total) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     wait_for_previous();
     if (i >= total) return;
@@ -77,11 +79,11 @@ __device__ __forceinline__ void rotate(const i32 *positions, const float *table,
 #endif
 }
 
-#define ENTRY(name, PAIRS)                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(128)                                                                                  \
-        name(const i32 *positions, const float *table, u32 num_positions, ACT *x, u64 token_stride, u64 head_stride, u32 heads,        \
-             u32 half, u32 groups, u32 total) {                                                                                        \
-        rotate<PAIRS>(positions, table, num_positions, x, token_stride, head_stride, heads, half, groups, total);                      \
+#define ENTRY(name, PAIRS)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(128)                                                                \
+        name(const i32 *positions, const float *table, u32 num_positions, ACT *x, u64 token_stride, u64 head_stride, \
+             u32 heads, u32 half, u32 groups, u32 total) {                                                           \
+        rotate<PAIRS>(positions, table, num_positions, x, token_stride, head_stride, heads, half, groups, total);    \
     }
 
 ENTRY(rope_vector, per_vector<ACT> / (INTERLEAVED ? 2 : 1))

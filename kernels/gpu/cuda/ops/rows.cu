@@ -10,11 +10,11 @@
 
 #ifndef ACT
 
-// Row i of `count`: gather writes out[i] = x[index[i]], scatter out[index[i]] = x[i]. `other_rows`: rows that an index may name; -1 and
-// indices outside (a caller's bug) move nothing. Pitches and `units` of a row count units.
+// Row i of `count`: gather writes out[i] = x[index[i]], scatter out[index[i]] = x[i]. `other_rows`: rows that an index
+// may name; -1 and indices outside (a caller's bug) move nothing. Pitches and `units` of a row count units.
 template <typename Unit>
-__device__ __forceinline__ void move_rows(const Unit *x, u64 x_pitch, const i32 *index, Unit *out, u64 out_pitch, u32 count, u32 units,
-                                          u32 other_rows, u32 scatter) {
+__device__ __forceinline__ void move_rows(const Unit *x, u64 x_pitch, const i32 *index, Unit *out, u64 out_pitch,
+                                          u32 count, u32 units, u32 other_rows, u32 scatter) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     u32 row = i / units, unit = i - row * units;
     wait_for_previous();
@@ -26,10 +26,11 @@ __device__ __forceinline__ void move_rows(const Unit *x, u64 x_pitch, const i32 
     out[(scatter ? other : row) * out_pitch + unit] = value;
 }
 
-#define ENTRY(name, Unit)                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(128) name(const Unit *x, u64 x_pitch, const i32 *index, Unit *out, u64 out_pitch,     \
-                                                           u32 count, u32 units, u32 other_rows, u32 scatter) {                        \
-        move_rows<Unit>(x, x_pitch, index, out, out_pitch, count, units, other_rows, scatter);                                         \
+#define ENTRY(name, Unit)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(128)                                                      \
+        name(const Unit *x, u64 x_pitch, const i32 *index, Unit *out, u64 out_pitch, u32 count, u32 units, \
+             u32 other_rows, u32 scatter) {                                                                \
+        move_rows<Unit>(x, x_pitch, index, out, out_pitch, count, units, other_rows, scatter);             \
     }
 
 ENTRY(move_rows_16, uint4)
@@ -75,8 +76,8 @@ template <typename Code, int N> __device__ __forceinline__ void store_codes(u8 *
 
 // A block a row, one scale a row; the second pass finds the row in the cache.
 template <typename Code, int N>
-__device__ __forceinline__ void quantize_row(const ACT *x, u64 x_stride, u8 *q, u64 q_stride, float *scales, u64 scale_stride,
-                                             u32 width) {
+__device__ __forceinline__ void quantize_row(const ACT *x, u64 x_stride, u8 *q, u64 q_stride, float *scales,
+                                             u64 scale_stride, u32 width) {
     __shared__ float shared[32];
     wait_for_previous();
     x += blockIdx.x * x_stride;
@@ -104,8 +105,8 @@ __device__ __forceinline__ void quantize_row(const ACT *x, u64 x_stride, u8 *q, 
 
 // 32 / N neighbouring threads a group of 32 values; `groups` threads a row, `total` threads.
 template <int N>
-__device__ __forceinline__ void quantize_block(const ACT *x, u64 x_stride, u8 *q, u64 q_stride, float *scales, u64 scale_stride,
-                                               u32 groups, u32 total) {
+__device__ __forceinline__ void quantize_block(const ACT *x, u64 x_stride, u8 *q, u64 q_stride, float *scales,
+                                               u64 scale_stride, u32 groups, u32 total) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     bool live = i < total;
     u32 row = live ? i / groups : 0, column = live ? (i - row * groups) * N : 0;
@@ -126,28 +127,29 @@ __device__ __forceinline__ void quantize_block(const ACT *x, u64 x_stride, u8 *q
     if (column % 32 == 0) scales[row * scale_stride + column / 32] = scale;
 }
 
-#define ROW_ENTRY(name, Code, N)                                                                                                       \
-    extern "C" __global__ void __launch_bounds__(256)                                                                                  \
-        name(const ACT *x, u64 x_stride, u8 *q, u64 q_stride, float *scales, u64 scale_stride, u32 width) {                            \
-        quantize_row<Code, N>(x, x_stride, q, q_stride, scales, scale_stride, width);                                                  \
+#define ROW_ENTRY(name, Code, N)                                                                            \
+    extern "C" __global__ void __launch_bounds__(256)                                                       \
+        name(const ACT *x, u64 x_stride, u8 *q, u64 q_stride, float *scales, u64 scale_stride, u32 width) { \
+        quantize_row<Code, N>(x, x_stride, q, q_stride, scales, scale_stride, width);                       \
     }
 ROW_ENTRY(quantize_int8_vector, Int8, per_vector<ACT>)
 ROW_ENTRY(quantize_int8_scalar, Int8, 1)
 ROW_ENTRY(quantize_fp8_vector, Fp8, per_vector<ACT>)
 ROW_ENTRY(quantize_fp8_scalar, Fp8, 1)
 
-#define BLOCK_ENTRY(name, N)                                                                                                           \
-    extern "C" __global__ void __launch_bounds__(256)                                                                                  \
-        name(const ACT *x, u64 x_stride, u8 *q, u64 q_stride, float *scales, u64 scale_stride, u32 groups, u32 total) {                \
-        quantize_block<N>(x, x_stride, q, q_stride, scales, scale_stride, groups, total);                                              \
+#define BLOCK_ENTRY(name, N)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(256) name(const ACT *x, u64 x_stride, u8 *q, u64 q_stride,          \
+                                                           float *scales, u64 scale_stride, u32 groups, u32 total) { \
+        quantize_block<N>(x, x_stride, q, q_stride, scales, scale_stride, groups, total);                            \
     }
 BLOCK_ENTRY(quantize_block32_vector, per_vector<ACT>)
 BLOCK_ENTRY(quantize_block32_scalar, 1)
 
-// 32 columns of a sequence a block; its eight warps share the tokens. `mode`: 0 last, 1 mean, 2 first. Starts are kept inside
-// 0 .. num_tokens.
+// 32 columns of a sequence a block; its eight warps share the tokens. `mode`: 0 last, 1 mean, 2 first. Starts are kept
+// inside 0 .. num_tokens.
 extern "C" __global__ void __launch_bounds__(256)
-    pool_rows(const ACT *x, u64 x_stride, u32 num_tokens, const i32 *query_start_loc, float *out, u64 out_stride, u32 width, u32 mode) {
+    pool_rows(const ACT *x, u64 x_stride, u32 num_tokens, const i32 *query_start_loc, float *out, u64 out_stride,
+              u32 width, u32 mode) {
     __shared__ float parts[8][33];
     wait_for_previous();
     i32 start = max(0, query_start_loc[blockIdx.x]), end = min((i32)num_tokens, query_start_loc[blockIdx.x + 1]);

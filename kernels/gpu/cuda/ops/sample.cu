@@ -1,13 +1,14 @@
-// `sample`: a token per row. The tokens that the filters keep are described by one threshold (a key and, among its ties, an index), which is
-// found among the few largest, where these are all that is kept, or by bisection. Probabilities are sums of integers, so that no draw depends
-// on the order of a sum.
+// `sample`: a token per row. The tokens that the filters keep are described by one threshold (a key and, among its
+// ties, an index), which is found among the few largest, where these are all that is kept, or by bisection.
+// Probabilities are sums of integers, so that no draw depends on the order of a sum.
 // Definitions: as logits.cuh.
 // revision: 1
 // check:
 // check: -DBLOCK=256
 #include "logits.cuh"
 
-// The first position at which the running sum of f(entry) over the first `count` entries reaches target(total); `count` if none.
+// The first position at which the running sum of f(entry) over the first `count` entries reaches target(total); `count`
+// if none.
 template <typename F, typename T> __device__ __forceinline__ u32 locate_listed(Shared &s, u32 count, F f, T target_of) {
     u32 per = (count + BLOCK - 1) / BLOCK, first = min(threadIdx.x * per, count), end = min(first + per, count);
     u64 sum = 0, total;
@@ -55,9 +56,10 @@ __device__ __forceinline__ u64 top_p_part(u64 total, float top_p) {
     return part > 0 ? part : 1;
 }
 
-// Draws among the largest, if they are all that the filters leave; −1: they are not. `lower`: keys below are outside of the list, `least`:
-// min_p's threshold.
-__device__ __forceinline__ i32 draw_listed(const Row &row, Shared &s, const Params &p, float max, u32 lower, u32 least, u32 word) {
+// Draws among the largest, if they are all that the filters leave; −1: they are not. `lower`: keys below are outside of
+// the list, `least`: min_p's threshold.
+__device__ __forceinline__ i32 draw_listed(const Row &row, Shared &s, const Params &p, float max, u32 lower, u32 least,
+                                           u32 word) {
     bool all_mass = p.top_k == 0;
     float least_value = from_key(least), lower_value = from_key(lower);
     u64 mass = 0;
@@ -88,7 +90,8 @@ __device__ __forceinline__ i32 draw_listed(const Row &row, Shared &s, const Para
     auto weight = [&](u64 entry) { return weight_of(from_key((u32)(entry >> 32)), max).value(); };
     if (p.top_p < 1.f) {
         u64 whole = all_mass ? block_sum(mass, s.warps) : 0;
-        u32 last = locate_listed(s, count, weight, [&](u64 total) { return top_p_part(all_mass ? whole : total, p.top_p); });
+        u32 last = locate_listed(s, count, weight,
+                                 [&](u64 total) { return top_p_part(all_mass ? whole : total, p.top_p); });
         if (last < count) {
             count = last + 1;
         } else if (all_mass) {
@@ -145,8 +148,9 @@ __device__ __forceinline__ i32 draw_any(const Row &row, Shared &s, const Params 
 
 // One block a row.
 extern "C" __global__ void __launch_bounds__(BLOCK)
-    sample(const float *logits, u32 logits_stride, u32 vocab, const i32 *step_rows, u32 step_rows_stride, const u8 *row_sampling,
-           u32 sampling_stride, u32 num_rows, const i32 *row_num_tokens, u32 num_tokens_stride, i32 *out, u32 out_stride) {
+    sample(const float *logits, u32 logits_stride, u32 vocab, const i32 *step_rows, u32 step_rows_stride,
+           const u8 *row_sampling, u32 sampling_stride, u32 num_rows, const i32 *row_num_tokens, u32 num_tokens_stride,
+           i32 *out, u32 out_stride) {
     __shared__ Shared s;
     wait_for_previous();
     u32 seq = blockIdx.x;
@@ -157,10 +161,17 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
         return;
     }
     const u32 *words = (const u32 *)(row_sampling + (u64)index * sampling_stride);
-    Params p = {words[0], words[1], words[2], __uint_as_float(words[3]), words[4], __uint_as_float(words[5]), __uint_as_float(words[6])};
+    Params p = {words[0],
+                words[1],
+                words[2],
+                __uint_as_float(words[3]),
+                words[4],
+                __uint_as_float(words[5]),
+                __uint_as_float(words[6])};
     // No temperature: the largest. Extreme ones still have an inverse.
     bool is_greedy = !(p.temperature > 0.f);
-    Row row = row_of(logits + (u64)seq * logits_stride, (i32)vocab, is_greedy ? 1.f : fminf(fmaxf(p.temperature, 1e-30f), 1e30f));
+    Row row = row_of(logits + (u64)seq * logits_stride, (i32)vocab,
+                     is_greedy ? 1.f : fminf(fmaxf(p.temperature, 1e-30f), 1e30f));
     Best best = thread_best(row);
     u64 top = block_max(best.key(), s.warps);
     i32 token = token_of(top);

@@ -1,5 +1,5 @@
-// Device rows and steps: `prepare_inputs`, `slot_mapping`, `update_rows`. A few thousand integers a step: what counts is the chain of
-// dependent loads, not their number. An index outside its tensor (a caller's bug) is taken as padding.
+// Device rows and steps: `prepare_inputs`, `slot_mapping`, `update_rows`. A few thousand integers a step: what counts
+// is the chain of dependent loads, not their number. An index outside its tensor (a caller's bug) is taken as padding.
 //
 // Definitions: none.
 // revision: 1
@@ -9,7 +9,8 @@
 // Threads of a block of prepare_inputs.
 #define THREADS 256
 
-// The sum of `x` over all threads before this one, and in `total` over all. One barrier before and one after `shared` is used.
+// The sum of `x` over all threads before this one, and in `total` over all. One barrier before and one after `shared`
+// is used.
 __device__ __forceinline__ u32 sum_before(u32 x, u32 *shared, u32 &total) {
     u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, sum = x;
 #pragma unroll
@@ -31,12 +32,13 @@ __device__ __forceinline__ u32 sum_before(u32 x, u32 *shared, u32 &total) {
     return before + sum - x;
 }
 
-// Every block sums all query lengths into shared memory (max_seqs + 1 words of dynamic shared memory), then finds the sequence of its
-// tokens by bisection. Block b writes tokens and sequences THREADS * b and on.
+// Every block sums all query lengths into shared memory (max_seqs + 1 words of dynamic shared memory), then finds the
+// sequence of its tokens by bisection. Block b writes tokens and sequences THREADS * b and on.
 extern "C" __global__ void __launch_bounds__(THREADS)
     prepare_inputs(const i32 *step_rows, const i32 *step_query_lens, const i32 *row_tokens, u64 row_stride, u32 history,
-                   const i32 *row_num_computed, const i32 *row_lora, i32 *token_ids, i32 *positions, i32 *token_seq, i32 *token_lora,
-                   i32 *query_start_loc, i32 *seq_lens, i32 *last_token_index, u32 num_seqs, u32 num_tokens, u32 num_rows) {
+                   const i32 *row_num_computed, const i32 *row_lora, i32 *token_ids, i32 *positions, i32 *token_seq,
+                   i32 *token_lora, i32 *query_start_loc, i32 *seq_lens, i32 *last_token_index, u32 num_seqs,
+                   u32 num_tokens, u32 num_rows) {
     extern __shared__ u32 starts[];
     __shared__ u32 parts[THREADS / 32];
     wait_for_previous();
@@ -61,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (t < num_tokens) {
         i32 id = 0, position = 0, seq = -1, lora = -1;
         if (t < total) {
-            // The last sequence that starts at or before t: empty ones share their start with the one that has the token.
+            // The last sequence that starts at or before t: empty ones share their start with the one that has the
+            // token.
             u32 low = 0, high = num_seqs;
             while (high - low > 1) {
                 u32 middle = (low + high) / 2;
@@ -93,8 +96,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-    slot_mapping(const i32 *positions, const i32 *token_seq, const i32 *step_rows, const i32 *block_table, u64 table_stride, i32 *slots,
-                 u32 num_tokens, u32 num_seqs, u32 num_rows, u32 max_blocks, u32 block_size) {
+    slot_mapping(const i32 *positions, const i32 *token_seq, const i32 *step_rows, const i32 *block_table,
+                 u64 table_stride, i32 *slots, u32 num_tokens, u32 num_seqs, u32 num_rows, u32 max_blocks,
+                 u32 block_size) {
     u32 t = blockIdx.x * blockDim.x + threadIdx.x;
     wait_for_previous();
     if (t >= num_tokens) return;
@@ -108,12 +112,13 @@ extern "C" __global__ void __launch_bounds__(128)
     slots[t] = (i32)slot;
 }
 
-// One block. The host reads `results` as soon as it sees the submit done: the tag is written last, and all of it past the device's caches.
+// One block. The host reads `results` as soon as it sees the submit done: the tag is written last, and all of it past
+// the device's caches.
 extern "C" __global__ void __launch_bounds__(512, 1)
     update_rows(const i32 *step_header, const i32 *step_rows, const i32 *step_query_lens, const i32 *step_emits,
-                const i32 *step_num_drafts, const i32 *sampled, u64 sampled_stride, const i32 *num_sampled, i32 *row_tokens,
-                u64 row_stride, u32 history, i32 *row_num_tokens, i32 *row_num_computed, volatile i32 *results, u64 entry_stride,
-                u32 num_entries, u32 num_seqs, u32 num_rows, i32 max_sampled) {
+                const i32 *step_num_drafts, const i32 *sampled, u64 sampled_stride, const i32 *num_sampled,
+                i32 *row_tokens, u64 row_stride, u32 history, i32 *row_num_tokens, i32 *row_num_computed,
+                volatile i32 *results, u64 entry_stride, u32 num_entries, u32 num_seqs, u32 num_rows, i32 max_sampled) {
     wait_for_previous();
     u32 entry = (u32)step_header[0];
     i32 tag_low = step_header[1], tag_high = step_header[2];

@@ -1,4 +1,5 @@
-// The scatter of step data: each block copies one piece from a slot of pinned host memory to its place. Takes no definitions.
+// The scatter of step data: each block copies one piece from a slot of pinned host memory to its place. Takes no
+// definitions.
 // check:
 #include "common.cuh"
 
@@ -27,7 +28,8 @@ extern "C" __global__ void __launch_bounds__(256) step_write(const __grid_consta
     wait_for_previous();
     if (threadIdx.x < head) to[threadIdx.x] = from[threadIdx.x];
     if (threadIdx.x < vectors) ((uint4 *)(to + head))[threadIdx.x] = first;
-    for (u32 i = threadIdx.x + blockDim.x; i < vectors; i += blockDim.x) ((uint4 *)(to + head))[i] = ((const uint4 *)(from + head))[i];
+    for (u32 i = threadIdx.x + blockDim.x; i < vectors; i += blockDim.x)
+        ((uint4 *)(to + head))[i] = ((const uint4 *)(from + head))[i];
     if (threadIdx.x < piece.bytes - tail) to[tail + threadIdx.x] = from[tail + threadIdx.x];
     let_next_start();
 }

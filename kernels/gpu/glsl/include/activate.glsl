@@ -21,12 +21,12 @@ float activate(float x) {
 }
 
 // Writes one value of a linear: bias and residual may be absent. The launch's parameters are at `p`.
-#define WRITE_OUT(sum, token, row)                                                                                           \
-    {                                                                                                                        \
-        float value = sum;                                                                                                   \
-        if (p.bias != 0) value += Floats(p.bias).at[row];                                                                    \
-        value = activate(value);                                                                                             \
-        if (p.residual != 0) value += LOAD(OUT, p.residual + (u64(token) * p.residual_stride + (row)) * SIZE(OUT), 0);       \
-        STORE(OUT, p.to + (u64(token) * p.to_stride + (row)) * SIZE(OUT), 0, value);                                         \
+#define WRITE_OUT(sum, token, row)                                                                                     \
+    {                                                                                                                  \
+        float value = sum;                                                                                             \
+        if (p.bias != 0) value += Floats(p.bias).at[row];                                                              \
+        value = activate(value);                                                                                       \
+        if (p.residual != 0) value += LOAD(OUT, p.residual + (u64(token) * p.residual_stride + (row)) * SIZE(OUT), 0); \
+        STORE(OUT, p.to + (u64(token) * p.to_stride + (row)) * SIZE(OUT), 0, value);                                   \
     }
 #endif

@@ -1,4 +1,5 @@
-// Block formats as model files hold them (ggml's, ggml-common.h), value by value: for kernels that dequantise as they read.
+// Block formats as model files hold them (ggml's, ggml-common.h), value by value: for kernels that dequantise as they
+// read.
 // Definition: FORMAT, the contract's code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K.
 // revision: 1
 #ifndef BLOCKS_GLSL
@@ -11,7 +12,8 @@ float signed_byte(u32 bits) { return float(i32(bits << 24) >> 24); }
 // Nibble j of 32: low ones first.
 u32 nibble(u64 address, u32 j) { return j < 16 ? byte_at(address + j) & 15u : byte_at(address + j - 16) >> 4; }
 
-// Value i of a row. Products of f16 scales and small integers are exact, so a fused multiply-add rounds as the two steps do.
+// Value i of a row. Products of f16 scales and small integers are exact, so a fused multiply-add rounds as the two
+// steps do.
 float value_at(u64 row, u32 i) {
 #if FORMAT == 3
     u64 block = row + i / 32 * 18;
@@ -43,7 +45,8 @@ float value_at(u64 row, u32 i) {
     u64 block = row + i / 256 * 210;
     u32 part = i % 256 / 128, quarter = i % 128 / 32, l = i % 32;
     u32 quants = byte_at(block + part * 64 + quarter % 2 * 32 + l);
-    u32 low = quarter < 2 ? quants & 15u : quants >> 4, high = byte_at(block + 128 + part * 32 + l) >> (2 * quarter) & 3u;
+    u32 low = quarter < 2 ? quants & 15u : quants >> 4,
+        high = byte_at(block + 128 + part * 32 + l) >> (2 * quarter) & 3u;
     float scale = signed_byte(byte_at(block + 192 + part * 8 + quarter * 2 + l / 16));
     return half_at(block + 208) * scale * (float(low | high << 4) - 32.0);
 #endif

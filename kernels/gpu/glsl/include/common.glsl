@@ -1,7 +1,8 @@
 // What every kernel uses: launch sizes, parameters, addresses, element types and their conversions.
 //
-// Pointers are addresses (u64): `Floats(address).at[i]` reads through one. An element type is a name (f32, f16, bf16, e4m3) that a
-// definition such as -DACT=bf16 gives; LOAD, STORE, SIZE and the group functions of vector.glsl take it as their first argument.
+// Pointers are addresses (u64): `Floats(address).at[i]` reads through one. An element type is a name (f32, f16, bf16,
+// e4m3) that a definition such as -DACT=bf16 gives; LOAD, STORE, SIZE and the group functions of vector.glsl take it as
+// their first argument.
 // revision: 1
 #ifndef COMMON_GLSL
 #define COMMON_GLSL
@@ -32,20 +33,22 @@ spirv_execution_mode(capabilities = [4466], 4461, 32);
 #define u32 uint
 #define i32 int
 
-// Loops whose unrolling pays on a GPU; where small subgroups say that the device is none, it costs more compile time than it saves.
+// Loops whose unrolling pays on a GPU; where small subgroups say that the device is none, it costs more compile time
+// than it saves.
 #if SUBGROUP >= 32
 #define UNROLLED [[unroll]]
 #else
 #define UNROLLED
 #endif
 
-// Threads of a workgroup, and words of the shared memory that the launch asks for: the launch's, as specialisation constants.
+// Threads of a workgroup, and words of the shared memory that the launch asks for: the launch's, as specialisation
+// constants.
 layout(constant_id = 0) const uint THREADS = 32;
 layout(constant_id = 1) const uint SHARED_WORDS = 1;
 layout(local_size_x_id = 0, local_size_y = 1, local_size_z = 1) in;
 
-// The kernel's parameters in the order of the launch, each at its natural alignment. Above 128 bytes, which every device takes as push
-// constants, the only push constant is the block's address: PARAMETERS_IN_MEMORY.
+// The kernel's parameters in the order of the launch, each at its natural alignment. Above 128 bytes, which every
+// device takes as push constants, the only push constant is the block's address: PARAMETERS_IN_MEMORY.
 #define PARAMETERS(body) layout(push_constant, scalar) uniform Push { body } p;
 #define PARAMETERS_IN_MEMORY(body)                                                                         \
     layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer ParameterBlock { body };  \

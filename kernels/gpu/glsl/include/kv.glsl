@@ -1,7 +1,7 @@
 // Where keys and values lie in a KV block, as kernels/gpu has it (kv.cuh).
 //
-// A block holds, for each KV head, its K part and then its V part, so one head of one block is one contiguous piece. Both parts consist of
-// units of 128 bytes: 8 rows of 16 bytes. With ROW elements in 16 bytes:
+// A block holds, for each KV head, its K part and then its V part, so one head of one block is one contiguous piece.
+// Both parts consist of units of 128 bytes: 8 rows of 16 bytes. With ROW elements in 16 bytes:
 //   K: units [HEAD_DIM / ROW][BLOCK / 8]; a unit's rows are 8 tokens, a row is ROW dims of one token;
 //   V: units [BLOCK / ROW][HEAD_DIM / 8]; a unit's rows are 8 dims, a row is ROW tokens of one dim (transposed).
 // Sizes that do not divide round the number of units up.

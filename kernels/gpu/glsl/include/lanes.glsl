@@ -1,8 +1,9 @@
-// Sums and maxima over 32 neighbouring threads and over a workgroup, on devices of any subgroup size. With SUBGROUP defined as a
-// multiple of 32 (the driver then asks for full subgroups of that size) 32 threads talk by subgroup operations, else by shared memory.
+// Sums and maxima over 32 neighbouring threads and over a workgroup, on devices of any subgroup size. With SUBGROUP
+// defined as a multiple of 32 (the driver then asks for full subgroups of that size) 32 threads talk by subgroup
+// operations, else by shared memory.
 //
-// All threads of the workgroup call each of these functions together: no thread may have returned, and no branch around a call may differ
-// between threads.
+// All threads of the workgroup call each of these functions together: no thread may have returned, and no branch around
+// a call may differ between threads.
 #ifndef LANES_GLSL
 #define LANES_GLSL
 #include "common.glsl"
@@ -53,8 +54,8 @@ u32 max32(u32 x) {
 
 #define WARPS (THREADS / 32)
 
-// Defining SUMS gives the first `count` of SUMS values a sum each over 32 neighbouring threads; thread t of them has the one of value t.
-// Where threads talk by shared memory, they meet twice and not twice a value.
+// Defining SUMS gives the first `count` of SUMS values a sum each over 32 neighbouring threads; thread t of them has
+// the one of value t. Where threads talk by shared memory, they meet twice and not twice a value.
 #ifdef SUMS
 #if SUBGROUP >= 32
 float sums32(in float x[SUMS], u32 count) {

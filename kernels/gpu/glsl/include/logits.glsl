@@ -1,5 +1,6 @@
-// What the ops over a row of logits share: keys that order floats, probabilities as integers, and the two ways of finding values without
-// sorting the row: by place in the row (`survey`, `locate`) and by size (`select_key`). A workgroup of at least 256 threads has a row.
+// What the ops over a row of logits share: keys that order floats, probabilities as integers, and the two ways of
+// finding values without sorting the row: by place in the row (`survey`, `locate`) and by size (`select_key`). A
+// workgroup of at least 256 threads has a row.
 // revision: 1
 #ifndef LOGITS_GLSL
 #define LOGITS_GLSL
@@ -34,8 +35,8 @@ float from_key(u32 key) { return uintBitsToFloat(key ^ ((key & 0x80000000u) != 0
 float at_temperature(float x, float inverse) { return is_nan(x) ? -INFINITY : min(min(x, LARGEST) * inverse, LARGEST); }
 float scaled(Row row, u32 i) { return at_temperature(Floats(row.logits).at[i], row.inverse); }
 
-// A probability in parts of the most likely one's, 2^-43 each: what e^(x − max) is cut off to, so that sums do not depend on their order.
-// All steps but the power are exact.
+// A probability in parts of the most likely one's, 2^-43 each: what e^(x − max) is cut off to, so that sums do not
+// depend on their order. All steps but the power are exact.
 u64 weight_of(float x, float largest) {
     float e = exp_of(x - largest) * 1048576.0;
     if (is_nan(e)) return 0ul;
@@ -91,10 +92,12 @@ u64 block_max(u64 x) {
 
 // A row's token by its largest logit's key and inverted index, or what stands in its place.
 bool has_token(u64 best) { return u32(best >> 32) > KEY_NONE && u32(best >> 32) < KEY_INFINITY; }
-u32 token_of(u64 best) { return has_token(best) ? ~u32(best) : u32(best >> 32) >= KEY_INFINITY ? NOT_FINITE : NO_TOKEN; }
+u32 token_of(u64 best) {
+    return has_token(best) ? ~u32(best) : u32(best >> 32) >= KEY_INFINITY ? NOT_FINITE : NO_TOKEN;
+}
 
-// The largest of the values first, first + step, ..: its key, then its inverted index, so that the lowest of equals wins; none above −∞:
-// index 0. A NaN counts as +∞, which no row may hold.
+// The largest of the values first, first + step, ..: its key, then its inverted index, so that the lowest of equals
+// wins; none above −∞: index 0. A NaN counts as +∞, which no row may hold.
 u64 best_of(u64 logits, u32 vocab, u32 first, u32 step) {
     float value = -INFINITY;
     u32 index = 0;
@@ -109,7 +112,8 @@ u64 best_of(u64 logits, u32 vocab, u32 first, u32 step) {
     return u64(key_of(value)) << 32 | ~index;
 }
 
-// What `survey` adds up: weights of values above a threshold, and of equal ones up to an index; or the number of equal ones.
+// What `survey` adds up: weights of values above a threshold, and of equal ones up to an index; or the number of equal
+// ones.
 struct Part {
     bool count;
     float threshold;
@@ -160,8 +164,8 @@ u32 locate(Row row, Part part, Survey found, u64 target) {
 shared u32 bins_low[256];
 shared u32 bins_high[256];
 
-// The largest key K with F(K) ≥ need, F(K) the number (mass: the weight) of values with keys ≥ K; `above`: F(K + 1). A digit of eight bits
-// a pass.
+// The largest key K with F(K) ≥ need, F(K) the number (mass: the weight) of values with keys ≥ K; `above`: F(K + 1). A
+// digit of eight bits a pass.
 u32 select_key(Row row, bool mass, float largest, u64 need, out u64 above) {
     u32 prefix = 0, known = 0;
     above = 0;

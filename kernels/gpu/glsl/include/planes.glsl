@@ -1,10 +1,11 @@
-// GGUF weights as the linear kernels hold them: planes of quants, high bits, scales and block scales, each row by row, in groups of four
-// chunks of 32 values. Lane t of four has eight values of a chunk, depths 4t .. 4t+3 and 16+4t .. 16+4t+3, and 16 bytes of nibbles hold its
-// values of a whole group. The layout is that of kernels/gpu (quantized.cuh), whose sizes the host computes too.
+// GGUF weights as the linear kernels hold them: planes of quants, high bits, scales and block scales, each row by row,
+// in groups of four chunks of 32 values. Lane t of four has eight values of a chunk, depths 4t .. 4t+3 and 16+4t ..
+// 16+4t+3, and 16 bytes of nibbles hold its values of a whole group. The layout is that of kernels/gpu (quantized.cuh),
+// whose sizes the host computes too.
 //
-// Value i of a lane stands in nibble i / 2 (even i) or 4 + i / 2 (odd i) of its word. Fifth bits: one byte a chunk, bit i / 2 (even) or
-// 4 + i / 2. Upper pairs (Q6_K): two bytes a chunk, bits 2·(i / 2) of the first (even) or second. Rows whose depth is no whole number of
-// groups end in chunks with scale 0.
+// Value i of a lane stands in nibble i / 2 (even i) or 4 + i / 2 (odd i) of its word. Fifth bits: one byte a chunk, bit
+// i / 2 (even) or 4 + i / 2. Upper pairs (Q6_K): two bytes a chunk, bits 2·(i / 2) of the first (even) or second. Rows
+// whose depth is no whole number of groups end in chunks with scale 0.
 //
 // Definition: FORMAT, `WeightFormat`'s code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K.
 #ifndef PLANES_GLSL
@@ -56,7 +57,8 @@
 #define FILE_BYTES 210
 #endif
 
-// Where the planes of a matrix start, and groups a row. The block plane (formats with blocks of 256) has one word for two groups.
+// Where the planes of a matrix start, and groups a row. The block plane (formats with blocks of 256) has one word for
+// two groups.
 struct Planes {
     u64 quants, high, scales, blocks;
     u32 groups;

@@ -1,9 +1,9 @@
-// Products on processors with subgroups of 8: a thread has four output rows to itself, up to eight tokens at a time. There a load costs a step
-// for each thread, and a barrier more than anything: so each activation is loaded by one thread of a subgroup, which passes it to the others,
-// and nobody meets.
+// Products on processors with subgroups of 8: a thread has four output rows to itself, up to eight tokens at a time.
+// There a load costs a step for each thread, and a barrier more than anything: so each activation is loaded by one
+// thread of a subgroup, which passes it to the others, and nobody meets.
 //
-// Both sides of a branch cost their time there, even where all threads go the same way: that there is one token only is known to the
-// compiler, in a loop of its own.
+// Both sides of a branch cost their time there, even where all threads go the same way: that there is one token only is
+// known to the compiler, in a loop of its own.
 #ifndef ROWS_GLSL
 #define ROWS_GLSL
 #include "activate.glsl"
@@ -26,8 +26,9 @@ Sums no_sums() {
 // Row `r` of this thread. Past the end it is the last one once more.
 u32 row_of(u32 r, u32 n) { return min((gl_WorkGroupID.x * ROWS + r) * THREADS + gl_LocalInvocationIndex, n - 1); }
 
-// Adds to the sums of `count` tokens the products of eight weights of each row with the activations at `from`, which is where this thread's own
-// (that of its lane) lies; rows of activations are `pitch` bytes apart. All threads of a subgroup call it together.
+// Adds to the sums of `count` tokens the products of eight weights of each row with the activations at `from`, which is
+// where this thread's own (that of its lane) lies; rows of activations are `pitch` bytes apart. All threads of a
+// subgroup call it together.
 void multiply(in float w[ROWS][8], u64 from, u64 pitch, u32 count, const bool single, inout Sums sums) {
     [[unroll]] for (u32 token = 0; token < (single ? 1 : TOKENS); token++) {
         // A token past the end repeats the last one.

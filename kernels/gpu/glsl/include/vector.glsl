@@ -1,5 +1,6 @@
-// N neighbouring elements as floats, N defined before this file: 1, at any address, or a multiple of the elements in 16 bytes, at a
-// multiple of 16 bytes. Which of the two a kernel runs is settled where it is launched, from pointers and strides.
+// N neighbouring elements as floats, N defined before this file: 1, at any address, or a multiple of the elements in 16
+// bytes, at a multiple of 16 bytes. Which of the two a kernel runs is settled where it is launched, from pointers and
+// strides.
 // revision: 1
 #ifndef VECTOR_GLSL
 #define VECTOR_GLSL

@@ -27,7 +27,8 @@ PARAMETERS(u64 logits; u32 stride; u32 vocab; u64 parts;)
 #endif
 void main() {
     u32 row = gl_WorkGroupID.y, part = gl_WorkGroupID.x, parts = gl_NumWorkGroups.x;
-    u64 best = block_max(best_of(p.logits + u64(row) * p.stride * 4, p.vocab, part * THREADS + THREAD, parts * THREADS));
+    u64 best = block_max(
+        best_of(p.logits + u64(row) * p.stride * 4, p.vocab, part * THREADS + THREAD, parts * THREADS));
     if (THREAD != 0) return;
 #if defined(ENTRY_argmax_1)
     Words(p.to + u64(row) * p.to_stride * 4).at[0] = token_of(best);

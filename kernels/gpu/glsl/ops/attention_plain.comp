@@ -1,12 +1,13 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// Attention of any shape and type over the paged cache, without matrix units: 32 threads a (token, query head), online softmax in f32.
+// Attention of any shape and type over the paged cache, without matrix units: 32 threads a (token, query head), online
+// softmax in f32.
 //
 // Definitions: ACT (f32, f16, bf16: q and out), KV (those or e4m3: the cache), HEAD_DIM, BLOCK (a multiple of 8).
 // attention_plain: grid ⌈T · num_heads / 4⌉, 128 threads. Tokens that belong to no sequence write nothing.
-// attention_split, for few tokens: the same with a part of the keys a workgroup in the grid's second extent; out is f32 memory for each (token,
-// head) and part: HEAD_DIM sums, the highest score, and the sum of the weights. attention_join makes the result of them: grid
-// ⌈T · num_heads / 4⌉, 128 threads.
+// attention_split, for few tokens: the same with a part of the keys a workgroup in the grid's second extent; out is f32
+// memory for each (token, head) and part: HEAD_DIM sums, the highest score, and the sum of the weights. attention_join
+// makes the result of them: grid ⌈T · num_heads / 4⌉, 128 threads.
 // revision: 1
 // check: attention_split attention_join -DACT=bf16 -DKV=bf16 -DHEAD_DIM=128 -DBLOCK=64
 // check: attention_split attention_join -DACT=f32 -DKV=f16 -DHEAD_DIM=80 -DBLOCK=16
@@ -26,7 +27,8 @@
 
 PARAMETERS(u64 parts; u32 num_parts; u64 sinks; u64 to; u32 to_token_stride; u32 to_head_stride; u32 T; u32 num_heads;)
 void main() {
-    u32 job = gl_WorkGroupID.x * 4 + gl_LocalInvocationIndex / 32, lane = gl_LocalInvocationIndex & 31u, t = job / p.num_heads, head = job % p.num_heads;
+    u32 job = gl_WorkGroupID.x * 4 + gl_LocalInvocationIndex / 32, lane = gl_LocalInvocationIndex & 31u,
+        t = job / p.num_heads, head = job % p.num_heads;
     Floats parts = Floats(p.parts + u64(job) * p.num_parts * PART_FLOATS * 4);
     // A token of no sequence leaves weights below zero.
     if (t >= p.T || parts.at[HEAD_DIM + 1] < 0.0) return;
@@ -43,7 +45,8 @@ void main() {
         float sum = 0.0;
         for (u32 part = 0; part < p.num_parts; part++) {
             u32 at = part * PART_FLOATS;
-            if (parts.at[at + HEAD_DIM + 1] > 0.0) sum += parts.at[at + dim] * exp_of(parts.at[at + HEAD_DIM] - highest);
+            if (parts.at[at + HEAD_DIM + 1] > 0.0)
+                sum += parts.at[at + dim] * exp_of(parts.at[at + HEAD_DIM] - highest);
         }
         STORE(ACT, to, dim, sum / total);
     }
@@ -58,9 +61,9 @@ shared float queries[4][HEAD_DIM];
 shared float scores[4][32];
 shared float weights[4][32];
 
-PARAMETERS(u64 q; u32 q_token_stride; u32 q_head_stride; u64 cache; u64 page_stride; u64 block_table; u32 table_stride; u64 step_rows; u64 starts;
-           u64 seq_lens; u64 sinks; u64 to; u32 to_token_stride; u32 to_head_stride; u32 T; u32 S; u32 num_heads; u32 group; float scale;
-           float softcap; u32 window;)
+PARAMETERS(u64 q; u32 q_token_stride; u32 q_head_stride; u64 cache; u64 page_stride; u64 block_table; u32 table_stride;
+           u64 step_rows; u64 starts; u64 seq_lens; u64 sinks; u64 to; u32 to_token_stride; u32 to_head_stride; u32 T;
+           u32 S; u32 num_heads; u32 group; float scale; float softcap; u32 window;)
 
 // The sequence that token t belongs to: the last s with start[s] <= t. Empty sequences share their start with the next.
 u32 sequence_of(i32 t) {
@@ -87,8 +90,8 @@ float product_of(u64 piece, u32 token) {
     return sum;
 }
 
-// Sum of the values of a dim at tokens `token` .. `token` + 7 of a block, weighted by weights `first` and on; tokens with weight 0 do not
-// count, whatever they hold.
+// Sum of the values of a dim at tokens `token` .. `token` + 7 of a block, weighted by weights `first` and on; tokens
+// with weight 0 do not count, whatever they hold.
 float weighted_values(u64 piece, u32 dim, u32 token, u32 first) {
     float sum = 0.0, v[ROW];
 #if ROW < 8
@@ -128,7 +131,8 @@ void main() {
         if (p.window > 0 && last + 1 > i32(p.window)) first = last + 1 - i32(p.window);
     }
     Words pages = Words(p.block_table + (live ? u64(row) : 0) * p.table_stride * 4);
-    u64 piece_offset = p.cache + u64(head / p.group) * HEAD_BYTES, from = p.q + (u64(t) * p.q_token_stride + u64(head) * p.q_head_stride) * SIZE(ACT);
+    u64 piece_offset = p.cache + u64(head / p.group) * HEAD_BYTES,
+        from = p.q + (u64(t) * p.q_token_stride + u64(head) * p.q_head_stride) * SIZE(ACT);
     if (live) {
         for (u32 d = LANE; d < HEAD_DIM; d += 32) queries[WARP][d] = LOAD(ACT, from, d);
     }
@@ -152,7 +156,8 @@ void main() {
         bool seen = live && key >= first && key <= last;
         float score = -INFINITY;
         if (seen) {
-            score = product_of(piece_offset + u64(pages.at[u32(key) / BLOCK]) * p.page_stride, u32(key) % BLOCK) * p.scale;
+            score = product_of(piece_offset + u64(pages.at[u32(key) / BLOCK]) * p.page_stride, u32(key) % BLOCK) *
+                    p.scale;
             if (p.softcap > 0.0) score = p.softcap * tanh_of(score / p.softcap);
         }
 #if SUBGROUP >= 32
@@ -163,7 +168,8 @@ void main() {
         float above = highest;
         for (u32 i = 0; i < 32; i++) above = max(above, scores[WARP][i]);
 #endif
-        float kept = highest == above ? 1.0 : exp_of(highest - above), weight = seen ? exp_of(score - above) : 0.0, sum_of_tile = 0.0;
+        float kept = highest == above ? 1.0 : exp_of(highest - above), weight = seen ? exp_of(score - above) : 0.0,
+              sum_of_tile = 0.0;
         highest = above;
         // By shared memory the barrier above has seen everybody leave the last tile's weights.
 #if SUBGROUP >= 32

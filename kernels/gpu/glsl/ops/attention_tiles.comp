@@ -1,12 +1,13 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// Attention of prompts over the paged cache on matrix units: 64 neighbouring tokens of a query head a workgroup, 16 a subgroup of 32, and 32 keys at
-// a time, which all of them share; products of cooperative matrices with sums in f32, online softmax in between. Tokens of several sequences may meet
-// in a workgroup: it goes through the keys of each.
+// Attention of prompts over the paged cache on matrix units: 64 neighbouring tokens of a query head a workgroup, 16 a
+// subgroup of 32, and 32 keys at a time, which all of them share; products of cooperative matrices with sums in f32,
+// online softmax in between. Tokens of several sequences may meet in a workgroup: it goes through the keys of each.
 //
-// Definitions: ACT and KV (the same: f16 or bf16), HEAD_DIM (a multiple of 16, up to 128), BLOCK (a multiple of 32). Needs SUBGROUP = 32 and 40 KiB of
-// shared memory. Queries start at multiples of 16 bytes. Parameters are those of attention_plain.
-// attention_tiles: grid (⌈T / 64⌉, num_heads), 128 threads. Tokens that belong to no sequence write nothing.
+// Definitions: ACT and KV (the same: f16 or bf16), HEAD_DIM (a multiple of 16, up to 128), BLOCK (a multiple of 32).
+// Needs SUBGROUP = 32 and 40 KiB of shared memory. Queries start at multiples of 16 bytes. Parameters are those of
+// attention_plain. attention_tiles: grid (⌈T / 64⌉, num_heads), 128 threads. Tokens that belong to no sequence write
+// nothing.
 // revision: 1
 // check: attention_tiles -DACT=f16 -DKV=f16 -DHEAD_DIM=64 -DBLOCK=32 -DSUBGROUP=32
 // check: attention_tiles -DACT=bf16 -DKV=bf16 -DHEAD_DIM=128 -DBLOCK=64 -DSUBGROUP=32
@@ -36,8 +37,8 @@
 #define DIM_SIDES (HEAD_DIM / SIDE)
 #define Sums coopmat<float, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseAccumulator>
 
-// Vectors of eight; one more keeps the rows of shared memory on different banks. Keys lie in rows of dims, values in rows of keys, as the cache has
-// them; queries pass through the same memory first.
+// Vectors of eight; one more keeps the rows of shared memory on different banks. Keys lie in rows of dims, values in
+// rows of keys, as the cache has them; queries pass through the same memory first.
 #define DIM_VECTORS (HEAD_DIM / 8)
 #define DIM_PITCH (DIM_VECTORS + 1)
 #define KEY_PITCH (KEYS / 8 + 1)
@@ -53,9 +54,9 @@ shared uvec4 weights[4][SIDE * KEY_PITCH];
 shared float factors[4][SIDE * SIDE];
 shared u32 alive[4][SIDE];
 
-PARAMETERS(u64 q; u32 q_token_stride; u32 q_head_stride; u64 cache; u64 page_stride; u64 block_table; u32 table_stride; u64 step_rows; u64 starts;
-           u64 seq_lens; u64 sinks; u64 to; u32 to_token_stride; u32 to_head_stride; u32 T; u32 S; u32 num_heads; u32 group; float scale;
-           float softcap; u32 window;)
+PARAMETERS(u64 q; u32 q_token_stride; u32 q_head_stride; u64 cache; u64 page_stride; u64 block_table; u32 table_stride;
+           u64 step_rows; u64 starts; u64 seq_lens; u64 sinks; u64 to; u32 to_token_stride; u32 to_head_stride; u32 T;
+           u32 S; u32 num_heads; u32 group; float scale; float softcap; u32 window;)
 
 // The first sequence that ends behind token t.
 u32 sequence_at(i32 t) {
@@ -82,7 +83,8 @@ void bring_queries(u32 first_token) {
     for (u32 at = THREAD; at < TOKENS * DIM_VECTORS; at += THREADS) {
         u32 token = at / DIM_VECTORS, vector = at % DIM_VECTORS;
         uvec4 eight = uvec4(0);
-        if (first_token + token < p.T) eight = Quads(from + u64(first_token + token) * p.q_token_stride * 2 + vector * 16).at[0];
+        if (first_token + token < p.T)
+            eight = Quads(from + u64(first_token + token) * p.q_token_stride * 2 + vector * 16).at[0];
         tile[token * DIM_PITCH + vector] = eight;
     }
 }
@@ -101,11 +103,13 @@ void bring_keys(u64 piece, u32 token, out uvec4 keys[MINE_KEYS], out uvec4 value
     [[unroll]] for (u32 i = 0; i < MINE_VALUES; i++) {
         u32 at = THREAD + 128 * i;
         values[i] = uvec4(0);
-        if (at < HEAD_DIM * (KEYS / 8)) values[i] = Quads(piece + value_row(at % HEAD_DIM, token / 8 + at / HEAD_DIM)).at[0];
+        if (at < HEAD_DIM * (KEYS / 8))
+            values[i] = Quads(piece + value_row(at % HEAD_DIM, token / 8 + at / HEAD_DIM)).at[0];
     }
 }
 
-// Leaves them for the workgroup: keys `first` .. `first` + 31. Values outside of `least` .. `last` become 0: they may be anything, and 0 · NaN is NaN.
+// Leaves them for the workgroup: keys `first` .. `first` + 31. Values outside of `least` .. `last` become 0: they may
+// be anything, and 0 · NaN is NaN.
 void leave_keys(in uvec4 keys[MINE_KEYS], in uvec4 values[MINE_VALUES], i32 first, i32 least, i32 last) {
     [[unroll]] for (u32 i = 0; i < MINE_KEYS; i++) {
         u32 at = THREAD + 128 * i;
@@ -155,7 +159,8 @@ void main() {
     float highest = -INFINITY, total = 0.0;
     bool live = false;
     for (u32 s = sequence_at(i32(first_token)); s < p.S; s++) {
-        i32 begin = max(Ints(p.starts).at[s], i32(first_token)), after = Ints(p.starts).at[s + 1], end = min(after, i32(end_token));
+        i32 begin = max(Ints(p.starts).at[s], i32(first_token)), after = Ints(p.starts).at[s + 1],
+            end = min(after, i32(end_token));
         if (begin >= i32(end_token)) break;
         i32 table = Ints(p.step_rows).at[s];
         if (begin >= end || table < 0) continue;
@@ -181,7 +186,8 @@ void main() {
                 Sums product = Sums(0.0);
                 [[unroll]] for (u32 d = 0; d < DIM_SIDES; d++) {
                     coopmat<Element, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseB> keys;
-                    coopMatLoad(keys, tile, j * SIDE * DIM_PITCH + 2 * d, DIM_PITCH, gl_CooperativeMatrixLayoutColumnMajor);
+                    coopMatLoad(keys, tile, j * SIDE * DIM_PITCH + 2 * d, DIM_PITCH,
+                                gl_CooperativeMatrixLayoutColumnMajor);
                     product = coopMatMulAdd(queries[d], keys, product);
                 }
                 coopMatStore(product, scores[WARP], j * SIDE / 4, SCORE_PITCH, gl_CooperativeMatrixLayoutRowMajor);
@@ -230,7 +236,8 @@ void main() {
                 [[unroll]] for (u32 d = 0; d < DIM_SIDES; d++) {
                     coopmat<Element, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseB> values;
                     // A row of values is a dim, so a column of the product's right side.
-                    coopMatLoad(values, tile, VALUES_AT + d * SIDE * KEY_PITCH + 2 * j, KEY_PITCH, gl_CooperativeMatrixLayoutColumnMajor);
+                    coopMatLoad(values, tile, VALUES_AT + d * SIDE * KEY_PITCH + 2 * j, KEY_PITCH,
+                                gl_CooperativeMatrixLayoutColumnMajor);
                     sums[d] = coopMatMulAdd(part, values, sums[d]);
                 }
             }

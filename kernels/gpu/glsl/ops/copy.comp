@@ -20,7 +20,8 @@
 PARAMETERS(u64 to; u64 count; u32 counter; u32 key_low; u32 key_high; float scale;)
 void main() {
     u64 groups = (p.count + N - 1) / N;
-    for (u64 i = u64(gl_WorkGroupID.x) * THREADS + gl_LocalInvocationIndex; i < groups; i += u64(gl_NumWorkGroups.x) * THREADS) {
+    for (u64 i = u64(gl_WorkGroupID.x) * THREADS + gl_LocalInvocationIndex; i < groups;
+         i += u64(gl_NumWorkGroups.x) * THREADS) {
         float v[N];
         for (u32 k = 0; k < N; k += 4) {
             uvec4 words = philox(p.counter + u32(i * (N / 4)) + k / 4, p.key_low, p.key_high);

@@ -1,10 +1,10 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// `embedding`: rows of the table, dequantised as they are gathered. The table is the file's bytes, row by row, each row padded to `pitch`
-// bytes (a multiple of 16). Block formats are ggml's (ggml-common.h).
+// `embedding`: rows of the table, dequantised as they are gathered. The table is the file's bytes, row by row, each row
+// padded to `pitch` bytes (a multiple of 16). Block formats are ggml's (ggml-common.h).
 //
-// Definitions: WEIGHT = the contract's code of the table's format (0 f32, 1 f16, 2 bf16, 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K);
-// OUT = f32, f16 or bf16.
+// Definitions: WEIGHT = the contract's code of the table's format (0 f32, 1 f16, 2 bf16, 3 Q4_0, 4 Q4_1, 5 Q5_0, 6
+// Q8_0, 7 Q4_K, 8 Q6_K); OUT = f32, f16 or bf16.
 // revision: 1
 // check: embedding_vector embedding_scalar -DWEIGHT=0 -DOUT=f32
 // check: embedding_vector embedding_scalar -DWEIGHT=0 -DOUT=bf16

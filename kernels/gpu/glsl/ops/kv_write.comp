@@ -1,11 +1,13 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
 // Keys and values into their KV blocks (layout: kv.glsl). A block of threads a token; slots may come in any order.
-// V is transposed in its block: where consecutive tokens fill a whole 16-byte row, the first of them (its leader) writes the row for all;
-// other tokens write their elements one by one.
+// V is transposed in its block: where consecutive tokens fill a whole 16-byte row, the first of them (its leader)
+// writes the row for all; other tokens write their elements one by one.
 //
-// Definitions: ACT (f32, f16, bf16: type of k and v), KV (those or e4m3: type held), HEAD_DIM, BLOCK (tokens of a KV block).
-// Entry point: kv_write. Grid: T blocks of 128 threads. (The composite that rotates and norms first runs on matrix units only.)
+// Definitions: ACT (f32, f16, bf16: type of k and v), KV (those or e4m3: type held), HEAD_DIM, BLOCK (tokens of a KV
+// block).
+// Entry point: kv_write. Grid: T blocks of 128 threads. (The composite that rotates and norms first runs on matrix
+// units only.)
 // revision: 1
 // check: kv_write -DACT=f32 -DKV=f32 -DHEAD_DIM=64 -DBLOCK=8
 // check: kv_write -DACT=f16 -DKV=e4m3 -DHEAD_DIM=80 -DBLOCK=16
@@ -13,8 +15,8 @@
 // check: kv_write -DACT=f32 -DKV=f16 -DHEAD_DIM=80 -DBLOCK=8
 #include "kv.glsl"
 
-PARAMETERS(u64 k; u32 k_token_stride; u32 k_head_stride; u64 v; u32 v_token_stride; u32 v_head_stride; u64 slots; u64 cache; u64 page_stride;
-           u32 T; u32 num_kv_heads;)
+PARAMETERS(u64 k; u32 k_token_stride; u32 k_head_stride; u64 v; u32 v_token_stride; u32 v_head_stride; u64 slots;
+           u64 cache; u64 page_stride; u32 T; u32 num_kv_heads;)
 
 // Stores v of token t, and of those after it that share its rows.
 void store_values(u32 t, u64 page, i32 slot) {

@@ -1,15 +1,17 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
 #extension GL_EXT_integer_dot_product : require
-// `linear` of GGUF formats over tokens rounded to 8 bits, in blocks of 32 with a scale each (scale = max|x| / 127), as `quantize_act` rounds
-// them: sums of four products of bytes by one instruction, scaled in f32. Weights are read as planes.glsl lays them out.
+// `linear` of GGUF formats over tokens rounded to 8 bits, in blocks of 32 with a scale each (scale = max|x| / 127), as
+// `quantize_act` rounds them: sums of four products of bytes by one instruction, scaled in f32. Weights are read as
+// planes.glsl lays them out.
 //
-// A rounded token is a record for each group of 128 values: for each of four lanes its eight codes of each chunk, in the order in which
-// bytes_of gives the weights', then the four chunks' scales.
+// A rounded token is a record for each group of 128 values: for each of four lanes its eight codes of each chunk, in
+// the order in which bytes_of gives the weights', then the four chunks' scales.
 //
 // Definitions: FORMAT (see planes.glsl), ACT, OUT (f32, f16, bf16), EPILOGUE (see activate.glsl).
-// dots_round: grid (⌈groups · 16 / 256⌉, tokens), 256 threads. linear_dots: x holds records; grid (⌈n / 16⌉, ⌈tokens / 8⌉), 256 threads.
-// linear_dots_one: one token, which each workgroup rounds for itself in groups · 144 bytes of shared memory; grid ⌈n / 16⌉, 256 threads.
+// dots_round: grid (⌈groups · 16 / 256⌉, tokens), 256 threads. linear_dots: x holds records; grid (⌈n / 16⌉, ⌈tokens /
+// 8⌉), 256 threads. linear_dots_one: one token, which each workgroup rounds for itself in groups · 144 bytes of shared
+// memory; grid ⌈n / 16⌉, 256 threads.
 // revision: 1
 // check: dots_round linear_dots linear_dots_one -DFORMAT=3 -DACT=f32 -DOUT=f32 -DEPILOGUE=0
 // check: dots_round linear_dots linear_dots_one -DFORMAT=4 -DACT=f16 -DOUT=f16 -DEPILOGUE=1
@@ -54,7 +56,8 @@ u32 word_of(float a, float b, float c, float d) {
     return u32(codes.x | codes.y << 8 | codes.z << 16 | codes.w << 24);
 }
 
-// Rounds the part of four threads' chunk that is thread `index`'s; chunks past the end are zeros. All threads call it together.
+// Rounds the part of four threads' chunk that is thread `index`'s; chunks past the end are zeros. All threads call it
+// together.
 uvec2 codes_of(u64 x, u32 index, u32 k, out float scale) {
     u32 depth = index / 4 * 32 + 4 * (index & 3u);
     bool there = depth < k;
@@ -91,7 +94,8 @@ void main() {
 
 #else
 
-PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
+PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens;
+           u32 n; u32 k;)
 
 // sum + Σ aᵢ·bᵢ over the four signed bytes of each.
 i32 add_dot(u32 a, u32 b, i32 sum) { return sum + dotPacked4x8EXT(i32(a), i32(b)); }
@@ -124,7 +128,8 @@ uvec2 bytes_of(Group v, u32 chunk) {
 #endif
 }
 
-// One row's weights of a group, ready to be multiplied. `second` counts in formats of two scales a chunk, `add` in those with a minimum.
+// One row's weights of a group, ready to be multiplied. `second` counts in formats of two scales a chunk, `add` in
+// those with a minimum.
 struct Weights {
     uvec2 bytes[4];
     float first[4], second[4], add[4];
@@ -163,7 +168,8 @@ float product_of(Weights w, uvec4 low, uvec4 high, uvec4 scales) {
     return sum;
 }
 
-// Groups of the rows of these threads. Past the end the last row comes once more, for the barriers' sake, and is left unwritten.
+// Groups of the rows of these threads. Past the end the last row comes once more, for the barriers' sake, and is left
+// unwritten.
 void load_groups(Planes planes, u32 first_row, u32 group, u32 t, out Group v[ROWS]) {
     UNROLLED for (u32 r = 0; r < ROWS; r++) v[r] = load_group(planes, min(first_row + r, p.n - 1), group, t);
 }

@@ -1,12 +1,13 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// `linear` of any type, size and stride, in f32: 32 threads for ROWS output rows, which share the depths, eight tokens at a time, by 16 bytes where
-// addresses allow it; the conversion of weights to another type; and what follows or precedes a product of others (bias, activation,
-// residual).
+// `linear` of any type, size and stride, in f32: 32 threads for ROWS output rows, which share the depths, eight tokens
+// at a time, by 16 bytes where addresses allow it; the conversion of weights to another type; and what follows or
+// precedes a product of others (bias, activation, residual).
 //
 // Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.glsl).
-// linear_plain: grid (⌈n / 4⌉, ⌈tokens / 8⌉), 64 threads; in subgroups of 8 (⌈n / 32⌉, ⌈tokens / 8⌉), 8 threads, each four rows. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads.
-// linear_finish: grid (⌈n / 256⌉, tokens), 256 threads.
+// linear_plain: grid (⌈n / 4⌉, ⌈tokens / 8⌉), 64 threads; in subgroups of 8 (⌈n / 32⌉, ⌈tokens / 8⌉), 8 threads, each
+// four rows. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads. linear_finish: grid (⌈n / 256⌉,
+// tokens), 256 threads.
 // revision: 1
 // check: linear_plain convert_weights linear_finish -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0
 // check: linear_plain linear_finish -DACT=bf16 -DWEIGHT=bf16 -DOUT=bf16 -DEPILOGUE=1
@@ -21,7 +22,8 @@
 #if defined(ENTRY_linear_plain) && SUBGROUP == 8
 #include "rows.glsl"
 
-PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
+PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens;
+           u32 n; u32 k;)
 
 // Adds the products of the depths below `end`, eight at a time.
 void add_eights(in u64 rows[ROWS], u64 from, u64 pitch, u32 end, u32 count, const bool single, inout Sums sums) {
@@ -35,7 +37,8 @@ void add_eights(in u64 rows[ROWS], u64 from, u64 pitch, u32 end, u32 count, cons
 
 void main() {
     u32 first_token = gl_WorkGroupID.y * TOKENS, count = min(p.tokens - first_token, TOKENS), whole = p.k & ~7u;
-    u64 pitch = u64(p.x_stride) * SIZE(ACT), values = p.x + first_token * pitch, from = values + gl_SubgroupInvocationID * SIZE(ACT);
+    u64 pitch = u64(p.x_stride) * SIZE(ACT), values = p.x + first_token * pitch,
+        from = values + gl_SubgroupInvocationID * SIZE(ACT);
     u64 rows[ROWS];
     [[unroll]] for (u32 r = 0; r < ROWS; r++) rows[r] = p.w + u64(row_of(r, p.n)) * p.k * SIZE(WEIGHT);
     Sums sums = no_sums();
@@ -66,7 +69,8 @@ void main() {
 #include "lanes.glsl"
 #include "vector.glsl"
 
-PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
+PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens;
+           u32 n; u32 k;)
 
 vec2 two_f16(u32 word) { return unpackHalf2x16(word); }
 vec2 two_bf16(u32 word) { return uintBitsToFloat(uvec2(word << 16, word & 0xffff0000u)); }
@@ -78,10 +82,12 @@ float dot8(in float a[8], in float b[8], float sum) {
 
 void main() {
     // Rows past the end compute the last one again, for the barriers' sake, and leave it unwritten.
-    u32 first_row = (gl_WorkGroupID.x * WARPS + WARP) * ROWS, first = gl_WorkGroupID.y * TOKENS, count = min(p.tokens - first, TOKENS), k = p.k;
+    u32 first_row = (gl_WorkGroupID.x * WARPS + WARP) * ROWS, first = gl_WorkGroupID.y * TOKENS,
+        count = min(p.tokens - first, TOKENS), k = p.k;
     u64 weights[ROWS], values = p.x + u64(first) * p.x_stride * SIZE(ACT), pitch = u64(p.x_stride) * SIZE(ACT);
     UNROLLED for (u32 r = 0; r < ROWS; r++) weights[r] = p.w + u64(min(first_row + r, p.n - 1)) * k * SIZE(WEIGHT);
-    u32 apart = u32(p.w | p.x | (u64(k) * SIZE(WEIGHT)) | (p.tokens > 1 ? pitch : 0)) & 15u, whole = apart == 0 ? k & ~7u : 0;
+    u32 apart = u32(p.w | p.x | (u64(k) * SIZE(WEIGHT)) | (p.tokens > 1 ? pitch : 0)) & 15u,
+        whole = apart == 0 ? k & ~7u : 0;
     // Of token t and row r: t · ROWS + r.
     float sums[SUMS];
     UNROLLED for (u32 i = 0; i < SUMS; i++) sums[i] = 0.0;
@@ -140,8 +146,8 @@ void main() {
 
 #elif defined(ENTRY_convert_weights)
 
-// Rounds to the nearest value that the type holds: a weight beyond f16's range becomes its largest value, not an infinity. Infinities
-// and NaN of the file stay.
+// Rounds to the nearest value that the type holds: a weight beyond f16's range becomes its largest value, not an
+// infinity. Infinities and NaN of the file stay.
 float narrow_f32(float x) { return x; }
 float narrow_bf16(float x) { return x; }
 float narrow_f16(float x) { return abs(x) < INFINITY ? clamp(x, -65504.0, 65504.0) : x; }
@@ -151,7 +157,8 @@ void main() {
     u64 first = u64(gl_WorkGroupID.x) * 1024 + gl_LocalInvocationIndex;
     for (u32 i = 0; i < 4; i++) {
         u64 at = first + 256 * i;
-        if (at < p.count) STORE(ACT, p.to + at * SIZE(ACT), 0, JOIN(narrow_, ACT)(LOAD(WEIGHT, p.from + at * SIZE(WEIGHT), 0)));
+        if (at < p.count)
+            STORE(ACT, p.to + at * SIZE(ACT), 0, JOIN(narrow_, ACT)(LOAD(WEIGHT, p.from + at * SIZE(WEIGHT), 0)));
     }
 }
 

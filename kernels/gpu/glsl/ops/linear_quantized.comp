@@ -1,11 +1,12 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// `linear` of GGUF formats: packing their blocks into planes, unpacking them, and the product that reads the packed planes once and never
-// writes a weight, in f32. The planes' layout stands in planes.glsl.
+// `linear` of GGUF formats: packing their blocks into planes, unpacking them, and the product that reads the packed
+// planes once and never writes a weight, in f32. The planes' layout stands in planes.glsl.
 //
-// Definitions: FORMAT (see planes.glsl), ACT, OUT (f32, f16, bf16), MATRIX (not used here), EPILOGUE (see activate.glsl).
-// quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads. quantized_unpack: grid ⌈rows · groups · 16 / 256⌉, 256 threads.
-// linear_quantized_plain: grid (⌈n / 4⌉, ⌈tokens / 8⌉), 64 threads; in subgroups of 8 (⌈n / 32⌉, ⌈tokens / 8⌉), 8 threads, each four rows.
+// Definitions: FORMAT (see planes.glsl), ACT, OUT (f32, f16, bf16), MATRIX (not used here), EPILOGUE (see
+// activate.glsl). quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads. quantized_unpack: grid ⌈rows · groups ·
+// 16 / 256⌉, 256 threads. linear_quantized_plain: grid (⌈n / 4⌉, ⌈tokens / 8⌉), 64 threads; in subgroups of 8 (⌈n /
+// 32⌉, ⌈tokens / 8⌉), 8 threads, each four rows.
 // revision: 1
 // check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=3 -DACT=f32 -DOUT=f32 -DMATRIX=0 -DEPILOGUE=0
 // check: quantized_pack quantized_unpack linear_quantized_plain -DFORMAT=4 -DACT=f16 -DOUT=f16 -DMATRIX=1 -DEPILOGUE=1
@@ -77,7 +78,8 @@ void main() {
     for (u32 t = 0; t < 4; t++) {
         u32 word = 0, fifth = 0, pairs = 0, bytes[2] = u32[2](0, 0);
         for (u32 i = 0; i < 8 && present; i++) {
-            u32 number = number_in_file(block, in_block, (i < 4 ? 0 : 16) + 4 * t + (i & 3u)), odd = i & 1u, pair = i / 2;
+            u32 number = number_in_file(block, in_block, (i < 4 ? 0 : 16) + 4 * t + (i & 3u)), odd = i & 1u,
+                pair = i / 2;
             bytes[i / 4] |= (number & 255u) << (8 * (i & 3u));
             word |= (number & 15u) << (4 * (pair + 4 * odd));
             fifth |= (number >> 4 & 1u) << (pair + 4 * odd);
@@ -138,7 +140,8 @@ void main() {
 #elif SUBGROUP == 8
 #include "rows.glsl"
 
-PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
+PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens;
+           u32 n; u32 k;)
 
 // The eight values of part `t` of a row's chunk, which is chunk `slot` of group `at`, scaled.
 void weights_of(Planes planes, u64 at, u32 slot, u32 t, in float scales[3], out float w[8]) {
@@ -175,7 +178,8 @@ void chunk_scales(Planes planes, u32 row, u32 chunk, out float scales[3]) {
 }
 
 // Adds the first `chunks` chunks of each row to the sums of `count` tokens.
-void add_chunks(Planes planes, in u32 rows[ROWS], u32 chunks, u64 from, u64 pitch, u32 count, const bool single, inout Sums sums) {
+void add_chunks(Planes planes, in u32 rows[ROWS], u32 chunks, u64 from, u64 pitch, u32 count, const bool single,
+                inout Sums sums) {
     for (u32 chunk = 0; chunk < chunks; chunk++) {
         float scales[ROWS][3], w[ROWS][8];
         [[unroll]] for (u32 r = 0; r < ROWS; r++) chunk_scales(planes, rows[r], chunk, scales[r]);
@@ -188,11 +192,13 @@ void add_chunks(Planes planes, in u32 rows[ROWS], u32 chunks, u64 from, u64 pitc
 }
 
 void main() {
-    u32 first_token = gl_WorkGroupID.y * TOKENS, count = min(p.tokens - first_token, TOKENS), lane = gl_SubgroupInvocationID;
+    u32 first_token = gl_WorkGroupID.y * TOKENS, count = min(p.tokens - first_token, TOKENS),
+        lane = gl_SubgroupInvocationID;
     u32 chunks = p.k / 32, rows[ROWS];
     Planes planes = planes_of(p.w, p.n, p.k);
     // A part's depths: 4t .. 4t + 3 and 16 + 4t .. 16 + 4t + 3.
-    u64 pitch = u64(p.x_stride) * SIZE(ACT), from = p.x + first_token * pitch + (lane < 4 ? lane : 12 + lane) * SIZE(ACT);
+    u64 pitch = u64(p.x_stride) * SIZE(ACT),
+        from = p.x + first_token * pitch + (lane < 4 ? lane : 12 + lane) * SIZE(ACT);
     [[unroll]] for (u32 r = 0; r < ROWS; r++) rows[r] = row_of(r, p.n);
     Sums sums = no_sums();
     add_chunks(planes, rows, count == 1 ? chunks : 0, from, pitch, count, true, sums);
@@ -209,7 +215,8 @@ void main() {
 #define SUMS (ROWS * TOKENS)
 #include "lanes.glsl"
 
-PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
+PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens;
+           u32 n; u32 k;)
 
 // Four neighbours, from a multiple of their size on.
 vec4 four_f32(u64 address) { return uintBitsToFloat(Quads(address).at[0]); }
@@ -233,29 +240,30 @@ void values_of(u64 from, bool vectors, out vec4 low, out vec4 high) {
     }
 }
 
-// Adds the products of a group's chunks to the sums of the tokens that are there: weights are scaled once for all of them.
-#define ADD_GROUP                                                                                                            \
-    UNROLLED for (u32 c = 0; c < 4; c++) {                                                                                   \
-        u32 depth = 128 * group + 32 * c + 4 * t;                                                                            \
-        if (depth >= p.k) break;                                                                                             \
-        float numbers[ROWS][8];                                                                                              \
-        UNROLLED for (u32 r = 0; r < ROWS; r++) {                                                                            \
-            float first, second, add;                                                                                        \
-            numbers_of(v[r], c, numbers[r]);                                                                                 \
-            scales_of(v[r], c, first, second, add);                                                                          \
-            UNROLLED for (u32 i = 0; i < 8; i++) numbers[r][i] = fma(i < 4 ? first : second, numbers[r][i], add);            \
-        }                                                                                                                    \
-        UNROLLED for (u32 token = 0; token < TOKENS; token++) {                                                              \
-            if (token >= count) continue;                                                                                    \
-            vec4 low, high;                                                                                                  \
-            values_of(values + token * pitch + depth * SIZE(ACT), vectors, low, high);                                       \
-            UNROLLED for (u32 r = 0; r < ROWS; r++) {                                                                        \
-                float sum = sums[token * ROWS + r];                                                                          \
-                UNROLLED for (u32 i = 0; i < 4; i++) sum = fma(numbers[r][i], low[i], sum);                                  \
-                UNROLLED for (u32 i = 0; i < 4; i++) sum = fma(numbers[r][4 + i], high[i], sum);                             \
-                sums[token * ROWS + r] = sum;                                                                                \
-            }                                                                                                                \
-        }                                                                                                                    \
+// Adds the products of a group's chunks to the sums of the tokens that are there: weights are scaled once for all of
+// them.
+#define ADD_GROUP                                                                                                 \
+    UNROLLED for (u32 c = 0; c < 4; c++) {                                                                        \
+        u32 depth = 128 * group + 32 * c + 4 * t;                                                                 \
+        if (depth >= p.k) break;                                                                                  \
+        float numbers[ROWS][8];                                                                                   \
+        UNROLLED for (u32 r = 0; r < ROWS; r++) {                                                                 \
+            float first, second, add;                                                                             \
+            numbers_of(v[r], c, numbers[r]);                                                                      \
+            scales_of(v[r], c, first, second, add);                                                               \
+            UNROLLED for (u32 i = 0; i < 8; i++) numbers[r][i] = fma(i < 4 ? first : second, numbers[r][i], add); \
+        }                                                                                                         \
+        UNROLLED for (u32 token = 0; token < TOKENS; token++) {                                                   \
+            if (token >= count) continue;                                                                         \
+            vec4 low, high;                                                                                       \
+            values_of(values + token * pitch + depth * SIZE(ACT), vectors, low, high);                            \
+            UNROLLED for (u32 r = 0; r < ROWS; r++) {                                                             \
+                float sum = sums[token * ROWS + r];                                                               \
+                UNROLLED for (u32 i = 0; i < 4; i++) sum = fma(numbers[r][i], low[i], sum);                       \
+                UNROLLED for (u32 i = 0; i < 4; i++) sum = fma(numbers[r][4 + i], high[i], sum);                  \
+                sums[token * ROWS + r] = sum;                                                                     \
+            }                                                                                                     \
+        }                                                                                                         \
     }
 
 // The same for a single token, whose sums are scaled instead.
@@ -283,12 +291,14 @@ void add_group_of_one(in Group v[ROWS], u32 group, u32 t, u64 values, bool vecto
     }
 }
 
-// Groups of the rows of these threads. Past the end the last row comes once more, for the barriers' sake, and is left unwritten.
+// Groups of the rows of these threads. Past the end the last row comes once more, for the barriers' sake, and is left
+// unwritten.
 void load_groups(Planes planes, u32 first_row, u32 group, u32 t, out Group v[ROWS]) {
     UNROLLED for (u32 r = 0; r < ROWS; r++) v[r] = load_group(planes, min(first_row + r, p.n - 1), group, t);
 }
 
-// Any stride. 32 threads for ROWS rows, eight tokens at a time: each four threads take a group of 128 values, while the next is on its way.
+// Any stride. 32 threads for ROWS rows, eight tokens at a time: each four threads take a group of 128 values, while the
+// next is on its way.
 void main() {
     u32 first_row = (gl_WorkGroupID.x * WARPS + WARP) * ROWS, first_token = gl_WorkGroupID.y * TOKENS;
     u32 count = min(p.tokens - first_token, TOKENS), t = LANE & 3u, group = LANE >> 2;

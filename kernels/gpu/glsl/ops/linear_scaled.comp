@@ -1,8 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// `linear` over 8-bit weights (E4M3) with a scale a row: the packing of canonical rows, their unpacking for a product of others, and the product of
-// any size and stride in f32. Held are rows of codes in the file's order, each padded with zeros to a multiple of 16 bytes, and behind all rows, at
-// a multiple of 256 bytes, the scales.
+// `linear` over 8-bit weights (E4M3) with a scale a row: the packing of canonical rows, their unpacking for a product
+// of others, and the product of any size and stride in f32. Held are rows of codes in the file's order, each padded
+// with zeros to a multiple of 16 bytes, and behind all rows, at a multiple of 256 bytes, the scales.
 //
 // Definitions: ACT, OUT (f32, f16, bf16), EPILOGUE (see activate.glsl).
 // scaled_pack: grid rows, 128 threads. scaled_unpack: grid ⌈rows · k / 1024⌉, 256 threads; k is a multiple of 4.
@@ -56,10 +56,12 @@ void main() {
 #define SUMS 8
 #include "lanes.glsl"
 
-PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
+PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens;
+           u32 n; u32 k;)
 void main() {
     // Rows past the end compute the last one again, for the barriers' sake, and leave it unwritten.
-    u32 row = gl_WorkGroupID.x * 8 + WARP, held = min(row, p.n - 1), first = gl_WorkGroupID.y * SUMS, count = min(p.tokens - first, SUMS);
+    u32 row = gl_WorkGroupID.x * 8 + WARP, held = min(row, p.n - 1), first = gl_WorkGroupID.y * SUMS,
+        count = min(p.tokens - first, SUMS);
     Words codes = Words(p.w + held * codes_pitch(p.k));
     u64 pitch = u64(p.x_stride) * SIZE(ACT), values = p.x + first * pitch;
     float sums[SUMS] = float[SUMS](0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0);

@@ -1,7 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// `linear` of many tokens without matrix units, in f32: a workgroup computes 64 tokens of 64 output rows from tiles in shared memory, each
-// thread 4 x 4 of them.
+// `linear` of many tokens without matrix units, in f32: a workgroup computes 64 tokens of 64 output rows from tiles in
+// shared memory, each thread 4 x 4 of them.
 //
 // Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.glsl).
 // linear_tiled: grid (⌈n / 64⌉, ⌈tokens / 64⌉), 256 threads.
@@ -18,7 +18,8 @@
 shared float values[DEPTH][TILE + 1];
 shared float weights[DEPTH][TILE + 1];
 
-PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens; u32 n; u32 k;)
+PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 residual_stride; u32 to_stride; u32 tokens;
+           u32 n; u32 k;)
 void main() {
     u32 thread = gl_LocalInvocationIndex, column = thread & 15u, line = thread >> 4;
     u32 first_row = gl_WorkGroupID.x * TILE, first_token = gl_WorkGroupID.y * TILE;

@@ -1,8 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// `logits_process`: masks, stop tokens, bias, bad words and penalties, in the documented order. A block owns a slice of one row's vocabulary
-// and applies every list and the whole history to it, so that nothing is shared between blocks and counts need no memory but the block's own.
-// No definitions.
+// `logits_process`: masks, stop tokens, bias, bad words and penalties, in the documented order. A block owns a slice of
+// one row's vocabulary and applies every list and the whole history to it, so that nothing is shared between blocks and
+// counts need no memory but the block's own. No definitions.
 // revision: 1
 // check: logits_process
 #include "common.glsl"
@@ -24,11 +24,12 @@ void settle() {
 }
 
 // Grid: slices of the vocabulary, sequences.
-PARAMETERS_IN_MEMORY(u64 logits; u32 logits_stride; u32 vocab; u64 step_rows; u32 step_rows_stride; u64 row_sampling; u32 sampling_stride;
-                     u32 num_rows; u64 row_tokens; u32 tokens_stride; u32 max_tokens; u64 row_num_tokens; u32 num_tokens_stride;
-                     u64 allowed_mask; u32 allowed_stride; u64 bias_tokens; u32 bias_tokens_stride; u32 max_bias; u64 bias_values;
-                     u32 bias_values_stride; u64 stop_tokens; u32 stop_stride; u32 max_stop; u64 bad_words; u32 bad_words_stride;
-                     u32 bad_words_width; u64 grammar_mask; u32 grammar_stride;)
+PARAMETERS_IN_MEMORY(u64 logits; u32 logits_stride; u32 vocab; u64 step_rows; u32 step_rows_stride; u64 row_sampling;
+                     u32 sampling_stride; u32 num_rows; u64 row_tokens; u32 tokens_stride; u32 max_tokens;
+                     u64 row_num_tokens; u32 num_tokens_stride; u64 allowed_mask; u32 allowed_stride; u64 bias_tokens;
+                     u32 bias_tokens_stride; u32 max_bias; u64 bias_values; u32 bias_values_stride; u64 stop_tokens;
+                     u32 stop_stride; u32 max_stop; u64 bad_words; u32 bad_words_stride; u32 bad_words_width;
+                     u64 grammar_mask; u32 grammar_stride;)
 
 // Makes a token impossible. What the sampler reports must reach it: NaN and +∞ stay.
 void forbid(Logits logits, u32 token) {
@@ -76,8 +77,8 @@ void apply_bad_words(Logits logits, u32 first, u32 end, Ints list, u32 width, u3
 }
 
 // Repetition over prompt and output; frequency and presence over the output.
-void apply_penalties(Logits logits, u32 first, u32 end, u64 history, u32 num_tokens, u32 prompt, float repetition, float presence,
-                     float frequency) {
+void apply_penalties(Logits logits, u32 first, u32 end, u64 history, u32 num_tokens, u32 prompt, float repetition,
+                     float presence, float frequency) {
     u32 size = end - first;
     for (u32 i = gl_LocalInvocationIndex; i < size; i += THREADS) counts[i] = 0;
     barrier();
@@ -109,8 +110,10 @@ void main() {
     if (index < 0 || u32(index) >= p.num_rows) return;
     u64 row = u64(index);
     Words words = Words(p.row_sampling + row * p.sampling_stride);
-    u32 prompt = words.at[2], min_tokens = words.at[10], num_bias = words.at[11], num_stop = words.at[12], num_bad_words = words.at[13];
-    float repetition = uintBitsToFloat(words.at[7]), presence = uintBitsToFloat(words.at[8]), frequency = uintBitsToFloat(words.at[9]);
+    u32 prompt = words.at[2], min_tokens = words.at[10], num_bias = words.at[11], num_stop = words.at[12],
+        num_bad_words = words.at[13];
+    float repetition = uintBitsToFloat(words.at[7]), presence = uintBitsToFloat(words.at[8]),
+          frequency = uintBitsToFloat(words.at[9]);
     u32 num_tokens = min(u32(max(Ints(p.row_num_tokens + row * p.num_tokens_stride * 4).at[0], 0)), p.max_tokens);
     u32 num_output = num_tokens > prompt ? num_tokens - prompt : 0;
     u64 history = p.row_tokens + row * p.tokens_stride * 4;
@@ -132,7 +135,8 @@ void main() {
         settle();
     }
     if (p.bias_tokens != 0 && p.bias_values != 0 && num_bias > 0) {
-        u64 tokens = p.bias_tokens + row * p.bias_tokens_stride * 4, values = p.bias_values + row * p.bias_values_stride * 4;
+        u64 tokens = p.bias_tokens + row * p.bias_tokens_stride * 4,
+            values = p.bias_values + row * p.bias_values_stride * 4;
         apply_bias(mine, first, end, Words(tokens), Floats(values), min(num_bias, p.max_bias));
         settle();
     }
@@ -143,6 +147,7 @@ void main() {
     }
     if (repetition != 1.0 || presence != 0.0 || frequency != 0.0) {
         for (u32 start = first; start < end; start += COUNTED)
-            apply_penalties(mine, start, min(start + COUNTED, end), history, num_tokens, prompt, repetition, presence, frequency);
+            apply_penalties(mine, start, min(start + COUNTED, end), history, num_tokens, prompt, repetition, presence,
+                            frequency);
     }
 }

@@ -12,8 +12,9 @@ shared u32 listed[MAX_LISTED];
 shared u32 num_listed;
 
 // One block a row: log-probability and rank of the chosen token, and the k most likely (0: none are wanted).
-PARAMETERS(u64 logits; u32 logits_stride; u32 vocab; u64 chosen; u32 chosen_stride; u64 chosen_logprobs; u32 logprobs_stride; u64 chosen_ranks;
-           u32 ranks_stride; u64 top_tokens; u32 top_tokens_stride; u64 top_logprobs; u32 top_logprobs_stride; u32 k;)
+PARAMETERS(u64 logits; u32 logits_stride; u32 vocab; u64 chosen; u32 chosen_stride; u64 chosen_logprobs;
+           u32 logprobs_stride; u64 chosen_ranks; u32 ranks_stride; u64 top_tokens; u32 top_tokens_stride;
+           u64 top_logprobs; u32 top_logprobs_stride; u32 k;)
 
 // Lists the k largest, of equal ones those of the lowest index.
 void list_largest(Row row, float largest, u32 k) {

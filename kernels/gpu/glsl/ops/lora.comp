@@ -1,7 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// `lora_shrink` and `lora_expand`: many adapters in one batch. A block takes one token, or a few neighbours: where these use the same adapter,
-// which is the rule in a prompt, its weights are read once for all of them.
+// `lora_shrink` and `lora_expand`: many adapters in one batch. A block takes one token, or a few neighbours: where
+// these use the same adapter, which is the rule in a prompt, its weights are read once for all of them.
 // Definitions: ACT (x of shrink, out of expand) and WEIGHT (a, b): f32, f16, bf16.
 // revision: 1
 // check: lora_shrink_few lora_shrink_many lora_expand_few lora_expand_many -DACT=f32 -DWEIGHT=f32
@@ -25,14 +25,16 @@
 #endif
 
 #if defined(ENTRY_lora_shrink_few) || defined(ENTRY_lora_shrink_many)
-PARAMETERS(u64 x; u32 x_stride; u64 a; u32 slot_stride; u32 rank_stride; u64 token_lora; u32 token_lora_stride; u64 to; u32 to_stride;
-           u32 num_tokens; u32 num_slots; u32 width; u32 max_rank;)
+PARAMETERS(u64 x; u32 x_stride; u64 a; u32 slot_stride; u32 rank_stride; u64 token_lora; u32 token_lora_stride; u64 to;
+           u32 to_stride; u32 num_tokens; u32 num_slots; u32 width; u32 max_rank;)
 #else
-PARAMETERS(u64 x; u32 x_stride; u64 b; u32 slot_stride; u32 feature_stride; u64 scales; u32 scales_stride; u64 token_lora; u32 token_lora_stride;
-           u64 to; u32 to_stride; u32 num_tokens; u32 num_slots; u32 features; u32 max_rank; u32 x_width; u32 second; u32 third;)
+PARAMETERS(u64 x; u32 x_stride; u64 b; u32 slot_stride; u32 feature_stride; u64 scales; u32 scales_stride;
+           u64 token_lora; u32 token_lora_stride; u64 to; u32 to_stride; u32 num_tokens; u32 num_slots; u32 features;
+           u32 max_rank; u32 x_width; u32 second; u32 third;)
 #endif
 
-// The slots of a block's tokens (−1: none), one group of equal ones after another: `left` has the tokens of later groups as bits.
+// The slots of a block's tokens (−1: none), one group of equal ones after another: `left` has the tokens of later
+// groups as bits.
 struct Groups {
     i32 slots[TOKENS];
     u32 left;
@@ -82,7 +84,8 @@ void main() {
         u32 same = next_group(groups, slot);
         u64 weights[RANKS];
         UNROLLED for (u32 r = 0; r < RANKS; r++)
-            weights[r] = p.a + (u64(slot) * p.slot_stride + u64(min(rank + r, p.max_rank - 1)) * p.rank_stride) * SIZE(WEIGHT);
+            weights[r] = p.a + (u64(slot) * p.slot_stride + u64(min(rank + r, p.max_rank - 1)) * p.rank_stride) *
+                                   SIZE(WEIGHT);
         for (u32 k = 8 * THREAD; k < whole; k += 8 * THREADS) {
             UNROLLED for (u32 r = 0; r < RANKS; r++) GET(WEIGHT, weights[r] + k * SIZE(WEIGHT), w[r]);
             UNROLLED for (u32 i = 0; i < TOKENS; i++) {
@@ -96,7 +99,8 @@ void main() {
             UNROLLED for (u32 i = 0; i < TOKENS; i++) {
                 if ((same >> i & 1u) == 0) continue;
                 float value = LOAD(ACT, p.x + (first + i) * pitch, k);
-                UNROLLED for (u32 r = 0; r < RANKS; r++) sums[i][r] = fma(value, LOAD(WEIGHT, weights[r], k), sums[i][r]);
+                UNROLLED for (u32 r = 0; r < RANKS; r++)
+                    sums[i][r] = fma(value, LOAD(WEIGHT, weights[r], k), sums[i][r]);
             }
         }
     }
@@ -114,7 +118,8 @@ void main() {
 
 #else
 
-// The tokens' x: TOKENS · x_width, max_rank for each part of the features, which begin at 0, `second` and `third` (where there are any).
+// The tokens' x: TOKENS · x_width, max_rank for each part of the features, which begin at 0, `second` and `third`
+// (where there are any).
 shared float inputs[SHARED_WORDS];
 
 // Grid: tokens in TOKENS, features in THREADS. A thread computes one feature.

@@ -1,7 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
-// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block format: see blocks.glsl).
+// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block
+// format: see blocks.glsl).
 // revision: 1
 // check: moe_route moe_linear moe_combine -DACT=f32 -DWEIGHT=f32
 // check: moe_linear -DACT=f32 -DWEIGHT=f16
@@ -41,8 +42,8 @@ u32 route_key(float score) {
     return bits ^ (u32(i32(bits) >> 31) | 0x80000000u);
 }
 
-PARAMETERS(u64 logits; u32 logits_stride; u64 experts; u32 experts_stride; u64 weights; u32 weights_stride; u32 num_tokens; u32 num_experts;
-           u32 top_k; u32 is_sigmoid; u32 normalize; float factor;)
+PARAMETERS(u64 logits; u32 logits_stride; u64 experts; u32 experts_stride; u64 weights; u32 weights_stride;
+           u32 num_tokens; u32 num_experts; u32 top_k; u32 is_sigmoid; u32 normalize; float factor;)
 void main() {
     u32 t = gl_WorkGroupID.x * WARPS + WARP, first = WARP * p.num_experts;
     // Tokens past the end follow the last one, for the barriers' sake, and write nothing.
@@ -108,15 +109,18 @@ void weights8(u64 row, u32 k, out float w[8]) { GET(WEIGHT, row + u64(k) * SIZE(
 float weight1(u64 row, u32 k) { return LOAD(WEIGHT, row, k); }
 #endif
 
-// Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. 32 threads compute FEATURES features of a choice.
-PARAMETERS(u64 x; u32 token_stride; u32 input_stride; u64 weight; u64 row_bytes; u64 experts; u32 experts_stride; u64 to; u32 to_token_stride;
-           u32 to_choice_stride; u32 num_choices; u32 top_k; u32 num_experts; u32 width; u32 features;)
+// Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. 32 threads compute
+// FEATURES features of a choice.
+PARAMETERS(u64 x; u32 token_stride; u32 input_stride; u64 weight; u64 row_bytes; u64 experts; u32 experts_stride;
+           u64 to; u32 to_token_stride; u32 to_choice_stride; u32 num_choices; u32 top_k; u32 num_experts; u32 width;
+           u32 features;)
 void main() {
     u32 n = (gl_WorkGroupID.x * WARPS + WARP) * FEATURES;
     for (u32 choice = gl_WorkGroupID.y; choice < p.num_choices; choice += gl_NumWorkGroups.y) {
         u32 t = choice / p.top_k, j = choice % p.top_k, expert = Words(p.experts + u64(t) * p.experts_stride * 4).at[j];
         if (expert >= p.num_experts) continue;
-        u64 from = p.x + (u64(t) * p.token_stride + u64(j) * p.input_stride) * SIZE(ACT), rows = p.weight + u64(expert) * p.features * p.row_bytes;
+        u64 from = p.x + (u64(t) * p.token_stride + u64(j) * p.input_stride) * SIZE(ACT),
+            rows = p.weight + u64(expert) * p.features * p.row_bytes;
         u32 whole = from % 16 == 0 && WEIGHT_ALIGNED(rows | p.row_bytes) ? p.width & ~7u : 0;
         float sums[FEATURES] = float[FEATURES](0.0, 0.0, 0.0, 0.0), v[8], w[8];
         // Features past the end repeat the last one, for the barriers' sake.
@@ -142,7 +146,8 @@ void main() {
 #else
 
 // Grid: values of a token in blocks, tokens up to a bound, then in strides.
-PARAMETERS(u64 x; u32 token_stride; u32 choice_stride; u64 weights; u32 weights_stride; u64 to; u32 to_stride; u32 num_tokens; u32 top_k; u32 width;)
+PARAMETERS(u64 x; u32 token_stride; u32 choice_stride; u64 weights; u32 weights_stride; u64 to; u32 to_stride;
+           u32 num_tokens; u32 top_k; u32 width;)
 void main() {
     u32 at = gl_WorkGroupID.x * THREADS + gl_LocalInvocationIndex;
     if (at >= p.width) return;

@@ -1,8 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// `rms_norm` and `layer_norm`: each row is read once, kept in registers, and scaled by its own sum. Wide rows take a block, narrow ones
-// (the heads of q and k) a part of 32 threads; unaligned or very wide ones take a block that reads them again. Blocks walk over rows. Row
-// r of [T, G, width] is (r / G, r mod G).
+// `rms_norm` and `layer_norm`: each row is read once, kept in registers, and scaled by its own sum. Wide rows take a
+// block, narrow ones (the heads of q and k) a part of 32 threads; unaligned or very wide ones take a block that reads
+// them again. Blocks walk over rows. Row r of [T, G, width] is (r / G, r mod G).
 //
 // Definitions: ACT = f32, f16 or bf16, the type of x and out; LAYER = 0 (rms_norm) or 1 (layer_norm).
 // revision: 1
@@ -34,8 +34,8 @@
 #endif
 #include "vector.glsl"
 
-PARAMETERS(u64 x; u64 x_outer; u64 x_inner; u64 weight; u64 bias; u64 to; u64 to_outer; u64 to_inner; u32 rows; u32 inner; u32 width;
-           float eps; float weight_offset; u32 lanes;)
+PARAMETERS(u64 x; u64 x_outer; u64 x_inner; u64 weight; u64 bias; u64 to; u64 to_outer; u64 to_inner; u32 rows;
+           u32 inner; u32 width; float eps; float weight_offset; u32 lanes;)
 
 u64 source(u32 row) {
     u32 t = row / p.inner;
@@ -89,8 +89,8 @@ void main() {
 }
 
 #else
-// Thread `lane` of `lanes` holds groups lane, lane + lanes, .. of a row; rows first, first + step, ... Every thread takes part in every
-// round: rows past the end are zeros that nobody writes.
+// Thread `lane` of `lanes` holds groups lane, lane + lanes, .. of a row; rows first, first + step, ... Every thread
+// takes part in every round: rows past the end are zeros that nobody writes.
 void main() {
 #ifdef BY_LANES
     u32 lanes = p.lanes, lane = THREAD % lanes, at_once = THREADS / lanes;

@@ -1,7 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// Elementwise ops over strided rows: `silu_mul`, `gelu_mul`, `gelu`, `add`, `scale`, `softcap`. Each has two entry points: `_vector`
-// moves 16 bytes a thread, `_scalar` single elements. One pass; out may be an input.
+// Elementwise ops over strided rows: `silu_mul`, `gelu_mul`, `gelu`, `add`, `scale`, `softcap`. Each has two entry
+// points: `_vector` moves 16 bytes a thread, `_scalar` single elements. One pass; out may be an input.
 //
 // Definitions: ACT = f32, f16 or bf16, the type of all operands.
 // revision: 1

@@ -1,11 +1,12 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// out[t, n] = Σₖ x[t, k] · w[n, k] (+ out[t, n]) on matrix units, by cooperative matrices of 16 x 16 x 16 with sums in f32: what linears of many
-// tokens run on. The next tiles are on their way from memory to registers while the present ones are multiplied from shared memory.
+// out[t, n] = Σₖ x[t, k] · w[n, k] (+ out[t, n]) on matrix units, by cooperative matrices of 16 x 16 x 16 with sums in
+// f32: what linears of many tokens run on. The next tiles are on their way from memory to registers while the present
+// ones are multiplied from shared memory.
 //
-// Definitions: ACT (f16 or bf16: x and w), OUT (f32, f16, bf16), ACCUMULATE (0, 1); of `product`: TOKENS, ROWS, DEPTH (sides of a workgroup's tile,
-// depths of a step), WARPS_DOWN, WARPS_ACROSS (subgroups over tokens and over rows), STAGES (steps in shared memory: 1 or 2). Needs SUBGROUP = 32. Rows of x, w and out start at
-// multiples of 16 bytes.
+// Definitions: ACT (f16 or bf16: x and w), OUT (f32, f16, bf16), ACCUMULATE (0, 1); of `product`: TOKENS, ROWS, DEPTH
+// (sides of a workgroup's tile, depths of a step), WARPS_DOWN, WARPS_ACROSS (subgroups over tokens and over rows),
+// STAGES (steps in shared memory: 1 or 2). Needs SUBGROUP = 32. Rows of x, w and out start at multiples of 16 bytes.
 // product: grid (⌈tokens / TOKENS⌉, ⌈n / ROWS⌉), 32 · WARPS_DOWN · WARPS_ACROSS threads. k is a multiple of 8.
 // product_few, for up to 16 tokens: grid n / 16, 256 threads. n is a multiple of 16, k of 64.
 // check: product product_few -DACT=f16 -DOUT=f16 -DACCUMULATE=0 -DTOKENS=128 -DROWS=128 -DDEPTH=32 -DSTAGES=2 -DWARPS_DOWN=2 -DWARPS_ACROSS=4 -DSUBGROUP=32
@@ -61,8 +62,8 @@ void bring(u64 w, u64 x_pitch, u32 depth, out uvec4 held_w[MINE], out uvec4 held
     }
 }
 
-// A workgroup has 16 output rows. Its subgroups share the depths and add up at the end; until then each goes its own way, with the next step on
-// its way from memory to registers while the present one is multiplied from shared memory.
+// A workgroup has 16 output rows. Its subgroups share the depths and add up at the end; until then each goes its own
+// way, with the next step on its way from memory to registers while the present one is multiplied from shared memory.
 void main() {
     u32 first_row = gl_WorkGroupID.x * SIDE;
     u64 x_pitch = u64(p.x_stride) * 2, w = p.w + u64(first_row) * p.k * 2;
@@ -170,10 +171,12 @@ void main() {
             coopmat<Element, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseA> a[DOWN];
             coopmat<Element, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseB> b;
             [[unroll]] for (u32 i = 0; i < DOWN; i++)
-                coopMatLoad(a[i], tiles, tile + (my_token + SIDE * i) * PITCH + part * 2, PITCH, gl_CooperativeMatrixLayoutRowMajor);
+                coopMatLoad(a[i], tiles, tile + (my_token + SIDE * i) * PITCH + part * 2, PITCH,
+                            gl_CooperativeMatrixLayoutRowMajor);
             [[unroll]] for (u32 j = 0; j < ACROSS; j++) {
                 // A row of weights is a column of the product's right side.
-                coopMatLoad(b, tiles, tile + (TOKENS + my_row + SIDE * j) * PITCH + part * 2, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
+                coopMatLoad(b, tiles, tile + (TOKENS + my_row + SIDE * j) * PITCH + part * 2, PITCH,
+                            gl_CooperativeMatrixLayoutColumnMajor);
                 [[unroll]] for (u32 i = 0; i < DOWN; i++) sums[i][j] = coopMatMulAdd(a[i], b, sums[i][j]);
             }
         }
@@ -189,7 +192,8 @@ void main() {
         barrier();
     }
 
-    // A thread takes eight neighbours of a row at a time. The loop stays one: sixteen copies of it cost the sums their registers.
+    // A thread takes eight neighbours of a row at a time. The loop stays one: sixteen copies of it cost the sums their
+    // registers.
     u32 stage = WARP * STAGE_QUADS;
     [[unroll]] for (u32 i = 0; i < DOWN; i++) {
         [[unroll]] for (u32 j = 0; j < ACROSS; j++)
@@ -200,7 +204,8 @@ void main() {
             u32 down = at / STAGE_VECTORS, across = at % STAGE_VECTORS;
             u32 token = my_token + SIDE * i + down, row = my_row + 8 * across;
             if (token >= columns || row >= rows) continue;
-            uvec4 low = tiles[stage + down * STAGE_PITCH + 2 * across], high = tiles[stage + down * STAGE_PITCH + 2 * across + 1];
+            uvec4 low = tiles[stage + down * STAGE_PITCH + 2 * across],
+                  high = tiles[stage + down * STAGE_PITCH + 2 * across + 1];
             float eight[8];
             [[unroll]] for (u32 c = 0; c < 8; c++) eight[c] = uintBitsToFloat(c < 4 ? low[c] : high[c - 4]);
             u64 to = p.to + (u64(first_token + token) * p.to_stride + first_row + row) * SIZE(OUT);

@@ -1,11 +1,13 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// out[t, n] = Σₖ x[t, k] · w[n, k] (+ out[t, n]) by cooperative matrices of a whole workgroup (VK_NV_cooperative_matrix2), with sums in f32: the
-// driver's compiler lays out shared memory, copies and tensor instructions. What linears of many tokens run on where the device has them.
+// out[t, n] = Σₖ x[t, k] · w[n, k] (+ out[t, n]) by cooperative matrices of a whole workgroup
+// (VK_NV_cooperative_matrix2), with sums in f32: the driver's compiler lays out shared memory, copies and tensor
+// instructions. What linears of many tokens run on where the device has them.
 //
-// Definitions: ACT (f16 or bf16: x and w), OUT (f32, f16, bf16), ACCUMULATE (0, 1), TOKENS, ROWS, DEPTH (sides of a workgroup's tile and depths
-// of a step). Rows of x, w and out start at multiples of 16 bytes.
-// product_wide: grid (⌈tokens / TOKENS⌉, ⌈n / ROWS⌉). k is a multiple of 8. THREADS are those that the device names for the sides.
+// Definitions: ACT (f16 or bf16: x and w), OUT (f32, f16, bf16), ACCUMULATE (0, 1), TOKENS, ROWS, DEPTH (sides of a
+// workgroup's tile and depths of a step). Rows of x, w and out start at multiples of 16 bytes.
+// product_wide: grid (⌈tokens / TOKENS⌉, ⌈n / ROWS⌉). k is a multiple of 8. THREADS are those that the device names for
+// the sides.
 // check: product_wide -DACT=f16 -DOUT=f16 -DACCUMULATE=0 -DTOKENS=128 -DROWS=128 -DDEPTH=64
 // check: product_wide -DACT=f16 -DOUT=f32 -DACCUMULATE=1 -DTOKENS=128 -DROWS=128 -DDEPTH=64
 // check: product_wide -DACT=bf16 -DOUT=bf16 -DACCUMULATE=1 -DTOKENS=128 -DROWS=128 -DDEPTH=64
@@ -72,8 +74,10 @@ void main() {
         inner_w = setTensorLayoutStrideNV(inner_w, w_stride, 1);
         ADD_DEPTHS(inner_x, inner_w)
     } else {
-        tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV> edge_x = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
-        tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV> edge_w = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
+        tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV> edge_x = createTensorLayoutNV(
+            2, gl_CooperativeMatrixClampModeConstantNV);
+        tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV> edge_w = createTensorLayoutNV(
+            2, gl_CooperativeMatrixClampModeConstantNV);
         edge_x = setTensorLayoutDimensionNV(edge_x, p.tokens, p.k);
         edge_x = setTensorLayoutStrideNV(edge_x, x_stride, 1);
         edge_w = setTensorLayoutDimensionNV(edge_w, p.n, p.k);

@@ -1,9 +1,11 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// `rope`: rotates pairs of each head by table values of the token's position, in place. A thread turns some neighbouring pairs of one head;
-// `_vector` needs rotary_dim / 2 (halves) or rotary_dim (neighbours) in whole 16-byte groups, `_scalar` turns a pair.
+// `rope`: rotates pairs of each head by table values of the token's position, in place. A thread turns some
+// neighbouring pairs of one head; `_vector` needs rotary_dim / 2 (halves) or rotary_dim (neighbours) in whole 16-byte
+// groups, `_scalar` turns a pair.
 //
-// Definitions: ACT = f32, f16 or bf16, the type of x; INTERLEAVED = 0: pairs (i, i + rotary_dim / 2), 1: pairs (2i, 2i + 1).
+// Definitions: ACT = f32, f16 or bf16, the type of x; INTERLEAVED = 0: pairs (i, i + rotary_dim / 2), 1: pairs (2i, 2i
+// + 1).
 // revision: 1
 // check: rope_vector rope_scalar -DACT=f32 -DINTERLEAVED=0
 // check: rope_vector rope_scalar -DACT=f16 -DINTERLEAVED=0
@@ -28,7 +30,8 @@
 #endif
 
 // `groups` threads a head, `total` threads. A position outside the table (a caller's bug) leaves its head as it is.
-PARAMETERS(u64 positions; u64 table; u32 num_positions; u64 x; u64 token_stride; u64 head_stride; u32 heads; u32 half_dim; u32 groups; u32 total;)
+PARAMETERS(u64 positions; u64 table; u32 num_positions; u64 x; u64 token_stride; u64 head_stride; u32 heads;
+           u32 half_dim; u32 groups; u32 total;)
 void main() {
     u32 i = gl_WorkGroupID.x * THREADS + gl_LocalInvocationIndex;
     if (i >= p.total) return;

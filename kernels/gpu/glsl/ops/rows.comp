@@ -26,15 +26,16 @@
 #define Units Bytes
 #endif
 
-// Row i of `count`: gather writes out[i] = x[index[i]], scatter out[index[i]] = x[i]. `other_rows`: rows that an index may name; -1 and
-// indices outside (a caller's bug) move nothing. Pitches and `units` of a row count units.
+// Row i of `count`: gather writes out[i] = x[index[i]], scatter out[index[i]] = x[i]. `other_rows`: rows that an index
+// may name; -1 and indices outside (a caller's bug) move nothing. Pitches and `units` of a row count units.
 PARAMETERS(u64 x; u64 x_pitch; u64 index; u64 to; u64 to_pitch; u32 count; u32 units; u32 other_rows; u32 scatter;)
 void main() {
     u32 i = gl_WorkGroupID.x * THREADS + gl_LocalInvocationIndex, row = i / p.units, unit = i - row * p.units;
     if (row >= p.count) return;
     u32 other = Words(p.index).at[row];
     if (other >= p.other_rows) return;
-    u64 from = p.x + (p.scatter != 0 ? row : other) * p.x_pitch * UNIT, to = p.to + (p.scatter != 0 ? other : row) * p.to_pitch * UNIT;
+    u64 from = p.x + (p.scatter != 0 ? row : other) * p.x_pitch * UNIT,
+        to = p.to + (p.scatter != 0 ? other : row) * p.to_pitch * UNIT;
     Units(to).at[unit] = Units(from).at[unit];
 }
 
@@ -42,21 +43,24 @@ void main() {
 
 shared float parts[8][33];
 
-// 32 columns of a sequence a block; its eight groups of 32 threads share the tokens. `mode`: 0 last, 1 mean, 2 first. Starts are kept
-// inside 0 .. num_tokens.
+// 32 columns of a sequence a block; its eight groups of 32 threads share the tokens. `mode`: 0 last, 1 mean, 2 first.
+// Starts are kept inside 0 .. num_tokens.
 PARAMETERS(u64 x; u64 x_stride; u32 num_tokens; u64 query_start_loc; u64 to; u64 to_stride; u32 width; u32 mode;)
 void main() {
     u32 sequence = gl_WorkGroupID.x;
-    i32 start = max(0, Ints(p.query_start_loc).at[sequence]), end = min(i32(p.num_tokens), Ints(p.query_start_loc).at[sequence + 1]);
+    i32 start = max(0, Ints(p.query_start_loc).at[sequence]),
+        end = min(i32(p.num_tokens), Ints(p.query_start_loc).at[sequence + 1]);
     i32 count = max(0, end - start);
     if (count > 0 && p.mode != 1) {
         start = p.mode == 0 ? end - 1 : start;
         end = start + 1;
     }
-    u32 lane = gl_LocalInvocationIndex & 31u, part = gl_LocalInvocationIndex >> 5, column = gl_WorkGroupID.y * 32 + lane;
+    u32 lane = gl_LocalInvocationIndex & 31u, part = gl_LocalInvocationIndex >> 5,
+        column = gl_WorkGroupID.y * 32 + lane;
     float sum = 0.0;
     if (column < p.width) {
-        for (i32 t = start + i32(part); t < end; t += 8) sum += LOAD(ACT, p.x + (u64(t) * p.x_stride + column) * SIZE(ACT), 0);
+        for (i32 t = start + i32(part); t < end; t += 8)
+            sum += LOAD(ACT, p.x + (u64(t) * p.x_stride + column) * SIZE(ACT), 0);
     }
     parts[part][lane] = sum;
     barrier();
@@ -103,7 +107,8 @@ void store_codes(u64 to, in float x[N], float scale) {
 #if N == 1
     Bytes(to).at[0] = uint8_t(codes[0]);
 #else
-    UNROLLED for (u32 i = 0; i < N; i += 4) Words(to).at[i / 4] = codes[i] | codes[i + 1] << 8 | codes[i + 2] << 16 | codes[i + 3] << 24;
+    UNROLLED for (u32 i = 0; i < N; i += 4) Words(to).at[i / 4] = codes[i] | codes[i + 1] << 8 | codes[i + 2] << 16 |
+                                                                  codes[i + 3] << 24;
 #endif
 }
 

@@ -1,7 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// `sample`: a token per row. The tokens that the filters keep are described by one threshold (a key and, among its ties, an index), which is
-// found digit by digit. Probabilities are sums of integers, so that no draw depends on the order of a sum.
+// `sample`: a token per row. The tokens that the filters keep are described by one threshold (a key and, among its
+// ties, an index), which is found digit by digit. Probabilities are sums of integers, so that no draw depends on the
+// order of a sum.
 // Definitions: none.
 // revision: 1
 // check: sample
@@ -32,7 +33,8 @@ u64 drawn_part(u64 total, u32 word) {
 // top_p (below 1) of the sum, rounded up to a whole, at least 1.
 u64 top_p_part(u64 total, float top_p) {
     if (!(top_p > 0.0)) return 1;
-    u32 bits = floatBitsToUint(top_p), exponent = max(bits >> 23, 1u), digits = bits >= 0x800000u ? (bits & 0x7fffffu) | 0x800000u : bits;
+    u32 bits = floatBitsToUint(top_p), exponent = max(bits >> 23, 1u),
+        digits = bits >= 0x800000u ? (bits & 0x7fffffu) | 0x800000u : bits;
     u64 high, low;
     multiply(digits, total, high, low);
     // 24 digits, the last one 2^(exponent - 150).
@@ -74,8 +76,8 @@ u32 draw(Row row, Filters filters, float largest, u32 word) {
 }
 
 // One block a row.
-PARAMETERS(u64 logits; u32 logits_stride; u32 vocab; u64 step_rows; u32 step_rows_stride; u64 row_sampling; u32 sampling_stride; u32 num_rows;
-           u64 row_num_tokens; u32 num_tokens_stride; u64 to; u32 to_stride;)
+PARAMETERS(u64 logits; u32 logits_stride; u32 vocab; u64 step_rows; u32 step_rows_stride; u64 row_sampling;
+           u32 sampling_stride; u32 num_rows; u64 row_num_tokens; u32 num_tokens_stride; u64 to; u32 to_stride;)
 void main() {
     u32 seq = gl_WorkGroupID.x;
     i32 index = Ints(p.step_rows + u64(seq) * p.step_rows_stride * 4).at[0];
@@ -88,14 +90,16 @@ void main() {
     // No temperature: the largest. Extreme ones still have an inverse.
     float temperature = uintBitsToFloat(words.at[3]);
     bool is_greedy = !(temperature > 0.0) || is_nan(temperature);
-    Row row = Row(p.logits + u64(seq) * p.logits_stride * 4, p.vocab, is_greedy ? 1.0 : 1.0 / clamp(temperature, 1e-30, 1e30));
+    Row row = Row(p.logits + u64(seq) * p.logits_stride * 4, p.vocab,
+                  is_greedy ? 1.0 : 1.0 / clamp(temperature, 1e-30, 1e30));
     u64 best = block_max(best_of(row.logits, p.vocab, THREAD, THREADS));
     u32 token = token_of(best);
     float largest = at_temperature(from_key(u32(best >> 32)), row.inverse);
     if (!is_greedy && has_token(best) && largest > -INFINITY) {
         u32 counter = u32(Ints(p.row_num_tokens + u64(index) * p.num_tokens_stride * 4).at[0]) - words.at[2];
         u32 word = philox(counter, words.at[0], words.at[1]).x, top_k = words.at[4];
-        Filters filters = Filters(top_k >= p.vocab ? 0 : top_k, uintBitsToFloat(words.at[5]), uintBitsToFloat(words.at[6]));
+        Filters filters = Filters(top_k >= p.vocab ? 0 : top_k, uintBitsToFloat(words.at[5]),
+                                  uintBitsToFloat(words.at[6]));
         token = min(draw(row, filters, largest, word), p.vocab - 1);
     }
     if (THREAD == 0) Words(to).at[0] = token;

@@ -1,7 +1,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
-// Device rows and steps: `prepare_inputs`, `slot_mapping`, `update_rows`. A few thousand integers a step: what counts is the chain of
-// dependent loads, not their number. An index outside its tensor (a caller's bug) is taken as padding.
+// Device rows and steps: `prepare_inputs`, `slot_mapping`, `update_rows`. A few thousand integers a step: what counts
+// is the chain of dependent loads, not their number. An index outside its tensor (a caller's bug) is taken as padding.
 //
 // Definitions: none.
 // revision: 1
@@ -16,16 +16,17 @@ shared u32 sums[THREADS];
 
 u32 length_of(u32 row, i32 length, u32 num_rows) { return row < num_rows ? u32(max(0, length)) : 0; }
 
-// Every block sums all query lengths into shared memory (num_seqs + 1 words of it), then finds the sequence of its tokens by bisection.
-// Block b writes tokens and sequences THREADS * b and on.
-PARAMETERS(u64 step_rows; u64 step_query_lens; u64 row_tokens; u64 row_stride; u32 history; u64 row_num_computed; u64 row_lora;
-                     u64 token_ids; u64 positions; u64 token_seq; u64 token_lora; u64 query_start_loc; u64 seq_lens; u64 last_token_index;
-                     u32 num_seqs; u32 num_tokens; u32 num_rows;)
+// Every block sums all query lengths into shared memory (num_seqs + 1 words of it), then finds the sequence of its
+// tokens by bisection. Block b writes tokens and sequences THREADS * b and on.
+PARAMETERS(u64 step_rows; u64 step_query_lens; u64 row_tokens; u64 row_stride; u32 history; u64 row_num_computed;
+           u64 row_lora; u64 token_ids; u64 positions; u64 token_seq; u64 token_lora; u64 query_start_loc; u64 seq_lens;
+           u64 last_token_index; u32 num_seqs; u32 num_tokens; u32 num_rows;)
 void main() {
     u32 thread = gl_LocalInvocationIndex, num_seqs = p.num_seqs;
     Words rows = Words(p.step_rows);
     // Each thread sums neighbouring sequences.
-    u32 each = (num_seqs + THREADS - 1) / THREADS, first = min(thread * each, num_seqs), end = min(first + each, num_seqs), sum = 0;
+    u32 each = (num_seqs + THREADS - 1) / THREADS, first = min(thread * each, num_seqs),
+        end = min(first + each, num_seqs), sum = 0;
     for (u32 s = first; s < end; s++) {
         u32 length = length_of(rows.at[s], Ints(p.step_query_lens).at[s], p.num_rows);
         starts[s] = length;
@@ -48,7 +49,8 @@ void main() {
     if (t < p.num_tokens) {
         i32 id = 0, position = 0, seq = -1, lora = -1;
         if (t < total) {
-            // The last sequence that starts at or before t: empty ones share their start with the one that has the token.
+            // The last sequence that starts at or before t: empty ones share their start with the one that has the
+            // token.
             u32 low = 0, high = num_seqs;
             while (high - low > 1) {
                 u32 middle = (low + high) / 2;
@@ -80,8 +82,8 @@ void main() {
 
 #elif defined(ENTRY_slot_mapping)
 
-PARAMETERS(u64 positions; u64 token_seq; u64 step_rows; u64 block_table; u64 table_stride; u64 slots; u32 num_tokens; u32 num_seqs;
-           u32 num_rows; u32 max_blocks; u32 block_size;)
+PARAMETERS(u64 positions; u64 token_seq; u64 step_rows; u64 block_table; u64 table_stride; u64 slots; u32 num_tokens;
+           u32 num_seqs; u32 num_rows; u32 max_blocks; u32 block_size;)
 void main() {
     u32 t = gl_WorkGroupID.x * THREADS + gl_LocalInvocationIndex;
     if (t >= p.num_tokens) return;
@@ -101,9 +103,10 @@ void main() {
 layout(buffer_reference, scalar, buffer_reference_align = 4) coherent volatile buffer Results { int at[]; };
 
 // One block. The tag is written last: an entry with it is whole.
-PARAMETERS_IN_MEMORY(u64 step_header; u64 step_rows; u64 step_query_lens; u64 step_emits; u64 step_num_drafts; u64 sampled; u64 sampled_stride;
-                     u64 num_sampled; u64 row_tokens; u64 row_stride; u32 history; u64 row_num_tokens; u64 row_num_computed; u64 results;
-                     u64 entry_stride; u32 num_entries; u32 num_seqs; u32 num_rows; i32 max_sampled;)
+PARAMETERS_IN_MEMORY(u64 step_header; u64 step_rows; u64 step_query_lens; u64 step_emits; u64 step_num_drafts;
+                     u64 sampled; u64 sampled_stride; u64 num_sampled; u64 row_tokens; u64 row_stride; u32 history;
+                     u64 row_num_tokens; u64 row_num_computed; u64 results; u64 entry_stride; u32 num_entries;
+                     u32 num_seqs; u32 num_rows; i32 max_sampled;)
 void main() {
     u32 entry = Words(p.step_header).at[0];
     i32 tag_low = Ints(p.step_header).at[1], tag_high = Ints(p.step_header).at[2], max_sampled = p.max_sampled;
@@ -129,7 +132,8 @@ void main() {
             if (i < n) token = Ints(p.sampled + (s * p.sampled_stride + u32(i)) * 4).at[0];
             if (reported) words.at[1 + i] = token;
             // What stands in place of a token is for the host: the history holds ids only.
-            if (i < n && u32(known + i) < p.history) Ints(p.row_tokens + (row * p.row_stride + u32(known + i)) * 4).at[0] = max(token, 0);
+            if (i < n && u32(known + i) < p.history)
+                Ints(p.row_tokens + (row * p.row_stride + u32(known + i)) * 4).at[0] = max(token, 0);
         }
         if (!live) continue;
         if (emits) {

@@ -1,5 +1,5 @@
-// What a linear does with its sum before writing it, by the number that the host passes as the definition EPILOGUE: 0 nothing, 1 silu,
-// 2 gelu by tanh, 3 gelu by erf.
+// What a linear does with its sum before writing it, by the number that the host passes as the definition EPILOGUE: 0
+// nothing, 1 silu, 2 gelu by tanh, 3 gelu by erf.
 // revision: 1
 #ifndef HALYARD_ACTIVATE_H
 #define HALYARD_ACTIVATE_H

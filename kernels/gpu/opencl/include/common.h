@@ -1,8 +1,10 @@
-// What every kernel uses: element types and their conversions, vector loads and stores, sums over the lanes that share a row, Philox.
-// OpenCL C 1.2, but for what SUBGROUP asks for: no generic address space, no half arithmetic, no 64-bit atomics. Types are macro parameters: LOAD(ACT, p, i).
+// What every kernel uses: element types and their conversions, vector loads and stores, sums over the lanes that share
+// a row, Philox. OpenCL C 1.2, but for what SUBGROUP asks for: no generic address space, no half arithmetic, no 64-bit
+// atomics. Types are macro parameters: LOAD(ACT, p, i).
 //
-// Lanes that work together exchange through local memory, so any subgroup size is right, unless the driver names one. CPU runtimes run the work-items of a group one
-// after another between barriers: vectors stand in the code, and barriers are few.
+// Lanes that work together exchange through local memory, so any subgroup size is right, unless the driver names one.
+// CPU runtimes run the work-items of a group one after another between barriers: vectors stand in the code, and
+// barriers are few.
 // revision: 1
 #ifndef HALYARD_COMMON_H
 #define HALYARD_COMMON_H
@@ -22,8 +24,8 @@ typedef ushort bf16;
 typedef uchar e4m3;
 typedef float float1;
 
-// Every helper is inlined: pocl 3.1 hands a work-item's ids to kernels alone, and a helper that stays a function now and then reads those of
-// another thread's group.
+// Every helper is inlined: pocl 3.1 hands a work-item's ids to kernels alone, and a helper that stays a function now
+// and then reads those of another thread's group.
 #define INLINE static inline __attribute__((always_inline))
 
 #define CAT_(a, b) a##b
@@ -68,18 +70,22 @@ INLINE u16 f32_to_bf16(float x) {
 INLINE float load1_bf16(const __global bf16 *p, u64 i) { return bf16_to_f32(p[i]); }
 INLINE void store1_bf16(float x, __global bf16 *p, u64 i) { p[i] = f32_to_bf16(x); }
 
-#define VECTOR_CONVERSIONS(N)                                                                                              \
-    INLINE float##N load##N##_f32(const __global f32 *p, u64 i) { return vload##N(0, p + i); }                      \
-    INLINE void store##N##_f32(float##N x, __global f32 *p, u64 i) { vstore##N(x, 0, p + i); }                      \
-    INLINE float##N load##N##_f16(const __global f16 *p, u64 i) { return vload_half##N(0, (const __global half *)p + i); } \
-    INLINE void store##N##_f16(float##N x, __global f16 *p, u64 i) { vstore_half##N##_rte(x, 0, (__global half *)p + i); } \
-    INLINE float##N load##N##_bf16(const __global bf16 *p, u64 i) {                                                 \
-        return as_float##N(convert_uint##N(vload##N(0, p + i)) << 16);                                                     \
-    }                                                                                                                      \
-    INLINE void store##N##_bf16(float##N x, __global bf16 *p, u64 i) {                                              \
-        uint##N bits = as_uint##N(x);                                                                                      \
-        uint##N rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;                                                     \
-        vstore##N(convert_ushort##N(select(rounded, (uint##N)0x7fffu, isnan(x))), 0, p + i);                               \
+#define VECTOR_CONVERSIONS(N)                                                                  \
+    INLINE float##N load##N##_f32(const __global f32 *p, u64 i) { return vload##N(0, p + i); } \
+    INLINE void store##N##_f32(float##N x, __global f32 *p, u64 i) { vstore##N(x, 0, p + i); } \
+    INLINE float##N load##N##_f16(const __global f16 *p, u64 i) {                              \
+        return vload_half##N(0, (const __global half *)p + i);                                 \
+    }                                                                                          \
+    INLINE void store##N##_f16(float##N x, __global f16 *p, u64 i) {                           \
+        vstore_half##N##_rte(x, 0, (__global half *)p + i);                                    \
+    }                                                                                          \
+    INLINE float##N load##N##_bf16(const __global bf16 *p, u64 i) {                            \
+        return as_float##N(convert_uint##N(vload##N(0, p + i)) << 16);                         \
+    }                                                                                          \
+    INLINE void store##N##_bf16(float##N x, __global bf16 *p, u64 i) {                         \
+        uint##N bits = as_uint##N(x);                                                          \
+        uint##N rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;                         \
+        vstore##N(convert_ushort##N(select(rounded, (uint##N)0x7fffu, isnan(x))), 0, p + i);   \
     }
 VECTOR_CONVERSIONS(4)
 VECTOR_CONVERSIONS(8)
@@ -111,7 +117,8 @@ INLINE float load1_e4m3(const __global e4m3 *p, u64 i) { return e4m3_to_f32(p[i]
 INLINE void store1_e4m3(float x, __global e4m3 *p, u64 i) { p[i] = f32_to_e4m3(x); }
 INLINE float8 load8_e4m3(const __global e4m3 *p, u64 i) {
     uint8 codes = convert_uint8(vload8(0, p + i)), magnitudes = codes & 0x7f;
-    float8 values = select(as_float8((magnitudes << 20) + (120u << 23)), convert_float8(magnitudes) * (1.f / 512.f), magnitudes < 8);
+    float8 values = select(as_float8((magnitudes << 20) + (120u << 23)), convert_float8(magnitudes) * (1.f / 512.f),
+                           magnitudes < 8);
     values = select(values, (float8)NAN, magnitudes == 0x7f);
     return as_float8(as_uint8(values) | (codes & 0x80) << 24);
 }
@@ -123,44 +130,46 @@ INLINE float sum4(float4 x) { return x.s0 + x.s1 + (x.s2 + x.s3); }
 INLINE float sum8(float8 x) { return sum4(x.lo + x.hi); }
 INLINE float sum16(float16 x) { return sum8(x.lo + x.hi); }
 
-// With SUBGROUP defined (16 or 32; the device has subgroups of that size, of neighbouring work-items) they pass values without local memory.
+// With SUBGROUP defined (16 or 32; the device has subgroups of that size, of neighbouring work-items) they pass values
+// without local memory.
 #ifdef SUBGROUP
 #define KERNEL __attribute__((intel_reqd_sub_group_size(SUBGROUP))) __kernel
-// Combines x over whole subgroups, through a place of `shared` for each; falls through where `lanes` work-items are none.
-#define BY_SUBGROUPS(T, combine, reduce)                                                                                   \
-    if (lanes % SUBGROUP == 0) {                                                                                           \
-        T y = reduce(x);                                                                                                   \
-        if (lanes == SUBGROUP) return y;                                                                                   \
-        barrier(CLK_LOCAL_MEM_FENCE);                                                                                      \
-        if (id % SUBGROUP == 0) shared[id / SUBGROUP] = y;                                                                 \
-        barrier(CLK_LOCAL_MEM_FENCE);                                                                                      \
-        y = shared[base / SUBGROUP];                                                                                       \
-        for (u32 i = 1; i < lanes / SUBGROUP; i++) y = combine(y, shared[base / SUBGROUP + i]);                            \
-        return y;                                                                                                          \
+// Combines x over whole subgroups, through a place of `shared` for each; falls through where `lanes` work-items are
+// none.
+#define BY_SUBGROUPS(T, combine, reduce)                                                        \
+    if (lanes % SUBGROUP == 0) {                                                                \
+        T y = reduce(x);                                                                        \
+        if (lanes == SUBGROUP) return y;                                                        \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                           \
+        if (id % SUBGROUP == 0) shared[id / SUBGROUP] = y;                                      \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                           \
+        y = shared[base / SUBGROUP];                                                            \
+        for (u32 i = 1; i < lanes / SUBGROUP; i++) y = combine(y, shared[base / SUBGROUP + i]); \
+        return y;                                                                               \
     }
 #else
 #define KERNEL __kernel
 #define BY_SUBGROUPS(T, combine, reduce)
 #endif
 
-// Combines x over `lanes` neighbouring work-items that start at a multiple of `lanes` (or are the whole group), for each of them. `shared`
-// holds a value a work-item. All work-items of the group take part; three barriers at most.
-#define LANES_COMBINE(name, T, combine, reduce)                                                                            \
-    INLINE T name(T x, __local T *shared, u32 lane, u32 lanes) {                                                           \
-        u32 id = get_local_id(0), base = id - lane;                                                                        \
-        BY_SUBGROUPS(T, combine, reduce)                                                                                   \
-        barrier(CLK_LOCAL_MEM_FENCE);                                                                                      \
-        shared[id] = x;                                                                                                    \
-        barrier(CLK_LOCAL_MEM_FENCE);                                                                                      \
-        if (lane % 32 == 0) {                                                                                              \
-            T y = shared[id];                                                                                              \
-            for (u32 i = lane + 1; i < min(lane + 32, lanes); i++) y = combine(y, shared[base + i]);                       \
-            shared[id] = y;                                                                                                \
-        }                                                                                                                  \
-        barrier(CLK_LOCAL_MEM_FENCE);                                                                                      \
-        T y = shared[base];                                                                                                \
-        for (u32 i = 32; i < lanes; i += 32) y = combine(y, shared[base + i]);                                             \
-        return y;                                                                                                          \
+// Combines x over `lanes` neighbouring work-items that start at a multiple of `lanes` (or are the whole group), for
+// each of them. `shared` holds a value a work-item. All work-items of the group take part; three barriers at most.
+#define LANES_COMBINE(name, T, combine, reduce)                                                      \
+    INLINE T name(T x, __local T *shared, u32 lane, u32 lanes) {                                     \
+        u32 id = get_local_id(0), base = id - lane;                                                  \
+        BY_SUBGROUPS(T, combine, reduce)                                                             \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                                \
+        shared[id] = x;                                                                              \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                                \
+        if (lane % 32 == 0) {                                                                        \
+            T y = shared[id];                                                                        \
+            for (u32 i = lane + 1; i < min(lane + 32, lanes); i++) y = combine(y, shared[base + i]); \
+            shared[id] = y;                                                                          \
+        }                                                                                            \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                                \
+        T y = shared[base];                                                                          \
+        for (u32 i = 32; i < lanes; i += 32) y = combine(y, shared[base + i]);                       \
+        return y;                                                                                    \
     }
 #define PLUS(a, b) ((a) + (b))
 LANES_COMBINE(lanes_sum, float, PLUS, sub_group_reduce_add)
@@ -168,15 +177,20 @@ LANES_COMBINE(lanes_max, float, fmax, sub_group_reduce_max)
 LANES_COMBINE(lanes_sum_u64, u64, PLUS, sub_group_reduce_add)
 LANES_COMBINE(lanes_max_u64, u64, max, sub_group_reduce_max)
 
-// A branch with barriers in it, which all work-items of a group take together. Written as a loop: compilers that split a kernel at its barriers
-// copy all that follows a branch with barriers (pocl 3.1), once more for each.
+// A branch with barriers in it, which all work-items of a group take together. Written as a loop: compilers that split
+// a kernel at its barriers copy all that follows a branch with barriers (pocl 3.1), once more for each.
 #define TOGETHER_IF(condition) for (u32 left_ = (condition) ? 1 : 0; left_ > 0; left_--)
 
 // Over the group, for every work-item.
-INLINE float block_sum(float x, __local float *shared) { return lanes_sum(x, shared, get_local_id(0), get_local_size(0)); }
-INLINE float block_max(float x, __local float *shared) { return lanes_max(x, shared, get_local_id(0), get_local_size(0)); }
+INLINE float block_sum(float x, __local float *shared) {
+    return lanes_sum(x, shared, get_local_id(0), get_local_size(0));
+}
+INLINE float block_max(float x, __local float *shared) {
+    return lanes_max(x, shared, get_local_id(0), get_local_size(0));
+}
 
-// A quotient rounded to nearest, whatever the device's own division rounds to (up to 2.5 units in the last place are allowed to it).
+// A quotient rounded to nearest, whatever the device's own division rounds to (up to 2.5 units in the last place are
+// allowed to it).
 INLINE float divide_exactly(float a, float b) {
     float q = a / b;
     float better = fma(fma(-q, b, a), 1.f / b, q);

@@ -1,8 +1,8 @@
-// Where keys and values lie in a KV block: the block layout that kv_write and attention follow, that of the CUDA kernels' kv.cuh
-// but that 8-bit elements stand in their order within a row.
+// Where keys and values lie in a KV block: the block layout that kv_write and attention follow, that of the CUDA
+// kernels' kv.cuh but that 8-bit elements stand in their order within a row.
 //
-// A block holds, for each KV head, its K part and then its V part, so one head of one block is one contiguous piece. Both parts consist of
-// units of 128 bytes: 8 rows of 16 bytes. With ROW elements in 16 bytes:
+// A block holds, for each KV head, its K part and then its V part, so one head of one block is one contiguous piece.
+// Both parts consist of units of 128 bytes: 8 rows of 16 bytes. With ROW elements in 16 bytes:
 //   K: units [HEAD_DIM / ROW][BLOCK / 8]; a unit's rows are 8 tokens, a row is ROW dims of one token;
 //   V: units [BLOCK / ROW][HEAD_DIM / 8]; a unit's rows are 8 dims, a row is ROW tokens of one dim (transposed).
 // Sizes that do not divide round the number of units up.

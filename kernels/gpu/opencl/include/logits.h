@@ -1,7 +1,9 @@
-// What the ops over a row of logits share: keys that order floats, probabilities as integers, and the two ways of finding values without
-// sorting the row: by place in the row (`locate`) and by size (`largest_key`; of many, a list in local memory).
+// What the ops over a row of logits share: keys that order floats, probabilities as integers, and the two ways of
+// finding values without sorting the row: by place in the row (`locate`) and by size (`largest_key`; of many, a list in
+// local memory).
 //
-// Work-item i of a group sees the i-th run of neighbours of the row, so that running sums follow from one scan over the group.
+// Work-item i of a group sees the i-th run of neighbours of the row, so that running sums follow from one scan over the
+// group.
 // Definitions: BLOCK (work-items of a row's group, a multiple of 32, at most 1024).
 // revision: 1
 #ifndef HALYARD_LOGITS_H
@@ -53,7 +55,8 @@ INLINE u32 key_of(float x) {
 }
 INLINE float from_key(u32 key) { return as_float(key ^ (key & 0x80000000u ? 0x80000000u : ALL)); }
 
-// At the row's temperature; NaN is −∞, ∞ the largest number. The quotient is corrected once, and so rounded as a division rounds it.
+// At the row's temperature; NaN is −∞, ∞ the largest number. The quotient is corrected once, and so rounded as a
+// division rounds it.
 INLINE float scaled(const Row *row, float x) {
     x = isnan(x) ? -INFINITY : fmin(x, LARGEST);
     float q = x * row->inverse;
@@ -143,7 +146,8 @@ INLINE u64 best_of(const Row *row, float *value) {
     return (u64)key_of(best + 0.f) << 32 | (u32)~index;
 }
 
-// What a value counts: its weight if it is above the threshold, or equal and not after `last_tie`; with TIES, one where it is equal.
+// What a value counts: its weight if it is above the threshold, or equal and not after `last_tie`; with TIES, one where
+// it is equal.
 #define MASS 0
 #define TIES 1
 INLINE u64 count_of(const Row *row, u32 kind, float max, float threshold, u32 last_tie, u32 i) {
@@ -157,10 +161,10 @@ INLINE u64 run_sum(const Row *row, u32 kind, float max, float threshold, u32 las
     return sum;
 }
 
-// The first index at which the row's running sum reaches the target; 0 where it never does. `before` and `mine`: the sum before this run, and
-// its own.
-INLINE u32 locate(const Row *row, __local Shared *s, u32 kind, float max, float threshold, u32 last_tie, u64 before, u64 mine,
-                         u64 target) {
+// The first index at which the row's running sum reaches the target; 0 where it never does. `before` and `mine`: the
+// sum before this run, and its own.
+INLINE u32 locate(const Row *row, __local Shared *s, u32 kind, float max, float threshold, u32 last_tie, u64 before,
+                  u64 mine, u64 target) {
     barrier(CLK_LOCAL_MEM_FENCE);
     if (get_local_id(0) == 0) s->found = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -173,10 +177,12 @@ INLINE u32 locate(const Row *row, __local Shared *s, u32 kind, float max, float 
     return s->found;
 }
 
-// The largest key K in lo .. hi with F(K) ≥ need, F(K) the number (is_mass: the weight) of values with keys ≥ K; F(lo) ≥ need > F(hi).
+// The largest key K in lo .. hi with F(K) ≥ need, F(K) the number (is_mass: the weight) of values with keys ≥ K; F(lo)
+// ≥ need > F(hi).
 // `above`: F(K + 1). Each pass cuts what is left at CUTS places. Uses the list's memory.
 #define CUTS 4
-INLINE u32 largest_key(const Row *row, __local Shared *s, bool is_mass, float max_value, u32 lo, u32 hi, u64 need, u64 *above) {
+INLINE u32 largest_key(const Row *row, __local Shared *s, bool is_mass, float max_value, u32 lo, u32 hi, u64 need,
+                       u64 *above) {
     u32 id = get_local_id(0);
     *above = 0;
     while (hi > lo && hi - lo > 1) {

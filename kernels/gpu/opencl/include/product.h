@@ -1,7 +1,8 @@
-// What the products of a matrix with few tokens share: LANES work-items an output row, eight rows a group, up to eight tokens. The work-items'
-// sums meet once in local memory, where one of them finishes each (row, token).
+// What the products of a matrix with few tokens share: LANES work-items an output row, eight rows a group, up to eight
+// tokens. The work-items' sums meet once in local memory, where one of them finishes each (row, token).
 //
-// On processors (HALYARD_CPU, from the driver) one work-item has a row to itself: it has the vectors, and what another one knows costs a barrier.
+// On processors (HALYARD_CPU, from the driver) one work-item has a row to itself: it has the vectors, and what another
+// one knows costs a barrier.
 // Definitions: ACT, OUT (f32, f16, bf16), EPILOGUE (see activate.h).
 #ifndef HALYARD_PRODUCT_H
 #define HALYARD_PRODUCT_H
@@ -23,8 +24,9 @@
 #define SHARED_FLOATS (ROWS * TOKENS * LANES)
 #endif
 
-// A work-item's sum over vectors of N: on processors a vector of sums, so that nothing is added across; on GPUs one float, as a work-item has registers
-// for 64 where subgroups of 16 have 128 of 32 bytes, and eight tokens are in flight.
+// A work-item's sum over vectors of N: on processors a vector of sums, so that nothing is added across; on GPUs one
+// float, as a work-item has registers for 64 where subgroups of 16 have 128 of 32 bytes, and eight tokens are in
+// flight.
 #ifdef HALYARD_CPU
 #define SUM(N) FLOATN(N)
 #define ADD_PRODUCTS(N, a, b, sum) fma(a, b, sum)
@@ -35,24 +37,29 @@
 #define SUM(N) float
 #define ADD_PRODUCTS(N, a, b, sum) CAT(add_products, N)(a, b, sum)
 #define TOTAL(N, x) (x)
-#define ADD_VALUES(weights, T, p, i, sum)                                                                                  \
+#define ADD_VALUES(weights, T, p, i, sum) \
     add_products8((weights).hi, LOADN(8, T, p, (i) + 8), add_products8((weights).lo, LOADN(8, T, p, i), sum))
 #endif
-INLINE float add_products4(float4 a, float4 b, float sum) { return fma(a.s3, b.s3, fma(a.s2, b.s2, fma(a.s1, b.s1, fma(a.s0, b.s0, sum)))); }
-INLINE float add_products8(float8 a, float8 b, float sum) { return add_products4(a.hi, b.hi, add_products4(a.lo, b.lo, sum)); }
+INLINE float add_products4(float4 a, float4 b, float sum) {
+    return fma(a.s3, b.s3, fma(a.s2, b.s2, fma(a.s1, b.s1, fma(a.s0, b.s0, sum))));
+}
+INLINE float add_products8(float8 a, float8 b, float sum) {
+    return add_products4(a.hi, b.hi, add_products4(a.lo, b.lo, sum));
+}
 
-INLINE void write_out(float sum, const __global float *bias, const __global OUT *residual, __global OUT *out, u32 residual_stride,
-                             u32 out_stride, u64 token, u32 row) {
+INLINE void write_out(float sum, const __global float *bias, const __global OUT *residual, __global OUT *out,
+                      u32 residual_stride, u32 out_stride, u64 token, u32 row) {
     if (bias) sum += bias[row];
     sum = activate(sum);
     if (residual) sum += LOAD(OUT, residual, token * residual_stride + row);
     STORE(OUT, sum, out, token * out_stride + row);
 }
 
-// Adds up the sums of a row's work-items and writes out[first_token + t][first_row + r]. `shared`: [ROWS][TOKENS][LANES], or a place for each
-// subgroup where those add up first.
-INLINE void finish_rows(const float *sums, __local float *shared, const __global float *bias, const __global OUT *residual,
-                               __global OUT *out, u32 residual_stride, u32 out_stride, u32 first_row, u32 n, u32 first_token, u32 count) {
+// Adds up the sums of a row's work-items and writes out[first_token + t][first_row + r]. `shared`:
+// [ROWS][TOKENS][LANES], or a place for each subgroup where those add up first.
+INLINE void finish_rows(const float *sums, __local float *shared, const __global float *bias,
+                        const __global OUT *residual, __global OUT *out, u32 residual_stride, u32 out_stride,
+                        u32 first_row, u32 n, u32 first_token, u32 count) {
     u32 id = get_local_id(0);
 #if LANES == 1
     if (id >= ROWS || first_row + id >= n) return;

@@ -1,10 +1,12 @@
-// GGUF weights as the linear kernels hold them: planes of quants, high bits, scales and block scales, each row by row, in groups of four
-// chunks of 32 values. The layout is that of the CUDA kernels' quantized.cuh (the host computes the planes' sizes for both): part t of four has
-// eight values of a chunk, depths 4t .. 4t+3 and 16+4t .. 16+4t+3, and 16 bytes of nibbles hold its values of a whole group.
+// GGUF weights as the linear kernels hold them: planes of quants, high bits, scales and block scales, each row by row,
+// in groups of four chunks of 32 values. The layout is that of the CUDA kernels' quantized.cuh (the host computes the
+// planes' sizes for both): part t of four has eight values of a chunk, depths 4t .. 4t+3 and 16+4t .. 16+4t+3, and 16
+// bytes of nibbles hold its values of a whole group.
 //
-// Value i of a part stands in nibble i / 2 (even i) or 4 + i / 2 (odd i) of its word. Fifth bits: one byte a chunk, bit i / 2 (even) or 4 + i / 2.
-// Upper pairs (Q6_K): two bytes a chunk, bits 2·(i / 2) of the first (even) or second. Rows whose depth is no whole number of groups end in
-// chunks with scale 0.
+// Value i of a part stands in nibble i / 2 (even i) or 4 + i / 2 (odd i) of its word. Fifth bits: one byte a chunk, bit
+// i / 2 (even) or 4 + i / 2.
+// Upper pairs (Q6_K): two bytes a chunk, bits 2·(i / 2) of the first (even) or second. Rows whose depth is no whole
+// number of groups end in chunks with scale 0.
 //
 // Here a work-item takes whole chunks: the four parts' words side by side give the depths in order, 16 at a time.
 //

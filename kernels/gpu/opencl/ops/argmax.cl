@@ -1,5 +1,5 @@
-// `argmax`: memory-bound, so a row is shared out to as many groups as fill the device; a second launch joins what they found.
-// No definitions.
+// `argmax`: memory-bound, so a row is shared out to as many groups as fill the device; a second launch joins what they
+// found. No definitions.
 // revision: 1
 // check:
 #include "common.h"
@@ -24,7 +24,8 @@ KERNEL void argmax_1(const __global float *logits, u32 stride, u32 vocab, __glob
 KERNEL void argmax_part(const __global float *logits, u32 stride, u32 vocab, __global u64 *parts) {
     __local u64 words[BLOCK];
     u64 row = get_group_id(1);
-    u32 part = get_group_id(0), count = get_num_groups(0), each = (vocab + count - 1) / count, first = min(part * each, vocab);
+    u32 part = get_group_id(0), count = get_num_groups(0), each = (vocab + count - 1) / count,
+        first = min(part * each, vocab);
     u64 best = argmax_of(logits + row * stride, first, min(first + each, vocab), words);
     if (get_local_id(0) == 0) parts[row * count + part] = best;
 }

@@ -1,9 +1,11 @@
-// Attention of any shape and type over the paged cache: 32 work-items a (token, query head) share its keys in runs of eight tokens, with a running
-// softmax in f32. On processors each has a softmax of its own and sums of every dim, and what they found is joined at the end, some dims at a time. In
-// subgroups they share one, 256 keys at a time: their weights meet in local memory, and each work-item sums dims of its own, of which it keeps few.
+// Attention of any shape and type over the paged cache: 32 work-items a (token, query head) share its keys in runs of
+// eight tokens, with a running softmax in f32. On processors each has a softmax of its own and sums of every dim, and
+// what they found is joined at the end, some dims at a time. In subgroups they share one, 256 keys at a time: their
+// weights meet in local memory, and each work-item sums dims of its own, of which it keeps few.
 //
 // Definitions: ACT (f32, f16, bf16: q and out), KV (those or e4m3: the cache), HEAD_DIM, BLOCK (a multiple of 8).
-// Entry point: attention_plain. Grid: ceil(T * num_heads / 4) groups of 128 threads. Tokens that belong to no sequence write nothing.
+// Entry point: attention_plain. Grid: ceil(T * num_heads / 4) groups of 128 threads. Tokens that belong to no sequence
+// write nothing.
 // revision: 1
 // check: -DACT=f32 -DKV=f32 -DHEAD_DIM=64 -DBLOCK=8
 // check: -DACT=f16 -DKV=e4m3 -DHEAD_DIM=80 -DBLOCK=16
@@ -59,7 +61,8 @@ INLINE float8 scores_of(const __global u8 *piece, u32 token, const __local float
             FLOATN(KEY_PIECE) q = CAT(vload, KEY_PIECE)(0, query + r * ROW + p);
 #pragma unroll
             for (u32 j = 0; j < 8; j++) {
-                // What lies past the head's dims in its last row counts nothing, as the query is 0 there and kv_write stores 0.
+                // What lies past the head's dims in its last row counts nothing, as the query is 0 there and kv_write
+                // stores 0.
                 scores[j] += CAT(DOT, KEY_PIECE)(q, LOADN(KEY_PIECE, KV, (const __global KV *)(rows + 16 * j), p));
             }
         }
@@ -77,11 +80,11 @@ INLINE float8 values_of(const __global u8 *piece, u32 dim, u32 token) {
 #endif
 }
 
-KERNEL void attention_plain(const __global ACT *q, u32 q_token_stride, u32 q_head_stride, const __global u8 *cache, u64 page_stride,
-                              const __global i32 *block_table, u32 table_stride, const __global i32 *step_rows,
-                              const __global i32 *starts, const __global i32 *seq_lens, const __global float *sinks, __global ACT *out,
-                              u32 out_token_stride, u32 out_head_stride, u32 T, u32 S, u32 num_heads, u32 group, float scale,
-                              float softcap, u32 window) {
+KERNEL void attention_plain(const __global ACT *q, u32 q_token_stride, u32 q_head_stride, const __global u8 *cache,
+                            u64 page_stride, const __global i32 *block_table, u32 table_stride,
+                            const __global i32 *step_rows, const __global i32 *starts, const __global i32 *seq_lens,
+                            const __global float *sinks, __global ACT *out, u32 out_token_stride, u32 out_head_stride,
+                            u32 T, u32 S, u32 num_heads, u32 group, float scale, float softcap, u32 window) {
     __local float queries[JOBS][QUERY];
 #ifdef SUBGROUP
     __local float weights[JOBS][32 * 8], shared[THREADS];
@@ -102,7 +105,8 @@ KERNEL void attention_plain(const __global ACT *q, u32 q_token_stride, u32 q_hea
     const __global i32 *pages = block_table + (u64)max(row, 0) * table_stride;
     u64 piece_offset = (u64)(head / group) * HEAD_BYTES;
     for (u32 d = lane; d < QUERY; d += 32)
-        queries[job][d] = live && d < HEAD_DIM ? LOAD(ACT, q, (u64)t * q_token_stride + (u64)head * q_head_stride + d) : 0.f;
+        queries[job][d] = live && d < HEAD_DIM ? LOAD(ACT, q, (u64)t * q_token_stride + (u64)head * q_head_stride + d)
+                                               : 0.f;
     barrier(CLK_LOCAL_MEM_FENCE);
 
     float highest = -INFINITY, total = 0.f;
@@ -129,7 +133,8 @@ KERNEL void attention_plain(const __global ACT *q, u32 q_token_stride, u32 q_hea
             score = select((float8)-INFINITY, score, keys >= first && keys <= last);
         }
         float4 pairs = fmax(score.lo, score.hi);
-        float above = fmax(highest, lanes_max(fmax(fmax(pairs.s0, pairs.s1), fmax(pairs.s2, pairs.s3)), shared, lane, 32));
+        float above = fmax(highest,
+                           lanes_max(fmax(fmax(pairs.s0, pairs.s1), fmax(pairs.s2, pairs.s3)), shared, lane, 32));
         float kept = highest == above ? 1.f : exp(highest - above);
         float8 p = above == -INFINITY ? (float8)0.f : exp(score - above);
         highest = above;
@@ -151,13 +156,15 @@ KERNEL void attention_plain(const __global ACT *q, u32 q_token_stride, u32 q_hea
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
-    float above = fmax(highest, sinks && live ? sinks[head] : -INFINITY), base = above == -INFINITY ? 0.f : above, factor = exp(highest - base);
+    float above = fmax(highest, sinks && live ? sinks[head] : -INFINITY), base = above == -INFINITY ? 0.f : above,
+          factor = exp(highest - base);
     float all = lanes_sum(total * factor, shared, lane, 32);
     if (sinks && live) all += exp(sinks[head] - base);
 #pragma unroll
     for (u32 e = 0; e < OWN_DIMS; e++) {
         u32 d = lane + 32 * e;
-        if (live && d < HEAD_DIM) STORE(ACT, sum[e] * factor / all, out, (u64)t * out_token_stride + (u64)head * out_head_stride + d);
+        if (live && d < HEAD_DIM)
+            STORE(ACT, sum[e] * factor / all, out, (u64)t * out_token_stride + (u64)head * out_head_stride + d);
     }
 #else
     // Work-items that have keys: the others' places are not joined.

@@ -1,8 +1,8 @@
-// `embedding`: rows of the table, dequantised as they are gathered. The table is the file's bytes, row by row, each row padded to `pitch`
-// bytes (a multiple of 16). Block formats are ggml's (ggml-common.h).
+// `embedding`: rows of the table, dequantised as they are gathered. The table is the file's bytes, row by row, each row
+// padded to `pitch` bytes (a multiple of 16). Block formats are ggml's (ggml-common.h).
 //
-// Definitions: WEIGHT = the contract's code of the table's format (0 f32, 1 f16, 2 bf16, 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K);
-// OUT = f32, f16 or bf16.
+// Definitions: WEIGHT = the contract's code of the table's format (0 f32, 1 f16, 2 bf16, 3 Q4_0, 4 Q4_1, 5 Q5_0, 6
+// Q8_0, 7 Q4_K, 8 Q6_K); OUT = f32, f16 or bf16.
 // revision: 1
 // check: -DWEIGHT=0 -DOUT=f32
 // check: -DWEIGHT=1 -DOUT=f32
@@ -29,8 +29,8 @@
 #endif
 
 // `groups` work-items a row of `each` values each, `total` in all. An id outside the table gives zeros.
-INLINE void embed(const __global i32 *ids, const __global u8 *table, u64 pitch, u32 num_rows, __global OUT *out, u64 out_stride,
-                         u32 groups, u32 total, float scale, u32 each) {
+INLINE void embed(const __global i32 *ids, const __global u8 *table, u64 pitch, u32 num_rows, __global OUT *out,
+                  u64 out_stride, u32 groups, u32 total, float scale, u32 each) {
     u32 i = global_index();
     if (i >= total) return;
     u32 token = i / groups, column = (i - token * groups) * each, id = (u32)ids[token];
@@ -45,11 +45,11 @@ INLINE void embed(const __global i32 *ids, const __global u8 *table, u64 pitch, 
     }
 }
 
-KERNEL void embedding_vector(const __global i32 *ids, const __global u8 *table, u64 pitch, u32 num_rows, __global OUT *out,
-                               u64 out_stride, u32 groups, u32 total, float scale) {
+KERNEL void embedding_vector(const __global i32 *ids, const __global u8 *table, u64 pitch, u32 num_rows,
+                             __global OUT *out, u64 out_stride, u32 groups, u32 total, float scale) {
     embed(ids, table, pitch, num_rows, out, out_stride, groups, total, scale, 8);
 }
-KERNEL void embedding_scalar(const __global i32 *ids, const __global u8 *table, u64 pitch, u32 num_rows, __global OUT *out,
-                               u64 out_stride, u32 groups, u32 total, float scale) {
+KERNEL void embedding_scalar(const __global i32 *ids, const __global u8 *table, u64 pitch, u32 num_rows,
+                             __global OUT *out, u64 out_stride, u32 groups, u32 total, float scale) {
     embed(ids, table, pitch, num_rows, out, out_stride, groups, total, scale, 1);
 }

@@ -1,6 +1,7 @@
 // Keys and values into their KV blocks (layout: kv.h). A group a token; slots may come in any order.
 //
-// Definitions: ACT (f32, f16, bf16: type of k and v), KV (those or e4m3: type held), HEAD_DIM, BLOCK (tokens of a KV block).
+// Definitions: ACT (f32, f16, bf16: type of k and v), KV (those or e4m3: type held), HEAD_DIM, BLOCK (tokens of a KV
+// block).
 // Entry point: kv_write. Grid: T groups of 128 threads.
 // revision: 1
 // check: -DACT=f32 -DKV=f32 -DHEAD_DIM=64 -DBLOCK=8
@@ -9,8 +10,9 @@
 // check: -DACT=f32 -DKV=f16 -DHEAD_DIM=80 -DBLOCK=8
 #include "kv.h"
 
-KERNEL void kv_write(const __global ACT *k, u32 k_token_stride, u32 k_head_stride, const __global ACT *v, u32 v_token_stride,
-                       u32 v_head_stride, const __global i32 *slots, __global u8 *cache, u64 page_stride, u32 T, u32 num_kv_heads) {
+KERNEL void kv_write(const __global ACT *k, u32 k_token_stride, u32 k_head_stride, const __global ACT *v,
+                     u32 v_token_stride, u32 v_head_stride, const __global i32 *slots, __global u8 *cache,
+                     u64 page_stride, u32 T, u32 num_kv_heads) {
     u32 t = get_group_id(0), step = get_local_size(0);
     i32 slot = slots[t];
     if (slot < 0) return;

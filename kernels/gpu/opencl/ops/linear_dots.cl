@@ -1,12 +1,14 @@
-// `linear` of GGUF formats over tokens rounded to 8 bits, in blocks of 32 with a scale each (scale = max|x| / 127), as `quantize_act` rounds
-// them: sums of four products of bytes by one instruction, scaled in f32. Weights are read as quantized.h lays them out.
+// `linear` of GGUF formats over tokens rounded to 8 bits, in blocks of 32 with a scale each (scale = max|x| / 127), as
+// `quantize_act` rounds them: sums of four products of bytes by one instruction, scaled in f32. Weights are read as
+// quantized.h lays them out.
 //
-// A rounded token is a record for each group of 128 values: the codes of its four chunks, each in the order in which weights_at gives the
-// weights', then the four chunks' scales.
+// A rounded token is a record for each group of 128 values: the codes of its four chunks, each in the order in which
+// weights_at gives the weights', then the four chunks' scales.
 //
-// Definitions: FORMAT (see quantized.h), ACT, OUT (f32, f16, bf16), EPILOGUE (see activate.h), NATIVE_DOTS (the language has the instruction).
-// dots_round: grid (⌈groups · 16 / 256⌉, tokens), 256 work-items. linear_dots: x holds records; grid (⌈n / 16⌉, ⌈tokens / 8⌉), 256 work-items.
-// linear_dots_one: one token, which each group rounds for itself in local memory; grid ⌈n / 16⌉, 256 work-items.
+// Definitions: FORMAT (see quantized.h), ACT, OUT (f32, f16, bf16), EPILOGUE (see activate.h), NATIVE_DOTS (the
+// language has the instruction). dots_round: grid (⌈groups · 16 / 256⌉, tokens), 256 work-items. linear_dots: x holds
+// records; grid (⌈n / 16⌉, ⌈tokens / 8⌉), 256 work-items. linear_dots_one: one token, which each group rounds for
+// itself in local memory; grid ⌈n / 16⌉, 256 work-items.
 // revision: 1
 // check: -DFORMAT=3 -DACT=f32 -DOUT=f32 -DEPILOGUE=0
 // check: -DFORMAT=4 -DACT=f16 -DOUT=f16 -DEPILOGUE=1
@@ -78,12 +80,12 @@ INLINE Codes round_chunk(const __global ACT *x, u32 chunk, u32 k) {
 }
 
 INLINE uint4 words_of_parts(const __global u8 *at, u32 pitch) {
-    return (uint4)(*(const __global u32 *)at, *(const __global u32 *)(at + pitch), *(const __global u32 *)(at + 2 * pitch),
-                   *(const __global u32 *)(at + 3 * pitch));
+    return (uint4)(*(const __global u32 *)at, *(const __global u32 *)(at + pitch),
+                   *(const __global u32 *)(at + 2 * pitch), *(const __global u32 *)(at + 3 * pitch));
 }
 
-// The 32 weights of a chunk as signed bytes, a word of either half for each of the four parts, without their scale; `second` counts in formats
-// of two scales a chunk, `add` in those with a minimum.
+// The 32 weights of a chunk as signed bytes, a word of either half for each of the four parts, without their scale;
+// `second` counts in formats of two scales a chunk, `add` in those with a minimum.
 typedef struct {
     uint4 low, high;
     float first, second, add;
@@ -177,8 +179,9 @@ KERNEL void dots_round(const __global ACT *x, __global u32 *to, u32 x_stride, u3
     record[SCALES_AT + chunk % 4] = as_uint(codes.scale);
 }
 
-KERNEL void linear_dots(const __global u32 *x, __global u8 *packed, const __global float *bias, const __global OUT *residual, __global OUT *out,
-                          u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
+KERNEL void linear_dots(const __global u32 *x, __global u8 *packed, const __global float *bias,
+                        const __global OUT *residual, __global OUT *out, u32 x_stride, u32 residual_stride,
+                        u32 out_stride, u32 tokens, u32 n, u32 k) {
     __local float shared[SHARED_FLOATS];
     u32 lane = get_local_id(0) % LANES, first = get_group_id(1) * TOKENS, count = min(tokens - first, (u32)TOKENS);
     Planes p = planes_of(packed, n, k);
@@ -187,7 +190,8 @@ KERNEL void linear_dots(const __global u32 *x, __global u8 *packed, const __glob
     if (get_local_id(0) >= ROWS) return;
 #endif
     for (u32 half_rows = 0; half_rows < GROUP_ROWS; half_rows += ROWS) {
-        u32 first_row = get_group_id(0) * GROUP_ROWS + half_rows, row = min(first_row + (u32)get_local_id(0) / LANES, n - 1);
+        u32 first_row = get_group_id(0) * GROUP_ROWS + half_rows,
+            row = min(first_row + (u32)get_local_id(0) / LANES, n - 1);
         float sums[TOKENS];
         for (u32 t = 0; t < TOKENS; t++) sums[t] = 0.f;
         for (u32 chunk = lane; 32 * chunk < k; chunk += LANES) {
@@ -203,9 +207,9 @@ KERNEL void linear_dots(const __global u32 *x, __global u8 *packed, const __glob
     }
 }
 
-KERNEL void linear_dots_one(const __global ACT *x, __global u8 *packed, const __global float *bias, const __global OUT *residual,
-                              __global OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k,
-                              __local u32 *staged) {
+KERNEL void linear_dots_one(const __global ACT *x, __global u8 *packed, const __global float *bias,
+                            const __global OUT *residual, __global OUT *out, u32 x_stride, u32 residual_stride,
+                            u32 out_stride, u32 tokens, u32 n, u32 k, __local u32 *staged) {
     __local float shared[SHARED_FLOATS];
     u32 lane = get_local_id(0) % LANES;
     Planes p = planes_of(packed, n, k);
@@ -221,7 +225,8 @@ KERNEL void linear_dots_one(const __global ACT *x, __global u8 *packed, const __
     if (get_local_id(0) >= ROWS) return;
 #endif
     for (u32 half_rows = 0; half_rows < GROUP_ROWS; half_rows += ROWS) {
-        u32 first_row = get_group_id(0) * GROUP_ROWS + half_rows, row = min(first_row + (u32)get_local_id(0) / LANES, n - 1);
+        u32 first_row = get_group_id(0) * GROUP_ROWS + half_rows,
+            row = min(first_row + (u32)get_local_id(0) / LANES, n - 1);
         float sums[TOKENS];
         sums[0] = 0.f;
         for (u32 chunk = lane; 32 * chunk < k; chunk += LANES) {

@@ -1,11 +1,11 @@
-// `linear` of any type, size and stride, in f32; the conversion of weights to another type; and what follows or precedes a library product (bias,
-// activation, residual).
+// `linear` of any type, size and stride, in f32; the conversion of weights to another type; and what follows or
+// precedes a library product (bias, activation, residual).
 //
 // LANES work-items an output row (see product.h): they share the depths in pieces of 16, eight tokens at a time.
 //
 // Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.h).
-// linear_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256 threads.
-// linear_finish: grid (⌈n / 256⌉, tokens), 256 threads.
+// linear_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads. convert_weights (WEIGHT to ACT): grid ⌈count / 1024⌉, 256
+// threads. linear_finish: grid (⌈n / 256⌉, tokens), 256 threads.
 // revision: 1
 // check: -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0
 // check: -DACT=bf16 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=3
@@ -13,8 +13,9 @@
 // check: -DACT=bf16 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0 -DHALYARD_CPU
 #include "product.h"
 
-KERNEL void linear_plain(const __global ACT *x, const __global WEIGHT *w, const __global float *bias, const __global OUT *residual,
-                           __global OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
+KERNEL void linear_plain(const __global ACT *x, const __global WEIGHT *w, const __global float *bias,
+                         const __global OUT *residual, __global OUT *out, u32 x_stride, u32 residual_stride,
+                         u32 out_stride, u32 tokens, u32 n, u32 k) {
     __local float shared[SHARED_FLOATS];
     u32 lane = get_local_id(0) % LANES, first_row = get_group_id(0) * ROWS, first = get_group_id(1) * TOKENS;
     u32 row = min(first_row + (u32)get_local_id(0) / LANES, n - 1), count = min(tokens - first, (u32)TOKENS);
@@ -27,7 +28,8 @@ KERNEL void linear_plain(const __global ACT *x, const __global WEIGHT *w, const 
     u32 whole = k / 16 * 16;
     if (count == 1) {
         float16 sum = 0.f;
-        for (u32 i = 16 * lane; i < whole; i += 16 * LANES) sum = fma(LOADN(16, WEIGHT, weights, i), LOADN(16, ACT, values, i), sum);
+        for (u32 i = 16 * lane; i < whole; i += 16 * LANES)
+            sum = fma(LOADN(16, WEIGHT, weights, i), LOADN(16, ACT, values, i), sum);
         sums[0] = sum16(sum);
     } else {
         SUM(16) sum[TOKENS];
@@ -50,8 +52,8 @@ KERNEL void linear_plain(const __global ACT *x, const __global WEIGHT *w, const 
     finish_rows(sums, shared, bias, residual, out, residual_stride, out_stride, first_row, n, first, count);
 }
 
-// Rounds to the nearest value that the type holds: a weight beyond f16's range becomes its largest value, not an infinity. Infinities and NaN of
-// the file stay as they are.
+// Rounds to the nearest value that the type holds: a weight beyond f16's range becomes its largest value, not an
+// infinity. Infinities and NaN of the file stay as they are.
 #define NARROW_f32(x) (x)
 #define NARROW_bf16(x) (x)
 #define NARROW_f16(x) (isfinite(x) ? clamp(x, -65504.f, 65504.f) : (x))
@@ -68,8 +70,8 @@ KERNEL void convert_weights(const __global WEIGHT *from, __global ACT *to, u64 c
 }
 
 // out = epilogue(product + bias) + residual, where each of product (f32 rows), bias and residual may be absent.
-KERNEL void linear_finish(const __global float *product, const __global float *bias, const __global OUT *residual, __global OUT *out,
-                            u32 product_stride, u32 residual_stride, u32 out_stride, u32 n) {
+KERNEL void linear_finish(const __global float *product, const __global float *bias, const __global OUT *residual,
+                          __global OUT *out, u32 product_stride, u32 residual_stride, u32 out_stride, u32 n) {
     u32 row = get_group_id(0) * 256 + get_local_id(0);
     u64 token = get_group_id(1);
     if (row >= n) return;

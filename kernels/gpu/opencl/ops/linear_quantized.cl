@@ -1,11 +1,12 @@
-// `linear` of GGUF formats: packing their blocks into planes, unpacking them for a library product, and the product with few tokens, which reads
-// the packed planes once and never writes a weight. The planes' layout stands in quantized.h.
+// `linear` of GGUF formats: packing their blocks into planes, unpacking them for a library product, and the product
+// with few tokens, which reads the packed planes once and never writes a weight. The planes' layout stands in
+// quantized.h.
 //
 // LANES work-items an output row (see product.h): each takes chunks of 32 values, eight tokens at a time, in f32.
 //
-// Definitions: FORMAT (see quantized.h), ACT, OUT (f32, f16, bf16), EPILOGUE (see activate.h); MATRIX has no meaning here.
-// quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads. quantized_unpack: grid ⌈rows · groups · 16 / 256⌉, 256 threads.
-// linear_quantized_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads.
+// Definitions: FORMAT (see quantized.h), ACT, OUT (f32, f16, bf16), EPILOGUE (see activate.h); MATRIX has no meaning
+// here. quantized_pack: grid ⌈rows · 4 · groups / 256⌉, 256 threads. quantized_unpack: grid ⌈rows · groups · 16 / 256⌉,
+// 256 threads. linear_quantized_plain: grid (⌈n / 8⌉, ⌈tokens / 8⌉), 256 threads.
 // revision: 1
 // check: -DFORMAT=3 -DACT=bf16 -DOUT=bf16 -DMATRIX=0 -DEPILOGUE=0
 // check: -DFORMAT=4 -DACT=f16 -DOUT=f16 -DMATRIX=0 -DEPILOGUE=1
@@ -106,8 +107,9 @@ KERNEL void quantized_unpack(__global u8 *packed, __global ACT *out, u32 n, u32 
 }
 
 // Any stride.
-KERNEL void linear_quantized_plain(const __global ACT *x, __global u8 *packed, const __global float *bias, const __global OUT *residual,
-                                     __global OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
+KERNEL void linear_quantized_plain(const __global ACT *x, __global u8 *packed, const __global float *bias,
+                                   const __global OUT *residual, __global OUT *out, u32 x_stride, u32 residual_stride,
+                                   u32 out_stride, u32 tokens, u32 n, u32 k) {
     __local float shared[SHARED_FLOATS];
     u32 lane = get_local_id(0) % LANES, first_row = get_group_id(0) * ROWS, first = get_group_id(1) * TOKENS;
     u32 row = min(first_row + (u32)get_local_id(0) / LANES, n - 1), count = min(tokens - first, (u32)TOKENS);
@@ -136,7 +138,8 @@ KERNEL void linear_quantized_plain(const __global ACT *x, __global u8 *packed, c
                 sum[t] = ADD_VALUES(weights.low, ACT, values, (u64)min(t, count - 1) * x_stride + 32 * chunk, sum[t]);
 #pragma unroll
             for (u32 t = 0; t < TOKENS; t++)
-                sum[t] = ADD_VALUES(weights.high, ACT, values, (u64)min(t, count - 1) * x_stride + 32 * chunk + 16, sum[t]);
+                sum[t] = ADD_VALUES(weights.high, ACT, values, (u64)min(t, count - 1) * x_stride + 32 * chunk + 16,
+                                    sum[t]);
         }
         for (u32 t = 0; t < TOKENS; t++) sums[t] = TOTAL(16, sum[t]);
     }

@@ -1,6 +1,6 @@
-// `linear` over 8-bit weights (E4M3) with a scale a row: the packing of canonical rows, their unpacking for a product of others, and the product of
-// any size and stride in f32. Held are rows of codes in the file's order, each padded with zeros to a multiple of 16 bytes, and behind all rows, at
-// a multiple of 256 bytes, the scales.
+// `linear` over 8-bit weights (E4M3) with a scale a row: the packing of canonical rows, their unpacking for a product
+// of others, and the product of any size and stride in f32. Held are rows of codes in the file's order, each padded
+// with zeros to a multiple of 16 bytes, and behind all rows, at a multiple of 256 bytes, the scales.
 //
 // LANES work-items an output row (see product.h): each takes eight codes at a time, for eight tokens.
 //
@@ -37,8 +37,9 @@ KERNEL void scaled_unpack(const __global u8 *packed, __global ACT *out, u32 n, u
     STOREN(4, ACT, values, out, (u64)row * k + 4 * four);
 }
 
-KERNEL void linear_scaled_plain(const __global ACT *x, const __global u8 *w, const __global float *bias, const __global OUT *residual,
-                                  __global OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
+KERNEL void linear_scaled_plain(const __global ACT *x, const __global u8 *w, const __global float *bias,
+                                const __global OUT *residual, __global OUT *out, u32 x_stride, u32 residual_stride,
+                                u32 out_stride, u32 tokens, u32 n, u32 k) {
     __local float shared[SHARED_FLOATS];
     u32 lane = get_local_id(0) % LANES, first_row = get_group_id(0) * ROWS, first = get_group_id(1) * TOKENS;
     u32 row = min(first_row + (u32)get_local_id(0) / LANES, n - 1), count = min(tokens - first, (u32)TOKENS);
@@ -55,7 +56,8 @@ KERNEL void linear_scaled_plain(const __global ACT *x, const __global u8 *w, con
         float8 weight = load8_e4m3(codes, i);
         // A token past the end repeats the last one.
 #pragma unroll
-        for (u32 t = 0; t < TOKENS; t++) sum[t] = ADD_PRODUCTS(8, weight, LOADN(8, ACT, values + (u64)min(t, count - 1) * x_stride, i), sum[t]);
+        for (u32 t = 0; t < TOKENS; t++)
+            sum[t] = ADD_PRODUCTS(8, weight, LOADN(8, ACT, values + (u64)min(t, count - 1) * x_stride, i), sum[t]);
     }
     for (u32 t = 0; t < TOKENS; t++) sums[t] = TOTAL(8, sum[t]);
     for (u32 i = whole + lane; i < k; i += LANES) {

@@ -1,12 +1,14 @@
 // `linear` of many tokens: in f32, or on the matrix units of Intel's GPUs where DPAS is defined. No barriers.
 //
-// In f32 a group computes 64 tokens by 64 rows, a work-item four by four of them from vectors of depths, which the first-level cache serves to its
-// neighbours. On matrix units a subgroup computes 8 tokens by 4 · DPAS rows, in products of 8 by 16 by DPAS: tokens come as the left side by block
-// reads of their rows, weights as the right side, whose lanes want 32 bytes that lie side by side in a row. All subgroups of a group multiply the same
-// 64 rows at about the same time, so that the first-level cache reads them once. More sums a subgroup would not fit in 128 registers.
+// In f32 a group computes 64 tokens by 64 rows, a work-item four by four of them from vectors of depths, which the
+// first-level cache serves to its neighbours. On matrix units a subgroup computes 8 tokens by 4 · DPAS rows, in
+// products of 8 by 16 by DPAS: tokens come as the left side by block reads of their rows, weights as the right side,
+// whose lanes want 32 bytes that lie side by side in a row. All subgroups of a group multiply the same 64 rows at about
+// the same time, so that the first-level cache reads them once. More sums a subgroup would not fit in 128 registers.
 //
-// Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.h), DPAS (see matrix.h; ACT and WEIGHT are the same, f16 or bf16).
-// linear_tiled: grid (⌈n / 64⌉, ⌈tokens / 64⌉), 256 threads; on matrix units 128 threads for 64 tokens a group, 256 for 128.
+// Definitions: ACT, WEIGHT, OUT (f32, f16, bf16), EPILOGUE (see activate.h), DPAS (see matrix.h; ACT and WEIGHT are the
+// same, f16 or bf16). linear_tiled: grid (⌈n / 64⌉, ⌈tokens / 64⌉), 256 threads; on matrix units 128 threads for 64
+// tokens a group, 256 for 128.
 // revision: 1
 // check: -DACT=f32 -DWEIGHT=f32 -DOUT=f32 -DEPILOGUE=0
 // check: -DACT=bf16 -DWEIGHT=bf16 -DOUT=f32 -DEPILOGUE=3
@@ -35,7 +37,8 @@
 // Element d of a row of k; 0 behind its end.
 INLINE u32 element(const __global ushort *row, u32 d, u32 k) { return d < k ? row[d] : 0; }
 
-// What a lane brings of 16 depths from d on, one element at a time: for the end of a row, and rows that start at odd elements.
+// What a lane brings of 16 depths from d on, one element at a time: for the end of a row, and rows that start at odd
+// elements.
 INLINE left1 left_of(const __global ushort *row, u32 d, u32 k, u32 lane) {
 #if DPAS == 16
     return (short)element(row, d + lane, k);
@@ -43,20 +46,23 @@ INLINE left1 left_of(const __global ushort *row, u32 d, u32 k, u32 lane) {
     return (int)(element(row, d + 2 * lane, k) | element(row, d + 2 * lane + 1, k) << 16);
 #endif
 }
-INLINE int pair_at(const __global ushort *row, u32 d, u32 k) { return (int)(element(row, d, k) | element(row, d + 1, k) << 16); }
+INLINE int pair_at(const __global ushort *row, u32 d, u32 k) {
+    return (int)(element(row, d, k) | element(row, d + 1, k) << 16);
+}
 INLINE int8 right_of(const __global ushort *row, u32 d, u32 k) {
-    return (int8)(pair_at(row, d, k), pair_at(row, d + 2, k), pair_at(row, d + 4, k), pair_at(row, d + 6, k), pair_at(row, d + 8, k),
-                  pair_at(row, d + 10, k), pair_at(row, d + 12, k), pair_at(row, d + 14, k));
+    return (int8)(pair_at(row, d, k), pair_at(row, d + 2, k), pair_at(row, d + 4, k), pair_at(row, d + 6, k),
+                  pair_at(row, d + 8, k), pair_at(row, d + 10, k), pair_at(row, d + 12, k), pair_at(row, d + 14, k));
 }
 
-INLINE void write_outs(float8 sums, const __global float *bias, const __global OUT *residual, __global OUT *out, u32 residual_stride, u32 out_stride,
-                       u32 first_token, u32 tokens, u32 row, u32 n) {
+INLINE void write_outs(float8 sums, const __global float *bias, const __global OUT *residual, __global OUT *out,
+                       u32 residual_stride, u32 out_stride, u32 first_token, u32 tokens, u32 row, u32 n) {
     if (row >= n) return;
     float parts[8];
     vstore8(sums, 0, parts);
 #pragma unroll
     for (u32 t = 0; t < 8; t++)
-        if (first_token + t < tokens) write_out(parts[t], bias, residual, out, residual_stride, out_stride, first_token + t, row);
+        if (first_token + t < tokens)
+            write_out(parts[t], bias, residual, out, residual_stride, out_stride, first_token + t, row);
 }
 
 // Of each product, spelled out: sums must stay in registers, and compilers do not always unroll what they are asked to.
@@ -68,10 +74,13 @@ INLINE void write_outs(float8 sums, const __global float *bias, const __global O
 #define CLEAR(j) sums[j] = 0.f;
 #define ADD(j) sums[j] = MULTIPLY8(ACT, left, as_int8(vload8(0, (const __global u32 *)(weights[j] + d))), sums[j]);
 #define ADD_ELEMENTS(j) sums[j] = MULTIPLY8(ACT, left, right_of(weights[j], d, k), sums[j]);
-#define FINISH(j) write_outs(sums[j], bias, residual, out, residual_stride, out_stride, first_token, tokens, first_row + j * DPAS + lane, n);
+#define FINISH(j)                                                                              \
+    write_outs(sums[j], bias, residual, out, residual_stride, out_stride, first_token, tokens, \
+               first_row + j * DPAS + lane, n);
 
-KERNEL void linear_tiled(const __global ACT *x, const __global WEIGHT *w, const __global float *bias, const __global OUT *residual,
-                           __global OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
+KERNEL void linear_tiled(const __global ACT *x, const __global WEIGHT *w, const __global float *bias,
+                         const __global OUT *residual, __global OUT *out, u32 x_stride, u32 residual_stride,
+                         u32 out_stride, u32 tokens, u32 n, u32 k) {
     u32 id = get_local_id(0), lane = id % DPAS;
     u32 first_row = get_group_id(0) * GROUP_ROWS + id / DPAS % COLUMNS * (RIGHTS * DPAS);
     u32 first_token = (get_group_id(1) * (get_local_size(0) / TOKEN_LANES) + id / TOKEN_LANES) * 8;
@@ -90,7 +99,8 @@ KERNEL void linear_tiled(const __global ACT *x, const __global WEIGHT *w, const 
 #pragma unroll
         for (u32 t = 0; t < 8; t++) READ(reads[t], x + (u64)min(first_token + t, tokens - 1) * x_stride + d);
         UNROLLED for (u32 i = 0; i < READS; i++, d += 16) {
-            left8 left = (left8)(reads[0][i], reads[1][i], reads[2][i], reads[3][i], reads[4][i], reads[5][i], reads[6][i], reads[7][i]);
+            left8 left = (left8)(reads[0][i], reads[1][i], reads[2][i], reads[3][i], reads[4][i], reads[5][i],
+                                 reads[6][i], reads[7][i]);
             EACH(ADD)
         }
     }
@@ -112,9 +122,11 @@ KERNEL void linear_tiled(const __global ACT *x, const __global WEIGHT *w, const 
 #define DEPTHS 4
 #endif
 
-KERNEL void linear_tiled(const __global ACT *x, const __global WEIGHT *w, const __global float *bias, const __global OUT *residual,
-                           __global OUT *out, u32 x_stride, u32 residual_stride, u32 out_stride, u32 tokens, u32 n, u32 k) {
-    u32 id = get_local_id(0), first_row = get_group_id(0) * 64 + id % 16 * EACH, first_token = get_group_id(1) * 64 + id / 16 * EACH;
+KERNEL void linear_tiled(const __global ACT *x, const __global WEIGHT *w, const __global float *bias,
+                         const __global OUT *residual, __global OUT *out, u32 x_stride, u32 residual_stride,
+                         u32 out_stride, u32 tokens, u32 n, u32 k) {
+    u32 id = get_local_id(0), first_row = get_group_id(0) * 64 + id % 16 * EACH,
+        first_token = get_group_id(1) * 64 + id / 16 * EACH;
     if (first_row >= n || first_token >= tokens) return;
     // Rows and tokens past the end repeat the last one, and are not written.
     const __global WEIGHT *weights = w + (u64)get_group_id(0) * 64 * k;
@@ -146,7 +158,9 @@ KERNEL void linear_tiled(const __global ACT *x, const __global WEIGHT *w, const 
     for (u32 j = 0; j < EACH * EACH; j++) totals[j] = TOTAL(DEPTHS, sums[j / EACH][j % EACH]);
     for (u32 d = whole; d < k; d++) {
 #pragma unroll
-        for (u32 j = 0; j < EACH * EACH; j++) totals[j] = fma(LOAD(WEIGHT, weights, weight_at[j % EACH] + d), LOAD(ACT, values, value_at[j / EACH] + d), totals[j]);
+        for (u32 j = 0; j < EACH * EACH; j++)
+            totals[j] = fma(LOAD(WEIGHT, weights, weight_at[j % EACH] + d), LOAD(ACT, values, value_at[j / EACH] + d),
+                            totals[j]);
     }
     // What follows is too long to be there sixteen times, and an index that is not known would move the sums to memory.
     for (u32 j = 0; j < EACH * EACH; j++) {

@@ -1,6 +1,6 @@
-// `logits_process`: masks, stop tokens, bias, bad words and penalties, in the documented order. A group owns a slice of one row's vocabulary
-// and applies every list and the whole history to it, so that nothing is shared between groups and counts need no memory but the group's own.
-// No definitions.
+// `logits_process`: masks, stop tokens, bias, bad words and penalties, in the documented order. A group owns a slice of
+// one row's vocabulary and applies every list and the whole history to it, so that nothing is shared between groups and
+// counts need no memory but the group's own. No definitions.
 // revision: 1
 // check:
 #include "common.h"
@@ -28,8 +28,8 @@ INLINE void apply_masks(__global float *logits, u32 first, u32 end, const __glob
 }
 
 // A token that is listed more often gets its values one after another, by the work-item of its first place.
-INLINE void apply_bias(__global float *logits, u32 first, u32 end, const __global i32 *tokens, const __global float *values,
-                              u32 count) {
+INLINE void apply_bias(__global float *logits, u32 first, u32 end, const __global i32 *tokens,
+                       const __global float *values, u32 count) {
     for (u32 i = get_local_id(0); i < count; i += THREADS) {
         u32 token = (u32)tokens[i];
         if (token < first || token >= end) continue;
@@ -63,8 +63,9 @@ INLINE void apply_bad_words(__global float *logits, u32 first, u32 end, const __
 }
 
 // Repetition over prompt and output; frequency and presence over the output.
-INLINE void apply_penalties(__global float *logits, u32 first, u32 end, volatile __local u32 *counts, const __global i32 *history,
-                                   u32 num_tokens, u32 prompt, float repetition, float presence, float frequency) {
+INLINE void apply_penalties(__global float *logits, u32 first, u32 end, volatile __local u32 *counts,
+                            const __global i32 *history, u32 num_tokens, u32 prompt, float repetition, float presence,
+                            float frequency) {
     u32 size = end - first, id = get_local_id(0);
     for (u32 i = id; i < size; i += THREADS) counts[i] = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -90,17 +91,19 @@ INLINE void apply_penalties(__global float *logits, u32 first, u32 end, volatile
 }
 
 // Grid: slices of the vocabulary, sequences.
-KERNEL void logits_process(__global float *logits, u32 logits_stride, u32 vocab, const __global i32 *step_rows, u32 step_rows_stride,
-                             const __global u8 *row_sampling, u32 sampling_stride, u32 num_rows, const __global i32 *row_tokens,
-                             u32 tokens_stride, u32 max_tokens, const __global i32 *row_num_tokens, u32 num_tokens_stride,
-                             const __global i32 *allowed_mask, u32 allowed_stride, const __global i32 *bias_tokens,
-                             u32 bias_tokens_stride, u32 max_bias, const __global float *bias_values, u32 bias_values_stride,
-                             const __global i32 *stop_tokens, u32 stop_stride, u32 max_stop, const __global i32 *bad_words,
-                             u32 bad_words_stride, u32 bad_words_width, const __global i32 *grammar_mask, u32 grammar_stride) {
+KERNEL void logits_process(__global float *logits, u32 logits_stride, u32 vocab, const __global i32 *step_rows,
+                           u32 step_rows_stride, const __global u8 *row_sampling, u32 sampling_stride, u32 num_rows,
+                           const __global i32 *row_tokens, u32 tokens_stride, u32 max_tokens,
+                           const __global i32 *row_num_tokens, u32 num_tokens_stride, const __global i32 *allowed_mask,
+                           u32 allowed_stride, const __global i32 *bias_tokens, u32 bias_tokens_stride, u32 max_bias,
+                           const __global float *bias_values, u32 bias_values_stride, const __global i32 *stop_tokens,
+                           u32 stop_stride, u32 max_stop, const __global i32 *bad_words, u32 bad_words_stride,
+                           u32 bad_words_width, const __global i32 *grammar_mask, u32 grammar_stride) {
     __local u32 counts[SLICE];
     u64 seq = get_group_id(1);
     i32 index = step_rows[seq * step_rows_stride];
-    // No early return: compilers for CPUs run what stands behind it for all work-items, so that it must be valid for padding too.
+    // No early return: compilers for CPUs run what stands behind it for all work-items, so that it must be valid for
+    // padding too.
     bool live = index >= 0 && (u32)index < num_rows;
     u64 row = live ? (u32)index : 0;
     const __global u32 *words = (const __global u32 *)(row_sampling + row * sampling_stride);
@@ -126,9 +129,12 @@ KERNEL void logits_process(__global float *logits, u32 logits_stride, u32 vocab,
     }
     barrier(CLK_GLOBAL_MEM_FENCE);
     if (live && bias_tokens && bias_values)
-        apply_bias(mine, first, end, bias_tokens + row * bias_tokens_stride, bias_values + row * bias_values_stride, min(num_bias, max_bias));
+        apply_bias(mine, first, end, bias_tokens + row * bias_tokens_stride, bias_values + row * bias_values_stride,
+                   min(num_bias, max_bias));
     barrier(CLK_GLOBAL_MEM_FENCE);
-    if (live && bad_words) apply_bad_words(mine, first, end, bad_words + row * bad_words_stride, bad_words_width, num_bad_words, history, num_tokens);
+    if (live && bad_words)
+        apply_bad_words(mine, first, end, bad_words + row * bad_words_stride, bad_words_width, num_bad_words, history,
+                        num_tokens);
     barrier(CLK_GLOBAL_MEM_FENCE);
     TOGETHER_IF(repetition != 1.f || presence != 0.f || frequency != 0.f)
         apply_penalties(mine, first, end, counts, history, num_tokens, prompt, repetition, presence, frequency);

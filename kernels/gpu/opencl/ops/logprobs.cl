@@ -15,10 +15,10 @@ INLINE float log_of_weight(u64 weight) { return log((float)weight * (1.f / WEIGH
 #endif
 
 // One group a row: log-probability and rank of the chosen token, and the k most likely.
-KERNEL void top_logprobs(const __global float *logits, u32 logits_stride, u32 vocab, const __global i32 *chosen, u32 chosen_stride,
-                           __global float *chosen_logprobs, u32 logprobs_stride, __global i32 *chosen_ranks, u32 ranks_stride,
-                           __global i32 *top_tokens, u32 top_tokens_stride, __global float *top_logprobs, u32 top_logprobs_stride,
-                           u32 k) {
+KERNEL void top_logprobs(const __global float *logits, u32 logits_stride, u32 vocab, const __global i32 *chosen,
+                         u32 chosen_stride, __global float *chosen_logprobs, u32 logprobs_stride,
+                         __global i32 *chosen_ranks, u32 ranks_stride, __global i32 *top_tokens, u32 top_tokens_stride,
+                         __global float *top_logprobs, u32 top_logprobs_stride, u32 k) {
     __local Shared s;
     u64 n = get_group_id(0);
     u32 id = get_local_id(0);

@@ -1,5 +1,6 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
-// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block format: see blocks.h).
+// Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block
+// format: see blocks.h).
 // revision: 1
 // check: -DACT=f32 -DWEIGHT=f32
 // check: -DACT=f16 -DWEIGHT=f16
@@ -27,8 +28,8 @@ INLINE u64 route_key(float score, u32 expert) {
 
 // `shared`: ROUTED · num_experts scores. A token past the end repeats the last one, and is not written.
 KERNEL void moe_route(const __global float *logits, u32 logits_stride, __global i32 *experts, u32 experts_stride,
-                        __global float *weights, u32 weights_stride, u32 num_tokens, u32 num_experts, u32 top_k, u32 is_sigmoid,
-                        u32 normalize, float factor, __local uchar *shared) {
+                      __global float *weights, u32 weights_stride, u32 num_tokens, u32 num_experts, u32 top_k,
+                      u32 is_sigmoid, u32 normalize, float factor, __local uchar *shared) {
     __local float floats[32 * ROUTED];
     __local u64 keys[32 * ROUTED];
     u32 lane = get_local_id(0) % 32, part = get_local_id(0) / 32, asked = get_group_id(0) * ROUTED + part;
@@ -82,8 +83,8 @@ KERNEL void moe_route(const __global float *logits, u32 logits_stride, __global 
 // Eight weights of a row from value k on, and one.
 #ifdef FORMAT
 INLINE float8 weights8(const __global u8 *row, u32 k) {
-    return (float8)(value_at(row, k), value_at(row, k + 1), value_at(row, k + 2), value_at(row, k + 3), value_at(row, k + 4),
-                    value_at(row, k + 5), value_at(row, k + 6), value_at(row, k + 7));
+    return (float8)(value_at(row, k), value_at(row, k + 1), value_at(row, k + 2), value_at(row, k + 3),
+                    value_at(row, k + 4), value_at(row, k + 5), value_at(row, k + 6), value_at(row, k + 7));
 }
 INLINE float weight1(const __global u8 *row, u32 k) { return value_at(row, k); }
 #else
@@ -91,12 +92,15 @@ INLINE float8 weights8(const __global u8 *row, u32 k) { return LOADN(8, WEIGHT, 
 INLINE float weight1(const __global u8 *row, u32 k) { return LOAD(WEIGHT, (const __global WEIGHT *)row, k); }
 #endif
 
-// Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. 32 work-items compute FEATURES features of a choice.
-KERNEL void moe_linear(const __global ACT *x, u32 token_stride, u32 input_stride, const __global u8 *weight, u64 row_bytes,
-                         const __global i32 *experts, u32 experts_stride, __global ACT *out, u32 out_token_stride, u32 out_choice_stride,
-                         u32 num_choices, u32 top_k, u32 num_experts, u32 width, u32 features) {
+// Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. 32 work-items compute
+// FEATURES features of a choice.
+KERNEL void moe_linear(const __global ACT *x, u32 token_stride, u32 input_stride, const __global u8 *weight,
+                       u64 row_bytes, const __global i32 *experts, u32 experts_stride, __global ACT *out,
+                       u32 out_token_stride, u32 out_choice_stride, u32 num_choices, u32 top_k, u32 num_experts,
+                       u32 width, u32 features) {
     __local float shared[LINEAR_THREADS * FEATURES];
-    u32 id = get_local_id(0), lane = id % 32, first = get_group_id(0) * (LINEAR_THREADS / 32 * FEATURES), n = first + id / 32 * FEATURES;
+    u32 id = get_local_id(0), lane = id % 32, first = get_group_id(0) * (LINEAR_THREADS / 32 * FEATURES),
+        n = first + id / 32 * FEATURES;
     for (u32 choice = get_group_id(1); choice < num_choices; choice += get_num_groups(1)) {
         u32 t = choice / top_k, j = choice % top_k, expert = (u32)experts[(u64)t * experts_stride + j];
         bool live = expert < num_experts;
@@ -122,14 +126,15 @@ KERNEL void moe_linear(const __global ACT *x, u32 token_stride, u32 input_stride
 }
 
 // Grid: values of a token in groups, tokens.
-KERNEL void moe_combine(const __global ACT *x, u32 token_stride, u32 choice_stride, const __global float *weights, u32 weights_stride,
-                          __global ACT *out, u32 out_stride, u32 num_tokens, u32 top_k, u32 width) {
+KERNEL void moe_combine(const __global ACT *x, u32 token_stride, u32 choice_stride, const __global float *weights,
+                        u32 weights_stride, __global ACT *out, u32 out_stride, u32 num_tokens, u32 top_k, u32 width) {
     u32 at = global_index();
     if (at >= width) return;
     for (u32 t = get_group_id(1); t < num_tokens; t += get_num_groups(1)) {
         float sum = 0.f;
         for (u32 j = 0; j < top_k; j++)
-            sum += weights[(u64)t * weights_stride + j] * LOAD(ACT, x, (u64)t * token_stride + (u64)j * choice_stride + at);
+            sum += weights[(u64)t * weights_stride + j] *
+                   LOAD(ACT, x, (u64)t * token_stride + (u64)j * choice_stride + at);
         STORE(ACT, sum, out, (u64)t * out_stride + at);
     }
 }

@@ -1,5 +1,5 @@
-// Elementwise ops over strided rows: `silu_mul`, `gelu_mul`, `gelu`, `add`, `scale`, `softcap`. Each has two entry points: `_vector`
-// moves 16 bytes at a time, `_scalar` single elements. One pass; out may be an input.
+// Elementwise ops over strided rows: `silu_mul`, `gelu_mul`, `gelu`, `add`, `scale`, `softcap`. Each has two entry
+// points: `_vector` moves 16 bytes at a time, `_scalar` single elements. One pass; out may be an input.
 //
 // Definitions: ACT = f32, f16 or bf16, the type of all operands.
 // revision: 1
@@ -28,19 +28,19 @@
 #define UNROLL 2
 
 // `total` groups of N elements, `groups` of them a row; strides in elements. An op of one input leaves b alone.
-#define ENTRY(name, OP, N)                                                                                                 \
-    KERNEL void name(const __global ACT *a, u64 a_stride, const __global ACT *b, u64 b_stride, __global ACT *out,        \
-                       u64 out_stride, u32 groups, u32 total, float parameter) {                                           \
-        u32 first = get_group_id(0) * (get_local_size(0) * UNROLL) + get_local_id(0);                                      \
-        for (u32 k = 0; k < UNROLL; k++) {                                                                                 \
-            u32 i = first + k * get_local_size(0), row = i / groups, column = (i - row * groups) * N;                      \
-            if (i >= total) continue;                                                                                      \
-            FLOATN(N) x = LOADN(N, ACT, a, row * a_stride + column), y = LOADN(N, ACT, b, row * b_stride + column);        \
-            STOREN(N, ACT, OP(x, y, parameter), out, row * out_stride + column);                                           \
-        }                                                                                                                  \
+#define ENTRY(name, OP, N)                                                                                          \
+    KERNEL void name(const __global ACT *a, u64 a_stride, const __global ACT *b, u64 b_stride, __global ACT *out,   \
+                     u64 out_stride, u32 groups, u32 total, float parameter) {                                      \
+        u32 first = get_group_id(0) * (get_local_size(0) * UNROLL) + get_local_id(0);                               \
+        for (u32 k = 0; k < UNROLL; k++) {                                                                          \
+            u32 i = first + k * get_local_size(0), row = i / groups, column = (i - row * groups) * N;               \
+            if (i >= total) continue;                                                                               \
+            FLOATN(N) x = LOADN(N, ACT, a, row * a_stride + column), y = LOADN(N, ACT, b, row * b_stride + column); \
+            STOREN(N, ACT, OP(x, y, parameter), out, row *out_stride + column);                                     \
+        }                                                                                                           \
     }
-#define ENTRIES(name, OP)                                                                                                  \
-    ENTRY(name##_vector, OP, PER_VECTOR(ACT))                                                                              \
+#define ENTRIES(name, OP)                     \
+    ENTRY(name##_vector, OP, PER_VECTOR(ACT)) \
     ENTRY(name##_scalar, OP, 1)
 
 ENTRIES(silu_mul, SILU_MUL)

@@ -1,7 +1,8 @@
-// `rope`: rotates pairs of each head by table values of the token's position, in place. A work-item turns some neighbouring pairs of one
-// head: `_vector` those of 16 bytes, `_scalar` one.
+// `rope`: rotates pairs of each head by table values of the token's position, in place. A work-item turns some
+// neighbouring pairs of one head: `_vector` those of 16 bytes, `_scalar` one.
 //
-// Definitions: ACT = f32, f16 or bf16, the type of x; INTERLEAVED = 0: pairs (i, i + rotary_dim / 2), 1: pairs (2i, 2i + 1).
+// Definitions: ACT = f32, f16 or bf16, the type of x; INTERLEAVED = 0: pairs (i, i + rotary_dim / 2), 1: pairs (2i, 2i
+// + 1).
 // revision: 1
 // check: -DACT=f32 -DINTERLEAVED=0
 // check: -DACT=f16 -DINTERLEAVED=0
@@ -20,7 +21,7 @@
 
 // `groups` work-items a head, `total` in all. A position outside the table (a caller's bug) leaves its head as it is.
 INLINE void rotate_pairs(const __global i32 *positions, const __global float *table, u32 num_positions, __global ACT *x,
-                                u64 token_stride, u64 head_stride, u32 heads, u32 half_dim, u32 groups, u32 total, u32 pairs) {
+                         u64 token_stride, u64 head_stride, u32 heads, u32 half_dim, u32 groups, u32 total, u32 pairs) {
     u32 i = global_index();
     if (i >= total) return;
     u32 head = i / groups, pair = (i - head * groups) * pairs;
@@ -42,10 +43,11 @@ INLINE void rotate_pairs(const __global i32 *positions, const __global float *ta
     }
 }
 
-#define ENTRY(name, pairs)                                                                                                 \
-    KERNEL void name(const __global i32 *positions, const __global float *table, u32 num_positions, __global ACT *x,     \
-                       u64 token_stride, u64 head_stride, u32 heads, u32 half_dim, u32 groups, u32 total) {                \
-        rotate_pairs(positions, table, num_positions, x, token_stride, head_stride, heads, half_dim, groups, total, pairs); \
+#define ENTRY(name, pairs)                                                                                           \
+    KERNEL void name(const __global i32 *positions, const __global float *table, u32 num_positions, __global ACT *x, \
+                     u64 token_stride, u64 head_stride, u32 heads, u32 half_dim, u32 groups, u32 total) {            \
+        rotate_pairs(positions, table, num_positions, x, token_stride, head_stride, heads, half_dim, groups, total,  \
+                     pairs);                                                                                         \
     }
 
 ENTRY(rope_vector, PAIRS)

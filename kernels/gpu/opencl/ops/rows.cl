@@ -10,16 +10,16 @@
 
 #ifndef ACT
 
-// Row i of `count`: gather writes out[i] = x[index[i]], scatter out[index[i]] = x[i]. `other_rows`: rows that an index may name; -1 and
-// indices outside (a caller's bug) move nothing. Pitches and `units` of a row count units.
-#define ENTRY(name, UNIT)                                                                                                  \
-    KERNEL void name(const __global UNIT *x, u64 x_pitch, const __global i32 *index, __global UNIT *out, u64 out_pitch,  \
-                       u32 count, u32 units, u32 other_rows, u32 scatter) {                                                \
-        u32 i = global_index(), row = i / units, unit = i - row * units;                                                   \
-        if (row >= count) return;                                                                                          \
-        u32 other = (u32)index[row];                                                                                       \
-        if (other >= other_rows) return;                                                                                   \
-        out[(scatter ? other : row) * out_pitch + unit] = x[(scatter ? row : other) * x_pitch + unit];                     \
+// Row i of `count`: gather writes out[i] = x[index[i]], scatter out[index[i]] = x[i]. `other_rows`: rows that an index
+// may name; -1 and indices outside (a caller's bug) move nothing. Pitches and `units` of a row count units.
+#define ENTRY(name, UNIT)                                                                                \
+    KERNEL void name(const __global UNIT *x, u64 x_pitch, const __global i32 *index, __global UNIT *out, \
+                     u64 out_pitch, u32 count, u32 units, u32 other_rows, u32 scatter) {                 \
+        u32 i = global_index(), row = i / units, unit = i - row * units;                                 \
+        if (row >= count) return;                                                                        \
+        u32 other = (u32)index[row];                                                                     \
+        if (other >= other_rows) return;                                                                 \
+        out[(scatter ? other : row) * out_pitch + unit] = x[(scatter ? row : other) * x_pitch + unit];   \
     }
 
 ENTRY(move_rows_16, uint4)
@@ -39,25 +39,26 @@ ENTRY(move_rows_1, u8)
 INLINE float over_scale(float x, float scale) { return scale == 0.f ? 0.f : divide_exactly(x, scale); }
 
 // A group a row, one scale a row; the second pass finds the row in the cache.
-#define ROW_ENTRY(name, CODE, LIMIT)                                                                                       \
-    KERNEL void name(const __global ACT *x, u64 x_stride, __global u8 *q, u64 q_stride, __global float *scales,          \
-                       u64 scale_stride, u32 width) {                                                                      \
-        __local float shared[THREADS];                                                                                     \
-        u32 row = get_group_id(0), id = get_local_id(0), step = get_local_size(0);                                         \
-        x += row * x_stride;                                                                                               \
-        q += row * q_stride;                                                                                               \
-        float largest = 0.f;                                                                                               \
-        for (u32 i = id; i < width; i += step) largest = fmax(largest, fabs(LOAD(ACT, x, i)));                             \
-        float scale = divide_exactly(block_max(largest, shared), LIMIT);                                                   \
-        for (u32 i = id; i < width; i += step) q[i] = CODE(over_scale(LOAD(ACT, x, i), scale));                            \
-        if (id == 0) scales[row * scale_stride] = scale;                                                                   \
+#define ROW_ENTRY(name, CODE, LIMIT)                                                                            \
+    KERNEL void name(const __global ACT *x, u64 x_stride, __global u8 *q, u64 q_stride, __global float *scales, \
+                     u64 scale_stride, u32 width) {                                                             \
+        __local float shared[THREADS];                                                                          \
+        u32 row = get_group_id(0), id = get_local_id(0), step = get_local_size(0);                              \
+        x += row * x_stride;                                                                                    \
+        q += row * q_stride;                                                                                    \
+        float largest = 0.f;                                                                                    \
+        for (u32 i = id; i < width; i += step) largest = fmax(largest, fabs(LOAD(ACT, x, i)));                  \
+        float scale = divide_exactly(block_max(largest, shared), LIMIT);                                        \
+        for (u32 i = id; i < width; i += step) q[i] = CODE(over_scale(LOAD(ACT, x, i), scale));                 \
+        if (id == 0) scales[row * scale_stride] = scale;                                                        \
     }
 ROW_ENTRY(quantize_int8_vector, CODE_INT8, LIMIT_INT8)
 ROW_ENTRY(quantize_int8_scalar, CODE_INT8, LIMIT_INT8)
 ROW_ENTRY(quantize_fp8_vector, CODE_FP8, LIMIT_FP8)
 ROW_ENTRY(quantize_fp8_scalar, CODE_FP8, LIMIT_FP8)
 
-// The work-item that meets the first of 32 values does them all: `each` values a work-item were asked for, `groups` work-items a row.
+// The work-item that meets the first of 32 values does them all: `each` values a work-item were asked for, `groups`
+// work-items a row.
 INLINE void quantize_block(const __global ACT *x, u64 x_stride, __global u8 *q, u64 q_stride, __global float *scales,
                                   u64 scale_stride, u32 groups, u32 total, u32 each) {
     u32 i = global_index(), row = i / groups, column = (i - row * groups) * each;
@@ -71,21 +72,22 @@ INLINE void quantize_block(const __global ACT *x, u64 x_stride, __global u8 *q, 
     scales[row * scale_stride + column / 32] = scale;
 }
 
-#define BLOCK_ENTRY(name, each)                                                                                            \
-    KERNEL void name(const __global ACT *x, u64 x_stride, __global u8 *q, u64 q_stride, __global float *scales,          \
-                       u64 scale_stride, u32 groups, u32 total) {                                                          \
-        quantize_block(x, x_stride, q, q_stride, scales, scale_stride, groups, total, each);                               \
+#define BLOCK_ENTRY(name, each)                                                                                 \
+    KERNEL void name(const __global ACT *x, u64 x_stride, __global u8 *q, u64 q_stride, __global float *scales, \
+                     u64 scale_stride, u32 groups, u32 total) {                                                 \
+        quantize_block(x, x_stride, q, q_stride, scales, scale_stride, groups, total, each);                    \
     }
 BLOCK_ENTRY(quantize_block32_vector, PER_VECTOR(ACT))
 BLOCK_ENTRY(quantize_block32_scalar, 1)
 
-// 32 columns of a sequence a group; eight work-items a column share the tokens. `mode`: 0 last, 1 mean, 2 first. Starts are kept inside
-// 0 .. num_tokens.
-KERNEL void pool_rows(const __global ACT *x, u64 x_stride, u32 num_tokens, const __global i32 *query_start_loc, __global float *out,
-                        u64 out_stride, u32 width, u32 mode) {
+// 32 columns of a sequence a group; eight work-items a column share the tokens. `mode`: 0 last, 1 mean, 2 first. Starts
+// are kept inside 0 .. num_tokens.
+KERNEL void pool_rows(const __global ACT *x, u64 x_stride, u32 num_tokens, const __global i32 *query_start_loc,
+                      __global float *out, u64 out_stride, u32 width, u32 mode) {
     __local float parts[THREADS];
     u32 seq = get_group_id(0), id = get_local_id(0), column = get_group_id(1) * 32 + id % 32;
-    i32 start = max(0, query_start_loc[seq]), end = min((i32)num_tokens, query_start_loc[seq + 1]), count = max(0, end - start);
+    i32 start = max(0, query_start_loc[seq]), end = min((i32)num_tokens, query_start_loc[seq + 1]),
+        count = max(0, end - start);
     if (count > 0 && mode != 1) {
         start = mode == 0 ? end - 1 : start;
         end = start + 1;

@@ -1,5 +1,6 @@
-// `sample`: a token per row. The tokens that the filters keep are described by one threshold (a key and, among its ties, an index), which is
-// found by bisection. Probabilities are sums of integers, so that no draw depends on the order of a sum.
+// `sample`: a token per row. The tokens that the filters keep are described by one threshold (a key and, among its
+// ties, an index), which is found by bisection. Probabilities are sums of integers, so that no draw depends on the
+// order of a sum.
 // Definitions: as logits.h.
 // revision: 1
 // check:
@@ -57,15 +58,17 @@ INLINE u64 top_p_part(u64 total, float top_p) {
     return part > 0 ? part : 1;
 }
 
-// One group a row. Stages that a row does not ask for search nothing, so that every work-item meets the same barriers: see TOGETHER_IF.
-KERNEL void sample(const __global float *logits, u32 logits_stride, u32 vocab, const __global i32 *step_rows, u32 step_rows_stride,
-                     const __global u8 *row_sampling, u32 sampling_stride, u32 num_rows, const __global i32 *row_num_tokens,
-                     u32 num_tokens_stride, __global i32 *out, u32 out_stride) {
+// One group a row. Stages that a row does not ask for search nothing, so that every work-item meets the same barriers:
+// see TOGETHER_IF.
+KERNEL void sample(const __global float *logits, u32 logits_stride, u32 vocab, const __global i32 *step_rows,
+                   u32 step_rows_stride, const __global u8 *row_sampling, u32 sampling_stride, u32 num_rows,
+                   const __global i32 *row_num_tokens, u32 num_tokens_stride, __global i32 *out, u32 out_stride) {
     __local Shared s;
     u64 seq = get_group_id(0);
     u32 id = get_local_id(0);
     i32 index = step_rows[seq * step_rows_stride];
-    // No early return: compilers for CPUs run what stands behind it for all work-items, so that it must be valid for padding too.
+    // No early return: compilers for CPUs run what stands behind it for all work-items, so that it must be valid for
+    // padding too.
     bool live = index >= 0 && (u32)index < num_rows;
     index = live ? index : 0;
     const __global u32 *words = (const __global u32 *)(row_sampling + (u64)index * sampling_stride);
@@ -91,7 +94,11 @@ KERNEL void sample(const __global float *logits, u32 logits_stride, u32 vocab, c
         bool wanted = is_mass ? by_mass : by_count;
         u64 mass = row_sum(is_mass && wanted ? run_sum(&row, MASS, max_value, from_key(least), ALL) : 0, &s);
         need = is_mass ? top_p_part(mass, p.top_p) : need;
-        u32 key = largest_key(&row, &s, is_mass, max_value, !wanted ? end : is_mass ? least : KEY_NONE, end, need, &above);
+        u32 key = largest_key(&row, &s, is_mass, max_value,
+                              !wanted   ? end
+                              : is_mass ? least
+                                        : KEY_NONE,
+                              end, need, &above);
         least = wanted ? max(least, key) : least;
     }
     // Of equal values the first ones stay.

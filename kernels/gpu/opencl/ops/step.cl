@@ -1,5 +1,5 @@
-// Device rows and steps: `prepare_inputs`, `slot_mapping`, `update_rows`. A few thousand integers a step: what counts is the chain of
-// dependent loads, not their number. An index outside its tensor (a caller's bug) is taken as padding.
+// Device rows and steps: `prepare_inputs`, `slot_mapping`, `update_rows`. A few thousand integers a step: what counts
+// is the chain of dependent loads, not their number. An index outside its tensor (a caller's bug) is taken as padding.
 //
 // Definitions: none.
 // revision: 1
@@ -9,18 +9,20 @@
 // Work-items of a group of prepare_inputs.
 #define THREADS 256
 
-// Every group sums all query lengths into `shared` (max_seqs + 1 words), then finds the sequence of its tokens by bisection. Group b writes
-// tokens and sequences THREADS * b and on.
-KERNEL void prepare_inputs(const __global i32 *step_rows, const __global i32 *step_query_lens, const __global i32 *row_tokens,
-                             u64 row_stride, u32 history, const __global i32 *row_num_computed, const __global i32 *row_lora,
-                             __global i32 *token_ids, __global i32 *positions, __global i32 *token_seq, __global i32 *token_lora,
-                             __global i32 *query_start_loc, __global i32 *seq_lens, __global i32 *last_token_index, u32 num_seqs,
-                             u32 num_tokens, u32 num_rows, __local uchar *shared) {
+// Every group sums all query lengths into `shared` (max_seqs + 1 words), then finds the sequence of its tokens by
+// bisection. Group b writes tokens and sequences THREADS * b and on.
+KERNEL void prepare_inputs(const __global i32 *step_rows, const __global i32 *step_query_lens,
+                           const __global i32 *row_tokens, u64 row_stride, u32 history,
+                           const __global i32 *row_num_computed, const __global i32 *row_lora, __global i32 *token_ids,
+                           __global i32 *positions, __global i32 *token_seq, __global i32 *token_lora,
+                           __global i32 *query_start_loc, __global i32 *seq_lens, __global i32 *last_token_index,
+                           u32 num_seqs, u32 num_tokens, u32 num_rows, __local uchar *shared) {
     __local u32 *starts = (__local u32 *)shared;
     __local u32 parts[THREADS];
     u32 id = get_local_id(0);
     // Each work-item sums neighbouring sequences.
-    u32 each = (num_seqs + THREADS - 1) / THREADS, first = min(id * each, num_seqs), end = min(first + each, num_seqs), sum = 0;
+    u32 each = (num_seqs + THREADS - 1) / THREADS, first = min(id * each, num_seqs), end = min(first + each, num_seqs),
+        sum = 0;
     for (u32 s = first; s < end; s++) {
         u32 length = (u32)step_rows[s] < num_rows ? (u32)max(0, step_query_lens[s]) : 0;
         starts[s] = length;
@@ -45,7 +47,8 @@ KERNEL void prepare_inputs(const __global i32 *step_rows, const __global i32 *st
     if (t < num_tokens) {
         i32 token = 0, position = 0, seq = -1, lora = -1;
         if (t < total) {
-            // The last sequence that starts at or before t: empty ones share their start with the one that has the token.
+            // The last sequence that starts at or before t: empty ones share their start with the one that has the
+            // token.
             u32 low = 0, high = num_seqs;
             while (high - low > 1) {
                 u32 middle = (low + high) / 2;
@@ -76,8 +79,8 @@ KERNEL void prepare_inputs(const __global i32 *step_rows, const __global i32 *st
 }
 
 KERNEL void slot_mapping(const __global i32 *positions, const __global i32 *token_seq, const __global i32 *step_rows,
-                           const __global i32 *block_table, u64 table_stride, __global i32 *slots, u32 num_tokens, u32 num_seqs,
-                           u32 num_rows, u32 max_blocks, u32 block_size) {
+                         const __global i32 *block_table, u64 table_stride, __global i32 *slots, u32 num_tokens,
+                         u32 num_seqs, u32 num_rows, u32 max_blocks, u32 block_size) {
     u32 t = global_index();
     if (t >= num_tokens) return;
     u32 seq = (u32)token_seq[t], position = (u32)positions[t], slot = 0xffffffffu;
@@ -90,11 +93,12 @@ KERNEL void slot_mapping(const __global i32 *positions, const __global i32 *toke
 }
 
 // One group. The host reads `results` as soon as it sees the submit done: the tag is written last.
-KERNEL void update_rows(const __global i32 *step_header, const __global i32 *step_rows, const __global i32 *step_query_lens,
-                          const __global i32 *step_emits, const __global i32 *step_num_drafts, const __global i32 *sampled,
-                          u64 sampled_stride, const __global i32 *num_sampled, __global i32 *row_tokens, u64 row_stride, u32 history,
-                          __global i32 *row_num_tokens, __global i32 *row_num_computed, volatile __global i32 *results,
-                          u64 entry_stride, u32 num_entries, u32 num_seqs, u32 num_rows, i32 max_sampled) {
+KERNEL void update_rows(const __global i32 *step_header, const __global i32 *step_rows,
+                        const __global i32 *step_query_lens, const __global i32 *step_emits,
+                        const __global i32 *step_num_drafts, const __global i32 *sampled, u64 sampled_stride,
+                        const __global i32 *num_sampled, __global i32 *row_tokens, u64 row_stride, u32 history,
+                        __global i32 *row_num_tokens, __global i32 *row_num_computed, volatile __global i32 *results,
+                        u64 entry_stride, u32 num_entries, u32 num_seqs, u32 num_rows, i32 max_sampled) {
     u32 entry = (u32)step_header[0], id = get_local_id(0);
     i32 tag_low = step_header[1], tag_high = step_header[2];
     bool reported = entry < num_entries;

@@ -1,17 +1,19 @@
-// attention_tiles against attention in double precision: prompts and chunks behind a prefix that share tiles, sequences of one token, none and none
-// that counts, tokens of nobody, windows, caps and sinks. What no kernel may read or count is NaN, or a page that is not there.
+// attention_tiles against attention in double precision: prompts and chunks behind a prefix that share tiles, sequences
+// of one token, none and none that counts, tokens of nobody, windows, caps and sinks. What no kernel may read or count
+// is NaN, or a page that is not there.
 #include "checks.h"
 
-extern "C" void attention_tiles(const void *q, unsigned q_token_stride, unsigned q_head_stride, const void *cache, unsigned long long page_stride,
-                                const int *block_table, unsigned table_stride, const int *step_rows, const int *starts, const int *seq_lens,
-                                const float *sinks, void *out, unsigned out_token_stride, unsigned out_head_stride, unsigned T, unsigned S,
+extern "C" void attention_tiles(const void *q, unsigned q_token_stride, unsigned q_head_stride, const void *cache,
+                                unsigned long long page_stride, const int *block_table, unsigned table_stride,
+                                const int *step_rows, const int *starts, const int *seq_lens, const float *sinks,
+                                void *out, unsigned out_token_stride, unsigned out_head_stride, unsigned T, unsigned S,
                                 unsigned num_heads, unsigned group, float scale, float softcap, unsigned window);
 
 namespace {
 
 constexpr unsigned HEADS = 4, GROUP = 2, KV_HEADS = HEADS / GROUP;
-// As kv.cuh describes a block: of each head keys, [HEAD_DIM / 8][BLOCK / 8] units of 8 tokens by 8 dims, then values, [BLOCK / 8][HEAD_DIM / 8] units
-// of 8 dims by 8 tokens.
+// As kv.cuh describes a block: of each head keys, [HEAD_DIM / 8][BLOCK / 8] units of 8 tokens by 8 dims, then values,
+// [BLOCK / 8][HEAD_DIM / 8] units of 8 dims by 8 tokens.
 constexpr unsigned PART = HEAD_DIM * BLOCK, PAGE = KV_HEADS * 2 * PART + 64;
 
 unsigned key_at(unsigned head, unsigned token, unsigned dim) {
@@ -43,7 +45,8 @@ void attend(const std::vector<Sequence> &sequences, const Options &options, Verd
         step_rows.push_back(sequence.row);
         longest = std::max(longest, sequence.length);
     }
-    const unsigned q_head = HEAD_DIM + 8, q_token = HEADS * q_head + 16, o_head = HEAD_DIM + 3, o_token = HEADS * o_head + 5;
+    const unsigned q_head = HEAD_DIM + 8, q_token = HEADS * q_head + 16, o_head = HEAD_DIM + 3,
+                   o_token = HEADS * o_head + 5;
     auto q = units<ACT>((unsigned)T * q_token);
     std::vector<float> sinks(HEADS);
     for (float &sink : sinks) sink = 2 * unit();
@@ -51,7 +54,8 @@ void attend(const std::vector<Sequence> &sequences, const Options &options, Verd
     std::vector<KV> cache((std::size_t)(rows * most_pages) * PAGE, KV::of(std::numeric_limits<float>::quiet_NaN()));
     std::vector<std::vector<float>> keys, values;
     for (auto &[tokens, length, row] : sequences) {
-        auto k = units<KV>((unsigned)length * KV_HEADS * HEAD_DIM), v = units<KV>((unsigned)length * KV_HEADS * HEAD_DIM);
+        auto k = units<KV>((unsigned)length * KV_HEADS * HEAD_DIM),
+             v = units<KV>((unsigned)length * KV_HEADS * HEAD_DIM);
         int least = options.window > 0 ? std::max(0, length - tokens + 1 - options.window) : 0;
         for (int t = least; row >= 0 && t < length; t++) {
             int &page = table[row * most_pages + t / BLOCK];
@@ -70,8 +74,9 @@ void attend(const std::vector<Sequence> &sequences, const Options &options, Verd
     std::vector<ACT> out((unsigned)T * o_token, ACT::of(77));
     float scale = 2.f / std::sqrt((float)HEAD_DIM);
     launch(((unsigned)T + 63) / 64, HEADS, 128, [&] {
-        attention_tiles(q.data(), q_token, q_head, cache.data(), PAGE * sizeof(KV), table.data(), most_pages, step_rows.data(), starts.data(), lengths.data(),
-                        options.sinks ? sinks.data() : nullptr, out.data(), o_token, o_head, (unsigned)T, (unsigned)sequences.size(), HEADS, GROUP, scale,
+        attention_tiles(q.data(), q_token, q_head, cache.data(), PAGE * sizeof(KV), table.data(), most_pages,
+                        step_rows.data(), starts.data(), lengths.data(), options.sinks ? sinks.data() : nullptr,
+                        out.data(), o_token, o_head, (unsigned)T, (unsigned)sequences.size(), HEADS, GROUP, scale,
                         options.softcap, (unsigned)options.window);
     });
     std::vector<bool> written(out.size());
@@ -79,13 +84,15 @@ void attend(const std::vector<Sequence> &sequences, const Options &options, Verd
         auto &[tokens, length, row] = sequences[s];
         for (int i = 0; row >= 0 && i < tokens; i++)
             for (unsigned head = 0; head < HEADS; head++) {
-                int t = starts[s] + i, last = length - tokens + i, first = options.window > 0 ? std::max(0, last + 1 - options.window) : 0;
+                int t = starts[s] + i, last = length - tokens + i,
+                    first = options.window > 0 ? std::max(0, last + 1 - options.window) : 0;
                 std::vector<double> weights(last + 1), sum(HEAD_DIM);
                 double highest = options.sinks ? sinks[head] : -1e30, total = 0;
                 for (int key = first; key <= last; key++) {
                     double score = 0;
                     for (unsigned d = 0; d < HEAD_DIM; d++)
-                        score += (double)q[t * q_token + head * q_head + d].value() * keys[s][((unsigned)key * KV_HEADS + head / GROUP) * HEAD_DIM + d];
+                        score += (double)q[t * q_token + head * q_head + d].value() *
+                                 keys[s][((unsigned)key * KV_HEADS + head / GROUP) * HEAD_DIM + d];
                     score *= scale;
                     if (options.softcap > 0) score = options.softcap * std::tanh(score / options.softcap);
                     weights[key] = score;
@@ -95,7 +102,8 @@ void attend(const std::vector<Sequence> &sequences, const Options &options, Verd
                 for (int key = first; key <= last; key++) {
                     double weight = std::exp(weights[key] - highest);
                     total += weight;
-                    for (unsigned d = 0; d < HEAD_DIM; d++) sum[d] += weight * values[s][((unsigned)key * KV_HEADS + head / GROUP) * HEAD_DIM + d];
+                    for (unsigned d = 0; d < HEAD_DIM; d++)
+                        sum[d] += weight * values[s][((unsigned)key * KV_HEADS + head / GROUP) * HEAD_DIM + d];
                 }
                 for (unsigned d = 0; d < HEAD_DIM; d++) {
                     unsigned at = t * o_token + head * o_head + d;

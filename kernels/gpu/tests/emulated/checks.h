@@ -68,7 +68,8 @@ struct Verdict {
     void compare(double found, double expected, double allowed, const char *where, long a, long b, long c) {
         double distance = std::fabs(found - expected) / allowed;
         count++;
-        if (!(distance <= 1) && !(worst > 1)) std::printf("%s %ld %ld %ld: %g, expected %g\n", where, a, b, c, found, expected);
+        if (!(distance <= 1) && !(worst > 1))
+            std::printf("%s %ld %ld %ld: %g, expected %g\n", where, a, b, c, found, expected);
         worst = std::isnan(distance) ? 1e30 : std::fmax(worst, distance);
     }
     int end(long least) const {

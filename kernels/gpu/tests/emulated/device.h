@@ -1,8 +1,10 @@
-// What a kernel file compiles against instead of AMD's compiler: the processor, which asks the emulator (emulator.h) wherever lanes meet. The
-// kernels' own headers for HIP stand on the builtins that are given here, as they do on a device of gfx90a. Included before a kernel file.
+// What a kernel file compiles against instead of AMD's compiler: the processor, which asks the emulator (emulator.h)
+// wherever lanes meet. The kernels' own headers for HIP stand on the builtins that are given here, as they do on a
+// device of gfx90a. Included before a kernel file.
 //
-// What it holds: index arithmetic, shared memory, barriers, shuffles, and the layouts of matrix products as AMD documents them. What it does not: the
-// memory model (lanes run one after the other), rounding inside a product, lanes of a wave that go separate ways (an error here).
+// What it holds: index arithmetic, shared memory, barriers, shuffles, and the layouts of matrix products as AMD
+// documents them. What it does not: the memory model (lanes run one after the other), rounding inside a product, lanes
+// of a wave that go separate ways (an error here).
 #pragma once
 
 extern "C" {
@@ -49,7 +51,9 @@ void emulated_product_32x32x8(const float *a, const float *b, float *sums);
 #define __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a, b, d, x, y, z) emulated_product(a, b, d, emulated_bf16)
 #define __builtin_amdgcn_mfma_f32_32x32x8f16(a, b, d, x, y, z) emulated_product(a, b, d, emulated_f16)
 
-static inline float emulated_bf16(short bits) { return __builtin_bit_cast(float, (unsigned)(unsigned short)bits << 16); }
+static inline float emulated_bf16(short bits) {
+    return __builtin_bit_cast(float, (unsigned)(unsigned short)bits << 16);
+}
 static inline float emulated_f16(_Float16 x) { return (float)x; }
 template <typename V, typename S, typename F> static inline S emulated_product(V a, V b, S d, F widen) {
     float left[4], right[4], sums[16];

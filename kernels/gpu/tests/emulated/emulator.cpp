@@ -1,6 +1,6 @@
-// The scheduler of emulator.h and what device.h asks it. Where lanes of a wave meet (a shuffle, a vote, a matrix product) every lane that still lives
-// brings its values and waits; the last one's arrival lets all go on. Two sets of values take turns: nobody comes to the meeting after next before all
-// have left this one.
+// The scheduler of emulator.h and what device.h asks it. Where lanes of a wave meet (a shuffle, a vote, a matrix
+// product) every lane that still lives brings its values and waits; the last one's arrival lets all go on. Two sets of
+// values take turns: nobody comes to the meeting after next before all have left this one.
 #include "emulator.h"
 
 #include <cstdint>
@@ -150,8 +150,9 @@ unsigned long long emulated_votes(int says) {
     return votes & there;
 }
 
-// v_mfma_f32_32x32x8: with l the lane and j = 0 .. 3, the left side's row l % 32 and the right side's column l % 32 at depth 4 (l / 32) + j; of the
-// result, with v = 0 .. 15, column l % 32 at row 8 (v / 4) + 4 (l / 32) + v % 4 (AMD, matrix instruction calculator; CDNA 2 ISA, chapter 7).
+// v_mfma_f32_32x32x8: with l the lane and j = 0 .. 3, the left side's row l % 32 and the right side's column l % 32 at
+// depth 4 (l / 32) + j; of the result, with v = 0 .. 15, column l % 32 at row 8 (v / 4) + 4 (l / 32) + v % 4 (AMD,
+// matrix instruction calculator; CDNA 2 ISA, chapter 7).
 void emulated_product_32x32x8(const float *a, const float *b, float *sums) {
     Brought mine = {'p'};
     std::memcpy(mine.a, a, sizeof mine.a);

@@ -1,4 +1,5 @@
-// A device of waves of 64 lanes on the processor: blocks one after the other, each thread a fiber that runs until its lanes must meet.
+// A device of waves of 64 lanes on the processor: blocks one after the other, each thread a fiber that runs until its
+// lanes must meet.
 #pragma once
 #include <functional>
 

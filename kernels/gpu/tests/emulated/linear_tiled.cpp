@@ -1,8 +1,10 @@
-// linear_tiled on the matrix units against sums in double precision: sizes that fill no tile, rows apart, bias and residual.
+// linear_tiled on the matrix units against sums in double precision: sizes that fill no tile, rows apart, bias and
+// residual.
 #include "checks.h"
 
-extern "C" void linear_tiled(const void *x, const void *w, const float *bias, const void *residual, void *out, unsigned x_stride, unsigned residual_stride,
-                             unsigned out_stride, unsigned tokens, unsigned n, unsigned k);
+extern "C" void linear_tiled(const void *x, const void *w, const float *bias, const void *residual, void *out,
+                             unsigned x_stride, unsigned residual_stride, unsigned out_stride, unsigned tokens,
+                             unsigned n, unsigned k);
 
 int main() {
     Verdict verdict;
@@ -15,16 +17,20 @@ int main() {
         for (float &b : bias) b = unit();
         std::vector<OUT> out(tokens * out_stride, OUT::of(77));
         launch((n + 63) / 64, (tokens + 63) / 64, 256, [&, tokens = tokens, n = n, k = k] {
-            linear_tiled(x.data(), w.data(), bias.data(), residual.data(), out.data(), x_stride, residual_stride, out_stride, tokens, n, k);
+            linear_tiled(x.data(), w.data(), bias.data(), residual.data(), out.data(), x_stride, residual_stride,
+                         out_stride, tokens, n, k);
         });
         for (unsigned t = 0; t < tokens; t++)
             for (unsigned row = 0; row < out_stride; row++) {
                 double found = out[t * out_stride + row].value(), sum = 77;
                 if (row < n) {
                     sum = (double)bias[row] + residual[t * residual_stride + row].value();
-                    for (unsigned d = 0; d < k; d++) sum += (double)x[t * x_stride + d].value() * w[row * k + d].value();
+                    for (unsigned d = 0; d < k; d++)
+                        sum += (double)x[t * x_stride + d].value() * w[row * k + d].value();
                 }
-                double step = sizeof(OUT) == 4 ? 1e-5 : OUT::of(1.f + 1 / 128.f).value() == 1.f + 1 / 128.f ? 1 / 250. : 1. / 2000;
+                double step = sizeof(OUT) == 4                                      ? 1e-5
+                              : OUT::of(1.f + 1 / 128.f).value() == 1.f + 1 / 128.f ? 1 / 250.
+                                                                                    : 1. / 2000;
                 verdict.compare(found, sum, 1e-5 + step * std::fabs(sum), "token, row of", t, row, k);
             }
     }
