@@ -8,9 +8,10 @@ macro_rules! headers {
 }
 
 headers! { CUDA = "cuda":
-    "common.cuh" "hip.cuh" "hip_language.cuh" "act_norm.cuh" "attention_once.cuh" "attention_tile.cuh" "few_tokens.cuh"
-    "kv.cuh" "kv_stream.cuh" "mfma.cuh" "mma.cuh" "lora.cuh" "vector.cuh" "activate.cuh" "quantized.cuh" "scaled.cuh"
-    "weights.cuh" "hopper.cuh" "prefill.cuh" "peers.cuh" "logits.cuh" "blocks.cuh" "eights.cuh" "widen.cuh"
+    "act_norm.cuh" "activate.cuh" "attention_once.cuh" "attention_tile.cuh" "blocks.cuh" "common.cuh" "decode_items.cuh"
+    "eights.cuh" "few_tokens.cuh" "hip.cuh" "hip_language.cuh" "hopper.cuh" "kv.cuh" "kv_stream.cuh" "logits.cuh"
+    "lora.cuh" "mfma.cuh" "mma.cuh" "peers.cuh" "prefill.cuh" "quantized.cuh" "scaled.cuh" "vector.cuh" "weights.cuh"
+    "widen.cuh"
 }
 headers! { GLSL = "glsl":
     "activate.glsl" "blocks.glsl" "common.glsl" "functions.glsl" "kv.glsl" "lanes.glsl" "logits.glsl" "planes.glsl"

@@ -4,7 +4,7 @@ use crate::Finding;
 use crate::code::{code_only, has_word, word_parts};
 use crate::documents;
 
-/// Longest Rust file in lines.
+/// Longest file of code in lines.
 pub const MAX_LINES: usize = 700;
 /// Longest file of a model family in lines: longer means that the description lacks an option.
 pub const MAX_FAMILY_LINES: usize = 200;
@@ -25,6 +25,7 @@ pub const RULES: &[(&str, Rule)] = &[
     ("stubs", stubs),
     ("lints", lints),
     ("width of documents", documents::width),
+    ("width of kernels", kernel_width),
 ];
 
 /// Names of vendors and of their interfaces. The engine asks a capability, never an identity.
@@ -55,6 +56,19 @@ const UNSAFE_PLACES: &[(&str, &str)] = &[
 
 fn is_rust(path: &str) -> bool {
     path.ends_with(".rs")
+}
+
+/// Languages other than Rust that are written by hand: kernels, and the C of plugins and tests.
+fn is_c_like(path: &str) -> bool {
+    let extension = path.rsplit_once('.').map_or("", |(_, extension)| extension);
+    is_kernel(path) || ["c", "cc", "cpp", "h", "hpp"].contains(&extension)
+}
+
+/// Device code, by its language; in `kernels/` also what has the extensions of C.
+fn is_kernel(path: &str) -> bool {
+    let extension = path.rsplit_once('.').map_or("", |(_, extension)| extension);
+    let device = ["cu", "cuh", "hip", "comp", "glsl", "cl"].contains(&extension);
+    device || path.starts_with("kernels/") && ["c", "cpp", "h"].contains(&extension)
 }
 
 /// Whether the path is compiled only for tests, benches or examples.
@@ -200,6 +214,24 @@ pub fn hosts_and_paths(path: &str, text: &str) -> Vec<Finding> {
     found.collect()
 }
 
+/// What a test writes, and no one reads from end to end.
+const GENERATED: &str = "platform-api/include/halyard.h";
+
+/// Lines of kernels fit beside each other on a screen; rustfmt does the same for Rust. A line that tests read stays
+/// whole (`// check:`, `// matrix:`).
+pub fn kernel_width(path: &str, text: &str) -> Vec<Finding> {
+    if !is_kernel(path) {
+        return Vec::new();
+    }
+    let read_by_tests = |line: &str| line.starts_with("// check:") || line.starts_with("// matrix:");
+    let wide = |line: &str| line.chars().count() > documents::MAX_COLUMNS && !read_by_tests(line);
+    let message = format!("more than {} columns: break the line", documents::MAX_COLUMNS);
+    numbered(text)
+        .filter(|(_, line)| wide(line))
+        .map(|(line, _)| Finding::new(path, line, message.as_str()))
+        .collect()
+}
+
 /// Files stay readable in one sitting.
 pub fn length(path: &str, text: &str) -> Vec<Finding> {
     let lines = text.lines().count();
@@ -212,7 +244,7 @@ pub fn length(path: &str, text: &str) -> Vec<Finding> {
     } else {
         (MAX_LINES, "split it by idea")
     };
-    if is_rust(path) && lines > limit {
+    if (is_rust(path) || is_c_like(path) && path != GENERATED) && lines > limit {
         return vec![Finding::new(
             path,
             0,

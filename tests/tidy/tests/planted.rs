@@ -169,6 +169,17 @@ fn long_files_are_found() {
         1
     );
     assert_eq!(rules::length("docs/x.md", &text(2000)), []);
+    for long in [
+        "kernels/gpu/cuda/ops/x.cu",
+        "kernels/gpu/glsl/include/x.glsl",
+        "plugins/x/x.c",
+    ] {
+        assert_eq!(rules::length(long, &text(rules::MAX_LINES + 1)).len(), 1, "{long}");
+    }
+    assert_eq!(
+        rules::length("platform-api/include/halyard.h", &text(rules::MAX_LINES + 1)),
+        []
+    );
 }
 
 #[test]
@@ -232,6 +243,24 @@ fn wide_documents_are_found() {
     let planted = format!("{wide}\n- {wide}\n| {wide} |\n[x](https://a.b/{})\n", "c".repeat(200));
     assert_eq!(lines(&documents::width("docs/x.md", &planted)), [2]);
     assert_eq!(documents::width("src/x.rs", &planted), []);
+}
+
+#[test]
+fn wide_kernels_are_found() {
+    let (fits, wide) = (
+        "·".repeat(documents::MAX_COLUMNS),
+        "x".repeat(documents::MAX_COLUMNS + 1),
+    );
+    let planted = format!("{fits}\n{wide}\n// check: {wide}\n// {wide}\n");
+    for path in [
+        "kernels/gpu/opencl/include/x.h",
+        "kernels/gpu/cuda/ops/x.cu",
+        "backends/xpu/src/x.cl",
+    ] {
+        assert_eq!(lines(&rules::kernel_width(path, &planted)), [2, 4], "{path}");
+    }
+    assert_eq!(rules::kernel_width("plugins/x/x.c", &planted), []);
+    assert_eq!(rules::kernel_width("kernels/gpu/src/x.rs", &planted), []);
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn no_registry_host_or_machine_path_is_written_down() {
 }
 
 #[test]
-fn rust_files_are_short_enough_to_read() {
+fn files_of_code_are_short_enough_to_read() {
     assert_kept("length");
 }
 
@@ -98,6 +98,11 @@ fn modules_form_no_circles() {
 #[test]
 fn documents_are_narrow_enough_to_read() {
     assert_kept("width of documents");
+}
+
+#[test]
+fn kernels_are_narrow_enough_to_read() {
+    assert_kept("width of kernels");
 }
 
 #[test]

@@ -4,9 +4,9 @@
 //
 // Tiles of 16 keys go to the warps in turn. Units of the cache are fragments of the matrix units as they lie there
 // (kv.cuh), so a lane loads its words of them straight from memory, before the previous kernel has ended. Then every
-// warp brings and rotates the query by itself. One more warp, the fresh one, does the same with the token's own key and
-// value, which are not in the cache yet, and stores them there. One barrier, behind which the warps' sums are added up,
-// is all that follows.
+// warp loads and rotates the query by itself. One more warp takes the current token: it does the same with the token's
+// own key and value, which are not in the cache yet, and stores them there. One barrier follows, and then the warps'
+// sums are added up.
 //
 // attention_decode.cu says what the definitions mean.
 #pragma once
@@ -276,10 +276,10 @@ __device__ __forceinline__ void attend_tiles(const OnceShared &shared, const Onc
     }
 }
 
-// The fresh warp: the token's own key and value. It leaves the value and its scores, waits for nobody, and stores both
-// in the cache.
-__device__ __forceinline__ void attend_fresh(const OnceShared &shared, const OnceItem &item, const Inputs &in,
-                                             u8 *cache, u64 page_stride, float factor, float softcap, bool early) {
+// The current token's warp: its own key and value. It leaves the value and its scores for the others, waits for no
+// other warp, and stores both in the cache.
+__device__ __forceinline__ void attend_current(const OnceShared &shared, const OnceItem &item, const Inputs &in,
+                                               u8 *cache, u64 page_stride, float factor, float softcap, bool early) {
     u32 lane = threadIdx.x % 32, g = lane / 4, t = lane & 3;
     i32 slot = __ldcg(in.slots + item.token);
     OnceAngles angles;
@@ -339,7 +339,7 @@ __device__ __forceinline__ void attend_once(u8 *memory, const OnceItem &item, co
     shared.value = shared.sums + ONCE_WARPS * GROUP * ONCE_STRIDE;
     shared.stats = (float2 *)(shared.value + HEAD_DIM);
     if (threadIdx.x / 32 == ONCE_WARPS) {
-        attend_fresh(shared, item, in, cache, page_stride, factor, softcap, early);
+        attend_current(shared, item, in, cache, page_stride, factor, softcap, early);
         return;
     }
 

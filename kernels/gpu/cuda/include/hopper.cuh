@@ -27,7 +27,7 @@ __device__ __forceinline__ void barrier_arrive_expect(Barrier &barrier, u32 byte
                  "r"(bytes)
                  : "memory");
 }
-// Waits for the end of the phase of this parity (0 first, then alternating). Of a fresh barrier, the phase of parity 1
+// Waits for the end of the phase of this parity (0 first, then alternating). Of a new barrier, the phase of parity 1
 // counts as ended.
 __device__ __forceinline__ void barrier_wait(Barrier &barrier, u32 parity) {
     asm volatile("{\n"

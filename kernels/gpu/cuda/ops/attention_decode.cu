@@ -2,33 +2,35 @@
 // an equal share of all keys and values of the batch through shared memory.
 //
 // The work is a line of tiles of 64 keys: sequence by sequence, query token by query token, KV head by KV head. Blocks
-// cut the line into equal shares, found on the device from seq_lens, so one long sequence and hundreds of short ones
-// both fill the machine. Within a share, warp w takes tiles w, w + WARPS, ...; it has a ring of buffers of its own that
-// hold keys and values in turn, and refills each as it empties. One more warp, the clerk, keeps an item (a query token
-// and a KV head) ahead of them: it brings the query, and when all warps have left their sums of an item, it adds them
-// up and writes the result; the share's last item all warps add up together. Where shares cut an item, the sums go to
-// scratch, and whichever of its blocks comes last adds them up.
+// cut the line into equal shares, which they find on the device from seq_lens. So one long sequence and hundreds of
+// short ones both fill the device.
+//
+// Within a share, consumer warp w takes tiles w, w + WARPS, ... It has its own ring of buffers, which hold keys and
+// values in turn, and refills each as it empties. A producer warp runs one item (query token x KV head) ahead of the
+// consumers. It loads the query; when all consumers have stored their partial sums of an item, it adds them up and
+// writes the result. All warps add up the last item of a share together. Where shares cut an item, the sums go to
+// scratch, and the last of its blocks to finish adds them up.
 //
 // Matrix units (m16n8k16): scores = K * Qt with 16 keys as rows and up to 8 query heads of the group as columns, then
 // out-transposed = Vt * P, where P is the transposed scores. Units of the cache (kv.cuh) are exactly the 8x8 tiles that
 // ldmatrix loads.
 //
-// Definitions: ACT (bf16, f16), KV (the cache's type: ACT or e4m3), HEAD_DIM (multiple of 16), GROUP (query heads of a
-// KV head), BLOCK (16, 32, 64, 128), WARPS, RING (buffers of a warp), SOFTCAP (0, 1), ROPE (0, 1: the fused form, see
-// below); with ROPE: ROTARY_DIM, INTERLEAVED (0, 1), NORM (0, 1).
+// The fused form (ROPE) takes q, k and v as projected. The producer warp norms and rotates q. Keys and values of this
+// step come from k and v, not from the cache; the block that has a token's own key stores both in the cache. q and k
+// stay as they are. Slots must be those that the block table gives.
 //
-// The fused form takes q, k and v as projected: the clerk norms and rotates q, and the keys and values of this step do
-// not come from the cache but from k and v; the clerk of the block that has a token's own key stores both. It leaves q
-// and k as they are. Slots must be those that the block table gives.
+// Definitions: ACT (bf16, f16); KV (the cache's type: ACT or e4m3); HEAD_DIM (multiple of 16); GROUP (query heads of a
+// KV head); BLOCK (16, 32, 64, 128); WARPS; RING (buffers of a warp); SOFTCAP (0, 1); ROPE (0, 1: the fused form). With
+// ROPE: ROTARY_DIM, INTERLEAVED (0, 1), NORM (0, 1). ONCE (0, 1; the fused form without norms): batches that fit run as
+// in attention_once.cuh.
 //
 // `early`: nothing that may still run writes step data (rows, lengths, block table, positions, slots) or keys and
-// values of earlier steps: they are read before the previous kernel has ended.
-// ONCE (0, 1; the fused form without norms): batches that fit it run as in attention_once.cuh.
+// values of earlier steps. The kernel then reads them before the previous one has ended.
 //
 // Entry point: attention_decode. Grid: any number of blocks, as many as run at once; (WARPS + 1) * 32 threads, with
-// ONCE 288. Dynamic shared memory: SHARED_BYTES below + 16 * (S + 1). Scratch: partials, 2 * blocks * GROUP * (HEAD_DIM
-// + 2) f32. counters: u32 a block, zero before the first launch; every launch leaves them zero. Sequences whose
-// query_len is not below `query_len_end` are another kernel's.
+// ONCE 288. Dynamic shared memory: SHARED_BYTES of decode_items.cuh + 16 * (S + 1). Scratch: partials, 2 * blocks *
+// GROUP * (HEAD_DIM + 2) f32. counters: u32 a block, zero before the first launch; every launch leaves them zero.
+// Sequences whose query_len is not below `query_len_end` are another kernel's.
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=0
 // check: -DACT=f16 -DHEAD_DIM=256 -DGROUP=2 -DBLOCK=64 -DWARPS=3 -DRING=2 -DSOFTCAP=1 -DROPE=0
 // check: -DACT=f16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=16 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=0 -DNORM=0
@@ -46,275 +48,7 @@
 #define ONCE 0
 #endif
 #include "attention_tile.cuh"
-
-#define HEAD_STRIDE (HEAD_DIM + 4)    // of the warps' sums: no bank conflicts
-// lanes of a head, 8 dims each
-#define LANES (HEAD_DIM > 128 ? 32 : HEAD_DIM > 64 ? 16 : HEAD_DIM > 32 ? 8 : HEAD_DIM > 16 ? 4 : 2)
-#ifndef BUFFERS
-#define BUFFERS 2                     // items under way
-#endif
-#define PARTS (Layout::ROW / 8)        // eights of dims in a row of a key
-#define AT_ONCE 8                     // parts of a cut item that are read together
-// Shared memory: rings | items [BUFFERS] | barriers: rings [WARPS][RING], ready [BUFFERS], done [BUFFERS] u64 |
-// sequences [S + 1]
-// An item: query, units [NT][HEAD_DIM / 8] | the token's own key (rows as in the cache) and value (dim by dim), as held
-// | sums [WARPS][GROUP][HEAD_STRIDE] f32 | Item | stats [WARPS][GROUP][2] f32
-#define FRESH_AT (NT * HEAD_DIM * 16)
-#define SUMS_AT (FRESH_AT + HEAD_DIM * 4)
-#define ITEM_AT (SUMS_AT + WARPS * GROUP * HEAD_STRIDE * 4)
-#define STATS_AT (ITEM_AT + 64)
-#define ITEM_BYTES ((STATS_AT + WARPS * GROUP * 8 + 127) / 128 * 128)
-#define ITEMS_AT (WARPS * RING * UNIT_BYTES)
-#define BARRIERS_AT (ITEMS_AT + BUFFERS * ITEM_BYTES)
-#define SHARED_BYTES (BARRIERS_AT + (WARPS * RING + 2 * BUFFERS) * 8 / 16 * 16 + 16)
-
-// --- The clerk: queries in, results out ------------------------------------------------------------------------------
-
-// What the warps must know of an item.
-struct Item {
-    u32 begin, end;     // its tiles on the line, as far as they are this share's
-    i32 tile_key;       // first key of the first of them
-    i32 first, last;    // keys that the query sees; the last is its own
-    u32 kv_head, token;
-    i32 keys;           // of the sequence
-    i32 first_new;      // first key of this step
-    i32 first_token;    // its token
-    u32 cut;            // other blocks have tiles of it too
-    u32 begins;         // in this block
-};
-
-struct Inputs {
-    const ACT *q, *k, *v;
-    u32 q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride;
-    const i32 *positions, *slots;
-    const float *table, *q_norm, *k_norm;
-    u32 table_rows;
-    float q_eps, k_eps, q_offset, k_offset;
-};
-
-struct Output {
-    ACT *out;
-    u32 token_stride, head_stride;
-    const float *sinks;
-    float *partials;
-    u32 *counters;
-};
-
-__device__ __forceinline__ Item item_at(const Work &work, u32 x, u32 end, u32 s) {
-    Place place = place_of(work, x, s);
-    Item item = {};
-    u32 index = query_index(work, place.item);
-    i32 query_len = query_len_of(work, s), window = (i32)work.window;
-    item.begin = x;
-    item.end = end - x < place.tiles - place.tile ? end : x + place.tiles - place.tile;
-    item.tile_key = (i32)((place.first_tile + place.tile) * TILE);
-    item.keys = work.sequences[s].keys;
-    item.first_new = item.keys - query_len;
-    item.last = item.first_new + (i32)index;
-    item.first = window > 0 && item.last + 1 > window ? item.last + 1 - window : 0;
-    item.kv_head = place.item - index * work.num_kv_heads;
-    item.first_token = work.sequences[s].start;
-    item.token = (u32)item.first_token + index;
-    item.cut = place.tile > 0 || x + place.tiles > end;
-    item.begins = place.tile == 0;
-    return item;
-}
-
-__device__ __forceinline__ void load_8(float (&x)[8], const float *from) {
-    float4 a = *(const float4 *)from, b = *(const float4 *)(from + 4);
-    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
-}
-
-#if ROPE
-// What turns 8 dims of a head: norm weights of q and k (constant), cosines and sines of the item's position.
-struct Turn {
-    float q_norm[8], k_norm[8], cosine[8], sine[8];
-};
-
-__device__ __forceinline__ void load_norms(Turn &turn, const Inputs &in) {
-#if NORM
-    u32 c = threadIdx.x % LANES;
-    if (8 * c >= HEAD_DIM) return;
-    load_8(turn.q_norm, in.q_norm + 8 * c);
-    load_8(turn.k_norm, in.k_norm + 8 * c);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        turn.q_norm[i] += in.q_offset;
-        turn.k_norm[i] += in.k_offset;
-    }
-#endif
-}
-
-__device__ __forceinline__ void load_angles(Turn &turn, const Inputs &in, u32 position) {
-    u32 c = threadIdx.x % LANES;
-    if (8 * c >= ROTARY_DIM) return;
-    const float *angles = in.table + (u64)position * ROTARY_DIM;
-#if INTERLEAVED
-    float4 cosine = *(const float4 *)(angles + 4 * c), sine = *(const float4 *)(angles + ROTARY_DIM / 2 + 4 * c);
-    turn.cosine[0] = cosine.x, turn.cosine[1] = cosine.y, turn.cosine[2] = cosine.z, turn.cosine[3] = cosine.w;
-    turn.sine[0] = sine.x, turn.sine[1] = sine.y, turn.sine[2] = sine.z, turn.sine[3] = sine.w;
-#else
-    u32 pair = 8 * (c < ROTARY_DIM / 16 ? c : c - ROTARY_DIM / 16);
-    load_8(turn.cosine, angles + pair);
-    load_8(turn.sine, angles + ROTARY_DIM / 2 + pair);
-#endif
-}
-
-// Norms and rotates a head that LANES lanes hold, 8 dims each. All lanes of the warp call it.
-__device__ __forceinline__ uint4 turned(uint4 words, const Turn &turn, bool is_key, const Inputs &in) {
-    u32 c = threadIdx.x % LANES;
-    float x[8];
-    unpack2<ACT>(words.x, x[0], x[1]);
-    unpack2<ACT>(words.y, x[2], x[3]);
-    unpack2<ACT>(words.z, x[4], x[5]);
-    unpack2<ACT>(words.w, x[6], x[7]);
-#if NORM
-    float squares = 0.f;
-#pragma unroll
-    for (int i = 0; i < 8; i++) squares += x[i] * x[i];
-#pragma unroll
-    for (int mask = 1; mask < LANES; mask <<= 1) squares += __shfl_xor_sync(0xffffffffu, squares, mask);
-    float factor = rsqrtf(squares / HEAD_DIM + (is_key ? in.k_eps : in.q_eps));
-#pragma unroll
-    for (int i = 0; i < 8; i++) x[i] *= factor * (is_key ? turn.k_norm[i] : turn.q_norm[i]);
-#endif
-#if INTERLEAVED
-    if (8 * c < ROTARY_DIM) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float a = x[2 * i], b = x[2 * i + 1];
-            x[2 * i] = a * turn.cosine[i] - b * turn.sine[i];
-            x[2 * i + 1] = b * turn.cosine[i] + a * turn.sine[i];
-        }
-    }
-#else
-    const u32 half = ROTARY_DIM / 16; // lanes with the first values of the pairs
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        float other = __shfl_sync(0xffffffffu, x[i], c < half ? c + half : c - half, LANES);
-        if (c < 2 * half)
-            x[i] = c < half ? x[i] * turn.cosine[i] - other * turn.sine[i]
-                            : x[i] * turn.cosine[i] + other * turn.sine[i];
-    }
-#endif
-    return make_uint4(pack2<ACT>(x[0], x[1]), pack2<ACT>(x[2], x[3]), pack2<ACT>(x[4], x[5]), pack2<ACT>(x[6], x[7]));
-}
-#endif
-
-// Eight dims of a key into its row of the cache or of a tile: the row's part `part`.
-__device__ __forceinline__ void put_key_part(u8 *row, u32 part, uint4 words) {
-    if constexpr (KV_BYTES == 1) {
-        u16 *to = (u16 *)row + part;
-        to[0] = narrow<ACT>(words.x);
-        to[2] = narrow<ACT>(words.y);
-        to[4] = narrow<ACT>(words.z);
-        to[6] = narrow<ACT>(words.w);
-    } else {
-        *(uint4 *)row = words;
-    }
-}
-
-// Eight dims of a query as the product takes them.
-__device__ __forceinline__ uint4 factors(uint4 words) {
-    typedef Query<ACT, KV> Q;
-    return make_uint4(Q::factor(words.x), Q::factor(words.y), Q::factor(words.z), Q::factor(words.w));
-}
-
-// Brings an item's query heads (and in the fused form the token's own key and value) to shared memory. The fused form
-// also stores key and value in the cache, in the block that has the tile they belong to.
-__device__ __forceinline__ void bring(u8 *buffer, const Item &item, const Inputs &in
-#if ROPE
-                                      ,
-                                      Turn &turn, u8 *cache, u64 page_stride
-#endif
-) {
-    const u32 rows = GROUP + (ROPE ? 1 : 0), at_once = 32 / LANES, passes = (rows + at_once - 1) / at_once;
-    u32 lane = threadIdx.x % 32, c = lane % LANES;
-    bool there = 8 * c < HEAD_DIM;
-#if ROPE
-    // A token's position is nearly always the place of its key: the angles are loaded for that before the position is
-    // known.
-    u32 position = (u32)in.positions[item.token],
-        expected = (u32)item.last < in.table_rows ? (u32)item.last : in.table_rows - 1;
-    i32 slot = in.slots[item.token];
-    load_angles(turn, in, expected);
-    uint4 value = make_uint4(0, 0, 0, 0);
-    if (lane < HEAD_DIM / 8)
-        value = *(const uint4 *)(in.v + (u64)item.token * in.v_token_stride + (u64)item.kv_head * in.v_head_stride +
-                                 8 * lane);
-#endif
-    uint4 words[passes];
-#pragma unroll
-    for (u32 pass = 0; pass < passes; pass++) {
-        u32 row = pass * at_once + lane / LANES;
-        words[pass] = make_uint4(0, 0, 0, 0);
-        const ACT *from = in.q + (u64)item.token * in.q_token_stride +
-                          (u64)(item.kv_head * GROUP + row) * in.q_head_stride;
-#if ROPE
-        if (row == GROUP) from = in.k + (u64)item.token * in.k_token_stride + (u64)item.kv_head * in.k_head_stride;
-#endif
-        if (there && row < rows) words[pass] = *(const uint4 *)(from + 8 * c);
-    }
-    if (lane == 0) *(Item *)(buffer + ITEM_AT) = item;
-#if ROPE
-    if (position != expected) load_angles(turn, in, position);
-#endif
-#pragma unroll
-    for (u32 pass = 0; pass < passes; pass++) {
-        u32 row = pass * at_once + lane / LANES;
-#if ROPE
-        words[pass] = turned(words[pass], turn, row == GROUP, in);
-        if (there && row == GROUP) put_key_part(buffer + FRESH_AT + c / PARTS * 16, c % PARTS, words[pass]);
-#endif
-        if (there && row < GROUP)
-            *(uint4 *)(buffer + ((row / 8 * (HEAD_DIM / 8) + c) * 8 + row % 8) * 16) = factors(words[pass]);
-    }
-#if ROPE
-    u8 *fresh_value = buffer + FRESH_AT + HEAD_DIM * KV_BYTES;
-    u32 held[4] = {value.x, value.y, value.z, value.w}; // eight dims of the value as the cache has them
-    if constexpr (KV_BYTES == 1) {
-        held[0] = narrow<ACT>(value.x) | narrow<ACT>(value.y) << 16;
-        held[1] = narrow<ACT>(value.z) | narrow<ACT>(value.w) << 16;
-        if (lane < HEAD_DIM / 8) *(uint2 *)(fresh_value + 8 * lane) = make_uint2(held[0], held[1]);
-        __syncwarp();
-    } else {
-        if (lane < HEAD_DIM / 8) *(uint4 *)(fresh_value + 16 * lane) = value;
-    }
-    if (slot < 0 || (u32)(item.last - item.tile_key) >= (item.end - item.begin) * TILE) return;
-    u8 *page = cache + (u64)((u32)slot / BLOCK) * page_stride + (u64)item.kv_head * Layout::HEAD_BYTES;
-    u32 inside = (u32)slot % BLOCK;
-    if constexpr (KV_BYTES == 1) {
-        // A row has dims of two lanes.
-        if (lane < Layout::KEY_ROWS)
-            *(uint4 *)(page + Layout::key_row(inside, lane)) = *(const uint4 *)(buffer + FRESH_AT + 16 * lane);
-    } else {
-#pragma unroll
-        for (u32 pass = 0; pass < passes; pass++)
-            if (there && pass * at_once + lane / LANES == GROUP)
-                *(uint4 *)(page + Layout::key_row(inside, c)) = words[pass];
-    }
-    if (lane < HEAD_DIM / 8) {
-        KV *to = (KV *)(page + Layout::value_row(8 * lane, inside / Layout::ROW)) + Layout::place(inside % Layout::ROW);
-#pragma unroll
-        for (int i = 0; i < 8; i++) to[Layout::ROW * i].bits = held[i * KV_BYTES / 4] >> i * KV_BYTES % 4 * 8;
-    }
-#endif
-}
-
-// Adds a sink and writes four neighbouring dims of a head.
-__device__ __forceinline__ void write_out(const Output &output, u32 token, u32 head, u32 dim, float4 sum, float highest,
-                                          float total) {
-    float kept = 1.f;
-    if (output.sinks) {
-        float sink = output.sinks[head] * LOG2E, above = fmaxf(highest, sink);
-        kept = exp2_fast(highest - above);
-        total = total * kept + exp2_fast(sink - above);
-    }
-    float inverse = __fdividef(kept, total);
-    u32 *to = (u32 *)(output.out + (u64)token * output.token_stride + (u64)head * output.head_stride + dim);
-    to[0] = pack2<ACT>(sum.x * inverse, sum.y * inverse);
-    to[1] = pack2<ACT>(sum.z * inverse, sum.w * inverse);
-}
+#include "decode_items.cuh"
 
 #if ONCE
 #include "attention_once.cuh"
@@ -414,7 +148,7 @@ __device__ __forceinline__ void join(u8 *shared, const Output &output, u32 token
     }
 }
 
-// --- The other warps -------------------------------------------------------------------------------------------------
+// --- Consumer warps --------------------------------------------------------------------------------------------------
 
 // The query heads of an item as the second operand of the scores' product: columns 8n + g, dims 16d + 2t (+ 1), and +
 // 8.
@@ -441,7 +175,7 @@ __device__ __forceinline__ void load_query(u32 (&query)[NT][DT][2], u32 buffer) 
     }
 }
 
-// Leaves a warp's sums for the clerk.
+// Stores a warp's partial sums for the producer warp.
 __device__ __forceinline__ void leave_sums(u8 *buffer, Softmax &softmax, bool any) {
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane & 3;
     float *sums = (float *)(buffer + SUMS_AT) + warp * GROUP * HEAD_STRIDE;
@@ -515,7 +249,7 @@ __device__ __forceinline__ void put_keys(const Inputs &in, const Item &item, con
     u32 c = threadIdx.x % 32, inside = (u32)(item.last - tile_key);
     if (item.keys - item.first_new > 1) put_others(in, item, unit, tile_key, false);
     if (inside < TILE && c < Layout::KEY_ROWS)
-        *(uint4 *)(unit + key_unit(c, inside / 8) + inside % 8 * 16) = *(const uint4 *)(buffer + FRESH_AT + 16 * c);
+        *(uint4 *)(unit + key_unit(c, inside / 8) + inside % 8 * 16) = *(const uint4 *)(buffer + CURRENT_AT + 16 * c);
     __syncwarp();
 }
 
@@ -524,7 +258,7 @@ __device__ __forceinline__ void put_values(const Inputs &in, const Item &item, c
                                            i32 tile_key) {
     u32 inside = (u32)(item.last - tile_key);
     if (item.keys - item.first_new > 1) put_others(in, item, unit, tile_key, true);
-    if (inside < TILE) put_value(unit, inside, (const KV *)(buffer + FRESH_AT + HEAD_DIM * KV_BYTES));
+    if (inside < TILE) put_value(unit, inside, (const KV *)(buffer + CURRENT_AT + HEAD_DIM * KV_BYTES));
     __syncwarp();
 }
 #endif
@@ -687,25 +421,25 @@ extern "C" __global__ void BOUNDS attention_decode(
                     u32 p[4][NT][2];
                     u32 unit = take(ring);
 #if ROPE
-                    bool fresh = tile_key + TILE > item.first_new;
-                    if (fresh) put_keys(in, item, buffer, shared + (unit - shared_address(shared)), tile_key);
+                    bool is_current = tile_key + TILE > item.first_new;
+                    if (is_current) put_keys(in, item, buffer, shared + (unit - shared_address(shared)), tile_key);
 #endif
                     multiply_keys(scores, query, unit);
                     if (masked) weigh<true>(softmax, p, scores, factor, softcap, from, to);
                     else weigh<false>(softmax, p, scores, factor, softcap, from, to);
 #if ROPE
-                    if (fresh && fetch.x < fetch.end) order_stores_before_copies();
+                    if (is_current && fetch.x < fetch.end) order_stores_before_copies();
 #endif
                     __syncwarp();
                     refill();
                     unit = take(ring);
 #if ROPE
-                    if (fresh) put_values(in, item, buffer, shared + (unit - shared_address(shared)), tile_key);
+                    if (is_current) put_values(in, item, buffer, shared + (unit - shared_address(shared)), tile_key);
 #endif
                     if (masked) multiply_values<true>(softmax, p, unit, from, to);
                     else multiply_values<false>(softmax, p, unit, from, to);
 #if ROPE
-                    if (fresh && fetch.x < fetch.end) order_stores_before_copies();
+                    if (is_current && fetch.x < fetch.end) order_stores_before_copies();
 #endif
                     __syncwarp();
                     refill();

@@ -1,6 +1,6 @@
 // The scheduler of emulator.h and what device.h asks it. Where lanes of a wave meet (a shuffle, a vote, a matrix
 // product) every lane that still lives brings its values and waits; the last one's arrival lets all go on. Two sets of
-// values take turns: nobody comes to the meeting after next before all have left this one.
+// values take turns: nobody comes to the rendezvous after next before all have left this one.
 #include "emulator.h"
 
 #include <cstdint>
@@ -21,20 +21,20 @@ constexpr std::size_t STACK_BYTES = 256 << 10;
 }
 
 // Those who meet: how many live, how many have come, and how often all had.
-struct Meeting {
+struct Rendezvous {
     unsigned live = 0, come = 0, times = 0;
 };
 
-// What a lane brings to a meeting of its wave.
+// What a lane brings to a rendezvous of its wave.
 struct Brought {
-    char what;      // the kind of meeting
+    char what;      // the kind of rendezvous
     unsigned times; // which it is: what a lane that has left once brought is none of it
     float a[4], b[4];
     std::uint32_t word;
 };
 
 struct Wave {
-    Meeting meeting;
+    Rendezvous rendezvous;
     Brought brought[2][WAVE];
 };
 
@@ -46,35 +46,35 @@ struct Fiber {
 
 std::vector<Fiber> fibers;
 std::vector<Wave> waves;
-Meeting block;
+Rendezvous block;
 ucontext_t scheduler;
 unsigned current, places[2], sizes[2], progress;
 const std::function<void()> *entry;
 
-// A meeting that all who live have come to begins anew.
-void settle(Meeting &meeting) {
-    if (meeting.live > 0 && meeting.come == meeting.live) {
-        meeting.come = 0;
-        meeting.times++;
+// A rendezvous that all who live have come to begins anew.
+void settle(Rendezvous &rendezvous) {
+    if (rendezvous.live > 0 && rendezvous.come == rendezvous.live) {
+        rendezvous.come = 0;
+        rendezvous.times++;
         progress++;
     }
 }
 
-void meet(Meeting &meeting) {
-    unsigned times = meeting.times;
-    meeting.come++;
+void meet(Rendezvous &rendezvous) {
+    unsigned times = rendezvous.times;
+    rendezvous.come++;
     progress++;
-    settle(meeting);
-    while (meeting.times == times) swapcontext(&fibers[current].context, &scheduler);
+    settle(rendezvous);
+    while (rendezvous.times == times) swapcontext(&fibers[current].context, &scheduler);
 }
 
 // What all lanes of this wave have brought, once they have; `there` says who was.
 const Brought *exchange(Brought mine, unsigned long long &there) {
     Wave &wave = waves[current / WAVE];
-    mine.times = wave.meeting.times + 1;
+    mine.times = wave.rendezvous.times + 1;
     Brought *all = wave.brought[mine.times % 2];
     all[current % WAVE] = mine;
-    meet(wave.meeting);
+    meet(wave.rendezvous);
     there = 0;
     for (unsigned lane = 0; lane < WAVE; lane++) {
         if (all[lane].times != mine.times) continue;
@@ -88,9 +88,9 @@ void run() {
     (*entry)();
     fibers[current].done = true;
     progress++;
-    for (Meeting *meeting : {&waves[current / WAVE].meeting, &block}) {
-        meeting->live--;
-        settle(*meeting);
+    for (Rendezvous *rendezvous : {&waves[current / WAVE].rendezvous, &block}) {
+        rendezvous->live--;
+        settle(*rendezvous);
     }
     swapcontext(&fibers[current].context, &scheduler);
 }
@@ -104,9 +104,9 @@ void launch(unsigned grid_x, unsigned grid_y, unsigned threads, const std::funct
     for (unsigned i = 0; i < grid_x * grid_y; i++) {
         places[0] = i % grid_x, places[1] = i / grid_x;
         waves.assign((threads + WAVE - 1) / WAVE, Wave{});
-        block = Meeting{threads, 0, 0};
+        block = Rendezvous{threads, 0, 0};
         for (unsigned t = 0; t < threads; t++) {
-            waves[t / WAVE].meeting.live++;
+            waves[t / WAVE].rendezvous.live++;
             Fiber &fiber = fibers[t];
             fiber.done = false;
             getcontext(&fiber.context);
