@@ -59,7 +59,8 @@ mod tests {
         assert_eq!(slots.remove(first), Some("first"));
         let second = slots.insert("second");
         assert_eq!(first as u32, second as u32, "the slot is reused");
-        assert_eq!((slots.find(first), slots.remove(first)), (None, None));
+        assert_eq!(slots.remove(first), None);
+        assert_eq!(slots.find(first), None);
         assert_eq!(slots.find(second), Some(&"second"));
         assert_eq!((slots.find(0), slots.find(u64::MAX)), (None, None));
     }

@@ -1,9 +1,11 @@
-//! What the kernel files of a language share, by the name that `#include` gives.
+//! What the kernel files of a language share, by the name that `#include` gives; the last two are shared by all.
 
 macro_rules! headers {
     ($constant:ident = $folder:literal: $($name:literal)*) => {
         pub(crate) const $constant: &[(&str, &str)] =
-            &[$(($name, include_str!(concat!("../", $folder, "/include/", $name)))),*];
+            &[$(($name, include_str!(concat!("../", $folder, "/include/", $name))),)*
+              ("block_values.h", include_str!("../shared/block_values.h")),
+              ("formulas.h", include_str!("../shared/formulas.h"))];
     };
 }
 

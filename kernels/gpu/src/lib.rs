@@ -1,6 +1,7 @@
 //! The GPU kernels as text, in three languages: CUDA C++ that is HIP too (`cuda/`), GLSL (`glsl/`) and OpenCL C 1.2
 //! (`opencl/`). Each has one op a file in `ops/` and what its ops share in `include/`. [`SOURCES`] is the one list of
-//! ops, with a reason for every language that lacks one. Holds text only: no compiler, no driver, no launch.
+//! ops, with a reason for every language that lacks one. Formulas that are the same text in all of them stand in
+//! `shared/`. Holds text only: no compiler, no driver, no launch.
 //!
 //! **What is the same in all languages**: files, entry points, definitions, parameters, launch sizes, and the algorithm.
 //! The same code in `backends/gpu/src/ops` launches them, and one suite judges them. A file that several languages have

@@ -3,16 +3,15 @@
 #pragma once
 #include "common.cuh"
 
+// Beyond 2^126 the quick quotient is 0, and so is the true one but for 1e-36.
+#define SIGMOID_TIMES(x, u) __fdividef(x, 1.f + __expf(-(u)))
+#define ERFC(x) erfcf(x)
+#include "formulas.h"
+
 // 0: nothing, 1: silu, 2: gelu by tanh, 3: gelu by erf.
 template <int KIND> __device__ __forceinline__ float activate(float x) {
-    // Beyond 2^126 the quick quotient is 0, and so is the true one but for 1e-36.
-    if (KIND == 1) return __fdividef(x, 1.f + __expf(-x));
-    if (KIND == 2) {
-        // (1 + tanh u) / 2 = 1 / (1 + e^-2u): where tanh is nearly -1 their sum keeps nothing.
-        float inner = 1.5957691216057308f * (x + 0.044715f * x * x * x);
-        return __fdividef(x, 1.f + __expf(-inner));
-    }
-    // 1 + erf u = erfc(-u), for the same reason.
-    if (KIND == 3) return 0.5f * x * erfcf(x * -0.7071067811865476f);
+    if (KIND == 1) return SILU_OF(x);
+    if (KIND == 2) return GELU_TANH_OF(x);
+    if (KIND == 3) return GELU_ERF_OF(x);
     return x;
 }

@@ -17,6 +17,10 @@ typedef long long i64;
 #define PORTABLE
 #endif
 
+// Words of the texts that all languages share (../../shared).
+#define FUNCTION __device__ __forceinline__
+#define FLOAT(x) (float)(x)
+
 #define INFINITY_F __int_as_float(0x7f800000)
 
 // bfloat16 and binary16 as bits: the compilers' own headers are not at hand at run time.

@@ -15,44 +15,24 @@ __device__ __forceinline__ float sigmoid_times(float x, float argument) {
     return __fdividef(x, 1.f + __expf(-argument));
 }
 
-struct SiluMul {
-    static constexpr bool binary = true;
-    static __device__ __forceinline__ float of(float a, float b, float) { return sigmoid_times(a, a) * b; }
-};
-// (1 + tanh u) / 2 = 1 / (1 + e^-2u): no difference of near numbers.
-__device__ __forceinline__ float gelu_tanh_of(float x) {
-    return sigmoid_times(x, 1.5957691216057308f * (x + 0.044715f * x * x * x));
-}
-// 1 + erf u = erfc(-u): where erf is nearly -1 their sum keeps nothing.
-__device__ __forceinline__ float gelu_erf_of(float x) { return 0.5f * x * erfcf(x * -0.7071067811865476f); }
-struct GeluTanhMul {
-    static constexpr bool binary = true;
-    static __device__ __forceinline__ float of(float a, float b, float) { return gelu_tanh_of(a) * b; }
-};
-struct GeluErfMul {
-    static constexpr bool binary = true;
-    static __device__ __forceinline__ float of(float a, float b, float) { return gelu_erf_of(a) * b; }
-};
-struct GeluTanh {
-    static constexpr bool binary = false;
-    static __device__ __forceinline__ float of(float a, float, float) { return gelu_tanh_of(a); }
-};
-struct GeluErf {
-    static constexpr bool binary = false;
-    static __device__ __forceinline__ float of(float a, float, float) { return gelu_erf_of(a); }
-};
-struct Add {
-    static constexpr bool binary = true;
-    static __device__ __forceinline__ float of(float a, float b, float) { return a + b; }
-};
-struct Scale {
-    static constexpr bool binary = false;
-    static __device__ __forceinline__ float of(float a, float, float factor) { return factor * a; }
-};
-struct Softcap {
-    static constexpr bool binary = false;
-    static __device__ __forceinline__ float of(float a, float, float cap) { return cap * tanhf(a / cap); }
-};
+#define SIGMOID_TIMES(x, u) sigmoid_times(x, u)
+#define ERFC(x) erfcf(x)
+#define TANH(x) tanhf(x)
+#include "formulas.h"
+
+#define OP(Name, BINARY, value)                                                                 \
+    struct Name {                                                                               \
+        static constexpr bool binary = BINARY;                                                  \
+        static __device__ __forceinline__ float of(float a, float b, float p) { return value; } \
+    };
+OP(SiluMul, true, SILU_OF(a) * b)
+OP(GeluTanhMul, true, GELU_TANH_OF(a) * b)
+OP(GeluErfMul, true, GELU_ERF_OF(a) * b)
+OP(GeluTanh, false, GELU_TANH_OF(a))
+OP(GeluErf, false, GELU_ERF_OF(a))
+OP(Add, true, a + b)
+OP(Scale, false, p * a)
+OP(Softcap, false, SOFTCAP_OF(a, p))
 
 // Groups that a thread has in flight.
 #define UNROLL 2

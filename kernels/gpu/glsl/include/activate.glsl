@@ -7,14 +7,11 @@
 // 0: nothing, 1: silu, 2: gelu by tanh, 3: gelu by erf.
 float activate(float x) {
 #if EPILOGUE == 1
-    return x / (1.0 + exp_of(-x));
+    return SILU_OF(x);
 #elif EPILOGUE == 2
-    // (1 + tanh u) / 2 = 1 / (1 + e^-2u): where tanh is nearly -1 their sum keeps nothing.
-    float power = exp_of(-1.5957691216057308 * (x + 0.044715 * x * x * x));
-    return power == INFINITY ? x * 0.0 : x / (1.0 + power);
+    return GELU_TANH_OF(x);
 #elif EPILOGUE == 3
-    // 1 + erf u = erfc(-u), for the same reason.
-    return 0.5 * x * erfc_of(x * -0.7071067811865476);
+    return GELU_ERF_OF(x);
 #else
     return x;
 #endif

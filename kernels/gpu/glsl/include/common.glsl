@@ -33,6 +33,10 @@ spirv_execution_mode(capabilities = [4466], 4461, 32);
 #define u32 uint
 #define i32 int
 
+// Words of the texts that all languages share (../../shared).
+#define FUNCTION
+#define FLOAT(x) float(x)
+
 // Loops whose unrolling pays on a GPU; where small subgroups say that the device is none, it costs more compile time
 // than it saves.
 #if SUBGROUP >= 32

@@ -108,4 +108,14 @@ float erfc_of(float x) {
     y = exp_of(-size * size) * q * y;
     return x < 0.0 ? 2.0 - y : is_nan(x) ? x : y;
 }
+
+// x / (1 + e^-u), with the quotient's limit where the power overflows.
+float sigmoid_times(float x, float u) {
+    float power = exp_of(-u);
+    return power == INFINITY ? x * 0.0 : x / (1.0 + power);
+}
+#define SIGMOID_TIMES(x, u) sigmoid_times(x, u)
+#define ERFC(x) erfc_of(x)
+#define TANH(x) tanh_of(x)
+#include "formulas.h"
 #endif

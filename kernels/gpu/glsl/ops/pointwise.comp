@@ -62,33 +62,23 @@
 #include "functions.glsl"
 #include "vector.glsl"
 
-// x / (1 + e^-argument), with the quotient's limit where the power overflows.
-float sigmoid_times(float x, float argument) {
-    float power = exp_of(-argument);
-    return power == INFINITY ? x * 0.0 : x / (1.0 + power);
-}
-// (1 + tanh u) / 2 = 1 / (1 + e^-2u): no difference of near numbers.
-float gelu_tanh(float x) { return sigmoid_times(x, 1.5957691216057308 * (x + 0.044715 * x * x * x)); }
-// 1 + erf u = erfc(-u): where erf is nearly -1 their sum keeps nothing.
-float gelu_erf(float x) { return 0.5 * x * erfc_of(x * -0.7071067811865476); }
-
 float result(float a, float b, float parameter) {
 #if defined(SILU_MUL)
-    return sigmoid_times(a, a) * b;
+    return SILU_OF(a) * b;
 #elif defined(GELU_TANH_MUL)
-    return gelu_tanh(a) * b;
+    return GELU_TANH_OF(a) * b;
 #elif defined(GELU_ERF_MUL)
-    return gelu_erf(a) * b;
+    return GELU_ERF_OF(a) * b;
 #elif defined(GELU_TANH)
-    return gelu_tanh(a);
+    return GELU_TANH_OF(a);
 #elif defined(GELU_ERF)
-    return gelu_erf(a);
+    return GELU_ERF_OF(a);
 #elif defined(ADD)
     return a + b;
 #elif defined(SCALE)
     return parameter * a;
 #elif defined(SOFTCAP)
-    return parameter * tanh_of(a / parameter);
+    return SOFTCAP_OF(a, parameter);
 #endif
 }
 #if defined(SILU_MUL) || defined(GELU_TANH_MUL) || defined(GELU_ERF_MUL) || defined(ADD)

@@ -5,15 +5,17 @@
 #define HALYARD_ACTIVATE_H
 #include "common.h"
 
+#define SIGMOID_TIMES(x, u) ((x) / (1.f + exp(-(u))))
+#define ERFC(x) erfc(x)
+#include "formulas.h"
+
 INLINE float activate(float x) {
 #if EPILOGUE == 1
-    return x / (1.f + exp(-x));
+    return SILU_OF(x);
 #elif EPILOGUE == 2
-    // (1 + tanh u) / 2 = 1 / (1 + e^-2u): where tanh is nearly -1 their sum keeps nothing.
-    return x / (1.f + exp(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
+    return GELU_TANH_OF(x);
 #elif EPILOGUE == 3
-    // 1 + erf(u) = erfc(-u): where erf is nearly -1 their sum keeps nothing.
-    return 0.5f * x * erfc(x * -0.7071067811865476f);
+    return GELU_ERF_OF(x);
 #else
     return x;
 #endif

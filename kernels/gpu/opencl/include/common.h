@@ -28,6 +28,10 @@ typedef float float1;
 // and then reads those of another thread's group.
 #define INLINE static inline __attribute__((always_inline))
 
+// Words of the texts that all languages share (../../shared).
+#define FUNCTION INLINE
+#define FLOAT(x) (float)(x)
+
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
 

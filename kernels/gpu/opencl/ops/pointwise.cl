@@ -8,21 +8,19 @@
 // check: -DACT=bf16
 #include "common.h"
 
-// x / (1 + e^-argument): 0 where the power overflows.
-#define SIGMOID_TIMES(x, argument) ((x) / (1.f + exp(-(argument))))
-// (1 + tanh u) / 2 = 1 / (1 + e^-2u): no difference of near numbers.
-#define GELU_TANH_OF(x) SIGMOID_TIMES(x, 1.5957691216057308f * ((x) + 0.044715f * (x) * (x) * (x)))
-// 1 + erf(u) = erfc(-u): where erf is nearly -1 their sum keeps nothing.
-#define GELU_ERF_OF(x) (0.5f * (x) * erfc((x) * -0.7071067811865476f))
+#define SIGMOID_TIMES(x, u) ((x) / (1.f + exp(-(u))))
+#define ERFC(x) erfc(x)
+#define TANH(x) tanh(x)
+#include "formulas.h"
 
-#define SILU_MUL(a, b, p) (SIGMOID_TIMES(a, a) * (b))
+#define SILU_MUL(a, b, p) (SILU_OF(a) * (b))
 #define GELU_TANH_MUL(a, b, p) (GELU_TANH_OF(a) * (b))
 #define GELU_ERF_MUL(a, b, p) (GELU_ERF_OF(a) * (b))
 #define GELU_TANH(a, b, p) GELU_TANH_OF(a)
 #define GELU_ERF(a, b, p) GELU_ERF_OF(a)
 #define ADD(a, b, p) ((a) + (b))
 #define SCALE(a, b, p) ((p) * (a))
-#define SOFTCAP(a, b, p) ((p) * tanh((a) / (p)))
+#define SOFTCAP(a, b, p) SOFTCAP_OF(a, p)
 
 // Groups that a work-item takes, a group of work-items apart.
 #define UNROLL 2

@@ -56,6 +56,7 @@ fn run(clang: &str, text: &str, defines: &[String], architecture: &str) -> Resul
         ])
         .arg(format!("--offload-arch={architecture}"))
         .arg(concat!("-I", env!("CARGO_MANIFEST_DIR"), "/cuda/include"))
+        .arg(concat!("-I", env!("CARGO_MANIFEST_DIR"), "/shared"))
         .args(defines)
         .arg("-")
         .stdin(Stdio::piped())

@@ -57,8 +57,8 @@ fn check(clang: &str, kernel: &str, defines: &[&str]) -> Result<String, String> 
     let folder = folder(&format!("{kernel}{}", defines.join("")));
     let path = |name: &str| folder.join(name).to_string_lossy().into_owned();
     let (object, program) = (path("kernel.o"), path("program"));
-    let include = format!("-I{KERNELS}/cuda/include");
-    let common = ["-x", "c++", "-std=c++17", "-O1", "-w", &include];
+    let [include, shared] = ["cuda/include", "shared"].map(|folder| format!("-I{KERNELS}/{folder}"));
+    let common = ["-x", "c++", "-std=c++17", "-O1", "-w", &include, &shared];
     let (device, source) = (format!("{HERE}/device.h"), format!("{KERNELS}/cuda/ops/{kernel}.cu"));
     let of_kernel = ["-include", &device, "-c", &source, "-o", &object];
     run(clang, &[&common[..], defines, &of_kernel].concat())?;
