@@ -10,8 +10,8 @@ use halyard_platform_api::communicator::CollectiveKind;
 use halyard_platform_api::{CommunicatorId, Error, Result, Status};
 
 use super::library::{CollectiveLibrary, Comm, SUM, UniqueId, data_type};
-use super::meeting::{self, Card};
-use super::rooms::{self, Rooms};
+use super::rendezvous::{self, Endpoint};
+use super::windows::{self, PeerWindows};
 use crate::driver::{CollectiveCall, DevicePtr, Driver, Group, Peers, Stream};
 
 /// How long a rank that leaves waits for its own calls in the library.
@@ -31,7 +31,7 @@ pub(crate) fn unique_id(driver: &dyn Driver) -> Result<CommunicatorId> {
     // SAFETY: the output is live.
     let code = unsafe { (library.get_unique_id)(&mut id) };
     library.check("ncclGetUniqueId", std::ptr::null_mut(), code)?;
-    meeting::announce(&CommunicatorId(id.0));
+    rendezvous::announce(&CommunicatorId(id.0));
     Ok(CommunicatorId(id.0))
 }
 
@@ -101,12 +101,12 @@ impl Drop for Call<'_> {
     }
 }
 
-/// This rank's end.
+/// One rank's membership in a group.
 struct LibraryGroup {
     driver: Arc<dyn Driver>,
     library: &'static CollectiveLibrary,
     handle: Arc<Handle>,
-    rooms: Option<Rooms>,
+    windows: Option<PeerWindows>,
     /// The thread that gives the handle back.
     leaving: Mutex<Option<JoinHandle<()>>>,
     rank: u32,
@@ -124,7 +124,7 @@ pub(crate) fn join(driver: &Arc<dyn Driver>, id: &CommunicatorId, rank: u32, siz
         let library = ranks.library()?;
         // Before the library, whose own wait has no end.
         let ordinal = ranks.ordinal();
-        let cards = meeting::meet(id, 0, rank, size, Card { ordinal, room: None })?;
+        let endpoints = rendezvous::meet(id, 0, rank, size, Endpoint { ordinal, window: None })?;
         ranks.enter()?;
         let mut comm = std::ptr::null_mut();
         // SAFETY: the output is live; the id is one of the library's.
@@ -138,20 +138,20 @@ pub(crate) fn join(driver: &Arc<dyn Driver>, id: &CommunicatorId, rank: u32, siz
                 users: Mutex::default(),
                 changed: Condvar::new(),
             }),
-            rooms: None,
+            windows: None,
             leaving: Mutex::default(),
             rank,
             size,
         };
-        if let Some(cards) = cards {
-            group.rooms = rooms::exchange(driver, id, rank, &cards)?;
+        if let Some(endpoints) = endpoints {
+            group.windows = windows::exchange(driver, id, rank, &endpoints)?;
         }
         Ok(group)
     };
     let joined = join().inspect_err(|error: &Error| {
         // A mistaken rank is not one that the others wait for.
         if error.status != Status::InvalidArgument {
-            meeting::give_up(id);
+            rendezvous::give_up(id);
         }
     });
     Ok(Arc::new(joined?))
@@ -241,7 +241,7 @@ impl Group for LibraryGroup {
     }
 
     fn peers(&self) -> Option<&Peers> {
-        self.rooms.as_ref().map(Rooms::peers)
+        self.windows.as_ref().map(PeerWindows::peers)
     }
 
     fn check(&self) -> Result<()> {
@@ -252,15 +252,15 @@ impl Group for LibraryGroup {
     }
 
     fn outcome(&self) -> Result<()> {
-        self.rooms.as_ref().map_or(Ok(()), Rooms::outcome)
+        self.windows.as_ref().map_or(Ok(()), PeerWindows::outcome)
     }
 
     fn leave(&self) {
         if !self.handle.leave() {
             return;
         }
-        if let Some(rooms) = &self.rooms {
-            rooms.leave();
+        if let Some(windows) = &self.windows {
+            windows.leave();
         }
         let (library, handle, driver) = (self.library, self.handle.clone(), self.driver.clone());
         // The library stops its kernels at once, then waits until no recording names the group: not on the caller's thread, which may

@@ -3,8 +3,8 @@
 
 mod group;
 mod library;
-mod meeting;
-mod rooms;
+mod rendezvous;
+mod windows;
 
 use std::ffi::OsString;
 

@@ -2,9 +2,9 @@
 // up what they have stored into its own, in rank order and f32. One trip over the link, for operands so small that
 // trips count and not bytes.
 //
-// A rank's memory is [2 calls][RANKS senders][a room of `room` bytes, see packets_at]. Two calls suffice: a rank sends
-// call n + 2 after its call n + 1 is over, which had every other rank's packets of n + 1, and those were sent after
-// call n had been read. The call's number comes from device memory and not from the host, so a recording that is
+// A rank's memory is [2 calls][RANKS senders][a window of `window` bytes, see packets_at]. Two calls suffice: a rank
+// sends call n + 2 after its call n + 1 is over, which had every other rank's packets of n + 1, and those were sent
+// after call n had been read. The call's number comes from device memory and not from the host, so a recording that is
 // replayed counts on.
 //
 // Definitions: ACT = f32, f16 or bf16; RANKS = 2 to 8.
@@ -30,7 +30,7 @@ template <bool VECTOR> __device__ __forceinline__ uint4 load_unit(const ACT *x, 
 
 template <bool VECTOR>
 __device__ __forceinline__ void all_reduce(const ACT *input, ACT *out, u32 count, u32 rank, Calls *calls,
-                                           HostWords *host, u64 limit, u64 room, u8 *const (&rooms)[RANKS]) {
+                                           HostWords *host, u64 limit, u64 window, u8 *const (&windows)[RANKS]) {
     constexpr int N = per_vector<ACT>;
     u32 units = (count + N - 1) / N, first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     wait_for_previous();
@@ -44,14 +44,14 @@ __device__ __forceinline__ void all_reduce(const ACT *input, ACT *out, u32 count
             uint4 own = load_unit<VECTOR>(input, i, count);
 #pragma unroll
             for (u32 r = 0; r < RANKS; r++)
-                if (r != rank) send_packets(rooms[r] + (half + rank) * room + packets_at(i), own, number);
+                if (r != rank) send_packets(windows[r] + (half + rank) * window + packets_at(i), own, number);
         }
     }
     let_next_start();
     // Not indexed by `rank`: the addresses stay in constant memory.
-    const u8 *mine = rooms[0];
+    const u8 *mine = windows[0];
 #pragma unroll
-    for (u32 r = 1; r < RANKS; r++) mine = r == rank ? rooms[r] : mine;
+    for (u32 r = 1; r < RANKS; r++) mine = r == rank ? windows[r] : mine;
     for (u32 i = first; alive && i < units; i += step) {
         float sum[N], v[N];
 #pragma unroll
@@ -59,7 +59,7 @@ __device__ __forceinline__ void all_reduce(const ACT *input, ACT *out, u32 count
             uint4 data;
             if (r == rank)
                 data = load_unit<VECTOR>(input, i, count);
-            else if (!receive_packets(mine + (half + r) * room + packets_at(i), number, host, limit, data))
+            else if (!receive_packets(mine + (half + r) * window + packets_at(i), number, host, limit, data))
                 alive = false;
             Group<ACT, N> group;
             group.raw[0] = data.x, group.raw[1] = data.y, group.raw[2] = data.z, group.raw[3] = data.w;
@@ -87,13 +87,13 @@ __device__ __forceinline__ void all_reduce(const ACT *input, ACT *out, u32 count
     }
 }
 
-#define ENTRY(name, VECTOR)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(128)                                                             \
-        name(const ACT *input, ACT *out, u32 count, u32 rank, Calls *calls, HostWords *host, u64 limit, u64 room, \
-             u8 *r0, u8 *r1, u8 *r2, u8 *r3, u8 *r4, u8 *r5, u8 *r6, u8 *r7) {                                    \
-        u8 *const all[8] = {r0, r1, r2, r3, r4, r5, r6, r7};                                                      \
-        u8 *const(&rooms)[RANKS] = reinterpret_cast<u8 *const(&)[RANKS]>(all);                                    \
-        all_reduce<VECTOR>(input, out, count, rank, calls, host, limit, room, rooms);                             \
+#define ENTRY(name, VECTOR)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(128)                                                               \
+        name(const ACT *input, ACT *out, u32 count, u32 rank, Calls *calls, HostWords *host, u64 limit, u64 window, \
+             u8 *r0, u8 *r1, u8 *r2, u8 *r3, u8 *r4, u8 *r5, u8 *r6, u8 *r7) {                                      \
+        u8 *const all[8] = {r0, r1, r2, r3, r4, r5, r6, r7};                                                        \
+        u8 *const(&windows)[RANKS] = reinterpret_cast<u8 *const(&)[RANKS]>(all);                                    \
+        all_reduce<VECTOR>(input, out, count, rank, calls, host, limit, window, windows);                           \
     }
 ENTRY(all_reduce_vector, true)
 ENTRY(all_reduce_scalar, false)

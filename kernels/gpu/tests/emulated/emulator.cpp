@@ -27,8 +27,8 @@ struct Rendezvous {
 
 // What a lane brings to a rendezvous of its wave.
 struct Brought {
-    char what;      // the kind of rendezvous
-    unsigned times; // which it is: what a lane that has left once brought is none of it
+    char kind;      // shuffle, vote or product
+    unsigned times; // its number: values of a lane that has left since are older, and do not count
     float a[4], b[4];
     std::uint32_t word;
 };
@@ -78,7 +78,7 @@ const Brought *exchange(Brought mine, unsigned long long &there) {
     there = 0;
     for (unsigned lane = 0; lane < WAVE; lane++) {
         if (all[lane].times != mine.times) continue;
-        if (all[lane].what != mine.what) fail("lanes of a wave meet for different things");
+        if (all[lane].kind != mine.kind) fail("lanes of a wave meet for different things");
         there |= 1ull << lane;
     }
     return all;

@@ -1,5 +1,6 @@
-//! Memory that the ranks of a group reach on each other's devices, for sums by an own kernel (`all_reduce.cu`). All ranks have it or none:
-//! where a device cannot address another's memory, the library does everything.
+//! Peer memory windows: memory that the ranks of a group write on each other's devices, for sums by a kernel of ours
+//! (`all_reduce.cu`). All ranks have one or none: where a device cannot address another's memory, the library does
+//! everything.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,18 +8,19 @@ use std::time::Duration;
 
 use halyard_platform_api::{CommunicatorId, Error, Result, Status};
 
-use super::meeting::{self, Card};
+use super::rendezvous::{self, Endpoint};
 use crate::driver::{DevicePtr, Driver, MAX_PEERS, PEER_CALLS_BYTES, Peers, Pinned};
 
-/// How long a kernel waits for the other ranks' packets: longer than any of them is away at work, compiling included.
+/// How long a kernel waits for the other ranks' packets: longer than any of them computes or compiles meanwhile.
 const WAIT_LIMIT: Duration = Duration::from_secs(120);
-/// A room is a multiple of this: 64 pairs of packets.
-const ROOM_STEP: u64 = 1024;
-/// Largest sum, bytes, times the ranks: what one rank stores into all others' memory before the library's way is the shorter one.
+/// The bytes of each sender in a window are a multiple of this: 64 pairs of packets.
+const WINDOW_STEP: u64 = 1024;
+/// Largest sum in bytes, times the ranks. Beyond it, storing into all others' memory takes longer than the library.
 const BYTES_TIMES_RANKS: u64 = 1 << 20;
 
-/// One rank's own memory, and its two words of pinned memory. It keeps the device open: other ranks may store here when this rank has left.
-pub(super) struct Room {
+/// One rank's own memory, and its two words of pinned memory. It keeps the device open: other ranks may store here when
+/// this rank has left.
+pub(super) struct PeerWindow {
     driver: Arc<dyn Driver>,
     memory: DevicePtr,
     /// "A rank has left", "a wait was given up".
@@ -26,22 +28,22 @@ pub(super) struct Room {
 }
 
 // SAFETY: two addresses; host and device read and write the words whole.
-unsafe impl Send for Room {}
+unsafe impl Send for PeerWindow {}
 // SAFETY: as above.
-unsafe impl Sync for Room {}
+unsafe impl Sync for PeerWindow {}
 
-impl Room {
+impl PeerWindow {
     /// Zeroed memory on the driver's device.
-    fn new(driver: &Arc<dyn Driver>, bytes: u64) -> Result<Room> {
+    fn new(driver: &Arc<dyn Driver>, bytes: u64) -> Result<PeerWindow> {
         let memory = driver.ranks()?.allocate_room(bytes)?;
         let words = driver.allocate_pinned(64).inspect_err(|_| {
             // SAFETY: just allocated, and nobody else knows it.
             unsafe { driver.free(memory) };
         })?;
-        // SAFETY: fresh pinned memory of a page's alignment.
+        // SAFETY: new pinned memory of a page's alignment.
         unsafe { words.host.cast::<u64>().write(0) };
         // From here on dropping gives back what there is.
-        let room = Room {
+        let window = PeerWindow {
             driver: driver.clone(),
             memory,
             words,
@@ -51,7 +53,7 @@ impl Room {
         let zeroed = unsafe { driver.fill(memory, 0, bytes, stream) }.and_then(|()| driver.synchronize(stream));
         // SAFETY: just made, and idle or lost.
         unsafe { driver.destroy_stream(stream) };
-        zeroed.map(|()| room)
+        zeroed.map(|()| window)
     }
 
     fn words(&self) -> &[AtomicU32; 2] {
@@ -60,7 +62,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for PeerWindow {
     fn drop(&mut self) {
         // SAFETY: made in `new`, freed once: the last rank has left, and no kernel waits for ranks that have.
         unsafe {
@@ -70,14 +72,14 @@ impl Drop for Room {
     }
 }
 
-/// This rank's view of the rooms.
-pub(super) struct Rooms {
+/// The windows of all ranks, as one rank reaches them.
+pub(super) struct PeerWindows {
     rank: u32,
-    rooms: Vec<Arc<Room>>,
+    windows: Vec<Arc<PeerWindow>>,
     peers: Peers,
 }
 
-impl Rooms {
+impl PeerWindows {
     pub(super) fn peers(&self) -> &Peers {
         &self.peers
     }
@@ -85,11 +87,11 @@ impl Rooms {
     /// Whether a kernel of this rank has given up waiting.
     pub(super) fn outcome(&self) -> Result<()> {
         let rank = self.rank;
-        let [left, given_up] = self.rooms[rank as usize].words();
+        let [left, given_up] = self.windows[rank as usize].words();
         if given_up.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        let size = self.rooms.len();
+        let size = self.windows.len();
         let message = match left.load(Ordering::Acquire) {
             0 => format!(
                 "rank {rank} of {size} waited {WAIT_LIMIT:?} for the other ranks' part of a sum; see their logs"
@@ -101,8 +103,8 @@ impl Rooms {
 
     /// Releases every kernel that waits for a rank.
     pub(super) fn leave(&self) {
-        for room in &self.rooms {
-            room.words()[0].store(1, Ordering::Release);
+        for window in &self.windows {
+            window.words()[0].store(1, Ordering::Release);
         }
     }
 }
@@ -114,9 +116,9 @@ fn most_bytes(size: u32, named: Option<u64>) -> u64 {
 }
 
 /// Lets this rank's device address the others' memory; false where it cannot.
-fn reach(driver: &dyn Driver, cards: &[Card], rank: u32) -> Result<bool> {
-    let (ranks, own) = (driver.ranks()?, cards[rank as usize].ordinal);
-    let others = cards.iter().zip(0..).filter(|&(_, peer)| peer != rank);
+fn reach(driver: &dyn Driver, endpoints: &[Endpoint], rank: u32) -> Result<bool> {
+    let (ranks, own) = (driver.ranks()?, endpoints[rank as usize].ordinal);
+    let others = endpoints.iter().zip(0..).filter(|&(_, peer)| peer != rank);
     for (other, _) in others {
         if other.ordinal == own || !ranks.reach(other.ordinal)? {
             return Ok(false);
@@ -125,7 +127,7 @@ fn reach(driver: &dyn Driver, cards: &[Card], rank: u32) -> Result<bool> {
     Ok(true)
 }
 
-/// Makes this rank's room and meets the others with theirs; `None` where a rank has none.
+/// Makes this rank's window and exchanges it for the others'; `None` where a rank has none.
 ///
 /// # Errors
 /// A rank that does not come.
@@ -133,29 +135,36 @@ pub(super) fn exchange(
     driver: &Arc<dyn Driver>,
     id: &CommunicatorId,
     rank: u32,
-    cards: &[Card],
-) -> Result<Option<Rooms>> {
-    let (ranks, size) = (driver.ranks()?, cards.len() as u32);
-    let room_bytes = 2 * most_bytes(size, ranks.most_peer_sum_bytes()?) / ROOM_STEP * ROOM_STEP;
+    endpoints: &[Endpoint],
+) -> Result<Option<PeerWindows>> {
+    let (ranks, size) = (driver.ranks()?, endpoints.len() as u32);
+    let room_bytes = 2 * most_bytes(size, ranks.most_peer_sum_bytes()?) / WINDOW_STEP * WINDOW_STEP;
     let wanted = (2..=MAX_PEERS as u32).contains(&size) && room_bytes > 0;
     // A device that cannot is no error: the library knows other ways.
-    let able = wanted && reach(&**driver, cards, rank).unwrap_or(false);
+    let able = wanted && reach(&**driver, endpoints, rank).unwrap_or(false);
     let bytes = Peers::memory_bytes(u64::from(size), room_bytes);
-    let room = able.then(|| Room::new(driver, bytes).ok()).flatten().map(Arc::new);
+    let window = able
+        .then(|| PeerWindow::new(driver, bytes).ok())
+        .flatten()
+        .map(Arc::new);
     let ordinal = ranks.ordinal();
-    let cards = meeting::meet(id, 1, rank, size, Card { ordinal, room })?;
-    let rooms: Option<Vec<Arc<Room>>> = cards.into_iter().flatten().map(|card| card.room).collect();
-    let Some(rooms) = rooms.filter(|rooms| rooms.len() == size as usize) else {
+    let endpoints = rendezvous::meet(id, 1, rank, size, Endpoint { ordinal, window })?;
+    let windows: Option<Vec<Arc<PeerWindow>>> = endpoints
+        .into_iter()
+        .flatten()
+        .map(|endpoint| endpoint.window)
+        .collect();
+    let Some(windows) = windows.filter(|windows| windows.len() == size as usize) else {
         return Ok(None);
     };
     let peers = Peers {
-        memory: rooms.iter().map(|room| room.memory).collect(),
+        memory: windows.iter().map(|window| window.memory).collect(),
         room_bytes,
-        host_words: rooms[rank as usize].words.device,
+        host_words: windows[rank as usize].words.device,
         limit_ticks: WAIT_LIMIT.as_millis() as u64 * ranks.ticks_per_ms()?,
     };
-    const { assert!(PEER_CALLS_BYTES.is_multiple_of(256), "rooms are aligned") };
-    Ok(Some(Rooms { rank, rooms, peers }))
+    const { assert!(PEER_CALLS_BYTES.is_multiple_of(256), "windows are aligned") };
+    Ok(Some(PeerWindows { rank, windows, peers }))
 }
 
 #[cfg(test)]
