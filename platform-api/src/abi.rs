@@ -1,9 +1,9 @@
-//! The wire: `repr(C)` structs and function tables, each described once so that the Rust type, the C header, the layout file and
-//! the load-time checks come from the same lines.
+//! The wire: `repr(C)` structs and function tables, each described once so that the Rust type, the C header, the layout
+//! file and the load-time checks come from the same lines.
 //!
-//! Rules (docs/abi.md): every struct starts with its size, is append-only and has no padding holes; arrays carry their stride;
-//! a reader takes what it knows, and refuses non-zero bytes past that; the hot [`crate::Tensor`] is fixed. Enums and bools
-//! cross as `u32` and are validated. Errors go into a caller-owned [`ErrorOut`].
+//! Rules (docs/abi.md): every struct starts with its size, is append-only and has no padding holes; arrays carry their
+//! stride; a reader takes what it knows, and refuses non-zero bytes past that; the hot [`crate::Tensor`] is fixed.
+//! Enums and bools cross as `u32` and are validated. Errors go into a caller-owned [`ErrorOut`].
 
 mod convert;
 mod layout;

@@ -1,7 +1,8 @@
 //! Attention backends of a platform: which there are, what each accepts, and what its plan for given bounds needs.
 //!
-//! The op itself is [`crate::ops::Attention`], with [`crate::ops::KvWrite`] for the same backend's page layout; both are
-//! prepared and encoded like any op. The layout inside a KV block is the backend's own; blocks are addressable as bytes.
+//! The op itself is [`crate::ops::Attention`], with [`crate::ops::KvWrite`] for the same backend's page layout; both
+//! are prepared and encoded like any op. The layout inside a KV block is the backend's own; blocks are addressable as
+//! bytes.
 
 use crate::ops::Attention;
 use crate::status::Result;

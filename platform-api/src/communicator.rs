@@ -31,7 +31,8 @@ wire_enum! {
     }
 }
 
-/// A collective. Operands: input (read; absent for `Recv`), out (write; absent for `Send`), contiguous; they may be the same tensor for `AllReduce`.
+/// A collective. Operands: input (read; absent for `Recv`), out (write; absent for `Send`), contiguous; they may be the
+/// same tensor for `AllReduce`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collective {
     /// Which.
@@ -44,9 +45,9 @@ pub struct Collective {
 
 /// One rank's end of a group.
 ///
-/// Dropping it leaves the group, even while prepared ops of it live: this rank's unfinished collectives are given up, and those
-/// of the other ranks fail instead of waiting, where the platform can tell. So a rank that has failed releases the others; a
-/// group whose work is done is left in any order.
+/// Dropping it leaves the group, even while prepared ops of it live: this rank's unfinished collectives are given up,
+/// and those of the other ranks fail instead of waiting, where the platform can tell. So a rank that has failed
+/// releases the others; a group whose work is done is left in any order.
 pub trait Communicator: Send + Sync {
     /// This rank.
     fn rank(&self) -> u32;

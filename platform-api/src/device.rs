@@ -4,7 +4,8 @@
 //! [`CommandId`]) are numbers that a backend gave out and checks; they die with the object that owns them. Dropping an
 //! object while submitted work names it is allowed: the backend defers the release until that work is done.
 //!
-//! Threads: every method may be called from any thread unless it says otherwise; an [`Encoder`] belongs to one at a time.
+//! Threads: every method may be called from any thread unless it says otherwise; an [`Encoder`] belongs to one at a
+//! time.
 
 use std::sync::Arc;
 
@@ -162,11 +163,12 @@ pub trait Queue: Send + Sync {
     fn id(&self) -> QueueId;
 
     /// Submits command buffers in order, after `waits`, and returns this submit's number (from 1, only growing).
-    /// A one-shot command buffer is submitted once. With `async_depth` 0 the work is done when this returns, and this may return
-    /// its failure itself.
+    /// A one-shot command buffer is submitted once. With `async_depth` 0 the work is done when this returns, and this
+    /// may return its failure itself.
     ///
     /// # Errors
-    /// `DeviceLost`; `InvalidArgument` for an id that is not alive. Failures of the work itself come from [`Queue::wait`].
+    /// `DeviceLost`; `InvalidArgument` for an id that is not alive. Failures of the work itself come from
+    /// [`Queue::wait`].
     fn submit(&self, commands: &[CommandId], waits: &[QueueWait]) -> Result<u64>;
 
     /// The highest number whose work is done: a memory load. `u64::MAX` after a failure, which [`Queue::wait`] tells.
@@ -182,8 +184,8 @@ pub trait Queue: Send + Sync {
     /// ring that the backend owns, so the caller may reuse its memory at once. May block while the ring is full.
     ///
     /// # Errors
-    /// `InvalidArgument` past a buffer's end; `OutOfMemory` for more bytes than the ring can ever hold, which must be at least
-    /// [`MAX_STEP_WRITE_BYTES`].
+    /// `InvalidArgument` past a buffer's end; `OutOfMemory` for more bytes than the ring can ever hold, which must be
+    /// at least [`MAX_STEP_WRITE_BYTES`].
     fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()>;
 
     /// Makes the scratch arena at least `bytes`: the largest `scratch_bytes` of the ops that this queue will run.
@@ -210,8 +212,8 @@ pub struct CommandId(pub u64);
 
 /// Collects ops. Must not allocate device memory, wait or read back.
 pub trait Encoder: Send {
-    /// Appends `op` over `operands`, in the order the op documents ([`OpSpec::operands`]; a prepared program: its tensors
-    /// by index). An op may read what an earlier one wrote.
+    /// Appends `op` over `operands`, in the order the op documents ([`OpSpec::operands`]; a prepared program: its
+    /// tensors by index). An op may read what an earlier one wrote.
     ///
     /// # Errors
     /// `InvalidArgument` for an id that is not alive, named; `DeviceLost`.

@@ -39,8 +39,8 @@ impl DType {
 wire_enum! {
     /// Canonical storage format of a weight matrix row: what model files hold, before a backend packs it.
     ///
-    /// The block formats are GGUF's (ggml-common.h): a row of `in_features` values is `in_features / block` blocks, except where
-    /// [`WeightFormat::row_tail_bytes`] says that more follows.
+    /// The block formats are GGUF's (ggml-common.h): a row of `in_features` values is `in_features / block` blocks,
+    /// except where [`WeightFormat::row_tail_bytes`] says that more follows.
     pub enum WeightFormat {
         /// 32-bit floats.
         F32 = 0,
@@ -60,8 +60,8 @@ wire_enum! {
         Q4K = 7,
         /// 256 values: 128 low nibbles, 64 high pairs, 16 signed scales, f16 d.
         Q6K = 8,
-        /// One 8-bit float (OCP OFP8 E4M3) a value, and behind the row's values its scale as f32; value = scale·q. Rows of one tensor's
-        /// scale all carry the same one.
+        /// One 8-bit float (OCP OFP8 E4M3) a value, and behind the row's values its scale as f32; value = scale·q. Rows
+        /// of one tensor's scale all carry the same one.
         F8E4M3 = 9,
     }
 }

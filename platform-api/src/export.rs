@@ -15,8 +15,8 @@
 /// }
 /// ```
 ///
-/// `platform` is an expression of a type that implements [`crate::Platform`]; it runs at entry and should be cheap: look for
-/// devices in `devices()`.
+/// `platform` is an expression of a type that implements [`crate::Platform`]; it runs at entry and should be cheap:
+/// look for devices in `devices()`.
 #[macro_export]
 macro_rules! export_platform {
     (
@@ -44,8 +44,8 @@ macro_rules! export_stat_logger {
     };
 }
 
-/// Exports an IO processor, as [`export_platform!`] does a platform. `factory` is an expression of a type that implements
-/// [`crate::io_processor::IoProcessorFactory`].
+/// Exports an IO processor, as [`export_platform!`] does a platform. `factory` is an expression of a type that
+/// implements [`crate::io_processor::IoProcessorFactory`].
 #[macro_export]
 macro_rules! export_io_processor {
     (
@@ -58,8 +58,8 @@ macro_rules! export_io_processor {
     };
 }
 
-/// Exports a LoRA resolver, as [`export_platform!`] does a platform. `factory` is an expression of a type that implements
-/// [`crate::lora_resolver::LoraResolverFactory`].
+/// Exports a LoRA resolver, as [`export_platform!`] does a platform. `factory` is an expression of a type that
+/// implements [`crate::lora_resolver::LoraResolverFactory`].
 #[macro_export]
 macro_rules! export_lora_resolver {
     (

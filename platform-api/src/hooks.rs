@@ -16,7 +16,8 @@ pub use wire::{MAX_BATCH_RECORDS, RecordBatch, read_batch};
 
 use crate::status::Result;
 
-/// Words for [`FinishedRecord::reason`], in the order of its codes. Newer hosts may send codes beyond them; so for the lists below.
+/// Words for [`FinishedRecord::reason`], in the order of its codes. Newer hosts may send codes beyond them; so for the
+/// lists below.
 pub const FINISH_REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
 /// Words for [`RejectedRecord::reason`].
 pub const REJECTION_REASONS: [&str; 6] = [
@@ -43,9 +44,9 @@ pub struct Batch<'a> {
     pub num_dropped: u64,
 }
 
-/// A metric sink: something that takes a batch of records within a deadline, in this process or elsewhere. Called from one thread,
-/// never the engine's. It may block until the deadline; beyond it, it is quarantined. The first record of every logger is the
-/// [`StartRecord`], also when the logger is made long after the start.
+/// A metric sink: something that takes a batch of records within a deadline, in this process or elsewhere. Called from
+/// one thread, never the engine's. It may block until the deadline; beyond it, it is quarantined. The first record of
+/// every logger is the [`StartRecord`], also when the logger is made long after the start.
 pub trait StatLogger: Send {
     /// Takes a batch of records.
     ///
@@ -53,7 +54,8 @@ pub trait StatLogger: Send {
     /// Any; counted and shown by the host, never passed to a request. The batch counts as lost and is not given again.
     fn log_batch(&mut self, batch: &Batch<'_>) -> Result<()>;
 
-    /// Writes out what is held back, within `deadline`. Asked for about once a second after records came, and at the end.
+    /// Writes out what is held back, within `deadline`. Asked for about once a second after records came, and at the
+    /// end.
     ///
     /// # Errors
     /// As [`StatLogger::log_batch`].
@@ -62,8 +64,8 @@ pub trait StatLogger: Send {
         Ok(())
     }
 
-    /// Text for `GET /metrics` in the OpenMetrics text format, without its closing `# EOF`; none: this sink has nothing to show there.
-    /// Must be quick: a scrape waits for it.
+    /// Text for `GET /metrics` in the OpenMetrics text format, without its closing `# EOF`; none: this sink has nothing
+    /// to show there. Must be quick: a scrape waits for it.
     ///
     /// # Errors
     /// As [`StatLogger::log_batch`].

@@ -86,14 +86,15 @@ pub struct DeviceInfo {
     pub preferred_kv_dtype: DType,
     /// Claimed abilities.
     pub capabilities: Capabilities,
-    /// How many steps may be in flight beyond the one that the host waits for. 0: `submit` returns when the work is done.
+    /// How many steps may be in flight beyond the one that the host waits for. 0: `submit` returns when the work is
+    /// done.
     pub async_depth: u32,
     /// Largest single buffer in bytes.
     pub max_buffer_bytes: u64,
     /// Largest part of a buffer that one operand may span, in bytes.
     pub max_binding_bytes: u64,
-    /// Required alignment, in bytes, of tensors that the host places in one buffer (a power of two). Row and column slices of a
-    /// tensor are aligned to its elements only.
+    /// Required alignment, in bytes, of tensors that the host places in one buffer (a power of two). Row and column
+    /// slices of a tensor are aligned to its elements only.
     pub offset_alignment: u32,
     /// Host and device share one memory.
     pub unified_memory: bool,

@@ -1,8 +1,9 @@
 //! IO processors: hook plugins that see a generation request before it is read and its texts before they are sent.
 //!
-//! A processor may pass a request, rewrite its body, or refuse it with a status and a reason; it may rewrite the text of each choice, piece by
-//! piece. A whole answer comes as one piece, so a processor that does not care how a text is cut gives the same answer streamed and whole. The
-//! host calls it off its own threads, each call with a deadline and a size limit; a call that fails, fails that request only.
+//! A processor may pass a request, rewrite its body, or refuse it with a status and a reason; it may rewrite the text
+//! of each choice, piece by piece. A whole answer comes as one piece, so a processor that does not care how a text is
+//! cut gives the same answer streamed and whole. The host calls it off its own threads, each call with a deadline and a
+//! size limit; a call that fails, fails that request only.
 
 use std::sync::Arc;
 
@@ -53,7 +54,8 @@ pub enum IoVerdict {
 /// How the words of [`too_large`] end.
 const ALLOWED: &str = " are allowed";
 
-/// The failure of a processor that gave `bytes` of `what` where its request has `allowed` left ([`IoRequest::max_bytes`]).
+/// The failure of a processor that gave `bytes` of `what` where its request has `allowed` left
+/// ([`IoRequest::max_bytes`]).
 pub fn too_large(processor: &str, what: &str, bytes: u64, allowed: u64) -> Error {
     Error::new(
         Status::Internal,
@@ -74,12 +76,15 @@ pub struct IoOpened {
     pub outputs: Option<Box<dyn IoOutputs>>,
 }
 
-/// Rewrites the output texts of one request. One thread at a time uses it; dropping it ends the request, complete or not.
+/// Rewrites the output texts of one request. One thread at a time uses it; dropping it ends the request, complete or
+/// not.
 pub trait IoOutputs: Send {
-    /// Takes the next piece of a choice's text (choices are counted from 0 over all prompts) and returns what may be shown by now. May block.
+    /// Takes the next piece of a choice's text (choices are counted from 0 over all prompts) and returns what may be
+    /// shown by now. May block.
     ///
     /// # Errors
-    /// `Denied` refuses the answer with the reason; anything else is the processor's failure. The request ends with either.
+    /// `Denied` refuses the answer with the reason; anything else is the processor's failure. The request ends with
+    /// either.
     fn push(&mut self, choice: u32, text: &str) -> Result<String>;
 
     /// The choice's text is complete: returns what was held back. May block.

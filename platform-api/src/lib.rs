@@ -1,8 +1,8 @@
 //! The contract between Halyard and everything it loads: traits, op catalogue, wire tables, export macros.
 //!
-//! The same traits stand at both ends. A backend implements [`Device`] and its neighbours; the C tables of [`abi`] carry
-//! them across the library boundary; the host gets back something that implements the same traits. This crate must never
-//! open a library, start a thread or name a vendor.
+//! The same traits stand at both ends. A backend implements [`Device`] and its neighbours; the C tables of [`abi`]
+//! carry them across the library boundary; the host gets back something that implements the same traits. This crate
+//! must never open a library, start a thread or name a vendor.
 //!
 //! Reading order: [`device`] (objects), [`ops`] (what they compute), [`program`] (composites), [`attention`], [`abi`].
 

@@ -1,7 +1,9 @@
-//! LoRA resolvers: hook plugins that tell where the adapter of a name is, when a request names a model that is not served yet.
+//! LoRA resolvers: hook plugins that tell where the adapter of a name is, when a request names a model that is not
+//! served yet.
 //!
-//! The host asks off its own threads with a deadline, once for all requests that wait for the same name, and remembers for a while that a name
-//! has no adapter. It loads the files itself; a resolver only makes them available in a folder of this machine.
+//! The host asks off its own threads with a deadline, once for all requests that wait for the same name, and remembers
+//! for a while that a name has no adapter. It loads the files itself; a resolver only makes them available in a folder
+//! of this machine.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,8 +26,8 @@ pub trait LoraResolver: Send + Sync {
     /// The adapter's folder, absolute, with its files in place; `None`: not one of this resolver's. May block.
     ///
     /// # Errors
-    /// `InvalidArgument` or `Denied` for a name that is not allowed (the client's mistake); anything else says that the question could not be
-    /// answered now. After either the next resolver is asked.
+    /// `InvalidArgument` or `Denied` for a name that is not allowed (the client's mistake); anything else says that the
+    /// question could not be answered now. After either the next resolver is asked.
     fn resolve(&self, query: &LoraQuery<'_>) -> Result<Option<PathBuf>>;
 }
 

@@ -1,9 +1,11 @@
-//! The manifest: JSON in the ELF section [`SECTION`], read before any foreign code runs; and what the export macros make of it.
+//! The manifest: JSON in the ELF section [`SECTION`], read before any foreign code runs; and what the export macros
+//! make of it.
 //!
-//! A library holds one or more plugins, each with a manifest of its own (the section is their concatenation, NUL bytes between them
-//! allowed) and its own entry symbol, named in the manifest. Keys: `manifest` (1), `kind` (`platform` | `stat-logger` | `io-processor` |
-//! `lora-resolver`), `name`, `version`, `abi` (`major.minor`), `entry` (symbol), `priority` (integer; negative: only when asked for by name), `about`,
-//! `cpu_features` (comma-separated, as `/proc/cpuinfo` names them, may be empty).
+//! A library holds one or more plugins, each with a manifest of its own (the section is their concatenation, NUL bytes
+//! between them allowed) and its own entry symbol, named in the manifest. Keys: `manifest` (1), `kind` (`platform` |
+//! `stat-logger` | `io-processor` | `lora-resolver`), `name`, `version`, `abi` (`major.minor`), `entry` (symbol),
+//! `priority` (integer; negative: only when asked for by name), `about`, `cpu_features` (comma-separated, as
+//! `/proc/cpuinfo` names them, may be empty).
 
 use crate::abi::tables::EntryFn;
 

@@ -1,9 +1,11 @@
-//! The op catalogue: name, version, descriptor, operands, formula. One file an op family member; this one holds what they share.
+//! The op catalogue: name, version, descriptor, operands, formula. One file an op family member; this one holds what
+//! they share.
 //!
 //! A descriptor holds the static parts; shapes come with the operands. Letters in the docs: T tokens of the step, S
-//! sequences of the step, R device rows, V vocabulary. Index tensors are i32. A row index −1 is padding: such a sequence
-//! has no tokens, and ops write nothing for it. Padding tokens have `token_seq` −1. Unless an op says otherwise, an output
-//! may be the very same tensor as an input (same buffer, offset and strides), and other overlaps are not allowed.
+//! sequences of the step, R device rows, V vocabulary. Index tensors are i32. A row index −1 is padding: such a
+//! sequence has no tokens, and ops write nothing for it. Padding tokens have `token_seq` −1. Unless an op says
+//! otherwise, an output may be the very same tensor as an input (same buffer, offset and strides), and other overlaps
+//! are not allowed.
 //!
 //! Computation is as if in f32: inputs are widened, the result is rounded once to the output's type.
 
@@ -88,7 +90,10 @@ macro_rules! op {
             pub fn from_wire(wire: &$wire) -> $crate::Result<Self> {
                 let _ = wire;
                 Ok($name { $( $field: <$ty as $crate::abi::WireField>::from_wire(wire.$field)
-                    .map_err(|e| $crate::Error { message: format!(concat!($op_name, ".", stringify!($field), ": {}"), e.message), ..e })?, )* })
+                    .map_err(|e| $crate::Error {
+                        message: format!(concat!($op_name, ".", stringify!($field), ": {}"), e.message),
+                        ..e
+                    })?, )* })
             }
         }
     };
@@ -150,19 +155,22 @@ macro_rules! catalogue {
             /// past what is known here.
             ///
             /// # Errors
-            /// `Unsupported` for an unknown code, a newer version or non-zero unknown bytes; `InvalidArgument` for bad values.
+            /// `Unsupported` for an unknown code, a newer version or non-zero unknown bytes; `InvalidArgument` for bad
+            /// values.
             pub fn from_wire(code: u32, version: u32, name: &str, bytes: &[u8]) -> Result<OpSpec> {
                 match code {
                     $( $module::$name::CODE => {
                         if version > $module::$name::VERSION {
                             return Err(Error::unsupported(format!(
-                                "op {} version {version}: this side knows up to {}", $module::$name::NAME, $module::$name::VERSION
+                                "op {} version {version}: this side knows up to {}", $module::$name::NAME,
+                                    $module::$name::VERSION
                             )));
                         }
                         let wire = $crate::abi::struct_from_bytes(bytes)?;
                         Ok(OpSpec::$name($module::$name::from_wire(&wire)?))
                     } )*
-                    VendorOp::CODE => Ok(OpSpec::Vendor(VendorOp { name: name.to_string(), version, descriptor: bytes.to_vec() })),
+                    VendorOp::CODE => Ok(OpSpec::Vendor(VendorOp { name: name.to_string(), version,
+                        descriptor: bytes.to_vec() })),
                     other => Err(Error::unsupported(format!("op code {other} is not in this side's catalogue"))),
                 }
             }

@@ -42,19 +42,20 @@ pub trait PreparedOp: Send + Sync {
     /// `InvalidArgument` for a node without a weight.
     fn packed_weight_bytes(&self, node: u32) -> Result<u64>;
 
-    /// Packs some rows of node `node`'s weight into `dst`, a U8 tensor of `packed_weight_bytes`. Rows may come in several
-    /// calls (q, k and v of one merged matrix); each row once. For load time; blocks.
+    /// Packs some rows of node `node`'s weight into `dst`, a U8 tensor of `packed_weight_bytes`. Rows may come in
+    /// several calls (q, k and v of one merged matrix); each row once. For load time; blocks.
     ///
     /// # Errors
     /// `InvalidArgument` when rows or bytes do not fit the spec.
     fn pack_weight(&self, node: u32, rows: WeightRows<'_>, dst: &Tensor) -> Result<()>;
 
     /// [`PreparedOp::pack_weight`] of rows that lie in device memory: `src` is a U8 tensor of one axis that holds
-    /// `num_rows` × [`crate::WeightFormat::row_bytes`] bytes, aligned as `offset_alignment` says, which completed submits wrote.
-    /// Blocks until they may be overwritten.
+    /// `num_rows` × [`crate::WeightFormat::row_bytes`] bytes, aligned as `offset_alignment` says, which completed
+    /// submits wrote. Blocks until they may be overwritten.
     ///
     /// # Errors
-    /// As [`PreparedOp::pack_weight`]; `Unsupported` where rows are packed from host memory only: the host then reads them back.
+    /// As [`PreparedOp::pack_weight`]; `Unsupported` where rows are packed from host memory only: the host then reads
+    /// them back.
     fn pack_weight_from(&self, node: u32, first_row: u32, num_rows: u32, src: &Tensor, dst: &Tensor) -> Result<()> {
         let _ = (node, first_row, num_rows, src, dst);
         Err(Error::unsupported("this platform packs weights from host memory only"))

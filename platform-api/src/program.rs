@@ -91,8 +91,8 @@ impl Program {
     }
 
     /// The sub-program of nodes `first .. first + count`, with its tensors renumbered in order of first use, and the
-    /// original index of each. A tensor is internal in it when nobody reads what the region leaves there: no later node, and after the program nobody
-    /// either, as it is written again before or was internal already.
+    /// original index of each. A tensor is internal in it when nobody reads what the region leaves there: no later
+    /// node, and after the program nobody either, as it is written again before or was internal already.
     pub fn region(&self, first: usize, count: usize) -> (Program, Vec<u16>) {
         let mut original = Vec::new();
         let mut nodes = Vec::with_capacity(count);
@@ -145,8 +145,9 @@ impl Program {
         access
     }
 
-    /// What comes of tensor `t`'s contents from node `next` on. It is overwritten when every one of its columns is written before it is read; where
-    /// columns are not said, only a write of `t` itself counts, and every read of its memory.
+    /// What comes of tensor `t`'s contents from node `next` on. It is overwritten when every one of its columns is
+    /// written before it is read; where columns are not said, only a write of `t` itself counts, and every read of its
+    /// memory.
     fn fate(&self, t: u16, next: usize) -> Fate {
         let decl = self.tensors[usize::from(t)];
         let mut left = vec![decl.columns()];

@@ -89,7 +89,8 @@ impl Error {
         Error::new(Status::Unsupported, message)
     }
 
-    /// Whether it tells of a panic: the one that was caught, which the shim words `panicked: …`, or an earlier one of the same handle.
+    /// Whether it tells of a panic: the one that was caught, which the shim words `panicked: …`, or an earlier one of
+    /// the same handle.
     pub fn is_panic(&self) -> bool {
         let caught = self.status == Status::Internal && self.message.contains("panicked: ");
         caught || self.status == Status::Poisoned

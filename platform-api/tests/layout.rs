@@ -1,4 +1,5 @@
-//! Holds the checked-in description of the wire: no holes, the layout file only grows, the header is current and compiles.
+//! Holds the checked-in description of the wire: no holes, the layout file only grows, the header is current and
+//! compiles.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -117,7 +118,8 @@ fn broken_lines(stored: &str, current: &str) -> Vec<String> {
         .collect()
 }
 
-const DRAFT: &str = "# draft: interfaces are 0.x, a decision record may reset this file (HALYARD_BLESS=1). When 1.0 freezes, this line becomes `# frozen`.\n";
+const DRAFT: &str = "# draft: interfaces are 0.x, a decision record may reset this file (HALYARD_BLESS=1). When 1.0 \
+    freezes, this line becomes `# frozen`.\n";
 
 #[test]
 fn layout_file_is_current_and_only_grows() {
@@ -137,7 +139,8 @@ fn layout_file_is_current_and_only_grows() {
     }
     assert!(
         broken.is_empty(),
-        "the wire changed under existing plugins. Fields and slots are only appended; these lines of abi-layout.txt no longer hold:\n{}\n{}",
+        "the wire changed under existing plugins. Fields and slots are only appended; these lines of abi-layout.txt \
+         no longer hold:\n{}\n{}",
         broken.join("\n"),
         if frozen {
             "The layout is frozen: append instead."
@@ -160,8 +163,10 @@ fn layout_file_is_current_and_only_grows() {
 
 #[test]
 fn layout_comparison_allows_growth_and_refuses_change() {
-    let old = "struct a size 8\n  a +0 uint32_t struct_size\n  a +4 uint32_t x\ntable t interface i version 0.1 size 16\n  t +8 required uint32_t f()\n";
-    let grown = "struct a size 12\n  a +0 uint32_t struct_size\n  a +4 uint32_t x\n  a +8 uint32_t y\ntable t interface i version 0.2 size 24\n  t +8 required uint32_t f()\n  t +16 optional uint32_t g()\n";
+    let old = "struct a size 8\n  a +0 uint32_t struct_size\n  a +4 uint32_t x\ntable t interface i version 0.1 size \
+        16\n  t +8 required uint32_t f()\n";
+    let grown = "struct a size 12\n  a +0 uint32_t struct_size\n  a +4 uint32_t x\n  a +8 uint32_t y\ntable t \
+        interface i version 0.2 size 24\n  t +8 required uint32_t f()\n  t +16 optional uint32_t g()\n";
     assert!(broken_lines(old, grown).is_empty());
     let retyped = old.replace("uint32_t x", "int32_t x");
     assert_eq!(broken_lines(old, &retyped), ["  a +4 uint32_t x"]);
@@ -210,7 +215,8 @@ fn header_is_current() {
 /// A source that checks every size and offset at compile time, in C99 (which has no static assertion) and in C++.
 fn checking_source() -> String {
     let mut out = String::from(
-        "#include \"halyard.h\"\n#include <stddef.h>\n#ifdef __cplusplus\n#define CHECK(n, c) static_assert(c, #c)\n#else\n#define CHECK(n, c) typedef char check_##n[(c) ? 1 : -1]\n#endif\n",
+        "#include \"halyard.h\"\n#include <stddef.h>\n#ifdef __cplusplus\n#define CHECK(n, c) static_assert(c, \
+         #c)\n#else\n#define CHECK(n, c) typedef char check_##n[(c) ? 1 : -1]\n#endif\n",
     );
     let mut n = 0;
     let mut check = |condition: String| {
@@ -231,7 +237,8 @@ fn checking_source() -> String {
         }
     }
     out.push_str(
-        "HALYARD_MANIFEST(\"{}\");\nhalyard_entry_fn entry_is_a_type;\nint first_byte(void);\nint first_byte(void) { return halyard_manifest[0]; }\n",
+        "HALYARD_MANIFEST(\"{}\");\nhalyard_entry_fn entry_is_a_type;\nint first_byte(void);\nint first_byte(void) { \
+         return halyard_manifest[0]; }\n",
     );
     out
 }

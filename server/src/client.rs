@@ -216,7 +216,8 @@ fn broken(error: reqwest::Error) -> ClientError {
     ClientError::Broken(error.to_string())
 }
 
-/// Longest line of an event stream: far more than a server's largest event, and a bound on what one without line breaks makes this side hold.
+/// Longest line of an event stream: far more than a server's largest event, and a bound on what one without line breaks
+/// makes this side hold.
 const MAX_LINE_BYTES: usize = 64 << 20;
 
 /// Puts the `data:` lines of an event stream together, however it is cut into chunks.

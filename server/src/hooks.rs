@@ -1,7 +1,8 @@
-//! The stat loggers of a server: which run, from which library, and how one is reloaded. Delivery itself is runtime/hooks'.
+//! The stat loggers of a server: which run, from which library, and how one is reloaded. Delivery itself is
+//! runtime/hooks'.
 //!
-//! `prometheus` and `log-line` are linked into the program, so that `/metrics` answers where no plugin is installed; they pass through
-//! the same tables as a loaded library, and a reload takes their library from the search path.
+//! `prometheus` and `log-line` are linked into the program, so that `/metrics` answers where no plugin is installed;
+//! they pass through the same tables as a loaded library, and a reload takes their library from the search path.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -103,8 +104,8 @@ impl Hooks {
         self.hub.expose(SCRAPE_PATIENCE)
     }
 
-    /// Looks for the plugin `name` on the search path again and puts it, with the same configuration, in the place of the one that runs,
-    /// without losing a record. Blocks.
+    /// Looks for the plugin `name` on the search path again and puts it, with the same configuration, in the place of
+    /// the one that runs, without losing a record. Blocks.
     ///
     /// # Errors
     /// No such sink, no library on the search path, a library that does not load or start; the old one goes on then.

@@ -1,5 +1,5 @@
-//! What `/metrics` answers: the server's own few metrics, which are there whatever its plugins do, and after them what stat loggers
-//! show. vLLM's names come from the stat logger `prometheus`.
+//! What `/metrics` answers: the server's own few metrics, which are there whatever its plugins do, and after them what
+//! stat loggers show. vLLM's names come from the stat logger `prometheus`.
 
 pub mod text_format;
 

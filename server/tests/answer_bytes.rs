@@ -1,6 +1,6 @@
 //! Answers to the byte: each request below gets the answer that `data/answer_bytes.txt` holds, with its fields in
-//! order, its nulls and its numbers as they are written. So do the requests of `data/vllm_parity.json` that are refused. Ids
-//! are given; times and the fingerprint are replaced by words, and log-probabilities are rounded.
+//! order, its nulls and its numbers as they are written. So do the requests of `data/vllm_parity.json` that are
+//! refused. Ids are given; times and the fingerprint are replaced by words, and log-probabilities are rounded.
 
 mod common;
 #[path = "../../runtime/engine/tests/common/damaged.rs"]

@@ -226,7 +226,8 @@ async fn log_probabilities_have_both_shapes() {
             .is_some_and(|text| text.starts_with("The river"))
     );
 
-    let body = json!({"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 2, "logprobs": true, "top_logprobs": 3});
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 2,
+        "logprobs": true, "top_logprobs": 3});
     let entry = server.post(CHAT, &body).await.ok()["choices"][0]["logprobs"]["content"][0].clone();
     assert_eq!(entry["top_logprobs"].as_array().map(Vec::len), Some(3));
     assert_eq!(

@@ -80,19 +80,29 @@ fn cases() -> Vec<(&'static str, String)> {
         ("sum chain", chain("{{ ", "1+", 100_000, "1 }}")),
         (
             "cyclic namespaces compared",
-            "{% set a = namespace() %}{% set b = namespace() %}{% set a.x = a %}{% set b.x = b %}{{ a == b }}".to_owned(),
+            "{% set a = namespace() %}{% set b = namespace() %}{% set a.x = a %}{% set b.x = b %}{{ a == b }}"
+                .to_owned(),
         ),
         ("nested list printed", looped(90_000, nest, "{{ ns.x }}")),
         ("nested list as JSON", looped(90_000, nest, "{{ ns.x|tojson }}")),
         (
             "nested lists compared",
-            looped(90_000, "{% set ns.x = [ns.x] %}{% set ns.y = [ns.y] %}", "{{ ns.x == ns.y }}"),
+            looped(
+                90_000,
+                "{% set ns.x = [ns.x] %}{% set ns.y = [ns.y] %}",
+                "{{ ns.x == ns.y }}",
+            ),
         ),
         ("nested list dropped", looped(90_000, nest, "")),
-        ("doubled list", looped(64, "{% set ns.x = (ns.x + [i]) * 2 %}", "{{ ns.x|list|length }}")),
+        (
+            "doubled list",
+            looped(64, "{% set ns.x = (ns.x + [i]) * 2 %}", "{{ ns.x|list|length }}"),
+        ),
         (
             "replace bomb",
-            "{% set ns = namespace(x='aaaaaaaaaaaaaaaa') %}{% for i in range(16) %}{% set ns.x = ns.x|replace('a', 'aaaaaaaaaaaaaaaa') %}{% endfor %}{{ ns.x|length }}".to_owned(),
+            "{% set ns = namespace(x='aaaaaaaaaaaaaaaa') %}{% for i in range(16) %}{% set ns.x = ns.x|replace('a', \
+             'aaaaaaaaaaaaaaaa') %}{% endfor %}{{ ns.x|length }}"
+                .to_owned(),
         ),
         ("slice", "{{ [1,2]|slice(1000000000) }}".to_owned()),
         ("batch", "{{ [1]|batch(1000000000,'x') }}".to_owned()),
@@ -101,7 +111,9 @@ fn cases() -> Vec<(&'static str, String)> {
         ("indent", "{{ 'a\\nb'|indent(2000000000) }}".to_owned()),
         (
             "doubled string",
-            "{% set ns = namespace(x='a') %}{% for i in range(64) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x|length }}".to_owned(),
+            "{% set ns = namespace(x='a') %}{% for i in range(64) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ \
+             ns.x|length }}"
+                .to_owned(),
         ),
         (
             "searched list",
@@ -294,7 +306,8 @@ impl Random {
 
     fn template(&mut self) -> String {
         let mut text = String::from(
-            "{% set s = 'a\\n' * 1000 %}{% set l = range(1000)|list %}{% set m = {'a': s, 'b': l} %}{% set ns = namespace(x=[], s='ab') %}",
+            "{% set s = 'a\\n' * 1000 %}{% set l = range(1000)|list %}{% set m = {'a': s, 'b': l} %}{% set ns = \
+             namespace(x=[], s='ab') %}",
         );
         for _ in 0..1 + self.below(3) {
             let depth = 1 + self.below(4);
@@ -302,15 +315,30 @@ impl Random {
             let times = self.of(&["3", "40", "1000", "100000"]).to_owned();
             text.push_str(&match self.below(8) {
                 0 => format!("{{{{ {value} }}}}"),
-                1 => format!("{{% for i in range({times}) %}}{{% set ns.x = [ns.x, {value}] %}}{{% endfor %}}{{{{ ns.x }}}}"),
-                2 => format!("{{% for i in range({times}) %}}{{% set ns.s = ns.s ~ ns.s %}}{{% endfor %}}{{{{ {value} }}}}"),
+                1 => format!(
+                    "{{% for i in range({times}) %}}{{% set ns.x = [ns.x, {value}] %}}{{% endfor %}}{{{{ \
+                    ns.x }}}}"
+                ),
+                2 => format!(
+                    "{{% for i in range({times}) %}}{{% set ns.s = ns.s ~ ns.s %}}{{% endfor %}}{{{{ {value} \
+                    }}}}"
+                ),
                 3 => format!("{{% macro f(x) %}}{{{{ f([x, {value}]) }}}}{{% endmacro %}}{{{{ f(1) }}}}"),
                 4 => format!("{{% set ns.x = ns %}}{{{{ {value} }}}}{{{{ ns.x == ns }}}}"),
-                5 => format!("{{% for a in l %}}{{% for b in l %}}{{% for c in l %}}{{% if {value} %}}{{% endif %}}{{% endfor %}}{{% endfor %}}{{% endfor %}}"),
-                6 => format!("{{% set big %}}{{% for i in range({times}) %}}{{{{ {value} }}}}{{% endfor %}}{{% endset %}}{{{{ big|length }}}}"),
+                5 => format!(
+                    "{{% for a in l %}}{{% for b in l %}}{{% for c in l %}}{{% if {value} %}}{{% endif \
+                    %}}{{% endfor %}}{{% endfor %}}{{% endfor %}}"
+                ),
+                6 => format!(
+                    "{{% set big %}}{{% for i in range({times}) %}}{{{{ {value} }}}}{{% endfor %}}{{% endset \
+                    %}}{{{{ big|length }}}}"
+                ),
                 _ => {
                     let link = self.of(&["not ", "-", "(", "[", "1+", "'a'~", "{'a':"]).to_owned();
-                    format!("{{{{ {}{value} }}}}", link.repeat([10, 140, 3000, 50_000][self.below(4)]))
+                    format!(
+                        "{{{{ {}{value} }}}}",
+                        link.repeat([10, 140, 3000, 50_000][self.below(4)])
+                    )
                 }
             });
         }

@@ -1,4 +1,5 @@
-//! LoRA adapters over HTTP: as models of requests, loaded and unloaded by request, found by a resolver, refused with words, and in the metrics.
+//! LoRA adapters over HTTP: as models of requests, loaded and unloaded by request, found by a resolver, refused with
+//! words, and in the metrics.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! What fields of a request and the operator's defaults do, through the real router: roles, tools in the prompt, truncation, ids, metrics in two
-//! formats, and the routes that tell of the server.
+//! What fields of a request and the operator's defaults do, through the real router: roles, tools in the prompt,
+//! truncation, ids, metrics in two formats, and the routes that tell of the server.
 
 mod common;
 
@@ -89,7 +89,8 @@ async fn a_prompt_is_truncated_where_it_was_asked() {
     let mut body = json!({"prompt": vec![5; 300], "truncate_prompt_tokens": -1, "max_tokens": 6, "ignore_eos": true});
     assert_eq!(
         server.post(COMPLETIONS, &body).await.ok()["usage"],
-        json!({"prompt_tokens": 250, "completion_tokens": 6, "total_tokens": 256, "prompt_tokens_details": {"cached_tokens": 0}})
+        json!({"prompt_tokens": 250, "completion_tokens": 6, "total_tokens": 256,
+            "prompt_tokens_details": {"cached_tokens": 0}})
     );
     body["max_tokens"] = Value::Null;
     assert_eq!(
@@ -122,8 +123,10 @@ async fn a_prompt_is_truncated_where_it_was_asked() {
 async fn numbers_and_flags_mean_the_same_in_each_spelling() {
     let server = TestServer::new();
     let text = |answer: Value| answer["choices"][0]["text"].clone();
-    let strict = json!({"prompt": "The river", "max_tokens": 6, "temperature": 0.5, "seed": 7, "logprobs": 1, "ignore_eos": true});
-    let loose = json!({"prompt": "The river", "max_tokens": 6.0, "temperature": "0.5", "seed": "7", "logprobs": true, "ignore_eos": "yes"});
+    let strict = json!({"prompt": "The river", "max_tokens": 6, "temperature": 0.5, "seed": 7, "logprobs": 1,
+        "ignore_eos": true});
+    let loose = json!({"prompt": "The river", "max_tokens": 6.0, "temperature": "0.5", "seed": "7", "logprobs": true,
+        "ignore_eos": "yes"});
     let strict = server.post(COMPLETIONS, &strict).await.ok();
     let loose = server.post(COMPLETIONS, &loose).await.ok();
     assert_eq!(strict["choices"][0]["logprobs"], loose["choices"][0]["logprobs"]);
@@ -421,7 +424,8 @@ fn with_template(name: &str, template: &str) -> std::path::PathBuf {
 #[tokio::test]
 async fn templates_see_the_requests_variables_before_the_operators() {
     let template = "{{ tone }} {{ style }} {{ reasoning_effort }} {{ enable_thinking }} \
-        {% if tools %}{{ tools | tojson }}{% endif %} {% if documents %}{{ documents[0].title }}{% endif %} {{ messages[0].content }}";
+        {% if tools %}{{ tools | tojson }}{% endif %} \
+        {% if documents %}{{ documents[0].title }}{% endif %} {{ messages[0].content }}";
     let defaults = json!({"tone": "plain", "style": "short"});
     let server = TestServer::with(Options {
         model: Some(with_template("variables", template)),
@@ -446,7 +450,8 @@ async fn templates_see_the_requests_variables_before_the_operators() {
         ),
         (
             json!({"reasoning_effort": null, "tools": [tool], "tool_choice": "none"}),
-            "plain short  7 [{\"type\": \"function\", \"function\": {\"name\": \"f\", \"description\": null, \"parameters\": null}}]  hi",
+            "plain short  7 [{\"type\": \"function\", \"function\": {\"name\": \"f\", \"description\": null, \
+             \"parameters\": null}}]  hi",
         ),
     ] {
         body.as_object_mut()

@@ -59,7 +59,8 @@ impl DeviceInfoWire {
         wire
     }
 
-    /// A copy of the facts, checked. Capability and dtype bits that this side does not know are dropped: it cannot ask for them.
+    /// A copy of the facts, checked. Capability and dtype bits that this side does not know are dropped: it cannot ask
+    /// for them.
     ///
     /// # Errors
     /// `InvalidArgument` or `Unsupported` naming the field and the value.

@@ -37,7 +37,9 @@ macro_rules! wire_enum {
 
 /// A wire struct that starts with its size. Fields must leave no padding holes (a test checks).
 macro_rules! abi_struct {
-    ($(#[$meta:meta])* pub struct $name:ident = $cname:literal { $( $(#[$fmeta:meta])* pub $field:ident : $ty:ty ),* $(,)? }) => {
+    ($(#[$meta:meta])* pub struct $name:ident = $cname:literal {
+        $( $(#[$fmeta:meta])* pub $field:ident : $ty:ty ),* $(,)?
+    }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug)]
         #[repr(C)]
@@ -65,7 +67,9 @@ macro_rules! abi_struct {
                     size: size_of::<Self>(),
                     sized: true,
                     fields: vec![
-                        $crate::abi::FieldLayout { name: "struct_size", offset: 0, size: 4, c_type: "uint32_t".to_string() },
+                        $crate::abi::FieldLayout {
+                            name: "struct_size", offset: 0, size: 4, c_type: "uint32_t".to_string()
+                        },
                         $( $crate::abi::FieldLayout {
                             name: stringify!($field),
                             offset: ::std::mem::offset_of!($name, $field),
@@ -86,7 +90,9 @@ macro_rules! abi_struct {
 
 /// A wire struct of fixed size: no size field, never changed within a major version.
 macro_rules! abi_fixed_struct {
-    ($(#[$meta:meta])* pub struct $name:ident = $cname:literal { $( $(#[$fmeta:meta])* pub $field:ident : $ty:ty ),* $(,)? }) => {
+    ($(#[$meta:meta])* pub struct $name:ident = $cname:literal {
+        $( $(#[$fmeta:meta])* pub $field:ident : $ty:ty ),* $(,)?
+    }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq)]
         #[repr(C)]
@@ -120,8 +126,10 @@ macro_rules! abi_fixed_struct {
 macro_rules! abi_table {
     (
         $(#[$meta:meta])*
-        pub struct $name:ident = $cname:literal, interface $id:literal $iface:literal version $major:literal . $minor:literal {
-            $( $(#[$fmeta:meta])* $kind:ident $([$fallback:literal])? fn $slot:ident ( $( $arg:ident : $aty:ty ),* $(,)? ) -> $ret:ty ; )*
+        pub struct $name:ident = $cname:literal,
+        interface $id:literal $iface:literal version $major:literal . $minor:literal {
+            $( $(#[$fmeta:meta])* $kind:ident $([$fallback:literal])?
+                fn $slot:ident ( $( $arg:ident : $aty:ty ),* $(,)? ) -> $ret:ty ; )*
         }
     ) => {
         $(#[$meta])*

@@ -1,4 +1,5 @@
-//! Structs and tables of the hooks that stand in a request's way: IO processors and LoRA resolvers. The rules are those of [`super::tables`].
+//! Structs and tables of the hooks that stand in a request's way: IO processors and LoRA resolvers. The rules are those
+//! of [`super::tables`].
 
 use std::ffi::c_void;
 
@@ -41,21 +42,26 @@ abi_struct! {
 }
 
 abi_table! {
-    /// An IO-processor plugin's root. A processor is used by any thread, several at once; a request by one thread at a time. Every function
-    /// but the drops may block; the host calls none on a thread of its own that others wait for.
+    /// An IO-processor plugin's root. A processor is used by any thread, several at once; a request by one thread at a
+    /// time. Every function but the drops may block; the host calls none on a thread of its own that others wait for.
     pub struct IoProcessorTable = "halyard_io_processor_table", interface 33 "io_processor" version 0 . 1 {
         /// Makes a processor from a JSON object; `drop` releases it.
         required fn create(instance: *mut c_void, config: Str, out: *mut *mut c_void, err: *mut ErrorOut) -> u32;
         /// Releases a processor. Its requests may live on.
         required fn drop(processor: *mut c_void) -> ();
-        /// Looks at a request. Writes the request object, which the host releases with `request_drop` whatever the verdict, and the verdict.
-        required fn open(processor: *mut c_void, request: *const IoRequestWire, out: *mut *mut c_void, verdict: *mut IoVerdictWire, err: *mut ErrorOut) -> u32;
+        /// Looks at a request. Writes the request object, which the host releases with `request_drop` whatever the
+        /// verdict, and the verdict.
+        required fn open(processor: *mut c_void, request: *const IoRequestWire, out: *mut *mut c_void,
+            verdict: *mut IoVerdictWire, err: *mut ErrorOut) -> u32;
         /// Ends a request, complete or not.
         required fn request_drop(request: *mut c_void) -> ();
-        /// The next piece of a choice's text. `out`: what may be shown by now; the request's memory, valid until the next call with it or its drop.
-        optional ["output texts pass unchanged"] fn push(request: *mut c_void, choice: u32, text: Str, out: *mut Str, err: *mut ErrorOut) -> u32;
+        /// The next piece of a choice's text. `out`: what may be shown by now; the request's memory, valid until the
+        /// next call with it or its drop.
+        optional ["output texts pass unchanged"] fn push(request: *mut c_void, choice: u32, text: Str, out: *mut Str,
+            err: *mut ErrorOut) -> u32;
         /// A choice's text is complete. `out`: what was held back, valid as that of `push`.
-        optional ["nothing is held back"] fn finish(request: *mut c_void, choice: u32, out: *mut Str, err: *mut ErrorOut) -> u32;
+        optional ["nothing is held back"] fn finish(request: *mut c_void, choice: u32, out: *mut Str,
+            err: *mut ErrorOut) -> u32;
     }
 }
 
@@ -92,7 +98,9 @@ abi_table! {
         required fn create(instance: *mut c_void, config: Str, out: *mut *mut c_void, err: *mut ErrorOut) -> u32;
         /// Releases a resolver.
         required fn drop(resolver: *mut c_void) -> ();
-        /// Where the adapter of a name is. May block. InvalidArgument and Denied: the name is not allowed; other errors: not answerable now.
-        required fn resolve(resolver: *mut c_void, query: *const LoraQueryWire, out: *mut LoraAnswerWire, err: *mut ErrorOut) -> u32;
+        /// Where the adapter of a name is. May block. InvalidArgument and Denied: the name is not allowed; other
+        /// errors: not answerable now.
+        required fn resolve(resolver: *mut c_void, query: *const LoraQueryWire, out: *mut LoraAnswerWire,
+            err: *mut ErrorOut) -> u32;
     }
 }

@@ -1,7 +1,7 @@
 //! The plugin's side of the wire: `extern "C"` functions that fill the tables from any implementation of the traits.
 //!
-//! Every function catches panics: the panic becomes a status with words, and the handle it happened on is poisoned. Nothing here
-//! may let a panic, an allocator or a Rust type cross. `encode` is the hot path and must not allocate.
+//! Every function catches panics: the panic becomes a status with words, and the handle it happened on is poisoned.
+//! Nothing here may let a panic, an allocator or a Rust type cross. `encode` is the hot path and must not allocate.
 
 mod attention;
 mod communicator;

@@ -1,8 +1,8 @@
 //! The structs and function tables that cross, and the lists of them.
 //!
-//! Unless a function says otherwise: any thread may call it, it returns a [`crate::Status`] code, on anything but Ok it fills
-//! `err` (nullable), outputs are written only on Ok, and inputs are borrowed for the call. Handles are the plugin's pointers,
-//! released by the function named with them. `u8` pointers with a length are bytes or UTF-8.
+//! Unless a function says otherwise: any thread may call it, it returns a [`crate::Status`] code, on anything but Ok it
+//! fills `err` (nullable), outputs are written only on Ok, and inputs are borrowed for the call. Handles are the
+//! plugin's pointers, released by the function named with them. `u8` pointers with a length are bytes or UTF-8.
 
 use std::ffi::c_void;
 
@@ -246,7 +246,8 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// A claim report: the callee fills the caller's arrays and states the full counts; with a count above the capacity the caller asks again.
+    /// A claim report: the callee fills the caller's arrays and states the full counts; with a count above the capacity
+    /// the caller asks again.
     pub struct ClaimReportWire = "halyard_claim_report" {
         /// Claims there are.
         pub num_claims: u32,
@@ -330,36 +331,45 @@ abi_table! {
         required fn info(device: *mut c_void, out: *mut DeviceInfoWire, err: *mut ErrorOut) -> u32;
         /// Memory now.
         required fn memory(device: *mut c_void, out: *mut MemoryInfoWire, err: *mut ErrorOut) -> u32;
-        /// Allocates zeroed bytes of `kind` (0 device, 1 host-visible); `buffer_drop` releases the handle, `id` is for tensors.
-        required fn buffer_create(device: *mut c_void, bytes: u64, kind: u32, handle: *mut *mut c_void, id: *mut u64, err: *mut ErrorOut) -> u32;
+        /// Allocates zeroed bytes of `kind` (0 device, 1 host-visible); `buffer_drop` releases the handle, `id` is for
+        /// tensors.
+        required fn buffer_create(device: *mut c_void, bytes: u64, kind: u32, handle: *mut *mut c_void, id: *mut u64,
+            err: *mut ErrorOut) -> u32;
         /// Releases a buffer, deferred until submitted work that names it is done.
         required fn buffer_drop(buffer: *mut c_void) -> ();
         /// Copies host bytes in; blocks until they are taken.
-        required fn buffer_write(buffer: *mut c_void, offset: u64, bytes: *const u8, len: u64, err: *mut ErrorOut) -> u32;
+        required fn buffer_write(buffer: *mut c_void, offset: u64, bytes: *const u8, len: u64,
+            err: *mut ErrorOut) -> u32;
         /// Copies bytes out.
         required fn buffer_read(buffer: *mut c_void, offset: u64, out: *mut u8, len: u64, err: *mut ErrorOut) -> u32;
         /// Creates a queue of `kind` (0 compute, 1 copy); `queue_drop` releases the handle, `id` is for waits.
-        required fn queue_create(device: *mut c_void, kind: u32, handle: *mut *mut c_void, id: *mut u64, err: *mut ErrorOut) -> u32;
+        required fn queue_create(device: *mut c_void, kind: u32, handle: *mut *mut c_void, id: *mut u64,
+            err: *mut ErrorOut) -> u32;
         /// Releases a queue after its work.
         required fn queue_drop(queue: *mut c_void) -> ();
         /// Submits `num` command ids after `num_waits` waits.
-        required fn submit(queue: *mut c_void, commands: *const u64, num: u32, waits: *const QueueWaitWire, num_waits: u32, number: *mut u64, err: *mut ErrorOut) -> u32;
-        /// The highest number whose work is done; 2⁶⁴−1 after a failure, which `wait` tells. Never blocks: a memory load.
+        required fn submit(queue: *mut c_void, commands: *const u64, num: u32, waits: *const QueueWaitWire,
+            num_waits: u32, number: *mut u64, err: *mut ErrorOut) -> u32;
+        /// The highest number whose work is done; 2⁶⁴−1 after a failure, which `wait` tells. Never blocks: a memory
+        /// load.
         required fn completed(queue: *mut c_void) -> u64;
         /// Blocks until `number` is done.
         required fn wait(queue: *mut c_void, number: u64, timeout_ns: u64, err: *mut ErrorOut) -> u32;
         /// Copies step data, effective in queue order; `stride` bytes between entries.
-        required fn write_step(queue: *mut c_void, writes: *const StepWriteWire, num: u32, stride: u32, err: *mut ErrorOut) -> u32;
+        required fn write_step(queue: *mut c_void, writes: *const StepWriteWire, num: u32, stride: u32,
+            err: *mut ErrorOut) -> u32;
         /// Grows the scratch arena.
         required fn reserve_scratch(queue: *mut c_void, bytes: u64, err: *mut ErrorOut) -> u32;
         /// Starts encoding, mode 0 one-shot, 1 reusable. Ends with `encoder_finish` or `encoder_drop`.
         required fn encoder_create(device: *mut c_void, mode: u32, out: *mut *mut c_void, err: *mut ErrorOut) -> u32;
         /// Abandons an encoder.
         required fn encoder_drop(encoder: *mut c_void) -> ();
-        /// Appends op `op` over `num` operands. One thread at a time. The hot path: no allocation in the caller or the shim.
+        /// Appends op `op` over `num` operands. One thread at a time. The hot path: no allocation in the caller or the
+        /// shim.
         required fn encode(encoder: *mut c_void, op: u64, operands: *const Tensor, num: u32, err: *mut ErrorOut) -> u32;
         /// Seals and consumes the encoder (also on failure); `command_drop` releases the handle, `id` is for `submit`.
-        required fn encoder_finish(encoder: *mut c_void, handle: *mut *mut c_void, id: *mut u64, err: *mut ErrorOut) -> u32;
+        required fn encoder_finish(encoder: *mut c_void, handle: *mut *mut c_void, id: *mut u64,
+            err: *mut ErrorOut) -> u32;
         /// Releases a command buffer, deferred until submitted work is done.
         required fn command_drop(command: *mut c_void) -> ();
     }
@@ -369,21 +379,29 @@ abi_table! {
     /// Ops of a device.
     pub struct OpsTable = "halyard_ops_table", interface 3 "ops" version 0 . 2 {
         /// Whether `spec` runs; `Unsupported` with the reason.
-        required fn support(device: *mut c_void, spec: *const OpSpecWire, out: *mut OpSupportWire, err: *mut ErrorOut) -> u32;
+        required fn support(device: *mut c_void, spec: *const OpSpecWire, out: *mut OpSupportWire,
+            err: *mut ErrorOut) -> u32;
         /// Prepares `spec`. Load time.
-        required fn prepare(device: *mut c_void, spec: *const OpSpecWire, out: *mut PreparedWire, err: *mut ErrorOut) -> u32;
+        required fn prepare(device: *mut c_void, spec: *const OpSpecWire, out: *mut PreparedWire,
+            err: *mut ErrorOut) -> u32;
         /// Releases a prepared op, deferred until submitted work is done.
         required fn prepared_drop(prepared: *mut c_void) -> ();
         /// Bytes of node `node`'s packed weight.
         required fn packed_weight_bytes(prepared: *mut c_void, node: u32, out: *mut u64, err: *mut ErrorOut) -> u32;
         /// Packs rows `first_row ..+ num_rows` of node `node`'s weight from `bytes` into `dst`. Load time; blocks.
-        required fn pack_weight(prepared: *mut c_void, node: u32, first_row: u32, num_rows: u32, bytes: *const u8, len: u64, dst: *const Tensor, err: *mut ErrorOut) -> u32;
+        required fn pack_weight(prepared: *mut c_void, node: u32, first_row: u32, num_rows: u32, bytes: *const u8,
+            len: u64, dst: *const Tensor, err: *mut ErrorOut) -> u32;
         /// Which regions of a program the backend wants whole.
-        optional ["no region is claimed; every op runs by itself"] fn claim(device: *mut c_void, program: *const ProgramWire, out: *mut ClaimReportWire, err: *mut ErrorOut) -> u32;
+        optional ["no region is claimed; every op runs by itself"] fn claim(device: *mut c_void,
+            program: *const ProgramWire, out: *mut ClaimReportWire, err: *mut ErrorOut) -> u32;
         /// Prepares a claimed region as one op.
-        optional ["no region is claimed; every op runs by itself"] fn prepare_program(device: *mut c_void, program: *const ProgramWire, out: *mut PreparedWire, err: *mut ErrorOut) -> u32;
-        /// Packs rows `first_row ..+ num_rows` of node `node`'s weight from device memory `src` (U8, one axis) into `dst`. Load time; blocks.
-        optional ["the host reads the rows back and calls pack_weight"] fn pack_weight_from(prepared: *mut c_void, node: u32, first_row: u32, num_rows: u32, src: *const Tensor, dst: *const Tensor, err: *mut ErrorOut) -> u32;
+        optional ["no region is claimed; every op runs by itself"] fn prepare_program(device: *mut c_void,
+            program: *const ProgramWire, out: *mut PreparedWire, err: *mut ErrorOut) -> u32;
+        /// Packs rows `first_row ..+ num_rows` of node `node`'s weight from device memory `src` (U8, one axis) into
+        /// `dst`. Load time; blocks.
+        optional ["the host reads the rows back and calls pack_weight"] fn pack_weight_from(prepared: *mut c_void,
+            node: u32, first_row: u32, num_rows: u32, src: *const Tensor, dst: *const Tensor,
+            err: *mut ErrorOut) -> u32;
     }
 }
 
@@ -393,11 +411,13 @@ abi_table! {
         /// Number of backends, at least 1.
         required fn num_backends(device: *mut c_void, out: *mut u32, err: *mut ErrorOut) -> u32;
         /// Facts of backend `index`.
-        required fn backend_info(device: *mut c_void, index: u32, out: *mut AttentionBackendWire, err: *mut ErrorOut) -> u32;
+        required fn backend_info(device: *mut c_void, index: u32, out: *mut AttentionBackendWire,
+            err: *mut ErrorOut) -> u32;
         /// Whether the spec's backend runs it; `Unsupported` with all reasons, one a line.
         required fn support(device: *mut c_void, spec: *const OpSpecWire, err: *mut ErrorOut) -> u32;
         /// Plan for the spec and its bounds.
-        required fn plan(device: *mut c_void, spec: *const OpSpecWire, out: *mut AttentionPlanWire, err: *mut ErrorOut) -> u32;
+        required fn plan(device: *mut c_void, spec: *const OpSpecWire, out: *mut AttentionPlanWire,
+            err: *mut ErrorOut) -> u32;
     }
 }
 
@@ -407,11 +427,14 @@ abi_table! {
         /// A fresh group id of 128 bytes at `out`.
         required fn unique_id(device: *mut c_void, out: *mut u8, err: *mut ErrorOut) -> u32;
         /// Joins; blocks until all ranks have. `drop` releases.
-        required fn create(device: *mut c_void, id: *const u8, rank: u32, size: u32, out: *mut *mut c_void, err: *mut ErrorOut) -> u32;
-        /// Leaves: unfinished collectives are given up, and those of other ranks fail instead of waiting. Ops prepared of it may live on.
+        required fn create(device: *mut c_void, id: *const u8, rank: u32, size: u32, out: *mut *mut c_void,
+            err: *mut ErrorOut) -> u32;
+        /// Leaves: unfinished collectives are given up, and those of other ranks fail instead of waiting. Ops prepared
+        /// of it may live on.
         required fn drop(communicator: *mut c_void) -> ();
         /// Prepares a collective; released by `ops.prepared_drop`.
-        required fn prepare(communicator: *mut c_void, spec: *const CollectiveWire, out: *mut PreparedWire, err: *mut ErrorOut) -> u32;
+        required fn prepare(communicator: *mut c_void, spec: *const CollectiveWire, out: *mut PreparedWire,
+            err: *mut ErrorOut) -> u32;
     }
 }
 
@@ -442,8 +465,8 @@ abi_struct! {
 }
 
 abi_table! {
-    /// A stat-logger plugin's root. A logger is used by one thread at a time. Interface 32, of version 0.1, had a slot for each of two
-    /// records; a plugin that only has that one is refused.
+    /// A stat-logger plugin's root. A logger is used by one thread at a time. Interface 32, of version 0.1, had a slot
+    /// for each of two records; a plugin that only has that one is refused.
     pub struct StatLoggerTable = "halyard_stat_logger_table", interface 40 "stat_logger" version 0 . 2 {
         /// Makes a logger from a JSON object; `drop` releases it.
         required fn create(instance: *mut c_void, config: Str, out: *mut *mut c_void, err: *mut ErrorOut) -> u32;
@@ -453,9 +476,11 @@ abi_table! {
         required fn log_batch(logger: *mut c_void, batch: *const BatchWire, err: *mut ErrorOut) -> u32;
         /// Writes out what is held back. May block for `deadline_ns` nanoseconds.
         optional ["nothing is held back"] fn flush(logger: *mut c_void, deadline_ns: u64, err: *mut ErrorOut) -> u32;
-        /// OpenMetrics text for `GET /metrics`, without `# EOF`: sets `len` to its bytes and writes them to `buffer` when they are at
-        /// most `capacity`; otherwise writes nothing there and is called again. A length of 0: nothing to show.
-        optional ["nothing is shown"] fn expose(logger: *mut c_void, buffer: *mut u8, capacity: u64, len: *mut u64, err: *mut ErrorOut) -> u32;
+        /// OpenMetrics text for `GET /metrics`, without `# EOF`: sets `len` to its bytes and writes them to `buffer`
+        /// when they are at most `capacity`; otherwise writes nothing there and is called again. A length of 0: nothing
+        /// to show.
+        optional ["nothing is shown"] fn expose(logger: *mut c_void, buffer: *mut u8, capacity: u64, len: *mut u64,
+            err: *mut ErrorOut) -> u32;
     }
 }
 

@@ -41,11 +41,13 @@ unsafe impl<T: AbiType> AbiType for *mut T {
     }
 }
 
-/// The type of the log function of `halyard_host`. Any thread; borrows both texts for the call; may block for as long as the host's log sink does.
+/// The type of the log function of `halyard_host`. Any thread; borrows both texts for the call; may block for as long
+/// as the host's log sink does.
 pub type LogFn = unsafe extern "C" fn(context: *mut c_void, level: u32, target: Str, text: Str);
 
-/// The type of the interface function of `halyard_plugin`: the table of interface `id` for the host's range `major`.0 to `major`.`max_minor`, valid for the
-/// process's life. Status `Unsupported` where the plugin has no such interface, `Incompatible` (with words) where its version does not fit.
+/// The type of the interface function of `halyard_plugin`: the table of interface `id` for the host's range `major`.0
+/// to `major`.`max_minor`, valid for the process's life. Status `Unsupported` where the plugin has no such interface,
+/// `Incompatible` (with words) where its version does not fit.
 pub type InterfaceFn = unsafe extern "C" fn(
     instance: *mut c_void,
     id: u32,
@@ -340,8 +342,8 @@ unsafe fn sized_bytes<'a, T: AbiLayout>(ptr: *const T) -> Result<&'a [u8]> {
     Ok(unsafe { std::slice::from_raw_parts(ptr.cast::<u8>(), size) })
 }
 
-/// Reads what this side knows of the struct at `ptr` and leaves the rest: for structs that inform and never ask (the host's offer, the
-/// plugin's answer, stat records), where a newer writer's fields may be ignored.
+/// Reads what this side knows of the struct at `ptr` and leaves the rest: for structs that inform and never ask (the
+/// host's offer, the plugin's answer, stat records), where a newer writer's fields may be ignored.
 ///
 /// # Errors
 /// `InvalidArgument` for null or an absurd size.

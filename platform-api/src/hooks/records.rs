@@ -1,8 +1,9 @@
-//! The records that stat loggers receive: flat, one type a kind, each field with its unit. The same lines give the Rust type, the wire
-//! struct, the C header and the layout file.
+//! The records that stat loggers receive: flat, one type a kind, each field with its unit. The same lines give the Rust
+//! type, the wire struct, the C header and the layout file.
 //!
-//! Times that are points are nanoseconds since the Unix epoch and end in `unix_ns`; durations are nanoseconds and end in `_ns`. Counts
-//! that are not called totals are of the event, not since the start. An empty text means that there is none.
+//! Times that are points are nanoseconds since the Unix epoch and end in `unix_ns`; durations are nanoseconds and end
+//! in `_ns`. Counts that are not called totals are of the event, not since the start. An empty text means that there is
+//! none.
 
 use std::sync::Arc;
 
@@ -58,7 +59,8 @@ impl RecordField for Arc<[u64]> {
     }
 }
 
-/// A record in Rust, where texts and lists are shared (cloning allocates nothing), and its twin on the wire, which borrows them.
+/// A record in Rust, where texts and lists are shared (cloning allocates nothing), and its twin on the wire, which
+/// borrows them.
 macro_rules! record {
     ($(#[$meta:meta])* pub struct $name:ident, wire $wire:ident = $cname:literal {
         $( $(#[$fmeta:meta])* pub $field:ident : $ty:ty ),* $(,)?
@@ -301,7 +303,8 @@ record! {
 record! {
     /// A request that the engine did not take.
     pub struct RejectedRecord, wire RejectedWire = "halyard_rejected_record" {
-        /// Why: 0 queue full, 1 shutting down, 2 engine dead, 3 prompt empty or too long, 4 parameter out of bounds, 5 adapter.
+        /// Why: 0 queue full, 1 shutting down, 2 engine dead, 3 prompt empty or too long, 4 parameter out of bounds, 5
+        /// adapter.
         pub reason: u32,
         /// When, nanoseconds since the Unix epoch.
         pub unix_ns: u64,

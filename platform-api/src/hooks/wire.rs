@@ -1,5 +1,5 @@
-//! Batches on the wire: an array of (kind, pointer) pairs, each pointer to a sized record, so that a reader skips kinds that it does
-//! not know and reads of the others what it knows.
+//! Batches on the wire: an array of (kind, pointer) pairs, each pointer to a sized record, so that a reader skips kinds
+//! that it does not know and reads of the others what it knows.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -102,8 +102,8 @@ fn duration_ns(duration: Duration) -> u64 {
 /// `InvalidArgument` for null pointers, an absurd number of records or a record of an absurd size.
 ///
 /// # Safety
-/// `wire.records` is null or valid for `wire.num_records` entries; each body is null or a record of its kind that starts with its size,
-/// with texts and lists valid during the call.
+/// `wire.records` is null or valid for `wire.num_records` entries; each body is null or a record of its kind that
+/// starts with its size, with texts and lists valid during the call.
 pub unsafe fn read_batch(wire: &BatchWire) -> Result<Vec<StatRecord>> {
     let num = wire.num_records;
     if num == 0 {

@@ -1,4 +1,5 @@
-//! Moving and converting: `gather_rows`, `scatter_rows`, `quantize_act`, `pool`, `cast`, `copy`, `copy_blocks`, `fill`, `fill_random`.
+//! Moving and converting: `gather_rows`, `scatter_rows`, `quantize_act`, `pool`, `cast`, `copy`, `copy_blocks`, `fill`,
+//! `fill_random`.
 
 use crate::abi::wire_enum;
 use crate::dtype::DType;
@@ -54,8 +55,8 @@ op! {
 }
 
 op! {
-    /// Quantises rows. Operands: x \[T, width\] `dtype`; q \[T, width\] i8 or f8; scales \[T, 1\] or \[T, width/32\] f32. A group of
-    /// zeros has scale 0 and zeros.
+    /// Quantises rows. Operands: x \[T, width\] `dtype`; q \[T, width\] i8 or f8; scales \[T, 1\] or \[T, width/32\]
+    /// f32. A group of zeros has scale 0 and zeros.
     pub struct QuantizeAct = 21 "quantize_act" v 1, wire QuantizeActDesc = "halyard_quantize_act_desc" {
         /// Values of a row.
         width: u32,
@@ -68,8 +69,8 @@ op! {
 }
 
 op! {
-    /// out\[s\] = pooled x over the tokens query_start_loc\[s\] .. query_start_loc\[s+1\], divided by its Euclidean norm if `normalize`.
-    /// An empty sequence gives zeros.
+    /// out\[s\] = pooled x over the tokens query_start_loc\[s\] .. query_start_loc\[s+1\], divided by its Euclidean
+    /// norm if `normalize`. An empty sequence gives zeros.
     ///
     /// Operands: x \[T, width\] `dtype`; query_start_loc \[S+1\] i32; out \[S, width\] f32.
     pub struct Pool = 29 "pool" v 1, wire PoolDesc = "halyard_pool_desc" {
@@ -110,7 +111,8 @@ op! {
 }
 
 op! {
-    /// cache\[pairs\[i, 1\]\] = cache\[pairs\[i, 0\]\], in any order; no page is both a source and a destination; −1 copies nothing.
+    /// cache\[pairs\[i, 1\]\] = cache\[pairs\[i, 0\]\], in any order; no page is both a source and a destination; −1
+    /// copies nothing.
     ///
     /// Operands: pairs \[N, 2\] i32; cache \[num_pages, block_bytes\] u8, updated.
     ///
@@ -136,9 +138,9 @@ op! {
 }
 
 op! {
-    /// out\[i\] = uniform in \[−scale, scale): (u/2²³ − 1)·scale with u the upper 24 bits of word i mod 4 of Philox4x32-10
-    /// (Salmon et al. 2011) with counter (i / 4, 0, 0, 0) and key (seed_low, seed_high). The value of an element depends on
-    /// nothing else. i counts elements in row-major order, from `first`.
+    /// out\[i\] = uniform in \[−scale, scale): (u/2²³ − 1)·scale with u the upper 24 bits of word i mod 4 of
+    /// Philox4x32-10 (Salmon et al. 2011) with counter (i / 4, 0, 0, 0) and key (seed_low, seed_high). The value of an
+    /// element depends on nothing else. i counts elements in row-major order, from `first`.
     ///
     /// Operands: out, contiguous, float type.
     pub struct FillRandom = 34 "fill_random" v 1, wire FillRandomDesc = "halyard_fill_random_desc" {

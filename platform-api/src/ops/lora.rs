@@ -25,12 +25,12 @@ op! {
 }
 
 op! {
-    /// out\[t, n\] += scales\[slot\]·Σᵣ x\[t, p·max_rank + r\]·b\[slot, n, r\] with slot = token_lora\[t\]; untouched where the slot is
-    /// −1. p counts the parts of the output that feature n stands behind the beginning of: q, k and v of one product have
-    /// matrices of their own, and one call serves them all.
+    /// out\[t, n\] += scales\[slot\]·Σᵣ x\[t, p·max_rank + r\]·b\[slot, n, r\] with slot = token_lora\[t\]; untouched
+    /// where the slot is −1. p counts the parts of the output that feature n stands behind the beginning of: q, k and v
+    /// of one product have matrices of their own, and one call serves them all.
     ///
-    /// Operands: x \[T, parts·max_rank\] f32; b \[num_slots, out_features, max_rank\] `weight`; scales \[num_slots\] f32 (alpha/rank, or
-    /// alpha/√rank for rslora); token_lora \[T\] i32; out \[T, out_features\] `out`, updated.
+    /// Operands: x \[T, parts·max_rank\] f32; b \[num_slots, out_features, max_rank\] `weight`; scales \[num_slots\]
+    /// f32 (alpha/rank, or alpha/√rank for rslora); token_lora \[T\] i32; out \[T, out_features\] `out`, updated.
     pub struct LoraExpand = 4 "lora_expand" v 2, wire LoraExpandDesc = "halyard_lora_expand_desc" {
         /// N.
         out_features: u32,

@@ -14,8 +14,8 @@ wire_enum! {
 }
 
 op! {
-    /// The top_k experts of each token by score (ties: the lower index), in descending order, and their weights: the scores,
-    /// divided by their sum if `normalize`, times `factor`.
+    /// The top_k experts of each token by score (ties: the lower index), in descending order, and their weights: the
+    /// scores, divided by their sum if `normalize`, times `factor`.
     ///
     /// Operands: logits \[T, num_experts\] f32; experts \[T, top_k\] i32; weights \[T, top_k\] f32.
     pub struct MoeRoute = 22 "moe_route" v 1, wire MoeRouteDesc = "halyard_moe_route_desc" {
@@ -36,8 +36,9 @@ op! {
 op! {
     /// out\[t, j\] = x\[t, j or 0\] · Wₑᵀ with e = experts\[t, j\].
     ///
-    /// Operands: x \[T, 1, in_features\] (one input for all choices) or \[T, top_k, in_features\], `dtype`; weight: packed
-    /// \[num_experts · out_features, in_features\], expert by expert; experts \[T, top_k\] i32; out \[T, top_k, out_features\] `dtype`.
+    /// Operands: x \[T, 1, in_features\] (one input for all choices) or \[T, top_k, in_features\], `dtype`; weight:
+    /// packed \[num_experts · out_features, in_features\], expert by expert; experts \[T, top_k\] i32; out \[T, top_k,
+    /// out_features\] `dtype`.
     pub struct MoeLinear = 23 "moe_linear" v 1, wire MoeLinearDesc = "halyard_moe_linear_desc" {
         /// K.
         in_features: u32,

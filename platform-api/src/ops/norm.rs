@@ -5,8 +5,8 @@ use crate::dtype::DType;
 op! {
     /// out = x / √(mean(x²) + eps) · (weight + weight_offset), over the last axis.
     ///
-    /// Operands: x \[T, width\] or \[T, G, width\] `dtype` (per-head norms take the three-axis form, strided); weight \[width\] f32;
-    /// out like x.
+    /// Operands: x \[T, width\] or \[T, G, width\] `dtype` (per-head norms take the three-axis form, strided); weight
+    /// \[width\] f32; out like x.
     pub struct RmsNorm = 5 "rms_norm" v 1, wire RmsNormDesc = "halyard_rms_norm_desc" {
         /// Values that are normalised together.
         width: u32,

@@ -1,5 +1,5 @@
-//! `rope`: rotary position embedding (Su et al. 2021, arXiv 2104.09864) from a table, so that every frequency scaling is the
-//! table's business.
+//! `rope`: rotary position embedding (Su et al. 2021, arXiv 2104.09864) from a table, so that every frequency scaling
+//! is the table's business.
 
 use crate::abi::wire_enum;
 use crate::dtype::DType;
@@ -15,10 +15,11 @@ wire_enum! {
 }
 
 op! {
-    /// For pair i of each head: (a, b) ← (a·cos − b·sin, b·cos + a·sin), cos = table\[pos, i\], sin = table\[pos, rotary_dim/2 + i\].
+    /// For pair i of each head: (a, b) ← (a·cos − b·sin, b·cos + a·sin), cos = table\[pos, i\], sin = table\[pos,
+    /// rotary_dim/2 + i\].
     ///
-    /// Operands: positions \[T\] i32; table \[max_positions, rotary_dim\] f32 (cosines, then sines); x \[T, heads, head_dim\] `dtype`,
-    /// updated. Elements past rotary_dim stay.
+    /// Operands: positions \[T\] i32; table \[max_positions, rotary_dim\] f32 (cosines, then sines); x \[T, heads,
+    /// head_dim\] `dtype`, updated. Elements past rotary_dim stay.
     pub struct Rope = 7 "rope" v 1, wire RopeDesc = "halyard_rope_desc" {
         /// Values of a head.
         head_dim: u32,

@@ -1,7 +1,9 @@
-//! Sampling: `logits_process`, `argmax`, `sample`, `top_logprobs`. Logits are f32 \[S, V\], one row per sequence of the step.
+//! Sampling: `logits_process`, `argmax`, `sample`, `top_logprobs`. Logits are f32 \[S, V\], one row per sequence of the
+//! step.
 //!
-//! A row without a distribution has no token. `argmax` and `sample` then give one of two negative values: [`NOT_FINITE`] or
-//! [`NO_TOKEN`]. `update_rows` reports it and keeps it out of the history, so no later op meets it as a token id.
+//! A row without a distribution has no token. `argmax` and `sample` then give one of two negative values:
+//! [`NOT_FINITE`] or [`NO_TOKEN`]. `update_rows` reports it and keeps it out of the history, so no later op meets it as
+//! a token id.
 
 use crate::abi::abi_fixed_struct;
 
@@ -97,15 +99,15 @@ impl SamplingRow {
 }
 
 op! {
-    /// Changes logits in place, in this order: allowed_mask and grammar_mask (a cleared bit: −∞), stop tokens while the output is
-    /// shorter than min_tokens (−∞), bias (added), bad words (−∞ for the last token of a sequence whose earlier tokens end the
-    /// history), repetition, frequency and presence penalties. (The order of vLLM's sampler.) A row −1 is left alone. What sets
-    /// −∞ leaves a NaN or +∞ as it is, so that the sampler sees it.
+    /// Changes logits in place, in this order: allowed_mask and grammar_mask (a cleared bit: −∞), stop tokens while the
+    /// output is shorter than min_tokens (−∞), bias (added), bad words (−∞ for the last token of a sequence whose
+    /// earlier tokens end the history), repetition, frequency and presence penalties. (The order of vLLM's sampler.) A
+    /// row −1 is left alone. What sets −∞ leaves a NaN or +∞ as it is, so that the sampler sees it.
     ///
-    /// Operands: logits \[S, V\] f32, updated; step_rows \[S\] i32; row_sampling \[R, 128\] u8; row_tokens \[R, L\] i32; row_num_tokens
-    /// \[R\] i32; allowed_mask \[R, ⌈V/32⌉\] i32 (bit v mod 32 of word v/32), optional; bias_tokens \[R, B\] i32 and bias_values \[R, B\] f32,
-    /// optional; stop_tokens \[R, N\] i32, optional; bad_words \[R, W\] i32 (each: length, then that many ids), optional; grammar_mask
-    /// \[S, ⌈V/32⌉\] i32, optional.
+    /// Operands: logits \[S, V\] f32, updated; step_rows \[S\] i32; row_sampling \[R, 128\] u8; row_tokens \[R, L\]
+    /// i32; row_num_tokens \[R\] i32; allowed_mask \[R, ⌈V/32⌉\] i32 (bit v mod 32 of word v/32), optional; bias_tokens
+    /// \[R, B\] i32 and bias_values \[R, B\] f32, optional; stop_tokens \[R, N\] i32, optional; bad_words \[R, W\] i32
+    /// (each: length, then that many ids), optional; grammar_mask \[S, ⌈V/32⌉\] i32, optional.
     pub struct LogitsProcess = 25 "logits_process" v 1, wire LogitsProcessDesc = "halyard_logits_process_desc" {
         /// V.
         vocab: u32,
@@ -113,14 +115,15 @@ op! {
         max_seqs: u32,
     }
     operands {
-        logits: Update, step_rows: Read, row_sampling: Read, row_tokens: Read, row_num_tokens: Read, allowed_mask: Read?y,
+        logits: Update, step_rows: Read, row_sampling: Read, row_tokens: Read, row_num_tokens: Read,
+        allowed_mask: Read?y,
         bias_tokens: Read?y, bias_values: Read?y, stop_tokens: Read?y, bad_words: Read?y, grammar_mask: Read?y
     }
 }
 
 op! {
-    /// out\[s\] = the index of the largest logit (ties: the lowest index); −2 where a logit of the row is NaN or +∞, −3 where
-    /// all are −∞.
+    /// out\[s\] = the index of the largest logit (ties: the lowest index); −2 where a logit of the row is NaN or +∞, −3
+    /// where all are −∞.
     ///
     /// Operands: logits \[S, V\] f32; out \[S\] i32.
     pub struct Argmax = 26 "argmax" v 1, wire ArgmaxDesc = "halyard_argmax_desc" {
@@ -133,14 +136,15 @@ op! {
 }
 
 op! {
-    /// Draws a token per row: probabilities softmax(logits / temperature), filtered by min_p, then top_k (ties of the k-th
-    /// value stay), then top_p of what is left (descending by probability, then ascending by index; the token that reaches
-    /// top_p stays), then the first index v with Σ_{i≤v} p ≥ u·Σ p, summed in index order. u = (x + ½)/2³² with x the first
-    /// word of Philox4x32-10, counter (output index, 0, 0, 0), key = seed; output index = row_num_tokens − prompt_len: a draw
-    /// depends on the request and its length only. Temperature 0 is `argmax`. For a row −1, out is −1. A row whose logits, as they are given,
-    /// hold a NaN or +∞ gives −2, one of −∞ alone gives −3.
+    /// Draws a token per row: probabilities softmax(logits / temperature), filtered by min_p, then top_k (ties of the
+    /// k-th value stay), then top_p of what is left (descending by probability, then ascending by index; the token that
+    /// reaches top_p stays), then the first index v with Σ_{i≤v} p ≥ u·Σ p, summed in index order. u = (x + ½)/2³² with
+    /// x the first word of Philox4x32-10, counter (output index, 0, 0, 0), key = seed; output index = row_num_tokens −
+    /// prompt_len: a draw depends on the request and its length only. Temperature 0 is `argmax`. For a row −1, out is
+    /// −1. A row whose logits, as they are given, hold a NaN or +∞ gives −2, one of −∞ alone gives −3.
     ///
-    /// Operands: logits \[S, V\] f32; step_rows \[S\] i32; row_sampling \[R, 128\] u8; row_num_tokens \[R\] i32; out \[S\] i32.
+    /// Operands: logits \[S, V\] f32; step_rows \[S\] i32; row_sampling \[R, 128\] u8; row_num_tokens \[R\] i32; out
+    /// \[S\] i32.
     pub struct Sample = 27 "sample" v 1, wire SampleDesc = "halyard_sample_desc" {
         /// V.
         vocab: u32,
@@ -151,12 +155,13 @@ op! {
 }
 
 op! {
-    /// Log-probabilities (logits − logsumexp): of the chosen token, its rank (1 = most likely; tokens with a greater logit count),
-    /// and of the k most likely (descending, ties by index). A negative chosen gives 0 and rank 0. A row that holds a NaN or +∞, or
-    /// −∞ alone, has no log-probabilities: all of its are NaN, rank and top_tokens 0, whatever is chosen.
+    /// Log-probabilities (logits − logsumexp): of the chosen token, its rank (1 = most likely; tokens with a greater
+    /// logit count), and of the k most likely (descending, ties by index). A negative chosen gives 0 and rank 0. A row
+    /// that holds a NaN or +∞, or −∞ alone, has no log-probabilities: all of its are NaN, rank and top_tokens 0,
+    /// whatever is chosen.
     ///
-    /// Operands: logits \[N, V\] f32; chosen \[N\] i32; chosen_logprobs \[N\] f32; chosen_ranks \[N\] i32; top_tokens \[N, k\] i32 and
-    /// top_logprobs \[N, k\] f32, absent when k is 0.
+    /// Operands: logits \[N, V\] f32; chosen \[N\] i32; chosen_logprobs \[N\] f32; chosen_ranks \[N\] i32; top_tokens
+    /// \[N, k\] i32 and top_logprobs \[N, k\] f32, absent when k is 0.
     pub struct TopLogprobs = 28 "top_logprobs" v 1, wire TopLogprobsDesc = "halyard_top_logprobs_desc" {
         /// V.
         vocab: u32,
@@ -166,6 +171,7 @@ op! {
         max_rows: u32,
     }
     operands {
-        logits: Read, chosen: Read, chosen_logprobs: Write, chosen_ranks: Write, top_tokens: Write?y, top_logprobs: Write?y
+        logits: Read, chosen: Read, chosen_logprobs: Write, chosen_ranks: Write, top_tokens: Write?y,
+        top_logprobs: Write?y
     }
 }

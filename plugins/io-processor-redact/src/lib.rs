@@ -1,8 +1,9 @@
-//! An IO processor that replaces e-mail addresses and keys in requests and in answers, streamed or whole. Also the example to copy for a processor
-//! of one's own.
+//! An IO processor that replaces e-mail addresses and keys in requests and in answers, streamed or whole. Also the
+//! example to copy for a processor of one's own.
 //!
-//! Configuration: `{"replacement": "[REDACTED]"}`, which is also the default. What counts as a key stands in [`patterns`]; which fields are text
-//! in [`request`]. Requests for log-probabilities or token ids are refused, as they would show what the text hides.
+//! Configuration: `{"replacement": "[REDACTED]"}`, which is also the default. What counts as a key stands in
+//! [`patterns`]; which fields are text in [`request`]. Requests for log-probabilities or token ids are refused, as they
+//! would show what the text hides.
 
 pub mod patterns;
 pub mod redactor;

@@ -1,7 +1,8 @@
-//! What is redacted, as questions about one place of a text: does a secret begin here, is it certainly none, or must more text come first?
+//! What is redacted, as questions about one place of a text: does a secret begin here, is it certainly none, or must
+//! more text come first?
 //!
-//! An answer other than [`Found::NeedMore`] never changes when more text comes. That is what makes a stream equal to the whole text, however it
-//! is cut; and every question is settled within [`MAX_HELD`] bytes.
+//! An answer other than [`Found::NeedMore`] never changes when more text comes. That is what makes a stream equal to
+//! the whole text, however it is cut; and every question is settled within [`MAX_HELD`] bytes.
 
 /// Most bytes from a place on that any question looks at: an e-mail address, 64 bytes, an at sign and 255 more.
 pub const MAX_HELD: usize = MAX_LOCAL + 1 + MAX_DOMAIN;
@@ -231,7 +232,8 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// The length of a PEM line that begins with `start`, 0 when there is none; of a private key's only, when `private` says so.
+    /// The length of a PEM line that begins with `start`, 0 when there is none; of a private key's only, when `private`
+    /// says so.
     fn pem_line(&self, at: usize, start: &str, private: bool) -> Option<usize> {
         const END: &str = "-----";
         if !self.literal(at, start, |a, b| a == b)? {
@@ -290,8 +292,8 @@ impl<'a> Text<'a> {
     }
 }
 
-/// Bytes of the longest domain name at the beginning of `run`: two labels or more, the last one of letters; 0 for none. A last label that goes on
-/// with something else (`example.com-`) counts up to there.
+/// Bytes of the longest domain name at the beginning of `run`: two labels or more, the last one of letters; 0 for none.
+/// A last label that goes on with something else (`example.com-`) counts up to there.
 fn domain_len(run: &[u8]) -> usize {
     let (mut longest, mut start) = (0, 0);
     for (index, label) in run.split(|byte| *byte == b'.').enumerate() {

@@ -1,5 +1,5 @@
-//! Redacts one text that comes in pieces. Holds back only what may still become a secret, at most [`MAX_HELD`] bytes; the result does not depend on
-//! how the text is cut.
+//! Redacts one text that comes in pieces. Holds back only what may still become a secret, at most [`MAX_HELD`] bytes;
+//! the result does not depend on how the text is cut.
 
 use crate::patterns::{Class, Found, MAX_HELD, Rest, Text, pem_body};
 

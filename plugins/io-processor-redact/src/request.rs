@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-/// Redacts every text of a request's body in place; returns whether anything changed. Names, ids and parameters stay as they are.
+/// Redacts every text of a request's body in place; returns whether anything changed. Names, ids and parameters stay as
+/// they are.
 ///
 /// # Errors
 /// Why the request cannot be redacted, for the client.
@@ -83,7 +84,8 @@ fn redact_field(object: &mut Value, field: &str, redact: &dyn Fn(&str) -> String
     }
 }
 
-/// Arguments are JSON in a text: their strings are redacted and the rest stays JSON. What is no JSON is redacted as text.
+/// Arguments are JSON in a text: their strings are redacted and the rest stays JSON. What is no JSON is redacted as
+/// text.
 fn redact_arguments(call: &mut Value, redact: &dyn Fn(&str) -> String) {
     match call.get_mut("arguments") {
         Some(Value::String(text)) => match serde_json::from_str::<Value>(text) {

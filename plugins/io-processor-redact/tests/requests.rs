@@ -1,4 +1,5 @@
-//! The processor through its tables: which fields of a request change, which requests are refused, and texts of several choices.
+//! The processor through its tables: which fields of a request change, which requests are refused, and texts of several
+//! choices.
 
 use std::sync::Arc;
 
@@ -33,8 +34,10 @@ fn all_texts_of_a_chat_change_and_nothing_else() {
         let arguments = json!({"to": m, "note": format!("line\nx {m}"), "n": 1}).to_string();
         json!({"model": "a@example.com", "user": "u@example.com", "messages": [
             {"role": "system", "content": format!("I am {m}")},
-            {"role": "user", "name": "n@example.com", "content": [{"type": "text", "text": m}, {"type": "image_url", "image_url": {"url": "http://u@example.com/x"}}]},
-            {"role": "assistant", "content": null, "reasoning_content": m, "tool_calls": [{"id": "i@example.com", "type": "function",
+            {"role": "user", "name": "n@example.com", "content": [{"type": "text", "text": m},
+                {"type": "image_url", "image_url": {"url": "http://u@example.com/x"}}]},
+            {"role": "assistant", "content": null, "reasoning_content": m,
+            "tool_calls": [{"id": "i@example.com", "type": "function",
                 "function": {"name": "f@example.com", "arguments": arguments}}]},
             {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": format!("not JSON {m}")}},
             {"role": "tool", "tool_call_id": "i@example.com", "content": m}],

@@ -8,7 +8,8 @@ const R: &str = "[REDACTED]";
 
 fn pem(label: &str) -> String {
     format!(
-        "-----BEGIN {label}-----\nProc-Type: 4,ENCRYPTED\n\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\nBKcwggSjAgEAAo+/==\n-----END {label}-----"
+        "-----BEGIN {label}-----\nProc-Type: \
+         4,ENCRYPTED\n\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\nBKcwggSjAgEAAo+/==\n-----END {label}-----"
     )
 }
 
@@ -96,7 +97,8 @@ fn secrets_go_and_everything_else_stays() {
     }
 }
 
-/// The text in pieces that end at these places, which are moved to whole characters; holds the bound on what is held back.
+/// The text in pieces that end at these places, which are moved to whole characters; holds the bound on what is held
+/// back.
 fn pieces(text: &str, cuts: &[usize]) -> String {
     let mut cuts: Vec<usize> = cuts
         .iter()
@@ -175,7 +177,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
-    fn no_cut_changes_the_answer(parts in prop::collection::vec(fragment(), 0..24), cuts in prop::collection::vec(0usize..400, 0..12)) {
+    fn no_cut_changes_the_answer(parts in prop::collection::vec(fragment(), 0..24),
+        cuts in prop::collection::vec(0usize..400, 0..12)) {
         let text = parts.concat();
         prop_assert_eq!(pieces(&text, &cuts), Redactor::whole(R, &text));
     }

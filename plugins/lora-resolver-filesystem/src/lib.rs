@@ -1,8 +1,9 @@
-//! A LoRA resolver over a folder: the adapter `NAME` is the folder `ROOT/NAME` with its PEFT files. Also the example to copy for a resolver of
-//! one's own.
+//! A LoRA resolver over a folder: the adapter `NAME` is the folder `ROOT/NAME` with its PEFT files. Also the example to
+//! copy for a resolver of one's own.
 //!
-//! Configuration: `{"root": "/srv/adapters"}`. Nothing outside the root is ever answered: names are plain parts (`team/summary` is fine, `..`,
-//! absolute paths and hidden parts are not), and neither the folder nor a file in it may be a link that leads out of the root.
+//! Configuration: `{"root": "/srv/adapters"}`. Nothing outside the root is ever answered: names are plain parts
+//! (`team/summary` is fine, `..`, absolute paths and hidden parts are not), and neither the folder nor a file in it may
+//! be a link that leads out of the root.
 
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};

@@ -1,7 +1,9 @@
-//! A stat logger that writes one JSON object a line, to a file or to standard error. Also the example to copy for a sink of one's own.
+//! A stat logger that writes one JSON object a line, to a file or to standard error. Also the example to copy for a
+//! sink of one's own.
 //!
-//! Configuration: `{"path": "stats.jsonl"}` appends to that file; `{}` writes to standard error. Each line has a `type` (`start`,
-//! `scheduler`, `iteration`, `finished`, `cache`, `lora`, `rejected`, `shutdown`); its other keys are the record's fields (docs/hooks.md).
+//! Configuration: `{"path": "stats.jsonl"}` appends to that file; `{}` writes to standard error. Each line has a `type`
+//! (`start`, `scheduler`, `iteration`, `finished`, `cache`, `lora`, `rejected`, `shutdown`); its other keys are the
+//! record's fields (docs/hooks.md).
 
 mod line;
 

@@ -27,8 +27,10 @@ fn word(code: u32, words: &[&'static str]) -> &'static str {
 
 fn start(r: &StartRecord) -> Value {
     json!({
-        "type": "start", "unix_ns": r.unix_ns, "engine_index": r.engine_index, "model": &*r.model, "model_root": &*r.model_root,
-        "architecture": &*r.architecture, "dtype": &*r.dtype, "kv_cache_dtype": &*r.kv_cache_dtype, "platform": &*r.platform,
+        "type": "start", "unix_ns": r.unix_ns, "engine_index": r.engine_index, "model": &*r.model,
+            "model_root": &*r.model_root,
+        "architecture": &*r.architecture, "dtype": &*r.dtype, "kv_cache_dtype": &*r.kv_cache_dtype,
+            "platform": &*r.platform,
         "device": &*r.device, "version": &*r.version, "tensor_parallel_size": r.tensor_parallel_size,
         "max_model_len": r.max_model_len, "max_num_seqs": r.max_num_seqs,
         "max_num_batched_tokens": r.max_num_batched_tokens, "block_size": r.block_size, "num_blocks": r.num_blocks,
@@ -88,7 +90,8 @@ fn lora(r: &LoraRecord) -> Value {
 
 fn rejected(r: &RejectedRecord) -> Value {
     json!({
-        "type": "rejected", "unix_ns": r.unix_ns, "request_id": &*r.request_id, "reason": word(r.reason, &REJECTION_REASONS),
+        "type": "rejected", "unix_ns": r.unix_ns, "request_id": &*r.request_id,
+            "reason": word(r.reason, &REJECTION_REASONS),
         "prompt_tokens": r.prompt_tokens, "detail": &*r.detail,
     })
 }

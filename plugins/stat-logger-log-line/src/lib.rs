@@ -1,8 +1,8 @@
-//! A line in the log every ten seconds while there is work: throughput, running, waiting, KV usage, prefix hit rate. Says nothing while
-//! the engine is idle.
+//! A line in the log every ten seconds while there is work: throughput, running, waiting, KV usage, prefix hit rate.
+//! Says nothing while the engine is idle.
 //!
-//! Configuration: `{"interval_s": 10}`. The sink's own thread does the timing, as records only come when something happens; it
-//! sleeps without a timer while nothing does.
+//! Configuration: `{"interval_s": 10}`. The sink's own thread does the timing, as records only come when something
+//! happens; it sleeps without a timer while nothing does.
 
 mod window;
 

@@ -52,11 +52,13 @@ impl Window {
         self.active
     }
 
-    /// The line for an interval of `elapsed`, and a fresh interval. The prefix hit rate is of the tokens looked up in it.
+    /// The line for an interval of `elapsed`, and a fresh interval. The prefix hit rate is of the tokens looked up in
+    /// it.
     pub fn line(&mut self, elapsed: Duration) -> String {
         let per_second = |tokens: u64| tokens as f64 / elapsed.as_secs_f64().max(1e-3);
         let mut line = format!(
-            "Engine {:03}: Avg prompt throughput: {:.1} tokens/s, Avg generation throughput: {:.1} tokens/s, Running: {} reqs, Waiting: {} reqs, KV cache usage: {:.1}%",
+            "Engine {:03}: Avg prompt throughput: {:.1} tokens/s, Avg generation throughput: {:.1} tokens/s, Running: \
+             {} reqs, Waiting: {} reqs, KV cache usage: {:.1}%",
             self.engine_index,
             per_second(self.prompt_tokens),
             per_second(self.generation_tokens),
@@ -120,13 +122,15 @@ mod tests {
         window.observe(&StatRecord::Rejected(RejectedRecord::default()));
         assert_eq!(
             window.line(Duration::from_secs(10)),
-            "Engine 000: Avg prompt throughput: 30.0 tokens/s, Avg generation throughput: 3.0 tokens/s, Running: 3 reqs, Waiting: 1 reqs, KV cache usage: 12.5%, Prefix cache hit rate: 33.3%, Rejected: 1 reqs"
+            "Engine 000: Avg prompt throughput: 30.0 tokens/s, Avg generation throughput: 3.0 tokens/s, Running: 3 \
+             reqs, Waiting: 1 reqs, KV cache usage: 12.5%, Prefix cache hit rate: 33.3%, Rejected: 1 reqs"
         );
         assert!(window.is_active(), "three still run");
         window.observe(&scheduler(0, 0));
         assert_eq!(
             window.line(Duration::from_secs(10)),
-            "Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s, Running: 0 reqs, Waiting: 0 reqs, KV cache usage: 12.5%"
+            "Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s, Running: 0 \
+             reqs, Waiting: 0 reqs, KV cache usage: 12.5%"
         );
         assert!(!window.is_active(), "an idle engine logs nothing");
     }

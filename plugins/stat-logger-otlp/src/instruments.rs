@@ -1,5 +1,5 @@
-//! Records as measurements. Names and buckets of `gen_ai.*` are those of OpenTelemetry's semantic conventions for generative AI (1.37);
-//! what they have no name for is `halyard.*`.
+//! Records as measurements. Names and buckets of `gen_ai.*` are those of OpenTelemetry's semantic conventions for
+//! generative AI (1.37); what they have no name for is `halyard.*`.
 
 use std::sync::Arc;
 

@@ -1,13 +1,13 @@
 //! A stat logger that sends metrics and traces to an OpenTelemetry collector, as OTLP over HTTP with protobuf bodies.
 //!
-//! Records become measurements ([`instruments`]) and, for each finished request, a span with its phases ([`spans`]). Both leave on threads
-//! of the OpenTelemetry SDK: a collector that is slow or down holds up neither a call of this logger nor the server. What it costs is
-//! counted ([`outbox`]) and shown on the server's metrics route. Metrics are totals, so none is lost while the collector is away; spans
-//! are kept up to `max_queued_spans`.
+//! Records become measurements ([`instruments`]) and, for each finished request, a span with its phases ([`spans`]).
+//! Both leave on threads of the OpenTelemetry SDK: a collector that is slow or down holds up neither a call of this
+//! logger nor the server. What it costs is counted ([`outbox`]) and shown on the server's metrics route. Metrics are
+//! totals, so none is lost while the collector is away; spans are kept up to `max_queued_spans`.
 //!
-//! HTTP and not gRPC: the exporter shares its HTTP client with the server's own crates, where gRPC would bring a second stack (tonic). The
-//! way there ([`transport`]) may be TLS; a collector whose certificate is not trusted is an error of this logger, so that it is quarantined
-//! and named.
+//! HTTP and not gRPC: the exporter shares its HTTP client with the server's own crates, where gRPC would bring a second
+//! stack (tonic). The way there ([`transport`]) may be TLS; a collector whose certificate is not trusted is an error of
+//! this logger, so that it is quarantined and named.
 
 mod config;
 mod instruments;
@@ -139,8 +139,8 @@ impl Otlp {
 impl StatLogger for Otlp {
     fn log_batch(&mut self, batch: &Batch<'_>) -> Result<()> {
         batch.records.iter().try_for_each(|record| self.log(record))?;
-        // What could not be sent was counted where it was lost; this is for whoever can mend it. The records above were taken all the same,
-        // as totals must hold what happened, and as only sending shows that it is mended.
+        // What could not be sent was counted where it was lost; this is for whoever can mend it. The records above were
+        // taken all the same, as totals must hold what happened, and as only sending shows that it is mended.
         match self.counts.refusal() {
             None => Ok(()),
             Some(words) => Err(Error::new(

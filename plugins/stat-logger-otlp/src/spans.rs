@@ -1,5 +1,6 @@
-//! A span for each finished request, and under it one for each phase: queue, prefill, decode. The client's `traceparent`, if it sent one,
-//! is the parent. Attributes are OpenTelemetry's `gen_ai.*`, and vLLM's `gen_ai.latency.*` for what those lack.
+//! A span for each finished request, and under it one for each phase: queue, prefill, decode. The client's
+//! `traceparent`, if it sent one, is the parent. Attributes are OpenTelemetry's `gen_ai.*`, and vLLM's
+//! `gen_ai.latency.*` for what those lack.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -42,7 +43,8 @@ impl Spans {
         start: &StartRecord,
         counts: Arc<Counts>,
     ) -> Spans {
-        // The SDK drops silently when its queue is full; ours is smaller by a batch, so that only we drop, and count it.
+        // The SDK drops silently when its queue is full; ours is smaller by a batch, so that only we drop, and count
+        // it.
         let batch = 512;
         let batching = BatchConfigBuilder::default()
             .with_max_queue_size(config.max_queued_spans + batch)

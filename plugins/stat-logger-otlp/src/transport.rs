@@ -1,6 +1,6 @@
-//! The way to the collector, for metrics and spans alike: one HTTP client with the certificates that it trusts and one deadline for a whole
-//! request. A failure keeps all its words, which the SDK would leave out, and is told apart: one that may pass, and one of TLS, which needs
-//! a person.
+//! The way to the collector, for metrics and spans alike: one HTTP client with the certificates that it trusts and one
+//! deadline for a whole request. A failure keeps all its words, which the SDK would leave out, and is told apart: one
+//! that may pass, and one of TLS, which needs a person.
 
 use std::error::Error as StdError;
 use std::fmt::Write as _;

@@ -1,5 +1,5 @@
-//! The logger, linked, against a small collector of our own that parses what arrives: values, attributes and times are those of the
-//! records, and a collector that is away or slow costs counted drops and nothing else.
+//! The logger, linked, against a small collector of our own that parses what arrives: values, attributes and times are
+//! those of the records, and a collector that is away or slow costs counted drops and nothing else.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! Collectors over TLS, with certificates made here: a trusted one gets everything; one that is not is an error with its reason, which
-//! quarantines the logger until it is mended; nothing hangs.
+//! Collectors over TLS, with certificates made here: a trusted one gets everything; one that is not is an error with
+//! its reason, which quarantines the logger until it is mended; nothing hangs.
 
 mod support;
 

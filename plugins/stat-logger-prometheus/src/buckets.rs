@@ -66,7 +66,8 @@ impl Buckets {
             let positive = bounds.iter().all(|bound| *bound > 0.0 && bound.is_finite());
             if bounds.is_empty() || !rising || !positive {
                 return Err(format!(
-                    "custom_histogram_buckets: {family} is {bounds:?}; give at least one bound, all positive and each larger than the one before"
+                    "custom_histogram_buckets: {family} is {bounds:?}; give at least one bound, all positive and each \
+                     larger than the one before"
                 ));
             }
         }

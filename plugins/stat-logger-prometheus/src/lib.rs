@@ -1,8 +1,8 @@
-//! The metrics of `GET /metrics` under vLLM's names, labels and buckets, since dashboards, routers and autoscalers read those. Keeps
-//! counters and histograms of the records, and writes them as OpenMetrics text when asked.
+//! The metrics of `GET /metrics` under vLLM's names, labels and buckets, since dashboards, routers and autoscalers read
+//! those. Keeps counters and histograms of the records, and writes them as OpenMetrics text when asked.
 //!
-//! Configuration: `{"custom_histogram_buckets": {"request_latency": [0.1, 1.0]}}` replaces the bounds of a family of histograms, as
-//! vLLM's `--custom-histogram-buckets` does.
+//! Configuration: `{"custom_histogram_buckets": {"request_latency": [0.1, 1.0]}}` replaces the bounds of a family of
+//! histograms, as vLLM's `--custom-histogram-buckets` does.
 
 mod buckets;
 mod metrics;

@@ -1,5 +1,5 @@
-//! The metrics and what each record does to them. Names, labels and help follow vllm/v1/metrics/loggers.py; what vLLM does not have begins
-//! with `halyard:`.
+//! The metrics and what each record does to them. Names, labels and help follow vllm/v1/metrics/loggers.py; what vLLM
+//! does not have begins with `halyard:`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -392,7 +392,8 @@ impl Metrics {
         self.lora_load_seconds.remove(labels);
     }
 
-    /// vLLM's gauge: its labels name the adapters, its value is when, so that of several label sets the newest can be told.
+    /// vLLM's gauge: its labels name the adapters, its value is when, so that of several label sets the newest can be
+    /// told.
     fn tell_adapters(&self, unix_ns: u64) {
         let names = |wanted: fn(&LoraRecord) -> bool| {
             let wanted = self.loras.values().filter(|lora| wanted(lora));

@@ -65,7 +65,8 @@ fn nothing_is_shown_before_the_start_and_everything_is_at_zero_after_it() {
             &line("time_to_first_token_seconds_count", "0"),
             &format!("vllm:request_success_total{{{L},finished_reason=\"abort\"}} 0"),
             &format!(
-                "vllm:cache_config_info{{{L},block_size=\"16\",cache_dtype=\"bf16\",enable_prefix_caching=\"0\",num_gpu_blocks=\"7\"}} 1"
+                "vllm:cache_config_info{{{L},block_size=\"16\",cache_dtype=\"bf16\",enable_prefix_caching=\"0\",\
+                 num_gpu_blocks=\"7\"}} 1"
             ),
         ],
     );
@@ -184,7 +185,8 @@ fn adapters_are_shown_as_vllm_does_and_leave_when_unloaded() {
         &[start(), adapter(1, "sql", 2, 3), adapter(2, "chat", 1, 3)],
     );
     let info = format!(
-        "vllm:lora_requests_info{{{L},max_lora=\"2\",running_lora_adapters=\"sql,chat\",waiting_lora_adapters=\"\"}} 7.0"
+        "vllm:lora_requests_info{{{L},max_lora=\"2\",running_lora_adapters=\"sql,chat\",waiting_lora_adapters=\"\"}} \
+         7.0"
     );
     assert_lines(
         &text(&mut *logger),

@@ -51,8 +51,9 @@ pub struct ModelConfig {
     pub max_model_len: Option<u32>,
     /// Seed of dummy weights and of requests that name none.
     pub seed: u64,
-    /// Lets a backend round activations where that is faster (to int8 in blocks for quantised weights, to bf16 for bf16 ones). Without it
-    /// products are exact, and a KV cache whose type nobody chose is as exact as the activations. The server's default is true.
+    /// Lets a backend round activations where that is faster (to int8 in blocks for quantised weights, to bf16 for bf16
+    /// ones). Without it products are exact, and a KV cache whose type nobody chose is as exact as the activations. The
+    /// server's default is true.
     pub allow_quantized_act: bool,
     /// Attention backend by name; `None`: the platform's best.
     pub attention_backend: Option<String>,
@@ -74,14 +75,15 @@ pub struct SchedulingConfig {
     /// Steps in flight beyond the first; `None`: the device's depth.
     pub async_depth: Option<u32>,
     /// A prompt with more tokens to compute than this is long: long prompts share half of a step while others want the
-    /// rest, and none computes more than this in a step. 0: half of a step is long, and a long prompt that is alone fills it.
+    /// rest, and none computes more than this in a step. 0: half of a step is long, and a long prompt that is alone
+    /// fills it.
     pub long_prefill_token_threshold: u32,
     /// Prompts are cut so that a step takes about this long. Zero: no bound.
     pub max_step: Duration,
 }
 
-/// Drafts by prompt lookup, for sequences that take the likeliest token (vLLM's names and defaults; its method `ngram`).
-/// Drafts are made of what the host has read, so that a step begins only when the one before has ended.
+/// Drafts by prompt lookup, for sequences that take the likeliest token (vLLM's names and defaults; its method
+/// `ngram`). Drafts are made of what the host has read, so that a step begins only when the one before has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpeculativeConfig {
     /// Most tokens drafted for a step.
@@ -122,7 +124,8 @@ pub struct LoraConfig {
     pub max_loras: u32,
     /// Largest rank that is served, 1 to 512: slots are as large as this says.
     pub max_rank: u32,
-    /// Adapters in host memory, at least `max_loras`; `None`: as many as that. Others are read from their files when they are asked for.
+    /// Adapters in host memory, at least `max_loras`; `None`: as many as that. Others are read from their files when
+    /// they are asked for.
     pub max_cpu_loras: Option<u32>,
     /// The linears that adapters may change. Each costs two ops a layer in steps with adapters.
     pub targets: LoraTargets,

@@ -153,7 +153,8 @@ impl Core {
         }
     }
 
-    /// Takes what was sent; blocks when there is nothing else to do. False: nobody is left, or the shutdown is complete.
+    /// Takes what was sent; blocks when there is nothing else to do. False: nobody is left, or the shutdown is
+    /// complete.
     fn take_commands(&mut self) -> bool {
         loop {
             let idle = self.in_flight.is_empty() && self.live.scheduler.is_idle();
@@ -223,8 +224,8 @@ impl Core {
         }
     }
 
-    /// Plans and submits steps until the device has its depth of them, or one has masks: what was sent meanwhile is taken
-    /// before the next. Says whether the device has room for more.
+    /// Plans and submits steps until the device has its depth of them, or one has masks: what was sent meanwhile is
+    /// taken before the next. Says whether the device has room for more.
     fn fill(&mut self) -> Result<bool, EngineError> {
         while self.in_flight.len() < self.max_in_flight {
             self.draft()?;
@@ -291,8 +292,9 @@ impl Core {
         Ok(())
     }
 
-    /// Drafts tokens for every sequence that takes some, and tells the scheduler how many. Drafts stand behind known tokens,
-    /// so the steps in flight end first. Steps with masks have no drafts: while a sequence has a guide, nothing is drafted.
+    /// Drafts tokens for every sequence that takes some, and tells the scheduler how many. Drafts stand behind known
+    /// tokens, so the steps in flight end first. Steps with masks have no drafts: while a sequence has a guide, nothing
+    /// is drafted.
     fn draft(&mut self) -> Result<(), EngineError> {
         let Some(config) = self.speculative else {
             return Ok(());

@@ -45,7 +45,8 @@ pub enum ParamError {
     },
     /// Constraints that together allow no token.
     #[error(
-        "allowed_token_ids leaves no token to give: each of its {allowed} ids is {others}; allow another id or leave out one of the fields"
+        "allowed_token_ids leaves no token to give: each of its {allowed} ids is {others}; allow another id or leave \
+         out one of the fields"
     )]
     NothingAllowed {
         /// Entries of `allowed_token_ids`.
@@ -76,7 +77,8 @@ pub enum SubmitError {
     EmptyPrompt,
     /// The prompt leaves no room for one new token.
     #[error(
-        "the prompt has {found} tokens; this model's context holds {limit}, of which at least one must be left for the answer: shorten the prompt or serve with a larger --max-model-len"
+        "the prompt has {found} tokens; this model's context holds {limit}, of which at least one must be left for \
+         the answer: shorten the prompt or serve with a larger --max-model-len"
     )]
     PromptTooLong {
         /// Tokens sent.

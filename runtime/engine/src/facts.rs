@@ -1,4 +1,5 @@
-//! What records say of a request and a sequence beyond what running them needs: times between tokens, siblings, arrival.
+//! What records say of a request and a sequence beyond what running them needs: times between tokens, siblings,
+//! arrival.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};

@@ -1,5 +1,5 @@
-//! Token guides: code that says, after each token of a sequence, which tokens may come next (a grammar, a schema). Guides
-//! run on threads of their own beside the device, so that a slow one holds up its own sequence only.
+//! Token guides: code that says, after each token of a sequence, which tokens may come next (a grammar, a schema).
+//! Guides run on threads of their own beside the device, so that a slow one holds up its own sequence only.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,9 +16,9 @@ const MAX_THREADS: usize = 4;
 
 /// Says which tokens of one sequence may come next.
 pub trait TokenGuide: Send {
-    /// Takes the tokens that came since the last call, and writes which tokens may come next: bit v mod 32 of word v/32 is
-    /// set where token v may. `mask` has ⌈V/32⌉ words, all 0. An end-of-sequence token that is to end the sequence must be
-    /// allowed like any other.
+    /// Takes the tokens that came since the last call, and writes which tokens may come next: bit v mod 32 of word v/32
+    /// is set where token v may. `mask` has ⌈V/32⌉ words, all 0. An end-of-sequence token that is to end the sequence
+    /// must be allowed like any other.
     ///
     /// # Errors
     /// Why the sequence cannot go on; it ends with this reason.
@@ -76,7 +76,8 @@ impl SequenceGuide {
         (self.guide, self.mask) = (Some(answer.0), Some(answer.1));
     }
 
-    /// Asks for the mask behind `tokens`. A guide that is away was not asked for the token before: there is none to come.
+    /// Asks for the mask behind `tokens`. A guide that is away was not asked for the token before: there is none to
+    /// come.
     pub(crate) fn ask(&mut self, workers: &GuideWorkers, id: RequestId, tokens: Vec<u32>) {
         self.mask = None;
         if let Some(guide) = self.guide.take() {

@@ -111,7 +111,8 @@ impl EngineHandle {
         let (words, rows) = (tokenizer.vocab_size(), files.description.vocab_size);
         if overrides.tokenizer.is_some() && words > rows {
             let message = format!(
-                "it has {words} tokens, the model {rows}: text would become tokens that the model does not know; give the tokenizer that the model was trained with"
+                "it has {words} tokens, the model {rows}: text would become tokens that the model does not know; give \
+                 the tokenizer that the model was trained with"
             );
             return Err(EngineError::Config {
                 name: "--tokenizer",
@@ -337,8 +338,8 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Has stat loggers told of the adapters that were there from the start, each in a record of its own. For after their `start` record, which
-    /// is the first that they get.
+    /// Has stat loggers told of the adapters that were there from the start, each in a record of its own. For after
+    /// their `start` record, which is the first that they get.
     pub fn tell_adapters(&self) {
         for adapter in self.front.adapters.iter().flat_map(|adapters| adapters.all()) {
             let _ = self.front.commands.send(Command::AddedAdapter(adapter));
@@ -563,7 +564,8 @@ fn numbered_tokenizer(vocab_size: usize) -> Result<Tokenizer, halyard_text::Text
         "version": "1.0",
         "added_tokens": [],
         "pre_tokenizer": { "type": "Whitespace" },
-        // Its words are plain letters, which byte level spells as themselves: text is made of single tokens, without a look back.
+        // Its words are plain letters, which byte level spells as themselves: text is made of single tokens, without a
+        // look back.
         "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false },
         "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "t0" },
     });

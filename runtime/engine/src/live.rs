@@ -1,5 +1,5 @@
-//! Live sequences: how they come, what is handed over to their readers, how they end, and what is counted of it. Knows no
-//! device: the engine's thread gives it what steps returned.
+//! Live sequences: how they come, what is handed over to their readers, how they end, and what is counted of it. Knows
+//! no device: the engine's thread gives it what steps returned.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;

@@ -1,4 +1,5 @@
-//! Masks of guided sequences: asked for behind each token, and waited for while the device works on a step's first half.
+//! Masks of guided sequences: asked for behind each token, and waited for while the device works on a step's first
+//! half.
 
 use std::time::{Duration, Instant};
 

@@ -19,7 +19,8 @@ pub(crate) fn finish(fault: &RowFault, num_output: u32, params: &SamplingParams,
     let constraints = constraints(params, is_guided);
     match fault.why {
         NoToken::NothingAllowed if !constraints.is_empty() => FinishReason::NoTokenAllowed(format!(
-            "no token is allowed at {at}: {} rule out every one that the model could give; relax or leave out one of them",
+            "no token is allowed at {at}: {} rule out every one that the model could give; relax or leave out one of \
+             them",
             constraints.join(" and ")
         )),
         why => FinishReason::NotFinite(format!("the model's logits at {at} are {}; {REMEDY}", why.seen())),

@@ -145,8 +145,8 @@ impl SamplingParams {
         self.check_lists(vocab_size)
     }
 
-    /// Checks that the fields together allow a token. `stops`: what may not come before `min_tokens`. Bad words of several tokens depend on
-    /// what is generated and are not looked at.
+    /// Checks that the fields together allow a token. `stops`: what may not come before `min_tokens`. Bad words of
+    /// several tokens depend on what is generated and are not looked at.
     ///
     /// # Errors
     /// The fields that rule out all of `allowed_token_ids`.

@@ -17,7 +17,8 @@ use crate::lora::adapter::Adapter;
 use crate::output::{FinishReason, TokenLogprobs};
 use crate::params::SamplingParams;
 
-/// What a sequence's reader is sent. At most `max_tokens` and two messages a sequence, so the channel needs no bound of its own.
+/// What a sequence's reader is sent. At most `max_tokens` and two messages a sequence, so the channel needs no bound of
+/// its own.
 #[derive(Debug)]
 pub(crate) enum SequenceEvent {
     /// Prompt log-probabilities are complete.

@@ -1,4 +1,5 @@
-//! Counters of the engine, and its records on their way to the hooks: gathered during a step, handed over at once at its end.
+//! Counters of the engine, and its records on their way to the hooks: gathered during a step, handed over at once at
+//! its end.
 
 use halyard_hooks::RecordSender;
 use halyard_platform_api::hooks::StatRecord;

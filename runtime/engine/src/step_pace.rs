@@ -34,8 +34,8 @@ pub(crate) struct StepPace {
 }
 
 impl StepPace {
-    /// A zero `target` bounds nothing. `is_synchronous`: the device computes while the engine waits, so that the first step
-    /// is kept small; elsewhere it is not bounded.
+    /// A zero `target` bounds nothing. `is_synchronous`: the device computes while the engine waits, so that the first
+    /// step is kept small; elsewhere it is not bounded.
     pub(crate) fn new(target: Duration, is_synchronous: bool) -> Self {
         StepPace {
             target_s: (!target.is_zero()).then_some(target.as_secs_f64()),

@@ -14,7 +14,8 @@ use crate::output::{CompletionOutput, FinishReason, OutputChunk, RequestOutput, 
 use crate::params::SamplingParams;
 use crate::sequence::SequenceEvent;
 
-/// What a token that its reader has not taken costs, without log-probabilities: the operator guide states the bound that follows.
+/// What a token that its reader has not taken costs, without log-probabilities: the operator guide states the bound
+/// that follows.
 const _: () = assert!(size_of::<(u32, SequenceEvent)>() <= 96);
 
 /// Output of one request. Dropping it before the end cancels what still runs.

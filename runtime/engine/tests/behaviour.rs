@@ -1,4 +1,5 @@
-//! What requests are promised, on the CPU platform, on `reference`, and on a device that runs steps later, at depths 0, 1 and 2.
+//! What requests are promised, on the CPU platform, on `reference`, and on a device that runs steps later, at depths 0,
+//! 1 and 2.
 
 mod common;
 
@@ -90,7 +91,12 @@ on_every_device! {
         for output in llm.generate_ids(prompts(), &params).expect("taken") {
             assert!(output.outputs[0].token_ids.iter().all(|id| !first.contains(id)), "a banned token came");
         }
-        let allowed = SamplingParams { allowed_token_ids: Some(vec![9, 10]), temperature: 1.0, seed: Some(3), ..greedy(12) };
+        let allowed = SamplingParams {
+            allowed_token_ids: Some(vec![9, 10]),
+            temperature: 1.0,
+            seed: Some(3),
+            ..greedy(12)
+        };
         for output in llm.generate_ids(prompts(), &allowed).expect("taken") {
             assert!(output.outputs[0].token_ids.iter().all(|id| [9, 10].contains(id)));
             assert_eq!(output.outputs[0].finish, FinishReason::Length);
@@ -144,7 +150,10 @@ on_every_device! {
         let llm = llm(device, |c| c.cache.enable_prefix_caching = false);
         let expected = alone(&llm, &greedy(40));
         let engine = llm.engine();
-        let submit = |(i, p): (usize, Vec<u32>)| engine.submit(Request::new(format!("{i}"), p, greedy(40))).expect("taken");
+        let submit = |(i, p): (usize, Vec<u32>)| {
+            let request = Request::new(format!("{i}"), p, greedy(40));
+            engine.submit(request).expect("taken")
+        };
         let streams: Vec<_> = prompts().into_iter().enumerate().map(submit).collect();
         let mut kept = Vec::new();
         for (i, mut stream) in streams.into_iter().enumerate() {
@@ -205,8 +214,8 @@ fn results_do_not_depend_on_the_batch_bit_for_bit_on_reference() {
     }
 }
 
-/// Steps of many tokens go by rows on the CPU platform, without waiting between ops: three threads and steps of 450 tokens against one thread and
-/// steps of 48.
+/// Steps of many tokens go by rows on the CPU platform, without waiting between ops: three threads and steps of 450
+/// tokens against one thread and steps of 48.
 #[test]
 fn long_steps_on_cpu_give_what_short_ones_give_bit_for_bit() {
     let prompts: Vec<Vec<u32>> = (0..5)

@@ -1,5 +1,5 @@
-//! Drafted tokens: two a step by prompt lookup, verified by the model, wrong ones rolled back. What comes out is what comes
-//! out without them.
+//! Drafted tokens: two a step by prompt lookup, verified by the model, wrong ones rolled back. What comes out is what
+//! comes out without them.
 
 mod common;
 

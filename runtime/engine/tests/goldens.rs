@@ -1,5 +1,5 @@
-//! Models against Hugging Face, teacher-forced and running free (tests/device has the rules). Tiny random models of every family, and real ones
-//! where they are at hand.
+//! Models against Hugging Face, teacher-forced and running free (tests/device has the rules). Tiny random models of
+//! every family, and real ones where they are at hand.
 
 mod common;
 
@@ -47,7 +47,8 @@ families! {
     qwen3_moe_on_cpu, qwen3_moe_on_reference => "qwen3-moe", "qwen3-moe/goldens.json";
     gemma3_on_cpu, gemma3_on_reference => "gemma3", "gemma3/goldens.json";
     llama_gguf_on_cpu, llama_gguf_on_reference => "gguf/llama-gguf.gguf", "gguf/llama-gguf.golden.json";
-    llama3_rope_gguf_on_cpu, llama3_rope_gguf_on_reference => "gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json";
+    llama3_rope_gguf_on_cpu, llama3_rope_gguf_on_reference => "gguf/llama3-rope-gguf.gguf",
+        "gguf/llama3-rope-gguf.golden.json";
     llama_fp8_on_cpu, llama_fp8_on_reference => "llama-fp8", "llama-fp8/goldens.json";
     qwen3_fp8_on_cpu, qwen3_fp8_on_reference => "qwen3-fp8", "qwen3-fp8/goldens.json";
     qwen3_gguf_on_cpu, qwen3_gguf_on_reference => "gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json";

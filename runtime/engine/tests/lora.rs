@@ -1,4 +1,5 @@
-//! LoRA adapters in a running engine: PEFT's numbers in mixed batches, residency, the prefix cache, unloading under load, and what is refused.
+//! LoRA adapters in a running engine: PEFT's numbers in mixed batches, residency, the prefix cache, unloading under
+//! load, and what is refused.
 
 mod common;
 
@@ -242,8 +243,9 @@ fn scores_of_long_prompts(device: Arc<dyn Device>, tokens: u32) -> Vec<f32> {
     scored.map(|at| at.chosen.logprob).collect()
 }
 
-/// Steps of many tokens go by rows on the CPU platform, where threads wait for each other around an adapter's products only: three threads and steps of
-/// 450 tokens, prompts of the base and three adapters in each, against one thread and steps of 48 to the bit, and against the reference.
+/// Steps of many tokens go by rows on the CPU platform, where threads wait for each other around an adapter's products
+/// only: three threads and steps of 450 tokens, prompts of the base and three adapters in each, against one thread and
+/// steps of 48 to the bit, and against the reference.
 #[test]
 fn long_steps_with_adapters_on_cpu_give_what_short_ones_and_the_reference_give() {
     let cpu = |threads| halyard_cpu::CpuPlatform::with_threads(threads).open(0).expect("opens");

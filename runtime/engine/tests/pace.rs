@@ -35,7 +35,7 @@ fn ask_both(max_step: Duration) -> ([Vec<u32>; 2], u64) {
 fn a_step_over_its_target_makes_the_next_ones_smaller() {
     let (expected, steps) = ask_both(Duration::ZERO);
     assert_eq!(steps, 2, "without a target a step takes what fits");
-    // Every step is longer than this. The first one has 128 tokens, as nothing was measured before it; then the bound is at
-    // its floor of 32 tokens.
+    // Every step is longer than this. The first one has 128 tokens, as nothing was measured before it; then the bound
+    // is at its floor of 32 tokens.
     assert_eq!(ask_both(Duration::from_nanos(1)), (expected, 1 + 3 + 7));
 }

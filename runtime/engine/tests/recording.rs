@@ -1,5 +1,5 @@
-//! Recorded decode steps give what steps encoded anew give, on a device that runs late and poisons what is read too early; and a
-//! recording that is wrong is found before it is used.
+//! Recorded decode steps give what steps encoded anew give, on a device that runs late and poisons what is read too
+//! early; and a recording that is wrong is found before it is used.
 
 mod common;
 
@@ -45,7 +45,8 @@ fn params(kind: &str, i: u32) -> SamplingParams {
     }
 }
 
-/// Requests of other lengths and ends over eight rows, so that batches of every size come, and rows change owners between steps.
+/// Requests of other lengths and ends over eight rows, so that batches of every size come, and rows change owners
+/// between steps.
 fn serve(llm: &Llm, kind: &str) -> Vec<Vec<u32>> {
     let prompt = |i: u32| (0..1 + 7 * i % 30).map(|j| (11 * i + 3 * j) % 300 + 3).collect();
     let submit = |i: u32| {

@@ -1,4 +1,5 @@
-//! Tensor parallelism over threads: several ranks give what one device gives, and a rank that fails ends the engine with its words.
+//! Tensor parallelism over threads: several ranks give what one device gives, and a rank that fails ends the engine
+//! with its words.
 
 mod common;
 
@@ -131,7 +132,8 @@ fn sums_are_right_in_every_size_and_place() {
     }
 }
 
-/// Everything that changes rows between steps, at once: seeds, penalties, logprobs, preemption, prefix reuse, aborted requests.
+/// Everything that changes rows between steps, at once: seeds, penalties, logprobs, preemption, prefix reuse, aborted
+/// requests.
 fn busy(llm: &Llm) -> Vec<Vec<u32>> {
     let mut all = Vec::new();
     let random = SamplingParams {

@@ -1,7 +1,7 @@
 //! All sinks of a server: starting them, watching their calls, reloading one, asking for their texts, ending them.
 //!
-//! Each sink has one thread. One more, the supervisor, sleeps until a call's deadline passes and gives that call up; a thread that never
-//! returns cannot be ended, so its sink stays as it is, named, with that one thread.
+//! Each sink has one thread. One more, the supervisor, sleeps until a call's deadline passes and gives that call up; a
+//! thread that never returns cannot be ended, so its sink stays as it is, named, with that one thread.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -59,7 +59,8 @@ pub struct HubConfig {
     pub create_deadline: Duration,
     /// Time between records and the flush that follows them.
     pub flush_interval: Duration,
-    /// How long a woken worker lets records gather, so that a busy engine wakes it 20 times a second and not with every step.
+    /// How long a woken worker lets records gather, so that a busy engine wakes it 20 times a second and not with every
+    /// step.
     pub linger: Duration,
 }
 
@@ -92,7 +93,8 @@ pub enum HookError {
     Twice(String),
     /// Its thread has not come back from a call.
     #[error(
-        "stat logger `{0}` is stuck in a call that has not returned; its thread cannot be ended, so it is not replaced: restart the server"
+        "stat logger `{0}` is stuck in a call that has not returned; its thread cannot be ended, so it is not \
+         replaced: restart the server"
     )]
     Stuck(String),
     /// An earlier reload has not ended.
@@ -156,8 +158,9 @@ impl Watch {
 
     /// Gives up overdue calls until the hub ends.
     ///
-    /// When it sleeps much longer than it asked for, nobody in this process ran (it was stopped, the machine was suspended, or others took
-    /// all processors): that time is nobody's fault and goes into `stalled_ns`, which the clock leaves out.
+    /// When it sleeps much longer than it asked for, nobody in this process ran (it was stopped, the machine was
+    /// suspended, or others took all processors): that time is nobody's fault and goes into `stalled_ns`, which the
+    /// clock leaves out.
     fn supervise(&self, sinks: &[Arc<Sink>], clock: &Clock, stalled_ns: &AtomicU64) {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         while !next.1 {
@@ -288,8 +291,8 @@ impl Hub {
         }
     }
 
-    /// The texts that sinks show at `/metrics`, up to date with every record sent before the call. Sinks that rest, are stuck or do not
-    /// answer within `patience` are left out. Blocks up to `patience`.
+    /// The texts that sinks show at `/metrics`, up to date with every record sent before the call. Sinks that rest, are
+    /// stuck or do not answer within `patience` are left out. Blocks up to `patience`.
     pub fn expose(&self, patience: Duration) -> Vec<String> {
         let asked = self.shared.sinks.iter().filter(|sink| !sink.is_stuck()).map(|sink| {
             let (reply, answer) = sync_channel(1);
@@ -305,8 +308,8 @@ impl Hub {
         answers.collect()
     }
 
-    /// Replaces a sink's library by another: a logger of `source` is made beside the old one, the old one is given every record that came
-    /// before and is flushed, and the new one gets those after. No record is lost by it. Blocks.
+    /// Replaces a sink's library by another: a logger of `source` is made beside the old one, the old one is given
+    /// every record that came before and is flushed, and the new one gets those after. No record is lost by it. Blocks.
     ///
     /// # Errors
     /// [`HookError`]; the old one goes on then.
@@ -339,8 +342,9 @@ impl Hub {
         swapped
     }
 
-    /// Gives every sink what is queued for it, flushes and ends it. Sinks that have not ended within `patience` are left behind with
-    /// their threads, and what was left for them counts as dropped. Call it when the engine has ended. Blocks up to `patience`.
+    /// Gives every sink what is queued for it, flushes and ends it. Sinks that have not ended within `patience` are
+    /// left behind with their threads, and what was left for them counts as dropped. Call it when the engine has ended.
+    /// Blocks up to `patience`.
     pub fn shutdown(&self, patience: Duration) {
         let workers = std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));
         if workers.is_empty() {
@@ -374,8 +378,8 @@ const PENDING: u8 = 0;
 const MADE: u8 = 1;
 const GIVEN_UP: u8 = 2;
 
-/// Makes a logger on a thread of its own. `failed` runs when there will be none: at once after an error, and when a maker that was too
-/// slow has come back at last; one that never does keeps its thread.
+/// Makes a logger on a thread of its own. `failed` runs when there will be none: at once after an error, and when a
+/// maker that was too slow has come back at last; one that never does keeps its thread.
 fn make_within(
     name: &str,
     source: &SinkSource,

@@ -1,12 +1,13 @@
-//! Delivery of records to stat loggers: a bounded queue and a thread for each sink, so that the engine never waits for one.
+//! Delivery of records to stat loggers: a bounded queue and a thread for each sink, so that the engine never waits for
+//! one.
 //!
-//! A sink is something that takes a batch of records within a deadline ([`StatLogger`]), in this process or elsewhere. What it does
-//! wrong (panics, errors, slowness, a call that never returns) stays its own: it is quarantined, named, and tried again later. For each
-//! sink, accepted = delivered + dropped + pending holds exactly. This crate never opens a library and never looks at a clock
-//! where a test would have to wait for it.
+//! A sink is something that takes a batch of records within a deadline ([`StatLogger`]), in this process or elsewhere.
+//! What it does wrong (panics, errors, slowness, a call that never returns) stays its own: it is quarantined, named,
+//! and tried again later. For each sink, accepted = delivered + dropped + pending holds exactly. This crate never opens
+//! a library and never looks at a clock where a test would have to wait for it.
 //!
-//! Reading order: [`hub`] (the front door), [`sender`] (the engine's end), `sink` (one sink's state), `worker` (its thread),
-//! [`quarantine`] (when it rests).
+//! Reading order: [`hub`] (the front door), [`sender`] (the engine's end), `sink` (one sink's state), `worker` (its
+//! thread), [`quarantine`] (when it rests).
 
 pub mod hub;
 pub mod quarantine;

@@ -1,4 +1,5 @@
-//! When a failing sink is left alone and when it is tried again. Pure: time is an argument, as a duration since any fixed moment.
+//! When a failing sink is left alone and when it is tried again. Pure: time is an argument, as a duration since any
+//! fixed moment.
 
 use std::time::Duration;
 

@@ -33,7 +33,8 @@ impl RecordSender {
         !self.shared.sinks.is_empty()
     }
 
-    /// Hands over `records` and leaves the list empty. A sink whose queue is full, or that rests, loses them; nobody waits.
+    /// Hands over `records` and leaves the list empty. A sink whose queue is full, or that rests, loses them; nobody
+    /// waits.
     pub fn send_all(&self, records: &mut Vec<StatRecord>) {
         let Some((last, others)) = self.shared.sinks.split_last() else {
             records.clear();
@@ -65,8 +66,8 @@ impl RecordSender {
     }
 }
 
-/// How often this thread has given up its processor by itself: the kernel's own count of times that it waited for something.
-/// Being preempted, or stopped from outside, does not count.
+/// How often this thread has given up its processor by itself: the kernel's own count of times that it waited for
+/// something. Being preempted, or stopped from outside, does not count.
 fn sleeps() -> i64 {
     getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.voluntary_context_switches())
 }

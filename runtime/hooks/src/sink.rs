@@ -1,5 +1,5 @@
-//! One sink: its queue, its counters, and its state between worker, supervisor and reports. Producers touch the queue and atomics only;
-//! the lock is for the others.
+//! One sink: its queue, its counters, and its state between worker, supervisor and reports. Producers touch the queue
+//! and atomics only; the lock is for the others.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -244,7 +244,8 @@ impl Sink {
         now.saturating_add(deadline)
     }
 
-    /// A call returned. Whether it was too slow is the supervisor's to say ([`Sink::overdue`]), who knows when nobody could run.
+    /// A call returned. Whether it was too slow is the supervisor's to say ([`Sink::overdue`]), who knows when nobody
+    /// could run.
     pub(crate) fn finish(&self, now: Duration, result: Result<(), (Failure, String)>) -> Outcome {
         let mut state = self.state();
         let Some(running) = state.running.take() else {
@@ -280,8 +281,8 @@ impl Sink {
         }
     }
 
-    /// Gives up a call whose deadline has passed. Returns when the call in progress must have returned, if there is one that is not
-    /// given up.
+    /// Gives up a call whose deadline has passed. Returns when the call in progress must have returned, if there is one
+    /// that is not given up.
     pub(crate) fn overdue(&self, now: Duration) -> Option<Duration> {
         let mut state = self.state();
         let running = state.running.as_mut().filter(|running| !running.given_up)?;

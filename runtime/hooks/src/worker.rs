@@ -1,5 +1,6 @@
-//! A sink's thread: takes records in batches, calls the logger with a deadline, obeys commands. The only one that calls the sink.
-//! One [`Worker::turn`] does what can be done now and says how long there is nothing to do; the thread sleeps, the tests do not.
+//! A sink's thread: takes records in batches, calls the logger with a deadline, obeys commands. The only one that calls
+//! the sink. One [`Worker::turn`] does what can be done now and says how long there is nothing to do; the thread
+//! sleeps, the tests do not.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -333,7 +334,8 @@ impl Worker {
 /// What kind of failure an error of a logger's function is.
 fn kind_of(error: &Error, isolation: Isolation) -> Failure {
     match (error.status, isolation) {
-        // A panic in a process of its own is told as the first one of a handle; this status says that the process is gone.
+        // A panic in a process of its own is told as the first one of a handle; this status says that the process is
+        // gone.
         (Status::Poisoned, Isolation::Process) => Failure::Crash,
         _ if error.is_panic() => Failure::Panic,
         // A sink that watches its own time, such as one in a process of its own, whose process it then ends.

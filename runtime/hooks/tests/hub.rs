@@ -1,4 +1,5 @@
-//! The hub with its threads: counts add up under load from several threads, a sink that never returns harms nobody, reloads lose nothing.
+//! The hub with its threads: counts add up under load from several threads, a sink that never returns harms nobody,
+//! reloads lose nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -32,7 +32,8 @@ pub enum ModelError {
 
     /// A file ends before something that its own header announces.
     #[error(
-        "{path}: truncated: {what} at offset {offset} needs {needed} bytes, only {available} are left; download the file again"
+        "{path}: truncated: {what} at offset {offset} needs {needed} bytes, only {available} are left; download the \
+         file again"
     )]
     Truncated {
         /// The file.
@@ -49,7 +50,8 @@ pub enum ModelError {
 
     /// A file's structure contradicts its format.
     #[error(
-        "{path}: bad {what} at offset {offset}: expected {expected}, found {found}; the file is damaged or not of this format: download it again"
+        "{path}: bad {what} at offset {offset}: expected {expected}, found {found}; the file is damaged or not of \
+         this format: download it again"
     )]
     Malformed {
         /// The file.
@@ -137,7 +139,8 @@ pub enum ModelError {
 
     /// A weight has another shape than the configuration implies.
     #[error(
-        "{path}: tensor `{tensor}` has shape {found:?}, but the configuration implies {expected:?}; configuration and weights do not belong together"
+        "{path}: tensor `{tensor}` has shape {found:?}, but the configuration implies {expected:?}; configuration and \
+         weights do not belong together"
     )]
     WrongShape {
         /// The file.
@@ -152,7 +155,8 @@ pub enum ModelError {
 
     /// A weight is stored in a format that the engine cannot compute with.
     #[error(
-        "{path}: tensor `{tensor}` is stored as {found}, which is not supported; supported are: {supported}; use a file in one of these"
+        "{path}: tensor `{tensor}` is stored as {found}, which is not supported; supported are: {supported}; use a \
+         file in one of these"
     )]
     UnsupportedFormat {
         /// The file.
@@ -180,7 +184,8 @@ pub enum ModelError {
 
     /// A number of the model that the ranks of tensor parallelism cannot share.
     #[error(
-        "{what} is {value}, which {size} tensor-parallel ranks cannot share: {limit}; choose another --tensor-parallel-size"
+        "{what} is {value}, which {size} tensor-parallel ranks cannot share: {limit}; choose another \
+         --tensor-parallel-size"
     )]
     Indivisible {
         /// The model's field, or the part of a weight.
@@ -204,7 +209,8 @@ pub enum ModelError {
 
     /// A matrix of an adapter has another shape than its configuration and the base model imply.
     #[error(
-        "{path}: tensor `{tensor}` has shape {found:?}, but the base model and the adapter's rank imply {expected:?}; the adapter belongs to another model, or its configuration to another file"
+        "{path}: tensor `{tensor}` has shape {found:?}, but the base model and the adapter's rank imply {expected:?}; \
+         the adapter belongs to another model, or its configuration to another file"
     )]
     AdapterShape {
         /// The file.
@@ -219,7 +225,8 @@ pub enum ModelError {
 
     /// There is no tokenizer beside the model.
     #[error(
-        "{path}: no tokenizer: looked for {}; put the model's tokenizer.json into the folder (Hugging Face repositories carry it), or use a GGUF file, which holds its own",
+        "{path}: no tokenizer: looked for {}; put the model's tokenizer.json into the folder (Hugging Face \
+         repositories carry it), or use a GGUF file, which holds its own",
         looked_for.join(", ")
     )]
     MissingTokenizer {
@@ -244,7 +251,8 @@ pub enum ModelError {
 
     /// A name that is no way of rounding weights at load.
     #[error(
-        "quantization `{found}` is not known; known is: fp8, for weights in F32, F16 or BF16; weights that a file holds quantised need no flag"
+        "quantization `{found}` is not known; known is: fp8, for weights in F32, F16 or BF16; weights that a file \
+         holds quantised need no flag"
     )]
     UnknownQuantization {
         /// The name given.

@@ -4,7 +4,8 @@
 //! lies beside them. Knows no kernel, no device, no HTTP, and reads no environment.
 //!
 //! Reading order: [`source`] (a path to everything), [`config`] (the description), [`families`],
-//! [`weights`], [`program`], then the formats [`gguf`] and [`safetensors`], [`quant`] for what formats mean, and [`lora`] for adapters.
+//! [`weights`], [`program`], then the formats [`gguf`] and [`safetensors`], [`quant`] for what formats mean, and
+//! [`lora`] for adapters.
 
 pub mod config;
 mod error;

@@ -26,7 +26,8 @@ pub fn format_name(format: WeightFormat) -> &'static str {
     }
 }
 
-/// Writes the values of `bytes` (whole blocks of `format`, little endian; of formats whose rows end in a scale one row) to `out`.
+/// Writes the values of `bytes` (whole blocks of `format`, little endian; of formats whose rows end in a scale one row)
+/// to `out`.
 ///
 /// # Errors
 /// [`ModelError::WrongByteCount`] if `bytes` is not exactly `out.len()` values.
@@ -62,8 +63,8 @@ pub fn dequantize(format: WeightFormat, bytes: &[u8], out: &mut [f32]) -> Result
     Ok(())
 }
 
-/// One canonical row of 8-bit floats: the largest magnitude becomes 448. What the op `quantize_act` gives by its scheme `Fp8Row`.
-/// `row` has [`WeightFormat::row_bytes`] bytes.
+/// One canonical row of 8-bit floats: the largest magnitude becomes 448. What the op `quantize_act` gives by its scheme
+/// `Fp8Row`. `row` has [`WeightFormat::row_bytes`] bytes.
 pub fn quantize_e4m3(values: &[f32], row: &mut [u8]) {
     let largest = values.iter().fold(0.0f32, |max, value| max.max(value.abs()));
     let scale = largest / 448.0;

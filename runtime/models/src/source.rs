@@ -127,8 +127,8 @@ impl ModelFiles {
         open_folder(path, format, dummy, over)
     }
 
-    /// Has weights handed out that give keys and values divided by the checkpoint's scales ([`Weights::use_kv_scales`]), for a cache of 8-bit floats.
-    /// Whether it has such scales.
+    /// Has weights handed out that give keys and values divided by the checkpoint's scales
+    /// ([`Weights::use_kv_scales`]), for a cache of 8-bit floats. Whether it has such scales.
     ///
     /// # Errors
     /// As there.
@@ -279,7 +279,8 @@ fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights, over: &Mo
     })
 }
 
-/// Ends of a sequence: those of the generation defaults, else the model's; all of them in the vocabulary. `path` is the file to blame.
+/// Ends of a sequence: those of the generation defaults, else the model's; all of them in the vocabulary. `path` is the
+/// file to blame.
 fn settle_eos(generation: &mut GenerationDefaults, description: &ModelDescription, path: &Path) -> Result<()> {
     if generation.eos_token_ids.is_empty() {
         generation.eos_token_ids.clone_from(&description.eos_token_ids);

@@ -94,7 +94,8 @@ fn windows_follow_each_family() {
 
     let qwen = with(
         llama(),
-        json!({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "sliding_window": 32, "max_window_layers": 1}),
+        json!({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "sliding_window": 32,
+            "max_window_layers": 1}),
     );
     assert_eq!(window(qwen.clone()), [None; 3], "use_sliding_window is off by default");
     let on = with(qwen.clone(), json!({"use_sliding_window": true}));
@@ -148,7 +149,8 @@ fn gemma3_reads_text_and_multimodal_configs_old_and_new() {
     let new = json!({"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "rope_scaling": null,
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5},
             "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}, "_sliding_window_pattern": 6,
-        "layer_types": (0..12).map(|i| if i == 3 { "full_attention" } else { "sliding_attention" }).collect::<Vec<_>>()});
+        "layer_types": (0..12).map(|i| if i == 3 { "full_attention" } else { "sliding_attention" })
+            .collect::<Vec<_>>()});
     let model = describe(&with(gemma(), new)).unwrap();
     assert_eq!((model.ropes[0].theta, model.ropes[1].theta), (5e5, 2e4));
     assert_eq!(model.layers.iter().position(|l| l.mixer.window.is_none()), Some(3));
@@ -266,7 +268,8 @@ fn absurd_values_name_field_value_and_limit() {
             "at least 1",
         ),
         (
-            json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}}),
+            json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0,
+                "high_freq_factor": 1.0}}),
             "high_freq_factor",
             "above low_freq_factor",
         ),

@@ -1,4 +1,5 @@
-//! Weights of experts: a matrix each in safetensors, slices of one tensor in GGUF. What does not fit is refused by name.
+//! Weights of experts: a matrix each in safetensors, slices of one tensor in GGUF. What does not fit is refused by
+//! name.
 
 mod support;
 

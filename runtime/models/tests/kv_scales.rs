@@ -1,4 +1,5 @@
-//! Scales of keys and values in a checkpoint: found under all their names, folded into what makes keys and values, refused where they are none.
+//! Scales of keys and values in a checkpoint: found under all their names, folded into what makes keys and values,
+//! refused where they are none.
 
 mod support;
 

@@ -1,4 +1,5 @@
-//! Adapter files: PEFT's own are read, and what does not fit format, engine or model is refused with its name, what was found and what would do.
+//! Adapter files: PEFT's own are read, and what does not fit format, engine or model is refused with its name, what was
+//! found and what would do.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

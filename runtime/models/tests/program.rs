@@ -480,7 +480,10 @@ macro_rules! agrees_with_hugging_face {
             // Where the last layer's second half belongs to the forward program, and where to the head.
             for (ranks, narrow) in [(1, false), (1, true) $(, ($ranks, true))*] {
                 let (positions, worst) = compare($model, $golden, ranks, narrow);
-                println!("{} over {ranks}: {positions} positions, worst log-probability difference {worst:.2e}", $model);
+                println!(
+                    "{} over {ranks}: {positions} positions, worst log-probability difference {worst:.2e}",
+                    $model
+                );
                 assert!(positions > 100, "only {positions} positions were compared");
             }
         }
@@ -531,8 +534,8 @@ fn what_ranks_cannot_share_is_refused_with_both_numbers() {
     );
 }
 
-/// A backend may then turn q and k on their way into attention and leave the product as it is. Every layer's slices are overwritten by the
-/// next layer's product, as a whole or in parts.
+/// A backend may then turn q and k on their way into attention and leave the product as it is. Every layer's slices are
+/// overwritten by the next layer's product, as a whole or in parts.
 #[test]
 fn rotated_q_and_k_are_nobodys_business_after_attention() {
     for model in ["llama", "qwen3", "gemma3"] {

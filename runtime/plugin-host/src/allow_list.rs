@@ -1,6 +1,7 @@
 //! The allow-list (`plugins.lock`): when there is one, only libraries with a listed SHA-256 load.
 //!
-//! TOML: a table `plugins` from a library's path, its file name or its plugin's name to the hexadecimal SHA-256 of the file.
+//! TOML: a table `plugins` from a library's path, its file name or its plugin's name to the hexadecimal SHA-256 of the
+//! file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

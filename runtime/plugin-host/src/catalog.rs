@@ -35,7 +35,8 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// Searches. Broken files are kept as failures; [`Catalog::explicit_failure`] tells about those that were asked for.
+    /// Searches. Broken files are kept as failures; [`Catalog::explicit_failure`] tells about those that were asked
+    /// for.
     pub fn discover(search: &SearchPath) -> Catalog {
         let mut catalog = Catalog {
             allow_list: search.allow_list.clone(),
@@ -104,8 +105,8 @@ impl Catalog {
         Ok(load::load(candidate, self.allow_list.as_ref(), &mut trail)?)
     }
 
-    /// A stat-logger plugin whose loggers run in processes of their own. Its library is checked here as far as its file tells, and opened
-    /// there only.
+    /// A stat-logger plugin whose loggers run in processes of their own. Its library is checked here as far as its file
+    /// tells, and opened there only.
     ///
     /// # Errors
     /// [`PluginError::Stage`]; [`PluginError::WrongKind`].
@@ -129,8 +130,8 @@ impl Catalog {
         ))
     }
 
-    /// Loads a candidate again after its file was replaced, beside what was loaded before. The file must have been replaced by another
-    /// (renamed into its place), not overwritten: the running code is read from it.
+    /// Loads a candidate again after its file was replaced, beside what was loaded before. The file must have been
+    /// replaced by another (renamed into its place), not overwritten: the running code is read from it.
     ///
     /// # Errors
     /// [`PluginError::Stage`], also for a file that was overwritten in place.
@@ -220,7 +221,8 @@ impl Catalog {
                 if !libraries.is_empty() && self.allow_list.is_none() && is_world_writable(&folder) {
                     tracing::warn!(
                         folder = %folder.display(),
-                        "every user of this machine can put plugins here: take the right away (chmod o-w), or pin them with --plugins-lock"
+                        "every user of this machine can put plugins here: take the right away (chmod o-w), or pin \
+                         them with --plugins-lock"
                     );
                 }
                 self.searched.push(folder);

@@ -9,7 +9,8 @@ use halyard_platform_api::abi::tables::{ABI_MAJOR, ABI_MINOR, ABI_MINOR_MIN, Hos
 
 struct Offer(Host);
 
-// SAFETY: never changed after it was made; its pointers are to constants, and its function may be called from any thread.
+// SAFETY: never changed after it was made; its pointers are to constants, and its function may be called from any
+// thread.
 unsafe impl Send for Offer {}
 // SAFETY: as above.
 unsafe impl Sync for Offer {}

@@ -1,9 +1,10 @@
-//! Hooks in a process of their own: the same library runs in a child, and records reach it over shared memory. A hook that crashes there
-//! is a failed call here.
+//! Hooks in a process of their own: the same library runs in a child, and records reach it over shared memory. A hook
+//! that crashes there is a failed call here.
 //!
-//! The child is this program started again with a hidden command. It gets the shared memory as its standard input and the write end of a
-//! pipe as its standard output; it keeps nothing else that the server had open. [`ring`] is the memory, [`process`] the server's side of
-//! one child, [`child`] the child's side, [`codec`] the records' form on the way, [`logger`] a stat logger over all of it.
+//! The child is this program started again with a hidden command. It gets the shared memory as its standard input and
+//! the write end of a pipe as its standard output; it keeps nothing else that the server had open. [`ring`] is the
+//! memory, [`process`] the server's side of one child, [`child`] the child's side, [`codec`] the records' form on the
+//! way, [`logger`] a stat logger over all of it.
 
 mod child;
 mod codec;

@@ -1,10 +1,12 @@
 //! Finds, verifies, loads and chooses plugins, and gives them back as the contract's traits.
 //!
-//! The only crate that opens libraries. It never reads the environment (search paths are given to it), never searches the working
-//! directory or a model's folder, and runs no foreign code before a library's manifest has been read and checked.
+//! The only crate that opens libraries. It never reads the environment (search paths are given to it), never searches
+//! the working directory or a model's folder, and runs no foreign code before a library's manifest has been read and
+//! checked.
 //!
-//! Reading order: [`search`] (where), [`elf`] and [`manifest`] (what a file says of itself), [`catalog`] (what there is),
-//! [`load`] (the stages), [`select`] (choosing a platform), [`wire`] (the traits over the tables), [`report`] (for people and JSON).
+//! Reading order: [`search`] (where), [`elf`] and [`manifest`] (what a file says of itself), [`catalog`] (what there
+//! is), [`load`] (the stages), [`select`] (choosing a platform), [`wire`] (the traits over the tables), [`report`] (for
+//! people and JSON).
 
 pub mod allow_list;
 pub mod catalog;

@@ -1,4 +1,5 @@
-//! Loading a plugin, stage by stage. A library that was opened is never closed: Rust's thread-locals and vendors' drivers outlive it.
+//! Loading a plugin, stage by stage. A library that was opened is never closed: Rust's thread-locals and vendors'
+//! drivers outlive it.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -160,8 +161,9 @@ type FileState = (i64, i64, u64);
 /// Files that were opened, and how they were then.
 static LOADED: Mutex<BTreeMap<FileId, FileState>> = Mutex::new(BTreeMap::new());
 
-/// Another way to write `path`. The system's loader takes a path that it knows for the library that it loaded from it, even when another
-/// file stands there by now; `folder/./file` it looks at anew, and finds out by the inode whether it is the same file.
+/// Another way to write `path`. The system's loader takes a path that it knows for the library that it loaded from it,
+/// even when another file stands there by now; `folder/./file` it looks at anew, and finds out by the inode whether it
+/// is the same file.
 pub(crate) fn next_spelling(path: &Path) -> PathBuf {
     static NUM_SPELLINGS: AtomicUsize = AtomicUsize::new(0);
     let dots = 1 + NUM_SPELLINGS.fetch_add(1, Ordering::Relaxed);
@@ -341,7 +343,8 @@ impl Steps {
         Ok(())
     }
 
-    /// Refuses a file that changed while it is loaded: the kernel maps running code from it, so its old code is gone too.
+    /// Refuses a file that changed while it is loaded: the kernel maps running code from it, so its old code is gone
+    /// too.
     fn check_not_overwritten(&self) -> Result<(), Box<StageFailure>> {
         let Ok(meta) = std::fs::metadata(&self.path) else {
             return Ok(());

@@ -130,8 +130,8 @@ impl Manifest {
         Some((major.parse().ok()?, minor.parse().ok()?))
     }
 
-    /// Whether this host loads the manifest's ABI version. A plugin with a newer minor version may still agree on an older
-    /// one at its entry, so only what can never fit is refused here.
+    /// Whether this host loads the manifest's ABI version. A plugin with a newer minor version may still agree on an
+    /// older one at its entry, so only what can never fit is refused here.
     pub fn abi_fits(&self) -> bool {
         self.abi_version()
             .is_some_and(|(major, minor)| major == ABI_MAJOR && minor >= ABI_MINOR_MIN)

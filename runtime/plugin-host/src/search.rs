@@ -6,8 +6,8 @@
 //! 4. the folder of the program itself
 //! 5. user folders, then system folders
 //!
-//! Never the working directory and never a model's folder: a relative folder in the variable is refused. In folders only `*.so` files
-//! with a manifest section count, in order of their names; others are passed over.
+//! Never the working directory and never a model's folder: a relative folder in the variable is refused. In folders
+//! only `*.so` files with a manifest section count, in order of their names; others are passed over.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt as _;

@@ -21,8 +21,9 @@ pub struct Selected {
     pub rejected: Vec<Rejection>,
 }
 
-/// Chooses a platform. A `name` loads exactly that one; another is never taken instead. Without a name the candidates are tried from
-/// the highest declared priority down (ties by name) until one has a device; negative priorities only run by name.
+/// Chooses a platform. A `name` loads exactly that one; another is never taken instead. Without a name the candidates
+/// are tried from the highest declared priority down (ties by name) until one has a device; negative priorities only
+/// run by name.
 ///
 /// # Errors
 /// [`PluginError::Stage`] when the named one, or a library that was asked for by itself, does not load;

@@ -1,7 +1,8 @@
 //! The contract's traits over a plugin's tables: what the engine holds when a platform is loaded.
 //!
-//! Each object keeps its device open; the device is closed after the last of them. Sizes and ranges are checked here once, so that
-//! backends may trust them. Every error starts with the plugin's name. Nothing here knows how a plugin was found.
+//! Each object keeps its device open; the device is closed after the last of them. Sizes and ranges are checked here
+//! once, so that backends may trust them. Every error starts with the plugin's name. Nothing here knows how a plugin
+//! was found.
 
 mod attention;
 mod communicator;
@@ -44,8 +45,8 @@ pub(crate) struct PlatformTables {
 #[derive(Clone, Copy)]
 struct Handle(*mut c_void);
 
-// SAFETY: the contract lets any thread use a handle, unless the function says otherwise; those that do (encoders, loggers) are
-// behind `&mut`.
+// SAFETY: the contract lets any thread use a handle, unless the function says otherwise; those that do (encoders,
+// loggers) are behind `&mut`.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}

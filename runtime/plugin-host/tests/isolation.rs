@@ -1,6 +1,7 @@
 //! A logger in a process of its own takes batches as any other, and what it does to itself is an error of a call.
 //!
-//! This program is also the child: it starts itself with `hook-child`. So it has its own `main`, and the tests are named below.
+//! This program is also the child: it starts itself with `hook-child`. So it has its own `main`, and the tests are
+//! named below.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -321,7 +322,8 @@ fn errors_of_the_hook_pass_through() {
     give(&mut logger, &[step(2)]).expect_err("its own error");
     assert_eq!(logger.vitals().starts(), 1, "an error is no death");
     assert_eq!(lines(&path).len(), 2);
-    // A panic that the library tells of is none of the process, which would be told as `Poisoned`; it gets another one all the same.
+    // A panic that the library tells of is none of the process, which would be told as `Poisoned`; it gets another one
+    // all the same.
     let (mut logger, _) = wild("panic", "poisoned");
     for starts in 1..3 {
         let error = give(&mut logger, &[step(1)]).expect_err("its own error");

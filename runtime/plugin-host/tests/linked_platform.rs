@@ -1,4 +1,5 @@
-//! A platform in Rust through its own entry and tables: every call crosses and comes back, objects end in order, panics are contained.
+//! A platform in Rust through its own entry and tables: every call crosses and comes back, objects end in order, panics
+//! are contained.
 
 #[path = "support/null_platform.rs"]
 mod null_platform;

@@ -1,4 +1,5 @@
-//! IO processors and LoRA resolvers over their tables: every verdict crosses, and what a processor must not answer is refused in words.
+//! IO processors and LoRA resolvers over their tables: every verdict crosses, and what a processor must not answer is
+//! refused in words.
 
 use std::ffi::c_void;
 use std::path::PathBuf;

@@ -1,7 +1,8 @@
 //! A call into foreign code: on a blocking thread, with a deadline, and with a bound on how many run at once.
 //!
-//! A call cannot be stopped. One that passes its deadline keeps its thread, and its place among the calls that may run, until it returns; so a
-//! plugin that hangs holds at most that many threads, and later callers are told that it is busy.
+//! A call cannot be stopped. One that passes its deadline keeps its thread, and its place among the calls that may run,
+//! until it returns; so a plugin that hangs holds at most that many threads, and later callers are told that it is
+//! busy.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,8 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-/// Calls into one plugin that may run at the same time, hanging ones included. The runtime has several hundred blocking threads.
+/// Calls into one plugin that may run at the same time, hanging ones included. The runtime has several hundred blocking
+/// threads.
 const MAX_CALLS: usize = 32;
 
 /// Why a call gave nothing.

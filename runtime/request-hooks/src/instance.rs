@@ -1,4 +1,5 @@
-//! A plugin's object that is made anew once a panic has left it unusable: the request that met the panic fails, the next one does not.
+//! A plugin's object that is made anew once a panic has left it unusable: the request that met the panic fails, the
+//! next one does not.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,5 +1,5 @@
-//! The chain of IO processors around one request. Bodies pass through it in the operator's order, output texts in the opposite one, so that the
-//! processor nearest to the client sees requests first and answers last.
+//! The chain of IO processors around one request. Bodies pass through it in the operator's order, output texts in the
+//! opposite one, so that the processor nearest to the client sees requests first and answers last.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,8 @@ pub enum IoFailure {
 }
 
 impl IoFailure {
-    /// The HTTP status that tells a client: the refusal's own; 503 for what may pass; 500 for a defect of the processor.
+    /// The HTTP status that tells a client: the refusal's own; 503 for what may pass; 500 for a defect of the
+    /// processor.
     pub fn http_status(&self) -> u16 {
         match self {
             IoFailure::Rejected { status, .. } => *status,

@@ -1,7 +1,9 @@
-//! Hooks that stand in a request's way: IO processors around it, LoRA resolvers before it. Foreign code runs on blocking threads only, each call
-//! with a deadline; a call that fails, hangs or panics fails the requests that wait for it and nothing else.
+//! Hooks that stand in a request's way: IO processors around it, LoRA resolvers before it. Foreign code runs on
+//! blocking threads only, each call with a deadline; a call that fails, hangs or panics fails the requests that wait
+//! for it and nothing else.
 //!
-//! Reading order: [`guard`] (a call with a deadline), [`instance`] (what is made anew after a panic), [`io`] with its [`metrics`], [`lora`].
+//! Reading order: [`guard`] (a call with a deadline), [`instance`] (what is made anew after a panic), [`io`] with its
+//! [`metrics`], [`lora`].
 
 pub mod guard;
 pub mod instance;

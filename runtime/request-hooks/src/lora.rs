@@ -1,5 +1,5 @@
-//! Asking LoRA resolvers where a name's adapter is: in the operator's order, once for all requests that wait for the same name, with a memory of
-//! names that have none. Every table has a bound, as names come from outside.
+//! Asking LoRA resolvers where a name's adapter is: in the operator's order, once for all requests that wait for the
+//! same name, with a memory of names that have none. Every table has a bound, as names come from outside.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -139,7 +139,8 @@ impl LoraResolvers {
         self.inner.entries.is_empty()
     }
 
-    /// Where the adapter of `name` is; `None` where no resolver knows it. Requests for the same name wait for one answer. Call inside a runtime.
+    /// Where the adapter of `name` is; `None` where no resolver knows it. Requests for the same name wait for one
+    /// answer. Call inside a runtime.
     ///
     /// # Errors
     /// [`ResolveError`].
@@ -218,7 +219,8 @@ impl Inner {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks one resolver after the other until one knows the name. A failed one (503) weighs more than a refusal (400): it may know the name.
+    /// Asks one resolver after the other until one knows the name. A failed one (503) weighs more than a refusal (400):
+    /// it may know the name.
     async fn ask(&self, name: &str) -> Outcome {
         let mut refusal = None;
         let mut failures = Vec::new();

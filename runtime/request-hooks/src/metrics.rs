@@ -1,5 +1,5 @@
-//! What the server tells of its IO processors: requests shown to each, refusals, failures by reason, and how long calls took. Where none is
-//! chosen nothing is measured, and a scrape shows nothing of it.
+//! What the server tells of its IO processors: requests shown to each, refusals, failures by reason, and how long calls
+//! took. Where none is chosen nothing is measured, and a scrape shows nothing of it.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Resolving names: one question for all who wait, a memory with a lifetime and a bound, the next resolver after a failure, and errors that are
-//! the client's or pass.
+//! Resolving names: one question for all who wait, a memory with a lifetime and a bound, the next resolver after a
+//! failure, and errors that are the client's or pass.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};

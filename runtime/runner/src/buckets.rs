@@ -18,8 +18,8 @@ pub(crate) fn wanted(config: &RecordingConfig, info: &DeviceInfo, attention_reco
     }
 }
 
-/// Sequence counts that recordings are made for, ascending: 1, 2, 4, steps of 8 to 256, then of 16, and `max_seqs` (vLLM's list).
-/// A device that names its own takes those of them that fit.
+/// Sequence counts that recordings are made for, ascending: 1, 2, 4, steps of 8 to 256, then of 16, and `max_seqs`
+/// (vLLM's list). A device that names its own takes those of them that fit.
 pub(crate) fn bucket_sizes(max_seqs: u32, device_buckets: &[u32]) -> Vec<u32> {
     let mut sizes: Vec<u32> = if device_buckets.is_empty() {
         let small = [1, 2, 4].into_iter().chain((8..=256).step_by(8));

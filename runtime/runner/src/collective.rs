@@ -1,5 +1,5 @@
-//! What ranks do together in a program, as prepared ops with operand templates: sums in place, and columns gathered from all ranks.
-//! Owns how a gathered tensor is laid out; the model program says between which nodes.
+//! What ranks do together in a program, as prepared ops with operand templates: sums in place, and columns gathered
+//! from all ranks. Owns how a gathered tensor is laid out; the model program says between which nodes.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! A model program made ready on a device: claimed regions and single ops prepared, weights packed, every operand a template
-//! that only lacks the step's row counts. Encoding it allocates nothing.
+//! A model program made ready on a device: claimed regions and single ops prepared, weights packed, every operand a
+//! template that only lacks the step's row counts. Encoding it allocates nothing.
 
 use std::sync::Arc;
 
@@ -283,8 +283,8 @@ struct Gather {
     to: u32,
 }
 
-/// The gathers that direct steps can do without: single ops, from slots that no other op of the program uses. What follows then takes the rows where they
-/// are, and may write over them.
+/// The gathers that direct steps can do without: single ops, from slots that no other op of the program uses. What
+/// follows then takes the rows where they are, and may write over them.
 fn gathers(model: &ModelProgram, ops: &[(Arc<dyn PreparedOp>, Vec<u16>, Claim)]) -> Vec<Gather> {
     let role = |t: u16| model.roles.get(usize::from(t)).copied();
     let slot = |t: u16| match role(t) {
@@ -377,8 +377,9 @@ fn load_weights(
     Ok((tensors, buffers))
 }
 
-/// The weights of another program that has the same ones. A matrix is packed as its linear's descriptor says, whatever region the linear is part
-/// of ([decision 0023](../../../docs/decisions/0023-lora-programs.md)): a platform that packs otherwise is found by the size.
+/// The weights of another program that has the same ones. A matrix is packed as its linear's descriptor says, whatever
+/// region the linear is part of ([decision 0023](../../../docs/decisions/0023-lora-programs.md)): a platform that packs
+/// otherwise is found by the size.
 fn share_weights(
     model: &ModelProgram,
     other: &CompiledProgram,

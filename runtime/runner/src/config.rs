@@ -92,8 +92,8 @@ pub struct RecordingConfig {
     pub enforce_eager: bool,
     /// Compares each new recording with steps encoded anew before it is used: four steps of its size, once.
     pub check: bool,
-    /// Which decode step of a size is the first to be recorded. Making and checking a recording costs what encoding some
-    /// ten steps costs, and sizes that a batch passes through while it drains come once.
+    /// Which decode step of a size is the first to be recorded. Making and checking a recording costs what encoding
+    /// some ten steps costs, and sizes that a batch passes through while it drains come once.
     pub from_step: u32,
 }
 

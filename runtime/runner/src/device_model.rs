@@ -1,5 +1,5 @@
-//! A model on a device: its programs, its memory, and how a step is written, submitted, awaited and read. Knows nothing of
-//! what is recorded or in flight.
+//! A model on a device: its programs, its memory, and how a step is written, submitted, awaited and read. Knows nothing
+//! of what is recorded or in flight.
 
 use std::sync::Arc;
 
@@ -407,8 +407,8 @@ impl DeviceModel {
         Ok(())
     }
 
-    /// Reads the first `num_rows` rows of a ring entry: for each the number of its tokens and as many words as it may have
-    /// tokens. `None`: the entry is another step's than `tag`'s.
+    /// Reads the first `num_rows` rows of a ring entry: for each the number of its tokens and as many words as it may
+    /// have tokens. `None`: the entry is another step's than `tag`'s.
     pub(crate) fn read_entry(&mut self, entry: u32, tag: u64, num_rows: u32) -> Result<Option<&[u32]>, RunnerError> {
         let used = RESULT_HEADER + self.memory.capacities.result_words() * num_rows;
         let ring = &mut self.memory.ring;

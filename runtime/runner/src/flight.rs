@@ -106,8 +106,8 @@ impl Flight {
         self.unsampled.is_some()
     }
 
-    /// The requests whose tokens are chosen under masks, in the order in which [`crate::Runner::sample`] takes them. Empty
-    /// once the step is sampled.
+    /// The requests whose tokens are chosen under masks, in the order in which [`crate::Runner::sample`] takes them.
+    /// Empty once the step is sampled.
     pub fn masked(&self) -> impl Iterator<Item = RequestId> + '_ {
         let is_unsampled = self.is_unsampled();
         let masked = self.rows.iter().filter(move |row| is_unsampled && row.is_masked());

@@ -103,7 +103,8 @@ impl RankGroup {
         RunnerError::Ranks(self.failure().unwrap_or_else(|| "a rank failed".to_string()))
     }
 
-    /// Whether all ranks are for something; each rank asks the same questions in the same order. Blocks until all have answered.
+    /// Whether all ranks are for something; each rank asks the same questions in the same order. Blocks until all have
+    /// answered.
     ///
     /// # Errors
     /// A rank that failed or does not answer.

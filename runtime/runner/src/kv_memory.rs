@@ -66,7 +66,8 @@ pub(crate) fn size(config: &RunnerConfig, scheduler: &SchedulerConfig, needs: &K
         && (blocks == 0 || blocks > most || blocks * page_bytes > m.free_bytes)
     {
         let arithmetic = format!(
-            "--num-gpu-blocks-override {blocks}: blocks of {page_bytes} bytes = {}; choose 1 to {} (memory that is free: {})",
+            "--num-gpu-blocks-override {blocks}: blocks of {page_bytes} bytes = {}; choose 1 to {} (memory that is \
+             free: {})",
             gib(blocks * page_bytes),
             most.min(m.free_bytes / page_bytes),
             gib(m.free_bytes)
@@ -97,7 +98,8 @@ pub(crate) fn size(config: &RunnerConfig, scheduler: &SchedulerConfig, needs: &K
     }
     if config.max_model_len.is_none() && fits >= 64 {
         let note = format!(
-            "max_model_len lowered from {asked} to {fits}: {} of KV memory hold {pages} pages of {} bytes; give more with --kv-cache-memory-bytes, or name --max-model-len to make this an error",
+            "max_model_len lowered from {asked} to {fits}: {} of KV memory hold {pages} pages of {} bytes; give more \
+             with --kv-cache-memory-bytes, or name --max-model-len to make this an error",
             gib(budget),
             needs.page_bytes
         );
@@ -110,7 +112,9 @@ pub(crate) fn size(config: &RunnerConfig, scheduler: &SchedulerConfig, needs: &K
     let needed = scheduler.blocks_for(asked);
     Err(RunnerError::DoesNotFit {
         arithmetic: format!(
-            "one request of {asked} tokens needs {needed} KV pages of {} bytes = {}; the device has {} in all, {} in use ({} of weights), and {utilization} of it leaves {} for KV = {pages} pages, enough for {fits} tokens: lower --max-model-len to {fits}, raise --gpu-memory-utilization, or set --kv-cache-memory-bytes",
+            "one request of {asked} tokens needs {needed} KV pages of {} bytes = {}; the device has {} in all, {} in \
+             use ({} of weights), and {utilization} of it leaves {} for KV = {pages} pages, enough for {fits} tokens: \
+             lower --max-model-len to {fits}, raise --gpu-memory-utilization, or set --kv-cache-memory-bytes",
             needs.page_bytes,
             gib(needed * needs.page_bytes),
             gib(m.total_bytes),

@@ -1,10 +1,10 @@
 //! A model on a device: weights and KV memory loaded, steps encoded, recorded and submitted, results read. Knows device
 //! rows and token ids; no request, no text, no client.
 //!
-//! Reading order: [`runner`] (a step, from plan to results), `flight` (a step under way), `device_model` (programs, memory, and how a
-//! step is written), `step_encode` (the ops around the programs), `recording` and `self_check` (decode steps recorded once), `ranks` and
-//! `group` (several devices), [`load`] (from files to a runner), `plan` (what loading settles first), `compile`
-//! (programs to ops), `weight_loader`, `kv_memory`.
+//! Reading order: [`runner`] (a step, from plan to results), `flight` (a step under way), `device_model` (programs,
+//! memory, and how a step is written), `step_encode` (the ops around the programs), `recording` and `self_check`
+//! (decode steps recorded once), `ranks` and `group` (several devices), [`load`] (from files to a runner), `plan` (what
+//! loading settles first), `compile` (programs to ops), `weight_loader`, `kv_memory`.
 
 mod buckets;
 mod collective;

@@ -1,5 +1,5 @@
-//! The device's adapter slots: matrices A and B of every group of linears, one slot behind the other, padded to the largest rank. Writes whole
-//! slots; who may write which slot when is the scheduler's business.
+//! The device's adapter slots: matrices A and B of every group of linears, one slot behind the other, padded to the
+//! largest rank. Writes whole slots; who may write which slot when is the scheduler's business.
 
 use std::sync::Arc;
 
@@ -44,7 +44,8 @@ impl LoraMemory {
                 return Err(RunnerError::Config {
                     name: "--max-loras",
                     message: format!(
-                        "{} slots of rank {} need a buffer of {bytes} bytes; {} takes at most {limit}: lower it or --max-lora-rank",
+                        "{} slots of rank {} need a buffer of {bytes} bytes; {} takes at most {limit}: lower it or \
+                         --max-lora-rank",
                         options.num_slots, options.max_rank, info.name
                     ),
                 });

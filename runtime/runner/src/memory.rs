@@ -1,6 +1,7 @@
 //! Device memory of the engine: row state (one row a running request), step data, derived step tensors, result rings.
 //!
-//! The host writes rows and step data only through `Queue::write_step`, so it never touches memory that a submitted step may read.
+//! The host writes rows and step data only through `Queue::write_step`, so it never touches memory that a submitted
+//! step may read.
 
 use std::sync::Arc;
 
@@ -179,8 +180,8 @@ pub(crate) struct StepState {
     pub emits: Tensor,
     /// Drafted tokens that each sequence verifies, in steps with drafts \[S\] i32.
     pub num_drafts: Tensor,
-    /// Positions that logits are wanted for \[S · m + T\] i32, m = `max_sampled`: those of the emitting sequences first,
-    /// in steps with drafts m a sequence, then prompt positions and hidden states.
+    /// Positions that logits are wanted for \[S · m + T\] i32, m = `max_sampled`: those of the emitting sequences
+    /// first, in steps with drafts m a sequence, then prompt positions and hidden states.
     pub logits_index: Tensor,
     /// Tokens to score at prompt positions, parallel to `logits_index`.
     pub chosen: Tensor,

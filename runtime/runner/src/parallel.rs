@@ -10,7 +10,8 @@ use crate::config::RunnerConfig;
 use crate::error::RunnerError;
 use crate::plan::{Plan, plan};
 
-/// Settles every rank's numbers. Rank 0 chooses what the configuration leaves open, the others take it over or refuse it.
+/// Settles every rank's numbers. Rank 0 chooses what the configuration leaves open, the others take it over or refuse
+/// it.
 ///
 /// # Errors
 /// As [`plan`]; a device that cannot work with others.
@@ -65,8 +66,8 @@ fn at_rank(rank: u32, size: u32, error: &RunnerError) -> RunnerError {
     RunnerError::Ranks(format!("rank {rank} of {size}: {error}"))
 }
 
-/// Does `first` on this thread with the first input and `other` with each of the rest on a thread of its own, all at the same
-/// time, and gives their results in rank order.
+/// Does `first` on this thread with the first input and `other` with each of the rest on a thread of its own, all at
+/// the same time, and gives their results in rank order.
 ///
 /// # Errors
 /// What failed, by rank. A rank that only waited in vain for one that failed is left out.

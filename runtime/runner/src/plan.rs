@@ -43,8 +43,8 @@ impl Plan {
     }
 }
 
-/// The type of a KV cache that nobody chose: the device's choice with its own type of activations, else the activations' type where the device holds
-/// KV in it. Who forbids rounded activations gets theirs as well.
+/// The type of a KV cache that nobody chose: the device's choice with its own type of activations, else the
+/// activations' type where the device holds KV in it. Who forbids rounded activations gets theirs as well.
 fn kv_dtype_for(act: DType, exact: bool, facts: &DeviceInfo) -> DType {
     if (exact || act != facts.preferred_dtype) && facts.kv_dtypes.contains(act) {
         act
@@ -189,8 +189,9 @@ pub(crate) fn plan(
     })
 }
 
-/// Rows of logits computed at once: each further chunk reads the head's weights again. All rows of a step where they fit
-/// [`LOGITS_BYTES`] and a 64th of the memory; never fewer than [`MIN_LOGITS_ROWS`], and no more where the host shares the memory.
+/// Rows of logits computed at once: each further chunk reads the head's weights again. All rows of a step where they
+/// fit [`LOGITS_BYTES`] and a 64th of the memory; never fewer than [`MIN_LOGITS_ROWS`], and no more where the host
+/// shares the memory.
 fn logits_rows(max_seqs: u32, vocab: u64, facts: &DeviceInfo) -> u32 {
     let bytes = LOGITS_BYTES.min(facts.total_memory_bytes / 64);
     let fit = match facts.unified_memory {

@@ -1,8 +1,8 @@
 //! Ranks of tensor parallelism: every device but the first has a thread that submits the same steps as the engine's own
 //! thread.
 //!
-//! Rank 0 is the engine's: it plans, sends each step to the others, and alone reads results. All ranks sample the same ids
-//! from the same logits, so device rows stay equal.
+//! Rank 0 is the engine's: it plans, sends each step to the others, and alone reads results. All ranks sample the same
+//! ids from the same logits, so device rows stay equal.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

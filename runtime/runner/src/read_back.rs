@@ -40,8 +40,8 @@ fn read_tokens(model: &mut DeviceModel, flight: &Flight, result: &mut StepResult
     Ok(())
 }
 
-/// Takes the tokens that stand behind drafts that were right, and the one behind the last of these: token i of `found` is
-/// the model's behind the first i of `drafted`.
+/// Takes the tokens that stand behind drafts that were right, and the one behind the last of these: token i of `found`
+/// is the model's behind the first i of `drafted`.
 ///
 /// # Errors
 /// Why the first token is none. A later one is left to the step that computes its position again.

@@ -1,8 +1,9 @@
-//! Recorded decode steps: two reusable command buffers for each bucket of sequences (forward; head, sampler and the rows'
-//! update), made when such steps recur, and kept. A step is padded to its bucket; the host writes step data only.
+//! Recorded decode steps: two reusable command buffers for each bucket of sequences (forward; head, sampler and the
+//! rows' update), made when such steps recur, and kept. A step is padded to its bucket; the host writes step data only.
 //!
-//! A recording that cannot be made or that fails its check is never used: its steps are encoded anew, and the log says why.
-//! They keep the bucket's shape, so that of several ranks some may replay and some encode, and collectives still match.
+//! A recording that cannot be made or that fails its check is never used: its steps are encoded anew, and the log says
+//! why. They keep the bucket's shape, so that of several ranks some may replay and some encode, and collectives still
+//! match.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -69,8 +70,8 @@ impl Recordings {
         &mut self.scratch
     }
 
-    /// The bucket of a decode step of `num_seqs` sequences, with its recordings, made now if it is time. `None`: encode the step in
-    /// its own size.
+    /// The bucket of a decode step of `num_seqs` sequences, with its recordings, made now if it is time. `None`: encode
+    /// the step in its own size.
     ///
     /// # Errors
     /// A device that was lost or hangs; anything else that goes wrong only refuses the recording.
@@ -175,7 +176,8 @@ impl Recordings {
     }
 }
 
-/// The same where all ranks agree, otherwise a refusal: ranks that replay and ranks that check would wait for each other.
+/// The same where all ranks agree, otherwise a refusal: ranks that replay and ranks that check would wait for each
+/// other.
 fn agreed<T>(model: &DeviceModel, own: Result<T, String>) -> Result<Result<T, String>, RunnerError> {
     let carried = match model.group() {
         Some(group) => group.agree(own.is_ok())?,

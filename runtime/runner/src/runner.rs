@@ -172,9 +172,9 @@ impl Runner {
     }
 
     /// Submits the second half of a step with masks: head, sampler and the rows' update. No other step may have been
-    /// submitted since its first half. `masks`: of each request of [`Flight::masked`], one bit a token (v mod 32 of word
-    /// v/32), set where the token may come. A row without its mask gives no token: its last one is computed again by the
-    /// step that has it next, so that rows beside it need not wait.
+    /// submitted since its first half. `masks`: of each request of [`Flight::masked`], one bit a token (v mod 32 of
+    /// word v/32), set where the token may come. A row without its mask gives no token: its last one is computed again
+    /// by the step that has it next, so that rows beside it need not wait.
     ///
     /// # Errors
     /// What the device reports; a rank that failed.
@@ -222,9 +222,9 @@ impl Runner {
         }
     }
 
-    /// Puts rows that give a token first, of these the ones with masks, so that they are sampled together; then rows of one
-    /// adapter side by side, so that kernels read an adapter's matrices once for several rows. Gives each row's new place;
-    /// empty: all stand where they stood.
+    /// Puts rows that give a token first, of these the ones with masks, so that they are sampled together; then rows of
+    /// one adapter side by side, so that kernels read an adapter's matrices once for several rows. Gives each row's new
+    /// place; empty: all stand where they stood.
     fn group(&self, order: &mut [Scheduled], rows: &[StepRow]) -> Vec<u32> {
         let key = |i: &u32| {
             let (row, scheduled) = (&rows[*i as usize], &order[*i as usize]);
@@ -313,7 +313,8 @@ impl Runner {
         }
     }
 
-    /// Writes drafts behind the known tokens of their rows, and takes back what the device counted of the drafts before.
+    /// Writes drafts behind the known tokens of their rows, and takes back what the device counted of the drafts
+    /// before.
     fn write_drafts(&mut self, plan: &SchedulerOutput, drafts: &[u32]) {
         if drafts.is_empty() && !std::mem::take(&mut self.had_drafts) {
             return;

@@ -44,8 +44,8 @@ impl Scratch {
     }
 }
 
-/// Tokens of the prompt where nothing is recorded: enough to meet attention's sum over several keys, few enough to cost no more than a
-/// decode step where reading the weights is what takes time.
+/// Tokens of the prompt where nothing is recorded: enough to meet attention's sum over several keys, few enough to cost
+/// no more than a decode step where reading the weights is what takes time.
 const NUM_TOKENS: u32 = 4;
 
 /// Row and pages of the warm-up where no recording has any: the first ones, which no request owns yet.

@@ -1,5 +1,6 @@
-//! The check of a recording before it is used: the same two decode steps, of other contents and padding, encoded anew and
-//! replayed, on device rows and KV pages that no request gets. A recording that holds on to what one step said fails it.
+//! The check of a recording before it is used: the same two decode steps, of other contents and padding, encoded anew
+//! and replayed, on device rows and KV pages that no request gets. A recording that holds on to what one step said
+//! fails it.
 
 use std::time::Instant;
 
@@ -15,8 +16,8 @@ use crate::row::Sampler;
 use crate::scratch::{Decode, PATIENCE, SCRATCH_ROWS, Scratch};
 use crate::template::StepShape;
 
-/// Part of the largest value of a row of hidden states that two runs may differ by: sums in another order stay far below it, a step
-/// with other contents far above.
+/// Part of the largest value of a row of hidden states that two runs may differ by: sums in another order stay far
+/// below it, a step with other contents far above.
 const HIDDEN_TOLERANCE: f32 = 1.0 / 16.0;
 /// What a check step left behind.
 struct Outcome {
@@ -61,8 +62,8 @@ pub(crate) fn check_recording(
     Ok(verdict)
 }
 
-/// Writes the state of the scratch rows and a step over them, of `query_len` tokens a row and `padding` rows more. The first
-/// row uses the adapter slot, the second none.
+/// Writes the state of the scratch rows and a step over them, of `query_len` tokens a row and `padding` rows more. The
+/// first row uses the adapter slot, the second none.
 pub(crate) fn write_scratch(
     model: &mut DeviceModel,
     scratch: &mut Scratch,

@@ -1,5 +1,5 @@
-//! Encodes the parts of a step: inputs, head and sampling, the rows' update, and prompt scores. The same for steps that run once and
-//! for recordings: nothing here looks at what a step holds, only at its counts.
+//! Encodes the parts of a step: inputs, head and sampling, the rows' update, and prompt scores. The same for steps that
+//! run once and for recordings: nothing here looks at what a step holds, only at its counts.
 
 use halyard_platform_api::{Encoder, OpId, Tensor};
 

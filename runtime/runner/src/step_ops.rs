@@ -1,4 +1,5 @@
-//! The ops around a model's own programs: inputs, slots, sampling, scores, the rows' update. Prepared once for an engine's capacities.
+//! The ops around a model's own programs: inputs, slots, sampling, scores, the rows' update. Prepared once for an
+//! engine's capacities.
 
 use std::sync::Arc;
 

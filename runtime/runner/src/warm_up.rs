@@ -26,7 +26,8 @@ pub(crate) fn warm_up(model: &mut DeviceModel, scratch: &mut Scratch, name: &str
             direct: false,
             ..decode_shape(1)
         };
-        // A last one by the program of steps with adapters, where there is one, which without an adapter must do the same.
+        // A last one by the program of steps with adapters, where there is one, which without an adapter must do the
+        // same.
         let has_adapters = model.programs.lora_forward.is_some();
         let adapted = has_adapters && scratch.num_rows > 1 && row + 1 == scratch.num_rows;
         let number = run_anew(model, shape, adapted, 1, Sampler::Greedy)?;

@@ -1,8 +1,9 @@
-//! How weights reach the device: rows of files from host memory, dummy weights made where they are packed. Owns the staging memory
-//! and the count of bytes and time.
+//! How weights reach the device: rows of files from host memory, dummy weights made where they are packed. Owns the
+//! staging memory and the count of bytes and time.
 //!
-//! A dummy matrix is the op `fill_random` over its rows, run on the device and packed from there; where the platform lacks the op the
-//! host makes the same values. Rows that are quantised on the way go through the op `quantize_act`, on the device or here likewise.
+//! A dummy matrix is the op `fill_random` over its rows, run on the device and packed from there; where the platform
+//! lacks the op the host makes the same values. Rows that are quantised on the way go through the op `quantize_act`, on
+//! the device or here likewise.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -86,7 +87,8 @@ impl<'a> WeightLoader<'a> {
                 return Ok(());
             }
             let columns = part.columns.start as usize..part.columns.end as usize;
-            // Columns are copied out piece by piece, and so is what has to be changed; whole rows are taken where they lie.
+            // Columns are copied out piece by piece, and so is what has to be changed; whole rows are taken where they
+            // lie.
             let piece = match source.is_as_stored() && columns == (0..source.row_len()) {
                 true => part.rows.len(),
                 false => COLUMN_PIECE_ROWS,
@@ -145,7 +147,8 @@ impl<'a> WeightLoader<'a> {
         })
     }
 
-    /// Makes the rows of a dummy matrix on the device and packs them there. False: this is no such matrix, or the platform cannot.
+    /// Makes the rows of a dummy matrix on the device and packs them there. False: this is no such matrix, or the
+    /// platform cannot.
     ///
     /// # Errors
     /// What the device reports.
@@ -176,7 +179,8 @@ impl<'a> WeightLoader<'a> {
         Ok(made)
     }
 
-    /// Quantises rows of a file on the device and packs them there. False: nothing is to be quantised, or the host must.
+    /// Quantises rows of a file on the device and packs them there. False: nothing is to be quantised, or the host
+    /// must.
     fn quantise(&mut self, source: &WeightTensor<'_>, part: &Part, target: Target<'_>) -> Result<bool, RunnerError> {
         let Some((format, bytes)) = source.unquantised().filter(|_| self.can_quantise) else {
             return Ok(false);
@@ -238,7 +242,8 @@ impl<'a> WeightLoader<'a> {
         }
     }
 
-    /// Brings rows to staging memory as they are packed, and gives the bytes of `columns`. `None`: the platform lacks an op for it.
+    /// Brings rows to staging memory as they are packed, and gives the bytes of `columns`. `None`: the platform lacks
+    /// an op for it.
     fn make(&mut self, rows: Rows<'_>, columns: &Range<u32>) -> Result<Option<Tensor>, RunnerError> {
         let Rows {
             dtype, width, num_rows, ..
@@ -375,7 +380,8 @@ impl Rows<'_> {
         }
     }
 
-    /// Canonical rows in `memory`, as values \[rows, width\] and, where they have them, scales \[rows, 1\]: `width` is a multiple of 4 then.
+    /// Canonical rows in `memory`, as values \[rows, width\] and, where they have them, scales \[rows, 1\]: `width` is
+    /// a multiple of 4 then.
     fn held(&self, memory: Tensor, width: u32) -> (Tensor, Option<Tensor>) {
         let (rows, pitch) = (self.num_rows, width + SCALE_BYTES);
         if !self.quantised {

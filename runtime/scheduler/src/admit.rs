@@ -1,5 +1,6 @@
-//! Admission: which waiting requests get a row in this step, in the policy's order. Two kinds let others pass: those that
-//! wait for their adapter ([`crate::lora`]), and long prompts while another long prompt has their share of the step.
+//! Admission: which waiting requests get a row in this step, in the policy's order. Two kinds let others pass: those
+//! that wait for their adapter ([`crate::lora`]), and long prompts while another long prompt has their share of the
+//! step.
 
 use crate::ids::{RowIndex, Slot};
 use crate::lora::MAX_SKIPPED;

@@ -1,4 +1,5 @@
-//! The tokens of one step and who may have them: decodes, short prompts, long prompts. Counts only; it knows no request.
+//! The tokens of one step and who may have them: decodes, short prompts, long prompts. Counts only; it knows no
+//! request.
 
 use crate::config::SchedulerConfig;
 
@@ -16,8 +17,8 @@ pub(crate) struct StepBudget {
 }
 
 impl StepBudget {
-    /// The budget of a step in which `num_decodes` requests want one token each. `max_prompt_tokens` bounds prompt tokens
-    /// (0: no bound). Long prompts share half of them at first.
+    /// The budget of a step in which `num_decodes` requests want one token each. `max_prompt_tokens` bounds prompt
+    /// tokens (0: no bound). Long prompts share half of them at first.
     pub(crate) fn new(config: &SchedulerConfig, max_prompt_tokens: u32, num_decodes: u32) -> Self {
         let tokens = config.max_num_batched_tokens;
         let bound = match max_prompt_tokens {

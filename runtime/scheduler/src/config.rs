@@ -5,8 +5,8 @@ use crate::error::Error;
 /// Which request goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
-    /// In the order of [`crate::Scheduler::add`]. Nobody is overtaken but long prompts that wait for their share of a step,
-    /// and requests that wait for their adapter.
+    /// In the order of [`crate::Scheduler::add`]. Nobody is overtaken but long prompts that wait for their share of a
+    /// step, and requests that wait for their adapter.
     #[default]
     Fcfs,
     /// Lower `priority` first, then the earlier arrival, then the order of adding.
@@ -54,8 +54,8 @@ pub struct SchedulerConfig {
     /// Who goes first. Default FCFS.
     pub policy: Policy,
     /// A prompt with more tokens to compute is long: long prompts share half of a step while others want the rest, and
-    /// none of them computes more than this in one step. 0: half of a step makes a prompt long, and a long prompt that is
-    /// alone fills the step. Default 0.
+    /// none of them computes more than this in one step. 0: half of a step makes a prompt long, and a long prompt that
+    /// is alone fills the step. Default 0.
     pub long_prefill_token_threshold: u32,
     /// Slots kept allocated past the planned tokens, for a drafter that writes ahead. Default 0.
     pub num_lookahead_tokens: u32,

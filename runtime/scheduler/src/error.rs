@@ -39,7 +39,8 @@ pub enum Error {
     },
     /// The prompt leaves no room for a generated token.
     #[error(
-        "the prompt of request {id:?} has {tokens} tokens, but max_model_len {max_model_len} leaves room for at most {}: \
+        "the prompt of request {id:?} has {tokens} tokens, but max_model_len {max_model_len} leaves room for at most \
+         {}: \
          shorten the prompt or raise max_model_len", max_model_len - 1
     )]
     PromptTooLong {
@@ -52,7 +53,8 @@ pub enum Error {
     },
     /// The request could not run even alone in an empty pool.
     #[error(
-        "request {id:?} needs up to {needed} KV blocks, but the pool has {total}: shorten the prompt, lower max_tokens, \
+        "request {id:?} needs up to {needed} KV blocks, but the pool has {total}: shorten the prompt, lower \
+         max_tokens, \
          or give the KV cache more memory"
     )]
     NeverFits {
@@ -93,7 +95,8 @@ pub enum Error {
     },
     /// A row that samples has no result.
     #[error(
-        "step {step:?} samples for request {id:?}, but its result is missing: give one (it may be empty) or abort the request"
+        "step {step:?} samples for request {id:?}, but its result is missing: give one (it may be empty) or abort the \
+         request"
     )]
     MissingResult {
         /// The step being updated.
@@ -103,7 +106,8 @@ pub enum Error {
     },
     /// A result belongs to no row of the step, or comes out of the step's order.
     #[error(
-        "step {step:?} has no row for the result of request {id:?} at this place: give results in the order of `scheduled`"
+        "step {step:?} has no row for the result of request {id:?} at this place: give results in the order of \
+         `scheduled`"
     )]
     UnexpectedResult {
         /// The step being updated.
@@ -191,7 +195,8 @@ pub enum IntegrityError {
     },
     /// A block table is too short for what is computed, or starts after what the next step reads.
     #[error(
-        "group {group} of request {id:?} has blocks {first}..{end}, but {computed} confirmed and {upper} planned tokens need more"
+        "group {group} of request {id:?} has blocks {first}..{end}, but {computed} confirmed and {upper} planned \
+         tokens need more"
     )]
     TableLength {
         /// The request.
@@ -225,7 +230,8 @@ pub enum IntegrityError {
     },
     /// A request's counters disagree with the steps in flight.
     #[error(
-        "request {id:?} counts {counted} steps in flight and {pending} pending tokens, the steps say {steps} and {tokens}"
+        "request {id:?} counts {counted} steps in flight and {pending} pending tokens, the steps say {steps} and \
+         {tokens}"
     )]
     InFlight {
         /// The request.

@@ -1,15 +1,16 @@
-//! Adapter slots of the device: which adapter each holds, who uses it, and which is given up for another. Knows adapters by number; loading
-//! one is the caller's work.
+//! Adapter slots of the device: which adapter each holds, who uses it, and which is given up for another. Knows
+//! adapters by number; loading one is the caller's work.
 //!
-//! A slot is given up only when no row and no step in flight uses it. A waiting request whose adapter has no slot lets others pass, but not
-//! without end: after [`MAX_OVERTAKEN`] of them a slot takes no new users until it is free, so every adapter's turn comes.
+//! A slot is given up only when no row and no step in flight uses it. A waiting request whose adapter has no slot lets
+//! others pass, but not without end: after [`MAX_OVERTAKEN`] of them a slot takes no new users until it is free, so
+//! every adapter's turn comes.
 
 use crate::ids::{RequestId, Slot};
 use crate::request::State;
 use crate::scheduler::Scheduler;
 
-/// Requests that may be admitted before an older one that waits for a slot. Some, so that a slot serves a batch before it changes hands;
-/// few, so that nobody waits for long.
+/// Requests that may be admitted before an older one that waits for a slot. Some, so that a slot serves a batch before
+/// it changes hands; few, so that nobody waits for long.
 const MAX_OVERTAKEN: u32 = 32;
 /// Waiting requests that one plan passes over: bounds the time of planning.
 pub(crate) const MAX_SKIPPED: usize = 256;
@@ -74,8 +75,8 @@ impl LoraSlots {
         self.slots.iter().position(|slot| slot.lora == Some(lora))
     }
 
-    /// The slot of an adapter, when a request may be admitted with it now. Otherwise what can be done for it is done: a load starts, or,
-    /// for a request that has waited its share, a slot is closed.
+    /// The slot of an adapter, when a request may be admitted with it now. Otherwise what can be done for it is done: a
+    /// load starts, or, for a request that has waited its share, a slot is closed.
     pub(crate) fn place(&mut self, lora: u32, has_waited: bool) -> Option<u32> {
         if let Some(at) = self.find(lora) {
             let slot = &self.slots[at];
@@ -121,7 +122,8 @@ impl LoraSlots {
 }
 
 impl Scheduler {
-    /// Moves the loads that plans have asked for since the last call to `loads`. Ask after every plan, also after one that planned nothing.
+    /// Moves the loads that plans have asked for since the last call to `loads`. Ask after every plan, also after one
+    /// that planned nothing.
     pub fn take_lora_loads(&mut self, loads: &mut Vec<LoraLoad>) {
         loads.append(&mut self.loras.loads);
     }
@@ -133,8 +135,8 @@ impl Scheduler {
         }
     }
 
-    /// A load that was asked for failed: its slot is free, and the requests that wait for the adapter are returned. They stay until the
-    /// caller ends them.
+    /// A load that was asked for failed: its slot is free, and the requests that wait for the adapter are returned.
+    /// They stay until the caller ends them.
     pub fn lora_failed(&mut self, lora: u32) -> Vec<RequestId> {
         if let Some(at) = self.loras.find(lora)
             && self.loras.slots[at].users == 0
@@ -146,7 +148,8 @@ impl Scheduler {
         waiting.map(|slot| self.requests[slot].id).collect()
     }
 
-    /// Frees the slot of an adapter that no request names any more, rows of steps in flight included. False: it is in use, or being loaded.
+    /// Frees the slot of an adapter that no request names any more, rows of steps in flight included. False: it is in
+    /// use, or being loaded.
     pub fn forget_lora(&mut self, lora: u32) -> bool {
         let mut requests = self.requests.iter();
         if requests
@@ -175,7 +178,8 @@ impl Scheduler {
         })
     }
 
-    /// Counts those that were admitted before requests that had to be passed over: `skipped` holds the number admitted when each was.
+    /// Counts those that were admitted before requests that had to be passed over: `skipped` holds the number admitted
+    /// when each was.
     pub(crate) fn note_overtaken(&mut self, num_admitted: u32) {
         for (slot, before) in std::mem::take(&mut self.skipped) {
             let request = &mut self.requests[slot];

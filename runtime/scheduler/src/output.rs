@@ -18,8 +18,8 @@ pub struct SchedulerOutput {
     pub preempted: Vec<RequestId>,
     /// Rows that get a new owner in this step: upload their history, length and sampling state.
     pub admitted: Vec<Admitted>,
-    /// Rows to compute. Decodes and short prompts stand in the order of the policy (oldest first under FCFS); long prompts
-    /// that were given what the others left may stand behind them. Results come back in this order.
+    /// Rows to compute. Decodes and short prompts stand in the order of the policy (oldest first under FCFS); long
+    /// prompts that were given what the others left may stand behind them. Results come back in this order.
     pub scheduled: Vec<Scheduled>,
     /// Changes of the device's block tables; the blocks are read with [`Self::blocks`].
     pub table_writes: Vec<TableWrite>,

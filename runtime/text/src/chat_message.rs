@@ -14,8 +14,8 @@ pub(crate) struct ContentShapes {
 /// OpenAI's newer name for `system`.
 const DEVELOPER: &str = "developer";
 
-/// Whether a template's source treats the role `developer` as one of its own: it names it (vLLM's rule). A template that prints every role as it
-/// comes does not know it, although it renders.
+/// Whether a template's source treats the role `developer` as one of its own: it names it (vLLM's rule). A template
+/// that prints every role as it comes does not know it, although it renders.
 pub(crate) fn names_developer(source: &str) -> bool {
     source.contains("\"developer\"") || source.contains("'developer'")
 }
@@ -40,8 +40,8 @@ pub(crate) fn prepare(messages: &[Value], shapes: ContentShapes, knows_developer
     Ok(one_system_message(prepared, shapes))
 }
 
-/// Makes one system message of all system and developer messages, at the front, as vLLM does: templates without the role often take a system
-/// message in the first place only. A single one at the front keeps its other fields.
+/// Makes one system message of all system and developer messages, at the front, as vLLM does: templates without the
+/// role often take a system message in the first place only. A single one at the front keeps its other fields.
 fn one_system_message(mut messages: Vec<Value>, shapes: ContentShapes) -> Vec<Value> {
     let is_system = |message: &Value| message["role"] == "system" || message["role"] == DEVELOPER;
     if let [Value::Object(first), others @ ..] = messages.as_mut_slice()

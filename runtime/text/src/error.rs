@@ -26,7 +26,8 @@ pub enum TextError {
     },
     /// The GGUF names a tokenizer kind that is not built here.
     #[error(
-        "tokenizer.ggml.model is '{model}', which is not supported; known: {known}. Use a model folder with a tokenizer.json"
+        "tokenizer.ggml.model is '{model}', which is not supported; known: {known}. Use a model folder with a \
+         tokenizer.json"
     )]
     UnknownTokenizerModel {
         /// The name found.
@@ -106,7 +107,8 @@ pub enum TextError {
     },
     /// A text that must be encoded at once is too long for that.
     #[error(
-        "{bytes} bytes of the text have no place where this tokenizer's words surely end (a letter before a space or a line break); at most {max_bytes} bytes are encoded at once: send a shorter text, or token ids"
+        "{bytes} bytes of the text have no place where this tokenizer's words surely end (a letter before a space or \
+         a line break); at most {max_bytes} bytes are encoded at once: send a shorter text, or token ids"
     )]
     Uncuttable {
         /// Bytes that would have to be encoded at once.
@@ -143,7 +145,8 @@ pub enum TextError {
     },
     /// The model has no chat template.
     #[error(
-        "the model has no chat template, so a chat request cannot become a prompt; give a template or use the completions endpoint"
+        "the model has no chat template, so a chat request cannot become a prompt; give a template or use the \
+         completions endpoint"
     )]
     NoChatTemplate,
     /// The chat template does not parse.

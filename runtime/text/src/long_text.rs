@@ -1,5 +1,6 @@
-//! Long texts: how many tokens a text may become, where it can be cut without changing one of them, and how its encoding
-//! is given up. The memory of an encoding follows the piece, not the text (about 200 bytes a byte of the piece).
+//! Long texts: how many tokens a text may become, where it can be cut without changing one of them, and how its
+//! encoding is given up. The memory of an encoding follows the piece, not the text (about 200 bytes a byte of the
+//! piece).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -143,8 +144,8 @@ fn crosses_a_cut(token: &str) -> bool {
     token.char_indices().skip(1).any(|(at, _)| is_cut(token, at)) || token.contains('\n')
 }
 
-/// Whether `text` can be cut before the byte `at`: a letter, then white space; or one line break after something that is
-/// no white space, then a letter.
+/// Whether `text` can be cut before the byte `at`: a letter, then white space; or one line break after something that
+/// is no white space, then a letter.
 fn is_cut(text: &str, at: usize) -> bool {
     let mut before = text[..at].chars().rev();
     let (Some(last), Some(next)) = (before.next(), text[at..].chars().next()) else {
@@ -155,7 +156,8 @@ fn is_cut(text: &str, at: usize) -> bool {
     after_word || after_line
 }
 
-/// Letters of scripts whose letters compose with nothing before them: Latin (ASCII), Cyrillic, kana, ideographs, Hangul.
+/// Letters of scripts whose letters compose with nothing before them: Latin (ASCII), Cyrillic, kana, ideographs,
+/// Hangul.
 fn is_letter(character: char) -> bool {
     character.is_ascii_alphabetic()
         || matches!(character, 'А'..='я' | 'ぁ'..='ゖ' | 'ァ'..='ヺ' | '一'..='鿿' | '가'..='힣')

@@ -1,4 +1,5 @@
-//! Python methods and tests that templates call and the template engine's own Python layer lacks or answers differently.
+//! Python methods and tests that templates call and the template engine's own Python layer lacks or answers
+//! differently.
 
 use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};

@@ -1,8 +1,8 @@
 //! The Jinja engine that chat templates run in, set up as transformers does, and what bounds it in its own process.
 //!
-//! Bounded here: the source, instructions, the text that comes out, and the filters that make much of little. Not bounded
-//! here: memory and stack, which operators of the language can take (`~`, `+`, `*`, nesting); the process around it is
-//! ([`crate::TemplateHost`]).
+//! Bounded here: the source, instructions, the text that comes out, and the filters that make much of little. Not
+//! bounded here: memory and stack, which operators of the language can take (`~`, `+`, `*`, nesting); the process
+//! around it is ([`crate::TemplateHost`]).
 
 use std::fmt;
 use std::io;
@@ -19,8 +19,8 @@ use crate::tokenizer_config::SpecialTokens;
 use crate::{Result, TextError};
 
 const NAME: &str = "chat_template";
-/// Instructions of any prompt, and more for each message and each byte of input. Templates of published models take up to
-/// 200 for a message, what they do once included (a test prints them).
+/// Instructions of any prompt, and more for each message and each byte of input. Templates of published models take up
+/// to 200 for a message, what they do once included (a test prints them).
 const FUEL: u64 = 500_000;
 const FUEL_PER_MESSAGE: u64 = 2_000;
 const FUEL_PER_BYTE: u64 = 8;
@@ -279,8 +279,8 @@ fn indent(
 }
 
 /// Rewrites what this Jinja reads differently, without moving a line or changing how white space is trimmed:
-/// `{% generation %}` and `{% endgeneration %}`, which only mark text for training, become a condition that always holds;
-/// and the line break after `{% raw %}`, which Python's Jinja keeps, is doubled since this one drops it.
+/// `{% generation %}` and `{% endgeneration %}`, which only mark text for training, become a condition that always
+/// holds; and the line break after `{% raw %}`, which Python's Jinja keeps, is doubled since this one drops it.
 fn adapt_source(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

@@ -1,7 +1,8 @@
 //! Text to token ids and back, as Hugging Face's tokenizer for the same model does it.
 //!
 //! Encoding is the `tokenizers` crate; decoding is a table of bytes per token where the vocabulary allows it, so that
-//! the incremental detokenizer and a full decode are the same computation. Reads no GGUF file itself: the arrays come in.
+//! the incremental detokenizer and a full decode are the same computation. Reads no GGUF file itself: the arrays come
+//! in.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -197,8 +198,8 @@ impl Tokenizer {
     }
 
     /// As [`Tokenizer::encode`], given up as soon as the text is known to have more tokens than `limits` allow, or when
-    /// it is cancelled. Memory is bounded by the limits and not by the text: a long text is encoded in pieces, or, where
-    /// the tokenizer's words may lie anywhere, refused from a length on.
+    /// it is cancelled. Memory is bounded by the limits and not by the text: a long text is encoded in pieces, or,
+    /// where the tokenizer's words may lie anywhere, refused from a length on.
     ///
     /// # Errors
     /// [`TextError::TooManyTokens`], [`TextError::Cancelled`], [`TextError::Uncuttable`], [`TextError::Encode`].

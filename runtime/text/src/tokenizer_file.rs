@@ -72,12 +72,14 @@ fn check_steps(part: &str, root: &Value) -> Result<usize, String> {
         }
         if growth > MAX_GROWTH {
             return Err(format!(
-                "{name} lets a text grow to {growth} times its length, together with the steps before it; at most {MAX_GROWTH} times is taken"
+                "{name} lets a text grow to {growth} times its length, together with the steps before it; at most \
+                 {MAX_GROWTH} times is taken"
             ));
         }
         if prepended > MAX_PREPENDED {
             return Err(format!(
-                "{name} puts {prepended} bytes before each text, together with the steps before it; at most {MAX_PREPENDED} are taken"
+                "{name} puts {prepended} bytes before each text, together with the steps before it; at most \
+                 {MAX_PREPENDED} are taken"
             ));
         }
     }

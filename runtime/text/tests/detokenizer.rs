@@ -199,7 +199,8 @@ fn an_id_without_a_token_gives_no_text() {
     }
 }
 
-/// A byte-level vocabulary behind a decoder that is not recognised as such, so that the window decoder has bytes to hold.
+/// A byte-level vocabulary behind a decoder that is not recognised as such, so that the window decoder has bytes to
+/// hold.
 fn unrecognised_byte_level() -> Tokenizer {
     let bytes = std::fs::read(golden_path("bpe_tokenizer.json")).expect("the golden is committed");
     let mut json: serde_json::Value = serde_json::from_slice(&bytes).expect("the golden parses");

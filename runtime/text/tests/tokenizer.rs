@@ -1,4 +1,5 @@
-//! Ids and texts against Hugging Face tokenizers and sentencepiece; see tests/fixtures/text for how the goldens are made.
+//! Ids and texts against Hugging Face tokenizers and sentencepiece; see tests/fixtures/text for how the goldens are
+//! made.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -289,7 +290,8 @@ fn files_that_cannot_be_used_safely_are_refused_at_load() {
         ("model", json!("none"), "tokenizer.json"),
         (
             "post_processor",
-            json!({"type": "TemplateProcessing", "pair": [], "special_tokens": {"X": {"id": "X", "ids": [0], "tokens": ["X"]}},
+            json!({"type": "TemplateProcessing", "pair": [],
+                "special_tokens": {"X": {"id": "X", "ids": [0], "tokens": ["X"]}},
             "single": std::iter::repeat_n(json!({"SpecialToken": {"id": "X", "type_id": 0}}), 65)
                 .chain([json!({"Sequence": {"id": "A", "type_id": 0}})]).collect::<Vec<_>>()}),
             "65 special tokens",

@@ -1,5 +1,5 @@
-//! Flags about who may ask: keys, hosts, web pages of other origins. Takes keys off the command line, which every user of the machine can
-//! read.
+//! Flags about who may ask: keys, hosts, web pages of other origins. Takes keys off the command line, which every user
+//! of the machine can read.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -26,8 +26,9 @@ pub(super) struct AccessArgs {
     /// A file of keys beside those of --api-key: one a line, # begins a comment. SIGHUP reads it again
     #[arg(long, value_name = "FILE", env = "HALYARD_API_KEY_FILE")]
     api_key_file: Option<PathBuf>,
-    /// Names under which clients may reach this server, with *.name for all below a name and * for every name. Addresses, localhost and
-    /// --host always pass. Without it a server on loopback answers to no other name, one on the network to all
+    /// Names under which clients may reach this server, with *.name for all below a name and * for every name.
+    /// Addresses, localhost and --host always pass. Without it a server on loopback answers to no other name, one on
+    /// the network to all
     #[arg(
         long,
         value_name = "NAMES",
@@ -36,7 +37,8 @@ pub(super) struct AccessArgs {
         action = clap::ArgAction::Append
     )]
     allowed_hosts: Vec<Names>,
-    /// Web pages that may ask (CORS): origins such as https://app.example, as a JSON list or with commas; * for all. Without it none
+    /// Web pages that may ask (CORS): origins such as https://app.example, as a JSON list or with commas; * for all.
+    /// Without it none
     #[arg(long, value_name = "ORIGINS", env = "HALYARD_ALLOWED_ORIGINS", value_parser = parse_names)]
     allowed_origins: Option<Names>,
     /// Methods that these pages may use, in the same form; without it all
@@ -46,7 +48,8 @@ pub(super) struct AccessArgs {
     #[arg(long, value_name = "HEADERS", env = "HALYARD_ALLOWED_HEADERS", value_parser = parse_names)]
     allowed_headers: Option<Names>,
     /// Let these pages send cookies and the like
-    #[arg(long, value_name = "BOOL", env = "HALYARD_ALLOW_CREDENTIALS", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long, value_name = "BOOL", env = "HALYARD_ALLOW_CREDENTIALS", default_value_t = false, num_args = 0..=1,
+        require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     allow_credentials: bool,
 }
 
@@ -69,7 +72,8 @@ fn parse_names(text: &str) -> Result<Names, String> {
 }
 
 impl AccessArgs {
-    /// Where the keys come from: `given` on the command line or in the variable, vLLM's variable where there is none, and the file.
+    /// Where the keys come from: `given` on the command line or in the variable, vLLM's variable where there is none,
+    /// and the file.
     ///
     /// # Errors
     /// An empty key, or a file that cannot be used.
@@ -118,9 +122,9 @@ impl AccessArgs {
     }
 }
 
-/// Starts this program again in the same process when keys stand on its command line, with the keys in [`KEY_VARIABLE`] instead: a command
-/// line is readable by all users of a machine, an environment by this one only. Returns where there is nothing to hide. To be called
-/// before anything runs.
+/// Starts this program again in the same process when keys stand on its command line, with the keys in [`KEY_VARIABLE`]
+/// instead: a command line is readable by all users of a machine, an environment by this one only. Returns where there
+/// is nothing to hide. To be called before anything runs.
 pub(super) fn hide_keys(keys: &[String]) {
     let line: Vec<OsString> = std::env::args_os().collect();
     let Some(rest) = without_keys(&line, keys) else {

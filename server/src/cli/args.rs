@@ -26,8 +26,8 @@ pub struct PluginArgs {
     /// A plugin library, before all others; may be repeated
     #[arg(long = "plugin", value_name = "FILE", env = "HALYARD_PLUGIN", value_delimiter = ',')]
     pub plugins: Vec<PathBuf>,
-    /// A folder of plugin libraries; may be repeated. After these: HALYARD_PLUGIN_PATH, the program's folder, the user's
-    /// and the system's folders
+    /// A folder of plugin libraries; may be repeated. After these: HALYARD_PLUGIN_PATH, the program's folder, the
+    /// user's and the system's folders
     #[arg(
         long = "plugin-dir",
         value_name = "FOLDER",
@@ -83,19 +83,21 @@ pub struct PlatformArgs {
     /// Which of its devices
     #[arg(long, value_name = "INDEX", env = "HALYARD_DEVICE", default_value_t = 0)]
     pub device: u32,
-    /// Devices that share every layer of the model, from --device on: heads and feed-forward columns are divided among them
-    #[arg(long, value_name = "COUNT", env = "HALYARD_TENSOR_PARALLEL_SIZE", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// Devices that share every layer of the model, from --device on: heads and feed-forward columns are divided among
+    /// them
+    #[arg(long, value_name = "COUNT", env = "HALYARD_TENSOR_PARALLEL_SIZE", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub tensor_parallel_size: u32,
-    /// A plugin that receives statistics: NAME, NAME:key=value,… or NAME={"key": …}; may be repeated. A server always runs prometheus and
-    /// log-line; naming one of them here configures it
+    /// A plugin that receives statistics: NAME, NAME:key=value,… or NAME={"key": …}; may be repeated. A server always
+    /// runs prometheus and log-line; naming one of them here configures it
     #[arg(
         long = "stat-logger",
         value_name = "NAME[:key=value|=JSON]",
         env = "HALYARD_STAT_LOGGER"
     )]
     pub stat_loggers: Vec<String>,
-    /// Where stat loggers run: none (in this process) or process (each in one of its own, which may crash); NAME=MODE for one
-    /// of them; may be repeated
+    /// Where stat loggers run: none (in this process) or process (each in one of its own, which may crash); NAME=MODE
+    /// for one of them; may be repeated
     #[arg(
         long,
         value_name = "[NAME=]MODE",
@@ -104,7 +106,8 @@ pub struct PlatformArgs {
     )]
     pub hook_isolation: Vec<HookIsolation>,
     /// Milliseconds that a call of a stat logger may take; a slower one is put into quarantine
-    #[arg(long, value_name = "MS", env = "HALYARD_STAT_LOGGER_DEADLINE_MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    #[arg(long, value_name = "MS", env = "HALYARD_STAT_LOGGER_DEADLINE_MS", default_value_t = 1000,
+        value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub stat_logger_deadline_ms: u64,
 }
 
@@ -116,25 +119,31 @@ pub struct ModelArgs {
     #[arg(long, value_name = "PATH|ORG/REPO[:QUANT]", env = "HALYARD_MODEL")]
     pub model: Option<String>,
     /// auto, safetensors, gguf, or dummy (random weights in the model's shape)
-    #[arg(long, value_name = "FORMAT", env = "HALYARD_LOAD_FORMAT", default_value = "auto", value_parser = parse_load_format)]
+    #[arg(long, value_name = "FORMAT", env = "HALYARD_LOAD_FORMAT", default_value = "auto",
+        value_parser = parse_load_format)]
     pub load_format: LoadFormat,
-    /// Round the layers' weights as they are loaded: fp8 (8-bit floats, one scale an output channel). Checkpoints in FP8 need no flag
+    /// Round the layers' weights as they are loaded: fp8 (8-bit floats, one scale an output channel). Checkpoints in
+    /// FP8 need no flag
     #[arg(short = 'q', long, value_name = "METHOD", env = "HALYARD_QUANTIZATION", value_parser = parse_quantization)]
     pub quantization: Option<WeightQuantization>,
     /// Type of activations: auto, float32, float16, bfloat16
     #[arg(long, value_name = "TYPE", env = "HALYARD_DTYPE", default_value = "auto", value_parser = parse_dtype)]
     pub dtype: DTypeChoice,
-    /// Context in tokens, such as 8192, 8k (8000) or 8K (8192); without it, or with auto, the model's, if KV memory holds it
-    #[arg(long, value_name = "TOKENS", env = "HALYARD_MAX_MODEL_LEN", value_parser = parse_context, allow_negative_numbers = true)]
+    /// Context in tokens, such as 8192, 8k (8000) or 8K (8192); without it, or with auto, the model's, if KV memory
+    /// holds it
+    #[arg(long, value_name = "TOKENS", env = "HALYARD_MAX_MODEL_LEN", value_parser = parse_context,
+        allow_negative_numbers = true)]
     pub max_model_len: Option<ContextLength>,
     /// Seed of requests that name none, and of dummy weights
     #[arg(long, value_name = "NUMBER", env = "HALYARD_SEED", default_value_t = 0)]
     pub seed: u64,
-    /// Let the platform round activations to 8 or 16 bits where that is faster; false: exact products, and a KV cache as exact
-    #[arg(long, value_name = "BOOL", env = "HALYARD_ALLOW_QUANTIZED_ACT", default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    /// Let the platform round activations to 8 or 16 bits where that is faster; false: exact products, and a KV cache
+    /// as exact
+    #[arg(long, value_name = "BOOL", env = "HALYARD_ALLOW_QUANTIZED_ACT", default_value_t = true, num_args = 0..=1,
+        default_missing_value = "true", action = clap::ArgAction::Set)]
     pub allow_quantized_act: bool,
-    /// Run the model's chat template in this process, without bounds on its memory and stack; for models whose authors are trusted.
-    /// Without it the template runs in a process of its own, which may die of it
+    /// Run the model's chat template in this process, without bounds on its memory and stack; for models whose authors
+    /// are trusted. Without it the template runs in a process of its own, which may die of it
     #[arg(long, env = "HALYARD_TRUST_CHAT_TEMPLATE", default_value_t = false)]
     pub trust_chat_template: bool,
     /// Attention backend by name; without it, or with auto, the platform's best
@@ -150,22 +159,28 @@ pub struct ModelArgs {
 #[command(next_help_heading = "KV cache")]
 pub struct CacheArgs {
     /// Tokens of a block; without it the device's choice
-    #[arg(long, value_name = "TOKENS", env = "HALYARD_BLOCK_SIZE", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "TOKENS", env = "HALYARD_BLOCK_SIZE",
+        value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub block_size: Option<u32>,
     /// Share of the device's free memory for weights, activations and KV cache together
-    #[arg(long, value_name = "SHARE", env = "HALYARD_GPU_MEMORY_UTILIZATION", default_value = "0.9", value_parser = parse_share)]
+    #[arg(long, value_name = "SHARE", env = "HALYARD_GPU_MEMORY_UTILIZATION", default_value = "0.9",
+        value_parser = parse_share)]
     pub gpu_memory_utilization: f64,
     /// Bytes of the KV cache (such as 4GiB), in place of a share
     #[arg(long, value_name = "BYTES", env = "HALYARD_KV_CACHE_MEMORY_BYTES", value_parser = parse_bytes)]
     pub kv_cache_memory_bytes: Option<u64>,
     /// Blocks of the KV cache, in place of a share and of bytes
-    #[arg(long, value_name = "COUNT", env = "HALYARD_NUM_GPU_BLOCKS_OVERRIDE", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", env = "HALYARD_NUM_GPU_BLOCKS_OVERRIDE",
+        value_parser = clap::value_parser!(u32).range(1..))]
     pub num_gpu_blocks_override: Option<u32>,
-    /// Type of the KV cache: auto (as --dtype), float32, float16, bfloat16, fp8 (E4M3, scale 1: half the memory of 16 bits)
-    #[arg(long, value_name = "TYPE", env = "HALYARD_KV_CACHE_DTYPE", default_value = "auto", value_parser = parse_dtype)]
+    /// Type of the KV cache: auto (as --dtype), float32, float16, bfloat16, fp8 (E4M3, scale 1: half the memory of 16
+    /// bits)
+    #[arg(long, value_name = "TYPE", env = "HALYARD_KV_CACHE_DTYPE", default_value = "auto",
+        value_parser = parse_dtype)]
     pub kv_cache_dtype: DTypeChoice,
     /// Compute every prompt anew, without reusing equal beginnings
-    #[arg(long, value_name = "BOOL", env = "HALYARD_NO_ENABLE_PREFIX_CACHING", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long, value_name = "BOOL", env = "HALYARD_NO_ENABLE_PREFIX_CACHING", default_value_t = false,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub no_enable_prefix_caching: bool,
 }
 
@@ -174,13 +189,15 @@ pub struct CacheArgs {
 #[command(next_help_heading = "Scheduling")]
 pub struct SchedulingArgs {
     /// Requests that run at the same time
-    #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_NUM_SEQS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_NUM_SEQS", default_value_t = 256,
+        value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub max_num_seqs: u32,
     /// Tokens of a step, prompt and generated together, such as 2048 or 2K; without it the device's choice
     #[arg(long, value_name = "TOKENS", env = "HALYARD_MAX_NUM_BATCHED_TOKENS", value_parser = parse_tokens)]
     pub max_num_batched_tokens: Option<u32>,
-    /// A prompt with more tokens to compute than this is long: long prompts share half of a step while others want the rest,
-    /// and none computes more than this in a step. 0: half of a step is long, and a long prompt that is alone fills the step
+    /// A prompt with more tokens to compute than this is long: long prompts share half of a step while others want the
+    /// rest, and none computes more than this in a step. 0: half of a step is long, and a long prompt that is alone
+    /// fills the step
     #[arg(
         long,
         value_name = "TOKENS",
@@ -195,13 +212,16 @@ pub struct SchedulingArgs {
     #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_WAITING", default_value_t = 4096)]
     pub max_waiting: u32,
     /// fcfs, or priority (requests carry one; lower runs first)
-    #[arg(long, value_name = "POLICY", env = "HALYARD_SCHEDULING_POLICY", default_value = "fcfs", value_parser = parse_policy)]
+    #[arg(long, value_name = "POLICY", env = "HALYARD_SCHEDULING_POLICY", default_value = "fcfs",
+        value_parser = parse_policy)]
     pub scheduling_policy: Policy,
     /// Steps in flight beyond the first; without it the device's
-    #[arg(long, value_name = "STEPS", env = "HALYARD_ASYNC_DEPTH", value_parser = clap::value_parser!(u32).range(0..=8))]
+    #[arg(long, value_name = "STEPS", env = "HALYARD_ASYNC_DEPTH",
+        value_parser = clap::value_parser!(u32).range(0..=8))]
     pub async_depth: Option<u32>,
     /// Encode every step anew instead of replaying recorded decode steps
-    #[arg(long, value_name = "BOOL", env = "HALYARD_ENFORCE_EAGER", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long, value_name = "BOOL", env = "HALYARD_ENFORCE_EAGER", default_value_t = false, num_args = 0..=1,
+        require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub enforce_eager: bool,
 }
 

@@ -1,5 +1,6 @@
-//! `halyard bench`: measures this machine with this engine. Commands, options and JSON keys are named as in vLLM's bench, so that figures can be
-//! laid side by side; where an option takes several values, one start of the engine serves them all.
+//! `halyard bench`: measures this machine with this engine. Commands, options and JSON keys are named as in vLLM's
+//! bench, so that figures can be laid side by side; where an option takes several values, one start of the engine
+//! serves them all.
 
 mod latency;
 mod report;
@@ -50,8 +51,8 @@ struct EngineBenchArgs {
     /// Write the figures as JSON into this file
     #[arg(long, value_name = "FILE", help_heading = "Bench")]
     output_json: Option<PathBuf>,
-    /// Serve so many LoRA adapters of random values and give requests one after the other in turn; 0: adapters are served and nobody uses one.
-    /// --max-loras is at least as many, unless it is given
+    /// Serve so many LoRA adapters of random values and give requests one after the other in turn; 0: adapters are
+    /// served and nobody uses one. --max-loras is at least as many, unless it is given
     #[arg(long, value_name = "COUNT", help_heading = "Bench", value_parser = clap::value_parser!(u32).range(0..=1024))]
     lora: Option<u32>,
     /// Rank of these adapters

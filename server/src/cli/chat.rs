@@ -1,5 +1,5 @@
-//! `halyard chat` and `halyard complete`: through a server that answers, else with an engine in this process. An address
-//! that was given is never replaced by an engine of one's own.
+//! `halyard chat` and `halyard complete`: through a server that answers, else with an engine in this process. An
+//! address that was given is never replaced by an engine of one's own.
 
 use std::io::{BufRead, IsTerminal, Write};
 

@@ -11,7 +11,8 @@ use serde_json::{Map, Value};
 use super::units::parse_bytes;
 use crate::error::ServerError;
 
-/// A hook plugin and its configuration: `NAME`, `NAME:key=value,key=value` (texts), or `NAME={"key": …}` for values that are no texts or have commas.
+/// A hook plugin and its configuration: `NAME`, `NAME:key=value,key=value` (texts), or `NAME={"key": …}` for values
+/// that are no texts or have commas.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChosenHook {
     /// The plugin's name.
@@ -64,8 +65,8 @@ fn pairs(text: &str) -> Result<Map<String, Value>, String> {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "IO processors")]
 pub struct IoProcessorArgs {
-    /// A plugin that may rewrite or refuse generation requests and rewrite their answers, with its configuration; may be repeated:
-    /// requests pass in this order, answers in the opposite one
+    /// A plugin that may rewrite or refuse generation requests and rewrite their answers, with its configuration; may
+    /// be repeated: requests pass in this order, answers in the opposite one
     #[arg(
         long = "io-processor",
         value_name = "NAME[:KEY=VALUE,…]",
@@ -73,10 +74,12 @@ pub struct IoProcessorArgs {
     )]
     processors: Vec<ChosenHook>,
     /// Milliseconds for each call of an IO processor; past them the request fails with 503
-    #[arg(long = "io-processor-timeout-ms", value_name = "MS", env = "HALYARD_IO_PROCESSOR_TIMEOUT_MS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=600_000))]
+    #[arg(long = "io-processor-timeout-ms", value_name = "MS", env = "HALYARD_IO_PROCESSOR_TIMEOUT_MS",
+        default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=600_000))]
     timeout_ms: u32,
     /// Most bytes that an IO processor may make of one request's body, and of its answers' texts
-    #[arg(long = "io-processor-max-bytes", value_name = "BYTES", env = "HALYARD_IO_PROCESSOR_MAX_BYTES", default_value = "16MiB", value_parser = parse_bytes)]
+    #[arg(long = "io-processor-max-bytes", value_name = "BYTES", env = "HALYARD_IO_PROCESSOR_MAX_BYTES",
+        default_value = "16MiB", value_parser = parse_bytes)]
     max_bytes: u64,
 }
 

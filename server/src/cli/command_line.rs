@@ -1,5 +1,6 @@
-//! A command line as vLLM's users write it, turned into one that the parser takes: a model without --model, `-tp`, underscores, lists after one
-//! flag, JSON by dots, flags that need nothing here. Reads no environment and starts nothing; what it leaves as it is, the parser judges.
+//! A command line as vLLM's users write it, turned into one that the parser takes: a model without --model, `-tp`,
+//! underscores, lists after one flag, JSON by dots, flags that need nothing here. Reads no environment and starts
+//! nothing; what it leaves as it is, the parser judges.
 
 use std::ffi::OsString;
 
@@ -21,7 +22,8 @@ pub struct Line {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
     /// A flag that nobody knows.
-    #[error("{flag} is no flag of `halyard {command}`{}; `halyard {command} --help` shows them all", nearest.as_ref().map(|name| format!("; did you mean {name}?")).unwrap_or_default())]
+    #[error("{flag} is no flag of `halyard {command}`{}; `halyard {command} --help` shows them all",
+        nearest.as_ref().map(|name| format!("; did you mean {name}?")).unwrap_or_default())]
     Unknown {
         /// As given.
         flag: String,
@@ -56,7 +58,8 @@ pub enum LineError {
     },
     /// Two models.
     #[error(
-        "`{second}` stands where no word is expected: the model is already `{first}`; one server serves one model (--model), and a flag's value follows it at once"
+        "`{second}` stands where no word is expected: the model is already `{first}`; one server serves one model \
+         (--model), and a flag's value follows it at once"
     )]
     SecondModel {
         /// The first.

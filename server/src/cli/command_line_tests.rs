@@ -118,9 +118,11 @@ fn switches_have_opposites_and_the_last_one_counts() {
 
 #[test]
 fn what_needs_nothing_is_taken_and_told() {
-    let line = "serve m --swap-space 4 --trust-remote-code --enable-chunked-prefill --no-enable-chunked-prefill -O3 -O 2 -O \
+    let line = "serve m --swap-space 4 --trust-remote-code --enable-chunked-prefill --no-enable-chunked-prefill -O3 \
+        -O 2 -O \
                 -cc {} --disable-log-requests --pipeline-parallel-size 1 --task generate --device auto \
-                --attention-backend FLASH_ATTN --limit-mm-per-prompt.image 0 --no-enable-sleep-mode --quantization gguf";
+                --attention-backend FLASH_ATTN --limit-mm-per-prompt.image 0 --no-enable-sleep-mode \
+                --quantization gguf";
     let read = read_words(line).expect("taken");
     assert_eq!(read.args[2..], ["--model=m"]);
     let names: Vec<&str> = read.accepted.iter().map(|(name, _)| name.as_str()).collect();
@@ -169,7 +171,8 @@ fn what_does_not_exist_is_refused_with_the_reason() {
 fn an_unknown_flag_gets_the_nearest_name() {
     assert_eq!(
         error("serve m --max-modle-len 5"),
-        "--max-modle-len is no flag of `halyard serve`; did you mean --max-model-len?; `halyard serve --help` shows them all"
+        "--max-modle-len is no flag of `halyard serve`; did you mean --max-model-len?; `halyard serve --help` shows \
+         them all"
     );
     assert!(error("serve m --enforce_eagr").contains("did you mean --enforce-eager?"));
     assert!(!error("serve m --xyzzy").contains("did you mean"));

@@ -1,5 +1,5 @@
-//! Flags about connections: how many, how long each part of a request may take, and how a server ends. Names are vLLM's or uvicorn's
-//! where they have one.
+//! Flags about connections: how many, how long each part of a request may take, and how a server ends. Names are vLLM's
+//! or uvicorn's where they have one.
 
 use std::time::Duration;
 
@@ -13,38 +13,50 @@ use crate::http::limits::{ConnectionLimits, max_connections, open_files, raise_f
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Connections")]
 pub(super) struct ConnectionArgs {
-    /// Connections at the same time; without it as many as the limit of open files leaves room for, 8192 at most. Beyond it the connection
-    /// that waits longest for a request is closed; where all are being answered, only /health, /ping and /metrics answer
+    /// Connections at the same time; without it as many as the limit of open files leaves room for, 8192 at most.
+    /// Beyond it the connection that waits longest for a request is closed; where all are being answered, only /health,
+    /// /ping and /metrics answer
     #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_CONNECTIONS", value_parser = value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
     /// Seconds between two requests of a connection; then it is closed
-    #[arg(long, value_name = "SECONDS", env = "HALYARD_TIMEOUT_KEEP_ALIVE", default_value_t = 75, value_parser = value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "SECONDS", env = "HALYARD_TIMEOUT_KEEP_ALIVE", default_value_t = 75,
+        value_parser = value_parser!(u32).range(1..))]
     timeout_keep_alive: u32,
     /// Seconds for the head of a request, from the connection's start or the head's first byte
-    #[arg(long, value_name = "SECONDS", env = "HALYARD_REQUEST_HEADER_TIMEOUT", default_value_t = 30, value_parser = value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "SECONDS", env = "HALYARD_REQUEST_HEADER_TIMEOUT", default_value_t = 30,
+        value_parser = value_parser!(u32).range(1..))]
     request_header_timeout: u32,
-    /// Seconds that the server waits for the body of a request, and one more for each --request-body-min-rate bytes that came
-    #[arg(long, value_name = "SECONDS", env = "HALYARD_REQUEST_BODY_TIMEOUT", default_value_t = 30, value_parser = value_parser!(u32).range(1..))]
+    /// Seconds that the server waits for the body of a request, and one more for each --request-body-min-rate bytes
+    /// that came
+    #[arg(long, value_name = "SECONDS", env = "HALYARD_REQUEST_BODY_TIMEOUT", default_value_t = 30,
+        value_parser = value_parser!(u32).range(1..))]
     request_body_timeout: u32,
     /// Bytes a second that a body must keep up after its first seconds
-    #[arg(long, value_name = "BYTES", env = "HALYARD_REQUEST_BODY_MIN_RATE", default_value = "16KiB", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", env = "HALYARD_REQUEST_BODY_MIN_RATE", default_value = "16KiB",
+        value_parser = parse_bytes)]
     request_body_min_rate: u64,
     /// Bytes of all long bodies (over 32 KiB) that are coming or wait for their turn; beyond it the slowest gets 503
-    #[arg(long, value_name = "BYTES", env = "HALYARD_MAX_PENDING_BODY_BYTES", default_value = "128MiB", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", env = "HALYARD_MAX_PENDING_BODY_BYTES", default_value = "128MiB",
+        value_parser = parse_bytes)]
     max_pending_body_bytes: u64,
     /// Seconds in which a client must take a byte of an answer that waits for it
-    #[arg(long, value_name = "SECONDS", env = "HALYARD_RESPONSE_WRITE_TIMEOUT", default_value_t = 300, value_parser = value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "SECONDS", env = "HALYARD_RESPONSE_WRITE_TIMEOUT", default_value_t = 300,
+        value_parser = value_parser!(u32).range(1..))]
     response_write_timeout: u32,
     /// Bytes of a request's head, from 8 KiB on; also of an answer that waits for its client
-    #[arg(long, value_name = "BYTES", env = "HALYARD_H11_MAX_INCOMPLETE_EVENT_SIZE", default_value = "64KiB", value_parser = parse_head_bytes)]
+    #[arg(long, value_name = "BYTES", env = "HALYARD_H11_MAX_INCOMPLETE_EVENT_SIZE", default_value = "64KiB",
+        value_parser = parse_head_bytes)]
     h11_max_incomplete_event_size: u32,
     /// Headers of a request
-    #[arg(long, value_name = "COUNT", env = "HALYARD_H11_MAX_HEADER_COUNT", default_value_t = 256, value_parser = value_parser!(u32).range(1..=65_536))]
+    #[arg(long, value_name = "COUNT", env = "HALYARD_H11_MAX_HEADER_COUNT", default_value_t = 256,
+        value_parser = value_parser!(u32).range(1..=65_536))]
     h11_max_header_count: u32,
     /// Requests of one HTTP/2 connection at the same time
-    #[arg(long, value_name = "COUNT", env = "HALYARD_HTTP2_MAX_CONCURRENT_STREAMS", default_value_t = 256, value_parser = value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", env = "HALYARD_HTTP2_MAX_CONCURRENT_STREAMS", default_value_t = 256,
+        value_parser = value_parser!(u32).range(1..))]
     http2_max_concurrent_streams: u32,
-    /// Seconds for which the port stays open after a signal while /health answers 503, so that load balancers go elsewhere first
+    /// Seconds for which the port stays open after a signal while /health answers 503, so that load balancers go
+    /// elsewhere first
     #[arg(long, value_name = "SECONDS", env = "HALYARD_DRAIN_DELAY", default_value_t = 0)]
     drain_delay: u32,
 }

@@ -66,7 +66,8 @@ impl EngineArgs {
             })
         };
         let devices = indices.iter().map(open).collect::<Result<_, _>>()?;
-        tracing::info!(platform = name, version, device = device_name, path = ?selected.plugin.path(), "platform chosen");
+        let path = selected.plugin.path();
+        tracing::info!(platform = name, version, device = device_name, ?path, "platform chosen");
         Ok(ChosenDevice {
             platform: format!("{name} {version}"),
             device_name,
@@ -89,7 +90,8 @@ impl EngineArgs {
         let left = count - first as usize;
         if size as usize > left {
             let message = format!(
-                "{size}: platform {platform} has {count} device(s), {left} from --device {first} on; see `halyard platforms`"
+                "{size}: platform {platform} has {count} device(s), {left} from --device {first} on; see `halyard \
+                 platforms`"
             );
             return Err(ServerError::Option {
                 option: "--tensor-parallel-size",
@@ -179,8 +181,9 @@ impl EngineArgs {
     }
 }
 
-/// The type of activations on a device: the one that was asked for, or the device's own 32-bit floats where it lacks the 16-bit ones that were. They hold every
-/// value of both 16-bit types, so that nothing is rounded more than was asked for; the log says so.
+/// The type of activations on a device: the one that was asked for, or the device's own 32-bit floats where it lacks
+/// the 16-bit ones that were. They hold every value of both 16-bit types, so that nothing is rounded more than was
+/// asked for; the log says so.
 fn dtype_of_device(asked: Option<DType>, facts: &DeviceInfo) -> Option<DType> {
     let (name, dtype) = match asked {
         Some(DType::BF16) => ("bfloat16", DType::BF16),
@@ -191,7 +194,8 @@ fn dtype_of_device(asked: Option<DType>, facts: &DeviceInfo) -> Option<DType> {
         return asked;
     }
     tracing::info!(
-        "--dtype {name}: {} computes activations in float32, which holds every value of {name}; weights stay as they are stored, and what --allow-quantized-act rounds is rounded as ever",
+        "--dtype {name}: {} computes activations in float32, which holds every value of {name}; weights stay as they \
+         are stored, and what --allow-quantized-act rounds is rounded as ever",
         facts.name
     );
     Some(DType::F32)

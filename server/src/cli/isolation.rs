@@ -48,7 +48,8 @@ pub fn mode_of(choices: &[HookIsolation], name: &str) -> IsolationMode {
         .map_or(IsolationMode::default(), |choice| choice.mode)
 }
 
-/// Refuses a choice for a hook that is not used, or that is part of this program: it would run elsewhere than its operator thinks.
+/// Refuses a choice for a hook that is not used, or that is part of this program: it would run elsewhere than its
+/// operator thinks.
 ///
 /// # Errors
 /// [`ServerError::Option`].

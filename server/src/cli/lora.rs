@@ -48,7 +48,8 @@ impl std::str::FromStr for LoraModule {
 #[command(next_help_heading = "LoRA")]
 pub struct LoraArgs {
     /// Serve LoRA adapters beside the model; requests name one as their model
-    #[arg(long, value_name = "BOOL", env = "HALYARD_ENABLE_LORA", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long, value_name = "BOOL", env = "HALYARD_ENABLE_LORA", default_value_t = false, num_args = 0..=1,
+        require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub enable_lora: bool,
     /// An adapter that is there from the start, in the folder that PEFT wrote; may be repeated
     #[arg(
@@ -65,7 +66,8 @@ pub struct LoraArgs {
     /// Largest rank that is served, 1 to 512; every slot is as large as this says
     #[arg(long, value_name = "RANK", env = "HALYARD_MAX_LORA_RANK", default_value_t = LoraConfig::default().max_rank)]
     max_lora_rank: u32,
-    /// Adapters held in host memory, at least --max-loras, which it is without this; others are read again from their files
+    /// Adapters held in host memory, at least --max-loras, which it is without this; others are read again from their
+    /// files
     #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_CPU_LORAS")]
     max_cpu_loras: Option<u32>,
     /// Type of the adapters' matrices on the device: auto (that of the activations), float32, float16, bfloat16
@@ -119,7 +121,8 @@ pub fn dummy_name(index: u32) -> String {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "LoRA")]
 pub struct LoraServeArgs {
-    /// Let requests load and unload adapters (/v1/load_lora_adapter, /v1/unload_lora_adapter): whoever may send requests can then have any folder read
+    /// Let requests load and unload adapters (/v1/load_lora_adapter, /v1/unload_lora_adapter): whoever may send
+    /// requests can then have any folder read
     #[arg(
         long,
         env = "HALYARD_ALLOW_RUNTIME_LORA_UPDATING",
@@ -127,7 +130,8 @@ pub struct LoraServeArgs {
         requires = "enable_lora"
     )]
     allow_runtime_lora_updating: bool,
-    /// A plugin that finds the adapters of model names that are not known yet, with its configuration; may be repeated: they are asked in this order
+    /// A plugin that finds the adapters of model names that are not known yet, with its configuration; may be repeated:
+    /// they are asked in this order
     #[arg(
         long = "lora-resolver",
         value_name = "NAME[:KEY=VALUE,…]",

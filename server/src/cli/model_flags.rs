@@ -26,16 +26,19 @@ const GENERATION_FIELDS: [&str; 9] = [
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Model")]
 pub struct OverrideArgs {
-    /// Tokenizer in place of the model's: a folder (its chat template and special tokens count as well), a tokenizer.json, or org/repo
+    /// Tokenizer in place of the model's: a folder (its chat template and special tokens count as well), a
+    /// tokenizer.json, or org/repo
     #[arg(long, value_name = "PATH|ORG/REPO", env = "HALYARD_TOKENIZER")]
     pub tokenizer: Option<String>,
     /// Chat template in place of the model's: a file, or the template itself
     #[arg(long, value_name = "FILE|TEXT", env = "HALYARD_CHAT_TEMPLATE")]
     pub chat_template: Option<String>,
     /// How the chat template is handed contents: auto (as it reads them), string, or openai (lists of parts)
-    #[arg(long, value_name = "FORMAT", env = "HALYARD_CHAT_TEMPLATE_CONTENT_FORMAT", default_value = "auto", value_parser = parse_content_format)]
+    #[arg(long, value_name = "FORMAT", env = "HALYARD_CHAT_TEMPLATE_CONTENT_FORMAT", default_value = "auto",
+        value_parser = parse_content_format)]
     pub chat_template_content_format: ContentFormat,
-    /// Sampling defaults of requests: auto (the model's generation_config.json), vllm (none), or a folder with a generation_config.json
+    /// Sampling defaults of requests: auto (the model's generation_config.json), vllm (none), or a folder with a
+    /// generation_config.json
     #[arg(
         long,
         value_name = "auto|vllm|FOLDER",
@@ -59,11 +62,13 @@ pub struct OverrideArgs {
     #[arg(long, value_name = "FOLDER", env = "HALYARD_DOWNLOAD_DIR")]
     pub download_dir: Option<PathBuf>,
     /// Token for the hub; without it HF_TOKEN, or the one that its own tools keep
-    #[arg(long, value_name = "TOKEN", env = "HALYARD_HF_TOKEN", hide_env_values = true, num_args = 0..=1, default_missing_value = "")]
+    #[arg(long, value_name = "TOKEN", env = "HALYARD_HF_TOKEN", hide_env_values = true, num_args = 0..=1,
+        default_missing_value = "")]
     pub hf_token: Option<String>,
 }
 
-/// A value of `--chat-template-content-format`: whether contents are lists of parts; `None`: as the template reads them.
+/// A value of `--chat-template-content-format`: whether contents are lists of parts; `None`: as the template reads
+/// them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContentFormat(Option<bool>);
 

@@ -1,5 +1,5 @@
-//! `halyard platforms` and `halyard plugins`: what is there, what it says of itself, why it cannot be used, whether it works
-//! ([`test`]), and a start for a new one ([`new`]).
+//! `halyard platforms` and `halyard plugins`: what is there, what it says of itself, why it cannot be used, whether it
+//! works ([`test`]), and a start for a new one ([`new`]).
 
 mod new;
 mod test;
@@ -31,7 +31,8 @@ pub struct PlatformsArgs {
 /// `halyard plugins …`.
 #[derive(Debug, Subcommand)]
 pub enum PluginsCommand {
-    /// Every plugin on the search path, also those that are broken or shadowed; with --url the stat loggers of a running server
+    /// Every plugin on the search path, also those that are broken or shadowed; with --url the stat loggers of a
+    /// running server
     List(ListArgs),
     /// Put a newer library in the place of a stat logger that a server runs, without losing a record or a request
     Reload {

@@ -72,9 +72,9 @@ struct HttpArgs {
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", env = "HALYARD_PORT", default_value_t = 8000)]
     port: u16,
-    /// Key that requests must carry (Authorization: Bearer KEY); may be repeated, and a comma separates keys. Guards every route but /health
-    /// and /ping. A command line is visible to every user of the machine until the server has taken the key off it: --api-key-file or
-    /// HALYARD_API_KEY (or VLLM_API_KEY) show it to nobody
+    /// Key that requests must carry (Authorization: Bearer KEY); may be repeated, and a comma separates keys. Guards
+    /// every route but /health and /ping. A command line is visible to every user of the machine until the server has
+    /// taken the key off it: --api-key-file or HALYARD_API_KEY (or VLLM_API_KEY) show it to nobody
     #[arg(
         long = "api-key",
         value_name = "KEY",
@@ -92,7 +92,8 @@ struct HttpArgs {
     )]
     served_model_names: Vec<String>,
     /// Largest body of a request
-    #[arg(long, value_name = "BYTES", env = "HALYARD_MAX_BODY_BYTES", default_value = "16MiB", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", env = "HALYARD_MAX_BODY_BYTES", default_value = "16MiB",
+        value_parser = parse_bytes)]
     max_body_bytes: u64,
     /// Most prompts of one completion request
     #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_PROMPTS", default_value_t = Limits::default().prompts)]
@@ -105,7 +106,8 @@ struct HttpArgs {
     log_prompts: bool,
 }
 
-/// Runs the server until it is told to end. `accepted` are flags of the line that need nothing here, each with the reason.
+/// Runs the server until it is told to end. `accepted` are flags of the line that need nothing here, each with the
+/// reason.
 ///
 /// # Errors
 /// [`ServerError`].
@@ -272,8 +274,9 @@ impl HttpArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Statistics")]
 struct StatsArgs {
-    /// Bounds of histograms at /metrics by family, as JSON: {"request_latency": [0.1, 0.5, 1.0]}. Families: request_latency,
-    /// time_to_first_token, inter_token_latency, iteration_tokens, request_params_n, request_num_preemptions, request_tokens
+    /// Bounds of histograms at /metrics by family, as JSON: {"request_latency": [0.1, 0.5, 1.0]}. Families:
+    /// request_latency, time_to_first_token, inter_token_latency, iteration_tokens, request_params_n,
+    /// request_num_preemptions, request_tokens
     #[arg(long, value_name = "JSON", env = "HALYARD_CUSTOM_HISTOGRAM_BUCKETS")]
     custom_histogram_buckets: Option<String>,
     /// No line about throughput and cache in the log every ten seconds
@@ -355,7 +358,8 @@ impl Prepared {
         if self.has_template {
             say!("  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\");
             say!(
-                "    -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France? Answer in one sentence.\"}}], \"temperature\": 0, \"max_tokens\": 64, \"stream\": true}}'"
+                "    -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France? Answer \
+                 in one sentence.\"}}], \"temperature\": 0, \"max_tokens\": 64, \"stream\": true}}'"
             );
             let key = if has_keys { r#" --api-key "$KEY""# } else { "" };
             say!("or: halyard chat --url {url}{key}");

@@ -10,7 +10,8 @@ use crate::openai::policy::ServingDefaults;
 #[command(next_help_heading = "Requests")]
 pub struct ServingArgs {
     /// Most logprobs a token that a request may ask for; -1: the whole vocabulary
-    #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_LOGPROBS", default_value_t = 20, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..))]
+    #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_LOGPROBS", default_value_t = 20, allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i32).range(-1..))]
     max_logprobs: i32,
     /// Keyword arguments of the chat template, as JSON: {"enable_thinking": false}; those of a request go before them
     #[arg(long, value_name = "JSON", env = "HALYARD_DEFAULT_CHAT_TEMPLATE_KWARGS", value_parser = parse_object)]
@@ -24,16 +25,20 @@ pub struct ServingArgs {
     )]
     response_role: String,
     /// Write tokens of logprobs as token_id:ID
-    #[arg(long, value_name = "BOOL", env = "HALYARD_RETURN_TOKENS_AS_TOKEN_IDS", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long, value_name = "BOOL", env = "HALYARD_RETURN_TOKENS_AS_TOKEN_IDS", default_value_t = false,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     return_tokens_as_token_ids: bool,
     /// End every stream with usage, asked for or not
-    #[arg(long, value_name = "BOOL", env = "HALYARD_ENABLE_FORCE_INCLUDE_USAGE", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long, value_name = "BOOL", env = "HALYARD_ENABLE_FORCE_INCLUDE_USAGE", default_value_t = false,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     enable_force_include_usage: bool,
     /// Serve GET /tokenizer_info, which tells the chat template and the tokenizer's configuration
-    #[arg(long, value_name = "BOOL", env = "HALYARD_ENABLE_TOKENIZER_INFO_ENDPOINT", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long, value_name = "BOOL", env = "HALYARD_ENABLE_TOKENIZER_INFO_ENDPOINT", default_value_t = false,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     enable_tokenizer_info_endpoint: bool,
     /// Let GET /metrics answer without a key, for scrapers that have none
-    #[arg(long, value_name = "BOOL", env = "HALYARD_METRICS_WITHOUT_KEY", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long, value_name = "BOOL", env = "HALYARD_METRICS_WITHOUT_KEY", default_value_t = false, num_args = 0..=1,
+        require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     metrics_without_key: bool,
     /// Most characters of a prompt that --log-prompts writes (of a token list: ids); without it all
     #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_LOG_LEN")]

@@ -1,5 +1,5 @@
-//! vLLM's flags of `vllm serve`, each with its state here: the same, accepted because nothing is needed, or refused with the reason. Only names
-//! and states; how a command line is read is `command_line`'s business.
+//! vLLM's flags of `vllm serve`, each with its state here: the same, accepted because nothing is needed, or refused
+//! with the reason. Only names and states; how a command line is read is `command_line`'s business.
 
 mod earlier;
 mod table;
@@ -33,7 +33,8 @@ pub enum State {
     Accepted(&'static str),
     /// Nothing is needed for these values; why; for any other the remedy.
     Only(&'static [&'static str], &'static str, &'static str),
-    /// What it asks for does not exist here; the reason or the remedy. Its opposite, of a [`Takes::Bool`], is what is here anyway.
+    /// What it asks for does not exist here; the reason or the remedy. Its opposite, of a [`Takes::Bool`], is what is
+    /// here anyway.
     Refused(&'static str),
 }
 
@@ -182,7 +183,8 @@ A flag that turns off something that is not there is accepted.
         let written = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             written == page(),
-            "docs/vllm-flags.md is not what the table says; write it anew: HALYARD_BLESS=1 cargo test -p halyard --lib vllm_flags"
+            "docs/vllm-flags.md is not what the table says; write it anew: HALYARD_BLESS=1 cargo test -p halyard \
+             --lib vllm_flags"
         );
     }
 

@@ -1,5 +1,5 @@
-//! The accept loop: takes connections off the listener, sets their options, finds each a place, and survives running out of descriptors.
-//! Serves nothing itself.
+//! The accept loop: takes connections off the listener, sets their options, finds each a place, and survives running
+//! out of descriptors. Serves nothing itself.
 
 use std::future::Future;
 use std::io;
@@ -22,7 +22,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// Between two log lines about the same trouble.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// Accepts until `stop` resolves, then closes the listener. The connections go on in the set; it aborts them when dropped.
+/// Accepts until `stop` resolves, then closes the listener. The connections go on in the set; it aborts them when
+/// dropped.
 pub(super) async fn accept_until(
     listener: TcpListener,
     router: Router,
@@ -66,7 +67,8 @@ pub(super) async fn accept_until(
                     let limit = transport.limits.connections;
                     tracing::warn!(
                         limit, times, last = %evicted,
-                        "all connections are taken: those that wait longest are closed; --max-connections and `ulimit -n` set the bound"
+                        "all connections are taken: those that wait longest are closed; --max-connections and `ulimit \
+                         -n` set the bound"
                     );
                 }
                 let (router, transport) = (router.clone(), Arc::clone(&transport));
@@ -114,8 +116,8 @@ async fn pause(connections: &Connections) {
     let _ = tokio::time::timeout(ACCEPT_PAUSE, connections.one_ended()).await;
 }
 
-/// Options of an accepted socket. Each step's tokens leave at once: Nagle's algorithm would hold a frame back until the client has
-/// acknowledged the one before, 40 ms later.
+/// Options of an accepted socket. Each step's tokens leave at once: Nagle's algorithm would hold a frame back until the
+/// client has acknowledged the one before, 40 ms later.
 pub(super) fn prepare(stream: &TcpStream) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY is not set");

@@ -1,4 +1,5 @@
-//! Routes for the operator: what plugins a server runs and how they stand, and reloading one. Guarded by the key as all others.
+//! Routes for the operator: what plugins a server runs and how they stand, and reloading one. Guarded by the key as all
+//! others.
 
 use std::sync::Arc;
 
@@ -22,7 +23,8 @@ pub async fn plugins(State(state): State<Arc<AppState>>) -> Json<Value> {
 /// `POST /admin/plugins/reload` with `{"name": "…"}`.
 ///
 /// # Errors
-/// 400 without a name, 404 for a name that does not run, 409 when it cannot be replaced now, 422 for a library that does not load.
+/// 400 without a name, 404 for a name that does not run, 409 when it cannot be replaced now, 422 for a library that
+/// does not load.
 pub async fn reload(State(state): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
     let (parts, body) = request.into_parts();
     let body = read_object(&parts.headers, body, SHORT_BYTES).await?;

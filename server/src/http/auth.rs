@@ -20,7 +20,8 @@ pub struct ApiKeys {
 }
 
 impl ApiKeys {
-    /// Accepts these keys, without the blanks around them (requests cannot send those). Digests are kept, so that lengths do not show in the time a comparison takes.
+    /// Accepts these keys, without the blanks around them (requests cannot send those). Digests are kept, so that
+    /// lengths do not show in the time a comparison takes.
     pub fn new<S: AsRef<str>>(keys: &[S]) -> Self {
         ApiKeys {
             digests: Arc::new(RwLock::new(digests(keys))),

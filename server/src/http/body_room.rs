@@ -1,7 +1,8 @@
-//! Memory for long bodies: a bound on the bytes of all that are coming or wait to be worked on. When a body's next bytes
-//! find no room, the body that has kept the server waiting longest gives up its place, so that clients who announce much
-//! and send little do not keep others out. Where nobody is slow, the bytes wait for room. The bound is passed by one body
-//! at most: where no other one is whole, the oldest always goes on, so that bodies never wait for each other in a circle.
+//! Memory for long bodies: a bound on the bytes of all that are coming or wait to be worked on. When a body's next
+//! bytes find no room, the body that has kept the server waiting longest gives up its place, so that clients who
+//! announce much and send little do not keep others out. Where nobody is slow, the bytes wait for room. The bound is
+//! passed by one body at most: where no other one is whole, the oldest always goes on, so that bodies never wait for
+//! each other in a circle.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

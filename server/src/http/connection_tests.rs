@@ -1,4 +1,5 @@
-//! One connection over a pipe in memory, with a clock that the tests turn: every deadline, every bound, and what must not be cut.
+//! One connection over a pipe in memory, with a clock that the tests turn: every deadline, every bound, and what must
+//! not be cut.
 
 use std::io;
 use std::net::SocketAddr;
@@ -373,7 +374,8 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&len[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// A whole GET request: HEADERS with END_STREAM and END_HEADERS, its fields from the static table (RFC 7541, appendix A).
+/// A whole GET request: HEADERS with END_STREAM and END_HEADERS, its fields from the static table (RFC 7541, appendix
+/// A).
 fn raw_get(stream: u32, path: &str) -> Vec<u8> {
     let mut fields = vec![
         0x82,

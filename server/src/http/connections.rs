@@ -1,5 +1,5 @@
-//! Which connections are open and what each is doing: its phase, the moments that deadlines count from, and who is given up
-//! first when there are too many. Reads no bytes and closes no socket itself.
+//! Which connections are open and what each is doing: its phase, the moments that deadlines count from, and who is
+//! given up first when there are too many. Reads no bytes and closes no socket itself.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -295,10 +295,12 @@ impl Connections {
         locked(&self.open).len()
     }
 
-    /// Finds a place for a new connection: a free one, that of the connection that can best be spared, or one for probes.
+    /// Finds a place for a new connection: a free one, that of the connection that can best be spared, or one for
+    /// probes.
     ///
-    /// Spared first are connections that wait for a request (silent, half a head, or idle between two), the longest quiet first and those
-    /// that never showed an accepted key before the others; then those whose body still comes. A request that is being answered is never cut.
+    /// Spared first are connections that wait for a request (silent, half a head, or idle between two), the longest
+    /// quiet first and those that never showed an accepted key before the others; then those whose body still comes. A
+    /// request that is being answered is never cut.
     pub(super) fn admit(self: &Arc<Self>, peer: SocketAddr, limits: &ConnectionLimits) -> Admission {
         let mut open = locked(&self.open);
         let staying = |probe: bool| move |c: &&Arc<Connection>| c.is_probe == probe && !c.is_given_up();

@@ -1,5 +1,5 @@
-//! Which web pages may ask this server (CORS). Closed by default: without `--allowed-origins` no header is sent, and browsers keep pages of
-//! other origins out. The values are vLLM's.
+//! Which web pages may ask this server (CORS). Closed by default: without `--allowed-origins` no header is sent, and
+//! browsers keep pages of other origins out. The values are vLLM's.
 
 use axum::http::{HeaderName, HeaderValue, Method};
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, Any, CorsLayer};
@@ -84,7 +84,10 @@ fn parse_origin(origin: &str) -> Result<HeaderValue, OptionError> {
             .is_some_and(|(scheme, host)| !scheme.is_empty() && !host.is_empty() && !host.contains('/'));
     let value = origin.parse::<HeaderValue>().ok().filter(|_| is_origin);
     value.ok_or_else(|| {
-        let message = format!("`{origin}` is no origin; write scheme, host and port as browsers do, such as https://app.example:8443, or *");
+        let message = format!(
+            "`{origin}` is no origin; write scheme, host and port as browsers do, such as \
+            https://app.example:8443, or *"
+        );
         refused("--allowed-origins", &message)
     })
 }

@@ -1,5 +1,6 @@
-//! The names under which this server answers. A web page can give its own name the address 127.0.0.1 (DNS rebinding) and then talk to a
-//! server that only this machine was meant to reach; the browser still says the page's name in `Host`, which shows it.
+//! The names under which this server answers. A web page can give its own name the address 127.0.0.1 (DNS rebinding)
+//! and then talk to a server that only this machine was meant to reach; the browser still says the page's name in
+//! `Host`, which shows it.
 
 use std::net::IpAddr;
 
@@ -13,9 +14,10 @@ pub struct HostRules {
 }
 
 impl HostRules {
-    /// The rules of a server on `host`. Addresses and `localhost` always pass, and the names of `allowed`, where `*` is every name. Without
-    /// `allowed` a server that listens on loopback answers to `host` only, and one that is open to the network to every name: its names are
-    /// given by others, and a page that can reach it gains nothing by rebinding.
+    /// The rules of a server on `host`. Addresses and `localhost` always pass, and the names of `allowed`, where `*` is
+    /// every name. Without `allowed` a server that listens on loopback answers to `host` only, and one that is open to
+    /// the network to every name: its names are given by others, and a page that can reach it gains nothing by
+    /// rebinding.
     pub fn new(host: &str, is_loopback: bool, allowed: &[String]) -> Self {
         if allowed.iter().any(|name| name == "*") || (allowed.is_empty() && !is_loopback) {
             return HostRules::default();

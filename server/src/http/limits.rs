@@ -12,7 +12,8 @@ pub const PROBE_CONNECTIONS: usize = 16;
 pub const CLOSING_CONNECTIONS: usize = 16;
 /// Descriptors kept for model files, adapters, plugins, logs and their processes.
 const RESERVED_FILES: usize = 128;
-/// Connections at most unless more are asked for. Half-sent heads may hold [`ConnectionLimits::head_bytes`] each: 512 MiB.
+/// Connections at most unless more are asked for. Half-sent heads may hold [`ConnectionLimits::head_bytes`] each: 512
+/// MiB.
 const DEFAULT_MAX_CONNECTIONS: usize = 8192;
 
 /// What one connection may use, and how many there may be.
@@ -70,7 +71,8 @@ impl ConnectionLimits {
 pub enum FileLimitError {
     /// More connections were asked for than descriptors are left.
     #[error(
-        "--max-connections is {asked}, but the limit of {limit} open files leaves room for {room}; raise it (ulimit -n) or ask for fewer"
+        "--max-connections is {asked}, but the limit of {limit} open files leaves room for {room}; raise it (ulimit \
+         -n) or ask for fewer"
     )]
     TooMany {
         /// As given.
@@ -82,7 +84,8 @@ pub enum FileLimitError {
     },
     /// Not even one connection fits.
     #[error(
-        "the limit of {limit} open files is too low: {open} are open, and {reserved} are kept for files, probes and plugins; \
+        "the limit of {limit} open files is too low: {open} are open, and {reserved} are kept for files, probes and \
+         plugins; \
          raise it (ulimit -n) to at least {least}"
     )]
     TooLow {

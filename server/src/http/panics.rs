@@ -1,4 +1,5 @@
-//! A handler that panics: its client gets an answer, the operator a count and one line, and every other request goes on.
+//! A handler that panics: its client gets an answer, the operator a count and one line, and every other request goes
+//! on.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,5 +1,5 @@
-//! What a running server can be told anew: its keys (SIGHUP reads `--api-key-file` again) and its log level (`/admin/log-level`).
-//! Certificates do not exist yet.
+//! What a running server can be told anew: its keys (SIGHUP reads `--api-key-file` again) and its log level
+//! (`/admin/log-level`). Certificates do not exist yet.
 
 use std::io;
 use std::sync::Arc;
@@ -52,7 +52,8 @@ pub async fn log_level() -> Json<Value> {
 /// `POST /admin/log-level` with `{"level": "debug"}`, or any other value of `--log-level`.
 ///
 /// # Errors
-/// 403 on a server without keys: at the finest levels a log holds what clients send, and fills disks. 400 for what is no level.
+/// 403 on a server without keys: at the finest levels a log holds what clients send, and fills disks. 400 for what is
+/// no level.
 pub async fn set_log_level(State(state): State<Arc<AppState>>, request: Request) -> Result<Json<Value>, ApiError> {
     if state.api_keys.is_empty() {
         let message = "the log level can be changed on a server with keys only; serve with --api-key-file";

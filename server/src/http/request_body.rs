@@ -20,7 +20,8 @@ use super::transport::Transport;
 pub(super) struct TimedBody<B> {
     inner: B,
     transport: Arc<Transport>,
-    /// Time in which more was asked for and nothing was there. A handler that does not ask yet does not use up its client's time.
+    /// Time in which more was asked for and nothing was there. A handler that does not ask yet does not use up its
+    /// client's time.
     waited: Duration,
     waiting_since: Option<Instant>,
     received: u64,

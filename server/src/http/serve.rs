@@ -129,8 +129,8 @@ pub struct DrainTimes {
     pub drain: Duration,
 }
 
-/// Serves until `stop` resolves, then drains: the port stays open for a while, then no new connections, running answers get their time to
-/// finish, what is left is aborted with a reason, and the last bytes get a moment to leave.
+/// Serves until `stop` resolves, then drains: the port stays open for a while, then no new connections, running answers
+/// get their time to finish, what is left is aborted with a reason, and the last bytes get a moment to leave.
 pub async fn serve(
     listener: TcpListener,
     state: Arc<AppState>,

@@ -1,6 +1,6 @@
 //! Long bodies and the work on their texts, bounded in memory, in threads and in time: a long body takes room for its
-//! bytes as they come, and waits, in async code, for its share of what may be converted at once; a short one never waits
-//! for a long one.
+//! bytes as they come, and waits, in async code, for its share of what may be converted at once; a short one never
+//! waits for a long one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
@@ -21,7 +21,8 @@ use crate::api_error::ApiError;
 const PERMIT_BYTES: usize = 32 << 10;
 /// Bodies of the largest size whose JSON and text are worked on at the same time; each takes some six times its bytes.
 const BODIES_CONVERTED: usize = 2;
-/// Bytes that a value of a body counts for, and how many more an object does: their memory when read, in a list that grows.
+/// Bytes that a value of a body counts for, and how many more an object does: their memory when read, in a list that
+/// grows.
 const VALUE_BYTES: usize = 96;
 const OBJECT_BYTES: usize = 384;
 /// Most JSON values in one body.

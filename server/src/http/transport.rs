@@ -1,5 +1,5 @@
-//! What the server's transport shares with its routes: limits, open connections, whether the server is ending, and what is counted.
-//! One for each server, made before it serves.
+//! What the server's transport shares with its routes: limits, open connections, whether the server is ending, and what
+//! is counted. One for each server, made before it serves.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -147,7 +147,8 @@ impl Collector for Counted {
         )?;
         by_reason(
             "halyard:http_bodies_refused",
-            "Requests that ended because their body came too slowly (late), or because long bodies held too much (no_room)",
+            "Requests that ended because their body came too slowly (late), or because long bodies held too much \
+             (no_room)",
             &[
                 ("late", of(&transport.late_bodies)),
                 ("no_room", transport.body_room.refused()),

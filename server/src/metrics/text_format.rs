@@ -1,5 +1,6 @@
-//! Prometheus' text format 0.0.4, made from OpenMetrics text: parsers of the older format know counters by the sample's name, and none of
-//! `# UNIT`, `# EOF`, exemplars and the types that came later. Also decides which of the two a scraper wants.
+//! Prometheus' text format 0.0.4, made from OpenMetrics text: parsers of the older format know counters by the sample's
+//! name, and none of `# UNIT`, `# EOF`, exemplars and the types that came later. Also decides which of the two a
+//! scraper wants.
 
 use axum::http::{HeaderMap, header};
 
@@ -8,8 +9,8 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 const OPENMETRICS: &str = "application/openmetrics-text";
 
-/// Whether a scraper wants OpenMetrics: it names it, and ranks nothing that matches `text/plain` above it. Without `Accept` the answer is the
-/// text format, as vLLM's.
+/// Whether a scraper wants OpenMetrics: it names it, and ranks nothing that matches `text/plain` above it. Without
+/// `Accept` the answer is the text format, as vLLM's.
 pub fn wants_openmetrics(headers: &HeaderMap) -> bool {
     let mut ranks = [0.0_f32; 2];
     let values = headers.get_all(header::ACCEPT).iter();
@@ -142,7 +143,8 @@ mod tests {
 
     #[test]
     fn counters_keep_type_and_help_under_the_name_of_their_samples() {
-        let openmetrics = "# HELP vllm:prompt_tokens Tokens of \\\"prompts\\\".\n# TYPE vllm:prompt_tokens counter\n# UNIT vllm:prompt_tokens tokens\n\
+        let openmetrics = "# HELP vllm:prompt_tokens Tokens of \\\"prompts\\\".\n# TYPE vllm:prompt_tokens counter\n# \
+            UNIT vllm:prompt_tokens tokens\n\
             vllm:prompt_tokens_total{model_name=\"a # {b} \\\"}\"} 7 # {trace=\"x\"} 1.0 3.5\n\
             # HELP g A gauge.\n# TYPE g gauge\ng 1.5\n\
             # TYPE build info\nbuild_info{version=\"1\"} 1\n\
@@ -170,7 +172,8 @@ mod tests {
             }
             wants_openmetrics(&headers)
         };
-        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,\
+        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,\
+            application/openmetrics-text;version=0.0.1;q=0.4,\
             text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
         assert!(wants(&[prometheus]));
         assert!(wants(&["application/openmetrics-text"]));

@@ -185,7 +185,8 @@ mod tests {
     #[test]
     fn passes_what_asks_for_nothing_and_what_vllm_ignores() {
         let body = json!({"response_format": {"type": "text"}, "best_of": 4, "use_beam_search": false,
-            "guided_json": null, "suffix": null, "modalities": ["text"], "functions": [{"name": "f"}], "function_call": "auto",
+            "guided_json": null, "suffix": null, "modalities": ["text"], "functions": [{"name": "f"}],
+                "function_call": "auto",
             "audio": {"voice": "alloy"}, "prediction": {"type": "content", "content": "x"},
             "guided_decoding_backend": "xgrammar", "thinking_token_budget": -1, "unheard_of": 1});
         refuse(body).expect("nothing here changes the answer");

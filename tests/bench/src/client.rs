@@ -1,5 +1,5 @@
-//! A small client of `/v1/completions`: sends prompts as token ids, reads the answer as it streams, and keeps the clock.
-//! The same for Halyard and for every peer, so that both are measured by one ruler.
+//! A small client of `/v1/completions`: sends prompts as token ids, reads the answer as it streams, and keeps the
+//! clock. The same for Halyard and for every peer, so that both are measured by one ruler.
 
 use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Result, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -25,7 +25,8 @@ pub struct Answer {
 /// # Errors
 /// The socket's, and an answer that is no stream of completions, with the server's words.
 pub fn complete(address: SocketAddr, model: &str, prompt: &[u32], tokens: usize) -> Result<Answer> {
-    // With ids each token is an event, also where its text waits for the rest of a character, as with random weights most do.
+    // With ids each token is an event, also where its text waits for the rest of a character, as with random weights
+    // most do.
     let body = json!({
         "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true, "stream": true,
         "stream_options": { "include_usage": true }, "return_token_ids": true,
@@ -37,7 +38,8 @@ pub fn complete(address: SocketAddr, model: &str, prompt: &[u32], tokens: usize)
     let start = Instant::now();
     write!(
         stream,
-        "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Type: \
+         application/json\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     )?;
     let mut reader = BufReader::new(stream);
@@ -170,7 +172,8 @@ mod tests {
 
     #[test]
     fn tokens_are_the_servers_count_and_times_are_of_events_with_a_choice() {
-        let events = "data: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: {\"choices\":[],\"usage\":{\"completion_tokens\":3}}\n\ndata: [DONE]\n\n";
+        let events = "data: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: \
+            {\"choices\":[],\"usage\":{\"completion_tokens\":3}}\n\ndata: [DONE]\n\n";
         let answer = read_events(events.as_bytes(), Instant::now()).expect("a stream");
         assert_eq!(answer.tokens, 3);
         assert!(answer.first_s == answer.last_s && answer.first_s >= 0.0);

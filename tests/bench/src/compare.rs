@@ -89,7 +89,8 @@ impl Table {
             );
             println!(
                 "{}",
-                json!({ "bench": "compare", "measure": row.name, "unit": row.unit, "halyard": ours, "peer": peer, "peer_name": names[1] })
+                json!({ "bench": "compare", "measure": row.name, "unit": row.unit, "halyard": ours, "peer": peer,
+                    "peer_name": names[1] })
             );
         }
     }
@@ -182,7 +183,8 @@ enum Origin<'a> {
     Peer(&'a str),
 }
 
-/// The origin of Halyard (side 0) and of the peer (side 1), which is `peer` where its program is there; `None`: Halyard runs alone.
+/// The origin of Halyard (side 0) and of the peer (side 1), which is `peer` where its program is there; `None`: Halyard
+/// runs alone.
 fn origin<'a>(side: usize, options: &Options, peer: Option<&'a str>) -> Option<Origin<'a>> {
     match ([options.at, options.peer_at][side], side) {
         (Some(address), _) => Some(Origin::Running(address)),

@@ -34,7 +34,8 @@ pub fn measure() -> Result<Vec<Report>, BenchError> {
             reports.push(report("encode (loaded)", &selected.platform.open(0)?)?);
         }
         None => eprintln!(
-            "encode (loaded): skipped: libhalyard_null.so is not beside this program (cargo build --release -p halyard-backend-null)"
+            "encode (loaded): skipped: libhalyard_null.so is not beside this program (cargo build --release -p \
+             halyard-backend-null)"
         ),
     }
     Ok(reports)

@@ -173,7 +173,8 @@ impl Table {
         }
         let text = serde_json::to_string::<str>;
         Ok(format!(
-            "{{\n \"title\": {},\n \"machine\": {},\n \"conditions\": {},\n \"columns\": [{}\n ],\n \"rows\": [{}\n ]\n}}\n",
+            "{{\n \"title\": {},\n \"machine\": {},\n \"conditions\": {},\n \"columns\": [{}\n ],\n \"rows\": [{}\n \
+             ]\n}}\n",
             text(&self.title)?,
             text(&self.machine)?,
             text(&self.conditions)?,

@@ -1,5 +1,5 @@
-//! Figures that `tests/gpu/run` brought from a machine with a GPU (`SHAPE-decode.json` and others, written by `halyard bench`), as a row
-//! of a file of figures. It measures nothing: that machine has no Rust.
+//! Figures that `tests/gpu/run` brought from a machine with a GPU (`SHAPE-decode.json` and others, written by
+//! `halyard bench`), as a row of a file of figures. It measures nothing: that machine has no Rust.
 
 use std::path::Path;
 

@@ -1,9 +1,10 @@
-//! Measures the budgets that the design promises, and says by what ratio each is kept. Run it in release on an idle machine.
+//! Measures the budgets that the design promises, and says by what ratio each is kept. Run it in release on an idle
+//! machine.
 //!
-//! `encode`, `schedule` and `step` run in this process; `version`, `startup` and `idle` measure the `halyard` binary from outside. Each
-//! prints a line of JSON and a line for people. `perplexity` and `compare` (Halyard beside a peer) print tables and judge nothing.
-//! `--json FILE` writes what was measured into a file of `tests/bench/figures`, and `page` renders those.
-//! It judges only when asked (`--check`): timings on a busy machine say nothing.
+//! `encode`, `schedule` and `step` run in this process; `version`, `startup` and `idle` measure the `halyard` binary
+//! from outside. Each prints a line of JSON and a line for people. `perplexity` and `compare` (Halyard beside a peer)
+//! print tables and judge nothing. `--json FILE` writes what was measured into a file of `tests/bench/figures`, and
+//! `page` renders those. It judges only when asked (`--check`): timings on a busy machine say nothing.
 
 mod client;
 mod compare;

@@ -203,7 +203,8 @@ mod tests {
 
     #[test]
     fn a_table_stands_in_its_place_and_the_rest_is_kept() {
-        let expected = "before\n## T\nM. C.\n\n| | beside | rate, tok/s | time, ms | date, commit |\n|---|---|---|---|---|\n\
+        let expected = "before\n## T\nM. C.\n\n| | beside | rate, tok/s | time, ms | date, commit \
+            |\n|---|---|---|---|---|\n\
              | w | p 1 | 1,982 : 310 (6.4) | 5.42 : 4.10 (**0.76**) | 2026-11-22, commit not noted |\n\
              | alone | – | 54,730 | – | 2026-11-22, abc1234 |\nafter\n";
         assert_eq!(

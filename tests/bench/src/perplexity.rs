@@ -26,7 +26,8 @@ pub fn run(options: &Options) -> Result<(), BenchError> {
         });
     }
     println!(
-        "| model | tokens | exact (f32, KV f32) | rounded activations, KV the platform's choice | change |\n|---|---|---|---|---|"
+        "| model | tokens | exact (f32, KV f32) | rounded activations, KV the platform's choice | change \
+         |\n|---|---|---|---|---|"
     );
     for model in models {
         let (tokens, exact) = score(options, model, false)?;
@@ -35,7 +36,8 @@ pub fn run(options: &Options) -> Result<(), BenchError> {
         println!("| {model} | {tokens} | {exact:.4} | {rounded:.4} | {change:+.3} % |");
         println!(
             "{}",
-            json!({ "bench": "perplexity", "model": model, "tokens": tokens, "exact": exact, "rounded": rounded, "change_percent": change })
+            json!({ "bench": "perplexity", "model": model, "tokens": tokens, "exact": exact, "rounded": rounded,
+                "change_percent": change })
         );
         let Some(path) = &options.json else { continue };
         let units = [("exact", "perplexity"), ("rounded", "perplexity"), ("change", "%")];

@@ -1,4 +1,5 @@
-//! Measures the `halyard` binary from outside: a version line, the way to readiness, and what it burns when nobody asks.
+//! Measures the `halyard` binary from outside: a version line, the way to readiness, and what it burns when nobody
+//! asks.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -69,7 +70,8 @@ pub fn startup(options: &Options) -> Result<Report, BenchError> {
     })
 }
 
-/// CPU time of a server that has answered requests and then gets none. One clock tick in the whole time is noise of the count.
+/// CPU time of a server that has answered requests and then gets none. One clock tick in the whole time is noise of the
+/// count.
 pub fn idle(options: &Options) -> Result<Report, BenchError> {
     let server = Process::start(options, FIRST_READY)?;
     complete(server.address)?;
@@ -122,7 +124,8 @@ impl Process {
         Process::start(options, FIRST_READY)
     }
 
-    /// A peer by its command line, in which `{port}` and `{model}` are filled in and leading `NAME=VALUE` words are its environment.
+    /// A peer by its command line, in which `{port}` and `{model}` are filled in and leading `NAME=VALUE` words are its
+    /// environment.
     ///
     /// # Errors
     /// As [`Process::halyard`].
@@ -210,7 +213,8 @@ impl Process {
         })
     }
 
-    /// The most memory that the process and its children held at once, each by itself (proc(5), `VmHWM`); 0 where that is unknown.
+    /// The most memory that the process and its children held at once, each by itself (proc(5), `VmHWM`); 0 where that
+    /// is unknown.
     pub fn peak_memory_bytes(&self) -> u64 {
         family(self.child.id()).into_iter().filter_map(high_water_bytes).sum()
     }

@@ -1,6 +1,6 @@
-//! What the host does for one decode step of the whole engine at 256 and 512 running requests: planning, step writes, replaying a
-//! recording or encoding a 30-layer model, reading results and handing tokens over. The device computes nothing, so the time is the
-//! host's. Budget: 100 µs at 256, 150 µs at 512.
+//! What the host does for one decode step of the whole engine at 256 and 512 running requests: planning, step writes,
+//! replaying a recording or encoding a 30-layer model, reading results and handing tokens over. The device computes
+//! nothing, so the time is the host's. Budget: 100 µs at 256, 150 µs at 512.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -34,7 +34,8 @@ pub fn measure() -> Result<Vec<Report>, BenchError> {
 /// 30 layers as SmolLM2-135M has, but narrow: nothing computes, and dummy weights take time to make.
 fn write_config(folder: &Path) -> Result<(), BenchError> {
     let config = json!({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 72, "num_hidden_layers": 30,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 72,
+            "num_hidden_layers": 30,
         "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 96, "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "tie_word_embeddings": true, "hidden_act": "silu",
         "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
@@ -83,6 +84,7 @@ fn run(folder: &Path, rows: u32, enforce_eager: bool, budget: f64) -> Result<Rep
         measured: wall_us / steps as f64,
         unit: "us a step",
         budget,
-        details: json!({ "rows": rows, "steps": steps, "replayed": engine.stats().replayed_steps_total, "ops": info.num_step_ops }),
+        details: json!({ "rows": rows, "steps": steps, "replayed": engine.stats().replayed_steps_total,
+            "ops": info.num_step_ops }),
     })
 }

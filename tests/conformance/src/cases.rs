@@ -1,4 +1,5 @@
-//! The cases, one family a file, and running them: every op over types, formats and odd shapes, strided operands and padding.
+//! The cases, one family a file, and running them: every op over types, formats and odd shapes, strided operands and
+//! padding.
 
 mod attend;
 mod data;

@@ -1,5 +1,5 @@
-//! Running a case on a device, and comparing two runs. Every tensor lies between guard bytes, and every gap is filled with them:
-//! a write outside an operand, or into an input, is a failure of its own.
+//! Running a case on a device, and comparing two runs. Every tensor lies between guard bytes, and every gap is filled
+//! with them: a write outside an operand, or into an input, is a failure of its own.
 
 use std::sync::Arc;
 

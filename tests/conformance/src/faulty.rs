@@ -1,4 +1,5 @@
-//! A planted fault: a device that computes one op wrongly in one output element. It exists to show that the suite turns red.
+//! A planted fault: a device that computes one op wrongly in one output element. It exists to show that the suite turns
+//! red.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,8 +11,8 @@ use halyard_platform_api::{
     Queue, QueueKind, Result, Tensor, ops,
 };
 
-/// Wraps a device and overwrites the first element of `op`'s first output after every run of it (of a KV cache: the first
-/// element of every page, as the layout is the backend's own). The device must have `copy`.
+/// Wraps a device and overwrites the first element of `op`'s first output after every run of it (of a KV cache: the
+/// first element of every page, as the layout is the backend's own). The device must have `copy`.
 pub struct Faulty {
     inner: Arc<dyn Device>,
     op: String,

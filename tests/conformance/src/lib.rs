@@ -1,7 +1,8 @@
-//! The vendors' suite: a device against an oracle, op by op, then its memory, queues, composites, recordings and collectives.
+//! The vendors' suite: a device against an oracle, op by op, then its memory, queues, composites, recordings and
+//! collectives.
 //!
-//! One line instantiates it for a backend: `halyard_conformance::assert_conformant!(device)`. It owns the tolerance table; it
-//! must never look at who the device is, only at what it says of itself.
+//! One line instantiates it for a backend: `halyard_conformance::assert_conformant!(device)`. It owns the tolerance
+//! table; it must never look at who the device is, only at what it says of itself.
 
 pub mod case;
 mod cases;
@@ -30,8 +31,8 @@ pub struct Options {
     pub only_op: Option<String>,
     /// Only cases whose row names each of these (types, formats, block size), such as `BF16` and `block 64`.
     pub only_variant: Vec<String>,
-    /// Ops that the device may leave unsupported (with a reason) in every variant. Another op that is unsupported in every
-    /// variant fails.
+    /// Ops that the device may leave unsupported (with a reason) in every variant. Another op that is unsupported in
+    /// every variant fails.
     pub may_lack: Vec<String>,
     /// Only every `.1`-th row of the ops, from row `.0` on; the suites belong to share 0. [`run_shared`] sets it.
     pub share: (usize, usize),
@@ -65,7 +66,8 @@ fn run_share(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Optio
     report
 }
 
-/// Runs the suite with its rows shared out among handles of one device, a thread each: for devices that take long to prepare ops.
+/// Runs the suite with its rows shared out among handles of one device, a thread each: for devices that take long to
+/// prepare ops.
 ///
 /// # Errors
 /// What opening the oracle returns.
@@ -106,8 +108,8 @@ pub fn oracle() -> halyard_platform_api::Result<Arc<dyn Device>> {
     halyard_reference::ReferencePlatform::new().open(0)
 }
 
-/// Runs the whole suite on a device (`Arc<dyn Device>`) and panics with the report unless it passes. A second argument gives
-/// other [`Options`].
+/// Runs the whole suite on a device (`Arc<dyn Device>`) and panics with the report unless it passes. A second argument
+/// gives other [`Options`].
 #[macro_export]
 macro_rules! assert_conformant {
     ($device:expr) => {

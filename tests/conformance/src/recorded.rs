@@ -1,13 +1,13 @@
-//! A case run from a recording, twice: once with its own contents and once with others in the same memory. Both must give what the
-//! oracle gives for them: a device that bakes contents into a recording gives the first answer again.
+//! A case run from a recording, twice: once with its own contents and once with others in the same memory. Both must
+//! give what the oracle gives for them: a device that bakes contents into a recording gives the first answer again.
 
 use halyard_platform_api::{Device, EncoderMode, QueueKind};
 
 use crate::case::{Case, Contents};
 use crate::execute::{Failure, Ready, WAIT_NS, broken, collect, compare, execute, operands, ready};
 
-/// Runs a case recorded, where every op of it can be, on a device that claims recordings. `expected` is the oracle's answer to the case; `other` is a
-/// case of the same ops and shapes. `None`: an op can't be recorded.
+/// Runs a case recorded, where every op of it can be, on a device that claims recordings. `expected` is the oracle's
+/// answer to the case; `other` is a case of the same ops and shapes. `None`: an op can't be recorded.
 pub(crate) fn check(
     device: &dyn Device,
     oracle: &dyn Device,

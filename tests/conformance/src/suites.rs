@@ -1,4 +1,5 @@
-//! Behaviour beyond single ops: memory, ids, step data and reuse of command buffers, composites against their parts, collectives.
+//! Behaviour beyond single ops: memory, ids, step data and reuse of command buffers, composites against their parts,
+//! collectives.
 
 mod attention_layer;
 mod collectives;

@@ -22,7 +22,8 @@ pub enum Class {
     Elementwise,
     /// Calls exp, tanh, erf or the like.
     Transcendental,
-    /// The same where the result is far smaller than what it is made of, and only its quotient with the right one counts.
+    /// The same where the result is far smaller than what it is made of, and only its quotient with the right one
+    /// counts.
     Tail,
     /// Divides by the root of a mean.
     Norm,
@@ -100,8 +101,8 @@ pub fn tolerance(class: Class, dtype: DType) -> Tolerance {
             "the sum's order and an approximate reciprocal root with one Newton step",
         ),
         Class::Product { terms, act } => of(
-            // A weight and an activation of root mean square 0.5 and 0.58, the weight rounded: 0.13 u a term at random signs. Six times that, as the
-            // farthest of twenty thousand results is four away.
+            // A weight and an activation of root mean square 0.5 and 0.58, the weight rounded: 0.13 u a term at random
+            // signs. Six times that, as the farthest of twenty thousand results is four away.
             (4e-7 + 0.75 * half_roundoff(act)) * (terms as f32).sqrt() + 1e-6,
             1e-6,
             "f32 sums in any order; half-precision activations may meet weights rounded to their type",
@@ -112,11 +113,12 @@ pub fn tolerance(class: Class, dtype: DType) -> Tolerance {
             "8-bit activations err by 1/254 of their block's largest value, at random signs",
         ),
         Class::RoundedProduct { terms } => of(
-            // Of values up to 1 spread evenly, half err by up to 1/32, a quarter by up to 1/64, ...: 0.0136 at the root mean square, times weights of 0.5.
-            // Six times that.
+            // Of values up to 1 spread evenly, half err by up to 1/32, a quarter by up to 1/64, ...: 0.0136 at the root
+            // mean square, times weights of 0.5. Six times that.
             4.1e-2 * (terms as f32).sqrt(),
             1e-2,
-            "8-bit floats have three bits behind the leading one: activations err by up to a sixteenth, at random signs",
+            "8-bit floats have three bits behind the leading one: activations err by up to a sixteenth, at random \
+             signs",
         ),
         Class::Attention => of(
             1e-5 + 2.0 * half_roundoff(dtype),
@@ -131,7 +133,8 @@ pub fn tolerance(class: Class, dtype: DType) -> Tolerance {
         Class::AttentionOfRoundedKeys => of(
             1.0 / 32.0,
             1e-2,
-            "a key's element between two codes, 1/16 of it apart, may fall either way: a few of 64 move a score by up to a hundredth",
+            "a key's element between two codes, 1/16 of it apart, may fall either way: a few of 64 move a score by up \
+             to a hundredth",
         ),
         Class::Logprob => of(2e-5, 2e-6, "logsumexp in f32 over the vocabulary"),
     }

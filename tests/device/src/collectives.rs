@@ -1,5 +1,5 @@
-//! Collectives between real devices: sums of many sizes and places, recorded ones replayed and timed, and a rank that never comes. What
-//! the engine's tensor parallelism rests on, without a model.
+//! Collectives between real devices: sums of many sizes and places, recorded ones replayed and timed, and a rank that
+//! never comes. What the engine's tensor parallelism rests on, without a model.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,8 @@ use halyard_platform_api::{
 
 use crate::tensor_parallel::Outcome;
 
-/// Elements of a sum: less than a vector, around one, a decode step's row, what small sums and large ones may be told apart by.
+/// Elements of a sum: less than a vector, around one, a decode step's row, what small sums and large ones may be told
+/// apart by.
 const ELEMENTS: [u32; 9] = [1, 7, 8, 4096, 4097, 65_539, 262_144, 262_145, 1 << 20];
 /// Sums of a recorded list: a model's of 32 layers.
 const SUMS: u32 = 64;
@@ -49,7 +50,8 @@ impl List {
 /// A fresh tensor's buffer, and the tensor.
 type Held = (Arc<dyn Buffer>, Tensor);
 
-/// Checks sums over 2, 4 and all of the devices, as far as there are so many. Nothing for a device without a communicator.
+/// Checks sums over 2, 4 and all of the devices, as far as there are so many. Nothing for a device without a
+/// communicator.
 pub fn check(devices: &[Arc<dyn Device>]) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     if !devices
@@ -216,7 +218,8 @@ fn sums(rank: &Rank<'_>, dtype: DType) -> Result<String, String> {
             if let Some(at) = (0..found.len()).find(|&at| found[at] != expected[at]) {
                 let element = at / dtype.bytes();
                 return Err(format!(
-                    "{count} elements at {offset}, in place: {in_place}: element {element} differs from the sum in rank order"
+                    "{count} elements at {offset}, in place: {in_place}: element {element} differs from the sum in \
+                     rank order"
                 ));
             }
             cases += 1;

@@ -1,5 +1,6 @@
-//! Models against Hugging Face, teacher-forced: fed HF's ids, at every position the argmax agrees unless HF's own top-2 gap is under the bound, and
-//! the log-probability is within tolerance. Where asked, the model also runs free to HF's ids.
+//! Models against Hugging Face, teacher-forced: fed HF's ids, at every position the argmax agrees unless HF's own top-2
+//! gap is under the bound, and the log-probability is within tolerance. Where asked, the model also runs free to HF's
+//! ids.
 
 use std::path::Path;
 
@@ -25,28 +26,31 @@ pub const KV_BF16: Bounds = Bounds {
     logprob: 0.15,
     gap: 0.3,
 };
-/// Against goldens whose keys and values went through E4M3: a value near the middle of two codes may fall either way, which moves HF's own float64 run
-/// by up to 0.0046 (gemma3). Ten times that; exact keys and values are 0.63 and more away. The distances stand in the golden files.
+/// Against goldens whose keys and values went through E4M3: a value near the middle of two codes may fall either way,
+/// which moves HF's own float64 run by up to 0.0046 (gemma3). Ten times that; exact keys and values are 0.63 and more
+/// away. The distances stand in the golden files.
 pub const KV_FP8: Bounds = Bounds {
     logprob: 0.05,
     gap: 0.05,
 };
 /// The same with activations in f16: HF's own f16 runs over such keys and values are up to 0.44 away (llama).
 pub const F16_KV_FP8: Bounds = Bounds { logprob: 0.5, gap: 0.3 };
-/// The same with activations in bf16: HF's own bf16 runs are up to 1.32 away (llama), and 0.95 where gaps are widest (gemma3), so that two candidates
-/// may change places across as much.
+/// The same with activations in bf16: HF's own bf16 runs are up to 1.32 away (llama), and 0.95 where gaps are widest
+/// (gemma3), so that two candidates may change places across as much.
 pub const BF16_KV_FP8: Bounds = Bounds { logprob: 1.5, gap: 1.0 };
 /// The tiny models with goldens over keys and values in E4M3.
 pub const KV_FP8_MODELS: [&str; 4] = ["llama", "smollm2", "qwen3", "gemma3"];
-/// The same by scales of their checkpoints. Scales left out are 1.1 and more away, one of the two kinds 0.81: f32 tells that from what rounding does, and
-/// half precision does not (two positions are 0.57 and 0.62 away in f16, HF's own f16 runs 0.40 and 0.26).
+/// The same by scales of their checkpoints. Scales left out are 1.1 and more away, one of the two kinds 0.81: f32 tells
+/// that from what rounding does, and half precision does not (two positions are 0.57 and 0.62 away in f16, HF's own f16
+/// runs 0.40 and 0.26).
 pub const KV_SCALE_MODELS: [&str; 2] = ["llama-fp8-kv", "qwen3-kv"];
 /// Their golden files, beside the models.
 pub const KV_FP8_GOLDENS: &str = "goldens-kv-fp8.json";
 
-/// Activations in int8 blocks of 32, as llama.cpp's products have them: 1/254 of the block's largest value. Which way a value falls depends on the last
-/// bits of what comes before it, so that processors differ: llama.cpp with such activations and KV in f16 chooses SmolLM2's second candidate where HF's
-/// gap is 0.3585 (`llamacpp_q8_0` in the golden file, case `unicode`).
+/// Activations in int8 blocks of 32, as llama.cpp's products have them: 1/254 of the block's largest value. Which way a
+/// value falls depends on the last bits of what comes before it, so that processors differ: llama.cpp with such
+/// activations and KV in f16 chooses SmolLM2's second candidate where HF's gap is 0.3585 (`llamacpp_q8_0` in the golden
+/// file, case `unicode`).
 pub const INT8: Bounds = Bounds {
     logprob: 0.35,
     gap: 0.4,
@@ -56,9 +60,10 @@ pub const INT8_KV_BF16: Bounds = Bounds {
     logprob: INT8.logprob + KV_BF16.logprob,
     gap: INT8.gap + KV_BF16.gap,
 };
-/// Activations, weights and KV in bf16: every value between two ops keeps 8 bits, layer after layer. HF's own bf16 runs of the tiny models are up to
-/// 0.44 away from its fp32 (transformers on a CPU; mistral). A gap of 0.3101 (gemma3-gguf, `ids47`, position 10) falls either way when every op is computed in
-/// f64 and only its result rounded to bf16: 28 of 40 runs with noise of 1e-7 turn it, and no other gap of 0.3 or more in any case.
+/// Activations, weights and KV in bf16: every value between two ops keeps 8 bits, layer after layer. HF's own bf16 runs
+/// of the tiny models are up to 0.44 away from its fp32 (transformers on a CPU; mistral). A gap of 0.3101 (gemma3-gguf,
+/// `ids47`, position 10) falls either way when every op is computed in f64 and only its result rounded to bf16: 28 of
+/// 40 runs with noise of 1e-7 turn it, and no other gap of 0.3 or more in any case.
 pub const BF16: Bounds = Bounds {
     logprob: 0.5,
     gap: 0.35,
@@ -102,7 +107,8 @@ pub struct CaseReport {
     pub squares: (usize, f64),
 }
 
-/// The root of the mean square of all differences: unlike the worst one, which way a single value was rounded hardly moves it.
+/// The root of the mean square of all differences: unlike the worst one, which way a single value was rounded hardly
+/// moves it.
 pub fn root_mean_square(reports: &[CaseReport]) -> f64 {
     let (count, sum) = reports.iter().fold((0, 0.0), |all, report| {
         (all.0 + report.squares.0, all.1 + report.squares.1)
@@ -113,7 +119,8 @@ pub fn root_mean_square(reports: &[CaseReport]) -> f64 {
 /// Checks every case of a golden file.
 ///
 /// # Errors
-/// The first position that is out of bounds, a free run that differs, a tokenizer that gives other ids, or a file that is no golden file.
+/// The first position that is out of bounds, a free run that differs, a tokenizer that gives other ids, or a file that
+/// is no golden file.
 pub fn check(llm: &Llm, goldens: &Path, bounds: Bounds, free: Free) -> Result<Vec<CaseReport>, String> {
     let bytes = std::fs::read(goldens).map_err(|e| format!("{}: {e}", goldens.display()))?;
     let golden: Value = serde_json::from_slice(&bytes).map_err(|e| format!("{}: {e}", goldens.display()))?;
@@ -161,8 +168,8 @@ fn all_at_once(
     Ok(streams.into_iter().map(OutputStream::blocking_collect).collect())
 }
 
-/// Checks every case of several golden files, each with the adapter that it is of (`None`: without), all at the same time: cases of different
-/// adapters share steps. First teacher-forced, then those of `free` running free.
+/// Checks every case of several golden files, each with the adapter that it is of (`None`: without), all at the same
+/// time: cases of different adapters share steps. First teacher-forced, then those of `free` running free.
 ///
 /// # Errors
 /// As [`check`], naming the adapter.

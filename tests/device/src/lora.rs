@@ -1,5 +1,6 @@
-//! LoRA adapters on a device, against Hugging Face PEFT: a base model and its adapters in the same steps, teacher-forced and, in f32, running free; with
-//! a slot for each adapter, and with one slot that they take in turn while steps run. The base is a folder of Hugging Face's, or a GGUF file.
+//! LoRA adapters on a device, against Hugging Face PEFT: a base model and its adapters in the same steps,
+//! teacher-forced and, in f32, running free; with a slot for each adapter, and with one slot that they take in turn
+//! while steps run. The base is a folder of Hugging Face's, or a GGUF file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! `halyard-device-check`: runs on a machine with a device and without Rust, loads the platform as the server does, and prints a table: conformance
-//! per op, models and adapters against Hugging Face, and that recorded steps, many replays and several devices are right. Exit status 0: nothing failed.
+//! `halyard-device-check`: runs on a machine with a device and without Rust, loads the platform as the server does, and
+//! prints a table: conformance per op, models and adapters against Hugging Face, and that recorded steps, many replays
+//! and several devices are right. Exit status 0: nothing failed.
 
 mod options;
 mod table;
@@ -283,7 +284,8 @@ fn golden_model(
     Ok(())
 }
 
-/// Whether the model was refused because the platform's language lacks the kernel of an op that others have: a stated limit, and no fault.
+/// Whether the model was refused because the platform's language lacks the kernel of an op that others have: a stated
+/// limit, and no fault.
 fn lacks_a_kernel(why: &str) -> bool {
     why.starts_with("this platform cannot run the model") && why.contains("has no kernel in")
 }

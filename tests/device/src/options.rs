@@ -61,8 +61,9 @@ pub struct Options {
 }
 
 /// How to call the program.
-pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model FILE.gguf] [--op NAME] [--variant PART]… \
-[--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] [--golden MODEL]… [conformance] [goldens] [lora] [recording] [replays] [collectives] [tensor-parallel]";
+pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model \
+    FILE.gguf] [--op NAME] [--variant PART]… [--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] \
+    [--golden MODEL]… [conformance] [goldens] [lora] [recording] [replays] [collectives] [tensor-parallel]";
 
 impl Options {
     /// Whether the goldens of a tiny model are wanted.

@@ -52,8 +52,8 @@ pub fn check(
     outcomes
 }
 
-/// The share of requests whose tokens must be the same. A padded step may sum in another order: in f32 no token of these models is so
-/// near another one, in half precision some are.
+/// The share of requests whose tokens must be the same. A padded step may sum in another order: in f32 no token of
+/// these models is so near another one, in half precision some are.
 pub(crate) fn least_equal(dtype: DType) -> usize {
     match dtype {
         DType::F32 => REQUESTS as usize,
@@ -61,8 +61,9 @@ pub(crate) fn least_equal(dtype: DType) -> usize {
     }
 }
 
-/// Pairs of runs of which one must have that share. Requests come while the engine runs, so that two runs may batch them otherwise, and most of random
-/// tokens in half precision then follow another path from some token on; f32 does not mind.
+/// Pairs of runs of which one must have that share. Requests come while the engine runs, so that two runs may batch
+/// them otherwise, and most of random tokens in half precision then follow another path from some token on; f32 does
+/// not mind.
 fn attempts(dtype: DType) -> usize {
     match dtype {
         DType::F32 => 1,
@@ -144,8 +145,8 @@ fn params(kind: &str, i: u32) -> SamplingParams {
     }
 }
 
-/// Replays at least `steps` decode steps and compares the memory of the device, and of the process where it does nothing else (`alone`),
-/// before them, with everything recorded, and at the end.
+/// Replays at least `steps` decode steps and compares the memory of the device, and of the process where it does
+/// nothing else (`alone`), before them, with everything recorded, and at the end.
 ///
 /// # Errors
 /// Memory that grew, or an engine that failed.

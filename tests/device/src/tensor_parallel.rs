@@ -1,5 +1,5 @@
-//! Tensor parallelism on real devices: tiny models of each family over two and four ranks, against Hugging Face as one device is, and against one
-//! device in batches that grow and shrink, recorded steps included.
+//! Tensor parallelism on real devices: tiny models of each family over two and four ranks, against Hugging Face as one
+//! device is, and against one device in batches that grow and shrink, recorded steps included.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ const FAMILIES: [&str; 5] = ["llama3-rope", "mistral", "qwen2", "qwen3", "gemma3
 /// A check's name, and what it showed or why it failed.
 pub type Outcome = (String, Result<String, String>);
 
-/// Runs every family over 2 and 4 of the devices, as far as there are so many; `configure` makes a model's configuration.
+/// Runs every family over 2 and 4 of the devices, as far as there are so many; `configure` makes a model's
+/// configuration.
 pub fn check(devices: &[Arc<dyn Device>], fixtures: &Path, configure: impl Fn(&Path) -> EngineConfig) -> Vec<Outcome> {
     let types: [(DType, Bounds); 2] = [(DType::F32, F32), (DType::BF16, BF16)];
     let mut outcomes = Vec::new();
@@ -74,8 +75,8 @@ fn as_one_device(ranks: &[Arc<dyn Device>], config: &EngineConfig, dtype: DType)
         };
         let ((many, steps), (one, _)) = (run(ranks)?, run(&ranks[..1])?);
         let equal = many.iter().zip(&one).filter(|(a, b)| a == b).count();
-        // Ranks sum in another order. In half precision that moves logits by a rounding, and sampled tokens soon with them: there the bounds
-        // against Hugging Face hold, and here only that steps run and are replayed.
+        // Ranks sum in another order. In half precision that moves logits by a rounding, and sampled tokens soon with
+        // them: there the bounds against Hugging Face hold, and here only that steps run and are replayed.
         if dtype == DType::F32 && equal < least_equal(dtype) {
             return Err(format!(
                 "{kind}: {equal} of {REQUESTS} requests got one device's tokens"

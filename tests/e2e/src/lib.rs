@@ -35,8 +35,9 @@ pub fn build_beside(packages: &[&str]) {
     build_into(binary().parent().expect("a folder"), packages);
 }
 
-/// Builds packages in the profile of a folder, `TARGET/PROFILE`. Tests that were started without cargo take what is there, and so do those of
-/// tests/run: it has built the workspace, and a few packages by themselves are compiled with other features, dependencies included.
+/// Builds packages in the profile of a folder, `TARGET/PROFILE`. Tests that were started without cargo take what is
+/// there, and so do those of tests/run: it has built the workspace, and a few packages by themselves are compiled with
+/// other features, dependencies included.
 fn build_into(folder: &Path, packages: &[&str]) {
     let built = std::env::var_os("HALYARD_TEST_BUILT").is_some();
     let Some(cargo) = std::env::var_os("CARGO").filter(|_| !built) else {

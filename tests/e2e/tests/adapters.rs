@@ -1,5 +1,5 @@
-//! LoRA in the real server, over HTTP: adapters as models with PEFT's answers, loading and unloading under load and who may do it, and a resolver over a
-//! folder that nobody gets out of.
+//! LoRA in the real server, over HTTP: adapters as models with PEFT's answers, loading and unloading under load and who
+//! may do it, and a resolver over a folder that nobody gets out of.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -70,7 +70,8 @@ impl Api {
         let golden: Value = json(&fs::read_to_string(golden).expect("goldens"));
         let case = &golden["cases"][0];
         let ids = &case["hf_fp32"]["ids"].as_array().expect("ids")[..12];
-        let body = json!({"model": model, "prompt": case["prompt_ids"], "max_tokens": 12, "temperature": 0, "return_token_ids": true});
+        let body = json!({"model": model, "prompt": case["prompt_ids"], "max_tokens": 12, "temperature": 0,
+            "return_token_ids": true});
         let (status, text) = self.post(COMPLETIONS, &body).await;
         assert_eq!(status, 200, "{model}: {text}");
         assert_eq!(json(&text)["choices"][0]["token_ids"], json!(ids), "{model}");

@@ -1,5 +1,5 @@
-//! Connections of a running server: more of them than it may have open, ones that never become requests, and how it ends, reloads its
-//! keys and keeps them to itself.
+//! Connections of a running server: more of them than it may have open, ones that never become requests, and how it
+//! ends, reloads its keys and keeps them to itself.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -63,7 +63,8 @@ async fn open_unfinished(server: &Server, kind: usize) -> TcpStream {
     let address = server.url.strip_prefix("http://").expect("http");
     let mut stream = TcpStream::connect(address).await.expect("connects");
     let half_body = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n\
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Type: \
+         application/json\r\n\
          Content-Length: 1000\r\n\r\n{{\"prompt\": "
     );
     let text = ["", "GET /health HTTP/1.1\r\nHost: loc", half_body.as_str()][kind % 3];

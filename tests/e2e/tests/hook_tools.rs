@@ -1,5 +1,5 @@
-//! What an author of a stat logger has: `plugins new`, `plugins test` with its recording, the C example, and a process of its own for a
-//! logger that crashes under a serving server.
+//! What an author of a stat logger has: `plugins new`, `plugins test` with its recording, the C example, and a process
+//! of its own for a logger that crashes under a serving server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Stat loggers in a running server: broken ones beside good ones under 64 streams, and a reload under load. No request may notice.
+//! Stat loggers in a running server: broken ones beside good ones under 64 streams, and a reload under load. No request
+//! may notice.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! IO processors in the real server, loaded from their libraries: redaction of requests and answers, whole and streamed; processors that fail in
-//! every way, which costs the request that met them and no other.
+//! IO processors in the real server, loaded from their libraries: redaction of requests and answers, whole and
+//! streamed; processors that fail in every way, which costs the request that met them and no other.
 
 use std::sync::Once;
 
@@ -126,7 +126,8 @@ async fn requests_are_redacted_before_the_model_reads_them() {
         answer["usage"]["prompt_tokens"], same["usage"]["prompt_tokens"],
         "the model read the redacted text"
     );
-    let chat = json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "I am eve@example.com"}]}], "max_tokens": 1});
+    let chat = json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "I am eve@example.com"}]}],
+        "max_tokens": 1});
     assert_eq!(post_json(&server.url, "/v1/chat/completions", &chat).await.0, 200);
     for (body, word) in [
         (json!({"prompt": "a", "max_tokens": 1, "logprobs": 1}), "logprobs"),
@@ -172,7 +173,8 @@ async fn answers_are_redacted_across_pieces_and_keep_their_form() {
         "ße",
     ];
     let whole = "Mail [REDACTED] or use [REDACTED], not AKIA. Grüße";
-    let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "io_script": script, "max_tokens": 24, "ignore_eos": true});
+    let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "io_script": script, "max_tokens": 24,
+        "ignore_eos": true});
     let completion = json!({"prompt": "Hi", "io_script": script, "max_tokens": 24, "ignore_eos": true});
     for (route, body) in [("/v1/chat/completions", chat), ("/v1/completions", completion)] {
         let (status, answer) = post_json(&server.url, route, &body).await;
@@ -257,7 +259,8 @@ async fn a_failing_processor_fails_its_request_and_no_other() {
         "4096",
     ]);
     // Streams that run all along and meet no fault.
-    let good = json!({"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": true, "stream": true, "stream_options": {"include_usage": true}});
+    let good = json!({"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": true, "stream": true,
+        "stream_options": {"include_usage": true}});
     let bystanders: Vec<_> = (0..8)
         .map(|_| {
             let (url, good) = (server.url.clone(), good.clone());

@@ -97,7 +97,8 @@ async fn of_64_streams_a_third_is_cut_and_the_rest_complete() {
         .map(|(index, prompt, limit)| {
             let (client, url) = (client.clone(), server.url.clone());
             tokio::spawn(async move {
-                let body = json!({"prompt": vec![5 + index; prompt], "max_tokens": limit, "ignore_eos": true, "seed": index,
+                let body = json!({"prompt": vec![5 + index; prompt], "max_tokens": limit, "ignore_eos": true,
+                    "seed": index,
                     "stream": true, "return_token_ids": true, "stream_options": {"include_usage": true}});
                 let mut events = Events::open(&client, &url, &body).await;
                 if index % 3 == 0 {
@@ -147,7 +148,8 @@ async fn of_64_streams_a_third_is_cut_and_the_rest_complete() {
 async fn a_signal_lets_running_answers_finish() {
     let server = Server::tiny(&["--shutdown-timeout", "60"]);
     let client = Client::new();
-    let body = json!({"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": true, "stream": true, "stream_options": {"include_usage": true}});
+    let body = json!({"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": true, "stream": true,
+        "stream_options": {"include_usage": true}});
     let mut events = Events::open(&client, &server.url, &body).await;
     events.next().await.expect("it runs");
     server.signal("TERM");

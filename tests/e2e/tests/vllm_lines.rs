@@ -1,5 +1,5 @@
-//! Start lines of vLLM, run as they are: from charts, compose files and the shell. What they mean here must be what they mean
-//! there, and what needs nothing is told in one line.
+//! Start lines of vLLM, run as they are: from charts, compose files and the shell. What they mean here must be what
+//! they mean there, and what needs nothing is told in one line.
 
 use std::process::Command;
 

@@ -104,7 +104,8 @@ pub fn run(target: &Target, plan: &Plan) -> std::io::Result<bool> {
     }
     let seconds = started.elapsed().as_secs();
     println!(
-        "{}: {cases} cases ({accepted} accepted where counted), seed {}, {} findings, {seconds} s, {:.1} MiB held at the end",
+        "{}: {cases} cases ({accepted} accepted where counted), seed {}, {} findings, {seconds} s, {:.1} MiB held at \
+         the end",
         target.name,
         plan.seed,
         findings.len(),

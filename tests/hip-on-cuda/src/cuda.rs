@@ -86,9 +86,11 @@ macro_rules! functions {
                 let library = LIBRARY.open(named, usual).ok()?;
                 let find = |name: &'static str| symbol(library, CStr::from_bytes_with_nul(name.as_bytes()).ok()?).ok();
                 // SAFETY: the symbols have these types in every driver of CUDA 12 and 13.
-                unsafe { Some(Cuda { $( $name: std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> Code>(
-                    find(concat!(stringify!($name), "\0"))?
-                ), )* }) }
+                unsafe { Some(Cuda { $(
+                    $name: std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> Code>(
+                        find(concat!(stringify!($name), "\0"))?
+                    ),
+                )* }) }
             }
         }
     };

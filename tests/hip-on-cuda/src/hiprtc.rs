@@ -1,4 +1,5 @@
-//! hiprtc over NVRTC: the same calls and codes; options are translated, and kernels compile as CUDA in their portable words.
+//! hiprtc over NVRTC: the same calls and codes; options are translated, and kernels compile as CUDA in their portable
+//! words.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -31,7 +32,8 @@ macro_rules! forward {
             $( fn $name($($arg: $ty),*) -> Code {
                 match nvrtc($nvrtc) {
                     // SAFETY: NVRTC's function of this name has this type.
-                    Some(found) => std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> Code>(found)($($arg),*),
+                    Some(found) => std::mem::transmute::<*mut c_void,
+                        unsafe extern "C" fn($($ty),*) -> Code>(found)($($arg),*),
                     None => INTERNAL_ERROR,
                 }
             } )*
@@ -41,7 +43,8 @@ macro_rules! forward {
 
 forward! {
     fn hiprtcVersion(major: *mut c_int, minor: *mut c_int) = c"nvrtcVersion";
-    fn hiprtcCreateProgram(program: *mut usize, text: *const c_char, name: *const c_char, count: c_int, headers: Texts, names: Texts) = c"nvrtcCreateProgram";
+    fn hiprtcCreateProgram(program: *mut usize, text: *const c_char, name: *const c_char, count: c_int, headers: Texts,
+        names: Texts) = c"nvrtcCreateProgram";
     fn hiprtcDestroyProgram(program: *mut usize) = c"nvrtcDestroyProgram";
     fn hiprtcGetProgramLogSize(program: usize, bytes: *mut usize) = c"nvrtcGetProgramLogSize";
     fn hiprtcGetProgramLog(program: usize, log: *mut c_char) = c"nvrtcGetProgramLog";

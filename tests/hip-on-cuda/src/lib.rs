@@ -1,11 +1,13 @@
-//! A HIP runtime and hiprtc over an NVIDIA GPU: the entry points that the ROCm platform uses, over libcuda and NVRTC, so that its host code, its
-//! graphs, its collectives and the portable kernels run for real where there is no AMD GPU. A library for tests only: copied to `libamdhip64.so`,
-//! `libhiprtc.so`, `librocblas.so` and `librccl.so` in a folder that HALYARD_ROCM_LIBRARY_PATH names, never linked, never installed. The CUDA
-//! libraries beneath are looked for in the folders of HALYARD_CUDA_LIBRARY_PATH, by the loader, and in the toolkit's folder.
+//! A HIP runtime and hiprtc over an NVIDIA GPU: the entry points that the ROCm platform uses, over libcuda and NVRTC,
+//! so that its host code, its graphs, its collectives and the portable kernels run for real where there is no AMD GPU.
+//! A library for tests only: copied to `libamdhip64.so`, `libhiprtc.so`, `librocblas.so` and `librccl.so` in a folder
+//! that HALYARD_ROCM_LIBRARY_PATH names, never linked, never installed. The CUDA libraries beneath are looked for in
+//! the folders of HALYARD_CUDA_LIBRARY_PATH, by the loader, and in the toolkit's folder.
 //!
-//! What it cannot show: AMD's instructions and compiler (kernels compile as CUDA, with PORTABLE defined so that C++ stands where PTX would), waves of
-//! 64 lanes (a warp has 32), MFMA, the memory model and the caches of AMD's devices, and whatever HIP itself does otherwise than CUDA. A
-//! runtime's structs are filled only as far as the platform reads them. It also runs over the fake libcuda of tests/fixtures, which plays faults.
+//! What it cannot show: AMD's instructions and compiler (kernels compile as CUDA, with PORTABLE defined so that C++
+//! stands where PTX would), waves of 64 lanes (a warp has 32), MFMA, the memory model and the caches of AMD's devices,
+//! and whatever HIP itself does otherwise than CUDA. A runtime's structs are filled only as far as the platform reads
+//! them. It also runs over the fake libcuda of tests/fixtures, which plays faults.
 #![allow(non_snake_case, missing_docs)]
 
 mod cuda;
@@ -78,23 +80,28 @@ forward! {
     // Portable and mapped have the same bits; all pinned memory is coherent.
     fn hipHostMalloc(ptr: *mut *mut c_void, bytes: usize, flags: c_uint) = cuMemHostAlloc(ptr, bytes, flags & 3);
     fn hipHostFree(ptr: *mut c_void) = cuMemFreeHost(ptr);
-    fn hipHostGetDevicePointer(device: *mut u64, host: *mut c_void, flags: c_uint) = cuMemHostGetDevicePointer_v2(device, host, flags);
+    fn hipHostGetDevicePointer(device: *mut u64, host: *mut c_void,
+        flags: c_uint) = cuMemHostGetDevicePointer_v2(device, host, flags);
     fn hipStreamCreateWithFlags(stream: *mut usize, flags: c_uint) = cuStreamCreate(stream, flags);
     fn hipStreamDestroy(stream: usize) = cuStreamDestroy_v2(stream);
     fn hipStreamSynchronize(stream: usize) = cuStreamSynchronize(stream);
     fn hipStreamWaitEvent(stream: usize, event: usize, flags: c_uint) = cuStreamWaitEvent(stream, event, flags);
-    fn hipStreamWriteValue64(stream: usize, ptr: u64, value: u64, flags: c_uint) = cuStreamWriteValue64_v2(stream, ptr, value, flags);
+    fn hipStreamWriteValue64(stream: usize, ptr: u64, value: u64, flags: c_uint) = cuStreamWriteValue64_v2(stream, ptr,
+        value, flags);
     fn hipEventCreateWithFlags(event: *mut usize, flags: c_uint) = cuEventCreate(event, flags);
     fn hipEventDestroy(event: usize) = cuEventDestroy_v2(event);
     fn hipEventRecord(event: usize, stream: usize) = cuEventRecord(event, stream);
     fn hipEventSynchronize(event: usize) = cuEventSynchronize(event);
     fn hipEventQuery(event: usize) = cuEventQuery(event);
-    fn hipMemcpyAsync(to: u64, from: u64, bytes: usize, _kind: c_int, stream: usize) = cuMemcpyAsync(to, from, bytes, stream);
-    fn hipMemsetAsync(to: u64, value: c_int, bytes: usize, stream: usize) = cuMemsetD8Async(to, value as u8, bytes, stream);
+    fn hipMemcpyAsync(to: u64, from: u64, bytes: usize, _kind: c_int, stream: usize) = cuMemcpyAsync(to, from, bytes,
+        stream);
+    fn hipMemsetAsync(to: u64, value: c_int, bytes: usize, stream: usize) = cuMemsetD8Async(to, value as u8, bytes,
+        stream);
     fn hipModuleLoadData(module: *mut usize, image: *const c_void) = cuModuleLoadData(module, image);
     fn hipStreamBeginCapture(stream: usize, mode: c_int) = cuStreamBeginCapture_v2(stream, mode);
     fn hipStreamEndCapture(stream: usize, graph: *mut usize) = cuStreamEndCapture(stream, graph);
-    fn hipGraphInstantiateWithFlags(made: *mut usize, graph: usize, flags: u64) = cuGraphInstantiateWithFlags(made, graph, flags);
+    fn hipGraphInstantiateWithFlags(made: *mut usize, graph: usize, flags: u64) = cuGraphInstantiateWithFlags(made,
+        graph, flags);
     fn hipGraphDestroy(graph: usize) = cuGraphDestroy(graph);
     fn hipGraphLaunch(graph: usize, stream: usize) = cuGraphLaunch(graph, stream);
     fn hipGraphExecDestroy(graph: usize) = cuGraphExecDestroy(graph);

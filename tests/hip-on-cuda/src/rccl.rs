@@ -1,5 +1,5 @@
-//! RCCL over NCCL: the same calls, types and codes, passed through. Copied to `librccl.so.1` beside the others. Without NCCL every call fails, and
-//! the last error names what is missing.
+//! RCCL over NCCL: the same calls, types and codes, passed through. Copied to `librccl.so.1` beside the others. Without
+//! NCCL every call fails, and the last error names what is missing.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -15,7 +15,8 @@ const SYSTEM_ERROR: Code = 2;
 static LIBRARY: Library = Library::new(
     "nccl",
     &[".2", ""],
-    "librccl.so over CUDA passes its calls to NCCL; install it (the Python package nvidia-nccl-cu13 brings it), and where it lies in neither the \
+    "librccl.so over CUDA passes its calls to NCCL; install it (the Python package nvidia-nccl-cu13 brings it), and \
+     where it lies in neither the \
      loader's path nor /usr/local/cuda/lib64, name its folder in HALYARD_CUDA_LIBRARY_PATH",
 );
 
@@ -46,7 +47,8 @@ macro_rules! forward {
             $( fn $name($($arg: $ty),*) -> Code {
                 match find($nccl) {
                     // SAFETY: NCCL's function of this name has this type.
-                    Some(found) => std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> Code>(found)($($arg),*),
+                    Some(found) => std::mem::transmute::<*mut c_void,
+                        unsafe extern "C" fn($($ty),*) -> Code>(found)($($arg),*),
                     None => SYSTEM_ERROR,
                 }
             } )*
@@ -63,10 +65,13 @@ forward! {
     fn ncclCommAbort(comm: usize) = c"ncclCommAbort";
     fn ncclGroupStart() = c"ncclGroupStart";
     fn ncclGroupEnd() = c"ncclGroupEnd";
-    fn ncclAllReduce(from: From, to: To, count: usize, dtype: c_int, op: c_int, comm: usize, stream: usize) = c"ncclAllReduce";
+    fn ncclAllReduce(from: From, to: To, count: usize, dtype: c_int, op: c_int, comm: usize,
+        stream: usize) = c"ncclAllReduce";
     fn ncclAllGather(from: From, to: To, count: usize, dtype: c_int, comm: usize, stream: usize) = c"ncclAllGather";
-    fn ncclReduceScatter(from: From, to: To, count: usize, dtype: c_int, op: c_int, comm: usize, stream: usize) = c"ncclReduceScatter";
-    fn ncclBroadcast(from: From, to: To, count: usize, dtype: c_int, root: c_int, comm: usize, stream: usize) = c"ncclBroadcast";
+    fn ncclReduceScatter(from: From, to: To, count: usize, dtype: c_int, op: c_int, comm: usize,
+        stream: usize) = c"ncclReduceScatter";
+    fn ncclBroadcast(from: From, to: To, count: usize, dtype: c_int, root: c_int, comm: usize,
+        stream: usize) = c"ncclBroadcast";
     fn ncclSend(from: From, count: usize, dtype: c_int, peer: c_int, comm: usize, stream: usize) = c"ncclSend";
     fn ncclRecv(to: To, count: usize, dtype: c_int, peer: c_int, comm: usize, stream: usize) = c"ncclRecv";
 }

@@ -1,5 +1,6 @@
-//! rocBLAS over cuBLAS: one product, its handle and its stream. Copied to `librocblas.so` beside the others, or left out, as each is to be tried. A
-//! handle that goes says on stderr how many products the process has given to cuBLAS, so that who looks at a run sees that it was there.
+//! rocBLAS over cuBLAS: one product, its handle and its stream. Copied to `librocblas.so` beside the others, or left
+//! out, as each is to be tried. A handle that goes says on stderr how many products the process has given to cuBLAS, so
+//! that who looks at a run sees that it was there.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -34,7 +35,8 @@ macro_rules! call {
     ($name:literal ($($arg:expr => $ty:ty),* $(,)?)) => {
         match cublas($name) {
             // SAFETY: cuBLAS's function of this name has this type.
-            Some(found) => coded(std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> Code>(found)($($arg),*)),
+            Some(found) => coded(std::mem::transmute::<*mut c_void,
+                unsafe extern "C" fn($($ty),*) -> Code>(found)($($arg),*)),
             None => INTERNAL_ERROR,
         }
     };

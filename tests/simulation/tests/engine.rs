@@ -433,7 +433,8 @@ fn an_engine_with_faults_ends_every_request_once_and_keeps_nothing() {
         let run = std::panic::catch_unwind(AssertUnwindSafe(|| world(seed, &expected)));
         let happened = run.unwrap_or_else(|panic| {
             println!(
-                "repeat it: HALYARD_SIMULATION_SEED={seed} HALYARD_SIMULATION_ENGINE_STEPS=1 cargo test -p halyard-simulation --test engine"
+                "repeat it: HALYARD_SIMULATION_SEED={seed} HALYARD_SIMULATION_ENGINE_STEPS=1 cargo test -p \
+                 halyard-simulation --test engine"
             );
             std::panic::resume_unwind(panic)
         });

@@ -313,7 +313,8 @@ fn a_million_steps_with_faults_lose_nothing() {
         let world = std::panic::catch_unwind(AssertUnwindSafe(|| World::new(seed).run(WORLD_STEPS)));
         let happened = world.unwrap_or_else(|panic| {
             println!(
-                "repeat it: HALYARD_SIMULATION_SEED={seed} HALYARD_SIMULATION_STEPS=1 cargo test -p halyard-simulation --test scheduler"
+                "repeat it: HALYARD_SIMULATION_SEED={seed} HALYARD_SIMULATION_STEPS=1 cargo test -p \
+                 halyard-simulation --test scheduler"
             );
             std::panic::resume_unwind(panic)
         });

@@ -331,7 +331,8 @@ impl Asker<'_> {
         let address = self.url.trim_start_matches("http://");
         match TcpStream::connect(address).await {
             Ok(mut stream) => {
-                let text = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n{";
+                let text = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: \
+                    application/json\r\nContent-Length: 900\r\n\r\n{";
                 let end = self.random.below(text.len() as u64) as usize;
                 let _ = stream.write_all(&text.as_bytes()[..end]).await;
             }

@@ -48,8 +48,10 @@ pub fn svg(title: &str, samples: &[Sample]) -> String {
     ];
     let height = TOP + (PANEL + 30.0) * panels.len() as f64 + 20.0;
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"{LEFT}\" y=\"22\" font-size=\"15\">{title}</text>\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" \
+         font-size=\"12\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+         <text x=\"{LEFT}\" y=\"22\" font-size=\"15\">{title}</text>\n"
     );
     let end = samples.last().map_or(1.0, |sample| sample.seconds).max(1.0);
     for (index, (unit, lines)) in panels.iter().enumerate() {

@@ -33,7 +33,8 @@ fn main() -> ExitCode {
         Ok(options) => options,
         Err(message) => {
             eprintln!(
-                "halyard-soak: {message}; use: --binary FILE [--minutes M] [--platform P] [--out FOLDER] [--port N] [--seed S]"
+                "halyard-soak: {message}; use: --binary FILE [--minutes M] [--platform P] [--out FOLDER] [--port N] \
+                 [--seed S]"
             );
             return ExitCode::from(2);
         }

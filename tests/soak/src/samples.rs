@@ -142,7 +142,8 @@ impl Samples {
         let half = self.second_half();
         let most = |of: fn(&Sample) -> f64| half.iter().map(of).fold(0.0, f64::max);
         format!(
-            "second half: memory {:.1} to {:.1} MiB, trend {:+.2} MiB; descriptors at most {}, threads at most {}, running at most {}, \
+            "second half: memory {:.1} to {:.1} MiB, trend {:+.2} MiB; descriptors at most {}, threads at most {}, \
+             running at most {}, \
              KV at most {:.0} %",
             half.iter().map(|s| s.rss_mib).fold(f64::MAX, f64::min),
             most(|s| s.rss_mib),

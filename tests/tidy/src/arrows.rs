@@ -204,7 +204,8 @@ pub fn check(packages: &[Package]) -> Vec<Finding> {
                 let remedy = if used.starts_with("tests/") {
                     "nothing uses tests/*: move the dependency to [dev-dependencies]"
                 } else {
-                    "the map has no such arrow: go through a package that it has, or change the map (tests/tidy/src/arrows.rs) with a decision record"
+                    "the map has no such arrow: go through a package that it has, or change the map \
+                     (tests/tidy/src/arrows.rs) with a decision record"
                 };
                 findings.push(Finding::new(
                     &manifest,

@@ -1,6 +1,7 @@
 //! Tells Rust code from comments and texts, so that a rule about code does not trip over prose about it.
 //!
-//! A small scanner, not a parser: it knows line and nested block comments, strings (raw, byte, C), characters and lifetimes.
+//! A small scanner, not a parser: it knows line and nested block comments, strings (raw, byte, C), characters and
+//! lifetimes.
 
 /// The text with the contents of comments, strings and characters blanked. Lines stay where they are.
 pub fn code_only(text: &str) -> String {
@@ -110,7 +111,8 @@ pub fn has_word(line: &str, word: &str) -> bool {
     line.split(|c| !is_word(c)).any(|found| found == word)
 }
 
-/// The parts of the identifiers of `line`, in lower case: `GpuMemory_x2` gives gpu, memory, x2. A run of capitals is one part.
+/// The parts of the identifiers of `line`, in lower case: `GpuMemory_x2` gives gpu, memory, x2. A run of capitals is
+/// one part.
 pub fn word_parts(line: &str) -> Vec<String> {
     let mut parts: Vec<String> = Vec::new();
     let (mut previous, mut open) = (' ', false);

@@ -1,6 +1,7 @@
 //! Rules for what people read: Markdown's width, links that lead somewhere, decisions whose numbers stand once.
 //!
-//! [`width`] looks at one file; the others need the whole tree, because a link is right or wrong only beside its target.
+//! [`width`] looks at one file; the others need the whole tree, because a link is right or wrong only beside its
+//! target.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +30,8 @@ pub fn width(path: &str, text: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// Every relative link in Markdown names a file or folder of the repository, and a heading of that file where it names one.
+/// Every relative link in Markdown names a file or folder of the repository, and a heading of that file where it names
+/// one.
 pub fn links(files: &[SourceFile]) -> Vec<Finding> {
     let texts: BTreeMap<&str, &str> = files
         .iter()

@@ -1,7 +1,7 @@
 //! The repository's invariants as code: the map's arrows and the rules that every file keeps.
 //!
-//! Owns the rules and how they read the tree; `tests/tree.rs` holds this tree to them, `tests/planted.rs` shows that each
-//! one catches what it is for. A rule is a pure function from text to findings; only [`tree`] touches files.
+//! Owns the rules and how they read the tree; `tests/tree.rs` holds this tree to them, `tests/planted.rs` shows that
+//! each one catches what it is for. A rule is a pure function from text to findings; only [`tree`] touches files.
 
 pub mod arrows;
 pub mod circles;

@@ -1,4 +1,5 @@
-//! The rules that one file at a time must keep. Each takes a path (relative, with `/`) and a text, and knows where it applies.
+//! The rules that one file at a time must keep. Each takes a path (relative, with `/`) and a text, and knows where it
+//! applies.
 
 use crate::Finding;
 use crate::code::{code_only, has_word, word_parts};
@@ -133,7 +134,8 @@ fn fragments_in_code(path: &str, text: &str, fragments: &[&str], message: &str) 
     found.collect()
 }
 
-/// Runtime, server and contract open no library but in the plugin host. (A backend may open its own driver; a kernel's test its compiler.)
+/// Runtime, server and contract open no library but in the plugin host. (A backend may open its own driver; a kernel's
+/// test its compiler.)
 pub fn library_opening(path: &str, text: &str) -> Vec<Finding> {
     let elsewhere = ["runtime/", "server/", "platform-api/", "plugins/", "kernels/"];
     let applies = elsewhere.iter().any(|place| path.starts_with(place)) && !path.starts_with("runtime/plugin-host/");

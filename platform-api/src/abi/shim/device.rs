@@ -115,7 +115,8 @@ unsafe extern "C" fn buffer_write(
 }
 
 unsafe extern "C" fn buffer_read(buffer: *mut c_void, offset: u64, out: *mut u8, len: u64, err: *mut ErrorOut) -> u32 {
-    // SAFETY: the wire promises a live buffer and `len` writable, initialised bytes that nobody else touches during the call.
+    // SAFETY: the wire promises a live buffer and `len` writable, initialised bytes that nobody else touches during the
+    // call.
     unsafe {
         BufferHandle::with(buffer, err, |b| {
             if len == 0 {

@@ -152,14 +152,15 @@ fn agree(host: &Host) -> Result<u32> {
     Err(Error::new(
         Status::Incompatible,
         format!(
-            "this plugin speaks ABI {ABI_MAJOR}.{ABI_MINOR_MIN} to {ABI_MAJOR}.{ABI_MINOR}, the host ({name} {version}) speaks {0}.{1} to {0}.{2}",
+            "this plugin speaks ABI {ABI_MAJOR}.{ABI_MINOR_MIN} to {ABI_MAJOR}.{ABI_MINOR}, the host ({name} \
+             {version}) speaks {0}.{1} to {0}.{2}",
             host.abi_major, host.abi_minor_min, host.abi_minor_max
         ),
     ))
 }
 
-/// Writes the table of an interface, whose version is `(major, minor)` here, if the host's major version is the same. A higher minor
-/// version than the host's is fine, as tables only grow.
+/// Writes the table of an interface, whose version is `(major, minor)` here, if the host's major version is the same. A
+/// higher minor version than the host's is fine, as tables only grow.
 ///
 /// # Safety
 /// `out` is null or valid for a write.

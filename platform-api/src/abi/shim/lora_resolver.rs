@@ -41,7 +41,8 @@ unsafe extern "C" fn resolve(
     out: *mut LoraAnswerWire,
     err: *mut ErrorOut,
 ) -> u32 {
-    // SAFETY: the wire promises a live resolver, a sized query with valid texts, and a sized answer with a valid buffer.
+    // SAFETY: the wire promises a live resolver, a sized query with valid texts, and a sized answer with a valid
+    // buffer.
     unsafe {
         ResolverHandle::with(resolver, err, |resolver| {
             let wire = read_known(query)?;

@@ -1,5 +1,6 @@
-//! One adapter of a running engine: what it is, where its matrices are, and its counters. Shared between the requests that have it, the
-//! registry, the loader and the engine's thread; each marks it when something changes, and the engine's thread tells stat loggers.
+//! One adapter of a running engine: what it is, where its matrices are, and its counters. Shared between the requests
+//! that have it, the registry, the loader and the engine's thread; each marks it when something changes, and the
+//! engine's thread tells stat loggers.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use super::{AdapterSource, AdapterStatus, Residency};
 /// An adapter. Requests hold on to theirs: one that was removed ends with the last of them.
 #[derive(Debug)]
 pub(crate) struct Adapter {
-    /// A number from 1 on that no other adapter of this engine ever has, also one of the same name: it keys the prefix cache.
+    /// A number from 1 on that no other adapter of this engine ever has, also one of the same name: it keys the prefix
+    /// cache.
     pub number: u32,
     pub name: String,
     pub source: AdapterSource,

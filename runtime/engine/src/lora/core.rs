@@ -1,5 +1,5 @@
-//! The engine thread's side of adapters: hands the scheduler's loads to the loader, and lets go of adapters that were removed. Also keeps
-//! the counters of each.
+//! The engine thread's side of adapters: hands the scheduler's loads to the loader, and lets go of adapters that were
+//! removed. Also keeps the counters of each.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The thread that brings adapters into device slots: from host memory, or from their files first. The engine's thread only asks and hears
-//! the answer as a command, so steps of other requests go on meanwhile.
+//! The thread that brings adapters into device slots: from host memory, or from their files first. The engine's thread
+//! only asks and hears the answer as a command, so steps of other requests go on meanwhile.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! LoRA adapters of a running engine: which there are ([`registry`]), how one stands ([`adapter`]), and how they get into
-//! the device's slots ([`loader`]). The scheduler says which adapter goes into which slot; steps only name slots.
+//! LoRA adapters of a running engine: which there are ([`registry`]), how one stands ([`adapter`]), and how they get
+//! into the device's slots ([`loader`]). The scheduler says which adapter goes into which slot; steps only name slots.
 
 pub(crate) mod adapter;
 pub(crate) mod core;

@@ -1,4 +1,5 @@
-//! The adapters by name, and those of them that are in host memory: the most recently used ones, up to a limit. Files are read outside the lock.
+//! The adapters by name, and those of them that are in host memory: the most recently used ones, up to a limit. Files
+//! are read outside the lock.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -26,7 +26,8 @@ pub fn reference() -> Arc<dyn Device> {
     open_linked(halyard_reference::plugin())
 }
 
-/// A platform from its library, which cargo puts beside this test's own binary: found, checked and loaded as the server does.
+/// A platform from its library, which cargo puts beside this test's own binary: found, checked and loaded as the server
+/// does.
 pub fn loaded(name: &str) -> Arc<dyn Device> {
     let beside = std::env::current_exe()
         .expect("a path")

@@ -60,7 +60,8 @@ pub struct ModelDescription {
     pub eos_token_ids: Vec<u32>,
     /// Float type that the checkpoint was made in, where the configuration says so.
     pub checkpoint_dtype: Option<DType>,
-    /// One entry a layer where keys and values are held divided by scales (`Weights::use_kv_scales`); empty: as they are.
+    /// One entry a layer where keys and values are held divided by scales (`Weights::use_kv_scales`); empty: as they
+    /// are.
     pub kv_scales: Vec<KvScale>,
 }
 

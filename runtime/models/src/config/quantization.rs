@@ -1,19 +1,21 @@
-//! `quantization_config` of Hugging Face checkpoints: which ones the engine computes with. What a weight is stored as stands in its own
-//! tensor, and its scale beside it: here only what the tensors do not show is looked at.
+//! `quantization_config` of Hugging Face checkpoints: which ones the engine computes with. What a weight is stored as
+//! stands in its own tensor, and its scale beside it: here only what the tensors do not show is looked at.
 
 use serde_json::Value;
 
 use super::fields::JsonFields;
 use crate::error::Result;
 
-const OTHERWISE: &str = "use a checkpoint whose weights are FP8 (E4M3) with one scale a tensor or output channel, the unquantised model \
+const OTHERWISE: &str = "use a checkpoint whose weights are FP8 (E4M3) with one scale a tensor or output channel, the \
+    unquantised model \
                          (with --quantization fp8, where it should become smaller), or a GGUF file";
 
-/// Whether weights are E4M3 with a scale a tensor or an output channel; false where nothing is quantised. Activations are never
-/// rounded to 8 bits, whatever the file says of them: that is more exact than the checkpoint asks for.
+/// Whether weights are E4M3 with a scale a tensor or an output channel; false where nothing is quantised. Activations
+/// are never rounded to 8 bits, whatever the file says of them: that is more exact than the checkpoint asks for.
 ///
 /// # Errors
-/// [`crate::ModelError::Unsupported`] or [`crate::ModelError::BadField`] names what is not supported, and what would be.
+/// [`crate::ModelError::Unsupported`] or [`crate::ModelError::BadField`] names what is not supported, and what would
+/// be.
 pub(crate) fn is_fp8(config: &JsonFields) -> Result<bool> {
     let Some(quantization) = config.object("quantization_config")? else {
         return Ok(false);

@@ -1,5 +1,5 @@
-//! `adapter_config.json`: the fields that inference needs, and a refusal with reason of every feature that would change the result and is
-//! not there.
+//! `adapter_config.json`: the fields that inference needs, and a refusal with reason of every feature that would change
+//! the result and is not there.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,8 @@ use crate::error::{ModelError, Result};
 const NAME: &str = "adapter_config.json";
 /// PEFT's `lora_alpha` where the file has none.
 const DEFAULT_ALPHA: f64 = 8.0;
-/// Characters that make a pattern more than a module's name. A dot is taken literally: in module names it only ever means itself.
+/// Characters that make a pattern more than a module's name. A dot is taken literally: in module names it only ever
+/// means itself.
 const PATTERN: &str = "^$*+?()[]{}|\\";
 
 /// What the configuration says.

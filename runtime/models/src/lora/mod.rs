@@ -1,7 +1,8 @@
-//! LoRA adapters in PEFT's format: an `adapter_config.json` and its safetensors become matrices that fit a model, or an error that names
-//! what does not. Knows no device: the engine pads and slices them for its slots.
+//! LoRA adapters in PEFT's format: an `adapter_config.json` and its safetensors become matrices that fit a model, or an
+//! error that names what does not. Knows no device: the engine pads and slices them for its slots.
 //!
-//! What an adapter adds to a linear is scale · B·(A·x), scale = alpha/rank, or alpha/√rank with rank-stabilised LoRA (PEFT, `LoraLayer`).
+//! What an adapter adds to a linear is scale · B·(A·x), scale = alpha/rank, or alpha/√rank with rank-stabilised LoRA
+//! (PEFT, `LoraLayer`).
 
 mod config;
 mod dummy;
@@ -69,7 +70,8 @@ impl LoraAdapter {
     /// Reads the adapter in `folder` for a model. Blocks for reading the whole file; holds nothing open afterwards.
     ///
     /// # Errors
-    /// What the format, this engine or the model does not allow, naming field or tensor, what was found, and what would do.
+    /// What the format, this engine or the model does not allow, naming field or tensor, what was found, and what would
+    /// do.
     pub fn open(folder: &Path, model: &ModelDescription, limits: &LoraLimits) -> Result<LoraAdapter> {
         let config = config::AdapterConfig::open(folder, limits)?;
         tensors::read(folder, &config, model, limits)

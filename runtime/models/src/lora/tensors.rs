@@ -133,7 +133,8 @@ impl<'a> Reader<'a> {
     fn linear(&self, name: &str, module: &str) -> Result<(usize, Linear)> {
         let Some((layer, linear)) = linear_of(module) else {
             let remedy = format!(
-                "adapters can change {} of the layers; train with these as target_modules, or merge the adapter into the model",
+                "adapters can change {} of the layers; train with these as target_modules, or merge the adapter into \
+                 the model",
                 super::LoraTargets::ALL
             );
             return Err(self.refuse(name, format!("a change of `{module}`"), &remedy));
@@ -166,7 +167,8 @@ impl<'a> Reader<'a> {
         )
     }
 
-    /// A target that the configuration lists must be there in every layer that has it: a file that lacks some of them would serve another adapter.
+    /// A target that the configuration lists must be there in every layer that has it: a file that lacks some of them
+    /// would serve another adapter.
     fn check_everywhere(&self, pairs: &BTreeMap<(usize, Linear), Pair<'_>>) -> Result<()> {
         for name in &self.config.everywhere {
             let Some(linear) = target_called(name) else { continue };
@@ -221,8 +223,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Heads whose rows this model holds in another order than Hugging Face's: GGUF files of Llama have the two halves of each q and k head
-    /// interleaved (llama.cpp, `LlamaModel.permute`), which shows in the style of their rope.
+    /// Heads whose rows this model holds in another order than Hugging Face's: GGUF files of Llama have the two halves
+    /// of each q and k head interleaved (llama.cpp, `LlamaModel.permute`), which shows in the style of their rope.
     fn interleaved_heads(&self, layer: usize, linear: Linear) -> Option<usize> {
         let mixer = self.model.layers[layer].mixer;
         let rope = &self.model.ropes[mixer.rope];

@@ -276,15 +276,16 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Room for what adapters make of inputs, where the program has adapters: as wide as three linears over one input need.
+    /// Room for what adapters make of inputs, where the program has adapters: as wide as three linears over one input
+    /// need.
     pub(super) fn lora_slot(&mut self) {
         if let Some(lora) = self.options.lora {
             self.lowered = Some(self.slot(3 * lora.max_rank as usize, DType::F32, Rows::Tokens));
         }
     }
 
-    /// Adds the adapters' part to a product: one `lora_shrink` and one `lora_expand` for all of its matrices. On several ranks each adds
-    /// what its own rows or columns give, as the product itself does.
+    /// Adds the adapters' part to a product: one `lora_shrink` and one `lora_expand` for all of its matrices. On
+    /// several ranks each adds what its own rows or columns give, as the product itself does.
     fn adapt(&mut self, projection: &Projection) {
         let (Some(lora), Some(lowered)) = (self.options.lora, self.lowered) else {
             return;
@@ -343,7 +344,8 @@ impl<'a> Builder<'a> {
         self.push(OpSpec::LoraExpand(expand), vec![lowered, b, scales, token_lora, out]);
     }
 
-    /// A product over columns that the ranks divide: rank 0 adds residual and bias, and the sum of all ranks is the result.
+    /// A product over columns that the ranks divide: rank 0 adds residual and bias, and the sum of all ranks is the
+    /// result.
     pub(super) fn project_sum(&mut self, projection: &Projection) -> Result<()> {
         let shard = self.options.shard;
         if shard.is_first() {

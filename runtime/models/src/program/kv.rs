@@ -1,8 +1,8 @@
 //! KV groups: layers with equal needs share a block table, and all groups share one pool of equal pages.
 //!
-//! A page holds one block of each layer of a group. Groups must have equally many layers for that, so each kind of layer is
-//! cut into groups as large as the rarest kind (Gemma 3: five sliding groups of three layers and one full group); a group
-//! that comes out short leaves the rest of its pages unused.
+//! A page holds one block of each layer of a group. Groups must have equally many layers for that, so each kind of
+//! layer is cut into groups as large as the rarest kind (Gemma 3: five sliding groups of three layers and one full
+//! group); a group that comes out short leaves the rest of its pages unused.
 
 use crate::config::ModelDescription;
 

@@ -1,5 +1,6 @@
-//! From a description to ops: the forward step of a model and its output head as flat programs of catalogue ops, with every
-//! tensor's role and every weight's origin. Knows no device, no memory and no file: the engine gives tensors a place.
+//! From a description to ops: the forward step of a model and its output head as flat programs of catalogue ops, with
+//! every tensor's role and every weight's origin. Knows no device, no memory and no file: the engine gives tensors a
+//! place.
 //!
 //! Laying out a step's tokens and updating rows surround these programs and are the engine's.
 
@@ -41,8 +42,8 @@ pub struct ProgramOptions {
     pub max_logits_rows: u32,
     /// Lets the backend round activations of quantised linears.
     pub allow_quantized_act: bool,
-    /// Leaves the last layer's second half to the head, which then computes it for the positions that logits are wanted for alone. Not for programs
-    /// with adapters: theirs are told apart by token.
+    /// Leaves the last layer's second half to the head, which then computes it for the positions that logits are wanted
+    /// for alone. Not for programs with adapters: theirs are told apart by token.
     pub narrow_last_layer: bool,
     /// Which part of the model: [`Shard::WHOLE`] on one device.
     pub shard: Shard,
@@ -86,7 +87,8 @@ pub struct ActivationSlot {
 /// What a tensor of a program is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorRole {
-    /// Columns `column .. column + width` of an activation slot, seen as \[rows, width\] or \[rows, heads, width / heads\].
+    /// Columns `column .. column + width` of an activation slot, seen as \[rows, width\] or \[rows, heads, width /
+    /// heads\].
     Activation {
         /// Index into the program's slots.
         slot: u32,
@@ -150,7 +152,8 @@ pub enum TensorRole {
     },
 }
 
-/// Rows of a file's tensor that become part of a weight. Of a matrix, [`WeightSpec::Matrix::in_features`] columns are taken.
+/// Rows of a file's tensor that become part of a weight. Of a matrix, [`WeightSpec::Matrix::in_features`] columns are
+/// taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightPart {
     /// Which tensor.
@@ -184,11 +187,12 @@ pub enum WeightSpec {
     },
 }
 
-/// Linears over one input, whose adapters run together: their matrices A stand one below the other, and so do their matrices B.
+/// Linears over one input, whose adapters run together: their matrices A stand one below the other, and so do their
+/// matrices B.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoraGroup {
-    /// The linears with this rank's rows of each, in the order of the outputs' columns. Of the inputs, columns `first_column ..`
-    /// are this rank's.
+    /// The linears with this rank's rows of each, in the order of the outputs' columns. Of the inputs, columns
+    /// `first_column ..` are this rank's.
     pub parts: Vec<WeightPart>,
     /// Columns of A.
     pub in_features: u32,
@@ -213,8 +217,8 @@ pub struct ModelProgram {
     pub collectives: Vec<CollectiveNode>,
 }
 
-/// A collective between two nodes of a program. All ranks of a group have the same ones in the same order; their nodes may
-/// differ. No region may be claimed across one.
+/// A collective between two nodes of a program. All ranks of a group have the same ones in the same order; their nodes
+/// may differ. No region may be claimed across one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CollectiveNode {
     /// Number of the program's nodes that run before it.
@@ -247,8 +251,8 @@ pub enum CollectiveOp {
 /// The stored format of a weight: [`crate::Weights::format`].
 pub(crate) type FormatOf<'f> = dyn Fn(Role) -> Result<WeightFormat> + 'f;
 
-/// Token ids → the last layer's hidden states (slot 0 \[T, hidden\], before the final norm); with `narrow_last_layer` what its second half starts from:
-/// slot 0 and attention's result (slot 1 \[T, heads · head_dim\]).
+/// Token ids → the last layer's hidden states (slot 0 \[T, hidden\], before the final norm); with `narrow_last_layer`
+/// what its second half starts from: slot 0 and attention's result (slot 1 \[T, heads · head_dim\]).
 ///
 /// Weights over one input (q, k, v; gate, up) with equal formats become one matrix; others write slices of one slot.
 ///
@@ -263,8 +267,9 @@ pub fn build_forward(
     builder::Builder::new(model, options, format_of)?.forward(kv_layout)
 }
 
-/// Hidden states → logits: gathers the wanted positions, with `narrow_last_layer` the last layer's second half, final norm, output projection, softcap.
-/// Slots 0 and 1 are the forward program's, the last slot the logits \[N, vocab\] f32, complete on every rank.
+/// Hidden states → logits: gathers the wanted positions, with `narrow_last_layer` the last layer's second half, final
+/// norm, output projection, softcap. Slots 0 and 1 are the forward program's, the last slot the logits \[N, vocab\]
+/// f32, complete on every rank.
 ///
 /// # Errors
 /// As [`build_forward`].
@@ -277,8 +282,8 @@ pub fn build_head(
 }
 
 /// Hidden states → what the output projection reads: gathers the wanted positions, with `narrow_last_layer` the last
-/// layer's second half, final norm (`last_hidden_state` of a Hugging Face model). Slots 0 and 1 are the forward program's,
-/// slot 2 the result \[N, hidden\] of the activations' type.
+/// layer's second half, final norm (`last_hidden_state` of a Hugging Face model). Slots 0 and 1 are the forward
+/// program's, slot 2 the result \[N, hidden\] of the activations' type.
 ///
 /// # Errors
 /// As [`build_forward`].

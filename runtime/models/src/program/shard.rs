@@ -1,14 +1,16 @@
-//! Tensor parallelism of a model: which rows or columns of each weight one rank holds, and the sizes that it computes with.
+//! Tensor parallelism of a model: which rows or columns of each weight one rank holds, and the sizes that it computes
+//! with.
 //!
-//! Heads, feed-forward columns and the vocabulary are divided; the residual stream, norms and the embedding stand on every rank.
-//! What a rank computes of a divided sum is a part: an [`AllReduce`](super::CollectiveOp) makes it whole.
+//! Heads, feed-forward columns and the vocabulary are divided; the residual stream, norms and the embedding stand on
+//! every rank. What a rank computes of a divided sum is a part: an [`AllReduce`](super::CollectiveOp) makes it whole.
 
 use crate::config::{LayerDescription, MlpDescription, ModelDescription};
 use crate::error::{ModelError, Result};
 use crate::weights::MlpLinear::{Down, Gate, Up};
 use crate::weights::{Linear, Part, Role};
 
-/// Ranks' slices of the vocabulary are a multiple of this, where the vocabulary is that large: wide stores of products want it.
+/// Ranks' slices of the vocabulary are a multiple of this, where the vocabulary is that large: wide stores of products
+/// want it.
 const VOCAB_MULTIPLE: usize = 16;
 
 /// One rank of a tensor-parallel group.
@@ -124,8 +126,8 @@ impl LocalSizes {
         })
     }
 
-    /// First logit of each rank. All ranks compute equally many, so the last ones begin earlier where the vocabulary does not
-    /// divide: the few logits that two ranks compute are equal.
+    /// First logit of each rank. All ranks compute equally many, so the last ones begin earlier where the vocabulary
+    /// does not divide: the few logits that two ranks compute are equal.
     pub(super) fn vocab_starts(&self, model: &ModelDescription) -> Vec<u32> {
         let last = model.vocab_size - self.vocab;
         (0..self.shard.size as usize)

@@ -33,7 +33,8 @@ pub struct DummyWeights {
     pub format: DummyFormat,
 }
 
-/// How the values of a dummy matrix are made: the op `fill_random` with this key and scale, element by element in row-major order.
+/// How the values of a dummy matrix are made: the op `fill_random` with this key and scale, element by element in
+/// row-major order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DummyValues {
     /// Low half of the key.
@@ -46,7 +47,8 @@ impl DummyValues {
     /// Half width of the interval.
     pub const SCALE: f32 = HALF_WIDTH;
 
-    /// Value `index`: the upper 24 bits of word `index` mod 4 of Philox4x32-10 with counter `index` / 4, scaled to the interval.
+    /// Value `index`: the upper 24 bits of word `index` mod 4 of Philox4x32-10 with counter `index` / 4, scaled to the
+    /// interval.
     fn at(self, index: u64) -> f32 {
         let counter = [(index / 4) as u32, ((index / 4) >> 32) as u32, 0, 0];
         let words = philox4x32(counter, [self.seed_low, self.seed_high]);
@@ -152,8 +154,8 @@ fn part_number(part: Part) -> u64 {
     expert << 32 | number
 }
 
-/// The four words of `counter` under `key`: Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as
-/// 1, 2, 3").
+/// The four words of `counter` under `key`: Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers:
+/// as easy as 1, 2, 3").
 fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let even = u64::from(counter[0]) * 0xD251_1F53;

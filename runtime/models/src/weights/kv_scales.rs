@@ -1,8 +1,9 @@
-//! Scales of keys and values that a checkpoint brings for a cache of 8-bit floats: `k_scale` and `v_scale`, one number each a layer.
+//! Scales of keys and values that a checkpoint brings for a cache of 8-bit floats: `k_scale` and `v_scale`, one number
+//! each a layer.
 //!
-//! Such a cache holds key / k_scale and value / v_scale. Both come out of the weights: what makes keys is divided by the scale and what makes queries
-//! multiplied by it, so that their products stay; likewise values and the output projection. No op knows of it
-//! (docs/decisions/0032-kv-scales-in-weights.md).
+//! Such a cache holds key / k_scale and value / v_scale. Both come out of the weights: what makes keys is divided by
+//! the scale and what makes queries multiplied by it, so that their products stay; likewise values and the output
+//! projection. No op knows of it (docs/decisions/0032-kv-scales-in-weights.md).
 
 use super::role::{Linear, Norm, Part, Role};
 use super::scales::numbers;
@@ -10,8 +11,8 @@ use crate::config::{KvScale, ModelDescription};
 use crate::error::{ModelError, Result};
 use crate::safetensors::SafetensorsFiles;
 
-/// What the scales of a layer's keys are called, behind the layer's prefix: by compressed-tensors; by vLLM itself; by ModelOpt and AutoFP8; by Quark; and
-/// one for keys and values, of older files.
+/// What the scales of a layer's keys are called, behind the layer's prefix: by compressed-tensors; by vLLM itself; by
+/// ModelOpt and AutoFP8; by Quark; and one for keys and values, of older files.
 const KEYS: [&str; 5] = [
     "self_attn.k_scale",
     "self_attn.attn.k_scale",
@@ -31,7 +32,8 @@ const VALUES: [&str; 5] = [
 /// The scales of every layer; empty where the files have none. A layer without them has 1.
 ///
 /// # Errors
-/// [`ModelError::Unsupported`] for more than one number a layer, or another type; [`ModelError::BadField`] for one that is not finite and positive.
+/// [`ModelError::Unsupported`] for more than one number a layer, or another type; [`ModelError::BadField`] for one that
+/// is not finite and positive.
 pub(super) fn read(files: &SafetensorsFiles, prefix: &str, num_layers: usize) -> Result<Vec<KvScale>> {
     let one = |layer: usize, names: &[&str]| -> Result<Option<f32>> {
         let mut names = names.iter().map(|name| format!("{prefix}layers.{layer}.{name}"));
@@ -39,15 +41,14 @@ pub(super) fn read(files: &SafetensorsFiles, prefix: &str, num_layers: usize) ->
             return Ok(None);
         };
         let count: usize = tensor.shape.iter().product();
-        let unsupported = |value: String| {
-            ModelError::Unsupported {
+        let unsupported = |value: String| ModelError::Unsupported {
             path: files.path().to_path_buf(),
             field: name.clone(),
             value,
-            remedy: "scales of keys and values are one number a layer, in F32, F16 or BF16; hold the cache in 16 bits (--kv-cache-dtype bf16), which \
+            remedy: "scales of keys and values are one number a layer, in F32, F16 or BF16; hold the cache in 16 bits \
+                (--kv-cache-dtype bf16), which \
                      needs none"
                 .to_owned(),
-        }
         };
         if count != 1 {
             return Err(unsupported(format!("scales of shape {:?}", tensor.shape)));

@@ -1,5 +1,6 @@
 //! A model's weights by their place in the architecture, whatever file they come from. Bytes stay as
-//! stored: backends pack them, unless the user asked for smaller ones. A tensor that is handed out has the shape that the description implies.
+//! stored: backends pack them, unless the user asked for smaller ones. A tensor that is handed out has the shape that
+//! the description implies.
 
 mod dummy;
 pub(crate) mod kv_scales;
@@ -98,8 +99,8 @@ impl Weights {
         }
     }
 
-    /// Hands out the matrices of all layers as 8-bit floats from here on, each row with a scale of its own; embedding and output
-    /// projection stay as stored. Those that are stored in this format already stay as they are.
+    /// Hands out the matrices of all layers as 8-bit floats from here on, each row with a scale of its own; embedding
+    /// and output projection stay as stored. Those that are stored in this format already stay as they are.
     ///
     /// # Errors
     /// [`ModelError::Unsupported`] where a matrix is stored in blocks: rounding it again would add to its error.
@@ -126,8 +127,8 @@ impl Weights {
         Ok(())
     }
 
-    /// Hands out weights that give keys and values divided by the checkpoint's scales for a cache of 8-bit floats, and nothing else changed; the
-    /// description with the scales. `None` where the checkpoint has none.
+    /// Hands out weights that give keys and values divided by the checkpoint's scales for a cache of 8-bit floats, and
+    /// nothing else changed; the description with the scales. `None` where the checkpoint has none.
     ///
     /// # Errors
     /// A scale that is no finite number above 0, more than one a layer, or a type that cannot be read.

@@ -2,7 +2,8 @@
 
 use super::role::{Linear, Part, Role};
 
-/// A role (of layer 0 and expert 0, for all of them) and its template: `{l}` stands for the layer, `{e}` for the expert.
+/// A role (of layer 0 and expert 0, for all of them) and its template: `{l}` stands for the layer, `{e}` for the
+/// expert.
 pub(crate) type NameTemplate = (Role, &'static str);
 
 /// Tables of templates; of two for one role the first counts.

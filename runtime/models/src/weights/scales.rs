@@ -6,7 +6,8 @@ use halyard_platform_api::WeightFormat;
 use crate::error::{ModelError, Result, near_names};
 use crate::safetensors::SafetensorsFiles;
 
-/// What the scale of `x.weight` is called: `x.` and one of these. In spite of its name the second one, too, is what codes are multiplied by.
+/// What the scale of `x.weight` is called: `x.` and one of these. In spite of its name the second one, too, is what
+/// codes are multiplied by.
 const NAMES: [&str; 2] = ["weight_scale", "weight_scale_inv"];
 
 /// The scales of the matrix `name` with `num_rows` rows: one, or one a row.
@@ -33,7 +34,8 @@ pub(super) fn read(files: &SafetensorsFiles, name: &str, num_rows: usize) -> Res
         field: scale.clone(),
         value,
         remedy: format!(
-            "`{name}` needs 1 scale or {num_rows}, one a row, in F32, F16 or BF16: use a checkpoint with FP8 scales a tensor or channel"
+            "`{name}` needs 1 scale or {num_rows}, one a row, in F32, F16 or BF16: use a checkpoint with FP8 scales a \
+             tensor or channel"
         ),
     };
     let count: usize = tensor.shape.iter().product();

@@ -1,4 +1,5 @@
-//! One stored weight and its rows as backends take them: as they lie in the file, with a scale put behind each, or quantised on the way.
+//! One stored weight and its rows as backends take them: as they lie in the file, with a scale put behind each, or
+//! quantised on the way.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -25,7 +26,8 @@ pub struct WeightTensor<'a> {
     pub(super) change: Change,
 }
 
-/// How a value is handed out: (value + offset) · factor − offset, where the offset is what the model adds to a norm's weights.
+/// How a value is handed out: (value + offset) · factor − offset, where the offset is what the model adds to a norm's
+/// weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Change {
     pub factor: f32,
@@ -89,7 +91,8 @@ impl WeightTensor<'_> {
         self.coding == Coding::AsStored && self.change.is_none()
     }
 
-    /// The plain format of values that are quantised on the way without another change, and their stored bytes; `None` for others.
+    /// The plain format of values that are quantised on the way without another change, and their stored bytes; `None`
+    /// for others.
     #[must_use]
     pub fn unquantised(&self) -> Option<(WeightFormat, &[u8])> {
         match self.coding {
@@ -104,8 +107,9 @@ impl WeightTensor<'_> {
         self.submatrix(rows, 0..self.row_len())
     }
 
-    /// Some rows, of each the columns `columns`, which begin and end between blocks; a row's scale is the whole row's. Copies unless
-    /// rows are taken whole and as stored. A range past the end is a bug of the caller and panics, as for slices.
+    /// Some rows, of each the columns `columns`, which begin and end between blocks; a row's scale is the whole row's.
+    /// Copies unless rows are taken whole and as stored. A range past the end is a bug of the caller and panics, as for
+    /// slices.
     #[must_use]
     pub fn submatrix(&self, rows: Range<usize>, columns: Range<usize>) -> Cow<'_, [u8]> {
         let stored_bytes = self.bytes.len() / self.num_rows();

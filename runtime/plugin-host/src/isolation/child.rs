@@ -1,4 +1,5 @@
-//! The child's side: keeps only the ring and the bell, loads one hook, and serves its calls until the server ends it or goes away.
+//! The child's side: keeps only the ring and the bell, loads one hook, and serves its calls until the server ends it or
+//! goes away.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -33,7 +34,8 @@ pub(super) struct CreateCall {
 pub enum HookChildError {
     /// Started by hand, or by something else than a server.
     #[error(
-        "standard input is no ring of a Halyard server ({0}); `halyard serve --hook-isolation process` starts this by itself"
+        "standard input is no ring of a Halyard server ({0}); `halyard serve --hook-isolation process` starts this by \
+         itself"
     )]
     NoRing(io::Error),
     /// The system's refusal.
@@ -46,8 +48,9 @@ pub enum HookChildError {
     },
 }
 
-/// Serves one hook for the server that started this process, until that server ends it. Call it before anything was opened: it closes
-/// every descriptor but the three standard ones. What the hook prints goes to standard error. When the server dies, so does this process.
+/// Serves one hook for the server that started this process, until that server ends it. Call it before anything was
+/// opened: it closes every descriptor but the three standard ones. What the hook prints goes to standard error. When
+/// the server dies, so does this process.
 ///
 /// # Errors
 /// [`HookChildError`] when this process was not started as a hook's.
@@ -68,7 +71,8 @@ pub fn run_hook_child() -> std::result::Result<(), HookChildError> {
     serve(&mut ring, &bell)
 }
 
-/// Moves the pipe out of standard output's place and the ring out of standard input's, so that a hook's reads and prints cannot touch them.
+/// Moves the pipe out of standard output's place and the ring out of standard input's, so that a hook's reads and
+/// prints cannot touch them.
 fn own_bell() -> io::Result<OwnedFd> {
     let bell = rustix::io::fcntl_dupfd_cloexec(io::stdout(), 3)?;
     rustix::stdio::dup2_stdout(io::stderr())?;

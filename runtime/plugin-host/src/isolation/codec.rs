@@ -1,7 +1,8 @@
-//! Records on their way to a hook's process, and in recordings: the wire struct's bytes with its texts and lists copied behind it.
+//! Records on their way to a hook's process, and in recordings: the wire struct's bytes with its texts and lists copied
+//! behind it.
 //!
-//! Driven by the layouts that platform-api publishes of its records, so a new record or field needs nothing here. Both ends of the ring
-//! are the same program; a recording outlives it and is therefore JSON, by the fields' names.
+//! Driven by the layouts that platform-api publishes of its records, so a new record or field needs nothing here. Both
+//! ends of the ring are the same program; a recording outlives it and is therefore JSON, by the fields' names.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -229,7 +230,8 @@ impl Body {
         let mut wire = BatchWire::zeroed();
         wire.num_records = 1;
         wire.records = &reference;
-        // SAFETY: one entry, whose body is a struct of its kind that starts with its size; its texts and lists are owned by `self`.
+        // SAFETY: one entry, whose body is a struct of its kind that starts with its size; its texts and lists are
+        // owned by `self`.
         let mut records = unsafe { read_batch(&wire) }?;
         records.pop().ok_or_else(broken)
     }
@@ -296,7 +298,8 @@ fn code(kind: &str, field: &str, value: &Value) -> Option<u32> {
     }
 }
 
-/// The record of a JSON object that [`record_to_json`] or the json-lines logger wrote: fields that are absent are zero or empty.
+/// The record of a JSON object that [`record_to_json`] or the json-lines logger wrote: fields that are absent are zero
+/// or empty.
 ///
 /// # Errors
 /// `InvalidArgument` naming the kind or key that is unknown or of another form.

@@ -1,5 +1,6 @@
-//! A stat logger whose library runs in a child process. It takes batches as any other does; a crash, a hang or a panic in it is an error
-//! of the call, and the next call starts a new child. When to try again is the deliverer's decision, as for any failing logger.
+//! A stat logger whose library runs in a child process. It takes batches as any other does; a crash, a hang or a panic
+//! in it is an error of the call, and the next call starts a new child. When to try again is the deliverer's decision,
+//! as for any failing logger.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -92,8 +93,8 @@ impl Vitals {
     }
 }
 
-/// A stat logger in a child process. Its calls fail with `Poisoned` only where the child died or broke the shared memory; a panic that the
-/// library caught is `Internal`, as in this process.
+/// A stat logger in a child process. Its calls fail with `Poisoned` only where the child died or broke the shared
+/// memory; a panic that the library caught is `Internal`, as in this process.
 pub struct IsolatedStatLogger {
     shared: Arc<Shared>,
     config: String,
@@ -168,7 +169,8 @@ impl IsolatedStatLogger {
         Ok(())
     }
 
-    /// Waits for the hook to be made. A start that takes longer than one call goes on beside the next ones, to its own deadline.
+    /// Waits for the hook to be made. A start that takes longer than one call goes on beside the next ones, to its own
+    /// deadline.
     fn wait_for_start(&mut self, sequence: u64, since: Instant, patience: Duration) -> Result<()> {
         let left = self.shared.options.start_deadline.saturating_sub(since.elapsed());
         let outcome = match &mut self.process {
@@ -218,8 +220,8 @@ impl IsolatedStatLogger {
             return Ok(());
         }
         if answer.status == Status::Poisoned {
-            // A hook that panicked need not stay unusable in a process of its own: the next call gets a new one. The status itself is kept
-            // for processes that are gone.
+            // A hook that panicked need not stay unusable in a process of its own: the next call gets a new one. The
+            // status itself is kept for processes that are gone.
             self.forget();
             return Err(self.error(Status::Internal, format!("panicked: {}", answer.text)));
         }
@@ -310,7 +312,8 @@ impl IsolatedStatLogger {
         Ok(patience.saturating_sub(start.elapsed()))
     }
 
-    /// Time for the call itself. The host counts a call past `deadline` as one that never comes back, so a late child is ended before.
+    /// Time for the call itself. The host counts a call past `deadline` as one that never comes back, so a late child
+    /// is ended before.
     fn patience(&self, deadline: Duration) -> Duration {
         self.shared.options.call_deadline.min(deadline - deadline / 8)
     }

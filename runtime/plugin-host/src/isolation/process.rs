@@ -1,4 +1,5 @@
-//! One child process of a hook, seen from the server: started, called with a deadline, its death noticed and told in words, never a zombie.
+//! One child process of a hook, seen from the server: started, called with a deadline, its death noticed and told in
+//! words, never a zombie.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -146,7 +147,8 @@ impl HookProcess {
     /// Whether the child has gone, without waiting.
     fn has_gone(&mut self) -> bool {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        // Left on the system's list, so that its number stays its own until `reap`. An error means that nobody can tell about it any more.
+        // Left on the system's list, so that its number stays its own until `reap`. An error means that nobody can tell
+        // about it any more.
         !matches!(rustix::process::waitid(WaitId::Pid(self.pid), options), Ok(None))
     }
 
@@ -240,8 +242,8 @@ pub(super) fn close_inherited() -> io::Result<()> {
         }
     }
     for number in open.into_iter().filter(|number| *number > 2) {
-        // SAFETY: called before this process opened anything of its own, so nobody owns this number; the listing's own descriptor is
-        // closed by now, and closing it again only fails.
+        // SAFETY: called before this process opened anything of its own, so nobody owns this number; the listing's own
+        // descriptor is closed by now, and closing it again only fails.
         unsafe { libc::close(number) };
     }
     Ok(())

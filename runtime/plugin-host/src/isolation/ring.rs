@@ -1,8 +1,10 @@
-//! The shared memory of a hook's process: a ring of frames from the server to the child, and one answer at a time the other way.
+//! The shared memory of a hook's process: a ring of frames from the server to the child, and one answer at a time the
+//! other way.
 //!
-//! Single producer, single consumer. Each side keeps its own position privately and publishes a copy; whatever it reads of the other side
-//! is checked, because a hook with a wild pointer can write anywhere in this memory. The file is sealed, so a child cannot shrink it
-//! under the server. A frame is `length, kind, sequence` and its payload, in whole 8-byte words; it may wrap around the ring's end.
+//! Single producer, single consumer. Each side keeps its own position privately and publishes a copy; whatever it reads
+//! of the other side is checked, because a hook with a wild pointer can write anywhere in this memory. The file is
+//! sealed, so a child cannot shrink it under the server. A frame is `length, kind, sequence` and its payload, in whole
+//! 8-byte words; it may wrap around the ring's end.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -89,7 +91,8 @@ struct Shared {
 
 impl Shared {
     fn header(&self) -> &Header {
-        // SAFETY: the mapping is TOTAL_BYTES long, page-aligned, lives as long as `self`, and the header has only atomics and padding.
+        // SAFETY: the mapping is TOTAL_BYTES long, page-aligned, lives as long as `self`, and the header has only
+        // atomics and padding.
         unsafe { &*self.map.as_ptr().cast::<Header>() }
     }
 
@@ -97,8 +100,8 @@ impl Shared {
     fn write(&self, position: u64, bytes: &[u8]) {
         let at = (position % RING_BYTES as u64) as usize;
         let first = bytes.len().min(RING_BYTES - at);
-        // SAFETY: `at + first` and the rest lie in the ring's part of the mapping; callers never pass more than RING_BYTES. The other
-        // side does not read these bytes before they are published.
+        // SAFETY: `at + first` and the rest lie in the ring's part of the mapping; callers never pass more than
+        // RING_BYTES. The other side does not read these bytes before they are published.
         unsafe {
             let ring = self.map.as_mut_ptr().add(HEADER_BYTES);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), ring.add(at), first);
@@ -154,7 +157,8 @@ impl Producer {
         Ok(frame_bytes(payload_bytes) <= RING_BYTES - (self.tail - head) as usize)
     }
 
-    /// Writes a frame for which there is room; its sequence number. The child sees it with the next [`Producer::publish`].
+    /// Writes a frame for which there is room; its sequence number. The child sees it with the next
+    /// [`Producer::publish`].
     pub(super) fn write(&mut self, kind: FrameKind, payload: &[u8]) -> u64 {
         self.sequence += 1;
         let mut header = [0; FRAME_HEADER];
@@ -193,7 +197,8 @@ impl Producer {
             return Err(Corrupt(format!("its answer says that it has {len} bytes")));
         }
         let mut text = vec![0; len];
-        // SAFETY: at most ANSWER_BYTES, which lie in the mapping behind the ring; the child wrote them before it published the answer.
+        // SAFETY: at most ANSWER_BYTES, which lie in the mapping behind the ring; the child wrote them before it
+        // published the answer.
         unsafe {
             let from = self.shared.map.as_ptr().add(HEADER_BYTES + RING_BYTES);
             std::ptr::copy_nonoverlapping(from, text.as_mut_ptr(), len);
@@ -293,7 +298,8 @@ impl Consumer {
             len -= 1;
         }
         let text = &answer.text.as_bytes()[..len];
-        // SAFETY: at most ANSWER_BYTES into the mapping's last part, which the server reads only after the store of `answered` below.
+        // SAFETY: at most ANSWER_BYTES into the mapping's last part, which the server reads only after the store of
+        // `answered` below.
         unsafe {
             let to = self.shared.map.as_mut_ptr().add(HEADER_BYTES + RING_BYTES);
             std::ptr::copy_nonoverlapping(text.as_ptr(), to, text.len());

@@ -25,7 +25,8 @@ pub(super) fn backends(open: &OpenDevice) -> Result<Vec<AttentionBackendInfo>> {
         return Err(Error::new(
             Status::Internal,
             format!(
-                "{}: has {num} attention backends (1 to {MAX_BACKENDS}; a platform without attention leaves the interface out)",
+                "{}: has {num} attention backends (1 to {MAX_BACKENDS}; a platform without attention leaves the \
+                 interface out)",
                 open.name
             ),
         ));

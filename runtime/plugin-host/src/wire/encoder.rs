@@ -1,4 +1,5 @@
-//! `Encoder` and `CommandBuffer` over the device table. `encode` is the hot path: one indirect call, no allocation, no checks.
+//! `Encoder` and `CommandBuffer` over the device table. `encode` is the hot path: one indirect call, no allocation, no
+//! checks.
 
 use std::ffi::c_void;
 use std::sync::Arc;

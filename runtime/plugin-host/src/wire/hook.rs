@@ -1,5 +1,5 @@
-//! What the tables of all hook plugins (stat loggers, IO processors, LoRA resolvers) are used alike for: making an object with its
-//! configuration, and errors that start with the plugin's name.
+//! What the tables of all hook plugins (stat loggers, IO processors, LoRA resolvers) are used alike for: making an
+//! object with its configuration, and errors that start with the plugin's name.
 
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! IO processors over their table. What a processor answers is checked here: codes, sizes, UTF-8. Deadlines and threads are the caller's.
+//! IO processors over their table. What a processor answers is checked here: codes, sizes, UTF-8. Deadlines and threads
+//! are the caller's.
 
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -97,7 +97,8 @@ fn check_claims(plugin: &str, program: &Program, report: ClaimReport) -> Result<
             return Err(Error::new(
                 Status::Internal,
                 format!(
-                    "{plugin}: claims nodes {} to {end} of {}, where nodes from {free_from} are free and 2 are the least",
+                    "{plugin}: claims nodes {} to {end} of {}, where nodes from {free_from} are free and 2 are the \
+                     least",
                     claim.first,
                     program.nodes.len()
                 ),
@@ -223,7 +224,8 @@ impl HostPreparedOp {
         let expected = u64::from(num_rows) * shape.row_bytes;
         if end > shape.rows || bytes != expected {
             return Err(Error::invalid(format!(
-                "{name}: rows {first_row} to {end} of a weight of {} rows, in {bytes} bytes; {expected} are needed ({} a row)",
+                "{name}: rows {first_row} to {end} of a weight of {} rows, in {bytes} bytes; {expected} are needed \
+                 ({} a row)",
                 shape.rows, shape.row_bytes
             )));
         }

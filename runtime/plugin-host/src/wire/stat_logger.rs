@@ -52,7 +52,8 @@ impl StatLogger for HostStatLogger {
     fn log_batch(&mut self, batch: &Batch<'_>) -> Result<()> {
         let laid_out = RecordBatch::new(batch);
         let wire = laid_out.wire();
-        // SAFETY: a live logger that `&mut` makes ours alone, and a batch whose parts live until the end of this function.
+        // SAFETY: a live logger that `&mut` makes ours alone, and a batch whose parts live until the end of this
+        // function.
         self.shared
             .call(|err| unsafe { slot(self.shared.table.log_batch)(self.handle.0, &wire, err) })
     }

@@ -1,5 +1,5 @@
-//! `halyard bench latency`: batches of equal requests, all there at once, for each batch size and output length asked for. With output
-//! lengths 1 and n it also tells the time of a decode step: (best of n − best of 1) / (n − 1).
+//! `halyard bench latency`: batches of equal requests, all there at once, for each batch size and output length asked
+//! for. With output lengths 1 and n it also tells the time of a decode step: (best of n − best of 1) / (n − 1).
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -41,7 +41,8 @@ pub struct LatencyArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 10, help_heading = "Bench")]
     num_iters_warmup: u32,
     /// Measured batches
-    #[arg(long, value_name = "COUNT", default_value_t = 30, help_heading = "Bench", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", default_value_t = 30, help_heading = "Bench",
+        value_parser = clap::value_parser!(u32).range(1..))]
     num_iters: u32,
     #[command(flatten)]
     common: EngineBenchArgs,

@@ -1,5 +1,6 @@
-//! `halyard bench serve`: sends streaming requests to a running server at a given rate and measures what a client sees. Works with any
-//! OpenAI-compatible server, which makes it the bench for peers too. Options and the fields of the result are those of `vllm bench serve`.
+//! `halyard bench serve`: sends streaming requests to a running server at a given rate and measures what a client sees.
+//! Works with any OpenAI-compatible server, which makes it the bench for peers too. Options and the fields of the
+//! result are those of `vllm bench serve`.
 
 mod arrivals;
 mod dataset;

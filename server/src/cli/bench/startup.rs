@@ -1,5 +1,6 @@
-//! `halyard bench startup`: starts `halyard serve` as a process of its own with the engine flags given, and takes the time until it says that it
-//! is ready. Cold runs begin with an empty folder for compiled kernels and tuning choices; the files of the model stay where they are.
+//! `halyard bench startup`: starts `halyard serve` as a process of its own with the engine flags given, and takes the
+//! time until it says that it is ready. Cold runs begin with an empty folder for compiled kernels and tuning choices;
+//! the files of the model stay where they are.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};

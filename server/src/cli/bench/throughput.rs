@@ -1,4 +1,5 @@
-//! `halyard bench throughput`: all requests are there at once; how many tokens a second come out until the last one is done.
+//! `halyard bench throughput`: all requests are there at once; how many tokens a second come out until the last one is
+//! done.
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -28,9 +29,11 @@ pub struct ThroughputArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 128, help_heading = "Bench")]
     output_len: u32,
     /// Requests
-    #[arg(long, value_name = "COUNT", default_value_t = 1000, help_heading = "Bench", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", default_value_t = 1000, help_heading = "Bench",
+        value_parser = clap::value_parser!(u32).range(1..))]
     num_prompts: u32,
-    /// Runs that are not measured, of the same size; without one the first use of every batch size is part of the figure
+    /// Runs that are not measured, of the same size; without one the first use of every batch size is part of the
+    /// figure
     #[arg(long, value_name = "COUNT", default_value_t = 0, help_heading = "Bench")]
     num_warmups: u32,
     #[command(flatten)]

@@ -1,4 +1,5 @@
-//! Random prompts, and running them through an engine of this process. The same seed gives the same prompts on every machine.
+//! Random prompts, and running them through an engine of this process. The same seed gives the same prompts on every
+//! machine.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -55,7 +56,8 @@ pub(super) fn greedy(output_len: u32) -> SamplingParams {
     }
 }
 
-/// Submits all prompts at once, each with the next of `num_loras` dummy adapters, and waits for the last; `done` is called as each request ends.
+/// Submits all prompts at once, each with the next of `num_loras` dummy adapters, and waits for the last; `done` is
+/// called as each request ends.
 ///
 /// # Errors
 /// [`ServerError::Refused`]: a request that was refused or that gave another number of tokens than asked for.

@@ -1,5 +1,5 @@
-//! `halyard plugins new`: writes a project that builds a plugin without Halyard's sources. What it needs of them, the contract or its C
-//! header, comes out of this program and is written beside it.
+//! `halyard plugins new`: writes a project that builds a plugin without Halyard's sources. What it needs of them, the
+//! contract or its C header, comes out of this program and is written beside it.
 
 use std::fs;
 use std::io;
@@ -58,7 +58,8 @@ enum Language {
 /// Writes the project.
 ///
 /// # Errors
-/// A name that cannot be one, a folder that exists or cannot be written. Nothing is left of a project that could not be finished.
+/// A name that cannot be one, a folder that exists or cannot be written. Nothing is left of a project that could not be
+/// finished.
 pub fn run(args: &NewArgs) -> Result<(), ServerError> {
     let NewKind::StatLogger = args.kind;
     check_name(&args.name).map_err(|message| ServerError::Option {
@@ -104,7 +105,8 @@ fn check_name(name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{name:?} is not a letter followed by letters, digits and single hyphens, in lower case, at most {MAX_NAME}, such as `my-sink`"
+        "{name:?} is not a letter followed by letters, digits and single hyphens, in lower case, at most {MAX_NAME}, \
+         such as `my-sink`"
     ))
 }
 

@@ -1,5 +1,6 @@
-//! `halyard plugins test FILE.so`: gives a stat logger what a server would give it, and tells each call's outcome and time. The logger runs
-//! in a process of its own unless asked otherwise, so that one that crashes or hangs is a line of the report.
+//! `halyard plugins test FILE.so`: gives a stat logger what a server would give it, and tells each call's outcome and
+//! time. The logger runs in a process of its own unless asked otherwise, so that one that crashes or hangs is a line of
+//! the report.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -45,10 +46,12 @@ struct HowArgs {
     #[arg(long, value_name = "FILE", env = "HALYARD_TEST_RECORDS")]
     records: Option<PathBuf>,
     /// Milliseconds for each call
-    #[arg(long, value_name = "MS", env = "HALYARD_TEST_DEADLINE_MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    #[arg(long, value_name = "MS", env = "HALYARD_TEST_DEADLINE_MS", default_value_t = 1000,
+        value_parser = clap::value_parser!(u64).range(1..=600_000))]
     deadline_ms: u64,
     /// Where it runs: process (of its own), or none (in this one, where a debugger finds it)
-    #[arg(long, value_name = "MODE", env = "HALYARD_TEST_ISOLATION", default_value = "process", value_parser = parse_mode)]
+    #[arg(long, value_name = "MODE", env = "HALYARD_TEST_ISOLATION", default_value = "process",
+        value_parser = parse_mode)]
     isolation: IsolationMode,
 }
 

@@ -1,5 +1,5 @@
-//! Flags that vLLM 0.33 no longer has and that stand in older start lines, charts and compose files. `--device` is not among them: it is
-//! a flag here, and `command_line` reads its older values.
+//! Flags that vLLM 0.33 no longer has and that stand in older start lines, charts and compose files. `--device` is not
+//! among them: it is a flag here, and `command_line` reads its older values.
 
 use super::State::{Accepted, Only, Refused};
 use super::Takes::{Bool, Switch, Value};
@@ -39,7 +39,8 @@ pub const EARLIER: &[Flag] = &[
         Only(&["recompute", "none"], "preempted requests are computed anew", "preempted requests are computed anew")),
     flag("--rope-scaling", &[], Value, Refused(ROPE)),
     flag("--rope-theta", &[], Value, Refused(ROPE)),
-    flag("--scheduler-delay-factor", &[], Value, Only(&["0", "0.0"], "no prompt is held back", "no prompt is held back")),
+    flag("--scheduler-delay-factor", &[], Value,
+        Only(&["0", "0.0"], "no prompt is held back", "no prompt is held back")),
     flag("--speculative-model", &[], Value, Refused(SPEC)),
     flag("--swap-space", &[], Value, Accepted("preempted requests are computed anew, nothing is swapped")),
     flag("--task", &[], Value,

@@ -1,5 +1,5 @@
-//! `kv_write` and `attention` over ragged batches: prefill chunks with a cached prefix, decodes, padding, windows, caps, sinks.
-//! The cache's layout is the backend's own, so both ops are seen through attention's output.
+//! `kv_write` and `attention` over ragged batches: prefill chunks with a cached prefix, decodes, padding, windows,
+//! caps, sinks. The cache's layout is the backend's own, so both ops are seen through attention's output.
 
 use halyard_platform_api::DType;
 use halyard_platform_api::ops::{Attention, KvWrite};
@@ -57,8 +57,8 @@ const LONG: Batch = Batch {
     pad_tokens: 0,
 };
 
-/// Several queries of a few sequences, of which one ends in another tile than it begins in: kernels of tiles take no fewer, and here every feature meets
-/// them.
+/// Several queries of a few sequences, of which one ends in another tile than it begins in: kernels of tiles take no
+/// fewer, and here every feature meets them.
 const TILES: Batch = Batch {
     name: "chunks in tiles",
     seqs: &[(2, 45, 60), (0, 30, 30)],
@@ -139,7 +139,8 @@ pub(crate) fn cases(seed: u64, block_size: u32) -> Vec<Case> {
                 if !featured && !suffix.is_empty() {
                     continue;
                 }
-                // The oracle is slow: the shapes that have tiles of their own, in matching types, and over 8 bits in half precision.
+                // The oracle is slow: the shapes that have tiles of their own, in matching types, and over 8 bits in
+                // half precision.
                 let long = ((featured || narrow && act == DType::F16)
                     && ["", " gqa 4:1 128", " window"].contains(suffix))
                 .then_some(&LONG);

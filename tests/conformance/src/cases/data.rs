@@ -85,8 +85,8 @@ fn quantize(seed: u64, dtype: DType, cases: &mut Vec<Case>) {
         let random = &mut Random::of(seed, &format!("quantize {variant}"));
         let rows = 4;
         let group = (width / groups) as usize;
-        // Multiples of a power of two under a largest value of 127 (or 448) times it: every quotient is exact, so that no
-        // backend may differ in a rounding. The third row is zero.
+        // Multiples of a power of two under a largest value of 127 (or 448) times it: every quotient is exact, so that
+        // no backend may differ in a rounding. The third row is zero.
         let limit = if q_dtype == DType::I8 { 127.0 } else { 448.0 };
         let mut x: Vec<f32> = (0..rows * width)
             .map(|_| match q_dtype {

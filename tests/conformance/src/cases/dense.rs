@@ -187,7 +187,8 @@ fn epilogues(seed: u64, act: DType, cases: &mut Vec<Case>) {
 }
 
 fn lora(seed: u64, act: DType, cases: &mut Vec<Case>) {
-    // A few tokens, and a batch of them; extents that suit nothing, and such as matrix units take. Last: where the second and the third part begin.
+    // A few tokens, and a batch of them; extents that suit nothing, and such as matrix units take. Last: where the
+    // second and the third part begin.
     for (tokens, k, n, rank, parts) in [
         (5, 45, 27, 6, (11, 20)),
         (37, 45, 27, 6, (11, 20)),

@@ -1,5 +1,5 @@
-//! Rows that have no token, beside good ones: NaN, +∞, −∞ alone. What `logits_process`, `argmax`, `sample`, `top_logprobs` and
-//! `update_rows` make of them.
+//! Rows that have no token, beside good ones: NaN, +∞, −∞ alone. What `logits_process`, `argmax`, `sample`,
+//! `top_logprobs` and `update_rows` make of them.
 
 use halyard_platform_api::DType;
 use halyard_platform_api::ops::{
@@ -163,10 +163,12 @@ fn sample_bad_rows(seed: u64, vocab: u32, cases: &mut Vec<Case>) {
     }
 }
 
-/// NaN and +∞ reach the sampler through masks, stop tokens, bias, bad words and penalties: seen through `argmax` over what is left.
+/// NaN and +∞ reach the sampler through masks, stop tokens, bias, bad words and penalties: seen through `argmax` over
+/// what is left.
 fn process_bad_rows(seed: u64, vocab: u32, cases: &mut Vec<Case>) {
     let random = &mut Random::of(seed, &format!("logits_process bad rows {vocab}"));
-    // Row 0: only token 7 is allowed; row 1: token 9 is a bad word, 5 a stop token that may not come yet, both with a bias.
+    // Row 0: only token 7 is allowed; row 1: token 9 is a bad word, 5 a stop token that may not come yet, both with a
+    // bias.
     let rows = [
         SamplingRow {
             use_mask: 1,

@@ -122,8 +122,8 @@ fn elementwise(seed: u64, dtype: DType, [rows, width, gap]: [u32; 3], cases: &mu
     }
 }
 
-/// gelu far below 0, where its factor is nearly 0: −5·Φ(−5) = −1.43e-6. A sum 1 + erf has none of its digits. f16 has no
-/// numbers there.
+/// gelu far below 0, where its factor is nearly 0: −5·Φ(−5) = −1.43e-6. A sum 1 + erf has none of its digits. f16 has
+/// no numbers there.
 fn gelu_tails(dtype: DType, cases: &mut Vec<Case>) {
     let x = [-3.0, -4.0, -4.5, -5.0, -5.25];
     let width = x.len() as u32;

@@ -1,6 +1,7 @@
-//! The attention part of a layer as a program: norms of q and k, rope, kv_write and attention over slices of one product. Whatever of it the
-//! device claims must give what the parts give on the oracle, with q and k read afterwards or not. What it leaves in the cache is its own business; so attention
-//! follows once more, with other queries and a window so short that the step's own keys and values decide.
+//! The attention part of a layer as a program: norms of q and k, rope, kv_write and attention over slices of one
+//! product. Whatever of it the device claims must give what the parts give on the oracle, with q and k read afterwards
+//! or not. What it leaves in the cache is its own business; so attention follows once more, with other queries and a
+//! window so short that the step's own keys and values decide.
 
 use halyard_platform_api::ops::{Attention, KvWrite, RmsNorm, Rope, RopeStyle};
 use halyard_platform_api::{Capabilities, DType, Device};
@@ -102,7 +103,8 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
                     let outcome = check(device, oracle, &layer(seed, &form, batch), false)
                         .map_err(|why| format!("{}: {why}", batch.name));
                     let what = format!(
-                        "attention of a {dtype:?} layer, kv {kv:?}, norms {norms}, {style:?}, extras {extras}, q and k read later {read_later}"
+                        "attention of a {dtype:?} layer, kv {kv:?}, norms {norms}, {style:?}, extras {extras}, q and \
+                         k read later {read_later}"
                     );
                     note(report, "composites", &what, outcome);
                 }
@@ -191,7 +193,8 @@ impl Paged {
         ]
     }
 
-    /// A layer's attention, and the write of its keys and values: for heads of queries and of keys and their size; types of activations and of the cache; a window or 0.
+    /// A layer's attention, and the write of its keys and values: for heads of queries and of keys and their size;
+    /// types of activations and of the cache; a window or 0.
     pub fn specs(
         &self,
         (num_heads, num_kv_heads, head_dim): (u32, u32, u32),
@@ -242,8 +245,9 @@ pub(super) fn angles(positions: u32, head_dim: u32) -> Vec<f32> {
     (0..positions).flat_map(row).collect()
 }
 
-/// Values up to 1 (uniform: of root mean square 0.58) leave norms of weights up to 2 as values up to 3.5. A half type rounds them there, which a
-/// fused form does not, and rotation mixes the errors of a pair: no part of the result bounds them, as a pair may cancel.
+/// Values up to 1 (uniform: of root mean square 0.58) leave norms of weights up to 2 as values up to 3.5. A half type
+/// rounds them there, which a fused form does not, and rotation mixes the errors of a pair: no part of the result
+/// bounds them, as a pair may cancel.
 fn turned(form: &Form) -> Tolerance {
     let rounded = match (form.norms, form.dtype) {
         (_, DType::F32) => 3.5 * 2f32.powi(-22),
@@ -258,8 +262,9 @@ fn turned(form: &Form) -> Tolerance {
     }
 }
 
-/// The result of attention. Behind norms, queries and keys have a root mean square of 1.15: rounded or not, their products over 64 dimensions differ by
-/// 0.75 u at one deviation, four of which are 0.012 in bf16; so does a weight, and by half of that a result, beside the usual.
+/// The result of attention. Behind norms, queries and keys have a root mean square of 1.15: rounded or not, their
+/// products over 64 dimensions differ by 0.75 u at one deviation, four of which are 0.012 in bf16; so does a weight,
+/// and by half of that a result, beside the usual.
 fn attended(form: &Form, tokens: u32) -> Arg {
     let class = match form.kv {
         DType::F8E4M3 => Class::AttentionOfRoundedKeys,

@@ -1,5 +1,5 @@
-//! Composites: a llama-like block as a program; every region that the device claims runs as one op and must give what its
-//! parts give on the oracle. A device without the capability must claim nothing and say why.
+//! Composites: a llama-like block as a program; every region that the device claims runs as one op and must give what
+//! its parts give on the oracle. A device without the capability must claim nothing and say why.
 
 use std::sync::Arc;
 
@@ -75,8 +75,8 @@ fn block(seed: u64, format: WeightFormat, act: DType, private: bool) -> Case {
         let zeros = vec![0.0; (TOKENS * width) as usize];
         let mut arg = Arg::floats(act, &[TOKENS, width], &zeros).checked(class);
         if let Check::Near(tolerance, _) = &mut arg.check {
-            // The last sum is over products of a gate and an up value, not over values up to 1: they reach tens. Half types round them, or do not,
-            // at each of three steps before it.
+            // The last sum is over products of a gate and an up value, not over values up to 1: they reach tens. Half
+            // types round them, or do not, at each of three steps before it.
             tolerance.abs *= if act == DType::F32 { 10.0 } else { 30.0 };
         }
         arg
@@ -165,7 +165,8 @@ fn declared(case: &Case, index: u32) -> TensorDecl {
     }
 }
 
-/// Runs what is claimed of the case and compares with its parts. `must_claim`: a device that has the capability claims something of this program.
+/// Runs what is claimed of the case and compares with its parts. `must_claim`: a device that has the capability claims
+/// something of this program.
 pub(super) fn check(device: &dyn Device, oracle: &dyn Device, case: &Case, must_claim: bool) -> Result<(), String> {
     let program = Program {
         tensors: (0..case.args.len() as u32).map(|index| declared(case, index)).collect(),

@@ -79,7 +79,8 @@ fn dead_ids(device: &dyn Device) -> Result<(), String> {
     Ok(())
 }
 
-/// acc += step, submitted three times without waiting, each after its own step write from memory that is overwritten at once.
+/// acc += step, submitted three times without waiting, each after its own step write from memory that is overwritten at
+/// once.
 fn step_data(device: &dyn Device, mode: EncoderMode) -> Result<(), String> {
     let (acc, step) = (Floats::new(device, &[0.0; 5])?, Floats::new(device, &[0.0; 5])?);
     let op = add(device, 5)?;

@@ -1,5 +1,6 @@
-//! The first half of a layer as a program, behind the embedding as in a model: norm, projection, the attention part and the output projection, which adds to the residual stream in its
-//! place. Whatever of it the device claims must give what the parts give on the oracle.
+//! The first half of a layer as a program, behind the embedding as in a model: norm, projection, the attention part and
+//! the output projection, which adds to the residual stream in its place. Whatever of it the device claims must give
+//! what the parts give on the oracle.
 
 use halyard_platform_api::ops::{Embedding, Epilogue, Linear, RmsNorm, Rope, RopeStyle};
 use halyard_platform_api::{Capabilities, DType, Device, WeightFormat};
@@ -15,7 +16,8 @@ use crate::tolerance::{Tolerance, unit_roundoff};
 const MAX_POSITIONS: u32 = 1024;
 const VOCABULARY: u32 = 32;
 
-/// Width of the stream, heads of queries and of keys, size of a head. The last width is no multiple of 32, and its 32s are no multiple of a block's warps.
+/// Width of the stream, heads of queries and of keys, size of a head. The last width is no multiple of 32, and its 32s
+/// are no multiple of a block's warps.
 type Sizes = (u32, u32, u32, u32);
 const SIZES: [Sizes; 5] = [
     (96, 6, 2, 64),
@@ -88,7 +90,8 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
                 let outcome = check(device, oracle, &half(seed, &form, batch), false)
                     .map_err(|why| format!("{:?}, {}: {why}", form.sizes, batch.name));
                 let what = format!(
-                    "first half of a {dtype:?} layer, norms {norms}, biases {biases}, window {window}, private between {private}"
+                    "first half of a {dtype:?} layer, norms {norms}, biases {biases}, window {window}, private \
+                     between {private}"
                 );
                 note(report, "composites", &what, outcome);
             }
@@ -96,8 +99,9 @@ pub(super) fn run(device: &dyn Device, oracle: &dyn Device, seed: u64, report: &
     }
 }
 
-/// The stream afterwards: up to 1 of its own and a result of attention's size. Projections, rotated heads, scores and attention's result are rounded to a
-/// half type, or not, each half a unit's worth at one deviation; the output's weights keep that. Eight units are six deviations and the last rounding.
+/// The stream afterwards: up to 1 of its own and a result of attention's size. Projections, rotated heads, scores and
+/// attention's result are rounded to a half type, or not, each half a unit's worth at one deviation; the output's
+/// weights keep that. Eight units are six deviations and the last rounding.
 fn joined(dtype: DType) -> Tolerance {
     let u = unit_roundoff(dtype);
     Tolerance {
@@ -143,7 +147,8 @@ fn half(seed: u64, form: &Form, batch: &Batch) -> Case {
         weight_offset,
         dtype,
     };
-    // After the cache's earlier keys and the embedding: norm, projection, two norms or none, rotation, cache, attention, output.
+    // After the cache's earlier keys and the embedding: norm, projection, two norms or none, rotation, cache,
+    // attention, output.
     let output_node = if form.norms { 9 } else { 7 };
     // Results of about the size of what they are made of.
     let mut matrix = |node: usize, rows: u32, width: u32| {

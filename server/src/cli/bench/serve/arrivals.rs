@@ -1,4 +1,5 @@
-//! When requests are sent: times between them from a gamma distribution whose shape is the burstiness, as vLLM's bench has it.
+//! When requests are sent: times between them from a gamma distribution whose shape is the burstiness, as vLLM's bench
+//! has it.
 
 use std::time::Duration;
 
@@ -8,8 +9,8 @@ use rand_distr::{Distribution, Gamma};
 
 use crate::error::ServerError;
 
-/// The time of each of `count` requests after the start. Of a finite rate they are stretched so that the last one comes after `count / rate`
-/// seconds, as vLLM's are: random times would else miss the rate by a few percent.
+/// The time of each of `count` requests after the start. Of a finite rate they are stretched so that the last one comes
+/// after `count / rate` seconds, as vLLM's are: random times would else miss the rate by a few percent.
 pub(super) fn times(count: u32, rate: f64, burstiness: f64, seed: u64) -> Result<Vec<Duration>, ServerError> {
     if !rate.is_finite() {
         return Ok(vec![Duration::ZERO; count as usize]);

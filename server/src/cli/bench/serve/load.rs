@@ -155,8 +155,8 @@ fn body(args: &ServeBenchArgs, model: &str, sample: &Sample) -> Value {
     body
 }
 
-/// Sends one request. One that does not tell how many tokens it has is a failure, and so is one that goes on to its full length and has
-/// another number than asked for: its figures would mislead.
+/// Sends one request. One that does not tell how many tokens it has is a failure, and so is one that goes on to its
+/// full length and has another number than asked for: its figures would mislead.
 async fn request(client: &ServerClient, route: &str, body: &Value, sample: &Sample) -> Result<Seen, ServerError> {
     let started = Instant::now();
     let (mut first, mut last) = (None, started);

@@ -165,7 +165,8 @@ pub struct ServeBenchArgs {
     /// Headers of every request
     #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = parse_equals)]
     header: Vec<(String, String)>,
-    /// The model; its name for the server too, unless --served-model-name is given. Without it the first that the server names
+    /// The model; its name for the server too, unless --served-model-name is given. Without it the first that the
+    /// server names
     #[arg(long, value_name = "NAME")]
     pub(super) model: Option<String>,
     /// The model's name for the server
@@ -192,7 +193,8 @@ pub struct ServeBenchArgs {
     /// Tokens before each random prompt, the same for all
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub(super) random_prefix_len: u32,
-    /// Prompts are drawn from ids below this; without it 32000, or as many as the server's tokenizer has where it has fewer
+    /// Prompts are drawn from ids below this; without it 32000, or as many as the server's tokenizer has where it has
+    /// fewer
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) random_vocab_size: Option<u32>,
     /// Tokens to generate for each prompt, in place of a dataset's own
