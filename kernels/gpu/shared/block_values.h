@@ -2,8 +2,8 @@
 // kernels that dequantise as they read.
 //
 // Definition: FORMAT, the contract's code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K. The including file
-// (blocks.*) defines ADDRESS, the type of an address in a row; BYTE(p), the byte there as u32; HALF(p), the f16 there as
-// float; and SIGNED(b), the number of a signed byte.
+// (blocks.*) defines ADDRESS, the type of an address in a row; BYTE(p), the byte there as u32; HALF(p), the f16 there
+// as float; and SIGNED(b), the number of a signed byte.
 
 // Nibble j of 32: low ones first.
 FUNCTION u32 nibble(ADDRESS p, u32 j) { return j < 16 ? BYTE(p + j) & 15u : BYTE(p + (j - 16)) >> 4; }

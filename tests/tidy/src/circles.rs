@@ -38,7 +38,6 @@ pub const LEFT: &[(&str, &[&str])] = &[
         "backends/gpu",
         &["ops::routed", "ops::routed::grouped", "ops::routed::lora"],
     ),
-    ("backends/gpu", &["ranks::meeting", "ranks::rooms"]),
     ("backends/reference", &["attention_registry", "support"]),
     (
         "backends/reference",

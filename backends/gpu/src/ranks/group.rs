@@ -144,7 +144,7 @@ pub(crate) fn join(driver: &Arc<dyn Driver>, id: &CommunicatorId, rank: u32, siz
             size,
         };
         if let Some(endpoints) = endpoints {
-            group.windows = windows::exchange(driver, id, rank, &endpoints)?;
+            group.windows = exchange(driver, id, rank, &endpoints)?;
         }
         Ok(group)
     };
@@ -155,6 +155,33 @@ pub(crate) fn join(driver: &Arc<dyn Driver>, id: &CommunicatorId, rank: u32, siz
         }
     });
     Ok(Arc::new(joined?))
+}
+
+/// Makes this rank's window and exchanges it for the others'; `None` where a rank has none.
+///
+/// # Errors
+/// A rank that does not come.
+fn exchange(
+    driver: &Arc<dyn Driver>,
+    id: &CommunicatorId,
+    rank: u32,
+    endpoints: &[Endpoint],
+) -> Result<Option<PeerWindows>> {
+    let (ranks, size) = (driver.ranks()?, endpoints.len() as u32);
+    let room_bytes = windows::room_bytes(size, ranks.most_peer_sum_bytes()?);
+    let ordinals: Vec<i32> = endpoints.iter().map(|endpoint| endpoint.ordinal).collect();
+    let window = windows::make(driver, &ordinals, rank, room_bytes);
+    let ordinal = ranks.ordinal();
+    let endpoints = rendezvous::meet(id, 1, rank, size, Endpoint { ordinal, window })?;
+    let windows: Option<Vec<_>> = endpoints
+        .into_iter()
+        .flatten()
+        .map(|endpoint| endpoint.window)
+        .collect();
+    let windows = windows.filter(|windows| windows.len() == size as usize);
+    windows
+        .map(|all| PeerWindows::of(&**driver, rank, all, room_bytes))
+        .transpose()
 }
 
 impl LibraryGroup {

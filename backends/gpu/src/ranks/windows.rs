@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use halyard_platform_api::{CommunicatorId, Error, Result, Status};
+use halyard_platform_api::{Error, Result, Status};
 
-use super::rendezvous::{self, Endpoint};
 use crate::driver::{DevicePtr, Driver, MAX_PEERS, PEER_CALLS_BYTES, Peers, Pinned};
 
 /// How long a kernel waits for the other ranks' packets: longer than any of them computes or compiles meanwhile.
@@ -80,6 +79,26 @@ pub(super) struct PeerWindows {
 }
 
 impl PeerWindows {
+    /// All ranks' windows in rank order.
+    ///
+    /// # Errors
+    /// What the driver reports of its clock.
+    pub(super) fn of(
+        driver: &dyn Driver,
+        rank: u32,
+        windows: Vec<Arc<PeerWindow>>,
+        room_bytes: u64,
+    ) -> Result<PeerWindows> {
+        const { assert!(PEER_CALLS_BYTES.is_multiple_of(256), "windows are aligned") };
+        let peers = Peers {
+            memory: windows.iter().map(|window| window.memory).collect(),
+            room_bytes,
+            host_words: windows[rank as usize].words.device,
+            limit_ticks: WAIT_LIMIT.as_millis() as u64 * driver.ranks()?.ticks_per_ms()?,
+        };
+        Ok(PeerWindows { rank, windows, peers })
+    }
+
     pub(super) fn peers(&self) -> &Peers {
         &self.peers
     }
@@ -115,56 +134,33 @@ fn most_bytes(size: u32, named: Option<u64>) -> u64 {
     named.map_or(most, |named| named.min(most))
 }
 
+/// Bytes of a sender's part of a window, where the operator may have `named` the largest sum.
+pub(super) fn room_bytes(size: u32, named: Option<u64>) -> u64 {
+    2 * most_bytes(size, named) / WINDOW_STEP * WINDOW_STEP
+}
+
 /// Lets this rank's device address the others' memory; false where it cannot.
-fn reach(driver: &dyn Driver, endpoints: &[Endpoint], rank: u32) -> Result<bool> {
-    let (ranks, own) = (driver.ranks()?, endpoints[rank as usize].ordinal);
-    let others = endpoints.iter().zip(0..).filter(|&(_, peer)| peer != rank);
-    for (other, _) in others {
-        if other.ordinal == own || !ranks.reach(other.ordinal)? {
+fn reach(driver: &dyn Driver, ordinals: &[i32], rank: u32) -> Result<bool> {
+    let (ranks, own) = (driver.ranks()?, ordinals[rank as usize]);
+    let others = ordinals.iter().zip(0..).filter(|&(_, peer)| peer != rank);
+    for (&other, _) in others {
+        if other == own || !ranks.reach(other)? {
             return Ok(false);
         }
     }
     Ok(true)
 }
 
-/// Makes this rank's window and exchanges it for the others'; `None` where a rank has none.
-///
-/// # Errors
-/// A rank that does not come.
-pub(super) fn exchange(
-    driver: &Arc<dyn Driver>,
-    id: &CommunicatorId,
-    rank: u32,
-    endpoints: &[Endpoint],
-) -> Result<Option<PeerWindows>> {
-    let (ranks, size) = (driver.ranks()?, endpoints.len() as u32);
-    let room_bytes = 2 * most_bytes(size, ranks.most_peer_sum_bytes()?) / WINDOW_STEP * WINDOW_STEP;
-    let wanted = (2..=MAX_PEERS as u32).contains(&size) && room_bytes > 0;
-    // A device that cannot is no error: the library knows other ways.
-    let able = wanted && reach(&**driver, endpoints, rank).unwrap_or(false);
-    let bytes = Peers::memory_bytes(u64::from(size), room_bytes);
-    let window = able
-        .then(|| PeerWindow::new(driver, bytes).ok())
+/// This rank's window, for devices of these ordinals in rank order; `None` where its device cannot have one. That is no
+/// error: the library knows other ways.
+pub(super) fn make(driver: &Arc<dyn Driver>, ordinals: &[i32], rank: u32, room_bytes: u64) -> Option<Arc<PeerWindow>> {
+    let size = ordinals.len();
+    let wanted = (2..=MAX_PEERS).contains(&size) && room_bytes > 0;
+    let able = wanted && reach(&**driver, ordinals, rank).unwrap_or(false);
+    let bytes = Peers::memory_bytes(size as u64, room_bytes);
+    able.then(|| PeerWindow::new(driver, bytes).ok())
         .flatten()
-        .map(Arc::new);
-    let ordinal = ranks.ordinal();
-    let endpoints = rendezvous::meet(id, 1, rank, size, Endpoint { ordinal, window })?;
-    let windows: Option<Vec<Arc<PeerWindow>>> = endpoints
-        .into_iter()
-        .flatten()
-        .map(|endpoint| endpoint.window)
-        .collect();
-    let Some(windows) = windows.filter(|windows| windows.len() == size as usize) else {
-        return Ok(None);
-    };
-    let peers = Peers {
-        memory: windows.iter().map(|window| window.memory).collect(),
-        room_bytes,
-        host_words: windows[rank as usize].words.device,
-        limit_ticks: WAIT_LIMIT.as_millis() as u64 * ranks.ticks_per_ms()?,
-    };
-    const { assert!(PEER_CALLS_BYTES.is_multiple_of(256), "windows are aligned") };
-    Ok(Some(PeerWindows { rank, windows, peers }))
+        .map(Arc::new)
 }
 
 #[cfg(test)]

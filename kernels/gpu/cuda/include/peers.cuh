@@ -4,8 +4,8 @@
 #pragma once
 #include "common.cuh"
 
-// Where the packets of unit `i` (16 bytes of data) begin in a window: the first two here, the other two 512 bytes on, so
-// that what a warp stores at once is one piece.
+// Where the packets of unit `i` (16 bytes of data) begin in a window: the first two here, the other two 512 bytes on,
+// so that what a warp stores at once is one piece.
 __device__ __forceinline__ u64 packets_at(u32 i) { return (u64)(i >> 5) * 1024 + (i & 31) * 16; }
 
 // Words that other devices or the host read and write while a kernel runs, past all caches that they do not see. One at
