@@ -99,3 +99,6 @@ pub(crate) fn build_program(program: &Program) -> Result<Box<dyn Kernel>> {
     }
     Err(Error::unsupported("this region is not one that the platform claims"))
 }
+
+#[cfg(test)]
+mod tests;
