@@ -1,5 +1,5 @@
-//! The driver of one device: libcuda's functions behind the shared trait. Uses the bindings' raw layer only, since their safe one tracks
-//! events that a capture must not see.
+//! The driver of one device: libcuda's functions behind the shared trait. Uses the bindings' raw layer only, since
+//! their safe one tracks events that a capture must not see.
 
 use std::ffi::CString;
 use std::path::PathBuf;
@@ -7,16 +7,17 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys as cuda;
 use halyard_gpu::{
-    CollectiveLibrary, DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Product,
-    ProductSpec, RankDriver, Stream, param_addresses, short_of,
+    CollectiveLibrary, DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Policy,
+    Product, ProductSpec, RankDriver, Stream, param_addresses, short_of,
 };
 use halyard_platform_api::{Error, Result};
 
+use crate::env;
 use crate::error::check;
 use crate::facts::facts;
 use crate::libraries;
 use crate::product::Products;
-use crate::surroundings;
+use crate::tuning;
 
 /// Compute capability from which kernels may start while their predecessor ends.
 const CHAINING: u32 = 90;
@@ -33,6 +34,7 @@ pub(crate) struct CudaDriver {
     ordinal: i32,
     context: usize,
     facts: Facts,
+    policy: Policy,
     compiler: OnceLock<Result<String>>,
     products: OnceLock<Result<Arc<Products>>>,
 }
@@ -51,6 +53,7 @@ impl CudaDriver {
             ordinal,
             context: context as usize,
             facts,
+            policy: Policy::default(),
             compiler: OnceLock::new(),
             products: OnceLock::new(),
         })
@@ -64,7 +67,7 @@ impl CudaDriver {
 
     /// Where choices are kept.
     pub(crate) fn cache_folder(&self) -> Option<PathBuf> {
-        surroundings::cache_folder()
+        env::cache_folder()
     }
 }
 
@@ -88,6 +91,10 @@ fn event(event: Event) -> cuda::CUevent {
 impl Driver for CudaDriver {
     fn facts(&self) -> &Facts {
         &self.facts
+    }
+
+    fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     fn memory(&self) -> Result<(u64, u64)> {
@@ -412,7 +419,10 @@ impl Driver for CudaDriver {
             self.enter()?;
             Products::new(self.context, &self.facts, self.cache_folder()).map(Arc::new)
         });
-        products.as_ref().map_err(Error::clone)?.product(self, spec)
+        products
+            .as_ref()
+            .map_err(Error::clone)?
+            .product(self, spec, tuning::choose)
     }
 
     fn ranks(&self) -> Result<&dyn RankDriver> {
@@ -434,7 +444,7 @@ impl RankDriver for CudaDriver {
     }
 
     fn most_peer_sum_bytes(&self) -> Result<Option<u64>> {
-        surroundings::most_peer_sum_bytes()
+        env::most_peer_sum_bytes()
     }
 
     fn reach(&self, other: i32) -> Result<bool> {
@@ -443,7 +453,8 @@ impl RankDriver for CudaDriver {
         }
         CudaDriver::enter(self)?;
         let (mut can, mut context) = (0, std::ptr::null_mut());
-        // SAFETY: the outputs are live; the other context is retained for the length of the call, and by its rank for longer.
+        // SAFETY: the outputs are live; the other context is retained for the length of the call, and by its rank for
+        // longer.
         unsafe {
             call!(cuDeviceCanAccessPeer(&mut can, self.ordinal, other))?;
             if can == 0 {
@@ -473,14 +484,4 @@ impl CudaDriver {
     fn short_of(&self, error: Error, bytes: u64, what: &str) -> Error {
         short_of(error, bytes, what, &self.facts.name, || self.memory())
     }
-}
-
-/// The versions for bug reports.
-pub(crate) fn detail(capability: u32) -> String {
-    format!(
-        "compute capability {}.{}, driver for CUDA {}",
-        capability / 10,
-        capability % 10,
-        libraries::driver_version()
-    )
 }

@@ -6,7 +6,6 @@ use cudarc::driver::sys::{self as cuda, CUdevice_attribute as Attribute};
 use halyard_gpu::Facts;
 use halyard_platform_api::{Error, Result, Status};
 
-use crate::driver::detail;
 use crate::error::check;
 use crate::libraries;
 
@@ -103,4 +102,14 @@ pub(crate) fn facts(ordinal: i32) -> Result<Facts> {
         l2_bytes: attribute(ordinal, Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
         total_memory_bytes: total as u64,
     })
+}
+
+/// The versions for bug reports.
+fn detail(capability: u32) -> String {
+    format!(
+        "compute capability {}.{}, driver for CUDA {}",
+        capability / 10,
+        capability % 10,
+        libraries::driver_version()
+    )
 }

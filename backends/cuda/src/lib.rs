@@ -1,12 +1,12 @@
-//! The CUDA platform: a [`Driver`](halyard_gpu::Driver) over libcuda, NVRTC, cuBLASLt and NCCL, all found at run time. It builds on machines
-//! without CUDA, and where there is no device it says why.
+//! The CUDA platform: a [`Driver`](halyard_gpu::Driver) over libcuda, NVRTC, cuBLASLt and NCCL, all found at run time.
+//! It builds on machines without CUDA, and where there is no device it says why.
 
 mod driver;
+mod env;
 mod error;
 mod facts;
 mod libraries;
 mod product;
-mod surroundings;
 mod tuning;
 
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl Platform for CudaPlatform {
         };
         let driver = Arc::new(CudaDriver::open(ordinal)?);
         let info = device_info(driver.facts());
-        Ok(GpuDevice::open(driver, info, surroundings::cache_folder())?)
+        Ok(GpuDevice::open(driver, info, env::cache_folder())?)
     }
 }
 

@@ -1,5 +1,5 @@
-//! The vendor's libraries, found at run time: which are there, and what to do about one that is not. The bindings panic when a library
-//! or a symbol is missing, so everything is looked for here before it is called.
+//! The vendor's libraries, found at run time: which are there, and what to do about one that is not. The bindings panic
+//! when a library or a symbol is missing, so everything is looked for here before it is called.
 
 use std::sync::OnceLock;
 
@@ -7,8 +7,8 @@ use cudarc::driver::sys as cuda;
 use halyard_gpu::{CollectiveLibrary, Library, RunTimeCompiler};
 use halyard_platform_api::{Error, Result, Status};
 
+use crate::env::{named_library_folders, usual_library_folders};
 use crate::error::check;
-use crate::surroundings::{named_library_folders, usual_library_folders};
 
 /// Oldest driver: it speaks CUDA 12.4, whose functions this platform calls.
 const OLDEST_DRIVER: i32 = 12040;
@@ -130,7 +130,8 @@ pub(crate) fn nvrtc() -> Result<&'static RunTimeCompiler> {
     COMPILER.get_or_init(find).as_ref().map_err(Error::clone)
 }
 
-/// Makes matrix products known to the process: a library that is open is found by its bare name, and so by the bindings.
+/// Makes matrix products known to the process: a library that is open is found by its bare name, and so by the
+/// bindings.
 ///
 /// # Errors
 /// As [`nvrtc`].

@@ -1,5 +1,5 @@
-//! cuBLASLt: out = x · Wᵀ as a [`Product`], with an algorithm per token bucket, chosen by time when the op is prepared. Everything is
-//! row-major outside and column-major in the library, so the library computes outᵀ = W · xᵀ.
+//! cuBLASLt: out = x · Wᵀ as a [`Product`], with an algorithm per token bucket, chosen by time when the op is prepared.
+//! Everything is row-major outside and column-major in the library, so the library computes outᵀ = W · xᵀ.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -9,13 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::cublaslt::sys as lt;
 use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t::*;
 use cudarc::driver::sys as cuda;
-use halyard_gpu::{DevicePtr, Facts, Product, ProductCall, ProductSpec, Stream};
+use halyard_gpu::{DevicePtr, Driver, Facts, Product, ProductCall, ProductSpec, Stream};
 use halyard_platform_api::{DType, Error, Result, Status};
 
-use crate::driver::CudaDriver;
 use crate::error;
 use crate::libraries;
-use crate::tuning;
 
 /// Workspace of a product. Hopper's algorithms want this much.
 pub(crate) const WORKSPACE_BYTES: u64 = 32 << 20;
@@ -94,7 +92,12 @@ impl Products {
     }
 
     /// The product of `spec`, tuned once a process.
-    pub(crate) fn product(self: &Arc<Self>, driver: &CudaDriver, spec: &ProductSpec) -> Result<Arc<dyn Product>> {
+    pub(crate) fn product(
+        self: &Arc<Self>,
+        driver: &dyn Driver,
+        spec: &ProductSpec,
+        tune: fn(&dyn Driver, &LtProduct) -> Result<Vec<(u32, Algo)>>,
+    ) -> Result<Arc<dyn Product>> {
         // Held while tuning: two at once would measure each other.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(product) = known.get(spec) {
@@ -116,7 +119,7 @@ impl Products {
         };
         product.buckets = match known.get(&twin) {
             Some(twin) => twin.buckets.clone(),
-            None => tuning::choose(driver, &product)?,
+            None => tune(driver, &product)?,
         };
         let product = Arc::new(product);
         known.insert(*spec, product.clone());
@@ -253,6 +256,14 @@ pub(crate) struct Shapes {
     pub(crate) weight: Layout,
     pub(crate) x: Layout,
     pub(crate) out: Layout,
+}
+
+/// Alignment that prepared algorithms may rely on: as much of 16 bytes as the spec's row lengths allow.
+pub(crate) fn alignment(spec: &ProductSpec) -> u32 {
+    let act = spec.act.bytes() as u32;
+    let out = spec.out.bytes() as u32;
+    let bits = (spec.in_features * act) | (spec.out_features * out) | 16;
+    1 << bits.trailing_zeros()
 }
 
 /// A tuned product.
@@ -479,11 +490,8 @@ impl Product for LtProduct {
     unsafe fn run(&self, call: &ProductCall, workspace: DevicePtr, stream: Stream) -> Result<()> {
         self.products.enter()?;
         let shapes = self.shapes(call.tokens, call.x_stride, call.out_stride)?;
-        let alignment = self.alignment(call);
-        if let Some(algo) = self
-            .bucket(call.tokens)
-            .filter(|_| alignment >= tuning::alignment(&self.spec))
-        {
+        let aligned = self.alignment(call);
+        if let Some(algo) = self.bucket(call.tokens).filter(|_| aligned >= alignment(&self.spec)) {
             // SAFETY: as the caller promises.
             let code = unsafe { self.run_with(&shapes, algo, call, workspace, stream) };
             use lt::cublasStatus_t::{CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED};
@@ -491,7 +499,7 @@ impl Product for LtProduct {
                 return check("cublasLtMatmul", code);
             }
         }
-        let algo = self.other(&shapes, call, alignment)?;
+        let algo = self.other(&shapes, call, aligned)?;
         // SAFETY: as the caller promises.
         check("cublasLtMatmul", unsafe {
             self.run_with(&shapes, &algo, call, workspace, stream)

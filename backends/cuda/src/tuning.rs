@@ -1,5 +1,5 @@
-//! Which of the library's algorithms a product uses for how many tokens: the library's best few are timed on memory like the real one,
-//! and the choice is kept on disk for the next start.
+//! Which of the library's algorithms a product uses for how many tokens: the library's best few are timed on memory
+//! like the real one, and the choice is kept on disk for the next start.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,8 @@ use halyard_gpu::{DevicePtr, Driver, ProductCall, ProductSpec, Stream, write_who
 use halyard_platform_api::{Error, Result, Status};
 use sha2::{Digest, Sha256};
 
-use crate::driver::CudaDriver;
 use crate::error::check;
-use crate::product::{Algo, LtProduct, WORKSPACE_BYTES};
+use crate::product::{Algo, LtProduct, WORKSPACE_BYTES, alignment};
 
 /// Candidates that are timed.
 const CANDIDATES: usize = 6;
@@ -40,16 +39,8 @@ fn buckets(most: u32) -> Vec<u32> {
     buckets
 }
 
-/// Alignment that prepared algorithms may rely on: as much of 16 bytes as the spec's row lengths allow.
-pub(crate) fn alignment(spec: &ProductSpec) -> u32 {
-    let act = spec.act.bytes() as u32;
-    let out = spec.out.bytes() as u32;
-    let bits = (spec.in_features * act) | (spec.out_features * out) | 16;
-    1 << bits.trailing_zeros()
-}
-
 /// The algorithm of each bucket: from disk, or by time.
-pub(crate) fn choose(driver: &CudaDriver, product: &LtProduct) -> Result<Vec<(u32, Algo)>> {
+pub(crate) fn choose(driver: &dyn Driver, product: &LtProduct) -> Result<Vec<(u32, Algo)>> {
     let file = file(product);
     if let Some(choices) = file.as_deref().and_then(|file| read(file, product)) {
         return Ok(choices);
@@ -92,7 +83,7 @@ fn measure(product: &LtProduct, bench: Option<&Bench<'_>>) -> Result<Vec<(u32, A
 
 /// Memory, stream and events for timing.
 struct Bench<'a> {
-    driver: &'a CudaDriver,
+    driver: &'a dyn Driver,
     stream: Stream,
     /// All of it: weights, x, out, workspace.
     memory: DevicePtr,
@@ -107,7 +98,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(driver: &'a CudaDriver, spec: &ProductSpec) -> Result<Bench<'a>> {
+    fn new(driver: &'a dyn Driver, spec: &ProductSpec) -> Result<Bench<'a>> {
         let aligned = |elements: u64, bytes: usize| (elements * bytes as u64).next_multiple_of(256);
         let (k, n, t) = (
             u64::from(spec.in_features),
@@ -195,7 +186,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Milliseconds between two events. Looked up by its old name, which every driver has; the bindings know only the new one.
+/// Milliseconds between two events. Looked up by its old name, which every driver has; the bindings know only the new
+/// one.
 fn elapsed(events: [cuda::CUevent; 2]) -> Result<f32> {
     type Elapsed = unsafe extern "C" fn(*mut f32, cuda::CUevent, cuda::CUevent) -> cuda::CUresult;
     let mut time = 0.0;

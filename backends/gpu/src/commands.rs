@@ -1,5 +1,6 @@
-//! Encoding, and sealed command lists. A reusable list is captured at its first submit on a queue (its second, with collectives) and replayed as one graph from then
-//! on; a list holds everything that its commands name, so dropping an object early harms nobody.
+//! Encoding, and sealed command lists. A reusable list is captured at its first submit on a queue (its second, with
+//! collectives) and replayed as one graph from then on; a list holds everything that its commands name, so dropping an
+//! object early harms nobody.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -83,12 +84,14 @@ impl CommandList {
                 }
             }
         };
-        // SAFETY: the list holds all memory that the graph names; the queue holds list and arena while work is in flight.
+        // SAFETY: the list holds all memory that the graph names; the queue holds list and arena while work is in
+        // flight.
         unsafe { self.driver.launch_graph(recordings[at].graph, stream) }
     }
 
-    /// Whether this is the first submit of a list with calls of the vendor's collectives: they connect ranks at their first call of a
-    /// kind and size, which a capture does not allow; nor does it allow what some libraries' products do at their first.
+    /// Whether this is the first submit of a list with calls of the vendor's collectives: they connect ranks at their
+    /// first call of a kind and size, which a capture does not allow; nor does it allow what some libraries' products
+    /// do at their first.
     fn must_run_first(&self) -> bool {
         let connects = |command: &Command| match command {
             Command::Collective(..) => true,
@@ -140,7 +143,7 @@ pub(crate) struct GpuEncoder {
 
 impl GpuEncoder {
     pub(crate) fn new(inner: Arc<Inner>, mode: EncoderMode) -> GpuEncoder {
-        let hazards = inner.driver.runs_side_by_side().then(Hazards::default);
+        let hazards = inner.driver.policy().concurrent_commands.then(Hazards::default);
         GpuEncoder {
             inner,
             mode,

@@ -1,5 +1,6 @@
-//! Collectives as ops: a prepared one appends a command that the vendor's library enqueues on the queue's stream, so it is ordered and
-//! recorded like any launch. Small sums are a launch of an own kernel where the ranks reach each other's memory.
+//! Collectives as ops: a prepared one appends a command that the vendor's library enqueues on the queue's stream, so it
+//! is ordered and recorded like any launch. Small sums are a launch of an own kernel where the ranks reach each other's
+//! memory.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::device::{Inner, register};
 use crate::driver::{CollectiveCall, Function, Group, MAX_PEERS, PEER_CALLS_BYTES};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Preparation};
-use crate::ops::float_name;
+use crate::ops::names::float_name;
 use crate::view::View;
 
 /// This rank's end of a group.

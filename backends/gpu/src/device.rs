@@ -10,7 +10,7 @@ use halyard_platform_api::{
     Access, AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities,
     ClaimReport, Communicator, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error,
     MemoryInfo, OpId, OpRegistry, OpSpec, OpSupport, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result,
-    Status, Tensor, WeightRows,
+    Status, Tensor, WeightRows, log,
 };
 
 use crate::commands::GpuEncoder;
@@ -77,7 +77,8 @@ pub fn device_info(facts: &Facts) -> DeviceInfo {
     }
 }
 
-/// What a platform says of a device that it does not have: `who` shows the first `count`, and `hint` says what has a say in that.
+/// What a platform says of a device that it does not have: `who` shows the first `count`, and `hint` says what has a
+/// say in that.
 pub fn no_such_device(index: u32, who: &str, count: usize, hint: &str) -> Error {
     let devices = match count {
         0 => "no device".to_string(),
@@ -91,12 +92,13 @@ pub fn no_such_device(index: u32, who: &str, count: usize, hint: &str) -> Error 
 }
 
 impl GpuDevice {
-    /// Opens the device behind `driver`, which says `info` of itself (from [`device_info`], less what it lacks); compiled kernels are kept in
-    /// `cache` where there is one.
+    /// Opens the device behind `driver`, which says `info` of itself (from [`device_info`], less what it lacks);
+    /// compiled kernels are kept in `cache` where there is one.
     ///
     /// # Errors
     /// What the driver reports.
     pub fn open(driver: Arc<dyn Driver>, info: DeviceInfo, cache: Option<PathBuf>) -> Result<Arc<GpuDevice>> {
+        log::debug("gpu", &format!("{}: {}", info.name, driver.policy()));
         let inner = Inner {
             objects: RwLock::default(),
             uploads: Arc::new(Uploads::new(driver.clone())?),
@@ -299,8 +301,8 @@ impl PreparedOp for Prepared {
 }
 
 impl Prepared {
-    /// A tensor's address, and what keeps its memory through the enqueueing; what is under way when the buffer is dropped, its memory
-    /// waits for itself.
+    /// A tensor's address, and what keeps its memory through the enqueueing; what is under way when the buffer is
+    /// dropped, its memory waits for itself.
     fn hold(&self, tensor: &Tensor) -> Result<(View, Option<Arc<Allocation>>)> {
         let objects = read(&self.inner.objects);
         let (view, allocation) = objects.resolve(tensor)?;

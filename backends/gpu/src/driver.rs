@@ -1,54 +1,18 @@
-//! The driver: what a vendor's driver, run-time compiler and libraries do for the shared code. Handles are the vendor's own opaque
-//! pointers as numbers; whoever holds one keeps the order of creation and destruction.
+//! The driver: what a vendor's driver, run-time compiler and libraries do for the shared code. Handles are the vendor's
+//! own opaque pointers as numbers; whoever holds one keeps the order of creation and destruction.
 //!
-//! Threads: every method from any thread; the driver makes its context current itself. While one thread captures, others may go on.
+//! Threads: every method from any thread; the driver makes its context current itself. While one thread captures,
+//! others may go on.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 
 use halyard_kernels_gpu::{Language, Source};
 use halyard_platform_api::communicator::Collective;
-use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Error, Result, Status};
 
-use crate::encoding::MAX_ARGS;
+pub use crate::handles::{DevicePtr, Event, Function, Graph, Module, Param, Pinned, Stream};
+use crate::policy::Policy;
 use crate::ranks::RankDriver;
-
-/// An address in device memory (or of pinned host memory as the device sees it).
-pub type DevicePtr = u64;
-
-macro_rules! handles {
-    ($($(#[$meta:meta])* $name:ident,)*) => {
-        $( $(#[$meta])* #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)] pub struct $name(pub usize); )*
-    };
-}
-
-handles! {
-    /// A stream.
-    Stream,
-    /// An event.
-    Event,
-    /// Loaded device code.
-    Module,
-    /// An entry point of a module.
-    Function,
-    /// An executable graph.
-    Graph,
-}
-
-/// Pinned host memory that the device can address.
-#[derive(Clone, Copy, Debug)]
-pub struct Pinned {
-    /// For the host.
-    pub host: *mut u8,
-    /// For kernels.
-    pub device: DevicePtr,
-}
-
-// SAFETY: two addresses; whoever uses them orders the accesses.
-unsafe impl Send for Pinned {}
-// SAFETY: as above.
-unsafe impl Sync for Pinned {}
 
 /// Facts of the device.
 #[derive(Clone, Debug)]
@@ -65,9 +29,11 @@ pub struct Facts {
     pub num_sms: u32,
     /// Lanes of a warp.
     pub warp_size: u32,
-    /// Whether the kernels on matrix units (`mma.cuh`) run here; without them ops use the plain kernels and no region is claimed.
+    /// Whether the kernels on matrix units (`mma.cuh`) run here; without them ops use the plain kernels and no region
+    /// is claimed.
     pub matrix_units: bool,
-    /// Whether kernels take structs of addresses by value: step data is then scattered by one launch instead of copied piece by piece.
+    /// Whether kernels take structs of addresses by value: step data is then scattered by one launch instead of copied
+    /// piece by piece.
     pub struct_params: bool,
     /// Shared memory that one block may ask for, bytes.
     pub max_shared_bytes: u32,
@@ -100,41 +66,6 @@ impl KernelText {
     }
 }
 
-/// A kernel parameter's value.
-#[derive(Clone, Copy, Debug)]
-pub enum Param<'a> {
-    /// An address in device or pinned memory; 0: absent.
-    Ptr(DevicePtr),
-    /// Four bytes: an integer, or a float's bits.
-    Word(u32),
-    /// Eight bytes that are no address.
-    Long(u64),
-    /// A struct by value.
-    Bytes(&'a [u8]),
-}
-
-/// Where each parameter's value lies: how C drivers take parameters. Valid as long as the parameters are.
-///
-/// # Errors
-/// `InvalidArgument` for more parameters than fit.
-pub fn param_addresses(params: &[Param<'_>]) -> Result<[*mut c_void; MAX_ARGS]> {
-    if params.len() > MAX_ARGS {
-        return Err(Error::invalid(format!(
-            "a kernel of {} parameters; at most {MAX_ARGS} fit",
-            params.len()
-        )));
-    }
-    let mut addresses = [std::ptr::null_mut(); MAX_ARGS];
-    for (address, param) in addresses.iter_mut().zip(params) {
-        *address = match param {
-            Param::Ptr(value) | Param::Long(value) => std::ptr::from_ref(value).cast_mut().cast(),
-            Param::Word(value) => std::ptr::from_ref(value).cast_mut().cast(),
-            Param::Bytes(bytes) => bytes.as_ptr().cast_mut().cast(),
-        };
-    }
-    Ok(addresses)
-}
-
 /// What a refused allocation says: how much was asked, of what, where, and what is free.
 pub fn short_of(
     error: Error,
@@ -159,8 +90,8 @@ pub fn short_of(
     }
 }
 
-/// out\[t, n\] = Σₖ x\[t, k\]·w\[n, k\] (+ out\[t, n\]) by the vendor's library, w row-major \[N, K\]. Where x and w are 8-bit floats the sum is
-/// multiplied by the scale of its token and the one of its weight row.
+/// out\[t, n\] = Σₖ x\[t, k\]·w\[n, k\] (+ out\[t, n\]) by the vendor's library, w row-major \[N, K\]. Where x and w
+/// are 8-bit floats the sum is multiplied by the scale of its token and the one of its weight row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProductSpec {
     /// K.
@@ -200,46 +131,13 @@ pub struct ProductCall {
     pub weight_scales: DevicePtr,
 }
 
-/// A shape in which `linear_tiled` runs: blocks of 64 output rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tile {
-    /// Tokens of a block.
-    pub tokens: u32,
-    /// Threads of a block.
-    pub threads: u32,
-}
-
-/// How `linear_tiled` computes for some types of operands.
-#[derive(Clone, Debug)]
-pub struct Tiling {
-    /// A definition more, for the kernel file.
-    pub define: Option<(&'static str, String)>,
-    /// The smaller shape, and one for calls whose blocks fill the device.
-    pub tiles: [Tile; 2],
-    /// In what it computes, as a bug report says it: "in f32".
-    pub means: String,
-}
-
-impl Tiling {
-    /// 64 tokens by 256 threads, whatever the call.
-    pub fn plain(means: &str) -> Tiling {
-        Tiling {
-            define: None,
-            tiles: [Tile {
-                tokens: 64,
-                threads: 256,
-            }; 2],
-            means: means.to_string(),
-        }
-    }
-}
-
 /// A prepared library product: an algorithm per token bucket. Enqueues without waiting, and can be captured.
 pub trait Product: Send + Sync {
     /// Scratch while it runs, bytes.
     fn workspace_bytes(&self) -> u64;
 
-    /// Whether lists with calls of it run once before they are captured: libraries that load code at a first call cannot in a capture.
+    /// Whether lists with calls of it run once before they are captured: libraries that load code at a first call
+    /// cannot in a capture.
     fn must_run_first(&self) -> bool {
         false
     }
@@ -274,8 +172,8 @@ pub const MAX_PEERS: usize = 8;
 /// Bytes of a number and flags that kernels of one rank share, in its own memory before the rooms.
 pub const PEER_CALLS_BYTES: u64 = 256;
 
-/// Memory of the ranks in which the kernels of `all_reduce.cu` meet. All of it zeroed before the first call, and alive as long as the
-/// group of any rank.
+/// Memory of the ranks in which the kernels of `all_reduce.cu` meet. All of it zeroed before the first call, and alive
+/// as long as the group of any rank.
 #[derive(Clone, Debug)]
 pub struct Peers {
     /// Each rank's memory as this device addresses it: [`PEER_CALLS_BYTES`], then 2 · ranks rooms.
@@ -333,8 +231,8 @@ pub trait Group: Send + Sync {
         Ok(())
     }
 
-    /// Leaves the group without waiting: work of it that runs on this device is given up, so that nobody here waits for a rank that
-    /// does not come. Later calls of [`Group::run`] fail, later ones of this do nothing.
+    /// Leaves the group without waiting: work of it that runs on this device is given up, so that nobody here waits for
+    /// a rank that does not come. Later calls of [`Group::run`] fail, later ones of this do nothing.
     fn leave(&self);
 }
 
@@ -342,6 +240,9 @@ pub trait Group: Send + Sync {
 pub trait Driver: Send + Sync {
     /// Facts of the device.
     fn facts(&self) -> &Facts;
+
+    /// How ops run on it.
+    fn policy(&self) -> &Policy;
 
     /// Free and total memory in bytes.
     fn memory(&self) -> Result<(u64, u64)>;
@@ -434,23 +335,13 @@ pub trait Driver: Send + Sync {
     /// The address is pinned memory, 8-byte aligned.
     unsafe fn write_value(&self, to: DevicePtr, value: u64, stream: Stream) -> Result<()>;
 
-    /// A kernel file in this driver's language: CUDA C++ / HIP unless it says otherwise. Entry points, definitions and parameters are the
-    /// same in every language.
+    /// A kernel file in this driver's language: CUDA C++ / HIP unless it says otherwise. Entry points, definitions and
+    /// parameters are the same in every language.
     ///
     /// # Errors
     /// `Unsupported` for a file that the language lacks.
     fn kernel_text(&self, source: Source) -> Result<KernelText> {
         KernelText::of(source, Language::Cuda)
-    }
-
-    /// Whether an image holds one entry point only: then each is compiled by itself, with `ENTRY_<name>` among the definitions.
-    fn separate_entries(&self) -> bool {
-        false
-    }
-
-    /// Output rows of a workgroup of the plain products, which takes 8 tokens, and its threads.
-    fn plain_rows(&self) -> (u32, u32) {
-        (8, 256)
     }
 
     /// Compiles a kernel file for this device.
@@ -468,8 +359,8 @@ pub trait Driver: Send + Sync {
     /// An entry point, allowed to use `shared_bytes` of dynamic shared memory.
     fn function(&self, module: Module, name: &str, shared_bytes: u32) -> Result<Function>;
 
-    /// The shared memory that multiprocessors should set aside while the function runs, where that is the first-level cache's memory too: kernels
-    /// that follow each other without a pause keep what the first of them got.
+    /// The shared memory that multiprocessors should set aside while the function runs, where that is the first-level
+    /// cache's memory too: kernels that follow each other without a pause keep what the first of them got.
     ///
     /// # Errors
     /// What the driver reports.
@@ -494,13 +385,8 @@ pub trait Driver: Send + Sync {
         stream: Stream,
     ) -> Result<()>;
 
-    /// Whether [`Driver::beside`] is worth finding out.
-    fn runs_side_by_side(&self) -> bool {
-        false
-    }
-
-    /// The next command of the stream shares no memory with those since the last one before which this was not said: it need not wait for
-    /// them. Streams that order all their work may ignore it.
+    /// The next command of the stream shares no memory with those since the last one before which this was not said: it
+    /// need not wait for them. Streams that order all their work may ignore it.
     ///
     /// # Errors
     /// What the driver reports.
@@ -530,34 +416,14 @@ pub trait Driver: Send + Sync {
     /// The library product, or why there is none (then own kernels run).
     fn product(&self, spec: &ProductSpec) -> Result<Arc<dyn Product>>;
 
-    /// Fewest tokens for which [`Driver::product`] of plain weights does better than the plain kernel, which takes 8 at a time.
-    fn product_from(&self, in_features: u32, out_features: u32) -> u32 {
-        let _ = (in_features, out_features);
-        9
-    }
-
-    /// How `linear_tiled` computes over activations and weights of these types.
-    fn tiling(&self, act: DType, weight: DType) -> Tiling {
-        let _ = (act, weight);
-        Tiling::plain("in f32")
-    }
-
-    /// Fewest tokens for which [`Driver::product`] of GGUF weights unpacked for it does better than the kernel that reads them as they are; more than
-    /// 33 counts as that.
-    fn unpack_from(&self) -> u32 {
-        33
-    }
-
-    /// Whether there is a kernel file `linear_dots`, and the device multiplies and adds four pairs of signed bytes fast enough that products of tokens
-    /// rounded to 8 bits beat those in f32, where an op allows them.
-    fn integer_dots(&self) -> bool {
-        false
-    }
-
-    /// The kernel file `attention_tiles` of drivers that have one: prompts on their matrix units, where it takes such heads.
-    fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
-        let _ = spec;
-        None
+    /// Multiplies matrices of a type on the matrix units of [`Policy::matrix_tiling`] once, and compares. Drivers whose
+    /// units need no test of their own say that all is well.
+    ///
+    /// # Errors
+    /// `Unsupported` with what is wrong: other kernels run then.
+    fn self_test_matrix_units(&self, dtype: DType) -> Result<()> {
+        let _ = dtype;
+        Ok(())
     }
 
     /// What groups of ranks need of this driver.

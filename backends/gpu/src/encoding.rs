@@ -1,12 +1,11 @@
-//! What an op becomes: launches, library products and copies, in order. Collected while encoding, run or captured at submit.
+//! What an op becomes: launches, library products and copies, in order. Collected while encoding, run or captured at
+//! submit.
 
 use std::sync::Arc;
 
-use crate::driver::{CollectiveCall, DevicePtr, Function, Group, Product, ProductCall};
+use crate::driver::{CollectiveCall, Group, Product, ProductCall};
+use crate::handles::{DevicePtr, Function, MAX_ARGS};
 use crate::view::View;
-
-/// Most parameters of a kernel.
-pub const MAX_ARGS: usize = 40;
 
 /// A kernel parameter.
 #[derive(Clone, Copy, Debug)]
@@ -120,8 +119,8 @@ impl Encoding {
         }));
     }
 
-    /// Says of the newest command that its kernel lets its successor start only behind its own `wait_for_previous()`: when anything after it starts,
-    /// all before it has ended.
+    /// Says of the newest command that its kernel lets its successor start only behind its own `wait_for_previous()`:
+    /// when anything after it starts, all before it has ended.
     pub fn settles(&mut self) {
         self.writes.settled = Some(self.commands.len());
     }
@@ -131,8 +130,8 @@ impl Encoding {
         self.writes.ranges.push((at, bytes, self.commands.len()));
     }
 
-    /// Whether an op appended now may read `view` before `wait_for_previous()`: nothing since the command before the last settling one has written it.
-    /// False where writes were not noted.
+    /// Whether an op appended now may read `view` before `wait_for_previous()`: nothing since the command before the
+    /// last settling one has written it. False where writes were not noted.
     pub fn is_settled(&self, view: &View) -> bool {
         let Some(settled) = self.writes.settled else {
             return false;

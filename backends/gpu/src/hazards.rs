@@ -1,11 +1,12 @@
-//! Which ops may run side by side: what the ops since the last barrier read and wrote, by address, against what the next one does.
+//! Which ops may run side by side: what the ops since the last barrier read and wrote, by address, against what the
+//! next one does.
 //!
-//! An operand is rows of bytes: a window that repeats at a pitch, so that the columns of one matrix (queries beside keys) do not count as
-//! overlapping. What cannot be told apart counts as overlapping.
+//! An operand is rows of bytes: a window that repeats at a pitch, so that the columns of one matrix (queries beside
+//! keys) do not count as overlapping. What cannot be told apart counts as overlapping.
 
 use halyard_platform_api::Access;
 
-use crate::driver::DevicePtr;
+use crate::handles::DevicePtr;
 use crate::view::View;
 
 /// Remembered accesses; with more of them the next op waits for all.
@@ -70,8 +71,8 @@ pub(crate) struct Hazards {
 }
 
 impl Hazards {
-    /// Notes an op over `views`, of which `commands` were made and which may use scratch. Whether its first command can do without a
-    /// barrier. Operands of which nothing is said may be written.
+    /// Notes an op over `views`, of which `commands` were made and which may use scratch. Whether its first command can
+    /// do without a barrier. Operands of which nothing is said may be written.
     pub(crate) fn admit(&mut self, operands: &[Access], views: &[View], scratch: bool, commands: usize) -> bool {
         if commands == 0 {
             return false;

@@ -1,4 +1,5 @@
-//! What an op is here: checked at construction without a device, prepared once (compiled, tuned), then encoded as launches.
+//! What an op is here: checked at construction without a device, prepared once (compiled, tuned), then encoded as
+//! launches.
 
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use halyard_platform_api::{Error, Result, log};
 use crate::driver::{DevicePtr, Driver, Facts, Function};
 use crate::encoding::Encoding;
 use crate::modules::Modules;
+use crate::policy::Policy;
 use crate::view::View;
 
 /// What preparing an op may use.
@@ -24,7 +26,13 @@ impl Preparation<'_> {
         self.driver.facts()
     }
 
-    /// Entry point `name` of `source`, specialised by `defines` (`("ACT", "bf16")` becomes `-DACT=bf16`), compiled or from the cache.
+    /// How ops run on it.
+    pub fn policy(&self) -> &Policy {
+        self.driver.policy()
+    }
+
+    /// Entry point `name` of `source`, specialised by `defines` (`("ACT", "bf16")` becomes `-DACT=bf16`), compiled or
+    /// from the cache.
     ///
     /// # Errors
     /// What the compiler reports.
@@ -39,15 +47,16 @@ impl Preparation<'_> {
             .function(&**self.driver, source, defines, name, shared_bytes)
     }
 
-    /// `function`, which computes `what`, where `test` finds nothing wrong with it; else `None`. A function is tested once, and the log has the outcome.
-    pub fn trusted(
+    /// `function`, which computes `what`, where `test` finds nothing wrong with it; else `None`. A function is tested
+    /// once, and the log has the outcome.
+    pub fn self_test(
         &self,
         function: Function,
         what: &str,
         test: impl FnOnce(Function) -> Result<()>,
     ) -> Option<Function> {
         let device = &self.facts().name;
-        let trusted = self.modules.trusted(function, || match test(function) {
+        let is_right = self.modules.self_test(function, || match test(function) {
             Ok(()) => {
                 log::debug("gpu", &format!("{device}: {what}: tested, and right"));
                 true
@@ -58,7 +67,7 @@ impl Preparation<'_> {
                 false
             }
         });
-        trusted.then_some(function)
+        is_right.then_some(function)
     }
 }
 
@@ -106,8 +115,8 @@ pub trait Packer {
         height: u64,
     ) -> Result<()>;
 
-    /// The bytes `offset .. offset + bytes` of the source in device memory: where they lie, or a staging copy that stays until the
-    /// next call.
+    /// The bytes `offset .. offset + bytes` of the source in device memory: where they lie, or a staging copy that
+    /// stays until the next call.
     fn on_device(&self, source: RowSource<'_>, offset: u64, bytes: u64) -> Result<DevicePtr>;
 
     /// Runs what was encoded, without scratch, in order with the copies.
@@ -134,8 +143,9 @@ pub trait Kernel: Send + Sync {
         0
     }
 
-    /// Appends the op over `operands` in its documented order; an absent optional one is [`View::NONE`]. The host has validated
-    /// shapes and types. Must not depend on anything but the views: a recording is replayed with other contents.
+    /// Appends the op over `operands` in its documented order; an absent optional one is [`View::NONE`]. The host has
+    /// validated shapes and types. Must not depend on anything but the views: a recording is replayed with other
+    /// contents.
     ///
     /// # Errors
     /// `Unsupported` for strides that the op cannot take.
@@ -159,4 +169,9 @@ pub trait Kernel: Send + Sync {
         let _ = (packer, first_row, num_rows, source, dst);
         Err(Error::invalid(format!("node {node} has no weight")))
     }
+}
+
+/// A constructed kernel as every family hands it out.
+pub(crate) fn boxed(kernel: Result<impl Kernel + 'static>) -> Result<Box<dyn Kernel>> {
+    Ok(Box::new(kernel?))
 }

@@ -1,5 +1,5 @@
-//! What GPU platforms share: memory, queues, recordings, the op catalogue as kernel launches. It speaks to the hardware through one
-//! [`Driver`] only, so a platform's own crate is that driver, its libraries, and the export.
+//! What GPU platforms share: memory, queues, recordings, the op catalogue as kernel launches. It speaks to the hardware
+//! through one [`Driver`] only, so a platform's own crate is that driver, its libraries, and the export.
 
 mod cache;
 mod commands;
@@ -7,6 +7,7 @@ mod communicator;
 mod device;
 mod driver;
 mod encoding;
+mod handles;
 mod hazards;
 mod kernel;
 mod libraries;
@@ -14,28 +15,31 @@ mod memory;
 mod modules;
 mod objects;
 mod ops;
+mod policy;
 mod queue;
 mod ranks;
 mod rounding;
 mod run;
 mod run_time_compiler;
+pub mod self_test;
 mod step_ring;
-pub mod trial;
 mod upload;
 mod view;
 
 pub use cache::{cache_folder, write_whole};
 pub use device::{GpuDevice, device_info, no_such_device};
 pub use driver::{
-    CollectiveCall, DevicePtr, Driver, Event, Facts, Function, Graph, Group, KernelText, MAX_PEERS, Module,
-    PEER_CALLS_BYTES, Param, Peers, Pinned, Product, ProductCall, ProductSpec, Stream, Tile, Tiling, param_addresses,
-    short_of,
+    CollectiveCall, Driver, Facts, Group, KernelText, MAX_PEERS, PEER_CALLS_BYTES, Peers, Product, ProductCall,
+    ProductSpec, short_of,
 };
-pub use encoding::{Arg, Command, Encoding, InScratch, Launch, MAX_ARGS};
+pub use encoding::{Arg, Command, Encoding, InScratch, Launch};
 pub use halyard_kernels_gpu::{ATTENTION_TILES, Language, Source};
+pub use handles::{DevicePtr, Event, Function, Graph, MAX_ARGS, Module, Param, Pinned, Stream, param_addresses};
 pub use kernel::{Kernel, Packer, Preparation, RowSource};
 pub use libraries::{Library, entries, find_symbol, folders_of, symbol};
 pub use modules::Modules;
+pub use ops::attention_self_test;
+pub use policy::{AttentionTiles, BlockProduct, Policy, Tile, Tiling};
 pub use ranks::{CollectiveLibrary, RankDriver, peer_sum_bytes};
 pub use rounding::Rounding;
 pub use run_time_compiler::RunTimeCompiler;

@@ -1,5 +1,5 @@
-//! Compiled kernel files: one image per file, definitions, device and compiler, kept in memory and, where a folder is given, on disk. A
-//! file on disk is believed only when its length and hash are right.
+//! Compiled kernel files: one image per file, definitions, device and compiler, kept in memory and, where a folder is
+//! given, on disk. A file on disk is believed only when its length and hash are right.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,8 @@ impl Modules {
         )
     }
 
-    /// Entry point `name` of `source` specialised by `defines`, ready to launch with `shared_bytes` of dynamic shared memory.
+    /// Entry point `name` of `source` specialised by `defines`, ready to launch with `shared_bytes` of dynamic shared
+    /// memory.
     ///
     /// # Errors
     /// What compiler and loader report.
@@ -69,7 +70,7 @@ impl Modules {
         shared_bytes: u32,
     ) -> Result<Function> {
         let mut options: Vec<String> = defines.iter().map(|(key, value)| format!("-D{key}={value}")).collect();
-        if driver.separate_entries() {
+        if driver.policy().separate_entries {
             options.push(format!("-DENTRY_{name}"));
         }
         let asked = format!("{} {}", source.name, options.join(" "));
@@ -95,7 +96,7 @@ impl Modules {
     }
 
     /// What `test` of a function says, which is run once a function. Two ops that ask at once wait for one test.
-    pub(crate) fn trusted(&self, function: Function, test: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn self_test(&self, function: Function, test: impl FnOnce() -> bool) -> bool {
         let mut tested = self.tested.lock().unwrap_or_else(PoisonError::into_inner);
         *tested.entry(function).or_insert_with(test)
     }
@@ -177,9 +178,9 @@ mod tests {
     #[test]
     fn a_function_is_tested_once() {
         let modules = Modules::default();
-        assert!(!modules.trusted(Function(1), || false));
-        assert!(modules.trusted(Function(2), || true));
-        assert!(!modules.trusted(Function(1), || unreachable!("its test has been run")));
+        assert!(!modules.self_test(Function(1), || false));
+        assert!(modules.self_test(Function(2), || true));
+        assert!(!modules.self_test(Function(1), || unreachable!("its test has been run")));
     }
 
     #[test]

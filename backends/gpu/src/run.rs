@@ -3,9 +3,11 @@
 use halyard_platform_api::{Error, Result};
 
 use crate::driver::{DevicePtr, Driver, Param, Stream};
-use crate::encoding::{Arg, Command, Encoding, Launch, MAX_ARGS};
+use crate::encoding::{Arg, Command, Encoding, Launch};
+use crate::handles::MAX_ARGS;
 
-/// Bytes of counters that lie before a queue's scratch: every kernel that uses them finds them zero and leaves them zero.
+/// Bytes of counters that lie before a queue's scratch: every kernel that uses them finds them zero and leaves them
+/// zero.
 pub(crate) const COUNTER_BYTES: u64 = 4096;
 
 /// The scratch arena at a moment, with the queue's counters before it.

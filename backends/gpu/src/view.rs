@@ -2,7 +2,7 @@
 
 use halyard_platform_api::{DType, Tensor};
 
-use crate::driver::DevicePtr;
+use crate::handles::DevicePtr;
 
 /// A strided view of live device memory.
 #[derive(Clone, Copy, Debug)]

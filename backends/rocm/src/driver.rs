@@ -4,20 +4,20 @@ use std::ffi::{CString, c_void};
 use std::sync::{Arc, OnceLock};
 
 use halyard_gpu::{
-    ATTENTION_TILES, CollectiveLibrary, DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param,
-    Pinned, Product, ProductSpec, RankDriver, Source, Stream, Tiling, param_addresses, short_of,
+    CollectiveLibrary, DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Policy,
+    Product, ProductSpec, RankDriver, Stream, param_addresses, short_of,
 };
-use halyard_platform_api::ops::Attention;
-use halyard_platform_api::{DType, Error, Result};
+use halyard_platform_api::{Error, Result};
 
+use crate::env;
 use crate::error::NOT_READY;
 use crate::facts::facts;
 use crate::hip::{
     CAPTURE_THREAD_LOCAL, COPY_DEFAULT, EVENT_SLEEPING, Hip, PEER_ACCESS_ALREADY_ENABLED, PINNED, ROOM_MEMORY,
     STREAM_NON_BLOCKING, attribute, collectives, compiler, hip, names,
 };
+use crate::policy::policy;
 use crate::product::Products;
-use crate::surroundings;
 
 /// Calls a function of the runtime and turns its answer into a result.
 macro_rules! call {
@@ -31,6 +31,7 @@ pub(crate) struct HipDriver {
     ordinal: i32,
     hip: &'static Hip,
     facts: Facts,
+    policy: Policy,
     compiler: OnceLock<Result<String>>,
     products: OnceLock<Result<Arc<Products>>>,
 }
@@ -38,10 +39,12 @@ pub(crate) struct HipDriver {
 impl HipDriver {
     /// Opens device `ordinal`.
     pub(crate) fn open(ordinal: i32) -> Result<HipDriver> {
+        let facts = facts(ordinal)?;
         let driver = HipDriver {
             ordinal,
             hip: hip()?,
-            facts: facts(ordinal)?,
+            policy: policy(&facts, env::matrix_attention_is_allowed()),
+            facts,
             compiler: OnceLock::new(),
             products: OnceLock::new(),
         };
@@ -66,6 +69,10 @@ impl HipDriver {
 impl Driver for HipDriver {
     fn facts(&self) -> &Facts {
         &self.facts
+    }
+
+    fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     fn memory(&self) -> Result<(u64, u64)> {
@@ -340,35 +347,9 @@ impl Driver for HipDriver {
         products.as_ref().map_err(Error::clone)?.product(spec)
     }
 
-    fn tiling(&self, act: DType, weight: DType) -> Tiling {
-        let takes = [DType::F16, DType::BF16].contains(&act) && weight == act;
-        Tiling::plain(match takes && has_matrix_units(&self.facts.arch) {
-            true => "on matrix units",
-            false => "in f32",
-        })
-    }
-
-    fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
-        let there = has_matrix_units(&self.facts.arch) && surroundings::matrix_attention_is_allowed();
-        (there && tiles_take(spec)).then_some(ATTENTION_TILES)
-    }
-
     fn ranks(&self) -> Result<&dyn RankDriver> {
         Ok(self)
     }
-}
-
-/// Whether `mfma.cuh` knows the matrix units of an architecture: those of CDNA 2 and newer.
-fn has_matrix_units(arch: &str) -> bool {
-    let known = ["gfx90a", "gfx940", "gfx941", "gfx942", "gfx950"];
-    known.contains(&arch.split(':').next().unwrap_or(arch))
-}
-
-/// Whether `attention_tiles.cu` takes such heads.
-fn tiles_take(spec: &Attention) -> bool {
-    let types = [DType::F16, DType::BF16].contains(&spec.act) && spec.kv == spec.act;
-    let sizes = spec.head_dim.is_multiple_of(8) && (8..=256).contains(&spec.head_dim);
-    types && sizes && spec.block_size.is_multiple_of(8)
 }
 
 impl RankDriver for HipDriver {
@@ -386,7 +367,7 @@ impl RankDriver for HipDriver {
 
     /// None unless asked for: the kernel has never run on these devices, where the library has.
     fn most_peer_sum_bytes(&self) -> Result<Option<u64>> {
-        surroundings::most_peer_sum_bytes().map(|named| Some(named.unwrap_or(0)))
+        env::most_peer_sum_bytes().map(|named| Some(named.unwrap_or(0)))
     }
 
     fn reach(&self, other: i32) -> Result<bool> {
@@ -417,61 +398,12 @@ impl RankDriver for HipDriver {
             .map_err(|e| self.short_of(e, bytes, "device"))
     }
 
-    /// Runtimes before ROCm 5.3 do not say; the clocks of that time ran at 100 MHz (of MI100: 25, which only makes a limit longer).
+    /// Runtimes before ROCm 5.3 do not say; the clocks of that time ran at 100 MHz (of MI100: 25, which only makes a
+    /// limit longer).
     fn ticks_per_ms(&self) -> Result<u64> {
         let mut khz = 0;
         // SAFETY: the output is live.
         let code = unsafe { (self.hip.device_attribute)(&mut khz, attribute::WALL_CLOCK_KHZ, self.ordinal) };
         Ok(if code == 0 && khz > 0 { khz as u64 } else { 100_000 })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn heads(act: DType, kv: DType, head_dim: u32, block_size: u32) -> Attention {
-        Attention {
-            backend: 0,
-            num_heads: 8,
-            num_kv_heads: 2,
-            head_dim,
-            block_size,
-            act,
-            kv,
-            window: 0,
-            scale: 1.0,
-            softcap: 0.0,
-            has_sinks: false,
-            max_tokens: 64,
-            max_seqs: 4,
-            max_query_len: 64,
-            max_kv_len: 512,
-        }
-    }
-
-    #[test]
-    fn matrix_units_are_those_that_the_kernels_know() {
-        for arch in ["gfx90a:sramecc+:xnack-", "gfx942", "gfx950:sramecc+"] {
-            assert!(has_matrix_units(arch), "{arch}");
-        }
-        for arch in ["gfx906", "gfx908", "gfx1100", "gfx90c:xnack-", "gfx-on-sm_90"] {
-            assert!(!has_matrix_units(arch), "{arch}");
-        }
-    }
-
-    #[test]
-    fn tiles_take_16_bit_heads_over_kv_of_their_own_type() {
-        use DType::{BF16, F8E4M3, F16, F32};
-        assert!(tiles_take(&heads(BF16, BF16, 128, 64)) && tiles_take(&heads(F16, F16, 80, 8)));
-        for other in [
-            heads(F32, F32, 128, 64),
-            heads(BF16, F8E4M3, 128, 64),
-            heads(BF16, F16, 128, 64),
-            heads(F16, F16, 36, 16),
-            heads(BF16, BF16, 512, 16),
-        ] {
-            assert!(!tiles_take(&other), "{other:?}");
-        }
     }
 }

@@ -1,5 +1,5 @@
-//! The HIP runtime's functions, looked up in the library that is found: just those that the platform calls, with the types that they have had since
-//! ROCm 5.2. Objects are opaque pointers as numbers.
+//! The HIP runtime's functions, looked up in the library that is found: just those that the platform calls, with the
+//! types that they have had since ROCm 5.2. Objects are opaque pointers as numbers.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 use halyard_gpu::{CollectiveLibrary, Library, RunTimeCompiler, find_symbol, symbol};
 use halyard_platform_api::{Error, Result, Status};
 
+use crate::env::{named_library_folders, usual_library_folders};
 use crate::error::check_with;
-use crate::surroundings::{named_library_folders, usual_library_folders};
 
 /// `hipError_t`.
 pub(crate) type Code = c_int;
@@ -28,10 +28,11 @@ pub(crate) mod attribute {
 
 /// `hipMemcpyDefault`: addresses are unified.
 pub(crate) const COPY_DEFAULT: c_int = 4;
-/// `hipHostMallocPortable | hipHostMallocMapped | hipHostMallocCoherent`: no device caches it, so that each side sees the other's writes.
+/// `hipHostMallocPortable | hipHostMallocMapped | hipHostMallocCoherent`: no device caches it, so that each side sees
+/// the other's writes.
 pub(crate) const PINNED: c_uint = 1 | 2 | 0x4000_0000;
-/// `hipDeviceMallocUncached` and, where a runtime or device does not have that, `hipDeviceMallocFinegrained`: memory whose words other devices
-/// read and write while a kernel runs.
+/// `hipDeviceMallocUncached` and, where a runtime or device does not have that, `hipDeviceMallocFinegrained`: memory
+/// whose words other devices read and write while a kernel runs.
 pub(crate) const ROOM_MEMORY: [c_uint; 2] = [3, 1];
 /// `hipErrorPeerAccessAlreadyEnabled`: no error.
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
@@ -143,7 +144,8 @@ functions! {
     destroy_executable = "hipGraphExecDestroy": fn(Object) -> Code;
 }
 
-/// `hipGetDeviceProperties`, of which only the architecture's name is wanted. ROCm 6 moved it and gave the function another name.
+/// `hipGetDeviceProperties`, of which only the architecture's name is wanted. ROCm 6 moved it and gave the function
+/// another name.
 struct Properties {
     get: unsafe extern "C" fn(*mut PropertyBytes, c_int) -> Code,
     arch_at: usize,

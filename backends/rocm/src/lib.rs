@@ -1,12 +1,13 @@
-//! The ROCm platform: a [`Driver`](halyard_gpu::Driver) over the HIP runtime, hiprtc, rocBLAS and RCCL, all found at run time. It builds on machines
-//! without ROCm, and where there is no device it says why.
+//! The ROCm platform: a [`Driver`](halyard_gpu::Driver) over the HIP runtime, hiprtc, rocBLAS and RCCL, all found at
+//! run time. It builds on machines without ROCm, and where there is no device it says why.
 
 mod driver;
+mod env;
 mod error;
 mod facts;
 mod hip;
+mod policy;
 mod product;
-mod surroundings;
 
 use std::sync::Arc;
 
@@ -46,7 +47,7 @@ impl Platform for RocmPlatform {
         };
         let driver = Arc::new(HipDriver::open(ordinal)?);
         let info = info(driver.facts());
-        Ok(GpuDevice::open(driver, info, surroundings::cache_folder())?)
+        Ok(GpuDevice::open(driver, info, env::cache_folder())?)
     }
 }
 

@@ -1,5 +1,5 @@
-//! rocBLAS: out = x · Wᵀ as a [`Product`]. Everything is row-major outside and column-major in the library, so the library computes
-//! outᵀ = W · xᵀ. Opened when a product is first wanted; without it own tiles run.
+//! rocBLAS: out = x · Wᵀ as a [`Product`]. Everything is row-major outside and column-major in the library, so the
+//! library computes outᵀ = W · xᵀ. Opened when a product is first wanted; without it own tiles run.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use halyard_gpu::{DevicePtr, Library, Product, ProductCall, ProductSpec, Stream, symbol};
 use halyard_platform_api::{DType, Error, Result, Status};
 
+use crate::env::{named_library_folders, usual_library_folders};
 use crate::hip::Hip;
-use crate::surroundings::{named_library_folders, usual_library_folders};
 
 static ROCBLAS: Library = Library::new(
     "rocblas",

@@ -1,12 +1,13 @@
-//! Attention of one prompt on matrix units: near the plain kernel's outcome, and with `HALYARD_VULKAN_TABLES=1`, of 4096 tokens, how fast, for people
-//! who tune it: `cargo test -p halyard-backend-vulkan --lib attention_variants -- --nocapture`.
+//! Attention of one prompt on matrix units: near the plain kernel's outcome, and with `HALYARD_VULKAN_TABLES=1`, of
+//! 4096 tokens, how fast, for people who tune it: `cargo test -p halyard-backend-vulkan --lib attention_variants --
+//! --nocapture`.
 
 use std::time::Instant;
 
 use halyard_gpu::{DevicePtr, Driver, Param, Stream};
 
 use crate::driver::VulkanDriver;
-use crate::surroundings::tables_are_asked;
+use crate::env::tables_are_asked;
 use crate::variants::{device_bytes, driver_with_matrices, function};
 
 const HEADS: u32 = 32;

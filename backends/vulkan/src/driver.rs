@@ -1,33 +1,28 @@
-//! The driver of one device: the shared trait over streams, memory and pipelines. Handles are addresses of reference-counted objects.
+//! The driver of one device: the shared trait over streams, memory and pipelines. Handles are addresses of
+//! reference-counted objects.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ash::vk;
 use halyard_gpu::{
-    DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Modules, Param, Pinned, Product, ProductSpec,
-    Rounding, Source, Stream,
+    DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Modules, Param, Pinned, Policy, Product,
+    ProductSpec, Source, Stream,
 };
-use halyard_kernels_gpu::{ATTENTION_TILES, LINEAR_TILED, Language, PRODUCT};
-use halyard_platform_api::ops::Attention;
+use halyard_kernels_gpu::{LINEAR_TILED, Language, PRODUCT};
 use halyard_platform_api::{DType, Error, Result, log};
 
 use crate::compile;
 use crate::core::Core;
+use crate::env;
 use crate::memory::Memory;
 use crate::physical::Physical;
 use crate::pipelines::{FunctionCore, ModuleCore, Pipelines};
+use crate::policy::policy;
 use crate::product::{self, Matrices, Tile};
 use crate::recorder::MAX_REGIONS;
 use crate::self_test;
-use crate::stream::{GraphCore, Point, StreamCore};
-use crate::surroundings;
+use crate::stream::{GraphCore, Point, StreamCore, stream};
 
-/// Rows, and threads, of a workgroup of plain products where a thread has rows to itself.
-const VECTOR_BLOCK: (u32, u32) = (32, 8);
-/// The same where 32 threads have two rows.
-const ROWS_BLOCK: (u32, u32) = (4, 64);
-/// Shared memory that attention on matrix units may take.
-const TILES_SHARED_BYTES: u32 = 40 << 10;
 /// Bytes of each row of the table of constants, from which odd ends of fills are copied.
 const CONSTANT_BYTES: u64 = 4;
 
@@ -44,6 +39,7 @@ pub(crate) struct VulkanDriver {
     /// Every byte value, a few times.
     constants: Pinned,
     memory: Arc<Memory>,
+    policy: Policy,
     core: Arc<Core>,
 }
 
@@ -54,20 +50,22 @@ impl VulkanDriver {
     pub(crate) fn open(physical: Physical) -> Result<VulkanDriver> {
         let core = Arc::new(Core::open(physical)?);
         let memory = Arc::new(Memory::new(core.clone()));
-        let pipelines = Arc::new(Pipelines::new(&core, surroundings::cache_folder())?);
+        let pipelines = Arc::new(Pipelines::new(&core, env::cache_folder())?);
         let constants = memory.allocate_pinned(256 * CONSTANT_BYTES)?;
         for at in 0..256 * CONSTANT_BYTES {
             // SAFETY: fresh memory of that size.
             unsafe { constants.host.add(at as usize).write((at / CONSTANT_BYTES) as u8) };
         }
+        let policy = policy(&core.physical, env::rounding(), env::matrix_attention_is_allowed());
         Ok(VulkanDriver {
             functions: Mutex::default(),
             modules: Mutex::default(),
             pipelines,
-            products: Modules::with_folder(surroundings::cache_folder()),
+            products: Modules::with_folder(env::cache_folder()),
             tested: Mutex::default(),
             constants,
             memory,
+            policy,
             core,
         })
     }
@@ -93,7 +91,7 @@ impl VulkanDriver {
     }
 
     /// The kernels of a kind of product, tested, of the sizes that the test has.
-    fn trusted_product(&self, spec: &ProductSpec, definitions: &[(&str, &str)], wide: bool) -> Result<Matrices> {
+    fn tested_product(&self, spec: &ProductSpec, definitions: &[(&str, &str)], wide: bool) -> Result<Matrices> {
         let physical = &self.core.physical;
         let tiles = product::tiles(&physical.wide, spec.act, wide).into_iter();
         let tiles = tiles.map(|tile| {
@@ -104,12 +102,12 @@ impl VulkanDriver {
         let matrices = Matrices {
             pipelines: self.pipelines.clone(),
             tiles: tiles.collect::<Result<_>>()?,
-            few: Some(self.product_function(PRODUCT, "product_few", &[], definitions)?),
+            small_batch: Some(self.product_function(PRODUCT, "product_few", &[], definitions)?),
             in_features: self_test::IN_FEATURES,
             out_features: self_test::OUT_FEATURES,
             num_sms: physical.facts.num_sms,
         };
-        self.trust(&matrices, spec, wide)?;
+        self.self_test(&matrices, spec, wide)?;
         Ok(matrices)
     }
 
@@ -117,12 +115,12 @@ impl VulkanDriver {
     #[cfg(test)]
     pub(crate) fn outcome_of_product(&self, spec: &ProductSpec, wide: bool) -> Result<Vec<Tile>> {
         let definitions = product::definitions(&self.core.physical, spec)?;
-        let matrices = self.trusted_product(spec, &definitions, wide)?;
+        let matrices = self.tested_product(spec, &definitions, wide)?;
         Ok(matrices.tiles.into_iter().map(|(tile, _)| tile).collect())
     }
 
     /// Whether products of such types give the right numbers: tested once.
-    fn trust(&self, matrices: &Matrices, spec: &ProductSpec, wide: bool) -> Result<()> {
+    fn self_test(&self, matrices: &Matrices, spec: &ProductSpec, wide: bool) -> Result<()> {
         let kind = (spec.act, spec.out, spec.accumulate, wide);
         let mut tested = self.tested.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, outcome)) = tested.iter().find(|(known, _)| *known == kind) {
@@ -178,13 +176,6 @@ unsafe fn end<T>(handle: usize) {
     drop(unsafe { Arc::from_raw(handle as *const T) });
 }
 
-/// # Safety
-/// A live stream.
-pub(crate) unsafe fn stream<'a>(which: Stream) -> &'a StreamCore {
-    // SAFETY: as the caller promises.
-    unsafe { object(which.0) }
-}
-
 fn point_of(which: Event) -> Option<Point> {
     // SAFETY: the trait's callers use events until they end them.
     let event: &EventCore = unsafe { object(which.0) };
@@ -194,6 +185,10 @@ fn point_of(which: Event) -> Option<Point> {
 impl Driver for VulkanDriver {
     fn facts(&self) -> &Facts {
         &self.core.physical.facts
+    }
+
+    fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     fn memory(&self) -> Result<(u64, u64)> {
@@ -366,17 +361,6 @@ impl Driver for VulkanDriver {
         KernelText::of(source, Language::Glsl)
     }
 
-    fn separate_entries(&self) -> bool {
-        true
-    }
-
-    fn plain_rows(&self) -> (u32, u32) {
-        match self.core.physical.passes_in_vectors {
-            true => VECTOR_BLOCK,
-            false => ROWS_BLOCK,
-        }
-    }
-
     fn compile(&self, name: &str, text: KernelText, options: &[String]) -> Result<Vec<u8>> {
         let mut options = options.to_vec();
         if let Some(lanes) = self.core.physical.subgroup() {
@@ -436,45 +420,12 @@ impl Driver for VulkanDriver {
         stream.record(|recorder, memory| recorder.launch(memory, bound, grid, params))
     }
 
-    fn runs_side_by_side(&self) -> bool {
-        true
-    }
-
     fn beside(&self, on: Stream) -> Result<()> {
         // SAFETY: a live stream.
         unsafe { stream(on) }.record(|recorder, _| {
             recorder.beside();
             Ok(())
         })
-    }
-
-    fn integer_dots(&self) -> bool {
-        match surroundings::rounding() {
-            Rounding::Never => false,
-            Rounding::WhereFast => self.core.physical.dots.accelerated,
-            Rounding::Always => self.core.physical.dots.native,
-        }
-    }
-
-    fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
-        let physical = &self.core.physical;
-        let there = product::multiplies(physical, spec.act) && physical.facts.max_shared_bytes >= TILES_SHARED_BYTES;
-        let takes = spec.kv == spec.act
-            && spec.head_dim.is_multiple_of(16)
-            && (16..=128).contains(&spec.head_dim)
-            && spec.block_size.is_multiple_of(32);
-        (there && takes && surroundings::matrix_attention_is_allowed()).then_some(ATTENTION_TILES)
-    }
-
-    fn unpack_from(&self) -> u32 {
-        9
-    }
-
-    fn product_from(&self, in_features: u32, out_features: u32) -> u32 {
-        match product::suits_few(in_features, out_features) {
-            true => 2,
-            false => 9,
-        }
     }
 
     fn begin_capture(&self, on: Stream) -> Result<()> {
@@ -502,15 +453,15 @@ impl Driver for VulkanDriver {
         let physical = &self.core.physical;
         let definitions = product::definitions(physical, spec)?;
         let there = product::tiles(&physical.wide, spec.act, true).iter().any(Tile::is_wide);
-        let wide = there && surroundings::wide_matrices_are_allowed();
-        let matrices = match wide.then(|| self.trusted_product(spec, &definitions, true)) {
+        let wide = there && env::wide_matrices_are_allowed();
+        let matrices = match wide.then(|| self.tested_product(spec, &definitions, true)) {
             // What is wrong in workgroups may be right in subgroups.
-            None | Some(Err(_)) => self.trusted_product(spec, &definitions, false)?,
+            None | Some(Err(_)) => self.tested_product(spec, &definitions, false)?,
             Some(Ok(matrices)) => matrices,
         };
-        let suits = product::suits_few(spec.in_features, spec.out_features);
+        let suits = product::takes_small_batches(spec.in_features, spec.out_features);
         Ok(Arc::new(Matrices {
-            few: matrices.few.filter(|_| suits),
+            small_batch: matrices.small_batch.filter(|_| suits),
             in_features: spec.in_features,
             out_features: spec.out_features,
             ..matrices

@@ -1,5 +1,5 @@
-//! The Vulkan loader and the one instance of this process. The loader is found at run time; the instance is never destroyed, because
-//! layers and drivers keep threads and destructors of their own that outlive any order of ours.
+//! The Vulkan loader and the one instance of this process. The loader is found at run time; the instance is never
+//! destroyed, because layers and drivers keep threads and destructors of their own that outlive any order of ours.
 
 use std::ffi::{CStr, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -7,8 +7,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use ash::vk;
 use halyard_platform_api::{Error, Result, Status};
 
+use crate::env;
 use crate::error::{Check, error};
-use crate::surroundings;
 
 const VALIDATION_LAYER: &CStr = c"VK_LAYER_KHRONOS_validation";
 /// Most messages that are kept: the first ones say what is wrong.
@@ -55,7 +55,7 @@ fn open() -> Result<Vulkan> {
             ),
         ));
     }
-    let validate = surroundings::validation_is_asked();
+    let validate = env::validation_is_asked();
     if validate {
         require_validation(&entry)?;
     }

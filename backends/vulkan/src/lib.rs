@@ -1,27 +1,29 @@
-//! The Vulkan platform: a [`Driver`](halyard_gpu::Driver) over the Vulkan loader, which is found at run time, with shaders compiled by a
-//! compiler that is linked in. It builds on machines without Vulkan, and where there is no device it says why.
+//! The Vulkan platform: a [`Driver`](halyard_gpu::Driver) over the Vulkan loader, which is found at run time, with
+//! shaders compiled by a compiler that is linked in. It builds on machines without Vulkan, and where there is no device
+//! it says why.
 
 mod bfloat16;
 mod compile;
 mod core;
 mod driver;
+mod env;
 mod error;
 mod instance;
 mod memory;
 mod params;
 mod physical;
 mod pipelines;
+mod policy;
 mod product;
 mod recorder;
 mod self_test;
 mod stream;
-mod surroundings;
 mod wide;
 
 #[cfg(test)]
 mod attention_variants;
 #[cfg(test)]
-mod few_variants;
+mod small_batch_variants;
 #[cfg(test)]
 mod variants;
 
@@ -56,7 +58,7 @@ impl Platform for VulkanPlatform {
         let physical = usable.swap_remove(index as usize);
         let info = info(&physical);
         let driver = Arc::new(VulkanDriver::open(physical)?);
-        Ok(GpuDevice::open(driver, info, surroundings::cache_folder())?)
+        Ok(GpuDevice::open(driver, info, env::cache_folder())?)
     }
 }
 

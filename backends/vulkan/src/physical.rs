@@ -1,5 +1,5 @@
-//! The physical devices: which can run the kernels, why others cannot, and the facts of each. GPUs come first, CPU devices last, so that
-//! device 0 is the fastest of its kind.
+//! The physical devices: which can run the kernels, why others cannot, and the facts of each. GPUs come first, CPU
+//! devices last, so that device 0 is the fastest of its kind.
 
 use std::ffi::{CStr, c_char};
 
@@ -8,9 +8,9 @@ use halyard_gpu::Facts;
 use halyard_platform_api::{Error, Result, Status};
 
 use crate::bfloat16;
+use crate::env;
 use crate::error::Check;
 use crate::instance::{Vulkan, version_name, vulkan};
-use crate::surroundings;
 use crate::wide;
 
 /// Lanes that kernels with subgroup operations are written for.
@@ -73,7 +73,8 @@ pub(crate) struct Physical {
 }
 
 impl Physical {
-    /// Whether every pipeline runs in full subgroups of `facts.warp_size` lanes, so that kernels may use subgroup operations.
+    /// Whether every pipeline runs in full subgroups of `facts.warp_size` lanes, so that kernels may use subgroup
+    /// operations.
     pub(crate) fn counts_on_subgroups(&self) -> bool {
         self.facts.warp_size == SUBGROUP && self.full_subgroups
     }
@@ -334,7 +335,7 @@ impl Properties {
         let vectors = full
             && control
             && self.plain.device_type == vk::PhysicalDeviceType::CPU
-            && !surroundings::gpu_kernels_are_asked()
+            && !env::gpu_kernels_are_asked()
             && (sizes.min_subgroup_size, sizes.max_subgroup_size) == (VECTOR, VECTOR)
             && (self.v11.subgroup_supported_operations).contains(Operations::BASIC | Operations::BALLOT);
         let full = full && self.v11.subgroup_supported_operations.contains(operations);

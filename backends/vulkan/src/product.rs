@@ -1,4 +1,5 @@
-//! Products of many tokens on cooperative matrices: an own kernel in the place where other platforms have the vendor's library.
+//! Products of many tokens on cooperative matrices: an own kernel in the place where other platforms have the vendor's
+//! library.
 
 use std::sync::Arc;
 
@@ -8,13 +9,13 @@ use halyard_kernels_gpu::{PRODUCT, PRODUCT_WIDE, Source};
 use halyard_platform_api::{DType, Error, Result};
 
 use crate::bfloat16;
-use crate::driver::stream;
 use crate::physical::Physical;
 use crate::pipelines::{FunctionCore, Pipelines};
+use crate::stream::stream;
 use crate::wide::Shape;
 
-/// Threads of a workgroup for few tokens.
-const FEW_THREADS: u32 = 256;
+/// Threads of a workgroup for a small batch.
+const SMALL_BATCH_THREADS: u32 = 256;
 
 /// A shape in which workgroups compute a product of many tokens.
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +29,8 @@ pub(crate) struct Tile {
     subgroups: Option<[u32; 2]>,
     /// Steps that lie in shared memory at a time; 0: the driver's matter.
     stages: u32,
-    /// How fast products are, in TFLOP/s on an H200, where every multiprocessor has two workgroups and where it has one: what counts is how the
-    /// shapes compare.
+    /// How fast products are, in TFLOP/s on an H200, where every multiprocessor has two workgroups and where it has
+    /// one: what counts is how the shapes compare.
     speeds: [u32; 2],
 }
 
@@ -96,7 +97,8 @@ impl Tile {
         [tokens.div_ceil(self.tokens), rows.div_ceil(self.rows)]
     }
 
-    /// How long a product takes, in no unit: multiprocessors take two workgroups at a time, and the last ones run alone where there are few.
+    /// How long a product takes, in no unit: multiprocessors take two workgroups at a time, and the last ones run alone
+    /// where there are few.
     fn cost(&self, tokens: u32, rows: u32, num_sms: u32) -> u64 {
         let ([down, across], sms) = (self.grid(tokens, rows).map(u64::from), u64::from(num_sms.max(1)));
         let area = u64::from(self.tokens) * u64::from(self.rows) * 1000;
@@ -111,7 +113,8 @@ impl Tile {
     }
 }
 
-/// The shapes for matrices of `act` on a device whose workgroups multiply `shapes`, which are looked at only where `wide` says so.
+/// The shapes for matrices of `act` on a device whose workgroups multiply `shapes`, which are looked at only where
+/// `wide` says so.
 pub(crate) fn tiles(shapes: &[Shape], act: DType, wide: bool) -> Vec<Tile> {
     let element = match act {
         DType::BF16 => bfloat16::COMPONENT,
@@ -128,10 +131,10 @@ pub(crate) fn tiles(shapes: &[Shape], act: DType, wide: bool) -> Vec<Tile> {
 }
 
 /// Tokens of a call for which weights are multiplied as they come, without tiles.
-pub(crate) const FEW_TOKENS: u32 = 16;
+pub(crate) const SMALL_BATCH_TOKENS: u32 = 16;
 /// Output rows of a workgroup then, and depths of a subgroup's step; matrices are whole multiples of both.
-const FEW_ROWS: u32 = 16;
-const FEW_DEPTHS: u32 = 64;
+pub(crate) const SMALL_BATCH_ROWS: u32 = 16;
+pub(crate) const SMALL_BATCH_DEPTHS: u32 = 64;
 
 /// The name of a type in the kernel.
 fn name(dtype: DType) -> Option<&'static str> {
@@ -180,9 +183,9 @@ pub(crate) fn definitions(physical: &Physical, spec: &ProductSpec) -> Result<[(&
     Ok([("ACT", act), ("OUT", out), ("ACCUMULATE", accumulate)])
 }
 
-/// Whether the kernel for few tokens takes such a matrix.
-pub(crate) fn suits_few(in_features: u32, out_features: u32) -> bool {
-    out_features.is_multiple_of(FEW_ROWS) && in_features.is_multiple_of(FEW_DEPTHS)
+/// Whether the kernel for small batches takes such a matrix.
+pub(crate) fn takes_small_batches(in_features: u32, out_features: u32) -> bool {
+    out_features.is_multiple_of(SMALL_BATCH_ROWS) && in_features.is_multiple_of(SMALL_BATCH_DEPTHS)
 }
 
 /// A product with a kernel for each tile.
@@ -191,8 +194,8 @@ pub(crate) struct Matrices {
     pub(crate) pipelines: Arc<Pipelines>,
     /// At least one.
     pub(crate) tiles: Vec<(Tile, Arc<FunctionCore>)>,
-    /// For few tokens, where the matrix suits it.
-    pub(crate) few: Option<Arc<FunctionCore>>,
+    /// For small batches, where the matrix suits it.
+    pub(crate) small_batch: Option<Arc<FunctionCore>>,
     pub(crate) in_features: u32,
     pub(crate) out_features: u32,
     pub(crate) num_sms: u32,
@@ -204,8 +207,10 @@ impl Product for Matrices {
     }
 
     unsafe fn run(&self, call: &ProductCall, _workspace: DevicePtr, on: Stream) -> Result<()> {
-        let (function, threads, grid) = match &self.few {
-            Some(few) if call.tokens <= FEW_TOKENS => (few, FEW_THREADS, [self.out_features / FEW_ROWS, 1]),
+        let (function, threads, grid) = match &self.small_batch {
+            Some(kernel) if call.tokens <= SMALL_BATCH_TOKENS => {
+                (kernel, SMALL_BATCH_THREADS, [self.out_features / SMALL_BATCH_ROWS, 1])
+            }
             _ => {
                 let cost = |tile: &Tile| tile.cost(call.tokens, self.out_features, self.num_sms);
                 let best = self.tiles.iter().min_by_key(|(tile, _)| cost(tile));
@@ -255,7 +260,8 @@ mod tests {
 
     #[test]
     fn what_is_left_over_costs_as_much_as_one_workgroup_or_two_on_each_multiprocessor() {
-        // The costs of `count` workgroups on ten multiprocessors, of which one alone and two together take a hundred and two hundred.
+        // The costs of `count` workgroups on ten multiprocessors, of which one alone and two together take a hundred
+        // and two hundred.
         let square = tile([64, 64, 64], 128, [2, 2], 2, [40_960, 40_960]);
         let cost = |tile: &Tile, count: u32| tile.cost(64 * count, 64, 10);
         for (count, expected) in [

@@ -1,20 +1,19 @@
-//! Products on matrix units against numbers computed here, before they are used: drivers and their compilers are young there, and a wrong
-//! product shows in nothing but the answers of a model. Small whole numbers, so that no sum depends on its order.
+//! Self-test of products on matrix units, against numbers computed here. Drivers and their compilers are young there,
+//! and a wrong product would show only as bad model output. Small whole numbers, so that no sum depends on its order.
 
-use halyard_gpu::trial::{TrialMemory, sum_at, value_of, weight_at, whole_numbers, x_at};
+use halyard_gpu::self_test::{SelfTestMemory, sum_at, value_of, weight_at, whole_numbers, x_at};
 use halyard_gpu::{Driver, Product, ProductCall, ProductSpec};
 use halyard_platform_api::{DType, Error, Result};
 
-use crate::driver::VulkanDriver;
 use crate::product::Matrices;
 
-/// Sizes of the product: whole tiles of every shape and parts of one on each side, three steps of the kernel for few tokens (some of its subgroups
-/// have none).
+/// Sizes of the product: whole tiles of every shape and parts of one on each side, three steps of the kernel for small
+/// batches (some of its subgroups have none).
 pub(crate) const IN_FEATURES: u32 = 192;
 pub(crate) const OUT_FEATURES: u32 = 304;
-/// Tokens of the calls, for few tokens and for tiles.
-const FEW_TOKENS: u32 = 5;
-const MANY_TOKENS: u32 = 150;
+/// Tokens of the calls, for the kernel of small batches and for tiles.
+const SMALL_BATCH: u32 = 5;
+const TILED_BATCH: u32 = 150;
 /// Depths of a second call on tiles: no whole number of any kernel's steps.
 const ODD_DEPTHS: u32 = 168;
 /// Values between rows of x and of the output.
@@ -39,34 +38,34 @@ fn tolerance(dtype: DType, value: f32) -> f32 {
 ///
 /// # Errors
 /// `Unsupported` with the first number that is wrong; what the device reports.
-pub(crate) fn check(driver: &VulkanDriver, product: &Matrices, spec: &ProductSpec) -> Result<()> {
-    check_one(driver, product, spec, FEW_TOKENS)?;
+pub(crate) fn check(driver: &dyn Driver, product: &Matrices, spec: &ProductSpec) -> Result<()> {
+    check_one(driver, product, spec, SMALL_BATCH)?;
     for tile in &product.tiles {
         let only = Matrices {
             tiles: vec![tile.clone()],
-            few: None,
+            small_batch: None,
             ..product.clone()
         };
-        check_one(driver, &only, spec, MANY_TOKENS)?;
+        check_one(driver, &only, spec, TILED_BATCH)?;
         let odd = Matrices {
             in_features: ODD_DEPTHS,
             ..only
         };
-        check_one(driver, &odd, spec, MANY_TOKENS)?;
+        check_one(driver, &odd, spec, TILED_BATCH)?;
     }
     Ok(())
 }
 
 /// Runs it on one of them.
-fn check_one(driver: &VulkanDriver, product: &Matrices, spec: &ProductSpec, tokens: u32) -> Result<()> {
+fn check_one(driver: &dyn Driver, product: &Matrices, spec: &ProductSpec, tokens: u32) -> Result<()> {
     let depths = product.in_features;
     let x = whole_numbers(spec.act, tokens, depths, PADDING, x_at);
     let weight = whole_numbers(spec.act, OUT_FEATURES, depths, 0, weight_at);
     let out = whole_numbers(spec.out, tokens, OUT_FEATURES, PADDING, before_at);
     let (x, weight, out) = (
-        TrialMemory::with(driver, &x)?,
-        TrialMemory::with(driver, &weight)?,
-        TrialMemory::with(driver, &out)?,
+        SelfTestMemory::with(driver, &x)?,
+        SelfTestMemory::with(driver, &weight)?,
+        SelfTestMemory::with(driver, &out)?,
     );
     let call = ProductCall {
         tokens,
@@ -115,7 +114,7 @@ fn compare(spec: &ProductSpec, tokens: u32, depths: u32, found: &[u8]) -> Result
 
 #[cfg(test)]
 mod tests {
-    use halyard_gpu::trial::whole_number;
+    use halyard_gpu::self_test::whole_number;
 
     use super::*;
 

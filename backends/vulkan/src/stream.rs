@@ -1,6 +1,6 @@
-//! Streams: commands gathered in command buffers and submitted in order to a device queue, with a timeline semaphore that counts the
-//! submits. Events are values of that semaphore. Several streams may share a queue: a wait always names a value that was submitted
-//! before it, so sharing cannot lock up.
+//! Streams: commands gathered in command buffers and submitted in order to a device queue, with a timeline semaphore
+//! that counts the submits. Events are values of that semaphore. Several streams may share a queue: a wait always names
+//! a value that was submitted before it, so sharing cannot lock up.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -359,7 +359,8 @@ impl Drop for StreamCore {
         let (semaphores, values) = ([self.timeline], [state.submitted]);
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         let device = &self.core.device;
-        // SAFETY: the last owner; what was submitted is waited for, unless the device is lost, and what was not never runs.
+        // SAFETY: the last owner; what was submitted is waited for, unless the device is lost, and what was not never
+        // runs.
         unsafe {
             let _ = device.wait_semaphores(&info, u64::MAX);
             if let Some(capture) = state.capture.take() {
@@ -376,4 +377,13 @@ impl Drop for StreamCore {
             }
         }
     }
+}
+
+/// The stream behind a handle.
+///
+/// # Safety
+/// The handle is a live stream's.
+pub(crate) unsafe fn stream<'a>(which: halyard_gpu::Stream) -> &'a StreamCore {
+    // SAFETY: as the caller promises.
+    unsafe { &*(which.0 as *const StreamCore) }
 }

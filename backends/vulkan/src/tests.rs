@@ -1,5 +1,5 @@
-//! The driver on whatever device there is: odd ends of fills and copies, order within and between streams, recordings, launches with
-//! parameters of any length. Skipped with the reason where there is no device.
+//! The driver on whatever device there is: odd ends of fills and copies, order within and between streams, recordings,
+//! launches with parameters of any length. Skipped with the reason where there is no device.
 
 use halyard_gpu::{DevicePtr, Driver, KernelText, Param, Pinned, Stream};
 use halyard_platform_api::{Result, Status};
@@ -307,7 +307,7 @@ fn commands_that_share_nothing_stand_side_by_side() {
     let barriers = || {
         let mut found = 0;
         // SAFETY: a live stream.
-        let core = unsafe { crate::driver::stream(stream) };
+        let core = unsafe { crate::stream::stream(stream) };
         core.record(|recorder, _| {
             found = recorder.barriers;
             Ok(())

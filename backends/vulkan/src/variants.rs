@@ -1,16 +1,17 @@
-//! Product kernels in every shape that is considered, one after another: right or wrong, and how fast. With `HALYARD_VULKAN_TABLES=1` at sizes that
-//! tell something, for people who tune them: `cargo test -p halyard-backend-vulkan --lib variants -- --nocapture --test-threads 1`.
+//! Product kernels in every shape that is considered, one after another: right or wrong, and how fast. With
+//! `HALYARD_VULKAN_TABLES=1` at sizes that tell something, for people who tune them: `cargo test -p
+//! halyard-backend-vulkan --lib variants -- --nocapture --test-threads 1`.
 
 use std::time::Instant;
 
-use halyard_gpu::trial::{TrialMemory, value_of, whole_numbers};
+use halyard_gpu::self_test::{SelfTestMemory, value_of, whole_numbers};
 use halyard_gpu::{DevicePtr, Driver, Function, KernelText, Param, ProductSpec, Stream};
 use halyard_kernels_gpu::{Language, Source};
 use halyard_platform_api::{DType, Error, Status};
 
 use crate::driver::VulkanDriver;
+use crate::env::{number, tables_are_asked};
 use crate::physical::{Physical, usable_devices};
-use crate::surroundings::{number, tables_are_asked};
 
 struct Variant {
     file: &'static str,
@@ -73,7 +74,7 @@ fn value(at: u64, salt: u64) -> i32 {
 
 /// Device memory that holds `bytes`.
 pub(crate) fn device_bytes(driver: &VulkanDriver, bytes: &[u8], on: Stream) -> DevicePtr {
-    let seen = TrialMemory::with(driver, bytes).expect("memory");
+    let seen = SelfTestMemory::with(driver, bytes).expect("memory");
     let device = driver.allocate(bytes.len() as u64).expect("memory");
     // SAFETY: both have that size.
     unsafe { driver.copy(device, seen.device(), bytes.len() as u64, on) }.expect("recorded");
@@ -137,7 +138,7 @@ fn every_variant_multiplies_right_and_so_fast() {
         let (x, w) = (matrix(tokens, 1 << 20), matrix(n, 3 << 30));
         let out_bytes = 2 * u64::from(tokens) * u64::from(n);
         let out = driver.allocate(out_bytes).expect("memory");
-        let seen = TrialMemory::with(&driver, &vec![0; out_bytes as usize]).expect("memory");
+        let seen = SelfTestMemory::with(&driver, &vec![0; out_bytes as usize]).expect("memory");
         for (index, variant) in VARIANTS.iter().enumerate().skip(first) {
             println!("variant {index}");
             let line = format!(

@@ -1,28 +1,27 @@
-//! The driver of one device: OpenCL behind the trait that GPU platforms share. Streams are in-order queues, events markers, addresses those of
-//! shared memory, graphs recordings made by the host.
+//! The driver of one device: OpenCL behind the trait that GPU platforms share. Streams are in-order queues, events
+//! markers, addresses those of shared memory, graphs recordings made by the host.
 
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use halyard_gpu::{
-    DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Product, ProductSpec,
-    Rounding, Source, Stream, Tiling,
+    DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Policy, Product, ProductSpec,
+    Source, Stream,
 };
-use halyard_kernels_gpu::{ATTENTION_TILES, Language};
-use halyard_platform_api::ops::Attention;
+use halyard_kernels_gpu::Language;
 use halyard_platform_api::{DType, Error, Result, Status, log};
 
 use crate::api::{self, Api, CommandBuffers, Handle, SUCCESS};
 use crate::compile::{Compiler, Program};
+use crate::env::rounding;
 use crate::error::check;
 use crate::facts::Found;
 use crate::library;
-use crate::matrix::Matrix;
 use crate::memory::Memory;
+use crate::policy::policy;
 use crate::recording::{Launch, Recording, Step, enqueue_launch};
 use crate::self_test;
 use crate::stream::{EventState, StreamState};
-use crate::surroundings::rounding;
 
 /// Largest pattern of a fill, bytes: runtimes write it in one piece.
 const PATTERN_BYTES: u64 = 16;
@@ -77,6 +76,7 @@ pub(crate) struct OpenClDriver {
     copy_rows: OnceLock<Result<[Function; 2]>>,
     /// What tests of matrix units have shown, by the type of their operands.
     tested: Mutex<Vec<(DType, Result<()>)>>,
+    policy: Policy,
     found: Found,
     api: &'static Api,
 }
@@ -124,6 +124,7 @@ impl OpenClDriver {
             buffers,
             copy_rows: OnceLock::new(),
             tested: Mutex::default(),
+            policy: policy(found.matrix, found.dots, rounding()),
             found,
             api,
         })
@@ -200,29 +201,6 @@ impl OpenClDriver {
         Ok(())
     }
 
-    /// Matrix units for operands of a type, if there are any and their products are right: tested once.
-    ///
-    /// # Errors
-    /// `Unsupported` with the reason why they are not used; `None`: there is nothing to say.
-    fn trusted(&self, dtype: DType) -> Result<Option<Matrix>> {
-        let Some(matrix) = self.found.matrix else {
-            return Ok(None);
-        };
-        let mut tested = self.tested.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = tested.iter().find(|(known, _)| *known == dtype);
-        let outcome = known.map(|(_, outcome)| outcome.clone()).unwrap_or_else(|| {
-            let outcome = self_test::check(self, dtype, &matrix.tiling());
-            let what = format!("{}: products of {dtype:?} on matrix units", self.found.facts.name);
-            match &outcome {
-                Ok(()) => log::debug("xpu", &format!("{what}: tested, and right")),
-                Err(why) => log::warn("xpu", &format!("{what}: {}; others run instead", why.message)),
-            }
-            tested.push((dtype, outcome.clone()));
-            outcome
-        });
-        outcome.map(|()| Some(matrix))
-    }
-
     /// The kernels that copy rows: of 16-byte units, of bytes.
     fn copy_rows(&self) -> Result<[Function; 2]> {
         let make = || {
@@ -256,6 +234,10 @@ fn named(entry: &Entry, grid: [u32; 3], block: [u32; 3], error: Error) -> Error 
 impl Driver for OpenClDriver {
     fn facts(&self) -> &Facts {
         &self.found.facts
+    }
+
+    fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     fn memory(&self) -> Result<(u64, u64)> {
@@ -417,29 +399,22 @@ impl Driver for OpenClDriver {
         check(call, code)
     }
 
-    fn integer_dots(&self) -> bool {
-        match rounding() {
-            Rounding::Never => false,
-            Rounding::WhereFast => self.found.dots.accelerated,
-            Rounding::Always => true,
-        }
-    }
-
-    fn tiling(&self, act: DType, weight: DType) -> Tiling {
-        let trusted = match Matrix::takes(act, weight) {
-            true => self.trusted(act),
-            false => Ok(None),
+    fn self_test_matrix_units(&self, dtype: DType) -> Result<()> {
+        let Some(matrix) = self.found.matrix else {
+            return Err(Error::unsupported("this device has no matrix units"));
         };
-        match trusted {
-            Ok(Some(matrix)) => matrix.tiling(),
-            Ok(None) => Tiling::plain("in f32"),
-            Err(why) => Tiling::plain(&format!("in f32, as matrix units failed their test ({})", why.message)),
+        let mut tested = self.tested.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, outcome)) = tested.iter().find(|(known, _)| *known == dtype) {
+            return outcome.clone();
         }
-    }
-
-    fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
-        let there = Matrix::attends(spec) && matches!(self.trusted(spec.act), Ok(Some(_)));
-        there.then_some(ATTENTION_TILES)
+        let outcome = self_test::check(self, dtype, &matrix.tiling());
+        let what = format!("{}: products of {dtype:?} on matrix units", self.found.facts.name);
+        match &outcome {
+            Ok(()) => log::debug("xpu", &format!("{what}: tested, and right")),
+            Err(why) => log::warn("xpu", &format!("{what}: {}; others run instead", why.message)),
+        }
+        tested.push((dtype, outcome.clone()));
+        outcome
     }
 
     fn kernel_text(&self, source: Source) -> Result<KernelText> {

@@ -1,4 +1,5 @@
-//! The devices that the runtimes show: which can run the shared kernels, which cannot and why, and the facts of each. Opens none.
+//! The devices that the runtimes show: which can run the shared kernels, which cannot and why, and the facts of each.
+//! Opens none.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,10 +7,10 @@ use halyard_gpu::{Facts, no_such_device};
 use halyard_platform_api::{Error, Result, Status};
 
 use crate::api::{self, Api, Handle, SUCCESS};
+use crate::env;
 use crate::error::{DEVICE_NOT_FOUND, PLATFORM_NOT_FOUND, check};
 use crate::library::{self, REMEDY};
 use crate::matrix::{self, Matrix};
-use crate::surroundings;
 
 /// pocl's name as a platform.
 const POCL: &str = "Portable Computing Language";
@@ -28,7 +29,8 @@ const COMMAND_BUFFER_QUEUE_PROPERTIES: u32 = 0x12AA;
 /// `CL_DEVICE_INTEGER_DOT_PRODUCT_CAPABILITIES_KHR`; bit 0: of four bytes in a word.
 const INTEGER_DOT_PRODUCT_CAPABILITIES: u32 = 0x1073;
 const INTEGER_DOT_PRODUCT_PACKED: u64 = 1;
-/// `CL_DEVICE_INTEGER_DOT_PRODUCT_ACCELERATION_PROPERTIES_4x8BIT_PACKED_KHR`: six truth values, the first of signed bytes.
+/// `CL_DEVICE_INTEGER_DOT_PRODUCT_ACCELERATION_PROPERTIES_4x8BIT_PACKED_KHR`: six truth values, the first of signed
+/// bytes.
 const INTEGER_DOT_PRODUCT_ACCELERATION: u32 = 0x1075;
 
 /// What a device says of sums of four products of signed bytes.
@@ -42,7 +44,8 @@ pub(crate) struct Dots {
 
 /// `CL_DEVICE_SUB_GROUP_SIZES_INTEL`: sizes that kernels may require.
 const SUB_GROUP_SIZES: u32 = 0x4108;
-/// Subgroup sizes that kernels are written for, the better first: of Intel's GPUs the wider leaves a work-item half the registers.
+/// Subgroup sizes that kernels are written for, the better first: of Intel's GPUs the wider leaves a work-item half the
+/// registers.
 const SUBGROUPS: [u32; 2] = [16, 32];
 
 /// Which allocations kernels are given addresses of.
@@ -187,24 +190,20 @@ fn usable_device(api: &Api, platform: Handle, device: Handle) -> Result<Found> {
         "{platform_name} {}",
         api.platform_text(platform, api::PLATFORM_VERSION)?
     );
-    // Intel's runtime on processors keeps some 60 KB of each enqueued command buffer for good (2026.2, a decode step of a tiny model; pocl keeps
-    // nothing): there the host replays.
+    // Intel's runtime on processors keeps some 60 KB of each enqueued command buffer for good (2026.2, a decode step of
+    // a tiny model; pocl keeps nothing): there the host replays.
     let keeps_commands = is_cpu && platform_name.starts_with("Intel");
     let command_buffers = has("cl_khr_command_buffer")
         && !keeps_commands
         && number(COMMAND_BUFFER_CAPABILITIES) & SIMULTANEOUS_USE != 0
         && number(COMMAND_BUFFER_QUEUE_PROPERTIES) == 0;
-    let for_cpu = is_cpu && !surroundings::gpu_kernels_are_asked();
+    let for_cpu = is_cpu && !env::gpu_kernels_are_asked();
     let sizes = match has("cl_intel_required_subgroup_size") && major(&version) >= 3 {
         true => api.sizes(device, SUB_GROUP_SIZES),
         false => Vec::new(),
     };
-    let subgroup = chosen_subgroup(surroundings::subgroup(), &sizes, for_cpu);
-    let matrix = Matrix::chosen(
-        matrix::EXTENSIONS.iter().all(|one| has(one)),
-        &sizes,
-        surroundings::matrix(),
-    );
+    let subgroup = chosen_subgroup(env::subgroup(), &sizes, for_cpu);
+    let matrix = Matrix::chosen(matrix::EXTENSIONS.iter().all(|one| has(one)), &sizes, env::matrix());
     let facts = Facts {
         detail: detail(&runtime, &driver, addressing, command_buffers, subgroup, matrix),
         arch: format!("{name}, {version}, driver {driver}, subgroups {subgroup:?}, {matrix:?}, processor {for_cpu}"),
@@ -246,8 +245,8 @@ fn major(version: &str) -> u32 {
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// The subgroup size to require among those that the device offers: the one asked for, else the best for a GPU. (A processor's subgroups are
-/// loops over vectors: its kernels do not gain.)
+/// The subgroup size to require among those that the device offers: the one asked for, else the best for a GPU. (A
+/// processor's subgroups are loops over vectors: its kernels do not gain.)
 fn chosen_subgroup(asked: Option<u32>, offered: &[u64], for_cpu: bool) -> Option<u32> {
     let fits = |size: &u32| offered.contains(&u64::from(*size));
     match asked {

@@ -1,18 +1,20 @@
-//! The XPU platform: a [`Driver`](halyard_gpu::Driver) over OpenCL, whose loader library is found at run time, for Intel GPUs and for every other
-//! device whose runtime gives kernels addresses. It builds on machines without OpenCL, and where there is no device it says why.
+//! The XPU platform: a [`Driver`](halyard_gpu::Driver) over OpenCL, whose loader library is found at run time, for
+//! Intel GPUs and for every other device whose runtime gives kernels addresses. It builds on machines without OpenCL,
+//! and where there is no device it says why.
 
 mod api;
 mod compile;
 mod driver;
+mod env;
 mod error;
 mod facts;
 mod library;
 mod matrix;
 mod memory;
+mod policy;
 mod recording;
 mod self_test;
 mod stream;
-mod surroundings;
 
 use std::sync::Arc;
 
@@ -57,7 +59,7 @@ impl Platform for XpuPlatform {
         let found = facts::device(index)?;
         let info = info(&found);
         let driver = Arc::new(OpenClDriver::open(found)?);
-        Ok(GpuDevice::open(driver, info, surroundings::cache_folder())?)
+        Ok(GpuDevice::open(driver, info, env::cache_folder())?)
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use halyard_platform_api::{Error, Result, Status};
 
 use crate::api::Api;
-use crate::surroundings::named_library_folders;
+use crate::env::named_library_folders;
 
 /// Names of the library, the one of run-time packages first.
 const NAMES: [&str; 2] = ["libOpenCL.so.1", "libOpenCL.so"];

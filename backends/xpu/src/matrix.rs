@@ -1,9 +1,8 @@
 //! Matrix units: which devices have them, what kernels on them are compiled with, and the shapes of their launches.
 
-use halyard_gpu::{Tile, Tiling};
+use halyard_gpu::{AttentionTiles, Tile, Tiling};
 use halyard_kernels_gpu::ATTENTION_TILES;
 use halyard_platform_api::DType;
-use halyard_platform_api::ops::Attention;
 
 /// What a device's extensions must hold: the products, and block reads of words and half words.
 pub(crate) const EXTENSIONS: [&str; 3] = [
@@ -37,8 +36,8 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
-    /// What a device of these subgroup sizes uses: its own units, which work in its smallest subgroups, else what is asked for, if it has subgroups
-    /// of that size. `Some(0)` asks for none.
+    /// What a device of these subgroup sizes uses: its own units, which work in its smallest subgroups, else what is
+    /// asked for, if it has subgroups of that size. `Some(0)` asks for none.
     pub(crate) fn chosen(has_units: bool, sizes: &[u64], asked: Option<u32>) -> Option<Matrix> {
         let known = |lanes: &u32| [8, 16].contains(lanes) && sizes.contains(&u64::from(*lanes));
         match (asked, has_units) {
@@ -61,11 +60,6 @@ impl Matrix {
         format!("{kind} of {} columns", self.lanes)
     }
 
-    /// Whether products take a type.
-    pub(crate) fn takes(act: DType, weight: DType) -> bool {
-        [DType::F16, DType::BF16].contains(&act) && weight == act
-    }
-
     /// `linear_tiled` on matrix units.
     pub(crate) fn tiling(self) -> Tiling {
         Tiling {
@@ -75,10 +69,15 @@ impl Matrix {
         }
     }
 
-    /// Whether `attention_tiles.cl` takes such heads.
-    pub(crate) fn attends(spec: &Attention) -> bool {
-        let sizes = spec.head_dim.is_multiple_of(16) && (16..=128).contains(&spec.head_dim);
-        Matrix::takes(spec.act, spec.kv) && sizes && spec.block_size.is_multiple_of(8)
+    /// `attention_tiles.cl`.
+    pub(crate) fn attention_tiles(self) -> AttentionTiles {
+        AttentionTiles {
+            source: ATTENTION_TILES,
+            types: vec![DType::F16, DType::BF16],
+            head_dim_step: 16,
+            max_head_dim: 128,
+            block_step: 8,
+        }
     }
 
     /// Whether a kernel file is to be compiled for matrix units, and what that adds to its options.

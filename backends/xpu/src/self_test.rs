@@ -1,12 +1,10 @@
-//! Products on matrix units against numbers computed here, before they are used: which lane brings what is known from documents alone, and a wrong
-//! product shows in nothing but the answers of a model. Small whole numbers, so that no sum depends on its order.
+//! Self-test of products on matrix units, against numbers computed here. The lane layout is known from documents only,
+//! and a wrong product would show only as bad model output. Small whole numbers, so that no sum depends on its order.
 
-use halyard_gpu::trial::{TrialMemory, sum_at, weight_at, whole_numbers, x_at};
+use halyard_gpu::self_test::{SelfTestMemory, sum_at, weight_at, whole_numbers, x_at};
 use halyard_gpu::{Driver, Param, Tiling};
 use halyard_kernels_gpu::LINEAR_TILED;
 use halyard_platform_api::{DType, Error, Result};
-
-use crate::driver::OpenClDriver;
 
 /// Sizes of the product: no whole number of tiles; whole block reads, a rest of 16 depths and one of fewer.
 const TOKENS: u32 = 70;
@@ -21,7 +19,7 @@ const BEFORE: f32 = 77.0;
 ///
 /// # Errors
 /// `Unsupported` with the first number that is wrong, or the compiler's words; what the device reports.
-pub(crate) fn check(driver: &OpenClDriver, dtype: DType, tiling: &Tiling) -> Result<()> {
+pub(crate) fn check(driver: &dyn Driver, dtype: DType, tiling: &Tiling) -> Result<()> {
     let source = LINEAR_TILED;
     let name = if dtype == DType::BF16 { "bf16" } else { "f16" };
     let mut options = [("ACT", name), ("WEIGHT", name), ("OUT", "f32"), ("EPILOGUE", "0")]
@@ -30,11 +28,11 @@ pub(crate) fn check(driver: &OpenClDriver, dtype: DType, tiling: &Tiling) -> Res
     options.extend(tiling.define.as_ref().map(|(name, value)| format!("-D{name}={value}")));
     let image = driver.compile(source.name, driver.kernel_text(source)?, &options)?;
     let function = driver.function(driver.load(&image)?, source.name, 0)?;
-    let x = TrialMemory::with(driver, &whole_numbers(dtype, TOKENS, IN_FEATURES, PADDING, x_at))?;
-    let weight = TrialMemory::with(driver, &whole_numbers(dtype, OUT_FEATURES, IN_FEATURES, 0, weight_at))?;
+    let x = SelfTestMemory::with(driver, &whole_numbers(dtype, TOKENS, IN_FEATURES, PADDING, x_at))?;
+    let weight = SelfTestMemory::with(driver, &whole_numbers(dtype, OUT_FEATURES, IN_FEATURES, 0, weight_at))?;
     let pitch = OUT_FEATURES + PADDING;
     for tile in tiling.tiles {
-        let out = TrialMemory::with(driver, &BEFORE.to_le_bytes().repeat((TOKENS * pitch) as usize))?;
+        let out = SelfTestMemory::with(driver, &BEFORE.to_le_bytes().repeat((TOKENS * pitch) as usize))?;
         let params = [
             Param::Ptr(x.device()),
             Param::Ptr(weight.device()),
@@ -50,7 +48,8 @@ pub(crate) fn check(driver: &OpenClDriver, dtype: DType, tiling: &Tiling) -> Res
         ];
         let grid = [OUT_FEATURES.div_ceil(64), TOKENS.div_ceil(tile.tokens), 1];
         let stream = driver.create_stream()?;
-        // SAFETY: the parameters of `linear_tiled`; memory of their sizes that lives until the stream has been waited for.
+        // SAFETY: the parameters of `linear_tiled`; memory of their sizes that lives until the stream has been waited
+        // for.
         let ran = unsafe { driver.launch(function, grid, [tile.threads, 1, 1], 0, &params, false, stream) };
         let ran = ran.and_then(|()| driver.synchronize(stream));
         // SAFETY: nothing uses it any more.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use halyard_gpu::{Driver, Modules, Preparation, trial};
+use halyard_gpu::{Driver, Modules, Preparation, attention_self_test};
 use halyard_kernels_gpu::ATTENTION_PLAIN;
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Error, Status};
@@ -32,7 +32,8 @@ fn expected(before: &[u8], source: &[u8], at: usize, pitches: [usize; 2], [width
     all
 }
 
-/// By 16 bytes and byte by byte, rows closer and farther apart on either side, one row, and rows longer than a launch is wide.
+/// By 16 bytes and byte by byte, rows closer and farther apart on either side, one row, and rows longer than a launch
+/// is wide.
 #[test]
 fn rows_are_copied_from_one_pitch_to_another() {
     const BYTES: usize = 1 << 20;
@@ -85,7 +86,8 @@ fn rows_are_copied_from_one_pitch_to_another() {
     }
 }
 
-/// A kernel that leaves out tokens is not taken for attention on matrix units, nor one that reads blocks of another size.
+/// A kernel that leaves out tokens is not taken for attention on matrix units, nor one that reads blocks of another
+/// size.
 #[test]
 fn wrong_attention_is_refused_and_its_function_not_used() {
     let Some(driver) = driver() else { return };
@@ -118,23 +120,23 @@ fn wrong_attention_is_refused_and_its_function_not_used() {
         max_kv_len: 64,
     };
     // In the grid of tiles the plain kernel does two tokens of all, and they are right.
-    let error = trial::attention(&*driver, function, function, &spec).expect_err("most tokens are left out");
+    let error = attention_self_test(&*driver, function, function, &spec).expect_err("most tokens are left out");
     assert!(
         error.message.starts_with("token 2 has -15 in place 0 of head 0"),
         "{error}"
     );
-    let error = trial::attention(&*driver, function, other, &spec).expect_err("the blocks are others");
+    let error = attention_self_test(&*driver, function, other, &spec).expect_err("the blocks are others");
     assert!(error.message.starts_with("token 0 has "), "{error}");
 
     let refused = |function| {
-        cx.trusted(function, "a test", |function| {
-            trial::attention(&*driver, function, function, &spec)
+        cx.self_test(function, "a test", |function| {
+            attention_self_test(&*driver, function, function, &spec)
         })
     };
     assert_eq!((refused(function), refused(function)), (None, None));
-    let right = cx.trusted(other, "a test", |_| Ok(()));
+    let right = cx.self_test(other, "a test", |_| Ok(()));
     assert_eq!(right, Some(other));
-    let once = cx.trusted(other, "a test", |_| {
+    let once = cx.self_test(other, "a test", |_| {
         Err(Error::unsupported("a function is tested once"))
     });
     assert_eq!(once, Some(other));

@@ -12,27 +12,9 @@ use crate::tree::SourceFile;
 pub const LEFT: &[(&str, &[&str])] = &[
     ("backends/cpu", &["communicator", "device", "queue"]),
     ("backends/cpu", &["kernel", "objects", "view"]),
-    ("backends/cuda", &["driver", "facts", "product", "tuning"]),
     (
         "backends/gpu",
         &["commands", "communicator", "device", "objects", "queue"],
-    ),
-    ("backends/gpu", &["driver", "encoding", "ranks", "view"]),
-    ("backends/gpu", &["ops::attention::plain", "ops::attention::trial"]),
-    (
-        "backends/gpu",
-        &[
-            "ops::linear",
-            "ops::linear::dots",
-            "ops::linear::eight_bit",
-            "ops::linear::library",
-            "ops::linear::plain",
-            "ops::linear::quantized",
-            "ops::linear::scaled",
-            "ops::linear::scaled_tile",
-            "ops::linear::small",
-            "ops::linear::tiled",
-        ],
     ),
     (
         "backends/gpu",
@@ -53,8 +35,6 @@ pub const LEFT: &[(&str, &[&str])] = &[
         ],
     ),
     ("backends/rocm", &["error", "hip"]),
-    ("backends/vulkan", &["driver", "product", "self_test"]),
-    ("backends/xpu", &["driver", "self_test"]),
     ("kernels/cpu", &["act", "pack", "simd"]),
     ("kernels/cpu", &["attention", "attention_bf16"]),
     ("plugins/stat-logger-otlp", &["", "instruments", "spans"]),

@@ -1,17 +1,19 @@
-//! rope → kv_write → attention of a layer as one op, with the per-head norms of q and k before them where a model has those.
+//! rope → kv_write → attention of a layer as one op, with the per-head norms of q and k before them where a model has
+//! those.
 //!
-//! One token a sequence, on matrix units: one launch, in which the decode kernel norms and rotates q and k itself, and stores the new keys
-//! and values. That leaves q and k as they were, so it needs a program that says that nobody reads them afterwards. Other calls take a
-//! launch that norms, rotates in place and stores, and then attention's own. Operands that are no neighbouring slices of one product run
-//! the region's ops one after another.
+//! One token a sequence, on matrix units: one launch, in which the decode kernel norms and rotates q and k itself, and
+//! stores the new keys and values. That leaves q and k as they were, so it needs a program that says that nobody reads
+//! them afterwards. Other calls take a launch that norms, rotates in place and stores, and then attention's own.
+//! Operands that are no neighbouring slices of one product run the region's ops one after another.
 
 use halyard_kernels_gpu as kernels;
 use halyard_platform_api::ops::{Attention, KvWrite, RmsNorm, Rope, RopeStyle};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{Error, OpSpec, Program, Result};
 
-use super::attention::decode::{Decode, Form, Turn, TurnCall};
-use super::attention::{AttentionKernel, Call, borrowed, cache_args, cache_defines, heads_args};
+use super::attention::decode::{Decode, Form, FusedRope, RopeCall};
+use super::attention::{AttentionKernel, Call, cache_args, cache_defines, heads_args};
+use super::names::borrowed;
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Preparation};
@@ -42,7 +44,7 @@ pub(crate) fn build(program: &Program) -> Result<Box<dyn Kernel>> {
         attention: AttentionKernel::new(&region.attention)?,
         region,
         num_tensors: program.tensors.len(),
-        turn_and_store: None,
+        rope_and_store: None,
         decode: None,
     }))
 }
@@ -69,7 +71,7 @@ struct Region {
     /// Operands of the attention node.
     attended: Vec<u16>,
     /// Nobody reads the rotated q and k afterwards.
-    turned_is_internal: bool,
+    qk_is_internal: bool,
 }
 
 impl Region {
@@ -127,7 +129,7 @@ impl Region {
             k,
             v,
             slots,
-            turned_is_internal: [q, k, qk].into_iter().all(internal),
+            qk_is_internal: [q, k, qk].into_iter().all(internal),
             attended,
         })
     }
@@ -149,7 +151,7 @@ struct FusedAttention {
     /// The nodes before attention, each with its operands.
     parts: Vec<(Box<dyn Kernel>, Vec<u16>)>,
     attention: AttentionKernel,
-    turn_and_store: Option<Function>,
+    rope_and_store: Option<Function>,
     decode: Option<Decode>,
 }
 
@@ -180,7 +182,7 @@ impl FusedAttention {
     }
 
     /// Norms and rotates q and k in place and stores k and v: one launch.
-    fn encode_turn_and_store(&self, encoding: &mut Encoding, function: Function, operands: &[View], cache: &View) {
+    fn encode_rope_and_store(&self, encoding: &mut Encoding, function: Function, operands: &[View], cache: &View) {
         let region = &self.region;
         let at = |t: u16| &operands[usize::from(t)];
         let [q_norm, k_norm] = self.norm_values(operands);
@@ -221,10 +223,10 @@ impl Kernel for FusedAttention {
         defines.push(("ROTARY_DIM", region.rope.rotary_dim.to_string()));
         defines.push(("INTERLEAVED", interleaved.to_string()));
         defines.push(("NORM", u32::from(region.norms.is_some()).to_string()));
-        self.turn_and_store = Some(cx.function(kernels::KV_WRITE, &borrowed(&defines), "rope_kv_write", 0)?);
-        let turn = Turn::of(&region.rope, region.norms.is_some()).filter(|_| region.turned_is_internal);
-        self.decode = match Form::of(&region.attention).zip(turn) {
-            Some((form, turn)) => Decode::prepare(cx, &form.turning(turn))?,
+        self.rope_and_store = Some(cx.function(kernels::KV_WRITE, &borrowed(&defines), "rope_kv_write", 0)?);
+        let rope = FusedRope::of(&region.rope, region.norms.is_some()).filter(|_| region.qk_is_internal);
+        self.decode = match Form::of(&region.attention).zip(rope) {
+            Some((form, rope)) => Decode::prepare(cx, &form.with_rope(rope))?,
             None => None,
         };
         Ok(())
@@ -249,7 +251,7 @@ impl Kernel for FusedAttention {
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
-        let (region, Some(turn_and_store)) = (&self.region, self.turn_and_store) else {
+        let (region, Some(rope_and_store)) = (&self.region, self.rope_and_store) else {
             return Err(Error::invalid(
                 "rope, kv_write and attention were encoded before they were prepared",
             ));
@@ -276,7 +278,7 @@ impl Kernel for FusedAttention {
             return self.attention.encode_call(encoding, &call);
         }
         let [q_norm, k_norm] = self.norm_values(operands);
-        let turn = TurnCall {
+        let rope = RopeCall {
             k: at(region.k),
             v: at(region.v),
             positions: at(region.positions),
@@ -290,11 +292,11 @@ impl Kernel for FusedAttention {
         }
         self.attention.check_bounds(&call)?;
         match &self.decode {
-            Some(decode) if call.q.len() == call.step_rows.len() && decode.takes(&call, &turn) => {
-                decode.encode_turning(encoding, &call, &turn)
+            Some(decode) if call.q.len() == call.step_rows.len() && decode.takes(&call, &rope) => {
+                decode.encode_with_rope(encoding, &call, &rope)
             }
             _ => {
-                self.encode_turn_and_store(encoding, turn_and_store, operands, &call.cache);
+                self.encode_rope_and_store(encoding, rope_and_store, operands, &call.cache);
                 self.attention.encode_call(encoding, &call)
             }
         }

@@ -1,15 +1,16 @@
-//! The norm before a projection, and the gating after it, in the projection's own kernel: rms_norm → linear(s) (→ silu_mul or gelu_mul).
+//! The norm before a projection, and the gating after it, in the projection's own kernel: rms_norm → linear(s) (→
+//! silu_mul or gelu_mul).
 //!
-//! Few bf16 tokens take one launch a projection, where the program says that nobody else reads what lies between. All other calls, types and formats
-//! run the region's ops one after another, as they would have run unclaimed, over the same packed weights.
+//! Small batches in bf16 take one launch a projection, where the program says that nobody else reads what lies between.
+//! All other calls, types and formats run the region's ops one after another, as they would have run unclaimed, over
+//! the same packed weights.
 
 use halyard_platform_api::ops::{self, Epilogue};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{DType, Error, Node, OpSpec, Program, Result};
 
-use super::linear::{
-    Fusion, Held, Linear, ScaledSmall, Small, SmallCall, gelu_code, rows_aligned, scaled_tokens, scales_at,
-};
+use super::linear::{Fusion, Linear, SmallBatch, SmallBatchCall, WeightLayout, rows_aligned, scales_at};
+use super::names::gelu_code;
 use crate::driver::DevicePtr;
 use crate::encoding::Encoding;
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
@@ -30,7 +31,7 @@ pub(crate) fn build(program: &Program) -> Result<Box<dyn Kernel>> {
     let plan = Plan::of(program);
     let part = |node: &Node| -> Result<Box<dyn Kernel>> {
         match &node.spec {
-            OpSpec::Linear(op) if plan.is_some() => Ok(Box::new(Linear::of_many_tokens(op)?)),
+            OpSpec::Linear(op) if plan.is_some() => Ok(Box::new(Linear::of_a_composite(op)?)),
             spec => super::build(spec),
         }
     };
@@ -39,7 +40,7 @@ pub(crate) fn build(program: &Program) -> Result<Box<dyn Kernel>> {
         operands: program.nodes.iter().map(|node| node.operands.clone()).collect(),
         num_tensors: program.tensors.len(),
         plan,
-        small: Vec::new(),
+        small_batches: Vec::new(),
     }))
 }
 
@@ -91,7 +92,7 @@ fn gate_of(spec: &OpSpec) -> Option<(u32, DType, &'static str)> {
 struct Step {
     /// The linear whose block shape it takes; out_features counts output values.
     op: ops::Linear,
-    held: Held,
+    layout: WeightLayout,
     gate: &'static str,
     weight: u16,
     bias: u16,
@@ -144,13 +145,14 @@ impl Plan {
         let mut steps = Vec::new();
         for node in linears {
             let OpSpec::Linear(op) = &node.spec else { return None };
-            let held = Held::of(op);
-            if !matches!(held, Held::Plain(DType::BF16) | Held::Scaled) || !held.fits(op) {
+            let layout = WeightLayout::of(op);
+            let known = matches!(layout, WeightLayout::Plain(DType::BF16) | WeightLayout::Scaled);
+            if !known || !layout.takes_small_batches(op) {
                 return None;
             }
             steps.push(Step {
                 op: op.clone(),
-                held,
+                layout,
                 gate: "0",
                 weight: node.operands[1],
                 bias: node.operands[2],
@@ -227,53 +229,25 @@ struct Fused {
     num_tensors: usize,
     plan: Option<Plan>,
     /// Compiled, one a step of the plan.
-    small: Vec<Few>,
+    small_batches: Vec<SmallBatch>,
 }
 
-/// A step's kernel.
-enum Few {
-    Plain(Small),
-    /// And up to how many tokens.
-    Scaled(ScaledSmall, u32),
-}
-
-impl Few {
-    fn prepare(cx: &Preparation<'_>, step: &Step) -> Result<Few> {
-        let fusion = Fusion {
-            norm: true,
-            gate: step.gate,
-        };
-        Ok(match step.held {
-            Held::Scaled => Few::Scaled(ScaledSmall::prepare(cx, &step.op, &fusion)?, scaled_tokens(&step.op)),
-            _ => Few::Plain(Small::prepare(cx, &step.op, &fusion)?),
-        })
-    }
-
-    /// Whether a call of this many tokens beats the parts.
-    fn pays(&self, tokens: u32) -> bool {
-        match self {
-            Few::Plain(small) => tokens <= small.own_tokens() && small.takes(tokens),
-            Few::Scaled(_, most) => tokens <= *most,
-        }
-    }
-
-    fn encode(&self, encoding: &mut Encoding, call: &SmallCall) {
-        match self {
-            Few::Plain(small) => small.encode(encoding, call),
-            Few::Scaled(small, _) => small.encode(encoding, call),
-        }
-    }
+/// Most tokens for which a step's launch beats its parts.
+fn most_tokens(step: &Step) -> u32 {
+    SmallBatch::most_tokens(&step.op, step.layout, step.gate != "0")
 }
 
 impl Fused {
     /// The launches of a call, or `None` where its parts must run. Depends on shapes, strides and addresses only.
-    fn calls(&self, tensors: &[View]) -> Option<Vec<SmallCall>> {
+    fn calls(&self, tensors: &[View]) -> Option<Vec<SmallBatchCall>> {
         let plan = self.plan.as_ref()?;
         let view = |t: u16| tensors.get(usize::from(t)).copied().unwrap_or(View::NONE);
         let (x, norm) = (view(plan.x), view(plan.norm));
         let tokens = x.len();
         let plain = x.rank == 2 && x.is_inner_contiguous() && rows_aligned(&x, 16) && norm.ptr.is_multiple_of(16);
-        if self.small.is_empty() || !self.small.iter().all(|small| small.pays(tokens)) || !plain {
+        let pays = plan.steps.iter().all(|step| tokens <= most_tokens(step))
+            && self.small_batches.iter().all(|kernel| kernel.takes_tokens(tokens));
+        if !pays || !plain {
             return None;
         }
         let one = |step: &Step| {
@@ -291,8 +265,8 @@ impl Fused {
                     (weight, if bias == 0 { 0 } else { bias + 4 * n }, n)
                 }
             };
-            let (scale, scale_up, row_bytes) = match step.held {
-                Held::Scaled => {
+            let (scale, scale_up, row_bytes) = match step.layout {
+                WeightLayout::Scaled => {
                     let scales = scales_at(n + above, k);
                     (weight + scales, weight_up + scales + 4 * above, k)
                 }
@@ -300,7 +274,7 @@ impl Fused {
             };
             let weight_up = weight_up + above * row_bytes;
             let contiguous = out.is_inner_contiguous() && (residual.is_none() || residual.is_inner_contiguous());
-            contiguous.then_some(SmallCall {
+            contiguous.then_some(SmallBatchCall {
                 x,
                 weight,
                 weight_up,
@@ -333,15 +307,12 @@ impl Kernel for Fused {
         for part in &mut self.parts {
             part.prepare(cx)?;
         }
-        let pays = |step: &Step| step.held == Held::Scaled || Small::most_tokens(&step.op, step.gate != "0") > 0;
-        if let Some(plan) = &self.plan
-            && plan.steps.iter().all(pays)
-        {
-            self.small = plan
-                .steps
-                .iter()
-                .map(|step| Few::prepare(cx, step))
-                .collect::<Result<_>>()?;
+        if let Some(plan) = &self.plan {
+            let prepare = |step: &Step| {
+                let (norm, gate) = (true, step.gate);
+                SmallBatch::prepare(cx, &step.op, step.layout, &Fusion { norm, gate })
+            };
+            self.small_batches = plan.steps.iter().map(prepare).collect::<Result<_>>()?;
         }
         Ok(())
     }
@@ -350,7 +321,7 @@ impl Kernel for Fused {
         let parts: Vec<String> = self.parts.iter().map(|part| part.implementation()).collect();
         let parts = parts.join(", then ");
         match &self.plan {
-            Some(_) => format!("few tokens: one kernel with norm and gating; else {parts}"),
+            Some(_) => format!("small batches: one kernel with norm and gating; else {parts}"),
             None => parts,
         }
     }
@@ -368,8 +339,8 @@ impl Kernel for Fused {
             )));
         }
         if let Some(calls) = self.calls(operands) {
-            for (small, call) in self.small.iter().zip(&calls) {
-                small.encode(encoding, call);
+            for (kernel, call) in self.small_batches.iter().zip(&calls) {
+                kernel.encode_fused(encoding, call);
             }
             return Ok(());
         }

@@ -4,32 +4,18 @@ mod attention;
 mod fused_attention;
 mod fused_linear;
 mod linear;
+pub(crate) mod names;
 mod routed;
 mod sampling;
 mod simple;
 
-use halyard_platform_api::{Claim, ClaimReport, DType, Error, OpSpec, Program, Result};
+use halyard_platform_api::{Claim, ClaimReport, Error, OpSpec, Program, Result};
 
 use crate::driver::Facts;
 use crate::kernel::Kernel;
 
-pub use attention::trial::attention as attention_trial;
+pub use attention::self_test::attention as attention_self_test;
 pub(crate) use attention::{BLOCK_SIZES, plan as attention_plan, reasons as attention_reasons};
-
-/// The name of a float type in kernel definitions.
-pub(crate) fn float_name(dtype: DType) -> Option<&'static str> {
-    match dtype {
-        DType::F32 => Some("f32"),
-        DType::F16 => Some("f16"),
-        DType::BF16 => Some("bf16"),
-        _ => None,
-    }
-}
-
-/// A constructed kernel as every family hands it out.
-fn boxed(kernel: Result<impl Kernel + 'static>) -> Result<Box<dyn Kernel>> {
-    Ok(Box::new(kernel?))
-}
 
 /// The kernel of a descriptor, not prepared yet.
 ///

@@ -1,4 +1,5 @@
-//! Ops whose tokens choose their weights: `lora_shrink` and `lora_expand` (`lora.rs`), `moe_route`, `moe_linear`, `moe_combine`.
+//! Ops whose tokens choose their weights: `lora_shrink` and `lora_expand` (`lora.rs`), `moe_route`, `moe_linear`,
+//! `moe_combine`.
 
 mod grouped;
 mod lora;
@@ -9,9 +10,10 @@ use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};
 
 use self::grouped::Grouped;
 use self::lora::{Expand, Shrink};
-use super::{boxed, float_name};
+use super::names::float_name;
 use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
+use crate::kernel::boxed;
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
 use crate::view::View;
 

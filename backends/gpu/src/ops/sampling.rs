@@ -1,11 +1,12 @@
-//! Logits to tokens: `logits_process`, `argmax`, `sample`, `top_logprobs`. A sequence's result depends on nothing but its own row.
+//! Logits to tokens: `logits_process`, `argmax`, `sample`, `top_logprobs`. A sequence's result depends on nothing but
+//! its own row.
 
 use halyard_kernels_gpu::{ARGMAX, LOGITS, LOGPROBS, SAMPLE};
 use halyard_platform_api::{Error, OpSpec, Result, ops};
 
-use super::boxed;
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
+use crate::kernel::boxed;
 use crate::kernel::{Kernel, Preparation};
 use crate::view::View;
 
@@ -21,7 +22,8 @@ const BLOCK: u32 = 1024;
 const ARGMAX_THREADS: u32 = 1024;
 /// Logits that a block of `argmax` should at least see.
 const ARGMAX_LEAST: u32 = 4096;
-/// Blocks of a row where there are clusters, by their entry points; the last is the largest cluster that every device takes.
+/// Blocks of a row where there are clusters, by their entry points; the last is the largest cluster that every device
+/// takes.
 const ARGMAX_CLUSTERS: [(u32, &str); 4] = [(1, "argmax_1"), (2, "argmax_2"), (4, "argmax_4"), (8, "argmax_8")];
 /// Most blocks of a row without clusters: the second launch joins them in one warp.
 const ARGMAX_PARTS: u32 = 32;
@@ -149,7 +151,8 @@ impl Kernel for LogitsProcess {
 enum Join {
     /// One launch: as [`ARGMAX_CLUSTERS`].
     Cluster([Function; 4]),
-    /// One launch for the parts (the first function, or the second for whole rows), a second one over their results in scratch.
+    /// One launch for the parts (the first function, or the second for whole rows), a second one over their results in
+    /// scratch.
     Launch(Function, Function, Function),
 }
 
@@ -173,8 +176,8 @@ impl Argmax {
         })
     }
 
-    /// Blocks that `seqs` rows may have each: one on every multiprocessor, none with too little to do. (Two were slower: measured on
-    /// an H200 at 32 to 128 rows.)
+    /// Blocks that `seqs` rows may have each: one on every multiprocessor, none with too little to do. (Two were
+    /// slower: measured on an H200 at 32 to 128 rows.)
     fn parts(&self, seqs: u32) -> u32 {
         (self.num_sms / seqs.max(1))
             .min(self.vocab / ARGMAX_LEAST)

@@ -1,5 +1,6 @@
-//! Norms, pointwise ops, `rope`, moving and converting, `embedding`, device rows: everything that is bound by memory or by latency. One launch
-//! an op (`pool` may take two); whether it moves 16 bytes a thread or single elements is settled at each encode, from addresses and strides.
+//! Norms, pointwise ops, `rope`, moving and converting, `embedding`, device rows: everything that is bound by memory or
+//! by latency. One launch an op (`pool` may take two); whether it moves 16 bytes a thread or single elements is settled
+//! at each encode, from addresses and strides.
 
 mod copy;
 mod embedding;
@@ -12,8 +13,8 @@ mod support;
 
 use halyard_platform_api::{OpSpec, Result};
 
-use super::boxed;
 use crate::kernel::Kernel;
+use crate::kernel::boxed;
 
 /// The kernel of a descriptor of this family; `None` for others.
 pub(crate) fn build(spec: &OpSpec) -> Option<Result<Box<dyn Kernel>>> {

@@ -1,6 +1,6 @@
-//! Which kernels run what, on every kind of device: `tests/*.txt` has the tables, written by this code over drivers that
-//! have no device. Each line ends in a hash of all that is launched: entry points, definitions, grids, shared memory and
-//! parameters. A change of a choice changes a line, and `HALYARD_BLESS=1` writes the files anew.
+//! Which kernels run what, on every kind of device: `tests/*.txt` has the tables, written by this code over drivers
+//! that have no device. Each line ends in a hash of all that is launched: entry points, definitions, grids, shared
+//! memory and parameters. A change of a choice changes a line, and `HALYARD_BLESS=1` writes the files anew.
 
 mod devices;
 mod recorder;
@@ -390,4 +390,13 @@ fn regions_of_attention_run_on_the_kernels_of_the_table() {
         table.text()
     };
     hold("fused_attention.txt", &over_claiming_devices(section));
+}
+
+#[test]
+fn policies_print_as_they_are_listed() {
+    let line = |device: devices::Device| format!("{}: {}\n", device.name, device.policy);
+    hold(
+        "policies.txt",
+        &devices::all().into_iter().map(line).collect::<String>(),
+    );
 }

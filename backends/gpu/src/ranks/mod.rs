@@ -1,5 +1,5 @@
-//! Groups of ranks, one a device, all in one process: the vendor's library of collectives, and memory of their own in which they meet. What a
-//! platform brings is the library and a few calls of its driver ([`RankDriver`]).
+//! Groups of ranks, one a device, all in one process: the vendor's library of collectives, and memory of their own in
+//! which they meet. What a platform brings is the library and a few calls of its driver ([`RankDriver`]).
 
 mod group;
 mod library;
@@ -13,7 +13,7 @@ use halyard_platform_api::{Error, Result};
 pub(crate) use group::{join, unique_id};
 pub use library::CollectiveLibrary;
 
-use crate::driver::DevicePtr;
+use crate::handles::DevicePtr;
 
 /// What groups of ranks need of a driver beside the rest. Every method from any thread, none blocks for long.
 pub trait RankDriver {
@@ -32,7 +32,8 @@ pub trait RankDriver {
     /// `Unavailable` naming the library that is missing and how to get it.
     fn library(&self) -> Result<&'static CollectiveLibrary>;
 
-    /// The longest sum that the operator leaves to an own kernel, bytes of one operand (0: the library does all); `None`: no word of it.
+    /// The longest sum that the operator leaves to an own kernel, bytes of one operand (0: the library does all);
+    /// `None`: no word of it.
     ///
     /// # Errors
     /// `InvalidArgument` for what is no number.
@@ -44,8 +45,8 @@ pub trait RankDriver {
     /// What the driver reports.
     fn reach(&self, other: i32) -> Result<bool>;
 
-    /// Device memory in which a kernel that runs sees what other devices store meanwhile. Aligned to 256, contents undefined, given back by
-    /// [`Driver::free`](crate::Driver::free).
+    /// Device memory in which a kernel that runs sees what other devices store meanwhile. Aligned to 256, contents
+    /// undefined, given back by [`Driver::free`](crate::Driver::free).
     ///
     /// # Errors
     /// `OutOfMemory`; `Unsupported` where the device has no such memory.

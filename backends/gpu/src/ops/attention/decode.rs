@@ -1,40 +1,45 @@
-//! The decode kernel: split-KV attention of few query tokens a sequence on matrix units, plain or with norms, rotation and `kv_write` in it.
+//! The decode kernel: split-KV attention of few query tokens a sequence on matrix units, plain or with norms, rotation
+//! and `kv_write` in it.
 
 use halyard_kernels_gpu as kernels;
 use halyard_platform_api::ops::{Attention, Rope, RopeStyle};
 use halyard_platform_api::{DType, Error, Result};
 
-use super::{Call, heads_args, is_aligned, kv_name};
+use super::call::{Call, heads_args, is_aligned};
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
-use crate::ops::float_name;
+use crate::ops::names::{borrowed, float_name, kv_name};
 use crate::view::View;
 
 /// Keys of a tile.
 const TILE: u32 = 64;
-/// Most blocks of a launch: bounds the scratch, and the counters it uses (one a block, from 0 on), without asking the device.
+/// Most blocks of a launch: bounds the scratch, and the counters it uses (one a block, from 0 on), without asking the
+/// device.
 pub(super) const MAX_BLOCKS: u32 = 320;
 /// Most buffers of a warp: more do not help.
 const MAX_RING: u32 = 5;
 /// Items under way in a block.
 const BUFFERS: u32 = 2;
-/// Up to this many sequences count as few: their blocks hold a tile or two, and what matters is how soon they start.
-const FEW_SEQS: u32 = 8;
-/// Shared memory with which a block of few sequences fits beside the blocks of the product before it, in the division of a multiprocessor's memory that the
-/// product asks for (100 KiB): it then starts while that one ends. A 135M model's decode step on an H200: 0.384 ms instead of 0.397.
-const FEW_SHARED_BYTES: u32 = 80 << 10;
-const FEW_DIVISION_BYTES: u32 = 100 << 10;
-/// Threads of a block of few sequences that may hold all keys and values of an item in registers (`ONCE` of the kernel), and the longest heads for which it can.
-const ONCE_THREADS: u32 = 288;
-const ONCE_HEAD_DIM: u32 = 64;
+/// Up to this many sequences are a small batch: their blocks hold a tile or two, and what matters is how soon they
+/// start.
+const SMALL_BATCH_SEQS: u32 = 8;
+/// Shared memory with which a block of a small batch fits beside the blocks of the product before it, in the division
+/// of a multiprocessor's memory that the product asks for (100 KiB): it then starts while that one ends. A 135M model's
+/// decode step on an H200: 0.384 ms instead of 0.397.
+const SMALL_BATCH_SHARED_BYTES: u32 = 80 << 10;
+const SMALL_BATCH_CARVEOUT_BYTES: u32 = 100 << 10;
+/// Threads of a block of a small batch that may hold all keys and values of an item in registers (`ONCE` of the
+/// kernel), and the longest heads for which it can.
+const HELD_THREADS: u32 = 288;
+const HELD_HEAD_DIM: u32 = 64;
 /// Shared memory that a resident block takes beside what it asks for, bytes.
 const RESERVED_SHARED_BYTES: u32 = 1024;
 
-/// How the fused form turns q and k.
+/// Rotation of q and k in the decode kernel, and their norms before it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::ops) struct Turn {
-    /// Values of a head that turn.
+pub(in crate::ops) struct FusedRope {
+    /// Values of a head that are rotated.
     pub rotary_dim: u32,
     /// Pairs are neighbours.
     pub interleaved: bool,
@@ -42,12 +47,12 @@ pub(in crate::ops) struct Turn {
     pub norm: bool,
 }
 
-impl Turn {
+impl FusedRope {
     /// Where the pairs of `rope` lie as the kernel wants them: both values in one lane.
-    pub(in crate::ops) fn of(rope: &Rope, norm: bool) -> Option<Turn> {
+    pub(in crate::ops) fn of(rope: &Rope, norm: bool) -> Option<FusedRope> {
         let interleaved = rope.style == RopeStyle::Interleaved;
         let multiple = if interleaved { 16 } else { 32 };
-        (rope.rotary_dim > 0 && rope.rotary_dim.is_multiple_of(multiple)).then_some(Turn {
+        (rope.rotary_dim > 0 && rope.rotary_dim.is_multiple_of(multiple)).then_some(FusedRope {
             rotary_dim: rope.rotary_dim,
             interleaved,
             norm,
@@ -68,12 +73,12 @@ pub(in crate::ops) struct Form {
     softcap: f32,
     window: u32,
     max_seqs: u32,
-    turn: Option<Turn>,
+    rope: Option<FusedRope>,
 }
 
 impl Form {
-    /// The form of a spec that the kernel takes: 16-bit activations over a cache of the same type or of E4M3; heads of a multiple of 16 up to 256;
-    /// at most 16 query heads a KV head; blocks of 16 to 128.
+    /// The form of a spec that the kernel takes: 16-bit activations over a cache of the same type or of E4M3; heads of
+    /// a multiple of 16 up to 256; at most 16 query heads a KV head; blocks of 16 to 128.
     pub(in crate::ops) fn of(spec: &Attention) -> Option<Form> {
         let group = spec.num_heads / spec.num_kv_heads.max(1);
         let fits = matches!(spec.act, DType::F16 | DType::BF16)
@@ -93,23 +98,23 @@ impl Form {
             softcap: spec.softcap,
             window: spec.window,
             max_seqs: spec.max_seqs.max(1),
-            turn: None,
+            rope: None,
         })
     }
 
     /// The fused form.
-    pub(in crate::ops) fn turning(self, turn: Turn) -> Form {
+    pub(in crate::ops) fn with_rope(self, rope: FusedRope) -> Form {
         Form {
-            turn: Some(turn),
+            rope: Some(rope),
             ..self
         }
     }
 
-    /// Whether blocks of few sequences may hold all keys and values of a short item in registers.
+    /// Whether blocks of a small batch may hold all keys and values of a short item in registers.
     fn may_hold(&self) -> bool {
-        self.turn.is_some_and(|turn| !turn.norm)
+        self.rope.is_some_and(|rope| !rope.norm)
             && self.kv == self.act
-            && self.head_dim <= ONCE_HEAD_DIM
+            && self.head_dim <= HELD_HEAD_DIM
             && self.group <= 8
     }
 
@@ -127,8 +132,9 @@ impl Form {
         rings + items + (warps * ring + 2 * BUFFERS) * 8 / 16 * 16 + 16
     }
 
-    /// Warps, buffers of each, and blocks a multiprocessor: as many bytes in flight as shared memory holds, with two blocks side by side
-    /// where three buffers of each warp fit twice (one block's ends of items then overlap the other's stream).
+    /// Warps, buffers of each, and blocks a multiprocessor: as many bytes in flight as shared memory holds, with two
+    /// blocks side by side where three buffers of each warp fit twice (one block's ends of items then overlap the
+    /// other's stream).
     fn shape(&self, max_shared_bytes: u32) -> Option<(u32, u32, u32)> {
         let of_sequences = sequence_bytes(self.max_seqs);
         let bytes = |warps, ring| self.fixed_shared_bytes(warps, ring) + of_sequences;
@@ -153,9 +159,9 @@ fn sequence_bytes(num_seqs: u32) -> u32 {
 pub(in crate::ops) struct Decode {
     form: Form,
     /// Of any number of sequences.
-    many: Variant,
-    /// Of at most [`FEW_SEQS`], where its blocks are small enough.
-    few: Option<Variant>,
+    any: Variant,
+    /// Of at most [`SMALL_BATCH_SEQS`] sequences, where its blocks are small enough.
+    small_batch: Option<Variant>,
 }
 
 /// The kernel with one number of warps and buffers.
@@ -167,7 +173,7 @@ struct Variant {
 }
 
 /// What the fused form takes beside the call.
-pub(in crate::ops) struct TurnCall {
+pub(in crate::ops) struct RopeCall {
     /// \[T, num_kv_heads, head_dim\], as projected.
     pub k: View,
     /// \[T, num_kv_heads, head_dim\].
@@ -191,7 +197,7 @@ impl Variant {
         form: &Form,
         (warps, ring, per_sm): (u32, u32, u32),
         max_seqs: u32,
-        once: bool,
+        holds_all: bool,
     ) -> Result<Option<Variant>> {
         let (Some(act), Some(kv)) = (float_name(form.act), kv_name(form.kv)) else {
             return Ok(None);
@@ -204,21 +210,21 @@ impl Variant {
         define("WARPS", warps);
         define("RING", ring);
         define("SOFTCAP", u32::from(form.softcap > 0.0));
-        define("ROPE", u32::from(form.turn.is_some()));
-        if let Some(turn) = form.turn {
-            define("ROTARY_DIM", turn.rotary_dim);
-            define("INTERLEAVED", u32::from(turn.interleaved));
-            define("NORM", u32::from(turn.norm));
+        define("ROPE", u32::from(form.rope.is_some()));
+        if let Some(rope) = form.rope {
+            define("ROTARY_DIM", rope.rotary_dim);
+            define("INTERLEAVED", u32::from(rope.interleaved));
+            define("NORM", u32::from(rope.norm));
         }
-        define("ONCE", u32::from(once));
+        define("ONCE", u32::from(holds_all));
         let threads = 32 * (warps + 1);
         let fixed_shared_bytes = form.fixed_shared_bytes(warps, ring);
         let shared_bytes = fixed_shared_bytes + sequence_bytes(max_seqs);
-        let defines = super::kv_write::borrowed(&defines);
+        let defines = borrowed(&defines);
         let blocks = (cx.facts().num_sms * per_sm).min(MAX_BLOCKS);
         Ok(Some(Variant {
             function: cx.function(kernels::ATTENTION_DECODE, &defines, "attention_decode", shared_bytes)?,
-            threads: if once { ONCE_THREADS } else { threads },
+            threads: if holds_all { HELD_THREADS } else { threads },
             fixed_shared_bytes,
             blocks,
         }))
@@ -235,34 +241,39 @@ impl Decode {
         let Some(shape) = form.shape(facts.max_shared_bytes).filter(|_| facts.matrix_units) else {
             return Ok(None);
         };
-        let Some(many) = Variant::prepare(cx, form, shape, form.max_seqs, false)? else {
+        let Some(any) = Variant::prepare(cx, form, shape, form.max_seqs, false)? else {
             return Ok(None);
         };
         let (warps, ring, _) = shape;
-        let seqs = FEW_SEQS.min(form.max_seqs);
-        let small = form.fixed_shared_bytes(warps, 2) + sequence_bytes(seqs) <= FEW_SHARED_BYTES;
-        let few = match form.turn {
-            Some(_) if small && ring > 2 => Variant::prepare(cx, form, (warps, 2, 1), seqs, form.may_hold())?,
+        let seqs = SMALL_BATCH_SEQS.min(form.max_seqs);
+        let fits = form.fixed_shared_bytes(warps, 2) + sequence_bytes(seqs) <= SMALL_BATCH_SHARED_BYTES;
+        let small_batch = match form.rope {
+            Some(_) if fits && ring > 2 => Variant::prepare(cx, form, (warps, 2, 1), seqs, form.may_hold())?,
             _ => None,
         };
-        if let Some(few) = &few {
-            cx.driver.prefer_shared(few.function, FEW_DIVISION_BYTES)?;
+        if let Some(variant) = &small_batch {
+            cx.driver.prefer_shared(variant.function, SMALL_BATCH_CARVEOUT_BYTES)?;
         }
         Ok(Some(Decode {
             form: form.clone(),
-            many,
-            few,
+            any,
+            small_batch,
         }))
     }
 
     /// Whether the fused form can read its operands: 16 bytes at a time.
-    pub(in crate::ops) fn takes(&self, call: &Call, turn: &TurnCall) -> bool {
-        let norms = [&turn.q_norm.0, &turn.k_norm.0];
-        [&call.q, &turn.k, &turn.v].iter().all(|view| is_aligned(view, 16))
-            && turn.v.is_inner_contiguous()
+    pub(in crate::ops) fn takes(&self, call: &Call, rope: &RopeCall) -> bool {
+        let norms = [&rope.q_norm.0, &rope.k_norm.0];
+        [&call.q, &rope.k, &rope.v].iter().all(|view| is_aligned(view, 16))
+            && rope.v.is_inner_contiguous()
             && norms.iter().all(|weight| weight.ptr.is_multiple_of(16))
-            && turn.table.ptr.is_multiple_of(16)
-            && turn.table.row_stride() == self.form.turn.map_or(0, |turn| turn.rotary_dim)
+            && rope.table.ptr.is_multiple_of(16)
+            && rope.table.row_stride() == self.form.rope.map_or(0, |rope| rope.rotary_dim)
+    }
+
+    /// Scratch while it runs.
+    pub(super) fn scratch_bytes(&self) -> u64 {
+        self.form.scratch_bytes()
     }
 
     /// Appends the launch; sequences of `query_len_end` tokens and more are left out.
@@ -279,31 +290,31 @@ impl Decode {
     ///
     /// # Errors
     /// As [`Decode::encode`].
-    pub(in crate::ops) fn encode_turning(&self, encoding: &mut Encoding, call: &Call, turn: &TurnCall) -> Result<()> {
+    pub(in crate::ops) fn encode_with_rope(&self, encoding: &mut Encoding, call: &Call, rope: &RopeCall) -> Result<()> {
         let read_early = [
             &call.cache,
             &call.block_table,
             &call.step_rows,
             &call.query_start_loc,
             &call.seq_lens,
-            &turn.positions,
-            &turn.slots,
+            &rope.positions,
+            &rope.slots,
         ];
         let early = read_early.into_iter().all(|view| encoding.is_settled(view));
         let mut args = self.args(call, u32::MAX, early)?;
-        args.extend(heads_args(&turn.k));
-        args.extend(heads_args(&turn.v));
+        args.extend(heads_args(&rope.k));
+        args.extend(heads_args(&rope.v));
         args.extend([
-            Arg::Ptr(turn.positions.ptr),
-            Arg::Ptr(turn.slots.ptr),
-            Arg::Ptr(turn.table.ptr),
-            Arg::Ptr(turn.q_norm.0.ptr),
-            Arg::Ptr(turn.k_norm.0.ptr),
-            Arg::F32(turn.q_norm.1),
-            Arg::F32(turn.k_norm.1),
-            Arg::F32(turn.q_norm.2),
-            Arg::F32(turn.k_norm.2),
-            Arg::U32(turn.table.len()),
+            Arg::Ptr(rope.positions.ptr),
+            Arg::Ptr(rope.slots.ptr),
+            Arg::Ptr(rope.table.ptr),
+            Arg::Ptr(rope.q_norm.0.ptr),
+            Arg::Ptr(rope.k_norm.0.ptr),
+            Arg::F32(rope.q_norm.1),
+            Arg::F32(rope.k_norm.1),
+            Arg::F32(rope.q_norm.2),
+            Arg::F32(rope.k_norm.2),
+            Arg::U32(rope.table.len()),
         ]);
         self.launch(encoding, call, &args);
         Ok(())
@@ -335,9 +346,9 @@ impl Decode {
     }
 
     fn launch(&self, encoding: &mut Encoding, call: &Call, args: &[Arg]) {
-        let variant = match &self.few {
-            Some(few) if call.num_seqs() <= FEW_SEQS => few,
-            _ => &self.many,
+        let variant = match &self.small_batch {
+            Some(variant) if call.num_seqs() <= SMALL_BATCH_SEQS => variant,
+            _ => &self.any,
         };
         let shared_bytes = variant.fixed_shared_bytes + sequence_bytes(call.num_seqs());
         encoding.launch(
@@ -366,7 +377,7 @@ mod tests {
             softcap: 0.0,
             window: 0,
             max_seqs,
-            turn: None,
+            rope: None,
         }
     }
 
@@ -403,17 +414,17 @@ mod tests {
 
     #[test]
     fn short_heads_of_the_cache_s_type_may_be_held_in_registers() {
-        let turn = |norm| Turn {
+        let rope = |norm| FusedRope {
             rotary_dim: 64,
             interleaved: false,
             norm,
         };
-        let held = form(64, 3, 512).turning(turn(false));
+        let held = form(64, 3, 512).with_rope(rope(false));
         assert!(held.may_hold());
         assert!(!form(64, 3, 512).may_hold(), "not the fused form");
-        assert!(!form(64, 3, 512).turning(turn(true)).may_hold());
-        assert!(!form(128, 3, 512).turning(turn(false)).may_hold());
-        assert!(!form(64, 9, 512).turning(turn(false)).may_hold());
+        assert!(!form(64, 3, 512).with_rope(rope(true)).may_hold());
+        assert!(!form(128, 3, 512).with_rope(rope(false)).may_hold());
+        assert!(!form(64, 9, 512).with_rope(rope(false)).may_hold());
         let narrow = Form {
             kv: DType::F8E4M3,
             ..held

@@ -4,11 +4,12 @@ use halyard_kernels_gpu as kernels;
 use halyard_platform_api::ops::KvWrite;
 use halyard_platform_api::{Error, Result};
 
-use super::{cache_args, check_kv_write, contiguous_heads, heads_args, kv_name};
+use super::call::{cache_args, contiguous_heads, heads_args};
+use super::reasons::check_kv_write;
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Preparation};
-use crate::ops::float_name;
+use crate::ops::names::{borrowed, float_name, kv_name};
 use crate::view::View;
 
 /// Threads of a block, which stores one token.
@@ -25,11 +26,6 @@ pub(in crate::ops) fn cache_defines(op: &KvWrite) -> Result<Vec<(&'static str, S
         ("HEAD_DIM", op.head_dim.to_string()),
         ("BLOCK", op.block_size.to_string()),
     ])
-}
-
-/// Borrowed definitions.
-pub(in crate::ops) fn borrowed<'a>(defines: &'a [(&'static str, String)]) -> Vec<(&'a str, &'a str)> {
-    defines.iter().map(|(name, value)| (*name, value.as_str())).collect()
 }
 
 /// `kv_write` as an op.

@@ -1,21 +1,18 @@
-//! The plain attention kernel: any type and size, slow. Where a call has too few (token, head) pairs for the device, its keys are shared out
-//! too, if the driver's language has the kernel for it.
+//! The plain attention kernel: any type and size, slow. Where a call has too few (token, head) pairs for the device,
+//! its keys are shared out too, if the driver's language has the kernel for it.
 
 use halyard_kernels_gpu as kernels;
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{Error, Result};
 
-use super::{Call, is_aligned, kv_name, trial};
+use super::call::{Call, heads_args, is_aligned};
+use super::launch::{TILE_THREADS, WARPS, plain_blocks, tile_blocks};
+use super::self_test;
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
-use crate::ops::float_name;
+use crate::ops::names::{float_name, kv_name};
 
-/// Warps of a block: a (token, query head) each.
-pub(super) const WARPS: u32 = 4;
-/// Tokens of a block on matrix units, and its threads.
-pub(super) const TILE_TOKENS: u32 = 64;
-pub(super) const TILE_THREADS: u32 = 128;
 /// Tokens that the sequences of a call must have on average to run there.
 const TILED_TOKENS: u64 = 8;
 /// Most parts of a sequence's keys.
@@ -46,7 +43,8 @@ struct Split {
 }
 
 impl Split {
-    /// Parts for so many blocks of (token, query head) pairs over sequences of at most `keys`; 1: not worth a second launch.
+    /// Parts for so many blocks of (token, query head) pairs over sequences of at most `keys`; 1: not worth a second
+    /// launch.
     fn parts(&self, blocks: u32, keys: u64) -> u32 {
         let most = keys.div_ceil(u64::from(PART_KEYS)).min(u64::from(MAX_PARTS)) as u32;
         (self.blocks / blocks.max(1)).clamp(1, most.max(1))
@@ -86,11 +84,14 @@ impl Plain {
             false => None,
         };
         let plain = function("attention_plain")?;
-        let tiles = match cx.driver.attention_tiles(spec) {
-            Some(source) => {
-                let tiles = cx.function(source, &defines, "attention_tiles", 0)?;
+        let tiles = cx.policy().attention_tiles.as_ref().filter(|tiles| tiles.takes(spec));
+        let tiles = match tiles.filter(|_| cx.driver.self_test_matrix_units(spec.act).is_ok()) {
+            Some(tiles) => {
+                let tiles = cx.function(tiles.source, &defines, "attention_tiles", 0)?;
                 let what = format!("attention of {act} on matrix units, heads of {head_dim}, blocks of {block}");
-                cx.trusted(tiles, &what, |tiles| trial::attention(&**cx.driver, plain, tiles, spec))
+                cx.self_test(tiles, &what, |tiles| {
+                    self_test::attention(&**cx.driver, plain, tiles, spec)
+                })
             }
             None => None,
         };
@@ -123,8 +124,7 @@ impl Plain {
     /// Appends the launches.
     pub(super) fn encode(&self, encoding: &mut Encoding, call: &Call) -> Result<()> {
         let tokens = call.num_tokens();
-        let jobs = u64::from(tokens) * u64::from(self.num_heads);
-        let blocks = jobs.div_ceil(u64::from(WARPS)) as u32;
+        let blocks = plain_blocks(tokens, self.num_heads);
         let keys = match self.window {
             0 => u64::from(call.block_table.shape[1]) * u64::from(self.block_size),
             window => u64::from(window),
@@ -143,7 +143,7 @@ impl Plain {
         // Sequences that share a tile follow each other through it, so few tokens each are better off apart.
         let prompts = u64::from(tokens) >= TILED_TOKENS * u64::from(call.num_seqs());
         if let Some(tiles) = self.tiles.filter(|_| prompts && is_aligned(&call.q, 16)) {
-            let grid = [tokens.div_ceil(TILE_TOKENS), self.num_heads, 1];
+            let grid = tile_blocks(tokens, self.num_heads);
             encoding.launch(tiles, grid, TILE_THREADS, 0, &args);
             return Ok(());
         }
@@ -151,7 +151,7 @@ impl Plain {
             encoding.launch(self.function, [blocks, 1, 1], WARPS * 32, 0, &args);
             return Ok(());
         };
-        let [out, out_strides @ ..] = super::heads_args(&call.out);
+        let [out, out_strides @ ..] = heads_args(&call.out);
         args[OUT] = Arg::Scratch(0);
         encoding.launch(split.part, [blocks, parts, 1], WARPS * 32, 0, &args);
         let mut args = vec![Arg::Scratch(0), Arg::U32(parts), Arg::Ptr(call.sinks.ptr), out];

@@ -1,15 +1,16 @@
-//! The prefill kernels: sequences of several query tokens on matrix units, Hopper's own where spec and device allow, else those of sm_80.
+//! The prefill kernels: sequences of several query tokens on matrix units, Hopper's own where spec and device allow,
+//! else those of sm_80.
 
 use halyard_kernels_gpu::{self as kernels, Source};
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Result};
 
+use super::call::{Call, is_aligned};
 use super::decode::MAX_BLOCKS;
-use super::{Call, is_aligned, kv_name};
 use crate::driver::{Facts, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
-use crate::ops::float_name;
+use crate::ops::names::{float_name, kv_name};
 use crate::view::View;
 
 /// Sequences with fewer query tokens are the decode kernel's.
@@ -41,8 +42,8 @@ impl Shape {
         let of_sequences = 12 * max_seqs(spec);
         let (dim, block, kv_bytes) = (spec.head_dim, spec.block_size, spec.kv.bytes() as u32);
         let hopper = || {
-            // A stage holds a head's keys and values of a block as the products take them: 4 · block · dim bytes. 8-bit ones arrive in two
-            // pieces of half that size and are widened into the stages.
+            // A stage holds a head's keys and values of a block as the products take them: 4 · block · dim bytes. 8-bit
+            // ones arrive in two pieces of half that size and are widened into the stages.
             let (consumers, stages) = match (dim, same) {
                 (128, true) => (2, 4),
                 (128, false) => (2, 3),

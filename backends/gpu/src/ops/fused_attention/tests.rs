@@ -8,8 +8,8 @@ const HEADS: u32 = 4;
 const KV_HEADS: u32 = 2;
 const HEAD_DIM: u32 = 64;
 
-/// Tensors: 0 positions, 1 table, 2 qk, 3 k, 4 v, 5 slots, 6 cache, 7 q, 8-11 step data, 12 out, 13 and 14 norm weights. q, k, v and qk are
-/// slices of one product.
+/// Tensors: 0 positions, 1 table, 2 qk, 3 k, 4 v, 5 slots, 6 cache, 7 q, 8-11 step data, 12 out, 13 and 14 norm
+/// weights. q, k, v and qk are slices of one product.
 fn layer(with_norms: bool) -> Program {
     let dtype = DType::BF16;
     let node = |spec: OpSpec, operands: &[u16]| Node {
@@ -104,7 +104,7 @@ fn regions_that_do_not_fit_together_are_left() {
 
 #[test]
 fn one_launch_needs_q_and_k_that_nobody_reads_afterwards() {
-    let region = |program: &Program| Region::of(program, 0).map(|region| region.turned_is_internal);
+    let region = |program: &Program| Region::of(program, 0).map(|region| region.qk_is_internal);
     assert_eq!(region(&layer(true)), Some(true));
     for tensor in [2, 3, 7] {
         let mut read_later = layer(true);

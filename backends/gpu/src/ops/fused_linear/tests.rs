@@ -22,8 +22,8 @@ fn linear(dtype: DType, weight: WeightFormat, n: u32) -> OpSpec {
     .into()
 }
 
-/// norm → one merged gate_up → gating → add. Tensors: 0 hidden, 1 norm, 2 normed, 3 weight, 4 product, 5 gate, 6 up, 7 activated; 4, 5 and 6
-/// share memory.
+/// norm → one merged gate_up → gating → add. Tensors: 0 hidden, 1 norm, 2 normed, 3 weight, 4 product, 5 gate, 6 up, 7
+/// activated; 4, 5 and 6 share memory.
 fn merged(dtype: DType, weight: WeightFormat, gating: OpSpec) -> Program {
     let norm = RmsNorm {
         width: WIDTH,
@@ -82,7 +82,7 @@ fn norm_product_and_gating_are_one_region() {
 fn eight_bit_weights_are_one_step_too() {
     let program = merged(DType::BF16, WeightFormat::F8E4M3, silu(DType::BF16));
     let plan = plan(&program).unwrap();
-    assert_eq!((plan.steps.len(), plan.steps[0].held), (1, Held::Scaled));
+    assert_eq!((plan.steps.len(), plan.steps[0].layout), (1, WeightLayout::Scaled));
     // Rows that are no whole number of the kernel's loads.
     let mut odd = merged(DType::BF16, WeightFormat::F8E4M3, silu(DType::BF16));
     for node in &mut odd.nodes[..2] {

@@ -1,17 +1,19 @@
-//! GGUF formats over tokens rounded to 8 bits, in blocks of 32 with a scale each: one instruction multiplies and adds four pairs of bytes. Only where
-//! the op allows activations to be rounded and the device has the instruction. The kernels are the drivers' own (`linear_dots`), over the planes
-//! of quantized.cuh.
+//! GGUF formats over tokens rounded to 8 bits, in blocks of 32 with a scale each: one instruction multiplies and adds
+//! four pairs of bytes. Only where the op allows activations to be rounded and the device has the instruction. The
+//! kernels are the drivers' own (`linear_dots`), over the planes of quantized.cuh.
 
 use halyard_kernels_gpu::LINEAR_DOTS;
+use halyard_platform_api::Result;
 use halyard_platform_api::ops;
-use halyard_platform_api::{Result, WeightFormat};
 
-use super::plain::{TOKENS, product_args_from};
-use super::quantized::{GROUP, format_code};
-use super::{Call, Held, epilogue_code, type_name};
+use super::call::{Call, Path};
+use super::layout::GROUP;
+use super::plain::TOKENS;
+use super::quantized::format_code;
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
+use crate::ops::names::{epilogue_code, type_name};
 
 /// Bytes of a rounded token a group of 128 values: codes, and four scales.
 const RECORD_BYTES: u64 = 144;
@@ -37,17 +39,9 @@ pub(super) struct Dots {
     k: u32,
 }
 
-/// The format whose tokens may be rounded here.
-pub(super) fn format(cx: &Preparation<'_>, op: &ops::Linear, held: Held) -> Option<WeightFormat> {
-    match held {
-        Held::Planes(format) if op.allow_quantized_act && cx.driver.integer_dots() => Some(format),
-        _ => None,
-    }
-}
-
 impl Dots {
-    pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear, format: WeightFormat) -> Result<Dots> {
-        let code = format_code(format);
+    pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear) -> Result<Dots> {
+        let code = format_code(op.weight);
         let defines = [
             ("FORMAT", code.as_str()),
             ("ACT", type_name(op.act)),
@@ -69,33 +63,6 @@ impl Dots {
         })
     }
 
-    pub(super) fn scratch_bytes(&self) -> u64 {
-        u64::from(self.pass_tokens) * token_bytes(self.k)
-    }
-
-    pub(super) fn encode(&self, encoding: &mut Encoding, call: &Call) {
-        let blocks = self.n.div_ceil(ROWS);
-        if let (1, Some((one, shared))) = (call.tokens, self.one) {
-            let args = product_args_from(Arg::Ptr(call.x.ptr), call, self.n, self.k);
-            encoding.launch(one, [blocks, 1, 1], THREADS, shared, &args);
-            return;
-        }
-        let mut first = 0;
-        while first < call.tokens {
-            let pass = call.rows(first, self.pass_tokens.min(call.tokens - first));
-            self.round(encoding, &pass);
-            let args = product_args_from(Arg::Scratch(0), &pass, self.n, self.k);
-            encoding.launch(
-                self.product,
-                [blocks, pass.tokens.div_ceil(TOKENS), 1],
-                THREADS,
-                0,
-                &args,
-            );
-            first += pass.tokens;
-        }
-    }
-
     /// The tokens' records at the start of scratch.
     fn round(&self, encoding: &mut Encoding, call: &Call) {
         let groups = u64::from(self.k).div_ceil(GROUP);
@@ -111,11 +78,41 @@ impl Dots {
     }
 }
 
+impl Path for Dots {
+    fn scratch_bytes(&self) -> u64 {
+        u64::from(self.pass_tokens) * token_bytes(self.k)
+    }
+
+    fn encode(&self, encoding: &mut Encoding, call: &Call) {
+        let blocks = self.n.div_ceil(ROWS);
+        if let (1, Some((one, shared))) = (call.tokens, self.one) {
+            let args = call.args(self.n, self.k);
+            encoding.launch(one, [blocks, 1, 1], THREADS, shared, &args);
+            return;
+        }
+        let mut first = 0;
+        while first < call.tokens {
+            let pass = call.rows(first, self.pass_tokens.min(call.tokens - first));
+            self.round(encoding, &pass);
+            let args = pass.args_from(Arg::Scratch(0), self.n, self.k);
+            encoding.launch(
+                self.product,
+                [blocks, pass.tokens.div_ceil(TOKENS), 1],
+                THREADS,
+                0,
+                &args,
+            );
+            first += pass.tokens;
+        }
+    }
+}
+
 fn token_bytes(k: u32) -> u64 {
     u64::from(k).div_ceil(GROUP) * RECORD_BYTES
 }
 
-/// Tokens of so many bytes each that lie in scratch at a time; the grid's second axis has room for them on every device.
+/// Tokens of so many bytes each that lie in scratch at a time; the grid's second axis has room for them on every
+/// device.
 fn pass_tokens(token_bytes: u64, max_tokens: u32) -> u32 {
     (SCRATCH_BYTES / token_bytes.max(1)).clamp(1, u64::from(max_tokens.clamp(1, 32_768))) as u32
 }

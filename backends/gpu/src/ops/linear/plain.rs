@@ -4,10 +4,11 @@ use halyard_kernels_gpu::{LINEAR_PLAIN, Source};
 use halyard_platform_api::ops;
 use halyard_platform_api::{DType, Result, WeightFormat};
 
-use super::{Call, epilogue_code, type_name};
+use super::call::{Call, LayoutKernels, Path};
 use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
+use crate::ops::names::{epilogue_code, type_name};
 use crate::view::View;
 
 /// Tokens of a block.
@@ -42,22 +43,26 @@ impl Plain {
         ];
         Ok(Plain {
             product: cx.function(LINEAR_PLAIN, &defines, "linear_plain", 0)?,
-            block: cx.driver.plain_rows(),
+            block: cx.policy().plain_block,
             convert,
             n: op.out_features,
             k: op.in_features,
             bytes: weight.bytes() as u64,
         })
     }
+}
 
-    pub(super) fn encode(&self, encoding: &mut Encoding, call: &Call) {
+impl Path for Plain {
+    fn encode(&self, encoding: &mut Encoding, call: &Call) {
         let (rows, threads) = self.block;
         let grid = [self.n.div_ceil(rows), call.tokens.div_ceil(TOKENS), 1];
-        encoding.launch(self.product, grid, threads, 0, &product_args(call, self.n, self.k));
+        encoding.launch(self.product, grid, threads, 0, &call.args(self.n, self.k));
     }
+}
 
-    /// Rounds rows to the type that is held.
-    pub(super) fn pack(&self, encoding: &mut Encoding, from: DevicePtr, dst: DevicePtr, first_row: u32, rows: u32) {
+impl LayoutKernels for Plain {
+    /// Rounds rows to the type that they have on the device.
+    fn pack(&self, encoding: &mut Encoding, from: DevicePtr, dst: DevicePtr, first_row: u32, rows: u32) {
         let row_bytes = u64::from(self.k) * self.bytes;
         let (to, count) = (
             dst + u64::from(first_row) * row_bytes,
@@ -67,28 +72,6 @@ impl Plain {
             encode_convert(encoding, convert, from, Arg::Ptr(to), count);
         }
     }
-}
-
-/// The parameters that the plain and the quantised kernels share.
-pub(super) fn product_args(call: &Call, n: u32, k: u32) -> [Arg; 11] {
-    product_args_from(Arg::Ptr(call.x.ptr), call, n, k)
-}
-
-/// The same with the tokens elsewhere.
-pub(super) fn product_args_from(x: Arg, call: &Call, n: u32, k: u32) -> [Arg; 11] {
-    [
-        x,
-        Arg::Ptr(call.weight.ptr),
-        Arg::Ptr(call.bias.ptr),
-        Arg::Ptr(call.residual.ptr),
-        Arg::Ptr(call.out.ptr),
-        Arg::U32(call.x.row_stride()),
-        Arg::U32(call.residual.row_stride()),
-        Arg::U32(call.out.row_stride()),
-        Arg::U32(call.tokens),
-        Arg::U32(n),
-        Arg::U32(k),
-    ]
 }
 
 /// Rounds or widens weights of one type to another.

@@ -1,40 +1,21 @@
-//! GGUF formats: their planes (layout in quantized.cuh), packed and unpacked on the device, and the product that reads them as they are.
+//! GGUF formats: their planes (layout in quantized.cuh), packed and unpacked on the device, and the product that reads
+//! them as they are.
 
 use halyard_kernels_gpu::LINEAR_QUANTIZED;
 use halyard_platform_api::ops;
 use halyard_platform_api::{DType, Result, WeightFormat};
 
-use super::plain::{TOKENS, product_args};
-use super::{Call, epilogue_code, rows_aligned, type_name};
+use super::call::{Call, LayoutKernels, Path, rows_aligned};
+use super::layout::GROUP;
+use super::plain::TOKENS;
 use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
+use crate::ops::names::{epilogue_code, type_name};
 
-/// Values of a group: four chunks of 32.
-pub(super) const GROUP: u64 = 128;
 /// Warps of a matrix block, and floats that one of them leaves for a token.
 const WARPS: u32 = 8;
 const COLUMN: u32 = 20;
-
-/// Bytes a group of each plane, and whether there is a word for every two groups: quants, high bits, scales.
-const fn planes(format: WeightFormat) -> ([u64; 3], bool) {
-    match format {
-        WeightFormat::Q4_1 => ([64, 0, 16], false),
-        WeightFormat::Q5_0 => ([64, 16, 8], false),
-        WeightFormat::Q8_0 => ([128, 0, 8], false),
-        WeightFormat::Q4K => ([64, 0, 8], true),
-        WeightFormat::Q6K => ([64, 32, 8], true),
-        _ => ([64, 0, 8], false),
-    }
-}
-
-/// Bytes of a matrix of n rows of k values; the kernel computes the same.
-pub(super) fn packed_bytes(format: WeightFormat, n: u64, k: u64) -> u64 {
-    let groups = n * k.div_ceil(GROUP);
-    let (bytes, blocks) = planes(format);
-    let planes: u64 = bytes.iter().map(|b| (groups * b).next_multiple_of(256)).sum();
-    planes + if blocks { groups * 2 } else { 0 }
-}
 
 /// The number of a format in the kernels.
 pub(super) fn format_code(format: WeightFormat) -> String {
@@ -81,15 +62,17 @@ impl Quantized {
         Ok(Quantized {
             pack: function("quantized_pack", 0)?,
             plain: function("linear_quantized_plain", 0)?,
-            block: cx.driver.plain_rows(),
+            block: cx.policy().plain_block,
             matrix,
             n: op.out_features,
             k: op.in_features,
         })
     }
+}
 
-    pub(super) fn encode(&self, encoding: &mut Encoding, call: &Call) {
-        let args = product_args(call, self.n, self.k);
+impl Path for Quantized {
+    fn encode(&self, encoding: &mut Encoding, call: &Call) {
+        let args = call.args(self.n, self.k);
         match self.matrix {
             Some(matrix) if rows_aligned(&call.x, 8) => {
                 let tiles = if call.tokens <= 8 { 1 } else { 2 };
@@ -104,9 +87,11 @@ impl Quantized {
             }
         }
     }
+}
 
+impl LayoutKernels for Quantized {
     /// Canonical rows to planes.
-    pub(super) fn pack(&self, encoding: &mut Encoding, from: DevicePtr, dst: DevicePtr, first_row: u32, rows: u32) {
+    fn pack(&self, encoding: &mut Encoding, from: DevicePtr, dst: DevicePtr, first_row: u32, rows: u32) {
         let chunks = u64::from(rows) * 4 * u64::from(self.k).div_ceil(GROUP);
         let args = [
             Arg::Ptr(from),

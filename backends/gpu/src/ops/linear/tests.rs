@@ -1,5 +1,7 @@
 //! What construction refuses, how weights are held and how large they are.
 
+use halyard_platform_api::ops::Epilogue;
+
 use super::*;
 
 fn op(weight: WeightFormat, act: DType) -> ops::Linear {
@@ -17,13 +19,22 @@ fn op(weight: WeightFormat, act: DType) -> ops::Linear {
 
 #[test]
 fn half_activations_hold_weights_of_their_own_type() {
-    assert_eq!(Held::of(&op(WeightFormat::F32, DType::BF16)), Held::Plain(DType::BF16));
-    assert_eq!(Held::of(&op(WeightFormat::BF16, DType::F32)), Held::Plain(DType::BF16));
+    assert_eq!(
+        WeightLayout::of(&op(WeightFormat::F32, DType::BF16)),
+        WeightLayout::Plain(DType::BF16)
+    );
+    assert_eq!(
+        WeightLayout::of(&op(WeightFormat::BF16, DType::F32)),
+        WeightLayout::Plain(DType::BF16)
+    );
     let bytes = |weight, act| Linear::new(&op(weight, act)).unwrap().packed_weight_bytes(0).unwrap();
     assert_eq!(bytes(WeightFormat::F32, DType::BF16), 33 * 512 * 2);
     assert_eq!(bytes(WeightFormat::F32, DType::F32), 33 * 512 * 4);
     // 8-bit floats stay what they are, whatever they meet.
-    assert_eq!(Held::of(&op(WeightFormat::F8E4M3, DType::BF16)), Held::Scaled);
+    assert_eq!(
+        WeightLayout::of(&op(WeightFormat::F8E4M3, DType::BF16)),
+        WeightLayout::Scaled
+    );
     assert_eq!(bytes(WeightFormat::F8E4M3, DType::F32), 33 * 512 + 33 * 4);
     assert_eq!(bytes(WeightFormat::F8E4M3, DType::BF16), 33 * 512 + 33 * 4);
 }

@@ -1,4 +1,5 @@
-//! What the simple ops share: entry points by number, operands checked as they are taken, rows, and whether 16-byte accesses fit them.
+//! What the simple ops share: entry points by number, operands checked as they are taken, rows, and whether 16-byte
+//! accesses fit them.
 
 use halyard_kernels_gpu::Source;
 use halyard_platform_api::ops::Operand;
@@ -7,7 +8,7 @@ use halyard_platform_api::{DType, Error, Result};
 use crate::driver::{DevicePtr, Function};
 use crate::encoding::Arg;
 use crate::kernel::Preparation;
-use crate::ops::float_name;
+use crate::ops::names::float_name;
 use crate::view::View;
 
 /// Entry points of one kernel file under one set of definitions.

@@ -1,10 +1,11 @@
-//! The devices of the tables: facts, and what their drivers say of how ops run there.
+//! The devices of the tables: facts, and the policies of their drivers. Each driver's own tests hold it to the line of
+//! `policies.txt` that its policy prints here.
 
-use halyard_kernels_gpu::{ATTENTION_TILES, Source};
+use halyard_kernels_gpu::ATTENTION_TILES;
 use halyard_platform_api::DType;
-use halyard_platform_api::ops::Attention;
 
-use crate::driver::{Facts, Tile, Tiling};
+use crate::driver::Facts;
+use crate::policy::{AttentionTiles, BlockProduct, Policy, Tile, Tiling};
 
 /// What a driver multiplies by other means than our kernels.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,37 +29,17 @@ pub(super) struct Device {
     /// Kernel files that the language lacks.
     pub(super) lacks: &'static [&'static str],
     pub(super) splits_attention: bool,
-    pub(super) separate_entries: bool,
-    pub(super) plain_rows: (u32, u32),
-    pub(super) unpack_from: u32,
-    /// Products of few tokens pay where rows and depths are whole multiples of these.
-    few_product: Option<(u32, u32)>,
-    pub(super) integer_dots: bool,
-    pub(super) matrix_tiling: Option<Tiling>,
-    attention_tiles: Option<Tiles>,
+    pub(super) policy: Policy,
 }
 
-/// What attention tiles take: heads of a multiple of the first up to the second, blocks of a multiple of the third.
-#[derive(Clone, Copy)]
-struct Tiles(u32, u32, u32);
-
-impl Device {
-    pub(super) fn product_from(&self, in_features: u32, out_features: u32) -> u32 {
-        match self.few_product {
-            Some((rows, depths)) if out_features.is_multiple_of(rows) && in_features.is_multiple_of(depths) => 2,
-            _ => 9,
-        }
-    }
-
-    pub(super) fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
-        let Tiles(heads, most, blocks) = self.attention_tiles?;
-        let takes = [DType::F16, DType::BF16].contains(&spec.act)
-            && spec.kv == spec.act
-            && spec.head_dim.is_multiple_of(heads)
-            && (heads..=most).contains(&spec.head_dim)
-            && spec.block_size.is_multiple_of(blocks);
-        takes.then_some(ATTENTION_TILES)
-    }
+fn attention_tiles(head_dim_step: u32, max_head_dim: u32, block_step: u32) -> Option<AttentionTiles> {
+    Some(AttentionTiles {
+        source: ATTENTION_TILES,
+        types: vec![DType::F16, DType::BF16],
+        head_dim_step,
+        max_head_dim,
+        block_step,
+    })
 }
 
 fn facts(arch: &str, num_sms: u32, max_shared_bytes: u32) -> Facts {
@@ -85,13 +66,7 @@ fn device(name: &'static str, facts: Facts) -> Device {
         products: Products::None,
         lacks: &["linear_dots"],
         splits_attention: false,
-        separate_entries: false,
-        plain_rows: (8, 256),
-        unpack_from: 33,
-        few_product: None,
-        integer_dots: false,
-        matrix_tiling: None,
-        attention_tiles: None,
+        policy: Policy::default(),
     }
 }
 
@@ -119,20 +94,32 @@ fn hip(name: &'static str, arch: &str, warp_size: u32, num_sms: u32, products: P
 
 fn hip_matrix_units(device: Device) -> Device {
     Device {
-        matrix_tiling: Some(Tiling::plain("on matrix units")),
-        attention_tiles: Some(Tiles(8, 256, 8)),
+        policy: Policy {
+            matrix_tiling: Some(Tiling::plain("on matrix units")),
+            attention_tiles: attention_tiles(8, 256, 8),
+            ..Policy::default()
+        },
         ..device
     }
 }
 
 fn vulkan(name: &'static str, num_sms: u32) -> Device {
+    let block_product = BlockProduct {
+        rows: 16,
+        depths: 64,
+        from_tokens: 2,
+    };
     Device {
         lacks: &[],
         splits_attention: true,
-        separate_entries: true,
-        plain_rows: (4, 64),
-        unpack_from: 9,
-        few_product: Some((16, 64)),
+        policy: Policy {
+            plain_block: (4, 64),
+            block_product: Some(block_product),
+            unpack_from: 9,
+            separate_entries: true,
+            concurrent_commands: true,
+            ..Policy::default()
+        },
         ..device(name, facts("vulkan1.2", num_sms, 48 << 10))
     }
 }
@@ -144,23 +131,34 @@ fn opencl(name: &'static str) -> Device {
     }
 }
 
+/// The same device under another name, with products of bytes.
+fn with_integer_dots(name: &'static str, mut device: Device) -> Device {
+    device.policy.integer_dots = true;
+    Device { name, ..device }
+}
+
 /// Every device of the tables.
 pub(super) fn all() -> Vec<Device> {
     let tile = |tokens, threads| Tile { tokens, threads };
+    let opencl_tiling = Tiling {
+        define: Some(("DPAS", "16".to_string())),
+        tiles: [tile(64, 128), tile(128, 256)],
+        means: "on matrix units of 16 columns".to_string(),
+    };
     let opencl_matrix = Device {
-        matrix_tiling: Some(Tiling {
-            define: Some(("DPAS", "16".to_string())),
-            tiles: [tile(64, 128), tile(128, 256)],
-            means: "on matrix units of 16 columns".to_string(),
-        }),
-        attention_tiles: Some(Tiles(16, 128, 8)),
+        policy: Policy {
+            matrix_tiling: Some(opencl_tiling),
+            attention_tiles: attention_tiles(16, 128, 8),
+            ..Policy::default()
+        },
         ..opencl("OpenCL, matrix units")
     };
-    let vulkan_matrix = Device {
-        products: Products::SixteenBit,
-        attention_tiles: Some(Tiles(16, 128, 32)),
-        ..vulkan("Vulkan, matrix units", 132)
-    };
+    let mut vulkan_matrix = vulkan("Vulkan, matrix units", 132);
+    vulkan_matrix.products = Products::SixteenBit;
+    vulkan_matrix.policy.attention_tiles = attention_tiles(16, 128, 32);
+    let mut processor = vulkan("Vulkan, a processor", 2);
+    processor.lacks = &["linear_tiled"];
+    processor.policy.plain_block = (32, 8);
     vec![
         cuda("CUDA, H200", "sm_90a", 132, 232_448, Products::CublasLt),
         cuda(
@@ -183,27 +181,11 @@ pub(super) fn all() -> Vec<Device> {
         hip("HIP, gfx1100, waves of 32", "gfx1100", 32, 96, Products::RocBlas),
         vulkan("Vulkan, no matrix units", 32),
         vulkan_matrix.clone(),
-        Device {
-            name: "Vulkan, matrix units, products of bytes",
-            integer_dots: true,
-            ..vulkan_matrix
-        },
-        Device {
-            plain_rows: (32, 8),
-            lacks: &["linear_tiled"],
-            ..vulkan("Vulkan, a processor", 2)
-        },
+        with_integer_dots("Vulkan, matrix units, products of bytes", vulkan_matrix),
+        processor,
         opencl("OpenCL, no matrix units"),
         opencl_matrix.clone(),
-        Device {
-            name: "OpenCL, products of bytes",
-            integer_dots: true,
-            ..opencl("")
-        },
-        Device {
-            name: "OpenCL, matrix units, products of bytes",
-            integer_dots: true,
-            ..opencl_matrix
-        },
+        with_integer_dots("OpenCL, products of bytes", opencl("")),
+        with_integer_dots("OpenCL, matrix units, products of bytes", opencl_matrix),
     ]
 }

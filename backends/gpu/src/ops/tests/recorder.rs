@@ -4,15 +4,15 @@
 use std::sync::{Arc, Mutex};
 
 use halyard_kernels_gpu::Source;
-use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Error, Result, Status};
 
 use super::devices::{Device, Products};
 use crate::driver::{
     DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Product, ProductCall,
-    ProductSpec, Stream, Tiling,
+    ProductSpec, Stream,
 };
 use crate::encoding::{Command, Encoding};
+use crate::policy::Policy;
 
 /// The driver.
 pub(super) struct Recorder {
@@ -123,6 +123,10 @@ impl Driver for Recorder {
         &self.device.facts
     }
 
+    fn policy(&self) -> &Policy {
+        &self.device.policy
+    }
+
     fn memory(&self) -> Result<(u64, u64)> {
         Ok((1 << 30, 1 << 30))
     }
@@ -214,14 +218,6 @@ impl Driver for Recorder {
         })
     }
 
-    fn separate_entries(&self) -> bool {
-        self.device.separate_entries
-    }
-
-    fn plain_rows(&self) -> (u32, u32) {
-        self.device.plain_rows
-    }
-
     fn compile(&self, name: &str, _text: KernelText, options: &[String]) -> Result<Vec<u8>> {
         Ok(format!("{name} {}", options.join(" ")).into_bytes())
     }
@@ -311,28 +307,5 @@ impl Driver for Recorder {
         // An `Arc` of a type without a size still has an address of its own.
         self.products.lock().unwrap().push((product.clone(), *spec));
         Ok(product)
-    }
-
-    fn product_from(&self, in_features: u32, out_features: u32) -> u32 {
-        self.device.product_from(in_features, out_features)
-    }
-
-    fn tiling(&self, act: DType, weight: DType) -> Tiling {
-        match &self.device.matrix_tiling {
-            Some(tiling) if act != DType::F32 && act == weight => tiling.clone(),
-            _ => Tiling::plain("in f32"),
-        }
-    }
-
-    fn unpack_from(&self) -> u32 {
-        self.device.unpack_from
-    }
-
-    fn integer_dots(&self) -> bool {
-        self.device.integer_dots
-    }
-
-    fn attention_tiles(&self, spec: &Attention) -> Option<Source> {
-        self.device.attention_tiles(spec)
     }
 }

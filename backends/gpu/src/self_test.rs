@@ -1,13 +1,12 @@
-//! Tests of matrix units at load. That of attention is here for all platforms; of those of products, what they share: small whole numbers, whose sums depend on no order, as bytes of a type, and
-//! memory that device and host both see.
+//! Self-tests of kernels on matrix units at load: small whole numbers, whose sums depend on no order, as bytes of a
+//! type, and memory that device and host both see. A driver's own tests of products use it too.
 
 use halyard_platform_api::{DType, Result};
 
 use crate::driver::{DevicePtr, Driver, Pinned};
-pub use crate::ops::attention_trial as attention;
 
-/// The value of an operand's token at a depth. It and [`weight_at`] change with the depth, and in no simple rhythm: sums over depths that met in a wrong
-/// order must differ.
+/// The value of an operand's token at a depth. It and [`weight_at`] change with the depth, and in no simple rhythm:
+/// sums over depths that met in a wrong order must differ.
 pub fn x_at(token: u32, depth: u32) -> i32 {
     ((token * 5 + depth * 3 + depth / 7) % 7) as i32 - 3
 }
@@ -70,23 +69,23 @@ pub fn whole_numbers(dtype: DType, rows: u32, columns: u32, padding: u32, at: im
 }
 
 /// Pinned memory, freed at its end.
-pub struct TrialMemory<'a> {
+pub struct SelfTestMemory<'a> {
     driver: &'a dyn Driver,
     pinned: Pinned,
     len: usize,
 }
 
-impl<'a> TrialMemory<'a> {
+impl<'a> SelfTestMemory<'a> {
     /// Holds `bytes`.
     ///
     /// # Errors
     /// What the driver reports.
-    pub fn with(driver: &'a dyn Driver, bytes: &[u8]) -> Result<TrialMemory<'a>> {
+    pub fn with(driver: &'a dyn Driver, bytes: &[u8]) -> Result<SelfTestMemory<'a>> {
         let pinned = driver.allocate_pinned(bytes.len() as u64)?;
         // SAFETY: fresh memory of that size.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pinned.host, bytes.len()) };
         let len = bytes.len();
-        Ok(TrialMemory { driver, pinned, len })
+        Ok(SelfTestMemory { driver, pinned, len })
     }
 
     /// Where the device has it.
@@ -104,7 +103,7 @@ impl<'a> TrialMemory<'a> {
     }
 }
 
-impl Drop for TrialMemory<'_> {
+impl Drop for SelfTestMemory<'_> {
     fn drop(&mut self) {
         // SAFETY: nothing uses it any more.
         unsafe { self.driver.free_pinned(self.pinned) };

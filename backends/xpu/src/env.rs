@@ -1,13 +1,14 @@
-//! The one place that looks at the environment: where compiled kernels are kept, and where OpenCL's loader library may lie.
+//! The one place that looks at the environment: where compiled kernels are kept, and where OpenCL's loader library may
+//! lie.
 //!
-//! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/xpu` in `$XDG_CACHE_HOME`
-//! or `~/.cache`. `HALYARD_OPENCL_LIBRARY_PATH` names folders, separated by `:`, in which `libOpenCL.so.1` is looked for before anywhere
-//! else. (Which runtimes the loader then shows is its own matter: `OCL_ICD_VENDORS`, `OCL_ICD_FILENAMES`.)
-//! `HALYARD_OPENCL_INT8_DOTS=1` rounds tokens to 8 bits where an op allows it and the device is fast at products of bytes; `force` does on
-//! every device, with plain operations where it lacks the instruction.
-//! `HALYARD_OPENCL_SUBGROUP=16` or `32` has kernels pass values within subgroups of that size on every device that has them, `0` nowhere.
-//! `HALYARD_OPENCL_MATRIX=0` keeps matrix units unused; `8` or `16` has devices without them compute the same by plain operations, in subgroups of that
-//! size, to test what is built on them.
+//! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/xpu`
+//! in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_OPENCL_LIBRARY_PATH` names folders, separated by `:`, in which
+//! `libOpenCL.so.1` is looked for before anywhere else. (Which runtimes the loader then shows is its own matter:
+//! `OCL_ICD_VENDORS`, `OCL_ICD_FILENAMES`.) `HALYARD_OPENCL_INT8_DOTS=1` rounds tokens to 8 bits where an op allows it
+//! and the device is fast at products of bytes; `force` does on every device, with plain operations where it lacks the
+//! instruction. `HALYARD_OPENCL_SUBGROUP=16` or `32` has kernels pass values within subgroups of that size on every
+//! device that has them, `0` nowhere. `HALYARD_OPENCL_MATRIX=0` keeps matrix units unused; `8` or `16` has devices
+//! without them compute the same by plain operations, in subgroups of that size, to test what is built on them.
 //! `HALYARD_OPENCL_GPU_KERNELS=1` has processors run the products that are written for GPUs: slowly, to test them.
 
 use std::env::var_os;
@@ -30,7 +31,8 @@ pub(crate) fn subgroup() -> Option<u32> {
     var_os("HALYARD_OPENCL_SUBGROUP")?.to_str()?.parse().ok()
 }
 
-/// The subgroup size for products on matrix units where the device has none of its own, 0 for no such products at all; `None`: nothing was said.
+/// The subgroup size for products on matrix units where the device has none of its own, 0 for no such products at all;
+/// `None`: nothing was said.
 pub(crate) fn matrix() -> Option<u32> {
     var_os("HALYARD_OPENCL_MATRIX")?.to_str()?.parse().ok()
 }

@@ -1,13 +1,14 @@
-//! Tokens rounded to 8-bit floats with a scale a token, so that the library multiplies 8-bit weights as they are held. Only where the op allows
-//! activations to be rounded.
+//! Tokens rounded to 8-bit floats with a scale a token, so that the library multiplies 8-bit weights as they are held.
+//! Only where the op allows activations to be rounded.
 
 use halyard_kernels_gpu::LINEAR_SCALED_TOKENS;
 use halyard_platform_api::{DType, Result, ops};
 
-use super::{Held, type_name};
+use super::layout::WeightLayout;
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
+use crate::ops::names::type_name;
 use crate::view::View;
 
 /// Compiled.
@@ -17,8 +18,11 @@ pub(super) struct RoundTokens {
 }
 
 /// Whether a linear's tokens may be rounded, and its rows are long enough multiples for the library.
-pub(super) fn fits(op: &ops::Linear, held: Held) -> bool {
-    held == Held::Scaled && op.allow_quantized_act && op.act != DType::F32 && op.in_features.is_multiple_of(16)
+pub(super) fn takes(op: &ops::Linear, layout: WeightLayout) -> bool {
+    layout == WeightLayout::Scaled
+        && op.allow_quantized_act
+        && op.act != DType::F32
+        && op.in_features.is_multiple_of(16)
 }
 
 impl RoundTokens {

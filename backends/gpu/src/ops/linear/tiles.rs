@@ -1,15 +1,18 @@
-//! Many tokens without a library: tiles in f32, or on the matrix units that the driver's kernel knows. Plain weights are read as they are held,
-//! planes are unpacked in scratch first, some rows at a time.
+//! Many tokens without a library: tiles in f32, or on the matrix units that the driver's kernel knows. Plain weights
+//! are read as they are held, planes are unpacked in scratch first, some rows at a time.
 
 use halyard_kernels_gpu::LINEAR_TILED;
 use halyard_platform_api::ops;
-use halyard_platform_api::{Result, Status};
+use halyard_platform_api::{Error, Result};
 
+use super::call::{Call, Path};
+use super::layout::WeightLayout;
 use super::quantized::Unpack;
-use super::{Call, Held, epilogue_code, type_name};
-use crate::driver::{DevicePtr, Function, Tile, Tiling};
+use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
+use crate::ops::names::{epilogue_code, type_name};
+use crate::policy::{Tile, Tiling};
 
 /// Output rows of a block.
 const TILE: u32 = 64;
@@ -17,9 +20,9 @@ const TILE: u32 = 64;
 const SCRATCH_BYTES: u64 = 64 << 20;
 
 /// Compiled.
-pub(super) struct Tiled {
+pub(super) struct Tiles {
     product: Function,
-    tiling: Tiling,
+    tiles: [Tile; 2],
     num_sms: u32,
     unpack: Option<Unpack>,
     /// Rows of one launch.
@@ -30,24 +33,29 @@ pub(super) struct Tiled {
     out_bytes: u64,
 }
 
-impl Tiled {
-    /// `None` where calls of so many tokens do not come, or the driver's language lacks the kernel.
+impl Tiles {
+    /// Compiles the kernel for weights of [`WeightLayout::Plain`] or [`WeightLayout::Planes`].
+    ///
+    /// # Errors
+    /// `Unsupported` where the driver's language lacks the kernel, or its matrix units are wrong.
     pub(super) fn prepare(
         cx: &Preparation<'_>,
         op: &ops::Linear,
-        held: Held,
-        own_tokens: u32,
-    ) -> Result<Option<Tiled>> {
-        if op.max_tokens <= own_tokens {
-            return Ok(None);
-        }
-        let (weight, unpack) = match held {
-            Held::Plain(dtype) => (dtype, None),
-            Held::Planes(format) => (op.act, Some(Unpack::prepare(cx, op, format)?)),
-            // 8-bit floats have a plain kernel of their own.
-            Held::Scaled => return Ok(None),
+        layout: WeightLayout,
+        on_matrix_units: bool,
+    ) -> Result<Tiles> {
+        let (weight, unpack) = match layout {
+            WeightLayout::Plain(dtype) => (dtype, None),
+            WeightLayout::Planes(format) => (op.act, Some(Unpack::prepare(cx, op, format)?)),
+            WeightLayout::Scaled => return Err(Error::unsupported("tiles of 8-bit floats")),
         };
-        let tiling = cx.driver.tiling(op.act, weight);
+        let tiling = match cx.policy().matrix_tiling(op.act, weight) {
+            Some(tiling) if on_matrix_units => {
+                cx.driver.self_test_matrix_units(op.act)?;
+                tiling.clone()
+            }
+            _ => Tiling::plain("in f32"),
+        };
         let mut defines = vec![
             ("ACT", type_name(op.act)),
             ("WEIGHT", type_name(weight)),
@@ -55,60 +63,23 @@ impl Tiled {
             ("EPILOGUE", epilogue_code(op.epilogue)),
         ];
         defines.extend(tiling.define.as_ref().map(|(name, value)| (*name, value.as_str())));
-        let product = match cx.function(LINEAR_TILED, &defines, "linear_tiled", 0) {
-            Ok(product) => product,
-            Err(why) if why.status == Status::Unsupported => return Ok(None),
-            Err(why) => return Err(why),
-        };
+        let product = cx.function(LINEAR_TILED, &defines, "linear_tiled", 0)?;
         let (n, act_bytes) = (op.out_features, op.act.bytes() as u64);
         let piece_rows = match unpack {
             Some(_) => piece_rows(n, u64::from(op.in_features) * act_bytes),
             None => n,
         };
-        Ok(Some(Tiled {
+        Ok(Tiles {
             product,
             num_sms: cx.facts().num_sms,
-            tiling,
+            tiles: tiling.tiles,
             unpack,
             piece_rows,
             n,
             k: op.in_features,
             act_bytes,
             out_bytes: op.out.bytes() as u64,
-        }))
-    }
-
-    /// Whether it is compiled for matrix units.
-    pub(super) fn is_on_matrix_units(&self) -> bool {
-        self.tiling.define.is_some()
-    }
-
-    /// In what it computes.
-    pub(super) fn means(&self) -> &str {
-        &self.tiling.means
-    }
-
-    pub(super) fn scratch_bytes(&self) -> u64 {
-        match self.unpack {
-            Some(_) => u64::from(self.piece_rows) * u64::from(self.k) * self.act_bytes,
-            None => 0,
-        }
-    }
-
-    pub(super) fn encode(&self, encoding: &mut Encoding, call: &Call) {
-        let mut first = 0;
-        while first < self.n {
-            let rows = self.piece_rows.min(self.n - first);
-            let weight = match &self.unpack {
-                Some(unpack) => {
-                    unpack.encode(encoding, call.weight.ptr, Arg::Scratch(0), first, rows);
-                    Arg::Scratch(0)
-                }
-                None => Arg::Ptr(call.weight.ptr),
-            };
-            self.launch(encoding, call, weight, first, rows);
-            first += rows;
-        }
+        })
     }
 
     /// Rows `first .. first + rows`, whose weights begin at `weight`.
@@ -130,9 +101,34 @@ impl Tiled {
             Arg::U32(rows),
             Arg::U32(self.k),
         ];
-        let tile = shape(self.tiling.tiles, rows, call.tokens, self.num_sms);
+        let tile = shape(self.tiles, rows, call.tokens, self.num_sms);
         let grid = [rows.div_ceil(TILE), call.tokens.div_ceil(tile.tokens), 1];
         encoding.launch(self.product, grid, tile.threads, 0, &args);
+    }
+}
+
+impl Path for Tiles {
+    fn scratch_bytes(&self) -> u64 {
+        match self.unpack {
+            Some(_) => u64::from(self.piece_rows) * u64::from(self.k) * self.act_bytes,
+            None => 0,
+        }
+    }
+
+    fn encode(&self, encoding: &mut Encoding, call: &Call) {
+        let mut first = 0;
+        while first < self.n {
+            let rows = self.piece_rows.min(self.n - first);
+            let weight = match &self.unpack {
+                Some(unpack) => {
+                    unpack.encode(encoding, call.weight.ptr, Arg::Scratch(0), first, rows);
+                    Arg::Scratch(0)
+                }
+                None => Arg::Ptr(call.weight.ptr),
+            };
+            self.launch(encoding, call, weight, first, rows);
+            first += rows;
+        }
     }
 }
 

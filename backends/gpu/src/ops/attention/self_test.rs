@@ -1,18 +1,20 @@
-//! Prompts' attention on matrix units against the plain kernel on the same device, before it is used: which lane brings what is known from documents
-//! alone, drivers and their compilers are young there, and wrong attention shows in nothing but the answers of a model.
+//! Self-test at load: runs prompts' attention on matrix units and the plain kernel on the same inputs and compares
+//! them. The lane layout is known from vendors' documents only, and these compilers are young. A wrong kernel would
+//! show only as bad model output.
 
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, Error, Result};
 
-use super::block_bytes;
-use super::plain::{TILE_THREADS, TILE_TOKENS, WARPS};
+use super::call::block_bytes;
+use super::launch::{TILE_THREADS, WARPS, plain_blocks, tile_blocks};
 use crate::driver::{Driver, Function, Param};
-use crate::trial::{TrialMemory, value_of, whole_number};
+use crate::self_test::{SelfTestMemory, value_of, whole_number};
 
 /// Query heads, and KV heads that they share.
 const HEADS: u32 = 4;
 const KV_HEADS: u32 = 2;
-/// Where each sequence's tokens start, and where the last one's end: two share a tile, whose first is a part of its prompt.
+/// Where each sequence's tokens start, and where the last one's end: two share a tile, whose first is a part of its
+/// prompt.
 const STARTS: [u32; 3] = [0, 21, 81];
 const TOKENS: u32 = STARTS[2];
 /// Their keys.
@@ -21,10 +23,11 @@ const SEQ_LENS: [u32; 2] = [50, 60];
 const CALLS: [(u32, f32); 2] = [(0, 0.0), (20, 3.0)];
 /// Values between tokens of queries and results: 16 bytes.
 const PADDING: u32 = 8;
-/// What results hold before each kernel: no result is as large, and a place that neither writes shows.
+/// Fill values of the outputs before each run. They are outside the result range, so an unwritten element is detected.
 const BEFORE: [i32; 2] = [15, -15];
 
-/// Whole numbers from -4 to 3 in no order, whose products and sums are exact: values of tokens that changed places must show.
+/// Whole numbers from -4 to 3 in no order, whose products and sums are exact: values of tokens that changed places must
+/// show.
 fn number_at(index: u32, salt: u32) -> i32 {
     let mixed = (index ^ salt).wrapping_mul(0x9E37_79B1);
     ((mixed ^ mixed >> 15).wrapping_mul(0x85EB_CA6B) >> 29) as i32 - 4
@@ -44,7 +47,8 @@ fn pitch(spec: &Attention) -> u32 {
     HEADS * spec.head_dim + PADDING
 }
 
-/// How far two right results may be apart: weights, up to 1, and results, up to 4, are rounded to the type, and some kernels cut off.
+/// How far two right results may be apart: weights, up to 1, and results, up to 4, are rounded to the type, and some
+/// kernels cut off.
 fn tolerance(dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => 1.0 / 16.0,
@@ -62,12 +66,12 @@ struct Call<'a> {
     page_bytes: u64,
     /// Pages of a row of the table.
     pages: u32,
-    q: TrialMemory<'a>,
-    cache: TrialMemory<'a>,
-    table: TrialMemory<'a>,
-    rows: TrialMemory<'a>,
-    starts: TrialMemory<'a>,
-    lens: TrialMemory<'a>,
+    q: SelfTestMemory<'a>,
+    cache: SelfTestMemory<'a>,
+    table: SelfTestMemory<'a>,
+    rows: SelfTestMemory<'a>,
+    starts: SelfTestMemory<'a>,
+    lens: SelfTestMemory<'a>,
 }
 
 impl<'a> Call<'a> {
@@ -83,13 +87,13 @@ impl<'a> Call<'a> {
             pitch,
             page_bytes,
             pages,
-            q: TrialMemory::with(driver, &numbers(spec.act, TOKENS * pitch, 0x5bd1))?,
-            cache: TrialMemory::with(driver, &numbers(spec.kv, values, 0x27d4))?,
+            q: SelfTestMemory::with(driver, &numbers(spec.act, TOKENS * pitch, 0x5bd1))?,
+            cache: SelfTestMemory::with(driver, &numbers(spec.kv, values, 0x27d4))?,
             // Pages and rows out of order.
-            table: TrialMemory::with(driver, &words((0..2 * pages).rev()))?,
-            rows: TrialMemory::with(driver, &words([1, 0]))?,
-            starts: TrialMemory::with(driver, &words(STARTS))?,
-            lens: TrialMemory::with(driver, &words(SEQ_LENS))?,
+            table: SelfTestMemory::with(driver, &words((0..2 * pages).rev()))?,
+            rows: SelfTestMemory::with(driver, &words([1, 0]))?,
+            starts: SelfTestMemory::with(driver, &words(STARTS))?,
+            lens: SelfTestMemory::with(driver, &words(SEQ_LENS))?,
         })
     }
 
@@ -103,7 +107,7 @@ impl<'a> Call<'a> {
         call: (u32, f32),
     ) -> Result<Vec<f32>> {
         let empty = whole_number(self.act, before).repeat((TOKENS * self.pitch) as usize);
-        let out = TrialMemory::with(self.driver, &empty)?;
+        let out = SelfTestMemory::with(self.driver, &empty)?;
         // Scores as far apart as those of a trained model's heads: some keys count, none alone.
         let scale = 0.3 / (self.head_dim as f32).sqrt();
         let params = [
@@ -130,7 +134,8 @@ impl<'a> Call<'a> {
             Param::Word(call.0),
         ];
         let stream = self.driver.create_stream()?;
-        // SAFETY: the parameters of attention kernels; memory of their sizes that lives until the stream has been waited for.
+        // SAFETY: the parameters of attention kernels; memory of their sizes that lives until the stream has been
+        // waited for.
         let ran = unsafe {
             self.driver
                 .launch(function, grid, [threads, 1, 1], 0, &params, false, stream)
@@ -154,8 +159,8 @@ impl<'a> Call<'a> {
 /// `Unsupported` with the first number that is wrong; what the device reports.
 pub fn attention(driver: &dyn Driver, plain: Function, tiles: Function, spec: &Attention) -> Result<()> {
     let memory = Call::new(driver, spec)?;
-    let plain_grid = [(TOKENS * HEADS).div_ceil(WARPS), 1, 1];
-    let tiles_grid = [TOKENS.div_ceil(TILE_TOKENS), HEADS, 1];
+    let plain_grid = [plain_blocks(TOKENS, HEADS), 1, 1];
+    let tiles_grid = tile_blocks(TOKENS, HEADS);
     for call in CALLS {
         let expected = memory.result(plain, plain_grid, WARPS * 32, BEFORE[0], call)?;
         let found = memory.result(tiles, tiles_grid, TILE_THREADS, BEFORE[1], call)?;

@@ -1,11 +1,13 @@
-//! The one place that looks at the environment: where compiled kernels and pipelines are kept, and whether the validation layer watches.
+//! The one place that looks at the environment: where compiled kernels and pipelines are kept, and whether the
+//! validation layer watches.
 //!
-//! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/vulkan` in
-//! `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_VULKAN_VALIDATION=1` loads the Khronos validation layer and turns each of its messages into an
-//! error of the next wait. `HALYARD_VULKAN_GPU_KERNELS=1` has processors run the products that are written for GPUs: slowly, to test them.
-//! `HALYARD_VULKAN_MATRIX_ATTENTION=0` keeps prompts' attention off matrix units, `HALYARD_VULKAN_WIDE_MATRICES=0` keeps
-//! products off matrices of whole workgroups. `HALYARD_VULKAN_INT8_DOTS=1` rounds tokens to 8 bits where an op
-//! allows it and the device is fast at products of bytes; `force` does on every device that has the instruction.
+//! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is
+//! `halyard/vulkan` in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_VULKAN_VALIDATION=1` loads the Khronos validation
+//! layer and turns each of its messages into an error of the next wait. `HALYARD_VULKAN_GPU_KERNELS=1` has processors
+//! run the products that are written for GPUs: slowly, to test them. `HALYARD_VULKAN_MATRIX_ATTENTION=0` keeps prompts'
+//! attention off matrix units, `HALYARD_VULKAN_WIDE_MATRICES=0` keeps products off matrices of whole workgroups.
+//! `HALYARD_VULKAN_INT8_DOTS=1` rounds tokens to 8 bits where an op allows it and the device is fast at products of
+//! bytes; `force` does on every device that has the instruction.
 
 use std::env::var_os;
 use std::path::PathBuf;
@@ -27,7 +29,8 @@ pub(crate) fn gpu_kernels_are_asked() -> bool {
     is_set("HALYARD_VULKAN_GPU_KERNELS")
 }
 
-/// Whether tests are to make the tables of whole sizes that people tune kernels by, and not only see that the kernels are right.
+/// Whether tests are to make the tables of whole sizes that people tune kernels by, and not only see that the kernels
+/// are right.
 #[cfg(test)]
 pub(crate) fn tables_are_asked() -> bool {
     is_set("HALYARD_VULKAN_TABLES")

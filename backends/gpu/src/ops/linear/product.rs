@@ -1,16 +1,18 @@
-//! Many tokens: the vendor's library product. Bias and residual go into the output first and the product is added; an activation needs the whole
-//! product in f32 scratch. Weights of another type or format are unpacked in scratch, some rows at a time.
+//! Many tokens: the vendor's library product. Bias and residual go into the output first and the product is added; an
+//! activation needs the whole product in f32 scratch. Weights of another type or format are unpacked in scratch, some
+//! rows at a time.
 
 use std::sync::Arc;
 
 use halyard_platform_api::ops::{self, Epilogue};
-use halyard_platform_api::{DType, Result, Status};
+use halyard_platform_api::{DType, Result};
 
-use super::eight_bit::{self, RoundTokens};
+use super::call::{Call, Path, rows, rows_aligned};
+use super::layout::{WeightLayout, scales_at};
 use super::plain::{Finish, convert_function, encode_convert};
 use super::quantized::Unpack;
-use super::scaled::{UnpackScaled, scales_at};
-use super::{Call, Held};
+use super::round_tokens::RoundTokens;
+use super::scaled::UnpackScaled;
 use crate::driver::{DevicePtr, Function, Product, ProductCall, ProductSpec};
 use crate::encoding::{Arg, Encoding, InScratch};
 use crate::kernel::Preparation;
@@ -21,7 +23,7 @@ const SCRATCH_BYTES: u64 = 64 << 20;
 const ALIGN: u64 = 256;
 
 /// Prepared products of one matrix.
-pub(super) struct Library {
+pub(super) struct LibraryProduct {
     pieces: Vec<Piece>,
     unpacking: Unpacking,
     /// Of 8-bit products.
@@ -59,32 +61,30 @@ enum Unpacking {
     Scaled(UnpackScaled),
 }
 
-impl Library {
-    /// `None` where own kernels do better for all sizes of call.
+impl LibraryProduct {
+    /// Prepares the driver's product, of tokens rounded to 8 bits where `eight_bit` says so: then weights are
+    /// multiplied as they lie.
+    ///
+    /// # Errors
+    /// `Unsupported` where the driver multiplies no such matrices; `Unavailable` where its library is missing: that is
+    /// told, not worked around at a tenth of the speed.
     pub(super) fn prepare(
         cx: &Preparation<'_>,
         op: &ops::Linear,
-        held: Held,
-        own_limit: u32,
-    ) -> Result<Option<Library>> {
-        if op.max_tokens <= own_limit || !(u64::from(op.in_features) * op.act.bytes() as u64).is_multiple_of(16) {
-            return Ok(None);
-        }
-        if eight_bit::fits(op, held) {
-            let rounding = RoundTokens::prepare(cx, op);
-            match rounding.and_then(|rounding| Library::of(cx, op, Unpacking::None, Some(rounding))) {
-                // Without 8-bit products, codes are widened.
-                Err(error) if error.status == Status::Unsupported => {}
-                made => return made.map(Some),
+        layout: WeightLayout,
+        eight_bit: bool,
+    ) -> Result<LibraryProduct> {
+        let (unpacking, rounding) = match layout {
+            _ if eight_bit => (Unpacking::None, Some(RoundTokens::prepare(cx, op)?)),
+            WeightLayout::Plain(dtype) if dtype == op.act => (Unpacking::None, None),
+            WeightLayout::Plain(dtype) => {
+                let widen = convert_function(cx, dtype, op.act)?;
+                (Unpacking::Widen(widen, dtype.bytes() as u64), None)
             }
-        }
-        let unpacking = match held {
-            Held::Plain(dtype) if dtype == op.act => Unpacking::None,
-            Held::Plain(dtype) => Unpacking::Widen(convert_function(cx, dtype, op.act)?, dtype.bytes() as u64),
-            Held::Planes(format) => Unpacking::Planes(Unpack::prepare(cx, op, format)?),
-            Held::Scaled => Unpacking::Scaled(UnpackScaled::prepare(cx, op)?),
+            WeightLayout::Planes(format) => (Unpacking::Planes(Unpack::prepare(cx, op, format)?), None),
+            WeightLayout::Scaled => (Unpacking::Scaled(UnpackScaled::prepare(cx, op)?), None),
         };
-        Library::of(cx, op, unpacking, None).map(Some)
+        LibraryProduct::of(cx, op, unpacking, rounding)
     }
 
     fn of(
@@ -92,7 +92,7 @@ impl Library {
         op: &ops::Linear,
         unpacking: Unpacking,
         rounding: Option<RoundTokens>,
-    ) -> Result<Library> {
+    ) -> Result<LibraryProduct> {
         let act_bytes = op.act.bytes() as u64;
         let (n, k) = (op.out_features, op.in_features);
         let input = if rounding.is_some() { DType::F8E4M3 } else { op.act };
@@ -150,7 +150,7 @@ impl Library {
                 0
             };
         let products = pieces.iter().flat_map(|p| [Some(&p.set), p.add.as_ref()]).flatten();
-        Ok(Library {
+        Ok(LibraryProduct {
             finish: Finish::prepare(cx, op)?,
             n,
             k,
@@ -167,36 +167,6 @@ impl Library {
             unpacking,
             rounding,
         })
-    }
-
-    /// Whether tokens are rounded to 8 bits.
-    pub(super) fn is_eight_bit(&self) -> bool {
-        self.rounding.is_some()
-    }
-
-    pub(super) fn scratch_bytes(&self) -> u64 {
-        self.workspace_at + self.workspace_bytes
-    }
-
-    pub(super) fn encode(&self, encoding: &mut Encoding, call: &Call) {
-        let add = !call.bias.is_none() || !call.residual.is_none();
-        if !self.waits && add && (!call.bias.is_none() || !call.in_place()) {
-            let none = Arg::Ptr(0);
-            self.finish
-                .encode(encoding, none, call.bias.ptr, &call.residual, &call.out);
-        }
-        let mut first = 0;
-        while first < call.tokens {
-            let count = self.pass_tokens.min(call.tokens - first);
-            let x = rows(&call.x, first, count);
-            let (residual, out) = (rows(&call.residual, first, count), rows(&call.out, first, count));
-            self.products(encoding, call.weight.ptr, &x, &out, add);
-            if self.waits {
-                let product = Arg::Scratch(self.product_at);
-                self.finish.encode(encoding, product, call.bias.ptr, &residual, &out);
-            }
-            first += count;
-        }
     }
 
     /// The product of one pass: into the output, or into scratch where it waits.
@@ -259,6 +229,37 @@ impl Library {
     }
 }
 
+impl Path for LibraryProduct {
+    fn takes(&self, call: &Call) -> bool {
+        rows_aligned(&call.x, 16) && rows_aligned(&call.out, 16)
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        self.workspace_at + self.workspace_bytes
+    }
+
+    fn encode(&self, encoding: &mut Encoding, call: &Call) {
+        let add = !call.bias.is_none() || !call.residual.is_none();
+        if !self.waits && add && (!call.bias.is_none() || !call.in_place()) {
+            let none = Arg::Ptr(0);
+            self.finish
+                .encode(encoding, none, call.bias.ptr, &call.residual, &call.out);
+        }
+        let mut first = 0;
+        while first < call.tokens {
+            let count = self.pass_tokens.min(call.tokens - first);
+            let x = rows(&call.x, first, count);
+            let (residual, out) = (rows(&call.residual, first, count), rows(&call.out, first, count));
+            self.products(encoding, call.weight.ptr, &x, &out, add);
+            if self.waits {
+                let product = Arg::Scratch(self.product_at);
+                self.finish.encode(encoding, product, call.bias.ptr, &residual, &out);
+            }
+            first += count;
+        }
+    }
+}
+
 /// Rows unpacked at a time: as few equal pieces as scratch allows, at multiples of 64.
 fn piece_rows(n: u32, row_bytes: u64) -> u32 {
     let most = (SCRATCH_BYTES / row_bytes.max(1) / 64 * 64).max(64);
@@ -269,17 +270,6 @@ fn piece_rows(n: u32, row_bytes: u64) -> u32 {
 /// Tokens of so many bytes each that lie in scratch at a time.
 fn pass_tokens(token_bytes: u64, max_tokens: u32) -> u32 {
     (SCRATCH_BYTES / token_bytes).clamp(1, u64::from(max_tokens.max(1))) as u32
-}
-
-/// Rows `first .. first + count` of an operand; the absent one stays absent.
-pub(super) fn rows(view: &View, first: u32, count: u32) -> View {
-    if view.is_none() {
-        return *view;
-    }
-    let mut part = *view;
-    part.shape[0] = count;
-    part.ptr += u64::from(first) * u64::from(view.row_stride()) * view.dtype.bytes() as u64;
-    part
 }
 
 #[cfg(test)]

@@ -1,18 +1,19 @@
-//! Batches of tokens over 8-bit weights: codes are widened between shared memory and matrix units, so that nothing is unpacked. Matrices of few tiles are
-//! shared out by depth, and the parts' sums meet in scratch.
+//! Batches of tokens over 8-bit weights: codes are widened between shared memory and matrix units, so that nothing is
+//! unpacked. Matrices of few tiles are shared out by depth, and the parts' sums meet in scratch.
 
 use halyard_kernels_gpu::LINEAR_SCALED_TILE;
 use halyard_platform_api::Result;
 use halyard_platform_api::ops;
 
-use super::scaled::scales_at;
-use super::{Call, epilogue_code, type_name};
-use crate::driver::Function;
+use super::call::{Call, Path, rows_aligned};
+use super::layout::scales_at;
+use crate::driver::{Facts, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
+use crate::ops::names::{epilogue_code, type_name};
 
 /// Up to this many tokens the codes' smaller size outweighs what the library's product computes faster.
-pub(super) const TILE_TOKENS: u32 = 512;
+pub(super) const MAX_TOKENS: u32 = 512;
 /// Weight rows of a block, and depths of a piece.
 const ROWS: u32 = 128;
 const DEPTH: u32 = 64;
@@ -31,7 +32,7 @@ struct Entry {
 }
 
 /// Prepared.
-pub(super) struct ScaledTile {
+pub(super) struct ScaledTiles {
     entries: Vec<Entry>,
     n: u32,
     k: u32,
@@ -50,13 +51,23 @@ fn splits(n: u32, k: u32, tokens: u32, block_tokens: u32, num_sms: u32) -> (u32,
     (depth * DEPTH, pieces.div_ceil(depth))
 }
 
-impl ScaledTile {
-    /// `None` where the kernel takes no such linear, or no call has so many tokens.
-    pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear, own_limit: u32) -> Result<Option<ScaledTile>> {
-        if op.max_tokens <= own_limit || !op.in_features.is_multiple_of(DEPTH) {
-            return Ok(None);
-        }
-        let one = |&(tokens, stages, blocks): &(u32, u32, u32)| -> Result<Entry> {
+/// The forms for which a block has the shared memory.
+fn fitting(facts: &Facts) -> impl Iterator<Item = (u32, u32, u32)> {
+    let most = facts.max_shared_bytes;
+    FORMS
+        .into_iter()
+        .filter(move |(tokens, stages, _)| stages * (ROWS * DEPTH + 2 * DEPTH * tokens) <= most)
+}
+
+/// Whether the kernel takes such a linear on a device.
+pub(super) fn takes(op: &ops::Linear, facts: &Facts) -> bool {
+    op.in_features.is_multiple_of(DEPTH) && fitting(facts).next().is_some()
+}
+
+impl ScaledTiles {
+    /// Compiles the kernel for a linear that it [`takes`].
+    pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear) -> Result<ScaledTiles> {
+        let one = |(tokens, stages, blocks): (u32, u32, u32)| -> Result<Entry> {
             let shared = (stages * (ROWS * DEPTH + 2 * DEPTH * tokens)).max(4 * tokens * (ROWS + 4));
             let names = [tokens, stages, blocks].map(|v| v.to_string());
             let defines = [
@@ -74,16 +85,13 @@ impl ScaledTile {
                 finish: cx.function(LINEAR_SCALED_TILE, &defines, "scaled_finish", 0)?,
             })
         };
-        let most = cx.facts().max_shared_bytes;
-        let fits = |&&(tokens, stages, _): &&(u32, u32, u32)| stages * (ROWS * DEPTH + 2 * DEPTH * tokens) <= most;
-        let entries: Vec<Entry> = FORMS.iter().filter(fits).map(one).collect::<Result<_>>()?;
-        Ok((!entries.is_empty()).then_some(ScaledTile {
-            entries,
+        Ok(ScaledTiles {
+            entries: fitting(cx.facts()).map(one).collect::<Result<_>>()?,
             n: op.out_features,
             k: op.in_features,
             num_sms: cx.facts().num_sms,
-            max_tokens: op.max_tokens.min(TILE_TOKENS),
-        }))
+            max_tokens: op.max_tokens.min(MAX_TOKENS),
+        })
     }
 
     fn entry(&self, tokens: u32) -> &Entry {
@@ -98,16 +106,21 @@ impl ScaledTile {
             _ => 4 * u64::from(parts) * u64::from(tokens) * u64::from(self.n),
         }
     }
+}
 
-    pub(super) fn scratch_bytes(&self) -> u64 {
+impl Path for ScaledTiles {
+    fn takes(&self, call: &Call) -> bool {
+        rows_aligned(&call.x, 16)
+    }
+
+    fn scratch_bytes(&self) -> u64 {
         (1..=self.max_tokens)
             .map(|tokens| self.partial_bytes(tokens))
             .max()
             .unwrap_or(0)
     }
 
-    /// Appends the launches. Rows of x are 16-byte aligned.
-    pub(super) fn encode(&self, encoding: &mut Encoding, call: &Call) {
+    fn encode(&self, encoding: &mut Encoding, call: &Call) {
         let (n, k, tokens) = (self.n, self.k, call.tokens);
         let entry = self.entry(tokens);
         let (depth, parts) = splits(n, k, tokens, entry.tokens, self.num_sms);

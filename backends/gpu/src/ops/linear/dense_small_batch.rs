@@ -1,14 +1,15 @@
-//! Few tokens on matrix units: which block shape a matrix gets, and the launch. One kernel also takes the norm before and the gating after.
+//! Small batches over plain weights on matrix units: which block shape a matrix gets, and the launch. The kernel also
+//! takes the norm before and the gating after.
 
 use halyard_kernels_gpu::{LINEAR_ONCE, LINEAR_SMALL};
+use halyard_platform_api::Result;
 use halyard_platform_api::ops;
-use halyard_platform_api::{DType, Result};
 
-use super::{epilogue_code, type_name};
-use crate::driver::{DevicePtr, Function};
+use super::fusion::{CARVEOUT_BYTES, Fusion, SmallBatchCall};
+use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
-use crate::view::View;
+use crate::ops::names::{epilogue_code, type_name};
 
 /// Token tiles of 8 that a block may take.
 const TILES: [u32; 3] = [1, 2, 4];
@@ -28,27 +29,9 @@ struct Shape {
     one_tile: bool,
 }
 
-/// What is computed around the product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fusion {
-    /// x is normalised by its root mean square first.
-    pub norm: bool,
-    /// The activation's number where rows are gate and up parts of one result; "0" where not.
-    pub gate: &'static str,
-}
-
-impl Fusion {
-    /// A product only.
-    pub(crate) const NONE: Fusion = Fusion { norm: false, gate: "0" };
-}
-
-/// Whether the kernel takes such a linear at all.
-pub(crate) fn fits(op: &ops::Linear, weight: DType) -> bool {
-    weight == op.act && op.act != DType::F32 && op.in_features.is_multiple_of(8)
-}
-
-/// The block shape for `n` weight rows of `k` values and tiles of 8·`tiles` tokens. What counts is bytes in flight on every multiprocessor, and that
-/// a warp's share of the depth is a whole number of its loads in flight. Measured on an H200 with the matrices of an 8B and a 135M model.
+/// The block shape for `n` weight rows of `k` values and tiles of 8·`tiles` tokens. What counts is bytes in flight on
+/// every multiprocessor, and that a warp's share of the depth is a whole number of its loads in flight. Measured on an
+/// H200 with the matrices of an 8B and a 135M model.
 fn shape(n: u32, k: u32, tiles: u32, num_sms: u32) -> Shape {
     let chunks = k.div_ceil(32);
     let row_tiles = if n.div_ceil(16) > num_sms { 2 } else { 1 };
@@ -92,9 +75,10 @@ fn shape(n: u32, k: u32, tiles: u32, num_sms: u32) -> Shape {
     }
 }
 
-/// Most tokens for which it beats the library's product, which has the ops around it to launch separately. Measured on an H200. By itself: a 135M
-/// model's layer at 32 tokens 17.2 µs against 19.3 for the products alone; its head, too, wins up to 8 tokens.
-pub(super) fn own_tokens(n: u32, k: u32) -> u32 {
+/// Most tokens for which it beats the library's product, which has the ops around it to launch separately. Measured on
+/// an H200. By itself: a 135M model's layer at 32 tokens 17.2 µs against 19.3 for the products alone; its head, too,
+/// wins up to 8 tokens.
+pub(super) fn most_tokens(n: u32, k: u32) -> u32 {
     match u64::from(n) * u64::from(k) {
         0..0x20_0000 => 32,
         0x20_0000..0x1000_0000 => 16,
@@ -102,16 +86,10 @@ pub(super) fn own_tokens(n: u32, k: u32) -> u32 {
     }
 }
 
-/// Shared memory that a multiprocessor should set aside for it, bytes: what a few tokens of a long row need. Loads in flight wait in what is left
-/// of the same memory, the first-level cache; and a kernel that is chained behind one with more shared memory (attention) would keep that one's
-/// division. An 8B model's decode step of one token on an H200: 6.0 ms left to itself, 4.03 like this.
-pub(super) const SHARED_BYTES: u32 = 100 << 10;
-
 /// Compiled for each number of token tiles.
-pub(crate) struct Small {
+pub(super) struct DenseSmallBatch {
     /// Ascending, at least one; the last takes more tokens than it has tiles for in several blocks.
     entries: Vec<Entry>,
-    own_tokens: u32,
     max_shared: u32,
     num_sms: u32,
     k: u32,
@@ -133,8 +111,8 @@ struct Entry {
 
 /// How its blocks meet the tokens.
 enum Body {
-    /// Once: a block has one tile of rows.
-    Once(Function),
+    /// A block has one tile of rows.
+    OneTile(Function),
     /// For every tile of rows that they walk over.
     Walk {
         /// Keeps them in shared memory.
@@ -155,14 +133,16 @@ impl Entry {
         u64::from(tokens.min(8 * self.tiles)) * pitch + u64::from(self.sums_bytes())
     }
 
-    /// The kernel for so many tokens of `k` values, and its shared memory in bytes, of which a multiprocessor has `max_shared` for a block.
+    /// The kernel for so many tokens of `k` values, and its shared memory in bytes, of which a multiprocessor has
+    /// `max_shared` for a block.
     fn kernel(&self, tokens: u32, k: u32, max_shared: u32) -> (Function, u32) {
         match self.body {
-            Body::Once(once) => (once, self.sums_bytes()),
+            Body::OneTile(function) => (function, self.sums_bytes()),
             Body::Walk { staged, direct } => {
                 let bytes = self.staged_bytes(tokens, k);
                 match direct {
-                    // Tokens are kept where that leaves room for all blocks of a multiprocessor, each with what the device reserves.
+                    // Tokens are kept where that leaves room for all blocks of a multiprocessor, each with what the
+                    // device reserves.
                     Some(direct) if bytes + 1024 > u64::from(max_shared / self.shape.blocks) => {
                         (direct, self.sums_bytes())
                     }
@@ -173,51 +153,8 @@ impl Entry {
     }
 }
 
-/// One call. `out_features` counts output values: half the weight's rows where they are gated.
-#[derive(Clone, Copy)]
-pub(crate) struct SmallCall {
-    pub x: View,
-    pub weight: DevicePtr,
-    /// First row of the up part.
-    pub weight_up: DevicePtr,
-    /// Scales of the weight's rows, and of the up part's, where it has them.
-    pub scale: DevicePtr,
-    pub scale_up: DevicePtr,
-    pub norm: DevicePtr,
-    pub bias: DevicePtr,
-    pub bias_up: DevicePtr,
-    pub residual: View,
-    pub out: View,
-    pub in_features: u32,
-    pub out_features: u32,
-    pub norm_offset: f32,
-    pub eps: f32,
-}
-
-impl SmallCall {
-    /// With every operand absent.
-    pub(crate) fn new(in_features: u32, out_features: u32) -> SmallCall {
-        SmallCall {
-            x: View::NONE,
-            weight: 0,
-            weight_up: 0,
-            scale: 0,
-            scale_up: 0,
-            norm: 0,
-            bias: 0,
-            bias_up: 0,
-            residual: View::NONE,
-            out: View::NONE,
-            in_features,
-            out_features,
-            norm_offset: 0.0,
-            eps: 0.0,
-        }
-    }
-}
-
-impl Small {
-    pub(crate) fn prepare(cx: &Preparation<'_>, op: &ops::Linear, fusion: &Fusion) -> Result<Small> {
+impl DenseSmallBatch {
+    pub(super) fn prepare(cx: &Preparation<'_>, op: &ops::Linear, fusion: &Fusion) -> Result<DenseSmallBatch> {
         let facts = cx.facts();
         let gated = fusion.gate != "0";
         let rows = if gated { 2 } else { 1 } * op.out_features;
@@ -244,10 +181,10 @@ impl Small {
             };
             let function = |name| {
                 let function = cx.function(source, &defines, name, facts.max_shared_bytes)?;
-                cx.driver.prefer_shared(function, SHARED_BYTES).map(|()| function)
+                cx.driver.prefer_shared(function, CARVEOUT_BYTES).map(|()| function)
             };
             let body = match function(name)? {
-                once if shape.one_tile => Body::Once(once),
+                one_tile if shape.one_tile => Body::OneTile(one_tile),
                 staged => Body::Walk {
                     staged,
                     direct: (!fusion.norm).then(|| function("linear_direct")).transpose()?,
@@ -255,16 +192,14 @@ impl Small {
             };
             Ok(Entry { shape, tiles, body })
         };
-        let own_tokens = Self::most_tokens(op, gated);
-        let needed = own_tokens.min(op.max_tokens);
+        let needed = most_tokens(rows, op.in_features).min(op.max_tokens);
         let tiles = TILES.into_iter().filter(|&t| t == 1 || 4 * t < needed);
         // More tokens a block than shared memory has sums for are taken in several blocks.
         let fits = |&t: &u32| {
             t == 1 || sums_bytes(&shape(rows, op.in_features, t, facts.num_sms), t) <= facts.max_shared_bytes
         };
-        Ok(Small {
+        Ok(DenseSmallBatch {
             entries: tiles.filter(fits).map(one).collect::<Result<_>>()?,
-            own_tokens,
             max_shared: facts.max_shared_bytes,
             num_sms: facts.num_sms,
             k: op.in_features,
@@ -272,21 +207,11 @@ impl Small {
         })
     }
 
-    /// Most tokens for which such a launch pays; 0: it never does, and need not be compiled.
-    pub(crate) fn most_tokens(op: &ops::Linear, gated: bool) -> u32 {
-        own_tokens(if gated { 2 } else { 1 } * op.out_features, op.in_features)
-    }
-
-    /// Up to this many tokens it beats the library.
-    pub(crate) fn own_tokens(&self) -> u32 {
-        self.own_tokens
-    }
-
     /// Whether it computes calls of this many tokens: normalised ones must fit shared memory.
-    pub(crate) fn takes(&self, tokens: u32) -> bool {
+    pub(super) fn takes(&self, tokens: u32) -> bool {
         let entry = self.entry(tokens);
         match entry.body {
-            Body::Once(_) | Body::Walk { direct: Some(_), .. } => true,
+            Body::OneTile(_) | Body::Walk { direct: Some(_), .. } => true,
             Body::Walk { direct: None, .. } => entry.staged_bytes(tokens, self.k) <= u64::from(self.max_shared),
         }
     }
@@ -297,7 +222,7 @@ impl Small {
     }
 
     /// Appends the launch. Rows of x are 16-byte aligned.
-    pub(crate) fn encode(&self, encoding: &mut Encoding, call: &SmallCall) {
+    pub(super) fn encode(&self, encoding: &mut Encoding, call: &SmallBatchCall) {
         let tokens = call.out.len();
         let entry = self.entry(tokens);
         let Shape {

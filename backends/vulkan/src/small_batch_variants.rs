@@ -1,12 +1,13 @@
-//! Kernels of few tokens in the shapes that are considered: each compiles, runs, and with `HALYARD_VULKAN_TABLES=1` tells how fast it reads its weights, for
-//! people who tune them: `cargo test -p halyard-backend-vulkan --lib few_variants -- --nocapture`. Whether they are right is the conformance suite's to say.
+//! Kernels of small batches in the shapes that are considered: each compiles, runs, and with `HALYARD_VULKAN_TABLES=1`
+//! tells how fast it reads its weights, for people who tune them: `cargo test -p halyard-backend-vulkan --lib
+//! small_batch_variants -- --nocapture`. Whether they are right is the conformance suite's to say.
 
 use std::time::Instant;
 
 use halyard_gpu::{DevicePtr, Driver, Param};
 
 use crate::driver::VulkanDriver;
-use crate::surroundings::tables_are_asked;
+use crate::env::tables_are_asked;
 use crate::variants::{driver_with_matrices, function};
 
 /// Memory for weights: more than any cache holds, so that each launch takes others.

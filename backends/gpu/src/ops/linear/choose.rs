@@ -1,0 +1,275 @@
+//! Which paths compute a linear, by the number of tokens: a pure function of the op, the layout of its weight, the
+//! device, and what there is. The constants were measured; where is said beside each.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use halyard_platform_api::{DType, ops};
+
+use super::layout::WeightLayout;
+use super::round_tokens;
+use super::scaled_tiles;
+use super::small_batch::SmallBatch;
+use crate::driver::Facts;
+use crate::policy::Policy;
+
+/// Tokens of a block of the plain kernels: beyond it each weight is read once more for every eight tokens.
+const PLAIN_TOKENS: u32 = 8;
+/// Up to this many 16-bit tokens, GGUF formats are multiplied as they are: beyond it unpacking pays.
+const QUANTIZED_TOKENS: u32 = 32;
+
+/// The ways to compute a linear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PathName {
+    /// Small batches on matrix units, over plain or 8-bit weights.
+    SmallBatch,
+    /// Batches over 8-bit weights on matrix units.
+    ScaledTiles,
+    /// The driver's product of 8-bit tokens and weights.
+    EightBitProduct,
+    /// The driver's product, of unpacked weights where they are not plain.
+    Product,
+    /// Own tiles on the matrix units that the driver's kernel knows.
+    MatrixTiles,
+    /// Own tiles in f32.
+    Tiles,
+    /// Planes over tokens rounded to 8 bits.
+    IntegerDots,
+    /// The kernels of the weight's layout.
+    Layout,
+}
+
+impl PathName {
+    /// Whether a device or a driver may lack it: others run then. Of all others a failure is an error.
+    pub(super) fn may_be_missing(self) -> bool {
+        use PathName::{EightBitProduct, MatrixTiles, Product, Tiles};
+        matches!(self, EightBitProduct | Product | MatrixTiles | Tiles)
+    }
+}
+
+impl fmt::Display for PathName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PathName::SmallBatch => "small batches on matrix units",
+            PathName::ScaledTiles => "tiles of 8-bit weights",
+            PathName::EightBitProduct => "product of 8-bit tokens",
+            PathName::Product => "product",
+            PathName::MatrixTiles => "tiles on matrix units",
+            PathName::Tiles => "tiles in f32",
+            PathName::IntegerDots => "tokens rounded to 8 bits",
+            PathName::Layout => "plain kernel",
+        })
+    }
+}
+
+/// A path, and the tokens of the calls that it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) tokens: RangeInclusive<u32>,
+    pub(super) path: PathName,
+}
+
+/// What is chosen for.
+#[derive(Clone, Copy)]
+pub(super) struct Request<'a> {
+    pub(super) op: &'a ops::Linear,
+    pub(super) layout: WeightLayout,
+    /// A composite takes over small batches: they still run, but not fast.
+    pub(super) small_batches_are_fused: bool,
+}
+
+/// The paths of a linear, the better first: a call takes the first whose range holds its tokens and that takes its
+/// operands. The last one takes every call.
+pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &[PathName]) -> Vec<Choice> {
+    let Request { op, layout, .. } = of;
+    let there = |path: &PathName| !missing.contains(path);
+    let matrix_units = facts.matrix_units && layout.takes_small_batches(op);
+    let dots = matches!(layout, WeightLayout::Planes(_)) && op.allow_quantized_act && policy.integer_dots;
+
+    // Most tokens for which own kernels beat the product.
+    let own_tokens = match layout {
+        WeightLayout::Plain(_) if matrix_units && of.small_batches_are_fused => 0,
+        _ if matrix_units => SmallBatch::most_tokens(op, layout, false),
+        WeightLayout::Planes(_) if op.act != DType::F32 => QUANTIZED_TOKENS,
+        WeightLayout::Plain(_) => {
+            PLAIN_TOKENS.min(policy.product_from(op.in_features, op.out_features).saturating_sub(1))
+        }
+        _ => PLAIN_TOKENS,
+    };
+    let row_bytes = u64::from(op.in_features) * op.act.bytes() as u64;
+    let products = [
+        round_tokens::takes(op, layout).then_some(PathName::EightBitProduct),
+        Some(PathName::Product),
+    ];
+    let product = (products.into_iter().flatten())
+        .find(there)
+        .filter(|_| op.max_tokens > own_tokens && row_bytes.is_multiple_of(16));
+    let own_tokens = match (layout, product) {
+        (WeightLayout::Plain(_), None) if !matrix_units => PLAIN_TOKENS,
+        (WeightLayout::Planes(_), Some(_)) if !dots => own_tokens.min(policy.unpack_from.saturating_sub(1)),
+        _ => own_tokens,
+    };
+
+    let more_tokens = op.max_tokens > own_tokens;
+    let small_batch =
+        matrix_units && (layout == WeightLayout::Scaled || product.is_none() || !of.small_batches_are_fused);
+    let scaled_tiles = matrix_units
+        && layout == WeightLayout::Scaled
+        && product != Some(PathName::EightBitProduct)
+        && more_tokens
+        && scaled_tiles::takes(op, facts);
+    let tiled_type = match layout {
+        WeightLayout::Plain(weight) => Some(weight),
+        WeightLayout::Planes(_) => Some(op.act),
+        // 8-bit floats have a plain kernel of their own.
+        WeightLayout::Scaled => None,
+    };
+    let tiles = match tiled_type {
+        Some(weight) if !small_batch && product.is_none() && more_tokens => {
+            let on_matrix_units = policy.matrix_tiling(op.act, weight).map(|_| PathName::MatrixTiles);
+            // Rounded tokens need no tiles in f32: four products an instruction make up for weights that are read again
+            // for every eight of them.
+            let in_f32 = (!dots).then_some(PathName::Tiles);
+            [on_matrix_units, in_f32].into_iter().flatten().find(there)
+        }
+        _ => None,
+    };
+
+    let own_tokens = match small_batch && product.is_none() && !scaled_tiles {
+        true => u32::MAX,
+        false => own_tokens,
+    };
+    let own = 1..=own_tokens;
+    let beyond = own_tokens.checked_add(1).map(|first| first..=u32::MAX);
+    let tiled = own_tokens.saturating_add(1)..=scaled_tiles::MAX_TOKENS;
+    let last = match dots {
+        true => PathName::IntegerDots,
+        false => PathName::Layout,
+    };
+    let choices = [
+        scaled_tiles.then_some((tiled, PathName::ScaledTiles)),
+        small_batch.then_some((own, PathName::SmallBatch)),
+        beyond.clone().zip(product),
+        beyond.clone().zip(small_batch.then_some(PathName::SmallBatch)),
+        beyond.zip(tiles),
+        Some((1..=u32::MAX, last)),
+    ];
+    let choices = choices.into_iter().flatten().filter(|(tokens, _)| !tokens.is_empty());
+    choices.map(|(tokens, path)| Choice { tokens, path }).collect()
+}
+
+/// For people: `1-16 small batches on matrix units, from 17 product, others plain kernel`.
+pub(super) fn told(choices: &[Choice]) -> String {
+    let one = |Choice { tokens, path }: &Choice| match (*tokens.start(), *tokens.end()) {
+        (1, u32::MAX) => format!("others {path}"),
+        (first, u32::MAX) => format!("from {first} {path}"),
+        (first, last) => format!("{first}-{last} {path}"),
+    };
+    let told: Vec<String> = choices.iter().map(one).collect();
+    told.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use halyard_platform_api::WeightFormat;
+    use halyard_platform_api::ops::Epilogue;
+
+    use super::*;
+    use crate::policy::Tiling;
+
+    fn op(weight: WeightFormat, act: DType, rounded: bool) -> ops::Linear {
+        ops::Linear {
+            in_features: 4096,
+            out_features: 4096,
+            weight,
+            act,
+            out: act,
+            epilogue: Epilogue::None,
+            max_tokens: 600,
+            allow_quantized_act: rounded,
+        }
+    }
+
+    fn facts(matrix_units: bool) -> Facts {
+        Facts {
+            name: String::new(),
+            detail: String::new(),
+            arch: String::new(),
+            capability: 0,
+            num_sms: 132,
+            warp_size: 32,
+            matrix_units,
+            struct_params: false,
+            max_shared_bytes: 232_448,
+            l2_bytes: 0,
+            total_memory_bytes: 0,
+        }
+    }
+
+    fn chosen(op: &ops::Linear, matrix_units: bool, policy: &Policy, missing: &[PathName]) -> Vec<Choice> {
+        let request = Request {
+            op,
+            layout: WeightLayout::of(op),
+            small_batches_are_fused: false,
+        };
+        choose(request, &facts(matrix_units), policy, missing)
+    }
+
+    #[test]
+    fn whatever_is_missing_the_last_path_takes_every_call() {
+        let policy = Policy {
+            integer_dots: true,
+            matrix_tiling: Some(Tiling::plain("on matrix units")),
+            ..Policy::default()
+        };
+        let optional = [
+            PathName::EightBitProduct,
+            PathName::Product,
+            PathName::MatrixTiles,
+            PathName::Tiles,
+        ];
+        for weight in WeightFormat::ALL {
+            for act in [DType::F32, DType::F16, DType::BF16] {
+                for flags in 0..64u32 {
+                    let missing = optional.iter().enumerate().filter(|(bit, _)| flags >> bit & 1 == 1);
+                    let missing: Vec<PathName> = missing.map(|(_, path)| *path).collect();
+                    let op = op(weight, act, flags >> 4 & 1 == 1);
+                    let choices = chosen(&op, flags >> 5 & 1 == 1, &policy, &missing);
+                    let last = choices.last().expect("a path");
+                    assert_eq!(last.tokens, 1..=u32::MAX, "{op:?}");
+                    assert!(matches!(last.path, PathName::Layout | PathName::IntegerDots), "{op:?}");
+                    assert!(choices.iter().all(|choice| !missing.contains(&choice.path)), "{op:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_in_f32_stand_in_for_matrix_units_that_are_wrong() {
+        let policy = Policy {
+            matrix_tiling: Some(Tiling::plain("on matrix units")),
+            ..Policy::default()
+        };
+        let plain = op(WeightFormat::BF16, DType::BF16, false);
+        let told = |op: &ops::Linear, policy: &Policy, missing: &[PathName]| told(&chosen(op, false, policy, missing));
+        let (no_product, wrong) = ([PathName::Product], [PathName::Product, PathName::MatrixTiles]);
+        assert_eq!(
+            told(&plain, &policy, &no_product),
+            "from 9 tiles on matrix units, others plain kernel"
+        );
+        assert_eq!(
+            told(&plain, &policy, &wrong),
+            "from 9 tiles in f32, others plain kernel"
+        );
+        assert_eq!(told(&plain, &policy, &[]), "from 9 product, others plain kernel");
+        // Rounded tokens do better than tiles in f32.
+        let rounded = op(WeightFormat::Q4_0, DType::BF16, true);
+        let dots = Policy {
+            integer_dots: true,
+            ..policy
+        };
+        let on_matrix_units = "from 33 tiles on matrix units, others tokens rounded to 8 bits";
+        assert_eq!(told(&rounded, &dots, &no_product), on_matrix_units);
+        assert_eq!(told(&rounded, &dots, &wrong), "others tokens rounded to 8 bits");
+    }
+}

@@ -1,0 +1,67 @@
+//! What small batches take along: the norm before and the gating after a product, and a call's operands with theirs.
+
+use crate::driver::DevicePtr;
+use crate::view::View;
+
+/// Shared memory that a multiprocessor should set aside for it, bytes: what a few tokens of a long row need. Loads in
+/// flight wait in what is left of the same memory, the first-level cache; and a kernel that is chained behind one with
+/// more shared memory (attention) would keep that one's division. An 8B model's decode step of one token on an H200:
+/// 6.0 ms left to itself, 4.03 like this.
+pub(super) const CARVEOUT_BYTES: u32 = 100 << 10;
+
+/// What is computed around the product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fusion {
+    /// x is normalised by its root mean square first.
+    pub norm: bool,
+    /// The activation's number where rows are gate and up parts of one result; "0" where not.
+    pub gate: &'static str,
+}
+
+impl Fusion {
+    /// A product only.
+    pub(crate) const NONE: Fusion = Fusion { norm: false, gate: "0" };
+}
+
+/// One call. `out_features` counts output values: half the weight's rows where they are gated.
+#[derive(Clone, Copy)]
+pub(crate) struct SmallBatchCall {
+    pub x: View,
+    pub weight: DevicePtr,
+    /// First row of the up part.
+    pub weight_up: DevicePtr,
+    /// Scales of the weight's rows, and of the up part's, where it has them.
+    pub scale: DevicePtr,
+    pub scale_up: DevicePtr,
+    pub norm: DevicePtr,
+    pub bias: DevicePtr,
+    pub bias_up: DevicePtr,
+    pub residual: View,
+    pub out: View,
+    pub in_features: u32,
+    pub out_features: u32,
+    pub norm_offset: f32,
+    pub eps: f32,
+}
+
+impl SmallBatchCall {
+    /// With every operand absent.
+    pub(crate) fn new(in_features: u32, out_features: u32) -> SmallBatchCall {
+        SmallBatchCall {
+            x: View::NONE,
+            weight: 0,
+            weight_up: 0,
+            scale: 0,
+            scale_up: 0,
+            norm: 0,
+            bias: 0,
+            bias_up: 0,
+            residual: View::NONE,
+            out: View::NONE,
+            in_features,
+            out_features,
+            norm_offset: 0.0,
+            eps: 0.0,
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! How a weight lies in device memory. Plain values stay row-major \[N, K\]; GGUF formats lie as planes
+//! (`quantized.cuh`), 8-bit floats as rows of codes and a scale a row (`scaled.cuh`).
+
+use halyard_platform_api::{DType, WeightFormat, ops};
+
+/// Values of a group of planes: four chunks of 32.
+pub(super) const GROUP: u64 = 128;
+
+/// The layout of a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WeightLayout {
+    /// Row-major values of this type.
+    Plain(DType),
+    /// Planes of this format.
+    Planes(WeightFormat),
+    /// Codes of 8-bit floats, and a scale a row.
+    Scaled,
+}
+
+impl WeightLayout {
+    /// 16-bit activations meet weights of their own type; f32 ones meet the file's.
+    pub(crate) fn of(op: &ops::Linear) -> WeightLayout {
+        let canonical = match op.weight {
+            WeightFormat::F32 => DType::F32,
+            WeightFormat::F16 => DType::F16,
+            WeightFormat::BF16 => DType::BF16,
+            WeightFormat::F8E4M3 => return WeightLayout::Scaled,
+            format => return WeightLayout::Planes(format),
+        };
+        WeightLayout::Plain(if op.act == DType::F32 { canonical } else { op.act })
+    }
+
+    /// Whether small batches run on the matrix units of `Facts::matrix_units`: the kernels load 16 bytes of a row at a
+    /// time.
+    pub(crate) fn takes_small_batches(self, op: &ops::Linear) -> bool {
+        op.act != DType::F32
+            && match self {
+                WeightLayout::Plain(weight) => weight == op.act && op.in_features.is_multiple_of(8),
+                WeightLayout::Planes(_) => false,
+                WeightLayout::Scaled => op.in_features.is_multiple_of(16),
+            }
+    }
+
+    /// Bytes of n rows of k values.
+    pub(super) fn bytes(self, n: u64, k: u64) -> u64 {
+        match self {
+            WeightLayout::Plain(dtype) => n * k * dtype.bytes() as u64,
+            WeightLayout::Planes(format) => plane_bytes(format, n, k),
+            WeightLayout::Scaled => scales_at(n, k) + 4 * n,
+        }
+    }
+}
+
+/// Bytes a group of each plane, and whether there is a word for every two groups: quants, high bits, scales.
+const fn planes(format: WeightFormat) -> ([u64; 3], bool) {
+    match format {
+        WeightFormat::Q4_1 => ([64, 0, 16], false),
+        WeightFormat::Q5_0 => ([64, 16, 8], false),
+        WeightFormat::Q8_0 => ([128, 0, 8], false),
+        WeightFormat::Q4K => ([64, 0, 8], true),
+        WeightFormat::Q6K => ([64, 32, 8], true),
+        _ => ([64, 0, 8], false),
+    }
+}
+
+/// Bytes of planes; the kernel computes the same.
+fn plane_bytes(format: WeightFormat, n: u64, k: u64) -> u64 {
+    let groups = n * k.div_ceil(GROUP);
+    let (bytes, blocks) = planes(format);
+    let planes: u64 = bytes.iter().map(|b| (groups * b).next_multiple_of(256)).sum();
+    planes + if blocks { groups * 2 } else { 0 }
+}
+
+/// Where the scales of n rows of codes begin; the kernels compute the same.
+pub(crate) const fn scales_at(n: u64, k: u64) -> u64 {
+    (n * k.next_multiple_of(16)).next_multiple_of(256)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_stand_behind_padded_rows() {
+        assert_eq!(WeightLayout::Scaled.bytes(3, 37), 256 + 12);
+        assert_eq!(WeightLayout::Scaled.bytes(4096, 4096), 4096 * 4096 + 4 * 4096);
+    }
+}

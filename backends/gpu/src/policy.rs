@@ -1,0 +1,232 @@
+//! How ops run on a device, as data beside its facts: what a driver knows of its kernels, or has measured. Made once,
+//! when the device is opened; it prints as one line.
+
+use std::fmt;
+
+use halyard_kernels_gpu::Source;
+use halyard_platform_api::DType;
+use halyard_platform_api::ops::Attention;
+
+/// A shape in which `linear_tiled` runs: blocks of 64 output rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// Tokens of a block.
+    pub tokens: u32,
+    /// Threads of a block.
+    pub threads: u32,
+}
+
+/// How `linear_tiled` computes for some types of operands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tiling {
+    /// One more definition for the kernel file.
+    pub define: Option<(&'static str, String)>,
+    /// The smaller shape, and one for calls whose blocks fill the device.
+    pub tiles: [Tile; 2],
+    /// In what it computes, as a bug report says it: "in f32".
+    pub means: String,
+}
+
+impl Tiling {
+    /// 64 tokens by 256 threads, whatever the call.
+    pub fn plain(means: &str) -> Tiling {
+        Tiling {
+            define: None,
+            tiles: [Tile {
+                tokens: 64,
+                threads: 256,
+            }; 2],
+            means: means.to_string(),
+        }
+    }
+}
+
+/// Products of a few tokens, for matrices of whole blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockProduct {
+    /// Output rows of a block.
+    pub rows: u32,
+    /// Depths of a block.
+    pub depths: u32,
+    /// Fewest tokens for which the product does better than the plain kernel.
+    pub from_tokens: u32,
+}
+
+/// The kernel `attention_tiles`, which takes prompts of 16-bit heads over a KV cache of the same type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttentionTiles {
+    /// The file.
+    pub source: Source,
+    /// Types that the device's matrix units take.
+    pub types: Vec<DType>,
+    /// Head sizes are multiples of this, from it on.
+    pub head_dim_step: u32,
+    /// Largest head size.
+    pub max_head_dim: u32,
+    /// KV blocks are multiples of this, in tokens.
+    pub block_step: u32,
+}
+
+impl AttentionTiles {
+    /// Whether the kernel takes such heads.
+    pub fn takes(&self, spec: &Attention) -> bool {
+        self.types.contains(&spec.act)
+            && spec.kv == spec.act
+            && spec.head_dim.is_multiple_of(self.head_dim_step)
+            && (self.head_dim_step..=self.max_head_dim).contains(&spec.head_dim)
+            && spec.block_size.is_multiple_of(self.block_step)
+    }
+}
+
+/// The choices of a device. [`Policy::default`] is for GPUs of which no more is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Output rows and threads of a block of the plain products, which takes 8 tokens.
+    pub plain_block: (u32, u32),
+    /// Fewest tokens for which [`Driver::product`](crate::Driver::product) of plain weights does better than the plain
+    /// kernel.
+    pub product_from: u32,
+    /// Matrices for which that is so from fewer tokens on.
+    pub block_product: Option<BlockProduct>,
+    /// Fewest tokens for which such a product of GGUF weights, unpacked for it, does better than the kernel that reads
+    /// them as they are; more than 33 counts as that.
+    pub unpack_from: u32,
+    /// Whether there is a kernel file `linear_dots`, and the device multiplies and adds four pairs of signed bytes fast
+    /// enough that products of tokens rounded to 8 bits beat those in f32, where an op allows them.
+    pub integer_dots: bool,
+    /// `linear_tiled` on matrix units, of 16-bit activations and weights of the same type.
+    pub matrix_tiling: Option<Tiling>,
+    /// Prompts' attention on matrix units, where the kernels of `Facts::matrix_units` do not run.
+    pub attention_tiles: Option<AttentionTiles>,
+    /// An image holds one entry point only: each is compiled by itself, with `ENTRY_<name>` among the definitions.
+    pub separate_entries: bool,
+    /// Commands that share no memory may run at once: [`Driver::beside`](crate::Driver::beside) is worth finding out.
+    pub concurrent_commands: bool,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy {
+            plain_block: (8, 256),
+            product_from: 9,
+            block_product: None,
+            unpack_from: 33,
+            integer_dots: false,
+            matrix_tiling: None,
+            attention_tiles: None,
+            separate_entries: false,
+            concurrent_commands: false,
+        }
+    }
+}
+
+impl Policy {
+    /// Fewest tokens for which a product of plain weights does better than the plain kernel.
+    pub fn product_from(&self, in_features: u32, out_features: u32) -> u32 {
+        match self.block_product {
+            Some(BlockProduct {
+                rows,
+                depths,
+                from_tokens,
+            }) if out_features.is_multiple_of(rows) && in_features.is_multiple_of(depths) => from_tokens,
+            _ => self.product_from,
+        }
+    }
+
+    /// `linear_tiled` on matrix units over activations and weights of these types.
+    pub fn matrix_tiling(&self, act: DType, weight: DType) -> Option<&Tiling> {
+        let takes = [DType::F16, DType::BF16].contains(&act) && weight == act;
+        self.matrix_tiling.as_ref().filter(|_| takes)
+    }
+}
+
+/// "plain products in blocks of 8 rows and 256 threads; library products from 9 tokens, of unpacked weights from 33;
+/// …".
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rows, threads) = self.plain_block;
+        write!(
+            f,
+            "plain products in blocks of {rows} rows and {threads} threads; library products from {} tokens",
+            self.product_from
+        )?;
+        if let Some(block) = &self.block_product {
+            let (from, rows, depths) = (block.from_tokens, block.rows, block.depths);
+            write!(f, " (from {from} for multiples of {rows} rows and {depths} depths)")?;
+        }
+        write!(f, ", of unpacked weights from {}; tiles ", self.unpack_from)?;
+        match &self.matrix_tiling {
+            Some(tiling) => {
+                let [small, large] = tiling.tiles;
+                write!(f, "{} ({} and {} tokens)", tiling.means, small.tokens, large.tokens)?;
+            }
+            None => f.write_str("in f32")?,
+        }
+        if let Some(tiles) = &self.attention_tiles {
+            let (types, step, most) = (&tiles.types, tiles.head_dim_step, tiles.max_head_dim);
+            let blocks = tiles.block_step;
+            write!(
+                f,
+                "; prompts' attention on matrix units for {types:?}, heads of {step}, {}, … {most}, blocks of {blocks}·n",
+                2 * step
+            )?;
+        }
+        for (set, what) in [
+            (self.integer_dots, "tokens rounded to 8 bits where an op allows it"),
+            (self.separate_entries, "one entry point an image"),
+            (self.concurrent_commands, "commands that share nothing run at once"),
+        ] {
+            if set {
+                write!(f, "; {what}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use halyard_kernels_gpu::ATTENTION_TILES;
+
+    use super::*;
+
+    #[test]
+    fn tiles_take_16_bit_heads_over_kv_of_their_own_type() {
+        use DType::{BF16, F8E4M3, F16, F32};
+        let tiles = AttentionTiles {
+            source: ATTENTION_TILES,
+            types: vec![F16, BF16],
+            head_dim_step: 8,
+            max_head_dim: 256,
+            block_step: 8,
+        };
+        let heads = |act, kv, head_dim, block_size| Attention {
+            backend: 0,
+            num_heads: 8,
+            num_kv_heads: 2,
+            head_dim,
+            block_size,
+            act,
+            kv,
+            window: 0,
+            scale: 1.0,
+            softcap: 0.0,
+            has_sinks: false,
+            max_tokens: 64,
+            max_seqs: 4,
+            max_query_len: 64,
+            max_kv_len: 512,
+        };
+        assert!(tiles.takes(&heads(BF16, BF16, 128, 64)) && tiles.takes(&heads(F16, F16, 80, 8)));
+        for other in [
+            heads(F32, F32, 128, 64),
+            heads(BF16, F8E4M3, 128, 64),
+            heads(BF16, F16, 128, 64),
+            heads(F16, F16, 36, 16),
+            heads(BF16, BF16, 512, 16),
+            heads(BF16, BF16, 128, 12),
+        ] {
+            assert!(!tiles.takes(&other), "{other:?}");
+        }
+    }
+}
