@@ -42,8 +42,8 @@ fn start_driver() -> Result<()> {
     // SAFETY: loads libcuda, whose initialisers have no preconditions.
     if !unsafe { cuda::is_culib_present() } {
         return Err(unavailable(
-            "no libcuda.so.1 (NVIDIA driver) was found: install the NVIDIA driver; in a container, start it with the GPU (for \
-             example `--gpus all`)",
+            "no libcuda.so.1 (NVIDIA driver) was found: install the NVIDIA driver; in a container, start it with the \
+             GPU (for example `--gpus all`)",
         ));
     }
     // SAFETY: the library is there; asking for symbols has no effect.
@@ -64,7 +64,8 @@ fn start_driver() -> Result<()> {
     }
     if let Some(missing) = SYMBOLS.iter().find(|name| !has(name)) {
         return Err(unavailable(format!(
-            "libcuda.so.1 says CUDA {} and lacks {}: the driver's installation is broken or a stub; install the NVIDIA driver anew",
+            "libcuda.so.1 says CUDA {} and lacks {}: the driver's installation is broken or a stub; install the NVIDIA \
+             driver anew",
             version_text(version),
             String::from_utf8_lossy(missing)
         )));
@@ -107,7 +108,8 @@ macro_rules! remedy {
         concat!(
             "install the CUDA toolkit or the Python package ",
             $package,
-            ", and where it lies in neither the loader's path nor /usr/local/cuda/lib64, name its folder in HALYARD_CUDA_LIBRARY_PATH"
+            ", and where it lies in neither the loader's path nor /usr/local/cuda/lib64, name its folder in \
+             HALYARD_CUDA_LIBRARY_PATH"
         )
     };
 }

@@ -167,7 +167,8 @@ impl fmt::Display for Policy {
             let blocks = tiles.block_step;
             write!(
                 f,
-                "; prompts' attention on matrix units for {types:?}, heads of {step}, {}, … {most}, blocks of {blocks}·n",
+                "; prompts' attention on matrix units for {types:?}, heads of {step}, {}, … {most}, blocks of \
+                 {blocks}·n",
                 2 * step
             )?;
         }

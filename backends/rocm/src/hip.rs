@@ -51,22 +51,23 @@ const ENDINGS: &[&str] = &[".7", ".6", ".5", ""];
 static HIP: Library = Library::new(
     "amdhip64",
     ENDINGS,
-    "install ROCm (the HIP runtime) for an AMD GPU, and where it lies in neither the loader's path nor /opt/rocm/lib, name its folder in \
-     HALYARD_ROCM_LIBRARY_PATH; in a container, start it with the GPU (for example `--device=/dev/kfd --device=/dev/dri`)",
+    "install ROCm (the HIP runtime) for an AMD GPU, and where it lies in neither the loader's path nor /opt/rocm/lib, \
+     name its folder in HALYARD_ROCM_LIBRARY_PATH; in a container, start it with the GPU (for example \
+     `--device=/dev/kfd --device=/dev/dri`)",
 );
 
 static HIPRTC: Library = Library::new(
     "hiprtc",
     ENDINGS,
-    "install ROCm's run-time compiler (hiprtc), and where it lies in neither the loader's path nor /opt/rocm/lib, name its folder in \
-     HALYARD_ROCM_LIBRARY_PATH",
+    "install ROCm's run-time compiler (hiprtc), and where it lies in neither the loader's path nor /opt/rocm/lib, name \
+     its folder in HALYARD_ROCM_LIBRARY_PATH",
 );
 
 static RCCL: Library = Library::new(
     "rccl",
     &[".1", ""],
-    "more than one device needs it; install RCCL of the same ROCm, and where it lies in neither the loader's path nor /opt/rocm/lib, name its \
-     folder in HALYARD_ROCM_LIBRARY_PATH",
+    "more than one device needs it; install RCCL of the same ROCm, and where it lies in neither the loader's path nor \
+     /opt/rocm/lib, name its folder in HALYARD_ROCM_LIBRARY_PATH",
 );
 
 /// A name that ends in 0.
@@ -198,8 +199,8 @@ impl Hip {
         match text {
             Ok(text) if text.starts_with("gfx") => Ok(text),
             other => Err(Error::unsupported(format!(
-                "device {ordinal}: this HIP runtime gives no architecture's name where one is expected (found {other:?}); it is newer than \
-                 what this platform knows"
+                "device {ordinal}: this HIP runtime gives no architecture's name where one is expected (found \
+                 {other:?}); it is newer than what this platform knows"
             ))),
         }
     }

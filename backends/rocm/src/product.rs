@@ -13,8 +13,8 @@ use crate::hip::Hip;
 static ROCBLAS: Library = Library::new(
     "rocblas",
     &[".5", ".4", ".0", ""],
-    "install rocBLAS of the same ROCm, and where it lies in neither the loader's path nor /opt/rocm/lib, name its folder in \
-     HALYARD_ROCM_LIBRARY_PATH",
+    "install rocBLAS of the same ROCm, and where it lies in neither the loader's path nor /opt/rocm/lib, name its \
+     folder in HALYARD_ROCM_LIBRARY_PATH",
 );
 
 /// Scratch that the library may use in a call: its own memory cannot grow while a stream is captured.

@@ -355,7 +355,8 @@ impl Driver for VulkanDriver {
     fn kernel_text(&self, source: Source) -> Result<KernelText> {
         if self.core.physical.passes_in_vectors && source.name == LINEAR_TILED.name {
             return Err(Error::unsupported(
-                "a processor takes many tokens as it takes few: tiles meet at barriers, which cost it more than they save",
+                "a processor takes many tokens as it takes few: tiles meet at barriers, which cost it more than they \
+                 save",
             ));
         }
         KernelText::of(source, Language::Glsl)

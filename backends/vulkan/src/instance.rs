@@ -40,8 +40,8 @@ fn open() -> Result<Vulkan> {
         Error::new(
             Status::Unavailable,
             format!(
-                "the Vulkan loader libvulkan.so.1 was not found: install it with a driver (on Debian: apt install libvulkan1 \
-                 mesa-vulkan-drivers; NVIDIA's driver brings its own Vulkan part) ({e})"
+                "the Vulkan loader libvulkan.so.1 was not found: install it with a driver (on Debian: apt install \
+                 libvulkan1 mesa-vulkan-drivers; NVIDIA's driver brings its own Vulkan part) ({e})"
             ),
         )
     })?;
@@ -83,8 +83,8 @@ fn open() -> Result<Vulkan> {
     let instance = unsafe { entry.create_instance(&info, None) }.map_err(|code| match code {
         vk::Result::ERROR_INCOMPATIBLE_DRIVER => Error::new(
             Status::Unavailable,
-            "the Vulkan loader found no driver: install one (on Debian: apt install mesa-vulkan-drivers, which has a CPU device too), or \
-             name its file in VK_DRIVER_FILES",
+            "the Vulkan loader found no driver: install one (on Debian: apt install mesa-vulkan-drivers, which has a \
+             CPU device too), or name its file in VK_DRIVER_FILES",
         ),
         code => error("vkCreateInstance", code),
     })?;
@@ -124,8 +124,8 @@ fn require_validation(entry: &ash::Entry) -> Result<()> {
     }
     Err(Error::new(
         Status::Unavailable,
-        "HALYARD_VULKAN_VALIDATION is set, and the Khronos validation layer is not installed: apt install vulkan-validationlayers, or unset \
-         the variable",
+        "HALYARD_VULKAN_VALIDATION is set, and the Khronos validation layer is not installed: apt install \
+         vulkan-validationlayers, or unset the variable",
     ))
 }
 

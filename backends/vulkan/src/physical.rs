@@ -113,8 +113,9 @@ pub(crate) fn usable_devices() -> Result<Vec<Physical>> {
         return Ok(usable);
     }
     let found = match others.is_empty() {
-        true => "the Vulkan loader shows no device: install a driver (on Debian: apt install mesa-vulkan-drivers, which has a CPU device \
-                 too), or name its file in VK_DRIVER_FILES; `vulkaninfo --summary` shows what the loader sees"
+        true => "the Vulkan loader shows no device: install a driver (on Debian: apt install mesa-vulkan-drivers, \
+                 which has a CPU device too), or name its file in VK_DRIVER_FILES; `vulkaninfo --summary` shows what \
+                 the loader sees"
             .to_string(),
         false => format!(
             "no Vulkan device can run the kernels: {}; a newer driver may",

@@ -103,8 +103,8 @@ fn compare(spec: &ProductSpec, tokens: u32, depths: u32, found: &[u8]) -> Result
         let near = (value - expected).abs() <= tolerance(spec.out, expected);
         if !near {
             return Err(Error::unsupported(format!(
-                "products of {:?} matrices are wrong on this device: of {tokens} tokens, token {token} has {value} in place {row}, and {expected} \
-                 is right",
+                "products of {:?} matrices are wrong on this device: of {tokens} tokens, token {token} has {value} in \
+                 place {row}, and {expected} is right",
                 spec.act
             )));
         }

@@ -178,8 +178,8 @@ fn usable_device(api: &Api, platform: Handle, device: Handle) -> Result<Found> {
     }
     let Some(addressing) = addressing(api, device, has("cl_intel_unified_shared_memory")) else {
         return lacks(
-            "kernels are given addresses, and the host watches memory that they write: fine-grain shared virtual memory or \
-             cl_intel_unified_shared_memory is needed, and it has neither",
+            "kernels are given addresses, and the host watches memory that they write: fine-grain shared virtual \
+             memory or cl_intel_unified_shared_memory is needed, and it has neither",
         );
     };
     let is_cpu = number(api::DEVICE_TYPE) & api::DEVICE_TYPE_CPU != 0;

@@ -41,8 +41,8 @@ fn open() -> Result<Api> {
     Err(Error::new(
         Status::Unavailable,
         format!(
-            "no OpenCL loader library: {}; install it (on Debian and Ubuntu: ocl-icd-libopencl1) and {REMEDY}, or name its folder in \
-             HALYARD_OPENCL_LIBRARY_PATH",
+            "no OpenCL loader library: {}; install it (on Debian and Ubuntu: ocl-icd-libopencl1) and {REMEDY}, or name \
+             its folder in HALYARD_OPENCL_LIBRARY_PATH",
             reasons.join("; ")
         ),
     ))
@@ -77,7 +77,8 @@ fn functions(library: *mut c_void, path: &Path) -> Result<Api> {
         Error::new(
             Status::Unavailable,
             format!(
-                "{} lacks {missing}, a function of OpenCL 2.1: install a newer loader library (ocl-icd-libopencl1 2.2.11 or newer)",
+                "{} lacks {missing}, a function of OpenCL 2.1: install a newer loader library (ocl-icd-libopencl1 \
+                 2.2.11 or newer)",
                 path.display()
             ),
         )

@@ -73,7 +73,8 @@ fn compare(dtype: DType, found: &[u8]) -> Result<()> {
         let value = bytes.try_into().map_or(f32::NAN, f32::from_le_bytes);
         if value != expected {
             return Err(Error::unsupported(format!(
-                "products of {dtype:?} matrices are wrong on this device: token {token} has {value} in place {row}, and {expected} is right"
+                "products of {dtype:?} matrices are wrong on this device: token {token} has {value} in place {row}, \
+                 and {expected} is right"
             )));
         }
     }
