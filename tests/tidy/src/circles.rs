@@ -16,10 +16,6 @@ pub const LEFT: &[(&str, &[&str])] = &[
         "backends/gpu",
         &["commands", "communicator", "device", "objects", "queue"],
     ),
-    (
-        "backends/gpu",
-        &["ops::routed", "ops::routed::grouped", "ops::routed::lora"],
-    ),
     ("backends/reference", &["attention_registry", "support"]),
     (
         "backends/reference",

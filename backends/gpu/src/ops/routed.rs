@@ -3,32 +3,26 @@
 
 mod grouped;
 mod lora;
+mod support;
 
-use halyard_kernels_gpu::{MOE, Source};
+use halyard_kernels_gpu::MOE;
 use halyard_platform_api::ops::{self, Scoring};
-use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};
+use halyard_platform_api::{Error, OpSpec, Result, WeightFormat};
 
 use self::grouped::Grouped;
 use self::lora::{Expand, Shrink};
-use super::names::float_name;
-use crate::driver::{DevicePtr, Function};
+use self::support::{
+    Entry, MAX_EXPERTS, MAX_GRID_Y, THREADS, WARP_FEATURES, check_extents, check_inner, float, wrong_count,
+};
+use crate::driver::DevicePtr;
 use crate::encoding::{Arg, Encoding};
-use crate::kernel::boxed;
-use crate::kernel::{Kernel, Packer, Preparation, RowSource};
+use crate::kernel::{Kernel, Packer, Preparation, RowSource, boxed};
 use crate::view::View;
 
-/// Threads of every kernel here but `moe_route`.
-const THREADS: u32 = 256;
-/// Warps of such a block.
+/// Warps of a block of [`THREADS`].
 const WARPS: u32 = THREADS / 32;
 /// Tokens of a block of `moe_route`, a warp each.
 const ROUTED_TOKENS: u32 = 4;
-/// Most experts: `moe_route` keeps its tokens' scores in 48 KiB of shared memory.
-const MAX_EXPERTS: u32 = 3072;
-/// Features of a warp of `moe_linear`.
-const WARP_FEATURES: u32 = 4;
-/// Largest second extent of a grid; kernels take strides beyond.
-const MAX_GRID_Y: u32 = 65_535;
 
 /// The kernel of a descriptor of this family; `None` for others.
 pub(crate) fn build(spec: &OpSpec) -> Option<Result<Box<dyn Kernel>>> {
@@ -40,69 +34,6 @@ pub(crate) fn build(spec: &OpSpec) -> Option<Result<Box<dyn Kernel>>> {
         OpSpec::MoeCombine(op) => boxed(Combine::new(op)),
         _ => return None,
     })
-}
-
-/// The name of a float type in kernel definitions.
-fn float(op: &str, what: &str, dtype: DType) -> Result<&'static str> {
-    float_name(dtype)
-        .ok_or_else(|| Error::unsupported(format!("{op} with {what} in {dtype:?}: F32, F16 and BF16 work")))
-}
-
-/// Checks that no extent is zero.
-fn check_extents(op: &str, extents: &[(&str, u32)]) -> Result<()> {
-    match extents.iter().find(|(_, extent)| *extent == 0) {
-        Some((name, _)) => Err(Error::invalid(format!("{op}: {name} is 0, it must be at least 1"))),
-        None => Ok(()),
-    }
-}
-
-fn wrong_count(op: &str, expected: usize, found: &[View]) -> Error {
-    Error::invalid(format!("{op}: {} operands, it takes {expected}", found.len()))
-}
-
-fn check_inner(op: &str, operands: &[(&str, &View)]) -> Result<()> {
-    match operands.iter().find(|(_, view)| !view.is_inner_contiguous()) {
-        Some((name, view)) => Err(Error::unsupported(format!(
-            "{op}: {name} has strides {:?}; values of a row must be neighbours",
-            &view.strides[..view.rank as usize]
-        ))),
-        None => Ok(()),
-    }
-}
-
-/// An entry point with its definitions.
-struct Entry {
-    name: &'static str,
-    source: Source,
-    act: &'static str,
-    /// What names the weight: its type or its format.
-    define: &'static str,
-    weight: &'static str,
-    function: Option<Function>,
-}
-
-impl Entry {
-    fn new(name: &'static str, source: Source, act: &'static str, weight: &'static str) -> Entry {
-        Entry {
-            name,
-            source,
-            act,
-            define: "WEIGHT",
-            weight,
-            function: None,
-        }
-    }
-
-    fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        let defines = [("ACT", self.act), (self.define, self.weight)];
-        self.function = Some(cx.function(self.source, &defines, self.name, 0)?);
-        Ok(())
-    }
-
-    fn get(&self) -> Result<Function> {
-        self.function
-            .ok_or_else(|| Error::invalid(format!("{} is encoded before it is prepared", self.name)))
-    }
 }
 
 struct Route {
@@ -242,14 +173,6 @@ impl Kernel for Linear {
         self.entry.prepare(cx)
     }
 
-    fn implementation(&self) -> String {
-        match self.grouped {
-            Some(_) => "a warp a choice for few tokens, expert by expert on matrix units for many",
-            None => "a warp a choice",
-        }
-        .to_string()
-    }
-
     fn scratch_bytes(&self) -> u64 {
         self.grouped.map_or(0, |_| Grouped::scratch_bytes(&self.op))
     }
@@ -367,6 +290,8 @@ impl Kernel for Combine {
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
+
+    use halyard_platform_api::DType;
 
     use super::*;
 

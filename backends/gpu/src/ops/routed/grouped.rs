@@ -3,7 +3,7 @@
 use halyard_kernels_gpu::MOE_GROUPED;
 use halyard_platform_api::{DType, Result, ops};
 
-use super::MAX_EXPERTS;
+use super::support::MAX_EXPERTS;
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;

@@ -3,7 +3,7 @@
 use halyard_kernels_gpu::{LORA, LORA_MATRIX};
 use halyard_platform_api::{DType, Error, Result, ops};
 
-use super::{Entry, MAX_GRID_Y, THREADS, check_extents, check_inner, float, wrong_count};
+use super::support::{Entry, MAX_GRID_Y, THREADS, check_extents, check_inner, float, wrong_count};
 use crate::driver::Function;
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Preparation};
