@@ -51,6 +51,9 @@ pub(crate) fn check(call: &str, code: lt::cublasStatus_t) -> Result<()> {
 /// An algorithm as the library fills it in; opaque, and valid for one version of it.
 pub(crate) type Algo = lt::cublasLtMatmulAlgo_t;
 
+/// Chooses an algorithm per token bucket.
+pub(crate) type Tune = fn(&dyn Driver, &LtProduct) -> Result<Vec<(u32, Algo)>>;
+
 /// The library on one device.
 pub(crate) struct Products {
     handle: usize,
@@ -96,7 +99,7 @@ impl Products {
         self: &Arc<Self>,
         driver: &dyn Driver,
         spec: &ProductSpec,
-        tune: fn(&dyn Driver, &LtProduct) -> Result<Vec<(u32, Algo)>>,
+        tune: Tune,
     ) -> Result<Arc<dyn Product>> {
         // Held while tuning: two at once would measure each other.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -198,8 +201,8 @@ impl Operation {
     fn new(spec: &ProductSpec, weight_scales: DevicePtr, x_scales: DevicePtr) -> Result<Operation> {
         if !takes(spec) {
             return Err(Error::unsupported(format!(
-                "a library product of {:?} by {:?} to {:?}: it takes F32, F16, BF16 or F8E4M3 for both, and gives the same type (of F8E4M3: \
-                 a wider one) or F32",
+                "a library product of {:?} by {:?} to {:?}: it takes F32, F16, BF16 or F8E4M3 for both, and gives the \
+                 same type (of F8E4M3: a wider one) or F32",
                 spec.act, spec.weight, spec.out
             )));
         }

@@ -160,13 +160,6 @@ impl Kernel for CollectiveKernel {
         Ok(())
     }
 
-    fn implementation(&self) -> String {
-        match self.one_shot {
-            Some(_) => "one kernel over the ranks' memory, long operands by the vendor's collectives".to_string(),
-            None => "the vendor's collectives".to_string(),
-        }
-    }
-
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
         let [input, out] = operands else {
             return Err(Error::invalid(format!(

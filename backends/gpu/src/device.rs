@@ -335,12 +335,13 @@ impl Drop for Prepared {
 impl OpRegistry for GpuDevice {
     fn support(&self, spec: &OpSpec) -> Result<OpSupport> {
         let kernel = ops::build(spec)?;
+        let driver = &self.inner.driver;
         if let Some(source) = kernel.needs() {
-            self.inner.driver.kernel_text(source)?;
+            driver.kernel_text(source)?;
         }
         Ok(OpSupport {
             cost: 1.0,
-            implementation: kernel.implementation(),
+            implementation: kernel.implementation(driver.facts(), driver.policy()),
         })
     }
 

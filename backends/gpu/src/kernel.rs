@@ -128,8 +128,9 @@ pub trait Kernel: Send + Sync {
     /// Compiles and tunes. Called once, before all others.
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()>;
 
-    /// For people: which implementation runs.
-    fn implementation(&self) -> String {
+    /// For people: which implementation would run on a device, before it is prepared.
+    fn implementation(&self, facts: &Facts, policy: &Policy) -> String {
+        let _ = (facts, policy);
         "kernel".to_string()
     }
 

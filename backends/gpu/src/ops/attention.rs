@@ -132,16 +132,6 @@ impl Kernel for AttentionKernel {
         Ok(())
     }
 
-    fn implementation(&self) -> String {
-        match &self.kernels {
-            Some(Kernels::MatrixUnits { prefill: Some(_), .. }) => "split-KV decode and prefill on matrix units",
-            Some(Kernels::MatrixUnits { prefill: None, .. }) => "split-KV decode on matrix units",
-            Some(Kernels::Plain(plain)) if plain.has_tiles() => "plain; prompts on matrix units",
-            _ => "plain",
-        }
-        .to_string()
-    }
-
     fn scratch_bytes(&self) -> u64 {
         match &self.kernels {
             Some(Kernels::MatrixUnits { decode, .. }) => decode.scratch_bytes(),

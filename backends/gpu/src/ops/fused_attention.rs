@@ -232,19 +232,6 @@ impl Kernel for FusedAttention {
         Ok(())
     }
 
-    fn implementation(&self) -> String {
-        match &self.decode {
-            Some(_) => format!(
-                "one launch for a token a sequence, else two and more: {}",
-                self.attention.implementation()
-            ),
-            None => format!(
-                "norm, rope and kv_write in one launch, then {}",
-                self.attention.implementation()
-            ),
-        }
-    }
-
     fn scratch_bytes(&self) -> u64 {
         let parts = self.parts.iter().map(|(part, _)| part.scratch_bytes());
         parts.max().unwrap_or(0).max(self.attention.scratch_bytes())

@@ -317,15 +317,6 @@ impl Kernel for Fused {
         Ok(())
     }
 
-    fn implementation(&self) -> String {
-        let parts: Vec<String> = self.parts.iter().map(|part| part.implementation()).collect();
-        let parts = parts.join(", then ");
-        match &self.plan {
-            Some(_) => format!("small batches: one kernel with norm and gating; else {parts}"),
-            None => parts,
-        }
-    }
-
     fn scratch_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.scratch_bytes()).max().unwrap_or(0)
     }

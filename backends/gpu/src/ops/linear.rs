@@ -33,9 +33,10 @@ use self::quantized::Quantized;
 use self::scaled::Scaled;
 use self::scaled_tiles::ScaledTiles;
 use self::tiles::Tiles;
-use crate::driver::DevicePtr;
+use crate::driver::{DevicePtr, Facts};
 use crate::encoding::Encoding;
 use crate::kernel::{Kernel, Packer, Preparation, RowSource, boxed};
+use crate::policy::Policy;
 use crate::view::View;
 
 pub(super) use self::call::rows_aligned;
@@ -67,8 +68,6 @@ struct Prepared {
     /// The better first; the last takes every call.
     paths: Vec<(RangeInclusive<u32>, Arc<dyn Path>)>,
     kernels: Arc<dyn LayoutKernels>,
-    /// For people: the paths with their tokens, and why others are missing.
-    told: String,
 }
 
 impl Linear {
@@ -110,6 +109,14 @@ impl Linear {
         })
     }
 
+    fn request(&self) -> Request<'_> {
+        Request {
+            op: &self.op,
+            layout: self.layout,
+            small_batches_are_fused: self.small_batches_are_fused,
+        }
+    }
+
     fn prepared(&self) -> Result<&Prepared> {
         self.prepared
             .as_ref()
@@ -142,17 +149,12 @@ impl Linear {
 
 impl Kernel for Linear {
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()> {
-        let request = Request {
-            op: &self.op,
-            layout: self.layout,
-            small_batches_are_fused: self.small_batches_are_fused,
-        };
         let kernels = self.layout_kernels(cx)?;
         let mut ready: Vec<(PathName, Arc<dyn Path>)> = vec![(PathName::Layout, kernels.clone())];
         let (mut missing, mut reasons) = (Vec::new(), String::new());
         // What turns out to be missing is chosen without.
         let choices = loop {
-            let choices = choose(request, cx.facts(), cx.policy(), &missing);
+            let choices = choose(self.request(), cx.facts(), cx.policy(), &missing);
             let is_ready = |name: PathName| ready.iter().any(|(known, _)| *known == name);
             let Some(next) = choices.iter().map(|choice| choice.path).find(|&name| !is_ready(name)) else {
                 break choices;
@@ -185,15 +187,12 @@ impl Kernel for Linear {
         self.prepared = Some(Prepared {
             paths: paths.collect(),
             kernels,
-            told,
         });
         Ok(())
     }
 
-    fn implementation(&self) -> String {
-        self.prepared
-            .as_ref()
-            .map_or_else(|| "not prepared".to_string(), |prepared| prepared.told.clone())
+    fn implementation(&self, facts: &Facts, policy: &Policy) -> String {
+        choose::told(&choose(self.request(), facts, policy, &[]))
     }
 
     fn needs(&self) -> Option<Source> {

@@ -109,11 +109,6 @@ impl Plain {
         })
     }
 
-    /// Whether prompts run on matrix units.
-    pub(super) fn has_tiles(&self) -> bool {
-        self.tiles.is_some()
-    }
-
     /// Scratch while it runs.
     pub(super) fn scratch_bytes(&self) -> u64 {
         self.split
