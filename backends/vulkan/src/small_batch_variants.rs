@@ -30,7 +30,7 @@ struct Variant {
 const PLAIN: &[&str] = &["-DACT=bf16", "-DWEIGHT=bf16", "-DOUT=bf16", "-DEPILOGUE=0"];
 const Q8_0: &[&str] = &["-DACT=bf16", "-DFORMAT=6", "-DOUT=bf16", "-DEPILOGUE=0", "-DMATRIX=0"];
 const Q4_K: &[&str] = &["-DACT=bf16", "-DFORMAT=7", "-DOUT=bf16", "-DEPILOGUE=0", "-DMATRIX=0"];
-const FEW: &[&str] = &["-DACT=bf16", "-DOUT=bf16", "-DACCUMULATE=0"];
+const SMALL_BATCH: &[&str] = &["-DACT=bf16", "-DOUT=bf16", "-DACCUMULATE=0"];
 
 /// Rows of 32 threads, threads, and vectors ahead of plain weights.
 const SHAPES: [(u32, u32, u32); 9] = [
@@ -66,16 +66,16 @@ fn variants() -> Vec<(Variant, Vec<String>)> {
             all.push(shape("linear_quantized", "linear_quantized_plain", Q4_K, &[1, 8], 74));
         }
     }
-    let few = Variant {
+    let small_batch = Variant {
         file: "product",
         entry: "product_few",
-        definitions: FEW,
+        definitions: SMALL_BATCH,
         threads: 256,
         rows: 16,
         tokens: &[2, 8, 16],
         group_bytes: 256,
     };
-    all.push((few, Vec::new()));
+    all.push((small_batch, Vec::new()));
     all
 }
 

@@ -15,7 +15,7 @@ use crate::view::View;
 /// Threads of a block, which stores one token.
 pub(super) const THREADS: u32 = 128;
 
-/// The definitions that say what a cache holds: type of k and v, type held, head size, block size.
+/// The definitions that say what a cache holds: type of k and v, type in the cache, head size, block size.
 pub(in crate::ops) fn cache_defines(op: &KvWrite) -> Result<Vec<(&'static str, String)>> {
     let (Some(act), Some(kv)) = (float_name(op.act), kv_name(op.kv)) else {
         return Err(Error::unsupported(format!("kv_write of {:?} as {:?}", op.act, op.kv)));

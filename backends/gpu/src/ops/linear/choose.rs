@@ -86,16 +86,7 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
     let matrix_units = facts.matrix_units && layout.takes_small_batches(op);
     let dots = matches!(layout, WeightLayout::Planes(_)) && op.allow_quantized_act && policy.integer_dots;
 
-    // Most tokens for which own kernels beat the product.
-    let own_tokens = match layout {
-        WeightLayout::Plain(_) if matrix_units && of.small_batches_are_fused => 0,
-        _ if matrix_units => SmallBatch::most_tokens(op, layout, false),
-        WeightLayout::Planes(_) if op.act != DType::F32 => QUANTIZED_TOKENS,
-        WeightLayout::Plain(_) => {
-            PLAIN_TOKENS.min(policy.product_from(op.in_features, op.out_features).saturating_sub(1))
-        }
-        _ => PLAIN_TOKENS,
-    };
+    let own_tokens = own_tokens(of, matrix_units, policy);
     let row_bytes = u64::from(op.in_features) * op.act.bytes() as u64;
     let products = [
         round_tokens::takes(op, layout).then_some(PathName::EightBitProduct),
@@ -118,21 +109,9 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
         && product != Some(PathName::EightBitProduct)
         && more_tokens
         && scaled_tiles::takes(op, facts);
-    let tiled_type = match layout {
-        WeightLayout::Plain(weight) => Some(weight),
-        WeightLayout::Planes(_) => Some(op.act),
-        // 8-bit floats have a plain kernel of their own.
-        WeightLayout::Scaled => None,
-    };
-    let tiles = match tiled_type {
-        Some(weight) if !small_batch && product.is_none() && more_tokens => {
-            let on_matrix_units = policy.matrix_tiling(op.act, weight).map(|_| PathName::MatrixTiles);
-            // Rounded tokens need no tiles in f32: four products an instruction make up for weights that are read again
-            // for every eight of them.
-            let in_f32 = (!dots).then_some(PathName::Tiles);
-            [on_matrix_units, in_f32].into_iter().flatten().find(there)
-        }
-        _ => None,
+    let tiles = match !small_batch && product.is_none() && more_tokens {
+        true => tiles(of, dots, policy).find(there),
+        false => None,
     };
 
     let own_tokens = match small_batch && product.is_none() && !scaled_tiles {
@@ -156,6 +135,40 @@ pub(super) fn choose(of: Request<'_>, facts: &Facts, policy: &Policy, missing: &
     ];
     let choices = choices.into_iter().flatten().filter(|(tokens, _)| !tokens.is_empty());
     choices.map(|(tokens, path)| Choice { tokens, path }).collect()
+}
+
+/// Most tokens for which own kernels beat a product.
+fn own_tokens(of: Request<'_>, matrix_units: bool, policy: &Policy) -> u32 {
+    let Request { op, layout, .. } = of;
+    match layout {
+        WeightLayout::Plain(_) if matrix_units && of.small_batches_are_fused => 0,
+        _ if matrix_units => SmallBatch::most_tokens(op, layout, false),
+        WeightLayout::Planes(_) if op.act != DType::F32 => QUANTIZED_TOKENS,
+        WeightLayout::Plain(_) => {
+            let from = policy.product_from(op.in_features, op.out_features);
+            PLAIN_TOKENS.min(from.saturating_sub(1))
+        }
+        _ => PLAIN_TOKENS,
+    }
+}
+
+/// Own tiles that take the operands, the better first.
+fn tiles(of: Request<'_>, dots: bool, policy: &Policy) -> impl Iterator<Item = PathName> + use<> {
+    let weight = match of.layout {
+        WeightLayout::Plain(weight) => Some(weight),
+        WeightLayout::Planes(_) => Some(of.op.act),
+        // 8-bit floats have a plain kernel of their own.
+        WeightLayout::Scaled => None,
+    };
+    let on_matrix_units = weight.and_then(|weight| policy.matrix_tiling(of.op.act, weight));
+    // Rounded tokens need no tiles in f32: four products an instruction make up for weights that are read again for every
+    // eight of them.
+    let in_f32 = weight.is_some() && !dots;
+    let paths = [
+        on_matrix_units.map(|_| PathName::MatrixTiles),
+        in_f32.then_some(PathName::Tiles),
+    ];
+    paths.into_iter().flatten()
 }
 
 /// For people: `1-16 small batches on matrix units, from 17 product, others plain kernel`.

@@ -1,4 +1,4 @@
-//! Tokens rounded to 8-bit floats with a scale a token, so that the library multiplies 8-bit weights as they are held.
+//! Tokens rounded to 8-bit floats with a scale a token, so that the library multiplies 8-bit weights as they lie.
 //! Only where the op allows activations to be rounded.
 
 use halyard_kernels_gpu::LINEAR_SCALED_TOKENS;

@@ -1,4 +1,4 @@
-//! What construction refuses, how weights are held and how large they are.
+//! What construction refuses, how weights lie and how large they are.
 
 use halyard_platform_api::ops::Epilogue;
 
