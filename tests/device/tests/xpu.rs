@@ -192,11 +192,11 @@ fn kernels_on_matrix_units_conform() {
         assert!(!out.contains("\n0 rows, "), "nothing ran: {out}");
         // Kernels that fail their test at load are not used, and those that are used instead conform as well.
         let op = if arguments.contains(&"attention") {
-            "attention"
+            "attention of "
         } else {
-            "products"
+            "products of "
         };
-        let tested = |line: &&str| line.contains(op) && line.contains("on matrix units");
+        let tested = |line: &&str| line.contains(op) && line.contains(" on matrix units");
         let told: Vec<&str> = out.lines().filter(tested).collect();
         let all_right = told.iter().all(|line| line.contains("tested, and right"));
         assert!(all_right && !told.is_empty(), "{told:#?}");

@@ -174,6 +174,7 @@ fn tiles(of: Request<'_>, dots: bool, policy: &Policy) -> impl Iterator<Item = P
 /// For people: `1-16 small batches on matrix units, from 17 product, others plain kernel`.
 pub(super) fn told(choices: &[Choice]) -> String {
     let one = |Choice { tokens, path }: &Choice| match (*tokens.start(), *tokens.end()) {
+        (1, u32::MAX) if choices.len() == 1 => path.to_string(),
         (1, u32::MAX) => format!("others {path}"),
         (first, u32::MAX) => format!("from {first} {path}"),
         (first, last) => format!("{first}-{last} {path}"),
@@ -283,6 +284,6 @@ mod tests {
         };
         let on_matrix_units = "from 33 tiles on matrix units, others tokens rounded to 8 bits";
         assert_eq!(told(&rounded, &dots, &no_product), on_matrix_units);
-        assert_eq!(told(&rounded, &dots, &wrong), "others tokens rounded to 8 bits");
+        assert_eq!(told(&rounded, &dots, &wrong), "tokens rounded to 8 bits");
     }
 }
