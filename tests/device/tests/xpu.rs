@@ -55,10 +55,6 @@ fn program(library: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_halyard-device-check"));
     command.args(["--platform", "xpu", "--plugin"]).arg(library);
     command.arg("--fixtures").arg(fixtures);
-    // Compiled kernels last as long as the build.
-    let cache = beside().join("xpu-cache");
-    command.env("HALYARD_CACHE_DIR", &cache);
-    command.env("POCL_CACHE_DIR", cache.join("pocl"));
     command
 }
 
