@@ -37,7 +37,8 @@ pub fn chosen() -> (&'static str, &'static str) {
     }
 }
 
-/// The filter without the hub's client, whose refusals the commands tell in words of their own: one line an error. Who names its target sees it.
+/// The filter without the hub's client, whose refusals the commands tell in words of their own: one line an error. Who
+/// names its target sees it.
 fn quiet(filter: &str) -> String {
     const HUB: &str = "hf_hub";
     if filter.contains(HUB) || ["debug", "trace"].contains(&filter.to_ascii_lowercase().as_str()) {

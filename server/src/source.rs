@@ -188,13 +188,15 @@ pub enum SourceError {
         asked: String,
     },
     /// No way to the demo model worked.
-    #[error("no --model was given and the demo model could not be had:\n{}\ngive a model: halyard serve --model PATH (a folder with config.json and safetensors, or a .gguf file)", list(.attempts))]
+    #[error("no --model was given and the demo model could not be had:\n{}\ngive a model: halyard serve --model PATH \
+        (a folder with config.json and safetensors, or a .gguf file)", list(.attempts))]
     NoDemoModel {
         /// Source and reason, in the order tried.
         attempts: Vec<(String, String)>,
     },
     /// Offline mode, and not here.
-    #[error("{what} is not in {}, and HF_HUB_OFFLINE forbids to fetch it; unset it once, or give --model PATH", looked_in.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or "))]
+    #[error("{what} is not in {}, and HF_HUB_OFFLINE forbids to fetch it; unset it once, or give --model PATH",
+        looked_in.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or "))]
     Offline {
         /// What was asked.
         what: String,
@@ -211,7 +213,8 @@ pub enum SourceError {
     },
     /// The hub went quiet.
     #[error(
-        "{repo}: the hub said nothing for {seconds} s; check the network and HF_ENDPOINT, then run the same command again to resume"
+        "{repo}: the hub said nothing for {seconds} s; check the network and HF_ENDPOINT, then run the same command \
+         again to resume"
     )]
     Silent {
         /// What was asked.
@@ -241,7 +244,8 @@ pub enum SourceError {
     },
     /// A file is not what its source announced.
     #[error(
-        "{file}: {what} is {found}, expected {expected}; it was discarded: try again, and if it repeats, distrust the source"
+        "{file}: {what} is {found}, expected {expected}; it was discarded: try again, and if it repeats, distrust the \
+         source"
     )]
     Mismatch {
         /// The file.

@@ -112,7 +112,8 @@ impl Group {
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until every rank has brought its operands, runs `work` on all of them, and waits until every rank has done so.
+    /// Waits until every rank has brought its operands, runs `work` on all of them, and waits until every rank has done
+    /// so.
     ///
     /// # Panics
     /// If another rank failed or did not come within `timeout`; so does every later meeting of the group.
@@ -126,7 +127,8 @@ impl Group {
         self.change.notify_all();
         let meeting = self.wait(meeting, timeout, |m| m.arrived == self.size || m.round != round);
         let all: Vec<(View, View)> = meeting.operands.iter().flatten().copied().collect();
-        // Ranks take turns, so that a sum in place does not change what a later rank reads: results are copied out last.
+        // Ranks take turns, so that a sum in place does not change what a later rank reads: results are copied out
+        // last.
         drop(meeting);
         work(&all);
         let mut meeting = self.lock();

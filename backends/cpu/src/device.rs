@@ -267,7 +267,8 @@ impl OpRegistry for CpuDevice {
 
     fn claim(&self, _program: &Program) -> Result<ClaimReport> {
         Ok(ClaimReport::nothing(
-            "cpu: a command buffer already runs as one parallel region, so single ops cost a barrier each and no launch",
+            "cpu: a command buffer already runs as one parallel region, so single ops cost a barrier each and no \
+             launch",
         ))
     }
 }

@@ -9,7 +9,8 @@ use halyard_platform_api::{Error, Result, Tensor, WeightRows};
 use crate::objects::Objects;
 use crate::view::View;
 
-/// Tokens of a thread from which on a step goes by rows: products are bound by arithmetic then, and weights may be read by every thread.
+/// Tokens of a thread from which on a step goes by rows: products are bound by arithmetic then, and weights may be read
+/// by every thread.
 const ROWS_OF_A_THREAD: usize = 64;
 
 /// Tokens of a step from which on threads take work piece by piece.
@@ -23,7 +24,8 @@ pub(crate) fn goes_by_rows(tokens: usize, threads: usize) -> bool {
 /// Tokens of the narrowest tile of products that is as fast as a whole one.
 const NARROW_TILE: usize = 4;
 
-/// The tokens of a thread in a step that goes by rows: equal parts, but for what would leave a thread with single tokens behind its tiles.
+/// The tokens of a thread in a step that goes by rows: equal parts, but for what would leave a thread with single
+/// tokens behind its tiles.
 pub(crate) fn rows_of(tokens: usize, threads: usize, rank: usize) -> Range<usize> {
     let edge = |rank: usize| (tokens * rank / threads).next_multiple_of(NARROW_TILE).min(tokens);
     edge(rank)..edge(rank + 1)
@@ -59,8 +61,9 @@ impl<'a> Worker<'a> {
         rows.start * pieces..rows.end * pieces
     }
 
-    /// This thread's parts of `count` pieces of work on `tokens` tokens. Few tokens: one of equal parts. Many: `grain` pieces at a time, whoever
-    /// comes first, so that a thread that loses its core for a while leaves more of them to the others and is not waited for.
+    /// This thread's parts of `count` pieces of work on `tokens` tokens. Few tokens: one of equal parts. Many: `grain`
+    /// pieces at a time, whoever comes first, so that a thread that loses its core for a while leaves more of them to
+    /// the others and is not waited for.
     pub(crate) fn pieces(
         &self,
         tokens: usize,
@@ -79,8 +82,9 @@ impl<'a> Worker<'a> {
         })
     }
 
-    /// As [`Worker::pieces`], for pieces that all cost alike and are better done in one go: a thread takes half of its equal part of what is left,
-    /// in multiples of `least`. Threads thus come seldom, and who comes last is not waited for longer than the smallest piece takes.
+    /// As [`Worker::pieces`], for pieces that all cost alike and are better done in one go: a thread takes half of its
+    /// equal part of what is left, in multiples of `least`. Threads thus come seldom, and who comes last is not waited
+    /// for longer than the smallest piece takes.
     pub(crate) fn shrinking_pieces(
         &self,
         tokens: usize,
@@ -112,8 +116,8 @@ pub(crate) trait Kernel: Send + Sync {
         1
     }
 
-    /// The number of tokens where every thread reads and writes their rows by [`Worker::share_rows`], and constants: in a step that goes by rows,
-    /// such kernels do not wait for each other. Their phases but the first are empty then.
+    /// The number of tokens where every thread reads and writes their rows by [`Worker::share_rows`], and constants: in
+    /// a step that goes by rows, such kernels do not wait for each other. Their phases but the first are empty then.
     fn rows(&self, _operands: &[View]) -> Option<usize> {
         None
     }
@@ -131,8 +135,8 @@ pub(crate) trait Kernel: Send + Sync {
     /// This thread's share of a phase.
     ///
     /// # Safety
-    /// The operands are the op's, resolved and alive; all threads of the region call it with the same ones, and nothing else
-    /// touches what they write. `shared` holds `scratch_bytes`.
+    /// The operands are the op's, resolved and alive; all threads of the region call it with the same ones, and nothing
+    /// else touches what they write. `shared` holds `scratch_bytes`.
     unsafe fn run(&self, phase: usize, worker: &mut Worker<'_>, operands: &[View]);
 
     /// Bytes of the packed weight.

@@ -1,7 +1,8 @@
-//! The CPU platform: SIMD kernels chosen at run time, a thread pool that sleeps when idle, packed weights, paged attention.
+//! The CPU platform: SIMD kernels chosen at run time, a thread pool that sleeps when idle, packed weights, paged
+//! attention.
 //!
-//! A command buffer runs as one parallel region: every thread walks the same list of ops and takes its share of each, with a
-//! barrier between dependent phases. Submits are synchronous (asynchronous depth 0).
+//! A command buffer runs as one parallel region: every thread walks the same list of ops and takes its share of each,
+//! with a barrier between dependent phases. Submits are synchronous (asynchronous depth 0).
 
 mod communicator;
 mod device;

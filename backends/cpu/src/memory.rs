@@ -1,7 +1,7 @@
 //! Host memory for buffers: zeroed, aligned, given back when the last user is gone; and how much of it there is.
 //!
-//! Buffers are cut from slabs of huge pages: the weights of a small model are shorter than such a page each, and on pages of 4 KiB the
-//! processor would stop reading ahead at the end of every one.
+//! Buffers are cut from slabs of huge pages: the weights of a small model are shorter than such a page each, and on
+//! pages of 4 KiB the processor would stop reading ahead at the end of every one.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,8 +16,8 @@ const PAGE: usize = 4096;
 /// Bytes of address space of a slab; larger buffers have one of their own.
 const SLAB: usize = 64 << 20;
 
-/// A mapping that begins at a huge page. Pages are mapped, not allocated: they are zero and cost nothing until touched, which a large KV pool
-/// relies on.
+/// A mapping that begins at a huge page. Pages are mapped, not allocated: they are zero and cost nothing until touched,
+/// which a large KV pool relies on.
 struct Slab {
     mapped: NonNull<u8>,
     mapped_bytes: usize,
@@ -59,9 +59,11 @@ impl Slab {
         })
     }
 
-    /// Has the system give and clear the first huge page. What is in it stays as it is; where the system does not know the advice, nothing happens.
+    /// Has the system give and clear the first huge page. What is in it stays as it is; where the system does not know
+    /// the advice, nothing happens.
     fn fault_in_first_page(&self) {
-        // SAFETY: advice on a part of the mapping, which is longer than a huge page; it changes no byte that a program sees.
+        // SAFETY: advice on a part of the mapping, which is longer than a huge page; it changes no byte that a program
+        // sees.
         unsafe { libc::madvise(self.base.cast(), HUGE_PAGE, libc::MADV_POPULATE_WRITE) };
     }
 }
@@ -109,7 +111,8 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // Addresses of a slab are used once. Its memory goes back to the system now, page by page: the slab may live as long as a model.
+        // Addresses of a slab are used once. Its memory goes back to the system now, page by page: the slab may live as
+        // long as a model.
         let (first, end) = (
             self.offset.next_multiple_of(PAGE),
             (self.offset + self.bytes) / PAGE * PAGE,
@@ -200,8 +203,9 @@ impl Memory {
     }
 }
 
-/// A thread that faults in the first page of large buffers behind their users' backs. The first request of a server writes the first tokens of
-/// every layer's cache, a fresh huge page each; where a virtual machine's host has to find those first, that takes as long as the prompt.
+/// A thread that faults in the first page of large buffers behind their users' backs. The first request of a server
+/// writes the first tokens of every layer's cache, a fresh huge page each; where a virtual machine's host has to find
+/// those first, that takes as long as the prompt.
 struct Faulter {
     slabs: Option<Sender<Arc<Slab>>>,
     /// `None` where the system gave no thread: users fault pages in themselves then.

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 /// How long a worker looks for the next region before it sleeps: the time between two decode steps, at most.
 const SPIN: Duration = Duration::from_micros(100);
-/// Looks at what another thread will soon write, about a microsecond of them, before the core is given away between looks: the other may be waiting for it,
-/// as happens when threads of the server or of clients have pushed two of this pool onto one core.
+/// Looks at what another thread will soon write, about a microsecond of them, before the core is given away between
+/// looks: the other may be waiting for it, as happens when threads of the server or of clients have pushed two of this
+/// pool onto one core.
 const LOOKS: u32 = 64;
 
 /// Returns when `done` says so: looks at once, then again and again.
@@ -51,7 +52,8 @@ impl Shared {
     }
 }
 
-/// On cache lines of its own (two, as processors fetch them in pairs): who writes it takes the line from all who look at it.
+/// On cache lines of its own (two, as processors fetch them in pairs): who writes it takes the line from all who look
+/// at it.
 #[repr(align(128))]
 struct Apart<T>(T);
 

@@ -1,4 +1,5 @@
-//! Encoding and running: commands are a list of op ids and tensors; a submit resolves them and runs one parallel region.
+//! Encoding and running: commands are a list of op ids and tensors; a submit resolves them and runs one parallel
+//! region.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -170,7 +171,8 @@ impl CpuQueue {
     }
 }
 
-/// For each step, whether threads wait for each other after its phases; and the bytes of scratch of a thread in the steps that go by rows.
+/// For each step, whether threads wait for each other after its phases; and the bytes of scratch of a thread in the
+/// steps that go by rows.
 fn by_rows(steps: &[(&dyn Kernel, usize, usize)], views: &[View], threads: usize) -> (Vec<bool>, usize) {
     let operands = |&(_, first, count): &(&dyn Kernel, usize, usize)| &views[first..first + count];
     let tokens = |step: &(&dyn Kernel, usize, usize)| {

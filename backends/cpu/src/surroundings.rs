@@ -1,6 +1,6 @@
 //! The one place that looks at the environment: `HALYARD_CPU_ISA` forces an instruction set, to measure or test the
-//! kernels of a lesser processor. Without it the fastest set that this CPU has is taken. `HALYARD_CPU_THREADS` says how many
-//! threads a device has.
+//! kernels of a lesser processor. Without it the fastest set that this CPU has is taken. `HALYARD_CPU_THREADS` says how
+//! many threads a device has.
 
 use halyard_kernels_cpu::{Isa, Kernels};
 use halyard_platform_api::{Error, Result};
@@ -81,7 +81,8 @@ fn threads_of(number: &str) -> Result<usize> {
         .filter(|threads| (1..=MAX_THREADS).contains(threads));
     threads.ok_or_else(|| {
         Error::invalid(format!(
-            "HALYARD_CPU_THREADS={number}: a device has 1 to {MAX_THREADS} threads; without the variable, one for each core that the process may run on"
+            "HALYARD_CPU_THREADS={number}: a device has 1 to {MAX_THREADS} threads; without the variable, one for \
+             each core that the process may run on"
         ))
     })
 }

@@ -83,8 +83,8 @@ impl View {
         !self.is_none() && !other.is_none() && a < b + other.bytes && b < a + self.bytes
     }
 
-    /// Whether one row of this may share bytes with another row of `other`. Two tensors of one memory, dead and born, may; two columns of one
-    /// matrix do not.
+    /// Whether one row of this may share bytes with another row of `other`. Two tensors of one memory, dead and born,
+    /// may; two columns of one matrix do not.
     pub(crate) fn crosses_rows(&self, other: &View) -> bool {
         if !self.overlaps(other) {
             return false;

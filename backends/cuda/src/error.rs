@@ -1,5 +1,5 @@
-//! The driver's codes as errors: which call, what it answered, what to do. An error that leaves the context dead says that the device
-//! is lost.
+//! The driver's codes as errors: which call, what it answered, what to do. An error that leaves the context dead says
+//! that the device is lost.
 
 use std::ffi::CStr;
 
@@ -11,7 +11,8 @@ fn fatal(code: CUresult) -> Option<&'static str> {
     use CUresult::*;
     Some(match code {
         CUDA_ERROR_ILLEGAL_ADDRESS | CUDA_ERROR_MISALIGNED_ADDRESS | CUDA_ERROR_INVALID_ADDRESS_SPACE => {
-            "a kernel touched memory that is not its own; restart the process, and report it with compute-sanitizer's output"
+            "a kernel touched memory that is not its own; restart the process, and report it with compute-sanitizer's \
+             output"
         }
         CUDA_ERROR_LAUNCH_FAILED
         | CUDA_ERROR_ILLEGAL_INSTRUCTION

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Writes a cache file whole or not at all, its folders too; other writers of it, in this process or another, do no harm. A cache that cannot be
-/// written costs time, not correctness, so failures are not told.
+/// Writes a cache file whole or not at all, its folders too; other writers of it, in this process or another, do no
+/// harm. A cache that cannot be written costs time, not correctness, so failures are not told.
 pub fn write_whole(path: &Path, bytes: &[u8]) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let Some(folder) = path.parent() else { return };
@@ -20,8 +20,9 @@ pub fn write_whole(path: &Path, bytes: &[u8]) {
     }
 }
 
-/// The folder of a platform's cache files, by the environment as `variable` reads it: `HALYARD_CACHE_DIR` names the folder of all platforms
-/// (empty: nothing is kept, `None`); without it, it is `halyard` in `$XDG_CACHE_HOME` or `~/.cache`.
+/// The folder of a platform's cache files, by the environment as `variable` reads it: `HALYARD_CACHE_DIR` names the
+/// folder of all platforms (empty: nothing is kept, `None`); without it, it is `halyard` in `$XDG_CACHE_HOME` or
+/// `~/.cache`.
 pub fn cache_folder(platform: &str, variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     if let Some(folder) = variable("HALYARD_CACHE_DIR") {
         return (!folder.is_empty()).then(|| PathBuf::from(folder).join(platform));

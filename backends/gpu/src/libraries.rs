@@ -1,4 +1,5 @@
-//! Libraries found at run time: a vendor's driver, compiler and mathematics, none of which is linked. They stay open for the process's life.
+//! Libraries found at run time: a vendor's driver, compiler and mathematics, none of which is linked. They stay open
+//! for the process's life.
 
 use std::ffi::{CStr, CString, OsString, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -29,7 +30,8 @@ impl Library {
         }
     }
 
-    /// The loader's handle: of the first file in the folders that the operator names, by the loader's own search, or in the usual folders.
+    /// The loader's handle: of the first file in the folders that the operator names, by the loader's own search, or in
+    /// the usual folders.
     ///
     /// # Errors
     /// `Unavailable` with the remedy.
@@ -51,7 +53,8 @@ impl Library {
         self.endings.iter().map(name)
     }
 
-    /// Opens it by path. Its parts that it opens later by name (a compiler's builtins) are opened first, so that they are found then.
+    /// Opens it by path. Its parts that it opens later by name (a compiler's builtins) are opened first, so that they
+    /// are found then.
     fn open_in(&self, folders: &[PathBuf]) -> Option<usize> {
         let files = folders.iter().flat_map(|folder| self.files(folder));
         files.filter(|file| file.is_file()).find_map(|file| {

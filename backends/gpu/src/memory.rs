@@ -1,5 +1,5 @@
-//! Buffers' memory: zeroed, counted, checked at its ends, and given back when its last user is gone. Submitted work is such a user:
-//! queues hold what their unfinished work names.
+//! Buffers' memory: zeroed, counted, checked at its ends, and given back when its last user is gone. Submitted work is
+//! such a user: queues hold what their unfinished work names.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -81,8 +81,8 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// For a device of `total` bytes. Part of it stays unpromised: the driver takes memory of its own after start, for recorded
-    /// graphs, code and library handles, and would otherwise fail in the middle of serving.
+    /// For a device of `total` bytes. Part of it stays unpromised: the driver takes memory of its own after start, for
+    /// recorded graphs, code and library handles, and would otherwise fail in the middle of serving.
     pub(crate) fn new(total: u64) -> Memory {
         Memory {
             counts: Arc::default(),
@@ -151,8 +151,10 @@ impl Memory {
         let others = total.saturating_sub(free).saturating_sub(used);
         Error {
             message: format!(
-                "{bytes} bytes of device memory asked, {free} of {total} free: this process's buffers hold {used}, other users and the \
-                 driver {others}; stop other users of the device, or ask for less (fewer KV blocks, a smaller model or weight format, \
+                "{bytes} bytes of device memory asked, {free} of {total} free: this process's buffers hold {used}, \
+                 other users and the \
+                 driver {others}; stop other users of the device, or ask for less (fewer KV blocks, a smaller model \
+                 or weight format, \
                  more devices)"
             ),
             ..error

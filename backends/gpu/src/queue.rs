@@ -1,4 +1,5 @@
-//! Queues: a stream, submit numbers that the device itself writes to a word of pinned memory, and what unfinished work must keep alive.
+//! Queues: a stream, submit numbers that the device itself writes to a word of pinned memory, and what unfinished work
+//! must keep alive.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +24,8 @@ const NAP: Duration = Duration::from_micros(20);
 const LOOKS_PER_CHECK: u32 = 32;
 /// Submits whose end other queues can wait for exactly; older ones are waited for with a newer one.
 const EVENTS: u64 = 16;
-/// How long a queue that is dropped waits for its work: longer than steps in flight take, and not for ever, as the device may hang.
+/// How long a queue that is dropped waits for its work: longer than steps in flight take, and not for ever, as the
+/// device may hang.
 const LAST_WAIT: Duration = Duration::from_secs(10);
 /// The arena grows in these steps.
 const ARENA_STEP: u64 = 2 << 20;
@@ -100,8 +102,8 @@ impl QueueCore {
         }
     }
 
-    /// Whether the work that is done, up to `number`, got what it waited for from other ranks. The device has said so before it wrote the
-    /// number.
+    /// Whether the work that is done, up to `number`, got what it waited for from other ranks. The device has said so
+    /// before it wrote the number.
     fn heard_all_ranks(&self, number: u64) -> Result<()> {
         let outcome = read(&self.groups).iter().try_for_each(|group| group.outcome());
         outcome.map_err(|error| self.fail(number, error))

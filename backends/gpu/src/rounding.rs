@@ -1,4 +1,5 @@
-//! Whether products round tokens to 8 bits where an op allows it: an operator's word, which platforms read from their own variables.
+//! Whether products round tokens to 8 bits where an op allows it: an operator's word, which platforms read from their
+//! own variables.
 
 use std::ffi::OsString;
 

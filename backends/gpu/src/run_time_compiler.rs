@@ -1,4 +1,5 @@
-//! NVRTC and hiprtc: kernel text to machine code. Both have the same functions and codes under their own prefix, so one table serves them.
+//! NVRTC and hiprtc: kernel text to machine code. Both have the same functions and codes under their own prefix, so one
+//! table serves them.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 
@@ -53,7 +54,8 @@ fn pointers(texts: &[CString]) -> Vec<*const c_char> {
 }
 
 impl RunTimeCompiler {
-    /// The compiler in an open library whose functions begin with `prefix`; `code` is what it calls machine code (`Code`, `CUBIN`).
+    /// The compiler in an open library whose functions begin with `prefix`; `code` is what it calls machine code
+    /// (`Code`, `CUBIN`).
     ///
     /// # Errors
     /// `Unavailable` naming a function that it lacks.
@@ -84,7 +86,8 @@ impl RunTimeCompiler {
             BUILTIN_OPERATION_FAILURE => Err(Error::new(
                 Status::Unavailable,
                 format!(
-                    "{prefix}{call} answered {code}: lib{prefix}-builtins of the same version was not found beside lib{prefix}; \
+                    "{prefix}{call} answered {code}: lib{prefix}-builtins of the same version was not found beside \
+                     lib{prefix}; \
                      install both from one package"
                 ),
             )),

@@ -1,5 +1,5 @@
-//! Step data on its way to the device: copied at the call into pinned slots, from there in stream order by one kernel that scatters (or by
-//! the driver's copies). A slot is used again once the event behind it has passed.
+//! Step data on its way to the device: copied at the call into pinned slots, from there in stream order by one kernel
+//! that scatters (or by the driver's copies). A slot is used again once the event behind it has passed.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Load-time traffic: weights and buffer contents through pinned chunks on a stream of their own, the host filling one chunk while the
-//! device copies the other. Queues wait for it with an event, so nobody has to wait here.
+//! Load-time traffic: weights and buffer contents through pinned chunks on a stream of their own, the host filling one
+//! chunk while the device copies the other. Queues wait for it with an event, so nobody has to wait here.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,6 @@
-//! The two attention backends and the layout of their KV blocks. `direct` materialises all scores and takes the softmax, as the
-//! formula reads; `online` walks the keys once. They share nothing but the formula, so each checks the other.
+//! The two attention backends and the layout of their KV blocks. `direct` materialises all scores and takes the
+//! softmax, as the formula reads; `online` walks the keys once. They share nothing but the formula, so each checks the
+//! other.
 
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{AttentionBackendInfo, AttentionPlan, AttentionRegistry, DType, Error, Result, Status};
@@ -15,8 +16,8 @@ const NAMES: [&str; 2] = ["direct", "online"];
 
 /// Where keys and values lie in a KV block.
 ///
-/// `direct` (backend 0): \[2, block_size, num_kv_heads, head_dim\], keys then values. `online` (backend 1): \[num_kv_heads, 2,
-/// block_size, head_dim\], head by head. That they differ keeps the engine from relying on either.
+/// `direct` (backend 0): \[2, block_size, num_kv_heads, head_dim\], keys then values. `online` (backend 1):
+/// \[num_kv_heads, 2, block_size, head_dim\], head by head. That they differ keeps the engine from relying on either.
 #[derive(Clone, Copy, Debug)]
 pub struct KvLayout {
     /// Index of the attention backend.

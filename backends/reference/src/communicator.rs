@@ -1,5 +1,5 @@
-//! The communicator over threads: ranks are threads of one process that meet in a [`Group`]. It owns the rendezvous and the
-//! mailboxes; a rank that does not come is a timeout, never a hang.
+//! The communicator over threads: ranks are threads of one process that meet in a [`Group`]. It owns the rendezvous and
+//! the mailboxes; a rank that does not come is a timeout, never a hang.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! Composites: which regions this backend claims. It claims the pairs norm + linear and runs them by their parts, to show the
-//! mechanism; a real backend fuses them.
+//! Composites: which regions this backend claims. It claims the pairs norm + linear and runs them by their parts, to
+//! show the mechanism; a real backend fuses them.
 
 use halyard_platform_api::{Claim, ClaimReport, Error, OpSpec, Program, Result};
 

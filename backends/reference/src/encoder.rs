@@ -1,5 +1,5 @@
-//! Encoder and command buffer: a list of (op, bound operands). Ids are resolved while encoding, so the list keeps alive what it
-//! names; it must never look an id up when it runs.
+//! Encoder and command buffer: a list of (op, bound operands). Ids are resolved while encoding, so the list keeps alive
+//! what it names; it must never look an id up when it runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

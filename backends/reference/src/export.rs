@@ -1,4 +1,5 @@
-//! The export: manifest and entry symbol `halyard_entry_reference`. The one place where the macro's `unsafe` is allowed.
+//! The export: manifest and entry symbol `halyard_entry_reference`. The one place where the macro's `unsafe` is
+//! allowed.
 #![allow(unsafe_code)]
 
 use crate::platform::ReferencePlatform;

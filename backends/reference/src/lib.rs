@@ -1,8 +1,10 @@
-//! The reference backend: every catalogue op in plain f32, obvious before fast. It is the oracle of every test, the template
-//! that a vendor copies and the host fallback. It must never contain `unsafe`, hidden state or a clever algorithm.
+//! The reference backend: every catalogue op in plain f32, obvious before fast. It is the oracle of every test, the
+//! template that a vendor copies and the host fallback. It must never contain `unsafe`, hidden state or a clever
+//! algorithm.
 //!
-//! Reading order: [`platform`](ReferencePlatform), `device`, `memory`, `encoder`, `queue`, `prepared`, then `ops/*`, one family a
-//! file. Every op has the same shape: load the operands as `Vec<f32>` or `Vec<i32>`, compute with loops, store.
+//! Reading order: [`platform`](ReferencePlatform), `device`, `memory`, `encoder`, `queue`, `prepared`, then `ops/*`,
+//! one family a file. Every op has the same shape: load the operands as `Vec<f32>` or `Vec<i32>`, compute with loops,
+//! store.
 
 #![deny(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Device memory: byte vectors with an account. It owns the arithmetic of what is used and free, and must never give out a
-//! buffer that the account does not cover.
+//! Device memory: byte vectors with an account. It owns the arithmetic of what is used and free, and must never give
+//! out a buffer that the account does not cover.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,7 +50,8 @@ impl Pool {
         let info = self.info();
         let refuse = || {
             Error::out_of_memory(format!(
-                "{bytes} bytes asked, {} free ({} total − {} used by this device, and no more than the machine has available)",
+                "{bytes} bytes asked, {} free ({} total − {} used by this device, and no more than the machine has \
+                 available)",
                 info.free_bytes, info.total_bytes, info.used_bytes
             ))
         };

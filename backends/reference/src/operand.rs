@@ -1,5 +1,5 @@
-//! Operands: a tensor bound to its memory, read and written as plain vectors in row-major order. It owns the walk over strides
-//! and the checks against what an op documents; it must never hand out a reference into a buffer.
+//! Operands: a tensor bound to its memory, read and written as plain vectors in row-major order. It owns the walk over
+//! strides and the checks against what an op documents; it must never hand out a reference into a buffer.
 
 use std::sync::Arc;
 

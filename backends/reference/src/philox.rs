@@ -1,5 +1,5 @@
-//! Philox4x32-10, the counter-based random generator of `sample` and `fill_random` (Salmon, Moraes, Dror, Shaw 2011, "Parallel
-//! random numbers: as easy as 1, 2, 3").
+//! Philox4x32-10, the counter-based random generator of `sample` and `fill_random` (Salmon, Moraes, Dror, Shaw 2011,
+//! "Parallel random numbers: as easy as 1, 2, 3").
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];

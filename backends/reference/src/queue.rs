@@ -1,5 +1,5 @@
-//! The queue: work is done when `submit` returns. It owns the submit numbers and the first failure, and must never run two
-//! submits at once.
+//! The queue: work is done when `submit` returns. It owns the submit numbers and the first failure, and must never run
+//! two submits at once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

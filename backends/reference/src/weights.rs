@@ -1,5 +1,5 @@
-//! Weight formats: a row of canonical bytes to f32 values, after ggml's `ggml-quants.c` (GGUF block formats). Must never round:
-//! the values are what the file says.
+//! Weight formats: a row of canonical bytes to f32 values, after ggml's `ggml-quants.c` (GGUF block formats). Must
+//! never round: the values are what the file says.
 
 use half::{bf16, f16};
 use halyard_platform_api::{WeightFormat, e4m3};
@@ -71,7 +71,8 @@ fn q8_0(block: &[u8], y: &mut [f32]) {
     }
 }
 
-/// Eight groups of 32 values, each with a 6-bit scale and a 6-bit min; groups 2i and 2i+1 share 32 bytes (low, high nibbles).
+/// Eight groups of 32 values, each with a 6-bit scale and a 6-bit min; groups 2i and 2i+1 share 32 bytes (low, high
+/// nibbles).
 fn q4_k(block: &[u8], y: &mut [f32]) {
     let (d, dmin) = (half_at(block, 0), half_at(block, 2));
     let (scales, nibbles) = (&block[4..16], &block[16..144]);

@@ -1,4 +1,5 @@
-//! The runtime's codes as errors: which call, what it answered, what to do. An error that leaves the device dead says that it is lost.
+//! The runtime's codes as errors: which call, what it answered, what to do. An error that leaves the device dead says
+//! that it is lost.
 
 use halyard_platform_api::{Error, Result, Status};
 
@@ -11,7 +12,8 @@ pub(crate) const NOT_READY: Code = 600;
 fn fatal(code: Code) -> Option<&'static str> {
     Some(match code {
         700 => {
-            "a kernel touched memory that is not its own; restart the process, and report it with AMD_LOG_LEVEL=3's output"
+            "a kernel touched memory that is not its own; restart the process, and report it with AMD_LOG_LEVEL=3's \
+             output"
         }
         702 => "a kernel ran longer than the system lets it; restart the process on a GPU without a display",
         710 | 719 => "a kernel failed; restart the process, and report it with the kernel log (dmesg)",
@@ -28,7 +30,8 @@ fn remedy(code: Code) -> (Status, &'static str) {
         2 => (Status::OutOfMemory, ": stop other users of the GPU, or ask for less"),
         3 | 35 | 100 | 101 => (
             Status::Unavailable,
-            ": the runtime shows no GPU; check `rocminfo`, HIP_VISIBLE_DEVICES, that this user may open /dev/kfd and /dev/dri/render* (groups \
+            ": the runtime shows no GPU; check `rocminfo`, HIP_VISIBLE_DEVICES, that this user may open /dev/kfd and \
+             /dev/dri/render* (groups \
              render and video), and the container's devices",
         ),
         200 | 209 | 218 => (

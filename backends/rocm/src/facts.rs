@@ -22,7 +22,8 @@ pub(crate) fn usable_devices() -> Result<Vec<i32>> {
     let unavailable = |message: String| Err(Error::new(Status::Unavailable, message));
     if count == 0 {
         return unavailable(
-            "the HIP runtime shows no GPU: check `rocminfo`, HIP_VISIBLE_DEVICES, that this user may open /dev/kfd and /dev/dri/render* \
+            "the HIP runtime shows no GPU: check `rocminfo`, HIP_VISIBLE_DEVICES, that this user may open /dev/kfd \
+             and /dev/dri/render* \
              (groups render and video), and the container's devices"
                 .to_string(),
         );

@@ -94,7 +94,8 @@ macro_rules! functions {
                 let library = HIP.open(named_library_folders, usual_library_folders)?;
                 let properties = Properties::find(library)?;
                 // SAFETY: the symbols have these types in every version of the library since ROCm 5.2.
-                unsafe { Ok(Hip { properties, $( $field: std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $out>(
+                unsafe { Ok(Hip { properties, $(
+                    $field: std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $out>(
                     symbol(library, c_name(concat!($symbol, "\0")))?
                 ), )* }) }
             }
@@ -136,7 +137,9 @@ functions! {
     fill = "hipMemsetAsync": fn(u64, c_int, usize, Object) -> Code;
     load_module = "hipModuleLoadData": fn(*mut Object, *const c_void) -> Code;
     module_function = "hipModuleGetFunction": fn(*mut Object, Object, *const c_char) -> Code;
-    launch = "hipModuleLaunchKernel": fn(Object, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Object, *mut *mut c_void, *mut *mut c_void) -> Code;
+    launch = "hipModuleLaunchKernel":
+        fn(Object, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Object, *mut *mut c_void, *mut *mut c_void)
+            -> Code;
     begin_capture = "hipStreamBeginCapture": fn(Object, c_int) -> Code;
     end_capture = "hipStreamEndCapture": fn(Object, *mut Object) -> Code;
     instantiate = "hipGraphInstantiateWithFlags": fn(*mut Object, Object, u64) -> Code;

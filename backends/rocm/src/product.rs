@@ -39,7 +39,8 @@ macro_rules! functions {
             fn load() -> Result<Functions> {
                 let library = ROCBLAS.open(named_library_folders, usual_library_folders)?;
                 // SAFETY: the symbols have these types in every version of the library of ROCm 5 to 7.
-                unsafe { Ok(Functions { $( $field: std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $out>(
+                unsafe { Ok(Functions { $(
+                    $field: std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $out>(
                     symbol(library, $symbol)?
                 ), )* }) }
             }
@@ -54,7 +55,8 @@ functions! {
     set_stream = c"rocblas_set_stream": fn(Handle, usize) -> c_int;
     set_workspace = c"rocblas_set_workspace": fn(Handle, DevicePtr, usize) -> c_int;
     set_atomics = c"rocblas_set_atomics_mode": fn(Handle, c_int) -> c_int;
-    multiply = c"rocblas_gemm_ex": fn(Handle, c_int, c_int, c_int, c_int, c_int, *const f32, DevicePtr, c_int, c_int, DevicePtr, c_int, c_int,
+    multiply = c"rocblas_gemm_ex":
+        fn(Handle, c_int, c_int, c_int, c_int, c_int, *const f32, DevicePtr, c_int, c_int, DevicePtr, c_int, c_int,
         *const f32, DevicePtr, c_int, c_int, DevicePtr, c_int, c_int, c_int, c_int, c_int, c_uint) -> c_int;
 }
 

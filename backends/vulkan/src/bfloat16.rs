@@ -1,5 +1,5 @@
-//! VK_KHR_shader_bfloat16, which is younger than the bindings: its feature structure and its component type, from the specification's
-//! registry (extension 142, so that its numbers begin at 1000141000).
+//! VK_KHR_shader_bfloat16, which is younger than the bindings: its feature structure and its component type, from the
+//! specification's registry (extension 142, so that its numbers begin at 1000141000).
 
 use std::ffi::{CStr, c_void};
 

@@ -1,4 +1,5 @@
-//! GLSL to SPIR-V with the compiler that is linked into this library: headers are pasted in, definitions stand behind the version line.
+//! GLSL to SPIR-V with the compiler that is linked into this library: headers are pasted in, definitions stand behind
+//! the version line.
 
 use glslang::{
     Compiler, CompilerOptions, ShaderInput, ShaderMessage, ShaderSource, ShaderStage, SourceLanguage, SpirvVersion,
@@ -84,7 +85,8 @@ fn expand(name: &str, text: KernelText, options: &[String]) -> Result<String> {
     Ok(out)
 }
 
-/// Appends `text` with the headers that it names, wherever it names them: which of them counts is up to the preprocessor.
+/// Appends `text` with the headers that it names, wherever it names them: which of them counts is up to the
+/// preprocessor.
 fn paste(file: &str, text: &str, headers: &[(&str, &str)], depth: u32, out: &mut String) -> Result<()> {
     for line in text.lines() {
         let Some(wanted) = line.trim_start().strip_prefix("#include") else {
@@ -130,7 +132,8 @@ mod tests {
         ("circle.glsl", "#include \"circle.glsl\""),
     ];
     const TEXT: KernelText = KernelText {
-        text: "#version 460\n#include \"inner.glsl\"\n#include \"outer.glsl\"\n#ifdef ENTRY_run\nlayout(local_size_x_id = 0) in;\nshared int \
+        text: "#version 460\n#include \"inner.glsl\"\n#include \"outer.glsl\"\n#ifdef \
+            ENTRY_run\nlayout(local_size_x_id = 0) in;\nshared int \
                out_value;\nvoid main() { out_value = outer(); }\n#endif\n",
         headers: HEADERS,
     };

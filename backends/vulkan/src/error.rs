@@ -14,11 +14,13 @@ pub(crate) fn error(call: &str, code: vk::Result) -> Error {
         ),
         vk::Result::ERROR_DEVICE_LOST => (
             Status::DeviceLost,
-            ": the device is gone (a fault, a reset or a time limit of the driver); the kernel log says why, restart the process",
+            ": the device is gone (a fault, a reset or a time limit of the driver); the kernel log says why, restart \
+             the process",
         ),
         vk::Result::ERROR_INCOMPATIBLE_DRIVER => (
             Status::Unavailable,
-            ": no installed driver speaks this Vulkan version; install the vendor's Vulkan driver (on Debian mesa-vulkan-drivers, which has \
+            ": no installed driver speaks this Vulkan version; install the vendor's Vulkan driver (on Debian \
+             mesa-vulkan-drivers, which has \
              a CPU device too)",
         ),
         vk::Result::ERROR_INITIALIZATION_FAILED => (

@@ -1,5 +1,5 @@
-//! Device and pinned memory by address: each allocation is one buffer with memory of its own, and a map leads from any address inside to
-//! buffer and offset, which copies need.
+//! Device and pinned memory by address: each allocation is one buffer with memory of its own, and a map leads from any
+//! address inside to buffer and offset, which copies need.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,10 +1,11 @@
-//! Kernel parameters as the block that shaders declare: in order, each at a multiple of its own size (addresses and longs 8, words 4), as
-//! the `scalar` layout of GLSL places them.
+//! Kernel parameters as the block that shaders declare: in order, each at a multiple of its own size (addresses and
+//! longs 8, words 4), as the `scalar` layout of GLSL places them.
 
 use halyard_gpu::Param;
 use halyard_platform_api::{Error, Result};
 
-/// Blocks up to this size are push constants, as every device has that many; of larger ones the address is. Kernel files know it too.
+/// Blocks up to this size are push constants, as every device has that many; of larger ones the address is. Kernel
+/// files know it too.
 pub(crate) const MAX_PUSH_BYTES: usize = 128;
 /// Room for the largest block: the most parameters there are, all addresses.
 const ROOM: usize = 8 * halyard_gpu::MAX_ARGS;

@@ -1,5 +1,5 @@
-//! Shader modules and the pipelines made of them: one for each size of workgroup and shared memory that is launched, through a pipeline
-//! cache that is kept on disk.
+//! Shader modules and the pipelines made of them: one for each size of workgroup and shared memory that is launched,
+//! through a pipeline cache that is kept on disk.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -46,7 +46,8 @@ impl ModuleCore {
             )));
         }
         let info = vk::ShaderModuleCreateInfo::default().code(&words);
-        // SAFETY: whole words that begin as SPIR-V does; they are the compiler's, by way of a cache that checks its hash.
+        // SAFETY: whole words that begin as SPIR-V does; they are the compiler's, by way of a cache that checks its
+        // hash.
         let module = unsafe { core.device.create_shader_module(&info, None) }.check("vkCreateShaderModule")?;
         Ok(ModuleCore {
             core: core.clone(),

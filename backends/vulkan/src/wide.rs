@@ -1,5 +1,5 @@
-//! VK_NV_cooperative_matrix2, which is younger than the bindings: matrices of a whole workgroup. Its structures and numbers are from the
-//! specification's registry (extension 594, so that its numbers begin at 1000593000).
+//! VK_NV_cooperative_matrix2, which is younger than the bindings: matrices of a whole workgroup. Its structures and
+//! numbers are from the specification's registry (extension 594, so that its numbers begin at 1000593000).
 
 use std::ffi::{CStr, c_void};
 

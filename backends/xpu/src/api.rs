@@ -1,5 +1,6 @@
-//! The functions and constants of OpenCL that this platform uses, found in the installed loader library at run time: nothing is linked. Names
-//! and values are those of the OpenCL 3.0 headers (`cl.h`, `cl_ext.h`); handles are the runtime's own pointers as numbers.
+//! The functions and constants of OpenCL that this platform uses, found in the installed loader library at run time:
+//! nothing is linked. Names and values are those of the OpenCL 3.0 headers (`cl.h`, `cl_ext.h`); handles are the
+//! runtime's own pointers as numbers.
 
 use std::ffi::{CString, c_char, c_void};
 
@@ -104,7 +105,8 @@ functions! {
             statuses: *mut i32, code: *mut i32,
         ) -> Handle;
         fn clBuildProgram(
-            program: Handle, num: u32, devices: *const Handle, options: *const c_char, told: Callback, data: *mut c_void,
+            program: Handle, num: u32, devices: *const Handle, options: *const c_char, told: Callback,
+        data: *mut c_void,
         ) -> i32;
         fn clGetProgramInfo(program: Handle, name: u32, bytes: usize, value: *mut c_void, needed: *mut usize) -> i32;
         fn clGetProgramBuildInfo(
@@ -175,7 +177,8 @@ functions! {
         ) -> i32;
         fn clCommandNDRangeKernelKHR(
             commands: Handle, queue: Handle, properties: *const c_void, kernel: Handle, axes: u32, offset: *const usize,
-            global: *const usize, local: *const usize, num: u32, waits: *const u32, point: *mut u32, mutable: *mut Handle,
+            global: *const usize, local: *const usize, num: u32, waits: *const u32, point: *mut u32,
+        mutable: *mut Handle,
         ) -> i32;
     }
 }
@@ -221,7 +224,8 @@ impl Api {
     pub(crate) fn sizes(&self, device: Handle, name: u32) -> Vec<u64> {
         let (mut values, mut bytes) = ([0u64; 16], 0usize);
         let at = values.as_mut_ptr().cast();
-        // SAFETY: the output has the size given; sizes have 8 bytes, as devices of 64-bit addresses are spoken to from such hosts.
+        // SAFETY: the output has the size given; sizes have 8 bytes, as devices of 64-bit addresses are spoken to from
+        // such hosts.
         let code = unsafe { (self.clGetDeviceInfo)(device, name, size_of_val(&values), at, &mut bytes) };
         let count = if code == SUCCESS { bytes / size_of::<u64>() } else { 0 };
         values[..count.min(values.len())].to_vec()

@@ -1,5 +1,6 @@
-//! Kernel text to the device's code: headers are put in place of their `#include` lines, since not every runtime takes them by name. The image
-//! is what the runtime hands out as the program's binary, or the text itself where the runtime keeps compiled code on its own.
+//! Kernel text to the device's code: headers are put in place of their `#include` lines, since not every runtime takes
+//! them by name. The image is what the runtime hands out as the program's binary, or the text itself where the runtime
+//! keeps compiled code on its own.
 
 use std::ffi::{CString, c_char};
 
@@ -41,8 +42,8 @@ pub(crate) struct Compiler {
     pub(crate) native_dots: bool,
     /// Asks for correctly rounded division and square root.
     pub(crate) exact_division: bool,
-    /// The runtime keeps compiled code on disk by itself, and makes it when a kernel is first launched: asking it for a binary would have it compile
-    /// everything once more, for work-groups of any size.
+    /// The runtime keeps compiled code on disk by itself, and makes it when a kernel is first launched: asking it for a
+    /// binary would have it compile everything once more, for work-groups of any size.
     pub(crate) keeps_code: bool,
 }
 

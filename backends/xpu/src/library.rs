@@ -14,7 +14,8 @@ use crate::env::named_library_folders;
 const NAMES: [&str; 2] = ["libOpenCL.so.1", "libOpenCL.so"];
 
 /// What brings a runtime.
-pub(crate) const REMEDY: &str = "install the runtime of the device (on Debian and Ubuntu: intel-opencl-icd for Intel GPUs, pocl-opencl-icd for processors)";
+pub(crate) const REMEDY: &str = "install the runtime of the device (on Debian and Ubuntu: intel-opencl-icd for Intel \
+    GPUs, pocl-opencl-icd for processors)";
 
 /// OpenCL's functions.
 ///

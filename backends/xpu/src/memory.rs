@@ -1,5 +1,5 @@
-//! Memory with addresses: shared virtual memory or Intel's unified shared memory behind one face, and a count of what is held, since OpenCL
-//! does not say what is free.
+//! Memory with addresses: shared virtual memory or Intel's unified shared memory behind one face, and a count of what
+//! is held, since OpenCL does not say what is free.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -111,7 +111,8 @@ impl Memory {
 
     fn refused(&self, bytes: u64, free: u64, total: u64, why: &str) -> Error {
         Error::out_of_memory(format!(
-            "{bytes} bytes on {}: {free} of {total} free, {} at most in one allocation: {why}; ask for less, or stop other users of \
+            "{bytes} bytes on {}: {free} of {total} free, {} at most in one allocation: {why}; ask for less, or stop \
+             other users of \
              the memory",
             self.name, self.max_allocation
         ))
@@ -203,7 +204,8 @@ impl Memory {
         }
     }
 
-    /// Enqueues a fill with `pattern`, whose length (a power of two) divides address and size. The runtime copies the pattern at the call.
+    /// Enqueues a fill with `pattern`, whose length (a power of two) divides address and size. The runtime copies the
+    /// pattern at the call.
     ///
     /// # Safety
     /// The range lives until it is done.

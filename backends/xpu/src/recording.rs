@@ -1,5 +1,6 @@
-//! Recordings: launches with their parameters set once, each in a kernel object of its own, so that a replay sets nothing. Where the runtime has
-//! command buffers, runs of launches become one command of it; elsewhere, and between them, the host enqueues step by step.
+//! Recordings: launches with their parameters set once, each in a kernel object of its own, so that a replay sets
+//! nothing. Where the runtime has command buffers, runs of launches become one command of it; elsewhere, and between
+//! them, the host enqueues step by step.
 
 use halyard_gpu::DevicePtr;
 use halyard_platform_api::Result;
@@ -176,7 +177,8 @@ fn join(joined: &mut Vec<Step>, run: &mut Vec<Launch>, queue: Handle, buffers: &
         launches: std::mem::take(run),
     };
     for launch in &commands.launches {
-        // SAFETY: a kernel whose parameters are set; queue 0 is the command buffer's own, whose order the launches keep.
+        // SAFETY: a kernel whose parameters are set; queue 0 is the command buffer's own, whose order the launches
+        // keep.
         let code = unsafe {
             (buffers.clCommandNDRangeKernelKHR)(
                 handle,

@@ -1,8 +1,10 @@
-//! Times the products on the shapes of SmolLM2-135M (or, where `large` is asked for, of Llama-3.2-1B): GB/s of packed weight for one token, GFLOP/s for many, on one
-//! thread. Where Linux tells it, the time is the thread's CPU time, so that a busy machine disturbs less. A device's memory is in huge pages; `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` gives this program some.
+//! Times the products on the shapes of SmolLM2-135M (or, where `large` is asked for, of Llama-3.2-1B): GB/s of packed
+//! weight for one token, GFLOP/s for many, on one thread. Where Linux tells it, the time is the thread's CPU time, so
+//! that a busy machine disturbs less. A device's memory is in huge pages; `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` gives
+//! this program some.
 //!
-//! `cargo run --release -p halyard-kernels-cpu --example bench_linear [large] [TOKENS …] [NAME …]`: names such as `Q4_1` or `Int8` choose among the products,
-//! and names such as `avx2+fma` among the instruction sets.
+//! `cargo run --release -p halyard-kernels-cpu --example bench_linear [large] [TOKENS …] [NAME …]`: names such as
+//! `Q4_1` or `Int8` choose among the products, and names such as `avx2+fma` among the instruction sets.
 
 use std::time::Instant;
 

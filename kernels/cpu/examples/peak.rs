@@ -107,7 +107,8 @@ mod x86 {
         _mm256_fmadd_ps(a, b, sum)
     }
 
-    /// What takes the place of a dot product of bytes; its factors change with the sums, or one product would serve all chains.
+    /// What takes the place of a dot product of bytes; its factors change with the sums, or one product would serve all
+    /// chains.
     #[target_feature(enable = "avx2")]
     fn bytes(sum: __m256i, a: __m256i, _: __m256i) -> __m256i {
         _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, sum))

@@ -2,8 +2,8 @@
 //! asks, in tiles of tokens so that the inner loop reads it forward, at distances that it knows. Owns the tiling; each
 //! token's bytes depend on that token alone, so results cannot depend on the batch.
 //!
-//! The tokens are cut into tiles of 12, the rest into tiles of 8, 4, 2 and 1; up to 24 tokens in `Bf16` are one tile. A tile of W tokens
-//! holds, with K padded by zeros to a multiple of 32:
+//! The tokens are cut into tiles of 12, the rest into tiles of 8, 4, 2 and 1; up to 24 tokens in `Bf16` are one tile. A
+//! tile of W tokens holds, with K padded by zeros to a multiple of 32:
 //! - `F32` f32\[k\]\[W\];
 //! - `Bf16` per 32 elements of K ("block"): bf16\[W\]\[32\];
 //! - `Int8` per block: i8\[W\]\[32\] quants, then \[W\] each of: f32 d (= max|x| / 127), f32 d·Σq, i32 −Σq over the

@@ -89,7 +89,8 @@ impl Attention<'_> {
     /// The block that holds `block_index` of the sequence.
     #[inline(always)]
     unsafe fn block(&self, block_index: usize) -> *const u8 {
-        // A tile may begin in a block that left the window, whose entry says nothing: its keys are masked, so any block will do.
+        // A tile may begin in a block that left the window, whose entry says nothing: its keys are masked, so any block
+        // will do.
         let id = self.block_table[block_index].max(0);
         // SAFETY: the caller of `Kernels::attention` promised the pool.
         unsafe { self.pool.add(id as usize * self.block_stride) }
@@ -306,7 +307,8 @@ unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
     }
 }
 
-/// Vectors that R rows are multiplied with at once (panels of keys, or pieces of values): as many as leave all sums in registers.
+/// Vectors that R rows are multiplied with at once (panels of keys, or pieces of values): as many as leave all sums in
+/// registers.
 #[inline(always)]
 pub(crate) const fn vectors<S: Simd, const R: usize>() -> usize {
     match R {
@@ -421,8 +423,8 @@ fn mask(visible: &Range<usize>, panels: &[Panel], scores: &mut [f32; KEYS]) {
     scores[panels.len() * LANES..].fill(f32::NEG_INFINITY);
 }
 
-/// Turns a row's scores into 2^(score − max), rounded into `pairs` where they are given and in place elsewhere, and gives the factor for what was
-/// summed before.
+/// Turns a row's scores into 2^(score − max), rounded into `pairs` where they are given and in place elsewhere, and
+/// gives the factor for what was summed before.
 #[inline(always)]
 unsafe fn softmax_row<S: Simd>(
     (max, sum): (&mut f32, &mut [f32; LANES]),

@@ -94,7 +94,8 @@ pub(crate) type WeightPairs<const R: usize> = [[u32; KEYS / 2]; R];
 /// out = out · factor + Σ weight · V, in the order of the tokens.
 ///
 /// # Safety
-/// The CPU has `S`'s instruction set; tokens from `from` to `len` of every panel are in the cache; the rows' outputs are writable.
+/// The CPU has `S`'s instruction set; tokens from `from` to `len` of every panel are in the cache; the rows' outputs
+/// are writable.
 #[inline(always)]
 pub(crate) unsafe fn values_pairs<S: Simd, const R: usize>(
     job: &Attention<'_>,

@@ -78,7 +78,8 @@ impl Kernels {
     /// `panels`; `weight` was packed from `format` and `act` prepared for `mode`, `tokens` and `k`.
     ///
     /// # Panics
-    /// If a buffer is too short or `act` not aligned to 4 bytes, `panels` passes the last panel, or the mode does not exist for the format.
+    /// If a buffer is too short or `act` not aligned to 4 bytes, `panels` passes the last panel, or the mode does not
+    /// exist for the format.
     pub unsafe fn linear(&self, mut job: Linear<'_>) {
         let Linear {
             format,

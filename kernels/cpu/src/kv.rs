@@ -6,8 +6,8 @@
 //!   dimension of 16 keys and q·K needs no sums across lanes. A last panel of fewer tokens is padded.
 //! - V \[kv_head\]\[token\]\[head_dim\]: one vector holds 16 dimensions of one token.
 //!
-//! In bf16 both lie in pairs, as dot products of bf16 read them: K \[kv_head\]\[panel\]\[head_dim / 2\]\[16\]\[2\] pairs
-//! dimensions (an odd last one with a zero), V \[kv_head\]\[token / 2\]\[head_dim\]\[2\] pairs tokens.
+//! In bf16 both lie in pairs, as dot products of bf16 read them: K \[kv_head\]\[panel\]\[head_dim / 2\]\[16\]\[2\]
+//! pairs dimensions (an odd last one with a zero), V \[kv_head\]\[token / 2\]\[head_dim\]\[2\] pairs tokens.
 //!
 //! Best with a `block_size` that is a multiple of 16; any other works. Nothing needs to be cleared: slots that were
 //! never written are never used.

@@ -1,9 +1,11 @@
 //! The bf16 product: weights and activations in bf16, f32 sums by the hardware's dot product of pairs (by two f32
-//! multiply-adds where there is none). Owns the tile loops and what they ask memory for ahead; there is nothing to decode.
+//! multiply-adds where there is none). Owns the tile loops and what they ask memory for ahead; there is nothing to
+//! decode.
 //!
-//! Up to 24 tokens every weight is read once and is multiplied with all of them, so that reading and arithmetic overlap. With more tokens,
-//! a pair of panels comes from memory while the first tile is multiplied and from the second cache for the others; the first tiles also
-//! ask for the next pair, or arithmetic would stand still whenever a new one begins.
+//! Up to 24 tokens every weight is read once and is multiplied with all of them, so that reading and arithmetic
+//! overlap. With more tokens, a pair of panels comes from memory while the first tile is multiplied and from the second
+//! cache for the others; the first tiles also ask for the next pair, or arithmetic would stand still whenever a new one
+//! begins.
 
 use crate::act::ONE_TILE;
 use crate::linear::Linear;
@@ -14,9 +16,11 @@ use crate::simd::{Simd, unroll};
 const PAIRS: usize = BLOCK / 2;
 /// Bytes of a vector of weights, and of a cache line.
 const LINE: usize = 64;
-/// How far ahead of its use a single panel's line is asked for: what is read at 15 GB/s while memory answers under load, and some more. Measured.
+/// How far ahead of its use a single panel's line is asked for: what is read at 15 GB/s while memory answers under
+/// load, and some more. Measured.
 const AHEAD: usize = 16 << 10;
-/// Up to this many tokens a thread waits for memory only, and two panels at once keep more of its reads under way than asking ahead does.
+/// Up to this many tokens a thread waits for memory only, and two panels at once keep more of its reads under way than
+/// asking ahead does.
 const READING: usize = 8;
 /// Tiles that ask for the next pair of panels between them: each has half as many steps as the pair has lines.
 const ASKING_TILES: usize = 2;
@@ -86,7 +90,8 @@ unsafe fn many<S: Simd>(job: &Linear<'_>) {
     }
 }
 
-/// One panel or a pair of them × tile `i` of the tokens. `distance` is that to the panel which is used in the next group.
+/// One panel or a pair of them × tile `i` of the tokens. `distance` is that to the panel which is used in the next
+/// group.
 #[inline(always)]
 unsafe fn tile<S: Simd>(job: &Linear<'_>, panel: usize, pair: bool, i: usize, distance: usize) {
     let (t0, width, act) = job.tile(i);
@@ -133,7 +138,8 @@ unsafe fn product<S: Simd, const P: usize, const T: usize>(
     at: &At,
     ahead: Option<*const u8>,
 ) -> usize {
-    // SAFETY: a panel holds k / 2 vectors of 64 bytes, the tile 16 pairs a token and block. What is asked for need not exist.
+    // SAFETY: a panel holds k / 2 vectors of 64 bytes, the tile 16 pairs a token and block. What is asked for need not
+    // exist.
     unsafe {
         let mut w = [std::ptr::null(); P];
         for (p, w) in w.iter_mut().enumerate() {

@@ -56,8 +56,8 @@ pub(crate) unsafe fn many(job: &mut Linear<'_>, decode: DecodeFn, multiply: Deco
     }
 }
 
-/// Up to how many tokens weights are decoded in registers: where a register holds 8 lanes and a shift or a conversion decodes a weight, doing it twice
-/// is quicker than storing the decoded panel.
+/// Up to how many tokens weights are decoded in registers: where a register holds 8 lanes and a shift or a conversion
+/// decodes a weight, doing it twice is quicker than storing the decoded panel.
 pub(crate) fn few_tokens(isa: Isa, format: WeightFormat) -> usize {
     match format {
         WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 if isa == Isa::Avx2Fma => 2 * FEW_TOKENS,
@@ -89,7 +89,8 @@ unsafe fn decode_panels<S: Simd, W: PanelFormat>(job: &Linear<'_>, range: Range<
     let (token, width, act) = job.tile(i);
     let mut panel = range.start;
     while panel < range.end {
-        // Several panels at once, as many as there are registers for: a chain of multiply-adds alone would wait for its own latency.
+        // Several panels at once, as many as there are registers for: a chain of multiply-adds alone would wait for its
+        // own latency.
         let panels = match width {
             1 if S::LARGE_TILES => PANELS,
             _ if width <= 2 || S::LARGE_TILES => 2,

@@ -83,7 +83,8 @@ unsafe fn product<S: Simd, W: QuantFormat, const T: usize>(job: &Linear<'_>, at:
                     block::<S, W, TOGETHER>(&quads, &scales, x, words, width, &mut sums[0][t..t + TOGETHER]);
                 });
             } else if T >= TOGETHER {
-                // Few registers: the sums stay in memory, and a loop keeps the compiler from interleaving more tokens than there is room for.
+                // Few registers: the sums stay in memory, and a loop keeps the compiler from interleaving more tokens
+                // than there is room for.
                 for i in 0..T / TOGETHER {
                     let t = i * TOGETHER;
                     let (x, words) = (x.add(t * INT8_QUADS), words.add(t));

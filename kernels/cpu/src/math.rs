@@ -29,8 +29,8 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     }
 }
 
-/// 2^x for x ≤ 0, as softmax asks: within 3·10⁻⁷ of the value, and 0 where that leaves the normal range. The polynomial has the least greatest relative
-/// error on ±½ (Remez' exchange), 7.5·10⁻⁸ before rounding.
+/// 2^x for x ≤ 0, as softmax asks: within 3·10⁻⁷ of the value, and 0 where that leaves the normal range. The polynomial
+/// has the least greatest relative error on ±½ (Remez' exchange), 7.5·10⁻⁸ before rounding.
 ///
 /// # Safety
 /// The CPU has `S`'s instruction set.
@@ -89,8 +89,8 @@ pub(crate) unsafe fn tanh<S: Simd>(x: S::F) -> S::F {
     }
 }
 
-/// erfc x = 1 − erf x, good to a few units in the last place also where it is nearly 0. Up to 1 by the polynomial of erf,
-/// above as e^(−x²) / x times a polynomial of 1 / x² (S. Moshier's Cephes, `ndtrf.c`, coefficients only).
+/// erfc x = 1 − erf x, good to a few units in the last place also where it is nearly 0. Up to 1 by the polynomial of
+/// erf, above as e^(−x²) / x times a polynomial of 1 / x² (S. Moshier's Cephes, `ndtrf.c`, coefficients only).
 ///
 /// # Safety
 /// The CPU has `S`'s instruction set.

@@ -9,10 +9,10 @@
 //! - `Q4_0` d f16\[r\], nibbles; `Q4_1` d f16\[r\], m f16\[r\], nibbles; `Q8_0` d f16\[r\], bytes (+128).
 //! - `Q5_0` d f16\[r\], nibbles, fifth bits u8\[r\]\[4\]: bit g of byte j is that of group g.
 //! - `Q4K` per 256: d f16\[r\], dmin f16\[r\]; then per block: scale u8\[r\], min u8\[r\], nibbles.
-//! - `Q6K` per 256: d f16\[r\]; then per block: scales i8\[2\]\[r\] (one per 16), nibbles, high pairs u8\[2\]\[r\]\[4\]:
-//!   bits 2g of vector h are those of group 4h + g.
-//! - `F8E4M3` per 256 (the last may be shorter): the rows' scale f32\[r\], repeated; then per block: codes u8\[32\]\[r\]. A row that holds a NaN
-//!   gets the scale NaN: readers need not tell that code from numbers.
+//! - `Q6K` per 256: d f16\[r\]; then per block: scales i8\[2\]\[r\] (one per 16), nibbles, high pairs
+//!   u8\[2\]\[r\]\[4\]: bits 2g of vector h are those of group 4h + g.
+//! - `F8E4M3` per 256 (the last may be shorter): the rows' scale f32\[r\], repeated; then per block: codes
+//!   u8\[32\]\[r\]. A row that holds a NaN gets the scale NaN: readers need not tell that code from numbers.
 
 use crate::format::{WeightFormat, q4k_scale_min, quants32, quants256, split_e4m3};
 use crate::simd::LANES;

@@ -209,8 +209,8 @@ impl PanelFormat for F8E4M3 {
                 let code = S::load_u8x16(p.add(i * LANES));
                 let sign = S::shl::<24>(S::and_i(code, S::splat_i(0x80)));
                 let fields = S::shl::<20>(S::and_i(code, S::splat_i(0x7f)));
-                // The upper half of a pair is the word itself, its lower bits cleared: they are clear. As an f32 the fields are 2^120 too
-                // small; that factor is exact, so that the scale rounds once.
+                // The upper half of a pair is the word itself, its lower bits cleared: they are clear. As an f32 the
+                // fields are 2^120 too small; that factor is exact, so that the scale rounds once.
                 let [_, value] = S::bf16_pair(S::or_i(sign, fields));
                 w[i] = S::mul(S::mul(value, up), *scale);
             });

@@ -140,7 +140,8 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn splat_i(x: i32) -> Self::I;
     /// Reads 64 bytes.
     unsafe fn load_i(p: *const u8) -> Self::I;
-    /// Asks for the cache line at an address to come to the second cache; the address need not be readable; nothing where the instruction is missing.
+    /// Asks for the cache line at an address to come to the second cache; the address need not be readable; nothing
+    /// where the instruction is missing.
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         let _ = p;
@@ -166,8 +167,8 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn nibbles_f32(a: Self::I) -> [Self::F; 8];
     /// acc + Σ over a lane's four bytes of (unsigned w · signed x), exact. `WIDE` says that w may exceed 127.
     unsafe fn dot4<const WIDE: bool>(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
-    /// Σ (weight − zero) · quant of C tokens over G quads, exact. The tokens' quants lie `INT8_QUADS` words apart at `x` and are within ±127;
-    /// `negative_sums` holds −Σ quant of each token over these quads.
+    /// Σ (weight − zero) · quant of C tokens over G quads, exact. The tokens' quants lie `INT8_QUADS` words apart at
+    /// `x` and are within ±127; `negative_sums` holds −Σ quant of each token over these quads.
     #[inline(always)]
     unsafe fn dots<const G: usize, const C: usize>(
         w: &[Self::I; G],
@@ -182,7 +183,10 @@ pub(crate) trait Simd: Copy + 'static {
             // One sum is a chain of G dot products, each of which waits for the last: tokens go side by side.
             unroll!(g in 0..G => { unroll!(t in 0..C => {
                 let x = Self::splat_i(*x.add(t * INT8_QUADS + g));
-                sums[t] = if quants.max > 127 { Self::dot4::<true>(sums[t], w[g], x) } else { Self::dot4::<false>(sums[t], w[g], x) };
+                sums[t] = match quants.max > 127 {
+                    true => Self::dot4::<true>(sums[t], w[g], x),
+                    false => Self::dot4::<false>(sums[t], w[g], x),
+                };
             }); });
             sums
         }
@@ -233,7 +237,8 @@ pub(crate) trait Simd: Copy + 'static {
         }
     }
 
-    /// The sums of both vectors' lanes, each within ±127. One pass adds both up: a sum is within 16 bits, the other lies above it.
+    /// The sums of both vectors' lanes, each within ±127. One pass adds both up: a sum is within 16 bits, the other
+    /// lies above it.
     #[inline(always)]
     unsafe fn sum_halves(v: [Self::I; 2]) -> [i32; 2] {
         // SAFETY: the caller has the instruction set.

@@ -1,6 +1,7 @@
 //! `#include` for compilers that take one text.
 
-/// `text` with the headers that it includes in place of their `#include` lines, each once, in order: for compilers that take one text.
+/// `text` with the headers that it includes in place of their `#include` lines, each once, in order: for compilers that
+/// take one text.
 ///
 /// # Errors
 /// The name of a header that `headers` lacks.

@@ -3,10 +3,10 @@
 //! ops, with a reason for every language that lacks one. Formulas that are the same text in all of them stand in
 //! `shared/`. Holds text only: no compiler, no driver, no launch.
 //!
-//! **What is the same in all languages**: files, entry points, definitions, parameters, launch sizes, and the algorithm.
-//! The same code in `backends/gpu/src/ops` launches them, and one suite judges them. A file that several languages have
-//! says the revision of its algorithm (`// revision: 1`); `revisions.txt` records it with a digest of each language's
-//! code, and `tests/revisions.rs` fails when they part (decision 0052).
+//! **What is the same in all languages**: files, entry points, definitions, parameters, launch sizes, and the
+//! algorithm. The same code in `backends/gpu/src/ops` launches them, and one suite judges them. A file that several
+//! languages have says the revision of its algorithm (`// revision: 1`); `revisions.txt` records it with a digest of
+//! each language's code, and `tests/revisions.rs` fails when they part (decision 0052).
 //!
 //! A file is specialised by `-D` definitions that its first comment lists, with the sets that tests compile
 //! (`// check:`).
@@ -14,11 +14,11 @@
 //! **CUDA and HIP**: entry points are `extern "C"`. Every kernel calls `wait_for_previous()` before it touches memory
 //! that earlier work writes, because launches overlap with the end of their predecessor.
 //!
-//! **GLSL** has one `main`: the definition `ENTRY_<name>` says which entry point it is. Parameters are push constants in
-//! their order, each at its natural alignment; where they take more than 128 bytes the only push constant is the address
-//! of such a block. Specialisation constants: 0 is the workgroup's size, 1 the 32-bit words of shared memory that the
-//! launch asks for (at least 1). With `SUBGROUP` defined (32 or 64; 8 on processors) the kernel needs full subgroups of
-//! that size; without it, it runs on subgroups of any size.
+//! **GLSL** has one `main`: the definition `ENTRY_<name>` says which entry point it is. Parameters are push constants
+//! in their order, each at its natural alignment; where they take more than 128 bytes the only push constant is the
+//! address of such a block. Specialisation constants: 0 is the workgroup's size, 1 the 32-bit words of shared memory
+//! that the launch asks for (at least 1). With `SUBGROUP` defined (32 or 64; 8 on processors) the kernel needs full
+//! subgroups of that size; without it, it runs on subgroups of any size.
 //!
 //! **OpenCL C**: a kernel whose CUDA twin takes dynamic shared memory may have one more, last parameter, a `__local`
 //! pointer of the launch's shared bytes. A driver of a processor compiles with `-DHALYARD_CPU`. `linear_tiled` and

@@ -1,6 +1,7 @@
-//! Every kernel file compiles to valid SPIR-V: each entry point under each definition set that the file's first comment lists as
-//! `// check: entry .. -DNAME=value ..`, for subgroups of any size and of 32, or of the size given. Parameters lie as launches write them. Needs no device: the
-//! compiler and the validator of the system (glslangValidator, spirv-val); without them the test says so and passes.
+//! Every kernel file compiles to valid SPIR-V: each entry point under each definition set that the file's first comment
+//! lists as `// check: entry .. -DNAME=value ..`, for subgroups of any size and of 32, or of the size given. Parameters
+//! lie as launches write them. Needs no device: the compiler and the validator of the system (glslangValidator,
+//! spirv-val); without them the test says so and passes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,10 @@
-//! Every kernel file compiles with Intel's own compiler for its GPUs (ocloc, apt's intel-opencl-icd), which needs no GPU: for DG2, which has matrix units in
-//! subgroups of 8, and Ponte Vecchio, in subgroups of 16; and what has no matrix units for Tiger Lake, the oldest that is tried. What compiles here has
-//! never run on such a GPU. HALYARD_OCLOC names the program or a folder in which apt's packages were unpacked; without it the test says so and passes.
+//! Every kernel file compiles with Intel's own compiler for its GPUs (ocloc, apt's intel-opencl-icd), which needs no
+//! GPU: for DG2, which has matrix units in subgroups of 8, and Ponte Vecchio, in subgroups of 16; and what has no
+//! matrix units for Tiger Lake, the oldest that is tried. What compiles here has never run on such a GPU. HALYARD_OCLOC
+//! names the program or a folder in which apt's packages were unpacked; without it the test says so and passes.
 //!
-//! It also holds what the compiler tells: kernels on matrix units have their instructions, and hot kernels keep what they sum in registers.
+//! It also holds what the compiler tells: kernels on matrix units have their instructions, and hot kernels keep what
+//! they sum in registers.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -95,7 +97,8 @@ impl Ocloc {
         let text = DECLARATIONS.to_string() + &expanded(job.text, Language::OpenCl.headers())?;
         let source = folder.join("kernel.cl");
         std::fs::write(&source, text).map_err(|e| format!("{}: {e}", source.display()))?;
-        // Debian's front end believes that OpenCL C 3.0 has no images on Ponte Vecchio, and its own header stumbles over that.
+        // Debian's front end believes that OpenCL C 3.0 has no images on Ponte Vecchio, and its own header stumbles
+        // over that.
         let images = match job.device {
             "pvc" => "-cl-ext=+__opencl_c_images,+__opencl_c_read_write_images ",
             _ => "",

@@ -1,6 +1,6 @@
-//! Every kernel file compiles on every OpenCL device at hand, under every definition set that its first comment lists as
-//! `// check: -DNAME=value ..` (one set a line, an empty one for none). The loader is the system's libOpenCL, or the file that
-//! HALYARD_OPENCL names; without one, or without a device, the test says so and passes.
+//! Every kernel file compiles on every OpenCL device at hand, under every definition set that its first comment lists
+//! as `// check: -DNAME=value ..` (one set a line, an empty one for none). The loader is the system's libOpenCL, or the
+//! file that HALYARD_OPENCL names; without one, or without a device, the test says so and passes.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};

@@ -1,6 +1,6 @@
 //! The languages of kernels do not drift apart: a file that several have states in each the same revision of its
-//! algorithm, and `revisions.txt` records it with a digest of each language's code. A repair in one language alone is red
-//! until somebody has looked at the others (decision 0052). The list itself is whole, too.
+//! algorithm, and `revisions.txt` records it with a digest of each language's code. A repair in one language alone is
+//! red until somebody has looked at the others (decision 0052). The list itself is whole, too.
 //!
 //! `HALYARD_BLESS=1 cargo test -p halyard-kernels-gpu --test revisions` records what was looked at. It does not record
 //! revisions that differ.
@@ -36,8 +36,8 @@ struct Recorded {
 }
 
 const HEAD: &str = "\
-# Kernel files and headers that several languages have: the revision of their algorithm, which each of them states, and a
-# digest of each one's code (without comments and white space). Written by
+# Kernel files and headers that several languages have: the revision of their algorithm, which each of them states,
+# and a digest of each one's code (without comments and white space). Written by
 # HALYARD_BLESS=1 cargo test -p halyard-kernels-gpu --test revisions
 ";
 

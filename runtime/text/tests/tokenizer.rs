@@ -261,8 +261,8 @@ fn changed_file(part: &str, value: serde_json::Value) -> Result<Tokenizer, TextE
 
 #[test]
 fn files_that_cannot_be_used_safely_are_refused_at_load() {
-    use serde_json::json;
-    let replace = |pattern: serde_json::Value, content: String| json!({"type": "Replace", "pattern": pattern, "content": content});
+    use serde_json::{Value, json};
+    let replace = |pattern: Value, content: String| json!({"type": "Replace", "pattern": pattern, "content": content});
     let chain = |count: usize| {
         let steps: Vec<_> = (0..count)
             .map(|_| replace(json!({"String": "h"}), "h".repeat(500)))

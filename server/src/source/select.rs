@@ -1,4 +1,5 @@
-//! Which files of a repository make a model. Pure: names in, names out, or the reason with what there is to choose from.
+//! Which files of a repository make a model. Pure: names in, names out, or the reason with what there is to choose
+//! from.
 
 use halyard_models::LoadFormat;
 

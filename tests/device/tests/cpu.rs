@@ -1,5 +1,6 @@
-//! Adapters on the CPU platform, loaded from its library and run by the program that checks devices: by the kernels of this processor, and by those of
-//! lesser ones. (What else the CPU platform promises is in the conformance suite and the engine's tests.)
+//! Adapters on the CPU platform, loaded from its library and run by the program that checks devices: by the kernels of
+//! this processor, and by those of lesser ones. (What else the CPU platform promises is in the conformance suite and
+//! the engine's tests.)
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,5 +1,6 @@
-//! The Vulkan platform on whatever device this machine has (Mesa's CPU driver in CI), loaded from its library and run by the program that
-//! checks devices, once with each call watched by the validation layer. Skipped with the reason where there is no device.
+//! The Vulkan platform on whatever device this machine has (Mesa's CPU driver in CI), loaded from its library and run
+//! by the program that checks devices, once with each call watched by the validation layer. Skipped with the reason
+//! where there is no device.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -87,7 +88,8 @@ fn products_for_gpus_conform_too() {
     assert_passed(&command.output().expect("the program starts"));
 }
 
-/// Tokens are rounded to 8 bits where the device multiplies bytes fast, which no processor's driver says: there it is asked for.
+/// Tokens are rounded to 8 bits where the device multiplies bytes fast, which no processor's driver says: there it is
+/// asked for.
 #[test]
 fn products_of_rounded_tokens_conform() {
     let mut command = program();
@@ -109,7 +111,8 @@ fn recorded_steps_are_one_shot_steps() {
     }
 }
 
-/// All of them in one type: on a processor each of the others costs another minute, and conformance has every op in them.
+/// All of them in one type: on a processor each of the others costs another minute, and conformance has every op in
+/// them.
 #[test]
 fn models_give_what_hugging_face_gives() {
     let model = std::env::var("HALYARD_TEST_MODEL").ok();
@@ -123,9 +126,10 @@ fn models_give_what_hugging_face_gives() {
     }
 }
 
-/// What GPUs compute in, where rounding between ops is a platform's own: norms of heads and branches, windows, two ropes; and every format of GGUF.
-/// Honest rounding on the reference platform, on this one's kernels for processors and for GPUs, and on XPU's is 0.051 and 0.043 to 0.047 from Hugging
-/// Face in the mean; one more in each norm makes that 0.059 and 0.052, cutting off in place of rounding 0.070 and 0.071, and neither shows in the worst.
+/// What GPUs compute in, where rounding between ops is a platform's own: norms of heads and branches, windows, two
+/// ropes; and every format of GGUF. Honest rounding on the reference platform, on this one's kernels for processors and
+/// for GPUs, and on XPU's is 0.051 and 0.043 to 0.047 from Hugging Face in the mean; one more in each norm makes
+/// that 0.059 and 0.052, cutting off in place of rounding 0.070 and 0.071, and neither shows in the worst.
 #[test]
 fn models_in_bf16_are_rounded_where_ops_end_and_nowhere_else() {
     for (model, most) in [("gemma3", 0.055), ("gguf/llama-gguf.gguf", 0.051)] {

@@ -1,5 +1,6 @@
-//! The XPU platform on processors by OpenCL (pocl, and Intel's own runtime where HALYARD_TEST_INTEL_OPENCL names its folder), loaded from its
-//! library and run by the program that checks devices. Skipped with the reason where there is no runtime.
+//! The XPU platform on processors by OpenCL (pocl, and Intel's own runtime where HALYARD_TEST_INTEL_OPENCL names its
+//! folder), loaded from its library and run by the program that checks devices. Skipped with the reason where there is
+//! no runtime.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -109,7 +110,8 @@ fn products_of_rounded_tokens_conform() {
     check_with(&[&only[..], &["--jobs", "2", "conformance"]].concat(), &rounding);
 }
 
-/// What GPUs run, on the one runtime at hand that has subgroups of a required size: processors' kernels do not use them.
+/// What GPUs run, on the one runtime at hand that has subgroups of a required size: processors' kernels do not use
+/// them.
 #[test]
 fn kernels_with_subgroups_conform() {
     const INT8: &str = "quantized act allowed";
@@ -136,8 +138,8 @@ fn kernels_with_subgroups_conform() {
     }
 }
 
-/// Kernels on matrix units with their products by plain operations, in the subgroups of either kind of GPU that has such units. (What the compiler for
-/// those GPUs makes of them: kernels/gpu/tests/intel.rs.)
+/// Kernels on matrix units with their products by plain operations, in the subgroups of either kind of GPU that has
+/// such units. (What the compiler for those GPUs makes of them: kernels/gpu/tests/intel.rs.)
 #[test]
 fn kernels_on_matrix_units_conform() {
     for (columns, arguments) in [

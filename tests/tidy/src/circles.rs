@@ -1,6 +1,6 @@
-//! No circles among the modules of a package: a module that two others need stands below both. A module is a file; an edge is
-//! a path that begins with `crate`, `super`, `self` or a child's name. What `pub use` hands on is no edge: it is a front, and
-//! the module behind it is not needed by it. Code of tests does not count.
+//! No circles among the modules of a package: a module that two others need stands below both. A module is a file; an
+//! edge is a path that begins with `crate`, `super`, `self` or a child's name. What `pub use` hands on is no edge: it
+//! is a front, and the module behind it is not needed by it. Code of tests does not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -74,7 +74,8 @@ pub const LEFT: &[(&str, &[&str])] = &[
 /// A module's path inside its package, such as `["lora", "registry"]`; the root has none.
 type Module = Vec<String>;
 
-/// The circles of every package among these files that [`LEFT`] does not name, and its lines that are no circle any more.
+/// The circles of every package among these files that [`LEFT`] does not name, and its lines that are no circle any
+/// more.
 pub fn check(files: &[SourceFile]) -> Vec<Finding> {
     check_against(files, LEFT)
 }

@@ -26,7 +26,7 @@ pub const RULES: &[(&str, Rule)] = &[
     ("stubs", stubs),
     ("lints", lints),
     ("width of documents", documents::width),
-    ("width of kernels", kernel_width),
+    ("width of code", code_width),
 ];
 
 /// Names of vendors and of their interfaces. The engine asks a capability, never an identity.
@@ -219,14 +219,21 @@ pub fn hosts_and_paths(path: &str, text: &str) -> Vec<Finding> {
 /// What a test writes, and no one reads from end to end.
 const GENERATED: &str = "platform-api/include/halyard.h";
 
-/// Lines of kernels fit beside each other on a screen; rustfmt does the same for Rust. A line that tests read stays
-/// whole (`// check:`, `// matrix:`).
-pub fn kernel_width(path: &str, text: &str) -> Vec<Finding> {
-    if !is_kernel(path) {
+/// Lines of Rust and of kernels fit beside each other on a screen; rustfmt leaves comments, texts and macros as they
+/// are. A line that tests read stays whole (`// check:`, `// matrix:`), and so does a raw string, which nothing can
+/// break.
+pub fn code_width(path: &str, text: &str) -> Vec<Finding> {
+    if !is_kernel(path) && !is_rust(path) {
         return Vec::new();
     }
     let read_by_tests = |line: &str| line.starts_with("// check:") || line.starts_with("// matrix:");
-    let wide = |line: &str| line.chars().count() > documents::MAX_COLUMNS && !read_by_tests(line);
+    let is_raw = |line: &str| {
+        ["r\"", "r#\"", "r##\""]
+            .iter()
+            .any(|start| line.contains(&format!(" {start}")))
+    };
+    let stays = |line: &str| read_by_tests(line) || is_raw(line);
+    let wide = |line: &str| line.chars().count() > documents::MAX_COLUMNS && !stays(line);
     let message = format!("more than {} columns: break the line", documents::MAX_COLUMNS);
     numbered(text)
         .filter(|(_, line)| wide(line))

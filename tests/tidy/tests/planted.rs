@@ -246,7 +246,7 @@ fn wide_documents_are_found() {
 }
 
 #[test]
-fn wide_kernels_are_found() {
+fn wide_code_is_found() {
     let (fits, wide) = (
         "·".repeat(documents::MAX_COLUMNS),
         "x".repeat(documents::MAX_COLUMNS + 1),
@@ -256,11 +256,13 @@ fn wide_kernels_are_found() {
         "kernels/gpu/opencl/include/x.h",
         "kernels/gpu/cuda/ops/x.cu",
         "backends/xpu/src/x.cl",
+        "server/src/x.rs",
     ] {
-        assert_eq!(lines(&rules::kernel_width(path, &planted)), [2, 4], "{path}");
+        assert_eq!(lines(&rules::code_width(path, &planted)), [2, 4], "{path}");
     }
-    assert_eq!(rules::kernel_width("plugins/x/x.c", &planted), []);
-    assert_eq!(rules::kernel_width("kernels/gpu/src/x.rs", &planted), []);
+    assert_eq!(rules::code_width("docs/x.md", &planted), []);
+    let raw = format!("const X: &str = r#\"{wide}\"#;\nconst Y: &str = \"{wide}\";\n");
+    assert_eq!(lines(&rules::code_width("server/src/x.rs", &raw)), [2]);
 }
 
 #[test]

@@ -101,8 +101,8 @@ fn documents_are_narrow_enough_to_read() {
 }
 
 #[test]
-fn kernels_are_narrow_enough_to_read() {
-    assert_kept("width of kernels");
+fn code_is_narrow_enough_to_read() {
+    assert_kept("width of code");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! `kv_write` and `attention` over the kernels' block layout. Work is shared out by (sequence, KV head, tile of queries).
+//! `kv_write` and `attention` over the kernels' block layout. Work is shared out by (sequence, KV head, tile of
+//! queries).
 
 use halyard_kernels_cpu::{self as kernels, KvDtype, KvLayout};
 use halyard_platform_api::{DType, Error, Result, ops};

@@ -1,4 +1,5 @@
-//! Moving, rounding and pooling rows, and random values. Strided copies go element by element unless the inner axis is contiguous.
+//! Moving, rounding and pooling rows, and random values. Strided copies go element by element unless the inner axis is
+//! contiguous.
 
 use half::{bf16, f16};
 use halyard_platform_api::ops::{self, PoolMode, QuantizeScheme};

@@ -227,8 +227,8 @@ impl Kernel for Linear {
             }
             return;
         }
-        // A residual that is the output itself is what the kernel accumulates onto. An activation must come before the sum,
-        // though: then the product goes to scratch, since the output holds the residual until the end.
+        // A residual that is the output itself is what the kernel accumulates onto. An activation must come before the
+        // sum, though: then the product goes to scratch, since the output holds the residual until the end.
         let in_place = holds_residual(residual, out);
         let accumulate = in_place && self.epilogue.is_none();
         let activated_onto = if in_place { self.epilogue } else { None };

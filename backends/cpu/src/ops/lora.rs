@@ -1,5 +1,6 @@
-//! `lora_shrink` and `lora_expand`: tokens that share an adapter read its weights once for all of them, in pieces that stay in a core's cache. Shrink
-//! multiplies rows as they lie; expand, whose rows are as short as a rank, lays a piece out as columns first.
+//! `lora_shrink` and `lora_expand`: tokens that share an adapter read its weights once for all of them, in pieces that
+//! stay in a core's cache. Shrink multiplies rows as they lie; expand, whose rows are as short as a rank, lays a piece
+//! out as columns first.
 
 use std::ops::Range;
 
@@ -11,7 +12,8 @@ use super::only_f32;
 use crate::kernel::{Kernel, Worker};
 use crate::view::View;
 
-/// Rows of shrink that are read for all tokens of an adapter before the next ones: with rows of 4096 values they stay in a core's second cache.
+/// Rows of shrink that are read for all tokens of an adapter before the next ones: with rows of 4096 values they stay
+/// in a core's second cache.
 const SHRINK_ROWS: usize = 32;
 /// The same of expand: 4 KB at rank 16, 128 KB at rank 512.
 const EXPAND_ROWS: usize = 64;
@@ -93,7 +95,8 @@ impl Kernel for Shrink {
         };
         let ranks = worker.share(self.rank);
         let mut room = Vec::new();
-        // SAFETY: ranks are shared out, and with them the columns of `out` that this thread writes; a piece's rows are contiguous.
+        // SAFETY: ranks are shared out, and with them the columns of `out` that this thread writes; a piece's rows are
+        // contiguous.
         unsafe {
             let slots = slots.vector();
             for t in 0..slots.len() {
@@ -139,7 +142,8 @@ impl Kernel for Expand {
         };
         let features = worker.share(*self.starts.last().unwrap_or(&0) as usize);
         let (mut room, mut columns) = (Vec::new(), Vec::new());
-        // SAFETY: features are shared out, and with them the columns of `out` that this thread writes; a piece's rows are contiguous.
+        // SAFETY: features are shared out, and with them the columns of `out` that this thread writes; a piece's rows
+        // are contiguous.
         unsafe {
             let slots = slots.vector();
             distinct(slots, |slot| {

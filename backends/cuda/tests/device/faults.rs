@@ -1,5 +1,6 @@
-//! What goes wrong, played by a libcuda that is none: each case runs this test program again as a child with the fake on its loader's
-//! path, and looks at what the child says. The tests that need no arithmetic of the device run over it too.
+//! What goes wrong, played by a libcuda that is none: each case runs this test program again as a child with the fake
+//! on its loader's path, and looks at what the child says. The tests that need no arithmetic of the device run over it
+//! too.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

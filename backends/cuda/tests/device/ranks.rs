@@ -1,5 +1,5 @@
-//! Two ranks over the fake driver and the fake NCCL: which sums go which way, and what a rank that leaves does to its own calls, its
-//! recordings, and the others. Each case is a child, as in `faults`.
+//! Two ranks over the fake driver and the fake NCCL: which sums go which way, and what a rank that leaves does to its
+//! own calls, its recordings, and the others. Each case is a child, as in `faults`.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A rank's end of a group: the library's handle, who is inside the library with it, and how it is given back without anybody waiting. Each rank
-//! is a device, joined by a thread of its own.
+//! A rank's end of a group: the library's handle, who is inside the library with it, and how it is given back without
+//! anybody waiting. Each rank is a device, joined by a thread of its own.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -74,8 +74,8 @@ impl Handle {
         !std::mem::replace(&mut self.lock().has_left, true)
     }
 
-    /// Waits for the calls that are in the library, which only enqueue; but not for ever, since one that waits there for another rank is
-    /// released by the abort alone.
+    /// Waits for the calls that are in the library, which only enqueue; but not for ever, since one that waits there
+    /// for another rank is released by the abort alone.
     fn wait_for_calls(&self, limit: Duration) {
         let state = self.lock();
         let _ended = self.changed.wait_timeout_while(state, limit, |state| state.running > 0);
@@ -290,8 +290,8 @@ impl Group for LibraryGroup {
             windows.leave();
         }
         let (library, handle, driver) = (self.library, self.handle.clone(), self.driver.clone());
-        // The library stops its kernels at once, then waits until no recording names the group: not on the caller's thread, which may
-        // hold those recordings.
+        // The library stops its kernels at once, then waits until no recording names the group: not on the caller's
+        // thread, which may hold those recordings.
         let abort = move || {
             handle.wait_for_calls(CALLS_TIMEOUT);
             // A device that is lost does not keep the library from letting go.
@@ -308,8 +308,8 @@ impl Group for LibraryGroup {
 impl Drop for LibraryGroup {
     fn drop(&mut self) {
         self.leave();
-        // No recording names the group any more, so the library ends soon. A process that ended before it would take the driver away from
-        // under the library's threads.
+        // No recording names the group any more, so the library ends soon. A process that ended before it would take
+        // the driver away from under the library's threads.
         let thread = self.leaving.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread
             && self.handle.wait_for_end(END_TIMEOUT)

@@ -1,5 +1,6 @@
-//! The vendor's library of collectives: NCCL, or RCCL, which has the same functions under the same names with the same codes. So one table serves
-//! both, loaded by the platform that found the library. The library's configuration struct, which differs between versions, is not used.
+//! The vendor's library of collectives: NCCL, or RCCL, which has the same functions under the same names with the same
+//! codes. So one table serves both, loaded by the platform that found the library. The library's configuration struct,
+//! which differs between versions, is not used.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -35,7 +36,8 @@ macro_rules! functions {
             pub fn in_library(library: usize, name: &'static str) -> Result<CollectiveLibrary> {
                 let words = Words::in_library(library, name)?;
                 // SAFETY: the symbols have these types in every version of either library since 2.7.
-                unsafe { Ok(CollectiveLibrary { words, $( $field: std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $out>(
+                unsafe { Ok(CollectiveLibrary { words, $(
+                    $field: std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $out>(
                     symbol(library, $symbol)?
                 ), )* }) }
             }
@@ -51,7 +53,8 @@ functions! {
     group_end = c"ncclGroupEnd": fn() -> c_int;
     all_reduce = c"ncclAllReduce": fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int;
     all_gather = c"ncclAllGather": fn(*const c_void, *mut c_void, usize, c_int, Comm, *mut c_void) -> c_int;
-    reduce_scatter = c"ncclReduceScatter": fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int;
+    reduce_scatter = c"ncclReduceScatter":
+        fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int;
     broadcast = c"ncclBroadcast": fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int;
     send = c"ncclSend": fn(*const c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int;
     recv = c"ncclRecv": fn(*mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int;
@@ -119,7 +122,8 @@ impl Words {
     }
 }
 
-/// The library's `ncclDataType_t`. Its 8-bit floats have other names and numbers in each version, and no collective computes in them here.
+/// The library's `ncclDataType_t`. Its 8-bit floats have other names and numbers in each version, and no collective
+/// computes in them here.
 pub(super) fn data_type(dtype: DType) -> c_int {
     match dtype {
         DType::I8 => 0,

@@ -1,5 +1,5 @@
-//! The rendezvous of a group's ranks, all in one process and each with a thread of its own, before they call the library.
-//! They wait for each other with a time limit, which the library lacks, and exchange their endpoints.
+//! The rendezvous of a group's ranks, all in one process and each with a thread of its own, before they call the
+//! library. They wait for each other with a time limit, which the library lacks, and exchange their endpoints.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -113,8 +113,8 @@ pub(super) fn meet(
     }
 }
 
-/// A complete round's endpoints. The last reader of the last round removes them; the rendezvous stays, so that the id is
-/// not used again.
+/// A complete round's endpoints. The last reader of the last round removes them; the rendezvous stays, so that the id
+/// is not used again.
 fn endpoints(rendezvous: &mut Rendezvous, round: usize) -> Vec<Endpoint> {
     let mut ranks = rendezvous.rounds[round].clone();
     ranks.sort_by_key(|&(rank, _)| rank);

@@ -1,4 +1,5 @@
-//! `kv_write` and `attention` over paged KV, in two independent ways: `direct` materialises the scores, `online` never does.
+//! `kv_write` and `attention` over paged KV, in two independent ways: `direct` materialises the scores, `online` never
+//! does.
 
 use halyard_platform_api::ops::{Attention, KvWrite};
 use halyard_platform_api::{DType, Result};

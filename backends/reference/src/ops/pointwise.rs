@@ -31,8 +31,8 @@ pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }
 
-/// x times the share of a normal distribution below x, in f64: where the share is nearly 0, a sum 1 + erf or 1 + tanh would
-/// keep nothing of it.
+/// x times the share of a normal distribution below x, in f64: where the share is nearly 0, a sum 1 + erf or 1 + tanh
+/// would keep nothing of it.
 pub(super) fn gelu(kind: GeluKind, x: f32) -> f32 {
     let x = f64::from(x);
     let value = match kind {

@@ -1,5 +1,5 @@
-//! `argmax`, `sample` and `top_logprobs`. Sums over the vocabulary are in f64: the oracle should be on the right side of a
-//! threshold.
+//! `argmax`, `sample` and `top_logprobs`. Sums over the vocabulary are in f64: the oracle should be on the right side
+//! of a threshold.
 
 use halyard_platform_api::ops::{Argmax, NO_TOKEN, NOT_FINITE, Sample, SamplingRow, TopLogprobs};
 use halyard_platform_api::{DType, Result};

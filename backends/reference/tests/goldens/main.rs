@@ -1,5 +1,5 @@
-//! The reference backend against PyTorch: every case of the fixtures (made by a script that imports nothing of ours) runs
-//! through the device's own objects, and its outputs are compared with what PyTorch said.
+//! The reference backend against PyTorch: every case of the fixtures (made by a script that imports nothing of ours)
+//! runs through the device's own objects, and its outputs are compared with what PyTorch said.
 
 mod case;
 mod spec;

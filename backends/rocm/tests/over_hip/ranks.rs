@@ -1,5 +1,5 @@
-//! Two ranks: RCCL is found and does the sums, an own kernel those that it is given, and what is missing is named. How ranks leave is the
-//! shared code's, tested over the same fake driver beside the other platform that uses it.
+//! Two ranks: RCCL is found and does the sums, an own kernel those that it is given, and what is missing is named. How
+//! ranks leave is the shared code's, tested over the same fake driver beside the other platform that uses it.
 
 use std::sync::Arc;
 

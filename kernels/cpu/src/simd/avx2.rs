@@ -175,13 +175,17 @@ impl Simd for Avx2 {
                     let x = _mm256_set1_epi32(*x.add(t * INT8_QUADS + g));
                     for half in 0..2 {
                         let product = _mm256_maddubs_epi16(w[g][half], x);
-                        pairs[t][half] = if g.is_multiple_of(together) { product } else { _mm256_add_epi16(pairs[t][half], product) };
+                        pairs[t][half] = match g.is_multiple_of(together) {
+                            true => product,
+                            false => _mm256_add_epi16(pairs[t][half], product),
+                        };
                     }
                 });
                 if g % together == together - 1 || g == G - 1 {
                     unroll!(t in 0..C => {
                         for half in 0..2 {
-                            sums[t][half] = _mm256_add_epi32(sums[t][half], _mm256_madd_epi16(pairs[t][half], one));
+                            let pair = _mm256_madd_epi16(pairs[t][half], one);
+                            sums[t][half] = _mm256_add_epi32(sums[t][half], pair);
                         }
                     });
                 }

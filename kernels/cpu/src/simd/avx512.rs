@@ -178,7 +178,8 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
 
     #[inline(always)]
     unsafe fn store_normal_bf16(p: *mut u16, v: __m512) {
-        // SAFETY: the trait's contract; BF16 is set only in the set whose wrapper enables it. The transmute is between 32-byte vectors of plain bits.
+        // SAFETY: the trait's contract; BF16 is set only in the set whose wrapper enables it. The transmute is between
+        // 32-byte vectors of plain bits.
         unsafe {
             let rounded = if BF16 {
                 std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v))

@@ -1,6 +1,7 @@
-//! Every kernel file that is not for one vendor's matrix units compiles as HIP for AMD GPUs, under each of its definition sets: with waves of 64
-//! lanes (gfx90a, gfx942) and of 32 (gfx1100). Needs neither a GPU nor ROCm, only a clang with the AMDGPU target: one of the usual names, or
-//! the file that HALYARD_CLANG names; without it the test says so and passes.
+//! Every kernel file that is not for one vendor's matrix units compiles as HIP for AMD GPUs, under each of its
+//! definition sets: with waves of 64 lanes (gfx90a, gfx942) and of 32 (gfx1100). Needs neither a GPU nor ROCm, only a
+//! clang with the AMDGPU target: one of the usual names, or the file that HALYARD_CLANG names; without it the test says
+//! so and passes.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -32,7 +33,8 @@ fn clang() -> Result<String, String> {
     })
 }
 
-/// Compiles a text to an object, which is thrown away: only the assembler tells whether inline assembly is of this machine.
+/// Compiles a text to an object, which is thrown away: only the assembler tells whether inline assembly is of this
+/// machine.
 fn run(clang: &str, text: &str, defines: &[String], architecture: &str) -> Result<(), String> {
     let mut child = Command::new(clang)
         .args([

@@ -1,5 +1,6 @@
-//! Every kernel file compiles, under every definition set that its first comment lists as `// check: -DNAME=value ..` (one set a line, an
-//! empty one for none): as CUDA (`nvrtc.rs`) and, but for what is one vendor's hardware, as HIP (`hip.rs`).
+//! Every kernel file compiles, under every definition set that its first comment lists as `// check: -DNAME=value ..`
+//! (one set a line, an empty one for none): as CUDA (`nvrtc.rs`) and, but for what is one vendor's hardware, as HIP
+//! (`hip.rs`).
 
 mod hip;
 mod nvrtc;
@@ -21,7 +22,8 @@ fn cuda_files() -> impl Iterator<Item = File> {
     files(Language::Cuda).map(|(name, text)| File { name, text })
 }
 
-/// The definition sets that a file's first comment lists as `// check: -DNAME=value ..` (one set a line, an empty one for none).
+/// The definition sets that a file's first comment lists as `// check: -DNAME=value ..` (one set a line, an empty one
+/// for none).
 fn definition_sets(source: &File) -> Vec<Vec<String>> {
     source
         .text
@@ -31,8 +33,8 @@ fn definition_sets(source: &File) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Whether a file under these definitions is for one vendor's hardware: it includes the header of its matrix units, and no definition MATRIX=0
-/// turns that part off.
+/// Whether a file under these definitions is for one vendor's hardware: it includes the header of its matrix units, and
+/// no definition MATRIX=0 turns that part off.
 fn needs_ptx(source: &File, defines: &[String]) -> bool {
     let headers = ["mma.cuh", "few_tokens.cuh", "attention_tile.cuh", "hopper.cuh"];
     let includes = |name: &&str| source.text.contains(&format!("#include \"{name}\""));

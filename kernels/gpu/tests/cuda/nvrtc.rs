@@ -1,5 +1,6 @@
-//! Every kernel file compiles as CUDA for the oldest and the newest device in mind. Needs no device: the run-time compiler alone, from the
-//! loader's path or from the file that HALYARD_NVRTC names; without it the test says so and passes.
+//! Every kernel file compiles as CUDA for the oldest and the newest device in mind. Needs no device: the run-time
+//! compiler alone, from the loader's path or from the file that HALYARD_NVRTC names; without it the test says so and
+//! passes.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -33,7 +34,8 @@ struct Compiler {
     _builtins: Vec<Library>,
 }
 
-/// The compiler opens its second library by name when it first compiles: outside the loader's path it must be open before.
+/// The compiler opens its second library by name when it first compiles: outside the loader's path it must be open
+/// before.
 fn open_builtins(compiler: &str) -> Vec<Library> {
     let folder = Path::new(compiler).parent().unwrap_or(Path::new("."));
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -96,7 +98,8 @@ impl Compiler {
         let pointers = |texts: &[CString]| texts.iter().map(|t| t.as_ptr()).collect::<Vec<_>>();
         let (headers, names, options) = (pointers(&headers), pointers(&names), pointers(&options));
         let mut program: Program = null_mut();
-        // SAFETY: all texts outlive the program, which is destroyed below; the log has the size that the library asks for.
+        // SAFETY: all texts outlive the program, which is destroyed below; the log has the size that the library asks
+        // for.
         unsafe {
             let count = headers.len() as c_int;
             let code = (self.create)(

@@ -1,6 +1,7 @@
-//! Kernels for AMD's matrix units run on the processor, lane by lane: what they compute is compared with sums in double precision. Needs no GPU, only a clang
-//! for this machine (the usual names, or the file that HALYARD_CLANG names); without it the test says so and passes. `emulator.cpp` says what the
-//! layouts of operands are by AMD's documents: this holds the kernels to those, and not those to the hardware.
+//! Kernels for AMD's matrix units run on the processor, lane by lane: what they compute is compared with sums in double
+//! precision. Needs no GPU, only a clang for this machine (the usual names, or the file that HALYARD_CLANG names);
+//! without it the test says so and passes. `emulator.cpp` says what the layouts of operands are by AMD's documents:
+//! this holds the kernels to those, and not those to the hardware.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

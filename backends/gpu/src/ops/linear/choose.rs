@@ -161,8 +161,8 @@ fn tiles(of: Request<'_>, dots: bool, policy: &Policy) -> impl Iterator<Item = P
         WeightLayout::Scaled => None,
     };
     let on_matrix_units = weight.and_then(|weight| policy.matrix_tiling(of.op.act, weight));
-    // Rounded tokens need no tiles in f32: four products an instruction make up for weights that are read again for every
-    // eight of them.
+    // Rounded tokens need no tiles in f32: four products an instruction make up for weights that are read again for
+    // every eight of them.
     let in_f32 = weight.is_some() && !dots;
     let paths = [
         on_matrix_units.map(|_| PathName::MatrixTiles),

@@ -53,7 +53,8 @@ impl Grouped {
         4 * (u64::from(op.num_experts) + 1 + u64::from(op.max_tokens) * u64::from(op.top_k))
     }
 
-    /// Whether a call is worth it (an expert has several choices on average) and its rows can be read 16 bytes at a time.
+    /// Whether a call is worth it (an expert has several choices on average) and its rows can be read 16 bytes at a
+    /// time.
     pub(super) fn suits(op: &ops::MoeLinear, x: &View, weight: &View, out: &View) -> bool {
         let bytes = x.dtype.bytes() as u64;
         let mut strides = x.strides[..2].iter().map(|&stride| u64::from(stride) * bytes);

@@ -1,4 +1,5 @@
-//! `lora_shrink` and `lora_expand`: a block a token in small steps, tiles of neighbouring tokens beyond, on matrix units where they take the op.
+//! `lora_shrink` and `lora_expand`: a block a token in small steps, tiles of neighbouring tokens beyond, on matrix
+//! units where they take the op.
 
 use halyard_kernels_gpu::{LORA, LORA_MATRIX};
 use halyard_platform_api::{DType, Error, Result, ops};
@@ -9,7 +10,8 @@ use crate::encoding::{Arg, Encoding};
 use crate::kernel::{Kernel, Preparation};
 use crate::view::View;
 
-/// Tokens of a block of the LoRA ops: the engine puts tokens of one adapter side by side, and a block reads its matrices once for all of them.
+/// Tokens of a block of the LoRA ops: the engine puts tokens of one adapter side by side, and a block reads its
+/// matrices once for all of them.
 const LORA_TOKENS: u32 = 8;
 /// Up to so many tokens a block a token: fewer blocks would leave most of the device idle.
 const LORA_FEW_TOKENS: u32 = 16;

@@ -1,4 +1,5 @@
-//! What the routed ops share: bounds, checks of their descriptors and operands, and an entry point with its definitions.
+//! What the routed ops share: bounds, checks of their descriptors and operands, and an entry point with its
+//! definitions.
 
 use halyard_kernels_gpu::Source;
 use halyard_platform_api::{DType, Error, Result};

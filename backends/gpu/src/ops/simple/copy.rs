@@ -179,7 +179,8 @@ impl FillRandom {
         let act = act_name("fill_random", op.dtype)?;
         if !op.first.is_multiple_of(4) {
             return Err(Error::unsupported(format!(
-                "fill_random from element {}: the first must be a multiple of 4, as four elements share a block of the generator",
+                "fill_random from element {}: the first must be a multiple of 4, as four elements share a block of \
+                 the generator",
                 op.first
             )));
         }

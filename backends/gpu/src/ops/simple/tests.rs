@@ -1,5 +1,5 @@
-//! Tests of the family: what is refused, that every definition set in use is one that the compile test covers, and which kernels are
-//! launched over which operands.
+//! Tests of the family: what is refused, that every definition set in use is one that the compile test covers, and
+//! which kernels are launched over which operands.
 
 use halyard_kernels_gpu::Language;
 use halyard_platform_api::ops::{

@@ -14,8 +14,8 @@ fn node(spec: impl Into<OpSpec>, operands: &[u16]) -> Node {
     }
 }
 
-/// norm → merged gate and up → silu_mul, or norm → one linear. Tensors: 0 hidden, 1 norm, 2 normed, 3 weight, 4 product,
-/// 5 gate, 6 up, 7 activated.
+/// norm → merged gate and up → silu_mul, or norm → one linear. Tensors: 0 hidden, 1 norm, 2 normed, 3 weight, 4
+/// product, 5 gate, 6 up, 7 activated.
 fn linear_region(width: u32, inner: u32, dtype: DType, weight: WeightFormat, gated: bool, rounded: bool) -> Program {
     let norm = RmsNorm {
         width,
