@@ -237,7 +237,9 @@ fn change_list(list: &mut Vec<Value>, other: &Value, random: &mut Random) {
         1 if !list.is_empty() => {
             let times = if random.one_in(6) { 2000 } else { 1 + random.below(8) };
             let copy = list[at].clone();
-            list.extend(std::iter::repeat_n(copy, times));
+            // Copies of what was copied before would fill the memory: they end where an input ends.
+            let fit = 1 + MAX_BYTES / copy.to_string().len().max(1);
+            list.extend(std::iter::repeat_n(copy, times.min(fit)));
         }
         2 => list.clear(),
         3 if list.len() > 1 => {
