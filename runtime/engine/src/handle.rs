@@ -324,7 +324,7 @@ impl EngineHandle {
             params,
             first,
             receiver,
-            f.commands.clone(),
+            (f.commands.clone(), Arc::clone(&f.shared)),
         ))
     }
 

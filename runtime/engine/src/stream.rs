@@ -13,6 +13,7 @@ use crate::command::Command;
 use crate::output::{CompletionOutput, FinishReason, OutputChunk, RequestOutput, TokenLogprobs};
 use crate::params::SamplingParams;
 use crate::sequence::SequenceEvent;
+use crate::shared::Shared;
 
 /// What a token that its reader has not taken costs, without log-probabilities: the operator guide states the bound
 /// that follows.
@@ -26,6 +27,7 @@ pub struct OutputStream {
     first: u64,
     events: UnboundedReceiver<(u32, SequenceEvent)>,
     commands: Sender<Command>,
+    shared: Arc<Shared>,
     samples: Vec<Sample>,
     ready: VecDeque<OutputChunk>,
     live: usize,
@@ -46,7 +48,7 @@ impl OutputStream {
         params: Arc<SamplingParams>,
         first: u64,
         events: UnboundedReceiver<(u32, SequenceEvent)>,
-        commands: Sender<Command>,
+        (commands, shared): (Sender<Command>, Arc<Shared>),
     ) -> OutputStream {
         let checker = || {
             // Empty stop strings were refused with the parameters.
@@ -71,6 +73,7 @@ impl OutputStream {
             first,
             events,
             commands,
+            shared,
             samples,
             ready: VecDeque::new(),
             live,
@@ -148,7 +151,9 @@ impl OutputStream {
 
     fn take(&mut self, event: Option<(u32, SequenceEvent)>) {
         let Some((index, event)) = event else {
-            let reason = "the engine thread is gone; see the log".to_string();
+            // It was sent when the engine had just ended, which then says why.
+            let stopped = self.shared.stopped();
+            let reason = stopped.unwrap_or_else(|| "the engine thread is gone; see the log".to_string());
             for index in 0..self.samples.len() as u32 {
                 self.finish(index, FinishReason::Error(reason.clone()));
             }
