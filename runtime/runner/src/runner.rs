@@ -38,8 +38,6 @@ pub struct Runner {
     rows: Vec<Row>,
     /// Entry of the result rings for the next step.
     next_entry: u32,
-    /// The last step had drafts.
-    had_drafts: bool,
     /// Memory that steps use again.
     order: Vec<Scheduled>,
     spare_rows: Vec<Vec<StepRow>>,
@@ -62,7 +60,6 @@ impl Runner {
             recordings,
             lora,
             next_entry: 0,
-            had_drafts: false,
             order: Vec::new(),
             spare_rows: Vec::new(),
         }
@@ -316,10 +313,9 @@ impl Runner {
     /// Writes drafts behind the known tokens of their rows, and takes back what the device counted of the drafts
     /// before.
     fn write_drafts(&mut self, plan: &SchedulerOutput, drafts: &[u32]) {
-        if drafts.is_empty() && !std::mem::take(&mut self.had_drafts) {
+        if self.model.capacities().max_sampled == 1 {
             return;
         }
-        self.had_drafts = !drafts.is_empty();
         let mut drafts = drafts.iter().copied();
         for s in &plan.scheduled {
             let row = &mut self.rows[s.row.0 as usize];
