@@ -175,7 +175,7 @@ impl Live {
                     self.end(row.id, finish);
                     break;
                 }
-                self.masks.ask(row.id, sequence, vec![token]);
+                self.masks.ask(row.id, sequence, &[token]);
             }
         }
         generated

@@ -37,14 +37,14 @@ impl Masks {
         if sequence.guide.is_some() && self.0.is_none() {
             self.0 = Some(GuideWorkers::start(vocab)?);
         }
-        self.ask(id, sequence, Vec::new());
+        self.ask(id, sequence, &[]);
         Ok(())
     }
 
     /// Asks a sequence's guide, where it has one, for the mask behind `tokens`.
-    pub(crate) fn ask(&self, id: RequestId, sequence: &mut Sequence, tokens: Vec<u32>) {
+    pub(crate) fn ask(&self, id: RequestId, sequence: &mut Sequence, tokens: &[u32]) {
         if let (Some(guide), Some(workers)) = (&mut sequence.guide, &self.0) {
-            guide.ask(workers, id, tokens);
+            guide.ask(workers, id, tokens.to_vec());
         }
     }
 
