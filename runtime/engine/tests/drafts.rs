@@ -6,78 +6,17 @@ mod common;
 use std::sync::Arc;
 
 use common::{delayed, fixtures, on_every_device, open, open_on, reference};
-use halyard_engine::{EngineConfig, FinishReason, Llm, Request, SamplingParams, SpeculativeConfig, StatsSnapshot};
+use halyard_device_check::drafts::{self as checks, Answer, MODEL, prompt, two_drafts};
+use halyard_engine::{FinishReason, Llm, Request, SamplingParams, SpeculativeConfig, StatsSnapshot};
 use halyard_platform_api::Device;
 
-/// Few tokens need to have come before, so that many drafts are made and many of them are wrong.
-fn two_drafts(config: &mut EngineConfig) {
-    config.speculative = Some(SpeculativeConfig {
-        num_speculative_tokens: 2,
-        prompt_lookup_min: 1,
-        prompt_lookup_max: 3,
-    });
-}
-
-/// A tiny model with layers of two kinds, one of which keeps a window of keys only.
-const MODEL: &str = "gemma3";
-/// Prompts behind which it repeats itself, and its two best candidates are never nearer to each other than 0.014.
-const SEEDS: [u32; 5] = [10, 13, 16, 19, 20];
-
-fn prompt(seed: u32) -> Vec<u32> {
-    // Some tokens come again, so that there is something to look up from the first token on.
-    (0..14).map(|i| (17 * seed + 5 * (i % 6)) % 200 + 3).collect()
-}
-
-/// Requests of several kinds side by side: greedy ones, which draft, and others, which do not.
-fn requests() -> Vec<Request> {
-    let greedy = |seed, max_tokens| {
-        let params = SamplingParams {
-            ignore_eos: true,
-            ..SamplingParams::greedy(max_tokens)
-        };
-        Request::new(format!("greedy {seed}"), prompt(seed), params)
-    };
-    let mut requests: Vec<Request> = SEEDS.iter().map(|&seed| greedy(seed, 55 + seed % 5)).collect();
-    requests[1].params.logprobs = Some(3);
-    let mut drawn = greedy(7, 20);
-    drawn.params = SamplingParams {
-        temperature: 0.9,
-        seed: Some(3),
-        ..drawn.params
-    };
-    let mut processed = greedy(8, 20);
-    processed.params.repetition_penalty = 1.2;
-    processed.params.prompt_logprobs = Some(1);
-    requests.extend([drawn, processed]);
-    requests
-}
-
-type Answer = (Vec<u32>, FinishReason, Vec<(u32, f32)>);
-
 fn answers(llm: &Llm) -> (Vec<Answer>, StatsSnapshot) {
-    let submit = |request| llm.engine().submit(request).expect("taken");
-    let streams: Vec<_> = requests().into_iter().map(submit).collect();
-    let answers = streams
-        .into_iter()
-        .map(|stream| {
-            let output = stream.blocking_collect().outputs.remove(0);
-            let logprobs = output.logprobs.unwrap_or_default();
-            let logprobs = logprobs.iter().map(|l| (l.chosen.token, l.chosen.logprob)).collect();
-            (output.token_ids, output.finish, logprobs)
-        })
-        .collect();
-    llm.engine().shutdown(std::time::Duration::from_secs(60));
-    (answers, llm.engine().stats())
+    checks::answers(llm).expect("taken")
 }
 
 fn assert_same(found: &[Answer], expected: &[Answer]) {
-    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-        assert_eq!((i, &found.0, &found.1), (i, &expected.0, &expected.1));
-        assert_eq!(found.2.len(), expected.2.len());
-        for (found, expected) in found.2.iter().zip(&expected.2) {
-            assert_eq!(found.0, expected.0);
-            assert!((found.1 - expected.1).abs() < 2e-3, "{found:?} {expected:?}");
-        }
+    if let Err(why) = checks::same(found, expected) {
+        panic!("{why}");
     }
 }
 

@@ -5,9 +5,9 @@ mod common;
 use std::sync::Arc;
 
 use common::{cpu, delayed, fixtures, on_every_device, open, open_on, reference};
+use halyard_device_check::hidden_states::{self as checks, BOUND, Golden, MODELS, distance, request as embedded};
 use halyard_engine::{FinishReason, Llm, OutputStream, Request, SamplingParams, SubmitError};
 use halyard_platform_api::Device;
-use serde_json::Value;
 
 fn greedy(seed: u32, max_tokens: u32) -> Request {
     let prompt = (0..9).map(|i| (11 * seed + 3 * i) % 200 + 3).collect();
@@ -16,13 +16,6 @@ fn greedy(seed: u32, max_tokens: u32) -> Request {
         ..SamplingParams::greedy(max_tokens)
     };
     Request::new(format!("text {seed}"), prompt, params)
-}
-
-fn embedded(prompt: Vec<u32>) -> Request {
-    Request {
-        hidden_state: true,
-        ..Request::new("vector", prompt, SamplingParams::greedy(1))
-    }
 }
 
 fn submit(llm: &Llm, request: Request) -> OutputStream {
@@ -39,57 +32,19 @@ fn hidden_state(stream: OutputStream) -> Vec<f32> {
     output.hidden_state.expect("a hidden state")
 }
 
-/// The prompts and hidden states that Hugging Face computed (tests/fixtures/models/make_hidden_states.py).
-fn goldens(model: &str) -> Vec<(Vec<u32>, Vec<f32>)> {
-    let text = std::fs::read_to_string(fixtures().join(model).join("hidden-states.json")).expect("a golden file");
-    let all: Value = serde_json::from_str(&text).expect("JSON");
-    let numbers = |values: &Value| values.as_array().expect("a list").clone();
-    let case = |case: &Value| {
-        let ids = numbers(&case["prompt_ids"])
-            .iter()
-            .map(|id| id.as_u64().expect("an id") as u32)
-            .collect();
-        let state = numbers(&case["last_hidden_state"]);
-        (
-            ids,
-            state
-                .iter()
-                .map(|value| value.as_f64().expect("a number") as f32)
-                .collect(),
-        )
-    };
-    numbers(&all["cases"]).iter().map(case).collect()
+fn goldens(model: &str) -> Vec<Golden> {
+    checks::goldens(&fixtures().join(model)).expect("a golden file")
 }
-
-/// The largest difference as a part of the largest value.
-fn distance(found: &[f32], expected: &[f32]) -> f32 {
-    assert_eq!(found.len(), expected.len());
-    let largest = expected.iter().fold(0f32, |most, value| most.max(value.abs()));
-    let differences = found.iter().zip(expected).map(|(f, e)| (f - e).abs());
-    differences.fold(0f32, f32::max) / largest
-}
-
-/// Rounding in another order moves single values of f32 by less.
-const BOUND: f32 = 2e-4;
 
 fn are_hugging_faces(llm: &Llm, model: &str) {
-    let goldens = goldens(model);
-    // Twice: prompts are longer than a step or come from the prefix cache, and several share a step.
-    for round in 0..2 {
-        let streams: Vec<_> = goldens
-            .iter()
-            .map(|(ids, _)| submit(llm, embedded(ids.clone())))
-            .collect();
-        for (i, (stream, (_, expected))) in streams.into_iter().zip(&goldens).enumerate() {
-            let distance = distance(&hidden_state(stream), expected);
-            assert!(distance < BOUND, "{model}, prompt {i}, round {round}: {distance}");
-        }
+    if let Err(why) = checks::check(llm, &goldens(model)) {
+        panic!("{model}, {why}");
     }
 }
 
 #[test]
 fn hidden_states_are_hugging_faces() {
-    for model in ["llama", "qwen3", "qwen3-moe", "gemma3"] {
+    for model in MODELS {
         for device in [reference(), cpu()] {
             are_hugging_faces(
                 &open(&fixtures().join(model), device, |c| c.hidden_states = true),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use halyard_device_check::goldens::{
     self, BF16, BF16_KV_FP8, Bounds, F16, F16_KV_FP8, F32, Free, KV_FP8, KV_FP8_GOLDENS, KV_FP8_MODELS, KV_SCALE_MODELS,
 };
-use halyard_device_check::{collectives, lora, recording, tensor_parallel};
+use halyard_device_check::{collectives, drafts, hidden_states, lora, recording, tensor_parallel};
 use halyard_engine::{EngineConfig, Llm};
 use halyard_platform_api::{DType, Device, Platform};
 use halyard_plugin_host::{Catalog, SearchPath, select_platform};
@@ -77,6 +77,18 @@ fn run() -> Result<bool, String> {
             }
             Check::Lora => adapters(&*platform, &options, &mut table)?,
             Check::Recording => recorded(&*platform, &options, &mut table)?,
+            Check::Drafts => {
+                let outcome = drafts::check(&open(&*platform)?, &options.fixtures, small);
+                note("drafts", outcome, &mut table);
+            }
+            Check::HiddenStates => {
+                for (name, outcome) in hidden_states::check_models(&open(&*platform)?, &options.fixtures, small) {
+                    match outcome {
+                        Err(why) if lacks_a_kernel(&why) => table.skip(&name, &why),
+                        outcome => note(&name, outcome, &mut table),
+                    }
+                }
+            }
             Check::Replays => replays(&*platform, &options, &mut table)?,
             Check::Collectives => {
                 for (name, outcome) in collectives::check(&several(&*platform, "collectives", &mut table)?) {

@@ -15,6 +15,10 @@ pub enum Check {
     Lora,
     /// Recorded steps give what one-shot steps give.
     Recording,
+    /// Drafted tokens change no answer.
+    Drafts,
+    /// Last hidden states against Hugging Face.
+    HiddenStates,
     /// Many replays take no more memory.
     Replays,
     /// Sums between devices, and how long they take.
@@ -23,11 +27,13 @@ pub enum Check {
     TensorParallel,
 }
 
-const ALL: [(&str, Check); 7] = [
+const ALL: [(&str, Check); 9] = [
     ("conformance", Check::Conformance),
     ("goldens", Check::Goldens),
     ("lora", Check::Lora),
     ("recording", Check::Recording),
+    ("drafts", Check::Drafts),
+    ("hidden-states", Check::HiddenStates),
     ("replays", Check::Replays),
     ("collectives", Check::Collectives),
     ("tensor-parallel", Check::TensorParallel),
@@ -63,7 +69,8 @@ pub struct Options {
 /// How to call the program.
 pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model \
     FILE.gguf] [--op NAME] [--variant PART]… [--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] \
-    [--golden MODEL]… [conformance] [goldens] [lora] [recording] [replays] [collectives] [tensor-parallel]";
+    [--golden MODEL]… [conformance] [goldens] [lora] [recording] [drafts] [hidden-states] [replays] [collectives] \
+    [tensor-parallel]";
 
 impl Options {
     /// Whether the goldens of a tiny model are wanted.

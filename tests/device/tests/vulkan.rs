@@ -106,7 +106,10 @@ fn products_of_rounded_tokens_conform() {
 
 #[test]
 fn recorded_steps_are_one_shot_steps() {
-    if let Some(output) = check(&["--replays", "500", "recording", "replays"], false) {
+    if let Some(output) = check(
+        &["--replays", "500", "recording", "drafts", "hidden-states", "replays"],
+        false,
+    ) {
         assert_passed(&output);
     }
 }

@@ -203,7 +203,7 @@ fn kernels_on_matrix_units_conform() {
 
 #[test]
 fn recorded_steps_are_one_shot_steps() {
-    check(&["--replays", "200", "recording", "replays"]);
+    check(&["--replays", "200", "recording", "drafts", "hidden-states", "replays"]);
 }
 
 #[test]
