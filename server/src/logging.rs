@@ -37,19 +37,6 @@ pub fn chosen() -> (&'static str, &'static str) {
     }
 }
 
-/// The filter without the hub's client, whose refusals the commands tell in words of their own: one line an error. Who
-/// names its target sees it.
-fn quiet(filter: &str) -> String {
-    const HUB: &str = "hf_hub";
-    if filter.contains(HUB) || ["debug", "trace"].contains(&filter.to_ascii_lowercase().as_str()) {
-        return filter.to_owned();
-    }
-    match filter.is_empty() {
-        true => format!("{HUB}=off"),
-        false => format!("{filter},{HUB}=off"),
-    }
-}
-
 /// Starts logging for the whole process; a second call changes nothing.
 ///
 /// # Errors
@@ -102,7 +89,7 @@ pub fn set_level(filter: &str) -> Result<String, String> {
 }
 
 fn parse(filter: &str) -> Result<EnvFilter, String> {
-    EnvFilter::try_new(quiet(filter))
+    EnvFilter::try_new(filter)
         .map_err(|error| format!("`{filter}`: {error}; give error, warn, info, debug, trace, or target=level pairs"))
 }
 
@@ -140,22 +127,4 @@ fn message(info: &PanicHookInfo<'_>) -> String {
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("without a text").replace('\n', " ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_hubs_client_is_heard_where_it_is_asked_for() {
-        assert_eq!(quiet("info"), "info,hf_hub=off");
-        assert_eq!(
-            quiet("warn,halyard_engine=debug"),
-            "warn,halyard_engine=debug,hf_hub=off"
-        );
-        for as_it_is in ["debug", "TRACE", "info,hf_hub=warn"] {
-            assert_eq!(quiet(as_it_is), as_it_is);
-        }
-        assert!(EnvFilter::try_new(quiet("info")).is_ok());
-    }
 }

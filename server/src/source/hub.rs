@@ -1,24 +1,19 @@
-//! Models of the hub: listed and fetched with hf-hub, resumed where a download broke off, checked, and kept under their
-//! repository's name. What is complete is used without asking the hub again; offline mode never builds a client.
+//! Models of the hub: listed and fetched through `halyard-hub`, resumed where a download broke off, checked, and kept
+//! under their repository's name. What is complete is used without starting it; offline mode never starts it.
 
 use std::fs;
-use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use futures::StreamExt;
 use halyard_models::LoadFormat;
-use hf_hub::repository::{HFRepository, RepoTreeEntry, RepoTypeModel};
-use hf_hub::{HFClient, HFError};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
 use super::file::{Incoming, blocking, has_size, lock_folder, sha256_of};
+use super::hub_lines::{Answer, Request};
+use super::hub_program::HubProgram;
 use super::select::{Selection, select, select_tokenizer};
 use super::{SourceError, SourceSettings};
 
-/// A hub that says nothing for so long is taken as gone: hf-hub itself waits without end.
-const MAX_SILENCE: Duration = Duration::from_secs(60);
 /// Times a broken download is resumed before giving up.
 const MAX_ATTEMPTS: u32 = 4;
 
@@ -128,15 +123,15 @@ async fn fetch_wanted(settings: &SourceSettings, repo: &str, wanted: Wanted<'_>)
     if let Some(path) = complete(&folder, &marker) {
         return Ok(path);
     }
-    let hub = repository(settings, repo)?;
-    let (commit, names) = list(&hub, repo, settings.revision.as_deref()).await?;
+    let mut hub = HubProgram::start(settings, repo)?;
+    let (commit, names) = list(&mut hub, repo, settings.revision.as_deref()).await?;
     let Selection { files, model_file } = wanted.select(repo, &names)?;
     tracing::info!(repo, commit, files = files.len(), folder = %folder.display(), "fetching from the hub");
     let mut done = Vec::with_capacity(files.len());
     for name in files {
         let target = folder.join(&name);
-        let remote = metadata(&hub, repo, &commit, &name).await?;
-        download(&hub, repo, &commit, &name, &target, &remote).await?;
+        let remote = metadata(&mut hub, Some(&commit), &name).await?.1;
+        download(&mut hub, repo, &commit, &name, &target, &remote).await?;
         done.push(CompleteFile {
             name,
             bytes: remote.bytes,
@@ -176,13 +171,13 @@ pub async fn fetch_pinned(
     bytes: u64,
     sha256: &str,
 ) -> Result<PathBuf, SourceError> {
-    let hub = repository(settings, repo)?;
+    let mut hub = HubProgram::start(settings, repo)?;
     let remote = Remote {
         bytes,
         sha256: Some(sha256.to_owned()),
         version: sha256.to_owned(),
     };
-    download(&hub, repo, commit, name, target, &remote).await
+    download(&mut hub, repo, commit, name, target, &remote).await
 }
 
 /// The model's path when `marker` and every file that it lists are here.
@@ -221,49 +216,21 @@ fn in_hub_cache(settings: &SourceSettings, repo: &str, wanted: Wanted<'_>) -> Op
     )
 }
 
-type Repository = HFRepository<RepoTypeModel>;
-
-fn repository(settings: &SourceSettings, repo: &str) -> Result<Repository, SourceError> {
-    let mut builder = HFClient::builder().user_agent(concat!("halyard/", env!("CARGO_PKG_VERSION")));
-    if let Some(endpoint) = &settings.endpoint {
-        builder = builder.endpoint(endpoint);
-    }
-    if let Some(token) = &settings.token {
-        builder = builder.token(token);
-    }
-    let client = builder.build().map_err(failed(repo))?;
-    let (owner, name) = hf_hub::split_id(repo);
-    Ok(client.model(owner, name))
-}
-
-fn failed(repo: &str) -> impl FnOnce(HFError) -> SourceError + '_ {
-    move |source| SourceError::Hub {
-        repo: repo.to_owned(),
-        source: Box::new(source),
-    }
-}
-
-/// Waits for the hub's next words, not forever.
-async fn patient<T>(repo: &str, words: impl Future<Output = T>) -> Result<T, SourceError> {
-    let silent = |_| SourceError::Silent {
-        repo: repo.to_owned(),
-        seconds: MAX_SILENCE.as_secs(),
-    };
-    tokio::time::timeout(MAX_SILENCE, words).await.map_err(silent)
-}
-
 /// The commit of a revision, or of the main branch, and the names of its root files.
-async fn list(hub: &Repository, repo: &str, revision: Option<&str>) -> Result<(String, Vec<String>), SourceError> {
-    let request = hub.list_tree().maybe_revision(revision.map(str::to_owned));
-    let entries = request.send().map_err(failed(repo))?;
-    let mut entries = std::pin::pin!(entries);
+async fn list(hub: &mut HubProgram, repo: &str, revision: Option<&str>) -> Result<(String, Vec<String>), SourceError> {
+    let revision = revision.map(str::to_owned);
+    hub.ask(&Request::Names {
+        revision: revision.clone(),
+    })
+    .await?;
     let mut names = Vec::new();
-    while let Some(entry) = patient(repo, entries.next()).await? {
-        if let RepoTreeEntry::File { path, .. } = entry.map_err(failed(repo))? {
+    loop {
+        match hub.answer().await? {
             // Names become paths below the cache: only plain ones are taken.
-            if !path.starts_with('.') && !path.contains(['/', '\\']) {
-                names.push(path);
-            }
+            Answer::Name(name) if name.starts_with('.') || name.contains(['/', '\\']) => {}
+            Answer::Name(name) => names.push(name),
+            Answer::End => break,
+            other => return Err(hub.unexpected(&other)),
         }
     }
     let Some(probe) = names.iter().find(|name| *name == "config.json").or(names.first()) else {
@@ -272,10 +239,7 @@ async fn list(hub: &Repository, repo: &str, revision: Option<&str>) -> Result<(S
             reason: "it holds no files".to_owned(),
         });
     };
-    let probing = hub.get_file_metadata().filepath(probe.clone()).maybe_revision(revision);
-    let probed = patient(repo, probing.send()).await?;
-    let info = probed.map_err(failed(repo))?;
-    Ok((info.commit_hash, names))
+    Ok((metadata(hub, revision.as_deref(), probe).await?.0, names))
 }
 
 /// What the hub announces of a file.
@@ -285,21 +249,30 @@ struct Remote {
     version: String,
 }
 
-async fn metadata(hub: &Repository, repo: &str, commit: &str, name: &str) -> Result<Remote, SourceError> {
-    let asked = patient(repo, hub.get_file_metadata().filepath(name).revision(commit).send()).await?;
-    let info = asked.map_err(failed(repo))?;
-    // Large files carry their sha256 as entity tag; small ones a git hash, which says less than their size is worth.
-    let is_sha256 = info.etag.len() == 64 && info.etag.bytes().all(|byte| byte.is_ascii_hexdigit());
-    Ok(Remote {
-        bytes: info.file_size,
-        sha256: is_sha256.then(|| info.etag.clone()),
-        version: info.etag,
+/// A file's commit and what is announced of it.
+async fn metadata(hub: &mut HubProgram, revision: Option<&str>, name: &str) -> Result<(String, Remote), SourceError> {
+    hub.ask(&Request::File {
+        revision: revision.map(str::to_owned),
+        name: name.to_owned(),
     })
+    .await?;
+    let (commit, bytes, etag) = match hub.answer().await? {
+        Answer::File { commit, bytes, etag } => (commit, bytes, etag),
+        other => return Err(hub.unexpected(&other)),
+    };
+    // Large files carry their sha256 as entity tag; small ones a git hash, which says less than their size is worth.
+    let is_sha256 = etag.len() == 64 && etag.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let remote = Remote {
+        bytes,
+        sha256: is_sha256.then(|| etag.clone()),
+        version: etag,
+    };
+    Ok((commit, remote))
 }
 
 /// Brings one file into its place, resuming what is there of it.
 async fn download(
-    hub: &Repository,
+    hub: &mut HubProgram,
     repo: &str,
     commit: &str,
     name: &str,
@@ -332,12 +305,11 @@ async fn download(
         let before = incoming.written;
         match stream_into(hub, commit, name, &mut incoming, remote.bytes, &bar).await {
             Ok(()) => {}
-            // hf-hub has retried the request itself; only a transfer that moved is worth going on with.
-            Err(StreamError::Hub(error)) if attempt == MAX_ATTEMPTS || incoming.written == before => {
-                return Err(failed(repo)(error));
+            // The hub's client has retried the request itself; only a transfer that moved is worth going on with.
+            Err(SourceError::Hub { reason, .. }) if attempt < MAX_ATTEMPTS && incoming.written > before => {
+                tracing::warn!(file = name, attempt, "the download broke off: {reason}");
             }
-            Err(StreamError::Hub(error)) => tracing::warn!(file = name, attempt, "the download broke off: {error}"),
-            Err(StreamError::Own(error)) => return Err(error),
+            Err(error) => return Err(error),
         }
         if incoming.written > remote.bytes {
             // A source that ignores ranges sent the whole file after our part.
@@ -357,37 +329,38 @@ async fn download(
     blocking(move || incoming.finish(bytes, sha256.as_deref())).await
 }
 
-enum StreamError {
-    Hub(HFError),
-    Own(SourceError),
-}
-
 async fn stream_into(
-    hub: &Repository,
+    hub: &mut HubProgram,
     commit: &str,
     name: &str,
     incoming: &mut Incoming,
     bytes: u64,
     bar: &ProgressBar,
-) -> Result<(), StreamError> {
-    let range = (incoming.written > 0).then_some(incoming.written..bytes);
-    let request = hub
-        .download_file_stream()
-        .filename(name)
-        .revision(commit)
-        .maybe_range(range);
-    let started = patient(name, request.send()).await.map_err(StreamError::Own)?;
-    let (_, mut stream) = started.map_err(StreamError::Hub)?;
-    while let Some(chunk) = patient(name, stream.next()).await.map_err(StreamError::Own)? {
-        incoming
-            .write(&chunk.map_err(StreamError::Hub)?)
-            .map_err(StreamError::Own)?;
-        bar.set_position(incoming.written);
-        if incoming.written > bytes {
-            return Ok(());
+) -> Result<(), SourceError> {
+    hub.ask(&Request::Read {
+        commit: commit.to_owned(),
+        name: name.to_owned(),
+        from: incoming.written,
+        to: bytes,
+    })
+    .await?;
+    let mut room = vec![0; 1 << 18];
+    loop {
+        let mut left = match hub.answer().await? {
+            Answer::Bytes(count) => count,
+            Answer::End => return Ok(()),
+            other => return Err(hub.unexpected(&other)),
+        };
+        while left > 0 {
+            let count = hub.read(&mut room, left).await?;
+            // Of too many bytes the first ones tell.
+            if incoming.written <= bytes {
+                incoming.write(&room[..count])?;
+            }
+            bar.set_position(incoming.written);
+            left -= count;
         }
     }
-    Ok(())
 }
 
 /// Drawn on a terminal only.

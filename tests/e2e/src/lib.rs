@@ -18,6 +18,7 @@ pub fn binary() -> &'static Path {
         let folder = test.ancestors().nth(2).expect("tests stand in PROFILE/deps");
         let packages = [
             "halyard",
+            "halyard-hub",
             "halyard-backend-cpu",
             "halyard-backend-reference",
             "halyard-stat-logger-json-lines",

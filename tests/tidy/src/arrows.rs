@@ -120,7 +120,11 @@ const PLACES: &[(&str, &[&str], &str)] = &[
     ("libloading", &["runtime/plugin-host"], "one crate opens libraries"),
     ("axum", &["server"], "HTTP lives in the server"),
     ("clap", &["server"], "the command line lives in the server"),
-    ("hf-hub", &["server"], "downloads live in the server"),
+    (
+        "hf-hub",
+        &["server/hub"],
+        "90 crates that only a download needs (decision 0054)",
+    ),
     (
         "reqwest",
         &["plugins/stat-logger-otlp", "server"],

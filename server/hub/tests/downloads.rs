@@ -1,183 +1,12 @@
-//! Downloads from a hub that stands in this process and speaks the routes that hf-hub uses: what is chosen, resumed,
-//! checked, kept, and what offline mode does not do.
+//! Downloads through the real `halyard-hub` from a hub that stands in this process: what is chosen, resumed, checked,
+//! kept, and what offline mode does not do.
 
-use std::collections::HashMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+mod common;
 
-use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::extract::{Path, State};
-use axum::http::{HeaderMap, Method, Response, StatusCode};
-use axum::routing::{any, get};
+use common::{COMMIT, FakeHub, fetch, weights};
 use halyard_models::LoadFormat;
 use halyard_server::source::{self, SourceError, SourceSettings};
-use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-
-const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-
-#[derive(Default)]
-struct HubFiles {
-    files: HashMap<String, Vec<u8>>,
-    /// Sent in place of the right sha256.
-    false_sum: bool,
-    /// The first transfer of a large file ends after this many bytes.
-    break_after: Option<usize>,
-    requests: Vec<String>,
-}
-
-type Shared = Arc<Mutex<HubFiles>>;
-
-struct FakeHub {
-    shared: Shared,
-    folder: PathBuf,
-    settings: SourceSettings,
-}
-
-impl FakeHub {
-    async fn start(files: &[(&str, &[u8])]) -> Self {
-        let shared: Shared = Arc::default();
-        let own = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec()));
-        shared.lock().expect("no panics").files = own.collect();
-        let app = Router::new()
-            .route("/api/models/{owner}/{repo}/tree/{revision}", get(tree))
-            .route("/{owner}/{repo}/resolve/{revision}/{file}", any(resolve))
-            .with_state(Arc::clone(&shared));
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let endpoint = format!("http://{}", listener.local_addr().expect("bound"));
-        tokio::spawn(async move { axum::serve(listener, app).await });
-        let folder = std::env::temp_dir().join(format!("halyard-hub-{}", uuid::Uuid::new_v4().simple()));
-        let settings = SourceSettings {
-            cache_dir: folder.join("models"),
-            hub_cache_dir: Some(folder.join("hub")),
-            endpoint: Some(endpoint),
-            token: Some("secret".to_owned()),
-            revision: None,
-            offline: false,
-            python: PathBuf::from("python3"),
-        };
-        FakeHub {
-            shared,
-            folder,
-            settings,
-        }
-    }
-
-    async fn fetch(&self, asked: &str) -> Result<PathBuf, SourceError> {
-        let model = source::resolve(Some(asked), LoadFormat::Auto, &self.settings).await?;
-        assert_eq!(model.name, asked);
-        Ok(model.path)
-    }
-
-    fn requests(&self) -> Vec<String> {
-        std::mem::take(&mut self.shared.lock().expect("no panics").requests)
-    }
-}
-
-impl Drop for FakeHub {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
-}
-
-async fn tree(
-    State(shared): State<Shared>,
-    Path((_, repo, revision)): Path<(String, String, String)>,
-) -> Response<Body> {
-    let mut hub = shared.lock().expect("no panics");
-    hub.requests.push(format!("tree {revision}"));
-    if repo == "missing" {
-        let response = Response::builder()
-            .status(StatusCode::NOT_FOUND)
-            .header("x-error-code", "RepoNotFound");
-        return response
-            .body(Body::from("{\"error\": \"Repository not found\"}"))
-            .expect("a response");
-    }
-    let entries = hub
-        .files
-        .iter()
-        .map(|(name, bytes)| json!({"type": "file", "oid": "1", "size": bytes.len(), "path": name}));
-    let folder = json!({"type": "directory", "oid": "2", "path": "original"});
-    let list: Value = entries.chain([folder]).collect();
-    Response::builder()
-        .header("content-type", "application/json")
-        .body(Body::from(list.to_string()))
-        .expect("a response")
-}
-
-async fn resolve(
-    State(shared): State<Shared>,
-    method: Method,
-    Path((_, _, revision, file)): Path<(String, String, String, String)>,
-    headers: HeaderMap,
-) -> Response<Body> {
-    let mut hub = shared.lock().expect("no panics");
-    let range = headers
-        .get("range")
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or("")
-        .to_owned();
-    hub.requests
-        .push(format!("{method} {file} {revision} {range}").trim_end().to_owned());
-    assert_eq!(headers["authorization"], "Bearer secret");
-    let Some(bytes) = hub.files.get(&file).cloned() else {
-        return Response::builder()
-            .status(StatusCode::NOT_FOUND)
-            .body(Body::empty())
-            .expect("a response");
-    };
-    let mut sum: String = Sha256::digest(&bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    if hub.false_sum {
-        sum = "0".repeat(64);
-    }
-    let large = file.ends_with(".gguf") || file.ends_with(".safetensors");
-    let etag = if large { sum } else { "a".repeat(40) };
-    let start: usize = range
-        .strip_prefix("bytes=")
-        .and_then(|range| range.split('-').next()?.parse().ok())
-        .unwrap_or(0);
-    let part = bytes[start..].to_vec();
-    let response = Response::builder()
-        .status(if start > 0 {
-            StatusCode::PARTIAL_CONTENT
-        } else {
-            StatusCode::OK
-        })
-        .header("x-repo-commit", COMMIT)
-        .header("etag", format!("\"{etag}\""))
-        .header("content-length", part.len());
-    if method == Method::HEAD {
-        return response.body(Body::empty()).expect("a response");
-    }
-    match hub.break_after.take_if(|_| large) {
-        None => response.body(Body::from(part)).expect("a response"),
-        Some(count) => {
-            // The pause lets the first bytes leave before the connection breaks.
-            let pieces = futures::stream::unfold(0, move |step| {
-                let first = Bytes::copy_from_slice(&part[..count]);
-                async move {
-                    match step {
-                        0 => Some((Ok(first), 1)),
-                        _ => {
-                            tokio::task::yield_now().await;
-                            Some((Err(std::io::Error::other("broken off on purpose")), 2))
-                        }
-                    }
-                }
-            });
-            response.body(Body::from_stream(pieces)).expect("a response")
-        }
-    }
-}
-
-fn weights(len: usize) -> Vec<u8> {
-    (0..len).map(|index| (index * 31 % 251) as u8).collect()
-}
 
 #[tokio::test]
 async fn a_folder_comes_whole_and_is_not_asked_for_again() {
@@ -189,7 +18,7 @@ async fn a_folder_comes_whole_and_is_not_asked_for_again() {
         ("README.md", b"x"),
     ])
     .await;
-    let path = hub.fetch("org/model").await.expect("comes");
+    let path = fetch(&hub.settings, "org/model").await.expect("comes");
     assert_eq!(std::fs::read(path.join("model.safetensors")).expect("there"), weights);
     assert!(path.join("tokenizer.json").exists());
     assert!(
@@ -203,26 +32,30 @@ async fn a_folder_comes_whole_and_is_not_asked_for_again() {
             .all(|request| request.contains(COMMIT)),
         "pinned"
     );
-    assert_eq!(hub.fetch("org/model").await.expect("still there"), path);
+    assert_eq!(fetch(&hub.settings, "org/model").await.expect("still there"), path);
     assert_eq!(hub.requests(), Vec::<String>::new(), "a complete model asks nothing");
-    let offline = SourceSettings {
-        offline: true,
-        ..hub.settings.clone()
-    };
-    let found = source::resolve(Some("org/model"), LoadFormat::Auto, &offline)
-        .await
-        .expect("cached");
-    assert_eq!(found.path, path);
+    for offline in [false, true] {
+        let settings = SourceSettings {
+            offline,
+            hub_program: hub.folder.join("not-there"),
+            ..hub.settings.clone()
+        };
+        let found = source::resolve(Some("org/model"), LoadFormat::Auto, &settings).await;
+        assert_eq!(found.expect("a complete model starts no program").path, path);
+    }
 }
 
 #[tokio::test]
 async fn a_quantisation_names_one_file() {
     let (small, large) = (weights(1000), weights(2000));
     let hub = FakeHub::start(&[("m-Q4_K_M.gguf", &small), ("m-Q8_0.gguf", &large)]).await;
-    let path = hub.fetch("org/m-GGUF:Q8_0").await.expect("comes");
+    let path = fetch(&hub.settings, "org/m-GGUF:Q8_0").await.expect("comes");
     assert_eq!(std::fs::read(&path).expect("there"), large);
     assert!(path.ends_with("m-Q8_0.gguf"));
-    let error = hub.fetch("org/m-GGUF:Q2_K").await.expect_err("not there").to_string();
+    let error = fetch(&hub.settings, "org/m-GGUF:Q2_K")
+        .await
+        .expect_err("not there")
+        .to_string();
     assert!(error.contains("Q2_K") && error.contains("m-Q4_K_M.gguf"), "{error}");
 }
 
@@ -231,7 +64,7 @@ async fn a_download_that_broke_off_is_resumed() {
     let weights = weights(3_000_000);
     let hub = FakeHub::start(&[("m.gguf", &weights)]).await;
     hub.shared.lock().expect("no panics").break_after = Some(1_000_000);
-    let path = hub.fetch("org/m").await.expect("comes in the end");
+    let path = fetch(&hub.settings, "org/m").await.expect("comes in the end");
     assert_eq!(std::fs::read(&path).expect("there"), weights);
     let requests = hub.requests();
     let resumed = requests
@@ -253,7 +86,7 @@ async fn what_an_earlier_run_left_is_resumed() {
         .map(|byte| format!("{byte:02x}"))
         .collect();
     std::fs::write(folder.join(format!(".m.gguf.{sum}.part")), &weights[..20_000]).expect("a part");
-    let path = hub.fetch("org/m").await.expect("comes");
+    let path = fetch(&hub.settings, "org/m").await.expect("comes");
     assert_eq!(std::fs::read(&path).expect("there"), weights);
     assert!(
         hub.requests()
@@ -267,7 +100,7 @@ async fn a_wrong_checksum_is_refused_and_leaves_nothing() {
     let weights = weights(1000);
     let hub = FakeHub::start(&[("m.gguf", &weights)]).await;
     hub.shared.lock().expect("no panics").false_sum = true;
-    let error = hub.fetch("org/m").await.expect_err("other bytes");
+    let error = fetch(&hub.settings, "org/m").await.expect_err("other bytes");
     assert!(matches!(error, SourceError::Mismatch { what: "sha256", .. }), "{error}");
     assert!(!hub.settings.cache_dir.join("org--m").join("m.gguf").exists());
 }
@@ -275,7 +108,10 @@ async fn a_wrong_checksum_is_refused_and_leaves_nothing() {
 #[tokio::test]
 async fn an_unknown_repository_says_what_to_check() {
     let hub = FakeHub::start(&[]).await;
-    let error = hub.fetch("org/missing").await.expect_err("not there").to_string();
+    let error = fetch(&hub.settings, "org/missing")
+        .await
+        .expect_err("not there")
+        .to_string();
     assert!(error.contains("org/missing") && error.contains("HF_TOKEN"), "{error}");
 }
 

@@ -1,0 +1,54 @@
+//! What the server and `halyard-hub` say to each other: a JSON line each, requests in order, one at a time. Compiled
+//! into both programs, so that neither links the other.
+
+use serde::{Deserialize, Serialize};
+
+/// What the server asks about the repository that the program was started for.
+#[derive(Debug, Deserialize, Serialize)]
+pub enum Request {
+    /// The names of all files at the root: [`Answer::Name`] each, then [`Answer::End`].
+    Names {
+        /// Branch, tag or commit; `None`: the main branch.
+        revision: Option<String>,
+    },
+    /// What the hub announces of a file: [`Answer::File`].
+    File {
+        /// Branch, tag or commit; `None`: the main branch.
+        revision: Option<String>,
+        /// Its name.
+        name: String,
+    },
+    /// A part of a file: [`Answer::Bytes`] as often as it takes, then [`Answer::End`].
+    Read {
+        /// Its commit.
+        commit: String,
+        /// Its name.
+        name: String,
+        /// The first byte.
+        from: u64,
+        /// After the last byte.
+        to: u64,
+    },
+}
+
+/// What `halyard-hub` answers.
+#[derive(Debug, Deserialize, Serialize)]
+pub enum Answer {
+    /// A file of the repository.
+    Name(String),
+    /// A file as the hub announces it.
+    File {
+        /// The commit that it belongs to.
+        commit: String,
+        /// Its size.
+        bytes: u64,
+        /// Its version; of large files the sha256.
+        etag: String,
+    },
+    /// So many bytes of the file follow this line.
+    Bytes(usize),
+    /// There is no more.
+    End,
+    /// The hub's refusal, and what helps.
+    Failed(String),
+}
