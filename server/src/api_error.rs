@@ -1,5 +1,5 @@
-//! OpenAI's error object, the only shape in which this server says no. Every refusal of a route passes through here, so
-//! that a client finds status, message, field and code in the same place always. Never carries a prompt.
+//! OpenAI's error object, the one shape of this server's errors. Every error of a route passes through here, so a
+//! client always finds status, message, field and code in the same place. Never carries a prompt.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -31,7 +31,7 @@ pub struct ErrorBody<'a> {
 /// What a client reads of an error.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ErrorObject<'a> {
-    /// For people.
+    /// Text of the error.
     pub message: &'a str,
     /// OpenAI's type for the status.
     #[serde(rename = "type")]

@@ -89,10 +89,10 @@ pub enum ServerError {
     #[error("{0}")]
     Refused(String),
     /// The system's refusal.
-    #[error("{what}: {source}")]
+    #[error("{action}: {source}")]
     Io {
         /// What was done.
-        what: &'static str,
+        action: &'static str,
         /// The reason.
         source: io::Error,
     },
@@ -106,8 +106,8 @@ impl From<OptionError> for ServerError {
 
 impl ServerError {
     /// Wraps a refusal of the system.
-    pub fn io(what: &'static str) -> impl FnOnce(io::Error) -> ServerError {
-        move |source| ServerError::Io { what, source }
+    pub fn io(action: &'static str) -> impl FnOnce(io::Error) -> ServerError {
+        move |source| ServerError::Io { action, source }
     }
 
     /// The process's exit status.

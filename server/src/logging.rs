@@ -1,4 +1,4 @@
-//! Logs to standard error, as text for people or JSON lines for machines, panics of any thread too. Standard output is
+//! Logs to standard error, as text or as JSON lines, panics of any thread too. Standard output is
 //! left to results.
 
 use std::cell::Cell;
@@ -14,7 +14,7 @@ use crate::option_error::OptionError;
 /// `--log-format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Lines for people.
+    /// Lines of text.
     #[default]
     Text,
     /// One JSON object a line.

@@ -1,5 +1,5 @@
-//! Processes in which chat templates run. A template is code from whoever made the model: what it takes of memory,
-//! stack and time beyond its limits ends its process and its one request, never the server.
+//! Processes in which chat templates run. A template is code by the authors of the model. One that takes more
+//! memory, stack or time than its limits ends its process and its one request, never the server.
 //!
 //! A process is this program with a hidden command. It is kept for the next prompt, sleeps between prompts and ends
 //! with the server. It has no environment and sees no file of the model.

@@ -59,7 +59,7 @@ fn late(hostile: &str) -> String {
 fn outcome(host: &Arc<dyn TemplateHost>, hostile: &str) -> Result<String, TextError> {
     let template = open(host, &late(hostile))?;
     let result = render(&template, "now");
-    // The prompt after it is as good as ever.
+    // The next prompt is rendered as usual.
     assert_eq!(render(&template, "hello").expect("renders"), "hello");
     result
 }

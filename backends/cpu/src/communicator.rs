@@ -23,7 +23,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// Operands of one collective, by rank.
 #[derive(Default)]
-struct Meeting {
+struct State {
     joined: BTreeSet<u32>,
     /// A rank failed, left or never came: the others would wait for ever, now and in every later collective.
     broken: bool,
@@ -35,7 +35,7 @@ struct Meeting {
 
 struct Group {
     size: u32,
-    meeting: Mutex<Meeting>,
+    state: Mutex<State>,
     change: Condvar,
 }
 
@@ -66,31 +66,31 @@ pub(crate) fn join(inner: Arc<Inner>, id: &CommunicatorId, rank: u32, size: u32)
         )));
     }
     let deadline = Instant::now() + JOIN_TIMEOUT;
-    let mut meeting = group.lock();
-    if !meeting.joined.insert(rank) {
+    let mut state = group.lock();
+    if !state.joined.insert(rank) {
         return Err(Error::invalid(format!(
             "rank {rank} of {size} has joined already; every rank joins once"
         )));
     }
     group.change.notify_all();
-    while meeting.joined.len() < size as usize {
+    while state.joined.len() < size as usize {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             let message = format!(
                 "{} of {size} ranks joined in {} s",
-                meeting.joined.len(),
+                state.joined.len(),
                 JOIN_TIMEOUT.as_secs()
             );
-            meeting.joined.remove(&rank);
+            state.joined.remove(&rank);
             return Err(Error::new(Status::Timeout, message));
         }
-        meeting = group
+        state = group
             .change
-            .wait_timeout(meeting, left)
+            .wait_timeout(state, left)
             .unwrap_or_else(PoisonError::into_inner)
             .0;
     }
-    drop(meeting);
+    drop(state);
     GROUPS
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -103,78 +103,78 @@ impl Group {
     fn new(size: u32) -> Group {
         Group {
             size,
-            meeting: Mutex::default(),
+            state: Mutex::default(),
             change: Condvar::new(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Meeting> {
-        self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until every rank has brought its operands, runs `work` on all of them, and waits until every rank has done
     /// so.
     ///
     /// # Panics
-    /// If another rank failed or did not come within `timeout`; so does every later meeting of the group.
+    /// If another rank failed or did not come within `timeout`; so does every later collective of the group.
     fn meet(&self, rank: u32, operands: (View, View), timeout: Duration, work: impl FnOnce(&[(View, View)])) {
         let _guard = BreakOnPanic(self);
-        let mut meeting = self.wait(self.lock(), timeout, |m| m.left == 0 && !m.broken);
-        meeting.operands.resize(self.size as usize, None);
-        meeting.operands[rank as usize] = Some(operands);
-        meeting.arrived += 1;
-        let round = meeting.round;
+        let mut state = self.wait(self.lock(), timeout, |m| m.left == 0 && !m.broken);
+        state.operands.resize(self.size as usize, None);
+        state.operands[rank as usize] = Some(operands);
+        state.arrived += 1;
+        let round = state.round;
         self.change.notify_all();
-        let meeting = self.wait(meeting, timeout, |m| m.arrived == self.size || m.round != round);
-        let all: Vec<(View, View)> = meeting.operands.iter().flatten().copied().collect();
+        let state = self.wait(state, timeout, |m| m.arrived == self.size || m.round != round);
+        let all: Vec<(View, View)> = state.operands.iter().flatten().copied().collect();
         // Ranks take turns, so that a sum in place does not change what a later rank reads: results are copied out
         // last.
-        drop(meeting);
+        drop(state);
         work(&all);
-        let mut meeting = self.lock();
-        meeting.left += 1;
-        if meeting.left == self.size {
-            (meeting.arrived, meeting.left) = (0, 0);
-            meeting.round += 1;
-            meeting.operands.clear();
+        let mut state = self.lock();
+        state.left += 1;
+        if state.left == self.size {
+            (state.arrived, state.left) = (0, 0);
+            state.round += 1;
+            state.operands.clear();
         }
         self.change.notify_all();
-        drop(self.wait(meeting, timeout, |m| m.round != round));
+        drop(self.wait(state, timeout, |m| m.round != round));
     }
 
     /// Sleeps until `over`; panics, which fails the queue, when that will not be.
     fn wait<'a>(
         &'a self,
-        mut meeting: MutexGuard<'a, Meeting>,
+        mut state: MutexGuard<'a, State>,
         timeout: Duration,
-        over: impl Fn(&Meeting) -> bool,
-    ) -> MutexGuard<'a, Meeting> {
+        over: impl Fn(&State) -> bool,
+    ) -> MutexGuard<'a, State> {
         let deadline = Instant::now() + timeout;
-        while !over(&meeting) {
+        while !over(&state) {
             assert!(
-                !meeting.broken,
+                !state.broken,
                 "collective given up: another rank of the group failed, left or never came; make a new group"
             );
             let left = deadline.saturating_duration_since(Instant::now());
             assert!(
                 !left.is_zero(),
                 "collective given up: {} of {} ranks came and {} finished within {} s",
-                meeting.arrived,
+                state.arrived,
                 self.size,
-                meeting.left,
+                state.left,
                 timeout.as_secs()
             );
-            meeting = self
+            state = self
                 .change
-                .wait_timeout(meeting, left)
+                .wait_timeout(state, left)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
-        meeting
+        state
     }
 }
 
-/// Tells the other ranks when this one leaves a meeting by a panic: its own, or for want of another rank.
+/// Tells the other ranks when this one leaves a collective by a panic: its own, or for want of another rank.
 struct BreakOnPanic<'a>(&'a Group);
 
 impl Drop for BreakOnPanic<'_> {
@@ -232,7 +232,7 @@ impl Communicator for CpuCommunicator {
     }
 }
 
-/// Whoever still waits in a collective would wait for this rank in vain.
+/// Ranks that still wait in a collective must not wait for this one.
 impl Drop for CpuCommunicator {
     fn drop(&mut self) {
         self.group.lock().broken = true;

@@ -1,4 +1,4 @@
-//! What an op is to the pool: phases that every thread runs its share of.
+//! A prepared op as the pool runs it: phases, of each of which every thread runs its share.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -62,8 +62,8 @@ impl<'a> Worker<'a> {
     }
 
     /// This thread's parts of `count` pieces of work on `tokens` tokens. Few tokens: one of equal parts. Many: `grain`
-    /// pieces at a time, whoever comes first, so that a thread that loses its core for a while leaves more of them to
-    /// the others and is not waited for.
+    /// pieces at a time, first come first served, so that a thread that loses its core for a while leaves more of them
+    /// to the others and is not waited for.
     pub(crate) fn pieces(
         &self,
         tokens: usize,

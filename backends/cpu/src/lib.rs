@@ -6,13 +6,13 @@
 
 mod communicator;
 mod device;
+mod env;
 mod kernel;
 mod memory;
 mod objects;
 mod ops;
 mod pool;
 mod queue;
-mod surroundings;
 mod view;
 
 use std::sync::Arc;
@@ -42,13 +42,13 @@ impl CpuPlatform {
     }
 
     fn threads(&self) -> Result<usize> {
-        self.threads.map_or_else(surroundings::threads, Ok)
+        self.threads.map_or_else(env::threads, Ok)
     }
 }
 
 impl Platform for CpuPlatform {
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        Ok(vec![device::info(self.threads()?, surroundings::kernels()?)])
+        Ok(vec![device::info(self.threads()?, env::kernels()?)])
     }
 
     fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
@@ -58,7 +58,7 @@ impl Platform for CpuPlatform {
                 format!("device {index}: this platform has one device, index 0"),
             ));
         }
-        Ok(CpuDevice::open(self.threads()?, surroundings::kernels()?)?)
+        Ok(CpuDevice::open(self.threads()?, env::kernels()?)?)
     }
 }
 

@@ -470,7 +470,7 @@ impl RankDriver for CudaDriver {
         Ok(true)
     }
 
-    fn allocate_room(&self, bytes: u64) -> Result<DevicePtr> {
+    fn allocate_peer_memory(&self, bytes: u64) -> Result<DevicePtr> {
         self.allocate(bytes)
     }
 
@@ -481,7 +481,7 @@ impl RankDriver for CudaDriver {
 }
 
 impl CudaDriver {
-    fn short_of(&self, error: Error, bytes: u64, what: &str) -> Error {
-        short_of(error, bytes, what, &self.facts.name, || self.memory())
+    fn short_of(&self, error: Error, bytes: u64, memory: &str) -> Error {
+        short_of(error, bytes, memory, &self.facts.name, || self.memory())
     }
 }

@@ -1,4 +1,4 @@
-//! Files that only save time: where they lie, and that they are written whole or not at all.
+//! Cache files: in which folder, and each written whole or not at all. A start without them is slower, not different.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -119,7 +119,7 @@ impl CollectiveKernel {
     /// Whether the own kernel takes a sum of `bytes`: settled by the size alone, so that all ranks do the same.
     fn in_one_shot(&self, bytes: u64) -> Option<&OneShot> {
         let peers = self.group.peers()?;
-        self.one_shot.as_ref().filter(|_| 2 * bytes <= peers.room_bytes)
+        self.one_shot.as_ref().filter(|_| 2 * bytes <= peers.window_bytes)
     }
 
     fn launch(&self, encoding: &mut Encoding, one_shot: &OneShot, call: &CollectiveCall) {
@@ -135,7 +135,7 @@ impl CollectiveKernel {
             Arg::Ptr(peers.memory[rank as usize]),
             Arg::Ptr(peers.host_words),
             Arg::U64(peers.limit_ticks),
-            Arg::U64(peers.room_bytes),
+            Arg::U64(peers.window_bytes),
         ];
         args.extend(
             (0..MAX_PEERS).map(|r| Arg::Ptr(peers.memory.get(r).map_or(0, |memory| memory + PEER_CALLS_BYTES))),

@@ -77,9 +77,9 @@ pub fn device_info(facts: &Facts) -> DeviceInfo {
     }
 }
 
-/// What a platform says of a device that it does not have: `who` shows the first `count`, and `hint` says what has a
+/// The error of a device that a platform does not have: `loader` shows the first `count`, and `hint` says what has a
 /// say in that.
-pub fn no_such_device(index: u32, who: &str, count: usize, hint: &str) -> Error {
+pub fn no_such_device(index: u32, loader: &str, count: usize, hint: &str) -> Error {
     let devices = match count {
         0 => "no device".to_string(),
         1 => "device 0 only".to_string(),
@@ -87,7 +87,7 @@ pub fn no_such_device(index: u32, who: &str, count: usize, hint: &str) -> Error 
     };
     Error::new(
         Status::NotFound,
-        format!("device {index}: {who} shows {devices}; {hint}"),
+        format!("device {index}: {loader} shows {devices}; {hint}"),
     )
 }
 

@@ -1,5 +1,5 @@
 //! The driver: what a vendor's driver, run-time compiler and libraries do for the shared code. Handles are the vendor's
-//! own opaque pointers as numbers; whoever holds one keeps the order of creation and destruction.
+//! own opaque pointers as numbers; the owner of one keeps the order of creation and destruction.
 //!
 //! Threads: every method from any thread; the driver makes its context current itself. While one thread captures,
 //! others may go on.
@@ -66,24 +66,25 @@ impl KernelText {
     }
 }
 
-/// What a refused allocation says: how much was asked, of what, where, and what is free.
+/// What a refused allocation says: how much of which `memory` was asked, on which
+/// device, and what is free (`account`: free and total bytes).
 pub fn short_of(
     error: Error,
     bytes: u64,
-    what: &str,
+    memory: &str,
     device: &str,
-    memory: impl FnOnce() -> Result<(u64, u64)>,
+    account: impl FnOnce() -> Result<(u64, u64)>,
 ) -> Error {
     if error.status != Status::OutOfMemory {
         return error;
     }
-    let free = match memory() {
+    let free = match account() {
         Ok((free, total)) => format!("{free} of {total} free"),
         Err(_) => "unknown".to_string(),
     };
     Error {
         message: format!(
-            "{bytes} bytes of {what} memory on {device} asked ({free} on the device): {}",
+            "{bytes} bytes of {memory} memory on {device} asked ({free} on the device): {}",
             error.message
         ),
         ..error
@@ -169,17 +170,18 @@ pub struct CollectiveCall {
 
 /// Most ranks that sum in one kernel.
 pub const MAX_PEERS: usize = 8;
-/// Bytes of a number and flags that kernels of one rank share, in its own memory before the rooms.
+/// Bytes of a number and flags that kernels of one rank share, in its own memory before the windows.
 pub const PEER_CALLS_BYTES: u64 = 256;
 
-/// Memory of the ranks in which the kernels of `all_reduce.cu` meet. All of it zeroed before the first call, and alive
-/// as long as the group of any rank.
+/// Memory of all ranks, through which the kernels of `all_reduce.cu` exchange their parts of a sum. Zeroed before the
+/// first call, and alive as long as the group of any rank.
 #[derive(Clone, Debug)]
 pub struct Peers {
-    /// Each rank's memory as this device addresses it: [`PEER_CALLS_BYTES`], then 2 · ranks rooms.
+    /// Each rank's memory as this device addresses it: [`PEER_CALLS_BYTES`], then two windows
+    /// for each rank that sends.
     pub memory: Vec<DevicePtr>,
-    /// Bytes of a room: twice the largest operand, a multiple of 1024.
-    pub room_bytes: u64,
+    /// Bytes of a window: twice the largest operand, a multiple of 1024.
+    pub window_bytes: u64,
     /// Two words of pinned memory: the host's "a rank has left", and the device's "a wait was given up".
     pub host_words: DevicePtr,
     /// How long a kernel waits for the other ranks, in ticks of the clock that it reads.
@@ -188,8 +190,8 @@ pub struct Peers {
 
 impl Peers {
     /// Bytes of one rank's memory.
-    pub fn memory_bytes(ranks: u64, room_bytes: u64) -> u64 {
-        PEER_CALLS_BYTES + 2 * ranks * room_bytes
+    pub fn memory_bytes(ranks: u64, window_bytes: u64) -> u64 {
+        PEER_CALLS_BYTES + 2 * ranks * window_bytes
     }
 }
 

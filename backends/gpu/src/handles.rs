@@ -1,5 +1,5 @@
-//! A driver's handles and addresses as numbers, and parameters of kernels. Whoever holds a handle keeps the order of
-//! creation and destruction.
+//! A driver's handles and addresses as numbers, and parameters of kernels. The owner of a handle keeps the order
+//! of creation and destruction.
 
 use std::ffi::c_void;
 
@@ -39,7 +39,7 @@ pub struct Pinned {
     pub device: DevicePtr,
 }
 
-// SAFETY: two addresses; whoever uses them orders the accesses.
+// SAFETY: two addresses; their users order the accesses.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}

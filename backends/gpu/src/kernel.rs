@@ -1,5 +1,4 @@
-//! What an op is here: checked at construction without a device, prepared once (compiled, tuned), then encoded as
-//! launches.
+//! An op on a GPU: checked at construction without a device, prepared once (compiled, tuned), then encoded as launches.
 
 use std::sync::Arc;
 
@@ -47,22 +46,22 @@ impl Preparation<'_> {
             .function(&**self.driver, source, defines, name, shared_bytes)
     }
 
-    /// `function`, which computes `what`, where `test` finds nothing wrong with it; else `None`. A function is tested
-    /// once, and the log has the outcome.
+    /// `function`, the kernel named `kernel`, where `test` finds nothing wrong with it; else `None`. A function is
+    /// tested once, and the log has the outcome.
     pub fn self_test(
         &self,
         function: Function,
-        what: &str,
+        kernel: &str,
         test: impl FnOnce(Function) -> Result<()>,
     ) -> Option<Function> {
         let device = &self.facts().name;
         let is_right = self.modules.self_test(function, || match test(function) {
             Ok(()) => {
-                log::debug("gpu", &format!("{device}: {what}: tested, and right"));
+                log::debug("gpu", &format!("{device}: {kernel}: tested, and right"));
                 true
             }
             Err(why) => {
-                let text = format!("{device}: {what}: {}; the plain kernel runs instead", why.message);
+                let text = format!("{device}: {kernel}: {}; the plain kernel runs instead", why.message);
                 log::warn("gpu", &text);
                 false
             }
@@ -128,7 +127,7 @@ pub trait Kernel: Send + Sync {
     /// Compiles and tunes. Called once, before all others.
     fn prepare(&mut self, cx: &Preparation<'_>) -> Result<()>;
 
-    /// For people: which implementation would run on a device, before it is prepared.
+    /// Name for reports: which implementation would run on a device, before it is prepared.
     fn implementation(&self, facts: &Facts, policy: &Policy) -> String {
         let _ = (facts, policy);
         "kernel".to_string()

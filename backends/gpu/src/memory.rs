@@ -90,7 +90,7 @@ impl Memory {
         }
     }
 
-    /// Nothing is freed from now on: the device hangs, and would hang whoever frees.
+    /// Nothing is freed from now on: the device hangs, and so would each call that frees.
     pub(crate) fn abandon(&self) {
         self.counts.hangs.store(true, Ordering::Release);
     }

@@ -1,5 +1,5 @@
-//! How ops run on a device, as data beside its facts: what a driver knows of its kernels, or has measured. Made once,
-//! when the device is opened; it prints as one line.
+//! The policy of a device: which kernels it has and from which sizes each is used, as its driver knows or has measured.
+//! Plain data, made once when the device is opened; it prints as one line.
 
 use std::fmt;
 

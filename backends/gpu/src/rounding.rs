@@ -1,4 +1,4 @@
-//! Whether products round tokens to 8 bits where an op allows it: an operator's word, which platforms read from their
+//! The operator's choice whether products round tokens to 8 bits where an op allows it. Each platform reads it from its
 //! own variables.
 
 use std::ffi::OsString;

@@ -31,14 +31,14 @@ pub(crate) fn fresh_id() -> CommunicatorId {
 pub(crate) struct Group {
     size: u32,
     timeout: Duration,
-    state: Mutex<Meeting>,
+    state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Meeting {
+struct State {
     joined: Vec<bool>,
-    /// A rank has left: whoever waits for it would wait in vain.
+    /// A rank that has left: waiting for it would never end.
     left: Option<u32>,
     /// Inputs of the round that is being collected; complete when every rank has given one.
     inputs: Vec<Option<Arc<Vec<u8>>>>,
@@ -66,8 +66,8 @@ impl Group {
             )));
         }
         group.changed.notify_all();
-        let what = || format!("joining as rank {rank} of {size}");
-        drop(group.wait_until(state, what, |state| state.joined.iter().all(|&j| j))?);
+        let call = || format!("joining as rank {rank} of {size}");
+        drop(group.wait_until(state, call, |state| state.joined.iter().all(|&j| j))?);
         Ok(group)
     }
 
@@ -88,10 +88,10 @@ impl Group {
             return Ok(group);
         }
         let ranks = size as usize;
-        let state = Meeting {
+        let state = State {
             joined: vec![false; ranks],
             inputs: vec![None; ranks],
-            ..Meeting::default()
+            ..State::default()
         };
         let group = Arc::new(Group {
             size,
@@ -103,27 +103,27 @@ impl Group {
         Ok(group)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Meeting> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wait_until<'a>(
         &self,
-        mut state: MutexGuard<'a, Meeting>,
-        what: impl Fn() -> String,
-        ready: impl Fn(&Meeting) -> bool,
-    ) -> Result<MutexGuard<'a, Meeting>> {
+        mut state: MutexGuard<'a, State>,
+        call: impl Fn() -> String,
+        ready: impl Fn(&State) -> bool,
+    ) -> Result<MutexGuard<'a, State>> {
         let deadline = Instant::now() + self.timeout;
         while !ready(&state) {
             if let Some(rank) = state.left {
-                let message = format!("{}: rank {rank} has left; make a new communicator", what());
+                let message = format!("{}: rank {rank} has left; make a new communicator", call());
                 return Err(Error::new(Status::Unavailable, message));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(Error::new(
                     Status::Timeout,
-                    format!("{}: the other ranks did not come within {:?}", what(), self.timeout),
+                    format!("{}: the other ranks did not come within {:?}", call(), self.timeout),
                 ));
             }
             state = self
@@ -137,10 +137,10 @@ impl Group {
 
     /// Gives this rank's input and takes everybody's, in rank order.
     fn exchange(&self, rank: u32, input: Vec<u8>) -> Result<Vec<Arc<Vec<u8>>>> {
-        let what = || format!("a collective on rank {rank} of {}", self.size);
+        let call = || format!("a collective on rank {rank} of {}", self.size);
         // A rank that is ahead waits until its last input was taken.
         let state = self.lock();
-        let mut state = self.wait_until(state, what, |s| s.inputs[rank as usize].is_none())?;
+        let mut state = self.wait_until(state, call, |s| s.inputs[rank as usize].is_none())?;
         let round = state.round;
         state.inputs[rank as usize] = Some(Arc::new(input));
         if state.inputs.iter().all(Option::is_some) {
@@ -150,7 +150,7 @@ impl Group {
             return Ok(state.complete.clone());
         }
         // The next round cannot be complete before this rank takes part in it, so `complete` is still this round's.
-        let state = self.wait_until(state, what, |s| s.round > round)?;
+        let state = self.wait_until(state, call, |s| s.round > round)?;
         Ok(state.complete.clone())
     }
 
@@ -160,10 +160,10 @@ impl Group {
     }
 
     fn receive(&self, from: u32, to: u32) -> Result<Vec<u8>> {
-        let what = || format!("rank {to} receives from rank {from}");
-        let waiting = |s: &Meeting| s.mail.get(&(from, to)).is_some_and(|mail| !mail.is_empty());
+        let call = || format!("rank {to} receives from rank {from}");
+        let waiting = |s: &State| s.mail.get(&(from, to)).is_some_and(|mail| !mail.is_empty());
         let state = self.lock();
-        let mut state = self.wait_until(state, what, waiting)?;
+        let mut state = self.wait_until(state, call, waiting)?;
         Ok(state
             .mail
             .get_mut(&(from, to))

@@ -13,7 +13,7 @@ use crate::env;
 use crate::error::NOT_READY;
 use crate::facts::facts;
 use crate::hip::{
-    CAPTURE_THREAD_LOCAL, COPY_DEFAULT, EVENT_SLEEPING, Hip, PEER_ACCESS_ALREADY_ENABLED, PINNED, ROOM_MEMORY,
+    CAPTURE_THREAD_LOCAL, COPY_DEFAULT, EVENT_SLEEPING, Hip, PEER_ACCESS_ALREADY_ENABLED, PEER_MEMORY_FLAGS, PINNED,
     STREAM_NON_BLOCKING, attribute, collectives, compiler, hip, names,
 };
 use crate::policy::policy;
@@ -61,8 +61,8 @@ impl HipDriver {
         unsafe { call!(self.hip, set_device(self.ordinal)) }
     }
 
-    fn short_of(&self, error: Error, bytes: u64, what: &str) -> Error {
-        short_of(error, bytes, what, &self.facts.name, || self.memory())
+    fn short_of(&self, error: Error, bytes: u64, memory: &str) -> Error {
+        short_of(error, bytes, memory, &self.facts.name, || self.memory())
     }
 }
 
@@ -385,14 +385,14 @@ impl RankDriver for HipDriver {
         }
     }
 
-    fn allocate_room(&self, bytes: u64) -> Result<DevicePtr> {
+    fn allocate_peer_memory(&self, bytes: u64) -> Result<DevicePtr> {
         HipDriver::enter(self)?;
         let allocate = |flags| {
             let mut ptr = 0;
             // SAFETY: the output is live.
             unsafe { call!(self.hip, allocate_with_flags(&mut ptr, bytes as usize, flags)) }.map(|()| ptr)
         };
-        let [uncached, fine_grained] = ROOM_MEMORY;
+        let [uncached, fine_grained] = PEER_MEMORY_FLAGS;
         allocate(uncached)
             .or_else(|_| allocate(fine_grained))
             .map_err(|e| self.short_of(e, bytes, "device"))

@@ -33,7 +33,7 @@ pub(crate) const COPY_DEFAULT: c_int = 4;
 pub(crate) const PINNED: c_uint = 1 | 2 | 0x4000_0000;
 /// `hipDeviceMallocUncached` and, where a runtime or device does not have that, `hipDeviceMallocFinegrained`: memory
 /// whose words other devices read and write while a kernel runs.
-pub(crate) const ROOM_MEMORY: [c_uint; 2] = [3, 1];
+pub(crate) const PEER_MEMORY_FLAGS: [c_uint; 2] = [3, 1];
 /// `hipErrorPeerAccessAlreadyEnabled`: no error.
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 /// `hipStreamNonBlocking`.
@@ -217,7 +217,7 @@ impl Hip {
     }
 }
 
-/// A version for people.
+/// A version as text.
 pub(crate) fn version_text(version: c_int) -> String {
     format!("{}.{}", version / 10_000_000, version / 100_000 % 100)
 }

@@ -1,5 +1,5 @@
-//! Attention of one prompt on matrix units: near the plain kernel's outcome, and with `HALYARD_VULKAN_TABLES=1`, of
-//! 4096 tokens, how fast, for people who tune it: `cargo test -p halyard-backend-vulkan --lib attention_variants --
+//! Attention of one prompt on matrix units: close to the plain kernel's result. `HALYARD_VULKAN_TABLES=1` also prints
+//! the speed at 4096 tokens, to tune by: `cargo test -p halyard-backend-vulkan --lib attention_variants --
 //! --nocapture`.
 
 use std::time::Instant;

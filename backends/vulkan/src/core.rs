@@ -116,7 +116,7 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // SAFETY: whoever made something of this device has held it and destroyed it; waiting covers what a lost device
+        // SAFETY: every object made of this device held it and has been destroyed; waiting covers what a lost device
         // left.
         unsafe {
             let _ = self.device.device_wait_idle();

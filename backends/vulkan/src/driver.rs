@@ -348,7 +348,7 @@ impl Driver for VulkanDriver {
             recorder.write_value(target, value);
             Ok(())
         })?;
-        // Whoever watches the word calls nothing that would submit it.
+        // A thread that polls the word calls nothing that would submit it.
         stream.flush().map(|_| ())
     }
 

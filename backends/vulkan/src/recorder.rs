@@ -1,9 +1,9 @@
 //! A command buffer being recorded: dispatches, copies and fills in order, each behind a barrier that makes earlier
 //! writes visible.
 //!
-//! The barrier stands before every command that follows another one, unless whoever knows the operands says that the
-//! two share nothing ([`Recorder::beside`]): parameters are plain addresses that do not say whether a kernel reads or
-//! writes there.
+//! The barrier stands before every command that follows another one, unless the caller, which knows the operands, says
+//! that the two share nothing ([`Recorder::beside`]): parameters are plain addresses that do not say whether a kernel
+//! reads or writes there.
 
 use std::sync::Arc;
 

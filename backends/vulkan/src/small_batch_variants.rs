@@ -1,5 +1,5 @@
-//! Kernels of small batches in the shapes that are considered: each compiles, runs, and with `HALYARD_VULKAN_TABLES=1`
-//! tells how fast it reads its weights, for people who tune them: `cargo test -p halyard-backend-vulkan --lib
+//! Kernels of small batches in the shapes that are considered: each compiles and runs. `HALYARD_VULKAN_TABLES=1` also
+//! prints how fast it reads its weights, to tune by: `cargo test -p halyard-backend-vulkan --lib
 //! small_batch_variants -- --nocapture`. Whether they are right is the conformance suite's to say.
 
 use std::time::Instant;

@@ -69,7 +69,7 @@ pub(crate) struct GraphCore {
 
 impl Drop for GraphCore {
     fn drop(&mut self) {
-        // SAFETY: whoever ends a graph knows that no launch of it is in flight.
+        // SAFETY: the owner that drops a graph knows that no launch of it is in flight.
         unsafe {
             self.core.device.destroy_command_pool(self.pool, None);
             for chunk in self.chunks.drain(..) {
@@ -345,10 +345,10 @@ impl StreamCore {
 }
 
 impl State {
-    fn refuse_capture(&self, what: &str) -> Result<()> {
+    fn refuse_capture(&self, call: &str) -> Result<()> {
         match self.capture {
             None => Ok(()),
-            Some(_) => Err(Error::invalid(format!("{what} while the stream records"))),
+            Some(_) => Err(Error::invalid(format!("{call} while the stream records"))),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Product kernels in every shape that is considered, one after another: right or wrong, and how fast. With
-//! `HALYARD_VULKAN_TABLES=1` at sizes that tell something, for people who tune them: `cargo test -p
+//! Product kernels in every shape that is considered, one after another: right or wrong, and how fast.
+//! `HALYARD_VULKAN_TABLES=1` takes sizes whose times mean something, to tune by: `cargo test -p
 //! halyard-backend-vulkan --lib variants -- --nocapture --test-threads 1`.
 
 use std::time::Instant;
@@ -121,7 +121,7 @@ fn every_variant_multiplies_right_and_so_fast() {
         size("DEPTHS", 264, 4096),
     );
     let runs = size("RUNS", 1, 20);
-    // A driver's compiler may not survive a shape: whoever runs this can go on behind it.
+    // A driver's compiler may not survive a shape: `FROM` goes on behind it.
     let first = number("FROM").unwrap_or(0) as usize;
     let acts = if number("F16").is_some() {
         &[DType::BF16, DType::F16][..]

@@ -82,12 +82,12 @@ pub(crate) struct OpenClDriver {
 }
 
 fn stream<'a>(stream: Stream) -> &'a StreamState {
-    // SAFETY: made by `create_stream`; whoever holds the handle keeps it until `destroy_stream`.
+    // SAFETY: made by `create_stream`; the owner of the handle keeps it until `destroy_stream`.
     unsafe { &*(stream.0 as *const StreamState) }
 }
 
 fn event<'a>(event: Event) -> &'a EventState {
-    // SAFETY: made by `create_event`; whoever holds the handle keeps it until `destroy_event`.
+    // SAFETY: made by `create_event`; the owner of the handle keeps it until `destroy_event`.
     unsafe { &*(event.0 as *const EventState) }
 }
 

@@ -157,10 +157,10 @@ fn devices(api: &Api, platform: Handle) -> Result<Vec<Handle>> {
 /// The device, or an error that says what it lacks.
 fn usable_device(api: &Api, platform: Handle, device: Handle) -> Result<Found> {
     let name = api.device_text(device, api::DEVICE_NAME)?;
-    let number = |what| api.number(device, what);
+    let number = |property| api.number(device, property);
     let extensions = api.device_text(device, api::DEVICE_EXTENSIONS)?;
     let has = |extension: &str| extensions.split_whitespace().any(|known| known == extension);
-    let lacks = |what: &str| Err(unavailable(format!("{name}: {what}")));
+    let lacks = |reason: &str| Err(unavailable(format!("{name}: {reason}")));
     if number(api::DEVICE_AVAILABLE) == 0 {
         return lacks("the runtime says that it is not available");
     }
@@ -268,7 +268,7 @@ fn dots(api: &Api, device: Handle, version: &str) -> Dots {
 
 /// How kernels can be given addresses; `None`: in no way that this platform speaks.
 fn addressing(api: &Api, device: Handle, usm: bool) -> Option<Addressing> {
-    let can = |what, bit| api.number(device, what) & bit != 0;
+    let can = |property, bit| api.number(device, property) & bit != 0;
     if usm
         && can(api::DEVICE_HOST_MEM_CAPABILITIES_INTEL, api::USM_ACCESS)
         && can(api::DEVICE_DEVICE_MEM_CAPABILITIES_INTEL, api::USM_ACCESS)

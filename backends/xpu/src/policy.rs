@@ -1,4 +1,4 @@
-//! How ops run on a device, from what it says of itself and what the operator allows.
+//! The policy of a device: which kernels its ops use, from its facts and the operator's choices.
 
 use halyard_gpu::{Policy, Rounding};
 

@@ -36,11 +36,11 @@ impl StreamState {
     }
 
     /// # Errors
-    /// While in capture: `what` cannot be recorded.
-    pub(crate) fn not_in_capture(&self, what: &str) -> Result<()> {
+    /// While in capture: `call` cannot be recorded.
+    pub(crate) fn not_in_capture(&self, call: &str) -> Result<()> {
         match *self.capture() {
             None => Ok(()),
-            Some(_) => Err(Error::invalid(format!("{what} while a stream is recorded"))),
+            Some(_) => Err(Error::invalid(format!("{call} while a stream is recorded"))),
         }
     }
 }
@@ -78,7 +78,7 @@ impl EventState {
         check("clEnqueueMarkerWithWaitList", code)?;
         let old = std::mem::replace(&mut *self.marker(), made);
         self.release(old);
-        // SAFETY: a live queue. Whoever waits for the marker may never call into this queue again.
+        // SAFETY: a live queue. A thread that waits for the marker may never call into this queue again.
         check("clFlush", unsafe { (self.api.clFlush)(queue) })
     }
 

@@ -183,7 +183,7 @@ mod tests {
     fn check(exp2: unsafe fn([f32; LANES]) -> [f32; LANES]) {
         for i in 0..130_000 {
             let x = -(i as f32) / 1000.0;
-            // SAFETY: whoever calls `check` has seen to the instructions.
+            // SAFETY: the callers of `check` have asked for the instructions.
             let y = unsafe { exp2([x; LANES]) }[i % LANES];
             let want = f64::from(x).exp2();
             if x < -126.0 {

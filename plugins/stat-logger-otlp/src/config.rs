@@ -54,8 +54,8 @@ impl Default for Config {
 }
 
 /// The refusal of a key's value.
-pub fn refused(key: &str, what: impl std::fmt::Display) -> Error {
-    Error::invalid(format!("configuration key `{key}`: {what}"))
+pub fn refused(key: &str, reason: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("configuration key `{key}`: {reason}"))
 }
 
 impl Config {

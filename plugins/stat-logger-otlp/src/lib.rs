@@ -139,7 +139,7 @@ impl Otlp {
 impl StatLogger for Otlp {
     fn log_batch(&mut self, batch: &Batch<'_>) -> Result<()> {
         batch.records.iter().try_for_each(|record| self.log(record))?;
-        // What could not be sent was counted where it was lost; this is for whoever can mend it. The records above were
+        // What could not be sent was counted where it was lost; this is for the operator. The records above were
         // taken all the same, as totals must hold what happened, and as only sending shows that it is mended.
         match self.counts.refusal() {
             None => Ok(()),

@@ -72,7 +72,7 @@ impl Transport {
 
 /// The certificates of a PEM file.
 fn read_certificates(file: &std::path::Path) -> Result<Vec<Certificate>> {
-    let wrong = |what: &dyn std::fmt::Display| refused("ca_file", format_args!("{}: {what}", file.display()));
+    let wrong = |reason: &dyn std::fmt::Display| refused("ca_file", format_args!("{}: {reason}", file.display()));
     let pem = std::fs::read(file).map_err(|error| wrong(&error))?;
     let certificates = Certificate::from_pem_bundle(&pem).map_err(|error| wrong(&chain(&error)))?;
     if certificates.is_empty() {

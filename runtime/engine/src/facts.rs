@@ -1,5 +1,5 @@
-//! What records say of a request and a sequence beyond what running them needs: times between tokens, siblings,
-//! arrival.
+//! Timing and counters of requests and sequences, for the stat records: arrival, times between tokens, siblings. The
+//! engine runs without them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};

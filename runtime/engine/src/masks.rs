@@ -1,5 +1,5 @@
-//! Masks of guided sequences: asked for behind each token, and waited for while the device works on a step's first
-//! half.
+//! Masks of guided sequences: requested after each token, and waited for while the device works on the first half of a
+//! step.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ pub(crate) struct FirstHalf<'a> {
     pub flight: &'a Flight,
     /// The device has done it.
     pub is_done: &'a dyn Fn() -> bool,
-    /// It will never be done: whoever waits for the step's results finds out why.
+    /// It will never be done: waiting for the step's results gives the reason.
     pub is_lost: &'a dyn Fn() -> bool,
 }
 

@@ -101,12 +101,12 @@ pub enum HookError {
     #[error("stat logger `{0}` is being reloaded; an earlier reload has not come back")]
     Reloading(String),
     /// A logger was not made in time, or the swap did not happen in time.
-    #[error("stat logger `{name}`: {what} took longer than {limit_s} s")]
+    #[error("stat logger `{name}`: {operation} took longer than {limit_s} s")]
     TooSlow {
         /// The sink.
         name: String,
         /// What was slow.
-        what: &'static str,
+        operation: &'static str,
         /// The limit in seconds.
         limit_s: u64,
     },
@@ -334,7 +334,7 @@ impl Hub {
         let swapped = answer.recv_timeout(limit).unwrap_or_else(|_| {
             Err(HookError::TooSlow {
                 name: name.to_owned(),
-                what: "the old logger's last records",
+                operation: "the old logger's last records",
                 limit_s: limit.as_secs(),
             })
         });
@@ -417,7 +417,7 @@ fn make_within(
         }
         Err(RecvTimeoutError::Timeout) => Err(HookError::TooSlow {
             name: name.to_owned(),
-            what: "making a logger",
+            operation: "making a logger",
             limit_s: limit.as_secs(),
         }),
     }

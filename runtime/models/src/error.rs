@@ -32,14 +32,14 @@ pub enum ModelError {
 
     /// A file ends before something that its own header announces.
     #[error(
-        "{path}: truncated: {what} at offset {offset} needs {needed} bytes, only {available} are left; download the \
+        "{path}: truncated: {part} at offset {offset} needs {needed} bytes, only {available} are left; download the \
          file again"
     )]
     Truncated {
         /// The file.
         path: PathBuf,
         /// The part that does not fit.
-        what: String,
+        part: String,
         /// Byte offset from the start of the file.
         offset: u64,
         /// Bytes that the part takes.
@@ -50,14 +50,14 @@ pub enum ModelError {
 
     /// A file's structure contradicts its format.
     #[error(
-        "{path}: bad {what} at offset {offset}: expected {expected}, found {found}; the file is damaged or not of \
+        "{path}: bad {part} at offset {offset}: expected {expected}, found {found}; the file is damaged or not of \
          this format: download it again"
     )]
     Malformed {
         /// The file.
         path: PathBuf,
         /// The part that is wrong.
-        what: String,
+        part: String,
         /// Byte offset from the start of the file.
         offset: u64,
         /// What the format demands.
@@ -184,12 +184,12 @@ pub enum ModelError {
 
     /// A number of the model that the ranks of tensor parallelism cannot share.
     #[error(
-        "{what} is {value}, which {size} tensor-parallel ranks cannot share: {limit}; choose another \
+        "{quantity} is {value}, which {size} tensor-parallel ranks cannot share: {limit}; choose another \
          --tensor-parallel-size"
     )]
     Indivisible {
         /// The model's field, or the part of a weight.
-        what: &'static str,
+        quantity: &'static str,
         /// Its value.
         value: usize,
         /// Number of ranks.

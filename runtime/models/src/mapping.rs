@@ -37,7 +37,7 @@ impl MappedFile {
         if metadata.len() == 0 {
             return Err(ModelError::Truncated {
                 path: path.to_path_buf(),
-                what: "header".into(),
+                part: "header".into(),
                 offset: 0,
                 needed: 8,
                 available: 0,

@@ -194,10 +194,10 @@ pub(crate) fn no_model(path: &Path, found: String) -> ModelError {
     }
 }
 
-fn malformed(file: &MappedFile, what: String, offset: u64, expected: &str, found: String) -> ModelError {
+fn malformed(file: &MappedFile, part: String, offset: u64, expected: &str, found: String) -> ModelError {
     ModelError::Malformed {
         path: file.path().to_path_buf(),
-        what,
+        part,
         offset,
         expected: expected.to_owned(),
         found,
@@ -206,9 +206,9 @@ fn malformed(file: &MappedFile, what: String, offset: u64, expected: &str, found
 
 fn read_header(file: &MappedFile, shard: usize, tensors: &mut HashMap<String, SafetensorsTensor>) -> Result<()> {
     let bytes = file.bytes();
-    let truncated = |what: String, offset: u64, needed: u64| ModelError::Truncated {
+    let truncated = |part: String, offset: u64, needed: u64| ModelError::Truncated {
         path: file.path().to_path_buf(),
-        what,
+        part,
         offset,
         needed,
         available: (bytes.len() as u64).saturating_sub(offset),
@@ -240,8 +240,8 @@ fn read_header(file: &MappedFile, shard: usize, tensors: &mut HashMap<String, Sa
             continue;
         }
         let entry = Entry::parse(entry).map_err(|problem| {
-            let what = format!("header entry `{name}`");
-            malformed(file, what, PREFIX_BYTES, problem.expected, entry.to_string())
+            let part = format!("header entry `{name}`");
+            malformed(file, part, PREFIX_BYTES, problem.expected, entry.to_string())
         })?;
         if entry.end > data.len() as u64 {
             let needed = entry.end - entry.begin;
@@ -267,11 +267,11 @@ fn read_header(file: &MappedFile, shard: usize, tensors: &mut HashMap<String, Sa
     spans.sort_unstable();
     for pair in spans.windows(2) {
         if pair[0].1 > pair[1].0 {
-            let what = format!("data of tensor `{}`", pair[1].2);
+            let part = format!("data of tensor `{}`", pair[1].2);
             let expected = format!("an offset of at least {}, where `{}` ends", pair[0].1, pair[0].2);
             return Err(malformed(
                 file,
-                what,
+                part,
                 data_start + pair[1].0,
                 &expected,
                 pair[1].0.to_string(),

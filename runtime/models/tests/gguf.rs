@@ -22,14 +22,14 @@ fn open_in(folder: &TempFolder, bytes: &[u8]) -> Result<GgufFile, ModelError> {
 fn malformed(bytes: &[u8]) -> (String, u64, String, String) {
     match open(bytes) {
         Err(ModelError::Malformed {
-            what,
+            part,
             offset,
             expected,
             found,
             path,
         }) => {
             assert!(path.ends_with("model.gguf"));
-            (what, offset, expected, found)
+            (part, offset, expected, found)
         }
         Err(other) => panic!("another error: {other}"),
         Ok(_) => panic!("accepted"),
@@ -173,8 +173,8 @@ fn damage_to_any_header_byte_never_panics() {
 fn names_magic_and_version_that_are_wrong() {
     let mut bytes = GgufWriter::tiny_llama().bytes();
     bytes[..4].copy_from_slice(b"PK\x03\x04");
-    let (what, offset, expected, _) = malformed(&bytes);
-    assert_eq!((what.as_str(), offset), ("magic", 0));
+    let (part, offset, expected, _) = malformed(&bytes);
+    assert_eq!((part.as_str(), offset), ("magic", 0));
     assert!(expected.contains("GGUF"));
 
     let mut writer = GgufWriter::tiny_llama();
@@ -190,8 +190,8 @@ fn refuses_absurd_counts_without_allocating_for_them() {
     for (offset, name) in [(8, "tensor count"), (16, "metadata count")] {
         let mut damaged = bytes.clone();
         damaged[offset..offset + 8].copy_from_slice(&u64::MAX.to_le_bytes());
-        let (what, at, ..) = malformed(&damaged);
-        assert_eq!((what.as_str(), at), (name, offset as u64));
+        let (part, at, ..) = malformed(&damaged);
+        assert_eq!((part.as_str(), at), (name, offset as u64));
     }
     let mut writer = GgufWriter::tiny_llama();
     let huge = [
@@ -214,13 +214,13 @@ fn refuses_absurd_counts_without_allocating_for_them() {
 
 #[test]
 fn refuses_bad_tensor_tables() {
-    let refuse = |change: &dyn Fn(&mut GgufWriter), what: &str| {
+    let refuse = |change: &dyn Fn(&mut GgufWriter), part: &str| {
         let mut writer = GgufWriter::tiny_llama();
         change(&mut writer);
         let found = malformed(&writer.bytes()).0;
         assert!(
-            found.contains(what),
-            "expected a complaint about {what}, got one about {found}"
+            found.contains(part),
+            "expected a complaint about {part}, got one about {found}"
         );
     };
     refuse(&|w| w.tensors[0].1 = vec![], "number of axes");

@@ -1,4 +1,4 @@
-//! Hooks that stand in a request's way: IO processors around it, LoRA resolvers before it. Foreign code runs on
+//! Hooks on the path of a request: IO processors around it, LoRA resolvers before it. Foreign code runs on
 //! blocking threads only, each call with a deadline; a call that fails, hangs or panics fails the requests that wait
 //! for it and nothing else.
 //!

@@ -18,7 +18,7 @@ use crate::template::{Extent, StepShape, Template};
 use crate::weight_loader::{Part, Target, WeightLoader};
 
 struct EncodedOp {
-    /// For people.
+    /// For error messages.
     name: String,
     op: Arc<dyn PreparedOp>,
     id: OpId,

@@ -1,4 +1,4 @@
-//! What loading and running go by, one section per owner. Resolved once; nothing here reads the environment.
+//! The configuration of loading and running, one section per owner. Resolved once; nothing here reads the environment.
 
 use halyard_models::LoraTargets;
 use halyard_models::lora::MAX_LORA_RANK;

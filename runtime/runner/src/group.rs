@@ -1,5 +1,5 @@
-//! What the ranks of tensor parallelism share: failures, and votes. A rank that fails says so here; leaving its
-//! communicator makes the other ranks' collectives fail too.
+//! The state that the ranks of tensor parallelism share: failures, and votes. A rank that fails records it here; when
+//! it leaves its communicator, the other ranks' collectives fail too.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};

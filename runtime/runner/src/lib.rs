@@ -2,7 +2,7 @@
 //! rows and token ids; no request, no text, no client.
 //!
 //! Reading order: [`runner`] (a step, from plan to results), `flight` (a step under way), `device_model` (programs,
-//! memory, and how a step is written), `step_encode` (the ops around the programs), `recording` and `self_check`
+//! memory, and how a step is written), `step_encode` (the ops around the programs), `recording` and `self_test`
 //! (decode steps recorded once), `ranks` and `group` (several devices), [`load`] (from files to a runner), `plan` (what
 //! loading settles first), `compile` (programs to ops), `weight_loader`, `kv_memory`.
 
@@ -28,7 +28,7 @@ pub mod result;
 pub mod row;
 pub mod runner;
 mod scratch;
-mod self_check;
+mod self_test;
 mod step_encode;
 mod step_ops;
 mod template;

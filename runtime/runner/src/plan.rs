@@ -1,4 +1,4 @@
-//! What loading settles before it allocates: types, block size, step sizes, and the attention backend.
+//! What loading decides before it allocates: types, block size, step sizes, and the attention backend.
 
 use halyard_models::ModelFiles;
 use halyard_models::program::{KvLayout, LoraOptions, ModelProgram, ProgramOptions, Shard, build_forward};

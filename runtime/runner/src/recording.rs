@@ -16,7 +16,7 @@ use crate::device_model::{DeviceModel, SampledRange, TokenCounts, Wanted};
 use crate::error::RunnerError;
 use crate::row::Sampler;
 use crate::scratch::Scratch;
-use crate::self_check::check_recording;
+use crate::self_test::check_recording;
 
 /// Recordings of one bucket.
 #[derive(Default)]

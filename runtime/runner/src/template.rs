@@ -1,4 +1,4 @@
-//! Operands of a step's ops but for the step's counts.
+//! Operand templates: operands of a step's ops, complete except for the step's counts.
 
 use halyard_platform_api::Tensor;
 

@@ -11,7 +11,7 @@ use crate::error::RunnerError;
 use crate::result::{NoToken, REMEDY};
 use crate::row::Sampler;
 use crate::scratch::{PATIENCE, Scratch};
-use crate::self_check::{run_anew, write_scratch};
+use crate::self_test::{run_anew, write_scratch};
 use crate::template::StepShape;
 
 /// Runs a prompt on each of the scratch rows.

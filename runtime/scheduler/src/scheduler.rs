@@ -242,8 +242,9 @@ impl Scheduler {
     }
 
     /// Ends a request whose keys and values must not be used again, because what was computed from them is no number.
-    /// As [`Self::abort`], and the prefix cache forgets every block of the request's tokens, whoever computed it: which
-    /// of them is bad is not known. Requests that share some go on with what they have. False if it is not known.
+    /// As [`Self::abort`], and the prefix cache forgets every block of the request's tokens, also those that other
+    /// requests computed: which of them is bad is not known. Requests that share some go on with what they
+    /// have. False if the request is not known.
     pub fn discard(&mut self, id: RequestId) -> bool {
         match self.by_id.get(&id) {
             Some(&slot) => {

@@ -165,10 +165,10 @@ pub(crate) fn tojson(value: &Value, positional: Rest<Value>, options: Kwargs) ->
 
 impl JsonStyle {
     fn write(&self, value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
-        let refuse = |what: &str| {
+        let refuse = |value: &str| {
             Err(Error::new(
                 ErrorKind::BadSerialization,
-                format!("tojson cannot write {what}"),
+                format!("tojson cannot write {value}"),
             ))
         };
         if depth > MAX_DEPTH {

@@ -150,7 +150,7 @@ fn frame<T: Serialize>(value: &T) -> Result<Arc<[u8]>> {
     Ok(bytes.into())
 }
 
-/// Serves templates to whoever writes calls to `input` until it ends: the whole life of a template process. `before` is
+/// Answers the calls that come from `input` until it ends: the whole life of a template process. `before` is
 /// called before each call is carried out, to bound it.
 ///
 /// # Errors

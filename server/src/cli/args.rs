@@ -232,7 +232,7 @@ pub struct LogArgs {
     /// error, warn, info, debug, trace, or target=level pairs
     #[arg(long, value_name = "FILTER", env = "HALYARD_LOG_LEVEL", default_value = "info")]
     pub log_level: String,
-    /// Lines for people or JSON for machines, on standard error
+    /// Text or JSON lines, on standard error
     #[arg(long, value_name = "FORMAT", env = "HALYARD_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 }

@@ -104,10 +104,10 @@ impl EngineBenchArgs {
     }
 }
 
-/// A bar that counts `what`; hidden where standard error is no terminal.
-fn progress(total: u64, what: &'static str) -> ProgressBar {
+/// A bar that counts `label`; hidden where standard error is no terminal.
+fn progress(total: u64, label: &'static str) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} {elapsed}");
     ProgressBar::new(total)
         .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-        .with_message(what)
+        .with_message(label)
 }

@@ -20,9 +20,9 @@ use crate::source::{self, ResolvedModel};
 
 /// A platform's device, or the devices that share a model, chosen and not yet in use.
 pub struct ChosenDevice {
-    /// Platform name and version, for people.
+    /// Platform name and version, for messages.
     pub platform: String,
-    /// The device's name, for people; of several, their number and the first one's.
+    /// The device's name, for messages; of several, their number and the first one's.
     pub device_name: String,
     devices: Vec<Arc<dyn Device>>,
     catalog: Catalog,
@@ -195,7 +195,7 @@ fn dtype_of_device(asked: Option<DType>, facts: &DeviceInfo) -> Option<DType> {
     }
     tracing::info!(
         "--dtype {name}: {} computes activations in float32, which holds every value of {name}; weights stay as they \
-         are stored, and what --allow-quantized-act rounds is rounded as ever",
+         are stored, and --allow-quantized-act rounds what it rounds without --dtype",
         facts.name
     );
     Some(DType::F32)

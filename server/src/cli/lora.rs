@@ -121,8 +121,8 @@ pub fn dummy_name(index: u32) -> String {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "LoRA")]
 pub struct LoraServeArgs {
-    /// Let requests load and unload adapters (/v1/load_lora_adapter, /v1/unload_lora_adapter): whoever may send
-    /// requests can then have any folder read
+    /// Let requests load and unload adapters (/v1/load_lora_adapter, /v1/unload_lora_adapter): every client
+    /// that may send requests can then have any folder read
     #[arg(
         long,
         env = "HALYARD_ALLOW_RUNTIME_LORA_UPDATING",

@@ -316,7 +316,7 @@ impl StatsArgs {
 }
 
 impl Prepared {
-    /// Says what is served and where: a banner for people, one event in a JSON log.
+    /// Says what is served and where: a banner in a text log, one event in a JSON log.
     fn announce(&self, url: &str, has_keys: bool, format: LogFormat, elapsed: Duration) {
         let info = self.state.engine.info();
         let name = &self.state.model_names[0];

@@ -138,7 +138,7 @@ pub fn parse_share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Bytes for people.
+/// Bytes as text with a unit.
 pub fn show_bytes(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;

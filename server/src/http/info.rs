@@ -1,6 +1,6 @@
-//! What this server tells of itself to tools that ask under fixed names: `/tokenizer_info` (vLLM's, for lm-eval's
-//! remote tokenizer), and `/server_info` and `/model_info` (SGLang's, for its router, also under their older names).
-//! Facts only; none of them changes while serving.
+//! Facts about this server under the routes that tools know: `/tokenizer_info` (vLLM's, for lm-eval's remote
+//! tokenizer), and `/server_info` and `/model_info` (SGLang's, for its router, also under their older names).
+//! None of them changes while serving.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What stands around every route, outermost first: id and log line, panics, host, CORS, draining, key.
+//! The layers around every route, outermost first: id and log line, panics, host, CORS, draining, key.
 
 use std::sync::Arc;
 

@@ -83,10 +83,10 @@ pub enum BenchError {
         seconds: u64,
     },
     /// Files, processes, sockets.
-    #[error("{what}: {source}")]
+    #[error("{action}: {source}")]
     Io {
         /// What was tried.
-        what: String,
+        action: String,
         /// Why it failed.
         source: std::io::Error,
     },
@@ -94,8 +94,8 @@ pub enum BenchError {
 
 impl BenchError {
     /// An I/O error with what was tried.
-    pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> BenchError {
-        let what = what.into();
-        move |source| BenchError::Io { what, source }
+    pub fn io(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> BenchError {
+        let action = action.into();
+        move |source| BenchError::Io { action, source }
     }
 }

@@ -2,7 +2,7 @@
 //! machine.
 //!
 //! `encode`, `schedule` and `step` run in this process; `version`, `startup` and `idle` measure the `halyard` binary
-//! from outside. Each prints a line of JSON and a line for people. `perplexity` and `compare` (Halyard beside a peer)
+//! from outside. Each prints a line of JSON and a line of text. `perplexity` and `compare` (Halyard beside a peer)
 //! print tables and judge nothing. `--json FILE` writes what was measured into a file of `tests/bench/figures`, and
 //! `page` renders those. It judges only when asked (`--check`): timings on a busy machine say nothing.
 

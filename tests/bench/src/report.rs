@@ -46,7 +46,7 @@ impl Report {
         (self.budget > 0.0).then(|| self.measured / self.budget)
     }
 
-    /// The line for people.
+    /// The line of text.
     pub fn line(&self) -> String {
         let verdict = if self.kept() { "kept" } else { "EXCEEDED" };
         let ratio = self

@@ -37,8 +37,8 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
 }
 
 /// Notes the outcome of a check.
-fn note(report: &mut Report, suite: &str, what: &str, outcome: Result<(), String>) {
-    let row = report.row(suite, what);
+fn note(report: &mut Report, suite: &str, name: &str, outcome: Result<(), String>) {
+    let row = report.row(suite, name);
     row.cases += 1;
     match outcome {
         Ok(()) => row.passed += 1,
@@ -76,10 +76,10 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-fn expect_eq<T: PartialEq + std::fmt::Debug>(what: &str, found: &T, expected: &T) -> Result<(), String> {
+fn expect_eq<T: PartialEq + std::fmt::Debug>(name: &str, found: &T, expected: &T) -> Result<(), String> {
     if found == expected {
         Ok(())
     } else {
-        Err(format!("{what}: {found:?}, expected {expected:?}"))
+        Err(format!("{name}: {found:?}, expected {expected:?}"))
     }
 }

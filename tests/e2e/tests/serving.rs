@@ -205,7 +205,7 @@ async fn prompts_stay_out_of_the_log_unless_asked() {
 
 #[tokio::test]
 async fn json_logs_are_json_and_say_when_it_is_ready() {
-    // The banner is for people, so readiness is read from the log: the port is chosen here.
+    // The banner may change, so readiness is read from the log: the port is chosen here.
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .and_then(|socket| socket.local_addr())
         .expect("a free port")

@@ -229,7 +229,7 @@ fn work_that_does_not_end_is_a_timeout_and_no_hang() {
         text.contains("Timeout: submit 1 is not done after 300000000 ns; the last done is 0"),
         "{text}"
     );
-    // Whoever freed memory or waited for the stream would wait for a minute.
+    // Freeing memory, or waiting for the stream, would take a minute.
     let (_, seconds) = text.split_once("all is dropped after ").expect("said");
     let seconds: u32 = seconds
         .split(' ')

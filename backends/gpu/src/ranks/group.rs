@@ -1,5 +1,5 @@
-//! A rank's end of a group: the library's handle, who is inside the library with it, and how it is given back without
-//! anybody waiting. Each rank is a device, joined by a thread of its own.
+//! One rank's membership in a collective group: the library's handle, the threads that are using it, and its release
+//! without blocking. Each rank is a device, joined by a thread of its own.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -168,9 +168,9 @@ fn exchange(
     endpoints: &[Endpoint],
 ) -> Result<Option<PeerWindows>> {
     let (ranks, size) = (driver.ranks()?, endpoints.len() as u32);
-    let room_bytes = windows::room_bytes(size, ranks.most_peer_sum_bytes()?);
+    let window_bytes = windows::window_bytes(size, ranks.most_peer_sum_bytes()?);
     let ordinals: Vec<i32> = endpoints.iter().map(|endpoint| endpoint.ordinal).collect();
-    let window = windows::make(driver, &ordinals, rank, room_bytes);
+    let window = windows::make(driver, &ordinals, rank, window_bytes);
     let ordinal = ranks.ordinal();
     let endpoints = rendezvous::meet(id, 1, rank, size, Endpoint { ordinal, window })?;
     let windows: Option<Vec<_>> = endpoints
@@ -180,7 +180,7 @@ fn exchange(
         .collect();
     let windows = windows.filter(|windows| windows.len() == size as usize);
     windows
-        .map(|all| PeerWindows::of(&**driver, rank, all, room_bytes))
+        .map(|all| PeerWindows::of(&**driver, rank, all, window_bytes))
         .transpose()
 }
 

@@ -50,7 +50,7 @@ pub trait RankDriver {
     ///
     /// # Errors
     /// `OutOfMemory`; `Unsupported` where the device has no such memory.
-    fn allocate_room(&self, bytes: u64) -> Result<DevicePtr>;
+    fn allocate_peer_memory(&self, bytes: u64) -> Result<DevicePtr>;
 
     /// Ticks a millisecond of the clock that `peers.cuh` reads.
     ///

@@ -34,7 +34,7 @@ unsafe impl Sync for PeerWindow {}
 impl PeerWindow {
     /// Zeroed memory on the driver's device.
     fn new(driver: &Arc<dyn Driver>, bytes: u64) -> Result<PeerWindow> {
-        let memory = driver.ranks()?.allocate_room(bytes)?;
+        let memory = driver.ranks()?.allocate_peer_memory(bytes)?;
         let words = driver.allocate_pinned(64).inspect_err(|_| {
             // SAFETY: just allocated, and nobody else knows it.
             unsafe { driver.free(memory) };
@@ -87,12 +87,12 @@ impl PeerWindows {
         driver: &dyn Driver,
         rank: u32,
         windows: Vec<Arc<PeerWindow>>,
-        room_bytes: u64,
+        window_bytes: u64,
     ) -> Result<PeerWindows> {
         const { assert!(PEER_CALLS_BYTES.is_multiple_of(256), "windows are aligned") };
         let peers = Peers {
             memory: windows.iter().map(|window| window.memory).collect(),
-            room_bytes,
+            window_bytes,
             host_words: windows[rank as usize].words.device,
             limit_ticks: WAIT_LIMIT.as_millis() as u64 * driver.ranks()?.ticks_per_ms()?,
         };
@@ -134,8 +134,8 @@ fn most_bytes(size: u32, named: Option<u64>) -> u64 {
     named.map_or(most, |named| named.min(most))
 }
 
-/// Bytes of a sender's part of a window, where the operator may have `named` the largest sum.
-pub(super) fn room_bytes(size: u32, named: Option<u64>) -> u64 {
+/// Bytes of the window of one sender, where the operator may have `named` the largest sum.
+pub(super) fn window_bytes(size: u32, named: Option<u64>) -> u64 {
     2 * most_bytes(size, named) / WINDOW_STEP * WINDOW_STEP
 }
 
@@ -153,11 +153,16 @@ fn reach(driver: &dyn Driver, ordinals: &[i32], rank: u32) -> Result<bool> {
 
 /// This rank's window, for devices of these ordinals in rank order; `None` where its device cannot have one. That is no
 /// error: the library knows other ways.
-pub(super) fn make(driver: &Arc<dyn Driver>, ordinals: &[i32], rank: u32, room_bytes: u64) -> Option<Arc<PeerWindow>> {
+pub(super) fn make(
+    driver: &Arc<dyn Driver>,
+    ordinals: &[i32],
+    rank: u32,
+    window_bytes: u64,
+) -> Option<Arc<PeerWindow>> {
     let size = ordinals.len();
-    let wanted = (2..=MAX_PEERS).contains(&size) && room_bytes > 0;
+    let wanted = (2..=MAX_PEERS).contains(&size) && window_bytes > 0;
     let able = wanted && reach(&**driver, ordinals, rank).unwrap_or(false);
-    let bytes = Peers::memory_bytes(size as u64, room_bytes);
+    let bytes = Peers::memory_bytes(size as u64, window_bytes);
     able.then(|| PeerWindow::new(driver, bytes).ok())
         .flatten()
         .map(Arc::new)

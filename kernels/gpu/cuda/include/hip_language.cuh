@@ -1,6 +1,6 @@
 // The HIP language where no runtime header declares it: compiling the kernels needs clang alone, as the tests do.
-// Functions without an instruction of their own are those of the device libraries (ocml), declared here and linked by
-// whoever makes code objects.
+// Functions without an instruction of their own are those of the device libraries (ocml), declared here. The step
+// that makes code objects links them.
 #pragma once
 
 #define __device__ __attribute__((device))

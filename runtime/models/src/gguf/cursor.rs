@@ -38,71 +38,71 @@ impl<'a> Cursor<'a> {
     /// An error about the part that starts at `offset`.
     pub(super) fn malformed(
         &self,
-        what: impl Into<String>,
+        part: impl Into<String>,
         offset: u64,
         expected: impl Into<String>,
         found: impl Into<String>,
     ) -> ModelError {
         ModelError::Malformed {
             path: self.path.to_path_buf(),
-            what: what.into(),
+            part: part.into(),
             offset,
             expected: expected.into(),
             found: found.into(),
         }
     }
 
-    /// Checks that `needed` bytes are left for `what`.
-    pub(super) fn demand(&self, needed: u64, what: &str) -> Result<()> {
+    /// Checks that `needed` bytes are left for `part`.
+    pub(super) fn demand(&self, needed: u64, part: &str) -> Result<()> {
         if needed <= self.remaining() {
             return Ok(());
         }
         Err(ModelError::Truncated {
             path: self.path.to_path_buf(),
-            what: what.to_owned(),
+            part: part.to_owned(),
             offset: self.position(),
             needed,
             available: self.remaining(),
         })
     }
 
-    pub(super) fn take(&mut self, len: u64, what: &str) -> Result<&'a [u8]> {
-        self.demand(len, what)?;
+    pub(super) fn take(&mut self, len: u64, part: &str) -> Result<&'a [u8]> {
+        self.demand(len, part)?;
         let start = self.position;
         self.position += len as usize;
         Ok(&self.bytes[start..self.position])
     }
 
-    pub(super) fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N]> {
+    pub(super) fn array<const N: usize>(&mut self, part: &str) -> Result<[u8; N]> {
         let mut value = [0; N];
-        value.copy_from_slice(self.take(N as u64, what)?);
+        value.copy_from_slice(self.take(N as u64, part)?);
         Ok(value)
     }
 
-    pub(super) fn u32(&mut self, what: &str) -> Result<u32> {
-        Ok(u32::from_le_bytes(self.array(what)?))
+    pub(super) fn u32(&mut self, part: &str) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array(part)?))
     }
 
-    pub(super) fn u64(&mut self, what: &str) -> Result<u64> {
-        Ok(u64::from_le_bytes(self.array(what)?))
+    pub(super) fn u64(&mut self, part: &str) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array(part)?))
     }
 
     /// A u64 length, then that many bytes of UTF-8.
-    pub(super) fn string(&mut self, what: &str) -> Result<&'a str> {
+    pub(super) fn string(&mut self, part: &str) -> Result<&'a str> {
         let offset = self.position();
-        let len = self.u64(what)?;
+        let len = self.u64(part)?;
         if len > MAX_STRING_BYTES {
             return Err(self.malformed(
-                format!("length of {what}"),
+                format!("length of {part}"),
                 offset,
                 format!("at most {MAX_STRING_BYTES} bytes"),
                 len.to_string(),
             ));
         }
-        let bytes = self.take(len, what)?;
+        let bytes = self.take(len, part)?;
         std::str::from_utf8(bytes).map_err(|error| {
             self.malformed(
-                what,
+                part,
                 offset + 8 + error.valid_up_to() as u64,
                 "UTF-8 text",
                 "other bytes",
@@ -111,13 +111,13 @@ impl<'a> Cursor<'a> {
     }
 
     /// A u64 count of things of at least `min_bytes` each, checked against what is left of the file.
-    pub(super) fn count(&mut self, min_bytes: u64, what: &str) -> Result<usize> {
+    pub(super) fn count(&mut self, min_bytes: u64, part: &str) -> Result<usize> {
         let offset = self.position();
-        let count = self.u64(what)?;
+        let count = self.u64(part)?;
         let most = self.remaining() / min_bytes;
         if count > most {
             return Err(self.malformed(
-                what,
+                part,
                 offset,
                 format!("at most {most}, as {} bytes are left of the file", self.remaining()),
                 count.to_string(),

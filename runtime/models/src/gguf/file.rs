@@ -266,8 +266,8 @@ impl Entry {
         let at = cursor.position();
         let num_axes = cursor.u32("number of axes")?;
         if !(1..=MAX_AXES).contains(&num_axes) {
-            let what = format!("number of axes of `{name}`");
-            return Err(cursor.malformed(what, at, format!("1 to {MAX_AXES}"), num_axes.to_string()));
+            let part = format!("number of axes of `{name}`");
+            return Err(cursor.malformed(part, at, format!("1 to {MAX_AXES}"), num_axes.to_string()));
         }
         let shape_at = cursor.position();
         let mut dims = Vec::with_capacity(num_axes as usize);
@@ -277,15 +277,15 @@ impl Entry {
         let type_at = cursor.position();
         let code = cursor.u32("tensor type")?;
         let Some(tensor_type) = TensorType::from_code(code) else {
-            let what = format!("type of tensor `{name}`");
-            return Err(cursor.malformed(what, type_at, "a type number of ggml", code.to_string()));
+            let part = format!("type of tensor `{name}`");
+            return Err(cursor.malformed(part, type_at, "a type number of ggml", code.to_string()));
         };
         let offset_at = cursor.position();
         let relative_offset = cursor.u64("tensor offset")?;
         if !relative_offset.is_multiple_of(alignment) {
-            let what = format!("offset of tensor `{name}`");
+            let part = format!("offset of tensor `{name}`");
             let expected = format!("a multiple of {alignment}");
-            return Err(cursor.malformed(what, offset_at, expected, relative_offset.to_string()));
+            return Err(cursor.malformed(part, offset_at, expected, relative_offset.to_string()));
         }
         let Some(len) = stored_bytes(&dims, tensor_type) else {
             let expected = format!(
@@ -293,8 +293,8 @@ impl Entry {
                 tensor_type.block_values(),
                 tensor_type.name()
             );
-            let what = format!("shape of tensor `{name}`");
-            return Err(cursor.malformed(what, shape_at, expected, format!("{dims:?}")));
+            let part = format!("shape of tensor `{name}`");
+            return Err(cursor.malformed(part, shape_at, expected, format!("{dims:?}")));
         };
         let shape = dims.iter().rev().map(|&d| d as usize).collect();
         Ok(Self {
@@ -312,7 +312,7 @@ impl Entry {
         if offset.saturating_add(self.len) > file_len {
             return Err(ModelError::Truncated {
                 path: cursor.path().to_path_buf(),
-                what: format!("data of tensor `{}`", self.name),
+                part: format!("data of tensor `{}`", self.name),
                 offset,
                 needed: self.len,
                 available: file_len.saturating_sub(offset),

@@ -408,8 +408,8 @@ impl<'a> Builder<'a> {
         let block = format.block_values();
         if !(slice.columns as usize).is_multiple_of(block) {
             let limit = format!("columns of {format:?} are cut between blocks of {block}");
-            let what = "the columns of a weight that each rank holds";
-            return Err(indivisible(what, slice.columns as usize, self.options.shard, limit));
+            let quantity = "the columns of a weight that each rank holds";
+            return Err(indivisible(quantity, slice.columns as usize, self.options.shard, limit));
         }
         let spec = WeightSpec::Matrix {
             node: self.built.program.nodes.len() as u32,

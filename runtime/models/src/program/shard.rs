@@ -76,11 +76,16 @@ pub(super) struct LocalSizes {
 impl LocalLayer {
     fn of(layer: &LayerDescription, shard: Shard) -> Result<LocalLayer> {
         let (rank, size) = (shard.rank as usize, shard.size as usize);
-        let divide = |what: &'static str, value: usize| {
+        let divide = |quantity: &'static str, value: usize| {
             if value.is_multiple_of(size) {
                 return Ok(value / size);
             }
-            Err(indivisible(what, value, shard, "the number of ranks must divide it"))
+            Err(indivisible(
+                quantity,
+                value,
+                shard,
+                "the number of ranks must divide it",
+            ))
         };
         let mixer = layer.mixer;
         let num_heads = divide("num_attention_heads", mixer.num_heads)?;
@@ -190,9 +195,9 @@ fn vocab_part(vocab_size: usize, size: usize) -> usize {
 }
 
 /// The error of a number that the ranks cannot share.
-pub(super) fn indivisible(what: &'static str, value: usize, shard: Shard, limit: impl Into<String>) -> ModelError {
+pub(super) fn indivisible(quantity: &'static str, value: usize, shard: Shard, limit: impl Into<String>) -> ModelError {
     ModelError::Indivisible {
-        what,
+        quantity,
         value,
         size: shard.size,
         limit: limit.into(),

@@ -1,4 +1,4 @@
-//! Figures: percentiles, lines for people, and a JSON file.
+//! Figures: percentiles, lines of text, and a JSON file.
 
 use std::path::Path;
 

@@ -67,9 +67,9 @@ pub fn run(args: &NewArgs) -> Result<(), ServerError> {
         message,
     })?;
     let folder = args.how.path.clone().unwrap_or_else(|| PathBuf::from(&args.name));
-    let refused = |what: String| ServerError::Option {
+    let refused = |reason: String| ServerError::Option {
         option: "--path",
-        message: format!("{}: {what}", folder.display()),
+        message: format!("{}: {reason}", folder.display()),
     };
     match fs::create_dir(&folder) {
         Ok(()) => {}

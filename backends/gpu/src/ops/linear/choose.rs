@@ -171,7 +171,7 @@ fn tiles(of: Request<'_>, dots: bool, policy: &Policy) -> impl Iterator<Item = P
     paths.into_iter().flatten()
 }
 
-/// For people: `1-16 small batches on matrix units, from 17 product, others plain kernel`.
+/// Choices as text: `1-16 small batches on matrix units, from 17 product, others plain kernel`.
 pub(super) fn told(choices: &[Choice]) -> String {
     let one = |Choice { tokens, path }: &Choice| match (*tokens.start(), *tokens.end()) {
         (1, u32::MAX) if choices.len() == 1 => path.to_string(),

@@ -19,9 +19,9 @@ pub(super) const WARP_FEATURES: u32 = 4;
 pub(super) const MAX_GRID_Y: u32 = 65_535;
 
 /// The name of a float type in kernel definitions.
-pub(super) fn float(op: &str, what: &str, dtype: DType) -> Result<&'static str> {
+pub(super) fn float(op: &str, operand: &str, dtype: DType) -> Result<&'static str> {
     float_name(dtype)
-        .ok_or_else(|| Error::unsupported(format!("{op} with {what} in {dtype:?}: F32, F16 and BF16 work")))
+        .ok_or_else(|| Error::unsupported(format!("{op} with {operand} in {dtype:?}: F32, F16 and BF16 work")))
 }
 
 /// Checks that no extent is zero.

@@ -66,11 +66,13 @@ pub(super) fn act_name(op: &str, dtype: DType) -> Result<&'static str> {
 }
 
 /// Refuses a size of nothing.
-pub(super) fn not_zero(op: &str, what: &str, value: u32) -> Result<()> {
+pub(super) fn not_zero(op: &str, field: &str, value: u32) -> Result<()> {
     if value > 0 {
         return Ok(());
     }
-    Err(Error::unsupported(format!("{op} with {what} 0: it must be at least 1")))
+    Err(Error::unsupported(format!(
+        "{op} with {field} 0: it must be at least 1"
+    )))
 }
 
 /// Blocks of `threads` for `total` threads' work.

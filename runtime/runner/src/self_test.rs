@@ -1,5 +1,5 @@
-//! The check of a recording before it is used: the same two decode steps, of other contents and padding, encoded anew
-//! and replayed, on device rows and KV pages that no request gets. A recording that holds on to what one step said
+//! The self-test of a recording before it is used: the same two decode steps, of other contents and padding, encoded
+//! anew and replayed, on device rows and KV pages that no request gets. A recording that keeps the contents of one step
 //! fails it.
 
 use std::time::Instant;
