@@ -15,6 +15,9 @@ use crate::lora::AdapterSource;
 /// Default of [`SchedulingConfig::max_step`]: a stream beside a long prompt pauses no longer than a reader notices.
 pub const DEFAULT_MAX_STEP: Duration = Duration::from_millis(250);
 
+/// Default of [`GuideConfig::max_mask_time`]: far beyond what a grammar takes, and less than what clients wait for.
+pub const DEFAULT_MAX_MASK_TIME: Duration = Duration::from_secs(10);
+
 /// Everything the engine is started with.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -30,6 +33,8 @@ pub struct EngineConfig {
     pub lora: Option<LoraConfig>,
     /// Drafted tokens; `None`: each token takes a step.
     pub speculative: Option<SpeculativeConfig>,
+    /// Bounds of token guides.
+    pub guides: GuideConfig,
     /// Requests may ask for the last hidden state of their prompt ([`crate::Request::hidden_state`]).
     pub hidden_states: bool,
     /// Where the model's chat template runs; `None`: in this process, for models that are trusted.
@@ -112,6 +117,46 @@ impl SpeculativeConfig {
             );
         }
         Ok(self.num_speculative_tokens)
+    }
+}
+
+/// Token guides ([`crate::TokenGuide`]). A guide is foreign code: a call of it can be given up, but not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuideConfig {
+    /// Longest call for one mask. A request whose guide takes longer ends with an error, and its thread is stuck until
+    /// the call returns.
+    pub max_mask_time: Duration,
+    /// Threads that may be stuck. Below this each gets a replacement; from then on requests with a guide are refused
+    /// until one of the calls returns. At least 1.
+    pub max_stuck_threads: u32,
+}
+
+impl Default for GuideConfig {
+    fn default() -> Self {
+        GuideConfig {
+            max_mask_time: DEFAULT_MAX_MASK_TIME,
+            max_stuck_threads: 16,
+        }
+    }
+}
+
+impl GuideConfig {
+    /// Checks the bounds.
+    ///
+    /// # Errors
+    /// One that is 0.
+    fn check(&self) -> Result<(), EngineError> {
+        let refuse = |name| {
+            let message = "0; choose more".to_string();
+            Err(EngineError::Config { name, message })
+        };
+        if self.max_mask_time.is_zero() {
+            return refuse("max_mask_time");
+        }
+        if self.max_stuck_threads == 0 {
+            return refuse("max_stuck_threads");
+        }
+        Ok(())
     }
 }
 
@@ -225,6 +270,7 @@ impl EngineConfig {
             recording: RecordingConfig::default(),
             lora: None,
             speculative: None,
+            guides: GuideConfig::default(),
             hidden_states: false,
             templates: None,
         }
@@ -233,8 +279,9 @@ impl EngineConfig {
     /// The device half's part.
     ///
     /// # Errors
-    /// As [`LoraConfig::slots`].
+    /// As [`LoraConfig::slots`]; bounds that are 0.
     pub(crate) fn runner(&self) -> Result<RunnerConfig, EngineError> {
+        self.guides.check()?;
         Ok(RunnerConfig {
             dtype: self.model.dtype,
             max_model_len: self.model.max_model_len,

@@ -11,7 +11,7 @@ use halyard_runner::{Flight, Ranks, RowSpec, Runner, StepInput};
 use halyard_scheduler::{RowResult, Scheduler, SchedulerOutput, Update};
 
 use crate::command::Command;
-use crate::config::SpeculativeConfig;
+use crate::config::{GuideConfig, SpeculativeConfig};
 use crate::drafts::Drafting;
 use crate::error::EngineError;
 use crate::live::Live;
@@ -64,6 +64,7 @@ pub(crate) struct CoreParts {
     pub started: Instant,
     pub pace: StepPace,
     pub speculative: Option<SpeculativeConfig>,
+    pub guides: GuideConfig,
 }
 
 impl Core {
@@ -79,12 +80,13 @@ impl Core {
             started,
             pace,
             speculative,
+            guides,
         } = parts;
         let max_in_flight = scheduler.config().max_steps_in_flight as usize;
         Core {
             runner,
             ranks,
-            live: Live::new(scheduler, lora, shared, records),
+            live: Live::new(scheduler, lora, guides, shared, records),
             in_flight: VecDeque::new(),
             plan: SchedulerOutput::default(),
             admitted: Vec::new(),

@@ -168,6 +168,15 @@ pub enum EngineError {
         /// What is wrong with it.
         error: Box<crate::lora::AdapterError>,
     },
+    /// Too many threads are in guides that do not answer.
+    #[error(
+        "{stuck} threads are stuck in guides that took longer than max_mask_time; no more may be (max_stuck_threads), \
+         so requests with a guide are refused until one of them returns"
+    )]
+    GuidesStuck {
+        /// Stuck threads.
+        stuck: usize,
+    },
     /// The engine thread could not be started or ended early.
     #[error("engine thread: {0}")]
     Thread(String),

@@ -20,7 +20,7 @@ use crate::core::{Core, CoreParts};
 use crate::drafts::Drafting;
 use crate::error::{EngineError, ParamError, SubmitError};
 use crate::facts::{RequestFacts, SequenceFacts, unix_ns};
-use crate::guide::SequenceGuide;
+use crate::guide_workers::SequenceGuide;
 use crate::lora::adapter::Adapter;
 use crate::lora::core::CoreLora;
 use crate::lora::loader::LoraLoader;
@@ -161,6 +161,7 @@ impl EngineHandle {
             started,
             pace,
             speculative: config.speculative,
+            guides: config.guides,
         });
         let thread = std::thread::Builder::new()
             .name("halyard-engine".into())

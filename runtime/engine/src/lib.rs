@@ -11,6 +11,7 @@ mod drafts;
 pub mod error;
 mod facts;
 pub mod guide;
+mod guide_workers;
 pub mod handle;
 mod live;
 mod llm;
@@ -26,7 +27,10 @@ mod stats;
 mod step_pace;
 mod stream;
 
-pub use config::{DEFAULT_MAX_STEP, EngineConfig, LoraConfig, ModelConfig, SchedulingConfig, SpeculativeConfig};
+pub use config::{
+    DEFAULT_MAX_MASK_TIME, DEFAULT_MAX_STEP, EngineConfig, GuideConfig, LoraConfig, ModelConfig, SchedulingConfig,
+    SpeculativeConfig,
+};
 pub use error::{EngineError, ParamError, SubmitError};
 pub use guide::{GuideFactory, TokenGuide};
 pub use halyard_hooks::RecordSender;

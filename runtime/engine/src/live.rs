@@ -8,6 +8,7 @@ use halyard_platform_api::hooks::{ShutdownRecord, StatRecord};
 use halyard_runner::{Flight, RowFault, RowSpec, RunnerError, StepResult};
 use halyard_scheduler::{NewRequest, RequestId, Scheduler, SchedulerOutput, Update};
 
+use crate::config::GuideConfig;
 use crate::error::EngineError;
 use crate::facts::unix_ns;
 use crate::lora::AdapterError;
@@ -36,12 +37,18 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    pub(crate) fn new(scheduler: Scheduler, lora: Option<CoreLora>, shared: Arc<Shared>, records: Records) -> Live {
+    pub(crate) fn new(
+        scheduler: Scheduler,
+        lora: Option<CoreLora>,
+        guides: GuideConfig,
+        shared: Arc<Shared>,
+        records: Records,
+    ) -> Live {
         Live {
             step_records: StepRecords::new(scheduler.config().groups[0].block_size),
             scheduler,
             sequences: Sequences::default(),
-            masks: Masks::default(),
+            masks: Masks::new(guides),
             shared,
             stats: StatsSnapshot::default(),
             lora,

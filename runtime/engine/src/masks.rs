@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 use halyard_runner::Flight;
 use halyard_scheduler::RequestId;
 
+use crate::config::GuideConfig;
 use crate::error::EngineError;
-use crate::guide::{GuideWorkers, Mask};
+use crate::guide::Mask;
+use crate::guide_workers::GuideWorkers;
 use crate::sequence::{Sequence, Sequences};
 
 /// Longest wait for masks where no row of a step can go on without.
@@ -16,8 +18,10 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_micros(50);
 
 /// The threads that run guides, once a request has one.
-#[derive(Default)]
-pub(crate) struct Masks(Option<GuideWorkers>);
+pub(crate) struct Masks {
+    config: GuideConfig,
+    workers: Option<GuideWorkers>,
+}
 
 /// What a step's device half says while its masks are waited for.
 pub(crate) struct FirstHalf<'a> {
@@ -29,13 +33,20 @@ pub(crate) struct FirstHalf<'a> {
 }
 
 impl Masks {
+    pub(crate) fn new(config: GuideConfig) -> Masks {
+        Masks { config, workers: None }
+    }
+
     /// Asks a new sequence's guide for its first mask.
     ///
     /// # Errors
-    /// A thread that does not start.
+    /// A thread that does not start; too many that are stuck.
     pub(crate) fn ask_first(&mut self, id: RequestId, sequence: &mut Sequence, vocab: u32) -> Result<(), EngineError> {
-        if sequence.guide.is_some() && self.0.is_none() {
-            self.0 = Some(GuideWorkers::start(vocab)?);
+        if sequence.guide.is_some() {
+            match &mut self.workers {
+                Some(workers) => workers.admit()?,
+                None => self.workers = Some(GuideWorkers::start(self.config, vocab)?),
+            }
         }
         self.ask(id, sequence, &[]);
         Ok(())
@@ -43,19 +54,20 @@ impl Masks {
 
     /// Asks a sequence's guide, where it has one, for the mask behind `tokens`.
     pub(crate) fn ask(&self, id: RequestId, sequence: &mut Sequence, tokens: &[u32]) {
-        if let (Some(guide), Some(workers)) = (&mut sequence.guide, &self.0) {
+        if let (Some(guide), Some(workers)) = (&mut sequence.guide, &self.workers) {
             guide.ask(workers, id, tokens.to_vec());
         }
     }
 
     /// Waits for a step's masks while the device works on its first half; longer only where no row could go on without.
-    /// Gives the sequences whose guides have failed, with the reason: they have no guide any more and must be ended.
+    /// Gives the sequences whose guides have failed or take too long, with the reason: they have no guide any more and
+    /// must be ended.
     pub(crate) fn wait(&mut self, half: &FirstHalf<'_>, sequences: &mut Sequences) -> Vec<(RequestId, String)> {
         let mut failed = Vec::new();
         let patience = Instant::now() + PATIENCE;
         let mut wait = Duration::ZERO;
         loop {
-            while let Some(answer) = self.0.as_ref().and_then(|workers| workers.answer(wait)) {
+            while let Some(answer) = self.workers.as_ref().and_then(|workers| workers.answer(wait)) {
                 wait = Duration::ZERO;
                 let Some(sequence) = sequences.get_mut(&answer.id) else {
                     continue;
@@ -76,9 +88,30 @@ impl Masks {
             let waits = half.flight.masked().any(is_missing);
             let goes_on = (half.is_done)() && (half.flight.has_unmasked() || Instant::now() >= patience);
             if !waits || goes_on || (half.is_lost)() {
+                self.give_up_late(sequences, &mut failed);
                 return failed;
             }
             wait = LOOK;
+        }
+    }
+
+    /// Takes their guides from sequences that wait longer than they may, or for a thread where none is left.
+    fn give_up_late(&mut self, sequences: &mut Sequences, failed: &mut Vec<(RequestId, String)>) {
+        let Some(workers) = &mut self.workers else { return };
+        for id in workers.give_up_late() {
+            if sequences
+                .get_mut(&id)
+                .is_some_and(|sequence| sequence.guide.take().is_some())
+            {
+                failed.push((id, workers.too_late()));
+            }
+        }
+        if workers.are_all_stuck() {
+            for (&id, sequence) in sequences.iter_mut() {
+                if sequence.guide.take_if(|guide| guide.is_away()).is_some() {
+                    failed.push((id, workers.all_stuck()));
+                }
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::drafts::Drafting;
 use crate::facts::SequenceFacts;
-use crate::guide::SequenceGuide;
+use crate::guide_workers::SequenceGuide;
 use crate::lora::adapter::Adapter;
 use crate::output::{FinishReason, TokenLogprobs};
 use crate::params::SamplingParams;

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use common::{delayed, fixtures, loaded, on_every_device, open, open_on, reference};
 use halyard_engine::{
-    CompletionOutput, EngineConfig, FinishReason, GuideFactory, Llm, OutputStream, Request, SamplingParams,
-    SpeculativeConfig, TokenGuide,
+    CompletionOutput, EngineConfig, FinishReason, GuideConfig, GuideFactory, Llm, OutputStream, Request,
+    SamplingParams, SpeculativeConfig, TokenGuide,
 };
 use halyard_platform_api::Device;
 
@@ -318,4 +318,109 @@ fn a_guide_that_fails_ends_its_own_request() {
         matches!(&reason, FinishReason::NoTokenAllowed(why) if why.contains("grammar")),
         "{reason:?}"
     );
+}
+
+/// Guides that never answer end their own requests, and no other one, guided or not.
+#[test]
+fn guides_that_never_answer_hold_up_nobody_else() {
+    let alone = llm(reference(), |_| {});
+    let expected = expected_digits(&alone, 1);
+    let free = output(plain(&alone, 2, params(60))).token_ids;
+    let llm = llm(delayed(1), |config| {
+        config.guides = GuideConfig {
+            max_mask_time: Duration::from_millis(500),
+            max_stuck_threads: 6,
+        };
+    });
+    let gates: Vec<_> = (0..6).map(|_| never()).collect();
+    let mut stuck: Vec<_> = (gates.iter().take(5))
+        .map(|(guide, _)| guided(&llm, 0, params(40), guide))
+        .collect();
+    let beside = plain(&llm, 2, params(60));
+    for stream in stuck.drain(..) {
+        let output = output(stream);
+        assert!(output.token_ids.is_empty(), "{output:?}");
+        assert!(
+            matches!(&output.finish, FinishReason::Error(why) if why.contains("500ms (max_mask_time)")),
+            "{:?}",
+            output.finish
+        );
+    }
+    assert_eq!(output(beside).token_ids, free);
+    // Five threads are stuck, and others have taken their place.
+    let digits_of_1 = output(guided(&llm, 1, params(40), &digits(1))).token_ids;
+    assert_eq!(digits_of_1[..NUM_DIGITS as usize], expected);
+    // A sixth is one too many: requests with a guide are refused, others are not.
+    let last = output(guided(&llm, 0, params(40), &gates[5].0)).finish;
+    assert!(
+        matches!(&last, FinishReason::Error(why) if why.contains("max_mask_time")),
+        "{last:?}"
+    );
+    let refused = output(guided(&llm, 1, params(40), &digits(1))).finish;
+    assert!(
+        matches!(&refused, FinishReason::Error(why) if why.contains("6 threads are stuck")),
+        "{refused:?}"
+    );
+    assert_eq!(output(plain(&llm, 2, params(60))).token_ids, free);
+    // They return at last: guides are taken again.
+    drop(gates);
+    let again = (0..10_000).find_map(|_| {
+        let output = output(guided(&llm, 1, params(40), &digits(1)));
+        (output.finish == FinishReason::StopToken(STOP)).then_some(output.token_ids)
+    });
+    assert_eq!(again.expect("guides are taken again")[..NUM_DIGITS as usize], expected);
+}
+
+/// A guide that gives no mask until its sender is dropped, or for longer than any test takes.
+fn never() -> (GuideFactory, Sender<()>) {
+    struct Never(Receiver<()>);
+    impl TokenGuide for Never {
+        fn next_mask(&mut self, _: &[u32], mask: &mut [u32]) -> Result<(), String> {
+            let _ = self.0.recv_timeout(Duration::from_secs(20));
+            mask.fill(u32::MAX);
+            Ok(())
+        }
+    }
+    let (open, gate) = channel();
+    let gate = std::sync::Mutex::new(Some(gate));
+    let make =
+        move || -> Box<dyn TokenGuide> { Box::new(Never(gate.lock().expect("one test").take().expect("one sample"))) };
+    (GuideFactory::new(make), open)
+}
+
+/// Where every thread is stuck, what was asked before ends too.
+#[test]
+fn guided_sequences_end_when_no_thread_is_left() {
+    let llm = llm(delayed(1), |config| {
+        config.guides = GuideConfig {
+            max_mask_time: Duration::from_millis(100),
+            max_stuck_threads: 1,
+        };
+    });
+    let gates: Vec<_> = (0..8).map(|_| never()).collect();
+    let stuck: Vec<_> = gates
+        .iter()
+        .map(|(guide, _)| guided(&llm, 0, params(40), guide))
+        .collect();
+    for stream in stuck {
+        let finish = output(stream).finish;
+        assert!(
+            matches!(&finish, FinishReason::Error(why) if why.contains("max_")),
+            "{finish:?}"
+        );
+    }
+    assert_eq!(output(plain(&llm, 2, params(20))).token_ids.len(), 20);
+}
+
+#[test]
+fn bounds_of_guides_are_checked() {
+    for (max_mask_time, max_stuck_threads) in [(Duration::ZERO, 1), (Duration::from_secs(1), 0)] {
+        let mut config = common::config(&fixtures().join("llama"));
+        config.guides = GuideConfig {
+            max_mask_time,
+            max_stuck_threads,
+        };
+        let error = Llm::open(config, reference()).err().expect("refused");
+        assert!(error.to_string().contains("0; choose more"), "{error}");
+    }
 }

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use halyard_engine::{CacheConfig, DEFAULT_MAX_STEP, EngineConfig, ModelConfig, RecordingConfig, SchedulingConfig};
+use halyard_engine::{
+    CacheConfig, DEFAULT_MAX_STEP, EngineConfig, GuideConfig, ModelConfig, RecordingConfig, SchedulingConfig,
+};
 use halyard_models::{LoadFormat, WeightQuantization};
 use halyard_plugin_host::{AllowList, PluginError, SearchPath};
 use halyard_scheduler::Policy;
@@ -298,6 +300,7 @@ impl EngineArgs {
             },
             lora: self.lora.config(),
             speculative: None,
+            guides: GuideConfig::default(),
             hidden_states: false,
             templates: (!self.model.trust_chat_template).then(TemplateProcesses::shared),
         }
