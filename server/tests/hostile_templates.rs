@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use halyard_models::SplitMix64;
 use halyard_server::templates::{TemplateLimits, TemplateProcesses};
 use halyard_text::{ChatInput, ChatTemplate, SpecialTokens, TemplateHost, TextError};
 use serde_json::{Value, json};
@@ -169,15 +170,12 @@ fn a_template_that_is_hostile_from_the_start_is_refused_when_it_is_opened() {
     assert!(error.to_string().contains("256 MiB of memory"), "{error}");
 }
 
-/// A small generator of random numbers (Marsaglia's xorshift).
-struct Random(u64);
+/// Templates at random.
+struct Random(SplitMix64);
 
 impl Random {
     fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % bound as u64).expect("small")
+        self.0.index(bound)
     }
 
     fn of<'a>(&mut self, list: &[&'a str]) -> &'a str {
@@ -349,7 +347,7 @@ impl Random {
 #[test]
 fn random_hostile_templates_end_in_an_answer_or_an_error() {
     let host = host();
-    let mut random = Random(0x2545_F491_4F6C_DD1D);
+    let mut random = Random(SplitMix64(0x2545_F491_4F6C_DD1D));
     let (mut texts, mut refused, mut bounds) = (0, 0, 0);
     for round in 0..500 {
         let template = random.template();

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use halyard_hooks::RecordSender;
-use halyard_models::{GenerationDefaults, LoraLimits, ModelFiles, TokenizerSource};
+use halyard_models::{GenerationDefaults, LoraLimits, ModelFiles, SplitMix64, TokenizerSource};
 use halyard_platform_api::hooks::{RejectedRecord, StatRecord};
 use halyard_platform_api::{DType, Device};
 use halyard_runner::{LoadProgress, ModelInfo, RankGroup, Ranks, RowOutput, Runner, kv_dtype};
@@ -250,7 +250,8 @@ impl EngineHandle {
         let params = Arc::new(request.params);
         let prompt: Arc<[u32]> = request.prompt.into();
         let first = f.next_id.fetch_add(u64::from(n), Ordering::Relaxed);
-        let seed = params.seed.unwrap_or_else(|| mix(f.seed ^ mix(first)));
+        let spread = |seed| SplitMix64(seed).word();
+        let seed = params.seed.unwrap_or_else(|| spread(f.seed ^ spread(first)));
         let mut stops = if params.ignore_eos {
             Vec::new()
         } else {
@@ -571,12 +572,4 @@ fn numbered_tokenizer(vocab_size: usize) -> Result<Tokenizer, halyard_text::Text
         "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "t0" },
     });
     Tokenizer::from_json(json.to_string().as_bytes(), "the numbered tokenizer of dummy weights")
-}
-
-/// SplitMix64's finaliser: spreads a request's number over a seed.
-fn mix(mut z: u64) -> u64 {
-    z = z.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }

@@ -18,6 +18,7 @@ pub mod program;
 pub mod quant;
 pub mod safetensors;
 pub mod source;
+mod split_mix;
 pub mod weights;
 
 pub use config::{GenerationDefaults, ModelDescription};
@@ -26,4 +27,5 @@ pub use gguf::GgufTokenizerData;
 pub use lora::{AdapterFingerprint, LoraAdapter, LoraLimits, LoraTargets};
 pub use overrides::{GenerationSource, ModelOverrides};
 pub use source::{LoadFormat, ModelFiles, TokenizerSource, WeightQuantization};
+pub use split_mix::SplitMix64;
 pub use weights::{DummyFormat, DummyValues, DummyWeights, Role, WeightTensor, Weights};

@@ -22,6 +22,12 @@ const WAIT_SLICE_NS: u64 = 1_000_000_000;
 /// A device row of padding, the index of no position, and the slot of no adapter.
 pub(crate) const NONE: u32 = u32::MAX;
 
+/// Of a row with drafts, an entry for the position before each draft and for its last one; then none, up to `stride`.
+fn per_draft(row: &Scheduled, stride: u32, entry: impl Fn(u32) -> u32) -> impl Iterator<Item = u32> {
+    let num_drafts = row.num_drafts;
+    (0..stride).map(move |i| if i <= num_drafts { entry(i) } else { NONE })
+}
+
 /// A model's programs, compiled.
 pub(crate) struct Programs {
     pub forward: CompiledProgram,
@@ -285,20 +291,11 @@ impl DeviceModel {
             writes.words(&s.logits_index, 0, last.chain(padded(NONE)));
             return;
         }
-        // Behind each row's positions, as many as it has fewer than `stride`.
-        let positions = last.zip(sampled).flat_map(|(last, q)| {
-            (0..parts.stride).map(move |i| {
-                if i <= q.num_drafts {
-                    last - q.num_drafts + i
-                } else {
-                    NONE
-                }
-            })
-        });
+        let stride = parts.stride;
+        let positions = last.zip(sampled);
+        let positions = positions.flat_map(|(last, q)| per_draft(q, stride, move |i| last - q.num_drafts + i));
         writes.words(&s.logits_index, 0, positions);
-        let rows = sampled
-            .iter()
-            .flat_map(|q| (0..parts.stride).map(move |i| if i <= q.num_drafts { q.row.0 } else { NONE }));
+        let rows = sampled.iter().flat_map(|q| per_draft(q, stride, |_| q.row.0));
         writes.words(&s.logits_rows, 0, rows);
         writes.words(&s.num_drafts, 0, order.iter().map(|q| q.num_drafts));
         writes.words(&s.num_sampled, 0, order.iter().map(|q| q.num_drafts + 1));

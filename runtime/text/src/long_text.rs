@@ -190,6 +190,8 @@ pub(crate) fn floor_char(text: &str, mut at: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use halyard_models::SplitMix64;
+
     use super::*;
     use crate::{GgufTokenizer, TextError, Tokenizer};
 
@@ -218,18 +220,6 @@ mod tests {
             ..golden()
         };
         Tokenizer::from_gguf(&gguf).expect("builds")
-    }
-
-    /// A small generator of random numbers (Marsaglia's xorshift), so that a seed means the same for ever.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, bound: usize) -> usize {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            usize::try_from(self.0 % bound as u64).expect("small")
-        }
     }
 
     /// What splitting rules treat differently, and what cuts could break: runs of blanks, line breaks of two kinds,
@@ -301,8 +291,8 @@ mod tests {
         "\0",
     ];
 
-    fn text(random: &mut Random, parts: usize) -> String {
-        (0..parts).map(|_| PARTS[random.below(PARTS.len())]).collect()
+    fn text(random: &mut SplitMix64, parts: usize) -> String {
+        (0..parts).map(|_| PARTS[random.index(PARTS.len())]).collect()
     }
 
     #[test]
@@ -310,13 +300,13 @@ mod tests {
         for rule in RULES {
             let tokenizer = tokenizer(rule);
             assert!(tokenizer.is_separable(), "{rule}");
-            let mut random = Random(0x9E37_79B9_7F4A_7C15);
+            let mut random = SplitMix64(0x9E37_79B9_7F4A_7C15);
             let mut cuts = 0;
             for round in 0..1500 {
                 let text = text(&mut random, 60);
                 let special = round % 2 == 0;
                 let whole = tokenizer.encode(&text, special).expect("encodes");
-                let piece_bytes = 1 + random.below(24);
+                let piece_bytes = 1 + random.index(24);
                 let pieces = tokenizer
                     .encode_pieces(&text, special, EncodeLimits::default(), piece_bytes)
                     .expect("encodes");

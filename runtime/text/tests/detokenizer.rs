@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use halyard_models::SplitMix64;
 use halyard_text::{Detokenizer, GgufTokenizer, Tokenizer};
 
 #[derive(serde::Deserialize)]
@@ -44,26 +45,13 @@ fn pieces(tokenizer: &Tokenizer, prompt: &[u32], ids: &[u32], skip: bool) -> Vec
     pieces
 }
 
-/// splitmix64, so that the sequences are the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) % limit as u64) as usize
-    }
-}
-
 #[test]
 fn pieces_concatenate_to_the_full_decode() {
     for (name, tokenizer) in tokenizers() {
-        let mut random = Random(42);
+        let mut random = SplitMix64(42);
         for round in 0..500 {
-            let ids: Vec<u32> = (0..random.below(40))
-                .map(|_| random.below(tokenizer.vocab_size()) as u32)
+            let ids: Vec<u32> = (0..random.index(40))
+                .map(|_| random.index(tokenizer.vocab_size()) as u32)
                 .collect();
             let skip = round % 2 == 0;
             let whole = tokenizer.decode(&ids, skip).expect("decodes");
@@ -75,9 +63,9 @@ fn pieces_concatenate_to_the_full_decode() {
 #[test]
 fn byte_level_decode_of_random_bytes_is_the_lossy_decode_of_the_bytes() {
     let tokenizer = from_gguf("bpe.json");
-    let mut random = Random(7);
+    let mut random = SplitMix64(7);
     for _ in 0..500 {
-        let ids: Vec<u32> = (0..30).map(|_| random.below(tokenizer.vocab_size()) as u32).collect();
+        let ids: Vec<u32> = (0..30).map(|_| random.index(tokenizer.vocab_size()) as u32).collect();
         let bytes: Vec<u8> = ids
             .iter()
             .flat_map(|id| tokenizer.token_bytes(*id).expect("a token"))
@@ -212,9 +200,9 @@ fn unrecognised_byte_level() -> Tokenizer {
 fn the_window_decoder_agrees_with_the_table_of_bytes() {
     let table = from_gguf("bpe.json");
     let window = unrecognised_byte_level();
-    let mut random = Random(11);
+    let mut random = SplitMix64(11);
     for _ in 0..300 {
-        let ids: Vec<u32> = (0..25).map(|_| random.below(table.vocab_size()) as u32).collect();
+        let ids: Vec<u32> = (0..25).map(|_| random.index(table.vocab_size()) as u32).collect();
         let expected = table.decode(&ids, false).expect("decodes");
         assert_eq!(window.decode(&ids, false).expect("decodes"), expected);
         assert_eq!(pieces(&window, &[], &ids, false).concat(), expected, "{ids:?}");

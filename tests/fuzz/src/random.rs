@@ -1,9 +1,11 @@
 //! Seeded random numbers: a case is a function of its target, the seed and its number, so that any case can be made
 //! again.
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
+use halyard_models::SplitMix64;
+
+/// A generator, and what cases ask of it.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(SplitMix64);
 
 impl Random {
     /// The generator of one case.
@@ -11,17 +13,13 @@ impl Random {
         let name = target.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         });
-        let mut random = Random(name ^ seed.rotate_left(32));
-        random.0 ^= random.next() ^ case.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut random = Random(SplitMix64(name ^ seed.rotate_left(32)));
+        random.0.0 ^= random.next() ^ case.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         random
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        self.0.word()
     }
 
     /// A number below `limit`, 0 for a limit of 0.

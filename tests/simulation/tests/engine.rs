@@ -20,6 +20,7 @@ use halyard_engine::{
     AdapterError, AdapterSource, EngineConfig, FinishReason, Llm, LoraConfig, OutputChunk, OutputStream, Request,
     SamplingParams, SubmitError,
 };
+use halyard_models::SplitMix64;
 use halyard_platform_api::{Device, Platform};
 use halyard_reference::ReferencePlatform;
 
@@ -32,34 +33,13 @@ const FLEETING: &str = "rank16";
 /// Entries of the catalogue of requests.
 const NUM_KINDS: u64 = 48;
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-}
-
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/models")
 }
 
 /// A request of the catalogue: its number decides everything.
 fn request(kind: u64) -> Request {
-    let mut random = Random(kind.wrapping_mul(0x1234_5677));
+    let mut random = SplitMix64(kind.wrapping_mul(0x1234_5677));
     let longest = if random.one_in(3) { 60 } else { 12 };
     let len = 1 + random.below(longest);
     // Few beginnings: equal prefixes are common.
@@ -121,7 +101,7 @@ impl Drop for Adapters {
     }
 }
 
-fn config(adapters: &Path, random: &mut Random) -> EngineConfig {
+fn config(adapters: &Path, random: &mut SplitMix64) -> EngineConfig {
     let mut config = EngineConfig::for_model(fixtures().join("llama"));
     config.cache.block_size = Some(16);
     // A block of 16 tokens takes 4 KiB (2 layers, one head of 16 values, keys and values): little more than one
@@ -157,7 +137,7 @@ type Expected = HashMap<u64, Vec<Vec<u32>>>;
 
 fn expected() -> Expected {
     let adapters = Adapters::new(u64::MAX);
-    let mut config = config(&adapters.folder, &mut Random(0));
+    let mut config = config(&adapters.folder, &mut SplitMix64(0));
     config.cache.kv_cache_memory_bytes = Some(4 << 20);
     let device = ReferencePlatform::new().open(0).expect("the host");
     let llm = Llm::open(config, device).expect("the fixture");
@@ -195,7 +175,7 @@ struct Open {
 
 struct World<'e> {
     llm: Llm,
-    random: Random,
+    random: SplitMix64,
     adapters: Adapters,
     expected: &'e Expected,
     open: Vec<Open>,
@@ -378,7 +358,7 @@ impl World<'_> {
 }
 
 fn world(seed: u64, expected: &Expected) -> Happened {
-    let mut random = Random(seed);
+    let mut random = SplitMix64(seed);
     let fault = match random.below(8) {
         0 => Some(Fault::LostAt(20 + random.below(400))),
         1 => Some(Fault::RefusesAt(20 + random.below(400))),

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use halyard_models::SplitMix64;
 use reqwest::{Client, Response};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
@@ -72,36 +73,11 @@ impl fmt::Display for Tally {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    fn share(&mut self) -> f64 {
-        self.below(1001) as f64 / 1000.0
-    }
-}
-
 /// A client's wants and where it sends them.
 struct Asker<'t> {
     url: String,
     client: Client,
-    random: Random,
+    random: SplitMix64,
     tally: &'t Tally,
 }
 
@@ -110,7 +86,7 @@ pub async fn client(url: String, seed: u64, tally: std::sync::Arc<Tally>) {
     let mut asker = Asker {
         client: connections(),
         url,
-        random: Random(seed),
+        random: SplitMix64(seed),
         tally: &tally,
     };
     let mut number = 0;
@@ -144,7 +120,7 @@ impl Asker<'_> {
         let random = &mut self.random;
         let mut body = json!({"max_tokens": 1 + random.below(8)});
         if random.one_in(2) {
-            body["temperature"] = json!(1.5 * random.share());
+            body["temperature"] = json!(1.5 * (random.below(1001) as f64 / 1000.0));
             body["seed"] = json!(random.below(1000));
         } else {
             body["temperature"] = json!(0);

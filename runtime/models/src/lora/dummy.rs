@@ -7,6 +7,7 @@ use super::config::check_rank;
 use super::{LoraAdapter, LoraLimits, LoraModule, encode};
 use crate::config::ModelDescription;
 use crate::error::Result;
+use crate::split_mix::SplitMix64;
 use crate::weights::{Part, Role};
 
 /// Small enough that the changed model still computes with ordinary values.
@@ -15,13 +16,13 @@ const HALF_WIDTH: f32 = 0.02;
 pub(super) fn adapter(model: &ModelDescription, limits: &LoraLimits, rank: u32, seed: u64) -> Result<LoraAdapter> {
     check_rank(Path::new("dummy adapter"), "rank", u64::from(rank), limits)?;
     let mut modules = BTreeMap::new();
-    let mut state = seed;
+    let mut random = SplitMix64(seed);
     for role in Role::all(model) {
         if let Role::Layer(layer, Part::Weight(linear)) = role
             && limits.targets.has(linear)
         {
             let shape = role.shape(model);
-            let mut values = |count: usize| -> Vec<f32> { (0..count).map(|_| next(&mut state)).collect() };
+            let mut values = |count: usize| -> Vec<f32> { (0..count).map(|_| next(&mut random)).collect() };
             let (a, b) = (values(rank as usize * shape[1]), values(shape[0] * rank as usize));
             let module = LoraModule {
                 rank,
@@ -39,11 +40,7 @@ pub(super) fn adapter(model: &ModelDescription, limits: &LoraLimits, rank: u32, 
     })
 }
 
-/// SplitMix64 (Steele et al. 2014), its upper bits as a value around 0.
-fn next(state: &mut u64) -> f32 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    ((z >> 40) as f32 / (1 << 23) as f32 - 1.0) * HALF_WIDTH
+/// A value around 0 from the upper bits of the next number.
+fn next(random: &mut SplitMix64) -> f32 {
+    ((random.word() >> 40) as f32 / (1 << 23) as f32 - 1.0) * HALF_WIDTH
 }

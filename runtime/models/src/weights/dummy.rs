@@ -10,6 +10,7 @@ use halyard_platform_api::WeightFormat;
 use super::role::{Linear, MlpLinear, Norm, Part, Role};
 use super::tensor::{Change, Coding, WeightTensor};
 use crate::config::ModelDescription;
+use crate::split_mix::SplitMix64;
 
 /// Half width of the interval of matrices and biases: a standard deviation of 0.02, the usual initialisation.
 const HALF_WIDTH: f32 = 0.034_641_016;
@@ -60,7 +61,8 @@ impl DummyValues {
 impl DummyWeights {
     /// How the matrix with a role is made; norms and biases are small and come from the host.
     pub(super) fn values(self, role: Role) -> DummyValues {
-        let key = mix(self.seed ^ mix(role_number(role)));
+        let spread = |seed| SplitMix64(seed).word();
+        let key = spread(self.seed ^ spread(role_number(role)));
         DummyValues {
             seed_low: key as u32,
             seed_high: (key >> 32) as u32,
@@ -169,14 +171,6 @@ fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
     counter
-}
-
-/// The output function of SplitMix64 (Steele, Lea, Flood 2014).
-fn mix(mut x: u64) -> u64 {
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ x >> 31
 }
 
 #[cfg(test)]

@@ -5,20 +5,21 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use halyard_engine::{EngineHandle, OutputStream, Request, SamplingParams, SubmitError};
+use halyard_models::SplitMix64;
 
 use crate::cli::lora::dummy_name;
 use crate::error::ServerError;
 
 /// Prompts of random tokens. No two share a beginning, so that nothing is found in a prefix cache.
 pub(super) struct Prompts {
-    state: u64,
+    pub random: SplitMix64,
     vocab_size: u32,
 }
 
 impl Prompts {
     pub(super) fn new(seed: u64, vocab_size: u32) -> Self {
         Prompts {
-            state: seed,
+            random: SplitMix64(seed),
             vocab_size,
         }
     }
@@ -26,17 +27,8 @@ impl Prompts {
     /// The next prompt of `len` tokens.
     pub(super) fn next(&mut self, len: u32) -> Vec<u32> {
         (0..len)
-            .map(|_| (self.word() % u64::from(self.vocab_size)) as u32)
+            .map(|_| self.random.below(u64::from(self.vocab_size)) as u32)
             .collect()
-    }
-
-    /// SplitMix64 (Steele, Lea, Flood 2014).
-    pub(super) fn word(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
     }
 }
 

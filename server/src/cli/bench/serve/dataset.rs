@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use halyard_models::SplitMix64;
 use serde_json::{Value, json};
 
 use super::options::{Backend, DatasetName, ServeBenchArgs};
@@ -84,7 +85,7 @@ async fn random(args: &ServeBenchArgs, server: &Server<'_>) -> Result<Vec<Sample
     let between = |prompts: &mut Prompts, length: u32, share: f64| {
         let low = (f64::from(length) * (1.0 - share)).floor().max(1.0) as u64;
         let high = (f64::from(length) * (1.0 + share)).ceil() as u64;
-        (low + prompts.word() % (high.saturating_sub(low) + 1)) as u32
+        (low + prompts.random.below(high.saturating_sub(low) + 1)) as u32
     };
     let mut samples = Vec::new();
     for _ in 0..args.num_prompts + args.num_warmups + 1 {
@@ -123,9 +124,9 @@ fn bad(path: Option<&Path>, reason: &str) -> ServerError {
 
 /// Fisher-Yates.
 fn shuffle<T>(list: &mut [T], seed: u64) {
-    let mut random = Prompts::new(seed, 1);
+    let mut random = SplitMix64(seed);
     for last in (1..list.len()).rev() {
-        list.swap(last, (random.word() % (last as u64 + 1)) as usize);
+        list.swap(last, random.index(last + 1));
     }
 }
 
