@@ -113,11 +113,6 @@ impl GpuDevice {
             info,
         }))
     }
-
-    /// Kernel files compiled, and taken from the cache, since the device was opened.
-    pub fn compile_counts(&self) -> (u64, u64) {
-        self.inner.modules.counts()
-    }
 }
 
 /// Prepares a kernel that uses its operands like this, and gives it an id.

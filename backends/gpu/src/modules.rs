@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use halyard_kernels_gpu::Source;
@@ -35,8 +34,6 @@ pub struct Modules {
     folder: Option<PathBuf>,
     known: Mutex<Known>,
     tested: Tested,
-    compiled: AtomicU64,
-    loaded: AtomicU64,
 }
 
 impl Modules {
@@ -46,14 +43,6 @@ impl Modules {
             folder,
             ..Modules::default()
         }
-    }
-
-    /// Files compiled, and files taken from disk, since the device was opened.
-    pub fn counts(&self) -> (u64, u64) {
-        (
-            self.compiled.load(Ordering::Relaxed),
-            self.loaded.load(Ordering::Relaxed),
-        )
     }
 
     /// Entry point `name` of `source` specialised by `defines`, ready to launch with `shared_bytes` of dynamic shared
@@ -113,11 +102,9 @@ impl Modules {
             .and_then(read_image)
             .and_then(|image| driver.load(&image).ok())
         {
-            self.loaded.fetch_add(1, Ordering::Relaxed);
             return Ok(module);
         }
         let image = driver.compile(source.name, text, options)?;
-        self.compiled.fetch_add(1, Ordering::Relaxed);
         let module = driver.load(&image)?;
         if let Some(path) = path {
             write_image(&path, &image);

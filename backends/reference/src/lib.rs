@@ -24,7 +24,7 @@ mod platform;
 mod prepared;
 mod queue;
 mod support;
-pub mod weights;
+mod weights;
 
 pub use attention_registry::KvLayout;
 pub use export::plugin;

@@ -2,12 +2,12 @@
 //! example to copy for a processor of one's own.
 //!
 //! Configuration: `{"replacement": "[REDACTED]"}`, which is also the default. What counts as a key stands in
-//! [`patterns`]; which fields are text in [`request`]. Requests for log-probabilities or token ids are refused, as they
+//! [`patterns`]; which fields are text in `request`. Requests for log-probabilities or token ids are refused, as they
 //! would show what the text hides.
 
 pub mod patterns;
 pub mod redactor;
-pub mod request;
+mod request;
 
 use std::collections::HashMap;
 use std::sync::Arc;

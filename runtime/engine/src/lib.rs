@@ -1,24 +1,24 @@
 //! The engine: a model on a device, requests in, tokens and text out. Knows no vendor, no HTTP and no environment.
 //!
-//! Reading order: [`handle`] (the front door), [`params`] and [`output`] (what goes in and comes out), `core` (the
+//! Reading order: `handle` (the front door), [`params`] and `output` (what goes in and comes out), `core` (the
 //! thread), `live` (sequences and what their readers are told), `sequence` (a request's sample), `masks` and `drafts`
 //! (what its next token may be), `stream` (its reader), `lora` (adapters). What touches the device is `halyard-runner`.
 
 mod command;
-pub mod config;
+mod config;
 mod core;
 mod drafts;
-pub mod error;
+mod error;
 mod facts;
-pub mod guide;
+mod guide;
 mod guide_workers;
-pub mod handle;
+mod handle;
 mod live;
 mod llm;
 mod lora;
 mod masks;
 mod no_token;
-pub mod output;
+mod output;
 pub mod params;
 mod records;
 mod sequence;

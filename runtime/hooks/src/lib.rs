@@ -6,13 +6,13 @@
 //! and tried again later. For each sink, accepted = delivered + dropped + pending holds exactly. This crate never opens
 //! a library and never looks at a clock where a test would have to wait for it.
 //!
-//! Reading order: [`hub`] (the front door), [`sender`] (the engine's end), `sink` (one sink's state), `worker` (its
-//! thread), [`quarantine`] (when it rests).
+//! Reading order: `hub` (the front door), `sender` (the engine's end), `sink` (one sink's state), `worker` (its
+//! thread), `quarantine` (when it rests).
 
-pub mod hub;
-pub mod quarantine;
-pub mod report;
-pub mod sender;
+mod hub;
+mod quarantine;
+mod report;
+mod sender;
 mod sink;
 mod worker;
 

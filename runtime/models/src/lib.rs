@@ -3,7 +3,7 @@
 //! Owns everything that is read from a model's files on disk: config.json, safetensors, GGUF, and what
 //! lies beside them. Knows no kernel, no device, no HTTP, and reads no environment.
 //!
-//! Reading order: [`source`] (a path to everything), [`config`] (the description), [`families`],
+//! Reading order: `source` (a path to everything), [`config`] (the description), [`families`],
 //! [`weights`], [`program`], then the formats [`gguf`] and [`safetensors`], [`quant`] for what formats mean, and
 //! [`lora`] for adapters.
 
@@ -13,11 +13,11 @@ pub mod families;
 pub mod gguf;
 pub mod lora;
 mod mapping;
-pub mod overrides;
+mod overrides;
 pub mod program;
 pub mod quant;
 pub mod safetensors;
-pub mod source;
+mod source;
 mod split_mix;
 pub mod weights;
 

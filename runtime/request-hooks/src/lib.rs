@@ -2,14 +2,14 @@
 //! blocking threads only, each call with a deadline; a call that fails, hangs or panics fails the requests that wait
 //! for it and nothing else.
 //!
-//! Reading order: [`guard`] (a call with a deadline), [`instance`] (what is made anew after a panic), [`io`] with its
-//! [`metrics`], [`lora`].
+//! Reading order: `guard` (a call with a deadline), `instance` (what is made anew after a panic), `io` with its
+//! `metrics`, `lora`.
 
-pub mod guard;
-pub mod instance;
-pub mod io;
-pub mod lora;
-pub mod metrics;
+mod guard;
+mod instance;
+mod io;
+mod lora;
+mod metrics;
 
 pub use guard::{CallFailure, Guard};
 pub use io::{IoFailure, IoProcessors, IoRun, IoSettings};

@@ -1,7 +1,7 @@
 //! A model on a device: weights and KV memory loaded, steps encoded, recorded and submitted, results read. Knows device
 //! rows and token ids; no request, no text, no client.
 //!
-//! Reading order: [`runner`] (a step, from plan to results), `flight` (a step under way), `device_model` (programs,
+//! Reading order: `runner` (a step, from plan to results), `flight` (a step under way), `device_model` (programs,
 //! memory, and how a step is written), `step_encode` (the ops around the programs), `recording` and `self_test`
 //! (decode steps recorded once), `ranks` and `group` (several devices), [`load`] (from files to a runner), `plan` (what
 //! loading settles first), `compile` (programs to ops), `weight_loader`, `kv_memory`.
@@ -9,11 +9,11 @@
 mod buckets;
 mod collective;
 mod compile;
-pub mod config;
+mod config;
 mod device_model;
-pub mod error;
-pub mod flight;
-pub mod group;
+mod error;
+mod flight;
+mod group;
 mod kv_memory;
 pub mod load;
 mod lora_memory;
@@ -21,12 +21,12 @@ mod memory;
 mod parallel;
 mod plan;
 mod preparer;
-pub mod ranks;
+mod ranks;
 mod read_back;
 mod recording;
-pub mod result;
+mod result;
 pub mod row;
-pub mod runner;
+mod runner;
 mod scratch;
 mod self_test;
 mod step_encode;
