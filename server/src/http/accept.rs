@@ -58,7 +58,6 @@ pub(super) async fn accept_until(
                 continue;
             }
         };
-        prepare(&stream);
         match transport.connections.admit(peer, &transport.limits) {
             Admission::Open(slot, evicted) => {
                 if let Some(evicted) = evicted
@@ -92,14 +91,14 @@ pub(super) async fn accept_until(
     }
 }
 
-/// The next connection, once there are descriptors for it.
+/// The next connection with its options set, once there are descriptors for it.
 async fn accept_one(listener: &TcpListener, transport: &Transport) -> io::Result<(TcpStream, SocketAddr)> {
     loop {
         transport.connections.room(&transport.limits).await;
         match listener.accept().await {
             // The client left before it was accepted.
             Err(error) if is_the_clients(&error) => {}
-            accepted => return accepted,
+            accepted => return accepted.inspect(|(stream, _)| prepare(stream)),
         }
     }
 }
@@ -118,7 +117,7 @@ async fn pause(connections: &Connections) {
 
 /// Options of an accepted socket. Each step's tokens leave at once: Nagle's algorithm would hold a frame back until the
 /// client has acknowledged the one before, 40 ms later.
-pub(super) fn prepare(stream: &TcpStream) {
+fn prepare(stream: &TcpStream) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY is not set");
     }
@@ -136,8 +135,6 @@ mod tests {
         let transport = Transport::default();
         let (accepted, _client) = tokio::join!(accept_one(&listener, &transport), client);
         let (stream, _) = accepted.expect("accepts");
-        assert!(!stream.nodelay().expect("getsockopt"), "the system's default");
-        prepare(&stream);
         assert!(stream.nodelay().expect("getsockopt"));
     }
 }
