@@ -1,9 +1,12 @@
 //! The runtime's codes as errors: which call, what it answered, what to do. An error that leaves the device dead says
 //! that it is lost.
 
+use std::ffi::c_int;
+
 use halyard_platform_api::{Error, Result, Status};
 
-use crate::hip::Code;
+/// `hipError_t`.
+pub(crate) type Code = c_int;
 
 /// `hipErrorNotReady`: no error.
 pub(crate) const NOT_READY: Code = 600;

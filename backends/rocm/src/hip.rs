@@ -8,10 +8,8 @@ use halyard_gpu::{CollectiveLibrary, Library, RunTimeCompiler, find_symbol, symb
 use halyard_platform_api::{Error, Result, Status};
 
 use crate::env::{named_library_folders, usual_library_folders};
-use crate::error::check_with;
+use crate::error::{Code, check_with};
 
-/// `hipError_t`.
-pub(crate) type Code = c_int;
 /// A stream, event, module, function or graph.
 pub(crate) type Object = usize;
 

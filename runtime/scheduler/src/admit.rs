@@ -1,9 +1,9 @@
 //! Admission: which waiting requests get a row in this step, in the policy's order. Two kinds let others pass: those
-//! that wait for their adapter ([`crate::lora`]), and long prompts while another long prompt has their share of the
-//! step.
+//! that wait for their adapter ([`crate::lora_slots`]), and long prompts while another long prompt has their share of
+//! the step.
 
 use crate::ids::{RowIndex, Slot};
-use crate::lora::MAX_SKIPPED;
+use crate::lora_slots::MAX_SKIPPED;
 use crate::output::Admitted;
 use crate::plan::{Chunk, Draft};
 use crate::request::State;

@@ -2,26 +2,11 @@
 //! let a request write a block that another table names, nor free one that a step in flight may read.
 
 use crate::block_pool::BlockPool;
+use crate::block_table::BlockTable;
 use crate::config::{KvGroup, KvKind, SchedulerConfig};
 use crate::ids::BlockId;
 use crate::prefix_cache::{CacheKey, PrefixCache, block_hash, root_hash};
 use crate::request::Request;
-
-/// One request's blocks in one group: entries `first..first + blocks.len()` of its device table.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct BlockTable {
-    /// First entry that is still owned; above 0 only behind a window.
-    pub(crate) first: u32,
-    pub(crate) blocks: Vec<BlockId>,
-    /// First entry that was not offered to the prefix cache.
-    num_published: u32,
-}
-
-impl BlockTable {
-    pub(crate) fn end(&self) -> u32 {
-        self.first + self.blocks.len() as u32
-    }
-}
 
 #[derive(Debug)]
 struct Group {

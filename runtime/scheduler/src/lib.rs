@@ -28,6 +28,7 @@
 
 mod admit;
 mod block_pool;
+mod block_table;
 mod budget;
 mod config;
 mod error;
@@ -35,6 +36,7 @@ mod ids;
 mod integrity;
 mod kv_groups;
 mod lora;
+mod lora_slots;
 mod output;
 mod plan;
 mod prefix_cache;
@@ -47,7 +49,7 @@ mod update;
 pub use config::{KvGroup, KvKind, Policy, SchedulerConfig};
 pub use error::{Error, IntegrityError};
 pub use ids::{BlockId, HoldId, RequestId, RowIndex, StepId};
-pub use lora::{LoraLoad, LoraResident};
+pub use lora_slots::{LoraLoad, LoraResident};
 pub use output::{Admitted, FinishReason, RowResult, Scheduled, SchedulerOutput, TableWrite, Update};
 pub use request::NewRequest;
 pub use scheduler::{Counts, Hold, Scheduler};

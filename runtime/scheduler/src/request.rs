@@ -3,8 +3,8 @@
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
+use crate::block_table::BlockTable;
 use crate::ids::{RequestId, RowIndex, Slot};
-use crate::kv_groups::BlockTable;
 use crate::queue::QueueKey;
 
 /// What a caller asks for.

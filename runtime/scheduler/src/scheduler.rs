@@ -7,7 +7,7 @@ use crate::config::SchedulerConfig;
 use crate::error::Error;
 use crate::ids::{BlockId, HoldId, RequestId, RowIndex, Slot, StepId};
 use crate::kv_groups::KvCache;
-use crate::lora::LoraSlots;
+use crate::lora_slots::LoraSlots;
 use crate::queue::{QueueKey, WaitingQueue};
 use crate::request::{NewRequest, Request, Requests, State};
 

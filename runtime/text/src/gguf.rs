@@ -9,7 +9,6 @@ use tokenizers::normalizers::{NFC, Prepend, Replace, Sequence};
 use tokenizers::{AddedToken, NormalizerWrapper};
 
 use crate::token_bytes::{Spelling, TokenBytes, byte_token};
-use crate::tokenizer::AddedIds;
 use crate::{Result, TextError, pre_tokenizer};
 
 /// `tokenizer.ggml.token_type` values (gguf specification).
@@ -49,6 +48,13 @@ pub struct GgufTokenizer {
     pub add_eos: Option<bool>,
     /// `add_space_prefix`; absent means yes for `llama`. Not used by `gpt2`.
     pub add_space_prefix: Option<bool>,
+}
+
+/// Ids put around a text when special tokens are asked for and the tokenizer library does not add them itself.
+#[derive(Debug, Default)]
+pub(crate) struct AddedIds {
+    pub(crate) before: Option<u32>,
+    pub(crate) after: Option<u32>,
 }
 
 /// What [`GgufTokenizer::build`] makes.

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::gguf::GgufTokenizer;
+use crate::gguf::{AddedIds, GgufTokenizer};
 use crate::long_text::{EncodeLimits, MAX_UNCUT_BYTES, PIECE_BYTES, Separable, floor_char, next_cut};
 use crate::token_bytes::{Spelling, TokenBytes};
 use crate::tokenizer_file;
@@ -53,13 +53,6 @@ const SAMPLES: [&str; 6] = [
     "e\u{301}à 世界 \u{1F600}",
     "\t\r\n\0",
 ];
-
-/// Ids put around a text when special tokens are asked for and the tokenizer library does not add them itself.
-#[derive(Debug, Default)]
-pub(crate) struct AddedIds {
-    pub(crate) before: Option<u32>,
-    pub(crate) after: Option<u32>,
-}
 
 impl Tokenizer {
     /// Loads a Hugging Face `tokenizer.json`. Truncation and padding that the file asks for are switched off: a prompt

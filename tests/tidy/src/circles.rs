@@ -30,7 +30,6 @@ pub const LEFT: &[(&str, &[&str])] = &[
             "queue",
         ],
     ),
-    ("backends/rocm", &["error", "hip"]),
     ("kernels/cpu", &["act", "pack", "simd"]),
     ("kernels/cpu", &["attention", "attention_bf16"]),
     ("plugins/stat-logger-otlp", &["", "instruments", "spans"]),
@@ -50,9 +49,6 @@ pub const LEFT: &[(&str, &[&str])] = &[
             "wire::queue",
         ],
     ),
-    ("runtime/scheduler", &["kv_groups", "request"]),
-    ("runtime/scheduler", &["lora", "scheduler"]),
-    ("runtime/text", &["gguf", "tokenizer"]),
     (
         "tests/fixtures/backend-delayed",
         &["buffer", "device", "encoder", "progress", "queue", "ring", "tracking"],
