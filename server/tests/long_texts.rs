@@ -4,6 +4,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Request;
@@ -14,6 +15,7 @@ use futures::stream;
 use halyard_server::http::limits::ConnectionLimits;
 use halyard_server::http::transport::Transport;
 use serde_json::json;
+use tokio::task::JoinHandle;
 
 fn server() -> TestServer {
     TestServer::with(Options {
@@ -62,37 +64,49 @@ async fn tokenize_takes_more_than_the_context_and_states_its_limit() {
     assert!(message.contains("the limit is 262144"), "{message}");
 }
 
+/// Longer than a long request takes that waits for nothing.
+const A_WHILE: Duration = Duration::from_millis(300);
+
+/// A long request on a task of its own; its status.
+fn start_long(server: &Arc<TestServer>) -> JoinHandle<u16> {
+    let server = Arc::clone(server);
+    let long = json!({"prompt": "a ".repeat(1 << 20)});
+    tokio::spawn(async move { server.post("/tokenize", &long).await.status.as_u16() })
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn short_requests_are_answered_while_long_ones_wait() {
-    let server = server();
+    let server = Arc::new(server());
     // All shares of all bodies are taken: nothing long can begin.
     let held = server.state.text_work.hold_all();
-    let long = json!({"prompt": "a ".repeat(1 << 20)});
-    let mut waiting = Box::pin(server.post("/tokenize", &long));
-    for _ in 0..20 {
-        assert!(futures::poll!(&mut waiting).is_pending());
-        tokio::task::yield_now().await;
-    }
+    let waiting = start_long(&server);
+    tokio::time::sleep(A_WHILE).await;
     let short = server.post("/tokenize", &json!({"prompt": "hello"})).await;
     assert_eq!(short.status, 200);
     let chat = json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1});
     assert_eq!(server.post("/v1/chat/completions", &chat).await.status, 200);
+    assert!(!waiting.is_finished(), "nothing long is converted without its share");
     drop(held);
-    assert_eq!(waiting.await.status, 400);
+    assert_eq!(waiting.await.expect("no panic"), 400);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shares_come_back_when_a_client_goes() {
-    let server = server();
+    let server = Arc::new(server());
     let before = server.state.text_work.free_bytes();
-    let held = server.state.text_work.hold_all();
-    let long = json!({"prompt": "a ".repeat(1 << 20)});
-    let mut waiting = Box::pin(server.post("/tokenize", &long));
-    assert!(futures::poll!(&mut waiting).is_pending());
-    drop(waiting);
-    drop(held);
-    assert_eq!(server.state.text_work.free_bytes(), before);
-    assert_eq!(server.post("/tokenize", &long).await.status, 400);
+    // More than there are threads for long bodies: each client goes while it waits for its share.
+    for _ in 0..5 {
+        let held = server.state.text_work.hold_all();
+        let waiting = start_long(&server);
+        tokio::time::sleep(A_WHILE).await;
+        waiting.abort();
+        assert!(waiting.await.expect_err("it waits").is_cancelled());
+        drop(held);
+        assert_eq!(server.state.text_work.free_bytes(), before);
+    }
+    let after = tokio::time::timeout(Duration::from_secs(60), start_long(&server)).await;
+    assert_eq!(after.expect("a thread is free").expect("no panic"), 400);
+    assert_eq!(server.state.transport.body_room.bytes(), 0);
 }
 
 /// A request that announces 1 MB, sends all but a few bytes of it and then nothing.
@@ -125,7 +139,7 @@ async fn bodies_that_stall_give_way_to_those_that_come() {
     while server.state.transport.body_room.bytes() < 4 * (1_000_000 - 9) {
         tokio::task::yield_now().await;
     }
-    tokio::time::sleep(std::time::Duration::from_millis(2100)).await;
+    tokio::time::sleep(Duration::from_millis(2100)).await;
     let long = json!({"prompt": "a ".repeat(100_000)});
     for _ in 0..3 {
         assert_eq!(server.post("/tokenize", &long).await.status, 200);

@@ -175,6 +175,8 @@ fn an_unknown_flag_gets_the_nearest_name() {
          them all"
     );
     assert!(error("serve m --enforce_eagr").contains("did you mean --enforce-eager?"));
+    // Of earlier versions too.
+    assert!(error("serve m --num-schedular-steps 8").contains("did you mean --num-scheduler-steps?"));
     assert!(!error("serve m --xyzzy").contains("did you mean"));
     assert!(error("serve m -z").contains("-z is no flag"));
 }

@@ -137,6 +137,11 @@ mod tests {
                 assert!(known.iter().any(|name| name == other), "{} is also {other}", flag.name);
             }
         }
+        let earlier = EARLIER.iter().map(|flag| flag.name);
+        assert!(
+            earlier.is_sorted_by(|a, b| a < b),
+            "earlier flags are in order, none twice"
+        );
         for flag in EARLIER {
             assert!(!listed.contains(&flag.name), "{} is in 0.33", flag.name);
         }

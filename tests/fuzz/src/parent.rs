@@ -90,15 +90,17 @@ pub fn run(target: &Target, plan: &Plan) -> std::io::Result<bool> {
             }
             End::Hung => {
                 let words = format!("hung: more than {} s of processor time", HANG_CPU.as_secs());
-                from = folder.keep(&words, from, &mut findings)?;
+                folder.keep(&words, from, &mut findings)?;
                 cases += 1;
+                // The next hang would take as long, and be the same finding.
+                break;
             }
         }
         if findings.len() >= MAX_FINDINGS {
             break;
         }
     }
-    if accepted == 0 && cases > 0 && matches!(plan.extent, Extent::Cases(_)) {
+    if findings.is_empty() && accepted == 0 && cases > 0 && matches!(plan.extent, Extent::Cases(_)) {
         // The seeds are right: then something else is wrong, and nothing behind the first check was reached.
         findings.insert("nothing was accepted".to_owned(), target.corpus());
     }
