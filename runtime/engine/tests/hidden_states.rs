@@ -33,7 +33,7 @@ fn hidden_state(stream: OutputStream) -> Vec<f32> {
 }
 
 fn goldens(model: &str) -> Vec<Golden> {
-    checks::goldens(&fixtures().join(model)).expect("a golden file")
+    checks::read_goldens(&fixtures().join(model)).expect("a golden file")
 }
 
 fn are_hugging_faces(llm: &Llm, model: &str) {
@@ -81,7 +81,9 @@ fn more_rows_give_states_than_logits_are_computed_at_once() {
     });
     let vectors: Vec<_> = prompts.map(|prompt| submit(&llm, embedded(prompt))).collect();
     for (i, stream) in vectors.into_iter().enumerate() {
-        let distance = distance(&hidden_state(stream), expected);
+        let state = hidden_state(stream);
+        assert_eq!(state.len(), expected.len());
+        let distance = distance(&state, expected);
         assert_eq!(distance < BOUND, i % 2 == 0, "row {i}: {distance}");
     }
     long.into_iter().for_each(|stream| drop(hidden_state(stream)));

@@ -86,7 +86,9 @@ pub fn same(found: &[Answer], expected: &[Answer]) -> Result<(), String> {
             return Err(format!("request {i}: {found:?} and {expected:?}"));
         }
         for (found, expected) in found.2.iter().zip(&expected.2) {
-            if found.0 != expected.0 || (found.1 - expected.1).abs() >= LOGPROB_BOUND {
+            // NaN is not near.
+            let is_near = (found.1 - expected.1).abs() < LOGPROB_BOUND;
+            if found.0 != expected.0 || !is_near {
                 return Err(format!("request {i}: {found:?} and {expected:?}"));
             }
         }

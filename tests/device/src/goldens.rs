@@ -122,8 +122,7 @@ pub fn root_mean_square(reports: &[CaseReport]) -> f64 {
 /// The first position that is out of bounds, a free run that differs, a tokenizer that gives other ids, or a file that
 /// is no golden file.
 pub fn check(llm: &Llm, goldens: &Path, bounds: Bounds, free: Free) -> Result<Vec<CaseReport>, String> {
-    let bytes = std::fs::read(goldens).map_err(|e| format!("{}: {e}", goldens.display()))?;
-    let golden: Value = serde_json::from_slice(&bytes).map_err(|e| format!("{}: {e}", goldens.display()))?;
+    let golden = read(goldens)?;
     let cases = golden["cases"].as_array().ok_or("the golden file has no cases")?;
     cases
         .iter()
@@ -140,13 +139,19 @@ pub fn check(llm: &Llm, goldens: &Path, bounds: Bounds, free: Free) -> Result<Ve
         .collect()
 }
 
-fn ids(value: &Value) -> Result<Vec<u32>, String> {
+/// Reads a golden file.
+pub(crate) fn read(path: &Path) -> Result<Value, String> {
+    let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    serde_json::from_slice(&bytes).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+pub(crate) fn ids(value: &Value) -> Result<Vec<u32>, String> {
     let list = value.as_array().ok_or_else(|| format!("{value} is no list of ids"))?;
     let id = |v: &Value| v.as_u64().map(|id| id as u32).ok_or_else(|| format!("{v} is no id"));
     list.iter().map(id).collect()
 }
 
-fn number(value: &Value) -> Result<f64, String> {
+pub(crate) fn number(value: &Value) -> Result<f64, String> {
     value.as_f64().ok_or_else(|| format!("{value} is no number"))
 }
 
@@ -181,8 +186,7 @@ pub fn check_adapters(
 ) -> Result<Vec<CaseReport>, String> {
     let mut cases: Vec<AdapterCase<'_>> = Vec::new();
     for (adapter, path) in goldens {
-        let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        let golden: Value = serde_json::from_slice(&bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+        let golden = read(path)?;
         let list = golden["cases"].as_array().ok_or("the golden file has no cases")?;
         let tokens = golden["max_new_tokens"].as_u64().ok_or("no max_new_tokens")? as u32;
         let numbered = list.iter().enumerate();

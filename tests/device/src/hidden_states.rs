@@ -7,6 +7,8 @@ use halyard_engine::{EngineConfig, FinishReason, Llm, Request, SamplingParams};
 use halyard_platform_api::{DType, Device};
 use serde_json::Value;
 
+use crate::goldens;
+
 /// Dense families and one with experts, with windows and without.
 pub const MODELS: [&str; 4] = ["llama", "qwen3", "qwen3-moe", "gemma3"];
 /// The largest difference as a part of the largest value: f32 rounds in another order by less.
@@ -19,22 +21,18 @@ pub type Golden = (Vec<u32>, Vec<f32>);
 ///
 /// # Errors
 /// A file that cannot be read or is not of the form that the script writes.
-pub fn goldens(folder: &Path) -> Result<Vec<Golden>, String> {
-    let file = folder.join("hidden-states.json");
-    let named = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
-    let text = std::fs::read_to_string(&file).map_err(|e| named(&e))?;
-    let all: Value = serde_json::from_str(&text).map_err(|e| named(&e))?;
+pub fn read_goldens(folder: &Path) -> Result<Vec<Golden>, String> {
+    let golden = goldens::read(&folder.join("hidden-states.json"))?;
+    let cases = golden["cases"].as_array().filter(|cases| !cases.is_empty());
     let case = |case: &Value| {
-        let ids = case["prompt_ids"].as_array()?.iter();
-        let state = case["last_hidden_state"].as_array()?.iter();
-        let ids = ids.map(|id| id.as_u64().map(|id| id as u32)).collect::<Option<_>>()?;
-        let state = state.map(|value| value.as_f64().map(|value| value as f32));
-        Some((ids, state.collect::<Option<_>>()?))
+        let state = case["last_hidden_state"].as_array().ok_or("a case has no state")?;
+        let state = state.iter().map(|value| Ok(goldens::number(value)? as f32));
+        Ok((
+            goldens::ids(&case["prompt_ids"])?,
+            state.collect::<Result<_, String>>()?,
+        ))
     };
-    let cases = all["cases"].as_array().filter(|cases| !cases.is_empty());
-    cases
-        .and_then(|cases| cases.iter().map(case).collect())
-        .ok_or_else(|| named(&"no list of cases with prompt_ids and last_hidden_state"))
+    cases.ok_or("the golden file has no cases")?.iter().map(case).collect()
 }
 
 /// A request for the hidden state behind a prompt.
@@ -97,7 +95,7 @@ pub fn check_models(
         config.hidden_states = true;
         (config.model.dtype, config.cache.kv_cache_dtype) = (Some(DType::F32), Some(DType::F32));
         let llm = Llm::open(config, Arc::clone(device)).map_err(|e| e.to_string())?;
-        check(&llm, &goldens(&folder)?).map(|worst| format!("at most {worst:.1e} of the largest value away"))
+        check(&llm, &read_goldens(&folder)?).map(|worst| format!("at most {worst:.1e} of the largest value away"))
     };
     MODELS
         .iter()

@@ -83,10 +83,7 @@ fn run() -> Result<bool, String> {
             }
             Check::HiddenStates => {
                 for (name, outcome) in hidden_states::check_models(&open(&*platform)?, &options.fixtures, small) {
-                    match outcome {
-                        Err(why) if lacks_a_kernel(&why) => table.skip(&name, &why),
-                        outcome => note(&name, outcome, &mut table),
-                    }
+                    note_or_skip(&name, outcome, &mut table);
                 }
             }
             Check::Replays => replays(&*platform, &options, &mut table)?,
@@ -173,10 +170,7 @@ fn types(options: &Options) -> impl Iterator<Item = (DType, Bounds)> {
 fn adapters(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
     let types: Vec<_> = types(options).collect();
     for (name, outcome) in lora::check(&open(platform)?, &options.fixtures, &types, small) {
-        match outcome {
-            Err(why) if lacks_a_kernel(&why) => table.skip(&name, &why),
-            outcome => note(&name, outcome, table),
-        }
+        note_or_skip(&name, outcome, table);
     }
     Ok(())
 }
@@ -278,21 +272,15 @@ fn golden_model(
     let checked = Llm::open(config, open(platform)?)
         .map_err(|e| e.to_string())
         .and_then(|llm| goldens::check(&llm, golden, bounds, free));
-    match checked {
-        Ok(cases) => {
-            let worst = cases.iter().map(|c| c.worst).fold(0.0, f64::max);
-            let positions: usize = cases.iter().map(|c| c.positions).sum();
-            table.pass(
-                name,
-                &format!(
-                    "{positions} positions, worst logprob difference {worst:.2e}, root mean square {:.2e}",
-                    goldens::root_mean_square(&cases)
-                ),
-            );
-        }
-        Err(why) if lacks_a_kernel(&why) => table.skip(name, &why),
-        Err(why) => table.fail(name, &why),
-    }
+    let summary = checked.map(|cases| {
+        let worst = cases.iter().map(|c| c.worst).fold(0.0, f64::max);
+        let positions: usize = cases.iter().map(|c| c.positions).sum();
+        format!(
+            "{positions} positions, worst logprob difference {worst:.2e}, root mean square {:.2e}",
+            goldens::root_mean_square(&cases)
+        )
+    });
+    note_or_skip(name, summary, table);
     Ok(())
 }
 
@@ -335,6 +323,14 @@ fn note(name: &str, outcome: Result<String, String>, table: &mut Table) {
     match outcome {
         Ok(what) => table.pass(name, &what),
         Err(why) => table.fail(name, &why),
+    }
+}
+
+/// As [`note`]; a model that needs a kernel which the platform's language lacks is skipped.
+fn note_or_skip(name: &str, outcome: Result<String, String>, table: &mut Table) {
+    match outcome {
+        Err(why) if lacks_a_kernel(&why) => table.skip(name, &why),
+        outcome => note(name, outcome, table),
     }
 }
 
