@@ -27,4 +27,5 @@ pub mod serve;
 pub mod state;
 pub mod text_work;
 pub mod transport;
+mod trim;
 pub mod wrapped_body;

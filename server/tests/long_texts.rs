@@ -162,3 +162,25 @@ async fn a_million_bad_words_are_counted_and_not_encoded() {
     assert_eq!(answer.status, 400);
     assert_eq!(answer.json()["error"]["param"], "bad_words");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn template_variables_beyond_their_number_are_refused() {
+    let server = server();
+    let ask = async |count: usize| {
+        let values: serde_json::Map<_, _> = (0..count).map(|i| (format!("k{i}"), json!("v"))).collect();
+        let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1,
+            "chat_template_kwargs": {"deep": [values]}});
+        server.post("/v1/chat/completions", &body).await
+    };
+    // The list and the object in it count, too.
+    assert_eq!(ask((1 << 14) - 2).await.status, 200);
+    let answer = ask((1 << 14) - 1).await;
+    assert_eq!(answer.status, 400);
+    let error = &answer.json()["error"];
+    assert_eq!(error["param"], "chat_template_kwargs");
+    let words = error["message"].as_str().expect("words");
+    assert!(
+        words.contains("16385 values") && words.contains("at most 16384"),
+        "{words}"
+    );
+}

@@ -110,19 +110,32 @@ pub(crate) fn size(config: &RunnerConfig, scheduler: &SchedulerConfig, needs: &K
         });
     }
     let needed = scheduler.blocks_for(asked);
-    Err(RunnerError::DoesNotFit {
-        arithmetic: format!(
-            "one request of {asked} tokens needs {needed} KV pages of {} bytes = {}; the device has {} in all, {} in \
-             use ({} of weights), and {utilization} of it leaves {} for KV = {pages} pages, enough for {fits} tokens: \
-             lower --max-model-len to {fits}, raise --gpu-memory-utilization, or set --kv-cache-memory-bytes",
-            needs.page_bytes,
-            gib(needed * needs.page_bytes),
+    let request = format!(
+        "one request of {asked} tokens needs {needed} KV pages of {} bytes = {}",
+        needs.page_bytes,
+        gib(needed * needs.page_bytes)
+    );
+    let room = format!("{} for KV = {pages} pages, enough for {fits} tokens", gib(budget));
+    let arithmetic = match (overridden, config.cache.kv_cache_memory_bytes) {
+        (Some(blocks), _) => {
+            format!(
+                "{request}; --num-gpu-blocks-override {blocks} is {room}: raise it, or lower --max-model-len to {fits}"
+            )
+        }
+        (None, Some(bytes)) => {
+            format!(
+                "{request}; --kv-cache-memory-bytes {bytes} is {room}: raise it, or lower --max-model-len to {fits}"
+            )
+        }
+        (None, None) => format!(
+            "{request}; the device has {} in all, {} in use ({} of weights), and {utilization} of it leaves {room}: lower \
+             --max-model-len to {fits}, raise --gpu-memory-utilization, or set --kv-cache-memory-bytes",
             gib(m.total_bytes),
             gib(m.total_bytes - m.free_bytes.min(m.total_bytes)),
             gib(needs.weight_bytes),
-            gib(budget),
         ),
-    })
+    };
+    Err(RunnerError::DoesNotFit { arithmetic })
 }
 
 /// The longest sequence whose blocks are at most `pages`.
@@ -190,6 +203,11 @@ mod tests {
             .expect_err("too long")
             .to_string();
         assert!(error.contains("lower --max-model-len to 16384"), "{error}");
+        assert!(error.contains("--kv-cache-memory-bytes 1073741824"), "{error}");
+        assert!(
+            !error.contains("utilization"),
+            "what did not bind is not blamed: {error}"
+        );
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub async fn read(state: &AppState, request: Request) -> Result<(Value, Lane, Re
             (value, Lane::Short)
         }
         Admitted::Long(bytes, held) => {
-            let value = state.text_work.run(move || parse_object(&bytes)).await??;
+            let value = state.text_work.run(bytes.len(), move || parse_object(&bytes)).await??;
             (value, Lane::Long(held))
         }
     };
@@ -78,6 +78,7 @@ where
                 .unwrap_or_else(|error| Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())))
         }
         Lane::Long(held) => {
+            let bytes = held.bytes();
             let work = move || {
                 let converted = convert(&own, &mut body, &flag);
                 // Until the body has gone: a request that was given up holds its part of the bounds meanwhile.
@@ -85,7 +86,7 @@ where
                 drop(held);
                 converted
             };
-            state.text_work.run(work).await?
+            state.text_work.run(bytes, work).await?
         }
     }
 }

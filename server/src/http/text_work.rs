@@ -3,7 +3,9 @@
 //! waits for a long one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -15,6 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::body::SHORT_BYTES;
 use super::body_room::{BodyRoom, Place, ReadError};
+use super::trim;
 use crate::api_error::ApiError;
 
 /// Bytes of one permit.
@@ -27,6 +30,13 @@ const VALUE_BYTES: usize = 96;
 const OBJECT_BYTES: usize = 384;
 /// Most JSON values in one body.
 const MAX_VALUES: usize = 1 << 20;
+/// Bytes from which a body is large: its work takes up to seconds, so it is done at the lowest priority, and memory that
+/// the allocator keeps of it goes back to the system.
+const LARGE_BYTES: usize = 1 << 20;
+/// The lowest priority.
+const NICE: i32 = 19;
+/// How long a short chat waits for a thread: others' templates may each take their whole bound.
+const CHAT_WAIT: Duration = Duration::from_secs(20);
 
 /// What may be worked on at the same time.
 #[derive(Debug)]
@@ -36,8 +46,11 @@ pub struct TextWork {
     /// Threads for long conversions, and as many for short chats.
     long: Arc<Semaphore>,
     chats: Arc<Semaphore>,
+    chat_wait: Duration,
     max_body_bytes: usize,
-    jobs: OnceLock<mpsc::Sender<Job>>,
+    /// Queues of long bodies, and of large ones.
+    jobs: [OnceLock<mpsc::Sender<Job>>; 2],
+    trim: Arc<AtomicBool>,
 }
 
 /// Work on a long body.
@@ -53,18 +66,29 @@ impl TextWork {
             converting: Arc::new(Semaphore::new(converting as usize)),
             long: Arc::new(Semaphore::new(num_threads())),
             chats: Arc::new(Semaphore::new(cores.max(2))),
+            chat_wait: CHAT_WAIT,
             max_body_bytes,
-            jobs: OnceLock::new(),
+            jobs: Default::default(),
+            trim: Arc::default(),
         }
     }
 
-    /// Runs work on a long body on one of a few threads of its own. The allocator keeps freed memory by thread: on the
+    fn jobs(&self, bytes: usize) -> &mpsc::Sender<Job> {
+        let is_large = bytes >= LARGE_BYTES;
+        self.jobs[usize::from(is_large)].get_or_init(|| start_threads(is_large))
+    }
+
+    /// Runs work on a long body of so many bytes on one of a few threads of its own. The allocator keeps freed memory by thread: on the
     /// runtime's many blocking threads, each would keep that of the largest body it has seen.
     ///
     /// # Errors
     /// 500 where the work panics or no thread can be had.
-    pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
-        let jobs = self.jobs.get_or_init(start_threads);
+    pub async fn run<T, F>(&self, bytes: usize, work: F) -> Result<T, ApiError>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> T + Send + 'static,
+    {
+        let jobs = self.jobs(bytes);
         let (done, result) = oneshot::channel();
         // Nobody may wait for it any more.
         let job = Box::new(move || drop(done.send(work())));
@@ -125,7 +149,7 @@ impl TextWork {
             // Its reader refuses it in the same words as one that said so before.
             return Ok(Admitted::Short(Body::from(bytes)));
         }
-        let ((values, objects), bytes) = self.run(move || (count_values(&bytes), bytes)).await?;
+        let ((values, objects), bytes) = self.run(bytes.len(), move || (count_values(&bytes), bytes)).await?;
         if values > MAX_VALUES {
             let message = format!("the body holds {values} JSON values; at most {MAX_VALUES} are taken in one request");
             return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
@@ -138,6 +162,9 @@ impl TextWork {
         let held = Held {
             _place: place,
             _shares: [converting, thread],
+            bytes: bytes.len(),
+            trim: (bytes.len() >= LARGE_BYTES).then(|| self.trim.clone()),
+            jobs: self.jobs(bytes.len()).clone(),
         };
         Ok(Admitted::Long(bytes, held))
     }
@@ -145,9 +172,16 @@ impl TextWork {
     /// A thread for a short chat: its template may take long, and others must not wait for it.
     ///
     /// # Errors
-    /// 503 while the server ends.
+    /// 503 where none is free for 20 s, and while the server ends.
     pub async fn chat(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        take(&self.chats, 1).await
+        let turn = tokio::time::timeout(self.chat_wait, take(&self.chats, 1)).await;
+        turn.unwrap_or_else(|_| {
+            let message = format!(
+                "no thread to render the chat was free for {} s: this model's template takes long for others; try again",
+                self.chat_wait.as_secs()
+            );
+            Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message))
+        })
     }
 }
 
@@ -165,6 +199,30 @@ pub enum Admitted {
 pub struct Held {
     _place: Place,
     _shares: [OwnedSemaphorePermit; 2],
+    bytes: usize,
+    /// Whether a trim is due already; `None`: the body is not worth one.
+    trim: Option<Arc<AtomicBool>>,
+    jobs: mpsc::Sender<Job>,
+}
+
+impl Held {
+    /// Bytes of the body.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Some(due) = self.trim.take().filter(|due| !due.swap(true, Ordering::AcqRel)) else {
+            return;
+        };
+        // Without threads there is nothing that took memory.
+        let _ = self.jobs.send(Box::new(move || {
+            due.store(false, Ordering::Release);
+            trim::give_back();
+        }));
+    }
 }
 
 /// How a request's body is worked on.
@@ -193,14 +251,18 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// Threads for long bodies. They end when the sender does.
-fn start_threads() -> mpsc::Sender<Job> {
+/// Threads for long bodies, or for large ones. They end when the sender does.
+fn start_threads(for_large: bool) -> mpsc::Sender<Job> {
     let (sender, receiver) = mpsc::channel::<Job>();
     let receiver = Arc::new(Mutex::new(receiver));
     let next = |receiver: &Mutex<mpsc::Receiver<Job>>| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
     for _ in 0..num_threads() {
         let receiver = Arc::clone(&receiver);
         let serve = move || {
+            // On Linux a thread has a priority of its own. Without it, others only wait longer.
+            if for_large && let Err(error) = rustix::process::setpriority_process(None, NICE) {
+                tracing::debug!("threads for large bodies keep their priority: {error}");
+            }
             while let Ok(job) = next(&receiver) {
                 // Its request sees that no result comes.
                 let _ = catch_unwind(AssertUnwindSafe(job));
@@ -339,6 +401,29 @@ mod tests {
         assert_eq!(error.status, 400);
         assert!(error.message.contains("at most 1048576"), "{}", error.message);
         assert_eq!(count_values(br#"{"a":"[1,2]\"{,","b":[1,{}]}"#), (8, 2));
+    }
+
+    #[tokio::test]
+    async fn large_bodies_are_worked_on_at_the_lowest_priority() {
+        let work = TextWork::new(1 << 20, Arc::new(BodyRoom::new(1 << 20)));
+        let own = || rustix::process::getpriority_process(None).expect("a priority");
+        assert_eq!(work.run(LARGE_BYTES, own).await.expect("a thread"), NICE);
+        assert_eq!(work.run(LARGE_BYTES - 1, own).await.expect("a thread"), own());
+        assert!(own() < NICE, "other threads keep theirs");
+    }
+
+    #[tokio::test]
+    async fn a_chat_waits_for_a_thread_and_not_for_ever() {
+        let mut work = TextWork::new(1 << 20, Arc::new(BodyRoom::new(1 << 20)));
+        work.chat_wait = Duration::from_millis(20);
+        let mut held = Vec::new();
+        while work.chats.available_permits() > 0 {
+            held.push(work.chat().await.expect("a free thread"));
+        }
+        let error = work.chat().await.expect_err("none is free");
+        assert_eq!(error.status, 503);
+        drop(held.pop());
+        assert!(work.chat().await.is_ok());
     }
 
     #[test]

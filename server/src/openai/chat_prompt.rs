@@ -24,6 +24,18 @@ pub struct ChatPrompt<'a> {
     pub documents: Option<&'a Value>,
 }
 
+/// Most values that `chat_template_kwargs` may hold, at any depth: each is copied for the template several times.
+const MAX_TEMPLATE_VALUES: usize = 1 << 14;
+
+/// A value and all that are in it.
+fn count_values(value: &Value) -> usize {
+    match value {
+        Value::Array(values) => 1 + values.iter().map(count_values).sum::<usize>(),
+        Value::Object(values) => 1 + values.values().map(count_values).sum::<usize>(),
+        _ => 1,
+    }
+}
+
 /// Renders messages with the model's template.
 ///
 /// # Errors
@@ -50,6 +62,15 @@ pub fn render(chat: &ChatPrompt<'_>, model: ModelContext<'_>) -> Result<String, 
     } else {
         Vec::new()
     };
+    if let Some(asked) = chat.template_variables {
+        let values: usize = asked.values().map(count_values).sum();
+        if values > MAX_TEMPLATE_VALUES {
+            let message = format!(
+                "chat_template_kwargs holds {values} values; at most {MAX_TEMPLATE_VALUES} are taken: send fewer"
+            );
+            return Err(ApiError::field("chat_template_kwargs", message));
+        }
+    }
     let mut variables = model.serving.default_chat_template_kwargs.clone();
     for (name, value) in chat.template_variables.into_iter().flatten() {
         variables.insert(name.clone(), value.clone());
