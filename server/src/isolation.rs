@@ -19,10 +19,11 @@ pub enum IsolationMode {
 }
 
 /// Variables that hold keys.
-const KEY_VARIABLES: [&str; 5] = [
+const KEY_VARIABLES: [&str; 6] = [
     "HALYARD_API_KEY",
     "VLLM_API_KEY",
     "HALYARD_CLIENT_API_KEY",
+    "HALYARD_HF_TOKEN",
     "HF_TOKEN",
     "HUGGING_FACE_HUB_TOKEN",
 ];

@@ -122,20 +122,50 @@ impl AccessArgs {
     }
 }
 
-/// Starts this program again in the same process when keys stand on its command line, with the keys in [`KEY_VARIABLE`]
-/// instead: a command line is readable by all users of a machine, an environment by this one only. Returns where there
-/// is nothing to hide. To be called before anything runs.
-pub(super) fn hide_keys(keys: &[String]) {
+/// What a flag gave that others must not read.
+pub(super) struct Secret {
+    /// The flag.
+    pub flag: &'static str,
+    /// The variable that gives the same.
+    pub variable: &'static str,
+    /// Its values.
+    pub values: Vec<String>,
+}
+
+impl Secret {
+    /// `--api-key`.
+    pub(super) fn api_keys(keys: &[String]) -> Secret {
+        Secret {
+            flag: "--api-key",
+            variable: KEY_VARIABLE,
+            values: keys.to_vec(),
+        }
+    }
+}
+
+/// Starts this program again in the same process when secrets stand on its command line, with the secrets in their
+/// variables instead: a command line is readable by all users of a machine, an environment by this one only. Returns
+/// where there is nothing to hide. To be called before anything runs.
+pub(super) fn hide_keys(secrets: &[Secret]) {
     let line: Vec<OsString> = std::env::args_os().collect();
-    let Some(rest) = without_keys(&line, keys) else {
+    let (mut rest, mut hidden) = (line, Vec::new());
+    for secret in secrets.iter().filter(|secret| !secret.values.is_empty()) {
+        if let Some(without) = without_keys(&rest, secret) {
+            rest = without;
+            hidden.push(secret);
+        }
+    }
+    if hidden.is_empty() {
         return;
-    };
-    let error = start_again(&rest, keys);
-    tracing::warn!("the API key stays visible in `ps`: {error}; give it with --api-key-file or {KEY_VARIABLE}");
+    }
+    let error = start_again(&rest, &hidden);
+    for Secret { flag, variable, .. } in hidden {
+        tracing::warn!("the value of {flag} stays visible in `ps`: {error}; give it with {variable}");
+    }
 }
 
 /// Returns only when it fails.
-fn start_again(line: &[OsString], keys: &[String]) -> std::io::Error {
+fn start_again(line: &[OsString], secrets: &[&Secret]) -> std::io::Error {
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => return error,
@@ -144,14 +174,15 @@ fn start_again(line: &[OsString], keys: &[String]) -> std::io::Error {
     if let Some((name, args)) = line.split_first() {
         command.arg0(name).args(args);
     }
-    command.env(KEY_VARIABLE, keys.join(",")).exec()
+    command.envs(secrets.iter().map(|secret| (secret.variable, secret.values.join(","))));
+    command.exec()
 }
 
-/// The command line without `--api-key` and its values; none where it is not there.
-fn without_keys(line: &[OsString], keys: &[String]) -> Option<Vec<OsString>> {
+/// The command line without the secret's flag and its values; none where it is not there.
+fn without_keys(line: &[OsString], secret: &Secret) -> Option<Vec<OsString>> {
     let is_of_keys = |value: &OsString| {
         let value = value.to_string_lossy();
-        value.split(',').all(|part| keys.iter().any(|key| key == part))
+        value.split(',').all(|part| secret.values.iter().any(|key| key == part))
     };
     let mut rest = Vec::with_capacity(line.len());
     let mut values = false;
@@ -160,7 +191,7 @@ fn without_keys(line: &[OsString], keys: &[String]) -> Option<Vec<OsString>> {
         let (flag, value) = text
             .split_once('=')
             .map_or((&*text, None), |(flag, value)| (flag, Some(value)));
-        if flag.starts_with("--") && flag.replace('_', "-") == "--api-key" {
+        if flag.starts_with("--") && flag.replace('_', "-") == secret.flag {
             values = value.is_none();
         } else if values && is_of_keys(argument) {
             // The flag may take several.
@@ -199,7 +230,23 @@ mod tests {
             ("h serve --api-key-file one --port 1", None),
             ("h serve --model one", None),
         ] {
-            assert_eq!(without_keys(&line(given), &keys), left.map(line), "{given}");
+            assert_eq!(
+                without_keys(&line(given), &Secret::api_keys(&keys)),
+                left.map(line),
+                "{given}"
+            );
         }
+        let token = Secret {
+            flag: "--hf-token",
+            variable: "HALYARD_HF_TOKEN",
+            values: vec!["hf_a".to_owned()],
+        };
+        let without = |words: &str| without_keys(&line(words), &token);
+        assert_eq!(
+            without("h serve --hf-token hf_a org/model"),
+            Some(line("h serve org/model"))
+        );
+        assert_eq!(without("h serve --hf_token=hf_a"), Some(line("h serve")));
+        assert_eq!(without("h serve --api-key hf_a"), None);
     }
 }

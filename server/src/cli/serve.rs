@@ -9,7 +9,7 @@ use clap::Args;
 use halyard_request_hooks::IoProcessors;
 use halyard_scheduler::Policy;
 
-use super::access_args::{AccessArgs, hide_keys};
+use super::access_args::{AccessArgs, Secret, hide_keys};
 use super::args::{EngineArgs, LogArgs};
 use super::chosen_hook::IoProcessorArgs;
 use super::connection_args::ConnectionArgs;
@@ -115,7 +115,21 @@ pub fn run(args: ServeArgs, accepted: &[(String, &'static str)]) -> Result<(), S
     let start = Instant::now();
     logging::start(&args.log.log_level, args.log.log_format)?;
     let keys = args.access.keys(&args.http.api_keys)?;
-    hide_keys(&args.http.api_keys);
+    let token = args
+        .engine
+        .model
+        .overrides
+        .hf_token
+        .iter()
+        .filter(|token| !token.is_empty());
+    hide_keys(&[
+        Secret::api_keys(&args.http.api_keys),
+        Secret {
+            flag: "--hf-token",
+            variable: "HALYARD_HF_TOKEN",
+            values: token.cloned().collect(),
+        },
+    ]);
     if !accepted.is_empty() {
         let names: Vec<&str> = accepted.iter().map(|(name, _)| name.as_str()).collect();
         tracing::info!("accepted, needs nothing here: {}", names.join(", "));
