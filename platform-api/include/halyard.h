@@ -27,8 +27,10 @@ struct halyard_error;
 typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t major, uint32_t max_minor,
                                          const void **out, struct halyard_error *err);
 
+/* The contract's version, for a manifest's `abi`. */
+#define HALYARD_ABI "0.2"
 #define HALYARD_ABI_MAJOR 0u
-#define HALYARD_ABI_MINOR 1u
+#define HALYARD_ABI_MINOR 2u
 #define HALYARD_KIND_PLATFORM 1u
 #define HALYARD_KIND_STAT_LOGGER 2u
 #define HALYARD_KIND_IO_PROCESSOR 3u
@@ -54,6 +56,7 @@ typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t m
 #define HALYARD_STATUS_UNAVAILABLE 10u
 #define HALYARD_STATUS_DENIED 11u
 #define HALYARD_STATUS_INTERNAL 12u
+#define HALYARD_STATUS_PANICKED 13u
 #define HALYARD_INTERFACE_PLATFORM 1u
 #define HALYARD_INTERFACE_DEVICE 2u
 #define HALYARD_INTERFACE_OPS 3u
@@ -96,7 +99,7 @@ typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t m
 #define HALYARD_OP_COPY_BLOCKS 32u
 #define HALYARD_OP_FILL 33u
 #define HALYARD_OP_FILL_RANDOM 34u
-#define HALYARD_OP_VENDOR 65535u
+#define HALYARD_OP_VENDOR 2147483648u
 #define HALYARD_DTYPE_U8 0u
 #define HALYARD_DTYPE_F32 1u
 #define HALYARD_DTYPE_F16 2u
@@ -163,7 +166,7 @@ typedef struct halyard_tensor {
     uint32_t strides[4];
     uint32_t dtype;
     uint32_t rank;
-    uint64_t reserved;
+    uint64_t bytes;
 } halyard_tensor;
 
 typedef struct halyard_sampling_row {
@@ -203,8 +206,55 @@ typedef struct halyard_plugin {
     void *instance;
     halyard_str name;
     halyard_str version;
-    halyard_interface_fn interface;
+    halyard_interface_fn find_interface;
 } halyard_plugin;
+
+typedef struct halyard_open_desc {
+    uint32_t struct_size;
+    uint32_t index;
+    halyard_str options;
+    halyard_str cache_dir;
+} halyard_open_desc;
+
+typedef struct halyard_buffer_desc {
+    uint32_t struct_size;
+    uint32_t kind;
+    uint64_t bytes;
+    uint64_t flags;
+} halyard_buffer_desc;
+
+typedef struct halyard_queue_desc {
+    uint32_t struct_size;
+    uint32_t kind;
+    uint64_t step_bytes;
+    uint64_t flags;
+} halyard_queue_desc;
+
+typedef struct halyard_encoder_desc {
+    uint32_t struct_size;
+    uint32_t mode;
+    uint64_t flags;
+} halyard_encoder_desc;
+
+typedef struct halyard_communicator_desc {
+    uint32_t struct_size;
+    uint32_t rank;
+    uint32_t size;
+    uint32_t id_len;
+    const uint8_t *id;
+    uint64_t timeout_ns;
+} halyard_communicator_desc;
+
+typedef struct halyard_weight_rows {
+    uint32_t struct_size;
+    uint32_t node;
+    uint32_t part;
+    uint32_t first_row;
+    uint32_t num_rows;
+    uint32_t reserved;
+    const uint8_t *bytes;
+    uint64_t len;
+} halyard_weight_rows;
 
 typedef struct halyard_device_info {
     uint32_t struct_size;
@@ -281,6 +331,7 @@ typedef struct halyard_node {
     uint32_t num_operands;
     const halyard_op_spec *spec;
     const uint16_t *operands;
+    const uint8_t *access;
 } halyard_node;
 
 typedef struct halyard_tensor_decl {
@@ -775,41 +826,41 @@ typedef struct halyard_fill_random_desc {
     uint32_t first;
 } halyard_fill_random_desc;
 
-/* interface platform 0.1 */
+/* interface platform 0.2 */
 typedef struct halyard_platform_table {
     uint32_t struct_size;
     uint32_t minor;
     uint32_t (*num_devices)(void *instance, uint32_t *out, halyard_error *err); /* required */
     uint32_t (*device_info)(void *instance, uint32_t index, halyard_device_info *out, halyard_error *err); /* required */
-    uint32_t (*open)(void *instance, uint32_t index, void * *out, halyard_error *err); /* required */
+    uint32_t (*open)(void *instance, const halyard_open_desc *desc, void * *out, halyard_error *err); /* required */
 } halyard_platform_table;
 
-/* interface device 0.1 */
+/* interface device 0.2 */
 typedef struct halyard_device_table {
     uint32_t struct_size;
     uint32_t minor;
     void (*close)(void *device); /* required */
     uint32_t (*info)(void *device, halyard_device_info *out, halyard_error *err); /* required */
     uint32_t (*memory)(void *device, halyard_memory_info *out, halyard_error *err); /* required */
-    uint32_t (*buffer_create)(void *device, uint64_t bytes, uint32_t kind, void * *handle, uint64_t *id, halyard_error *err); /* required */
+    uint32_t (*buffer_create)(void *device, const halyard_buffer_desc *desc, void * *handle, uint64_t *id, halyard_error *err); /* required */
     void (*buffer_drop)(void *buffer); /* required */
     uint32_t (*buffer_write)(void *buffer, uint64_t offset, const uint8_t *bytes, uint64_t len, halyard_error *err); /* required */
     uint32_t (*buffer_read)(void *buffer, uint64_t offset, uint8_t *out, uint64_t len, halyard_error *err); /* required */
-    uint32_t (*queue_create)(void *device, uint32_t kind, void * *handle, uint64_t *id, halyard_error *err); /* required */
+    uint32_t (*queue_create)(void *device, const halyard_queue_desc *desc, void * *handle, uint64_t *id, halyard_error *err); /* required */
     void (*queue_drop)(void *queue); /* required */
     uint32_t (*submit)(void *queue, const uint64_t *commands, uint32_t num, const halyard_queue_wait *waits, uint32_t num_waits, uint64_t *number, halyard_error *err); /* required */
     uint64_t (*completed)(void *queue); /* required */
     uint32_t (*wait)(void *queue, uint64_t number, uint64_t timeout_ns, halyard_error *err); /* required */
     uint32_t (*write_step)(void *queue, const halyard_step_write *writes, uint32_t num, uint32_t stride, halyard_error *err); /* required */
     uint32_t (*reserve_scratch)(void *queue, uint64_t bytes, halyard_error *err); /* required */
-    uint32_t (*encoder_create)(void *device, uint32_t mode, void * *out, halyard_error *err); /* required */
+    uint32_t (*encoder_create)(void *queue, const halyard_encoder_desc *desc, void * *out, halyard_error *err); /* required */
     void (*encoder_drop)(void *encoder); /* required */
     uint32_t (*encode)(void *encoder, uint64_t op, const halyard_tensor *operands, uint32_t num, halyard_error *err); /* required */
     uint32_t (*encoder_finish)(void *encoder, void * *handle, uint64_t *id, halyard_error *err); /* required */
     void (*command_drop)(void *command); /* required */
 } halyard_device_table;
 
-/* interface ops 0.2 */
+/* interface ops 0.3 */
 typedef struct halyard_ops_table {
     uint32_t struct_size;
     uint32_t minor;
@@ -817,10 +868,10 @@ typedef struct halyard_ops_table {
     uint32_t (*prepare)(void *device, const halyard_op_spec *spec, halyard_prepared *out, halyard_error *err); /* required */
     void (*prepared_drop)(void *prepared); /* required */
     uint32_t (*packed_weight_bytes)(void *prepared, uint32_t node, uint64_t *out, halyard_error *err); /* required */
-    uint32_t (*pack_weight)(void *prepared, uint32_t node, uint32_t first_row, uint32_t num_rows, const uint8_t *bytes, uint64_t len, const halyard_tensor *dst, halyard_error *err); /* required */
+    uint32_t (*pack_weight)(void *prepared, const halyard_weight_rows *rows, const halyard_tensor *dst, halyard_error *err); /* required */
     uint32_t (*claim)(void *device, const halyard_program *program, halyard_claim_report *out, halyard_error *err); /* optional: no region is claimed; every op runs by itself */
     uint32_t (*prepare_program)(void *device, const halyard_program *program, halyard_prepared *out, halyard_error *err); /* optional: no region is claimed; every op runs by itself */
-    uint32_t (*pack_weight_from)(void *prepared, uint32_t node, uint32_t first_row, uint32_t num_rows, const halyard_tensor *src, const halyard_tensor *dst, halyard_error *err); /* optional: the host reads the rows back and calls pack_weight */
+    uint32_t (*pack_weight_from)(void *prepared, const halyard_weight_rows *rows, const halyard_tensor *src, const halyard_tensor *dst, halyard_error *err); /* optional: the host reads the rows back and calls pack_weight */
 } halyard_ops_table;
 
 /* interface attention 0.1 */
@@ -833,12 +884,12 @@ typedef struct halyard_attention_table {
     uint32_t (*plan)(void *device, const halyard_op_spec *spec, halyard_attention_plan *out, halyard_error *err); /* required */
 } halyard_attention_table;
 
-/* interface communicator 0.1 */
+/* interface communicator 0.2 */
 typedef struct halyard_communicator_table {
     uint32_t struct_size;
     uint32_t minor;
-    uint32_t (*unique_id)(void *device, uint8_t *out, halyard_error *err); /* required */
-    uint32_t (*create)(void *device, const uint8_t *id, uint32_t rank, uint32_t size, void * *out, halyard_error *err); /* required */
+    uint32_t (*unique_id)(void *device, uint8_t *out, uint32_t capacity, uint32_t *len, halyard_error *err); /* required */
+    uint32_t (*create)(void *device, const halyard_communicator_desc *desc, void * *handle, uint64_t *id, halyard_error *err); /* required */
     void (*drop)(void *communicator); /* required */
     uint32_t (*prepare)(void *communicator, const halyard_collective *spec, halyard_prepared *out, halyard_error *err); /* required */
 } halyard_communicator_table;

@@ -21,6 +21,6 @@ pub use layout_file::{header, layout_lines};
 pub(crate) use macros::{abi_fixed_struct, abi_struct, wire_enum};
 pub use spec::{ProgramBytes, SpecBytes, read_program, read_spec};
 pub use types::{
-    AbiType, ErrorOut, Str, U64s, WireField, read_element, read_known, read_known_element, read_struct, struct_bytes,
-    struct_from_bytes, write_struct,
+    AbiType, ErrorOut, Str, U64s, WireField, check_output, read_element, read_known, read_known_element, read_struct,
+    struct_bytes, struct_from_bytes, write_struct,
 };

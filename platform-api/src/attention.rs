@@ -5,7 +5,7 @@
 //! bytes.
 
 use crate::ops::Attention;
-use crate::status::Result;
+use crate::status::{Error, Result};
 
 /// An attention backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct AttentionPlan {
 
 /// The attention backends of a device. An index is a position in [`AttentionRegistry::backends`].
 pub trait AttentionRegistry: Send + Sync {
-    /// All backends, at least one.
+    /// All backends; none where the platform has no attention.
     fn backends(&self) -> Vec<AttentionBackendInfo>;
 
     /// Whether `spec.backend` runs `spec`.
@@ -47,4 +47,21 @@ pub trait AttentionRegistry: Send + Sync {
     /// # Errors
     /// As [`AttentionRegistry::support`].
     fn plan(&self, spec: &Attention) -> Result<AttentionPlan>;
+}
+
+/// What a platform without attention has.
+pub struct NoAttention;
+
+impl AttentionRegistry for NoAttention {
+    fn backends(&self) -> Vec<AttentionBackendInfo> {
+        Vec::new()
+    }
+
+    fn support(&self, _: &Attention) -> Result<()> {
+        Err(Error::unsupported("this platform has no attention"))
+    }
+
+    fn plan(&self, _: &Attention) -> Result<AttentionPlan> {
+        Err(Error::unsupported("this platform has no attention"))
+    }
 }

@@ -1,15 +1,75 @@
 //! Collectives between the ranks of a group, prepared and encoded like ops.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::abi::wire_enum;
 use crate::dtype::DType;
 use crate::prepared::PreparedOp;
-use crate::status::Result;
+use crate::status::{Error, Result};
 
-/// Shared by the ranks of one communicator; opaque.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CommunicatorId(pub [u8; 128]);
+/// Shared by the ranks of one communicator: opaque bytes, as many as the platform wants (NCCL 128, oneCCL 256, HCCL
+/// 4108).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CommunicatorId(Vec<u8>);
+
+impl CommunicatorId {
+    /// Most bytes of an id.
+    pub const MAX_BYTES: usize = 16 << 10;
+
+    /// An id of `bytes`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for none, or for more than [`CommunicatorId::MAX_BYTES`].
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Result<CommunicatorId> {
+        let bytes = bytes.into();
+        match bytes.len() {
+            1..=CommunicatorId::MAX_BYTES => Ok(CommunicatorId(bytes)),
+            len => Err(Error::invalid(format!(
+                "a communicator's id of {len} bytes; 1 to {} are taken",
+                CommunicatorId::MAX_BYTES
+            ))),
+        }
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl CommunicatorDesc {
+    /// Rank `rank` of `size` of the group `id`, which waits as long as the platform thinks right.
+    pub fn new(id: &CommunicatorId, rank: u32, size: u32) -> CommunicatorDesc {
+        CommunicatorDesc {
+            id: id.clone(),
+            rank,
+            size,
+            timeout_ns: 0,
+        }
+    }
+
+    /// How long to wait for the other ranks, where the platform's own time is `usual`.
+    pub fn timeout_or(&self, usual: Duration) -> Duration {
+        match self.timeout_ns {
+            0 => usual,
+            ns => Duration::from_nanos(ns),
+        }
+    }
+}
+
+/// What a rank joins a communicator with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommunicatorDesc {
+    /// The same for all ranks.
+    pub id: CommunicatorId,
+    /// This rank.
+    pub rank: u32,
+    /// Number of ranks.
+    pub size: u32,
+    /// How long to wait for the other ranks, in nanoseconds; 0: as long as the platform thinks right.
+    pub timeout_ns: u64,
+}
 
 wire_enum! {
     /// The collectives.
@@ -54,6 +114,11 @@ pub trait Communicator: Send + Sync {
 
     /// Number of ranks.
     fn size(&self) -> u32;
+
+    /// The number on its device by which an op names this communicator; 0: ops of this platform name none.
+    fn number(&self) -> u64 {
+        0
+    }
 
     /// Prepares a collective. Every rank prepares and encodes the same ones in the same order.
     ///

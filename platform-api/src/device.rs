@@ -9,9 +9,10 @@
 
 use std::sync::Arc;
 
-use crate::attention::AttentionRegistry;
-use crate::communicator::{Communicator, CommunicatorId};
+use crate::attention::{AttentionRegistry, NoAttention};
+use crate::communicator::{Communicator, CommunicatorDesc, CommunicatorId};
 use crate::info::{DeviceInfo, MemoryInfo};
+use crate::open::OpenOptions;
 use crate::ops::OpSpec;
 use crate::prepared::{OpId, PreparedOp};
 use crate::program::{ClaimReport, Program};
@@ -26,11 +27,20 @@ pub trait Platform: Send + Sync {
     /// `Unavailable` with the reason (no driver, no device, too old) when there are none: never an empty list.
     fn devices(&self) -> Result<Vec<DeviceInfo>>;
 
-    /// Opens device `index`. May block for seconds.
+    /// Opens a device. May block for seconds.
     ///
     /// # Errors
-    /// `NotFound` past the end; `DeviceLost` or `Unavailable` from the driver.
-    fn open(&self, index: u32) -> Result<Arc<dyn Device>>;
+    /// `NotFound` past the end; `InvalidArgument` for an option that the platform does not know or cannot take, named
+    /// ([`OpenOptions::check`]); `DeviceLost` or `Unavailable` from the driver.
+    fn open_with(&self, options: &OpenOptions) -> Result<Arc<dyn Device>>;
+
+    /// Opens device `index` without options.
+    ///
+    /// # Errors
+    /// As [`Platform::open_with`].
+    fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
+        self.open_with(&OpenOptions::of(index))
+    }
 }
 
 /// An open device.
@@ -50,23 +60,27 @@ pub trait Device: Send + Sync {
     /// `OutOfMemory` with the arithmetic; `InvalidArgument` for 0 or above `max_buffer_bytes`.
     fn create_buffer(&self, bytes: u64, kind: BufferKind) -> Result<Arc<dyn Buffer>>;
 
-    /// Creates a queue.
+    /// Creates a queue whose steps write at most `step_bytes` each (0: [`MAX_STEP_WRITE_BYTES`]).
     ///
     /// # Errors
-    /// `Unsupported` where the device has no queue of that kind; a compute queue always exists.
-    fn create_queue(&self, kind: QueueKind) -> Result<Arc<dyn Queue>>;
+    /// `Unsupported` where the device has no queue of that kind; a compute queue always exists. `OutOfMemory`.
+    fn create_queue_for(&self, kind: QueueKind, step_bytes: u64) -> Result<Arc<dyn Queue>>;
 
-    /// Starts encoding.
+    /// Creates a queue whose steps write at most [`MAX_STEP_WRITE_BYTES`] each.
     ///
     /// # Errors
-    /// `Unsupported` for [`EncoderMode::Reusable`] where command buffers cannot be submitted twice.
-    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>>;
+    /// As [`Device::create_queue_for`].
+    fn create_queue(&self, kind: QueueKind) -> Result<Arc<dyn Queue>> {
+        self.create_queue_for(kind, 0)
+    }
 
     /// The ops.
     fn ops(&self) -> &dyn OpRegistry;
 
-    /// The attention backends.
-    fn attention(&self) -> &dyn AttentionRegistry;
+    /// The attention backends; a platform without attention has none.
+    fn attention(&self) -> &dyn AttentionRegistry {
+        &NoAttention
+    }
 
     /// A fresh id that all ranks of a new communicator share.
     ///
@@ -76,12 +90,12 @@ pub trait Device: Send + Sync {
         Err(Error::unsupported("this platform has no communicator"))
     }
 
-    /// Joins a communicator; blocks until all `size` ranks have called it with the same id.
+    /// Joins a communicator; blocks until all ranks have joined with the same id.
     ///
     /// # Errors
-    /// `Unsupported` without the capability; `Timeout` when a rank does not come.
-    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
-        let _ = (id, rank, size);
+    /// `Unsupported` without the capability; `Timeout` when a rank does not come in time.
+    fn create_communicator(&self, group: &CommunicatorDesc) -> Result<Arc<dyn Communicator>> {
+        let _ = group;
         Err(Error::unsupported("this platform has no communicator"))
     }
 }
@@ -154,13 +168,30 @@ pub struct StepWrite<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Bytes that one [`Queue::write_step`] may carry on every backend.
+impl StepWrite<'_> {
+    /// Nothing, to nowhere.
+    pub const EMPTY: StepWrite<'static> = StepWrite {
+        buffer: BufferId(0),
+        offset: 0,
+        bytes: &[],
+    };
+}
+
+/// Bytes that one [`Queue::write_step`] may carry on every queue that was created without a number of its own.
 pub const MAX_STEP_WRITE_BYTES: usize = 1 << 20;
 
 /// An in-order queue.
 pub trait Queue: Send + Sync {
     /// The id that other queues wait with.
     fn id(&self) -> QueueId;
+
+    /// Starts encoding for this queue: what it seals is submitted here and nowhere else. A one-shot encoder may start
+    /// its work at once, so between this call and the submit nothing else is encoded for, written to or submitted on
+    /// this queue; work that has begun goes on when the encoder or its command buffer is dropped.
+    ///
+    /// # Errors
+    /// `Unsupported` for [`EncoderMode::Reusable`] where command buffers cannot be submitted twice.
+    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>>;
 
     /// Submits command buffers in order, after `waits`, and returns this submit's number (from 1, only growing).
     /// A one-shot command buffer is submitted once. With `async_depth` 0 the work is done when this returns, and this
@@ -184,8 +215,7 @@ pub trait Queue: Send + Sync {
     /// ring that the backend owns, so the caller may reuse its memory at once. May block while the ring is full.
     ///
     /// # Errors
-    /// `InvalidArgument` past a buffer's end; `OutOfMemory` for more bytes than the ring can ever hold, which must be
-    /// at least [`MAX_STEP_WRITE_BYTES`].
+    /// `InvalidArgument` past a buffer's end, or for more bytes than the queue was created for.
     fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()>;
 
     /// Makes the scratch arena at least `bytes`: the largest `scratch_bytes` of the ops that this queue will run.

@@ -148,7 +148,7 @@ macro_rules! __export {
 #[macro_export]
 macro_rules! __abi_version {
     () => {
-        "0.1"
+        "0.2"
     };
 }
 

@@ -19,6 +19,7 @@ pub mod io_processor;
 pub mod log;
 pub mod lora_resolver;
 pub mod manifest;
+pub mod open;
 pub mod ops;
 pub mod prepared;
 pub mod program;
@@ -26,8 +27,8 @@ pub mod slots;
 pub mod status;
 pub mod tensor;
 
-pub use attention::{AttentionBackendInfo, AttentionPlan, AttentionRegistry};
-pub use communicator::{Collective, CollectiveKind, Communicator, CommunicatorId};
+pub use attention::{AttentionBackendInfo, AttentionPlan, AttentionRegistry, NoAttention};
+pub use communicator::{Collective, CollectiveKind, Communicator, CommunicatorDesc, CommunicatorId};
 pub use device::{
     Buffer, BufferKind, CommandBuffer, CommandId, Device, Encoder, EncoderMode, MAX_STEP_WRITE_BYTES, OpRegistry,
     OpSupport, Platform, Queue, QueueId, QueueKind, QueueWait, StepWrite,
@@ -35,6 +36,7 @@ pub use device::{
 pub use dtype::{DType, WeightFormat};
 pub use info::{Capabilities, DTypeSet, DeviceInfo, MemoryInfo};
 pub use manifest::LinkedPlugin;
+pub use open::OpenOptions;
 pub use ops::{Access, OpSpec, Operand};
 pub use prepared::{OpId, PreparedInfo, PreparedOp, WeightRows};
 pub use program::{Claim, ClaimReport, Node, Program, TensorDecl};

@@ -1,4 +1,4 @@
-//! The op catalogue: name, version, descriptor, operands, formula. One file an op family member; this one holds what
+//! The op catalogue: name, code, descriptor, operands, formula. One file an op family member; this one holds what
 //! they share.
 //!
 //! A descriptor holds the static parts; shapes come with the operands. Letters in the docs: T tokens of the step, S
@@ -26,6 +26,16 @@ pub enum Access {
 }
 
 impl Access {
+    /// The access of a wire code. A code that is not known here stands for the most that an op can do.
+    pub fn from_code(code: u8) -> Access {
+        match code {
+            0 => Access::Const,
+            1 => Access::Read,
+            2 => Access::Write,
+            _ => Access::Update,
+        }
+    }
+
     /// Whether the op changes it.
     pub fn writes(self) -> bool {
         matches!(self, Access::Write | Access::Update)
@@ -47,7 +57,7 @@ pub struct Operand {
 macro_rules! op {
     (
         $(#[$meta:meta])*
-        pub struct $name:ident = $code:literal $op_name:literal v $version:literal, wire $wire:ident = $cname:literal {
+        pub struct $name:ident = $code:literal $op_name:literal, wire $wire:ident = $cname:literal {
             $( $(#[$fmeta:meta])* $field:ident : $ty:ty ),* $(,)?
         }
         operands { $( $operand:ident : $access:ident $(? $optional:tt)? ),* $(,)? }
@@ -66,8 +76,6 @@ macro_rules! op {
             pub const CODE: u32 = $code;
             /// Name in docs, logs and errors.
             pub const NAME: &'static str = $op_name;
-            /// Version of the descriptor's meaning.
-            pub const VERSION: u32 = $version;
             /// Operands in order.
             pub const OPERANDS: &'static [$crate::ops::Operand] = &[ $( $crate::ops::Operand {
                 name: stringify!($operand),
@@ -110,7 +118,7 @@ macro_rules! catalogue {
         /// A descriptor of any op.
         #[derive(Clone, Debug, PartialEq)]
         #[allow(missing_docs)]
-        pub enum OpSpec { $( $name($module::$name), )* Vendor(VendorOp) }
+        pub enum OpSpec { $( $name($module::$name), )* Vendor(VendorOp), Unknown(UnknownOp) }
 
         impl OpSpec {
             /// Names of the catalogue, in code order of definition.
@@ -125,22 +133,37 @@ macro_rules! catalogue {
 
             /// The op's name.
             pub fn name(&self) -> &str {
-                match self { $( OpSpec::$name(_) => $module::$name::NAME, )* OpSpec::Vendor(op) => &op.name }
+                match self {
+                    $( OpSpec::$name(_) => $module::$name::NAME, )*
+                    OpSpec::Vendor(op) => &op.name,
+                    OpSpec::Unknown(op) => &op.name,
+                }
             }
 
             /// The op's wire code.
             pub fn code(&self) -> u32 {
-                match self { $( OpSpec::$name(_) => $module::$name::CODE, )* OpSpec::Vendor(_) => VendorOp::CODE }
+                match self {
+                    $( OpSpec::$name(_) => $module::$name::CODE, )*
+                    OpSpec::Vendor(_) => VendorOp::CODE,
+                    OpSpec::Unknown(op) => op.code,
+                }
             }
 
-            /// The descriptor's version.
+            /// The descriptor's version: 1 for ever of a catalogue op, as what means something else has another code.
             pub fn version(&self) -> u32 {
-                match self { $( OpSpec::$name(_) => $module::$name::VERSION, )* OpSpec::Vendor(op) => op.version }
+                match self {
+                    $( OpSpec::$name(_) => 1, )*
+                    OpSpec::Vendor(op) => op.version,
+                    OpSpec::Unknown(op) => op.version,
+                }
             }
 
-            /// The operands in order; a vendor op's are its own business and not listed.
+            /// The operands in order; empty: the catalogue here does not list them, and a node says how each is used.
             pub fn operands(&self) -> &'static [Operand] {
-                match self { $( OpSpec::$name(_) => $module::$name::OPERANDS, )* OpSpec::Vendor(_) => &[] }
+                match self {
+                    $( OpSpec::$name(_) => $module::$name::OPERANDS, )*
+                    OpSpec::Vendor(_) | OpSpec::Unknown(_) => &[],
+                }
             }
 
             /// The descriptor's wire bytes (a struct that starts with its size). Equal specs have equal bytes.
@@ -148,22 +171,22 @@ macro_rules! catalogue {
                 match self {
                     $( OpSpec::$name(op) => $crate::abi::struct_bytes(&op.to_wire()), )*
                     OpSpec::Vendor(op) => op.descriptor.clone(),
+                    OpSpec::Unknown(op) => op.descriptor.clone(),
                 }
             }
 
-            /// Reads a descriptor from wire bytes of any size: shorter ones are zero-extended, longer ones must be zero
-            /// past what is known here.
+            /// Reads a descriptor from wire bytes: fields that were appended later may be missing and are zero then;
+            /// what lies past those known here must be zero.
             ///
             /// # Errors
-            /// `Unsupported` for an unknown code, a newer version or non-zero unknown bytes; `InvalidArgument` for bad
-            /// values.
+            /// `Unsupported` for an unknown code, a newer version, an unknown enum value or non-zero unknown bytes;
+            /// `InvalidArgument` for bad values and for fewer bytes than the op ever had.
             pub fn from_wire(code: u32, version: u32, name: &str, bytes: &[u8]) -> Result<OpSpec> {
                 match code {
                     $( $module::$name::CODE => {
-                        if version > $module::$name::VERSION {
+                        if version > 1 {
                             return Err(Error::unsupported(format!(
-                                "op {} version {version}: this side knows up to {}", $module::$name::NAME,
-                                    $module::$name::VERSION
+                                "op {} version {version}: this side knows version 1", $module::$name::NAME
                             )));
                         }
                         let wire = $crate::abi::struct_from_bytes(bytes)?;
@@ -242,6 +265,32 @@ catalogue! {
     data::FillRandom,
 }
 
+impl OpSpec {
+    /// What of it is not known here; `None`: it is known.
+    pub fn unknown(&self) -> Option<&str> {
+        match self {
+            OpSpec::Unknown(op) => Some(&op.reason),
+            _ => None,
+        }
+    }
+}
+
+/// An op of a program that this side cannot read: of a newer catalogue, or with a value or a field that is newer. It
+/// passes on as it came; nobody here can run it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UnknownOp {
+    /// Its code on the wire.
+    pub code: u32,
+    /// Its version.
+    pub version: u32,
+    /// Its name.
+    pub name: String,
+    /// Its descriptor's bytes.
+    pub descriptor: Vec<u8>,
+    /// What of it is not known here.
+    pub reason: String,
+}
+
 /// A vendor's own op, `vendor.name`: found by name at load, used by a plugin's own fusion rules.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VendorOp {
@@ -253,7 +302,11 @@ pub struct VendorOp {
     pub descriptor: Vec<u8>,
 }
 
+/// First code, of ops, types, formats, kinds, interfaces, collectives and statuses alike, that this contract never
+/// gives out: experiments and vendors take theirs from here on. Capability bits 48 to 63 are theirs, too.
+pub const VENDOR_CODES: u32 = 0x8000_0000;
+
 impl VendorOp {
     /// Code on the wire of every vendor op.
-    pub const CODE: u32 = 0xFFFF;
+    pub const CODE: u32 = VENDOR_CODES;
 }

@@ -15,6 +15,30 @@ pub struct Node {
     pub spec: OpSpec,
     /// One tensor index per operand of the op, in its documented order; [`ABSENT`] for an optional one left out.
     pub operands: Vec<u16>,
+    /// How the op uses each of them.
+    pub access: Vec<Access>,
+}
+
+impl Node {
+    /// A node of a catalogue op. Trailing optional operands may be left out.
+    pub fn new(spec: impl Into<OpSpec>, operands: impl Into<Vec<u16>>) -> Node {
+        let (spec, mut operands) = (spec.into(), operands.into());
+        let known = spec.operands();
+        operands.extend(known.iter().skip(operands.len()).map(|_| ABSENT));
+        let access = known.iter().map(|operand| operand.access).collect();
+        Node { spec, operands, access }
+    }
+
+    /// A node of an op whose operands the catalogue does not list.
+    pub fn with_access(spec: impl Into<OpSpec>, operands: Vec<u16>, access: Vec<Access>) -> Node {
+        let spec = spec.into();
+        Node { spec, operands, access }
+    }
+
+    /// Its operands with how it uses each.
+    pub fn uses(&self) -> impl Iterator<Item = (u16, Access)> {
+        self.operands.iter().copied().zip(self.access.iter().copied())
+    }
 }
 
 /// A tensor of a program. Shapes come with the operands at encoding; a program fixes types and roles.
@@ -66,22 +90,26 @@ impl Program {
     /// `InvalidArgument` naming the node and the operand.
     pub fn validate(&self) -> Result<()> {
         for (i, node) in self.nodes.iter().enumerate() {
-            let expected = node.spec.operands();
-            if node.operands.len() != expected.len() {
+            let listed = node.spec.operands();
+            let expected = match listed.len() {
+                0 => node.access.len(),
+                len => len,
+            };
+            if node.operands.len() != expected || node.access.len() != expected {
                 return Err(Error::invalid(format!(
-                    "node {i} ({}) has {} operands, the op takes {}",
+                    "node {i} ({}) has {} operands, the op takes {expected}",
                     node.spec.name(),
                     node.operands.len(),
-                    expected.len()
                 )));
             }
-            for (operand, &tensor) in expected.iter().zip(&node.operands) {
-                let absent_allowed = tensor == ABSENT && operand.optional;
+            for (at, &tensor) in node.operands.iter().enumerate() {
+                let operand = listed.get(at);
+                let absent_allowed = tensor == ABSENT && operand.is_none_or(|operand| operand.optional);
                 if !absent_allowed && usize::from(tensor) >= self.tensors.len() {
                     return Err(Error::invalid(format!(
                         "node {i} ({}): operand `{}` names tensor {tensor} of {}",
                         node.spec.name(),
-                        operand.name,
+                        operand.map_or("?", |operand| operand.name),
                         self.tensors.len()
                     )));
                 }
@@ -99,8 +127,8 @@ impl Program {
         for node in &self.nodes[first..first + count] {
             let operands = node.operands.iter().map(|&t| renumber(t, &mut original)).collect();
             nodes.push(Node {
-                spec: node.spec.clone(),
                 operands,
+                ..node.clone()
             });
         }
         let mut storages = Vec::new();
@@ -131,11 +159,11 @@ impl Program {
     pub fn tensor_access(&self) -> Vec<Access> {
         let mut access = vec![Access::Const; self.tensors.len()];
         for node in &self.nodes {
-            for (&tensor, operand) in node.operands.iter().zip(node.spec.operands()) {
+            for (tensor, used) in node.uses() {
                 let Some(known) = access.get_mut(usize::from(tensor)) else {
                     continue;
                 };
-                *known = match operand.access {
+                *known = match used {
                     Access::Const => *known,
                     Access::Read if !known.writes() => Access::Read,
                     _ => Access::Update,
@@ -152,7 +180,7 @@ impl Program {
         let decl = self.tensors[usize::from(t)];
         let mut left = vec![decl.columns()];
         for node in &self.nodes[next..] {
-            for (&other, operand) in node.operands.iter().zip(node.spec.operands()) {
+            for (other, used) in node.uses() {
                 let Some(touched) = self
                     .tensors
                     .get(usize::from(other))
@@ -162,7 +190,7 @@ impl Program {
                 };
                 let said = decl.num_columns > 0 && touched.num_columns > 0 && touched.dtype == decl.dtype;
                 let (begin, end) = touched.columns();
-                if operand.access != Access::Write {
+                if used != Access::Write {
                     if !said || left.iter().any(|&(from, to)| from < end && begin < to) {
                         return Fate::Read;
                     }
@@ -244,23 +272,21 @@ mod tests {
             ..TensorDecl::whole(DType::F32, true, storage)
         };
         let node = |&(adds, operands): &(bool, [u16; 3])| match adds {
-            true => Node {
-                spec: Add {
+            true => Node::new(
+                Add {
                     width: 4,
                     dtype: DType::F32,
-                }
-                .into(),
-                operands: operands.to_vec(),
-            },
-            false => Node {
-                spec: Scale {
+                },
+                operands,
+            ),
+            false => Node::new(
+                Scale {
                     width: 4,
                     factor: 2.0,
                     dtype: DType::F32,
-                }
-                .into(),
-                operands: operands[..2].to_vec(),
-            },
+                },
+                &operands[..2],
+            ),
         };
         Program {
             tensors: vec![part(0, 0, 4), part(0, 4, 4), part(0, 0, 8), part(1, 0, 8)],

@@ -32,11 +32,13 @@ pub enum Status {
     Denied = 11,
     /// A defect of the callee.
     Internal = 12,
+    /// The callee's code panicked or threw during this call; the handle that it was called on is poisoned.
+    Panicked = 13,
 }
 
 impl Status {
     /// All statuses, in code order.
-    pub const ALL: [Status; 13] = [
+    pub const ALL: [Status; 14] = [
         Status::Ok,
         Status::InvalidArgument,
         Status::Unsupported,
@@ -50,6 +52,7 @@ impl Status {
         Status::Unavailable,
         Status::Denied,
         Status::Internal,
+        Status::Panicked,
     ];
 
     /// The status of a wire code; an unknown code is [`Status::Internal`], as the list is closed.
@@ -89,11 +92,9 @@ impl Error {
         Error::new(Status::Unsupported, message)
     }
 
-    /// Whether it tells of a panic: the one that was caught, which the shim words `panicked: …`, or an earlier one of
-    /// the same handle.
+    /// Whether it tells of a panic: one of this call, or an earlier one on the same handle.
     pub fn is_panic(&self) -> bool {
-        let caught = self.status == Status::Internal && self.message.contains("panicked: ");
-        caught || self.status == Status::Poisoned
+        matches!(self.status, Status::Panicked | Status::Poisoned)
     }
 
     /// [`Status::OutOfMemory`] with the arithmetic.

@@ -23,8 +23,9 @@ abi_fixed_struct! {
         pub dtype: u32,
         /// Number of used axes, 1 to 4.
         pub rank: u32,
-        /// Zero.
-        pub reserved: u64,
+        /// Of an opaque operand (a packed weight, KV blocks): the bytes at `offset` that belong to it, any number; it
+        /// is U8 of rank 1 then, and its shape says no more. 0: the shape says it.
+        pub bytes: u64,
     }
 }
 
@@ -39,7 +40,7 @@ impl Tensor {
         strides: [0; 4],
         dtype: 0,
         rank: 0,
-        reserved: 0,
+        bytes: 0,
     };
 
     /// A contiguous view of `buffer` at byte `offset`. `shape` has 1 to 4 axes; more are a programming error.
@@ -56,7 +57,7 @@ impl Tensor {
             strides: [1; 4],
             dtype: dtype as u32,
             rank: shape.len() as u32,
-            reserved: 0,
+            bytes: 0,
         };
         let mut stride = 1u32;
         for axis in (0..shape.len()).rev() {
@@ -67,6 +68,14 @@ impl Tensor {
         tensor
     }
 
+    /// `bytes` bytes of `buffer` from byte `offset` on, which only the backend that packed them can read.
+    pub fn opaque(buffer: BufferId, offset: u64, bytes: u64) -> Tensor {
+        Tensor {
+            bytes,
+            ..Tensor::contiguous(buffer, offset, DType::U8, &[u32::try_from(bytes).unwrap_or(u32::MAX)])
+        }
+    }
+
     /// The same memory with other extents and strides (in elements), starting `elements` further on.
     pub fn view(&self, elements: u64, shape: &[u32], strides: &[u32]) -> Tensor {
         debug_assert_eq!(shape.len(), strides.len());
@@ -74,6 +83,7 @@ impl Tensor {
             shape: [1; 4],
             strides: [1; 4],
             rank: shape.len() as u32,
+            bytes: 0,
             ..*self
         };
         tensor.shape[..shape.len()].copy_from_slice(shape);
@@ -84,7 +94,7 @@ impl Tensor {
 
     /// Rows `first .. first + count` along the outermost axis.
     pub fn rows(&self, first: u32, count: u32) -> Tensor {
-        let mut tensor = *self;
+        let mut tensor = Tensor { bytes: 0, ..*self };
         tensor.shape[0] = count;
         tensor.offset += u64::from(first) * u64::from(self.strides[0]) * self.dtype().bytes() as u64;
         tensor
@@ -93,7 +103,7 @@ impl Tensor {
     /// Columns `first .. first + count` of the innermost used axis: how q, k and v are slices of one product.
     pub fn columns(&self, first: u32, count: u32) -> Tensor {
         let axis = self.rank as usize - 1;
-        let mut tensor = *self;
+        let mut tensor = Tensor { bytes: 0, ..*self };
         tensor.shape[axis] = count;
         tensor.offset += u64::from(first) * u64::from(self.strides[axis]) * self.dtype().bytes() as u64;
         tensor
@@ -126,6 +136,9 @@ impl Tensor {
 
     /// Bytes from `offset` to just past the last element, 0 for an empty view.
     pub fn span_bytes(&self) -> u64 {
+        if self.bytes > 0 {
+            return self.bytes;
+        }
         if self.elements() == 0 {
             return 0;
         }

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-HALYARD_MANIFEST("{\"manifest\":1,\"kind\":\"stat-logger\",\"name\":\"csv\",\"version\":\"0.1.0\",\"abi\":\"0.1\",\"entry\":\"csv_entry\","
+HALYARD_MANIFEST("{\"manifest\":1,\"kind\":\"stat-logger\",\"name\":\"csv\",\"version\":\"0.1.0\",\"abi\":\"" HALYARD_ABI "\",\"entry\":\"csv_entry\","
                  "\"about\":\"a line for each finished request, appended to a file\"}");
 
 typedef struct logger {
@@ -132,7 +132,7 @@ uint32_t csv_entry(const halyard_host *host, halyard_plugin *out, halyard_error 
     plugin.kind = HALYARD_KIND_STAT_LOGGER;
     plugin.name = str("csv");
     plugin.version = str("0.1.0");
-    plugin.interface = find_interface;
+    plugin.find_interface = find_interface;
     memcpy(out, &plugin, plugin.struct_size);
     return HALYARD_STATUS_OK;
 }

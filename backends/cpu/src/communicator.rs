@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use halyard_platform_api::communicator::{Collective, CollectiveKind};
-use halyard_platform_api::{Communicator, CommunicatorId, DType, Error, PreparedOp, Result, Status};
+use halyard_platform_api::{Communicator, CommunicatorDesc, CommunicatorId, DType, Error, PreparedOp, Result, Status};
 
 use crate::device::{CpuPrepared, Inner};
 use crate::kernel::{Kernel, Worker};
@@ -18,7 +18,7 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a rank waits for the others in a collective.
 const MEET_TIMEOUT: Duration = Duration::from_secs(60);
 
-static GROUPS: Mutex<Option<HashMap<[u8; 128], Arc<Group>>>> = Mutex::new(None);
+static GROUPS: Mutex<Option<HashMap<CommunicatorId, Arc<Group>>>> = Mutex::new(None);
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// Operands of one collective, by rank.
@@ -40,15 +40,15 @@ struct Group {
 }
 
 /// An id that no other group has.
-pub(crate) fn unique_id() -> CommunicatorId {
-    let mut bytes = [0; 128];
-    bytes[..8].copy_from_slice(&NEXT_ID.fetch_add(1, Ordering::Relaxed).to_le_bytes());
-    bytes[8..12].copy_from_slice(&std::process::id().to_le_bytes());
-    CommunicatorId(bytes)
+pub(crate) fn unique_id() -> Result<CommunicatorId> {
+    let mut bytes = NEXT_ID.fetch_add(1, Ordering::Relaxed).to_le_bytes().to_vec();
+    bytes.extend(std::process::id().to_le_bytes());
+    CommunicatorId::new(bytes)
 }
 
 /// Joins the group of `id`; returns when all ranks have.
-pub(crate) fn join(inner: Arc<Inner>, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
+pub(crate) fn join(inner: Arc<Inner>, desc: &CommunicatorDesc) -> Result<Arc<dyn Communicator>> {
+    let (rank, size) = (desc.rank, desc.size);
     if size == 0 || rank >= size {
         return Err(Error::invalid(format!(
             "rank {rank} of a group of {size}; ranks are 0 to size − 1"
@@ -57,7 +57,10 @@ pub(crate) fn join(inner: Arc<Inner>, id: &CommunicatorId, rank: u32, size: u32)
     let group = {
         let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
         let groups = groups.get_or_insert_with(HashMap::new);
-        groups.entry(id.0).or_insert_with(|| Arc::new(Group::new(size))).clone()
+        groups
+            .entry(desc.id.clone())
+            .or_insert_with(|| Arc::new(Group::new(size)))
+            .clone()
     };
     if group.size != size {
         return Err(Error::invalid(format!(
@@ -65,7 +68,8 @@ pub(crate) fn join(inner: Arc<Inner>, id: &CommunicatorId, rank: u32, size: u32)
             group.size
         )));
     }
-    let deadline = Instant::now() + JOIN_TIMEOUT;
+    let timeout = desc.timeout_or(JOIN_TIMEOUT);
+    let deadline = Instant::now() + timeout;
     let mut state = group.lock();
     if !state.joined.insert(rank) {
         return Err(Error::invalid(format!(
@@ -79,7 +83,7 @@ pub(crate) fn join(inner: Arc<Inner>, id: &CommunicatorId, rank: u32, size: u32)
             let message = format!(
                 "{} of {size} ranks joined in {} s",
                 state.joined.len(),
-                JOIN_TIMEOUT.as_secs()
+                timeout.as_secs()
             );
             state.joined.remove(&rank);
             return Err(Error::new(Status::Timeout, message));
@@ -95,7 +99,7 @@ pub(crate) fn join(inner: Arc<Inner>, id: &CommunicatorId, rank: u32, size: u32)
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .get_or_insert_with(HashMap::new)
-        .remove(&id.0);
+        .remove(&desc.id);
     Ok(Arc::new(CpuCommunicator { inner, group, rank }))
 }
 
@@ -376,17 +380,19 @@ mod tests {
     fn a_rank_joins_once() {
         let group = Arc::new(Group::new(2));
         group.lock().joined.insert(1);
-        let id = unique_id();
+        let id = unique_id().expect("bytes");
         GROUPS
             .lock()
             .unwrap()
             .get_or_insert_with(HashMap::new)
-            .insert(id.0, group);
+            .insert(id.clone(), group);
         let device = crate::device::CpuDevice::open(1, halyard_kernels_cpu::Kernels::best()).expect("a device");
-        let error = join(device.inner.clone(), &id, 1, 2).err().expect("a refusal");
+        let error = join(device.inner.clone(), &CommunicatorDesc::new(&id, 1, 2))
+            .err()
+            .expect("a refusal");
         assert_eq!(error.status, Status::InvalidArgument);
         assert!(error.message.contains("rank 1 of 2 has joined already"), "{error}");
-        let joined = join(device.inner.clone(), &id, 0, 2).expect("the rank that was missing");
+        let joined = join(device.inner.clone(), &CommunicatorDesc::new(&id, 0, 2)).expect("the rank that was missing");
         assert_eq!((joined.rank(), joined.size()), (0, 2));
     }
 }

@@ -7,7 +7,7 @@ use halyard_kernels_cpu::Kernels;
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{
     AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities, ClaimReport,
-    Communicator, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpId,
+    Communicator, CommunicatorDesc, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Error, MemoryInfo, OpId,
     OpRegistry, OpSpec, OpSupport, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result, Status, Tensor,
     WeightRows,
 };
@@ -15,10 +15,10 @@ use halyard_platform_api::{
 use crate::communicator;
 use crate::kernel::Kernel;
 use crate::memory::{Allocation, Memory};
-use crate::objects::{CommandList, Objects};
+use crate::objects::Objects;
 use crate::ops;
 use crate::pool::Pool;
-use crate::queue::{CpuEncoder, CpuQueue, read, write};
+use crate::queue::{CpuQueue, read, write};
 
 /// What everything on the device shares.
 pub(crate) struct Inner {
@@ -118,7 +118,7 @@ impl Device for CpuDevice {
         }))
     }
 
-    fn create_queue(&self, kind: QueueKind) -> Result<Arc<dyn Queue>> {
+    fn create_queue_for(&self, kind: QueueKind, _step_bytes: u64) -> Result<Arc<dyn Queue>> {
         match kind {
             QueueKind::Compute => {
                 let id = self.inner.queues.fetch_add(1, Ordering::Relaxed);
@@ -130,13 +130,6 @@ impl Device for CpuDevice {
         }
     }
 
-    fn create_encoder(&self, _mode: EncoderMode) -> Result<Box<dyn Encoder>> {
-        Ok(Box::new(CpuEncoder {
-            inner: self.inner.clone(),
-            list: CommandList::default(),
-        }))
-    }
-
     fn ops(&self) -> &dyn OpRegistry {
         self
     }
@@ -146,11 +139,11 @@ impl Device for CpuDevice {
     }
 
     fn communicator_id(&self) -> Result<CommunicatorId> {
-        Ok(communicator::unique_id())
+        communicator::unique_id()
     }
 
-    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
-        communicator::join(self.inner.clone(), id, rank, size)
+    fn create_communicator(&self, group: &CommunicatorDesc) -> Result<Arc<dyn Communicator>> {
+        communicator::join(self.inner.clone(), group)
     }
 }
 

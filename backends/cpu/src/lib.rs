@@ -17,7 +17,7 @@ mod view;
 
 use std::sync::Arc;
 
-use halyard_platform_api::{Device, DeviceInfo, Error, Platform, Result, Status};
+use halyard_platform_api::{Device, DeviceInfo, Error, OpenOptions, Platform, Result, Status};
 
 pub use device::CpuDevice;
 
@@ -51,7 +51,9 @@ impl Platform for CpuPlatform {
         Ok(vec![device::info(self.threads()?, env::kernels()?)])
     }
 
-    fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
+    fn open_with(&self, options: &OpenOptions) -> Result<Arc<dyn Device>> {
+        options.check(&[])?;
+        let index = options.index;
         if index != 0 {
             return Err(Error::new(
                 Status::NotFound,

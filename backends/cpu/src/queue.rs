@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use halyard_kernels_cpu::LINEAR_SCRATCH;
 use halyard_platform_api::{
-    CommandBuffer, CommandId, Encoder, Error, OpId, Queue, QueueId, QueueWait, Result, Status, StepWrite, Tensor,
+    CommandBuffer, CommandId, Encoder, EncoderMode, Error, OpId, Queue, QueueId, QueueWait, Result, Status, StepWrite,
+    Tensor,
 };
 
 use crate::device::Inner;
@@ -232,6 +233,13 @@ impl Queue for CpuQueue {
         self.id
     }
 
+    fn create_encoder(&self, _mode: EncoderMode) -> Result<Box<dyn Encoder>> {
+        Ok(Box::new(CpuEncoder {
+            inner: self.inner.clone(),
+            list: CommandList::default(),
+        }))
+    }
+
     fn submit(&self, commands: &[CommandId], _waits: &[QueueWait]) -> Result<u64> {
         // Every earlier submit of every queue is complete, so waits are over before they begin.
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -309,8 +317,8 @@ mod tests {
         }
     }
 
-    fn commands(device: &dyn Device, op: &dyn PreparedOp, operands: &[Tensor]) -> Arc<dyn CommandBuffer> {
-        let mut encoder = device.create_encoder(EncoderMode::OneShot).expect("an encoder");
+    fn commands(queue: &dyn Queue, op: &dyn PreparedOp, operands: &[Tensor]) -> Arc<dyn CommandBuffer> {
+        let mut encoder = queue.create_encoder(EncoderMode::OneShot).expect("an encoder");
         encoder.encode(op.id(), operands).expect("a live op");
         encoder.finish().expect("a list")
     }
@@ -320,7 +328,7 @@ mod tests {
         let device = CpuDevice::open(2, Kernels::best()).expect("a device");
         let op = CpuPrepared::register(device.inner.clone(), Arc::new(Panics));
         let queue = device.create_queue(QueueKind::Compute).expect("a queue");
-        let list = commands(&*device, &*op, &[]);
+        let list = commands(&*queue, &*op, &[]);
         for submit in [&[list.id()][..], &[], &[]] {
             let error = queue.submit(submit, &[]).expect_err("failed");
             assert_eq!(error.status, Status::Internal);
@@ -404,9 +412,9 @@ mod tests {
         buffer.write(0, &bytes).expect("in range");
         let row = |buffer| Tensor::contiguous(buffer, 0, DType::F32, &[1, 4]);
         let (live, dead) = (row(buffer.id()), row(BufferId(buffer.id().0 ^ (7 << 40))));
-        let good = commands(&*device, &*op, &[live, live]);
-        let bad = commands(&*device, &*op, &[dead, live]);
         let queue = device.create_queue(QueueKind::Compute).expect("a queue");
+        let good = commands(&*queue, &*op, &[live, live]);
+        let bad = commands(&*queue, &*op, &[dead, live]);
         let error = queue.submit(&[good.id(), bad.id()], &[]).expect_err("a dead buffer");
         assert_eq!(error.status, Status::InvalidArgument);
         let mut after = [0; 16];

@@ -12,7 +12,7 @@ mod tuning;
 use std::sync::Arc;
 
 use halyard_gpu::{Driver, GpuDevice, device_info, no_such_device};
-use halyard_platform_api::{Device, DeviceInfo, Platform, Result};
+use halyard_platform_api::{Device, DeviceInfo, OpenOptions, Platform, Result};
 
 use crate::driver::CudaDriver;
 
@@ -29,7 +29,9 @@ impl Platform for CudaPlatform {
             .collect()
     }
 
-    fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
+    fn open_with(&self, options: &OpenOptions) -> Result<Arc<dyn Device>> {
+        options.check(&[])?;
+        let index = options.index;
         let usable = facts::usable_devices()?;
         let Some(&ordinal) = usable.get(index as usize) else {
             let hint = "CUDA_VISIBLE_DEVICES hides others";

@@ -1,4 +1,4 @@
-//! Encoding, and sealed command lists. A reusable list is captured at its first submit on a queue (its second, with
+//! Encoding, and sealed command lists. A reusable list is captured when it is sealed (at its second submit, with
 //! collectives) and replayed as one graph from then on; a list holds everything that its commands name, so dropping an
 //! object early harms nobody.
 
@@ -13,6 +13,7 @@ use crate::encoding::{Command, Encoding};
 use crate::hazards::Hazards;
 use crate::memory::Allocation;
 use crate::objects::{Registered, SharedKernel, read, write};
+use crate::queue::Work;
 use crate::run::{Scratch, run_commands};
 use crate::view::View;
 
@@ -56,12 +57,30 @@ impl CommandList {
         for group in self.groups() {
             group.check()?;
         }
-        if !self.reusable || self.must_run_first() {
+        let is_first = !self.has_run.swap(true, Ordering::Relaxed);
+        if !self.reusable || is_first && self.must_run_first() {
             return run_commands(&*self.driver, stream, &self.encoding, scratch);
         }
         let mut recordings = self.recordings.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = self.recorded(&mut recordings, queue, stream, scratch)?;
+        // SAFETY: the list holds all memory that the graph names; the queue holds list and arena while work is in
+        // flight.
+        unsafe { self.driver.launch_graph(recordings[at].graph, stream) }
+    }
+
+    /// Captures the list ahead of its first submit, unless it must run first.
+    pub(crate) fn capture_for(&self, queue: u64, stream: Stream, scratch: Scratch) -> Result<()> {
+        if !self.reusable || self.encoding.commands.is_empty() || self.must_run_first() {
+            return Ok(());
+        }
+        let mut recordings = self.recordings.lock().unwrap_or_else(PoisonError::into_inner);
+        self.recorded(&mut recordings, queue, stream, scratch).map(|_| ())
+    }
+
+    /// The position of the list's recording for a queue with its arena there, captured if there is none.
+    fn recorded(&self, recordings: &mut Vec<Recording>, queue: u64, stream: Stream, scratch: Scratch) -> Result<usize> {
         let known = recordings.iter().position(|r| r.queue == queue);
-        let at = match known {
+        Ok(match known {
             Some(at) if recordings[at].scratch == scratch.base || self.scratch_bytes == 0 => at,
             stale => {
                 let graph = self.capture(stream, scratch)?;
@@ -83,22 +102,18 @@ impl CommandList {
                     }
                 }
             }
-        };
-        // SAFETY: the list holds all memory that the graph names; the queue holds list and arena while work is in
-        // flight.
-        unsafe { self.driver.launch_graph(recordings[at].graph, stream) }
+        })
     }
 
-    /// Whether this is the first submit of a list with calls of the vendor's collectives: they connect ranks at their
-    /// first call of a kind and size, which a capture does not allow; nor does it allow what some libraries' products
-    /// do at their first.
+    /// Whether the list has calls of the vendor's collectives: they connect ranks at their first call of a kind and
+    /// size, which a capture does not allow; nor does it allow what some libraries' products do at their first.
     fn must_run_first(&self) -> bool {
         let connects = |command: &Command| match command {
             Command::Collective(..) => true,
             Command::Product { product, .. } => product.must_run_first(),
             _ => false,
         };
-        !self.has_run.swap(true, Ordering::Relaxed) && self.encoding.commands.iter().any(connects)
+        self.encoding.commands.iter().any(connects)
     }
 
     fn capture(&self, stream: Stream, scratch: Scratch) -> Result<Graph> {
@@ -130,7 +145,7 @@ impl Drop for CommandList {
 
 /// Collects launches.
 pub(crate) struct GpuEncoder {
-    inner: Arc<Inner>,
+    queue: Arc<Work>,
     mode: EncoderMode,
     encoding: Encoding,
     /// Where the driver runs ops side by side.
@@ -142,10 +157,10 @@ pub(crate) struct GpuEncoder {
 }
 
 impl GpuEncoder {
-    pub(crate) fn new(inner: Arc<Inner>, mode: EncoderMode) -> GpuEncoder {
-        let hazards = inner.driver.policy().concurrent_commands.then(Hazards::default);
+    pub(crate) fn new(queue: Arc<Work>, mode: EncoderMode) -> GpuEncoder {
+        let hazards = queue.inner.driver.policy().concurrent_commands.then(Hazards::default);
         GpuEncoder {
-            inner,
+            queue,
             mode,
             encoding: Encoding::default(),
             hazards,
@@ -159,7 +174,7 @@ impl GpuEncoder {
 
 impl Encoder for GpuEncoder {
     fn encode(&mut self, op: OpId, operands: &[Tensor]) -> Result<()> {
-        let objects = read(&self.inner.objects);
+        let objects = read(&self.queue.inner.objects);
         let Registered { kernel, access } = objects.op(op)?;
         self.views.clear();
         for operand in operands {
@@ -200,8 +215,9 @@ impl Encoder for GpuEncoder {
     }
 
     fn finish(self: Box<Self>) -> Result<Arc<dyn CommandBuffer>> {
+        let inner = &self.queue.inner;
         let list = CommandList {
-            driver: self.inner.driver.clone(),
+            driver: inner.driver.clone(),
             encoding: self.encoding,
             reusable: self.mode == EncoderMode::Reusable,
             has_run: AtomicBool::new(false),
@@ -210,9 +226,10 @@ impl Encoder for GpuEncoder {
             _allocations: self.allocations,
             _kernels: self.kernels,
         };
-        let id = write(&self.inner.objects).commands.insert(Arc::new(list));
+        self.queue.capture(&list)?;
+        let id = write(&inner.objects).commands.insert(Arc::new(list));
         Ok(Arc::new(GpuCommandBuffer {
-            inner: self.inner,
+            inner: inner.clone(),
             id: CommandId(id),
         }))
     }

@@ -8,12 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{
     Access, AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities,
-    ClaimReport, Communicator, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Encoder, EncoderMode, Error,
+    ClaimReport, Communicator, CommunicatorDesc, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Error,
     MemoryInfo, OpId, OpRegistry, OpSpec, OpSupport, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result,
     Status, Tensor, WeightRows, log,
 };
 
-use crate::commands::GpuEncoder;
 use crate::communicator::GpuCommunicator;
 use crate::driver::{Driver, Facts};
 use crate::kernel::{Kernel, Preparation, RowSource};
@@ -167,14 +166,10 @@ impl Device for GpuDevice {
         }))
     }
 
-    fn create_queue(&self, _kind: QueueKind) -> Result<Arc<dyn Queue>> {
+    fn create_queue_for(&self, _kind: QueueKind, step_bytes: u64) -> Result<Arc<dyn Queue>> {
         // A stream copies and computes alike.
         let id = self.inner.next_queue.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(GpuQueue::new(self.inner.clone(), id)?))
-    }
-
-    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
-        Ok(Box::new(GpuEncoder::new(self.inner.clone(), mode)))
+        Ok(Arc::new(GpuQueue::new(self.inner.clone(), id, step_bytes)?))
     }
 
     fn ops(&self) -> &dyn OpRegistry {
@@ -189,13 +184,14 @@ impl Device for GpuDevice {
         ranks::unique_id(&*self.inner.driver)
     }
 
-    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
+    fn create_communicator(&self, group: &CommunicatorDesc) -> Result<Arc<dyn Communicator>> {
+        let (rank, size) = (group.rank, group.size);
         if size == 0 || rank >= size {
             return Err(Error::invalid(format!(
                 "rank {rank} of a group of {size}; ranks are 0 to size − 1"
             )));
         }
-        let group = ranks::join(&self.inner.driver, id, rank, size)?;
+        let group = ranks::join(&self.inner.driver, group)?;
         Ok(Arc::new(GpuCommunicator::new(self.inner.clone(), group)))
     }
 }

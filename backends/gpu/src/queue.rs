@@ -2,14 +2,17 @@
 //! must keep alive.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use halyard_kernels_gpu as kernels;
-use halyard_platform_api::{CommandId, Error, Queue, QueueId, QueueWait, Result, Status, StepWrite};
+use halyard_platform_api::{
+    CommandId, Encoder, EncoderMode, Error, MAX_STEP_WRITE_BYTES, Queue, QueueId, QueueWait, Result, Status, StepWrite,
+};
 
-use crate::commands::CommandList;
+use crate::commands::{CommandList, GpuEncoder};
 use crate::device::Inner;
 use crate::driver::{Driver, Event, Group, Pinned, Stream};
 use crate::objects::{read, write};
@@ -141,17 +144,21 @@ struct State {
 }
 
 /// An in-order queue over a stream of its own.
-pub(crate) struct GpuQueue {
-    inner: Arc<Inner>,
+pub(crate) struct GpuQueue(Arc<Work>);
+
+/// What a queue and its encoders share.
+pub(crate) struct Work {
+    pub(crate) inner: Arc<Inner>,
     core: Arc<QueueCore>,
     state: Mutex<State>,
+    step_bytes: usize,
 }
 
 impl GpuQueue {
-    pub(crate) fn new(inner: Arc<Inner>, id: u64) -> Result<GpuQueue> {
+    pub(crate) fn new(inner: Arc<Inner>, id: u64, step_bytes: u64) -> Result<GpuQueue> {
         let core = Arc::new(QueueCore::new(inner.driver.clone(), id)?);
         inner.queues().insert(id, core.clone());
-        Ok(GpuQueue {
+        Ok(GpuQueue(Arc::new(Work {
             inner,
             core,
             state: Mutex::new(State {
@@ -160,7 +167,27 @@ impl GpuQueue {
                 arena: Scratch { base: 0, bytes: 0 },
                 ring: None,
             }),
-        })
+            step_bytes: (step_bytes as usize).max(MAX_STEP_WRITE_BYTES),
+        })))
+    }
+}
+
+impl Deref for GpuQueue {
+    type Target = Work;
+
+    fn deref(&self) -> &Work {
+        &self.0
+    }
+}
+
+impl Work {
+    /// Captures a list for this queue, if it can be before it has run. What goes wrong is the list's matter: the queue
+    /// goes on.
+    pub(crate) fn capture(&self, list: &CommandList) -> Result<()> {
+        let mut state = self.lock();
+        self.core.failed()?;
+        self.grow_arena(&mut state, list.scratch_bytes())?;
+        list.capture_for(self.core.id, self.core.stream, state.arena)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -236,6 +263,10 @@ impl GpuQueue {
 impl Queue for GpuQueue {
     fn id(&self) -> QueueId {
         QueueId(self.core.id)
+    }
+
+    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
+        Ok(Box::new(GpuEncoder::new(self.0.clone(), mode)))
     }
 
     fn submit(&self, commands: &[CommandId], waits: &[QueueWait]) -> Result<u64> {
@@ -319,6 +350,13 @@ impl Queue for GpuQueue {
     fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()> {
         let mut state = self.lock();
         self.core.failed()?;
+        let bytes: usize = writes.iter().map(|write| write.bytes.len()).sum();
+        if bytes > self.step_bytes {
+            return Err(Error::invalid(format!(
+                "a step writes {bytes} bytes; this queue was created for {}",
+                self.step_bytes
+            )));
+        }
         let mut checked = Vec::with_capacity(writes.len());
         {
             let objects = read(&self.inner.objects);
@@ -339,7 +377,7 @@ impl Queue for GpuQueue {
                 true => Some(modules.function(&**driver, kernels::STEP_WRITE, &[], "step_write", 0)?),
                 false => None,
             };
-            state.ring = Some(StepRing::new(driver.clone(), scatter));
+            state.ring = Some(StepRing::new(driver.clone(), scatter, self.step_bytes));
         }
         self.inner.uploads.order(self.core.stream, &self.core.seen_uploads)?;
         let Some(ring) = &mut state.ring else { return Ok(()) };
@@ -355,7 +393,7 @@ impl Queue for GpuQueue {
     }
 }
 
-impl GpuQueue {
+impl Work {
     /// Waits for the stream's work, with an end; whether nothing runs on it any more.
     fn ended(&self) -> bool {
         let core = &*self.core;
@@ -375,7 +413,7 @@ impl GpuQueue {
     }
 }
 
-impl Drop for GpuQueue {
+impl Drop for Work {
     fn drop(&mut self) {
         self.inner.queues().remove(&self.core.id);
         let ended = self.ended();

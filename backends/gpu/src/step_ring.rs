@@ -3,15 +3,15 @@
 
 use std::sync::Arc;
 
-use halyard_platform_api::{MAX_STEP_WRITE_BYTES, Result};
+use halyard_platform_api::Result;
 
 use crate::driver::{DevicePtr, Driver, Event, Function, Param, Pinned, Stream};
 use crate::memory::Allocation;
 
 /// Slots: more than the steps in flight, so that a writer seldom waits.
 const SLOTS: usize = 8;
-/// Bytes of a slot; more than the contract asks, as pieces keep their alignment.
-const SLOT_BYTES: usize = MAX_STEP_WRITE_BYTES + (64 << 10);
+/// Bytes of a slot beyond those of a step's writes, as pieces keep their alignment.
+const ALIGNMENT_BYTES: usize = 64 << 10;
 /// Pieces of one launch, passed as a kernel parameter. Known to `step_write.cu`.
 pub(crate) const PIECES: usize = 64;
 /// Most bytes of a piece: one block copies it.
@@ -47,16 +47,19 @@ pub(crate) struct StepRing {
     driver: Arc<dyn Driver>,
     scatter: Option<Function>,
     slots: Vec<Slot>,
+    slot_bytes: usize,
     next: usize,
 }
 
 impl StepRing {
-    /// A ring whose scatter kernel is `scatter`; without one the driver copies each piece.
-    pub(crate) fn new(driver: Arc<dyn Driver>, scatter: Option<Function>) -> StepRing {
+    /// A ring for steps that write at most `step_bytes`, whose scatter kernel is `scatter`; without one the driver
+    /// copies each piece.
+    pub(crate) fn new(driver: Arc<dyn Driver>, scatter: Option<Function>, step_bytes: usize) -> StepRing {
         StepRing {
             driver,
             scatter,
             slots: Vec::new(),
+            slot_bytes: step_bytes + ALIGNMENT_BYTES,
             next: 0,
         }
     }
@@ -78,7 +81,7 @@ impl StepRing {
             let driver = &*self.driver;
             let slot = &mut self.slots[at];
             // SAFETY: the slot's memory, which the device has finished reading.
-            let memory = unsafe { std::slice::from_raw_parts_mut(slot.memory.host, SLOT_BYTES) };
+            let memory = unsafe { std::slice::from_raw_parts_mut(slot.memory.host, self.slot_bytes) };
             let mut used = 0;
             loop {
                 let mut pieces = [Piece::default(); PIECES];
@@ -113,7 +116,7 @@ impl StepRing {
             return Ok(None);
         }
         if self.slots.len() < SLOTS {
-            let memory = self.driver.allocate_pinned(SLOT_BYTES as u64)?;
+            let memory = self.driver.allocate_pinned(self.slot_bytes as u64)?;
             let free = self.driver.create_event().inspect_err(|_| {
                 // SAFETY: just made, never used.
                 unsafe { self.driver.free_pinned(memory) };

@@ -7,7 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use halyard_platform_api::{
-    Collective, CollectiveKind, Communicator, CommunicatorId, DType, Error, PreparedOp, Result, Status,
+    Collective, CollectiveKind, Communicator, CommunicatorDesc, CommunicatorId, DType, Error, PreparedOp, Result,
+    Status,
 };
 
 use crate::device::Shared;
@@ -16,15 +17,14 @@ use crate::operand::Operand;
 use crate::prepared::{ReferenceOp, Work};
 
 /// Groups that ranks are joining or hold, by id.
-static GROUPS: Mutex<Vec<([u8; 128], Weak<Group>)>> = Mutex::new(Vec::new());
+static GROUPS: Mutex<Vec<(CommunicatorId, Weak<Group>)>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// An id that this process gives out once.
-pub(crate) fn fresh_id() -> CommunicatorId {
-    let mut id = [0; 128];
-    id[..8].copy_from_slice(&NEXT_ID.fetch_add(1, Ordering::Relaxed).to_le_bytes());
-    id[8..12].copy_from_slice(&std::process::id().to_le_bytes());
-    CommunicatorId(id)
+pub(crate) fn fresh_id() -> Result<CommunicatorId> {
+    let mut id = NEXT_ID.fetch_add(1, Ordering::Relaxed).to_le_bytes().to_vec();
+    id.extend(std::process::id().to_le_bytes());
+    CommunicatorId::new(id)
 }
 
 /// The meeting place of one communicator's ranks.
@@ -54,11 +54,12 @@ impl Group {
     ///
     /// # Errors
     /// `InvalidArgument` for a rank past the size or taken, or another size; `Timeout`.
-    pub(crate) fn join(id: &CommunicatorId, rank: u32, size: u32, timeout: Duration) -> Result<Arc<Group>> {
+    pub(crate) fn join(desc: &CommunicatorDesc, usual: Duration) -> Result<Arc<Group>> {
+        let (rank, size, timeout) = (desc.rank, desc.size, desc.timeout_or(usual));
         if rank >= size {
             return Err(Error::invalid(format!("rank {rank} of a communicator of {size}")));
         }
-        let group = Group::find(id, size, timeout)?;
+        let group = Group::find(&desc.id, size, timeout)?;
         let mut state = group.lock();
         if std::mem::replace(&mut state.joined[rank as usize], true) {
             return Err(Error::invalid(format!(
@@ -76,7 +77,7 @@ impl Group {
         groups.retain(|(_, group)| group.strong_count() > 0);
         let found = groups
             .iter()
-            .find(|(held, _)| *held == id.0)
+            .find(|(held, _)| held == id)
             .and_then(|(_, group)| group.upgrade());
         if let Some(group) = found {
             if group.size != size {
@@ -99,7 +100,7 @@ impl Group {
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
-        groups.push((id.0, Arc::downgrade(&group)));
+        groups.push((id.clone(), Arc::downgrade(&group)));
         Ok(group)
     }
 

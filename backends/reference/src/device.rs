@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use halyard_platform_api::{
-    AttentionRegistry, Buffer, BufferKind, ClaimReport, Communicator, CommunicatorId, Device, DeviceInfo, Encoder,
-    EncoderMode, MemoryInfo, OpRegistry, OpSpec, OpSupport, PreparedOp, Program, Queue, QueueKind, Result,
+    AttentionRegistry, Buffer, BufferKind, ClaimReport, Communicator, CommunicatorDesc, CommunicatorId, Device,
+    DeviceInfo, MemoryInfo, OpRegistry, OpSpec, OpSupport, PreparedOp, Program, Queue, QueueKind, Result,
 };
 
 use crate::attention_registry::ReferenceAttention;
 use crate::communicator::{self, Group, ReferenceCommunicator};
 use crate::composite;
-use crate::encoder::{Commands, ReferenceEncoder};
+use crate::encoder::Commands;
 use crate::handles::Handles;
 use crate::memory::{Allocation, Pool, ReferenceBuffer};
 use crate::prepared::{Prepared, ReferenceOp, Work};
@@ -67,13 +67,9 @@ impl Device for ReferenceDevice {
         Ok(Arc::new(ReferenceBuffer::create(&self.shared, bytes)?))
     }
 
-    fn create_queue(&self, _kind: QueueKind) -> Result<Arc<dyn Queue>> {
+    fn create_queue_for(&self, _kind: QueueKind, _step_bytes: u64) -> Result<Arc<dyn Queue>> {
         // A copy queue that also computes is a copy queue.
         Ok(Arc::new(ReferenceQueue::create(&self.shared)))
-    }
-
-    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
-        Ok(Box::new(ReferenceEncoder::new(&self.shared, mode)))
     }
 
     fn ops(&self) -> &dyn OpRegistry {
@@ -85,12 +81,12 @@ impl Device for ReferenceDevice {
     }
 
     fn communicator_id(&self) -> Result<CommunicatorId> {
-        Ok(communicator::fresh_id())
+        communicator::fresh_id()
     }
 
-    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
-        let group = Group::join(id, rank, size, self.communicator_timeout)?;
-        Ok(Arc::new(ReferenceCommunicator::new(&self.shared, group, rank)))
+    fn create_communicator(&self, group: &CommunicatorDesc) -> Result<Arc<dyn Communicator>> {
+        let joined = Group::join(group, self.communicator_timeout)?;
+        Ok(Arc::new(ReferenceCommunicator::new(&self.shared, joined, group.rank)))
     }
 }
 

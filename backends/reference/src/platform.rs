@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use halyard_platform_api::{Capabilities, DType, DTypeSet, Device, DeviceInfo, Error, Platform, Result, Status};
+use halyard_platform_api::{
+    Capabilities, DType, DTypeSet, Device, DeviceInfo, Error, OpenOptions, Platform, Result, Status,
+};
 
 use crate::device::ReferenceDevice;
 use crate::element::{FLOATS, KV_TYPES};
@@ -75,7 +77,9 @@ impl Platform for ReferencePlatform {
         Ok(vec![self.info(pool.info().total_bytes)])
     }
 
-    fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
+    fn open_with(&self, options: &OpenOptions) -> Result<Arc<dyn Device>> {
+        options.check(&[])?;
+        let index = options.index;
         if index != 0 {
             return Err(Error::new(
                 Status::NotFound,

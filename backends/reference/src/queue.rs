@@ -4,9 +4,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use halyard_platform_api::{CommandId, Error, Queue, QueueId, QueueWait, Result, StepWrite};
+use halyard_platform_api::{CommandId, Encoder, EncoderMode, Error, Queue, QueueId, QueueWait, Result, StepWrite};
 
 use crate::device::Shared;
+use crate::encoder::ReferenceEncoder;
 
 /// Progress of a queue; other queues look at it by id.
 pub(crate) struct QueueState {
@@ -54,6 +55,10 @@ impl ReferenceQueue {
 impl Queue for ReferenceQueue {
     fn id(&self) -> QueueId {
         QueueId(self.id)
+    }
+
+    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
+        Ok(Box::new(ReferenceEncoder::new(&self.shared, mode)))
     }
 
     fn submit(&self, commands: &[CommandId], waits: &[QueueWait]) -> Result<u64> {

@@ -12,7 +12,7 @@ mod product;
 use std::sync::Arc;
 
 use halyard_gpu::{Driver, Facts, GpuDevice, device_info, no_such_device};
-use halyard_platform_api::{Capabilities, Device, DeviceInfo, Platform, Result};
+use halyard_platform_api::{Capabilities, Device, DeviceInfo, OpenOptions, Platform, Result};
 
 use crate::driver::HipDriver;
 
@@ -39,7 +39,9 @@ impl Platform for RocmPlatform {
             .collect()
     }
 
-    fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
+    fn open_with(&self, options: &OpenOptions) -> Result<Arc<dyn Device>> {
+        options.check(&[])?;
+        let index = options.index;
         let usable = facts::usable_devices()?;
         let Some(&ordinal) = usable.get(index as usize) else {
             let hint = "HIP_VISIBLE_DEVICES hides others";

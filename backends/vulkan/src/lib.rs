@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use ash::vk;
 use halyard_gpu::{GpuDevice, device_info, no_such_device};
-use halyard_platform_api::{Capabilities, DType, Device, DeviceInfo, Platform, Result};
+use halyard_platform_api::{Capabilities, DType, Device, DeviceInfo, OpenOptions, Platform, Result};
 
 use crate::driver::VulkanDriver;
 use crate::physical::{Physical, usable_devices};
@@ -48,7 +48,9 @@ impl Platform for VulkanPlatform {
         Ok(usable_devices()?.iter().map(info).collect())
     }
 
-    fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
+    fn open_with(&self, options: &OpenOptions) -> Result<Arc<dyn Device>> {
+        options.check(&[])?;
+        let index = options.index;
         let mut usable = usable_devices()?;
         if index as usize >= usable.len() {
             let names: Vec<&str> = usable.iter().map(|device| device.facts.name.as_str()).collect();

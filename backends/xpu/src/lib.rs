@@ -19,7 +19,7 @@ mod stream;
 use std::sync::Arc;
 
 use halyard_gpu::{GpuDevice, device_info};
-use halyard_platform_api::{Capabilities, DType, Device, DeviceInfo, Platform, Result};
+use halyard_platform_api::{Capabilities, DType, Device, DeviceInfo, OpenOptions, Platform, Result};
 
 use crate::driver::OpenClDriver;
 use crate::facts::Found;
@@ -55,7 +55,9 @@ impl Platform for XpuPlatform {
         Ok(facts::usable_devices()?.iter().map(info).collect())
     }
 
-    fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
+    fn open_with(&self, options: &OpenOptions) -> Result<Arc<dyn Device>> {
+        options.check(&[])?;
+        let index = options.index;
         let found = facts::device(index)?;
         let info = info(&found);
         let driver = Arc::new(OpenClDriver::open(found)?);

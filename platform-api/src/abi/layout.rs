@@ -67,6 +67,13 @@ pub struct TableLayout {
 /// # Safety
 /// repr(C), plain data, any byte pattern valid, first field `struct_size: u32`, no padding holes.
 pub unsafe trait AbiLayout: Copy {
+    /// Bytes that it had when its interface was frozen; fewer are no such struct.
+    const MIN_SIZE: usize;
+
+    /// Clears the fields that a reader of minor version `minor` does not know and that only inform: a field that asks
+    /// for something stays, and the reader refuses it.
+    fn for_minor(&mut self, minor: u32);
+
     /// The description.
     fn layout() -> StructLayout;
 }

@@ -51,6 +51,12 @@ pub fn layout_lines() -> String {
 /// The C header.
 pub fn header() -> String {
     let mut out = String::from(HEADER_TOP);
+    let _ = writeln!(
+        out,
+        "/* The contract's version, for a manifest's `abi`. */\n#define HALYARD_ABI \"{}.{}\"",
+        tables::ABI_MAJOR,
+        tables::ABI_MINOR
+    );
     for (name, code) in tables::constants() {
         let _ = writeln!(out, "#define {name} {code}u");
     }

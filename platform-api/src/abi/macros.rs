@@ -35,11 +35,15 @@ macro_rules! wire_enum {
     };
 }
 
-/// A wire struct that starts with its size. Fields must leave no padding holes (a test checks).
+/// A wire struct that starts with its size. Fields must leave no padding holes (a test checks). What is added after the
+/// struct was frozen stands under `appended`; `informs from N` marks a field there that readers of an older minor
+/// version are not shown, because it asks for nothing.
 macro_rules! abi_struct {
     ($(#[$meta:meta])* pub struct $name:ident = $cname:literal {
         $( $(#[$fmeta:meta])* pub $field:ident : $ty:ty ),* $(,)?
-    }) => {
+    } $( appended {
+        $( $(#[$ameta:meta])* pub $afield:ident : $aty:ty $(, informs from $minor:literal)? ; )*
+    } )? ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug)]
         #[repr(C)]
@@ -47,6 +51,7 @@ macro_rules! abi_struct {
             /// Size of this struct as its writer knows it, in bytes.
             pub struct_size: u32,
             $( $(#[$fmeta])* pub $field: $ty, )*
+            $( $( $(#[$ameta])* pub $afield: $aty, )* )?
         }
 
         impl $name {
@@ -61,6 +66,24 @@ macro_rules! abi_struct {
 
         // SAFETY: repr(C), plain data, first field is struct_size.
         unsafe impl $crate::abi::AbiLayout for $name {
+            const MIN_SIZE: usize = {
+                let ends = [
+                    size_of::<u32>(),
+                    $( ::std::mem::offset_of!($name, $field) + size_of::<$ty>(), )*
+                ];
+                ends[ends.len() - 1]
+            };
+
+            fn for_minor(&mut self, minor: u32) {
+                let _ = minor;
+                $( $( $(
+                    if minor < $minor {
+                        // SAFETY: wire structs hold integers, floats and raw pointers only.
+                        self.$afield = unsafe { ::std::mem::zeroed() };
+                    }
+                )? )* )?
+            }
+
             fn layout() -> $crate::abi::StructLayout {
                 $crate::abi::StructLayout {
                     name: $cname,
@@ -76,6 +99,12 @@ macro_rules! abi_struct {
                             size: size_of::<$ty>(),
                             c_type: <$ty as $crate::abi::AbiType>::c_type(),
                         }, )*
+                        $( $( $crate::abi::FieldLayout {
+                            name: stringify!($afield),
+                            offset: ::std::mem::offset_of!($name, $afield),
+                            size: size_of::<$aty>(),
+                            c_type: <$aty as $crate::abi::AbiType>::c_type(),
+                        }, )* )?
                     ],
                 }
             }

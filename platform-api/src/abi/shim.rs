@@ -6,6 +6,7 @@
 mod attention;
 mod communicator;
 mod device;
+mod encoder;
 mod entry;
 mod io_processor;
 mod lora_resolver;
@@ -23,6 +24,7 @@ pub use entry::{
     enter_platform, enter_stat_logger,
 };
 
+use super::layout::AbiLayout;
 use super::types::ErrorOut;
 use crate::status::{Error, Result, Status};
 
@@ -122,7 +124,7 @@ unsafe fn guarded(poisoned: &AtomicBool, err: *mut ErrorOut, f: impl FnOnce() ->
         Ok(Err(error)) => unsafe { report(err, &error) },
         Err(panic) => {
             poisoned.store(true, Ordering::Relaxed);
-            let error = Error::new(Status::Internal, format!("panicked: {}", words(&*panic)));
+            let error = Error::new(Status::Panicked, format!("panicked: {}", words(&*panic)));
             // The payload's own destructor could panic again.
             std::mem::forget(panic);
             // SAFETY: as the caller promises.
@@ -137,10 +139,10 @@ unsafe fn guarded(poisoned: &AtomicBool, err: *mut ErrorOut, f: impl FnOnce() ->
 /// `err` is null or a sized [`ErrorOut`] whose text is null or valid for its capacity.
 #[cold]
 unsafe fn report(err: *mut ErrorOut, error: &Error) -> u32 {
-    // SAFETY: as the caller promises. A smaller struct than this side's has no room for a text.
-    if !err.is_null() && unsafe { (*err).struct_size } as usize >= size_of::<ErrorOut>() {
-        // SAFETY: as the caller promises.
-        unsafe { (*err).store(error) };
+    // SAFETY: as the caller promises.
+    if !err.is_null() && unsafe { (*err).struct_size } as usize >= ErrorOut::MIN_SIZE {
+        // SAFETY: as the caller promises; fields that were appended later are not written.
+        unsafe { ErrorOut::store(err, error) };
     }
     error.status as u32
 }

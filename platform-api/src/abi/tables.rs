@@ -17,9 +17,9 @@ use crate::tensor::Tensor;
 /// ABI major version: both sides must have the same.
 pub const ABI_MAJOR: u32 = 0;
 /// ABI minor version of this description; in major 0 it counts what a decision record reset.
-pub const ABI_MINOR: u32 = 1;
+pub const ABI_MINOR: u32 = 2;
 /// Lowest minor version that this host still loads.
-pub const ABI_MINOR_MIN: u32 = 1;
+pub const ABI_MINOR_MIN: u32 = 2;
 
 /// Plugin kinds.
 pub const KIND_PLATFORM: u32 = 1;
@@ -55,14 +55,14 @@ abi_struct! {
         pub abi_minor: u32,
         /// One of the `KIND_` constants.
         pub kind: u32,
-        /// Passed to `interface` and to the root table.
+        /// Passed to `find_interface` and to the root table.
         pub instance: *mut c_void,
         /// Name, as in the manifest; valid for the process's life.
         pub name: Str,
         /// Version; valid for the process's life.
         pub version: Str,
         /// Finds an interface's table. Required.
-        pub interface: Option<InterfaceFn>,
+        pub find_interface: Option<InterfaceFn>,
     }
 }
 
@@ -112,6 +112,90 @@ abi_struct! {
 }
 
 abi_struct! {
+    /// [`crate::OpenOptions`] on the wire.
+    pub struct OpenDescWire = "halyard_open_desc" {
+        /// Index of the device, below `num_devices`.
+        pub index: u32,
+        /// The operator's options: a line `key=value` each, keys of `a-z 0-9 _ -`, each once. An unknown key is
+        /// InvalidArgument.
+        pub options: Str,
+        /// Folder for what can be made again (compiled kernels, tuned choices); empty: the platform's own choice.
+        pub cache_dir: Str,
+    }
+}
+
+abi_struct! {
+    /// What a buffer is created with.
+    pub struct BufferDescWire = "halyard_buffer_desc" {
+        /// 0 device, 1 host-visible.
+        pub kind: u32,
+        /// Size in bytes, at least 1.
+        pub bytes: u64,
+        /// None are defined: an unknown bit is Unsupported.
+        pub flags: u64,
+    }
+}
+
+abi_struct! {
+    /// What a queue is created with.
+    pub struct QueueDescWire = "halyard_queue_desc" {
+        /// 0 compute, 1 copy.
+        pub kind: u32,
+        /// Most bytes of one step's writes; 0: 1 MiB.
+        pub step_bytes: u64,
+        /// None are defined: an unknown bit is Unsupported.
+        pub flags: u64,
+    }
+}
+
+abi_struct! {
+    /// What an encoder is created with.
+    pub struct EncoderDescWire = "halyard_encoder_desc" {
+        /// 0 one-shot, 1 reusable.
+        pub mode: u32,
+        /// None are defined: an unknown bit is Unsupported.
+        pub flags: u64,
+    }
+}
+
+abi_struct! {
+    /// [`crate::CommunicatorDesc`] on the wire.
+    pub struct CommunicatorDescWire = "halyard_communicator_desc" {
+        /// This rank.
+        pub rank: u32,
+        /// Number of ranks.
+        pub size: u32,
+        /// Bytes at `id`.
+        pub id_len: u32,
+        /// What `unique_id` of one rank gave, the same for all.
+        pub id: *const u8,
+        /// How long to wait for the other ranks, nanoseconds; 0: as long as the platform thinks right.
+        pub timeout_ns: u64,
+    }
+}
+
+abi_struct! {
+    /// Rows of a node's weight that are packed.
+    pub struct WeightRowsWire = "halyard_weight_rows" {
+        /// The node; 0 for a single op.
+        pub node: u32,
+        /// Which part of the weight these are rows of. 0: the rows of its format, and the only one that a format of
+        /// this contract has. An unknown part is Unsupported.
+        pub part: u32,
+        /// First row.
+        pub first_row: u32,
+        /// Number of rows.
+        pub num_rows: u32,
+        /// Zero.
+        pub reserved: u32,
+        /// The rows in the weight's format, for `pack_weight`; null for `pack_weight_from`.
+        pub bytes: *const u8,
+        /// Bytes there.
+        pub len: u64,
+    }
+}
+
+abi_struct! {
     /// [`crate::MemoryInfo`] on the wire.
     pub struct MemoryInfoWire = "halyard_memory_info" {
         /// Zero.
@@ -154,9 +238,9 @@ abi_struct! {
 abi_struct! {
     /// An op descriptor on the wire.
     pub struct OpSpecWire = "halyard_op_spec" {
-        /// Catalogue code; 0xFFFF: a vendor op, by name.
+        /// Catalogue code; 0x80000000: a vendor op, by name; above: experiments.
         pub code: u32,
-        /// Version of the descriptor's meaning.
+        /// Of a catalogue op 1 for ever: what means something else has another code. Of a vendor op the vendor's.
         pub version: u32,
         /// Zero.
         pub reserved: u32,
@@ -200,12 +284,15 @@ abi_struct! {
 abi_struct! {
     /// A node of a program.
     pub struct NodeWire = "halyard_node" {
-        /// Entries at `operands`.
+        /// Entries at `operands` and at `access`.
         pub num_operands: u32,
         /// The op.
         pub spec: *const OpSpecWire,
         /// Tensor indices; 0xFFFF: absent.
         pub operands: *const u16,
+        /// How the op uses each of them: 0 constant, 1 read, 2 written whole, 3 read and written or written in part. An
+        /// unknown code is to be read as 3.
+        pub access: *const u8,
     }
 }
 
@@ -312,29 +399,29 @@ abi_struct! {
 
 abi_table! {
     /// A platform's root.
-    pub struct PlatformTable = "halyard_platform_table", interface 1 "platform" version 0 . 1 {
+    pub struct PlatformTable = "halyard_platform_table", interface 1 "platform" version 0 . 2 {
         /// Number of devices; 0 is an error (`Unavailable`) with the reason.
         required fn num_devices(instance: *mut c_void, out: *mut u32, err: *mut ErrorOut) -> u32;
         /// Facts of device `index`.
         required fn device_info(instance: *mut c_void, index: u32, out: *mut DeviceInfoWire, err: *mut ErrorOut) -> u32;
-        /// Opens device `index`; `device.close` releases it. May block for seconds.
-        required fn open(instance: *mut c_void, index: u32, out: *mut *mut c_void, err: *mut ErrorOut) -> u32;
+        /// Opens a device; `device.close` releases it. May block for seconds.
+        required fn open(instance: *mut c_void, desc: *const OpenDescWire, out: *mut *mut c_void,
+            err: *mut ErrorOut) -> u32;
     }
 }
 
 abi_table! {
     /// An open device, its memory, queues and command encoding.
-    pub struct DeviceTable = "halyard_device_table", interface 2 "device" version 0 . 1 {
+    pub struct DeviceTable = "halyard_device_table", interface 2 "device" version 0 . 2 {
         /// Releases a device after every object of it was released.
         required fn close(device: *mut c_void) -> ();
         /// Facts.
         required fn info(device: *mut c_void, out: *mut DeviceInfoWire, err: *mut ErrorOut) -> u32;
         /// Memory now.
         required fn memory(device: *mut c_void, out: *mut MemoryInfoWire, err: *mut ErrorOut) -> u32;
-        /// Allocates zeroed bytes of `kind` (0 device, 1 host-visible); `buffer_drop` releases the handle, `id` is for
-        /// tensors.
-        required fn buffer_create(device: *mut c_void, bytes: u64, kind: u32, handle: *mut *mut c_void, id: *mut u64,
-            err: *mut ErrorOut) -> u32;
+        /// Allocates zeroed bytes; `buffer_drop` releases the handle, `id` is for tensors.
+        required fn buffer_create(device: *mut c_void, desc: *const BufferDescWire, handle: *mut *mut c_void,
+            id: *mut u64, err: *mut ErrorOut) -> u32;
         /// Releases a buffer, deferred until submitted work that names it is done.
         required fn buffer_drop(buffer: *mut c_void) -> ();
         /// Copies host bytes in; blocks until they are taken.
@@ -342,9 +429,9 @@ abi_table! {
             err: *mut ErrorOut) -> u32;
         /// Copies bytes out.
         required fn buffer_read(buffer: *mut c_void, offset: u64, out: *mut u8, len: u64, err: *mut ErrorOut) -> u32;
-        /// Creates a queue of `kind` (0 compute, 1 copy); `queue_drop` releases the handle, `id` is for waits.
-        required fn queue_create(device: *mut c_void, kind: u32, handle: *mut *mut c_void, id: *mut u64,
-            err: *mut ErrorOut) -> u32;
+        /// Creates a queue; `queue_drop` releases the handle, `id` is for waits.
+        required fn queue_create(device: *mut c_void, desc: *const QueueDescWire, handle: *mut *mut c_void,
+            id: *mut u64, err: *mut ErrorOut) -> u32;
         /// Releases a queue after its work.
         required fn queue_drop(queue: *mut c_void) -> ();
         /// Submits `num` command ids after `num_waits` waits.
@@ -360,8 +447,10 @@ abi_table! {
             err: *mut ErrorOut) -> u32;
         /// Grows the scratch arena.
         required fn reserve_scratch(queue: *mut c_void, bytes: u64, err: *mut ErrorOut) -> u32;
-        /// Starts encoding, mode 0 one-shot, 1 reusable. Ends with `encoder_finish` or `encoder_drop`.
-        required fn encoder_create(device: *mut c_void, mode: u32, out: *mut *mut c_void, err: *mut ErrorOut) -> u32;
+        /// Starts encoding for a queue. Ends with `encoder_finish` or `encoder_drop`. A one-shot encoder may start its
+        /// work at once: until it is submitted the host does nothing else on that queue.
+        required fn encoder_create(queue: *mut c_void, desc: *const EncoderDescWire, out: *mut *mut c_void,
+            err: *mut ErrorOut) -> u32;
         /// Abandons an encoder.
         required fn encoder_drop(encoder: *mut c_void) -> ();
         /// Appends op `op` over `num` operands. One thread at a time. The hot path: no allocation in the caller or the
@@ -377,7 +466,7 @@ abi_table! {
 
 abi_table! {
     /// Ops of a device.
-    pub struct OpsTable = "halyard_ops_table", interface 3 "ops" version 0 . 2 {
+    pub struct OpsTable = "halyard_ops_table", interface 3 "ops" version 0 . 3 {
         /// Whether `spec` runs; `Unsupported` with the reason.
         required fn support(device: *mut c_void, spec: *const OpSpecWire, out: *mut OpSupportWire,
             err: *mut ErrorOut) -> u32;
@@ -388,27 +477,25 @@ abi_table! {
         required fn prepared_drop(prepared: *mut c_void) -> ();
         /// Bytes of node `node`'s packed weight.
         required fn packed_weight_bytes(prepared: *mut c_void, node: u32, out: *mut u64, err: *mut ErrorOut) -> u32;
-        /// Packs rows `first_row ..+ num_rows` of node `node`'s weight from `bytes` into `dst`. Load time; blocks.
-        required fn pack_weight(prepared: *mut c_void, node: u32, first_row: u32, num_rows: u32, bytes: *const u8,
-            len: u64, dst: *const Tensor, err: *mut ErrorOut) -> u32;
+        /// Packs rows of a weight from host memory into `dst`. Load time; blocks.
+        required fn pack_weight(prepared: *mut c_void, rows: *const WeightRowsWire, dst: *const Tensor,
+            err: *mut ErrorOut) -> u32;
         /// Which regions of a program the backend wants whole.
         optional ["no region is claimed; every op runs by itself"] fn claim(device: *mut c_void,
             program: *const ProgramWire, out: *mut ClaimReportWire, err: *mut ErrorOut) -> u32;
         /// Prepares a claimed region as one op.
         optional ["no region is claimed; every op runs by itself"] fn prepare_program(device: *mut c_void,
             program: *const ProgramWire, out: *mut PreparedWire, err: *mut ErrorOut) -> u32;
-        /// Packs rows `first_row ..+ num_rows` of node `node`'s weight from device memory `src` (U8, one axis) into
-        /// `dst`. Load time; blocks.
+        /// Packs rows of a weight from device memory `src` (U8, one axis) into `dst`. Load time; blocks.
         optional ["the host reads the rows back and calls pack_weight"] fn pack_weight_from(prepared: *mut c_void,
-            node: u32, first_row: u32, num_rows: u32, src: *const Tensor, dst: *const Tensor,
-            err: *mut ErrorOut) -> u32;
+            rows: *const WeightRowsWire, src: *const Tensor, dst: *const Tensor, err: *mut ErrorOut) -> u32;
     }
 }
 
 abi_table! {
     /// Attention backends of a device. Specs are op specs with the attention code.
     pub struct AttentionTable = "halyard_attention_table", interface 4 "attention" version 0 . 1 {
-        /// Number of backends, at least 1.
+        /// Number of backends; 0: no attention.
         required fn num_backends(device: *mut c_void, out: *mut u32, err: *mut ErrorOut) -> u32;
         /// Facts of backend `index`.
         required fn backend_info(device: *mut c_void, index: u32, out: *mut AttentionBackendWire,
@@ -423,12 +510,15 @@ abi_table! {
 
 abi_table! {
     /// Collectives. A platform without the interface has one rank.
-    pub struct CommunicatorTable = "halyard_communicator_table", interface 5 "communicator" version 0 . 1 {
-        /// A fresh group id of 128 bytes at `out`.
-        required fn unique_id(device: *mut c_void, out: *mut u8, err: *mut ErrorOut) -> u32;
-        /// Joins; blocks until all ranks have. `drop` releases.
-        required fn create(device: *mut c_void, id: *const u8, rank: u32, size: u32, out: *mut *mut c_void,
+    pub struct CommunicatorTable = "halyard_communicator_table", interface 5 "communicator" version 0 . 2 {
+        /// A fresh group id: sets `len` to its bytes, at most 16384, and writes them to `out` when they are at most
+        /// `capacity`; otherwise writes nothing there and is called again.
+        required fn unique_id(device: *mut c_void, out: *mut u8, capacity: u32, len: *mut u32,
             err: *mut ErrorOut) -> u32;
+        /// Joins; blocks until all ranks have. `drop` releases the handle; `id` is the number by which an op names the
+        /// communicator, 0 where none does.
+        required fn create(device: *mut c_void, desc: *const CommunicatorDescWire, handle: *mut *mut c_void,
+            id: *mut u64, err: *mut ErrorOut) -> u32;
         /// Leaves: unfinished collectives are given up, and those of other ranks fail instead of waiting. Ops prepared
         /// of it may live on.
         required fn drop(communicator: *mut c_void) -> ();
@@ -492,6 +582,12 @@ pub fn structs() -> Vec<StructLayout> {
         SamplingRow::fixed_layout(),
         Host::layout(),
         Plugin::layout(),
+        OpenDescWire::layout(),
+        BufferDescWire::layout(),
+        QueueDescWire::layout(),
+        EncoderDescWire::layout(),
+        CommunicatorDescWire::layout(),
+        WeightRowsWire::layout(),
         DeviceInfoWire::layout(),
         MemoryInfoWire::layout(),
         QueueWaitWire::fixed_layout(),

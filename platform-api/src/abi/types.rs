@@ -1,6 +1,7 @@
 //! Types that may cross, how each is spelt in C, and reading and writing sized structs.
 
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 
 use super::layout::AbiLayout;
 use super::macros::abi_struct;
@@ -46,7 +47,7 @@ unsafe impl<T: AbiType> AbiType for *mut T {
 pub type LogFn = unsafe extern "C" fn(context: *mut c_void, level: u32, target: Str, text: Str);
 
 /// The type of the interface function of `halyard_plugin`: the table of interface `id` for the host's range `major`.0
-/// to `major`.`max_minor`, valid for the process's life. Status `Unsupported` where the plugin has no such interface,
+/// to `major`.`max_minor`, valid for the process's life; a table of a higher minor version is fine, as tables only grow. Status `Unsupported` where the plugin has no such interface,
 /// `Incompatible` (with words) where its version does not fit.
 pub type InterfaceFn = unsafe extern "C" fn(
     instance: *mut c_void,
@@ -141,36 +142,50 @@ impl ErrorOut {
         out
     }
 
-    /// Stores `error`, its text cut at a character border.
+    /// An empty error that writes into `buffer`, which need not be cleared first.
+    pub fn into_room(buffer: &mut [MaybeUninit<u8>]) -> ErrorOut {
+        let mut out = ErrorOut::zeroed();
+        out.text = buffer.as_mut_ptr().cast();
+        out.text_capacity = buffer.len() as u32;
+        out
+    }
+
+    /// Stores `error` at `out`, its text cut at a character border.
     ///
     /// # Safety
-    /// `text` is null or valid for `text_capacity` bytes.
-    pub unsafe fn store(&mut self, error: &Error) {
-        self.status = error.status as u32;
-        self.vendor_code = error.vendor_code;
-        self.text_len = 0;
-        if self.text.is_null() {
-            return;
+    /// `out` starts with its size, which is at least [`AbiLayout::MIN_SIZE`]; its `text` is null or valid for
+    /// `text_capacity` bytes.
+    pub unsafe fn store(out: *mut ErrorOut, error: &Error) {
+        // SAFETY: as the caller promises; of an older writer's struct only what it has is touched.
+        unsafe {
+            (&raw mut (*out).status).write(error.status as u32);
+            (&raw mut (*out).vendor_code).write(error.vendor_code);
+            let (text, capacity) = (
+                (&raw const (*out).text).read(),
+                (&raw const (*out).text_capacity).read(),
+            );
+            let mut len = match text.is_null() {
+                true => 0,
+                false => error.message.len().min(capacity as usize),
+            };
+            while !error.message.is_char_boundary(len) {
+                len -= 1;
+            }
+            std::ptr::copy_nonoverlapping(error.message.as_ptr(), text, len);
+            (&raw mut (*out).text_len).write(len as u32);
         }
-        let mut len = error.message.len().min(self.text_capacity as usize);
-        while !error.message.is_char_boundary(len) {
-            len -= 1;
-        }
-        // SAFETY: the caller promises `text_capacity` bytes at `text`, and `len` is at most that.
-        unsafe { std::ptr::copy_nonoverlapping(error.message.as_ptr(), self.text, len) };
-        self.text_len = len as u32;
     }
 
     /// The error held, for a call that returned `code`.
     ///
     /// # Safety
-    /// `text` is null or valid for `text_capacity` bytes.
+    /// `text` is null or valid for `text_capacity` bytes, of which `text_len` were written.
     pub unsafe fn load(&self, code: u32) -> Error {
         let len = self.text_len.min(self.text_capacity) as usize;
         let message = if self.text.is_null() || len == 0 {
             "no message was given".to_string()
         } else {
-            // SAFETY: the caller promises the bytes; they were initialised by the buffer's owner.
+            // SAFETY: the caller promises the bytes, and that a callee wrote as many as it said.
             let bytes = unsafe { std::slice::from_raw_parts(self.text, len) };
             String::from_utf8_lossy(bytes).into_owned()
         };
@@ -280,16 +295,18 @@ pub fn struct_bytes<T: AbiLayout>(value: &T) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>()) }.to_vec()
 }
 
-/// A wire struct from bytes that another version may have written: shorter ones are zero-extended.
+/// A wire struct from bytes that another version may have written: fields that were appended to it later may be missing
+/// and are zero then.
 ///
 /// # Errors
-/// `Unsupported` when bytes past the known size are not zero; `InvalidArgument` below four bytes.
+/// `Unsupported` when bytes past the known size are not zero; `InvalidArgument` for fewer than the struct ever had.
 pub fn struct_from_bytes<T: AbiLayout>(bytes: &[u8]) -> Result<T> {
-    if bytes.len() < 4 {
+    if bytes.len() < T::MIN_SIZE {
         return Err(Error::invalid(format!(
-            "{}: {} bytes hold no struct size",
+            "{}: {} bytes; it never had fewer than {}",
             T::layout().name,
-            bytes.len()
+            bytes.len(),
+            T::MIN_SIZE
         )));
     }
     let known = size_of::<T>();
@@ -332,10 +349,11 @@ unsafe fn sized_bytes<'a, T: AbiLayout>(ptr: *const T) -> Result<&'a [u8]> {
     }
     // SAFETY: as the caller promises.
     let size = unsafe { *ptr.cast::<u32>() } as usize;
-    if !(4..=1 << 20).contains(&size) {
+    if !(T::MIN_SIZE..=1 << 20).contains(&size) {
         return Err(Error::invalid(format!(
-            "{}: struct_size {size} is outside 4 to 1048576",
-            T::layout().name
+            "{}: struct_size {size} is outside {} to 1048576",
+            T::layout().name,
+            T::MIN_SIZE
         )));
     }
     // SAFETY: as the caller promises.
@@ -387,13 +405,9 @@ pub unsafe fn read_known_element<T: AbiLayout>(ptr: *const T, index: usize, stri
 /// # Safety
 /// As [`read_element`].
 unsafe fn element_ptr<T: AbiLayout>(ptr: *const T, index: usize, stride: u32) -> Result<*const T> {
-    let name = T::layout().name;
-    if ptr.is_null() {
-        return Err(Error::invalid(format!("array of {name}: null pointer")));
-    }
-    if stride < 4 || !(stride as usize).is_multiple_of(align_of::<T>()) {
-        return Err(Error::invalid(format!(
-            "array of {name}: stride {stride} is not a multiple of {}",
+    if ptr.is_null() || stride < 4 || !(stride as usize).is_multiple_of(align_of::<T>()) {
+        return Err(bad_element::<T>(format_args!(
+            "{ptr:p} is null or the stride {stride} no multiple of {}",
             align_of::<T>()
         )));
     }
@@ -402,36 +416,119 @@ unsafe fn element_ptr<T: AbiLayout>(ptr: *const T, index: usize, stride: u32) ->
     // SAFETY: every element starts with its size.
     let size = unsafe { *element.cast::<u32>() };
     if size > stride {
-        return Err(Error::invalid(format!(
-            "array of {name}: element {index} has {size} bytes, more than the stride {stride}"
+        return Err(bad_element::<T>(format_args!(
+            "element {index} has {size} bytes, more than the stride {stride}"
         )));
     }
     Ok(element.cast())
 }
 
+/// Apart, so that no step asks for a name.
+#[cold]
+fn bad_element<T: AbiLayout>(what: std::fmt::Arguments<'_>) -> Error {
+    Error::invalid(format!("array of {}: {what}", T::layout().name))
+}
+
 /// Writes `value` to the struct at `ptr`, no further than the size that its owner stated there.
 ///
 /// # Errors
-/// `InvalidArgument` for null.
+/// As [`check_output`].
 ///
 /// # Safety
 /// `ptr` is null, or starts with a u32 that is the number of writable bytes there.
 pub unsafe fn write_struct<T: AbiLayout>(ptr: *mut T, value: &T) -> Result<()> {
+    // SAFETY: as the caller promises.
+    let theirs = unsafe { check_output(ptr)? };
+    let taken = theirs.min(size_of::<T>());
+    // SAFETY: `taken` is within both structs and above 4; the size word stays the owner's.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            std::ptr::from_ref(value).cast::<u8>().add(4),
+            ptr.cast::<u8>().add(4),
+            taken - 4,
+        );
+    }
+    Ok(())
+}
+
+/// The size of the output at `ptr`: to be asked before anything is made that only the output could hand over.
+///
+/// # Errors
+/// `InvalidArgument` for null, or for fewer bytes than the struct ever had.
+///
+/// # Safety
+/// As [`write_struct`].
+pub unsafe fn check_output<T: AbiLayout>(ptr: *mut T) -> Result<usize> {
     if ptr.is_null() {
         return Err(Error::invalid(format!("{}: null pointer", T::layout().name)));
     }
     // SAFETY: as the caller promises.
     let theirs = unsafe { *ptr.cast::<u32>() } as usize;
-    let taken = theirs.min(size_of::<T>());
-    if taken > 4 {
-        // SAFETY: `taken` is within both structs; the size word stays the owner's.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                std::ptr::from_ref(value).cast::<u8>().add(4),
-                ptr.cast::<u8>().add(4),
-                taken - 4,
-            );
+    if theirs < T::MIN_SIZE {
+        return Err(Error::invalid(format!(
+            "{}: {theirs} bytes to write to; it never had fewer than {}",
+            T::layout().name,
+            T::MIN_SIZE
+        )));
+    }
+    Ok(theirs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    abi_struct! {
+        /// As it was frozen.
+        pub struct Frozen = "halyard_frozen" {
+            /// A field of the first form.
+            pub first: u32,
         }
     }
-    Ok(())
+
+    abi_struct! {
+        /// As it is some versions later.
+        pub struct Grown = "halyard_grown" {
+            /// A field of the first form.
+            pub first: u32,
+        } appended {
+            /// Asks for something.
+            pub asks: u64;
+            /// Only informs.
+            pub informs: u64, informs from 3;
+        }
+    }
+
+    fn grown() -> Grown {
+        let mut grown = Grown::zeroed();
+        (grown.first, grown.asks, grown.informs) = (1, 2, 3);
+        grown
+    }
+
+    #[test]
+    fn what_was_appended_may_be_missing() {
+        assert_eq!((Grown::MIN_SIZE, size_of::<Grown>()), (8, 24));
+        let read: Grown = struct_from_bytes(&struct_bytes(&grown())[..8]).expect("its first form");
+        assert_eq!((read.first, read.asks, read.informs), (1, 0, 0));
+        assert!(
+            struct_from_bytes::<Grown>(&[4, 0, 0, 0]).is_err(),
+            "less than its first form"
+        );
+        let mut older = Frozen::zeroed();
+        // SAFETY: the size word is that of `older`, of which no more is written.
+        unsafe { write_struct((&raw mut older).cast(), &grown()) }.expect("its first form");
+        assert_eq!((older.struct_size, older.first), (8, 1));
+    }
+
+    #[test]
+    fn readers_of_an_older_minor_version_are_not_shown_what_only_informs() {
+        let shown = |minor| {
+            let mut wire = grown();
+            wire.for_minor(minor);
+            (wire.first, wire.asks, wire.informs)
+        };
+        assert_eq!((shown(3), shown(2)), ((1, 2, 3), (1, 2, 0)));
+        let names: Vec<&str> = Grown::layout().fields.iter().map(|field| field.name).collect();
+        assert_eq!(names, ["struct_size", "first", "asks", "informs"]);
+    }
 }

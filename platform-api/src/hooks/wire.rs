@@ -179,24 +179,21 @@ mod tests {
     }
 
     #[test]
-    fn unknown_kinds_are_skipped_and_shorter_records_are_zero_extended() {
+    fn unknown_kinds_are_skipped_and_records_cut_short_are_errors() {
         let records = records();
         let mut laid_out = RecordBatch::new(&batch(&records[3..5]));
         laid_out.refs[1].kind = 999;
-        let mut older = match &records[3] {
+        // SAFETY: laid out above; the unknown kind is not read.
+        assert_eq!(unsafe { read_batch(&laid_out.wire()) }, Ok(vec![records[3].clone()]));
+        let mut cut = match &records[3] {
             StatRecord::Finished(finished) => finished.to_wire(),
             other => panic!("{other:?}"),
         };
-        older.struct_size = 8;
-        older.reason = 1;
-        laid_out.refs[0].body = std::ptr::from_ref(&older).cast();
-        // SAFETY: the body is larger than the size it states; the unknown kind is not read.
-        let read = unsafe { read_batch(&laid_out.wire()) };
-        let expected = FinishedRecord {
-            reason: 1,
-            ..FinishedRecord::default()
-        };
-        assert_eq!(read, Ok(vec![StatRecord::Finished(expected)]));
+        cut.struct_size = 8;
+        laid_out.refs[0].body = std::ptr::from_ref(&cut).cast();
+        // SAFETY: the body is larger than the size it states.
+        let error = unsafe { read_batch(&laid_out.wire()) }.expect_err("cut short");
+        assert!(error.message.contains("halyard_finished_record"), "{error}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ op! {
     ///
     /// Operands: k, v \[T, num_kv_heads, head_dim\] `act`, strided; slots \[T\] i32; cache \[num_pages, block_bytes\]
     /// u8, updated.
-    pub struct KvWrite = 8 "kv_write" v 1, wire KvWriteDesc = "halyard_kv_write_desc" {
+    pub struct KvWrite = 8 "kv_write", wire KvWriteDesc = "halyard_kv_write_desc" {
         /// Heads of k and v.
         num_kv_heads: u32,
         /// Values of a head.
@@ -41,7 +41,7 @@ op! {
     /// num_heads, head_dim\] `act`. out must not overlap q.
     /// Query head h reads KV head h / (num_heads / num_kv_heads). Entries of the block table that lie wholly outside
     /// the window are never read.
-    pub struct Attention = 9 "attention" v 1, wire AttentionDesc = "halyard_attention_desc" {
+    pub struct Attention = 9 "attention", wire AttentionDesc = "halyard_attention_desc" {
         /// Query heads.
         num_heads: u32,
         /// KV heads; divides num_heads.

@@ -32,7 +32,7 @@ op! {
     /// out\[i\] = x\[index\[i\]\]; rows with index −1 stay as they were.
     ///
     /// Operands: x \[T, width\] `dtype`; index \[N\] i32; out \[N, width\] `dtype`, updated; not the same tensor as x.
-    pub struct GatherRows = 16 "gather_rows" v 1, wire GatherRowsDesc = "halyard_gather_rows_desc" {
+    pub struct GatherRows = 16 "gather_rows", wire GatherRowsDesc = "halyard_gather_rows_desc" {
         /// Values of a row.
         width: u32,
         /// Type.
@@ -45,7 +45,7 @@ op! {
     /// out\[index\[i\]\] = x\[i\]; index −1 writes nothing; an index appears at most once.
     ///
     /// Operands: x \[N, width\] `dtype`; index \[N\] i32; out \[T, width\] `dtype`, updated; not the same tensor as x.
-    pub struct ScatterRows = 17 "scatter_rows" v 1, wire ScatterRowsDesc = "halyard_scatter_rows_desc" {
+    pub struct ScatterRows = 17 "scatter_rows", wire ScatterRowsDesc = "halyard_scatter_rows_desc" {
         /// Values of a row.
         width: u32,
         /// Type.
@@ -57,7 +57,7 @@ op! {
 op! {
     /// Quantises rows. Operands: x \[T, width\] `dtype`; q \[T, width\] i8 or f8; scales \[T, 1\] or \[T, width/32\]
     /// f32. A group of zeros has scale 0 and zeros.
-    pub struct QuantizeAct = 21 "quantize_act" v 1, wire QuantizeActDesc = "halyard_quantize_act_desc" {
+    pub struct QuantizeAct = 21 "quantize_act", wire QuantizeActDesc = "halyard_quantize_act_desc" {
         /// Values of a row.
         width: u32,
         /// Type of x.
@@ -73,7 +73,7 @@ op! {
     /// norm if `normalize`. An empty sequence gives zeros.
     ///
     /// Operands: x \[T, width\] `dtype`; query_start_loc \[S+1\] i32; out \[S, width\] f32.
-    pub struct Pool = 29 "pool" v 1, wire PoolDesc = "halyard_pool_desc" {
+    pub struct Pool = 29 "pool", wire PoolDesc = "halyard_pool_desc" {
         /// Values of a row.
         width: u32,
         /// Type of x.
@@ -90,7 +90,7 @@ op! {
     /// out = x in another float type, rounded to nearest even. Operands: x \[T, width\] `from`; out \[T, width\] `to`.
     ///
     /// Reserved: no backend of this repository has it ([`crate::OpSpec::RESERVED`]).
-    pub struct Cast = 30 "cast" v 1, wire CastDesc = "halyard_cast_desc" {
+    pub struct Cast = 30 "cast", wire CastDesc = "halyard_cast_desc" {
         /// Values of a row.
         width: u32,
         /// Type of x.
@@ -103,7 +103,7 @@ op! {
 
 op! {
     /// out = x, any equal shape and type of 1 to 3 axes, strided. Operands: x; out.
-    pub struct Copy = 31 "copy" v 1, wire CopyDesc = "halyard_copy_desc" {
+    pub struct Copy = 31 "copy", wire CopyDesc = "halyard_copy_desc" {
         /// Type of both.
         dtype: DType,
     }
@@ -117,7 +117,7 @@ op! {
     /// Operands: pairs \[N, 2\] i32; cache \[num_pages, block_bytes\] u8, updated.
     ///
     /// Reserved: no backend of this repository has it ([`crate::OpSpec::RESERVED`]).
-    pub struct CopyBlocks = 32 "copy_blocks" v 1, wire CopyBlocksDesc = "halyard_copy_blocks_desc" {
+    pub struct CopyBlocks = 32 "copy_blocks", wire CopyBlocksDesc = "halyard_copy_blocks_desc" {
         /// Bytes of a block.
         block_bytes: u32,
     }
@@ -128,7 +128,7 @@ op! {
     /// Every element of out = value (rounded to the type). Operands: out, any shape of 1 to 3 axes, strided.
     ///
     /// Reserved: no backend of this repository has it ([`crate::OpSpec::RESERVED`]).
-    pub struct Fill = 33 "fill" v 1, wire FillDesc = "halyard_fill_desc" {
+    pub struct Fill = 33 "fill", wire FillDesc = "halyard_fill_desc" {
         /// Type.
         dtype: DType,
         /// Value.
@@ -143,7 +143,7 @@ op! {
     /// element depends on nothing else. i counts elements in row-major order, from `first`.
     ///
     /// Operands: out, contiguous, float type.
-    pub struct FillRandom = 34 "fill_random" v 1, wire FillRandomDesc = "halyard_fill_random_desc" {
+    pub struct FillRandom = 34 "fill_random", wire FillRandomDesc = "halyard_fill_random_desc" {
         /// Type.
         dtype: DType,
         /// Low half of the key.

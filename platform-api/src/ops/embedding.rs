@@ -7,7 +7,7 @@ op! {
     ///
     /// Operands: ids \[T\] i32; table: the packed weight \[num_rows, width\]; out \[T, width\]. An id outside the table
     /// is a caller's bug; −1 gives zeros.
-    pub struct Embedding = 1 "embedding" v 1, wire EmbeddingDesc = "halyard_embedding_desc" {
+    pub struct Embedding = 1 "embedding", wire EmbeddingDesc = "halyard_embedding_desc" {
         /// Rows of the table (vocabulary).
         num_rows: u32,
         /// Values of a row.

@@ -23,7 +23,7 @@ op! {
     /// Operands: x \[T, in_features\] `act`; weight: packed \[out_features, in_features\]; bias \[out_features\] f32,
     /// optional; residual \[T, out_features\] `out`, optional, may be the same tensor as out; out \[T, out_features\]
     /// `out`. Rows may be strided. out must not overlap x.
-    pub struct Linear = 2 "linear" v 1, wire LinearDesc = "halyard_linear_desc" {
+    pub struct Linear = 2 "linear", wire LinearDesc = "halyard_linear_desc" {
         /// K.
         in_features: u32,
         /// N.

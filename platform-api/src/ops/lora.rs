@@ -7,7 +7,7 @@ op! {
     ///
     /// Operands: x \[T, in_features\] `act`; a \[num_slots, max_rank, in_features\] `weight`; token_lora \[T\] i32;
     /// out \[T, max_rank\] f32. Adapters of a lower rank have zero rows.
-    pub struct LoraShrink = 3 "lora_shrink" v 1, wire LoraShrinkDesc = "halyard_lora_shrink_desc" {
+    pub struct LoraShrink = 3 "lora_shrink", wire LoraShrinkDesc = "halyard_lora_shrink_desc" {
         /// K.
         in_features: u32,
         /// Rank that slots are padded to.
@@ -31,7 +31,7 @@ op! {
     ///
     /// Operands: x \[T, parts·max_rank\] f32; b \[num_slots, out_features, max_rank\] `weight`; scales \[num_slots\]
     /// f32 (alpha/rank, or alpha/√rank for rslora); token_lora \[T\] i32; out \[T, out_features\] `out`, updated.
-    pub struct LoraExpand = 4 "lora_expand" v 2, wire LoraExpandDesc = "halyard_lora_expand_desc" {
+    pub struct LoraExpand = 4 "lora_expand", wire LoraExpandDesc = "halyard_lora_expand_desc" {
         /// N.
         out_features: u32,
         /// Rank that slots are padded to.

@@ -18,7 +18,7 @@ op! {
     /// scores, divided by their sum if `normalize`, times `factor`.
     ///
     /// Operands: logits \[T, num_experts\] f32; experts \[T, top_k\] i32; weights \[T, top_k\] f32.
-    pub struct MoeRoute = 22 "moe_route" v 1, wire MoeRouteDesc = "halyard_moe_route_desc" {
+    pub struct MoeRoute = 22 "moe_route", wire MoeRouteDesc = "halyard_moe_route_desc" {
         /// Experts.
         num_experts: u32,
         /// Experts of a token.
@@ -39,7 +39,7 @@ op! {
     /// Operands: x \[T, 1, in_features\] (one input for all choices) or \[T, top_k, in_features\], `dtype`; weight:
     /// packed \[num_experts · out_features, in_features\], expert by expert; experts \[T, top_k\] i32; out \[T, top_k,
     /// out_features\] `dtype`.
-    pub struct MoeLinear = 23 "moe_linear" v 1, wire MoeLinearDesc = "halyard_moe_linear_desc" {
+    pub struct MoeLinear = 23 "moe_linear", wire MoeLinearDesc = "halyard_moe_linear_desc" {
         /// K.
         in_features: u32,
         /// N of one expert.
@@ -62,7 +62,7 @@ op! {
     /// out\[t\] = Σⱼ weights\[t, j\]·x\[t, j\].
     ///
     /// Operands: x \[T, top_k, width\] `dtype`; weights \[T, top_k\] f32; out \[T, width\] `dtype`.
-    pub struct MoeCombine = 24 "moe_combine" v 1, wire MoeCombineDesc = "halyard_moe_combine_desc" {
+    pub struct MoeCombine = 24 "moe_combine", wire MoeCombineDesc = "halyard_moe_combine_desc" {
         /// Values of a row.
         width: u32,
         /// Experts of a token.

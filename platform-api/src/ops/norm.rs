@@ -7,7 +7,7 @@ op! {
     ///
     /// Operands: x \[T, width\] or \[T, G, width\] `dtype` (per-head norms take the three-axis form, strided); weight
     /// \[width\] f32; out like x.
-    pub struct RmsNorm = 5 "rms_norm" v 1, wire RmsNormDesc = "halyard_rms_norm_desc" {
+    pub struct RmsNorm = 5 "rms_norm", wire RmsNormDesc = "halyard_rms_norm_desc" {
         /// Values that are normalised together.
         width: u32,
         /// Added under the root.
@@ -24,7 +24,7 @@ op! {
     /// out = (x − mean(x)) / √(var(x) + eps) · weight + bias, over the last axis, with the biased variance.
     ///
     /// Operands: x \[T, width\] `dtype`; weight \[width\] f32; bias \[width\] f32, optional; out like x.
-    pub struct LayerNorm = 6 "layer_norm" v 1, wire LayerNormDesc = "halyard_layer_norm_desc" {
+    pub struct LayerNorm = 6 "layer_norm", wire LayerNormDesc = "halyard_layer_norm_desc" {
         /// Values that are normalised together.
         width: u32,
         /// Added under the root.

@@ -17,7 +17,7 @@ op! {
     /// out = gate / (1 + e^−gate) · up (Shazeer 2020, arXiv 2002.05202).
     ///
     /// Operands: gate, up, out \[T, width\] `dtype`; gate and up may be slices of one product.
-    pub struct SiluMul = 10 "silu_mul" v 1, wire SiluMulDesc = "halyard_silu_mul_desc" {
+    pub struct SiluMul = 10 "silu_mul", wire SiluMulDesc = "halyard_silu_mul_desc" {
         /// Values of a row.
         width: u32,
         /// Type.
@@ -28,7 +28,7 @@ op! {
 
 op! {
     /// out = gelu(gate) · up. Operands as `silu_mul`.
-    pub struct GeluMul = 11 "gelu_mul" v 1, wire GeluMulDesc = "halyard_gelu_mul_desc" {
+    pub struct GeluMul = 11 "gelu_mul", wire GeluMulDesc = "halyard_gelu_mul_desc" {
         /// Values of a row.
         width: u32,
         /// Type.
@@ -41,7 +41,7 @@ op! {
 
 op! {
     /// out = gelu(x). Operands: x, out \[T, width\] `dtype`.
-    pub struct Gelu = 12 "gelu" v 1, wire GeluDesc = "halyard_gelu_desc" {
+    pub struct Gelu = 12 "gelu", wire GeluDesc = "halyard_gelu_desc" {
         /// Values of a row.
         width: u32,
         /// Type.
@@ -54,7 +54,7 @@ op! {
 
 op! {
     /// out = a + b. Operands: a, b, out \[T, width\] `dtype`.
-    pub struct Add = 13 "add" v 1, wire AddDesc = "halyard_add_desc" {
+    pub struct Add = 13 "add", wire AddDesc = "halyard_add_desc" {
         /// Values of a row.
         width: u32,
         /// Type.
@@ -65,7 +65,7 @@ op! {
 
 op! {
     /// out = factor · x. Operands: x, out \[T, width\] `dtype`.
-    pub struct Scale = 14 "scale" v 1, wire ScaleDesc = "halyard_scale_desc" {
+    pub struct Scale = 14 "scale", wire ScaleDesc = "halyard_scale_desc" {
         /// Values of a row.
         width: u32,
         /// Type.
@@ -78,7 +78,7 @@ op! {
 
 op! {
     /// out = cap · tanh(x / cap). Operands: x, out \[T, width\] `dtype`.
-    pub struct Softcap = 15 "softcap" v 1, wire SoftcapDesc = "halyard_softcap_desc" {
+    pub struct Softcap = 15 "softcap", wire SoftcapDesc = "halyard_softcap_desc" {
         /// Values of a row.
         width: u32,
         /// Type.

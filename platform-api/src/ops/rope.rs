@@ -20,7 +20,7 @@ op! {
     ///
     /// Operands: positions \[T\] i32; table \[max_positions, rotary_dim\] f32 (cosines, then sines); x \[T, heads,
     /// head_dim\] `dtype`, updated. Elements past rotary_dim stay.
-    pub struct Rope = 7 "rope" v 1, wire RopeDesc = "halyard_rope_desc" {
+    pub struct Rope = 7 "rope", wire RopeDesc = "halyard_rope_desc" {
         /// Values of a head.
         head_dim: u32,
         /// Values of a head that turn; even.

@@ -108,7 +108,7 @@ op! {
     /// i32; row_num_tokens \[R\] i32; allowed_mask \[R, ⌈V/32⌉\] i32 (bit v mod 32 of word v/32), optional; bias_tokens
     /// \[R, B\] i32 and bias_values \[R, B\] f32, optional; stop_tokens \[R, N\] i32, optional; bad_words \[R, W\] i32
     /// (each: length, then that many ids), optional; grammar_mask \[S, ⌈V/32⌉\] i32, optional.
-    pub struct LogitsProcess = 25 "logits_process" v 1, wire LogitsProcessDesc = "halyard_logits_process_desc" {
+    pub struct LogitsProcess = 25 "logits_process", wire LogitsProcessDesc = "halyard_logits_process_desc" {
         /// V.
         vocab: u32,
         /// Bound: sequences of a step.
@@ -126,7 +126,7 @@ op! {
     /// where all are −∞.
     ///
     /// Operands: logits \[S, V\] f32; out \[S\] i32.
-    pub struct Argmax = 26 "argmax" v 1, wire ArgmaxDesc = "halyard_argmax_desc" {
+    pub struct Argmax = 26 "argmax", wire ArgmaxDesc = "halyard_argmax_desc" {
         /// V.
         vocab: u32,
         /// Bound: sequences of a step.
@@ -145,7 +145,7 @@ op! {
     ///
     /// Operands: logits \[S, V\] f32; step_rows \[S\] i32; row_sampling \[R, 128\] u8; row_num_tokens \[R\] i32; out
     /// \[S\] i32.
-    pub struct Sample = 27 "sample" v 1, wire SampleDesc = "halyard_sample_desc" {
+    pub struct Sample = 27 "sample", wire SampleDesc = "halyard_sample_desc" {
         /// V.
         vocab: u32,
         /// Bound: sequences of a step.
@@ -162,7 +162,7 @@ op! {
     ///
     /// Operands: logits \[N, V\] f32; chosen \[N\] i32; chosen_logprobs \[N\] f32; chosen_ranks \[N\] i32; top_tokens
     /// \[N, k\] i32 and top_logprobs \[N, k\] f32, absent when k is 0.
-    pub struct TopLogprobs = 28 "top_logprobs" v 1, wire TopLogprobsDesc = "halyard_top_logprobs_desc" {
+    pub struct TopLogprobs = 28 "top_logprobs", wire TopLogprobsDesc = "halyard_top_logprobs_desc" {
         /// V.
         vocab: u32,
         /// Alternatives.

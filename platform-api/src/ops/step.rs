@@ -21,7 +21,7 @@ op! {
     /// tokens past the sum: 0, 0, −1); token_lora \[T\] i32, optional, present with row_lora (−1 none and padding);
     /// query_start_loc \[S+1\] i32; seq_lens \[S\] i32 (computed + query length; 0 for padding); last_token_index \[S\]
     /// i32 (token of the step; −1 for padding).
-    pub struct PrepareInputs = 18 "prepare_inputs" v 1, wire PrepareInputsDesc = "halyard_prepare_inputs_desc" {
+    pub struct PrepareInputs = 18 "prepare_inputs", wire PrepareInputsDesc = "halyard_prepare_inputs_desc" {
         /// Bound: sequences of a step.
         max_seqs: u32,
         /// Bound: tokens of a step.
@@ -40,7 +40,7 @@ op! {
     ///
     /// Operands: positions, token_seq \[T\] i32; step_rows \[S\] i32; block_table \[R, max_blocks\] i32; slots \[T\]
     /// i32.
-    pub struct SlotMapping = 19 "slot_mapping" v 1, wire SlotMappingDesc = "halyard_slot_mapping_desc" {
+    pub struct SlotMapping = 19 "slot_mapping", wire SlotMappingDesc = "halyard_slot_mapping_desc" {
         /// Tokens of a block.
         block_size: u32,
     }
@@ -61,7 +61,7 @@ op! {
     /// step_num_drafts \[S\] i32, optional; sampled \[S, max_sampled\] i32; num_sampled \[S\] i32, optional; row_tokens
     /// \[R, L\], row_num_tokens \[R\], row_num_computed \[R\] i32, updated; results \[E, 2 + max_seqs·(1 +
     /// max_sampled)\] i32, host-visible, one entry updated.
-    pub struct UpdateRows = 20 "update_rows" v 1, wire UpdateRowsDesc = "halyard_update_rows_desc" {
+    pub struct UpdateRows = 20 "update_rows", wire UpdateRowsDesc = "halyard_update_rows_desc" {
         /// Bound: sequences of a step; sizes a ring entry.
         max_seqs: u32,
         /// Bound: tokens that a row may gain in a step (k+1).

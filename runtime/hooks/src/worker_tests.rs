@@ -230,7 +230,7 @@ fn a_panic_quarantines_at_once_and_the_next_logger_gets_the_start_record_first()
 #[test]
 fn a_process_that_died_is_counted_as_a_crash_and_a_panic_in_one_as_a_panic() {
     let died = |_: &Batch<'_>| Err(Error::new(Status::Poisoned, "its process was ended by signal 11"));
-    let panicked = |_: &Batch<'_>| Err(Error::new(Status::Internal, "s: panicked: oh no"));
+    let panicked = |_: &Batch<'_>| Err(Error::new(Status::Panicked, "s: panicked: oh no"));
     for (isolation, crash, panic) in [(Isolation::Process, 1, 1), (Isolation::Thread, 0, 2)] {
         let mut rig = Rig::new(died);
         rig.worker.sink.state().source.isolation = isolation;
@@ -386,7 +386,7 @@ fn texts_come_after_the_records_before_them_and_resting_sinks_show_none() {
 #[test]
 fn a_text_asked_for_with_the_records_that_end_a_logger_is_no_second_failure() {
     for (words, status) in [
-        ("s: panicked: oh no", Status::Internal),
+        ("s: panicked: oh no", Status::Panicked),
         ("its process was ended by signal 11", Status::Poisoned),
     ] {
         let mut rig = Rig::new(move |_| Err(Error::new(status, words)));

@@ -488,7 +488,7 @@ impl Steps {
                 broken,
             ));
         }
-        wire.interface
+        wire.find_interface
             .ok_or_else(|| self.failure(Stage::Negotiated, "a function that finds interfaces", "null", broken))
     }
 
@@ -501,8 +501,8 @@ impl Steps {
             platform: self.required::<PlatformTable>(interface, instance)?,
             device: self.required::<DeviceTable>(interface, instance)?,
             ops: self.required::<OpsTable>(interface, instance)?,
-            attention: self.table::<AttentionTable>(interface, instance)?,
-            communicator: self.table::<CommunicatorTable>(interface, instance)?,
+            attention: self.optional::<AttentionTable>(interface, instance)?,
+            communicator: self.optional::<CommunicatorTable>(interface, instance)?,
         })
     }
 
@@ -518,30 +518,58 @@ impl Steps {
         })
     }
 
+    /// The table of an interface that a plugin may do without: one of another major version is none.
+    fn optional<T: AbiTable>(
+        &self,
+        interface: InterfaceFn,
+        instance: *mut c_void,
+    ) -> Result<Option<T>, Box<StageFailure>> {
+        match self.ask::<T>(interface, instance) {
+            Err(error) if error.status == Status::Incompatible => {
+                let layout = T::table_layout();
+                tracing::warn!(
+                    "plugin {}: its interface {} is not used: {}",
+                    self.name,
+                    layout.interface,
+                    error.message
+                );
+                Ok(None)
+            }
+            asked => asked.map_err(|error| self.unfit::<T>(&error)),
+        }
+    }
+
     /// The table of an interface, copied in full size and checked; none where the plugin has no such interface.
     fn table<T: AbiTable>(
         &self,
         interface: InterfaceFn,
         instance: *mut c_void,
     ) -> Result<Option<T>, Box<StageFailure>> {
+        self.ask(interface, instance).map_err(|error| self.unfit::<T>(&error))
+    }
+
+    fn unfit<T: AbiTable>(&self, error: &Error) -> Box<StageFailure> {
         let layout = T::table_layout();
-        let (major, minor) = layout.version;
-        let broken = |error: &Error| {
-            self.failure(
-                Stage::Negotiated,
-                format!("interface {} {major}.x with its required functions", layout.interface),
-                error.to_string(),
-                "install a plugin and a Halyard that fit together",
-            )
-        };
+        self.failure(
+            Stage::Negotiated,
+            format!(
+                "interface {} {}.x with its required functions",
+                layout.interface, layout.version.0
+            ),
+            error.to_string(),
+            "install a plugin and a Halyard that fit together",
+        )
+    }
+
+    fn ask<T: AbiTable>(&self, interface: InterfaceFn, instance: *mut c_void) -> Result<Option<T>, Error> {
+        let (major, minor) = T::table_layout().version;
         let mut table = std::ptr::null();
         // SAFETY: the plugin's function and instance, valid output.
-        let asked = called(|err| unsafe { interface(instance, T::ID, major, minor, &mut table, err) });
-        match asked {
+        match called(|err| unsafe { interface(instance, T::ID, major, minor, &mut table, err) }) {
             Err(error) if error.status == Status::Unsupported => Ok(None),
-            Err(error) => Err(broken(&error)),
+            Err(error) => Err(error),
             // SAFETY: null, or a table that starts with its size and is valid for the process's life.
-            Ok(()) => unsafe { T::load(table.cast()) }.map(Some).map_err(|e| broken(&e)),
+            Ok(()) => unsafe { T::load(table.cast()) }.map(Some),
         }
     }
 }

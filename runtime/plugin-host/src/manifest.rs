@@ -77,30 +77,50 @@ pub struct Manifest {
     pub other: BTreeMap<String, Value>,
 }
 
+/// Why this host cannot read a manifest that is none the worse for it.
+fn unknown_here(object: &Value) -> Option<String> {
+    if let Some(form) = object.get("manifest").and_then(Value::as_u64).filter(|form| *form > 1) {
+        return Some(format!("a manifest of form {form} (this host reads form 1)"));
+    }
+    let kind = object.get("kind")?.as_str()?;
+    let known = Kind::ALL.iter().any(|known| known.to_string() == kind);
+    (!known).then(|| format!("a plugin of the kind `{kind}`, which this host does not have"))
+}
+
 impl Manifest {
-    /// Every manifest of a section: JSON objects one after the other, with NUL bytes or blanks between them.
+    /// Every manifest of a section that this host can read: JSON objects one after the other, with NUL bytes or blanks
+    /// between them. An object of a newer form or kind is passed over; the log says so.
     ///
     /// # Errors
-    /// In words: which object is broken and how.
+    /// In words: which object is broken and how, or that all are of forms and kinds that are not known here.
     pub fn parse_section(section: &[u8]) -> Result<Vec<Manifest>, String> {
         // A NUL cannot stand inside a JSON text, so this changes padding only.
         let text: Vec<u8> = section.iter().map(|&b| if b == 0 { b' ' } else { b }).collect();
         let mut all: Vec<Manifest> = Vec::new();
+        let mut newer = Vec::new();
         for (i, parsed) in serde_json::Deserializer::from_slice(&text)
-            .into_iter::<Manifest>()
+            .into_iter::<Value>()
             .enumerate()
         {
-            let manifest = parsed.map_err(|e| format!("object {i} is not a manifest: {e}"))?;
+            let broken = |e: serde_json::Error| format!("object {i} is not a manifest: {e}");
+            let parsed = parsed.map_err(broken)?;
+            if let Some(unknown) = unknown_here(&parsed) {
+                tracing::info!("a plugin's manifest is passed over: object {i} is {unknown}");
+                newer.push(unknown);
+                continue;
+            }
+            let manifest = Manifest::deserialize(parsed).map_err(broken)?;
             manifest.check().map_err(|e| format!("object {i}: {e}"))?;
             if all.iter().any(|m| m.kind == manifest.kind && m.name == manifest.name) {
                 return Err(format!("two {} manifests are named `{}`", manifest.kind, manifest.name));
             }
             all.push(manifest);
         }
-        if all.is_empty() {
-            return Err("the section is empty".to_string());
+        match (all.is_empty(), newer.is_empty()) {
+            (false, _) => Ok(all),
+            (true, true) => Err("the section is empty".to_string()),
+            (true, false) => Err(format!("it holds {}: a newer Halyard may read it", newer.join(", "))),
         }
-        Ok(all)
     }
 
     fn check(&self) -> Result<(), String> {
@@ -147,7 +167,7 @@ pub fn host_abi() -> String {
 mod tests {
     use super::{Kind, Manifest};
 
-    const ONE: &str = r#"{"manifest":1,"kind":"platform","name":"a","version":"1","abi":"0.1","entry":"e","priority":-3,"later":{"x":1}}"#;
+    const ONE: &str = r#"{"manifest":1,"kind":"platform","name":"a","version":"1","abi":"0.2","entry":"e","priority":-3,"later":{"x":1}}"#;
 
     #[test]
     fn several_manifests_with_padding_between_them_are_read() {
@@ -173,7 +193,17 @@ mod tests {
         refused(&ONE.replace(":1,", ":2,"), "form 2");
         refused(&ONE.replace("\"a\"", "\"A b\""), "A b");
         refused(&ONE.replace("\"e\"", "\"\""), "entry");
-        refused(&ONE.replace("0.1", "zero"), "zero");
+        refused(&ONE.replace("0.2", "zero"), "zero");
         refused(&ONE.replace("platform", "toaster"), "toaster");
+        refused(&ONE.replace(":1,", ":0,"), "form 0");
+    }
+
+    #[test]
+    fn objects_of_newer_forms_and_kinds_are_passed_over() {
+        let (kind, form) = (ONE.replace("platform", "toaster"), ONE.replace(":1,", ":2,"));
+        let all = Manifest::parse_section(format!("{kind}{ONE}{form}").as_bytes()).expect("one is known");
+        assert_eq!((all.len(), all[0].kind), (1, Kind::Platform));
+        let none = Manifest::parse_section(format!("{kind}{form}").as_bytes()).expect_err("none is known");
+        assert!(none.contains("toaster") && none.contains("form 2"), "{none}");
     }
 }

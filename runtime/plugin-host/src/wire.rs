@@ -18,6 +18,7 @@ mod queue;
 mod stat_logger;
 
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 
 use halyard_platform_api::abi::ErrorOut;
 use halyard_platform_api::abi::tables::{AttentionTable, CommunicatorTable, DeviceTable, OpsTable, PlatformTable};
@@ -58,8 +59,9 @@ fn slot<F>(slot: Option<F>) -> F {
 
 /// Runs a function of the plugin and reads its error.
 fn call(plugin: &str, function: impl FnOnce(*mut ErrorOut) -> u32) -> Result<()> {
-    let mut text = [0; ERROR_TEXT_BYTES];
-    let mut err = ErrorOut::over(&mut text);
+    // Not cleared: a step makes some of these calls.
+    let mut text = [MaybeUninit::uninit(); ERROR_TEXT_BYTES];
+    let mut err = ErrorOut::into_room(&mut text);
     match function(&mut err) {
         0 => Ok(()),
         code => Err(read_error(plugin, &err, code)),

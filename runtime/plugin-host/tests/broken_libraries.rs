@@ -28,7 +28,7 @@ fn a_newer_major_version_is_refused_before_its_code_runs() {
         "newer_major",
         &["ABI=\"9.0\""],
         Stage::Manifest,
-        &["ABI 0.1", "ABI 9.0", "minimal", "install"],
+        &["ABI 0.2", "ABI 9.0", "minimal", "install"],
     );
 }
 
@@ -38,7 +38,7 @@ fn an_entry_that_answers_another_version_than_its_manifest_is_refused() {
         "lying_major",
         &["BROKEN_ANSWERS_MAJOR"],
         Stage::Negotiated,
-        &["answered ABI 9.1"],
+        &["answered ABI 9.2"],
     );
 }
 

@@ -12,9 +12,9 @@ use std::time::Duration;
 use halyard_platform_api::ops::{Add, Attention, Linear};
 use halyard_platform_api::program::{Node, TensorDecl};
 use halyard_platform_api::{
-    BufferId, BufferKind, Collective, CollectiveKind, CommunicatorId, DType, Device, Encoder, EncoderMode, OpId,
-    OpSpec, Platform, PreparedInfo, Program, QueueId, QueueKind, QueueWait, Status, StepWrite, Tensor, WeightFormat,
-    WeightRows,
+    BufferId, BufferKind, Collective, CollectiveKind, CommunicatorDesc, CommunicatorId, DType, Device, Encoder,
+    EncoderMode, OpId, OpSpec, Platform, PreparedInfo, Program, QueueId, QueueKind, QueueWait, Status, StepWrite,
+    Tensor, WeightFormat, WeightRows,
 };
 use halyard_plugin_host::{Kind, Plugin, PluginError, inspect};
 use null_platform::{FAILING_OP, PANICKING_OP, events};
@@ -169,7 +169,7 @@ fn memory_and_queues_come_through() {
     queue.write_step(&[write(1, &[7, 8]), write(2, &[])]).expect("taken");
     assert_eq!(events(), ["step write 5 +1 [7, 8]", "step write 5 +2 []"]);
     assert_eq!(queue.completed(), 0);
-    let command = device
+    let command = queue
         .create_encoder(EncoderMode::OneShot)
         .expect("one-shot")
         .finish()
@@ -262,14 +262,11 @@ fn ops_come_through() {
 fn programs_and_claims_come_through_whatever_their_size() {
     let _alone = alone();
     let device = device();
-    let node = Node {
-        spec: Add {
-            width: 1,
-            dtype: DType::F32,
-        }
-        .into(),
-        operands: vec![0, 1, 2],
+    let add = Add {
+        width: 1,
+        dtype: DType::F32,
     };
+    let node = Node::new(add, [0, 1, 2]);
     let tensors = (0..3)
         .map(|storage| TensorDecl::whole(DType::F32, false, storage))
         .collect();
@@ -313,11 +310,15 @@ fn attention_and_collectives_come_through() {
     assert_eq!((plan.block_bytes, plan.scratch_bytes), (64, 2));
     assert_eq!((plan.record_decode, plan.record_mixed_tokens), (true, 3));
 
-    assert_eq!(device.communicator_id(), Ok(CommunicatorId([7; 128])));
+    assert_eq!(device.communicator_id(), CommunicatorId::new([7; 256]));
     let communicator = device
-        .create_communicator(&CommunicatorId([9; 128]), 1, 2)
+        .create_communicator(&CommunicatorDesc::new(
+            &CommunicatorId::new([9; 128]).expect("some bytes"),
+            1,
+            2,
+        ))
         .expect("joined");
-    assert_eq!(events(), ["joined 9 as 1 of 2"]);
+    assert_eq!(events(), ["joined an id of 128 bytes as 1 of 2 within 0"]);
     assert_eq!((communicator.rank(), communicator.size()), (1, 2));
     let mut spec = Collective {
         kind: CollectiveKind::Send,
@@ -332,7 +333,13 @@ fn attention_and_collectives_come_through() {
         communicator.prepare(&spec).map(|_| ()).map_err(|e| e.status),
         Err(Status::InvalidArgument)
     );
-    let outside = device.create_communicator(&CommunicatorId([9; 128]), 2, 2).map(|_| ());
+    let outside = device
+        .create_communicator(&CommunicatorDesc::new(
+            &CommunicatorId::new([9; 128]).expect("some bytes"),
+            2,
+            2,
+        ))
+        .map(|_| ());
     assert_eq!(outside.map_err(|e| e.status), Err(Status::InvalidArgument));
 }
 
@@ -343,10 +350,14 @@ fn the_device_closes_after_the_last_of_its_objects() {
     let buffer = device.create_buffer(1, BufferKind::Device).expect("there is room");
     let op = device.ops().prepare(&linear()).expect("prepared");
     let queue = device.create_queue(QueueKind::Compute).expect("a compute queue");
-    let encoder = device.create_encoder(EncoderMode::OneShot).expect("one-shot");
-    let abandoned = device.create_encoder(EncoderMode::OneShot).expect("one-shot");
+    let encoder = queue.create_encoder(EncoderMode::OneShot).expect("one-shot");
+    let abandoned = queue.create_encoder(EncoderMode::OneShot).expect("one-shot");
     let group = device
-        .create_communicator(&CommunicatorId([0; 128]), 0, 1)
+        .create_communicator(&CommunicatorDesc::new(
+            &CommunicatorId::new([0; 128]).expect("some bytes"),
+            0,
+            1,
+        ))
         .expect("joined");
     events();
     drop(device);
@@ -364,16 +375,18 @@ fn the_device_closes_after_the_last_of_its_objects() {
 }
 
 fn encoder() -> Box<dyn Encoder> {
-    device().create_encoder(EncoderMode::Reusable).expect("reusable")
+    let queue = device().create_queue(QueueKind::Compute).expect("a compute queue");
+    queue.create_encoder(EncoderMode::Reusable).expect("reusable")
 }
 
 #[test]
 fn a_panic_becomes_an_error_and_poisons_its_handle_alone() {
     let _alone = alone();
     let device = device();
-    let mut encoder = device.create_encoder(EncoderMode::OneShot).expect("one-shot");
+    let first = device.create_queue(QueueKind::Compute).expect("a compute queue");
+    let mut encoder = first.create_encoder(EncoderMode::OneShot).expect("one-shot");
     let panic = encoder.encode(PANICKING_OP, &[]).expect_err("it panics");
-    assert_eq!(panic.status, Status::Internal);
+    assert_eq!(panic.status, Status::Panicked);
     assert_eq!(panic.message, "null: panicked: encoding op 13 went wrong");
     let after = encoder.encode(OpId(1), &[]).expect_err("poisoned");
     assert_eq!(after.status, Status::Poisoned);
@@ -384,9 +397,9 @@ fn a_panic_becomes_an_error_and_poisons_its_handle_alone() {
         ["encoder dropped"],
         "a poisoned encoder is released all the same"
     );
-    device
+    first
         .create_encoder(EncoderMode::OneShot)
-        .expect("the device lives")
+        .expect("the queue lives")
         .encode(OpId(1), &[])
         .expect("so do others");
 

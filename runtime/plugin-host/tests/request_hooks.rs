@@ -311,7 +311,7 @@ mod garbage {
         plugin.kind = kind;
         plugin.name = Str::new(name);
         plugin.version = Str::new("1");
-        plugin.interface = Some(interface);
+        plugin.find_interface = Some(interface);
         // SAFETY: the host's sized output.
         unsafe { write_struct(out, &plugin) }.map_or(12, |()| 0)
     }

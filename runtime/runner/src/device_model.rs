@@ -337,7 +337,7 @@ impl DeviceModel {
         &mut self,
         encode: impl FnOnce(&mut Self, &mut dyn Encoder) -> Result<(), RunnerError>,
     ) -> Result<u64, RunnerError> {
-        let mut encoder = self.device.create_encoder(EncoderMode::OneShot)?;
+        let mut encoder = self.queue.create_encoder(EncoderMode::OneShot)?;
         encode(self, &mut *encoder)?;
         let commands = encoder.finish()?;
         self.submit(&[commands.id()])
@@ -348,7 +348,7 @@ impl DeviceModel {
         &mut self,
         encode: impl FnOnce(&mut Self, &mut dyn Encoder) -> Result<(), RunnerError>,
     ) -> Result<Arc<dyn CommandBuffer>, RunnerError> {
-        let mut encoder = self.device.create_encoder(EncoderMode::Reusable)?;
+        let mut encoder = self.queue.create_encoder(EncoderMode::Reusable)?;
         encode(self, &mut *encoder)?;
         Ok(encoder.finish()?)
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use halyard_models::ModelFiles;
 use halyard_models::program::Shard;
-use halyard_platform_api::{Capabilities, Communicator, CommunicatorId, Device, Status};
+use halyard_platform_api::{Capabilities, Communicator, CommunicatorDesc, CommunicatorId, Device, Status};
 
 use crate::config::RunnerConfig;
 use crate::error::RunnerError;
@@ -131,5 +131,7 @@ pub(crate) fn join(
     let Some(id) = id else {
         return Ok(None);
     };
-    Ok(Some(device.create_communicator(id, shard.rank, shard.size)?))
+    Ok(Some(device.create_communicator(&CommunicatorDesc::new(
+        id, shard.rank, shard.size,
+    ))?))
 }

@@ -248,7 +248,7 @@ impl<'a> WeightLoader<'a> {
         let Rows {
             dtype, width, num_rows, ..
         } = rows;
-        let mut encoder = self.device.create_encoder(EncoderMode::OneShot)?;
+        let mut encoder = self.queue.create_encoder(EncoderMode::OneShot)?;
         let mut ops = Vec::new();
         let row_bytes = width * dtype.bytes() as u32;
         let whole = self.stage(0, num_rows * row_bytes)?;
@@ -618,7 +618,7 @@ mod tests {
         };
         loader.pack(weights, &part, target).expect("packed");
         x.write(0, &1f32.to_le_bytes().repeat(k as usize)).expect("written");
-        let mut encoder = device.create_encoder(EncoderMode::OneShot).expect("an encoder");
+        let mut encoder = queue.create_encoder(EncoderMode::OneShot).expect("an encoder");
         let row = |buffer: &Arc<dyn Buffer>, width| Tensor::contiguous(buffer.id(), 0, DType::F32, &[1, width]);
         let operands = [row(&x, k), dst, Tensor::NONE, Tensor::NONE, row(&out, n)];
         encoder.encode(prepared.id(), &operands).expect("encoded");

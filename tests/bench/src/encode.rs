@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use halyard_platform_api::ops::Add;
-use halyard_platform_api::{BufferKind, DType, Device, EncoderMode, Tensor};
+use halyard_platform_api::ops::{Add, VendorOp};
+use halyard_platform_api::{BufferKind, DType, Device, EncoderMode, OpSpec, QueueKind, Tensor};
 use halyard_plugin_host::{Catalog, Plugin, SearchPath, select_platform};
 use serde_json::json;
 
@@ -72,18 +72,27 @@ fn report(name: &str, device: &Arc<dyn Device>) -> Result<Report, BenchError> {
 
 /// The median over repeats of the mean cost of an op with that many operands.
 fn ns_an_op(device: &Arc<dyn Device>, operands: usize) -> Result<f64, BenchError> {
-    let spec = Add {
-        width: 64,
-        dtype: DType::F32,
+    // A vendor op takes any number of operands.
+    let spec = match operands {
+        3 => OpSpec::from(Add {
+            width: 64,
+            dtype: DType::F32,
+        }),
+        _ => OpSpec::Vendor(VendorOp {
+            name: "bench.any".to_string(),
+            version: 1,
+            descriptor: Vec::new(),
+        }),
     };
-    let op = device.ops().prepare(&spec.into())?;
+    let op = device.ops().prepare(&spec)?;
+    let queue = device.create_queue(QueueKind::Compute)?;
     let buffer = device.create_buffer(4096, BufferKind::Device)?;
     let tensors = vec![Tensor::contiguous(buffer.id(), 0, DType::F32, &[4, 64]); operands];
     let mut repeats = Vec::with_capacity(REPEATS);
     for _ in 0..REPEATS {
         let mut elapsed_ns = 0;
         for _ in 0..ENCODERS {
-            let mut encoder = device.create_encoder(EncoderMode::OneShot)?;
+            let mut encoder = queue.create_encoder(EncoderMode::OneShot)?;
             let start = Instant::now();
             for _ in 0..OPS {
                 encoder.encode(op.id(), std::hint::black_box(&tensors))?;

@@ -16,7 +16,7 @@ macro_rules! manifest {
         const MANIFEST: &str = concat!(
             "{\"manifest\":1,\"kind\":\"stat-logger\",\"name\":\"",
             $name,
-            "\",\"version\":\"1\",\"abi\":\"0.1\",\"entry\":\"halyard_entry_",
+            "\",\"version\":\"1\",\"abi\":\"0.2\",\"entry\":\"halyard_entry_",
             $name,
             "\",\"priority\":0,\"about\":\"breaks the contract\",\"cpu_features\":\"\"}\n"
         );
@@ -35,7 +35,7 @@ macro_rules! manifest {
             plugin.kind = KIND_STAT_LOGGER;
             plugin.name = Str::new($name);
             plugin.version = Str::new("1");
-            plugin.interface = Some(interface);
+            plugin.find_interface = Some(interface);
             // SAFETY: the host gives a sized struct.
             match unsafe { write_struct(out, &plugin) } {
                 Ok(()) => 0,

@@ -258,10 +258,10 @@ pub(crate) fn submit(
     ops: &[(Arc<dyn PreparedOp>, Vec<Tensor>)],
     mode: EncoderMode,
 ) -> Result<(), Failure> {
-    let mut encoder = device.create_encoder(mode).map_err(broken("create_encoder"))?;
     let queue = device
         .create_queue(QueueKind::Compute)
         .map_err(broken("create_queue"))?;
+    let mut encoder = queue.create_encoder(mode).map_err(broken("create_encoder"))?;
     let scratch = ops.iter().map(|(op, _)| op.info().scratch_bytes).max().unwrap_or(0);
     queue.reserve_scratch(scratch).map_err(broken("reserve_scratch"))?;
     for (op, operands) in ops {

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use half::{bf16, f16};
 use halyard_platform_api::{
-    Access, AttentionRegistry, Buffer, BufferKind, ClaimReport, CommandBuffer, Communicator, CommunicatorId, DType,
-    Device, DeviceInfo, Encoder, EncoderMode, MemoryInfo, OpId, OpRegistry, OpSpec, OpSupport, PreparedOp, Program,
-    Queue, QueueKind, Result, Tensor, ops,
+    Access, AttentionRegistry, Buffer, BufferKind, ClaimReport, CommandBuffer, CommandId, Communicator,
+    CommunicatorDesc, CommunicatorId, DType, Device, DeviceInfo, Encoder, EncoderMode, MemoryInfo, OpId, OpRegistry,
+    OpSpec, OpSupport, PreparedOp, Program, Queue, QueueId, QueueKind, QueueWait, Result, StepWrite, Tensor, ops,
 };
 
 /// Wraps a device and overwrites the first element of `op`'s first output after every run of it (of a KV cache: the
@@ -77,13 +77,9 @@ impl Device for Faulty {
         self.inner.create_buffer(bytes, kind)
     }
 
-    fn create_queue(&self, kind: QueueKind) -> Result<Arc<dyn Queue>> {
-        self.inner.create_queue(kind)
-    }
-
-    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
-        Ok(Box::new(FaultyEncoder {
-            inner: self.inner.create_encoder(mode)?,
+    fn create_queue_for(&self, kind: QueueKind, step_bytes: u64) -> Result<Arc<dyn Queue>> {
+        Ok(Arc::new(FaultyQueue {
+            inner: self.inner.create_queue_for(kind, step_bytes)?,
             faults: Arc::clone(&self.faults),
         }))
     }
@@ -100,8 +96,8 @@ impl Device for Faulty {
         self.inner.communicator_id()
     }
 
-    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
-        self.inner.create_communicator(id, rank, size)
+    fn create_communicator(&self, group: &CommunicatorDesc) -> Result<Arc<dyn Communicator>> {
+        self.inner.create_communicator(group)
     }
 }
 
@@ -131,6 +127,44 @@ impl OpRegistry for Faulty {
 
     fn prepare_program(&self, program: &Program) -> Result<Arc<dyn PreparedOp>> {
         self.inner.ops().prepare_program(program)
+    }
+}
+
+struct FaultyQueue {
+    inner: Arc<dyn Queue>,
+    faults: Arc<Faults>,
+}
+
+impl Queue for FaultyQueue {
+    fn id(&self) -> QueueId {
+        self.inner.id()
+    }
+
+    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
+        Ok(Box::new(FaultyEncoder {
+            inner: self.inner.create_encoder(mode)?,
+            faults: Arc::clone(&self.faults),
+        }))
+    }
+
+    fn submit(&self, commands: &[CommandId], waits: &[QueueWait]) -> Result<u64> {
+        self.inner.submit(commands, waits)
+    }
+
+    fn completed(&self) -> u64 {
+        self.inner.completed()
+    }
+
+    fn wait(&self, number: u64, timeout_ns: u64) -> Result<()> {
+        self.inner.wait(number, timeout_ns)
+    }
+
+    fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()> {
+        self.inner.write_step(writes)
+    }
+
+    fn reserve_scratch(&self, bytes: u64) -> Result<()> {
+        self.inner.reserve_scratch(bytes)
     }
 }
 

@@ -62,7 +62,7 @@ fn run(device: &dyn Device, first: &Case, second: &Case, backend: u32) -> Result
         .map_err(broken("create_queue"))?;
     let scratch = ops.iter().map(|op| op.info().scratch_bytes).max().unwrap_or(0);
     queue.reserve_scratch(scratch).map_err(broken("reserve_scratch"))?;
-    let mut encoder = device
+    let mut encoder = queue
         .create_encoder(EncoderMode::Reusable)
         .map_err(broken("create_encoder(Reusable)"))?;
     for (op, (_, indices)) in ops.iter().zip(&first.nodes) {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use halyard_conformance::check_collectives;
 use halyard_platform_api::communicator::{Collective, CollectiveKind};
 use halyard_platform_api::{
-    Buffer, BufferKind, Capabilities, CommandBuffer, CommandId, Communicator, DType, Device, EncoderMode, PreparedOp,
-    Queue, QueueKind, Status, Tensor,
+    Buffer, BufferKind, Capabilities, CommandBuffer, CommandId, Communicator, CommunicatorDesc, DType, Device,
+    EncoderMode, PreparedOp, Queue, QueueKind, Status, Tensor,
 };
 
 use crate::tensor_parallel::Outcome;
@@ -89,7 +89,7 @@ fn on_ranks<R: Send>(
     let one = |number: usize| {
         let device = &*devices[number];
         let group = device
-            .create_communicator(id, number as u32, size as u32)
+            .create_communicator(&CommunicatorDesc::new(id, number as u32, size as u32))
             .map_err(|e| e.to_string())?;
         let queue = device.create_queue(QueueKind::Compute).map_err(|e| e.to_string())?;
         work(Rank {
@@ -133,7 +133,7 @@ impl Rank<'_> {
             peer: 0,
         };
         let op = self.group.prepare(&spec).map_err(|e| e.to_string())?;
-        let mut encoder = self.device.create_encoder(mode).map_err(|e| e.to_string())?;
+        let mut encoder = self.queue.create_encoder(mode).map_err(|e| e.to_string())?;
         for _ in 0..times {
             encoder.encode(op.id(), &tensors).map_err(|e| e.to_string())?;
         }

@@ -146,7 +146,7 @@ fn plugins_that_are_none_are_refused_before_they_run() {
     bytes[18..20].copy_from_slice(&[8, 0]);
     std::fs::write(&other, &bytes).expect("writes");
     let newer = folder.0.join("libnewer.so");
-    std::fs::write(&newer, replaced(&good, b"\"abi\":\"0.1\"", b"\"abi\":\"9.1\"")).expect("writes");
+    std::fs::write(&newer, replaced(&good, b"\"abi\":\"0.2\"", b"\"abi\":\"9.2\"")).expect("writes");
     for (path, words) in [
         (&text, ["libtext.so", "found"]),
         (&other, ["libother.so", "architecture"]),

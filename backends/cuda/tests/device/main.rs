@@ -11,8 +11,8 @@ use halyard_cuda::CudaPlatform;
 use halyard_platform_api::communicator::{Collective, CollectiveKind};
 use halyard_platform_api::ops::{Add, Copy, Epilogue, Linear};
 use halyard_platform_api::{
-    Buffer, BufferKind, CommandBuffer, DType, Device, EncoderMode, Platform, PreparedOp, Queue, QueueKind, QueueWait,
-    Status, StepWrite, Tensor, WeightFormat, WeightRows,
+    Buffer, BufferKind, CommandBuffer, CommunicatorDesc, DType, Device, EncoderMode, Platform, PreparedOp, Queue,
+    QueueKind, QueueWait, Status, StepWrite, Tensor, WeightFormat, WeightRows,
 };
 
 const WAIT_NS: u64 = 20_000_000_000;
@@ -61,11 +61,11 @@ fn add(device: &dyn Device, width: u32) -> Arc<dyn PreparedOp> {
 }
 
 fn encode(
-    device: &dyn Device,
+    queue: &dyn Queue,
     mode: EncoderMode,
     commands: &[(&Arc<dyn PreparedOp>, Vec<Tensor>)],
 ) -> Arc<dyn CommandBuffer> {
-    let mut encoder = device.create_encoder(mode).expect("an encoder");
+    let mut encoder = queue.create_encoder(mode).expect("an encoder");
     for (op, operands) in commands {
         encoder.encode(op.id(), operands).expect("live ids");
     }
@@ -80,8 +80,8 @@ fn ten_thousand_replays_take_no_memory_and_miss_none() {
     let op = add(&*device, 64);
     // A chain of launches that overlap as far as they may: each adds one.
     let chain: Vec<_> = (0..20).map(|_| (&op, vec![total, one, total])).collect();
-    let list = encode(&*device, EncoderMode::Reusable, &chain);
     let queue = device.create_queue(QueueKind::Compute).expect("a queue");
+    let list = encode(&*queue, EncoderMode::Reusable, &chain);
     let mut free = 0;
     let mut last = 0;
     for i in 0..10_000 {
@@ -116,8 +116,8 @@ fn a_queue_that_waits_for_another_sees_all_of_its_work() {
             let (_sum, total) = floats(&*device, &values);
             let (taken, out) = floats(&*device, &vec![0.0; WIDTH]);
             let work: Vec<_> = (0..300).map(|_| (&op, vec![total, step, total])).collect();
-            let work = encode(&*device, mode, &work);
-            let take = encode(&*device, mode, &[(&op, vec![total, zero, out])]);
+            let work = encode(&*queues[0], mode, &work);
+            let take = encode(&*queues[1], mode, &[(&op, vec![total, zero, out])]);
             let number = queues[0].submit(&[work.id()], &[]).expect("submits");
             let wait = QueueWait {
                 queue: queues[0].id(),
@@ -230,8 +230,13 @@ fn more_memory_than_there_is_gives_the_arithmetic_and_leaves_the_device_usable()
 fn collectives_of_one_rank_copy_and_can_be_recorded() {
     let Some(device) = device() else { return };
     let id = device.communicator_id().expect("the library is there");
-    let group = device.create_communicator(&id, 0, 1).expect("one rank");
-    let again = device.create_communicator(&id, 0, 1).err().expect("joined already");
+    let group = device
+        .create_communicator(&CommunicatorDesc::new(&id, 0, 1))
+        .expect("one rank");
+    let again = device
+        .create_communicator(&CommunicatorDesc::new(&id, 0, 1))
+        .err()
+        .expect("joined already");
     assert_eq!(again.status, Status::InvalidArgument);
     let queue = device.create_queue(QueueKind::Compute).expect("a queue");
     let values: Vec<f32> = (0..96).map(|i| i as f32 - 7.5).collect();
@@ -251,7 +256,7 @@ fn collectives_of_one_rank_copy_and_can_be_recorded() {
         for mode in [EncoderMode::OneShot, EncoderMode::Reusable] {
             let (_from, input) = floats(&*device, &values);
             let (to, out) = floats(&*device, &[0.0; 96]);
-            let list = encode(&*device, mode, &[(&op, vec![input, out])]);
+            let list = encode(&*queue, mode, &[(&op, vec![input, out])]);
             let number = queue.submit(&[list.id()], &[]).expect("submits");
             queue.wait(number, WAIT_NS).expect("done");
             assert_eq!(floats_of(&*to), values, "{kind:?} {mode:?}");
@@ -265,7 +270,7 @@ fn collectives_of_one_rank_copy_and_can_be_recorded() {
             peer: 0,
         })
         .expect("prepares");
-    let mut encoder = device.create_encoder(EncoderMode::OneShot).expect("an encoder");
+    let mut encoder = queue.create_encoder(EncoderMode::OneShot).expect("an encoder");
     let (_whole, whole) = floats(&*device, &values);
     let error = encoder.encode(op.id(), &[whole, short]).expect_err("sizes differ");
     assert_eq!(error.status, Status::InvalidArgument);
@@ -324,7 +329,7 @@ fn linear_of_many_tokens_is_right() {
         let mut results = Vec::new();
         for mode in [EncoderMode::OneShot, EncoderMode::Reusable] {
             let list = encode(
-                &*device,
+                &*queue,
                 mode,
                 &[(&op, vec![input.0, dst, Tensor::NONE, Tensor::NONE, out_tensor])],
             );
@@ -354,7 +359,7 @@ fn costs() {
         ("one-shot of 150 launches", EncoderMode::OneShot, 150),
     ] {
         let chain: Vec<_> = (0..launches).map(|_| (&op, vec![total, one, total])).collect();
-        let list = encode(&*device, mode, &chain);
+        let list = encode(&*queue, mode, &chain);
         let again = |n: u32| {
             let start = Instant::now();
             let mut host = 0.0;
@@ -469,7 +474,7 @@ fn product_rate(device: &dyn Device, queue: &dyn Queue, tokens: u32, in_features
     let calls: Vec<_> = (0..20)
         .map(|_| (&op, vec![x, dst, Tensor::NONE, Tensor::NONE, out]))
         .collect();
-    let list = encode(device, EncoderMode::Reusable, &calls);
+    let list = encode(&*queue, EncoderMode::Reusable, &calls);
     let mut best = f64::MAX;
     for _ in 0..5 {
         let start = Instant::now();

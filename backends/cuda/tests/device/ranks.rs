@@ -7,8 +7,8 @@ use std::time::Duration;
 use halyard_cuda::CudaPlatform;
 use halyard_platform_api::communicator::{Collective, CollectiveKind};
 use halyard_platform_api::{
-    Buffer, BufferKind, CommandBuffer, Communicator, DType, Device, EncoderMode, Platform, Queue, QueueKind, Result,
-    Status, Tensor,
+    Buffer, BufferKind, CommandBuffer, Communicator, CommunicatorDesc, DType, Device, EncoderMode, Platform, Queue,
+    QueueKind, Result, Status, Tensor,
 };
 
 use crate::faults::Fake;
@@ -29,8 +29,12 @@ fn ranks() -> Result<Ranks> {
     let device = CudaPlatform.open(0)?;
     let id = device.communicator_id()?;
     let (group, other) = std::thread::scope(|scope| {
-        let other = scope.spawn(|| CudaPlatform.open(1)?.create_communicator(&id, 1, 2));
-        let own = device.create_communicator(&id, 0, 2);
+        let other = scope.spawn(|| {
+            CudaPlatform
+                .open(1)?
+                .create_communicator(&CommunicatorDesc::new(&id, 1, 2))
+        });
+        let own = device.create_communicator(&CommunicatorDesc::new(&id, 0, 2));
         (own, other.join().expect("no panic"))
     });
     let queue = device.create_queue(QueueKind::Compute)?;
@@ -55,7 +59,7 @@ impl Ranks {
             peer: 0,
         })?;
         let row = Tensor::contiguous(buffer.id(), 0, DType::BF16, &[count]);
-        let mut encoder = self.device.create_encoder(mode)?;
+        let mut encoder = self.queue.create_encoder(mode)?;
         encoder.encode(op.id(), &[row, row])?;
         Ok((buffer, encoder.finish()?))
     }

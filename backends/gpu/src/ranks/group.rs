@@ -7,13 +7,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use halyard_platform_api::communicator::CollectiveKind;
-use halyard_platform_api::{CommunicatorId, Error, Result, Status};
+use halyard_platform_api::{CommunicatorDesc, CommunicatorId, Error, Result, Status};
 
 use super::library::{CollectiveLibrary, Comm, SUM, UniqueId, data_type};
 use super::rendezvous::{self, Endpoint};
 use super::windows::{self, PeerWindows};
 use crate::driver::{CollectiveCall, DevicePtr, Driver, Group, Peers, Stream};
 
+/// Bytes of an id of NCCL and RCCL.
+const ID_BYTES: usize = 128;
 /// How long a rank that leaves waits for its own calls in the library.
 const CALLS_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the last holder of a group waits for the library to let go of it.
@@ -27,12 +29,13 @@ pub(crate) fn unique_id(driver: &dyn Driver) -> Result<CommunicatorId> {
     let ranks = driver.ranks()?;
     let library = ranks.library()?;
     ranks.enter()?;
-    let mut id = UniqueId([0; 128]);
+    let mut id = UniqueId([0; ID_BYTES]);
     // SAFETY: the output is live.
     let code = unsafe { (library.get_unique_id)(&mut id) };
     library.check("ncclGetUniqueId", std::ptr::null_mut(), code)?;
-    rendezvous::announce(&CommunicatorId(id.0));
-    Ok(CommunicatorId(id.0))
+    let id = CommunicatorId::new(id.0)?;
+    rendezvous::announce(&id);
+    Ok(id)
 }
 
 /// The library's handle, and who uses it.
@@ -117,18 +120,25 @@ struct LibraryGroup {
 ///
 /// # Errors
 /// `Timeout` when a rank does not come; `Unavailable` naming the library that is missing; what the library answers.
-pub(crate) fn join(driver: &Arc<dyn Driver>, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Group>> {
+pub(crate) fn join(driver: &Arc<dyn Driver>, desc: &CommunicatorDesc) -> Result<Arc<dyn Group>> {
+    let (id, rank, size) = (&desc.id, desc.rank, desc.size);
+    let bytes = id.bytes().try_into().map_err(|_| {
+        let len = id.bytes().len();
+        Error::invalid(format!(
+            "a communicator's id of {len} bytes; this platform's have {ID_BYTES}"
+        ))
+    })?;
     let join = || {
         let ranks = driver.ranks()?;
         ranks.most_peer_sum_bytes()?;
         let library = ranks.library()?;
         // Before the library, whose own wait has no end.
         let ordinal = ranks.ordinal();
-        let endpoints = rendezvous::meet(id, 0, rank, size, Endpoint { ordinal, window: None })?;
+        let endpoints = rendezvous::meet(desc, 0, Endpoint { ordinal, window: None })?;
         ranks.enter()?;
         let mut comm = std::ptr::null_mut();
         // SAFETY: the output is live; the id is one of the library's.
-        let code = unsafe { (library.init_rank)(&mut comm, size as c_int, UniqueId(id.0), rank as c_int) };
+        let code = unsafe { (library.init_rank)(&mut comm, size as c_int, UniqueId(bytes), rank as c_int) };
         library.check("ncclCommInitRank", std::ptr::null_mut(), code)?;
         let mut group = LibraryGroup {
             driver: driver.clone(),
@@ -144,7 +154,7 @@ pub(crate) fn join(driver: &Arc<dyn Driver>, id: &CommunicatorId, rank: u32, siz
             size,
         };
         if let Some(endpoints) = endpoints {
-            group.windows = exchange(driver, id, rank, &endpoints)?;
+            group.windows = exchange(driver, desc, &endpoints)?;
         }
         Ok(group)
     };
@@ -161,18 +171,13 @@ pub(crate) fn join(driver: &Arc<dyn Driver>, id: &CommunicatorId, rank: u32, siz
 ///
 /// # Errors
 /// A rank that does not come.
-fn exchange(
-    driver: &Arc<dyn Driver>,
-    id: &CommunicatorId,
-    rank: u32,
-    endpoints: &[Endpoint],
-) -> Result<Option<PeerWindows>> {
-    let (ranks, size) = (driver.ranks()?, endpoints.len() as u32);
+fn exchange(driver: &Arc<dyn Driver>, desc: &CommunicatorDesc, endpoints: &[Endpoint]) -> Result<Option<PeerWindows>> {
+    let (ranks, rank, size) = (driver.ranks()?, desc.rank, desc.size);
     let window_bytes = windows::window_bytes(size, ranks.most_peer_sum_bytes()?);
     let ordinals: Vec<i32> = endpoints.iter().map(|endpoint| endpoint.ordinal).collect();
     let window = windows::make(driver, &ordinals, rank, window_bytes);
     let ordinal = ranks.ordinal();
-    let endpoints = rendezvous::meet(id, 1, rank, size, Endpoint { ordinal, window })?;
+    let endpoints = rendezvous::meet(desc, 1, Endpoint { ordinal, window })?;
     let windows: Option<Vec<_>> = endpoints
         .into_iter()
         .flatten()

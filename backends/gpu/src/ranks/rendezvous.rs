@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use halyard_platform_api::{CommunicatorId, Error, Result, Status};
+use halyard_platform_api::{CommunicatorDesc, CommunicatorId, Error, Result, Status};
 
 use super::windows::PeerWindow;
 
@@ -32,21 +32,21 @@ struct Rendezvous {
     failed: bool,
 }
 
-static RENDEZVOUS: Mutex<Option<HashMap<[u8; 128], Rendezvous>>> = Mutex::new(None);
+static RENDEZVOUS: Mutex<Option<HashMap<CommunicatorId, Rendezvous>>> = Mutex::new(None);
 static CHANGED: Condvar = Condvar::new();
 
-fn lock() -> MutexGuard<'static, Option<HashMap<[u8; 128], Rendezvous>>> {
+fn lock() -> MutexGuard<'static, Option<HashMap<CommunicatorId, Rendezvous>>> {
     RENDEZVOUS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Opens the rendezvous of an id that this process has made.
 pub(super) fn announce(id: &CommunicatorId) {
-    lock().get_or_insert_default().insert(id.0, Rendezvous::default());
+    lock().get_or_insert_default().insert(id.clone(), Rendezvous::default());
 }
 
 /// A rank does not come to the next round: the others stop waiting.
 pub(super) fn give_up(id: &CommunicatorId) {
-    if let Some(rendezvous) = lock().get_or_insert_default().get_mut(&id.0) {
+    if let Some(rendezvous) = lock().get_or_insert_default().get_mut(id) {
         rendezvous.failed = true;
     }
     CHANGED.notify_all();
@@ -57,16 +57,12 @@ pub(super) fn give_up(id: &CommunicatorId) {
 ///
 /// # Errors
 /// `Timeout` when a rank does not come; `InvalidArgument` for a rank that comes twice or counts others.
-pub(super) fn meet(
-    id: &CommunicatorId,
-    round: usize,
-    rank: u32,
-    size: u32,
-    endpoint: Endpoint,
-) -> Result<Option<Vec<Endpoint>>> {
-    let deadline = Instant::now() + JOIN_TIMEOUT;
+pub(super) fn meet(desc: &CommunicatorDesc, round: usize, endpoint: Endpoint) -> Result<Option<Vec<Endpoint>>> {
+    let (id, rank, size) = (&desc.id, desc.rank, desc.size);
+    let timeout = desc.timeout_or(JOIN_TIMEOUT);
+    let deadline = Instant::now() + timeout;
     let mut all = lock();
-    let Some(rendezvous) = all.get_or_insert_default().get_mut(&id.0) else {
+    let Some(rendezvous) = all.get_or_insert_default().get_mut(id) else {
         return Ok(None);
     };
     if rendezvous.size == 0 {
@@ -86,7 +82,7 @@ pub(super) fn meet(
     rendezvous.rounds[round].push((rank, endpoint));
     CHANGED.notify_all();
     loop {
-        let Some(rendezvous) = all.get_or_insert_default().get_mut(&id.0) else {
+        let Some(rendezvous) = all.get_or_insert_default().get_mut(id) else {
             return Ok(None);
         };
         let joined = rendezvous.rounds[round].len();
@@ -99,7 +95,7 @@ pub(super) fn meet(
                 true => format!("rank {rank} of {size}: another rank did not join; its own error says why"),
                 false => format!(
                     "{joined} of {size} ranks joined in {} s; each rank must join from a thread of its own",
-                    JOIN_TIMEOUT.as_secs()
+                    timeout.as_secs()
                 ),
             };
             rendezvous.failed = true;
@@ -135,6 +131,15 @@ mod tests {
         Endpoint { ordinal, window: None }
     }
 
+    fn group(id: u8, rank: u32, size: u32) -> CommunicatorDesc {
+        CommunicatorDesc {
+            id: CommunicatorId::new([id; 128]).expect("some bytes"),
+            rank,
+            size,
+            timeout_ns: 0,
+        }
+    }
+
     fn ordinals(endpoints: Option<Vec<Endpoint>>) -> Vec<i32> {
         endpoints
             .expect("an id of this process")
@@ -145,45 +150,47 @@ mod tests {
 
     #[test]
     fn ranks_hear_each_other_in_rank_order_and_once() {
-        let id = CommunicatorId([1; 128]);
-        announce(&id);
+        announce(&group(1, 0, 3).id);
         std::thread::scope(|scope| {
             for rank in (0..3).rev() {
                 scope.spawn(move || {
                     for round in 0..2 {
-                        let endpoints = meet(&id, round, rank, 3, endpoint(10 + rank as i32)).expect("all come");
+                        let endpoints = meet(&group(1, rank, 3), round, endpoint(10 + rank as i32)).expect("all come");
                         assert_eq!(ordinals(endpoints), [10, 11, 12]);
                     }
                 });
             }
         });
-        let again = meet(&id, 0, 1, 3, endpoint(11)).err().expect("refused");
+        let again = meet(&group(1, 1, 3), 0, endpoint(11)).err().expect("refused");
         assert!(again.message.contains("has joined already"), "{}", again.message);
     }
 
     #[test]
     fn a_rank_that_gives_up_releases_the_others() {
-        let id = CommunicatorId([2; 128]);
+        let id = group(2, 0, 2).id;
         announce(&id);
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| meet(&id, 0, 0, 2, endpoint(0)).err().expect("nobody comes"));
+            let waits = scope.spawn(|| meet(&group(2, 0, 2), 0, endpoint(0)).err().expect("nobody comes"));
             std::thread::sleep(Duration::from_millis(20));
             give_up(&id);
             let error = waits.join().expect("no panic");
             assert_eq!(error.status, Status::Timeout);
         });
-        assert!(meet(&id, 0, 1, 2, endpoint(1)).is_err(), "nor does the late one wait");
+        assert!(
+            meet(&group(2, 1, 2), 0, endpoint(1)).is_err(),
+            "nor does the late one wait"
+        );
     }
 
     #[test]
     fn other_sizes_and_foreign_ids() {
-        let id = CommunicatorId([3; 128]);
-        assert!(meet(&id, 0, 0, 2, endpoint(0)).expect("not here").is_none());
+        let id = group(3, 0, 2).id;
+        assert!(meet(&group(3, 0, 2), 0, endpoint(0)).expect("not here").is_none());
         announce(&id);
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| meet(&id, 0, 0, 2, endpoint(0)).is_err());
+            let waits = scope.spawn(|| meet(&group(3, 0, 2), 0, endpoint(0)).is_err());
             std::thread::sleep(Duration::from_millis(20));
-            let error = meet(&id, 0, 1, 3, endpoint(1)).err().expect("refused");
+            let error = meet(&group(3, 1, 3), 0, endpoint(1)).err().expect("refused");
             assert!(error.message.contains("others with 2"), "{}", error.message);
             give_up(&id);
             assert!(waits.join().expect("no panic"));

@@ -122,7 +122,8 @@ impl Case {
             Ok(tensor)
         };
         let mut prepared: Vec<Arc<dyn PreparedOp>> = Vec::new();
-        let mut encoder = device.create_encoder(EncoderMode::OneShot).map_err(|e| e.to_string())?;
+        let queue = device.create_queue(QueueKind::Compute).map_err(|e| e.to_string())?;
+        let mut encoder = queue.create_encoder(EncoderMode::OneShot).map_err(|e| e.to_string())?;
         let mut cache = None;
         if let OpSpec::Attention(op) = &mut spec {
             op.backend = backend;
@@ -160,7 +161,6 @@ impl Case {
         }
         encoder.encode(op.id(), &operands).map_err(|e| e.to_string())?;
         let commands = encoder.finish().map_err(|e| e.to_string())?;
-        let queue = device.create_queue(QueueKind::Compute).map_err(|e| e.to_string())?;
         let number = queue.submit(&[commands.id()], &[]).map_err(|e| e.to_string())?;
         queue.wait(number, u64::MAX).map_err(|e| e.to_string())?;
         for (name, expected) in &self.outputs {

@@ -37,7 +37,7 @@ fn work() -> Result<()> {
     };
     let add = device.ops().prepare(&add.into())?;
     let row = Tensor::contiguous(buffer.id(), 0, DType::F32, &[1, 64]);
-    let mut encoder = device.create_encoder(EncoderMode::Reusable)?;
+    let mut encoder = queue.create_encoder(EncoderMode::Reusable)?;
     encoder.encode(add.id(), &[row, row, row])?;
     let list = encoder.finish()?;
     for turn in 0..5u8 {

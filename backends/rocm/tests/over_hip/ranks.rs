@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use halyard_platform_api::communicator::{Collective, CollectiveKind};
-use halyard_platform_api::{BufferKind, Communicator, DType, EncoderMode, Platform, QueueKind, Result, Tensor};
+use halyard_platform_api::{
+    BufferKind, Communicator, CommunicatorDesc, DType, EncoderMode, Platform, QueueKind, Result, Tensor,
+};
 use halyard_rocm::RocmPlatform;
 
 use crate::{ALL, FAKE, HIP, Stand};
@@ -27,8 +29,12 @@ fn sums() -> Result<()> {
     let device = RocmPlatform.open(0)?;
     let id = device.communicator_id()?;
     let (group, other) = std::thread::scope(|scope| {
-        let other = scope.spawn(|| RocmPlatform.open(1)?.create_communicator(&id, 1, 2));
-        let own = device.create_communicator(&id, 0, 2);
+        let other = scope.spawn(|| {
+            RocmPlatform
+                .open(1)?
+                .create_communicator(&CommunicatorDesc::new(&id, 1, 2))
+        });
+        let own = device.create_communicator(&CommunicatorDesc::new(&id, 0, 2));
         (own, other.join().expect("no panic"))
     });
     let words = |r: &Result<Arc<dyn Communicator>>| r.as_ref().err().map_or("joined".to_string(), |e| e.to_string());
@@ -44,7 +50,7 @@ fn sums() -> Result<()> {
             peer: 0,
         })?;
         let row = Tensor::contiguous(buffer.id(), 0, DType::BF16, &[count]);
-        let mut encoder = device.create_encoder(EncoderMode::OneShot)?;
+        let mut encoder = queue.create_encoder(EncoderMode::OneShot)?;
         encoder.encode(op.id(), &[row, row])?;
         let list = encoder.finish()?;
         let number = queue.submit(&[list.id()], &[])?;

@@ -33,8 +33,8 @@ unsafe fn read_attention(spec: *const OpSpecWire) -> Result<Attention> {
     // SAFETY: as the caller promises.
     match unsafe { read_spec(spec)? } {
         OpSpec::Attention(attention) => Ok(attention),
-        other => Err(Error::invalid(format!(
-            "the op `{}` where attention belongs",
+        other => Err(Error::unsupported(format!(
+            "this platform plans no attention of the op `{}`",
             other.name()
         ))),
     }

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use super::device::DeviceState;
 use super::ops::put_prepared;
 use super::{Handle, put, slice};
-use crate::abi::tables::{CollectiveWire, CommunicatorTable, PreparedWire};
+use crate::abi::tables::{CollectiveWire, CommunicatorDescWire, CommunicatorTable, PreparedWire};
 use crate::abi::types::{ErrorOut, read_struct};
-use crate::communicator::{Communicator, CommunicatorId};
+use crate::communicator::{Communicator, CommunicatorDesc, CommunicatorId};
 use crate::status::Error;
+
+/// Input and output.
+const COLLECTIVE_OPERANDS: usize = 2;
 
 type CommunicatorHandle = Handle<Arc<dyn Communicator>>;
 
@@ -23,32 +26,49 @@ pub(super) static TABLE: CommunicatorTable = CommunicatorTable {
     prepare: Some(prepare),
 };
 
-unsafe extern "C" fn unique_id(device: *mut c_void, out: *mut u8, err: *mut ErrorOut) -> u32 {
-    // SAFETY: the wire promises a live device and 128 writable bytes.
+unsafe extern "C" fn unique_id(
+    device: *mut c_void,
+    out: *mut u8,
+    capacity: u32,
+    len: *mut u32,
+    err: *mut ErrorOut,
+) -> u32 {
+    // SAFETY: the wire promises a live device, `capacity` writable bytes and a valid output.
     unsafe {
         Handle::<DeviceState>::with(device, err, |state| {
-            put(out.cast::<[u8; 128]>(), state.device.communicator_id()?.0)
+            let id = state.device.communicator_id()?;
+            let bytes = id.bytes();
+            if !out.is_null() && bytes.len() <= capacity as usize {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), out, bytes.len());
+            }
+            put(len, bytes.len() as u32)
         })
     }
 }
 
 unsafe extern "C" fn create(
     device: *mut c_void,
-    id: *const u8,
-    rank: u32,
-    size: u32,
-    out: *mut *mut c_void,
+    desc: *const CommunicatorDescWire,
+    handle: *mut *mut c_void,
+    id: *mut u64,
     err: *mut ErrorOut,
 ) -> u32 {
-    // SAFETY: the wire promises a live device, 128 readable bytes and valid outputs.
+    // SAFETY: the wire promises a live device, a valid descriptor and valid outputs.
     unsafe {
         Handle::<DeviceState>::with(device, err, |state| {
-            if rank >= size {
-                return Err(Error::invalid(format!("rank {rank} of {size}")));
+            let desc = read_struct(desc)?;
+            let group = CommunicatorDesc {
+                id: CommunicatorId::new(slice(desc.id, u64::from(desc.id_len))?)?,
+                rank: desc.rank,
+                size: desc.size,
+                timeout_ns: desc.timeout_ns,
+            };
+            if group.rank >= group.size {
+                return Err(Error::invalid(format!("rank {} of {}", group.rank, group.size)));
             }
-            let id = CommunicatorId(slice(id.cast::<[u8; 128]>(), 1)?[0]);
-            let communicator = state.device.create_communicator(&id, rank, size)?;
-            put(out, CommunicatorHandle::into_raw(communicator))
+            let communicator = state.device.create_communicator(&group)?;
+            put(id, communicator.number())?;
+            put(handle, CommunicatorHandle::into_raw(communicator))
         })
     }
 }
@@ -62,7 +82,7 @@ unsafe extern "C" fn prepare(
     // SAFETY: the wire promises a live communicator, a valid spec and valid outputs.
     unsafe {
         CommunicatorHandle::with(communicator, err, |c| {
-            put_prepared(c.prepare(&read_struct(spec)?.to_spec()?)?, out)
+            put_prepared(c.prepare(&read_struct(spec)?.to_spec()?)?, COLLECTIVE_OPERANDS, out)
         })
     }
 }

@@ -3,17 +3,18 @@
 use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
 
+use super::encoder::{EncoderHandle, encode, encoder_create, encoder_finish};
 use super::{Handle, put, slice};
-use crate::abi::tables::{DeviceInfoWire, DeviceTable, MemoryInfoWire, QueueWaitWire, StepWriteWire};
-use crate::abi::types::{ErrorOut, read_element, write_struct};
+use crate::abi::tables::{
+    BufferDescWire, DeviceInfoWire, DeviceTable, MemoryInfoWire, QueueDescWire, QueueWaitWire, StepWriteWire,
+};
+use crate::abi::types::{ErrorOut, read_element, read_struct, write_struct};
 use crate::attention::AttentionBackendInfo;
 use crate::device::{
-    Buffer, BufferKind, CommandBuffer, CommandId, Device, Encoder, EncoderMode, Queue, QueueId, QueueKind, QueueWait,
-    StepWrite,
+    Buffer, BufferKind, CommandBuffer, CommandId, Device, Queue, QueueId, QueueKind, QueueWait, StepWrite,
 };
-use crate::prepared::OpId;
 use crate::status::{Error, Result};
-use crate::tensor::{BufferId, Tensor};
+use crate::tensor::BufferId;
 
 /// An open device and the facts that it lends to the host.
 pub(super) struct DeviceState {
@@ -32,10 +33,11 @@ impl DeviceState {
 }
 
 type BufferHandle = Handle<Arc<dyn Buffer>>;
-type QueueHandle = Handle<Arc<dyn Queue>>;
-type CommandHandle = Handle<Arc<dyn CommandBuffer>>;
-/// Empty once finished.
-type EncoderHandle = Handle<Option<Box<dyn Encoder>>>;
+pub(super) type QueueHandle = Handle<Arc<dyn Queue>>;
+pub(super) type CommandHandle = Handle<Arc<dyn CommandBuffer>>;
+
+/// Step writes that one call takes without an allocation.
+const FEW_WRITES: usize = 64;
 
 /// The table over any [`Device`].
 pub(super) static TABLE: DeviceTable = DeviceTable {
@@ -80,23 +82,34 @@ unsafe extern "C" fn memory(device: *mut c_void, out: *mut MemoryInfoWire, err: 
     }
 }
 
+/// No flag is defined: one that is set asks for something that this side does not know.
+pub(super) fn no_flags(what: &str, flags: u64) -> Result<()> {
+    match flags {
+        0 => Ok(()),
+        flags => Err(Error::unsupported(format!(
+            "{what} with the flags {flags:#x}; none is known here"
+        ))),
+    }
+}
+
 unsafe extern "C" fn buffer_create(
     device: *mut c_void,
-    bytes: u64,
-    kind: u32,
+    desc: *const BufferDescWire,
     handle: *mut *mut c_void,
     id: *mut u64,
     err: *mut ErrorOut,
 ) -> u32 {
-    // SAFETY: the wire promises a live device and valid outputs.
+    // SAFETY: the wire promises a live device, a valid descriptor and valid outputs.
     unsafe {
         Handle::<DeviceState>::with(device, err, |state| {
-            let kind = match kind {
+            let desc = read_struct(desc)?;
+            no_flags("a buffer", desc.flags)?;
+            let kind = match desc.kind {
                 0 => BufferKind::Device,
                 1 => BufferKind::HostVisible,
                 other => return Err(Error::unsupported(format!("buffer kind {other}"))),
             };
-            let buffer = state.device.create_buffer(bytes, kind)?;
+            let buffer = state.device.create_buffer(desc.bytes, kind)?;
             put(id, buffer.id().0)?;
             put(handle, BufferHandle::into_raw(buffer))
         })
@@ -132,20 +145,22 @@ unsafe extern "C" fn buffer_read(buffer: *mut c_void, offset: u64, out: *mut u8,
 
 unsafe extern "C" fn queue_create(
     device: *mut c_void,
-    kind: u32,
+    desc: *const QueueDescWire,
     handle: *mut *mut c_void,
     id: *mut u64,
     err: *mut ErrorOut,
 ) -> u32 {
-    // SAFETY: the wire promises a live device and valid outputs.
+    // SAFETY: the wire promises a live device, a valid descriptor and valid outputs.
     unsafe {
         Handle::<DeviceState>::with(device, err, |state| {
-            let kind = match kind {
+            let desc = read_struct(desc)?;
+            no_flags("a queue", desc.flags)?;
+            let kind = match desc.kind {
                 0 => QueueKind::Compute,
                 1 => QueueKind::Copy,
                 other => return Err(Error::unsupported(format!("queue kind {other}"))),
             };
-            let queue = state.device.create_queue(kind)?;
+            let queue = state.device.create_queue_for(kind, desc.step_bytes)?;
             put(id, queue.id().0)?;
             put(handle, QueueHandle::into_raw(queue))
         })
@@ -205,17 +220,23 @@ unsafe extern "C" fn write_step(
     // SAFETY: the wire promises a live queue and valid arrays.
     unsafe {
         QueueHandle::with(queue, err, |q| {
-            let writes: Vec<StepWrite<'_>> = (0..num as usize)
-                .map(|i| {
-                    let write = read_element(writes, i, stride)?;
-                    Ok(StepWrite {
-                        buffer: BufferId(write.buffer),
-                        offset: write.offset,
-                        bytes: slice(write.bytes, write.len)?,
-                    })
+            let read = |i: usize| {
+                let write = read_element(writes, i, stride)?;
+                Ok(StepWrite {
+                    buffer: BufferId(write.buffer),
+                    offset: write.offset,
+                    bytes: slice(write.bytes, write.len)?,
                 })
-                .collect::<Result<_>>()?;
-            q.write_step(&writes)
+            };
+            let num = num as usize;
+            let mut few = [StepWrite::EMPTY; FEW_WRITES];
+            if let Some(few) = few.get_mut(..num) {
+                for (i, write) in few.iter_mut().enumerate() {
+                    *write = read(i)?;
+                }
+                return q.write_step(few);
+            }
+            q.write_step(&(0..num).map(read).collect::<Result<Vec<_>>>()?)
         })
     }
 }
@@ -223,54 +244,4 @@ unsafe extern "C" fn write_step(
 unsafe extern "C" fn reserve_scratch(queue: *mut c_void, bytes: u64, err: *mut ErrorOut) -> u32 {
     // SAFETY: the wire promises a live queue.
     unsafe { QueueHandle::with(queue, err, |q| q.reserve_scratch(bytes)) }
-}
-
-unsafe extern "C" fn encoder_create(device: *mut c_void, mode: u32, out: *mut *mut c_void, err: *mut ErrorOut) -> u32 {
-    // SAFETY: the wire promises a live device and valid outputs.
-    unsafe {
-        Handle::<DeviceState>::with(device, err, |state| {
-            let mode = match mode {
-                0 => EncoderMode::OneShot,
-                1 => EncoderMode::Reusable,
-                other => return Err(Error::unsupported(format!("encoder mode {other}"))),
-            };
-            let encoder = state.device.create_encoder(mode)?;
-            put(out, EncoderHandle::into_raw(Some(encoder)))
-        })
-    }
-}
-
-unsafe extern "C" fn encode(
-    encoder: *mut c_void,
-    op: u64,
-    operands: *const Tensor,
-    num: u32,
-    err: *mut ErrorOut,
-) -> u32 {
-    // SAFETY: the wire promises a live encoder that this thread alone uses, and `num` tensors.
-    unsafe {
-        EncoderHandle::with_mut(encoder, err, |encoder| match encoder {
-            Some(encoder) => encoder.encode(OpId(op), slice(operands, u64::from(num))?),
-            None => Err(Error::invalid("this encoder was finished")),
-        })
-    }
-}
-
-unsafe extern "C" fn encoder_finish(
-    encoder: *mut c_void,
-    handle: *mut *mut c_void,
-    id: *mut u64,
-    err: *mut ErrorOut,
-) -> u32 {
-    // SAFETY: the wire promises a live encoder, which this call consumes, and valid outputs.
-    unsafe {
-        let code = EncoderHandle::with_mut(encoder, err, |slot| {
-            let encoder = slot.take().ok_or_else(|| Error::invalid("this encoder was finished"))?;
-            let command = encoder.finish()?;
-            put(id, command.id().0)?;
-            put(handle, CommandHandle::into_raw(command))
-        });
-        EncoderHandle::release(encoder);
-        code
-    }
 }

@@ -129,7 +129,7 @@ unsafe fn enter(
             plugin.kind = kind;
             plugin.name = Str::new(seed.name);
             plugin.version = Str::new(seed.version);
-            plugin.interface = Some(interface);
+            plugin.find_interface = Some(interface);
             if out.is_null() {
                 return Err(Error::invalid("halyard_plugin: null pointer"));
             }

@@ -4,10 +4,13 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::device::DeviceState;
+use super::encoder::wire_id;
 use super::{Handle, put, slice};
 use crate::abi::spec::{read_program, read_spec};
-use crate::abi::tables::{ClaimReportWire, OpSpecWire, OpSupportWire, OpsTable, PreparedWire, ProgramWire};
-use crate::abi::types::{ErrorOut, read_struct, write_struct};
+use crate::abi::tables::{
+    ClaimReportWire, OpSpecWire, OpSupportWire, OpsTable, PreparedWire, ProgramWire, WeightRowsWire,
+};
+use crate::abi::types::{ErrorOut, check_output, read_known, read_struct, write_struct};
 use crate::prepared::{PreparedOp, WeightRows};
 use crate::program::ClaimReport;
 use crate::status::{Error, Result};
@@ -29,19 +32,18 @@ pub(super) static TABLE: OpsTable = OpsTable {
     pack_weight_from: Some(pack_weight_from),
 };
 
-/// Hands a prepared op over.
+/// Hands a prepared op of `operands` operands over.
 ///
 /// # Safety
 /// `out` is null or a sized [`PreparedWire`].
-pub(super) unsafe fn put_prepared(op: Arc<dyn PreparedOp>, out: *mut PreparedWire) -> Result<()> {
-    if out.is_null() {
-        return Err(Error::invalid("halyard_prepared: null pointer"));
-    }
+pub(super) unsafe fn put_prepared(op: Arc<dyn PreparedOp>, operands: usize, out: *mut PreparedWire) -> Result<()> {
+    // SAFETY: as the caller promises.
+    unsafe { check_output(out)? };
     let info = op.info();
     let mut wire = PreparedWire::zeroed();
     wire.recordable = u32::from(info.recordable);
     wire.scratch_bytes = info.scratch_bytes;
-    wire.id = op.id().0;
+    wire.id = wire_id(op.id(), operands)?;
     wire.handle = PreparedHandle::into_raw(op);
     // SAFETY: as the caller promises.
     unsafe { write_struct(out, &wire) }
@@ -74,7 +76,7 @@ unsafe extern "C" fn support(
     unsafe {
         Handle::<DeviceState>::with(device, err, |state| {
             let answer = state.device.ops().support(&read_spec(spec)?)?;
-            let mut wire = read_struct(out)?;
+            let mut wire = read_known(out)?;
             wire.cost = answer.cost;
             wire.implementation_len = put_text(
                 &answer.implementation,
@@ -95,7 +97,8 @@ unsafe extern "C" fn prepare(
     // SAFETY: the wire promises a live device, a valid spec and valid outputs.
     unsafe {
         Handle::<DeviceState>::with(device, err, |state| {
-            put_prepared(state.device.ops().prepare(&read_spec(spec)?)?, out)
+            let spec = read_spec(spec)?;
+            put_prepared(state.device.ops().prepare(&spec)?, spec.operands().len(), out)
         })
     }
 }
@@ -107,32 +110,40 @@ unsafe extern "C" fn packed_weight_bytes(prepared: *mut c_void, node: u32, out: 
 
 unsafe extern "C" fn pack_weight(
     prepared: *mut c_void,
-    node: u32,
-    first_row: u32,
-    num_rows: u32,
-    bytes: *const u8,
-    len: u64,
+    rows: *const WeightRowsWire,
     dst: *const Tensor,
     err: *mut ErrorOut,
 ) -> u32 {
-    // SAFETY: the wire promises a live prepared op, `len` bytes and one tensor.
+    // SAFETY: the wire promises a live prepared op, rows with their bytes and one tensor.
     unsafe {
         PreparedHandle::with(prepared, err, |op| {
+            let wire = read_rows(rows)?;
             let rows = WeightRows {
-                first_row,
-                num_rows,
-                bytes: slice(bytes, len)?,
+                first_row: wire.first_row,
+                num_rows: wire.num_rows,
+                bytes: slice(wire.bytes, wire.len)?,
             };
-            op.pack_weight(node, rows, &slice(dst, 1)?[0])
+            op.pack_weight(wire.node, rows, &slice(dst, 1)?[0])
         })
+    }
+}
+
+/// # Safety
+/// As [`read_struct`].
+unsafe fn read_rows(rows: *const WeightRowsWire) -> Result<WeightRowsWire> {
+    // SAFETY: as the caller promises.
+    let wire = unsafe { read_struct(rows)? };
+    match wire.part {
+        0 => Ok(wire),
+        part => Err(Error::unsupported(format!(
+            "part {part} of a weight: the formats known here have one part, 0"
+        ))),
     }
 }
 
 unsafe extern "C" fn pack_weight_from(
     prepared: *mut c_void,
-    node: u32,
-    first_row: u32,
-    num_rows: u32,
+    rows: *const WeightRowsWire,
     src: *const Tensor,
     dst: *const Tensor,
     err: *mut ErrorOut,
@@ -140,7 +151,9 @@ unsafe extern "C" fn pack_weight_from(
     // SAFETY: the wire promises a live prepared op and two tensors.
     unsafe {
         PreparedHandle::with(prepared, err, |op| {
-            op.pack_weight_from(node, first_row, num_rows, &slice(src, 1)?[0], &slice(dst, 1)?[0])
+            let rows = read_rows(rows)?;
+            let (src, dst) = (&slice(src, 1)?[0], &slice(dst, 1)?[0]);
+            op.pack_weight_from(rows.node, rows.first_row, rows.num_rows, src, dst)
         })
     }
 }
@@ -163,7 +176,7 @@ unsafe extern "C" fn claim(
 /// `out` is null or a sized report whose arrays are null or valid for their capacities.
 unsafe fn put_claims(report: &ClaimReport, out: *mut ClaimReportWire) -> Result<()> {
     // SAFETY: as the caller promises.
-    let mut wire = unsafe { read_struct(out)? };
+    let mut wire = unsafe { read_known(out)? };
     wire.num_claims = report.claims.len() as u32;
     wire.left_len = report.left.len() as u32;
     if !wire.claims.is_null() {
@@ -192,8 +205,12 @@ unsafe extern "C" fn prepare_program(
     // SAFETY: the wire promises a live device, a valid program and valid outputs.
     unsafe {
         Handle::<DeviceState>::with(device, err, |state| {
-            let op = state.device.ops().prepare_program(&read_program(program)?)?;
-            put_prepared(op, out)
+            let program = read_program(program)?;
+            if let Some(reason) = program.nodes.iter().find_map(|node| node.spec.unknown()) {
+                return Err(Error::unsupported(reason));
+            }
+            let op = state.device.ops().prepare_program(&program)?;
+            put_prepared(op, program.tensors.len(), out)
         })
     }
 }

@@ -1,14 +1,16 @@
 //! The platform table: devices and opening one.
 
 use std::ffi::c_void;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use super::device::DeviceState;
 use super::{Handle, put};
-use crate::abi::tables::{DeviceInfoWire, PlatformTable};
-use crate::abi::types::{ErrorOut, write_struct};
+use crate::abi::tables::{DeviceInfoWire, OpenDescWire, PlatformTable};
+use crate::abi::types::{ErrorOut, read_struct, write_struct};
 use crate::device::Platform;
 use crate::info::DeviceInfo;
+use crate::open::OpenOptions;
 use crate::status::{Error, Result, Status};
 
 /// A platform and the facts that it lends to the host.
@@ -73,11 +75,22 @@ unsafe extern "C" fn device_info(
     }
 }
 
-unsafe extern "C" fn open(instance: *mut c_void, index: u32, out: *mut *mut c_void, err: *mut ErrorOut) -> u32 {
-    // SAFETY: the wire promises a live instance and valid outputs.
+unsafe extern "C" fn open(
+    instance: *mut c_void,
+    desc: *const OpenDescWire,
+    out: *mut *mut c_void,
+    err: *mut ErrorOut,
+) -> u32 {
+    // SAFETY: the wire promises a live instance, a valid descriptor and valid outputs.
     unsafe {
         Handle::<PlatformState>::with(instance, err, |state| {
-            let device = state.platform.open(index)?;
+            let desc = read_struct(desc)?;
+            let folder = desc.cache_dir.to_text();
+            let folder = (!folder.is_empty()).then_some(Path::new(&folder));
+            let options = OpenOptions::of(desc.index)
+                .with_text(&desc.options.to_text())?
+                .in_cache(folder);
+            let device = state.platform.open_with(&options)?;
             put(out, Handle::into_raw(DeviceState::new(device)))
         })
     }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use halyard_platform_api::{
     AttentionRegistry, Buffer, BufferKind, Capabilities, Collective, CollectiveKind, CommandId, Communicator,
-    CommunicatorId, DType, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpRegistry, OpSpec, OpSupport,
-    PreparedOp, Queue, QueueId, QueueKind, QueueWait, Result, Status, StepWrite, ops::Copy,
+    CommunicatorDesc, CommunicatorId, DType, Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpRegistry,
+    OpSpec, OpSupport, PreparedOp, Queue, QueueId, QueueKind, QueueWait, Result, Status, StepWrite, ops::Copy,
 };
 
 /// What is changed.
@@ -58,16 +58,12 @@ impl Device for Wrapped {
         self.inner.create_buffer(bytes, kind)
     }
 
-    fn create_queue(&self, kind: QueueKind) -> Result<Arc<dyn Queue>> {
+    fn create_queue_for(&self, kind: QueueKind, step_bytes: u64) -> Result<Arc<dyn Queue>> {
         Ok(Arc::new(WrappedQueue {
-            inner: self.inner.create_queue(kind)?,
+            inner: self.inner.create_queue_for(kind, step_bytes)?,
             change: self.change,
             submits: AtomicU64::new(0),
         }))
-    }
-
-    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
-        self.inner.create_encoder(mode)
     }
 
     fn ops(&self) -> &dyn OpRegistry {
@@ -85,8 +81,8 @@ impl Device for Wrapped {
         self.inner.communicator_id()
     }
 
-    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
-        let inner = self.inner.create_communicator(id, rank, size)?;
+    fn create_communicator(&self, group: &CommunicatorDesc) -> Result<Arc<dyn Communicator>> {
+        let inner = self.inner.create_communicator(group)?;
         if self.change != Change::SkipsAllReduce {
             return Ok(inner);
         }
@@ -140,6 +136,10 @@ struct WrappedQueue {
 impl Queue for WrappedQueue {
     fn id(&self) -> QueueId {
         self.inner.id()
+    }
+
+    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
+        self.inner.create_encoder(mode)
     }
 
     fn submit(&self, commands: &[CommandId], waits: &[QueueWait]) -> Result<u64> {

@@ -193,7 +193,7 @@ impl<'a> Builder<'a> {
     }
 
     pub(super) fn push(&mut self, spec: OpSpec, operands: Vec<u16>) {
-        self.built.program.nodes.push(Node { spec, operands });
+        self.built.program.nodes.push(Node::new(spec, operands));
     }
 
     /// A new slot, all of its columns.

@@ -223,7 +223,7 @@ impl IsolatedStatLogger {
             // A hook that panicked need not stay unusable in a process of its own: the next call gets a new one. The
             // status itself is kept for processes that are gone.
             self.forget();
-            return Err(self.error(Status::Internal, format!("panicked: {}", answer.text)));
+            return Err(self.error(Status::Panicked, format!("panicked: {}", answer.text)));
         }
         Err(Error {
             status: answer.status,

@@ -21,12 +21,11 @@ pub(super) fn backends(open: &OpenDevice) -> Result<Vec<AttentionBackendInfo>> {
     call(&open.name, |err| unsafe {
         slot(table.num_backends)(open.handle.0, &mut num, err)
     })?;
-    if num == 0 || num > MAX_BACKENDS {
+    if num > MAX_BACKENDS {
         return Err(Error::new(
             Status::Internal,
             format!(
-                "{}: has {num} attention backends (1 to {MAX_BACKENDS}; a platform without attention leaves the \
-                 interface out)",
+                "{}: has {num} attention backends; at most {MAX_BACKENDS} are taken",
                 open.name
             ),
         ));
@@ -78,7 +77,7 @@ impl AttentionRegistry for HostDevice {
         let table = self.attention_table()?;
         self.check_backend(spec)?;
         let bytes = SpecBytes::new(&spec.clone().into());
-        let wire = bytes.wire();
+        let wire = bytes.wire_for(table.minor);
         // SAFETY: a live device, a spec that `bytes` keeps.
         call(&self.open.name, |err| unsafe {
             slot(table.support)(self.open.handle.0, &wire, err)
@@ -89,7 +88,7 @@ impl AttentionRegistry for HostDevice {
         let table = self.attention_table()?;
         self.check_backend(spec)?;
         let bytes = SpecBytes::new(&spec.clone().into());
-        let wire = bytes.wire();
+        let wire = bytes.wire_for(table.minor);
         let mut out = AttentionPlanWire::zeroed();
         // SAFETY: a live device, a spec that `bytes` keeps, sized output.
         call(&self.open.name, |err| unsafe {

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use halyard_platform_api::abi::tables::{CollectiveWire, CommunicatorTable};
-use halyard_platform_api::{Collective, CollectiveKind, Communicator, CommunicatorId, Error, PreparedOp, Result};
+use halyard_platform_api::abi::AbiLayout;
+use halyard_platform_api::abi::tables::{CollectiveWire, CommunicatorDescWire, CommunicatorTable};
+use halyard_platform_api::{
+    Collective, CollectiveKind, Communicator, CommunicatorDesc, CommunicatorId, Error, PreparedOp, Result, Status,
+};
 
 use super::device::OpenDevice;
-use super::{Handle, call, ops, slot};
+use super::{Handle, call, named, ops, slot};
 
 fn table(open: &OpenDevice) -> Result<&CommunicatorTable> {
     open.tables
@@ -18,29 +21,50 @@ fn table(open: &OpenDevice) -> Result<&CommunicatorTable> {
 /// A fresh group id.
 pub(super) fn unique_id(open: &OpenDevice) -> Result<CommunicatorId> {
     let table = table(open)?;
-    let mut id = CommunicatorId([0; 128]);
-    // SAFETY: a live device, 128 writable bytes.
+    let mut id = vec![0; CommunicatorId::MAX_BYTES];
+    let mut len = 0;
+    // SAFETY: a live device, as many writable bytes as stated, valid output.
     call(&open.name, |err| unsafe {
-        slot(table.unique_id)(open.handle.0, id.0.as_mut_ptr(), err)
+        slot(table.unique_id)(open.handle.0, id.as_mut_ptr(), id.len() as u32, &mut len, err)
     })?;
-    Ok(id)
+    if len as usize > id.len() {
+        return Err(Error::new(
+            Status::Internal,
+            format!(
+                "{}: a communicator's id of {len} bytes; at most {} are taken",
+                open.name,
+                id.len()
+            ),
+        ));
+    }
+    id.truncate(len as usize);
+    CommunicatorId::new(id).map_err(|e| named(&open.name, e))
 }
 
 /// Joins a group.
-pub(super) fn join(open: Arc<OpenDevice>, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
+pub(super) fn join(open: Arc<OpenDevice>, group: &CommunicatorDesc) -> Result<Arc<dyn Communicator>> {
     let table = *table(&open)?;
+    let (rank, size) = (group.rank, group.size);
     if rank >= size {
         return Err(Error::invalid(format!(
             "{}: rank {rank} of a group of {size}",
             open.name
         )));
     }
-    let mut handle = std::ptr::null_mut();
-    // SAFETY: a live device, 128 readable bytes, valid output.
+    let mut wire = CommunicatorDescWire::zeroed();
+    wire.rank = rank;
+    wire.size = size;
+    wire.id = group.id.bytes().as_ptr();
+    wire.id_len = group.id.bytes().len() as u32;
+    wire.timeout_ns = group.timeout_ns;
+    wire.for_minor(table.minor);
+    let (mut handle, mut number) = (std::ptr::null_mut(), 0);
+    // SAFETY: a live device, a sized descriptor whose id is borrowed for the call, valid outputs.
     call(&open.name, |err| unsafe {
-        slot(table.create)(open.handle.0, id.0.as_ptr(), rank, size, &mut handle, err)
+        slot(table.create)(open.handle.0, &wire, &mut handle, &mut number, err)
     })?;
     Ok(Arc::new(HostCommunicator {
+        number,
         open,
         table,
         handle: Handle(handle),
@@ -56,6 +80,7 @@ struct HostCommunicator {
     handle: Handle,
     rank: u32,
     size: u32,
+    number: u64,
 }
 
 impl Drop for HostCommunicator {
@@ -74,6 +99,10 @@ impl Communicator for HostCommunicator {
         self.size
     }
 
+    fn number(&self) -> u64 {
+        self.number
+    }
+
     fn prepare(&self, spec: &Collective) -> Result<Arc<dyn PreparedOp>> {
         let names_peer = matches!(
             spec.kind,
@@ -85,7 +114,8 @@ impl Communicator for HostCommunicator {
                 self.open.name, spec.kind, spec.peer, self.size
             )));
         }
-        let wire = CollectiveWire::new(spec);
+        let mut wire = CollectiveWire::new(spec);
+        wire.for_minor(self.table.minor);
         // SAFETY: a live communicator, a sized spec and output.
         ops::prepare_collective(&self.open, |out, err| unsafe {
             slot(self.table.prepare)(self.handle.0, &wire, out, err)

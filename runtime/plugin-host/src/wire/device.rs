@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use halyard_platform_api::abi::tables::{DeviceInfoWire, MemoryInfoWire};
 use halyard_platform_api::{
-    AttentionBackendInfo, AttentionRegistry, Buffer, BufferKind, Communicator, CommunicatorId, Device, DeviceInfo,
-    Encoder, EncoderMode, Error, MemoryInfo, OpRegistry, Queue, QueueKind, Result,
+    AttentionBackendInfo, AttentionRegistry, Buffer, BufferKind, Communicator, CommunicatorDesc, CommunicatorId,
+    Device, DeviceInfo, Error, MemoryInfo, OpRegistry, Queue, QueueKind, Result,
 };
 
-use super::encoder::HostEncoder;
 use super::memory::HostBuffer;
 use super::platform::Shared;
 use super::queue::HostQueue;
@@ -88,12 +87,8 @@ impl Device for HostDevice {
         Ok(Arc::new(HostBuffer::new(self.open.clone(), bytes, kind)?))
     }
 
-    fn create_queue(&self, kind: QueueKind) -> Result<Arc<dyn Queue>> {
-        Ok(Arc::new(HostQueue::new(self.open.clone(), kind)?))
-    }
-
-    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
-        Ok(Box::new(HostEncoder::new(self.open.clone(), mode)?))
+    fn create_queue_for(&self, kind: QueueKind, step_bytes: u64) -> Result<Arc<dyn Queue>> {
+        Ok(Arc::new(HostQueue::new(self.open.clone(), kind, step_bytes)?))
     }
 
     fn ops(&self) -> &dyn OpRegistry {
@@ -108,7 +103,7 @@ impl Device for HostDevice {
         communicator::unique_id(&self.open)
     }
 
-    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
-        communicator::join(self.open.clone(), id, rank, size)
+    fn create_communicator(&self, group: &CommunicatorDesc) -> Result<Arc<dyn Communicator>> {
+        communicator::join(self.open.clone(), group)
     }
 }

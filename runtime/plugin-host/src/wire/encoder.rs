@@ -4,17 +4,19 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use halyard_platform_api::abi::ErrorOut;
+use halyard_platform_api::abi::tables::EncoderDescWire;
+use halyard_platform_api::abi::{AbiLayout, ErrorOut};
 use halyard_platform_api::{CommandBuffer, CommandId, Encoder, EncoderMode, OpId, Result, Tensor};
 
 use super::device::OpenDevice;
+use super::queue::OpenQueue;
 use super::{ERROR_TEXT_BYTES, Handle, call, read_error, slot};
 
 type EncodeFn = unsafe extern "C" fn(*mut c_void, u64, *const Tensor, u32, *mut ErrorOut) -> u32;
 
 /// An encoder of a plugin.
 pub(super) struct HostEncoder {
-    open: Arc<OpenDevice>,
+    queue: Arc<OpenQueue>,
     // Null once finished.
     handle: Handle,
     // Read from the table once.
@@ -24,15 +26,19 @@ pub(super) struct HostEncoder {
 }
 
 impl HostEncoder {
-    pub(super) fn new(open: Arc<OpenDevice>, mode: EncoderMode) -> Result<HostEncoder> {
+    pub(super) fn new(queue: Arc<OpenQueue>, mode: EncoderMode) -> Result<HostEncoder> {
+        let open = &*queue.open;
+        let mut desc = EncoderDescWire::zeroed();
+        desc.mode = mode as u32;
+        desc.for_minor(open.tables.device.minor);
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a live device, valid output.
+        // SAFETY: a live queue, a sized descriptor, valid output.
         call(&open.name, |err| unsafe {
-            slot(open.tables.device.encoder_create)(open.handle.0, mode as u32, &mut handle, err)
+            slot(open.tables.device.encoder_create)(queue.handle.0, &desc, &mut handle, err)
         })?;
         let encode = slot(open.tables.device.encode);
         Ok(HostEncoder {
-            open,
+            queue,
             handle: Handle(handle),
             encode,
             error_text: vec![0; ERROR_TEXT_BYTES].into_boxed_slice(),
@@ -44,7 +50,7 @@ impl Drop for HostEncoder {
     fn drop(&mut self) {
         if !self.handle.0.is_null() {
             // SAFETY: a live encoder, used no more.
-            unsafe { slot(self.open.tables.device.encoder_drop)(self.handle.0) };
+            unsafe { slot(self.queue.open.tables.device.encoder_drop)(self.handle.0) };
         }
     }
 }
@@ -57,13 +63,13 @@ impl Encoder for HostEncoder {
         if code == 0 {
             Ok(())
         } else {
-            Err(read_error(&self.open.name, &err, code))
+            Err(read_error(&self.queue.open.name, &err, code))
         }
     }
 
     fn finish(mut self: Box<Self>) -> Result<Arc<dyn CommandBuffer>> {
         let encoder = std::mem::replace(&mut self.handle, Handle(std::ptr::null_mut()));
-        let open = self.open.clone();
+        let open = self.queue.open.clone();
         let mut handle = std::ptr::null_mut();
         let mut id = 0;
         // SAFETY: a live encoder, which the call consumes whatever it answers; valid outputs.

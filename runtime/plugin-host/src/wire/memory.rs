@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use halyard_platform_api::abi::AbiLayout;
+use halyard_platform_api::abi::tables::BufferDescWire;
 use halyard_platform_api::{Buffer, BufferId, BufferKind, Error, Result, Status};
 
 use super::device::OpenDevice;
@@ -17,11 +19,15 @@ pub(super) struct HostBuffer {
 
 impl HostBuffer {
     pub(super) fn new(open: Arc<OpenDevice>, bytes: u64, kind: BufferKind) -> Result<HostBuffer> {
+        let mut desc = BufferDescWire::zeroed();
+        desc.kind = kind as u32;
+        desc.bytes = bytes;
+        desc.for_minor(open.tables.device.minor);
         let mut handle = std::ptr::null_mut();
         let mut id = 0;
-        // SAFETY: a live device, valid outputs.
+        // SAFETY: a live device, a sized descriptor, valid outputs.
         call(&open.name, |err| unsafe {
-            slot(open.tables.device.buffer_create)(open.handle.0, bytes, kind as u32, &mut handle, &mut id, err)
+            slot(open.tables.device.buffer_create)(open.handle.0, &desc, &mut handle, &mut id, err)
         })?;
         let buffer = HostBuffer {
             open,

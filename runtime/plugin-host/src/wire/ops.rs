@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use halyard_platform_api::abi::tables::{ClaimReportWire, OpSupportWire, PreparedWire, ProgramWire};
-use halyard_platform_api::abi::{ErrorOut, ProgramBytes, SpecBytes};
+use halyard_platform_api::abi::tables::{ClaimReportWire, OpSupportWire, PreparedWire, ProgramWire, WeightRowsWire};
+use halyard_platform_api::abi::{AbiLayout, ErrorOut, ProgramBytes, SpecBytes};
 use halyard_platform_api::ops::OpSpec;
 use halyard_platform_api::program::{Claim, Program};
 use halyard_platform_api::{
@@ -20,7 +20,7 @@ impl OpRegistry for HostDevice {
     fn support(&self, spec: &OpSpec) -> Result<OpSupport> {
         let open = &*self.open;
         let bytes = SpecBytes::new(spec);
-        let wire = bytes.wire();
+        let wire = bytes.wire_for(open.tables.ops.minor);
         let mut text = [0; IMPLEMENTATION_BYTES];
         let mut out = OpSupportWire::zeroed();
         out.implementation = text.as_mut_ptr();
@@ -39,7 +39,7 @@ impl OpRegistry for HostDevice {
     fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
         let open = &self.open;
         let bytes = SpecBytes::new(spec);
-        let wire = bytes.wire();
+        let wire = bytes.wire_for(open.tables.ops.minor);
         // SAFETY: a live device, a spec that `bytes` keeps, sized output.
         prepare_with(open, vec![WeightShape::of(spec)], |out, err| unsafe {
             slot(open.tables.ops.prepare)(open.handle.0, &wire, out, err)
@@ -52,13 +52,17 @@ impl OpRegistry for HostDevice {
         let (Some(claim), Some(_)) = (open.tables.ops.claim, open.tables.ops.prepare_program) else {
             return Ok(ClaimReport::nothing(format!("{} claims no composites", open.name)));
         };
-        let bytes = ProgramBytes::new(program);
+        let bytes = ProgramBytes::new(program, open.tables.ops.minor);
         let wire = bytes.wire();
         let mut buffers = ClaimBuffers::new(64, 4096);
         for _ in 0..2 {
             let mut out = buffers.wire();
             // SAFETY: a live device, a program that `bytes` keeps, sized output over `buffers`.
-            call(&open.name, |err| unsafe { claim(open.handle.0, &wire, &mut out, err) })?;
+            match call(&open.name, |err| unsafe { claim(open.handle.0, &wire, &mut out, err) }) {
+                // A plugin that cannot read the program: every op that it can run runs by itself.
+                Err(error) if error.status == Status::Unsupported => return Ok(ClaimReport::nothing(error.message)),
+                asked => asked?,
+            }
             if let Some(report) = buffers.read(&out) {
                 return check_claims(&open.name, program, report);
             }
@@ -78,7 +82,7 @@ impl OpRegistry for HostDevice {
             .ops
             .prepare_program
             .ok_or_else(|| Error::unsupported(format!("{} claims no composites", open.name)))?;
-        let bytes = ProgramBytes::new(program);
+        let bytes = ProgramBytes::new(program, open.tables.ops.minor);
         let wire = bytes.wire();
         let weights = program.nodes.iter().map(|n| WeightShape::of(&n.spec));
         // SAFETY: a live device, a program that `bytes` keeps, sized output.
@@ -208,6 +212,15 @@ impl Drop for HostPreparedOp {
 }
 
 impl HostPreparedOp {
+    fn weight_rows(&self, node: u32, first_row: u32, num_rows: u32) -> WeightRowsWire {
+        let mut wire = WeightRowsWire::zeroed();
+        wire.node = node;
+        wire.first_row = first_row;
+        wire.num_rows = num_rows;
+        wire.for_minor(self.open.tables.ops.minor);
+        wire
+    }
+
     /// Rows and bytes of `rows` must be those of the node's weight. Vendor ops know their own.
     fn check_rows(&self, node: u32, first_row: u32, num_rows: u32, bytes: u64) -> Result<()> {
         let name = &self.open.name;
@@ -255,18 +268,12 @@ impl PreparedOp for HostPreparedOp {
     fn pack_weight(&self, node: u32, rows: WeightRows<'_>, dst: &Tensor) -> Result<()> {
         let open = &*self.open;
         self.check_rows(node, rows.first_row, rows.num_rows, rows.bytes.len() as u64)?;
-        // SAFETY: a live prepared op, readable bytes, one tensor.
+        let mut wire = self.weight_rows(node, rows.first_row, rows.num_rows);
+        wire.bytes = rows.bytes.as_ptr();
+        wire.len = rows.bytes.len() as u64;
+        // SAFETY: a live prepared op, rows whose bytes are borrowed for the call, one tensor.
         call(&open.name, |err| unsafe {
-            slot(open.tables.ops.pack_weight)(
-                self.handle.0,
-                node,
-                rows.first_row,
-                rows.num_rows,
-                rows.bytes.as_ptr(),
-                rows.bytes.len() as u64,
-                dst,
-                err,
-            )
+            slot(open.tables.ops.pack_weight)(self.handle.0, &wire, dst, err)
         })
     }
 
@@ -279,9 +286,8 @@ impl PreparedOp for HostPreparedOp {
                 open.name
             )));
         };
-        // SAFETY: a live prepared op, two tensors.
-        call(&open.name, |err| unsafe {
-            pack(self.handle.0, node, first_row, num_rows, src, dst, err)
-        })
+        let wire = self.weight_rows(node, first_row, num_rows);
+        // SAFETY: a live prepared op, sized rows, two tensors.
+        call(&open.name, |err| unsafe { pack(self.handle.0, &wire, src, dst, err) })
     }
 }

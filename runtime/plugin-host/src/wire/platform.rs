@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use halyard_platform_api::abi::tables::DeviceInfoWire;
-use halyard_platform_api::{Device, DeviceInfo, Error, Platform, Result, Status};
+use halyard_platform_api::abi::tables::{DeviceInfoWire, OpenDescWire};
+use halyard_platform_api::abi::{AbiLayout, Str};
+use halyard_platform_api::{Device, DeviceInfo, Error, OpenOptions, Platform, Result, Status};
 
 use super::device::HostDevice;
 use super::{Handle, PlatformTables, call, named, slot};
@@ -66,12 +67,19 @@ impl Platform for HostPlatform {
         (0..num).map(|index| self.device_info(index)).collect()
     }
 
-    fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
-        let shared = &self.shared;
+    fn open_with(&self, options: &OpenOptions) -> Result<Arc<dyn Device>> {
+        let (shared, index) = (&self.shared, options.index);
+        let text = options.to_text();
+        let folder = options.cache_dir.as_ref().map(|folder| folder.to_string_lossy());
+        let mut desc = OpenDescWire::zeroed();
+        desc.index = index;
+        desc.options = Str::new(&text);
+        desc.cache_dir = Str::new(folder.as_deref().unwrap_or_default());
+        desc.for_minor(shared.tables.platform.minor);
         let mut device = std::ptr::null_mut();
-        // SAFETY: a live instance, valid output.
+        // SAFETY: a live instance, a sized descriptor whose texts are borrowed for the call, valid output.
         call(&shared.name, |err| unsafe {
-            slot(shared.tables.platform.open)(shared.instance.0, index, &mut device, err)
+            slot(shared.tables.platform.open)(shared.instance.0, &desc, &mut device, err)
         })?;
         if device.is_null() {
             return Err(Error::new(

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #ifndef ABI
-#define ABI "0.1"
+#define ABI HALYARD_ABI
 #endif
 #ifndef ENTRY
 #define ENTRY "minimal_entry"
@@ -103,10 +103,14 @@ static uint32_t device_info(void *instance, uint32_t index, halyard_device_info 
     return HALYARD_STATUS_OK;
 }
 
-static uint32_t open_device(void *instance, uint32_t index, void **out, halyard_error *err) {
+static uint32_t open_device(void *instance, const halyard_open_desc *desc, void **out, halyard_error *err) {
     device *d = calloc(1, sizeof *d);
     (void)instance;
-    if (index != 0 || d == NULL) {
+    if (desc->options.len != 0) {
+        free(d);
+        return fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "this platform has no options");
+    }
+    if (desc->index != 0 || d == NULL) {
         free(d);
         return fail(err, HALYARD_STATUS_NOT_FOUND, "there is one device");
     }
@@ -140,10 +144,12 @@ static uint32_t memory(void *d, halyard_memory_info *out, halyard_error *err) {
     return HALYARD_STATUS_OK;
 }
 
-static uint32_t buffer_create(void *d, uint64_t bytes, uint32_t kind, void **handle, uint64_t *id, halyard_error *err) {
+static uint32_t buffer_create(void *d, const halyard_buffer_desc *desc, void **handle, uint64_t *id, halyard_error *err) {
     device *dev = d;
-    buffer *b = calloc(1, sizeof *b);
-    (void)kind;
+    uint64_t bytes = desc->bytes;
+    buffer *b;
+    if (desc->flags != 0) return fail(err, HALYARD_STATUS_UNSUPPORTED, "a buffer with flags");
+    b = calloc(1, sizeof *b);
     if (b == NULL || dev->used + bytes > TOTAL) {
         free(b);
         return fail(err, HALYARD_STATUS_OUT_OF_MEMORY, "the minimal device is full");
@@ -176,9 +182,9 @@ static uint32_t buffer_read(void *h, uint64_t offset, uint8_t *out, uint64_t len
     return HALYARD_STATUS_OK;
 }
 
-static uint32_t queue_create(void *d, uint32_t kind, void **handle, uint64_t *id, halyard_error *err) {
+static uint32_t queue_create(void *d, const halyard_queue_desc *desc, void **handle, uint64_t *id, halyard_error *err) {
     queue *q;
-    if (kind != 0) return fail(err, HALYARD_STATUS_UNSUPPORTED, "compute queues only");
+    if (desc->kind != 0 || desc->flags != 0) return fail(err, HALYARD_STATUS_UNSUPPORTED, "compute queues only");
     q = calloc(1, sizeof *q);
     *handle = q;
     *id = ((device *)d)->next_id++;
@@ -198,7 +204,7 @@ static uint64_t completed(void *q) { return ((queue *)q)->completed; }
 
 static uint32_t wait_for(void *q, uint64_t number, uint64_t timeout_ns, halyard_error *err) {
     (void)timeout_ns;
-    if (number > ((queue *)q)->completed) return fail(err, HALYARD_STATUS_TIMEOUT, "nothing of that number");
+    if (number > ((queue *)q)->completed) return fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "nothing of that number");
     return HALYARD_STATUS_OK;
 }
 
@@ -212,9 +218,9 @@ static uint32_t reserve_scratch(void *q, uint64_t bytes, halyard_error *err) {
     return HALYARD_STATUS_OK;
 }
 
-static uint32_t encoder_create(void *d, uint32_t mode, void **out, halyard_error *err) {
-    (void)d;
-    if (mode != 0) return fail(err, HALYARD_STATUS_UNSUPPORTED, "one-shot encoders only");
+static uint32_t encoder_create(void *q, const halyard_encoder_desc *desc, void **out, halyard_error *err) {
+    (void)q;
+    if (desc->mode != 0 || desc->flags != 0) return fail(err, HALYARD_STATUS_UNSUPPORTED, "one-shot encoders only");
     *out = malloc(1);
     return HALYARD_STATUS_OK;
 }
@@ -246,13 +252,12 @@ static uint32_t packed_weight_bytes(void *p, uint32_t node, uint64_t *out, halya
     return fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "no weight");
 }
 
-static uint32_t pack_weight(void *p, uint32_t node, uint32_t first_row, uint32_t num_rows, const uint8_t *bytes,
-                            uint64_t len, const halyard_tensor *dst, halyard_error *err) {
-    (void)p, (void)node, (void)first_row, (void)num_rows, (void)bytes, (void)len, (void)dst;
+static uint32_t pack_weight(void *p, const halyard_weight_rows *rows, const halyard_tensor *dst, halyard_error *err) {
+    (void)p, (void)rows, (void)dst;
     return fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "no weight");
 }
 
-static const halyard_platform_table platform_table = {sizeof(halyard_platform_table), 1, num_devices, device_info, open_device};
+static const halyard_platform_table platform_table = {sizeof(halyard_platform_table), 2, num_devices, device_info, open_device};
 
 /* A newer vendor's table: functions past the ones that this host knows. */
 typedef struct larger_device_table {
@@ -269,7 +274,7 @@ static const larger_device_table device_table = {
 #else
         sizeof(halyard_device_table),
 #endif
-        1, close_device, info, memory, buffer_create, buffer_drop, buffer_write, buffer_read, queue_create, release, submit,
+        2, close_device, info, memory, buffer_create, buffer_drop, buffer_write, buffer_read, queue_create, release, submit,
         completed,
 #ifdef BROKEN_NULL_SLOT
         NULL,
@@ -279,7 +284,7 @@ static const larger_device_table device_table = {
         write_step, reserve_scratch, encoder_create, release, encode, encoder_finish, release},
     {release, release, release}};
 
-static const halyard_ops_table ops_table = {sizeof(halyard_ops_table), 1,    op_support,  op_prepare, release,
+static const halyard_ops_table ops_table = {sizeof(halyard_ops_table), 3,    op_support,  op_prepare, release,
                                             packed_weight_bytes,       pack_weight, NULL, NULL,
                                             NULL};
 
@@ -306,7 +311,7 @@ uint32_t minimal_entry(const halyard_host *host, halyard_plugin *out, halyard_er
 uint32_t minimal_entry(const halyard_host *host, halyard_plugin *out, halyard_error *err) {
     halyard_plugin p;
     if (host->abi_major != HALYARD_ABI_MAJOR || host->abi_minor_max < HALYARD_ABI_MINOR) {
-        return fail(err, HALYARD_STATUS_INCOMPATIBLE, "this plugin speaks ABI 0.1");
+        return fail(err, HALYARD_STATUS_INCOMPATIBLE, "this plugin speaks ABI 0.2");
     }
 #ifdef BROKEN_ENTRY_ERROR
     return fail(err, HALYARD_STATUS_UNAVAILABLE, "the vendor's licence server does not answer");
@@ -331,7 +336,7 @@ uint32_t minimal_entry(const halyard_host *host, halyard_plugin *out, halyard_er
 #endif
     p.version = str("3.2.1");
 #ifndef BROKEN_NULL_INTERFACE
-    p.interface = find_interface;
+    p.find_interface = find_interface;
 #endif
     give(out, &p, sizeof p);
     return HALYARD_STATUS_OK;

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-HALYARD_MANIFEST("{\"manifest\":1,\"kind\":\"stat-logger\",\"name\":\"wild\",\"version\":\"1\",\"abi\":\"0.1\",\"entry\":\"wild_entry\"}");
+HALYARD_MANIFEST("{\"manifest\":1,\"kind\":\"stat-logger\",\"name\":\"wild\",\"version\":\"1\",\"abi\":\"" HALYARD_ABI "\",\"entry\":\"wild_entry\"}");
 
 static char path[512], what[64];
 
@@ -135,6 +135,6 @@ uint32_t wild_entry(const halyard_host *host, halyard_plugin *out, halyard_error
     out->kind = HALYARD_KIND_STAT_LOGGER;
     out->name.ptr = (const uint8_t *)"wild";
     out->name.len = 4;
-    out->interface = find_interface;
+    out->find_interface = find_interface;
     return HALYARD_STATUS_OK;
 }

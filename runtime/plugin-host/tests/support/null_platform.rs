@@ -7,9 +7,10 @@ use halyard_platform_api::abi::tables;
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{
     AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities, Claim,
-    ClaimReport, Collective, CommandBuffer, CommandId, Communicator, CommunicatorId, DType, DTypeSet, Device,
-    DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpId, OpRegistry, OpSpec, OpSupport, Platform, PreparedInfo,
-    PreparedOp, Program, Queue, QueueId, QueueKind, QueueWait, Result, Status, StepWrite, Tensor, WeightRows,
+    ClaimReport, Collective, CommandBuffer, CommandId, Communicator, CommunicatorDesc, CommunicatorId, DType, DTypeSet,
+    Device, DeviceInfo, Encoder, EncoderMode, Error, MemoryInfo, OpId, OpRegistry, OpSpec, OpSupport, OpenOptions,
+    Platform, PreparedInfo, PreparedOp, Program, Queue, QueueId, QueueKind, QueueWait, Result, Status, StepWrite,
+    Tensor, WeightRows,
 };
 
 /// Encoding an op of this id panics.
@@ -80,7 +81,12 @@ impl Platform for NullPlatform {
         Ok(vec![device_info(), device_info()])
     }
 
-    fn open(&self, index: u32) -> Result<Arc<dyn Device>> {
+    fn open_with(&self, options: &OpenOptions) -> Result<Arc<dyn Device>> {
+        options.check(&["color"])?;
+        if let Some(color) = options.get("color") {
+            note(format!("opened in {color}, cache {:?}", options.cache_dir));
+        }
+        let index = options.index;
         assert!(index != 9, "index nine is cursed");
         if index > 1 {
             return Err(Error::new(Status::NotFound, format!("device {index} of 2")));
@@ -116,7 +122,10 @@ impl Device for NullDevice {
             _end: Noted("buffer"),
         }))
     }
-    fn create_queue(&self, kind: QueueKind) -> Result<Arc<dyn Queue>> {
+    fn create_queue_for(&self, kind: QueueKind, step_bytes: u64) -> Result<Arc<dyn Queue>> {
+        if step_bytes > 0 {
+            note(format!("queue for {step_bytes} bytes a step"));
+        }
         match kind {
             QueueKind::Compute => Ok(Arc::new(NullQueue {
                 submitted: AtomicU64::new(0),
@@ -125,14 +134,6 @@ impl Device for NullDevice {
             QueueKind::Copy => Err(Error::unsupported("no copy queue")),
         }
     }
-    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
-        Ok(Box::new(NullEncoder {
-            mode,
-            ops: 0,
-            operands: 0,
-            _end: Noted("encoder"),
-        }))
-    }
     fn ops(&self) -> &dyn OpRegistry {
         self
     }
@@ -140,10 +141,19 @@ impl Device for NullDevice {
         self
     }
     fn communicator_id(&self) -> Result<CommunicatorId> {
-        Ok(CommunicatorId([7; 128]))
+        CommunicatorId::new([7; 256])
     }
-    fn create_communicator(&self, id: &CommunicatorId, rank: u32, size: u32) -> Result<Arc<dyn Communicator>> {
-        note(format!("joined {} as {rank} of {size}", id.0[127]));
+    fn create_communicator(&self, group: &CommunicatorDesc) -> Result<Arc<dyn Communicator>> {
+        let CommunicatorDesc {
+            id,
+            rank,
+            size,
+            timeout_ns,
+        } = group.clone();
+        let bytes = id.bytes().len();
+        note(format!(
+            "joined an id of {bytes} bytes as {rank} of {size} within {timeout_ns}"
+        ));
         Ok(Arc::new(NullCommunicator {
             rank,
             size,
@@ -245,6 +255,14 @@ struct NullQueue {
 impl Queue for NullQueue {
     fn id(&self) -> QueueId {
         QueueId(21)
+    }
+    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
+        Ok(Box::new(NullEncoder {
+            mode,
+            ops: 0,
+            operands: 0,
+            _end: Noted("encoder"),
+        }))
     }
     fn submit(&self, commands: &[CommandId], waits: &[QueueWait]) -> Result<u64> {
         let waits: Vec<(u64, u64)> = waits.iter().map(|w| (w.queue.0, w.number)).collect();

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use halyard_platform_api::communicator::{Collective, CollectiveKind};
-use halyard_platform_api::{Capabilities, CommunicatorId, DType, Device, EncoderMode, QueueKind, Tensor};
+use halyard_platform_api::{
+    Capabilities, CommunicatorDesc, CommunicatorId, DType, Device, EncoderMode, QueueKind, Tensor,
+};
 
 use super::{Floats, expect_eq};
 use crate::execute::WAIT_NS;
@@ -26,7 +28,8 @@ pub fn check_collectives(devices: &[Arc<dyn Device>]) -> Result<(), String> {
         Err(e) => return Err(e.to_string()),
     };
     std::thread::scope(|scope| {
-        let run = |rank: usize| move || rank_of(&*devices[rank], &id, rank, devices.len());
+        let id = &id;
+        let run = |rank: usize| move || rank_of(&*devices[rank], id, rank, devices.len());
         let ranks: Vec<_> = (0..devices.len()).map(|rank| scope.spawn(run(rank))).collect();
         ranks
             .into_iter()
@@ -41,7 +44,7 @@ fn input(rank: usize) -> Vec<f32> {
 
 fn rank_of(device: &dyn Device, id: &CommunicatorId, rank: usize, size: usize) -> Result<(), String> {
     let group = device
-        .create_communicator(id, rank as u32, size as u32)
+        .create_communicator(&CommunicatorDesc::new(id, rank as u32, size as u32))
         .map_err(|e| e.to_string())?;
     expect_eq(
         "rank and size",
@@ -76,7 +79,7 @@ fn rank_of(device: &dyn Device, id: &CommunicatorId, rank: usize, size: usize) -
             Floats::new(device, &vec![0.0; expected.len()])?,
         );
         let flat = |t: &Tensor| t.view(0, &[t.shape[1]], &[1]);
-        let mut encoder = device.create_encoder(EncoderMode::OneShot).map_err(|e| e.to_string())?;
+        let mut encoder = queue.create_encoder(EncoderMode::OneShot).map_err(|e| e.to_string())?;
         encoder
             .encode(op.id(), &[flat(&from.tensor), flat(&to.tensor)])
             .map_err(|e| e.to_string())?;

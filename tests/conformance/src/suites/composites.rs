@@ -173,10 +173,7 @@ pub(super) fn check(device: &dyn Device, oracle: &dyn Device, case: &Case, must_
         nodes: case
             .nodes
             .iter()
-            .map(|(spec, operands)| Node {
-                spec: spec.clone(),
-                operands: operands.clone(),
-            })
+            .map(|(spec, operands)| Node::new(spec.clone(), operands.clone()))
             .collect(),
     };
     let report = device.ops().claim(&program).map_err(|e| e.to_string())?;

@@ -61,7 +61,7 @@ fn dead_ids(device: &dyn Device) -> Result<(), String> {
     let dead = Tensor::contiguous(dead, 0, DType::F32, &[1, 4]);
     let live = values.tensor;
     for (id, operands) in [(dead_op, [live; 3]), (op.id(), [live, dead, live])] {
-        let mut encoder = device.create_encoder(EncoderMode::OneShot).map_err(|e| e.to_string())?;
+        let mut encoder = queue.create_encoder(EncoderMode::OneShot).map_err(|e| e.to_string())?;
         // A backend may find out at any of the three steps, but must not run it.
         let outcome = encoder
             .encode(id, &operands)
@@ -86,20 +86,23 @@ fn step_data(device: &dyn Device, mode: EncoderMode) -> Result<(), String> {
     let op = add(device, 5)?;
     let queue = device.create_queue(QueueKind::Compute).map_err(|e| e.to_string())?;
     let encode = || {
-        let mut encoder = device.create_encoder(mode).map_err(|e| e.to_string())?;
+        let mut encoder = queue.create_encoder(mode).map_err(|e| e.to_string())?;
         encoder
             .encode(op.id(), &[acc.tensor, step.tensor, acc.tensor])
             .map_err(|e| e.to_string())?;
         encoder.finish().map_err(|e| e.to_string())
     };
-    let reused = encode();
-    let reused = match (mode, reused) {
-        (_, Ok(commands)) => commands,
-        (EncoderMode::Reusable, Err(why)) if !why.is_empty() => return Ok(()),
-        (_, Err(why)) => return Err(why),
+    // A one-shot encoder may start at once, so its step data comes first.
+    let reused = match mode {
+        EncoderMode::OneShot => None,
+        EncoderMode::Reusable => match encode() {
+            Ok(commands) => Some(commands),
+            Err(why) if !why.is_empty() => return Ok(()),
+            Err(why) => return Err(why),
+        },
     };
     let mut last = 0;
-    for (i, value) in [1.0f32, 10.0, 100.0].into_iter().enumerate() {
+    for value in [1.0f32, 10.0, 100.0] {
         let mut bytes = bytes_of(&[value; 5]);
         let write = StepWrite {
             buffer: step.buffer.id(),
@@ -108,10 +111,9 @@ fn step_data(device: &dyn Device, mode: EncoderMode) -> Result<(), String> {
         };
         queue.write_step(&[write]).map_err(|e| e.to_string())?;
         bytes.fill(0x7F);
-        let commands = if mode == EncoderMode::OneShot && i > 0 {
-            encode()?
-        } else {
-            reused.clone()
+        let commands = match &reused {
+            Some(commands) => Arc::clone(commands),
+            None => encode()?,
         };
         last = queue.submit(&[commands.id()], &[]).map_err(|e| e.to_string())?;
     }
@@ -123,7 +125,7 @@ fn dropped_early(device: &dyn Device) -> Result<(), String> {
     let (a, out) = (Floats::new(device, &[2.0; 64])?, Floats::new(device, &[0.0; 64])?);
     let op = add(device, 64)?;
     let queue = device.create_queue(QueueKind::Compute).map_err(|e| e.to_string())?;
-    let mut encoder = device.create_encoder(EncoderMode::OneShot).map_err(|e| e.to_string())?;
+    let mut encoder = queue.create_encoder(EncoderMode::OneShot).map_err(|e| e.to_string())?;
     encoder
         .encode(op.id(), &[a.tensor, a.tensor, out.tensor])
         .map_err(|e| e.to_string())?;

@@ -12,10 +12,7 @@ const HEAD_DIM: u32 = 64;
 /// weights. q, k, v and qk are slices of one product.
 fn layer(with_norms: bool) -> Program {
     let dtype = DType::BF16;
-    let node = |spec: OpSpec, operands: &[u16]| Node {
-        spec,
-        operands: operands.to_vec(),
-    };
+    let node = |spec: OpSpec, operands: &[u16]| Node::new(spec, operands);
     let norm = RmsNorm {
         width: HEAD_DIM,
         eps: 1e-6,

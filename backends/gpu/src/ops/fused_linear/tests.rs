@@ -32,10 +32,7 @@ fn merged(dtype: DType, weight: WeightFormat, gating: OpSpec) -> Program {
         dtype,
     };
     let add = Add { width: INNER, dtype };
-    let node = |spec: OpSpec, operands: &[u16]| Node {
-        spec,
-        operands: operands.to_vec(),
-    };
+    let node = |spec: OpSpec, operands: &[u16]| Node::new(spec, operands);
     let storages = [0, 1, 2, 3, 4, 4, 4, 5];
     Program {
         tensors: storages

@@ -8,10 +8,7 @@ use super::rows;
 use crate::view::View;
 
 fn node(spec: impl Into<OpSpec>, operands: &[u16]) -> Node {
-    Node {
-        spec: spec.into(),
-        operands: operands.to_vec(),
-    }
+    Node::new(spec, operands)
 }
 
 /// norm → merged gate and up → silu_mul, or norm → one linear. Tensors: 0 hidden, 1 norm, 2 normed, 3 weight, 4
