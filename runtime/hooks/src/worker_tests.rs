@@ -153,7 +153,11 @@ impl Rig {
 }
 
 fn failing(words: &'static str) -> impl FnMut(&Batch<'_>) -> Result<()> + Send {
-    move |_| Err(Error::new(Status::Internal, words))
+    let status = match words.contains("panicked: ") {
+        true => Status::Panicked,
+        false => Status::Internal,
+    };
+    move |_| Err(Error::new(status, words))
 }
 
 #[test]

@@ -327,7 +327,7 @@ fn errors_of_the_hook_pass_through() {
     let (mut logger, _) = wild("panic", "poisoned");
     for starts in 1..3 {
         let error = give(&mut logger, &[step(1)]).expect_err("its own error");
-        assert!(error.status == Status::Internal && error.is_panic(), "{error}");
+        assert!(error.status == Status::Panicked && error.is_panic(), "{error}");
         assert!(error.message.contains("an earlier call panicked"), "{error}");
         assert_eq!((logger.vitals().starts(), logger.vitals().process_id()), (starts, None));
     }
