@@ -149,6 +149,44 @@ typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t m
 #define HALYARD_IO_PASS 0u
 #define HALYARD_IO_REWRITE 1u
 #define HALYARD_IO_REJECT 2u
+#define HALYARD_ABSENT 65535u
+#define HALYARD_ACCESS_CONST 0u
+#define HALYARD_ACCESS_READ 1u
+#define HALYARD_ACCESS_WRITE 2u
+#define HALYARD_ACCESS_UPDATE 3u
+#define HALYARD_BUFFER_DEVICE 0u
+#define HALYARD_BUFFER_HOST_VISIBLE 1u
+#define HALYARD_QUEUE_COMPUTE 0u
+#define HALYARD_QUEUE_COPY 1u
+#define HALYARD_ENCODER_ONE_SHOT 0u
+#define HALYARD_ENCODER_REUSABLE 1u
+#define HALYARD_MAX_STEP_WRITE_BYTES 1048576u
+#define HALYARD_STEP_HEADER 4u
+#define HALYARD_RESULT_HEADER 2u
+#define HALYARD_VENDOR_CODES 2147483648u
+#define HALYARD_LOG_ERROR 1u
+#define HALYARD_LOG_WARN 2u
+#define HALYARD_LOG_INFO 3u
+#define HALYARD_LOG_DEBUG 4u
+#define HALYARD_LOG_TRACE 5u
+#define HALYARD_PLATFORM_MAJOR 0u
+#define HALYARD_PLATFORM_MINOR 2u
+#define HALYARD_DEVICE_MAJOR 0u
+#define HALYARD_DEVICE_MINOR 2u
+#define HALYARD_OPS_MAJOR 0u
+#define HALYARD_OPS_MINOR 3u
+#define HALYARD_ATTENTION_MAJOR 0u
+#define HALYARD_ATTENTION_MINOR 1u
+#define HALYARD_COMMUNICATOR_MAJOR 0u
+#define HALYARD_COMMUNICATOR_MINOR 2u
+#define HALYARD_STAT_LOGGER_MAJOR 0u
+#define HALYARD_STAT_LOGGER_MINOR 2u
+#define HALYARD_IO_PROCESSOR_MAJOR 0u
+#define HALYARD_IO_PROCESSOR_MINOR 1u
+#define HALYARD_LORA_RESOLVER_MAJOR 0u
+#define HALYARD_LORA_RESOLVER_MINOR 1u
+#define HALYARD_NOT_FINITE (-2)
+#define HALYARD_NO_TOKEN (-3)
 
 typedef struct halyard_error {
     uint32_t struct_size;
@@ -158,6 +196,7 @@ typedef struct halyard_error {
     uint32_t text_capacity;
     uint32_t text_len;
 } halyard_error;
+#define halyard_error_base_size 32u
 
 typedef struct halyard_tensor {
     uint64_t buffer;
@@ -197,6 +236,7 @@ typedef struct halyard_host {
     halyard_str version;
     halyard_log_fn log;
 } halyard_host;
+#define halyard_host_base_size 64u
 
 typedef struct halyard_plugin {
     uint32_t struct_size;
@@ -208,6 +248,7 @@ typedef struct halyard_plugin {
     halyard_str version;
     halyard_interface_fn find_interface;
 } halyard_plugin;
+#define halyard_plugin_base_size 64u
 
 typedef struct halyard_open_desc {
     uint32_t struct_size;
@@ -215,6 +256,7 @@ typedef struct halyard_open_desc {
     halyard_str options;
     halyard_str cache_dir;
 } halyard_open_desc;
+#define halyard_open_desc_base_size 40u
 
 typedef struct halyard_buffer_desc {
     uint32_t struct_size;
@@ -222,6 +264,7 @@ typedef struct halyard_buffer_desc {
     uint64_t bytes;
     uint64_t flags;
 } halyard_buffer_desc;
+#define halyard_buffer_desc_base_size 24u
 
 typedef struct halyard_queue_desc {
     uint32_t struct_size;
@@ -229,12 +272,14 @@ typedef struct halyard_queue_desc {
     uint64_t step_bytes;
     uint64_t flags;
 } halyard_queue_desc;
+#define halyard_queue_desc_base_size 24u
 
 typedef struct halyard_encoder_desc {
     uint32_t struct_size;
     uint32_t mode;
     uint64_t flags;
 } halyard_encoder_desc;
+#define halyard_encoder_desc_base_size 16u
 
 typedef struct halyard_communicator_desc {
     uint32_t struct_size;
@@ -244,6 +289,7 @@ typedef struct halyard_communicator_desc {
     const uint8_t *id;
     uint64_t timeout_ns;
 } halyard_communicator_desc;
+#define halyard_communicator_desc_base_size 32u
 
 typedef struct halyard_weight_rows {
     uint32_t struct_size;
@@ -255,6 +301,7 @@ typedef struct halyard_weight_rows {
     const uint8_t *bytes;
     uint64_t len;
 } halyard_weight_rows;
+#define halyard_weight_rows_base_size 40u
 
 typedef struct halyard_device_info {
     uint32_t struct_size;
@@ -277,6 +324,7 @@ typedef struct halyard_device_info {
     uint32_t num_shape_buckets;
     const uint32_t *shape_buckets;
 } halyard_device_info;
+#define halyard_device_info_base_size 128u
 
 typedef struct halyard_memory_info {
     uint32_t struct_size;
@@ -285,6 +333,7 @@ typedef struct halyard_memory_info {
     uint64_t free_bytes;
     uint64_t used_bytes;
 } halyard_memory_info;
+#define halyard_memory_info_base_size 32u
 
 typedef struct halyard_queue_wait {
     uint64_t queue;
@@ -299,6 +348,7 @@ typedef struct halyard_step_write {
     const uint8_t *bytes;
     uint64_t len;
 } halyard_step_write;
+#define halyard_step_write_base_size 40u
 
 typedef struct halyard_op_spec {
     uint32_t struct_size;
@@ -309,6 +359,7 @@ typedef struct halyard_op_spec {
     const uint8_t *descriptor;
     uint64_t descriptor_len;
 } halyard_op_spec;
+#define halyard_op_spec_base_size 48u
 
 typedef struct halyard_op_support {
     uint32_t struct_size;
@@ -317,6 +368,7 @@ typedef struct halyard_op_support {
     uint32_t implementation_capacity;
     uint32_t implementation_len;
 } halyard_op_support;
+#define halyard_op_support_base_size 24u
 
 typedef struct halyard_prepared {
     uint32_t struct_size;
@@ -325,6 +377,7 @@ typedef struct halyard_prepared {
     uint64_t id;
     uint64_t scratch_bytes;
 } halyard_prepared;
+#define halyard_prepared_base_size 32u
 
 typedef struct halyard_node {
     uint32_t struct_size;
@@ -333,6 +386,7 @@ typedef struct halyard_node {
     const uint16_t *operands;
     const uint8_t *access;
 } halyard_node;
+#define halyard_node_base_size 32u
 
 typedef struct halyard_tensor_decl {
     uint32_t struct_size;
@@ -342,6 +396,7 @@ typedef struct halyard_tensor_decl {
     uint32_t first_column;
     uint32_t num_columns;
 } halyard_tensor_decl;
+#define halyard_tensor_decl_base_size 24u
 
 typedef struct halyard_program {
     uint32_t struct_size;
@@ -353,6 +408,7 @@ typedef struct halyard_program {
     uint32_t tensor_stride;
     uint32_t reserved;
 } halyard_program;
+#define halyard_program_base_size 40u
 
 typedef struct halyard_claim_report {
     uint32_t struct_size;
@@ -364,6 +420,7 @@ typedef struct halyard_claim_report {
     uint32_t left_len;
     uint32_t reserved;
 } halyard_claim_report;
+#define halyard_claim_report_base_size 40u
 
 typedef struct halyard_attention_backend {
     uint32_t struct_size;
@@ -373,6 +430,7 @@ typedef struct halyard_attention_backend {
     uint32_t num_block_sizes;
     uint32_t reserved;
 } halyard_attention_backend;
+#define halyard_attention_backend_base_size 40u
 
 typedef struct halyard_attention_plan {
     uint32_t struct_size;
@@ -382,6 +440,7 @@ typedef struct halyard_attention_plan {
     uint32_t record_mixed_tokens;
     uint32_t reserved;
 } halyard_attention_plan;
+#define halyard_attention_plan_base_size 32u
 
 typedef struct halyard_collective {
     uint32_t struct_size;
@@ -389,6 +448,7 @@ typedef struct halyard_collective {
     uint32_t dtype;
     uint32_t peer;
 } halyard_collective;
+#define halyard_collective_base_size 16u
 
 typedef struct halyard_io_request {
     uint32_t struct_size;
@@ -398,6 +458,7 @@ typedef struct halyard_io_request {
     halyard_str body;
     uint64_t max_bytes;
 } halyard_io_request;
+#define halyard_io_request_base_size 64u
 
 typedef struct halyard_io_verdict {
     uint32_t struct_size;
@@ -406,6 +467,7 @@ typedef struct halyard_io_verdict {
     uint32_t wants_outputs;
     halyard_str text;
 } halyard_io_verdict;
+#define halyard_io_verdict_base_size 32u
 
 typedef struct halyard_lora_query {
     uint32_t struct_size;
@@ -413,6 +475,7 @@ typedef struct halyard_lora_query {
     halyard_str name;
     halyard_str base_model;
 } halyard_lora_query;
+#define halyard_lora_query_base_size 40u
 
 typedef struct halyard_lora_answer {
     uint32_t struct_size;
@@ -421,6 +484,7 @@ typedef struct halyard_lora_answer {
     uint32_t path_capacity;
     uint32_t path_len;
 } halyard_lora_answer;
+#define halyard_lora_answer_base_size 24u
 
 typedef struct halyard_start_record {
     uint32_t struct_size;
@@ -445,6 +509,7 @@ typedef struct halyard_start_record {
     halyard_str device;
     halyard_str version;
 } halyard_start_record;
+#define halyard_start_record_base_size 192u
 
 typedef struct halyard_scheduler_record {
     uint32_t struct_size;
@@ -454,6 +519,7 @@ typedef struct halyard_scheduler_record {
     uint64_t step_index;
     uint64_t unix_ns;
 } halyard_scheduler_record;
+#define halyard_scheduler_record_base_size 32u
 
 typedef struct halyard_iteration_record {
     uint32_t struct_size;
@@ -470,6 +536,7 @@ typedef struct halyard_iteration_record {
     halyard_u64s inter_token_ns;
     halyard_u64s inter_token_counts;
 } halyard_iteration_record;
+#define halyard_iteration_record_base_size 112u
 
 typedef struct halyard_finished_record {
     uint32_t struct_size;
@@ -500,6 +567,7 @@ typedef struct halyard_finished_record {
     halyard_str trace_parent;
     halyard_str detail;
 } halyard_finished_record;
+#define halyard_finished_record_base_size 216u
 
 typedef struct halyard_cache_record {
     uint32_t struct_size;
@@ -511,6 +579,7 @@ typedef struct halyard_cache_record {
     uint64_t prefix_queries;
     uint64_t prefix_hits;
 } halyard_cache_record;
+#define halyard_cache_record_base_size 48u
 
 typedef struct halyard_lora_record {
     uint32_t struct_size;
@@ -529,6 +598,7 @@ typedef struct halyard_lora_record {
     halyard_str name;
     halyard_str path;
 } halyard_lora_record;
+#define halyard_lora_record_base_size 112u
 
 typedef struct halyard_rejected_record {
     uint32_t struct_size;
@@ -538,6 +608,7 @@ typedef struct halyard_rejected_record {
     halyard_str request_id;
     halyard_str detail;
 } halyard_rejected_record;
+#define halyard_rejected_record_base_size 56u
 
 typedef struct halyard_shutdown_record {
     uint32_t struct_size;
@@ -546,6 +617,7 @@ typedef struct halyard_shutdown_record {
     uint64_t steps_total;
     halyard_str detail;
 } halyard_shutdown_record;
+#define halyard_shutdown_record_base_size 40u
 
 typedef struct halyard_record_ref {
     uint32_t kind;
@@ -560,6 +632,7 @@ typedef struct halyard_record_batch {
     uint64_t deadline_ns;
     uint64_t num_dropped;
 } halyard_record_batch;
+#define halyard_record_batch_base_size 32u
 
 typedef struct halyard_embedding_desc {
     uint32_t struct_size;
@@ -570,6 +643,7 @@ typedef struct halyard_embedding_desc {
     float scale;
     uint32_t max_tokens;
 } halyard_embedding_desc;
+#define halyard_embedding_desc_base_size 28u
 
 typedef struct halyard_linear_desc {
     uint32_t struct_size;
@@ -582,6 +656,7 @@ typedef struct halyard_linear_desc {
     uint32_t max_tokens;
     uint32_t allow_quantized_act;
 } halyard_linear_desc;
+#define halyard_linear_desc_base_size 36u
 
 typedef struct halyard_lora_shrink_desc {
     uint32_t struct_size;
@@ -592,6 +667,7 @@ typedef struct halyard_lora_shrink_desc {
     uint32_t weight;
     uint32_t max_tokens;
 } halyard_lora_shrink_desc;
+#define halyard_lora_shrink_desc_base_size 28u
 
 typedef struct halyard_lora_expand_desc {
     uint32_t struct_size;
@@ -604,6 +680,7 @@ typedef struct halyard_lora_expand_desc {
     uint32_t second_part;
     uint32_t third_part;
 } halyard_lora_expand_desc;
+#define halyard_lora_expand_desc_base_size 36u
 
 typedef struct halyard_rms_norm_desc {
     uint32_t struct_size;
@@ -612,6 +689,7 @@ typedef struct halyard_rms_norm_desc {
     float weight_offset;
     uint32_t dtype;
 } halyard_rms_norm_desc;
+#define halyard_rms_norm_desc_base_size 20u
 
 typedef struct halyard_layer_norm_desc {
     uint32_t struct_size;
@@ -619,6 +697,7 @@ typedef struct halyard_layer_norm_desc {
     float eps;
     uint32_t dtype;
 } halyard_layer_norm_desc;
+#define halyard_layer_norm_desc_base_size 16u
 
 typedef struct halyard_rope_desc {
     uint32_t struct_size;
@@ -627,6 +706,7 @@ typedef struct halyard_rope_desc {
     uint32_t style;
     uint32_t dtype;
 } halyard_rope_desc;
+#define halyard_rope_desc_base_size 20u
 
 typedef struct halyard_kv_write_desc {
     uint32_t struct_size;
@@ -638,6 +718,7 @@ typedef struct halyard_kv_write_desc {
     uint32_t backend;
     uint32_t max_tokens;
 } halyard_kv_write_desc;
+#define halyard_kv_write_desc_base_size 32u
 
 typedef struct halyard_attention_desc {
     uint32_t struct_size;
@@ -657,12 +738,14 @@ typedef struct halyard_attention_desc {
     uint32_t max_query_len;
     uint32_t max_kv_len;
 } halyard_attention_desc;
+#define halyard_attention_desc_base_size 64u
 
 typedef struct halyard_silu_mul_desc {
     uint32_t struct_size;
     uint32_t width;
     uint32_t dtype;
 } halyard_silu_mul_desc;
+#define halyard_silu_mul_desc_base_size 12u
 
 typedef struct halyard_gelu_mul_desc {
     uint32_t struct_size;
@@ -670,6 +753,7 @@ typedef struct halyard_gelu_mul_desc {
     uint32_t dtype;
     uint32_t kind;
 } halyard_gelu_mul_desc;
+#define halyard_gelu_mul_desc_base_size 16u
 
 typedef struct halyard_gelu_desc {
     uint32_t struct_size;
@@ -677,12 +761,14 @@ typedef struct halyard_gelu_desc {
     uint32_t dtype;
     uint32_t kind;
 } halyard_gelu_desc;
+#define halyard_gelu_desc_base_size 16u
 
 typedef struct halyard_add_desc {
     uint32_t struct_size;
     uint32_t width;
     uint32_t dtype;
 } halyard_add_desc;
+#define halyard_add_desc_base_size 12u
 
 typedef struct halyard_scale_desc {
     uint32_t struct_size;
@@ -690,6 +776,7 @@ typedef struct halyard_scale_desc {
     uint32_t dtype;
     float factor;
 } halyard_scale_desc;
+#define halyard_scale_desc_base_size 16u
 
 typedef struct halyard_softcap_desc {
     uint32_t struct_size;
@@ -697,35 +784,41 @@ typedef struct halyard_softcap_desc {
     uint32_t dtype;
     float cap;
 } halyard_softcap_desc;
+#define halyard_softcap_desc_base_size 16u
 
 typedef struct halyard_gather_rows_desc {
     uint32_t struct_size;
     uint32_t width;
     uint32_t dtype;
 } halyard_gather_rows_desc;
+#define halyard_gather_rows_desc_base_size 12u
 
 typedef struct halyard_scatter_rows_desc {
     uint32_t struct_size;
     uint32_t width;
     uint32_t dtype;
 } halyard_scatter_rows_desc;
+#define halyard_scatter_rows_desc_base_size 12u
 
 typedef struct halyard_prepare_inputs_desc {
     uint32_t struct_size;
     uint32_t max_seqs;
     uint32_t max_tokens;
 } halyard_prepare_inputs_desc;
+#define halyard_prepare_inputs_desc_base_size 12u
 
 typedef struct halyard_slot_mapping_desc {
     uint32_t struct_size;
     uint32_t block_size;
 } halyard_slot_mapping_desc;
+#define halyard_slot_mapping_desc_base_size 8u
 
 typedef struct halyard_update_rows_desc {
     uint32_t struct_size;
     uint32_t max_seqs;
     uint32_t max_sampled;
 } halyard_update_rows_desc;
+#define halyard_update_rows_desc_base_size 12u
 
 typedef struct halyard_quantize_act_desc {
     uint32_t struct_size;
@@ -733,6 +826,7 @@ typedef struct halyard_quantize_act_desc {
     uint32_t dtype;
     uint32_t scheme;
 } halyard_quantize_act_desc;
+#define halyard_quantize_act_desc_base_size 16u
 
 typedef struct halyard_moe_route_desc {
     uint32_t struct_size;
@@ -742,6 +836,7 @@ typedef struct halyard_moe_route_desc {
     uint32_t normalize;
     float factor;
 } halyard_moe_route_desc;
+#define halyard_moe_route_desc_base_size 24u
 
 typedef struct halyard_moe_linear_desc {
     uint32_t struct_size;
@@ -753,6 +848,7 @@ typedef struct halyard_moe_linear_desc {
     uint32_t dtype;
     uint32_t max_tokens;
 } halyard_moe_linear_desc;
+#define halyard_moe_linear_desc_base_size 32u
 
 typedef struct halyard_moe_combine_desc {
     uint32_t struct_size;
@@ -760,24 +856,28 @@ typedef struct halyard_moe_combine_desc {
     uint32_t top_k;
     uint32_t dtype;
 } halyard_moe_combine_desc;
+#define halyard_moe_combine_desc_base_size 16u
 
 typedef struct halyard_logits_process_desc {
     uint32_t struct_size;
     uint32_t vocab;
     uint32_t max_seqs;
 } halyard_logits_process_desc;
+#define halyard_logits_process_desc_base_size 12u
 
 typedef struct halyard_argmax_desc {
     uint32_t struct_size;
     uint32_t vocab;
     uint32_t max_seqs;
 } halyard_argmax_desc;
+#define halyard_argmax_desc_base_size 12u
 
 typedef struct halyard_sample_desc {
     uint32_t struct_size;
     uint32_t vocab;
     uint32_t max_seqs;
 } halyard_sample_desc;
+#define halyard_sample_desc_base_size 12u
 
 typedef struct halyard_top_logprobs_desc {
     uint32_t struct_size;
@@ -785,6 +885,7 @@ typedef struct halyard_top_logprobs_desc {
     uint32_t k;
     uint32_t max_rows;
 } halyard_top_logprobs_desc;
+#define halyard_top_logprobs_desc_base_size 16u
 
 typedef struct halyard_pool_desc {
     uint32_t struct_size;
@@ -793,6 +894,7 @@ typedef struct halyard_pool_desc {
     uint32_t mode;
     uint32_t normalize;
 } halyard_pool_desc;
+#define halyard_pool_desc_base_size 20u
 
 typedef struct halyard_cast_desc {
     uint32_t struct_size;
@@ -800,22 +902,26 @@ typedef struct halyard_cast_desc {
     uint32_t from;
     uint32_t to;
 } halyard_cast_desc;
+#define halyard_cast_desc_base_size 16u
 
 typedef struct halyard_copy_desc {
     uint32_t struct_size;
     uint32_t dtype;
 } halyard_copy_desc;
+#define halyard_copy_desc_base_size 8u
 
 typedef struct halyard_copy_blocks_desc {
     uint32_t struct_size;
     uint32_t block_bytes;
 } halyard_copy_blocks_desc;
+#define halyard_copy_blocks_desc_base_size 8u
 
 typedef struct halyard_fill_desc {
     uint32_t struct_size;
     uint32_t dtype;
     float value;
 } halyard_fill_desc;
+#define halyard_fill_desc_base_size 12u
 
 typedef struct halyard_fill_random_desc {
     uint32_t struct_size;
@@ -825,6 +931,7 @@ typedef struct halyard_fill_random_desc {
     float scale;
     uint32_t first;
 } halyard_fill_random_desc;
+#define halyard_fill_random_desc_base_size 24u
 
 /* interface platform 0.2 */
 typedef struct halyard_platform_table {

@@ -9,6 +9,7 @@ mod convert;
 mod layout;
 mod layout_file;
 mod macros;
+mod plain_constants;
 pub mod request_tables;
 pub mod shim;
 mod spec;

@@ -30,6 +30,17 @@ pub(crate) fn set_host(host: &Host) {
     }
 }
 
+/// Something failed.
+pub(crate) const ERROR: u32 = 1;
+/// Something is wrong, and the work goes on.
+pub(crate) const WARN: u32 = 2;
+/// Something that an operator wants to know once.
+pub(crate) const INFO: u32 = 3;
+/// Something for a developer.
+pub(crate) const DEBUG: u32 = 4;
+/// Every step of something.
+pub(crate) const TRACE: u32 = 5;
+
 fn write(level: u32, target: &str, text: &str) {
     if let Some(sink) = SINK.get() {
         // SAFETY: the host's function and context are valid for the process's life; both texts live through the call.
@@ -39,20 +50,20 @@ fn write(level: u32, target: &str, text: &str) {
 
 /// Something failed.
 pub fn error(target: &str, text: &str) {
-    write(1, target, text);
+    write(ERROR, target, text);
 }
 
 /// Something is wrong, and the work goes on.
 pub fn warn(target: &str, text: &str) {
-    write(2, target, text);
+    write(WARN, target, text);
 }
 
 /// Something that an operator wants to know once.
 pub fn info(target: &str, text: &str) {
-    write(3, target, text);
+    write(INFO, target, text);
 }
 
 /// Something for a developer.
 pub fn debug(target: &str, text: &str) {
-    write(4, target, text);
+    write(DEBUG, target, text);
 }

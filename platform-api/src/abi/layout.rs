@@ -22,6 +22,8 @@ pub struct StructLayout {
     pub name: &'static str,
     /// Bytes.
     pub size: usize,
+    /// Bytes that it had when its interface was frozen: [`AbiLayout::MIN_SIZE`].
+    pub base: usize,
     /// Starts with its size and may grow.
     pub sized: bool,
     /// Fields in order.

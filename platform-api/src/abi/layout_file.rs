@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::plain_constants::{MARKERS, versions};
 use super::tables;
 
 /// The checked-in layout file: one line per constant, struct, field, table and slot.
@@ -12,6 +13,9 @@ pub fn layout_lines() -> String {
         if name != "HALYARD_ABI_MINOR" {
             let _ = writeln!(out, "constant {name} {value}");
         }
+    }
+    for (name, value) in MARKERS {
+        let _ = writeln!(out, "constant {name} {value}");
     }
     for s in tables::structs() {
         let _ = writeln!(
@@ -57,8 +61,11 @@ pub fn header() -> String {
         tables::ABI_MAJOR,
         tables::ABI_MINOR
     );
-    for (name, code) in tables::constants() {
+    for (name, code) in tables::constants().into_iter().chain(versions()) {
         let _ = writeln!(out, "#define {name} {code}u");
+    }
+    for (name, value) in MARKERS {
+        let _ = writeln!(out, "#define {name} ({value})");
     }
     out.push('\n');
     for s in tables::structs() {
@@ -66,7 +73,12 @@ pub fn header() -> String {
         for f in &s.fields {
             let _ = writeln!(out, "    {};", declare(&f.c_type, f.name));
         }
-        let _ = writeln!(out, "}} {};\n", s.name);
+        let _ = writeln!(out, "}} {};", s.name);
+        if s.sized {
+            // As it is named, for a macro that is given the type's name.
+            let _ = writeln!(out, "#define {}_base_size {}u", s.name, s.base);
+        }
+        out.push('\n');
     }
     for t in tables::tables() {
         let _ = writeln!(

@@ -88,6 +88,7 @@ macro_rules! abi_struct {
                 $crate::abi::StructLayout {
                     name: $cname,
                     size: size_of::<Self>(),
+                    base: <Self as $crate::abi::AbiLayout>::MIN_SIZE,
                     sized: true,
                     fields: vec![
                         $crate::abi::FieldLayout {
@@ -133,6 +134,7 @@ macro_rules! abi_fixed_struct {
                 $crate::abi::StructLayout {
                     name: $cname,
                     size: size_of::<Self>(),
+                    base: size_of::<Self>(),
                     sized: false,
                     fields: vec![ $( $crate::abi::FieldLayout {
                         name: stringify!($field),
