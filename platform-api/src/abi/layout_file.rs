@@ -2,13 +2,33 @@
 
 use std::fmt::Write as _;
 
-use super::plain_constants::{MARKERS, versions};
+use super::plain_constants::{MARKERS, numbers};
 use super::tables;
+
+/// Every positive number that the wire gives a name, except versions of interfaces.
+fn constants() -> Vec<(String, u32)> {
+    let mut all = tables::constants();
+    all.extend(numbers());
+    all
+}
+
+/// The version of each interface. They move with every release of the contract, so that the layout file has them with
+/// their tables only.
+fn versions() -> Vec<(String, u32)> {
+    let of_table = |t: &super::TableLayout| {
+        let name = t.interface.to_uppercase();
+        [
+            (format!("HALYARD_{name}_MAJOR"), t.version.0),
+            (format!("HALYARD_{name}_MINOR"), t.version.1),
+        ]
+    };
+    tables::tables().iter().flat_map(of_table).collect()
+}
 
 /// The checked-in layout file: one line per constant, struct, field, table and slot.
 pub fn layout_lines() -> String {
     let mut out = String::new();
-    for (name, value) in tables::constants() {
+    for (name, value) in constants() {
         // Its own version moves with every release of the contract.
         if name != "HALYARD_ABI_MINOR" {
             let _ = writeln!(out, "constant {name} {value}");
@@ -61,7 +81,7 @@ pub fn header() -> String {
         tables::ABI_MAJOR,
         tables::ABI_MINOR
     );
-    for (name, code) in tables::constants().into_iter().chain(versions()) {
+    for (name, code) in constants().into_iter().chain(versions()) {
         let _ = writeln!(out, "#define {name} {code}u");
     }
     for (name, value) in MARKERS {

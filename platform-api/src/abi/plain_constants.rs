@@ -1,7 +1,6 @@
 //! Numbers of the header that no enum of the wire lists: kinds that stand in descriptors, codes and sizes of step
 //! tensors, what stands in place of an operand or a token.
 
-use super::tables;
 use crate::device::{BufferKind, EncoderMode, MAX_STEP_WRITE_BYTES, QueueKind};
 use crate::ops::{Access, NO_TOKEN, NOT_FINITE, RESULT_HEADER, STEP_HEADER, VENDOR_CODES};
 use crate::program::ABSENT;
@@ -36,16 +35,3 @@ pub(super) fn numbers() -> Vec<(String, u32)> {
 
 /// What stands in place of a token, with its name: the negative numbers of the header.
 pub(super) const MARKERS: [(&str, i32); 2] = [("HALYARD_NOT_FINITE", NOT_FINITE), ("HALYARD_NO_TOKEN", NO_TOKEN)];
-
-/// The version of each interface. They move with every release of the contract, so that the layout file has them with
-/// their tables only.
-pub(super) fn versions() -> Vec<(String, u32)> {
-    let of_table = |t: &super::TableLayout| {
-        let name = t.interface.to_uppercase();
-        [
-            (format!("HALYARD_{name}_MAJOR"), t.version.0),
-            (format!("HALYARD_{name}_MINOR"), t.version.1),
-        ]
-    };
-    tables::tables().iter().flat_map(of_table).collect()
-}

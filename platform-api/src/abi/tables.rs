@@ -680,7 +680,6 @@ pub fn constants() -> Vec<(String, u32)> {
     );
     let io_actions = crate::io_processor::IoAction::CODES.iter();
     all.extend(io_actions.map(|(name, code)| (format!("HALYARD_IO_{}", screaming(name)), *code)));
-    all.extend(super::plain_constants::numbers());
     all
 }
 
