@@ -17,6 +17,7 @@ mod stat_logger;
 use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use entry::{
@@ -26,6 +27,7 @@ pub use entry::{
 
 use super::layout::AbiLayout;
 use super::types::ErrorOut;
+use crate::device::{CommandBuffer, Queue};
 use crate::status::{Error, Result, Status};
 
 /// What a handle points to: the object and whether a panic has left it unusable.
@@ -104,6 +106,9 @@ impl<T> Handle<T> {
     }
 }
 
+type QueueHandle = Handle<Arc<dyn Queue>>;
+type CommandHandle = Handle<Arc<dyn CommandBuffer>>;
+
 /// Runs `f` unless an earlier panic poisoned its object, and turns its outcome into a status code.
 ///
 /// # Safety
@@ -154,6 +159,16 @@ fn words(panic: &(dyn Any + Send)) -> &str {
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no message")
+}
+
+/// No flag is defined: one that is set asks for something that this side does not know.
+fn no_flags(what: &str, flags: u64) -> Result<()> {
+    match flags {
+        0 => Ok(()),
+        flags => Err(Error::unsupported(format!(
+            "{what} with the flags {flags:#x}; none is known here"
+        ))),
+    }
 }
 
 /// Writes an output.

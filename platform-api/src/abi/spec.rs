@@ -199,8 +199,8 @@ impl ProgramBytes {
     }
 }
 
-/// Reads a program and validates it. A node that is not known here, or that names a tensor of a type that is not, is
-/// [`OpSpec::Unknown`] with the reason.
+/// Reads a program and validates it. A node that is not known here, or that names a tensor of a type that is not known,
+/// is [`OpSpec::Unknown`] with the reason.
 ///
 /// # Errors
 /// `Unsupported` for a field of the program itself that is not known here; `InvalidArgument` with the node's number, and
@@ -278,9 +278,10 @@ unsafe fn read_node(nodes: *const NodeWire, at: usize, stride: u32, unknown_tens
     let known = unsafe { read_element(nodes, at, stride) };
     let (wire, mut reason) = match known {
         Ok(wire) => (wire, None),
-        // SAFETY: as the caller promises.
         Err(e) if e.status == Status::Unsupported => {
-            (unsafe { read_known_element(nodes, at, stride)? }, Some(e.message))
+            // SAFETY: as the caller promises.
+            let wire = unsafe { read_known_element(nodes, at, stride)? };
+            (wire, Some(e.message))
         }
         Err(e) => return Err(e),
     };

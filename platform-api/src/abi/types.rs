@@ -47,8 +47,9 @@ unsafe impl<T: AbiType> AbiType for *mut T {
 pub type LogFn = unsafe extern "C" fn(context: *mut c_void, level: u32, target: Str, text: Str);
 
 /// The type of the interface function of `halyard_plugin`: the table of interface `id` for the host's range `major`.0
-/// to `major`.`max_minor`, valid for the process's life; a table of a higher minor version is fine, as tables only grow. Status `Unsupported` where the plugin has no such interface,
-/// `Incompatible` (with words) where its version does not fit.
+/// to `major`.`max_minor`, valid for the process's life; a table of a higher minor version is fine, as tables only
+/// grow. Status `Unsupported` where the plugin has no such interface, `Incompatible` (with words) where its version does
+/// not fit.
 pub type InterfaceFn = unsafe extern "C" fn(
     instance: *mut c_void,
     id: u32,

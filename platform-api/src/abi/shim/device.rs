@@ -4,14 +4,14 @@ use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
 
 use super::encoder::{EncoderHandle, encode, encoder_create, encoder_finish};
-use super::{Handle, put, slice};
+use super::{CommandHandle, Handle, QueueHandle, no_flags, put, slice};
 use crate::abi::tables::{
     BufferDescWire, DeviceInfoWire, DeviceTable, MemoryInfoWire, QueueDescWire, QueueWaitWire, StepWriteWire,
 };
 use crate::abi::types::{ErrorOut, read_element, read_struct, write_struct};
 use crate::attention::AttentionBackendInfo;
 use crate::device::{
-    Buffer, BufferKind, CommandBuffer, CommandId, Device, Queue, QueueId, QueueKind, QueueWait, StepWrite,
+    Buffer, BufferKind, CommandId, Device, QueueId, QueueKind, QueueWait, StepWrite,
 };
 use crate::status::{Error, Result};
 use crate::tensor::BufferId;
@@ -33,8 +33,6 @@ impl DeviceState {
 }
 
 type BufferHandle = Handle<Arc<dyn Buffer>>;
-pub(super) type QueueHandle = Handle<Arc<dyn Queue>>;
-pub(super) type CommandHandle = Handle<Arc<dyn CommandBuffer>>;
 
 /// Step writes that one call takes without an allocation.
 const FEW_WRITES: usize = 64;
@@ -79,16 +77,6 @@ unsafe extern "C" fn memory(device: *mut c_void, out: *mut MemoryInfoWire, err: 
         Handle::<DeviceState>::with(device, err, |state| {
             write_struct(out, &MemoryInfoWire::new(&state.device.memory()?))
         })
-    }
-}
-
-/// No flag is defined: one that is set asks for something that this side does not know.
-pub(super) fn no_flags(what: &str, flags: u64) -> Result<()> {
-    match flags {
-        0 => Ok(()),
-        flags => Err(Error::unsupported(format!(
-            "{what} with the flags {flags:#x}; none is known here"
-        ))),
     }
 }
 

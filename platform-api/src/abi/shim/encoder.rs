@@ -3,8 +3,7 @@
 
 use std::ffi::c_void;
 
-use super::device::{CommandHandle, QueueHandle, no_flags};
-use super::{Handle, put, slice};
+use super::{CommandHandle, Handle, QueueHandle, no_flags, put, slice};
 use crate::abi::tables::EncoderDescWire;
 use crate::abi::types::{ErrorOut, read_struct};
 use crate::device::{Encoder, EncoderMode};
