@@ -1,5 +1,6 @@
 //! What a device is opened with: its index, the operator's options, and a folder for what can be made again.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::status::{Error, Result};
@@ -65,6 +66,11 @@ impl OpenOptions {
     /// The value of `key`.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.options.iter().find(|(k, _)| k == key).map(|(_, v)| v.as_str())
+    }
+
+    /// The value of `key`; without one, what the platform's own variable says.
+    pub fn get_or(&self, key: &str, variable: Option<OsString>) -> Option<OsString> {
+        self.get(key).map(OsString::from).or(variable)
     }
 
     /// Whether every option is one of `known`.

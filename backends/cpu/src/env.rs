@@ -1,9 +1,12 @@
-//! The one place that looks at the environment: `HALYARD_CPU_ISA` forces an instruction set, to measure or test the
-//! kernels of a lesser processor. Without it the fastest set that this CPU has is taken. `HALYARD_CPU_THREADS` says how
-//! many threads a device has.
+//! What the operator chooses, and the one place that looks at the environment. `isa` (or `HALYARD_CPU_ISA`) forces an
+//! instruction set, to measure or test the kernels of a lesser processor; without it the fastest set that this CPU has
+//! is taken. `threads` (or `HALYARD_CPU_THREADS`) says how many threads a device has.
 
 use halyard_kernels_cpu::{Isa, Kernels};
-use halyard_platform_api::{Error, Result};
+use halyard_platform_api::{Error, OpenOptions, Result};
+
+/// The options of a device.
+pub(crate) const OPTIONS: [&str; 2] = ["isa", "threads"];
 
 /// Names that the variable takes, and the set each stands for.
 const NAMES: [(&str, Isa); 6] = [
@@ -27,18 +30,18 @@ const NAMES: [(&str, Isa); 6] = [
     ("avx512bf16", Isa::Avx512 { vnni: true, bf16: true }),
 ];
 
-/// A variable that is set to something.
-fn variable(name: &str) -> Option<String> {
-    let value = std::env::var_os(name).filter(|value| !value.is_empty())?;
-    Some(value.to_string_lossy().into_owned())
+/// An option, or its variable where that is set to something.
+fn chosen(options: &OpenOptions, key: &str, variable: &str) -> Option<String> {
+    let set = std::env::var_os(variable).filter(|value| !value.is_empty());
+    Some(options.get_or(key, set)?.to_string_lossy().into_owned())
 }
 
-/// The kernels that the environment asks for.
+/// The kernels that the operator asks for.
 ///
 /// # Errors
-/// `InvalidArgument` where the variable names no set, or one that this CPU lacks.
-pub(crate) fn kernels() -> Result<&'static Kernels> {
-    variable("HALYARD_CPU_ISA").map_or_else(|| Ok(Kernels::best()), |name| named(&name))
+/// `InvalidArgument` where the value names no set, or one that this CPU lacks.
+pub(crate) fn kernels(options: &OpenOptions) -> Result<&'static Kernels> {
+    chosen(options, "isa", "HALYARD_CPU_ISA").map_or_else(|| Ok(Kernels::best()), |name| named(&name))
 }
 
 /// The kernels of a set by name.
@@ -56,7 +59,7 @@ fn named(name: &str) -> Result<&'static Kernels> {
             "no instruction set is called so"
         };
         Error::invalid(format!(
-            "HALYARD_CPU_ISA={name}: {why}; this processor has {}",
+            "isa={name} (or HALYARD_CPU_ISA): {why}; this processor has {}",
             here.join(", ")
         ))
     })
@@ -65,13 +68,13 @@ fn named(name: &str) -> Result<&'static Kernels> {
 /// Most threads of a device: more than any processor has cores.
 const MAX_THREADS: usize = 1024;
 
-/// The threads that the environment asks for, or as many as the process may run on.
+/// The threads that the operator asks for, or as many as the process may run on.
 ///
 /// # Errors
-/// `InvalidArgument` where the variable is no number of threads.
-pub(crate) fn threads() -> Result<usize> {
+/// `InvalidArgument` where the value is no number of threads.
+pub(crate) fn threads(options: &OpenOptions) -> Result<usize> {
     let usual = || Ok(std::thread::available_parallelism().map_or(1, usize::from));
-    variable("HALYARD_CPU_THREADS").map_or_else(usual, |number| threads_of(&number))
+    chosen(options, "threads", "HALYARD_CPU_THREADS").map_or_else(usual, |number| threads_of(&number))
 }
 
 fn threads_of(number: &str) -> Result<usize> {
@@ -81,8 +84,8 @@ fn threads_of(number: &str) -> Result<usize> {
         .filter(|threads| (1..=MAX_THREADS).contains(threads));
     threads.ok_or_else(|| {
         Error::invalid(format!(
-            "HALYARD_CPU_THREADS={number}: a device has 1 to {MAX_THREADS} threads; without the variable, one for \
-             each core that the process may run on"
+            "threads={number} (or HALYARD_CPU_THREADS): a device has 1 to {MAX_THREADS} threads; without a value, one \
+             for each core that the process may run on"
         ))
     })
 }

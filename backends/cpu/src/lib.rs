@@ -24,12 +24,12 @@ pub use device::CpuDevice;
 /// The platform: one device, all cores.
 #[derive(Default)]
 pub struct CpuPlatform {
-    /// `None`: as many as the environment says.
+    /// `None`: as many as the operator says.
     threads: Option<usize>,
 }
 
 impl CpuPlatform {
-    /// Uses as many threads as `HALYARD_CPU_THREADS` says, or as the process may run on.
+    /// Uses as many threads as the option `threads` or `HALYARD_CPU_THREADS` says, or as the process may run on.
     pub fn new() -> Self {
         Self::default()
     }
@@ -41,18 +41,19 @@ impl CpuPlatform {
         }
     }
 
-    fn threads(&self) -> Result<usize> {
-        self.threads.map_or_else(env::threads, Ok)
+    fn threads(&self, options: &OpenOptions) -> Result<usize> {
+        self.threads.map_or_else(|| env::threads(options), Ok)
     }
 }
 
 impl Platform for CpuPlatform {
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        Ok(vec![device::info(self.threads()?, env::kernels()?)])
+        let options = OpenOptions::default();
+        Ok(vec![device::info(self.threads(&options)?, env::kernels(&options)?)])
     }
 
     fn open_with(&self, options: &OpenOptions) -> Result<Arc<dyn Device>> {
-        options.check(&[])?;
+        options.check(&env::OPTIONS)?;
         let index = options.index;
         if index != 0 {
             return Err(Error::new(
@@ -60,7 +61,7 @@ impl Platform for CpuPlatform {
                 format!("device {index}: this platform has one device, index 0"),
             ));
         }
-        Ok(CpuDevice::open(self.threads()?, env::kernels()?)?)
+        Ok(CpuDevice::open(self.threads(options)?, env::kernels(options)?)?)
     }
 }
 

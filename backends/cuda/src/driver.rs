@@ -10,7 +10,7 @@ use halyard_gpu::{
     CollectiveLibrary, DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Policy,
     Product, ProductSpec, RankDriver, Stream, param_addresses, short_of,
 };
-use halyard_platform_api::{Error, Result};
+use halyard_platform_api::{Error, OpenOptions, Result};
 
 use crate::env;
 use crate::error::check;
@@ -35,14 +35,17 @@ pub(crate) struct CudaDriver {
     context: usize,
     facts: Facts,
     policy: Policy,
+    cache_folder: Option<PathBuf>,
+    most_peer_sum_bytes: Option<u64>,
     compiler: OnceLock<Result<String>>,
     products: OnceLock<Result<Arc<Products>>>,
 }
 
 impl CudaDriver {
     /// Opens device `ordinal` in its primary context.
-    pub(crate) fn open(ordinal: i32) -> Result<CudaDriver> {
+    pub(crate) fn open(ordinal: i32, options: &OpenOptions) -> Result<CudaDriver> {
         let facts = facts(ordinal)?;
+        let most_peer_sum_bytes = env::most_peer_sum_bytes(options)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the driver is up and shows this device; the output is a live pointer.
         unsafe { call!(cuDevicePrimaryCtxRetain(&mut context, ordinal)) }.map_err(|e| Error {
@@ -54,6 +57,8 @@ impl CudaDriver {
             context: context as usize,
             facts,
             policy: Policy::default(),
+            cache_folder: env::cache_folder(options),
+            most_peer_sum_bytes,
             compiler: OnceLock::new(),
             products: OnceLock::new(),
         })
@@ -67,7 +72,7 @@ impl CudaDriver {
 
     /// Where choices are kept.
     pub(crate) fn cache_folder(&self) -> Option<PathBuf> {
-        env::cache_folder()
+        self.cache_folder.clone()
     }
 }
 
@@ -444,7 +449,7 @@ impl RankDriver for CudaDriver {
     }
 
     fn most_peer_sum_bytes(&self) -> Result<Option<u64>> {
-        env::most_peer_sum_bytes()
+        Ok(self.most_peer_sum_bytes)
     }
 
     fn reach(&self, other: i32) -> Result<bool> {

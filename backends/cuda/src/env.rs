@@ -1,20 +1,23 @@
-//! The one place that looks at the environment: where compiled kernels and tuned choices are kept, and where libraries
+//! What the operator chooses, and the one place that looks at the environment: where compiled kernels and tuned choices are kept, and where libraries
 //! may lie.
 //!
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/cuda`
 //! in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_CUDA_LIBRARY_PATH` names folders, separated by `:`, in which NVRTC,
-//! cuBLASLt and NCCL are looked for before anywhere else. `HALYARD_CUDA_PEER_SUM_BYTES` bounds the sums between devices
-//! that an own kernel does, in bytes of one operand (0: NCCL does all).
+//! cuBLASLt and NCCL are looked for before anywhere else. The option `peer_sum_bytes` (or `HALYARD_CUDA_PEER_SUM_BYTES`)
+//! bounds the sums between devices that an own kernel does, in bytes of one operand (0: NCCL does all).
 
 use std::env::var_os;
 use std::path::PathBuf;
 
 use halyard_gpu::{entries, folders_of};
-use halyard_platform_api::Result;
+use halyard_platform_api::{OpenOptions, Result};
+
+/// The options of a device.
+pub(crate) const OPTIONS: [&str; 1] = ["peer_sum_bytes"];
 
 /// The folder for what can be made again; `None`: keep nothing.
-pub(crate) fn cache_folder() -> Option<PathBuf> {
-    halyard_gpu::cache_folder("cuda", |variable| var_os(variable))
+pub(crate) fn cache_folder(options: &OpenOptions) -> Option<PathBuf> {
+    halyard_gpu::cache_folder("cuda", options, |variable| var_os(variable))
 }
 
 /// Folders that the operator names for libraries.
@@ -26,8 +29,9 @@ pub(crate) fn named_library_folders() -> Vec<PathBuf> {
 ///
 /// # Errors
 /// What is no number.
-pub(crate) fn most_peer_sum_bytes() -> Result<Option<u64>> {
-    halyard_gpu::peer_sum_bytes("HALYARD_CUDA_PEER_SUM_BYTES", var_os("HALYARD_CUDA_PEER_SUM_BYTES"))
+pub(crate) fn most_peer_sum_bytes(options: &OpenOptions) -> Result<Option<u64>> {
+    let said = options.get_or("peer_sum_bytes", var_os("HALYARD_CUDA_PEER_SUM_BYTES"));
+    halyard_gpu::peer_sum_bytes("peer_sum_bytes (or HALYARD_CUDA_PEER_SUM_BYTES)", said)
 }
 
 /// Folders where toolkits and Python packages put libraries, besides the loader's own.

@@ -30,16 +30,16 @@ impl Platform for CudaPlatform {
     }
 
     fn open_with(&self, options: &OpenOptions) -> Result<Arc<dyn Device>> {
-        options.check(&[])?;
+        options.check(&env::OPTIONS)?;
         let index = options.index;
         let usable = facts::usable_devices()?;
         let Some(&ordinal) = usable.get(index as usize) else {
             let hint = "CUDA_VISIBLE_DEVICES hides others";
             return Err(no_such_device(index, "the driver", usable.len(), hint));
         };
-        let driver = Arc::new(CudaDriver::open(ordinal)?);
+        let driver = Arc::new(CudaDriver::open(ordinal, options)?);
         let info = device_info(driver.facts());
-        Ok(GpuDevice::open(driver, info, env::cache_folder())?)
+        Ok(GpuDevice::open(driver, info, env::cache_folder(options))?)
     }
 }
 

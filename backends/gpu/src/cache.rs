@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use halyard_platform_api::OpenOptions;
+
 /// Writes a cache file whole or not at all, its folders too; other writers of it, in this process or another, do no
 /// harm. A cache that cannot be written costs time, not correctness, so failures are not told.
 pub fn write_whole(path: &Path, bytes: &[u8]) {
@@ -20,10 +22,17 @@ pub fn write_whole(path: &Path, bytes: &[u8]) {
     }
 }
 
-/// The folder of a platform's cache files, by the environment as `variable` reads it: `HALYARD_CACHE_DIR` names the
-/// folder of all platforms (empty: nothing is kept, `None`); without it, it is `halyard` in `$XDG_CACHE_HOME` or
-/// `~/.cache`.
-pub fn cache_folder(platform: &str, variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+/// The folder of a platform's cache files: the one that the device is opened with; else by the environment as
+/// `variable` reads it, where `HALYARD_CACHE_DIR` names the folder of all platforms (empty: nothing is kept, `None`);
+/// else `halyard` in `$XDG_CACHE_HOME` or `~/.cache`.
+pub fn cache_folder(
+    platform: &str,
+    options: &OpenOptions,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Option<PathBuf> {
+    if let Some(folder) = &options.cache_dir {
+        return Some(folder.join(platform));
+    }
     if let Some(folder) = variable("HALYARD_CACHE_DIR") {
         return (!folder.is_empty()).then(|| PathBuf::from(folder).join(platform));
     }
@@ -40,7 +49,8 @@ mod tests {
     fn the_cache_lies_where_the_operator_says_or_where_caches_lie() {
         let folder = |set: &[(&str, &str)]| {
             let find = |name: &str| set.iter().find(|(key, _)| *key == name);
-            cache_folder("vendor", |name| find(name).map(|(_, value)| OsString::from(value)))
+            let variable = |name: &str| find(name).map(|(_, value)| OsString::from(value));
+            cache_folder("vendor", &OpenOptions::default(), variable)
         };
         let all = [
             ("HALYARD_CACHE_DIR", "here"),
@@ -57,5 +67,8 @@ mod tests {
         );
         assert_eq!(folder(&[("HALYARD_CACHE_DIR", ""), all[1]]), None);
         assert_eq!(folder(&[]), None);
+        let named = OpenOptions::default().in_cache(Some(Path::new("/named")));
+        let empty = |_: &str| Some(OsString::new());
+        assert_eq!(cache_folder("vendor", &named, empty), Some(PathBuf::from("/named/vendor")));
     }
 }

@@ -7,7 +7,7 @@ use halyard_gpu::{
     CollectiveLibrary, DevicePtr, Driver, Event, Facts, Function, Graph, KernelText, Module, Param, Pinned, Policy,
     Product, ProductSpec, RankDriver, Stream, param_addresses, short_of,
 };
-use halyard_platform_api::{Error, Result};
+use halyard_platform_api::{Error, OpenOptions, Result};
 
 use crate::env;
 use crate::error::NOT_READY;
@@ -32,19 +32,21 @@ pub(crate) struct HipDriver {
     hip: &'static Hip,
     facts: Facts,
     policy: Policy,
+    most_peer_sum_bytes: u64,
     compiler: OnceLock<Result<String>>,
     products: OnceLock<Result<Arc<Products>>>,
 }
 
 impl HipDriver {
     /// Opens device `ordinal`.
-    pub(crate) fn open(ordinal: i32) -> Result<HipDriver> {
+    pub(crate) fn open(ordinal: i32, options: &OpenOptions) -> Result<HipDriver> {
         let facts = facts(ordinal)?;
         let driver = HipDriver {
             ordinal,
             hip: hip()?,
-            policy: policy(&facts, env::matrix_attention_is_allowed()),
+            policy: policy(&facts, env::matrix_attention_is_allowed(options)),
             facts,
+            most_peer_sum_bytes: env::most_peer_sum_bytes(options)?.unwrap_or(0),
             compiler: OnceLock::new(),
             products: OnceLock::new(),
         };
@@ -367,7 +369,7 @@ impl RankDriver for HipDriver {
 
     /// None unless asked for: the kernel has never run on these devices, where the library has.
     fn most_peer_sum_bytes(&self) -> Result<Option<u64>> {
-        env::most_peer_sum_bytes().map(|named| Some(named.unwrap_or(0)))
+        Ok(Some(self.most_peer_sum_bytes))
     }
 
     fn reach(&self, other: i32) -> Result<bool> {

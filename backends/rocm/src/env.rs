@@ -1,20 +1,25 @@
-//! The one place that looks at the environment: where compiled kernels are kept, and where libraries may lie.
+//! What the operator chooses, and the one place that looks at the environment: where compiled kernels are kept, and
+//! where libraries may lie.
 //!
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/rocm`
 //! in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_ROCM_LIBRARY_PATH` names folders, separated by `:`, in which HIP,
-//! hiprtc, rocBLAS and RCCL are looked for before anywhere else. `HALYARD_ROCM_PEER_SUM_BYTES` gives sums between
-//! devices to an own kernel, up to so many bytes of one operand (0 and without it: RCCL does all).
-//! `HALYARD_ROCM_MATRIX_ATTENTION=0` keeps prompts' attention off matrix units.
+//! hiprtc, rocBLAS and RCCL are looked for before anywhere else. The option `peer_sum_bytes` (or
+//! `HALYARD_ROCM_PEER_SUM_BYTES`) gives sums between devices to an own kernel, up to so many bytes of one operand (0 and
+//! without it: RCCL does all). `matrix_attention=0` (or `HALYARD_ROCM_MATRIX_ATTENTION=0`) keeps prompts' attention off
+//! matrix units.
 
 use std::env::var_os;
 use std::path::PathBuf;
 
 use halyard_gpu::{entries, folders_of};
-use halyard_platform_api::Result;
+use halyard_platform_api::{OpenOptions, Result};
+
+/// The options of a device.
+pub(crate) const OPTIONS: [&str; 2] = ["matrix_attention", "peer_sum_bytes"];
 
 /// The folder for what can be made again; `None`: keep nothing.
-pub(crate) fn cache_folder() -> Option<PathBuf> {
-    halyard_gpu::cache_folder("rocm", |variable| var_os(variable))
+pub(crate) fn cache_folder(options: &OpenOptions) -> Option<PathBuf> {
+    halyard_gpu::cache_folder("rocm", options, |variable| var_os(variable))
 }
 
 /// Folders that the operator names for libraries.
@@ -26,13 +31,15 @@ pub(crate) fn named_library_folders() -> Vec<PathBuf> {
 ///
 /// # Errors
 /// What is no number.
-pub(crate) fn most_peer_sum_bytes() -> Result<Option<u64>> {
-    halyard_gpu::peer_sum_bytes("HALYARD_ROCM_PEER_SUM_BYTES", var_os("HALYARD_ROCM_PEER_SUM_BYTES"))
+pub(crate) fn most_peer_sum_bytes(options: &OpenOptions) -> Result<Option<u64>> {
+    let said = options.get_or("peer_sum_bytes", var_os("HALYARD_ROCM_PEER_SUM_BYTES"));
+    halyard_gpu::peer_sum_bytes("peer_sum_bytes (or HALYARD_ROCM_PEER_SUM_BYTES)", said)
 }
 
 /// Whether attention may run on matrix units.
-pub(crate) fn matrix_attention_is_allowed() -> bool {
-    var_os("HALYARD_ROCM_MATRIX_ATTENTION").is_none_or(|value| value != "0")
+pub(crate) fn matrix_attention_is_allowed(options: &OpenOptions) -> bool {
+    let said = options.get_or("matrix_attention", var_os("HALYARD_ROCM_MATRIX_ATTENTION"));
+    said.is_none_or(|value| value != "0")
 }
 
 /// Folders where ROCm and Python packages put libraries, besides the loader's own.

@@ -40,16 +40,16 @@ impl Platform for RocmPlatform {
     }
 
     fn open_with(&self, options: &OpenOptions) -> Result<Arc<dyn Device>> {
-        options.check(&[])?;
+        options.check(&env::OPTIONS)?;
         let index = options.index;
         let usable = facts::usable_devices()?;
         let Some(&ordinal) = usable.get(index as usize) else {
             let hint = "HIP_VISIBLE_DEVICES hides others";
             return Err(no_such_device(index, "the runtime", usable.len(), hint));
         };
-        let driver = Arc::new(HipDriver::open(ordinal)?);
+        let driver = Arc::new(HipDriver::open(ordinal, options)?);
         let info = info(driver.facts());
-        Ok(GpuDevice::open(driver, info, env::cache_folder())?)
+        Ok(GpuDevice::open(driver, info, env::cache_folder(options))?)
     }
 }
 

@@ -9,7 +9,7 @@ use halyard_gpu::{
     ProductSpec, Source, Stream,
 };
 use halyard_kernels_gpu::{LINEAR_TILED, Language, PRODUCT};
-use halyard_platform_api::{DType, Error, Result, log};
+use halyard_platform_api::{DType, Error, OpenOptions, Result, log};
 
 use crate::compile;
 use crate::core::Core;
@@ -40,6 +40,8 @@ pub(crate) struct VulkanDriver {
     constants: Pinned,
     memory: Arc<Memory>,
     policy: Policy,
+    /// Whether products may run on matrices of whole workgroups.
+    wide_matrices: bool,
     core: Arc<Core>,
 }
 
@@ -47,25 +49,27 @@ pub(crate) struct VulkanDriver {
 type EventCore = Mutex<Option<Point>>;
 
 impl VulkanDriver {
-    pub(crate) fn open(physical: Physical) -> Result<VulkanDriver> {
+    pub(crate) fn open(physical: Physical, options: &OpenOptions) -> Result<VulkanDriver> {
         let core = Arc::new(Core::open(physical)?);
         let memory = Arc::new(Memory::new(core.clone()));
-        let pipelines = Arc::new(Pipelines::new(&core, env::cache_folder())?);
+        let pipelines = Arc::new(Pipelines::new(&core, env::cache_folder(options))?);
         let constants = memory.allocate_pinned(256 * CONSTANT_BYTES)?;
         for at in 0..256 * CONSTANT_BYTES {
             // SAFETY: fresh memory of that size.
             unsafe { constants.host.add(at as usize).write((at / CONSTANT_BYTES) as u8) };
         }
-        let policy = policy(&core.physical, env::rounding(), env::matrix_attention_is_allowed());
+        let rounding = env::rounding(options);
+        let policy = policy(&core.physical, rounding, env::matrix_attention_is_allowed(options));
         Ok(VulkanDriver {
             functions: Mutex::default(),
             modules: Mutex::default(),
             pipelines,
-            products: Modules::with_folder(env::cache_folder()),
+            products: Modules::with_folder(env::cache_folder(options)),
             tested: Mutex::default(),
             constants,
             memory,
             policy,
+            wide_matrices: env::wide_matrices_are_allowed(options),
             core,
         })
     }
@@ -454,7 +458,7 @@ impl Driver for VulkanDriver {
         let physical = &self.core.physical;
         let definitions = product::definitions(physical, spec)?;
         let there = product::tiles(&physical.wide, spec.act, true).iter().any(Tile::is_wide);
-        let wide = there && env::wide_matrices_are_allowed();
+        let wide = there && self.wide_matrices;
         let matrices = match wide.then(|| self.tested_product(spec, &definitions, true)) {
             // What is wrong in workgroups may be right in subgroups.
             None | Some(Err(_)) => self.tested_product(spec, &definitions, false)?,

@@ -49,7 +49,7 @@ impl Platform for VulkanPlatform {
     }
 
     fn open_with(&self, options: &OpenOptions) -> Result<Arc<dyn Device>> {
-        options.check(&[])?;
+        options.check(&env::OPTIONS)?;
         let index = options.index;
         let mut usable = usable_devices()?;
         if index as usize >= usable.len() {
@@ -59,8 +59,8 @@ impl Platform for VulkanPlatform {
         }
         let physical = usable.swap_remove(index as usize);
         let info = info(&physical);
-        let driver = Arc::new(VulkanDriver::open(physical)?);
-        Ok(GpuDevice::open(driver, info, env::cache_folder())?)
+        let driver = Arc::new(VulkanDriver::open(physical, options)?);
+        Ok(GpuDevice::open(driver, info, env::cache_folder(options))?)
     }
 }
 

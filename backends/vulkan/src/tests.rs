@@ -2,7 +2,7 @@
 //! launches with parameters of any length. Skipped with the reason where there is no device.
 
 use halyard_gpu::{DevicePtr, Driver, KernelText, Param, Pinned, Stream};
-use halyard_platform_api::{Result, Status};
+use halyard_platform_api::{OpenOptions, Result, Status};
 
 use crate::driver::VulkanDriver;
 use crate::instance::validated;
@@ -13,7 +13,7 @@ const NO_HEADERS: &[(&str, &str)] = &[];
 /// The first device; `None`, and a line that says why, where there is none.
 fn driver() -> Option<VulkanDriver> {
     match usable_devices() {
-        Ok(devices) => Some(VulkanDriver::open(devices[0].clone()).expect("the device opens")),
+        Ok(devices) => Some(VulkanDriver::open(devices[0].clone(), &OpenOptions::default()).expect("the device opens")),
         Err(e) => {
             assert_eq!(e.status, Status::Unavailable, "{e}");
             println!("skipped: {}", e.message);

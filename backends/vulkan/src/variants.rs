@@ -7,7 +7,7 @@ use std::time::Instant;
 use halyard_gpu::self_test::{SelfTestMemory, value_of, whole_numbers};
 use halyard_gpu::{DevicePtr, Driver, Function, KernelText, Param, ProductSpec, Stream};
 use halyard_kernels_gpu::{Language, Source};
-use halyard_platform_api::{DType, Error, Status};
+use halyard_platform_api::{DType, Error, OpenOptions, Status};
 
 use crate::driver::VulkanDriver;
 use crate::env::{number, tables_are_asked};
@@ -104,7 +104,7 @@ pub(crate) fn driver_with_matrices() -> Option<(VulkanDriver, Physical)> {
         println!("skipped: {} multiplies no matrices", physical.facts.name);
         return None;
     }
-    Some((VulkanDriver::open(physical.clone()).expect("it opens"), physical))
+    Some((VulkanDriver::open(physical.clone(), &OpenOptions::default()).expect("it opens"), physical))
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn every_kind_of_product_is_tested() {
         println!("skipped: no device");
         return;
     };
-    let driver = VulkanDriver::open(devices[0].clone()).expect("it opens");
+    let driver = VulkanDriver::open(devices[0].clone(), &OpenOptions::default()).expect("it opens");
     for act in [DType::BF16, DType::F16] {
         for out in [DType::F32, act] {
             for accumulate in [false, true] {

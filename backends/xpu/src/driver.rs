@@ -9,7 +9,7 @@ use halyard_gpu::{
     Source, Stream,
 };
 use halyard_kernels_gpu::Language;
-use halyard_platform_api::{DType, Error, Result, Status, log};
+use halyard_platform_api::{DType, Error, OpenOptions, Result, Status, log};
 
 use crate::api::{self, Api, CommandBuffers, Handle, SUCCESS};
 use crate::compile::{Compiler, Program};
@@ -93,7 +93,7 @@ fn event<'a>(event: Event) -> &'a EventState {
 
 impl OpenClDriver {
     /// Opens a device.
-    pub(crate) fn open(found: Found) -> Result<OpenClDriver> {
+    pub(crate) fn open(found: Found, options: &OpenOptions) -> Result<OpenClDriver> {
         let api = library::api()?;
         let mut code = SUCCESS;
         // SAFETY: one live device; no properties, no callback.
@@ -124,7 +124,7 @@ impl OpenClDriver {
             buffers,
             copy_rows: OnceLock::new(),
             tested: Mutex::default(),
-            policy: policy(found.matrix, found.dots, rounding()),
+            policy: policy(found.matrix, found.dots, rounding(options)),
             found,
             api,
         })

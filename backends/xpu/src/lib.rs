@@ -56,12 +56,12 @@ impl Platform for XpuPlatform {
     }
 
     fn open_with(&self, options: &OpenOptions) -> Result<Arc<dyn Device>> {
-        options.check(&[])?;
+        options.check(&env::OPTIONS)?;
         let index = options.index;
         let found = facts::device(index)?;
         let info = info(&found);
-        let driver = Arc::new(OpenClDriver::open(found)?);
-        Ok(GpuDevice::open(driver, info, env::cache_folder())?)
+        let driver = Arc::new(OpenClDriver::open(found, options)?);
+        Ok(GpuDevice::open(driver, info, env::cache_folder(options))?)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use halyard_gpu::{Driver, Modules, Preparation, attention_self_test};
 use halyard_kernels_gpu::ATTENTION_PLAIN;
 use halyard_platform_api::ops::Attention;
-use halyard_platform_api::{DType, Error, Status};
+use halyard_platform_api::{DType, Error, OpenOptions, Status};
 
 use crate::driver::OpenClDriver;
 use crate::facts;
@@ -13,7 +13,7 @@ use crate::facts;
 /// The first device; `None`, and a line that says why, where there is none.
 fn driver() -> Option<OpenClDriver> {
     match facts::device(0) {
-        Ok(found) => Some(OpenClDriver::open(found).expect("the device opens")),
+        Ok(found) => Some(OpenClDriver::open(found, &OpenOptions::default()).expect("the device opens")),
         Err(e) => {
             assert_eq!(e.status, Status::Unavailable, "{e}");
             println!("skipped: {}", e.message);

@@ -8,6 +8,7 @@ use halyard_engine::{
     CacheConfig, DEFAULT_MAX_STEP, EngineConfig, GuideConfig, ModelConfig, RecordingConfig, SchedulingConfig,
 };
 use halyard_models::{LoadFormat, WeightQuantization};
+use halyard_platform_api::OpenOptions;
 use halyard_plugin_host::{AllowList, PluginError, SearchPath};
 use halyard_scheduler::Policy;
 
@@ -17,6 +18,7 @@ use super::model_flags::OverrideArgs;
 use super::units::{
     ContextLength, DTypeChoice, parse_bytes, parse_context, parse_dtype, parse_policy, parse_share, parse_tokens,
 };
+use crate::error::ServerError;
 use crate::logging::LogFormat;
 use crate::source::ResolvedModel;
 use crate::templates::TemplateProcesses;
@@ -75,6 +77,9 @@ impl PluginArgs {
     }
 }
 
+/// The folder of platforms' caches.
+pub const CACHE_VARIABLE: &str = "HALYARD_CACHE_DIR";
+
 /// Which device to run on.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Platform")]
@@ -85,6 +90,19 @@ pub struct PlatformArgs {
     /// Which of its devices
     #[arg(long, value_name = "INDEX", env = "HALYARD_DEVICE", default_value_t = 0)]
     pub device: u32,
+    /// A setting of the platform, such as threads=8 for cpu; may be repeated. Which ones a platform has stands in
+    /// docs/backends; one that it does not have stops the start
+    #[arg(
+        long = "platform-option",
+        value_name = "KEY=VALUE",
+        env = "HALYARD_PLATFORM_OPTION",
+        value_delimiter = ','
+    )]
+    pub platform_options: Vec<String>,
+    /// Folder in which platforms keep compiled kernels and tuned choices. Without it `halyard` in $XDG_CACHE_HOME or
+    /// ~/.cache; nothing is kept where the variable is set to nothing
+    #[arg(long, value_name = "FOLDER", env = CACHE_VARIABLE)]
+    pub platform_cache_dir: Option<PathBuf>,
     /// Devices that share every layer of the model, from --device on: heads and feed-forward columns are divided among
     /// them
     #[arg(long, value_name = "COUNT", env = "HALYARD_TENSOR_PARALLEL_SIZE", default_value_t = 1,
@@ -111,6 +129,36 @@ pub struct PlatformArgs {
     #[arg(long, value_name = "MS", env = "HALYARD_STAT_LOGGER_DEADLINE_MS", default_value_t = 1000,
         value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub stat_logger_deadline_ms: u64,
+}
+
+impl PlatformArgs {
+    /// What device `index` is opened with.
+    ///
+    /// # Errors
+    /// An option that is not KEY=VALUE, that is there twice, or that has an impossible name; a folder without a name.
+    pub fn open_options(&self, index: u32) -> Result<OpenOptions, ServerError> {
+        let folder = match &self.platform_cache_dir {
+            // Platforms look at the variable themselves, where it says that nothing is kept.
+            Some(folder) if folder.as_os_str().is_empty() => match std::env::var_os(CACHE_VARIABLE) {
+                Some(value) if value.is_empty() => None,
+                _ => {
+                    return Err(ServerError::Option {
+                        option: "--platform-cache-dir",
+                        message: format!("the folder has no name; to keep nothing, set {CACHE_VARIABLE} to nothing"),
+                    });
+                }
+            },
+            folder => folder.as_deref(),
+        };
+        let mut options = OpenOptions::of(index).in_cache(folder);
+        for text in &self.platform_options {
+            options = options.with_text(text).map_err(|e| ServerError::Option {
+                option: "--platform-option",
+                message: e.message,
+            })?;
+        }
+        Ok(options)
+    }
 }
 
 /// The model.

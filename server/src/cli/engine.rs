@@ -58,7 +58,7 @@ impl EngineArgs {
             count => format!("{count} devices, {first}"),
         };
         let open = |&index: &u32| {
-            let opened = selected.platform.open(index);
+            let opened = selected.platform.open_with(&self.platform.open_options(index)?);
             opened.map_err(|source| ServerError::Device {
                 platform: name.clone(),
                 index,

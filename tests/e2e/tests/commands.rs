@@ -59,7 +59,7 @@ fn the_cpu_platform_has_as_many_threads_as_its_variable_says() {
         String::from_utf8(output.expect("the binary starts").stdout).expect("UTF-8")
     };
     assert!(with("3").contains(", 3 threads"), "{}", with("3"));
-    assert!(with("none").contains("HALYARD_CPU_THREADS=none: a device has 1 to 1024 threads"));
+    assert!(with("none").contains("threads=none (or HALYARD_CPU_THREADS): a device has 1 to 1024 threads"));
 }
 
 #[test]

@@ -13,10 +13,8 @@ use serde_json::{Value, json};
 
 use super::EngineBenchArgs;
 use super::report::{Spread, write_json};
+use crate::cli::args::CACHE_VARIABLE;
 use crate::error::ServerError;
-
-/// Variable that names the folder for what platforms compile and tune.
-const CACHE_VARIABLE: &str = "HALYARD_CACHE_DIR";
 
 /// Flags of `halyard bench startup`.
 #[derive(Args, Debug)]
