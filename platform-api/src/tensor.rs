@@ -2,6 +2,7 @@
 
 use crate::abi::abi_fixed_struct;
 use crate::dtype::DType;
+use crate::status::{Error, Result};
 
 /// A live buffer of one device, as the backend numbered it: opaque to the host, checked by the backend. 0 is "none".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -109,6 +110,18 @@ impl Tensor {
         tensor
     }
 
+    /// Whether rank and type are ones that there are.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a rank outside 1 to 4; `Unsupported` for a type that is not known here.
+    #[inline]
+    pub fn check(&self) -> Result<()> {
+        if !(1..=4).contains(&self.rank) {
+            return Err(Error::invalid(format!("rank {}: a tensor has 1 to 4 axes", self.rank)));
+        }
+        DType::from_code(self.dtype).map(|_| ())
+    }
+
     /// Whether the operand is absent.
     pub const fn is_none(&self) -> bool {
         self.buffer == 0
@@ -119,7 +132,7 @@ impl Tensor {
         BufferId(self.buffer)
     }
 
-    /// The element type. The host validates codes before they get here; an unknown one reads as bytes.
+    /// The element type; of a tensor that [`Tensor::check`] refuses, bytes.
     pub fn dtype(&self) -> DType {
         DType::from_code(self.dtype).unwrap_or(DType::U8)
     }

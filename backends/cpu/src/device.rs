@@ -1,6 +1,5 @@
 //! The device: its facts, its objects, and the registries.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
 use halyard_kernels_cpu::Kernels;
@@ -27,7 +26,6 @@ pub(crate) struct Inner {
     pub pool: Pool,
     pub threads: usize,
     pub kernels: &'static Kernels,
-    queues: AtomicU64,
 }
 
 /// The opened CPU.
@@ -84,7 +82,6 @@ impl CpuDevice {
             pool,
             threads,
             kernels,
-            queues: AtomicU64::new(1),
         };
         Ok(Arc::new(CpuDevice {
             inner: Arc::new(inner),
@@ -120,10 +117,7 @@ impl Device for CpuDevice {
 
     fn create_queue_for(&self, kind: QueueKind, _step_bytes: u64) -> Result<Arc<dyn Queue>> {
         match kind {
-            QueueKind::Compute => {
-                let id = self.inner.queues.fetch_add(1, Ordering::Relaxed);
-                Ok(Arc::new(CpuQueue::new(self.inner.clone(), id)))
-            }
+            QueueKind::Compute => Ok(Arc::new(CpuQueue::new(self.inner.clone()))),
             QueueKind::Copy => Err(Error::unsupported(
                 "host and device share one memory: there is no copy queue",
             )),

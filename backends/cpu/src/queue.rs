@@ -1,7 +1,6 @@
-//! Encoding and running: commands are a list of op ids and tensors; a submit resolves them and runs one parallel
-//! region.
+//! Encoding and running: ids are resolved while encoding; a submit runs its lists as one parallel region.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use halyard_kernels_cpu::LINEAR_SCRATCH;
@@ -12,7 +11,7 @@ use halyard_platform_api::{
 
 use crate::device::Inner;
 use crate::kernel::{Kernel, Worker, goes_by_rows, rows_of};
-use crate::objects::{Command, CommandList, Objects};
+use crate::objects::{CommandList, Objects, Progress};
 use crate::view::View;
 
 /// Reads of one device's objects.
@@ -32,15 +31,7 @@ pub(crate) struct CpuEncoder {
 
 impl Encoder for CpuEncoder {
     fn encode(&mut self, op: OpId, operands: &[Tensor]) -> Result<()> {
-        read(&self.inner.objects).op(op)?;
-        let first = self.list.operands.len() as u32;
-        self.list.operands.extend_from_slice(operands);
-        self.list.commands.push(Command {
-            op,
-            first,
-            count: operands.len() as u32,
-        });
-        Ok(())
+        self.list.push(op, operands, &read(&self.inner.objects))
     }
 
     fn finish(self: Box<Self>) -> Result<Arc<dyn CommandBuffer>> {
@@ -76,66 +67,55 @@ struct Running {
     shared: Vec<u64>,
     /// One per thread.
     local: Vec<Vec<f32>>,
-    operands: Vec<View>,
     /// What the threads have taken of each phase.
     taken: Vec<AtomicUsize>,
-    failure: Option<Error>,
 }
 
 pub(crate) struct CpuQueue {
     inner: Arc<Inner>,
     id: QueueId,
-    completed: AtomicU64,
+    progress: Arc<Progress>,
     running: Mutex<Running>,
 }
 
 impl CpuQueue {
-    pub(crate) fn new(inner: Arc<Inner>, id: u64) -> CpuQueue {
+    pub(crate) fn new(inner: Arc<Inner>) -> CpuQueue {
         let local = (0..inner.threads).map(|_| vec![0.0; LINEAR_SCRATCH]).collect();
         let running = Running {
             shared: Vec::new(),
             local,
-            operands: Vec::new(),
             taken: Vec::new(),
-            failure: None,
         };
+        let progress = Arc::new(Progress::default());
+        let id = write(&inner.objects).queues.insert(progress.clone());
         CpuQueue {
             inner,
             id: QueueId(id),
-            completed: AtomicU64::new(0),
+            progress,
             running: Mutex::new(running),
         }
     }
 
-    /// Runs all commands of the lists in order, or none when one of them names something that is not there.
+    /// Runs all commands of the lists in order.
     fn run(&self, lists: &[Arc<CommandList>], running: &mut Running) -> Result<()> {
-        let objects = read(&self.inner.objects);
-        let num_commands = lists.iter().map(|list| list.commands.len()).sum();
-        let mut steps: Vec<(&dyn Kernel, usize, usize)> = Vec::with_capacity(num_commands);
-        running.operands.clear();
-        let (mut scratch, mut num_phases) = (0, 0);
-        for (list, command) in lists.iter().flat_map(|l| l.commands.iter().map(move |c| (l, c))) {
-            let kernel = &**objects.op(command.op)?;
-            scratch = scratch.max(kernel.scratch_bytes());
-            num_phases += kernel.phases();
-            let operands = &list.operands[command.first as usize..][..command.count as usize];
-            let first = running.operands.len();
-            for operand in operands {
-                running.operands.push(View::resolve(operand, &objects)?);
-            }
-            steps.push((kernel, first, operands.len()));
-        }
+        let steps: Vec<Step> = lists.iter().flat_map(|list| list.steps()).collect();
         if steps.is_empty() {
             return Ok(());
         }
+        let scratch = steps
+            .iter()
+            .map(|(kernel, _)| kernel.scratch_bytes())
+            .max()
+            .unwrap_or(0);
+        let num_phases = steps.iter().map(|(kernel, _)| kernel.phases()).sum();
         let size = self.inner.threads;
-        let (waits, own) = by_rows(&steps, &running.operands, size);
+        let (waits, own) = by_rows(&steps, size);
         grow(&mut running.shared, scratch.max(own * size));
         running.taken.clear();
         running.taken.resize_with(num_phases, AtomicUsize::default);
         let shared = Scratch(running.shared.as_mut_ptr().cast::<u8>());
         let locals: Vec<Mutex<&mut [f32]>> = running.local.iter_mut().map(|l| Mutex::new(l.as_mut_slice())).collect();
-        let (views, taken) = (&running.operands, &running.taken);
+        let taken = &running.taken;
         let kernels = self.inner.kernels;
         let region = |rank: usize, barrier: &crate::pool::Barrier| {
             let mut local = locals[rank].lock().unwrap_or_else(PoisonError::into_inner);
@@ -149,12 +129,12 @@ impl CpuQueue {
                 taken: &taken[0],
             };
             let mut taken = taken.iter();
-            for ((kernel, first, count), wait) in steps.iter().zip(&waits) {
+            for ((kernel, operands), wait) in steps.iter().zip(&waits) {
                 for (phase, taken) in taken.by_ref().take(kernel.phases()).enumerate() {
                     worker.taken = taken;
-                    // SAFETY: operands were resolved above and their allocations live as long as `objects` is held; all
-                    // threads run the same list, and the barrier separates phases.
-                    unsafe { kernel.run(phase, &mut worker, &views[*first..][..*count]) };
+                    // SAFETY: the lists keep their operands' allocations; all threads run the same list, and the barrier
+                    // separates phases.
+                    unsafe { kernel.run(phase, &mut worker, operands) };
                     if *wait && !barrier.wait() {
                         return;
                     }
@@ -172,14 +152,13 @@ impl CpuQueue {
     }
 }
 
+/// An op and its operands.
+type Step<'a> = (&'a dyn Kernel, &'a [View]);
+
 /// For each step, whether threads wait for each other after its phases; and the bytes of scratch of a thread in the
 /// steps that go by rows.
-fn by_rows(steps: &[(&dyn Kernel, usize, usize)], views: &[View], threads: usize) -> (Vec<bool>, usize) {
-    let operands = |&(_, first, count): &(&dyn Kernel, usize, usize)| &views[first..first + count];
-    let tokens = |step: &(&dyn Kernel, usize, usize)| {
-        let tokens = step.0.rows(operands(step));
-        tokens.filter(|&tokens| goes_by_rows(tokens, threads))
-    };
+fn by_rows(steps: &[Step<'_>], threads: usize) -> (Vec<bool>, usize) {
+    let tokens = |step: &Step<'_>| step.0.rows(step.1).filter(|&tokens| goes_by_rows(tokens, threads));
     let (mut waits, mut own) = (vec![true; steps.len()], 0);
     // The first step since threads last waited.
     let mut first = 0;
@@ -191,8 +170,8 @@ fn by_rows(steps: &[(&dyn Kernel, usize, usize)], views: &[View], threads: usize
             own = own.max((rows.unwrap_or(0) * step.0.row_scratch_bytes()).next_multiple_of(64));
         }
         let crosses = || {
-            let earlier = steps[first..i].iter().flat_map(operands);
-            let mut pairs = earlier.flat_map(|a| operands(step).iter().map(move |b| (a, b)));
+            let earlier = steps[first..i].iter().flat_map(|step| step.1);
+            let mut pairs = earlier.flat_map(|a| step.1.iter().map(move |b| (a, b)));
             pairs.any(|(a, b)| a.crosses_rows(b))
         };
         if i > 0 && now.is_some() && now == last && !crosses() {
@@ -233,61 +212,54 @@ impl Queue for CpuQueue {
         self.id
     }
 
-    fn create_encoder(&self, _mode: EncoderMode) -> Result<Box<dyn Encoder>> {
+    fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
         Ok(Box::new(CpuEncoder {
             inner: self.inner.clone(),
-            list: CommandList::default(),
+            list: CommandList::new(mode),
         }))
     }
 
-    fn submit(&self, commands: &[CommandId], _waits: &[QueueWait]) -> Result<u64> {
+    fn submit(&self, commands: &[CommandId], waits: &[QueueWait]) -> Result<u64> {
         // Every earlier submit of every queue is complete, so waits are over before they begin.
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(error) = &running.failure {
-            return Err(error.clone());
-        }
+        let last = self.progress.completed.load(Ordering::Relaxed);
+        self.progress.check(last)?;
         let lists = {
             let objects = read(&self.inner.objects);
+            waits.iter().try_for_each(|wait| objects.check_wait(wait))?;
             commands
                 .iter()
                 .map(|&id| objects.command(id).cloned())
                 .collect::<Result<Vec<_>>>()?
         };
-        let number = self.completed.load(Ordering::Relaxed) + 1;
+        lists.iter().try_for_each(|list| list.begin())?;
         if let Err(error) = self.run(&lists, &mut running) {
-            // A bad argument ran nothing; after a panic nobody knows what the memory holds.
-            if error.status == Status::Internal {
-                running.failure = Some(error.clone());
-                self.completed.store(u64::MAX, Ordering::Release);
-            }
+            // After a panic nobody knows what the memory holds.
+            self.progress.failure.get_or_init(|| error.clone());
+            self.progress.completed.store(u64::MAX, Ordering::Release);
             return Err(error);
         }
-        self.completed.store(number, Ordering::Release);
-        Ok(number)
+        self.progress.completed.store(last + 1, Ordering::Release);
+        Ok(last + 1)
     }
 
     fn completed(&self) -> u64 {
-        self.completed.load(Ordering::Acquire)
+        self.progress.completed.load(Ordering::Acquire)
     }
 
     fn wait(&self, number: u64, _timeout_ns: u64) -> Result<()> {
-        let completed = self.completed();
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        match &running.failure {
-            Some(error) => Err(error.clone()),
-            None if number <= completed => Ok(()),
-            None => Err(Error::invalid(format!(
-                "submit {number} was never made; the last is {completed}"
-            ))),
-        }
+        self.progress.check(number)
     }
 
     fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()> {
         // No work is in flight between submits, so the destination itself is the ring.
         let _order = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let objects = read(&self.inner.objects);
+        let place = |write: &StepWrite<'_>| objects.buffer(write.buffer)?.range(write.offset, write.bytes.len());
+        // All are checked before any is made: a refused call changes nothing.
+        writes.iter().try_for_each(|write| place(write).map(|_| ()))?;
         for write in writes {
-            let to = objects.buffer(write.buffer)?.range(write.offset, write.bytes.len())?;
+            let to = place(write)?;
             // SAFETY: the range was checked; host bytes and device memory do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(write.bytes.as_ptr(), to, write.bytes.len()) };
         }
@@ -298,6 +270,12 @@ impl Queue for CpuQueue {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         grow(&mut running.shared, bytes as usize);
         Ok(())
+    }
+}
+
+impl Drop for CpuQueue {
+    fn drop(&mut self) {
+        write(&self.inner.objects).queues.remove(self.id.0);
     }
 }
 
@@ -360,13 +338,11 @@ mod tests {
         let view = |offset: u64, rows: u32, columns: u32, stride: u32| {
             let mut tensor = Tensor::contiguous(buffer.id(), offset, DType::F32, &[rows, columns]);
             tensor.strides[0] = stride;
-            View::resolve(&tensor, &objects).expect("in range")
+            View::resolve(&tensor, &objects).expect("in range").0
         };
         let waits = |views: &[View]| {
-            let steps: Vec<_> = (0..views.len() / 2)
-                .map(|i| (&ByRows as &dyn Kernel, 2 * i, 2))
-                .collect();
-            by_rows(&steps, views, 2)
+            let steps: Vec<_> = views.chunks(2).map(|pair| (&ByRows as &dyn Kernel, pair)).collect();
+            by_rows(&steps, 2)
         };
         let (wide, narrow) = (view(0, 256, 64, 64), view(1 << 17, 256, 16, 16));
         // One after the other over their own rows; a scratch of half of them.
@@ -396,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_argument_in_a_later_list_runs_nothing() {
+    fn a_refused_op_is_not_in_the_list() {
         let device = CpuDevice::open(1, Kernels::best()).expect("a device");
         let op = device.ops().prepare(
             &ops::Scale {
@@ -413,13 +389,15 @@ mod tests {
         let row = |buffer| Tensor::contiguous(buffer, 0, DType::F32, &[1, 4]);
         let (live, dead) = (row(buffer.id()), row(BufferId(buffer.id().0 ^ (7 << 40))));
         let queue = device.create_queue(QueueKind::Compute).expect("a queue");
-        let good = commands(&*queue, &*op, &[live, live]);
-        let bad = commands(&*queue, &*op, &[dead, live]);
-        let error = queue.submit(&[good.id(), bad.id()], &[]).expect_err("a dead buffer");
+        let mut encoder = queue.create_encoder(EncoderMode::OneShot).expect("an encoder");
+        encoder.encode(op.id(), &[live, live]).expect("a live op");
+        let error = encoder.encode(op.id(), &[live, dead]).expect_err("a dead buffer");
         assert_eq!(error.status, Status::InvalidArgument);
+        encoder.encode(op.id(), &[live, live]).expect("the encoder goes on");
+        let list = encoder.finish().expect("a list");
+        assert_eq!(queue.submit(&[list.id()], &[]), Ok(1));
         let mut after = [0; 16];
         buffer.read(0, &mut after).expect("in range");
-        assert_eq!(after[..], bytes[..], "the first list ran");
-        assert_eq!(queue.submit(&[good.id()], &[]), Ok(1));
+        assert_eq!(after[..4], 4.0f32.to_le_bytes(), "scaled twice");
     }
 }

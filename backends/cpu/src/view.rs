@@ -1,7 +1,10 @@
 //! An operand resolved to memory: what kernels read and write. Only f32, i32 and bytes are seen as slices.
 
+use std::sync::Arc;
+
 use halyard_platform_api::{DType, Result, Tensor};
 
+use crate::memory::Allocation;
 use crate::objects::Objects;
 
 /// A strided view of live memory.
@@ -16,7 +19,7 @@ pub(crate) struct View {
     pub rank: usize,
 }
 
-// SAFETY: a view is a pointer into an allocation that the submit keeps alive; kernels share out what they write.
+// SAFETY: a view is a pointer into an allocation that its command list keeps alive; kernels share out what they write.
 unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}
@@ -31,22 +34,24 @@ impl View {
         rank: 0,
     };
 
-    /// Finds the memory of `tensor` and checks that it lies inside its buffer.
-    pub(crate) fn resolve(tensor: &Tensor, objects: &Objects) -> Result<View> {
+    /// Finds the memory of `tensor`, which lives as long as the allocation, and checks that it lies inside its buffer.
+    pub(crate) fn resolve<'a>(tensor: &Tensor, objects: &'a Objects) -> Result<(View, Option<&'a Arc<Allocation>>)> {
         if tensor.is_none() {
-            return Ok(View::NONE);
+            return Ok((View::NONE, None));
         }
+        tensor.check()?;
         let bytes = tensor.span_bytes() as usize;
-        let ptr = objects.buffer(tensor.buffer_id())?.range(tensor.offset, bytes)?;
+        let allocation = objects.buffer(tensor.buffer_id())?;
         let widen = |a: [u32; 4]| a.map(|v| v as usize);
-        Ok(View {
-            ptr,
+        let view = View {
+            ptr: allocation.range(tensor.offset, bytes)?,
             shape: widen(tensor.shape),
             strides: widen(tensor.strides),
             dtype: tensor.dtype(),
             bytes,
             rank: tensor.rank as usize,
-        })
+        };
+        Ok((view, Some(allocation)))
     }
 
     pub(crate) fn is_none(&self) -> bool {

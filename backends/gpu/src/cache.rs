@@ -69,6 +69,9 @@ mod tests {
         assert_eq!(folder(&[]), None);
         let named = OpenOptions::default().in_cache(Some(Path::new("/named")));
         let empty = |_: &str| Some(OsString::new());
-        assert_eq!(cache_folder("vendor", &named, empty), Some(PathBuf::from("/named/vendor")));
+        assert_eq!(
+            cache_folder("vendor", &named, empty),
+            Some(PathBuf::from("/named/vendor"))
+        );
     }
 }

@@ -50,6 +50,7 @@ impl Objects {
         if tensor.is_none() {
             return Ok((View::NONE, None));
         }
+        tensor.check()?;
         let allocation = self.buffer(tensor.buffer_id())?;
         allocation.check(tensor.offset, tensor.span_bytes())?;
         Ok((View::new(tensor, allocation.ptr()), Some(allocation)))

@@ -29,13 +29,7 @@ impl Operand {
     /// # Errors
     /// `InvalidArgument` for a rank outside 1 to 4, an unknown type or a span past the buffer's end.
     pub(crate) fn bind(tensor: Tensor, memory: Arc<Allocation>) -> Result<Self> {
-        if !(1..=4).contains(&tensor.rank) {
-            return Err(Error::invalid(format!(
-                "rank {}, a tensor has 1 to 4 axes",
-                tensor.rank
-            )));
-        }
-        DType::from_code(tensor.dtype)?;
+        tensor.check()?;
         memory.check(tensor.offset, tensor.span_bytes())?;
         Ok(Operand {
             tensor,
@@ -54,6 +48,11 @@ impl Operand {
     /// Extent of axis `axis`.
     pub(crate) fn dim(&self, axis: usize) -> usize {
         self.tensor.shape[axis] as usize
+    }
+
+    /// Distance between rows in elements.
+    pub(crate) fn row_stride(&self) -> usize {
+        self.tensor.strides[0] as usize
     }
 
     /// Number of elements.

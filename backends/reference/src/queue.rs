@@ -17,6 +17,13 @@ pub(crate) struct QueueState {
     completed: AtomicU64,
 }
 
+impl QueueState {
+    fn failed(&self) -> Result<()> {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.as_ref().map_or(Ok(()), |error| Err(error.clone()))
+    }
+}
+
 /// The contract's queue.
 pub(crate) struct ReferenceQueue {
     id: u64,
@@ -41,6 +48,7 @@ impl ReferenceQueue {
     /// A submit here runs at the call: what it waits for must have been submitted, and so is done.
     fn check_wait(&self, wait: &QueueWait) -> Result<()> {
         let other = self.shared.queues.find(wait.queue.0)?;
+        other.failed()?;
         let submitted = other.submitted.load(Ordering::Acquire);
         if wait.number > submitted {
             return Err(Error::invalid(format!(
@@ -70,20 +78,21 @@ impl Queue for ReferenceQueue {
             .map(|id| self.shared.commands.find(id.0))
             .collect::<Result<Vec<_>>>()?;
         let mut failure = self.state.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = &*failure {
+            return Err(error.clone());
+        }
         for command in &commands {
             command.begin()?;
         }
         let number = self.state.submitted.fetch_add(1, Ordering::AcqRel) + 1;
-        if failure.is_none() {
-            match commands.iter().try_for_each(|command| command.run()) {
-                Ok(()) => self.state.completed.store(number, Ordering::Release),
-                Err(error) => {
-                    *failure = Some(Error {
-                        message: format!("submit {number}: {}", error.message),
-                        ..error
-                    });
-                    self.state.completed.store(u64::MAX, Ordering::Release);
-                }
+        match commands.iter().try_for_each(|command| command.run()) {
+            Ok(()) => self.state.completed.store(number, Ordering::Release),
+            Err(error) => {
+                *failure = Some(Error {
+                    message: format!("submit {number}: {}", error.message),
+                    ..error
+                });
+                self.state.completed.store(u64::MAX, Ordering::Release);
             }
         }
         Ok(number)
@@ -94,10 +103,7 @@ impl Queue for ReferenceQueue {
     }
 
     fn wait(&self, number: u64, _timeout_ns: u64) -> Result<()> {
-        let failure = self.state.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(error) = &*failure {
-            return Err(error.clone());
-        }
+        self.state.failed()?;
         let submitted = self.state.submitted.load(Ordering::Acquire);
         if number > submitted {
             return Err(Error::invalid(format!(

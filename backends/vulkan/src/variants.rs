@@ -104,7 +104,10 @@ pub(crate) fn driver_with_matrices() -> Option<(VulkanDriver, Physical)> {
         println!("skipped: {} multiplies no matrices", physical.facts.name);
         return None;
     }
-    Some((VulkanDriver::open(physical.clone(), &OpenOptions::default()).expect("it opens"), physical))
+    Some((
+        VulkanDriver::open(physical.clone(), &OpenOptions::default()).expect("it opens"),
+        physical,
+    ))
 }
 
 #[test]

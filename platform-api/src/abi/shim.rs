@@ -1,6 +1,7 @@
 //! The plugin's side of the wire: `extern "C"` functions that fill the tables from any implementation of the traits.
 //!
-//! Every function catches panics: the panic becomes a status with words, and the handle it happened on is poisoned.
+//! Every function catches panics: the panic becomes a status with words, and the handle it happened on is poisoned,
+//! unless it is a platform's or a device's.
 //! Nothing here may let a panic, an allocator or a Rust type cross. `encode` is the hot path and must not allocate.
 
 mod attention;
@@ -58,7 +59,23 @@ impl<T> Handle<T> {
         // SAFETY: as the caller promises.
         let handle = unsafe { &*ptr.cast::<Handle<T>>() };
         // SAFETY: as the caller promises.
-        unsafe { guarded(&handle.poisoned, err, || f(&handle.value)) }
+        unsafe { guarded(Some(&handle.poisoned), err, || f(&handle.value)) }
+    }
+
+    /// As [`Handle::with`], for objects that serve many calls which have nothing to do with each other (a platform, a
+    /// device): a panic ends its own call only.
+    ///
+    /// # Safety
+    /// As [`Handle::with`].
+    unsafe fn with_shared(ptr: *mut c_void, err: *mut ErrorOut, f: impl FnOnce(&T) -> Result<()>) -> u32 {
+        if ptr.is_null() {
+            // SAFETY: as the caller promises.
+            return unsafe { report(err, &Error::invalid("null handle")) };
+        }
+        // SAFETY: as the caller promises.
+        let handle = unsafe { &*ptr.cast::<Handle<T>>() };
+        // SAFETY: as the caller promises.
+        unsafe { guarded(None, err, || f(&handle.value)) }
     }
 
     /// As [`Handle::with`], for objects that one thread at a time uses.
@@ -73,7 +90,7 @@ impl<T> Handle<T> {
         // SAFETY: as the caller promises, nobody else uses it now.
         let Handle { poisoned, value } = unsafe { &mut *ptr.cast::<Handle<T>>() };
         // SAFETY: as the caller promises.
-        unsafe { guarded(poisoned, err, || f(value)) }
+        unsafe { guarded(Some(poisoned), err, || f(value)) }
     }
 
     /// [`Handle::release`] as a table's function.
@@ -114,8 +131,8 @@ type CommandHandle = Handle<Arc<dyn CommandBuffer>>;
 /// # Safety
 /// `err` is null or a sized [`ErrorOut`].
 #[inline]
-unsafe fn guarded(poisoned: &AtomicBool, err: *mut ErrorOut, f: impl FnOnce() -> Result<()>) -> u32 {
-    if poisoned.load(Ordering::Relaxed) {
+unsafe fn guarded(poisoned: Option<&AtomicBool>, err: *mut ErrorOut, f: impl FnOnce() -> Result<()>) -> u32 {
+    if poisoned.is_some_and(|poisoned| poisoned.load(Ordering::Relaxed)) {
         let error = Error::new(
             Status::Poisoned,
             "an earlier call panicked and left this object unusable",
@@ -128,7 +145,9 @@ unsafe fn guarded(poisoned: &AtomicBool, err: *mut ErrorOut, f: impl FnOnce() ->
         // SAFETY: as the caller promises.
         Ok(Err(error)) => unsafe { report(err, &error) },
         Err(panic) => {
-            poisoned.store(true, Ordering::Relaxed);
+            if let Some(poisoned) = poisoned {
+                poisoned.store(true, Ordering::Relaxed);
+            }
             let error = Error::new(Status::Panicked, format!("panicked: {}", words(&*panic)));
             // The payload's own destructor could panic again.
             std::mem::forget(panic);

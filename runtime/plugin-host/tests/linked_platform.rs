@@ -6,6 +6,7 @@ mod null_platform;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use halyard_platform_api::{
     Tensor, WeightFormat, WeightRows,
 };
 use halyard_plugin_host::{Kind, Plugin, PluginError, inspect};
-use null_platform::{FAILING_OP, PANICKING_OP, events};
+use null_platform::{FAILING_OP, MEMORY_PANICS, PANICKING_OP, events};
 
 /// The system's allocator, counting this thread's allocations.
 struct Counting;
@@ -413,7 +414,10 @@ fn a_panic_becomes_an_error_and_poisons_its_handle_alone() {
     assert_eq!(queue.wait(0, 0).map_err(|e| e.status), Err(Status::Poisoned));
     let platform = platform();
     assert!(platform.open(9).is_err_and(|e| e.message.contains("cursed")));
-    assert_eq!(platform.devices().map_err(|e| e.status), Err(Status::Poisoned));
+    assert!(platform.devices().is_ok(), "a platform serves others");
+    MEMORY_PANICS.store(true, Ordering::Relaxed);
+    assert_eq!(device.memory().map_err(|e| e.status), Err(Status::Panicked));
+    assert!(device.memory().is_ok(), "and so does a device");
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub use suites::check_collectives;
 pub struct Options {
     /// Seed of all inputs.
     pub seed: u64,
-    /// Only rows of this op, or only this suite (memory, execution, composites, invariance).
+    /// Only rows of this op, or only this suite (memory, execution, rules, composites, invariance).
     pub only_op: Option<String>,
     /// Only cases whose row names each of these (types, formats, block size), such as `BF16` and `block 64`.
     pub only_variant: Vec<String>,

@@ -6,6 +6,9 @@ use halyard_platform_api::{Device, EncoderMode, QueueKind};
 use crate::case::{Case, Contents};
 use crate::execute::{Failure, Ready, WAIT_NS, broken, collect, compare, execute, operands, ready};
 
+/// What a queue's scratch grows by between two replays, in bytes.
+const MORE_SCRATCH: u64 = 4 << 20;
+
 /// Runs a case recorded, where every op of it can be, on a device that claims recordings. `expected` is the oracle's
 /// answer to the case; `other` is a case of the same ops and shapes. `None`: an op can't be recorded.
 pub(crate) fn check(
@@ -77,6 +80,10 @@ fn run(device: &dyn Device, first: &Case, second: &Case, backend: u32) -> Result
     };
     replay()?;
     let once = collect(first, &placed)?;
+    // It may move: sealed commands stay right.
+    queue
+        .reserve_scratch(scratch + MORE_SCRATCH)
+        .map_err(broken("reserve_scratch"))?;
     for (placed, arg) in placed.iter_mut().zip(&second.args) {
         placed.refill(arg)?;
     }

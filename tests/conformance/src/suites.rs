@@ -8,6 +8,7 @@ mod execution;
 mod first_half;
 mod invariance;
 mod memory;
+mod rules;
 
 use std::sync::Arc;
 
@@ -25,6 +26,9 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
     }
     if wanted("execution") {
         execution::run(&**device, report);
+    }
+    if wanted("rules") {
+        rules::run(&**device, report);
     }
     if wanted("composites") {
         composites::run(&**device, &**oracle, options.seed, report);

@@ -52,7 +52,7 @@ pub struct Options {
     pub fixtures: PathBuf,
     /// SmolLM2-135M Q4_1.
     pub model: Option<PathBuf>,
-    /// Only this op or suite (memory, execution, composites, invariance) of the conformance suite.
+    /// Only this op or suite (memory, execution, rules, composites, invariance) of the conformance suite.
     pub only_op: Option<String>,
     /// Only rows of it that name each of these.
     pub only_variant: Vec<String>,

@@ -197,7 +197,10 @@ impl Program {
             self.nodes.insert(at, node);
         }
         let nodes = self.nodes.iter_mut().map(|node| node.spec.wire().code == LATER_OP);
-        self.later = nodes.enumerate().filter_map(|(i, is_later)| is_later.then_some(i)).collect();
+        self.later = nodes
+            .enumerate()
+            .filter_map(|(i, is_later)| is_later.then_some(i))
+            .collect();
         self
     }
 
@@ -230,7 +233,9 @@ impl Program {
             // SAFETY: as above.
             let (start, nodes) = unsafe { (*first as usize, *len as usize) };
             if self.later.iter().any(|later| (start..start + nodes).contains(later)) {
-                violation(format!("a claim of {nodes} nodes from {start} covers an op that the plugin cannot know"));
+                violation(format!(
+                    "a claim of {nodes} nodes from {start} covers an op that the plugin cannot know"
+                ));
             }
             let before = self.later.iter().filter(|later| **later < start).count();
             // SAFETY: as above.
@@ -247,7 +252,9 @@ unsafe extern "C" fn enter<const S: usize>(host: *const Host, out: *mut Plugin, 
         // Plugins keep it for the process's life.
         let later = Box::leak(Box::new(later));
         let code = with_error(err, |err| {
-            output("halyard_plugin", out, |out| get(&INNER[S].entry)(&raw const later.known, out, err))
+            output("halyard_plugin", out, |out| {
+                get(&INNER[S].entry)(&raw const later.known, out, err)
+            })
         });
         if code == Status::Ok as u32
             && let Some(find) = (*out).find_interface
@@ -273,10 +280,14 @@ unsafe extern "C" fn find_interface<const S: usize>(
         let mut none = std::ptr::null();
         let later = find(instance, LATER_INTERFACE, 1, 0, &mut none, std::ptr::null_mut());
         if later != Status::Unsupported as u32 {
-            violation(format!("an interface that nobody knows was answered with status {later}"));
+            violation(format!(
+                "an interface that nobody knows was answered with status {later}"
+            ));
         }
         let mut theirs = std::ptr::null();
-        let code = with_error(err, |err| find(instance, id, major, max_minor + MINORS_AHEAD, &mut theirs, err));
+        let code = with_error(err, |err| {
+            find(instance, id, major, max_minor + MINORS_AHEAD, &mut theirs, err)
+        });
         if code != Status::Ok as u32 {
             return code;
         }
@@ -429,7 +440,9 @@ unsafe extern "C" fn write_step<const S: usize>(
     err: *mut ErrorOut,
 ) -> u32 {
     // SAFETY: this host's array, with its own stride.
-    let larger: Vec<_> = (0..num as usize).map(|i| Newer::of(unsafe { *writes.add(i) })).collect();
+    let larger: Vec<_> = (0..num as usize)
+        .map(|i| Newer::of(unsafe { *writes.add(i) }))
+        .collect();
     let stride = size_of::<Newer<StepWriteWire>>() as u32;
     // SAFETY: a queue of the plugin.
     unsafe {
@@ -471,7 +484,9 @@ unsafe extern "C" fn claim<const S: usize>(
         };
         let mut later = Program::read(program).with_later_ops();
         let code = with_error(err, |err| {
-            output("halyard_claim_report", out, |out| later.call(|program| claim(device, program, out, err)))
+            output("halyard_claim_report", out, |out| {
+                later.call(|program| claim(device, program, out, err))
+            })
         });
         if code == Status::Ok as u32 {
             later.map_claims(&*out);
@@ -493,7 +508,9 @@ unsafe extern "C" fn prepare_program<const S: usize>(
     unsafe {
         let mut later = Program::read(program);
         with_error(err, |err| {
-            output("halyard_prepared", out, |out| later.call(|program| prepare(device, program, out, err)))
+            output("halyard_prepared", out, |out| {
+                later.call(|program| prepare(device, program, out, err))
+            })
         })
     }
 }

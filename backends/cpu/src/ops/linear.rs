@@ -329,7 +329,7 @@ impl PackedWeight {
                 rows.bytes.len(),
             )));
         }
-        let view = View::resolve(dst, objects)?;
+        let (view, _) = View::resolve(dst, objects)?;
         // SAFETY: load time: no work uses the weight yet, and the span was checked.
         let packed = unsafe { std::slice::from_raw_parts_mut(view.ptr(), view.all().len()) };
         if packed.len() < self.bytes() {

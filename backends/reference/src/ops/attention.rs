@@ -35,7 +35,7 @@ pub(super) fn kv_write(op: &KvWrite, args: &Args<'_>) -> Result<()> {
         for (part, operand) in parts.iter().enumerate() {
             let values = operand.row(t as i32)?.floats();
             for (head, values) in values.chunks_exact(layout.head_dim).enumerate() {
-                let at = page * layout.block_bytes() + layout.offset(part, token, head);
+                let at = page * cache.row_stride() + layout.offset(part, token, head);
                 cache.write_raw(at, &encode(layout.kv, values))?;
             }
         }
@@ -162,7 +162,7 @@ fn read_block(layout: &KvLayout, cache: &Operand, pages: &[i32], index: usize) -
             cache.dim(0)
         )));
     }
-    cache.raw(page as usize * layout.block_bytes(), layout.block_bytes())
+    cache.raw(page as usize * cache.row_stride(), layout.block_bytes())
 }
 
 fn score(op: &Attention, q: &[f32], k: &[f32]) -> f32 {

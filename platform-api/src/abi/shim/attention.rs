@@ -42,7 +42,7 @@ unsafe fn read_attention(spec: *const OpSpecWire) -> Result<Attention> {
 
 unsafe extern "C" fn num_backends(device: *mut c_void, out: *mut u32, err: *mut ErrorOut) -> u32 {
     // SAFETY: the wire promises a live device and valid outputs.
-    unsafe { Handle::<DeviceState>::with(device, err, |state| put(out, backends(state).len() as u32)) }
+    unsafe { Handle::<DeviceState>::with_shared(device, err, |state| put(out, backends(state).len() as u32)) }
 }
 
 unsafe extern "C" fn backend_info(
@@ -53,7 +53,7 @@ unsafe extern "C" fn backend_info(
 ) -> u32 {
     // SAFETY: the wire promises a live device and valid outputs.
     unsafe {
-        Handle::<DeviceState>::with(device, err, |state| {
+        Handle::<DeviceState>::with_shared(device, err, |state| {
             let all = backends(state);
             let info = all
                 .get(index as usize)
@@ -66,7 +66,7 @@ unsafe extern "C" fn backend_info(
 unsafe extern "C" fn support(device: *mut c_void, spec: *const OpSpecWire, err: *mut ErrorOut) -> u32 {
     // SAFETY: the wire promises a live device and a valid spec.
     unsafe {
-        Handle::<DeviceState>::with(device, err, |state| {
+        Handle::<DeviceState>::with_shared(device, err, |state| {
             state.device.attention().support(&read_attention(spec)?)
         })
     }
@@ -80,7 +80,7 @@ unsafe extern "C" fn plan(
 ) -> u32 {
     // SAFETY: the wire promises a live device, a valid spec and valid outputs.
     unsafe {
-        Handle::<DeviceState>::with(device, err, |state| {
+        Handle::<DeviceState>::with_shared(device, err, |state| {
             let plan = state.device.attention().plan(&read_attention(spec)?)?;
             write_struct(out, &AttentionPlanWire::new(&plan))
         })

@@ -35,7 +35,7 @@ unsafe extern "C" fn unique_id(
 ) -> u32 {
     // SAFETY: the wire promises a live device, `capacity` writable bytes and a valid output.
     unsafe {
-        Handle::<DeviceState>::with(device, err, |state| {
+        Handle::<DeviceState>::with_shared(device, err, |state| {
             let id = state.device.communicator_id()?;
             let bytes = id.bytes();
             if !out.is_null() && bytes.len() <= capacity as usize {
@@ -55,7 +55,7 @@ unsafe extern "C" fn create(
 ) -> u32 {
     // SAFETY: the wire promises a live device, a valid descriptor and valid outputs.
     unsafe {
-        Handle::<DeviceState>::with(device, err, |state| {
+        Handle::<DeviceState>::with_shared(device, err, |state| {
             let desc = read_struct(desc)?;
             let group = CommunicatorDesc {
                 id: CommunicatorId::new(slice(desc.id, u64::from(desc.id_len))?)?,

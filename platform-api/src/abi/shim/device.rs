@@ -10,9 +10,7 @@ use crate::abi::tables::{
 };
 use crate::abi::types::{ErrorOut, read_element, read_struct, write_struct};
 use crate::attention::AttentionBackendInfo;
-use crate::device::{
-    Buffer, BufferKind, CommandId, Device, QueueId, QueueKind, QueueWait, StepWrite,
-};
+use crate::device::{Buffer, BufferKind, CommandId, Device, QueueId, QueueKind, QueueWait, StepWrite};
 use crate::status::{Error, Result};
 use crate::tensor::BufferId;
 
@@ -65,7 +63,7 @@ pub(super) static TABLE: DeviceTable = DeviceTable {
 unsafe extern "C" fn info(device: *mut c_void, out: *mut DeviceInfoWire, err: *mut ErrorOut) -> u32 {
     // SAFETY: the wire promises a live device and valid outputs.
     unsafe {
-        Handle::<DeviceState>::with(device, err, |state| {
+        Handle::<DeviceState>::with_shared(device, err, |state| {
             write_struct(out, &DeviceInfoWire::new(state.device.info()))
         })
     }
@@ -74,7 +72,7 @@ unsafe extern "C" fn info(device: *mut c_void, out: *mut DeviceInfoWire, err: *m
 unsafe extern "C" fn memory(device: *mut c_void, out: *mut MemoryInfoWire, err: *mut ErrorOut) -> u32 {
     // SAFETY: the wire promises a live device and valid outputs.
     unsafe {
-        Handle::<DeviceState>::with(device, err, |state| {
+        Handle::<DeviceState>::with_shared(device, err, |state| {
             write_struct(out, &MemoryInfoWire::new(&state.device.memory()?))
         })
     }
@@ -89,7 +87,7 @@ unsafe extern "C" fn buffer_create(
 ) -> u32 {
     // SAFETY: the wire promises a live device, a valid descriptor and valid outputs.
     unsafe {
-        Handle::<DeviceState>::with(device, err, |state| {
+        Handle::<DeviceState>::with_shared(device, err, |state| {
             let desc = read_struct(desc)?;
             no_flags("a buffer", desc.flags)?;
             let kind = match desc.kind {
@@ -140,7 +138,7 @@ unsafe extern "C" fn queue_create(
 ) -> u32 {
     // SAFETY: the wire promises a live device, a valid descriptor and valid outputs.
     unsafe {
-        Handle::<DeviceState>::with(device, err, |state| {
+        Handle::<DeviceState>::with_shared(device, err, |state| {
             let desc = read_struct(desc)?;
             no_flags("a queue", desc.flags)?;
             let kind = match desc.kind {

@@ -2,7 +2,6 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use super::platform::PlatformState;
 use super::stat_logger::FactoryState;
@@ -118,7 +117,7 @@ unsafe fn enter(
 ) -> u32 {
     // SAFETY: as the caller promises.
     unsafe {
-        guarded(&AtomicBool::new(false), err, || {
+        guarded(None, err, || {
             let host = read_known(host)?;
             let minor = agree(&host)?;
             crate::log::set_host(&host);

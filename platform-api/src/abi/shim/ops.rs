@@ -74,7 +74,7 @@ unsafe extern "C" fn support(
 ) -> u32 {
     // SAFETY: the wire promises a live device, a valid spec and valid outputs.
     unsafe {
-        Handle::<DeviceState>::with(device, err, |state| {
+        Handle::<DeviceState>::with_shared(device, err, |state| {
             let answer = state.device.ops().support(&read_spec(spec)?)?;
             let mut wire = read_known(out)?;
             wire.cost = answer.cost;
@@ -96,7 +96,7 @@ unsafe extern "C" fn prepare(
 ) -> u32 {
     // SAFETY: the wire promises a live device, a valid spec and valid outputs.
     unsafe {
-        Handle::<DeviceState>::with(device, err, |state| {
+        Handle::<DeviceState>::with_shared(device, err, |state| {
             let spec = read_spec(spec)?;
             put_prepared(state.device.ops().prepare(&spec)?, spec.operands().len(), out)
         })
@@ -166,7 +166,7 @@ unsafe extern "C" fn claim(
 ) -> u32 {
     // SAFETY: the wire promises a live device, a valid program and valid outputs.
     unsafe {
-        Handle::<DeviceState>::with(device, err, |state| {
+        Handle::<DeviceState>::with_shared(device, err, |state| {
             put_claims(&state.device.ops().claim(&read_program(program)?)?, out)
         })
     }
@@ -204,7 +204,7 @@ unsafe extern "C" fn prepare_program(
 ) -> u32 {
     // SAFETY: the wire promises a live device, a valid program and valid outputs.
     unsafe {
-        Handle::<DeviceState>::with(device, err, |state| {
+        Handle::<DeviceState>::with_shared(device, err, |state| {
             let program = read_program(program)?;
             if let Some(reason) = program.nodes.iter().find_map(|node| node.spec.unknown()) {
                 return Err(Error::unsupported(reason));

@@ -54,7 +54,7 @@ pub(super) static TABLE: PlatformTable = PlatformTable {
 
 unsafe extern "C" fn num_devices(instance: *mut c_void, out: *mut u32, err: *mut ErrorOut) -> u32 {
     // SAFETY: the wire promises a live instance and valid outputs.
-    unsafe { Handle::<PlatformState>::with(instance, err, |state| put(out, state.devices()?.len() as u32)) }
+    unsafe { Handle::<PlatformState>::with_shared(instance, err, |state| put(out, state.devices()?.len() as u32)) }
 }
 
 unsafe extern "C" fn device_info(
@@ -65,7 +65,7 @@ unsafe extern "C" fn device_info(
 ) -> u32 {
     // SAFETY: the wire promises a live instance and valid outputs.
     unsafe {
-        Handle::<PlatformState>::with(instance, err, |state| {
+        Handle::<PlatformState>::with_shared(instance, err, |state| {
             let devices = state.devices()?;
             let info = devices
                 .get(index as usize)
@@ -83,7 +83,7 @@ unsafe extern "C" fn open(
 ) -> u32 {
     // SAFETY: the wire promises a live instance, a valid descriptor and valid outputs.
     unsafe {
-        Handle::<PlatformState>::with(instance, err, |state| {
+        Handle::<PlatformState>::with_shared(instance, err, |state| {
             let desc = read_struct(desc)?;
             let folder = desc.cache_dir.to_text();
             let folder = (!folder.is_empty()).then_some(Path::new(&folder));

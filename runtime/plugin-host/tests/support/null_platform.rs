@@ -1,6 +1,6 @@
 //! A platform in Rust that computes nothing: it notes what happens to its objects, and panics where a test tells it to.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use halyard_platform_api::abi::tables;
@@ -13,6 +13,8 @@ use halyard_platform_api::{
     Tensor, WeightRows,
 };
 
+/// The next question for memory panics.
+pub static MEMORY_PANICS: AtomicBool = AtomicBool::new(false);
 /// Encoding an op of this id panics.
 pub const PANICKING_OP: OpId = OpId(13);
 /// Encoding an op of this id fails with a long text.
@@ -109,6 +111,7 @@ impl Device for NullDevice {
         &self.info
     }
     fn memory(&self) -> Result<MemoryInfo> {
+        assert!(!MEMORY_PANICS.swap(false, Ordering::Relaxed), "memory went wrong");
         Ok(MemoryInfo {
             total_bytes: 1000,
             free_bytes: 600,

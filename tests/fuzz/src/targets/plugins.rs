@@ -6,8 +6,8 @@ use halyard_models::program::{KvLayout, build_forward};
 use halyard_models::{DummyWeights, LoadFormat, ModelFiles};
 
 use halyard_platform_api::Program;
-use halyard_platform_api::abi::tables::{NodeWire, OpSpecWire, ProgramWire, TensorDeclWire};
 use halyard_platform_api::abi::tables::OpsTable;
+use halyard_platform_api::abi::tables::{NodeWire, OpSpecWire, ProgramWire, TensorDeclWire};
 use halyard_platform_api::abi::{ProgramBytes, Str, read_program, struct_from_bytes};
 use halyard_platform_api::ops::OpSpec;
 use halyard_plugin_host::elf::ElfFacts;
@@ -227,7 +227,11 @@ pub fn program(_: &Path) -> Case {
             // SAFETY: valid while `owner` is.
             let again = unsafe { read_program(&owner.wire()) }.expect("its own bytes");
             // What made a node unknown, a tensor's type for one, is not written.
-            if program.nodes.iter().all(|node| !matches!(node.spec, OpSpec::Unknown(_))) {
+            if program
+                .nodes
+                .iter()
+                .all(|node| !matches!(node.spec, OpSpec::Unknown(_)))
+            {
                 assert_eq!(format!("{program:?}"), format!("{again:?}"));
             }
         }
