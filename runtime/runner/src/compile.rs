@@ -351,7 +351,7 @@ fn load_weights(
                 let node = node - segment.first;
                 let bytes = op.packed_weight_bytes(node)?;
                 let buffer = device.create_buffer(bytes, BufferKind::Device)?;
-                let tensor = Tensor::contiguous(buffer.id(), 0, DType::U8, &[tensor_extent(bytes)?]);
+                let tensor = Tensor::opaque(buffer.id(), 0, bytes);
                 let mut first_row = 0;
                 for part in parts {
                     let stored = Part {
@@ -417,14 +417,6 @@ fn owner_of(
     let owner = ops.iter().find(|(.., s)| (s.first..s.first + s.count).contains(&node));
     let (op, _, segment) = owner.ok_or(RunnerError::Internal("a weight's node is in no segment"))?;
     Ok((op, *segment))
-}
-
-fn tensor_extent(bytes: u64) -> Result<u32, RunnerError> {
-    u32::try_from(bytes).map_err(|_| {
-        RunnerError::Device(halyard_platform_api::Error::unsupported(format!(
-            "a packed weight of {bytes} bytes is above the 4294967295 that one tensor addresses"
-        )))
-    })
 }
 
 impl std::fmt::Debug for EncodedOp {

@@ -17,21 +17,21 @@ use halyard_platform_api::{Capabilities, DType, Device, WeightFormat};
 use crate::case::Case;
 use crate::execute::{Failure, compare, execute};
 use crate::random::Random;
-use crate::{Options, Report, recorded};
+use crate::{Options, Report, Support, recorded};
 
 /// The activation types.
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// What makes the cases of some ops from a seed.
-type Family = (&'static [&'static str], fn(u64) -> Vec<Case>);
+/// A part of the suite: its name, its ops, and what makes their cases from a seed.
+type Family = (&'static str, &'static [&'static str], fn(u64) -> Vec<Case>);
 
 const FAMILIES: [Family; 6] = [
-    (dense::OPS, dense::cases),
-    (pointwise::OPS, pointwise::cases),
-    (data::OPS, data::cases),
-    (step::OPS, step::cases),
-    (sampling::OPS, sampling::cases),
-    (no_token::OPS, no_token::cases),
+    ("dense", dense::OPS, dense::cases),
+    ("pointwise", pointwise::OPS, pointwise::cases),
+    ("data", data::OPS, data::cases),
+    ("step", step::OPS, step::cases),
+    ("sampling", sampling::OPS, sampling::cases),
+    ("no-token", no_token::OPS, no_token::cases),
 ];
 
 /// Runs all cases; attention on every backend of the device.
@@ -46,13 +46,15 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
             && options.only_variant.iter().all(|part| row.contains(part.as_str()))
     };
     // Contents take long to make: none for families that have nothing to run.
-    let has_wanted = |ops: &[&str]| options.only_op.as_deref().is_none_or(|op| ops.contains(&op));
+    let has_wanted = |part: &str, ops: &[&str]| {
+        options.wants_part(part) && options.only_op.as_deref().is_none_or(|op| ops.contains(&op))
+    };
     // The same cases with other contents, for what is recorded.
     let others = |family: &dyn Fn(u64) -> Vec<Case>| match device.info().capabilities.has(Capabilities::RECORDING) {
         true => family(options.seed ^ 0x0FF5_E7ED).into_iter().map(Some).collect(),
         false => Vec::new(),
     };
-    for (_, family) in FAMILIES.iter().filter(|(ops, _)| has_wanted(ops)) {
+    for (_, _, family) in FAMILIES.iter().filter(|(part, ops, _)| has_wanted(part, ops)) {
         let others = others(family).into_iter().chain(std::iter::repeat(None));
         for (case, other) in family(options.seed).iter().zip(others) {
             if wanted(case, "") {
@@ -60,7 +62,7 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
             }
         }
     }
-    if !has_wanted(attend::OPS) {
+    if !has_wanted("attention", attend::OPS) {
         return;
     }
     for (index, backend) in device.attention().backends().iter().enumerate() {
@@ -80,6 +82,40 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
             }
         }
     }
+}
+
+/// Whether the device says that it runs each op, in each of its variants; nothing is computed.
+pub(crate) fn support(device: &dyn Device) -> Vec<Support> {
+    let attention = |device: &dyn Device| {
+        let sizes = device
+            .attention()
+            .backends()
+            .into_iter()
+            .next()
+            .map(|backend| backend.block_sizes);
+        attend::cases(0, sizes.and_then(|sizes| sizes.first().copied()).unwrap_or(16))
+    };
+    let cases = FAMILIES
+        .iter()
+        .flat_map(|(.., family)| family(0))
+        .chain(attention(device));
+    let mut rows: Vec<Support> = Vec::new();
+    for case in cases {
+        if rows.iter().any(|row| row.op == case.op && row.variant == case.variant) {
+            continue;
+        }
+        let answers = case.nodes.iter().map(|(spec, _)| device.ops().support(spec));
+        let outcome = answers.collect::<Result<Vec<_>, _>>();
+        rows.push(Support {
+            op: case.op.to_string(),
+            variant: case.variant.clone(),
+            outcome: match outcome {
+                Ok(all) => Ok(all.last().map(|last| last.implementation.clone()).unwrap_or_default()),
+                Err(why) => Err(why.message),
+            },
+        });
+    }
+    rows
 }
 
 /// Runs one case on both devices and notes the outcome; then again from a recording, together with its other contents.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use halyard_platform_api::Device;
 
 pub use faulty::Faulty;
-pub use report::{Report, Row};
+pub use report::{Report, Row, Support};
 pub use suites::check_collectives;
 
 /// What to run, and what may be missing.
@@ -29,6 +29,8 @@ pub struct Options {
     pub seed: u64,
     /// Only rows of this op, or only this suite (memory, execution, rules, composites, invariance).
     pub only_op: Option<String>,
+    /// Only this one of [`PARTS`].
+    pub only_part: Option<String>,
     /// Only cases whose row names each of these (types, formats, block size), such as `BF16` and `block 64`.
     pub only_variant: Vec<String>,
     /// Ops that the device may leave unsupported (with a reason) in every variant. Another op that is unsupported in
@@ -43,11 +45,60 @@ impl Default for Options {
         Options {
             seed: 0x5EED,
             only_op: None,
+            only_part: None,
             only_variant: Vec::new(),
             may_lack: Vec::new(),
             share: (0, 1),
         }
     }
+}
+
+impl Options {
+    fn wants_part(&self, part: &str) -> bool {
+        self.only_part.as_ref().is_none_or(|only| only == part)
+    }
+}
+
+/// Parts of the suite: ops of one kind, or one behaviour.
+pub const PARTS: [&str; 12] = [
+    "memory",
+    "execution",
+    "rules",
+    "dense",
+    "pointwise",
+    "data",
+    "step",
+    "sampling",
+    "no-token",
+    "attention",
+    "composites",
+    "invariance",
+];
+
+/// Runs one of [`PARTS`]; `watch` is told each op and variant as its next case begins.
+pub fn run_part(
+    part: &str,
+    device: &Arc<dyn Device>,
+    oracle: &Arc<dyn Device>,
+    options: &Options,
+    watch: fn(&str, &str),
+) -> Report {
+    let options = Options {
+        only_part: Some(part.to_string()),
+        ..options.clone()
+    };
+    let mut report = Report {
+        watch: Some(watch),
+        ..Report::default()
+    };
+    cases::run(device, oracle, &options, &mut report);
+    suites::run(device, oracle, &options, &mut report);
+    report
+}
+
+/// Whether the device says that it runs each op in each variant. Nothing is computed.
+pub fn support(device: &Arc<dyn Device>) -> Vec<Support> {
+    cases::support(&**device)
 }
 
 /// Runs the suite. `oracle` computes what is expected: the reference backend.

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Outcomes of one op in one variant, or of one behaviour.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Row {
     /// The op, or the suite.
     pub op: String,
@@ -22,16 +24,32 @@ pub struct Row {
     pub worst: f32,
 }
 
+/// An op in one variant, and whether a device says that it runs it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Support {
+    /// The op.
+    pub op: String,
+    /// Types and formats.
+    pub variant: String,
+    /// By which implementation, or why not.
+    pub outcome: Result<String, String>,
+}
+
 /// All rows.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// In order of running.
     pub rows: Vec<Row>,
+    /// Is told each op and variant, or suite and behaviour, as its next case begins.
+    pub watch: Option<fn(&str, &str)>,
 }
 
 impl Report {
     /// The row of `op` and `variant`.
     pub(crate) fn row(&mut self, op: &str, variant: &str) -> &mut Row {
+        if let Some(watch) = self.watch {
+            watch(op, variant);
+        }
         let found = self.rows.iter().position(|r| r.op == op && r.variant == variant);
         let index = found.unwrap_or_else(|| {
             self.rows.push(Row {
@@ -44,17 +62,20 @@ impl Report {
         &mut self.rows[index]
     }
 
-    /// Fails ops that are unsupported in every variant and not in `may_lack`.
-    pub(crate) fn check_lacking(&mut self, may_lack: &[String]) {
+    /// Ops that are unsupported in every variant.
+    pub fn lacking(&self) -> Vec<String> {
         let mut ran: BTreeMap<&str, bool> = BTreeMap::new();
         for row in &self.rows {
             *ran.entry(&row.op).or_default() |= row.cases > 0;
         }
-        let lacking: Vec<String> = ran
-            .into_iter()
-            .filter(|(op, ran)| !ran && !may_lack.iter().any(|m| m == op))
-            .map(|(op, _)| op.to_string())
-            .collect();
+        let lacking = ran.into_iter().filter(|(_, ran)| !ran);
+        lacking.map(|(op, _)| op.to_string()).collect()
+    }
+
+    /// Fails ops that are unsupported in every variant and not in `may_lack`.
+    pub fn check_lacking(&mut self, may_lack: &[String]) {
+        let mut lacking = self.lacking();
+        lacking.retain(|op| !may_lack.contains(op));
         for row in self.rows.iter_mut().filter(|row| lacking.contains(&row.op)) {
             row.failures
                 .push("unsupported in every variant; name it in `may_lack` if that is meant".to_string());

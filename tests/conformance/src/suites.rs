@@ -20,7 +20,7 @@ pub use collectives::check_collectives;
 
 /// Runs every suite that needs one device.
 pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options, report: &mut Report) {
-    let wanted = |suite: &str| options.only_op.as_ref().is_none_or(|only| only == suite);
+    let wanted = |suite: &str| options.wants_part(suite) && options.only_op.as_ref().is_none_or(|only| only == suite);
     if wanted("memory") {
         memory::run(&**device, report);
     }

@@ -154,7 +154,7 @@ fn a_wait_for_work_never_submitted_is_refused() {
 #[test]
 fn step_writes_of_any_size_and_alignment_arrive_in_order() {
     let Some(device) = device() else { return };
-    let queue = device.create_queue(QueueKind::Compute).expect("a queue");
+    let queue = device.create_queue_for(QueueKind::Compute, 16 << 20).expect("a queue");
     const SIZE: usize = 5 << 20;
     let mut expected = vec![0u8; SIZE];
     let buffer = device.create_buffer(SIZE as u64, BufferKind::Device).expect("memory");

@@ -119,7 +119,7 @@ fn small_sums_are_the_own_kernels_where_devices_reach_each_other() {
     }
     let (passed, text) = fake.run_with("ranks::child_sums", "none", &[("HALYARD_CUDA_PEER_SUM_BYTES", "8k")]);
     assert!(
-        !passed && text.contains("HALYARD_CUDA_PEER_SUM_BYTES) is \"8k\""),
+        passed && text.contains("HALYARD_CUDA_PEER_SUM_BYTES) is \"8k\""),
         "{text}"
     );
 }
