@@ -284,6 +284,7 @@ impl Queue for GpuQueue {
             }
         }
         let others = self.others(waits)?;
+        state.lists.iter().try_for_each(|list| list.begin())?;
         let scratch = state.lists.iter().map(|list| list.scratch_bytes()).max();
         self.grow_arena(state, scratch.unwrap_or(0))?;
         let number = self.core.last.load(Ordering::Relaxed) + 1;
