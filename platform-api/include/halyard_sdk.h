@@ -83,9 +83,9 @@ static inline int halyard_tail_is_zero(const void *bytes, uint64_t known, uint64
 static inline uint32_t halyard_read_bytes(void *local, uint32_t known, uint32_t base, const void *theirs, uint64_t len,
                                           const char *name, halyard_error *err) {
     if (theirs == NULL) return halyard_fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "%s: null pointer", name);
-    if (len < base || len > 1u << 20) {
-        return halyard_fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "%s: %llu bytes, outside %u to 1048576", name,
-                            (unsigned long long)len, (unsigned)base);
+    if (len < base || len > HALYARD_MAX_STRUCT_BYTES) {
+        return halyard_fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "%s: %llu bytes, outside %u to %u", name,
+                            (unsigned long long)len, (unsigned)base, HALYARD_MAX_STRUCT_BYTES);
     }
     if (len > known && !halyard_tail_is_zero(theirs, known, len)) {
         return halyard_fail(err, HALYARD_STATUS_UNSUPPORTED, "%s: a field past byte %u is set that is not known here",

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::abi::limits::MAX_COMMUNICATOR_ID_BYTES;
 use crate::abi::wire_enum;
 use crate::dtype::DType;
 use crate::prepared::PreparedOp;
@@ -15,7 +16,7 @@ pub struct CommunicatorId(Vec<u8>);
 
 impl CommunicatorId {
     /// Most bytes of an id.
-    pub const MAX_BYTES: usize = 16 << 10;
+    pub const MAX_BYTES: usize = MAX_COMMUNICATOR_ID_BYTES as usize;
 
     /// An id of `bytes`.
     ///
@@ -72,7 +73,8 @@ pub struct CommunicatorDesc {
 }
 
 wire_enum! {
-    /// The collectives.
+    /// The collectives. Operands: input (read; absent for recv) and out (written; absent for send), contiguous; those
+    /// of all_reduce may be the same tensor.
     pub enum CollectiveKind {
         /// out\[i\] = Σ over ranks of input\[i\], in rank order, in f32.
         AllReduce = 0,

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use crate::abi::coded_enum;
 use crate::attention::{AttentionRegistry, NoAttention};
 use crate::communicator::{Communicator, CommunicatorDesc, CommunicatorId};
 use crate::info::{DeviceInfo, MemoryInfo};
@@ -100,14 +101,15 @@ pub trait Device: Send + Sync {
     }
 }
 
-/// Where a buffer lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum BufferKind {
-    /// Device memory: weights, KV, activations, row state.
-    Device = 0,
-    /// Memory that ops write and the host reads without a copy command: the result ring.
-    HostVisible = 1,
+coded_enum! {
+    /// Where a buffer lives.
+    pub enum BufferKind {
+        /// Device memory: weights, KV, activations, row state.
+        Device = 0,
+        /// Memory that ops write and the host reads without a copy command: what a done submit wrote is there for a
+        /// plain read, which does not block. The result ring.
+        HostVisible = 1,
+    }
 }
 
 /// Device memory, freed when dropped (after the work that names it).
@@ -133,14 +135,14 @@ pub trait Buffer: Send + Sync {
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<()>;
 }
 
-/// What a queue is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum QueueKind {
-    /// Runs any op.
-    Compute = 0,
-    /// Copies only, beside compute (offload, uploads).
-    Copy = 1,
+coded_enum! {
+    /// What a queue is for.
+    pub enum QueueKind {
+        /// Runs any op.
+        Compute = 0,
+        /// Copies only, beside compute (offload, uploads).
+        Copy = 1,
+    }
 }
 
 /// A queue's number on its device.
@@ -180,7 +182,8 @@ impl StepWrite<'_> {
 /// Bytes that one [`Queue::write_step`] may carry on every queue that was created without a number of its own.
 pub const MAX_STEP_WRITE_BYTES: usize = 1 << 20;
 
-/// An in-order queue.
+/// An in-order queue. One thread at a time creates encoders, submits, writes and reserves; any may ask for progress and
+/// wait.
 pub trait Queue: Send + Sync {
     /// The id that other queues wait with.
     fn id(&self) -> QueueId;
@@ -195,44 +198,47 @@ pub trait Queue: Send + Sync {
 
     /// Submits command buffers in order, after `waits`, and returns this submit's number (from 1, only growing).
     /// A one-shot command buffer is submitted once. With `async_depth` 0 the work is done when this returns, and this
-    /// may return its failure itself.
+    /// may return its failure itself. A submit that fails uses no number.
     ///
     /// # Errors
-    /// `DeviceLost`; `InvalidArgument` for an id that is not alive. Failures of the work itself come from
-    /// [`Queue::wait`].
+    /// `DeviceLost`; `InvalidArgument`, with nothing run, for an id that is not alive, a one-shot command buffer for
+    /// the second time, and a wait for what was not submitted; the failure of a queue that is waited for, or of an
+    /// earlier submit here. Failures of the work itself come from [`Queue::wait`].
     fn submit(&self, commands: &[CommandId], waits: &[QueueWait]) -> Result<u64>;
 
     /// The highest number whose work is done: a memory load. `u64::MAX` after a failure, which [`Queue::wait`] tells.
     fn completed(&self) -> u64;
 
-    /// Blocks until `number` is done or `timeout_ns` has passed.
+    /// Blocks until `number` is done or `timeout_ns` has passed (0: only looks; `u64::MAX`: for ever).
     ///
     /// # Errors
-    /// `Timeout`; the failure of this or an earlier submit.
+    /// `Timeout`; `InvalidArgument` for a number above the last submit's; on a queue that has failed its failure,
+    /// whatever the number.
     fn wait(&self, number: u64, timeout_ns: u64) -> Result<()>;
 
     /// Takes effect in queue order: later submits see it, earlier ones do not. The bytes are copied at the call into a
     /// ring that the backend owns, so the caller may reuse its memory at once. May block while the ring is full.
     ///
     /// # Errors
-    /// `InvalidArgument` past a buffer's end, or for more bytes than the queue was created for.
+    /// `InvalidArgument`, with nothing written, past a buffer's end or for more bytes than the queue was created for.
     fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()>;
 
     /// Makes the scratch arena at least `bytes`: the largest `scratch_bytes` of the ops that this queue will run.
+    /// Sealed command buffers stay valid.
     ///
     /// # Errors
     /// `OutOfMemory`.
     fn reserve_scratch(&self, bytes: u64) -> Result<()>;
 }
 
-/// How often the result of an encoder is submitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum EncoderMode {
-    /// Once; the backend may start the work while encoding.
-    OneShot = 0,
-    /// Many times, with other bytes in the same buffers.
-    Reusable = 1,
+coded_enum! {
+    /// How often the result of an encoder is submitted.
+    pub enum EncoderMode {
+        /// Once; the backend may start the work while encoding.
+        OneShot = 0,
+        /// Many times, with other bytes in the same buffers.
+        Reusable = 1,
+    }
 }
 
 /// A command buffer's number on its device.
@@ -243,10 +249,12 @@ pub struct CommandId(pub u64);
 /// Collects ops. Must not allocate device memory, wait or read back.
 pub trait Encoder: Send {
     /// Appends `op` over `operands`, in the order the op documents ([`OpSpec::operands`]; a prepared program: its
-    /// tensors by index). An op may read what an earlier one wrote.
+    /// tensors by index). An op may read what an earlier one wrote. An op that fails is not appended, and the encoder
+    /// goes on.
     ///
     /// # Errors
-    /// `InvalidArgument` for an id that is not alive, named; `DeviceLost`.
+    /// `InvalidArgument` for an id that is not alive, named, and for a tensor past its buffer's end or of a rank
+    /// outside 1 to 4; `Unsupported` for an unknown type; `DeviceLost`.
     fn encode(&mut self, op: OpId, operands: &[Tensor]) -> Result<()>;
 
     /// Seals the commands.

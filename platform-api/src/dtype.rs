@@ -3,7 +3,7 @@
 use crate::abi::wire_enum;
 
 wire_enum! {
-    /// Element type of a tensor.
+    /// Element type of a tensor. Types of 4 bits are none: what is packed that tightly crosses as U8.
     pub enum DType {
         /// Bytes without a meaning of their own (KV pages, packed weights, row structs).
         U8 = 0,
@@ -37,10 +37,9 @@ impl DType {
 }
 
 wire_enum! {
-    /// Canonical storage format of a weight matrix row: what model files hold, before a backend packs it.
-    ///
-    /// The block formats are GGUF's (ggml-common.h): a row of `in_features` values is `in_features / block` blocks,
-    /// except where [`WeightFormat::row_tail_bytes`] says that more follows.
+    /// Storage format of a weight's rows: what model files hold, before a backend packs it. A row is a whole number of
+    /// blocks, one behind the other, and the row's tail, where there is one. All numbers are little-endian. The block
+    /// formats are GGUF's (ggml-common.h).
     pub enum WeightFormat {
         /// 32-bit floats.
         F32 = 0,
@@ -48,20 +47,28 @@ wire_enum! {
         F16 = 1,
         /// bfloat16.
         BF16 = 2,
-        /// 32 values: f16 d, 16 bytes of nibbles; value = d·(q−8).
+        /// f16 d, 16 bytes of nibbles; value = d·(q − 8). Byte j holds value j in its low nibble, value j + 16 in its
+        /// high one.
         Q4_0 = 3,
-        /// 32 values: f16 d, f16 m, 16 bytes of nibbles; value = d·q + m.
+        /// f16 d, f16 m, 16 bytes of nibbles as in Q4_0; value = d·q + m.
         Q4_1 = 4,
-        /// 32 values: f16 d, u32 of fifth bits, 16 bytes of nibbles; value = d·(q−16).
+        /// f16 d, u32 whose bit j is the fifth bit of value j, 16 bytes of nibbles as in Q4_0; value = d·(q − 16).
         Q5_0 = 5,
-        /// 32 values: f16 d, 32 signed bytes; value = d·q.
+        /// f16 d, 32 signed bytes; value = d·q.
         Q8_0 = 6,
-        /// 256 values: f16 d, f16 dmin, 12 bytes of 6-bit scales and mins, 128 bytes of nibbles.
+        /// f16 d, f16 dmin, 12 bytes of scales and mins, 128 bytes of nibbles. 8 groups of 32 values; value = d·scale·q
+        /// − dmin·min. Groups 2i and 2i + 1 are the low and the high nibbles of the nibbles' bytes 32i to 32i + 31. Of
+        /// the 12 bytes, the low 6 bits of g and g + 4 are scale and min of a group g below 4. Those of the other
+        /// groups are the low and the high nibble of byte g + 4, with the top 2 bits of the bytes g − 4 and g above
+        /// them.
         Q4K = 7,
-        /// 256 values: 128 low nibbles, 64 high pairs, 16 signed scales, f16 d.
+        /// 128 bytes of low nibbles, 64 bytes of high pairs, 16 signed scales, f16 d. 2 halves of 4 quarters of 32
+        /// values; value l of quarter k of half h = d·scale·(q − 32). The low 4 bits of q are in byte 64h + 32·(k mod
+        /// 2) + l, in the low nibble for k below 2, else in the high one; its high 2 bits are bits 2k and 2k + 1 of
+        /// byte 128 + 32h + l; its scale is byte 192 + 8h + 2k + ⌊l/16⌋.
         Q6K = 8,
-        /// One 8-bit float (OCP OFP8 E4M3) a value, and behind the row's values its scale as f32; value = scale·q. Rows
-        /// of one tensor's scale all carry the same one.
+        /// One 8-bit float (OCP OFP8 E4M3) a value; the row's tail is its scale as f32; value = scale·q. Rows of a
+        /// tensor with one scale all carry the same one.
         F8E4M3 = 9,
     }
 }

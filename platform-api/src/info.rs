@@ -1,5 +1,6 @@
 //! What a device says of itself: facts the engine plans with. A capability is asked, an identity never.
 
+use crate::abi::Doc;
 use crate::dtype::DType;
 
 /// A set of [`DType`]s as bits (bit = code).
@@ -31,30 +32,41 @@ impl DTypeSet {
     }
 }
 
-/// Claimed abilities as bits. Conformance exercises each claimed one; an unclaimed one must be refused with a reason.
+/// Claimed abilities as bits. An unclaimed one must be refused with a reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities(pub u64);
 
-impl Capabilities {
-    /// Reusable encoders are captured natively, so that padded bucketed steps pay.
-    pub const RECORDING: Capabilities = Capabilities(1);
-    /// Several queues run at the same time.
-    pub const CONCURRENT_QUEUES: Capabilities = Capabilities(1 << 1);
-    /// Results of a row do not depend on what else is in the batch, bit for bit.
-    pub const BATCH_INVARIANT: Capabilities = Capabilities(1 << 2);
-    /// Collectives between devices of this platform.
-    pub const COMMUNICATOR: Capabilities = Capabilities(1 << 3);
-    /// Claims composites.
-    pub const COMPOSITES: Capabilities = Capabilities(1 << 4);
+/// Defines the bits, each with its number and its name for people.
+macro_rules! capabilities {
+    ($( $(#[doc = $doc:literal])* $name:ident = $bit:literal $word:literal ; )*) => {
+        impl Capabilities {
+            $( $(#[doc = $doc])* pub const $name: Capabilities = Capabilities(1 << $bit); )*
 
-    /// Every named bit with its name.
-    pub const NAMES: [(&'static str, Capabilities); 5] = [
-        ("recording", Self::RECORDING),
-        ("concurrent_queues", Self::CONCURRENT_QUEUES),
-        ("batch_invariant", Self::BATCH_INVARIANT),
-        ("communicator", Self::COMMUNICATOR),
-        ("composites", Self::COMPOSITES),
-    ];
+            /// Every named bit with its name.
+            pub const NAMES: &'static [(&'static str, Capabilities)] = &[ $( ($word, Capabilities::$name) ),* ];
+
+            /// What each is, in the order of `NAMES`.
+            pub const DOCS: &'static [Doc] = &[ $( &[ $( $doc ),* ] ),* ];
+        }
+    };
+}
+
+capabilities! {
+    /// Reusable encoders are captured natively, so that padded steps of a recorded size pay.
+    RECORDING = 0 "recording";
+    /// Several queues run at the same time.
+    CONCURRENT_QUEUES = 1 "concurrent_queues";
+    /// Results of a row do not depend on what else is in the batch, bit for bit.
+    BATCH_INVARIANT = 2 "batch_invariant";
+    /// Collectives between devices of this platform.
+    COMMUNICATOR = 3 "communicator";
+    /// Claims regions of programs.
+    COMPOSITES = 4 "composites";
+}
+
+impl Capabilities {
+    /// The vendors' own bits, which this contract never gives a meaning.
+    pub const VENDORS: Capabilities = Capabilities(0xFFFF << 48);
 
     /// Both sets together.
     pub const fn with(self, other: Capabilities) -> Capabilities {
@@ -94,7 +106,8 @@ pub struct DeviceInfo {
     /// Largest part of a buffer that one operand may span, in bytes.
     pub max_binding_bytes: u64,
     /// Required alignment, in bytes, of tensors that the host places in one buffer (a power of two). Row and column
-    /// slices of a tensor are aligned to its elements only.
+    /// slices of a tensor are aligned to its elements only: a tensor's offset is always a multiple of its element's
+    /// size.
     pub offset_alignment: u32,
     /// Host and device share one memory.
     pub unified_memory: bool,
@@ -104,7 +117,8 @@ pub struct DeviceInfo {
     pub preferred_block_size: u32,
     /// Token budget of a step when the operator names none.
     pub preferred_step_tokens: u32,
-    /// Token counts that compiled or recorded steps come in; empty: any.
+    /// Numbers of sequences that recorded decode steps come in, which are padded up to the next one; empty: the host
+    /// chooses. Steps with prompts come in any size.
     pub shape_buckets: Vec<u32>,
 }
 

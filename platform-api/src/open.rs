@@ -3,10 +3,10 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use crate::abi::limits;
 use crate::status::{Error, Result};
 
-/// Most bytes that the options of a device may have.
-const MAX_OPTION_BYTES: usize = 64 << 10;
+const MAX_OPTION_BYTES: usize = limits::MAX_OPTION_BYTES as usize;
 
 /// What a device is opened with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,22 +7,24 @@
 //! otherwise, an output may be the very same tensor as an input (same buffer, offset and strides), and other overlaps
 //! are not allowed.
 //!
-//! Computation is as if in f32: inputs are widened, the result is rounded once to the output's type.
+//! Computation is as if in f32: inputs are widened, the result is rounded once to the output's type. Sums of sampling
+//! are finer ([`Sample`]). docs/ops.md says all of this to readers of C; it is made from the ops' doc comments.
 
+use crate::abi::{Doc, StructLayout, coded_enum};
 use crate::status::{Error, Result};
 
-/// How an op uses an operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Access {
-    /// Constant while the model is loaded: weights, tables. May be prefetched before earlier work is done.
-    Const = 0,
-    /// Read.
-    Read = 1,
-    /// Written whole; old contents do not matter.
-    Write = 2,
-    /// Read and written, or written in part.
-    Update = 3,
+coded_enum! {
+    /// How an op uses an operand.
+    pub enum Access {
+        /// Constant while the model is loaded: weights, tables. May be prefetched before earlier work is done.
+        Const = 0,
+        /// Read.
+        Read = 1,
+        /// Written whole; old contents do not matter.
+        Write = 2,
+        /// Read and written, or written in part.
+        Update = 3,
+    }
 }
 
 impl Access {
@@ -53,22 +55,41 @@ pub struct Operand {
     pub optional: bool,
 }
 
-/// Defines an op: descriptor, wire struct, operands.
+/// An op as the catalogue describes it.
+pub struct OpLayout {
+    /// Name.
+    pub name: &'static str,
+    /// Code on the wire.
+    pub code: u32,
+    /// Operands in order.
+    pub operands: &'static [Operand],
+    /// Type and shape of each.
+    pub operand_docs: &'static [Doc],
+    /// Its descriptor, described by the op's formula.
+    pub descriptor: StructLayout,
+    /// Types of the descriptor's fields behind the size, as Rust names them.
+    pub field_types: &'static [&'static str],
+}
+
+/// Defines an op: descriptor, wire struct, operands. Its doc comment is the formula, an operand's its type and shape.
 macro_rules! op {
     (
-        $(#[$meta:meta])*
+        $(#[doc = $doc:literal])*
         pub struct $name:ident = $code:literal $op_name:literal, wire $wire:ident = $cname:literal {
-            $( $(#[$fmeta:meta])* $field:ident : $ty:ty ),* $(,)?
+            $( $(#[doc = $fdoc:literal])* $field:ident : $ty:ty ),* $(,)?
         }
-        operands { $( $operand:ident : $access:ident $(? $optional:tt)? ),* $(,)? }
+        operands { $( $(#[doc = $odoc:literal])* $operand:ident : $access:ident $(? $optional:tt)? ),* $(,)? }
     ) => {
-        $(#[$meta])*
+        $(#[doc = $doc])*
+        #[doc = ""]
+        #[doc = "Operands:"]
+        $( #[doc = concat!("- `", stringify!($operand), "`:", $( "\n ", $odoc ),*)] )*
         #[derive(Clone, Debug, PartialEq)]
-        pub struct $name { $( $(#[$fmeta])* pub $field: $ty, )* }
+        pub struct $name { $( $(#[doc = $fdoc])* pub $field: $ty, )* }
 
         $crate::abi::abi_struct! {
-            #[doc = concat!("Wire form of [`", stringify!($name), "`].")]
-            pub struct $wire = $cname { $( $(#[$fmeta])* pub $field: <$ty as $crate::abi::WireField>::Repr, )* }
+            $(#[doc = $doc])*
+            pub struct $wire = $cname { $( $(#[doc = $fdoc])* pub $field: <$ty as $crate::abi::WireField>::Repr, )* }
         }
 
         impl $name {
@@ -82,6 +103,10 @@ macro_rules! op {
                 access: $crate::ops::Access::$access,
                 optional: $crate::ops::op!(@optional $($optional)?),
             } ),* ];
+            /// Type of each field, as Rust names it.
+            pub const FIELD_TYPES: &'static [&'static str] = &[ $( stringify!($ty) ),* ];
+            /// Type and shape of each operand.
+            pub const OPERAND_DOCS: &'static [$crate::abi::Doc] = &[ $( &[ $( $odoc ),* ] ),* ];
 
             /// The wire form.
             pub fn to_wire(&self) -> $wire {
@@ -201,9 +226,16 @@ macro_rules! catalogue {
 
         $( impl From<$module::$name> for OpSpec { fn from(op: $module::$name) -> OpSpec { OpSpec::$name(op) } } )*
 
-        /// Layouts of all descriptors, for the header and the layout file.
-        pub fn wire_layouts() -> Vec<$crate::abi::StructLayout> {
-            vec![ $( $crate::abi::layout_of_wire($module::$name::to_wire), )* ]
+        /// Every op, for the header, the layout file and docs/ops.md.
+        pub fn layouts() -> Vec<OpLayout> {
+            vec![ $( OpLayout {
+                name: $module::$name::NAME,
+                code: $module::$name::CODE,
+                operands: $module::$name::OPERANDS,
+                operand_docs: $module::$name::OPERAND_DOCS,
+                descriptor: $crate::abi::layout_of_wire($module::$name::to_wire),
+                field_types: $module::$name::FIELD_TYPES,
+            }, )* ]
         }
     };
 }

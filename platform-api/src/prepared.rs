@@ -43,7 +43,8 @@ pub trait PreparedOp: Send + Sync {
     fn packed_weight_bytes(&self, node: u32) -> Result<u64>;
 
     /// Packs some rows of node `node`'s weight into `dst`, a U8 tensor of `packed_weight_bytes`. Rows may come in
-    /// several calls (q, k and v of one merged matrix); each row once. For load time; blocks.
+    /// several calls (q, k and v of one merged matrix); they may come again, while nothing that runs reads `dst`. For
+    /// load time; blocks.
     ///
     /// # Errors
     /// `InvalidArgument` when rows or bytes do not fit the spec.

@@ -2,38 +2,40 @@
 
 use std::fmt;
 
-/// What went wrong, as a closed list: a newer plugin maps what it cannot express here to [`Status::Internal`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u32)]
-pub enum Status {
-    /// Success. Never carried by an [`Error`].
-    Ok = 0,
-    /// An argument is outside what the function documents. The caller has a bug or passed on bad input.
-    InvalidArgument = 1,
-    /// Understood, and not offered here; the text says why.
-    Unsupported = 2,
-    /// Device or host memory is exhausted; the text says how much was asked and how much was free.
-    OutOfMemory = 3,
-    /// The device is gone; every object opened on it is dead.
-    DeviceLost = 4,
-    /// A name or index that does not exist.
-    NotFound = 5,
-    /// Versions or layouts do not fit together.
-    Incompatible = 6,
-    /// The deadline passed; the work goes on.
-    Timeout = 7,
-    /// The caller asked to stop.
-    Cancelled = 8,
-    /// An earlier panic left this handle unusable.
-    Poisoned = 9,
-    /// No device, driver or library of this kind on this machine.
-    Unavailable = 10,
-    /// Refused by policy (allow-list, permissions).
-    Denied = 11,
-    /// A defect of the callee.
-    Internal = 12,
-    /// The callee's code panicked or threw during this call; the handle that it was called on is poisoned.
-    Panicked = 13,
+use crate::abi::coded_enum;
+
+coded_enum! {
+    /// What went wrong, as a closed list: what it has no word for is an internal error, and so is an unknown code.
+    pub enum Status {
+        /// Success.
+        Ok = 0,
+        /// An argument is outside what the function documents. The caller has a bug or passed on bad input.
+        InvalidArgument = 1,
+        /// Understood, and not offered here; the text says why.
+        Unsupported = 2,
+        /// Device or host memory is exhausted; the text says how much was asked and how much was free.
+        OutOfMemory = 3,
+        /// The device is gone; every object opened on it is dead.
+        DeviceLost = 4,
+        /// A name or index that does not exist.
+        NotFound = 5,
+        /// Versions or layouts do not fit together.
+        Incompatible = 6,
+        /// The deadline passed; the work goes on.
+        Timeout = 7,
+        /// The caller asked to stop.
+        Cancelled = 8,
+        /// An earlier panic left this handle unusable.
+        Poisoned = 9,
+        /// No device, driver or library of this kind on this machine.
+        Unavailable = 10,
+        /// Refused by policy (allow-list, permissions).
+        Denied = 11,
+        /// A defect of the callee.
+        Internal = 12,
+        /// The callee's code panicked or threw during this call; the handle that it was called on is poisoned.
+        Panicked = 13,
+    }
 }
 
 impl Status {

@@ -10,22 +10,24 @@ use crate::status::{Error, Result};
 pub struct BufferId(pub u64);
 
 abi_fixed_struct! {
-    /// A strided view of a buffer, passed by array to `encode`. Fixed for the life of the major version.
+    /// A strided view of a buffer, passed by array to `encode`. Fixed for the life of the major version. Element
+    /// (i, j, …) lies at byte offset + (i·strides\[0\] + j·strides\[1\] + …) · bytes of an element.
     pub struct Tensor = "halyard_tensor" {
-        /// [`BufferId`] of the memory; 0 says that an optional operand is absent.
+        /// Id of the buffer; 0: an optional operand that is absent.
         pub buffer: u64,
-        /// First byte of the view.
+        /// First byte of the view in the buffer: a multiple of the element's size, and where a tensor of its own
+        /// begins, not a slice of one, of the device's offset_alignment.
         pub offset: u64,
         /// Extents, outermost first; unused ones are 1.
         pub shape: [u32; 4],
         /// Distance between neighbours along each axis, in elements.
         pub strides: [u32; 4],
-        /// [`DType`] code.
+        /// Dtype code.
         pub dtype: u32,
         /// Number of used axes, 1 to 4.
         pub rank: u32,
-        /// Of an opaque operand (a packed weight, KV blocks): the bytes at `offset` that belong to it, any number; it
-        /// is U8 of rank 1 then, and its shape says no more. 0: the shape says it.
+        /// Of a packed weight: the bytes at `offset` that belong to it, any number; it is U8 of rank 1 then, and its
+        /// shape says no more. 0: the shape says it. KV blocks have a shape, \[num_pages, block_bytes\].
         pub bytes: u64,
     }
 }

@@ -1,11 +1,13 @@
-//! Holds the checked-in description of the wire: no holes, the layout file only grows, the header is current and
-//! compiles.
+//! Holds the description of the wire: no holes, everything is described, the header and docs/ops.md are current, and
+//! the header compiles.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 
-use halyard_platform_api::abi::{self, StructLayout, tables};
+use halyard_platform_api::abi::tables::{MemoryInfoWire, OpSpecWire, ProgramWire};
+use halyard_platform_api::abi::{self, StructLayout, limits, read_known, read_program, read_spec, tables};
+use halyard_platform_api::ops;
 
 fn crate_file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name)
@@ -83,101 +85,99 @@ fn tables_are_packed_and_named_once() {
     assert_eq!(names.len(), total, "a C name is used twice");
 }
 
-/// A summary line ("struct NAME size N …", "table NAME … size N"): its identity without the size, and the size.
-fn summary(line: &str) -> Option<(String, u64)> {
-    if !line.starts_with("struct ") && !line.starts_with("table ") {
-        return None;
-    }
-    let words: Vec<&str> = line.split(' ').collect();
-    let at = words.iter().position(|w| *w == "size")? + 1;
-    let size = words.get(at)?.parse().ok()?;
-    let mut rest = words.clone();
-    rest.remove(at);
-    // A table's minor version may rise, its major not.
-    if let Some(version) = rest.iter().position(|w| *w == "version") {
-        rest[version + 1] = rest[version + 1].split('.').next()?;
-    }
-    Some((rest.join(" "), size))
-}
-
-/// Lines of `stored` that `current` changed or lost. A struct or table may become larger.
-fn broken_lines(stored: &str, current: &str) -> Vec<String> {
-    let grown = |old: &str| {
-        summary(old).is_some_and(|(name, size)| {
-            current
-                .lines()
-                .filter_map(summary)
-                .any(|(n, s)| n == name && s >= size && !old.ends_with("fixed"))
-        })
-    };
-    stored
-        .lines()
-        .filter(|line| !line.starts_with('#') && !line.is_empty())
-        .filter(|line| !current.lines().any(|now| now == *line) && !grown(line))
-        .map(str::to_string)
-        .collect()
-}
-
-const DRAFT: &str = "# draft: interfaces are 0.x, a decision record may reset this file (HALYARD_BLESS=1). When 1.0 \
-    freezes, this line becomes `# frozen`.\n";
-
-#[test]
-fn layout_file_is_current_and_only_grows() {
-    let path = crate_file("abi-layout.txt");
-    let current = abi::layout_lines();
-    let stored = std::fs::read_to_string(&path).unwrap_or_default();
-    let frozen = stored.starts_with("# frozen");
-    let broken = broken_lines(&stored, &current);
-    if blessing() && (!frozen || broken.is_empty()) {
-        let first = if frozen {
-            format!("{}\n", stored.lines().next().unwrap_or_default())
-        } else {
-            DRAFT.to_string()
-        };
-        std::fs::write(&path, first + &current).expect("the layout file is writable");
-        return;
-    }
-    assert!(
-        broken.is_empty(),
-        "the wire changed under existing plugins. Fields and slots are only appended; these lines of abi-layout.txt \
-         no longer hold:\n{}\n{}",
-        broken.join("\n"),
-        if frozen {
-            "The layout is frozen: append instead."
-        } else {
-            "In 0.x a decision record may reset it: write one, raise the version, then run with HALYARD_BLESS=1."
+/// What has no description, as "where: what".
+fn undescribed() -> Vec<String> {
+    let mut missing = Vec::new();
+    let mut need = |place: String, doc: &[&str]| {
+        if doc.iter().all(|line| line.trim().is_empty()) {
+            missing.push(place);
         }
-    );
-    let body: String = stored
-        .lines()
-        .filter(|l| !l.starts_with('#'))
-        .fold(String::new(), |mut all, line| {
-            let _ = writeln!(all, "{line}");
-            all
-        });
-    assert_eq!(
-        body, current,
-        "the wire grew: run with HALYARD_BLESS=1 and commit abi-layout.txt"
-    );
+    };
+    for s in tables::structs() {
+        need(s.name.to_string(), s.doc);
+        // The size is described once, at the header's top.
+        for field in s.fields.iter().filter(|field| field.name != "struct_size") {
+            need(format!("{}.{}", s.name, field.name), field.doc);
+        }
+    }
+    for t in tables::tables() {
+        need(t.name.to_string(), t.doc);
+        t.slots
+            .iter()
+            .for_each(|slot| need(format!("{}.{}", t.name, slot.name), slot.doc));
+    }
+    for op in ops::layouts() {
+        for (operand, doc) in op.operands.iter().zip(op.operand_docs) {
+            need(format!("{} of {}", operand.name, op.name), doc);
+        }
+    }
+    missing
 }
 
 #[test]
-fn layout_comparison_allows_growth_and_refuses_change() {
-    let old = "struct a size 8\n  a +0 uint32_t struct_size\n  a +4 uint32_t x\ntable t interface i version 0.1 size \
-        16\n  t +8 required uint32_t f()\n";
-    let grown = "struct a size 12\n  a +0 uint32_t struct_size\n  a +4 uint32_t x\n  a +8 uint32_t y\ntable t \
-        interface i version 0.2 size 24\n  t +8 required uint32_t f()\n  t +16 optional uint32_t g()\n";
-    assert!(broken_lines(old, grown).is_empty());
-    let retyped = old.replace("uint32_t x", "int32_t x");
-    assert_eq!(broken_lines(old, &retyped), ["  a +4 uint32_t x"]);
-    let shrunk = old.replace("size 8", "size 4");
-    assert_eq!(broken_lines(old, &shrunk), ["struct a size 8"]);
-    let major = old.replace("version 0.1", "version 1.0");
-    assert_eq!(broken_lines(old, &major), ["table t interface i version 0.1 size 16"]);
-    let fixed = "struct f size 8 fixed\n";
-    assert_eq!(
-        broken_lines(fixed, "struct f size 12 fixed\n"),
-        ["struct f size 8 fixed"]
+fn everything_that_crosses_is_described() {
+    assert_eq!(undescribed(), Vec::<String>::new());
+}
+
+/// Words of `text` that begin with `HALYARD_`.
+fn names(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words.filter(|word| word.starts_with("HALYARD_"))
+}
+
+#[test]
+fn every_name_of_the_header_and_of_the_ops_is_defined_once_and_those_in_texts_are_there() {
+    let header = abi::header();
+    let mut defined: Vec<&str> = header
+        .lines()
+        .filter_map(|line| line.strip_prefix("#define ")?.split([' ', '(']).next())
+        .collect();
+    let total = defined.len();
+    defined.sort_unstable();
+    defined.dedup();
+    assert_eq!(defined.len(), total, "a name is defined twice");
+    for text in [&header, &abi::ops_page()] {
+        // `HALYARD_STATUS_` stands for all that begin with it.
+        let is_there = |name: &str| match name.ends_with('_') {
+            true => defined.iter().any(|known| known.starts_with(name)),
+            false => defined.contains(&name) || name == "HALYARD_H",
+        };
+        let missing: Vec<&str> = names(text).filter(|name| !is_there(name)).collect();
+        assert_eq!(missing, Vec::<&str>::new());
+        let rust: Vec<&str> = text
+            .lines()
+            .filter(|line| line.contains("[`") || line.contains("::"))
+            .collect();
+        assert_eq!(rust, Vec::<&str>::new(), "words of Rust in what is for readers of C");
+    }
+    let wide: Vec<&str> = header.lines().filter(|line| line.chars().count() > 120).collect();
+    assert_eq!(wide, Vec::<&str>::new());
+}
+
+#[test]
+fn limits_are_those_that_readers_keep() {
+    // SAFETY: larger than its size word, which alone is read before it is refused.
+    let read = |size: u32| unsafe { read_known::<MemoryInfoWire>([size; 16].as_ptr().cast()) }.map(|_| ());
+    let refused = read(limits::MAX_STRUCT_BYTES + 1).expect_err("a byte too many");
+    assert!(
+        refused.message.contains(&limits::MAX_STRUCT_BYTES.to_string()),
+        "{refused}"
+    );
+    let mut spec = OpSpecWire::zeroed();
+    spec.descriptor_len = u64::from(limits::MAX_STRUCT_BYTES) + 1;
+    // SAFETY: refused before the descriptor is read.
+    let refused = unsafe { read_spec(&spec) }.expect_err("a byte too many");
+    assert!(
+        refused.message.contains(&limits::MAX_STRUCT_BYTES.to_string()),
+        "{refused}"
+    );
+    let mut program = ProgramWire::zeroed();
+    program.num_nodes = limits::MAX_PROGRAM_ENTRIES + 1;
+    // SAFETY: refused before a node is read.
+    let refused = unsafe { read_program(&program) }.expect_err("a node too many");
+    assert!(
+        refused.message.contains(&limits::MAX_PROGRAM_ENTRIES.to_string()),
+        "{refused}"
     );
 }
 
@@ -199,17 +199,28 @@ fn every_field_of_every_record_stands_in_the_authors_page() {
     }
 }
 
-#[test]
-fn header_is_current() {
-    let path = crate_file("include/halyard.h");
-    let current = abi::header();
+/// Holds a generated file to what is generated now.
+fn is_current(path: PathBuf, current: &str) {
     if blessing() {
-        std::fs::create_dir_all(crate_file("include")).expect("the include folder is writable");
-        std::fs::write(&path, &current).expect("the header is writable");
+        std::fs::write(&path, current).expect("the file is writable");
         return;
     }
     let stored = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(stored, current, "include/halyard.h is stale: run with HALYARD_BLESS=1");
+    assert!(
+        stored == current,
+        "{} is stale: run with HALYARD_BLESS=1",
+        path.display()
+    );
+}
+
+#[test]
+fn header_is_current() {
+    is_current(crate_file("include/halyard.h"), &abi::header());
+}
+
+#[test]
+fn ops_page_is_current() {
+    is_current(crate_file("../docs/ops.md"), &abi::ops_page());
 }
 
 /// A source that checks every size and offset at compile time, in C99 (which has no static assertion) and in C++.
@@ -236,6 +247,11 @@ fn checking_source() -> String {
             check(format!("offsetof({}, {}) == {}", t.name, slot.name, slot.offset));
         }
     }
+    check("HALYARD_CAPABILITY_VENDORS >> 48 == 0xffff && HALYARD_OP_VENDOR == HALYARD_VENDOR_CODES".to_string());
+    check(
+        "HALYARD_LINEAR_OUT == 4 && HALYARD_LINEAR_NUM_OPERANDS == 5 && HALYARD_WEIGHT_Q4K_BLOCK_BYTES == 144".into(),
+    );
+    check("sizeof(halyard_str) == 16 && sizeof(halyard_u64s) == 16".to_string());
     out.push_str(
         "HALYARD_MANIFEST(\"{}\");\nhalyard_entry_fn entry_is_a_type;\nint first_byte(void);\nint first_byte(void) { \
          return halyard_manifest[0]; }\n",

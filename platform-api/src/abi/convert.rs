@@ -3,6 +3,7 @@
 //! Values from the other side are validated here once; what this side does not know is refused or masked, and says so.
 
 use super::Str;
+use super::limits::MAX_LIST;
 use super::tables::{
     AttentionBackendWire, AttentionPlanWire, CollectiveWire, DeviceInfoWire, MemoryInfoWire, PreparedWire,
 };
@@ -13,9 +14,6 @@ use crate::dtype::DType;
 use crate::info::{Capabilities, DTypeSet, DeviceInfo, MemoryInfo};
 use crate::prepared::PreparedInfo;
 use crate::status::{Error, Result};
-
-/// Most entries that a list of facts (shape buckets, block sizes) may have.
-pub const MAX_LIST: u32 = 4096;
 
 /// Copies a list of numbers of the other side.
 ///

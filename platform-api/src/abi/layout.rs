@@ -2,6 +2,9 @@
 
 use crate::status::{Error, Result};
 
+/// Lines of a doc comment.
+pub type Doc = &'static [&'static str];
+
 /// A field of a wire struct.
 #[derive(Clone, Debug)]
 pub struct FieldLayout {
@@ -13,6 +16,8 @@ pub struct FieldLayout {
     pub size: usize,
     /// Spelling in C.
     pub c_type: String,
+    /// What it is.
+    pub doc: Doc,
 }
 
 /// A wire struct.
@@ -26,6 +31,8 @@ pub struct StructLayout {
     pub base: usize,
     /// Starts with its size and may grow.
     pub sized: bool,
+    /// What it is.
+    pub doc: Doc,
     /// Fields in order.
     pub fields: Vec<FieldLayout>,
 }
@@ -45,6 +52,8 @@ pub struct Slot {
     pub c_return: String,
     /// Arguments: name and type in C.
     pub c_args: Vec<(&'static str, String)>,
+    /// What it does.
+    pub doc: Doc,
 }
 
 /// A function table.
@@ -60,6 +69,8 @@ pub struct TableLayout {
     pub version: (u32, u32),
     /// Bytes.
     pub size: usize,
+    /// What it is.
+    pub doc: Doc,
     /// Slots in order.
     pub slots: Vec<Slot>,
 }

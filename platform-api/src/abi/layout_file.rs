@@ -1,185 +1,142 @@
-//! The wire as texts: the checked-in layout file and the C header.
+//! The checked-in layout file: what crosses, in sections that are draft or frozen each. A section is an interface (its
+//! table and the structs that it uses, which others may use, too), an op, or `core`: what all of them need.
 
 use std::fmt::Write as _;
 
-use super::plain_constants::{MARKERS, numbers};
+use super::constants::groups;
+use super::header::access_word;
+use super::layout::{StructLayout, TableLayout};
+use super::plain_types::{function_types, plain_structs};
 use super::tables;
+use crate::ops::{OpLayout, layouts};
 
-/// Every positive number that the wire gives a name, except versions of interfaces.
-fn constants() -> Vec<(String, u32)> {
-    let mut all = tables::constants();
-    all.extend(numbers());
-    all
-}
+/// Sections that no release changes any more, but for what rules of growth allow; all others are draft. What becomes
+/// frozen is never taken out again: the gate (tests/layout_gate.rs) sees to it.
+const FROZEN: &[&str] = &[];
 
-/// The version of each interface. They move with every release of the contract, so that the layout file has them with
-/// their tables only.
-fn versions() -> Vec<(String, u32)> {
-    let of_table = |t: &super::TableLayout| {
-        let name = t.interface.to_uppercase();
-        [
-            (format!("HALYARD_{name}_MAJOR"), t.version.0),
-            (format!("HALYARD_{name}_MINOR"), t.version.1),
-        ]
-    };
-    tables::tables().iter().flat_map(of_table).collect()
-}
+/// Structs of `core`.
+const CORE: [&str; 5] = [
+    "halyard_str",
+    "halyard_u64s",
+    "halyard_error",
+    "halyard_host",
+    "halyard_plugin",
+];
 
-/// The checked-in layout file: one line per constant, struct, field, table and slot.
+/// The layout file.
 pub fn layout_lines() -> String {
     let mut out = String::new();
-    for (name, value) in constants() {
-        // Its own version moves with every release of the contract.
-        if name != "HALYARD_ABI_MINOR" {
-            let _ = writeln!(out, "constant {name} {value}");
+    let mut section = |name: &str, lines: Vec<String>| {
+        let state = if FROZEN.contains(&name) { "frozen" } else { "draft" };
+        let _ = writeln!(out, "{name} {state}");
+        for line in constant_lines(name).into_iter().chain(lines) {
+            let _ = writeln!(out, "  {line}");
         }
+    };
+    let structs: Vec<StructLayout> = plain_structs().into_iter().chain(tables::structs()).collect();
+    section("core", core_lines(&structs));
+    for table in tables::tables() {
+        section(&format!("interface {}", table.interface), table_lines(&table, &structs));
     }
-    for (name, value) in MARKERS {
-        let _ = writeln!(out, "constant {name} {value}");
-    }
-    for s in tables::structs() {
-        let _ = writeln!(
-            out,
-            "struct {} size {}{}",
-            s.name,
-            s.size,
-            if s.sized { "" } else { " fixed" }
-        );
-        for f in &s.fields {
-            let _ = writeln!(out, "  {} +{} {} {}", s.name, f.offset, f.c_type, f.name);
-        }
-    }
-    for t in tables::tables() {
-        let _ = writeln!(
-            out,
-            "table {} interface {} version {}.{} size {}",
-            t.name, t.interface, t.version.0, t.version.1, t.size
-        );
-        for slot in &t.slots {
-            let args: Vec<String> = slot.c_args.iter().map(|(name, ty)| format!("{ty} {name}")).collect();
-            let need = if slot.required { "required" } else { "optional" };
-            let _ = writeln!(
-                out,
-                "  {} +{} {need} {} {}({})",
-                t.name,
-                slot.offset,
-                slot.c_return,
-                slot.name,
-                args.join(", ")
-            );
-        }
+    for op in layouts() {
+        section(&format!("op {}", op.name), op_lines(&op, &structs));
     }
     out
 }
 
-/// The C header.
-pub fn header() -> String {
-    let mut out = String::from(HEADER_TOP);
-    let _ = writeln!(
-        out,
-        "/* The contract's version, for a manifest's `abi`. */\n#define HALYARD_ABI \"{}.{}\"",
-        tables::ABI_MAJOR,
-        tables::ABI_MINOR
-    );
-    for (name, code) in constants().into_iter().chain(versions()) {
-        let _ = writeln!(out, "#define {name} {code}u");
-    }
-    for (name, value) in MARKERS {
-        let _ = writeln!(out, "#define {name} ({value})");
-    }
-    out.push('\n');
-    for s in tables::structs() {
-        let _ = writeln!(out, "typedef struct {} {{", s.name);
-        for f in &s.fields {
-            let _ = writeln!(out, "    {};", declare(&f.c_type, f.name));
-        }
-        let _ = writeln!(out, "}} {};", s.name);
-        if s.sized {
-            // As it is named, for a macro that is given the type's name.
-            let _ = writeln!(out, "#define {}_base_size {}u", s.name, s.base);
-        }
-        out.push('\n');
-    }
-    for t in tables::tables() {
-        let _ = writeln!(
-            out,
-            "/* interface {} {}.{} */\ntypedef struct {} {{",
-            t.interface, t.version.0, t.version.1, t.name
-        );
-        let _ = writeln!(out, "    uint32_t struct_size;\n    uint32_t minor;");
-        for slot in &t.slots {
-            let args: Vec<String> = slot.c_args.iter().map(|(name, ty)| declare(ty, name)).collect();
-            let args = if args.is_empty() {
-                "void".to_string()
-            } else {
-                args.join(", ")
-            };
-            let note = match (slot.required, slot.fallback) {
-                (true, _) => "required".to_string(),
-                (false, Some(fallback)) => format!("optional: {fallback}"),
-                (false, None) => "optional".to_string(),
-            };
-            let _ = writeln!(out, "    {} (*{})({args}); /* {note} */", slot.c_return, slot.name);
-        }
-        let _ = writeln!(out, "}} {};\n", t.name);
-    }
-    out.push_str(HEADER_END);
-    out
+fn constant_lines(section: &str) -> Vec<String> {
+    let here = groups().into_iter().filter(|group| group.sections.contains(&section));
+    let constants = here.flat_map(|group| group.constants);
+    constants
+        .map(|constant| format!("constant {} {}", constant.name, constant.value.plain()))
+        .collect()
 }
 
-/// A C declaration of `name`, with an array's bounds after the name.
-fn declare(c_type: &str, name: &str) -> String {
-    match c_type.split_once('[') {
-        Some((element, bounds)) => format!("{element} {name}[{bounds}"),
-        None if c_type.ends_with('*') => format!("{c_type}{name}"),
-        None => format!("{c_type} {name}"),
+fn core_lines(structs: &[StructLayout]) -> Vec<String> {
+    let of_function =
+        |f: super::plain_types::FunctionType| format!("function {} {} ({})", f.name, f.c_return, arguments(&f.c_args));
+    let mut lines: Vec<String> = function_types().into_iter().map(of_function).collect();
+    lines.extend(struct_lines(structs, |s| CORE.contains(&s.name)));
+    lines
+}
+
+fn arguments(args: &[(&'static str, String)]) -> String {
+    let args: Vec<String> = args.iter().map(|(name, ty)| format!("{ty} {name}")).collect();
+    args.join(", ")
+}
+
+fn struct_lines(structs: &[StructLayout], here: impl Fn(&StructLayout) -> bool) -> Vec<String> {
+    let mut lines = Vec::new();
+    for s in structs.iter().filter(|s| here(s)) {
+        lines.push(match s.sized {
+            true => format!("struct {} base {} size {}", s.name, s.base, s.size),
+            false => format!("struct {} fixed size {}", s.name, s.size),
+        });
+        let fields = s.fields.iter();
+        lines.extend(fields.map(|f| format!("  {} +{} {} {}", s.name, f.offset, f.c_type, f.name)));
     }
+    lines
 }
 
-const HEADER_TOP: &str =
-    "/* halyard.h: the plugin contract in C. Generated by platform-api (test `header_is_current`); do not edit.
- * Rules and meaning: docs/abi.md. C99 and C++17. */
-#ifndef HALYARD_H
-#define HALYARD_H
-
-#include <stdint.h>
-
-#ifdef __cplusplus
-extern \"C\" {
-#endif
-
-typedef struct halyard_str {
-    const uint8_t *ptr;
-    uint64_t len;
-} halyard_str;
-
-typedef struct halyard_u64s {
-    const uint64_t *ptr;
-    uint64_t len;
-} halyard_u64s;
-
-/* Logs text under target at level 1 error, 2 warn, 3 info, 4 debug, 5 trace. */
-typedef void (*halyard_log_fn)(void *context, uint32_t level, halyard_str target, halyard_str text);
-
-/* Finds the table of an interface for the host's range major.0 to major.max_minor. Returns a status. */
-struct halyard_error;
-typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t major, uint32_t max_minor,
-                                         const void **out, struct halyard_error *err);
-
-";
-
-const HEADER_END: &str = "/* The entry symbol that a plugin's manifest names. Returns a status. */
-typedef uint32_t (*halyard_entry_fn)(const halyard_host *host, halyard_plugin *out, halyard_error *err);
-
-/* Puts a manifest, one JSON object (docs/abi.md), where the host reads it before it runs any code of the library. */
-#if defined(__GNUC__)
-#define HALYARD_MANIFEST(json) \\
-    __attribute__((section(\".halyard.manifest\"), used)) static const char halyard_manifest[] = json \"\\n\"
-#endif
-
-#ifdef __cplusplus
+fn table_lines(table: &TableLayout, structs: &[StructLayout]) -> Vec<String> {
+    let (major, minor) = table.version;
+    let mut lines = vec![format!(
+        "table {} interface {} version {major}.{minor} size {}",
+        table.name, table.id, table.size
+    )];
+    for slot in &table.slots {
+        let need = if slot.required { "required" } else { "optional" };
+        lines.push(format!(
+            "  {} +{} {need} {} {}({})",
+            table.name,
+            slot.offset,
+            slot.c_return,
+            slot.name,
+            arguments(&slot.c_args)
+        ));
+    }
+    let types = table
+        .slots
+        .iter()
+        .flat_map(|slot| slot.c_args.iter().map(|(_, ty)| ty.as_str()));
+    let mut used = reached(types, structs);
+    if table.interface == "stat_logger" {
+        // Behind untyped pointers.
+        used.extend(crate::hooks::record_layouts().iter().map(|record| record.name));
+    }
+    lines.extend(struct_lines(structs, |s| {
+        used.contains(&s.name) && !CORE.contains(&s.name)
+    }));
+    lines
 }
-#endif
 
-#endif
-";
+/// Names of the structs that these types of C name, and of those that these use in turn.
+fn reached<'s>(types: impl Iterator<Item = &'s str>, structs: &'s [StructLayout]) -> Vec<&'s str> {
+    let mut next: Vec<&str> = types.collect();
+    let mut found: Vec<&str> = Vec::new();
+    while let Some(ty) = next.pop() {
+        let named = structs.iter().find(|s| ty.split([' ', '[']).any(|word| word == s.name));
+        if let Some(s) = named.filter(|s| !found.contains(&s.name)) {
+            found.push(s.name);
+            next.extend(s.fields.iter().map(|field| field.c_type.as_str()));
+        }
+    }
+    found
+}
+
+fn op_lines(op: &OpLayout, structs: &[StructLayout]) -> Vec<String> {
+    let mut lines = vec![format!("code {}", op.code), "version 1".to_string()];
+    for (at, operand) in op.operands.iter().enumerate() {
+        let optional = if operand.optional { " optional" } else { "" };
+        lines.push(format!(
+            "operand {at} {} {}{optional}",
+            operand.name,
+            access_word(operand.access)
+        ));
+    }
+    let takes_sampling_rows = op.operands.iter().any(|operand| operand.name == "row_sampling");
+    lines.extend(struct_lines(structs, |s| {
+        s.name == op.descriptor.name || takes_sampling_rows && s.name == "halyard_sampling_row"
+    }));
+    lines
+}

@@ -1,18 +1,41 @@
-//! The macros that describe wire structs, tables and enums.
+//! The macros that describe wire structs, tables and enums. Doc comments go into the descriptions: the header carries
+//! them, so they must read well in C, too.
 
-/// An enum that crosses as `u32`.
-macro_rules! wire_enum {
-    ($(#[$meta:meta])* pub enum $name:ident { $( $(#[$vmeta:meta])* $variant:ident = $code:literal ),* $(,)? }) => {
-        $(#[$meta])*
+/// An enum whose values have numbers on the wire.
+macro_rules! coded_enum {
+    ($(#[doc = $doc:literal])* pub enum $name:ident {
+        $( $(#[doc = $vdoc:literal])* $variant:ident = $code:literal ),* $(,)?
+    }) => {
+        $(#[doc = $doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[allow(non_camel_case_types)]
         #[repr(u32)]
-        pub enum $name { $( $(#[$vmeta])* $variant = $code ),* }
+        pub enum $name { $( $(#[doc = $vdoc])* $variant = $code ),* }
 
         impl $name {
             /// Every value's name and wire code, for the header and the layout file.
             pub const CODES: &'static [(&'static str, u32)] = &[ $( (stringify!($variant), $code) ),* ];
 
+            /// What the enum is, for the header.
+            pub const DOC: $crate::abi::Doc = &[ $( $doc ),* ];
+
+            /// What each value is, in the order of `CODES`.
+            pub const DOCS: &'static [$crate::abi::Doc] = &[ $( &[ $( $vdoc ),* ] ),* ];
+        }
+    };
+}
+
+/// An enum that crosses as `u32` and is read back.
+macro_rules! wire_enum {
+    ($(#[doc = $doc:literal])* pub enum $name:ident {
+        $( $(#[doc = $vdoc:literal])* $variant:ident = $code:literal ),* $(,)?
+    }) => {
+        $crate::abi::coded_enum! {
+            $(#[doc = $doc])*
+            pub enum $name { $( $(#[doc = $vdoc])* $variant = $code ),* }
+        }
+
+        impl $name {
             /// The value of a wire code.
             ///
             /// # Errors
@@ -39,19 +62,19 @@ macro_rules! wire_enum {
 /// struct was frozen stands under `appended`; `informs from N` marks a field there that readers of an older minor
 /// version are not shown, because it asks for nothing.
 macro_rules! abi_struct {
-    ($(#[$meta:meta])* pub struct $name:ident = $cname:literal {
-        $( $(#[$fmeta:meta])* pub $field:ident : $ty:ty ),* $(,)?
+    ($(#[doc = $doc:literal])* pub struct $name:ident = $cname:literal {
+        $( $(#[doc = $fdoc:literal])* pub $field:ident : $ty:ty ),* $(,)?
     } $( appended {
-        $( $(#[$ameta:meta])* pub $afield:ident : $aty:ty $(, informs from $minor:literal)? ; )*
+        $( $(#[doc = $adoc:literal])* pub $afield:ident : $aty:ty $(, informs from $minor:literal)? ; )*
     } )? ) => {
-        $(#[$meta])*
+        $(#[doc = $doc])*
         #[derive(Clone, Copy, Debug)]
         #[repr(C)]
         pub struct $name {
             /// Size of this struct as its writer knows it, in bytes.
             pub struct_size: u32,
-            $( $(#[$fmeta])* pub $field: $ty, )*
-            $( $( $(#[$ameta])* pub $afield: $aty, )* )?
+            $( $(#[doc = $fdoc])* pub $field: $ty, )*
+            $( $( $(#[doc = $adoc])* pub $afield: $aty, )* )?
         }
 
         impl $name {
@@ -90,21 +113,24 @@ macro_rules! abi_struct {
                     size: size_of::<Self>(),
                     base: <Self as $crate::abi::AbiLayout>::MIN_SIZE,
                     sized: true,
+                    doc: &[ $( $doc ),* ],
                     fields: vec![
                         $crate::abi::FieldLayout {
-                            name: "struct_size", offset: 0, size: 4, c_type: "uint32_t".to_string()
+                            name: "struct_size", offset: 0, size: 4, c_type: "uint32_t".to_string(), doc: &[]
                         },
                         $( $crate::abi::FieldLayout {
                             name: stringify!($field),
                             offset: ::std::mem::offset_of!($name, $field),
                             size: size_of::<$ty>(),
                             c_type: <$ty as $crate::abi::AbiType>::c_type(),
+                            doc: &[ $( $fdoc ),* ],
                         }, )*
                         $( $( $crate::abi::FieldLayout {
                             name: stringify!($afield),
                             offset: ::std::mem::offset_of!($name, $afield),
                             size: size_of::<$aty>(),
                             c_type: <$aty as $crate::abi::AbiType>::c_type(),
+                            doc: &[ $( $adoc ),* ],
                         }, )* )?
                     ],
                 }
@@ -120,13 +146,13 @@ macro_rules! abi_struct {
 
 /// A wire struct of fixed size: no size field, never changed within a major version.
 macro_rules! abi_fixed_struct {
-    ($(#[$meta:meta])* pub struct $name:ident = $cname:literal {
-        $( $(#[$fmeta:meta])* pub $field:ident : $ty:ty ),* $(,)?
+    ($(#[doc = $doc:literal])* pub struct $name:ident = $cname:literal {
+        $( $(#[doc = $fdoc:literal])* pub $field:ident : $ty:ty ),* $(,)?
     }) => {
-        $(#[$meta])*
+        $(#[doc = $doc])*
         #[derive(Clone, Copy, Debug, PartialEq)]
         #[repr(C)]
-        pub struct $name { $( $(#[$fmeta])* pub $field: $ty, )* }
+        pub struct $name { $( $(#[doc = $fdoc])* pub $field: $ty, )* }
 
         impl $name {
             /// Layout for the header and the layout file.
@@ -136,11 +162,13 @@ macro_rules! abi_fixed_struct {
                     size: size_of::<Self>(),
                     base: size_of::<Self>(),
                     sized: false,
+                    doc: &[ $( $doc ),* ],
                     fields: vec![ $( $crate::abi::FieldLayout {
                         name: stringify!($field),
                         offset: ::std::mem::offset_of!($name, $field),
                         size: size_of::<$ty>(),
                         c_type: <$ty as $crate::abi::AbiType>::c_type(),
+                        doc: &[ $( $fdoc ),* ],
                     } ),* ],
                 }
             }
@@ -156,14 +184,14 @@ macro_rules! abi_fixed_struct {
 /// A function table: `required` slots are checked at load, `optional` ones state the host's fallback.
 macro_rules! abi_table {
     (
-        $(#[$meta:meta])*
+        $(#[doc = $doc:literal])*
         pub struct $name:ident = $cname:literal,
         interface $id:literal $iface:literal version $major:literal . $minor:literal {
-            $( $(#[$fmeta:meta])* $kind:ident $([$fallback:literal])?
+            $( $(#[doc = $fdoc:literal])* $kind:ident $([$fallback:literal])?
                 fn $slot:ident ( $( $arg:ident : $aty:ty ),* $(,)? ) -> $ret:ty ; )*
         }
     ) => {
-        $(#[$meta])*
+        $(#[doc = $doc])*
         #[derive(Clone, Copy, Debug)]
         #[repr(C)]
         #[allow(clippy::type_complexity)]
@@ -172,7 +200,7 @@ macro_rules! abi_table {
             pub struct_size: u32,
             /// Minor version of the interface that the writer implements.
             pub minor: u32,
-            $( $(#[$fmeta])* pub $slot: Option<unsafe extern "C" fn( $( $arg: $aty ),* ) -> $ret>, )*
+            $( $(#[doc = $fdoc])* pub $slot: Option<unsafe extern "C" fn( $( $arg: $aty ),* ) -> $ret>, )*
         }
 
         impl $name {
@@ -195,6 +223,7 @@ macro_rules! abi_table {
                     interface: $iface,
                     version: ($major, $minor),
                     size: size_of::<Self>(),
+                    doc: &[ $( $doc ),* ],
                     slots: vec![ $( $crate::abi::Slot {
                         name: stringify!($slot),
                         offset: ::std::mem::offset_of!($name, $slot),
@@ -202,6 +231,7 @@ macro_rules! abi_table {
                         fallback: { let words: &[&'static str] = &[$( $fallback )?]; words.first().copied() },
                         c_return: <$ret as $crate::abi::AbiType>::c_type(),
                         c_args: vec![ $( (stringify!($arg), <$aty as $crate::abi::AbiType>::c_type()) ),* ],
+                        doc: &[ $( $fdoc ),* ],
                     } ),* ],
                 }
             }
@@ -214,4 +244,4 @@ macro_rules! abi_table {
     };
 }
 
-pub(crate) use {abi_fixed_struct, abi_struct, abi_table, wire_enum};
+pub(crate) use {abi_fixed_struct, abi_struct, abi_table, coded_enum, wire_enum};

@@ -12,7 +12,7 @@ pub const KIND_IO_PROCESSOR: u32 = 3;
 pub const KIND_LORA_RESOLVER: u32 = 4;
 
 abi_struct! {
-    /// [`crate::io_processor::IoRequest`] on the wire. All texts are borrowed for the call.
+    /// A request as it came. All texts are borrowed for the call.
     pub struct IoRequestWire = "halyard_io_request" {
         /// Zero.
         pub reserved: u32,
@@ -28,9 +28,9 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// [`crate::io_processor::IoVerdict`] on the wire.
+    /// The decision about a request.
     pub struct IoVerdictWire = "halyard_io_verdict" {
-        /// Code of [`crate::io_processor::IoAction`].
+        /// One of HALYARD_IO_.
         pub action: u32,
         /// HTTP status of a refusal, 400 to 499.
         pub http_status: u32,
@@ -66,7 +66,7 @@ abi_table! {
 }
 
 abi_struct! {
-    /// [`crate::lora_resolver::LoraQuery`] on the wire. All texts are borrowed for the call.
+    /// A question. All texts are borrowed for the call.
     pub struct LoraQueryWire = "halyard_lora_query" {
         /// Milliseconds after which nobody waits for the answer.
         pub timeout_ms: u32,
@@ -78,7 +78,7 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// A resolver's answer. The host sets `path` and `path_capacity`; the resolver writes no further than that.
+    /// A resolver's answer. The host sets path and path_capacity; the resolver writes no further than that.
     pub struct LoraAnswerWire = "halyard_lora_answer" {
         /// 1 when there is such an adapter, else 0.
         pub found: u32,
@@ -86,7 +86,7 @@ abi_struct! {
         pub path: *mut u8,
         /// Bytes at `path`.
         pub path_capacity: u32,
-        /// Bytes of the path; InvalidArgument where it is longer than `path_capacity`.
+        /// Bytes of the path; a longer one than path_capacity is HALYARD_STATUS_INVALID_ARGUMENT.
         pub path_len: u32,
     }
 }
@@ -98,8 +98,8 @@ abi_table! {
         required fn create(instance: *mut c_void, config: Str, out: *mut *mut c_void, err: *mut ErrorOut) -> u32;
         /// Releases a resolver.
         required fn drop(resolver: *mut c_void) -> ();
-        /// Where the adapter of a name is. May block. InvalidArgument and Denied: the name is not allowed; other
-        /// errors: not answerable now.
+        /// Where the adapter of a name is. May block. HALYARD_STATUS_INVALID_ARGUMENT and HALYARD_STATUS_DENIED: the
+        /// name is not allowed; other errors: not answerable now. After either the next resolver is asked.
         required fn resolve(resolver: *mut c_void, query: *const LoraQueryWire, out: *mut LoraAnswerWire,
             err: *mut ErrorOut) -> u32;
     }

@@ -48,8 +48,8 @@ pub type LogFn = unsafe extern "C" fn(context: *mut c_void, level: u32, target: 
 
 /// The type of the interface function of `halyard_plugin`: the table of interface `id` for the host's range `major`.0
 /// to `major`.`max_minor`, valid for the process's life; a table of a higher minor version is fine, as tables only
-/// grow. Status `Unsupported` where the plugin has no such interface, `Incompatible` (with words) where its version does
-/// not fit.
+/// grow. Status `Unsupported` where the plugin has no such interface, `Incompatible` (with words) where its version
+/// does not fit.
 pub type InterfaceFn = unsafe extern "C" fn(
     instance: *mut c_void,
     id: u32,
@@ -119,17 +119,19 @@ impl WireField for bool {
 }
 
 abi_struct! {
-    /// Where a callee puts an error: owned by the caller, written only on failure.
+    /// Where a callee puts an error: owned by the caller, who sets text and text_capacity. Written only on failure, and
+    /// then status, vendor_code and text_len always are.
     pub struct ErrorOut = "halyard_error" {
-        /// [`crate::Status`] code.
+        /// The HALYARD_STATUS_ code that the function returns, too.
         pub status: u32,
-        /// The vendor's own code.
+        /// The vendor's own code; 0 where there is none.
         pub vendor_code: i64,
-        /// UTF-8, not terminated; truncated at the capacity.
+        /// Receives words for a person: UTF-8, not terminated, cut between characters at the capacity. Null: none are
+        /// wanted.
         pub text: *mut u8,
-        /// Bytes at `text`.
+        /// Bytes at text.
         pub text_capacity: u32,
-        /// Bytes written.
+        /// Bytes written there; 0 where text is null.
         pub text_len: u32,
     }
 }

@@ -62,18 +62,17 @@ impl RecordField for Arc<[u64]> {
 /// A record in Rust, where texts and lists are shared (cloning allocates nothing), and its twin on the wire, which
 /// borrows them.
 macro_rules! record {
-    ($(#[$meta:meta])* pub struct $name:ident, wire $wire:ident = $cname:literal {
-        $( $(#[$fmeta:meta])* pub $field:ident : $ty:ty ),* $(,)?
+    ($(#[doc = $doc:literal])* pub struct $name:ident, wire $wire:ident = $cname:literal {
+        $( $(#[doc = $fdoc:literal])* pub $field:ident : $ty:ty ),* $(,)?
     }) => {
-        $(#[$meta])*
+        $(#[doc = $doc])*
         #[derive(Clone, Debug, Default, PartialEq)]
-        pub struct $name { $( $(#[$fmeta])* pub $field: $ty, )* }
+        pub struct $name { $( $(#[doc = $fdoc])* pub $field: $ty, )* }
 
         abi_struct! {
-            $(#[$meta])*
-            ///
-            /// On the wire: texts and lists are valid during the call.
-            pub struct $wire = $cname { $( $(#[$fmeta])* pub $field: <$ty as RecordField>::Wire, )* }
+            $(#[doc = $doc])*
+            /// Texts and lists are valid during the call.
+            pub struct $wire = $cname { $( $(#[doc = $fdoc])* pub $field: <$ty as RecordField>::Wire, )* }
         }
 
         impl $name {

@@ -10,12 +10,10 @@ use super::records::{
     RejectedRecord, RejectedWire, SchedulerRecord, SchedulerWire, ShutdownRecord, ShutdownWire, StartRecord, StartWire,
     StatRecord, record_kinds,
 };
+pub use crate::abi::limits::MAX_BATCH_RECORDS;
 use crate::abi::tables::{BatchWire, RecordRef};
 use crate::abi::{StructLayout, read_known};
 use crate::status::{Error, Result};
-
-/// Most records of one batch.
-pub const MAX_BATCH_RECORDS: u32 = 1 << 16;
 
 macro_rules! wire_records {
     ($( $kind:ident = $code:literal, $record:ident, $wire:ident; )*) => {

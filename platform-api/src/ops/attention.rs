@@ -1,15 +1,13 @@
 //! `kv_write` and `attention` over paged KV (Kwon et al. 2023, arXiv 2309.06180).
 //!
-//! A KV cache tensor is \[num_pages, block_bytes\] u8: one block of one layer in each page. What a block looks like
-//! inside is the attention backend's own business, and both ops name that backend.
+//! A KV cache tensor has a block of one layer in each row. What a block looks like inside is the attention backend's
+//! own business, and both ops name that backend.
 
 use crate::dtype::DType;
 
 op! {
-    /// Stores k\[t\] and v\[t\] at slot slots\[t\] (page · block_size + index in the block); −1 stores nothing.
-    ///
-    /// Operands: k, v \[T, num_kv_heads, head_dim\] `act`, strided; slots \[T\] i32; cache \[num_pages, block_bytes\]
-    /// u8, updated.
+    /// Stores k\[t\] and v\[t\] at slot slots\[t\] = page · block_size + index in the block; −1 stores nothing. The
+    /// slots of a call differ.
     pub struct KvWrite = 8 "kv_write", wire KvWriteDesc = "halyard_kv_write_desc" {
         /// Heads of k and v.
         num_kv_heads: u32,
@@ -21,26 +19,31 @@ op! {
         kv: DType,
         /// Tokens of a block.
         block_size: u32,
-        /// Index of the attention backend.
+        /// Index of the attention backend in the attention interface's list.
         backend: u32,
         /// Most tokens of one call.
         max_tokens: u32,
     }
-    operands { k: Read, v: Read, slots: Read, cache: Update }
+    operands {
+        /// \[T, num_kv_heads, head_dim\] `act`, strided.
+        k: Read,
+        /// As k.
+        v: Read,
+        /// \[T\] i32.
+        slots: Read,
+        /// \[num_pages, block_bytes\] u8, with block_bytes of the attention plan; rows may lie further apart, by a
+        /// multiple of offset_alignment. What is in a row is the attention backend's own.
+        cache: Update,
+    }
 }
 
 op! {
     /// Causal attention of a ragged batch. For token t of sequence s at position p (p = seq_lens\[s\] − query_len +
     /// index in the chunk), over the keys at positions j ≤ p, and j > p − window where window is not 0:
     /// score = cap(scale · q·kⱼ), cap(x) = softcap·tanh(x/softcap) where softcap is not 0; out = Σⱼ softmax(score)ⱼ·vⱼ.
-    /// A sink adds e^sink\[h\] to the softmax's denominator.
-    ///
-    /// Operands: q \[T, num_heads, head_dim\] `act`, strided; cache \[num_pages, block_bytes\] u8 (kv_write came
-    /// first); block_table \[R, max_blocks\] i32: page of each block of a row; step_rows \[S\] i32; query_start_loc
-    /// \[S+1\] i32; seq_lens \[S\] i32: keys including this step's; sinks \[num_heads\] f32, optional; out \[T,
-    /// num_heads, head_dim\] `act`. out must not overlap q.
-    /// Query head h reads KV head h / (num_heads / num_kv_heads). Entries of the block table that lie wholly outside
-    /// the window are never read.
+    /// A sink adds e^sinks\[h\] to the softmax's denominator. Query head h reads KV head h / (num_heads /
+    /// num_kv_heads). Entries of the block table that lie wholly outside the window are never read. out must not
+    /// overlap q.
     pub struct Attention = 9 "attention", wire AttentionDesc = "halyard_attention_desc" {
         /// Query heads.
         num_heads: u32,
@@ -62,7 +65,7 @@ op! {
         kv: DType,
         /// Tokens of a block.
         block_size: u32,
-        /// Index of the attention backend.
+        /// Index of the attention backend in the attention interface's list.
         backend: u32,
         /// Bound: sequences of a step.
         max_seqs: u32,
@@ -74,7 +77,21 @@ op! {
         max_kv_len: u32,
     }
     operands {
-        q: Read, cache: Read, block_table: Read, step_rows: Read, query_start_loc: Read, seq_lens: Read,
-        sinks: Const?y, out: Write
+        /// \[T, num_heads, head_dim\] `act`, strided.
+        q: Read,
+        /// As that of kv_write, which has stored this step's keys and values.
+        cache: Read,
+        /// \[R, max_blocks\] i32: the page of each block of a row.
+        block_table: Read,
+        /// \[S\] i32.
+        step_rows: Read,
+        /// \[S+1\] i32: the first token of each sequence, and the end.
+        query_start_loc: Read,
+        /// \[S\] i32: keys of each sequence, this step's included.
+        seq_lens: Read,
+        /// \[num_heads\] f32; present where has_sinks is 1.
+        sinks: Const?y,
+        /// \[T, num_heads, head_dim\] `act`.
+        out: Write,
     }
 }

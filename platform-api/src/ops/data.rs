@@ -29,50 +29,65 @@ wire_enum! {
 }
 
 op! {
-    /// out\[i\] = x\[index\[i\]\]; rows with index −1 stay as they were.
-    ///
-    /// Operands: x \[T, width\] `dtype`; index \[N\] i32; out \[N, width\] `dtype`, updated; not the same tensor as x.
+    /// out\[i\] = x\[index\[i\]\]; rows with index −1 stay as they were. out is not the same tensor as x.
     pub struct GatherRows = 16 "gather_rows", wire GatherRowsDesc = "halyard_gather_rows_desc" {
         /// Values of a row.
         width: u32,
         /// Type.
         dtype: DType,
     }
-    operands { x: Read, index: Read, out: Update }
+    operands {
+        /// \[T, width\] `dtype`.
+        x: Read,
+        /// \[N\] i32.
+        index: Read,
+        /// \[N, width\] `dtype`.
+        out: Update,
+    }
 }
 
 op! {
-    /// out\[index\[i\]\] = x\[i\]; index −1 writes nothing; an index appears at most once.
-    ///
-    /// Operands: x \[N, width\] `dtype`; index \[N\] i32; out \[T, width\] `dtype`, updated; not the same tensor as x.
+    /// out\[index\[i\]\] = x\[i\]; index −1 writes nothing; an index appears at most once. out is not the same tensor
+    /// as x.
     pub struct ScatterRows = 17 "scatter_rows", wire ScatterRowsDesc = "halyard_scatter_rows_desc" {
         /// Values of a row.
         width: u32,
         /// Type.
         dtype: DType,
     }
-    operands { x: Read, index: Read, out: Update }
+    operands {
+        /// \[N, width\] `dtype`.
+        x: Read,
+        /// \[N\] i32.
+        index: Read,
+        /// \[T, width\] `dtype`.
+        out: Update,
+    }
 }
 
 op! {
-    /// Quantises rows. Operands: x \[T, width\] `dtype`; q \[T, width\] i8 or f8; scales \[T, 1\] or \[T, width/32\]
-    /// f32. A group of zeros has scale 0 and zeros.
+    /// Quantises rows, as the scheme says. A group of zeros has scale 0 and zeros.
     pub struct QuantizeAct = 21 "quantize_act", wire QuantizeActDesc = "halyard_quantize_act_desc" {
         /// Values of a row.
         width: u32,
         /// Type of x.
         dtype: DType,
-        /// Scheme.
+        /// Type of q, and how many values share a scale.
         scheme: QuantizeScheme,
     }
-    operands { x: Read, q: Write, scales: Write }
+    operands {
+        /// \[T, width\] `dtype`.
+        x: Read,
+        /// \[T, width\] i8 or f8e4m3, as the scheme says.
+        q: Write,
+        /// \[T, 1\] f32; with int8_block32 \[T, width/32\].
+        scales: Write,
+    }
 }
 
 op! {
     /// out\[s\] = pooled x over the tokens query_start_loc\[s\] .. query_start_loc\[s+1\], divided by its Euclidean
     /// norm if `normalize`. An empty sequence gives zeros.
-    ///
-    /// Operands: x \[T, width\] `dtype`; query_start_loc \[S+1\] i32; out \[S, width\] f32.
     pub struct Pool = 29 "pool", wire PoolDesc = "halyard_pool_desc" {
         /// Values of a row.
         width: u32,
@@ -83,13 +98,20 @@ op! {
         /// Scale to length 1 (norms below 1e-12 count as 1e-12).
         normalize: bool,
     }
-    operands { x: Read, query_start_loc: Read, out: Write }
+    operands {
+        /// \[T, width\] `dtype`.
+        x: Read,
+        /// \[S+1\] i32.
+        query_start_loc: Read,
+        /// \[S, width\] f32.
+        out: Write,
+    }
 }
 
 op! {
-    /// out = x in another float type, rounded to nearest even. Operands: x \[T, width\] `from`; out \[T, width\] `to`.
+    /// out = x in another float type, rounded to nearest even.
     ///
-    /// Reserved: no backend of this repository has it ([`crate::OpSpec::RESERVED`]).
+    /// Reserved: no model asks for it yet.
     pub struct Cast = 30 "cast", wire CastDesc = "halyard_cast_desc" {
         /// Values of a row.
         width: u32,
@@ -98,51 +120,65 @@ op! {
         /// Type of out.
         to: DType,
     }
-    operands { x: Read, out: Write }
+    operands {
+        /// \[T, width\] `from`.
+        x: Read,
+        /// \[T, width\] `to`.
+        out: Write,
+    }
 }
 
 op! {
-    /// out = x, any equal shape and type of 1 to 3 axes, strided. Operands: x; out.
+    /// out = x.
     pub struct Copy = 31 "copy", wire CopyDesc = "halyard_copy_desc" {
         /// Type of both.
         dtype: DType,
     }
-    operands { x: Read, out: Write }
+    operands {
+        /// Any shape of 1 to 3 axes, `dtype`, with any strides, of the innermost axis, too.
+        x: Read,
+        /// The same shape, `dtype`, with any strides.
+        out: Write,
+    }
 }
 
 op! {
     /// cache\[pairs\[i, 1\]\] = cache\[pairs\[i, 0\]\], in any order; no page is both a source and a destination; −1
     /// copies nothing.
     ///
-    /// Operands: pairs \[N, 2\] i32; cache \[num_pages, block_bytes\] u8, updated.
-    ///
-    /// Reserved: no backend of this repository has it ([`crate::OpSpec::RESERVED`]).
+    /// Reserved: no model asks for it yet.
     pub struct CopyBlocks = 32 "copy_blocks", wire CopyBlocksDesc = "halyard_copy_blocks_desc" {
         /// Bytes of a block.
         block_bytes: u32,
     }
-    operands { pairs: Read, cache: Update }
+    operands {
+        /// \[N, 2\] i32.
+        pairs: Read,
+        /// As that of kv_write.
+        cache: Update,
+    }
 }
 
 op! {
-    /// Every element of out = value (rounded to the type). Operands: out, any shape of 1 to 3 axes, strided.
+    /// Every element of out = value, rounded to the type.
     ///
-    /// Reserved: no backend of this repository has it ([`crate::OpSpec::RESERVED`]).
+    /// Reserved: no model asks for it yet.
     pub struct Fill = 33 "fill", wire FillDesc = "halyard_fill_desc" {
         /// Type.
         dtype: DType,
         /// Value.
         value: f32,
     }
-    operands { out: Write }
+    operands {
+        /// Any shape of 1 to 3 axes, `dtype`, strided.
+        out: Write,
+    }
 }
 
 op! {
     /// out\[i\] = uniform in \[−scale, scale): (u/2²³ − 1)·scale with u the upper 24 bits of word i mod 4 of
     /// Philox4x32-10 (Salmon et al. 2011) with counter (i / 4, 0, 0, 0) and key (seed_low, seed_high). The value of an
     /// element depends on nothing else. i counts elements in row-major order, from `first`.
-    ///
-    /// Operands: out, contiguous, float type.
     pub struct FillRandom = 34 "fill_random", wire FillRandomDesc = "halyard_fill_random_desc" {
         /// Type.
         dtype: DType,
@@ -155,5 +191,8 @@ op! {
         /// Index of the first element; a multiple of 4.
         first: u32,
     }
-    operands { out: Write }
+    operands {
+        /// Any shape, `dtype` (a float type), contiguous.
+        out: Write,
+    }
 }

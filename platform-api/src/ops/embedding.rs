@@ -3,10 +3,8 @@
 use crate::dtype::{DType, WeightFormat};
 
 op! {
-    /// out\[t\] = scale · dequantise(table\[ids\[t\]\]).
-    ///
-    /// Operands: ids \[T\] i32; table: the packed weight \[num_rows, width\]; out \[T, width\]. An id outside the table
-    /// is a caller's bug; −1 gives zeros.
+    /// out\[t\] = scale · dequantise(table\[ids\[t\]\]). The id −1 gives zeros; any other id outside the table is a
+    /// caller's bug.
     pub struct Embedding = 1 "embedding", wire EmbeddingDesc = "halyard_embedding_desc" {
         /// Rows of the table (vocabulary).
         num_rows: u32,
@@ -21,5 +19,12 @@ op! {
         /// Most tokens of one call.
         max_tokens: u32,
     }
-    operands { ids: Read, table: Const, out: Write }
+    operands {
+        /// \[T\] i32.
+        ids: Read,
+        /// Packed weight of num_rows rows of `width` values.
+        table: Const,
+        /// \[T, width\] `out`.
+        out: Write,
+    }
 }

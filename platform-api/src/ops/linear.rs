@@ -10,23 +10,20 @@ wire_enum! {
         None = 0,
         /// x / (1 + e^−x).
         Silu = 1,
-        /// Gelu by tanh, as [`super::GeluKind::Tanh`].
+        /// Gelu by tanh, as that of the op gelu.
         GeluTanh = 2,
-        /// Gelu by erf.
+        /// Gelu by erf, as that of the op gelu.
         GeluErf = 3,
     }
 }
 
 op! {
-    /// out\[t, n\] = epilogue(Σₖ x\[t, k\]·dequantise(w)\[n, k\] + bias\[n\]) + residual\[t, n\].
-    ///
-    /// Operands: x \[T, in_features\] `act`; weight: packed \[out_features, in_features\]; bias \[out_features\] f32,
-    /// optional; residual \[T, out_features\] `out`, optional, may be the same tensor as out; out \[T, out_features\]
-    /// `out`. Rows may be strided. out must not overlap x.
+    /// out\[t, n\] = epilogue(Σₖ x\[t, k\]·dequantise(weight)\[n, k\] + bias\[n\]) + residual\[t, n\]. Rows of x,
+    /// residual and out may be strided. out must not overlap x.
     pub struct Linear = 2 "linear", wire LinearDesc = "halyard_linear_desc" {
-        /// K.
+        /// K: values of a row of x.
         in_features: u32,
-        /// N.
+        /// N: values of a row of out.
         out_features: u32,
         /// Format of the weight.
         weight: WeightFormat,
@@ -41,5 +38,16 @@ op! {
         /// The backend may round activations further (e.g. int8 blocks for quantised weights) for speed.
         allow_quantized_act: bool,
     }
-    operands { x: Read, weight: Const, bias: Const?y, residual: Read?y, out: Write }
+    operands {
+        /// \[T, in_features\] `act`.
+        x: Read,
+        /// Packed weight of out_features rows of in_features values.
+        weight: Const,
+        /// \[out_features\] f32.
+        bias: Const?y,
+        /// \[T, out_features\] `out`; may be the same tensor as out.
+        residual: Read?y,
+        /// \[T, out_features\] `out`.
+        out: Write,
+    }
 }

@@ -4,11 +4,8 @@ use crate::dtype::DType;
 
 op! {
     /// out\[t, r\] = Σₖ x\[t, k\]·a\[slot, r, k\] with slot = token_lora\[t\]; zeros where the slot is −1.
-    ///
-    /// Operands: x \[T, in_features\] `act`; a \[num_slots, max_rank, in_features\] `weight`; token_lora \[T\] i32;
-    /// out \[T, max_rank\] f32. Adapters of a lower rank have zero rows.
     pub struct LoraShrink = 3 "lora_shrink", wire LoraShrinkDesc = "halyard_lora_shrink_desc" {
-        /// K.
+        /// K: values of a row of x.
         in_features: u32,
         /// Rank that slots are padded to.
         max_rank: u32,
@@ -21,18 +18,24 @@ op! {
         /// Most tokens of one call.
         max_tokens: u32,
     }
-    operands { x: Read, a: Const, token_lora: Read, out: Write }
+    operands {
+        /// \[T, in_features\] `act`.
+        x: Read,
+        /// \[num_slots, max_rank, in_features\] `weight`. An adapter of a lower rank has zero rows.
+        a: Const,
+        /// \[T\] i32.
+        token_lora: Read,
+        /// \[T, max_rank\] f32.
+        out: Write,
+    }
 }
 
 op! {
     /// out\[t, n\] += scales\[slot\]·Σᵣ x\[t, p·max_rank + r\]·b\[slot, n, r\] with slot = token_lora\[t\]; untouched
     /// where the slot is −1. p counts the parts of the output that feature n stands behind the beginning of: q, k and v
     /// of one product have matrices of their own, and one call serves them all.
-    ///
-    /// Operands: x \[T, parts·max_rank\] f32; b \[num_slots, out_features, max_rank\] `weight`; scales \[num_slots\]
-    /// f32 (alpha/rank, or alpha/√rank for rslora); token_lora \[T\] i32; out \[T, out_features\] `out`, updated.
     pub struct LoraExpand = 4 "lora_expand", wire LoraExpandDesc = "halyard_lora_expand_desc" {
-        /// N.
+        /// N: values of a row of out.
         out_features: u32,
         /// Rank that slots are padded to.
         max_rank: u32,
@@ -49,7 +52,18 @@ op! {
         /// First feature of the third part, after the second's; 0: no third.
         third_part: u32,
     }
-    operands { x: Read, b: Const, scales: Const, token_lora: Read, out: Update }
+    operands {
+        /// \[T, parts·max_rank\] f32.
+        x: Read,
+        /// \[num_slots, out_features, max_rank\] `weight`.
+        b: Const,
+        /// \[num_slots\] f32: alpha/rank, or alpha/√rank for rslora.
+        scales: Const,
+        /// \[T\] i32.
+        token_lora: Read,
+        /// \[T, out_features\] `out`.
+        out: Update,
+    }
 }
 
 impl LoraExpand {

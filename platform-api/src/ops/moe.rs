@@ -16,8 +16,6 @@ wire_enum! {
 op! {
     /// The top_k experts of each token by score (ties: the lower index), in descending order, and their weights: the
     /// scores, divided by their sum if `normalize`, times `factor`.
-    ///
-    /// Operands: logits \[T, num_experts\] f32; experts \[T, top_k\] i32; weights \[T, top_k\] f32.
     pub struct MoeRoute = 22 "moe_route", wire MoeRouteDesc = "halyard_moe_route_desc" {
         /// Experts.
         num_experts: u32,
@@ -30,17 +28,20 @@ op! {
         /// Factor of the weights.
         factor: f32,
     }
-    operands { logits: Read, experts: Write, weights: Write }
+    operands {
+        /// \[T, num_experts\] f32.
+        logits: Read,
+        /// \[T, top_k\] i32.
+        experts: Write,
+        /// \[T, top_k\] f32.
+        weights: Write,
+    }
 }
 
 op! {
     /// out\[t, j\] = x\[t, j or 0\] · Wₑᵀ with e = experts\[t, j\].
-    ///
-    /// Operands: x \[T, 1, in_features\] (one input for all choices) or \[T, top_k, in_features\], `dtype`; weight:
-    /// packed \[num_experts · out_features, in_features\], expert by expert; experts \[T, top_k\] i32; out \[T, top_k,
-    /// out_features\] `dtype`.
     pub struct MoeLinear = 23 "moe_linear", wire MoeLinearDesc = "halyard_moe_linear_desc" {
-        /// K.
+        /// K: values of a row of x.
         in_features: u32,
         /// N of one expert.
         out_features: u32,
@@ -55,13 +56,20 @@ op! {
         /// Most tokens of one call.
         max_tokens: u32,
     }
-    operands { x: Read, weight: Const, experts: Read, out: Write }
+    operands {
+        /// \[T, top_k, in_features\] `dtype`; or \[T, 1, in_features\]: one input for all choices.
+        x: Read,
+        /// Packed weight of num_experts · out_features rows of in_features values, expert by expert.
+        weight: Const,
+        /// \[T, top_k\] i32, each from 0 to num_experts − 1.
+        experts: Read,
+        /// \[T, top_k, out_features\] `dtype`.
+        out: Write,
+    }
 }
 
 op! {
     /// out\[t\] = Σⱼ weights\[t, j\]·x\[t, j\].
-    ///
-    /// Operands: x \[T, top_k, width\] `dtype`; weights \[T, top_k\] f32; out \[T, width\] `dtype`.
     pub struct MoeCombine = 24 "moe_combine", wire MoeCombineDesc = "halyard_moe_combine_desc" {
         /// Values of a row.
         width: u32,
@@ -70,5 +78,12 @@ op! {
         /// Type.
         dtype: DType,
     }
-    operands { x: Read, weights: Read, out: Write }
+    operands {
+        /// \[T, top_k, width\] `dtype`.
+        x: Read,
+        /// \[T, top_k\] f32.
+        weights: Read,
+        /// \[T, width\] `dtype`.
+        out: Write,
+    }
 }

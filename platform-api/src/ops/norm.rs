@@ -4,9 +4,6 @@ use crate::dtype::DType;
 
 op! {
     /// out = x / √(mean(x²) + eps) · (weight + weight_offset), over the last axis.
-    ///
-    /// Operands: x \[T, width\] or \[T, G, width\] `dtype` (per-head norms take the three-axis form, strided); weight
-    /// \[width\] f32; out like x.
     pub struct RmsNorm = 5 "rms_norm", wire RmsNormDesc = "halyard_rms_norm_desc" {
         /// Values that are normalised together.
         width: u32,
@@ -17,13 +14,18 @@ op! {
         /// Type of x and out.
         dtype: DType,
     }
-    operands { x: Read, weight: Const, out: Write }
+    operands {
+        /// \[T, width\] `dtype`; or \[T, G, width\], strided: norms of single heads.
+        x: Read,
+        /// \[width\] f32.
+        weight: Const,
+        /// As x.
+        out: Write,
+    }
 }
 
 op! {
     /// out = (x − mean(x)) / √(var(x) + eps) · weight + bias, over the last axis, with the biased variance.
-    ///
-    /// Operands: x \[T, width\] `dtype`; weight \[width\] f32; bias \[width\] f32, optional; out like x.
     pub struct LayerNorm = 6 "layer_norm", wire LayerNormDesc = "halyard_layer_norm_desc" {
         /// Values that are normalised together.
         width: u32,
@@ -32,5 +34,14 @@ op! {
         /// Type of x and out.
         dtype: DType,
     }
-    operands { x: Read, weight: Const, bias: Const?y, out: Write }
+    operands {
+        /// \[T, width\] `dtype`.
+        x: Read,
+        /// \[width\] f32.
+        weight: Const,
+        /// \[width\] f32.
+        bias: Const?y,
+        /// \[T, width\] `dtype`.
+        out: Write,
+    }
 }

@@ -14,20 +14,25 @@ wire_enum! {
 }
 
 op! {
-    /// out = gate / (1 + e^−gate) · up (Shazeer 2020, arXiv 2002.05202).
-    ///
-    /// Operands: gate, up, out \[T, width\] `dtype`; gate and up may be slices of one product.
+    /// out = gate / (1 + e^−gate) · up (Shazeer 2020, arXiv 2002.05202). gate and up may be slices of one product.
     pub struct SiluMul = 10 "silu_mul", wire SiluMulDesc = "halyard_silu_mul_desc" {
         /// Values of a row.
         width: u32,
         /// Type.
         dtype: DType,
     }
-    operands { gate: Read, up: Read, out: Write }
+    operands {
+        /// \[T, width\] `dtype`.
+        gate: Read,
+        /// \[T, width\] `dtype`.
+        up: Read,
+        /// \[T, width\] `dtype`.
+        out: Write,
+    }
 }
 
 op! {
-    /// out = gelu(gate) · up. Operands as `silu_mul`.
+    /// out = gelu(gate) · up. gate and up may be slices of one product.
     pub struct GeluMul = 11 "gelu_mul", wire GeluMulDesc = "halyard_gelu_mul_desc" {
         /// Values of a row.
         width: u32,
@@ -36,11 +41,18 @@ op! {
         /// Which gelu.
         kind: GeluKind,
     }
-    operands { gate: Read, up: Read, out: Write }
+    operands {
+        /// \[T, width\] `dtype`.
+        gate: Read,
+        /// \[T, width\] `dtype`.
+        up: Read,
+        /// \[T, width\] `dtype`.
+        out: Write,
+    }
 }
 
 op! {
-    /// out = gelu(x). Operands: x, out \[T, width\] `dtype`.
+    /// out = gelu(x).
     pub struct Gelu = 12 "gelu", wire GeluDesc = "halyard_gelu_desc" {
         /// Values of a row.
         width: u32,
@@ -49,22 +61,34 @@ op! {
         /// Which gelu.
         kind: GeluKind,
     }
-    operands { x: Read, out: Write }
+    operands {
+        /// \[T, width\] `dtype`.
+        x: Read,
+        /// \[T, width\] `dtype`.
+        out: Write,
+    }
 }
 
 op! {
-    /// out = a + b. Operands: a, b, out \[T, width\] `dtype`.
+    /// out = a + b.
     pub struct Add = 13 "add", wire AddDesc = "halyard_add_desc" {
         /// Values of a row.
         width: u32,
         /// Type.
         dtype: DType,
     }
-    operands { a: Read, b: Read, out: Write }
+    operands {
+        /// \[T, width\] `dtype`.
+        a: Read,
+        /// \[T, width\] `dtype`.
+        b: Read,
+        /// \[T, width\] `dtype`.
+        out: Write,
+    }
 }
 
 op! {
-    /// out = factor · x. Operands: x, out \[T, width\] `dtype`.
+    /// out = factor · x.
     pub struct Scale = 14 "scale", wire ScaleDesc = "halyard_scale_desc" {
         /// Values of a row.
         width: u32,
@@ -73,11 +97,16 @@ op! {
         /// Factor.
         factor: f32,
     }
-    operands { x: Read, out: Write }
+    operands {
+        /// \[T, width\] `dtype`.
+        x: Read,
+        /// \[T, width\] `dtype`.
+        out: Write,
+    }
 }
 
 op! {
-    /// out = cap · tanh(x / cap). Operands: x, out \[T, width\] `dtype`.
+    /// out = cap · tanh(x / cap).
     pub struct Softcap = 15 "softcap", wire SoftcapDesc = "halyard_softcap_desc" {
         /// Values of a row.
         width: u32,
@@ -86,5 +115,10 @@ op! {
         /// Cap, above 0.
         cap: f32,
     }
-    operands { x: Read, out: Write }
+    operands {
+        /// \[T, width\] `dtype`.
+        x: Read,
+        /// \[T, width\] `dtype`.
+        out: Write,
+    }
 }

@@ -16,10 +16,7 @@ wire_enum! {
 
 op! {
     /// For pair i of each head: (a, b) ← (a·cos − b·sin, b·cos + a·sin), cos = table\[pos, i\], sin = table\[pos,
-    /// rotary_dim/2 + i\].
-    ///
-    /// Operands: positions \[T\] i32; table \[max_positions, rotary_dim\] f32 (cosines, then sines); x \[T, heads,
-    /// head_dim\] `dtype`, updated. Elements past rotary_dim stay.
+    /// rotary_dim/2 + i\], pos = positions\[t\]. Elements of a head past rotary_dim stay.
     pub struct Rope = 7 "rope", wire RopeDesc = "halyard_rope_desc" {
         /// Values of a head.
         head_dim: u32,
@@ -30,5 +27,12 @@ op! {
         /// Type of x.
         dtype: DType,
     }
-    operands { positions: Read, table: Const, x: Update }
+    operands {
+        /// \[T\] i32.
+        positions: Read,
+        /// \[max_positions, rotary_dim\] f32: a position's cosines, then its sines.
+        table: Const,
+        /// \[T, heads, head_dim\] `dtype`, strided.
+        x: Update,
+    }
 }

@@ -14,7 +14,8 @@ pub const NOT_FINITE: i32 = -2;
 pub const NO_TOKEN: i32 = -3;
 
 abi_fixed_struct! {
-    /// A row's sampling parameters, 128 bytes; a tensor row_sampling \[R, 128\] u8 holds one per device row.
+    /// A row's sampling parameters, 128 bytes, little-endian; the operand row_sampling \[R, 128\] u8 holds one per
+    /// device row. Reserved words mean nothing to an op whose descriptor does not say that they do.
     pub struct SamplingRow = "halyard_sampling_row" {
         /// Key of the random stream.
         pub seed: u64,
@@ -36,11 +37,11 @@ abi_fixed_struct! {
         pub frequency_penalty: f32,
         /// Stop tokens are impossible until the output has this many.
         pub min_tokens: u32,
-        /// Used entries of bias_tokens.
+        /// Used entries of the row's bias_tokens and bias_values.
         pub num_bias: u32,
-        /// Used entries of stop_tokens.
+        /// Used entries of the row's stop_tokens.
         pub num_stop: u32,
-        /// Used sequences of bad_words.
+        /// Used sequences of the row's bad_words.
         pub num_bad_words: u32,
         /// 1: the row's allowed_mask applies.
         pub use_mask: u32,
@@ -102,37 +103,55 @@ op! {
     /// Changes logits in place, in this order: allowed_mask and grammar_mask (a cleared bit: −∞), stop tokens while the
     /// output is shorter than min_tokens (−∞), bias (added), bad words (−∞ for the last token of a sequence whose
     /// earlier tokens end the history), repetition, frequency and presence penalties. (The order of vLLM's sampler.) A
-    /// row −1 is left alone. What sets −∞ leaves a NaN or +∞ as it is, so that the sampler sees it.
-    ///
-    /// Operands: logits \[S, V\] f32, updated; step_rows \[S\] i32; row_sampling \[R, 128\] u8; row_tokens \[R, L\]
-    /// i32; row_num_tokens \[R\] i32; allowed_mask \[R, ⌈V/32⌉\] i32 (bit v mod 32 of word v/32), optional; bias_tokens
-    /// \[R, B\] i32 and bias_values \[R, B\] f32, optional; stop_tokens \[R, N\] i32, optional; bad_words \[R, W\] i32
-    /// (each: length, then that many ids), optional; grammar_mask \[S, ⌈V/32⌉\] i32, optional.
+    /// row −1 is left alone. What sets −∞ leaves a NaN or +∞ as it is, so that the sampler sees it. The output begins
+    /// at prompt_len of the history.
     pub struct LogitsProcess = 25 "logits_process", wire LogitsProcessDesc = "halyard_logits_process_desc" {
-        /// V.
+        /// V: logits of a row.
         vocab: u32,
         /// Bound: sequences of a step.
         max_seqs: u32,
     }
     operands {
-        logits: Update, step_rows: Read, row_sampling: Read, row_tokens: Read, row_num_tokens: Read,
+        /// \[S, V\] f32.
+        logits: Update,
+        /// \[S\] i32.
+        step_rows: Read,
+        /// \[R, 128\] u8: sampling rows.
+        row_sampling: Read,
+        /// \[R, L\] i32: the history.
+        row_tokens: Read,
+        /// \[R\] i32: tokens of the history.
+        row_num_tokens: Read,
+        /// \[R, ⌈V/32⌉\] i32: bit v mod 32 of word v/32 is token v. Rows with use_mask 1 have one.
         allowed_mask: Read?y,
-        bias_tokens: Read?y, bias_values: Read?y, stop_tokens: Read?y, bad_words: Read?y, grammar_mask: Read?y
+        /// \[R, B\] i32.
+        bias_tokens: Read?y,
+        /// \[R, B\] f32; present with bias_tokens.
+        bias_values: Read?y,
+        /// \[R, N\] i32.
+        stop_tokens: Read?y,
+        /// \[R, W\] i32: of each sequence its length, then its ids.
+        bad_words: Read?y,
+        /// \[S, ⌈V/32⌉\] i32: as allowed_mask, by sequence of the step.
+        grammar_mask: Read?y,
     }
 }
 
 op! {
-    /// out\[s\] = the index of the largest logit (ties: the lowest index); −2 where a logit of the row is NaN or +∞, −3
-    /// where all are −∞.
-    ///
-    /// Operands: logits \[S, V\] f32; out \[S\] i32.
+    /// out\[s\] = the index of the largest logit (ties: the lowest index); [`NOT_FINITE`] where a logit of the row is
+    /// NaN or +∞, [`NO_TOKEN`] where all are −∞.
     pub struct Argmax = 26 "argmax", wire ArgmaxDesc = "halyard_argmax_desc" {
-        /// V.
+        /// V: logits of a row.
         vocab: u32,
         /// Bound: sequences of a step.
         max_seqs: u32,
     }
-    operands { logits: Read, out: Write }
+    operands {
+        /// \[S, V\] f32.
+        logits: Read,
+        /// \[S\] i32.
+        out: Write,
+    }
 }
 
 op! {
@@ -141,17 +160,28 @@ op! {
     /// reaches top_p stays), then the first index v with Σ_{i≤v} p ≥ u·Σ p, summed in index order. u = (x + ½)/2³² with
     /// x the first word of Philox4x32-10, counter (output index, 0, 0, 0), key = seed; output index = row_num_tokens −
     /// prompt_len: a draw depends on the request and its length only. Temperature 0 is `argmax`. For a row −1, out is
-    /// −1. A row whose logits, as they are given, hold a NaN or +∞ gives −2, one of −∞ alone gives −3.
+    /// −1. A row whose logits, as they are given, hold a NaN or +∞ gives [`NOT_FINITE`], one of −∞ alone [`NO_TOKEN`].
     ///
-    /// Operands: logits \[S, V\] f32; step_rows \[S\] i32; row_sampling \[R, 128\] u8; row_num_tokens \[R\] i32; out
-    /// \[S\] i32.
+    /// Each e^x may be rounded to f32. Sums of them are taken in f64 or in integers, never in f32: over a vocabulary an
+    /// f32 sum is off by more than the least likely tokens weigh, and it depends on its order.
     pub struct Sample = 27 "sample", wire SampleDesc = "halyard_sample_desc" {
-        /// V.
+        /// V: logits of a row.
         vocab: u32,
         /// Bound: sequences of a step.
         max_seqs: u32,
     }
-    operands { logits: Read, step_rows: Read, row_sampling: Read, row_num_tokens: Read, out: Write }
+    operands {
+        /// \[S, V\] f32.
+        logits: Read,
+        /// \[S\] i32.
+        step_rows: Read,
+        /// \[R, 128\] u8: sampling rows.
+        row_sampling: Read,
+        /// \[R\] i32: tokens of the history.
+        row_num_tokens: Read,
+        /// \[S\] i32.
+        out: Write,
+    }
 }
 
 op! {
@@ -159,11 +189,8 @@ op! {
     /// logit count), and of the k most likely (descending, ties by index). A negative chosen gives 0 and rank 0. A row
     /// that holds a NaN or +∞, or −∞ alone, has no log-probabilities: all of its are NaN, rank and top_tokens 0,
     /// whatever is chosen.
-    ///
-    /// Operands: logits \[N, V\] f32; chosen \[N\] i32; chosen_logprobs \[N\] f32; chosen_ranks \[N\] i32; top_tokens
-    /// \[N, k\] i32 and top_logprobs \[N, k\] f32, absent when k is 0.
     pub struct TopLogprobs = 28 "top_logprobs", wire TopLogprobsDesc = "halyard_top_logprobs_desc" {
-        /// V.
+        /// V: logits of a row.
         vocab: u32,
         /// Alternatives.
         k: u32,
@@ -171,7 +198,17 @@ op! {
         max_rows: u32,
     }
     operands {
-        logits: Read, chosen: Read, chosen_logprobs: Write, chosen_ranks: Write, top_tokens: Write?y,
-        top_logprobs: Write?y
+        /// \[N, V\] f32.
+        logits: Read,
+        /// \[N\] i32.
+        chosen: Read,
+        /// \[N\] f32.
+        chosen_logprobs: Write,
+        /// \[N\] i32.
+        chosen_ranks: Write,
+        /// \[N, k\] i32; absent where k is 0.
+        top_tokens: Write?y,
+        /// \[N, k\] f32; absent where k is 0.
+        top_logprobs: Write?y,
     }
 }

@@ -14,13 +14,7 @@ pub const RESULT_HEADER: u32 = 2;
 
 op! {
     /// Lays out the step's tokens: sequence s computes tokens row_num_computed\[row\] .. + step_query_lens\[s\] of its
-    /// row, one sequence after the other.
-    ///
-    /// Operands: step_rows \[S\] i32 (−1 padding); step_query_lens \[S\] i32 (0 for padding); row_tokens \[R, L\] i32;
-    /// row_num_computed \[R\] i32; row_lora \[R\] i32, optional; token_ids, positions, token_seq \[T\] i32 (padding
-    /// tokens past the sum: 0, 0, −1); token_lora \[T\] i32, optional, present with row_lora (−1 none and padding);
-    /// query_start_loc \[S+1\] i32; seq_lens \[S\] i32 (computed + query length; 0 for padding); last_token_index \[S\]
-    /// i32 (token of the step; −1 for padding).
+    /// row, one sequence after the other. What is past their sum in the outputs is padding.
     pub struct PrepareInputs = 18 "prepare_inputs", wire PrepareInputsDesc = "halyard_prepare_inputs_desc" {
         /// Bound: sequences of a step.
         max_seqs: u32,
@@ -28,23 +22,52 @@ op! {
         max_tokens: u32,
     }
     operands {
-        step_rows: Read, step_query_lens: Read, row_tokens: Read, row_num_computed: Read, row_lora: Read?y,
-        token_ids: Write, positions: Write, token_seq: Write, token_lora: Write?y,
-        query_start_loc: Write, seq_lens: Write, last_token_index: Write
+        /// \[S\] i32: the row of each sequence; −1: padding.
+        step_rows: Read,
+        /// \[S\] i32: tokens of each sequence in this step; 0 for padding.
+        step_query_lens: Read,
+        /// \[R, L\] i32: the history. It may hold drafts behind the row's known tokens.
+        row_tokens: Read,
+        /// \[R\] i32: tokens whose keys and values are stored.
+        row_num_computed: Read,
+        /// \[R\] i32: the adapter's slot; −1: none.
+        row_lora: Read?y,
+        /// \[T\] i32; padding: 0.
+        token_ids: Write,
+        /// \[T\] i32: place in the sequence; padding: 0.
+        positions: Write,
+        /// \[T\] i32: the step's sequence; padding: −1.
+        token_seq: Write,
+        /// \[T\] i32: slot of the token's adapter; padding: −1. Present with row_lora.
+        token_lora: Write?y,
+        /// \[S+1\] i32: the first token of each sequence, and the end.
+        query_start_loc: Write,
+        /// \[S\] i32: row_num_computed + step_query_lens; 0 for padding.
+        seq_lens: Write,
+        /// \[S\] i32: the sequence's last token in the step; −1 for padding.
+        last_token_index: Write,
     }
 }
 
 op! {
     /// slots\[t\] = block_table\[step_rows\[token_seq\[t\]\], pos / block_size\] · block_size + pos mod block_size; −1
     /// for padding.
-    ///
-    /// Operands: positions, token_seq \[T\] i32; step_rows \[S\] i32; block_table \[R, max_blocks\] i32; slots \[T\]
-    /// i32.
     pub struct SlotMapping = 19 "slot_mapping", wire SlotMappingDesc = "halyard_slot_mapping_desc" {
         /// Tokens of a block.
         block_size: u32,
     }
-    operands { positions: Read, token_seq: Read, step_rows: Read, block_table: Read, slots: Write }
+    operands {
+        /// \[T\] i32.
+        positions: Read,
+        /// \[T\] i32.
+        token_seq: Read,
+        /// \[S\] i32.
+        step_rows: Read,
+        /// \[R, max_blocks\] i32: the page of each block of a row.
+        block_table: Read,
+        /// \[T\] i32.
+        slots: Write,
+    }
 }
 
 op! {
@@ -56,11 +79,6 @@ op! {
     /// negative id ([`super::NOT_FINITE`], [`super::NO_TOKEN`]) stands in the result as it is and in the history as 0,
     /// since a later step in flight may compute it. Ring entry step_header\[0\]: \[tag low, tag high, then per sequence
     /// n and max_sampled ids (−1 past n)\].
-    ///
-    /// Operands: step_header \[4\] i32 ([`STEP_HEADER`]); step_rows, step_query_lens, step_emits \[S\] i32;
-    /// step_num_drafts \[S\] i32, optional; sampled \[S, max_sampled\] i32; num_sampled \[S\] i32, optional; row_tokens
-    /// \[R, L\], row_num_tokens \[R\], row_num_computed \[R\] i32, updated; results \[E, 2 + max_seqs·(1 +
-    /// max_sampled)\] i32, host-visible, one entry updated.
     pub struct UpdateRows = 20 "update_rows", wire UpdateRowsDesc = "halyard_update_rows_desc" {
         /// Bound: sequences of a step; sizes a ring entry.
         max_seqs: u32,
@@ -68,8 +86,27 @@ op! {
         max_sampled: u32,
     }
     operands {
-        step_header: Read, step_rows: Read, step_query_lens: Read, step_emits: Read, step_num_drafts: Read?y,
-        sampled: Read, num_sampled: Read?y,
-        row_tokens: Update, row_num_tokens: Update, row_num_computed: Update, results: Update
+        /// \[4\] i32: entry of the result ring, low and high half of the step's tag, number of sequences.
+        step_header: Read,
+        /// \[S\] i32.
+        step_rows: Read,
+        /// \[S\] i32.
+        step_query_lens: Read,
+        /// \[S\] i32: not 0 where the sequence gains tokens.
+        step_emits: Read,
+        /// \[S\] i32.
+        step_num_drafts: Read?y,
+        /// \[S, max_sampled\] i32.
+        sampled: Read,
+        /// \[S\] i32.
+        num_sampled: Read?y,
+        /// \[R, L\] i32.
+        row_tokens: Update,
+        /// \[R\] i32.
+        row_num_tokens: Update,
+        /// \[R\] i32.
+        row_num_computed: Update,
+        /// \[E, 2 + max_seqs·(1 + max_sampled)\] i32, host-visible: the result ring, of which one entry is written.
+        results: Update,
     }
 }

@@ -13,7 +13,7 @@ use halyard_platform_api::abi::tables::{
     ABI_MAJOR, ABI_MINOR, ABI_MINOR_MIN, AttentionTable, CommunicatorTable, DeviceTable, EntryFn, InterfaceFn,
     OpsTable, PlatformTable, Plugin as PluginWire, StatLoggerTable,
 };
-use halyard_platform_api::abi::{AbiTable, ErrorOut};
+use halyard_platform_api::abi::{AbiTable, ErrorOut, limits};
 use halyard_platform_api::hooks::StatLoggerFactory;
 use halyard_platform_api::io_processor::IoProcessorFactory;
 use halyard_platform_api::lora_resolver::LoraResolverFactory;
@@ -575,7 +575,7 @@ impl Steps {
 }
 
 fn called(function: impl FnOnce(*mut ErrorOut) -> u32) -> Result<(), Error> {
-    let mut text = [0; 4096];
+    let mut text = [0; limits::ERROR_TEXT_BYTES as usize];
     let mut err = ErrorOut::over(&mut text);
     match function(&mut err) {
         0 => Ok(()),

@@ -20,8 +20,8 @@ mod stat_logger;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
-use halyard_platform_api::abi::ErrorOut;
 use halyard_platform_api::abi::tables::{AttentionTable, CommunicatorTable, DeviceTable, OpsTable, PlatformTable};
+use halyard_platform_api::abi::{ErrorOut, limits};
 use halyard_platform_api::{Error, Result};
 
 pub use io_processor::HostIoProcessorFactory;
@@ -29,8 +29,8 @@ pub use lora_resolver::HostLoraResolverFactory;
 pub use platform::HostPlatform;
 pub use stat_logger::HostStatLoggerFactory;
 
-/// Bytes for an error's text. Attention backends give all their reasons at once, one a line.
-const ERROR_TEXT_BYTES: usize = 4096;
+/// Attention backends give all their reasons at once, one a line.
+const ERROR_TEXT_BYTES: usize = limits::ERROR_TEXT_BYTES as usize;
 
 /// A platform plugin's tables, copied in full size and checked.
 #[derive(Clone, Copy)]

@@ -1,15 +1,13 @@
 //! `AttentionRegistry` over the attention table. A platform without the interface has no backends.
 
 use halyard_platform_api::abi::SpecBytes;
+use halyard_platform_api::abi::limits::MAX_ATTENTION_BACKENDS;
 use halyard_platform_api::abi::tables::{AttentionBackendWire, AttentionPlanWire, AttentionTable};
 use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{AttentionBackendInfo, AttentionPlan, AttentionRegistry, Error, Result, Status};
 
 use super::device::{HostDevice, OpenDevice};
 use super::{call, named, slot};
-
-/// Most attention backends that a platform may have.
-const MAX_BACKENDS: u32 = 64;
 
 /// Asks a freshly opened device for its backends.
 pub(super) fn backends(open: &OpenDevice) -> Result<Vec<AttentionBackendInfo>> {
@@ -21,11 +19,11 @@ pub(super) fn backends(open: &OpenDevice) -> Result<Vec<AttentionBackendInfo>> {
     call(&open.name, |err| unsafe {
         slot(table.num_backends)(open.handle.0, &mut num, err)
     })?;
-    if num > MAX_BACKENDS {
+    if num > MAX_ATTENTION_BACKENDS {
         return Err(Error::new(
             Status::Internal,
             format!(
-                "{}: has {num} attention backends; at most {MAX_BACKENDS} are taken",
+                "{}: has {num} attention backends; at most {MAX_ATTENTION_BACKENDS} are taken",
                 open.name
             ),
         ));

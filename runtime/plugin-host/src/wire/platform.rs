@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
+use halyard_platform_api::abi::limits::MAX_DEVICES;
 use halyard_platform_api::abi::tables::{DeviceInfoWire, OpenDescWire};
 use halyard_platform_api::abi::{AbiLayout, Str};
 use halyard_platform_api::{Device, DeviceInfo, Error, OpenOptions, Platform, Result, Status};
 
 use super::device::HostDevice;
 use super::{Handle, PlatformTables, call, named, slot};
-
-/// Most devices that a platform may report.
-const MAX_DEVICES: u32 = 1024;
 
 /// What every object of a plugin shares.
 pub(super) struct Shared {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use halyard_platform_api::Result;
+use halyard_platform_api::abi::limits::MAX_METRICS_BYTES;
 use halyard_platform_api::abi::tables::StatLoggerTable;
 use halyard_platform_api::hooks::{Batch, RecordBatch, StatLogger, StatLoggerFactory};
 
@@ -12,8 +13,6 @@ use super::{Handle, slot};
 
 /// First size of the buffer for a sink's text; a sink that needs more is asked again.
 const FIRST_TEXT_BYTES: usize = 64 << 10;
-/// Largest text that a sink may show.
-const MAX_TEXT_BYTES: usize = 16 << 20;
 
 /// A stat-logger plugin.
 pub struct HostStatLoggerFactory {
@@ -88,9 +87,9 @@ impl StatLogger for HostStatLogger {
             if len == 0 {
                 return Ok(None);
             }
-            if len > MAX_TEXT_BYTES as u64 {
+            if len > u64::from(MAX_METRICS_BYTES) {
                 return Err(self.shared.defect(format!(
-                    "shows {len} bytes at /metrics; at most {MAX_TEXT_BYTES} are taken"
+                    "shows {len} bytes at /metrics; at most {MAX_METRICS_BYTES} are taken"
                 )));
             }
             if len <= capacity {
