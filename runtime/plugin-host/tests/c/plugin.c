@@ -1,6 +1,6 @@
 /* The smallest useful platform in C: one device with memory, a queue and empty command buffers; every op is unsupported.
  * Also the source of the broken libraries: each BROKEN_* macro breaks one rule, and nothing else. */
-#include "halyard.h"
+#include "halyard_sdk.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -39,38 +39,18 @@ typedef struct queue {
 
 static const halyard_host *the_host;
 
-static halyard_str str(const char *text) {
-    halyard_str s;
-    s.ptr = (const uint8_t *)text;
-    s.len = strlen(text);
-    return s;
-}
-
+/* With a code of its own. */
 static uint32_t fail(halyard_error *err, uint32_t status, const char *text) {
-    if (err != NULL && err->text != NULL) {
-        uint64_t len = strlen(text);
-        if (len > err->text_capacity) len = err->text_capacity;
-        memcpy(err->text, text, len);
-        err->text_len = (uint32_t)len;
-        err->vendor_code = 42;
-        err->status = status;
-    }
+    halyard_fail(err, status, "%s", text);
+    if (err != NULL && err->struct_size >= halyard_error_base_size) err->vendor_code = 42;
     return status;
 }
 
-/* Fills at most the bytes that the caller's struct has, and leaves its size word. */
-static void give(void *out, const void *value, uint32_t size) {
-    uint32_t theirs;
-    memcpy(&theirs, out, 4);
-    if (theirs > size) theirs = size;
-    memcpy((char *)out + 4, (const char *)value + 4, theirs - 4);
-}
-
-static void fill_info(halyard_device_info *out) {
+static uint32_t fill_info(halyard_device_info *out, halyard_error *err) {
     halyard_device_info info;
     memset(&info, 0, sizeof info);
-    info.name = str("Minimal C device");
-    info.detail = str("driver 0");
+    info.name = halyard_text("Minimal C device");
+    info.detail = halyard_text("driver 0");
     info.total_memory_bytes = TOTAL;
     info.compute_dtypes = 1u << HALYARD_DTYPE_F32;
     info.kv_dtypes = 1u << HALYARD_DTYPE_F32;
@@ -82,7 +62,7 @@ static void fill_info(halyard_device_info *out) {
     info.num_compute_units = 1;
     info.preferred_block_size = 16;
     info.preferred_step_tokens = 256;
-    give(out, &info, sizeof info);
+    return HALYARD_GIVE(halyard_device_info, out, &info, err);
 }
 
 static uint32_t num_devices(void *instance, uint32_t *out, halyard_error *err) {
@@ -99,8 +79,7 @@ static uint32_t num_devices(void *instance, uint32_t *out, halyard_error *err) {
 static uint32_t device_info(void *instance, uint32_t index, halyard_device_info *out, halyard_error *err) {
     (void)instance;
     if (index != 0) return fail(err, HALYARD_STATUS_NOT_FOUND, "there is one device");
-    fill_info(out);
-    return HALYARD_STATUS_OK;
+    return fill_info(out, err);
 }
 
 static uint32_t open_device(void *instance, const halyard_open_desc *desc, void **out, halyard_error *err) {
@@ -121,27 +100,23 @@ static uint32_t open_device(void *instance, const halyard_open_desc *desc, void 
 
 static void close_device(void *d) {
     if (the_host != NULL && the_host->log != NULL) {
-        the_host->log(the_host->context, 3, str("minimal"), str("device closed"));
+        the_host->log(the_host->context, 3, halyard_text("minimal"), halyard_text("device closed"));
     }
     free(d);
 }
 
 static uint32_t info(void *d, halyard_device_info *out, halyard_error *err) {
     (void)d;
-    (void)err;
-    fill_info(out);
-    return HALYARD_STATUS_OK;
+    return fill_info(out, err);
 }
 
 static uint32_t memory(void *d, halyard_memory_info *out, halyard_error *err) {
     halyard_memory_info m;
-    (void)err;
     memset(&m, 0, sizeof m);
     m.total_bytes = TOTAL;
     m.used_bytes = ((device *)d)->used;
     m.free_bytes = TOTAL - m.used_bytes;
-    give(out, &m, sizeof m);
-    return HALYARD_STATUS_OK;
+    return HALYARD_GIVE(halyard_memory_info, out, &m, err);
 }
 
 static uint32_t buffer_create(void *d, const halyard_buffer_desc *desc, void **handle, uint64_t *id, halyard_error *err) {
@@ -330,14 +305,13 @@ uint32_t minimal_entry(const halyard_host *host, halyard_plugin *out, halyard_er
     p.kind = HALYARD_KIND_PLATFORM;
     p.instance = &the_host;
 #ifdef BROKEN_OTHER_NAME
-    p.name = str("maximal");
+    p.name = halyard_text("maximal");
 #else
-    p.name = str("minimal");
+    p.name = halyard_text("minimal");
 #endif
-    p.version = str("3.2.1");
+    p.version = halyard_text("3.2.1");
 #ifndef BROKEN_NULL_INTERFACE
     p.find_interface = find_interface;
 #endif
-    give(out, &p, sizeof p);
-    return HALYARD_STATUS_OK;
+    return HALYARD_GIVE(halyard_plugin, out, &p, err);
 }
