@@ -112,16 +112,25 @@ impl Tensor {
         tensor
     }
 
-    /// Whether rank and type are ones that there are.
+    /// Whether rank and type are ones that there are, and the offset is a multiple of an element.
     ///
     /// # Errors
-    /// `InvalidArgument` for a rank outside 1 to 4; `Unsupported` for a type that is not known here.
+    /// `InvalidArgument` for a rank outside 1 to 4 and an offset within an element; `Unsupported` for a type that is not
+    /// known here.
     #[inline]
     pub fn check(&self) -> Result<()> {
         if !(1..=4).contains(&self.rank) {
             return Err(Error::invalid(format!("rank {}: a tensor has 1 to 4 axes", self.rank)));
         }
-        DType::from_code(self.dtype).map(|_| ())
+        let bytes = DType::from_code(self.dtype)?.bytes() as u64;
+        // Sizes are powers of two; a division would be felt in every encode.
+        if self.offset & (bytes - 1) != 0 {
+            return Err(Error::invalid(format!(
+                "offset {}: an operand starts at a multiple of its elements' {bytes} bytes",
+                self.offset
+            )));
+        }
+        Ok(())
     }
 
     /// Whether the operand is absent.

@@ -132,8 +132,8 @@ impl CpuQueue {
             for ((kernel, operands), wait) in steps.iter().zip(&waits) {
                 for (phase, taken) in taken.by_ref().take(kernel.phases()).enumerate() {
                     worker.taken = taken;
-                    // SAFETY: the lists keep their operands' allocations; all threads run the same list, and the barrier
-                    // separates phases.
+                    // SAFETY: the lists keep their operands' allocations; all threads run the same list, and the
+                    // barrier separates phases.
                     unsafe { kernel.run(phase, &mut worker, operands) };
                     if *wait && !barrier.wait() {
                         return;
@@ -254,6 +254,7 @@ impl Queue for CpuQueue {
     fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()> {
         // No work is in flight between submits, so the destination itself is the ring.
         let _order = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        self.progress.check(0)?;
         let objects = read(&self.inner.objects);
         let place = |write: &StepWrite<'_>| objects.buffer(write.buffer)?.range(write.offset, write.bytes.len());
         // All are checked before any is made: a refused call changes nothing.

@@ -1,10 +1,11 @@
-//! What the operator chooses, and the one place that looks at the environment: where compiled kernels and tuned choices are kept, and where libraries
-//! may lie.
+//! What the operator chooses, and the one place that looks at the environment: where compiled kernels and tuned choices
+//! are kept, and where libraries may lie.
 //!
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/cuda`
 //! in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_CUDA_LIBRARY_PATH` names folders, separated by `:`, in which NVRTC,
-//! cuBLASLt and NCCL are looked for before anywhere else. The option `peer_sum_bytes` (or `HALYARD_CUDA_PEER_SUM_BYTES`)
-//! bounds the sums between devices that an own kernel does, in bytes of one operand (0: NCCL does all).
+//! cuBLASLt and NCCL are looked for before anywhere else. The option `peer_sum_bytes` (or
+//! `HALYARD_CUDA_PEER_SUM_BYTES`) bounds the sums between devices that an own kernel does, in bytes of one operand (0:
+//! NCCL does all).
 
 use std::env::var_os;
 use std::path::PathBuf;

@@ -250,11 +250,12 @@ impl PreparedCollective {
         }
     }
 
-    /// Input and out; one of them for send and receive.
-    pub(crate) fn num_operands(&self) -> usize {
+    /// The operand that this rank has no use for, of input and out.
+    pub(crate) fn absent_operand(&self) -> Option<usize> {
         match self.spec.kind {
-            CollectiveKind::Send | CollectiveKind::Recv => 1,
-            _ => 2,
+            CollectiveKind::Send => Some(1),
+            CollectiveKind::Recv => Some(0),
+            _ => None,
         }
     }
 
@@ -264,7 +265,7 @@ impl PreparedCollective {
     /// `Timeout`; `InvalidArgument` for shapes that do not fit.
     pub(crate) fn run(&self, operands: &[Operand]) -> Result<()> {
         let (rank, peer) = (self.rank as usize, self.spec.peer as usize);
-        if let Some(wrong) = operands.iter().find(|o| o.dtype() != self.spec.dtype) {
+        if let Some(wrong) = operands.iter().find(|o| o.is_present() && o.dtype() != self.spec.dtype) {
             return Err(Error::invalid(format!(
                 "{}: an operand is {:?}, prepared for {:?}",
                 self.name(),
@@ -276,7 +277,7 @@ impl PreparedCollective {
             CollectiveKind::Send => self.group.send(self.rank, self.spec.peer, operands[0].bytes()),
             CollectiveKind::Recv => {
                 let bytes = self.group.receive(self.spec.peer, self.rank)?;
-                self.store(&operands[0], &bytes)?;
+                self.store(&operands[1], &bytes)?;
             }
             kind => {
                 let inputs = self.group.exchange(self.rank, operands[0].bytes())?;

@@ -45,7 +45,8 @@ impl Prepared {
         let expected = match &self.work {
             Work::Op(spec) => spec.operands().len(),
             Work::Program(program) => program.tensors.len(),
-            Work::Collective(collective) => collective.num_operands(),
+            // Input and out.
+            Work::Collective(_) => 2,
         };
         if found == expected {
             return Ok(());
@@ -64,6 +65,7 @@ impl Prepared {
         let required = match &self.work {
             Work::Op(spec) => spec.operands().get(index).filter(|o| !o.optional).map(|o| o.name),
             Work::Program(_) => Some("a tensor of the program"),
+            Work::Collective(collective) if collective.absent_operand() == Some(index) => None,
             Work::Collective(_) => Some("a collective's operand"),
         };
         match required {

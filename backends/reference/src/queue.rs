@@ -114,6 +114,7 @@ impl Queue for ReferenceQueue {
     }
 
     fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()> {
+        self.state.failed()?;
         // All are checked before any is made: a refused call changes nothing.
         let mut checked = Vec::with_capacity(writes.len());
         for write in writes {

@@ -4,9 +4,9 @@
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/rocm`
 //! in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_ROCM_LIBRARY_PATH` names folders, separated by `:`, in which HIP,
 //! hiprtc, rocBLAS and RCCL are looked for before anywhere else. The option `peer_sum_bytes` (or
-//! `HALYARD_ROCM_PEER_SUM_BYTES`) gives sums between devices to an own kernel, up to so many bytes of one operand (0 and
-//! without it: RCCL does all). `matrix_attention=0` (or `HALYARD_ROCM_MATRIX_ATTENTION=0`) keeps prompts' attention off
-//! matrix units.
+//! `HALYARD_ROCM_PEER_SUM_BYTES`) gives sums between devices to an own kernel, up to so many bytes of one operand (0
+//! and without it: RCCL does all). `matrix_attention=0` (or `HALYARD_ROCM_MATRIX_ATTENTION=0`) keeps prompts' attention
+//! off matrix units.
 
 use std::env::var_os;
 use std::path::PathBuf;

@@ -6,10 +6,10 @@
 //! layer and turns each of its messages into an error of the next wait. `HALYARD_VULKAN_GPU_KERNELS=1` has processors
 //! run the products that are written for GPUs: slowly, to test them.
 //!
-//! Options, each with its variable: `matrix_attention=0` (`HALYARD_VULKAN_MATRIX_ATTENTION`) keeps prompts' attention off
-//! matrix units, `wide_matrices=0` (`HALYARD_VULKAN_WIDE_MATRICES`) keeps products off matrices of whole workgroups.
-//! `int8_dots=1` (`HALYARD_VULKAN_INT8_DOTS`) rounds tokens to 8 bits where an op allows it and the device is fast at
-//! products of bytes; `force` does on every device that has the instruction.
+//! Options, each with its variable: `matrix_attention=0` (`HALYARD_VULKAN_MATRIX_ATTENTION`) keeps prompts' attention
+//! off matrix units, `wide_matrices=0` (`HALYARD_VULKAN_WIDE_MATRICES`) keeps products off matrices of whole
+//! workgroups. `int8_dots=1` (`HALYARD_VULKAN_INT8_DOTS`) rounds tokens to 8 bits where an op allows it and the device
+//! is fast at products of bytes; `force` does on every device that has the instruction.
 
 use std::env::var_os;
 use std::path::PathBuf;

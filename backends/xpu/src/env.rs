@@ -4,12 +4,13 @@
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/xpu`
 //! in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_OPENCL_LIBRARY_PATH` names folders, separated by `:`, in which
 //! `libOpenCL.so.1` is looked for before anywhere else. (Which runtimes the loader then shows is its own matter:
-//! `OCL_ICD_VENDORS`, `OCL_ICD_FILENAMES`.) The option `int8_dots=1` (or `HALYARD_OPENCL_INT8_DOTS=1`) rounds tokens to 8 bits where an op allows it
-//! and the device is fast at products of bytes; `force` does on every device, with plain operations where it lacks the
-//! instruction. `HALYARD_OPENCL_SUBGROUP=16` or `32` has kernels pass values within subgroups of that size on every
-//! device that has them, `0` nowhere. `HALYARD_OPENCL_MATRIX=0` keeps matrix units unused; `8` or `16` has devices
-//! without them compute the same by plain operations, in subgroups of that size, to test what is built on them.
-//! `HALYARD_OPENCL_GPU_KERNELS=1` has processors run the products that are written for GPUs: slowly, to test them.
+//! `OCL_ICD_VENDORS`, `OCL_ICD_FILENAMES`.) The option `int8_dots=1` (or `HALYARD_OPENCL_INT8_DOTS=1`) rounds tokens to
+//! 8 bits where an op allows it and the device is fast at products of bytes; `force` does on every device, with plain
+//! operations where it lacks the instruction. `HALYARD_OPENCL_SUBGROUP=16` or `32` has kernels pass values within
+//! subgroups of that size on every device that has them, `0` nowhere. `HALYARD_OPENCL_MATRIX=0` keeps matrix units
+//! unused; `8` or `16` has devices without them compute the same by plain operations, in subgroups of that size, to
+//! test what is built on them. `HALYARD_OPENCL_GPU_KERNELS=1` has processors run the products that are written for
+//! GPUs: slowly, to test them.
 
 use std::env::var_os;
 use std::path::PathBuf;

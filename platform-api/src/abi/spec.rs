@@ -111,6 +111,17 @@ unsafe fn read_op(wire: OpSpecWire) -> Result<UnknownOp> {
         // SAFETY: as the caller promises, and not null.
         unsafe { std::slice::from_raw_parts(wire.descriptor, wire.descriptor_len as usize) }
     };
+    // It starts with its size.
+    if let Some(word) = bytes.first_chunk::<4>()
+        && u32::from_ne_bytes(*word) as usize != bytes.len()
+    {
+        return Err(Error::invalid(format!(
+            "op code {}: a descriptor of {} bytes says that it has {}",
+            wire.code,
+            bytes.len(),
+            u32::from_ne_bytes(*word)
+        )));
+    }
     Ok(UnknownOp {
         code: wire.code,
         version: wire.version,
