@@ -91,6 +91,20 @@ pub fn build_c(source: &str, folder: &Path) -> PathBuf {
     library
 }
 
+/// Runs a build tool in a new project's folder, where nothing of this repository is known to it.
+///
+/// # Panics
+/// With the tool's words.
+pub fn build_project(folder: &Path, program: &str, args: &[&str]) {
+    let mut command = Command::new(program);
+    command.args(args).current_dir(folder);
+    for name in ["CARGO_TARGET_DIR", "CARGO_MANIFEST_DIR", "RUSTFLAGS"] {
+        command.env_remove(name);
+    }
+    let output = command.output().expect("the tool is there");
+    assert!(output.status.success(), "{program}: {}", stderr(&output));
+}
+
 /// A model of tests/fixtures/models.
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::{Duration, Instant};
 
-use halyard_e2e::{Server, TestFolder, build_c, run, stderr};
+use halyard_e2e::{Server, TestFolder, build_c, build_project, run, stderr};
 use serde_json::{Value, json};
 
 const C_EXAMPLE: &str = "plugins/stat-logger-c/csv.c";
@@ -109,17 +109,6 @@ fn what_cannot_be_tested_is_refused_with_the_reason() {
     }
 }
 
-/// Runs a build tool in a new project's folder, where nothing of this repository is known to it.
-fn build(folder: &Path, program: &str, args: &[&str]) {
-    let mut command = Command::new(program);
-    command.args(args).current_dir(folder);
-    for name in ["CARGO_TARGET_DIR", "CARGO_MANIFEST_DIR", "RUSTFLAGS"] {
-        command.env_remove(name);
-    }
-    let output = command.output().expect("the tool is there");
-    assert!(output.status.success(), "{program}: {}", stderr(&output));
-}
-
 #[test]
 fn a_new_rust_project_builds_offline_outside_the_checkout_and_loads() {
     let folder = TestFolder::new("new-rust");
@@ -127,7 +116,7 @@ fn a_new_rust_project_builds_offline_outside_the_checkout_and_loads() {
     let made = run(&["plugins", "new", "stat-logger", "my-sink", "--path", text(&project)]);
     assert!(made.status.success(), "{}", stderr(&made));
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    build(&project, &cargo, &["build", "--release", "--offline", "--quiet"]);
+    build_project(&project, &cargo, &["build", "--release", "--offline", "--quiet"]);
     let library = project.join("target/release/libstat_logger_my_sink.so");
     let told = String::from_utf8_lossy(&made.stdout).into_owned();
     assert!(told.contains("target/release/libstat_logger_my_sink.so"), "{told}");
@@ -163,7 +152,7 @@ fn a_new_c_project_builds_and_loads() {
         text(&project),
     ]);
     assert!(made.status.success(), "{}", stderr(&made));
-    build(&project, "make", &["CFLAGS=-O2 -Wall -Wextra -Werror"]);
+    build_project(&project, "make", &["CFLAGS=-O2 -Wall -Wextra -Werror"]);
     let lines = folder.0.join("lines.csv");
     let config = json!({"path": lines}).to_string();
     let (report, _) = test_plugin(&project.join("libmy_c_sink.so"), &["--config", &config]);

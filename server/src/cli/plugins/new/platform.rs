@@ -1,0 +1,46 @@
+//! The files of a new platform.
+
+use include_dir::{Dir, include_dir};
+
+use super::{HEADER, Names, Project, symbol};
+
+/// Sources that compile as they stand, under the name `plain`, which is in `name.h` alone; what ends in `.in` is filled.
+static C_TEMPLATE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/src/cli/plugins/template/platform-c");
+const SDK: &str = include_str!("../../../../../platform-api/include/halyard_sdk.h");
+
+/// C files with a Makefile and the contract's header.
+pub(super) fn in_c(name: &str) -> Project {
+    let names = Names {
+        name,
+        build: "make && make test",
+        library: format!("lib{}.so", symbol(name)),
+    };
+    let template = C_TEMPLATE.files().map(|file| {
+        let path = file.path().display().to_string();
+        let text = &*String::from_utf8_lossy(file.contents());
+        match path.strip_suffix(".in") {
+            Some(path) => (path.to_owned(), names.fill(text)),
+            None if path == "name.h" => (path, named(text, name)),
+            None => (path, text.to_owned()),
+        }
+    });
+    let mut files: Vec<(String, String)> = template.collect();
+    files.push((".gitignore".to_owned(), "*.o\n*.so\n/lifecycle\n".to_owned()));
+    files.push(("include/halyard.h".to_owned(), HEADER.to_owned()));
+    files.push(("include/halyard_sdk.h".to_owned(), SDK.to_owned()));
+    let library = &names.library;
+    Project {
+        build: names.build,
+        next: vec![
+            format!("halyard platforms --plugin {library}"),
+            format!("halyard-conformance {library}"),
+        ],
+        files,
+    }
+}
+
+/// `name.h` with another name.
+fn named(text: &str, name: &str) -> String {
+    text.replace("\"plain\"", &format!("\"{name}\""))
+        .replace("plain_entry", &format!("{}_entry", symbol(name)))
+}
