@@ -31,7 +31,7 @@ impl Table {
     }
 
     fn note(&mut self, outcome: Outcome, name: &str, text: &str) {
-        let text: String = text.lines().next().unwrap_or_default().chars().take(300).collect();
+        let text: String = text.replace('\n', "; ").chars().take(300).collect();
         self.rows.push((outcome, name.to_owned(), text));
     }
 

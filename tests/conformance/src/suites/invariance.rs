@@ -39,12 +39,7 @@ pub(super) fn run(device: &dyn Device, seed: u64, report: &mut Report) {
                 allow_quantized_act,
             };
             let what = format!("linear {format:?}, quantized act {allow_quantized_act}");
-            note(
-                report,
-                "batch invariance",
-                &what,
-                check(device, seed, op.into(), Some(format)),
-            );
+            note_or_skip(report, &what, check(device, seed, op.into(), Some(format)));
         }
     }
     let norm = RmsNorm {
@@ -53,16 +48,20 @@ pub(super) fn run(device: &dyn Device, seed: u64, report: &mut Report) {
         weight_offset: 0.0,
         dtype: DType::F32,
     };
-    note(
-        report,
-        "batch invariance",
-        "rms_norm",
-        check(device, seed, norm.into(), None),
-    );
+    note_or_skip(report, "rms_norm", check(device, seed, norm.into(), None));
+}
+
+/// Notes the outcome; an op that the device does not run is none.
+fn note_or_skip(report: &mut Report, what: &str, outcome: Result<(), Failure>) {
+    match outcome {
+        Ok(()) => note(report, "batch invariance", what, Ok(())),
+        Err(Failure::Broken(why)) => note(report, "batch invariance", what, Err(why)),
+        Err(Failure::Unsupported(why)) => report.row("batch invariance", what).unsupported = Some(why),
+    }
 }
 
 /// Compares every row of a batch with the row alone.
-fn check(device: &dyn Device, seed: u64, spec: OpSpec, format: Option<WeightFormat>) -> Result<(), String> {
+fn check(device: &dyn Device, seed: u64, spec: OpSpec, format: Option<WeightFormat>) -> Result<(), Failure> {
     let mut random = Random::of(seed, &format!("invariance {format:?}"));
     let x = random.units((TOKENS * WIDTH) as usize);
     let second = match format {
@@ -99,16 +98,14 @@ fn check(device: &dyn Device, seed: u64, spec: OpSpec, format: Option<WeightForm
             args: vec![Arg::floats(DType::F32, &[tokens, WIDTH], x), second.clone(), out],
             nodes: vec![(spec.clone(), operands)],
         };
-        let outcome = execute(device, &case, 0).map(|mut tensors| tensors.remove(2));
-        outcome.map_err(|failure| match failure {
-            Failure::Unsupported(why) | Failure::Broken(why) => why,
-        })
+        execute(device, &case, 0).map(|mut tensors| tensors.remove(2))
     };
     let together = run(&x)?;
     let row_bytes = 4 * out_width as usize;
     for (row, x) in x.chunks_exact(WIDTH as usize).enumerate() {
         if run(x)? != together[row * row_bytes..(row + 1) * row_bytes] {
-            return Err(format!("row {row} of {TOKENS} differs from the same row alone"));
+            let why = format!("row {row} of {TOKENS} differs from the same row alone");
+            return Err(Failure::Broken(why));
         }
     }
     Ok(())
