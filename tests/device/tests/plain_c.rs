@@ -1,0 +1,44 @@
+//! A platform in plain C, built by cc from the files of `halyard plugins new` and the rest of the ops, loaded from its
+//! library and run by the program that checks devices. (Its ops are in the conformance suite.)
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Runs checks; all must pass, and nothing but the large model may be skipped.
+fn check(arguments: &[&str]) {
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fixtures/models");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halyard-device-check"));
+    command.args(["--platform", halyard_platform_plain_c::NAME, "--plugin"]);
+    command.arg(halyard_platform_plain_c::complete());
+    command.arg("--fixtures").arg(fixtures).args(arguments);
+    let output = command.output().expect("the program starts");
+    let out = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{out}\n{errors}");
+    let skipped: Vec<&str> = out.lines().filter(|line| line.starts_with("skipped ")).collect();
+    assert!(
+        skipped.iter().all(|line| line.ends_with("--model names no file")),
+        "{skipped:?}"
+    );
+    println!("{}", out.lines().last().unwrap_or_default());
+}
+
+#[test]
+fn models_give_what_hugging_face_gives() {
+    check(&["--dtype", "f32", "goldens", "lora"]);
+}
+
+#[test]
+fn models_in_half_precision_are_near_it() {
+    for dtype in ["f16", "bf16"] {
+        check(&[
+            "--dtype",
+            dtype,
+            "--golden",
+            "llama",
+            "--golden",
+            "gguf/llama-gguf.gguf",
+            "goldens",
+        ]);
+    }
+}
