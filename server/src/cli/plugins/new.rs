@@ -2,6 +2,7 @@
 //! contract or its C header, comes out of this program and is written beside it. Each kind of plugin has its files in a
 //! module of its own ([`stat_logger`], [`platform`]).
 
+mod contract;
 mod platform;
 mod stat_logger;
 
@@ -44,7 +45,7 @@ struct HowArgs {
 enum NewKind {
     /// A sink of metrics and requests
     StatLogger,
-    /// A kind of hardware: its devices, memory, queues and first ops (--language c)
+    /// A kind of hardware: its devices, memory, queues and first ops
     Platform,
 }
 
@@ -78,8 +79,8 @@ struct Names<'a> {
 /// Writes the project.
 ///
 /// # Errors
-/// A name that cannot be one, a kind that is not in this language, a folder that exists or cannot be written. Nothing
-/// is left of a project that could not be finished.
+/// A name that cannot be one, a folder that exists or cannot be written. Nothing is left of a project that could not be
+/// finished.
 pub fn run(args: &NewArgs) -> Result<(), ServerError> {
     check_name(&args.name).map_err(|message| ServerError::Option {
         option: "NAME",
@@ -89,12 +90,7 @@ pub fn run(args: &NewArgs) -> Result<(), ServerError> {
         (NewKind::StatLogger, Language::Rust) => stat_logger::in_rust(&args.name),
         (NewKind::StatLogger, Language::C) => stat_logger::in_c(&args.name),
         (NewKind::Platform, Language::C) => platform::in_c(&args.name),
-        (NewKind::Platform, Language::Rust) => {
-            return Err(ServerError::Option {
-                option: "--language",
-                message: "rust: a platform is made in C so far; give --language c".to_owned(),
-            });
-        }
+        (NewKind::Platform, Language::Rust) => platform::in_rust(&args.name),
     };
     let folder = args.how.path.clone().unwrap_or_else(|| PathBuf::from(&args.name));
     let refused = |reason: String| ServerError::Option {

@@ -2,11 +2,36 @@
 
 use include_dir::{Dir, include_dir};
 
-use super::{HEADER, Names, Project, symbol};
+use super::{HEADER, Names, Project, contract, symbol};
 
 /// Sources that compile as they stand, under the name `plain`, which is in `name.h` alone; what ends in `.in` is filled.
 static C_TEMPLATE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/src/cli/plugins/template/platform-c");
 const SDK: &str = include_str!("../../../../../platform-api/include/halyard_sdk.h");
+
+/// Every file is filled and loses its `.in`.
+static RUST_TEMPLATE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/src/cli/plugins/template/platform-rust");
+
+/// A cargo project with the contract in `vendor/`.
+pub(super) fn in_rust(name: &str) -> Project {
+    let names = Names {
+        name,
+        build: "cargo build --release",
+        library: format!("target/release/libplatform_{}.so", symbol(name)),
+    };
+    let template = RUST_TEMPLATE.files().map(|file| {
+        let path = file.path().display().to_string();
+        let path = path.strip_suffix(".in").unwrap_or(&path);
+        let folder = if path.ends_with(".rs") { "src/" } else { "" };
+        (
+            format!("{folder}{path}"),
+            names.fill(&String::from_utf8_lossy(file.contents())),
+        )
+    });
+    let mut files: Vec<(String, String)> = template.collect();
+    files.push((".gitignore".to_owned(), "/target\n".to_owned()));
+    files.extend(contract::files(&names, "vendor/halyard-platform-api"));
+    project(&names, files)
+}
 
 /// C files with a Makefile and the contract's header.
 pub(super) fn in_c(name: &str) -> Project {
@@ -28,6 +53,10 @@ pub(super) fn in_c(name: &str) -> Project {
     files.push((".gitignore".to_owned(), "*.o\n*.so\n/lifecycle\n".to_owned()));
     files.push(("include/halyard.h".to_owned(), HEADER.to_owned()));
     files.push(("include/halyard_sdk.h".to_owned(), SDK.to_owned()));
+    project(&names, files)
+}
+
+fn project(names: &Names<'_>, files: Vec<(String, String)>) -> Project {
     let library = &names.library;
     Project {
         build: names.build,
