@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use halyard_platform_api::ops::{Add, Attention, Linear};
+use halyard_platform_api::ops::{Add, Attention, Linear, UnknownOp};
 use halyard_platform_api::program::{Node, TensorDecl};
 use halyard_platform_api::{
     BufferId, BufferKind, Collective, CollectiveKind, CommunicatorDesc, CommunicatorId, DType, Device, Encoder,
@@ -216,7 +216,7 @@ fn ops_come_through() {
     );
     let op = ops.prepare(&linear()).expect("prepared");
     assert_eq!(events(), [format!("prepared {:?}", linear())]);
-    assert_eq!(op.id(), OpId(41));
+    assert_eq!(op.id(), on_wire(OpId(41), 5));
     assert_eq!(
         op.info(),
         PreparedInfo {
@@ -282,6 +282,17 @@ fn programs_and_claims_come_through_whatever_their_size() {
     let op = device.ops().prepare_program(&program).expect("prepared");
     assert_eq!(events(), ["prepared 300 nodes"]);
     assert_eq!(op.packed_weight_bytes(7), Ok(107));
+    let mut later = program.clone();
+    later.nodes[9].spec = OpSpec::Unknown(UnknownOp {
+        code: 999,
+        version: 1,
+        name: "later_op".to_string(),
+        descriptor: vec![4, 0, 0, 0],
+        reason: String::new(),
+    });
+    let refused = device.ops().prepare_program(&later).map(|_| ());
+    assert!(refused.is_err_and(|e| e.status == Status::Unsupported && e.message.contains("op code 999")));
+    assert_eq!(events(), Vec::<String>::new(), "the platform is not asked");
     program.nodes[5].operands.pop();
     let error = device.ops().claim(&program).expect_err("an operand is missing");
     assert!(error.message.contains("null: node 5"), "{error}");
@@ -328,7 +339,7 @@ fn attention_and_collectives_come_through() {
     };
     let op = communicator.prepare(&spec).expect("prepared");
     assert_eq!(events(), [format!("prepared {spec:?}")]);
-    assert_eq!(op.id(), OpId(41));
+    assert_eq!(op.id(), on_wire(OpId(41), 2));
     spec.peer = 2;
     assert_eq!(
         communicator.prepare(&spec).map(|_| ()).map_err(|e| e.status),
@@ -375,6 +386,11 @@ fn the_device_closes_after_the_last_of_its_objects() {
     assert_eq!(events(), ["command dropped", "device dropped"]);
 }
 
+/// An op's number as the host has it: with how many operands the plugin knows; 0: it takes what comes.
+fn on_wire(op: OpId, operands: u64) -> OpId {
+    OpId(op.0 << 16 | operands)
+}
+
 fn encoder() -> Box<dyn Encoder> {
     let queue = device().create_queue(QueueKind::Compute).expect("a compute queue");
     queue.create_encoder(EncoderMode::Reusable).expect("reusable")
@@ -386,7 +402,7 @@ fn a_panic_becomes_an_error_and_poisons_its_handle_alone() {
     let device = device();
     let first = device.create_queue(QueueKind::Compute).expect("a compute queue");
     let mut encoder = first.create_encoder(EncoderMode::OneShot).expect("one-shot");
-    let panic = encoder.encode(PANICKING_OP, &[]).expect_err("it panics");
+    let panic = encoder.encode(on_wire(PANICKING_OP, 0), &[]).expect_err("it panics");
     assert_eq!(panic.status, Status::Panicked);
     assert_eq!(panic.message, "null: panicked: encoding op 13 went wrong");
     let after = encoder.encode(OpId(1), &[]).expect_err("poisoned");
@@ -424,7 +440,7 @@ fn a_panic_becomes_an_error_and_poisons_its_handle_alone() {
 fn long_errors_are_cut_and_say_so() {
     let _alone = alone();
     let mut encoder = encoder();
-    let error = encoder.encode(FAILING_OP, &[]).expect_err("it fails");
+    let error = encoder.encode(on_wire(FAILING_OP, 0), &[]).expect_err("it fails");
     assert_eq!((error.status, error.vendor_code), (Status::DeviceLost, -5));
     assert!(error.message.starts_with("null: long long"), "{error}");
     assert!(error.message.ends_with("… (cut)"), "{error}");
@@ -435,17 +451,20 @@ fn long_errors_are_cut_and_say_so() {
 fn encoding_allocates_nothing() {
     let _alone = alone();
     let mut encoder = encoder();
-    let tensors = [Tensor::contiguous(BufferId(5), 0, DType::F32, &[2, 3]); 5];
+    let [present, absent] = [Tensor::contiguous(BufferId(5), 0, DType::F32, &[2, 3]), Tensor::NONE];
+    let tensors = [present, present, present, present, present, absent];
     let before = ALLOCATIONS.with(Cell::get);
     for i in 0..1000 {
-        encoder
-            .encode(OpId(100 + i), &tensors[..(i % 6) as usize])
-            .expect("encoded");
+        let num = i % 6;
+        let op = on_wire(OpId(100 + i), num);
+        encoder.encode(op, &tensors[..num as usize]).expect("encoded");
     }
+    // A later host has an operand more, which is absent.
+    encoder.encode(on_wire(OpId(100), 5), &tensors).expect("encoded");
     assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);
     encoder.finish().expect("sealed");
-    let operands: u64 = (0..1000).map(|i| i % 6).sum();
-    assert_eq!(events()[0], format!("finished Reusable 1000 ops {operands} operands"));
+    let operands: u64 = (0..1000).map(|i| i % 6).sum::<u64>() + 5;
+    assert_eq!(events()[0], format!("finished Reusable 1001 ops {operands} operands"));
 }
 
 mod counted {

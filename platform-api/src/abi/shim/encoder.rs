@@ -46,6 +46,9 @@ fn encode_other(encoder: &mut dyn Encoder, op: OpId, operands: &[Tensor], known:
             op.0
         )));
     }
+    if taken.len() == known {
+        return encoder.encode(op, taken);
+    }
     let mut all = taken.to_vec();
     all.resize(known, Tensor::NONE);
     encoder.encode(op, &all)
