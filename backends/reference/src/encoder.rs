@@ -80,8 +80,10 @@ impl Encoder for ReferenceEncoder {
                 Operand::absent()
             } else {
                 let memory = self.shared.buffers.find(tensor.buffer)?;
-                Operand::bind(*tensor, memory)
-                    .map_err(|e| Error::invalid(format!("{}: operand {index}: {}", op.name(), e.message)))?
+                Operand::bind(*tensor, memory).map_err(|e| Error {
+                    message: format!("{}: operand {index}: {}", op.name(), e.message),
+                    ..e
+                })?
             };
             bound.push(operand);
         }

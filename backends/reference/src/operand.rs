@@ -27,7 +27,7 @@ impl Operand {
     /// Binds a tensor to its memory.
     ///
     /// # Errors
-    /// `InvalidArgument` for a rank outside 1 to 4, an unknown type or a span past the buffer's end.
+    /// `InvalidArgument` for a rank outside 1 to 4 or a span past the buffer's end; `Unsupported` for an unknown type.
     pub(crate) fn bind(tensor: Tensor, memory: Arc<Allocation>) -> Result<Self> {
         tensor.check()?;
         memory.check(tensor.offset, tensor.span_bytes())?;
