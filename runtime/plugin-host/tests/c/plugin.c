@@ -2,12 +2,13 @@
  * Also the source of the broken libraries: each BROKEN_* macro breaks one rule, and nothing else. */
 #include "halyard_sdk.h"
 
-#include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
 
 #ifndef ABI
 #define ABI HALYARD_ABI
+#endif
+#ifndef FEATURES
+#define FEATURES ""
 #endif
 #ifndef ENTRY
 #define ENTRY "minimal_entry"
@@ -39,9 +40,8 @@ typedef struct queue {
 
 static const halyard_host *the_host;
 
-/* With a code of its own. */
 static uint32_t fail(halyard_error *err, uint32_t status, const char *text) {
-    halyard_fail(err, status, "%s", text);
+    (void)halyard_fail(err, status, "%s", text);
     if (err != NULL && err->struct_size >= halyard_error_base_size) err->vendor_code = 42;
     return status;
 }
@@ -82,17 +82,16 @@ static uint32_t device_info(void *instance, uint32_t index, halyard_device_info 
     return fill_info(out, err);
 }
 
-static uint32_t open_device(void *instance, const halyard_open_desc *desc, void **out, halyard_error *err) {
-    device *d = calloc(1, sizeof *d);
+static uint32_t open_device(void *instance, const halyard_open_desc *theirs, void **out, halyard_error *err) {
+    halyard_open_desc desc;
+    uint32_t status = HALYARD_READ(halyard_open_desc, &desc, theirs, err);
+    device *d;
     (void)instance;
-    if (desc->options.len != 0) {
-        free(d);
-        return fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "this platform has no options");
-    }
-    if (desc->index != 0 || d == NULL) {
-        free(d);
-        return fail(err, HALYARD_STATUS_NOT_FOUND, "there is one device");
-    }
+    if (status != HALYARD_STATUS_OK) return status;
+    if (desc.options.len != 0) return fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "this platform has no options");
+    if (desc.index != 0) return fail(err, HALYARD_STATUS_NOT_FOUND, "there is one device");
+    d = calloc(1, sizeof *d);
+    if (d == NULL) return fail(err, HALYARD_STATUS_OUT_OF_MEMORY, "there is no memory for a device");
     d->next_id = 1;
     *out = d;
     return HALYARD_STATUS_OK;
@@ -119,20 +118,24 @@ static uint32_t memory(void *d, halyard_memory_info *out, halyard_error *err) {
     return HALYARD_GIVE(halyard_memory_info, out, &m, err);
 }
 
-static uint32_t buffer_create(void *d, const halyard_buffer_desc *desc, void **handle, uint64_t *id, halyard_error *err) {
+static uint32_t buffer_create(void *d, const halyard_buffer_desc *theirs, void **handle, uint64_t *id, halyard_error *err) {
+    halyard_buffer_desc desc;
+    uint32_t status = HALYARD_READ(halyard_buffer_desc, &desc, theirs, err);
     device *dev = d;
-    uint64_t bytes = desc->bytes;
     buffer *b;
-    if (desc->flags != 0) return fail(err, HALYARD_STATUS_UNSUPPORTED, "a buffer with flags");
+    if (status != HALYARD_STATUS_OK) return status;
+    if (desc.kind > HALYARD_BUFFER_HOST_VISIBLE || desc.flags != 0) {
+        return fail(err, HALYARD_STATUS_UNSUPPORTED, "a buffer of a kind or with flags that are not known here");
+    }
     b = calloc(1, sizeof *b);
-    if (b == NULL || dev->used + bytes > TOTAL) {
+    if (b == NULL || desc.bytes > TOTAL - dev->used) {
         free(b);
         return fail(err, HALYARD_STATUS_OUT_OF_MEMORY, "the minimal device is full");
     }
     b->owner = dev;
-    b->bytes = bytes;
-    b->data = calloc(bytes, 1);
-    dev->used += bytes;
+    b->bytes = desc.bytes;
+    b->data = calloc(desc.bytes, 1);
+    dev->used += desc.bytes;
     *handle = b;
     *id = dev->next_id++;
     return HALYARD_STATUS_OK;
@@ -157,9 +160,14 @@ static uint32_t buffer_read(void *h, uint64_t offset, uint8_t *out, uint64_t len
     return HALYARD_STATUS_OK;
 }
 
-static uint32_t queue_create(void *d, const halyard_queue_desc *desc, void **handle, uint64_t *id, halyard_error *err) {
+static uint32_t queue_create(void *d, const halyard_queue_desc *theirs, void **handle, uint64_t *id, halyard_error *err) {
+    halyard_queue_desc desc;
+    uint32_t status = HALYARD_READ(halyard_queue_desc, &desc, theirs, err);
     queue *q;
-    if (desc->kind != 0 || desc->flags != 0) return fail(err, HALYARD_STATUS_UNSUPPORTED, "compute queues only");
+    if (status != HALYARD_STATUS_OK) return status;
+    if (desc.kind != HALYARD_QUEUE_COMPUTE || desc.flags != 0) {
+        return fail(err, HALYARD_STATUS_UNSUPPORTED, "compute queues only");
+    }
     q = calloc(1, sizeof *q);
     *handle = q;
     *id = ((device *)d)->next_id++;
@@ -193,9 +201,14 @@ static uint32_t reserve_scratch(void *q, uint64_t bytes, halyard_error *err) {
     return HALYARD_STATUS_OK;
 }
 
-static uint32_t encoder_create(void *q, const halyard_encoder_desc *desc, void **out, halyard_error *err) {
+static uint32_t encoder_create(void *q, const halyard_encoder_desc *theirs, void **out, halyard_error *err) {
+    halyard_encoder_desc desc;
+    uint32_t status = HALYARD_READ(halyard_encoder_desc, &desc, theirs, err);
     (void)q;
-    if (desc->mode != 0 || desc->flags != 0) return fail(err, HALYARD_STATUS_UNSUPPORTED, "one-shot encoders only");
+    if (status != HALYARD_STATUS_OK) return status;
+    if (desc.mode != HALYARD_ENCODER_ONE_SHOT || desc.flags != 0) {
+        return fail(err, HALYARD_STATUS_UNSUPPORTED, "one-shot encoders only");
+    }
     *out = malloc(1);
     return HALYARD_STATUS_OK;
 }
@@ -265,27 +278,31 @@ static const halyard_ops_table ops_table = {sizeof(halyard_ops_table), 3,    op_
 
 static uint32_t find_interface(void *instance, uint32_t id, uint32_t major, uint32_t max_minor, const void **out,
                                halyard_error *err) {
+    const void *table;
     (void)instance, (void)max_minor;
 #ifdef BROKEN_NULL_TABLES
     *out = NULL;
     return HALYARD_STATUS_OK;
 #endif
-    if (major != 0) return fail(err, HALYARD_STATUS_INCOMPATIBLE, "interfaces 0.x only");
     switch (id) {
-    case HALYARD_INTERFACE_PLATFORM: *out = &platform_table; return HALYARD_STATUS_OK;
-    case HALYARD_INTERFACE_DEVICE: *out = &device_table; return HALYARD_STATUS_OK;
+    case HALYARD_INTERFACE_PLATFORM: table = &platform_table; break;
+    case HALYARD_INTERFACE_DEVICE: table = &device_table; break;
 #ifndef BROKEN_NO_OPS
-    case HALYARD_INTERFACE_OPS: *out = &ops_table; return HALYARD_STATUS_OK;
+    case HALYARD_INTERFACE_OPS: table = &ops_table; break;
 #endif
     default: return fail(err, HALYARD_STATUS_UNSUPPORTED, "no such interface");
     }
+    if (major != 0) return fail(err, HALYARD_STATUS_INCOMPATIBLE, "interfaces 0.x only");
+    *out = table;
+    return HALYARD_STATUS_OK;
 }
 
 uint32_t minimal_entry(const halyard_host *host, halyard_plugin *out, halyard_error *err);
 
 uint32_t minimal_entry(const halyard_host *host, halyard_plugin *out, halyard_error *err) {
     halyard_plugin p;
-    if (host->abi_major != HALYARD_ABI_MAJOR || host->abi_minor_max < HALYARD_ABI_MINOR) {
+    if (host->abi_major != HALYARD_ABI_MAJOR || host->abi_minor_min > HALYARD_ABI_MINOR ||
+        host->abi_minor_max < HALYARD_ABI_MINOR) {
         return fail(err, HALYARD_STATUS_INCOMPATIBLE, "this plugin speaks ABI 0.2");
     }
 #ifdef BROKEN_ENTRY_ERROR
