@@ -41,9 +41,11 @@ static uint64_t span(const halyard_tensor *tensor) {
 uint32_t view_bind(view *self, device *owner, const halyard_tensor *tensor, halyard_error *err) {
     buffer *memory;
     memset(self, 0, sizeof *self);
-    if (tensor->rank < 1 || tensor->rank > 4 || dtype_bytes(tensor->dtype) == 0) {
-        return halyard_fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "a tensor of type %u with %u axes",
-                            (unsigned)tensor->dtype, (unsigned)tensor->rank);
+    if (dtype_bytes(tensor->dtype) == 0) {
+        return halyard_fail(err, HALYARD_STATUS_UNSUPPORTED, "a tensor of type %u", (unsigned)tensor->dtype);
+    }
+    if (tensor->rank < 1 || tensor->rank > 4) {
+        return halyard_fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "a tensor with %u axes", (unsigned)tensor->rank);
     }
     memory = (buffer *)object_find(owner, BUFFER, tensor->buffer, err);
     if (memory == NULL) return HALYARD_STATUS_INVALID_ARGUMENT;
