@@ -1,85 +1,103 @@
-//! A plugin's library, opened without a host: its entry, its manifest, and its tables for calls by hand.
+//! A plugin's library, opened without a host: where it lies, its entry and its manifest.
 
-use std::ffi::c_void;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
 
-use halyard_platform_api::abi::tables::{ABI_MAJOR, ABI_MINOR, EntryFn, Host, InterfaceFn, Plugin};
-use halyard_platform_api::abi::{AbiTable, ErrorOut};
-use halyard_plugin_host::{Catalog, Manifest, SearchPath};
+use halyard_platform_api::Platform;
+use halyard_platform_api::abi::tables::EntryFn;
+use halyard_plugin_host::{Catalog, Manifest, Plugin, SearchPath};
 
-/// The entry and the manifest of the only plugin in a library. The library is never closed.
-///
-/// # Errors
-/// In words.
-pub fn open(path: &Path) -> Result<(EntryFn, Manifest), String> {
-    let search = SearchPath {
-        plugins: vec![path.to_path_buf()],
-        ..SearchPath::default()
-    };
-    let catalog = Catalog::discover(&search);
-    let candidate = catalog.candidates().first().ok_or("no plugin is there")?;
-    // SAFETY: a library of this workspace, whose initialisers do nothing.
-    let library = unsafe { libloading::Library::new(path) }.map_err(|e| e.to_string())?;
-    let library = Box::leak(Box::new(library));
-    // SAFETY: by the contract the symbol that a manifest names has this type.
-    let entry = unsafe { library.get::<EntryFn>(candidate.manifest.entry.as_bytes()) }.map_err(|e| e.to_string())?;
-    Ok((*entry, candidate.manifest.clone()))
+use crate::{host, plugin};
+
+/// The only plugin of a library.
+#[derive(Clone, Debug)]
+pub struct Library {
+    /// Its entry.
+    pub entry: EntryFn,
+    /// What it says of itself.
+    pub manifest: Manifest,
 }
 
-/// A plugin that was entered by hand.
-pub struct Entered {
-    /// Its instance.
-    pub instance: *mut c_void,
-    find: InterfaceFn,
-}
+impl Library {
+    /// Opens a library, which is never closed.
+    ///
+    /// # Panics
+    /// When it is no library with a plugin.
+    pub fn open(path: &Path) -> Library {
+        let search = SearchPath {
+            plugins: vec![path.to_path_buf()],
+            ..SearchPath::default()
+        };
+        let catalog = Catalog::discover(&search);
+        let manifest = match catalog.candidates() {
+            [only] => only.manifest.clone(),
+            _ => panic!("{}: {:?}", path.display(), catalog.failures().collect::<Vec<_>>()),
+        };
+        // SAFETY: a library of this workspace, whose initialisers do nothing.
+        let library = unsafe { libloading::Library::new(path) };
+        let library = Box::leak(Box::new(library.unwrap_or_else(|e| panic!("{}: {e}", path.display()))));
+        // SAFETY: by the contract the symbol that a manifest names has this type.
+        let entry = unsafe { library.get::<EntryFn>(manifest.entry.as_bytes()) };
+        let entry = *entry.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        Library { entry, manifest }
+    }
 
-impl Entered {
-    /// Enters a plugin as a plain host of this contract does.
+    /// The library of a backend of this workspace, which cargo puts beside a test's own binary.
+    ///
+    /// # Panics
+    /// As [`Library::open`].
+    pub fn built(name: &str) -> Library {
+        let test = std::env::current_exe().expect("a running test has a path");
+        Library::open(&test.with_file_name(format!("libhalyard_{name}.so")))
+    }
+
+    /// The platform as this host has it behind a host of a later contract.
+    ///
+    /// # Panics
+    /// When the plugin does not load.
+    pub fn under_a_later_host(&self) -> Arc<dyn Platform> {
+        let plugin = Plugin::from_entry(host::around(self.entry), self.manifest.clone());
+        plugin.and_then(|p| p.platform()).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// The plugin as a later one, with the manifest that it would have.
     ///
     /// # Errors
-    /// The plugin's words.
-    pub fn new(entry: EntryFn) -> Result<Entered, String> {
-        let mut host = Host::zeroed();
-        (host.abi_major, host.abi_minor_min, host.abi_minor_max) = (ABI_MAJOR, ABI_MINOR, ABI_MINOR);
-        let host = Box::leak(Box::new(host));
-        let mut out = Plugin::zeroed();
-        told(|err| {
-            // SAFETY: sized structs, and a host table that lives for ever.
-            unsafe { entry(host, &mut out, err) }
-        })?;
-        let find = out.find_interface.ok_or("no function that finds interfaces")?;
-        Ok(Entered {
-            instance: out.instance,
-            find,
-        })
-    }
-
-    /// A copy of a table.
-    ///
-    /// # Errors
-    /// The plugin's words.
-    pub fn table<T: AbiTable>(&self) -> Result<T, String> {
-        let (major, minor) = T::table_layout().version;
-        let mut table = std::ptr::null();
-        told(|err| {
-            // SAFETY: the plugin's function and instance, valid outputs.
-            unsafe { (self.find)(self.instance, T::ID, major, minor, &mut table, err) }
-        })?;
-        // SAFETY: a table of the plugin.
-        unsafe { T::load(table.cast()) }.map_err(|e| e.to_string())
+    /// What this host says.
+    pub fn as_a_later_plugin(&self, is: plugin::Is) -> Result<Plugin, String> {
+        let section = plugin::manifest_section(&self.manifest);
+        let mut read = Manifest::parse_section(section.as_bytes())?;
+        let manifest = read.pop().filter(|_| read.is_empty()).ok_or("one is for this host")?;
+        Plugin::from_entry(plugin::around(self.entry, is), manifest).map_err(|e| e.to_string())
     }
 }
 
-/// Calls a function of a plugin; its status and words where it fails.
+/// Compiles a C file of the repository as `folder/lib<its name>.so`.
 ///
-/// # Errors
-/// `STATUS: words`.
-pub fn told(function: impl FnOnce(*mut ErrorOut) -> u32) -> Result<(), String> {
-    let mut text = [0; 4096];
-    let mut err = ErrorOut::over(&mut text);
-    match function(&mut err) {
-        0 => Ok(()),
-        // SAFETY: the text is the buffer above.
-        code => Err(unsafe { err.load(code) }.to_string()),
-    }
+/// # Panics
+/// With the compiler's words.
+pub fn compile(source: &str, folder: &Path) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let stem = Path::new(source).file_stem().expect("a file's name").to_string_lossy();
+    let out = folder.join(format!("lib{stem}.so"));
+    let built = Command::new("cc")
+        .args([
+            "-std=c99",
+            "-Wall",
+            "-Werror",
+            "-Wno-unused-function",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-I",
+        ])
+        .arg(root.join("platform-api/include"))
+        .arg(root.join(source))
+        .arg("-o")
+        .arg(&out)
+        .output()
+        .expect("cc is needed for this test");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    out
 }
