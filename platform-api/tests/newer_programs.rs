@@ -76,8 +76,10 @@ impl Two {
         let name = "future_op";
         let mut spec = self.spec;
         spec.known.name = halyard_platform_api::abi::Str::new(name);
-        spec.known.descriptor = self.descriptor.as_ptr();
-        spec.known.descriptor_len = self.descriptor.len() as u64;
+        let mut descriptor = self.descriptor.clone();
+        descriptor[..4].copy_from_slice(&(self.descriptor.len() as u32).to_ne_bytes());
+        spec.known.descriptor = descriptor.as_ptr();
+        spec.known.descriptor_len = descriptor.len() as u64;
         let mut node = self.node;
         node.known.num_operands = self.operands.len() as u32;
         node.known.spec = &spec.known;

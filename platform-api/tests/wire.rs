@@ -67,7 +67,7 @@ fn a_vendor_op_survives_the_wire() {
     let spec = OpSpec::Vendor(VendorOp {
         name: "acme.fused".to_string(),
         version: 3,
-        descriptor: vec![4, 0, 0, 0, 9],
+        descriptor: vec![5, 0, 0, 0, 9],
     });
     let owner = SpecBytes::new(&spec);
     // SAFETY: `owner` outlives the call.
