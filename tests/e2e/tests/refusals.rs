@@ -150,7 +150,7 @@ fn plugins_that_are_none_are_refused_before_they_run() {
     for (path, words) in [
         (&text, ["libtext.so", "found"]),
         (&other, ["libother.so", "architecture"]),
-        (&newer, ["libnewer.so", "9.1"]),
+        (&newer, ["libnewer.so", "9.2"]),
     ] {
         let path = path.to_str().expect("a UTF-8 path");
         assert_refused(&run(&["serve", "--platform", "cpu", "--plugin", path]), &words);

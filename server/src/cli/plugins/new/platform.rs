@@ -7,6 +7,8 @@ use super::{HEADER, Names, Project, contract, symbol};
 /// Sources that compile as they stand, under the name `plain`, which is in `name.h` alone; what ends in `.in` is filled.
 static C_TEMPLATE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/src/cli/plugins/template/platform-c");
 const SDK: &str = include_str!("../../../../../platform-api/include/halyard_sdk.h");
+const RULES: &str = include_str!("../../../../../docs/abi.md");
+const OPS: &str = include_str!("../../../../../docs/ops.md");
 
 /// Every file is filled and loses its `.in`.
 static RUST_TEMPLATE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/src/cli/plugins/template/platform-rust");
@@ -33,7 +35,7 @@ pub(super) fn in_rust(name: &str) -> Project {
     project(&names, files)
 }
 
-/// C files with a Makefile and the contract's header.
+/// C files with a Makefile, the contract's headers and its pages.
 pub(super) fn in_c(name: &str) -> Project {
     let names = Names {
         name,
@@ -50,13 +52,20 @@ pub(super) fn in_c(name: &str) -> Project {
         }
     });
     let mut files: Vec<(String, String)> = template.collect();
-    files.push((".gitignore".to_owned(), "*.o\n*.so\n/lifecycle\n".to_owned()));
-    files.push(("include/halyard.h".to_owned(), HEADER.to_owned()));
-    files.push(("include/halyard_sdk.h".to_owned(), SDK.to_owned()));
+    for (path, text) in [
+        (".gitignore", "*.o\n*.so\n/lifecycle\n"),
+        ("include/halyard.h", HEADER),
+        ("include/halyard_sdk.h", SDK),
+    ] {
+        files.push((path.to_owned(), text.to_owned()));
+    }
     project(&names, files)
 }
 
-fn project(names: &Names<'_>, files: Vec<(String, String)>) -> Project {
+fn project(names: &Names<'_>, mut files: Vec<(String, String)>) -> Project {
+    for (path, text) in [("docs/abi.md", RULES), ("docs/ops.md", OPS)] {
+        files.push((path.to_owned(), text.to_owned()));
+    }
     let library = &names.library;
     Project {
         build: names.build,

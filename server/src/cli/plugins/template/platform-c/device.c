@@ -2,6 +2,7 @@
 #include "platform.h"
 
 #define MEMORY_BYTES ((uint64_t)4 << 30)
+#define ALIGNMENT 64u
 
 /* What the engine plans with. It asks these, and never who the device is. */
 void device_facts(halyard_device_info *info) {
@@ -17,7 +18,7 @@ void device_facts(halyard_device_info *info) {
     info->async_depth = 0; /* A submit returns when its work is done. */
     info->max_buffer_bytes = MEMORY_BYTES;
     info->max_binding_bytes = MEMORY_BYTES;
-    info->offset_alignment = 64;
+    info->offset_alignment = ALIGNMENT;
     info->unified_memory = 1;
     info->num_compute_units = 1;
     info->preferred_block_size = 16;
@@ -80,7 +81,7 @@ static void give_back(device *owner, uint64_t bytes) {
 static void buffer_destroy(object *base) {
     buffer *self = (buffer *)base;
     give_back(base->owner, self->bytes);
-    free(self->data);
+    free(self->allocated);
     free(self);
 }
 
@@ -101,17 +102,18 @@ uint32_t buffer_create(void *handle, const halyard_buffer_desc *theirs, void **o
                             (unsigned long long)desc.bytes, (unsigned long long)MEMORY_BYTES);
     }
     self = (buffer *)calloc(1, sizeof(buffer));
-    if (self != NULL) self->data = (uint8_t *)calloc(1, (size_t)desc.bytes);
-    if (self == NULL || self->data == NULL) {
+    if (self != NULL) self->allocated = calloc(1, (size_t)desc.bytes + ALIGNMENT);
+    if (self == NULL || self->allocated == NULL) {
         status = halyard_fail(err, HALYARD_STATUS_OUT_OF_MEMORY, "the machine has no %llu bytes",
                               (unsigned long long)desc.bytes);
     } else {
         self->bytes = desc.bytes;
+        self->data = (uint8_t *)self->allocated + (ALIGNMENT - (uintptr_t)self->allocated % ALIGNMENT);
         status = object_add(&self->base, owner, BUFFER, buffer_destroy, err);
     }
     if (status != HALYARD_STATUS_OK) {
         give_back(owner, desc.bytes);
-        if (self != NULL) free(self->data);
+        if (self != NULL) free(self->allocated);
         free(self);
         return status;
     }

@@ -27,7 +27,7 @@ static uint32_t platform_device_info(void *instance, uint32_t index, halyard_dev
 
 static uint32_t open_device(void *instance, const halyard_open_desc *theirs, void **out, halyard_error *err) {
     halyard_open_desc desc;
-    device *self = NULL;
+    device *self;
     uint32_t status = HALYARD_READ(halyard_open_desc, &desc, theirs, err);
     (void)instance;
     if (status != HALYARD_STATUS_OK) return status;
@@ -40,7 +40,7 @@ static uint32_t open_device(void *instance, const halyard_open_desc *theirs, voi
                             (int)(desc.options.len < 100 ? desc.options.len : 100), (const char *)desc.options.ptr);
     }
     status = device_open(&self, err);
-    *out = self;
+    if (status == HALYARD_STATUS_OK) *out = self;
     return status;
 }
 

@@ -53,7 +53,8 @@ void object_drop(object *self);
 typedef struct buffer {
     object base;
     uint64_t bytes;
-    uint8_t *data;
+    uint8_t *data; /* at a multiple of the alignment that device.c states */
+    void *allocated;
 } buffer;
 
 /* An operand: a tensor with the memory that it names. */

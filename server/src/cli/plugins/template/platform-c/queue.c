@@ -24,8 +24,7 @@ typedef struct commands {
 
 typedef struct queue {
     object base;
-    pthread_mutex_t running; /* held by the submit that runs: submits are in order */
-    pthread_mutex_t lock;    /* of what follows, and only for a moment: `completed` must not block */
+    pthread_mutex_t lock; /* of what follows, and only for a moment: `completed` must not block */
     pthread_cond_t moved;
     uint64_t submitted;
     uint64_t completed; /* UINT64_MAX after a failure */
@@ -39,7 +38,6 @@ static void queue_destroy(object *base) {
     queue *self = (queue *)base;
     pthread_cond_destroy(&self->moved);
     pthread_mutex_destroy(&self->lock);
-    pthread_mutex_destroy(&self->running);
     free(self);
 }
 
@@ -56,7 +54,6 @@ static uint32_t queue_create(void *handle, const halyard_queue_desc *theirs, voi
     }
     self = (queue *)calloc(1, sizeof(queue));
     if (self == NULL) return halyard_fail(err, HALYARD_STATUS_OUT_OF_MEMORY, "no memory for a queue");
-    pthread_mutex_init(&self->running, NULL);
     pthread_mutex_init(&self->lock, NULL);
     pthread_cond_init(&self->moved, NULL);
     status = object_add(&self->base, owner, QUEUE, queue_destroy, err);
@@ -93,9 +90,8 @@ static struct timespec deadline(uint64_t timeout_ns) {
 
 /* A number that was never submitted is a mistake, and not a reason to wait. */
 static uint32_t queue_wait(void *handle, uint64_t number, uint64_t timeout_ns, halyard_error *err) {
-    const uint64_t year = (uint64_t)366 * 24 * 3600 * 1000000000;
     queue *self = (queue *)handle;
-    struct timespec until = deadline(timeout_ns < year ? timeout_ns : year);
+    struct timespec until = deadline(timeout_ns);
     uint32_t status = HALYARD_STATUS_OK;
     pthread_mutex_lock(&self->lock);
     if (number > self->submitted) {
@@ -103,7 +99,9 @@ static uint32_t queue_wait(void *handle, uint64_t number, uint64_t timeout_ns, h
                               (unsigned long long)number, (unsigned long long)self->submitted);
     }
     while (status == HALYARD_STATUS_OK && self->completed < number) {
-        if (pthread_cond_timedwait(&self->moved, &self->lock, &until) == ETIMEDOUT) {
+        if (timeout_ns == UINT64_MAX) {
+            pthread_cond_wait(&self->moved, &self->lock);
+        } else if (pthread_cond_timedwait(&self->moved, &self->lock, &until) == ETIMEDOUT) {
             status = halyard_fail(err, HALYARD_STATUS_TIMEOUT, "submit %llu still runs", (unsigned long long)number);
         }
     }
@@ -117,7 +115,6 @@ static uint32_t queue_write_step(void *handle, const halyard_step_write *writes,
                                  halyard_error *err) {
     queue *self = (queue *)handle;
     uint32_t status = HALYARD_STATUS_OK;
-    pthread_mutex_lock(&self->running);
     for (int making = 0; making < 2 && status == HALYARD_STATUS_OK; making++) {
         for (uint32_t i = 0; i < num && status == HALYARD_STATUS_OK; i++) {
             const uint8_t *at = (const uint8_t *)writes + (uint64_t)i * stride;
@@ -138,7 +135,6 @@ static uint32_t queue_write_step(void *handle, const halyard_step_write *writes,
             object_release(&memory->base);
         }
     }
-    pthread_mutex_unlock(&self->running);
     return status;
 }
 
@@ -264,21 +260,19 @@ static uint32_t run(const commands *self, halyard_error *err) {
     return HALYARD_STATUS_OK;
 }
 
-/* Runs what is found and says how it went; the numbers are the queue's. */
+/* Runs what is found, as the queue's next number. How it went is told by `queue_wait`. */
 static uint64_t run_all(queue *self, commands *const *found, uint32_t num) {
     char text[400] = "";
     halyard_error why;
     uint64_t number;
-    uint32_t status;
+    uint32_t status = HALYARD_STATUS_OK;
     memset(&why, 0, sizeof why);
     why.struct_size = (uint32_t)sizeof why;
     why.text = (uint8_t *)text;
     why.text_capacity = (uint32_t)sizeof text - 1;
     pthread_mutex_lock(&self->lock);
     number = ++self->submitted;
-    status = self->failure;
     pthread_mutex_unlock(&self->lock);
-    if (status != HALYARD_STATUS_OK) return number; /* What comes after a failure does not run. */
     for (uint32_t i = 0; i < num && status == HALYARD_STATUS_OK; i++) status = run(found[i], &why);
     pthread_mutex_lock(&self->lock);
     self->completed = status == HALYARD_STATUS_OK ? number : UINT64_MAX;
@@ -304,25 +298,23 @@ static uint32_t wait_for(device *owner, const halyard_queue_wait *waits, uint32_
     return status;
 }
 
-/* A one-shot command buffer is submitted once. */
-static uint32_t mark_submitted(commands *self, halyard_error *err) {
-    device *owner = self->base.owner;
-    int again;
-    pthread_mutex_lock(&owner->lock);
-    again = self->one_shot && self->submitted;
-    self->submitted = 1;
-    pthread_mutex_unlock(&owner->lock);
-    if (!again) return HALYARD_STATUS_OK;
+/* A one-shot command buffer is submitted once. Marks all of them, or none. */
+static uint32_t mark_submitted(commands *const *found, uint32_t num, halyard_error *err) {
+    uint32_t marked = 0;
+    while (marked < num && !(found[marked]->one_shot && found[marked]->submitted)) found[marked++]->submitted = 1;
+    if (marked == num) return HALYARD_STATUS_OK;
+    while (marked > 0) found[--marked]->submitted = 0;
     return halyard_fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "a one-shot command buffer was submitted before");
 }
 
-/* What the caller did wrong is answered here; what the work itself met is told by `wait`. */
+/* What the caller did wrong is answered here, and nothing has run then. One thread at a time submits to a queue. */
 static uint32_t queue_submit(void *handle, const uint64_t *ids, uint32_t num, const halyard_queue_wait *waits,
                              uint32_t num_waits, uint64_t *number, halyard_error *err) {
     queue *self = (queue *)handle;
     device *owner = self->base.owner;
-    uint32_t held = 0, status = wait_for(owner, waits, num_waits, err);
+    uint32_t held = 0, status = queue_wait(self, 0, 0, err); /* A queue that failed stays so. */
     commands **found;
+    if (status == HALYARD_STATUS_OK) status = wait_for(owner, waits, num_waits, err);
     if (status != HALYARD_STATUS_OK) return status;
     found = (commands **)calloc(num + (size_t)1, sizeof(commands *));
     if (found == NULL) return halyard_fail(err, HALYARD_STATUS_OUT_OF_MEMORY, "no memory for a submit");
@@ -333,12 +325,8 @@ static uint32_t queue_submit(void *handle, const uint64_t *ids, uint32_t num, co
             break;
         }
     }
-    for (uint32_t i = 0; i < num && status == HALYARD_STATUS_OK; i++) status = mark_submitted(found[i], err);
-    if (status == HALYARD_STATUS_OK) {
-        pthread_mutex_lock(&self->running);
-        *number = run_all(self, found, num);
-        pthread_mutex_unlock(&self->running);
-    }
+    if (status == HALYARD_STATUS_OK) status = mark_submitted(found, num, err);
+    if (status == HALYARD_STATUS_OK) *number = run_all(self, found, num);
     while (held-- > 0) object_release(&found[held]->base);
     free(found);
     return status;

@@ -1,4 +1,5 @@
-/* What this platform has: capabilities, types, weight formats, ops. The file that grows: an op is a line here and two functions.
+/* What this platform has: capabilities, types, weight formats, ops. The file that grows: an op is a line here and two
+ * functions.
  *
  * The order is the one to go in. After each line run `halyard-conformance FILE.so --filter NAME`. With the first two
  * groups a llama model serves; what follows is for other models and for adapters. */
@@ -9,11 +10,15 @@ const uint64_t capabilities = HALYARD_CAPABILITY_BATCH_INVARIANT;
 const uint64_t compute_types = 1u << HALYARD_DTYPE_F32 | 1u << HALYARD_DTYPE_F16 | 1u << HALYARD_DTYPE_BF16;
 const uint64_t kv_types = 1u << HALYARD_DTYPE_F32;
 
-/* Code, name, values and bytes of a block, bytes behind a row's blocks, function. GGUF's block formats come later. */
+/* GGUF's block formats come later. */
+#define FORMAT(name, unpack) \
+    {HALYARD_WEIGHT_##name, #name, HALYARD_WEIGHT_##name##_BLOCK_VALUES, HALYARD_WEIGHT_##name##_BLOCK_BYTES, \
+     HALYARD_WEIGHT_##name##_ROW_TAIL_BYTES, unpack}
+
 const weight_format weight_formats[] = {
-    {HALYARD_WEIGHT_F32, "F32", 1, 4, 0, unpack_f32},
-    {HALYARD_WEIGHT_F16, "F16", 1, 2, 0, unpack_f16},
-    {HALYARD_WEIGHT_BF16, "BF16", 1, 2, 0, unpack_bf16},
+    FORMAT(F32, unpack_f32),
+    FORMAT(F16, unpack_f16),
+    FORMAT(BF16, unpack_bf16),
 };
 const uint32_t num_weight_formats = sizeof weight_formats / sizeof weight_formats[0];
 

@@ -45,7 +45,7 @@ uint32_t view_bind(view *self, device *owner, const halyard_tensor *tensor, haly
         return halyard_fail(err, HALYARD_STATUS_UNSUPPORTED, "a tensor of type %u", (unsigned)tensor->dtype);
     }
     if (tensor->rank < 1 || tensor->rank > 4) {
-        return halyard_fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "a tensor with %u axes", (unsigned)tensor->rank);
+        return halyard_fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "a tensor of %u axes", (unsigned)tensor->rank);
     }
     memory = (buffer *)object_find(owner, BUFFER, tensor->buffer, err);
     if (memory == NULL) return HALYARD_STATUS_INVALID_ARGUMENT;
