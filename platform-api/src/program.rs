@@ -9,7 +9,7 @@ use crate::status::{Error, Result};
 pub const ABSENT: u16 = u16::MAX;
 
 /// One op of a program over tensor indices.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Node {
     /// The op.
     pub spec: OpSpec,
@@ -17,6 +17,19 @@ pub struct Node {
     pub operands: Vec<u16>,
     /// How the op uses each of them.
     pub access: Vec<Access>,
+}
+
+impl std::fmt::Debug for Node {
+    /// Without the access that the catalogue has.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let listed = self.spec.operands().iter().map(|operand| operand.access);
+        let mut node = f.debug_struct("Node");
+        node.field("spec", &self.spec).field("operands", &self.operands);
+        if !listed.eq(self.access.iter().copied()) {
+            node.field("access", &self.access);
+        }
+        node.finish()
+    }
 }
 
 impl Node {

@@ -115,8 +115,8 @@ impl Tensor {
     /// Whether rank and type are ones that there are, and the offset is a multiple of an element.
     ///
     /// # Errors
-    /// `InvalidArgument` for a rank outside 1 to 4 and an offset within an element; `Unsupported` for a type that is not
-    /// known here.
+    /// `InvalidArgument` for a rank outside 1 to 4 and an offset within an element; `Unsupported` for a type that is
+    /// not known here.
     #[inline]
     pub fn check(&self) -> Result<()> {
         if !(1..=4).contains(&self.rank) {

@@ -214,8 +214,8 @@ impl ProgramBytes {
 /// is [`OpSpec::Unknown`] with the reason.
 ///
 /// # Errors
-/// `Unsupported` for a field of the program itself that is not known here; `InvalidArgument` with the node's number, and
-/// as [`Program::validate`].
+/// `Unsupported` for a field of the program itself that is not known here; `InvalidArgument` with the node's number,
+/// and as [`Program::validate`].
 ///
 /// # Safety
 /// `ptr` is null or a program whose arrays, texts and bytes are valid for their lengths.

@@ -116,7 +116,7 @@ fn place(
             let block_bytes = device.attention().plan(&spec)?.block_bytes as u32;
             let bytes = vec![0xFF; *pages as usize * block_bytes as usize];
             // Pages may lie apart: by enough for the next to be aligned.
-            let align = (device.info().offset_alignment as u32).max(1);
+            let align = device.info().offset_alignment.max(1);
             let gap = match pages % 2 {
                 0 => 0,
                 _ => (block_bytes + 1).next_multiple_of(align) - block_bytes,

@@ -5,29 +5,15 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use halyard_conformance::{Options, PARTS, Report, Row, check_collectives, run_part};
+use halyard_conformance::{Options, Report, Row, check_collectives, run_part};
 
-use crate::command_line::{CheckArgs, PartArgs};
+use crate::command_line::{COLLECTIVES, CheckArgs, PART_NAMES, PartArgs};
 use crate::loading;
-
-/// Joining several devices is a part of this program only.
-const COLLECTIVES: &str = "collectives";
-
-/// Every part.
-pub const ALL: [&str; PARTS.len() + 1] = {
-    let mut all = [COLLECTIVES; PARTS.len() + 1];
-    let mut i = 0;
-    while i < PARTS.len() {
-        all[i] = PARTS[i];
-        i += 1;
-    }
-    all
-};
 
 /// The parts that are asked for.
 pub fn names(args: &CheckArgs) -> Vec<&'static str> {
     let wanted = |name: &&str| args.parts.is_empty() || args.parts.iter().any(|part| part == name);
-    ALL.into_iter().filter(wanted).collect()
+    PART_NAMES.into_iter().filter(wanted).collect()
 }
 
 /// How often the parent looks whether a part has ended.

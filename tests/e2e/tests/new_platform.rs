@@ -59,7 +59,10 @@ fn a_new_rust_platform_builds_offline_loads_and_says_what_it_lacks() {
     build_project(&project, &cargo, &["build", "--release", "--offline", "--quiet"]);
     let library = project.join("target/release/libplatform_my_chip.so");
     let listed = json(&run(&["platforms", "--plugin", text(&library), "--json"])).to_string();
-    assert!(listed.contains("\"my-chip\"") && listed.contains("plain loops"), "{listed}");
+    assert!(
+        listed.contains("\"my-chip\"") && listed.contains("plain loops"),
+        "{listed}"
+    );
     let model = fixture("llama");
     let plugin = ["--plugin", text(&library), "--platform", "my-chip"];
     let serve = run(&[&["serve", "--model", text(&model), "--port", "0"], &plugin[..]].concat());

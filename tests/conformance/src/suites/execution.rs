@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use halyard_platform_api::{
-    BufferKind, DType, Device, EncoderMode, OpId, PreparedOp, QueueKind, Status, StepWrite, Tensor, ops,
+    BufferKind, DType, Device, EncoderMode, PreparedOp, QueueKind, Status, StepWrite, Tensor, ops,
 };
 
 use super::{Floats, bytes_of, expect_eq, note};
@@ -53,7 +53,7 @@ fn dead_ids(device: &dyn Device) -> Result<(), String> {
     let values = Floats::new(device, &[1.0; 4])?;
     let op = add(device, 4)?;
     let queue = device.create_queue(QueueKind::Compute).map_err(|e| e.to_string())?;
-    let dead_op = OpId(add(device, 4)?.id().0 ^ (7 << 40));
+    let dead_op = add(device, 8)?.id();
     let dead = device
         .create_buffer(64, BufferKind::Device)
         .map_err(|e| e.to_string())?

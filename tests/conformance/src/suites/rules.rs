@@ -13,9 +13,11 @@ use crate::Report;
 use crate::execute::WAIT_NS;
 
 type Outcome = Result<(), String>;
+/// A rule in words, and what looks whether it holds.
+type Rule = (&'static str, fn(&dyn Device) -> Outcome);
 
 pub(super) fn run(device: &dyn Device, report: &mut Report) {
-    let rules: [(&str, fn(&dyn Device) -> Outcome); 12] = [
+    let rules: [Rule; 12] = [
         ("a command buffer keeps alive what it names", keeps_alive),
         ("a one-shot command buffer is submitted once", submitted_once),
         ("a refused op is not encoded, and the encoder goes on", refused_op),

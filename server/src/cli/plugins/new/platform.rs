@@ -4,7 +4,8 @@ use include_dir::{Dir, include_dir};
 
 use super::{HEADER, Names, Project, contract, symbol};
 
-/// Sources that compile as they stand, under the name `plain`, which is in `name.h` alone; what ends in `.in` is filled.
+/// Sources that compile as they stand, under the name `plain`, which is in `name.h` alone. Files that end in `.in` are
+/// filled.
 static C_TEMPLATE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/src/cli/plugins/template/platform-c");
 const SDK: &str = include_str!("../../../../../platform-api/include/halyard_sdk.h");
 const RULES: &str = include_str!("../../../../../docs/abi.md");
