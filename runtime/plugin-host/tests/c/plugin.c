@@ -123,6 +123,14 @@ static uint32_t buffer_create(void *d, const halyard_buffer_desc *theirs, void *
     uint32_t status = HALYARD_READ(halyard_buffer_desc, &desc, theirs, err);
     device *dev = d;
     buffer *b;
+#ifdef BROKEN_CRASH
+    abort();
+#endif
+#ifdef BROKEN_HANG
+    volatile int forever = 1;
+    while (forever) {
+    }
+#endif
     if (status != HALYARD_STATUS_OK) return status;
     if (desc.kind > HALYARD_BUFFER_HOST_VISIBLE || desc.flags != 0) {
         return fail(err, HALYARD_STATUS_UNSUPPORTED, "a buffer of a kind or with flags that are not known here");
