@@ -232,7 +232,10 @@ fn choose_attention(
         }
     }
     backends.sort_by_key(|(_, b)| std::cmp::Reverse(b.priority));
-    let mut refused = Vec::new();
+    let mut refused = match backends.is_empty() {
+        true => vec!["attention: this platform has no attention backend".to_owned()],
+        false => Vec::new(),
+    };
     for (index, backend) in backends {
         if !backend.block_sizes.is_empty() && !backend.block_sizes.contains(&options.block_size) {
             let (name, size, sizes) = (&backend.name, options.block_size, &backend.block_sizes);
