@@ -11,7 +11,7 @@ use serde::Serialize;
 pub struct ApiError {
     /// HTTP status.
     pub status: StatusCode,
-    /// What was asked, what is allowed, what to do.
+    /// The request, the limit, and the remedy, in words.
     pub message: String,
     /// The field of the body that it is about.
     pub param: Option<String>,
@@ -28,7 +28,7 @@ pub struct ErrorBody<'a> {
     pub error: ErrorObject<'a>,
 }
 
-/// What a client reads of an error.
+/// The error object that a client gets.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ErrorObject<'a> {
     /// Text of the error.
@@ -85,7 +85,7 @@ impl ApiError {
         }
     }
 
-    /// What a client reads.
+    /// The error's message.
     pub fn body(&self) -> ErrorBody<'_> {
         ErrorBody {
             error: ErrorObject {

@@ -52,7 +52,7 @@ use crate::error::ServerError;
     max_term_width = 120
 )]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -97,7 +97,7 @@ pub fn main() -> ExitCode {
 }
 
 fn fail(error: &dyn std::fmt::Display, status: u8) -> ExitCode {
-    // Nobody may be left to read it.
+    // Standard error may be closed; the exit status still says it.
     let _ = writeln!(std::io::stderr(), "halyard: {error}");
     ExitCode::from(status)
 }

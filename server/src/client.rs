@@ -17,11 +17,11 @@ pub enum ClientError {
     Url {
         /// As given.
         url: String,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// A header that cannot be sent.
-    #[error("header `{name}`: its name or value holds what a header cannot")]
+    #[error("header `{name}`: its name or value has characters that a header must not have")]
     Header {
         /// Its name.
         name: String,

@@ -1,5 +1,5 @@
-//! Why a command ended without doing its work, and with which exit status: 2 for what the operator can change (usage,
-//! selection, model, port), 1 for what failed while running.
+//! Errors of commands, and their exit status: 2 for what the operator can change (usage, selection, model, port), 1 for
+//! a failure while running.
 
 use std::io;
 
@@ -91,7 +91,7 @@ pub enum ServerError {
     /// The system's refusal.
     #[error("{action}: {source}")]
     Io {
-        /// What was done.
+        /// The operation.
         action: &'static str,
         /// The reason.
         source: io::Error,

@@ -1,5 +1,4 @@
-//! The stat loggers of a server: which run, from which library, and how one is reloaded. Delivery itself is
-//! runtime/hooks'.
+//! The stat loggers of a server: choosing, loading and reloading them. `runtime/hooks` delivers the records.
 //!
 //! `prometheus` and `log-line` are linked into the program, so that `/metrics` answers where no plugin is installed;
 //! they pass through the same tables as a loaded library, and a reload takes their library from the search path.
@@ -99,7 +98,7 @@ impl Hooks {
         self.hub.report()
     }
 
-    /// What sinks show at `/metrics`. Blocks, but not for long.
+    /// The texts of sinks for `/metrics`. Blocks, but not for long.
     pub fn expose(&self) -> Vec<String> {
         self.hub.expose(SCRAPE_PATIENCE)
     }

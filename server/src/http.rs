@@ -5,7 +5,7 @@ pub mod admin;
 pub mod auth;
 pub mod body;
 pub mod body_error;
-pub mod body_room;
+pub mod body_memory;
 pub mod connection;
 #[cfg(test)]
 mod connection_tests;

@@ -1,5 +1,5 @@
-//! Where hooks run: in this process or each in one of its own. The child is this program with a hidden command; it logs
-//! as the server does.
+//! Whether a hook runs in this process or in a child process of its own. The child is this program with a hidden
+//! command; it logs as the server does.
 
 use std::path::PathBuf;
 use std::time::Duration;

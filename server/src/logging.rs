@@ -21,7 +21,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// What [`start`] was given first.
+/// The first arguments of [`start`].
 static CHOSEN: OnceLock<(String, LogFormat)> = OnceLock::new();
 /// The filter in use, and how to put another into its place.
 static FILTER: OnceLock<Mutex<(String, Replace)>> = OnceLock::new();
@@ -121,7 +121,7 @@ fn log_panics() {
     });
 }
 
-/// What a panic says, in one line.
+/// A panic's message, in one line.
 fn message(info: &PanicHookInfo<'_>) -> String {
     let payload = info.payload();
     let text = payload.downcast_ref::<&str>().copied();

@@ -1,5 +1,5 @@
-//! What `/metrics` answers: the server's own few metrics, which are there whatever its plugins do, and after them what
-//! stat loggers show. vLLM's names come from the stat logger `prometheus`.
+//! The answer of `/metrics`: first the server's own few metrics, which do not depend on plugins, then those of stat
+//! loggers. vLLM's metrics come from the stat logger `prometheus`.
 
 pub mod text_format;
 

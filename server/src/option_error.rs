@@ -1,4 +1,5 @@
-//! The error of an option's value, for parts that the command line configures and that know nothing of commands.
+//! The error of an option with a wrong value. Modules that the command line configures return it; they do not depend on
+//! the commands.
 
 /// A value that an option cannot have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

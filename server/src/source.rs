@@ -50,7 +50,7 @@ impl SourceSettings {
             token: set("HF_TOKEN"),
             revision: None,
             offline: set("HF_HUB_OFFLINE").is_some_and(yes),
-            // Beside this program, where platforms stand too.
+            // In this program's folder, as platforms are.
             hub_program: std::env::current_exe()
                 .unwrap_or_default()
                 .with_file_name("halyard-hub"),
@@ -59,7 +59,7 @@ impl SourceSettings {
     }
 }
 
-/// What `--model` names.
+/// The kind of model that `--model` names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSpec {
     /// A folder or file that exists.
@@ -120,9 +120,9 @@ pub struct ResolvedModel {
     pub path: PathBuf,
     /// The name to serve it under when the operator gives none.
     pub name: String,
-    /// Whether it is the demo model, which nobody asked for by name.
+    /// Whether it is the demo model: no model was named.
     pub is_demo: bool,
-    /// What stands in for its own files; nothing, until the command line says so.
+    /// Overrides of its own files; none unless the command line has some.
     pub overrides: ModelOverrides,
 }
 
@@ -196,25 +196,25 @@ pub enum SourceError {
         asked: String,
     },
     /// No way to the demo model worked.
-    #[error("no --model was given and the demo model could not be had:\n{}\ngive a model: halyard serve --model PATH \
-        (a folder with config.json and safetensors, or a .gguf file)", list(.attempts))]
+    #[error("no --model was given and the demo model could not be fetched:\n{}\ngive a model: halyard serve --model \
+        PATH (a folder with config.json and safetensors, or a .gguf file)", list(.attempts))]
     NoDemoModel {
         /// Source and reason, in the order tried.
         attempts: Vec<(String, String)>,
     },
     /// Offline mode, and not here.
-    #[error("{what} is not in {}, and HF_HUB_OFFLINE forbids to fetch it; unset it once, or give --model PATH",
+    #[error("{subject} is not in {}, and HF_HUB_OFFLINE forbids a download; unset it once, or give --model PATH",
         looked_in.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or "))]
     Offline {
-        /// What was asked.
-        what: String,
+        /// The repository or file that was asked for.
+        subject: String,
         /// Where it could have been.
         looked_in: Vec<PathBuf>,
     },
     /// The hub refused or could not be reached.
     #[error("{repo}: {reason}")]
     Hub {
-        /// What was asked.
+        /// The name that was asked for.
         repo: String,
         /// The words of its client, and what helps.
         reason: String,
@@ -226,7 +226,7 @@ pub enum SourceError {
         program.display()
     )]
     NoHubProgram {
-        /// What was asked.
+        /// The name that was asked for.
         repo: String,
         /// Where it was looked for.
         program: PathBuf,
@@ -235,11 +235,11 @@ pub enum SourceError {
     },
     /// The hub went quiet.
     #[error(
-        "{repo}: the hub said nothing for {seconds} s; check the network and HF_ENDPOINT, then run the same command \
+        "{repo}: the hub sent nothing for {seconds} s; check the network and HF_ENDPOINT, then run the same command \
          again to resume"
     )]
     Silent {
-        /// What was asked.
+        /// The name that was asked for.
         repo: String,
         /// How long it was waited for.
         seconds: u64,
@@ -247,9 +247,9 @@ pub enum SourceError {
     /// The repository has no files that can be served.
     #[error("{repo}: {reason}")]
     Selection {
-        /// What was asked.
+        /// The name that was asked for.
         repo: String,
-        /// What is missing, what there is.
+        /// The missing files, and the files that there are.
         reason: String,
     },
     /// A download ended short, again and again.
@@ -266,14 +266,14 @@ pub enum SourceError {
     },
     /// A file is not what its source announced.
     #[error(
-        "{file}: {what} is {found}, expected {expected}; it was discarded: try again, and if it repeats, distrust the \
-         source"
+        "{file}: {property} is {found}, expected {expected}; it was discarded: try again, and if it repeats, distrust \
+         the source"
     )]
     Mismatch {
         /// The file.
         file: String,
         /// `size` or `sha256`.
-        what: &'static str,
+        property: &'static str,
         /// Announced or pinned.
         expected: String,
         /// Found.

@@ -25,7 +25,7 @@ const MAX_IDLE: usize = 8;
 /// Longest answer: prompts are bounded far below it.
 const MAX_ANSWER_BYTES: usize = 512 << 20;
 
-/// What one prompt may take.
+/// The limits of one prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct TemplateLimits {
     /// Processor time; the system counts it in hundredths of a second.
@@ -148,7 +148,7 @@ impl Worker {
         let mut child = Command::new(program)
             .arg0("halyard")
             .arg("template-child")
-            // The server watches more exactly; this holds also when it is gone.
+            // The server's own check is stricter; this limit also holds after the server has ended.
             .arg((limits.cpu.as_secs() + 2).to_string())
             .arg(limits.memory_mib.to_string())
             .env_clear()
@@ -230,7 +230,7 @@ impl Worker {
                 _ => break None,
             }
         };
-        status.map_or_else(|| error.to_string(), |status| told(status, limits))
+        status.map_or_else(|| error.to_string(), |status| describe(status, limits))
     }
 }
 
@@ -252,7 +252,7 @@ const LOOK: Duration = Duration::from_millis(50);
 struct Watch {
     start: Instant,
     pid: u32,
-    /// What the process had used when it was first looked at, in the system's ticks.
+    /// The process's processor time at the first check, in the system's ticks.
     cpu_before: Option<u64>,
     limits: TemplateLimits,
 }
@@ -296,14 +296,14 @@ fn over_cpu(limits: TemplateLimits) -> String {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Fails only when it has gone by itself; either way nobody may be left.
+        // Fails only when it has ended by itself; either way no process may be left.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// An end in words.
-fn told(status: ExitStatus, limits: TemplateLimits) -> String {
+/// Why the process ended, in words.
+fn describe(status: ExitStatus, limits: TemplateLimits) -> String {
     let memory_mib = limits.memory_mib;
     match (status.signal(), status.code()) {
         // SIGXCPU

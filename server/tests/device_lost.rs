@@ -1,4 +1,4 @@
-//! A device that is lost while requests run: every one of them is told why, and so is everybody who asks later.
+//! A device that is lost while requests run: each of them gets an error with the reason, and so do later requests.
 
 mod common;
 

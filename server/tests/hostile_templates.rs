@@ -1,5 +1,5 @@
-//! Chat templates that take what they can get, in the process that the server gives them: the ones that once ended or
-//! hung a server, and random ones. Each must end in an answer or an error, and the next prompt must be rendered.
+//! Hostile chat templates, in the process in which the server renders them: those that once ended or hung a server, and
+//! random ones. Each must end in an answer or an error, and the next prompt must be rendered.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ fn late(hostile: &str) -> String {
     format!("{{% if messages[0].content == 'now' %}}{hostile}{{% else %}}{{{{ messages[0].content }}}}{{% endif %}}")
 }
 
-/// What becomes of a hostile template at a prompt.
+/// The outcome of a hostile template for a prompt.
 fn outcome(host: &Arc<dyn TemplateHost>, hostile: &str) -> Result<String, TextError> {
     let template = open(host, &late(hostile))?;
     let result = render(&template, "now");
@@ -143,12 +143,12 @@ fn the_cases_of_the_review_end_in_an_answer_or_an_error() {
     assert_eq!(cases.len(), 24);
     for (name, hostile) in cases {
         let start = Instant::now();
-        let told = match outcome(&host, &hostile) {
+        let outcome_text = match outcome(&host, &hostile) {
             Ok(text) => format!("{} bytes", text.len()),
             Err(error @ (TextError::TemplateBound { .. } | TextError::TemplateRender { .. })) => error.to_string(),
             Err(error) => panic!("{name}: {error:?}"),
         };
-        println!("{name}: {told} ({:.2} s)", start.elapsed().as_secs_f64());
+        println!("{name}: {outcome_text} ({:.2} s)", start.elapsed().as_secs_f64());
     }
 }
 
@@ -406,10 +406,10 @@ fn a_process_renders_what_this_one_renders() {
                 extra: case["extra"].as_object(),
                 ..ChatInput::default()
             };
-            let told = |result: Result<String, TextError>| result.map_err(|error| error.to_string());
+            let in_words = |result: Result<String, TextError>| result.map_err(|error| error.to_string());
             assert_eq!(
-                told(there.render(&input)),
-                told(here.render(&input)),
+                in_words(there.render(&input)),
+                in_words(here.render(&input)),
                 "{}",
                 case["name"]
             );

@@ -106,7 +106,7 @@ async fn shares_come_back_when_a_client_goes() {
     }
     let after = tokio::time::timeout(Duration::from_secs(60), start_long(&server)).await;
     assert_eq!(after.expect("a thread is free").expect("no panic"), 400);
-    assert_eq!(server.state.transport.body_room.bytes(), 0);
+    assert_eq!(server.state.transport.body_memory.bytes(), 0);
 }
 
 /// A request that announces 1 MB, sends all but a few bytes of it and then nothing.
@@ -136,7 +136,7 @@ async fn bodies_that_stall_give_way_to_those_that_come() {
         let server = Arc::clone(&server);
         waiting.spawn(async move { server.send(stalled()).await });
     }
-    while server.state.transport.body_room.bytes() < 4 * (1_000_000 - 9) {
+    while server.state.transport.body_memory.bytes() < 4 * (1_000_000 - 9) {
         tokio::task::yield_now().await;
     }
     tokio::time::sleep(Duration::from_millis(2100)).await;

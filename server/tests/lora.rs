@@ -289,7 +289,7 @@ async fn metrics_tell_file_host_memory_and_device_apart() {
         lora: LoraState::new(true, None),
         ..Options::default()
     });
-    // Nobody asked for one yet; the last one read has the only place in host memory.
+    // No request asked for one yet; the last one read has the only place in host memory.
     comes_to_be(&server, &[("rank4", FILE), ("rank16", HOST)]).await;
     is_peft(&server, "rank4", "rank4").await;
     comes_to_be(&server, &[("rank4", DEVICE), ("rank16", FILE)]).await;
@@ -315,8 +315,8 @@ async fn metrics_name_each_adapter() {
     let end = Instant::now() + Duration::from_secs(120);
     let text = loop {
         let text = server.get("/metrics").await.text;
-        let told = |name, value| metric(&text, name, "rank4") == Some(value);
-        if told("requests_running", 0.0) && told("device_loads_total", 1.0) {
+        let shows = |name, value| metric(&text, name, "rank4") == Some(value);
+        if shows("requests_running", 0.0) && shows("device_loads_total", 1.0) {
             break text;
         }
         assert!(Instant::now() < end, "{text}");

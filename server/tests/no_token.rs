@@ -1,4 +1,5 @@
-//! Requests that get no token: what a damaged model's logits and a client's contradictions look like over HTTP.
+//! Requests that get no token, over HTTP: because a damaged model's logits are not numbers, or because the request's
+//! constraints allow no token.
 
 mod common;
 #[path = "../../runtime/engine/tests/common/damaged.rs"]

@@ -1,5 +1,5 @@
-//! What fields of a request and the operator's defaults do, through the real router: roles, tools in the prompt,
-//! truncation, ids, metrics in two formats, and the routes that tell of the server.
+//! Effects of request fields and of the operator's defaults, through the real router: roles, tools in the prompt,
+//! truncation, ids, metrics in two formats, and the routes with facts about the server.
 
 mod common;
 

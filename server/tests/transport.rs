@@ -1,5 +1,5 @@
-//! What stands around every route, on the real router: panics that are answered and counted, hosts, pages of other
-//! origins, draining, and the log level.
+//! The layers around every route, on the real router: panics that are answered and counted, host names, CORS, draining,
+//! and the log level.
 
 mod common;
 

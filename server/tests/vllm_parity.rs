@@ -1,5 +1,5 @@
 //! The requests of `data/vllm_parity.json` through the real router: each has the status that vLLM 0.32 gave the same
-//! request, or another one with a reason beside it. The file says how vLLM was asked.
+//! request, or another one and the reason for it. The file says how vLLM was asked.
 
 mod common;
 

@@ -277,7 +277,7 @@ impl Kernel for CollectiveKernel {
 impl CollectiveKernel {
     /// This rank's output bytes.
     fn compute(&self, all: &[(View, View)]) -> Vec<u8> {
-        // SAFETY: every rank waits in `meet` until all have read, so nobody writes.
+        // SAFETY: every rank waits in `meet` until all have read, so no thread writes.
         let input = |rank: usize| unsafe { all[rank].0.all() };
         let (rank, size) = (self.rank as usize, all.len());
         match self.spec.kind {

@@ -19,7 +19,7 @@ use crate::ops;
 use crate::pool::Pool;
 use crate::queue::{CpuQueue, read, write};
 
-/// What everything on the device shares.
+/// State that all objects of the device share.
 pub(crate) struct Inner {
     pub objects: RwLock<Objects>,
     pub memory: Memory,

@@ -1,4 +1,4 @@
-//! What the operator chooses, and the one place that looks at the environment. `isa` (or `HALYARD_CPU_ISA`) forces an
+//! The operator's options. The only module that reads the environment. `isa` (or `HALYARD_CPU_ISA`) forces an
 //! instruction set, to measure or test the kernels of a lesser processor; without it the fastest set that this CPU has
 //! is taken. `threads` (or `HALYARD_CPU_THREADS`) says how many threads a device has.
 
@@ -8,7 +8,7 @@ use halyard_platform_api::{Error, OpenOptions, Result};
 /// The options of a device.
 pub(crate) const OPTIONS: [&str; 2] = ["isa", "threads"];
 
-/// Names that the variable takes, and the set each stands for.
+/// Names that the variable takes, and the instruction set of each.
 const NAMES: [(&str, Isa); 6] = [
     ("portable", Isa::Portable),
     ("neon", Isa::Neon),

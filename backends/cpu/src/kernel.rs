@@ -1,4 +1,4 @@
-//! A prepared op as the pool runs it: phases, of each of which every thread runs its share.
+//! A prepared op as the thread pool runs it: a list of phases; every thread runs its share of each.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -83,8 +83,8 @@ impl<'a> Worker<'a> {
     }
 
     /// As [`Worker::pieces`], for pieces that all cost alike and are better done in one go: a thread takes half of its
-    /// equal part of what is left, in multiples of `least`. Threads thus come seldom, and who comes last is not waited
-    /// for longer than the smallest piece takes.
+    /// equal part of what is left, in multiples of `least`. So threads take pieces seldom, and the last thread ends at
+    /// most one smallest piece after the others.
     pub(crate) fn shrinking_pieces(
         &self,
         tokens: usize,

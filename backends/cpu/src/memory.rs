@@ -24,7 +24,7 @@ struct Slab {
     base: *mut u8,
 }
 
-// SAFETY: plain memory; who reads and writes it when is ruled by the contract's queue order, not by this owner.
+// SAFETY: plain memory; the contract's queue order, not this owner, decides when a thread reads or writes it.
 unsafe impl Send for Slab {}
 // SAFETY: as above.
 unsafe impl Sync for Slab {}
@@ -118,7 +118,7 @@ impl Drop for Allocation {
             (self.offset + self.bytes) / PAGE * PAGE,
         );
         if first < end {
-            // SAFETY: whole pages of this buffer alone, which nobody holds any more.
+            // SAFETY: whole pages of this buffer alone, which no object holds any more.
             unsafe { libc::madvise(self.slab.base.add(first).cast(), end - first, libc::MADV_DONTNEED) };
         }
         self.used.fetch_sub(self.bytes as u64, Ordering::Relaxed);
@@ -268,7 +268,7 @@ mod tests {
 
     /// Whether every byte is `value`, of a buffer that the calling test alone uses.
     fn holds(allocation: &Allocation, value: u8) -> bool {
-        // SAFETY: the buffer's own bytes, which nobody writes meanwhile.
+        // SAFETY: the buffer's own bytes, which no thread writes meanwhile.
         let bytes = unsafe { std::slice::from_raw_parts(allocation.ptr(), allocation.bytes()) };
         bytes.iter().all(|&byte| byte == value)
     }

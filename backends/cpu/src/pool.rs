@@ -52,8 +52,8 @@ impl Shared {
     }
 }
 
-/// On cache lines of its own (two, as processors fetch them in pairs): who writes it takes the line from all who look
-/// at it.
+/// On cache lines of its own (two, as processors fetch them in pairs): a write takes the line away from all threads
+/// that read it.
 #[repr(align(128))]
 struct Apart<T>(T);
 
@@ -83,12 +83,12 @@ impl Barrier {
         }
     }
 
-    /// Lets those go who wait for a thread that panicked.
+    /// Releases threads that wait for one that panicked.
     fn set_broken(&self) {
         self.waiting.0.broken.store(true, Ordering::Relaxed);
     }
 
-    /// Whole again after a panic; nobody waits.
+    /// Resets it after a panic; no thread waits.
     fn reset(&self) {
         self.waiting.0.broken.store(false, Ordering::Relaxed);
         self.arrived.0.store(0, Ordering::Relaxed);

@@ -234,7 +234,7 @@ impl Queue for CpuQueue {
         };
         lists.iter().try_for_each(|list| list.begin())?;
         if let Err(error) = self.run(&lists, &mut running) {
-            // After a panic nobody knows what the memory holds.
+            // After a panic the contents of the memory are unknown.
             self.progress.failure.get_or_init(|| error.clone());
             self.progress.completed.store(u64::MAX, Ordering::Release);
             return Err(error);

@@ -112,7 +112,7 @@ impl View {
     /// All bytes of the span.
     ///
     /// # Safety
-    /// Nobody writes them meanwhile.
+    /// No thread writes them meanwhile.
     pub(crate) unsafe fn all(&self) -> &[u8] {
         // SAFETY: `resolve` checked the span.
         unsafe { std::slice::from_raw_parts(self.ptr, self.bytes) }
@@ -140,7 +140,7 @@ impl View {
     /// `width` f32 values from element (row, second) on.
     ///
     /// # Safety
-    /// They lie inside the view, are contiguous, and nobody writes them meanwhile.
+    /// They lie inside the view, are contiguous, and no thread writes them meanwhile.
     pub(crate) unsafe fn f32s(&self, row: usize, second: usize, width: usize) -> &[f32] {
         debug_assert_eq!(self.dtype, DType::F32);
         // SAFETY: as the caller promises; buffers are 64-byte aligned and offsets multiples of 4.
@@ -150,7 +150,7 @@ impl View {
     /// The same, to write.
     ///
     /// # Safety
-    /// As [`View::f32s`], and nobody else touches them meanwhile.
+    /// As [`View::f32s`], and no other thread reads or writes them meanwhile.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn f32s_mut(&self, row: usize, second: usize, width: usize) -> &mut [f32] {
         debug_assert_eq!(self.dtype, DType::F32);

@@ -1,5 +1,5 @@
-//! What the operator chooses, and the one place that looks at the environment: where compiled kernels and tuned choices
-//! are kept, and where libraries may lie.
+//! The operator's options: folders for compiled kernels and tuned choices, and for the vendor's libraries. The only
+//! module that reads the environment.
 //!
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/cuda`
 //! in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_CUDA_LIBRARY_PATH` names folders, separated by `:`, in which NVRTC,
@@ -29,7 +29,7 @@ pub(crate) fn named_library_folders() -> Vec<PathBuf> {
 /// Largest sum between devices by an own kernel, where the operator names it.
 ///
 /// # Errors
-/// What is no number.
+/// A value that is no number.
 pub(crate) fn most_peer_sum_bytes(options: &OpenOptions) -> Result<Option<u64>> {
     let said = options.get_or("peer_sum_bytes", var_os("HALYARD_CUDA_PEER_SUM_BYTES"));
     halyard_gpu::peer_sum_bytes("peer_sum_bytes (or HALYARD_CUDA_PEER_SUM_BYTES)", said)

@@ -1,5 +1,5 @@
-//! The driver's codes as errors: which call, what it answered, what to do. An error that leaves the context dead says
-//! that the device is lost.
+//! The driver's codes as errors: the call, its answer, and the remedy. An error that leaves the context dead says that
+//! the device is lost.
 
 use std::ffi::CStr;
 

@@ -13,7 +13,7 @@ use crate::error::check;
 /// Oldest driver: it speaks CUDA 12.4, whose functions this platform calls.
 const OLDEST_DRIVER: i32 = 12040;
 
-/// Functions beyond what every driver of that age has; a library without them is no driver.
+/// Functions that a driver must have besides those that every driver of that age has.
 const SYMBOLS: &[&[u8]] = &[
     b"cuInit",
     b"cuDeviceGetCount",

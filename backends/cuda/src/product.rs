@@ -58,7 +58,7 @@ pub(crate) type Tune = fn(&dyn Driver, &LtProduct) -> Result<Vec<(u32, Algo)>>;
 pub(crate) struct Products {
     handle: usize,
     context: usize,
-    /// What a choice depends on besides the spec.
+    /// The facts besides the spec on which a choice depends.
     pub(crate) basis: String,
     pub(crate) folder: Option<PathBuf>,
     known: Mutex<HashMap<ProductSpec, Arc<LtProduct>>>,

@@ -1,5 +1,5 @@
-//! Which of the library's algorithms a product uses for how many tokens: the library's best few are timed on memory
-//! like the real one, and the choice is kept on disk for the next start.
+//! Chooses the library's algorithm for a product by the number of tokens. The library's best few are timed on buffers
+//! like the real ones, and the choice is kept on disk for the next start.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ pub(crate) fn choose(driver: &dyn Driver, product: &LtProduct) -> Result<Vec<(u3
     }
     let (choices, timed) = match Bench::new(driver, product.spec()) {
         Ok(bench) => (measure(product, Some(&bench))?, true),
-        // No room to measure: the library's ranking serves, and the next start may do better.
+        // Too little memory to measure: use the library's ranking; the next start may measure.
         Err(error) if error.status == Status::OutOfMemory => (measure(product, None)?, false),
         Err(error) => return Err(error),
     };
@@ -215,7 +215,7 @@ impl Drop for Bench<'_> {
     }
 }
 
-/// What a choice is valid for.
+/// The facts for which a choice is valid.
 fn title(product: &LtProduct) -> String {
     let spec = ProductSpec {
         accumulate: false,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use halyard_platform_api::OpenOptions;
 
 /// Writes a cache file whole or not at all, its folders too; other writers of it, in this process or another, do no
-/// harm. A cache that cannot be written costs time, not correctness, so failures are not told.
+/// harm. A cache that cannot be written costs time, not correctness, so failures are not reported.
 pub fn write_whole(path: &Path, bytes: &[u8]) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let Some(folder) = path.parent() else { return };
@@ -60,7 +60,7 @@ mod tests {
         assert_eq!(folder(&all), Some(PathBuf::from("here/vendor")));
         assert_eq!(folder(&all[1..]), Some(PathBuf::from("/caches/halyard/vendor")));
         assert_eq!(folder(&all[2..]), Some(PathBuf::from("/home/a/.cache/halyard/vendor")));
-        // The specification of XDG_CACHE_HOME has it that relative paths do not count.
+        // By the specification of XDG_CACHE_HOME relative paths do not count.
         assert_eq!(
             folder(&[("XDG_CACHE_HOME", "caches"), all[2]]),
             Some(PathBuf::from("/home/a/.cache/halyard/vendor"))

@@ -1,6 +1,6 @@
 //! Encoding, and sealed command lists. A reusable list is captured when it is sealed (at its second submit, with
-//! collectives) and replayed as one graph from then on; a list holds everything that its commands name, so dropping an
-//! object early harms nobody.
+//! collectives) and replayed as one graph from then on; a list holds everything that its commands name, so an object
+//! may be dropped early.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -211,7 +211,7 @@ impl Encoder for GpuEncoder {
         if let Some(hazards) = &mut self.hazards
             && hazards.admit(access, &self.views, scratch > 0, made)
         {
-            self.encoding.commands.insert(before.0, Command::Beside);
+            self.encoding.commands.insert(before.0, Command::Independent);
         }
         // Replayed often, encoded once: worth the notes.
         if self.mode == EncoderMode::Reusable {

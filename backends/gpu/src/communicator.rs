@@ -87,7 +87,7 @@ struct OneShot {
 struct CollectiveKernel {
     group: Arc<dyn Group>,
     spec: Collective,
-    /// For sums that fit the ranks' rooms.
+    /// For sums that fit into the peer memory windows.
     one_shot: Option<OneShot>,
 }
 

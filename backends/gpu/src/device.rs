@@ -25,7 +25,7 @@ use crate::ranks;
 use crate::upload::Uploads;
 use crate::view::View;
 
-/// What everything on the device shares.
+/// State that all objects of the device share.
 pub(crate) struct Inner {
     pub(crate) objects: RwLock<Objects>,
     pub(crate) uploads: Arc<Uploads>,
@@ -49,7 +49,7 @@ pub struct GpuDevice {
     info: DeviceInfo,
 }
 
-/// What a device says of itself.
+/// The facts of a device.
 pub fn device_info(facts: &Facts) -> DeviceInfo {
     let floats = DTypeSet::of(&[DType::F32, DType::F16, DType::BF16]);
     DeviceInfo {
@@ -95,7 +95,7 @@ impl GpuDevice {
     /// compiled kernels are kept in `cache` where there is one.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Errors of the driver.
     pub fn open(driver: Arc<dyn Driver>, info: DeviceInfo, cache: Option<PathBuf>) -> Result<Arc<GpuDevice>> {
         log::debug("gpu", &format!("{}: {}", info.name, driver.policy()));
         let inner = Inner {
@@ -292,8 +292,8 @@ impl PreparedOp for Prepared {
 }
 
 impl Prepared {
-    /// A tensor's address, and what keeps its memory through the enqueueing; what is under way when the buffer is
-    /// dropped, its memory waits for itself.
+    /// A tensor's address, and a reference that keeps its memory while work is enqueued. A dropped buffer's memory
+    /// waits by itself for work under way.
     fn hold(&self, tensor: &Tensor) -> Result<(View, Option<Arc<Allocation>>)> {
         let objects = read(&self.inner.objects);
         let (view, allocation) = objects.resolve(tensor)?;

@@ -149,7 +149,7 @@ pub trait Product: Send + Sync {
     /// The addresses are live device memory of the spec's sizes.
     ///
     /// # Errors
-    /// What the library reports.
+    /// Errors of the library.
     unsafe fn run(&self, call: &ProductCall, workspace: DevicePtr, stream: Stream) -> Result<()>;
 }
 
@@ -209,7 +209,7 @@ pub trait Group: Send + Sync {
     /// The addresses are live memory of the sizes given.
     ///
     /// # Errors
-    /// What the library reports.
+    /// Errors of the library.
     unsafe fn run(&self, call: &CollectiveCall, stream: Stream) -> Result<()>;
 
     /// Memory for sums by an own kernel; `None`: [`Group::run`] does them all. The same answer on every rank.
@@ -233,8 +233,8 @@ pub trait Group: Send + Sync {
         Ok(())
     }
 
-    /// Leaves the group without waiting: work of it that runs on this device is given up, so that nobody here waits for
-    /// a rank that does not come. Later calls of [`Group::run`] fail, later ones of this do nothing.
+    /// Leaves the group without waiting: its work that runs on this device is given up, so that no thread here waits
+    /// for a rank that does not come. Later calls of [`Group::run`] fail, later ones of this do nothing.
     fn leave(&self);
 }
 
@@ -270,7 +270,7 @@ pub trait Driver: Send + Sync {
     /// As [`Driver::free`].
     unsafe fn free_pinned(&self, pinned: Pinned);
 
-    /// A stream beside all others.
+    /// A new stream, independent of all others.
     fn create_stream(&self) -> Result<Stream>;
 
     /// Ends a stream.
@@ -365,7 +365,7 @@ pub trait Driver: Send + Sync {
     /// cache's memory too: kernels that follow each other without a pause keep what the first of them got.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Errors of the driver.
     fn prefer_shared(&self, function: Function, bytes: u32) -> Result<()> {
         let _ = (function, bytes);
         Ok(())
@@ -387,12 +387,12 @@ pub trait Driver: Send + Sync {
         stream: Stream,
     ) -> Result<()>;
 
-    /// The next command of the stream shares no memory with those since the last one before which this was not said: it
-    /// need not wait for them. Streams that order all their work may ignore it.
+    /// Marks the next command of the stream as independent: it shares no memory with the commands since the last one
+    /// without this mark, and need not wait for them. Streams that order all their work may ignore the mark.
     ///
     /// # Errors
-    /// What the driver reports.
-    fn beside(&self, stream: Stream) -> Result<()> {
+    /// Errors of the driver.
+    fn mark_independent(&self, stream: Stream) -> Result<()> {
         let _ = stream;
         Ok(())
     }

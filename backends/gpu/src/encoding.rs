@@ -1,5 +1,4 @@
-//! What an op becomes: launches, library products and copies, in order. Collected while encoding, run or captured at
-//! submit.
+//! An encoded op: launches, library products and copies, in order. Collected while encoding, run or captured at submit.
 
 use std::sync::Arc;
 
@@ -75,7 +74,7 @@ pub enum Command {
     /// A collective.
     Collective(Arc<dyn Group>, CollectiveCall),
     /// The next command shares nothing with those since the last one that waited.
-    Beside,
+    Independent,
 }
 
 /// Collects the commands of one command buffer.

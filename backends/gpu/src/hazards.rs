@@ -1,8 +1,8 @@
-//! Which ops may run side by side: what the ops since the last barrier read and wrote, by address, against what the
-//! next one does.
+//! Finds ops that may run at the same time: compares the memory that the ops since the last barrier read and wrote with
+//! the next op's, by address.
 //!
-//! An operand is rows of bytes: a window that repeats at a pitch, so that the columns of one matrix (queries beside
-//! keys) do not count as overlapping. What cannot be told apart counts as overlapping.
+//! An operand is rows of bytes: a window that repeats at a pitch, so that different columns of one matrix (queries next
+//! to keys) do not count as overlapping. If in doubt, operands count as overlapping.
 
 use halyard_platform_api::Access;
 
@@ -60,7 +60,7 @@ impl Window {
     }
 }
 
-/// What ran since the last barrier.
+/// The operands of ops since the last barrier.
 #[derive(Default)]
 pub(crate) struct Hazards {
     /// Whether anything did: before the first op nothing is known.
@@ -81,7 +81,7 @@ impl Hazards {
         for (at, view) in views.iter().enumerate() {
             let Some(window) = Window::of(view) else { continue };
             match operands.get(at).copied().unwrap_or(Access::Update) {
-                // Nobody writes it while lists run.
+                // No op writes it while lists run.
                 Access::Const => {}
                 Access::Read => reads.push(window),
                 Access::Write | Access::Update => writes.push(window),
@@ -92,16 +92,16 @@ impl Hazards {
             || meet(&writes, &self.writes)
             || meet(&writes, &self.reads)
             || meet(&reads, &self.writes);
-        let beside = self.known && !shares && self.reads.len() + self.writes.len() < MAX_KNOWN;
+        let independent = self.known && !shares && self.reads.len() + self.writes.len() < MAX_KNOWN;
         // Commands of one op wait for each other, and so for everything before it.
-        if !beside || commands > 1 {
+        if !independent || commands > 1 {
             *self = Hazards::default();
         }
         self.known = true;
         self.scratch |= scratch;
         self.reads.append(&mut reads);
         self.writes.append(&mut writes);
-        beside
+        independent
     }
 }
 
@@ -201,7 +201,7 @@ mod tests {
             "around a row's end"
         );
         assert!(!hazards.admit(&update, &[view(4096, 1, 96, 96)], false, 1), "all of it");
-        // Other pitches are not told apart.
+        // With other pitches the windows count as overlapping.
         let mut hazards = Hazards::default();
         hazards.admit(&update, &[queries], false, 1);
         assert!(!hazards.admit(&update, &[view(4096 + 64, 4, 2, 12)], false, 1));

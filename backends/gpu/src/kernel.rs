@@ -11,7 +11,7 @@ use crate::modules::Modules;
 use crate::policy::Policy;
 use crate::view::View;
 
-/// What preparing an op may use.
+/// The resources for preparing an op.
 pub struct Preparation<'a> {
     /// The device.
     pub driver: &'a Arc<dyn Driver>,
@@ -34,7 +34,7 @@ impl Preparation<'_> {
     /// from the cache.
     ///
     /// # Errors
-    /// What the compiler reports.
+    /// Errors of the compiler.
     pub fn function(
         &self,
         source: Source,

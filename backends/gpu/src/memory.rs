@@ -20,7 +20,7 @@ pub(crate) struct Allocation {
     counts: Arc<Counts>,
 }
 
-/// What all memory of a device shares.
+/// State that all buffers of a device share.
 #[derive(Default)]
 struct Counts {
     /// Bytes of live device memory.
@@ -130,7 +130,7 @@ impl Memory {
         bytes: u64,
     ) -> Result<Allocation> {
         let pinned = driver.allocate_pinned(bytes)?;
-        // SAFETY: fresh memory of that size which nobody else knows.
+        // SAFETY: fresh memory of that size, used nowhere else yet.
         unsafe { std::ptr::write_bytes(pinned.host, 0, bytes as usize) };
         Ok(Allocation {
             driver: driver.clone(),

@@ -16,7 +16,7 @@ use crate::driver::{Driver, Function, KernelText, Module};
 const MAGIC: &[u8; 16] = b"halyard image 1\n";
 const HASH_BYTES: usize = 32;
 
-/// What is known of a device's files.
+/// The state of a device's kernel files.
 #[derive(Default)]
 struct Known {
     /// By what the module was asked as.
@@ -25,7 +25,7 @@ struct Known {
     functions: HashMap<(String, String), (Function, u32)>,
 }
 
-/// What tests of functions have shown.
+/// The results of self-tests of functions.
 type Tested = Mutex<HashMap<Function, bool>>;
 
 /// The compiled files of one device.
@@ -49,7 +49,7 @@ impl Modules {
     /// memory.
     ///
     /// # Errors
-    /// What compiler and loader report.
+    /// Errors of compiler and loader.
     pub fn function(
         &self,
         driver: &dyn Driver,

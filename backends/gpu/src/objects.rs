@@ -57,7 +57,7 @@ impl Objects {
     }
 }
 
-/// Reads what a lock guards; a thread that panicked left it whole.
+/// Reads a locked value, even if a thread panicked: it never leaves the value incomplete.
 pub(crate) fn read<T>(guarded: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     guarded.read().unwrap_or_else(PoisonError::into_inner)
 }

@@ -100,7 +100,8 @@ pub struct Policy {
     pub attention_tiles: Option<AttentionTiles>,
     /// An image holds one entry point only: each is compiled by itself, with `ENTRY_<name>` among the definitions.
     pub separate_entries: bool,
-    /// Commands that share no memory may run at once: [`Driver::beside`](crate::Driver::beside) is worth finding out.
+    /// Commands that share no memory may run at once: [`Driver::mark_independent`](crate::Driver::mark_independent) is
+    /// worth its cost.
     pub concurrent_commands: bool,
 }
 
@@ -172,13 +173,13 @@ impl fmt::Display for Policy {
                 2 * step
             )?;
         }
-        for (set, what) in [
+        for (set, text) in [
             (self.integer_dots, "tokens rounded to 8 bits where an op allows it"),
             (self.separate_entries, "one entry point an image"),
             (self.concurrent_commands, "commands that share nothing run at once"),
         ] {
             if set {
-                write!(f, "; {what}")?;
+                write!(f, "; {text}")?;
             }
         }
         Ok(())

@@ -33,7 +33,7 @@ const LAST_WAIT: Duration = Duration::from_secs(10);
 /// The arena grows in these steps.
 const ARENA_STEP: u64 = 2 << 20;
 
-/// What other queues see of a queue.
+/// The part of a queue that other queues see.
 pub(crate) struct QueueCore {
     driver: Arc<dyn Driver>,
     id: u64,
@@ -134,7 +134,7 @@ impl Drop for QueueCore {
     }
 }
 
-/// What one submit at a time uses.
+/// Buffers that one submit at a time uses.
 struct State {
     in_flight: VecDeque<(u64, Arc<CommandList>)>,
     /// Lists of the submit at hand.
@@ -146,7 +146,7 @@ struct State {
 /// An in-order queue over a stream of its own.
 pub(crate) struct GpuQueue(Arc<Work>);
 
-/// What a queue and its encoders share.
+/// State that a queue and its encoders share.
 pub(crate) struct Work {
     pub(crate) inner: Arc<Inner>,
     core: Arc<QueueCore>,

@@ -1,5 +1,5 @@
-//! The operator's choice whether products round tokens to 8 bits where an op allows it. Each platform reads it from its
-//! own variables.
+//! The option that decides whether products round tokens to 8 bits where an op allows it. Each platform reads it from
+//! its own variables.
 
 use std::ffi::OsString;
 

@@ -21,7 +21,7 @@ impl Scratch {
     /// An arena of `bytes` with zeroed counters, on an idle stream.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Errors of the driver.
     pub(crate) fn allocate(driver: &dyn Driver, bytes: u64, stream: Stream) -> Result<Scratch> {
         let counters = driver.allocate(COUNTER_BYTES + bytes).map_err(|e| Error {
             message: format!("scratch of {bytes} bytes for a queue: {}", e.message),
@@ -29,7 +29,7 @@ impl Scratch {
         })?;
         // SAFETY: the memory was just allocated with more bytes than these.
         if let Err(error) = unsafe { driver.fill(counters, 0, COUNTER_BYTES, stream) } {
-            // SAFETY: nobody else knows it.
+            // SAFETY: it is used nowhere else.
             unsafe { driver.free(counters) };
             return Err(error);
         }
@@ -120,7 +120,7 @@ pub(crate) fn run_commands(driver: &dyn Driver, stream: Stream, encoding: &Encod
                 // SAFETY: as above.
                 unsafe { driver.fill(to, 0, *bytes, stream)? };
             }
-            Command::Beside => driver.beside(stream)?,
+            Command::Independent => driver.mark_independent(stream)?,
         }
     }
     Ok(())

@@ -86,9 +86,8 @@ impl RunTimeCompiler {
             BUILTIN_OPERATION_FAILURE => Err(Error::new(
                 Status::Unavailable,
                 format!(
-                    "{prefix}{call} answered {code}: lib{prefix}-builtins of the same version was not found beside \
-                     lib{prefix}; \
-                     install both from one package"
+                    "{prefix}{call} answered {code}: lib{prefix}-builtins of the same version was not found in the \
+                     folder of lib{prefix}; install both from one package"
                 ),
             )),
             _ => Err(Error::new(Status::Internal, format!("{prefix}{call} answered {code}"))),
@@ -98,7 +97,7 @@ impl RunTimeCompiler {
     /// Name and version.
     ///
     /// # Errors
-    /// What the library reports.
+    /// Errors of the library.
     pub fn version(&self) -> Result<String> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both outputs are live.

@@ -1,5 +1,5 @@
-//! Self-tests of kernels on matrix units at load: small whole numbers, whose sums depend on no order, as bytes of a
-//! type, and memory that device and host both see. A driver's own tests of products use it too.
+//! Support for self-tests of matrix-unit kernels at load: test data of small whole numbers, whose sums do not depend on
+//! the order, and memory that device and host both see. A driver's own tests of products use it too.
 
 use halyard_platform_api::{DType, Result};
 
@@ -79,7 +79,7 @@ impl<'a> SelfTestMemory<'a> {
     /// Holds `bytes`.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Errors of the driver.
     pub fn with(driver: &'a dyn Driver, bytes: &[u8]) -> Result<SelfTestMemory<'a>> {
         let pinned = driver.allocate_pinned(bytes.len() as u64)?;
         // SAFETY: fresh memory of that size.

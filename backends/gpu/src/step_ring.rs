@@ -1,5 +1,5 @@
-//! Step data on its way to the device: copied at the call into pinned slots, from there in stream order by one kernel
-//! that scatters (or by the driver's copies). A slot is used again once the event behind it has passed.
+//! Brings step data to the device: the call copies it into a pinned slot, and one scatter kernel (or the driver's
+//! copies) moves it on in stream order. A slot is used again when the event after it has passed.
 
 use std::sync::Arc;
 

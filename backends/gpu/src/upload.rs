@@ -1,5 +1,5 @@
 //! Load-time traffic: weights and buffer contents through pinned chunks on a stream of their own, the host filling one
-//! chunk while the device copies the other. Queues wait for it with an event, so nobody has to wait here.
+//! chunk while the device copies the other. Queues wait for it with an event, so no thread has to wait here.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use crate::encoding::Encoding;
 use crate::kernel::{Packer, RowSource};
 use crate::run::{Scratch, run_commands};
 
-/// Bytes of a chunk: large enough that starting a copy costs nothing beside it.
+/// Bytes of a chunk: large enough that the cost of starting a copy does not count.
 const CHUNK_BYTES: u64 = 32 << 20;
 /// Bytes that one thread copies; below twice that, threads cost more than they bring.
 const BYTES_PER_THREAD: usize = 4 << 20;
@@ -23,7 +23,7 @@ struct Chunk {
     free: Event,
 }
 
-/// What the load-time stream owns.
+/// The state of the load-time stream.
 #[derive(Default)]
 struct State {
     chunks: Vec<Chunk>,
@@ -110,7 +110,7 @@ impl Uploads {
         self.finish()
     }
 
-    /// Waits until nothing is under way; whatever went wrong is told by the call that meets it next.
+    /// Waits until nothing is under way; the next call that meets an error reports it.
     pub(crate) fn settle(&self) {
         if !self.busy.load(Ordering::Acquire) {
             return;
@@ -217,7 +217,7 @@ impl Uploads {
             }
             self.driver.synchronize(self.stream)?;
             state.staging = None;
-            // SAFETY: nothing of the stream uses it any more, and nobody else knows it.
+            // SAFETY: nothing of the stream uses it any more, and it is used nowhere else.
             unsafe { self.driver.free(ptr) };
         }
         let size = bytes.next_multiple_of(2 << 20);
@@ -233,7 +233,7 @@ impl Uploads {
             return;
         }
         let state = std::mem::take(&mut *state);
-        // SAFETY: the stream is idle, and nobody else knows these.
+        // SAFETY: the stream is idle, and these are used nowhere else.
         unsafe {
             for chunk in state.chunks {
                 self.driver.free_pinned(chunk.memory);

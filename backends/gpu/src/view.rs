@@ -1,4 +1,4 @@
-//! An operand resolved to an address: what ops turn into kernel parameters.
+//! An operand resolved to an address, from which ops make kernel parameters.
 
 use halyard_platform_api::{DType, Tensor};
 

@@ -18,7 +18,7 @@ use crate::prepared::{Prepared, ReferenceOp, Work};
 use crate::queue::{QueueState, ReferenceQueue};
 use crate::support;
 
-/// What all objects of one device share.
+/// State that all objects of one device share.
 pub(crate) struct Shared {
     pub(crate) pool: Arc<Pool>,
     pub(crate) buffers: Handles<Allocation>,

@@ -1,4 +1,4 @@
-//! The plugin's root: one device, always there. It owns the options and what the device says of itself.
+//! The plugin's root: one device, always there. It owns the options and the device's facts.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -12,7 +12,7 @@ use crate::device::Shared;
 use crate::operand::{Args, Operand};
 use crate::ops;
 
-/// What a prepared op runs.
+/// The op or region that a prepared op runs.
 pub(crate) enum Work {
     /// One catalogue op.
     Op(OpSpec),

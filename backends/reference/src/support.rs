@@ -1,4 +1,4 @@
-//! What a spec must satisfy to be prepared. Every refusal lists all its reasons.
+//! The conditions for preparing a spec. Every refusal lists all its reasons.
 
 use halyard_platform_api::ops::{KvWrite, QuantizeAct, QuantizeScheme};
 use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};

@@ -1,5 +1,5 @@
-//! What the operator chooses, and the one place that looks at the environment: where compiled kernels are kept, and
-//! where libraries may lie.
+//! The operator's options: folders for compiled kernels and for the vendor's libraries. The only module that reads the
+//! environment.
 //!
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/rocm`
 //! in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_ROCM_LIBRARY_PATH` names folders, separated by `:`, in which HIP,
@@ -30,7 +30,7 @@ pub(crate) fn named_library_folders() -> Vec<PathBuf> {
 /// Largest sum between devices by an own kernel, where the operator names it.
 ///
 /// # Errors
-/// What is no number.
+/// A value that is no number.
 pub(crate) fn most_peer_sum_bytes(options: &OpenOptions) -> Result<Option<u64>> {
     let said = options.get_or("peer_sum_bytes", var_os("HALYARD_ROCM_PEER_SUM_BYTES"));
     halyard_gpu::peer_sum_bytes("peer_sum_bytes (or HALYARD_ROCM_PEER_SUM_BYTES)", said)

@@ -1,5 +1,5 @@
-//! The runtime's codes as errors: which call, what it answered, what to do. An error that leaves the device dead says
-//! that it is lost.
+//! The runtime's codes as errors: the call, its answer, and the remedy. An error that leaves the device dead says that
+//! it is lost.
 
 use std::ffi::c_int;
 

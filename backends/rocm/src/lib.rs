@@ -20,7 +20,7 @@ use crate::driver::HipDriver;
 #[derive(Default)]
 pub struct RocmPlatform;
 
-/// What a device says of itself: no regions, which run on matrix units.
+/// The facts of a device: no regions, which run on matrix units.
 fn info(facts: &Facts) -> DeviceInfo {
     DeviceInfo {
         capabilities: Capabilities::RECORDING

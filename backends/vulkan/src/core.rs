@@ -1,4 +1,4 @@
-//! The logical device and its queues: what memory, streams and pipelines stand on. The last holder destroys it.
+//! The logical device and its queues, which memory, streams and pipelines use. The last holder destroys it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

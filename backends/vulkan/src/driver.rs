@@ -23,7 +23,7 @@ use crate::recorder::MAX_REGIONS;
 use crate::self_test;
 use crate::stream::{GraphCore, Point, StreamCore, stream};
 
-/// Bytes of each row of the table of constants, from which odd ends of fills are copied.
+/// Bytes of each row of the table of constants, from which unaligned ends of fills are copied.
 const CONSTANT_BYTES: u64 = 4;
 
 /// An open device.
@@ -34,7 +34,7 @@ pub(crate) struct VulkanDriver {
     pipelines: Arc<Pipelines>,
     /// Of the product kernels, which no op asks for.
     products: Modules,
-    /// What the products' test has shown.
+    /// The results of the products' self-test.
     tested: Mutex<Vec<Tested>>,
     /// Every byte value, a few times.
     constants: Pinned,
@@ -133,13 +133,13 @@ impl VulkanDriver {
         let outcome = self_test::check(self, matrices, spec);
         let (device, act) = (&self.core.physical.facts.name, spec.act);
         let of_whom = if wide { "workgroups" } else { "subgroups" };
-        let what = format!(
+        let subject = format!(
             "{device}: products of {act:?} to {:?} on matrices of {of_whom}",
             spec.out
         );
         match &outcome {
-            Ok(()) => log::debug("vulkan", &format!("{what}: tested, and right")),
-            Err(why) => log::warn("vulkan", &format!("{what}: {}; others run instead", why.message)),
+            Ok(()) => log::debug("vulkan", &format!("{subject}: tested, and right")),
+            Err(why) => log::warn("vulkan", &format!("{subject}: {}; others run instead", why.message)),
         }
         tested.push((kind, outcome.clone()));
         outcome
@@ -425,10 +425,10 @@ impl Driver for VulkanDriver {
         stream.record(|recorder, memory| recorder.launch(memory, bound, grid, params))
     }
 
-    fn beside(&self, on: Stream) -> Result<()> {
+    fn mark_independent(&self, on: Stream) -> Result<()> {
         // SAFETY: a live stream.
         unsafe { stream(on) }.record(|recorder, _| {
-            recorder.beside();
+            recorder.mark_independent();
             Ok(())
         })
     }

@@ -1,5 +1,5 @@
-//! What the operator chooses, and the one place that looks at the environment: where compiled kernels and pipelines are
-//! kept, and whether the validation layer watches.
+//! The operator's options: the folder for compiled kernels and pipelines, and the validation layer. The only module
+//! that reads the environment.
 //!
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is
 //! `halyard/vulkan` in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_VULKAN_VALIDATION=1` loads the Khronos validation

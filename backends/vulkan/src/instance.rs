@@ -22,7 +22,7 @@ pub(crate) struct Vulkan {
     pub(crate) instance: ash::Instance,
 }
 
-/// What the validation layer has said and nobody has been told yet.
+/// Messages of the validation layer that were not reported yet.
 static MESSAGES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// The instance, made at the first call.
@@ -68,7 +68,7 @@ fn open() -> Result<Vulkan> {
         ash::ext::validation_features::NAME.as_ptr(),
     ];
     let mut messenger = messenger_info();
-    // Copies and fills that lack a barrier are told; the layer does not see what kernels do through addresses.
+    // Copies and fills that lack a barrier are reported; the layer does not see what kernels do through addresses.
     let synchronization = [vk::ValidationFeatureEnableEXT::SYNCHRONIZATION_VALIDATION];
     let mut features = vk::ValidationFeaturesEXT::default().enabled_validation_features(&synchronization);
     let mut info = vk::InstanceCreateInfo::default().application_info(&application);
@@ -154,7 +154,7 @@ unsafe extern "system" fn remember(
     vk::FALSE
 }
 
-/// What the validation layer has said since the last call, as an error.
+/// The validation layer's messages since the last call, as an error.
 ///
 /// # Errors
 /// `Internal` with the messages.

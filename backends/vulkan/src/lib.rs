@@ -64,7 +64,7 @@ impl Platform for VulkanPlatform {
     }
 }
 
-/// What a device says of itself.
+/// The facts of a device.
 fn info(physical: &Physical) -> DeviceInfo {
     let mut info = device_info(&physical.facts);
     // No regions: what is claimed runs on matrix units that shaders do not reach.

@@ -140,7 +140,7 @@ impl Memory {
             let start = unsafe { device.get_buffer_device_address(&info) };
             let address = start.next_multiple_of(ALIGNMENT);
             if address - start > slack {
-                // SAFETY: just made, known to nobody.
+                // SAFETY: just made, used nowhere else.
                 unsafe { destroy(device, block.0, block.1) };
                 slack = ALIGNMENT;
                 continue;
@@ -195,7 +195,7 @@ impl Memory {
             unsafe { device.allocate_memory(&info, None) }.check("vkAllocateMemory")
         });
         let memory = memory.inspect_err(|_| {
-            // SAFETY: just made, known to nobody.
+            // SAFETY: just made, used nowhere else.
             unsafe { device.destroy_buffer(buffer, None) };
         })?;
         // SAFETY: both just made, of fitting size and type.

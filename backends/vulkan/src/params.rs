@@ -4,15 +4,15 @@
 use halyard_gpu::Param;
 use halyard_platform_api::{Error, Result};
 
-/// Blocks up to this size are push constants, as every device has that many; of larger ones the address is. Kernel
-/// files know it too.
+/// Blocks up to this size are push constants, which every device has; of a larger block the push constant is its
+/// address. Kernel files have the same number.
 pub(crate) const MAX_PUSH_BYTES: usize = 128;
-/// Room for the largest block: the most parameters there are, all addresses.
-const ROOM: usize = 8 * halyard_gpu::MAX_ARGS;
+/// Bytes of the largest block: the most parameters, all of them addresses.
+const CAPACITY: usize = 8 * halyard_gpu::MAX_ARGS;
 
 /// The bytes of a block.
 pub(crate) struct Block {
-    bytes: [u8; ROOM],
+    bytes: [u8; CAPACITY],
     length: usize,
 }
 
@@ -23,7 +23,7 @@ impl Block {
     /// `Unsupported` for structs by value, `InvalidArgument` for too many parameters.
     pub(crate) fn of(params: &[Param<'_>]) -> Result<Block> {
         let mut block = Block {
-            bytes: [0; ROOM],
+            bytes: [0; CAPACITY],
             length: 0,
         };
         if params.len() > halyard_gpu::MAX_ARGS {

@@ -252,7 +252,7 @@ fn device_memory(instance: &ash::Instance, handle: vk::PhysicalDevice) -> u64 {
     own.map(|heap| heap.size).max().unwrap_or(0)
 }
 
-/// What a device says of itself.
+/// The facts of a device.
 struct Properties {
     plain: vk::PhysicalDeviceProperties,
     v11: vk::PhysicalDeviceVulkan11Properties<'static>,
@@ -376,14 +376,14 @@ impl Properties {
             num_sms: match self.plain.device_type {
                 _ if self.num_sms > 0 => self.num_sms,
                 vk::PhysicalDeviceType::CPU => std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
-                // Vulkan does not tell: enough to fill a middling GPU.
+                // Vulkan does not report it: enough to fill a medium GPU.
                 _ => 32,
             },
             warp_size: subgroups.size,
             matrix_units: false,
             struct_params: false,
             max_shared_bytes: self.plain.limits.max_compute_shared_memory_size,
-            // Vulkan does not tell; nothing here depends on it.
+            // Vulkan does not report it; nothing here depends on it.
             l2_bytes: 4 << 20,
             total_memory_bytes,
         }

@@ -219,7 +219,7 @@ impl Pipelines {
         }
     }
 
-    /// A cache that cannot be written costs time, not correctness, so failures are not told.
+    /// A cache that cannot be written costs time, not correctness, so failures are not reported.
     fn save(&self) {
         let Some(file) = &self.file else { return };
         // SAFETY: the cache lives.

@@ -57,7 +57,7 @@ const fn wide(sides: [u32; 3], threads: u32, speeds: [u32; 2]) -> Tile {
 /// Shapes for matrices of a subgroup.
 const SUBGROUP_TILES: [Tile; 3] = [
     tile([128, 128, 32], 128, [2, 2], 2, [255, 133]),
-    // Twice the work behind each wait, for those who wait alone.
+    // Twice the work after each wait, for workgroups that run alone on their multiprocessor.
     tile([128, 128, 64], 128, [2, 2], 1, [182, 224]),
     tile([64, 64, 64], 128, [2, 2], 2, [153, 100]),
 ];
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(best(&all, 512, 4096), (128, 64, "product"));
         // 32 workgroups of the large ones would leave most of 132 idle.
         assert_eq!(best(&all, 64, 4096), (64, 64, "product"));
-        // A device that does not tell its multiprocessors still gets one.
+        // A device that does not report its multiprocessors still gets one.
         assert!(WORKGROUP_TILES[0].cost(1, 1, 0) > 0);
     }
 

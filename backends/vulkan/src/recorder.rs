@@ -1,9 +1,9 @@
 //! A command buffer being recorded: dispatches, copies and fills in order, each behind a barrier that makes earlier
 //! writes visible.
 //!
-//! The barrier stands before every command that follows another one, unless the caller, which knows the operands, says
-//! that the two share nothing ([`Recorder::beside`]): parameters are plain addresses that do not say whether a kernel
-//! reads or writes there.
+//! A barrier precedes every command but the first, unless the caller marks the command as independent
+//! ([`Recorder::mark_independent`]). Only the caller knows the operands: parameters are plain addresses, which do not
+//! say whether a kernel reads or writes there.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ const CHUNK_BYTES: u64 = 64 << 10;
 /// Most regions of one copy command.
 pub(crate) const MAX_REGIONS: usize = 4096;
 
-/// What a launch binds.
+/// The objects that a launch binds.
 #[derive(Clone, Copy)]
 pub(crate) struct Bound {
     pub(crate) pipeline: vk::Pipeline,
@@ -36,7 +36,7 @@ pub(crate) struct Recorder {
     /// Whether something may have written since the last barrier.
     dirty: bool,
     /// Whether the next command needs no barrier.
-    beside: bool,
+    is_independent: bool,
     /// Barriers between commands so far.
     pub(crate) barriers: u32,
     /// Commands so far.
@@ -61,7 +61,7 @@ impl Recorder {
             commands,
             pipeline: vk::Pipeline::null(),
             dirty: true,
-            beside: false,
+            is_independent: false,
             barriers: 0,
             count: 0,
             chunks: Vec::new(),
@@ -77,13 +77,13 @@ impl Recorder {
     }
 
     /// The next command needs no barrier.
-    pub(crate) fn beside(&mut self) {
-        self.beside = true;
+    pub(crate) fn mark_independent(&mut self) {
+        self.is_independent = true;
     }
 
     fn order(&mut self) {
-        let beside = std::mem::take(&mut self.beside);
-        if !std::mem::replace(&mut self.dirty, true) || beside {
+        let independent = std::mem::take(&mut self.is_independent);
+        if !std::mem::replace(&mut self.dirty, true) || independent {
             return;
         }
         self.barriers += 1;
@@ -186,7 +186,7 @@ impl Recorder {
             self.used = 0;
         }
         let chunk = self.chunks[self.chunks.len() - 1];
-        // SAFETY: the chunk has room, and nobody reads it before the submit.
+        // SAFETY: the bytes fit into the chunk, and the device reads it only after the submit.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), chunk.host.add(self.used as usize), bytes.len()) };
         let address = chunk.device + self.used;
         self.used += length;

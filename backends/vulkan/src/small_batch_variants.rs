@@ -1,6 +1,6 @@
 //! Kernels of small batches in the shapes that are considered: each compiles and runs. `HALYARD_VULKAN_TABLES=1` also
 //! prints how fast it reads its weights, to tune by: `cargo test -p halyard-backend-vulkan --lib
-//! small_batch_variants -- --nocapture`. Whether they are right is the conformance suite's to say.
+//! small_batch_variants -- --nocapture`. The conformance suite checks their results.
 
 use std::time::Instant;
 

@@ -15,7 +15,7 @@ use crate::instance::validated;
 use crate::memory::Memory;
 use crate::recorder::Recorder;
 
-/// Commands after which the device gets what there is, so that it does not idle while the host records.
+/// Commands after which the recorded ones are submitted, so that the device does not idle while the host records.
 const COMMANDS_PER_SUBMIT: u32 = 256;
 
 /// A stream.
@@ -27,7 +27,7 @@ pub(crate) struct StreamCore {
     state: Mutex<State>,
 }
 
-/// What one submit used; free again when it is done.
+/// The objects that one submit used; free again when it is done.
 #[derive(Default)]
 struct Used {
     commands: Vec<vk::CommandBuffer>,

@@ -1,4 +1,4 @@
-//! The driver on whatever device there is: odd ends of fills and copies, order within and between streams, recordings,
+//! The driver on whatever device there is: unaligned fills and copies, order within and between streams, recordings,
 //! launches with parameters of any length. Skipped with the reason where there is no device.
 
 use halyard_gpu::{DevicePtr, Driver, KernelText, Param, Pinned, Stream};
@@ -40,7 +40,7 @@ impl<'a> Bytes<'a> {
             host: driver.allocate_pinned(contents.len() as u64)?,
             len: contents.len(),
         };
-        // SAFETY: memory of that size, used by nobody yet.
+        // SAFETY: memory of that size, not used yet.
         unsafe {
             std::ptr::copy_nonoverlapping(contents.as_ptr(), bytes.host.host, contents.len());
             driver.copy(bytes.device, bytes.host.device, bytes.len as u64, stream)?;
@@ -319,11 +319,11 @@ fn commands_that_share_nothing_stand_side_by_side() {
     unsafe {
         driver.fill(a.device, 7, 64, stream).expect("a fill");
         let first = barriers();
-        driver.beside(stream).expect("a word to the recorder");
+        driver.mark_independent(stream).expect("the mark reaches the recorder");
         driver.fill(b.device, 8, 64, stream).expect("a fill");
         assert_eq!(barriers(), first, "the fills share nothing");
         driver.copy(b.device, a.device, 32, stream).expect("a copy");
-        assert_eq!(barriers(), first + 1, "it was said of one command only");
+        assert_eq!(barriers(), first + 1, "the mark is for one command only");
     }
     let expected: Vec<u8> = [[7; 32], [8; 32]].concat();
     assert_eq!(b.read().expect("bytes"), expected);

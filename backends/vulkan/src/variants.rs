@@ -1,5 +1,5 @@
-//! Product kernels in every shape that is considered, one after another: right or wrong, and how fast.
-//! `HALYARD_VULKAN_TABLES=1` takes sizes whose times mean something, to tune by: `cargo test -p
+//! Checks and times product kernels in every shape that is considered. `HALYARD_VULKAN_TABLES=1` takes sizes whose
+//! times mean something, to tune by: `cargo test -p
 //! halyard-backend-vulkan --lib variants -- --nocapture --test-threads 1`.
 
 use std::time::Instant;

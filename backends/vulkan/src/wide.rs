@@ -136,7 +136,7 @@ pub(crate) fn shapes(vulkan: &Vulkan, handle: vk::PhysicalDevice) -> Vec<Shape> 
         threads: 0,
     };
     let mut all = vec![empty; count as usize];
-    // SAFETY: room for as many as were counted.
+    // SAFETY: memory for as many as were counted.
     let got = unsafe { get(handle, &mut count, all.as_mut_ptr()) };
     if got != vk::Result::SUCCESS && got != vk::Result::INCOMPLETE {
         return Vec::new();

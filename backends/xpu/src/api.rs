@@ -10,7 +10,7 @@ use halyard_platform_api::{Error, Result, Status};
 pub(crate) type Handle = usize;
 /// A list of properties that ends in 0.
 pub(crate) type Properties = *const u64;
-/// Told about failures of a context, or the end of a build.
+/// Called for failures of a context, or at the end of a build.
 type Callback = Option<unsafe extern "C" fn()>;
 
 pub(crate) const SUCCESS: i32 = 0;
@@ -88,7 +88,8 @@ functions! {
         fn clGetDeviceIDs(platform: Handle, kind: u64, num: u32, devices: *mut Handle, count: *mut u32) -> i32;
         fn clGetDeviceInfo(device: Handle, name: u32, bytes: usize, value: *mut c_void, needed: *mut usize) -> i32;
         fn clCreateContext(
-            properties: Properties, num: u32, devices: *const Handle, told: Callback, data: *mut c_void, code: *mut i32,
+            properties: Properties, num: u32, devices: *const Handle, notify: Callback, data: *mut c_void,
+            code: *mut i32,
         ) -> Handle;
         fn clReleaseContext(context: Handle) -> i32;
         fn clCreateCommandQueueWithProperties(
@@ -105,7 +106,7 @@ functions! {
             statuses: *mut i32, code: *mut i32,
         ) -> Handle;
         fn clBuildProgram(
-            program: Handle, num: u32, devices: *const Handle, options: *const c_char, told: Callback,
+            program: Handle, num: u32, devices: *const Handle, options: *const c_char, notify: Callback,
         data: *mut c_void,
         ) -> i32;
         fn clGetProgramInfo(program: Handle, name: u32, bytes: usize, value: *mut c_void, needed: *mut usize) -> i32;

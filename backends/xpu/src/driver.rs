@@ -35,7 +35,7 @@ struct Entry {
     api: &'static Api,
     program: Handle,
     name: CString,
-    /// Takes the parameters of launches that run at once. Held over both: the object has room for one set.
+    /// Takes the parameters of launches that run at once. Held over both: the object holds one set only.
     kernel: Mutex<Handle>,
     num_args: u32,
     /// Largest work-group that the device runs it with.
@@ -74,7 +74,7 @@ pub(crate) struct OpenClDriver {
     context: Context,
     buffers: Option<CommandBuffers>,
     copy_rows: OnceLock<Result<[Function; 2]>>,
-    /// What tests of matrix units have shown, by the type of their operands.
+    /// The results of self-tests of matrix units, by the type of their operands.
     tested: Mutex<Vec<(DType, Result<()>)>>,
     policy: Policy,
     found: Found,
@@ -408,10 +408,10 @@ impl Driver for OpenClDriver {
             return outcome.clone();
         }
         let outcome = self_test::check(self, dtype, &matrix.tiling());
-        let what = format!("{}: products of {dtype:?} on matrix units", self.found.facts.name);
+        let subject = format!("{}: products of {dtype:?} on matrix units", self.found.facts.name);
         match &outcome {
-            Ok(()) => log::debug("xpu", &format!("{what}: tested, and right")),
-            Err(why) => log::warn("xpu", &format!("{what}: {}; others run instead", why.message)),
+            Ok(()) => log::debug("xpu", &format!("{subject}: tested, and right")),
+            Err(why) => log::warn("xpu", &format!("{subject}: {}; others run instead", why.message)),
         }
         tested.push((dtype, outcome.clone()));
         outcome
@@ -466,8 +466,8 @@ impl Driver for OpenClDriver {
             let code = (self.api.clGetKernelInfo)(kernel, api::KERNEL_NUM_ARGS, size_of::<u32>(), at, none);
             check("clGetKernelInfo", code)?;
             let (at, bytes) = ((&raw mut entry.max_items).cast(), size_of::<usize>());
-            let what = api::KERNEL_WORK_GROUP_SIZE;
-            let code = (self.api.clGetKernelWorkGroupInfo)(kernel, device, what, bytes, at, none);
+            let property = api::KERNEL_WORK_GROUP_SIZE;
+            let code = (self.api.clGetKernelWorkGroupInfo)(kernel, device, property, bytes, at, none);
             check("clGetKernelWorkGroupInfo", code)?;
         }
         let function = Function(std::ptr::from_ref::<Entry>(&entry) as usize);

@@ -1,5 +1,5 @@
-//! What the operator chooses, and the one place that looks at the environment: where compiled kernels are kept, and
-//! where OpenCL's loader library may lie.
+//! The operator's options: folders for compiled kernels and for OpenCL's loader library. The only module that reads the
+//! environment.
 //!
 //! `HALYARD_CACHE_DIR` names the cache folder itself (empty: no cache on disk); without it the folder is `halyard/xpu`
 //! in `$XDG_CACHE_HOME` or `~/.cache`. `HALYARD_OPENCL_LIBRARY_PATH` names folders, separated by `:`, in which

@@ -1,4 +1,4 @@
-//! The runtime's codes as errors: which call, what it answered, what to do.
+//! The runtime's codes as errors: the call, its answer, and the remedy.
 
 use halyard_platform_api::{Error, Result, Status};
 

@@ -296,7 +296,7 @@ fn detail(
         false => "recordings by the host",
     };
     let subgroups = subgroup.map_or_else(String::new, |size| format!(", subgroups of {size}"));
-    let matrix = matrix.map_or_else(String::new, |matrix| format!(", {}", matrix.told()));
+    let matrix = matrix.map_or_else(String::new, |matrix| format!(", {}", matrix.describe()));
     format!("{runtime}, driver {driver}, {memory}, {recordings}{subgroups}{matrix}")
 }
 

@@ -31,7 +31,7 @@ const CPU_STEP_TOKENS: u32 = 1024;
 #[derive(Default)]
 pub struct XpuPlatform;
 
-/// What a device says of itself.
+/// The facts of a device.
 fn info(found: &Found) -> DeviceInfo {
     let mut info = DeviceInfo {
         capabilities: Capabilities::RECORDING.with(Capabilities::CONCURRENT_QUEUES),

@@ -1,4 +1,4 @@
-//! OpenCL's loader library, opened once a process: what was found, and what to install where nothing was.
+//! OpenCL's loader library, opened once a process. If none is found, the error says what to install.
 
 use std::ffi::{CStr, CString, c_void};
 use std::os::unix::ffi::OsStrExt;

@@ -51,7 +51,7 @@ impl Matrix {
     }
 
     /// For bug reports.
-    pub(crate) fn told(self) -> String {
+    pub(crate) fn describe(self) -> String {
         let kind = if self.emulated {
             "matrix units by plain operations"
         } else {
@@ -65,7 +65,7 @@ impl Matrix {
         Tiling {
             define: Some((DEFINE, self.lanes.to_string())),
             tiles: TILES,
-            means: format!("on {}", self.told()),
+            means: format!("on {}", self.describe()),
         }
     }
 

@@ -24,7 +24,7 @@ enum Kind {
 }
 
 /// What is held: from the address handed out to the runtime's own and the size.
-type Held = HashMap<DevicePtr, (usize, u64)>;
+type Allocations = HashMap<DevicePtr, (usize, u64)>;
 
 /// The memory of one device.
 pub(crate) struct Memory {
@@ -37,7 +37,7 @@ pub(crate) struct Memory {
     /// What may be held in all: less than the device has where it shares memory with the system.
     limit: u64,
     max_allocation: u64,
-    held: Mutex<Held>,
+    held: Mutex<Allocations>,
 }
 
 impl Memory {
@@ -74,11 +74,12 @@ impl Memory {
         })
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, Allocations> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Free and total, bytes. Free is what this process has left of the whole: OpenCL does not tell what others hold.
+    /// Free and total, bytes. Free is the total less this process's memory: OpenCL does not show other processes'
+    /// memory.
     pub(crate) fn free_and_total(&self) -> (u64, u64) {
         let held: u64 = self.held().values().map(|&(_, bytes)| bytes).sum();
         (self.limit.saturating_sub(held), self.total)

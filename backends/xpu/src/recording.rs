@@ -1,6 +1,6 @@
-//! Recordings: launches with their parameters set once, each in a kernel object of its own, so that a replay sets
-//! nothing. Where the runtime has command buffers, runs of launches become one command of it; elsewhere, and between
-//! them, the host enqueues step by step.
+//! Recordings: each launch has a kernel object of its own with its parameters set, so that a replay sets none. Where
+//! the runtime has command buffers, runs of launches become one command of it; elsewhere, and between them, the host
+//! enqueues step by step.
 
 use halyard_gpu::DevicePtr;
 use halyard_platform_api::Result;
@@ -67,7 +67,7 @@ pub(crate) struct Commands {
     release: unsafe extern "C" fn(Handle) -> i32,
     enqueue: unsafe extern "C" fn(u32, *mut Handle, Handle, u32, *const Handle, *mut Handle) -> i32,
     handle: Handle,
-    /// What the commands name.
+    /// The objects that the commands name.
     launches: Vec<Launch>,
 }
 
@@ -133,7 +133,7 @@ impl Recording {
 /// Enqueues a kernel whose parameters are set.
 ///
 /// # Safety
-/// The memory that they name lives, and nobody changes them meanwhile.
+/// The memory that they name lives, and no thread changes them meanwhile.
 pub(crate) unsafe fn enqueue_launch(
     api: &Api,
     queue: Handle,

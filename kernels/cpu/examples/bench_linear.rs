@@ -1,7 +1,7 @@
 //! Times the products on the shapes of SmolLM2-135M (or, where `large` is asked for, of Llama-3.2-1B): GB/s of packed
-//! weight for one token, GFLOP/s for many, on one thread. Where Linux tells it, the time is the thread's CPU time, so
-//! that a busy machine disturbs less. A device's memory is in huge pages; `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` gives
-//! this program some.
+//! weight for one token, GFLOP/s for many, on one thread. On Linux the time is the thread's CPU time, so that a busy
+//! machine disturbs less. A device's memory is in huge pages; `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` gives this
+//! program some.
 //!
 //! `cargo run --release -p halyard-kernels-cpu --example bench_linear [large] [TOKENS …] [NAME …]`: names such as
 //! `Q4_1` or `Int8` choose among the products, and names such as `avx2+fma` among the instruction sets.
@@ -87,7 +87,7 @@ fn pass(kernels: &Kernels, format: WeightFormat, mode: ActMode, weights: &[Weigh
     let mut out = vec![0f32; tokens * max_n];
     let mut scratch = vec![0f32; LINEAR_SCRATCH];
     let start = Instant::now();
-    // The kernel counts CPU time in ticks of some milliseconds: repeat until a round is long beside them.
+    // The kernel counts CPU time in ticks of some milliseconds: repeat until a round is much longer than a tick.
     let (mut rounds, mut round, begin) = (0u32, 0u64, now_ns(start));
     while round < 300_000_000 {
         for weight in weights {

@@ -1,5 +1,5 @@
-//! What the processor's arithmetic units can do: multiplications and additions a second of all threads together, for
-//! f32, bf16 and int8, from chains of instructions that touch no memory. `halyard-bench compare --peak-gops` takes it.
+//! Measures the processor's peak arithmetic: multiplications and additions per second of all threads together, for f32,
+//! bf16 and int8, from chains of instructions that use no memory. `halyard-bench compare --peak-gops` takes it.
 //!
 //! `cargo run --release -p halyard-kernels-cpu --example peak`
 

@@ -211,7 +211,7 @@ unsafe fn block_int8<S: Simd>(v: [S::F; 2], poison: f32, out: *mut u32, t: usize
     unsafe {
         let d = S::hmax(S::max(S::abs(v[0]), S::abs(v[1]))) / 127.0 + poison;
         let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
-        // Subnormal maxima have an infinite inverse: they are zero beside anything representable.
+        // Subnormal maxima have an infinite inverse: they are so small that they count as zero.
         let (d, inverse) = if inverse == f32::INFINITY {
             (0.0, 0.0)
         } else {

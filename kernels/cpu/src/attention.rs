@@ -4,7 +4,7 @@
 //!
 //! Keys are visited in panels of 16 and tiles of 4 panels that begin at fixed positions of the sequence, and a tile
 //! without a visible key leaves a row's state bitwise as it was. A row's result therefore depends on its own query
-//! and keys alone: not on the chunk of queries, nor on the rows beside it.
+//! and keys alone: not on the chunk of queries, nor on other rows.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;

@@ -2,10 +2,10 @@
 //! and compiled for each instruction set, chosen at run time. Owns weight packing, the products, attention and the
 //! small ops. It never allocates, never starts a thread, never reads the environment, and knows no model.
 //!
-//! Start at [`Kernels`]. Sizes come from functions beside it (`packed_bytes`, `act_bytes`, [`LINEAR_SCRATCH`],
-//! [`KvLayout`]); work is split over threads by panels of 16 output columns, tiles of tokens, KV heads and queries.
-//! Arguments are trusted to fit each other (the runtime checks them at load): a length that does not is a programming
-//! error and panics.
+//! Start at [`Kernels`]. Sizes come from its functions (`packed_bytes`, `act_bytes`, [`LINEAR_SCRATCH`], [`KvLayout`]);
+//! work is split over threads by panels of 16 output columns, tiles of tokens, KV heads and queries. Arguments are
+//! trusted to fit each other (the runtime checks them at load): a length that does not is a programming error and
+//! panics.
 
 // Kernels index with constant bounds so that the compiler keeps whole arrays in registers.
 #![allow(clippy::needless_range_loop)]

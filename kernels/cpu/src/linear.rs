@@ -74,10 +74,10 @@ impl Linear<'_> {
             .wrapping_add(panel * panel_bytes(self.format, self.k))
     }
 
-    /// The panels in groups that all tokens are multiplied with before the next group. Where the activations stay in
-    /// the second cache beside two panels, two: the panels then come from the first. Else as many as leave half of a
-    /// second cache of 1 MiB, so that the activations are read from further away once a group. Even numbers, for
-    /// products that take pairs.
+    /// The panels in groups that all tokens are multiplied with before the next group. Groups of two, if the
+    /// activations and two panels fit into the second-level cache together: the panels then come from the first level.
+    /// Else so many that half of a second-level cache of 1 MiB stays free, and the activations are read from further
+    /// away only once a group. Even numbers, for products that take pairs.
     #[inline(always)]
     pub(crate) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let size = if self.act.len() <= GROUP_BYTES {

@@ -1,10 +1,9 @@
 //! The bf16 product: weights and activations in bf16, f32 sums by the hardware's dot product of pairs (by two f32
-//! multiply-adds where there is none). Owns the tile loops and what they ask memory for ahead; there is nothing to
-//! decode.
+//! multiply-adds where there is none). Owns the tile loops and their prefetches; there is nothing to decode.
 //!
 //! Up to 24 tokens every weight is read once and is multiplied with all of them, so that reading and arithmetic
 //! overlap. With more tokens, a pair of panels comes from memory while the first tile is multiplied and from the second
-//! cache for the others; the first tiles also ask for the next pair, or arithmetic would stand still whenever a new one
+//! cache for the others; the first tiles also prefetch the next pair, or arithmetic would stall whenever a new one
 //! begins.
 
 use crate::act::ONE_TILE;

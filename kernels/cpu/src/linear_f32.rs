@@ -127,7 +127,7 @@ unsafe fn decode_panels<S: Simd, W: PanelFormat>(job: &Linear<'_>, range: Range<
     }
 }
 
-/// Where a register tile begins: tokens beside each other, their elements `stride` apart along K.
+/// Where a register tile begins: tokens next to each other, their elements `stride` apart along K.
 struct At {
     panel: usize,
     token: usize,

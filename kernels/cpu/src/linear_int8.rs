@@ -84,7 +84,7 @@ unsafe fn product<S: Simd, W: QuantFormat, const T: usize>(job: &Linear<'_>, at:
                 });
             } else if T >= TOGETHER {
                 // Few registers: the sums stay in memory, and a loop keeps the compiler from interleaving more tokens
-                // than there is room for.
+                // than fit into registers.
                 for i in 0..T / TOGETHER {
                     let t = i * TOGETHER;
                     let (x, words) = (x.add(t * INT8_QUADS), words.add(t));
@@ -116,7 +116,7 @@ unsafe fn block<S: Simd, W: QuantFormat, const C: usize>(
     width: usize,
     sums: &mut [S::F],
 ) {
-    // SAFETY: the caller's promise: C tokens lie beside each other, `sums` has C elements.
+    // SAFETY: the caller's promise: C tokens lie next to each other, `sums` has C elements.
     unsafe {
         if W::SPLIT {
             let [a, b, c, d, e, f, g, h] = *quads;

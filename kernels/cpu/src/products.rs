@@ -1,6 +1,6 @@
-//! Products of vectors with a few plain rows, for adapters: out of `linear`'s reach, whose weights are packed once and
-//! serve all tokens. Long rows are multiplied as they lie; short ones, whose sums would cost more than their products,
-//! are laid out as columns first, once for all tokens.
+//! Products of vectors with a few plain rows, for adapters. (`linear` needs packed weights that serve all tokens.) Long
+//! rows are multiplied as they are stored. Short rows, whose sums would cost more than their products, are first laid
+//! out as columns, once for all tokens.
 
 use crate::simd::{LANES, Simd};
 

@@ -33,12 +33,12 @@ pub(crate) use unroll;
 /// Lanes of a vector, and rows of a weight panel.
 pub const LANES: usize = 16;
 
-/// What the unsigned quants of a weight format stand for.
+/// The range of a weight format's unsigned quants.
 #[derive(Clone, Copy)]
 pub(crate) struct Quants {
     /// The largest.
     pub max: u32,
-    /// log2 of the one that stands for zero, or `None` where the format has an offset of its own.
+    /// log2 of the quant that means zero, or `None` where the format has an offset of its own.
     pub zero_log2: Option<u32>,
 }
 

@@ -400,7 +400,7 @@ fn products_with_a_few_rows_are_added_in_both_layouts() {
     }
 }
 
-/// What an output is does not depend on the outputs beside it: batches and threads cut rows differently.
+/// An output does not depend on its neighbours: batches and threads cut rows differently.
 #[test]
 fn a_column_sum_is_the_same_in_every_cut() {
     for kernels in all_kernels() {

@@ -1,4 +1,4 @@
-//! What the kernel files of a language share, by the name that `#include` gives; the last two are shared by all.
+//! The headers of each language, by their `#include` name; the last two are shared by all languages.
 
 macro_rules! headers {
     ($constant:ident = $folder:literal: $($name:literal)*) => {

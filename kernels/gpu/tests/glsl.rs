@@ -37,7 +37,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
     Err(format!("{}{}", text(&output.stdout), text(&output.stderr)))
 }
 
-/// What keeps the test from running.
+/// The reason why the test cannot run.
 fn missing() -> Option<String> {
     ["glslangValidator", "spirv-val"]
         .into_iter()

@@ -3,8 +3,8 @@
 //! matrix units for Tiger Lake, the oldest that is tried. What compiles here has never run on such a GPU. HALYARD_OCLOC
 //! names the program or a folder in which apt's packages were unpacked; without it the test says so and passes.
 //!
-//! It also holds what the compiler tells: kernels on matrix units have their instructions, and hot kernels keep what
-//! they sum in registers.
+//! It also checks the compiler's output: kernels on matrix units have their instructions, and hot kernels keep their
+//! sums in registers.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

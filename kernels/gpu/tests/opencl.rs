@@ -15,7 +15,7 @@ const DEVICE_NOT_FOUND: c_int = -1;
 const ALL_DEVICES: u64 = 0xffff_ffff;
 const DEVICE_NAME: c_uint = 0x102b;
 const BUILD_LOG: c_uint = 0x1183;
-/// What the platform asks of the compiler.
+/// The compiler options of the platform.
 const LANGUAGE: &str = "-cl-std=CL1.2";
 
 /// The definition sets of a file.

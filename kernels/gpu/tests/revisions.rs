@@ -1,6 +1,6 @@
-//! The languages of kernels do not drift apart: a file that several have states in each the same revision of its
-//! algorithm, and `revisions.txt` records it with a digest of each language's code. A repair in one language alone is
-//! red until somebody has looked at the others (decision 0052). The list itself is whole, too.
+//! Keeps the kernel languages from drifting apart. A file that several languages have must state the same revision of
+//! its algorithm in each, and `revisions.txt` records it with a digest of each language's code. A repair in one
+//! language alone fails until the others were checked (decision 0052). The list must be complete, too.
 //!
 //! `HALYARD_BLESS=1 cargo test -p halyard-kernels-gpu --test revisions` records what was looked at. It does not record
 //! revisions that differ.

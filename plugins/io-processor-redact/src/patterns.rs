@@ -1,8 +1,8 @@
-//! What is redacted, as questions about one place of a text: does a secret begin here, is it certainly none, or must
-//! more text come first?
+//! The patterns to redact, as one question about a position in a text: does a secret begin here, certainly not, or is
+//! more text needed to decide?
 //!
-//! An answer other than [`Found::NeedMore`] never changes when more text comes. That is what makes a stream equal to
-//! the whole text, however it is cut; and every question is settled within [`MAX_HELD`] bytes.
+//! An answer other than [`Found::NeedMore`] never changes when more text comes. So a stream gives the same result as
+//! the whole text, however it is cut. Each question is decided within [`MAX_HELD`] bytes.
 
 /// Most bytes from a place on that any question looks at: an e-mail address, 64 bytes, an at sign and 255 more.
 pub const MAX_HELD: usize = MAX_LOCAL + 1 + MAX_DOMAIN;

@@ -10,7 +10,7 @@ use halyard_platform_api::lora_resolver::{LoraQuery, LoraResolver};
 use halyard_platform_api::{Result, Status};
 use halyard_plugin_host::Plugin;
 
-/// A root with adapters, and beside it an adapter that nobody may get.
+/// A root with adapters, and outside it an adapter that no request may get.
 struct Folders {
     base: PathBuf,
     resolver: Arc<dyn LoraResolver>,

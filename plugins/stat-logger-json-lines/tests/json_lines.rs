@@ -1,4 +1,4 @@
-//! The logger, linked and loaded from its `.so`, writes what it is given and refuses what it does not know.
+//! The logger, linked and loaded from its `.so`, writes its records and refuses unknown configuration.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 const DEADLINE: Duration = Duration::from_secs(1);
 const LIBRARY: &str = "libhalyard_stat_logger_json_lines.so";
 
-/// The library that Cargo built beside this test.
+/// The library that Cargo built into this test's folder.
 fn library() -> PathBuf {
     let test = std::env::current_exe().expect("a running test has a path");
     let folder = test.parent().expect("a file is in a folder");

@@ -1,10 +1,10 @@
-//! What happened in one interval, and the line about it. Pure.
+//! Sums of one interval, and its log line. Pure.
 
 use std::time::Duration;
 
 use halyard_platform_api::hooks::StatRecord;
 
-/// Sums of an interval, and gauges as last told.
+/// Sums of an interval, and the last values of gauges.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Window {
     engine_index: u32,

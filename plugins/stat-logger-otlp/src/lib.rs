@@ -66,7 +66,7 @@ struct Otlp {
     config: Config,
     counts: Arc<Counts>,
     transport: Transport,
-    // Made with the first record, which tells what stands in the resource.
+    // Made with the first record, which has the resource's attributes.
     pipeline: Option<Pipeline>,
 }
 

@@ -15,7 +15,7 @@ use opentelemetry_sdk::trace::SpanData;
 
 use crate::transport::Failure;
 
-/// What became of spans and metric exports. Spans: made = exported + dropped + queued, always.
+/// Counts of spans and metric exports by their outcome. Spans: made = exported + dropped + queued, always.
 #[derive(Debug, Default)]
 pub struct Counts {
     queued_spans: AtomicUsize,
@@ -23,14 +23,14 @@ pub struct Counts {
     dropped_spans: AtomicU64,
     exports: AtomicU64,
     failed_exports: AtomicU64,
-    // So that the log tells of a change and not of each failure.
+    // So that the log has a line for a change and not for each failure.
     failing: AtomicBool,
     // How the last request failed before it was answered; none after an answer.
     failure: Mutex<Option<Failure>>,
 }
 
 impl Counts {
-    /// Takes room for `spans` in a queue of `most`; none is left when it answers false, and they count as dropped.
+    /// Reserves `spans` places in a queue of `most`. False: the queue is full, and they count as dropped.
     pub fn admit(&self, spans: usize, most: usize) -> bool {
         let taken = self
             .queued_spans
@@ -43,7 +43,7 @@ impl Counts {
         taken.is_ok()
     }
 
-    /// Gives back room of spans that nobody wants: an unsampled request.
+    /// Returns the places of spans that are not sent: an unsampled request's.
     pub fn release(&self, spans: usize) {
         self.queued_spans.fetch_sub(spans, Ordering::Relaxed);
     }

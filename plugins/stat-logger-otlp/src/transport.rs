@@ -1,6 +1,6 @@
-//! The way to the collector, for metrics and spans alike: one HTTP client with the certificates that it trusts and one
-//! deadline for a whole request. A failure keeps all its words, which the SDK would leave out, and is told apart: one
-//! that may pass, and one of TLS, which needs a person.
+//! The connection to the collector, for metrics and spans alike: one HTTP client with the certificates that it trusts,
+//! and one deadline for a whole request. A failure keeps its whole text, which the SDK would drop. Temporary failures
+//! are distinguished from TLS failures, which the operator must repair.
 
 use std::error::Error as StdError;
 use std::fmt::Write as _;
@@ -43,7 +43,7 @@ impl Transport {
         let own = certificates.is_some();
         let mut builder = Client::builder()
             .timeout(config.timeout())
-            // A collector that moved is to be told, not followed: perhaps to where nothing is encrypted.
+            // Report a redirect, do not follow it: its target may not be encrypted.
             .redirect(Policy::none());
         if own || !config.is_encrypted() {
             // Without TLS the system's certificates are not needed, and need not be there.
@@ -93,7 +93,7 @@ impl HttpClient for Transport {
     }
 }
 
-/// What caused an error, and what caused that, down to the first cause.
+/// The chain of an error's causes, down to the first.
 fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |error| cause(*error))
 }

@@ -1,5 +1,5 @@
 //! The logger, linked, against a small collector of our own that parses what arrives: values, attributes and times are
-//! those of the records, and a collector that is away or slow costs counted drops and nothing else.
+//! those of the records, and an unreachable or slow collector costs only drops, which are counted.
 
 mod support;
 
@@ -270,11 +270,11 @@ fn load(logger: &mut dyn StatLogger, requests: usize) {
 
 #[test]
 fn a_collector_that_is_away_or_refuses_costs_counted_drops() {
-    let nobody = {
+    let no_collector = {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         format!("http://{}", listener.local_addr().expect("bound"))
     };
-    for url in [nobody, collector(false).1] {
+    for url in [no_collector, collector(false).1] {
         let mut logger = logger(serde_json::json!({"endpoint": url, "span_delay_ms": 50, "interval_ms": 50}));
         give(&mut *logger, &[start()]);
         load(&mut *logger, 256);
@@ -297,7 +297,7 @@ fn a_collector_that_never_answers_holds_up_nothing_and_all_spans_are_accounted_f
     }));
     give(&mut *waiting, &[start()]);
     load(&mut *waiting, 6400);
-    // Every call has returned, and no request to the collector has: the first spans still have their room.
+    // Every call has returned, and no request to the collector has: the first spans still hold their places.
     assert_eq!(counter(&mut *waiting, "halyard:otlp_queued_spans"), 1000);
     let dropped = counter(&mut *waiting, "halyard:otlp_spans_total{outcome=\"dropped\"}");
     assert_eq!(dropped, 4 * 6400 - 1000);

@@ -84,7 +84,7 @@ fn refusal(logger: &mut dyn StatLogger) -> String {
             assert_eq!(error.status, Status::Unavailable, "{error}");
             return error.message;
         }
-        assert!(started.elapsed() < DEADLINE, "nobody is told");
+        assert!(started.elapsed() < DEADLINE, "the error was not reported");
         std::thread::yield_now();
     }
 }
@@ -132,10 +132,10 @@ fn a_collector_that_is_not_trusted_gets_nothing_and_the_error_says_why() {
             "endpoint": url, "ca_file": trusted.file, "span_delay_ms": 20, "interval_ms": 20,
         }));
         give(&mut *logger, &[start()]);
-        let told = refusal(&mut *logger);
+        let reason = refusal(&mut *logger);
         assert!(
-            told.contains(words) && told.contains(&url) && told.contains("`ca_file`"),
-            "{words}: {told}"
+            reason.contains(words) && reason.contains(&url) && reason.contains("`ca_file`"),
+            "{words}: {reason}"
         );
         let (exported, dropped) = settled(&mut *logger);
         assert!(exported == 0 && dropped >= 4, "{exported} exported, {dropped} dropped");
@@ -161,10 +161,10 @@ fn a_collector_that_does_not_talk_tls_is_told_too() {
         "endpoint": format!("https://{address}"), "ca_file": authority.file, "span_delay_ms": 20,
     }));
     give(&mut *logger, &[start()]);
-    let told = refusal(&mut *logger);
+    let reason = refusal(&mut *logger);
     assert!(
-        told.contains("corrupt message") || told.contains("InvalidContentType"),
-        "{told}"
+        reason.contains("corrupt message") || reason.contains("InvalidContentType"),
+        "{reason}"
     );
 }
 
@@ -204,10 +204,10 @@ fn a_quarantined_logger_recovers_when_the_certificate_is_mended() {
     };
     let hub = halyard_hooks::Hub::start(vec![spec], config_of_hub).expect("it starts");
     let sender = hub.sender();
-    let until = |what: &str, holds: &dyn Fn() -> bool| {
+    let until = |state: &str, holds: &dyn Fn() -> bool| {
         let started = Instant::now();
         while !holds() {
-            assert!(started.elapsed() < DEADLINE, "not {what}: {:?}", hub.report());
+            assert!(started.elapsed() < DEADLINE, "not {state}: {:?}", hub.report());
             sender.send(request());
             std::thread::sleep(std::time::Duration::from_millis(20));
         }

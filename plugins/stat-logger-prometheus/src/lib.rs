@@ -53,7 +53,7 @@ impl StatLogger for Prometheus {
     fn log_batch(&mut self, batch: &Batch<'_>) -> Result<()> {
         for record in batch.records {
             match (record, &mut self.metrics) {
-                // The start may be told twice; counters go on then.
+                // The start record may come twice; counters go on then.
                 (StatRecord::Start(start), none @ None) => *none = Some(Metrics::new(start, &self.buckets)),
                 (record, Some(metrics)) => metrics.observe(record),
                 (_, None) => {}

@@ -392,8 +392,7 @@ impl Metrics {
         self.lora_load_seconds.remove(labels);
     }
 
-    /// vLLM's gauge: its labels name the adapters, its value is when, so that of several label sets the newest can be
-    /// told.
+    /// vLLM's gauge: its labels name the adapters, its value is the time, which shows the newest of several label sets.
     fn tell_adapters(&self, unix_ns: u64) {
         let names = |wanted: fn(&LoraRecord) -> bool| {
             let wanted = self.loras.values().filter(|lora| wanted(lora));

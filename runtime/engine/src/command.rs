@@ -1,4 +1,4 @@
-//! What the engine's thread is told, by its handles, its readers and the thread that loads adapters.
+//! Commands to the engine's thread, from its handles, its readers and the thread that loads adapters.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use crate::lora::AdapterError;
 use crate::lora::adapter::Adapter;
 use crate::sequence::Sequence;
 
-/// What the engine is told.
+/// A command to the engine's thread.
 pub(crate) enum Command {
     /// New sequences, all of one request.
     Submit(Vec<(RequestId, Sequence, NewRequest)>),

@@ -12,16 +12,17 @@ use halyard_text::TemplateHost;
 use crate::error::EngineError;
 use crate::lora::AdapterSource;
 
-/// Default of [`SchedulingConfig::max_step`]: a stream beside a long prompt pauses no longer than a reader notices.
+/// Default of [`SchedulingConfig::max_step`]: while a long prompt is computed, other streams pause no longer than a
+/// reader notices.
 pub const DEFAULT_MAX_STEP: Duration = Duration::from_millis(250);
 
-/// Default of [`GuideConfig::max_mask_time`]: far beyond what a grammar takes, and less than what clients wait for.
+/// Default of [`GuideConfig::max_mask_time`]: far more than a grammar needs, and less than clients wait.
 pub const DEFAULT_MAX_MASK_TIME: Duration = Duration::from_secs(10);
 
 /// Everything the engine is started with.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// What to load.
+    /// The model to load.
     pub model: ModelConfig,
     /// KV cache.
     pub cache: CacheConfig,
@@ -48,7 +49,7 @@ pub struct ModelConfig {
     pub path: PathBuf,
     /// How to read it.
     pub load_format: LoadFormat,
-    /// What weights of layers are rounded to as they are loaded; `None`: they stay as stored.
+    /// The type to which layers' weights are rounded while loading; `None`: they stay as stored.
     pub quantization: Option<WeightQuantization>,
     /// Activation type; `None`: the device's choice.
     pub dtype: Option<DType>,
@@ -57,12 +58,12 @@ pub struct ModelConfig {
     /// Seed of dummy weights and of requests that name none.
     pub seed: u64,
     /// Lets a backend round activations where that is faster (to int8 in blocks for quantised weights, to bf16 for bf16
-    /// ones). Without it products are exact, and a KV cache whose type nobody chose is as exact as the activations. The
-    /// server's default is true.
+    /// ones). Without it products are exact, and a KV cache whose type was not chosen is as exact as the activations.
+    /// The server's default is true.
     pub allow_quantized_act: bool,
     /// Attention backend by name; `None`: the platform's best.
     pub attention_backend: Option<String>,
-    /// What stands in for the model's own files.
+    /// Overrides of the model's own files.
     pub overrides: ModelOverrides,
 }
 
@@ -88,7 +89,7 @@ pub struct SchedulingConfig {
 }
 
 /// Drafts by prompt lookup, for sequences that take the likeliest token (vLLM's names and defaults; its method
-/// `ngram`). Drafts are made of what the host has read, so that a step begins only when the one before has ended.
+/// `ngram`). Drafts need the tokens on the host, so a step begins only when the one before has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpeculativeConfig {
     /// Most tokens drafted for a step.
@@ -227,7 +228,7 @@ impl ModelConfig {
     /// Opens the model's files.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The fault.
     pub fn open(&self) -> Result<ModelFiles, EngineError> {
         let dummy = DummyWeights {
             seed: self.seed,

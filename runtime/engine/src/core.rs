@@ -1,4 +1,5 @@
-//! The engine thread: schedule → submit → (while the device works, schedule the next) → take tokens → hand them over.
+//! The engine thread: schedule → submit → (while the device works, schedule the next) → read tokens → send them to
+//! their streams.
 //!
 //! One thread owns scheduler, runner and sequences; everything else sends it commands. It sleeps when idle.
 
@@ -33,7 +34,7 @@ pub(crate) struct Core {
     live: Live,
     in_flight: VecDeque<(Flight, Instant)>,
     plan: SchedulerOutput,
-    /// What rows that get an owner in `plan` must know of it.
+    /// For rows that get an owner in `plan`: the owner's row data.
     admitted: Vec<Arc<RowSpec>>,
     updates: Vec<Update>,
     commands: Receiver<Command>,
@@ -51,7 +52,7 @@ pub(crate) struct Core {
     collected: Instant,
 }
 
-/// What the thread is started with.
+/// The thread's arguments.
 pub(crate) struct CoreParts {
     /// This rank's, and the others.
     pub runner: Runner,
@@ -118,7 +119,7 @@ impl Core {
             }
         };
         self.live.shared.stop(&reason);
-        // What was sent before the stop was seen gets an answer too.
+        // Commands that were sent before the stop was seen get an answer too.
         while let Ok(command) = self.commands.try_recv() {
             if let Command::Submit(sequences) = command {
                 self.live
@@ -129,7 +130,7 @@ impl Core {
         self.live.end_all(&reason, end.is_err());
     }
 
-    /// Why the engine fails: this rank's error, with what other ranks say.
+    /// The reason why the engine fails: this rank's error, with those of other ranks.
     fn failure(&self, error: &EngineError) -> String {
         let Some(ranks) = &self.ranks else {
             return error.to_string();
@@ -146,17 +147,17 @@ impl Core {
             if !self.take_commands() {
                 return Ok(());
             }
-            let has_room = self.fill()?;
+            let takes_more = self.fill()?;
             self.live.forget_adapters();
             self.is_stalled = self.in_flight.is_empty();
-            if !self.in_flight.is_empty() && !has_room {
+            if !self.in_flight.is_empty() && !takes_more {
                 self.collect()?;
             }
         }
     }
 
-    /// Takes what was sent; blocks when there is nothing else to do. False: nobody is left, or the shutdown is
-    /// complete.
+    /// Takes the commands that were sent; blocks when there is nothing else to do. False: no handle is left, or the
+    /// shutdown is complete.
     fn take_commands(&mut self) -> bool {
         loop {
             let idle = self.in_flight.is_empty() && self.live.scheduler.is_idle();
@@ -226,8 +227,8 @@ impl Core {
         }
     }
 
-    /// Plans and submits steps until the device has its depth of them, or one has masks: what was sent meanwhile is
-    /// taken before the next. Says whether the device has room for more.
+    /// Plans and submits steps until as many are in flight as the device takes, or one has masks. Commands that were
+    /// sent meanwhile are taken before the next step. Returns whether the device takes more steps.
     fn fill(&mut self) -> Result<bool, EngineError> {
         while self.in_flight.len() < self.max_in_flight {
             self.draft()?;
@@ -294,9 +295,9 @@ impl Core {
         Ok(())
     }
 
-    /// Drafts tokens for every sequence that takes some, and tells the scheduler how many. Drafts stand behind known
-    /// tokens, so the steps in flight end first. Steps with masks have no drafts: while a sequence has a guide, nothing
-    /// is drafted.
+    /// Drafts tokens for every sequence that takes some, and tells the scheduler how many. Drafts follow known tokens,
+    /// so the steps in flight end first. Steps with masks have no drafts: while a sequence has a guide, nothing is
+    /// drafted.
     fn draft(&mut self) -> Result<(), EngineError> {
         let Some(config) = self.speculative else {
             return Ok(());
@@ -320,7 +321,7 @@ impl Core {
         Ok(())
     }
 
-    /// The drafts of the plan's rows, one row's behind those of the row before.
+    /// The drafts of the plan's rows, row after row.
     fn take_drafts(&mut self) {
         self.drafts.clear();
         for row in self.plan.scheduled.iter().filter(|row| row.num_drafts > 0) {
@@ -332,14 +333,14 @@ impl Core {
         self.live.stats.draft_tokens_total += self.drafts.len() as u64;
     }
 
-    /// Waits for the oldest step and hands its tokens over.
+    /// Waits for the oldest step and sends its tokens to their streams.
     fn collect(&mut self) -> Result<(), EngineError> {
         let Some((flight, submitted)) = self.in_flight.pop_front() else {
             return Ok(());
         };
         let mut result = self.runner.collect(&flight, || self.live.shared.is_overdue())?;
         self.note_pace(&flight, submitted);
-        // Before the scheduler hears of the step: it would make what these rows computed findable.
+        // Before the scheduler gets the step's results: it would put these rows' blocks into the prefix cache.
         for fault in &result.faults {
             self.live.end_without_token(fault);
         }
@@ -362,7 +363,7 @@ impl Core {
         Ok(())
     }
 
-    /// Learns how long steps take. A step that was submitted behind another one began when that one ended.
+    /// Learns how long steps take. A step that was submitted after another one began when that one ended.
     fn note_pace(&mut self, flight: &Flight, submitted: Instant) {
         let began = submitted.max(std::mem::replace(&mut self.collected, Instant::now()));
         self.pace.note(TimedStep {
@@ -373,7 +374,7 @@ impl Core {
     }
 }
 
-/// Says that the thread is gone when it ends by a panic.
+/// Reports the end of the thread when it panics.
 struct EndGuard(Arc<Shared>);
 
 impl Drop for EndGuard {

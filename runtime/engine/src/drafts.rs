@@ -1,5 +1,5 @@
-//! Drafts by prompt lookup (vLLM's method `ngram`): what stood behind the last few tokens when they came before may
-//! come again. The model verifies all of a draft in one step.
+//! Drafts by prompt lookup (vLLM's method `ngram`): if the last few tokens occurred before, the tokens that followed
+//! them then are the draft. The model verifies all of a draft in one step.
 
 use halyard_runner::{RowOutput, RowSpec, Sampler};
 

@@ -10,7 +10,7 @@ pub enum ParamError {
     Between {
         /// Field.
         name: &'static str,
-        /// What was sent.
+        /// The value that was sent.
         value: f64,
         /// Least.
         low: f64,
@@ -22,7 +22,7 @@ pub enum ParamError {
     Range {
         /// Field.
         name: &'static str,
-        /// What was sent.
+        /// The value that was sent.
         value: f64,
         /// The range.
         limit: &'static str,
@@ -32,7 +32,7 @@ pub enum ParamError {
     Count {
         /// Field.
         name: &'static str,
-        /// What was sent.
+        /// The value that was sent.
         found: usize,
         /// Most.
         limit: usize,
@@ -75,7 +75,7 @@ pub enum SubmitError {
     /// No prompt tokens.
     #[error("the prompt is empty; send at least one token")]
     EmptyPrompt,
-    /// The prompt leaves no room for one new token.
+    /// After the prompt not one new token fits.
     #[error(
         "the prompt has {found} tokens; this model's context holds {limit}, of which at least one must be left for \
          the answer: shorten the prompt or serve with a larger --max-model-len"
@@ -165,7 +165,7 @@ pub enum EngineError {
     Adapter {
         /// Its name.
         name: String,
-        /// What is wrong with it.
+        /// The fault.
         error: Box<crate::lora::AdapterError>,
     },
     /// Too many threads are in guides that do not answer.

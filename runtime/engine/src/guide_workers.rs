@@ -1,5 +1,5 @@
-//! The threads that run guides. A guide is foreign code: a call of it cannot be stopped, so one that takes too long is
-//! given up. Its thread is stuck until the call returns, and another thread takes its place, up to a bound.
+//! The threads that run guides. A guide is foreign code, and a call of it cannot be stopped. A call that takes too long
+//! is given up: its thread is stuck until the call returns. Another thread takes its place, up to a bound.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -12,7 +12,7 @@ use crate::config::GuideConfig;
 use crate::error::EngineError;
 use crate::guide::{Mask, TokenGuide};
 
-/// Threads that run guides, at most, beside those that are stuck.
+/// Most threads that run guides, not counting those that are stuck.
 const MAX_THREADS: usize = 4;
 
 /// A sequence's guide, as the engine's thread has it.
@@ -64,13 +64,13 @@ struct Question {
     tokens: Vec<u32>,
 }
 
-/// What a guide said.
+/// The answer of a guide.
 pub(crate) struct GuideAnswer {
     pub id: RequestId,
     pub result: Result<(Box<dyn TokenGuide>, Mask), String>,
 }
 
-/// What a thread does.
+/// The state of a thread.
 enum Call {
     /// It waits for a question.
     Idle,
@@ -109,7 +109,7 @@ impl Worker {
                 return;
             }
             *call = Call::Idle;
-            // Nobody listens any more: the engine ends.
+            // The receiver is gone: the engine ends.
             if answer.send(answered).is_err() {
                 return;
             }

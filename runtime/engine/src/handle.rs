@@ -87,7 +87,7 @@ impl EngineHandle {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<EngineHandle, EngineError> {
         let runner_config = config.runner()?;
-        // Of use to a cache of 8 bits only: others hold every key and value that comes.
+        // Only for 8-bit caches: the others hold every key and value.
         let in_8_bits = devices
             .first()
             .is_some_and(|device| kv_dtype(&runner_config, device.info()) == DType::F8E4M3);
@@ -190,7 +190,7 @@ impl EngineHandle {
     /// Queues a request. Dropping the stream cancels it.
     ///
     /// # Errors
-    /// What is wrong with it, or why the engine takes nothing now; nothing was queued then.
+    /// A fault of the request, or the reason why the engine takes none now. Nothing is queued then.
     pub fn submit(&self, request: Request) -> Result<OutputStream, SubmitError> {
         let records = &self.front.records;
         if !records.wanted() {
@@ -260,10 +260,10 @@ impl EngineHandle {
         let num_eos = stops.len();
         stops.extend(&params.stop_token_ids);
         let constraints = constraints(&params, stops);
-        let room = f.info.max_model_len - prompt.len() as u32;
+        let max_new_tokens = f.info.max_model_len - prompt.len() as u32;
         let max_tokens = match request.hidden_state {
             true => 1,
-            false => params.max_tokens.unwrap_or(room).min(room),
+            false => params.max_tokens.unwrap_or(max_new_tokens).min(max_new_tokens),
         };
         let now = Instant::now();
         let arrival_ns = now.duration_since(f.started).as_nanos() as u64;
@@ -340,8 +340,8 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Has stat loggers told of the adapters that were there from the start, each in a record of its own. For after
-    /// their `start` record, which is the first that they get.
+    /// Sends stat loggers a record for each adapter that was there from the start. Call it after their `start` record,
+    /// which must be the first.
     pub fn tell_adapters(&self) {
         for adapter in self.front.adapters.iter().flat_map(|adapters| adapters.all()) {
             let _ = self.front.commands.send(Command::AddedAdapter(adapter));
@@ -457,7 +457,7 @@ impl EngineHandle {
         self.front.shared.stopped().map_or(Ok(()), Err)
     }
 
-    /// Takes nothing new, lets what runs finish until `deadline` has passed, then aborts the rest. Blocks.
+    /// Takes no new requests, waits for the running ones until `deadline`, then aborts the rest. Blocks.
     pub fn shutdown(&self, deadline: Duration) {
         self.front.shared.draining.store(true, Ordering::Relaxed);
         let now = Instant::now();
@@ -517,15 +517,16 @@ fn open_adapters(config: &LoraConfig, files: &ModelFiles, act: DType) -> Result<
     Ok(Arc::new(adapters))
 }
 
-/// Threads for the ranks beside the engine's own. When one fails, requests are refused from then on.
+/// Threads for the ranks other than rank 0, which is the engine's own. When one fails, requests are refused from then
+/// on.
 fn start_ranks(
     group: Arc<RankGroup>,
     runners: Vec<Runner>,
     max_in_flight: u32,
     shared: &Arc<Shared>,
 ) -> Result<Ranks, EngineError> {
-    let told = shared.clone();
-    group.listen(move |failure| told.stop(failure));
+    let stopped = shared.clone();
+    group.listen(move |failure| stopped.stop(failure));
     Ok(Ranks::start(runners, group, max_in_flight)?)
 }
 
@@ -566,8 +567,8 @@ fn numbered_tokenizer(vocab_size: usize) -> Result<Tokenizer, halyard_text::Text
         "version": "1.0",
         "added_tokens": [],
         "pre_tokenizer": { "type": "Whitespace" },
-        // Its words are plain letters, which byte level spells as themselves: text is made of single tokens, without a
-        // look back.
+        // Its words are plain letters, which byte-level encoding keeps: each token decodes alone, without the tokens
+        // before it.
         "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false },
         "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "t0" },
     });

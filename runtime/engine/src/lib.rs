@@ -1,7 +1,7 @@
 //! The engine: a model on a device, requests in, tokens and text out. Knows no vendor, no HTTP and no environment.
 //!
 //! Reading order: `handle` (the front door), [`params`] and `output` (what goes in and comes out), `core` (the
-//! thread), `live` (sequences and what their readers are told), `sequence` (a request's sample), `masks` and `drafts`
+//! thread), `live` (sequences and what goes to their readers), `sequence` (a request's sample), `masks` and `drafts`
 //! (what its next token may be), `stream` (its reader), `lora` (adapters). What touches the device is `halyard-runner`.
 
 mod command;

@@ -1,5 +1,5 @@
-//! Live sequences: how they come, what is handed over to their readers, how they end, and what is counted of it. Knows
-//! no device: the engine's thread gives it what steps returned.
+//! Live sequences: adding them, sending tokens to their readers, ending them, and counting. Knows no device: the
+//! engine's thread passes in the results of steps.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -21,18 +21,18 @@ use crate::sequence::{Sequence, SequenceEvent, Sequences};
 use crate::shared::Shared;
 use crate::stats::{Records, StatsSnapshot};
 
-/// All live sequences, and who plans them.
+/// All live sequences, and the scheduler that plans them.
 pub(crate) struct Live {
     pub scheduler: Scheduler,
     pub sequences: Sequences,
     pub masks: Masks,
     pub shared: Arc<Shared>,
     pub stats: StatsSnapshot,
-    /// Adapters and who loads them, where some are served.
+    /// Adapters and their loader, where adapters are served.
     pub lora: Option<CoreLora>,
     records: Records,
     step_records: StepRecords,
-    /// The log's pace: of logits that are no numbers, and of requests that allow no token.
+    /// Rate limits of log lines: of non-finite logits, and of requests that allow no token.
     paces: [LogPace; 2],
 }
 
@@ -77,7 +77,7 @@ impl Live {
         }
     }
 
-    /// Notes who lost and who got a row. Gives what the rows' new owners are, in the order of `plan.admitted`.
+    /// Notes which sequences lost or got a row. Returns the rows' new owners, in the order of `plan.admitted`.
     ///
     /// # Errors
     /// A plan with a request that has ended.
@@ -188,7 +188,7 @@ impl Live {
         generated
     }
 
-    /// Ends a sequence that has no next token. Rows beside it go on.
+    /// Ends a sequence that has no next token. Other rows go on.
     pub(crate) fn end_without_token(&mut self, fault: &RowFault) {
         let Some(sequence) = self.sequences.get(&fault.id) else {
             // It has ended while the step ran, or at another position of this one.
@@ -237,7 +237,7 @@ impl Live {
         }
     }
 
-    /// Frees what retired adapters hold, once nobody uses them.
+    /// Frees what retired adapters hold, once no request uses them.
     pub(crate) fn forget_adapters(&mut self) {
         if let Some(lora) = &mut self.lora {
             let records = &mut self.records;
@@ -249,7 +249,7 @@ impl Live {
         }
     }
 
-    /// Forgets a sequence; its reader is told unless the last token already said it.
+    /// Removes a sequence. Its reader gets the reason, unless the last token already carried it.
     pub(crate) fn end(&mut self, id: RequestId, reason: FinishReason) {
         let Some(sequence) = self.sequences.remove(&id) else {
             return;
@@ -286,7 +286,7 @@ impl Live {
         }
     }
 
-    /// Sends what changed without a step, such as an abort.
+    /// Sends records of changes without a step, such as an abort.
     pub(crate) fn note_idle(&mut self) {
         if self.records.wanted() {
             let (counts, waiting) = (self.scheduler.counts(), self.shared.waiting());

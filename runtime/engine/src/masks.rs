@@ -1,5 +1,4 @@
-//! Masks of guided sequences: requested after each token, and waited for while the device works on the first half of a
-//! step.
+//! Token masks of guided sequences: requested after each token, and awaited while the device computes the forward pass.
 
 use std::time::{Duration, Instant};
 

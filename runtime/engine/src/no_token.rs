@@ -1,4 +1,5 @@
-//! Rows that give no token: how their sequence ends, in words, and the log's pace. Must never look at the device.
+//! Rows without a token: the error text with which their sequence ends, and the rate limit of its log line. Never uses
+//! the device.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What comes back of a request, piece by piece: text, tokens, log-probabilities, and how it ended.
+//! The output of a request, in chunks: text, tokens, log-probabilities, and the finish reason.
 
 use serde::Serialize;
 

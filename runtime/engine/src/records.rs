@@ -1,5 +1,5 @@
-//! Records for stat loggers: what a step did, how the scheduler and the cache stand, how a sequence ended. Plain
-//! bookkeeping for the engine's thread; `now` is an argument.
+//! Records for stat loggers: about a step, the state of the scheduler and the cache, the end of a sequence. Called by
+//! the engine's thread; `now` is an argument.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

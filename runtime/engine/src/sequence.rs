@@ -1,4 +1,4 @@
-//! A sequence inside the engine: one sample of a request, with what its device row needs to know.
+//! A sequence inside the engine: one sample of a request, with the state for its device row.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

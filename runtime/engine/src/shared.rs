@@ -1,4 +1,4 @@
-//! What the engine's thread and its handles share.
+//! State that the engine's thread and its handles share.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::stats::StatsSnapshot;
 
-/// What the engine thread and its handles share.
+/// State that the engine thread and its handles share.
 pub(crate) struct Shared {
     pub stats: Mutex<StatsSnapshot>,
     /// The model's name, for the log.

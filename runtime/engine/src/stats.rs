@@ -1,5 +1,4 @@
-//! Counters of the engine, and its records on their way to the hooks: gathered during a step, handed over at once at
-//! its end.
+//! Counters of the engine, and its records for the hooks: collected during a step, sent together at its end.
 
 use halyard_hooks::RecordSender;
 use halyard_platform_api::hooks::StatRecord;
@@ -42,7 +41,7 @@ pub struct StatsSnapshot {
     pub dropped_records_total: u64,
 }
 
-/// The engine thread's records. Without anybody who listens, none are kept.
+/// The engine thread's records. Without stat loggers, none are kept.
 pub(crate) struct Records {
     sender: RecordSender,
     pending: Vec<StatRecord>,
@@ -56,7 +55,7 @@ impl Records {
         }
     }
 
-    /// Whether anybody listens.
+    /// Whether there are stat loggers.
     pub(crate) fn wanted(&self) -> bool {
         self.sender.wanted()
     }

@@ -14,7 +14,7 @@ const NEWEST: f64 = 0.5;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TimedStep {
     pub prompt_tokens: u64,
-    /// Whether sequences decoded beside the prompts.
+    /// Whether sequences decoded in the same step.
     pub has_decodes: bool,
     /// From the later of its submit and the end of the step before it.
     pub duration: Duration,
@@ -95,7 +95,8 @@ mod tests {
         }
     }
 
-    /// The bound after the device ran steps of the bound's size, `tokens_per_s` fast, beside decodes of `decode_ms`.
+    /// The bound after the device ran steps of the bound's size, `tokens_per_s` fast, with decodes of `decode_ms` in
+    /// the same steps.
     fn settled(tokens_per_s: u64, decode_ms: u64) -> u32 {
         let mut pace = StepPace::new(TARGET, true);
         for _ in 0..10 {

@@ -1,5 +1,5 @@
-//! What requests are promised, on the CPU platform, on `reference`, and on a device that runs steps later, at depths 0,
-//! 1 and 2.
+//! The behaviour that requests rely on: on the CPU platform, on `reference`, and on a device that runs steps later, at
+//! async depths 0, 1 and 2.
 
 mod common;
 

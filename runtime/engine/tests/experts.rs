@@ -1,5 +1,5 @@
-//! Models with experts in a running engine: adapters beside them, and a platform that lacks their ops. Their numbers
-//! are compared in `goldens.rs`.
+//! Models with experts in a running engine: with adapters, and on a platform that lacks their ops. Their numbers are
+//! compared in `goldens.rs`.
 
 mod common;
 

@@ -125,7 +125,7 @@ fn guided_rows_follow_their_grammar_and_others_do_not_change(device: Arc<dyn Dev
         .map(|seed| output(plain(&alone, seed, params(20))).token_ids)
         .collect();
     let llm = llm(device, |_| {});
-    // The first row draws at random, from an own seed, so that greedy rows beside it take its sampler.
+    // The first row draws at random, from its own seed, so that greedy rows in the same step take its sampler.
     let drawn = SamplingParams {
         temperature: 1.5,
         seed: Some(7),
@@ -242,7 +242,7 @@ fn the_first_half_of_recorded_steps_is_replayed() {
     }
 }
 
-/// A step has drafts or masks, not both: beside guided rows nothing is drafted, and afterwards again.
+/// A step has drafts or masks, not both: while there are guided rows nothing is drafted, and afterwards again.
 #[test]
 fn rows_that_may_draft_stand_beside_guided_ones() {
     let alone = llm(reference(), |_| {});
@@ -293,7 +293,7 @@ fn a_guide_that_fails_ends_its_own_request() {
         }
     }
     for (panics, words) in [(false, "no way on"), (true, "panicked")] {
-        let beside = plain(&llm, 1, params(30));
+        let unguided = plain(&llm, 1, params(30));
         let failing = GuideFactory::new(move || Box::new(Failing(panics)));
         let output_of_failing = output(guided(&llm, 0, params(40), &failing));
         assert_eq!(output_of_failing.token_ids.len(), 1);
@@ -302,7 +302,7 @@ fn a_guide_that_fails_ends_its_own_request() {
             matches!(&reason, FinishReason::Error(why) if why.contains(words)),
             "{reason:?}"
         );
-        assert_eq!(output(beside).token_ids.len(), 30);
+        assert_eq!(output(unguided).token_ids.len(), 30);
     }
     let nothing = GuideFactory::new(|| {
         struct Nothing;
@@ -336,7 +336,7 @@ fn guides_that_never_answer_hold_up_nobody_else() {
     let mut stuck: Vec<_> = (gates.iter().take(5))
         .map(|(guide, _)| guided(&llm, 0, params(40), guide))
         .collect();
-    let beside = plain(&llm, 2, params(60));
+    let unguided = plain(&llm, 2, params(60));
     for stream in stuck.drain(..) {
         let output = output(stream);
         assert!(output.token_ids.is_empty(), "{output:?}");
@@ -346,7 +346,7 @@ fn guides_that_never_answer_hold_up_nobody_else() {
             output.finish
         );
     }
-    assert_eq!(output(beside).token_ids, free);
+    assert_eq!(output(unguided).token_ids, free);
     // Five threads are stuck, and others have taken their place.
     let digits_of_1 = output(guided(&llm, 1, params(40), &digits(1))).token_ids;
     assert_eq!(digits_of_1[..NUM_DIGITS as usize], expected);

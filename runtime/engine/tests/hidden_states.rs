@@ -1,4 +1,4 @@
-//! Rows that give a hidden state instead of a token, beside rows that give tokens, in one step.
+//! Steps in which some rows give a hidden state and others a token.
 
 mod common;
 
@@ -113,10 +113,10 @@ fn vectors_stand_beside_tokens_in_one_step(device: Arc<dyn Device>) {
         .map(|s| s.blocking_next().expect("a token").token_ids[0])
         .collect();
     // More texts come between them, so that rows with tokens stand behind rows with vectors, too.
-    let beside = |i: usize| submit(&llm, greedy(i as u32 % 3, 24));
+    let generated = |i: usize| submit(&llm, greedy(i as u32 % 3, 24));
     let asked = goldens.iter().enumerate();
     let (vectors, more): (Vec<_>, Vec<_>) = asked
-        .map(|(i, (ids, _))| (submit(&llm, embedded(ids.clone())), beside(i)))
+        .map(|(i, (ids, _))| (submit(&llm, embedded(ids.clone())), generated(i)))
         .unzip();
     let scoring = submit(&llm, scored());
     for (stream, (_, expected)) in vectors.into_iter().zip(&goldens) {

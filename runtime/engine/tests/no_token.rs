@@ -1,5 +1,5 @@
 //! Rows without a token: models whose logits are no numbers, and constraints that leave nothing. Their request ends
-//! with a reason, those beside it and after it are as if it had never been.
+//! with a reason; other requests, at the same time and later, are not affected.
 
 mod common;
 
@@ -127,7 +127,7 @@ fn good_ones_go_on(device: Arc<dyn Device>, params: &SamplingParams, caching: bo
             assert!(words.contains("output position 0") && words.contains("NaN"), "{words}");
             assert!(output.outputs[0].token_ids.is_empty());
         }
-        assert_eq!(ids(&good), expected, "round {round}, beside the bad ones");
+        assert_eq!(ids(&good), expected, "round {round}, together with the bad ones");
         assert_eq!(
             ids(&together(&llm, good_prompts(), params)),
             expected,
@@ -248,7 +248,7 @@ on_every_device! {
         };
         let late = submit(prefix(), &bound);
         let at_once = submit(vec![5], &never);
-        let beside = together(&llm, good_prompts(), &greedy(8));
+        let others = together(&llm, good_prompts(), &greedy(8));
         let (late, at_once) = (late.blocking_collect(), at_once.blocking_collect());
         assert_eq!(late.outputs[0].token_ids, [17, 17]);
         assert_eq!(at_once.outputs[0].token_ids, [0u32; 0]);
@@ -259,7 +259,7 @@ on_every_device! {
             assert!(words.contains(&format!("output position {at}")), "{words}");
             assert!(words.contains("allowed_token_ids and bad_words"), "{words}");
         }
-        assert_eq!(ids(&beside), good);
+        assert_eq!(ids(&others), good);
         // It is the request's fault, not its keys': they stay findable.
         assert_eq!(together(&llm, vec![prefix()], &greedy(2))[0].num_cached_tokens, 32);
         let stats = final_stats(&llm);

@@ -1,5 +1,5 @@
-//! Recorded decode steps give what steps encoded anew give, on a device that runs late and poisons what is read too
-//! early; and a recording that is wrong is found before it is used.
+//! Recorded decode steps give the same results as newly encoded ones, on a device that runs late and poisons memory
+//! that is read too early. A wrong recording is found before it is used.
 
 mod common;
 

@@ -306,15 +306,15 @@ fn the_smallest_memory_decides() {
     assert_eq!(num_blocks([3, 2]), small);
 }
 
-/// Two ranks of which `rank` has a change; requests run until it shows. Returns what they were told.
-fn told(open_device: Open, rank: usize, change: Change) -> String {
+/// Two ranks of which `rank` has a change; requests run until it shows. Returns their error text.
+fn failure_of(open_device: Open, rank: usize, change: Change) -> String {
     let mut ranks = devices(open_device, 2);
     ranks[rank] = wrapped(ranks[rank].clone(), change);
-    told_by(ranks, rank)
+    failure_on(ranks, rank)
 }
 
-/// Two devices of which that of `rank` fails; requests run until it does. Returns what they were told.
-fn told_by(ranks: Vec<Arc<dyn Device>>, rank: usize) -> String {
+/// Two devices of which that of `rank` fails; requests run until it does. Returns their error text.
+fn failure_on(ranks: Vec<Arc<dyn Device>>, rank: usize) -> String {
     let llm = open_on(&fixtures().join("qwen3"), &ranks, |_| {});
     let start = Instant::now();
     let output = llm.generate_ids(vec![vec![1, 2, 3]; 3], &greedy(400)).expect("taken");
@@ -342,7 +342,7 @@ fn told_by(ranks: Vec<Arc<dyn Device>>, rank: usize) -> String {
 fn a_failed_device_ends_the_engine_with_its_error() {
     for open_device in [cpu as Open, common::reference, delayed_by_2] {
         for rank in [0, 1] {
-            let words = told(open_device, rank, Change::FailsAtSubmit(30));
+            let words = failure_of(open_device, rank, Change::FailsAtSubmit(30));
             let expected = format!("rank {rank} of 2: device: ");
             assert!(
                 words.contains(&expected) && words.contains("fell off the bus"),
@@ -357,7 +357,7 @@ fn a_device_that_is_lost_while_steps_run_ends_the_engine() {
     for rank in [0, 1] {
         let mut ranks = devices(|| delayed(1), 2);
         ranks[rank] = faulty(Fault::LostAt(40));
-        let words = told_by(ranks, rank);
+        let words = failure_on(ranks, rank);
         assert!(words.contains(&format!("rank {rank} of 2: device: ")), "{words}");
     }
 }
@@ -365,7 +365,7 @@ fn a_device_that_is_lost_while_steps_run_ends_the_engine() {
 #[test]
 fn a_rank_that_panics_ends_the_engine() {
     for open_device in [cpu as Open, delayed_by_2] {
-        let words = told(open_device, 1, Change::PanicsAtSubmit(30));
+        let words = failure_of(open_device, 1, Change::PanicsAtSubmit(30));
         assert!(words.contains("rank 1 of 2: its thread panicked"), "{words}");
     }
 }

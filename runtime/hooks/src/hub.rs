@@ -105,7 +105,7 @@ pub enum HookError {
     TooSlow {
         /// The sink.
         name: String,
-        /// What was slow.
+        /// The operation that was slow.
         operation: &'static str,
         /// The limit in seconds.
         limit_s: u64,
@@ -158,8 +158,8 @@ impl Watch {
 
     /// Gives up overdue calls until the hub ends.
     ///
-    /// When it sleeps much longer than it asked for, nobody in this process ran (it was stopped, the machine was
-    /// suspended, or others took all processors): that time is nobody's fault and goes into `stalled_ns`, which the
+    /// When it sleeps much longer than it asked for, no thread of this process ran (it was stopped, the machine was
+    /// suspended, or others took all processors). That time is no sink's fault: it goes into `stalled_ns`, which the
     /// clock leaves out.
     fn supervise(&self, sinks: &[Arc<Sink>], clock: &Clock, stalled_ns: &AtomicU64) {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -308,8 +308,9 @@ impl Hub {
         answers.collect()
     }
 
-    /// Replaces a sink's library by another: a logger of `source` is made beside the old one, the old one is given
-    /// every record that came before and is flushed, and the new one gets those after. No record is lost by it. Blocks.
+    /// Replaces a sink's library by another: a logger of `source` is made while the old one still runs. The old one
+    /// gets every record that came before and is flushed; the new one gets those after. No record is lost by it.
+    /// Blocks.
     ///
     /// # Errors
     /// [`HookError`]; the old one goes on then.
@@ -342,8 +343,8 @@ impl Hub {
         swapped
     }
 
-    /// Gives every sink what is queued for it, flushes and ends it. Sinks that have not ended within `patience` are
-    /// left behind with their threads, and what was left for them counts as dropped. Call it when the engine has ended.
+    /// Delivers each sink's queued records, flushes and ends it. Sinks that have not ended within `patience` are
+    /// abandoned with their threads, and their pending records count as dropped. Call it when the engine has ended.
     /// Blocks up to `patience`.
     pub fn shutdown(&self, patience: Duration) {
         let workers = std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));

@@ -2,9 +2,9 @@
 //! one.
 //!
 //! A sink is something that takes a batch of records within a deadline ([`StatLogger`]), in this process or elsewhere.
-//! What it does wrong (panics, errors, slowness, a call that never returns) stays its own: it is quarantined, named,
-//! and tried again later. For each sink, accepted = delivered + dropped + pending holds exactly. This crate never opens
-//! a library and never looks at a clock where a test would have to wait for it.
+//! A sink that fails (a panic, an error, a slow call, a call that never returns) harms nothing else: it is quarantined,
+//! named in reports, and tried again later. For each sink, accepted = delivered + dropped + pending holds exactly. This
+//! crate never opens a library and never looks at a clock where a test would have to wait for it.
 //!
 //! Reading order: `hub` (the front door), `sender` (the engine's end), `sink` (one sink's state), `worker` (its
 //! thread), `quarantine` (when it rests).

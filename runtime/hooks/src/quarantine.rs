@@ -1,5 +1,5 @@
-//! When a failing sink is left alone and when it is tried again. Pure: time is an argument, as a duration since any
-//! fixed moment.
+//! When a failing sink rests and when it is tried again. Pure: time is an argument, as a duration since any fixed
+//! moment.
 
 use std::time::Duration;
 
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(
             rests,
             [s(1), s(2), s(4), s(8), s(16)],
-            "an error on trial rests at once too"
+            "an error of the first call after a rest is followed by a rest at once"
         );
         for _ in 0..100 {
             rests.extend(sink.failed(Failure::Panic, s(10)));

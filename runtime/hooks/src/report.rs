@@ -1,11 +1,11 @@
-//! How sinks stand, for `/metrics`, the admin route and `halyard plugins list`.
+//! The state of all sinks, for `/metrics`, the admin route and `halyard plugins list`.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// What a sink is doing.
+/// The state of a sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SinkState {
@@ -67,7 +67,7 @@ pub struct SinkReport {
     pub isolation: Isolation,
     /// How often its library was loaded: 1, and one more with each reload.
     pub generation: u32,
-    /// What it is doing.
+    /// Its present state.
     pub state: SinkState,
     /// Seconds until it is tried again.
     pub retry_in_s: Option<f64>,
@@ -96,7 +96,7 @@ pub struct HookReport {
     pub sinks: Vec<SinkReport>,
 }
 
-/// What a reload did.
+/// The result of a reload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reloaded {
     /// The sink.

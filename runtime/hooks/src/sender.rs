@@ -9,7 +9,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use crate::hub::Hub;
 use crate::sink::Sink;
 
-/// What senders and the hub share.
+/// State that senders and the hub share.
 #[derive(Default)]
 pub(crate) struct Shared {
     pub(crate) sinks: Vec<Arc<Sink>>,
@@ -28,13 +28,13 @@ impl RecordSender {
         RecordSender { shared, _hub: hub }
     }
 
-    /// Whether anybody listens.
+    /// Whether there are sinks.
     pub fn wanted(&self) -> bool {
         !self.shared.sinks.is_empty()
     }
 
-    /// Hands over `records` and leaves the list empty. A sink whose queue is full, or that rests, loses them; nobody
-    /// waits.
+    /// Hands over `records` and leaves the list empty. A sink whose queue is full, or that rests, loses them; the
+    /// caller never waits.
     pub fn send_all(&self, records: &mut Vec<StatRecord>) {
         let Some((last, others)) = self.shared.sinks.split_last() else {
             records.clear();

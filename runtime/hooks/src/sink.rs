@@ -15,7 +15,7 @@ use crate::hub::{HookError, SinkSource};
 use crate::quarantine::{Failure, Quarantine};
 use crate::report::{FailureCounts, Reloaded, SinkReport, SinkState};
 
-/// What a worker is asked to do once it has delivered what came before.
+/// A command to a worker, executed after it has delivered the records before it.
 pub(crate) enum Command {
     /// Text for `/metrics`.
     Expose(SyncSender<Option<String>>),
@@ -25,7 +25,7 @@ pub(crate) enum Command {
         source: SinkSource,
         reply: SyncSender<Result<Reloaded, HookError>>,
     },
-    /// Deliver what is there, flush, end.
+    /// Deliver the queue, flush, end.
     Stop,
 }
 
@@ -60,10 +60,10 @@ struct Running {
     given_up: bool,
 }
 
-/// How a call ended, as the worker should take it.
+/// The outcome of a call, for the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// In time and well.
+    /// In time and without an error.
     Fine,
     /// Failed; the logger can go on.
     Failed,
@@ -71,7 +71,7 @@ pub(crate) enum Outcome {
     Lost,
 }
 
-/// What worker, supervisor and reports share.
+/// State that worker, supervisor and reports share.
 pub(crate) struct State {
     pub(crate) source: SinkSource,
     pub(crate) generation: u32,
@@ -136,7 +136,7 @@ impl Sink {
         }
     }
 
-    // What producers do.
+    // Called by producers.
 
     /// Takes records, or drops them. Never blocks.
     pub(crate) fn accept(&self, records: impl Iterator<Item = StatRecord>) {
@@ -162,7 +162,7 @@ impl Sink {
         }
     }
 
-    // What everybody else does.
+    // Called by the others.
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -219,7 +219,7 @@ impl Sink {
         self.closed.store(false, Ordering::Relaxed);
     }
 
-    /// Takes nothing more, for good; what is queued is dropped.
+    /// Refuses all later records; the queue is dropped.
     pub(crate) fn end(&self) {
         let mut state = self.state();
         state.ended = true;
@@ -244,7 +244,7 @@ impl Sink {
         now.saturating_add(deadline)
     }
 
-    /// A call returned. Whether it was too slow is the supervisor's to say ([`Sink::overdue`]), who knows when nobody
+    /// A call returned. The supervisor decides whether it was too slow ([`Sink::overdue`]): it knows when no thread
     /// could run.
     pub(crate) fn finish(&self, now: Duration, result: Result<(), (Failure, String)>) -> Outcome {
         let mut state = self.state();

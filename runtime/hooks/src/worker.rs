@@ -1,6 +1,6 @@
 //! A sink's thread: takes records in batches, calls the logger with a deadline, obeys commands. The only one that calls
-//! the sink. One [`Worker::turn`] does what can be done now and says how long there is nothing to do; the thread
-//! sleeps, the tests do not.
+//! the sink. One [`Worker::turn`] does the work that is ready and returns the time until there is more; the thread
+//! sleeps so long, the tests do not.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::quarantine::Failure;
 use crate::report::{Isolation, Reloaded};
 use crate::sink::{Call, Command, Outcome, Sink};
 
-/// When there is something to do again, unless somebody wakes the thread.
+/// When there is something to do again, unless the thread is woken before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// At once.
@@ -39,7 +39,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Runs until told to stop.
+    /// Runs until a stop command.
     pub(crate) fn run(mut self) {
         loop {
             match self.turn() {
@@ -61,7 +61,7 @@ impl Worker {
         }
     }
 
-    /// Lets a batch gather: one wake-up for many records. Commands end it.
+    /// Waits for a batch to fill, so that one wake-up serves many records. A command ends the wait.
     fn linger(&self) {
         if self.sink.queued() > 0 && self.sink.state().commands.is_empty() {
             std::thread::park_timeout(self.config.linger);
@@ -86,7 +86,7 @@ impl Worker {
         match command {
             Some(command) => {
                 self.deliver(self.sink.queued());
-                // What was delivered may have ended the logger, or begun its rest.
+                // The delivery may have ended the logger, or begun its rest.
                 if self.logger.is_none() || self.resting_now().is_some() {
                     self.obey_resting(command)
                 } else {
@@ -133,7 +133,7 @@ impl Worker {
             Ok(())
         });
         if outcome != Outcome::Fine {
-            // Perhaps a logger that came too late.
+            // It may be a logger that was made too late.
             self.logger = made;
             self.drop_logger();
             return false;
@@ -206,7 +206,7 @@ impl Worker {
         }
     }
 
-    /// Drops the logger under watch, as its destructor may hang too.
+    /// Drops the logger with a deadline, because its destructor may hang too.
     fn drop_logger(&mut self) {
         self.flush_at = None;
         if let Some(logger) = self.logger.take() {
@@ -253,7 +253,7 @@ impl Worker {
         text.filter(|_| outcome == Outcome::Fine)
     }
 
-    /// The old logger has had all that came before; the new one gets the rest.
+    /// The old logger has all records so far; the new one gets the rest.
     fn swap(&mut self, logger: Box<dyn StatLogger>, source: SinkSource) -> Reloaded {
         self.flush();
         self.drop_logger();
@@ -295,7 +295,7 @@ impl Worker {
         Next::End
     }
 
-    /// Calls the logger under watch; what kind of failure an error is.
+    /// Calls the logger with a deadline; returns the kind of a failure.
     fn ask(
         &mut self,
         call: Call,
@@ -311,7 +311,7 @@ impl Worker {
         })
     }
 
-    /// Runs a function of the sink under watch.
+    /// Runs a function of the sink with a deadline.
     fn call(
         &mut self,
         call: Call,
@@ -331,11 +331,10 @@ impl Worker {
     }
 }
 
-/// What kind of failure an error of a logger's function is.
+/// The kind of failure of a logger's error.
 fn kind_of(error: &Error, isolation: Isolation) -> Failure {
     match (error.status, isolation) {
-        // A panic in a process of its own is told as the first one of a handle; this status says that the process is
-        // gone.
+        // A panic in a hook's process is reported as a handle's first panic; this status says that the process is gone.
         (Status::Poisoned, Isolation::Process) => Failure::Crash,
         _ if error.is_panic() => Failure::Panic,
         // A sink that watches its own time, such as one in a process of its own, whose process it then ends.

@@ -12,7 +12,7 @@ use crate::report::{FailureCounts, SinkReport, SinkState};
 
 type Behaviour = dyn FnMut(&Batch<'_>) -> Result<()> + Send;
 
-/// What loggers were asked for.
+/// The calls that loggers got.
 #[derive(Default)]
 struct Asked {
     made: AtomicU64,

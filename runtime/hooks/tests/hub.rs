@@ -1,4 +1,4 @@
-//! The hub with its threads: counts add up under load from several threads, a sink that never returns harms nobody,
+//! The hub with its threads: counts add up under load from several threads, a sink that never returns harms no other,
 //! reloads lose nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering};

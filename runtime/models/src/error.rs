@@ -17,16 +17,16 @@ pub enum ModelError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's message.
         source: std::io::Error,
     },
 
     /// The path holds no model.
     #[error("{path}: no model here: {found}; give a folder with config.json and *.safetensors, or a .gguf file")]
     NoModel {
-        /// What was asked for.
+        /// The value that was asked for.
         path: PathBuf,
-        /// What stands there instead.
+        /// What was found instead.
         found: String,
     },
 
@@ -62,7 +62,7 @@ pub enum ModelError {
         offset: u64,
         /// What the format demands.
         expected: String,
-        /// What stands there.
+        /// What was found.
         found: String,
     },
 
@@ -201,7 +201,7 @@ pub enum ModelError {
     /// The path holds no adapter.
     #[error("{path}: no LoRA adapter here: there is no {missing}; give the folder that PEFT's save_pretrained wrote")]
     NoAdapter {
-        /// What was asked for.
+        /// The value that was asked for.
         path: PathBuf,
         /// The file that is not there.
         missing: &'static str,
@@ -223,7 +223,7 @@ pub enum ModelError {
         found: Vec<usize>,
     },
 
-    /// There is no tokenizer beside the model.
+    /// There is no tokenizer in the model's folder.
     #[error(
         "{path}: no tokenizer: looked for {}; put the model's tokenizer.json into the folder (Hugging Face \
          repositories carry it), or use a GGUF file, which holds its own",

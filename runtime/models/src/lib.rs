@@ -1,7 +1,7 @@
 //! Models: configuration to description, description to a program of catalogue ops, and weight files.
 //!
-//! Owns everything that is read from a model's files on disk: config.json, safetensors, GGUF, and what
-//! lies beside them. Knows no kernel, no device, no HTTP, and reads no environment.
+//! Owns everything that is read from a model's files on disk: config.json, safetensors, GGUF, and the other files of
+//! the folder. Knows no kernel, no device, no HTTP, and reads no environment.
 //!
 //! Reading order: `source` (a path to everything), [`config`] (the description), [`families`],
 //! [`weights`], [`program`], then the formats [`gguf`] and [`safetensors`], [`quant`] for what formats mean, and

@@ -1,5 +1,5 @@
-//! Read-only memory maps of weight files. The only module of the runtime that maps files, and so the
-//! only one in this crate with `unsafe`. It knows nothing of formats.
+//! Read-only memory maps of weight files. The only module of the runtime that maps files, and the only one in this
+//! crate with `unsafe`. It knows no file format.
 //!
 //! A map is never written through. A file that another process shortens while it is mapped makes a
 //! later read fault (SIGBUS): model files are written under a temporary name and renamed, so this

@@ -1,4 +1,4 @@
-//! What an operator puts in place of a model's own files: fields of config.json, the tokenizer, the chat template, the
+//! Overrides by the operator of a model's own files: fields of config.json, the tokenizer, the chat template, the
 //! generation defaults. Read once, when the model is opened; the files on disk are never changed.
 
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub enum GenerationSource {
     Folder(PathBuf),
 }
 
-/// What stands in for a model's own files; the default changes nothing.
+/// Overrides of a model's own files; the default changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelOverrides {
     /// Fields of config.json. An object is merged into the object there, any other value replaces it.
@@ -100,7 +100,7 @@ impl ModelOverrides {
     /// A file that is not what it should be, a value outside its range.
     pub(crate) fn generation(&self, own: &Path) -> Result<GenerationDefaults> {
         let given = JsonFields::empty(Path::new("--override-generation-config")).with(&self.generation_fields);
-        // On its own first, so that an error names where the value stands.
+        // Parsed alone first, so that an error names the value's origin.
         GenerationDefaults::read(&given)?;
         let of_model = JsonFields::open_if_present(own)?;
         let base = match &self.generation {

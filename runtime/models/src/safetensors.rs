@@ -103,7 +103,7 @@ impl SafetensorsFiles {
         };
         let mut names = BTreeSet::new();
         for file in placements.values() {
-            // A shard stands beside its index: anything else could read files outside the model.
+            // A shard is in the folder of its index: any other path could read files outside the model.
             let name = file.as_str().filter(|n| Path::new(n).file_name() == Some(n.as_ref()));
             names.insert(name.ok_or_else(|| index.bad("weight_map", file, "the name of a file in the same folder"))?);
         }

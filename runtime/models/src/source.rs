@@ -1,6 +1,5 @@
-//! A path on disk to everything that serving needs: description, weights, tokenizer, chat template,
-//! generation defaults. The path is a Hugging Face folder, a folder with one GGUF file, or a GGUF file.
-//! Names of hubs and downloads are not this crate's business.
+//! Opens a model by its path on disk: description, weights, tokenizer, chat template, generation defaults. The path is
+//! a Hugging Face folder, a folder with one GGUF file, or a GGUF file. Hubs and downloads are the server's part.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,7 +42,7 @@ impl std::str::FromStr for LoadFormat {
     }
 }
 
-/// What weights are rounded to as they are loaded.
+/// The type to which weights are rounded while loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightQuantization {
     /// 8-bit floats (E4M3), one scale a row.
@@ -295,7 +294,7 @@ fn settle_eos(generation: &mut GenerationDefaults, description: &ModelDescriptio
     }
 }
 
-/// What the files beside a tokenizer.json say.
+/// What the other files in a tokenizer.json's folder say.
 #[derive(Default)]
 struct FolderTexts {
     chat_template: Option<String>,

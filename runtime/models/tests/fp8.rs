@@ -1,4 +1,4 @@
-//! FP8 checkpoints: which are read, what their values are, which are refused, and rounding at load.
+//! FP8 checkpoints: which are read and which refused, the values of their weights, and rounding at load.
 
 mod support;
 

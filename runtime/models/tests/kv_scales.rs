@@ -1,5 +1,5 @@
-//! Scales of keys and values in a checkpoint: found under all their names, folded into what makes keys and values,
-//! refused where they are none.
+//! Scales of keys and values in a checkpoint: found under all their names, folded into the weights that compute keys
+//! and values, refused if they are invalid.
 
 mod support;
 

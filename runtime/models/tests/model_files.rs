@@ -1,4 +1,4 @@
-//! A path to an opened model: weights by role, tokenizer, template, defaults, and what goes wrong.
+//! Opening a model by its path: weights by role, tokenizer, template, defaults, and errors.
 
 mod support;
 

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::error::PluginError;
 
-/// What may load.
+/// The libraries that may load.
 #[derive(Clone, Debug)]
 pub struct AllowList {
     path: PathBuf,

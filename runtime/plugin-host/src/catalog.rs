@@ -1,4 +1,4 @@
-//! What plugins there are: every candidate of the search path with its manifest. Runs no foreign code.
+//! All plugins: every candidate of the search path with its manifest. Runs no foreign code.
 
 use std::path::{Path, PathBuf};
 
@@ -130,7 +130,7 @@ impl Catalog {
         ))
     }
 
-    /// Loads a candidate again after its file was replaced, beside what was loaded before. The file must have been
+    /// Loads a candidate again after its file was replaced; the old library stays loaded. The file must have been
     /// replaced by another (renamed into its place), not overwritten: the running code is read from it.
     ///
     /// # Errors
@@ -198,7 +198,7 @@ impl Catalog {
         PluginError::UnknownPlugin {
             asked: asked.to_string(),
             nearest: nearest(asked, found.iter().map(|(name, _)| name)),
-            found: found.into_iter().map(|(_, told)| told).collect(),
+            found: found.into_iter().map(|(_, line)| line).collect(),
             searched: self.searched.clone(),
         }
     }
@@ -281,7 +281,7 @@ fn folder_failure(folder: &Path, found: &str, remedy: &str) -> StageFailure {
     }
 }
 
-/// The candidates of a library. `Err(None)`: not a plugin at all, and nobody said that it was.
+/// The candidates of a library. `Err(None)`: not a plugin at all, and it was not named as one.
 fn candidates_of(source: Source, path: &Path) -> Result<Vec<Candidate>, Option<Box<StageFailure>>> {
     let explicit = source == Source::Explicit;
     let failure = |stage, expected: &str, found: String, remedy: &str| {

@@ -1,4 +1,4 @@
-//! Which of the processor features that a manifest asks for this machine lacks.
+//! Finds the processor features that a manifest asks for and this machine lacks.
 
 /// The features of `wanted` (comma-separated) that are not in the kernel's list, or why the list cannot be had.
 pub(crate) fn missing(wanted: &str) -> Result<Vec<String>, String> {

@@ -1,4 +1,4 @@
-//! What an ELF library says of itself, read without running any of it.
+//! Reads facts from an ELF library without running any of its code.
 
 use std::fs::File;
 use std::path::Path;

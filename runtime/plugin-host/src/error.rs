@@ -115,7 +115,7 @@ pub struct Rejection {
     pub reason: String,
 }
 
-/// What this crate's functions fail with.
+/// The error of this crate's functions.
 #[derive(Debug, thiserror::Error)]
 pub enum PluginError {
     /// A plugin did not load.
@@ -174,7 +174,7 @@ pub enum PluginError {
     AllowList {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
 

@@ -1,4 +1,4 @@
-//! What this host offers plugins: its versions and its log. One for the process, for all plugins.
+//! The host's table for plugins: its versions and its log. One for the process, shared by all plugins.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -4,9 +4,9 @@
 //! the working directory or a model's folder, and runs no foreign code before a library's manifest has been read and
 //! checked.
 //!
-//! Reading order: [`search`] (where), [`elf`] and [`manifest`] (what a file says of itself), [`catalog`] (what there
-//! is), [`load`] (the stages), [`select`] (choosing a platform), [`wire`] (the traits over the tables), [`report`] (for
-//! people and JSON).
+//! Reading order: [`search`] (where), [`elf`] and [`manifest`] (facts in the file), [`catalog`] (all candidates),
+//! [`load`] (the stages), [`select`] (choosing a platform), [`wire`] (the traits over the tables), [`report`] (tables
+//! and JSON).
 
 pub mod allow_list;
 pub mod catalog;

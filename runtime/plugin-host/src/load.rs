@@ -81,7 +81,7 @@ impl Plugin {
         })
     }
 
-    /// What it says of itself.
+    /// Its manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -161,9 +161,8 @@ type FileState = (i64, i64, u64);
 /// Files that were opened, and how they were then.
 static LOADED: Mutex<BTreeMap<FileId, FileState>> = Mutex::new(BTreeMap::new());
 
-/// Another way to write `path`. The system's loader takes a path that it knows for the library that it loaded from it,
-/// even when another file stands there by now; `folder/./file` it looks at anew, and finds out by the inode whether it
-/// is the same file.
+/// Another spelling of `path`. For a known path the system's loader returns the library that it loaded from there, even
+/// if the file was replaced. A new spelling (`folder/./file`) makes it compare the inode.
 pub(crate) fn next_spelling(path: &Path) -> PathBuf {
     static NUM_SPELLINGS: AtomicUsize = AtomicUsize::new(0);
     let dots = 1 + NUM_SPELLINGS.fetch_add(1, Ordering::Relaxed);
@@ -359,14 +358,16 @@ impl Steps {
             Stage::Opened,
             "a file that has not changed since it was loaded, or a new file in its place",
             "one that was overwritten while it is in use",
-            "write the new library beside it and rename it into its place (mv, install), and restart the server soon",
+            "write the new library under another name in the same folder, rename it to the old name (mv, install), and \
+             restart the server soon",
         ))
     }
 
     /// Opens the library. The system's loader runs its constructors only after all needed libraries were found.
     fn open(&self, elf: &ElfFacts, trail: &mut Vec<StageReport>) -> Result<&'static Library, Box<StageFailure>> {
         self.check_not_overwritten()?;
-        // SAFETY: the file was checked as far as a file can be; whoever put it on the search path vouches for its code.
+        // SAFETY: the file was checked as far as a file can be; its code is trusted because the operator put it on the
+        // search path.
         let opened = unsafe { Library::open(Some(&self.path), RTLD_NOW | RTLD_LOCAL) };
         let library = opened.map_err(|error| {
             let found = error_chain(&error);

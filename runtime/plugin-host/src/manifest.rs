@@ -8,7 +8,7 @@ use halyard_platform_api::abi::tables::{ABI_MAJOR, ABI_MINOR, ABI_MINOR_MIN, KIN
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What a plugin is.
+/// The kind of a plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -48,7 +48,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What a plugin says of itself.
+/// The facts of a plugin.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of the manifest's form: 1.
@@ -66,7 +66,7 @@ pub struct Manifest {
     /// The highest usable one is chosen when the operator names none; negative: only by name.
     #[serde(default)]
     pub priority: i32,
-    /// One line for people.
+    /// One line of description.
     #[serde(default)]
     pub about: String,
     /// Processor features that its code needs everywhere, comma-separated.

@@ -44,7 +44,7 @@ pub struct PlatformReport {
     pub name: String,
     /// Version.
     pub version: String,
-    /// One line for people.
+    /// One line of description.
     pub about: String,
     /// Declared priority.
     pub priority: i32,

@@ -27,7 +27,7 @@ pub struct SearchPath {
     /// The value of `HALYARD_PLUGIN_PATH`: folders separated by `:`.
     pub path_variable: Option<OsString>,
     /// The program's own folder.
-    pub beside_binary: Option<PathBuf>,
+    pub program_folder: Option<PathBuf>,
     /// The user's folders.
     pub user_dirs: Vec<PathBuf>,
     /// The system's folders.
@@ -46,7 +46,7 @@ pub enum Source {
     PluginDir,
     /// In a folder of the variable.
     PathVariable,
-    /// Beside the program.
+    /// In the program's folder.
     BesideBinary,
     /// In a user folder.
     User,
@@ -71,7 +71,7 @@ impl SearchPath {
                 refused.push(folder);
             }
         }
-        add(Source::BesideBinary, self.beside_binary.as_slice());
+        add(Source::BesideBinary, self.program_folder.as_slice());
         add(Source::User, &self.user_dirs);
         add(Source::System, &self.system_dirs);
         (folders, refused)

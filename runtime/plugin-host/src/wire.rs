@@ -88,11 +88,11 @@ fn named(plugin: &str, error: Error) -> Error {
 }
 
 /// Whether `len` bytes at `offset` lie within `bytes`.
-fn check_range(plugin: &str, what: &str, offset: u64, len: usize, bytes: u64) -> Result<()> {
+fn check_range(plugin: &str, operation: &str, offset: u64, len: usize, bytes: u64) -> Result<()> {
     match offset.checked_add(len as u64) {
         Some(end) if end <= bytes => Ok(()),
         _ => Err(Error::invalid(format!(
-            "{plugin}: {what} of {len} bytes at {offset} in a buffer of {bytes}"
+            "{plugin}: {operation} of {len} bytes at {offset} in a buffer of {bytes}"
         ))),
     }
 }

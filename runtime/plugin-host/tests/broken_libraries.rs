@@ -1,4 +1,4 @@
-//! Every way in which a library file can be wrong is refused at its stage, in words, without ending the process.
+//! Every kind of damaged library file is refused at its stage with a reason, and the process lives on.
 
 mod support;
 

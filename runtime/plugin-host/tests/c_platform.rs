@@ -169,7 +169,7 @@ fn folders_pass_over_what_is_no_plugin_and_keep_what_is_a_broken_one() {
     build(&folder, "d.so", &[]);
     std::fs::write(folder.join("e.txt"), "text").expect("writable");
     let catalog = Catalog::discover(&SearchPath {
-        beside_binary: Some(folder.clone()),
+        program_folder: Some(folder.clone()),
         ..SearchPath::default()
     });
     assert_eq!(catalog.candidates().len(), 1);

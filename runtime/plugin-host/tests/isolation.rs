@@ -1,4 +1,4 @@
-//! A logger in a process of its own takes batches as any other, and what it does to itself is an error of a call.
+//! A logger in a process of its own takes batches as any other; a crash of it is an error of the call.
 //!
 //! This program is also the child: it starts itself with `hook-child`. So it has its own `main`, and the tests are
 //! named below.
@@ -126,21 +126,21 @@ fn factory(library: &Path, allow_list: Option<AllowList>, options: IsolationOpti
     catalog.isolate(candidate, options).expect("a stat logger")
 }
 
-/// A logger that does `what` with each batch, and the file that it writes lines to.
-fn wild(test: &str, what: &str) -> (IsolatedStatLogger, PathBuf) {
-    wild_with(test, what, options())
+/// A logger that does `action` with each batch, and the file that it writes lines to.
+fn wild(test: &str, action: &str) -> (IsolatedStatLogger, PathBuf) {
+    wild_with(test, action, options())
 }
 
-fn wild_with(test: &str, what: &str, options: IsolationOptions) -> (IsolatedStatLogger, PathBuf) {
-    let folder = folder(&format!("isolation_{test}_{what}"));
+fn wild_with(test: &str, action: &str, options: IsolationOptions) -> (IsolatedStatLogger, PathBuf) {
+    let folder = folder(&format!("isolation_{test}_{action}"));
     let lines = folder.join("lines");
     let factory = factory(&build(&folder), None, options);
-    let logger = factory.start(&config(what, &lines)).expect("it starts");
+    let logger = factory.start(&config(action, &lines)).expect("it starts");
     (logger, lines)
 }
 
-fn config(what: &str, lines: &Path) -> String {
-    serde_json::json!({ "do": what, "path": lines }).to_string()
+fn config(action: &str, lines: &Path) -> String {
+    serde_json::json!({ "do": action, "path": lines }).to_string()
 }
 
 fn step(step_index: u64) -> StatRecord {
@@ -248,29 +248,29 @@ fn a_crash_is_an_error_and_the_next_call_starts_anew() {
     );
     assert_eq!((vitals.starts(), vitals.process_id()), (1, None));
     assert!(!is_listed(first), "a zombie is left");
-    // The new child is told the first record again, and dies of that.
+    // The new child gets the first record again, and dies of that.
     give(&mut logger, &[step(2)]).expect_err("it crashes again");
     assert_eq!(vitals.starts(), 2);
     assert_eq!(lines(&path), ["start tiny", "step 1 3", "start tiny"]);
 }
 
 fn every_way_to_die_is_told_in_words() {
-    for (what, words) in [
+    for (action, words) in [
         ("exit", "exited with status 3"),
         ("abort", "signal 6 (SIGABRT)"),
         ("scribble", "broke the memory that it shares with the server"),
     ] {
-        let (mut logger, _) = wild("death", what);
+        let (mut logger, _) = wild("death", action);
         let id = logger.vitals().process_id().expect("it runs");
         let start = Instant::now();
         // One that scribbles gets through its call, and is found with the next.
         let first = give(&mut logger, &[step(1)]);
-        let error = first.and_then(|()| give(&mut logger, &[step(2)])).expect_err(what);
-        assert!(error.message.contains(words), "{what}: {error}");
-        assert!(!is_listed(id), "{what} left a zombie");
+        let error = first.and_then(|()| give(&mut logger, &[step(2)])).expect_err(action);
+        assert!(error.message.contains(words), "{action}: {error}");
+        assert!(!is_listed(id), "{action} left a zombie");
         assert!(
             start.elapsed() < DEADLINE / 2,
-            "{what} was noticed by the deadline only"
+            "{action} was noticed by the deadline only"
         );
     }
     let folder = folder("isolation_death_at_create");
@@ -282,8 +282,8 @@ fn every_way_to_die_is_told_in_words() {
 }
 
 fn a_hook_that_hangs_is_ended_at_the_deadline() {
-    for what in ["hang", "spin"] {
-        let (mut logger, _) = wild("late", what);
+    for action in ["hang", "spin"] {
+        let (mut logger, _) = wild("late", action);
         let id = logger.vitals().process_id().expect("it runs");
         let error = logger
             .log_batch(&Batch {
@@ -309,7 +309,7 @@ fn a_slow_start_goes_on_beside_calls() {
     let error = early.expect_err("no time at all");
     assert!(error.message.contains("still starting"), "{error}");
     let id = logger.vitals().process_id();
-    give(&mut logger, &[step(2)]).expect_err("it is told the first record, and exits");
+    give(&mut logger, &[step(2)]).expect_err("it gets the first record, and exits");
     assert_eq!(logger.vitals().starts(), 2, "the start of child {id:?} was used");
     assert_eq!(lines(&path), ["start tiny", "start tiny"]);
 }
@@ -322,8 +322,8 @@ fn errors_of_the_hook_pass_through() {
     give(&mut logger, &[step(2)]).expect_err("its own error");
     assert_eq!(logger.vitals().starts(), 1, "an error is no death");
     assert_eq!(lines(&path).len(), 2);
-    // A panic that the library tells of is none of the process, which would be told as `Poisoned`; it gets another one
-    // all the same.
+    // A panic that the library tells of is none of the process, which would be reported as `Poisoned`; it gets another
+    // one all the same.
     let (mut logger, _) = wild("panic", "poisoned");
     for starts in 1..3 {
         let error = give(&mut logger, &[step(1)]).expect_err("its own error");
@@ -341,21 +341,21 @@ fn errors_of_the_hook_pass_through() {
 }
 
 fn a_hook_that_prints_and_reads_disturbs_nothing() {
-    for what in ["chatter", "fork"] {
-        let (mut logger, path) = wild("prints", what);
+    for action in ["chatter", "fork"] {
+        let (mut logger, path) = wild("prints", action);
         for index in 0..5 {
-            give(&mut logger, &[step(index)]).unwrap_or_else(|error| panic!("{what}: {error}"));
+            give(&mut logger, &[step(index)]).unwrap_or_else(|error| panic!("{action}: {error}"));
         }
         let id = logger.vitals().process_id().expect("it runs");
         let stream = |number: u32| std::fs::read_link(format!("/proc/{id}/fd/{number}")).expect("open");
         assert_eq!(stream(0), Path::new("/dev/null"), "it reads nothing of the server's");
         assert_eq!(stream(1), stream(2), "what it prints goes to standard error");
         let forked = forked_by(id);
-        assert_eq!(forked.len(), if what == "fork" { 5 } else { 0 });
+        assert_eq!(forked.len(), if action == "fork" { 5 } else { 0 });
         assert_eq!(lines(&path).len(), 5);
         let start = Instant::now();
         drop(logger);
-        assert!(start.elapsed() < DEADLINE / 2, "{what}: the end was not noticed");
+        assert!(start.elapsed() < DEADLINE / 2, "{action}: the end was not noticed");
         while forked.iter().any(|&id| is_running(id)) {
             assert!(start.elapsed() < DEADLINE, "what the hook forked lives on");
             std::thread::yield_now();
@@ -382,7 +382,7 @@ fn texts_for_the_metrics_route_come_back() {
     );
     logger
         .flush(Duration::from_secs(100))
-        .expect("the hook is told its time, not the hundred seconds");
+        .expect("the hook gets its time, not the hundred seconds");
 }
 
 fn a_child_has_no_socket_and_ignores_end_signals() {
@@ -406,10 +406,10 @@ fn a_child_has_no_socket_and_ignores_end_signals() {
     assert_eq!(logger.vitals().process_id(), Some(id));
 }
 
-/// Starts a child, prints its number, lets it do `what`, and dies without a word to it.
-fn make_orphan(library: &str, what: &str) -> ExitCode {
+/// Starts a child, prints its number, lets it do `action`, and dies without a word to it.
+fn make_orphan(library: &str, action: &str) -> ExitCode {
     let mut logger = factory(Path::new(library), None, options())
-        .start(&config(what, Path::new("/dev/null")))
+        .start(&config(action, Path::new("/dev/null")))
         .expect("it starts");
     println!("{}", logger.vitals().process_id().expect("it runs"));
     let _ = logger.log_batch(&Batch {
@@ -422,11 +422,11 @@ fn make_orphan(library: &str, what: &str) -> ExitCode {
 
 fn children_die_with_their_server() {
     use std::io::{BufRead, BufReader};
-    for what in ["behave", "spin"] {
-        let library = build(&folder(&format!("isolation_orphan_{what}")));
+    for action in ["behave", "spin"] {
+        let library = build(&folder(&format!("isolation_orphan_{action}")));
         let mut server = Command::new(std::env::current_exe().expect("a path"))
             .arg("orphan-maker")
-            .args([library.to_str().expect("UTF-8"), what])
+            .args([library.to_str().expect("UTF-8"), action])
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -436,19 +436,19 @@ fn children_die_with_their_server() {
         out.read_line(&mut line).expect("its child's number");
         let id: u32 = line.trim().parse().expect("a number");
         // One of the two dies by itself, the other one while its hook spins.
-        if what == "spin" {
+        if action == "spin" {
             server.kill().expect("it runs");
         }
         server.wait().expect("it ends");
         let start = Instant::now();
         while is_running(id) {
-            assert!(start.elapsed() < DEADLINE, "{what}: child {id} lives on");
+            assert!(start.elapsed() < DEADLINE, "{action}: child {id} lives on");
             std::thread::yield_now();
         }
     }
 }
 
-/// Whether a process runs; an orphan that nobody reaps is a zombie.
+/// Whether a process runs; an orphan that no process reaps is a zombie.
 fn is_running(id: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
     stat.rsplit(") ")
@@ -495,5 +495,5 @@ fn a_child_started_by_hand_says_what_it_is() {
         .expect("it starts");
     assert_eq!(output.status.code(), Some(2));
     let words = String::from_utf8_lossy(&output.stderr);
-    assert!(words.contains("no ring of a Halyard server"), "{words}");
+    assert!(words.contains("not the shared memory of a Halyard server"), "{words}");
 }

@@ -580,7 +580,7 @@ fn stat_records_come_through_in_order_and_panics_poison_the_logger() {
         ]
     );
     let text = logger.expose().expect("exposed").expect("it has text");
-    assert_eq!(text.lines().count(), 5000, "longer than the first room for it");
+    assert_eq!(text.lines().count(), 5000, "longer than the first buffer for it");
     let panic = logger.log_batch(&batch(&[running(99, 3)])).expect_err("it panics");
     assert!(panic.message.contains("panicked: ninety-nine"), "{panic}");
     assert_eq!(

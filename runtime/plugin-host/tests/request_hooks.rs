@@ -1,5 +1,5 @@
-//! IO processors and LoRA resolvers over their tables: every verdict crosses, and what a processor must not answer is
-//! refused in words.
+//! IO processors and LoRA resolvers over their tables: every verdict crosses, and an invalid answer of a processor is
+//! an error with a reason.
 
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -184,7 +184,7 @@ fn output_texts_have_a_limit_for_the_whole_request() {
     assert!(error.message.contains("1 are allowed"), "{error}");
 }
 
-/// A processor as somebody could write it in C: each of its bodies gives another kind of rubbish.
+/// A processor as it could be written in C: each of its bodies gives another kind of garbage.
 mod garbage {
     use super::*;
 

@@ -1,7 +1,7 @@
 //! A call into foreign code: on a blocking thread, with a deadline, and with a bound on how many run at once.
 //!
 //! A call cannot be stopped. One that passes its deadline keeps its thread, and its place among the calls that may run,
-//! until it returns; so a plugin that hangs holds at most that many threads, and later callers are told that it is
+//! until it returns; so a plugin that hangs holds at most that many threads, and later callers get the error that it is
 //! busy.
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub enum CallFailure {
         /// The deadline.
         waited: Duration,
     },
-    /// The call goes on without anybody waiting for it.
+    /// The call goes on, but no caller waits for it.
     #[error("did not answer within {} ms", .0.as_millis())]
     Timeout(Duration),
     /// The call ended in a panic of the host's side of it.
@@ -42,7 +42,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// A guard whose calls end after `timeout` for those who wait.
+    /// A guard whose callers wait at most `timeout`.
     pub fn new(timeout: Duration) -> Guard {
         Guard::with_places(timeout, MAX_CALLS)
     }
@@ -123,7 +123,7 @@ mod tests {
         let busy = guard.call(|| 8).await.expect_err("the only place is taken");
         assert!(matches!(busy, CallFailure::Busy { running: 1, .. }), "{busy}");
         drop(release);
-        // The place comes back as soon as the call has returned; within a deadline or two.
+        // The place is free again when the call has returned, within a deadline or two.
         let mut again = guard.call(|| 9).await;
         while matches!(again, Err(CallFailure::Busy { .. })) {
             again = guard.call(|| 9).await;

@@ -1,4 +1,4 @@
-//! A plugin's object that is made anew once a panic has left it unusable: the request that met the panic fails, the
+//! A plugin's object that is made again after a panic has made it unusable: the request during the panic fails, the
 //! next one does not.
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -43,7 +43,7 @@ pub enum IoFailure {
     Call {
         /// Its name.
         processor: String,
-        /// What happened.
+        /// The failure.
         failure: CallFailure,
     },
     /// It failed.
@@ -270,10 +270,10 @@ impl Body {
 }
 
 fn read_body(text: &str) -> Result<Value, Error> {
-    let broken = |what: String| {
+    let broken = |reason: String| {
         Error::new(
             Status::Internal,
-            format!("the body that it gave is not a JSON object: {what}"),
+            format!("the body that it gave is not a JSON object: {reason}"),
         )
     };
     let value: Value = serde_json::from_str(text).map_err(|error| broken(error.to_string()))?;

@@ -1,5 +1,5 @@
-//! Asking LoRA resolvers where a name's adapter is: in the operator's order, once for all requests that wait for the
-//! same name, with a memory of names that have none. Every table has a bound, as names come from outside.
+//! Asks LoRA resolvers for the adapter of a name: in the operator's order, and once for all requests that wait for the
+//! same name. Remembers names without an adapter. Every table is bounded, because names come from clients.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -65,7 +65,7 @@ pub enum ResolveError {
         reasons: String,
     },
     /// Too many names are being resolved: 503.
-    #[error("{0} adapters are being looked up; at most as many at the same time")]
+    #[error("{0} adapters are being looked up, which is the limit; try again")]
     Busy(usize),
 }
 
@@ -170,7 +170,7 @@ impl LoraResolvers {
         flight.await
     }
 
-    /// Asks in a task of its own: the one who asked first may go away while others wait.
+    /// Asks in a task of its own: the first caller may go away while others wait.
     fn start(&self, name: String) -> Flight {
         let inner = Arc::clone(&self.inner);
         let task = tokio::spawn(async move {

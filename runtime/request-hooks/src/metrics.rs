@@ -1,5 +1,5 @@
-//! What the server tells of its IO processors: requests shown to each, refusals, failures by reason, and how long calls
-//! took. Where none is chosen nothing is measured, and a scrape shows nothing of it.
+//! Metrics of IO processors: requests passed to each, refusals, failures by reason, and durations of calls. Without IO
+//! processors nothing is measured, and `/metrics` shows none of these.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub enum ErrorReason {
     Size,
     /// It panicked.
     Panic,
-    /// It answered an error, or rubbish.
+    /// It answered an error, or garbage.
     Error,
 }
 

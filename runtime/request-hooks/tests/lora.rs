@@ -1,5 +1,5 @@
-//! Resolving names: one question for all who wait, a memory with a lifetime and a bound, the next resolver after a
-//! failure, and errors that are the client's or pass.
+//! Resolving names: one call for all requests that wait, a memory with a lifetime and a bound, the next resolver after
+//! a failure, and errors that are the client's or pass.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -61,23 +61,23 @@ fn resolvers(list: &[&Arc<Scripted>], settings: ResolverSettings) -> LoraResolve
     LoraResolvers::create(chosen.collect(), "base".to_owned(), settings).expect("they start")
 }
 
-/// A resolver that answers when the sender is dropped, and tells when it was asked.
+/// A resolver that answers when the sender is dropped; the receiver gets a message when it is asked.
 fn held() -> (Arc<Scripted>, Sender<()>, Receiver<()>) {
     let (release, released) = channel::<()>();
-    let (tell, told) = channel();
+    let (tell, asked) = channel();
     let (released, tell) = (Mutex::new(released), Mutex::new(tell));
     let scripted = Scripted::new(move |name| {
         let _ = tell.lock().expect("one at a time").send(());
         let _ = released.lock().expect("one at a time").recv();
         found(name)
     });
-    (scripted, release, told)
+    (scripted, release, asked)
 }
 
-async fn asked_once(told: Receiver<()>) -> Receiver<()> {
+async fn asked_once(asked: Receiver<()>) -> Receiver<()> {
     tokio::task::spawn_blocking(move || {
-        told.recv().expect("it is asked");
-        told
+        asked.recv().expect("it is asked");
+        asked
     })
     .await
     .expect("waits")
@@ -85,14 +85,14 @@ async fn asked_once(told: Receiver<()>) -> Receiver<()> {
 
 #[tokio::test]
 async fn all_who_wait_for_a_name_share_one_question() {
-    let (scripted, release, told) = held();
+    let (scripted, release, asked) = held();
     let resolvers = resolvers(&[&scripted], ResolverSettings::default());
-    // The one who asks first goes away; the others get the answer all the same.
+    // The first caller goes away; the others get the answer all the same.
     let first = tokio::spawn({
         let resolvers = resolvers.clone();
         async move { resolvers.resolve("a").await }
     });
-    asked_once(told).await;
+    asked_once(asked).await;
     let waiting: Vec<_> = (0..50)
         .map(|_| {
             let resolvers = resolvers.clone();
@@ -172,7 +172,7 @@ async fn failures_pass_on_to_the_next_resolver_and_are_not_remembered() {
 
 #[tokio::test]
 async fn a_resolver_that_hangs_costs_its_deadline_only() {
-    let (hangs, release, _told) = held();
+    let (hangs, release, _asked) = held();
     let knows = Scripted::new(found);
     let settings = ResolverSettings {
         timeout: Duration::from_secs(3),
@@ -182,7 +182,7 @@ async fn a_resolver_that_hangs_costs_its_deadline_only() {
     let location = both.resolve("a").await.expect("answered").expect("found");
     assert_eq!(location.resolver, "r1");
     let alone = resolvers(&[&hangs], settings);
-    let error = alone.resolve("a").await.expect_err("nobody else knows");
+    let error = alone.resolve("a").await.expect_err("no other resolver knows");
     assert!(
         error.http_status() == 503 && error.to_string().contains("r0: did not answer within 3000 ms"),
         "{error}"
@@ -192,7 +192,7 @@ async fn a_resolver_that_hangs_costs_its_deadline_only() {
 
 #[tokio::test]
 async fn names_in_flight_have_a_bound() {
-    let (scripted, release, told) = held();
+    let (scripted, release, asked) = held();
     let settings = ResolverSettings {
         max_in_flight: 1,
         ..ResolverSettings::default()
@@ -202,7 +202,7 @@ async fn names_in_flight_have_a_bound() {
         let resolvers = resolvers.clone();
         async move { resolvers.resolve("a").await }
     });
-    let _told = asked_once(told).await;
+    let _asked = asked_once(asked).await;
     let error = resolvers.resolve("b").await.expect_err("one at a time");
     assert_eq!((error.clone(), error.http_status()), (ResolveError::Busy(1), 503));
     drop(release);

@@ -1,4 +1,4 @@
-//! Which decode steps are recorded: whether on a device, and for which numbers of sequences.
+//! Decides whether decode steps are recorded on a device, and for which numbers of sequences.
 
 use halyard_platform_api::{Capabilities, DeviceInfo};
 

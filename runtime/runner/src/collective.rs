@@ -1,5 +1,5 @@
-//! What ranks do together in a program, as prepared ops with operand templates: sums in place, and columns gathered
-//! from all ranks. Owns how a gathered tensor is laid out; the model program says between which nodes.
+//! Collectives of a program as prepared ops with operand templates: all-reduce in place, and all-gather of columns.
+//! Owns the layout of a gathered tensor; the model program says between which nodes a collective runs.
 
 use std::sync::Arc;
 
@@ -57,13 +57,17 @@ pub(crate) fn collective_steps(
                 out,
                 starts,
             } => {
-                let (from, room, to) = (template(*shard), template(*gathered), template(*out));
+                let (from, gathered, to) = (template(*shard), template(*gathered), template(*out));
                 let op = preparer.collective(communicator, CollectiveKind::AllGather, DType::F32)?;
-                push("all_gather", op, vec![from, room]);
+                push("all_gather", op, vec![from, gathered]);
                 let width = slot_width(model, *shard);
                 for (first, count) in runs(starts, width) {
                     let copy = preparer.op(&Copy { dtype: DType::F32 }.into())?;
-                    push("copy", copy, columns_of_ranks(&room, &to, width, first, count, starts));
+                    push(
+                        "copy",
+                        copy,
+                        columns_of_ranks(&gathered, &to, width, first, count, starts),
+                    );
                 }
             }
         }
@@ -92,22 +96,24 @@ fn runs(starts: &[u32], width: u32) -> Vec<(u32, u32)> {
 
 /// Operands of the copy that turns ranks' [N, width] into columns: both seen as [ranks, N, width].
 fn columns_of_ranks(
-    room: &Template,
+    gathered: &Template,
     to: &Template,
     width: u32,
     first: u32,
     count: u32,
     starts: &[u32],
 ) -> Vec<Template> {
-    let rows = room.tensor.shape[0];
-    let gathered = room.tensor.view(0, &[count, rows, width], &[rows * width, width, 1]);
+    let rows = gathered.tensor.shape[0];
+    let by_rank = gathered
+        .tensor
+        .view(0, &[count, rows, width], &[rows * width, width, 1]);
     let columns = to.tensor.view(
         u64::from(starts[first as usize]),
         &[count, rows, width],
         &[width, to.tensor.strides[0], 1],
     );
     vec![
-        Template::new(gathered, Extent::GatheredRanks { first }),
+        Template::new(by_rank, Extent::GatheredRanks { first }),
         Template::new(columns, Extent::LogitsInner),
     ]
 }

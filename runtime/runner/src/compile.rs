@@ -1,5 +1,5 @@
-//! A model program made ready on a device: claimed regions and single ops prepared, weights packed, every operand a
-//! template that only lacks the step's row counts. Encoding it allocates nothing.
+//! A model program compiled for a device: claimed regions and single ops are prepared, weights are packed, and each
+//! operand is a template that lacks only the step's row counts. Encoding it allocates nothing.
 
 use std::sync::Arc;
 

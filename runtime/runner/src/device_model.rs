@@ -1,5 +1,5 @@
-//! A model on a device: its programs, its memory, and how a step is written, submitted, awaited and read. Knows nothing
-//! of what is recorded or in flight.
+//! A model on a device: its programs, its memory, and writing, submitting, awaiting and reading a step. Does not know
+//! which steps are recorded or in flight.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub(crate) struct ModelMemory {
     pub rows: RowState,
     pub step: StepState,
     pub ring: ResultRing,
-    /// Logits \[chunk, V\] f32, and room for fewer unprocessed ones.
+    /// Logits \[chunk, V\] f32, and memory for fewer rows of unprocessed ones.
     pub logits: Tensor,
     pub raw_logits: Tensor,
     /// The forward program's last hidden states \[T, hidden\].
@@ -69,7 +69,7 @@ pub(crate) struct DeviceModel {
     device: Arc<dyn Device>,
 }
 
-/// A step as the device is told it.
+/// A step in the form that is written to the device.
 pub(crate) struct StepParts<'a> {
     /// Ring entry, both halves of the tag, number of sequences.
     pub header: [u32; 4],
@@ -307,7 +307,7 @@ impl DeviceModel {
             .words(&self.memory.step.logits_index, u64::from(first), positions);
     }
 
-    /// Writes which of the step's tokens are scored, from token `at` on, and the tokens that stand behind them.
+    /// Writes which of the step's tokens are scored, from token `at` on, and the tokens that follow them.
     pub(crate) fn write_scored(&mut self, range: ScoredRange, at: u32, chosen: impl Iterator<Item = u32>) {
         self.write_wanted(range.first, at..at + range.count);
         self.writes

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// What went wrong on the way to the device or on it.
+/// An error of loading, or of running on the device.
 #[derive(Debug, Error)]
 pub enum RunnerError {
     /// From the device.
@@ -20,7 +20,7 @@ pub enum RunnerError {
     /// Weights and KV do not fit.
     #[error("{arithmetic}")]
     DoesNotFit {
-        /// What is needed, what there is, what would fit.
+        /// The needed memory, the free memory, and sizes that would fit.
         arithmetic: String,
     },
     /// The model's first steps give no numbers.

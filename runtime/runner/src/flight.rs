@@ -1,4 +1,4 @@
-//! A submitted step: its rows, and what reading its results needs to know.
+//! A submitted step: its rows, and the facts that reading its results needs.
 
 use halyard_scheduler::{RequestId, StepId};
 
@@ -48,26 +48,26 @@ pub struct Flight {
     pub(crate) entry: u32,
     pub(crate) rows: Vec<StepRow>,
     pub(crate) spans: Vec<PromptSpan>,
-    /// Where each of `rows` stands in the step; empty: in this order.
+    /// The place of each of `rows` in the step; empty: in this order.
     pub(crate) places: Vec<u32>,
     /// Positions of logits that each row with a token has: 1, in steps with drafts one more than the most of them.
     pub(crate) stride: u32,
-    /// Drafted tokens, those of one row behind those of the row before.
+    /// Drafted tokens, row after row.
     pub(crate) drafts: Vec<u32>,
     pub(crate) reads_logprobs: bool,
     pub(crate) is_replayed: bool,
-    /// What is left to do of a step whose rows are chosen under masks.
+    /// The rest of a step whose rows have masks.
     pub(crate) unsampled: Option<Unsampled>,
 }
 
-/// What stands behind the emitting rows' logits in a step: prompt positions that are scored, then hidden states.
+/// The rows that follow the emitting rows' logits in a step: prompt positions that are scored, then hidden states.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Behind {
+pub(crate) struct ExtraRows {
     pub scored: Option<ScoredRange>,
     pub hidden_states: Option<ScoredRange>,
 }
 
-impl Behind {
+impl ExtraRows {
     pub(crate) fn is_nothing(&self) -> bool {
         self.scored.is_none() && self.hidden_states.is_none()
     }
@@ -82,7 +82,7 @@ pub(crate) struct Unsampled {
     pub num_sampled: u32,
     /// What the rows without masks need.
     pub wanted: Wanted,
-    pub behind: Behind,
+    pub extra: ExtraRows,
 }
 
 impl Flight {
@@ -124,7 +124,7 @@ impl Flight {
         self.rows.iter().map(|row| u64::from(row.prompt_tokens)).sum()
     }
 
-    /// Where row `i` stands in the step.
+    /// The place of row `i` in the step.
     pub(crate) fn place(&self, i: usize) -> usize {
         self.places.get(i).map_or(i, |&place| place as usize)
     }

@@ -12,10 +12,10 @@ use crate::error::RunnerError;
 /// Longest time that a rank may leave a step untaken, or a vote open.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Who hears of a failure.
+/// A callback for a failure.
 type Listener = Box<dyn Fn(&str) + Send + Sync>;
 
-/// What the ranks of an engine share: failures, and votes.
+/// State that the ranks of an engine share: failures, and votes.
 pub struct RankGroup {
     size: u32,
     has_failed: AtomicBool,
@@ -55,7 +55,7 @@ impl RankGroup {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who hears of the first failure, besides the engine's thread.
+    /// Sets the callback for the first failure, which the engine's thread gets too.
     pub fn listen(&self, listener: impl Fn(&str) + Send + Sync + 'static) {
         let _ = self.listener.set(Box::new(listener));
     }
@@ -91,7 +91,7 @@ impl RankGroup {
         self.has_failed.load(Ordering::Acquire)
     }
 
-    /// What failed, all ranks' words.
+    /// The failures of all ranks, in words.
     pub fn failure(&self) -> Option<String> {
         let state = self.lock();
         let words = |(rank, error): &(u32, String)| format!("rank {rank} of {}: {error}", self.size);

@@ -10,7 +10,7 @@ use crate::error::RunnerError;
 /// (vLLM's CPU default, `VLLM_CPU_KVCACHE_SPACE`, is 4 GiB as well.)
 const UNIFIED_KV_BYTES: u64 = 4 << 30;
 
-/// What the sizing goes by.
+/// The inputs of the sizing.
 pub(crate) struct KvNeeds {
     pub page_bytes: u64,
     pub weight_bytes: u64,
@@ -21,7 +21,7 @@ pub(crate) struct KvNeeds {
     pub unified: bool,
     /// Ranks that take their pool from the same memory.
     pub sharing: u32,
-    /// Pages beside the pool, for checking recordings.
+    /// Pages besides the pool's, for checking recordings.
     pub scratch_pages: u32,
 }
 

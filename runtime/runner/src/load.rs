@@ -34,7 +34,7 @@ use crate::weight_loader::WeightLoader;
 /// How far loading is.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadProgress {
-    /// What is being done.
+    /// The present stage.
     pub stage: &'static str,
     /// Weight bytes done; of several devices, on the first one.
     pub done_bytes: u64,
@@ -85,13 +85,13 @@ pub struct ModelInfo {
     pub notes: Vec<String>,
 }
 
-/// What loading gives.
+/// The result of loading.
 pub struct Loaded {
     /// Rank 0.
     pub runner: Runner,
-    /// Where there are several devices: what all ranks share, and the runners of ranks 1 and up.
+    /// With several devices: the state that all ranks share, and the runners of ranks 1 and up.
     pub others: Option<(Arc<RankGroup>, Vec<Runner>)>,
-    /// What the devices decide of the scheduler's configuration; the rest is as by default.
+    /// The scheduler's configuration as far as the devices decide it; the rest is the default.
     pub scheduler: SchedulerConfig,
     /// Facts.
     pub info: ModelInfo,
@@ -116,7 +116,7 @@ pub fn load(
         |(plan, device)| load_rank(plan, device, files, id.as_ref(), progress),
         |(plan, device)| load_rank(plan, device, files, id.as_ref(), &mut |_| {}),
     )?;
-    // The scheduler's pages stand on every rank: the smallest memory decides.
+    // Every rank holds all of the scheduler's pages: the smallest memory decides.
     let mut smallest: Option<KvSized> = None;
     for rank in &ranks {
         let sized = size_kv(config, rank)?;
@@ -135,7 +135,7 @@ pub fn load(
     let finish = |mut rank: RankLoad| {
         let number = rank.plan.options.shard.rank;
         let outcome = finish_rank(config, &mut rank, &scheduler, group.as_ref(), &files.name);
-        // Told while the rank still stands: dropping it waits for its work, unless the group is known to have failed.
+        // Reported before the rank is dropped: the drop waits for its work, unless the group is known to have failed.
         if let (Err(error), Some(group)) = (&outcome, &group) {
             group.fail(number, error);
         }
@@ -173,7 +173,7 @@ impl RankLoad {
         Runner::new(self.model, self.recordings, self.lora)
     }
 
-    /// Where the time of a load went; the other ranks' ran beside it.
+    /// The times of a load by part; other ranks loaded at the same time.
     fn times(&self, all: Duration) -> String {
         let (weights, warm_up) = (self.weights, self.warm_up);
         format!(
@@ -509,7 +509,7 @@ fn place_of(role: TensorRole, rows: &RowState, step: &StepState, ropes: &[Tensor
     }
 }
 
-/// A pool that fits a rank, and what was lowered for it.
+/// A pool that fits a rank, and the numbers that were lowered for it.
 struct KvSized {
     scheduler: SchedulerConfig,
     note: Option<String>,
@@ -530,7 +530,8 @@ fn size_kv(config: &RunnerConfig, rank: &RankLoad) -> Result<KvSized, RunnerErro
         groups: groups.collect(),
         enable_prefix_caching: config.cache.enable_prefix_caching,
         num_lora_slots: plan.lora.map_or(0, |lora| lora.num_slots),
-        // The front door is the bound: here preempted requests wait as well, and those were promised a place.
+        // `EngineHandle::submit` has the bound. In this queue preempted requests wait as well, and they must not be
+        // refused.
         max_waiting: usize::MAX,
         max_steps_in_flight: plan.async_depth + 1,
         hash_key: random_key(),
@@ -554,7 +555,7 @@ fn size_kv(config: &RunnerConfig, rank: &RankLoad) -> Result<KvSized, RunnerErro
     })
 }
 
-/// A key of this process, so that nobody outside can make block hashes collide.
+/// A random key of this process, so that a client cannot make block hashes collide.
 fn random_key() -> [u64; 2] {
     use std::hash::{BuildHasher, RandomState};
     let state = RandomState::new();

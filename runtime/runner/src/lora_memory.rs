@@ -1,5 +1,5 @@
 //! The device's adapter slots: matrices A and B of every group of linears, one slot behind the other, padded to the
-//! largest rank. Writes whole slots; who may write which slot when is the scheduler's business.
+//! largest rank. Writes whole slots; the scheduler decides when a slot may be written.
 
 use std::sync::Arc;
 
@@ -100,7 +100,7 @@ impl LoraMemory {
     /// Writes an adapter into a slot that no submitted step reads. Blocks for the copies.
     ///
     /// # Errors
-    /// What the device reports.
+    /// Errors of the device.
     pub fn write(&self, slot: u32, adapter: &LoraAdapter) -> DeviceResult<()> {
         let mut image = Vec::new();
         for memory in &self.groups {

@@ -82,7 +82,7 @@ impl Carver {
     }
 }
 
-/// What a device row holds.
+/// The contents of a device row.
 pub(crate) struct RowState {
     buffer: Arc<dyn Buffer>,
     /// Token history \[R, L\] i32.

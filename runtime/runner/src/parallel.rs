@@ -1,4 +1,5 @@
-//! Loading over several devices: what all ranks must have in common, and work that every rank does at the same time.
+//! Loading over several devices: the numbers on which all ranks must agree, and work that all ranks do at the same
+//! time.
 
 use std::sync::Arc;
 
@@ -70,7 +71,7 @@ fn at_rank(rank: u32, size: u32, error: &RunnerError) -> RunnerError {
 /// the same time, and gives their results in rank order.
 ///
 /// # Errors
-/// What failed, by rank. A rank that only waited in vain for one that failed is left out.
+/// The failures by rank. A rank that only waited for a failed one is left out.
 pub(crate) fn on_every_rank<T: Send, R: Send>(
     inputs: Vec<T>,
     first: impl FnOnce(T) -> Result<R, RunnerError>,
@@ -103,15 +104,15 @@ pub(crate) fn on_every_rank<T: Send, R: Send>(
         _ => false,
     };
     let only_vain = errors.iter().all(|(_, e)| in_vain(e));
-    let told = errors.iter().filter(|(_, e)| only_vain || !in_vain(e));
-    let words: Vec<String> = told.map(|(rank, e)| format!("rank {rank} of {size}: {e}")).collect();
+    let causes = errors.iter().filter(|(_, e)| only_vain || !in_vain(e));
+    let words: Vec<String> = causes.map(|(rank, e)| format!("rank {rank} of {size}: {e}")).collect();
     Err(RunnerError::Ranks(words.join("; ")))
 }
 
 /// The id that the ranks of a group join with; `None` for one device.
 ///
 /// # Errors
-/// What the device reports.
+/// Errors of the device.
 pub(crate) fn group_id(devices: &[Arc<dyn Device>]) -> Result<Option<CommunicatorId>, RunnerError> {
     match devices {
         [] | [_] => Ok(None),
@@ -122,7 +123,7 @@ pub(crate) fn group_id(devices: &[Arc<dyn Device>]) -> Result<Option<Communicato
 /// Joins the ranks' group; blocks until all have.
 ///
 /// # Errors
-/// What the device reports.
+/// Errors of the device.
 pub(crate) fn join(
     device: &dyn Device,
     id: Option<&CommunicatorId>,

@@ -19,7 +19,7 @@ const MAX_DRAFTS: u32 = 32;
 
 /// Most bytes of logits: 512 rows of a vocabulary of 131072.
 const LOGITS_BYTES: u64 = 256 << 20;
-/// Rows of logits at least, and of unprocessed ones kept beside them.
+/// Least number of rows of logits, and of unprocessed logits that are kept as well.
 pub(crate) const MIN_LOGITS_ROWS: u32 = 64;
 
 /// The numbers that loading settles first.
@@ -37,14 +37,14 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// KV pages beside the scheduler's.
+    /// KV pages besides the scheduler's.
     pub(crate) fn scratch_pages(&self) -> u32 {
         self.capacities.scratch_rows * self.kv.groups.len() as u32
     }
 }
 
-/// The type of a KV cache that nobody chose: the device's choice with its own type of activations, else the
-/// activations' type where the device holds KV in it. Who forbids rounded activations gets theirs as well.
+/// The KV cache type when none was asked for. With the device's preferred activation type: the device's preferred KV
+/// type. With another type, or when activations must be exact: the activation type, if the device can hold KV in it.
 fn kv_dtype_for(act: DType, exact: bool, facts: &DeviceInfo) -> DType {
     if (exact || act != facts.preferred_dtype) && facts.kv_dtypes.contains(act) {
         act

@@ -1,4 +1,5 @@
-//! Ops prepared once for all the programs of a model. What the platform lacks is gathered, so that one error names all.
+//! Prepares each op once for all programs of a model. Collects the ops that the platform lacks, so that one error names
+//! them all.
 
 use std::collections::HashMap;
 use std::sync::Arc;

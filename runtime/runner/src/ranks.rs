@@ -17,10 +17,10 @@ use crate::group::{PATIENCE, RankGroup};
 use crate::row::RowSpec;
 use crate::runner::{Runner, StepInput};
 
-/// How often a rank with work in flight looks whether that work failed, when no step comes.
+/// How often a rank with work in flight checks for its failure, when no step comes.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What a rank is told.
+/// A message to a rank's thread.
 #[derive(Clone)]
 enum RankStep {
     /// A step: the parts of its [`StepInput`].
@@ -35,7 +35,7 @@ struct Follower {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// The ranks beside the engine's own. Dropping it ends and joins their threads.
+/// The ranks other than the engine's own. Dropping it ends and joins their threads.
 pub struct Ranks {
     group: Arc<RankGroup>,
     followers: Vec<Follower>,
@@ -68,7 +68,7 @@ impl Ranks {
         Ok(ranks)
     }
 
-    /// What the ranks share.
+    /// State that the ranks share.
     pub fn group(&self) -> &RankGroup {
         &self.group
     }
@@ -121,7 +121,7 @@ impl Ranks {
 }
 
 impl Ranks {
-    /// Tells the others when this thread, rank 0's, unwinds.
+    /// Notifies the other ranks when this thread, rank 0's, unwinds.
     pub fn panic_guard(&self) -> PanicGuard {
         PanicGuard(0, self.group.clone())
     }
@@ -142,7 +142,7 @@ impl Drop for Ranks {
     }
 }
 
-/// Tells the group when a rank's thread ends by a panic.
+/// Notifies the group when a rank's thread ends by a panic.
 pub struct PanicGuard(u32, Arc<RankGroup>);
 
 impl Drop for PanicGuard {
@@ -197,7 +197,7 @@ fn run_steps(runner: &mut Runner, steps: &Receiver<RankStep>, group: &RankGroup)
                     runner.sample(flight, &masks)?;
                 }
             }
-            // Nobody waits here, so a device that failed must be asked.
+            // No call waits for the device here, so ask it whether it failed.
             Err(RecvTimeoutError::Timeout) => {
                 if let Some(flight) = in_flight.front() {
                     runner.check_alive(flight)?;

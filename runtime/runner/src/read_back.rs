@@ -9,7 +9,7 @@ use crate::row::RowOutput;
 /// The results of a step that is done.
 ///
 /// # Errors
-/// What the device reports; an entry of another step.
+/// Errors of the device; an entry of another step.
 pub(crate) fn read_back(model: &mut DeviceModel, flight: &Flight) -> Result<StepResult, RunnerError> {
     let mut result = StepResult::with_rows(flight.rows.len());
     read_tokens(model, flight, &mut result)?;
@@ -40,8 +40,8 @@ fn read_tokens(model: &mut DeviceModel, flight: &Flight, result: &mut StepResult
     Ok(())
 }
 
-/// Takes the tokens that stand behind drafts that were right, and the one behind the last of these: token i of `found`
-/// is the model's behind the first i of `drafted`.
+/// Takes the accepted drafts and the one token after them: token i of `found` is the model's after the first i of
+/// `drafted`.
 ///
 /// # Errors
 /// Why the first token is none. A later one is left to the step that computes its position again.
@@ -84,7 +84,7 @@ fn read_prompt_logprobs(model: &mut DeviceModel, flight: &Flight, result: &mut S
         let row = &flight.rows[span.row];
         let scores = model.read_scores(flight.entry, span.range)?;
         for i in 0..span.range.count {
-            // The scored token stands one position after the one whose logits scored it.
+            // The scored token is one position after the one whose logits scored it.
             let position = span.position + i + 1;
             let scored = scores.at(i as usize, u32::MAX, span.k);
             if scored.chosen.logprob.is_nan() {

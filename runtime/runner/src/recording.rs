@@ -2,8 +2,8 @@
 //! rows' update), made when such steps recur, and kept. A step is padded to its bucket; the host writes step data only.
 //!
 //! A recording that cannot be made or that fails its check is never used: its steps are encoded anew, and the log says
-//! why. They keep the bucket's shape, so that of several ranks some may replay and some encode, and collectives still
-//! match.
+//! why. Newly encoded steps keep the bucket's shape. So some ranks may replay while others encode, and collectives
+//! still match.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -74,7 +74,7 @@ impl Recordings {
     /// the step in its own size.
     ///
     /// # Errors
-    /// A device that was lost or hangs; anything else that goes wrong only refuses the recording.
+    /// A device that was lost or hangs; any other failure only refuses the recording.
     pub(crate) fn bucket_of(
         &mut self,
         model: &mut DeviceModel,
@@ -111,7 +111,7 @@ impl Recordings {
         Ok(Some(Bucketed { size, commands }))
     }
 
-    /// Records what is missing and checks it. `lora_slot`: of an adapter that may be used, for steps with adapters.
+    /// Records the missing parts and checks them. `lora_slot`: of an adapter that may be used, for steps with adapters.
     fn make(
         &mut self,
         model: &mut DeviceModel,
@@ -156,18 +156,18 @@ impl Recordings {
         }
     }
 
-    /// The check of a new recording, where it is wanted.
+    /// Checks a new recording of a bucket, if checks are on.
     fn verdict(
         &mut self,
         model: &mut DeviceModel,
-        what: (u32, Sampler),
+        bucket: (u32, Sampler),
         commands: [CommandId; 2],
         lora_slot: Option<u32>,
     ) -> Result<Result<(), String>, RunnerError> {
         if !self.check {
             return Ok(Ok(()));
         }
-        match check_recording(model, &mut self.scratch, what, commands, lora_slot) {
+        match check_recording(model, &mut self.scratch, bucket, commands, lora_slot) {
             // Other ranks wait in the collectives of the steps that this one did not run.
             Err(error) if model.group().is_some() => Err(error),
             Err(RunnerError::Device(error)) if !is_fatal(error.status) => Ok(Err(error.to_string())),
@@ -176,7 +176,7 @@ impl Recordings {
     }
 }
 
-/// The same where all ranks agree, otherwise a refusal: ranks that replay and ranks that check would wait for each
+/// `own`, if all ranks agree; otherwise a refusal, because ranks that replay and ranks that check would wait for each
 /// other.
 fn agreed<T>(model: &DeviceModel, own: Result<T, String>) -> Result<Result<T, String>, RunnerError> {
     let carried = match model.group() {

@@ -1,4 +1,4 @@
-//! What a step gives: for each row a token with its log-probabilities, or why there is none.
+//! The results of a step: for each row a token with its log-probabilities, or the reason why there is none.
 
 use halyard_platform_api::ops::{NO_TOKEN, NOT_FINITE};
 use halyard_scheduler::RequestId;
@@ -16,7 +16,7 @@ pub struct Logprob {
 /// Log-probabilities at one position.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TokenLogprobs {
-    /// The token that stands there.
+    /// The token at the position.
     pub chosen: Logprob,
     /// Its rank; 1 is the most likely.
     pub rank: u32,
@@ -24,7 +24,7 @@ pub struct TokenLogprobs {
     pub top: Vec<Logprob>,
 }
 
-/// What a step returned.
+/// The results of a step.
 #[derive(Debug, Default)]
 pub struct StepResult {
     /// Of all rows, one row's behind those of the row before.
@@ -113,7 +113,7 @@ impl NoToken {
     }
 }
 
-/// Where a row stands in its sequence.
+/// The position of a row in its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The next token of the output.

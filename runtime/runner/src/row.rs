@@ -1,4 +1,4 @@
-//! What a device row needs to know of the sequence that owns it: its prompt, how its tokens are chosen, what is scored.
+//! The facts about a sequence that its device row holds: the prompt, the sampling, and what is scored.
 
 use std::sync::Arc;
 
@@ -60,7 +60,7 @@ impl RowOutput {
 pub struct RowSpec {
     /// Token ids of the prompt.
     pub prompt: Arc<[u32]>,
-    /// Numbers of the sampler; the counts of the lists and `prompt_len` are filled in from the fields beside it.
+    /// Numbers of the sampler; the counts of the lists and `prompt_len` are filled in from the other fields.
     pub sampling: SamplingRow,
     /// Which sampler these numbers and lists need.
     pub sampler: Sampler,

@@ -8,7 +8,7 @@ use halyard_scheduler::{Scheduled, SchedulerOutput};
 
 use crate::device_model::{DeviceModel, RowTokens, SampledRange, ScoredRange, StepParts, Wanted};
 use crate::error::RunnerError;
-use crate::flight::{Behind, Flight, PromptSpan, StepRow, Unsampled};
+use crate::flight::{ExtraRows, Flight, PromptSpan, StepRow, Unsampled};
 use crate::lora_memory::LoraMemory;
 use crate::read_back::read_back;
 use crate::recording::Recordings;
@@ -16,15 +16,15 @@ use crate::result::StepResult;
 use crate::row::{RowOutput, RowSpec, Sampler};
 use crate::template::StepShape;
 
-/// What a step is made of.
+/// The inputs of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInput<'a> {
     /// Which rows compute what.
     pub plan: &'a SchedulerOutput,
-    /// What the rows that get an owner must know of it, in the order of `plan.admitted`.
+    /// The row data of new owners, in the order of `plan.admitted`.
     pub admitted: &'a [Arc<RowSpec>],
-    /// The drafted tokens of `plan.scheduled`, those of one row behind those of the row before. With drafts the plan's
-    /// counts must be exact, and so must those of the next plan: no other step may be in flight when they are made.
+    /// The drafted tokens of `plan.scheduled`, row after row. With drafts the plan's counts must be exact, and so must
+    /// those of the next plan: no other step may be in flight when they are made.
     pub drafts: &'a [u32],
 }
 
@@ -43,7 +43,7 @@ pub struct Runner {
     spare_rows: Vec<Vec<StepRow>>,
 }
 
-/// A device row as its owner left it, also after the owner ended.
+/// The state of a device row, kept after its owner has ended.
 #[derive(Clone, Default)]
 struct Row {
     spec: Option<Arc<RowSpec>>,
@@ -79,7 +79,7 @@ impl Runner {
     /// [`Runner::sample`] ends. Returns without waiting for the device.
     ///
     /// # Errors
-    /// What the device reports; a rank that failed.
+    /// Errors of the device; a rank that failed.
     pub fn submit(&mut self, input: StepInput<'_>) -> Result<Flight, RunnerError> {
         let StepInput { plan, admitted, drafts } = input;
         self.own_rows(plan, admitted);
@@ -108,7 +108,7 @@ impl Runner {
             _ => None,
         };
         let padding = bucket.as_ref().map_or(0, |bucket| bucket.size - num_sampled);
-        let behind = counts.behind(&spans);
+        let extra = counts.extra(&spans);
         self.model.begin_writes();
         self.write_rows(plan, admitted);
         self.write_drafts(plan, drafts);
@@ -144,10 +144,10 @@ impl Runner {
                 num_masked: counts.masked,
                 num_sampled,
                 wanted,
-                behind,
+                extra,
             }),
         };
-        self.write_positions(&order, &flight, behind);
+        self.write_positions(&order, &flight, extra);
         self.model.submit_writes()?;
         let adapted = lora_slot.is_some();
         let sampled = SampledRange::all(num_sampled + padding, counts.stride);
@@ -158,7 +158,7 @@ impl Runner {
                 model.encode_forward(encoder, shape, adapted)?;
                 model.encode_sampling(encoder, shape, sampled, wanted, entry)?;
                 model.encode_update(encoder, shape, sampled.counts())?;
-                model.encode_behind(encoder, shape, behind, entry)
+                model.encode_extra(encoder, shape, extra, entry)
             })?,
             (None, true) => self
                 .model
@@ -171,10 +171,10 @@ impl Runner {
     /// Submits the second half of a step with masks: head, sampler and the rows' update. No other step may have been
     /// submitted since its first half. `masks`: of each request of [`Flight::masked`], one bit a token (v mod 32 of
     /// word v/32), set where the token may come. A row without its mask gives no token: its last one is computed again
-    /// by the step that has it next, so that rows beside it need not wait.
+    /// by the next step with the row, so that other rows need not wait.
     ///
     /// # Errors
-    /// What the device reports; a rank that failed.
+    /// Errors of the device; a rank that failed.
     pub fn sample(&mut self, flight: &mut Flight, masks: &[Option<Arc<[u32]>>]) -> Result<(), RunnerError> {
         let Some(step) = flight.unsampled.take() else {
             return Ok(());
@@ -184,7 +184,7 @@ impl Runner {
                 "a step is sampled with more or fewer masks than it has rows for them",
             ));
         }
-        // Where each masked row stands, which other reasons to group rows may have changed.
+        // The place of each masked row, which other groupings of rows may have changed.
         let mut by_place: Vec<Option<&[u32]>> = vec![None; masks.len()];
         let masked = flight.rows.iter().enumerate().filter(|(_, row)| row.is_masked());
         for ((i, _), mask) in masked.zip(masks) {
@@ -203,12 +203,12 @@ impl Runner {
             model.encode_sampling(encoder, shape, masked, of_masked, entry)?;
             model.encode_sampling(encoder, shape, others, step.wanted, entry)?;
             model.encode_update(encoder, shape, masked.counts())?;
-            model.encode_behind(encoder, shape, step.behind, entry)
+            model.encode_extra(encoder, shape, step.extra, entry)
         })?;
         Ok(())
     }
 
-    /// Remembers who owns which row from this plan on.
+    /// Records which sequence owns which row from this plan on.
     fn own_rows(&mut self, plan: &SchedulerOutput, admitted: &[Arc<RowSpec>]) {
         for (admitted, spec) in plan.admitted.iter().zip(admitted) {
             self.rows[admitted.row.0 as usize] = Row {
@@ -220,8 +220,8 @@ impl Runner {
     }
 
     /// Puts rows that give a token first, of these the ones with masks, so that they are sampled together; then rows of
-    /// one adapter side by side, so that kernels read an adapter's matrices once for several rows. Gives each row's new
-    /// place; empty: all stand where they stood.
+    /// one adapter next to each other, so that kernels read an adapter's matrices once for several rows. Returns each
+    /// row's new place; empty: no row moved.
     fn group(&self, order: &mut [Scheduled], rows: &[StepRow]) -> Vec<u32> {
         let key = |i: &u32| {
             let (row, scheduled) = (&rows[*i as usize], &order[*i as usize]);
@@ -242,7 +242,7 @@ impl Runner {
         places
     }
 
-    /// Looks every row up once: what it gives, what the step needs for it, and which prompt positions it scores.
+    /// Looks each row up once: the kind of its result, its part of the step, and the prompt positions that it scores.
     fn survey(&self, order: &[Scheduled], rows: &mut Vec<StepRow>) -> Survey {
         let mut survey = Survey::default();
         for s in order {
@@ -310,8 +310,7 @@ impl Runner {
         }
     }
 
-    /// Writes drafts behind the known tokens of their rows, and takes back what the device counted of the drafts
-    /// before.
+    /// Writes drafts after the known tokens of their rows, and corrects the device's counts of the drafts before.
     fn write_drafts(&mut self, plan: &SchedulerOutput, drafts: &[u32]) {
         if self.model.capacities().max_sampled == 1 {
             return;
@@ -331,12 +330,12 @@ impl Runner {
         }
     }
 
-    /// Writes where prompt positions are scored, with the tokens that stand there, and where hidden states are wanted.
-    fn write_positions(&mut self, order: &[Scheduled], flight: &Flight, behind: Behind) {
-        if behind.is_nothing() {
+    /// Writes the positions of scored prompt tokens, with their tokens, and of wanted hidden states.
+    fn write_positions(&mut self, order: &[Scheduled], flight: &Flight, extra: ExtraRows) {
+        if extra.is_nothing() {
             return;
         }
-        // The token behind each row's last one, by place.
+        // The token after each row's last one, by place.
         let mut end = 0;
         let ends: Vec<u32> = order
             .iter()
@@ -355,7 +354,7 @@ impl Runner {
             let at = ends[place] - scheduled.query_len;
             self.model.write_scored(span.range, at, scored.iter().copied());
         }
-        if let Some(range) = behind.hidden_states {
+        if let Some(range) = extra.hidden_states {
             let rows = flight.rows.iter().enumerate();
             let hidden = rows.filter(|(_, row)| row.output.is_some_and(RowOutput::is_hidden_state));
             let last = hidden.map(|(i, _)| ends[flight.place(i)] - 1);
@@ -402,7 +401,7 @@ impl Runner {
     }
 }
 
-/// How many rows of a step give what.
+/// The numbers of rows of a step, by their kind of result.
 #[derive(Clone, Copy, Debug)]
 struct Counts {
     /// A token.
@@ -415,7 +414,7 @@ struct Counts {
     stride: u32,
 }
 
-/// What a step's rows need together.
+/// The needs of all rows of a step.
 struct Survey {
     counts: Counts,
     wanted: Wanted,
@@ -441,12 +440,12 @@ impl Default for Survey {
 }
 
 impl Counts {
-    /// What stands behind the logits of rows with a token.
-    fn behind(self, spans: &[PromptSpan]) -> Behind {
+    /// The rows after the logits of rows with a token.
+    fn extra(self, spans: &[PromptSpan]) -> ExtraRows {
         let first = self.sampled * self.stride;
         let end = spans.last().map_or(first, |last| last.range.first + last.range.count);
         let range = |first, count| (count > 0).then_some(ScoredRange { first, count });
-        Behind {
+        ExtraRows {
             scored: range(first, end - first),
             hidden_states: range(end, self.hidden_states),
         }

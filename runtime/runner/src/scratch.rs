@@ -1,4 +1,4 @@
-//! Device rows and KV pages on which the runner's own steps run: those that warm a device up or check a recording.
+//! Device rows and KV pages for the runner's own steps: warm-up, and checks of recordings.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! The self-test of a recording before it is used: the same two decode steps, of other contents and padding, encoded
-//! anew and replayed, on device rows and KV pages that no request gets. A recording that keeps the contents of one step
-//! fails it.
+//! The self-test of a recording before it is used. Two decode steps with different contents and padding run twice,
+//! newly encoded and replayed, on device rows and KV pages that no request gets. The results must be equal. A recording
+//! that keeps the contents of one step fails.
 
 use std::time::Instant;
 
@@ -29,10 +29,10 @@ struct Outcome {
     lengths: Vec<u32>,
 }
 
-/// Whether replaying does what encoding anew does; otherwise what differs.
+/// Whether a replay gives the same results as newly encoded steps; otherwise the difference.
 ///
 /// # Errors
-/// What the device reports.
+/// Errors of the device.
 pub(crate) fn check_recording(
     model: &mut DeviceModel,
     scratch: &mut Scratch,
@@ -53,7 +53,7 @@ pub(crate) fn check_recording(
     }
     let mut verdict = Ok(());
     for (rows, expected) in contents.iter().zip(&expected) {
-        // All steps run whatever is found: other ranks wait for their collectives.
+        // All steps run, even after a difference: other ranks wait for their collectives.
         write(model, scratch, rows)?;
         let number = model.submit(&commands)?;
         let found = outcome(model, scratch, number, rows)?;

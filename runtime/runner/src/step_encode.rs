@@ -1,11 +1,11 @@
-//! Encodes the parts of a step: inputs, head and sampling, the rows' update, and prompt scores. The same for steps that
-//! run once and for recordings: nothing here looks at what a step holds, only at its counts.
+//! Encodes the parts of a step: inputs, head and sampling, the rows' update, and prompt scores. The same code serves
+//! steps that run once and recordings: it reads a step's counts only, never its contents.
 
 use halyard_platform_api::{Encoder, OpId, Tensor};
 
 use crate::device_model::{DeviceModel, SampledRange, ScoredRange, TokenCounts, Wanted};
 use crate::error::RunnerError;
-use crate::flight::Behind;
+use crate::flight::ExtraRows;
 use crate::row::Sampler;
 use crate::template::StepShape;
 
@@ -143,16 +143,16 @@ impl DeviceModel {
         Ok(())
     }
 
-    /// What stands behind the emitting rows' logits.
-    pub(crate) fn encode_behind(
+    /// The rows after the emitting rows' logits.
+    pub(crate) fn encode_extra(
         &mut self,
         encoder: &mut dyn Encoder,
         shape: StepShape,
-        behind: Behind,
+        extra: ExtraRows,
         entry: u32,
     ) -> Result<(), RunnerError> {
-        self.encode_prompt_logprobs(encoder, shape, behind.scored, entry)?;
-        self.encode_hidden_states(encoder, shape, behind.hidden_states, entry)
+        self.encode_prompt_logprobs(encoder, shape, extra.scored, entry)?;
+        self.encode_hidden_states(encoder, shape, extra.hidden_states, entry)
     }
 
     /// Hidden states into the ring.

@@ -31,7 +31,7 @@ impl StepOps {
     /// Prepares all of them. `None` when some are missing, which `preparer` has noted.
     ///
     /// # Errors
-    /// What the device reports.
+    /// Errors of the device.
     pub(crate) fn prepare(
         plan: &Plan,
         ring: &ResultRing,

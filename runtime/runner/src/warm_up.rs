@@ -1,5 +1,5 @@
-//! A device's first steps, while loading: short prompts whose logits must be numbers. They also fill what checks of
-//! recordings read.
+//! The first steps on a device, while loading: short prompts whose logits must be finite. They also fill the rows that
+//! checks of recordings read.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::template::StepShape;
 /// Runs a prompt on each of the scratch rows.
 ///
 /// # Errors
-/// What the device reports; logits that are no numbers, by the model's `name`.
+/// Errors of the device; logits that are no numbers, by the model's `name`.
 pub(crate) fn warm_up(model: &mut DeviceModel, scratch: &mut Scratch, name: &str) -> Result<(), RunnerError> {
     for row in 0..scratch.num_rows {
         write_scratch(model, scratch, &[(row, 0)], (scratch.num_tokens, 0), None)?;

@@ -1,5 +1,5 @@
-//! How weights reach the device: rows of files from host memory, dummy weights made where they are packed. Owns the
-//! staging memory and the count of bytes and time.
+//! Brings weights onto the device: rows of files from host memory; dummy weights are made on the device, where they are
+//! packed. Owns the staging memory and the count of bytes and time.
 //!
 //! A dummy matrix is the op `fill_random` over its rows, run on the device and packed from there; where the platform
 //! lacks the op the host makes the same values. Rows that are quantised on the way go through the op `quantize_act`, on
@@ -77,7 +77,7 @@ impl<'a> WeightLoader<'a> {
     /// Packs a part of a stored matrix, or makes it.
     ///
     /// # Errors
-    /// What files and device report.
+    /// Errors of files and device.
     pub(crate) fn pack(&mut self, weights: &Weights, part: &Part, target: Target<'_>) -> Result<(), RunnerError> {
         let start = Instant::now();
         if !self.fill(weights, part, target)? {
@@ -151,7 +151,7 @@ impl<'a> WeightLoader<'a> {
     /// platform cannot.
     ///
     /// # Errors
-    /// What the device reports.
+    /// Errors of the device.
     pub(crate) fn fill(&mut self, weights: &Weights, part: &Part, target: Target<'_>) -> Result<bool, RunnerError> {
         let Some(values) = weights.dummy_values(part.role).filter(|_| self.can_fill) else {
             return Ok(false);
@@ -205,7 +205,7 @@ impl<'a> WeightLoader<'a> {
     /// Makes the rows of a part, some at a time, and packs them. False: the platform lacks an op for it.
     fn pack_rows(&mut self, rows: Rows<'_>, part: &Part, target: Target<'_>) -> Result<bool, RunnerError> {
         let row_bytes = u64::from(rows.width) * rows.dtype.bytes() as u64;
-        // Scales stand at multiples of their size.
+        // Scales are aligned to their size.
         let whole_words = [rows.width, part.columns.len() as u32]
             .iter()
             .all(|n| n.is_multiple_of(4));

@@ -1,6 +1,6 @@
-//! Admission: which waiting requests get a row in this step, in the policy's order. Two kinds let others pass: those
-//! that wait for their adapter ([`crate::lora_slots`]), and long prompts while another long prompt has their share of
-//! the step.
+//! Admission: which waiting requests get a row in this step, in the policy's order. Two kinds may be passed over:
+//! requests that wait for their adapter ([`crate::lora_slots`]), and long prompts while another long prompt uses the
+//! share of the step for long prompts.
 
 use crate::ids::{RowIndex, Slot};
 use crate::lora_slots::MAX_SKIPPED;
@@ -12,7 +12,7 @@ use crate::scheduler::Scheduler;
 /// Long prompts that one plan passes over: bounds the time of planning. A short prompt behind more of them waits.
 const MAX_PASSED_OVER: usize = 64;
 
-/// What became of a waiting request.
+/// The outcome for a waiting request.
 enum Admission {
     /// It has a row and tokens.
     Done,
@@ -20,7 +20,7 @@ enum Admission {
     TooLong,
     /// It waits for its adapter.
     NoAdapter,
-    /// Rows, blocks or tokens are short: nobody behind it is admitted either.
+    /// Rows, blocks or tokens are short: no request behind it is admitted either.
     Blocked,
 }
 
@@ -52,7 +52,7 @@ impl Scheduler {
         self.note_overtaken(draft.out.admitted.len() as u32);
     }
 
-    /// Admits long prompts that were passed over, into tokens that nobody else wants.
+    /// Admits long prompts that were passed over, into tokens that no other request wants.
     pub(crate) fn admit_passed_over(&mut self, now_ns: u64, draft: &mut Draft<'_>) {
         for slot in std::mem::take(&mut self.passed_over) {
             if draft.budget.prompt_left() == 0 || !matches!(self.try_admit(slot, now_ns, draft), Admission::Done) {

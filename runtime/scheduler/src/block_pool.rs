@@ -11,7 +11,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug, Clone)]
 struct Block {
     ref_count: u32,
-    /// Set while the prefix cache can find the block, also when nobody owns it.
+    /// Set while the prefix cache can find the block, even when no request owns it.
     cache_key: Option<CacheKey>,
     prev: u32,
     next: u32,

@@ -1,4 +1,4 @@
-//! A request's block table in one KV group, as the scheduler keeps it. What it may hold is for `kv_groups` to say.
+//! A request's block table in one KV group, as the scheduler keeps it. `kv_groups` decides what it holds.
 
 use crate::ids::BlockId;
 

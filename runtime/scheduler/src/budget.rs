@@ -1,9 +1,9 @@
-//! The tokens of one step and who may have them: decodes, short prompts, long prompts. Counts only; it knows no
+//! The token budget of one step, and how decodes, short prompts and long prompts share it. Counts only; it knows no
 //! request.
 
 use crate::config::SchedulerConfig;
 
-/// What is left of a step's tokens while it is planned.
+/// The remaining tokens of a step while it is planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StepBudget {
     /// Tokens of any kind.

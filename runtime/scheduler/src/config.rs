@@ -5,15 +5,15 @@ use crate::error::Error;
 /// Which request goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
-    /// In the order of [`crate::Scheduler::add`]. Nobody is overtaken but long prompts that wait for their share of a
-    /// step, and requests that wait for their adapter.
+    /// In the order of [`crate::Scheduler::add`]. Only long prompts that wait for their share of a step, and requests
+    /// that wait for their adapter, are overtaken.
     #[default]
     Fcfs,
     /// Lower `priority` first, then the earlier arrival, then the order of adding.
     Priority,
 }
 
-/// What the layers of a KV group keep.
+/// The tokens that the layers of a KV group keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvKind {
     /// Every past token.
@@ -28,7 +28,7 @@ pub enum KvKind {
 /// Layers with one KV spec; they share a block table per request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvGroup {
-    /// What is kept.
+    /// The tokens that are kept.
     pub kind: KvKind,
     /// Tokens in one block (one page of the pool) of this group.
     pub block_size: u32,
@@ -51,7 +51,7 @@ pub struct SchedulerConfig {
     pub enable_prefix_caching: bool,
     /// Bound of the waiting queue, in requests. Default 4096.
     pub max_waiting: usize,
-    /// Who goes first. Default FCFS.
+    /// Which request goes first. Default FCFS.
     pub policy: Policy,
     /// A prompt with more tokens to compute is long: long prompts share half of a step while others want the rest, and
     /// none of them computes more than this in one step. 0: half of a step makes a prompt long, and a long prompt that
@@ -63,8 +63,8 @@ pub struct SchedulerConfig {
     pub max_steps_in_flight: u32,
     /// Adapters that the device holds at one time; 0: the caller places adapters itself, or has none. Default 0.
     pub num_lora_slots: u32,
-    /// Key of the prefix cache's hash. Give a random one per process, so that nobody outside can construct two
-    /// prompts with one hash; a fixed one where runs must repeat (it never changes a plan). Default zeros.
+    /// Key of the prefix cache's hash. Give a random one per process, so that a client cannot construct two prompts
+    /// with one hash; a fixed one where runs must repeat (it never changes a plan). Default zeros.
     pub hash_key: [u64; 2],
 }
 

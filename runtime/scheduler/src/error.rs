@@ -37,7 +37,7 @@ pub enum Error {
         /// The refused request.
         id: RequestId,
     },
-    /// The prompt leaves no room for a generated token.
+    /// After the prompt not one generated token fits.
     #[error(
         "the prompt of request {id:?} has {tokens} tokens, but max_model_len {max_model_len} leaves room for at most \
          {}: \
@@ -183,7 +183,7 @@ pub enum IntegrityError {
         /// Table entries and holds that name it.
         owners: u32,
     },
-    /// A block that a request will write stands in another block table, too.
+    /// A block that a request will write is in another block table, too.
     #[error("block {block:?} will be written by request {id:?} but stands in {tables} block tables")]
     SharedWrite {
         /// The block.
@@ -193,7 +193,7 @@ pub enum IntegrityError {
         /// Tables that name it.
         tables: u32,
     },
-    /// A block table is too short for what is computed, or starts after what the next step reads.
+    /// A block table is too short for the computed tokens, or starts after the tokens that the next step reads.
     #[error(
         "group {group} of request {id:?} has blocks {first}..{end}, but {computed} confirmed and {upper} planned \
          tokens need more"
@@ -257,7 +257,7 @@ pub enum IntegrityError {
         /// Upper bound after all planned steps.
         upper: u32,
     },
-    /// A request stands in a queue that its state contradicts, or in none.
+    /// A request is in a queue that its state contradicts, or in none.
     #[error("request {id:?} is in a queue that its state contradicts")]
     Queue {
         /// The request.

@@ -1,4 +1,4 @@
-//! The newtypes that name things; none of them carries meaning beyond identity and order.
+//! Newtypes for ids. They carry identity and order, and nothing else.
 
 /// A request, named by the caller; unique among the requests that have not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

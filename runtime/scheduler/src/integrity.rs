@@ -1,5 +1,5 @@
-//! Checks of every invariant over the whole state, for tests and for a debug switch. It changes nothing and must
-//! count from the owners' side, never trust the pool's own numbers.
+//! Checks every invariant of the whole state, for tests and for a debug switch. It changes nothing. It counts from the
+//! block tables and never trusts the pool's own numbers.
 
 use crate::error::IntegrityError;
 use crate::ids::{BlockId, RowIndex, Slot};
@@ -8,7 +8,7 @@ use crate::request::{Request, State};
 use crate::scheduler::Scheduler;
 
 impl Scheduler {
-    /// Checks that free and used blocks add up, reference counts agree with owners, nobody writes a block that
+    /// Checks that free and used blocks add up, reference counts agree with owners, no request writes a block that
     /// another table names, tables have the right lengths, and rows, queues and counters agree. Cost: linear in
     /// blocks and requests.
     ///

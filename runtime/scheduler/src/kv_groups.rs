@@ -1,5 +1,5 @@
-//! Block tables over the one pool: how each kind of KV group grows, lets go, shares and finds blocks. It must never
-//! let a request write a block that another table names, nor free one that a step in flight may read.
+//! Block tables over the one pool: how each kind of KV group takes, frees, shares and finds blocks. A request must
+//! never write a block that another table names, and a block that a step in flight may read must not be freed.
 
 use crate::block_pool::BlockPool;
 use crate::block_table::BlockTable;
@@ -207,7 +207,7 @@ impl KvCache {
     }
 
     /// Free blocks that must be there to admit the request with a hit of `hit` tokens and a first chunk up to
-    /// `chunk_end` tokens: the hits that nobody owns, and the new blocks of all known tokens. It takes only its
+    /// `chunk_end` tokens: the hits that no request owns, and the new blocks of all known tokens. It takes only its
     /// first chunk's blocks now, but a prompt that is known not to fit would only be preempted half-way.
     pub(crate) fn admission_cost(&self, config: &SchedulerConfig, request: &Request, hit: u32, chunk_end: u32) -> u64 {
         let mut cost = 0;

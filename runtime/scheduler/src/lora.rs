@@ -1,4 +1,4 @@
-//! The scheduler's calls about adapters: what is to be loaded, what was, and what is forgotten.
+//! The scheduler's calls about adapters: which to load, which were loaded, and which are removed.
 
 use crate::ids::{RequestId, Slot};
 use crate::lora_slots::{LoraLoad, LoraResident, MAX_OVERTAKEN};

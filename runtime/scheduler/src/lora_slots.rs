@@ -1,12 +1,12 @@
-//! Adapter slots of the device: which adapter each holds, who uses it, and which is given up for another. Knows
-//! adapters by number; loading one is the caller's work.
+//! Adapter slots of the device: which adapter each holds, which requests use it, and which slot another adapter gets.
+//! Knows adapters by number; loading one is the caller's work.
 //!
-//! A slot is given up only when no row and no step in flight uses it. A waiting request whose adapter has no slot lets
-//! others pass, but not without end: after [`MAX_OVERTAKEN`] of them a slot takes no new users until it is free, so
-//! every adapter's turn comes.
+//! A slot is given up only when no row and no step in flight uses it. A waiting request whose adapter has no slot is
+//! passed over, but not for ever: after [`MAX_OVERTAKEN`] others, one slot takes no new requests until it is free. So
+//! every adapter gets a slot in the end.
 
 /// Requests that may be admitted before an older one that waits for a slot. Some, so that a slot serves a batch before
-/// it changes hands; few, so that nobody waits for long.
+/// it gets another adapter; few, so that no request waits for long.
 pub(crate) const MAX_OVERTAKEN: u32 = 32;
 /// Waiting requests that one plan passes over: bounds the time of planning.
 pub(crate) const MAX_SKIPPED: usize = 256;
@@ -15,13 +15,13 @@ pub(crate) const MAX_SKIPPED: usize = 256;
 /// [`crate::Scheduler::lora_failed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoraLoad {
-    /// The slot; nobody reads it until the answer.
+    /// The slot; no step reads it until the answer.
     pub slot: u32,
     /// The adapter.
     pub lora: u32,
 }
 
-/// What a slot holds.
+/// The contents of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoraResident {
     /// The adapter.
@@ -138,7 +138,7 @@ impl LoraSlots {
         }
     }
 
-    /// Frees the slot of an adapter that nobody uses. False: it is being loaded.
+    /// Frees the slot of an adapter that no request uses. False: it is being loaded.
     pub(crate) fn forget(&mut self, lora: u32) -> bool {
         match self.find(lora) {
             Some(at) if !self.slots[at].is_ready => false,
@@ -150,7 +150,7 @@ impl LoraSlots {
         }
     }
 
-    /// What the slots hold, in their order.
+    /// The contents of the slots, in order.
     pub(crate) fn residents(&self) -> impl Iterator<Item = LoraResident> {
         self.slots.iter().filter_map(|slot| {
             Some(LoraResident {

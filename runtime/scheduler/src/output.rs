@@ -1,4 +1,5 @@
-//! What the scheduler says and hears: the plan of a step, its results, and what the results meant. Plain data.
+//! The scheduler's outputs and inputs: the plan of a step, the results of a step, and the events that follow from them.
+//! Plain data.
 
 use std::sync::Arc;
 
@@ -18,8 +19,8 @@ pub struct SchedulerOutput {
     pub preempted: Vec<RequestId>,
     /// Rows that get a new owner in this step: upload their history, length and sampling state.
     pub admitted: Vec<Admitted>,
-    /// Rows to compute. Decodes and short prompts stand in the order of the policy (oldest first under FCFS); long
-    /// prompts that were given what the others left may stand behind them. Results come back in this order.
+    /// Rows to compute. Decodes and short prompts are in the policy's order (oldest first under FCFS); long prompts
+    /// that got the remaining tokens may follow them. Results come back in this order.
     pub scheduled: Vec<Scheduled>,
     /// Changes of the device's block tables; the blocks are read with [`Self::blocks`].
     pub table_writes: Vec<TableWrite>,
@@ -98,7 +99,7 @@ pub struct TableWrite {
     pub(crate) len: u32,
 }
 
-/// What the device returned for one row.
+/// The result of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowResult<'a> {
     /// The row's request.
@@ -108,7 +109,7 @@ pub struct RowResult<'a> {
     pub tokens: &'a [u32],
 }
 
-/// What a row's result meant. Rows of requests that have ended give none.
+/// The effect of a row's result. Rows of requests that have ended give none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Update {
     /// The request.

@@ -1,9 +1,9 @@
-//! Planning of a step: who computes how many tokens, who is preempted. It looks at counts only and must never wait for
-//! a token value. Admission is in `admit.rs`, the sharing of tokens in `budget.rs`.
+//! Planning of a step: which requests compute how many tokens, and which are preempted. It looks at counts only and
+//! must never wait for a token value. Admission is in `admit.rs`, the sharing of tokens in `budget.rs`.
 //!
 //! A step is planned in four passes: running requests, where long prompts get their share of the tokens; short waiting
 //! requests, and long ones while that share lasts; then what is left goes to the running long prompts, and last to the
-//! long ones that were passed over. So a long prompt takes a whole step only when nobody else wants it.
+//! long ones that were passed over. So a long prompt takes a whole step only when no other request wants the tokens.
 
 use crate::budget::StepBudget;
 use crate::ids::{Slot, StepId};
@@ -28,7 +28,7 @@ pub(crate) struct Draft<'a> {
 }
 
 impl Scheduler {
-    /// Plans the next step, or says that there is nothing to plan now: nobody has work that can be done before a
+    /// Plans the next step, or says that there is nothing to plan now: no request has work that can be done before a
     /// step in flight comes back, a hold ends or a request is added, or `max_steps_in_flight` steps are in flight.
     /// `now_ns` is on the clock of the requests' arrivals and only dates admissions.
     pub fn schedule(&mut self, now_ns: u64) -> Option<SchedulerOutput> {
@@ -78,8 +78,8 @@ impl Scheduler {
         StepBudget::new(&self.config, self.max_prompt_tokens, decodes.count() as u32)
     }
 
-    /// Gives the running requests their tokens, the policy's first one first. True if somebody waits for blocks: then
-    /// the plan is done, as others would only take what an older request waits for.
+    /// Gives the running requests their tokens, in the policy's order. True if a request waits for blocks: then the
+    /// plan is done, as others would only take what an older request waits for.
     fn plan_running(&mut self, draft: &mut Draft<'_>) -> bool {
         let mut short = false;
         let mut index = 0;
@@ -112,7 +112,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives tokens that are left to running prompts that could compute more, the policy's first one first. Nobody is
+    /// Gives the remaining tokens to running prompts that could compute more, in the policy's order. No request is
     /// preempted for it.
     fn fill_up(&mut self, draft: &mut Draft<'_>) {
         draft.budget.open();

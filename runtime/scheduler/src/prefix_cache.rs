@@ -1,4 +1,4 @@
-//! The prefix cache's names: the chained hash of full blocks and the map from hash to block. It owns no block, and
+//! The prefix cache's index: the chained hash of full blocks, and the map from hash to block. It owns no block, and
 //! must never name one whose content is not completely computed.
 //!
 //! A block's hash covers its parent's hash and its own tokens; the chain's root covers block size, LoRA adapter and

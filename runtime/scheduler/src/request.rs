@@ -7,7 +7,7 @@ use crate::block_table::BlockTable;
 use crate::ids::{RequestId, RowIndex, Slot};
 use crate::queue::QueueKey;
 
-/// What a caller asks for.
+/// A request by the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewRequest {
     /// A name that no live request has.

@@ -1,5 +1,5 @@
-//! The scheduler's state and the calls that change who is in it: add, abort, finish, hold. Planning a step is in
-//! `plan.rs`, reading one back in `update.rs`.
+//! The scheduler's state, and the calls that add or remove requests: add, abort, finish, hold. Planning a step is in
+//! `plan.rs`, its results in `update.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -16,7 +16,7 @@ use crate::request::{NewRequest, Request, Requests, State};
 pub struct Hold {
     /// Give this to [`Scheduler::release_blocks`].
     pub id: HoldId,
-    /// The blocks; nobody else gets them while the hold lasts.
+    /// The blocks; no other request gets them while the hold lasts.
     pub blocks: Vec<BlockId>,
 }
 
@@ -223,7 +223,7 @@ impl Scheduler {
         Ok(max_len)
     }
 
-    /// Ends a request in whatever state it is, because nobody wants it any more. Results still in flight are
+    /// Ends a request in whatever state it is, because its output is no longer wanted. Results still in flight are
     /// dropped; its row and blocks return when the last step that names it was updated. False if it is not known.
     pub fn abort(&mut self, id: RequestId) -> bool {
         match self.by_id.get(&id) {
@@ -283,7 +283,7 @@ impl Scheduler {
     }
 
     /// Holds the blocks that a request owns now, group by group in table order, beyond its end: none of them is
-    /// given to anybody else before the release. The request itself still writes what it has not computed.
+    /// given to another request before the release. The request itself still writes what it has not computed.
     ///
     /// # Errors
     /// [`Error::UnknownRequest`].
@@ -364,7 +364,7 @@ impl Scheduler {
         self.release_if_drained(slot);
     }
 
-    /// Where a key stands in the running list, or where it belongs.
+    /// The index of a key in the running list, or the index to insert it at.
     pub(crate) fn running_index(&self, key: QueueKey) -> Result<usize, usize> {
         self.running.binary_search_by_key(&key, |slot| self.requests[*slot].key)
     }

@@ -1,5 +1,5 @@
 //! SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012, and the
-//! reference implementation's 128-bit variant). A keyed hash: without the key nobody can construct a collision.
+//! reference implementation's 128-bit variant). A keyed hash: without the key a collision cannot be constructed.
 
 /// A hash under way, fed whole little-endian words.
 #[derive(Debug, Clone)]

@@ -1,5 +1,5 @@
-//! Reading a step back: exact counts replace upper bounds, computed blocks become findable, ended requests give
-//! back what they own. A call that is refused changes nothing.
+//! Takes the results of a step: exact counts replace upper bounds, computed blocks enter the prefix cache, ended
+//! requests return their blocks and rows. A call that is refused changes nothing.
 
 use crate::error::Error;
 use crate::ids::StepId;

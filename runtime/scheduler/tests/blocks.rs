@@ -1,11 +1,11 @@
-//! Who owns which block: preemption, windows, holds, several groups over one pool.
+//! Ownership of blocks: preemption, windows, holds, several groups over one pool.
 
 mod common;
 
 use common::{Rig, ids, scheduled_ids, small, tokens};
 use halyard_scheduler::*;
 
-/// Runs one step at a time until somebody was preempted; that plan.
+/// Runs one step at a time until a request is preempted; returns that plan.
 fn until_preemption(rig: &mut Rig) -> SchedulerOutput {
     for _ in 0..100 {
         let plan = rig.plan().expect("a step");
@@ -14,7 +14,7 @@ fn until_preemption(rig: &mut Rig) -> SchedulerOutput {
         }
         rig.read();
     }
-    panic!("nobody was preempted");
+    panic!("no request was preempted");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Requests whose keys and values are no numbers: what they computed and read is found by nobody afterwards.
+//! Requests whose keys and values are no numbers: later requests do not find the blocks that they computed or read.
 
 mod common;
 

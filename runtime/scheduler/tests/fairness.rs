@@ -1,4 +1,4 @@
-//! How long and short prompts share a step: nobody short waits for a long prompt, and nothing is left unused.
+//! How long and short prompts share a step: a short prompt never waits for a long one, and no tokens are left unused.
 
 mod common;
 
@@ -54,7 +54,11 @@ fn a_short_prompt_overtakes_long_ones_that_wait_for_their_share() {
     rig.prompt(2, &tokens(2, 100), 1);
     rig.prompt(3, &tokens(3, 4), 1);
     assert_eq!(step(&mut rig), [(1, 12), (3, 4)]);
-    assert_eq!(step(&mut rig), [(1, 16)], "the older one takes what nobody short wants");
+    assert_eq!(
+        step(&mut rig),
+        [(1, 16)],
+        "the older one takes what no short prompt wants"
+    );
     rig.run_to_end();
     rig.check_ended(&[]);
 }

@@ -1,5 +1,5 @@
-//! Adapter slots: who is admitted, whose turn comes, and that nobody's adapter is taken away. A device of a few lines
-//! holds the slots and checks every row against them.
+//! Adapter slots: which requests are admitted, in which order adapters get slots, and that an adapter in use stays. A
+//! fake device of a few lines holds the slots and checks every row against them.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The prefix cache: what is found, by whom, and for how long.
+//! The prefix cache: which blocks are found, by which requests, and for how long.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Random workloads on the shadow device: whatever happens, outputs are the model's own, integrity holds after every
-//! call, nobody starves and nothing is lost.
+//! Random workloads on the shadow device: outputs are always the model's own, integrity holds after every call, no
+//! request starves and nothing is lost.
 
 mod common;
 

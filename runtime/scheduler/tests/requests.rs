@@ -1,4 +1,4 @@
-//! Adding, ordering and ending requests: what is refused and how, who goes first, what an end gives back.
+//! Adding, ordering and ending requests: what is refused and how, which goes first, what an end frees.
 
 mod common;
 
@@ -239,7 +239,7 @@ fn preempted_request_can_be_aborted_before_it_returns() {
         rig.read();
     }
     let plan = rig.plan().expect("request 1 goes on");
-    assert!(plan.preempted.is_empty(), "nobody is told of a request that has ended");
+    assert!(plan.preempted.is_empty(), "a request that has ended is not reported");
     rig.read();
     rig.run_to_end();
     rig.check_ended(&ids([2]));

@@ -1,7 +1,8 @@
 //! A model's chat template: messages become the prompt text that Hugging Face's `apply_chat_template` gives.
 //!
 //! The template is code from the model, so it runs with a bound on its work and sees nothing but its arguments: no
-//! clock, no file, no environment. Where it runs is the caller's choice: here, or in a process that may die of it.
+//! clock, no file, no environment. The caller chooses where it runs: in this process, or in a child process that it may
+//! crash.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ enum Runs {
     There(Arc<HostedTemplate>),
 }
 
-/// What a prompt is made from.
+/// The inputs of a prompt.
 #[derive(Debug, Clone, Default)]
 pub struct ChatInput<'a> {
     /// OpenAI messages: objects with `role`, `content` (a string or text parts) and what else the template reads.

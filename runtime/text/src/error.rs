@@ -80,7 +80,7 @@ pub enum TextError {
         index: usize,
         /// The rule.
         merge: String,
-        /// What is wrong with it.
+        /// The fault.
         reason: &'static str,
     },
     /// The vocabulary cannot be turned into a tokenizer.
@@ -107,7 +107,7 @@ pub enum TextError {
     },
     /// A text that must be encoded at once is too long for that.
     #[error(
-        "{bytes} bytes of the text have no place where this tokenizer's words surely end (a letter before a space or \
+        "{bytes} bytes of the text have no certain end of a word for this tokenizer (a letter before a space or \
          a line break); at most {max_bytes} bytes are encoded at once: send a shorter text, or token ids"
     )]
     Uncuttable {
@@ -116,7 +116,7 @@ pub enum TextError {
         /// The limit.
         max_bytes: usize,
     },
-    /// Nobody waits for the result any more.
+    /// The result is no longer wanted.
     #[error("the request was given up before its text was encoded")]
     Cancelled,
     /// The tokenizer library panicked; the tokenizer itself can still be used.
@@ -154,7 +154,7 @@ pub enum TextError {
     TemplateSyntax {
         /// Line in the template, from 1.
         line: usize,
-        /// What the parser says.
+        /// The parser's message.
         reason: String,
     },
     /// The chat template fails on these messages.
@@ -162,7 +162,7 @@ pub enum TextError {
     TemplateRender {
         /// Line in the template, from 1.
         line: usize,
-        /// What the template engine says.
+        /// The template engine's message.
         reason: String,
     },
     /// The chat template itself refuses these messages, with `raise_exception`.

@@ -1,6 +1,5 @@
-//! Long texts: how many tokens a text may become, where it can be cut without changing one of them, and how its
-//! encoding is given up. The memory of an encoding follows the piece, not the text (about 200 bytes a byte of the
-//! piece).
+//! Long texts: a bound on their tokens, places where a text can be cut without changing a token, and cancelling an
+//! encoding. The memory of an encoding follows the piece, not the text (about 200 bytes a byte of the piece).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +16,7 @@ pub(crate) const PIECE_BYTES: usize = 64 << 10;
 /// Longest part of a text that is encoded at once because nothing in it is known to end a word.
 pub(crate) const MAX_UNCUT_BYTES: usize = 1 << 20;
 
-/// Tells an encoding that runs on another thread that nobody waits for it any more. Cloning shares it.
+/// Cancels an encoding that runs on another thread. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub struct CancelFlag(Arc<AtomicBool>);
 

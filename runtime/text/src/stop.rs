@@ -91,8 +91,8 @@ impl StopChecker {
         StopOutcome::Text(self.take_safe())
     }
 
-    /// Takes a piece of text in which no stop string counts (a request's first `min_tokens` tokens) and returns what is
-    /// safe to show: all of it, and what was held. A stop string that begins in it is not found either.
+    /// Takes a piece of text in which stop strings do not count (a request's first `min_tokens` tokens). Returns all of
+    /// it, after the text that was held. A stop string that begins in it is not found either.
     pub fn pass(&mut self, piece: &str) -> String {
         if self.stopped {
             return String::new();

@@ -1,8 +1,8 @@
-//! The Jinja engine that chat templates run in, set up as transformers does, and what bounds it in its own process.
+//! The Jinja engine for chat templates, configured as in transformers, and the limits that it enforces itself.
 //!
-//! Bounded here: the source, instructions, the text that comes out, and the filters that make much of little. Not
-//! bounded here: memory and stack, which operators of the language can take (`~`, `+`, `*`, nesting); the process
-//! around it is ([`crate::TemplateHost`]).
+//! Limited here: the source's size, the number of instructions, the output's size, and filters that grow small inputs.
+//! Not limited here: memory and stack, which operators of the language can use up (`~`, `+`, `*`, nesting). The process
+//! around it limits those ([`crate::TemplateHost`]).
 
 use std::fmt;
 use std::io;

@@ -1,4 +1,5 @@
-//! A chat template that runs in another process: what crosses, and that process's loop. Starts no process itself.
+//! A chat template that runs in another process: the messages between the processes, and that process's loop. Starts no
+//! process itself.
 //!
 //! A frame is its length (4 bytes, little end first) and JSON. The server sends [`Call::Open`] once, then renders; each
 //! call has one answer.

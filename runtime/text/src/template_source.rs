@@ -1,5 +1,5 @@
-//! What a template's source must not be, looked at before it is compiled: too long, or with tags of very many tokens.
-//! The parser and the compiler recurse over a chain of operators, so its length is the depth of their stack.
+//! Checks a template's source before it is compiled: not too long, and no tag with very many tokens. The parser and the
+//! compiler recurse over a chain of operators, so its length is the depth of their stack.
 
 use crate::{Result, TextError};
 

@@ -27,7 +27,7 @@ struct Shared {
     spelling: Spelling,
     special: AddedIds,
     separable: Option<Separable>,
-    /// What is put around a text when special tokens are asked for.
+    /// The special tokens around a text, when they are asked for.
     around: Around,
     /// Bytes that one byte of text may become before it is split.
     growth: usize,
@@ -152,7 +152,7 @@ impl Tokenizer {
                     after: with[at + without.len()..].to_vec(),
                 };
             }
-            // Not to be told apart: such a text is encoded at once.
+            // These cannot be told apart, so such a text is encoded as a whole.
             None => shared.separable = None,
         }
         if with.len().saturating_sub(without.len()) > MAX_AROUND {

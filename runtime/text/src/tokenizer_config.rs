@@ -1,4 +1,4 @@
-//! What a model folder's `tokenizer_config.json` says about templates and special tokens. Parses text, opens no file.
+//! Reads templates and special tokens from a model folder's `tokenizer_config.json`. Parses text, opens no file.
 
 use serde_json::Value;
 

@@ -1,5 +1,5 @@
-//! What a tokenizer.json must not do, checked before the tokenizer library reads it: patterns that match nothing, and
-//! normalizers that make a long text of a short one. Looks at the file's shape, never at its vocabulary.
+//! Checks a tokenizer.json before the tokenizer library reads it. Refused are empty patterns, and
+//! normalizers that turn a short text into a long one. Reads the file's structure, never its vocabulary.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;

@@ -302,7 +302,7 @@ fn developer_messages_are_system_messages_where_the_template_does_not_know_them(
     assert_eq!(developer, render(&chatml, &as_role("system")).expect("renders"));
     assert!(!developer.contains("developer"), "{developer}");
 
-    // Beside a system message, or later, all of them become one at the front.
+    // Together with a system message, or later, all of them become one at the front.
     let parts = json!([{"type": "text", "text": "be"}, {"type": "text", "text": "kind"}]);
     let scattered = [
         json!({"role": "system", "content": "be brief"}),

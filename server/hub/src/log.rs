@@ -1,9 +1,9 @@
-//! Logs to standard error as the server does, whose filter and format come with the start.
+//! Logs to standard error as the server does, with the filter and format that the server passes at the start.
 
 use tracing_subscriber::EnvFilter;
 
-/// The filter without the hub's client, whose refusals the server tells in words of its own: one line an error. Who
-/// names its target sees it.
+/// The filter without the hub's client: the server reports its errors itself, one line each. A filter that names
+/// `hf_hub` keeps it.
 fn quiet(filter: &str) -> String {
     const HUB: &str = "hf_hub";
     if filter.contains(HUB) || ["debug", "trace"].contains(&filter.to_ascii_lowercase().as_str()) {

@@ -61,8 +61,11 @@ async fn serve(repo: &str) -> io::Result<()> {
     while let Some(line) = requests.recv().await {
         let request: Request = serde_json::from_str(&line)?;
         let failed = match &hub {
-            Ok(hub) => answer(hub, request, &mut output).await?.err().map(|error| told(&error)),
-            Err(error) => Some(told(error)),
+            Ok(hub) => answer(hub, request, &mut output)
+                .await?
+                .err()
+                .map(|error| describe(&error)),
+            Err(error) => Some(describe(error)),
         };
         if let Some(reason) = failed {
             say(&mut output, &Answer::Failed(reason))?;
@@ -129,7 +132,7 @@ fn say(output: &mut File, answer: &Answer) -> io::Result<()> {
 }
 
 /// The hub's refusal, and what helps.
-fn told(error: &HFError) -> String {
+fn describe(error: &HFError) -> String {
     let remedy = match error {
         HFError::AuthRequired { .. } | HFError::Forbidden { .. } => "; set HF_TOKEN to a token that may read it",
         HFError::RepoNotFound { .. } | HFError::EntryNotFound { .. } => {

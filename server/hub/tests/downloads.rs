@@ -1,5 +1,5 @@
-//! Downloads through the real `halyard-hub` from a hub that stands in this process: what is chosen, resumed, checked,
-//! kept, and what offline mode does not do.
+//! Downloads through the real `halyard-hub` from a hub in this process: which files are chosen, resumed, checked and
+//! kept, and that offline mode downloads nothing.
 
 mod common;
 
@@ -101,7 +101,10 @@ async fn a_wrong_checksum_is_refused_and_leaves_nothing() {
     let hub = FakeHub::start(&[("m.gguf", &weights)]).await;
     hub.shared.lock().expect("no panics").false_sum = true;
     let error = fetch(&hub.settings, "org/m").await.expect_err("other bytes");
-    assert!(matches!(error, SourceError::Mismatch { what: "sha256", .. }), "{error}");
+    assert!(
+        matches!(error, SourceError::Mismatch { property: "sha256", .. }),
+        "{error}"
+    );
     assert!(!hub.settings.cache_dir.join("org--m").join("m.gguf").exists());
 }
 
@@ -130,7 +133,7 @@ async fn offline_opens_no_connection() {
         .await
         .expect_err("not here")
         .to_string();
-    let accepted = listener.accept().expect_err("nobody came");
+    let accepted = listener.accept().expect_err("no connection came");
     assert_eq!(accepted.kind(), std::io::ErrorKind::WouldBlock);
     assert!(error.contains("HF_HUB_OFFLINE") && error.contains("org--m"), "{error}");
     let demo = source::resolve(None, LoadFormat::Auto, &settings)
@@ -139,7 +142,7 @@ async fn offline_opens_no_connection() {
         .to_string();
     assert!(demo.contains("HF_HUB_OFFLINE"), "{demo}");
     assert_eq!(
-        listener.accept().expect_err("nobody came").kind(),
+        listener.accept().expect_err("no connection came").kind(),
         std::io::ErrorKind::WouldBlock
     );
 }

@@ -1,5 +1,5 @@
-//! The program and the server that starts it: a program that is missing, ends, talks nonsense or never ends, what its
-//! command line shows, and that it goes with the server.
+//! How the server handles `halyard-hub`: a program that is missing, ends early, sends garbage or never ends. Also: its
+//! command line shows no secret, and it ends with the server.
 
 mod common;
 
@@ -27,11 +27,11 @@ fn script(hub: &FakeHub, text: &str) -> SourceSettings {
     }
 }
 
-/// Waits until it holds; says what did not.
-async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+/// Waits until `holds`; fails with `condition` after 20 s.
+async fn eventually(condition: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        assert!(start.elapsed() < Duration::from_secs(20), "{condition}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

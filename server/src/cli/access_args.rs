@@ -1,5 +1,5 @@
-//! Flags about who may ask: keys, hosts, web pages of other origins. Takes keys off the command line, which every user
-//! of the machine can read.
+//! Access flags: API keys, host names, web pages of other origins. Removes keys from the process's command line, which
+//! every user of the machine can read.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -23,7 +23,7 @@ const VLLM_KEY_VARIABLE: &str = "VLLM_API_KEY";
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Access")]
 pub(super) struct AccessArgs {
-    /// A file of keys beside those of --api-key: one a line, # begins a comment. SIGHUP reads it again
+    /// A file of further keys, besides those of --api-key: one a line, # begins a comment. SIGHUP reads it again
     #[arg(long, value_name = "FILE", env = "HALYARD_API_KEY_FILE")]
     api_key_file: Option<PathBuf>,
     /// Names under which clients may reach this server, with *.name for all below a name and * for every name.
@@ -37,8 +37,8 @@ pub(super) struct AccessArgs {
         action = clap::ArgAction::Append
     )]
     allowed_hosts: Vec<Names>,
-    /// Web pages that may ask (CORS): origins such as https://app.example, as a JSON list or with commas; * for all.
-    /// Without it none
+    /// Web pages that may send requests (CORS): origins such as https://app.example, as a JSON list or with commas; *
+    /// for all. Without it none
     #[arg(long, value_name = "ORIGINS", env = "HALYARD_ALLOWED_ORIGINS", value_parser = parse_names)]
     allowed_origins: Option<Names>,
     /// Methods that these pages may use, in the same form; without it all
@@ -106,7 +106,7 @@ impl AccessArgs {
         HostRules::new(host, is_loopback, &allowed)
     }
 
-    /// What other origins may do.
+    /// CORS: the rights of other origins.
     ///
     /// # Errors
     /// As [`CorsRules::layer`].

@@ -51,8 +51,8 @@ impl PluginArgs {
     /// A lock file that cannot be used.
     pub fn search_path(&self) -> Result<SearchPath, PluginError> {
         let program = std::env::current_exe().and_then(|path| path.canonicalize()).ok();
-        let beside = program.as_deref().and_then(|path| path.parent()).map(PathBuf::from);
-        let prefix = beside
+        let program_folder = program.as_deref().and_then(|path| path.parent()).map(PathBuf::from);
+        let prefix = program_folder
             .as_deref()
             .and_then(|path| path.parent())
             .map(|path| path.join("lib").join("halyard"));
@@ -66,7 +66,7 @@ impl PluginArgs {
             plugins: self.plugins.clone(),
             plugin_dirs: self.plugin_dirs.clone(),
             path_variable: std::env::var_os("HALYARD_PLUGIN_PATH"),
-            beside_binary: beside,
+            program_folder,
             user_dirs: data
                 .map(|data| data.join("halyard").join("plugins"))
                 .into_iter()
@@ -84,14 +84,14 @@ pub const CACHE_VARIABLE: &str = "HALYARD_CACHE_DIR";
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Platform")]
 pub struct PlatformArgs {
-    /// The platform, exactly this or none; without it the best one that has a device
+    /// The platform: exactly this one, or an error; without it the best one that has a device
     #[arg(long, value_name = "NAME", env = "HALYARD_PLATFORM")]
     pub platform: Option<String>,
     /// Which of its devices
     #[arg(long, value_name = "INDEX", env = "HALYARD_DEVICE", default_value_t = 0)]
     pub device: u32,
-    /// A setting of the platform, such as threads=8 for cpu; may be repeated. Which ones a platform has stands in
-    /// docs/backends; one that it does not have stops the start
+    /// An option of the platform, such as threads=8 for cpu; may be repeated. docs/backends lists the options of each
+    /// platform; an unknown one stops the start
     #[arg(
         long = "platform-option",
         value_name = "KEY=VALUE",
@@ -100,7 +100,7 @@ pub struct PlatformArgs {
     )]
     pub platform_options: Vec<String>,
     /// Folder in which platforms keep compiled kernels and tuned choices. Without it `halyard` in $XDG_CACHE_HOME or
-    /// ~/.cache; nothing is kept where the variable is set to nothing
+    /// ~/.cache; an empty variable keeps nothing
     #[arg(long, value_name = "FOLDER", env = CACHE_VARIABLE)]
     pub platform_cache_dir: Option<PathBuf>,
     /// Devices that share every layer of the model, from --device on: heads and feed-forward columns are divided among
@@ -116,8 +116,8 @@ pub struct PlatformArgs {
         env = "HALYARD_STAT_LOGGER"
     )]
     pub stat_loggers: Vec<String>,
-    /// Where stat loggers run: none (in this process) or process (each in one of its own, which may crash); NAME=MODE
-    /// for one of them; may be repeated
+    /// Where stat loggers run: none (in this process) or process (each in a process of its own, whose crash does not
+    /// harm the server); NAME=MODE for one of them; may be repeated
     #[arg(
         long,
         value_name = "[NAME=]MODE",
@@ -193,14 +193,14 @@ pub struct ModelArgs {
         default_missing_value = "true", action = clap::ArgAction::Set)]
     pub allow_quantized_act: bool,
     /// Run the model's chat template in this process, without bounds on its memory and stack; for models whose authors
-    /// are trusted. Without it the template runs in a process of its own, which may die of it
+    /// are trusted. Without it the template runs in a process of its own, within bounds
     #[arg(long, env = "HALYARD_TRUST_CHAT_TEMPLATE", default_value_t = false)]
     pub trust_chat_template: bool,
     /// Attention backend by name; without it, or with auto, the platform's best
     #[arg(long, value_name = "NAME", env = "HALYARD_ATTENTION_BACKEND")]
     pub attention_backend: Option<String>,
     #[command(flatten)]
-    /// What stands in for its own files.
+    /// Overrides of its own files.
     pub overrides: OverrideArgs,
 }
 
@@ -228,7 +228,7 @@ pub struct CacheArgs {
     #[arg(long, value_name = "TYPE", env = "HALYARD_KV_CACHE_DTYPE", default_value = "auto",
         value_parser = parse_dtype)]
     pub kv_cache_dtype: DTypeChoice,
-    /// Compute every prompt anew, without reusing equal beginnings
+    /// Switch prefix caching off: compute every prompt in full
     #[arg(long, value_name = "BOOL", env = "HALYARD_NO_ENABLE_PREFIX_CACHING", default_value_t = false,
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub no_enable_prefix_caching: bool,
@@ -246,8 +246,8 @@ pub struct SchedulingArgs {
     #[arg(long, value_name = "TOKENS", env = "HALYARD_MAX_NUM_BATCHED_TOKENS", value_parser = parse_tokens)]
     pub max_num_batched_tokens: Option<u32>,
     /// A prompt with more tokens to compute than this is long: long prompts share half of a step while others want the
-    /// rest, and none computes more than this in a step. 0: half of a step is long, and a long prompt that is alone
-    /// fills the step
+    /// rest, and none computes more than this in a step. 0: more than half of a step is long, and a long prompt that
+    /// runs alone fills the step
     #[arg(
         long,
         value_name = "TOKENS",
@@ -255,7 +255,8 @@ pub struct SchedulingArgs {
         default_value_t = 0
     )]
     pub long_prefill_token_threshold: u32,
-    /// Cut prompts so that a step takes about this long, and who comes waits for no longer; 0: no bound
+    /// Cut prompts so that a step takes about this long; a new request waits no longer than that for the next step; 0:
+    /// no bound
     #[arg(long, value_name = "MS", env = "HALYARD_MAX_STEP_MS", default_value_t = DEFAULT_MAX_STEP.as_millis() as u64)]
     pub max_step_ms: u64,
     /// Requests that may wait; more are refused with 503

@@ -45,14 +45,14 @@ pub fn run(command: BenchCommand) -> Result<(), ServerError> {
     }
 }
 
-/// What every bench that starts an engine takes.
+/// Flags of each bench that starts an engine.
 #[derive(Args, Debug)]
 struct EngineBenchArgs {
     /// Write the figures as JSON into this file
     #[arg(long, value_name = "FILE", help_heading = "Bench")]
     output_json: Option<PathBuf>,
-    /// Serve so many LoRA adapters of random values and give requests one after the other in turn; 0: adapters are
-    /// served and nobody uses one. --max-loras is at least as many, unless it is given
+    /// Serve this many LoRA adapters of random values, which requests use in turn; 0: LoRA is enabled, but no request
+    /// uses an adapter. --max-loras is at least as many, unless it is given
     #[arg(long, value_name = "COUNT", help_heading = "Bench", value_parser = clap::value_parser!(u32).range(0..=1024))]
     lora: Option<u32>,
     /// Rank of these adapters

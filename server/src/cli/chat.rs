@@ -1,5 +1,5 @@
-//! `halyard chat` and `halyard complete`: through a server that answers, else with an engine in this process. An
-//! address that was given is never replaced by an engine of one's own.
+//! `halyard chat` and `halyard complete`: they use a running server if one answers, else an engine in this process. If
+//! the user gave an address, only that server is used.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -65,7 +65,7 @@ struct ClientArgs {
     temperature: Option<f32>,
 }
 
-/// Who answers.
+/// The role of the answer.
 enum Answerer {
     Server { client: ServerClient, model: String },
     Engine(EngineHandle),
@@ -162,7 +162,7 @@ impl ClientArgs {
 impl Answerer {
     async fn find(args: &ClientArgs, engine: &EngineArgs) -> Result<Self, ServerError> {
         let client = ServerClient::new(args.url.as_deref().unwrap_or(DEFAULT_URL), args.api_key.clone())?;
-        // A model or platform that was asked for by name is started, not replaced by whatever is served already.
+        // A model or platform that was named is started here; a running server may serve another one.
         let asked_for_engine = engine.model.model.is_some() || engine.platform.platform.is_some();
         if args.url.is_some() || !asked_for_engine {
             match client.first_model().await {

@@ -1,4 +1,4 @@
-//! Hooks that the operator chooses by name with a configuration, and the flags of IO processors.
+//! Parses hooks that the operator chooses by name with a configuration; and the flags of IO processors.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -77,7 +77,7 @@ pub struct IoProcessorArgs {
     #[arg(long = "io-processor-timeout-ms", value_name = "MS", env = "HALYARD_IO_PROCESSOR_TIMEOUT_MS",
         default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=600_000))]
     timeout_ms: u32,
-    /// Most bytes that an IO processor may make of one request's body, and of its answers' texts
+    /// Most bytes that an IO processor may return: of one request's body, and of its answers' texts
     #[arg(long = "io-processor-max-bytes", value_name = "BYTES", env = "HALYARD_IO_PROCESSOR_MAX_BYTES",
         default_value = "16MiB", value_parser = parse_bytes)]
     max_bytes: u64,

@@ -1,6 +1,6 @@
-//! A command line as vLLM's users write it, turned into one that the parser takes: a model without --model, `-tp`,
-//! underscores, lists after one flag, JSON by dots, flags that need nothing here. Reads no environment and starts
-//! nothing; what it leaves as it is, the parser judges.
+//! Translates vLLM's command lines for our parser: a model without --model, `-tp`, underscores, lists after one flag,
+//! dotted JSON, and flags without an effect here. Everything else passes unchanged, and the parser checks it. Reads no
+//! environment and starts nothing.
 
 use std::ffi::OsString;
 
@@ -21,7 +21,7 @@ pub struct Line {
 /// Why a line cannot be meant.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
-    /// A flag that nobody knows.
+    /// An unknown flag.
     #[error("{flag} is no flag of `halyard {command}`{}; `halyard {command} --help` shows them all",
         nearest.as_ref().map(|name| format!("; did you mean {name}?")).unwrap_or_default())]
     Unknown {
@@ -45,7 +45,7 @@ pub enum LineError {
     NoValue {
         /// The flag.
         flag: String,
-        /// What stands there.
+        /// The next word.
         found: Option<String>,
     },
     /// A flag that takes no value.
@@ -58,7 +58,7 @@ pub enum LineError {
     },
     /// Two models.
     #[error(
-        "`{second}` stands where no word is expected: the model is already `{first}`; one server serves one model \
+        "`{second}` is not expected here: the model is already `{first}`; one server serves one model \
          (--model), and a flag's value follows it at once"
     )]
     SecondModel {
@@ -68,7 +68,7 @@ pub enum LineError {
         second: String,
     },
     /// The parser's own refusal of one key of an object.
-    #[error("{flag}: the keys before it say that it is no object; write one JSON object")]
+    #[error("{flag}: earlier keys gave it a value that is no object; write one JSON object")]
     Dotted {
         /// With its dots.
         flag: String,

@@ -1,4 +1,4 @@
-//! Lines as vLLM's users write them, and what the parser is given for them.
+//! vLLM's command lines, and their translation for our parser.
 
 use std::ffi::OsString;
 

@@ -13,9 +13,9 @@ use crate::http::limits::{ConnectionLimits, max_connections, open_files, raise_f
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Connections")]
 pub(super) struct ConnectionArgs {
-    /// Connections at the same time; without it as many as the limit of open files leaves room for, 8192 at most.
-    /// Beyond it the connection that waits longest for a request is closed; where all are being answered, only /health,
-    /// /ping and /metrics answer
+    /// Connections at the same time; without it as many as the limit of open files allows, 8192 at most. Beyond it the
+    /// connection that waits longest for a request is closed; where all are being answered, only /health, /ping and
+    /// /metrics answer
     #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_CONNECTIONS", value_parser = value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
     /// Seconds between two requests of a connection; then it is closed
@@ -35,7 +35,7 @@ pub(super) struct ConnectionArgs {
     #[arg(long, value_name = "BYTES", env = "HALYARD_REQUEST_BODY_MIN_RATE", default_value = "16KiB",
         value_parser = parse_bytes)]
     request_body_min_rate: u64,
-    /// Bytes of all long bodies (over 32 KiB) that are coming or wait for their turn; beyond it the slowest gets 503
+    /// Bytes of all long bodies (over 32 KiB) that are arriving or wait to be processed; above it the slowest gets 503
     #[arg(long, value_name = "BYTES", env = "HALYARD_MAX_PENDING_BODY_BYTES", default_value = "128MiB",
         value_parser = parse_bytes)]
     max_pending_body_bytes: u64,
@@ -65,7 +65,7 @@ impl ConnectionArgs {
     /// The limits. Raises this process's limit of open files as far as it may.
     ///
     /// # Errors
-    /// More connections than the limit of open files has room for.
+    /// More connections than the limit of open files allows.
     pub(super) fn limits(&self) -> Result<ConnectionLimits, ServerError> {
         let seconds = |count: u32| Duration::from_secs(u64::from(count));
         let count = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);

@@ -101,7 +101,7 @@ impl EngineArgs {
         Ok((first..first + size).collect())
     }
 
-    /// Finds the model and what stands in for its files, fetching what is missing.
+    /// Finds the model and the overrides of its files; fetches missing files.
     ///
     /// # Errors
     /// [`ServerError::Source`], [`ServerError::Option`].
@@ -115,7 +115,7 @@ impl EngineArgs {
     /// Loads the model onto the device and starts the engine. Blocks.
     ///
     /// # Errors
-    /// What is wrong with the model, its memory or a stat logger.
+    /// A fault of the model, its memory or a stat logger.
     pub fn start(
         &self,
         chosen: &ChosenDevice,
@@ -126,7 +126,7 @@ impl EngineArgs {
         let mut config = self.config(model);
         config.model.dtype = dtype_of_device(config.model.dtype, chosen.devices[0].info());
         let files = config.model.open()?;
-        let told = config.clone();
+        let recorded = config.clone();
         let bar = ProgressBar::new(files.weight_bytes);
         let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -138,7 +138,7 @@ impl EngineArgs {
         let started = EngineHandle::start_on(config, &chosen.devices, files, hooks.sender(), &mut show);
         bar.finish_and_clear();
         let engine = started?;
-        hooks.engine_started(&start_record(&engine, chosen, &told, served_name));
+        hooks.engine_started(&start_record(&engine, chosen, &recorded, served_name));
         engine.tell_adapters();
         for note in &engine.info().notes {
             tracing::info!("{note}");
@@ -201,7 +201,7 @@ fn dtype_of_device(asked: Option<DType>, facts: &DeviceInfo) -> Option<DType> {
     Some(DType::F32)
 }
 
-/// What the stat loggers are told of an engine that has loaded.
+/// The record that stat loggers get of an engine that has loaded.
 fn start_record(engine: &EngineHandle, chosen: &ChosenDevice, config: &EngineConfig, name: &str) -> StartRecord {
     let info = engine.info();
     StartRecord {

@@ -47,7 +47,7 @@ impl std::str::FromStr for LoraModule {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "LoRA")]
 pub struct LoraArgs {
-    /// Serve LoRA adapters beside the model; requests name one as their model
+    /// Serve LoRA adapters as well as the model; a request names one as its model
     #[arg(long, value_name = "BOOL", env = "HALYARD_ENABLE_LORA", default_value_t = false, num_args = 0..=1,
         require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub enable_lora: bool,
@@ -121,8 +121,8 @@ pub fn dummy_name(index: u32) -> String {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "LoRA")]
 pub struct LoraServeArgs {
-    /// Let requests load and unload adapters (/v1/load_lora_adapter, /v1/unload_lora_adapter): every client
-    /// that may send requests can then have any folder read
+    /// Let requests load and unload adapters (/v1/load_lora_adapter, /v1/unload_lora_adapter): every client with access
+    /// can then make the server read any folder
     #[arg(
         long,
         env = "HALYARD_ALLOW_RUNTIME_LORA_UPDATING",

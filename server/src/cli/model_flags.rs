@@ -1,4 +1,4 @@
-//! Flags that put something in place of a model's own files, and those that say which of the hub's files are meant.
+//! Flags that replace a model's own files, and those that choose files of a hub repository.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ const GENERATION_FIELDS: [&str; 9] = [
     "eos_token_id",
 ];
 
-/// What stands in for a model's own files.
+/// Overrides of a model's own files.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Model")]
 pub struct OverrideArgs {
@@ -33,7 +33,7 @@ pub struct OverrideArgs {
     /// Chat template in place of the model's: a file, or the template itself
     #[arg(long, value_name = "FILE|TEXT", env = "HALYARD_CHAT_TEMPLATE")]
     pub chat_template: Option<String>,
-    /// How the chat template is handed contents: auto (as it reads them), string, or openai (lists of parts)
+    /// Form of message contents for the chat template: auto (as it reads them), string, or openai (lists of parts)
     #[arg(long, value_name = "FORMAT", env = "HALYARD_CHAT_TEMPLATE_CONTENT_FORMAT", default_value = "auto",
         value_parser = parse_content_format)]
     pub chat_template_content_format: ContentFormat,

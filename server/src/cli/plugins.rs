@@ -1,5 +1,5 @@
-//! `halyard platforms` and `halyard plugins`: what is there, what it says of itself, why it cannot be used, whether it
-//! works ([`test`]), and a start for a new one ([`new`]).
+//! `halyard platforms` and `halyard plugins`: lists plugins and their facts, explains why one cannot be used, tests one
+//! ([`test`]), and writes the start of a new one ([`new`]).
 
 mod new;
 mod test;
@@ -43,7 +43,7 @@ pub enum PluginsCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// What a library says of itself, read without running it
+    /// Show the facts in a library's file, without running it
     Inspect {
         /// The library
         file: PathBuf,
@@ -68,7 +68,7 @@ pub enum PluginsCommand {
 /// Flags of `halyard plugins list`.
 #[derive(Args, Debug)]
 pub struct ListArgs {
-    /// A running server: shows its stat loggers and how they stand
+    /// A running server: shows its stat loggers and their state
     #[arg(long, value_name = "URL", env = "HALYARD_URL", help_heading = "Server")]
     url: Option<String>,
     /// Key for the server

@@ -1,5 +1,5 @@
-//! `halyard serve`: platform, socket, model, engine, and then HTTP until a signal. In this order, so that what is
-//! misspelt or taken fails before anything is downloaded or loaded.
+//! `halyard serve`: platform, socket, model, engine, and then HTTP until a signal. In this order, so that a misspelt
+//! name or a port in use fails before anything is downloaded or loaded.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -31,7 +31,7 @@ use crate::logging::{self, LogFormat};
 use crate::openai::policy::Limits;
 use crate::source::ResolvedModel;
 
-/// Flags of `halyard serve`. Of one that stands twice the last counts, as in vLLM; lists grow.
+/// Flags of `halyard serve`. If a flag is given twice the last one counts, as in vLLM; lists grow.
 #[derive(Args, Debug)]
 #[command(args_override_self = true)]
 pub struct ServeArgs {
@@ -74,7 +74,7 @@ struct HttpArgs {
     port: u16,
     /// Key that requests must carry (Authorization: Bearer KEY); may be repeated, and a comma separates keys. Guards
     /// every route but /health and /ping. A command line is visible to every user of the machine until the server has
-    /// taken the key off it: --api-key-file or HALYARD_API_KEY (or VLLM_API_KEY) show it to nobody
+    /// taken the key off it: --api-key-file or HALYARD_API_KEY (or VLLM_API_KEY) show it to no other user
     #[arg(
         long = "api-key",
         value_name = "KEY",
@@ -83,7 +83,7 @@ struct HttpArgs {
         value_delimiter = ','
     )]
     api_keys: Vec<String>,
-    /// Name of the model for clients; may be repeated, the first one stands in answers
+    /// Name of the model for clients; may be repeated, the first one is used in answers
     #[arg(
         long = "served-model-name",
         value_name = "NAME",
@@ -106,8 +106,8 @@ struct HttpArgs {
     log_prompts: bool,
 }
 
-/// Runs the server until it is told to end. `accepted` are flags of the line that need nothing here, each with the
-/// reason.
+/// Runs the server until a signal ends it. `accepted`: flags of the command line that have no effect here, each with
+/// the reason.
 ///
 /// # Errors
 /// [`ServerError`].
@@ -157,7 +157,7 @@ async fn serve_model(
     let hangup = hangup_signal().map_err(ServerError::io("installing signal handlers"))?;
     let mut stop = Box::pin(stop_signal().map_err(ServerError::io("installing signal handlers"))?);
     let socket = BoundSocket::bind(&args.http.host, args.http.port)?;
-    // A signal while the model comes or loads ends at once: nothing is running yet.
+    // A signal while the model is fetched or loaded ends the process at once: no request runs yet.
     let prepared = tokio::select! {
         prepared = prepare(&args, chosen, hooks, (&keys, socket.is_loopback())) => prepared?,
         () = &mut stop => return Ok(()),
@@ -183,7 +183,7 @@ async fn serve_model(
     Ok(())
 }
 
-/// The address that a client on this machine takes: that of every interface is none.
+/// The address for a client on this machine: 0.0.0.0 and :: become loopback.
 fn reachable(address: std::net::SocketAddr) -> String {
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
     let ip = match address.ip() {
@@ -194,7 +194,7 @@ fn reachable(address: std::net::SocketAddr) -> String {
     format!("http://{}", SocketAddr::new(ip, address.port()))
 }
 
-/// What is served, and what to say about it.
+/// The served model, and the facts for the banner.
 struct Prepared {
     state: Arc<AppState>,
     platform: String,
@@ -225,7 +225,7 @@ async fn prepare(
     let http = &args.http;
     let body_bytes = usize::try_from(http.max_body_bytes).unwrap_or(usize::MAX);
     let mut state = AppState {
-        text_work: TextWork::new(body_bytes, Arc::clone(&transport.body_room)),
+        text_work: TextWork::new(body_bytes, Arc::clone(&transport.body_memory)),
         model_root: model.path.display().to_string(),
         model_names,
         created: unix_seconds(),
@@ -390,12 +390,12 @@ mod tests {
 
     #[test]
     fn the_address_of_every_interface_becomes_one_that_answers() {
-        for (bound, told) in [
+        for (bound, printed) in [
             ("0.0.0.0:80", "http://127.0.0.1:80"),
             ("[::]:80", "http://[::1]:80"),
             ("10.1.2.3:80", "http://10.1.2.3:80"),
         ] {
-            assert_eq!(reachable(bound.parse().expect("an address")), told);
+            assert_eq!(reachable(bound.parse().expect("an address")), printed);
         }
     }
 }

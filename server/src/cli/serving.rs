@@ -1,4 +1,4 @@
-//! Flags that say what requests get unless they ask for something else, and which optional routes there are.
+//! Flags for the defaults of requests, and for optional routes.
 
 use clap::Args;
 
@@ -13,7 +13,7 @@ pub struct ServingArgs {
     #[arg(long, value_name = "COUNT", env = "HALYARD_MAX_LOGPROBS", default_value_t = 20, allow_negative_numbers = true,
         value_parser = clap::value_parser!(i32).range(-1..))]
     max_logprobs: i32,
-    /// Keyword arguments of the chat template, as JSON: {"enable_thinking": false}; those of a request go before them
+    /// Keyword arguments of the chat template, as JSON: {"enable_thinking": false}; those of a request take precedence
     #[arg(long, value_name = "JSON", env = "HALYARD_DEFAULT_CHAT_TEMPLATE_KWARGS", value_parser = parse_object)]
     default_chat_template_kwargs: Option<JsonObject>,
     /// Role of answers to chat requests
@@ -32,7 +32,7 @@ pub struct ServingArgs {
     #[arg(long, value_name = "BOOL", env = "HALYARD_ENABLE_FORCE_INCLUDE_USAGE", default_value_t = false,
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     enable_force_include_usage: bool,
-    /// Serve GET /tokenizer_info, which tells the chat template and the tokenizer's configuration
+    /// Serve GET /tokenizer_info, which returns the chat template and the tokenizer's configuration
     #[arg(long, value_name = "BOOL", env = "HALYARD_ENABLE_TOKENIZER_INFO_ENDPOINT", default_value_t = false,
         num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     enable_tokenizer_info_endpoint: bool,
@@ -46,7 +46,7 @@ pub struct ServingArgs {
 }
 
 impl ServingArgs {
-    /// What the routes read.
+    /// The settings that the routes read.
     pub fn defaults(&self) -> ServingDefaults {
         ServingDefaults {
             max_logprobs: u32::try_from(self.max_logprobs).unwrap_or(u32::MAX),

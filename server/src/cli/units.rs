@@ -1,4 +1,4 @@
-//! Values of flags that are more than a number: bytes with a unit, element types, scheduling policies.
+//! Types of flag values that are more than a number: bytes with a unit, element types, scheduling policies.
 
 use halyard_platform_api::DType;
 use halyard_scheduler::Policy;

@@ -1,5 +1,5 @@
-//! vLLM's flags of `vllm serve`, each with its state here: the same, accepted because nothing is needed, or refused
-//! with the reason. Only names and states; how a command line is read is `command_line`'s business.
+//! The flags of `vllm serve`, each with its state here: the same, accepted without an effect, or refused with the
+//! reason. Names and states only; `command_line` reads the lines.
 
 mod earlier;
 mod table;
@@ -7,7 +7,7 @@ mod table;
 pub use earlier::EARLIER;
 pub use table::FLAGS;
 
-/// What a flag takes on the command line.
+/// The kind of value that a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
     /// Nothing.
@@ -22,7 +22,7 @@ pub enum Takes {
     Optional,
 }
 
-/// What a flag means here.
+/// The state of a flag here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// A flag of the same name and meaning.
@@ -45,9 +45,9 @@ pub struct Flag {
     pub name: &'static str,
     /// Other spellings, opposites not counted.
     pub aliases: &'static [&'static str],
-    /// What it takes.
+    /// Its kind of value.
     pub takes: Takes,
-    /// What it means here.
+    /// Its state here.
     pub state: State,
 }
 

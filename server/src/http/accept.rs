@@ -94,7 +94,7 @@ pub(super) async fn accept_until(
 /// The next connection with its options set, once there are descriptors for it.
 async fn accept_one(listener: &TcpListener, transport: &Transport) -> io::Result<(TcpStream, SocketAddr)> {
     loop {
-        transport.connections.room(&transport.limits).await;
+        transport.connections.descriptors_free(&transport.limits).await;
         match listener.accept().await {
             // The client left before it was accepted.
             Err(error) if is_the_clients(&error) => {}

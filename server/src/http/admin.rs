@@ -1,5 +1,5 @@
-//! Routes for the operator: what plugins a server runs and how they stand, and reloading one. Guarded by the key as all
-//! others.
+//! Routes for the operator: the running plugins with their state, and reloading one. They need the key, as all others
+//! do.
 
 use std::sync::Arc;
 

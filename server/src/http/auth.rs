@@ -1,5 +1,5 @@
-//! API keys. Compares every given key with every known one in constant time; knows nothing of users or rights. The
-//! comparison never stops early, so that its duration tells nothing about how much of a key was right.
+//! API keys. Compares every given key with every known one in constant time; there are no users or rights. The
+//! comparison never stops early, so its duration does not show how much of a key was right.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};

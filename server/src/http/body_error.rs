@@ -24,10 +24,10 @@ pub enum BodyError {
     },
     /// Long bodies hold all the memory that they may.
     #[error(
-        "long request bodies hold all of the {limit} bytes that they may together (--max-pending-body-bytes), and this \
-         one kept the server waiting longest or found no room; try again"
+        "the long request bodies together hold {limit} bytes, the limit (--max-pending-body-bytes), and this one \
+         kept the server waiting longest or did not fit; try again"
     )]
-    NoRoom {
+    NoMemory {
         /// `--max-pending-body-bytes`.
         limit: usize,
     },
@@ -38,7 +38,7 @@ impl From<&BodyError> for ApiError {
         let message = error.to_string();
         match error {
             BodyError::Late { .. } => ApiError::new(StatusCode::REQUEST_TIMEOUT, message).with_code("body_timeout"),
-            BodyError::NoRoom { .. } => ApiError {
+            BodyError::NoMemory { .. } => ApiError {
                 retry_after_s: Some(1),
                 ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("too_many_bodies")
             },

@@ -1,5 +1,5 @@
-//! One connection from its first byte to its last: HTTP/1 or 2 over hyper, its bytes watched for progress, its
-//! deadlines kept. Knows nothing of routes; which connection must go is for `connections.rs` to say.
+//! Serves one connection: HTTP/1 or 2 over hyper, with deadlines and a check that bytes move. Knows no routes;
+//! `connections.rs` decides which connection is closed when there are too many.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -35,7 +35,7 @@ use crate::api_error::ApiError;
 const PENDING_RESET_STREAMS: usize = 20;
 /// HTTP/2: streams that the server reset for the client's mistakes; more end the connection. h2's default.
 const LOCAL_ERROR_RESETS: usize = 1024;
-/// HTTP/2: a client whose streams run is asked this often whether it is there, and has as long to say so.
+/// HTTP/2: interval of pings to a client with running streams, and the time in which it must answer.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 
 /// hyper's settings for all connections of a server.
@@ -86,7 +86,7 @@ where
     let limits = &*transport.limits;
     let interval = limits.check_interval();
     let mut check = pin!(tokio::time::sleep(interval));
-    let mut told = false;
+    let mut is_draining = false;
     loop {
         tokio::select! {
             biased;
@@ -97,8 +97,8 @@ where
                 return None;
             }
             () = connection.evicted() => return Some(EndReason::Evicted),
-            _ = stopping.wait_for(|stop| *stop), if !told => {
-                told = true;
+            _ = stopping.wait_for(|stop| *stop), if !is_draining => {
+                is_draining = true;
                 http.as_mut().graceful_shutdown();
                 check.as_mut().reset(Instant::now());
             }
@@ -109,7 +109,7 @@ where
                     return Some(reason);
                 }
                 // hyper waits for the first request of a connection even then.
-                if told && connection.is_silent() {
+                if is_draining && connection.is_silent() {
                     return None;
                 }
                 let next = now + interval;
@@ -148,7 +148,7 @@ fn answer(
                 .headers_mut()
                 .insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        // Not taken before hyper asks for the body: a window of HTTP/2 may be shut from the start.
+        // Not counted as taken before hyper asks for the body: an HTTP/2 window may be closed from the start.
         active.has_given();
         Ok(response.map(|inner| WrappedBody::new(inner, active)))
     }
@@ -168,7 +168,7 @@ fn too_many_connections(limit: usize) -> ApiError {
 /// Notes whether an answer's client takes it.
 impl Wrapper for ActiveRequest {
     fn poll_frame(&mut self, inner: &mut Body, cx: &mut Context<'_>) -> PolledFrame {
-        // hyper asks only when the connection, or the stream's window, has room.
+        // hyper asks only when the connection, or the stream's window, takes more bytes.
         self.is_asked();
         let polled = Pin::new(inner).poll_frame(cx);
         if matches!(polled, Poll::Ready(Some(Ok(_)))) {
@@ -178,7 +178,7 @@ impl Wrapper for ActiveRequest {
     }
 }
 
-/// A socket whose progress is noted.
+/// A socket whose progress is recorded.
 struct Watched<I> {
     inner: I,
     connection: Arc<Connection>,

@@ -1,5 +1,5 @@
-//! One connection over a pipe in memory, with a clock that the tests turn: every deadline, every bound, and what must
-//! not be cut.
+//! One connection over a pipe in memory, with a clock that the tests set: each deadline, each bound, and connections
+//! that must not be closed.
 
 use std::io;
 use std::net::SocketAddr;
@@ -363,7 +363,7 @@ async fn http2(
         .initial_window_size(0)
         .handshake(served.client);
     let (client, connection) = handshake.await.expect("HTTP/2");
-    // The server's end stays told to go on.
+    // The server's side does not stop.
     std::mem::forget(served.stop);
     (client, tokio::spawn(connection), served.ended)
 }

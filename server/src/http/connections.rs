@@ -1,5 +1,5 @@
-//! Which connections are open and what each is doing: its phase, the moments that deadlines count from, and who is
-//! given up first when there are too many. Reads no bytes and closes no socket itself.
+//! The open connections: the phase of each, the times from which its deadlines count, and which one is closed first
+//! when there are too many. Reads no bytes and closes no socket itself.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -12,9 +12,9 @@ use tokio::time::Instant;
 
 use super::limits::{CLOSING_CONNECTIONS, ConnectionLimits, PROBE_CONNECTIONS};
 
-/// A moment that has not come.
+/// The value of a time that is not set.
 const NEVER: u64 = u64::MAX;
-/// A connection beyond the bound is to be gone after this time, whatever it does.
+/// A connection beyond the bound is closed after this time in any case.
 const PROBE_LIFETIME: Duration = Duration::from_secs(5);
 
 /// Why the server ended a connection.
@@ -28,7 +28,7 @@ pub enum EndReason {
     WriteTimeout,
     /// Another connection needed the place.
     Evicted,
-    /// Served beyond the bound, and its short time is over.
+    /// Served beyond the bound, and its time is over.
     ProbeTimeout,
 }
 
@@ -48,7 +48,8 @@ impl EndReason {
     }
 }
 
-/// One connection as its tasks and the accept loop see it. Times are milliseconds since the server's start.
+/// The state of one connection that its tasks and the accept loop share. Times are milliseconds since the server's
+/// start.
 #[derive(Debug)]
 pub struct Connection {
     epoch: Instant,
@@ -59,7 +60,7 @@ pub struct Connection {
     accepted: u64,
     /// Requests from their complete head to the end of their answer.
     active: AtomicUsize,
-    /// Of these, the ones whose body still comes.
+    /// Of these, the ones whose body is still arriving.
     receiving: AtomicUsize,
     last_read: AtomicU64,
     /// The first byte since the last answer.
@@ -121,7 +122,7 @@ impl Connection {
         }
     }
 
-    /// A request of this connection proved that it may ask.
+    /// A request of this connection had an accepted key.
     pub fn trust(&self) {
         self.is_trusted.store(true, Ordering::Relaxed);
     }
@@ -136,7 +137,7 @@ impl Connection {
         self.evict.notified().await;
     }
 
-    /// When this connection ends unless something happens, and why.
+    /// The deadline of this connection in its present state, and the reason.
     pub(super) fn deadline(&self, limits: &ConnectionLimits) -> Option<(Instant, EndReason)> {
         let mut first: Option<(u64, EndReason)> = None;
         let mut at_most = |since: u64, patience: Duration, reason| {
@@ -175,7 +176,7 @@ impl Connection {
         first.map(|(at, reason)| (self.epoch + Duration::from_millis(at), reason))
     }
 
-    /// How readily it is given up when there are too many, lowest first; none while it is being answered.
+    /// Its rank when a connection must be closed, lowest first; none while a request is being answered.
     fn rank(&self) -> Option<(u8, u64)> {
         let active = self.active.load(Ordering::Relaxed);
         let last_read = self.last_read.load(Ordering::Relaxed);
@@ -226,7 +227,7 @@ impl ActiveRequest {
         self.untaken.store(self.connection.now(), Ordering::Relaxed);
     }
 
-    /// There is room for the next piece.
+    /// The next piece was asked for.
     pub(super) fn is_asked(&self) {
         self.untaken.store(NEVER, Ordering::Relaxed);
     }
@@ -242,7 +243,7 @@ impl Drop for ActiveRequest {
     }
 }
 
-/// A body that still comes; counted while it lives.
+/// A body that is still arriving; counted while it lives.
 #[derive(Debug)]
 pub(super) struct Receiving(Arc<Connection>);
 
@@ -265,7 +266,7 @@ pub struct Connections {
     epoch: Instant,
     open: Mutex<HashMap<u64, Arc<Connection>>>,
     next: AtomicU64,
-    /// Rings when one has ended.
+    /// Notified when one has ended.
     ended: Notify,
 }
 
@@ -280,12 +281,12 @@ impl Default for Connections {
     }
 }
 
-/// What becomes of a new connection.
+/// The outcome for a new connection.
 #[derive(Debug)]
 pub(super) enum Admission {
     /// It is served, perhaps in the place of another.
     Open(Slot, Option<SocketAddr>),
-    /// There is no place, and nobody to give up.
+    /// There is no place, and no connection that may be closed for it.
     Refused,
 }
 
@@ -299,8 +300,8 @@ impl Connections {
     /// probes.
     ///
     /// Spared first are connections that wait for a request (silent, half a head, or idle between two), the longest
-    /// quiet first and those that never showed an accepted key before the others; then those whose body still comes. A
-    /// request that is being answered is never cut.
+    /// quiet first and those that never showed an accepted key before the others; then those whose body is still
+    /// arriving. A request that is being answered is never cut.
     pub(super) fn admit(self: &Arc<Self>, peer: SocketAddr, limits: &ConnectionLimits) -> Admission {
         let mut open = locked(&self.open);
         let staying = |probe: bool| move |c: &&Arc<Connection>| c.is_probe == probe && !c.is_given_up();
@@ -337,7 +338,7 @@ impl Connections {
         )
     }
 
-    /// Gives up the connection that can best be spared; whether there was one.
+    /// Closes the connection with the lowest rank. Returns whether there was one.
     pub(super) fn spare_one(&self) -> bool {
         let open = locked(&self.open);
         let ranked = open.values().filter(|c| !c.is_given_up());
@@ -346,8 +347,8 @@ impl Connections {
         victim.inspect(|(_, c)| c.give_up()).is_some()
     }
 
-    /// Waits until the descriptors of ended connections are free again, as far as the next one needs them.
-    pub(super) async fn room(&self, limits: &ConnectionLimits) {
+    /// Waits until the descriptors of ended connections are free again, as many as the next connection needs.
+    pub(super) async fn descriptors_free(&self, limits: &ConnectionLimits) {
         let most = limits.connections + PROBE_CONNECTIONS + CLOSING_CONNECTIONS;
         loop {
             let ended = self.ended.notified();
@@ -380,7 +381,7 @@ impl Drop for Slot {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every change under these locks is one call: a panic elsewhere leaves them whole.
+    // Every change under these locks is one call, so a panic elsewhere cannot leave them half changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

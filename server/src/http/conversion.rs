@@ -1,4 +1,4 @@
-//! Reading a request's body, and the choice of the thread that converts it: work on a long one must not hold up others.
+//! Reads a request's body and chooses the thread that converts it: a long body must not delay other requests.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::openai::body::Body;
 use crate::openai::model::ModelContext;
 
 impl AppState {
-    /// What conversions need to know; `cancel` ends them.
+    /// The facts for conversions; `cancel` ends them.
     pub fn context<'a>(&'a self, cancel: &'a CancelFlag) -> ModelContext<'a> {
         let info = self.engine.info();
         ModelContext {
@@ -36,7 +36,7 @@ impl AppState {
 /// Reads a body, and the id that it or the request's header gives.
 ///
 /// # Errors
-/// What `body.rs` and `text_work.rs` refuse, and 400 for an id that no header could carry.
+/// Errors of `body.rs` and `text_work.rs`, and 400 for an id that no header could carry.
 pub async fn read(state: &AppState, request: Request) -> Result<(Value, Lane, RequestId), ApiError> {
     let (parts, body) = request.into_parts();
     let id = parts.extensions.get::<RequestId>().cloned().unwrap_or_default();
@@ -81,7 +81,7 @@ where
             let bytes = held.bytes();
             let work = move || {
                 let converted = convert(&own, &mut body, &flag);
-                // Until the body has gone: a request that was given up holds its part of the bounds meanwhile.
+                // Held until the body is dropped: until then a cancelled request counts against the bounds.
                 drop(body);
                 drop(held);
                 converted

@@ -6,7 +6,8 @@ use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, Any, CorsLayer};
 
 use crate::option_error::OptionError;
 
-/// What was allowed. `*` stands for everything; methods and headers that are not named are all allowed, as in vLLM.
+/// The allowed origins, methods and headers. `*` allows all; methods and headers that are not named are all allowed, as
+/// in vLLM.
 #[derive(Clone, Debug, Default)]
 pub struct CorsRules {
     /// `--allowed-origins`.
@@ -40,7 +41,7 @@ impl CorsRules {
             ));
         }
         let all = |names: &[String]| names.iter().any(|name| name == "*");
-        // The standard forbids `*` beside credentials: what was asked is repeated instead.
+        // The standard forbids `*` together with credentials: the header repeats what the page asked for instead.
         let mirrors = self.credentials;
         let origins: AllowOrigin = match all(&self.origins) {
             true if mirrors => AllowOrigin::mirror_request(),

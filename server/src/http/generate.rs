@@ -1,6 +1,6 @@
-//! One generation request, of any API: read, submit, follow its chunks, send what the answer's writer makes of them,
-//! whole or as a stream. Dropping the answer (a client that went away) drops the engine's streams, which cancels the
-//! request.
+//! One generation request of any API: reads and submits it, formats its chunks with the API's writer, and sends the
+//! answer whole or as a stream. Dropping the answer (a client that went away) drops the engine's streams, which cancels
+//! the request.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -35,14 +35,14 @@ struct Job {
     format: Box<dyn Format>,
     /// One for each prompt.
     requests: Vec<Request>,
-    /// What the texts have to pass.
+    /// The IO processors for the answer's texts.
     io: IoRun,
 }
 
 /// Answers a request to `api`.
 ///
 /// # Errors
-/// What is refused before the first byte of an answer; later failures of a stream come as an event in it.
+/// Failures before the first byte of an answer; a later failure of a stream is an event in it.
 pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api) -> Result<Response, ApiError> {
     let trace_parent = trace_parent(&http);
     let (body, lane, request_id) = read(&state, http).await?;
@@ -93,13 +93,14 @@ pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api
     Ok(response)
 }
 
-/// The client's place in its trace (W3C Trace Context), for records. One that is too long to be any is left out.
+/// The request's `traceparent` header (W3C Trace Context), for stat records. A value over 128 bytes is invalid and is
+/// ignored.
 fn trace_parent(request: &HttpRequest) -> Option<String> {
     let value = request.headers().get("traceparent")?.to_str().ok()?;
     (value.len() <= 128).then(|| value.to_owned())
 }
 
-/// The body as the IO processors leave it, and what its answer has to pass.
+/// The body after the IO processors, and the processors for its answer.
 async fn pass_io(state: &AppState, route: &'static str, id: &str, body: Value) -> Result<(Value, IoRun), ApiError> {
     if state.io.is_empty() {
         return Ok((body, IoRun::default()));
@@ -167,7 +168,7 @@ fn merge(streams: Vec<OutputStream>) -> Chunks {
     streams.into_iter().enumerate().map(tagged).collect()
 }
 
-/// What an answer is made from while it is made.
+/// The state of an answer while it is written.
 struct Exchange {
     writer: AnswerWriter,
     io: IoRun,
@@ -202,7 +203,7 @@ async fn whole_answer(exchange: Exchange, mut chunks: Chunks) -> Result<Response
 }
 
 fn stream_answer(exchange: Exchange, chunks: Chunks) -> Response {
-    // What is there already leaves together: with n above 1, a step's tokens.
+    // Chunks that are ready are sent together: with n above 1, those of one step.
     let num_choices = exchange.writer.num_choices().max(1);
     let start = (exchange, chunks.ready_chunks(num_choices));
     let events = stream::unfold(Some(start), |position| async move {
@@ -232,13 +233,13 @@ fn stream_answer(exchange: Exchange, chunks: Chunks) -> Response {
     let content_type = HeaderValue::from_static("text/event-stream; charset=utf-8");
     headers.insert(header::CONTENT_TYPE, content_type);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Reverse proxies that buffer would hold tokens back.
+    // Without it buffering reverse proxies would delay tokens.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
 
 impl Exchange {
-    /// What a stream tells of a chunk.
+    /// The events of a chunk in a stream.
     async fn events(&mut self, prompt: usize, mut chunk: OutputChunk) -> Result<String, ApiError> {
         let last = chunk.finish.is_some();
         if let Some(error) = chunk.finish.as_ref().and_then(failure) {

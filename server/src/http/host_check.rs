@@ -1,6 +1,6 @@
-//! The names under which this server answers. A web page can give its own name the address 127.0.0.1 (DNS rebinding)
-//! and then talk to a server that only this machine was meant to reach; the browser still says the page's name in
-//! `Host`, which shows it.
+//! Checks the `Host` header against the names that this server answers to. This stops DNS rebinding: a web page gives
+//! its own name the address 127.0.0.1 and then reaches a server that only this machine was meant to reach. The browser
+//! still sends the page's name in `Host`.
 
 use std::net::IpAddr;
 

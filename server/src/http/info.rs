@@ -1,4 +1,4 @@
-//! Facts about this server under the routes that tools know: `/tokenizer_info` (vLLM's, for lm-eval's remote
+//! Facts about this server under the routes that other tools ask for: `/tokenizer_info` (vLLM's, for lm-eval's remote
 //! tokenizer), and `/server_info` and `/model_info` (SGLang's, for its router, also under their older names).
 //! None of them changes while serving.
 

@@ -16,7 +16,7 @@ use super::request_id::with_request_id;
 use super::state::AppState;
 use crate::api_error::{ApiError, clip};
 
-/// Routes with what stands around them.
+/// Routes with their layers.
 pub fn with_layers(routes: Router<Arc<AppState>>, state: Arc<AppState>) -> Router {
     let mut routes = routes
         .layer(middleware::from_fn_with_state(Arc::clone(&state), require_key))
@@ -36,7 +36,8 @@ pub fn with_layers(routes: Router<Arc<AppState>>, state: Arc<AppState>) -> Route
         .with_state(state)
 }
 
-/// Refuses what carries no accepted key, unknown paths included: without a key nobody learns which routes exist.
+/// Refuses requests without an accepted key, for unknown paths too: without a key a client does not learn which routes
+/// exist.
 async fn require_key(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let open = OPEN_ROUTES.contains(&path) || (path == "/metrics" && state.serving.metrics_without_key);

@@ -16,7 +16,7 @@ const RESERVED_FILES: usize = 128;
 /// MiB.
 const DEFAULT_MAX_CONNECTIONS: usize = 8192;
 
-/// What one connection may use, and how many there may be.
+/// The limits of one connection, and of their number.
 #[derive(Clone, Debug)]
 pub struct ConnectionLimits {
     /// Connections at the same time, without [`PROBE_CONNECTIONS`].
@@ -71,7 +71,7 @@ impl ConnectionLimits {
 pub enum FileLimitError {
     /// More connections were asked for than descriptors are left.
     #[error(
-        "--max-connections is {asked}, but the limit of {limit} open files leaves room for {room}; raise it (ulimit \
+        "--max-connections is {asked}, but the limit of {limit} open files allows {available}; raise it (ulimit \
          -n) or ask for fewer"
     )]
     TooMany {
@@ -80,7 +80,7 @@ pub enum FileLimitError {
         /// Open files that the process may have.
         limit: usize,
         /// Connections that fit.
-        room: usize,
+        available: usize,
     },
     /// Not even one connection fits.
     #[error(
@@ -100,14 +100,14 @@ pub enum FileLimitError {
     },
 }
 
-/// The bound on connections: what was asked for, or the default, if the limit of open files has room for it.
+/// The bound on connections: the number asked for, or the default, if the limit of open files allows it.
 ///
 /// # Errors
 /// [`FileLimitError`].
 pub fn max_connections(asked: Option<usize>, file_limit: usize, open: usize) -> Result<usize, FileLimitError> {
     let reserved = RESERVED_FILES.min(file_limit / 4) + PROBE_CONNECTIONS + CLOSING_CONNECTIONS;
-    let room = file_limit.saturating_sub(open + reserved);
-    if room == 0 {
+    let available = file_limit.saturating_sub(open + reserved);
+    if available == 0 {
         return Err(FileLimitError::TooLow {
             limit: file_limit,
             open,
@@ -116,13 +116,13 @@ pub fn max_connections(asked: Option<usize>, file_limit: usize, open: usize) -> 
         });
     }
     match asked {
-        Some(asked) if asked > room => Err(FileLimitError::TooMany {
+        Some(asked) if asked > available => Err(FileLimitError::TooMany {
             asked,
             limit: file_limit,
-            room,
+            available,
         }),
         Some(asked) => Ok(asked),
-        None => Ok(room.min(DEFAULT_MAX_CONNECTIONS)),
+        None => Ok(available.min(DEFAULT_MAX_CONNECTIONS)),
     }
 }
 

@@ -74,8 +74,8 @@ impl AppState {
     /// The model or adapter that a body names, under the name to answer with.
     ///
     /// # Errors
-    /// 400 for a name that is no text or that a resolver refuses, 404 for one that nobody knows, 503 where a resolver
-    /// failed or the adapter cannot be read.
+    /// 400 for a name that is no text or that a resolver refuses, 404 for an unknown one, 503 where a resolver failed
+    /// or the adapter cannot be read.
     pub async fn find_model(self: &Arc<Self>, body: &Body) -> Result<String, ApiError> {
         let name = match body.get("model") {
             Value::Null => None,
@@ -88,7 +88,7 @@ impl AppState {
         self.model_name(name)
     }
 
-    /// Makes an adapter known, where it is not and a resolver knows it. A name that nobody knows is no error yet.
+    /// Adds an unknown adapter if a resolver finds it. A name that stays unknown is no error yet.
     async fn find_adapter(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let Some(resolvers) = &self.lora.resolvers else {
             return Ok(());
@@ -99,7 +99,7 @@ impl AppState {
         let lock = self.lora.loading().entry(name.to_owned()).or_default().clone();
         let outcome = match lock.try_lock() {
             Ok(_held) => self.resolve_and_add(resolvers, name).await,
-            // Somebody asks for it already: only if that leads to nothing all who waited ask once more, together.
+            // Another request asks for it already. Only if that one fails, all that waited ask once more, together.
             Err(_) => {
                 drop(lock.lock().await);
                 match self.is_served(name) {

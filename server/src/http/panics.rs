@@ -1,5 +1,4 @@
-//! A handler that panics: its client gets an answer, the operator a count and one line, and every other request goes
-//! on.
+//! Handlers that panic: the client gets a 500 answer, a metric counts it, one line is logged, and other requests go on.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,7 +39,7 @@ impl ResponseForPanic for Answerer {
     }
 }
 
-// What the panic said may hold text of the request; it stays in the log.
+// The panic's message may hold text of the request, so it goes into the log only.
 fn failed() -> ApiError {
     let message = "the server failed on this request by a defect of its own; its log says where";
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message).with_code("internal_error")
@@ -67,7 +66,7 @@ struct Guard {
 
 impl Wrapper for Guard {
     fn poll_frame(&mut self, inner: &mut Body, cx: &mut Context<'_>) -> PolledFrame {
-        // What panicked is not asked again.
+        // A handler that panicked is not polled again.
         if let Ok(polled) = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut *inner).poll_frame(cx))) {
             return polled;
         }

@@ -1,5 +1,5 @@
-//! What a running server can be told anew: its keys (SIGHUP reads `--api-key-file` again) and its log level
-//! (`/admin/log-level`). Certificates do not exist yet.
+//! Settings that a running server can change: its keys (SIGHUP reads `--api-key-file` again) and its log level
+//! (`/admin/log-level`). There are no certificates yet.
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::state::AppState;
 use crate::api_error::ApiError;
 use crate::logging;
 
-/// Takes SIGHUP, which ends the process where nobody takes it. Must be called inside a runtime.
+/// Handles SIGHUP, which would end the process otherwise. Must be called inside a runtime.
 ///
 /// # Errors
 /// When the system refuses signal handlers.

@@ -1,5 +1,5 @@
-//! A request's body on its way in: it has a deadline that moves on with the bytes that come. What is wrong comes as an
-//! error of the body; `body.rs` turns it into an answer.
+//! A request's body while it arrives, with a deadline that moves on with each byte. A missed deadline is an error of
+//! the body; `body.rs` turns it into an answer.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! `X-Request-Id`: the caller's, when it is one that fits a header and a log line, or a fresh one. Also writes the one
-//! log line of a request, when its answer has left, which never holds its text.
+//! `X-Request-Id`: the client's, if it fits into a header and a log line, or a new one. Also writes a request's log
+//! line when its answer was sent. The line never holds the request's text.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -135,7 +135,7 @@ pub async fn with_request_id(mut request: Request, next: Next) -> Response {
     })
 }
 
-/// What the log says of a request; written when dropped.
+/// A request's log line; written when dropped.
 struct LogLine {
     id: RequestId,
     method: Method,

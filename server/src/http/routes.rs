@@ -1,4 +1,4 @@
-//! The routes. One of generation is an API of `openai` and a line here; `generate.rs` answers them all.
+//! The routes. A generation route is an API of `openai` and a line here; `generate.rs` serves them all.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The socket's life: bound before the model loads (a taken port fails at once), listening when it has loaded, drained
-//! on a signal. Knows nothing of what routes answer.
+//! The listening socket: bound before the model loads (a port in use fails at once), accepting when it has loaded,
+//! drained on a signal. Knows no route.
 
 use std::future::Future;
 use std::io;
@@ -140,7 +140,7 @@ pub async fn serve(
     let engine = state.engine.clone();
     let transport = Arc::clone(&state.transport);
     let app = router(Arc::clone(&state));
-    let (told, stopping) = watch::channel(false);
+    let (stop_sender, stopping) = watch::channel(false);
     let draining = Arc::clone(&transport);
     let stop = async move {
         stop.await;
@@ -152,8 +152,8 @@ pub async fn serve(
         }
     };
     let mut tasks = accept_until(listener, app, Arc::clone(&transport), stopping, stop).await;
-    // The connections hear it as long as one is there.
-    let _ = told.send(true);
+    // Fails only if no connection is left.
+    let _ = stop_sender.send(true);
     let running = state.in_flight.load(std::sync::atomic::Ordering::Relaxed);
     tracing::info!(
         running,

@@ -1,4 +1,4 @@
-//! What every route sees: the engine, the names it is served under, limits, keys and metrics. Immutable once serving.
+//! State that all routes share: the engine, its served names, limits, keys and metrics. Immutable while serving.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,12 +18,12 @@ use crate::openai::policy::{Limits, ServingDefaults};
 /// Adapters that an error lists.
 const SHOWN_ADAPTERS: usize = 16;
 
-/// What the server knows of adapters beside the engine.
+/// What the server keeps about adapters; the engine has its own part.
 #[derive(Default)]
 pub struct LoraState {
     /// Whether clients may load and unload.
     pub allow_updates: bool,
-    /// Who is asked for names that are not known.
+    /// The resolvers, asked for unknown names.
     pub resolvers: Option<LoraResolvers>,
     /// One lock for each name that is being read because a resolver knew it.
     loading: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
@@ -59,21 +59,21 @@ pub struct AppState {
     pub api_keys: ApiKeys,
     /// Bounds.
     pub limits: Limits,
-    /// What the operator chose for requests.
+    /// The operator's limits and defaults for requests.
     pub serving: ServingDefaults,
     /// Stat loggers.
     pub hooks: Arc<Hooks>,
     /// Whether the scheduler looks at priorities.
     pub priority_scheduling: bool,
-    /// Whether prompts may stand in logs.
+    /// Whether prompts may be logged.
     pub log_prompts: bool,
     /// Generation requests being answered now.
     pub in_flight: AtomicU64,
-    /// What generation requests and their answers pass.
+    /// The IO processors of generation requests and their answers.
     pub io: IoProcessors,
-    /// Adapters: who may change them, who finds them.
+    /// Adapters: the routes that change them, and the resolvers.
     pub lora: LoraState,
-    /// What long bodies and templates may take at the same time.
+    /// The bounds on long bodies and templates in work.
     pub text_work: TextWork,
     /// Connections, and what is counted of them.
     pub transport: Arc<Transport>,

@@ -1,6 +1,6 @@
-//! Long bodies and the work on their texts, bounded in memory, in threads and in time: a long body takes room for its
-//! bytes as they come, and waits, in async code, for its share of what may be converted at once; a short one never
-//! waits for a long one.
+//! Long bodies and the work on their texts, bounded in memory, in threads and in time: a long body takes memory as its
+//! bytes come, then waits (async) until it may be converted. Only so many bytes are converted at once. A short body
+//! never waits for a long one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use halyard_text::CancelFlag;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::body::SHORT_BYTES;
-use super::body_room::{BodyRoom, Place, ReadError};
+use super::body_memory::{BodyMemory, Place, ReadError};
 use super::trim;
 use crate::api_error::ApiError;
 
@@ -38,10 +38,10 @@ const NICE: i32 = 19;
 /// How long a short chat waits for a thread: others' templates may each take their whole bound.
 const CHAT_WAIT: Duration = Duration::from_secs(20);
 
-/// What may be worked on at the same time.
+/// The bounds on work at the same time.
 #[derive(Debug)]
 pub struct TextWork {
-    room: Arc<BodyRoom>,
+    memory: Arc<BodyMemory>,
     converting: Arc<Semaphore>,
     /// Threads for long conversions, and as many for short chats.
     long: Arc<Semaphore>,
@@ -57,12 +57,12 @@ pub struct TextWork {
 type Job = Box<dyn FnOnce() + Send>;
 
 impl TextWork {
-    /// Bounds for bodies of at most `max_body_bytes`, all of which have their bytes in `room`.
-    pub fn new(max_body_bytes: usize, room: Arc<BodyRoom>) -> Self {
+    /// Bounds for bodies of at most `max_body_bytes`, all of which take their bytes from `memory`.
+    pub fn new(max_body_bytes: usize, memory: Arc<BodyMemory>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let converting = permits(max_body_bytes.saturating_mul(BODIES_CONVERTED));
         TextWork {
-            room,
+            memory,
             converting: Arc::new(Semaphore::new(converting as usize)),
             long: Arc::new(Semaphore::new(num_threads())),
             chats: Arc::new(Semaphore::new(cores.max(2))),
@@ -90,7 +90,7 @@ impl TextWork {
     {
         let jobs = self.jobs(bytes);
         let (done, result) = oneshot::channel();
-        // Nobody may wait for it any more.
+        // The request may be gone: then the result is dropped.
         let job = Box::new(move || drop(done.send(work())));
         let failed = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the work on the body failed");
         jobs.send(job).map_err(|_| failed(()))?;
@@ -100,7 +100,7 @@ impl TextWork {
     /// Lets a body in: a long one when all of it is here and may be worked on.
     ///
     /// # Errors
-    /// 400 for a body of too many values, 503 for one that finds no room.
+    /// 400 for a body of too many values, 503 for one for which no memory is free.
     pub async fn admit(&self, headers: &HeaderMap, body: Body) -> Result<Admitted, ApiError> {
         let announced = headers.get(header::CONTENT_LENGTH);
         let announced = announced.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
@@ -139,11 +139,11 @@ impl TextWork {
     }
 
     async fn admit_long(&self, start: Vec<u8>, rest: BodyDataStream) -> Result<Admitted, ApiError> {
-        let mut place = self.room.place();
+        let mut place = self.memory.place();
         let bytes = match place.read(start, rest, self.max_body_bytes).await {
             Ok(bytes) => bytes,
             Err(ReadError::Body(error)) => return Ok(Admitted::Short(failing(error))),
-            Err(ReadError::NoRoom(error)) => return Err(error),
+            Err(ReadError::NoMemory(error)) => return Err(error),
         };
         if bytes.len() > self.max_body_bytes {
             // Its reader refuses it in the same words as one that said so before.
@@ -194,7 +194,7 @@ pub enum Admitted {
     Long(Vec<u8>, Held),
 }
 
-/// What a long body holds of the bounds, until this is dropped.
+/// The part of the bounds that a long body holds; freed on drop.
 #[derive(Debug)]
 pub struct Held {
     _place: Place,
@@ -234,12 +234,12 @@ pub enum Lane {
     Long(Held),
 }
 
-/// Ends the work of a request whose answer nobody waits for: dropped with the request's future.
+/// Ends the work of a request that was dropped: lives in the request's future.
 #[derive(Debug, Default)]
 pub struct CancelOnDrop(CancelFlag);
 
 impl CancelOnDrop {
-    /// What the work asks.
+    /// The flag that the work checks.
     pub fn flag(&self) -> CancelFlag {
         self.0.clone()
     }
@@ -290,7 +290,7 @@ async fn take(semaphore: &Arc<Semaphore>, count: u32) -> Result<OwnedSemaphorePe
     taken.map_err(|error| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
 }
 
-/// A body that fails as the one did that it stands for.
+/// A body that fails with the error of the original one.
 fn failing(error: axum::Error) -> Body {
     Body::from_stream(stream::iter([Err::<Bytes, _>(error.into_inner())]))
 }
@@ -352,18 +352,22 @@ mod tests {
 
     #[tokio::test]
     async fn long_bodies_wait_for_each_other_and_short_ones_do_not() {
-        let room = Arc::new(BodyRoom::new(4 << 20));
-        let work = TextWork::new(1 << 20, Arc::clone(&room));
+        let memory = Arc::new(BodyMemory::new(4 << 20));
+        let work = TextWork::new(1 << 20, Arc::clone(&memory));
         let text = || vec![b' '; (1 << 20) - PERMIT_BYTES];
         let held = long(&work, text()).await;
-        assert_eq!(room.bytes(), text().len(), "it has room until its conversion ends");
+        assert_eq!(
+            memory.bytes(),
+            text().len(),
+            "it holds its bytes until its conversion ends"
+        );
         let unannounced = |body: Vec<u8>| Body::from_stream(stream::iter([Ok::<_, std::io::Error>(Bytes::from(body))]));
         // Whatever the number of cores, no more than two of the largest are converted.
         let more = work
             .converting
             .clone()
             .try_acquire_many_owned(permits(1 << 20))
-            .expect("room for a second one");
+            .expect("memory for a second one");
         assert!(!is_ready(take(&work.converting, permits(1 << 20))), "a third one waits");
         let lane = work
             .admit(&announced(100), Body::from(vec![b' '; 100]))
@@ -387,13 +391,13 @@ mod tests {
             permits(2 << 20) as usize,
             "all is given back"
         );
-        assert_eq!(room.bytes(), 0);
+        assert_eq!(memory.bytes(), 0);
     }
 
     #[tokio::test]
     async fn bodies_of_too_many_values_are_refused() {
         let body = format!("{{\"prompt\":[{}1]}}", "1,".repeat(MAX_VALUES));
-        let work = TextWork::new(16 << 20, Arc::new(BodyRoom::new(16 << 20)));
+        let work = TextWork::new(16 << 20, Arc::new(BodyMemory::new(16 << 20)));
         let error = work
             .admit(&announced(body.len()), Body::from(body))
             .await
@@ -405,7 +409,7 @@ mod tests {
 
     #[tokio::test]
     async fn large_bodies_are_worked_on_at_the_lowest_priority() {
-        let work = TextWork::new(1 << 20, Arc::new(BodyRoom::new(1 << 20)));
+        let work = TextWork::new(1 << 20, Arc::new(BodyMemory::new(1 << 20)));
         let own = || rustix::process::getpriority_process(None).expect("a priority");
         assert_eq!(work.run(LARGE_BYTES, own).await.expect("a thread"), NICE);
         assert_eq!(work.run(LARGE_BYTES - 1, own).await.expect("a thread"), own());
@@ -414,7 +418,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_chat_waits_for_a_thread_and_not_for_ever() {
-        let mut work = TextWork::new(1 << 20, Arc::new(BodyRoom::new(1 << 20)));
+        let mut work = TextWork::new(1 << 20, Arc::new(BodyMemory::new(1 << 20)));
         work.chat_wait = Duration::from_millis(20);
         let mut held = Vec::new();
         while work.chats.available_permits() > 0 {

@@ -1,5 +1,5 @@
-//! What the server's transport shares with its routes: limits, open connections, whether the server is ending, and what
-//! is counted. One for each server, made before it serves.
+//! State that the transport and the routes share: limits, open connections, counters, and whether the server is
+//! shutting down. One for each server, made before it serves.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use tokio::time::Instant;
 use tower_http::cors::CorsLayer;
 
-use super::body_room::BodyRoom;
+use super::body_memory::BodyMemory;
 use super::connections::{Connections, EndReason};
 use super::host_check::HostRules;
 use super::limits::ConnectionLimits;
@@ -26,8 +26,8 @@ pub struct Transport {
     pub limits: Arc<ConnectionLimits>,
     /// Open connections.
     pub connections: Arc<Connections>,
-    /// Room for long bodies.
-    pub body_room: Arc<BodyRoom>,
+    /// Memory for long bodies.
+    pub body_memory: Arc<BodyMemory>,
     /// The names under which this server answers.
     pub hosts: HostRules,
     /// Pages of other origins that may ask; without it none.
@@ -46,7 +46,7 @@ impl Transport {
     pub fn new(limits: ConnectionLimits, hosts: HostRules, cors: Option<CorsLayer>) -> Self {
         Transport {
             connections: Arc::default(),
-            body_room: Arc::new(BodyRoom::new(limits.pending_body_bytes)),
+            body_memory: Arc::new(BodyMemory::new(limits.pending_body_bytes)),
             limits: Arc::new(limits),
             hosts,
             cors,
@@ -89,7 +89,7 @@ impl Transport {
         self.ended[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What `/metrics` shows of it.
+    /// Its metrics, as text for `/metrics`.
     pub fn collector(self: &Arc<Self>) -> Box<dyn Collector> {
         Box::new(Counted(Arc::clone(self)))
     }
@@ -151,7 +151,7 @@ impl Collector for Counted {
              (no_room)",
             &[
                 ("late", of(&transport.late_bodies)),
-                ("no_room", transport.body_room.refused()),
+                ("no_room", transport.body_memory.refused()),
             ],
         )?;
         let panics = encoder.encode_descriptor(

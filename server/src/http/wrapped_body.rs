@@ -1,4 +1,4 @@
-//! An answer's body inside another one that sees each of its frames. Forwards the rest.
+//! Wraps an answer's body, to observe each of its frames. Forwards everything else.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -7,7 +7,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
-/// What asking a body for its next frame leads to.
+/// The result of polling a body for its next frame.
 pub type PolledFrame = Poll<Option<Result<Frame<Bytes>, axum::Error>>>;
 
 /// Stands around a body.
@@ -16,7 +16,7 @@ pub trait Wrapper: Unpin {
     fn poll_frame(&mut self, inner: &mut Body, cx: &mut Context<'_>) -> PolledFrame;
 }
 
-/// A body and what stands around it.
+/// A body and its wrapper.
 pub struct WrappedBody<W> {
     inner: Body,
     wrapper: W,

@@ -31,7 +31,7 @@ pub fn wants_openmetrics(headers: &HeaderMap) -> bool {
     ranks[0] > 0.0 && ranks[0] >= ranks[1]
 }
 
-/// What stands before the samples of a family.
+/// The lines before the samples of a family.
 #[derive(Default)]
 struct Descriptor<'a> {
     name: &'a str,

@@ -1,5 +1,5 @@
 //! One answer, from the engine's chunks to the text that a client reads. Each choice has a shaper, and a format writes
-//! what the shapers find. Knows neither the API nor how the text is sent.
+//! the shapers' deltas. Knows neither the API nor the transport.
 
 use std::mem;
 
@@ -13,7 +13,7 @@ use super::shaper::{Delta, PlainText, Shaper};
 use super::usage::{Streaming, Usage};
 use crate::api_error::ApiError;
 
-/// What all parts of an answer have in common.
+/// The facts that all parts of an answer share.
 pub struct Answer {
     /// Such as `cmpl-…`.
     pub id: String,
@@ -23,7 +23,7 @@ pub struct Answer {
     pub created: u64,
     /// Equal where equal seeds can be expected to give equal answers.
     pub fingerprint: String,
-    /// What was asked.
+    /// The prompts.
     pub prompts: Vec<Prompt>,
     /// Whole or in pieces.
     pub streaming: Streaming,
@@ -33,7 +33,7 @@ pub struct Answer {
     pub tokenizer: Tokenizer,
 }
 
-/// What is new of a choice; in a whole answer all of it.
+/// The new part of a choice; in a whole answer all of it.
 pub struct Piece<'a> {
     /// The choice: prompt times n plus sample.
     pub index: usize,
@@ -70,7 +70,7 @@ pub trait Format: Send {
         error.into()
     }
 
-    /// What follows the text of a choice.
+    /// The fields after the text of a choice.
     fn shaper(&self) -> Box<dyn Shaper> {
         Box::new(PlainText)
     }
@@ -242,7 +242,7 @@ impl AnswerWriter {
     }
 }
 
-/// What a shaper finds in a chunk, whose text it takes.
+/// The deltas of a chunk, whose text the shaper takes.
 fn shape(shaper: &mut dyn Shaper, chunk: &mut OutputChunk) -> Vec<Delta> {
     let mut deltas = shaper.push(mem::take(&mut chunk.text), &chunk.token_ids);
     if chunk.finish.is_some() {

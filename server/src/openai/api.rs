@@ -1,4 +1,4 @@
-//! What a generation API consists of: its route, how its bodies are read, how its answers are written.
+//! A generation API: its route, the reader of its bodies, the writer of its answers.
 
 use halyard_engine::SamplingParams;
 
@@ -13,7 +13,7 @@ use crate::api_error::ApiError;
 pub struct Api {
     /// Its route.
     pub path: &'static str,
-    /// What its answers' ids begin with.
+    /// The prefix of its answers' ids.
     pub id_prefix: &'static str,
     /// Whether a body may hold several prompts; their requests have numbers behind the answer's id.
     pub has_prompts: bool,
@@ -23,7 +23,7 @@ pub struct Api {
 
 /// A checked body.
 pub struct Generation {
-    /// What is asked, never empty.
+    /// The prompts, never empty.
     pub prompts: Vec<Prompt>,
     /// For the engine, one for each prompt.
     pub params: Vec<SamplingParams>,

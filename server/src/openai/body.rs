@@ -1,5 +1,5 @@
 //! A request's body: a JSON object from which structs take their fields, each field once. An error names the field.
-//! Fields that nobody takes are ignored, as in vLLM; a wrong type never is.
+//! Unknown fields are ignored, as in vLLM; a wrong type never is.
 
 use axum::http::StatusCode;
 use serde::de::{DeserializeOwned, Deserializer, Visitor};

@@ -29,7 +29,7 @@ pub const API: Api = Api {
     read,
 };
 
-/// How much a model thinks before it answers, for templates that know it. The words are vLLM's.
+/// How much a model reasons before it answers, for templates that support it. The values are vLLM's.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum ReasoningEffort {
@@ -80,7 +80,7 @@ impl ChatFields {
         let mut variables = self.chat_template_kwargs.unwrap_or_default();
         if let Some(effort) = self.reasoning_effort {
             variables.insert("reasoning_effort".to_owned(), json!(effort));
-            // An effort also says whether to think at all, which some templates ask.
+            // An effort also sets whether to reason at all, which some templates read.
             let thinks = effort != ReasoningEffort::None;
             variables
                 .entry("enable_thinking")
@@ -116,7 +116,7 @@ impl ChatFields {
         }
     }
 
-    /// What stands before the answer's text: with `echo`, the text of a last message of the same role.
+    /// The text before the answer's: with `echo`, the text of a last message of the same role.
     fn echoed(&self, role: &str) -> String {
         let last = self
             .messages
@@ -183,15 +183,15 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
 
 /// How a chat's answer is written.
 struct ChatFormat {
-    /// Who answers.
+    /// The role of the answer.
     role: String,
-    /// Stands before the text of each sample.
+    /// The text before that of each sample.
     echo: String,
     /// Alternatives a position when log-probabilities were asked.
     top_logprobs: Option<u32>,
     /// Tokens as `token_id:17`.
     tokens_as_ids: bool,
-    /// Token ids beside the text.
+    /// Token ids together with the text.
     return_token_ids: bool,
 }
 
@@ -229,7 +229,7 @@ struct ChatChunkChoice<'a> {
     token_ids: Option<&'a [u32]>,
 }
 
-/// What is new of a message.
+/// The new part of a message.
 #[derive(Default, Serialize)]
 struct ChatDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -241,7 +241,7 @@ struct ChatDelta<'a> {
 const CHUNK: &str = "chat.completion.chunk";
 
 impl ChatFormat {
-    /// What stands before the text: the role, then the echo.
+    /// The parts before the text: the role, then the echo.
     fn open(&self, answer: &Answer, piece: &Piece<'_>, events: &mut Events) {
         let role = ChatDelta {
             role: Some(&self.role),
@@ -346,7 +346,7 @@ mod tests {
     use halyard_text::Tokenizer;
     use std::path::Path;
 
-    /// Drops what stands between two tags, and keeps what may be the beginning of one until it is known.
+    /// Drops the text between two tags, and holds back text that may be the beginning of a tag.
     #[derive(Default)]
     struct WithoutThoughts {
         held: String,

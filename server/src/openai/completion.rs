@@ -135,7 +135,7 @@ struct CompletionFormat {
     prompt_logprobs: bool,
     /// Tokens as `token_id:17`.
     tokens_as_ids: bool,
-    /// Token ids beside the text.
+    /// Token ids together with the text.
     return_token_ids: bool,
     /// Leave special tokens out of an echoed prompt that came as ids.
     skip_special_tokens: bool,
@@ -205,7 +205,7 @@ impl CompletionFormat {
     }
 }
 
-/// The prompt as it stands before the answer's text.
+/// The prompt, to put before the answer's text.
 fn echoed(prompt: &Prompt, skip_special_tokens: bool, tokenizer: &Tokenizer) -> String {
     let decoded = || tokenizer.decode(&prompt.token_ids, skip_special_tokens);
     prompt.text.clone().unwrap_or_else(|| decoded().unwrap_or_default())

@@ -1,5 +1,5 @@
-//! The context's length: the limit of an answer's tokens, and the errors of a request that does not fit, in the words
-//! that clients look for. An answer is never shortened silently.
+//! The context length: how many tokens an answer may have, and the errors of a request that does not fit. Clients
+//! search these errors for known words. An answer is never shortened silently.
 
 use super::lenient::ranged;
 use crate::api_error::ApiError;
@@ -7,8 +7,8 @@ use crate::api_error::ApiError;
 /// OpenAI's word for a request that is too long; LangChain asks for it.
 pub const CODE: &str = "context_length_exceeded";
 
-/// A prompt that leaves no room for a token of an answer. `field` is `messages` or `prompt`. LiteLLM looks for the
-/// first sentence's beginning.
+/// A prompt after which not one token of an answer fits into the context. `field` is `messages` or `prompt`. LiteLLM
+/// looks for the first sentence's beginning.
 pub fn prompt_too_long(field: &str, max_model_len: u32, prompt_tokens: usize) -> ApiError {
     let message = format!(
         "This model's maximum context length is {max_model_len} tokens. However, your request has {prompt_tokens} \
@@ -51,7 +51,8 @@ pub struct TokenLimit<'a> {
 }
 
 impl TokenLimit<'_> {
-    /// What was asked, if the context holds it after the prompt, or what is left of the default.
+    /// The limit that was asked for, if the context holds it after the prompt; otherwise the default, at most what
+    /// still fits.
     ///
     /// # Errors
     /// 400 when prompt and answer do not fit: an answer is never shortened silently.
@@ -60,14 +61,14 @@ impl TokenLimit<'_> {
             .asked
             .map(|asked| ranged(self.name, asked, 1, i64::from(u32::MAX)))
             .transpose()?;
-        let room = max_model_len.saturating_sub(u32::try_from(prompt_tokens).unwrap_or(u32::MAX));
-        // Without any room the engine refuses it, which also tells the stat loggers.
+        let remaining = max_model_len.saturating_sub(u32::try_from(prompt_tokens).unwrap_or(u32::MAX));
+        // If no token fits, the engine refuses the request, which also tells the stat loggers.
         match asked {
-            Some(asked) if asked > room && room > 0 => {
+            Some(asked) if asked > remaining && remaining > 0 => {
                 Err(too_many_tokens(self.prompt_field, max_model_len, prompt_tokens, asked))
             }
             Some(asked) => Ok(Some(asked)),
-            None => Ok(self.default.map(|limit| limit.min(room.max(1)))),
+            None => Ok(self.default.map(|limit| limit.min(remaining.max(1)))),
         }
     }
 }

@@ -11,7 +11,7 @@ const DONE: &str = "data: [DONE]\n\n";
 /// A body as text.
 ///
 /// # Errors
-/// 500 for what JSON cannot hold; none of this crate's bodies is that.
+/// 500 for a value that JSON cannot hold; no body of this crate has one.
 pub fn to_json(body: &impl Serialize) -> Result<String, ApiError> {
     serde_json::to_string(body).map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
 }

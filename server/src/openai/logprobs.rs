@@ -54,7 +54,7 @@ struct ChatLogprob {
     top_logprobs: Vec<TokenLogprob>,
 }
 
-/// A token that could stand in a place.
+/// A possible token at a position.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct TokenLogprob {
     token: String,
@@ -126,7 +126,7 @@ impl CompletionLogprobs {
 #[serde(transparent)]
 pub struct PromptLogprobs(Vec<Option<Alternatives>>);
 
-/// What could stand in a place of the prompt, from token id to what is known of it.
+/// Possible tokens at a position of the prompt: token id to log-probability and rank.
 #[derive(Clone, Debug, PartialEq)]
 struct Alternatives(Vec<(u32, PromptLogprob)>);
 

@@ -1,4 +1,4 @@
-//! What conversions need to know of the model, and the token ids of a body's texts.
+//! The facts about the model that conversions need, and the token ids of a body's texts.
 
 use halyard_models::GenerationDefaults;
 use halyard_text::{CancelFlag, ChatTemplate, EncodeLimits, TextError, Tokenizer};
@@ -7,7 +7,7 @@ use super::context;
 use super::policy::{Limits, ServingDefaults};
 use crate::api_error::ApiError;
 
-/// What conversions need to know of the model.
+/// The facts about the model that conversions need.
 #[derive(Clone, Copy)]
 pub struct ModelContext<'a> {
     /// Its tokenizer.
@@ -22,11 +22,11 @@ pub struct ModelContext<'a> {
     pub max_model_len: u32,
     /// Bounds of a request.
     pub limits: Limits,
-    /// What the operator chose for requests.
+    /// The operator's limits and defaults for requests.
     pub serving: &'a ServingDefaults,
     /// Whether prompts are shortened afterwards, and may be longer than the context until then.
     pub truncates: bool,
-    /// Set when nobody waits for the conversion any more.
+    /// Set when the conversion's result is no longer wanted.
     pub cancel: Option<&'a CancelFlag>,
 }
 

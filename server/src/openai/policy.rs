@@ -1,8 +1,8 @@
-//! What the operator allows requests, and chose for those that do not say otherwise.
+//! The operator's limits and defaults for requests.
 
 use serde_json::{Map, Value};
 
-/// What a request may ask for at most; beyond it the answer is 400 or 413 with the limit.
+/// Limits of a request; beyond them the answer is 400 or 413 with the limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Bytes of a request's body.
@@ -23,15 +23,14 @@ impl Default for Limits {
             body_bytes: 16 << 20,
             prompts: 256,
             samples: 1024,
-            // OpenAI takes 4 and vLLM sets no bound; 16 leaves agents room and bounds the work for each character.
+            // OpenAI takes 4 and vLLM sets no bound; 16 is enough for agents and bounds the work for each character.
             stop_strings: 16,
             stop_string_bytes: 1024,
         }
     }
 }
 
-/// What the operator chose for requests that do not say otherwise, and which optional routes and fields there are.
-/// Defaults are vLLM's.
+/// The operator's defaults for requests, and the optional routes and fields. Defaults are vLLM's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServingDefaults {
     /// Most logprobs (and prompt logprobs) a token that a request may ask for; `u32::MAX`: the whole vocabulary, also

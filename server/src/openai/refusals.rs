@@ -1,4 +1,4 @@
-//! Errors of the engine, the tokenizer and the IO processors as errors of the API: status, field and code.
+//! Maps errors of the engine, the tokenizer and the IO processors to API errors: status, field and code.
 
 use axum::http::StatusCode;
 use halyard_engine::{FinishReason, ParamError, SubmitError};

@@ -1,5 +1,5 @@
-//! Shapers: each follows the text of one choice and splits it into content. Text that it cannot place yet is held back.
-//! A parser of tool calls or of reasoning is one more implementation; what it finds are more kinds of [`Delta`].
+//! Shapers: each reads the text of one choice and turns it into deltas. It holds back text that it cannot classify yet.
+//! A parser of tool calls or of reasoning will be another implementation, with more kinds of [`Delta`].
 
 /// A new part of a choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,10 +10,11 @@ pub enum Delta {
 
 /// Follows the text of one choice.
 pub trait Shaper: Send {
-    /// What is known after `text`, new since the last call and made of the tokens `token_ids`. Either may be empty.
+    /// Takes `text`, which is new since the last call, and its tokens `token_ids`; returns the deltas that are certain
+    /// now. Either may be empty.
     fn push(&mut self, text: String, token_ids: &[u32]) -> Vec<Delta>;
 
-    /// What was held back, once the choice has ended.
+    /// Returns the text that was held back, once the choice has ended.
     fn finish(&mut self) -> Vec<Delta>;
 }
 

@@ -1,4 +1,4 @@
-//! Fields that all generation APIs have: streaming, truncation, sampling, and what the scheduler is told.
+//! Fields that all generation APIs have: streaming, truncation, sampling, and the scheduler's (priority).
 
 use halyard_engine::SamplingParams;
 use serde::Deserialize;
@@ -59,7 +59,7 @@ pub struct SchedulingFields {
     cache_salt: Value,
 }
 
-/// What the scheduler is told of a request.
+/// A request's fields for the scheduler.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scheduling {
     /// Smaller goes first.
@@ -69,7 +69,7 @@ pub struct Scheduling {
 }
 
 impl SchedulingFields {
-    /// What was asked; `has_priorities` says whether the server's policy looks at them.
+    /// Reads the fields; `has_priorities`: the server's policy uses priorities.
     ///
     /// # Errors
     /// 400 for values of a wrong type, and for a priority that would have no effect.

@@ -30,8 +30,9 @@ pub struct Truncation {
 }
 
 impl TruncationFields {
-    /// The truncation that was asked for. -1 keeps what the context holds beside `answer` tokens, at least one (vLLM
-    /// keeps all but one, and shortens the answer); without a side the last tokens stay, as in vLLM.
+    /// The truncation that was asked for. -1 keeps as many tokens as fit into the context together with an answer of
+    /// `answer` tokens, at least one (vLLM keeps all but one, and shortens the answer); without a side the last tokens
+    /// stay, as in vLLM.
     ///
     /// # Errors
     /// 400 for a number below -1, 0 (nothing would be left) and a number above the context.

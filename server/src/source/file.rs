@@ -1,5 +1,5 @@
-//! Files that come in whole or not at all: written beside their place, checked, then renamed. A name that stands in the
-//! cache therefore stands for checked bytes.
+//! Writes cache files atomically: to a temporary file in the same folder, checked, then renamed. So every file in the
+//! cache under its final name has been checked.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -80,12 +80,12 @@ impl Incoming {
     /// [`SourceError::Mismatch`], after which the bytes are gone; [`SourceError::Io`].
     pub fn finish(self, bytes: u64, sha256: Option<&str>) -> Result<PathBuf, SourceError> {
         let found = hex(&self.hash.finalize());
-        let mismatch = |what, expected: String, found: String| {
+        let mismatch = |property, expected: String, found: String| {
             // A failing removal leaves a file that the next run hashes and refuses again.
             let _ = fs::remove_file(&self.part);
             Err(SourceError::Mismatch {
                 file: self.target.display().to_string(),
-                what,
+                property,
                 expected,
                 found,
             })
@@ -210,13 +210,13 @@ pub(crate) mod tests {
     fn wrong_bytes_never_take_their_place() {
         let folder = TestFolder::new("mismatch");
         let target = folder.0.join("model.gguf");
-        for (bytes, size, what) in [(b"abd", 3, "sha256"), (b"abc", 4, "size")] {
+        for (bytes, size, property) in [(b"abd", 3, "sha256"), (b"abc", 4, "size")] {
             let mut incoming = Incoming::open(&target, "v1").expect("opens");
             assert_eq!(incoming.written, 0, "the refused bytes are gone");
             incoming.write(bytes).expect("writes");
             match incoming.finish(size, Some(ABC)) {
-                Err(SourceError::Mismatch { what: found, .. }) => assert_eq!(found, what),
-                other => panic!("expected a mismatch of {what}, found {other:?}"),
+                Err(SourceError::Mismatch { property: found, .. }) => assert_eq!(found, property),
+                other => panic!("expected a mismatch of {property}, found {other:?}"),
             }
             assert!(!target.exists());
         }

@@ -1,5 +1,5 @@
-//! Models of the hub: listed and fetched through `halyard-hub`, resumed where a download broke off, checked, and kept
-//! under their repository's name. What is complete is used without starting it; offline mode never starts it.
+//! Models of the hub: `halyard-hub` lists and fetches the files; downloads are resumed, checked, and kept under the
+//! repository's name. If all files are in the cache, `halyard-hub` is not started; in offline mode it never is.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use super::{SourceError, SourceSettings};
 /// Times a broken download is resumed before giving up.
 const MAX_ATTEMPTS: u32 = 4;
 
-/// What a finished download consists of, written last: it proves that the rest is whole.
+/// The files of a finished download. Written last, so it proves that all of them are complete.
 #[derive(Debug, Deserialize, Serialize)]
 struct Complete {
     repo: String,
@@ -33,7 +33,7 @@ struct CompleteFile {
     sha256: Option<String>,
 }
 
-/// What is asked of a repository.
+/// The files wanted from a repository.
 #[derive(Clone, Copy)]
 enum Wanted<'a> {
     Model {
@@ -52,7 +52,7 @@ impl Wanted<'_> {
     }
 
     fn marker_name(self) -> String {
-        let what = match self {
+        let kind = match self {
             Wanted::Tokenizer => "tokenizer".to_owned(),
             Wanted::Model { quantization, format } => match (quantization, format) {
                 (Some(quantization), _) => quantization.to_ascii_lowercase(),
@@ -62,7 +62,7 @@ impl Wanted<'_> {
                 (None, LoadFormat::Dummy) => "dummy".to_owned(),
             },
         };
-        format!(".halyard-{what}.json")
+        format!(".halyard-{kind}.json")
     }
 }
 
@@ -79,7 +79,7 @@ pub async fn fetch(
     fetch_wanted(settings, repo, Wanted::Model { quantization, format }).await
 }
 
-/// Fetches the tokenizer of `repo` and what lies beside it, or finds them here. Returns their folder.
+/// Fetches the tokenizer of `repo` and the files that belong to it, or finds them in the cache. Returns their folder.
 ///
 /// # Errors
 /// [`SourceError`].
@@ -114,7 +114,7 @@ async fn fetch_wanted(settings: &SourceSettings, repo: &str, wanted: Wanted<'_>)
     }
     if settings.offline {
         return in_hub_cache(settings, repo, wanted).ok_or_else(|| SourceError::Offline {
-            what: repo.to_owned(),
+            subject: repo.to_owned(),
             looked_in: std::iter::once(folder).chain(settings.hub_cache_dir.clone()).collect(),
         });
     }
@@ -242,7 +242,7 @@ async fn list(hub: &mut HubProgram, repo: &str, revision: Option<&str>) -> Resul
     Ok((metadata(hub, revision.as_deref(), probe).await?.0, names))
 }
 
-/// What the hub announces of a file.
+/// A file's facts, as the hub announces them.
 struct Remote {
     bytes: u64,
     sha256: Option<String>,
@@ -344,7 +344,7 @@ async fn stream_into(
         to: bytes,
     })
     .await?;
-    let mut room = vec![0; 1 << 18];
+    let mut buffer = vec![0; 1 << 18];
     loop {
         let mut left = match hub.answer().await? {
             Answer::Bytes(count) => count,
@@ -352,10 +352,10 @@ async fn stream_into(
             other => return Err(hub.unexpected(&other)),
         };
         while left > 0 {
-            let count = hub.read(&mut room, left).await?;
-            // Of too many bytes the first ones tell.
+            let count = hub.read(&mut buffer, left).await?;
+            // The first bytes beyond the expected size are enough for the error.
             if incoming.written <= bytes {
-                incoming.write(&room[..count])?;
+                incoming.write(&buffer[..count])?;
             }
             bar.set_position(incoming.written);
             left -= count;

@@ -1,9 +1,9 @@
-//! What the server and `halyard-hub` say to each other: a JSON line each, requests in order, one at a time. Compiled
-//! into both programs, so that neither links the other.
+//! The protocol between the server and `halyard-hub`: one JSON line a message, one request at a time. Compiled into
+//! both programs, so that neither links the other.
 
 use serde::{Deserialize, Serialize};
 
-/// What the server asks about the repository that the program was started for.
+/// A request of the server, about the repository that the program was started for.
 #[derive(Debug, Deserialize, Serialize)]
 pub enum Request {
     /// The names of all files at the root: [`Answer::Name`] each, then [`Answer::End`].
@@ -11,7 +11,7 @@ pub enum Request {
         /// Branch, tag or commit; `None`: the main branch.
         revision: Option<String>,
     },
-    /// What the hub announces of a file: [`Answer::File`].
+    /// A file's facts: [`Answer::File`].
     File {
         /// Branch, tag or commit; `None`: the main branch.
         revision: Option<String>,
@@ -31,7 +31,7 @@ pub enum Request {
     },
 }
 
-/// What `halyard-hub` answers.
+/// An answer of `halyard-hub`.
 #[derive(Debug, Deserialize, Serialize)]
 pub enum Answer {
     /// A file of the repository.

@@ -1,5 +1,6 @@
-//! The program that speaks to the hub, `halyard-hub`, as the server uses it: started where something has to be fetched,
-//! asked one thing at a time, ended when dropped. Its token is in its environment, which `ps` shows to nobody else.
+//! The server's side of `halyard-hub`, the program that downloads. The server starts it when something has to be
+//! fetched, sends one request at a time, and ends it on drop. The hub's token is in its environment, which other users
+//! cannot see with `ps`.
 
 use std::io;
 use std::process::Stdio;
@@ -95,13 +96,13 @@ impl HubProgram {
         }
     }
 
-    /// Up to `room` of `left` bytes that an [`Answer::Bytes`] announced.
+    /// Reads into `buffer` some of the `left` bytes that an [`Answer::Bytes`] announced.
     ///
     /// # Errors
     /// As [`HubProgram::answer`].
-    pub async fn read(&mut self, room: &mut [u8], left: usize) -> Result<usize, SourceError> {
-        let count = left.min(room.len());
-        match patient(&self.repo, self.output.read(&mut room[..count])).await? {
+    pub async fn read(&mut self, buffer: &mut [u8], left: usize) -> Result<usize, SourceError> {
+        let count = left.min(buffer.len());
+        match patient(&self.repo, self.output.read(&mut buffer[..count])).await? {
             Ok(0) => Err(self.ended(io::ErrorKind::UnexpectedEof.into()).await),
             Ok(count) => Ok(count),
             Err(error) => Err(self.ended(error).await),

@@ -7,7 +7,7 @@ use super::SourceError;
 
 /// Quantisations to take when none was asked, best first: the balance that most repositories recommend.
 const PREFERRED: [&str; 8] = ["Q4_K_M", "Q4_K_S", "Q5_K_M", "Q4_1", "Q4_0", "Q8_0", "BF16", "F16"];
-/// Files beside the weights that a model folder may need.
+/// Files that a model folder may need besides the weights.
 const SIDE_FILES: [&str; 7] = [
     "config.json",
     "generation_config.json",
@@ -18,7 +18,7 @@ const SIDE_FILES: [&str; 7] = [
     "chat_template.json",
 ];
 
-/// What to download.
+/// The files to download.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection {
     /// Names at the repository's root.
@@ -99,7 +99,7 @@ pub fn select(
     })
 }
 
-/// The tokenizer of a repository and what lies beside it.
+/// The tokenizer of a repository and the files that belong to it.
 ///
 /// # Errors
 /// [`SourceError::Selection`].
@@ -173,7 +173,7 @@ fn select_gguf(ggufs: &[&String], quantization: Option<&str>) -> Result<String, 
     }
 }
 
-/// Whether `word` stands in `name` on its own: `Q4_K` must not match `Q4_K_M`.
+/// Whether `name` contains `word` as a whole word: `Q4_K` must not match `Q4_K_M`.
 fn has_word(name: &str, word: &str) -> bool {
     let (name, word) = (name.to_ascii_lowercase(), word.to_ascii_lowercase());
     let inside = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');

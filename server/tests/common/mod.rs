@@ -54,10 +54,10 @@ pub struct Options {
     pub max_waiting: Option<u32>,
     pub max_model_len: Option<u32>,
     pub body_bytes: Option<usize>,
-    /// What the model runs on; the reference device where none is named.
+    /// The device; the reference device where none is named.
     pub device: Option<Arc<dyn Device>>,
     pub io: IoProcessors,
-    /// What the operator chose for requests.
+    /// The operator's limits and defaults for requests.
     pub serving: ServingDefaults,
     /// Adapters of the engine, and the server's part.
     pub lora_config: Option<LoraConfig>,
@@ -116,7 +116,7 @@ impl TestServer {
             lora: options.lora,
             text_work: TextWork::new(
                 options.body_bytes.unwrap_or(1 << 20),
-                Arc::clone(&options.transport.body_room),
+                Arc::clone(&options.transport.body_memory),
             ),
             transport: Arc::new(options.transport),
         });

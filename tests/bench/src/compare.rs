@@ -1,5 +1,5 @@
-//! Halyard and a peer in turn (A B A B …) over HTTP on the same machine with the same weights, and by what ratio they
-//! differ: a prompt of 512 tokens, decoding after 64 and after 2000, requests at once, memory, start to ready. The
+//! Halyard and a peer in turn (A B A B …) over HTTP on the same machine with the same weights, and the ratio of their
+//! figures: a prompt of 512 tokens, decoding after 64 and after 2000, requests at once, memory, start to ready. The
 //! peer is a command line that the user gives; without one, or where its program is missing, Halyard runs alone.
 
 use std::net::SocketAddr;
@@ -96,7 +96,7 @@ impl Table {
     }
 }
 
-/// What the machine allows: weights read once a token, multiply-adds at the measured peak.
+/// The machine's bounds: weights read once a token, multiply-adds at the measured peak.
 struct Floors {
     decode_tok_s: Option<f64>,
     prefill_tok_s: Option<f64>,
@@ -230,7 +230,7 @@ fn peer_program(line: &str) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// Token ids that no other request has: nobody's prefix cache helps.
+/// Token ids that no other request has, so that no prefix cache helps.
 fn prompt(tokens: usize, salt: u32) -> Vec<u32> {
     (0..tokens as u32)
         .map(|i| 100 + (i.wrapping_mul(7919).wrapping_add(salt.wrapping_mul(104_729)) ^ (i * i)) % 30_000)

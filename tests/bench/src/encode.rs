@@ -1,4 +1,4 @@
-//! What encoding an op costs from the host through the C table into a plugin that does nothing. Budget: 25 ns.
+//! Measures the encoding of an op from the host through the C table into a plugin that does nothing. Budget: 25 ns.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const REPEATS: usize = 9;
 /// An addition has 3 operands, a linear 4 to 5, attention 8, update_rows 11.
 const OPERANDS: [usize; 4] = [3, 5, 8, 11];
 
-/// The null platform linked, and loaded from its library where that stands beside this program.
+/// The null platform linked, and loaded from its library if that is in this program's folder.
 pub fn measure() -> Result<Vec<Report>, BenchError> {
     let linked = Plugin::from_linked(halyard_null::plugin())?.platform()?.open(0)?;
     let mut reports = vec![report("encode (linked)", &linked)?];
@@ -34,14 +34,14 @@ pub fn measure() -> Result<Vec<Report>, BenchError> {
             reports.push(report("encode (loaded)", &selected.platform.open(0)?)?);
         }
         None => eprintln!(
-            "encode (loaded): skipped: libhalyard_null.so is not beside this program (cargo build --release -p \
+            "encode (loaded): skipped: libhalyard_null.so is not in this program's folder (cargo build --release -p \
              halyard-backend-null)"
         ),
     }
     Ok(reports)
 }
 
-/// Cargo puts a dependency's library into `deps`, and one that was asked for beside the programs.
+/// Cargo puts a dependency's library into `deps`, and one that was asked for into the folder of programs.
 fn library() -> Option<PathBuf> {
     let folder = std::env::current_exe().ok()?.parent()?.to_path_buf();
     let places = [

@@ -17,7 +17,7 @@ pub enum BenchError {
          FOLDER --model SHAPE --json FILE [--row NAME]\n       halyard-bench page"
     )]
     Usage {
-        /// What is wrong with it.
+        /// The fault.
         found: String,
     },
     /// A file of figures that is none.

@@ -11,7 +11,7 @@ use serde_json::Number;
 
 use crate::error::BenchError;
 
-/// What was measured on one class of machines under the same conditions: a table of the page.
+/// The figures of one class of machines under the same conditions: a table of the page.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
@@ -19,7 +19,7 @@ pub struct Table {
     pub title: String,
     /// The machine, in a sentence.
     pub machine: String,
-    /// What holds for every row, in a sentence or two.
+    /// Conditions of every row, in a sentence or two.
     pub conditions: String,
     /// Which figures the page shows, in order. Rows may hold more.
     pub columns: Vec<Column>,
@@ -60,7 +60,7 @@ pub enum Better {
     Lower,
 }
 
-/// One run: a model beside one peer.
+/// One run: a model, compared with one peer.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
@@ -72,10 +72,10 @@ pub struct Row {
     pub date: String,
     /// Halyard's commit; `None`: it was not noted.
     pub commit: Option<String>,
-    /// Whether the page shows it; the others are kept for who compares.
+    /// Whether the page shows it; the others are kept for comparisons.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub on_page: bool,
-    /// What was measured.
+    /// The figures.
     pub figures: BTreeMap<String, Pair>,
 }
 

@@ -1,4 +1,4 @@
-//! What the machine can do: bytes a second that all threads read together, from memory that no cache holds.
+//! The machine's memory bandwidth: bytes a second that all threads read together, from memory that no cache holds.
 
 use std::time::Instant;
 

@@ -22,7 +22,7 @@ pub enum Bench {
     Idle,
     /// Perplexity of models over a fixed text, exact and rounded.
     Perplexity,
-    /// Halyard beside a peer.
+    /// Halyard compared with a peer.
     Compare,
     /// No bench: figures of a machine with a GPU.
     Gpu,
@@ -30,7 +30,7 @@ pub enum Bench {
     Page,
 }
 
-/// What has no budget, and runs only when named.
+/// Benches without a budget, which run only when named.
 const NAMED: [(&str, Bench); 4] = [
     ("perplexity", Bench::Perplexity),
     ("compare", Bench::Compare),
@@ -47,12 +47,12 @@ const ALL: [(&str, Bench); 6] = [
     ("idle", Bench::Idle),
 ];
 
-/// What was asked.
+/// The parsed command line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// What to measure, in order.
+    /// The benches, in order.
     pub benches: Vec<Bench>,
-    /// The server; `None`: `halyard` beside this program.
+    /// The server; `None`: `halyard` in this program's folder.
     pub binary: Option<PathBuf>,
     /// `--model` for the server; `None`: its demo model.
     pub model: Option<String>,
@@ -70,7 +70,7 @@ pub struct Options {
     pub at: Option<SocketAddr>,
     /// The same of the peer.
     pub peer_at: Option<SocketAddr>,
-    /// What the peer calls its model.
+    /// The peer's name of the model.
     pub peer_model: String,
     /// Rounds of A B.
     pub rounds: usize,

@@ -95,7 +95,7 @@ fn rendered(table: &Table) -> String {
     let heads: Vec<String> = heads.collect();
     let sentences = wrapped(&format!("{} {}", table.machine, table.conditions));
     let mut text = format!("## {}\n{sentences}\n\n", table.title);
-    text += &format!("| | beside | {} | date, commit |\n", heads.join(" | "));
+    text += &format!("| | peer | {} | date, commit |\n", heads.join(" | "));
     text += &format!("|{}\n", "---|".repeat(heads.len() + 3));
     for row in table.rows.iter().filter(|row| row.on_page) {
         text += &line(row, &table.columns);
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_table_stands_in_its_place_and_the_rest_is_kept() {
-        let expected = "before\n## T\nM. C.\n\n| | beside | rate, tok/s | time, ms | date, commit \
+        let expected = "before\n## T\nM. C.\n\n| | peer | rate, tok/s | time, ms | date, commit \
             |\n|---|---|---|---|---|\n\
              | w | p 1 | 1,982 : 310 (6.4) | 5.42 : 4.10 (**0.76**) | 2026-11-22, commit not noted |\n\
              | alone | – | 54,730 | – | 2026-11-22, abc1234 |\nafter\n";

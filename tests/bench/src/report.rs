@@ -1,4 +1,4 @@
-//! A measured figure beside its budget, as JSON and in words.
+//! A measured figure with its budget, as JSON and as text.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ const MEASURED: &str = "measured";
 /// A measurement.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What was measured.
+    /// The name of the figure.
     pub name: String,
     /// The figure that the budget judges.
     pub measured: f64,

@@ -1,4 +1,4 @@
-//! What planning a step and taking its results cost the host for 256 running decodes. Budget: 100 µs.
+//! Measures the host's time for planning a step and taking its results, for 256 running decodes. Budget: 100 µs.
 //!
 //! Building the batch (the engine's step writes and encoding) is not in the figure: `step` has it.
 

@@ -1,5 +1,5 @@
-//! Measures the `halyard` binary from outside: a version line, the way to readiness, and what it burns when nobody
-//! asks.
+//! Measures the `halyard` binary from outside: the version line, the time until it is ready, and its CPU time when
+//! idle.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -172,8 +172,8 @@ impl Process {
 
     fn spawn(mut command: Command, address: SocketAddr, patience: Duration) -> Result<Process, BenchError> {
         let log = std::env::temp_dir().join(format!("halyard-bench-{}.log", std::process::id()));
-        let what = || format!("writing {}", log.display());
-        let file = std::fs::File::create(&log).map_err(BenchError::io(what()))?;
+        let operation = || format!("writing {}", log.display());
+        let file = std::fs::File::create(&log).map_err(BenchError::io(operation()))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
         let shown = format!("{command:?}");
         let start = Instant::now();
@@ -188,7 +188,7 @@ impl Process {
             if status_of(address, "GET /health HTTP/1.1\r\n\r\n").is_ok_and(|status| status == 200) {
                 server.ready = start.elapsed();
                 // The log is read only when the start fails.
-                std::fs::remove_file(&log).map_err(BenchError::io(what()))?;
+                std::fs::remove_file(&log).map_err(BenchError::io(operation()))?;
                 return Ok(server);
             }
             if let Some(status) = server

@@ -1,6 +1,6 @@
-//! What the host does for one decode step of the whole engine at 256 and 512 running requests: planning, step writes,
-//! replaying a recording or encoding a 30-layer model, reading results and handing tokens over. The device computes
-//! nothing, so the time is the host's. Budget: 100 µs at 256, 150 µs at 512.
+//! Measures the host's work for one decode step of the whole engine at 256 and 512 running requests: planning, step
+//! writes, replaying a recording or encoding a 30-layer model, reading results and handing tokens over. The device
+//! computes nothing, so the time is the host's. Budget: 100 µs at 256, 150 µs at 512.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

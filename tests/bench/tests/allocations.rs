@@ -1,7 +1,7 @@
 //! A decode step allocates the same whatever the sequence's length: nothing grows with tokens.
 //!
 //! Counts every allocation of the process while the engine runs on a device that answers at once, for three equal
-//! stretches of steps. One test alone in its binary, so that nobody else allocates meanwhile.
+//! stretches of steps. One test alone in its binary, so that no other test allocates meanwhile.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! Two plugins without the shim, as a careless one in C would be: `garbage` answers statuses that do not exist and
-//! lengths of texts that it never wrote; the table of `short` ends after its first function.
+//! Two plugins without the shim, like careless ones in C: `garbage` returns statuses that do not exist and lengths of
+//! texts that it never wrote; the table of `short` ends after its first function.
 
 use std::ffi::c_void;
 

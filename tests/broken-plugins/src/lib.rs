@@ -1,6 +1,5 @@
-//! Stat loggers that do what no sink should, for tests of the server that has to live with them: `panics`, `errors`,
-//! `sleeps` (for ever), `garbage` (numbers that mean nothing) and `short` (a table that ends early). All in one
-//! library.
+//! Misbehaving stat loggers, for tests of the server: `panics`, `errors`, `sleeps` (for ever), `garbage` (numbers that
+//! mean nothing) and `short` (a table that ends early). All in one library.
 
 mod garbage;
 

@@ -13,8 +13,8 @@ use halyard_platform_api::{
 
 use crate::tensor_parallel::Outcome;
 
-/// Elements of a sum: less than a vector, around one, a decode step's row, what small sums and large ones may be told
-/// apart by.
+/// Elements of a sum: less than a vector, around one, a decode step's row, and around the limit between small sums and
+/// large ones.
 const ELEMENTS: [u32; 9] = [1, 7, 8, 4096, 4097, 65_539, 262_144, 262_145, 1 << 20];
 /// Sums of a recorded list: a model's of 32 layers.
 const SUMS: u32 = 64;
@@ -23,7 +23,7 @@ const ROWS: [u32; 3] = [4096, 8 * 4096, 64 * 4096];
 /// Replays of a recorded list before its clock starts, and on the clock.
 const REPLAYS: (u32, u32) = (10, 50);
 const WAIT_NS: u64 = 30_000_000_000;
-/// How long a rank waits in vain before it gives the group up itself.
+/// How long a rank waits before it gives the group up itself.
 const PATIENCE_NS: u64 = 5_000_000_000;
 
 /// A rank at work: its device, its end of the group, and a queue.
@@ -273,7 +273,7 @@ fn lost(devices: &[Arc<dyn Device>]) -> Result<String, String> {
     let start = Instant::now();
     let words = on_ranks(devices, wait_in_vain)?;
     let seconds = start.elapsed().as_secs_f64();
-    Ok(format!("{seconds:.1} s; rank 0 was told: {}", words[0]))
+    Ok(format!("{seconds:.1} s; rank 0 got: {}", words[0]))
 }
 
 fn wait_in_vain(rank: Rank<'_>) -> Result<String, String> {
@@ -298,10 +298,10 @@ fn wait_in_vain(rank: Rank<'_>) -> Result<String, String> {
     }
     // A device that works at the submit says it there.
     let submitted = queue.submit(&[list.id()], &[]);
-    let told = submitted.and_then(|number| queue.wait(number, PATIENCE_NS));
+    let outcome = submitted.and_then(|number| queue.wait(number, PATIENCE_NS));
     // Before the queue goes, which waits for its work.
     drop(group);
-    match told {
+    match outcome {
         Ok(()) => Err("a sum without one of its ranks went well".to_string()),
         Err(error) => Ok(error.to_string()),
     }

@@ -44,7 +44,7 @@ pub const KV_FP8_MODELS: [&str; 4] = ["llama", "smollm2", "qwen3", "gemma3"];
 /// that from what rounding does, and half precision does not (two positions are 0.57 and 0.62 away in f16, HF's own f16
 /// runs 0.40 and 0.26).
 pub const KV_SCALE_MODELS: [&str; 2] = ["llama-fp8-kv", "qwen3-kv"];
-/// Their golden files, beside the models.
+/// Their golden files, in the models' folders.
 pub const KV_FP8_GOLDENS: &str = "goldens-kv-fp8.json";
 
 /// Activations in int8 blocks of 32, as llama.cpp's products have them: 1/254 of the block's largest value. Which way a
@@ -92,7 +92,7 @@ impl Free {
     }
 }
 
-/// What a case showed.
+/// The result of a case.
 #[derive(Clone, Debug)]
 pub struct CaseReport {
     /// Its name.
@@ -158,7 +158,7 @@ pub(crate) fn number(value: &Value) -> Result<f64, String> {
 /// Where a case stands in its file, its adapter, the case, and how many tokens a free run takes.
 type AdapterCase<'a> = (usize, Option<&'a str>, Value, u32);
 
-/// What becomes of all cases, submitted together.
+/// The results of all cases, submitted together.
 fn all_at_once(
     llm: &Llm,
     cases: &[AdapterCase<'_>],
@@ -247,7 +247,7 @@ fn compare_forced(case: &Value, output: &RequestOutput, bounds: Bounds) -> Resul
         worst: 0.0,
         squares: (0, 0.0),
     };
-    let mut compare = |what: String, found: f32, expected: &Value| {
+    let mut compare = |subject: String, found: f32, expected: &Value| {
         let error = (f64::from(found) - number(expected)?).abs();
         report.worst = report.worst.max(error);
         report.squares = (report.squares.0 + 1, report.squares.1 + error * error);
@@ -255,7 +255,7 @@ fn compare_forced(case: &Value, output: &RequestOutput, bounds: Bounds) -> Resul
         if error <= bounds.logprob {
             return Ok(());
         }
-        Err(format!("{what}: logprob {found} against {expected}"))
+        Err(format!("{subject}: logprob {found} against {expected}"))
     };
     for (i, &id) in answer.iter().enumerate() {
         let at = scored[prompt.len() + i].as_ref().ok_or("a position was not scored")?;

@@ -1,4 +1,4 @@
-//! Last hidden states on a device, against Hugging Face's (`tests/fixtures/models/make_hidden_states.py`).
+//! Compares last hidden states on a device with Hugging Face's (`tests/fixtures/models/make_hidden_states.py`).
 
 use std::path::Path;
 use std::sync::Arc;

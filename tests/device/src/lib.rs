@@ -1,5 +1,5 @@
-//! Whole-engine checks of a device: what a platform must show beyond conformance of its ops. Used by the engine's own
-//! tests on CPU platforms, and by the `halyard-device-check` program on machines that have a device and nothing else.
+//! Whole-engine checks of a device, beyond the conformance of its ops. Used by the engine's own tests on CPU platforms,
+//! and by the `halyard-device-check` program on machines that have a device and nothing else.
 
 pub mod collectives;
 pub mod drafts;

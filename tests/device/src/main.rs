@@ -109,7 +109,7 @@ fn load(options: &Options) -> Result<Arc<dyn Platform>, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let search = SearchPath {
         plugins: options.plugin.iter().cloned().collect(),
-        beside_binary: program.parent().map(Path::to_path_buf),
+        program_folder: program.parent().map(Path::to_path_buf),
         ..SearchPath::default()
     };
     let selected = select_platform(&Catalog::discover(&search), Some(&options.platform)).map_err(|e| e.to_string())?;
@@ -321,7 +321,7 @@ fn replays(platform: &dyn Platform, options: &Options, table: &mut Table) -> Res
 
 fn note(name: &str, outcome: Result<String, String>, table: &mut Table) {
     match outcome {
-        Ok(what) => table.pass(name, &what),
+        Ok(measured) => table.pass(name, &measured),
         Err(why) => table.fail(name, &why),
     }
 }

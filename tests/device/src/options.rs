@@ -39,14 +39,14 @@ const ALL: [(&str, Check); 9] = [
     ("tensor-parallel", Check::TensorParallel),
 ];
 
-/// What was asked.
+/// The parsed command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// In order.
     pub checks: Vec<Check>,
     /// The platform's name.
     pub platform: String,
-    /// Its library; `None`: beside this program.
+    /// Its library; `None`: in this program's folder.
     pub plugin: Option<PathBuf>,
     /// The folder of tiny models and goldens.
     pub fixtures: PathBuf,

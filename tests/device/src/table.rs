@@ -16,8 +16,8 @@ pub struct Table {
 
 impl Table {
     /// Notes a check that held, with what it measured.
-    pub fn pass(&mut self, name: &str, what: &str) {
-        self.note(Outcome::Passed, name, what);
+    pub fn pass(&mut self, name: &str, measured: &str) {
+        self.note(Outcome::Passed, name, measured);
     }
 
     /// Notes a check that failed.

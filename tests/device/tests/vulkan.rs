@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use halyard_platform_api::{Platform, Status};
 
-/// The program that checks devices, on the library that cargo puts beside this test's own binary.
+/// The program that checks devices, on the library that cargo puts into the folder of this test's binary.
 fn program() -> Command {
     let library = std::env::current_exe()
         .expect("a path")

@@ -45,7 +45,7 @@ fn runtimes() -> Vec<Runtime> {
 }
 
 /// The folder of this test's own binary, where cargo puts the library too.
-fn beside() -> PathBuf {
+fn library_folder() -> PathBuf {
     let program = std::env::current_exe().expect("a path");
     program.parent().expect("in a folder").to_path_buf()
 }
@@ -72,7 +72,7 @@ fn check_with(arguments: &[&str], variables: &[(&str, &str)]) {
 
 /// Runs checks on a runtime; all must pass. What was printed, and then what was logged.
 fn run(runtime: &Runtime, arguments: &[&str], variables: &[(&str, &str)]) -> String {
-    let mut command = program(&beside().join("libhalyard_xpu.so"));
+    let mut command = program(&library_folder().join("libhalyard_xpu.so"));
     command.args(arguments).envs(runtime.env.iter().cloned());
     command.envs(variables.iter().copied());
     let output = command.output().expect("the program starts");
@@ -195,9 +195,9 @@ fn kernels_on_matrix_units_conform() {
             "products of "
         };
         let tested = |line: &&str| line.contains(op) && line.contains(" on matrix units");
-        let told: Vec<&str> = out.lines().filter(tested).collect();
-        let all_right = told.iter().all(|line| line.contains("tested, and right"));
-        assert!(all_right && !told.is_empty(), "{told:#?}");
+        let lines: Vec<&str> = out.lines().filter(tested).collect();
+        let all_right = lines.iter().all(|line| line.contains("tested, and right"));
+        assert!(all_right && !lines.is_empty(), "{lines:#?}");
     }
 }
 
@@ -218,13 +218,13 @@ fn models_give_what_hugging_face_gives() {
     check(&arguments);
 }
 
-/// What a machine without a loader library, without a runtime, or with a foreign library of that name is told.
+/// The errors on a machine without a loader library, without a runtime, or with a foreign library of that name.
 #[test]
 fn what_is_missing_is_named_with_its_remedy() {
     let folder = std::env::temp_dir().join(format!("halyard-no-opencl-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
-    let library = beside().join("libhalyard_xpu.so");
-    let told = |env: &[(&str, &Path)]| {
+    let library = library_folder().join("libhalyard_xpu.so");
+    let message_with = |env: &[(&str, &Path)]| {
         let mut command = program(&library);
         command.args(["--op", "copy", "conformance"]).envs(env.iter().copied());
         let output = command.output().expect("the program starts");
@@ -240,13 +240,13 @@ fn what_is_missing_is_named_with_its_remedy() {
         !matches!(halyard_xpu::XpuPlatform.devices(), Err(e) if e.message.contains("no OpenCL loader library"));
     if has_loader {
         // A loader library that knows no runtime.
-        let message = told(&[("OCL_ICD_VENDORS", &empty)]);
+        let message = message_with(&[("OCL_ICD_VENDORS", &empty)]);
         assert!(
             message.contains("knows no runtime") && message.contains("intel-opencl-icd"),
             "{message}"
         );
     } else {
-        let message = told(&[("HALYARD_OPENCL_LIBRARY_PATH", &folder)]);
+        let message = message_with(&[("HALYARD_OPENCL_LIBRARY_PATH", &folder)]);
         assert!(
             message.contains("libOpenCL.so.1") && message.contains("ocl-icd-libopencl1"),
             "{message}"
@@ -254,7 +254,7 @@ fn what_is_missing_is_named_with_its_remedy() {
     }
     // A library without OpenCL's functions.
     std::fs::copy(&library, folder.join("libOpenCL.so.1")).expect("copied");
-    let message = told(&[("HALYARD_OPENCL_LIBRARY_PATH", &folder)]);
+    let message = message_with(&[("HALYARD_OPENCL_LIBRARY_PATH", &folder)]);
     assert!(
         message.contains("lacks clGetPlatformIDs") && message.contains("newer loader library"),
         "{message}"

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::thread::JoinHandle;
 
-/// The binary, built first with the platforms beside it.
+/// The binary, built first, with the platforms in its folder.
 ///
 /// # Panics
 /// When the build fails.
@@ -32,7 +32,7 @@ pub fn binary() -> &'static Path {
 ///
 /// # Panics
 /// When they do not build.
-pub fn build_beside(packages: &[&str]) {
+pub fn build_with_binary(packages: &[&str]) {
     build_into(binary().parent().expect("a folder"), packages);
 }
 
@@ -60,7 +60,7 @@ fn build_into(folder: &Path, packages: &[&str]) {
     assert!(status.success(), "building {packages:?} failed");
 }
 
-/// The library of a platform, beside the binary.
+/// The library of a platform, in the binary's folder.
 pub fn library(name: &str) -> PathBuf {
     binary().with_file_name(format!("libhalyard_{name}.so"))
 }

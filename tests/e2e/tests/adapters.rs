@@ -1,12 +1,12 @@
-//! LoRA in the real server, over HTTP: adapters as models with PEFT's answers, loading and unloading under load and who
-//! may do it, and a resolver over a folder that nobody gets out of.
+//! LoRA in the real server, over HTTP: adapters as models with PEFT's answers, loading and unloading under load and
+//! with which keys, and a resolver over a folder that no name leads out of.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use halyard_e2e::{Server, TestFolder, build_beside, fixture, run, stderr};
+use halyard_e2e::{Server, TestFolder, build_with_binary, fixture, run, stderr};
 use reqwest::{Client, Response};
 use serde_json::{Value, json};
 
@@ -82,14 +82,14 @@ impl Api {
     }
 
     /// Asks until a condition on `/metrics` holds.
-    async fn metrics_until(&self, what: &str, holds: impl Fn(&str) -> bool) {
+    async fn metrics_until(&self, condition: &str, holds: impl Fn(&str) -> bool) {
         let end = Instant::now() + PATIENCE;
         loop {
             let (_, text) = self.get("/metrics").await;
             if holds(&text) {
                 return;
             }
-            assert!(Instant::now() < end, "not {what}: {text}");
+            assert!(Instant::now() < end, "not {condition}: {text}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -175,7 +175,7 @@ async fn unload_under_streams(api: &Api, body: &Value, alone: &str, tokens: u64)
     let (status, text) = api.post(UNLOAD, &json!({"lora_name": "wide"})).await;
     assert_eq!(status, 200, "{text}");
     let in_flight = streams.iter().filter(|stream| !stream.is_finished()).count();
-    // From now on the name is nobody's, while its streams go on; then it is another adapter's.
+    // From now on no adapter has the name, while its streams go on; then another adapter gets it.
     let error = api
         .refused(COMPLETIONS, &json!({"model": "wide", "prompt": [1]}), 404)
         .await;
@@ -270,10 +270,10 @@ async fn only_the_key_and_the_flag_let_requests_change_adapters() {
     }
 }
 
-/// What no answer may show.
+/// A text that no answer may contain.
 const SECRET: &str = "the-otter-is-in-the-safe";
 
-/// A folder of adapters, and beside it another one that nobody may get.
+/// A folder of adapters, and outside it another one that no request may get.
 fn folders(name: &str) -> TestFolder {
     let folder = TestFolder::new(name);
     let at = |below: &str| folder.0.join(below);
@@ -309,7 +309,7 @@ fn folders(name: &str) -> TestFolder {
 
 #[tokio::test]
 async fn no_name_leads_the_resolver_out_of_its_folder() {
-    build_beside(&["halyard-lora-resolver-filesystem"]);
+    build_with_binary(&["halyard-lora-resolver-filesystem"]);
     let folder = folders("lora-resolver");
     let resolver = format!("filesystem:root={}", folder.0.join("root").display());
     let api = Api::new("", &["--enable-lora", "--lora-resolver", &resolver]);
@@ -330,7 +330,7 @@ async fn no_name_leads_the_resolver_out_of_its_folder() {
         ("file:///etc/passwd", 400),
         ("..\\secret\\rslora8", 400),
         ("C:\\secret", 400),
-        // Encoded: names are not decoded, so these are names that nobody has.
+        // Encoded: names are not decoded, so these are names of no adapter.
         ("%2e%2e%2fsecret%2frslora8", 404),
         ("..%2fsecret%2frslora8", 400),
         ("%2fetc%2fpasswd", 404),

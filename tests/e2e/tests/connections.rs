@@ -44,7 +44,7 @@ fn with_file_limit(files: u32, args: &[&str]) -> Server {
     Server::start(&mut command)
 }
 
-/// Room for the test's own sockets.
+/// Descriptors for the test's own sockets.
 fn raise_own_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -1,5 +1,5 @@
-//! What an author of a stat logger has: `plugins new`, `plugins test` with its recording, the C example, and a process
-//! of its own for a logger that crashes under a serving server.
+//! Tools for authors of stat loggers: `plugins new`, `plugins test` with its recording, the C example, and a process of
+//! its own for a logger that crashes while the server serves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -72,18 +72,18 @@ fn the_c_example_takes_the_recording_in_both_modes() {
 fn loggers_that_crash_hang_or_refuse_are_lines_of_the_report() {
     let folder = TestFolder::new("wild-test");
     let library = build_c(WILD, &folder.0);
-    for (what, words) in [
+    for (action, words) in [
         ("crash", "ended by signal 11 (SIGSEGV)"),
         ("hang", "did not answer within"),
         ("exit", "exited with status 3"),
         ("error", "no luck today"),
         ("refuse", "refused as asked"),
     ] {
-        let config = json!({"do": what, "path": folder.0.join("lines")}).to_string();
+        let config = json!({"do": action, "path": folder.0.join("lines")}).to_string();
         let (report, output) = test_plugin(&library, &["--config", &config, "--deadline-ms", "400"]);
-        assert_eq!(output.status.code(), Some(1), "{what}: {report}");
+        assert_eq!(output.status.code(), Some(1), "{action}: {report}");
         let failed = failures(&report);
-        assert!(failed.iter().any(|line| line.contains(words)), "{what}: {failed:?}");
+        assert!(failed.iter().any(|line| line.contains(words)), "{action}: {failed:?}");
     }
 }
 
@@ -118,8 +118,11 @@ fn a_new_rust_project_builds_offline_outside_the_checkout_and_loads() {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     build_project(&project, &cargo, &["build", "--release", "--offline", "--quiet"]);
     let library = project.join("target/release/libstat_logger_my_sink.so");
-    let told = String::from_utf8_lossy(&made.stdout).into_owned();
-    assert!(told.contains("target/release/libstat_logger_my_sink.so"), "{told}");
+    let printed = String::from_utf8_lossy(&made.stdout).into_owned();
+    assert!(
+        printed.contains("target/release/libstat_logger_my_sink.so"),
+        "{printed}"
+    );
     let (report, output) = test_plugin(&library, &[]);
     assert_eq!(
         (output.status.code(), &report["name"]),
@@ -375,10 +378,10 @@ async fn a_logger_that_dereferences_null_in_its_own_process_hurts_no_stream() {
     assert_eq!(status, Some(0), "{log}");
     assert!(log.contains("its process was ended by signal 11 (SIGSEGV)"), "{log}");
     assert!(!log.contains("panicked"), "{log}");
-    let told = std::fs::read_to_string(&started).expect("it was given records before it crashed");
-    assert_eq!(told.lines().next(), Some("start tiny"), "{told}");
-    let starts = told.lines().filter(|line| *line == "start tiny").count() as u64;
-    assert!(starts >= crashes, "each new process is told the start again: {told}");
+    let written = std::fs::read_to_string(&started).expect("it was given records before it crashed");
+    assert_eq!(written.lines().next(), Some("start tiny"), "{written}");
+    let starts = written.lines().filter(|line| *line == "start tiny").count() as u64;
+    assert!(starts >= crashes, "each new process gets the start again: {written}");
     // Its neighbour in a process of its own lost nothing.
     let lines = std::fs::read_to_string(&requests).expect("its file");
     assert_eq!(lines.lines().count(), 32, "{lines}");

@@ -1,5 +1,5 @@
-//! Stat loggers in a running server: broken ones beside good ones under 64 streams, and a reload under load. No request
-//! may notice.
+//! Stat loggers in a running server: broken ones together with good ones under 64 streams, and a reload under load. No
+//! request may notice.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use halyard_e2e::{Server, TestFolder, halyard, library, run, stderr};
 use reqwest::Client;
 use serde_json::{Value, json};
 
-/// A library of the workspace, built beside the binary.
+/// A library of the workspace, built into the binary's folder.
 fn built(package: &str) -> PathBuf {
-    halyard_e2e::build_beside(&[package]);
+    halyard_e2e::build_with_binary(&[package]);
     library(&package.trim_start_matches("halyard-").replace('-', "_"))
 }
 
@@ -241,7 +241,7 @@ async fn a_reload_under_load_loses_no_record_and_no_request() {
     assert_eq!(
         steps,
         (1..=steps.len() as u64).collect::<Vec<_>>(),
-        "no step is missing or told twice"
+        "no step is missing or reported twice"
     );
     let accepted = sink(&list, "json-lines")["accepted"].as_u64().expect("a count");
     assert_eq!(sink(&list, "json-lines")["dropped"], 0);

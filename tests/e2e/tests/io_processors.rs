@@ -3,14 +3,14 @@
 
 use std::sync::Once;
 
-use halyard_e2e::{Server, build_beside, library, run, stderr};
+use halyard_e2e::{Server, build_with_binary, library, run, stderr};
 use reqwest::Client;
 use serde_json::{Value, json};
 
-/// The plugins beside the binary, built once.
+/// The plugins in the binary's folder, built once.
 fn plugins() {
     static BUILT: Once = Once::new();
-    BUILT.call_once(|| build_beside(&["halyard-io-processor-redact", "halyard-fixture-io-processors"]));
+    BUILT.call_once(|| build_with_binary(&["halyard-io-processor-redact", "halyard-fixture-io-processors"]));
 }
 
 fn fixture_library() -> String {

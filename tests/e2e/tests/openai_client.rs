@@ -8,12 +8,12 @@ use halyard_e2e::Server;
 
 const PACKAGE: &str = "openai==1.109.1";
 
-fn run(command: &mut Command, what: &str) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{what}: {error}"));
+fn run(command: &mut Command, step: &str) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{step}: {error}"));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         output.status.success(),
-        "{what} failed:\n{text}\n{}",
+        "{step} failed:\n{text}\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
     text

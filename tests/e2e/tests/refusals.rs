@@ -1,4 +1,4 @@
-//! What an operator can get wrong on the command line or on disk: each ends with status 2 and words that name what was
+//! Mistakes of an operator on the command line or on disk: each ends with status 2 and an error that names what was
 //! asked, what was found and what to do. Nothing hangs and nothing panics.
 
 use std::net::TcpListener;
@@ -207,7 +207,7 @@ fn offline_mode_opens_no_connection() {
         assert_refused(&command.output().expect("starts"), &["HF_HUB_OFFLINE", "--model PATH"]);
     }
     assert_eq!(
-        hub.accept().expect_err("nobody came").kind(),
+        hub.accept().expect_err("no connection came").kind(),
         std::io::ErrorKind::WouldBlock
     );
 }

@@ -1,4 +1,4 @@
-//! What `server/run` builds for a command line, with a `cargo` that only notes what it was asked.
+//! Tests the packages that `server/run` builds for a command line, with a fake `cargo` that records its arguments.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

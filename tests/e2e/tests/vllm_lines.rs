@@ -1,5 +1,5 @@
-//! Start lines of vLLM, run as they are: from charts, compose files and the shell. What they mean here must be what
-//! they mean there, and what needs nothing is told in one line.
+//! Start lines of vLLM, run as they are: from charts, compose files and the shell. They must mean the same here as in
+//! vLLM, and flags without an effect are reported in one line.
 
 use std::process::Command;
 
@@ -87,10 +87,7 @@ async fn a_container_of_the_shortest_kind() {
         notes(&log)[0].ends_with("accepted, needs nothing here: --trust-remote-code"),
         "{log}"
     );
-    assert!(
-        !log.contains("not chosen"),
-        "absent platforms are nobody's business: {log}"
-    );
+    assert!(!log.contains("not chosen"), "absent platforms are not reported: {log}");
 }
 
 #[tokio::test]

@@ -15,8 +15,8 @@ use crate::target::{Outcome, Target};
 /// The last panic's place and words.
 static PANIC: Mutex<String> = Mutex::new(String::new());
 
-/// What the child is told.
-struct Told {
+/// The arguments that the parent passes.
+struct Arguments {
     folder: PathBuf,
     seed: u64,
     from: u64,
@@ -31,19 +31,19 @@ struct Told {
 /// # Errors
 /// Arguments that the parent does not write.
 pub fn main(target: &Target, options: &[&str]) -> Result<bool, String> {
-    let told = told(options).ok_or("child is started by run and replay")?;
+    let arguments = parse(options).ok_or("child is started by run and replay")?;
     std::panic::set_hook(Box::new(|info| {
         let words = info.to_string().replace('\n', " ");
         *PANIC.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = words;
     }));
-    let scratch = told.folder.join("scratch");
+    let scratch = arguments.folder.join("scratch");
     std::fs::create_dir_all(&scratch).map_err(|error| error.to_string())?;
     let mut case = (target.start)(&scratch);
     ALLOCATOR
         .set_limit(target.memory_bytes)
         .map_err(|_| "more memory is in use at the start than a target may have")?;
     let (mut cases, mut accepted, mut panics) = (0_u64, 0_u64, 0_u64);
-    let current = std::fs::File::create(told.folder.join("current")).map_err(|error| error.to_string())?;
+    let current = std::fs::File::create(arguments.folder.join("current")).map_err(|error| error.to_string())?;
     let mut run = |name: &str, input: &[u8]| {
         note(&current, name, input);
         cases += 1;
@@ -54,19 +54,22 @@ pub fn main(target: &Target, options: &[&str]) -> Result<bool, String> {
                 panics += 1;
                 let words = PANIC.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
                 println!("panic {name} {words}");
-                let _ = std::fs::write(told.folder.join(format!("panic-{}", name.replace('/', "_"))), input);
+                let _ = std::fs::write(
+                    arguments.folder.join(format!("panic-{}", name.replace('/', "_"))),
+                    input,
+                );
             }
         }
     };
-    for file in &told.files {
+    for file in &arguments.files {
         let input = std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
         run(&file.to_string_lossy(), &input);
     }
-    if told.from < told.to {
+    if arguments.from < arguments.to {
         let mut seeds = (target.seeds)();
         seeds.extend(target.committed().into_iter().map(|(_, input)| input));
-        for number in told.from..told.to {
-            let mut random = Random::of_case(target.name, told.seed, number);
+        for number in arguments.from..arguments.to {
+            let mut random = Random::of_case(target.name, arguments.seed, number);
             // A few at first as they are: the seeds themselves are right.
             let input = match seeds.get(number as usize) {
                 Some(seed) => seed.clone(),
@@ -89,9 +92,9 @@ fn note(current: &std::fs::File, name: &str, input: &[u8]) {
     let _ = current.write_all_at(&bytes, 0);
 }
 
-fn told(options: &[&str]) -> Option<Told> {
+fn parse(options: &[&str]) -> Option<Arguments> {
     let (folder, rest) = options.split_first()?;
-    let mut told = Told {
+    let mut arguments = Arguments {
         folder: folder.into(),
         seed: 0,
         from: 0,
@@ -100,12 +103,12 @@ fn told(options: &[&str]) -> Option<Told> {
     };
     match rest {
         ["--cases", seed, from, to] => {
-            told.seed = seed.parse().ok()?;
-            told.from = from.parse().ok()?;
-            told.to = to.parse().ok()?;
+            arguments.seed = seed.parse().ok()?;
+            arguments.from = from.parse().ok()?;
+            arguments.to = to.parse().ok()?;
         }
-        ["--files", files @ ..] => told.files = files.iter().map(PathBuf::from).collect(),
+        ["--files", files @ ..] => arguments.files = files.iter().map(PathBuf::from).collect(),
         _ => return None,
     }
-    Some(told)
+    Some(arguments)
 }

@@ -1,5 +1,4 @@
-//! `halyard-fuzz`: runs changed inputs through every reader of what strangers write, each target in a process of its
-//! own.
+//! `halyard-fuzz`: runs mutated inputs through every reader of untrusted bytes, each target in a process of its own.
 //!
 //! A case may be taken or refused. A panic, an abort, an end by memory or a hang is a finding: its input is written to
 //! a file

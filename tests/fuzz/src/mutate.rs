@@ -1,5 +1,5 @@
-//! Changes of a seed: bytes, words of a text, or parts of a JSON value. What a reader sees first is the form, so most
-//! changes keep it and reach what lies behind.
+//! Changes of a seed: bytes, words of a text, or parts of a JSON value. A reader checks the form first, so most
+//! mutations keep it and reach the code behind that check.
 
 use serde_json::{Map, Value, json};
 

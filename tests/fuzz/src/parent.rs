@@ -1,4 +1,5 @@
-//! The process that watches a child: it notes what ended it, starts it again behind that case, and prints what was run.
+//! The process that watches a child: it records the case that ended it, starts it again after that case, and prints a
+//! summary.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;

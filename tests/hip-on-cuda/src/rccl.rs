@@ -1,5 +1,5 @@
-//! RCCL over NCCL: the same calls, types and codes, passed through. Copied to `librccl.so.1` beside the others. Without
-//! NCCL every call fails, and the last error names what is missing.
+//! RCCL over NCCL: the same calls, types and codes, passed through. Copied to `librccl.so.1` in the same folder as the
+//! others. Without NCCL every call fails, and the last error names what is missing.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;

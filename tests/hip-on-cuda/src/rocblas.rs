@@ -1,6 +1,6 @@
-//! rocBLAS over cuBLAS: one product, its handle and its stream. Copied to `librocblas.so` beside the others, or left
-//! out, as each is to be tried. A handle that goes says on stderr how many products the process has given to cuBLAS, so
-//! that who looks at a run sees that it was there.
+//! rocBLAS over cuBLAS: one product, its handle and its stream. Copied to `librocblas.so` in the same folder as the
+//! others, or left out, to test both. When a handle is destroyed, the number of products that the process has given to
+//! cuBLAS is printed to stderr, which shows that the library was used.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;

@@ -2,8 +2,8 @@
 //! whose files go away,
 //! a device that fails at a submit or has no memory left.
 //!
-//! What is asked is seeded; how threads meet is not. So what must hold is what holds in any order: every request ends
-//! exactly once, its
+//! Requests are seeded; the order of threads is not. So the checks hold in any order: every request ends exactly once,
+//! its
 //! tokens are those that it gets alone, nothing stays in use, and a failed engine says one reason everywhere.
 
 use std::collections::{BTreeSet, HashMap};
@@ -434,7 +434,7 @@ fn an_engine_with_faults_ends_every_request_once_and_keeps_nothing() {
     println!("{worlds} engines: {all:?}");
     // A run in which a fault never comes proves nothing about it.
     if total >= 20_000 {
-        for (what, times) in [
+        for (event, times) in [
             ("replayed steps", all.replayed),
             ("preemptions", all.preemptions),
             ("complete", all.complete),
@@ -444,7 +444,7 @@ fn an_engine_with_faults_ends_every_request_once_and_keeps_nothing() {
             ("device failures", all.device_failures),
             ("failures to start", all.start_failures),
         ] {
-            assert!(times > 0, "{what}: never");
+            assert!(times > 0, "{event}: never");
         }
     }
 }

@@ -334,7 +334,7 @@ fn a_million_steps_with_faults_lose_nothing() {
     println!("{all:?}");
     // A run in which a fault never comes proves nothing about it.
     if total >= 100_000 {
-        for (what, times) in [
+        for (event, times) in [
             ("finished", all.finished),
             ("cancelled", all.cancelled),
             ("refused", all.refused),
@@ -345,7 +345,7 @@ fn a_million_steps_with_faults_lose_nothing() {
             ("clock jumps", all.clock_jumps),
             ("rejected drafts", all.rejected_drafts),
         ] {
-            assert!(times > 1000, "{what}: {times} times");
+            assert!(times > 1000, "{event}: {times} times");
         }
     }
 }

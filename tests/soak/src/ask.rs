@@ -81,7 +81,7 @@ struct Asker<'t> {
     tally: &'t Tally,
 }
 
-/// Asks until it is told to stop.
+/// Sends requests until it is stopped.
 pub async fn client(url: String, seed: u64, tally: std::sync::Arc<Tally>) {
     let mut asker = Asker {
         client: connections(),

@@ -1,4 +1,5 @@
-//! `halyard-soak`: a server under many short requests for a long time, and whether it is then as it was at first.
+//! `halyard-soak`: runs a server under many short requests for a long time, and checks that its memory, descriptors and
+//! threads do not grow.
 
 mod ask;
 mod graph;

@@ -1,4 +1,4 @@
-//! What the server uses, once a second, as CSV; and whether it grows.
+//! The server's resource use, once a second, as CSV; and the check that it does not grow.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -105,7 +105,7 @@ impl Samples {
         &self.all[self.all.len() / 2..]
     }
 
-    /// What grows, in words.
+    /// The resources that grow, in words.
     pub fn growth(&self) -> Vec<String> {
         let half = self.second_half();
         if self.all.len() < MIN_SAMPLES {
@@ -123,14 +123,14 @@ impl Samples {
             ));
         }
         let parts = half.split_at(half.len() / 2);
-        for (what, of) in [
+        for (resource, of) in [
             ("descriptors", (|s: &Sample| s.descriptors) as fn(&Sample) -> f64),
             ("threads", |s| s.threads),
         ] {
             let (before, after) = (mean(parts.0, of), mean(parts.1, of));
             if after > before + MAX_MORE {
                 faults.push(format!(
-                    "{what}: {before:.1} on average in the third quarter, {after:.1} in the fourth"
+                    "{resource}: {before:.1} on average in the third quarter, {after:.1} in the fourth"
                 ));
             }
         }

@@ -1,6 +1,6 @@
 //! The map: which package may use which, and the few external crates whose place is fixed. Read from `cargo metadata`.
 //!
-//! Only normal and build dependencies are arrows; what tests link is theirs to choose.
+//! Only normal and build dependencies are arrows; dependencies of tests are free.
 
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
 //! No circles among the modules of a package: a module that two others need stands below both. A module is a file; an
-//! edge is a path that begins with `crate`, `super`, `self` or a child's name. What `pub use` hands on is no edge: it
-//! is a front, and the module behind it is not needed by it. Code of tests does not count.
+//! edge is a path that begins with `crate`, `super`, `self` or a child's name. A `pub use` is no edge: the module only
+//! re-exports names and does not use them. Code of tests does not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,6 @@
-//! Rules for what people read: Markdown's width, links that lead somewhere, decisions whose numbers stand once.
+//! Rules for documents: the width of Markdown, links with an existing target, and unique numbers of decisions.
 //!
-//! [`width`] looks at one file; the others need the whole tree, because a link is right or wrong only beside its
-//! target.
+//! [`width`] looks at one file; the others need the whole tree, because a link can only be checked with its target.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +12,7 @@ pub const MAX_COLUMNS: usize = 120;
 
 const DECISIONS: &str = "docs/decisions/";
 
-/// Lines of Markdown are short. Rows of tables may be long, and a link or a word that nobody can break.
+/// Lines of Markdown are short. Rows of tables may be long, and so may a link or a word, which cannot be broken.
 pub fn width(path: &str, text: &str) -> Vec<Finding> {
     if !path.ends_with(".md") {
         return Vec::new();
@@ -65,7 +64,7 @@ pub fn links(files: &[SourceFile]) -> Vec<Finding> {
     findings
 }
 
-/// A number stands for one decision, as its file's name and its title say; who cites a number cites one that is there.
+/// A number stands for one decision, as its file's name and its title say; a cited number must exist.
 pub fn decisions(files: &[SourceFile]) -> Vec<Finding> {
     let (mut findings, mut known) = (Vec::new(), BTreeMap::new());
     for file in files {

@@ -44,7 +44,7 @@ const UNSAFE_PLACES: &[(&str, &str)] = &[
     ("platform-api/src/export.rs", "the macro that defines the entry symbol"),
     (
         "platform-api/src/hooks/",
-        "records: each one's wire form beside its fields (decision 0017)",
+        "records: each one's wire form next to its fields (decision 0017)",
     ),
     ("platform-api/src/log.rs", "calls the host table's log function"),
     ("platform-api/tests/", "calls the tables as a foreign plugin would"),
@@ -216,12 +216,12 @@ pub fn hosts_and_paths(path: &str, text: &str) -> Vec<Finding> {
     found.collect()
 }
 
-/// What a test writes, and no one reads from end to end.
+/// A file that a test writes; it is not read from end to end.
 const GENERATED: &str = "platform-api/include/halyard.h";
 
-/// Lines of Rust and of kernels fit beside each other on a screen; rustfmt leaves comments, texts and macros as they
-/// are. A line that tests read stays whole (`// check:`, `// matrix:`), and so does a raw string, which nothing can
-/// break.
+/// Lines of Rust and of kernels are short enough for two files next to each other on a screen; rustfmt leaves comments,
+/// texts and macros as they are. A line that tests read stays whole (`// check:`, `// matrix:`), and so does a raw
+/// string, which nothing can break.
 pub fn code_width(path: &str, text: &str) -> Vec<Finding> {
     if !is_kernel(path) && !is_rust(path) {
         return Vec::new();

@@ -262,7 +262,7 @@ impl Kernel for FillRandom {
 }
 
 unsafe fn store(dtype: DType, at: *mut u8, value: f32) {
-    // SAFETY: the caller has room for an element of `dtype` there.
+    // SAFETY: the caller has memory for an element of `dtype` there.
     unsafe {
         match dtype {
             DType::F16 => at.cast::<f16>().write_unaligned(f16::from_f32(value)),

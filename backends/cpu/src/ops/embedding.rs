@@ -73,7 +73,7 @@ impl Kernel for Embedding {
         }
         let to = objects.buffer(dst.buffer_id())?;
         let to = to.range(dst.offset + u64::from(rows.first_row) * self.row_bytes as u64, expected)?;
-        // SAFETY: the range was checked; load time: nobody reads the table yet.
+        // SAFETY: the range was checked; load time: no op reads the table yet.
         unsafe { std::ptr::copy_nonoverlapping(rows.bytes.as_ptr(), to, expected) };
         Ok(())
     }

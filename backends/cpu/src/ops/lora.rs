@@ -27,32 +27,32 @@ fn check_weight(op: &str, dtype: DType) -> Result<()> {
     }
 }
 
-/// Contiguous weights as f32: where they lie, or widened into `room`.
+/// Contiguous weights as f32: where they lie, or widened into `buffer`.
 ///
 /// # Safety
-/// `count` weights of `dtype` stand at `w`, which nobody writes meanwhile.
+/// `count` weights of `dtype` are at `w`, and no thread writes them meanwhile.
 unsafe fn widened<'r>(
     dtype: DType,
     w: *const u8,
     count: usize,
     kernels: &Kernels,
-    room: &'r mut Vec<f32>,
+    buffer: &'r mut Vec<f32>,
 ) -> &'r [f32] {
     // SAFETY: the caller has that many weights there; buffers are 64-byte aligned and rows whole numbers of weights.
     unsafe {
         match dtype {
             DType::F16 => {
-                room.resize(count, 0.0);
-                kernels.f16_to_f32(std::slice::from_raw_parts(w.cast::<f16>(), count), room);
+                buffer.resize(count, 0.0);
+                kernels.f16_to_f32(std::slice::from_raw_parts(w.cast::<f16>(), count), buffer);
             }
             DType::BF16 => {
-                room.resize(count, 0.0);
-                kernels.bf16_to_f32(std::slice::from_raw_parts(w.cast::<bf16>(), count), room);
+                buffer.resize(count, 0.0);
+                kernels.bf16_to_f32(std::slice::from_raw_parts(w.cast::<bf16>(), count), buffer);
             }
             _ => return std::slice::from_raw_parts(w.cast::<f32>(), count),
         }
     }
-    room
+    buffer
 }
 
 /// A range of rows in pieces of at most `most` that stand one behind the other.
@@ -94,7 +94,7 @@ impl Kernel for Shrink {
             unreachable!("lora_shrink has four operands")
         };
         let ranks = worker.share(self.rank);
-        let mut room = Vec::new();
+        let mut buffer = Vec::new();
         // SAFETY: ranks are shared out, and with them the columns of `out` that this thread writes; a piece's rows are
         // contiguous.
         unsafe {
@@ -105,7 +105,7 @@ impl Kernel for Shrink {
             distinct(slots, |slot| {
                 for rows in pieces(ranks.clone(), a, self.k, SHRINK_ROWS) {
                     let first = a.element_ptr(slot as usize, rows.start);
-                    let weights = widened(self.weight, first, rows.len() * self.k, worker.kernels, &mut room);
+                    let weights = widened(self.weight, first, rows.len() * self.k, worker.kernels, &mut buffer);
                     for t in (0..slots.len()).filter(|&t| slots[t] == slot) {
                         let (x, out) = (x.f32s(t, 0, self.k), out.f32s_mut(t, rows.start, rows.len()));
                         worker.kernels.add_products(weights, x, 1.0, out);
@@ -141,7 +141,7 @@ impl Kernel for Expand {
             unreachable!("lora_expand has five operands")
         };
         let features = worker.share(*self.starts.last().unwrap_or(&0) as usize);
-        let (mut room, mut columns) = (Vec::new(), Vec::new());
+        let (mut buffer, mut columns) = (Vec::new(), Vec::new());
         // SAFETY: features are shared out, and with them the columns of `out` that this thread writes; a piece's rows
         // are contiguous.
         unsafe {
@@ -152,7 +152,7 @@ impl Kernel for Expand {
                     let own = features.start.max(ends[0] as usize)..features.end.min(ends[1] as usize);
                     for rows in pieces(own, b, self.rank, EXPAND_ROWS) {
                         let first = b.element_ptr(slot as usize, rows.start);
-                        let weights = widened(self.weight, first, rows.len() * self.rank, worker.kernels, &mut room);
+                        let weights = widened(self.weight, first, rows.len() * self.rank, worker.kernels, &mut buffer);
                         columns.resize(weights.len(), 0.0);
                         worker.kernels.transpose(weights, self.rank, &mut columns);
                         for t in (0..slots.len()).filter(|&t| slots[t] == slot) {

@@ -18,7 +18,7 @@ struct Rows<F> {
 
 type RowFn = fn(&Kernels, &[&[f32]], &mut [f32], Param);
 
-/// What a row function is told besides its inputs.
+/// Parameters of a row function besides its inputs.
 #[derive(Clone, Copy)]
 struct Param {
     activation: Activation,

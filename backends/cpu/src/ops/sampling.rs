@@ -210,8 +210,8 @@ impl Sample {
 }
 
 impl Kernel for Sample {
-    /// The second phase needs room for a row of probabilities and their order on every thread: kept on the heap, since
-    /// rows are sampled far less often than layers run.
+    /// The second phase needs memory for a row of probabilities and their order on every thread: kept on the heap,
+    /// since rows are sampled far less often than layers run.
     unsafe fn run(&self, _phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
         let [logits, rows, sampling, num_tokens, out] = operands else {
             unreachable!("sample has five operands")

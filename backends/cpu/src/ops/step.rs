@@ -174,9 +174,9 @@ impl Kernel for UpdateRows {
                 out[0] = n as i32;
                 out[1..1 + n].copy_from_slice(new);
                 let known = &mut num_tokens.i32s_mut(row, 0, 1)[0];
-                let room = tokens.shape[1].saturating_sub(*known as usize).min(n);
+                let num_new = tokens.shape[1].saturating_sub(*known as usize).min(n);
                 // What stands in place of a token is for the host: the history holds ids only.
-                let history = tokens.i32s_mut(row, *known as usize, room);
+                let history = tokens.i32s_mut(row, *known as usize, num_new);
                 history.iter_mut().zip(new).for_each(|(to, &id)| *to = id.max(0));
                 *known += n as i32;
                 *computed += lens[s] - d + n as i32 - 1;

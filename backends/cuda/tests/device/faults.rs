@@ -1,6 +1,5 @@
-//! What goes wrong, played by a libcuda that is none: each case runs this test program again as a child with the fake
-//! on its loader's path, and looks at what the child says. The tests that need no arithmetic of the device run over it
-//! too.
+//! Faults of the driver, played by a fake libcuda. Each case runs this test program again as a child, with the fake on
+//! its loader's path, and checks the child's output. Tests that need no arithmetic on the device run over the fake too.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,8 +18,8 @@ impl Fake {
     pub(crate) fn new(name: &str, libraries: &[&str]) -> Fake {
         let folder = std::env::temp_dir().join(format!("halyard-fake-libcuda-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
-        let beside = std::env::current_exe().expect("a path");
-        let fake = beside.with_file_name("libhalyard_fake_libcuda.so");
+        let test_program = std::env::current_exe().expect("a path");
+        let fake = test_program.with_file_name("libhalyard_fake_libcuda.so");
         for library in libraries {
             std::fs::copy(&fake, folder.join(library)).unwrap_or_else(|e| panic!("{}: {e}", fake.display()));
         }
@@ -67,15 +66,15 @@ fn child() {
     if std::env::var_os("FAKE_LIBCUDA").is_none() {
         return;
     }
-    let told = |what: &str, error: &halyard_platform_api::Error| println!("{what}: {error}");
+    let print = |operation: &str, error: &halyard_platform_api::Error| println!("{operation}: {error}");
     let start = std::time::Instant::now();
     let outcome = work();
     println!("all is dropped after {} s", start.elapsed().as_secs());
     if let Err(error) = outcome {
-        told("first error", &error);
+        print("first error", &error);
         // The second look must say the same and hang nowhere.
         if let Err(error) = CudaPlatform.devices() {
-            told("devices", &error);
+            print("devices", &error);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What conformance does not ask of a device that runs asynchronously: replays, ring and ordering under load, and what
-//! they cost. Every test needs a GPU and says so where there is none.
+//! Tests of an asynchronous device that go beyond conformance: replays, the ring and ordering under load, and their
+//! cost. Every test needs a GPU and says so where there is none.
 
 mod faults;
 mod ranks;

@@ -1,5 +1,6 @@
-//! Two ranks over the fake driver and the fake NCCL: which sums go which way, and what a rank that leaves does to its
-//! own calls, its recordings, and the others. Each case is a child, as in `faults`.
+//! Two ranks over the fake driver and the fake NCCL: which sums use NCCL and which the peer kernel, and the effects of
+//! a rank that leaves on its own calls, its recordings, and the other ranks. Each case is a child process, as in
+//! `faults`.
 
 use std::sync::Arc;
 use std::time::Duration;

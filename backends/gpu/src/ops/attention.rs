@@ -1,9 +1,9 @@
-//! `kv_write` and `attention` over paged KV: which spec runs, on which kernel, and what it needs. The block layout is
-//! that of the kernels' `kv.cuh`; the split into files follows the kernels.
+//! `kv_write` and `attention` over paged KV: which specs run, on which kernel, with which scratch memory. The block
+//! layout is that of the kernels' `kv.cuh`; the split into files follows the kernels.
 //!
 //! A call is dispatched by its shapes alone, as a recording is replayed with other contents: one token a sequence goes
 //! to the decode kernel; more tokens than sequences go to the prefill kernel (sequences of several tokens) and the
-//! decode kernel (the others), each of which skips what is the other's. What the matrix units do not take runs on the
+//! decode kernel (the others). Each kernel skips the other's sequences. Specs that matrix units do not take run on the
 //! plain kernel.
 
 mod call;
@@ -53,7 +53,7 @@ pub(super) struct AttentionKernel {
     kernels: Option<Kernels>,
 }
 
-/// What preparing compiled.
+/// The compiled kernels.
 enum Kernels {
     /// On the matrix units of `Facts::matrix_units`.
     MatrixUnits {

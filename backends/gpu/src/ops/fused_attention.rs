@@ -2,9 +2,9 @@
 //! those.
 //!
 //! One token a sequence, on matrix units: one launch, in which the decode kernel norms and rotates q and k itself, and
-//! stores the new keys and values. That leaves q and k as they were, so it needs a program that says that nobody reads
-//! them afterwards. Other calls take a launch that norms, rotates in place and stores, and then attention's own.
-//! Operands that are no neighbouring slices of one product run the region's ops one after another.
+//! stores the new keys and values. That leaves q and k as they were, so it needs a program that says that no later op
+//! reads them. Other calls take a launch that norms, rotates in place and stores, and then attention's own. Operands
+//! that are no neighbouring slices of one product run the region's ops one after another.
 
 use halyard_kernels_gpu as kernels;
 use halyard_platform_api::ops::{Attention, KvWrite, RmsNorm, Rope, RopeStyle};
@@ -70,7 +70,7 @@ struct Region {
     slots: u16,
     /// Operands of the attention node.
     attended: Vec<u16>,
-    /// Nobody reads the rotated q and k afterwards.
+    /// No later op reads the rotated q and k.
     qk_is_internal: bool,
 }
 

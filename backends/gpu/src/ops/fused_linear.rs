@@ -1,9 +1,9 @@
 //! The norm before a projection, and the gating after it, in the projection's own kernel: rms_norm → linear(s) (→
 //! silu_mul or gelu_mul).
 //!
-//! Small batches in bf16 take one launch a projection, where the program says that nobody else reads what lies between.
-//! All other calls, types and formats run the region's ops one after another, as they would have run unclaimed, over
-//! the same packed weights.
+//! Small batches in bf16 take one launch a projection, where the program says that no other op reads the values in
+//! between. All other calls, types and formats run the region's ops one after another, as they would have run
+//! unclaimed, over the same packed weights.
 
 use halyard_platform_api::ops::{self, Epilogue};
 use halyard_platform_api::program::ABSENT;

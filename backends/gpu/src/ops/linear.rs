@@ -63,7 +63,7 @@ pub(super) struct Linear {
     prepared: Option<Prepared>,
 }
 
-/// What preparing compiled.
+/// The compiled kernels.
 struct Prepared {
     /// The better first; the last takes every call.
     paths: Vec<(RangeInclusive<u32>, Arc<dyn Path>)>,
@@ -168,12 +168,12 @@ impl Kernel for Linear {
                 Err(why) => return Err(why),
             }
         };
-        let told = choose::told(&choices) + &reasons;
+        let described = choose::describe(&choices) + &reasons;
         let (op, device) = (&self.op, &cx.facts().name);
         let (n, k, weight, act) = (op.out_features, op.in_features, op.weight, op.act);
         log::debug(
             "gpu",
-            &format!("{device}: linear {n} x {k}, {weight:?} by {act:?}: {told}"),
+            &format!("{device}: linear {n} x {k}, {weight:?} by {act:?}: {described}"),
         );
         let path = |name| {
             ready
@@ -192,7 +192,7 @@ impl Kernel for Linear {
     }
 
     fn implementation(&self, facts: &Facts, policy: &Policy) -> String {
-        choose::told(&choose(self.request(), facts, policy, &[]))
+        choose::describe(&choose(self.request(), facts, policy, &[]))
     }
 
     fn needs(&self) -> Option<Source> {

@@ -1,6 +1,6 @@
-//! Which kernels run what, on every kind of device: `tests/*.txt` has the tables, written by this code over drivers
-//! that have no device. Each line ends in a hash of all that is launched: entry points, definitions, grids, shared
-//! memory and parameters. A change of a choice changes a line, and `HALYARD_BLESS=1` writes the files anew.
+//! Which kernels run which ops, on every kind of device. This code writes the tables in `tests/*.txt` over drivers
+//! without a device. Each line ends in a hash of all launches: entry points, definitions, grids, shared memory and
+//! parameters. A change of a choice changes a line, and `HALYARD_BLESS=1` writes the files anew.
 
 mod devices;
 mod recorder;
@@ -244,7 +244,7 @@ fn linear(recorder: &Arc<Recorder>, op: &Linear) -> (String, [u8; 32]) {
     let mut case = Case::new(recorder, build(&OpSpec::from(op.clone())));
     let (k, n) = (op.in_features, op.out_features);
     let mut lines: Vec<String> = Vec::new();
-    for (what, x_off, out_off, added) in [
+    for (variant, x_off, out_off, added) in [
         ("", 0, 0, false),
         ("x off: ", 1, 0, false),
         ("out off: ", 0, 1, false),
@@ -261,7 +261,7 @@ fn linear(recorder: &Arc<Recorder>, op: &Linear) -> (String, [u8; 32]) {
             };
             calls.push((tokens, case.call(&[x, weight, bias, residual, out])));
         }
-        let line = format!("{what}{}", ranges(&calls));
+        let line = format!("{variant}{}", ranges(&calls));
         if !lines.iter().any(|known| line.ends_with(known.as_str())) {
             lines.push(line);
         }
@@ -322,10 +322,10 @@ fn regions_of_linears_run_on_the_kernels_of_the_table() {
         for (name, program) in regions::linears() {
             let mut case = Case::new(recorder, build_program(&program));
             let mut lines: Vec<String> = Vec::new();
-            for (what, off) in [("", 0), ("x off: ", 1)] {
+            for (variant, off) in [("", 0), ("x off: ", 1)] {
                 let call = |tokens| (tokens, case.call(&regions::linear_operands(&program, tokens, off)));
                 let line = format!(
-                    "{what}{}",
+                    "{variant}{}",
                     ranges(&counts(600).into_iter().map(call).collect::<Vec<_>>())
                 );
                 if !lines.iter().any(|known| line.ends_with(known.as_str())) {

@@ -38,7 +38,7 @@ pub(crate) fn unique_id(driver: &dyn Driver) -> Result<CommunicatorId> {
     Ok(id)
 }
 
-/// The library's handle, and who uses it.
+/// The library's handle, and the threads that use it.
 struct Handle {
     comm: usize,
     users: Mutex<Users>,

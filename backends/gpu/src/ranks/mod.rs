@@ -15,7 +15,7 @@ pub use library::CollectiveLibrary;
 
 use crate::handles::DevicePtr;
 
-/// What groups of ranks need of a driver beside the rest. Every method from any thread, none blocks for long.
+/// Driver methods that only groups of ranks need. Each may be called from any thread; none blocks for long.
 pub trait RankDriver {
     /// The device's number, as [`RankDriver::reach`] of other devices takes it.
     fn ordinal(&self) -> i32;
@@ -23,7 +23,7 @@ pub trait RankDriver {
     /// Makes this device the calling thread's: the library works on that one.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Errors of the driver.
     fn enter(&self) -> Result<()>;
 
     /// The library of collectives.
@@ -42,7 +42,7 @@ pub trait RankDriver {
     /// Lets kernels of this device address the memory of device `other`; false where they cannot.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Errors of the driver.
     fn reach(&self, other: i32) -> Result<bool>;
 
     /// Device memory in which a kernel that runs sees what other devices store meanwhile. Aligned to 256, contents
@@ -55,7 +55,7 @@ pub trait RankDriver {
     /// Ticks a millisecond of the clock that `peers.cuh` reads.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Errors of the driver.
     fn ticks_per_ms(&self) -> Result<u64>;
 }
 

@@ -28,7 +28,7 @@ struct Rendezvous {
     rounds: [Vec<(u32, Endpoint)>; 2],
     /// Ranks that have read the last round.
     gone: u32,
-    /// A rank gave up: nobody may go on to the library, whose wait has no end.
+    /// A rank gave up: no rank may call the library, which would wait for ever.
     failed: bool,
 }
 
@@ -170,7 +170,11 @@ mod tests {
         let id = group(2, 0, 2).id;
         announce(&id);
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| meet(&group(2, 0, 2), 0, endpoint(0)).err().expect("nobody comes"));
+            let waits = scope.spawn(|| {
+                meet(&group(2, 0, 2), 0, endpoint(0))
+                    .err()
+                    .expect("no other rank comes")
+            });
             std::thread::sleep(Duration::from_millis(20));
             give_up(&id);
             let error = waits.join().expect("no panic");

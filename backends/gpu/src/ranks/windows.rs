@@ -36,7 +36,7 @@ impl PeerWindow {
     fn new(driver: &Arc<dyn Driver>, bytes: u64) -> Result<PeerWindow> {
         let memory = driver.ranks()?.allocate_peer_memory(bytes)?;
         let words = driver.allocate_pinned(64).inspect_err(|_| {
-            // SAFETY: just allocated, and nobody else knows it.
+            // SAFETY: just allocated, and used nowhere else.
             unsafe { driver.free(memory) };
         })?;
         // SAFETY: new pinned memory of a page's alignment.
@@ -82,7 +82,7 @@ impl PeerWindows {
     /// All ranks' windows in rank order.
     ///
     /// # Errors
-    /// What the driver reports of its clock.
+    /// Errors of the driver when it reads its clock.
     pub(super) fn of(
         driver: &dyn Driver,
         rank: u32,

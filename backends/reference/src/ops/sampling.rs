@@ -21,7 +21,7 @@ pub(super) fn argmax(op: &Argmax, args: &Args<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What a row without a distribution gives in place of a token.
+/// The code of a row without a distribution, in place of a token.
 fn without_token(logits: &[f32]) -> Option<i32> {
     if logits.iter().any(|&logit| is_bad(logit)) {
         Some(NOT_FINITE)

@@ -243,7 +243,7 @@ impl Array {
         }
     }
 
-    /// Bytes that are NaN in every float type: what nobody writes shows.
+    /// Bytes that are NaN in every float type, so that an unwritten element is detected.
     fn poison(dtype: DType, shape: &[u32]) -> Self {
         let elements: usize = shape.iter().map(|&d| d as usize).product();
         Array {

@@ -1,5 +1,5 @@
-//! What goes wrong, and the same work without a fault. Each case runs this test program again as a child and looks at
-//! what the child says.
+//! Faults, and the same work without a fault. Each case runs this test program again as a child and checks the child's
+//! output.
 
 use halyard_platform_api::ops::{Add, Epilogue, Linear};
 use halyard_platform_api::{

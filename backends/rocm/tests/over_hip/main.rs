@@ -1,5 +1,5 @@
-//! The host code without a GPU: over the HIP runtime of tests/hip-on-cuda, which here stands on a libcuda that is none
-//! and plays faults.
+//! Tests of the host code without a GPU: over the HIP runtime of tests/hip-on-cuda, which here uses a fake libcuda that
+//! plays faults.
 
 mod faults;
 mod ranks;

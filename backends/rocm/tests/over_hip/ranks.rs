@@ -1,5 +1,5 @@
-//! Two ranks: RCCL is found and does the sums, an own kernel those that it is given, and what is missing is named. How
-//! ranks leave is the shared code's, tested over the same fake driver beside the other platform that uses it.
+//! Two ranks: RCCL is found and does the sums, our peer kernel does those of its sizes, and a missing library is named.
+//! The shared code handles ranks that leave; the CUDA platform's tests cover it, over the same fake driver.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-// Activations times a norm's weights on their way into a product, which is scaled by their root mean square afterwards.
+// Multiplies activations by a norm's weights before a product; the product is then divided by their root mean square.
 // ACT: their type (bf16, f16).
 #pragma once
 #include "common.cuh"

@@ -1,6 +1,6 @@
-// Decode attention of few short sequences, in the fused form: a block has an item (a token and a KV head) to itself,
-// its warps hold all the item's keys and values in registers, and what counts is the time from the previous kernel's
-// end to this one's.
+// Decode attention of few short sequences, in the fused form: a block has one item (a token and a KV head), and its
+// warps hold all the item's keys and values in registers. The goal is a short time from the previous kernel's end to
+// this one's.
 //
 // Tiles of 16 keys go to the warps in turn. Units of the cache are fragments of the matrix units as they lie there
 // (kv.cuh), so a lane loads its words of them straight from memory, before the previous kernel has ended. Then every
@@ -8,7 +8,7 @@
 // own key and value, which are not in the cache yet, and stores them there. One barrier follows, and then the warps'
 // sums are added up.
 //
-// attention_decode.cu says what the definitions mean.
+// attention_decode.cu explains the definitions.
 #pragma once
 #include "attention_tile.cuh"
 
@@ -16,7 +16,7 @@
 #define ONCE_TILES 3                                // of 16 keys, a warp
 #define ONCE_THREADS (32 * ONCE_WARPS + 32)
 #define ONCE_STRIDE (HEAD_DIM + 8)                  // of a head's sums: no bank conflicts
-// One block is enough to ask for: without that word the compiler spills to make room for two.
+// At least one block a multiprocessor: without this bound the compiler spills registers so that two fit.
 #define BOUNDS __launch_bounds__(ONCE_THREADS, 1)
 // Shared memory: sums [ONCE_WARPS][GROUP][ONCE_STRIDE] f32 | the token's value [HEAD_DIM] f32 | highest and total
 // [ONCE_WARPS + 1][GROUP][2] f32
@@ -35,9 +35,9 @@ struct OnceItem {
     i32 row;                               // of the block table; below zero where the block has nothing to do
 };
 
-// Whether the whole batch runs like this: few items, one token a sequence, no more keys than the warps hold. The same
-// for all threads. If so, `item` is this block's. A lane has a sequence: no barrier, as what the block loads next hangs
-// on this.
+// Whether the whole batch runs in this form: few items, one token a sequence, no more keys than the warps hold. The
+// result is the same for all threads; if true, `item` is this block's. Each lane checks one sequence, and there is no
+// barrier, because the block's next loads depend on the result.
 __device__ __forceinline__ bool find_once(OnceItem &item, const i32 *step_rows, const i32 *starts, const i32 *seq_lens,
                                           u32 S, u32 num_kv_heads, u32 window, u32 query_len_end) {
     u32 lane = threadIdx.x % 32, s = blockIdx.x / num_kv_heads;

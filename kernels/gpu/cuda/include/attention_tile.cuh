@@ -1,5 +1,5 @@
 // One tile of decode attention on matrix units: 64 keys and values in shared memory against up to 16 query heads, with
-// a running softmax. attention_decode.cu says what the definitions mean.
+// a running softmax. attention_decode.cu explains the definitions.
 #pragma once
 #include "kv_stream.cuh"
 #include "mma.cuh"
@@ -76,8 +76,8 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[4][NT][4], const u
 #pragma unroll
             for (int i = 0; i < 4; i++) scores[m][n][i] = 0.f;
     if constexpr (KV_BYTES == 1) {
-        // A row holds 16 dims: one load brings two steps of the product. Of an odd last row the upper lanes' units
-        // count for nothing.
+        // A row holds 16 dims: one load fetches two steps of the product. In an odd last row the upper lanes' units are
+        // not used.
         u32 last = keys + key_unit(0, lane >> 3 & 1) + (lane & 7) * 16;
 #pragma unroll
         for (int d = 0; d < DT; d += 2)

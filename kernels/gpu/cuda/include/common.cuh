@@ -1,5 +1,5 @@
 // What every kernel uses: element types and their conversions, overlap with the previous kernel, warp and block
-// reductions, vector loads, Philox. The one place (with mma.cuh) that knows which compiler is at work.
+// reductions, vector loads, Philox. Only this file and mma.cuh depend on the compiler.
 // revision: 1
 #pragma once
 
@@ -13,7 +13,7 @@ typedef long long i64;
 
 #if defined(__HIP__)
 #include "hip.cuh"
-// C++ instead of PTX. May be defined for CUDA as well, to run there what other GPUs run.
+// C++ instead of PTX. May be defined for CUDA as well, to run the other GPUs' code there.
 #define PORTABLE
 #endif
 

@@ -25,7 +25,7 @@
 #define BARRIERS_AT (ITEMS_AT + BUFFERS * ITEM_BYTES)
 #define SHARED_BYTES (BARRIERS_AT + (WARPS * RING + 2 * BUFFERS) * 8 / 16 * 16 + 16)
 
-// What the warps must know of an item.
+// An item's data for the warps.
 struct Item {
     u32 begin, end;     // its tiles on the line, as far as they are this share's
     i32 tile_key;       // first key of the first of them
@@ -81,12 +81,13 @@ __device__ __forceinline__ void load_8(float (&x)[8], const float *from) {
 }
 
 #if ROPE
-// What turns 8 dims of a head: norm weights of q and k (constant), cosines and sines of the item's position.
-struct Turn {
+// Inputs of norm and rotation for 8 dims of a head: norm weights of q and k (constant), cosines and sines of the item's
+// position.
+struct RopeInputs {
     float q_norm[8], k_norm[8], cosine[8], sine[8];
 };
 
-__device__ __forceinline__ void load_norms(Turn &turn, const Inputs &in) {
+__device__ __forceinline__ void load_norms(RopeInputs &turn, const Inputs &in) {
 #if NORM
     u32 c = threadIdx.x % LANES;
     if (8 * c >= HEAD_DIM) return;
@@ -100,7 +101,7 @@ __device__ __forceinline__ void load_norms(Turn &turn, const Inputs &in) {
 #endif
 }
 
-__device__ __forceinline__ void load_angles(Turn &turn, const Inputs &in, u32 position) {
+__device__ __forceinline__ void load_angles(RopeInputs &turn, const Inputs &in, u32 position) {
     u32 c = threadIdx.x % LANES;
     if (8 * c >= ROTARY_DIM) return;
     const float *angles = in.table + (u64)position * ROTARY_DIM;
@@ -116,7 +117,7 @@ __device__ __forceinline__ void load_angles(Turn &turn, const Inputs &in, u32 po
 }
 
 // Norms and rotates a head that LANES lanes hold, 8 dims each. All lanes of the warp call it.
-__device__ __forceinline__ uint4 turned(uint4 words, const Turn &turn, bool is_key, const Inputs &in) {
+__device__ __forceinline__ uint4 turned(uint4 words, const RopeInputs &turn, bool is_key, const Inputs &in) {
     u32 c = threadIdx.x % LANES;
     float x[8];
     unpack2<ACT>(words.x, x[0], x[1]);
@@ -180,7 +181,7 @@ __device__ __forceinline__ uint4 factors(uint4 words) {
 __device__ __forceinline__ void bring(u8 *buffer, const Item &item, const Inputs &in
 #if ROPE
                                       ,
-                                      Turn &turn, u8 *cache, u64 page_stride
+                                      RopeInputs &turn, u8 *cache, u64 page_stride
 #endif
 ) {
     const u32 rows = GROUP + (ROPE ? 1 : 0), at_once = 32 / LANES, passes = (rows + at_once - 1) / at_once;

@@ -53,14 +53,14 @@ __device__ __forceinline__ float scale_of(const float *squares, u32 column, floa
     return rsqrtf(fmaf(sum, one_over_k, eps));
 }
 
-// What is added to an output value, asked for before its sum is there.
+// The addends of an output value, loaded before its sum is complete.
 struct Around {
     float bias, bias_up;
     const OUT *from; // of the residual, or none
     u32 residual;
 };
 
-// Its constants, and where the rest stands.
+// Loads its constants and finds the address of the residual.
 __device__ __forceinline__ Around around(const Few &p, u32 tile, u32 i, u32 first_token, u32 columns) {
     Around a = {0.f, 0.f, nullptr, 0};
     u32 row = tile * kOut + i % kOut, column = i / kOut;

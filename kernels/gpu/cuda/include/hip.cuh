@@ -1,10 +1,10 @@
-// HIP in CUDA's words: the warp, rounding and block functions that the kernels use, for amdgcn.
+// CUDA's warp, rounding and block functions that the kernels use, for amdgcn.
 //
 // A warp is 32 lanes here too. On a device whose waves have 64, a wave holds two of them, which share the instruction
-// stream: shuffles and votes stay within a lane's half, and a half whose lanes have left is no longer waited for. So
+// stream: shuffles and votes stay within a lane's half, and a half whose lanes have returned is not waited for. So
 // kernels, grids and shared memory are the same for waves of 32 and of 64.
 //
-// Needs clang's builtins only. The run-time compiler (hiprtc) brings the language and the mathematics; elsewhere
+// Needs clang's builtins only. The run-time compiler (hiprtc) declares the language and the mathematics; elsewhere
 // hip_language.cuh does.
 #pragma once
 
@@ -53,7 +53,7 @@ template <typename T> __device__ __forceinline__ T shuffle_up(T x, u32 distance)
     return value_from(x, lane < distance ? lane : lane - distance);
 }
 
-// Which lanes of the warp say so. Lanes that have left say no.
+// Ballot: the lanes of the warp for which it holds. Lanes that have returned count as no.
 __device__ __forceinline__ u32 votes(bool x) {
 #if !__has_builtin(__builtin_amdgcn_ballot_w64)
     u64 wave = __builtin_amdgcn_uicmp((u32)x, 0u, 33); // compilers before ROCm 5.4: lanes where x is not 0
@@ -77,7 +77,7 @@ __device__ __forceinline__ u32 warp_total(u32 x) {
     return x;
 }
 
-// How many threads of the block say so, for every thread.
+// The number of threads of the block for which it holds, returned to every thread.
 __device__ __forceinline__ int block_count(bool x) {
     __shared__ u32 warps[32];
     u32 warp = threadIdx.x >> 5, all = votes(x), count = 0;

@@ -25,7 +25,7 @@ __device__ __forceinline__ uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 __device__ __forceinline__ uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 __device__ __forceinline__ float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-// Places in the grid; values that nobody asks for cost nothing.
+// Places in the grid; unused values cost nothing.
 struct GridPlace {
     u32 x, y, z;
 };

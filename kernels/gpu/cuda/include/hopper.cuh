@@ -78,9 +78,9 @@ template <int COUNT> __device__ __forceinline__ void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Products of a warpgroup run beside its other work: `fence` before the first that uses registers written by ordinary
-// code, `commit` closes a group, `wait<N>` returns when at most the N newest groups still run. Registers of a running
-// product must not be touched.
+// Products of a warpgroup run asynchronously to its other work: `fence` before the first that uses registers written by
+// ordinary code, `commit` closes a group, `wait<N>` returns when at most the N newest groups still run. Registers of a
+// running product must not be touched.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wgmma_wait() {

@@ -1,5 +1,4 @@
-// Where keys and values lie in a KV block: the one description of the block layout that kv_write and all attention
-// kernels follow.
+// The layout of keys and values in a KV block, which kv_write and all attention kernels follow.
 //
 // A block holds, for each KV head, its K part and then its V part, so one head of one block is one contiguous piece.
 // Both parts consist of units of 128 bytes: 8 rows of 16 bytes, the 8x8 (16-bit) tile that the matrix units load. With
@@ -8,9 +7,9 @@
 //   V: units [BLOCK / ROW][HEAD_DIM / 8]; a unit's rows are 8 dims, a row is ROW tokens of one dim (transposed).
 // Sizes that do not divide round the number of units up.
 //
-// Rows of 8-bit elements are 16 long, and their elements stand so that the word which ldmatrix gives a lane holds what
-// the lane needs of two rows of 8 (see `place`): widened, units of 8-bit elements become the very fragments that units
-// of 16-bit elements are.
+// Rows of 8-bit elements are 16 long, and their elements are permuted (see `place`): the word that ldmatrix gives a
+// lane holds the lane's elements of two rows of 8. After widening, a unit of 8-bit elements gives the same fragments as
+// units of 16-bit elements.
 // revision: 1
 #pragma once
 #include "common.cuh"
@@ -38,7 +37,7 @@ template <typename T, int D, int B> struct KvLayout {
     static constexpr int V_BYTES = VALUE_ROWS * DIM_UNITS * 128;
     static constexpr int HEAD_BYTES = K_BYTES + V_BYTES;
 
-    // Where element `index` of a row stands in it. 8-bit: word w of a row holds elements 2w, 2w + 1, 2w + 8 and 2w + 9.
+    // The place of element `index` in a row. 8-bit: word w of a row holds elements 2w, 2w + 1, 2w + 8 and 2w + 9.
     static __device__ __forceinline__ constexpr u32 place(u32 index) {
         return sizeof(T) == 1 ? index % 8 / 2 * 4 + index / 8 * 2 + index % 2 : index;
     }

@@ -1,5 +1,5 @@
-// The stream of a decode kernel: where on the line of work a block of threads stands, and the copies that bring its
-// tiles of keys and values into the rings of its warps. attention_decode.cu says what the definitions mean.
+// The stream of a decode kernel: a block's position on the line of work, and the copies of its tiles of keys and values
+// into the rings of its warps. attention_decode.cu explains the definitions.
 #pragma once
 #include "kv.cuh"
 

@@ -146,7 +146,7 @@ struct Group {
     __device__ __forceinline__ i32 place(i32 e) const { return first + 128 * (e >> 2) + (e & 3); }
 };
 
-// What lies outside of the row is −∞.
+// Elements outside of the row are −∞.
 __device__ __forceinline__ void load(const Row &row, i32 index, Group &group) {
     i32 start = 512 * index - row.shift;
     group.index = index;
@@ -206,7 +206,7 @@ struct Best {
     __device__ __forceinline__ u64 key() const { return (u64)key_of(value + 0.f) << 32 | (u32)~index; }
 };
 
-// A row's token by its largest logit's key and inverted index, or what stands in its place.
+// A row's token by its largest logit's key and inverted index, or the code for a row without a token.
 __device__ __forceinline__ i32 token_of(u64 best) {
     u32 key = (u32)(best >> 32);
     return key >= KEY_INFINITY ? NOT_FINITE : key <= KEY_NONE ? NO_TOKEN : (i32) ~(u32)best;
@@ -296,8 +296,8 @@ template <typename F, typename T> __device__ __forceinline__ i32 locate(const Ro
 
 // The largest key K in lo .. hi with F(K) ≥ need, F(K) the number (MASS: the weight) of values with keys ≥ K; F(lo) ≥
 // need > F(hi).
-// `above`: F(K + 1). Each pass cuts what is left into eight. A K with F(K) ≤ enough will do: then the first such that
-// is met.
+// `above`: F(K + 1). Each pass divides the remaining range by eight. A K with F(K) ≤ enough is accepted: the first one
+// found.
 template <bool MASS>
 __device__ __forceinline__ u32 select(const Row &row, Shared &s, float max, u32 lo, u32 hi, u64 need, u64 enough,
                                       u64 &above) {

@@ -1,6 +1,6 @@
 // Words that GPUs write into each other's memory. A packet is eight bytes: four of data and the number of the call that
-// sent them. It is stored and loaded whole, so a reader that sees the number sees the data, and nobody needs a fence or
-// a second word to say "ready".
+// sent them. It is stored and loaded whole, so a reader that sees the number sees the data, without a fence or a second
+// word that says "ready".
 #pragma once
 #include "common.cuh"
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ void send_packets(void *to, uint4 data, u32 number) {
     store_word(high + 1, flag | data.w);
 }
 
-// One look at four packets: whether all are of call `number`, and what they hold.
+// One look at four packets: whether all are of call `number`, and their data.
 __device__ __forceinline__ bool look_at_packets(const void *from, u32 number, uint4 &data) {
     const u64 *low = (const u64 *)from, *high = low + 64;
     u64 a = load_word(low), b = load_word(low + 1), c = load_word(high), d = load_word(high + 1);
@@ -73,7 +73,7 @@ __device__ __forceinline__ void send_packets(void *to, uint4 data, u32 number) {
     asm volatile("st.relaxed.sys.global.v2.b64 [%0 + 512], {%1, %2};" ::"l"(to), "l"(c), "l"(d) : "memory");
 }
 
-// One look at four packets: whether all are of call `number`, and what they hold.
+// One look at four packets: whether all are of call `number`, and their data.
 __device__ __forceinline__ bool look_at_packets(const void *from, u32 number, uint4 &data) {
     u64 a, b, c, d;
     asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(from) : "memory");
@@ -93,8 +93,8 @@ __device__ __forceinline__ void store_shared_word(u32 *p, u32 v) {
 }
 #endif
 
-// A clock that runs evenly, whose ticks a millisecond the host knows: nanoseconds, or of AMD's devices the constant
-// clock.
+// A clock of constant rate; the host knows its ticks per millisecond. Nanoseconds, or the constant clock of AMD's
+// devices.
 __device__ __forceinline__ u64 ticks() {
 #if !defined(__HIP__)
     u64 t;
@@ -107,7 +107,7 @@ __device__ __forceinline__ u64 ticks() {
 #endif
 }
 
-// What a rank knows of its calls, in its own memory.
+// A rank's state of its calls, in its own memory.
 struct Calls {
     u32 number;  // of the last complete one; 0: none yet
     u32 dead;    // not 0 once a wait was given up: from then on this rank sends nothing, for it would be rubbish
@@ -117,15 +117,15 @@ struct Calls {
 
 // Words of pinned memory between this rank's kernels and the host.
 struct HostWords {
-    u32 left;     // the host: a rank has left, nobody waits any longer
-    u32 given_up; // the device: a wait was given up, and what it should have made is rubbish
+    u32 left;     // the host: a rank has left, so kernels stop waiting
+    u32 given_up; // the device: a wait was given up, and its result is garbage
 };
 
-// Looks between two questions whether to go on.
+// Checks of packets between two checks whether to go on.
 constexpr u32 LOOKS = 1024;
 
 // Waits for four packets; false when a rank has left or `limit` ticks have gone by, and the packets have not come. A
-// rank that has sent and then left has still sent: hence the look after the last question.
+// rank may have sent its packets before it left, so they are checked once more at the end.
 __device__ __forceinline__ bool receive_packets(const void *from, u32 number, const HostWords *host, u64 limit,
                                                 uint4 &data) {
     u64 start = 0;

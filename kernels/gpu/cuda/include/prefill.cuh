@@ -130,9 +130,9 @@ __device__ __forceinline__ void clear_from(uint4 &words, int kept) {
     for (int i = 0; i < 4; i++) word[i] &= kept >= 2 * i + 2 ? 0xffffffffu : kept == 2 * i + 1 ? 0xffffu : 0u;
 }
 
-// Puts the values from key `keys` on into shared memory, as zeroes: what lies there in the cache was never written and
-// may be NaN, which a weight of 0 would not stop. Rows of 16 bytes hold ROW keys of one dimension; those that hold
-// earlier keys too come from the cache at `from`.
+// Writes zeros into shared memory for the values from key `keys` on. The cache was never written there and may hold
+// NaN, which a weight of 0 does not cancel. Rows of 16 bytes hold ROW keys of one dimension; those that hold earlier
+// keys too come from the cache at `from`.
 __device__ __forceinline__ void clear_values(u32 to, const u8 *from, int keys, int thread, int threads) {
     constexpr int ROW = Layout::ROW;
 #pragma unroll 1
@@ -160,8 +160,8 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// The rows' running maxima over new scores; returns whether any of the warp's rose. `rescale` is how what was summed so
-// far must be scaled, `offset` what `weigh` subtracts.
+// The rows' running maxima over new scores; returns whether any of the warp's rose. `rescale` is the factor for the
+// sums so far, `offset` is what `weigh` subtracts.
 __device__ __forceinline__ bool raise_maximum(const float (&s)[BLOCK / 2], float (&maximum)[2], float (&rescale)[2],
                                               float (&offset)[2], float scale_log2) {
     float m[2] = {maximum[0], maximum[1]};

@@ -3,9 +3,9 @@
 // 16+4t+3 (so that a step of the matrix unit stays within 16 values, the finest scale of any format), and 16 bytes of
 // nibbles hold its values of a whole group.
 //
-// Value i of a lane stands in nibble i / 2 (even i) or 4 + i / 2 (odd i) of its word: masks then give pairs side by
-// side. Fifth bits: one byte a chunk, bit i / 2 (even) or 4 + i / 2. Upper pairs (Q6_K): two bytes a chunk, bits 2·(i /
-// 2) of the first (even) or second. Rows whose depth is no whole number of groups end in chunks with scale 0.
+// Value i of a lane is in nibble i / 2 (even i) or 4 + i / 2 (odd i) of its word: masks then give pairs side by side.
+// Fifth bits: one byte a chunk, bit i / 2 (even) or 4 + i / 2. Upper pairs (Q6_K): two bytes a chunk, bits 2·(i / 2) of
+// the first (even) or second. Rows whose depth is no whole number of groups end in chunks with scale 0.
 //
 // Definition: FORMAT, `WeightFormat`'s code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K.
 // revision: 1
@@ -98,7 +98,7 @@ __device__ __forceinline__ float half_of(u32 bits) {
     return to_f32(h);
 }
 
-// Scales of the two halves of a chunk, and what is subtracted (added as −min) from each value.
+// Scales of the two halves of a chunk, and the minimum that is subtracted (added as −min) from each value.
 __device__ __forceinline__ void scales_of(const Group &v, u32 chunk, float &first, float &second, float &add) {
     add = 0.f;
     if (FORMAT == 4) {

@@ -1,11 +1,11 @@
 // The sum over the ranks of a group in one kernel: every rank stores its input into the memory of all others and adds
-// up what they have stored into its own, in rank order and f32. One trip over the link, for operands so small that
-// trips count and not bytes.
+// up what they have stored into its own, in rank order and f32. One trip over the link: for operands so small that
+// latency matters, not bandwidth.
 //
 // A rank's memory is [2 calls][RANKS senders][a window of `window` bytes, see packets_at]. Two calls suffice: a rank
 // sends call n + 2 after its call n + 1 is over, which had every other rank's packets of n + 1, and those were sent
-// after call n had been read. The call's number comes from device memory and not from the host, so a recording that is
-// replayed counts on.
+// after call n had been read. The call's number comes from device memory and not from the host, so replays of a
+// recording go on counting.
 //
 // Definitions: ACT = f32, f16 or bf16; RANKS = 2 to 8.
 // check: -DACT=f32 -DRANKS=2

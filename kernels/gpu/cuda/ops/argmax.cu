@@ -4,7 +4,7 @@
 // check:
 #include "logits.cuh"
 
-// What lies outside of the row is −∞.
+// Elements outside of the row are −∞.
 __device__ __forceinline__ float4 load4(const Row &row, i32 chunk) {
     i32 at = 4 * chunk - row.shift;
     if (at >= 0 && at + 4 <= row.vocab) return *(const float4 *)(row.logits + at);

@@ -30,7 +30,7 @@
 // Entry point: attention_decode. Grid: any number of blocks, as many as run at once; (WARPS + 1) * 32 threads, with
 // ONCE 288. Dynamic shared memory: SHARED_BYTES of decode_items.cuh + 16 * (S + 1). Scratch: partials, 2 * blocks *
 // GROUP * (HEAD_DIM + 2) f32. counters: u32 a block, zero before the first launch; every launch leaves them zero.
-// Sequences whose query_len is not below `query_len_end` are another kernel's.
+// Sequences whose query_len is not below `query_len_end` are left to another kernel.
 // check: -DACT=bf16 -DHEAD_DIM=128 -DGROUP=4 -DBLOCK=64 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=0
 // check: -DACT=f16 -DHEAD_DIM=256 -DGROUP=2 -DBLOCK=64 -DWARPS=3 -DRING=2 -DSOFTCAP=1 -DROPE=0
 // check: -DACT=f16 -DHEAD_DIM=64 -DGROUP=3 -DBLOCK=16 -DWARPS=4 -DRING=3 -DSOFTCAP=0 -DROPE=1 -DROTARY_DIM=64 -DINTERLEAVED=0 -DNORM=0
@@ -99,7 +99,7 @@ __device__ __forceinline__ float *partial_of(const Output &output, u32 block, bo
     return output.partials + (u64)(2 * block + begins) * PARTIAL;
 }
 
-// A cut item at the end of a block: the last of its blocks to come adds up what all left in scratch. All threads.
+// An item that shares cut: the last of its blocks to finish adds up the partial sums in scratch. Called by all threads.
 __device__ __forceinline__ void join(u8 *shared, const Output &output, u32 token, u32 kv_head, u32 first_block,
                                      u32 last_block) {
     u32 *arrived = (u32 *)(shared + ITEMS_AT);
@@ -122,7 +122,7 @@ __device__ __forceinline__ void join(u8 *shared, const Output &output, u32 token
             float4 part[AT_ONCE];
 #pragma unroll
             for (u32 j = 0; j < AT_ONCE; j++) {
-                // The last part stands in for those past the end.
+                // The last part replaces those past the end.
                 const float *from = partial_of(output, first_block + (i + j < parts ? i + j : parts - 1), i + j == 0);
                 stats[j] = __ldcg((const float2 *)(from + GROUP * HEAD_DIM + 2 * head));
                 part[j] = __ldcg((const float4 *)(from + head * HEAD_DIM + dim));
@@ -219,12 +219,13 @@ template <typename T> __device__ __forceinline__ void put_value(u8 *unit, u32 in
     }
 }
 
-// Of a step with several tokens of a sequence: the keys (or values) of the others than `item.token` that lie in a tile.
+// In a step with several tokens of a sequence: puts the keys (or values) of the tokens other than `item.token` into a
+// tile.
 __device__ __noinline__ void put_others(const Inputs &in, const Item &item, u8 *unit, i32 tile_key, bool values) {
     u32 lane = threadIdx.x % 32;
     i32 begin = item.first_new > tile_key ? item.first_new : tile_key,
         end = item.keys < tile_key + TILE ? item.keys : tile_key + TILE;
-    Turn turn = {};
+    RopeInputs turn = {};
     if (!values) load_norms(turn, in);
     for (i32 key = begin; key < end; key++) {
         u32 token = (u32)(item.first_token + key - item.first_new), inside = (u32)(key - tile_key);
@@ -277,7 +278,7 @@ extern "C" __global__ void BOUNDS attention_decode(
     float k_eps, float q_offset, float k_offset, u32 table_rows
 #endif
 ) {
-    // What follows few sequences is short as well: its weights can come at once.
+    // After a call of few sequences the next kernel is short as well: let it load its weights now.
     if (ONCE) let_next_start();
     extern __shared__ __align__(128) u8 shared[];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -302,7 +303,7 @@ extern "C" __global__ void BOUNDS attention_decode(
     in.k_eps = k_eps;
     in.q_offset = q_offset;
     in.k_offset = k_offset;
-    Turn turn = {};
+    RopeInputs turn = {};
     if (warp == WARPS) load_norms(turn, in);
 #endif
     Output output = {out, out_token_stride, out_head_stride, sinks, partials, counters};
@@ -450,7 +451,7 @@ extern "C" __global__ void BOUNDS attention_decode(
         }
     }
 
-    // The last item is everybody's, who have nothing else to do.
+    // All warps add up the last item: they have no other work.
     __syncthreads();
     const u8 *buffer = shared + ITEMS_AT + (number - 1) % BUFFERS * ITEM_BYTES;
     const Item item = *(const Item *)(buffer + ITEM_AT);

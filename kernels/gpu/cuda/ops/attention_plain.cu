@@ -1,6 +1,6 @@
 // Attention of any shape and type over the paged cache, without matrix units: a warp a (token, query head), online
 // softmax in f32.
-// Slow and general: it carries what the tuned kernels do not take.
+// Slow and general: it serves the calls that the tuned kernels do not take.
 //
 // Definitions: ACT (f32, f16, bf16: q and out), KV (those or e4m3: the cache), HEAD_DIM, BLOCK (a multiple of 8).
 // Entry point: attention_plain. Grid: ceil(T * num_heads / 4) blocks of 128 threads. Tokens that belong to no sequence

@@ -1,7 +1,7 @@
 // Attention of prompt chunks over the paged cache on Hopper's matrix units (sm_90a): one warp loads, another deals
-// tiles, warpgroups multiply, so that the softmax of one runs beside the products of the other (Shah et al. 2024, arXiv
-// 2407.08608). What bounds it is the time from a block's scores to its weights: that path is kept short, with the next
-// block's arrival asked for ahead and sums and conversions in the shadow of the exponentials.
+// tiles, warpgroups multiply, so that the softmax of one overlaps the products of the other (Shah et al. 2024, arXiv
+// 2407.08608). The time from a block's scores to its weights bounds the speed. That path is kept short: the next
+// block's arrival is checked early, and sums and conversions overlap the exponentials.
 //
 // Definitions: ACT (bf16, f16: activations), KV (the cache: ACT or e4m3), HEAD_DIM (64, 128), GROUP (query heads of a
 // KV head, 1..16), BLOCK (64),
@@ -179,8 +179,8 @@ __device__ __forceinline__ void widen_blocks(Shared &shared, const u8 *arrivals,
     Cursor<> to = {0, 1};
     while (true) {
         barrier_wait(shared.arrived[from.stage], from.phase);
-        // Read by the lane that says when the block is over. The barriers order this; atomics, because the sanitizer's
-        // racecheck does not see that they do.
+        // One lane reads it and broadcasts it. The barriers order the access; it is atomic because the sanitizer's
+        // racecheck does not see that.
         int keys = __shfl_sync(0xffffffffu, thread % 32 == 0 ? atomicOr(&shared.keys[from.stage], 0) : 0, 0);
         if (keys < 0) return;
         barrier_wait(shared.empty[to.stage], to.phase);
@@ -317,8 +317,8 @@ __device__ __forceinline__ void multiply(const Params &p, Shared &shared, const 
             pin(s);
             finish_scores(p, s, m, block, lane);
             bool rose = raise_maximum(s, maximum, rescale, offset, scale_log2);
-            // The branch stands between maxima and wait on purpose: within one straight piece of code the compiler
-            // waits first.
+            // The branch between maxima and wait is on purpose: in straight-line code the compiler moves the wait
+            // first.
             if (rose) {
                 wgmma_wait<0>();
                 pin(o);

@@ -1,11 +1,11 @@
 // Attention of prompts over the paged cache on the matrix units of AMD's CDNA: 32 neighbouring tokens of a query head a
 // wave of 64 lanes, 32 keys at a time, and nothing in shared memory.
 //
-// Both products are turned round (scores are keys by tokens, sums are dims by tokens), so that a lane has one token:
-// its running softmax needs one word of the other half of the wave, and its weights leave the first product just where
-// the second wants them. Keys and values come from the cache as the products take them: a row of 16 bytes is what the
-// wave's two halves need of a key or a dim in one step, and 32 of them lie side by side. Tokens of several sequences
-// may meet in a wave: it goes through the keys of each.
+// Both products are transposed (scores are keys by tokens, sums are dims by tokens), so that a lane has one token. Its
+// running softmax needs one word of the other half of the wave, and the first product leaves its weights where the
+// second one reads them. Keys and values are in the cache in the products' layout: a row of 16 bytes is what the wave's
+// two halves need of a key or a dim in one step, and 32 rows lie next to each other. A wave may hold tokens of several
+// sequences: it then goes through the keys of each.
 //
 // Definitions: ACT and KV (the same: f16 or bf16), HEAD_DIM (a multiple of 8), BLOCK (a multiple of 8). Queries start
 // at multiples of 8 bytes.
@@ -37,8 +37,8 @@ __device__ __forceinline__ u32 sequence_at(const i32 *starts, u32 S, i32 t) {
     return low;
 }
 
-// The keys of one sequence, of which the wave's tokens see `least` to `most`: what lies outside may be anything, also
-// in the table.
+// The keys of one sequence, of which the wave's tokens see `least` to `most`. Outside that range both the cache and the
+// block table may hold anything.
 struct Keys {
     const u8 *cache; // of the KV head
     u64 page_stride;

@@ -1,11 +1,11 @@
-// `linear` of few tokens by a small matrix: everything is in flight at once, and what counts is the time from the
-// previous kernel's end to this one's.
+// `linear` of few tokens by a small matrix: all loads are in flight at once. The goal is a short time from the previous
+// kernel's end to this one's.
 //
-// A block has one tile of rows, and a warp's share of its depth fits in registers. Before the previous kernel has ended
-// the weights are there, laid out as the matrix units take them where registers suffice; then each lane loads the
-// values of the tokens that its own weights meet, norms them in registers, and multiplies. One barrier, behind which
-// the warps' sums (and squares) are added up, is all that stands between the tokens' arrival and the result. See
-// few_tokens.cuh for how lanes share rows and tokens.
+// A block has one tile of rows, and a warp's share of its depth fits in registers. The weights are loaded before the
+// previous kernel has ended, in the matrix units' layout where registers suffice. Then each lane loads the values of
+// the tokens that its own weights need, norms them in registers, and multiplies. Between the tokens' arrival and the
+// result there is one barrier, after which the warps' sums (and squares) are added up. See few_tokens.cuh for how lanes
+// share rows and tokens.
 //
 // Definitions: ACT (bf16, f16: activations and weights), OUT (bf16, f16, f32), TILES (8 tokens each), WARPS, ROW_TILES
 // (16 rows each), DEPTH (chunks of a warp: WARPS · DEPTH chunks of 32 cover k, WARPS fewer would not), EPILOGUE (see
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     settle(bits);
     wait_for_previous();
 
-    // The tokens of a tile are asked for while the tile before it is multiplied.
+    // The tokens of a tile are loaded while the tile before it is multiplied.
     uint4 values[TILES > 1 ? 2 : 1][DEPTH];
     auto load_tile = [&](u32 tile) {
 #pragma unroll

@@ -1,12 +1,12 @@
 // `linear` of few tokens over 8-bit weights with a scale a row: every code is read once, widened in registers and
-// multiplied on matrix units; norm before, bias, activation, gating and residual after happen on the way. The layout of
+// multiplied on matrix units; norm before, and bias, activation, gating and residual after it are fused. The layout of
 // the weights is scaled.cuh's.
 //
 // Sixteen weight rows are the A operand of m16n8k16, eight tokens the columns of B, as in linear_small.cu; a lane (g,
 // t) reads 16 codes of rows g and g + 8 at depths 16t .. 16t + 15 of a chunk of 64, which is four steps of the product.
-// A block has one tile of rows; its warps share the chunks, and the next ones are asked for before a chunk is used.
-// Tokens lie in shared memory, a slice of their depth at a time; the first weights, being constants, are asked for
-// before the previous kernel has ended.
+// A block has one tile of rows; its warps share the chunks and prefetch the next ones before a chunk is used. Tokens
+// are in shared memory, a slice of their depth at a time. The first weights, which are constants, are loaded before the
+// previous kernel has ended.
 //
 // Definitions: ACT (bf16, f16), OUT (bf16, f16, f32), TILES (8 tokens each), MOST (tokens of a block: 8·TILES, or 1),
 // WARPS, ROW_TILES (16 rows each), DEPTH (chunks in flight a warp), MIN_BLOCKS (blocks that an SM should hold),
@@ -88,7 +88,7 @@ __device__ __forceinline__ void stage(const Product &p, u32 first_token, u32 col
     }
 }
 
-// What surrounds an output value, asked for before its sum is there.
+// The operands of an output value's epilogue, loaded before its sum is complete.
 struct Around {
     float scale, scale_up, bias, bias_up;
     u32 residual;

@@ -113,7 +113,7 @@ __device__ __forceinline__ void product(const Tile &p) {
     u32 first_row = blockIdx.x * kRows, first_token = blockIdx.y * TOKENS, begin = blockIdx.z * p.depth,
         end = min(p.k, begin + p.depth);
     u32 pieces = (end - begin) / kDepth;
-    // The first codes, being constants, are asked for before the previous kernel has ended.
+    // The first codes are constants: load them before the previous kernel has ended.
 #pragma unroll
     for (u32 s = 0; s < STAGES - 1; s++)
         if (s < pieces) ask_codes(p, base + s * kStageBytes, first_row, begin + s * kDepth);
@@ -130,7 +130,7 @@ __device__ __forceinline__ void product(const Tile &p) {
     for (u32 piece = 0; piece < pieces; piece++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
         __syncthreads();
-        // Everybody has done with the piece that lay in the next slot.
+        // All threads are done with the piece that was in the next slot.
         if (piece + STAGES - 1 < pieces) {
             u32 depth = begin + (piece + STAGES - 1) * kDepth;
             ask_codes(p, base + next * kStageBytes, first_row, depth);

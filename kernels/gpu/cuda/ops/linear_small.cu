@@ -1,9 +1,9 @@
-// `linear` of few tokens: every weight is read once, straight from memory into matrix units, and whatever surrounds the
-// product (norm before, bias, activation, gating, residual after) happens on the way.
+// `linear` of few tokens: every weight is read once, straight from memory into matrix units, and the ops around the
+// product (norm before; bias, activation, gating, residual after) are fused.
 //
-// Blocks stay and walk over the tiles of rows, with the next weights always asked for: the first ones, being constants,
-// before the previous kernel has ended. See few_tokens.cuh for how lanes share rows and tokens, and linear_once.cu for
-// matrices that are in flight whole.
+// Blocks are persistent and walk over the tiles of rows. They always prefetch the next weights; the first ones, which
+// are constants, before the previous kernel has ended. See few_tokens.cuh for how lanes share rows and tokens, and
+// linear_once.cu for matrices that are in flight whole.
 //
 // Definitions: ACT (bf16, f16: activations and weights), OUT (bf16, f16, f32), TILES (8 tokens each), WARPS, ROW_TILES
 // (16 rows each), DEPTH (chunks in flight a warp), MIN_BLOCKS (blocks that an SM should hold), EPILOGUE (see
@@ -23,7 +23,7 @@
 // check: -DACT=bf16 -DOUT=f32 -DTILES=1 -DWARPS=8 -DROW_TILES=2 -DDEPTH=4 -DMIN_BLOCKS=2 -DEPILOGUE=0 -DGATE=0 -DNORM=0
 #include "few_tokens.cuh"
 
-// Tokens whose loads a thread has in flight: as many as registers allow beside the weights.
+// Tokens whose loads a thread has in flight: as many as the registers hold together with the weights.
 constexpr u32 kBatch = 4;
 
 // Values of a token in shared memory, with its padding: tokens that lanes read together lie in different banks.
@@ -82,7 +82,7 @@ __device__ __forceinline__ void stage(const Few &p, u32 first_token, u32 columns
     }
     __syncthreads();
     if (NORM) {
-        // Behind the barrier, where it runs beside the first products: nobody asks for the squares before the next one.
+        // After the barrier, where it overlaps the first products: the squares are not needed before the next barrier.
 #pragma unroll
         for (u32 first = 0; first < kTokens; first += 8) {
             float sum = eight_sums(sums + first);
@@ -123,7 +123,7 @@ template <bool STAGED> __device__ __forceinline__ void product(const Few &p) {
     } else {
         wait_for_previous();
     }
-    // Tokens that are not staged are asked for as early as the weights.
+    // Tokens that are not staged are loaded as early as the weights.
     uint4 values[STAGED ? 1 : DEPTH][TILES];
     auto load_x = [&](u32 d, u32 depth) {
 #pragma unroll

@@ -17,13 +17,12 @@
 #include "mfma.cuh"
 
 constexpr u32 kTile = 64, kDepths = 32, kThreads = 256;
-// Values of a step that a thread brings, of each side.
+// Values of a step that a thread loads, of each side.
 constexpr u32 kMine = kTile * kDepths / kThreads;
 // Rows of shared memory start 16 bytes apart modulo the banks, and at multiples of 16 bytes.
 constexpr u32 kPitch = kTile + 4;
 
-// What a thread brings of a step: neighbours in a warp are neighbours in depth. Rows and depths beyond the matrix are
-// zero.
+// A thread's part of a step: neighbours in a warp are neighbours in depth. Rows and depths beyond the matrix are zero.
 template <typename T> struct Step {
     T values[kMine];
 

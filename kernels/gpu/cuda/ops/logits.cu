@@ -57,7 +57,7 @@ __device__ __forceinline__ void apply_bad_words(float *logits, u32 first, u32 en
         const i32 *ids = list + at + 1;
         at += len + 1;
         u32 last = (u32)ids[len - 1], before = len - 1;
-        // Each warp looks at its own words, and only at those whose last token is here.
+        // Each warp checks its own words, and only those whose last token is in this slice.
         if (word % (THREADS / 32) != threadIdx.x >> 5 || last < first || last >= end || before > num_tokens) continue;
         bool equal = true;
         for (u32 i = lane; i < before; i += 32) equal &= ids[i] == history[num_tokens - before + i];

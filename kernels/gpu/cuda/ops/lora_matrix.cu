@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     u32 n = (blockIdx.y * WARPS + (threadIdx.x >> 5)) * FEATURES;
     if (!early) wait_for_previous();
     Groups<TOKENS> groups(token_lora, token_lora_stride, first, num_tokens, num_slots);
-    // Who has nothing to do waits as well: the next launch takes this one's end for that of all before it.
+    // A warp without work waits as well: the next launch takes the end of this one for the end of all before it.
     if (groups.left == 0 || n >= features) {
         if (early) wait_for_previous();
         return;

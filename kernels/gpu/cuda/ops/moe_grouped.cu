@@ -1,13 +1,13 @@
-// `moe_linear` of many tokens: choices are sorted by expert, and each expert's rows are one product on matrix units, so
-// that a prompt reads an expert's matrix once for every 64 of its tokens and not once a token.
+// `moe_linear` of many tokens: choices are sorted by expert, and each expert's rows are one product on matrix units. So
+// a prompt reads an expert's matrix once for every 64 of its tokens, not once a token.
 //
 // Definitions: ACT (f16, bf16: x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a
 // block format: see blocks.cuh). Weights of another type are rounded to ACT.
 //
 // Entry points: moe_group (one block of 1024 threads, shared memory 4 · num_experts bytes) writes where each expert's
 // choices begin [num_experts + 1], and then the choices (token · top_k + j) themselves; moe_linear_grouped (grid:
-// features in 64, experts, any number; 128 threads) wants that list, width a multiple of 8, and inputs and rows of
-// weights aligned to 16 bytes (rows of block formats: to nothing).
+// features in 64, experts, any number; 128 threads) needs that list, width a multiple of 8, and inputs and rows of
+// weights aligned to 16 bytes (rows of block formats need no alignment).
 // check: -DACT=bf16 -DWEIGHT=bf16
 // check: -DACT=f16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=f32
@@ -54,7 +54,7 @@ moe_group(const i32 *experts, u32 experts_stride, u32 *groups, u32 num_choices, 
         if (threadIdx.x == 0) groups[num_experts] = before;
     }
     __syncthreads();
-    // The order within an expert is as threads come: every choice is a row of its own.
+    // The order within an expert depends on the threads; each choice is a row of its own.
     for (u32 c = threadIdx.x; c < num_choices; c += blockDim.x) {
         u32 e = (u32)experts[(u64)(c / top_k) * experts_stride + c % top_k];
         if (e < num_experts) groups[num_experts + 1 + atomicAdd(&counts[e], 1u)] = c;

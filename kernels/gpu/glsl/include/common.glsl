@@ -37,16 +37,14 @@ spirv_execution_mode(capabilities = [4466], 4461, 32);
 #define FUNCTION
 #define FLOAT(x) float(x)
 
-// Loops whose unrolling pays on a GPU; where small subgroups say that the device is none, it costs more compile time
-// than it saves.
+// Unrolls loops on GPUs. On other devices, which have small subgroups, unrolling costs more compile time than it saves.
 #if SUBGROUP >= 32
 #define UNROLLED [[unroll]]
 #else
 #define UNROLLED
 #endif
 
-// Threads of a workgroup, and words of the shared memory that the launch asks for: the launch's, as specialisation
-// constants.
+// Specialisation constants of a launch: threads of a workgroup, and words of shared memory.
 layout(constant_id = 0) const uint THREADS = 32;
 layout(constant_id = 1) const uint SHARED_WORDS = 1;
 layout(local_size_x_id = 0, local_size_y = 1, local_size_z = 1) in;

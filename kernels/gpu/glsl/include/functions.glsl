@@ -1,5 +1,5 @@
-// Elementary functions to about the last bit of f32: what the language promises for exp, log and tanh is too coarse for
-// some of the ops.
+// Elementary functions to about the last bit of f32: the language's precision of exp, log and tanh is too low for some
+// ops.
 #ifndef FUNCTIONS_GLSL
 #define FUNCTIONS_GLSL
 #include "common.glsl"

@@ -1,4 +1,4 @@
-// Where keys and values lie in a KV block, as kernels/gpu has it (kv.cuh).
+// The layout of keys and values in a KV block, the same as in kv.cuh.
 //
 // A block holds, for each KV head, its K part and then its V part, so one head of one block is one contiguous piece.
 // Both parts consist of units of 128 bytes: 8 rows of 16 bytes. With ROW elements in 16 bytes:

@@ -90,7 +90,7 @@ u64 block_max(u64 x) {
     return u64(high) << 32 | low;
 }
 
-// A row's token by its largest logit's key and inverted index, or what stands in its place.
+// A row's token by its largest logit's key and inverted index, or the code for a row without a token.
 bool has_token(u64 best) { return u32(best >> 32) > KEY_NONE && u32(best >> 32) < KEY_INFINITY; }
 u32 token_of(u64 best) {
     return has_token(best) ? ~u32(best) : u32(best >> 32) >= KEY_INFINITY ? NOT_FINITE : NO_TOKEN;

@@ -3,8 +3,8 @@
 // 16+4t+3, and 16 bytes of nibbles hold its values of a whole group. The layout is that of kernels/gpu (quantized.cuh),
 // whose sizes the host computes too.
 //
-// Value i of a lane stands in nibble i / 2 (even i) or 4 + i / 2 (odd i) of its word. Fifth bits: one byte a chunk, bit
-// i / 2 (even) or 4 + i / 2. Upper pairs (Q6_K): two bytes a chunk, bits 2·(i / 2) of the first (even) or second. Rows
+// Value i of a lane is in nibble i / 2 (even i) or 4 + i / 2 (odd i) of its word. Fifth bits: one byte a chunk, bit i /
+// 2 (even) or 4 + i / 2. Upper pairs (Q6_K): two bytes a chunk, bits 2·(i / 2) of the first (even) or second. Rows
 // whose depth is no whole number of groups end in chunks with scale 0.
 //
 // Definition: FORMAT, `WeightFormat`'s code: 3 Q4_0, 4 Q4_1, 5 Q5_0, 6 Q8_0, 7 Q4_K, 8 Q6_K.

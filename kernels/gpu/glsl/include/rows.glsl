@@ -1,9 +1,9 @@
 // Products on processors with subgroups of 8: a thread has four output rows to itself, up to eight tokens at a time.
-// There a load costs a step for each thread, and a barrier more than anything: so each activation is loaded by one
-// thread of a subgroup, which passes it to the others, and nobody meets.
+// There a load costs a step for each thread, and a barrier costs most of all. So one thread of a subgroup loads each
+// activation and passes it to the others, and there is no barrier.
 //
-// Both sides of a branch cost their time there, even where all threads go the same way: that there is one token only is
-// known to the compiler, in a loop of its own.
+// Both sides of a branch cost time there, even if all threads take the same side. So one token has a loop of its own,
+// in which the compiler knows the count.
 #ifndef ROWS_GLSL
 #define ROWS_GLSL
 #include "activate.glsl"

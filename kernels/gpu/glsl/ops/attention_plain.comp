@@ -171,7 +171,7 @@ void main() {
         float kept = highest == above ? 1.0 : exp_of(highest - above), weight = seen ? exp_of(score - above) : 0.0,
               sum_of_tile = 0.0;
         highest = above;
-        // By shared memory the barrier above has seen everybody leave the last tile's weights.
+        // With shared memory, after the barrier above no thread reads the last tile's weights any more.
 #if SUBGROUP >= 32
         barrier();
 #endif

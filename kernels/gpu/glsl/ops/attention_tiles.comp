@@ -1,8 +1,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : enable
 // Attention of prompts over the paged cache on matrix units: 64 neighbouring tokens of a query head a workgroup, 16 a
-// subgroup of 32, and 32 keys at a time, which all of them share; products of cooperative matrices with sums in f32,
-// online softmax in between. Tokens of several sequences may meet in a workgroup: it goes through the keys of each.
+// subgroup of 32, and 32 keys at a time, which all subgroups share; products of cooperative matrices with sums in f32,
+// online softmax in between. A workgroup may hold tokens of several sequences: it then goes through the keys of each.
 //
 // Definitions: ACT and KV (the same: f16 or bf16), HEAD_DIM (a multiple of 16, up to 128), BLOCK (a multiple of 32).
 // Needs SUBGROUP = 32 and 40 KiB of shared memory. Queries start at multiples of 16 bytes. Parameters are those of
@@ -89,7 +89,7 @@ void bring_queries(u32 first_token) {
     }
 }
 
-// Vectors of a step that a thread brings.
+// Vectors of a step that a thread loads.
 #define MINE_KEYS ((KEYS * DIM_VECTORS + 127) / 128)
 #define MINE_VALUES ((HEAD_DIM * (KEYS / 8) + 127) / 128)
 
@@ -179,7 +179,7 @@ void main() {
             barrier();
             leave_keys(held_keys, held_values, start, least, most);
             barrier();
-            // The next ones come while these are multiplied.
+            // The next ones are loaded while these are multiplied.
             i32 next = start + KEYS;
             if (next <= most) bring_keys(PIECE(next), u32(next) % BLOCK, held_keys, held_values);
             [[unroll]] for (u32 j = 0; j < KEYS / SIDE; j++) {

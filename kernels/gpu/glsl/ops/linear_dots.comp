@@ -168,8 +168,8 @@ float product_of(Weights w, uvec4 low, uvec4 high, uvec4 scales) {
     return sum;
 }
 
-// Groups of the rows of these threads. Past the end the last row comes once more, for the barriers' sake, and is left
-// unwritten.
+// Groups of the rows of these threads. Past the end the last row is computed again, because all threads must reach the
+// barriers; it is not written.
 void load_groups(Planes planes, u32 first_row, u32 group, u32 t, out Group v[ROWS]) {
     UNROLLED for (u32 r = 0; r < ROWS; r++) v[r] = load_group(planes, min(first_row + r, p.n - 1), group, t);
 }

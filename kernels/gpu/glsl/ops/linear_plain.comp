@@ -95,7 +95,7 @@ void main() {
     if (count == 1) {
         u32 i = LANE * 8;
 #if ACT_BYTES == 2 && WEIGHT_BYTES == 2
-        // Several at a time, all loads before the first use: what is in flight is what a single token waits for.
+        // Several at a time, all loads before the first use: a single token is bound by the loads in flight.
         for (; i + 256 * (AHEAD - 1) < whole; i += 256 * AHEAD) {
             uvec4 w[ROWS][AHEAD], x[AHEAD];
             UNROLLED for (u32 j = 0; j < AHEAD; j++)

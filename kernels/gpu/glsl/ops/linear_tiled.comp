@@ -23,7 +23,7 @@ PARAMETERS(u64 x; u64 w; u64 bias; u64 residual; u64 to; u32 x_stride; u32 resid
 void main() {
     u32 thread = gl_LocalInvocationIndex, column = thread & 15u, line = thread >> 4;
     u32 first_row = gl_WorkGroupID.x * TILE, first_token = gl_WorkGroupID.y * TILE;
-    // What this thread brings: four depths of one token and of one row. Rows past the end repeat the last one.
+    // This thread's loads: four depths of one token and of one row. Rows past the end repeat the last one.
     u32 mine = thread >> 2, depth = (thread & 3u) * 4;
     u64 from = p.x + u64(min(first_token + mine, p.tokens - 1)) * p.x_stride * SIZE(ACT);
     u64 row = p.w + u64(min(first_row + mine, p.n - 1)) * p.k * SIZE(WEIGHT);

@@ -90,7 +90,7 @@ void main() {
 
 #else
 // Thread `lane` of `lanes` holds groups lane, lane + lanes, .. of a row; rows first, first + step, ... Every thread
-// takes part in every round: rows past the end are zeros that nobody writes.
+// takes part in every round: rows past the end are zeros, which are not written.
 void main() {
 #ifdef BY_LANES
     u32 lanes = p.lanes, lane = THREAD % lanes, at_once = THREADS / lanes;

@@ -46,7 +46,7 @@ PARAMETERS(u64 x; u64 w; u64 to; u32 x_stride; u32 to_stride; u32 tokens; u32 n;
 shared uvec4 values[8][QUADS];
 shared uvec4 weights[8][QUADS];
 
-// Vectors of a step that a thread brings, of each side.
+// Vectors of a step that a thread loads, of each side.
 #define MINE (SIDE * VECTORS / 32)
 
 // Those at `depth` of this subgroup, with zeros for tokens that are not there.
@@ -123,7 +123,7 @@ shared uvec4 tiles[STAGES * TILE_QUADS > SUBGROUPS * STAGE_QUADS ? STAGES * TILE
 #define DOWN (TOKENS / WARPS_DOWN / SIDE)
 #define ACROSS (ROWS / WARPS_ACROSS / SIDE)
 
-// Vectors of a step that a thread brings, of each side.
+// Vectors of a step that a thread loads, of each side.
 #define MINE_X (TOKENS * VECTORS / (32 * SUBGROUPS))
 #define MINE_W (ROWS * VECTORS / (32 * SUBGROUPS))
 
@@ -135,7 +135,7 @@ shared uvec4 tiles[STAGES * TILE_QUADS > SUBGROUPS * STAGE_QUADS ? STAGES * TILE
         if (row < rows && first < p.k) held[i] = Quads(from + row * pitch + first * 2).at[0];                \
     }
 
-// Leaves them in a step's tile, whose side of so many rows begins at `start`.
+// Stores them into a step's tile, whose side of `count` vectors a thread begins at `start`.
 #define LEAVE(held, count, start)                                          \
     [[unroll]] for (u32 i = 0; i < count; i++) {                           \
         u32 at = THREAD + 32 * SUBGROUPS * i;                                  \

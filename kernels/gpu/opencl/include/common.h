@@ -1,10 +1,10 @@
 // What every kernel uses: element types and their conversions, vector loads and stores, sums over the lanes that share
-// a row, Philox. OpenCL C 1.2, but for what SUBGROUP asks for: no generic address space, no half arithmetic, no 64-bit
-// atomics. Types are macro parameters: LOAD(ACT, p, i).
+// a row, Philox. OpenCL C 1.2, except for subgroup functions where SUBGROUP is defined: no generic address space, no
+// half arithmetic, no 64-bit atomics. Types are macro parameters: LOAD(ACT, p, i).
 //
 // Lanes that work together exchange through local memory, so any subgroup size is right, unless the driver names one.
-// CPU runtimes run the work-items of a group one after another between barriers: vectors stand in the code, and
-// barriers are few.
+// CPU runtimes run the work-items of a group one after another between barriers: so the code uses vector types and few
+// barriers.
 // revision: 1
 #ifndef HALYARD_COMMON_H
 #define HALYARD_COMMON_H

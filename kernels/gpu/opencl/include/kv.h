@@ -1,5 +1,5 @@
-// Where keys and values lie in a KV block: the block layout that kv_write and attention follow, that of the CUDA
-// kernels' kv.cuh but that 8-bit elements stand in their order within a row.
+// The layout of keys and values in a KV block, for kv_write and attention. It is that of the CUDA kernels' kv.cuh,
+// except that 8-bit elements are in order within a row.
 //
 // A block holds, for each KV head, its K part and then its V part, so one head of one block is one contiguous piece.
 // Both parts consist of units of 128 bytes: 8 rows of 16 bytes. With ROW elements in 16 bytes:

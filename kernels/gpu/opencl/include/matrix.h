@@ -1,5 +1,5 @@
 // Matrix units of Intel's GPUs (cl_intel_subgroup_matrix_multiply_accumulate): products of 8 (or 4) by 16 and 16 by
-// SUBGROUP values of 16 bits by a subgroup, sums in f32. Which lane brings what is in the extension's text:
+// SUBGROUP values of 16 bits by a subgroup, sums in f32. The lane layout is that of the extension's text:
 //
 //   left, a row a component: lane l brings the 16-bit value at depth l where subgroups have 16 lanes, those at depths
 //   2l and 2l + 1 in a word where they have 8;

@@ -1,8 +1,8 @@
 // What the products of a matrix with few tokens share: LANES work-items an output row, eight rows a group, up to eight
 // tokens. The work-items' sums meet once in local memory, where one of them finishes each (row, token).
 //
-// On processors (HALYARD_CPU, from the driver) one work-item has a row to itself: it has the vectors, and what another
-// one knows costs a barrier.
+// On processors (HALYARD_CPU, from the driver) one work-item computes a whole row: it has vector instructions, and data
+// of another work-item costs a barrier.
 // Definitions: ACT, OUT (f32, f16, bf16), EPILOGUE (see activate.h).
 #ifndef HALYARD_PRODUCT_H
 #define HALYARD_PRODUCT_H

@@ -1,7 +1,7 @@
 // Attention of any shape and type over the paged cache: 32 work-items a (token, query head) share its keys in runs of
-// eight tokens, with a running softmax in f32. On processors each has a softmax of its own and sums of every dim, and
-// what they found is joined at the end, some dims at a time. In subgroups they share one, 256 keys at a time: their
-// weights meet in local memory, and each work-item sums dims of its own, of which it keeps few.
+// eight tokens, with a running softmax in f32. On processors each work-item has a softmax of its own and sums of every
+// dim; they are joined at the end, some dims at a time. In subgroups the work-items share one softmax, 256 keys at a
+// time: the weights are exchanged through local memory, and each work-item sums a few dims of its own.
 //
 // Definitions: ACT (f32, f16, bf16: q and out), KV (those or e4m3: the cache), HEAD_DIM, BLOCK (a multiple of 8).
 // Entry point: attention_plain. Grid: ceil(T * num_heads / 4) groups of 128 threads. Tokens that belong to no sequence

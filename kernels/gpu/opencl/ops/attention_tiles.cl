@@ -1,11 +1,11 @@
 // Attention of prompts over the paged cache on the matrix units of Intel's GPUs (matrix.h): SUBGROUP / 2 neighbouring
 // tokens of a query head a subgroup, 32 keys at a time, and nothing in local memory.
 //
-// Scores are tokens by keys: a lane has a key, of which it brings 32 bytes as the cache holds them. The weights of 16
-// keys are then the left side of the product with their values, whose lanes want of a dim 16 tokens, which are two rows
-// of the cache as well; where subgroups have 8 lanes, a lane has two neighbouring keys, in two products, since it
-// brings both in a word. So no value moves between lanes but for each token's highest score. Tokens of several
-// sequences may meet in a subgroup: it goes through the keys of each.
+// Scores are tokens by keys: a lane has one key and loads 32 bytes of it in the cache's layout. The weights of 16 keys
+// are then the left side of the product with their values. Its lanes need 16 tokens of a dim, which are two rows of the
+// cache as well. With subgroups of 8 lanes, a lane has two neighbouring keys, in two products, because a word holds
+// both. So lanes exchange only each token's highest score. A subgroup may hold tokens of several sequences: it then
+// goes through the keys of each.
 //
 // Definitions: ACT and KV (the same: f16 or bf16), HEAD_DIM (a multiple of 16), BLOCK (a multiple of 8), DPAS (see
 // matrix.h). Queries start at words.
@@ -84,8 +84,8 @@ KERNEL void attention_tiles(const __global ACT *q, u32 q_token_stride, u32 q_hea
                             const __global i32 *step_rows, const __global i32 *starts, const __global i32 *seq_lens,
                             const __global float *sinks, __global ACT *out, u32 out_token_stride, u32 out_head_stride,
                             u32 T, u32 S, u32 num_heads, u32 group, float scale, float softcap, u32 window) {
-    // What each work-item brings of the queries, in each step: its own only, so that nobody waits. In registers they
-    // would leave no room for the sums.
+    // Each work-item's part of the queries for each step. It reads only its own part, so there is no barrier. In
+    // registers they would displace the sums.
     __local Left queries[STEPS][128];
     u32 lane = get_local_id(0) % DPAS, head = get_group_id(1);
     i32 first_token = (i32)(get_group_id(0) * 64 + get_local_id(0) / DPAS * TOKENS),

@@ -1,6 +1,6 @@
 // attention_tiles against attention in double precision: prompts and chunks behind a prefix that share tiles, sequences
-// of one token, none and none that counts, tokens of nobody, windows, caps and sinks. What no kernel may read or count
-// is NaN, or a page that is not there.
+// of one token, none and none that counts, tokens of no sequence, windows, caps and sinks. Values that a kernel must
+// not read are NaN, or on a page that does not exist.
 #include "checks.h"
 
 extern "C" void attention_tiles(const void *q, unsigned q_token_stride, unsigned q_head_stride, const void *cache,
@@ -23,7 +23,7 @@ unsigned value_at(unsigned head, unsigned token, unsigned dim) {
     return head * 2 * PART + PART + (token / 8 * (HEAD_DIM / 8) + dim / 8) * 64 + dim % 8 * 8 + token % 8;
 }
 
-// New tokens, and all of them; in a row of the table, or nobody's.
+// New tokens, and all of them; in a row of the table, or in none.
 struct Sequence {
     int tokens, length, row;
 };
@@ -115,7 +115,7 @@ void attend(const std::vector<Sequence> &sequences, const Options &options, Verd
             }
     }
     for (std::size_t at = 0; at < out.size(); at++)
-        if (!written[at]) verdict.compare(out[at].value(), 77, 1e-9, "nobody's element", (long)at, 0, 0);
+        if (!written[at]) verdict.compare(out[at].value(), 77, 1e-9, "unowned element", (long)at, 0, 0);
 }
 
 } // namespace

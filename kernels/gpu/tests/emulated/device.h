@@ -1,10 +1,10 @@
-// What a kernel file compiles against instead of AMD's compiler: the processor, which asks the emulator (emulator.h)
-// wherever lanes meet. The kernels' own headers for HIP stand on the builtins that are given here, as they do on a
-// device of gfx90a. Included before a kernel file.
+// The builtins of AMD's compiler, implemented for the processor, so that a kernel file compiles here. Where lanes
+// exchange values they call the emulator (emulator.h). The kernels' own headers for HIP use these builtins as on a
+// gfx90a device. Included before a kernel file.
 //
-// What it holds: index arithmetic, shared memory, barriers, shuffles, and the layouts of matrix products as AMD
-// documents them. What it does not: the memory model (lanes run one after the other), rounding inside a product, lanes
-// of a wave that go separate ways (an error here).
+// It covers index arithmetic, shared memory, barriers, shuffles, and the layouts of matrix products as AMD documents
+// them. It does not cover the memory model (lanes run one after the other), rounding inside a product, lanes of a wave
+// that go separate ways (an error here).
 #pragma once
 
 extern "C" {

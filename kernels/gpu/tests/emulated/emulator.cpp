@@ -1,6 +1,6 @@
-// The scheduler of emulator.h and what device.h asks it. Where lanes of a wave meet (a shuffle, a vote, a matrix
-// product) every lane that still lives brings its values and waits; the last one's arrival lets all go on. Two sets of
-// values take turns: nobody comes to the rendezvous after next before all have left this one.
+// The scheduler of emulator.h and the functions that device.h calls. At a shuffle, a vote or a matrix product, every
+// active lane of the wave stores its values and waits; when the last lane arrives, all go on. Two sets of values
+// alternate: no lane reaches the rendezvous after next before all have left this one.
 #include "emulator.h"
 
 #include <cstdint>
@@ -20,7 +20,7 @@ constexpr std::size_t STACK_BYTES = 256 << 10;
     std::exit(3);
 }
 
-// Those who meet: how many live, how many have come, and how often all had.
+// A rendezvous of lanes: how many are active, how many have arrived, and how often all had.
 struct Rendezvous {
     unsigned live = 0, come = 0, times = 0;
 };
@@ -51,7 +51,7 @@ ucontext_t scheduler;
 unsigned current, places[2], sizes[2], progress;
 const std::function<void()> *entry;
 
-// A rendezvous that all who live have come to begins anew.
+// Restarts a rendezvous at which all active lanes have arrived.
 void settle(Rendezvous &rendezvous) {
     if (rendezvous.live > 0 && rendezvous.come == rendezvous.live) {
         rendezvous.come = 0;
@@ -68,7 +68,7 @@ void meet(Rendezvous &rendezvous) {
     while (rendezvous.times == times) swapcontext(&fibers[current].context, &scheduler);
 }
 
-// What all lanes of this wave have brought, once they have; `there` says who was.
+// The values of all lanes of this wave, when all have arrived; `there` has a bit for each lane that took part.
 const Brought *exchange(Brought mine, unsigned long long &there) {
     Wave &wave = waves[current / WAVE];
     mine.times = wave.rendezvous.times + 1;

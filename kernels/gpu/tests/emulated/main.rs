@@ -1,7 +1,7 @@
-//! Kernels for AMD's matrix units run on the processor, lane by lane: what they compute is compared with sums in double
+//! Runs kernels for AMD's matrix units on the processor, lane by lane, and compares their results with sums in double
 //! precision. Needs no GPU, only a clang for this machine (the usual names, or the file that HALYARD_CLANG names);
-//! without it the test says so and passes. `emulator.cpp` says what the layouts of operands are by AMD's documents:
-//! this holds the kernels to those, and not those to the hardware.
+//! without it the test says so and passes. `emulator.cpp` has the operand layouts from AMD's documents: these tests
+//! check the kernels against the documents, not the documents against the hardware.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

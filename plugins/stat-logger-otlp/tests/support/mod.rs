@@ -161,7 +161,7 @@ pub fn finished() -> FinishedRecord {
     }
 }
 
-/// Everything that came for `path` until nobody sends any more.
+/// Everything that has come for `path` so far.
 pub fn arrived(receiver: &Receiver<Arrived>, path: &str) -> Vec<Arrived> {
     receiver.try_iter().filter(|arrived| arrived.path == path).collect()
 }

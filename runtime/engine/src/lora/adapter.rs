@@ -1,6 +1,6 @@
-//! One adapter of a running engine: what it is, where its matrices are, and its counters. Shared between the requests
-//! that have it, the registry, the loader and the engine's thread; each marks it when something changes, and the
-//! engine's thread tells stat loggers.
+//! One adapter of a running engine: its identity, where its matrices are, and its counters. The requests that use it,
+//! the registry, the loader and the engine's thread share it. Each marks it as changed, and the engine's thread then
+//! sends a record to stat loggers.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) struct Adapter {
     pub state: State,
 }
 
-/// What becomes of an adapter.
+/// The state of an adapter.
 #[derive(Debug)]
 pub(crate) struct State {
     is_retired: AtomicBool,
@@ -51,7 +51,7 @@ pub(crate) struct Counters {
 }
 
 impl State {
-    /// Of an adapter that nobody was told of yet.
+    /// The state of an adapter that no record has named yet.
     pub(crate) fn new(any_changed: Arc<AtomicBool>) -> State {
         State {
             is_retired: AtomicBool::new(false),
@@ -90,7 +90,7 @@ impl Adapter {
     /// Something changed that stat loggers should hear of.
     pub(crate) fn note_change(&self) {
         self.state.is_changed.store(true, Ordering::Release);
-        // After its own mark: who takes this one finds that one.
+        // After its own mark: a thread that takes this mark then finds the other one.
         self.state.any_changed.store(true, Ordering::Release);
     }
 
@@ -172,7 +172,7 @@ impl Adapter {
         }
     }
 
-    /// The last record of it: nobody has it any more, and nothing of it is held.
+    /// Its last record: no request has it, and nothing of it is held.
     pub(crate) fn last_record(&self, unix_ns: u64) -> LoraRecord {
         LoraRecord {
             residency: 0,

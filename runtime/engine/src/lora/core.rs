@@ -1,5 +1,5 @@
-//! The engine thread's side of adapters: hands the scheduler's loads to the loader, and lets go of adapters that were
-//! removed. Also keeps the counters of each.
+//! The engine thread's side of adapters: passes the scheduler's loads to the loader, frees adapters that were removed,
+//! and keeps the counters of each.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::sequence::Sequence;
 pub(crate) struct CoreLora {
     adapters: Arc<Adapters>,
     loader: LoraLoader,
-    /// Those that the engine was told of or that requests named, until they are forgotten.
+    /// Adapters that were added or that requests named, until they are forgotten.
     known: HashMap<u32, Arc<Adapter>>,
     /// Removed, but perhaps still in use.
     retired: Vec<Arc<Adapter>>,
@@ -97,7 +97,7 @@ impl CoreLora {
         }
     }
 
-    /// Frees slots and host memory of removed adapters that nobody uses any more; `gone` hears of each.
+    /// Frees slots and host memory of removed adapters that no request uses any more; calls `gone` with each.
     pub(crate) fn forget_retired(&mut self, scheduler: &mut Scheduler, mut gone: impl FnMut(&Adapter)) {
         let CoreLora {
             adapters,

@@ -1,5 +1,5 @@
-//! The thread that brings adapters into device slots: from host memory, or from their files first. The engine's thread
-//! only asks and hears the answer as a command, so steps of other requests go on meanwhile.
+//! The thread that copies adapters into device slots, from host memory or first from their files. The engine's thread
+//! sends it a load and gets the answer as a command, so steps of other requests go on meanwhile.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl LoraLoader {
                     })
                 };
                 let result = catch_unwind(load).unwrap_or_else(panicked);
-                // Nobody listens any more: the engine ends.
+                // The receiver is gone: the engine ends.
                 if commands.send(Command::LoraLoaded { number, result }).is_err() {
                     return;
                 }

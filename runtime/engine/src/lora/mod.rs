@@ -1,5 +1,5 @@
-//! LoRA adapters of a running engine: which there are ([`registry`]), how one stands ([`adapter`]), and how they get
-//! into the device's slots ([`loader`]). The scheduler says which adapter goes into which slot; steps only name slots.
+//! LoRA adapters of a running engine: all by name ([`registry`]), one with its state ([`adapter`]), and copying into
+//! device slots ([`loader`]). The scheduler decides which adapter goes into which slot; steps only name slots.
 
 pub(crate) mod adapter;
 pub(crate) mod core;
@@ -81,7 +81,7 @@ pub enum AdapterError {
     BadName {
         /// What was given, cut to a length that can be shown.
         name: String,
-        /// What is wrong with it.
+        /// The fault.
         limit: &'static str,
     },
     /// The name is taken.

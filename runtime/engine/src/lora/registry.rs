@@ -116,7 +116,7 @@ impl Adapters {
         Ok(adapter)
     }
 
-    /// Frees the host memory of an adapter that nobody uses.
+    /// Frees the host memory of an adapter that no request uses.
     pub(crate) fn forget(&self, adapter: &Adapter) {
         self.lock().host.retain(|(held, _)| held.number != adapter.number);
         adapter.set_in_host(false);

@@ -26,14 +26,14 @@ pub fn reference() -> Arc<dyn Device> {
     open_linked(halyard_reference::plugin())
 }
 
-/// A platform from its library, which cargo puts beside this test's own binary: found, checked and loaded as the server
-/// does.
+/// A platform from its library, which cargo puts into the folder of this test's binary: found, checked and loaded as
+/// the server does.
 pub fn loaded(name: &str) -> Arc<dyn Device> {
-    let beside = std::env::current_exe()
+    let library = std::env::current_exe()
         .expect("a path")
         .with_file_name(format!("libhalyard_{name}.so"));
     let search = SearchPath {
-        plugins: vec![beside],
+        plugins: vec![library],
         ..SearchPath::default()
     };
     let selected = select_platform(&Catalog::discover(&search), Some(name)).unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -10,7 +10,7 @@ use halyard_platform_api::{
     OpSpec, OpSupport, PreparedOp, Queue, QueueId, QueueKind, QueueWait, Result, Status, StepWrite, ops::Copy,
 };
 
-/// What is changed.
+/// The change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
     /// It claims no communicator.

@@ -10,9 +10,9 @@ use crate::error::Result;
 /// One layer. Layers of a model may differ in everything that stands here.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerDescription {
-    /// What mixes tokens. Attention is the only kind so far.
+    /// The mixer of tokens. Attention is the only kind so far.
     pub mixer: AttentionDescription,
-    /// What follows it, token by token.
+    /// The MLP after it, which computes each token alone.
     pub mlp: MlpDescription,
 }
 

@@ -1,5 +1,5 @@
-//! The largest numbers that are taken for real, and the error of a field that is out of range. Above them a file is
-//! damaged, and sizes computed from it could overflow or exhaust memory before anything else notices.
+//! The largest numbers that a configuration may hold, and the error of a field out of range. A larger number means a
+//! damaged file: sizes computed from it could overflow or exhaust memory.
 
 use std::path::Path;
 

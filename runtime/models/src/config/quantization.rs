@@ -1,5 +1,5 @@
-//! `quantization_config` of Hugging Face checkpoints: which ones the engine computes with. What a weight is stored as
-//! stands in its own tensor, and its scale beside it: here only what the tensors do not show is looked at.
+//! `quantization_config` of Hugging Face checkpoints: which ones the engine computes with. Tensors themselves state the
+//! type of a weight, and a tensor next to it holds its scale; only what tensors do not show is read here.
 
 use serde_json::Value;
 

@@ -24,7 +24,7 @@ pub use targets::LoraTargets;
 /// Largest rank that an adapter may have.
 pub const MAX_LORA_RANK: u32 = 512;
 
-/// What the server takes of adapters.
+/// The limits for adapters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoraLimits {
     /// Largest rank, at most [`MAX_LORA_RANK`].
@@ -70,8 +70,8 @@ impl LoraAdapter {
     /// Reads the adapter in `folder` for a model. Blocks for reading the whole file; holds nothing open afterwards.
     ///
     /// # Errors
-    /// What the format, this engine or the model does not allow, naming field or tensor, what was found, and what would
-    /// do.
+    /// Anything that the format, this engine or the model does not allow. The error names the field or tensor, its
+    /// value, and a value that works.
     pub fn open(folder: &Path, model: &ModelDescription, limits: &LoraLimits) -> Result<LoraAdapter> {
         let config = config::AdapterConfig::open(folder, limits)?;
         tensors::read(folder, &config, model, limits)
@@ -85,7 +85,7 @@ impl LoraAdapter {
         dummy::adapter(model, limits, rank, seed)
     }
 
-    /// What stands in an adapter's folder now, to see later whether it changed.
+    /// A fingerprint of an adapter's folder, to detect later changes.
     ///
     /// # Errors
     /// [`ModelError::Io`] where there is no such file.

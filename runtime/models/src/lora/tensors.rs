@@ -1,4 +1,5 @@
-//! An adapter's tensors: every name understood or refused, every pair complete, every shape the model's.
+//! Reads an adapter's tensors and checks them: no unknown name, no matrix without its pair, no shape that the model
+//! does not have.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -19,7 +19,7 @@ const FIRST_OTHER_STORAGE: u32 = 1 << 16;
 pub(super) struct Builder<'a> {
     pub(super) model: &'a ModelDescription,
     pub(super) options: &'a ProgramOptions,
-    /// What this rank computes with.
+    /// This rank's sizes.
     pub(super) local: LocalSizes,
     format_of: &'a FormatOf<'a>,
     built: ModelProgram,
@@ -276,8 +276,8 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Room for what adapters make of inputs, where the program has adapters: as wide as three linears over one input
-    /// need.
+    /// The slot for the outputs of `lora_shrink`, where the program has adapters: as wide as three linears over one
+    /// input need.
     pub(super) fn lora_slot(&mut self) {
         if let Some(lora) = self.options.lora {
             self.lowered = Some(self.slot(3 * lora.max_rank as usize, DType::F32, Rows::Tokens));

@@ -69,7 +69,7 @@ impl Builder<'_> {
             self.norm(q, Role::norm(layer, Norm::Query), q, mixer.head_dim);
             self.norm(k, Role::norm(layer, Norm::Key), k, mixer.head_dim);
         }
-        // q and k stand side by side with equal heads: one op turns both.
+        // q and k are next to each other with equal heads: one op rotates both.
         let qk = self.heads(part(0, q_size + kv_size), local.num_heads + local.num_kv_heads);
         self.rope(layer, qk);
         let group = kv_layout.place(layer as u32).0;

@@ -21,7 +21,7 @@ use crate::weights::Role;
 pub use kv::{KvGroupLayout, KvLayout};
 pub use shard::Shard;
 
-/// What the programs are built for.
+/// The options of the programs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProgramOptions {
     /// Type of activations.
@@ -43,7 +43,7 @@ pub struct ProgramOptions {
     /// Lets the backend round activations of quantised linears.
     pub allow_quantized_act: bool,
     /// Leaves the last layer's second half to the head, which then computes it for the positions that logits are wanted
-    /// for alone. Not for programs with adapters: theirs are told apart by token.
+    /// for alone. Not for programs with adapters, which differ by token.
     pub narrow_last_layer: bool,
     /// Which part of the model: [`Shard::WHOLE`] on one device.
     pub shard: Shard,
@@ -84,7 +84,7 @@ pub struct ActivationSlot {
     pub rows: Rows,
 }
 
-/// What a tensor of a program is.
+/// The role of a tensor of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorRole {
     /// Columns `column .. column + width` of an activation slot, seen as \[rows, width\] or \[rows, heads, width /
@@ -213,7 +213,7 @@ pub struct ModelProgram {
     pub weights: Vec<WeightSpec>,
     /// Adapted linears; empty without LoRA.
     pub lora: Vec<LoraGroup>,
-    /// What the ranks do together, in order; empty on one device.
+    /// The collectives, in order; empty on one device.
     pub collectives: Vec<CollectiveNode>,
 }
 
@@ -227,7 +227,7 @@ pub struct CollectiveNode {
     pub op: CollectiveOp,
 }
 
-/// What ranks do together. Numbers are tensors of the program.
+/// A collective. Numbers are tensors of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CollectiveOp {
     /// The tensor becomes the sum of all ranks' tensors.
@@ -239,7 +239,7 @@ pub enum CollectiveOp {
     GatherColumns {
         /// This rank's columns, a whole slot.
         shard: u16,
-        /// Room for all ranks' columns, a slot of size · width columns.
+        /// All ranks' columns, a slot of size · width columns.
         gathered: u16,
         /// A whole slot.
         out: u16,

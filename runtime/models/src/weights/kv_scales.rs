@@ -1,5 +1,5 @@
-//! Scales of keys and values that a checkpoint brings for a cache of 8-bit floats: `k_scale` and `v_scale`, one number
-//! each a layer.
+//! Scales of keys and values in a checkpoint, for a cache of 8-bit floats: `k_scale` and `v_scale`, one number each a
+//! layer.
 //!
 //! Such a cache holds key / k_scale and value / v_scale. Both come out of the weights: what makes keys is divided by
 //! the scale and what makes queries multiplied by it, so that their products stay; likewise values and the output

@@ -47,7 +47,7 @@ enum Source {
     Safetensors {
         files: SafetensorsFiles,
         names: &'static NameTables,
-        /// What stands in place of `model.` in the names.
+        /// The prefix in place of `model.` in the names.
         prefix: &'static str,
     },
     Gguf {
@@ -362,7 +362,7 @@ impl Weights {
                 if let Some(rest) = stored.name.strip_prefix("model.") {
                     stored.name = format!("{prefix}{rest}");
                 } else if *prefix == "language_model.model." {
-                    // The output projection stands beside the decoder.
+                    // The output projection is outside the decoder's prefix.
                     stored.name = format!("language_model.{}", stored.name);
                 }
                 stored

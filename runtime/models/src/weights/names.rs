@@ -17,7 +17,8 @@ pub(super) struct StoredName {
     pub expert: Option<u32>,
 }
 
-/// Where a weight stands in a file. One that no template names is looked for as its role, and so reported as missing.
+/// The tensor and slice of a weight in a file. A weight without a template is looked up under its role's name, and so
+/// reported as missing.
 pub(super) fn stored_name(tables: &NameTables, role: Role) -> StoredName {
     let of_first = match role {
         Role::Layer(_, part) => Role::Layer(0, of_first_expert(part)),

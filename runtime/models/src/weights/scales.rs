@@ -1,4 +1,4 @@
-//! The scales of a safetensors matrix of 8-bit floats: a tensor of their own beside it, one number or one a row.
+//! The scales of a safetensors matrix of 8-bit floats: a separate tensor of one number, or of one number a row.
 
 use half::{bf16, f16};
 use halyard_platform_api::WeightFormat;

@@ -1,5 +1,5 @@
-//! One stored weight and its rows as backends take them: as they lie in the file, with a scale put behind each, or
-//! quantised on the way.
+//! One stored weight, and its rows in the form that backends take: as in the file, with a scale appended to each row,
+//! or quantised while loading.
 
 use std::borrow::Cow;
 use std::ops::Range;

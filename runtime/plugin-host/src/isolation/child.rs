@@ -34,15 +34,15 @@ pub(super) struct CreateCall {
 pub enum HookChildError {
     /// Started by hand, or by something else than a server.
     #[error(
-        "standard input is no ring of a Halyard server ({0}); `halyard serve --hook-isolation process` starts this by \
-         itself"
+        "standard input is not the shared memory of a Halyard server ({0}); only `halyard serve --hook-isolation \
+         process` starts this command"
     )]
     NoRing(io::Error),
     /// The system's refusal.
-    #[error("{what}: {source}")]
+    #[error("{operation}: {source}")]
     System {
-        /// What was done.
-        what: &'static str,
+        /// What the process was doing.
+        operation: &'static str,
         /// The reason.
         source: io::Error,
     },
@@ -55,7 +55,7 @@ pub enum HookChildError {
 /// # Errors
 /// [`HookChildError`] when this process was not started as a hook's.
 pub fn run_hook_child() -> std::result::Result<(), HookChildError> {
-    let system = |what| move |source: io::Error| HookChildError::System { what, source };
+    let system = |operation| move |source: io::Error| HookChildError::System { operation, source };
     close_inherited().map_err(system("closing what the server had open"))?;
     let mut ring = Consumer::open(io::stdin()).map_err(HookChildError::NoRing)?;
     let bell = own_bell().map_err(system("taking over the bell"))?;
@@ -97,7 +97,7 @@ fn serve(ring: &mut Consumer, bell: &OwnedFd) -> std::result::Result<(), HookChi
     let mut kept = Vec::new();
     loop {
         let frame = ring.next().map_err(|source| HookChildError::System {
-            what: "reading the server's calls",
+            operation: "reading the server's calls",
             source,
         })?;
         if frame.kind == FrameKind::Record {
@@ -108,7 +108,7 @@ fn serve(ring: &mut Consumer, bell: &OwnedFd) -> std::result::Result<(), HookChi
         let result = call(&frame, &mut logger, &mut kept);
         let call_ns = start.elapsed().as_nanos() as u64;
         ring.answer(frame.sequence, &answer(result, call_ns));
-        // A full pipe rings already, and a server that has gone hears nothing.
+        // A full pipe already wakes the server, and an ended server needs no wake-up.
         let _ = rustix::io::write(bell, &[1]);
         if frame.kind == FrameKind::End {
             return Ok(());

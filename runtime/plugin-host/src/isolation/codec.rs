@@ -179,8 +179,8 @@ impl Body {
 
     /// Writes bytes at `offset`, within the struct.
     fn put(&mut self, offset: usize, bytes: &[u8]) {
-        let room = self.words.len() * 8;
-        assert!(offset + bytes.len() <= room, "a field outside its struct");
+        let capacity = self.words.len() * 8;
+        assert!(offset + bytes.len() <= capacity, "a field outside its struct");
         // SAFETY: within the words, as checked; u64 may have any bytes.
         unsafe {
             let to = self.words.as_mut_ptr().cast::<u8>().add(offset);

@@ -19,7 +19,7 @@ use crate::load;
 
 /// How long a scrape of `/metrics` waits for a hook's text.
 const EXPOSE_PATIENCE: Duration = Duration::from_secs(1);
-/// Room that stays free in the ring for the frame that follows records.
+/// Bytes that stay free in the ring for the frame that follows records.
 const RESERVE_BYTES: usize = 64;
 
 /// Makes stat loggers of one plugin, each in a process of its own. The library is never opened in this process.
@@ -102,7 +102,7 @@ pub struct IsolatedStatLogger {
     process: Option<HookProcess>,
     // The unanswered call that makes the hook, and since when.
     starting: Option<(u64, Instant)>,
-    // A new child has to be told again what every logger is told first.
+    // The record that each logger gets first; a new child gets it again.
     first_record: Option<StatRecord>,
     last_call: Duration,
     vitals: Arc<Vitals>,
@@ -125,8 +125,8 @@ impl IsolatedStatLogger {
         &self.shared.candidate.manifest.name
     }
 
-    fn error(&self, status: Status, what: impl std::fmt::Display) -> Error {
-        Error::new(status, format!("{}: {what}", self.name()))
+    fn error(&self, status: Status, message: impl std::fmt::Display) -> Error {
+        Error::new(status, format!("{}: {message}", self.name()))
     }
 
     /// Sees to it that a child with a made hook runs, starting one where the last was lost.
@@ -169,8 +169,8 @@ impl IsolatedStatLogger {
         Ok(())
     }
 
-    /// Waits for the hook to be made. A start that takes longer than one call goes on beside the next ones, to its own
-    /// deadline.
+    /// Waits for the hook to be made. A start that takes longer than one call goes on during the next ones, up to its
+    /// own deadline.
     fn wait_for_start(&mut self, sequence: u64, since: Instant, patience: Duration) -> Result<()> {
         let left = self.shared.options.start_deadline.saturating_sub(since.elapsed());
         let outcome = match &mut self.process {
@@ -200,10 +200,10 @@ impl IsolatedStatLogger {
         let Some(process) = &mut self.process else {
             return Err(self.error(Status::Internal, "its process was lost"));
         };
-        let sequence = match process.ring.has_room(payload.len()) {
+        let sequence = match process.ring.fits(payload.len()) {
             Ok(true) => process.ring.write(kind, payload),
             Ok(false) => return Err(self.lost(&Lost::Corrupt("its ring did not empty".to_string()))),
-            Err(Corrupt(what)) => return Err(self.lost(&Lost::Corrupt(what))),
+            Err(Corrupt(reason)) => return Err(self.lost(&Lost::Corrupt(reason))),
         };
         match process.wait(sequence, patience) {
             Ok(answer) => {
@@ -243,7 +243,7 @@ impl IsolatedStatLogger {
     fn lost(&mut self, lost: &Lost) -> Error {
         self.forget();
         let (status, vendor_code) = match lost {
-            // What was made is gone, and whoever delivers should give it a rest.
+            // The hook's object is gone, and the deliverer should let the sink rest.
             Lost::Died(_, signal) => (Status::Poisoned, *signal),
             Lost::Late(_) => (Status::Timeout, 0),
             Lost::Corrupt(_) => (Status::Poisoned, 0),
@@ -254,16 +254,16 @@ impl IsolatedStatLogger {
         }
     }
 
-    fn too_large(&self, what: &str, bytes: usize) -> Error {
+    fn too_large(&self, part: &str, bytes: usize) -> Error {
         self.error(
             Status::InvalidArgument,
             format!(
-                "{what} has {bytes} bytes; at most {MAX_PAYLOAD_BYTES} fit between the server and a hook's process"
+                "{part} has {bytes} bytes; at most {MAX_PAYLOAD_BYTES} fit between the server and a hook's process"
             ),
         )
     }
 
-    /// Writes as many of `records` as find room; how many.
+    /// Writes as many of `records` as fit into the ring; returns how many.
     fn write_records(&mut self, records: &[StatRecord]) -> Result<usize> {
         let mut payload = std::mem::take(&mut self.payload);
         let written = self.write_encoded(records, &mut payload);
@@ -279,11 +279,11 @@ impl IsolatedStatLogger {
             let Some(process) = &mut self.process else {
                 return Err(self.error(Status::Internal, "its process was lost"));
             };
-            match process.ring.has_room(needed) {
+            match process.ring.fits(needed) {
                 Ok(true) => process.ring.write(FrameKind::Record, payload),
                 Ok(false) if written > 0 => return Ok(written),
                 Ok(false) => return Err(self.too_large("a record", payload.len())),
-                Err(Corrupt(what)) => return Err(self.lost(&Lost::Corrupt(what))),
+                Err(Corrupt(reason)) => return Err(self.lost(&Lost::Corrupt(reason))),
             };
         }
         Ok(records.len())

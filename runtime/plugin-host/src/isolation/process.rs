@@ -1,5 +1,5 @@
-//! One child process of a hook, seen from the server: started, called with a deadline, its death noticed and told in
-//! words, never a zombie.
+//! One child process of a hook, seen from the server: starts it, calls it with a deadline, reports how it ended, and
+//! never leaves a zombie.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -44,9 +44,9 @@ impl std::fmt::Display for Lost {
         match self {
             Lost::Died(how, _) => f.write_str(how),
             Lost::Late(patience) => write!(f, "did not answer within {} ms and was ended", patience.as_millis()),
-            Lost::Corrupt(what) => write!(
+            Lost::Corrupt(reason) => write!(
                 f,
-                "broke the memory that it shares with the server ({what}) and was ended"
+                "broke the memory that it shares with the server ({reason}) and was ended"
             ),
         }
     }
@@ -109,9 +109,9 @@ impl HookProcess {
                     return Ok(Some(answer));
                 }
                 Ok(None) => {}
-                Err(Corrupt(what)) => {
+                Err(Corrupt(reason)) => {
                     self.kill();
-                    return Err(Lost::Corrupt(what));
+                    return Err(Lost::Corrupt(reason));
                 }
             }
             if self.has_gone() {
@@ -132,7 +132,7 @@ impl HookProcess {
 
     /// Asks the child to release the hook and end; ends it when it does not.
     pub(super) fn end(mut self, patience: Duration) -> Result<Answer, Lost> {
-        if !matches!(self.ring.has_room(0), Ok(true)) {
+        if !matches!(self.ring.fits(0), Ok(true)) {
             return Err(Lost::Corrupt("its ring is full or broken at its end".to_string()));
         }
         let sequence = self.ring.write(FrameKind::End, &[]);
@@ -147,8 +147,8 @@ impl HookProcess {
     /// Whether the child has gone, without waiting.
     fn has_gone(&mut self) -> bool {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        // Left on the system's list, so that its number stays its own until `reap`. An error means that nobody can tell
-        // about it any more.
+        // Left on the system's list, so that its number stays its own until `reap`. After an error the system no longer
+        // knows it.
         !matches!(rustix::process::waitid(WaitId::Pid(self.pid), options), Ok(None))
     }
 
@@ -190,7 +190,7 @@ impl HookProcess {
 
     /// Takes the ended child off the system's list, and whatever it forked with it; how it ended, and the signal or 0.
     fn reap(&mut self) -> (String, i64) {
-        // The child leads a group of its own. Nobody may be left in it.
+        // The child leads a group of its own. No process of it may be left.
         let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
         match self.child.wait() {
             Ok(status) => (ending(status), status.signal().map_or(0, i64::from)),
@@ -242,8 +242,8 @@ pub(super) fn close_inherited() -> io::Result<()> {
         }
     }
     for number in open.into_iter().filter(|number| *number > 2) {
-        // SAFETY: called before this process opened anything of its own, so nobody owns this number; the listing's own
-        // descriptor is closed by now, and closing it again only fails.
+        // SAFETY: called before this process opened anything of its own, so no object owns this number; the listing's
+        // own descriptor is closed by now, and closing it again only fails.
         unsafe { libc::close(number) };
     }
     Ok(())

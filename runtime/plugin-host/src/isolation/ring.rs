@@ -22,7 +22,7 @@ pub(super) const RING_BYTES: usize = 1 << 20;
 pub(super) const ANSWER_BYTES: usize = 16 << 20;
 const FRAME_HEADER: usize = 16;
 
-/// What a frame asks for.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum FrameKind {
@@ -74,7 +74,7 @@ struct Header {
 const HEADER_BYTES: usize = 4096;
 const TOTAL_BYTES: usize = HEADER_BYTES + RING_BYTES + ANSWER_BYTES;
 
-/// What a hook's call came to.
+/// The outcome of a hook's call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub status: Status,
@@ -145,8 +145,8 @@ impl Producer {
         Ok((producer, file))
     }
 
-    /// Whether a frame with this payload finds room among what the child has not read yet.
-    pub(super) fn has_room(&self, payload_bytes: usize) -> Result<bool, Corrupt> {
+    /// Whether a frame with this payload fits into the free part of the ring.
+    pub(super) fn fits(&self, payload_bytes: usize) -> Result<bool, Corrupt> {
         let head = self.shared.header().head.load(Ordering::Acquire);
         if head > self.tail || self.tail - head > RING_BYTES as u64 {
             return Err(Corrupt(format!(
@@ -157,8 +157,7 @@ impl Producer {
         Ok(frame_bytes(payload_bytes) <= RING_BYTES - (self.tail - head) as usize)
     }
 
-    /// Writes a frame for which there is room; its sequence number. The child sees it with the next
-    /// [`Producer::publish`].
+    /// Writes a frame that fits; returns its sequence number. The child sees it with the next [`Producer::publish`].
     pub(super) fn write(&mut self, kind: FrameKind, payload: &[u8]) -> u64 {
         self.sequence += 1;
         let mut header = [0; FRAME_HEADER];
@@ -176,7 +175,7 @@ impl Producer {
         let header = self.shared.header();
         header.tail.store(self.tail, Ordering::Release);
         header.bell.fetch_add(1, Ordering::Release);
-        // Nobody sleeping is fine, and so is a child that has gone.
+        // It is fine if no thread sleeps, or if the child has gone.
         let _ = futex::wake(&header.bell, futex::Flags::empty(), 1);
     }
 
@@ -270,7 +269,7 @@ impl Consumer {
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let (len, code) = (word(0) as usize, word(4));
         let sequence = u64::from(word(8)) | u64::from(word(12)) << 32;
-        let broken = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+        let broken = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
         if available > RING_BYTES as u64 || frame_bytes(len) as u64 > available {
             return Err(broken(format!("a frame of {len} bytes among {available} written")));
         }
@@ -350,7 +349,7 @@ mod tests {
         for round in 0..600u64 {
             let lens = [round as usize % 40, 7919 + round as usize % 17, 0];
             for (i, len) in lens.into_iter().enumerate() {
-                assert_eq!(producer.has_room(len), Ok(true));
+                assert_eq!(producer.fits(len), Ok(true));
                 producer.write(FrameKind::Record, &pattern(round + i as u64, len));
                 bytes += len;
             }
@@ -373,13 +372,13 @@ mod tests {
     #[test]
     fn a_full_ring_says_so_until_the_child_has_read() {
         let (mut producer, mut consumer) = pair();
-        assert_eq!(producer.has_room(MAX_PAYLOAD_BYTES), Ok(true));
-        assert_eq!(producer.has_room(MAX_PAYLOAD_BYTES + 1), Ok(false));
+        assert_eq!(producer.fits(MAX_PAYLOAD_BYTES), Ok(true));
+        assert_eq!(producer.fits(MAX_PAYLOAD_BYTES + 1), Ok(false));
         producer.write(FrameKind::Record, &pattern(1, MAX_PAYLOAD_BYTES));
         producer.publish();
-        assert_eq!(producer.has_room(0), Ok(false));
+        assert_eq!(producer.fits(0), Ok(false));
         assert_eq!(consumer.next().expect("a frame").payload.len(), MAX_PAYLOAD_BYTES);
-        assert_eq!(producer.has_room(MAX_PAYLOAD_BYTES), Ok(true));
+        assert_eq!(producer.fits(MAX_PAYLOAD_BYTES), Ok(true));
     }
 
     #[test]
@@ -403,10 +402,10 @@ mod tests {
             header.answered.store(next().min(sequence + 1), Ordering::Relaxed);
             header.text_bytes.store(next() as u32, Ordering::Relaxed);
             header.status.store(next() as u32, Ordering::Relaxed);
-            let room = producer.has_room((next() % 9000) as usize);
+            let fits = producer.fits((next() % 9000) as usize);
             let answer = producer.answer(sequence);
             answers += usize::from(matches!(answer, Ok(Some(_))));
-            reasons += usize::from(room.is_err()) + usize::from(answer.is_err());
+            reasons += usize::from(fits.is_err()) + usize::from(answer.is_err());
         }
         assert!(answers > 0 && reasons > 0, "{answers} answers, {reasons} reasons");
     }
@@ -440,7 +439,7 @@ mod tests {
         let sequence = producer.write(FrameKind::Flush, &[]);
         let header = consumer.shared.header();
         header.head.store(1 << 40, Ordering::Relaxed);
-        assert!(matches!(producer.has_room(0), Err(Corrupt(words)) if words.contains("1099511627776")));
+        assert!(matches!(producer.fits(0), Err(Corrupt(words)) if words.contains("1099511627776")));
         header.answered.store(sequence + 5, Ordering::Relaxed);
         assert!(matches!(producer.answer(sequence), Err(Corrupt(words)) if words.contains("frame 6")));
         header.answered.store(sequence, Ordering::Relaxed);

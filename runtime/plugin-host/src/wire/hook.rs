@@ -1,5 +1,5 @@
-//! What the tables of all hook plugins (stat loggers, IO processors, LoRA resolvers) are used alike for: making an
-//! object with its configuration, and errors that start with the plugin's name.
+//! Code that all hook plugins (stat loggers, IO processors, LoRA resolvers) share: making an object with its
+//! configuration, and errors that start with the plugin's name.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -50,13 +50,13 @@ impl<T> Hook<T> {
         })
     }
 
-    /// Makes an object of the plugin, `what` in words, by its table's slot `create`.
-    pub(super) fn create(&self, what: &str, create: Option<Create>, config: &str) -> Result<Handle> {
+    /// Makes an object of the plugin by its table's slot `create`. `kind`: the object, for error texts.
+    pub(super) fn create(&self, kind: &str, create: Option<Create>, config: &str) -> Result<Handle> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: a live instance, a text borrowed for the call, valid output.
         self.call(|err| unsafe { slot(create)(self.instance.0, Str::new(config), &mut handle, err) })?;
         if handle.is_null() {
-            return Err(self.defect(format_args!("made {what} that is a null handle")));
+            return Err(self.defect(format_args!("made {kind} that is a null handle")));
         }
         Ok(Handle(handle))
     }

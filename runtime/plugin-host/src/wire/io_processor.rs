@@ -1,5 +1,5 @@
-//! IO processors over their table. What a processor answers is checked here: codes, sizes, UTF-8. Deadlines and threads
-//! are the caller's.
+//! IO processors over their table. Checks a processor's answers: codes, sizes, UTF-8. The caller handles deadlines and
+//! threads.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -24,21 +24,21 @@ impl Shared {
     ///
     /// # Safety
     /// `text` is null or valid for its length, if that is at most `limit`.
-    unsafe fn read(&self, what: &str, text: Str, limit: u64) -> Result<String> {
+    unsafe fn read(&self, part: &str, text: Str, limit: u64) -> Result<String> {
         if text.len > limit {
-            return Err(too_large(&self.name, what, text.len, limit));
+            return Err(too_large(&self.name, part, text.len, limit));
         }
         if text.len == 0 {
             return Ok(String::new());
         }
         if text.ptr.is_null() {
-            return Err(self.defect(format_args!("gave {what} of {} bytes at a null pointer", text.len)));
+            return Err(self.defect(format_args!("gave {part} of {} bytes at a null pointer", text.len)));
         }
         // SAFETY: as the caller promises.
         let bytes = unsafe { std::slice::from_raw_parts(text.ptr, text.len as usize) };
         let text = std::str::from_utf8(bytes);
         text.map(str::to_owned)
-            .map_err(|error| self.defect(format_args!("gave {what} that is not UTF-8: {error}")))
+            .map_err(|error| self.defect(format_args!("gave {part} that is not UTF-8: {error}")))
     }
 }
 
@@ -90,9 +90,9 @@ impl IoProcessor for HostIoProcessor {
             left: request.max_bytes,
         };
         let action = IoAction::from_code(verdict.action).map_err(|error| named(&shared.name, error))?;
-        let verdict_text = |what, limit| {
+        let verdict_text = |part, limit| {
             // SAFETY: the request's memory, which no call has touched since.
-            unsafe { shared.read(what, verdict.text, limit) }
+            unsafe { shared.read(part, verdict.text, limit) }
         };
         let decision = match action {
             IoAction::Pass => IoVerdict::Pass,

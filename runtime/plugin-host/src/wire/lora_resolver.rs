@@ -1,4 +1,4 @@
-//! LoRA resolvers over their table. Deadlines, waiting together and remembering are the caller's.
+//! LoRA resolvers over their table. The caller handles deadlines, joint waiting and the memory of answers.
 
 use std::ffi::{OsString, c_void};
 use std::os::unix::ffi::OsStringExt;

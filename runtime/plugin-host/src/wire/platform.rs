@@ -10,7 +10,7 @@ use halyard_platform_api::{Device, DeviceInfo, Error, OpenOptions, Platform, Res
 use super::device::HostDevice;
 use super::{Handle, PlatformTables, call, named, slot};
 
-/// What every object of a plugin shares.
+/// State that all objects of a plugin share.
 pub(super) struct Shared {
     pub(super) name: String,
     pub(super) tables: PlatformTables,

@@ -22,7 +22,7 @@ pub const FAILING_OP: OpId = OpId(14);
 
 static EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// What happened since the last call.
+/// The events since the last call.
 pub fn events() -> Vec<String> {
     std::mem::take(&mut *EVENTS.lock().unwrap_or_else(PoisonError::into_inner))
 }
@@ -180,7 +180,7 @@ impl OpRegistry for NullDevice {
         Ok(Arc::new(NullOp { _end: Noted("op") }))
     }
     fn claim(&self, program: &Program) -> Result<ClaimReport> {
-        // More than the host's first guess of room, so that it has to ask again.
+        // More bytes than the host reserves at first, so that it has to ask again.
         let claims = (0..program.nodes.len() as u32 / 2)
             .map(|i| Claim { first: 2 * i, count: 2 })
             .collect();

@@ -59,9 +59,9 @@ pub fn expected_tokens(request: &NewRequest, max_model_len: u32) -> Vec<u32> {
         .prompt
         .iter()
         .fold(root(request), |prefix, token| extend(prefix, *token));
-    let room = max_model_len as usize - request.prompt.len();
+    let limit = max_model_len as usize - request.prompt.len();
     let mut tokens = Vec::new();
-    while tokens.len() < room.min(request.max_tokens as usize) {
+    while tokens.len() < limit.min(request.max_tokens as usize) {
         let token = model(prefix);
         prefix = extend(prefix, token);
         tokens.push(token);
@@ -312,7 +312,7 @@ pub struct Rig {
     pub admissions: Vec<RequestId>,
     /// Rows planned while an earlier step had not returned their last token.
     pub planned_over_flight: usize,
-    /// What the next plan is told as the time.
+    /// The time that the next plan gets.
     pub now_ns: u64,
 }
 

@@ -1,5 +1,5 @@
-//! A hub that stands in this process and speaks the routes that hf-hub uses, and the settings that lead the server to
-//! it through the real `halyard-hub`.
+//! A hub in this process, with the routes that hf-hub uses, and the settings that send the server to it through the
+//! real `halyard-hub`.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! `halyard bench latency`: batches of equal requests, all there at once, for each batch size and output length asked
-//! for. With output lengths 1 and n it also tells the time of a decode step: (best of n − best of 1) / (n − 1).
+//! `halyard bench latency`: batches of equal requests, submitted at once, for each batch size and output length asked
+//! for. With output lengths 1 and n it also gives the time of a decode step: (best of n − best of 1) / (n − 1).
 
 use clap::Args;
 use serde_json::{Value, json};

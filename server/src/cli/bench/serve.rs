@@ -35,7 +35,7 @@ async fn measure(args: &ServeBenchArgs) -> Result<(), ServerError> {
     let mut figures = figures::summarize(args, &outcome);
     let about = about(args, &served);
     if let (Value::Object(fields), Value::Object(about)) = (&mut figures, about) {
-        // What was measured stands before what a --metadata of the same name says.
+        // A measured field wins over a --metadata of the same name.
         for (key, value) in about {
             fields.entry(key).or_insert(value);
         }
@@ -55,7 +55,7 @@ async fn measure(args: &ServeBenchArgs) -> Result<(), ServerError> {
     }
 }
 
-/// What was asked for, in the words of vLLM's result files.
+/// The options of the run, under the names of vLLM's result files.
 fn about(args: &ServeBenchArgs, served: &str) -> Value {
     let rate = match args.request_rate.is_finite() {
         true => json!(args.request_rate),

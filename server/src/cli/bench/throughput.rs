@@ -1,5 +1,4 @@
-//! `halyard bench throughput`: all requests are there at once; how many tokens a second come out until the last one is
-//! done.
+//! `halyard bench throughput`: submits all requests at once and measures tokens per second until the last one ends.
 
 use clap::{Args, ValueEnum};
 use serde_json::json;

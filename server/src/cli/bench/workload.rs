@@ -32,7 +32,7 @@ impl Prompts {
     }
 }
 
-/// What running a set of prompts gave.
+/// The results of running a set of prompts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     pub elapsed: Duration,

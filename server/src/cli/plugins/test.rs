@@ -1,6 +1,6 @@
-//! `halyard plugins test FILE.so`: gives a stat logger what a server would give it, and tells each call's outcome and
-//! time. The logger runs in a process of its own unless asked otherwise, so that one that crashes or hangs is a line of
-//! the report.
+//! `halyard plugins test FILE.so`: sends a stat logger the records that a server would send, and reports the outcome
+//! and time of each call. The logger runs in a process of its own unless asked otherwise, so a crash or a hang is one
+//! line of the report.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -72,7 +72,7 @@ struct CallReport {
     ok: bool,
     /// Time in the logger.
     time_us: u64,
-    /// What it gave back, or why it failed.
+    /// Its answer, or the reason of its failure.
     detail: String,
 }
 
@@ -268,7 +268,7 @@ fn start(
     Ok(made.ok())
 }
 
-/// What a server does with a logger in its life.
+/// The calls that a server makes to a logger, from start to end.
 fn exercise(mut tested: Tested, records: &[StatRecord], calls: &mut Calls) {
     let deadline = calls.deadline;
     // Every kind once with nothing in it: a logger must not trip over empty texts and zeros.

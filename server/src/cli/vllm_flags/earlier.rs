@@ -1,5 +1,5 @@
-//! Flags that vLLM 0.33 no longer has and that stand in older start lines, charts and compose files. `--device` is not
-//! among them: it is a flag here, and `command_line` reads its older values.
+//! Flags that vLLM 0.33 no longer has, but older start scripts, charts and compose files use. `--device` is not among
+//! them: it is a flag here, and `command_line` reads its older values.
 
 use super::State::{Accepted, Only, Refused};
 use super::Takes::{Bool, Switch, Value};
@@ -9,7 +9,7 @@ const SPEC: &str = "speculative decoding is not built yet";
 const ROPE: &str = "give it in config.json's words, --hf-overrides '{\"rope_scaling\": …}'";
 const STEPS: &str = "each step is planned anew";
 const RECORDED: &str = "decode steps are recorded for the sizes that come";
-const TOKENIZER: &str = "prompts are tokenised beside the engine";
+const TOKENIZER: &str = "prompts are tokenised outside the engine thread";
 const GRAMMAR: &str = "structured outputs are not built yet";
 
 /// Flags of earlier versions.

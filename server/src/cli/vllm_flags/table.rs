@@ -1,5 +1,5 @@
-//! The table: every flag of `vllm serve` of vLLM 0.33 with its state here, in the order of the alphabet.
-//! The list that it is held against is server/tests/data/vllm-0.33-flags.txt.
+//! The table: every flag of `vllm serve` in vLLM 0.33 with its state here, in alphabetical order. A test compares it
+//! with server/tests/data/vllm-0.33-flags.txt.
 
 use super::State::{Accepted, Inverse, Only, Refused, Same};
 use super::Takes::{Bool, List, Optional, Switch, Value};
@@ -325,7 +325,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--reasoning-effort-map", &[], Value, Refused(REASONING)),
     flag("--reasoning-parser", &[], Value, Refused(REASONING)),
     flag("--reasoning-parser-plugin", &[], Value, Refused(REASONING)),
-    flag("--renderer-num-workers", &[], Value, Accepted("prompts are tokenised beside the engine")),
+    flag("--renderer-num-workers", &[], Value, Accepted("prompts are tokenised outside the engine thread")),
     flag("--replayssm-buffer-len", &[], Value, Accepted(NO_MAMBA)),
     flag("--response-role", &[], Value, Same),
     flag("--return-sampling-mask", &[], Bool, Refused(NOT_YET)),

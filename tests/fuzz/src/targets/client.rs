@@ -1,4 +1,4 @@
-//! What a server sends to `halyard chat` and `halyard bench serve`: an event stream, cut into chunks anywhere.
+//! A server's bytes to `halyard chat` and `halyard bench serve`: an event stream, cut into chunks anywhere.
 
 use std::path::Path;
 

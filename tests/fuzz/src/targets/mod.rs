@@ -1,5 +1,5 @@
-//! The targets, one file for each kind of stranger: a model folder, a tokenizer or template, a plugin, a client, a
-//! server.
+//! The targets, one file for each kind of untrusted source: a model folder, a tokenizer or template, a plugin, a
+//! client, a server.
 
 pub mod client;
 pub mod http;

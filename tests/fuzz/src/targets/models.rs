@@ -205,7 +205,7 @@ pub fn generation_seeds() -> Vec<Vec<u8>> {
         .to_vec()
 }
 
-/// `generation_config.json` beside a right configuration.
+/// `generation_config.json` together with a right configuration.
 pub fn generation(folder: &Path) -> Case {
     copy("llama", "config.json", folder);
     let folder = folder.to_path_buf();
@@ -221,7 +221,7 @@ pub fn lora_config_seeds() -> Vec<Vec<u8>> {
         .to_vec()
 }
 
-/// `adapter_config.json` beside right matrices.
+/// `adapter_config.json` together with right matrices.
 pub fn lora_config(folder: &Path) -> Case {
     copy("llama-lora/rank4", "adapter_model.safetensors", folder);
     let model =

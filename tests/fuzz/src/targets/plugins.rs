@@ -1,4 +1,4 @@
-//! What a plugin shows before and behind its tables: ELF file, manifest, descriptors of ops, programs, records.
+//! Inputs from a plugin, in its file and through its tables: ELF file, manifest, descriptors of ops, programs, records.
 
 use std::path::Path;
 

@@ -24,16 +24,16 @@ const BUFFERS: u32 = 2;
 /// Up to this many sequences are a small batch: their blocks hold a tile or two, and what matters is how soon they
 /// start.
 const SMALL_BATCH_SEQS: u32 = 8;
-/// Shared memory with which a block of a small batch fits beside the blocks of the product before it, in the division
-/// of a multiprocessor's memory that the product asks for (100 KiB): it then starts while that one ends. A 135M model's
-/// decode step on an H200: 0.384 ms instead of 0.397.
+/// Shared memory with which a block of a small batch fits onto a multiprocessor together with the blocks of the product
+/// before it, in the division of a multiprocessor's memory that the product asks for (100 KiB): it then starts while
+/// that one ends. A 135M model's decode step on an H200: 0.384 ms instead of 0.397.
 const SMALL_BATCH_SHARED_BYTES: u32 = 80 << 10;
 const SMALL_BATCH_CARVEOUT_BYTES: u32 = 100 << 10;
 /// Threads of a block of a small batch that may hold all keys and values of an item in registers (`ONCE` of the
 /// kernel), and the longest heads for which it can.
 const HELD_THREADS: u32 = 288;
 const HELD_HEAD_DIM: u32 = 64;
-/// Shared memory that a resident block takes beside what it asks for, bytes.
+/// Shared memory that a resident block takes in addition to what it asks for, bytes.
 const RESERVED_SHARED_BYTES: u32 = 1024;
 
 /// Rotation of q and k in the decode kernel, and their norms before it.
@@ -60,7 +60,7 @@ impl FusedRope {
     }
 }
 
-/// What the kernel is built for.
+/// The definitions of the kernel.
 #[derive(Clone, Debug)]
 pub(in crate::ops) struct Form {
     act: DType,
@@ -172,7 +172,7 @@ struct Variant {
     blocks: u32,
 }
 
-/// What the fused form takes beside the call.
+/// Operands of the fused form besides the call's.
 pub(in crate::ops) struct RopeCall {
     /// \[T, num_kv_heads, head_dim\], as projected.
     pub k: View,
@@ -235,7 +235,7 @@ impl Decode {
     /// Compiles it; `None` where the device has no such matrix units or too little shared memory.
     ///
     /// # Errors
-    /// What compiler and driver report.
+    /// Errors of compiler and driver.
     pub(in crate::ops) fn prepare(cx: &Preparation<'_>, form: &Form) -> Result<Option<Decode>> {
         let facts = cx.facts();
         let Some(shape) = form.shape(facts.max_shared_bytes).filter(|_| facts.matrix_units) else {

@@ -88,8 +88,8 @@ impl Plain {
         let tiles = match tiles.filter(|_| cx.driver.self_test_matrix_units(spec.act).is_ok()) {
             Some(tiles) => {
                 let tiles = cx.function(tiles.source, &defines, "attention_tiles", 0)?;
-                let what = format!("attention of {act} on matrix units, heads of {head_dim}, blocks of {block}");
-                cx.self_test(tiles, &what, |tiles| {
+                let subject = format!("attention of {act} on matrix units, heads of {head_dim}, blocks of {block}");
+                cx.self_test(tiles, &subject, |tiles| {
                     self_test::attention(&**cx.driver, plain, tiles, spec)
                 })
             }

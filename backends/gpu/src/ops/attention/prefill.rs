@@ -16,7 +16,7 @@ use crate::view::View;
 /// Sequences with fewer query tokens are the decode kernel's.
 pub(super) const MIN_QUERY_LEN: u32 = 2;
 
-/// What a kernel is launched with.
+/// The parameters of a launch.
 struct Shape {
     source: Source,
     entry: &'static str,
@@ -100,7 +100,7 @@ impl Prefill {
     /// Compiles the kernel for a spec, where there is one.
     ///
     /// # Errors
-    /// What compiler and driver report.
+    /// Errors of compiler and driver.
     pub(super) fn prepare(cx: &Preparation<'_>, spec: &Attention) -> Result<Option<Prefill>> {
         let facts = cx.facts();
         let (Some(shape), Some(act), Some(kv)) = (Shape::of(spec, facts), float_name(spec.act), kv_name(spec.kv))

@@ -1,4 +1,4 @@
-//! Which attention and which KV caches run here, and why others do not.
+//! The attention specs and KV caches that run on a device, and the reasons why others do not.
 
 use halyard_platform_api::ops::{Attention, KvWrite};
 use halyard_platform_api::{DType, Error, Result};

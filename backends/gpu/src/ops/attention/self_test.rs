@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// What the kernels would leave, and what stands in the padding before them.
+    /// Results as kernels would write them, with `before` in the padding.
     fn results(spec: &Attention, before: i32) -> Vec<f32> {
         let value = |i: u32| match i % pitch(spec) < HEADS * spec.head_dim {
             true => number_at(i, 3) as f32 / 2.0,

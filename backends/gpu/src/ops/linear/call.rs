@@ -1,4 +1,4 @@
-//! One call of a linear, and what a way to compute it has to offer.
+//! One call of a linear, and the trait of a path that computes it.
 
 use halyard_platform_api::{Error, Result};
 

@@ -1,5 +1,5 @@
 //! Which paths compute a linear, by the number of tokens: a pure function of the op, the layout of its weight, the
-//! device, and what there is. The constants were measured; where is said beside each.
+//! device, and what there is. The constants were measured; each one's comment says where.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -69,7 +69,7 @@ pub(super) struct Choice {
     pub(super) path: PathName,
 }
 
-/// What is chosen for.
+/// The facts that the choice depends on.
 #[derive(Clone, Copy)]
 pub(super) struct Request<'a> {
     pub(super) op: &'a ops::Linear,
@@ -172,15 +172,15 @@ fn tiles(of: Request<'_>, dots: bool, policy: &Policy) -> impl Iterator<Item = P
 }
 
 /// Choices as text: `1-16 small batches on matrix units, from 17 product, others plain kernel`.
-pub(super) fn told(choices: &[Choice]) -> String {
+pub(super) fn describe(choices: &[Choice]) -> String {
     let one = |Choice { tokens, path }: &Choice| match (*tokens.start(), *tokens.end()) {
         (1, u32::MAX) if choices.len() == 1 => path.to_string(),
         (1, u32::MAX) => format!("others {path}"),
         (first, u32::MAX) => format!("from {first} {path}"),
         (first, last) => format!("{first}-{last} {path}"),
     };
-    let told: Vec<String> = choices.iter().map(one).collect();
-    told.join(", ")
+    let all: Vec<String> = choices.iter().map(one).collect();
+    all.join(", ")
 }
 
 #[cfg(test)]
@@ -265,17 +265,18 @@ mod tests {
             ..Policy::default()
         };
         let plain = op(WeightFormat::BF16, DType::BF16, false);
-        let told = |op: &ops::Linear, policy: &Policy, missing: &[PathName]| told(&chosen(op, false, policy, missing));
+        let described =
+            |op: &ops::Linear, policy: &Policy, missing: &[PathName]| describe(&chosen(op, false, policy, missing));
         let (no_product, wrong) = ([PathName::Product], [PathName::Product, PathName::MatrixTiles]);
         assert_eq!(
-            told(&plain, &policy, &no_product),
+            described(&plain, &policy, &no_product),
             "from 9 tiles on matrix units, others plain kernel"
         );
         assert_eq!(
-            told(&plain, &policy, &wrong),
+            described(&plain, &policy, &wrong),
             "from 9 tiles in f32, others plain kernel"
         );
-        assert_eq!(told(&plain, &policy, &[]), "from 9 product, others plain kernel");
+        assert_eq!(described(&plain, &policy, &[]), "from 9 product, others plain kernel");
         // Rounded tokens do better than tiles in f32.
         let rounded = op(WeightFormat::Q4_0, DType::BF16, true);
         let dots = Policy {
@@ -283,7 +284,7 @@ mod tests {
             ..policy
         };
         let on_matrix_units = "from 33 tiles on matrix units, others tokens rounded to 8 bits";
-        assert_eq!(told(&rounded, &dots, &no_product), on_matrix_units);
-        assert_eq!(told(&rounded, &dots, &wrong), "tokens rounded to 8 bits");
+        assert_eq!(described(&rounded, &dots, &no_product), on_matrix_units);
+        assert_eq!(described(&rounded, &dots, &wrong), "tokens rounded to 8 bits");
     }
 }

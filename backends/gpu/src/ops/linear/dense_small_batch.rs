@@ -141,8 +141,8 @@ impl Entry {
             Body::Walk { staged, direct } => {
                 let bytes = self.staged_bytes(tokens, k);
                 match direct {
-                    // Tokens are kept where that leaves room for all blocks of a multiprocessor, each with what the
-                    // device reserves.
+                    // Keep tokens in shared memory if all blocks of a multiprocessor still fit, with what the device
+                    // reserves.
                     Some(direct) if bytes + 1024 > u64::from(max_shared / self.shape.blocks) => {
                         (direct, self.sums_bytes())
                     }

@@ -111,8 +111,7 @@ fn token_bytes(k: u32) -> u64 {
     u64::from(k).div_ceil(GROUP) * RECORD_BYTES
 }
 
-/// Tokens of so many bytes each that lie in scratch at a time; the grid's second axis has room for them on every
-/// device.
+/// Tokens of so many bytes each that lie in scratch at a time; few enough for the grid's second axis on every device.
 fn pass_tokens(token_bytes: u64, max_tokens: u32) -> u32 {
     (SCRATCH_BYTES / token_bytes.max(1)).clamp(1, u64::from(max_tokens.clamp(1, 32_768))) as u32
 }

@@ -67,7 +67,7 @@ impl LibraryProduct {
     ///
     /// # Errors
     /// `Unsupported` where the driver multiplies no such matrices; `Unavailable` where its library is missing: that is
-    /// told, not worked around at a tenth of the speed.
+    /// an error, not a silent fallback at a tenth of the speed.
     pub(super) fn prepare(
         cx: &Preparation<'_>,
         op: &ops::Linear,

@@ -26,11 +26,11 @@ pub(super) fn most_tokens(op: &ops::Linear) -> u32 {
 }
 
 /// Tokens that a block may take, and the tiles of 8 that they are multiplied in. One token has a kernel of its own: it
-/// needs little shared memory, and what that leaves of a multiprocessor's is where its loads wait. An 8B model's decode
-/// step on an H200: 3.29 ms instead of 3.52.
+/// needs little shared memory, so most of a multiprocessor's memory holds its loads. An 8B model's decode step on an
+/// H200: 3.29 ms instead of 3.52.
 const SIZES: [(u32, u32); 4] = [(1, 1), (8, 1), (16, 2), (32, 4)];
-/// Shared memory for tokens that leaves room for the blocks of a multiprocessor, and for loads in flight in what is
-/// left of its memory.
+/// Shared memory for tokens: small enough that the blocks of a multiprocessor fit, with memory left for loads in
+/// flight.
 const STAGED_BYTES: u64 = 66 << 10;
 const STAGED_BYTES_OF_EIGHT: u64 = 33 << 10;
 /// Shared memory that a multiprocessor should set aside for blocks of up to eight tokens.

@@ -27,7 +27,7 @@ impl SmallBatch {
     /// Compiles the kernel of a layout, of those that [`WeightLayout::takes_small_batches`] names.
     ///
     /// # Errors
-    /// What the compiler reports.
+    /// Errors of the compiler.
     pub(crate) fn prepare(
         cx: &Preparation<'_>,
         op: &ops::Linear,

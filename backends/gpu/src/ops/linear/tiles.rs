@@ -157,7 +157,7 @@ mod tests {
         let shape = |rows, tokens| shape([small, large], rows, tokens, 96);
         assert_eq!(shape(4096, 512), large);
         assert_eq!(shape(4096, 128), small, "64 blocks of 96");
-        assert_eq!(shape(1 << 20, 64), small, "half of it would be nobody's");
+        assert_eq!(shape(1 << 20, 64), small, "half of it would be padding");
     }
 
     #[test]

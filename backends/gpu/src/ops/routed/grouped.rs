@@ -29,7 +29,7 @@ impl Grouped {
     /// Compiles them; `None` where matrix units do not take the op. `defines` name the types.
     ///
     /// # Errors
-    /// What the compiler reports.
+    /// Errors of the compiler.
     pub(super) fn prepare(
         cx: &Preparation<'_>,
         op: &ops::MoeLinear,

@@ -17,7 +17,7 @@ const LORA_TOKENS: u32 = 8;
 const LORA_FEW_TOKENS: u32 = 16;
 /// Ranks of a block of `lora_shrink`.
 const LORA_RANKS: u32 = 4;
-/// Threads of a block of `lora_shrink` where a multiprocessor runs so many at once with room for their loads.
+/// Threads of a block of `lora_shrink` where a multiprocessor runs so many at once with registers for their loads.
 const SHRINK_THREADS: u32 = 512;
 /// Ranks of a block of shrink on matrix units, and a multiple of which expand takes.
 const TILE_RANKS: u32 = 16;
@@ -232,7 +232,7 @@ impl Kernel for Expand {
         };
         check_inner(Self::NAME, &[("x", x), ("b", b), ("out", out)])?;
         let x_width = Self::x_width(&self.op);
-        // No feature stands behind a part that is not there.
+        // A missing part has no features.
         let start = |part: u32| if part == 0 { u32::MAX } else { part };
         let mut args = vec![
             Arg::Ptr(x.ptr),

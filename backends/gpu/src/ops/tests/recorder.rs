@@ -1,5 +1,5 @@
-//! A driver without a device: it compiles nothing and remembers what every function was asked as, so that a list of
-//! launches can be written down.
+//! A driver without a device: it compiles nothing, and records how each function was requested, so that launches can be
+//! written as text.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-//! What is sent: random tokens, or prompts of a file. Text is counted and cut by the server's own tokenizer (/tokenize,
+//! The prompts: random tokens, or prompts of a file. Text is counted and cut by the server's own tokenizer (/tokenize,
 //! /detokenize).
 
 use std::path::Path;

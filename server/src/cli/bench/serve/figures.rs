@@ -1,4 +1,4 @@
-//! Figures of what was seen, in the words and the fields of `vllm bench serve`.
+//! The figures of a run, under the names and fields of `vllm bench serve`.
 
 use serde_json::{Value, json};
 
@@ -114,14 +114,14 @@ fn tell(args: &ServeBenchArgs, metric: Metric, seen: &[Seen], figures: &mut Valu
     let (key, name) = (metric.key(), metric.key().to_uppercase());
     let spread = Spread::of(metric.of(seen));
     say!("{:-^50}", metric.title());
-    let mut told = |word: &str, field: String, seconds: f64| {
+    let mut report = |word: &str, field: String, seconds: f64| {
         number(&format!("{word} {name} (ms):"), seconds * 1e3);
         figures[field] = json!(seconds * 1e3);
     };
-    told("Mean", format!("mean_{key}_ms"), spread.mean());
-    told("Median", format!("median_{key}_ms"), spread.at(50.0));
+    report("Mean", format!("mean_{key}_ms"), spread.mean());
+    report("Median", format!("median_{key}_ms"), spread.at(50.0));
     for percent in &args.metric_percentiles {
-        told(
+        report(
             &format!("P{percent}"),
             format!("p{percent}_{key}_ms"),
             spread.at(*percent),
@@ -149,7 +149,7 @@ fn peaks(seen: &[Seen]) -> (f64, f64) {
     let mut requests = vec![0.0f64; end as usize + 1];
     for one in seen {
         let mut at = one.start + one.first_token;
-        // A piece may hold several tokens: those that it has stand for as many.
+        // A piece may hold several tokens, and counts as so many.
         let each = one.output_tokens as f64 / (one.gaps.len() + 1) as f64;
         tokens[(at as usize).min(end as usize)] += each;
         for gap in &one.gaps {

@@ -1,4 +1,4 @@
-//! Sends the requests at their times and notes what a client sees of each.
+//! Sends the requests at their times and records what a client sees of each.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::cli::bench::progress;
 use crate::client::ServerClient;
 use crate::error::ServerError;
 
-/// What a client saw of one request, in seconds.
+/// A client's measurements of one request, in seconds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
     /// From the bench's start to sending.
@@ -33,7 +33,7 @@ pub(super) struct Seen {
     pub text: String,
 }
 
-/// What a bench saw.
+/// The measurements of a bench.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub seconds: f64,

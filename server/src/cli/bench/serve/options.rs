@@ -1,4 +1,4 @@
-//! The options of `halyard bench serve`, which are vLLM's, and what can be said of them before anything is sent.
+//! The options of `halyard bench serve`, which are vLLM's, and the checks of them that need no server.
 
 use std::path::PathBuf;
 
@@ -47,7 +47,7 @@ pub enum DatasetName {
     Custom,
 }
 
-/// A metric whose mean, median and percentiles are told.
+/// A metric whose mean, median and percentiles are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Metric {
     /// Time to first token.
@@ -153,7 +153,7 @@ pub struct ServeBenchArgs {
     /// Its port
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     pub(super) port: u16,
-    /// What is sent: completions (vllm, openai) or chat completions (openai-chat)
+    /// The API: completions (vllm, openai) or chat completions (openai-chat)
     #[arg(long, value_name = "NAME", value_enum, default_value_t = Backend::Openai)]
     pub(super) backend: Backend,
     /// Route; without it the backend's
@@ -227,7 +227,7 @@ pub struct ServeBenchArgs {
     /// Requests that may be under way at the same time; without it any number
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) max_concurrency: Option<u32>,
-    /// Requests before the measured ones, beside the one that every bench begins with
+    /// Requests before the measured ones, besides the one that every bench begins with
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     pub(super) num_warmups: u32,
     /// Seed of prompts and times
@@ -263,7 +263,7 @@ pub struct ServeBenchArgs {
     /// More fields of every request, as JSON
     #[arg(long, value_name = "JSON", value_parser = parse_object)]
     pub(super) extra_body: Option<JsonObject>,
-    /// Metrics to tell, separated by commas
+    /// Metrics to report, separated by commas
     #[arg(
         long,
         value_name = "NAMES",
@@ -272,7 +272,7 @@ pub struct ServeBenchArgs {
         value_delimiter = ','
     )]
     pub(super) percentile_metrics: Vec<Metric>,
-    /// Percentiles to tell, separated by commas
+    /// Percentiles to report, separated by commas
     #[arg(long, value_name = "PERCENT", default_value = "99", value_delimiter = ',', value_parser = parse_percent)]
     pub(super) metric_percentiles: Vec<f64>,
     /// Count requests that keep these bounds in milliseconds: ttft:200 tpot:50 e2el:5000
@@ -281,7 +281,7 @@ pub struct ServeBenchArgs {
     /// Write the result as JSON, named as vLLM names it
     #[arg(long)]
     pub(super) save_result: bool,
-    /// Write what was seen of every request as well
+    /// Write the measurements of each request as well
     #[arg(long)]
     pub(super) save_detailed: bool,
     /// Folder for --save-result
@@ -299,19 +299,19 @@ pub struct ServeBenchArgs {
     /// Write the figures as JSON into this file
     #[arg(long, value_name = "FILE")]
     pub(super) output_json: Option<PathBuf>,
-    /// No bar
+    /// No progress bar
     #[arg(long)]
     pub(super) disable_tqdm: bool,
-    /// Needs nothing here
+    /// Accepted for vLLM's command lines; has no effect here
     #[arg(long, hide = true)]
     trust_remote_code: bool,
-    /// Needs nothing here
+    /// Accepted for vLLM's command lines; has no effect here
     #[arg(long, hide = true, value_name = "NAME")]
     tokenizer_mode: Option<String>,
-    /// Needs nothing here
+    /// Accepted for vLLM's command lines; has no effect here
     #[arg(long, hide = true)]
     skip_tokenizer_init: bool,
-    /// Needs nothing here
+    /// Accepted for vLLM's command lines; has no effect here
     #[arg(long, hide = true)]
     no_stream: bool,
 }

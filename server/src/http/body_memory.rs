@@ -1,8 +1,8 @@
-//! Memory for long bodies: a bound on the bytes of all that are coming or wait to be worked on. When a body's next
-//! bytes find no room, the body that has kept the server waiting longest gives up its place, so that clients who
-//! announce much and send little do not keep others out. Where nobody is slow, the bytes wait for room. The bound is
-//! passed by one body at most: where no other one is whole, the oldest always goes on, so that bodies never wait for
-//! each other in a circle.
+//! Memory for long bodies: a bound on the bytes of all bodies that are arriving or wait to be processed. When the next
+//! bytes of a body do not fit, the body that has kept the server waiting longest is refused. So a client that announces
+//! much and sends little does not keep others out. If no body is slow, the bytes wait until memory is free. One body at
+//! most may exceed the bound: while no other body is complete, the oldest one always continues, so bodies never wait
+//! for each other in a circle.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,14 +19,14 @@ use crate::api_error::ApiError;
 
 /// A body that has kept the server waiting for less than this in all keeps its place.
 const LEAST_WAITED: Duration = Duration::from_secs(2);
-/// Bytes wait this long for room at most.
+/// Bytes wait at most this long for free memory.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often those that wait look who is slow.
+/// How often waiting bodies check which one is slow.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Room for the bytes of long bodies.
+/// Memory for the bytes of long bodies.
 #[derive(Debug)]
-pub struct BodyRoom {
+pub struct BodyMemory {
     limit: usize,
     places: Mutex<Places>,
     /// Places became free.
@@ -59,10 +59,10 @@ impl Coming {
     }
 }
 
-impl BodyRoom {
-    /// Room for `limit` bytes.
+impl BodyMemory {
+    /// A bound of `limit` bytes.
     pub fn new(limit: usize) -> Self {
-        BodyRoom {
+        BodyMemory {
             limit,
             places: Mutex::default(),
             freed: Notify::new(),
@@ -70,7 +70,7 @@ impl BodyRoom {
         }
     }
 
-    /// Bodies that were given up for want of room.
+    /// Bodies that were refused because no memory was free.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
@@ -95,7 +95,7 @@ impl BodyRoom {
         places.coming.insert(id, coming);
         drop(places);
         Place {
-            room: Arc::clone(self),
+            memory: Arc::clone(self),
             id,
             bytes: 0,
             give_up,
@@ -108,7 +108,7 @@ impl BodyRoom {
 
     fn full(&self) -> ApiError {
         self.refused.fetch_add(1, Ordering::Relaxed);
-        ApiError::from(&BodyError::NoRoom { limit: self.limit })
+        ApiError::from(&BodyError::NoMemory { limit: self.limit })
     }
 }
 
@@ -117,11 +117,11 @@ impl Places {
     fn take(&mut self, id: u64, more: usize, limit: usize) -> bool {
         let oldest = self.coming.keys().next();
         let none_is_whole = self.coming.len() == self.count;
-        let has_room = self.bytes.saturating_add(more) <= limit || (none_is_whole && oldest == Some(&id));
-        if has_room {
+        let fits = self.bytes.saturating_add(more) <= limit || (none_is_whole && oldest == Some(&id));
+        if fits {
             self.bytes += more;
         }
-        has_room
+        fits
     }
 
     /// Asks the slowest body that is coming to give up its place, if one is slow enough. Answers which.
@@ -138,14 +138,14 @@ impl Places {
 pub enum ReadError {
     /// The body failed.
     Body(axum::Error),
-    /// There is no room for it.
-    NoRoom(ApiError),
+    /// No memory is free for it.
+    NoMemory(ApiError),
 }
 
-/// One body's bytes in the room. They leave it when this is dropped.
+/// The memory that one body holds. Dropping it frees the bytes.
 #[derive(Debug)]
 pub struct Place {
-    room: Arc<BodyRoom>,
+    memory: Arc<BodyMemory>,
     id: u64,
     bytes: usize,
     give_up: Arc<Notify>,
@@ -155,7 +155,7 @@ impl Place {
     /// Reads a body that began with `bytes` to its end, or to just past `most`.
     ///
     /// # Errors
-    /// What the body fails with; [`ReadError::NoRoom`] when it finds no room, or gives up its place for others.
+    /// The body's own error; [`ReadError::NoMemory`] when no memory is free, or when it is given up for others.
     pub async fn read(
         &mut self,
         mut bytes: Vec<u8>,
@@ -167,7 +167,7 @@ impl Place {
             self.waits(true);
             let part = tokio::select! {
                 part = rest.next() => part,
-                () = self.give_up.notified() => return Err(ReadError::NoRoom(self.room.full())),
+                () = self.give_up.notified() => return Err(ReadError::NoMemory(self.memory.full())),
             };
             self.waits(false);
             let Some(part) = part else { break };
@@ -175,25 +175,25 @@ impl Place {
             self.grow(part.len()).await?;
             bytes.extend_from_slice(&part);
         }
-        self.room.places().coming.remove(&self.id);
+        self.memory.places().coming.remove(&self.id);
         Ok(bytes)
     }
 
-    /// Takes room for `more` bytes, as soon as there is some.
+    /// Takes `more` bytes, as soon as so many are free.
     async fn grow(&mut self, more: usize) -> Result<(), ReadError> {
         let start = Instant::now();
         loop {
-            let freed = self.room.freed.notified();
+            let freed = self.memory.freed.notified();
             let ended = {
-                let mut places = self.room.places();
-                if places.take(self.id, more, self.room.limit) {
+                let mut places = self.memory.places();
+                if places.take(self.id, more, self.memory.limit) {
                     self.bytes += more;
                     return Ok(());
                 }
                 places.end_slowest()
             };
             if ended == Some(self.id) || start.elapsed() >= PATIENCE {
-                return Err(ReadError::NoRoom(self.room.full()));
+                return Err(ReadError::NoMemory(self.memory.full()));
             }
             // Late or not: what is there now decides.
             let _ = timeout(LOOK, freed).await;
@@ -202,7 +202,7 @@ impl Place {
 
     /// The server waits for this body's bytes from now on, or not any more.
     fn waits(&self, waits: bool) {
-        if let Some(coming) = self.room.places().coming.get_mut(&self.id) {
+        if let Some(coming) = self.memory.places().coming.get_mut(&self.id) {
             coming.waited = coming.waited();
             coming.waits_since = waits.then(Instant::now);
         }
@@ -211,12 +211,12 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut places = self.room.places();
+        let mut places = self.memory.places();
         places.bytes -= self.bytes;
         places.count -= 1;
         places.coming.remove(&self.id);
         drop(places);
-        self.room.freed.notify_waiters();
+        self.memory.freed.notify_waiters();
     }
 }
 
@@ -242,13 +242,13 @@ mod tests {
     type Reading = tokio::task::JoinHandle<Result<(usize, Place), u16>>;
 
     /// Reads a body of at most 1,000 bytes on a task of its own.
-    fn start(room: &Arc<BodyRoom>) -> (mpsc::UnboundedSender<usize>, Reading) {
-        let mut place = room.place();
+    fn start(memory: &Arc<BodyMemory>) -> (mpsc::UnboundedSender<usize>, Reading) {
+        let mut place = memory.place();
         let (parts, body) = body();
         let reading = tokio::spawn(async move {
             match place.read(Vec::new(), body, 1000).await {
                 Ok(bytes) => Ok((bytes.len(), place)),
-                Err(ReadError::NoRoom(error)) => Err(error.status.as_u16()),
+                Err(ReadError::NoMemory(error)) => Err(error.status.as_u16()),
                 Err(ReadError::Body(error)) => panic!("{error}"),
             }
         });
@@ -257,26 +257,26 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn those_who_keep_the_server_waiting_give_way_to_those_who_send() {
-        let room = Arc::new(BodyRoom::new(4000));
+        let memory = Arc::new(BodyMemory::new(4000));
         let mut slow = Vec::new();
         for _ in 0..4 {
-            let (parts, reading) = start(&room);
+            let (parts, reading) = start(&memory);
             parts.send(999).expect("read");
             slow.push((parts, reading));
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert_eq!(room.bytes(), 4 * 999);
+        assert_eq!(memory.bytes(), 4 * 999);
         let before = Instant::now();
         for _ in 0..3 {
-            let (parts, fast) = start(&room);
+            let (parts, fast) = start(&memory);
             parts.send(700).expect("read");
             drop(parts);
-            assert_eq!(fast.await.expect("no panic").expect("room").0, 700);
+            assert_eq!(fast.await.expect("no panic").expect("memory is free").0, 700);
         }
         assert!(before.elapsed() < LOOK, "{:?}", before.elapsed());
         // One had to go: the first, which was waited for longest. The others go on.
-        assert_eq!(room.refused(), 1);
+        assert_eq!(memory.refused(), 1);
         let ends: Vec<_> = slow
             .into_iter()
             .map(|(parts, reading)| {
@@ -289,37 +289,37 @@ mod tests {
             statuses.push(end.await.expect("no panic").map(|(bytes, _)| bytes));
         }
         assert_eq!(statuses, [Err(503), Ok(999), Ok(999), Ok(999)]);
-        assert_eq!(room.bytes(), 0);
+        assert_eq!(memory.bytes(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn where_nobody_is_slow_bytes_wait_for_room_and_not_for_ever() {
-        let room = Arc::new(BodyRoom::new(1000));
-        let (parts, whole) = start(&room);
+    async fn without_a_slow_body_bytes_wait_for_memory_and_not_for_ever() {
+        let memory = Arc::new(BodyMemory::new(1000));
+        let (parts, whole) = start(&memory);
         parts.send(900).expect("read");
         drop(parts);
-        let (_, held) = whole.await.expect("no panic").expect("room");
-        let (parts, waits) = start(&room);
+        let (_, held) = whole.await.expect("no panic").expect("memory is free");
+        let (parts, waits) = start(&memory);
         parts.send(200).expect("read");
         drop(parts);
         tokio::time::sleep(Duration::from_secs(3)).await;
         assert!(!waits.is_finished());
         drop(held);
         assert_eq!(waits.await.expect("no panic").map(|(bytes, _)| bytes), Ok(200));
-        let (parts, whole) = start(&room);
+        let (parts, whole) = start(&memory);
         parts.send(900).expect("read");
         drop(parts);
-        let _held = whole.await.expect("no panic").expect("room");
-        let (parts, waits) = start(&room);
+        let _held = whole.await.expect("no panic").expect("memory is free");
+        let (parts, waits) = start(&memory);
         parts.send(200).expect("read");
         assert_eq!(waits.await.expect("no panic").map(|(bytes, _)| bytes), Err(503));
-        assert_eq!(room.bytes(), 900, "what was refused holds nothing");
+        assert_eq!(memory.bytes(), 900, "what was refused holds nothing");
     }
 
     #[tokio::test(start_paused = true)]
     async fn bodies_that_fill_the_room_together_end_one_after_the_other() {
-        let room = Arc::new(BodyRoom::new(1000));
-        let both = [start(&room), start(&room)];
+        let memory = Arc::new(BodyMemory::new(1000));
+        let both = [start(&memory), start(&memory)];
         for part in [500, 400, 100] {
             for (parts, _) in &both {
                 parts.send(part).expect("read");
@@ -329,11 +329,11 @@ mod tests {
         let [(first, first_read), (second, second_read)] = both;
         drop((first, second));
         let (bytes, held) = first_read.await.expect("no panic").expect("it is the oldest");
-        assert_eq!((bytes, room.bytes()), (1000, 1500), "the other holds what it has");
+        assert_eq!((bytes, memory.bytes()), (1000, 1500), "the other holds what it has");
         tokio::time::sleep(Duration::from_secs(3)).await;
-        assert!(!second_read.is_finished(), "a whole one holds the room");
+        assert!(!second_read.is_finished(), "a complete body holds the memory");
         drop(held);
         assert_eq!(second_read.await.expect("no panic").map(|(bytes, _)| bytes), Ok(1000));
-        assert_eq!((room.bytes(), room.refused()), (0, 0));
+        assert_eq!((memory.bytes(), memory.refused()), (0, 0));
     }
 }
