@@ -128,8 +128,8 @@ pub(crate) fn size(config: &RunnerConfig, scheduler: &SchedulerConfig, needs: &K
             )
         }
         (None, None) => format!(
-            "{request}; the device has {} in all, {} in use ({} of weights), and {utilization} of it leaves {room}: lower \
-             --max-model-len to {fits}, raise --gpu-memory-utilization, or set --kv-cache-memory-bytes",
+            "{request}; the device has {} in all, {} in use ({} of weights), and {utilization} of it leaves {room}: \
+             lower --max-model-len to {fits}, raise --gpu-memory-utilization, or set --kv-cache-memory-bytes",
             gib(m.total_bytes),
             gib(m.total_bytes - m.free_bytes.min(m.total_bytes)),
             gib(needs.weight_bytes),

@@ -30,8 +30,8 @@ const VALUE_BYTES: usize = 96;
 const OBJECT_BYTES: usize = 384;
 /// Most JSON values in one body.
 const MAX_VALUES: usize = 1 << 20;
-/// Bytes from which a body is large: its work takes up to seconds, so it is done at the lowest priority, and memory that
-/// the allocator keeps of it goes back to the system.
+/// Bytes from which a body is large: its work takes up to seconds, so it is done at the lowest priority, and memory
+/// that the allocator keeps of it goes back to the system.
 const LARGE_BYTES: usize = 1 << 20;
 /// The lowest priority.
 const NICE: i32 = 19;
@@ -78,8 +78,8 @@ impl TextWork {
         self.jobs[usize::from(is_large)].get_or_init(|| start_threads(is_large))
     }
 
-    /// Runs work on a long body of so many bytes on one of a few threads of its own. The allocator keeps freed memory by thread: on the
-    /// runtime's many blocking threads, each would keep that of the largest body it has seen.
+    /// Runs work on a long body of so many bytes on one of a few threads of its own. The allocator keeps freed memory
+    /// by thread: on the runtime's many blocking threads, each would keep that of the largest body it has seen.
     ///
     /// # Errors
     /// 500 where the work panics or no thread can be had.
@@ -177,7 +177,8 @@ impl TextWork {
         let turn = tokio::time::timeout(self.chat_wait, take(&self.chats, 1)).await;
         turn.unwrap_or_else(|_| {
             let message = format!(
-                "no thread to render the chat was free for {} s: this model's template takes long for others; try again",
+                "no thread to render the chat was free for {} s: this model's template takes long for others; try \
+                 again",
                 self.chat_wait.as_secs()
             );
             Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message))

@@ -1,8 +1,8 @@
-//! Freed memory that goes back to the system. glibc keeps what it was given, by thread and in pieces: bodies of one kind
-//! after another would each add to it.
+//! Freed memory that goes back to the system. glibc keeps what it was given, by thread and in pieces: bodies of one
+//! kind after another would each add to it.
 
-/// Gives the system what the allocator holds and does not use. Takes some milliseconds; does nothing where the C library
-/// is not glibc.
+/// Gives the system what the allocator holds and does not use. Takes some milliseconds; does nothing where the C
+/// library is not glibc.
 pub fn give_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: takes the allocator's own locks; any thread may call it at any time.

@@ -1,5 +1,5 @@
-//! `halyard-conformance` as a vendor runs it: on good libraries, on a platform without ops, and on libraries that crash,
-//! hang or are none.
+//! `halyard-conformance` as a vendor runs it: on good libraries, on a platform without ops, and on libraries that
+//! crash, hang or are none.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -92,12 +92,20 @@ fn an_op_is_filtered_and_what_lacks_it_is_told() {
     // Nothing ran: that is no pass.
     assert_eq!((status, &report["passed"]), (Some(1), &Value::Bool(false)), "{report}");
     assert!(rows(&report, "add")[0]["unsupported"].is_string(), "{report}");
-    assert_eq!(rows(&report, "add")[0]["failures"], Value::Array(Vec::new()), "{report}");
+    assert_eq!(
+        rows(&report, "add")[0]["failures"],
+        Value::Array(Vec::new()),
+        "{report}"
+    );
     let (_, report) = check(&minimal, &[&only[..], &["--strict"]].concat());
     let failure = rows(&report, "add")[0]["failures"][0].as_str();
     assert!(failure.is_some_and(|why| why.contains("every variant")), "{report}");
     let (_, report) = check(&minimal, &[&only[..], &["--strict", "--may-lack", "add"]].concat());
-    assert_eq!(rows(&report, "add")[0]["failures"], Value::Array(Vec::new()), "{report}");
+    assert_eq!(
+        rows(&report, "add")[0]["failures"],
+        Value::Array(Vec::new()),
+        "{report}"
+    );
     let reason = run(&[text(&library("cpu")), "--filter", "no such op", "--part", "memory"]);
     assert_eq!(reason.status.code(), Some(2));
 }

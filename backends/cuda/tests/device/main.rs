@@ -474,7 +474,7 @@ fn product_rate(device: &dyn Device, queue: &dyn Queue, tokens: u32, in_features
     let calls: Vec<_> = (0..20)
         .map(|_| (&op, vec![x, dst, Tensor::NONE, Tensor::NONE, out]))
         .collect();
-    let list = encode(&*queue, EncoderMode::Reusable, &calls);
+    let list = encode(queue, EncoderMode::Reusable, &calls);
     let mut best = f64::MAX;
     for _ in 0..5 {
         let start = Instant::now();

@@ -168,13 +168,16 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Code, version and descriptor of a node's op; the node's operands and their access.
+type NodeParts = (u32, u32, Vec<u8>, Vec<u16>, Vec<u8>);
+
 /// A program over the tables, with true lengths and any contents.
 pub fn program(_: &Path) -> Case {
     Box::new(|input| {
         let mut reader = Reader { bytes: input };
         let (num_tensors, num_nodes) = (reader.u16() % 2048, reader.u16() % 1024);
         let tensors: Vec<TensorDeclWire> = (0..num_tensors).map(|_| tensor(&mut reader)).collect();
-        let parts: Vec<(u32, u32, Vec<u8>, Vec<u16>, Vec<u8>)> = (0..num_nodes)
+        let parts: Vec<NodeParts> = (0..num_nodes)
             .map(|_| {
                 let len = usize::from(reader.u16()).max(8);
                 let (code, version) = (reader.u32(), reader.u32());
