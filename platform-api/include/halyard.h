@@ -116,7 +116,9 @@ extern "C" {
 #define HALYARD_DTYPE_BF16 3u /**< bfloat16: the upper half of a binary32. */
 #define HALYARD_DTYPE_I32 4u /**< Signed 32-bit. */
 #define HALYARD_DTYPE_I8 5u /**< Signed 8-bit. */
-#define HALYARD_DTYPE_F8E4M3 6u /**< 8-bit float, 4 exponent and 3 mantissa bits, no infinities (OCP OFP8 E4M3). */
+/** 8-bit float, 4 exponent and 3 mantissa bits, no infinities (OCP OFP8 E4M3). What is written as one rounds to the
+ * nearest, of two the even one; beyond ±448 it is ±448; NaN stays NaN. */
+#define HALYARD_DTYPE_F8E4M3 6u
 #define HALYARD_DTYPE_I64 7u /**< Signed 64-bit. */
 
 /* Storage format of a weight's rows: what model files hold, before a backend packs it. A row is a whole number of
@@ -502,7 +504,8 @@ typedef struct halyard_device_info {
     uint64_t max_buffer_bytes; /**< Largest buffer in bytes. */
     uint64_t max_binding_bytes; /**< Largest part of a buffer that one operand may span, in bytes. */
     uint32_t preferred_dtype; /**< Activation type to use when the operator names none; one of compute_dtypes. */
-    uint32_t preferred_kv_dtype; /**< KV type to use when the operator names none; one of kv_dtypes. */
+    /** KV type to use when the operator names none; one of kv_dtypes, on a platform without attention too. */
+    uint32_t preferred_kv_dtype;
     /** Alignment in bytes of tensors that the host places in one buffer; a power of two. Row and column slices of a
      * tensor are aligned to its elements only. */
     uint32_t offset_alignment;
@@ -1545,7 +1548,8 @@ typedef struct halyard_slot_mapping_desc {
  * emits nothing computes its last token again); else n = 0 and row_num_computed[r] += q. Tokens past the history's end
  * L are dropped from the history, not from the result. A negative id (HALYARD_NOT_FINITE, HALYARD_NO_TOKEN) stands in
  * the result as it is and in the history as 0, since a later step in flight may compute it. Ring entry step_header[0]:
- * [tag low, tag high, then per sequence n and max_sampled ids (−1 past n)]. */
+ * [tag low, tag high, then per sequence n and max_sampled ids (−1 past n)]; what stands behind the step's sequences
+ * means nothing. */
 typedef struct halyard_update_rows_desc {
     uint32_t struct_size;
     uint32_t max_seqs; /**< Bound: sequences of a step; sizes a ring entry. */

@@ -129,7 +129,9 @@ static inline uint32_t halyard_give(void *out, const void *value, uint32_t known
     return HALYARD_STATUS_OK;
 }
 
-/* HALYARD_GIVE(halyard_memory_info, out, &info, err) */
+/* HALYARD_GIVE(halyard_memory_info, out, &info, err)
+ * Not for a struct that brings the caller's own buffers (halyard_op_support, halyard_claim_report,
+ * halyard_lora_answer): it would overwrite their pointers. Check the size there, and write field by field. */
 #define HALYARD_GIVE(type, out, value, err) \
     halyard_give((1 ? (out) : (type *)NULL), (1 ? (value) : (const type *)NULL), (uint32_t)sizeof(type), \
                  type##_base_size, #type, (err))

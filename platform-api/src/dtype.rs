@@ -17,7 +17,8 @@ wire_enum! {
         I32 = 4,
         /// Signed 8-bit.
         I8 = 5,
-        /// 8-bit float, 4 exponent and 3 mantissa bits, no infinities (OCP OFP8 E4M3).
+        /// 8-bit float, 4 exponent and 3 mantissa bits, no infinities (OCP OFP8 E4M3). What is written as one rounds to
+        /// the nearest, of two the even one; beyond ±448 it is ±448; NaN stays NaN.
         F8E4M3 = 6,
         /// Signed 64-bit.
         I64 = 7,

@@ -73,7 +73,7 @@ abi_struct! {
         pub max_binding_bytes: u64,
         /// Activation type to use when the operator names none; one of compute_dtypes.
         pub preferred_dtype: u32,
-        /// KV type to use when the operator names none; one of kv_dtypes.
+        /// KV type to use when the operator names none; one of kv_dtypes, on a platform without attention too.
         pub preferred_kv_dtype: u32,
         /// Alignment in bytes of tensors that the host places in one buffer; a power of two. Row and column slices of a
         /// tensor are aligned to its elements only.

@@ -78,7 +78,7 @@ op! {
     /// row_num_computed\[r\] += q. Tokens past the history's end L are dropped from the history, not from the result. A
     /// negative id ([`super::NOT_FINITE`], [`super::NO_TOKEN`]) stands in the result as it is and in the history as 0,
     /// since a later step in flight may compute it. Ring entry step_header\[0\]: \[tag low, tag high, then per sequence
-    /// n and max_sampled ids (−1 past n)\].
+    /// n and max_sampled ids (−1 past n)\]; what stands behind the step's sequences means nothing.
     pub struct UpdateRows = 20 "update_rows", wire UpdateRowsDesc = "halyard_update_rows_desc" {
         /// Bound: sequences of a step; sizes a ring entry.
         max_seqs: u32,
