@@ -49,6 +49,29 @@ fn a_device_that_is_not_there_is_named() {
 }
 
 #[test]
+fn settings_that_a_platform_cannot_take_are_named_with_those_that_it_can() {
+    let model = fixture("llama");
+    let model = model.to_str().expect("a UTF-8 path");
+    let start = ["serve", "--platform", "cpu", "--port", "0", "--model", model];
+    for (options, words) in [
+        (&["colour=red"][..], &["option colour", "isa, threads"][..]),
+        (&["threads=none"], &["threads=none", "1 to 1024"]),
+        (&["isa=avx3"], &["isa=avx3", "portable"]),
+        (&["threads"], &["--platform-option", "KEY=VALUE"]),
+        (&["threads=1", "threads=2"], &["--platform-option", "given twice"]),
+    ] {
+        let flags: Vec<&str> = options
+            .iter()
+            .flat_map(|option| ["--platform-option", option])
+            .collect();
+        assert_refused(&run(&[&start[..], &flags].concat()), words);
+    }
+    let unnamed = ["--platform-cache-dir", ""];
+    let words = ["--platform-cache-dir", "HALYARD_CACHE_DIR"];
+    assert_refused(&run(&[&start[..], &unnamed].concat()), &words);
+}
+
+#[test]
 fn more_ranks_than_devices_are_refused_with_the_number_found() {
     let model = fixture("llama");
     let output = run(&[
