@@ -78,6 +78,10 @@ fn a_good_library_passes_and_the_report_names_it() {
     assert!(rows(&report, "rules").len() > 10 && rows(&report, "memory").len() > 3);
     assert_eq!(rows(&report, "collectives")[0]["variant"], "2 ranks");
     assert!(rows(&report, "add").is_empty(), "other parts were not asked for");
+    let one_device = ["--part", "memory", "--part", "collectives", "--strict"];
+    let (status, report) = check(&library("cpu"), &one_device);
+    assert_eq!(status, Some(0), "{report}");
+    assert!(rows(&report, "collectives")[0]["unsupported"].is_string(), "{report}");
 }
 
 #[test]
