@@ -38,12 +38,13 @@ const FAMILIES: [Family; 6] = [
 pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options, report: &mut Report) {
     let mut numbers = HashMap::new();
     let mut wanted = |case: &Case, place: &str| {
-        let row = format!("{}{place}", case.variant);
+        let row = format!("{} {}{place}", case.op, case.variant);
         let next = numbers.len();
-        let number = *numbers.entry((case.op, row.clone())).or_insert(next);
+        let is_of_filter = options.filter.iter().all(|part| row.contains(part.as_str()));
+        let number = *numbers.entry(row).or_insert(next);
         number % options.share.1 == options.share.0
             && options.only_op.as_ref().is_none_or(|op| op == case.op)
-            && options.only_variant.iter().all(|part| row.contains(part.as_str()))
+            && is_of_filter
     };
     // Contents take long to make: none for families that have nothing to run.
     let has_wanted = |part: &str, ops: &[&str]| {

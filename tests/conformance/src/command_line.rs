@@ -92,6 +92,9 @@ pub struct CheckArgs {
     /// Devices that join for the collectives; without it all, up to 4. More than there are: several handles of one
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(2..=16))]
     pub ranks: Option<u32>,
+    /// Threads that share the rows of a part, each with a handle of the device
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub jobs: u64,
     /// Seconds that one part may take
     #[arg(long, value_name = "SECONDS", default_value_t = 600,
         value_parser = clap::value_parser!(u64).range(1..=86400))]
@@ -122,7 +125,7 @@ pub struct PartArgs {
     /// Its name
     #[arg(long)]
     pub name: String,
-    /// File for the rows, as JSON
+    /// File for the rows, a JSON object a line; of two lines of one row the later one holds
     #[arg(long)]
     pub rows: PathBuf,
     /// File that says what is being done

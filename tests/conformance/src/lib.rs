@@ -19,7 +19,7 @@ use std::sync::Arc;
 use halyard_platform_api::Device;
 
 pub use faulty::Faulty;
-pub use report::{Report, Row, Support};
+pub use report::{Report, Row, Support, Watch};
 pub use suites::check_collectives;
 
 /// What to run, and what may be missing.
@@ -31,12 +31,12 @@ pub struct Options {
     pub only_op: Option<String>,
     /// Only this one of [`PARTS`].
     pub only_part: Option<String>,
-    /// Only cases whose row names each of these (types, formats, block size), such as `BF16` and `block 64`.
-    pub only_variant: Vec<String>,
+    /// Only cases of ops whose row (op and variant) holds each of these, such as `linear`, `BF16` and `block 64`.
+    pub filter: Vec<String>,
     /// Ops that the device may leave unsupported (with a reason) in every variant. Another op that is unsupported in
     /// every variant fails.
     pub may_lack: Vec<String>,
-    /// Only every `.1`-th row of the ops, from row `.0` on; the suites belong to share 0. [`run_shared`] sets it.
+    /// Only every `.1`-th row of the ops, from row `.0` on; the suites belong to share 0.
     pub share: (usize, usize),
 }
 
@@ -46,7 +46,7 @@ impl Default for Options {
             seed: 0x5EED,
             only_op: None,
             only_part: None,
-            only_variant: Vec::new(),
+            filter: Vec::new(),
             may_lack: Vec::new(),
             share: (0, 1),
         }
@@ -75,25 +75,24 @@ pub const PARTS: [&str; 12] = [
     "invariance",
 ];
 
-/// Runs one of [`PARTS`]; `watch` is told each op and variant as its next case begins.
+/// Whether a part is one of ops, whose rows can be shared out, and no suite.
+pub fn has_rows_to_share(part: &str) -> bool {
+    !["memory", "execution", "rules", "composites", "invariance"].contains(&part)
+}
+
+/// Runs one of [`PARTS`] with its rows shared out among handles of one device, each with an oracle of its own.
 pub fn run_part(
     part: &str,
-    device: &Arc<dyn Device>,
-    oracle: &Arc<dyn Device>,
+    devices: &[Arc<dyn Device>],
+    oracles: &[Arc<dyn Device>],
     options: &Options,
-    watch: fn(&str, &str),
+    watch: Watch,
 ) -> Report {
     let options = Options {
         only_part: Some(part.to_string()),
         ..options.clone()
     };
-    let mut report = Report {
-        watch: Some(watch),
-        ..Report::default()
-    };
-    cases::run(device, oracle, &options, &mut report);
-    suites::run(device, oracle, &options, &mut report);
-    report
+    run_shares(devices, oracles, &options, Some(watch))
 }
 
 /// Whether the device says that it runs each op in each variant. Nothing is computed.
@@ -103,13 +102,13 @@ pub fn support(device: &Arc<dyn Device>) -> Vec<Support> {
 
 /// Runs the suite. `oracle` computes what is expected: the reference backend.
 pub fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options) -> Report {
-    let mut report = run_share(device, oracle, options);
+    let mut report = run_share(device, oracle, options, None);
     report.check_lacking(&options.may_lack);
     report
 }
 
-fn run_share(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options) -> Report {
-    let mut report = Report::default();
+fn run_share(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options, watch: Option<Watch>) -> Report {
+    let mut report = Report::watched(watch);
     cases::run(device, oracle, options, &mut report);
     if options.share.0 == 0 {
         suites::run(device, oracle, options, &mut report);
@@ -124,30 +123,36 @@ fn run_share(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Optio
 /// What opening the oracle returns.
 pub fn run_shared(devices: &[Arc<dyn Device>], options: &Options) -> halyard_platform_api::Result<Report> {
     let oracles: Vec<_> = devices.iter().map(|_| oracle()).collect::<Result<_, _>>()?;
+    let mut all = run_shares(devices, &oracles, options, None);
+    all.rows.sort_by(|a, b| (&a.op, &a.variant).cmp(&(&b.op, &b.variant)));
+    all.check_lacking(&options.may_lack);
+    Ok(all)
+}
+
+fn run_shares(
+    devices: &[Arc<dyn Device>],
+    oracles: &[Arc<dyn Device>],
+    options: &Options,
+    watch: Option<Watch>,
+) -> Report {
     let mut all = Report::default();
     std::thread::scope(|scope| {
-        let shares: Vec<_> = devices
-            .iter()
-            .zip(&oracles)
-            .enumerate()
-            .map(|(index, (device, oracle))| {
-                let options = Options {
-                    share: (index, devices.len()),
-                    ..options.clone()
-                };
-                scope.spawn(move || run_share(device, oracle, &options))
-            })
-            .collect();
-        for share in shares {
+        let pairs = devices.iter().zip(oracles).enumerate();
+        let start = |(index, (device, oracle))| {
+            let options = Options {
+                share: (index, devices.len()),
+                ..options.clone()
+            };
+            scope.spawn(move || run_share(device, oracle, &options, watch))
+        };
+        for share in pairs.map(start).collect::<Vec<_>>() {
             match share.join() {
                 Ok(report) => all.rows.extend(report.rows),
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
     });
-    all.rows.sort_by(|a, b| (&a.op, &a.variant).cmp(&(&b.op, &b.variant)));
-    all.check_lacking(&options.may_lack);
-    Ok(all)
+    all
 }
 
 /// The reference device that [`assert_conformant!`] compares with.

@@ -40,7 +40,7 @@ fn check(args: &command_line::CheckArgs) -> Result<bool, String> {
             eprintln!("{part} …");
         }
         let mut rows = parts::run_in_child(args, part)?.rows;
-        rows.sort_by(|a, b| a.op.cmp(&b.op));
+        rows.sort_by(|a, b| (&a.op, &a.variant).cmp(&(&b.op, &b.variant)));
         report.rows.extend(rows);
     }
     if args.strict {

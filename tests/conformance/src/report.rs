@@ -35,22 +35,52 @@ pub struct Support {
     pub outcome: Result<String, String>,
 }
 
+/// Is told how a run goes on.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch {
+    /// The op and variant, or suite and behaviour, whose next case begins.
+    pub begins: fn(&str, &str),
+    /// A row behind which another one begins. It may come again with more cases.
+    pub ended: fn(&Row),
+}
+
 /// All rows.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// In order of running.
     pub rows: Vec<Row>,
-    /// Is told each op and variant, or suite and behaviour, as its next case begins.
-    pub watch: Option<fn(&str, &str)>,
+    /// Who is told.
+    watch: Option<Watch>,
+    /// The row that was asked for last.
+    current: Option<usize>,
 }
 
 impl Report {
+    /// No rows yet; `watch` is told of those to come.
+    pub(crate) fn watched(watch: Option<Watch>) -> Report {
+        Report {
+            watch,
+            ..Report::default()
+        }
+    }
+
+    /// These rows.
+    pub fn of(rows: Vec<Row>) -> Report {
+        Report {
+            rows,
+            ..Report::default()
+        }
+    }
+
     /// The row of `op` and `variant`.
     pub(crate) fn row(&mut self, op: &str, variant: &str) -> &mut Row {
-        if let Some(watch) = self.watch {
-            watch(op, variant);
-        }
         let found = self.rows.iter().position(|r| r.op == op && r.variant == variant);
+        if self.current != found {
+            self.row_ends();
+        }
+        if let Some(watch) = self.watch {
+            (watch.begins)(op, variant);
+        }
         let index = found.unwrap_or_else(|| {
             self.rows.push(Row {
                 op: op.to_string(),
@@ -59,7 +89,15 @@ impl Report {
             });
             self.rows.len() - 1
         });
+        self.current = Some(index);
         &mut self.rows[index]
+    }
+
+    /// Nothing more comes for the row that was asked for last.
+    pub(crate) fn row_ends(&mut self) {
+        if let (Some(watch), Some(current)) = (self.watch, self.current.take()) {
+            (watch.ended)(&self.rows[current]);
+        }
     }
 
     /// Ops that are unsupported in every variant.

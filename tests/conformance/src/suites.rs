@@ -48,6 +48,7 @@ fn note(report: &mut Report, suite: &str, name: &str, outcome: Result<(), String
         Ok(()) => row.passed += 1,
         Err(why) => row.failures.push(why),
     }
+    report.row_ends();
 }
 
 /// f32 values in a buffer of their own.

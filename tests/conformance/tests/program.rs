@@ -120,14 +120,33 @@ fn a_crash_and_a_hang_are_rows_and_other_parts_go_on() {
         let parts = ["--part", "memory", "--part", "pointwise", "--deadline", "2"];
         let (status, report) = check(&without_ops(define), &parts);
         assert_eq!(status, Some(1), "{report}");
-        let ended = rows(&report, "memory");
-        assert_eq!(ended.len(), 1, "{report}");
+        let (before, end): (Vec<_>, Vec<_>) = rows(&report, "memory").into_iter().partition(|row| row["passed"] == 1);
+        assert_eq!(end.len(), 1, "{report}");
         assert!(
-            ended[0]["failures"][0].as_str().is_some_and(|why| why.contains(words)),
+            end[0]["failures"][0].as_str().is_some_and(|why| why.contains(words)),
             "{report}"
         );
+        assert_eq!(before.len(), usize::from(define == "BROKEN_HANG"), "{report}");
         assert!(rows(&report, "add")[0]["unsupported"].is_string(), "{define}: {report}");
     }
+}
+
+#[test]
+fn rows_that_threads_share_are_those_of_one() {
+    let only = ["--part", "pointwise", "--part", "memory", "--filter", "m"];
+    let (_, alone) = check(&library("cpu"), &only);
+    let (status, shared) = check(&library("cpu"), &[&only[..], &["--jobs", "3"]].concat());
+    assert_eq!(status, Some(0), "{shared}");
+    let names = |report: &Value| {
+        let all = report["rows"].as_array().expect("rows").iter();
+        let mut names: Vec<_> = all
+            .map(|row| format!("{} {} {}", row["op"], row["variant"], row["cases"]))
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&alone), names(&shared));
+    assert!(names(&alone).len() > 8, "{alone}");
 }
 
 #[test]

@@ -126,7 +126,7 @@ fn open(platform: &dyn Platform) -> Result<Arc<dyn Device>, String> {
 fn conformance(platform: &dyn Platform, options: &Options, table: &mut Table) -> Result<(), String> {
     let settings = halyard_conformance::Options {
         only_op: options.only_op.clone(),
-        only_variant: options.only_variant.clone(),
+        filter: options.only_variant.clone(),
         ..halyard_conformance::Options::default()
     };
     let devices: Vec<_> = (0..options.jobs).map(|_| open(platform)).collect::<Result<_, _>>()?;

@@ -127,8 +127,9 @@ static uint32_t buffer_create(void *d, const halyard_buffer_desc *theirs, void *
     abort();
 #endif
 #ifdef BROKEN_HANG
-    volatile int forever = 1;
-    while (forever) {
+    // The first check of the suite makes four, and passes.
+    static volatile int made;
+    for (made++; made > 4;) {
     }
 #endif
     if (status != HALYARD_STATUS_OK) return status;
