@@ -36,11 +36,11 @@ pub(crate) enum SequenceEvent {
     Finished(FinishReason),
 }
 
-/// Below this a division by the temperature overflows; vLLM's bound (`_SAMPLING_EPS`).
-const GREEDY_BELOW: f32 = 1e-5;
+/// A lower temperature that is not 0 counts as this, as in vLLM (`_MAX_TEMP`): logits are divided by it.
+const MIN_TEMPERATURE: f32 = 0.01;
 
 fn is_greedy(p: &SamplingParams) -> bool {
-    p.temperature < GREEDY_BELOW
+    p.temperature == 0.0
 }
 
 /// The sampler that `params` ask for.
@@ -150,7 +150,10 @@ pub(crate) fn row_spec(p: &SamplingParams, prompt: Arc<[u32]>, seed: u64, constr
         prompt,
         sampling: SamplingRow {
             seed,
-            temperature: if is_greedy(p) { 0.0 } else { p.temperature },
+            temperature: match is_greedy(p) {
+                true => 0.0,
+                false => p.temperature.max(MIN_TEMPERATURE),
+            },
             top_k: p.top_k,
             top_p: p.top_p,
             min_p: p.min_p,
@@ -165,5 +168,23 @@ pub(crate) fn row_spec(p: &SamplingParams, prompt: Arc<[u32]>, seed: u64, constr
         output: RowOutput::Token,
         logprobs: p.logprobs,
         prompt_logprobs: p.prompt_logprobs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_temperature_above_0_is_not_below_what_platforms_divide_by() {
+        for (sent, used) in [(0.0, 0.0), (1e-38, 0.01), (0.01, 0.01), (0.7, 0.7)] {
+            let params = SamplingParams {
+                temperature: sent,
+                ..SamplingParams::default()
+            };
+            let row = row_spec(&params, Arc::new([1]), 1, Arc::default());
+            assert_eq!(row.sampling.temperature, used, "{sent}");
+            assert_eq!(is_greedy(&params), sent == 0.0);
+        }
     }
 }
