@@ -136,6 +136,41 @@ static inline uint32_t halyard_give(void *out, const void *value, uint32_t known
     halyard_give((1 ? (out) : (type *)NULL), (1 ? (value) : (const type *)NULL), (uint32_t)sizeof(type), \
                  type##_base_size, #type, (err))
 
+/* Bytes of an element; 0 for a type that is not known here. */
+static inline uint32_t halyard_dtype_bytes(uint32_t dtype) {
+    switch (dtype) {
+    case HALYARD_DTYPE_U8:
+    case HALYARD_DTYPE_I8:
+    case HALYARD_DTYPE_F8E4M3: return 1;
+    case HALYARD_DTYPE_F16:
+    case HALYARD_DTYPE_BF16: return 2;
+    case HALYARD_DTYPE_F32:
+    case HALYARD_DTYPE_I32: return 4;
+    case HALYARD_DTYPE_I64: return 8;
+    default: return 0;
+    }
+}
+
+/* Bytes from a tensor's first element to behind its last: what its buffer must have from `offset` on. 0 for no
+ * elements and for a type that is not known here, 2^64 - 1 where 64 bits do not hold it. Ranks above 4 are refused
+ * before. */
+static inline uint64_t halyard_tensor_span(const halyard_tensor *tensor) {
+    uint64_t last = 0, size = halyard_dtype_bytes(tensor->dtype);
+    uint32_t axis;
+    if (tensor->bytes != 0) return tensor->bytes;
+    for (axis = 0; axis < tensor->rank; axis++) {
+        if (tensor->shape[axis] == 0) return 0;
+    }
+    for (axis = 0; axis < tensor->rank; axis++) {
+        /* Below 2^64: both factors are below 2^32. */
+        uint64_t step = (uint64_t)(tensor->shape[axis] - 1) * tensor->strides[axis];
+        if (step > UINT64_MAX - last) return UINT64_MAX;
+        last += step;
+    }
+    if (size == 0) return 0;
+    return last < UINT64_MAX / size ? (last + 1) * size : UINT64_MAX;
+}
+
 /* Operand `index`, or null where it is absent: left out at the end by an older host, or given as absent. */
 static inline const halyard_tensor *halyard_operand(const halyard_tensor *operands, uint32_t num, uint32_t index) {
     return index < num && operands[index].buffer != 0 ? &operands[index] : NULL;

@@ -84,5 +84,24 @@ int main(void) {
     EXPECT(halyard_check_operands(operands, 3, 1, &err) == HALYARD_STATUS_OK);
     operands[2].buffer = 3;
     EXPECT(halyard_check_operands(operands, 3, 2, &err) == HALYARD_STATUS_UNSUPPORTED);
+
+    EXPECT(halyard_dtype_bytes(HALYARD_DTYPE_BF16) == 2 && halyard_dtype_bytes(HALYARD_DTYPE_I64) == 8);
+    EXPECT(halyard_dtype_bytes(99) == 0);
+    operands[0].dtype = HALYARD_DTYPE_F32;
+    operands[0].rank = 2;
+    operands[0].shape[0] = 3;
+    operands[0].shape[1] = 4;
+    operands[0].strides[0] = 100;
+    operands[0].strides[1] = 2;
+    EXPECT(halyard_tensor_span(&operands[0]) == 4 * (2 * 100 + 3 * 2 + 1));
+    operands[0].shape[0] = 0;
+    EXPECT(halyard_tensor_span(&operands[0]) == 0);
+    /* Four axes of 2^32 - 1 elements, as far apart: more than 64 bits. */
+    operands[0].rank = 4;
+    memset(operands[0].shape, 0xff, sizeof operands[0].shape);
+    memset(operands[0].strides, 0xff, sizeof operands[0].strides);
+    EXPECT(halyard_tensor_span(&operands[0]) == UINT64_MAX);
+    operands[0].bytes = 12;
+    EXPECT(halyard_tensor_span(&operands[0]) == 12);
     return 0;
 }

@@ -8,12 +8,12 @@
 
 /* Elements of any type. */
 void move_row(row from, row to, uint64_t width) {
-    uint32_t size = dtype_bytes(from.dtype);
+    uint32_t size = halyard_dtype_bytes(from.dtype);
     for (uint64_t i = 0; i < width; i++) memcpy(to.data + i * to.stride, from.data + i * from.stride, size);
 }
 
 uint32_t check_any_type(const op *self, uint32_t dtype, halyard_error *err) {
-    if (dtype_bytes(dtype) != 0) return HALYARD_STATUS_OK;
+    if (halyard_dtype_bytes(dtype) != 0) return HALYARD_STATUS_OK;
     return halyard_fail(err, HALYARD_STATUS_UNSUPPORTED, "%s: type %u is not known", self->kind->name, (unsigned)dtype);
 }
 

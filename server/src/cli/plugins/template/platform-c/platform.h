@@ -75,8 +75,6 @@ typedef struct row {
     uint32_t dtype;
 } row;
 
-/* Bytes of an element; 0 for a type that is not known. */
-uint32_t dtype_bytes(uint32_t dtype);
 const char *dtype_name(uint32_t dtype);
 /* Finds a tensor's memory and checks that it lies in there. The view holds a reference to the buffer. */
 uint32_t view_bind(view *self, device *owner, const halyard_tensor *tensor, halyard_error *err);

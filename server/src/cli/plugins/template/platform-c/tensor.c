@@ -4,44 +4,15 @@
 
 #include <math.h>
 
-uint32_t dtype_bytes(uint32_t dtype) {
-    switch (dtype) {
-    case HALYARD_DTYPE_U8:
-    case HALYARD_DTYPE_I8:
-    case HALYARD_DTYPE_F8E4M3: return 1;
-    case HALYARD_DTYPE_F16:
-    case HALYARD_DTYPE_BF16: return 2;
-    case HALYARD_DTYPE_F32:
-    case HALYARD_DTYPE_I32: return 4;
-    case HALYARD_DTYPE_I64: return 8;
-    default: return 0;
-    }
-}
-
 const char *dtype_name(uint32_t dtype) {
     static const char *const names[] = {"U8", "F32", "F16", "BF16", "I32", "I8", "F8E4M3", "I64"};
     return dtype < sizeof names / sizeof names[0] ? names[dtype] : "of an unknown type";
 }
 
-/* Bytes from the first element to behind the last; UINT64_MAX where that is more than 64 bits say. */
-static uint64_t span(const halyard_tensor *tensor) {
-    uint64_t last = 0, size = dtype_bytes(tensor->dtype);
-    if (tensor->bytes != 0) return tensor->bytes;
-    for (uint32_t axis = 0; axis < tensor->rank; axis++) {
-        if (tensor->shape[axis] == 0) return 0;
-    }
-    for (uint32_t axis = 0; axis < tensor->rank; axis++) {
-        uint64_t step = (uint64_t)(tensor->shape[axis] - 1) * tensor->strides[axis];
-        if (step > UINT64_MAX - last) return UINT64_MAX;
-        last += step;
-    }
-    return last < UINT64_MAX / size ? (last + 1) * size : UINT64_MAX;
-}
-
 uint32_t view_bind(view *self, device *owner, const halyard_tensor *tensor, halyard_error *err) {
     buffer *memory;
     memset(self, 0, sizeof *self);
-    if (dtype_bytes(tensor->dtype) == 0) {
+    if (halyard_dtype_bytes(tensor->dtype) == 0) {
         return halyard_fail(err, HALYARD_STATUS_UNSUPPORTED, "a tensor of type %u", (unsigned)tensor->dtype);
     }
     if (tensor->rank < 1 || tensor->rank > 4) {
@@ -49,7 +20,7 @@ uint32_t view_bind(view *self, device *owner, const halyard_tensor *tensor, haly
     }
     memory = (buffer *)object_find(owner, BUFFER, tensor->buffer, err);
     if (memory == NULL) return HALYARD_STATUS_INVALID_ARGUMENT;
-    self->bytes = span(tensor);
+    self->bytes = halyard_tensor_span(tensor);
     if (!buffer_has(memory, tensor->offset, self->bytes, err)) {
         object_release(&memory->base);
         return HALYARD_STATUS_INVALID_ARGUMENT;
@@ -72,7 +43,7 @@ uint64_t view_rows(const view *self) {
 }
 
 row view_row(const view *self, uint64_t index) {
-    uint64_t size = dtype_bytes(self->dtype), at = 0;
+    uint64_t size = halyard_dtype_bytes(self->dtype), at = 0;
     row r;
     for (uint32_t axis = self->rank - 1; axis-- > 0;) {
         at += index % self->shape[axis] * self->strides[axis];
