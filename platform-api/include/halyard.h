@@ -377,7 +377,7 @@ typedef struct halyard_tensor {
 typedef struct halyard_sampling_row {
     uint64_t seed; /**< Key of the random stream. */
     uint32_t prompt_len; /**< Tokens of the prompt: output token number i = history index − prompt_len. */
-    float temperature; /**< 0: greedy. */
+    float temperature; /**< 0: greedy; else 0.01 to 100. */
     uint32_t top_k; /**< Keep the k most likely; 0: all. */
     float top_p; /**< Keep the smallest set of tokens whose probability reaches this; 1: all. */
     float min_p; /**< Drop tokens less likely than this times the most likely; 0: none. */
@@ -954,9 +954,9 @@ typedef struct halyard_device_table {
      * may return the work's failure itself.
      *
      * A submit that fails uses no number. One that is refused with HALYARD_STATUS_INVALID_ARGUMENT (an id that is not
-     * alive, a one-shot command buffer for the second time, a wait for what was not submitted) or
-     * HALYARD_STATUS_OUT_OF_MEMORY has run nothing, and the queue goes on. Any other failure ends the queue: `submit`
-     * and `wait` tell it from then on, and so do submits of other queues that wait for it. */
+     * alive, a command buffer of another queue, a one-shot one for the second time, a wait for what was not submitted)
+     * or HALYARD_STATUS_OUT_OF_MEMORY has run nothing, and the queue goes on. Any other failure ends the queue:
+     * `submit` and `wait` tell it from then on, and so do submits of other queues that wait for it. */
     uint32_t (*submit)(void *queue, const uint64_t *commands, uint32_t num, const halyard_queue_wait *waits,
         uint32_t num_waits, uint64_t *number, halyard_error *err);
 
@@ -971,8 +971,8 @@ typedef struct halyard_device_table {
 
     /** Writes a step's data in queue order: later submits see it, earlier ones do not. Entries lie `stride` bytes
      * apart. The bytes are copied at the call, so the host uses its memory again at once. May block while earlier
-     * steps' data takes up the room. HALYARD_STATUS_INVALID_ARGUMENT (past a buffer's end, more bytes than the queue
-     * was created for) has written nothing. */
+     * steps' data takes up the room. HALYARD_STATUS_INVALID_ARGUMENT (past a buffer's end) has written nothing. More
+     * bytes than the queue was created for may be refused in the same way. */
     uint32_t (*write_step)(void *queue, const halyard_step_write *writes, uint32_t num, uint32_t stride,
         halyard_error *err);
 

@@ -201,9 +201,10 @@ pub trait Queue: Send + Sync {
     /// may return its failure itself. A submit that fails uses no number.
     ///
     /// # Errors
-    /// `DeviceLost`; `InvalidArgument`, with nothing run, for an id that is not alive, a one-shot command buffer for
-    /// the second time, and a wait for what was not submitted; the failure of a queue that is waited for, or of an
-    /// earlier submit here. Failures of the work itself come from [`Queue::wait`].
+    /// `DeviceLost`; `InvalidArgument`, with nothing run, for an id that is not alive, a command buffer of another
+    /// queue, a one-shot one for the second time, and a wait for what was not submitted; the failure of a queue that is
+    /// waited for, or of an earlier submit here. Failures of the work itself come from [`Queue::wait`].
+    /// [`SubmitMark`](crate::SubmitMark) keeps the rules of command buffers.
     fn submit(&self, commands: &[CommandId], waits: &[QueueWait]) -> Result<u64>;
 
     /// The highest number whose work is done: a memory load. `u64::MAX` after a failure, which [`Queue::wait`] tells.
@@ -220,7 +221,8 @@ pub trait Queue: Send + Sync {
     /// ring that the backend owns, so the caller may reuse its memory at once. May block while the ring is full.
     ///
     /// # Errors
-    /// `InvalidArgument`, with nothing written, past a buffer's end or for more bytes than the queue was created for.
+    /// `InvalidArgument`, with nothing written, past a buffer's end. More bytes than the queue was created for may be
+    /// refused in the same way.
     fn write_step(&self, writes: &[StepWrite<'_>]) -> Result<()>;
 
     /// Makes the scratch arena at least `bytes`: the largest `scratch_bytes` of the ops that this queue will run.

@@ -25,6 +25,7 @@ pub mod prepared;
 pub mod program;
 pub mod slots;
 pub mod status;
+pub mod submit_mark;
 pub mod tensor;
 
 pub use attention::{AttentionBackendInfo, AttentionPlan, AttentionRegistry, NoAttention};
@@ -42,4 +43,5 @@ pub use prepared::{OpId, PreparedInfo, PreparedOp, WeightRows};
 pub use program::{Claim, ClaimReport, Node, Program, TensorDecl};
 pub use slots::Slots;
 pub use status::{Error, Result, Status};
+pub use submit_mark::SubmitMark;
 pub use tensor::{BufferId, Tensor};

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use halyard_platform_api::{BufferId, CommandId, EncoderMode, Error, OpId, QueueWait, Result, Slots, Tensor};
+use halyard_platform_api::{
+    BufferId, CommandId, EncoderMode, Error, OpId, QueueId, QueueWait, Result, Slots, SubmitMark, Tensor,
+};
 
 use crate::kernel::Kernel;
 use crate::memory::Allocation;
@@ -20,18 +22,16 @@ pub(crate) struct CommandList {
     commands: Vec<(Arc<dyn Kernel>, usize)>,
     operands: Vec<View>,
     allocations: Vec<Arc<Allocation>>,
-    mode: EncoderMode,
-    submitted: AtomicBool,
+    pub(crate) mark: SubmitMark,
 }
 
 impl CommandList {
-    pub(crate) fn new(mode: EncoderMode) -> CommandList {
+    pub(crate) fn new(queue: QueueId, mode: EncoderMode) -> CommandList {
         CommandList {
             commands: Vec::new(),
             operands: Vec::new(),
             allocations: Vec::new(),
-            mode,
-            submitted: AtomicBool::new(false),
+            mark: SubmitMark::new(queue, mode),
         }
     }
 
@@ -59,19 +59,6 @@ impl CommandList {
     fn holds(&self, allocation: &Arc<Allocation>) -> bool {
         let mut newest = self.allocations.iter().rev().take(LOOK_BACK);
         newest.any(|held| Arc::ptr_eq(held, allocation))
-    }
-
-    /// Notes a submit.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for the second one of a one-shot list.
-    pub(crate) fn begin(&self) -> Result<()> {
-        if self.submitted.swap(true, Ordering::AcqRel) && self.mode == EncoderMode::OneShot {
-            return Err(Error::invalid(
-                "a one-shot command buffer was submitted a second time: encode it as reusable",
-            ));
-        }
-        Ok(())
     }
 
     /// The ops in order, each with its operands.

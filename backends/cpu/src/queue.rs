@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use halyard_kernels_cpu::LINEAR_SCRATCH;
 use halyard_platform_api::{
     CommandBuffer, CommandId, Encoder, EncoderMode, Error, OpId, Queue, QueueId, QueueWait, Result, Status, StepWrite,
-    Tensor,
+    SubmitMark, Tensor,
 };
 
 use crate::device::Inner;
@@ -215,7 +215,7 @@ impl Queue for CpuQueue {
     fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
         Ok(Box::new(CpuEncoder {
             inner: self.inner.clone(),
-            list: CommandList::new(mode),
+            list: CommandList::new(self.id, mode),
         }))
     }
 
@@ -232,7 +232,7 @@ impl Queue for CpuQueue {
                 .map(|&id| objects.command(id).cloned())
                 .collect::<Result<Vec<_>>>()?
         };
-        lists.iter().try_for_each(|list| list.begin())?;
+        SubmitMark::submit(lists.iter().map(|list| &list.mark), self.id)?;
         if let Err(error) = self.run(&lists, &mut running) {
             // After a panic the contents of the memory are unknown.
             self.progress.failure.get_or_init(|| error.clone());

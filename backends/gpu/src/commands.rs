@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use halyard_platform_api::{CommandBuffer, CommandId, Encoder, EncoderMode, Error, OpId, Result, Tensor};
+use halyard_platform_api::{CommandBuffer, CommandId, Encoder, EncoderMode, OpId, Result, SubmitMark, Tensor};
 
 use crate::device::Inner;
 use crate::driver::{DevicePtr, Driver, Graph, Group, Stream};
@@ -29,7 +29,7 @@ pub(crate) struct CommandList {
     driver: Arc<dyn Driver>,
     encoding: Encoding,
     reusable: bool,
-    submitted: AtomicBool,
+    pub(crate) mark: SubmitMark,
     has_run: AtomicBool,
     /// Most scratch of its ops.
     scratch_bytes: u64,
@@ -47,19 +47,6 @@ impl CommandList {
     /// The groups whose ranks its work waits for.
     pub(crate) fn groups(&self) -> &[Arc<dyn Group>] {
         &self.encoding.groups
-    }
-
-    /// Notes a submit.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for the second one of a one-shot list.
-    pub(crate) fn begin(&self) -> Result<()> {
-        if self.submitted.swap(true, Ordering::AcqRel) && !self.reusable {
-            return Err(Error::invalid(
-                "a one-shot command buffer was submitted a second time: encode it as reusable",
-            ));
-        }
-        Ok(())
     }
 
     /// Enqueues the list on `queue`'s stream.
@@ -234,7 +221,7 @@ impl Encoder for GpuEncoder {
             driver: inner.driver.clone(),
             encoding: self.encoding,
             reusable: self.mode == EncoderMode::Reusable,
-            submitted: AtomicBool::new(false),
+            mark: SubmitMark::new(self.queue.queue_id(), self.mode),
             has_run: AtomicBool::new(false),
             scratch_bytes: self.scratch_bytes,
             recordings: Mutex::default(),

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use halyard_kernels_gpu as kernels;
 use halyard_platform_api::{
     CommandId, Encoder, EncoderMode, Error, MAX_STEP_WRITE_BYTES, Queue, QueueId, QueueWait, Result, Status, StepWrite,
+    SubmitMark,
 };
 
 use crate::commands::{CommandList, GpuEncoder};
@@ -181,6 +182,10 @@ impl Deref for GpuQueue {
 }
 
 impl Work {
+    pub(crate) fn queue_id(&self) -> QueueId {
+        QueueId(self.core.id)
+    }
+
     /// Captures a list for this queue, if it can be before it has run. What goes wrong is the list's matter: the queue
     /// goes on.
     pub(crate) fn capture(&self, list: &CommandList) -> Result<()> {
@@ -262,7 +267,7 @@ impl Work {
 
 impl Queue for GpuQueue {
     fn id(&self) -> QueueId {
-        QueueId(self.core.id)
+        self.queue_id()
     }
 
     fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
@@ -284,7 +289,7 @@ impl Queue for GpuQueue {
             }
         }
         let others = self.others(waits)?;
-        state.lists.iter().try_for_each(|list| list.begin())?;
+        SubmitMark::submit(state.lists.iter().map(|list| &list.mark), self.id())?;
         let scratch = state.lists.iter().map(|list| list.scratch_bytes()).max();
         self.grow_arena(state, scratch.unwrap_or(0))?;
         let number = self.core.last.load(Ordering::Relaxed) + 1;

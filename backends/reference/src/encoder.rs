@@ -2,9 +2,10 @@
 //! what it names; it must never look an id up when it runs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use halyard_platform_api::{CommandBuffer, CommandId, Encoder, EncoderMode, Error, OpId, Result, Tensor};
+use halyard_platform_api::{
+    CommandBuffer, CommandId, Encoder, EncoderMode, Error, OpId, QueueId, Result, SubmitMark, Tensor,
+};
 
 use crate::device::Shared;
 use crate::operand::Operand;
@@ -19,24 +20,10 @@ pub(crate) struct Step {
 /// Sealed commands: replayed in order at every submit.
 pub(crate) struct Commands {
     steps: Vec<Step>,
-    one_shot: bool,
-    submitted: AtomicBool,
+    pub(crate) mark: SubmitMark,
 }
 
 impl Commands {
-    /// Marks a submit.
-    ///
-    /// # Errors
-    /// `InvalidArgument` when a one-shot command buffer was submitted before.
-    pub(crate) fn begin(&self) -> Result<()> {
-        if self.submitted.swap(true, Ordering::AcqRel) && self.one_shot {
-            return Err(Error::invalid(
-                "a one-shot command buffer was submitted a second time: encode it as reusable",
-            ));
-        }
-        Ok(())
-    }
-
     /// Runs all ops.
     ///
     /// # Errors
@@ -55,15 +42,15 @@ impl Commands {
 /// Collects steps.
 pub(crate) struct ReferenceEncoder {
     shared: Arc<Shared>,
-    mode: EncoderMode,
+    mark: SubmitMark,
     steps: Vec<Step>,
 }
 
 impl ReferenceEncoder {
-    pub(crate) fn new(shared: &Arc<Shared>, mode: EncoderMode) -> Self {
+    pub(crate) fn new(shared: &Arc<Shared>, queue: QueueId, mode: EncoderMode) -> Self {
         ReferenceEncoder {
             shared: Arc::clone(shared),
-            mode,
+            mark: SubmitMark::new(queue, mode),
             steps: Vec::new(),
         }
     }
@@ -94,8 +81,7 @@ impl Encoder for ReferenceEncoder {
     fn finish(self: Box<Self>) -> Result<Arc<dyn CommandBuffer>> {
         let commands = Arc::new(Commands {
             steps: self.steps,
-            one_shot: self.mode == EncoderMode::OneShot,
-            submitted: AtomicBool::new(false),
+            mark: self.mark,
         });
         let id = self.shared.commands.insert(commands);
         Ok(Arc::new(ReferenceCommands {

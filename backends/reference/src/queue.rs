@@ -4,7 +4,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use halyard_platform_api::{CommandId, Encoder, EncoderMode, Error, Queue, QueueId, QueueWait, Result, StepWrite};
+use halyard_platform_api::{
+    CommandId, Encoder, EncoderMode, Error, Queue, QueueId, QueueWait, Result, StepWrite, SubmitMark,
+};
 
 use crate::device::Shared;
 use crate::encoder::ReferenceEncoder;
@@ -66,7 +68,7 @@ impl Queue for ReferenceQueue {
     }
 
     fn create_encoder(&self, mode: EncoderMode) -> Result<Box<dyn Encoder>> {
-        Ok(Box::new(ReferenceEncoder::new(&self.shared, mode)))
+        Ok(Box::new(ReferenceEncoder::new(&self.shared, self.id(), mode)))
     }
 
     fn submit(&self, commands: &[CommandId], waits: &[QueueWait]) -> Result<u64> {
@@ -81,9 +83,7 @@ impl Queue for ReferenceQueue {
         if let Some(error) = &*failure {
             return Err(error.clone());
         }
-        for command in &commands {
-            command.begin()?;
-        }
+        SubmitMark::submit(commands.iter().map(|command| &command.mark), self.id())?;
         let number = self.state.submitted.fetch_add(1, Ordering::AcqRel) + 1;
         match commands.iter().try_for_each(|command| command.run()) {
             Ok(()) => self.state.completed.store(number, Ordering::Release),

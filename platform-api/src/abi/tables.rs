@@ -92,9 +92,9 @@ abi_table! {
         /// returns, and it may return the work's failure itself.
         ///
         /// A submit that fails uses no number. One that is refused with HALYARD_STATUS_INVALID_ARGUMENT (an id that is
-        /// not alive, a one-shot command buffer for the second time, a wait for what was not submitted) or
-        /// HALYARD_STATUS_OUT_OF_MEMORY has run nothing, and the queue goes on. Any other failure ends the queue:
-        /// `submit` and `wait` tell it from then on, and so do submits of other queues that wait for it.
+        /// not alive, a command buffer of another queue, a one-shot one for the second time, a wait for what was not
+        /// submitted) or HALYARD_STATUS_OUT_OF_MEMORY has run nothing, and the queue goes on. Any other failure ends
+        /// the queue: `submit` and `wait` tell it from then on, and so do submits of other queues that wait for it.
         required fn submit(queue: *mut c_void, commands: *const u64, num: u32, waits: *const QueueWaitWire,
             num_waits: u32, number: *mut u64, err: *mut ErrorOut) -> u32;
         /// The highest number whose work is done, 0 before the first; 2⁶⁴−1 after a failure, which `wait` tells. Never
@@ -106,8 +106,8 @@ abi_table! {
         required fn wait(queue: *mut c_void, number: u64, timeout_ns: u64, err: *mut ErrorOut) -> u32;
         /// Writes a step's data in queue order: later submits see it, earlier ones do not. Entries lie `stride` bytes
         /// apart. The bytes are copied at the call, so the host uses its memory again at once. May block while earlier
-        /// steps' data takes up the room. HALYARD_STATUS_INVALID_ARGUMENT (past a buffer's end, more bytes than the
-        /// queue was created for) has written nothing.
+        /// steps' data takes up the room. HALYARD_STATUS_INVALID_ARGUMENT (past a buffer's end) has written nothing.
+        /// More bytes than the queue was created for may be refused in the same way.
         required fn write_step(queue: *mut c_void, writes: *const StepWriteWire, num: u32, stride: u32,
             err: *mut ErrorOut) -> u32;
         /// Makes the queue's scratch at least `bytes`: the most that an op or program of its needs. May block and may

@@ -21,7 +21,7 @@ abi_fixed_struct! {
         pub seed: u64,
         /// Tokens of the prompt: output token number i = history index − prompt_len.
         pub prompt_len: u32,
-        /// 0: greedy.
+        /// 0: greedy; else 0.01 to 100.
         pub temperature: f32,
         /// Keep the k most likely; 0: all.
         pub top_k: u32,

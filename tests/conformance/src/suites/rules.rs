@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use halyard_platform_api::{
-    BufferKind, Capabilities, CommandBuffer, DType, Device, EncoderMode, Error, PreparedOp, Queue, QueueKind,
-    QueueWait, Status, StepWrite, Tensor, WeightFormat, WeightRows, ops,
+    BufferKind, Capabilities, CommandBuffer, DType, Device, EncoderMode, Error, MAX_STEP_WRITE_BYTES, PreparedOp,
+    Queue, QueueKind, QueueWait, Status, StepWrite, Tensor, WeightFormat, WeightRows, ops,
 };
 
 use super::{Floats, bytes_of, expect_eq, note};
@@ -17,9 +17,10 @@ type Outcome = Result<(), String>;
 type Rule = (&'static str, fn(&dyn Device) -> Outcome);
 
 pub(super) fn run(device: &dyn Device, report: &mut Report) {
-    let rules: [Rule; 12] = [
+    let rules: [Rule; 14] = [
         ("a command buffer keeps alive what it names", keeps_alive),
         ("a one-shot command buffer is submitted once", submitted_once),
+        ("a command buffer goes to the queue it was encoded for", of_one_queue),
         ("a refused op is not encoded, and the encoder goes on", refused_op),
         ("a wait for a submit that was not made is refused", wait_for_nothing),
         ("queues wait for each other", cross_wait),
@@ -27,6 +28,7 @@ pub(super) fn run(device: &dyn Device, report: &mut Report) {
         ("recordings survive a larger scratch arena", larger_scratch),
         ("equal specs prepared twice live apart", prepared_twice),
         ("a refused step write changes nothing", refused_step_write),
+        ("a step writes as many bytes as its queue was made for", large_step),
         ("rows of a weight may be packed again", packed_again),
         ("copy queues copy", copy_queue),
         ("what says that it records can record `add`", records),
@@ -133,6 +135,44 @@ fn submitted_once(device: &dyn Device) -> Outcome {
     let commands = sum.encode(&*queue, EncoderMode::OneShot).map_err(text)?;
     finish(&*queue, &commands)?;
     sum.is(2.0)
+}
+
+fn of_one_queue(device: &dyn Device) -> Outcome {
+    let (here, there, sum) = (compute(device)?, compute(device)?, Sum::new(device)?);
+    let foreign = sum.encode(&*there, EncoderMode::OneShot).map_err(text)?;
+    let own = sum.encode(&*here, EncoderMode::OneShot).map_err(text)?;
+    refused("a submit to another queue", here.submit(&[own.id(), foreign.id()], &[]))?;
+    // It ran nothing, and neither of them counts as submitted.
+    finish(&*there, &foreign)?;
+    finish(&*here, &own)?;
+    sum.is(2.0)
+}
+
+/// Bytes of a step that are more than those of a queue that was made without a wish.
+const LARGE_STEP: usize = MAX_STEP_WRITE_BYTES + 4096;
+
+fn large_step(device: &dyn Device) -> Outcome {
+    let queue = device
+        .create_queue_for(QueueKind::Compute, LARGE_STEP as u64)
+        .map_err(text)?;
+    let buffer = device
+        .create_buffer(LARGE_STEP as u64, BufferKind::Device)
+        .map_err(text)?;
+    let bytes: Vec<u8> = (0..LARGE_STEP).map(|i| (i % 251) as u8).collect();
+    let write = StepWrite {
+        buffer: buffer.id(),
+        offset: 0,
+        bytes: &bytes,
+    };
+    queue.write_step(&[write]).map_err(text)?;
+    let number = queue.submit(&[], &[]).map_err(text)?;
+    queue.wait(number, WAIT_NS).map_err(text)?;
+    let mut found = vec![0; LARGE_STEP];
+    buffer.read(0, &mut found).map_err(text)?;
+    match found == bytes {
+        true => Ok(()),
+        false => Err("other bytes arrived".to_string()),
+    }
 }
 
 fn refused_op(device: &dyn Device) -> Outcome {

@@ -18,6 +18,7 @@ typedef struct commands {
     uint64_t num, capacity;
     view *views;
     uint64_t num_views, view_capacity;
+    uint64_t queue; /* the id of the one that it is submitted to */
     int one_shot;
     int submitted;
 } commands;
@@ -170,6 +171,7 @@ static uint32_t encoder_create(void *handle, const halyard_encoder_desc *theirs,
     self = (commands *)calloc(1, sizeof(commands));
     if (self == NULL) return halyard_fail(err, HALYARD_STATUS_OUT_OF_MEMORY, "no memory for an encoder");
     self->base.owner = of->base.owner;
+    self->queue = of->base.id;
     self->one_shot = desc.mode == HALYARD_ENCODER_ONE_SHOT;
     *out = self;
     return HALYARD_STATUS_OK;
@@ -298,13 +300,16 @@ static uint32_t wait_for(device *owner, const halyard_queue_wait *waits, uint32_
     return status;
 }
 
-/* A one-shot command buffer is submitted once. Marks all of them, or none. */
-static uint32_t mark_submitted(commands *const *found, uint32_t num, halyard_error *err) {
+/* A command buffer goes to the queue that it was encoded for, a one-shot one once. Marks all of them, or none. */
+static uint32_t mark_submitted(const queue *of, commands *const *found, uint32_t num, halyard_error *err) {
     uint32_t marked = 0;
-    while (marked < num && !(found[marked]->one_shot && found[marked]->submitted)) found[marked++]->submitted = 1;
+    while (marked < num && found[marked]->queue == of->base.id && !(found[marked]->one_shot && found[marked]->submitted)) {
+        found[marked++]->submitted = 1;
+    }
     if (marked == num) return HALYARD_STATUS_OK;
     while (marked > 0) found[--marked]->submitted = 0;
-    return halyard_fail(err, HALYARD_STATUS_INVALID_ARGUMENT, "a one-shot command buffer was submitted before");
+    return halyard_fail(err, HALYARD_STATUS_INVALID_ARGUMENT,
+                        "a command buffer of another queue, or a one-shot one that was submitted before");
 }
 
 /* What the caller did wrong is answered here, and nothing has run then. One thread at a time submits to a queue. */
@@ -325,7 +330,7 @@ static uint32_t queue_submit(void *handle, const uint64_t *ids, uint32_t num, co
             break;
         }
     }
-    if (status == HALYARD_STATUS_OK) status = mark_submitted(found, num, err);
+    if (status == HALYARD_STATUS_OK) status = mark_submitted(self, found, num, err);
     if (status == HALYARD_STATUS_OK) *number = run_all(self, found, num);
     while (held-- > 0) object_release(&found[held]->base);
     free(found);
