@@ -24,6 +24,16 @@ pub enum TextError {
         /// The parser's reason.
         reason: String,
     },
+    /// No parser of answers has this name.
+    #[error("no {kind} parser is called '{name}'; known: {known}")]
+    UnknownParser {
+        /// What it should read: "tool call" or "reasoning".
+        kind: &'static str,
+        /// The name asked for.
+        name: String,
+        /// The names that there are.
+        known: String,
+    },
     /// The GGUF names a tokenizer kind that is not built here.
     #[error(
         "tokenizer.ggml.model is '{model}', which is not supported; known: {known}. Use a model folder with a \

@@ -4,6 +4,7 @@
 //! Owns the tokenizer, the chat template, incremental detokenisation and stop strings. It never touches a device, a
 //! socket, the clock or the environment: the time a template may print is an argument.
 
+mod answer;
 mod chat_message;
 mod chat_template;
 mod detokenizer;
@@ -23,6 +24,7 @@ mod tokenizer;
 mod tokenizer_config;
 mod tokenizer_file;
 
+pub use answer::{AnswerEvent, AnswerFormat, AnswerParser, CallFault, ToolTypes, reasoning_formats, tool_formats};
 pub use chat_template::{ChatInput, ChatTemplate};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;

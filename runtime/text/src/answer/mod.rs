@@ -1,0 +1,373 @@
+//! One parser for the text that a model writes: text, reasoning and tool calls, as events, as they form.
+//!
+//! It looks at each byte a bounded number of times, holds back only what may still become a marker or the head of a
+//! call, and gives the same events however the text is cut into pieces. What is no call after all is text.
+
+mod event;
+mod family;
+mod formats;
+mod input;
+mod json_calls;
+mod json_span;
+mod reasoning;
+mod types;
+
+use std::sync::Arc;
+
+pub use event::{AnswerEvent, CallFault};
+pub use formats::tool_formats;
+pub use reasoning::reasoning_formats;
+pub use types::ToolTypes;
+
+use crate::{Result, TextError};
+
+use event::Sink;
+use family::{Flow, Reader};
+use formats::{ToolFormat, tool_format};
+use input::{Input, Read, Stop};
+use reasoning::{ReasoningFormat, reasoning_format};
+
+/// How a model's answers are to be read: a format of tool calls, one of reasoning, both or none. What has no format is
+/// text.
+#[derive(Clone, Debug, Default)]
+pub struct AnswerFormat {
+    tools: Option<&'static ToolFormat>,
+    reasoning: Option<&'static ReasoningFormat>,
+}
+
+impl AnswerFormat {
+    /// The formats of these names.
+    ///
+    /// # Errors
+    /// [`TextError::UnknownParser`].
+    pub fn new(tools: Option<&str>, reasoning: Option<&str>) -> Result<Self> {
+        let unknown = |kind, name: &str, known: Vec<&str>| TextError::UnknownParser {
+            kind,
+            name: name.to_owned(),
+            known: known.join(", "),
+        };
+        let tools = match tools {
+            Some(name) => Some(tool_format(name).ok_or_else(|| unknown("tool call", name, tool_formats().collect()))?),
+            None => None,
+        };
+        let reasoning = match reasoning {
+            Some(name) => {
+                Some(reasoning_format(name).ok_or_else(|| unknown("reasoning", name, reasoning_formats().collect()))?)
+            }
+            None => None,
+        };
+        Ok(Self { tools, reasoning })
+    }
+
+    /// The same for a request without tools, where calls are text.
+    #[must_use]
+    pub fn without_tools(mut self) -> Self {
+        self.tools = None;
+        self
+    }
+
+    /// The name of the format of tool calls.
+    pub fn tools(&self) -> Option<&'static str> {
+        self.tools.map(ToolFormat::name)
+    }
+
+    /// The name of the format of reasoning.
+    pub fn reasoning(&self) -> Option<&'static str> {
+        self.reasoning.map(ReasoningFormat::name)
+    }
+
+    /// Whether the parser has to see the special token `text`: it is a marker or a part of one. The text of other
+    /// special tokens is not to be pushed. A caller asks once for each special token of the vocabulary.
+    pub fn reads_special(&self, text: &str) -> bool {
+        let mut markers = self.tools.map_or(Vec::new(), |format| format.family.markers());
+        if let Some(format) = self.reasoning {
+            markers.extend(format.open.iter().chain(format.close));
+        }
+        !text.is_empty() && markers.iter().any(|marker| marker.contains(text))
+    }
+
+    /// Whether the answer to `prompt` begins within reasoning that the prompt has opened; `None` when the prompt says
+    /// nothing about it. Only the end of the prompt counts.
+    pub fn opened_by(&self, prompt: &str) -> Option<bool> {
+        self.reasoning.and_then(|reasoning| reasoning.opened_by(prompt))
+    }
+}
+
+/// Reads one answer.
+#[derive(Clone, Debug)]
+pub struct AnswerParser {
+    format: AnswerFormat,
+    types: Arc<ToolTypes>,
+    input: Input,
+    sink: Sink,
+    at: At,
+    /// What is looked for at the start of a text, within it, and in reasoning.
+    at_start: Signs,
+    in_text: Signs,
+    in_reasoning: Signs,
+}
+
+/// Where the parser is.
+#[derive(Clone, Debug)]
+enum At {
+    /// At the start of the answer, or after reasoning or a call: nothing but white space has come.
+    Start {
+        /// Reasoning came last: another closing marker says nothing.
+        after_reasoning: bool,
+    },
+    /// In text.
+    Text,
+    /// At the start of reasoning: another opening marker says nothing.
+    ReasoningStart,
+    /// In reasoning.
+    Reasoning,
+    /// In a group of calls.
+    Calls {
+        reader: Reader,
+        /// It began within reasoning.
+        in_reasoning: bool,
+        /// Calls before it.
+        before: usize,
+    },
+}
+
+/// What a marker begins or ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sign {
+    Calls,
+    Think,
+    EndThink,
+}
+
+/// Markers and what each means.
+#[derive(Clone, Debug, Default)]
+struct Signs {
+    markers: Vec<&'static str>,
+    signs: Vec<Sign>,
+}
+
+impl Signs {
+    fn with(mut self, markers: &[&'static str], sign: Sign) -> Self {
+        self.markers.extend(markers);
+        self.signs.extend(markers.iter().map(|_| sign));
+        self
+    }
+}
+
+impl AnswerParser {
+    /// A parser for one answer. `types` are those of the request's tools. `in_reasoning` says whether the prompt has
+    /// opened reasoning ([`AnswerFormat::opened_by`]); `None` leaves it to the format.
+    pub fn new(format: &AnswerFormat, types: &Arc<ToolTypes>, in_reasoning: Option<bool>) -> Self {
+        let calls = Signs::default().with(format.tools.map_or(&[], |tools| tools.family.open()), Sign::Calls);
+        let mut parser = Self {
+            format: format.clone(),
+            types: Arc::clone(types),
+            input: Input::default(),
+            sink: Sink::default(),
+            at: At::Start { after_reasoning: false },
+            at_start: calls.clone(),
+            in_text: calls.clone(),
+            in_reasoning: Signs::default(),
+        };
+        if let Some(reasoning) = format.reasoning {
+            parser.at_start = calls
+                .clone()
+                .with(reasoning.open, Sign::Think)
+                .with(reasoning.close, Sign::EndThink);
+            if reasoning.anywhere {
+                parser.in_text = parser.in_text.with(reasoning.open, Sign::Think);
+            }
+            parser.in_reasoning = if reasoning.ends_at_call {
+                calls
+            } else {
+                Signs::default()
+            };
+            parser.in_reasoning = parser.in_reasoning.with(reasoning.close, Sign::EndThink);
+            if in_reasoning.unwrap_or(reasoning.first) {
+                parser.begin_reasoning(reasoning.open[0]);
+            }
+        }
+        parser
+    }
+
+    /// Takes the next piece of the answer, and adds to `out` what is certain now.
+    pub fn push(&mut self, text: &str, out: &mut Vec<AnswerEvent>) {
+        self.input.push(text);
+        self.run();
+        self.input.compact();
+        self.sink.take(out);
+    }
+
+    /// Says that the answer is over, and adds the rest to `out`: nothing is held back after it. A call that is open
+    /// ends, with a fault if its arguments are not complete.
+    pub fn finish(&mut self, out: &mut Vec<AnswerEvent>) {
+        self.input.end();
+        self.run();
+        self.sink.call_end(CallFault::CutOff);
+        self.hand_back();
+        self.sink.end();
+        self.input.compact();
+        self.sink.take(out);
+    }
+
+    fn run(&mut self) {
+        while self.step().is_ok() {}
+    }
+
+    fn step(&mut self) -> Read<()> {
+        match self.at {
+            At::Start { after_reasoning } => self.start(after_reasoning),
+            At::Text => {
+                let (len, found) = self.input.find(&self.in_text.markers);
+                self.sink.text(self.input.take(len));
+                let sign = self.in_text.signs[found.ok_or(Stop::Wait)?];
+                self.input.mark();
+                let marker = self.in_text.markers[found.ok_or(Stop::Wait)?];
+                self.input.take(marker.len());
+                self.follow(sign, marker, false);
+                Ok(())
+            }
+            At::ReasoningStart => {
+                let blank = self.input.whitespace().to_owned();
+                self.think(&blank);
+                let open = self.format.reasoning.map_or(&[][..], |reasoning| reasoning.open);
+                self.input.accept_any(open)?;
+                self.at = At::Reasoning;
+                Ok(())
+            }
+            At::Reasoning => {
+                let (len, found) = self.input.find(&self.in_reasoning.markers);
+                let text = self.input.take(len).to_owned();
+                self.think(&text);
+                let index = found.ok_or(Stop::Wait)?;
+                let (sign, marker) = (self.in_reasoning.signs[index], self.in_reasoning.markers[index]);
+                self.input.mark();
+                self.input.take(marker.len());
+                self.follow(sign, marker, true);
+                Ok(())
+            }
+            At::Calls { ref mut reader, .. } => {
+                match reader.step(&mut self.input, &mut self.sink) {
+                    Ok(Flow::More) => {}
+                    Ok(Flow::Done) => {
+                        self.input.release();
+                        self.leave_calls();
+                    }
+                    Err(Stop::Wait) => return Err(Stop::Wait),
+                    Err(Stop::Fail) => {
+                        self.sink.call_end(CallFault::NotJson);
+                        self.hand_back();
+                        self.leave_calls();
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads white space and what may come only at the start of a text.
+    fn start(&mut self, after_reasoning: bool) -> Read<()> {
+        self.sink.text(self.input.whitespace());
+        let first = self.input.peek()?;
+        self.input.mark();
+        if let Some(index) = self.input.accept_any(&self.at_start.markers)? {
+            let (sign, marker) = (self.at_start.signs[index], self.at_start.markers[index]);
+            if sign != Sign::EndThink {
+                self.follow(sign, marker, false);
+            } else if after_reasoning {
+                self.input.release();
+            } else {
+                self.at = At::Text;
+                self.hand_back();
+            }
+        } else if self.format.tools.is_some_and(|tools| tools.family.begins_bare(first)) {
+            self.follow(Sign::Calls, "", false);
+        } else {
+            self.input.release();
+            self.at = At::Text;
+        }
+        Ok(())
+    }
+
+    /// Goes where a marker leads, which was read and is kept since the mark.
+    fn follow(&mut self, sign: Sign, marker: &'static str, in_reasoning: bool) {
+        match (sign, self.format.tools) {
+            (Sign::Calls, Some(tools)) => {
+                let (reader, before) = (tools.family.reader(marker, &self.types), self.sink.num_calls());
+                self.at = At::Calls {
+                    reader,
+                    in_reasoning,
+                    before,
+                };
+            }
+            (Sign::Think, _) => {
+                self.input.release();
+                self.begin_reasoning(marker);
+            }
+            (Sign::EndThink, _) => {
+                self.input.release();
+                if self.keeps_reasoning() {
+                    self.sink.text(marker);
+                } else {
+                    self.sink.turn();
+                }
+                self.at = At::Start { after_reasoning: true };
+            }
+            (Sign::Calls, None) => unreachable!("only a tool format has this sign"),
+        }
+    }
+
+    fn begin_reasoning(&mut self, marker: &str) {
+        self.at = At::ReasoningStart;
+        if self.keeps_reasoning() {
+            self.sink.text(marker);
+        } else {
+            self.sink.turn();
+        }
+    }
+
+    fn keeps_reasoning(&self) -> bool {
+        self.format.reasoning.is_some_and(|reasoning| reasoning.keep)
+    }
+
+    fn think(&mut self, text: &str) {
+        if self.keeps_reasoning() {
+            self.sink.text(text);
+        } else {
+            self.sink.reasoning(text);
+        }
+    }
+
+    /// A group of calls is over; what was no part of it is handed back already.
+    fn leave_calls(&mut self) {
+        if let At::Calls {
+            in_reasoning, before, ..
+        } = self.at
+        {
+            self.at = if self.sink.num_calls() > before && !self.sink.is_visible() {
+                At::Start { after_reasoning: false }
+            } else if self.sink.num_calls() == before && in_reasoning {
+                At::Reasoning
+            } else {
+                At::Text
+            };
+        }
+    }
+
+    /// Text since the mark says nothing but itself.
+    fn hand_back(&mut self) {
+        let held = self.input.take_held();
+        let in_reasoning = match self.at {
+            At::Calls {
+                in_reasoning, before, ..
+            } => in_reasoning && self.sink.num_calls() == before,
+            At::Reasoning | At::ReasoningStart => true,
+            At::Start { .. } | At::Text => false,
+        };
+        if in_reasoning {
+            self.think(&held);
+        } else {
+            self.sink.text(&held);
+        }
+    }
+}

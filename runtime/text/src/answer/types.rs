@@ -1,0 +1,198 @@
+//! The types that a request's tools give their parameters, and values read by them: formats that write values as bare
+//! text leave it to the schema whether `5` is a number. The rules are those of vLLM 0.33, so that a model's answer
+//! means the same in both.
+
+use std::collections::HashMap;
+
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+/// Depth to which `anyOf`, `oneOf` and `allOf` are followed.
+const MAX_DEPTH: usize = 16;
+
+/// Types of the parameters of a request's functions.
+#[derive(Clone, Debug, Default)]
+pub struct ToolTypes {
+    functions: HashMap<String, HashMap<String, Types>>,
+}
+
+/// The types that a value may have, one bit each. None means that the schema says nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Types(u8);
+
+impl Types {
+    const NULL: Self = Self(1);
+    const INTEGER: Self = Self(2);
+    const NUMBER: Self = Self(4);
+    const BOOLEAN: Self = Self(8);
+    const COMPOUND: Self = Self(16);
+    const STRING: Self = Self(32);
+    const OTHER: Self = Self(64);
+}
+
+impl ToolTypes {
+    /// Reads OpenAI's tool definitions: `{"type": "function", "function": {"name", "parameters"}}`, or with name and
+    /// parameters beside the type. What is no such definition has no types.
+    pub fn new(tools: &[Value]) -> Self {
+        let mut functions = HashMap::new();
+        for tool in tools {
+            let function = tool.get("function").unwrap_or(tool);
+            let (Some(name), Some(properties)) = (
+                function.get("name").and_then(Value::as_str),
+                function.pointer("/parameters/properties").and_then(Value::as_object),
+            ) else {
+                continue;
+            };
+            let types = properties
+                .iter()
+                .map(|(key, schema)| (key.clone(), Types::of(schema, 0)));
+            functions.insert(name.to_owned(), types.collect());
+        }
+        Self { functions }
+    }
+
+    /// The types of one parameter; those of a string where the tools say nothing.
+    pub(super) fn of(&self, function: &str, parameter: &str) -> Types {
+        let types = self.functions.get(function).and_then(|types| types.get(parameter));
+        types.copied().unwrap_or(Types::STRING)
+    }
+}
+
+impl Types {
+    fn of(schema: &Value, depth: usize) -> Self {
+        let found = Self::found(schema, depth);
+        if found == Self::default() { Self::STRING } else { found }
+    }
+
+    fn found(schema: &Value, depth: usize) -> Self {
+        let mut types = Self::default();
+        match schema.get("type") {
+            Some(Value::String(name)) => types.add(Self::named(name)),
+            Some(Value::Array(names)) => {
+                let names = names.iter().filter_map(Value::as_str);
+                names.for_each(|name| types.add(Self::named(name)));
+            }
+            _ => {}
+        }
+        for value in schema.get("enum").and_then(Value::as_array).into_iter().flatten() {
+            types.add(match value {
+                Value::Null => Self::NULL,
+                Value::Bool(_) => Self::BOOLEAN,
+                Value::Number(number) if number.is_f64() => Self::NUMBER,
+                Value::Number(_) => Self::INTEGER,
+                Value::String(_) => Self::STRING,
+                Value::Array(_) | Value::Object(_) => Self::COMPOUND,
+            });
+        }
+        for key in ["anyOf", "oneOf", "allOf"] {
+            for choice in schema.get(key).and_then(Value::as_array).into_iter().flatten() {
+                if depth < MAX_DEPTH {
+                    types.add(Self::of(choice, depth + 1));
+                }
+            }
+        }
+        types
+    }
+
+    fn named(name: &str) -> Self {
+        match name.trim().to_ascii_lowercase().as_str() {
+            "null" => Self::NULL,
+            "integer" | "int" | "int32" | "int64" | "uint" | "uint32" | "uint64" | "long" | "short" | "unsigned" => {
+                Self::INTEGER
+            }
+            "number" | "float" | "float32" | "float64" | "double" => Self::NUMBER,
+            "boolean" | "bool" => Self::BOOLEAN,
+            "object" | "dict" | "array" | "arr" | "list" | "sequence" => Self::COMPOUND,
+            "string" | "str" | "text" | "varchar" | "char" | "enum" => Self::STRING,
+            _ => Self::OTHER,
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+
+    fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Whether a value is a string whatever its text is.
+    pub(super) fn is_string(self) -> bool {
+        self == Self::STRING
+    }
+
+    /// The JSON of a value that the model wrote as `text`: of the first type that it can have, otherwise a string.
+    pub(super) fn read(self, text: &str) -> String {
+        let trimmed = text.trim();
+        let lower = trimmed.to_ascii_lowercase();
+        if self.has(Self::NULL) && lower == "null" {
+            return lower;
+        }
+        if self.has(Self::INTEGER) || self.has(Self::NUMBER) {
+            if let Some(digits) = integer(trimmed) {
+                return digits;
+            }
+        }
+        if self.has(Self::NUMBER) {
+            if let Some(number) = number(trimmed) {
+                return number;
+            }
+        }
+        if self.has(Self::BOOLEAN) {
+            match lower.as_str() {
+                "true" | "1" => return "true".to_owned(),
+                "false" | "0" => return "false".to_owned(),
+                _ => {}
+            }
+        }
+        let may_be_json = self.has(Self::COMPOUND) || !self.has(Self::STRING);
+        if may_be_json && serde_json::from_str::<IgnoredAny>(trimmed).is_ok() {
+            return trimmed.to_owned();
+        }
+        quoted(text)
+    }
+}
+
+/// A JSON string.
+pub(super) fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// The inside of a JSON string.
+pub(super) fn escaped(text: &str) -> String {
+    let quoted = quoted(text);
+    quoted[1..quoted.len() - 1].to_owned()
+}
+
+/// An integer of any length as JSON writes it: no plus, no leading zeros.
+fn integer(text: &str) -> Option<String> {
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(digits) => ("-", digits),
+        None => ("", text.strip_prefix('+').unwrap_or(text)),
+    };
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let digits = digits.trim_start_matches('0');
+    Some(if digits.is_empty() {
+        "0".to_owned()
+    } else {
+        format!("{sign}{digits}")
+    })
+}
+
+/// A finite number as JSON writes it; without a fraction it is an integer.
+fn number(text: &str) -> Option<String> {
+    if !text
+        .bytes()
+        .all(|byte| matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E'))
+    {
+        return None;
+    }
+    let value: f64 = text.parse().ok().filter(|value: &f64| value.is_finite())?;
+    if value.fract() == 0.0 {
+        Some(format!("{value:.0}"))
+    } else {
+        Some(Value::from(value).to_string())
+    }
+}
