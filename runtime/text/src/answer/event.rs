@@ -141,11 +141,6 @@ impl Sink {
         self.arguments.is_some()
     }
 
-    /// Whether the open call has arguments.
-    pub(super) fn has_arguments(&self) -> bool {
-        self.arguments.as_ref().is_some_and(|arguments| !arguments.is_empty())
-    }
-
     /// Whether the present text has more than white space.
     pub(super) fn is_visible(&self) -> bool {
         self.visible

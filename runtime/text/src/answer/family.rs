@@ -5,11 +5,22 @@ use std::sync::Arc;
 
 use super::event::Sink;
 use super::input::{Input, Read};
-use super::json_calls::{JsonCallReader, JsonCalls};
+use super::json_calls::{JsonCallReader, JsonCalls, Listing};
+use super::literal_calls::{LiteralCallReader, LiteralCalls};
+use super::named_calls::{NamedCallReader, NamedCalls};
+use super::python_calls::{PythonCallReader, PythonCalls};
 use super::types::ToolTypes;
+use super::xml_calls::{XmlCallReader, XmlCalls};
 
-/// The longest name of a function or of a parameter. A longer one is text.
+/// The longest name of a function or of a parameter, with what stands around it. A longer one is text.
 pub(super) const MAX_NAME_BYTES: usize = 512;
+/// How deep brackets of arguments may nest where they are read and not only passed on.
+pub(super) const MAX_DEPTH: usize = 64;
+
+/// Whether this can be the name of a function or a parameter.
+pub(super) fn is_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c.is_control() || "<>{}()[]\"'".contains(c))
+}
 
 /// Whether a group of calls goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,12 +36,26 @@ pub(super) enum Flow {
 pub(super) enum Family {
     /// JSON objects that hold name and arguments.
     Json(JsonCalls),
+    /// A name, then arguments as JSON.
+    Named(NamedCalls),
+    /// Tags with a tag for each parameter.
+    Xml(XmlCalls),
+    /// JSON with other quotes.
+    Literal(LiteralCalls),
+    /// Python.
+    Python(PythonCalls),
+    /// Messages with headers, which are not only calls.
+    Harmony,
 }
 
 /// Reads one group of calls.
 #[derive(Clone, Debug)]
 pub(super) enum Reader {
     Json(JsonCallReader),
+    Named(Box<NamedCallReader>),
+    Xml(Box<XmlCallReader>),
+    Literal(Box<LiteralCallReader>),
+    Python(Box<PythonCallReader>),
 }
 
 impl Family {
@@ -38,6 +63,11 @@ impl Family {
     pub(super) fn open(&self) -> &'static [&'static str] {
         match self {
             Self::Json(format) => format.open,
+            Self::Named(format) => format.open,
+            Self::Xml(format) => format.open,
+            Self::Literal(format) => format.open,
+            Self::Python(format) => format.open,
+            Self::Harmony => &[],
         }
     }
 
@@ -45,21 +75,58 @@ impl Family {
     pub(super) fn markers(&self) -> Vec<&'static str> {
         match self {
             Self::Json(format) => [format.open, format.close].concat(),
+            Self::Named(format) => {
+                let mut markers = [format.open, format.name_end].concat();
+                markers.extend(
+                    [Some(format.call), format.kind_end, format.id, format.close]
+                        .into_iter()
+                        .flatten(),
+                );
+                markers.extend(format.section.map(|(_, close)| close));
+                markers
+            }
+            Self::Xml(format) => {
+                let mut markers = [format.open, format.skip, format.name_end].concat();
+                markers.extend([
+                    format.call,
+                    format.close,
+                    format.parameter,
+                    format.key_end,
+                    format.value_end,
+                ]);
+                markers.extend(format.value);
+                markers.extend(format.section.map(|(_, close)| close));
+                markers
+            }
+            Self::Literal(format) => [format.open, &[format.close, format.quote]].concat(),
+            Self::Python(format) => [format.open, format.close].concat(),
+            Self::Harmony => super::harmony::MARKERS.to_vec(),
         }
     }
 
-    /// The character that begins calls at the start of the text, without a marker.
+    /// Whether this character begins calls at the start of the text, without a marker.
     pub(super) fn begins_bare(&self, first: char) -> bool {
         match self {
-            Self::Json(format) => format.bare && matches!(first, '{' | '['),
+            Self::Json(format) if format.bare => match first {
+                '{' => format.list != Listing::List,
+                '[' => format.list != Listing::Objects,
+                _ => false,
+            },
+            Self::Python(format) => format.bare && first == '[',
+            _ => false,
         }
     }
 
-    /// A reader for the text after a marker of [`Family::open`], or at the start of bare calls.
-    pub(super) fn reader(&'static self, _: &'static str, _: &Arc<ToolTypes>) -> Reader {
-        match self {
+    /// A reader for the text after `marker`, one of [`Family::open`], or none at the start of bare calls.
+    pub(super) fn reader(&'static self, marker: &str, types: &Arc<ToolTypes>) -> Option<Reader> {
+        Some(match self {
             Self::Json(format) => Reader::Json(JsonCallReader::new(format)),
-        }
+            Self::Named(format) => Reader::Named(Box::new(NamedCallReader::new(format, marker))),
+            Self::Xml(format) => Reader::Xml(Box::new(XmlCallReader::new(format, marker, types))),
+            Self::Literal(format) => Reader::Literal(Box::new(LiteralCallReader::new(format, types))),
+            Self::Python(format) => Reader::Python(Box::new(PythonCallReader::new(format, marker))),
+            Self::Harmony => return None,
+        })
     }
 }
 
@@ -71,6 +138,10 @@ impl Reader {
     pub(super) fn step(&mut self, input: &mut Input, sink: &mut Sink) -> Read<Flow> {
         match self {
             Self::Json(reader) => reader.step(input, sink),
+            Self::Named(reader) => reader.step(input, sink),
+            Self::Xml(reader) => reader.step(input, sink),
+            Self::Literal(reader) => reader.step(input, sink),
+            Self::Python(reader) => reader.step(input, sink),
         }
     }
 }

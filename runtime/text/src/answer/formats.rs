@@ -2,6 +2,11 @@
 
 use super::family::Family;
 use super::json_calls::{JsonCalls, Listing};
+use super::literal_calls::LiteralCalls;
+use super::named_calls::NamedCalls;
+use super::python_calls::PythonCalls;
+use super::types::Types;
+use super::xml_calls::{Trim, XmlCalls};
 
 /// How a model writes that it calls a function.
 #[derive(Debug)]
@@ -10,24 +15,304 @@ pub(super) struct ToolFormat {
     pub(super) family: Family,
 }
 
-const JSON: JsonCalls = JsonCalls {
+const TAGGED: JsonCalls = JsonCalls {
     open: &["<tool_call>"],
     close: &["</tool_call>"],
     bare: false,
     list: Listing::Objects,
     names: &["name"],
-    arguments: &["arguments"],
+    arguments: &["arguments", "parameters"],
 };
 
-const fn json(name: &'static str, format: JsonCalls) -> ToolFormat {
-    ToolFormat {
-        name,
-        family: Family::Json(format),
-    }
+const LISTED: JsonCalls = JsonCalls {
+    list: Listing::Both,
+    ..TAGGED
+};
+
+/// Llama writes `{"name": …, "parameters": {…}}` with nothing around it, or after the marker of its code.
+const LLAMA: JsonCalls = JsonCalls {
+    open: &["<|python_tag|>"],
+    close: &[],
+    bare: true,
+    ..TAGGED
+};
+
+/// Mistral before its eleventh tokenizer: `[TOOL_CALLS] [{…}]`.
+static MISTRAL_LIST: JsonCalls = JsonCalls {
+    open: &["[TOOL_CALLS]"],
+    close: &[],
+    ..LISTED
+};
+
+const MISTRAL: NamedCalls = NamedCalls {
+    section: None,
+    open: &["[TOOL_CALLS]"],
+    call: "[TOOL_CALLS]",
+    kind_end: None,
+    name_end: &["[ARGS]", "{"],
+    id: Some("[CALL_ID]"),
+    fence: None,
+    close: None,
+    name_is_id: false,
+    or: Some(&MISTRAL_LIST),
+};
+
+const DEEPSEEK_V31: NamedCalls = NamedCalls {
+    section: Some(("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")),
+    open: &["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"],
+    call: "<｜tool▁call▁begin｜>",
+    kind_end: None,
+    name_end: &["<｜tool▁sep｜>"],
+    id: None,
+    fence: None,
+    close: Some("<｜tool▁call▁end｜>"),
+    name_is_id: false,
+    or: None,
+};
+
+const DEEPSEEK_V3: NamedCalls = NamedCalls {
+    kind_end: Some("<｜tool▁sep｜>"),
+    name_end: &["\n```json\n"],
+    fence: Some("```"),
+    ..DEEPSEEK_V31
+};
+
+const KIMI_K2: NamedCalls = NamedCalls {
+    section: Some(("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")),
+    open: &["<|tool_calls_section_begin|>", "<|tool_call_begin|>"],
+    call: "<|tool_call_begin|>",
+    name_end: &["<|tool_call_argument_begin|>"],
+    close: Some("<|tool_call_end|>"),
+    name_is_id: true,
+    ..DEEPSEEK_V31
+};
+
+const QWEN3: XmlCalls = XmlCalls {
+    section: Some(("<tool_call>", "</tool_call>")),
+    open: &["<tool_call>", "<function="],
+    call: "<function=",
+    name_end: &[">"],
+    close: "</function>",
+    parameter: "<parameter=",
+    key_end: ">",
+    value: None,
+    value_end: "</parameter>",
+    attributes: false,
+    trim: Trim::LineBreak,
+    untyped: Types::STRING,
+    skip: &[],
+};
+
+const SEED_OSS: XmlCalls = XmlCalls {
+    section: Some(("<seed:tool_call>", "</seed:tool_call>")),
+    open: &["<seed:tool_call>", "<function="],
+    ..QWEN3
+};
+
+const GLM: XmlCalls = XmlCalls {
+    section: None,
+    open: &["<tool_call>"],
+    call: "<tool_call>",
+    name_end: &["\n", "<arg_key>", "</tool_call>"],
+    close: "</tool_call>",
+    parameter: "<arg_key>",
+    key_end: "</arg_key>",
+    value: Some("<arg_value>"),
+    value_end: "</arg_value>",
+    trim: Trim::Nothing,
+    ..QWEN3
+};
+
+const MINIMAX_M2: XmlCalls = XmlCalls {
+    section: Some(("<minimax:tool_call>", "</minimax:tool_call>")),
+    open: &["<minimax:tool_call>"],
+    call: "<invoke",
+    close: "</invoke>",
+    parameter: "<parameter",
+    attributes: true,
+    trim: Trim::Nothing,
+    ..QWEN3
+};
+
+const DEEPSEEK_V32: XmlCalls = XmlCalls {
+    section: Some(("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")),
+    open: &["<｜DSML｜function_calls>", "<｜DSML｜invoke"],
+    call: "<｜DSML｜invoke",
+    close: "</｜DSML｜invoke>",
+    parameter: "<｜DSML｜parameter",
+    value_end: "</｜DSML｜parameter>",
+    untyped: Types::ANY,
+    ..MINIMAX_M2
+};
+
+const DEEPSEEK_V4: XmlCalls = XmlCalls {
+    section: Some(("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>")),
+    open: &["<｜DSML｜tool_calls>", "<｜DSML｜invoke"],
+    ..DEEPSEEK_V32
+};
+
+const STEP3: XmlCalls = XmlCalls {
+    section: Some(("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")),
+    open: &["<｜tool_calls_begin｜>"],
+    call: "<steptml:invoke",
+    close: "</steptml:invoke>",
+    parameter: "<steptml:parameter",
+    value_end: "</steptml:parameter>",
+    trim: Trim::All,
+    skip: &[
+        "<｜tool_call_begin｜>",
+        "function",
+        "<｜tool_sep｜>",
+        "<｜tool_call_end｜>",
+    ],
+    ..MINIMAX_M2
+};
+
+const PYTHONIC: PythonCalls = PythonCalls {
+    open: &[],
+    close: &[],
+    bare: true,
+    lines: false,
+};
+
+const GEMMA4: LiteralCalls = LiteralCalls {
+    open: &["<|tool_call>"],
+    prefix: "call:",
+    close: "<tool_call|>",
+    quote: "<|\"|>",
+};
+
+const fn format(name: &'static str, family: Family) -> ToolFormat {
+    ToolFormat { name, family }
 }
 
-/// Every format.
-static FORMATS: &[ToolFormat] = &[json("hermes", JSON), json("qwen3_json", JSON)];
+/// Every format, sorted by name.
+static FORMATS: &[ToolFormat] = &[
+    format("deepseek_v3", Family::Named(DEEPSEEK_V3)),
+    format("deepseek_v31", Family::Named(DEEPSEEK_V31)),
+    format("deepseek_v32", Family::Xml(DEEPSEEK_V32)),
+    format("deepseek_v4", Family::Xml(DEEPSEEK_V4)),
+    format("ernie45", Family::Json(TAGGED)),
+    format(
+        "functiongemma",
+        Family::Literal(LiteralCalls {
+            open: &["<start_function_call>"],
+            close: "<end_function_call>",
+            quote: "<escape>",
+            ..GEMMA4
+        }),
+    ),
+    format("gemma4", Family::Literal(GEMMA4)),
+    format("glm45", Family::Xml(GLM)),
+    format("glm47", Family::Xml(GLM)),
+    format(
+        "granite",
+        Family::Json(JsonCalls {
+            open: &["<|tool_call|>", "<tool_call>"],
+            close: &[],
+            ..LISTED
+        }),
+    ),
+    format(
+        "granite-20b-fc",
+        Family::Json(JsonCalls {
+            open: &["<function_call>"],
+            close: &[],
+            ..TAGGED
+        }),
+    ),
+    format("granite4", Family::Json(TAGGED)),
+    format("hermes", Family::Json(TAGGED)),
+    format(
+        "hunyuan_a13b",
+        Family::Json(JsonCalls {
+            open: &["<tool_calls>"],
+            close: &["</tool_calls>"],
+            ..LISTED
+        }),
+    ),
+    format(
+        "internlm",
+        Family::Json(JsonCalls {
+            open: &["<|action_start|><|plugin|>"],
+            close: &["<|action_end|>"],
+            ..TAGGED
+        }),
+    ),
+    format(
+        "jamba",
+        Family::Json(JsonCalls {
+            open: &["<tool_calls>"],
+            close: &["</tool_calls>"],
+            ..LISTED
+        }),
+    ),
+    format("kimi_k2", Family::Named(KIMI_K2)),
+    format(
+        "lfm2",
+        Family::Python(PythonCalls {
+            open: &["<|tool_call_start|>"],
+            close: &["<|tool_call_end|>"],
+            bare: false,
+            ..PYTHONIC
+        }),
+    ),
+    format("llama3_json", Family::Json(LLAMA)),
+    format("llama4_json", Family::Json(LLAMA)),
+    format(
+        "llama4_pythonic",
+        Family::Python(PythonCalls {
+            open: &["<|python_start|>"],
+            close: &["<|python_end|>"],
+            ..PYTHONIC
+        }),
+    ),
+    format(
+        "longcat",
+        Family::Json(JsonCalls {
+            open: &["<longcat_tool_call>"],
+            close: &["</longcat_tool_call>"],
+            ..TAGGED
+        }),
+    ),
+    format("mimo", Family::Xml(QWEN3)),
+    format("minimax_m2", Family::Xml(MINIMAX_M2)),
+    format("mistral", Family::Named(MISTRAL)),
+    format(
+        "olmo3",
+        Family::Python(PythonCalls {
+            open: &["<function_calls>"],
+            close: &["</function_calls>"],
+            bare: false,
+            lines: true,
+        }),
+    ),
+    format("openai", Family::Harmony),
+    format(
+        "phi4_mini_json",
+        Family::Json(JsonCalls {
+            open: &["functools"],
+            close: &[],
+            ..LISTED
+        }),
+    ),
+    format("pythonic", Family::Python(PYTHONIC)),
+    format("qwen3_coder", Family::Xml(QWEN3)),
+    format("qwen3_json", Family::Json(TAGGED)),
+    format("qwen3_xml", Family::Xml(QWEN3)),
+    format("seed_oss", Family::Xml(SEED_OSS)),
+    format("step3", Family::Xml(STEP3)),
+    format("step3p5", Family::Xml(QWEN3)),
+    format(
+        "xlam",
+        Family::Json(JsonCalls {
+            open: &["[TOOL_CALLS]", "<tool_call>"],
+            close: &[],
+            bare: true,
+            ..LISTED
+        }),
+    ),
+];
 
 /// The names of the formats of tool calls.
 pub fn tool_formats() -> impl Iterator<Item = &'static str> {

@@ -81,11 +81,6 @@ impl Input {
             .unwrap_or_default()
     }
 
-    /// Bytes since the mark.
-    pub(super) fn held_len(&self) -> usize {
-        self.mark.map_or(0, |mark| self.at - mark)
-    }
-
     /// Text not read yet.
     pub(super) fn rest(&self) -> &str {
         &self.text[self.at..]

@@ -24,11 +24,6 @@ pub(super) enum Span {
 }
 
 impl JsonSpan {
-    /// Whether the place is within a string, where markers are text.
-    pub(super) fn in_string(&self) -> bool {
-        self.in_string
-    }
-
     /// Reads more of the value: how many bytes of the rest belong to it, and whether it ends there. `markers` end it
     /// where they come outside a string.
     ///

@@ -3,14 +3,20 @@
 //! It looks at each byte a bounded number of times, holds back only what may still become a marker or the head of a
 //! call, and gives the same events however the text is cut into pieces. What is no call after all is text.
 
+mod arguments;
 mod event;
 mod family;
 mod formats;
+mod harmony;
 mod input;
 mod json_calls;
 mod json_span;
+mod literal_calls;
+mod named_calls;
+mod python_calls;
 mod reasoning;
 mod types;
+mod xml_calls;
 
 use std::sync::Arc;
 
@@ -22,8 +28,9 @@ pub use types::ToolTypes;
 use crate::{Result, TextError};
 
 use event::Sink;
-use family::{Flow, Reader};
+use family::{Family, Flow, Reader};
 use formats::{ToolFormat, tool_format};
+use harmony::HarmonyReader;
 use input::{Input, Read, Stop};
 use reasoning::{ReasoningFormat, reasoning_format};
 
@@ -82,6 +89,7 @@ impl AnswerFormat {
         let mut markers = self.tools.map_or(Vec::new(), |format| format.family.markers());
         if let Some(format) = self.reasoning {
             markers.extend(format.open.iter().chain(format.close));
+            markers.extend(if format.harmony { harmony::MARKERS } else { &[] });
         }
         !text.is_empty() && markers.iter().any(|marker| marker.contains(text))
     }
@@ -129,6 +137,8 @@ enum At {
         /// Calls before it.
         before: usize,
     },
+    /// In an answer of which each message says what it is.
+    Harmony(HarmonyReader),
 }
 
 /// What a marker begins or ends.
@@ -169,7 +179,14 @@ impl AnswerParser {
             in_text: calls.clone(),
             in_reasoning: Signs::default(),
         };
-        if let Some(reasoning) = format.reasoning {
+        let is_harmony = format.reasoning.is_some_and(|reasoning| reasoning.harmony);
+        if is_harmony
+            || format
+                .tools
+                .is_some_and(|tools| matches!(tools.family, Family::Harmony))
+        {
+            parser.at = At::Harmony(HarmonyReader::new(format.tools.is_some()));
+        } else if let Some(reasoning) = format.reasoning {
             parser.at_start = calls
                 .clone()
                 .with(reasoning.open, Sign::Think)
@@ -246,6 +263,14 @@ impl AnswerParser {
                 self.follow(sign, marker, true);
                 Ok(())
             }
+            At::Harmony(ref mut reader) => match reader.step(&mut self.input, &mut self.sink) {
+                Err(Stop::Fail) => {
+                    reader.fail();
+                    self.hand_back();
+                    Ok(())
+                }
+                other => other,
+            },
             At::Calls { ref mut reader, .. } => {
                 match reader.step(&mut self.input, &mut self.sink) {
                     Ok(Flow::More) => {}
@@ -292,13 +317,19 @@ impl AnswerParser {
     /// Goes where a marker leads, which was read and is kept since the mark.
     fn follow(&mut self, sign: Sign, marker: &'static str, in_reasoning: bool) {
         match (sign, self.format.tools) {
-            (Sign::Calls, Some(tools)) => {
-                let (reader, before) = (tools.family.reader(marker, &self.types), self.sink.num_calls());
-                self.at = At::Calls {
-                    reader,
-                    in_reasoning,
-                    before,
-                };
+            (Sign::Calls, tools) => {
+                let reader = tools.and_then(|tools| tools.family.reader(marker, &self.types));
+                let before = self.sink.num_calls();
+                match reader {
+                    Some(reader) => {
+                        self.at = At::Calls {
+                            reader,
+                            in_reasoning,
+                            before,
+                        };
+                    }
+                    None => self.hand_back(),
+                }
             }
             (Sign::Think, _) => {
                 self.input.release();
@@ -313,7 +344,6 @@ impl AnswerParser {
                 }
                 self.at = At::Start { after_reasoning: true };
             }
-            (Sign::Calls, None) => unreachable!("only a tool format has this sign"),
         }
     }
 
@@ -362,7 +392,7 @@ impl AnswerParser {
                 in_reasoning, before, ..
             } => in_reasoning && self.sink.num_calls() == before,
             At::Reasoning | At::ReasoningStart => true,
-            At::Start { .. } | At::Text => false,
+            At::Start { .. } | At::Text | At::Harmony(_) => false,
         };
         if in_reasoning {
             self.think(&held);

@@ -16,6 +16,8 @@ pub(super) struct ReasoningFormat {
     pub(super) ends_at_call: bool,
     /// Whether it stays in the text, with its markers.
     pub(super) keep: bool,
+    /// Whether each message of an answer says what it is; markers say nothing then.
+    pub(super) harmony: bool,
 }
 
 const THINK: ReasoningFormat = ReasoningFormat {
@@ -26,6 +28,7 @@ const THINK: ReasoningFormat = ReasoningFormat {
     anywhere: false,
     ends_at_call: true,
     keep: false,
+    harmony: false,
 };
 
 /// Every format, sorted by name.
@@ -41,7 +44,105 @@ static FORMATS: &[ReasoningFormat] = &[
         ends_at_call: false,
         ..THINK
     },
+    ReasoningFormat {
+        name: "deepseek_v4",
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "ernie45",
+        first: true,
+        ends_at_call: false,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "gemma4",
+        open: &["<|channel>thought\n", "<|channel>"],
+        close: &["<channel|>"],
+        anywhere: true,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "glm45",
+        anywhere: true,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "glm47",
+        anywhere: true,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "granite",
+        open: &["Here is my thought process:", "Here's my thought process:"],
+        close: &["Here is my response:", "Here's my response:"],
+        ends_at_call: false,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "holo2",
+        ends_at_call: false,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "kimi_k2",
+        first: true,
+        ..THINK
+    },
+    ReasoningFormat { name: "mimo", ..THINK },
+    ReasoningFormat {
+        name: "minimax_m2",
+        first: true,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "minimax_m2_append_think",
+        first: true,
+        keep: true,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "mistral",
+        open: &["[THINK]", "<think>"],
+        close: &["[/THINK]", "</think>"],
+        anywhere: true,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "nemotron_v3",
+        first: true,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "olmo3",
+        first: true,
+        ends_at_call: false,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "openai_gptoss",
+        harmony: true,
+        open: &[],
+        close: &[],
+        ..THINK
+    },
     ReasoningFormat { name: "qwen3", ..THINK },
+    ReasoningFormat {
+        name: "seed_oss",
+        open: &["<seed:think>"],
+        close: &["</seed:think>"],
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "step3",
+        first: true,
+        ends_at_call: false,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "step3p5",
+        first: true,
+        ..THINK
+    },
 ];
 
 /// The names of the formats of reasoning.

@@ -26,7 +26,10 @@ impl Types {
     const NUMBER: Self = Self(4);
     const BOOLEAN: Self = Self(8);
     const COMPOUND: Self = Self(16);
-    const STRING: Self = Self(32);
+    /// A string.
+    pub(super) const STRING: Self = Self(32);
+    /// Whatever JSON says, otherwise a string.
+    pub(super) const ANY: Self = Self(0);
     const OTHER: Self = Self(64);
 }
 
@@ -51,10 +54,9 @@ impl ToolTypes {
         Self { functions }
     }
 
-    /// The types of one parameter; those of a string where the tools say nothing.
-    pub(super) fn of(&self, function: &str, parameter: &str) -> Types {
-        let types = self.functions.get(function).and_then(|types| types.get(parameter));
-        types.copied().unwrap_or(Types::STRING)
+    /// The types of one parameter; none where the tools say nothing.
+    pub(super) fn of(&self, function: &str, parameter: &str) -> Option<Types> {
+        self.functions.get(function)?.get(parameter).copied()
     }
 }
 
@@ -128,7 +130,7 @@ impl Types {
         if self.has(Self::NULL) && lower == "null" {
             return lower;
         }
-        if self.has(Self::INTEGER) || self.has(Self::NUMBER) {
+        if self.has(Self::INTEGER) {
             if let Some(digits) = integer(trimmed) {
                 return digits;
             }
@@ -182,7 +184,10 @@ fn integer(text: &str) -> Option<String> {
 }
 
 /// A finite number as JSON writes it; without a fraction it is an integer.
-fn number(text: &str) -> Option<String> {
+pub(super) fn number(text: &str) -> Option<String> {
+    if let Some(digits) = integer(text) {
+        return Some(digits);
+    }
     if !text
         .bytes()
         .all(|byte| matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E'))

@@ -1,0 +1,334 @@
+//! Calls as tags with a tag for each parameter: `<function=f><parameter=a>1</parameter></function>`. The values are
+//! bare text; they become JSON by the types that the tool's schema gives.
+
+use std::sync::Arc;
+
+use super::event::{CallFault, Sink};
+use super::family::{Flow, MAX_NAME_BYTES, is_name};
+use super::input::{Input, Read, Stop};
+use super::types::{ToolTypes, Types, escaped, quoted};
+
+/// What is particular to a format of this family.
+#[derive(Debug)]
+pub(super) struct XmlCalls {
+    /// Markers around all calls, if there are such.
+    pub(super) section: Option<(&'static str, &'static str)>,
+    /// All markers that begin calls.
+    pub(super) open: &'static [&'static str],
+    /// What a call begins with, up to its name.
+    pub(super) call: &'static str,
+    /// What ends the name. All but the first are read again.
+    pub(super) name_end: &'static [&'static str],
+    /// What ends a call.
+    pub(super) close: &'static str,
+    /// What a parameter begins with, up to its name.
+    pub(super) parameter: &'static str,
+    /// What ends the name of a parameter.
+    pub(super) key_end: &'static str,
+    /// What begins the value, if that is a tag of its own.
+    pub(super) value: Option<&'static str>,
+    /// What ends a value.
+    pub(super) value_end: &'static str,
+    /// Whether the names are attributes: `name="f"`.
+    pub(super) attributes: bool,
+    /// White space around a value that is no part of it.
+    pub(super) trim: Trim,
+    /// The types of a value that the schema does not name.
+    pub(super) untyped: Types,
+    /// Markers between calls of a section that say nothing.
+    pub(super) skip: &'static [&'static str],
+}
+
+/// White space around a value that is no part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trim {
+    /// None.
+    Nothing,
+    /// A line break at each end.
+    LineBreak,
+    /// All of it.
+    All,
+}
+
+/// Reads one group of calls.
+#[derive(Clone, Debug)]
+pub(super) struct XmlCallReader {
+    format: &'static XmlCalls,
+    types: Arc<ToolTypes>,
+    at: At,
+    /// The name that is being read, of the function or of a parameter.
+    head: String,
+    function: String,
+    num_parameters: usize,
+    /// Text between parameters, which belongs nowhere: shown after the call.
+    rubbish: String,
+    /// What ends a value, and what comes between parameters.
+    ends: Vec<&'static str>,
+    value_ends: Vec<&'static str>,
+}
+
+#[derive(Clone, Debug)]
+enum At {
+    /// Before or between calls of a section.
+    Gap { empty: bool },
+    /// In the function's name.
+    Name,
+    /// Between parameters.
+    Body,
+    /// In a parameter's name.
+    Key,
+    /// Between name and value, which have tags of their own.
+    BeforeValue,
+    /// In a value.
+    Value(Value),
+}
+
+/// A value that is being read.
+#[derive(Clone, Debug)]
+struct Value {
+    types: Types,
+    /// Text that is not shown yet: all of a value whose type is not known before it ends, otherwise white space that
+    /// may be its end.
+    held: String,
+    started: bool,
+}
+
+impl XmlCallReader {
+    /// A reader for the text after `marker`.
+    pub(super) fn new(format: &'static XmlCalls, marker: &str, types: &Arc<ToolTypes>) -> Self {
+        let mut ends = vec![format.parameter, format.close];
+        ends.extend(format.section.map(|(_, close)| close));
+        let mut value_ends = ends.clone();
+        value_ends.push(format.value_end);
+        ends.push(format.call);
+        Self {
+            format,
+            types: Arc::clone(types),
+            at: if marker == format.call {
+                At::Name
+            } else {
+                At::Gap { empty: true }
+            },
+            head: String::new(),
+            function: String::new(),
+            num_parameters: 0,
+            rubbish: String::new(),
+            ends,
+            value_ends,
+        }
+    }
+
+    /// Reads on.
+    pub(super) fn step(&mut self, input: &mut Input, sink: &mut Sink) -> Read<Flow> {
+        match &mut self.at {
+            At::Gap { empty } => {
+                let empty = *empty;
+                return self.gap(empty, input);
+            }
+            At::Name => {
+                if let Some(marker) = self.read_head(input, self.format.name_end)? {
+                    let name = self.name().ok_or(Stop::Fail)?;
+                    if !is_name(&name) {
+                        return Err(Stop::Fail);
+                    }
+                    if marker == self.format.name_end[0] {
+                        input.take(marker.len());
+                    }
+                    input.release();
+                    sink.call_start(&name, None);
+                    self.function = name;
+                    self.num_parameters = 0;
+                    self.at = At::Body;
+                }
+            }
+            At::Body => return self.body(input, sink),
+            At::Key => {
+                if self.read_head(input, &[self.format.key_end])?.is_some() {
+                    input.take(self.format.key_end.len());
+                    self.at = At::BeforeValue;
+                    if self.format.value.is_none() {
+                        self.begin_value(sink)?;
+                    }
+                }
+            }
+            At::BeforeValue => {
+                input.whitespace();
+                input.peek()?;
+                if !input.accept(self.format.value.unwrap_or_default())? {
+                    return Err(Stop::Fail);
+                }
+                self.begin_value(sink)?;
+            }
+            At::Value(value) => {
+                let (len, found) = input.find(&self.value_ends);
+                value.push(input.take(len), self.format.trim, sink);
+                let marker = self.value_ends[found.ok_or(Stop::Wait)?];
+                value.end(self.format.trim, sink);
+                if marker == self.format.value_end {
+                    input.take(marker.len());
+                }
+                self.at = At::Body;
+            }
+        }
+        Ok(Flow::More)
+    }
+
+    fn gap(&mut self, empty: bool, input: &mut Input) -> Read<Flow> {
+        input.whitespace();
+        let close = self.format.section.map(|(_, close)| close);
+        let mut markers = vec![self.format.call];
+        markers.extend(self.format.skip);
+        if !empty {
+            markers.extend(close);
+        }
+        match input.accept_any(&markers)? {
+            Some(0) => {
+                self.head.clear();
+                self.at = At::Name;
+            }
+            Some(index) if Some(markers[index]) == close => return Ok(Flow::Done),
+            Some(_) => {}
+            None if input.rest().is_empty() => return Err(Stop::Wait),
+            None => return Err(Stop::Fail),
+        }
+        Ok(Flow::More)
+    }
+
+    fn body(&mut self, input: &mut Input, sink: &mut Sink) -> Read<Flow> {
+        let (len, found) = input.find(&self.ends);
+        self.rubbish.push_str(input.take(len));
+        let marker = self.ends[found.ok_or(Stop::Wait)?];
+        if self.rubbish.trim().is_empty() {
+            self.rubbish.clear();
+        }
+        if marker == self.format.parameter {
+            input.take(marker.len());
+            self.head.clear();
+            self.at = At::Key;
+            return Ok(Flow::More);
+        }
+        if marker == self.format.close {
+            input.take(marker.len());
+        }
+        if self.num_parameters > 0 {
+            sink.arguments("}");
+        }
+        sink.call_end(CallFault::NotJson);
+        sink.text(&std::mem::take(&mut self.rubbish));
+        if self.format.section.is_none() {
+            return Ok(Flow::Done);
+        }
+        input.mark();
+        self.at = At::Gap { empty: false };
+        Ok(Flow::More)
+    }
+
+    fn begin_value(&mut self, sink: &mut Sink) -> Read<()> {
+        let key = self.name().unwrap_or_default();
+        let known = self.types.of(&self.function, &key);
+        let types = match attribute(&self.head, "string") {
+            Some("true") if self.format.attributes => Types::STRING,
+            _ => known.unwrap_or(self.format.untyped),
+        };
+        sink.arguments(if self.num_parameters == 0 { "{" } else { ", " });
+        sink.arguments(&quoted(&key));
+        sink.arguments(if types.is_string() { ": \"" } else { ": " });
+        self.num_parameters += 1;
+        self.at = At::Value(Value {
+            types,
+            held: String::new(),
+            started: false,
+        });
+        Ok(())
+    }
+
+    /// The name in the head that was read.
+    fn name(&self) -> Option<String> {
+        let name = if self.format.attributes {
+            attribute(&self.head, "name")?
+        } else {
+            self.head.trim().trim_matches(['"', '\''])
+        };
+        Some(name.to_owned())
+    }
+
+    /// Reads more of a name of bounded length; says which marker ends it, which is not read.
+    fn read_head(&mut self, input: &mut Input, markers: &[&'static str]) -> Read<Option<&'static str>> {
+        let (len, found) = input.find(markers);
+        self.head.push_str(input.take(len));
+        if self.head.len() > MAX_NAME_BYTES {
+            return Err(Stop::Fail);
+        }
+        match found {
+            Some(index) => Ok(Some(markers[index])),
+            None if len > 0 => Ok(None),
+            None => Err(Stop::Wait),
+        }
+    }
+}
+
+impl Value {
+    fn push(&mut self, mut text: &str, trim: Trim, sink: &mut Sink) {
+        if text.is_empty() {
+            return;
+        }
+        if !self.types.is_string() {
+            self.held.push_str(text);
+            return;
+        }
+        if !self.started {
+            text = match trim {
+                Trim::Nothing => text,
+                Trim::LineBreak => text.strip_prefix('\n').unwrap_or(text),
+                Trim::All => text.trim_start(),
+            };
+            self.started = trim != Trim::All || !text.is_empty();
+        }
+        let shown = match trim {
+            Trim::Nothing => text,
+            Trim::LineBreak => text.strip_suffix('\n').unwrap_or(text),
+            Trim::All => text.trim_end(),
+        };
+        // What is held back is the end of the value only as long as nothing comes after it.
+        if trim == Trim::LineBreak && !text.is_empty() || !shown.is_empty() {
+            sink.arguments(&escaped(&std::mem::take(&mut self.held)));
+        }
+        sink.arguments(&escaped(shown));
+        self.held.push_str(&text[shown.len()..]);
+    }
+
+    fn end(&mut self, trim: Trim, sink: &mut Sink) {
+        if self.types.is_string() {
+            sink.arguments("\"");
+            return;
+        }
+        let text = match trim {
+            Trim::Nothing => self.held.as_str(),
+            Trim::LineBreak => {
+                let text = self.held.strip_prefix('\n').unwrap_or(&self.held);
+                text.strip_suffix('\n').unwrap_or(text)
+            }
+            Trim::All => self.held.trim(),
+        };
+        sink.arguments(&self.types.read(text));
+    }
+}
+
+/// The value of an attribute in the head of a tag: in quotes of either kind, or bare.
+fn attribute<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    let mut from = 0;
+    while let Some(place) = head[from..].find(name) {
+        let start = from + place;
+        from = start + name.len();
+        let apart = head[..start].chars().next_back().is_none_or(char::is_whitespace);
+        let Some(value) = head[from..].trim_start().strip_prefix('=').filter(|_| apart) else {
+            continue;
+        };
+        let value = value.trim_start();
+        return match value.chars().next() {
+            Some(quote @ ('"' | '\'')) => value[1..].split(quote).next(),
+            _ => value.split(char::is_whitespace).next(),
+        };
+    }
+    None
+}

@@ -1,0 +1,422 @@
+//! Writes calls as a model does, one writer a format, from what the formats' templates and descriptions say.
+
+use serde_json::{Map, Value, json};
+
+type Calls<'a> = &'a [(&'static str, Value)];
+
+/// How one format is written.
+pub struct Writer {
+    /// Writes calls.
+    pub calls: fn(Calls) -> String,
+    /// Puts together reasoning (or none), text, calls and text.
+    pub answer: fn(&str, &str, &str, &str) -> String,
+    /// The format of reasoning that goes with it.
+    pub reasoning: &'static str,
+    /// Whether calls stand at the start of the text.
+    pub bare: bool,
+    /// Whether nothing comes after calls.
+    pub last: bool,
+    /// Whether arguments are the model's bytes.
+    pub exact: bool,
+    /// Whether white space around a string is lost.
+    pub trims: bool,
+}
+
+/// Tools with a parameter of each type.
+pub fn tools() -> Vec<Value> {
+    let function = |name: &str, properties: Value| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}});
+    vec![
+        function("get_weather", json!({"city": {"type": "string"}})),
+        function(
+            "get_time",
+            json!({"zone": {"type": "string"}, "utc": {"type": "boolean"}}),
+        ),
+        function("write", json!({"text": {"type": "string"}, "path": {"type": "string"}})),
+        function(
+            "count",
+            json!({"n": {"type": "integer"}, "ratio": {"type": "number"}, "ok": {"type": "boolean"},
+                "none": {"anyOf": [{"type": "integer"}, {"type": "null"}]}, "list": {"type": "array"},
+                "object": {"type": "object"}}),
+        ),
+    ]
+}
+
+const JSON: Writer = Writer {
+    calls: |calls| {
+        each(calls, "\n", |name, args| {
+            format!("<tool_call>\n{}\n</tool_call>", object(name, args))
+        })
+    },
+    answer: think("<think>", "</think>"),
+    reasoning: "qwen3",
+    bare: false,
+    last: false,
+    exact: true,
+    trims: false,
+};
+
+const CONVERTED: Writer = Writer { exact: false, ..JSON };
+
+const fn think(open: &'static str, _: &'static str) -> fn(&str, &str, &str, &str) -> String {
+    match open.as_bytes()[1] {
+        b's' => |thought, before, calls, after| {
+            let thought = if thought.is_empty() {
+                String::new()
+            } else {
+                format!("<seed:think>{thought}</seed:think>")
+            };
+            format!("{thought}{before}{calls}{after}")
+        },
+        b'T' => |thought, before, calls, after| {
+            let thought = if thought.is_empty() {
+                String::new()
+            } else {
+                format!("[THINK]{thought}[/THINK]")
+            };
+            format!("{thought}{before}{calls}{after}")
+        },
+        b'|' => |thought, before, calls, after| {
+            let thought = if thought.is_empty() {
+                String::new()
+            } else {
+                format!("<|channel>thought\n{thought}<channel|>")
+            };
+            format!("{thought}{before}{calls}{after}")
+        },
+        _ => |thought, before, calls, after| {
+            let thought = if thought.is_empty() {
+                String::new()
+            } else {
+                format!("<think>{thought}</think>")
+            };
+            format!("{thought}{before}{calls}{after}")
+        },
+    }
+}
+
+/// The writer of a format; all formats have one.
+pub fn writer(tools: &str) -> Writer {
+    match tools {
+        "hermes" | "qwen3_json" | "granite4" | "ernie45" => JSON,
+        "longcat" => Writer {
+            calls: |calls| {
+                each(calls, "", |n, a| {
+                    format!("<longcat_tool_call>{}</longcat_tool_call>", object(n, a))
+                })
+            },
+            ..JSON
+        },
+        "internlm" => Writer {
+            calls: |calls| {
+                each(calls, "\n", |n, a| {
+                    format!("<|action_start|><|plugin|>{{\"name\":\"{n}\",\"parameters\":{a}}}<|action_end|>")
+                })
+            },
+            ..JSON
+        },
+        "granite" => Writer {
+            calls: |calls| format!("<|tool_call|> {}", list(calls)),
+            ..JSON
+        },
+        "granite-20b-fc" => Writer {
+            calls: |calls| each(calls, "\n", |n, a| format!("<function_call> {}", object(n, a))),
+            ..JSON
+        },
+        "jamba" | "hunyuan_a13b" => Writer {
+            calls: |calls| format!("<tool_calls>{}</tool_calls>", list(calls)),
+            ..JSON
+        },
+        "phi4_mini_json" => Writer {
+            calls: |calls| format!("functools{}", list(calls)),
+            ..JSON
+        },
+        "xlam" => Writer {
+            calls: list,
+            bare: true,
+            ..JSON
+        },
+        "llama3_json" | "llama4_json" => Writer {
+            calls: |calls| {
+                each(calls, "; ", |n, a| {
+                    format!("{{\"name\": \"{n}\", \"parameters\": {a}}}")
+                })
+            },
+            bare: true,
+            ..JSON
+        },
+        "mistral" => Writer {
+            calls: |calls| {
+                if calls.len() == 1 {
+                    format!("[TOOL_CALLS] {}", list(calls))
+                } else {
+                    each(calls, "", |n, a| format!("[TOOL_CALLS]{n}[ARGS]{a}"))
+                }
+            },
+            answer: think("[THINK]", "[/THINK]"),
+            reasoning: "mistral",
+            ..JSON
+        },
+        "deepseek_v3" => Writer {
+            calls: |calls| {
+                let calls = each(calls, "\n", |n, a| {
+                    format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{a}\n```<｜tool▁call▁end｜>")
+                });
+                format!("<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>")
+            },
+            reasoning: "deepseek_v3",
+            ..JSON
+        },
+        "deepseek_v31" => Writer {
+            calls: |calls| {
+                let calls = each(calls, "", |n, a| {
+                    format!("<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{a}<｜tool▁call▁end｜>")
+                });
+                format!("<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>")
+            },
+            reasoning: "deepseek_v3",
+            ..JSON
+        },
+        "kimi_k2" => Writer {
+            calls: |calls| {
+                let calls = each(calls, "", |n, a| {
+                    format!("<|tool_call_begin|>functions.{n}:0<|tool_call_argument_begin|>{a}<|tool_call_end|>")
+                });
+                format!("<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>")
+            },
+            reasoning: "kimi_k2",
+            ..JSON
+        },
+        "qwen3_coder" | "qwen3_xml" | "mimo" | "step3p5" => Writer {
+            calls: |calls| qwen(calls, "<tool_call>", "</tool_call>"),
+            ..CONVERTED
+        },
+        "seed_oss" => Writer {
+            calls: |calls| qwen(calls, "<seed:tool_call>", "</seed:tool_call>"),
+            answer: think("<seed:think>", "</seed:think>"),
+            reasoning: "seed_oss",
+            ..CONVERTED
+        },
+        "glm45" | "glm47" => Writer {
+            calls: |calls| {
+                each(calls, "\n", |n, a| {
+                    let parameters = parameters(a, |key, value| {
+                        format!("<arg_key>{key}</arg_key>\n<arg_value>{}</arg_value>\n", bare(value))
+                    });
+                    format!("<tool_call>{n}\n{parameters}</tool_call>")
+                })
+            },
+            reasoning: "glm45",
+            ..CONVERTED
+        },
+        "minimax_m2" => Writer {
+            calls: |calls| {
+                let calls = each(calls, "\n", |n, a| {
+                    let parameters = parameters(a, |key, value| {
+                        format!("<parameter name=\"{key}\">{}</parameter>\n", bare(value))
+                    });
+                    format!("<invoke name=\"{n}\">\n{parameters}</invoke>")
+                });
+                format!("<minimax:tool_call>\n{calls}\n</minimax:tool_call>")
+            },
+            reasoning: "minimax_m2",
+            ..CONVERTED
+        },
+        "deepseek_v32" => Writer {
+            calls: |calls| dsml(calls, "function_calls"),
+            ..CONVERTED
+        },
+        "deepseek_v4" => Writer {
+            calls: |calls| dsml(calls, "tool_calls"),
+            ..CONVERTED
+        },
+        "step3" => Writer {
+            calls: |calls| {
+                let calls = each(calls, "\n", |n, a| {
+                    let parameters = parameters(a, |key, value| {
+                        format!(
+                            "<steptml:parameter name=\"{key}\">{}</steptml:parameter>\n",
+                            bare(value)
+                        )
+                    });
+                    format!(
+                        "<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"{n}\">\n{parameters}\
+                         </steptml:invoke><｜tool_call_end｜>"
+                    )
+                });
+                format!("<｜tool_calls_begin｜>\n{calls}\n<｜tool_calls_end｜>")
+            },
+            reasoning: "step3",
+            trims: true,
+            ..CONVERTED
+        },
+        "pythonic" => Writer {
+            calls: |calls| format!("[{}]", python(calls, ", ")),
+            bare: true,
+            ..CONVERTED
+        },
+        "llama4_pythonic" => Writer {
+            calls: |calls| format!("<|python_start|>[{}]<|python_end|>", python(calls, ", ")),
+            ..CONVERTED
+        },
+        "lfm2" => Writer {
+            calls: |calls| format!("<|tool_call_start|>[{}]<|tool_call_end|>", python(calls, ", ")),
+            ..CONVERTED
+        },
+        "olmo3" => Writer {
+            calls: |calls| format!("<function_calls>\n{}\n</function_calls>", python(calls, "\n")),
+            ..CONVERTED
+        },
+        "gemma4" => Writer {
+            calls: |calls| {
+                each(calls, "", |n, a| {
+                    format!("<|tool_call>call:{n}{}<tool_call|>", literal(a, "<|\"|>"))
+                })
+            },
+            answer: think("<|channel>", "<channel|>"),
+            reasoning: "gemma4",
+            ..CONVERTED
+        },
+        "functiongemma" => Writer {
+            calls: |calls| {
+                each(calls, "", |n, a| {
+                    format!(
+                        "<start_function_call>call:{n}{}<end_function_call>",
+                        literal(a, "<escape>")
+                    )
+                })
+            },
+            ..CONVERTED
+        },
+        "openai" => Writer {
+            calls: |calls| {
+                each(calls, "<|start|>assistant", |n, a| {
+                    format!("<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{a}<|call|>")
+                })
+            },
+            answer: |thought, before, calls, after| {
+                let start = "<|start|>assistant";
+                let mut parts = Vec::new();
+                if !thought.is_empty() {
+                    parts.push(format!("<|channel|>analysis<|message|>{thought}<|end|>"));
+                }
+                if !before.is_empty() {
+                    parts.push(format!("<|channel|>commentary<|message|>{before}<|end|>"));
+                }
+                parts.push(calls.to_owned());
+                if !after.is_empty() {
+                    parts.push(format!("<|channel|>final<|message|>{after}<|return|>"));
+                }
+                parts.join(start)
+            },
+            reasoning: "openai_gptoss",
+            ..JSON
+        },
+        other => panic!("no writer for {other}"),
+    }
+}
+
+fn each(calls: Calls, separator: &str, write: impl Fn(&str, &Value) -> String) -> String {
+    calls
+        .iter()
+        .map(|(name, arguments)| write(name, arguments))
+        .collect::<Vec<_>>()
+        .join(separator)
+}
+
+fn object(name: &str, arguments: &Value) -> String {
+    format!("{{\"name\": \"{name}\", \"arguments\": {arguments}}}")
+}
+
+fn list(calls: Calls) -> String {
+    format!("[{}]", each(calls, ", ", object))
+}
+
+fn fields(arguments: &Value) -> &Map<String, Value> {
+    arguments.as_object().expect("arguments are an object")
+}
+
+fn parameters(arguments: &Value, write: impl Fn(&str, &Value) -> String) -> String {
+    fields(arguments).iter().map(|(key, value)| write(key, value)).collect()
+}
+
+/// Strings as they are, other values as JSON.
+fn bare(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn qwen(calls: Calls, open: &str, close: &str) -> String {
+    each(calls, "\n", |name, arguments| {
+        let parameters = parameters(arguments, |key, value| {
+            format!("<parameter={key}>\n{}\n</parameter>\n", bare(value))
+        });
+        format!("{open}\n<function={name}>\n{parameters}</function>\n{close}")
+    })
+}
+
+fn dsml(calls: Calls, section: &str) -> String {
+    let calls = each(calls, "\n", |name, arguments| {
+        let parameters = parameters(arguments, |key, value| {
+            let (is_string, value) = (value.is_string(), bare(value));
+            format!("<｜DSML｜parameter name=\"{key}\" string=\"{is_string}\">{value}</｜DSML｜parameter>\n")
+        });
+        format!("<｜DSML｜invoke name=\"{name}\">\n{parameters}</｜DSML｜invoke>")
+    });
+    format!("<｜DSML｜{section}>\n{calls}\n</｜DSML｜{section}>")
+}
+
+fn python(calls: Calls, separator: &str) -> String {
+    each(calls, separator, |name, arguments| {
+        let parameters: Vec<_> = fields(arguments)
+            .iter()
+            .map(|(key, value)| format!("{key}={}", python_value(value)))
+            .collect();
+        format!("{name}({})", parameters.join(", "))
+    })
+}
+
+fn python_value(value: &Value) -> String {
+    match value {
+        Value::Null => "None".to_owned(),
+        Value::Bool(true) => "True".to_owned(),
+        Value::Bool(false) => "False".to_owned(),
+        Value::Number(number) => number.to_string(),
+        Value::String(text) => {
+            let text = text
+                .replace('\\', "\\\\")
+                .replace('\'', "\\'")
+                .replace('\n', "\\n")
+                .replace('\t', "\\t");
+            format!("'{text}'")
+        }
+        Value::Array(items) => format!("[{}]", items.iter().map(python_value).collect::<Vec<_>>().join(", ")),
+        Value::Object(fields) => {
+            let fields: Vec<_> = fields
+                .iter()
+                .map(|(key, value)| format!("'{key}': {}", python_value(value)))
+                .collect();
+            format!("{{{}}}", fields.join(", "))
+        }
+    }
+}
+
+fn literal(value: &Value, quote: &str) -> String {
+    match value {
+        Value::String(text) => format!("{quote}{text}{quote}"),
+        Value::Array(items) => format!(
+            "[{}]",
+            items
+                .iter()
+                .map(|item| literal(item, quote))
+                .collect::<Vec<_>>()
+                .join(",")
+        ),
+        Value::Object(fields) => {
+            let fields: Vec<_> = fields
+                .iter()
+                .map(|(key, value)| format!("{key}:{}", literal(value, quote)))
+                .collect();
+            format!("{{{}}}", fields.join(","))
+        }
+        other => other.to_string(),
+    }
+}
