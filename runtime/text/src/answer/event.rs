@@ -47,6 +47,8 @@ pub(super) struct Sink {
     visible: bool,
     /// Arguments of the open call so far.
     arguments: Option<String>,
+    /// Text within the open call that is no part of it, shown after it.
+    aside: String,
     /// Calls that were started.
     calls: usize,
     /// Whether there was any event.
@@ -120,20 +122,32 @@ impl Sink {
         }
     }
 
-    /// Ends the open call, if one is. `fault` is what is wrong with arguments that are no JSON object; a call without
-    /// arguments has empty ones.
-    pub(super) fn call_end(&mut self, fault: CallFault) {
-        let Some(mut arguments) = self.arguments.take() else {
+    /// Text within the open call that is no part of it. Blanks say nothing.
+    pub(super) fn aside(&mut self, text: &str) {
+        if !text.trim().is_empty() {
+            self.aside.push_str(text);
+        }
+    }
+
+    /// The open call ends as it should. Without arguments it has empty ones.
+    pub(super) fn call_end(&mut self) {
+        if self.arguments.as_ref().is_some_and(String::is_empty) {
+            self.arguments("{}");
+        }
+        self.call_break(CallFault::NotJson);
+    }
+
+    /// The open call ends, if one is open; `fault` is what is wrong when its arguments are no JSON object.
+    pub(super) fn call_break(&mut self, fault: CallFault) {
+        let Some(arguments) = self.arguments.take() else {
             return;
         };
-        if arguments.is_empty() && fault != CallFault::CutOff {
-            arguments.push_str("{}");
-            self.events.push(AnswerEvent::Arguments("{}".to_owned()));
-        }
         let is_object = arguments.starts_with('{') && serde_json::from_str::<IgnoredAny>(&arguments).is_ok();
         self.events.push(AnswerEvent::CallEnd {
             fault: (!is_object).then_some(fault),
         });
+        let aside = std::mem::take(&mut self.aside);
+        self.text(&aside);
     }
 
     /// Whether a call is open.

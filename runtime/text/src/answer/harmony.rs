@@ -2,7 +2,7 @@
 //! is for: `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`.
 
 use super::arguments::Arguments;
-use super::event::{CallFault, Sink};
+use super::event::Sink;
 use super::input::{Input, Read, Stop};
 
 /// All markers.
@@ -97,7 +97,7 @@ impl HarmonyReader {
             }
             At::Body(Body::Call(arguments)) => {
                 if let Some(marker) = arguments.read(input, sink, ENDS, None)? {
-                    sink.call_end(CallFault::NotJson);
+                    sink.call_end();
                     self.end_body(marker, input, sink);
                 }
             }

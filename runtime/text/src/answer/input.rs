@@ -1,6 +1,8 @@
 //! The text that the model wrote and no one has read yet. Every reader gives the same result however the text was cut
 //! into pieces: where more text could change an answer it says [`Stop::Wait`], until the text is known to be over.
 
+use super::event::CallFault;
+
 /// Why a reader did not go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
@@ -46,6 +48,15 @@ impl Input {
     /// Says that no more text comes.
     pub(super) fn end(&mut self) {
         self.last = true;
+    }
+
+    /// What is wrong with a call that cannot be read on from here.
+    pub(super) fn fault(&self) -> CallFault {
+        if self.last && self.rest().is_empty() {
+            CallFault::CutOff
+        } else {
+            CallFault::NotJson
+        }
     }
 
     /// Whether no more text comes.

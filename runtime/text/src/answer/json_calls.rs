@@ -1,7 +1,7 @@
 //! Calls as JSON objects that hold the name and the arguments: `{"name": "f", "arguments": {…}}`, alone or in a list,
 //! between markers or bare. The arguments leave as the model writes them.
 
-use super::event::{CallFault, Sink};
+use super::event::Sink;
 use super::family::{Flow, MAX_NAME_BYTES};
 use super::input::{Input, Read, Stop};
 use super::json_span::{JsonSpan, Span};
@@ -97,14 +97,15 @@ impl JsonCallReader {
                     self.at = At::After;
                 }
                 Err(Stop::Fail) if sink.in_call() && !self.format.close.is_empty() => {
-                    sink.call_end(CallFault::NotJson);
+                    sink.call_break(input.fault());
+                    sink.text(&input.take_held());
                     self.at = At::Rubbish;
                 }
                 other => {
                     other?;
                 }
             },
-            At::After => return self.after(input),
+            At::After => return self.after(input, sink),
             At::Rubbish => {
                 let ends: Vec<_> = self.format.close.iter().chain(self.format.open).copied().collect();
                 let (len, found) = input.find(&ends);
@@ -122,7 +123,7 @@ impl JsonCallReader {
         Ok(Flow::More)
     }
 
-    fn after(&mut self, input: &mut Input) -> Read<Flow> {
+    fn after(&mut self, input: &mut Input, sink: &mut Sink) -> Read<Flow> {
         input.whitespace();
         if input.accept_any(self.format.close)?.is_some() {
             return Ok(Flow::Done);
@@ -151,6 +152,7 @@ impl JsonCallReader {
             _ if self.format.close.is_empty() => return Err(Stop::Fail),
             _ => {
                 // Something is left over before the closing marker, most often one bracket too many.
+                sink.text(&input.take_held());
                 self.at = At::Rubbish;
             }
         }
@@ -205,6 +207,9 @@ impl Object {
                 input.whitespace();
                 match input.peek()? {
                     '"' => {
+                        if sink.in_call() {
+                            input.mark();
+                        }
                         self.short.clear();
                         self.span = JsonSpan::default();
                         self.place = Place::Key;
@@ -251,6 +256,9 @@ impl Object {
                         }
                         None => self.early = Some(String::new()),
                     }
+                }
+                if sink.in_call() {
+                    input.release();
                 }
                 self.short.clear();
                 self.span = JsonSpan::default();
@@ -309,7 +317,7 @@ impl Object {
             }
         }
         input.take(1);
-        sink.call_end(CallFault::NotJson);
+        sink.call_end();
         Ok(true)
     }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::event::{CallFault, Sink};
+use super::event::Sink;
 use super::family::{Flow, MAX_DEPTH, MAX_NAME_BYTES, is_name};
 use super::input::{Input, Read, Stop};
 use super::types::{ToolTypes, Types, escaped, quoted};
@@ -74,7 +74,8 @@ impl LiteralCallReader {
     pub(super) fn step(&mut self, input: &mut Input, sink: &mut Sink) -> Read<Flow> {
         match self.read(input, sink) {
             Err(Stop::Fail) if sink.in_call() => {
-                sink.call_end(CallFault::NotJson);
+                sink.call_break(input.fault());
+                sink.text(&input.take_held());
                 self.at = At::Rubbish;
                 Ok(Flow::More)
             }
@@ -111,6 +112,7 @@ impl LiteralCallReader {
                     '}' if is_object => self.close(input, sink),
                     ']' if !is_object => self.close(input, sink),
                     _ if is_object => {
+                        input.mark();
                         self.word.clear();
                         self.at = At::Key;
                     }
@@ -128,6 +130,7 @@ impl LiteralCallReader {
                     let key = self.word.trim();
                     let key = key.strip_prefix(self.format.quote).unwrap_or(key);
                     let key = key.strip_suffix(self.format.quote).unwrap_or(key).to_owned();
+                    input.release();
                     self.separate(sink);
                     sink.arguments(&quoted(&key));
                     sink.arguments(": ");
@@ -155,6 +158,7 @@ impl LiteralCallReader {
                         self.at = At::Text;
                     }
                     _ => {
+                        input.mark();
                         self.word.clear();
                         self.at = At::Bare;
                     }
@@ -172,6 +176,7 @@ impl LiteralCallReader {
                 let (len, found) = input.find(&[",", "}", "]", self.format.close]);
                 self.word.push_str(input.take(len));
                 found.ok_or(Stop::Wait)?;
+                input.release();
                 let known = (self.open.len() == 1)
                     .then(|| self.types.of(&self.function, &self.parameter))
                     .flatten();
@@ -225,7 +230,7 @@ impl LiteralCallReader {
         self.empty = false;
         self.at = At::After;
         if self.open.is_empty() {
-            sink.call_end(CallFault::NotJson);
+            sink.call_end();
             input.mark();
             self.at = At::Close;
         }

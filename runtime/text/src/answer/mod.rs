@@ -220,7 +220,7 @@ impl AnswerParser {
     pub fn finish(&mut self, out: &mut Vec<AnswerEvent>) {
         self.input.end();
         self.run();
-        self.sink.call_end(CallFault::CutOff);
+        self.sink.call_break(CallFault::CutOff);
         self.hand_back();
         self.sink.end();
         self.input.compact();
@@ -280,7 +280,7 @@ impl AnswerParser {
                     }
                     Err(Stop::Wait) => return Err(Stop::Wait),
                     Err(Stop::Fail) => {
-                        self.sink.call_end(CallFault::NotJson);
+                        self.sink.call_break(self.input.fault());
                         self.hand_back();
                         self.leave_calls();
                     }

@@ -2,7 +2,7 @@
 //! model writes them.
 
 use super::arguments::Arguments;
-use super::event::{CallFault, Sink};
+use super::event::Sink;
 use super::family::{Flow, MAX_NAME_BYTES, is_name};
 use super::input::{Input, Read, Stop};
 use super::json_calls::{JsonCallReader, JsonCalls};
@@ -198,7 +198,7 @@ impl NamedCallReader {
 
     /// The arguments are over; `found` comes next, unless the JSON ended them.
     fn end_call(&mut self, found: Option<&'static str>, input: &mut Input, sink: &mut Sink) -> Flow {
-        sink.call_end(CallFault::NotJson);
+        sink.call_end();
         if self.format.close.is_some() && found == self.format.close {
             input.take(found.map_or(0, str::len));
         }

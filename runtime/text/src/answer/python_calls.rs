@@ -1,6 +1,6 @@
 //! Calls as Python writes them: `[f(a=1, b='x'), g()]`. The arguments become JSON as they come.
 
-use super::event::{CallFault, Sink};
+use super::event::Sink;
 use super::family::{Flow, MAX_DEPTH, MAX_NAME_BYTES, is_name};
 use super::input::{Input, Read, Stop};
 use super::types::{escaped, number, quoted};
@@ -96,7 +96,7 @@ impl PythonCallReader {
     pub(super) fn step(&mut self, input: &mut Input, sink: &mut Sink) -> Read<Flow> {
         match self.read(input, sink) {
             Err(Stop::Fail) if self.num_calls > 0 && !self.is_bare && !self.format.close.is_empty() => {
-                sink.call_end(CallFault::NotJson);
+                sink.call_break(input.fault());
                 sink.text(&input.take_held());
                 self.at = At::Rubbish;
                 Ok(Flow::More)
@@ -155,6 +155,7 @@ impl PythonCallReader {
             At::Word => {
                 if self.read_word(input, |c| !c.is_whitespace() && !"()[]{},:='\"<>;".contains(c))? {
                     let value = json_of(&self.word).ok_or(Stop::Fail)?;
+                    input.release();
                     sink.arguments(&if self.in_key { quoted(&self.word) } else { value });
                     self.at = At::After;
                 }
@@ -255,6 +256,7 @@ impl PythonCallReader {
         if self.at == At::Open {
             self.begin_call(input, sink);
         }
+        input.release();
         self.separate(sink);
         sink.arguments(&quoted(&self.word));
         sink.arguments(": ");
@@ -271,6 +273,7 @@ impl PythonCallReader {
         }
         self.word.clear();
         if bracket == Bracket::Call {
+            input.mark();
             self.at = At::Parameter;
         } else {
             self.separate(sink);
@@ -302,6 +305,7 @@ impl PythonCallReader {
             sink.arguments("\"");
             self.at = At::Text(QUOTES[index]);
         } else {
+            input.mark();
             self.word.clear();
             self.at = At::Word;
         }
@@ -333,7 +337,7 @@ impl PythonCallReader {
         }
         self.at = At::After;
         if self.open.is_empty() {
-            sink.call_end(CallFault::NotJson);
+            sink.call_end();
             input.mark();
             self.at = At::Next;
         }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::event::{CallFault, Sink};
+use super::event::Sink;
 use super::family::{Flow, MAX_NAME_BYTES, is_name};
 use super::input::{Input, Read, Stop};
 use super::types::{ToolTypes, Types, escaped, quoted};
@@ -60,8 +60,6 @@ pub(super) struct XmlCallReader {
     head: String,
     function: String,
     num_parameters: usize,
-    /// Text between parameters, which belongs nowhere: shown after the call.
-    rubbish: String,
     /// What ends a value, and what comes between parameters.
     ends: Vec<&'static str>,
     value_ends: Vec<&'static str>,
@@ -112,7 +110,6 @@ impl XmlCallReader {
             head: String::new(),
             function: String::new(),
             num_parameters: 0,
-            rubbish: String::new(),
             ends,
             value_ends,
         }
@@ -147,7 +144,7 @@ impl XmlCallReader {
                     input.take(self.format.key_end.len());
                     self.at = At::BeforeValue;
                     if self.format.value.is_none() {
-                        self.begin_value(sink)?;
+                        self.begin_value(input, sink)?;
                     }
                 }
             }
@@ -157,7 +154,7 @@ impl XmlCallReader {
                 if !input.accept(self.format.value.unwrap_or_default())? {
                     return Err(Stop::Fail);
                 }
-                self.begin_value(sink)?;
+                self.begin_value(input, sink)?;
             }
             At::Value(value) => {
                 let (len, found) = input.find(&self.value_ends);
@@ -196,12 +193,10 @@ impl XmlCallReader {
 
     fn body(&mut self, input: &mut Input, sink: &mut Sink) -> Read<Flow> {
         let (len, found) = input.find(&self.ends);
-        self.rubbish.push_str(input.take(len));
+        sink.aside(input.take(len));
         let marker = self.ends[found.ok_or(Stop::Wait)?];
-        if self.rubbish.trim().is_empty() {
-            self.rubbish.clear();
-        }
         if marker == self.format.parameter {
+            input.mark();
             input.take(marker.len());
             self.head.clear();
             self.at = At::Key;
@@ -213,8 +208,7 @@ impl XmlCallReader {
         if self.num_parameters > 0 {
             sink.arguments("}");
         }
-        sink.call_end(CallFault::NotJson);
-        sink.text(&std::mem::take(&mut self.rubbish));
+        sink.call_end();
         if self.format.section.is_none() {
             return Ok(Flow::Done);
         }
@@ -223,13 +217,14 @@ impl XmlCallReader {
         Ok(Flow::More)
     }
 
-    fn begin_value(&mut self, sink: &mut Sink) -> Read<()> {
+    fn begin_value(&mut self, input: &mut Input, sink: &mut Sink) -> Read<()> {
         let key = self.name().unwrap_or_default();
         let known = self.types.of(&self.function, &key);
         let types = match attribute(&self.head, "string") {
             Some("true") if self.format.attributes => Types::STRING,
             _ => known.unwrap_or(self.format.untyped),
         };
+        input.release();
         sink.arguments(if self.num_parameters == 0 { "{" } else { ", " });
         sink.arguments(&quoted(&key));
         sink.arguments(if types.is_string() { ": \"" } else { ": " });

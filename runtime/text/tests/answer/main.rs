@@ -100,7 +100,7 @@ fn noted(events: &[AnswerEvent]) -> Vec<String> {
         AnswerEvent::CallEnd {
             fault: Some(CallFault::CutOff),
         } => "E:cut off".to_owned(),
-        AnswerEvent::CallEnd { fault: Some(fault) } => format!("E:{fault}").chars().take(5).collect(),
+        AnswerEvent::CallEnd { fault: Some(_) } => "E:no JSON".to_owned(),
     };
     events.iter().map(note).collect()
 }
