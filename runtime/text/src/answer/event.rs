@@ -122,11 +122,10 @@ impl Sink {
         }
     }
 
-    /// Text within the open call that is no part of it. Blanks say nothing.
+    /// Text within the open call that is no part of it. White space before it says nothing.
     pub(super) fn aside(&mut self, text: &str) {
-        if !text.trim().is_empty() {
-            self.aside.push_str(text);
-        }
+        let is_first = self.aside.is_empty();
+        self.aside.push_str(if is_first { text.trim_start() } else { text });
     }
 
     /// The open call ends as it should. Without arguments it has empty ones.

@@ -172,6 +172,8 @@ struct Object {
     /// Arguments that came before the name.
     early: Option<String>,
     has_arguments: bool,
+    /// Whether it has members that mean nothing here.
+    has_others: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -247,6 +249,7 @@ impl Object {
                 if goal == Goal::Name && first != '"' || matches!(first, ',' | ':' | '}' | ']') {
                     return Err(Stop::Fail);
                 }
+                self.has_others |= goal == Goal::Other && key != "type";
                 if goal == Goal::Arguments {
                     self.has_arguments = true;
                     match &self.name {
@@ -305,11 +308,12 @@ impl Object {
         Ok(())
     }
 
-    /// The object's last bracket comes next. Without arguments it is a call only between markers.
+    /// The object's last bracket comes next. Without arguments it is a call only between markers, and when it has
+    /// nothing else that may be meant as such.
     fn close(&mut self, format: &'static JsonCalls, input: &mut Input, sink: &mut Sink) -> Read<bool> {
         if !sink.in_call() {
             match &self.name {
-                Some(name) if !format.bare => {
+                Some(name) if !format.bare && !self.has_others => {
                     input.release();
                     sink.call_start(name, self.id.take());
                 }

@@ -1,6 +1,7 @@
 //! The parser of answers: what each format's text means, and that no cut of the text changes it.
 
 mod cases;
+mod soup;
 mod writers;
 
 use std::sync::Arc;
