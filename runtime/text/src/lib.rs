@@ -24,7 +24,9 @@ mod tokenizer;
 mod tokenizer_config;
 mod tokenizer_file;
 
-pub use answer::{AnswerEvent, AnswerFormat, AnswerParser, CallFault, ToolTypes, reasoning_formats, tool_formats};
+pub use answer::{
+    AnswerEvent, AnswerFormat, AnswerParser, CallFault, ToolTypes, propose_formats, reasoning_formats, tool_formats,
+};
 pub use chat_template::{ChatInput, ChatTemplate};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;

@@ -35,7 +35,7 @@ pub(super) struct Input {
     mark: Option<usize>,
     /// No more text comes.
     last: bool,
-    /// Bytes that were compared, for the test of linear time.
+    /// Bytes that were compared or moved.
     pub(super) looked_at: usize,
 }
 
@@ -69,6 +69,7 @@ impl Input {
         let keep = self.mark.unwrap_or(self.at);
         if keep > 0 {
             self.text.drain(..keep);
+            self.looked_at += self.text.len();
             self.at -= keep;
             self.mark = self.mark.map(|_| 0);
         }

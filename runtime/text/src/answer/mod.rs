@@ -13,6 +13,7 @@ mod json_calls;
 mod json_span;
 mod literal_calls;
 mod named_calls;
+mod propose;
 mod python_calls;
 mod reasoning;
 mod types;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 
 pub use event::{AnswerEvent, CallFault};
 pub use formats::tool_formats;
+pub use propose::propose_formats;
 pub use reasoning::reasoning_formats;
 pub use types::ToolTypes;
 
@@ -95,7 +97,8 @@ impl AnswerFormat {
     }
 
     /// Whether the answer to `prompt` begins within reasoning that the prompt has opened; `None` when the prompt says
-    /// nothing about it. Only the end of the prompt counts.
+    /// nothing about it. Only the end of the prompt counts. Where the prompt ends with the start of the answer itself
+    /// (`continue_final_message`), push that start first and drop its events.
     pub fn opened_by(&self, prompt: &str) -> Option<bool> {
         self.reasoning.and_then(|reasoning| reasoning.opened_by(prompt))
     }
@@ -225,6 +228,11 @@ impl AnswerParser {
         self.sink.end();
         self.input.compact();
         self.sink.take(out);
+    }
+
+    /// Bytes that were compared or moved so far: what reading has cost, apart from writing the events.
+    pub fn num_bytes_looked_at(&self) -> usize {
+        self.input.looked_at
     }
 
     fn run(&mut self) {

@@ -1,7 +1,9 @@
 //! The parser of answers: what each format's text means, and that no cut of the text changes it.
 
 mod cases;
+mod linear;
 mod soup;
+mod templates;
 mod writers;
 
 use std::sync::Arc;

@@ -1,0 +1,63 @@
+//! Which formats fit a chat template, told by the markers that it writes and never by a model's name.
+
+/// Markers that a template has all of, and the format of tool calls that they mean. The first row that fits counts.
+const TOOLS: &[(&[&str], &str)] = &[
+    (&["<|channel|>", "<|message|>", "to=functions."], "openai"),
+    (&["｜DSML｜", "tool_calls>"], "deepseek_v4"),
+    (&["｜DSML｜", "function_calls>"], "deepseek_v32"),
+    (&["<｜tool▁calls▁begin｜>", "```json"], "deepseek_v3"),
+    (&["<｜tool▁calls▁begin｜>"], "deepseek_v31"),
+    (&["<｜tool_calls_begin｜>"], "step3"),
+    (&["<|tool_calls_section_begin|>"], "kimi_k2"),
+    (&["<minimax:tool_call>"], "minimax_m2"),
+    (&["<seed:tool_call>"], "seed_oss"),
+    (&["<arg_key>", "<arg_value>"], "glm45"),
+    (&["<function=", "<parameter="], "qwen3_coder"),
+    (&["<|tool_call>", "<tool_call|>"], "gemma4"),
+    (&["<start_function_call>"], "functiongemma"),
+    (&["<longcat_tool_call>"], "longcat"),
+    (&["<|action_start|>", "<|plugin|>"], "internlm"),
+    (&["<|tool_call_start|>"], "lfm2"),
+    (&["<|tool_call|>"], "granite"),
+    (&["<function_calls>"], "olmo3"),
+    (&["<tool_calls>"], "jamba"),
+    (&["functools["], "phi4_mini_json"),
+    (&["<tool_call>"], "hermes"),
+    (&["[TOOL_CALLS]"], "mistral"),
+    (&["<|python_start|>", "func_name1("], "llama4_pythonic"),
+    (&["func_name1("], "pythonic"),
+    (&["{\"name\": ", "\"parameters\": "], "llama3_json"),
+];
+
+/// The same for reasoning. Where a format of tool calls is named, it has to be the one that was found.
+const REASONING: &[(&[&str], Option<&str>, &str)] = &[
+    (&["<|channel|>", "<|message|>", "analysis"], None, "openai_gptoss"),
+    (&["[THINK]"], None, "mistral"),
+    (&["<|channel>", "<channel|>"], None, "gemma4"),
+    (&["<seed:think>"], None, "seed_oss"),
+    (&["Here is my thought process"], None, "granite"),
+    (&["</think>"], Some("kimi_k2"), "kimi_k2"),
+    (&["</think>"], Some("minimax_m2"), "minimax_m2"),
+    (&["</think>"], Some("glm45"), "glm45"),
+    (&["</think>"], Some("step3"), "step3"),
+    (&["</think>"], Some("deepseek_v31"), "deepseek_v3"),
+    (&["</think>"], Some("deepseek_v32"), "deepseek_v3"),
+    (&["</think>"], Some("deepseek_v4"), "deepseek_v4"),
+    (&["</think>", "<｜Assistant｜>"], None, "deepseek_r1"),
+    (&["</think>"], None, "qwen3"),
+];
+
+/// The names of the formats of tool calls and of reasoning that fit a chat template; `None` where its source has no
+/// markers of one.
+pub fn propose_formats(template: &str) -> (Option<&'static str>, Option<&'static str>) {
+    let has = |markers: &[&str]| markers.iter().all(|marker| template.contains(marker));
+    let tools = TOOLS
+        .iter()
+        .find(|(markers, _)| template.contains("tool") && has(markers))
+        .map(|&(_, name)| name);
+    let reasoning = REASONING
+        .iter()
+        .find(|(markers, with, _)| has(markers) && (with.is_none() || *with == tools))
+        .map(|&(_, _, name)| name);
+    (tools, reasoning)
+}
