@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::mutate::Form;
-use crate::targets::{client, http, models, plugins, text};
+use crate::targets::{answer, client, http, models, plugins, text};
 
 /// What a case came to: input that was taken, or refused with a reason. Anything else is a panic, an abort or a hang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,6 +119,14 @@ pub const TARGETS: &[Target] = &[
         start: text::template,
         memory_bytes: 1024 * MIB,
         test_cases: 400,
+    },
+    Target {
+        name: "answer",
+        form: Form::Text,
+        seeds: answer::seeds,
+        start: answer::answer,
+        memory_bytes: 128 * MIB,
+        test_cases: 20_000,
     },
     Target {
         name: "manifest",

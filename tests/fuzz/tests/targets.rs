@@ -42,6 +42,7 @@ targets! {
     tokenizers = "tokenizer",
     tokenizer_configurations = "tokenizer-config",
     chat_templates = "template",
+    answers = "answer",
     manifests = "manifest",
     libraries = "elf",
     op_descriptors = "op-spec",

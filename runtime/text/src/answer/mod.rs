@@ -75,6 +75,11 @@ impl AnswerFormat {
         self
     }
 
+    /// Whether everything is text.
+    pub fn is_plain(&self) -> bool {
+        self.tools.is_none() && self.reasoning.is_none()
+    }
+
     /// The name of the format of tool calls.
     pub fn tools(&self) -> Option<&'static str> {
         self.tools.map(ToolFormat::name)

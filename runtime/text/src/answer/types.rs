@@ -130,15 +130,10 @@ impl Types {
         if self.has(Self::NULL) && lower == "null" {
             return lower;
         }
-        if self.has(Self::INTEGER) {
-            if let Some(digits) = integer(trimmed) {
-                return digits;
-            }
-        }
-        if self.has(Self::NUMBER) {
-            if let Some(number) = number(trimmed) {
-                return number;
-            }
+        let as_integer = self.has(Self::INTEGER).then(|| integer(trimmed)).flatten();
+        let as_number = || self.has(Self::NUMBER).then(|| number(trimmed)).flatten();
+        if let Some(number) = as_integer.or_else(as_number) {
+            return number;
         }
         if self.has(Self::BOOLEAN) {
             match lower.as_str() {

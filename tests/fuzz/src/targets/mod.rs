@@ -1,6 +1,7 @@
-//! The targets, one file for each kind of untrusted source: a model folder, a tokenizer or template, a plugin, a
-//! client, a server.
+//! The targets, one file for each kind of untrusted source: a model folder, a tokenizer or template, a model, a
+//! plugin, a client, a server.
 
+pub mod answer;
 pub mod client;
 pub mod http;
 pub mod models;
