@@ -57,6 +57,7 @@ pub const LEFT: &[(&str, &[&str])] = &[
         "tests/fuzz",
         &[
             "target",
+            "targets::answer",
             "targets::client",
             "targets::http",
             "targets::models",

@@ -81,10 +81,7 @@ impl HarmonyReader {
             At::Header => {
                 let markers = ["<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|return|>"];
                 let (len, found) = input.find(&markers);
-                self.header.push_str(input.take(len));
-                if self.header.len() > MAX_HEADER_BYTES {
-                    return Err(Stop::Fail);
-                }
+                input.take_into(len, &mut self.header, MAX_HEADER_BYTES)?;
                 match found {
                     None if len > 0 => {}
                     None => return Err(Stop::Wait),

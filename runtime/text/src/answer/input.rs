@@ -1,6 +1,7 @@
 //! The text that the model wrote and no one has read yet. Every reader gives the same result however the text was cut
 //! into pieces: where more text could change an answer it says [`Stop::Wait`], until the text is known to be over.
 
+use super::call::MAX_NAME_BYTES;
 use super::event::CallFault;
 
 /// Why a reader did not go on.
@@ -162,6 +163,30 @@ impl Input {
             place += 1;
         }
         (self.text.len() - self.at, None)
+    }
+
+    /// Reads more of a name up to the first of `markers`; says which that is, which is not read.
+    ///
+    /// # Errors
+    /// [`Stop::Fail`] at the first character that makes the name too long.
+    pub(super) fn name(&mut self, name: &mut String, markers: &[&'static str]) -> Read<Option<&'static str>> {
+        let (len, found) = self.find(markers);
+        self.take_into(len, name, MAX_NAME_BYTES)?;
+        match found {
+            Some(index) => Ok(Some(markers[index])),
+            None if len > 0 => Ok(None),
+            None => Err(Stop::Wait),
+        }
+    }
+
+    /// Reads `len` bytes of the rest to the end of `word`.
+    ///
+    /// # Errors
+    /// [`Stop::Fail`] at the first character that makes the word longer than `most`, wherever the text was cut.
+    pub(super) fn take_into(&mut self, len: usize, word: &mut String, most: usize) -> Read<()> {
+        let fits = self.rest().floor_char_boundary(len.min(most - word.len()));
+        word.push_str(self.take(fits));
+        if fits < len { Err(Stop::Fail) } else { Ok(()) }
     }
 
     fn match_at(&mut self, place: usize, markers: &[&str]) -> Match {

@@ -1,8 +1,8 @@
 //! Calls as JSON objects that hold the name and the arguments: `{"name": "f", "arguments": {…}}`, alone or in a list,
 //! between markers or bare. The arguments leave as the model writes them.
 
+use super::call::{Flow, MAX_NAME_BYTES};
 use super::event::Sink;
-use super::family::{Flow, MAX_NAME_BYTES};
 use super::input::{Input, Read, Stop};
 use super::json_span::{JsonSpan, Span};
 
@@ -328,10 +328,7 @@ impl Object {
     /// Reads a string of bounded length; true when it is complete.
     fn read_short(&mut self, input: &mut Input) -> Read<bool> {
         let (len, span) = self.span.read(input, &[])?;
-        self.short.push_str(input.take(len));
-        if self.short.len() > MAX_NAME_BYTES {
-            return Err(Stop::Fail);
-        }
+        input.take_into(len, &mut self.short, MAX_NAME_BYTES)?;
         Ok(span == Span::Complete)
     }
 

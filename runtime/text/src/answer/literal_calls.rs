@@ -1,10 +1,10 @@
-//! Calls as `call:f{key:<|"|>text<|"|>,number:1,list:[true]}`: JSON without quotes around keys, and with a marker in place
-//! of the quotes around strings. The arguments become JSON as they come.
+//! Calls as `call:f{key:<|"|>text<|"|>,number:1,list:[true]}`: JSON without quotes around keys, and with a marker in
+//! place of the quotes around strings. The arguments become JSON as they come.
 
 use std::sync::Arc;
 
+use super::call::{Flow, MAX_DEPTH, is_name};
 use super::event::Sink;
-use super::family::{Flow, MAX_DEPTH, MAX_NAME_BYTES, is_name};
 use super::input::{Input, Read, Stop};
 use super::types::{ToolTypes, Types, escaped, quoted};
 
@@ -94,7 +94,7 @@ impl LiteralCallReader {
                 self.at = At::Name;
             }
             At::Name => {
-                if self.read_word(input, &["{"])?.is_some() {
+                if input.name(&mut self.word, &["{"])?.is_some() {
                     let name = self.word.trim();
                     if !is_name(name) {
                         return Err(Stop::Fail);
@@ -123,7 +123,7 @@ impl LiteralCallReader {
                 }
             }
             At::Key => {
-                if self.read_word(input, &[":", "}"])? == Some("}") {
+                if input.name(&mut self.word, &[":", "}"])? == Some("}") {
                     return Err(Stop::Fail);
                 } else if input.rest().starts_with(':') {
                     input.take(1);
@@ -233,20 +233,6 @@ impl LiteralCallReader {
             sink.call_end();
             input.mark();
             self.at = At::Close;
-        }
-    }
-
-    /// Reads more of a word of bounded length; says what ends it, which is not read.
-    fn read_word(&mut self, input: &mut Input, ends: &[&'static str]) -> Read<Option<&'static str>> {
-        let (len, found) = input.find(ends);
-        self.word.push_str(input.take(len));
-        if self.word.len() > MAX_NAME_BYTES {
-            return Err(Stop::Fail);
-        }
-        match found {
-            Some(index) => Ok(Some(ends[index])),
-            None if len > 0 => Ok(None),
-            None => Err(Stop::Wait),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! call, and gives the same events however the text is cut into pieces. What is no call after all is text.
 
 mod arguments;
+mod call;
 mod event;
 mod family;
 mod formats;
@@ -29,8 +30,9 @@ pub use types::ToolTypes;
 
 use crate::{Result, TextError};
 
+use call::Flow;
 use event::Sink;
-use family::{Family, Flow, Reader};
+use family::{Family, Reader};
 use formats::{ToolFormat, tool_format};
 use harmony::HarmonyReader;
 use input::{Input, Read, Stop};

@@ -2,8 +2,8 @@
 //! model writes them.
 
 use super::arguments::Arguments;
+use super::call::{Flow, is_name};
 use super::event::Sink;
-use super::family::{Flow, MAX_NAME_BYTES, is_name};
 use super::input::{Input, Read, Stop};
 use super::json_calls::{JsonCallReader, JsonCalls};
 
@@ -103,7 +103,7 @@ impl NamedCallReader {
             }
             At::Kind => {
                 let kind_end = self.format.kind_end.unwrap_or_default();
-                if self.read_name(input, &[kind_end])?.is_some() {
+                if input.name(&mut self.name, &[kind_end])?.is_some() {
                     input.take(kind_end.len());
                     self.name.clear();
                     self.at = At::Name;
@@ -111,12 +111,8 @@ impl NamedCallReader {
             }
             At::Name => self.name(input, sink)?,
             At::Id => {
-                let mut id = std::mem::take(&mut self.name);
-                let found = self.read_name(input, self.format.name_end);
-                std::mem::swap(&mut id, &mut self.name);
-                let text = self.id.get_or_insert_default();
-                text.push_str(&id);
-                if let Some(marker) = found? {
+                let id = self.id.get_or_insert_default();
+                if let Some(marker) = input.name(id, self.format.name_end)? {
                     self.begin_arguments(marker, input, sink)?;
                 }
             }
@@ -159,7 +155,7 @@ impl NamedCallReader {
             .chain(self.format.id)
             .chain(self.format.close)
             .collect();
-        let Some(marker) = self.read_name(input, &markers)? else {
+        let Some(marker) = input.name(&mut self.name, &markers)? else {
             return Ok(());
         };
         if self.format.id == Some(marker) {
@@ -208,19 +204,5 @@ impl NamedCallReader {
         input.mark();
         self.at = At::Gap { empty: false };
         Flow::More
-    }
-
-    /// Reads more of a name of bounded length; says which marker ends it, which is not read.
-    fn read_name(&mut self, input: &mut Input, markers: &[&'static str]) -> Read<Option<&'static str>> {
-        let (len, found) = input.find(markers);
-        self.name.push_str(input.take(len));
-        if self.name.len() > MAX_NAME_BYTES {
-            return Err(Stop::Fail);
-        }
-        match found {
-            Some(index) => Ok(Some(markers[index])),
-            None if len > 0 => Ok(None),
-            None => Err(Stop::Wait),
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! Calls as Python writes them: `[f(a=1, b='x'), g()]`. The arguments become JSON as they come.
 
+use super::call::{Flow, MAX_DEPTH, MAX_NAME_BYTES, is_name};
 use super::event::Sink;
-use super::family::{Flow, MAX_DEPTH, MAX_NAME_BYTES, is_name};
 use super::input::{Input, Read, Stop};
 use super::types::{escaped, number, quoted};
 
@@ -356,10 +356,9 @@ impl PythonCallReader {
         let rest = input.rest();
         let len = rest.find(|c| !belongs(c)).unwrap_or(rest.len());
         let complete = len < rest.len() || input.is_last();
-        self.word.push_str(input.take(len));
         input.looked_at += len + 1;
+        input.take_into(len, &mut self.word, MAX_NAME_BYTES)?;
         match () {
-            () if self.word.len() > MAX_NAME_BYTES => Err(Stop::Fail),
             () if complete => Ok(true),
             () if len > 0 => Ok(false),
             () => Err(Stop::Wait),

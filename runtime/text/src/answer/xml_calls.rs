@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use super::call::{Flow, is_name};
 use super::event::Sink;
-use super::family::{Flow, MAX_NAME_BYTES, is_name};
 use super::input::{Input, Read, Stop};
 use super::types::{ToolTypes, Types, escaped, quoted};
 
@@ -123,7 +123,7 @@ impl XmlCallReader {
                 return self.gap(empty, input);
             }
             At::Name => {
-                if let Some(marker) = self.read_head(input, self.format.name_end)? {
+                if let Some(marker) = input.name(&mut self.head, self.format.name_end)? {
                     let name = self.name().ok_or(Stop::Fail)?;
                     if !is_name(&name) {
                         return Err(Stop::Fail);
@@ -140,7 +140,7 @@ impl XmlCallReader {
             }
             At::Body => return self.body(input, sink),
             At::Key => {
-                if self.read_head(input, &[self.format.key_end])?.is_some() {
+                if input.name(&mut self.head, &[self.format.key_end])?.is_some() {
                     input.take(self.format.key_end.len());
                     self.at = At::BeforeValue;
                     if self.format.value.is_none() {
@@ -245,20 +245,6 @@ impl XmlCallReader {
             self.head.trim().trim_matches(['"', '\''])
         };
         Some(name.to_owned())
-    }
-
-    /// Reads more of a name of bounded length; says which marker ends it, which is not read.
-    fn read_head(&mut self, input: &mut Input, markers: &[&'static str]) -> Read<Option<&'static str>> {
-        let (len, found) = input.find(markers);
-        self.head.push_str(input.take(len));
-        if self.head.len() > MAX_NAME_BYTES {
-            return Err(Stop::Fail);
-        }
-        match found {
-            Some(index) => Ok(Some(markers[index])),
-            None if len > 0 => Ok(None),
-            None => Err(Stop::Wait),
-        }
     }
 }
 

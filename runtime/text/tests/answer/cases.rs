@@ -221,7 +221,7 @@ pub const CASES: &[Case] = &[
     ),
     case(
         LISTED,
-        "<tool_calls>[\n  {\"name\": \"f\", \"arguments\": {}},\n  {\"name\": \"g\", \"arguments\": {}}\n]</tool_calls>",
+        "<tool_calls>[\n {\"name\": \"f\", \"arguments\": {}},\n {\"name\": \"g\", \"arguments\": {}}\n]</tool_calls>",
         &["C:f", "A:{}", "E", "C:g", "A:{}", "E"],
     ),
     // Mistral, old and new.
@@ -289,7 +289,8 @@ pub const CASES: &[Case] = &[
     ),
     case(
         "deepseek_v3",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": \"```\"}\n```<｜tool▁call▁end｜>\n\
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": \"```\"}\n```\
+         <｜tool▁call▁end｜>\n\
          <｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         &["C:f", r#"A:{"a": "```"}"#, "E", "C:g", "A:{}", "E"],
     ),
@@ -322,7 +323,8 @@ pub const CASES: &[Case] = &[
     ),
     case(
         XML,
-        "<tool_call><function=unknown><parameter=n>5</parameter><parameter=s>\"q\"\n\n</parameter></function></tool_call>",
+        "<tool_call><function=unknown><parameter=n>5</parameter><parameter=s>\"q\"\n\n</parameter></function>\
+         </tool_call>",
         &["C:unknown", r#"A:{"n": "5", "s": "\"q\"\n"}"#, "E"],
     ),
     case(

@@ -32,7 +32,10 @@ fn parse<'a>(subject: &Subject, pieces: impl IntoIterator<Item = &'a str>) -> Ve
         parser.push(piece, &mut out);
     }
     parser.finish(&mut out);
-    let empty = |event: &AnswerEvent| matches!(event, AnswerEvent::Text(t) | AnswerEvent::Reasoning(t) | AnswerEvent::Arguments(t) if t.is_empty());
+    let empty = |event: &AnswerEvent| match event {
+        AnswerEvent::Text(text) | AnswerEvent::Reasoning(text) | AnswerEvent::Arguments(text) => text.is_empty(),
+        AnswerEvent::CallStart { .. } | AnswerEvent::CallEnd { .. } => false,
+    };
     assert!(!out.iter().any(empty), "an empty event: {out:?}");
     joined(out)
 }

@@ -59,10 +59,12 @@ fn spoilt_answers_mean_the_same_however_they_are_cut() {
                 let (a, b, c) = (random.place(&text), random.place(&text), random.place(&text));
                 let (start, end) = (a.min(b), a.max(b));
                 let part = text[start..end].to_owned();
-                match random.below(4) {
-                    0 => text.replace_range(start..end, ""),
-                    1 => text.insert_str(c, &part),
-                    2 => text.truncate(c),
+                match random.below(9) {
+                    0 | 1 => text.replace_range(start..end, ""),
+                    2 | 3 => text.insert_str(c, &part),
+                    // Longer than any name.
+                    4 if random.below(4) == 0 => text.insert_str(c, &"né".repeat(300)),
+                    5 => text.truncate(c),
                     _ => text.insert(
                         c,
                         ['{', '}', '"', '<', '>', '[', ']', '(', ')', '\\', ',', '\'', '\n', 'é'][random.below(14)],

@@ -24,7 +24,10 @@ pub struct Writer {
 
 /// Tools with a parameter of each type.
 pub fn tools() -> Vec<Value> {
-    let function = |name: &str, properties: Value| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}});
+    let function = |name: &str, properties: Value| {
+        let parameters = json!({"type": "object", "properties": properties});
+        json!({"type": "function", "function": {"name": name, "parameters": parameters}})
+    };
     vec![
         function("get_weather", json!({"city": {"type": "string"}})),
         function(

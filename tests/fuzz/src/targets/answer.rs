@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use halyard_text::{AnswerEvent, AnswerFormat, AnswerParser, ToolTypes, reasoning_formats, tool_formats};
+use halyard_text::{
+    AnswerEvent, AnswerFormat, AnswerParser, ToolTypes, propose_formats, reasoning_formats, tool_formats,
+};
 use serde_json::json;
 
 use crate::target::{Case, Outcome};
@@ -45,17 +47,20 @@ pub fn answer(_: &Path) -> Case {
     Box::new(move |input| {
         let text = String::from_utf8_lossy(input);
         let mut any_call = false;
-        // A format of each kind for each input: all of them would take as long as the rest together.
+        // The formats that the text is made for, and some others.
         let number = input.iter().fold(input.len(), |sum, &byte| {
             sum.wrapping_mul(31).wrapping_add(usize::from(byte))
         });
         for turn in 0..4 {
             let number = number.wrapping_add(turn * 7);
-            let format = AnswerFormat::new(
-                Some(tools[number % tools.len()]).filter(|_| number % 11 > 0),
-                Some(reasoning[number / 64 % reasoning.len()]).filter(|_| number % 3 > 0),
-            )
-            .expect("names of the list");
+            let names = match turn {
+                0 => propose_formats(&format!("tools {text}")),
+                _ => (
+                    Some(tools[number % tools.len()]).filter(|_| number % 11 > 0),
+                    Some(reasoning[number / 64 % reasoning.len()]).filter(|_| number % 3 > 0),
+                ),
+            };
+            let format = AnswerFormat::new(names.0, names.1).expect("names of the lists");
             let in_reasoning = [None, Some(true), Some(false)][number / 5 % 3];
             let parse = |longest: usize| {
                 let mut parser = AnswerParser::new(&format, &types, in_reasoning);
