@@ -1,8 +1,8 @@
 //! Text on both sides of the model: messages become a prompt, a prompt becomes token ids, and generated ids become
 //! text.
 //!
-//! Owns the tokenizer, the chat template, incremental detokenisation and stop strings. It never touches a device, a
-//! socket, the clock or the environment: the time a template may print is an argument.
+//! Owns the tokenizer, the chat template, incremental detokenisation, stop strings and the parser of answers. It never
+//! touches a device, a socket, the clock or the environment: the time a template may print is an argument.
 
 mod answer;
 mod chat_message;

@@ -151,6 +151,22 @@ const DEEPSEEK_V4: XmlCalls = XmlCalls {
     ..DEEPSEEK_V32
 };
 
+const DEEPSEEK_V41: XmlCalls = XmlCalls {
+    section: Some(("<｜DSML｜ calls>", "</｜DSML｜ calls>")),
+    open: &["<｜DSML｜ calls>", "<｜DSML｜ invoke"],
+    call: "<｜DSML｜ invoke",
+    close: "</｜DSML｜ invoke>",
+    parameter: "<｜DSML｜ parameter",
+    value_end: "</｜DSML｜ parameter>",
+    ..DEEPSEEK_V32
+};
+
+const DOTS: XmlCalls = XmlCalls {
+    section: Some(("<dots_function_call>", "</dots_function_call>")),
+    open: &["<dots_function_call>"],
+    ..MINIMAX_M2
+};
+
 const STEP3: XmlCalls = XmlCalls {
     section: Some(("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")),
     open: &["<｜tool_calls_begin｜>"],
@@ -192,6 +208,8 @@ static FORMATS: &[ToolFormat] = &[
     format("deepseek_v31", Family::Named(DEEPSEEK_V31)),
     format("deepseek_v32", Family::Xml(DEEPSEEK_V32)),
     format("deepseek_v4", Family::Xml(DEEPSEEK_V4)),
+    format("deepseek_v41", Family::Xml(DEEPSEEK_V41)),
+    format("dots", Family::Xml(DOTS)),
     format("ernie45", Family::Json(TAGGED)),
     format(
         "functiongemma",
@@ -257,6 +275,7 @@ static FORMATS: &[ToolFormat] = &[
             ..PYTHONIC
         }),
     ),
+    format("ling3", Family::Xml(GLM)),
     format("llama3_json", Family::Json(LLAMA)),
     format("llama4_json", Family::Json(LLAMA)),
     format(
@@ -296,6 +315,7 @@ static FORMATS: &[ToolFormat] = &[
             ..LISTED
         }),
     ),
+    format("poolside_v1", Family::Xml(GLM)),
     format("pythonic", Family::Python(PYTHONIC)),
     format("qwen3_coder", Family::Xml(QWEN3)),
     format("qwen3_json", Family::Json(TAGGED)),

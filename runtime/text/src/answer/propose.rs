@@ -3,6 +3,7 @@
 /// Markers that a template has all of, and the format of tool calls that they mean. The first row that fits counts.
 const TOOLS: &[(&[&str], &str)] = &[
     (&["<|channel|>", "<|message|>", "to=functions."], "openai"),
+    (&["<｜DSML｜ calls>"], "deepseek_v41"),
     (&["｜DSML｜", "tool_calls>"], "deepseek_v4"),
     (&["｜DSML｜", "function_calls>"], "deepseek_v32"),
     (&["<｜tool▁calls▁begin｜>", "```json"], "deepseek_v3"),
@@ -10,6 +11,7 @@ const TOOLS: &[(&[&str], &str)] = &[
     (&["<｜tool_calls_begin｜>"], "step3"),
     (&["<|tool_calls_section_begin|>"], "kimi_k2"),
     (&["<minimax:tool_call>"], "minimax_m2"),
+    (&["<dots_function_call>"], "dots"),
     (&["<seed:tool_call>"], "seed_oss"),
     (&["<arg_key>", "<arg_value>"], "glm45"),
     (&["<function=", "<parameter="], "qwen3_coder"),
@@ -43,6 +45,7 @@ const REASONING: &[(&[&str], Option<&str>, &str)] = &[
     (&["</think>"], Some("deepseek_v31"), "deepseek_v3"),
     (&["</think>"], Some("deepseek_v32"), "deepseek_v3"),
     (&["</think>"], Some("deepseek_v4"), "deepseek_v4"),
+    (&["</think>"], Some("deepseek_v41"), "deepseek_v41"),
     (&["</think>", "<｜Assistant｜>"], None, "deepseek_r1"),
     (&["</think>"], None, "qwen3"),
 ];

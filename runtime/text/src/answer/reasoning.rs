@@ -49,6 +49,10 @@ static FORMATS: &[ReasoningFormat] = &[
         ..THINK
     },
     ReasoningFormat {
+        name: "deepseek_v41",
+        ..THINK
+    },
+    ReasoningFormat {
         name: "ernie45",
         first: true,
         ends_at_call: false,
@@ -79,6 +83,10 @@ static FORMATS: &[ReasoningFormat] = &[
         ..THINK
     },
     ReasoningFormat {
+        name: "granite_thinking_parser",
+        ..THINK
+    },
+    ReasoningFormat {
         name: "holo2",
         ends_at_call: false,
         ..THINK
@@ -86,6 +94,11 @@ static FORMATS: &[ReasoningFormat] = &[
     ReasoningFormat {
         name: "kimi_k2",
         first: true,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "ling3",
+        anywhere: true,
         ..THINK
     },
     ReasoningFormat { name: "mimo", ..THINK },
@@ -123,6 +136,11 @@ static FORMATS: &[ReasoningFormat] = &[
         harmony: true,
         open: &[],
         close: &[],
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "poolside_v1",
+        ends_at_call: false,
         ..THINK
     },
     ReasoningFormat { name: "qwen3", ..THINK },

@@ -86,7 +86,9 @@ fn spoilt_answers_mean_the_same_however_they_are_cut() {
 }
 
 /// Formats where a word can fall on a part that says nothing: the kind of a tool, an attribute, a header.
-const WITH_OTHER_PARTS: [&str; 6] = [
+const WITH_OTHER_PARTS: [&str; 8] = [
+    "deepseek_v41",
+    "dots",
     "deepseek_v3",
     "deepseek_v32",
     "deepseek_v4",

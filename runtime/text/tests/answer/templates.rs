@@ -159,7 +159,7 @@ fn formats_are_proposed_by_markers_and_not_by_names() {
     let alike = |name: &str| match name {
         "qwen3_json" | "granite4" | "ernie45" => "hermes",
         "qwen3_xml" | "mimo" | "step3p5" => "qwen3_coder",
-        "glm47" => "glm45",
+        "glm47" | "ling3" | "poolside_v1" => "glm45",
         "hunyuan_a13b" => "jamba",
         "llama4_json" => "llama3_json",
         _ => "",

@@ -199,7 +199,7 @@ pub fn writer(tools: &str) -> Writer {
             reasoning: "seed_oss",
             ..CONVERTED
         },
-        "glm45" | "glm47" => Writer {
+        "glm45" | "glm47" | "ling3" | "poolside_v1" => Writer {
             calls: |calls| {
                 each(calls, "\n", |n, a| {
                     let parameters = parameters(a, |key, value| {
@@ -222,6 +222,17 @@ pub fn writer(tools: &str) -> Writer {
                 format!("<minimax:tool_call>\n{calls}\n</minimax:tool_call>")
             },
             reasoning: "minimax_m2",
+            ..CONVERTED
+        },
+        "dots" => Writer {
+            calls: |calls| {
+                let minimax = (writer("minimax_m2").calls)(calls);
+                minimax.replace("minimax:tool_call", "dots_function_call")
+            },
+            ..CONVERTED
+        },
+        "deepseek_v41" => Writer {
+            calls: |calls| dsml(calls, "calls").replace("｜DSML｜", "｜DSML｜ "),
             ..CONVERTED
         },
         "deepseek_v32" => Writer {
