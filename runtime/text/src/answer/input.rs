@@ -184,7 +184,10 @@ impl Input {
     /// # Errors
     /// [`Stop::Fail`] at the first character that makes the word longer than `most`, wherever the text was cut.
     pub(super) fn take_into(&mut self, len: usize, word: &mut String, most: usize) -> Read<()> {
-        let fits = self.rest().floor_char_boundary(len.min(most - word.len()));
+        let mut fits = len.min(most - word.len());
+        while !self.rest().is_char_boundary(fits) {
+            fits -= 1;
+        }
         word.push_str(self.take(fits));
         if fits < len { Err(Stop::Fail) } else { Ok(()) }
     }

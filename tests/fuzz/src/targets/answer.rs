@@ -67,7 +67,9 @@ pub fn answer(_: &Path) -> Case {
                 let mut events = Vec::new();
                 let mut rest = &*text;
                 while !rest.is_empty() {
-                    let end = rest.ceil_char_boundary(longest.min(rest.len()));
+                    let end = (longest..rest.len())
+                        .find(|&end| rest.is_char_boundary(end))
+                        .unwrap_or(rest.len());
                     parser.push(&rest[..end], &mut events);
                     rest = &rest[end..];
                 }
