@@ -60,6 +60,8 @@ enum At {
     Item,
     /// In the name of a parameter.
     Parameter,
+    /// After it.
+    Sign,
     Value,
     /// In a string between these quotes.
     Text(&'static str),
@@ -146,10 +148,11 @@ impl PythonCallReader {
                         return Ok(Flow::More);
                     }
                 }
-                self.parameter(input, sink)?;
+                self.parameter(input)?;
             }
             At::Item => self.item(input, sink)?,
-            At::Parameter => self.parameter(input, sink)?,
+            At::Parameter => self.parameter(input)?,
+            At::Sign => self.sign(input, sink)?,
             At::Value => self.value(input, sink)?,
             At::Text(quotes) => self.text(quotes, input, sink)?,
             At::Word => {
@@ -243,17 +246,22 @@ impl PythonCallReader {
         self.num_calls += 1;
     }
 
-    /// Reads the name of a parameter and the sign after it.
-    fn parameter(&mut self, input: &mut Input, sink: &mut Sink) -> Read<()> {
-        if !self.read_word(input, |c| c.is_alphanumeric() || c == '_')? {
-            return Ok(());
+    /// Reads the name of a parameter.
+    fn parameter(&mut self, input: &mut Input) -> Read<()> {
+        if self.read_word(input, |c| c.is_alphanumeric() || c == '_')? {
+            self.at = At::Sign;
         }
+        Ok(())
+    }
+
+    /// Reads the sign after the name of a parameter. The first one makes it a call.
+    fn sign(&mut self, input: &mut Input, sink: &mut Sink) -> Read<()> {
         input.whitespace();
         if input.peek()? != '=' || !is_name(&self.word) {
             return Err(Stop::Fail);
         }
         input.take(1);
-        if self.at == At::Open {
+        if !sink.in_call() {
             self.begin_call(input, sink);
         }
         input.release();

@@ -430,6 +430,13 @@ pub const CASES: &[Case] = &[
     case(PYTHON, "[f(a=b)] x", &["C:f", r#"A:{"a": "#, "E:no JSON", "T:b)] x"]),
     case(
         PYTHON,
+        "[f(a=1, x b=2)] y",
+        &["C:f", r#"A:{"a": 1"#, "E:no JSON", "T:x b=2)] y"],
+    ),
+    case(PYTHON, "[f(x b=2)] y", &["T:[f(x b=2)] y"]),
+    case(PYTHON, "[f( a = 1 , b = 2 )]", &["C:f", r#"A:{"a": 1, "b": 2}"#, "E"]),
+    case(
+        PYTHON,
         "[f(a=1), oops] x",
         &["C:f", r#"A:{"a": 1}"#, "E", "T:, oops] x"],
     ),
