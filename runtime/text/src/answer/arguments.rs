@@ -28,8 +28,7 @@ impl Arguments {
         fence: Option<&'static str>,
     ) -> Read<Option<&'static str>> {
         if !self.started {
-            input.whitespace();
-            input.peek()?;
+            input.next_visible()?;
             self.started = true;
         }
         if !self.complete {

@@ -112,6 +112,13 @@ impl Input {
         self.rest().chars().next().ok_or(Stop::Wait)
     }
 
+    /// Reads white space; the character after it, which is not read. A reader that goes on without that character
+    /// would take white space of the next piece for something else.
+    pub(super) fn next_visible(&mut self) -> Read<char> {
+        self.whitespace();
+        self.peek()
+    }
+
     /// Reads white space, as much as is there.
     pub(super) fn whitespace(&mut self) -> &str {
         let rest = self.rest();

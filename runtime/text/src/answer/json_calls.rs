@@ -71,21 +71,17 @@ impl JsonCallReader {
     /// Reads on.
     pub(super) fn step(&mut self, input: &mut Input, sink: &mut Sink) -> Read<Flow> {
         match self.at {
-            At::Begin => {
-                input.whitespace();
-                match (input.peek()?, self.format.list) {
-                    ('[', Listing::List | Listing::Both) => {
-                        input.take(1);
-                        self.in_list = true;
-                        self.at = At::Item;
-                    }
-                    ('{', Listing::Objects | Listing::Both) => self.at = At::Item,
-                    _ => return Err(Stop::Fail),
+            At::Begin => match (input.next_visible()?, self.format.list) {
+                ('[', Listing::List | Listing::Both) => {
+                    input.take(1);
+                    self.in_list = true;
+                    self.at = At::Item;
                 }
-            }
+                ('{', Listing::Objects | Listing::Both) => self.at = At::Item,
+                _ => return Err(Stop::Fail),
+            },
             At::Item => {
-                input.whitespace();
-                if input.peek()? != '{' {
+                if input.next_visible()? != '{' {
                     return Err(Stop::Fail);
                 }
                 self.object = Object::default();
@@ -124,7 +120,7 @@ impl JsonCallReader {
     }
 
     fn after(&mut self, input: &mut Input, sink: &mut Sink) -> Read<Flow> {
-        input.whitespace();
+        input.next_visible()?;
         if input.accept_any(self.format.close)?.is_some() {
             return Ok(Flow::Done);
         }
@@ -205,37 +201,32 @@ impl Object {
                 input.take(1);
                 self.place = Place::KeyOrEnd;
             }
-            Place::KeyOrEnd => {
-                input.whitespace();
-                match input.peek()? {
-                    '"' => {
-                        if sink.in_call() {
-                            input.mark();
-                        }
-                        self.short.clear();
-                        self.span = JsonSpan::default();
-                        self.place = Place::Key;
+            Place::KeyOrEnd => match input.next_visible()? {
+                '"' => {
+                    if sink.in_call() {
+                        input.mark();
                     }
-                    '}' => return self.close(format, input, sink),
-                    _ => return Err(Stop::Fail),
+                    self.short.clear();
+                    self.span = JsonSpan::default();
+                    self.place = Place::Key;
                 }
-            }
+                '}' => return self.close(format, input, sink),
+                _ => return Err(Stop::Fail),
+            },
             Place::Key => {
                 if self.read_short(input)? {
                     self.place = Place::Colon;
                 }
             }
             Place::Colon => {
-                input.whitespace();
-                if input.peek()? != ':' {
+                if input.next_visible()? != ':' {
                     return Err(Stop::Fail);
                 }
                 input.take(1);
                 self.place = Place::Value;
             }
             Place::Value => {
-                input.whitespace();
-                let first = input.peek()?;
+                let first = input.next_visible()?;
                 let key: String = serde_json::from_str(&self.short).map_err(|_| Stop::Fail)?;
                 let goal = if format.names.contains(&key.as_str()) && self.name.is_none() {
                     Goal::Name
@@ -279,17 +270,14 @@ impl Object {
                     self.place = Place::CommaOrEnd;
                 }
             }
-            Place::CommaOrEnd => {
-                input.whitespace();
-                match input.peek()? {
-                    ',' => {
-                        input.take(1);
-                        self.place = Place::KeyOrEnd;
-                    }
-                    '}' => return self.close(format, input, sink),
-                    _ => return Err(Stop::Fail),
+            Place::CommaOrEnd => match input.next_visible()? {
+                ',' => {
+                    input.take(1);
+                    self.place = Place::KeyOrEnd;
                 }
-            }
+                '}' => return self.close(format, input, sink),
+                _ => return Err(Stop::Fail),
+            },
         }
         Ok(false)
     }

@@ -86,8 +86,7 @@ impl LiteralCallReader {
     fn read(&mut self, input: &mut Input, sink: &mut Sink) -> Read<Flow> {
         match self.at {
             At::Begin => {
-                input.whitespace();
-                input.peek()?;
+                input.next_visible()?;
                 if !input.accept(self.format.prefix)? {
                     return Err(Stop::Fail);
                 }
@@ -106,9 +105,8 @@ impl LiteralCallReader {
                 }
             }
             At::Item => {
-                input.whitespace();
                 let is_object = self.open.last().copied().unwrap_or_default();
-                match input.peek()? {
+                match input.next_visible()? {
                     '}' if is_object => self.close(input, sink),
                     ']' if !is_object => self.close(input, sink),
                     _ if is_object => {
@@ -140,30 +138,27 @@ impl LiteralCallReader {
                     self.at = At::Value;
                 }
             }
-            At::Value => {
-                input.whitespace();
-                match input.peek()? {
-                    first @ ('{' | '[') => {
-                        if self.open.len() >= MAX_DEPTH {
-                            return Err(Stop::Fail);
-                        }
-                        sink.arguments(input.take(1));
-                        self.open.push(first == '{');
-                        self.empty = true;
-                        self.at = At::Item;
+            At::Value => match input.next_visible()? {
+                first @ ('{' | '[') => {
+                    if self.open.len() >= MAX_DEPTH {
+                        return Err(Stop::Fail);
                     }
-                    ',' | '}' | ']' => return Err(Stop::Fail),
-                    _ if input.accept(self.format.quote)? => {
-                        sink.arguments("\"");
-                        self.at = At::Text;
-                    }
-                    _ => {
-                        input.mark();
-                        self.word.clear();
-                        self.at = At::Bare;
-                    }
+                    sink.arguments(input.take(1));
+                    self.open.push(first == '{');
+                    self.empty = true;
+                    self.at = At::Item;
                 }
-            }
+                ',' | '}' | ']' => return Err(Stop::Fail),
+                _ if input.accept(self.format.quote)? => {
+                    sink.arguments("\"");
+                    self.at = At::Text;
+                }
+                _ => {
+                    input.mark();
+                    self.word.clear();
+                    self.at = At::Bare;
+                }
+            },
             At::Text => {
                 let (len, found) = input.find(&[self.format.quote]);
                 sink.arguments(&escaped(input.take(len)));
@@ -183,20 +178,16 @@ impl LiteralCallReader {
                 sink.arguments(&known.unwrap_or(Types::ANY).read(self.word.trim()));
                 self.at = At::After;
             }
-            At::After => {
-                input.whitespace();
-                match (input.peek()?, self.open.last()) {
-                    (',', _) => {
-                        input.take(1);
-                        self.at = At::Item;
-                    }
-                    ('}', Some(true)) | (']', Some(false)) => self.close(input, sink),
-                    _ => return Err(Stop::Fail),
+            At::After => match (input.next_visible()?, self.open.last()) {
+                (',', _) => {
+                    input.take(1);
+                    self.at = At::Item;
                 }
-            }
+                ('}', Some(true)) | (']', Some(false)) => self.close(input, sink),
+                _ => return Err(Stop::Fail),
+            },
             At::Close => {
-                input.whitespace();
-                input.peek()?;
+                input.next_visible()?;
                 if input.accept(self.format.close)? {
                     return Ok(Flow::Done);
                 }

@@ -87,8 +87,7 @@ impl NamedCallReader {
             }
             At::Begin => {
                 if let Some(other) = self.format.or {
-                    input.whitespace();
-                    if matches!(input.peek()?, '[' | '{') {
+                    if matches!(input.next_visible()?, '[' | '{') {
                         self.at = At::Other(JsonCallReader::new(other));
                         return Ok(Flow::More);
                     }
@@ -129,7 +128,7 @@ impl NamedCallReader {
     }
 
     fn gap(&mut self, empty: bool, input: &mut Input) -> Read<Flow> {
-        input.whitespace();
+        input.next_visible()?;
         let close = self.format.section.map_or("", |(_, close)| close);
         let markers: &[&str] = if empty {
             &[self.format.call]
@@ -139,8 +138,6 @@ impl NamedCallReader {
         match input.accept_any(markers)? {
             Some(0) => self.at = At::Begin,
             Some(_) => return Ok(Flow::Done),
-            // More text may come, so this is not known to be none of them.
-            None if input.rest().is_empty() => return Err(Stop::Wait),
             None => return Err(Stop::Fail),
         }
         Ok(Flow::More)

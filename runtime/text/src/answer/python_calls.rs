@@ -110,8 +110,7 @@ impl PythonCallReader {
     fn read(&mut self, input: &mut Input, sink: &mut Sink) -> Read<Flow> {
         match self.at {
             At::Begin => {
-                input.whitespace();
-                self.in_list = input.peek()? == '[';
+                self.in_list = input.next_visible()? == '[';
                 if self.in_list {
                     input.take(1);
                 } else if !self.format.lines {
@@ -120,7 +119,7 @@ impl PythonCallReader {
                 self.at = At::Call;
             }
             At::Call => {
-                input.whitespace();
+                input.next_visible()?;
                 if self.num_calls > 0 && self.ends_list(input)? {
                     return Ok(Flow::More);
                 }
@@ -141,8 +140,7 @@ impl PythonCallReader {
             }
             At::Open => {
                 if self.word.is_empty() {
-                    input.whitespace();
-                    if input.peek()? == ')' {
+                    if input.next_visible()? == ')' {
                         self.begin_call(input, sink);
                         self.at = At::Item;
                         return Ok(Flow::More);
@@ -163,30 +161,27 @@ impl PythonCallReader {
                     self.at = At::After;
                 }
             }
-            At::After => {
-                input.whitespace();
-                match (input.peek()?, self.open.last()) {
-                    (':', _) if self.in_key => {
-                        input.take(1);
-                        self.in_key = false;
-                        sink.arguments(": ");
-                        self.at = At::Value;
-                    }
-                    _ if self.in_key => return Err(Stop::Fail),
-                    (',', _) => {
-                        input.take(1);
-                        self.at = At::Item;
-                    }
-                    (')', Some(Bracket::Call | Bracket::Tuple))
-                    | (']', Some(Bracket::List))
-                    | ('}', Some(Bracket::Dict)) => {
-                        self.close(input, sink);
-                    }
-                    _ => return Err(Stop::Fail),
+            At::After => match (input.next_visible()?, self.open.last()) {
+                (':', _) if self.in_key => {
+                    input.take(1);
+                    self.in_key = false;
+                    sink.arguments(": ");
+                    self.at = At::Value;
                 }
-            }
+                _ if self.in_key => return Err(Stop::Fail),
+                (',', _) => {
+                    input.take(1);
+                    self.at = At::Item;
+                }
+                (')', Some(Bracket::Call | Bracket::Tuple))
+                | (']', Some(Bracket::List))
+                | ('}', Some(Bracket::Dict)) => {
+                    self.close(input, sink);
+                }
+                _ => return Err(Stop::Fail),
+            },
             At::Next => {
-                input.whitespace();
+                input.next_visible()?;
                 if self.ends_list(input)? {
                     return Ok(Flow::More);
                 }
@@ -203,8 +198,7 @@ impl PythonCallReader {
                 if self.format.close.is_empty() {
                     return Ok(Flow::Done);
                 }
-                input.whitespace();
-                input.peek()?;
+                input.next_visible()?;
                 return match input.accept_any(self.format.close)? {
                     Some(_) => Ok(Flow::Done),
                     // A list is complete without its closing marker.
@@ -256,8 +250,7 @@ impl PythonCallReader {
 
     /// Reads the sign after the name of a parameter. The first one makes it a call.
     fn sign(&mut self, input: &mut Input, sink: &mut Sink) -> Read<()> {
-        input.whitespace();
-        if input.peek()? != '=' || !is_name(&self.word) {
+        if input.next_visible()? != '=' || !is_name(&self.word) {
             return Err(Stop::Fail);
         }
         input.take(1);
@@ -273,9 +266,8 @@ impl PythonCallReader {
     }
 
     fn item(&mut self, input: &mut Input, sink: &mut Sink) -> Read<()> {
-        input.whitespace();
         let bracket = self.open.last().copied().unwrap_or(Bracket::Call);
-        if input.peek()? == bracket.end() {
+        if input.next_visible()? == bracket.end() {
             self.close(input, sink);
             return Ok(());
         }
@@ -292,8 +284,7 @@ impl PythonCallReader {
     }
 
     fn value(&mut self, input: &mut Input, sink: &mut Sink) -> Read<()> {
-        input.whitespace();
-        let first = input.peek()?;
+        let first = input.next_visible()?;
         let bracket = match first {
             '[' => Some(Bracket::List),
             '(' => Some(Bracket::Tuple),

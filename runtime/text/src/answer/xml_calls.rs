@@ -149,8 +149,7 @@ impl XmlCallReader {
                 }
             }
             At::BeforeValue => {
-                input.whitespace();
-                input.peek()?;
+                input.next_visible()?;
                 if !input.accept(self.format.value.unwrap_or_default())? {
                     return Err(Stop::Fail);
                 }
@@ -171,7 +170,7 @@ impl XmlCallReader {
     }
 
     fn gap(&mut self, empty: bool, input: &mut Input) -> Read<Flow> {
-        input.whitespace();
+        input.next_visible()?;
         let close = self.format.section.map(|(_, close)| close);
         let mut markers = vec![self.format.call];
         markers.extend(self.format.skip);
@@ -185,7 +184,6 @@ impl XmlCallReader {
             }
             Some(index) if Some(markers[index]) == close => return Ok(Flow::Done),
             Some(_) => {}
-            None if input.rest().is_empty() => return Err(Stop::Wait),
             None => return Err(Stop::Fail),
         }
         Ok(Flow::More)

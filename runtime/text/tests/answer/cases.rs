@@ -433,6 +433,11 @@ pub const CASES: &[Case] = &[
         "[f(a=1, x b=2)] y",
         &["C:f", r#"A:{"a": 1"#, "E:no JSON", "T:x b=2)] y"],
     ),
+    case(
+        PYTHON,
+        "[ f( a=1 ) , g( ) ]",
+        &["C:f", r#"A:{"a": 1}"#, "E", "C:g", "A:{}", "E"],
+    ),
     case(PYTHON, "[f(x b=2)] y", &["T:[f(x b=2)] y"]),
     case(PYTHON, "[f( a = 1 , b = 2 )]", &["C:f", r#"A:{"a": 1, "b": 2}"#, "E"]),
     case(

@@ -3,6 +3,8 @@
 
 use halyard_text::{AnswerEvent, tool_formats};
 
+use serde_json::json;
+
 use super::{Subject, answers, parse, writers};
 
 struct Random(u64);
@@ -80,6 +82,33 @@ fn spoilt_answers_mean_the_same_however_they_are_cut() {
         }
     }
     println!("{num_cuts} cuts of spoilt answers");
+}
+
+#[test]
+fn a_blank_or_a_letter_anywhere_means_the_same_when_a_cut_is_beside_it() {
+    let mut num_cuts = 0;
+    for tools in tool_formats() {
+        let writer = writers::writer(tools);
+        let calls = [("f", json!({"a": "b c", "d": 1})), ("g", json!({}))];
+        let text = (writer.answer)("so", "", &(writer.calls)(&calls), "x");
+        let subject = Subject::new(tools, writer.reasoning, Some(false));
+        for (place, _) in text.char_indices() {
+            for more in [" ", "\n", " b", "b ", "="] {
+                let mut text = text.clone();
+                text.insert_str(place, more);
+                let whole = parse(&subject, [text.as_str()]);
+                for cut in [place, place + 1, place + more.len()] {
+                    assert_eq!(
+                        parse(&subject, [&text[..cut], &text[cut..]]),
+                        whole,
+                        "{tools}: {text:?} cut at {cut}"
+                    );
+                    num_cuts += 1;
+                }
+            }
+        }
+    }
+    println!("{num_cuts} cuts beside a blank or a letter");
 }
 
 /// Formats where a word can fall on a part that says nothing: the kind of a tool, an attribute, a header.
