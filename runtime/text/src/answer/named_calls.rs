@@ -86,11 +86,11 @@ impl NamedCallReader {
                 return self.gap(empty, input);
             }
             At::Begin => {
-                if let Some(other) = self.format.or {
-                    if matches!(input.next_visible()?, '[' | '{') {
-                        self.at = At::Other(JsonCallReader::new(other));
-                        return Ok(Flow::More);
-                    }
+                if let Some(other) = self.format.or
+                    && matches!(input.next_visible()?, '[' | '{')
+                {
+                    self.at = At::Other(JsonCallReader::new(other));
+                    return Ok(Flow::More);
                 }
                 self.name.clear();
                 self.id = None;

@@ -139,12 +139,10 @@ impl PythonCallReader {
                 }
             }
             At::Open => {
-                if self.word.is_empty() {
-                    if input.next_visible()? == ')' {
-                        self.begin_call(input, sink);
-                        self.at = At::Item;
-                        return Ok(Flow::More);
-                    }
+                if self.word.is_empty() && input.next_visible()? == ')' {
+                    self.begin_call(input, sink);
+                    self.at = At::Item;
+                    return Ok(Flow::More);
                 }
                 self.parameter(input)?;
             }
