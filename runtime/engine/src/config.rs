@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use halyard_grammar::GrammarConfig;
 use halyard_models::{DummyWeights, LoadFormat, LoraTargets, ModelFiles, ModelOverrides, WeightQuantization};
 use halyard_platform_api::DType;
 use halyard_runner::{CacheConfig, LoraSlots, RecordingConfig, RunnerConfig};
@@ -36,6 +37,8 @@ pub struct EngineConfig {
     pub speculative: Option<SpeculativeConfig>,
     /// Bounds of token guides.
     pub guides: GuideConfig,
+    /// Bounds of structured output.
+    pub grammars: GrammarConfig,
     /// Requests may ask for the last hidden state of their prompt ([`crate::Request::hidden_state`]).
     pub hidden_states: bool,
     /// Where the model's chat template runs; `None`: in this process, for models that are trusted.
@@ -272,6 +275,7 @@ impl EngineConfig {
             lora: None,
             speculative: None,
             guides: GuideConfig::default(),
+            grammars: GrammarConfig::default(),
             hidden_states: false,
             templates: None,
         }

@@ -1,5 +1,6 @@
 //! Errors of the engine: bad parameters, refused requests, and models that do not fit.
 
+use halyard_grammar::GrammarError;
 use thiserror::Error;
 
 /// A sampling parameter outside its range.
@@ -72,6 +73,9 @@ pub enum SubmitError {
     /// Bad parameters.
     #[error(transparent)]
     Param(#[from] ParamError),
+    /// A structured output that is not possible.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     /// No prompt tokens.
     #[error("the prompt is empty; send at least one token")]
     EmptyPrompt,
@@ -131,7 +135,7 @@ impl SubmitError {
             SubmitError::ShuttingDown => 1,
             SubmitError::Dead { .. } => 2,
             SubmitError::EmptyPrompt | SubmitError::PromptTooLong { .. } | SubmitError::PromptVocabulary { .. } => 3,
-            SubmitError::Param(_) | SubmitError::HiddenState(_) => 4,
+            SubmitError::Param(_) | SubmitError::Grammar(_) | SubmitError::HiddenState(_) => 4,
             SubmitError::Adapter(_) => 5,
         }
     }

@@ -4,6 +4,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use halyard_grammar::{Grammar, Matcher};
+
 /// Says which tokens of one sequence may come next.
 pub trait TokenGuide: Send {
     /// Takes the tokens that came since the last call, and writes which tokens may come next: bit v mod 32 of word v/32
@@ -27,8 +29,19 @@ impl GuideFactory {
         GuideFactory(Arc::new(make))
     }
 
+    /// Guides of a grammar.
+    pub fn of_grammar(grammar: Grammar) -> GuideFactory {
+        GuideFactory::new(move || Box::new(grammar.matcher()))
+    }
+
     pub(crate) fn make(&self) -> Box<dyn TokenGuide> {
         (self.0)()
+    }
+}
+
+impl TokenGuide for Matcher {
+    fn next_mask(&mut self, tokens: &[u32], mask: &mut [u32]) -> Result<(), String> {
+        Matcher::next_mask(self, tokens, mask)
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use halyard_grammar::{GrammarError, Grammars};
 use halyard_hooks::RecordSender;
 use halyard_models::{GenerationDefaults, LoraLimits, ModelFiles, SplitMix64, TokenizerSource};
 use halyard_platform_api::hooks::{RejectedRecord, StatRecord};
@@ -20,13 +21,14 @@ use crate::core::{Core, CoreParts};
 use crate::drafts::Drafting;
 use crate::error::{EngineError, ParamError, SubmitError};
 use crate::facts::{RequestFacts, SequenceFacts, unix_ns};
+use crate::guide::GuideFactory;
 use crate::guide_workers::SequenceGuide;
 use crate::lora::adapter::Adapter;
 use crate::lora::core::CoreLora;
 use crate::lora::loader::LoraLoader;
 use crate::lora::registry::Adapters;
 use crate::lora::{AdapterError, AdapterSource, AdapterStatus};
-use crate::params::{MAX_STOP_TOKENS, Request};
+use crate::params::{MAX_STOP_TOKENS, Request, SamplingParams};
 use crate::sequence::{Sequence, constraints, row_spec};
 use crate::shared::Shared;
 use crate::stats::{Records, StatsSnapshot};
@@ -41,6 +43,7 @@ struct Front {
     /// LoRA adapters, where they are served.
     adapters: Option<Arc<Adapters>>,
     tokenizer: Tokenizer,
+    grammars: Grammars,
     chat_template: Option<ChatTemplate>,
     generation: GenerationDefaults,
     next_id: AtomicU64,
@@ -167,6 +170,15 @@ impl EngineHandle {
             .name("halyard-engine".into())
             .spawn(move || core.run())
             .map_err(|e| EngineError::Thread(e.to_string()))?;
+        let ends: Vec<u32> = loaded
+            .info
+            .eos_token_ids
+            .iter()
+            .copied()
+            .filter(|id| *id < loaded.info.vocab_size)
+            .collect();
+        let grammars = Grammars::new(&tokenizer, loaded.info.vocab_size, &ends, config.grammars);
+        grammars.warm_up();
         let front = Front {
             commands,
             records: for_refusals,
@@ -174,6 +186,7 @@ impl EngineHandle {
             info: loaded.info,
             adapters,
             tokenizer,
+            grammars,
             chat_template,
             generation: files.generation.clone(),
             next_id: AtomicU64::new(1),
@@ -187,7 +200,8 @@ impl EngineHandle {
         Ok(EngineHandle { front: Arc::new(front) })
     }
 
-    /// Queues a request. Dropping the stream cancels it.
+    /// Queues a request. Dropping the stream cancels it. Blocks while a new structured output is compiled; callers that
+    /// may not block set [`Request::guide`] from [`EngineHandle::guide`] before.
     ///
     /// # Errors
     /// A fault of the request, or the reason why the engine takes none now. Nothing is queued then.
@@ -208,9 +222,12 @@ impl EngineHandle {
         })
     }
 
-    fn admit(&self, request: Request) -> Result<OutputStream, SubmitError> {
+    fn admit(&self, mut request: Request) -> Result<OutputStream, SubmitError> {
         let f = &*self.front;
         self.check(&request)?;
+        if request.guide.is_none() && request.params.structured_outputs.is_some() {
+            request.guide = self.guide(&request.params)?;
+        }
         if let Some(reason) = f.shared.stopped() {
             return Err(SubmitError::Dead { reason });
         }
@@ -374,6 +391,29 @@ impl EngineHandle {
             .map_or_else(Vec::new, |adapters| adapters.status())
     }
 
+    /// The guide that parameters with a structured output ask for. Blocks while a new one is compiled, up to
+    /// [`halyard_grammar::GrammarConfig::max_compile_time`].
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn guide(&self, params: &SamplingParams) -> Result<Option<GuideFactory>, GrammarError> {
+        let Some(asked) = &params.structured_outputs else {
+            return Ok(None);
+        };
+        let grammar = self.front.grammars.compile(asked)?.with_stops(&params.stop_token_ids)?;
+        Ok(Some(GuideFactory::of_grammar(grammar)))
+    }
+
+    /// The same without blocking; `None`: it is new and must be compiled.
+    pub fn kept_guide(&self, params: &SamplingParams) -> Option<Result<Option<GuideFactory>, GrammarError>> {
+        let Some(asked) = &params.structured_outputs else {
+            return Some(Ok(None));
+        };
+        let grammar = self.front.grammars.kept(asked)?;
+        let grammar = grammar.and_then(|grammar| grammar.with_stops(&params.stop_token_ids));
+        Some(grammar.map(|grammar| Some(GuideFactory::of_grammar(grammar))))
+    }
+
     fn check(&self, request: &Request) -> Result<(), SubmitError> {
         let info = &self.front.info;
         request.params.check(info.vocab_size)?;
@@ -389,7 +429,9 @@ impl EngineHandle {
         if request.hidden_state {
             let refused = match request.params.n {
                 _ if !self.front.hidden_states => Err("is refused: the engine was not started for it"),
-                _ if request.guide.is_some() => Err("has no tokens to guide"),
+                _ if request.guide.is_some() || request.params.structured_outputs.is_some() => {
+                    Err("has no tokens to guide")
+                }
                 1 => Ok(()),
                 _ => Err("has one sample"),
             };

@@ -34,7 +34,7 @@ fn constraints(params: &SamplingParams, is_guided: bool) -> Vec<&'static str> {
         (params.allowed_token_ids.is_some(), "allowed_token_ids"),
         (!params.bad_words_token_ids.is_empty(), "bad_words"),
         (params.min_tokens > 0, "min_tokens (no stop or end token before)"),
-        (is_guided, "the grammar"),
+        (is_guided, "the grammar of the structured output"),
     ];
     fields
         .iter()

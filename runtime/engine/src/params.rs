@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use halyard_grammar::StructuredOutputs;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ParamError;
@@ -56,6 +57,8 @@ pub struct SamplingParams {
     pub ignore_eos: bool,
     /// Leave special tokens out of the text.
     pub skip_special_tokens: bool,
+    /// What the text must be; `None`: any text.
+    pub structured_outputs: Option<StructuredOutputs>,
     /// Log-probabilities of each sampled token and of this many alternatives.
     pub logprobs: Option<u32>,
     /// The same for each prompt token after the first.
@@ -84,6 +87,7 @@ impl Default for SamplingParams {
             include_stop_str_in_output: false,
             ignore_eos: false,
             skip_special_tokens: true,
+            structured_outputs: None,
             logprobs: None,
             prompt_logprobs: None,
         }
@@ -276,7 +280,7 @@ pub struct Request {
     pub trace_parent: Option<String>,
     /// Name of a LoRA adapter; `None`: the model as it is.
     pub lora: Option<String>,
-    /// Says after each token which may come next; `None`: any may.
+    /// Says after each token which may come next; `None`: as [`SamplingParams::structured_outputs`] says.
     pub guide: Option<GuideFactory>,
     /// Gives the hidden state of the prompt's last token, behind the last layer and the final norm \[hidden\], and no
     /// tokens. It ends with [`crate::FinishReason::Length`]. Only where [`crate::EngineConfig::hidden_states`] is set.

@@ -357,6 +357,12 @@ impl Tokenizer {
         Ok(bytes.to_vec())
     }
 
+    /// Whether a text is the bytes of its tokens, one after another. False where only the tokenizer library's decoder
+    /// knows what tokens next to each other become.
+    pub fn decodes_by_bytes(&self) -> bool {
+        self.spelling() != Spelling::Other
+    }
+
     pub(crate) fn spelling(&self) -> Spelling {
         self.shared.spelling
     }

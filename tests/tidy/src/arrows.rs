@@ -62,6 +62,8 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
         "opened files, generation defaults, adapters",
     ),
     ("runtime/engine", "runtime/text", "tokenizer, stop strings"),
+    ("runtime/grammar", "runtime/text", "the bytes of tokens"),
+    ("runtime/engine", "runtime/grammar", "guides of structured output"),
     ("runtime/request-hooks", "platform-api", "calls its hooks"),
     ("server", "runtime/engine", "serves it"),
     (
@@ -131,6 +133,7 @@ const PLACES: &[(&str, &[&str], &str)] = &[
         "HTTP lives in the server; a collector is reached from its stat logger",
     ),
     ("tokenizers", &["runtime/text"], "text owns tokenizing"),
+    ("llguidance", &["runtime/grammar"], "one crate knows the grammar library"),
     (
         "memmap2",
         &["runtime/models", "runtime/plugin-host"],

@@ -1,0 +1,203 @@
+//! From what a client asks to a grammar of the library, compiled and tried once.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use halyard_text::Tokenizer;
+use llguidance::api::TopLevelGrammar;
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{InferenceCapabilities, TokEnv};
+use llguidance::{Matcher, ParserFactory};
+
+use crate::check::Limits;
+use crate::constraint::{Constraint, StructuredOutputs};
+use crate::error::{GrammarError, shortened};
+use crate::gbnf;
+use crate::lark;
+use crate::schema::{self, SchemaOptions};
+use crate::structural_tag::{self, SpecialTokens};
+use crate::vocabulary::Vocabulary;
+
+/// Most copies of a grammar's lexer. Sequences of one copy wait for each other.
+const MAX_COPIES: usize = 4;
+
+/// What all constraints of a model share.
+pub(crate) struct Compiler {
+    factory: ParserFactory,
+    special: Special,
+    limits: Limits,
+}
+
+impl Compiler {
+    /// Reads a model's tokens: a fraction of a second for a large vocabulary.
+    pub(crate) fn new(
+        tokenizer: &Tokenizer,
+        size: u32,
+        ends: &[u32],
+        limits: Limits,
+    ) -> Result<Compiler, GrammarError> {
+        let vocabulary = Vocabulary::new(tokenizer, size, ends)?;
+        let env: TokEnv = Arc::new(vocabulary);
+        let capabilities = InferenceCapabilities::default();
+        let mut factory = ParserFactory::new(&env, capabilities, &SlicedBiasComputer::general_slices())
+            .map_err(|error| GrammarError::Model(error.to_string()))?;
+        factory.quiet();
+        let bounds = factory.limits_mut();
+        bounds.verbose_errors = false;
+        bounds.max_lexer_states = limits.max_states;
+        Ok(Compiler {
+            factory,
+            special: Special::of(tokenizer, size),
+            limits,
+        })
+    }
+
+    /// Compiles a constraint, and computes its first mask: one that no text fits is found out here.
+    pub(crate) fn compile(&self, asked: &StructuredOutputs) -> Result<Compiled, GrammarError> {
+        let field = asked.constraint.field();
+        let grammar = self.grammar(asked)?;
+        let mut matcher = Matcher::new(self.factory.create_parser(grammar));
+        if let Some(error) = matcher.get_error() {
+            return Err(GrammarError::invalid(field, shortened(&error)));
+        }
+        // The library says no more than that its parser has stopped.
+        matcher
+            .compute_mask_or_eos()
+            .map_err(|error| GrammarError::invalid(field, shortened(&error.to_string())))?;
+        Ok(Compiled {
+            copies: Mutex::new(vec![Copy::new(matcher)]),
+            is_broken: AtomicBool::new(false),
+        })
+    }
+
+    fn grammar(&self, asked: &StructuredOutputs) -> Result<TopLevelGrammar, GrammarError> {
+        let limits = &self.limits;
+        let field = asked.constraint.field();
+        let options = SchemaOptions::of(asked);
+        let of_schema = |schema| {
+            let schema = schema::prepared(field, schema, &options, limits)?;
+            Ok(TopLevelGrammar::from_json_schema(schema))
+        };
+        match &asked.constraint {
+            Constraint::Json(text) => of_schema(limits.read_json(field, text)?),
+            Constraint::JsonObject => of_schema(serde_json::json!({"type": "object"})),
+            Constraint::Regex(pattern) if pattern.contains("<stop>") => Err(GrammarError::invalid(
+                field,
+                "a group may not be named `stop`; give it another name",
+            )),
+            Constraint::Regex(pattern) => Ok(TopLevelGrammar::from_regex(pattern)),
+            Constraint::Choice(choices) => {
+                let choices: Vec<String> = choices.iter().map(|choice| lark::literal(choice)).collect();
+                let text = format!("start: CHOICE\nCHOICE: {}\n", choices.join(" | "));
+                Ok(TopLevelGrammar::from_lark(text))
+            }
+            Constraint::Grammar(text) if text.trim_start().starts_with('{') => Err(GrammarError::invalid(
+                field,
+                "a list of grammars in JSON is not supported; send one grammar in Lark or GBNF",
+            )),
+            Constraint::Grammar(text) if gbnf::is_gbnf(text) => Ok(TopLevelGrammar::from_lark(gbnf::to_lark(text)?)),
+            Constraint::Grammar(text) => Ok(TopLevelGrammar::from_lark(text.clone())),
+            Constraint::StructuralTag(text) => {
+                let tag = limits.read_json(field, text)?;
+                let text = structural_tag::to_lark(&tag, &options, limits, &self.special)?;
+                Ok(TopLevelGrammar::from_lark(text))
+            }
+        }
+    }
+}
+
+/// A compiled constraint.
+pub(crate) struct Compiled {
+    /// Copies with lexers of their own, which learn as they are used.
+    copies: Mutex<Vec<Copy>>,
+    /// A matcher of it failed: it is not given to other requests.
+    is_broken: AtomicBool,
+}
+
+struct Copy {
+    matcher: Matcher,
+    /// Sequences that use it.
+    users: Arc<AtomicUsize>,
+}
+
+impl Copy {
+    fn new(matcher: Matcher) -> Copy {
+        let users = Arc::default();
+        Copy { matcher, users }
+    }
+}
+
+/// A use of a copy.
+pub(crate) struct User(Arc<AtomicUsize>);
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Compiled {
+    /// A matcher at the beginning of a text, of the copy that is used least.
+    pub(crate) fn matcher(&self) -> Option<(Matcher, User)> {
+        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        let users = |copy: &Copy| copy.users.load(Ordering::Relaxed);
+        let least = copies.iter().map(users).min()?;
+        if least > 0 && copies.len() < MAX_COPIES {
+            let copy = Copy::new(copies[0].matcher.deep_clone());
+            copies.push(copy);
+        }
+        let copy = copies.iter().min_by_key(|copy| users(copy))?;
+        copy.users.fetch_add(1, Ordering::Relaxed);
+        Some((copy.matcher.clone(), User(Arc::clone(&copy.users))))
+    }
+
+    pub(crate) fn note_failure(&self) {
+        self.is_broken.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.is_broken.load(Ordering::Relaxed)
+    }
+}
+
+/// A model's special tokens by their spelling.
+struct Special {
+    /// Longest first.
+    tokens: Vec<(String, u32)>,
+    tokenizer: Tokenizer,
+    size: u32,
+}
+
+impl Special {
+    fn of(tokenizer: &Tokenizer, size: u32) -> Special {
+        let special = (0..size).filter(|id| tokenizer.is_special(*id));
+        let mut tokens: Vec<(String, u32)> = special
+            .filter_map(|id| Some((String::from_utf8(tokenizer.token_bytes(id).ok()?).ok()?, id)))
+            .filter(|(text, _)| !text.is_empty())
+            .collect();
+        tokens.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
+        Special {
+            tokens,
+            tokenizer: tokenizer.clone(),
+            size,
+        }
+    }
+}
+
+impl SpecialTokens for Special {
+    fn find(&self, text: &str) -> Option<(usize, usize, u32)> {
+        let found = self
+            .tokens
+            .iter()
+            .filter_map(|(token, id)| Some((text.find(token.as_str())?, token.len(), *id)));
+        found.min_by_key(|(at, len, _)| (*at, std::cmp::Reverse(*len)))
+    }
+
+    fn id(&self, token: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(token)
+    }
+
+    fn has(&self, id: u32) -> bool {
+        id < self.size && self.tokenizer.contains(id)
+    }
+}
