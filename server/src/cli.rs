@@ -32,6 +32,7 @@ mod model_flags;
 mod plugins;
 mod serve;
 mod serving;
+mod structured;
 pub mod units;
 pub mod vllm_flags;
 

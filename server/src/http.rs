@@ -13,6 +13,7 @@ pub mod connections;
 pub mod conversion;
 pub mod cors;
 pub mod generate;
+mod guides;
 pub mod host_check;
 pub mod info;
 pub mod layers;

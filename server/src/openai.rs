@@ -21,6 +21,7 @@ pub mod refusals;
 pub mod sampling;
 pub mod shaper;
 pub mod shared;
+pub mod structured;
 pub mod tokenize;
 pub mod tools;
 pub mod truncation;

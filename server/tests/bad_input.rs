@@ -226,7 +226,7 @@ async fn a_bad_field_of_a_chat_is_named() {
         ),
         (
             json!({"messages": hi, "response_format": {"type": "json_schema", "json_schema": {}}}),
-            "response_format",
+            "response_format.json_schema.name",
         ),
         (json!({"messages": hi, "max_completion_tokens": 5000}), "messages"),
         (

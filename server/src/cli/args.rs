@@ -15,6 +15,7 @@ use halyard_scheduler::Policy;
 use super::isolation::HookIsolation;
 use super::lora::LoraArgs;
 use super::model_flags::OverrideArgs;
+use super::structured::StructuredArgs;
 use super::units::{
     ContextLength, DTypeChoice, parse_bytes, parse_context, parse_dtype, parse_policy, parse_share, parse_tokens,
 };
@@ -309,6 +310,9 @@ pub struct EngineArgs {
     #[command(flatten)]
     /// Adapters.
     pub lora: LoraArgs,
+    #[command(flatten)]
+    /// Structured output.
+    pub structured: StructuredArgs,
 }
 
 impl EngineArgs {
@@ -350,6 +354,7 @@ impl EngineArgs {
             lora: self.lora.config(),
             speculative: None,
             guides: GuideConfig::default(),
+            grammars: self.structured.config(),
             hidden_states: false,
             templates: (!self.model.trust_chat_template).then(TemplateProcesses::shared),
         }

@@ -17,6 +17,7 @@ use halyard_request_hooks::IoRun;
 use serde_json::Value;
 
 use super::conversion::{convert, read};
+use super::guides;
 use super::info::fingerprint;
 use super::request_id::TokenCount;
 use super::state::{AppState, InFlight};
@@ -35,6 +36,8 @@ struct Job {
     format: Box<dyn Format>,
     /// One for each prompt.
     requests: Vec<Request>,
+    /// The field that asks for their structured output.
+    structured_by: Option<&'static str>,
     /// The IO processors for the answer's texts.
     io: IoRun,
 }
@@ -69,6 +72,7 @@ pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api
         });
         Ok(Job {
             requests: requests.collect(),
+            structured_by: asked.structured_by,
             answer: Answer {
                 id,
                 model,
@@ -83,7 +87,10 @@ pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api
             io,
         })
     });
-    let job = job.await?;
+    let mut job = job.await?;
+    if let Some(path) = job.structured_by {
+        guides::add(&state, &mut job.requests, path).await?;
+    }
     if state.log_prompts {
         log_prompts(&state, &job.answer);
     }
@@ -131,6 +138,7 @@ async fn answer(state: Arc<AppState>, job: Job) -> Result<Response, ApiError> {
         format,
         requests,
         io,
+        ..
     } = job;
     let in_flight = InFlight::enter(&state);
     let num_samples = requests.first().map_or(1, |request| request.params.n as usize);

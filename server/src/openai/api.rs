@@ -27,6 +27,8 @@ pub struct Generation {
     pub prompts: Vec<Prompt>,
     /// For the engine, one for each prompt.
     pub params: Vec<SamplingParams>,
+    /// The field that asks for their structured output.
+    pub structured_by: Option<&'static str>,
     /// Whole or in pieces.
     pub streaming: Streaming,
     /// How to write the answer.

@@ -176,6 +176,7 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
     Ok(Generation {
         prompts: vec![prompt],
         params: vec![shared.params],
+        structured_by: shared.structured_by,
         streaming: shared.streaming,
         format: Box::new(format),
     })

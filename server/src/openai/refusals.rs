@@ -1,7 +1,7 @@
 //! Maps errors of the engine, the tokenizer and the IO processors to API errors: status, field and code.
 
 use axum::http::StatusCode;
-use halyard_engine::{FinishReason, ParamError, SubmitError};
+use halyard_engine::{FinishReason, GrammarError, ParamError, SubmitError};
 use halyard_request_hooks::IoFailure;
 use halyard_text::TextError;
 
@@ -16,6 +16,7 @@ impl From<SubmitError> for ApiError {
                 ApiError::field("allowed_token_ids", message).with_code("no_token_allowed")
             }
             SubmitError::Param(param) => ApiError::field(param_name(&param), message),
+            SubmitError::Grammar(error) => error.into(),
             SubmitError::EmptyPrompt => ApiError::field("prompt", message),
             SubmitError::HiddenState(_) => ApiError::new(StatusCode::BAD_REQUEST, message),
             SubmitError::PromptVocabulary { .. } => ApiError::field("prompt", message),
@@ -35,6 +36,22 @@ impl From<SubmitError> for ApiError {
             SubmitError::Dead { .. } => {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("engine_dead")
             }
+        }
+    }
+}
+
+impl From<GrammarError> for ApiError {
+    fn from(error: GrammarError) -> Self {
+        let message = error.to_string();
+        match error {
+            GrammarError::Busy { .. } => ApiError {
+                retry_after_s: Some(1),
+                ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("queue_full")
+            },
+            GrammarError::TooLarge { .. }
+            | GrammarError::Invalid { .. }
+            | GrammarError::Late { .. }
+            | GrammarError::Model(_) => ApiError::field("structured_outputs", message).with_code("invalid_grammar"),
         }
     }
 }

@@ -106,6 +106,7 @@ impl SamplingFields {
             include_stop_str_in_output: is_set(self.include_stop_str_in_output),
             ignore_eos: is_set(self.ignore_eos),
             skip_special_tokens: self.skip_special_tokens.is_none_or(|Flag(skip)| skip),
+            structured_outputs: None,
             logprobs: None,
             prompt_logprobs: self
                 .prompt_logprobs

@@ -1,4 +1,5 @@
-//! Fields that all generation APIs have: streaming, truncation, sampling, and the scheduler's (priority).
+//! Fields that all generation APIs have: streaming, truncation, sampling, structured output, and the scheduler's
+//! (priority).
 
 use halyard_engine::SamplingParams;
 use serde::Deserialize;
@@ -8,6 +9,7 @@ use super::body::Body;
 use super::lenient::Int;
 use super::model::ModelContext;
 use super::sampling::SamplingFields;
+use super::structured::StructuredFields;
 use super::truncation::{Truncation, TruncationFields};
 use super::usage::{StreamFields, Streaming};
 use crate::api_error::ApiError;
@@ -20,6 +22,8 @@ pub struct Shared {
     pub truncation: Option<Truncation>,
     /// Without log-probabilities of the answer and the token limit, whose fields differ between routes.
     pub params: SamplingParams,
+    /// The field that asks for a structured output.
+    pub structured_by: Option<&'static str>,
 }
 
 impl Shared {
@@ -30,11 +34,15 @@ impl Shared {
     pub fn take(body: &mut Body, answer: Option<Int>, model: ModelContext<'_>) -> Result<Shared, ApiError> {
         let streaming = body.take::<StreamFields>()?.read(model.serving)?;
         let truncation = body.take::<TruncationFields>()?.read(answer, model)?;
-        let params = body.take::<SamplingFields>()?.into_params(model)?;
+        let mut params = body.take::<SamplingFields>()?.into_params(model)?;
+        let structured = body.take::<StructuredFields>()?.read()?;
+        let structured_by = structured.as_ref().map(|(_, path)| *path);
+        params.structured_outputs = structured.map(|(asked, _)| asked);
         Ok(Shared {
             streaming,
             truncation,
             params,
+            structured_by,
         })
     }
 

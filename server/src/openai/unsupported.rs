@@ -8,15 +8,14 @@ use super::lenient::Int;
 use crate::api_error::{ApiError, clip};
 
 /// Fields that would change the answer, with what to do instead.
-const REFUSED: [(&str, &str); 11] = [
+const REFUSED: [(&str, &str); 10] = [
     ("use_beam_search", "leave it out to sample"),
     ("logits_processors", "leave it out"),
     ("prompt_embeds", "send text or token ids"),
-    ("structured_outputs", "leave it out and check the text yourself"),
-    ("guided_json", "leave it out and check the text yourself"),
-    ("guided_regex", "leave it out and check the text yourself"),
-    ("guided_choice", "leave it out and check the text yourself"),
-    ("guided_grammar", "leave it out and check the text yourself"),
+    ("guided_json", "send structured_outputs with json"),
+    ("guided_regex", "send structured_outputs with regex"),
+    ("guided_choice", "send structured_outputs with choice"),
+    ("guided_grammar", "send structured_outputs with grammar"),
     ("logprob_token_ids", "send logprobs or top_logprobs"),
     ("repetition_detection", "leave it out"),
     (
@@ -54,7 +53,6 @@ pub fn refuse(body: &Body) -> Result<(), ApiError> {
         }
     }
     refuse_suffix(body.get("suffix"))?;
-    refuse_format(body.get("response_format"))?;
     refuse_modalities(body.get("modalities"))?;
     refuse_thinking_budget(body.get("thinking_token_budget"))?;
     let best_of = body.get("best_of");
@@ -81,16 +79,6 @@ fn refuse_suffix(suffix: &Value) -> Result<(), ApiError> {
         Value::Null => Ok(()),
         _ => Err(ApiError::unsupported("suffix", "leave it out")),
     }
-}
-
-fn refuse_format(format: &Value) -> Result<(), ApiError> {
-    let kind = format["type"].as_str();
-    if format.is_null() || kind == Some("text") {
-        return Ok(());
-    }
-    let kind = clip(kind.unwrap_or("an unnamed type"));
-    let remedy = format!("`{kind}` was asked, only `text` is served");
-    Err(ApiError::unsupported("response_format", &remedy))
 }
 
 fn refuse_modalities(modalities: &Value) -> Result<(), ApiError> {
@@ -146,8 +134,6 @@ mod tests {
     #[test]
     fn refuses_what_would_change_the_answer() {
         for (field, value) in [
-            ("response_format", json!({"type": "json_object"})),
-            ("response_format", json!({})),
             ("guided_json", json!({})),
             ("guided_choice", json!(["a"])),
             ("use_beam_search", json!(true)),

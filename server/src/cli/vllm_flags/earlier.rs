@@ -10,7 +10,6 @@ const ROPE: &str = "give it in config.json's words, --hf-overrides '{\"rope_scal
 const STEPS: &str = "each step is planned anew";
 const RECORDED: &str = "decode steps are recorded for the sizes that come";
 const TOKENIZER: &str = "prompts are tokenised outside the engine thread";
-const GRAMMAR: &str = "structured outputs are not built yet";
 
 /// Flags of earlier versions.
 #[rustfmt::skip]
@@ -23,7 +22,7 @@ pub const EARLIER: &[Flag] = &[
     flag("--enable-prompt-adapter", &[], Bool, Refused("prompt adapters are not built yet")),
     flag("--enable-reasoning", &[], Bool, Refused("reasoning parsers are not built yet")),
     flag("--engine-use-ray", &[], Switch, Refused("there is no Ray; leave it out")),
-    flag("--guided-decoding-backend", &[], Value, Refused(GRAMMAR)),
+    flag("--guided-decoding-backend", &[], Value, Accepted("one library compiles all structured outputs")),
     flag("--long-lora-scaling-factors", &[], Value, Refused("adapters that stretch positions are not served")),
     flag("--lora-extra-vocab-size", &[], Value,
         Only(&["0"], "adapters add no tokens", "adapters that add tokens are not served")),

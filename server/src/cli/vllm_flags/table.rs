@@ -363,7 +363,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--ssl-keyfile", &[], Value, Refused(TLS)),
     flag("--stream-interval", &[], Value,
         Only(&["1"], "every token is sent as it comes", "every token is sent as it comes; leave it out")),
-    flag("--structured-outputs-config", &[], Value, Refused("structured outputs are not built yet")),
+    flag("--structured-outputs-config", &[], Value, Same),
     flag("--swa-bounded-replay", &[], Bool, Refused(NOT_YET)),
     flag("--tensor-parallel-size", &["-tp"], Value, Same),
     flag("--tokenizer", &[], Value, Same),
