@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use halyard_grammar::{GrammarError, Grammars};
+use halyard_grammar::{GrammarError, Grammars, StructuredOutputs};
 use halyard_hooks::RecordSender;
 use halyard_models::{GenerationDefaults, LoraLimits, ModelFiles, SplitMix64, TokenizerSource};
 use halyard_platform_api::hooks::{RejectedRecord, StatRecord};
@@ -28,7 +28,7 @@ use crate::lora::core::CoreLora;
 use crate::lora::loader::LoraLoader;
 use crate::lora::registry::Adapters;
 use crate::lora::{AdapterError, AdapterSource, AdapterStatus};
-use crate::params::{MAX_STOP_TOKENS, Request, SamplingParams};
+use crate::params::{MAX_STOP_TOKENS, Request};
 use crate::sequence::{Sequence, constraints, row_spec};
 use crate::shared::Shared;
 use crate::stats::{Records, StatsSnapshot};
@@ -225,8 +225,13 @@ impl EngineHandle {
     fn admit(&self, mut request: Request) -> Result<OutputStream, SubmitError> {
         let f = &*self.front;
         self.check(&request)?;
-        if request.guide.is_none() && request.params.structured_outputs.is_some() {
-            request.guide = self.guide(&request.params)?;
+        if let Some(asked) = request
+            .params
+            .structured_outputs
+            .as_ref()
+            .filter(|_| request.guide.is_none())
+        {
+            request.guide = Some(self.guide(asked, &request.params.stop_token_ids)?);
         }
         if let Some(reason) = f.shared.stopped() {
             return Err(SubmitError::Dead { reason });
@@ -391,27 +396,24 @@ impl EngineHandle {
             .map_or_else(Vec::new, |adapters| adapters.status())
     }
 
-    /// The guide that parameters with a structured output ask for. Blocks while a new one is compiled, up to
-    /// [`halyard_grammar::GrammarConfig::max_compile_time`].
+    /// The guide of a structured output, for a request that ends at `stop_token_ids` too. Blocks while a new one is
+    /// compiled, up to [`halyard_grammar::GrammarConfig::max_compile_time`].
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn guide(&self, params: &SamplingParams) -> Result<Option<GuideFactory>, GrammarError> {
-        let Some(asked) = &params.structured_outputs else {
-            return Ok(None);
-        };
-        let grammar = self.front.grammars.compile(asked)?.with_stops(&params.stop_token_ids)?;
-        Ok(Some(GuideFactory::of_grammar(grammar)))
+    pub fn guide(&self, asked: &StructuredOutputs, stop_token_ids: &[u32]) -> Result<GuideFactory, GrammarError> {
+        let grammar = self.front.grammars.compile(asked)?;
+        grammar.with_stops(stop_token_ids).map(GuideFactory::of_grammar)
     }
 
     /// The same without blocking; `None`: it is new and must be compiled.
-    pub fn kept_guide(&self, params: &SamplingParams) -> Option<Result<Option<GuideFactory>, GrammarError>> {
-        let Some(asked) = &params.structured_outputs else {
-            return Some(Ok(None));
-        };
-        let grammar = self.front.grammars.kept(asked)?;
-        let grammar = grammar.and_then(|grammar| grammar.with_stops(&params.stop_token_ids));
-        Some(grammar.map(|grammar| Some(GuideFactory::of_grammar(grammar))))
+    pub fn kept_guide(
+        &self,
+        asked: &StructuredOutputs,
+        stop_token_ids: &[u32],
+    ) -> Option<Result<GuideFactory, GrammarError>> {
+        let kept = self.front.grammars.kept(asked)?;
+        Some(kept.and_then(|grammar| grammar.with_stops(stop_token_ids).map(GuideFactory::of_grammar)))
     }
 
     fn check(&self, request: &Request) -> Result<(), SubmitError> {

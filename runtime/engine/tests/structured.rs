@@ -348,11 +348,11 @@ fn what_is_wrong_is_refused_before_anything_is_queued() {
     );
     assert_eq!(llm.engine().stats().num_waiting, 0);
     let right = regex("a{3}").asked;
-    assert!(llm.engine().kept_guide(&params(&right, 5)).is_none());
+    assert!(llm.engine().kept_guide(&right, &[]).is_none());
     let output = llm
         .generate_ids(vec![prompt(1)], &params(&right, 5))
         .expect("taken")
         .remove(0);
     assert_eq!(output.outputs[0].text, "aaa");
-    assert!(llm.engine().kept_guide(&params(&right, 5)).is_some());
+    assert!(llm.engine().kept_guide(&right, &[]).is_some());
 }

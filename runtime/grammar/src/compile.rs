@@ -58,7 +58,13 @@ impl Compiler {
         let grammar = self.grammar(asked)?;
         let mut matcher = Matcher::new(self.factory.create_parser(grammar));
         if let Some(error) = matcher.get_error() {
-            return Err(GrammarError::invalid(field, shortened(&error)));
+            let reason = shortened(&error);
+            // The place in a grammar that the library makes of a regex says nothing to its author.
+            let fault = match &asked.constraint {
+                Constraint::Regex(_) => reason.split_once("(in regex): ").map(|(_, fault)| fault.to_string()),
+                _ => None,
+            };
+            return Err(GrammarError::invalid(field, fault.unwrap_or(reason)));
         }
         // The library says no more than that its parser has stopped.
         matcher

@@ -60,6 +60,11 @@ pub(crate) fn shortened(error: &str) -> String {
         .filter_map(|mark| error.find(mark))
         .min();
     let text = error[..end.unwrap_or(error.len())].trim();
+    // Behind a regular expression's fault comes the place in a grammar that nobody wrote.
+    let fault_end = text
+        .find("\nerror: ")
+        .map(|at| at + 1 + text[at + 1..].find('\n').unwrap_or(text.len() - at - 1));
+    let text = &text[..fault_end.unwrap_or(text.len())];
     if let Some(keys) = text.strip_prefix("Unimplemented keys: ") {
         return format!("the keywords {keys} are not supported; leave them out");
     }

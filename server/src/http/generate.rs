@@ -28,6 +28,7 @@ use crate::openai::api::Api;
 use crate::openai::body::Body;
 use crate::openai::refusals::failure;
 use crate::openai::shared::SchedulingFields;
+use crate::openai::structured::Structured;
 use crate::openai::usage::Usage;
 
 /// A request, checked and ready to be submitted.
@@ -36,8 +37,8 @@ struct Job {
     format: Box<dyn Format>,
     /// One for each prompt.
     requests: Vec<Request>,
-    /// The field that asks for their structured output.
-    structured_by: Option<&'static str>,
+    /// What the text of every sample must be.
+    structured: Option<Structured>,
     /// The IO processors for the answer's texts.
     io: IoRun,
 }
@@ -72,7 +73,7 @@ pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api
         });
         Ok(Job {
             requests: requests.collect(),
-            structured_by: asked.structured_by,
+            structured: asked.structured,
             answer: Answer {
                 id,
                 model,
@@ -88,8 +89,8 @@ pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api
         })
     });
     let mut job = job.await?;
-    if let Some(path) = job.structured_by {
-        guides::add(&state, &mut job.requests, path).await?;
+    if let Some(structured) = job.structured.take() {
+        guides::add(&state, &mut job.requests, structured).await?;
     }
     if state.log_prompts {
         log_prompts(&state, &job.answer);

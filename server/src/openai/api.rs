@@ -6,6 +6,7 @@ use super::answer::Format;
 use super::body::Body;
 use super::model::ModelContext;
 use super::prompt::Prompt;
+use super::structured::Structured;
 use super::usage::Streaming;
 use crate::api_error::ApiError;
 
@@ -27,8 +28,8 @@ pub struct Generation {
     pub prompts: Vec<Prompt>,
     /// For the engine, one for each prompt.
     pub params: Vec<SamplingParams>,
-    /// The field that asks for their structured output.
-    pub structured_by: Option<&'static str>,
+    /// What the text of every sample must be, where something is asked for.
+    pub structured: Option<Structured>,
     /// Whole or in pieces.
     pub streaming: Streaming,
     /// How to write the answer.

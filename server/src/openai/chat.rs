@@ -176,7 +176,7 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
     Ok(Generation {
         prompts: vec![prompt],
         params: vec![shared.params],
-        structured_by: shared.structured_by,
+        structured: shared.structured,
         streaming: shared.streaming,
         format: Box::new(format),
     })

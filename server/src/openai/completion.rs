@@ -118,7 +118,7 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
     Ok(Generation {
         prompts,
         params,
-        structured_by: shared.structured_by,
+        structured: shared.structured,
         streaming: shared.streaming,
         format: Box::new(format),
     })

@@ -9,7 +9,7 @@ use super::body::Body;
 use super::lenient::Int;
 use super::model::ModelContext;
 use super::sampling::SamplingFields;
-use super::structured::StructuredFields;
+use super::structured::{Structured, StructuredFields};
 use super::truncation::{Truncation, TruncationFields};
 use super::usage::{StreamFields, Streaming};
 use crate::api_error::ApiError;
@@ -22,8 +22,8 @@ pub struct Shared {
     pub truncation: Option<Truncation>,
     /// Without log-probabilities of the answer and the token limit, whose fields differ between routes.
     pub params: SamplingParams,
-    /// The field that asks for a structured output.
-    pub structured_by: Option<&'static str>,
+    /// What the text must be, where something is asked for.
+    pub structured: Option<Structured>,
 }
 
 impl Shared {
@@ -34,15 +34,13 @@ impl Shared {
     pub fn take(body: &mut Body, answer: Option<Int>, model: ModelContext<'_>) -> Result<Shared, ApiError> {
         let streaming = body.take::<StreamFields>()?.read(model.serving)?;
         let truncation = body.take::<TruncationFields>()?.read(answer, model)?;
-        let mut params = body.take::<SamplingFields>()?.into_params(model)?;
+        let params = body.take::<SamplingFields>()?.into_params(model)?;
         let structured = body.take::<StructuredFields>()?.read()?;
-        let structured_by = structured.as_ref().map(|(_, path)| *path);
-        params.structured_outputs = structured.map(|(asked, _)| asked);
         Ok(Shared {
             streaming,
             truncation,
             params,
-            structured_by,
+            structured,
         })
     }
 

@@ -31,15 +31,24 @@ struct Outputs {
     whitespace_pattern: Option<String>,
 }
 
+/// What is asked for.
+#[derive(Debug, PartialEq)]
+pub struct Structured {
+    /// What the text must be.
+    pub outputs: StructuredOutputs,
+    /// The path of the field that asks.
+    pub path: &'static str,
+}
+
 const FORMAT: &str = "response_format";
 const OUTPUTS: &str = "structured_outputs";
 
 impl StructuredFields {
-    /// What is asked for, with the path of the field that asks.
+    /// What is asked for.
     ///
     /// # Errors
     /// 400 for more or less than one constraint, and for what is none.
-    pub fn read(self) -> Result<Option<(StructuredOutputs, &'static str)>, ApiError> {
+    pub fn read(self) -> Result<Option<Structured>, ApiError> {
         let format = response_format(self.response_format)?;
         let options = self.structured_outputs;
         if format.is_none() && options.is_none() {
@@ -100,7 +109,7 @@ impl StructuredFields {
             disable_additional_properties: is_set(options.disable_additional_properties),
             whitespace_pattern: options.whitespace_pattern,
         };
-        Ok(Some((outputs, path)))
+        Ok(Some(Structured { outputs, path }))
     }
 }
 
@@ -199,13 +208,13 @@ mod tests {
     use crate::openai::body::Body;
     use serde_json::json;
 
-    fn read(body: Value) -> Result<Option<(StructuredOutputs, &'static str)>, ApiError> {
+    fn read(body: Value) -> Result<Option<Structured>, ApiError> {
         Body::new(body)?.take::<StructuredFields>()?.read()
     }
 
     fn constraint(body: Value) -> (Constraint, &'static str) {
-        let (asked, path) = read(body).expect("right").expect("a constraint");
-        (asked.constraint, path)
+        let asked = read(body).expect("right").expect("a constraint");
+        (asked.outputs.constraint, asked.path)
     }
 
     #[test]
@@ -264,7 +273,7 @@ mod tests {
     fn response_format_takes_the_place_of_its_kind() {
         let body = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"a": 1}}},
             "structured_outputs": {"json": {"b": 2}, "disable_any_whitespace": true, "whitespace_pattern": " "}});
-        let (asked, path) = read(body).expect("right").expect("a constraint");
+        let Structured { outputs: asked, path } = read(body).expect("right").expect("a constraint");
         assert_eq!(asked.constraint, Constraint::Json(r#"{"a":1}"#.to_owned()));
         assert_eq!(path, "response_format.json_schema.schema");
         assert!(asked.disable_any_whitespace && !asked.disable_additional_properties);
