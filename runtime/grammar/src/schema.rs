@@ -37,9 +37,9 @@ const SUBSCHEMAS: [&str; 16] = [
     "oneOf",
 ];
 
-/// Formats of strings that the grammar library knows. Others are annotations, as JSON Schema has them (2020-12
-/// validation, 7.2.1).
-const FORMATS: [&str; 11] = [
+/// Formats that JSON Schema defines (2020-12 validation, 7.3). Those that the grammar library does not know it refuses.
+/// All others are annotations, which say nothing.
+const FORMATS: [&str; 19] = [
     "date-time",
     "time",
     "date",
@@ -50,7 +50,15 @@ const FORMATS: [&str; 11] = [
     "ipv6",
     "uuid",
     "uri",
-    "unknown",
+    "idn-email",
+    "idn-hostname",
+    "iri",
+    "iri-reference",
+    "uri-reference",
+    "uri-template",
+    "json-pointer",
+    "relative-json-pointer",
+    "regex",
 ];
 
 /// Dates of the calendar: the library's own format has a 29th of February in every year.

@@ -90,6 +90,7 @@ fn features_are_refused_by_name() {
         (json!({"$ref": "file:///etc/passwd"}), "file:///etc/passwd"),
         (json!({"$ref": "#/$defs/none"}), "none"),
         (json!({"type": "strange"}), "strange"),
+        (json!({"type": "string", "format": "json-pointer"}), "json-pointer"),
         (json!({"type": "string", "pattern": "(?=a)"}), "look-around"),
         (json!({"x-guidance": {"lenient": true}}), "x-guidance"),
         (json!(false), "false"),
