@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::constraint::{Constraint, StructuredOutputs};
 use crate::error::GrammarError;
+use crate::measure::{self, MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES, at_most};
 
 /// Limits of a constraint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,9 +47,14 @@ impl Limits {
             "the number of its bytes",
             constraint.num_bytes() + pattern,
             self.max_bytes,
-            "shorten it",
         )?;
         if let Some(pattern) = &asked.whitespace_pattern {
+            at_most(
+                "whitespace_pattern",
+                "the number of its bytes",
+                pattern.len(),
+                MAX_REGEX_BYTES,
+            )?;
             self.check_groups("whitespace_pattern", pattern)?;
         }
         match constraint {
@@ -56,17 +62,14 @@ impl Limits {
                 field,
                 "it is an empty list; send one text at least",
             )),
-            Constraint::Choice(choices) => at_most(
-                field,
-                "the number of its texts",
-                choices.len(),
-                self.max_choices,
-                "send fewer, or a regex",
-            ),
+            Constraint::Choice(choices) => at_most(field, "the number of its texts", choices.len(), self.max_choices),
             Constraint::Regex(pattern) if pattern.contains('\0') => {
                 Err(GrammarError::invalid(field, "it holds a NUL character"))
             }
-            Constraint::Regex(pattern) => self.check_groups(field, pattern),
+            Constraint::Regex(pattern) => {
+                at_most(field, "the number of its bytes", pattern.len(), MAX_REGEX_BYTES)?;
+                self.check_groups(field, pattern)
+            }
             Constraint::Json(text) | Constraint::Grammar(text) | Constraint::StructuralTag(text)
                 if text.trim().is_empty() =>
             {
@@ -76,15 +79,11 @@ impl Limits {
                 ))
             }
             Constraint::Grammar(text) => {
+                at_most(field, "the number of its bytes", text.len(), MAX_GRAMMAR_BYTES)?;
+                measure::check_lark(field, text, self.max_references)?;
                 // Each definition has one; a literal may too, which only makes the count larger.
                 let definitions = text.lines().filter(|line| line.contains(':')).count();
-                at_most(
-                    field,
-                    "the number of its rules",
-                    definitions,
-                    self.max_references,
-                    "send fewer",
-                )?;
+                at_most(field, "the number of its rules", definitions, self.max_references)?;
                 self.check_groups(field, text)
             }
             Constraint::Json(_) | Constraint::StructuralTag(_) | Constraint::JsonObject => Ok(()),
@@ -110,58 +109,18 @@ impl Limits {
             "the number of groups within each other",
             deepest,
             self.max_nesting,
-            "nest less",
         )
     }
 
-    /// Reads JSON text.
+    /// Reads JSON text, and checks what would be costly in it.
     pub(crate) fn read_json(&self, field: &'static str, text: &str) -> Result<Value, GrammarError> {
         let tag = if field == "structural_tag" { self.tag_nesting } else { 0 };
         check_text_nesting(field, text, self.max_nesting + tag)?;
-        serde_json::from_str(text).map_err(|error| GrammarError::invalid(field, format!("it is no JSON: {error}")))
+        let value = serde_json::from_str(text)
+            .map_err(|error| GrammarError::invalid(field, format!("it is no JSON: {error}")))?;
+        measure::check(field, &value, self.max_references)?;
+        Ok(value)
     }
-
-    /// Counts the `$ref`s of a schema.
-    pub(crate) fn check_references(&self, field: &'static str, schema: &Value) -> Result<(), GrammarError> {
-        let mut found = 0;
-        let mut todo = vec![schema];
-        while let Some(value) = todo.pop() {
-            match value {
-                Value::Object(entries) => {
-                    found += usize::from(entries.get("$ref").is_some_and(Value::is_string));
-                    todo.extend(entries.values());
-                }
-                Value::Array(entries) => todo.extend(entries),
-                _ => {}
-            }
-        }
-        at_most(
-            field,
-            "the number of its $refs",
-            found,
-            self.max_references,
-            "write fewer",
-        )
-    }
-}
-
-fn at_most(
-    field: &'static str,
-    what: &'static str,
-    found: usize,
-    limit: usize,
-    remedy: &'static str,
-) -> Result<(), GrammarError> {
-    if found <= limit {
-        return Ok(());
-    }
-    Err(GrammarError::TooLarge {
-        field,
-        what,
-        found,
-        limit,
-        remedy,
-    })
 }
 
 /// Counts objects and lists within each other in JSON text, without reading it.
@@ -184,6 +143,5 @@ fn check_text_nesting(field: &'static str, text: &str, limit: usize) -> Result<(
         "the number of objects and lists within each other",
         deepest,
         limit,
-        "nest less, or name parts by $defs and $ref",
     )
 }

@@ -1,7 +1,9 @@
 //! From what a client asks to a grammar of the library, compiled and tried once.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use halyard_text::Tokenizer;
 use llguidance::api::TopLevelGrammar;
@@ -26,6 +28,7 @@ pub(crate) struct Compiler {
     factory: ParserFactory,
     special: Special,
     limits: Limits,
+    max_time: Duration,
 }
 
 impl Compiler {
@@ -35,6 +38,7 @@ impl Compiler {
         size: u32,
         ends: &[u32],
         limits: Limits,
+        max_time: Duration,
     ) -> Result<Compiler, GrammarError> {
         let vocabulary = Vocabulary::new(tokenizer, size, ends)?;
         let env: TokEnv = Arc::new(vocabulary);
@@ -49,6 +53,7 @@ impl Compiler {
             factory,
             special: Special::of(tokenizer, size),
             limits,
+            max_time,
         })
     }
 
@@ -56,7 +61,8 @@ impl Compiler {
     pub(crate) fn compile(&self, asked: &StructuredOutputs) -> Result<Compiled, GrammarError> {
         let field = asked.constraint.field();
         let grammar = self.grammar(asked)?;
-        let mut matcher = Matcher::new(self.factory.create_parser(grammar));
+        let started = Instant::now();
+        let mut matcher = Matcher::new(self.factory.create_parser(grammar)).into_cancellable();
         if let Some(error) = matcher.get_error() {
             let reason = shortened(&error);
             // The place in a grammar that the library makes of a regex says nothing to its author.
@@ -67,9 +73,16 @@ impl Compiler {
             return Err(GrammarError::invalid(field, fault.unwrap_or(reason)));
         }
         // The library says no more than that its parser has stopped.
-        matcher
-            .compute_mask_or_eos()
-            .map_err(|error| GrammarError::invalid(field, shortened(&error.to_string())))?;
+        let left = self.max_time.saturating_sub(started.elapsed());
+        within(left, &mut matcher).map_err(|error| {
+            if matcher.is_cancelled() {
+                return GrammarError::Late {
+                    field,
+                    limit: self.max_time,
+                };
+            }
+            GrammarError::invalid(field, shortened(&error))
+        })?;
         Ok(Compiled {
             copies: Mutex::new(vec![Copy::new(matcher)]),
             is_broken: AtomicBool::new(false),
@@ -81,7 +94,7 @@ impl Compiler {
         let field = asked.constraint.field();
         let options = SchemaOptions::of(asked);
         let of_schema = |schema| {
-            let schema = schema::prepared(field, schema, &options, limits)?;
+            let schema = schema::prepared(field, schema, &options)?;
             Ok(TopLevelGrammar::from_json_schema(schema))
         };
         match &asked.constraint {
@@ -110,6 +123,24 @@ impl Compiler {
             }
         }
     }
+}
+
+/// Makes the first mask, which another thread cancels when its time is over.
+fn within(left: Duration, matcher: &mut Matcher) -> Result<(), String> {
+    let Some(handle) = matcher.cancellation_handle() else {
+        return Err("it cannot be cancelled".to_string());
+    };
+    let (done, wait) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if wait.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+                handle.cancel();
+            }
+        });
+        let mask = matcher.compute_mask_or_eos();
+        drop(done);
+        mask.map(drop).map_err(|error| error.to_string())
+    })
 }
 
 /// A compiled constraint.

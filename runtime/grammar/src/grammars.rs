@@ -301,7 +301,13 @@ impl Shared {
     fn compiler(&self) -> Result<&Compiler, GrammarError> {
         let made = self.compiler.get_or_init(|| {
             let started = Instant::now();
-            let compiler = Compiler::new(&self.tokenizer, self.vocab_size, &self.ends, self.config.limits);
+            let compiler = Compiler::new(
+                &self.tokenizer,
+                self.vocab_size,
+                &self.ends,
+                self.config.limits,
+                self.config.max_compile_time,
+            );
             tracing::debug!(
                 ms = started.elapsed().as_millis() as u64,
                 "the vocabulary of grammars is read"

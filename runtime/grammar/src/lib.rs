@@ -16,6 +16,7 @@ mod gbnf;
 mod grammars;
 mod lark;
 mod matcher;
+mod measure;
 mod schema;
 mod structural_tag;
 mod tools;

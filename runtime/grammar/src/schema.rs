@@ -3,7 +3,6 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::check::Limits;
 use crate::constraint::StructuredOutputs;
 use crate::error::GrammarError;
 
@@ -99,13 +98,7 @@ impl SchemaOptions {
 }
 
 /// A schema for the library, with options that it reads.
-pub(crate) fn prepared(
-    field: &'static str,
-    mut schema: Value,
-    options: &SchemaOptions,
-    limits: &Limits,
-) -> Result<Value, GrammarError> {
-    limits.check_references(field, &schema)?;
+pub(crate) fn prepared(field: &'static str, mut schema: Value, options: &SchemaOptions) -> Result<Value, GrammarError> {
     visit(&mut schema, &mut |entries| prepare(entries, options));
     let mut entries = match schema {
         Value::Object(entries) => entries,
@@ -183,7 +176,7 @@ mod tests {
     use super::*;
 
     fn prepared_by(schema: Value, options: SchemaOptions) -> Value {
-        let mut prepared = prepared("json", schema, &options, &Limits::default()).expect("a schema");
+        let mut prepared = prepared("json", schema, &options).expect("a schema");
         prepared.as_object_mut().expect("an object").remove("x-guidance");
         prepared
     }

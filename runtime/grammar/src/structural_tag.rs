@@ -430,7 +430,7 @@ impl Writer<'_> {
     fn json(&mut self, schema: &Value) -> Result<String, GrammarError> {
         let any = Value::Bool(true);
         let schema = if schema.is_null() { &any } else { schema };
-        let schema = schema::prepared(FIELD, schema.clone(), self.options, self.limits)?;
+        let schema = schema::prepared(FIELD, schema.clone(), self.options)?;
         Ok(self.lark.rule(&lark::json(&schema)))
     }
 

@@ -65,6 +65,15 @@ fn any_object_is_an_object() {
 }
 
 #[test]
+fn multiples_are_counted_in_decimals() {
+    let number = |multiple: f64| json(json!({"type": "number", "multipleOf": multiple, "minimum": 0, "maximum": 10}));
+    accepts(number(0.25), "1.75");
+    refuses(number(0.25), "1.7");
+    accepts(number(0.000001), "0.000003");
+    accepts(number(1e-7), "0.0000003");
+}
+
+#[test]
 fn options_of_white_space_and_of_properties_hold() {
     let compact = StructuredOutputs {
         disable_any_whitespace: true,
