@@ -151,8 +151,8 @@ fn coefficient(number: &str) -> u128 {
         .unwrap_or(u128::MAX)
 }
 
-/// Finds how many patterns may have to hold for one text: those of allOf, of references with siblings, and of the schema
-/// itself add up.
+/// Finds how many patterns may have to hold for one text: those of allOf, of references with siblings, and of the
+/// schema itself add up.
 struct Together<'a> {
     root: &'a Value,
     /// By reference; 0 while it is being followed.
