@@ -6,14 +6,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use halyard_grammar::mask_threads;
 use halyard_scheduler::RequestId;
 
 use crate::config::GuideConfig;
 use crate::error::EngineError;
 use crate::guide::{Mask, TokenGuide};
-
-/// Most threads that run guides, not counting those that are stuck.
-const MAX_THREADS: usize = 4;
 
 /// A sequence's guide, as the engine's thread has it.
 #[derive(Default)]
@@ -224,10 +222,7 @@ impl GuideWorkers {
         if stuck >= self.config.max_stuck_threads as usize {
             return Ok(());
         }
-        let wanted = std::thread::available_parallelism()
-            .map_or(1, usize::from)
-            .min(MAX_THREADS);
-        while self.workers.len() - stuck < wanted {
+        while self.workers.len() - stuck < mask_threads() {
             let call = Arc::new(Mutex::new(Call::Idle));
             let (worker, own) = (Worker(Arc::clone(&call)), Worker(call));
             let (asked, answer, vocab) = (Arc::clone(&self.asked), self.answer.clone(), self.vocab);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use halyard_text::Tokenizer;
@@ -20,8 +20,9 @@ use crate::schema::{self, SchemaOptions};
 use crate::structural_tag::{self, SpecialTokens};
 use crate::vocabulary::Vocabulary;
 
-/// Most copies of a grammar's lexer. Sequences of one copy wait for each other.
-const MAX_COPIES: usize = 4;
+/// Copies of lexers that are kept for the next sequence, of all constraints together: each may have learnt
+/// [`Limits::max_states`].
+const MAX_IDLE: usize = 16;
 
 /// What all constraints of a model share.
 pub(crate) struct Compiler {
@@ -29,6 +30,9 @@ pub(crate) struct Compiler {
     special: Special,
     limits: Limits,
     max_time: Duration,
+    max_copies: usize,
+    /// Copies that no sequence uses.
+    idle: Arc<AtomicUsize>,
 }
 
 impl Compiler {
@@ -39,6 +43,7 @@ impl Compiler {
         ends: &[u32],
         limits: Limits,
         max_time: Duration,
+        max_copies: usize,
     ) -> Result<Compiler, GrammarError> {
         let vocabulary = Vocabulary::new(tokenizer, size, ends)?;
         let env: TokEnv = Arc::new(vocabulary);
@@ -54,6 +59,8 @@ impl Compiler {
             special: Special::of(tokenizer, size),
             limits,
             max_time,
+            max_copies: max_copies.max(1),
+            idle: Arc::default(),
         })
     }
 
@@ -84,7 +91,10 @@ impl Compiler {
             GrammarError::invalid(field, shortened(&error))
         })?;
         Ok(Compiled {
-            copies: Mutex::new(vec![Copy::new(matcher)]),
+            first: matcher,
+            copies: Mutex::default(),
+            max_copies: self.max_copies,
+            idle: Arc::clone(&self.idle),
             is_broken: AtomicBool::new(false),
         })
     }
@@ -145,47 +155,97 @@ fn within(left: Duration, matcher: &mut Matcher) -> Result<(), String> {
 
 /// A compiled constraint.
 pub(crate) struct Compiled {
-    /// Copies with lexers of their own, which learn as they are used.
-    copies: Mutex<Vec<Copy>>,
+    /// At the beginning of a text, with a lexer that has learnt the first mask only.
+    first: Matcher,
+    copies: Mutex<Copies>,
+    max_copies: usize,
+    idle: Arc<AtomicUsize>,
     /// A matcher of it failed: it is not given to other requests.
     is_broken: AtomicBool,
 }
 
+/// Copies with lexers of their own, which learn as they are used. Sequences of one copy wait for each other.
+#[derive(Default)]
+struct Copies {
+    list: Vec<Copy>,
+    next: u64,
+}
+
 struct Copy {
+    number: u64,
     matcher: Matcher,
     /// Sequences that use it.
-    users: Arc<AtomicUsize>,
+    users: usize,
 }
 
-impl Copy {
-    fn new(matcher: Matcher) -> Copy {
-        let users = Arc::default();
-        Copy { matcher, users }
-    }
+/// A sequence's use of a copy.
+pub(crate) struct User {
+    compiled: Arc<Compiled>,
+    number: u64,
 }
-
-/// A use of a copy.
-pub(crate) struct User(Arc<AtomicUsize>);
 
 impl Drop for User {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        let surplus = self.compiled.give_back(self.number);
+        if let Some(surplus) = surplus {
+            // Freeing a large lexer takes long, and this may be the engine's thread.
+            let thread = std::thread::Builder::new().name("halyard-grammar".into());
+            // Without a thread it is freed here.
+            let _freed = thread.spawn(move || drop(surplus));
+        }
+    }
+}
+
+impl Drop for Compiled {
+    fn drop(&mut self) {
+        let copies = self.copies.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.idle.fetch_sub(copies.list.len(), Ordering::Relaxed);
     }
 }
 
 impl Compiled {
     /// A matcher at the beginning of a text, of the copy that is used least.
-    pub(crate) fn matcher(&self) -> Option<(Matcher, User)> {
-        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
-        let users = |copy: &Copy| copy.users.load(Ordering::Relaxed);
-        let least = copies.iter().map(users).min()?;
-        if least > 0 && copies.len() < MAX_COPIES {
-            let copy = Copy::new(copies[0].matcher.deep_clone());
-            copies.push(copy);
+    pub(crate) fn matcher(self: &Arc<Self>) -> Option<(Matcher, User)> {
+        let mut copies = self.copies();
+        let least = copies.list.iter().map(|copy| copy.users).min();
+        if least.is_none_or(|users| users > 0) && copies.list.len() < self.max_copies {
+            // The oldest has learnt most.
+            let oldest = copies.list.first().map_or(&self.first, |copy| &copy.matcher);
+            let (matcher, number) = (oldest.deep_clone(), copies.next);
+            copies.next += 1;
+            copies.list.push(Copy {
+                number,
+                matcher,
+                users: 0,
+            });
+            self.idle.fetch_add(1, Ordering::Relaxed);
         }
-        let copy = copies.iter().min_by_key(|copy| users(copy))?;
-        copy.users.fetch_add(1, Ordering::Relaxed);
-        Some((copy.matcher.clone(), User(Arc::clone(&copy.users))))
+        let copy = copies.list.iter_mut().min_by_key(|copy| copy.users)?;
+        if copy.users == 0 {
+            self.idle.fetch_sub(1, Ordering::Relaxed);
+        }
+        copy.users += 1;
+        let user = User {
+            compiled: Arc::clone(self),
+            number: copy.number,
+        };
+        Some((copy.matcher.clone(), user))
+    }
+
+    /// A sequence has ended. A copy without users stays while few others do.
+    fn give_back(&self, number: u64) -> Option<Copy> {
+        let mut copies = self.copies();
+        let at = copies.list.iter().position(|copy| copy.number == number)?;
+        copies.list[at].users -= 1;
+        if copies.list[at].users > 0 || self.idle.fetch_add(1, Ordering::Relaxed) < MAX_IDLE {
+            return None;
+        }
+        self.idle.fetch_sub(1, Ordering::Relaxed);
+        Some(copies.list.remove(at))
+    }
+
+    fn copies(&self) -> MutexGuard<'_, Copies> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn note_failure(&self) {
@@ -236,5 +296,50 @@ impl SpecialTokens for Special {
 
     fn has(&self, id: u32) -> bool {
         id < self.size && self.tokenizer.contains(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn compiler(max_copies: usize) -> Compiler {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let file = here.join("../../tests/fixtures/models/llama/tokenizer.json");
+        let tokenizer = Tokenizer::from_file(&file).expect("a tokenizer");
+        let (size, minute) = (tokenizer.vocab_size() as u32, Duration::from_secs(60));
+        Compiler::new(&tokenizer, size, &[1], Limits::default(), minute, max_copies).expect("a vocabulary")
+    }
+
+    fn constraint(number: usize) -> StructuredOutputs {
+        Constraint::Regex(format!("[ab]{{{}}}", number + 1)).into()
+    }
+
+    #[test]
+    fn sequences_share_a_few_copies_and_few_are_kept_without_one() {
+        let compiler = compiler(3);
+        let compiled = Arc::new(compiler.compile(&constraint(1)).expect("a constraint"));
+        let users: Vec<_> = (0..5).map(|_| compiled.matcher().expect("a matcher")).collect();
+        let mut shared: Vec<usize> = compiled.copies().list.iter().map(|copy| copy.users).collect();
+        shared.sort_unstable();
+        assert_eq!(shared, [1, 2, 2]);
+        assert_eq!(compiler.idle.load(Ordering::Relaxed), 0);
+        drop(users);
+        assert_eq!(compiler.idle.load(Ordering::Relaxed), 3);
+        let others: Vec<_> = (2..40)
+            .map(|number| Arc::new(compiler.compile(&constraint(number)).expect("a constraint")))
+            .collect();
+        for other in &others {
+            drop(other.matcher().expect("a matcher"));
+        }
+        assert_eq!(compiler.idle.load(Ordering::Relaxed), MAX_IDLE);
+        let kept = others.iter().chain([&compiled]);
+        assert_eq!(kept.map(|one| one.copies().list.len()).sum::<usize>(), MAX_IDLE);
+        // What was given back is made anew.
+        assert!(others[30].copies().list.is_empty() && others[30].matcher().is_some());
+        drop((others, compiled));
+        assert_eq!(compiler.idle.load(Ordering::Relaxed), 0);
     }
 }

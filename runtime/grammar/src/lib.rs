@@ -25,6 +25,6 @@ mod vocabulary;
 pub use check::Limits;
 pub use constraint::{Constraint, StructuredOutputs};
 pub use error::GrammarError;
-pub use grammars::{Grammar, GrammarConfig, Grammars};
+pub use grammars::{Grammar, GrammarConfig, Grammars, mask_threads};
 pub use matcher::Matcher;
 pub use tools::{Function, named_call, required_calls};

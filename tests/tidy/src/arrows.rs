@@ -133,7 +133,11 @@ const PLACES: &[(&str, &[&str], &str)] = &[
         "HTTP lives in the server; a collector is reached from its stat logger",
     ),
     ("tokenizers", &["runtime/text"], "text owns tokenizing"),
-    ("llguidance", &["runtime/grammar"], "one crate knows the grammar library"),
+    (
+        "llguidance",
+        &["runtime/grammar"],
+        "one crate knows the grammar library",
+    ),
     (
         "memmap2",
         &["runtime/models", "runtime/plugin-host"],
