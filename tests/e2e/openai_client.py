@@ -7,6 +7,7 @@ error classes that the client maps statuses to.
 import sys
 
 import openai
+import pydantic
 
 url, key, model = sys.argv[1:]
 client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
@@ -76,10 +77,35 @@ raises(openai.NotFoundError, lambda: client.chat.completions.create(model="gpt-9
 raises(openai.BadRequestError, lambda: client.chat.completions.create(model=model, messages=hi, temperature=-1), None, "temperature")
 raises(openai.BadRequestError, lambda: client.chat.completions.create(model=model, messages=[]), None, "messages")
 raises(openai.BadRequestError, lambda: client.completions.create(model=model, prompt=[5] * 1000), "context_length_exceeded", "prompt")
+
+
+class Point(pydantic.BaseModel):
+    x: int = pydantic.Field(ge=0, le=99)
+    ok: bool
+
+
+compact = {"structured_outputs": {"disable_any_whitespace": True}}
+parsed = client.chat.completions.parse(
+    model=model, messages=hi, max_tokens=60, seed=2, temperature=1.0, response_format=Point, extra_body=compact
+)
+assert isinstance(parsed.choices[0].message.parsed, Point), parsed
+with client.chat.completions.stream(
+    model=model, messages=hi, max_tokens=60, seed=2, temperature=1.0, response_format=Point, extra_body=compact
+) as events:
+    streamed = events.get_final_completion() if list(events) else None
+assert streamed.choices[0].message.parsed == parsed.choices[0].message.parsed, streamed
+chosen = client.completions.create(
+    model=model, prompt="The river", max_tokens=20, extra_body={"structured_outputs": {"choice": ["Rhine", "Nile"]}}
+)
+assert chosen.choices[0].text in ("Rhine", "Nile") and chosen.choices[0].finish_reason == "stop", chosen
 raises(
     openai.BadRequestError,
-    lambda: client.chat.completions.create(model=model, messages=hi, response_format={"type": "json_object"}),
-    "unsupported_parameter",
-    "response_format",
+    lambda: client.chat.completions.create(
+        model=model,
+        messages=hi,
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}},
+    ),
+    "invalid_grammar",
+    "response_format.json_schema.schema",
 )
 print("openai", openai.__version__, "agrees")
