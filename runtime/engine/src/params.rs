@@ -59,6 +59,8 @@ pub struct SamplingParams {
     pub skip_special_tokens: bool,
     /// What the text must be; `None`: any text.
     pub structured_outputs: Option<StructuredOutputs>,
+    /// Special tokens that are in the text in any case, such as the markers of tool calls.
+    pub kept_special_tokens: Vec<u32>,
     /// Log-probabilities of each sampled token and of this many alternatives.
     pub logprobs: Option<u32>,
     /// The same for each prompt token after the first.
@@ -88,6 +90,7 @@ impl Default for SamplingParams {
             ignore_eos: false,
             skip_special_tokens: true,
             structured_outputs: None,
+            kept_special_tokens: Vec::new(),
             logprobs: None,
             prompt_logprobs: None,
         }

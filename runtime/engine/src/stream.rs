@@ -58,7 +58,7 @@ impl OutputStream {
             .filter_map(|_| {
                 let detokenizer = Detokenizer::new(tokenizer, &prompt, params.skip_special_tokens);
                 Some(Sample {
-                    detokenizer,
+                    detokenizer: detokenizer.keeping(&params.kept_special_tokens),
                     stops: checker()?,
                     num_tokens: 0,
                     done: false,

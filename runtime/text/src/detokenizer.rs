@@ -17,6 +17,8 @@ const MAX_HELD_TOKENS: usize = 32;
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special_tokens: bool,
+    /// Special tokens that are not skipped.
+    kept: Vec<u32>,
     /// Bytes whose character is not complete yet.
     pending: Vec<u8>,
     /// How many of `pending` came from the prompt.
@@ -44,6 +46,7 @@ impl Detokenizer {
         let mut detokenizer = Self {
             tokenizer: tokenizer.clone(),
             skip_special_tokens,
+            kept: Vec::new(),
             pending: Vec::new(),
             pending_from_prompt: 0,
             at_start: true,
@@ -61,6 +64,14 @@ impl Detokenizer {
         detokenizer
     }
 
+    /// The same, but for these special tokens, which give their text in any case: markers that a parser of the text has
+    /// to see.
+    #[must_use]
+    pub fn keeping(mut self, special_tokens: &[u32]) -> Self {
+        self.kept = special_tokens.to_vec();
+        self
+    }
+
     /// Takes the next id and returns the text that became complete, possibly none. An id without a token (a model's
     /// output can be wider than its vocabulary) gives no text.
     ///
@@ -68,7 +79,7 @@ impl Detokenizer {
     /// [`crate::TextError::Decode`] from the tokenizer library, for vocabularies that are not tables of bytes.
     pub fn push(&mut self, id: u32) -> Result<&str> {
         self.text.clear();
-        let skipped = self.skip_special_tokens && self.tokenizer.is_special(id);
+        let skipped = self.skip_special_tokens && self.tokenizer.is_special(id) && !self.kept.contains(&id);
         if !skipped && self.tokenizer.contains(id) {
             if self.tokenizer.spelling() == Spelling::Other {
                 self.push_window(id)?;

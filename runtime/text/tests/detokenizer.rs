@@ -61,6 +61,32 @@ fn pieces_concatenate_to_the_full_decode() {
 }
 
 #[test]
+fn kept_special_tokens_give_their_text_and_the_others_do_not() {
+    let mut compared = 0;
+    for (name, tokenizer) in tokenizers() {
+        let special: Vec<u32> = (0..tokenizer.vocab_size() as u32)
+            .filter(|id| tokenizer.is_special(*id))
+            .collect();
+        let [kept, others @ ..] = &special[..] else { continue };
+        let plain = (0..).find(|id| !tokenizer.is_special(*id) && !tokenizer.token_bytes(*id).expect("ids").is_empty());
+        let plain = plain.expect("a token");
+        let mut ids = vec![plain, *kept, plain];
+        ids.extend(others);
+        ids.push(*kept);
+        let mut detokenizer = Detokenizer::new(&tokenizer, &[], true).keeping(&[*kept]);
+        let mut text = String::new();
+        for id in &ids {
+            text.push_str(detokenizer.push(*id).expect("decodes"));
+        }
+        text.push_str(detokenizer.finish().expect("decodes"));
+        ids.retain(|id| !others.contains(id));
+        assert_eq!(text, tokenizer.decode(&ids, false).expect("decodes"), "{name}");
+        compared += others.len();
+    }
+    assert!(compared > 2, "{compared} special tokens were left out");
+}
+
+#[test]
 fn byte_level_decode_of_random_bytes_is_the_lossy_decode_of_the_bytes() {
     let tokenizer = from_gguf("bpe.json");
     let mut random = SplitMix64(7);

@@ -107,6 +107,7 @@ impl SamplingFields {
             ignore_eos: is_set(self.ignore_eos),
             skip_special_tokens: self.skip_special_tokens.is_none_or(|Flag(skip)| skip),
             structured_outputs: None,
+            kept_special_tokens: Vec::new(),
             logprobs: None,
             prompt_logprobs: self
                 .prompt_logprobs

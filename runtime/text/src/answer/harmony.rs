@@ -111,6 +111,11 @@ impl HarmonyReader {
         Ok(())
     }
 
+    /// Whether a thought is open.
+    pub(super) fn in_reasoning(&self) -> bool {
+        matches!(self.at, At::Body(Body::Reasoning))
+    }
+
     /// A header failed: what follows is text.
     pub(super) fn fail(&mut self) {
         self.at = At::Body(Body::Text);

@@ -242,6 +242,16 @@ impl AnswerParser {
         self.input.looked_at
     }
 
+    /// Whether what was understood so far ends within reasoning.
+    pub fn in_reasoning(&self) -> bool {
+        match &self.at {
+            At::ReasoningStart | At::Reasoning => true,
+            At::Calls { in_reasoning, before, .. } => *in_reasoning && self.sink.num_calls() == *before,
+            At::Harmony(reader) => reader.in_reasoning(),
+            At::Start { .. } | At::Text => false,
+        }
+    }
+
     fn run(&mut self) {
         while self.step().is_ok() {}
     }
@@ -402,14 +412,8 @@ impl AnswerParser {
     /// Text since the mark says nothing but itself.
     fn hand_back(&mut self) {
         let held = self.input.take_held();
-        let in_reasoning = match self.at {
-            At::Calls {
-                in_reasoning, before, ..
-            } => in_reasoning && self.sink.num_calls() == before,
-            At::Reasoning | At::ReasoningStart => true,
-            At::Start { .. } | At::Text | At::Harmony(_) => false,
-        };
-        if in_reasoning {
+        // A message of harmony that is none is text.
+        if self.in_reasoning() && !matches!(self.at, At::Harmony(_)) {
             self.think(&held);
         } else {
             self.sink.text(&held);
