@@ -1,6 +1,8 @@
 //! Starts the real `halyard` binary as an operator would, with platforms loaded from their `.so`. Links nothing of
 //! Halyard: what these tests see is what a user sees.
 
+pub mod scripted;
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
