@@ -96,10 +96,25 @@ fn prepare_one(index: usize, message: &Value, shapes: ContentShapes) -> Result<V
         ));
     }
     let mut message = message.clone();
+    let shapes = match message["role"].as_str() {
+        // Templates print what a tool returned; few look into its parts.
+        Some("tool") => ContentShapes {
+            string: true,
+            parts: false,
+        },
+        _ => shapes,
+    };
     let content = prepare_content(index, message.get("content").unwrap_or(&Value::Null), shapes)?;
     message.insert("content".to_owned(), content);
+    if message["role"] == "assistant" {
+        prepare_reasoning(index, &mut message)?;
+    }
     if let Some(calls) = message.get_mut("tool_calls") {
         prepare_tool_calls(index, calls)?;
+        // Templates ask whether there is such a field.
+        if calls.as_array().is_none_or(Vec::is_empty) {
+            message.shift_remove("tool_calls");
+        }
     }
     Ok(Value::Object(message))
 }
@@ -158,7 +173,24 @@ fn text_of_part(index: usize, part: usize, value: &Value) -> Result<&str> {
         .ok_or_else(|| invalid(index, &path(&format!(".{field}")), "a string", text))
 }
 
-/// OpenAI's API carries arguments as JSON text; templates print them as objects.
+/// Reasoning has two names, and templates read either one.
+fn prepare_reasoning(index: usize, message: &mut Map<String, Value>) -> Result<()> {
+    const NAMES: [&str; 2] = ["reasoning", "reasoning_content"];
+    let sent = NAMES
+        .iter()
+        .find_map(|name| message.get(*name).filter(|value| !value.is_null()));
+    let Some(sent) = sent.cloned() else { return Ok(()) };
+    if !sent.is_string() {
+        return Err(invalid(index, ".reasoning", "a string", &sent));
+    }
+    for name in NAMES {
+        message.insert(name.to_owned(), sent.clone());
+    }
+    Ok(())
+}
+
+/// OpenAI's API carries arguments as JSON text; templates print them as objects. A text that is no object stays one:
+/// it is what the model wrote, and without it the conversation could not go on.
 fn prepare_tool_calls(index: usize, calls: &mut Value) -> Result<()> {
     if calls.is_null() {
         return Ok(());
@@ -167,25 +199,30 @@ fn prepare_tool_calls(index: usize, calls: &mut Value) -> Result<()> {
         return Err(invalid(index, ".tool_calls", "a list", calls));
     };
     for (call_index, call) in calls.iter_mut().enumerate() {
-        let Some(arguments) = call
-            .get_mut("function")
-            .and_then(|function| function.get_mut("arguments"))
-        else {
-            continue;
-        };
-        if let Value::String(text) = arguments {
-            let parsed: Value = if text.trim().is_empty() {
-                Value::Object(Map::new())
-            } else {
-                serde_json::from_str(text).map_err(|error| TextError::InvalidMessage {
-                    index,
-                    field: format!(".tool_calls[{call_index}].function.arguments"),
-                    expected: "JSON text",
-                    found: error.to_string(),
-                })?
-            };
-            *arguments = parsed;
+        let path = |field: &str| format!(".tool_calls[{call_index}]{field}");
+        if call.get("type").is_some_and(|kind| kind != "function") {
+            return Err(invalid(index, &path(".type"), "\"function\"", &call["type"]));
         }
+        let Some(function) = call.get_mut("function").and_then(Value::as_object_mut) else {
+            return Err(invalid(
+                index,
+                &path(".function"),
+                "an object with name and arguments",
+                call,
+            ));
+        };
+        let sent = function.get("arguments").unwrap_or(&Value::Null);
+        let arguments = match sent {
+            Value::Object(_) => continue,
+            Value::Null => Value::Object(Map::new()),
+            Value::String(text) if text.trim().is_empty() => Value::Object(Map::new()),
+            Value::String(text) => match serde_json::from_str(text) {
+                Ok(Value::Object(arguments)) => Value::Object(arguments),
+                _ => continue,
+            },
+            other => return Err(invalid(index, &path(".function.arguments"), "JSON text", other)),
+        };
+        function.insert("arguments".to_owned(), arguments);
     }
     Ok(())
 }

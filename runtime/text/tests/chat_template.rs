@@ -255,8 +255,89 @@ fn bad_messages_are_refused_with_their_place() {
         refuse(json!({"role": "user", "content": [{"type": "input_text", "text": "one"}]})),
         "messages[0].content[0] has type 'input_text', but this model takes text parts only"
     );
-    let call = json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]});
-    assert!(refuse(call).starts_with("messages[0].tool_calls[0].function.arguments must be JSON text, found "));
+    let refuse_calls = |calls: Value| refuse(json!({"role": "assistant", "tool_calls": calls}));
+    assert_eq!(
+        refuse_calls(json!([{"function": {"name": "f", "arguments": 5}}])),
+        "messages[0].tool_calls[0].function.arguments must be JSON text, found a number"
+    );
+    assert_eq!(
+        refuse_calls(json!([{"type": "custom", "function": {"name": "f"}}])),
+        "messages[0].tool_calls[0].type must be \"function\", found a string"
+    );
+    assert_eq!(
+        refuse_calls(json!([{"id": "1"}])),
+        "messages[0].tool_calls[0].function must be an object with name and arguments, found an object"
+    );
+    assert_eq!(
+        refuse_calls(json!("f")),
+        "messages[0].tool_calls must be a list, found a string"
+    );
+    assert_eq!(
+        refuse(json!({"role": "assistant", "reasoning_content": 5})),
+        "messages[0].reasoning must be a string, found a number"
+    );
+}
+
+/// What a template sees of one message.
+fn seen(message: Value) -> Value {
+    let template = compile("{{ messages[0] | tojson }}").with_contents_as(false);
+    let input = ChatInput {
+        messages: &[message],
+        ..ChatInput::default()
+    };
+    serde_json::from_str(&template.render(&input).expect("renders")).expect("JSON")
+}
+
+#[test]
+fn calls_of_a_history_reach_the_template_as_the_model_wrote_them() {
+    for (sent, expected) in [
+        (json!("{\"a\": [1]}"), json!({"a": [1]})),
+        (json!({"a": 1}), json!({"a": 1})),
+        (json!(" "), json!({})),
+        (json!(null), json!({})),
+        // What was no object stays what it was.
+        (json!("{\"a\": "), json!("{\"a\": ")),
+        (json!("[1]"), json!("[1]")),
+    ] {
+        let calls = json!([{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": sent}}]);
+        let message = seen(json!({"role": "assistant", "content": null, "tool_calls": calls}));
+        assert_eq!(message["tool_calls"][0]["function"]["arguments"], expected, "{sent}");
+        assert_eq!(message["tool_calls"][0]["id"], "call_1");
+        assert_eq!(message["content"], "");
+    }
+    for none in [json!(null), json!([])] {
+        let message = seen(json!({"role": "assistant", "content": "a", "tool_calls": none}));
+        assert_eq!(message, json!({"role": "assistant", "content": "a"}), "{none}");
+    }
+}
+
+#[test]
+fn reasoning_of_a_history_has_both_names() {
+    for name in ["reasoning", "reasoning_content"] {
+        let message = seen(json!({"role": "assistant", "content": "a", name: "because"}));
+        assert_eq!(
+            (&message["reasoning"], &message["reasoning_content"]),
+            (&json!("because"), &json!("because"))
+        );
+    }
+    let both = json!({"role": "assistant", "content": "a", "reasoning": "new", "reasoning_content": "old"});
+    assert_eq!(seen(both)["reasoning_content"], "new");
+    let others = json!({"role": "user", "content": "a", "reasoning": "b"});
+    assert_eq!(seen(others.clone()), others);
+}
+
+#[test]
+fn what_a_tool_returned_is_one_text_for_every_template() {
+    let parts = json!([{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]);
+    let sent = json!({"role": "tool", "tool_call_id": "call_1", "content": parts});
+    let expected = json!({"role": "tool", "tool_call_id": "call_1", "content": "4\n2"});
+    assert_eq!(seen(sent.clone()), expected);
+    let template = compile("{% for m in messages %}{{ m.content }}{% endfor %}").with_contents_as(true);
+    let input = ChatInput {
+        messages: &[sent],
+        ..ChatInput::default()
+    };
+    assert_eq!(template.render(&input).expect("renders"), "4\n2");
 }
 
 #[test]

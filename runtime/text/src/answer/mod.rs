@@ -246,7 +246,9 @@ impl AnswerParser {
     pub fn in_reasoning(&self) -> bool {
         match &self.at {
             At::ReasoningStart | At::Reasoning => true,
-            At::Calls { in_reasoning, before, .. } => *in_reasoning && self.sink.num_calls() == *before,
+            At::Calls {
+                in_reasoning, before, ..
+            } => *in_reasoning && self.sink.num_calls() == *before,
             At::Harmony(reader) => reader.in_reasoning(),
             At::Start { .. } | At::Text => false,
         }
