@@ -29,6 +29,7 @@ mod hook_child;
 pub mod isolation;
 mod lora;
 mod model_flags;
+mod parser_args;
 mod plugins;
 mod serve;
 mod serving;

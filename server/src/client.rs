@@ -47,6 +47,15 @@ pub enum ClientError {
     Broken(String),
 }
 
+/// A piece of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// What the model thinks.
+    Reasoning(&'a str),
+    /// The answer itself.
+    Text(&'a str),
+}
+
 /// A server's address and key.
 pub struct ServerClient {
     client: Client,
@@ -134,20 +143,32 @@ impl ServerClient {
         self.send(request).await?.json().await.map_err(broken)
     }
 
-    /// Posts a streamed request and hands over each piece of text as it comes. Returns the whole text.
+    /// Posts a streamed request and hands over each piece of text as it comes. Returns the whole text, without
+    /// reasoning.
     ///
     /// # Errors
     /// [`ClientError`], also for an error that comes inside the stream.
-    pub async fn stream(&self, route: &str, body: &Value, mut piece: impl FnMut(&str)) -> Result<String, ClientError> {
+    pub async fn stream(
+        &self,
+        route: &str,
+        body: &Value,
+        mut piece: impl FnMut(Part<'_>),
+    ) -> Result<String, ClientError> {
         let mut text = String::new();
         let take = |event: &Value| {
             let choice = &event["choices"][0];
-            let part = choice["delta"]["content"]
+            let delta = &choice["delta"];
+            // Other servers have the second name.
+            let reasoning = delta["reasoning"].as_str().or(delta["reasoning_content"].as_str());
+            if let Some(reasoning) = reasoning.filter(|part| !part.is_empty()) {
+                piece(Part::Reasoning(reasoning));
+            }
+            let part = delta["content"]
                 .as_str()
                 .or(choice["text"].as_str())
                 .unwrap_or_default();
             text.push_str(part);
-            piece(part);
+            piece(Part::Text(part));
         };
         self.stream_events(route, body, take).await?;
         Ok(text)

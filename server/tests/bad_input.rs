@@ -212,10 +212,18 @@ async fn a_bad_field_of_a_chat_is_named() {
             json!({"messages": hi, "logprobs": true, "top_logprobs": 21}),
             "top_logprobs",
         ),
-        (json!({"messages": hi, "tools": tool}), "tools"),
+        (json!({"messages": hi, "tools": tool}), "tool_choice"),
         (
             json!({"messages": hi, "tools": tool, "tool_choice": "required"}),
-            "tools",
+            "tool_choice",
+        ),
+        (
+            json!({"messages": hi, "tools": tool, "parallel_tool_calls": "both"}),
+            "parallel_tool_calls",
+        ),
+        (
+            json!({"messages": hi, "include_reasoning": [true]}),
+            "include_reasoning",
         ),
         (json!({"messages": hi, "tools": []}), "tools"),
         (json!({"messages": hi, "tool_choice": "required"}), "tool_choice"),

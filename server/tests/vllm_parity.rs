@@ -64,6 +64,8 @@ async fn each_request_is_answered_as_vllm_answers_it_or_with_a_reason() {
             tokenizer_info: true,
             ..ServingDefaults::default()
         },
+        // As vLLM was started.
+        parsers: (Some("hermes"), None),
         ..Options::default()
     });
     let mut wrong = Vec::new();

@@ -4,17 +4,20 @@
 use std::io::{BufRead, IsTerminal, Write};
 
 use clap::Args;
-use halyard_engine::{EngineHandle, FinishReason, Request, SamplingParams};
+use halyard_engine::{EngineHandle, FinishReason, Request};
 use serde_json::{Value, json};
 
 use super::args::{EngineArgs, LogArgs};
-use crate::client::{ClientError, ServerClient};
+use super::parser_args;
+use crate::client::{ClientError, Part, ServerClient};
 use crate::error::ServerError;
 use crate::logging;
-use crate::openai::api::Api;
+use crate::openai::api::{Api, Generation};
 use crate::openai::body::Body;
 use crate::openai::model::ModelContext;
+use crate::openai::parsers::Parsers;
 use crate::openai::policy::{Limits, ServingDefaults};
+use crate::openai::shaper::Delta;
 use crate::openai::{chat, completion};
 
 const DEFAULT_URL: &str = "http://127.0.0.1:8000";
@@ -24,6 +27,9 @@ const DEFAULT_URL: &str = "http://127.0.0.1:8000";
 pub struct ChatArgs {
     /// One message; without it a conversation on standard input
     message: Option<String>,
+    /// Format in which a model of this process writes what it thinks, such as qwen3; a terminal shows it dimmed
+    #[arg(long, value_name = "NAME", env = "HALYARD_REASONING_PARSER", help_heading = "Client")]
+    reasoning_parser: Option<String>,
     #[command(flatten)]
     client: ClientArgs,
     #[command(flatten)]
@@ -68,7 +74,7 @@ struct ClientArgs {
 /// The role of the answer.
 enum Answerer {
     Server { client: ServerClient, model: String },
-    Engine(EngineHandle),
+    Engine(EngineHandle, Parsers),
 }
 
 /// Runs `halyard chat`.
@@ -78,7 +84,8 @@ enum Answerer {
 pub fn run_chat(args: ChatArgs) -> Result<(), ServerError> {
     start_logging(&args.log)?;
     super::runtime()?.block_on(async {
-        let answerer = Answerer::find(&args.client, &args.engine).await?;
+        let reasoning = args.reasoning_parser.as_deref().filter(|name| !name.is_empty());
+        let answerer = Answerer::find(&args.client, &args.engine, reasoning).await?;
         let mut messages: Vec<Value> = Vec::new();
         messages.extend(
             args.client
@@ -101,7 +108,7 @@ pub fn run_chat(args: ChatArgs) -> Result<(), ServerError> {
 pub fn run_complete(args: CompleteArgs) -> Result<(), ServerError> {
     start_logging(&args.log)?;
     super::runtime()?.block_on(async {
-        let answerer = Answerer::find(&args.client, &args.engine).await?;
+        let answerer = Answerer::find(&args.client, &args.engine, None).await?;
         say_part!("{}", args.prompt);
         let body = args.client.body(json!({"prompt": args.prompt}));
         answerer.answer(&completion::API, body).await.map(drop)
@@ -160,7 +167,8 @@ impl ClientArgs {
 }
 
 impl Answerer {
-    async fn find(args: &ClientArgs, engine: &EngineArgs) -> Result<Self, ServerError> {
+    async fn find(args: &ClientArgs, engine: &EngineArgs, reasoning: Option<&str>) -> Result<Self, ServerError> {
+        let format = parser_args::format(None, reasoning)?;
         let client = ServerClient::new(args.url.as_deref().unwrap_or(DEFAULT_URL), args.api_key.clone())?;
         // A model or platform that was named is started here; a running server may serve another one.
         let asked_for_engine = engine.model.model.is_some() || engine.platform.platform.is_some();
@@ -182,40 +190,101 @@ impl Answerer {
         let started = loading
             .await
             .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))?;
-        started.map(Answerer::Engine)
+        started.map(|engine| {
+            let parsers = Parsers::new(&format, engine.tokenizer());
+            Answerer::Engine(engine, parsers)
+        })
     }
 
     async fn chat(&self, args: &ClientArgs, messages: &[Value]) -> Result<String, ServerError> {
         self.answer(&chat::API, args.body(json!({"messages": messages}))).await
     }
 
-    /// Prints the answer as it comes, and returns it.
+    /// Prints the answer as it comes, and returns it. Reasoning is shown on a terminal only, dimmed.
     async fn answer(&self, api: &Api, mut body: Value) -> Result<String, ServerError> {
-        let print = |text: &str| {
-            say_part!("{text}");
-            // A closed pipe ends the process soon enough.
-            let _ = std::io::stdout().flush();
+        let is_terminal = std::io::stdout().is_terminal();
+        let mut printer = Printer { dims: false };
+        let print = |part: Part<'_>| {
+            if let Some(text) = printer.shown(part, is_terminal) {
+                say_part!("{text}");
+                // A closed pipe ends the process soon enough.
+                let _ = std::io::stdout().flush();
+            }
         };
         let text = match self {
             Answerer::Server { client, model } => {
                 body["model"] = json!(model);
-                client.stream(api.path, &body, print).await?
+                client.stream(api.path, &body, print).await.map_err(ServerError::from)
             }
-            Answerer::Engine(engine) => generate(engine, api, body, print).await?,
+            Answerer::Engine(engine, parsers) => generate(engine, parsers, api, body, print).await,
         };
+        if printer.dims {
+            say_part!("{UNDIM}");
+        }
+        let text = text?;
         say!();
         Ok(text)
     }
 }
 
-async fn generate(engine: &EngineHandle, api: &Api, body: Value, print: impl Fn(&str)) -> Result<String, ServerError> {
-    let (prompt, params) = read(engine, api, body)?;
+const DIM: &str = "\x1b[2m";
+const UNDIM: &str = "\x1b[0m";
+
+/// What a terminal shows: reasoning dimmed, and the answer on a line of its own.
+struct Printer {
+    /// Whether the terminal dims now.
+    dims: bool,
+}
+
+impl Printer {
+    fn shown(&mut self, part: Part<'_>, is_terminal: bool) -> Option<String> {
+        match part {
+            Part::Reasoning(_) if !is_terminal => None,
+            Part::Reasoning(text) => {
+                let dim = if self.dims { "" } else { DIM };
+                self.dims = true;
+                Some(format!("{dim}{text}"))
+            }
+            Part::Text("") => None,
+            Part::Text(text) => {
+                let undim = if self.dims { UNDIM } else { "" };
+                let space = if self.dims { "\n\n" } else { "" };
+                self.dims = false;
+                Some(format!("{undim}{space}{text}"))
+            }
+        }
+    }
+}
+
+async fn generate(
+    engine: &EngineHandle,
+    parsers: &Parsers,
+    api: &Api,
+    body: Value,
+    mut print: impl FnMut(Part<'_>),
+) -> Result<String, ServerError> {
+    let mut asked = read(engine, parsers, api, body)?;
+    let (prompt, params) = (asked.prompts.swap_remove(0).token_ids, asked.params.swap_remove(0));
+    let mut shaper = asked.format.shaper();
     let submitted = engine.submit(Request::new("chat", prompt, params));
     let mut stream = submitted.map_err(|error| ServerError::Refused(error.to_string()))?;
     let mut text = String::new();
     while let Some(chunk) = stream.next().await {
-        print(&chunk.text);
-        text.push_str(&chunk.text);
+        let mut deltas = shaper.push(chunk.text, &chunk.token_ids);
+        if chunk.finish.is_some() {
+            deltas.extend(shaper.finish());
+        }
+        for delta in deltas {
+            match delta {
+                Delta::Text(part) => {
+                    print(Part::Text(&part));
+                    text.push_str(&part);
+                }
+                Delta::Reasoning(part) => print(Part::Reasoning(&part)),
+                // No tools were sent.
+                Delta::CallStart { .. } | Delta::Arguments { .. } | Delta::CallEnd { .. } => {}
+            }
+        }
         if let Some(
             FinishReason::Abort(reason)
             | FinishReason::Error(reason)
@@ -230,7 +299,7 @@ async fn generate(engine: &EngineHandle, api: &Api, body: Value, print: impl Fn(
 }
 
 /// Reads a body as the server would, so that both ways give the same answer.
-fn read(engine: &EngineHandle, api: &Api, body: Value) -> Result<(Vec<u32>, SamplingParams), ServerError> {
+fn read(engine: &EngineHandle, parsers: &Parsers, api: &Api, body: Value) -> Result<Generation, ServerError> {
     let info = engine.info();
     let serving = ServingDefaults::default();
     let context = ModelContext {
@@ -241,14 +310,37 @@ fn read(engine: &EngineHandle, api: &Api, body: Value) -> Result<(Vec<u32>, Samp
         max_model_len: info.max_model_len,
         limits: Limits::default(),
         serving: &serving,
+        parsers,
         truncates: false,
         cancel: None,
     };
     let asked = Body::new(body).and_then(|mut body| (api.read)(&mut body, context));
-    let mut asked = asked.map_err(|error| ServerError::Refused(error.message))?;
-    Ok((asked.prompts.swap_remove(0).token_ids, asked.params.swap_remove(0)))
+    asked.map_err(|error| ServerError::Refused(error.message))
 }
 
 fn flush() -> Result<(), ServerError> {
     std::io::stdout().flush().map_err(ServerError::io("writing"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_dims_reasoning_and_a_pipe_gets_none() {
+        let parts = [
+            Part::Text(""),
+            Part::Reasoning("a"),
+            Part::Reasoning("b"),
+            Part::Text("c"),
+            Part::Text("d"),
+        ];
+        let shown = |is_terminal: bool| {
+            let mut printer = Printer { dims: false };
+            let texts = parts.iter().filter_map(|part| printer.shown(*part, is_terminal));
+            texts.collect::<String>()
+        };
+        assert_eq!(shown(true), "\x1b[2mab\x1b[0m\n\ncd");
+        assert_eq!(shown(false), "cd");
+    }
 }

@@ -155,7 +155,7 @@ fn what_does_not_exist_is_refused_with_the_reason() {
         "--pipeline-parallel-size 2: layers are not distributed over devices; use --tensor-parallel-size"
     );
     for (line, part) in [
-        ("serve m --enable-auto-tool-choice", "tool calls"),
+        ("serve m --tool-parser-plugin x", "docs/tool-calling.md"),
         ("serve m --speculative-config.model x", "speculative"),
         ("serve m --ssl-keyfile x", "TLS"),
         ("serve m --task embed", "embedding"),

@@ -15,6 +15,7 @@ use super::chosen_hook::IoProcessorArgs;
 use super::connection_args::ConnectionArgs;
 use super::engine::ChosenDevice;
 use super::lora::{LoadedResolvers, LoraServeArgs, start_resolvers};
+use super::parser_args::ParserArgs;
 use super::serving::ServingArgs;
 use super::units::{parse_bytes, show_bytes};
 use crate::clock::unix_seconds;
@@ -28,7 +29,7 @@ use crate::http::text_work::TextWork;
 use crate::http::transport::Transport;
 use crate::isolation::IsolationMode;
 use crate::logging::{self, LogFormat};
-use crate::openai::policy::Limits;
+use crate::openai::policy::{Limits, ServingDefaults};
 use crate::source::ResolvedModel;
 
 /// Flags of `halyard serve`. If a flag is given twice the last one counts, as in vLLM; lists grow.
@@ -53,6 +54,8 @@ pub struct ServeArgs {
     log: LogArgs,
     #[command(flatten)]
     serving: ServingArgs,
+    #[command(flatten)]
+    parsers: ParserArgs,
 }
 
 #[cfg(test)]
@@ -137,6 +140,7 @@ pub fn run(args: ServeArgs, accepted: &[(String, &'static str)]) -> Result<(), S
     for (name, why) in accepted {
         tracing::debug!("{name}: {why}");
     }
+    args.parsers.check()?;
     let chosen = args.engine.choose_device()?;
     let io = args.io.start(chosen.catalog())?;
     let resolvers = args.lora.load(chosen.catalog())?;
@@ -237,7 +241,11 @@ async fn prepare(
             samples: Limits::default().samples.max(http.max_prompts),
             ..Limits::default()
         },
-        serving: args.serving.defaults(),
+        serving: ServingDefaults {
+            exclude_tools_when_tool_choice_none: args.parsers.excludes_tools(),
+            ..args.serving.defaults()
+        },
+        parsers: args.parsers.parsers(&engine)?,
         hooks,
         priority_scheduling: args.engine.scheduling.scheduling_policy == Policy::Priority,
         log_prompts: http.log_prompts,

@@ -61,6 +61,7 @@ impl ServingArgs {
             response_role: self.response_role.clone(),
             metrics_without_key: self.metrics_without_key,
             max_log_len: self.max_log_len,
+            ..ServingDefaults::default()
         }
     }
 }

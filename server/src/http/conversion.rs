@@ -27,6 +27,7 @@ impl AppState {
             max_model_len: info.max_model_len,
             limits: self.limits,
             serving: &self.serving,
+            parsers: &self.parsers,
             truncates: false,
             cancel: Some(cancel),
         }

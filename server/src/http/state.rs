@@ -13,6 +13,7 @@ use super::text_work::TextWork;
 use super::transport::Transport;
 use crate::api_error::{ApiError, clip};
 use crate::hooks::Hooks;
+use crate::openai::parsers::Parsers;
 use crate::openai::policy::{Limits, ServingDefaults};
 
 /// Adapters that an error lists.
@@ -61,6 +62,8 @@ pub struct AppState {
     pub limits: Limits,
     /// The operator's limits and defaults for requests.
     pub serving: ServingDefaults,
+    /// How answers are read.
+    pub parsers: Parsers,
     /// Stat loggers.
     pub hooks: Arc<Hooks>,
     /// Whether the scheduler looks at priorities.

@@ -10,7 +10,7 @@ use super::events::Events;
 use super::prompt::Prompt;
 use super::refusals::incomplete;
 use super::shaper::{Delta, PlainText, Shaper};
-use super::usage::{Streaming, Usage};
+use super::usage::{CompletionTokensDetails, Streaming, Usage};
 use crate::api_error::ApiError;
 
 /// The facts that all parts of an answer share.
@@ -54,9 +54,13 @@ pub struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// Takes the text out of the content.
+    /// Takes the text out of the content, of which nothing else is needed then.
     pub fn take_text(&mut self) -> String {
-        let mut texts = mem::take(&mut self.deltas).into_iter().map(|Delta::Text(text)| text);
+        let deltas = mem::take(&mut self.deltas).into_iter();
+        let mut texts = deltas.filter_map(|delta| match delta {
+            Delta::Text(text) => Some(text),
+            _ => None,
+        });
         let mut all = texts.next().unwrap_or_default();
         texts.for_each(|text| all.push_str(&text));
         all
@@ -73,6 +77,11 @@ pub trait Format: Send {
     /// The fields after the text of a choice.
     fn shaper(&self) -> Box<dyn Shaper> {
         Box::new(PlainText)
+    }
+
+    /// Whether the answer's usage says how many tokens were reasoning.
+    fn counts_reasoning(&self) -> bool {
+        false
     }
 
     /// Adds what a stream tells of a piece; nothing where there is nothing to tell yet.
@@ -106,6 +115,8 @@ pub struct AnswerWriter {
 
 struct Choice {
     shaper: Box<dyn Shaper>,
+    /// Follows the chunks of a whole answer one by one, where tokens of reasoning are counted.
+    counter: Option<Box<dyn Shaper>>,
     has_begun: bool,
     has_ended: bool,
     /// All chunks as one.
@@ -114,10 +125,14 @@ struct Choice {
 
 impl AnswerWriter {
     /// Writes `answer`, with `num_samples` choices for each prompt.
-    pub fn new(answer: Answer, format: Box<dyn Format>, num_samples: usize) -> Self {
+    pub fn new(mut answer: Answer, format: Box<dyn Format>, num_samples: usize) -> Self {
         let num_prompts = answer.prompts.len();
+        let counts_reasoning = format.counts_reasoning();
+        answer.usage.completion_tokens_details = counts_reasoning.then(CompletionTokensDetails::default);
+        let counts_whole = counts_reasoning && !answer.streaming.stream;
         let choices = (0..num_prompts * num_samples).map(|_| Choice {
             shaper: format.shaper(),
+            counter: counts_whole.then(|| format.shaper()),
             has_begun: false,
             has_ended: false,
             collected: None,
@@ -158,7 +173,10 @@ impl AnswerWriter {
         let index = self.choice_index(prompt, &chunk);
         let choice = &mut self.choices[index];
         choice.has_ended |= chunk.finish.is_some();
+        let reasoned = choice.shaper.num_reasoning_tokens();
         let deltas = shape(&mut *choice.shaper, &mut chunk);
+        let usage = &mut self.answer.usage;
+        usage.add_reasoning(choice.shaper.num_reasoning_tokens() - reasoned);
         let piece = Piece {
             index,
             prompt: &self.answer.prompts[prompt],
@@ -195,6 +213,12 @@ impl AnswerWriter {
         let index = self.choice_index(prompt, &chunk);
         let choice = &mut self.choices[index];
         choice.has_ended |= chunk.finish.is_some();
+        if let Some(counter) = &mut choice.counter {
+            let reasoned = counter.num_reasoning_tokens();
+            counter.push(chunk.text.clone(), &chunk.token_ids);
+            let usage = &mut self.answer.usage;
+            usage.add_reasoning(counter.num_reasoning_tokens() - reasoned);
+        }
         match &mut choice.collected {
             None => choice.collected = Some(chunk),
             Some(collected) => append(collected, chunk),
@@ -242,12 +266,29 @@ impl AnswerWriter {
     }
 }
 
-/// The deltas of a chunk, whose text the shaper takes.
+/// The deltas of a chunk, whose text the shaper takes; those of one kind that follow each other are one.
 fn shape(shaper: &mut dyn Shaper, chunk: &mut OutputChunk) -> Vec<Delta> {
     let mut deltas = shaper.push(mem::take(&mut chunk.text), &chunk.token_ids);
     if chunk.finish.is_some() {
         deltas.extend(shaper.finish());
     }
+    deltas.dedup_by(|next, last| match (last, next) {
+        (Delta::Text(last), Delta::Text(next)) | (Delta::Reasoning(last), Delta::Reasoning(next)) => {
+            last.push_str(next);
+            true
+        }
+        (
+            Delta::Arguments { index, text: last },
+            Delta::Arguments {
+                index: same,
+                text: next,
+            },
+        ) if index == same => {
+            last.push_str(next);
+            true
+        }
+        _ => false,
+    });
     deltas
 }
 

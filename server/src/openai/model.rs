@@ -4,6 +4,7 @@ use halyard_models::GenerationDefaults;
 use halyard_text::{CancelFlag, ChatTemplate, EncodeLimits, TextError, Tokenizer};
 
 use super::context;
+use super::parsers::Parsers;
 use super::policy::{Limits, ServingDefaults};
 use crate::api_error::ApiError;
 
@@ -24,6 +25,8 @@ pub struct ModelContext<'a> {
     pub limits: Limits,
     /// The operator's limits and defaults for requests.
     pub serving: &'a ServingDefaults,
+    /// How answers are read.
+    pub parsers: &'a Parsers,
     /// Whether prompts are shortened afterwards, and may be longer than the context until then.
     pub truncates: bool,
     /// Set when the conversion's result is no longer wanted.

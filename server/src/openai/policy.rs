@@ -15,6 +15,10 @@ pub struct Limits {
     pub stop_strings: usize,
     /// Bytes of one stop string.
     pub stop_string_bytes: usize,
+    /// Tools of one request.
+    pub tools: usize,
+    /// Bytes of their definitions as JSON.
+    pub tool_bytes: usize,
 }
 
 impl Default for Limits {
@@ -26,6 +30,9 @@ impl Default for Limits {
             // OpenAI takes 4 and vLLM sets no bound; 16 is enough for agents and bounds the work for each character.
             stop_strings: 16,
             stop_string_bytes: 1024,
+            // OpenAI takes 128 and vLLM sets no bound; agents with many servers of tools have hundreds.
+            tools: 1024,
+            tool_bytes: 1 << 20,
         }
     }
 }
@@ -46,6 +53,8 @@ pub struct ServingDefaults {
     pub force_include_usage: bool,
     /// Role of answers to chat requests.
     pub response_role: String,
+    /// Tools stay out of the prompt when none is to be called.
+    pub exclude_tools_when_tool_choice_none: bool,
     /// `GET /metrics` answers without a key.
     pub metrics_without_key: bool,
     /// Characters (of a text) or ids (of a token list) of a prompt that the log shows; `None`: all.
@@ -61,6 +70,7 @@ impl Default for ServingDefaults {
             tokenizer_info: false,
             force_include_usage: false,
             response_role: "assistant".to_owned(),
+            exclude_tools_when_tool_choice_none: false,
             metrics_without_key: false,
             max_log_len: None,
         }

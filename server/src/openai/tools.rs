@@ -1,51 +1,166 @@
-//! The fields `tools` and `tool_choice` of a chat: definitions are checked and written as vLLM hands them to a
-//! template. Calls are not served yet, so tools are taken with `tool_choice` "none" only, where they stand in the
-//! prompt and nothing else.
+//! The fields `tools`, `tool_choice` and `parallel_tool_calls` of a chat: definitions are checked and written as vLLM
+//! hands them to a template. What they ask for ([`AskedTools`]) knows no API.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::lenient::Flag;
+use super::policy::Limits;
 use crate::api_error::{ApiError, clip};
 
-/// The fields `tools` and `tool_choice` of a body.
+/// The fields of a body.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ToolFields {
     tools: Value,
     tool_choice: Value,
+    parallel_tool_calls: Option<Flag>,
 }
 
-/// The tools that the template sees; `None`: the request has none.
+/// Whether a model calls functions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// It does not.
+    None,
+    /// If it wants to.
+    Auto,
+    /// At least one.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+/// What a request asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AskedTools {
+    /// Tools that the template sees, a list of definitions; `None`: it sees none.
+    pub definitions: Option<Value>,
+    /// Whether they are called.
+    pub choice: ToolChoice,
+    /// Whether there may be several calls in one answer.
+    pub is_parallel: bool,
+}
+
+/// What a server does with tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServedTools {
+    /// Calls are read from what the model writes.
+    pub calls: bool,
+    /// Tools that are not to be called are left out of the prompt.
+    pub excludes_uncalled: bool,
+}
+
+/// The longest name of a function, which is OpenAI's bound.
+const MAX_NAME_CHARS: usize = 64;
+/// Names that an error lists.
+const SHOWN_NAMES: usize = 16;
+
+/// What a body asks for.
 ///
 /// # Errors
-/// 400 for tools that are no list of functions, an empty list, a choice without tools, and every choice but "none".
-pub fn read(fields: &ToolFields) -> Result<Option<Value>, ApiError> {
-    let sent = &fields.tools;
-    if sent.as_array().is_some_and(Vec::is_empty) {
+/// 400 for tools that are no list of functions, an empty list, a choice without tools, one that is none, and calls
+/// where the server does not serve them.
+pub fn read(fields: &ToolFields, limits: Limits, serves: ServedTools) -> Result<AskedTools, ApiError> {
+    if fields.tools.as_array().is_some_and(Vec::is_empty) {
         let message = "tools is an empty list; send at least one tool or leave it out";
         return Err(ApiError::field("tools", message));
     }
-    let tools = definitions(sent)?;
-    let choice = &fields.tool_choice;
-    let Some(tools) = tools else {
-        return match choice {
-            Value::Null => Ok(None),
-            Value::String(text) if text == "none" => Ok(None),
-            _ => Err(ApiError::field(
-                "tool_choice",
-                format!(
-                    "tool_choice is {}, but there are no tools; send tools or leave it out",
-                    clip(&choice.to_string())
-                ),
-            )),
-        };
+    let definitions = definitions(&fields.tools, limits)?;
+    let choice = match &definitions {
+        Some(tools) => read_choice(&fields.tool_choice, tools)?,
+        None => without_tools(&fields.tool_choice)?,
     };
+    let is_parallel = fields.parallel_tool_calls.is_none_or(|Flag(set)| set);
+    AskedTools::new(definitions, choice, is_parallel, serves)
+}
+
+impl AskedTools {
+    /// What a request asks of a server.
+    ///
+    /// # Errors
+    /// 400 for calls that the server does not serve.
+    pub fn new(
+        definitions: Option<Value>,
+        choice: ToolChoice,
+        is_parallel: bool,
+        serves: ServedTools,
+    ) -> Result<Self, ApiError> {
+        check_served(&choice, serves)?;
+        let is_left_out = choice == ToolChoice::None && serves.excludes_uncalled;
+        Ok(AskedTools {
+            definitions: definitions.filter(|_| !is_left_out),
+            choice,
+            is_parallel,
+        })
+    }
+}
+
+fn without_tools(choice: &Value) -> Result<ToolChoice, ApiError> {
     match choice {
-        Value::String(text) if text == "none" => Ok(Some(tools)),
-        _ => Err(ApiError::unsupported(
-            "tools",
-            "leave it out, or send tool_choice \"none\" to have the tools in the prompt alone",
-        )),
+        Value::Null => Ok(ToolChoice::None),
+        Value::String(text) if text == "none" => Ok(ToolChoice::None),
+        _ => {
+            let shown = clip(&choice.to_string());
+            let message = format!("tool_choice is {shown}, but there are no tools; send tools or leave it out");
+            Err(ApiError::field("tool_choice", message))
+        }
+    }
+}
+
+/// The choice among `tools`; nothing is "auto".
+fn read_choice(choice: &Value, tools: &Value) -> Result<ToolChoice, ApiError> {
+    let wrong = |message: String| Err(ApiError::field("tool_choice", message));
+    match choice {
+        Value::Null => return Ok(ToolChoice::Auto),
+        Value::String(text) => match text.as_str() {
+            "none" => return Ok(ToolChoice::None),
+            "auto" => return Ok(ToolChoice::Auto),
+            "required" => return Ok(ToolChoice::Required),
+            _ => {}
+        },
+        Value::Object(named) if named.get("type").is_none_or(|kind| kind == "function") => {
+            if let Some(name) = choice["function"]["name"].as_str() {
+                let tools = tools.as_array().into_iter().flatten();
+                let mut names = tools.filter_map(|tool| tool["function"]["name"].as_str());
+                if names.clone().any(|known| known == name) {
+                    return Ok(ToolChoice::Named(name.to_owned()));
+                }
+                let known: Vec<&str> = names.by_ref().take(SHOWN_NAMES).collect();
+                let more = if names.next().is_some() { "`, …" } else { "`" };
+                return wrong(format!(
+                    "tool_choice names the function `{}`, which tools does not have; send one of `{}{more}",
+                    clip(name),
+                    known.join("`, `")
+                ));
+            }
+        }
+        _ => {}
+    }
+    wrong(format!(
+        "tool_choice is {}; it must be \"none\", \"auto\", \"required\" or {{\"type\": \"function\", \"function\": \
+         {{\"name\": \"…\"}}}}",
+        clip(&choice.to_string())
+    ))
+}
+
+/// Refuses calls that this server does not serve. The one place for it: a grammar will force calls here.
+fn check_served(choice: &ToolChoice, serves: ServedTools) -> Result<(), ApiError> {
+    match choice {
+        ToolChoice::None => Ok(()),
+        ToolChoice::Auto if serves.calls => Ok(()),
+        ToolChoice::Auto => {
+            let message = "\"auto\" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set; \
+                           start the server with them, or send tool_choice \"none\"";
+            Err(ApiError::field("tool_choice", message))
+        }
+        ToolChoice::Required | ToolChoice::Named(_) => {
+            let asked = match choice {
+                ToolChoice::Named(name) => format!("the function `{name}`"),
+                _ => "\"required\"".to_owned(),
+            };
+            let remedy = format!("{asked} was asked, send \"auto\" or \"none\"");
+            Err(ApiError::unsupported("tool_choice", &remedy))
+        }
     }
 }
 
@@ -53,13 +168,29 @@ pub fn read(fields: &ToolFields) -> Result<Option<Value>, ApiError> {
 /// there.
 ///
 /// # Errors
-/// 400 with the path of what is wrong.
-pub fn definitions(sent: &Value) -> Result<Option<Value>, ApiError> {
+/// 400 with the path of what is wrong, or the limit.
+pub fn definitions(sent: &Value, limits: Limits) -> Result<Option<Value>, ApiError> {
     let list = match sent {
         Value::Null => return Ok(None),
         Value::Array(list) => list,
         _ => return Err(ApiError::field("tools", "tools must be a list of tools")),
     };
+    if list.len() > limits.tools {
+        let message = format!(
+            "tools has {} entries; at most {} are taken: send fewer",
+            list.len(),
+            limits.tools
+        );
+        return Err(ApiError::field("tools", message));
+    }
+    let bytes = sent.to_string().len();
+    if bytes > limits.tool_bytes {
+        let message = format!(
+            "tools is {bytes} bytes of JSON; at most {} are taken: send fewer or shorter definitions",
+            limits.tool_bytes
+        );
+        return Err(ApiError::field("tools", message));
+    }
     let written: Vec<Value> = list.iter().enumerate().map(definition).collect::<Result<_, _>>()?;
     Ok((!written.is_empty()).then_some(Value::Array(written)))
 }
@@ -81,6 +212,15 @@ fn definition((index, tool): (usize, &Value)) -> Result<Value, ApiError> {
     let name = field("name").filter(|name| name.is_string());
     let mut written = Map::new();
     let name = name.ok_or_else(|| wrong(".function.name", "a string"))?;
+    let text = name.as_str().unwrap_or_default();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    if text.is_empty() || text.len() > MAX_NAME_CHARS || !text.chars().all(is_plain) {
+        let message = format!(
+            "tools[{index}].function.name is {}; it must be 1 to {MAX_NAME_CHARS} letters, digits, _ or -",
+            clip(&name.to_string())
+        );
+        return Err(ApiError::field("tools", message));
+    }
     written.insert("name".to_owned(), name.clone());
     let description = field("description");
     if description.is_some_and(|text| !text.is_string()) {
@@ -102,62 +242,173 @@ fn definition((index, tool): (usize, &Value)) -> Result<Value, ApiError> {
 mod tests {
     use super::*;
 
-    fn read(body: Value) -> Result<Option<Value>, ApiError> {
-        super::read(&serde_json::from_value(body).expect("any value is taken"))
+    const CALLS: ServedTools = ServedTools {
+        calls: true,
+        excludes_uncalled: false,
+    };
+
+    fn read_as(serves: ServedTools, body: Value) -> Result<AskedTools, ApiError> {
+        let fields = serde_json::from_value(body).expect("any value is taken");
+        let limits = Limits {
+            tools: 3,
+            tool_bytes: 400,
+            ..Limits::default()
+        };
+        super::read(&fields, limits, serves)
+    }
+
+    fn read(body: Value) -> Result<AskedTools, ApiError> {
+        read_as(CALLS, body)
     }
 
     fn tool() -> Value {
         json!({"function": {"parameters": {"type": "object"}, "name": "f", "extra": 1}, "type": "function"})
     }
 
+    fn named(name: &str) -> Value {
+        json!({"type": "function", "function": {"name": name}})
+    }
+
     #[test]
-    fn tools_stand_in_the_prompt_when_none_is_to_be_called() {
-        let tools = read(json!({"tools": [tool()], "tool_choice": "none"})).expect("taken");
+    fn tools_are_called_unless_the_request_says_otherwise() {
+        let nothing_said = read(json!({"tools": [tool()]})).expect("taken");
         // vLLM's order and nulls: templates print the definition as JSON.
         let expected =
             r#"[{"type":"function","function":{"name":"f","description":null,"parameters":{"type":"object"}}}]"#;
-        assert_eq!(tools.expect("tools").to_string(), expected);
+        let definitions = nothing_said.definitions.expect("tools");
+        assert_eq!(definitions.to_string(), expected);
+        for (choice, expected) in [
+            (json!(null), ToolChoice::Auto),
+            (json!("auto"), ToolChoice::Auto),
+            (json!("none"), ToolChoice::None),
+        ] {
+            let body = json!({"tools": [tool()], "tool_choice": choice, "parallel_tool_calls": false});
+            let asked = read(body).expect("taken");
+            assert_eq!((asked.choice, asked.is_parallel), (expected, false), "{choice}");
+            assert_eq!(asked.definitions.as_ref(), Some(&definitions), "{choice}");
+        }
+        assert!(nothing_said.is_parallel);
         for nothing in [
             json!({}),
-            json!({"tools": null}),
+            json!({"tools": null, "parallel_tool_calls": null}),
             json!({"tool_choice": "none"}),
             json!({"tool_choice": null}),
         ] {
-            assert_eq!(read(nothing.clone()).expect("nothing asked"), None, "{nothing}");
+            let asked = read(nothing.clone()).expect("nothing asked");
+            assert_eq!((asked.definitions, asked.choice), (None, ToolChoice::None), "{nothing}");
         }
     }
 
     #[test]
-    fn other_choices_and_wrong_tools_are_refused_by_name() {
-        let named = json!({"type": "function", "function": {"name": "f"}});
-        for choice in [
-            json!(null),
-            json!("auto"),
-            json!("required"),
-            named.clone(),
-            json!("some"),
-        ] {
-            let error = read(json!({"tools": [tool()], "tool_choice": choice})).expect_err("not served yet");
-            assert_eq!(error.param.as_deref(), Some("tools"), "{choice}");
-            assert_eq!(error.code, Some("unsupported_parameter"), "{choice}");
+    fn tools_that_are_not_called_can_be_left_out_of_the_prompt() {
+        let excludes = ServedTools {
+            excludes_uncalled: true,
+            ..CALLS
+        };
+        let definitions = |choice: &str| {
+            let asked = read_as(excludes, json!({"tools": [tool()], "tool_choice": choice}));
+            asked.expect("taken").definitions
+        };
+        assert_eq!(definitions("none"), None);
+        assert!(definitions("auto").is_some());
+    }
+
+    #[test]
+    fn calls_need_a_parser() {
+        let without = ServedTools { calls: false, ..CALLS };
+        for choice in [json!(null), json!("auto")] {
+            let body = json!({"tools": [tool()], "tool_choice": choice});
+            let error = read_as(without, body).expect_err("no parser");
+            assert_eq!(error.param.as_deref(), Some("tool_choice"), "{choice}");
+            let start = "\"auto\" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set; ";
+            assert!(error.message.starts_with(start), "{}", error.message);
         }
-        for choice in [json!("auto"), json!("required"), named, json!(5)] {
+        let none = json!({"tools": [tool()], "tool_choice": "none"});
+        assert_eq!(read_as(without, none).expect("not called").choice, ToolChoice::None);
+    }
+
+    #[test]
+    fn forced_calls_are_refused_by_name() {
+        for (choice, shown) in [(json!("required"), "\"required\""), (named("f"), "the function `f`")] {
+            let error = read(json!({"tools": [tool()], "tool_choice": choice})).expect_err("not served yet");
+            assert_eq!(error.param.as_deref(), Some("tool_choice"), "{choice}");
+            assert_eq!(error.code, Some("unsupported_parameter"), "{choice}");
+            assert!(error.message.contains(shown), "{}", error.message);
+        }
+    }
+
+    #[test]
+    fn wrong_choices_are_refused_with_what_is_right() {
+        for (choice, shown) in [
+            (
+                json!("some"),
+                "\"some\"; it must be \"none\", \"auto\", \"required\" or {",
+            ),
+            (json!(5), "tool_choice is 5"),
+            (json!({}), "tool_choice is {}"),
+            (json!({"type": "function"}), "it must be"),
+            (json!({"type": "function", "function": {"name": 5}}), "it must be"),
+            (json!({"type": "custom", "custom": {"name": "f"}}), "it must be"),
+            (
+                named("g"),
+                "names the function `g`, which tools does not have; send one of `f`",
+            ),
+        ] {
+            let error = read(json!({"tools": [tool()], "tool_choice": choice})).expect_err("wrong");
+            assert_eq!(error.param.as_deref(), Some("tool_choice"), "{choice}");
+            assert!(error.message.contains(shown), "{}", error.message);
+        }
+        for choice in [json!("auto"), json!("required"), named("f"), json!(5)] {
             let error = read(json!({"tool_choice": choice})).expect_err("no tools");
             assert_eq!(error.param.as_deref(), Some("tool_choice"), "{choice}");
+            assert!(error.message.contains("there are no tools"), "{}", error.message);
         }
-        for tools in [
-            json!([]),
-            json!("f"),
-            json!({}),
-            json!([5]),
-            json!([{"type": "function"}]),
-            json!([{"type": "x", "function": {"name": "f"}}]),
-            json!([{"function": {"name": 5}}]),
-            json!([{"function": {"name": "f", "parameters": []}}]),
-            json!([{"function": {"name": "f", "description": 5}}]),
+    }
+
+    #[test]
+    fn wrong_tools_are_refused_with_value_limit_and_remedy() {
+        let with_name = |name: &str| json!([{"type": "function", "function": {"name": name}}]);
+        let long = json!([{"function": {"name": "f", "description": "d".repeat(400)}}]);
+        for (tools, shown) in [
+            (json!([]), "empty list"),
+            (json!("f"), "a list of tools"),
+            (json!({}), "a list of tools"),
+            (json!([5]), "tools[0] must be"),
+            (json!([{"type": "function"}]), "tools[0].function must be"),
+            (
+                json!([{"type": "x", "function": {"name": "f"}}]),
+                "tools[0].type must be",
+            ),
+            (
+                json!([tool(), {"function": {"name": 5}}]),
+                "tools[1].function.name must be",
+            ),
+            (
+                json!([{"function": {"name": "f", "parameters": []}}]),
+                ".parameters must be",
+            ),
+            (
+                json!([{"function": {"name": "f", "description": 5}}]),
+                ".description must be",
+            ),
+            (
+                with_name(""),
+                "name is \"\"; it must be 1 to 64 letters, digits, _ or -",
+            ),
+            (with_name("a b"), "name is \"a b\"; it must be"),
+            (with_name("größe"), "name is \"größe\"; it must be"),
+            (with_name(&"n".repeat(65)), "it must be 1 to 64"),
+            (
+                json!([tool(), tool(), tool(), tool()]),
+                "4 entries; at most 3 are taken: send fewer",
+            ),
+            (long, "bytes of JSON; at most 400 are taken"),
         ] {
-            let error = read(json!({"tools": tools, "tool_choice": "none"})).expect_err("wrong");
+            let error = read(json!({"tools": tools, "tool_choice": "none"})).expect_err(shown);
             assert_eq!(error.param.as_deref(), Some("tools"), "{tools}");
+            assert!(error.message.contains(shown), "{}", error.message);
         }
+        let longest = "aZ_9-".repeat(12) + "name";
+        read(json!({"tools": with_name(&longest)})).expect("64 characters are taken");
     }
 }

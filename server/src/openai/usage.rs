@@ -18,6 +18,16 @@ pub struct Usage {
     pub completion_tokens: u64,
     /// Where prompt tokens came from.
     pub prompt_tokens_details: PromptTokensDetails,
+    /// What generated tokens are for, where reasoning is kept apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+/// Part of [`Usage`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct CompletionTokensDetails {
+    /// Tokens of reasoning, without its markers.
+    pub reasoning_tokens: u64,
 }
 
 /// Part of [`Usage`].
@@ -43,6 +53,13 @@ impl Usage {
         self.completion_tokens += completion_tokens;
         self.total_tokens += completion_tokens;
         self.prompt_tokens_details.cached_tokens += cached_tokens;
+    }
+
+    /// Counts tokens of reasoning, which are among the generated ones.
+    pub fn add_reasoning(&mut self, tokens: u64) {
+        if let Some(details) = &mut self.completion_tokens_details {
+            details.reasoning_tokens += tokens;
+        }
     }
 }
 

@@ -22,7 +22,9 @@ use halyard_server::http::routes::router;
 use halyard_server::http::state::{AppState, LoraState};
 use halyard_server::http::text_work::TextWork;
 use halyard_server::http::transport::Transport;
+use halyard_server::openai::parsers::Parsers;
 use halyard_server::openai::policy::{Limits, ServingDefaults};
+use halyard_text::AnswerFormat;
 use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::ServiceExt;
@@ -59,6 +61,10 @@ pub struct Options {
     pub io: IoProcessors,
     /// The operator's limits and defaults for requests.
     pub serving: ServingDefaults,
+    /// How answers are read: the formats of tool calls and of reasoning.
+    pub parsers: (Option<&'static str>, Option<&'static str>),
+    /// Random weights in place of the model's file.
+    pub dummy_weights: bool,
     /// Adapters of the engine, and the server's part.
     pub lora_config: Option<LoraConfig>,
     pub lora: LoraState,
@@ -77,8 +83,12 @@ impl TestServer {
         config.model.max_model_len = options.max_model_len.or(config.model.max_model_len);
         config.lora = options.lora_config;
         config.scheduler.max_waiting = options.max_waiting.unwrap_or(64);
-        let files =
-            ModelFiles::open(&config.model.path, LoadFormat::Auto, DummyWeights::default()).expect("the fixture");
+        config.model.load_format = match options.dummy_weights {
+            true => LoadFormat::Dummy,
+            false => LoadFormat::Auto,
+        };
+        let files = ModelFiles::open(&config.model.path, config.model.load_format, DummyWeights::default());
+        let files = files.expect("the fixture");
         let reference = || ReferencePlatform::new().open(0).expect("the host");
         let device = options.device.unwrap_or_else(reference);
         let prometheus = ChosenSink {
@@ -97,7 +107,10 @@ impl TestServer {
             ..StartRecord::default()
         });
         engine.tell_adapters();
+        let (calls, reasoning) = options.parsers;
+        let format = AnswerFormat::new(calls, reasoning).expect("known formats");
         let state = Arc::new(AppState {
+            parsers: Parsers::new(&format, engine.tokenizer()),
             engine,
             model_names: vec!["tiny".to_owned(), "also-tiny".to_owned()],
             model_root: "fixture".to_owned(),

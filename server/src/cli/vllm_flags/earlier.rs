@@ -20,7 +20,7 @@ pub const EARLIER: &[Flag] = &[
     flag("--disable-frontend-multiprocessing", &[], Bool, Accepted("one process serves")),
     flag("--disable-mm-preprocessor-cache", &[], Bool, Accepted("requests take text only")),
     flag("--enable-prompt-adapter", &[], Bool, Refused("prompt adapters are not built yet")),
-    flag("--enable-reasoning", &[], Bool, Refused("reasoning parsers are not built yet")),
+    flag("--enable-reasoning", &[], Bool, Accepted("--reasoning-parser is enough")),
     flag("--engine-use-ray", &[], Switch, Refused("there is no Ray; leave it out")),
     flag("--guided-decoding-backend", &[], Value, Accepted("one library compiles all structured outputs")),
     flag("--long-lora-scaling-factors", &[], Value, Refused("adapters that stretch positions are not served")),

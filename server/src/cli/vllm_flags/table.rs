@@ -21,8 +21,7 @@ const KERNELS: &str = "the platform chooses its kernels by itself";
 const NO_OFFLOAD: &str = "weights and KV cache stay on the device; offloading is not built yet";
 const TRANSFER: &str = "KV caches do not move between servers; not built yet";
 const NO_PYTHON: &str = "Python code is not loaded; a hook is a plugin here (docs/hooks.md)";
-const TOOLS: &str = "tool calls are not built yet";
-const REASONING: &str = "reasoning parsers are not built yet";
+const PARSERS: &str = "parsers are no plugins: docs/tool-calling.md lists those that are here";
 const SPEC: &str = "speculative decoding is not built yet";
 const TLS: &str = "TLS is not built yet; put a proxy before the server";
 const SLEEP: &str = "sleep mode is not built yet";
@@ -123,7 +122,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--ec-manager-config", &[], Value, Refused(TRANSFER)),
     flag("--ec-transfer-config", &[], Value, Refused(TRANSFER)),
     flag("--elastic-ep-max-dp-size", &[], Value, Accepted(NO_EXPERTS)),
-    flag("--enable-auto-tool-choice", &[], Bool, Refused(TOOLS)),
+    flag("--enable-auto-tool-choice", &[], Bool, Same),
     flag("--enable-batch-sharded-sampling", &[], Bool, Accepted(KERNELS)),
     flag("--enable-chunked-prefill", &[], Bool,
         Accepted("prompts longer than a step are always divided over steps; answers are the same")),
@@ -172,7 +171,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--enforce-eager", &[], Bool, Same),
     flag("--engram-config", &[], Value, Refused(NOT_YET)),
     flag("--eplb-config", &[], Value, Accepted(NO_EXPERTS)),
-    flag("--exclude-tools-when-tool-choice-none", &[], Bool, Accepted("tools are not put into prompts")),
+    flag("--exclude-tools-when-tool-choice-none", &[], Bool, Same),
     flag("--expert-placement-strategy", &[], Value, Accepted(NO_EXPERTS)),
     flag("--fail-on-environ-validation", &[], Bool, Accepted("variables that mean nothing are not looked for")),
     flag("--fault-tolerance-config", &[], Value, Refused(NOT_YET)),
@@ -321,10 +320,10 @@ pub const FLAGS: &[Flag] = &[
     flag("--quantization", &["-q"], Value, Same),
     flag("--quantization-config", &[], Value, Refused(NOT_YET)),
     flag("--ray-workers-use-nsight", &[], Bool, Refused(NOT_YET)),
-    flag("--reasoning-config", &[], Value, Refused(REASONING)),
-    flag("--reasoning-effort-map", &[], Value, Refused(REASONING)),
-    flag("--reasoning-parser", &[], Value, Refused(REASONING)),
-    flag("--reasoning-parser-plugin", &[], Value, Refused(REASONING)),
+    flag("--reasoning-config", &[], Value, Refused("reasoning has no budget of tokens here; leave it out")),
+    flag("--reasoning-effort-map", &[], Value, Refused("the effort goes to the template as it is sent; leave it out")),
+    flag("--reasoning-parser", &[], Value, Same),
+    flag("--reasoning-parser-plugin", &[], Value, Refused(PARSERS)),
     flag("--renderer-num-workers", &[], Value, Accepted("prompts are tokenised outside the engine thread")),
     flag("--replayssm-buffer-len", &[], Value, Accepted(NO_MAMBA)),
     flag("--response-role", &[], Value, Same),
@@ -372,10 +371,10 @@ pub const FLAGS: &[Flag] = &[
         "only tokenizer.json (auto, hf) is read")),
     flag("--tokenizer-revision", &[], Value, Same),
     flag("--tokens-only", &[], Bool, Refused(TRANSFER)),
-    flag("--tool-call-parser", &[], Value, Refused(TOOLS)),
-    flag("--tool-parser-plugin", &[], Value, Refused(TOOLS)),
-    flag("--tool-server", &[], Value, Refused(TOOLS)),
-    flag("--tool-strict-level", &[], Value, Refused(TOOLS)),
+    flag("--tool-call-parser", &[], Value, Same),
+    flag("--tool-parser-plugin", &[], Value, Refused(PARSERS)),
+    flag("--tool-server", &[], Value, Refused("clients run tools, the server runs none")),
+    flag("--tool-strict-level", &[], Value, Refused("the model writes calls freely; leave it out")),
     flag("--trust-remote-code", &[], Bool, Accepted("nothing here runs Python of a model")),
     flag("--trust-request-chat-template", &[], Bool, Only(&["false"],
         "no templates in requests",

@@ -60,6 +60,12 @@ pub fn chat_seeds() -> Vec<Vec<u8>> {
             "tools": null, "parallel_tool_calls": true, "modalities": ["text"], "metadata": {}, "store": false}),
         json!({"messages": [{"role": "developer", "content": "d"}, {"role": "user", "content": "a"}], "max_tokens": 1,
             "reasoning_effort": "low", "service_tier": "auto", "user": "u", "min_p": 0.1, "top_k": -1}),
+        json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "reasoning": "b"}], "max_tokens": 4,
+            "tools": [{"type": "function", "function": {"name": "f", "description": "d", "strict": true,
+            "parameters": {"type": "object", "properties": {"a": {"type": ["integer", "null"]}}}}}],
+            "tool_choice": "auto", "parallel_tool_calls": false, "include_reasoning": false, "stream": true}),
+        json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "n": 2, "logprobs": true,
+            "tools": [{"function": {"name": "f"}}], "tool_choice": {"type": "function", "function": {"name": "f"}}}),
     ])
 }
 
@@ -131,6 +137,7 @@ fn server() -> TestServer {
             ..LoraConfig::default()
         }),
         lora: LoraState::new(true, None),
+        parsers: (Some("hermes"), Some("qwen3")),
         ..Options::default()
     })
 }
