@@ -1,6 +1,7 @@
 //! Starts the real `halyard` binary as an operator would, with platforms loaded from their `.so`. Links nothing of
 //! Halyard: what these tests see is what a user sees.
 
+pub mod clients;
 pub mod scripted;
 
 use std::io::{BufRead, BufReader, Read};

@@ -262,7 +262,9 @@ async fn the_newest_defaults_written_out() {
          --performance-mode=balanced --no-enable-expert-parallel --no-enable-sleep-mode \
          --no-enforce-eager --stream-interval=1 --logprobs-mode=raw_logprobs \
          --prefix-caching-hash-algo=sha256 --nnodes=1 --node-rank=0 --cpu-offload-gb=0 \
-         --language-model-only --hf-token --enable-force-include-usage --kv-cache-memory-bytes 16M"
+         --language-model-only --hf-token --enable-force-include-usage --kv-cache-memory-bytes 16M \
+         --enable_auto_tool_choice --tool_call_parser=hermes --reasoning_parser qwen3 \
+         --exclude-tools-when-tool-choice-none --enable-reasoning"
     );
     let server = Started::line(&line);
     assert_eq!(server.get("/v1/models", None).await["object"], "list");
@@ -286,8 +288,8 @@ fn what_cannot_be_meant_ends_with_one_line() {
     let model = model();
     for (line, parts) in [
         (
-            "--enable-auto-tool-choice --tool-call-parser hermes",
-            ["--enable-auto-tool-choice", "not built"],
+            "--enable-auto-tool-choice --tool-call-parser hermez",
+            ["--tool-call-parser", "hermes"],
         ),
         ("-pp 2", ["-pp 2", "--tensor-parallel-size"]),
         (

@@ -1,0 +1,240 @@
+//! Chats with tools to their end, by clients of other projects, against a running server whose model's words are
+//! written down. A client that cannot be installed is skipped, with the reason.
+
+use std::path::Path;
+use std::process::Command;
+
+use halyard_e2e::clients::{node_with, output, python_with};
+use halyard_e2e::scripted::ScriptedModel;
+use halyard_e2e::{Server, build_with_binary, fixture, halyard};
+use serde_json::{Value, json};
+
+const CALL: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}\n</tool_call>";
+const OTHER: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Basel\"}}\n</tool_call>";
+
+/// A server that serves tool calls and keeps reasoning apart.
+fn server(model: &ScriptedModel, args: &[&str]) -> Server {
+    build_with_binary(&["halyard-backend-script"]);
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let option = |name: &str, path: &Path| format!("{name}={}", text(path));
+    let folder = text(model.folder());
+    let script = option("script", &model.script());
+    let tokenizer = option("tokenizer", &model.tokenizer());
+    let base = [
+        "serve",
+        "--port",
+        "0",
+        "--platform",
+        "script",
+        "--platform-option",
+        &script,
+        "--platform-option",
+        &tokenizer,
+        "--model",
+        &folder,
+        "--load-format",
+        "dummy",
+        "--served-model-name",
+        "scripted",
+        "--kv-cache-memory-bytes",
+        "16MiB",
+    ];
+    Server::start(&mut halyard(&[&base[..], args].concat()))
+}
+
+/// A model that asks for the weather, once or for two places, and tells it.
+fn weather_model() -> ScriptedModel {
+    let thinks = |thought: &str, text: &str| format!("<think>\n{thought}\n</think>\n\n{text}<|im_end|>");
+    let results = "<tool_response>\n4 mm\n</tool_response>\n<tool_response>\n0 mm\n</tool_response>";
+    let lines = [
+        ("Rain in Bern?", thinks("I must look.", CALL)),
+        (
+            "<tool_response>\n4 mm\n</tool_response>",
+            thinks("It rains.", "Yes: 4 mm."),
+        ),
+        (
+            "Rain in Bern and Basel?",
+            format!("Two places.\n{CALL}\n{OTHER}<|im_end|>"),
+        ),
+        (results, "Only in Bern.<|im_end|>".to_owned()),
+    ];
+    let lines: Vec<(&str, &str)> = lines.iter().map(|(after, say)| (*after, say.as_str())).collect();
+    ScriptedModel::with_template_of(&fixture("../"), "qwen3", &lines)
+}
+
+const PARSERS: [&str; 4] = [
+    "--enable-auto-tool-choice",
+    "--reasoning-parser",
+    "qwen3",
+    "--tool-call-parser=hermes",
+];
+
+/// Runs a script with the program that an installation gave, and looks for its last words.
+fn agrees(program: Result<Command, String>, script: &str) {
+    let mut command = match program {
+        Ok(command) => command,
+        Err(reason) => {
+            println!("skipped: {reason}");
+            return;
+        }
+    };
+    let model = weather_model();
+    let server = server(&model, &PARSERS);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(script);
+    let text = output(command.arg(script).args([&server.url, "scripted"]), "the script");
+    let text = text.unwrap_or_else(|error| panic!("{error}"));
+    println!("{text}");
+    assert!(text.contains("agrees"), "{text}");
+}
+
+fn python(packages: &[&str]) -> Result<Command, String> {
+    python_with(Path::new(env!("CARGO_TARGET_TMPDIR")), packages).map(Command::new)
+}
+
+fn node(packages: &[&str]) -> Result<Command, String> {
+    let folder = node_with(Path::new(env!("CARGO_TARGET_TMPDIR")), packages)?;
+    let mut command = Command::new("node");
+    command.current_dir(folder);
+    Ok(command)
+}
+
+#[test]
+fn openai_1() {
+    agrees(python(&["openai==1.109.1"]), "chat_tools.py");
+}
+
+#[test]
+fn openai_2() {
+    agrees(python(&["openai==2.44.0"]), "chat_tools.py");
+}
+
+#[test]
+fn openai_3() {
+    agrees(python(&["openai==3.54.0"]), "chat_tools.py");
+}
+
+#[test]
+fn langchain() {
+    agrees(
+        python(&["langchain==1.4.7", "langchain-openai==1.7.3"]),
+        "langchain_agent.py",
+    );
+}
+
+#[test]
+fn openai_agents() {
+    agrees(python(&["openai-agents==0.24.0"]), "openai_agents.py");
+}
+
+#[test]
+fn openai_for_javascript() {
+    agrees(node(&["openai@7.57.0"]), "chat_tools.mjs");
+}
+
+#[test]
+fn ai_sdk() {
+    agrees(node(&["ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92"]), "ai_sdk.mjs");
+}
+
+/// What a server answers to a chat.
+fn post(server: &Server, body: &Value) -> String {
+    let mut curl = Command::new("curl");
+    curl.args(["-s", "-H", "Content-Type: application/json", "-d", &body.to_string()]);
+    output(curl.arg(format!("{}/v1/chat/completions", server.url)), "curl").expect("answers")
+}
+
+#[test]
+fn a_parser_that_is_not_named_is_the_template_s_and_the_log_says_so() {
+    let model = weather_model();
+    let server = server(&model, &["--enable-auto-tool-choice"]);
+    let body = json!({"messages": [{"role": "user", "content": "Rain in Bern and Basel?"}], "max_tokens": 200,
+        "tools": [{"type": "function", "function": {"name": "weather"}}]});
+    let answer: Value = serde_json::from_str(&post(&server, &body)).expect("JSON");
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(
+        message["tool_calls"][1]["function"]["arguments"], r#"{"city": "Basel"}"#,
+        "{answer}"
+    );
+    server.signal("TERM");
+    let (status, log) = server.wait();
+    assert_eq!(status, Some(0), "{log}");
+    for words in [
+        "tool calls are read as hermes",
+        "--reasoning-parser qwen3 would keep reasoning apart",
+    ] {
+        assert!(log.contains(words), "{log}");
+    }
+}
+
+#[test]
+fn io_processors_see_calls_as_the_model_writes_them() {
+    build_with_binary(&["halyard-io-processor-redact"]);
+    let call = CALL.replace("Bern", "ann@example.org");
+    let model = ScriptedModel::with_template_of(&fixture("../"), "qwen3", &[("", &format!("{call}<|im_end|>"))]);
+    let server = server(&model, &["--enable-auto-tool-choice", "--io-processor", "redact"]);
+    for stream in [false, true] {
+        let body = json!({"messages": [{"role": "user", "content": "Rain?"}], "max_tokens": 200, "stream": stream,
+            "tools": [{"type": "function", "function": {"name": "weather"}}]});
+        let answer = post(&server, &body);
+        assert!(
+            answer.contains("\"name\":\"weather\"") && answer.contains("REDACTED"),
+            "{answer}"
+        );
+        assert!(answer.contains("\"finish_reason\":\"tool_calls\""), "{answer}");
+        assert!(!answer.contains("ann") && !answer.contains("tool_call>"), "{answer}");
+    }
+}
+
+#[test]
+fn halyard_chat_dims_reasoning_on_a_terminal_and_gives_a_pipe_the_answer_alone() {
+    let line = "<think>\nI must look.\n</think>\n\nYes.<|im_end|>";
+    let model = ScriptedModel::with_template_of(&fixture("../"), "qwen3", &[("", line)]);
+    let server = server(&model, &["--reasoning-parser", "qwen3"]);
+    let args = ["chat", "--url", &server.url, "Rain?"];
+    let piped = halyard_e2e::run(&args);
+    assert_eq!(
+        String::from_utf8_lossy(&piped.stdout),
+        "\n\nYes.\n",
+        "{}",
+        halyard_e2e::stderr(&piped)
+    );
+    // util-linux's `script` gives a program a terminal.
+    let command = format!("{} chat --url {} Rain?", halyard_e2e::binary().display(), server.url);
+    let shown = output(Command::new("script").args(["-qec", &command, "/dev/null"]), "script");
+    match shown {
+        Ok(shown) => assert_eq!(
+            shown.replace("\r\n", "\n"),
+            "\x1b[2m\nI must look.\n\x1b[0m\n\n\n\nYes.\n"
+        ),
+        Err(reason) => println!("skipped: {reason}"),
+    }
+}
+
+#[test]
+fn an_unknown_parser_and_a_template_without_one_stop_the_start() {
+    let tiny = fixture("llama");
+    let tiny = tiny.to_str().expect("UTF-8");
+    for (args, words) in [
+        (["--enable-auto-tool-choice", "--tool-call-parser=hermez"], "known: "),
+        (["--reasoning-parser=qwen4", "--enable-auto-tool-choice"], "qwen3"),
+        (
+            ["--enable-auto-tool-choice", "--log-level=warn"],
+            "name one by --tool-call-parser",
+        ),
+    ] {
+        let base = [
+            "serve",
+            "--port",
+            "0",
+            "--platform",
+            "reference",
+            "--model",
+            tiny,
+            "--kv-cache-memory-bytes",
+            "16MiB",
+        ];
+        let output = halyard_e2e::run(&[&base[..], &args[..]].concat());
+        let errors = halyard_e2e::stderr(&output);
+        assert!(!output.status.success() && errors.contains(words), "{errors}");
+    }
+}
