@@ -65,6 +65,11 @@ pub(crate) fn shortened(error: &str) -> String {
         .find("\nerror: ")
         .map(|at| at + 1 + text[at + 1..].find('\n').unwrap_or(text.len() - at - 1));
     let text = &text[..fault_end.unwrap_or(text.len())];
+    // The library catches its own panics; what they say is for its authors.
+    if text.starts_with("panic: ") {
+        tracing::warn!("the grammar library panicked: {text}");
+        return "the grammar library fails on it".to_string();
+    }
     if let Some(keys) = text.strip_prefix("Unimplemented keys: ") {
         return format!("the keywords {keys} are not supported; leave them out");
     }

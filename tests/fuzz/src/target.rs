@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::mutate::Form;
-use crate::targets::{answer, client, http, models, plugins, text};
+use crate::targets::{answer, client, grammar, http, models, plugins, text};
 
 /// What a case came to: input that was taken, or refused with a reason. Anything else is a panic, an abort or a hang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +127,22 @@ pub const TARGETS: &[Target] = &[
         start: answer::answer,
         memory_bytes: 128 * MIB,
         test_cases: 20_000,
+    },
+    Target {
+        name: "constraint",
+        form: Form::Json,
+        seeds: grammar::constraint_seeds,
+        start: grammar::constraint,
+        memory_bytes: 1024 * MIB,
+        test_cases: 1500,
+    },
+    Target {
+        name: "grammar",
+        form: Form::Text,
+        seeds: grammar::grammar_seeds,
+        start: grammar::grammar,
+        memory_bytes: 1024 * MIB,
+        test_cases: 1500,
     },
     Target {
         name: "manifest",

@@ -43,6 +43,8 @@ targets! {
     tokenizer_configurations = "tokenizer-config",
     chat_templates = "template",
     answers = "answer",
+    constraints = "constraint",
+    grammars = "grammar",
     manifests = "manifest",
     libraries = "elf",
     op_descriptors = "op-spec",

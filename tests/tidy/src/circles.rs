@@ -59,6 +59,7 @@ pub const LEFT: &[(&str, &[&str])] = &[
             "target",
             "targets::answer",
             "targets::client",
+            "targets::grammar",
             "targets::http",
             "targets::models",
             "targets::plugins",

@@ -3,6 +3,7 @@
 
 pub mod answer;
 pub mod client;
+pub mod grammar;
 pub mod http;
 pub mod models;
 pub mod plugins;
