@@ -214,8 +214,9 @@ async fn a_bad_field_of_a_chat_is_named() {
         ),
         (json!({"messages": hi, "tools": tool}), "tool_choice"),
         (
-            json!({"messages": hi, "tools": tool, "tool_choice": "required"}),
-            "tool_choice",
+            json!({"messages": hi, "tools": tool, "tool_choice": "required",
+                "structured_outputs": {"regex": "a"}}),
+            "structured_outputs.regex",
         ),
         (
             json!({"messages": hi, "tools": tool, "parallel_tool_calls": "both"}),

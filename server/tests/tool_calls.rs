@@ -438,6 +438,51 @@ async fn a_conversation_goes_on_behind_a_call() {
 }
 
 #[tokio::test]
+async fn a_call_can_be_forced_whatever_the_model_would_say() {
+    let list = r#"[{"name": "weather", "parameters": {"city": "Bern"}}, {"name": "time", "parameters": {}}]<|im_end|>"#;
+    let named = json!({"type": "function", "function": {"name": "weather"}});
+    for parsers in [(None, None), (Some("hermes"), Some("deepseek_r1"))] {
+        let scripted = Scripted::new("qwen3", parsers, list);
+        let required = json!({"tool_choice": "required"});
+        let whole = scripted.whole(required.clone()).await;
+        let time = json!({"name": "time", "arguments": "{}"});
+        assert_eq!(told(&whole), json!([null, null, [weather(), time], "tool_calls"]));
+        assert_eq!(told(&scripted.added_up(required).await), told(&whole));
+        let one = scripted
+            .whole(json!({"tool_choice": "required", "parallel_tool_calls": false}))
+            .await;
+        assert_eq!(told(&one)[2], json!([weather()]), "the grammar ends the list: {one}");
+
+        scripted.model.set_lines(&[("", "{\"city\": \"Bern\"}<|im_end|>")]);
+        let asked = json!({"tool_choice": named});
+        let whole = scripted.whole(asked.clone()).await;
+        // OpenAI's word for a call that the model did not choose.
+        assert_eq!(told(&whole), json!([null, null, [weather()], "stop"]));
+        assert_eq!(told(&scripted.added_up(asked).await), told(&whole));
+
+        // A model that wants to talk is not let.
+        scripted
+            .model
+            .set_lines(&[("", "No, it does not rain in Bern today.<|im_end|>")]);
+        for choice in [named.clone(), json!("required")] {
+            let whole = scripted.whole(json!({"tool_choice": choice, "max_tokens": 30})).await;
+            assert_eq!(whole["message"]["content"], json!(null), "{whole}");
+            if choice != "required" {
+                let arguments = whole["message"]["tool_calls"][0]["function"]["arguments"].as_str();
+                assert!(
+                    arguments.is_some_and(|text| text.trim_start().starts_with('{')),
+                    "{whole}"
+                );
+            }
+        }
+    }
+    let scripted = Scripted::new("qwen3", (None, None), list);
+    let both = json!({"tool_choice": "required", "response_format": {"type": "json_object"}});
+    let error = scripted.ask(both).await.error(400);
+    assert_eq!(error["param"], "response_format", "{error}");
+}
+
+#[tokio::test]
 async fn tools_that_are_not_called_can_stay_out_of_the_prompt() {
     for excludes in [false, true] {
         let model = ScriptedModel::with_template_of(&fixture(".."), "qwen3", &[("", "a<|im_end|>")]);

@@ -33,7 +33,9 @@ pub use config::{
 };
 pub use error::{EngineError, ParamError, SubmitError};
 pub use guide::{GuideFactory, TokenGuide};
-pub use halyard_grammar::{Constraint, GrammarConfig, GrammarError, StructuredOutputs};
+pub use halyard_grammar::{
+    Constraint, Function, GrammarConfig, GrammarError, StructuredOutputs, named_call, required_calls,
+};
 pub use halyard_hooks::RecordSender;
 pub use halyard_runner::{CacheConfig, LoadProgress, ModelInfo, RecordingConfig, RunnerError};
 pub use handle::EngineHandle;

@@ -15,6 +15,7 @@ use super::parsed_text::{Reading, ReadingFields};
 use super::prompt::Prompt;
 use super::sampling::num_logprobs;
 use super::shared::Shared;
+use super::structured::Structured;
 use super::tools::{self, ServedTools, ToolFields};
 use super::unsupported;
 use crate::api_error::ApiError;
@@ -123,6 +124,12 @@ impl ChatFields {
         }
     }
 
+    /// Calls of the history.
+    fn num_calls(&self) -> usize {
+        let calls = |message: &Value| message["tool_calls"].as_array().map_or(0, Vec::len);
+        self.messages.iter().map(calls).sum()
+    }
+
     /// The beginning of the answer that stands in the prompt.
     fn begun(&self) -> String {
         match self.messages.last() {
@@ -165,6 +172,16 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
         truncates: shared.truncation.is_some(),
         ..model
     };
+    if let Some(constraint) = tools.forced()? {
+        if let Some(Structured { path, .. }) = shared.structured {
+            let message = format!("{path} asks for a text and tool_choice for a call; send one of them");
+            return Err(ApiError::field(path, message));
+        }
+        shared.structured = Some(Structured {
+            outputs: constraint.into(),
+            path: tools::FORCED_BY,
+        });
+    }
     shared.params.logprobs = fields.num_logprobs(model)?;
     shared.check_prompt_logprobs()?;
     let role = fields.role(model);
@@ -179,12 +196,14 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
     };
     let shows_reasoning = fields.include_reasoning.is_none_or(|Flag(set)| set);
     let begun = fields.begun();
+    let num_earlier_calls = fields.num_calls();
     let mut prompt = fields.prompt(tools.definitions.as_ref(), model)?;
     let asked = ReadingFields {
         tools: &tools,
         shows_reasoning,
         prompt: prompt.text.as_deref().unwrap_or_default(),
         begun: &begun,
+        num_earlier_calls,
     };
     if let Some(reading) = Reading::new(asked, model.parsers) {
         shared.params.kept_special_tokens = reading.special_tokens().to_vec();

@@ -149,7 +149,7 @@ fn written(delta: Delta) -> Option<ChatDelta<'static>> {
     }
 }
 
-/// A choice whose model ended by itself after calls waits for their results. One that was cut says so.
+/// A choice whose model ended by itself after calls of its own choice waits for their results. One that was cut says so.
 fn finish_reason(finish: Option<&FinishReason>, has_called: bool) -> Option<&'static str> {
     match finish.map(FinishReason::as_openai) {
         Some("stop") if has_called => Some("tool_calls"),
@@ -213,7 +213,7 @@ impl ChatFormat {
         let is_apart = self.reading.as_ref().is_some_and(Reading::has_reasoning);
         ChatChoice {
             index: piece.index,
-            finish_reason: finish_reason(piece.finish, !tool_calls.is_empty()),
+            finish_reason: finish_reason(piece.finish, self.chooses() && !tool_calls.is_empty()),
             message: ChatMessage {
                 role: &self.role,
                 content: (!content.is_empty() || self.reading.is_none()).then_some(content),
@@ -234,6 +234,11 @@ impl ChatFormat {
         };
         let top = self.top_logprobs.filter(|_| !self.hides_reasoning());
         top.map(|top| ChatLogprobs::new(entries, top, names))
+    }
+
+    /// Whether the model chose what it called.
+    fn chooses(&self) -> bool {
+        !self.reading.as_ref().is_some_and(Reading::is_named)
     }
 
     fn shows_ids(&self) -> bool {
@@ -296,7 +301,7 @@ impl Format for ChatFormat {
             index: piece.index,
             delta: last,
             logprobs,
-            finish_reason: finish_reason(piece.finish, self.callers.contains(&piece.index)),
+            finish_reason: finish_reason(piece.finish, self.chooses() && self.callers.contains(&piece.index)),
             stop_reason: Some(StopReason::of(piece.finish)),
             token_ids: self.shows_ids().then_some(piece.token_ids),
         };

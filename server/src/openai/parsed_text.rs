@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use halyard_text::{AnswerEvent, AnswerParser, ToolTypes};
+use halyard_text::{AnswerEvent, AnswerFormat, AnswerParser, CallFault, ToolTypes};
 use rand::Rng;
 use rand::distr::Alphanumeric;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::parsers::{AnswerWay, Parsers};
@@ -19,8 +20,14 @@ pub struct Reading {
     /// At the start of the answer.
     parser: AnswerParser,
     shows_reasoning: bool,
+    has_reasoning: bool,
     /// Whether calls after the first one are given.
     is_parallel: bool,
+    /// The function whose arguments are all of the text.
+    named: Option<String>,
+    /// The model's own format of calls, whose templates may want ids of a form.
+    calls: Option<&'static str>,
+    num_earlier_calls: usize,
 }
 
 /// What a request says about its answers' reading.
@@ -34,24 +41,48 @@ pub struct ReadingFields<'a> {
     pub prompt: &'a str,
     /// The beginning of the answer that stands at the prompt's end already; mostly nothing.
     pub begun: &'a str,
+    /// Calls in the messages before the answer.
+    pub num_earlier_calls: usize,
 }
+
+/// The format in which a grammar writes calls that are forced: a list of names and parameters.
+const FORCED: &str = "xlam";
 
 impl Reading {
     /// The reading that a request asks for; `None`: all text is the answer's.
     pub fn new(asked: ReadingFields<'_>, parsers: &Parsers) -> Option<Reading> {
+        let (is_forced, named) = match &asked.tools.choice {
+            ToolChoice::None | ToolChoice::Auto => (false, None),
+            ToolChoice::Required => (true, None),
+            ToolChoice::Named(name) => (true, Some(name.clone())),
+        };
         let may_call = asked.tools.choice != ToolChoice::None;
-        let way = parsers.way(may_call)?;
+        let way = match is_forced {
+            // All of the text is calls, so that no special token says anything.
+            true => Arc::new(AnswerWay {
+                format: AnswerFormat::new(Some(FORCED), None).ok()?,
+                special_tokens: Vec::new(),
+            }),
+            false => Arc::clone(parsers.way(may_call)?),
+        };
         let definitions = asked.tools.definitions.as_ref().and_then(Value::as_array);
         let types = Arc::new(ToolTypes::new(
             definitions.filter(|_| may_call).map_or(&[], Vec::as_slice),
         ));
         let parser = |prompt: &str| AnswerParser::new(&way.format, &types, way.format.opened_by(prompt));
-        let begun = parser_of_begun(&parser, asked.prompt, asked.begun);
+        let begun = match is_forced {
+            true => None,
+            false => parser_of_begun(&parser, asked.prompt, asked.begun),
+        };
         Some(Reading {
             parser: begun.unwrap_or_else(|| parser(asked.prompt)),
-            way: Arc::clone(way),
             shows_reasoning: asked.shows_reasoning,
+            has_reasoning: parsers.has_reasoning(),
             is_parallel: asked.tools.is_parallel,
+            named,
+            calls: parsers.calls(),
+            num_earlier_calls: asked.num_earlier_calls,
+            way,
         })
     }
 
@@ -62,7 +93,12 @@ impl Reading {
 
     /// Whether answers have reasoning of their own, shown or not.
     pub fn has_reasoning(&self) -> bool {
-        self.way.format.reasoning().is_some()
+        self.has_reasoning
+    }
+
+    /// Whether all of the text is one call that was named: the model did not choose it.
+    pub fn is_named(&self) -> bool {
+        self.named.is_some()
     }
 
     /// Whether reasoning is left out of the answer; its tokens are to be left out as well then.
@@ -72,26 +108,32 @@ impl Reading {
 
     /// A shaper for one choice.
     pub fn shaper(&self) -> Box<dyn Shaper> {
-        Box::new(ParsedText {
-            parser: self.parser.clone(),
-            reading: self.clone(),
-            events: Vec::new(),
-            num_calls: 0,
-            num_reasoning_tokens: 0,
-        })
+        match &self.named {
+            Some(name) => Box::new(NamedCall {
+                name: name.clone(),
+                id: self.call_id(name, 0),
+                arguments: String::new(),
+            }),
+            None => Box::new(ParsedText {
+                parser: self.parser.clone(),
+                reading: self.clone(),
+                events: Vec::new(),
+                num_calls: 0,
+                num_reasoning_tokens: 0,
+            }),
+        }
     }
 
-    /// An id for a call whose format has none. Mistral's templates take nine letters and digits and nothing else.
-    fn call_id(&self) -> String {
+    /// An id for a call of which the model wrote none. Mistral's templates take nine letters and digits and nothing else;
+    /// Kimi's are told by name and number.
+    fn call_id(&self, name: &str, index: usize) -> String {
         let random = |len| {
-            rand::rng()
-                .sample_iter(Alphanumeric)
-                .take(len)
-                .map(char::from)
-                .collect::<String>()
+            let letters = rand::rng().sample_iter(Alphanumeric).take(len);
+            letters.map(char::from).collect::<String>()
         };
-        match self.way.format.tools() {
+        match self.calls {
             Some("mistral") => random(9),
+            Some("kimi_k2") => format!("functions.{name}:{}", self.num_earlier_calls + index),
             _ => format!("call_{}", random(24)),
         }
     }
@@ -135,7 +177,7 @@ impl ParsedText {
                 self.num_calls += 1;
                 is_given(index).then(|| Delta::CallStart {
                     index,
-                    id: id.unwrap_or_else(|| self.reading.call_id()),
+                    id: id.unwrap_or_else(|| self.reading.call_id(&name, index)),
                     name,
                 })
             }
@@ -168,5 +210,36 @@ impl Shaper for ParsedText {
 
     fn num_reasoning_tokens(&self) -> u64 {
         self.num_reasoning_tokens
+    }
+}
+
+/// The arguments of one call, which are all of the text.
+struct NamedCall {
+    name: String,
+    id: String,
+    arguments: String,
+}
+
+impl Shaper for NamedCall {
+    fn push(&mut self, text: String, _: &[u32]) -> Vec<Delta> {
+        if text.is_empty() {
+            return Vec::new();
+        }
+        let start = self.arguments.is_empty().then(|| Delta::CallStart {
+            index: 0,
+            id: self.id.clone(),
+            name: self.name.clone(),
+        });
+        self.arguments.push_str(&text);
+        start.into_iter().chain([Delta::Arguments { index: 0, text }]).collect()
+    }
+
+    fn finish(&mut self) -> Vec<Delta> {
+        let is_whole = serde_json::from_str::<IgnoredAny>(&self.arguments).is_ok();
+        let end = Delta::CallEnd {
+            index: 0,
+            fault: (!is_whole).then_some(CallFault::CutOff),
+        };
+        (!self.arguments.is_empty()).then_some(end).into_iter().collect()
     }
 }

@@ -46,6 +46,16 @@ impl Parsers {
         self.with_calls.is_some()
     }
 
+    /// The format of tool calls.
+    pub fn calls(&self) -> Option<&'static str> {
+        self.with_calls.as_ref().and_then(|way| way.format.tools())
+    }
+
+    /// Whether reasoning is kept apart.
+    pub fn has_reasoning(&self) -> bool {
+        self.without_calls.is_some()
+    }
+
     /// The way to read answers that may or may not call tools; `None`: all text is the answer's.
     pub fn way(&self, may_call: bool) -> Option<&Arc<AnswerWay>> {
         if may_call {

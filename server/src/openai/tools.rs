@@ -1,11 +1,13 @@
 //! The fields `tools`, `tool_choice` and `parallel_tool_calls` of a chat: definitions are checked and written as vLLM
 //! hands them to a template. What they ask for ([`AskedTools`]) knows no API.
 
+use halyard_engine::{Constraint, Function, named_call, required_calls};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::lenient::Flag;
 use super::policy::Limits;
+use super::structured::refusal;
 use crate::api_error::{ApiError, clip};
 
 /// The fields of a body.
@@ -93,7 +95,34 @@ impl AskedTools {
             is_parallel,
         })
     }
+
+    /// What the text of an answer must be for the choice to hold.
+    ///
+    /// # Errors
+    /// 400 for schemas that cannot be put together.
+    pub fn forced(&self) -> Result<Option<Constraint>, ApiError> {
+        let tools = self.definitions.as_ref().and_then(Value::as_array);
+        let functions = tools.into_iter().flatten().map(|tool| Function {
+            name: tool["function"]["name"].as_str().unwrap_or_default().to_owned(),
+            parameters: Some(tool["function"]["parameters"].clone()),
+        });
+        let mut functions: Vec<Function> = functions.collect();
+        match &self.choice {
+            ToolChoice::None | ToolChoice::Auto => Ok(None),
+            ToolChoice::Required => {
+                let constraint = required_calls(&functions, self.is_parallel);
+                constraint.map(Some).map_err(|error| refusal(error, FORCED_BY))
+            }
+            ToolChoice::Named(name) => {
+                functions.retain(|function| function.name == *name);
+                Ok(functions.last().map(named_call))
+            }
+        }
+    }
 }
+
+/// The field that an error of a forced call's grammar names.
+pub const FORCED_BY: &str = "tools";
 
 fn without_tools(choice: &Value) -> Result<ToolChoice, ApiError> {
     match choice {
@@ -143,23 +172,15 @@ fn read_choice(choice: &Value, tools: &Value) -> Result<ToolChoice, ApiError> {
     ))
 }
 
-/// Refuses calls that this server does not serve. The one place for it: a grammar will force calls here.
+/// Refuses calls that this server does not serve. Forced ones need no parser: they are written as a grammar says.
 fn check_served(choice: &ToolChoice, serves: ServedTools) -> Result<(), ApiError> {
     match choice {
-        ToolChoice::None => Ok(()),
+        ToolChoice::None | ToolChoice::Required | ToolChoice::Named(_) => Ok(()),
         ToolChoice::Auto if serves.calls => Ok(()),
         ToolChoice::Auto => {
             let message = "\"auto\" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set; \
                            start the server with them, or send tool_choice \"none\"";
             Err(ApiError::field("tool_choice", message))
-        }
-        ToolChoice::Required | ToolChoice::Named(_) => {
-            let asked = match choice {
-                ToolChoice::Named(name) => format!("the function `{name}`"),
-                _ => "\"required\"".to_owned(),
-            };
-            let remedy = format!("{asked} was asked, send \"auto\" or \"none\"");
-            Err(ApiError::unsupported("tool_choice", &remedy))
         }
     }
 }
@@ -328,13 +349,26 @@ mod tests {
     }
 
     #[test]
-    fn forced_calls_are_refused_by_name() {
-        for (choice, shown) in [(json!("required"), "\"required\""), (named("f"), "the function `f`")] {
-            let error = read(json!({"tools": [tool()], "tool_choice": choice})).expect_err("not served yet");
-            assert_eq!(error.param.as_deref(), Some("tool_choice"), "{choice}");
-            assert_eq!(error.code, Some("unsupported_parameter"), "{choice}");
-            assert!(error.message.contains(shown), "{}", error.message);
-        }
+    fn forced_calls_need_no_parser_and_say_what_the_text_must_be() {
+        let without = ServedTools { calls: false, ..CALLS };
+        let forced = |choice: Value, is_parallel: bool| {
+            let body = json!({"tools": [tool()], "tool_choice": choice, "parallel_tool_calls": is_parallel});
+            let asked = read_as(without, body).expect("taken");
+            match asked.forced().expect("schemas").expect("a constraint") {
+                Constraint::Json(schema) => serde_json::from_str::<Value>(&schema).expect("JSON"),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(forced(named("f"), true), json!({"type": "object"}));
+        let required = forced(json!("required"), true);
+        assert_eq!(
+            required["items"]["anyOf"][0]["properties"]["name"]["enum"],
+            json!(["f"])
+        );
+        assert_eq!(required.get("maxItems"), None);
+        assert_eq!(forced(json!("required"), false)["maxItems"], 1);
+        let free = read(json!({"tools": [tool()]})).expect("taken");
+        assert_eq!(free.forced().expect("nothing to say"), None);
     }
 
     #[test]
