@@ -151,7 +151,10 @@ mod tests {
     fn an_unknown_name_is_refused_with_the_known_ones() {
         args(true, Some("hermes")).check().expect("known");
         let error = args(false, Some("hermez")).check().expect_err("unknown").to_string();
-        assert!(error.contains("--tool-call-parser") && error.contains("hermes"), "{error}");
+        assert!(
+            error.contains("--tool-call-parser") && error.contains("hermes"),
+            "{error}"
+        );
         let reasoning = ParserArgs {
             reasoning_parser: Some("qwen4".to_owned()),
             ..ParserArgs::default()

@@ -149,7 +149,7 @@ fn written(delta: Delta) -> Option<ChatDelta<'static>> {
     }
 }
 
-/// A choice whose model ended by itself after calls of its own choice waits for their results. One that was cut says so.
+/// A choice whose model ended by itself, after calls that it chose, waits for their results. One that was cut says so.
 fn finish_reason(finish: Option<&FinishReason>, has_called: bool) -> Option<&'static str> {
     match finish.map(FinishReason::as_openai) {
         Some("stop") if has_called => Some("tool_calls"),

@@ -124,8 +124,8 @@ impl Reading {
         }
     }
 
-    /// An id for a call of which the model wrote none. Mistral's templates take nine letters and digits and nothing else;
-    /// Kimi's are told by name and number.
+    /// An id for a call of which the model wrote none. Mistral's templates take nine letters and digits and nothing
+    /// else; Kimi's are told by name and number.
     fn call_id(&self, name: &str, index: usize) -> String {
         let random = |len| {
             let letters = rand::rng().sample_iter(Alphanumeric).take(len);
