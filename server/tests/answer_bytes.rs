@@ -474,6 +474,25 @@ async fn record_refusals(record: &mut Record) {
     ] {
         record.ask(&server, &body.to_string(), COMPLETIONS, &body).await;
     }
+    let tools = |name: &str| json!([{"type": "function", "function": {"name": name}}]);
+    for (name, fields) in [
+        ("calls without a parser", json!({"tools": tools("f")})),
+        ("a function's name", json!({"tools": tools("a b")})),
+        (
+            "a choice that is none",
+            json!({"tools": tools("f"), "tool_choice": "some"}),
+        ),
+        (
+            "a forced call and a text",
+            json!({"tools": tools("f"), "tool_choice": "required", "response_format": {"type": "json_object"}}),
+        ),
+    ] {
+        let mut body = json!({"messages": hi()});
+        for (field, value) in fields.as_object().expect("an object") {
+            body[field] = value.clone();
+        }
+        record.ask(&server, name, CHAT, &body).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
