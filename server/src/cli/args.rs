@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use halyard_engine::{
     CacheConfig, DEFAULT_MAX_STEP, EngineConfig, GuideConfig, ModelConfig, RecordingConfig, SchedulingConfig,
 };
@@ -102,7 +103,9 @@ pub struct PlatformArgs {
     pub platform_options: Vec<String>,
     /// Folder in which platforms keep compiled kernels and tuned choices. Without it `halyard` in $XDG_CACHE_HOME or
     /// ~/.cache; an empty variable keeps nothing
-    #[arg(long, value_name = "FOLDER", env = CACHE_VARIABLE)]
+    // The usual parser of paths refuses the empty variable before anybody asks what it means.
+    #[arg(long, value_name = "FOLDER", env = CACHE_VARIABLE,
+        value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub platform_cache_dir: Option<PathBuf>,
     /// Devices that share every layer of the model, from --device on: heads and feed-forward columns are divided among
     /// them

@@ -69,6 +69,10 @@ fn settings_that_a_platform_cannot_take_are_named_with_those_that_it_can() {
     let unnamed = ["--platform-cache-dir", ""];
     let words = ["--platform-cache-dir", "HALYARD_CACHE_DIR"];
     assert_refused(&run(&[&start[..], &unnamed].concat()), &words);
+    // The empty variable keeps nothing: the start goes on to the next mistake.
+    let mut command = halyard(&[&start[..6], &["/no/such/model"]].concat());
+    let output = command.env("HALYARD_CACHE_DIR", "").output().expect("it starts");
+    assert_refused(&output, &["/no/such/model"]);
 }
 
 #[test]
