@@ -1,5 +1,6 @@
-//! OpenAI's error object, the one shape of this server's errors. Every error of a route passes through here, so a
-//! client always finds status, message, field and code in the same place. Never carries a prompt.
+//! OpenAI's error object, the shape of this server's errors but for APIs that have one of their own
+//! (`Api::write_error`). Every error of a route passes through here, so a client always finds status, message, field
+//! and code in the same place. Never carries a prompt.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -108,6 +109,8 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        // Some APIs write it otherwise.
+        response.extensions_mut().insert(self);
         response
     }
 }

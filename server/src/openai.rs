@@ -4,6 +4,9 @@
 
 pub mod answer;
 pub mod api;
+pub mod apis;
+pub mod asked_chat;
+pub mod blocks;
 pub mod body;
 pub mod chat;
 mod chat_answer;
@@ -14,6 +17,9 @@ pub mod envelope;
 pub mod events;
 pub mod lenient;
 pub mod logprobs;
+pub mod messages;
+mod messages_answer;
+mod messages_history;
 pub mod model;
 pub mod models;
 pub mod parsed_text;

@@ -2,72 +2,30 @@
 //! formats, whole and streamed. Answers to the byte are in `data/tool_call_bytes.txt`.
 
 mod common;
-#[path = "../../tests/e2e/src/scripted.rs"]
-mod scripted;
+#[path = "common/scripted_server.rs"]
+mod scripted_server;
 
 use std::fmt::Write;
 
 use axum::body::Body;
 use axum::http::Request;
-use common::{Answer, Options, TestServer, fixture};
-use halyard_platform_api::{OpenOptions, Platform};
-use halyard_script::ScriptPlatform;
+use common::{Answer, fixture};
 use halyard_server::openai::policy::ServingDefaults;
-use scripted::ScriptedModel;
+use scripted_server::scripted::ScriptedModel;
+use scripted_server::{Scripted, THINKING};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
 const HERMES: &str = "Let me look.\n\
                       <tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}\n</tool_call>\
                       <tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call><|im_end|>";
-const THINKING: &str = "<think>\nRain?\n</think>\n\n\
-                        <tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}\n</tool_call>\
-                        <|im_end|>";
 /// What a template of harmony's form writes.
 const HARMONY: &str = "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}\
                        <|start|>assistant";
 const HARMONY_CALL: &str = "<|channel|>analysis<|message|>Rain?<|end|><|start|>assistant<|channel|>commentary \
                             to=functions.weather <|constrain|>json<|message|>{\"city\": \"Bern\"}<|call|>";
 
-/// A server and the model that it serves, which must stay as long.
-struct Scripted {
-    server: TestServer,
-    model: ScriptedModel,
-}
-
 impl Scripted {
-    fn of(model: ScriptedModel, parsers: (Option<&'static str>, Option<&'static str>)) -> Scripted {
-        Scripted::serving(model, parsers, ServingDefaults::default())
-    }
-
-    fn serving(
-        model: ScriptedModel,
-        parsers: (Option<&'static str>, Option<&'static str>),
-        serving: ServingDefaults,
-    ) -> Scripted {
-        let text = |path: std::path::PathBuf| path.to_str().expect("UTF-8").to_owned();
-        let options = OpenOptions::of(0).with("script", &text(model.script()));
-        let options = options.and_then(|options| options.with("tokenizer", &text(model.tokenizer())));
-        let server = TestServer::with(Options {
-            device: Some(ScriptPlatform.open_with(&options.expect("options")).expect("opens")),
-            model: Some(model.folder().to_path_buf()),
-            dummy_weights: true,
-            parsers,
-            serving,
-            ..Options::default()
-        });
-        Scripted { server, model }
-    }
-
-    fn new(template: &str, parsers: (Option<&'static str>, Option<&'static str>), say: &str) -> Scripted {
-        let model = ScriptedModel::with_template_of(&fixture(".."), template, &[("", say)]);
-        Scripted::of(model, parsers)
-    }
-
-    fn qwen(reasoning: Option<&'static str>, say: &str) -> Scripted {
-        Scripted::new("qwen3", (Some("hermes"), reasoning), say)
-    }
-
     async fn ask(&self, changes: Value) -> Answer {
         let request = Request::post(CHAT)
             .header("content-type", "application/json")

@@ -68,7 +68,9 @@ where
     let flag = cancel.flag();
     let own = Arc::clone(state);
     match lane {
-        Lane::Short if body.get("messages").is_null() => convert(state, &mut body, &flag),
+        Lane::Short if ["messages", "input"].iter().all(|name| body.get(name).is_null()) => {
+            convert(state, &mut body, &flag)
+        }
         Lane::Short => {
             let thread = state.text_work.chat().await?;
             let task = tokio::task::spawn_blocking(move || {

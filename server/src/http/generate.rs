@@ -50,7 +50,7 @@ struct Job {
 pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api) -> Result<Response, ApiError> {
     let trace_parent = trace_parent(&http);
     let (body, lane, request_id) = read(&state, http).await?;
-    let id = format!("{}-{request_id}", api.id_prefix);
+    let id = format!("{}{request_id}", api.id_prefix);
     let (body, io) = pass_io(&state, api.path, &id, body).await?;
     let body = Body::new(body)?;
     let model = state.find_model(&body).await?;

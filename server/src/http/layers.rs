@@ -1,7 +1,9 @@
-//! The layers around every route, outermost first: id and log line, panics, host, CORS, draining, key.
+//! The layers around every route, outermost first: id and log line, the form of errors, panics, host, CORS, draining,
+//! key.
 
 use std::sync::Arc;
 
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
 use axum::http::{Method, StatusCode, header};
@@ -15,6 +17,7 @@ use super::panics::{catch_body_panics, catch_panics};
 use super::request_id::with_request_id;
 use super::state::AppState;
 use crate::api_error::{ApiError, clip};
+use crate::openai::apis::APIS;
 
 /// Routes with their layers.
 pub fn with_layers(routes: Router<Arc<AppState>>, state: Arc<AppState>) -> Router {
@@ -32,8 +35,22 @@ pub fn with_layers(routes: Router<Arc<AppState>>, state: Arc<AppState>) -> Route
         .layer(middleware::from_fn_with_state(Arc::clone(&state), check_host))
         .layer(catch_panics(&state.transport))
         .layer(middleware::from_fn_with_state(Arc::clone(&state), catch_body_panics))
+        .layer(middleware::from_fn(write_errors))
         .layer(middleware::from_fn(with_request_id))
         .with_state(state)
+}
+
+/// Writes an error in the form of the route's API, whichever layer it comes from.
+async fn write_errors(request: Request, next: Next) -> Response {
+    let api = APIS.into_iter().find(|api| api.has(request.uri().path()));
+    let mut response = next.run(request).await;
+    if let Some(error) = response.extensions_mut().remove::<ApiError>()
+        && let Some(api) = api
+    {
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+        *response.body_mut() = Body::from((api.write_error)(&error));
+    }
+    response
 }
 
 /// Refuses requests without an accepted key, for unknown paths too: without a key a client does not learn which routes

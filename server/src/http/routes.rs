@@ -24,17 +24,19 @@ use super::state::AppState;
 use crate::api_error::ApiError;
 use crate::metrics::{self, text_format};
 use crate::openai::api::Api;
+use crate::openai::apis::APIS;
 use crate::openai::body::Body;
+use crate::openai::messages::count_tokens;
 use crate::openai::model::ModelContext;
 use crate::openai::models::{ModelCard, ModelList};
 use crate::openai::tokenize::{detokenize, tokenize};
-use crate::openai::{chat, completion};
 
 /// All routes over `state`.
 pub fn router(state: Arc<AppState>) -> Router {
-    let routes = Router::new()
-        .route(completion::API.path, generation(&completion::API))
-        .route(chat::API.path, generation(&chat::API))
+    let generations = APIS.into_iter();
+    let routes = generations.fold(Router::new(), |routes, api| routes.route(api.path, generation(api)));
+    let routes = routes
+        .route("/v1/messages/count_tokens", text_route(count_tokens))
         .route("/v1/models", only(get(models)))
         .route("/v1/models/{*model}", only(get(model)))
         .route("/v1/load_lora_adapter", only(post(load_adapter)))

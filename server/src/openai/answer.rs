@@ -91,7 +91,8 @@ pub trait Format: Send {
     fn close(&mut self, answer: &Answer, events: &mut Events);
 
     /// The end of a stream that fails.
-    fn failure(&mut self, error: &ApiError) -> String {
+    fn failure(&mut self, answer: &Answer, error: &ApiError) -> String {
+        let _ = answer;
         Events::failure(error)
     }
 
@@ -204,7 +205,7 @@ impl AnswerWriter {
 
     /// The events of a stream that cannot go on.
     pub fn failure(&mut self, error: &ApiError) -> String {
-        self.format.failure(error)
+        self.format.failure(&self.answer, error)
     }
 
     /// Keeps a prompt's next chunk for a whole answer.

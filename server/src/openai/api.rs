@@ -4,6 +4,7 @@ use halyard_engine::SamplingParams;
 
 use super::answer::Format;
 use super::body::Body;
+use super::events::to_json;
 use super::model::ModelContext;
 use super::prompt::Prompt;
 use super::structured::Structured;
@@ -14,12 +15,27 @@ use crate::api_error::ApiError;
 pub struct Api {
     /// Its route.
     pub path: &'static str,
-    /// The prefix of its answers' ids.
+    /// The beginning of its answers' ids.
     pub id_prefix: &'static str,
     /// Whether a body may hold several prompts; their requests have numbers behind the answer's id.
     pub has_prompts: bool,
     /// Reads and checks a body, but for [`super::shared::SchedulingFields`].
     pub read: fn(&mut Body, ModelContext<'_>) -> Result<Generation, ApiError>,
+    /// The body of an answer that is an error, for this route and those below it.
+    pub write_error: fn(&ApiError) -> String,
+}
+
+impl Api {
+    /// Whether a path is its route or one below.
+    pub fn has(&self, path: &str) -> bool {
+        let below = path.strip_prefix(self.path);
+        below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+}
+
+/// OpenAI's error object as a body.
+pub fn openai_error(error: &ApiError) -> String {
+    to_json(&error.body()).unwrap_or_default()
 }
 
 /// A checked body.

@@ -253,10 +253,7 @@ impl ChatFormat {
 
 impl Format for ChatFormat {
     fn refusal(&self, error: SubmitError) -> ApiError {
-        match error {
-            SubmitError::PromptTooLong { found, limit } => context::prompt_too_long("messages", limit, found),
-            error => error.into(),
-        }
+        context::refusal("messages", error)
     }
 
     fn shaper(&self) -> Box<dyn Shaper> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::answer::{Answer, Format, Piece};
-use super::api::{Api, Generation};
+use super::api::{Api, Generation, openai_error};
 use super::body::Body;
 use super::context::TokenLimit;
 use super::envelope::{Chunk, StopReason, Whole, close};
@@ -25,9 +25,10 @@ use crate::api_error::ApiError;
 /// The API.
 pub const API: Api = Api {
     path: "/v1/completions",
-    id_prefix: "cmpl",
+    id_prefix: "cmpl-",
     has_prompts: true,
     read,
+    write_error: openai_error,
 };
 
 /// OpenAI's and vLLM's token limit when a body names none.

@@ -1,6 +1,8 @@
 //! The context length: how many tokens an answer may have, and the errors of a request that does not fit. Clients
 //! search these errors for known words. An answer is never shortened silently.
 
+use halyard_engine::SubmitError;
+
 use super::lenient::ranged;
 use crate::api_error::ApiError;
 
@@ -16,6 +18,14 @@ pub fn prompt_too_long(field: &str, max_model_len: u32, prompt_tokens: usize) ->
          or serve with a larger --max-model-len."
     );
     ApiError::field(field, message).with_code(CODE)
+}
+
+/// The engine's refusal, by the name of the body's field for the prompt.
+pub fn refusal(field: &str, error: SubmitError) -> ApiError {
+    match error {
+        SubmitError::PromptTooLong { found, limit } => prompt_too_long(field, limit, found),
+        error => error.into(),
+    }
 }
 
 /// A text that is known not to fit before all of its tokens are counted.

@@ -21,6 +21,14 @@ pub fn to_json(body: &impl Serialize) -> Result<String, ApiError> {
 pub struct Events(String);
 
 impl Events {
+    /// Adds an event that has a name.
+    pub fn push_named(&mut self, name: &str, data: &impl Serialize) {
+        self.0.push_str("event: ");
+        self.0.push_str(name);
+        self.0.push('\n');
+        self.push(data);
+    }
+
     /// Adds an event.
     pub fn push(&mut self, data: &impl Serialize) {
         let text = to_json(data).or_else(|error| to_json(&error.body()));

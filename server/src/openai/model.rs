@@ -6,6 +6,7 @@ use halyard_text::{CancelFlag, ChatTemplate, EncodeLimits, TextError, Tokenizer}
 use super::context;
 use super::parsers::Parsers;
 use super::policy::{Limits, ServingDefaults};
+use super::tools::ServedTools;
 use crate::api_error::ApiError;
 
 /// The facts about the model that conversions need.
@@ -39,6 +40,14 @@ const MAX_TEXT_TOKENS: usize = 1 << 18;
 const COUNTED_BYTES: usize = 64 << 10;
 
 impl ModelContext<'_> {
+    /// What this server does with tools.
+    pub fn served_tools(&self) -> ServedTools {
+        ServedTools {
+            calls: self.parsers.has_calls(),
+            excludes_uncalled: self.serving.exclude_tools_when_tool_choice_none,
+        }
+    }
+
     /// Token ids of a prompt from `field` of the body. Those of a short text come also when they do not fit into the
     /// context; the exact count is the caller's to judge.
     ///

@@ -97,7 +97,7 @@ impl SamplingFields {
                 .min_tokens
                 .map_or(Ok(0), |Int(min)| ranged("min_tokens", min, 0, i64::from(u32::MAX)))?,
             max_tokens: None,
-            stop: stop_strings(&self.stop, model)?,
+            stop: stop_strings("stop", &self.stop, model)?,
             stop_token_ids: token_ids(
                 "stop_token_ids",
                 &integers(&self.stop_token_ids.unwrap_or_default()),
@@ -163,8 +163,12 @@ fn logit_bias(fields: Map<String, Value>, vocab_size: u32) -> Result<Vec<(u32, f
     fields.into_iter().map(convert).collect()
 }
 
-fn stop_strings(sent: &Value, model: ModelContext<'_>) -> Result<Vec<String>, ApiError> {
-    let wrong = || ApiError::field("stop", "stop must be a string or a list of strings");
+/// The stop strings of the field `name`.
+///
+/// # Errors
+/// 400 for what is no string, an empty one, and the limits.
+pub fn stop_strings(name: &str, sent: &Value, model: ModelContext<'_>) -> Result<Vec<String>, ApiError> {
+    let wrong = || ApiError::field(name, format!("{name} must be a string or a list of strings"));
     let stops: Vec<String> = match sent {
         Value::Null => Vec::new(),
         Value::String(stop) => vec![stop.clone()],
@@ -177,23 +181,23 @@ fn stop_strings(sent: &Value, model: ModelContext<'_>) -> Result<Vec<String>, Ap
     let limits = model.limits;
     if stops.len() > limits.stop_strings {
         let message = format!(
-            "stop has {} strings; at most {} are taken",
+            "{name} has {} strings; at most {} are taken",
             stops.len(),
             limits.stop_strings
         );
-        return Err(ApiError::field("stop", message));
+        return Err(ApiError::field(name, message));
     }
     for (index, stop) in stops.iter().enumerate() {
         if stop.is_empty() {
-            return Err(ApiError::field("stop", format!("stop[{index}] is empty; leave it out")));
+            return Err(ApiError::field(name, format!("{name}[{index}] is empty; leave it out")));
         }
         if stop.len() > limits.stop_string_bytes {
             let message = format!(
-                "stop[{index}] has {} bytes; at most {} are taken",
+                "{name}[{index}] has {} bytes; at most {} are taken",
                 stop.len(),
                 limits.stop_string_bytes
             );
-            return Err(ApiError::field("stop", message));
+            return Err(ApiError::field(name, message));
         }
     }
     Ok(stops)

@@ -47,7 +47,7 @@ pub fn tokenize(body: &mut Body, model: ModelContext<'_>) -> Result<Tokenized, A
     let (text, special) = match (&fields.prompt, &fields.messages) {
         (Some(prompt), None) => (prompt.clone(), special.unwrap_or(true)),
         (None, Some(messages)) => {
-            let tools = tools::definitions(&fields.tools, model.limits)?;
+            let tools = tools::definitions(&fields.tools, tools::CHAT, model.limits)?;
             let chat = ChatPrompt {
                 messages,
                 add_generation_prompt: fields.add_generation_prompt.map(|Flag(set)| set),

@@ -67,7 +67,7 @@ pub fn read(fields: &ToolFields, limits: Limits, serves: ServedTools) -> Result<
         let message = "tools is an empty list; send at least one tool or leave it out";
         return Err(ApiError::field("tools", message));
     }
-    let definitions = definitions(&fields.tools, limits)?;
+    let definitions = definitions(&fields.tools, CHAT, limits)?;
     let choice = match &definitions {
         Some(tools) => read_choice(&fields.tool_choice, tools)?,
         None => without_tools(&fields.tool_choice)?,
@@ -124,7 +124,11 @@ impl AskedTools {
 /// The field that an error of a forced call's grammar names.
 pub const FORCED_BY: &str = "tools";
 
-fn without_tools(choice: &Value) -> Result<ToolChoice, ApiError> {
+/// The choice where there are no tools.
+///
+/// # Errors
+/// 400 for one that needs some.
+pub fn without_tools(choice: &Value) -> Result<ToolChoice, ApiError> {
     match choice {
         Value::Null => Ok(ToolChoice::None),
         Value::String(text) if text == "none" => Ok(ToolChoice::None),
@@ -147,20 +151,9 @@ fn read_choice(choice: &Value, tools: &Value) -> Result<ToolChoice, ApiError> {
             "required" => return Ok(ToolChoice::Required),
             _ => {}
         },
-        Value::Object(named) if named.get("type").is_none_or(|kind| kind == "function") => {
+        Value::Object(object) if object.get("type").is_none_or(|kind| kind == "function") => {
             if let Some(name) = choice["function"]["name"].as_str() {
-                let tools = tools.as_array().into_iter().flatten();
-                let mut names = tools.filter_map(|tool| tool["function"]["name"].as_str());
-                if names.clone().any(|known| known == name) {
-                    return Ok(ToolChoice::Named(name.to_owned()));
-                }
-                let known: Vec<&str> = names.by_ref().take(SHOWN_NAMES).collect();
-                let more = if names.next().is_some() { "`, …" } else { "`" };
-                return wrong(format!(
-                    "tool_choice names the function `{}`, which tools does not have; send one of `{}{more}",
-                    clip(name),
-                    known.join("`, `")
-                ));
+                return named(name, tools);
             }
         }
         _ => {}
@@ -170,6 +163,26 @@ fn read_choice(choice: &Value, tools: &Value) -> Result<ToolChoice, ApiError> {
          {{\"name\": \"…\"}}}}",
         clip(&choice.to_string())
     ))
+}
+
+/// The choice of one function, which must be among `tools`.
+///
+/// # Errors
+/// 400 with some that are.
+pub fn named(name: &str, tools: &Value) -> Result<ToolChoice, ApiError> {
+    let tools = tools.as_array().into_iter().flatten();
+    let mut names = tools.filter_map(|tool| tool["function"]["name"].as_str());
+    if names.clone().any(|known| known == name) {
+        return Ok(ToolChoice::Named(name.to_owned()));
+    }
+    let known: Vec<&str> = names.by_ref().take(SHOWN_NAMES).collect();
+    let more = if names.next().is_some() { "`, …" } else { "`" };
+    let message = format!(
+        "tool_choice names the function `{}`, which tools does not have; send one of `{}{more}",
+        clip(name),
+        known.join("`, `")
+    );
+    Err(ApiError::field("tool_choice", message))
 }
 
 /// Refuses calls that this server does not serve. Forced ones need no parser: they are written as a grammar says.
@@ -185,12 +198,30 @@ fn check_served(choice: &ToolChoice, serves: ServedTools) -> Result<(), ApiError
     }
 }
 
-/// The definitions of a list of tools, with the fields that templates print in vLLM's order; absent ones are null, as
-/// there.
+/// How an API writes the definition of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ToolForm {
+    /// Its `type`, which may be left out.
+    pub kind: &'static str,
+    /// The field that holds the others; `None`: they stand beside the type.
+    pub within: Option<&'static str>,
+    /// The field of the schema.
+    pub parameters: &'static str,
+}
+
+/// The form of chats.
+pub const CHAT: ToolForm = ToolForm {
+    kind: "function",
+    within: Some("function"),
+    parameters: "parameters",
+};
+
+/// The definitions of a list of tools in the form of chats, with the fields that templates print in vLLM's order;
+/// absent ones are null, as there.
 ///
 /// # Errors
 /// 400 with the path of what is wrong, or the limit.
-pub fn definitions(sent: &Value, limits: Limits) -> Result<Option<Value>, ApiError> {
+pub fn definitions(sent: &Value, form: ToolForm, limits: Limits) -> Result<Option<Value>, ApiError> {
     let list = match sent {
         Value::Null => return Ok(None),
         Value::Array(list) => list,
@@ -212,32 +243,47 @@ pub fn definitions(sent: &Value, limits: Limits) -> Result<Option<Value>, ApiErr
         );
         return Err(ApiError::field("tools", message));
     }
-    let written: Vec<Value> = list.iter().enumerate().map(definition).collect::<Result<_, _>>()?;
+    let entries = list.iter().enumerate();
+    let written: Vec<Value> = entries
+        .map(|(index, tool)| definition(index, tool, form))
+        .collect::<Result<_, _>>()?;
     Ok((!written.is_empty()).then_some(Value::Array(written)))
 }
 
-fn definition((index, tool): (usize, &Value)) -> Result<Value, ApiError> {
+fn definition(index: usize, tool: &Value, form: ToolForm) -> Result<Value, ApiError> {
     let wrong =
         |path: &str, expected: &str| ApiError::field("tools", format!("tools[{index}]{path} must be {expected}"));
-    let tool = tool
-        .as_object()
-        .ok_or_else(|| wrong("", "an object with type and function"))?;
-    if tool.get("type").is_some_and(|kind| kind != "function") {
-        return Err(wrong(".type", "\"function\""));
+    let all = tool.as_object().ok_or_else(|| {
+        wrong(
+            "",
+            &format!(
+                "an object with {}",
+                form.within.map_or("a name", |_| "type and function")
+            ),
+        )
+    })?;
+    if tool.get("type").is_some_and(|kind| kind != form.kind) {
+        return Err(wrong(".type", &format!("\"{}\"", form.kind)));
     }
-    let function = tool
-        .get("function")
-        .and_then(Value::as_object)
-        .ok_or_else(|| wrong(".function", "an object with a name"))?;
+    let (function, within) = match form.within {
+        Some(name) => {
+            let function = all.get(name).and_then(Value::as_object);
+            let path = format!(".{name}");
+            (function.ok_or_else(|| wrong(&path, "an object with a name"))?, path)
+        }
+        None => (all, String::new()),
+    };
+    let path = |name: &str| format!("{within}.{name}");
     let field = |name: &str| function.get(name).filter(|value| !value.is_null());
     let name = field("name").filter(|name| name.is_string());
     let mut written = Map::new();
-    let name = name.ok_or_else(|| wrong(".function.name", "a string"))?;
+    let name = name.ok_or_else(|| wrong(&path("name"), "a string"))?;
     let text = name.as_str().unwrap_or_default();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     if text.is_empty() || text.len() > MAX_NAME_CHARS || !text.chars().all(is_plain) {
         let message = format!(
-            "tools[{index}].function.name is {}; it must be 1 to {MAX_NAME_CHARS} letters, digits, _ or -",
+            "tools[{index}]{} is {}; it must be 1 to {MAX_NAME_CHARS} letters, digits, _ or -",
+            path("name"),
             clip(&name.to_string())
         );
         return Err(ApiError::field("tools", message));
@@ -245,12 +291,12 @@ fn definition((index, tool): (usize, &Value)) -> Result<Value, ApiError> {
     written.insert("name".to_owned(), name.clone());
     let description = field("description");
     if description.is_some_and(|text| !text.is_string()) {
-        return Err(wrong(".function.description", "a string"));
+        return Err(wrong(&path("description"), "a string"));
     }
     written.insert("description".to_owned(), description.cloned().unwrap_or(Value::Null));
-    let parameters = field("parameters");
+    let parameters = field(form.parameters);
     if parameters.is_some_and(|schema| !schema.is_object()) {
-        return Err(wrong(".function.parameters", "an object, a JSON schema"));
+        return Err(wrong(&path(form.parameters), "an object, a JSON schema"));
     }
     written.insert("parameters".to_owned(), parameters.cloned().unwrap_or(Value::Null));
     if let Some(strict) = field("strict") {
