@@ -475,6 +475,29 @@ async fn a_stream_that_fails_ends_with_the_error_and_nothing_else() {
     );
     let whole = ask(&server, MESSAGES, &json!({"messages": chat, "max_tokens": 9})).await;
     assert_eq!(error(&whole, 500).0, "api_error");
+
+    let answer = ask(&server, "/v1/responses", &json!({"input": "The river", "stream": true})).await;
+    let told = events(&answer.text);
+    let kinds: Vec<&Value> = told.iter().map(|event| &event["type"]).collect();
+    assert_eq!(
+        kinds,
+        ["response.created", "response.in_progress", "response.failed"],
+        "{}",
+        answer.text
+    );
+    let failed = &told[2]["response"];
+    assert_eq!(
+        (&failed["status"], &failed["error"]["code"]),
+        (&json!("failed"), &json!("server_error"))
+    );
+    assert!(
+        failed["error"]["message"].as_str().is_some_and(|text| !text.is_empty()),
+        "{failed}"
+    );
+    let numbers: Vec<&Value> = told.iter().map(|event| &event["sequence_number"]).collect();
+    assert_eq!(numbers, [0, 1, 2]);
+    let whole = ask(&server, "/v1/responses", &json!({"input": "The river"})).await;
+    whole.error(500);
 }
 
 #[tokio::test]
