@@ -18,7 +18,7 @@ pub fn redact_request(route: &str, body: &mut Value, redact: &dyn Fn(&str) -> St
             redact_strings(variables, redact);
         }
     } else {
-        for field in ["prompt", "suffix"] {
+        for field in ["prompt", "suffix", "system", "messages", "instructions", "input"] {
             if let Some(value) = body.get_mut(field) {
                 redact_strings(value, redact);
             }

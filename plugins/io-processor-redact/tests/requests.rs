@@ -52,6 +52,34 @@ fn all_texts_of_a_chat_change_and_nothing_else() {
 }
 
 #[test]
+fn all_texts_of_messages_and_responses_change() {
+    let body = |m: &str| {
+        let block = json!({"type": "tool_use", "id": "1", "name": "f", "input": {"to": [m]}});
+        let result = json!({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": m}]});
+        json!({"model": "a@example.com", "system": [{"type": "text", "text": m}], "messages": [
+            {"role": "user", "content": m}, {"role": "assistant", "content": [block]},
+            {"role": "user", "content": [result]}], "max_tokens": 5})
+    };
+    let responses = |m: &str| {
+        let arguments = json!({ "to": m }).to_string();
+        json!({"instructions": m, "metadata": {"m": "a@example.com"}, "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": m}]},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": m}]},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": arguments},
+            {"type": "function_call_output", "call_id": "1", "output": m}]})
+    };
+    for (route, before, after) in [
+        ("/v1/messages", body("bob@example.com"), body("[REDACTED]")),
+        ("/v1/responses", responses("bob@example.com"), responses("[REDACTED]")),
+    ] {
+        let IoVerdict::Rewrite(rewritten) = open(route, &before).verdict else {
+            panic!("{route}: nothing changed");
+        };
+        assert_eq!(serde_json::from_str::<Value>(&rewritten).expect("JSON"), after);
+    }
+}
+
+#[test]
 fn prompts_of_completions_change_and_clean_ones_pass() {
     for (prompt, expected) in [
         (json!("mail a@b.cc"), json!("mail [REDACTED]")),
