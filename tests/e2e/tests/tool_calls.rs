@@ -57,6 +57,7 @@ fn weather_model() -> ScriptedModel {
             format!("Two places.\n{CALL}\n{OTHER}<|im_end|>"),
         ),
         (results, "Only in Bern.<|im_end|>".to_owned()),
+        ("Force.", "{\"city\": \"Bern\"}<|im_end|>".to_owned()),
     ];
     let lines: Vec<(&str, &str)> = lines.iter().map(|(after, say)| (*after, say.as_str())).collect();
     ScriptedModel::with_template_of(&fixture("../"), "qwen3", &lines)
@@ -111,6 +112,26 @@ fn openai_2() {
 #[test]
 fn openai_3() {
     agrees(python(&["openai==3.54.0"]), "chat_tools.py");
+}
+
+#[test]
+fn openai_2_responses() {
+    agrees(python(&["openai==2.44.0"]), "responses.py");
+}
+
+#[test]
+fn openai_3_responses() {
+    agrees(python(&["openai==3.54.0"]), "responses.py");
+}
+
+#[test]
+fn anthropic_0() {
+    agrees(python(&["anthropic==0.122.0"]), "messages.py");
+}
+
+#[test]
+fn anthropic_2() {
+    agrees(python(&["anthropic==2.12.0"]), "messages.py");
 }
 
 #[test]
