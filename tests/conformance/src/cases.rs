@@ -34,6 +34,14 @@ const FAMILIES: [Family; 6] = [
     ("no-token", no_token::OPS, no_token::cases),
 ];
 
+/// The part of attention, whose cases depend on the device.
+const ATTENTION: &str = "attention";
+
+/// Whether a part is one of ops.
+pub(crate) fn has_part(part: &str) -> bool {
+    part == ATTENTION || FAMILIES.iter().any(|(family, ..)| *family == part)
+}
+
 /// Runs all cases; attention on every backend of the device.
 pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &Options, report: &mut Report) {
     let mut numbers = HashMap::new();
@@ -63,7 +71,7 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
             }
         }
     }
-    if !has_wanted("attention", attend::OPS) {
+    if !has_wanted(ATTENTION, attend::OPS) {
         return;
     }
     for (index, backend) in device.attention().backends().iter().enumerate() {

@@ -77,7 +77,7 @@ pub const PARTS: [&str; 12] = [
 
 /// Whether a part is one of ops, whose rows can be shared out, and no suite.
 pub fn has_rows_to_share(part: &str) -> bool {
-    !["memory", "execution", "rules", "composites", "invariance"].contains(&part)
+    cases::has_part(part)
 }
 
 /// Runs one of [`PARTS`] with its rows shared out among handles of one device, each with an oracle of its own.
