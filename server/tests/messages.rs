@@ -11,7 +11,7 @@ use std::fmt::Write;
 
 use axum::body::Body;
 use axum::http::Request;
-use common::{Answer, Options, TestServer, fixture};
+use common::{Answer, Options, TestServer, assert_recorded, fixture};
 use damaged::Damaged;
 use halyard_server::openai::policy::ServingDefaults;
 use scripted_server::scripted::ScriptedModel;
@@ -549,15 +549,7 @@ async fn messages_are_what_they_were_to_the_byte() {
             let _ = writeln!(record, "### {name}, {content_type}\n{}", settle(&answer.text));
         }
     }
-    let path = fixture("../../../server/tests/data/message_bytes.txt");
-    if std::env::var_os("HALYARD_BLESS").is_some_and(|value| value == "1") {
-        std::fs::write(&path, &record).expect("writes");
-    }
-    let committed = std::fs::read_to_string(path).expect("committed");
-    for (found, expected) in record.split("### ").zip(committed.split("### ")) {
-        assert_eq!(found, expected);
-    }
-    assert_eq!(record.len(), committed.len());
+    assert_recorded("message_bytes.txt", &record);
 }
 
 /// An answer without the ids of calls, which are random.

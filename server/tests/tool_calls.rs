@@ -9,7 +9,7 @@ use std::fmt::Write;
 
 use axum::body::Body;
 use axum::http::Request;
-use common::{Answer, fixture};
+use common::{Answer, assert_recorded, fixture};
 use halyard_server::openai::policy::ServingDefaults;
 use scripted_server::scripted::ScriptedModel;
 use scripted_server::{Scripted, THINKING};
@@ -510,13 +510,5 @@ async fn answers_with_calls_are_what_they_were_to_the_byte() {
             let _ = writeln!(record, "### {name}, stream {stream}\n{}", settle(&answer.text));
         }
     }
-    let path = fixture("../../../server/tests/data/tool_call_bytes.txt");
-    if std::env::var_os("HALYARD_BLESS").is_some_and(|value| value == "1") {
-        std::fs::write(&path, &record).expect("writes");
-    }
-    let committed = std::fs::read_to_string(path).expect("committed");
-    for (found, expected) in record.split("### ").zip(committed.split("### ")) {
-        assert_eq!(found, expected);
-    }
-    assert_eq!(record.len(), committed.len());
+    assert_recorded("tool_call_bytes.txt", &record);
 }

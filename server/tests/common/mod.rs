@@ -224,3 +224,17 @@ impl Answer {
             .collect()
     }
 }
+
+/// Compares a record of answers, each behind `### `, with the one that is committed in `data`. With HALYARD_BLESS=1 it
+/// becomes that.
+pub fn assert_recorded(file: &str, record: &str) {
+    let path = fixture("../../../server/tests/data").join(file);
+    if std::env::var_os("HALYARD_BLESS").is_some_and(|value| value == "1") {
+        std::fs::write(&path, record).expect("writes");
+    }
+    let committed = std::fs::read_to_string(path).expect("committed");
+    for (found, expected) in record.split("### ").zip(committed.split("### ")) {
+        assert_eq!(found, expected);
+    }
+    assert_eq!(record.len(), committed.len());
+}
