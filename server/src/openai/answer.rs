@@ -7,6 +7,7 @@ use halyard_engine::{FinishReason, OutputChunk, SubmitError, TokenLogprobs};
 use halyard_text::Tokenizer;
 
 use super::events::Events;
+use super::parsed_text::Reading;
 use super::prompt::Prompt;
 use super::refusals::incomplete;
 use super::shaper::{Delta, PlainText, Shaper};
@@ -74,9 +75,17 @@ pub trait Format: Send {
         error.into()
     }
 
-    /// The fields after the text of a choice.
+    /// How the text is read; `None`: all of it is the answer's.
+    fn reading(&self) -> Option<&Reading> {
+        None
+    }
+
+    /// Reads the text of a choice.
     fn shaper(&self) -> Box<dyn Shaper> {
-        Box::new(PlainText)
+        match self.reading() {
+            Some(reading) => reading.shaper(),
+            None => Box::new(PlainText),
+        }
     }
 
     /// Whether the answer's usage says how many tokens were reasoning.

@@ -1,10 +1,11 @@
 //! A chat as any API asks for it: messages in the form of chats, tools, and how the answer goes on. Becomes a prompt,
 //! the engine's parameters and the reading of the answer.
 
-use halyard_engine::SamplingParams;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::answer::Format;
+use super::api::Generation;
 use super::chat_prompt::{ChatPrompt, render};
 use super::context::TokenLimit;
 use super::model::ModelContext;
@@ -13,7 +14,6 @@ use super::prompt::Prompt;
 use super::shared::Shared;
 use super::structured::Structured;
 use super::tools::{self, AskedTools};
-use super::usage::Streaming;
 use crate::api_error::ApiError;
 
 /// How much a model reasons before it answers, for templates that support it. The values are vLLM's.
@@ -62,20 +62,6 @@ pub struct AskedChat {
     pub max_tokens_field: &'static str,
     /// The body's field for the messages.
     pub messages_field: &'static str,
-}
-
-/// A chat, read.
-pub struct ReadChat {
-    /// The prompt.
-    pub prompt: Prompt,
-    /// For the engine.
-    pub params: SamplingParams,
-    /// What the answer's text must be.
-    pub structured: Option<Structured>,
-    /// Whole or in pieces.
-    pub streaming: Streaming,
-    /// How the answer is read.
-    pub reading: Option<Reading>,
 }
 
 /// Makes the answer the calls that `tools` asks for.
@@ -128,13 +114,12 @@ impl AskedChat {
     ///
     /// # Errors
     /// 400 for what the template refuses, and a text that does not fit.
-    pub fn prompt(&self, model: ModelContext<'_>) -> Result<Prompt, ApiError> {
-        let mut variables = self.variables.clone();
+    pub fn prompt(&mut self, model: ModelContext<'_>) -> Result<Prompt, ApiError> {
         if let Some(effort) = self.reasoning_effort {
-            variables.insert("reasoning_effort".to_owned(), json!(effort));
+            self.variables.insert("reasoning_effort".to_owned(), json!(effort));
             // An effort also sets whether to reason at all, which some templates read.
             let thinks = effort != ReasoningEffort::None;
-            variables
+            self.variables
                 .entry("enable_thinking")
                 .or_insert_with(|| Value::from(thinks));
         }
@@ -143,7 +128,7 @@ impl AskedChat {
                 messages: &self.messages,
                 add_generation_prompt: self.add_generation_prompt,
                 continue_final_message: self.continue_final_message,
-                template_variables: Some(&variables),
+                template_variables: Some(&self.variables),
                 tools: self.tools.definitions.as_ref(),
                 documents: self.documents.as_ref(),
             },
@@ -156,11 +141,16 @@ impl AskedChat {
         })
     }
 
-    /// Prompt, parameters and reading.
+    /// What to generate; `format` writes the answer, whose text is read so.
     ///
     /// # Errors
     /// As [`AskedChat::prompt`], and 400 for an answer that does not fit behind it.
-    pub fn read(self, mut shared: Shared, model: ModelContext<'_>) -> Result<ReadChat, ApiError> {
+    pub fn read(
+        mut self,
+        mut shared: Shared,
+        model: ModelContext<'_>,
+        format: impl FnOnce(Option<Reading>) -> Box<dyn Format>,
+    ) -> Result<Generation, ApiError> {
         let mut prompt = self.prompt(model)?;
         let asked = ReadingFields {
             tools: &self.tools,
@@ -184,12 +174,12 @@ impl AskedChat {
             prompt_field: self.messages_field,
         };
         shared.params.max_tokens = limit.fit(prompt.token_ids.len(), model.max_model_len)?;
-        Ok(ReadChat {
-            prompt,
-            params: shared.params,
+        Ok(Generation {
+            prompts: vec![prompt],
+            params: vec![shared.params],
             structured: shared.structured,
             streaming: shared.streaming,
-            reading,
+            format: format(reading),
         })
     }
 }

@@ -100,7 +100,7 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
     shared.check_prompt_logprobs()?;
     let role = fields.role(model);
     let as_ids = fields.return_tokens_as_token_ids.map(|Flag(set)| set);
-    let mut format = ChatFormat {
+    let format = ChatFormat {
         echo: fields.echoed(&role),
         role,
         top_logprobs: shared.params.logprobs,
@@ -122,13 +122,5 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
         max_tokens_field: name,
         messages_field: "messages",
     };
-    let chat = chat.read(shared, model)?;
-    format.reading = chat.reading;
-    Ok(Generation {
-        prompts: vec![chat.prompt],
-        params: vec![chat.params],
-        structured: chat.structured,
-        streaming: chat.streaming,
-        format: Box::new(format),
-    })
+    chat.read(shared, model, |reading| Box::new(ChatFormat { reading, ..format }))
 }

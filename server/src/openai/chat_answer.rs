@@ -12,7 +12,7 @@ use super::envelope::{Chunk, StopReason, Whole, close};
 use super::events::{Events, to_json};
 use super::logprobs::{ChatLogprobs, PromptLogprobs, TokenNames};
 use super::parsed_text::Reading;
-use super::shaper::{Delta, PlainText, Shaper};
+use super::shaper::Delta;
 use crate::api_error::ApiError;
 
 /// How a chat's answer is written.
@@ -256,11 +256,8 @@ impl Format for ChatFormat {
         context::refusal("messages", error)
     }
 
-    fn shaper(&self) -> Box<dyn Shaper> {
-        match &self.reading {
-            Some(reading) => reading.shaper(),
-            None => Box::new(PlainText),
-        }
+    fn reading(&self) -> Option<&Reading> {
+        self.reading.as_ref()
     }
 
     fn counts_reasoning(&self) -> bool {
@@ -324,6 +321,7 @@ mod tests {
     use super::*;
     use crate::openai::answer::AnswerWriter;
     use crate::openai::prompt::Prompt;
+    use crate::openai::shaper::Shaper;
     use crate::openai::usage::{Streaming, Usage};
     use halyard_engine::OutputChunk;
     use halyard_text::Tokenizer;

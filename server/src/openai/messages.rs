@@ -234,14 +234,7 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
     shared.params.stop = stop_strings("stop_sequences", &fields.stop_sequences, model)?;
     shared.structured = structured;
     force_calls(&chat.tools, &mut shared)?;
-    let chat = chat.read(shared, model)?;
-    Ok(Generation {
-        prompts: vec![chat.prompt],
-        params: vec![chat.params],
-        structured: chat.structured,
-        streaming: chat.streaming,
-        format: Box::new(MessagesFormat::new(chat.reading)),
-    })
+    chat.read(shared, model, |reading| Box::new(MessagesFormat::new(reading)))
 }
 
 /// The answer of `/v1/messages/count_tokens`.
@@ -259,7 +252,7 @@ pub fn count_tokens(body: &mut Body, model: ModelContext<'_>) -> Result<TokenCou
         truncates: true,
         ..model
     };
-    let (chat, _) = chat(body.take()?, None, model)?;
+    let (mut chat, _) = chat(body.take()?, None, model)?;
     Ok(TokenCount {
         input_tokens: chat.prompt(model)?.token_ids.len(),
     })

@@ -12,7 +12,6 @@ use super::blocks::{Block, Blocks, Step};
 use super::context;
 use super::events::{Events, to_json};
 use super::parsed_text::Reading;
-use super::shaper::{PlainText, Shaper};
 use crate::api_error::ApiError;
 
 /// Stands where Anthropic signs what its models thought. Clients want a text; nobody checks it here.
@@ -248,11 +247,8 @@ impl Format for MessagesFormat {
         context::refusal("messages", error)
     }
 
-    fn shaper(&self) -> Box<dyn Shaper> {
-        match &self.reading {
-            Some(reading) => reading.shaper(),
-            None => Box::new(PlainText),
-        }
+    fn reading(&self) -> Option<&Reading> {
+        self.reading.as_ref()
     }
 
     fn piece(&mut self, answer: &Answer, mut piece: Piece<'_>, events: &mut Events) {

@@ -254,12 +254,5 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
         max_tokens_field: "max_output_tokens",
         messages_field: "input",
     };
-    let chat = chat.read(shared, model)?;
-    Ok(Generation {
-        prompts: vec![chat.prompt],
-        params: vec![chat.params],
-        structured: chat.structured,
-        streaming: chat.streaming,
-        format: Box::new(ResponsesFormat::new(echo, chat.reading)),
-    })
+    chat.read(shared, model, |reading| Box::new(ResponsesFormat::new(echo, reading)))
 }

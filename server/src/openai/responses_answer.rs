@@ -12,7 +12,7 @@ use super::context;
 use super::events::{Events, to_json};
 use super::parsed_text::Reading;
 use super::refusals::incomplete;
-use super::shaper::{Delta, PlainText, Shaper};
+use super::shaper::Delta;
 use crate::api_error::ApiError;
 
 /// What an answer repeats of its request.
@@ -482,11 +482,8 @@ impl Format for ResponsesFormat {
         context::refusal("input", error)
     }
 
-    fn shaper(&self) -> Box<dyn Shaper> {
-        match &self.reading {
-            Some(reading) => reading.shaper(),
-            None => Box::new(PlainText),
-        }
+    fn reading(&self) -> Option<&Reading> {
+        self.reading.as_ref()
     }
 
     fn counts_reasoning(&self) -> bool {
