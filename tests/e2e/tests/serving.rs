@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 /// Events of a stream that has come so far.
 struct Events {
     response: reqwest::Response,
-    held: String,
+    held: Vec<u8>,
 }
 
 impl Events {
@@ -22,21 +22,20 @@ impl Events {
         assert_eq!(response.status(), 200);
         Events {
             response,
-            held: String::new(),
+            held: Vec::new(),
         }
     }
 
     /// The next event's data; `None` at the end of the connection.
     async fn next(&mut self) -> Option<String> {
         loop {
-            if let Some(end) = self.held.find("\n\n") {
-                let event: String = self.held.drain(..end + 2).collect();
+            if let Some(end) = self.held.windows(2).position(|pair| pair == b"\n\n") {
+                let event = self.held.drain(..end + 2).collect();
+                let event = String::from_utf8(event).expect("whole characters");
                 return event.trim_end().strip_prefix("data: ").map(str::to_owned);
             }
-            // Pieces of one event end between characters: the server writes whole events of JSON text.
             let bytes = self.response.chunk().await.expect("no broken connection")?;
-            self.held
-                .push_str(std::str::from_utf8(&bytes).expect("whole characters"));
+            self.held.extend(bytes);
         }
     }
 
