@@ -210,15 +210,15 @@ extern "C" {
 
 /* The collectives. Operands: input (read; absent for recv) and out (written; absent for send), contiguous; those of
  * all_reduce may be the same tensor. */
-#define HALYARD_COLLECTIVE_ALL_REDUCE 0u /**< out[i] = Σ over ranks of input[i], in rank order, in f32. */
-#define HALYARD_COLLECTIVE_ALL_GATHER 1u /**< out = inputs of all ranks, one after the other in rank order. */
+#define HALYARD_COLLECTIVE_KIND_ALL_REDUCE 0u /**< out[i] = Σ over ranks of input[i], in rank order, in f32. */
+#define HALYARD_COLLECTIVE_KIND_ALL_GATHER 1u /**< out = inputs of all ranks, one after the other in rank order. */
 /** out = this rank's part of the sum: elements rank·n .. (rank+1)·n of Σ inputs, n = elements of out. */
-#define HALYARD_COLLECTIVE_REDUCE_SCATTER 2u
+#define HALYARD_COLLECTIVE_KIND_REDUCE_SCATTER 2u
 /** Part r of the input goes to rank r; out holds the parts received, in rank order. */
-#define HALYARD_COLLECTIVE_ALL_TO_ALL 3u
-#define HALYARD_COLLECTIVE_BROADCAST 4u /**< out = the input of rank `peer`. */
-#define HALYARD_COLLECTIVE_SEND 5u /**< Sends the input to rank `peer`, which receives it. */
-#define HALYARD_COLLECTIVE_RECV 6u /**< Receives out from rank `peer`, which sends it. */
+#define HALYARD_COLLECTIVE_KIND_ALL_TO_ALL 3u
+#define HALYARD_COLLECTIVE_KIND_BROADCAST 4u /**< out = the input of rank `peer`. */
+#define HALYARD_COLLECTIVE_KIND_SEND 5u /**< Sends the input to rank `peer`, which receives it. */
+#define HALYARD_COLLECTIVE_KIND_RECV 6u /**< Receives out from rank `peer`, which sends it. */
 
 /* Codes of the ops. What each computes stands at its descriptor. */
 #define HALYARD_OP_EMBEDDING 1u
@@ -255,6 +255,7 @@ extern "C" {
 #define HALYARD_OP_COPY_BLOCKS 32u
 #define HALYARD_OP_FILL 33u
 #define HALYARD_OP_FILL_RANDOM 34u
+#define HALYARD_OP_COLLECTIVE 35u
 #define HALYARD_OP_VENDOR 0x80000000u /**< Every op of a vendor: its name tells which. */
 
 /* How an op uses an operand. */
@@ -660,7 +661,7 @@ typedef struct halyard_attention_plan {
 /** A collective. Its operands are an input (read) and out (written), contiguous, of its dtype. */
 typedef struct halyard_collective {
     uint32_t struct_size;
-    uint32_t kind; /**< One of HALYARD_COLLECTIVE_. */
+    uint32_t kind; /**< One of HALYARD_COLLECTIVE_KIND_. */
     uint32_t dtype; /**< Dtype code. */
     uint32_t peer; /**< The other rank, where the kind names one. */
 } halyard_collective;
@@ -1819,6 +1820,26 @@ typedef struct halyard_fill_random_desc {
 #define halyard_fill_random_desc_base_size 24u
 #define HALYARD_FILL_RANDOM_OUT 0u /**< Write. Any shape, `dtype` (a float type), contiguous. */
 #define HALYARD_FILL_RANDOM_NUM_OPERANDS 1u
+
+/** Op collective (HALYARD_OP_COLLECTIVE).
+ *
+ * What the kind says, between the ranks of a communicator (HALYARD_COLLECTIVE_KIND_). All ranks have the same ones in
+ * the same order, of equal sizes, whatever stands between them; whether a rank's is part of a region does not change
+ * what it sends. */
+typedef struct halyard_collective_desc {
+    uint32_t struct_size;
+    uint32_t kind; /**< Which (HALYARD_COLLECTIVE_KIND_). */
+    uint32_t dtype; /**< Element type (HALYARD_DTYPE_). */
+    uint32_t peer; /**< The other rank, where the kind names one. */
+    /** The number that the device gave the communicator. 0: it gave none; such a node is prepared by the communicator
+     * interface, and no region holds it. */
+    uint64_t communicator;
+} halyard_collective_desc;
+#define halyard_collective_desc_base_size 24u
+#define HALYARD_COLLECTIVE_INPUT 0u /**< Read, optional. Contiguous `dtype`; absent for recv. */
+/** Write, optional. Contiguous `dtype`; absent for send. Of all_reduce it may be the input. */
+#define HALYARD_COLLECTIVE_OUT 1u
+#define HALYARD_COLLECTIVE_NUM_OPERANDS 2u
 
 /** Puts a manifest, one JSON object (docs/abi.md), where the host reads it before it runs code of the library. */
 #if defined(__GNUC__)

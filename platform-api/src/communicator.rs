@@ -117,7 +117,8 @@ pub trait Communicator: Send + Sync {
     /// Number of ranks.
     fn size(&self) -> u32;
 
-    /// The number on its device by which an op names this communicator; 0: ops of this platform name none.
+    /// The number on its device by which an op names this communicator ([`ops::Collective`](crate::ops::Collective)),
+    /// while it lives; 0: ops of this platform name none.
     fn number(&self) -> u64 {
         0
     }

@@ -241,6 +241,7 @@ macro_rules! catalogue {
 }
 
 mod attention;
+mod collective;
 mod data;
 mod embedding;
 mod linear;
@@ -295,6 +296,7 @@ catalogue! {
     data::CopyBlocks,
     data::Fill,
     data::FillRandom,
+    collective::Collective,
 }
 
 impl OpSpec {

@@ -11,6 +11,7 @@ use halyard_platform_api::{Communicator, CommunicatorDesc, CommunicatorId, DType
 
 use crate::device::{CpuPrepared, Inner};
 use crate::kernel::{Kernel, Worker};
+use crate::queue::write;
 use crate::view::View;
 
 /// How long a rank waits for the others to join.
@@ -100,7 +101,7 @@ pub(crate) fn join(inner: Arc<Inner>, desc: &CommunicatorDesc) -> Result<Arc<dyn
         .unwrap_or_else(PoisonError::into_inner)
         .get_or_insert_with(HashMap::new)
         .remove(&desc.id);
-    Ok(Arc::new(CpuCommunicator { inner, group, rank }))
+    Ok(Arc::new(CpuCommunicator::new(inner, Member { group, rank })))
 }
 
 impl Group {
@@ -190,22 +191,18 @@ impl Drop for BreakOnPanic<'_> {
     }
 }
 
-struct CpuCommunicator {
-    inner: Arc<Inner>,
+/// One rank of a group.
+pub(crate) struct Member {
     group: Arc<Group>,
     rank: u32,
 }
 
-impl Communicator for CpuCommunicator {
-    fn rank(&self) -> u32 {
-        self.rank
-    }
-
-    fn size(&self) -> u32 {
-        self.group.size
-    }
-
-    fn prepare(&self, spec: &Collective) -> Result<Arc<dyn PreparedOp>> {
+impl Member {
+    /// A collective of this rank.
+    ///
+    /// # Errors
+    /// `Unsupported` with the reason; `InvalidArgument` for a peer past the end.
+    pub(crate) fn collective(&self, spec: Collective) -> Result<Arc<dyn Kernel>> {
         let named = matches!(
             spec.kind,
             CollectiveKind::Broadcast | CollectiveKind::Send | CollectiveKind::Recv
@@ -227,20 +224,56 @@ impl Communicator for CpuCommunicator {
                 "send and recv meet in groups of 2 here; use a group of the two ranks",
             ));
         }
-        let kernel = CollectiveKernel {
+        Ok(Arc::new(CollectiveKernel {
             group: self.group.clone(),
             rank: self.rank,
-            spec: *spec,
-        };
-        Ok(CpuPrepared::register(self.inner.clone(), Arc::new(kernel)))
+            spec,
+        }))
+    }
+}
+
+struct CpuCommunicator {
+    inner: Arc<Inner>,
+    member: Arc<Member>,
+    number: u64,
+}
+
+impl CpuCommunicator {
+    fn new(inner: Arc<Inner>, member: Member) -> CpuCommunicator {
+        let member = Arc::new(member);
+        let number = write(&inner.objects).members.insert(member.clone());
+        CpuCommunicator { inner, member, number }
+    }
+}
+
+impl Communicator for CpuCommunicator {
+    fn rank(&self) -> u32 {
+        self.member.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.member.group.size
+    }
+
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn prepare(&self, spec: &Collective) -> Result<Arc<dyn PreparedOp>> {
+        Ok(CpuPrepared::register(
+            self.inner.clone(),
+            self.member.collective(*spec)?,
+        ))
     }
 }
 
 /// Ranks that still wait in a collective must not wait for this one.
 impl Drop for CpuCommunicator {
     fn drop(&mut self) {
-        self.group.lock().broken = true;
-        self.group.change.notify_all();
+        let member = write(&self.inner.objects).members.remove(self.number);
+        drop(member);
+        self.member.group.lock().broken = true;
+        self.member.group.change.notify_all();
     }
 }
 
@@ -357,11 +390,11 @@ mod tests {
             while group.lock().arrived == 0 {
                 std::thread::yield_now();
             }
-            drop(CpuCommunicator {
-                inner: device.inner.clone(),
+            let member = Member {
                 group: group.clone(),
                 rank: 1,
-            });
+            };
+            drop(CpuCommunicator::new(device.inner.clone(), member));
             waits.join().expect("the words")
         });
         assert!(words.contains("another rank of the group failed, left"), "{words}");

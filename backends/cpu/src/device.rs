@@ -236,9 +236,20 @@ impl Drop for CpuPrepared {
     }
 }
 
+impl CpuDevice {
+    /// The kernel of an op, or of a collective of one of the device's communicators.
+    fn kernel(&self, spec: &OpSpec) -> Result<Arc<dyn Kernel>> {
+        let OpSpec::Collective(op) = spec else {
+            return ops::build(spec, self.inner.kernels.isa());
+        };
+        let member = read(&self.inner.objects).member(op.communicator)?.clone();
+        member.collective(op.of_communicator())
+    }
+}
+
 impl OpRegistry for CpuDevice {
     fn support(&self, spec: &OpSpec) -> Result<OpSupport> {
-        ops::build(spec, self.inner.kernels.isa())?;
+        self.kernel(spec)?;
         Ok(OpSupport {
             cost: 1.0,
             implementation: format!("{:?}", self.inner.kernels.isa()),
@@ -246,10 +257,7 @@ impl OpRegistry for CpuDevice {
     }
 
     fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
-        Ok(CpuPrepared::register(
-            self.inner.clone(),
-            ops::build(spec, self.inner.kernels.isa())?,
-        ))
+        Ok(CpuPrepared::register(self.inner.clone(), self.kernel(spec)?))
     }
 
     fn claim(&self, _program: &Program) -> Result<ClaimReport> {

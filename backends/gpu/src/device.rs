@@ -14,12 +14,12 @@ use halyard_platform_api::{
 };
 
 use crate::communicator::GpuCommunicator;
-use crate::driver::{Driver, Facts};
+use crate::driver::{Driver, Facts, Group};
 use crate::kernel::{Kernel, Preparation, RowSource};
 use crate::memory::{Allocation, Memory};
 use crate::modules::Modules;
 use crate::objects::{Objects, Registered, SharedKernel, read, write};
-use crate::ops;
+use crate::ops::{self, CollectiveKernel};
 use crate::queue::{GpuQueue, QueueCore};
 use crate::ranks;
 use crate::upload::Uploads;
@@ -323,9 +323,27 @@ impl Drop for Prepared {
     }
 }
 
+impl GpuDevice {
+    /// The group of a live communicator.
+    fn group(&self, number: u64) -> Result<Arc<dyn Group>> {
+        read(&self.inner.objects).group(number).cloned()
+    }
+
+    /// The kernel of an op, not prepared yet.
+    fn kernel(&self, spec: &OpSpec) -> Result<Box<dyn Kernel>> {
+        match spec {
+            OpSpec::Collective(op) => {
+                let kernel = CollectiveKernel::new(&self.group(op.communicator)?, op.of_communicator())?;
+                Ok(Box::new(kernel))
+            }
+            _ => ops::build(spec),
+        }
+    }
+}
+
 impl OpRegistry for GpuDevice {
     fn support(&self, spec: &OpSpec) -> Result<OpSupport> {
-        let kernel = ops::build(spec)?;
+        let kernel = self.kernel(spec)?;
         let driver = &self.inner.driver;
         if let Some(source) = kernel.needs() {
             driver.kernel_text(source)?;
@@ -338,7 +356,7 @@ impl OpRegistry for GpuDevice {
 
     fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
         let access = spec.operands().iter().map(|operand| operand.access).collect();
-        register(&self.inner, ops::build(spec)?, access)
+        register(&self.inner, self.kernel(spec)?, access)
     }
 
     fn claim(&self, program: &Program) -> Result<ClaimReport> {
@@ -348,7 +366,8 @@ impl OpRegistry for GpuDevice {
 
     fn prepare_program(&self, program: &Program) -> Result<Arc<dyn PreparedOp>> {
         program.validate()?;
-        register(&self.inner, ops::build_program(program)?, program.tensor_access())
+        let kernel = ops::build_program(program, &|number| self.group(number))?;
+        register(&self.inner, kernel, program.tensor_access())
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use halyard_platform_api::{Access, BufferId, CommandId, Error, OpId, Result, Slots, Tensor};
 
 use crate::commands::CommandList;
+use crate::driver::Group;
 use crate::kernel::Kernel;
 use crate::memory::Allocation;
 use crate::view::View;
@@ -24,6 +25,8 @@ pub(crate) struct Objects {
     pub(crate) buffers: Slots<Arc<Allocation>>,
     pub(crate) ops: Slots<Registered>,
     pub(crate) commands: Slots<Arc<CommandList>>,
+    /// Of the live communicators, by their numbers.
+    pub(crate) groups: Slots<Arc<dyn Group>>,
 }
 
 impl Objects {
@@ -43,6 +46,12 @@ impl Objects {
         self.commands
             .find(id.0)
             .ok_or_else(|| Error::invalid(format!("command buffer {:#x} is not alive", id.0)))
+    }
+
+    pub(crate) fn group(&self, number: u64) -> Result<&Arc<dyn Group>> {
+        self.groups
+            .find(number)
+            .ok_or_else(|| Error::invalid(format!("communicator {number:#x} is not alive")))
     }
 
     /// The memory of `tensor`, checked to lie inside its buffer; `None` for the absent operand.

@@ -173,40 +173,18 @@ impl Group {
     }
 }
 
-/// The contract's communicator.
-pub(crate) struct ReferenceCommunicator {
-    shared: Arc<Shared>,
+/// One rank of a group.
+pub(crate) struct Member {
     group: Arc<Group>,
     rank: u32,
 }
 
-impl ReferenceCommunicator {
-    pub(crate) fn new(shared: &Arc<Shared>, group: Arc<Group>, rank: u32) -> Self {
-        ReferenceCommunicator {
-            shared: Arc::clone(shared),
-            group,
-            rank,
-        }
-    }
-}
-
-impl Drop for ReferenceCommunicator {
-    fn drop(&mut self) {
-        self.group.lock().left.get_or_insert(self.rank);
-        self.group.changed.notify_all();
-    }
-}
-
-impl Communicator for ReferenceCommunicator {
-    fn rank(&self) -> u32 {
-        self.rank
-    }
-
-    fn size(&self) -> u32 {
-        self.group.size
-    }
-
-    fn prepare(&self, spec: &Collective) -> Result<Arc<dyn PreparedOp>> {
+impl Member {
+    /// A collective of this rank.
+    ///
+    /// # Errors
+    /// `Unsupported` with the reason; `InvalidArgument` for a peer past the end.
+    pub(crate) fn collective(&self, spec: Collective) -> Result<PreparedCollective> {
         use CollectiveKind::{AllReduce, Broadcast, Recv, ReduceScatter, Send};
         if matches!(spec.kind, Broadcast | Send | Recv) && spec.peer >= self.group.size {
             return Err(Error::invalid(format!(
@@ -220,11 +198,56 @@ impl Communicator for ReferenceCommunicator {
                 spec.kind, spec.dtype
             )));
         }
-        let collective = PreparedCollective {
-            spec: *spec,
+        Ok(PreparedCollective {
+            spec,
             rank: self.rank,
             group: Arc::clone(&self.group),
-        };
+        })
+    }
+}
+
+/// The contract's communicator.
+pub(crate) struct ReferenceCommunicator {
+    shared: Arc<Shared>,
+    member: Arc<Member>,
+    number: u64,
+}
+
+impl ReferenceCommunicator {
+    pub(crate) fn new(shared: &Arc<Shared>, group: Arc<Group>, rank: u32) -> Self {
+        let member = Arc::new(Member { group, rank });
+        ReferenceCommunicator {
+            shared: Arc::clone(shared),
+            number: shared.members.insert(Arc::clone(&member)),
+            member,
+        }
+    }
+}
+
+impl Drop for ReferenceCommunicator {
+    fn drop(&mut self) {
+        self.shared.members.remove(self.number);
+        let Member { group, rank } = &*self.member;
+        group.lock().left.get_or_insert(*rank);
+        group.changed.notify_all();
+    }
+}
+
+impl Communicator for ReferenceCommunicator {
+    fn rank(&self) -> u32 {
+        self.member.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.member.group.size
+    }
+
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn prepare(&self, spec: &Collective) -> Result<Arc<dyn PreparedOp>> {
+        let collective = self.member.collective(*spec)?;
         Ok(ReferenceOp::create(&self.shared, Work::Collective(collective)))
     }
 }

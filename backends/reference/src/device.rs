@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use halyard_platform_api::ops::Collective;
 use halyard_platform_api::{
     AttentionRegistry, Buffer, BufferKind, ClaimReport, Communicator, CommunicatorDesc, CommunicatorId, Device,
     DeviceInfo, MemoryInfo, OpRegistry, OpSpec, OpSupport, PreparedOp, Program, Queue, QueueKind, Result,
 };
 
 use crate::attention_registry::ReferenceAttention;
-use crate::communicator::{self, Group, ReferenceCommunicator};
+use crate::communicator::{self, Group, Member, PreparedCollective, ReferenceCommunicator};
 use crate::composite;
 use crate::encoder::Commands;
 use crate::handles::Handles;
@@ -25,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) ops: Handles<Prepared>,
     pub(crate) commands: Handles<Commands>,
     pub(crate) queues: Handles<QueueState>,
+    /// What the live communicators are members of.
+    pub(crate) members: Handles<Member>,
 }
 
 /// The open reference device.
@@ -43,6 +46,7 @@ impl ReferenceDevice {
             ops: Handles::new("op"),
             commands: Handles::new("command buffer"),
             queues: Handles::new("queue"),
+            members: Handles::new("communicator"),
         });
         ReferenceDevice {
             info,
@@ -90,9 +94,20 @@ impl Device for ReferenceDevice {
     }
 }
 
+impl ReferenceDevice {
+    /// A collective of one of the device's communicators.
+    fn collective(&self, op: &Collective) -> Result<PreparedCollective> {
+        let member = self.shared.members.find(op.communicator)?;
+        member.collective(op.of_communicator())
+    }
+}
+
 impl OpRegistry for ReferenceDevice {
     fn support(&self, spec: &OpSpec) -> Result<OpSupport> {
-        support::check(spec)?;
+        match spec {
+            OpSpec::Collective(op) => drop(self.collective(op)?),
+            _ => support::check(spec)?,
+        }
         Ok(OpSupport {
             cost: 1.0,
             implementation: format!("reference::{}", spec.name()),
@@ -100,8 +115,14 @@ impl OpRegistry for ReferenceDevice {
     }
 
     fn prepare(&self, spec: &OpSpec) -> Result<Arc<dyn PreparedOp>> {
-        support::check(spec)?;
-        Ok(ReferenceOp::create(&self.shared, Work::Op(spec.clone())))
+        let work = match spec {
+            OpSpec::Collective(op) => Work::Collective(self.collective(op)?),
+            _ => {
+                support::check(spec)?;
+                Work::Op(spec.clone())
+            }
+        };
+        Ok(ReferenceOp::create(&self.shared, work))
     }
 
     fn claim(&self, program: &Program) -> Result<ClaimReport> {

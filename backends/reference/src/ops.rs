@@ -56,9 +56,12 @@ pub(crate) fn run(spec: &OpSpec, args: &Args<'_>) -> Result<()> {
         OpSpec::Pool(op) => data::pool(op, args),
         OpSpec::Copy(op) => data::copy(op, args),
         OpSpec::FillRandom(op) => data::fill_random(op, args),
-        OpSpec::Cast(_) | OpSpec::CopyBlocks(_) | OpSpec::Fill(_) | OpSpec::Vendor(_) | OpSpec::Unknown(_) => {
-            Err(Error::unsupported(format!("this platform has no op {}", spec.name())))
-        }
+        OpSpec::Collective(_)
+        | OpSpec::Cast(_)
+        | OpSpec::CopyBlocks(_)
+        | OpSpec::Fill(_)
+        | OpSpec::Vendor(_)
+        | OpSpec::Unknown(_) => Err(Error::unsupported(format!("this platform has no op {}", spec.name()))),
     }
 }
 

@@ -114,6 +114,7 @@ pub(crate) fn check(spec: &OpSpec) -> Result<()> {
         | OpSpec::UpdateRows(_)
         | OpSpec::LogitsProcess(_)
         | OpSpec::Copy(_) => {}
+        OpSpec::Collective(_) => r.require(false, || "it runs by itself, in no region".to_string()),
         OpSpec::Cast(_) | OpSpec::CopyBlocks(_) | OpSpec::Fill(_) | OpSpec::Vendor(_) | OpSpec::Unknown(_) => {
             r.require(false, || "this platform has no such op".to_string());
         }

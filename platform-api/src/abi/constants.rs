@@ -252,7 +252,11 @@ fn of_device() -> Vec<Group> {
                 &[],
             )],
         ),
-        of_enum!("COLLECTIVE", CollectiveKind, &["interface communicator"]),
+        of_enum!(
+            "COLLECTIVE_KIND",
+            CollectiveKind,
+            &["interface communicator", "op collective"]
+        ),
     ]
 }
 

@@ -372,7 +372,7 @@ abi_struct! {
 abi_struct! {
     /// A collective. Its operands are an input (read) and out (written), contiguous, of its dtype.
     pub struct CollectiveWire = "halyard_collective" {
-        /// One of HALYARD_COLLECTIVE_.
+        /// One of HALYARD_COLLECTIVE_KIND_.
         pub kind: u32,
         /// Dtype code.
         pub dtype: u32,

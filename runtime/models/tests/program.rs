@@ -10,13 +10,13 @@ use std::collections::HashMap;
 
 use halyard_models::config::MlpDescription;
 use halyard_models::program::{
-    CollectiveOp, KvLayout, ModelProgram, ProgramOptions, Shard, TensorRole, WeightSpec, build_forward, build_head,
+    KvLayout, ModelProgram, ProgramOptions, Shard, TensorRole, WeightSpec, build_forward, build_head,
 };
 use halyard_models::quant::dequantize;
 use halyard_models::{DummyWeights, LoadFormat, ModelError, ModelFiles, Role};
 use halyard_platform_api::ops::{MoeRoute, RopeStyle, Scoring};
 use halyard_platform_api::program::ABSENT;
-use halyard_platform_api::{DType, OpSpec, WeightFormat};
+use halyard_platform_api::{CollectiveKind, DType, OpSpec, WeightFormat};
 use serde_json::Value;
 
 /// Largest difference of log-probabilities: f32 sums in another order, over a dozen layers' products.
@@ -36,6 +36,7 @@ fn options(max_tokens: usize, shard: Shard, narrow_last_layer: bool) -> ProgramO
         max_logits_rows: max_tokens as u32,
         allow_quantized_act: false,
         narrow_last_layer,
+        communicator: 0,
         shard,
         lora: None,
     }
@@ -122,11 +123,24 @@ impl<'a> Interpreter<'a> {
     }
 
     fn view(program: &ModelProgram, tensor: u16) -> View {
-        let TensorRole::Activation {
-            slot, column, width, ..
-        } = program.roles[usize::from(tensor)]
-        else {
-            panic!("tensor {tensor} is no activation");
+        // A gathering slot has its ranks side by side here.
+        let (slot, column, width) = match program.roles[usize::from(tensor)] {
+            TensorRole::Activation {
+                slot, column, width, ..
+            } => (slot, column, width),
+            TensorRole::Gathered {
+                slot,
+                first,
+                count,
+                width,
+            } => (slot, first * width, count * width),
+            TensorRole::RankColumns {
+                slot,
+                column,
+                count,
+                width,
+            } => (slot, column, count * width),
+            _ => panic!("tensor {tensor} is no activation"),
         };
         let stride = program.slots[slot as usize].width as usize;
         View {
@@ -285,6 +299,7 @@ impl<'a> Interpreter<'a> {
                     self.set_row(view(2), row, &sum);
                 }
             }
+            OpSpec::Copy(_) => self.map_rows(view(0), view(1), |x, _| x.to_vec()),
             // Logits are asked for at every position here.
             OpSpec::GatherRows(_) => self.map_rows(view(0), view(2), |x, _| x.to_vec()),
             OpSpec::Softcap(op) => {
@@ -365,54 +380,48 @@ impl<'a> Interpreter<'a> {
     }
 }
 
-/// Runs a program on every rank: the nodes of each up to the next collective, then the collective.
+/// Runs a program on every rank: the nodes of each up to its next collective, then the collective.
 fn run(ranks: &mut [Interpreter], programs: &[ModelProgram]) {
     let mut done = vec![0; ranks.len()];
     for (rank, program) in ranks.iter_mut().zip(programs) {
         program.program.validate().unwrap();
         rank.begin(program);
     }
-    for next in 0..=programs[0].collectives.len() {
+    loop {
+        let mut meetings = Vec::new();
         for ((rank, program), done) in ranks.iter_mut().zip(programs).zip(&mut done) {
-            let nodes = &program.program.nodes;
-            let end = program.collectives.get(next).map_or(nodes.len(), |c| c.after as usize);
-            for node in &nodes[*done..end] {
+            for node in &program.program.nodes[*done..] {
+                *done += 1;
+                if let OpSpec::Collective(op) = &node.spec {
+                    meetings.push((op.kind, node.operands.clone()));
+                    break;
+                }
                 rank.node(program, &node.spec, &node.operands);
             }
-            *done = end;
         }
-        if next < programs[0].collectives.len() {
-            collective(ranks, programs, next);
+        if meetings.is_empty() {
+            return;
         }
+        assert_eq!(meetings.len(), ranks.len(), "all ranks have the same collectives");
+        meet(ranks, programs, &meetings);
     }
 }
 
-fn collective(ranks: &mut [Interpreter], programs: &[ModelProgram], index: usize) {
-    let view = |rank: usize, tensor: u16| Interpreter::view(&programs[rank], tensor);
-    let rows = ranks[0].ids.len();
-    for row in 0..rows {
-        match &programs[0].collectives[index].op {
-            CollectiveOp::AllReduce { tensor } => {
-                let parts: Vec<_> = ranks.iter().map(|rank| rank.row(view(0, *tensor), row)).collect();
-                let sum: Vec<f32> = (0..parts[0].len()).map(|i| parts.iter().map(|p| p[i]).sum()).collect();
-                for (i, rank) in ranks.iter_mut().enumerate() {
-                    rank.set_row(view(i, *tensor), row, &sum);
-                }
-            }
-            CollectiveOp::GatherColumns { shard, out, starts, .. } => {
-                let parts: Vec<_> = ranks.iter().map(|rank| rank.row(view(0, *shard), row)).collect();
-                for rank in ranks.iter_mut() {
-                    for (&start, part) in starts.iter().zip(&parts) {
-                        let out = view(0, *out);
-                        let columns = View {
-                            column: out.column + start as usize,
-                            width: part.len(),
-                            ..out
-                        };
-                        rank.set_row(columns, row, part);
-                    }
-                }
-            }
+/// A collective of all ranks, each with its operands.
+fn meet(ranks: &mut [Interpreter], programs: &[ModelProgram], meetings: &[(CollectiveKind, Vec<u16>)]) {
+    let view = |rank: usize, operand: usize| Interpreter::view(&programs[rank], meetings[rank].1[operand]);
+    let kind = meetings[0].0;
+    assert!(meetings.iter().all(|(other, _)| *other == kind));
+    for row in 0..ranks[0].ids.len() {
+        let given = ranks.iter().enumerate().map(|(i, rank)| rank.row(view(i, 0), row));
+        let parts: Vec<Vec<f32>> = given.collect();
+        let out: Vec<f32> = match kind {
+            CollectiveKind::AllReduce => (0..parts[0].len()).map(|i| parts.iter().map(|p| p[i]).sum()).collect(),
+            CollectiveKind::AllGather => parts.concat(),
+            other => panic!("the programs do not use {other:?}"),
+        };
+        for (i, rank) in ranks.iter_mut().enumerate() {
+            rank.set_row(view(i, 1), row, &out);
         }
     }
 }

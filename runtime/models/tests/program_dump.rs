@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use halyard_models::program::{
-    CollectiveOp, KvLayout, LoraOptions, ModelProgram, ProgramOptions, Rows, Shard, TensorRole, WeightPart, WeightSpec,
+    KvLayout, LoraOptions, ModelProgram, ProgramOptions, Rows, Shard, TensorRole, WeightPart, WeightSpec,
     build_forward, build_head,
 };
 use halyard_models::{DummyWeights, LoadFormat, LoraTargets, ModelError, ModelFiles, Role};
@@ -48,6 +48,7 @@ fn options() -> ProgramOptions {
         max_logits_rows: 6,
         allow_quantized_act: false,
         narrow_last_layer: true,
+        communicator: 0,
         shard: Shard::WHOLE,
         lora: None,
     }
@@ -63,6 +64,7 @@ fn rank(rank: u32, size: u32) -> ProgramOptions {
 fn lora(targets: LoraTargets, shard: Shard) -> ProgramOptions {
     ProgramOptions {
         narrow_last_layer: false,
+        communicator: 0,
         shard,
         lora: Some(LoraOptions {
             num_slots: 3,
@@ -79,6 +81,7 @@ fn variants() -> Vec<(&'static str, bool, ProgramOptions)> {
     let some: LoraTargets = "q_proj,o_proj,up_proj".parse().expect("known names");
     let exact = ProgramOptions {
         narrow_last_layer: false,
+        communicator: 0,
         allow_quantized_act: true,
         act: DType::F32,
         ..options()
@@ -157,16 +160,9 @@ impl Dump {
             )?;
         }
         for (i, node) in program.program.nodes.iter().enumerate() {
-            for collective in program.collectives.iter().filter(|c| c.after == i as u32) {
-                writeln!(out, "  -- {}", collective_text(program, &collective.op))?;
-            }
             let spec = self.spec(format!("{:?}", node.spec));
             let operands: Vec<_> = node.operands.iter().map(|&t| tensor(program, t)).collect();
             writeln!(out, "  {i} {spec}: {}", operands.join(" "))?;
-        }
-        let end = program.program.nodes.len() as u32;
-        for collective in program.collectives.iter().filter(|c| c.after == end) {
-            writeln!(out, "  -- {}", collective_text(program, &collective.op))?;
         }
         // Order of nodes, numbers of tensors and everything that the lines above leave out of their declarations.
         writeln!(out, "  program {:016x}", hash(&format!("{:?}", program.program)))?;
@@ -196,21 +192,6 @@ fn tensor(program: &ModelProgram, t: u16) -> String {
         },
         TensorRole::Weight { index } => format!("w{index}"),
         role => format!("{role:?}").replace(' ', ""),
-    }
-}
-
-fn collective_text(program: &ModelProgram, op: &CollectiveOp) -> String {
-    match op {
-        CollectiveOp::AllReduce { tensor: t } => format!("all_reduce {}", tensor(program, *t)),
-        CollectiveOp::GatherColumns {
-            shard,
-            gathered,
-            out,
-            starts,
-        } => {
-            let [shard, gathered, out] = [shard, gathered, out].map(|t| tensor(program, *t));
-            format!("gather_columns {shard} {gathered} {out} from {starts:?}")
-        }
     }
 }
 

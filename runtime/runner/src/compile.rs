@@ -7,11 +7,10 @@ use halyard_models::program::{ActivationSlot, ModelProgram, Rows, TensorRole, We
 use halyard_models::{ModelFiles, Weights};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{
-    Buffer, BufferKind, Claim, ClaimReport, Communicator, DType, Device, Encoder, OpId, OpSpec, PreparedOp, Program,
-    Result as DeviceResult, Tensor,
+    Buffer, BufferKind, Claim, DType, Device, Encoder, Node, OpId, OpSpec, PreparedOp, Program, Result as DeviceResult,
+    Status, Tensor,
 };
 
-use crate::collective::{CollectiveStep, collective_steps};
 use crate::error::RunnerError;
 use crate::preparer::Preparer;
 use crate::template::{Extent, StepShape, Template};
@@ -76,8 +75,6 @@ impl CompiledProgram {
 pub(crate) struct Places<'a> {
     pub activations: &'a [(Tensor, ActivationSlot)],
     pub role: &'a dyn Fn(TensorRole) -> Template,
-    /// The ranks' communicator, where there are several.
-    pub communicator: Option<&'a dyn Communicator>,
 }
 
 /// Where a program's weights come from.
@@ -97,8 +94,8 @@ pub(crate) fn compile(
     preparer: &mut Preparer<'_>,
 ) -> Result<Option<CompiledProgram>, RunnerError> {
     model.program.validate()?;
-    let report = claim(device, model)?;
-    let plan = segments(&report.claims, model.program.nodes.len())?;
+    let report = device.ops().claim(&model.program)?;
+    let plan = segments(&report.claims, &model.program)?;
     let mut ops: Vec<(Arc<dyn PreparedOp>, Vec<u16>, Claim)> = Vec::new();
     let mut complete = true;
     for segment in plan {
@@ -138,6 +135,18 @@ pub(crate) fn compile(
                     .map(|gather| activation(&places.activations[gather.from as usize], column, width, heads).tensor),
                 ..activation(&places.activations[slot as usize], column, width, heads)
             },
+            TensorRole::Gathered {
+                slot,
+                first,
+                count,
+                width,
+            } => gathered(&places.activations[slot as usize], first, count, width),
+            TensorRole::RankColumns {
+                slot,
+                column,
+                count,
+                width,
+            } => rank_columns(&places.activations[slot as usize], column, count, width),
             TensorRole::KvCache { .. } => Template::fixed(Tensor::NONE),
             role => (places.role)(role),
         },
@@ -146,20 +155,11 @@ pub(crate) fn compile(
         Some(TensorRole::KvCache { layer }) => Some(*layer),
         _ => None,
     };
-    let together = collective_steps(model, places.communicator, preparer, &template)?;
     let scratch_of = |op: &Arc<dyn PreparedOp>| op.info().scratch_bytes;
-    let all = ops
-        .iter()
-        .map(|(op, ..)| op)
-        .chain(together.iter().map(|step| &step.op));
-    let scratch_bytes = all.map(scratch_of).max().unwrap_or(0);
-    let mut together = together.into_iter().peekable();
+    let scratch_bytes = ops.iter().map(|(op, ..)| scratch_of(op)).max().unwrap_or(0);
     let mut encoded: Vec<EncodedOp> = Vec::with_capacity(ops.len());
     let mut kv_operands = Vec::new();
     for (op, operands, segment) in ops {
-        while let Some(step) = together.next_if(|step| step.after <= segment.first) {
-            encoded.push(EncodedOp::from(step));
-        }
         let layers = operands
             .iter()
             .enumerate()
@@ -173,7 +173,6 @@ pub(crate) fn compile(
             operands: operands.into_iter().map(template).collect(),
         });
     }
-    encoded.extend(together.map(EncodedOp::from));
     Ok(Some(CompiledProgram {
         scratch: Vec::with_capacity(model.program.tensors.len()),
         ops: encoded,
@@ -185,51 +184,15 @@ pub(crate) fn compile(
     }))
 }
 
-impl From<CollectiveStep> for EncodedOp {
-    fn from(step: CollectiveStep) -> EncodedOp {
-        EncodedOp {
-            name: step.name.to_string(),
-            id: step.op.id(),
-            op: step.op,
-            operands: step.operands,
-            gathers: false,
-        }
-    }
-}
-
-/// What the platform claims of each stretch between collectives: no region may cross one.
-fn claim(device: &dyn Device, model: &ModelProgram) -> Result<ClaimReport, RunnerError> {
-    if model.collectives.is_empty() {
-        return Ok(device.ops().claim(&model.program)?);
-    }
-    let mut report = ClaimReport::default();
-    let ends = model.collectives.iter().map(|node| node.after);
-    let mut first = 0;
-    for end in ends.chain([model.program.nodes.len() as u32]) {
-        if end > first {
-            let (stretch, _) = model.program.region(first as usize, (end - first) as usize);
-            let found = device.ops().claim(&stretch)?;
-            report.claims.extend(found.claims.iter().map(|claim| Claim {
-                first: first + claim.first,
-                ..*claim
-            }));
-            // Layers are alike: each reason once.
-            for line in found.left.lines() {
-                if !report.left.lines().any(|known| known == line) {
-                    report.left.push_str(line);
-                    report.left.push('\n');
-                }
-            }
-        }
-        first = end;
-    }
-    Ok(report)
-}
-
 /// Claims and the single nodes between them, in order.
-fn segments(claims: &[Claim], num_nodes: usize) -> Result<Vec<Claim>, RunnerError> {
+fn segments(claims: &[Claim], program: &Program) -> Result<Vec<Claim>, RunnerError> {
+    let num_nodes = program.nodes.len();
     let mut all = Vec::with_capacity(num_nodes);
     let mut next = 0;
+    let refused = |message| {
+        let error = halyard_platform_api::Error::new(Status::Internal, message);
+        RunnerError::Device(error)
+    };
     for claim in claims {
         if claim.first < next || claim.count < 1 || (claim.first + claim.count) as usize > num_nodes {
             let message = format!(
@@ -237,10 +200,17 @@ fn segments(claims: &[Claim], num_nodes: usize) -> Result<Vec<Claim>, RunnerErro
                 claim.first,
                 claim.first + claim.count
             );
-            return Err(RunnerError::Device(halyard_platform_api::Error::new(
-                halyard_platform_api::Status::Internal,
-                message,
-            )));
+            return Err(refused(message));
+        }
+        let nodes = &program.nodes[claim.first as usize..][..claim.count as usize];
+        let unnamed = |node: &Node| matches!(&node.spec, OpSpec::Collective(op) if op.communicator == 0);
+        if claim.count > 1 && nodes.iter().any(unnamed) {
+            let message = format!(
+                "the platform claimed nodes {} to {} with a collective whose communicator it gave no number",
+                claim.first,
+                claim.first + claim.count
+            );
+            return Err(refused(message));
         }
         all.extend((next..claim.first).map(|first| Claim { first, count: 1 }));
         all.push(*claim);
@@ -274,6 +244,20 @@ fn activation(place: &(Tensor, ActivationSlot), column: u32, width: u32, heads: 
         Extent::Logits
     };
     Template::new(tensor, extent)
+}
+
+/// Ranks' parts of a slot of densely gathered rows: [ranks, rows, width].
+fn gathered((base, _): &(Tensor, ActivationSlot), first: u32, count: u32, width: u32) -> Template {
+    let rows = base.shape[0];
+    let by_rank = base.view(0, &[count, rows, width], &[rows * width, width, 1]);
+    Template::new(by_rank, Extent::GatheredRanks { first })
+}
+
+/// Columns of a slot as [ranks, rows, width].
+fn rank_columns((base, _): &(Tensor, ActivationSlot), column: u32, count: u32, width: u32) -> Template {
+    let shape = [count, base.shape[0], width];
+    let columns = base.view(u64::from(column), &shape, &[width, base.strides[0], 1]);
+    Template::new(columns, Extent::LogitsInner)
 }
 
 /// A node that copies the wanted rows of slot `from` into slot `to`.

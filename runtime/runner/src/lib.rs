@@ -7,7 +7,6 @@
 //! loading settles first), `compile` (programs to ops), `weight_loader`, `kv_memory`.
 
 mod buckets;
-mod collective;
 mod compile;
 mod config;
 mod device_model;

@@ -189,17 +189,18 @@ impl RankLoad {
 
 /// Joins the group and loads a rank's part of the model.
 fn load_rank(
-    plan: Plan,
+    mut plan: Plan,
     device: Arc<dyn Device>,
     files: &ModelFiles,
     id: Option<&CommunicatorId>,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<RankLoad, RunnerError> {
     let mut notes = Vec::new();
+    let communicator = join(&*device, id, plan.options.shard)?;
+    plan.options.communicator = communicator.as_ref().map_or(0, |group| group.number());
     let format_of = |role| files.weights.format(role);
     let forward = build_forward(&files.description, &plan.kv, &plan.options, &format_of)?;
     let head = build_head(&files.description, &plan.options, &format_of)?;
-    let communicator = join(&*device, id, plan.options.shard)?;
     let queue = device.create_queue(QueueKind::Compute)?;
     let rows = RowState::allocate(&*device, &plan.capacities)?;
     let step = StepState::allocate(&*device, &plan.capacities)?;
@@ -245,11 +246,10 @@ fn load_rank(
         }
         _ => place_of(role, &rows, &step, &ropes),
     };
-    let mut preparer = Preparer::new(&*device);
+    let mut preparer = Preparer::new(&*device, communicator.as_deref());
     let places = |activations| Places {
         activations,
         role: &role,
-        communicator: communicator.as_deref(),
     };
     let mut compile_one = |program: &ModelProgram, slots, preparer: &mut Preparer<'_>| {
         let weights = WeightSource::Files(files, &mut loader);
@@ -501,6 +501,8 @@ fn place_of(role: TensorRole, rows: &RowState, step: &StepState, ropes: &[Tensor
         TensorRole::RopeTable { index } => Template::fixed(ropes[index as usize]),
         TensorRole::LogitsIndex => Template::new(step.logits_index, Extent::LogitsIndex),
         TensorRole::Activation { .. }
+        | TensorRole::Gathered { .. }
+        | TensorRole::RankColumns { .. }
         | TensorRole::KvCache { .. }
         | TensorRole::Weight { .. }
         | TensorRole::LoraScales

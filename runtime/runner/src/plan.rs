@@ -127,6 +127,7 @@ pub(crate) fn plan(
         max_logits_rows: logits_chunk,
         allow_quantized_act: config.allow_quantized_act,
         narrow_last_layer: config.lora.is_none(),
+        communicator: 0,
         shard,
         lora: None,
     };

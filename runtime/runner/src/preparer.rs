@@ -4,26 +4,27 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use halyard_platform_api::{Collective, CollectiveKind, Communicator, DType, Device, OpSpec, PreparedOp, Program};
+use halyard_platform_api::{Communicator, Device, OpSpec, PreparedOp, Program, Status};
 
 use crate::error::RunnerError;
 
 /// Prepares ops, each equal spec once.
 pub(crate) struct Preparer<'a> {
     device: &'a dyn Device,
+    /// This rank's, where there are several.
+    communicator: Option<&'a dyn Communicator>,
     prepared: HashMap<(String, u32, Vec<u8>), Arc<dyn PreparedOp>>,
     programs: Vec<(Program, Arc<dyn PreparedOp>)>,
-    collectives: Vec<(Collective, Arc<dyn PreparedOp>)>,
     missing: Vec<String>,
 }
 
 impl<'a> Preparer<'a> {
-    pub(crate) fn new(device: &'a dyn Device) -> Self {
+    pub(crate) fn new(device: &'a dyn Device, communicator: Option<&'a dyn Communicator>) -> Self {
         Preparer {
             device,
+            communicator,
             prepared: HashMap::new(),
             programs: Vec::new(),
-            collectives: Vec::new(),
             missing: Vec::new(),
         }
     }
@@ -34,11 +35,26 @@ impl<'a> Preparer<'a> {
         if let Some(op) = self.prepared.get(&key) {
             return Ok(Some(op.clone()));
         }
-        if let Err(why) = self.device.ops().support(spec) {
-            self.note_missing(format!("{}: {}", spec.name(), why.message));
-            return Ok(None);
-        }
-        let op = self.device.ops().prepare(spec)?;
+        let op = match (spec, self.communicator) {
+            // The platform's ops name no communicators: it prepares its collectives itself.
+            (OpSpec::Collective(op), Some(communicator)) if op.communicator == 0 => {
+                match communicator.prepare(&op.of_communicator()) {
+                    Err(why) if why.status == Status::Unsupported => {
+                        let (kind, dtype) = (op.kind, op.dtype);
+                        self.note_missing(format!("{kind:?} of {dtype:?} between devices: {}", why.message));
+                        return Ok(None);
+                    }
+                    prepared => prepared?,
+                }
+            }
+            _ => {
+                if let Err(why) = self.device.ops().support(spec) {
+                    self.note_missing(format!("{}: {}", spec.name(), why.message));
+                    return Ok(None);
+                }
+                self.device.ops().prepare(spec)?
+            }
+        };
         self.prepared.insert(key, op.clone());
         Ok(Some(op))
     }
@@ -66,30 +82,6 @@ impl<'a> Preparer<'a> {
             Ok(())
         } else {
             Err(RunnerError::MissingOps { missing: self.missing })
-        }
-    }
-
-    /// A collective, prepared once; `None` when the platform lacks it, which is noted.
-    pub(crate) fn collective(
-        &mut self,
-        communicator: &dyn Communicator,
-        kind: CollectiveKind,
-        dtype: DType,
-    ) -> Result<Option<Arc<dyn PreparedOp>>, RunnerError> {
-        let spec = Collective { kind, dtype, peer: 0 };
-        if let Some((_, op)) = self.collectives.iter().find(|(known, _)| *known == spec) {
-            return Ok(Some(op.clone()));
-        }
-        match communicator.prepare(&spec) {
-            Ok(op) => {
-                self.collectives.push((spec, op.clone()));
-                Ok(Some(op))
-            }
-            Err(why) if why.status == halyard_platform_api::Status::Unsupported => {
-                self.note_missing(format!("{kind:?} of {dtype:?} between devices: {}", why.message));
-                Ok(None)
-            }
-            Err(error) => Err(error.into()),
         }
     }
 }

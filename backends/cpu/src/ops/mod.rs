@@ -58,7 +58,12 @@ pub(crate) fn build(spec: &OpSpec, isa: kernels::Isa) -> Result<Arc<dyn Kernel>>
         OpSpec::Pool(op) => Arc::new(data::Pool::new(op)?),
         OpSpec::Copy(op) => Arc::new(data::Copy::new(op)),
         OpSpec::FillRandom(op) => Arc::new(data::FillRandom::new(op)?),
-        OpSpec::Cast(_) | OpSpec::CopyBlocks(_) | OpSpec::Fill(_) | OpSpec::Vendor(_) | OpSpec::Unknown(_) => {
+        OpSpec::Collective(_)
+        | OpSpec::Cast(_)
+        | OpSpec::CopyBlocks(_)
+        | OpSpec::Fill(_)
+        | OpSpec::Vendor(_)
+        | OpSpec::Unknown(_) => {
             return Err(Error::unsupported(format!("this platform has no op {}", spec.name())));
         }
     })

@@ -1,6 +1,7 @@
 //! The ops: a descriptor becomes a kernel, or a reason why not. Construction needs no device.
 
 mod attention;
+mod collective;
 mod fused_attention;
 mod fused_linear;
 mod linear;
@@ -9,15 +10,21 @@ mod routed;
 mod sampling;
 mod simple;
 
+use std::sync::Arc;
+
 use halyard_platform_api::{Claim, ClaimReport, Error, OpSpec, Program, Result};
 
-use crate::driver::Facts;
+use crate::driver::{Facts, Group};
 use crate::kernel::Kernel;
 
 pub use attention::self_test::attention as attention_self_test;
 pub(crate) use attention::{BLOCK_SIZES, plan as attention_plan, reasons as attention_reasons};
+pub(crate) use collective::CollectiveKernel;
 
-/// The kernel of a descriptor, not prepared yet.
+/// The group of a communicator, by its number.
+pub(crate) type GroupOf<'a> = dyn Fn(u64) -> Result<Arc<dyn Group>> + 'a;
+
+/// The kernel of a descriptor, not prepared yet. A collective's is [`CollectiveKernel`].
 ///
 /// # Errors
 /// `Unsupported` with the reason.
@@ -50,7 +57,8 @@ pub(crate) fn claim(program: &Program, facts: &Facts) -> Result<ClaimReport> {
     let mut left: Vec<String> = Vec::new();
     let mut first = 0;
     while first < program.nodes.len() {
-        let found = fused_attention::matches(program, first).or_else(|| fused_linear::matches(program, first));
+        let found = fused_attention::matches(program, first)
+            .or_else(|| fused_linear::matches(program, first));
         match found {
             Some(count) => {
                 report.claims.push(Claim {
@@ -72,16 +80,16 @@ pub(crate) fn claim(program: &Program, facts: &Facts) -> Result<ClaimReport> {
     Ok(report)
 }
 
-/// The kernel of a claimed region, not prepared yet.
+/// The kernel of a claimed region, not prepared yet. `group_of` knows communicators by their numbers.
 ///
 /// # Errors
-/// `Unsupported` for a region that [`claim`] does not claim whole.
-pub(crate) fn build_program(program: &Program) -> Result<Box<dyn Kernel>> {
+/// `Unsupported` for a region that [`claim`] does not claim whole; a communicator that is not alive.
+pub(crate) fn build_program(program: &Program, group_of: &GroupOf<'_>) -> Result<Box<dyn Kernel>> {
     if fused_attention::matches(program, 0) == Some(program.nodes.len()) {
         return fused_attention::build(program);
     }
     if fused_linear::matches(program, 0) == Some(program.nodes.len()) {
-        return fused_linear::build(program);
+        return Ok(Box::new(fused_linear::build(program)?));
     }
     Err(Error::unsupported("this region is not one that the platform claims"))
 }

@@ -1,13 +1,15 @@
 //! Numbers tensors, slots and weights, and appends nodes; the embedding and the head. Layers: [`super::layer`].
 
-use halyard_platform_api::ops::{Embedding, Epilogue, GatherRows, Linear, LoraExpand, LoraShrink, RmsNorm, Softcap};
+use halyard_platform_api::ops::{
+    Collective, Copy, Embedding, Epilogue, GatherRows, Linear, LoraExpand, LoraShrink, RmsNorm, Softcap,
+};
 use halyard_platform_api::program::ABSENT;
-use halyard_platform_api::{DType, Node, OpSpec, Program, TensorDecl, WeightFormat};
+use halyard_platform_api::{CollectiveKind, DType, Node, OpSpec, Program, TensorDecl, WeightFormat};
 
 use super::shard::{LocalSizes, indivisible};
 use super::{
-    ActivationSlot, CollectiveNode, CollectiveOp, FormatOf, KvLayout, LoraGroup, ModelProgram, ProgramOptions, Rows,
-    TensorRole, WeightPart, WeightSpec,
+    ActivationSlot, FormatOf, KvLayout, LoraGroup, ModelProgram, ProgramOptions, Rows, TensorRole, WeightPart,
+    WeightSpec,
 };
 use crate::config::ModelDescription;
 use crate::error::Result;
@@ -60,7 +62,6 @@ impl<'a> Builder<'a> {
             slots: Vec::new(),
             weights: Vec::new(),
             lora: Vec::new(),
-            collectives: Vec::new(),
         };
         Ok(Self {
             model,
@@ -177,19 +178,41 @@ impl<'a> Builder<'a> {
         let ranks = self.options.shard.size as usize;
         let gathered = self.slot(ranks * self.local.vocab, DType::F32, Rows::Logits);
         let logits = self.slot(self.model.vocab_size, DType::F32, Rows::Logits);
-        let op = CollectiveOp::GatherColumns {
-            shard: self.columns(shard),
-            gathered: self.columns(gathered),
-            out: self.columns(logits),
-            starts: self.local.vocab_starts(self.model),
-        };
-        self.collective(op);
+        let operands = vec![self.columns(shard), self.columns(gathered)];
+        self.collective(CollectiveKind::AllGather, DType::F32, operands);
+        let starts = self.local.vocab_starts(self.model);
+        for (first, count) in runs(&starts, shard.width) {
+            let from = TensorRole::Gathered {
+                slot: gathered.slot,
+                first,
+                count,
+                width: shard.width,
+            };
+            let to = TensorRole::RankColumns {
+                slot: logits.slot,
+                column: starts[first as usize],
+                count,
+                width: shard.width,
+            };
+            let operands = vec![self.tensor(from, DType::F32), self.tensor(to, DType::F32)];
+            self.push(OpSpec::Copy(Copy { dtype: DType::F32 }), operands);
+        }
         [gathered, logits]
     }
 
-    pub(super) fn collective(&mut self, op: CollectiveOp) {
-        let after = self.built.program.nodes.len() as u32;
-        self.built.collectives.push(CollectiveNode { after, op });
+    /// The tensor becomes the sum of all ranks' tensors.
+    pub(super) fn sum_over_ranks(&mut self, tensor: u16) {
+        self.collective(CollectiveKind::AllReduce, self.options.act, vec![tensor, tensor]);
+    }
+
+    fn collective(&mut self, kind: CollectiveKind, dtype: DType, operands: Vec<u16>) {
+        let spec = Collective {
+            kind,
+            dtype,
+            peer: 0,
+            communicator: self.options.communicator,
+        };
+        self.push(OpSpec::Collective(spec), operands);
     }
 
     pub(super) fn push(&mut self, spec: OpSpec, operands: Vec<u16>) {
@@ -231,7 +254,9 @@ impl<'a> Builder<'a> {
         }
         let index = self.built.roles.len();
         let storage = match role {
-            TensorRole::Activation { slot, .. } => slot,
+            TensorRole::Activation { slot, .. }
+            | TensorRole::Gathered { slot, .. }
+            | TensorRole::RankColumns { slot, .. } => slot,
             _ => FIRST_OTHER_STORAGE + index as u32,
         };
         self.built.roles.push(role);
@@ -240,6 +265,13 @@ impl<'a> Builder<'a> {
             TensorRole::Activation { column, width, .. } => TensorDecl {
                 first_column: column,
                 num_columns: width,
+                ..decl
+            },
+            TensorRole::RankColumns {
+                column, count, width, ..
+            } => TensorDecl {
+                first_column: column,
+                num_columns: count * width,
                 ..decl
             },
             _ => decl,
@@ -360,7 +392,7 @@ impl<'a> Builder<'a> {
         }
         if !shard.is_whole() {
             let tensor = self.columns(projection.out);
-            self.collective(CollectiveOp::AllReduce { tensor });
+            self.sum_over_ranks(tensor);
         }
         Ok(())
     }
@@ -446,5 +478,29 @@ impl<'a> Builder<'a> {
 
     fn rows(&self, role: Role) -> u32 {
         self.local.slice(self.model, role).rows
+    }
+}
+
+/// Neighbouring ranks whose columns stand side by side, as (first rank, number of ranks).
+fn runs(starts: &[u32], width: u32) -> Vec<(u32, u32)> {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for (rank, &start) in starts.iter().enumerate() {
+        match runs.last_mut() {
+            Some((_, count)) if start == starts[rank - 1] + width => *count += 1,
+            _ => runs.push((rank as u32, 1)),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_copied_together() {
+        assert_eq!(runs(&[0, 4, 8, 12], 4), [(0, 4)]);
+        assert_eq!(runs(&[0, 288, 274], 288), [(0, 2), (2, 1)]);
+        assert_eq!(runs(&[0, 0, 0], 10), [(0, 1), (1, 1), (2, 1)]);
     }
 }

@@ -3,7 +3,6 @@
 use halyard_platform_api::ops::{GeluKind, GeluMul, MoeCombine, MoeLinear, MoeRoute, SiluMul};
 use halyard_platform_api::{DType, OpSpec};
 
-use super::CollectiveOp;
 use super::builder::{Builder, Columns, Projection};
 use super::slots::{FeedSlots, RoutedSlots};
 use crate::config::{Activation, DenseMlp, ExpertsMlp, MlpDescription};
@@ -107,7 +106,7 @@ impl Builder<'_> {
         self.push(OpSpec::MoeCombine(combine), vec![results, weights, sum]);
         // Each rank has some columns of every expert.
         if !self.options.shard.is_whole() {
-            self.collective(CollectiveOp::AllReduce { tensor: sum });
+            self.sum_over_ranks(sum);
         }
         Ok(())
     }

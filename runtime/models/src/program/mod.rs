@@ -47,6 +47,8 @@ pub struct ProgramOptions {
     pub narrow_last_layer: bool,
     /// Which part of the model: [`Shard::WHOLE`] on one device.
     pub shard: Shard,
+    /// The number by which ops name the ranks' communicator; 0 where the platform gives none.
+    pub communicator: u64,
     /// Builds the program of steps with LoRA rows; `None`: of steps without.
     pub lora: Option<LoraOptions>,
 }
@@ -98,6 +100,29 @@ pub enum TensorRole {
         width: u32,
         /// Heads of the three-axis view; 0: two axes.
         heads: u32,
+    },
+    /// What ranks `first .. first + count` gave to a gathering slot, which holds one rank's rows behind another's:
+    /// \[count, rows, width\].
+    Gathered {
+        /// Index into the program's slots.
+        slot: u32,
+        /// First rank.
+        first: u32,
+        /// Ranks.
+        count: u32,
+        /// Columns of a rank.
+        width: u32,
+    },
+    /// Columns `column .. column + count · width` of an activation slot, seen as \[count, rows, width\].
+    RankColumns {
+        /// Index into the program's slots.
+        slot: u32,
+        /// First column.
+        column: u32,
+        /// Ranks.
+        count: u32,
+        /// Columns of a rank.
+        width: u32,
     },
     /// Token ids \[T\] i32.
     TokenIds,
@@ -213,39 +238,6 @@ pub struct ModelProgram {
     pub weights: Vec<WeightSpec>,
     /// Adapted linears; empty without LoRA.
     pub lora: Vec<LoraGroup>,
-    /// The collectives, in order; empty on one device.
-    pub collectives: Vec<CollectiveNode>,
-}
-
-/// A collective between two nodes of a program. All ranks of a group have the same ones in the same order; their nodes
-/// may differ. No region may be claimed across one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CollectiveNode {
-    /// Number of the program's nodes that run before it.
-    pub after: u32,
-    /// What is done.
-    pub op: CollectiveOp,
-}
-
-/// A collective. Numbers are tensors of the program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CollectiveOp {
-    /// The tensor becomes the sum of all ranks' tensors.
-    AllReduce {
-        /// A whole slot.
-        tensor: u16,
-    },
-    /// Columns of `out` come from all ranks: rank r's `shard` \[N, width\] becomes `out`\[.., starts\[r\] .. + width\].
-    GatherColumns {
-        /// This rank's columns, a whole slot.
-        shard: u16,
-        /// All ranks' columns, a slot of size · width columns.
-        gathered: u16,
-        /// A whole slot.
-        out: u16,
-        /// First column of each rank. Columns that two ranks have are equal.
-        starts: Vec<u32>,
-    },
 }
 
 /// The stored format of a weight: [`crate::Weights::format`].

@@ -2,7 +2,7 @@
 //! with.
 //!
 //! Heads, feed-forward columns and the vocabulary are divided; the residual stream, norms and the embedding stand on
-//! every rank. What a rank computes of a divided sum is a part: an [`AllReduce`](super::CollectiveOp) makes it whole.
+//! every rank. What a rank computes of a divided sum is a part: a node `collective` makes it whole.
 
 use crate::config::{LayerDescription, MlpDescription, ModelDescription};
 use crate::error::{ModelError, Result};

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use halyard_platform_api::communicator::{Collective, CollectiveKind};
 use halyard_platform_api::{
-    Capabilities, CommunicatorDesc, CommunicatorId, DType, Device, EncoderMode, QueueKind, Tensor,
+    Capabilities, CollectiveKind, CommunicatorDesc, CommunicatorId, DType, Device, EncoderMode, QueueKind, Tensor, ops,
 };
 
 use super::{Floats, expect_eq};
@@ -67,26 +66,43 @@ fn rank_of(device: &dyn Device, id: &CommunicatorId, rank: usize, size: usize) -
     ];
     let queue = device.create_queue(QueueKind::Compute).map_err(|e| e.to_string())?;
     for (kind, peer, expected) in cases {
-        let op = group
-            .prepare(&Collective {
-                kind,
-                dtype: DType::F32,
-                peer,
-            })
-            .map_err(|e| e.to_string())?;
-        let (from, to) = (
-            Floats::new(device, &input(rank))?,
-            Floats::new(device, &vec![0.0; expected.len()])?,
-        );
-        let flat = |t: &Tensor| t.view(0, &[t.shape[1]], &[1]);
-        let mut encoder = queue.create_encoder(EncoderMode::OneShot).map_err(|e| e.to_string())?;
-        encoder
-            .encode(op.id(), &[flat(&from.tensor), flat(&to.tensor)])
-            .map_err(|e| e.to_string())?;
-        let commands = encoder.finish().map_err(|e| e.to_string())?;
-        let number = queue.submit(&[commands.id()], &[]).map_err(|e| e.to_string())?;
-        queue.wait(number, WAIT_NS).map_err(|e| e.to_string())?;
-        expect_eq(&format!("{kind:?} on rank {rank}"), &to.read()?, &expected)?;
+        let spec = ops::Collective {
+            kind,
+            dtype: DType::F32,
+            peer,
+            communicator: group.number(),
+        };
+        let of_group = group.prepare(&spec.of_communicator()).map_err(|e| e.to_string())?;
+        let named = match spec.communicator {
+            0 => None,
+            _ => Some(device.ops().prepare(&spec.into()).map_err(|e| e.to_string())?),
+        };
+        for (way, op) in [("", Some(of_group)), (" as an op", named)] {
+            let Some(op) = op else { continue };
+            let (from, to) = (
+                Floats::new(device, &input(rank))?,
+                Floats::new(device, &vec![0.0; expected.len()])?,
+            );
+            let flat = |t: &Tensor| t.view(0, &[t.shape[1]], &[1]);
+            let mut encoder = queue.create_encoder(EncoderMode::OneShot).map_err(|e| e.to_string())?;
+            encoder
+                .encode(op.id(), &[flat(&from.tensor), flat(&to.tensor)])
+                .map_err(|e| e.to_string())?;
+            let commands = encoder.finish().map_err(|e| e.to_string())?;
+            let number = queue.submit(&[commands.id()], &[]).map_err(|e| e.to_string())?;
+            queue.wait(number, WAIT_NS).map_err(|e| e.to_string())?;
+            expect_eq(&format!("{kind:?}{way} on rank {rank}"), &to.read()?, &expected)?;
+        }
     }
-    Ok(())
+    let spec = ops::Collective {
+        kind: CollectiveKind::AllReduce,
+        dtype: DType::F32,
+        peer: 0,
+        communicator: group.number(),
+    };
+    drop(group);
+    match device.ops().prepare(&spec.into()) {
+        Ok(_) => Err("an op named a communicator that was dropped, and was prepared".to_string()),
+        Err(_) => Ok(()),
+    }
 }

@@ -45,6 +45,7 @@ pub fn options() -> ProgramOptions {
         max_logits_rows: 8,
         allow_quantized_act: false,
         narrow_last_layer: true,
+        communicator: 0,
         shard: Shard::WHOLE,
         lora: None,
     }
