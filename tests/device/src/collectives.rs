@@ -8,7 +8,7 @@ use halyard_conformance::check_collectives;
 use halyard_platform_api::communicator::{Collective, CollectiveKind};
 use halyard_platform_api::{
     Buffer, BufferKind, Capabilities, CommandBuffer, CommandId, Communicator, CommunicatorDesc, DType, Device,
-    EncoderMode, PreparedOp, Queue, QueueKind, Status, Tensor,
+    EncoderMode, Error, Node, PreparedOp, Program, Queue, QueueKind, Status, Tensor, TensorDecl, ops,
 };
 
 use crate::tensor_parallel::Outcome;
@@ -74,6 +74,9 @@ pub fn check(devices: &[Arc<dyn Device>]) -> Vec<Outcome> {
             outcomes.push((format!("sums {size} {dtype:?}"), sums.map(|words| words[0].clone())));
         }
         outcomes.push((format!("sums {size} recorded"), recorded(ranks)));
+        let joined = on_ranks(ranks, |rank| sum_and_norm(&rank));
+        let joined = joined.map(|words| words[0].clone());
+        outcomes.push((format!("sums {size} with a norm"), joined));
         outcomes.push((format!("lost rank of {size}"), lost(ranks)));
     }
     outcomes
@@ -226,6 +229,83 @@ fn sums(rank: &Rank<'_>, dtype: DType) -> Result<String, String> {
         }
     }
     Ok(format!("{cases} sums as in rank order"))
+}
+
+/// A sum and the norm behind it as one region, where the platform claims it: bit by bit what the two ops give, for few
+/// and many rows.
+fn sum_and_norm(rank: &Rank<'_>) -> Result<String, String> {
+    const WIDTHS: [u32; 3] = [576, 4096, 16_384];
+    const ROWS: [u32; 5] = [1, 3, 16, 64, 200];
+    let dtype = rank.activations()?;
+    let words = |error: Error| error.to_string();
+    let mut claimed = 0;
+    for width in WIDTHS {
+        let sum = ops::Collective {
+            kind: CollectiveKind::AllReduce,
+            dtype,
+            peer: 0,
+            communicator: rank.group.number(),
+        };
+        let norm = ops::RmsNorm {
+            width,
+            eps: 1e-5,
+            weight_offset: 0.0,
+            dtype,
+        };
+        // 0 the rows, 1 the norm's weight, 2 the result.
+        let decl = |dtype, storage| TensorDecl::whole(dtype, false, storage);
+        let program = Program {
+            tensors: vec![decl(dtype, 0), decl(DType::F32, 1), decl(dtype, 2)],
+            nodes: vec![Node::new(sum.clone(), [0, 0]), Node::new(norm.clone(), [0, 1, 2])],
+        };
+        let registry = rank.device.ops();
+        if sum.communicator == 0 || registry.claim(&program).map_err(words)?.claims.len() != 1 {
+            continue;
+        }
+        let region = registry.prepare_program(&program).map_err(words)?;
+        let apart = [registry.prepare(&sum.into()), registry.prepare(&norm.into())];
+        let [sum, norm] = apart.map(|op| op.map_err(words));
+        let (sum, norm) = (sum?, norm?);
+        for rows in ROWS {
+            let count = rows * width;
+            let given = bytes_of(dtype, (0..count).map(|i| quarters(rank.number, i)));
+            let weights: Vec<u8> = (0..width)
+                .flat_map(|i| (1.0 + (i % 7) as f32 / 64.0).to_le_bytes())
+                .collect();
+            let mut found: Vec<[Vec<u8>; 2]> = Vec::new();
+            for together in [true, false] {
+                let ((x_buffer, x), (out_buffer, out)) = (rank.tensor(dtype, 0, count)?, rank.tensor(dtype, 0, count)?);
+                let (weight_buffer, weight) = rank.tensor(DType::F32, 0, width)?;
+                x_buffer.write(0, &given).map_err(words)?;
+                weight_buffer.write(0, &weights).map_err(words)?;
+                let as_rows = |t: &Tensor| t.view(0, &[rows, width], &[width, 1]);
+                let (x, out) = (as_rows(&x), as_rows(&out));
+                let mut encoder = rank.queue.create_encoder(EncoderMode::OneShot).map_err(words)?;
+                match together {
+                    true => encoder.encode(region.id(), &[x, weight, out]).map_err(words)?,
+                    false => {
+                        encoder.encode(sum.id(), &[x, x]).map_err(words)?;
+                        encoder.encode(norm.id(), &[x, weight, out]).map_err(words)?;
+                    }
+                }
+                let commands = encoder.finish().map_err(words)?;
+                let number = rank.queue.submit(&[commands.id()], &[]).map_err(words)?;
+                rank.queue.wait(number, WAIT_NS).map_err(words)?;
+                let read = |buffer: &Arc<dyn Buffer>| {
+                    let mut bytes = vec![0; given.len()];
+                    buffer.read(0, &mut bytes).map(|()| bytes).map_err(words)
+                };
+                found.push([read(&x_buffer)?, read(&out_buffer)?]);
+            }
+            if found[0] != found[1] {
+                return Err(format!(
+                    "{rows} rows of {width}: a region gives other bits than its two ops"
+                ));
+            }
+            claimed += 1;
+        }
+    }
+    Ok(format!("{claimed} regions give the bits of their ops"))
 }
 
 /// Recorded lists of sums, replayed: right after many, and how long one sum takes.

@@ -27,7 +27,7 @@ pub(crate) fn matches(program: &Program, first: usize) -> Option<usize> {
 }
 
 /// The kernel of a region that [`matches`] whole.
-pub(crate) fn build(program: &Program) -> Result<Box<dyn Kernel>> {
+pub(crate) fn build(program: &Program) -> Result<Fused> {
     let plan = Plan::of(program);
     let part = |node: &Node| -> Result<Box<dyn Kernel>> {
         match &node.spec {
@@ -35,13 +35,13 @@ pub(crate) fn build(program: &Program) -> Result<Box<dyn Kernel>> {
             spec => super::build(spec),
         }
     };
-    Ok(Box::new(Fused {
+    Ok(Fused {
         parts: program.nodes.iter().map(part).collect::<Result<_>>()?,
         operands: program.nodes.iter().map(|node| node.operands.clone()).collect(),
         num_tensors: program.tensors.len(),
         plan,
         small_batches: Vec::new(),
-    }))
+    })
 }
 
 /// A norm, all linears that read it, and the gating of what they wrote.
@@ -222,7 +222,7 @@ fn gated(linears: &[Step], gate: u16, up: u16, width: u32) -> Option<Step> {
 }
 
 /// A claimed region.
-struct Fused {
+pub(crate) struct Fused {
     /// A kernel a node.
     parts: Vec<Box<dyn Kernel>>,
     operands: Vec<Vec<u16>>,
@@ -335,14 +335,7 @@ impl Kernel for Fused {
             }
             return Ok(());
         }
-        for (part, indices) in self.parts.iter().zip(&self.operands) {
-            let views: Vec<View> = indices
-                .iter()
-                .map(|&t| operands.get(usize::from(t)).copied().unwrap_or(View::NONE))
-                .collect();
-            part.encode(encoding, &views)?;
-        }
-        Ok(())
+        self.encode_parts(0, encoding, operands)
     }
 
     fn packed_weight_bytes(&self, node: u32) -> Result<u64> {
@@ -364,6 +357,23 @@ impl Kernel for Fused {
 }
 
 impl Fused {
+    /// Whether a call runs as launches that make the norm themselves.
+    pub(super) fn norms_itself(&self, tensors: &[View]) -> bool {
+        self.calls(tensors).is_some()
+    }
+
+    /// Runs the region's ops from node `first` on, one after another.
+    pub(super) fn encode_parts(&self, first: usize, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
+        for (part, indices) in self.parts.iter().zip(&self.operands).skip(first) {
+            let views: Vec<View> = indices
+                .iter()
+                .map(|&t| operands.get(usize::from(t)).copied().unwrap_or(View::NONE))
+                .collect();
+            part.encode(encoding, &views)?;
+        }
+        Ok(())
+    }
+
     fn part(&self, node: u32) -> Result<&dyn Kernel> {
         let part = self.parts.get(node as usize).map(|part| &**part);
         part.ok_or_else(|| Error::invalid(format!("node {node} of a region of {} nodes", self.parts.len())))

@@ -4,6 +4,7 @@ mod attention;
 mod collective;
 mod fused_attention;
 mod fused_linear;
+mod fused_sum;
 mod linear;
 pub(crate) mod names;
 mod routed;
@@ -58,7 +59,8 @@ pub(crate) fn claim(program: &Program, facts: &Facts) -> Result<ClaimReport> {
     let mut first = 0;
     while first < program.nodes.len() {
         let found = fused_attention::matches(program, first)
-            .or_else(|| fused_linear::matches(program, first));
+            .or_else(|| fused_linear::matches(program, first))
+            .or_else(|| fused_sum::matches(program, first));
         match found {
             Some(count) => {
                 report.claims.push(Claim {
@@ -90,6 +92,9 @@ pub(crate) fn build_program(program: &Program, group_of: &GroupOf<'_>) -> Result
     }
     if fused_linear::matches(program, 0) == Some(program.nodes.len()) {
         return Ok(Box::new(fused_linear::build(program)?));
+    }
+    if fused_sum::matches(program, 0) == Some(program.nodes.len()) {
+        return fused_sum::build(program, group_of);
     }
     Err(Error::unsupported("this region is not one that the platform claims"))
 }

@@ -13,6 +13,8 @@ mod support;
 
 use halyard_platform_api::{OpSpec, Result};
 
+pub(super) use norm::block_of_row;
+
 use crate::kernel::Kernel;
 use crate::kernel::boxed;
 

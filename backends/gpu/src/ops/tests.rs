@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 
 use self::recorder::Recorder;
 use super::{build, build_program};
-use crate::driver::{DevicePtr, Driver};
+use crate::driver::{CollectiveCall, DevicePtr, Driver, Group, Peers, Stream};
 use crate::encoding::Encoding;
 use crate::kernel::{Kernel, Packer, Preparation, RowSource};
 use crate::modules::Modules;
@@ -320,7 +320,7 @@ fn regions_of_linears_run_on_the_kernels_of_the_table() {
     let section = |recorder: &Arc<Recorder>| {
         let mut table = Table::default();
         for (name, program) in regions::linears() {
-            let mut case = Case::new(recorder, build_program(&program));
+            let mut case = Case::new(recorder, build_program(&program, &|_| unreachable!("no collectives")));
             let mut lines: Vec<String> = Vec::new();
             for (variant, off) in [("", 0), ("x off: ", 1)] {
                 let call = |tokens| (tokens, case.call(&regions::linear_operands(&program, tokens, off)));
@@ -337,6 +337,61 @@ fn regions_of_linears_run_on_the_kernels_of_the_table() {
         table.text()
     };
     hold("fused_linear.txt", &over_claiming_devices(section));
+}
+
+/// Rank 0 of two, with or without memory for own kernels.
+struct Pair(Option<Peers>);
+
+impl Group for Pair {
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    fn size(&self) -> u32 {
+        2
+    }
+
+    unsafe fn run(&self, _call: &CollectiveCall, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn peers(&self) -> Option<&Peers> {
+        self.0.as_ref()
+    }
+
+    fn leave(&self) {}
+}
+
+#[test]
+fn a_sum_joins_the_norm_behind_it() {
+    let peers = || Peers {
+        memory: vec![8 << 30, 9 << 30],
+        window_bytes: 1 << 20,
+        host_words: 10 << 30,
+        limit_ticks: 1,
+    };
+    let section = |recorder: &Arc<Recorder>| {
+        let mut table = Table::default();
+        for (name, behind) in regions::linears().into_iter().step_by(3) {
+            let program = regions::behind_a_sum(&behind);
+            let claimed = super::claim(&program, recorder.facts()).expect("a program").claims;
+            assert_eq!(claimed.len(), 1, "{name}");
+            assert_eq!(claimed[0].count as usize, program.nodes.len(), "{name}");
+            let mut lines = Vec::new();
+            let mut hash = Sha256::new();
+            for (title, group) in [("own kernels", Pair(Some(peers()))), ("the library", Pair(None))] {
+                let group: Arc<dyn Group> = Arc::new(group);
+                let mut case = Case::new(recorder, build_program(&program, &|_| Ok(group.clone())));
+                let call = |tokens| (tokens, case.call(&regions::linear_operands(&behind, tokens, 0)));
+                let calls: Vec<_> = counts(600).into_iter().map(call).collect();
+                lines.push(format!("{title}: {}", ranges(&calls)));
+                hash.update(case.hash());
+            }
+            table.add(&name, lines.join("\n"), hash.finalize().into());
+        }
+        table.text()
+    };
+    hold("fused_sum.txt", &over_claiming_devices(section));
 }
 
 /// Tokens and sequences of attention's calls.
@@ -382,7 +437,7 @@ fn regions_of_attention_run_on_the_kernels_of_the_table() {
     let section = |recorder: &Arc<Recorder>| {
         let mut table = Table::default();
         for (name, program, spec) in regions::layers() {
-            let mut case = Case::new(recorder, build_program(&program));
+            let mut case = Case::new(recorder, build_program(&program, &|_| unreachable!("no collectives")));
             let line = attention_line(|tokens, seqs| case.call(&regions::layer_operands(&spec, tokens, seqs, false)));
             let apart = case.call(&regions::layer_operands(&spec, 1, 1, true));
             table.add(&name, format!("{line}\n1/1, q and k apart: {apart}"), case.hash());

@@ -46,6 +46,15 @@ impl Shape {
     }
 }
 
+/// The block for a row of `vectors` 16-byte vectors, whose threads hold it: which of one, two and four vectors a thread,
+/// and how many threads. The rows of narrow ones are the lanes' of a warp, and none is that wide.
+pub(crate) fn block_of_row(vectors: u32) -> Option<(usize, u32)> {
+    match Shape::of(vectors) {
+        Shape::Block(entry, threads) => Some((entry - 2, threads)),
+        _ => None,
+    }
+}
+
 /// A norm.
 pub(super) struct Norm {
     op: &'static str,

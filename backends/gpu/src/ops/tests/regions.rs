@@ -1,8 +1,8 @@
 //! The ops and regions of the tables, and operands for their calls.
 
-use halyard_platform_api::ops::{Attention, Epilogue, KvWrite, Linear, RmsNorm, Rope, RopeStyle, SiluMul};
+use halyard_platform_api::ops::{Attention, Collective, Epilogue, KvWrite, Linear, RmsNorm, Rope, RopeStyle, SiluMul};
 use halyard_platform_api::program::ABSENT;
-use halyard_platform_api::{DType, Node, OpSpec, Program, TensorDecl, WeightFormat};
+use halyard_platform_api::{CollectiveKind, DType, Node, OpSpec, Program, TensorDecl, WeightFormat};
 
 use super::rows;
 use crate::view::View;
@@ -68,6 +68,22 @@ pub(super) fn linears() -> Vec<(String, Program)> {
         }
     }
     all
+}
+
+/// A region of [`linears`] with the sum over ranks that makes its input.
+pub(super) fn behind_a_sum(region: &Program) -> Program {
+    let OpSpec::RmsNorm(norm) = &region.nodes[0].spec else {
+        unreachable!("the first node is a norm")
+    };
+    let sum = Collective {
+        kind: CollectiveKind::AllReduce,
+        dtype: norm.dtype,
+        peer: 0,
+        communicator: 1,
+    };
+    let mut program = region.clone();
+    program.nodes.insert(0, node(sum, &[0, 0]));
+    program
 }
 
 /// Operands of a region of [`linears`]: gate and up are the halves of the product.
