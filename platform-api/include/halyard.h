@@ -1823,7 +1823,7 @@ typedef struct halyard_fill_random_desc {
 
 /** Op collective (HALYARD_OP_COLLECTIVE).
  *
- * What the kind says, between the ranks of a communicator (HALYARD_COLLECTIVE_KIND_). All ranks have the same ones in
+ * What the kind says (HALYARD_COLLECTIVE_KIND_), between the ranks of a communicator. All ranks have the same ones in
  * the same order, of equal sizes, whatever stands between them; whether a rank's is part of a region does not change
  * what it sends. */
 typedef struct halyard_collective_desc {

@@ -241,7 +241,7 @@ struct CpuCommunicator {
 impl CpuCommunicator {
     fn new(inner: Arc<Inner>, member: Member) -> CpuCommunicator {
         let member = Arc::new(member);
-        let number = write(&inner.objects).members.insert(member.clone());
+        let number = write(&inner.members).insert(member.clone());
         CpuCommunicator { inner, member, number }
     }
 }
@@ -270,7 +270,7 @@ impl Communicator for CpuCommunicator {
 /// Ranks that still wait in a collective must not wait for this one.
 impl Drop for CpuCommunicator {
     fn drop(&mut self) {
-        let member = write(&self.inner.objects).members.remove(self.number);
+        let member = write(&self.inner.members).remove(self.number);
         drop(member);
         self.member.group.lock().broken = true;
         self.member.group.change.notify_all();

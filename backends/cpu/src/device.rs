@@ -7,11 +7,11 @@ use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{
     AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities, ClaimReport,
     Communicator, CommunicatorDesc, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Error, MemoryInfo, OpId,
-    OpRegistry, OpSpec, OpSupport, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result, Status, Tensor,
+    OpRegistry, OpSpec, OpSupport, PreparedInfo, PreparedOp, Program, Queue, QueueKind, Result, Slots, Status, Tensor,
     WeightRows,
 };
 
-use crate::communicator;
+use crate::communicator::{self, Member};
 use crate::kernel::Kernel;
 use crate::memory::{Allocation, Memory};
 use crate::objects::Objects;
@@ -22,6 +22,8 @@ use crate::queue::{CpuQueue, read, write};
 /// State that all objects of the device share.
 pub(crate) struct Inner {
     pub objects: RwLock<Objects>,
+    /// Of the live communicators, by their numbers.
+    pub members: RwLock<Slots<Arc<Member>>>,
     pub memory: Memory,
     pub pool: Pool,
     pub threads: usize,
@@ -78,6 +80,7 @@ impl CpuDevice {
         })?;
         let inner = Inner {
             objects: RwLock::default(),
+            members: RwLock::default(),
             memory: Memory::new(),
             pool,
             threads,
@@ -242,7 +245,9 @@ impl CpuDevice {
         let OpSpec::Collective(op) = spec else {
             return ops::build(spec, self.inner.kernels.isa());
         };
-        let member = read(&self.inner.objects).member(op.communicator)?.clone();
+        let number = op.communicator;
+        let member = read(&self.inner.members).find(number).cloned();
+        let member = member.ok_or_else(|| Error::invalid(format!("communicator {number:#x} is not alive")))?;
         member.collective(op.of_communicator())
     }
 }

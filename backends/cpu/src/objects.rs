@@ -9,7 +9,6 @@ use halyard_platform_api::{
     BufferId, CommandId, EncoderMode, Error, OpId, QueueId, QueueWait, Result, Slots, SubmitMark, Tensor,
 };
 
-use crate::communicator::Member;
 use crate::kernel::Kernel;
 use crate::memory::Allocation;
 use crate::view::View;
@@ -79,7 +78,6 @@ pub(crate) struct Objects {
     pub buffers: Slots<Arc<Allocation>>,
     pub ops: Slots<Arc<dyn Kernel>>,
     pub commands: Slots<Arc<CommandList>>,
-    pub members: Slots<Arc<Member>>,
     pub queues: Slots<Arc<Progress>>,
 }
 
@@ -122,12 +120,6 @@ impl Objects {
         self.ops
             .find(id.0)
             .ok_or_else(|| Error::invalid(format!("op {:#x} is not alive", id.0)))
-    }
-
-    pub(crate) fn member(&self, number: u64) -> Result<&Arc<Member>> {
-        self.members
-            .find(number)
-            .ok_or_else(|| Error::invalid(format!("communicator {number:#x} is not alive")))
     }
 
     pub(crate) fn check_wait(&self, wait: &QueueWait) -> Result<()> {

@@ -11,17 +11,17 @@ use halyard_platform_api::{
 
 use crate::device::Inner;
 use crate::kernel::{Kernel, Worker, goes_by_rows, rows_of};
-use crate::objects::{CommandList, Objects, Progress};
+use crate::objects::{CommandList, Progress};
 use crate::view::View;
 
-/// Reads of one device's objects.
-pub(crate) fn read(objects: &RwLock<Objects>) -> std::sync::RwLockReadGuard<'_, Objects> {
-    objects.read().unwrap_or_else(PoisonError::into_inner)
+/// Reads what objects of one device share.
+pub(crate) fn read<T>(shared: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
+    shared.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes of one device's objects.
-pub(crate) fn write(objects: &RwLock<Objects>) -> std::sync::RwLockWriteGuard<'_, Objects> {
-    objects.write().unwrap_or_else(PoisonError::into_inner)
+/// Writes it.
+pub(crate) fn write<T>(shared: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
+    shared.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(crate) struct CpuEncoder {

@@ -1,4 +1,4 @@
-//! This rank's end of a group: its collectives are ops ([`crate::ops::CollectiveKernel`]), prepared here or named by the
+//! This rank's end of a group: its collectives are ops ([`CollectiveKernel`]), prepared here or named by the
 //! communicator's number.
 
 use std::sync::Arc;

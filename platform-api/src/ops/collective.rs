@@ -4,8 +4,8 @@ use crate::communicator::{self, CollectiveKind};
 use crate::dtype::DType;
 
 op! {
-    /// What the kind says, between the ranks of a communicator (HALYARD_COLLECTIVE_KIND_). All ranks have the same ones in
-    /// the same order, of equal sizes, whatever stands between them; whether a rank's is part of a region does not
+    /// What the kind says (HALYARD_COLLECTIVE_KIND_), between the ranks of a communicator. All ranks have the same ones
+    /// in the same order, of equal sizes, whatever stands between them; whether a rank's is part of a region does not
     /// change what it sends.
     pub struct Collective = 35 "collective", wire CollectiveDesc = "halyard_collective_desc" {
         /// Which.

@@ -7,8 +7,8 @@
 // after call n had been read. The call's number comes from device memory and not from the host, so replays of a
 // recording go on counting.
 //
-// `all_reduce_norm` does the same and the norm of each row behind it, a block a row: with the threads, the order of sums
-// and the rounding of `norm.cu`, so that its numbers are those of two launches. What it sends is the same, too.
+// `all_reduce_norm` does the same and the norm of each row behind it, a block a row: with the threads, the order of
+// sums and the rounding of `norm.cu`, so that its numbers are those of two launches. What it sends is the same, too.
 //
 // Definitions: ACT = f32, f16 or bf16; RANKS = 2 to 8.
 // check: -DACT=f32 -DRANKS=2

@@ -46,8 +46,8 @@ impl Shape {
     }
 }
 
-/// The block for a row of `vectors` 16-byte vectors, whose threads hold it: which of one, two and four vectors a thread,
-/// and how many threads. The rows of narrow ones are the lanes' of a warp, and none is that wide.
+/// The block whose threads hold a row of `vectors` 16-byte vectors: which of one, two and four vectors a thread, and
+/// how many threads. `None`: the row is so narrow that a part of a warp holds it, or too wide.
 pub(crate) fn block_of_row(vectors: u32) -> Option<(usize, u32)> {
     match Shape::of(vectors) {
         Shape::Block(entry, threads) => Some((entry - 2, threads)),
