@@ -399,7 +399,7 @@ async fn a_conversation_goes_on_behind_a_call() {
 async fn a_call_can_be_forced_whatever_the_model_would_say() {
     let list = r#"[{"name": "weather", "parameters": {"city": "Bern"}}, {"name": "time", "parameters": {}}]<|im_end|>"#;
     let named = json!({"type": "function", "function": {"name": "weather"}});
-    for parsers in [(None, None), (Some("hermes"), Some("deepseek_r1"))] {
+    for parsers in [(None, None), (Some("hermes"), Some("qwen3"))] {
         let scripted = Scripted::new("qwen3", parsers, list);
         let required = json!({"tool_choice": "required"});
         let whole = scripted.whole(required.clone()).await;
@@ -425,7 +425,8 @@ async fn a_call_can_be_forced_whatever_the_model_would_say() {
         for choice in [named.clone(), json!("required")] {
             let whole = scripted.whole(json!({"tool_choice": choice, "max_tokens": 30})).await;
             assert_eq!(whole["message"]["content"], json!(null), "{whole}");
-            if choice != "required" {
+            // A model with a parser of reasoning may also begin to think.
+            if choice != "required" && parsers.1.is_none() {
                 let arguments = whole["message"]["tool_calls"][0]["function"]["arguments"].as_str();
                 assert!(
                     arguments.is_some_and(|text| text.trim_start().starts_with('{')),

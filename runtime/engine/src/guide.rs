@@ -34,7 +34,8 @@ impl GuideFactory {
         GuideFactory::new(move || Box::new(grammar.matcher()))
     }
 
-    pub(crate) fn make(&self) -> Box<dyn TokenGuide> {
+    /// A guide for one sample.
+    pub fn make(&self) -> Box<dyn TokenGuide> {
         (self.0)()
     }
 }

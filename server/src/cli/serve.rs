@@ -245,7 +245,10 @@ async fn prepare(
             exclude_tools_when_tool_choice_none: args.parsers.excludes_tools(),
             ..args.serving.defaults()
         },
-        parsers: args.parsers.parsers(&engine)?,
+        parsers: args
+            .parsers
+            .parsers(&engine)?
+            .binding_reasoning(args.engine.structured.binds_reasoning()),
         hooks,
         priority_scheduling: args.engine.scheduling.scheduling_policy == Policy::Priority,
         log_prompts: http.log_prompts,

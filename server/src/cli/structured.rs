@@ -13,7 +13,8 @@ const BACKENDS: [&str; 5] = ["auto", "xgrammar", "guidance", "outlines", "lm-for
 pub struct StructuredArgs {
     /// Settings of structured output, as JSON or key by key (--structured-outputs-config.KEY VALUE):
     /// disable_any_whitespace (JSON of answers has no white space between its parts), disable_additional_properties
-    /// (objects have the properties that their schema names and no others); backend: any of vLLM's names
+    /// (objects have the properties that their schema names and no others), enable_in_reasoning (grammars bind from the
+    /// first token on; otherwise a model with a reasoning parser reasons first); backend: any of vLLM's names
     #[arg(long, value_name = "JSON", env = "HALYARD_STRUCTURED_OUTPUTS_CONFIG", value_parser = parse)]
     structured_outputs_config: Option<StructuredConfig>,
 }
@@ -27,9 +28,7 @@ struct StructuredConfig {
     disable_additional_properties: bool,
     reasoning_parser: String,
     reasoning_parser_plugin: String,
-    /// Without a reasoning parser nothing of an answer is reasoning.
-    #[serde(rename = "enable_in_reasoning")]
-    _enable_in_reasoning: bool,
+    enable_in_reasoning: bool,
 }
 
 fn parse(text: &str) -> Result<StructuredConfig, String> {
@@ -41,12 +40,18 @@ fn parse(text: &str) -> Result<StructuredConfig, String> {
         ));
     }
     if !config.reasoning_parser.is_empty() || !config.reasoning_parser_plugin.is_empty() {
-        return Err("reasoning_parser: reasoning parsers are not built yet; leave it out".to_owned());
+        return Err("reasoning_parser: name the parser by --reasoning-parser; parsers are no plugins".to_owned());
     }
     Ok(config)
 }
 
 impl StructuredArgs {
+    /// Whether grammars bind from the first token on, also where a model could reason.
+    pub fn binds_reasoning(&self) -> bool {
+        let config = self.structured_outputs_config.as_ref();
+        config.is_some_and(|config| config.enable_in_reasoning)
+    }
+
     /// The engine's bounds and defaults.
     pub fn config(&self) -> GrammarConfig {
         let asked = self.structured_outputs_config.clone().unwrap_or_default();
@@ -74,7 +79,7 @@ mod tests {
         assert!(right.is_ok_and(|config| config.disable_any_whitespace && !config.disable_additional_properties));
         for (wrong, words) in [
             ("{\"backend\": \"mine\"}", "`mine` is not known"),
-            ("{\"reasoning_parser\": \"qwen3\"}", "not built yet"),
+            ("{\"reasoning_parser\": \"qwen3\"}", "--reasoning-parser"),
             ("{\"disable_whitespace\": true}", "unknown field"),
             ("{\"disable_any_whitespace\": 5}", "a boolean"),
             ("[1]", "expected"),

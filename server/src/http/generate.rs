@@ -29,6 +29,7 @@ use crate::openai::body::Body;
 use crate::openai::refusals::failure;
 use crate::openai::shared::SchedulingFields;
 use crate::openai::structured::Structured;
+use crate::openai::thoughts::Thoughts;
 use crate::openai::usage::Usage;
 
 /// A request, checked and ready to be submitted.
@@ -39,6 +40,8 @@ struct Job {
     requests: Vec<Request>,
     /// What the text of every sample must be.
     structured: Option<Structured>,
+    /// What the model may think before.
+    thoughts: Option<Thoughts>,
     /// The IO processors for the answer's texts.
     io: IoRun,
 }
@@ -74,6 +77,7 @@ pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api
         Ok(Job {
             requests: requests.collect(),
             structured: asked.structured,
+            thoughts: asked.thoughts,
             answer: Answer {
                 id,
                 model,
@@ -90,7 +94,7 @@ pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api
     });
     let mut job = job.await?;
     if let Some(structured) = job.structured.take() {
-        guides::add(&state, &mut job.requests, structured).await?;
+        guides::add(&state, &mut job.requests, structured, job.thoughts.take()).await?;
     }
     if state.log_prompts {
         log_prompts(&state, &job.answer);

@@ -8,6 +8,7 @@ use super::events::to_json;
 use super::model::ModelContext;
 use super::prompt::Prompt;
 use super::structured::Structured;
+use super::thoughts::Thoughts;
 use super::usage::Streaming;
 use crate::api_error::ApiError;
 
@@ -46,6 +47,8 @@ pub struct Generation {
     pub params: Vec<SamplingParams>,
     /// What the text of every sample must be, where something is asked for.
     pub structured: Option<Structured>,
+    /// What the model may think before.
+    pub thoughts: Option<Thoughts>,
     /// Whole or in pieces.
     pub streaming: Streaming,
     /// How to write the answer.

@@ -158,8 +158,10 @@ impl AskedChat {
             prompt: prompt.text.as_deref().unwrap_or_default(),
             begun: &self.begun(),
             num_earlier_calls: self.num_calls(),
+            is_bound: shared.structured.is_some(),
         };
-        let reading = Reading::new(asked, model.parsers);
+        let mut reading = Reading::new(asked, model.parsers);
+        let thoughts = reading.as_mut().and_then(Reading::take_thoughts);
         if let Some(reading) = &reading {
             shared.params.kept_special_tokens = reading.special_tokens().to_vec();
         }
@@ -178,6 +180,7 @@ impl AskedChat {
             prompts: vec![prompt],
             params: vec![shared.params],
             structured: shared.structured,
+            thoughts,
             streaming: shared.streaming,
             format: format(reading),
         })

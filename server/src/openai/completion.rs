@@ -120,6 +120,7 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
         prompts,
         params,
         structured: shared.structured,
+        thoughts: None,
         streaming: shared.streaming,
         format: Box::new(format),
     })

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use halyard_text::{AnswerEvent, AnswerFormat, AnswerParser, CallFault, ToolTypes};
+use halyard_text::{AnswerEvent, AnswerParser, CallFault, ReasoningPhase, ToolTypes};
 use rand::Rng;
 use rand::distr::Alphanumeric;
 use serde::de::IgnoredAny;
@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::parsers::{AnswerWay, Parsers};
 use super::shaper::{Delta, Shaper};
+use super::thoughts::Thoughts;
 use super::tools::{AskedTools, ToolChoice};
 
 /// How a request's answers are read.
@@ -23,11 +24,21 @@ pub struct Reading {
     has_reasoning: bool,
     /// Whether calls after the first one are given.
     is_parallel: bool,
-    /// The function whose arguments are all of the text.
-    named: Option<String>,
+    /// What a grammar makes of the text behind reasoning.
+    forced: Option<Forced>,
+    thoughts: Option<Thoughts>,
     /// The model's own format of calls, whose templates may want ids of a form.
     calls: Option<&'static str>,
     num_earlier_calls: usize,
+}
+
+/// Calls that the model did not choose.
+#[derive(Clone, Debug)]
+enum Forced {
+    /// One or more.
+    Calls,
+    /// The arguments of one, of the function of this name.
+    Arguments(String),
 }
 
 /// What a request says about its answers' reading.
@@ -43,47 +54,62 @@ pub struct ReadingFields<'a> {
     pub begun: &'a str,
     /// Calls in the messages before the answer.
     pub num_earlier_calls: usize,
+    /// Whether a grammar binds the answer.
+    pub is_bound: bool,
 }
-
-/// The format in which a grammar writes calls that are forced: a list of names and parameters.
-const FORCED: &str = "xlam";
 
 impl Reading {
     /// The reading that a request asks for; `None`: all text is the answer's.
     pub fn new(asked: ReadingFields<'_>, parsers: &Parsers) -> Option<Reading> {
-        let (is_forced, named) = match &asked.tools.choice {
-            ToolChoice::None | ToolChoice::Auto => (false, None),
-            ToolChoice::Required => (true, None),
-            ToolChoice::Named(name) => (true, Some(name.clone())),
+        let forced = match &asked.tools.choice {
+            ToolChoice::None | ToolChoice::Auto => None,
+            ToolChoice::Required => Some(Forced::Calls),
+            ToolChoice::Named(name) => Some(Forced::Arguments(name.clone())),
         };
         let may_call = asked.tools.choice != ToolChoice::None;
-        let way = match is_forced {
-            // All of the text is calls, so that no special token says anything.
-            true => Arc::new(AnswerWay {
-                format: AnswerFormat::new(Some(FORCED), None).ok()?,
-                special_tokens: Vec::new(),
-            }),
-            false => Arc::clone(parsers.way(may_call)?),
+        let way = match forced {
+            Some(_) => parsers.forced()?,
+            None => parsers.way(may_call)?,
         };
+        let reasons_before = asked.is_bound && parsers.reasons_before_grammars();
+        let mut format = way.format.clone();
+        if matches!(forced, Some(Forced::Arguments(_))) {
+            format = format.without_tools();
+        }
+        if reasons_before {
+            format = format.with_calls_after_reasoning();
+        }
         let definitions = asked.tools.definitions.as_ref().and_then(Value::as_array);
         let types = Arc::new(ToolTypes::new(
             definitions.filter(|_| may_call).map_or(&[], Vec::as_slice),
         ));
-        let parser = |prompt: &str| AnswerParser::new(&way.format, &types, way.format.opened_by(prompt));
-        let begun = match is_forced {
-            true => None,
-            false => parser_of_begun(&parser, asked.prompt, asked.begun),
+        let opened_by = |prompt: &str| match forced.is_some() && !reasons_before {
+            true => Some(false),
+            false => format.opened_by(prompt),
         };
+        let parser = |prompt: &str| AnswerParser::new(&format, &types, opened_by(prompt));
+        // Forced calls are all of a text, whatever stands before it, but for reasoning that is open.
+        let is_read_on = |parser: &AnswerParser| forced.is_none() || parser.reasoning_phase() == ReasoningPhase::Open;
+        let begun = parser_of_begun(&parser, asked.prompt, asked.begun).filter(is_read_on);
+        let is_closed = begun.is_none() && opened_by(asked.prompt) == Some(false);
+        let parser = begun.unwrap_or_else(|| parser(asked.prompt));
+        let may_reason = reasons_before && !is_closed;
         Some(Reading {
-            parser: begun.unwrap_or_else(|| parser(asked.prompt)),
+            thoughts: may_reason.then(|| Thoughts::new(way, &parser, asked.begun)).flatten(),
+            parser,
             shows_reasoning: asked.shows_reasoning,
             has_reasoning: parsers.has_reasoning(),
             is_parallel: asked.tools.is_parallel,
-            named,
+            forced,
             calls: parsers.calls(),
             num_earlier_calls: asked.num_earlier_calls,
-            way,
+            way: Arc::clone(way),
         })
+    }
+
+    /// What the model may think before a grammar binds its answer; `None`: it binds from the first token on.
+    pub fn take_thoughts(&mut self) -> Option<Thoughts> {
+        self.thoughts.take()
     }
 
     /// Special tokens whose text the shapers have to get.
@@ -98,7 +124,7 @@ impl Reading {
 
     /// Whether all of the text is one call that was named: the model did not choose it.
     pub fn is_named(&self) -> bool {
-        self.named.is_some()
+        matches!(self.forced, Some(Forced::Arguments(_)))
     }
 
     /// Whether reasoning is left out of the answer; its tokens are to be left out as well then.
@@ -108,20 +134,14 @@ impl Reading {
 
     /// A shaper for one choice.
     pub fn shaper(&self) -> Box<dyn Shaper> {
-        match &self.named {
-            Some(name) => Box::new(NamedCall {
-                name: name.clone(),
-                id: self.call_id(name, 0),
-                arguments: String::new(),
-            }),
-            None => Box::new(ParsedText {
-                parser: self.parser.clone(),
-                reading: self.clone(),
-                events: Vec::new(),
-                num_calls: 0,
-                num_reasoning_tokens: 0,
-            }),
-        }
+        Box::new(ParsedText {
+            parser: self.parser.clone(),
+            reading: self.clone(),
+            events: Vec::new(),
+            arguments: String::new(),
+            num_calls: 0,
+            num_reasoning_tokens: 0,
+        })
     }
 
     /// An id for a call of which the model wrote none. Mistral's templates take nine letters and digits and nothing
@@ -156,6 +176,8 @@ struct ParsedText {
     reading: Reading,
     parser: AnswerParser,
     events: Vec<AnswerEvent>,
+    /// Those of the one call that was named.
+    arguments: String,
     num_calls: usize,
     num_reasoning_tokens: u64,
 }
@@ -163,7 +185,27 @@ struct ParsedText {
 impl ParsedText {
     fn deltas(&mut self) -> Vec<Delta> {
         let events = std::mem::take(&mut self.events);
-        events.into_iter().filter_map(|event| self.delta(event)).collect()
+        match self.reading.forced.clone() {
+            Some(Forced::Arguments(name)) => events
+                .into_iter()
+                .flat_map(|event| self.argument(&name, event))
+                .collect(),
+            _ => events.into_iter().filter_map(|event| self.delta(event)).collect(),
+        }
+    }
+
+    /// The deltas of an event where all text is the arguments of one call.
+    fn argument(&mut self, name: &str, event: AnswerEvent) -> Vec<Delta> {
+        let AnswerEvent::Text(text) = event else {
+            return self.delta(event).into_iter().collect();
+        };
+        let start = self.arguments.is_empty().then(|| Delta::CallStart {
+            index: 0,
+            id: self.reading.call_id(name, 0),
+            name: name.to_owned(),
+        });
+        self.arguments.push_str(&text);
+        start.into_iter().chain([Delta::Arguments { index: 0, text }]).collect()
     }
 
     fn delta(&mut self, event: AnswerEvent) -> Option<Delta> {
@@ -204,42 +246,23 @@ impl Shaper for ParsedText {
     }
 
     fn finish(&mut self) -> Vec<Delta> {
+        let was_reasoning = self.parser.in_reasoning();
         self.parser.finish(&mut self.events);
-        self.deltas()
+        let mut deltas = self.deltas();
+        match self.reading.forced {
+            // Text behind reasoning is the head of a call that was cut off.
+            Some(Forced::Calls) if !was_reasoning => deltas.retain(|delta| !matches!(delta, Delta::Text(_))),
+            Some(Forced::Arguments(_)) if !self.arguments.is_empty() => {
+                let is_whole = serde_json::from_str::<IgnoredAny>(&self.arguments).is_ok();
+                let fault = (!is_whole).then_some(CallFault::CutOff);
+                deltas.push(Delta::CallEnd { index: 0, fault });
+            }
+            _ => {}
+        }
+        deltas
     }
 
     fn num_reasoning_tokens(&self) -> u64 {
         self.num_reasoning_tokens
-    }
-}
-
-/// The arguments of one call, which are all of the text.
-struct NamedCall {
-    name: String,
-    id: String,
-    arguments: String,
-}
-
-impl Shaper for NamedCall {
-    fn push(&mut self, text: String, _: &[u32]) -> Vec<Delta> {
-        if text.is_empty() {
-            return Vec::new();
-        }
-        let start = self.arguments.is_empty().then(|| Delta::CallStart {
-            index: 0,
-            id: self.id.clone(),
-            name: self.name.clone(),
-        });
-        self.arguments.push_str(&text);
-        start.into_iter().chain([Delta::Arguments { index: 0, text }]).collect()
-    }
-
-    fn finish(&mut self) -> Vec<Delta> {
-        let is_whole = serde_json::from_str::<IgnoredAny>(&self.arguments).is_ok();
-        let end = Delta::CallEnd {
-            index: 0,
-            fault: (!is_whole).then_some(CallFault::CutOff),
-        };
-        (!self.arguments.is_empty()).then_some(end).into_iter().collect()
     }
 }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use halyard_text::{AnswerFormat, Tokenizer};
 
+use super::marker_tokens::MarkerTokens;
+
 /// A way to read answers.
 #[derive(Clone, Debug)]
 pub struct AnswerWay {
@@ -11,18 +13,28 @@ pub struct AnswerWay {
     pub format: AnswerFormat,
     /// Special tokens that the parser has to see.
     pub special_tokens: Vec<u32>,
+    /// Tokens at the markers of reasoning.
+    pub markers: Arc<MarkerTokens>,
 }
+
+/// The format in which a grammar writes calls that are forced: a list of names and parameters.
+const FORCED: &str = "xlam";
 
 /// The ways to read answers, of requests that may call tools and of others.
 #[derive(Clone, Debug, Default)]
 pub struct Parsers {
     with_calls: Option<Arc<AnswerWay>>,
     without_calls: Option<Arc<AnswerWay>>,
+    /// Reads forced calls, with the reasoning before them.
+    forced: Option<Arc<AnswerWay>>,
+    /// Grammars bind from the first token on.
+    binds_reasoning: bool,
 }
 
 impl Parsers {
     /// Reads answers in `format`; a format of tool calls in it means that calls are served.
     pub fn new(format: &AnswerFormat, tokenizer: &Tokenizer) -> Self {
+        let markers = Arc::new(MarkerTokens::new(format, tokenizer));
         let way = |format: AnswerFormat| {
             let reads = |id: &u32| {
                 let text = tokenizer.is_special(*id).then(|| tokenizer.token_bytes(*id).ok());
@@ -32,13 +44,52 @@ impl Parsers {
             let vocab_size = u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
             Arc::new(AnswerWay {
                 special_tokens: (0..vocab_size).filter(reads).collect(),
+                markers: Arc::clone(&markers),
                 format,
             })
         };
+        let without_calls = format.reasoning().map(|_| way(format.clone().without_tools()));
+        // Harmony writes its calls with headers of their own, which no forced call has.
+        let forced = format.reasoning().filter(|_| !format.is_harmony());
+        let forced = AnswerFormat::new(Some(FORCED), forced).ok().map(|format| {
+            Arc::new(AnswerWay {
+                // All behind reasoning is calls, so that no other special token says anything.
+                special_tokens: match format.reasoning() {
+                    Some(_) => without_calls
+                        .as_ref()
+                        .map_or(&[][..], |way| &way.special_tokens)
+                        .to_vec(),
+                    None => Vec::new(),
+                },
+                markers: Arc::clone(&markers),
+                format,
+            })
+        });
         Parsers {
             with_calls: format.tools().map(|_| way(format.clone())),
-            without_calls: format.reasoning().map(|_| way(format.clone().without_tools())),
+            without_calls,
+            forced,
+            binds_reasoning: false,
         }
+    }
+
+    /// The same for a server whose grammars bind from the first token on: `binds`, vLLM's `enable_in_reasoning`.
+    #[must_use]
+    pub fn binding_reasoning(self, binds: bool) -> Self {
+        Parsers {
+            binds_reasoning: binds,
+            ..self
+        }
+    }
+
+    /// Whether a model may reason before a grammar binds its answer.
+    pub fn reasons_before_grammars(&self) -> bool {
+        self.has_reasoning() && !self.binds_reasoning
+    }
+
+    /// The way to read calls that a grammar forces, with the reasoning that may come before them.
+    pub fn forced(&self) -> Option<&Arc<AnswerWay>> {
+        self.forced.as_ref()
     }
 
     /// Whether tool calls are served.

@@ -63,6 +63,8 @@ pub struct Options {
     pub serving: ServingDefaults,
     /// How answers are read: the formats of tool calls and of reasoning.
     pub parsers: (Option<&'static str>, Option<&'static str>),
+    /// Grammars bind reasoning too.
+    pub binds_reasoning: bool,
     /// Random weights in place of the model's file.
     pub dummy_weights: bool,
     /// Adapters of the engine, and the server's part.
@@ -110,7 +112,7 @@ impl TestServer {
         let (calls, reasoning) = options.parsers;
         let format = AnswerFormat::new(calls, reasoning).expect("known formats");
         let state = Arc::new(AppState {
-            parsers: Parsers::new(&format, engine.tokenizer()),
+            parsers: Parsers::new(&format, engine.tokenizer()).binding_reasoning(options.binds_reasoning),
             engine,
             model_names: vec!["tiny".to_owned(), "also-tiny".to_owned()],
             model_root: "fixture".to_owned(),

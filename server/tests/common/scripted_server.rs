@@ -32,16 +32,23 @@ impl Scripted {
         parsers: (Option<&'static str>, Option<&'static str>),
         serving: ServingDefaults,
     ) -> Scripted {
-        let text = |path: std::path::PathBuf| path.to_str().expect("UTF-8").to_owned();
-        let options = OpenOptions::of(0).with("script", &text(model.script()));
-        let options = options.and_then(|options| options.with("tokenizer", &text(model.tokenizer())));
-        let server = TestServer::with(Options {
-            device: Some(ScriptPlatform.open_with(&options.expect("options")).expect("opens")),
-            model: Some(model.folder().to_path_buf()),
-            dummy_weights: true,
+        let options = Options {
             parsers,
             serving,
             ..Options::default()
+        };
+        Scripted::with(model, options)
+    }
+
+    pub fn with(model: ScriptedModel, options: Options) -> Scripted {
+        let text = |path: std::path::PathBuf| path.to_str().expect("UTF-8").to_owned();
+        let device = OpenOptions::of(0).with("script", &text(model.script()));
+        let device = device.and_then(|device| device.with("tokenizer", &text(model.tokenizer())));
+        let server = TestServer::with(Options {
+            device: Some(ScriptPlatform.open_with(&device.expect("options")).expect("opens")),
+            model: Some(model.folder().to_path_buf()),
+            dummy_weights: true,
+            ..options
         });
         Scripted { server, model }
     }

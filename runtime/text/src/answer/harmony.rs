@@ -116,6 +116,11 @@ impl HarmonyReader {
         matches!(self.at, At::Body(Body::Reasoning))
     }
 
+    /// Whether a message has begun that is no thought.
+    pub(super) fn is_in_answer(&self) -> bool {
+        matches!(self.at, At::Body(Body::Text | Body::Call(_)))
+    }
+
     /// A header failed: what follows is text.
     pub(super) fn fail(&mut self) {
         self.at = At::Body(Body::Text);

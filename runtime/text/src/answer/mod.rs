@@ -25,7 +25,7 @@ use std::sync::Arc;
 pub use event::{AnswerEvent, CallFault};
 pub use formats::tool_formats;
 pub use propose::propose_formats;
-pub use reasoning::reasoning_formats;
+pub use reasoning::{ReasoningPhase, reasoning_formats};
 pub use types::ToolTypes;
 
 use crate::{Result, TextError};
@@ -44,6 +44,8 @@ use reasoning::{ReasoningFormat, reasoning_format};
 pub struct AnswerFormat {
     tools: Option<&'static ToolFormat>,
     reasoning: Option<&'static ReasoningFormat>,
+    /// No call ends reasoning.
+    calls_after: bool,
 }
 
 impl AnswerFormat {
@@ -67,13 +69,25 @@ impl AnswerFormat {
             }
             None => None,
         };
-        Ok(Self { tools, reasoning })
+        Ok(Self {
+            tools,
+            reasoning,
+            calls_after: false,
+        })
     }
 
     /// The same for a request without tools, where calls are text.
     #[must_use]
     pub fn without_tools(mut self) -> Self {
         self.tools = None;
+        self
+    }
+
+    /// The same where calls come after reasoning only: what looks like one in it is a thought, and only its closing
+    /// marker ends it. For answers that a grammar binds once reasoning is over.
+    #[must_use]
+    pub fn with_calls_after_reasoning(mut self) -> Self {
+        self.calls_after = true;
         self
     }
 
@@ -90,6 +104,17 @@ impl AnswerFormat {
     /// The name of the format of reasoning.
     pub fn reasoning(&self) -> Option<&'static str> {
         self.reasoning.map(ReasoningFormat::name)
+    }
+
+    /// The markers that begin reasoning, and those that end it. Harmony has none: its headers say it.
+    pub fn reasoning_markers(&self) -> (&'static [&'static str], &'static [&'static str]) {
+        self.reasoning.map_or((&[], &[]), |format| (format.open, format.close))
+    }
+
+    /// Whether each message of an answer says what it is.
+    pub fn is_harmony(&self) -> bool {
+        self.reasoning.is_some_and(|reasoning| reasoning.harmony)
+            || self.tools.is_some_and(|tools| matches!(tools.family, Family::Harmony))
     }
 
     /// Whether the parser has to see the special token `text`: it is a marker or a part of one. The text of other
@@ -189,12 +214,7 @@ impl AnswerParser {
             in_text: calls.clone(),
             in_reasoning: Signs::default(),
         };
-        let is_harmony = format.reasoning.is_some_and(|reasoning| reasoning.harmony);
-        if is_harmony
-            || format
-                .tools
-                .is_some_and(|tools| matches!(tools.family, Family::Harmony))
-        {
+        if format.is_harmony() {
             parser.at = At::Harmony(HarmonyReader::new(format.tools.is_some()));
         } else if let Some(reasoning) = format.reasoning {
             parser.at_start = calls
@@ -204,7 +224,7 @@ impl AnswerParser {
             if reasoning.anywhere {
                 parser.in_text = parser.in_text.with(reasoning.open, Sign::Think);
             }
-            parser.in_reasoning = if reasoning.ends_at_call {
+            parser.in_reasoning = if reasoning.ends_at_call && !format.calls_after {
                 calls
             } else {
                 Signs::default()
@@ -251,6 +271,17 @@ impl AnswerParser {
             } => *in_reasoning && self.sink.num_calls() == *before,
             At::Harmony(reader) => reader.in_reasoning(),
             At::Start { .. } | At::Text => false,
+        }
+    }
+
+    /// Where the answer is with its reasoning, by what was understood so far.
+    pub fn reasoning_phase(&self) -> ReasoningPhase {
+        match &self.at {
+            _ if self.format.reasoning.is_none() => ReasoningPhase::Over,
+            At::Start { after_reasoning: false } => ReasoningPhase::MayBegin,
+            At::Harmony(reader) if !reader.is_in_answer() => ReasoningPhase::Open,
+            _ if self.in_reasoning() => ReasoningPhase::Open,
+            _ => ReasoningPhase::Over,
         }
     }
 

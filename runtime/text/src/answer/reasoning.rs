@@ -168,6 +168,17 @@ pub fn reasoning_formats() -> impl Iterator<Item = &'static str> {
     FORMATS.iter().map(|format| format.name)
 }
 
+/// Where an answer is with its reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReasoningPhase {
+    /// It may begin with the next marker.
+    MayBegin,
+    /// It is open.
+    Open,
+    /// It is over, or there is none: the answer itself may begin, or has begun.
+    Over,
+}
+
 /// The format of a name.
 pub(super) fn reasoning_format(name: &str) -> Option<&'static ReasoningFormat> {
     FORMATS.iter().find(|format| format.name == name)
