@@ -31,6 +31,7 @@ mod lora;
 mod model_flags;
 mod parser_args;
 mod plugins;
+mod responses_args;
 mod serve;
 mod serving;
 mod structured;

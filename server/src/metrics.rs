@@ -16,13 +16,15 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use crate::http::response_store::StoreFigures;
+
 /// The content type of [`openmetrics`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The end of an OpenMetrics text; one that a sink wrote is taken off, as the host's comes last.
 const END: &str = "# EOF\n";
 
-/// The answer of a scrape, as OpenMetrics text; `transport` counts connections.
+/// The answer of a scrape, as OpenMetrics text; `transport` counts connections, `stored` responses.
 ///
 /// # Errors
 /// When formatting fails, which would be a defect.
@@ -31,11 +33,12 @@ pub fn openmetrics(
     hooks: HookReport,
     io: &IoProcessors,
     transport: Box<dyn Collector>,
+    stored: Option<StoreFigures>,
     shown: &[String],
 ) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     io.register_metrics(&mut registry);
-    registry.register_collector(Box::new(Own { stats, hooks }));
+    registry.register_collector(Box::new(Own { stats, hooks, stored }));
     registry.register_collector(transport);
     let mut text = String::new();
     encode_registry(&mut text, &registry)?;
@@ -55,6 +58,8 @@ pub fn openmetrics(
 struct Own {
     stats: StatsSnapshot,
     hooks: HookReport,
+    /// Stored responses, where they are stored.
+    stored: Option<StoreFigures>,
 }
 
 impl Own {
@@ -110,6 +115,15 @@ impl Collector for Own {
             "Times that the engine waited while it handed records to the hooks",
             self.hooks.engine_waits,
         )?;
+        if let Some(stored) = self.stored {
+            for (name, help, value) in [
+                ("halyard:stored_responses", "Stored responses", stored.responses),
+                ("halyard:stored_response_bytes", "Their bytes", stored.bytes),
+            ] {
+                let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+                ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(metric)?;
+            }
+        }
         let encoder = &mut encoder;
         let (counter, gauge) = (MetricType::Counter, MetricType::Gauge);
         let accepted = ("halyard:hook_accepted", "Records for the sink", counter);
@@ -209,8 +223,9 @@ mod tests {
             "b 2".to_owned(),
             String::new(),
         ];
+        let stored = StoreFigures { responses: 3, bytes: 4 };
         let (io, connections) = (IoProcessors::default(), Box::new(NoConnections));
-        let text = openmetrics(stats, report, &io, connections, &shown).expect("formats");
+        let text = openmetrics(stats, report, &io, connections, Some(stored), &shown).expect("formats");
         for line in [
             "halyard:steps_total 7",
             "halyard:nonfinite_logits_total 5",
@@ -226,6 +241,8 @@ mod tests {
             "halyard:hook_quarantined{sink=\"slow\"} 1",
             "halyard:hook_stuck{sink=\"slow\"} 1",
             "halyard:hook_generation{sink=\"slow\"} 2",
+            "halyard:stored_responses 3",
+            "halyard:stored_response_bytes 4",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }

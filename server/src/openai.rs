@@ -15,6 +15,7 @@ pub mod completion;
 pub mod context;
 pub mod envelope;
 pub mod events;
+pub mod kept;
 pub mod lenient;
 pub mod logprobs;
 pub mod marker_tokens;

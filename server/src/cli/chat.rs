@@ -312,6 +312,7 @@ fn read(engine: &EngineHandle, parsers: &Parsers, api: &Api, body: Value) -> Res
         serving: &serving,
         parsers,
         truncates: false,
+        conversation: None,
         cancel: None,
     };
     let asked = Body::new(body).and_then(|mut body| (api.read)(&mut body, context));

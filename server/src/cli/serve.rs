@@ -16,6 +16,7 @@ use super::connection_args::ConnectionArgs;
 use super::engine::ChosenDevice;
 use super::lora::{LoadedResolvers, LoraServeArgs, start_resolvers};
 use super::parser_args::ParserArgs;
+use super::responses_args::ResponsesArgs;
 use super::serving::ServingArgs;
 use super::units::{parse_bytes, show_bytes};
 use crate::clock::unix_seconds;
@@ -56,6 +57,8 @@ pub struct ServeArgs {
     serving: ServingArgs,
     #[command(flatten)]
     parsers: ParserArgs,
+    #[command(flatten)]
+    responses: ResponsesArgs,
 }
 
 #[cfg(test)]
@@ -245,6 +248,7 @@ async fn prepare(
             exclude_tools_when_tool_choice_none: args.parsers.excludes_tools(),
             ..args.serving.defaults()
         },
+        responses: args.responses.store(),
         parsers: args
             .parsers
             .parsers(&engine)?

@@ -13,6 +13,10 @@ use crate::api_error::ApiError;
 /// Routes that answer without a key: load balancers probe them.
 pub const OPEN_ROUTES: [&str; 2] = ["/health", "/ping"];
 
+/// What tells one key from another, without the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyDigest([u8; 32]);
+
 /// The accepted keys; none: every request passes. Copies share them, so that a reload reaches all.
 #[derive(Clone, Default)]
 pub struct ApiKeys {
@@ -42,14 +46,14 @@ impl ApiKeys {
         Arc::clone(&self.digests.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether a request with these headers passes.
+    /// Lets a request with these headers pass, and says by which key; `None`: there are no keys.
     ///
     /// # Errors
     /// 401 that says which of the two is wrong: no key, or an unknown one.
-    pub fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+    pub fn check(&self, headers: &HeaderMap) -> Result<Option<KeyDigest>, ApiError> {
         let accepted_keys = self.known();
         if accepted_keys.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let unauthorized =
             |message: &str| ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key");
@@ -67,7 +71,7 @@ impl ApiKeys {
             known |= accepted.ct_eq(&digest);
         }
         if bool::from(known) {
-            Ok(())
+            Ok(Some(KeyDigest(digest)))
         } else {
             Err(unauthorized("the API key is not one that this server accepts"))
         }

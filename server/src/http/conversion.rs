@@ -29,6 +29,7 @@ impl AppState {
             serving: &self.serving,
             parsers: &self.parsers,
             truncates: false,
+            conversation: None,
             cancel: Some(cancel),
         }
     }

@@ -1,32 +1,30 @@
-//! One generation request of any API: reads and submits it, formats its chunks with the API's writer, and sends the
-//! answer whole or as a stream. Dropping the answer (a client that went away) drops the engine's streams, which cancels
-//! the request.
+//! One generation request of any API: reads and submits it, and has its answer sent whole, as a stream, or from the
+//! background (`exchange.rs`, `background.rs`).
 
-use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::Arc;
 
-use axum::body::Body as HttpBody;
 use axum::extract::Request as HttpRequest;
-use axum::http::{HeaderValue, header};
 use axum::response::Response;
-use bytes::Bytes;
-use futures::stream::{self, SelectAll, Stream, StreamExt};
-use halyard_engine::{OutputChunk, OutputStream, Request};
+use halyard_engine::Request;
 use halyard_request_hooks::IoRun;
 use serde_json::Value;
 
+use super::auth::KeyDigest;
+use super::background;
 use super::conversion::{convert, read};
+use super::exchange::{Exchange, merge, stream_answer, whole_answer};
 use super::guides;
 use super::info::fingerprint;
 use super::request_id::TokenCount;
+use super::response_store::Keeper;
 use super::state::{AppState, InFlight};
 use crate::api_error::ApiError;
 use crate::clock::unix_seconds;
 use crate::openai::answer::{Answer, AnswerWriter, Format};
 use crate::openai::api::Api;
 use crate::openai::body::Body;
-use crate::openai::refusals::failure;
+use crate::openai::kept::{Conversation, Kept};
+use crate::openai::model::ModelContext;
 use crate::openai::shared::SchedulingFields;
 use crate::openai::structured::Structured;
 use crate::openai::thoughts::Thoughts;
@@ -42,6 +40,8 @@ struct Job {
     structured: Option<Structured>,
     /// What the model may think before.
     thoughts: Option<Thoughts>,
+    /// What is to be kept.
+    kept: Option<Kept>,
     /// The IO processors for the answer's texts.
     io: IoRun,
 }
@@ -52,13 +52,26 @@ struct Job {
 /// Failures before the first byte of an answer; a later failure of a stream is an event in it.
 pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api) -> Result<Response, ApiError> {
     let trace_parent = trace_parent(&http);
+    let key = http.extensions().get::<KeyDigest>().copied();
     let (body, lane, request_id) = read(&state, http).await?;
+    let store = state.responses.clone().filter(|_| api.is_stored);
+    let (request_id, seat) = match &store {
+        Some(store) => store.reserve(api.id_prefix, request_id),
+        None => (request_id, None),
+    };
     let id = format!("{}{request_id}", api.id_prefix);
     let (body, io) = pass_io(&state, api.path, &id, body).await?;
     let body = Body::new(body)?;
     let model = state.find_model(&body).await?;
+    let conversation = store.map(|store| store.conversation(key, body.get("previous_response_id").as_str()));
+    let conversation = conversation.transpose()?;
+    check_length(conversation.as_ref(), state.limits.body_bytes)?;
     let job = convert(&state, lane, body, move |state, body, cancel| {
-        let asked = (api.read)(body, state.context(cancel))?;
+        let context = ModelContext {
+            conversation: conversation.as_ref(),
+            ..state.context(cancel)
+        };
+        let asked = (api.read)(body, context)?;
         let scheduling = body.take::<SchedulingFields>()?.read(state.priority_scheduling)?;
         let prompts = asked.prompts.iter().zip(asked.params).enumerate();
         let requests = prompts.map(|(index, (prompt, params))| {
@@ -89,6 +102,7 @@ pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api
                 prompts: asked.prompts,
             },
             format: asked.format,
+            kept: asked.kept,
             io,
         })
     });
@@ -99,10 +113,24 @@ pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api
     if state.log_prompts {
         log_prompts(&state, &job.answer);
     }
-    let mut response = answer(state, job).await?;
+    let kept = seat.zip(job.kept.take());
+    let keeper = kept.map(|(seat, kept)| seat.keep(key, kept)).transpose()?;
+    let mut response = answer(state, job, keeper).await?;
     // The answer's header has the id of the answer's body.
     response.extensions_mut().insert(request_id);
     Ok(response)
+}
+
+/// Refuses a conversation that is longer than a body may be.
+fn check_length(conversation: Option<&Conversation>, limit: usize) -> Result<(), ApiError> {
+    let bytes = conversation.map_or(0, Conversation::num_bytes);
+    if bytes <= limit {
+        return Ok(());
+    }
+    let message = format!(
+        "the conversation up to previous_response_id is {bytes} bytes of JSON; at most {limit} are taken: begin another"
+    );
+    Err(ApiError::field("previous_response_id", message))
 }
 
 /// The request's `traceparent` header (W3C Trace Context), for stat records. A value over 128 bytes is invalid and is
@@ -134,12 +162,10 @@ fn beginning(text: &str, most: usize) -> &str {
     text.char_indices().nth(most).map_or(text, |(end, _)| &text[..end])
 }
 
-type Chunks = SelectAll<Pin<Box<dyn Stream<Item = (usize, OutputChunk)> + Send>>>;
-
 /// Submits a request and answers it.
-async fn answer(state: Arc<AppState>, job: Job) -> Result<Response, ApiError> {
+async fn answer(state: Arc<AppState>, job: Job, keeper: Option<Keeper>) -> Result<Response, ApiError> {
     let Job {
-        answer,
+        mut answer,
         format,
         requests,
         io,
@@ -154,118 +180,25 @@ async fn answer(state: Arc<AppState>, job: Job) -> Result<Response, ApiError> {
     }
     let tokens = TokenCount::of_prompts(&answer.prompts);
     let is_stream = answer.streaming.stream;
+    let is_background = keeper.as_ref().is_some_and(Keeper::is_background);
+    answer.streaming.stream |= is_background;
     let chunks = merge(streams);
     let exchange = Exchange {
         writer: AnswerWriter::new(answer, format, num_samples),
         io,
+        keeper,
         tokens: tokens.clone(),
         _in_flight: in_flight,
     };
-    let mut response = if is_stream {
+    let mut response = if is_background {
+        background::start(exchange, chunks, is_stream)?
+    } else if is_stream {
         stream_answer(exchange, chunks)
     } else {
         whole_answer(exchange, chunks).await?
     };
     response.extensions_mut().insert(tokens);
     Ok(response)
-}
-
-fn merge(streams: Vec<OutputStream>) -> Chunks {
-    let tagged = |(prompt, output): (usize, OutputStream)| {
-        stream::unfold(output, move |mut output| async move {
-            let chunk = output.next().await?;
-            Some(((prompt, chunk), output))
-        })
-        .boxed()
-    };
-    streams.into_iter().enumerate().map(tagged).collect()
-}
-
-/// The state of an answer while it is written.
-struct Exchange {
-    writer: AnswerWriter,
-    io: IoRun,
-    /// For the log line at the end.
-    tokens: TokenCount,
-    _in_flight: InFlight,
-}
-
-async fn whole_answer(exchange: Exchange, mut chunks: Chunks) -> Result<Response, ApiError> {
-    let Exchange {
-        mut writer,
-        mut io,
-        tokens,
-        _in_flight,
-    } = exchange;
-    while let Some((prompt, chunk)) = chunks.next().await {
-        if let Some(error) = chunk.finish.as_ref().and_then(failure) {
-            return Err(error);
-        }
-        writer.collect(prompt, chunk);
-    }
-    for (index, text) in (0..).zip(writer.collected_texts()?) {
-        if !io.is_passive() {
-            *text = io.output(index, std::mem::take(text), true).await?;
-        }
-    }
-    tokens.set_completion(writer.completion_tokens());
-    let mut response = Response::new(HttpBody::from(writer.whole()?));
-    let json = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(header::CONTENT_TYPE, json);
-    Ok(response)
-}
-
-fn stream_answer(exchange: Exchange, chunks: Chunks) -> Response {
-    // Chunks that are ready are sent together: with n above 1, those of one step.
-    let num_choices = exchange.writer.num_choices().max(1);
-    let start = (exchange, chunks.ready_chunks(num_choices));
-    let events = stream::unfold(Some(start), |position| async move {
-        let (mut exchange, mut chunks) = position?;
-        loop {
-            let Some(ready) = chunks.next().await else {
-                return Some((exchange.writer.close(), None));
-            };
-            let mut text = String::new();
-            for (prompt, chunk) in ready {
-                match exchange.events(prompt, chunk).await {
-                    Ok(events) => text.push_str(&events),
-                    Err(error) => {
-                        text.push_str(&exchange.writer.failure(&error));
-                        return Some((text, None));
-                    }
-                }
-            }
-            if !text.is_empty() {
-                return Some((text, Some((exchange, chunks))));
-            }
-        }
-    });
-    let body = HttpBody::from_stream(events.map(|text| Ok::<Bytes, Infallible>(Bytes::from(text))));
-    let mut response = Response::new(body);
-    let headers = response.headers_mut();
-    let content_type = HeaderValue::from_static("text/event-stream; charset=utf-8");
-    headers.insert(header::CONTENT_TYPE, content_type);
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Without it buffering reverse proxies would delay tokens.
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
-}
-
-impl Exchange {
-    /// The events of a chunk in a stream.
-    async fn events(&mut self, prompt: usize, mut chunk: OutputChunk) -> Result<String, ApiError> {
-        let last = chunk.finish.is_some();
-        if let Some(error) = chunk.finish.as_ref().and_then(failure) {
-            return Err(error);
-        }
-        if !self.io.is_passive() && (last || !chunk.text.is_empty()) {
-            let index = u32::try_from(self.writer.choice_index(prompt, &chunk)).unwrap_or(u32::MAX);
-            chunk.text = self.io.output(index, std::mem::take(&mut chunk.text), last).await?;
-        }
-        let text = self.writer.push(prompt, chunk);
-        self.tokens.set_completion(self.writer.completion_tokens());
-        Ok(text)
-    }
 }
 
 #[cfg(test)]

@@ -55,12 +55,14 @@ async fn write_errors(request: Request, next: Next) -> Response {
 
 /// Refuses requests without an accepted key, for unknown paths too: without a key a client does not learn which routes
 /// exist.
-async fn require_key(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+async fn require_key(State(state): State<Arc<AppState>>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let open = OPEN_ROUTES.contains(&path) || (path == "/metrics" && state.serving.metrics_without_key);
     if !open {
-        if let Err(error) = state.api_keys.check(request.headers()) {
-            return error.into_response();
+        match state.api_keys.check(request.headers()) {
+            Ok(Some(key)) => drop(request.extensions_mut().insert(key)),
+            Ok(None) => {}
+            Err(error) => return error.into_response(),
         }
         // Its connection is given up after those of strangers.
         if !state.api_keys.is_empty()
@@ -107,7 +109,8 @@ pub fn draining() -> ApiError {
 
 /// Refuses new generation requests once the server is ending; what runs goes on.
 async fn refuse_while_draining(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
-    let generates = request.method() == Method::POST && request.uri().path().starts_with("/v1/");
+    let path = request.uri().path();
+    let generates = request.method() == Method::POST && path.starts_with("/v1/") && !path.ends_with("/cancel");
     if generates && state.transport.is_draining() {
         return draining().into_response();
     }

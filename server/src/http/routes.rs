@@ -20,6 +20,8 @@ use super::info;
 use super::layers::{draining, with_layers};
 use super::lora::{load_adapter, unload_adapter};
 use super::reload;
+use super::response_store::ResponseStore;
+use super::responses;
 use super::state::AppState;
 use crate::api_error::ApiError;
 use crate::metrics::{self, text_format};
@@ -37,6 +39,12 @@ pub fn router(state: Arc<AppState>) -> Router {
     let routes = generations.fold(Router::new(), |routes, api| routes.route(api.path, generation(api)));
     let routes = routes
         .route("/v1/messages/count_tokens", text_route(count_tokens))
+        .route(
+            "/v1/responses/{id}",
+            only(get(responses::response).delete(responses::delete)),
+        )
+        .route("/v1/responses/{id}/cancel", only(post(responses::cancel)))
+        .route("/v1/responses/{id}/input_items", only(get(responses::input_items)))
         .route("/v1/models", only(get(models)))
         .route("/v1/models/{*model}", only(get(model)))
         .route("/v1/load_lora_adapter", only(post(load_adapter)))
@@ -183,6 +191,7 @@ async fn metrics_route(State(state): State<Arc<AppState>>, headers: HeaderMap) -
         state.hooks.report(),
         &state.io,
         state.transport.collector(),
+        state.responses.as_ref().map(ResponseStore::figures),
         &shown,
     );
     let text = text.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;

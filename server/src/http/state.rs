@@ -9,6 +9,7 @@ use halyard_engine::EngineHandle;
 use halyard_request_hooks::{IoProcessors, LoraResolvers};
 
 use super::auth::ApiKeys;
+use super::response_store::ResponseStore;
 use super::text_work::TextWork;
 use super::transport::Transport;
 use crate::api_error::{ApiError, clip};
@@ -76,6 +77,8 @@ pub struct AppState {
     pub io: IoProcessors,
     /// Adapters: the routes that change them, and the resolvers.
     pub lora: LoraState,
+    /// Stored responses, where they are stored.
+    pub responses: Option<ResponseStore>,
     /// The bounds on long bodies and templates in work.
     pub text_work: TextWork,
     /// Connections, and what is counted of them.

@@ -68,6 +68,17 @@ impl Piece<'_> {
     }
 }
 
+/// How far a stored answer is.
+#[derive(Clone, Copy, Debug)]
+pub enum Stage<'a> {
+    /// Nothing was computed yet.
+    Queued,
+    /// Its prompt was read.
+    InProgress,
+    /// It has come to its end, or cannot go on.
+    Over(Option<&'a ApiError>),
+}
+
 /// The shape of an API's answers. A value writes one answer.
 pub trait Format: Send {
     /// The engine's refusal, by the names of the API's fields.
@@ -103,6 +114,12 @@ pub trait Format: Send {
     fn failure(&mut self, answer: &Answer, error: &ApiError) -> String {
         let _ = answer;
         Events::failure(error)
+    }
+
+    /// The answer as it is now, as it is stored; `None`: answers of this API are not.
+    fn snapshot(&self, answer: &Answer, stage: Stage<'_>) -> Option<String> {
+        let _ = (answer, stage);
+        None
     }
 
     /// A whole answer as JSON.
@@ -204,7 +221,7 @@ impl AnswerWriter {
 
     /// The events behind the last chunk.
     pub fn close(&mut self) -> String {
-        if self.choices.iter().any(|choice| !choice.has_ended) {
+        if !self.has_ended() {
             return self.failure(&incomplete());
         }
         let mut events = Events::default();
@@ -215,6 +232,16 @@ impl AnswerWriter {
     /// The events of a stream that cannot go on.
     pub fn failure(&mut self, error: &ApiError) -> String {
         self.format.failure(&self.answer, error)
+    }
+
+    /// Whether each choice has come to its end.
+    pub fn has_ended(&self) -> bool {
+        self.choices.iter().all(|choice| choice.has_ended)
+    }
+
+    /// The answer as it is now, as it is stored.
+    pub fn snapshot(&self, stage: Stage<'_>) -> Option<String> {
+        self.format.snapshot(&self.answer, stage)
     }
 
     /// Keeps a prompt's next chunk for a whole answer.
@@ -240,7 +267,7 @@ impl AnswerWriter {
     /// # Errors
     /// 500 for a choice without an end.
     pub fn collected_texts(&mut self) -> Result<impl Iterator<Item = &mut String>, ApiError> {
-        if self.choices.iter().any(|choice| !choice.has_ended) {
+        if !self.has_ended() {
             return Err(incomplete());
         }
         let collected = self.choices.iter_mut().filter_map(|choice| choice.collected.as_mut());

@@ -5,6 +5,7 @@ use halyard_engine::SamplingParams;
 use super::answer::Format;
 use super::body::Body;
 use super::events::to_json;
+use super::kept::Kept;
 use super::model::ModelContext;
 use super::prompt::Prompt;
 use super::structured::Structured;
@@ -20,6 +21,8 @@ pub struct Api {
     pub id_prefix: &'static str,
     /// Whether a body may hold several prompts; their requests have numbers behind the answer's id.
     pub has_prompts: bool,
+    /// Whether its answers can be stored.
+    pub is_stored: bool,
     /// Reads and checks a body, but for [`super::shared::SchedulingFields`].
     pub read: fn(&mut Body, ModelContext<'_>) -> Result<Generation, ApiError>,
     /// The body of an answer that is an error, for this route and those below it.
@@ -49,6 +52,8 @@ pub struct Generation {
     pub structured: Option<Structured>,
     /// What the model may think before.
     pub thoughts: Option<Thoughts>,
+    /// What is to be kept of the request, where the answer is.
+    pub kept: Option<Kept>,
     /// Whole or in pieces.
     pub streaming: Streaming,
     /// How to write the answer.

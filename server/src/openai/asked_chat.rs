@@ -181,6 +181,7 @@ impl AskedChat {
             params: vec![shared.params],
             structured: shared.structured,
             thoughts,
+            kept: None,
             streaming: shared.streaming,
             format: format(reading),
         })

@@ -20,6 +20,7 @@ use crate::api_error::ApiError;
 pub const API: Api = Api {
     path: "/v1/chat/completions",
     id_prefix: "chatcmpl-",
+    is_stored: false,
     has_prompts: false,
     read,
     write_error: openai_error,

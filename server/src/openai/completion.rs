@@ -26,6 +26,7 @@ use crate::api_error::ApiError;
 pub const API: Api = Api {
     path: "/v1/completions",
     id_prefix: "cmpl-",
+    is_stored: false,
     has_prompts: true,
     read,
     write_error: openai_error,
@@ -121,6 +122,7 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
         params,
         structured: shared.structured,
         thoughts: None,
+        kept: None,
         streaming: shared.streaming,
         format: Box::new(format),
     })

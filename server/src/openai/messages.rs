@@ -22,6 +22,7 @@ use crate::api_error::{ApiError, clip};
 pub const API: Api = Api {
     path: "/v1/messages",
     id_prefix: "msg_",
+    is_stored: false,
     has_prompts: false,
     read,
     write_error,

@@ -4,6 +4,7 @@ use halyard_models::GenerationDefaults;
 use halyard_text::{CancelFlag, ChatTemplate, EncodeLimits, TextError, Tokenizer};
 
 use super::context;
+use super::kept::Conversation;
 use super::parsers::Parsers;
 use super::policy::{Limits, ServingDefaults};
 use super::tools::ServedTools;
@@ -30,6 +31,8 @@ pub struct ModelContext<'a> {
     pub parsers: &'a Parsers,
     /// Whether prompts are shortened afterwards, and may be longer than the context until then.
     pub truncates: bool,
+    /// What a request to `/v1/responses` goes on with; `None`: responses are not stored.
+    pub conversation: Option<&'a Conversation>,
     /// Set when the conversion's result is no longer wanted.
     pub cancel: Option<&'a CancelFlag>,
 }

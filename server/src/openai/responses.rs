@@ -1,5 +1,6 @@
 //! `/v1/responses`, OpenAI's newer API. Its items become the messages of a chat (`responses_input.rs`), its other
-//! fields what a chat asks for; the answer is written by `responses_answer.rs`. Nothing is stored between requests.
+//! fields what a chat asks for; the answer is written by `responses_answer.rs`. Stored responses come as a
+//! [`Conversation`].
 
 use halyard_engine::{Constraint, StructuredOutputs};
 use serde::Deserialize;
@@ -8,9 +9,10 @@ use serde_json::{Map, Value, json};
 use super::api::{Api, Generation, openai_error};
 use super::asked_chat::{AskedChat, ReasoningEffort, force_calls};
 use super::body::Body;
-use super::lenient::{Flag, Int};
+use super::kept::{Conversation, Kept, input_items};
+use super::lenient::{Flag, Int, is_set};
 use super::model::ModelContext;
-use super::responses_answer::{Echo, ResponsesFormat};
+use super::responses_answer::{Echo, ResponsesFormat, Stored};
 use super::responses_input::chat_messages;
 use super::shared::Shared;
 use super::structured::Structured;
@@ -22,6 +24,7 @@ use crate::api_error::{ApiError, clip};
 pub const API: Api = Api {
     path: "/v1/responses",
     id_prefix: "resp_",
+    is_stored: true,
     has_prompts: false,
     read,
     write_error: openai_error,
@@ -50,6 +53,9 @@ struct ResponsesFields {
     include_reasoning: Option<Flag>,
     metadata: Option<Map<String, Value>>,
     chat_template_kwargs: Option<Map<String, Value>>,
+    store: Option<Flag>,
+    background: Option<Flag>,
+    previous_response_id: Option<String>,
 }
 
 /// `text`.
@@ -70,13 +76,13 @@ struct ReasoningFields {
 const SCHEMA: &str = "text.format.schema";
 
 /// Refuses what needs stored answers, and what would change the answer and is not served.
-fn refuse(body: &Body) -> Result<(), ApiError> {
+fn refuse(body: &Body, is_stored: bool) -> Result<(), ApiError> {
     unsupported::refuse(body)?;
     let is_asked = |name: &str| !matches!(body.get(name), Value::Null | Value::Bool(false));
     for (name, remedy) in [
         (
             "previous_response_id",
-            "answers are not stored: send the items of the conversation in input",
+            "answers are not stored without --enable-responses-store: send the items of the conversation in input",
         ),
         (
             "conversation",
@@ -84,14 +90,15 @@ fn refuse(body: &Body) -> Result<(), ApiError> {
         ),
         (
             "background",
-            "answers are not stored: leave it out and wait, or send stream true",
+            "answers are not stored without --enable-responses-store: leave it out and wait, or send stream true",
         ),
         (
             "prompt",
             "templates of prompts are not stored: send instructions and input",
         ),
     ] {
-        if is_asked(name) {
+        let needs_store = matches!(name, "previous_response_id" | "background");
+        if is_asked(name) && !(is_stored && needs_store) {
             return Err(ApiError::unsupported(name, remedy));
         }
     }
@@ -187,13 +194,34 @@ fn check_shared(shared: &Shared, format: Option<&Structured>) -> Result<(), ApiE
     }
 }
 
+/// What a body asks of the store. Clients send `store` true, or nothing, also where nothing is stored.
+fn stored(fields: &ResponsesFields, conversation: Option<&Conversation>) -> Result<Stored, ApiError> {
+    let store = conversation.is_some() && fields.store.is_none_or(|Flag(set)| set);
+    let background = is_set(fields.background);
+    if background && !store {
+        let message = "background needs a stored response: send store true, or leave both out";
+        return Err(ApiError::field("background", message));
+    }
+    Ok(Stored {
+        background,
+        previous_response_id: fields.previous_response_id.clone(),
+        store,
+    })
+}
+
 /// Reads and checks a body.
 ///
 /// # Errors
 /// 400 that names the first field that is wrong.
 fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError> {
-    refuse(body)?;
+    refuse(body, model.conversation.is_some())?;
     let fields: ResponsesFields = body.take()?;
+    let stored = stored(&fields, model.conversation)?;
+    let kept = stored.store.then(|| Kept {
+        input: Value::from(input_items(&fields.input)).to_string().into(),
+        previous: stored.previous_response_id.clone(),
+        is_background: stored.background,
+    });
     // Clients send an empty list for none.
     let definitions = tools::definitions(&fields.tools, TOOL, model.limits)?;
     let choice = read_choice(&fields.tool_choice, definitions.as_ref())?;
@@ -239,9 +267,11 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
         },
         top_p: shared.params.top_p,
         user,
+        stored,
     };
+    let earlier = model.conversation.map_or_else(Vec::new, Conversation::items);
     let chat = AskedChat {
-        messages: chat_messages(echo.instructions.as_deref(), &fields.input)?,
+        messages: chat_messages(echo.instructions.as_deref(), &earlier, &fields.input)?,
         tools,
         variables: fields.chat_template_kwargs.unwrap_or_default(),
         reasoning_effort: effort,
@@ -254,5 +284,6 @@ fn read(body: &mut Body, model: ModelContext<'_>) -> Result<Generation, ApiError
         max_tokens_field: "max_output_tokens",
         messages_field: "input",
     };
-    chat.read(shared, model, |reading| Box::new(ResponsesFormat::new(echo, reading)))
+    let generation = chat.read(shared, model, |reading| Box::new(ResponsesFormat::new(echo, reading)))?;
+    Ok(Generation { kept, ..generation })
 }

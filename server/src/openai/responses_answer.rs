@@ -6,7 +6,7 @@ use halyard_engine::{FinishReason, SubmitError};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::answer::{Answer, Format, Piece};
+use super::answer::{Answer, Format, Piece, Stage};
 use super::blocks::{Block, Blocks, OnStep, Step};
 use super::context;
 use super::events::{Events, to_json};
@@ -44,29 +44,47 @@ pub struct Echo {
     pub top_p: f32,
     /// As sent.
     pub user: Value,
+    /// What has to do with stored responses.
+    #[serde(skip)]
+    pub stored: Stored,
 }
 
-/// Fields that are the same in each answer: what is not stored, and what is not served.
+/// What an answer says about the store.
+#[derive(Clone, Debug, Default)]
+pub struct Stored {
+    /// Whether the client does not wait for it.
+    pub background: bool,
+    /// The response that it goes on from.
+    pub previous_response_id: Option<String>,
+    /// Whether it is stored.
+    pub store: bool,
+}
+
+/// What has to do with the store, and fields that are the same in each answer: what is not served.
 #[derive(Serialize)]
-struct Constant {
+struct Rest<'a> {
     background: bool,
     max_tool_calls: Option<u32>,
-    previous_response_id: Option<u32>,
+    previous_response_id: Option<&'a str>,
     service_tier: &'static str,
     store: bool,
     top_logprobs: u32,
     truncation: &'static str,
 }
 
-const CONSTANT: Constant = Constant {
-    background: false,
-    max_tool_calls: None,
-    previous_response_id: None,
-    service_tier: "default",
-    store: false,
-    top_logprobs: 0,
-    truncation: "disabled",
-};
+impl Rest<'_> {
+    fn of(stored: &Stored) -> Rest<'_> {
+        Rest {
+            background: stored.background,
+            max_tool_calls: None,
+            previous_response_id: stored.previous_response_id.as_deref(),
+            service_tier: "default",
+            store: stored.store,
+            top_logprobs: 0,
+            truncation: "disabled",
+        }
+    }
+}
 
 /// How an answer is written.
 pub struct ResponsesFormat {
@@ -78,6 +96,8 @@ pub struct ResponsesFormat {
     ended: Vec<(Block, bool)>,
     /// Events of a stream.
     num_events: u64,
+    /// How the answer has ended.
+    status: Option<Status>,
 }
 
 /// An answer as it is now.
@@ -94,13 +114,14 @@ struct Response<'a> {
     #[serde(flatten)]
     echo: &'a Echo,
     #[serde(flatten)]
-    constant: Constant,
+    rest: Rest<'a>,
     usage: Option<Usage>,
 }
 
 #[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Status {
+    Queued,
     InProgress,
     Completed,
     Incomplete,
@@ -279,6 +300,15 @@ fn item<'a>(answer: &Answer, index: usize, block: &'a Block, is_whole: Option<bo
     }
 }
 
+impl Failure<'_> {
+    fn of(error: &ApiError) -> Failure<'_> {
+        Failure {
+            code: "server_error",
+            message: &error.message,
+        }
+    }
+}
+
 impl Usage {
     fn of(answer: &Answer) -> Usage {
         let usage = &answer.usage;
@@ -397,6 +427,7 @@ impl ResponsesFormat {
             blocks: Blocks::default(),
             ended: Vec::new(),
             num_events: 0,
+            status: None,
         }
     }
 
@@ -418,8 +449,8 @@ impl ResponsesFormat {
                 .map(|(index, (block, is_whole))| item(answer, index, block, Some(*is_whole)))
                 .collect(),
             echo: &self.echo,
-            constant: CONSTANT,
-            usage: (!matches!(status, Status::InProgress)).then(|| Usage::of(answer)),
+            rest: Rest::of(&self.echo.stored),
+            usage: (!matches!(status, Status::Queued | Status::InProgress)).then(|| Usage::of(answer)),
         }
     }
 
@@ -433,10 +464,7 @@ impl ResponsesFormat {
     ) {
         let mut num_events = self.num_events;
         let mut response = self.response(answer, status);
-        response.error = error.map(|error| Failure {
-            code: "server_error",
-            message: &error.message,
-        });
+        response.error = error.map(Failure::of);
         let mut writer = Writer {
             events: to,
             num_events: &mut num_events,
@@ -466,6 +494,7 @@ impl ResponsesFormat {
         if let Some(finish) = finish {
             self.blocks.fill(&mut keep);
             self.blocks.end(*finish != FinishReason::Length, &mut keep);
+            self.status = Some(status(Some(finish)));
         }
     }
 }
@@ -524,6 +553,18 @@ impl Format for ResponsesFormat {
         }
         self.tell("response.failed", answer, (Status::Failed, Some(error)), &mut events);
         events.into_text()
+    }
+
+    fn snapshot(&self, answer: &Answer, stage: Stage<'_>) -> Option<String> {
+        let (status, error) = match stage {
+            Stage::Queued => (Status::Queued, None),
+            Stage::InProgress => (Status::InProgress, None),
+            Stage::Over(Some(error)) => (Status::Failed, Some(error)),
+            Stage::Over(None) => (self.status?, None),
+        };
+        let mut response = self.response(answer, status);
+        response.error = error.map(Failure::of);
+        to_json(&response).ok()
     }
 
     fn whole(&mut self, answer: &Answer, pieces: Vec<Piece<'_>>) -> Result<String, ApiError> {

@@ -5,17 +5,23 @@ use serde_json::{Map, Value, json};
 
 use crate::api_error::{ApiError, clip};
 
-/// The messages of a chat.
+/// The messages of a chat: `earlier` items of the conversation, then those of `input`.
 ///
 /// # Errors
 /// 400 with the path of an item that is wrong or not supported.
-pub fn chat_messages(instructions: Option<&str>, input: &Value) -> Result<Vec<Value>, ApiError> {
+pub fn chat_messages(instructions: Option<&str>, earlier: &[Value], input: &Value) -> Result<Vec<Value>, ApiError> {
     let mut history = History::default();
     if let Some(text) = instructions.filter(|text| !text.is_empty()) {
         history.messages.push(json!({"role": "system", "content": text}));
     }
+    for (index, item) in earlier.iter().enumerate() {
+        history.add(&format!("previous_response_id: item {index}"), item)?;
+    }
     match input {
-        Value::String(text) => history.messages.push(json!({"role": "user", "content": text})),
+        Value::String(text) => {
+            history.flush();
+            history.messages.push(json!({"role": "user", "content": text}));
+        }
         Value::Array(items) if !items.is_empty() => {
             for (index, item) in items.iter().enumerate() {
                 history.add(&format!("input[{index}]"), item)?;
@@ -204,7 +210,7 @@ mod tests {
             {"role": "assistant", "tool_calls": [of("3")], "content": null},
             {"role": "assistant", "reasoning": "So.", "content": "Yes."},
         ]);
-        let messages = chat_messages(Some("Be brief."), &items).expect("taken");
+        let messages = chat_messages(Some("Be brief."), &[], &items).expect("taken");
         assert_eq!(Value::from(messages), expected);
     }
 
@@ -236,12 +242,12 @@ mod tests {
                 "reasoning_text",
             ),
         ] {
-            let error = chat_messages(None, &json!([item])).expect_err(words);
+            let error = chat_messages(None, &[], &json!([item])).expect_err(words);
             assert_eq!(error.param.as_deref(), Some(path), "{}", error.message);
             assert!(error.message.contains(words), "{}", error.message);
         }
         for (input, words) in [(json!([]), "at least one"), (json!(null), "a string or a list")] {
-            let error = chat_messages(None, &input).expect_err(words);
+            let error = chat_messages(None, &[], &input).expect_err(words);
             assert!(error.message.contains(words), "{}", error.message);
         }
     }

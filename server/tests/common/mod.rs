@@ -18,6 +18,7 @@ use halyard_reference::ReferencePlatform;
 use halyard_request_hooks::IoProcessors;
 use halyard_server::hooks::{ChosenSink, Hooks};
 use halyard_server::http::auth::ApiKeys;
+use halyard_server::http::response_store::{ResponseStore, StoreLimits};
 use halyard_server::http::routes::router;
 use halyard_server::http::state::{AppState, LoraState};
 use halyard_server::http::text_work::TextWork;
@@ -71,6 +72,8 @@ pub struct Options {
     pub lora_config: Option<LoraConfig>,
     pub lora: LoraState,
     pub transport: Transport,
+    /// The bounds of stored responses, where they are stored.
+    pub responses: Option<StoreLimits>,
 }
 
 impl TestServer {
@@ -129,6 +132,7 @@ impl TestServer {
             in_flight: AtomicU64::new(0),
             io: options.io,
             lora: options.lora,
+            responses: options.responses.map(ResponseStore::new),
             text_work: TextWork::new(
                 options.body_bytes.unwrap_or(1 << 20),
                 Arc::clone(&options.transport.body_memory),
