@@ -2,10 +2,11 @@
 
 mod common;
 
-use common::{Options, TestServer};
+use common::{Answer, Options, TestServer};
 use halyard_delayed::{DelayedPlatform, Fault};
 use halyard_platform_api::Platform;
-use serde_json::json;
+use halyard_server::http::response_store::StoreLimits;
+use serde_json::{Value, json};
 
 const WHY: &str = "the device was lost, as the test planned";
 
@@ -64,6 +65,92 @@ async fn a_stream_ends_with_the_reason() {
     let answer = server.post("/v1/completions", &body).await;
     assert_eq!(answer.status, 200, "the stream had begun");
     assert!(answer.text.contains(WHY), "{}", answer.text);
+}
+
+/// The data of a stream's last events, and whether an answer had begun before them.
+fn end_of(answer: &Answer, begun: &str, num_last: usize) -> Vec<Value> {
+    assert_eq!(answer.status, 200, "the stream had begun: {}", answer.text);
+    assert!(answer.text.contains(begun), "{}", answer.text);
+    let data: Vec<&str> = answer
+        .text
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .collect();
+    let last = data[data.len() - num_last..].iter();
+    last.map(|data| serde_json::from_str(data).unwrap_or(Value::from(*data)))
+        .collect()
+}
+
+fn tells_why(error: &Value) -> bool {
+    error["message"].as_str().is_some_and(|text| text.contains(WHY))
+}
+
+#[tokio::test]
+async fn each_api_tells_the_reason_in_its_own_form() {
+    let messages = json!([{"role": "user", "content": "Once upon a time"}]);
+    let fields = json!({"messages": messages, "max_tokens": 200, "temperature": 0, "stream": true});
+
+    let mut chat = fields.clone();
+    chat["ignore_eos"] = json!(true);
+    let answer = server(40).post("/v1/chat/completions", &chat).await;
+    let last = end_of(&answer, "\"content\":\"", 2);
+    assert!(tells_why(&last[0]["error"]), "{}", answer.text);
+    assert_eq!(
+        (&last[0]["error"]["code"], &last[1]),
+        (&json!("engine_error"), &json!("[DONE]"))
+    );
+
+    let answer = server(40).post("/v1/messages", &fields).await;
+    let last = end_of(&answer, "event: content_block_delta", 1);
+    assert!(answer.text.contains("\n\nevent: error\ndata: "), "{}", answer.text);
+    assert!(tells_why(&last[0]["error"]), "{}", answer.text);
+    assert_eq!(
+        (&last[0]["type"], &last[0]["error"]["type"]),
+        (&json!("error"), &json!("api_error"))
+    );
+    assert!(!answer.text.contains("message_stop"), "it is not over: {}", answer.text);
+
+    let body = json!({"input": "Once upon a time", "max_output_tokens": 200, "temperature": 0, "stream": true,
+        "ignore_eos": true});
+    let answer = server(40).post("/v1/responses", &body).await;
+    let last = end_of(&answer, "event: response.output_text.delta", 1);
+    let response = &last[0]["response"];
+    assert!(tells_why(&response["error"]), "{}", answer.text);
+    assert_eq!(
+        (&last[0]["type"], &response["status"]),
+        (&json!("response.failed"), &json!("failed"))
+    );
+    let events = answer.text.matches("\ndata: ").count();
+    assert_eq!(last[0]["sequence_number"], events - 1, "it has its number");
+}
+
+#[tokio::test]
+async fn a_response_in_the_background_fails_with_the_reason() {
+    for stream in [false, true] {
+        let platform = DelayedPlatform::new(1, 5).with_fault(Fault::LostAt(40));
+        let server = TestServer::with(Options {
+            device: Some(platform.open(0).expect("opens")),
+            responses: Some(StoreLimits::default()),
+            ..Options::default()
+        });
+        let body = json!({"input": "Once upon a time", "max_output_tokens": 200, "temperature": 0, "stream": stream,
+            "ignore_eos": true, "background": true});
+        let answer = server.post("/v1/responses", &body).await;
+        let id = match stream {
+            true => end_of(&answer, "event: response.output_text.delta", 1)[0]["response"]["id"].clone(),
+            false => answer.ok()["id"].clone(),
+        };
+        let path = format!("/v1/responses/{}", id.as_str().expect("an id"));
+        let response = loop {
+            let response = server.get(&path).await.ok();
+            if !matches!(response["status"].as_str(), Some("queued" | "in_progress")) {
+                break response;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        };
+        assert_eq!(response["status"], "failed", "{response}");
+        assert!(tells_why(&response["error"]), "{response}");
+    }
 }
 
 #[test]
