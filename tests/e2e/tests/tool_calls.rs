@@ -72,6 +72,11 @@ const PARSERS: [&str; 4] = [
 
 /// Runs a script with the program that an installation gave, and looks for its last words.
 fn agrees(program: Result<Command, String>, script: &str) {
+    agrees_with(program, script, &[], &[]);
+}
+
+/// The same with more flags of the server and more words for the script.
+fn agrees_with(program: Result<Command, String>, script: &str, flags: &[&str], words: &[&str]) {
     let mut command = match program {
         Ok(command) => command,
         Err(reason) => {
@@ -80,9 +85,12 @@ fn agrees(program: Result<Command, String>, script: &str) {
         }
     };
     let model = weather_model();
-    let server = server(&model, &PARSERS);
+    let server = server(&model, &[&PARSERS[..], flags].concat());
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(script);
-    let text = output(command.arg(script).args([&server.url, "scripted"]), "the script");
+    let text = output(
+        command.arg(script).args([&server.url, "scripted"]).args(words),
+        "the script",
+    );
     let text = text.unwrap_or_else(|error| panic!("{error}"));
     println!("{text}");
     assert!(text.contains("agrees"), "{text}");
@@ -157,11 +165,72 @@ fn ai_sdk() {
     agrees(node(&["ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92"]), "ai_sdk.mjs");
 }
 
+#[test]
+fn openai_for_javascript_responses() {
+    agrees(node(&["openai@7.57.0"]), "responses.mjs");
+}
+
+#[test]
+fn openai_for_javascript_stored_responses() {
+    agrees_with(
+        node(&["openai@7.57.0"]),
+        "responses.mjs",
+        &["--enable-responses-store"],
+        &["store"],
+    );
+}
+
+#[test]
+fn anthropic_for_javascript() {
+    agrees(node(&["@anthropic-ai/sdk@1.12.0"]), "messages.mjs");
+}
+
+#[test]
+fn langchain_over_responses_and_messages() {
+    agrees(
+        python(&[
+            "langchain==1.4.7",
+            "langchain-openai==1.7.3",
+            "langchain-anthropic==1.7.7",
+        ]),
+        "langchain_apis.py",
+    );
+}
+
+#[test]
+fn ai_sdk_over_responses_and_messages() {
+    agrees(
+        node(&["ai@7.0.173", "@ai-sdk/openai@4.0.118", "@ai-sdk/anthropic@4.0.105"]),
+        "ai_sdk_apis.mjs",
+    );
+}
+
 /// What a server answers to a chat.
 fn post(server: &Server, body: &Value) -> String {
+    post_to(server, "/v1/chat/completions", body)
+}
+
+fn post_to(server: &Server, route: &str, body: &Value) -> String {
     let mut curl = Command::new("curl");
     curl.args(["-s", "-H", "Content-Type: application/json", "-d", &body.to_string()]);
-    output(curl.arg(format!("{}/v1/chat/completions", server.url)), "curl").expect("answers")
+    output(curl.arg(format!("{}{route}", server.url)), "curl").expect("answers")
+}
+
+#[test]
+fn a_response_in_the_background_has_the_time_of_running_requests_when_the_server_ends() {
+    let line = format!("{}<|im_end|>", "It rains. ".repeat(700));
+    let model = ScriptedModel::with_template_of(&fixture("../"), "qwen3", &[("", &line)]);
+    for (timeout, max_output_tokens) in [("0", 4000), ("60", 600)] {
+        let flag = format!("--shutdown-timeout={timeout}");
+        let server = server(&model, &["--enable-responses-store", &flag]);
+        let body = json!({"input": "Rain?", "background": true, "max_output_tokens": max_output_tokens});
+        let queued = post_to(&server, "/v1/responses", &body);
+        assert!(queued.contains("\"status\":\"queued\""), "{queued}");
+        server.signal("TERM");
+        let (status, log) = server.wait();
+        assert_eq!(status, Some(0), "{log}");
+        assert!(log.contains("finishing what runs running=1"), "it counts: {log}");
+    }
 }
 
 #[test]
