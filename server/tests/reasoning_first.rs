@@ -337,6 +337,21 @@ async fn harmony_thinks_before_a_schema() {
 }
 
 #[tokio::test]
+async fn reasoning_that_stays_in_the_text_comes_before_no_forced_call() {
+    let scripted = server("", "minimax_m2_append_think");
+    for (fields, say, expected) in [
+        (required(), CALL, json!([null, null, [RAIN], "tool_calls"])),
+        (named(), RAIN, json!([null, null, [RAIN], "stop"])),
+    ] {
+        scripted.says(say);
+        assert_eq!(scripted.chat(fields).await, expected);
+    }
+    scripted.says(&format!("Rain?</think>{POINT}"));
+    let answer = scripted.chat(schema()).await;
+    assert_eq!(answer[0], format!("<think>Rain?</think>{POINT}"), "{answer}");
+}
+
+#[tokio::test]
 async fn enable_in_reasoning_binds_from_the_first_token() {
     let options = Options {
         parsers: (Some("hermes"), Some("deepseek_r1")),

@@ -50,6 +50,7 @@ async fn run(mut exchange: Exchange, mut chunks: Chunks, keeper: Keeper) {
             Ok(events) if exchange.writer.has_ended() => {
                 let events = events + &exchange.writer.close();
                 let response = exchange.writer.snapshot(Stage::Over(None)).unwrap_or_default();
+                log_end(&exchange, None);
                 return keeper.finish_with(response, &events);
             }
             Ok(events) => keeper.goes_on(in_progress.take(), &events),
@@ -58,7 +59,15 @@ async fn run(mut exchange: Exchange, mut chunks: Chunks, keeper: Keeper) {
         if let Err(error) = kept {
             let events = exchange.writer.failure(&error);
             let response = exchange.writer.snapshot(Stage::Over(Some(&error))).unwrap_or_default();
+            log_end(&exchange, Some(&error));
             return keeper.finish_with(response, &events);
         }
     }
+}
+
+/// The line of the request said how it began.
+fn log_end(exchange: &Exchange, error: Option<&ApiError>) {
+    let (id, completion_tokens) = (exchange.writer.id(), exchange.writer.completion_tokens());
+    let error = error.map(|error| error.message.as_str());
+    tracing::info!(id, completion_tokens, error, "a response in the background has ended");
 }

@@ -69,6 +69,8 @@ struct Entry {
     phase: Phase,
     /// Of one that was asked for as a stream in the background: its events so far.
     events: Option<Vec<Bytes>>,
+    event_bytes: usize,
+    /// Of all of it.
     bytes: usize,
     /// The last use: when, and its number.
     used: (Instant, u64),
@@ -87,6 +89,9 @@ enum Phase {
     /// A client ended it.
     Cancelled,
 }
+
+/// Events that a reader gets at once.
+const MAX_EVENTS: usize = 256;
 
 /// What is in the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,6 +140,7 @@ impl Entry {
         if let Some(kept) = &mut self.events {
             let whole = events.split_inclusive("\n\n").map(str::to_owned);
             kept.extend(whole.map(Bytes::from));
+            self.event_bytes += events.len();
         }
     }
 }
@@ -330,8 +336,7 @@ impl State {
     fn change(&mut self, id: &str, change: impl FnOnce(&mut Entry)) {
         if let Some(entry) = self.entries.get_mut(id) {
             change(entry);
-            let events = entry.events.iter().flatten().map(Bytes::len);
-            let bytes = entry.input.len() + entry.response.len() + events.sum::<usize>();
+            let bytes = entry.input.len() + entry.response.len() + entry.event_bytes;
             self.bytes = self.bytes - entry.bytes + bytes;
             entry.bytes = bytes;
             entry.changed.send_replace(());
@@ -442,6 +447,7 @@ impl Keeper {
             response,
             phase,
             events: has_events.then(Vec::new),
+            event_bytes: 0,
             bytes: 0,
             used,
             changed: watch::Sender::new(()),
@@ -535,6 +541,7 @@ impl EventReader {
                 let entry = state.entries.get(&self.id)?;
                 let all = entry.events.as_deref().unwrap_or_default();
                 let new = all.get(self.next..).unwrap_or_default();
+                let new = &new[..new.len().min(MAX_EVENTS)];
                 (new.concat(), new.len(), entry.phase != Phase::Running)
             };
             self.next += num_new;

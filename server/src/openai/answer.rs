@@ -178,6 +178,11 @@ impl AnswerWriter {
         self.choices.len()
     }
 
+    /// The answer's id.
+    pub fn id(&self) -> &str {
+        &self.answer.id
+    }
+
     /// Tokens generated so far.
     pub fn completion_tokens(&self) -> u64 {
         self.answer.usage.completion_tokens

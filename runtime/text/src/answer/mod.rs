@@ -111,6 +111,11 @@ impl AnswerFormat {
         self.reasoning.map_or((&[], &[]), |format| (format.open, format.close))
     }
 
+    /// Whether reasoning stays in the text, with its markers.
+    pub fn keeps_reasoning(&self) -> bool {
+        self.reasoning.is_some_and(|reasoning| reasoning.keep)
+    }
+
     /// Whether each message of an answer says what it is.
     pub fn is_harmony(&self) -> bool {
         self.reasoning.is_some_and(|reasoning| reasoning.harmony)
@@ -395,7 +400,7 @@ impl AnswerParser {
             }
             (Sign::EndThink, _) => {
                 self.input.release();
-                if self.keeps_reasoning() {
+                if self.format.keeps_reasoning() {
                     self.sink.text(marker);
                 } else {
                     self.sink.turn();
@@ -407,19 +412,15 @@ impl AnswerParser {
 
     fn begin_reasoning(&mut self, marker: &str) {
         self.at = At::ReasoningStart;
-        if self.keeps_reasoning() {
+        if self.format.keeps_reasoning() {
             self.sink.text(marker);
         } else {
             self.sink.turn();
         }
     }
 
-    fn keeps_reasoning(&self) -> bool {
-        self.format.reasoning.is_some_and(|reasoning| reasoning.keep)
-    }
-
     fn think(&mut self, text: &str) {
-        if self.keeps_reasoning() {
+        if self.format.keeps_reasoning() {
             self.sink.text(text);
         } else {
             self.sink.reasoning(text);
