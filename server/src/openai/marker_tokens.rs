@@ -42,7 +42,9 @@ impl MarkerTokens {
     fn add(&mut self, id: u32, bytes: &[u8]) {
         for (marker, by_bytes) in &mut self.open {
             for (from, ids) in by_bytes.iter_mut().enumerate() {
-                if marker[from..].starts_with(bytes) {
+                // White space before a marker says nothing.
+                let bytes = if from == 0 { bytes.trim_ascii_start() } else { bytes };
+                if !bytes.is_empty() && marker[from..].starts_with(bytes) {
                     ids.push(id);
                 }
             }

@@ -129,7 +129,11 @@ impl ThoughtsGuide {
         self.reader.push(token, &bytes)?;
         match &mut self.phase {
             Phase::MayBegin { marker, bound } => {
-                marker.extend(&bytes);
+                let bytes = match marker.is_empty() {
+                    true => bytes.trim_ascii_start(),
+                    false => &bytes,
+                };
+                marker.extend(bytes);
                 if let Some(seen) = bound.take().filter(|_| is_set(&self.allowed, token)) {
                     *bound = Some([seen, vec![token]].concat());
                 }
@@ -219,7 +223,7 @@ mod tests {
     use crate::openai::parsers::Parsers;
 
     /// Tokens behind those of the fixture, which go beyond markers.
-    const BEYOND: [&str; 4] = ["nse:{", "a</think>b", "ink>{", "ink>"];
+    const BEYOND: [&str; 5] = ["nse:{", "a</think>b", "ink>{", "ink>", "\n <thi"];
     const FIRST: u32 = 448;
 
     fn tokenizer() -> Tokenizer {
@@ -331,6 +335,13 @@ mod tests {
             case.allows(&[*id], &[]);
         }
         assert_eq!(case.allows(&[], &[9, 10, ids[0]]), [true; 3], "it thinks");
+        // A marker behind white space, spelled in two tokens.
+        let mut case = Case::new("qwen3", 9);
+        assert_eq!(case.allows(&[], &[FIRST + 4]), [true]);
+        let rest = case.ids("nk>");
+        assert_eq!(case.allows(&[FIRST + 4], &[rest[0], 10]), [true, false]);
+        rest.iter().for_each(|id| drop(case.allows(&[*id], &[])));
+        assert_eq!(case.allows(&[], &[9, 10]), [true; 2], "it thinks");
         let mut case = Case::new("qwen3", 9);
         case.allows(&[], &[]);
         assert_eq!(case.allows(&[9], &[9, ids[0], 10]), [true, false, false], "it does not");

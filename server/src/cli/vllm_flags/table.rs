@@ -41,7 +41,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--allowed-media-domains", &[], List, Accepted(TEXT_ONLY)),
     flag("--allowed-methods", &[], Value, Same),
     flag("--allowed-origins", &[], Value, Same),
-    flag("--anthropic-disabled-thinking-effort", &[], Value, Accepted("thinking that is disabled reaches the template as enable_thinking false")),
+    flag("--anthropic-disabled-thinking-effort", &[], Value, Accepted("disabled thinking is enable_thinking false")),
     flag("--api-key", &[], List, Same),
     flag("--api-server-count", &["-asc"], Value, Only(&["1"],
         "one process takes every connection, with several threads",
