@@ -1,14 +1,16 @@
-"""OpenAI's own client at the Responses API, with tools to the end; whole, streamed and by its helper.
+"""OpenAI's own client at the Responses API, with tools to the end; whole, streamed and by its helper. With "store" at the
+end: conversations and the background that the server stores.
 
-    python responses.py URL MODEL
+    python responses.py URL MODEL [store]
 """
 
 import json
 import sys
+import time
 
 import openai
 
-url, model = sys.argv[1:]
+url, model, *store = sys.argv[1:]
 client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 schema["additionalProperties"] = False
@@ -48,7 +50,7 @@ def run(answer, question):
     items, told = [{"role": "user", "content": question}], []
     while True:
         response = answer(items)
-        assert response.status == "completed" and response.store is False, response
+        assert response.status == "completed" and response.store is bool(store), response
         thoughts = [item.content[0].text for item in response.output if item.type == "reasoning"]
         told.append((response.output_text, "".join(thoughts)))
         calls = [item for item in response.output if item.type == "function_call"]
@@ -75,8 +77,38 @@ assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_outp
 forced = whole("Force.", tool_choice={"type": "function", "name": "weather"})
 assert [item.type for item in forced.output] == ["function_call"], forced
 assert "city" in json.loads(forced.output[0].arguments), forced
+if store:
+    first = whole("Rain in Bern?")
+    (call,) = (item for item in first.output if item.type == "function_call")
+    result = [{"type": "function_call_output", "call_id": call.call_id, "output": "4 mm"}]
+    for answer in (whole, streamed, by_helper):
+        second = answer(result, previous_response_id=first.id)
+        assert second.output_text == "\n\nYes: 4 mm." and second.previous_response_id == first.id, second
+    again = client.responses.retrieve(second.id)
+    assert (again.output_text, again.usage, again.id) == (second.output_text, second.usage, second.id), again
+    queued = whole("Rain in Bern?", background=True)
+    assert queued.status == "queued" and queued.background, queued
+    while (polled := client.responses.retrieve(queued.id)).status in ("queued", "in_progress"):
+        time.sleep(0.02)
+    assert polled.status == "completed" and polled.output[-1].name == "weather", polled
+    items = list(client.responses.input_items.list(queued.id))
+    assert items[0].content[0].text == "Rain in Bern?", items
+    with client.responses.create(input="Rain in Bern?", background=True, stream=True, **common) as stream:
+        number, of = next((event.sequence_number, event.response.id) for event in stream)
+    rest = list(client.responses.retrieve(of, stream=True, starting_after=number))
+    assert rest[0].sequence_number == number + 1 and rest[-1].type == "response.completed", rest
+    client.responses.delete(of)
+    for call in (lambda: client.responses.retrieve(of), lambda: whole("a", previous_response_id=of)):
+        try:
+            call()
+        except openai.NotFoundError as error:
+            assert of in error.message, error
+        else:
+            raise AssertionError("it is still there")
+    print("stored", len(rest))
+
 for extra, words in (
-    ({"previous_response_id": "resp_1"}, "not stored"),
+    *([] if store else [({"previous_response_id": "resp_1"}, "not stored")]),
     ({"tool_choice": {"type": "function", "name": "snow"}}, "`snow`"),
 ):
     try:

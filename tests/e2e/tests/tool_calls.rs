@@ -133,6 +133,16 @@ fn openai_3_responses() {
 }
 
 #[test]
+fn openai_3_stored_responses() {
+    agrees_with(
+        python(&["openai==3.54.0"]),
+        "responses.py",
+        &["--enable-responses-store"],
+        &["store"],
+    );
+}
+
+#[test]
 fn anthropic_0() {
     agrees(python(&["anthropic==0.122.0"]), "messages.py");
 }
@@ -272,6 +282,33 @@ fn io_processors_see_calls_as_the_model_writes_them() {
         );
         assert!(answer.contains("\"finish_reason\":\"tool_calls\""), "{answer}");
         assert!(!answer.contains("ann") && !answer.contains("tool_call>"), "{answer}");
+    }
+}
+
+#[test]
+fn stored_responses_are_kept_as_io_processors_left_them() {
+    build_with_binary(&["halyard-io-processor-redact"]);
+    let line = "Write to ann@example.org.<|im_end|>";
+    let model = ScriptedModel::with_template_of(&fixture("../"), "qwen3", &[("", line)]);
+    let server = server(&model, &["--enable-responses-store", "--io-processor", "redact"]);
+    for background in [false, true] {
+        let body = json!({"input": "Whom? Not bob@example.org", "background": background});
+        let answer: Value = serde_json::from_str(&post_to(&server, "/v1/responses", &body)).expect("JSON");
+        let id = answer["id"].as_str().expect("an id");
+        let get = |below: &str| {
+            let url = format!("{}/v1/responses/{id}{below}", server.url);
+            output(Command::new("curl").args(["-s", &url]), "curl").expect("answers")
+        };
+        let stored = loop {
+            let stored = get("");
+            if !stored.contains("\"queued\"") && !stored.contains("\"in_progress\"") {
+                break stored;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        };
+        for text in [stored, get("/input_items")] {
+            assert!(text.contains("REDACTED") && !text.contains("example"), "{text}");
+        }
     }
 }
 
