@@ -334,6 +334,18 @@ async fn work_in_the_background_counts_and_can_be_ended() {
 }
 
 #[tokio::test]
+async fn a_server_that_ends_still_reads_and_cancels() {
+    let scripted = scripted(stores(), &[("", &"It rains. ".repeat(700))]);
+    let client = Client(&scripted, "");
+    let body = json!({"input": "Rain?", "background": true, "max_output_tokens": 4000});
+    let id = id(&client.ask(body.clone()).await.ok());
+    scripted.server.state.transport.start_draining();
+    assert_eq!(client.ask(body).await.error(503)["code"], "shutting_down");
+    client.get(&id).await.ok();
+    assert_eq!(client.cancel(&id).await.ok()["status"], "cancelled");
+}
+
+#[tokio::test]
 async fn a_response_belongs_to_its_key() {
     let options = Options {
         api_keys: vec!["one", "two"],
