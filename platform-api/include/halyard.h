@@ -49,12 +49,15 @@ extern "C" {
 #define HALYARD_IO_PROCESSOR_MINOR 1u
 #define HALYARD_LORA_RESOLVER_MAJOR 0u
 #define HALYARD_LORA_RESOLVER_MINOR 1u
+#define HALYARD_LOGITS_PROCESSOR_MAJOR 0u
+#define HALYARD_LOGITS_PROCESSOR_MINOR 1u
 
 /* What a plugin is. */
 #define HALYARD_KIND_PLATFORM 1u /**< Devices. */
 #define HALYARD_KIND_STAT_LOGGER 2u /**< A sink of statistics. */
 #define HALYARD_KIND_IO_PROCESSOR 3u /**< Sees requests and answers. */
 #define HALYARD_KIND_LORA_RESOLVER 4u /**< Finds LoRA adapters. */
+#define HALYARD_KIND_LOGITS_PROCESSOR 5u /**< Changes which tokens come. */
 
 /* What went wrong, as a closed list: what it has no word for is an internal error, and so is an unknown code. */
 #define HALYARD_STATUS_OK 0u /**< Success. */
@@ -97,6 +100,7 @@ extern "C" {
 #define HALYARD_MAX_OPTION_BYTES 65536u /**< Most bytes of all options of a device. */
 #define HALYARD_MAX_COMMUNICATOR_ID_BYTES 16384u /**< Most bytes of a communicator's id. */
 #define HALYARD_MAX_BATCH_RECORDS 65536u /**< Most records of one batch. */
+#define HALYARD_MAX_LOGIT_BIASES 1024u /**< Most biases of one row that logits processors give together. */
 #define HALYARD_MAX_METRICS_BYTES 16777216u /**< Most bytes that a stat logger may show at `/metrics`. */
 
 /* Numbers of the interfaces. */
@@ -108,6 +112,7 @@ extern "C" {
 #define HALYARD_INTERFACE_STAT_LOGGER 40u
 #define HALYARD_INTERFACE_IO_PROCESSOR 33u
 #define HALYARD_INTERFACE_LORA_RESOLVER 34u
+#define HALYARD_INTERFACE_LOGITS_PROCESSOR 35u
 
 /* Element type of a tensor. Types of 4 bits are none: what is packed that tightly crosses as U8. */
 #define HALYARD_DTYPE_U8 0u /**< Bytes without a meaning of their own (KV pages, packed weights, row structs). */
@@ -356,6 +361,18 @@ typedef void (*halyard_log_fn)(void *context, uint32_t level, halyard_str target
  * its major version is another. */
 typedef uint32_t (*halyard_interface_fn)(void *instance, uint32_t id, uint32_t major, uint32_t max_minor,
     const void **out, halyard_error *err);
+
+/** The host's: turns a text into token ids, special tokens that stand in it included, without tokens that the tokenizer
+ * would put before or behind it. Writes at most `capacity` of them, and to `num` how many there are: ask again with
+ * room for all. Any thread. `context` is that of halyard_logits_model. */
+typedef uint32_t (*halyard_encode_fn)(void *context, halyard_str text, uint32_t *out, uint32_t capacity,
+    uint32_t *num, halyard_error *err);
+
+/** The host's: the bytes that a token stands for in a text, of a special token its name. Writes at most `capacity` of
+ * them, and to `num` how many there are; 0 of an id that stands for nothing. Any thread. `context` is that of
+ * halyard_logits_model. */
+typedef uint32_t (*halyard_token_bytes_fn)(void *context, uint32_t token, uint8_t *out, uint32_t capacity,
+    uint32_t *num, halyard_error *err);
 
 /** A strided view of a buffer, passed by array to `encode`. Fixed for the life of the major version. Element (i, j, …)
  * lies at byte offset + (i·strides[0] + j·strides[1] + …) · bytes of an element. */
@@ -707,6 +724,54 @@ typedef struct halyard_lora_answer {
     uint32_t path_len; /**< Bytes of the path; a longer one than path_capacity is HALYARD_STATUS_INVALID_ARGUMENT. */
 } halyard_lora_answer;
 #define halyard_lora_answer_base_size 24u
+
+/** The model of a logits processor. The struct is borrowed for the call; what it points to, its functions and their
+ * context are valid until the processor is dropped. */
+typedef struct halyard_logits_model {
+    uint32_t struct_size;
+    uint32_t vocab_size; /**< Tokens of the vocabulary: ids are below. It may be larger than the tokenizer's. */
+    const uint32_t *end_tokens; /**< The tokens that end a text. */
+    uint32_t num_end_tokens; /**< Entries there. */
+    uint32_t reserved; /**< Zero. */
+    void *context; /**< First argument of the functions. */
+    halyard_encode_fn encode; /**< Turns a text into token ids. */
+    halyard_token_bytes_fn token_bytes; /**< Gives a token's bytes. */
+} halyard_logits_model;
+#define halyard_logits_model_base_size 48u
+
+/** A request. All that it points to is borrowed for the call. */
+typedef struct halyard_logits_request {
+    uint32_t struct_size;
+    uint32_t max_tokens; /**< Most tokens of each of its samples. */
+    halyard_str id; /**< The request's id. */
+    const uint32_t *prompt; /**< Token ids of its prompt. */
+    uint64_t num_prompt; /**< Entries there. */
+    /** Arguments for processors, one JSON object: the entries of the body's `vllm_xargs`, and the fields that `reads`
+     * names. */
+    halyard_str args;
+} halyard_logits_request;
+#define halyard_logits_request_base_size 56u
+
+/** What is added to a token's logit. */
+typedef struct halyard_logit_bias {
+    uint32_t token; /**< The token. */
+    float bias; /**< Finite, from -1e9 to 1e9. Biases of one token add up. */
+} halyard_logit_bias;
+
+/** A row of logits before a token is chosen. The host sets everything but num_biases, which is 0; the processor clears
+ * bits, writes biases and says how many. */
+typedef struct halyard_logits_row {
+    uint32_t struct_size;
+    uint32_t vocab_size; /**< Tokens of the vocabulary. */
+    /** Which tokens may come: bit v mod 32 of word v/32 is set where token v may. It starts as the request's grammar
+     * and the processors before left it; a bit that is cleared stays so, whatever is written. At least one must stay
+     * set. */
+    uint32_t *mask;
+    halyard_logit_bias *biases; /**< Room for biases. */
+    uint32_t biases_capacity; /**< Entries there, HALYARD_MAX_LOGIT_BIASES less those that processors before gave. */
+    uint32_t num_biases; /**< Entries written. */
+} halyard_logits_row;
+#define halyard_logits_row_base_size 32u
 
 /** The engine has loaded its model and takes requests. The first record of every logger. Texts and lists are valid
  * during the call. */
@@ -1187,6 +1252,48 @@ typedef struct halyard_lora_resolver_table {
     uint32_t (*resolve)(void *resolver, const halyard_lora_query *query, halyard_lora_answer *out,
         halyard_error *err);
 } halyard_lora_resolver_table;
+
+/** Interface logits_processor 0.1.
+ *
+ * A logits-processor plugin's root. Processors and requests are used by any thread, several at once; a sequence by one
+ * thread at a time. Every function but the drops may block, and no call is made on a thread that others wait for. The
+ * host drops sequences before their request, and requests before their processor. */
+typedef struct halyard_logits_processor_table {
+    uint32_t struct_size; /**< Size of this table as its writer knows it, in bytes. */
+    uint32_t minor; /**< Minor version of the interface that its writer implements. */
+
+    /** Makes a processor for a model from a JSON object; `drop` releases it. */
+    uint32_t (*create)(void *instance, halyard_str config, const halyard_logits_model *model, void **out,
+        halyard_error *err);
+
+    /** Releases a processor. */
+    void (*drop)(void *processor);
+
+    /** Looks at a request. `out`: the request's object, which `request_drop` releases; null: the processor takes no
+     * part in it. HALYARD_STATUS_INVALID_ARGUMENT and HALYARD_STATUS_DENIED refuse the request, with the words as the
+     * client's answer; any other error is the processor's failure. */
+    uint32_t (*open)(void *processor, const halyard_logits_request *request, void **out, halyard_error *err);
+
+    /** Ends a request. */
+    void (*request_drop)(void *request);
+
+    /** Sample number `sample` of a request begins; `sequence_drop` releases its object. */
+    uint32_t (*sequence_create)(void *request, uint32_t sample, void **out, halyard_error *err);
+
+    /** Ends a sample, complete or not. */
+    void (*sequence_drop)(void *sequence);
+
+    /** Before each token of a sample: takes the tokens that came since the last call, none at the first, and changes
+     * the row of the next one. An error ends the request with its words. */
+    uint32_t (*process)(void *sequence, const uint32_t *tokens, uint32_t num_tokens, halyard_logits_row *row,
+        halyard_error *err);
+
+    /** `out`: 1 where the processor reads a field of requests that is refused where none does, else 0.
+     * `thinking_token_budget` is the only such field. Asked once.
+     *
+     * Optional. Null: it reads none. */
+    uint32_t (*reads)(void *processor, halyard_str field, uint32_t *out, halyard_error *err);
+} halyard_logits_processor_table;
 
 /** Op embedding (HALYARD_OP_EMBEDDING).
  *

@@ -12,6 +12,7 @@ mod header;
 mod layout;
 mod layout_file;
 pub mod limits;
+pub mod logits_tables;
 mod macros;
 mod ops_page;
 mod plain_types;

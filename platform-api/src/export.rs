@@ -72,6 +72,20 @@ macro_rules! export_lora_resolver {
     };
 }
 
+/// Exports a logits processor, as [`export_platform!`] does a platform. `factory` is an expression of a type that
+/// implements [`crate::logits_processor::LogitsProcessorFactory`].
+#[macro_export]
+macro_rules! export_logits_processor {
+    (
+        name: $name:literal, version: $version:expr, about: $about:literal, factory: $factory:expr $(,)?
+    ) => {
+        $crate::__export! {
+            "logits-processor", $name, $version, 0, $about, "",
+            enter_logits_processor, dyn $crate::logits_processor::LogitsProcessorFactory, $factory
+        }
+    };
+}
+
 /// What the export macros share.
 #[doc(hidden)]
 #[macro_export]

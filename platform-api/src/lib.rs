@@ -17,6 +17,7 @@ pub mod hooks;
 pub mod info;
 pub mod io_processor;
 pub mod log;
+pub mod logits_processor;
 pub mod lora_resolver;
 pub mod manifest;
 pub mod open;

@@ -3,9 +3,9 @@
 //!
 //! A library holds one or more plugins, each with a manifest of its own (the section is their concatenation, NUL bytes
 //! between them allowed) and its own entry symbol, named in the manifest. Keys: `manifest` (1), `kind` (`platform` |
-//! `stat-logger` | `io-processor` | `lora-resolver`), `name`, `version`, `abi` (`major.minor`), `entry` (symbol),
-//! `priority` (integer; negative: only when asked for by name), `about`, `cpu_features` (comma-separated, as
-//! `/proc/cpuinfo` names them, may be empty).
+//! `stat-logger` | `io-processor` | `lora-resolver` | `logits-processor`), `name`, `version`, `abi` (`major.minor`),
+//! `entry` (symbol), `priority` (integer; negative: only when asked for by name), `about`, `cpu_features`
+//! (comma-separated, as `/proc/cpuinfo` names them, may be empty).
 
 use crate::abi::tables::EntryFn;
 

@@ -3,6 +3,7 @@
 use super::comments::paragraphs;
 use super::layout::Doc;
 use super::limits;
+use super::logits_tables as logits;
 use super::request_tables as request;
 use super::tables;
 use crate::communicator::CollectiveKind;
@@ -132,6 +133,11 @@ pub(super) fn groups() -> Vec<Group> {
                     "KIND_LORA_RESOLVER",
                     request::KIND_LORA_RESOLVER,
                     &["Finds LoRA adapters."],
+                ),
+                n(
+                    "KIND_LOGITS_PROCESSOR",
+                    logits::KIND_LOGITS_PROCESSOR,
+                    &["Changes which tokens come."],
                 ),
             ],
         ),

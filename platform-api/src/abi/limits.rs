@@ -31,6 +31,8 @@ limits! {
     MAX_COMMUNICATOR_ID_BYTES = 16 << 10;
     /// Most records of one batch.
     MAX_BATCH_RECORDS = 1 << 16;
+    /// Most biases of one row that logits processors give together.
+    MAX_LOGIT_BIASES = 1024;
     /// Most bytes that a stat logger may show at `/metrics`.
     MAX_METRICS_BYTES = 16 << 20;
 }

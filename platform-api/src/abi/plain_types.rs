@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::mem::offset_of;
 
 use super::layout::{Doc, FieldLayout, StructLayout};
+use super::logits_tables::{EncodeFn, TokenBytesFn};
 use super::tables::{EntryFn, Host, InterfaceFn, LogFn, Plugin};
 use super::types::{AbiType, ErrorOut, Str, U64s};
 
@@ -52,6 +53,16 @@ pub(super) fn function_types() -> Vec<FunctionType> {
         /// or refuses with HALYARD_STATUS_INCOMPATIBLE and words. Called at start; a host of several major versions
         /// calls it again with another offer, so that it may be called twice.
         EntryFn = "halyard_entry_fn" fn(host: *const Host, out: *mut Plugin, err: *mut ErrorOut) -> u32;
+        /// The host's: turns a text into token ids, special tokens that stand in it included, without tokens that the
+        /// tokenizer would put before or behind it. Writes at most `capacity` of them, and to `num` how many there are:
+        /// ask again with room for all. Any thread. `context` is that of halyard_logits_model.
+        EncodeFn = "halyard_encode_fn" fn(context: *mut c_void, text: Str, out: *mut u32, capacity: u32, num: *mut u32,
+            err: *mut ErrorOut) -> u32;
+        /// The host's: the bytes that a token stands for in a text, of a special token its name. Writes at most
+        /// `capacity` of them, and to `num` how many there are; 0 of an id that stands for nothing. Any thread.
+        /// `context` is that of halyard_logits_model.
+        TokenBytesFn = "halyard_token_bytes_fn" fn(context: *mut c_void, token: u32, out: *mut u8, capacity: u32,
+            num: *mut u32, err: *mut ErrorOut) -> u32;
     }
 }
 

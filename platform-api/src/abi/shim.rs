@@ -10,6 +10,7 @@ mod device;
 mod encoder;
 mod entry;
 mod io_processor;
+mod logits_processor;
 mod lora_resolver;
 mod ops;
 mod platform;
@@ -22,8 +23,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use entry::{
-    IoProcessorMaker, LoraResolverMaker, PlatformMaker, Seed, StatLoggerMaker, enter_io_processor, enter_lora_resolver,
-    enter_platform, enter_stat_logger,
+    IoProcessorMaker, LogitsProcessorMaker, LoraResolverMaker, PlatformMaker, Seed, StatLoggerMaker,
+    enter_io_processor, enter_logits_processor, enter_lora_resolver, enter_platform, enter_stat_logger,
 };
 
 use super::layout::AbiLayout;

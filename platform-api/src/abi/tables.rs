@@ -9,6 +9,7 @@ use std::ffi::c_void;
 
 use super::layout::{AbiLayout, AbiTable, StructLayout, TableLayout};
 use super::macros::{abi_fixed_struct, abi_struct, abi_table};
+use super::logits_tables as logits;
 use super::request_tables as request;
 pub use super::structs::*;
 use super::types::{ErrorOut, Str};
@@ -292,6 +293,10 @@ pub fn structs() -> Vec<StructLayout> {
         request::IoVerdictWire::layout(),
         request::LoraQueryWire::layout(),
         request::LoraAnswerWire::layout(),
+        logits::LogitsModelWire::layout(),
+        logits::LogitsRequestWire::layout(),
+        logits::LogitBias::fixed_layout(),
+        logits::LogitsRowWire::layout(),
     ];
     all.extend(crate::hooks::record_layouts());
     all.extend([RecordRef::fixed_layout(), BatchWire::layout()]);
@@ -310,5 +315,6 @@ pub fn tables() -> Vec<TableLayout> {
         StatLoggerTable::table_layout(),
         request::IoProcessorTable::table_layout(),
         request::LoraResolverTable::table_layout(),
+        logits::LogitsProcessorTable::table_layout(),
     ]
 }

@@ -11,22 +11,23 @@ use halyard_scheduler::RequestId;
 
 use crate::config::GuideConfig;
 use crate::error::EngineError;
-use crate::guide::{Mask, TokenGuide};
+use crate::guide::{self, Changes, GuideWatch, LogitChanges, TokenGuide};
 
 /// A sequence's guide, as the engine's thread has it.
-#[derive(Default)]
 pub(crate) struct SequenceGuide {
     /// Away while it works.
     guide: Option<Box<dyn TokenGuide>>,
+    watch: Arc<dyn GuideWatch>,
     /// For the next token, once it is there.
-    mask: Option<Mask>,
+    changes: Option<Changes>,
 }
 
 impl SequenceGuide {
     pub(crate) fn new(guide: Box<dyn TokenGuide>) -> SequenceGuide {
         SequenceGuide {
+            watch: guide.watch(),
             guide: Some(guide),
-            mask: None,
+            changes: None,
         }
     }
 
@@ -35,45 +36,57 @@ impl SequenceGuide {
         self.guide.is_none()
     }
 
-    /// The mask of the next token.
-    pub(crate) fn mask(&self) -> Option<&Mask> {
-        self.mask.as_ref()
+    /// The changes of the next token.
+    pub(crate) fn changes(&self) -> Option<&Changes> {
+        self.changes.as_ref()
+    }
+
+    /// What is asked about it.
+    pub(crate) fn watch(&self) -> &dyn GuideWatch {
+        &*self.watch
     }
 
     /// Its guide has answered.
-    pub(crate) fn take(&mut self, answer: (Box<dyn TokenGuide>, Mask)) {
-        (self.guide, self.mask) = (Some(answer.0), Some(answer.1));
+    pub(crate) fn take(&mut self, answer: (Box<dyn TokenGuide>, Changes)) {
+        (self.guide, self.changes) = (Some(answer.0), Some(answer.1));
     }
 
     /// Asks for the mask behind `tokens`. A guide that is away was not asked for the token before: there is none to
     /// come.
     pub(crate) fn ask(&mut self, workers: &GuideWorkers, id: RequestId, tokens: Vec<u32>) {
-        self.mask = None;
+        self.changes = None;
         if let Some(guide) = self.guide.take() {
-            workers.ask(Question { id, guide, tokens });
+            let limit = workers.limit(&*self.watch);
+            workers.ask(Question {
+                id,
+                guide,
+                tokens,
+                limit,
+            });
         }
     }
 }
 
-/// A mask that a guide is asked for.
+/// Changes that a guide is asked for.
 struct Question {
     id: RequestId,
     guide: Box<dyn TokenGuide>,
     tokens: Vec<u32>,
+    limit: Duration,
 }
 
 /// The answer of a guide.
 pub(crate) struct GuideAnswer {
     pub id: RequestId,
-    pub result: Result<(Box<dyn TokenGuide>, Mask), String>,
+    pub result: Result<(Box<dyn TokenGuide>, Changes), String>,
 }
 
 /// The state of a thread.
 enum Call {
     /// It waits for a question.
     Idle,
-    /// It is in the guide of this sequence since then.
-    Running(RequestId, Instant),
+    /// It is in the guide of this sequence since then, and may be so long.
+    Running(RequestId, Instant, Duration),
     /// Its call was given up. The thread ends when the call returns.
     GivenUp,
 }
@@ -100,7 +113,7 @@ impl Worker {
         loop {
             let next = asked.lock().unwrap_or_else(PoisonError::into_inner).recv();
             let Ok(question) = next else { return };
-            *self.call() = Call::Running(question.id, Instant::now());
+            *self.call() = Call::Running(question.id, Instant::now(), question.limit);
             let answered = question.answer(vocab);
             let mut call = self.call();
             if matches!(*call, Call::GivenUp) {
@@ -175,7 +188,7 @@ impl GuideWorkers {
         let late = self.workers.iter().filter_map(|worker| {
             let mut call = worker.call();
             match *call {
-                Call::Running(id, since) if since.elapsed() >= self.config.max_mask_time => {
+                Call::Running(id, since, limit) if since.elapsed() >= limit => {
                     *call = Call::GivenUp;
                     Some(id)
                 }
@@ -187,17 +200,16 @@ impl GuideWorkers {
             return late;
         }
         let (stuck, most) = (self.num_stuck(), self.config.max_stuck_threads);
-        tracing::warn!(late = late.len(), stuck, most, "{}", self.too_late());
+        tracing::warn!(late = late.len(), stuck, most, "calls of token guides took too long and were given up");
         if let Err(error) = self.replace() {
             tracing::error!("{error}");
         }
         late
     }
 
-    /// Why a sequence ends whose guide takes too long.
-    pub(crate) fn too_late(&self) -> String {
-        let limit = self.config.max_mask_time;
-        format!("the guide of the request's tokens took longer than {limit:?} (max_mask_time) for the next mask")
+    /// The longest call of a guide.
+    pub(crate) fn limit(&self, watch: &dyn GuideWatch) -> Duration {
+        watch.limit().unwrap_or(self.config.max_mask_time)
     }
 
     /// No thread is left, as all are stuck: what was asked will not be answered.
@@ -238,11 +250,11 @@ impl GuideWorkers {
 
 impl Question {
     fn answer(mut self, vocab: u32) -> GuideAnswer {
-        let mut mask = vec![0; vocab.div_ceil(32) as usize];
+        let mut changes = LogitChanges::none(vocab);
         let (guide, tokens) = (&mut self.guide, &self.tokens);
-        let answered = catch_unwind(AssertUnwindSafe(|| guide.next_mask(tokens, &mut mask)));
+        let answered = catch_unwind(AssertUnwindSafe(|| guide.next(tokens, &mut changes)));
         let result = match answered {
-            Ok(Ok(())) => Ok((self.guide, mask.into())),
+            Ok(Ok(())) => guide::check(&changes, vocab).map(|()| (self.guide, Arc::new(changes))),
             Ok(Err(reason)) => Err(reason),
             Err(_) => Err("the guide of the request's tokens panicked".to_string()),
         };

@@ -11,6 +11,7 @@ mod drafts;
 mod error;
 mod facts;
 mod guide;
+mod guide_chain;
 mod guide_workers;
 mod handle;
 mod live;
@@ -32,7 +33,7 @@ pub use config::{
     SpeculativeConfig,
 };
 pub use error::{EngineError, ParamError, SubmitError};
-pub use guide::{GuideFactory, TokenGuide};
+pub use guide::{GuideFactory, GuideWatch, LogitChanges, TokenGuide};
 pub use halyard_grammar::{
     Constraint, Function, GrammarConfig, GrammarError, StructuredOutputs, named_call, required_calls,
 };

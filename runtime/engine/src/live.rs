@@ -194,7 +194,7 @@ impl Live {
             // It has ended while the step ran, or at another position of this one.
             return;
         };
-        let finish = no_token::finish(fault, sequence.num_output, &sequence.params, sequence.guide.is_some());
+        let finish = no_token::finish(fault, sequence.num_output, &sequence.params, sequence.guide.as_ref());
         let request = sequence.facts.request_id();
         let model = &self.shared.model;
         let now = Instant::now();

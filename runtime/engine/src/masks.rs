@@ -1,4 +1,4 @@
-//! Token masks of guided sequences: requested after each token, and awaited while the device computes the forward pass.
+//! Token masks and biases of guided sequences: requested after each token, and awaited while the device computes the forward pass.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use halyard_scheduler::RequestId;
 
 use crate::config::GuideConfig;
 use crate::error::EngineError;
-use crate::guide::Mask;
+use crate::guide::Changes;
 use crate::guide_workers::GuideWorkers;
 use crate::sequence::{Sequence, Sequences};
 
@@ -82,7 +82,7 @@ impl Masks {
             }
             let is_missing = |id: RequestId| {
                 let guide = sequences.get(&id).and_then(|sequence| sequence.guide.as_ref());
-                guide.is_some_and(|guide| guide.mask().is_none())
+                guide.is_some_and(|guide| guide.changes().is_none())
             };
             let waits = half.flight.masked().any(is_missing);
             let goes_on = (half.is_done)() && (half.flight.has_unmasked() || Instant::now() >= patience);
@@ -98,11 +98,8 @@ impl Masks {
     fn give_up_late(&mut self, sequences: &mut Sequences, failed: &mut Vec<(RequestId, String)>) {
         let Some(workers) = &mut self.workers else { return };
         for id in workers.give_up_late() {
-            if sequences
-                .get_mut(&id)
-                .is_some_and(|sequence| sequence.guide.take().is_some())
-            {
-                failed.push((id, workers.too_late()));
+            if let Some(guide) = sequences.get_mut(&id).and_then(|sequence| sequence.guide.take()) {
+                failed.push((id, guide.watch().give_up(workers.limit(guide.watch()))));
             }
         }
         if workers.are_all_stuck() {
@@ -114,9 +111,9 @@ impl Masks {
         }
     }
 
-    /// The masks of a step's rows that are there, in the order of [`Flight::masked`].
-    pub(crate) fn of(flight: &Flight, sequences: &Sequences) -> Vec<Option<Mask>> {
-        let mask_of = |id: RequestId| sequences.get(&id)?.guide.as_ref()?.mask().cloned();
-        flight.masked().map(mask_of).collect()
+    /// The changes of a step's rows that are there, in the order of [`Flight::masked`].
+    pub(crate) fn of(flight: &Flight, sequences: &Sequences) -> Vec<Option<Changes>> {
+        let changes_of = |id: RequestId| sequences.get(&id)?.guide.as_ref()?.changes().cloned();
+        flight.masked().map(changes_of).collect()
     }
 }

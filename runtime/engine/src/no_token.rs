@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use halyard_runner::{NoToken, Place, REMEDY, RowFault};
 
+use crate::guide_workers::SequenceGuide;
 use crate::output::FinishReason;
 use crate::params::SamplingParams;
 
@@ -12,12 +13,12 @@ use crate::params::SamplingParams;
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How the sequence ends that has generated `num_output` tokens and gets no further one.
-pub(crate) fn finish(fault: &RowFault, num_output: u32, params: &SamplingParams, is_guided: bool) -> FinishReason {
+pub(crate) fn finish(fault: &RowFault, num_output: u32, params: &SamplingParams, guide: Option<&SequenceGuide>) -> FinishReason {
     let at = match fault.place {
         Place::Output => format!("output position {num_output}"),
         Place::Prompt(position) => format!("prompt position {position}"),
     };
-    let constraints = constraints(params, is_guided);
+    let constraints = constraints(params, guide);
     match fault.why {
         NoToken::NothingAllowed if !constraints.is_empty() => FinishReason::NoTokenAllowed(format!(
             "no token is allowed at {at}: {} rule out every one that the model could give; relax or leave out one of \
@@ -29,18 +30,15 @@ pub(crate) fn finish(fault: &RowFault, num_output: u32, params: &SamplingParams,
 }
 
 /// The request's fields that forbid tokens.
-fn constraints(params: &SamplingParams, is_guided: bool) -> Vec<&'static str> {
+fn constraints(params: &SamplingParams, guide: Option<&SequenceGuide>) -> Vec<String> {
     let fields = [
         (params.allowed_token_ids.is_some(), "allowed_token_ids"),
         (!params.bad_words_token_ids.is_empty(), "bad_words"),
         (params.min_tokens > 0, "min_tokens (no stop or end token before)"),
-        (is_guided, "the grammar of the structured output"),
     ];
-    fields
-        .iter()
-        .filter(|(is_set, _)| *is_set)
-        .map(|(_, name)| *name)
-        .collect()
+    let set = fields.iter().filter(|(is_set, _)| *is_set);
+    let names = set.map(|(_, name)| (*name).to_string());
+    names.chain(guide.map(|guide| guide.watch().constraint())).collect()
 }
 
 /// Lets one line of a kind through in an interval and counts the others.
@@ -81,7 +79,7 @@ mod tests {
             bad_words_token_ids: vec![vec![3]],
             ..plain.clone()
         };
-        let words = |fault: RowFault, params| match finish(&fault, 7, params, false) {
+        let words = |fault: RowFault, params| match finish(&fault, 7, params, None) {
             FinishReason::NotFinite(words) => ("not finite", words),
             FinishReason::NoTokenAllowed(words) => ("not allowed", words),
             other => panic!("{other:?}"),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::{delayed, fixtures, loaded, on_every_device, open, open_on, reference};
 use halyard_engine::{
     CompletionOutput, EngineConfig, FinishReason, GuideConfig, GuideFactory, Llm, OutputStream, Request,
-    SamplingParams, SpeculativeConfig, TokenGuide,
+    LogitChanges, SamplingParams, SpeculativeConfig, TokenGuide,
 };
 use halyard_platform_api::Device;
 
@@ -44,7 +44,7 @@ impl Digits {
 }
 
 impl TokenGuide for Digits {
-    fn next_mask(&mut self, tokens: &[u32], mask: &mut [u32]) -> Result<(), String> {
+    fn next(&mut self, tokens: &[u32], changes: &mut LogitChanges) -> Result<(), String> {
         for token in tokens {
             if !self.digits.contains(token) {
                 return Err(format!("token {token} is no digit"));
@@ -59,20 +59,21 @@ impl TokenGuide for Digits {
         } else {
             self.digits.clone()
         };
-        allowed.for_each(|token| mask[token as usize / 32] |= 1 << (token % 32));
+        changes.mask.fill(0);
+        allowed.for_each(|token| changes.mask[token as usize / 32] |= 1 << (token % 32));
         Ok(())
     }
 }
 
 fn digits(seed: u32) -> GuideFactory {
-    GuideFactory::new(move || Box::new(Digits::new(seed, None)))
+    GuideFactory::new(move |_| Box::new(Digits::new(seed, None)))
 }
 
 /// Digits whose masks wait for the gate; each message lets one through.
 fn gated() -> (GuideFactory, Sender<()>) {
     let (open, gate) = channel();
     let gate = std::sync::Mutex::new(Some(gate));
-    let make = move || -> Box<dyn TokenGuide> { Box::new(Digits::new(0, gate.lock().expect("one test").take())) };
+    let make = move |_| -> Box<dyn TokenGuide> { Box::new(Digits::new(0, gate.lock().expect("one test").take())) };
     (GuideFactory::new(make), open)
 }
 
@@ -198,13 +199,13 @@ fn a_step_waits_for_masks_while_nothing_else_could_run() {
         let llm = llm(delayed(depth), |_| {});
         let asked = Arc::new(AtomicU32::new(0));
         let by = Arc::clone(&asked);
-        let make = move || -> Box<dyn TokenGuide> {
+        let make = move |_| -> Box<dyn TokenGuide> {
             struct Slow(Digits, Arc<AtomicU32>);
             impl TokenGuide for Slow {
-                fn next_mask(&mut self, tokens: &[u32], mask: &mut [u32]) -> Result<(), String> {
+                fn next(&mut self, tokens: &[u32], changes: &mut LogitChanges) -> Result<(), String> {
                     self.1.fetch_add(1, Ordering::Relaxed);
                     std::thread::sleep(Duration::from_millis(2));
-                    self.0.next_mask(tokens, mask)
+                    self.0.next(tokens, changes)
                 }
             }
             Box::new(Slow(Digits::new(0, None), Arc::clone(&by)))
@@ -283,8 +284,7 @@ fn a_guide_that_fails_ends_its_own_request() {
     let llm = llm(loaded("cpu"), |_| {});
     struct Failing(bool);
     impl TokenGuide for Failing {
-        fn next_mask(&mut self, tokens: &[u32], mask: &mut [u32]) -> Result<(), String> {
-            mask.fill(u32::MAX);
+        fn next(&mut self, tokens: &[u32], _: &mut LogitChanges) -> Result<(), String> {
             match (tokens.is_empty(), self.0) {
                 (true, _) => Ok(()),
                 (false, true) => panic!("planned"),
@@ -294,7 +294,7 @@ fn a_guide_that_fails_ends_its_own_request() {
     }
     for (panics, words) in [(false, "no way on"), (true, "panicked")] {
         let unguided = plain(&llm, 1, params(30));
-        let failing = GuideFactory::new(move || Box::new(Failing(panics)));
+        let failing = GuideFactory::new(move |_| Box::new(Failing(panics)));
         let output_of_failing = output(guided(&llm, 0, params(40), &failing));
         assert_eq!(output_of_failing.token_ids.len(), 1);
         let reason = output_of_failing.finish;
@@ -304,10 +304,11 @@ fn a_guide_that_fails_ends_its_own_request() {
         );
         assert_eq!(output(unguided).token_ids.len(), 30);
     }
-    let nothing = GuideFactory::new(|| {
+    let nothing = GuideFactory::new(|_| {
         struct Nothing;
         impl TokenGuide for Nothing {
-            fn next_mask(&mut self, _: &[u32], _: &mut [u32]) -> Result<(), String> {
+            fn next(&mut self, _: &[u32], changes: &mut LogitChanges) -> Result<(), String> {
+                changes.mask.fill(0);
                 Ok(())
             }
         }
@@ -315,7 +316,7 @@ fn a_guide_that_fails_ends_its_own_request() {
     });
     let reason = output(guided(&llm, 0, params(40), &nothing)).finish;
     assert!(
-        matches!(&reason, FinishReason::NoTokenAllowed(why) if why.contains("grammar")),
+        matches!(&reason, FinishReason::NoTokenAllowed(why) if why.contains("the guide of")),
         "{reason:?}"
     );
 }
@@ -375,16 +376,15 @@ fn guides_that_never_answer_hold_up_nobody_else() {
 fn never() -> (GuideFactory, Sender<()>) {
     struct Never(Receiver<()>);
     impl TokenGuide for Never {
-        fn next_mask(&mut self, _: &[u32], mask: &mut [u32]) -> Result<(), String> {
+        fn next(&mut self, _: &[u32], _: &mut LogitChanges) -> Result<(), String> {
             let _ = self.0.recv_timeout(Duration::from_secs(20));
-            mask.fill(u32::MAX);
             Ok(())
         }
     }
     let (open, gate) = channel();
     let gate = std::sync::Mutex::new(Some(gate));
     let make =
-        move || -> Box<dyn TokenGuide> { Box::new(Never(gate.lock().expect("one test").take().expect("one sample"))) };
+        move |_| -> Box<dyn TokenGuide> { Box::new(Never(gate.lock().expect("one test").take().expect("one sample"))) };
     (GuideFactory::new(make), open)
 }
 

@@ -31,4 +31,6 @@ pub use manifest::{Kind, Manifest};
 pub use report::{InspectReport, PlatformReport, PluginReport, inspect, platform_reports, plugin_reports};
 pub use search::{SearchPath, Source};
 pub use select::{Selected, select_platform};
-pub use wire::{HostIoProcessorFactory, HostLoraResolverFactory, HostPlatform, HostStatLoggerFactory};
+pub use wire::{
+    HostIoProcessorFactory, HostLogitsProcessorFactory, HostLoraResolverFactory, HostPlatform, HostStatLoggerFactory,
+};

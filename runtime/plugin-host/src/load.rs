@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use halyard_platform_api::abi::logits_tables::LogitsProcessorTable;
 use halyard_platform_api::abi::request_tables::{IoProcessorTable, LoraResolverTable};
 use halyard_platform_api::abi::tables::{
     ABI_MAJOR, ABI_MINOR, ABI_MINOR_MIN, AttentionTable, CommunicatorTable, DeviceTable, EntryFn, InterfaceFn,
@@ -16,6 +17,7 @@ use halyard_platform_api::abi::tables::{
 use halyard_platform_api::abi::{AbiTable, ErrorOut, limits};
 use halyard_platform_api::hooks::StatLoggerFactory;
 use halyard_platform_api::io_processor::IoProcessorFactory;
+use halyard_platform_api::logits_processor::LogitsProcessorFactory;
 use halyard_platform_api::lora_resolver::LoraResolverFactory;
 use halyard_platform_api::{Error, LinkedPlugin, Platform, Status};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -27,7 +29,8 @@ use crate::error::{PluginError, Stage, StageFailure, StageReport};
 use crate::host_table;
 use crate::manifest::{Kind, Manifest, host_abi};
 use crate::wire::{
-    HostIoProcessorFactory, HostLoraResolverFactory, HostPlatform, HostStatLoggerFactory, PlatformTables,
+    HostIoProcessorFactory, HostLogitsProcessorFactory, HostLoraResolverFactory, HostPlatform, HostStatLoggerFactory,
+    PlatformTables,
 };
 
 /// A loaded plugin.
@@ -42,6 +45,7 @@ enum Root {
     StatLogger(Arc<HostStatLoggerFactory>),
     IoProcessor(Arc<HostIoProcessorFactory>),
     LoraResolver(Arc<HostLoraResolverFactory>),
+    LogitsProcessor(Arc<HostLogitsProcessorFactory>),
 }
 
 impl Plugin {
@@ -132,6 +136,17 @@ impl Plugin {
         match &self.root {
             Root::LoraResolver(factory) => Ok(factory.clone()),
             _ => Err(self.wrong_kind(Kind::LoraResolver)),
+        }
+    }
+
+    /// The maker of logits processors.
+    ///
+    /// # Errors
+    /// [`PluginError::WrongKind`].
+    pub fn logits_processor_factory(&self) -> Result<Arc<dyn LogitsProcessorFactory>, PluginError> {
+        match &self.root {
+            Root::LogitsProcessor(factory) => Ok(factory.clone()),
+            _ => Err(self.wrong_kind(Kind::LogitsProcessor)),
         }
     }
 
@@ -448,6 +463,11 @@ impl Steps {
                 let table = self.required::<LoraResolverTable>(interface, wire.instance)?;
                 let factory = HostLoraResolverFactory::new(self.name.clone(), table, wire.instance);
                 Root::LoraResolver(Arc::new(factory))
+            }
+            Kind::LogitsProcessor => {
+                let table = self.required::<LogitsProcessorTable>(interface, wire.instance)?;
+                let factory = HostLogitsProcessorFactory::new(self.name.clone(), table, wire.instance);
+                Root::LogitsProcessor(Arc::new(factory))
             }
         };
         let agreed = format!("ABI {}.{}", wire.abi_major, wire.abi_minor);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use halyard_platform_api::abi::logits_tables::KIND_LOGITS_PROCESSOR;
 use halyard_platform_api::abi::request_tables::{KIND_IO_PROCESSOR, KIND_LORA_RESOLVER};
 use halyard_platform_api::abi::tables::{ABI_MAJOR, ABI_MINOR, ABI_MINOR_MIN, KIND_PLATFORM, KIND_STAT_LOGGER};
 use serde::{Deserialize, Serialize};
@@ -20,11 +21,19 @@ pub enum Kind {
     IoProcessor,
     /// Finds LoRA adapters.
     LoraResolver,
+    /// Changes which tokens come.
+    LogitsProcessor,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 4] = [Kind::Platform, Kind::StatLogger, Kind::IoProcessor, Kind::LoraResolver];
+    pub const ALL: [Kind; 5] = [
+        Kind::Platform,
+        Kind::StatLogger,
+        Kind::IoProcessor,
+        Kind::LoraResolver,
+        Kind::LogitsProcessor,
+    ];
 
     /// The kind's number in the entry's answer.
     pub fn code(self) -> u32 {
@@ -33,6 +42,7 @@ impl Kind {
             Kind::StatLogger => KIND_STAT_LOGGER,
             Kind::IoProcessor => KIND_IO_PROCESSOR,
             Kind::LoraResolver => KIND_LORA_RESOLVER,
+            Kind::LogitsProcessor => KIND_LOGITS_PROCESSOR,
         }
     }
 }
@@ -44,6 +54,7 @@ impl fmt::Display for Kind {
             Kind::StatLogger => "stat-logger",
             Kind::IoProcessor => "io-processor",
             Kind::LoraResolver => "lora-resolver",
+            Kind::LogitsProcessor => "logits-processor",
         })
     }
 }

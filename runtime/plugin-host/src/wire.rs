@@ -10,6 +10,7 @@ mod device;
 mod encoder;
 mod hook;
 mod io_processor;
+mod logits_processor;
 mod lora_resolver;
 mod memory;
 mod ops;
@@ -25,6 +26,7 @@ use halyard_platform_api::abi::{ErrorOut, limits};
 use halyard_platform_api::{Error, Result};
 
 pub use io_processor::HostIoProcessorFactory;
+pub use logits_processor::HostLogitsProcessorFactory;
 pub use lora_resolver::HostLoraResolverFactory;
 pub use platform::HostPlatform;
 pub use stat_logger::HostStatLoggerFactory;

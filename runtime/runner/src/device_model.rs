@@ -245,12 +245,9 @@ impl DeviceModel {
         if spec.sampler != Sampler::Full {
             return;
         }
+        self.write_bias_lists(row, &spec.constraints.logit_bias);
         let (writes, rows, lists) = (&mut self.writes, &self.memory.rows, &*spec.constraints);
         let at = |tensor: &Tensor| u64::from(row) * u64::from(tensor.strides[0]);
-        let (ids, biases): (Vec<u32>, Vec<u32>) =
-            lists.logit_bias.iter().map(|(id, bias)| (*id, bias.to_bits())).unzip();
-        writes.words(&rows.bias_tokens, at(&rows.bias_tokens), ids);
-        writes.words(&rows.bias_values, at(&rows.bias_values), biases);
         writes.words(&rows.stop_tokens, at(&rows.stop_tokens), lists.stops.iter().copied());
         let words = lists
             .bad_words
@@ -264,6 +261,27 @@ impl DeviceModel {
             }
             writes.words(&rows.allowed_mask, at(&rows.allowed_mask), mask);
         }
+    }
+
+    fn write_bias_lists(&mut self, row: u32, biases: &[(u32, f32)]) {
+        let (writes, rows) = (&mut self.writes, &self.memory.rows);
+        let at = |tensor: &Tensor| u64::from(row) * u64::from(tensor.strides[0]);
+        let (ids, values): (Vec<u32>, Vec<u32>) = biases.iter().map(|(id, bias)| (*id, bias.to_bits())).unzip();
+        writes.words(&rows.bias_tokens, at(&rows.bias_tokens), ids);
+        writes.words(&rows.bias_values, at(&rows.bias_values), values);
+    }
+
+    /// Writes a row's biases for its next token: those of its request and of the step.
+    pub(crate) fn write_biases(&mut self, row: u32, spec: &RowSpec, of_step: &[(u32, f32)]) {
+        let all = spec.with_biases(of_step);
+        self.write_sampling(
+            row,
+            &SamplingRow {
+                num_bias: all.len() as u32,
+                ..spec.sampling_row()
+            },
+        );
+        self.write_bias_lists(row, &all);
     }
 
     /// Writes entries of a row's block table in one KV group, from entry `first` on.

@@ -19,6 +19,8 @@ pub struct StepRow {
     pub(crate) logprobs: Option<u32>,
     /// Drafted tokens that it verifies.
     pub(crate) num_drafts: u32,
+    /// Its device row.
+    pub(crate) slot: u32,
 }
 
 impl StepRow {

@@ -43,5 +43,5 @@ pub use lora_memory::LoraMemory;
 pub use plan::kv_dtype;
 pub use ranks::Ranks;
 pub use result::{Logprob, NoToken, Place, REMEDY, RowFault, StepResult, TokenLogprobs};
-pub use row::{Constraints, RowOutput, RowSpec, Sampler};
+pub use row::{Constraints, LogitChanges, RowOutput, RowSpec, Sampler};
 pub use runner::{Runner, StepInput};

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use halyard_platform_api::ops::{RESULT_HEADER, STEP_HEADER, SamplingRow};
 use halyard_platform_api::{Buffer, BufferKind, DType, Device, MAX_STEP_WRITE_BYTES, Queue, Result, StepWrite, Tensor};
 
-use crate::row::{MAX_BAD_WORD_TOKENS, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS};
+use crate::row::{MAX_BAD_WORD_TOKENS, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STEP_BIASES, MAX_STOP_TOKENS};
 
 /// Capacities that size everything.
 #[derive(Clone, Debug)]
@@ -119,8 +119,9 @@ impl RowState {
         let num_computed = carver.piece(i32s, &[r]);
         let sampling = carver.piece(DType::U8, &[r, size_of::<SamplingRow>() as u32]);
         let allowed_mask = carver.piece(i32s, &[r, c.vocab.div_ceil(32)]);
-        let bias_tokens = carver.piece(i32s, &[r, MAX_LOGIT_BIAS as u32]);
-        let bias_values = carver.piece(DType::F32, &[r, MAX_LOGIT_BIAS as u32]);
+        let most_biases = (MAX_LOGIT_BIAS + MAX_STEP_BIASES) as u32;
+        let bias_tokens = carver.piece(i32s, &[r, most_biases]);
+        let bias_values = carver.piece(DType::F32, &[r, most_biases]);
         let stop_tokens = carver.piece(i32s, &[r, MAX_STOP_TOKENS as u32]);
         let bad_words = carver.piece(i32s, &[r, MAX_BAD_WORD_TOKENS as u32]);
         let lora = carver.piece(i32s, &[r]);

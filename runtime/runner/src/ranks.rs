@@ -14,7 +14,7 @@ use halyard_scheduler::SchedulerOutput;
 use crate::error::RunnerError;
 use crate::flight::Flight;
 use crate::group::{PATIENCE, RankGroup};
-use crate::row::RowSpec;
+use crate::row::{LogitChanges, RowSpec};
 use crate::runner::{Runner, StepInput};
 
 /// How often a rank with work in flight checks for its failure, when no step comes.
@@ -25,8 +25,8 @@ const LOOK: Duration = Duration::from_millis(50);
 enum RankStep {
     /// A step: the parts of its [`StepInput`].
     Submit(Arc<SchedulerOutput>, Arc<[Arc<RowSpec>]>, Arc<[u32]>),
-    /// The masks of the step that was submitted last.
-    Sample(Arc<[Option<Arc<[u32]>>]>),
+    /// The changes of logits of the step that was submitted last.
+    Sample(Arc<[Option<Arc<LogitChanges>>]>),
 }
 
 struct Follower {
@@ -82,12 +82,12 @@ impl Ranks {
         self.tell(&RankStep::Submit(plan, input.admitted.into(), input.drafts.into()))
     }
 
-    /// Hands the masks of the step that was submitted last to every rank. Before rank 0 samples it.
+    /// Hands the changes of logits of the step that was submitted last to every rank. Before rank 0 samples it.
     ///
     /// # Errors
     /// As [`Ranks::submit`].
-    pub fn sample(&self, masks: &[Option<Arc<[u32]>>]) -> Result<(), RunnerError> {
-        self.tell(&RankStep::Sample(masks.into()))
+    pub fn sample(&self, changes: &[Option<Arc<LogitChanges>>]) -> Result<(), RunnerError> {
+        self.tell(&RankStep::Sample(changes.into()))
     }
 
     fn tell(&self, step: &RankStep) -> Result<(), RunnerError> {
@@ -192,9 +192,9 @@ fn run_steps(runner: &mut Runner, steps: &Receiver<RankStep>, group: &RankGroup)
                 };
                 in_flight.push_back(runner.submit(input)?);
             }
-            Ok(RankStep::Sample(masks)) => {
+            Ok(RankStep::Sample(changes)) => {
                 if let Some(flight) = in_flight.back_mut() {
-                    runner.sample(flight, &masks)?;
+                    runner.sample(flight, &changes)?;
                 }
             }
             // No call waits for the device here, so ask it whether it failed.

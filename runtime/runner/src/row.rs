@@ -1,5 +1,7 @@
 //! The facts about a sequence that its device row holds: the prompt, the sampling, and what is scored.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use halyard_platform_api::ops::SamplingRow;
@@ -8,6 +10,8 @@ use halyard_platform_api::ops::SamplingRow;
 pub const MAX_LOGPROBS: u32 = 20;
 /// Most entries of `logit_bias`.
 pub const MAX_LOGIT_BIAS: usize = 1024;
+/// Most biases of one token of a row ([`LogitChanges`]), besides its `logit_bias`.
+pub const MAX_STEP_BIASES: usize = 1024;
 /// Most stop token ids, end-of-sequence ids included.
 pub const MAX_STOP_TOKENS: usize = 64;
 /// Most words of all bad-word sequences, each counted with its length word.
@@ -37,12 +41,31 @@ pub struct Constraints {
     pub allowed: Option<Vec<u32>>,
 }
 
+/// What is done to a row's logits for one token of it, besides its [`Constraints`].
+#[derive(Clone, Debug)]
+pub struct LogitChanges {
+    /// Which tokens may come: bit v mod 32 of word v/32 is set where token v may. ⌈V/32⌉ words.
+    pub mask: Vec<u32>,
+    /// Added to logits, by token id; those of one token add up. At most [`MAX_STEP_BIASES`].
+    pub biases: Vec<(u32, f32)>,
+}
+
+impl LogitChanges {
+    /// None: every token of a vocabulary may come.
+    pub fn none(vocab: u32) -> LogitChanges {
+        LogitChanges {
+            mask: vec![u32::MAX; vocab.div_ceil(32) as usize],
+            biases: Vec::new(),
+        }
+    }
+}
+
 /// What the last token of a row's prompt, or of what is known of it, gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOutput {
     /// The next token.
     Token,
-    /// The next token, chosen under a mask of its own that [`crate::Runner::sample`] is given.
+    /// The next token, chosen under a mask and biases of its own that [`crate::Runner::sample`] is given.
     MaskedToken,
     /// Its hidden state behind the last layer and the final norm \[hidden\]. The row samples nothing.
     HiddenState,
@@ -83,6 +106,22 @@ impl RowSpec {
         }
     }
 
+    /// Its `logit_bias` and `biases`, summed by token.
+    pub(crate) fn with_biases(&self, biases: &[(u32, f32)]) -> Vec<(u32, f32)> {
+        let mut all = self.constraints.logit_bias.clone();
+        let mut places: HashMap<u32, usize> = all.iter().enumerate().map(|(at, (token, _))| (*token, at)).collect();
+        for &(token, bias) in biases {
+            match places.entry(token) {
+                Entry::Occupied(at) => all[*at.get()].1 += bias,
+                Entry::Vacant(free) => {
+                    free.insert(all.len());
+                    all.push((token, bias));
+                }
+            }
+        }
+        all
+    }
+
     /// The sampler's numbers as the device reads them.
     pub(crate) fn sampling_row(&self) -> SamplingRow {
         let lists = &*self.constraints;
@@ -94,5 +133,29 @@ impl RowSpec {
             use_mask: u32::from(lists.allowed.is_some()),
             ..self.sampling
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn biases_of_a_token_add_up_and_stand_once() {
+        let spec = RowSpec {
+            prompt: Arc::new([1]),
+            sampling: SamplingRow::PLAIN,
+            sampler: Sampler::Full,
+            constraints: Arc::new(Constraints {
+                logit_bias: vec![(5, 1.0), (7, -2.0)],
+                ..Constraints::default()
+            }),
+            output: RowOutput::MaskedToken,
+            logprobs: None,
+            prompt_logprobs: None,
+        };
+        let all = spec.with_biases(&[(7, 0.5), (9, 4.0), (9, 4.0)]);
+        assert_eq!(all, [(5, 1.0), (7, -1.5), (9, 8.0)]);
+        assert_eq!(spec.with_biases(&[]), [(5, 1.0), (7, -2.0)]);
     }
 }

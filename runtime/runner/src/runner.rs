@@ -13,7 +13,7 @@ use crate::lora_memory::LoraMemory;
 use crate::read_back::read_back;
 use crate::recording::Recordings;
 use crate::result::StepResult;
-use crate::row::{RowOutput, RowSpec, Sampler};
+use crate::row::{LogitChanges, RowOutput, RowSpec, Sampler};
 use crate::template::StepShape;
 
 /// The inputs of a step.
@@ -50,6 +50,8 @@ struct Row {
     lora_slot: Option<u32>,
     /// Its last step verified drafts: the device counts all of them as right.
     had_drafts: bool,
+    /// Its last token had biases besides those of its request: they are on the device.
+    had_biases: bool,
 }
 
 impl Runner {
@@ -169,28 +171,35 @@ impl Runner {
     }
 
     /// Submits the second half of a step with masks: head, sampler and the rows' update. No other step may have been
-    /// submitted since its first half. `masks`: of each request of [`Flight::masked`], one bit a token (v mod 32 of
-    /// word v/32), set where the token may come. A row without its mask gives no token: its last one is computed again
-    /// by the next step with the row, so that other rows need not wait.
+    /// submitted since its first half. `changes`: of each request of [`Flight::masked`]. A row without its own gives no
+    /// token: its last one is computed again by the next step with the row, so that other rows need not wait.
     ///
     /// # Errors
     /// Errors of the device; a rank that failed.
-    pub fn sample(&mut self, flight: &mut Flight, masks: &[Option<Arc<[u32]>>]) -> Result<(), RunnerError> {
+    pub fn sample(&mut self, flight: &mut Flight, changes: &[Option<Arc<LogitChanges>>]) -> Result<(), RunnerError> {
         let Some(step) = flight.unsampled.take() else {
             return Ok(());
         };
-        if masks.len() != step.num_masked as usize {
+        if changes.len() != step.num_masked as usize {
             return Err(RunnerError::Internal(
                 "a step is sampled with more or fewer masks than it has rows for them",
             ));
         }
         // The place of each masked row, which other groupings of rows may have changed.
-        let mut by_place: Vec<Option<&[u32]>> = vec![None; masks.len()];
+        let mut by_place: Vec<Option<&[u32]>> = vec![None; changes.len()];
         let masked = flight.rows.iter().enumerate().filter(|(_, row)| row.is_masked());
-        for ((i, _), mask) in masked.zip(masks) {
-            by_place[flight.place(i)] = mask.as_deref();
-        }
         self.model.begin_writes();
+        for ((i, row), changes) in masked.zip(changes) {
+            let Some(changes) = changes else { continue };
+            by_place[flight.place(i)] = Some(&changes.mask);
+            let Row { spec, had_biases, .. } = &mut self.rows[row.slot as usize];
+            let has_biases = !changes.biases.is_empty();
+            if let Some(spec) = spec
+                && (std::mem::replace(had_biases, has_biases) || has_biases)
+            {
+                self.model.write_biases(row.slot, spec, &changes.biases);
+            }
+        }
         self.model.write_masks(by_place.into_iter(), step.shape.seqs);
         self.model.submit_writes()?;
         let (shape, entry) = (step.shape, flight.entry);
@@ -215,6 +224,7 @@ impl Runner {
                 spec: Some(Arc::clone(spec)),
                 lora_slot: admitted.lora_slot,
                 had_drafts: false,
+                had_biases: false,
             };
         }
     }
@@ -253,6 +263,7 @@ impl Runner {
                 prompt_tokens: spec.map_or(0, |spec| prompt_part(s, spec)),
                 logprobs: spec.and_then(|spec| spec.logprobs),
                 num_drafts: s.num_drafts,
+                slot: s.row.0,
             };
             rows.push(row);
             let Some(spec) = spec else { continue };

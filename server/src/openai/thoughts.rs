@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use halyard_engine::{GuideFactory, TokenGuide};
+use halyard_engine::{GuideFactory, GuideWatch, LogitChanges, TokenGuide};
 use halyard_text::{AnswerParser, Detokenizer, ReasoningPhase, Tokenizer};
 
 use super::parsers::AnswerWay;
@@ -34,7 +34,7 @@ impl Thoughts {
         let is_marker = |id: &&u32| self.way.special_tokens.contains(id);
         let stops = stops.iter().filter(|id| !is_marker(id));
         let ends: Arc<[u32]> = ends.iter().chain(stops).copied().collect();
-        GuideFactory::new(move || {
+        GuideFactory::new(move |sample| {
             Box::new(ThoughtsGuide {
                 reader: Reader::new(&self, &tokenizer),
                 ends: Arc::clone(&ends),
@@ -46,8 +46,9 @@ impl Thoughts {
                     _ => Phase::Open,
                 },
                 allowed: Vec::new(),
-                bound: grammar.make(),
+                bound: grammar.make(sample),
                 grammar: grammar.clone(),
+                sample,
             })
         })
     }
@@ -115,6 +116,7 @@ struct ThoughtsGuide {
     /// The grammar's guide, which has seen nothing of reasoning.
     bound: Box<dyn TokenGuide>,
     grammar: GuideFactory,
+    sample: u32,
 }
 
 fn is_set(mask: &[u32], id: u32) -> bool {
@@ -140,7 +142,7 @@ impl ThoughtsGuide {
                 let opening = &self.reader.way.markers.open;
                 if opening.iter().any(|(open, _)| *open == marker.as_slice()) {
                     self.phase = Phase::Open;
-                    self.bound = self.grammar.make();
+                    self.bound = self.grammar.make(self.sample);
                 } else if bytes.is_empty() || !opening.iter().any(|(open, _)| open.starts_with(marker)) {
                     let seen = bound.take();
                     self.phase = Phase::Over;
@@ -174,10 +176,9 @@ impl ThoughtsGuide {
             }
         }
     }
-}
 
-impl TokenGuide for ThoughtsGuide {
-    fn next_mask(&mut self, tokens: &[u32], mask: &mut [u32]) -> Result<(), String> {
+    /// What it does alone to logits that nothing has changed yet.
+    fn change(&mut self, tokens: &[u32], own: &mut LogitChanges) -> Result<(), String> {
         let mut for_grammar = Vec::new();
         for &token in tokens {
             match self.phase {
@@ -186,21 +187,24 @@ impl TokenGuide for ThoughtsGuide {
             }
         }
         match &mut self.phase {
-            Phase::Over => return self.bound.next_mask(&for_grammar, mask),
+            Phase::Over => return self.bound.next(&for_grammar, own),
             Phase::Open => {
-                self.open_mask(mask);
+                self.open_mask(&mut own.mask);
                 return Ok(());
             }
             Phase::MayBegin { marker, bound } => {
-                if let Some(seen) = bound {
-                    self.bound.next_mask(seen, mask)?;
-                    seen.clear();
-                    self.allowed = mask.to_vec();
+                match bound {
+                    Some(seen) => {
+                        self.bound.next(seen, own)?;
+                        seen.clear();
+                        self.allowed.clone_from(&own.mask);
+                    }
+                    None => own.mask.fill(0),
                 }
                 for (open, by_bytes) in &self.reader.way.markers.open {
                     let ids = by_bytes.get(marker.len()).filter(|_| open.starts_with(marker));
                     for &id in ids.into_iter().flatten() {
-                        if let Some(word) = mask.get_mut(id as usize / 32) {
+                        if let Some(word) = own.mask.get_mut(id as usize / 32) {
                             *word |= 1 << (id % 32);
                         }
                     }
@@ -208,6 +212,27 @@ impl TokenGuide for ThoughtsGuide {
             }
         }
         Ok(())
+    }
+}
+
+impl TokenGuide for ThoughtsGuide {
+    fn next(&mut self, tokens: &[u32], changes: &mut LogitChanges) -> Result<(), String> {
+        let mut own = LogitChanges {
+            mask: vec![u32::MAX; changes.mask.len()],
+            biases: Vec::new(),
+        };
+        self.change(tokens, &mut own)?;
+        changes
+            .mask
+            .iter_mut()
+            .zip(own.mask)
+            .for_each(|(word, own)| *word &= own);
+        changes.biases.extend(own.biases);
+        Ok(())
+    }
+
+    fn watch(&self) -> Arc<dyn GuideWatch> {
+        self.bound.watch()
     }
 }
 
@@ -244,9 +269,10 @@ mod tests {
     struct Only(u32, Arc<Mutex<Vec<u32>>>);
 
     impl TokenGuide for Only {
-        fn next_mask(&mut self, tokens: &[u32], mask: &mut [u32]) -> Result<(), String> {
+        fn next(&mut self, tokens: &[u32], changes: &mut LogitChanges) -> Result<(), String> {
             self.1.lock().expect("no panic").extend(tokens);
-            mask[self.0 as usize / 32] |= 1 << (self.0 % 32);
+            changes.mask.fill(0);
+            changes.mask[self.0 as usize / 32] |= 1 << (self.0 % 32);
             Ok(())
         }
     }
@@ -267,10 +293,10 @@ mod tests {
             let parser = AnswerParser::new(&way.format.clone().with_calls_after_reasoning(), &Arc::default(), None);
             let seen = Arc::new(Mutex::new(Vec::new()));
             let noted = Arc::clone(&seen);
-            let grammar = GuideFactory::new(move || Box::new(Only(only, Arc::clone(&noted))));
+            let grammar = GuideFactory::new(move |_| Box::new(Only(only, Arc::clone(&noted))));
             let thoughts = Thoughts::new(way, &parser, "").expect("it may reason");
             Case {
-                guide: thoughts.before(grammar, tokenizer.clone(), &[2], &[7]).make(),
+                guide: thoughts.before(grammar, tokenizer.clone(), &[2], &[7]).make(0),
                 tokenizer,
                 seen,
             }
@@ -282,9 +308,9 @@ mod tests {
 
         /// Which of these tokens may come behind more text.
         fn allows(&mut self, tokens: &[u32], of: &[u32]) -> Vec<bool> {
-            let mut mask = vec![0; 16];
-            self.guide.next_mask(tokens, &mut mask).expect("goes on");
-            of.iter().map(|id| is_set(&mask, *id)).collect()
+            let mut changes = LogitChanges::none(16 * 32);
+            self.guide.next(tokens, &mut changes).expect("goes on");
+            of.iter().map(|id| is_set(&changes.mask, *id)).collect()
         }
     }
 
@@ -347,9 +373,9 @@ mod tests {
         assert_eq!(case.allows(&[9], &[9, ids[0], 10]), [true, false, false], "it does not");
         assert_eq!(*case.seen.lock().expect("no panic"), [9]);
         // What the grammar would not have allowed, and begins no marker.
-        let mut mask = vec![0; 16];
+        let mut changes = LogitChanges::none(16 * 32);
         let mut case = Case::new("qwen3", 9);
         case.allows(&[], &[]);
-        case.guide.next_mask(&[10], &mut mask).expect_err("neither");
+        case.guide.next(&[10], &mut changes).expect_err("neither");
     }
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use super::platform::PlatformState;
 use super::stat_logger::FactoryState;
-use super::{Handle, guarded, io_processor, lora_resolver, put, report};
+use super::{Handle, guarded, io_processor, logits_processor, lora_resolver, put, report};
 use crate::abi::Str;
+use crate::abi::logits_tables::{KIND_LOGITS_PROCESSOR, LogitsProcessorTable};
 use crate::abi::request_tables::{IoProcessorTable, KIND_IO_PROCESSOR, KIND_LORA_RESOLVER, LoraResolverTable};
 use crate::abi::tables::{
     ABI_MAJOR, ABI_MINOR, ABI_MINOR_MIN, AttentionTable, CommunicatorTable, DeviceTable, Host, InterfaceFn,
@@ -16,6 +17,7 @@ use crate::abi::types::{ErrorOut, read_known, write_struct};
 use crate::device::Platform;
 use crate::hooks::StatLoggerFactory;
 use crate::io_processor::IoProcessorFactory;
+use crate::logits_processor::LogitsProcessorFactory;
 use crate::lora_resolver::LoraResolverFactory;
 use crate::status::{Error, Result, Status};
 
@@ -37,6 +39,8 @@ pub type StatLoggerMaker = fn() -> Arc<dyn StatLoggerFactory>;
 pub type IoProcessorMaker = fn() -> Arc<dyn IoProcessorFactory>;
 /// Makes a LoRA-resolver factory.
 pub type LoraResolverMaker = fn() -> Arc<dyn LoraResolverFactory>;
+/// Makes a logits-processor factory.
+pub type LogitsProcessorMaker = fn() -> Arc<dyn LogitsProcessorFactory>;
 
 /// The entry of a platform plugin.
 ///
@@ -101,6 +105,23 @@ pub unsafe fn enter_lora_resolver(
 ) -> u32 {
     let start = || Handle::<lora_resolver::FactoryState>::into_raw(make());
     let kind = (KIND_LORA_RESOLVER, lora_resolver_interface as InterfaceFn);
+    // SAFETY: as the caller promises.
+    unsafe { enter(host, out, err, seed, kind, start) }
+}
+
+/// The entry of a logits-processor plugin.
+///
+/// # Safety
+/// As [`enter_platform`].
+pub unsafe fn enter_logits_processor(
+    host: *const Host,
+    out: *mut Plugin,
+    err: *mut ErrorOut,
+    seed: &'static Seed,
+    make: LogitsProcessorMaker,
+) -> u32 {
+    let start = || Handle::<logits_processor::FactoryState>::into_raw(make());
+    let kind = (KIND_LOGITS_PROCESSOR, logits_processor_interface as InterfaceFn);
     // SAFETY: as the caller promises.
     unsafe { enter(host, out, err, seed, kind, start) }
 }
@@ -224,4 +245,8 @@ interfaces!(io_processor_interface {
 
 interfaces!(lora_resolver_interface {
     LoraResolverTable = lora_resolver::TABLE,
+});
+
+interfaces!(logits_processor_interface {
+    LogitsProcessorTable = logits_processor::TABLE,
 });

@@ -1,5 +1,5 @@
-//! Code that all hook plugins (stat loggers, IO processors, LoRA resolvers) share: making an object with its
-//! configuration, and errors that start with the plugin's name.
+//! Code that all hook plugins (stat loggers, IO processors, LoRA resolvers, logits processors) share: making an object
+//! with its configuration, and errors that start with the plugin's name.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -52,9 +52,20 @@ impl<T> Hook<T> {
 
     /// Makes an object of the plugin by its table's slot `create`. `kind`: the object, for error texts.
     pub(super) fn create(&self, kind: &str, create: Option<Create>, config: &str) -> Result<Handle> {
+        self.create_by(kind, |instance, out, err| {
+            // SAFETY: a live instance, a text borrowed for the call, valid output.
+            unsafe { slot(create)(instance, Str::new(config), out, err) }
+        })
+    }
+
+    /// Makes an object of the plugin by `create`, which is given the instance.
+    pub(super) fn create_by(
+        &self,
+        kind: &str,
+        create: impl FnOnce(*mut c_void, *mut *mut c_void, *mut ErrorOut) -> u32,
+    ) -> Result<Handle> {
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a live instance, a text borrowed for the call, valid output.
-        self.call(|err| unsafe { slot(create)(self.instance.0, Str::new(config), &mut handle, err) })?;
+        self.call(|err| create(self.instance.0, &mut handle, err))?;
         if handle.is_null() {
             return Err(self.defect(format_args!("made {kind} that is a null handle")));
         }
