@@ -70,7 +70,9 @@ impl<'a> LogitsRow<'a> {
     pub fn new(vocab_size: u32, mask: &'a mut [u32], room: &'a mut [LogitBias]) -> Result<LogitsRow<'a>> {
         if mask.len() != vocab_size.div_ceil(32) as usize {
             let words = mask.len();
-            return Err(Error::invalid(format!("{words} words are no mask of {vocab_size} tokens")));
+            return Err(Error::invalid(format!(
+                "{words} words are no mask of {vocab_size} tokens"
+            )));
         }
         Ok(LogitsRow {
             vocab_size,
@@ -139,7 +141,9 @@ impl<'a> LogitsRow<'a> {
         check_bias(token, bias)?;
         let most = self.room.len();
         let Some(free) = self.room.get_mut(self.num_biases) else {
-            return Err(Error::invalid(format!("more than {most} biases; that is all there is room for")));
+            return Err(Error::invalid(format!(
+                "more than {most} biases; that is all there is room for"
+            )));
         };
         *free = LogitBias { token, bias };
         self.num_biases += 1;
@@ -161,7 +165,9 @@ impl<'a> LogitsRow<'a> {
             true => Ok(()),
             false => {
                 let size = self.vocab_size;
-                Err(Error::invalid(format!("token {token} is outside the vocabulary of {size}")))
+                Err(Error::invalid(format!(
+                    "token {token} is outside the vocabulary of {size}"
+                )))
             }
         }
     }
@@ -230,13 +236,19 @@ mod tests {
     fn a_row_takes_what_can_be_and_names_what_cannot() {
         let (mut mask, mut room) = ([u32::MAX, 0b101], [LogitBias::default(); 2]);
         let mut row = LogitsRow::new(34, &mut mask, &mut room).expect("two words");
-        assert!(row.allows(31) && row.allows(32) && !row.allows(33) && !row.allows(34), "{row:?}");
+        assert!(
+            row.allows(31) && row.allows(32) && !row.allows(33) && !row.allows(34),
+            "{row:?}"
+        );
         assert_eq!((row.forbid(0), row.allow_only(&[0, 5, 33])), (Ok(()), Ok(())));
         assert_eq!(row.mask, [1 << 5, 0], "what was forbidden stays so");
         assert!(row.allows_some());
         assert_eq!((row.add_bias(33, -1e9), row.add_bias(33, 0.5)), (Ok(()), Ok(())));
         let (first, second) = (row.biases()[0], row.biases()[1]);
-        assert_eq!((first.token, first.bias, second.token, second.bias), (33, -1e9, 33, 0.5));
+        assert_eq!(
+            (first.token, first.bias, second.token, second.bias),
+            (33, -1e9, 33, 0.5)
+        );
         let words = |result: Result<()>| result.expect_err("refused").message;
         assert!(words(row.add_bias(1, 0.0)).contains("more than 2 biases"));
         assert!(words(row.forbid(34)).contains("outside the vocabulary of 34"));

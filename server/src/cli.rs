@@ -27,6 +27,7 @@ mod connection_args;
 mod engine;
 mod hook_child;
 pub mod isolation;
+mod logits_processor;
 mod lora;
 mod model_flags;
 mod parser_args;

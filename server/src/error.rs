@@ -50,6 +50,14 @@ pub enum ServerError {
         /// Its reason.
         source: halyard_platform_api::Error,
     },
+    /// A logits processor that does not start.
+    #[error("--logits-processor {name}: {source}")]
+    LogitsProcessor {
+        /// Its name.
+        name: String,
+        /// Its reason.
+        source: halyard_platform_api::Error,
+    },
     /// A hook's process that was not started by a server.
     #[error(transparent)]
     HookChild(#[from] halyard_plugin_host::isolation::HookChildError),

@@ -20,6 +20,7 @@ pub mod host_check;
 pub mod info;
 pub mod layers;
 pub mod limits;
+pub mod logits;
 pub mod lora;
 pub mod panics;
 pub mod reload;

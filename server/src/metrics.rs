@@ -7,7 +7,7 @@ use std::fmt;
 
 use halyard_engine::StatsSnapshot;
 use halyard_hooks::{HookReport, SinkReport, SinkState};
-use halyard_request_hooks::IoProcessors;
+use halyard_request_hooks::{IoProcessors, LogitsProcessors};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -31,13 +31,14 @@ const END: &str = "# EOF\n";
 pub fn openmetrics(
     stats: StatsSnapshot,
     hooks: HookReport,
-    io: &IoProcessors,
+    (io, logits): (&IoProcessors, &LogitsProcessors),
     transport: Box<dyn Collector>,
     stored: Option<StoreFigures>,
     shown: &[String],
 ) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     io.register_metrics(&mut registry);
+    logits.register_metrics(&mut registry);
     registry.register_collector(Box::new(Own { stats, hooks, stored }));
     registry.register_collector(transport);
     let mut text = String::new();
@@ -225,7 +226,8 @@ mod tests {
         ];
         let stored = StoreFigures { responses: 3, bytes: 4 };
         let (io, connections) = (IoProcessors::default(), Box::new(NoConnections));
-        let text = openmetrics(stats, report, &io, connections, Some(stored), &shown).expect("formats");
+        let hooks = (&io, &LogitsProcessors::default());
+        let text = openmetrics(stats, report, hooks, connections, Some(stored), &shown).expect("formats");
         for line in [
             "halyard:steps_total 7",
             "halyard:nonfinite_logits_total 5",

@@ -17,6 +17,7 @@ pub mod envelope;
 pub mod events;
 pub mod kept;
 pub mod lenient;
+pub mod logits_args;
 pub mod logprobs;
 pub mod marker_tokens;
 pub mod messages;

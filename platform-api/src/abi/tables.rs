@@ -8,8 +8,8 @@
 use std::ffi::c_void;
 
 use super::layout::{AbiLayout, AbiTable, StructLayout, TableLayout};
-use super::macros::{abi_fixed_struct, abi_struct, abi_table};
 use super::logits_tables as logits;
+use super::macros::{abi_fixed_struct, abi_struct, abi_table};
 use super::request_tables as request;
 pub use super::structs::*;
 use super::types::{ErrorOut, Str};

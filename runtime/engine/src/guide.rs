@@ -43,7 +43,10 @@ pub trait GuideWatch: Send + Sync {
 
     /// A call has taken longer than `limit` and is given up: the reason with which the sequence ends.
     fn give_up(&self, limit: Duration) -> String {
-        format!("{} took longer than {limit:?} (max_mask_time) for the next mask", self.constraint())
+        format!(
+            "{} took longer than {limit:?} (max_mask_time) for the next mask",
+            self.constraint()
+        )
     }
 }
 
@@ -111,9 +114,16 @@ pub(crate) fn check(changes: &LogitChanges, vocab: u32) -> Result<(), String> {
         return wrong(format!("a mask of {} words for {vocab} tokens", changes.mask.len()));
     }
     if changes.biases.len() > MAX_STEP_BIASES {
-        return wrong(format!("{} biases; at most {MAX_STEP_BIASES} are taken", changes.biases.len()));
+        return wrong(format!(
+            "{} biases; at most {MAX_STEP_BIASES} are taken",
+            changes.biases.len()
+        ));
     }
-    match changes.biases.iter().find(|(token, bias)| *token >= vocab || !bias.is_finite()) {
+    match changes
+        .biases
+        .iter()
+        .find(|(token, bias)| *token >= vocab || !bias.is_finite())
+    {
         None => Ok(()),
         Some((token, bias)) => wrong(format!("the bias {bias} of token {token}; there are {vocab} tokens")),
     }

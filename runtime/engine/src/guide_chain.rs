@@ -52,7 +52,10 @@ impl GuideWatch for ChainWatch {
 
     /// The sum, where both have one; one that has none takes no time worth counting.
     fn limit(&self) -> Option<Duration> {
-        self.of_guides.iter().filter_map(|watch| watch.limit()).reduce(|sum, limit| sum + limit)
+        self.of_guides
+            .iter()
+            .filter_map(|watch| watch.limit())
+            .reduce(|sum, limit| sum + limit)
     }
 
     fn give_up(&self, limit: Duration) -> String {
@@ -97,7 +100,9 @@ mod tests {
     #[test]
     fn guides_work_in_order_on_what_the_earlier_ones_leave() {
         let of = |named: Named| GuideFactory::new(move |_| Box::new(named));
-        let factory = of(Named(1, None)).then(of(Named(2, Some(3)))).then(of(Named(3, Some(4))));
+        let factory = of(Named(1, None))
+            .then(of(Named(2, Some(3))))
+            .then(of(Named(3, Some(4))));
         let mut chain = factory.make(0);
         let mut changes = LogitChanges::none(5);
         chain.next(&[], &mut changes).expect("goes on");

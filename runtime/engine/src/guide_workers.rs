@@ -200,7 +200,12 @@ impl GuideWorkers {
             return late;
         }
         let (stuck, most) = (self.num_stuck(), self.config.max_stuck_threads);
-        tracing::warn!(late = late.len(), stuck, most, "calls of token guides took too long and were given up");
+        tracing::warn!(
+            late = late.len(),
+            stuck,
+            most,
+            "calls of token guides took too long and were given up"
+        );
         if let Err(error) = self.replace() {
             tracing::error!("{error}");
         }

@@ -314,7 +314,10 @@ impl EngineHandle {
                 num_cached: 0,
                 facts: SequenceFacts::new(facts.clone()),
                 lora: adapter.clone(),
-                guide: request.guide.as_ref().map(|guide| SequenceGuide::new(guide.make(index))),
+                guide: request
+                    .guide
+                    .as_ref()
+                    .map(|guide| SequenceGuide::new(guide.make(index))),
                 admitted: false,
                 drafting: None,
                 prompt_logprobs: scores_prompt.then(|| vec![None; prompt.len()]),

@@ -13,7 +13,12 @@ use crate::params::SamplingParams;
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How the sequence ends that has generated `num_output` tokens and gets no further one.
-pub(crate) fn finish(fault: &RowFault, num_output: u32, params: &SamplingParams, guide: Option<&SequenceGuide>) -> FinishReason {
+pub(crate) fn finish(
+    fault: &RowFault,
+    num_output: u32,
+    params: &SamplingParams,
+    guide: Option<&SequenceGuide>,
+) -> FinishReason {
     let at = match fault.place {
         Place::Output => format!("output position {num_output}"),
         Place::Prompt(position) => format!("prompt position {position}"),

@@ -53,7 +53,10 @@ fn run(llm: &Llm, requests: Vec<Request>) -> Vec<Vec<CompletionOutput>> {
     let streams: Vec<_> = (requests.into_iter())
         .map(|request| llm.engine().submit(request).expect("taken"))
         .collect();
-    streams.into_iter().map(|stream| stream.blocking_collect().outputs).collect()
+    streams
+        .into_iter()
+        .map(|stream| stream.blocking_collect().outputs)
+        .collect()
 }
 
 fn ids(outputs: &[CompletionOutput]) -> Vec<&[u32]> {
@@ -129,14 +132,21 @@ fn rows_that_are_preempted_keep_their_biases() {
     let path = fixtures().join("llama");
     let alone = open(&path, reference(), |_| {});
     let requests = |guided: bool| -> Vec<Request> {
-        let one = |seed| match guided {
-            true => request(seed, &OWN, Some(biases(&[&MORE]))),
-            false => request(seed, &SUM, None),
+        let one = |seed| {
+            let mut request = match guided {
+                true => request(seed, &OWN, Some(biases(&[&MORE]))),
+                false => request(seed, &SUM, None),
+            };
+            request.params.max_tokens = Some(60);
+            request
         };
         (1..7).map(one).collect()
     };
     let expected = run(&alone, requests(false));
-    let tight = open(&path, delayed(1), |config| config.cache.num_gpu_blocks = Some(8));
+    let tight = open(&path, delayed(1), |config| {
+        config.cache.num_gpu_blocks_override = Some(11);
+        config.model.max_model_len = Some(128);
+    });
     let guided = run(&tight, requests(true));
     for (expected, guided) in expected.iter().zip(&guided) {
         assert_eq!(ids(expected), ids(guided));
@@ -154,9 +164,15 @@ fn what_no_device_may_see_ends_the_request() {
         (&[(100_000, 1.0)], "of token 100000; there are"),
         (&too_many, "1025 biases; at most 1024"),
     ] {
-        let outputs = run(&llm, vec![request(1, &[], Some(biases(&[wrong]))), request(2, &[], None)]);
+        let outputs = run(
+            &llm,
+            vec![request(1, &[], Some(biases(&[wrong]))), request(2, &[], None)],
+        );
         let reason = &outputs[0][0].finish;
-        assert!(matches!(reason, FinishReason::Error(why) if why.contains(words)), "{reason:?}");
+        assert!(
+            matches!(reason, FinishReason::Error(why) if why.contains(words)),
+            "{reason:?}"
+        );
         assert_eq!(outputs[1][0].token_ids.len(), 24, "others go on");
     }
 }

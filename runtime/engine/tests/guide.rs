@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use common::{delayed, fixtures, loaded, on_every_device, open, open_on, reference};
 use halyard_engine::{
-    CompletionOutput, EngineConfig, FinishReason, GuideConfig, GuideFactory, Llm, OutputStream, Request,
-    LogitChanges, SamplingParams, SpeculativeConfig, TokenGuide,
+    CompletionOutput, EngineConfig, FinishReason, GuideConfig, GuideFactory, Llm, LogitChanges, OutputStream, Request,
+    SamplingParams, SpeculativeConfig, TokenGuide,
 };
 use halyard_platform_api::Device;
 

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
@@ -92,10 +93,14 @@ impl Guard {
 
     /// Drops an object of the plugin on a blocking thread, when there is a place; outside a runtime here and now.
     pub fn drop_later<T: Send + 'static>(&self, object: T) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            drop(object);
-            return;
-        };
+        match Handle::try_current() {
+            Ok(runtime) => self.drop_on(&runtime, object),
+            Err(_) => drop(object),
+        }
+    }
+
+    /// The same from any thread, on a blocking thread of `runtime`.
+    pub fn drop_on<T: Send + 'static>(&self, runtime: &Handle, object: T) {
         let places = Arc::clone(&self.places);
         runtime.spawn(async move {
             let place = places.acquire_owned().await;

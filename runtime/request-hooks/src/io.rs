@@ -4,17 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use halyard_platform_api::io_processor::{
-    IoOutputs, IoProcessor, IoProcessorFactory, IoRequest, IoVerdict, is_too_large,
-};
+use halyard_platform_api::io_processor::{IoOutputs, IoProcessor, IoProcessorFactory, IoRequest, IoVerdict};
 use halyard_platform_api::{Error, Status};
 use prometheus_client::registry::Registry;
 use serde_json::Value;
-use tokio::time::Instant;
 
-use crate::guard::{CallFailure, Guard};
-use crate::instance::Instance;
-use crate::metrics::{CallKind, ErrorReason, IoCounts, IoMetrics};
+use crate::entry::{Failed, ProcessorFailure, ProcessorKind};
+use crate::metrics::{CallKind, ProcessorMetrics};
 
 /// Bounds of every processor.
 #[derive(Clone, Copy, Debug)]
@@ -25,137 +21,24 @@ pub struct IoSettings {
     pub max_bytes: u64,
 }
 
-/// Why a request ends at a processor.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum IoFailure {
-    /// The processor refuses the request or its answer.
-    #[error("the IO processor `{processor}` refused the request: {reason}")]
-    Rejected {
-        /// Its name.
-        processor: String,
-        /// HTTP status, 400 to 499.
-        status: u16,
-        /// Its reason.
-        reason: String,
-    },
-    /// It did not answer in time, or is busy with calls that do not end.
-    #[error("the IO processor `{processor}` {failure}; the request was not answered without it")]
-    Call {
-        /// Its name.
-        processor: String,
-        /// The failure.
-        failure: CallFailure,
-    },
-    /// It failed.
-    #[error("the IO processor `{processor}` failed: {error}; the request was not answered without it")]
-    Failed {
-        /// Its name.
-        processor: String,
-        /// Its error.
-        error: Error,
-    },
-}
-
-impl IoFailure {
-    /// The HTTP status that tells a client: the refusal's own; 503 for what may pass; 500 for a defect of the
-    /// processor.
-    pub fn http_status(&self) -> u16 {
-        match self {
-            IoFailure::Rejected { status, .. } => *status,
-            IoFailure::Call {
-                failure: CallFailure::Busy { .. } | CallFailure::Timeout(_),
-                ..
-            } => 503,
-            IoFailure::Failed { error, .. } if matches!(error.status, Status::Unavailable | Status::Timeout) => 503,
-            IoFailure::Call { .. } | IoFailure::Failed { .. } => 500,
-        }
-    }
-
-    /// A word for programs.
-    pub fn code(&self) -> &'static str {
-        match self {
-            IoFailure::Rejected { .. } => "io_processor_rejected",
-            _ => "io_processor_failed",
-        }
-    }
-
-    /// What kind of failure it is; none for a refusal.
-    pub fn reason(&self) -> Option<ErrorReason> {
-        match self {
-            IoFailure::Rejected { .. } => None,
-            IoFailure::Call { failure, .. } => Some(match failure {
-                CallFailure::Timeout(_) => ErrorReason::Deadline,
-                CallFailure::Busy { .. } => ErrorReason::Busy,
-                CallFailure::Ended(_) => ErrorReason::Panic,
-            }),
-            IoFailure::Failed { error, .. } if error.is_panic() => Some(ErrorReason::Panic),
-            IoFailure::Failed { error, .. } if is_too_large(error) => Some(ErrorReason::Size),
-            IoFailure::Failed { .. } => Some(ErrorReason::Error),
-        }
-    }
-}
-
-/// A processor that the operator chose.
-struct Entry {
-    instance: Instance<dyn IoProcessor>,
-    guard: Guard,
-    counts: IoCounts,
-}
-
-impl Entry {
-    /// A call into the processor, timed and counted.
-    async fn call<T, F>(&self, kind: CallKind, function: F) -> Result<T, IoFailure>
-    where
-        T: Send + 'static,
-        F: FnOnce() -> Result<T, Error> + Send + 'static,
-    {
-        let start = Instant::now();
-        let called = self.guard.call(function).await;
-        self.counts.called(kind, start.elapsed());
-        match called {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => Err(self.note(self.failed(error))),
-            Err(failure) => Err(self.note(self.call_failed(failure))),
-        }
-    }
-
-    fn failed(&self, error: Error) -> IoFailure {
-        let processor = self.instance.name().to_owned();
-        match error.status {
-            Status::Denied => IoFailure::Rejected {
-                processor,
-                status: 400,
-                reason: error.message,
-            },
-            _ => IoFailure::Failed { processor, error },
-        }
-    }
-
-    fn call_failed(&self, failure: CallFailure) -> IoFailure {
-        IoFailure::Call {
-            processor: self.instance.name().to_owned(),
-            failure,
-        }
-    }
-
-    fn note(&self, failure: IoFailure) -> IoFailure {
-        match failure.reason() {
-            Some(reason) => {
-                self.counts.failed(reason);
-                tracing::warn!("{failure}");
-            }
-            None => self.counts.refused(),
-        }
-        failure
-    }
-}
+type Entry = crate::entry::Entry<dyn IoProcessor>;
 
 /// The processors that every generation request passes.
-#[derive(Default)]
 pub struct IoProcessors {
     entries: Vec<Arc<Entry>>,
     max_bytes: u64,
-    metrics: IoMetrics,
+    metrics: ProcessorMetrics,
+}
+
+impl Default for IoProcessors {
+    /// None.
+    fn default() -> IoProcessors {
+        IoProcessors {
+            entries: Vec::new(),
+            max_bytes: 0,
+            metrics: ProcessorMetrics::new(CallKind::Text),
+        }
+    }
 }
 
 impl IoProcessors {
@@ -167,16 +50,10 @@ impl IoProcessors {
         chosen: Vec<(String, Arc<dyn IoProcessorFactory>, String)>,
         settings: IoSettings,
     ) -> Result<IoProcessors, (String, Error)> {
-        let metrics = IoMetrics::default();
+        let metrics = ProcessorMetrics::new(CallKind::Text);
         let entry = |(name, factory, config): (String, Arc<dyn IoProcessorFactory>, String)| {
-            let counts = metrics.of(&name);
-            let instance =
-                Instance::new(name.clone(), move || factory.create(&config)).map_err(|error| (name, error))?;
-            Ok(Arc::new(Entry {
-                instance,
-                guard: Guard::new(settings.timeout),
-                counts,
-            }))
+            let make = move || factory.create(&config);
+            crate::entry::Entry::create(ProcessorKind::Io, name, settings.timeout, &metrics, make)
         };
         Ok(IoProcessors {
             entries: chosen.into_iter().map(entry).collect::<Result<_, _>>()?,
@@ -197,14 +74,14 @@ impl IoProcessors {
 
     /// Shows in `registry` what was counted of them; families without a processor have no text.
     pub fn register_metrics(&self, registry: &mut Registry) {
-        self.metrics.register(registry);
+        self.metrics.register(registry, "io_processor");
     }
 
     /// Shows a request to every processor: its body as they leave it, and what its output texts have to pass.
     ///
     /// # Errors
-    /// [`IoFailure`] of the first processor that refuses or fails.
-    pub async fn open(&self, route: &'static str, id: &str, body: Value) -> Result<(Value, IoRun), IoFailure> {
+    /// [`ProcessorFailure`] of the first processor that refuses or fails.
+    pub async fn open(&self, route: &'static str, id: &str, body: Value) -> Result<(Value, IoRun), ProcessorFailure> {
         let mut run = IoRun { active: Vec::new() };
         let mut body = Body::Parsed(body);
         for entry in &self.entries {
@@ -234,20 +111,18 @@ impl IoProcessors {
                 });
             }
             if let IoVerdict::Reject { status, reason } = opened.verdict {
-                return Err(entry.note(IoFailure::Rejected {
-                    processor: entry.instance.name().to_owned(),
-                    status: u16::try_from(status).unwrap_or(400),
-                    reason,
-                }));
+                let status = u16::try_from(status).unwrap_or(400);
+                return Err(entry.note(entry.failure(Failed::Rejected { status, reason })));
             }
             body = next;
         }
         let body = match body {
             Body::Parsed(body) => body,
             // Written by this function from a parsed body.
-            Body::Text(text) => read_body(&text).map_err(|error| IoFailure::Failed {
+            Body::Text(text) => read_body(&text).map_err(|error| ProcessorFailure {
+                kind: ProcessorKind::Io,
                 processor: self.names().last().unwrap_or_default().to_owned(),
-                error,
+                what: Failed::Failed(error),
             })?,
         };
         Ok((body, run))
@@ -292,7 +167,7 @@ struct Active {
 }
 
 impl Active {
-    async fn output(&mut self, choice: u32, text: String, last: bool) -> Result<String, IoFailure> {
+    async fn output(&mut self, choice: u32, text: String, last: bool) -> Result<String, ProcessorFailure> {
         let entry = Arc::clone(&self.entry);
         let Some(mut outputs) = self.outputs.take() else {
             let error = Error::new(Status::Poisoned, "an earlier call failed");
@@ -338,8 +213,8 @@ impl IoRun {
     /// The next piece of a choice's text, `last` with its end: what may be shown by now.
     ///
     /// # Errors
-    /// [`IoFailure`]; the request is over then.
-    pub async fn output(&mut self, choice: u32, text: String, last: bool) -> Result<String, IoFailure> {
+    /// [`ProcessorFailure`]; the request is over then.
+    pub async fn output(&mut self, choice: u32, text: String, last: bool) -> Result<String, ProcessorFailure> {
         let mut text = text;
         for active in self.active.iter_mut().rev() {
             if text.is_empty() && !last {

@@ -1,5 +1,5 @@
-//! Metrics of IO processors: requests passed to each, refusals, failures by reason, and durations of calls. Without IO
-//! processors nothing is measured, and `/metrics` shows none of these.
+//! Metrics of processors, of bodies and texts or of logits: requests passed to each, refusals, failures by reason, and
+//! durations of calls. Without processors nothing is measured, and `/metrics` shows none of these.
 
 use std::time::Duration;
 
@@ -60,84 +60,98 @@ pub(crate) enum CallKind {
     Request,
     /// `push` and `finish`: a piece of a choice's text.
     Text,
+    /// `process`: the logits of one token.
+    Token,
 }
 
-/// The metrics of all processors.
-pub(crate) struct IoMetrics {
+impl CallKind {
+    /// Its label.
+    fn word(self) -> &'static str {
+        match self {
+            CallKind::Request => "request",
+            CallKind::Text => "text",
+            CallKind::Token => "token",
+        }
+    }
+}
+
+/// The metrics of all processors of a kind.
+pub(crate) struct ProcessorMetrics {
+    /// What is called besides requests.
+    others: CallKind,
     requests: Family<Labels, Counter>,
     refusals: Family<Labels, Counter>,
     errors: Family<TwoLabels, Counter>,
     calls: Family<TwoLabels, Histogram, fn() -> Histogram>,
 }
 
-impl Default for IoMetrics {
-    fn default() -> Self {
-        IoMetrics {
+impl ProcessorMetrics {
+    /// Metrics of processors that are called for requests and `others`.
+    pub(crate) fn new(others: CallKind) -> ProcessorMetrics {
+        ProcessorMetrics {
+            others,
             requests: Family::default(),
             refusals: Family::default(),
             errors: Family::default(),
             calls: Family::new_with_constructor(|| Histogram::new(CALL_BOUNDS)),
         }
     }
-}
 
-impl IoMetrics {
     /// The counts of one processor, all series at zero.
-    pub(crate) fn of(&self, processor: &str) -> IoCounts {
+    pub(crate) fn of(&self, processor: &str) -> ProcessorCounts {
         let one = || [("processor", processor.to_owned())];
         let two = |name, value: &str| [("processor", processor.to_owned()), (name, value.to_owned())];
-        IoCounts {
+        ProcessorCounts {
             requests: self.requests.get_or_create_owned(&one()),
             refusals: self.refusals.get_or_create_owned(&one()),
             errors: ErrorReason::ALL.map(|reason| self.errors.get_or_create_owned(&two("reason", reason.word()))),
-            request_calls: self.calls.get_or_create_owned(&two("call", "request")),
-            text_calls: self.calls.get_or_create_owned(&two("call", "text")),
+            calls: [CallKind::Request, self.others]
+                .map(|kind| self.calls.get_or_create_owned(&two("call", kind.word()))),
         }
     }
 
-    /// Shows them in `registry`, under their names.
-    pub(crate) fn register(&self, registry: &mut Registry) {
+    /// Shows them in `registry`, as `halyard:<family>_…`.
+    pub(crate) fn register(&self, registry: &mut Registry, family: &str) {
+        let calls = format!(
+            "Time of its calls as the request waits for them, past the deadline too: request, or {}",
+            match self.others {
+                CallKind::Token => "one token of a sample, without the deadline",
+                _ => "a piece of text",
+            }
+        );
         registry.register(
-            "halyard:io_processor_requests",
+            format!("halyard:{family}_requests"),
             "Requests that the processor was shown",
             self.requests.clone(),
         );
         registry.register(
-            "halyard:io_processor_refusals",
+            format!("halyard:{family}_refusals"),
             "Requests that it refused, by their body or their answer",
             self.refusals.clone(),
         );
         registry.register(
-            "halyard:io_processor_errors",
+            format!("halyard:{family}_errors"),
             "Requests that ended because it failed, by what happened",
             self.errors.clone(),
         );
-        registry.register(
-            "halyard:io_processor_call_seconds",
-            "Time of its calls as the request waits for them, past the deadline too: request, or a piece of text",
-            self.calls.clone(),
-        );
+        registry.register(format!("halyard:{family}_call_seconds"), calls, self.calls.clone());
     }
 }
 
 /// Counts of one processor.
-pub(crate) struct IoCounts {
+pub(crate) struct ProcessorCounts {
     requests: Counter,
     refusals: Counter,
     /// In the order of [`ErrorReason::ALL`].
     errors: [Counter; ErrorReason::ALL.len()],
-    request_calls: Histogram,
-    text_calls: Histogram,
+    /// Of requests, and of the others.
+    calls: [Histogram; 2],
 }
 
-impl IoCounts {
+impl ProcessorCounts {
     /// A call took `time`, from asking to answer or deadline.
     pub(crate) fn called(&self, kind: CallKind, time: Duration) {
-        let histogram = match kind {
-            CallKind::Request => &self.request_calls,
-            CallKind::Text => &self.text_calls,
-        };
-        histogram.observe(time.as_secs_f64());
+        self.calls[usize::from(kind != CallKind::Request)].observe(time.as_secs_f64());
     }
 
     /// It is shown a request.

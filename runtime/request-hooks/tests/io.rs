@@ -7,7 +7,7 @@ use std::time::Duration;
 use halyard_platform_api::io_processor::{IoOpened, IoOutputs, IoProcessor, IoProcessorFactory, IoRequest, IoVerdict};
 use halyard_platform_api::{Error, Result, Status};
 use halyard_plugin_host::Plugin;
-use halyard_request_hooks::{IoFailure, IoProcessors, IoSettings};
+use halyard_request_hooks::{Failed, IoProcessors, IoSettings};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
@@ -209,7 +209,7 @@ async fn a_call_past_its_deadline_and_a_body_past_its_limit_fail() {
     let (_, mut run) = processors.open(ROUTE, "1", json!({})).await.expect("passes");
     let failed = run.output(0, "hang-a".to_owned(), false).await.expect_err("too slow");
     assert!(
-        matches!(failed, IoFailure::Call { .. }) && failed.http_status() == 503,
+        matches!(failed.what, Failed::Call(_)) && failed.http_status() == 503,
         "{failed}"
     );
     assert!(failed.to_string().contains("did not answer within 2000 ms"), "{failed}");

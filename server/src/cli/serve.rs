@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use halyard_request_hooks::IoProcessors;
+use halyard_request_hooks::{IoProcessors, LogitsProcessors};
 use halyard_scheduler::Policy;
 
 use super::access_args::{AccessArgs, Secret, hide_keys};
@@ -14,6 +14,7 @@ use super::args::{EngineArgs, LogArgs};
 use super::chosen_hook::IoProcessorArgs;
 use super::connection_args::ConnectionArgs;
 use super::engine::ChosenDevice;
+use super::logits_processor::{LoadedProcessors, LogitsProcessorArgs};
 use super::lora::{LoadedResolvers, LoraServeArgs, start_resolvers};
 use super::parser_args::ParserArgs;
 use super::responses_args::ResponsesArgs;
@@ -49,6 +50,8 @@ pub struct ServeArgs {
     stats: StatsArgs,
     #[command(flatten)]
     io: IoProcessorArgs,
+    #[command(flatten)]
+    logits: LogitsProcessorArgs,
     #[command(flatten)]
     lora: LoraServeArgs,
     #[command(flatten)]
@@ -146,18 +149,27 @@ pub fn run(args: ServeArgs, accepted: &[(String, &'static str)]) -> Result<(), S
     args.parsers.check()?;
     let chosen = args.engine.choose_device()?;
     let io = args.io.start(chosen.catalog())?;
+    let logits = args.logits.load(chosen.catalog())?;
     let resolvers = args.lora.load(chosen.catalog())?;
+    let hooks = RequestHooks { io, logits, resolvers };
     let runtime = super::runtime()?;
-    let result = runtime.block_on(serve_model(args, chosen, (io, resolvers), keys, start));
+    let result = runtime.block_on(serve_model(args, chosen, hooks, keys, start));
     // After a signal while loading, the loading thread must not hold the process.
     runtime.shutdown_background();
     result
 }
 
+/// Hooks of requests, loaded before the model is.
+struct RequestHooks {
+    io: IoProcessors,
+    logits: LoadedProcessors,
+    resolvers: LoadedResolvers,
+}
+
 async fn serve_model(
     args: ServeArgs,
     chosen: ChosenDevice,
-    hooks: (IoProcessors, LoadedResolvers),
+    hooks: RequestHooks,
     keys: KeySources,
     start: Instant,
 ) -> Result<(), ServerError> {
@@ -212,7 +224,7 @@ struct Prepared {
 async fn prepare(
     args: &ServeArgs,
     chosen: ChosenDevice,
-    (io, resolvers): (IoProcessors, LoadedResolvers),
+    RequestHooks { io, logits, resolvers }: RequestHooks,
     (keys, is_loopback): (&KeySources, bool),
 ) -> Result<Prepared, ServerError> {
     let model = args.engine.resolve_model().await?;
@@ -258,6 +270,7 @@ async fn prepare(
         log_prompts: http.log_prompts,
         in_flight: AtomicU64::new(0),
         io,
+        logits: LogitsProcessors::default(),
         lora: LoraState::default(),
         engine,
     };
@@ -272,6 +285,7 @@ async fn prepare(
             message: format!("`{}` is a name of the base model; choose another", adapter.name),
         });
     }
+    state.logits = args.logits.start(logits, &state.engine)?;
     let resolvers = start_resolvers(resolvers, &state.model_names[0])?;
     state.lora = LoraState::new(args.lora.allows_updates(), resolvers);
     if args.lora.allows_updates() && state.api_keys.is_empty() {

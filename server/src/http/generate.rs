@@ -15,6 +15,7 @@ use super::conversion::{convert, read};
 use super::exchange::{Exchange, merge, stream_answer, whole_answer};
 use super::guides;
 use super::info::fingerprint;
+use super::logits;
 use super::request_id::TokenCount;
 use super::response_store::Keeper;
 use super::state::{AppState, InFlight};
@@ -25,6 +26,7 @@ use crate::openai::api::Api;
 use crate::openai::body::Body;
 use crate::openai::kept::{Conversation, Kept};
 use crate::openai::model::ModelContext;
+use crate::openai::logits_args::LogitsFields;
 use crate::openai::shared::SchedulingFields;
 use crate::openai::structured::Structured;
 use crate::openai::thoughts::Thoughts;
@@ -42,6 +44,8 @@ struct Job {
     thoughts: Option<Thoughts>,
     /// What is to be kept.
     kept: Option<Kept>,
+    /// What logits processors are told: one JSON object.
+    logits_args: String,
     /// The IO processors for the answer's texts.
     io: IoRun,
 }
@@ -73,6 +77,7 @@ pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api
         };
         let asked = (api.read)(body, context)?;
         let scheduling = body.take::<SchedulingFields>()?.read(state.priority_scheduling)?;
+        let logits_args = body.take::<LogitsFields>()?.read(&state.logits)?;
         let prompts = asked.prompts.iter().zip(asked.params).enumerate();
         let requests = prompts.map(|(index, (prompt, params))| {
             let id = if api.has_prompts {
@@ -91,6 +96,7 @@ pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api
             requests: requests.collect(),
             structured: asked.structured,
             thoughts: asked.thoughts,
+            logits_args,
             answer: Answer {
                 id,
                 model,
@@ -110,6 +116,7 @@ pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api
     if let Some(structured) = job.structured.take() {
         guides::add(&state, &mut job.requests, structured, job.thoughts.take()).await?;
     }
+    logits::add(&state, &mut job.requests, &job.logits_args).await?;
     if state.log_prompts {
         log_prompts(&state, &job.answer);
     }

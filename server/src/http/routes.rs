@@ -189,7 +189,7 @@ async fn metrics_route(State(state): State<Arc<AppState>>, headers: HeaderMap) -
     let text = metrics::openmetrics(
         state.engine.stats(),
         state.hooks.report(),
-        &state.io,
+        (&state.io, &state.logits),
         state.transport.collector(),
         state.responses.as_ref().map(ResponseStore::figures),
         &shown,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
 use halyard_engine::EngineHandle;
-use halyard_request_hooks::{IoProcessors, LoraResolvers};
+use halyard_request_hooks::{IoProcessors, LogitsProcessors, LoraResolvers};
 
 use super::auth::ApiKeys;
 use super::response_store::ResponseStore;
@@ -75,6 +75,8 @@ pub struct AppState {
     pub in_flight: AtomicU64,
     /// The IO processors of generation requests and their answers.
     pub io: IoProcessors,
+    /// The logits processors of generation requests.
+    pub logits: LogitsProcessors,
     /// Adapters: the routes that change them, and the resolvers.
     pub lora: LoraState,
     /// Stored responses, where they are stored.

@@ -2,7 +2,7 @@
 
 use axum::http::StatusCode;
 use halyard_engine::{FinishReason, GrammarError, ParamError, SubmitError};
-use halyard_request_hooks::IoFailure;
+use halyard_request_hooks::ProcessorFailure;
 use halyard_text::TextError;
 
 use super::context;
@@ -67,8 +67,8 @@ fn param_name(error: &ParamError) -> &'static str {
     }
 }
 
-impl From<IoFailure> for ApiError {
-    fn from(failure: IoFailure) -> Self {
+impl From<ProcessorFailure> for ApiError {
+    fn from(failure: ProcessorFailure) -> Self {
         let status = StatusCode::from_u16(failure.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         ApiError {
             retry_after_s: (status == StatusCode::SERVICE_UNAVAILABLE).then_some(1),

@@ -25,14 +25,13 @@ const REFUSED: [(&str, &str); 10] = [
 ];
 
 /// Fields without effect here and in vLLM 0.32. Most are OpenAI's, and clients send them to every server.
-const IGNORED: [&str; 7] = [
+const IGNORED: [&str; 6] = [
     "best_of",
     "functions",
     "function_call",
     "audio",
     "prediction",
     "guided_decoding_backend",
-    "vllm_xargs",
 ];
 
 /// Refuses the fields of the first list, and values of others that cannot be served. Values that ask for nothing
@@ -54,7 +53,6 @@ pub fn refuse(body: &Body) -> Result<(), ApiError> {
     }
     refuse_suffix(body.get("suffix"))?;
     refuse_modalities(body.get("modalities"))?;
-    refuse_thinking_budget(body.get("thinking_token_budget"))?;
     let best_of = body.get("best_of");
     if !best_of.is_null() && Int::of(best_of).is_none() {
         let message = format!("best_of is {}; it must be an integer", shown(best_of));
@@ -104,24 +102,6 @@ fn refuse_modalities(modalities: &Value) -> Result<(), ApiError> {
     }
 }
 
-/// -1 is no limit.
-fn refuse_thinking_budget(budget: &Value) -> Result<(), ApiError> {
-    let message = match (budget, Int::of(budget)) {
-        (Value::Null, _) | (_, Some(-1)) => return Ok(()),
-        (_, Some(0..)) => {
-            return Err(ApiError::unsupported(
-                "thinking_token_budget",
-                "leave it out and bound the answer by max_tokens",
-            ));
-        }
-        _ => format!(
-            "thinking_token_budget is {}; it must be an integer from -1 (no limit)",
-            shown(budget)
-        ),
-    };
-    Err(ApiError::field("thinking_token_budget", message))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,8 +120,6 @@ mod tests {
             ("suffix", json!("end")),
             ("suffix", json!("")),
             ("modalities", json!(["text", "audio"])),
-            ("thinking_token_budget", json!(5)),
-            ("thinking_token_budget", json!("0")),
             ("logprob_token_ids", json!([5])),
             ("repetition_detection", json!({"max_pattern_size": 4})),
         ] {
@@ -158,8 +136,6 @@ mod tests {
             ("modalities", json!([5])),
             ("best_of", json!("")),
             ("best_of", json!([2])),
-            ("thinking_token_budget", json!("long")),
-            ("thinking_token_budget", json!(-2)),
         ] {
             let error = refuse(json!({field: value})).expect_err(field);
             assert_eq!(error.param.as_deref(), Some(field));
@@ -173,7 +149,7 @@ mod tests {
             "guided_json": null, "suffix": null, "modalities": ["text"], "functions": [{"name": "f"}],
                 "function_call": "auto",
             "audio": {"voice": "alloy"}, "prediction": {"type": "content", "content": "x"},
-            "guided_decoding_backend": "xgrammar", "thinking_token_budget": -1, "unheard_of": 1});
+            "guided_decoding_backend": "xgrammar", "unheard_of": 1});
         refuse(body).expect("nothing here changes the answer");
     }
 }

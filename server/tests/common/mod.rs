@@ -131,6 +131,7 @@ impl TestServer {
             log_prompts: false,
             in_flight: AtomicU64::new(0),
             io: options.io,
+            logits: Default::default(),
             lora: options.lora,
             responses: options.responses.map(ResponseStore::new),
             text_work: TextWork::new(

@@ -111,7 +111,11 @@ unsafe extern "C" fn encode(
     err: *mut ErrorOut,
 ) -> u32 {
     // SAFETY: the plugin passes the context on, a valid text and valid outputs.
-    unsafe { give(context, (out, capacity, num), err, |model| model.encode(&text.to_text())) }
+    unsafe {
+        give(context, (out, capacity, num), err, |model| {
+            model.encode(&text.to_text())
+        })
+    }
 }
 
 unsafe extern "C" fn token_bytes(
@@ -254,9 +258,14 @@ impl SequenceLogits for HostSequenceLogits {
         })?;
         let Some(biases) = self.room.get(..wire.num_biases as usize) else {
             let (given, room) = (wire.num_biases, self.room.len());
-            return Err(self.shared.defect(format_args!("gave {given} biases where there is room for {room}")));
+            return Err(self
+                .shared
+                .defect(format_args!("gave {given} biases where there is room for {room}")));
         };
-        row.mask_mut().iter_mut().zip(&self.mask).for_each(|(word, mask)| *word &= mask);
+        row.mask_mut()
+            .iter_mut()
+            .zip(&self.mask)
+            .for_each(|(word, mask)| *word &= mask);
         let added = biases.iter().try_for_each(|of| row.add_bias(of.token, of.bias));
         added.map_err(|error| Error::new(Status::Internal, named(&self.shared.name, error).message))
     }

@@ -22,7 +22,13 @@ pub fn manifest_seeds() -> Vec<Vec<u8>> {
         json!({"manifest": 1, "kind": kind, "name": name, "version": "0.1.0", "abi": "0.3", "entry": "halyard_entry",
             "priority": 5, "about": "a plugin", "cpu_features": "", "needs": {"x": [1, 2]}})
     };
-    let kinds = ["platform", "stat-logger", "io-processor", "lora-resolver", "logits-processor"];
+    let kinds = [
+        "platform",
+        "stat-logger",
+        "io-processor",
+        "lora-resolver",
+        "logits-processor",
+    ];
     kinds
         .map(|kind| manifest(kind, "one").to_string().into_bytes())
         .to_vec()
