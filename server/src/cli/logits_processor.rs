@@ -25,11 +25,11 @@ pub struct LogitsProcessorArgs {
         value_name = "NAME[:KEY=VALUE,…]",
         env = "HALYARD_LOGITS_PROCESSOR"
     )]
-    processors: Vec<ChosenHook>,
+    logits_processors: Vec<ChosenHook>,
     /// Milliseconds for each call of a logits processor, one before each token; past them the request fails
     #[arg(long = "logits-processor-timeout-ms", value_name = "MS", env = "HALYARD_LOGITS_PROCESSOR_TIMEOUT_MS",
         default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=600_000))]
-    timeout_ms: u32,
+    logits_timeout_ms: u32,
 }
 
 /// Processors that were loaded and not yet started.
@@ -50,7 +50,7 @@ impl LogitsProcessorArgs {
                 hook.config.clone(),
             ))
         };
-        self.processors.iter().map(load).collect()
+        self.logits_processors.iter().map(load).collect()
     }
 
     /// Starts loaded processors for the model of `engine`. Blocks.
@@ -59,7 +59,7 @@ impl LogitsProcessorArgs {
     /// A configuration that one refuses.
     pub fn start(&self, loaded: LoadedProcessors, engine: &EngineHandle) -> Result<LogitsProcessors, ServerError> {
         let model: Arc<dyn LogitsModel> = Arc::new(ServedModel::of(engine));
-        let timeout = Duration::from_millis(u64::from(self.timeout_ms));
+        let timeout = Duration::from_millis(u64::from(self.logits_timeout_ms));
         LogitsProcessors::create(loaded, &model, timeout, &[THINKING_TOKEN_BUDGET])
             .map_err(|(name, source)| ServerError::LogitsProcessor { name, source })
     }

@@ -169,6 +169,36 @@ impl Server {
         Server::start(&mut halyard(&[&["serve", "--port", "0"], &base[..], args].concat()))
     }
 
+    /// A server of a model whose words are written down, by the platform `script`.
+    pub fn scripted(model: &scripted::ScriptedModel, args: &[&str]) -> Server {
+        build_with_binary(&["halyard-backend-script"]);
+        let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+        let option = |name: &str, path: &Path| format!("{name}={}", text(path));
+        let folder = text(model.folder());
+        let script = option("script", &model.script());
+        let tokenizer = option("tokenizer", &model.tokenizer());
+        let base = [
+            "serve",
+            "--port",
+            "0",
+            "--platform",
+            "script",
+            "--platform-option",
+            &script,
+            "--platform-option",
+            &tokenizer,
+            "--model",
+            &folder,
+            "--load-format",
+            "dummy",
+            "--served-model-name",
+            "scripted",
+            "--kv-cache-memory-bytes",
+            "16MiB",
+        ];
+        Server::start(&mut halyard(&[&base[..], args].concat()))
+    }
+
     /// Starts a `serve` command and waits until it says that it is ready.
     ///
     /// # Panics

@@ -6,41 +6,11 @@ use std::process::Command;
 
 use halyard_e2e::clients::{node_with, output, python_with};
 use halyard_e2e::scripted::ScriptedModel;
-use halyard_e2e::{Server, build_with_binary, fixture, halyard};
+use halyard_e2e::{Server, build_with_binary, fixture};
 use serde_json::{Value, json};
 
 const CALL: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}\n</tool_call>";
 const OTHER: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Basel\"}}\n</tool_call>";
-
-/// A server that serves tool calls and keeps reasoning apart.
-fn server(model: &ScriptedModel, args: &[&str]) -> Server {
-    build_with_binary(&["halyard-backend-script"]);
-    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
-    let option = |name: &str, path: &Path| format!("{name}={}", text(path));
-    let folder = text(model.folder());
-    let script = option("script", &model.script());
-    let tokenizer = option("tokenizer", &model.tokenizer());
-    let base = [
-        "serve",
-        "--port",
-        "0",
-        "--platform",
-        "script",
-        "--platform-option",
-        &script,
-        "--platform-option",
-        &tokenizer,
-        "--model",
-        &folder,
-        "--load-format",
-        "dummy",
-        "--served-model-name",
-        "scripted",
-        "--kv-cache-memory-bytes",
-        "16MiB",
-    ];
-    Server::start(&mut halyard(&[&base[..], args].concat()))
-}
 
 /// A model that asks for the weather, once or for two places, and tells it.
 fn weather_model() -> ScriptedModel {
@@ -85,7 +55,7 @@ fn agrees_with(program: Result<Command, String>, script: &str, flags: &[&str], w
         }
     };
     let model = weather_model();
-    let server = server(&model, &[&PARSERS[..], flags].concat());
+    let server = Server::scripted(&model, &[&PARSERS[..], flags].concat());
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(script);
     let text = output(
         command.arg(script).args([&server.url, "scripted"]).args(words),
@@ -232,7 +202,7 @@ fn a_response_in_the_background_has_the_time_of_running_requests_when_the_server
     let model = ScriptedModel::with_template_of(&fixture("../"), "qwen3", &[("", &line)]);
     for (timeout, max_output_tokens) in [("0", 4000), ("60", 600)] {
         let flag = format!("--shutdown-timeout={timeout}");
-        let server = server(&model, &["--enable-responses-store", &flag]);
+        let server = Server::scripted(&model, &["--enable-responses-store", &flag]);
         let body = json!({"input": "Rain?", "background": true, "max_output_tokens": max_output_tokens});
         let queued = post_to(&server, "/v1/responses", &body);
         assert!(queued.contains("\"status\":\"queued\""), "{queued}");
@@ -246,7 +216,7 @@ fn a_response_in_the_background_has_the_time_of_running_requests_when_the_server
 #[test]
 fn a_parser_that_is_not_named_is_the_template_s_and_the_log_says_so() {
     let model = weather_model();
-    let server = server(&model, &["--enable-auto-tool-choice"]);
+    let server = Server::scripted(&model, &["--enable-auto-tool-choice"]);
     let body = json!({"messages": [{"role": "user", "content": "Rain in Bern and Basel?"}], "max_tokens": 200,
         "tools": [{"type": "function", "function": {"name": "weather"}}]});
     let answer: Value = serde_json::from_str(&post(&server, &body)).expect("JSON");
@@ -271,7 +241,7 @@ fn io_processors_see_calls_as_the_model_writes_them() {
     build_with_binary(&["halyard-io-processor-redact"]);
     let call = CALL.replace("Bern", "ann@example.org");
     let model = ScriptedModel::with_template_of(&fixture("../"), "qwen3", &[("", &format!("{call}<|im_end|>"))]);
-    let server = server(&model, &["--enable-auto-tool-choice", "--io-processor", "redact"]);
+    let server = Server::scripted(&model, &["--enable-auto-tool-choice", "--io-processor", "redact"]);
     for stream in [false, true] {
         let body = json!({"messages": [{"role": "user", "content": "Rain?"}], "max_tokens": 200, "stream": stream,
             "tools": [{"type": "function", "function": {"name": "weather"}}]});
@@ -290,7 +260,7 @@ fn stored_responses_are_kept_as_io_processors_left_them() {
     build_with_binary(&["halyard-io-processor-redact"]);
     let line = "Write to ann@example.org.<|im_end|>";
     let model = ScriptedModel::with_template_of(&fixture("../"), "qwen3", &[("", line)]);
-    let server = server(&model, &["--enable-responses-store", "--io-processor", "redact"]);
+    let server = Server::scripted(&model, &["--enable-responses-store", "--io-processor", "redact"]);
     for background in [false, true] {
         let body = json!({"input": "Whom? Not bob@example.org", "background": background});
         let answer: Value = serde_json::from_str(&post_to(&server, "/v1/responses", &body)).expect("JSON");
@@ -316,7 +286,7 @@ fn stored_responses_are_kept_as_io_processors_left_them() {
 fn halyard_chat_dims_reasoning_on_a_terminal_and_gives_a_pipe_the_answer_alone() {
     let line = "<think>\nI must look.\n</think>\n\nYes.<|im_end|>";
     let model = ScriptedModel::with_template_of(&fixture("../"), "qwen3", &[("", line)]);
-    let server = server(&model, &["--reasoning-parser", "qwen3"]);
+    let server = Server::scripted(&model, &["--reasoning-parser", "qwen3"]);
     let args = ["chat", "--url", &server.url, "Rain?"];
     let piped = halyard_e2e::run(&args);
     assert_eq!(
