@@ -97,7 +97,10 @@ impl LogitsProcessor for Asking {
             "none" => Ok(None),
             "denied" => Err(Error::new(Status::Denied, "not this one")),
             "bytes" => Err(Error::invalid(format!("{} bytes", self.0.token_bytes(1000)?.len()))),
-            "encode" => Err(Error::invalid(format!("{} tokens", self.0.encode(&"y".repeat(300))?.len()))),
+            "encode" => Err(Error::invalid(format!(
+                "{} tokens",
+                self.0.encode(&"y".repeat(300))?.len()
+            ))),
             "panic" | "refuse" => self.0.encode(request.args).map(|_| None),
             args => {
                 let all = format!("{} {:?} {} {args}", request.id, request.prompt, request.max_tokens);
@@ -177,8 +180,14 @@ fn requests_rows_and_the_model_cross() {
     assert_eq!(biases, [(8, 0.5), (9, 0.5)]);
     let error = sequence.process(&[8], &mut row).expect_err("there is no more room");
     assert!(error.message.contains("asking: "), "{error}");
-    assert_eq!(sequence.process(&[66], &mut row).expect_err("panics").status, Status::Panicked);
-    assert_eq!(sequence.process(&[], &mut row).expect_err("after it").status, Status::Poisoned);
+    assert_eq!(
+        sequence.process(&[66], &mut row).expect_err("panics").status,
+        Status::Panicked
+    );
+    assert_eq!(
+        sequence.process(&[], &mut row).expect_err("after it").status,
+        Status::Poisoned
+    );
     assert!(DROPPED.lock().expect("one test").is_empty());
     drop(sequence);
     assert_eq!(*DROPPED.lock().expect("one test"), ["sequence", "request", "processor"]);
@@ -203,9 +212,23 @@ mod rubbish {
             let (mut tokens, mut num) = ([0u32; 2], 0);
             let encode = model.encode.expect("the host has it");
             let text = Str::new("abc");
-            let code = encode(model.context, text, tokens.as_mut_ptr(), 2, &mut num, std::ptr::null_mut());
+            let code = encode(
+                model.context,
+                text,
+                tokens.as_mut_ptr(),
+                2,
+                &mut num,
+                std::ptr::null_mut(),
+            );
             assert_eq!((code, num, tokens), (0, 3, [97, 98]), "as many as there is room for");
-            let code = encode(model.context, text, std::ptr::null_mut(), 2, &mut num, std::ptr::null_mut());
+            let code = encode(
+                model.context,
+                text,
+                std::ptr::null_mut(),
+                2,
+                &mut num,
+                std::ptr::null_mut(),
+            );
             assert_eq!(code, Status::InvalidArgument as u32);
             *out = std::ptr::dangling_mut::<u8>().cast();
         }
@@ -230,12 +253,7 @@ mod rubbish {
         0
     }
 
-    unsafe extern "C" fn sequence_create(
-        _: *mut c_void,
-        sample: u32,
-        out: *mut *mut c_void,
-        _: *mut ErrorOut,
-    ) -> u32 {
+    unsafe extern "C" fn sequence_create(_: *mut c_void, sample: u32, out: *mut *mut c_void, _: *mut ErrorOut) -> u32 {
         if sample == 0 {
             // SAFETY: the host's valid output.
             unsafe { *out = std::ptr::dangling_mut::<u8>().cast() };
@@ -323,7 +341,11 @@ fn rubbish_on_the_wire_is_named_and_never_believed() {
         entry: rubbish::enter,
     });
     assert!(!rubbish.reads("known"), "it has no such function");
-    assert!(open_error(&*rubbish, "status").message.contains("4711, which is no status"));
+    assert!(
+        open_error(&*rubbish, "status")
+            .message
+            .contains("4711, which is no status")
+    );
     let opened = rubbish.open(&request("")).expect("answered").expect("takes part");
     assert!(opened.start(1).err().expect("refused").message.contains("null handle"));
     let mut sequence = opened.start(0).expect("begins");
@@ -341,10 +363,16 @@ fn rubbish_on_the_wire_is_named_and_never_believed() {
         rubbish::CASE.store(case, Ordering::Relaxed);
         let error = sequence.process(&[], &mut row).expect_err(words);
         assert_eq!(error.status, Status::Internal, "{error}");
-        assert!(error.message.starts_with("rubbish: ") && error.message.contains(words), "{error}");
+        assert!(
+            error.message.starts_with("rubbish: ") && error.message.contains(words),
+            "{error}"
+        );
     }
     rubbish::CASE.store(99, Ordering::Relaxed);
     sequence.process(&[], &mut row).expect("what counts is right");
-    assert!(row.allows(1) && row.allows(2) && !row.allows(3), "no bit is set that was cleared");
+    assert!(
+        row.allows(1) && row.allows(2) && !row.allows(3),
+        "no bit is set that was cleared"
+    );
     assert_eq!((row.biases().len(), row.biases()[0].token), (1, 1));
 }

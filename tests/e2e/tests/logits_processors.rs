@@ -159,13 +159,14 @@ async fn thinking_ends_at_its_budget_whole_and_streamed() {
     let text = inside["choices"][0]["text"].as_str().expect("a text").trim().to_owned();
     assert_eq!(text, tokens.text(&expected).await);
     // The other APIs.
+    let thinks = tokens.text(&thought[1..=7]).await;
     let body = json!({"input": "Think.", "max_output_tokens": 60, "temperature": 0, "thinking_token_budget": 7});
     let response = answer(&server.url, "/v1/responses", &body).await;
-    assert!(!response.to_string().contains("evening"), "{response}");
+    assert_eq!(response["output"][0]["content"][0]["text"], json!(thinks), "{response}");
     let body = json!({"model": "scripted", "messages": [{"role": "user", "content": "Think."}], "max_tokens": 60,
         "temperature": 0, "thinking_token_budget": 7});
     let message = answer(&server.url, "/v1/messages", &body).await;
-    assert!(!message.to_string().contains("evening"), "{message}");
+    assert_eq!(message["content"][0]["thinking"], json!(thinks), "{message}");
 }
 
 #[tokio::test]
@@ -173,13 +174,18 @@ async fn the_operator_may_set_budget_and_words_and_a_grammar_stands_beside() {
     plugins();
     let model = thinking_model();
     let processor = r#"thinking-budget={"budget": 4, "end_text": " Enough.</think>"}"#;
-    let server = Server::scripted(&model, &["--logits-processor", processor, "--reasoning-parser", "qwen3"]);
+    let server = Server::scripted(
+        &model,
+        &["--logits-processor", processor, "--reasoning-parser", "qwen3"],
+    );
     let tokens = Tokens(&server.url);
     let thought = tokens.of(&format!("<think>{THOUGHT}\n\n{SAID}")).await;
     let body = |extra: Value| {
         let mut body = json!({"messages": [{"role": "user", "content": "Think."}], "max_tokens": 60, "temperature": 0,
             "logprobs": true});
-        body.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
+        body.as_object_mut()
+            .expect("an object")
+            .extend(extra.as_object().expect("an object").clone());
         body
     };
     let route = "/v1/chat/completions";
@@ -199,7 +205,10 @@ async fn the_operator_may_set_budget_and_words_and_a_grammar_stands_beside() {
     let grammar = json!({"structured_outputs": {"regex": "<think>[a-z, ?]{20,}"}});
     let (status, error) = post(&server.url, route, &body(grammar)).await;
     let message = error["error"]["message"].as_str().unwrap_or_default();
-    assert!(status == 500 && message.contains("`thinking-budget`"), "{status} {error}");
+    assert!(
+        status == 500 && message.contains("`thinking-budget`"),
+        "{status} {error}"
+    );
     assert!(message.contains("may not come here"), "{message}");
 }
 
@@ -211,7 +220,9 @@ async fn masks_and_biases_of_a_request_act() {
     let ids = async |extra: Value| -> Vec<u64> {
         let mut body = json!({"prompt": [5, 6, 7], "max_tokens": 12, "temperature": 0, "ignore_eos": true,
             "return_token_ids": true});
-        body.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
+        body.as_object_mut()
+            .expect("an object")
+            .extend(extra.as_object().expect("an object").clone());
         let answer = answer(&server.url, "/v1/completions", &body).await;
         let tokens = answer["choices"][0]["token_ids"].as_array().expect("ids").iter();
         tokens.map(|token| token.as_u64().expect("an id")).collect()
@@ -220,7 +231,10 @@ async fn masks_and_biases_of_a_request_act() {
     let free = ids(json!({})).await;
     let only = ids(xargs(json!({"only": [40, 41, 42]}))).await;
     assert_eq!(only, ids(json!({"allowed_token_ids": [40, 41, 42]})).await);
-    assert!(only.iter().all(|token| (40..43).contains(token)) && only != free, "{only:?}");
+    assert!(
+        only.iter().all(|token| (40..43).contains(token)) && only != free,
+        "{only:?}"
+    );
     let sum = ids(json!({"logit_bias": {"50": 9.5, "51": 9.0}})).await;
     let mut both = xargs(json!({"biases": [50, 3.5, 51, 9, 50, 2]}));
     both["logit_bias"] = json!({"50": 4});
@@ -229,7 +243,10 @@ async fn masks_and_biases_of_a_request_act() {
     // The host's tokenizer: one of the word's tokens each time.
     let word = ids(xargs(json!({"word": "rain"}))).await;
     let tokens = Tokens(&server.url).of("rain").await;
-    assert!(word.iter().all(|token| tokens.contains(token)), "{word:?} of {tokens:?}");
+    assert!(
+        word.iter().all(|token| tokens.contains(token)),
+        "{word:?} of {tokens:?}"
+    );
 }
 
 #[tokio::test]
@@ -251,7 +268,11 @@ async fn a_failing_processor_fails_its_request_and_no_other() {
     };
     let bystanders: Vec<_> = (0..8)
         .map(|i| {
-            let args = if i % 2 == 0 { json!({}) } else { json!({"biases": [40, 1]}) };
+            let args = if i % 2 == 0 {
+                json!({})
+            } else {
+                json!({"biases": [40, 1]})
+            };
             let (url, good) = (server.url.clone(), body(args, 200, true));
             tokio::spawn(async move { post_text(&url, "/v1/completions", &good).await })
         })
@@ -288,10 +309,17 @@ async fn a_failing_processor_fails_its_request_and_no_other() {
                 }
             };
             let message = error["message"].as_str().unwrap_or_else(|| panic!("{fault}: {text}"));
-            assert!(message.contains("`obedient`") && message.contains(words), "{fault}: {message}");
+            assert!(
+                message.contains("`obedient`") && message.contains(words),
+                "{fault}: {message}"
+            );
             let code = error["code"].as_str().unwrap_or_default();
             let codes = ["logits_processor_rejected", "logits_processor_failed", "engine_error"];
-            let kind = if fault == "refuse" { 0 } else { 2 - usize::from(is_opening) };
+            let kind = if fault == "refuse" {
+                0
+            } else {
+                2 - usize::from(is_opening)
+            };
             assert_eq!(code, codes[kind], "{fault}");
             // The next request finds everything in order, also the processor that has just panicked.
             let good = body(json!({"only": [44]}), 2, false);
@@ -307,20 +335,31 @@ async fn a_failing_processor_fails_its_request_and_no_other() {
         let (status, text) = bystander.await.expect("runs");
         assert_eq!(status, 200, "{text}");
         let events = events(&text);
-        assert_eq!(events.last().expect("an event")["usage"]["completion_tokens"], 200, "{text}");
+        assert_eq!(
+            events.last().expect("an event")["usage"]["completion_tokens"],
+            200,
+            "{text}"
+        );
     }
     let shown = reqwest::get(format!("{}/metrics", server.url)).await.expect("answers");
     let shown = shown.text().await.expect("a text");
     let count = |name: &str, labels: &str| -> u64 {
         let start = format!("halyard:logits_processor_{name}{{processor=\"obedient\"{labels}}} ");
         let value = shown.lines().find_map(|line| line.strip_prefix(&start));
-        value.unwrap_or_else(|| panic!("no {start} in\n{shown}")).parse().expect("a count")
+        value
+            .unwrap_or_else(|| panic!("no {start} in\n{shown}"))
+            .parse()
+            .expect("a count")
     };
     let requests = 8 + 6 * faults.len() as u64 + 3;
     assert_eq!(count("requests_total", ""), requests);
     assert_eq!(count("refusals_total", ""), 3);
     for (reason, kinds) in [("deadline", 2), ("panic", 3), ("error", 8), ("size", 0), ("busy", 0)] {
-        assert_eq!(count("errors_total", &format!(",reason=\"{reason}\"")), 3 * kinds, "{reason}");
+        assert_eq!(
+            count("errors_total", &format!(",reason=\"{reason}\"")),
+            3 * kinds,
+            "{reason}"
+        );
     }
     assert_eq!(count("call_seconds_count", ",call=\"request\""), requests);
     assert!(count("call_seconds_count", ",call=\"token\"") > 800);
@@ -334,16 +373,25 @@ fn processors_are_listed_explained_and_refused_by_name() {
     let fixtures = fixture_library();
     let listed = run(&["plugins", "list", "--plugin", &fixtures]);
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-    for line in ["thinking-budget 0.1.0 (logits-processor)", "obedient 1 (logits-processor)"] {
+    for line in [
+        "thinking-budget 0.1.0 (logits-processor)",
+        "obedient 1 (logits-processor)",
+    ] {
         assert!(listed.contains(line), "{listed}");
     }
     let why = run(&["plugins", "why", "thinking-budget"]);
     let why = String::from_utf8_lossy(&why.stdout).into_owned();
     assert!(why.contains("started") && !why.contains("FAILED"), "{why}");
     for (args, words) in [
-        (["--logits-processor", "thinking-budge"], "did you mean `thinking-budget`"),
+        (
+            ["--logits-processor", "thinking-budge"],
+            "did you mean `thinking-budget`",
+        ),
         (["--logits-processor", "thinking-budget:budget"], "key=value"),
-        (["--logits-processor", "cpu"], "no logits-processor plugin is named `cpu`"),
+        (
+            ["--logits-processor", "cpu"],
+            "no logits-processor plugin is named `cpu`",
+        ),
         (["--logits-processor-timeout-ms", "0"], "timeout-ms"),
         (["--logits-processors", "a.B"], "--logits-processor "),
     ] {
@@ -356,5 +404,9 @@ fn processors_are_listed_explained_and_refused_by_name() {
     let model = model.to_str().expect("UTF-8");
     let args = ["serve", "--platform", "cpu", "--port", "0", "--model", model];
     let output = run(&[&args[..], &["--logits-processor", "thinking-budget:bugdet=4"]].concat());
-    assert!(!output.status.success() && stderr(&output).contains("bugdet"), "{}", stderr(&output));
+    assert!(
+        !output.status.success() && stderr(&output).contains("bugdet"),
+        "{}",
+        stderr(&output)
+    );
 }
