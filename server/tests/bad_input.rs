@@ -162,7 +162,7 @@ async fn a_bad_field_of_a_completion_is_named_with_value_and_limit() {
         (
             json!({"prompt": "a", "thinking_token_budget": 5}),
             "thinking_token_budget",
-            &["not supported yet"],
+            &["--logits-processor thinking-budget"],
         ),
         (json!({"prompt": "a", "request_id": "a b"}), "request_id", &["128"]),
         (json!({"prompt": "a", "user": 5}), "user", &["5"]),

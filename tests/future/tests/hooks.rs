@@ -5,17 +5,21 @@ mod common;
 #[path = "common/rules.rs"]
 mod rules;
 
+use std::ffi::c_void;
 use std::path::Path;
 
 use common::{fresh_folder, in_c};
 use halyard_future::by_hand::{enter, told};
 use halyard_future::library::Library;
 use halyard_future::{LATER_VALUE, Newer, UNTOUCHED};
-use halyard_platform_api::abi::Str;
+use halyard_platform_api::abi::logits_tables::{
+    LogitBias, LogitsModelWire, LogitsProcessorTable, LogitsRequestWire, LogitsRowWire,
+};
 use halyard_platform_api::abi::request_tables::{
     IoProcessorTable, IoRequestWire, IoVerdictWire, LoraAnswerWire, LoraQueryWire, LoraResolverTable,
 };
 use halyard_platform_api::abi::tables::{BatchWire, RecordRef, StatLoggerTable};
+use halyard_platform_api::abi::{ErrorOut, Str};
 use halyard_platform_api::hooks::{Batch, FinishedRecord, RecordBatch, ShutdownRecord, StatRecord};
 use rules::gives;
 
@@ -153,4 +157,61 @@ fn an_io_processor_answers_a_larger_request_in_a_larger_verdict() {
     );
     // SAFETY: a live processor, used no more.
     unsafe { processors.drop.expect("required")(processor) };
+}
+
+/// One token for each text: its length.
+unsafe extern "C" fn encode(_: *mut c_void, text: Str, out: *mut u32, _: u32, num: *mut u32, _: *mut ErrorOut) -> u32 {
+    // SAFETY: valid outputs with room for one.
+    unsafe {
+        out.write(text.len as u32);
+        num.write(1);
+    }
+    0
+}
+
+unsafe extern "C" fn token_bytes(_: *mut c_void, _: u32, _: *mut u8, _: u32, num: *mut u32, _: *mut ErrorOut) -> u32 {
+    // SAFETY: a valid output.
+    unsafe { num.write(0) };
+    0
+}
+
+#[test]
+fn a_logits_processor_takes_a_larger_model_request_and_row() {
+    let root = enter(Library::built("logits_processor_thinking_budget").entry).expect("it starts");
+    let processors: LogitsProcessorTable = root.table().expect("a logits processor");
+    let mut model = Newer::marked(LogitsModelWire::zeroed());
+    model.known.vocab_size = 40;
+    model.known.encode = Some(encode);
+    model.known.token_bytes = Some(token_bytes);
+    let (create, mut processor) = (processors.create.expect("required"), std::ptr::null_mut());
+    // SAFETY: a live instance, a text and a sized model for the call, valid outputs.
+    told(|err| unsafe { create(root.instance, Str::new("{}"), model.ptr(), &mut processor, err) }).expect("starts");
+    // The prompt's second token is `<think>`.
+    let prompt = [1, 7];
+    let mut request = Newer::marked(LogitsRequestWire::zeroed());
+    (request.known.prompt, request.known.num_prompt) = (prompt.as_ptr(), 2);
+    request.known.args = Str::new(r#"{"thinking_token_budget": 0}"#);
+    let (open, mut opened) = (processors.open.expect("required"), std::ptr::null_mut());
+    // SAFETY: a live processor, a sized request, a valid output.
+    told(|err| unsafe { open(processor, request.ptr(), &mut opened, err) }).expect("it looks at it");
+    assert!(!opened.is_null(), "it takes part");
+    let (begin, mut sequence) = (processors.sequence_create.expect("required"), std::ptr::null_mut());
+    // SAFETY: a live request, a valid output.
+    told(|err| unsafe { begin(opened, 0, &mut sequence, err) }).expect("it begins");
+    let (mut mask, mut room) = ([u32::MAX; 2], [LogitBias::default(); 3]);
+    let mut row = LogitsRowWire::zeroed();
+    (row.vocab_size, row.mask) = (40, mask.as_mut_ptr());
+    (row.biases, row.biases_capacity) = (room.as_mut_ptr(), 3);
+    let process = processors.process.expect("required");
+    let row = gives(row, |out| {
+        // SAFETY: a live sequence that this thread alone uses, a sized row over `mask` and `room`.
+        told(|err| unsafe { process(sequence, std::ptr::null(), 0, out, err) })
+    });
+    assert_eq!((mask, row.num_biases), ([1 << 8, 0], 0), "`</think>` is forced");
+    // SAFETY: live objects, used no more.
+    unsafe {
+        processors.sequence_drop.expect("required")(sequence);
+        processors.request_drop.expect("required")(opened);
+        processors.drop.expect("required")(processor);
+    }
 }
