@@ -138,8 +138,8 @@ abi_table! {
             err: *mut ErrorOut) -> u32;
         /// Ends a sample, complete or not.
         required fn sequence_drop(sequence: *mut c_void) -> ();
-        /// Before each token of a sample: takes the tokens that came since the last call, none at the first, and changes
-        /// the row of the next one. An error ends the request with its words.
+        /// Before each token of a sample: takes the tokens that came since the last call, none at the first, and
+        /// changes the row of the next one. An error ends the request with its words.
         required fn process(sequence: *mut c_void, tokens: *const u32, num_tokens: u32, row: *mut LogitsRowWire,
             err: *mut ErrorOut) -> u32;
         /// `out`: 1 where the processor reads a field of requests that is refused where none does, else 0.

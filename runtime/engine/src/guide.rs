@@ -1,6 +1,6 @@
 //! Token guides: code that says, after each token of a sequence, which tokens may come next and what is added to their
-//! logits (a grammar, logits processors). Guides run on threads of their own (`guide_workers`), so that a slow one holds
-//! up its own sequence only.
+//! logits (a grammar, logits processors). Guides run on threads of their own (`guide_workers`), so that a slow one
+//! holds up its own sequence only.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,13 +10,11 @@ use halyard_grammar::{Grammar, Matcher};
 pub use halyard_runner::LogitChanges;
 use halyard_runner::row::MAX_STEP_BIASES;
 
-use crate::guide_chain::Chain;
-
 /// Guides the tokens of one sequence.
 pub trait TokenGuide: Send {
     /// Takes the tokens that came since the last call, and changes the logits of the next one. `changes` come as the
-    /// guides before have left them, first with every token allowed. A guide clears bits and adds biases; it sets no bit
-    /// and takes no bias away. An end-of-sequence token that is to end the sequence must be allowed like any other. A
+    /// guides before have left them, first with every token allowed. A guide clears bits and adds biases; it sets no
+    /// bit and takes no bias away. An end-of-sequence token that is to end the sequence must be allowed like any other. A
     /// call that takes longer than [`GuideWatch::limit`] ends the sequence.
     ///
     /// # Errors
@@ -63,11 +61,6 @@ impl GuideFactory {
     /// Guides of a grammar.
     pub fn of_grammar(grammar: Grammar) -> GuideFactory {
         GuideFactory::new(move |_| Box::new(grammar.matcher()))
-    }
-
-    /// Guides that work one after the other: `next` is given what these leave.
-    pub fn then(self, next: GuideFactory) -> GuideFactory {
-        GuideFactory::new(move |sample| Box::new(Chain::new([self.make(sample), next.make(sample)])))
     }
 
     /// The guide of one sample.

@@ -4,10 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::guide::{GuideWatch, LogitChanges, TokenGuide};
+use crate::guide::{GuideFactory, GuideWatch, LogitChanges, TokenGuide};
+
+impl GuideFactory {
+    /// Guides that work one after the other: `next` is given what these leave.
+    pub fn then(self, next: GuideFactory) -> GuideFactory {
+        GuideFactory::new(move |sample| Box::new(Chain::new([self.make(sample), next.make(sample)])))
+    }
+}
 
 /// Two guides, each of which may be a chain.
-pub(crate) struct Chain {
+struct Chain {
     guides: [Box<dyn TokenGuide>; 2],
     watch: Arc<ChainWatch>,
 }
@@ -19,7 +26,7 @@ struct ChainWatch {
 }
 
 impl Chain {
-    pub(crate) fn new(guides: [Box<dyn TokenGuide>; 2]) -> Chain {
+    fn new(guides: [Box<dyn TokenGuide>; 2]) -> Chain {
         let watch = ChainWatch {
             of_guides: [guides[0].watch(), guides[1].watch()],
             at: AtomicUsize::new(0),
@@ -66,7 +73,6 @@ impl GuideWatch for ChainWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guide::GuideFactory;
 
     /// Forbids a token, adds a bias, and waits at most so many seconds.
     #[derive(Clone, Copy)]

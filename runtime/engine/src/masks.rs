@@ -1,4 +1,5 @@
-//! Token masks and biases of guided sequences: requested after each token, and awaited while the device computes the forward pass.
+//! Token masks and biases of guided sequences: requested after each token, and awaited while the device computes the
+//! forward pass.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Logits processors over their table: requests, rows and the model's functions cross, objects are dropped in order, and
-//! what a processor of another language may do wrong to a row is named, and reaches no logits.
+//! Logits processors over their table: requests, rows and the model's functions cross, objects are dropped in order,
+//! and what a processor of another language may do wrong to a row is named, and reaches no logits.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -334,7 +334,8 @@ mod rubbish {
 #[test]
 fn rubbish_on_the_wire_is_named_and_never_believed() {
     let manifest = format!(
-        r#"{{"manifest":1,"kind":"logits-processor","name":"rubbish","version":"1","abi":"{ABI_MAJOR}.{ABI_MINOR}","entry":"e"}}"#
+        r#"{{"manifest":1,"kind":"logits-processor","name":"rubbish","version":"1","abi":"{}.{}","entry":"e"}}"#,
+        ABI_MAJOR, ABI_MINOR
     );
     let rubbish = processor(LinkedPlugin {
         manifest: manifest.leak(),

@@ -41,8 +41,8 @@ impl LogitsFields {
             // No limit.
             (_, Some(-1)) => return Ok(arguments),
             (_, Some(0..)) => {
-                let message = "thinking_token_budget needs a logits processor that keeps it; serve with --logits-processor \
-                               thinking-budget, or leave it out and bound the answer by max_tokens";
+                let message = "thinking_token_budget needs a logits processor that keeps it; serve with \
+                               --logits-processor thinking-budget, or leave it out and bound the answer by max_tokens";
                 return Err(ApiError::field(THINKING_TOKEN_BUDGET, message).with_code("unsupported_parameter"));
             }
             _ => format!(

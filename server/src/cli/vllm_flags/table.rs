@@ -322,7 +322,7 @@ pub const FLAGS: &[Flag] = &[
     flag("--quantization-config", &[], Value, Refused(NOT_YET)),
     flag("--ray-workers-use-nsight", &[], Bool, Refused(NOT_YET)),
     flag("--reasoning-config", &[], Value, Refused(
-        "a logits processor keeps budgets of thinking here: --logits-processor thinking-budget:start=<think>,end=</think>")),
+        "a logits processor keeps budgets of thinking here: --logits-processor thinking-budget:start=…,end=…")),
     flag("--reasoning-effort-map", &[], Value, Refused("the effort goes to the template as it is sent; leave it out")),
     flag("--reasoning-parser", &[], Value, Same),
     flag("--reasoning-parser-plugin", &[], Value, Refused(PARSERS)),
