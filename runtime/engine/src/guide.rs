@@ -14,8 +14,8 @@ use halyard_runner::row::MAX_STEP_BIASES;
 pub trait TokenGuide: Send {
     /// Takes the tokens that came since the last call, and changes the logits of the next one. `changes` come as the
     /// guides before have left them, first with every token allowed. A guide clears bits and adds biases; it sets no
-    /// bit and takes no bias away. An end-of-sequence token that is to end the sequence must be allowed like any other. A
-    /// call that takes longer than [`GuideWatch::limit`] ends the sequence.
+    /// bit and takes no bias away. An end-of-sequence token that is to end the sequence must be allowed like any other.
+    /// A call that takes longer than [`GuideWatch::limit`] ends the sequence.
     ///
     /// # Errors
     /// Why the sequence cannot go on; it ends with this reason.

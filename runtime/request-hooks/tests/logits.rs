@@ -207,7 +207,7 @@ async fn a_sample_is_processed_anywhere_and_dropped_on_a_blocking_thread() {
             .process(&[], &mut mask, &mut biases)
             .expect_err("no token is left");
         assert!(error.contains("leaves no token"), "{error}");
-        let error = poisoned.sample(0).process(&[], &mut vec![1; 2], &mut biases);
+        let error = poisoned.sample(0).process(&[], &mut [1; 2], &mut biases);
         assert!(error.expect_err("as after a panic").contains("panicked"));
         assert!(opened.give_up().contains("did not answer within 500 ms"));
         assert_eq!(opened.timeout(), Duration::from_millis(500));
