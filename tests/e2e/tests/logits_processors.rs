@@ -2,6 +2,7 @@
 //! request, and processors that fail in every way, which costs the request that met them and no other.
 
 use std::sync::Once;
+use std::time::{Duration, Instant};
 
 use halyard_e2e::scripted::ScriptedModel;
 use halyard_e2e::{Server, build_with_binary, fixture, library, run, stderr};
@@ -296,7 +297,14 @@ async fn a_failing_processor_fails_its_request_and_no_other() {
     for (fault, expected, words) in faults {
         for (at, stream) in [(0, false), (3, false), (3, true)] {
             let failing = body(json!({"fault": fault, "at": at}), 8, stream);
+            let start = Instant::now();
             let (status, text) = post_text(&server.url, "/v1/completions", &failing).await;
+            // A grammar would have ten seconds.
+            assert!(
+                start.elapsed() < Duration::from_secs(9),
+                "{fault}: {:?}",
+                start.elapsed()
+            );
             let is_opening = fault.starts_with("open") || fault == "refuse";
             let error = match stream && !is_opening {
                 true => {
