@@ -196,15 +196,18 @@ async fn the_operator_may_set_budget_and_words_and_a_grammar_stands_beside() {
     let free = answer(&server.url, route, &body(json!({"thinking_token_budget": -1}))).await;
     assert!(whole(&free, 0)[0].starts_with(THOUGHT), "{free}");
     // What must follow the thoughts; the thoughts themselves are free, and cut.
-    let grammar = json!({"structured_outputs": {"regex": r#"<think>[^<]*</think>\{"a": [0-9]\}"#}});
+    let schema = json!({"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
+        "additionalProperties": false});
+    let grammar = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}});
     let fits = answer(&server.url, route, &body(grammar)).await;
     let [reasoning, content, finish] = whole(&fits, 0);
     assert!(reasoning.ends_with(" Enough.") && finish == "stop", "{fits}");
     let value: Value = serde_json::from_str(&content).unwrap_or_else(|error| panic!("{error}: {fits}"));
     assert!(value["a"].is_u64(), "{fits}");
     // A grammar in which thoughts cannot end says so.
-    let grammar = json!({"structured_outputs": {"regex": "<think>[a-z, ?]{20,}"}});
-    let (status, error) = post(&server.url, route, &body(grammar)).await;
+    let grammar =
+        json!({"prompt": "Think.", "max_tokens": 60, "structured_outputs": {"regex": "<think>[a-z, ?]{20,}"}});
+    let (status, error) = post(&server.url, "/v1/completions", &grammar).await;
     let message = error["error"]["message"].as_str().unwrap_or_default();
     assert!(
         status == 500 && message.contains("`thinking-budget`"),
