@@ -9,7 +9,7 @@ use halyard_platform_api::{Error, OpenOptions, Result};
 pub(crate) const OPTIONS: [&str; 2] = ["isa", "threads"];
 
 /// Names that the variable takes, and the instruction set of each.
-const NAMES: [(&str, Isa); 6] = [
+const NAMES: [(&str, Isa); 7] = [
     ("portable", Isa::Portable),
     ("neon", Isa::Neon),
     ("avx2", Isa::Avx2Fma),
@@ -28,6 +28,7 @@ const NAMES: [(&str, Isa); 6] = [
         },
     ),
     ("avx512bf16", Isa::Avx512 { vnni: true, bf16: true }),
+    ("amx", Isa::Amx),
 ];
 
 /// An option, or its variable where that is set to something.

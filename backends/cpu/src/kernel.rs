@@ -38,7 +38,7 @@ pub(crate) struct Worker<'a> {
     pub kernels: &'static Kernels,
     /// Scratch of the op, shared by all threads.
     pub shared: *mut u8,
-    /// Scratch of this thread in phases that go by rows: `Kernel::row_scratch_bytes` for each of its rows.
+    /// Scratch of this thread in phases that go by rows: `Kernel::rows_scratch_bytes` of its rows.
     pub own: *mut u8,
     /// f32 scratch of this thread.
     pub local: &'a mut [f32],
@@ -122,8 +122,8 @@ pub(crate) trait Kernel: Send + Sync {
         None
     }
 
-    /// Scratch in bytes that a row takes in [`Worker::own`].
-    fn row_scratch_bytes(&self) -> usize {
+    /// Scratch in bytes that so many rows take in [`Worker::own`].
+    fn rows_scratch_bytes(&self, _rows: usize) -> usize {
         0
     }
 

@@ -167,7 +167,8 @@ fn by_rows(steps: &[Step<'_>], threads: usize) -> (Vec<bool>, usize) {
         let now = tokens(step);
         if let Some(tokens) = now {
             let rows = (0..threads).map(|rank| rows_of(tokens, threads, rank).len()).max();
-            own = own.max((rows.unwrap_or(0) * step.0.row_scratch_bytes()).next_multiple_of(64));
+            let bytes = step.0.rows_scratch_bytes(rows.unwrap_or(0));
+            own = own.max(bytes.next_multiple_of(64));
         }
         let crosses = || {
             let earlier = steps[first..i].iter().flat_map(|step| step.1);
@@ -324,8 +325,8 @@ mod tests {
             operands.last().map(View::len)
         }
 
-        fn row_scratch_bytes(&self) -> usize {
-            10
+        fn rows_scratch_bytes(&self, rows: usize) -> usize {
+            10 * rows
         }
 
         unsafe fn run(&self, _phase: usize, _worker: &mut Worker<'_>, _operands: &[View]) {}

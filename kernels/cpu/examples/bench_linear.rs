@@ -64,10 +64,14 @@ fn weights(format: WeightFormat, shapes: &[(usize, usize, usize)]) -> Vec<Weight
     let mut weights = Vec::new();
     for &(n, k, copies) in shapes {
         for copy in 0..copies {
-            // Arbitrary small bytes: a scale of 0x0203 and the like is a normal small f16.
+            // Arbitrary small bytes: a scale of 0x0203 and the like is a normal small f16. As bf16 that is no normal
+            // number, on which arithmetic is slow: those get an exponent.
             let mut packed = Lines::new(packed_bytes(format, n, k));
             for (i, byte) in packed.get_mut().iter_mut().enumerate() {
                 *byte = ((i * 7 + copy) % 37) as u8;
+                if format == WeightFormat::Bf16 && i % 2 == 1 {
+                    *byte = 0x3c + *byte % 4;
+                }
             }
             weights.push(Weight { n, k, packed });
         }
@@ -145,6 +149,7 @@ fn main() {
         (WeightFormat::Q5_0, ActMode::Int8),
         (WeightFormat::Q4K, ActMode::Int8),
         (WeightFormat::Q6K, ActMode::Int8),
+        (WeightFormat::Bf16, ActMode::Tiles),
         (WeightFormat::Bf16, ActMode::Bf16),
         (WeightFormat::Bf16, ActMode::F32),
         (WeightFormat::F16, ActMode::F32),
@@ -156,7 +161,7 @@ fn main() {
             _ if !sets.is_empty() => sets.contains(&isa.to_string()),
             Isa::Portable => false,
             Isa::Avx512 { vnni, bf16 } => bf16 || !vnni,
-            Isa::Neon | Isa::Avx2Fma => true,
+            Isa::Neon | Isa::Avx2Fma | Isa::Amx => true,
         };
         if !wanted {
             continue;

@@ -5,7 +5,7 @@
 
 #[cfg(target_arch = "x86_64")]
 fn main() {
-    use x86::{bf16, bytes_avx2, f32s, f32s_avx2, int8};
+    use x86::{bf16, bytes_avx2, f32s, f32s_avx2, int8, tiles};
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
         // SAFETY: AVX2 and FMA are there.
         report("f32 of AVX2", 2 * 8, || unsafe { f32s_avx2() });
@@ -22,6 +22,10 @@ fn main() {
         // SAFETY: AVX-512 BF16, and F with it, is there.
         report("bf16", 2 * 32, || unsafe { bf16() });
     }
+    if halyard_kernels_cpu::Isa::Amx.is_available() {
+        // SAFETY: the tiles are there, and the system lets this process use them.
+        report("bf16 of AMX", 2 * 16 * 16 * 32, || unsafe { tiles() });
+    }
     if is_x86_feature_detected!("avx512vnni") {
         // SAFETY: AVX-512 VNNI, and F with it, is there.
         report("int8", 2 * 64, || unsafe { int8() });
@@ -31,6 +35,12 @@ fn main() {
 #[cfg(not(target_arch = "x86_64"))]
 fn main() {
     println!("only x86-64 is measured");
+}
+
+/// Rounds of a measurement, by what one instruction does.
+#[cfg(target_arch = "x86_64")]
+fn rounds(ops: usize) -> usize {
+    if ops > 1024 { x86::TILE_ROUNDS } else { x86::ROUNDS }
 }
 
 /// Runs `work` on every thread and prints the best of five.
@@ -45,7 +55,7 @@ fn report(name: &str, ops: usize, work: impl Fn() + Sync) {
                 scope.spawn(&work);
             }
         });
-        best = best.max((threads * ops * x86::CHAINS * x86::ROUNDS) as f64 / start.elapsed().as_secs_f64());
+        best = best.max((threads * ops * x86::CHAINS * rounds(ops)) as f64 / start.elapsed().as_secs_f64());
     }
     println!("{name}: {:.0} GOP/s on {threads} threads", best / 1e9);
 }
@@ -58,6 +68,43 @@ mod x86 {
     /// Sums side by side, more than an instruction's latency.
     pub const CHAINS: usize = 12;
     pub const ROUNDS: usize = 20_000_000;
+    /// The same for tiles, each of which does as much as a hundred vectors.
+    pub const TILE_ROUNDS: usize = ROUNDS / 20;
+
+    /// Products of tiles, four sums side by side.
+    ///
+    /// # Safety
+    /// The processor has tiles that the system lets this process use.
+    pub unsafe fn tiles() {
+        let mut shapes = [0u8; 64];
+        shapes[0] = 1;
+        for i in 0..8 {
+            (shapes[16 + 2 * i], shapes[48 + i]) = (64, 16);
+        }
+        // SAFETY: the caller's promise; the registers are given back.
+        unsafe {
+            std::arch::asm!(
+                "ldtilecfg [{shapes}]",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "tilezero tmm4",
+                "tilezero tmm5",
+                "2:",
+                "tdpbf16ps tmm0, tmm4, tmm5",
+                "tdpbf16ps tmm1, tmm4, tmm5",
+                "tdpbf16ps tmm2, tmm4, tmm5",
+                "tdpbf16ps tmm3, tmm4, tmm5",
+                "dec {n}",
+                "jnz 2b",
+                "tilerelease",
+                shapes = in(reg) shapes.as_ptr(),
+                n = inout(reg) TILE_ROUNDS * CHAINS / 4 => _,
+                options(nostack)
+            );
+        }
+    }
 
     macro_rules! chains {
         ($name:ident, $features:literal, $zero:expr, $x:expr, $step:ident) => {

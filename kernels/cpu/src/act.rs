@@ -6,6 +6,7 @@
 //! tile of W tokens holds, with K padded by zeros to a multiple of 32:
 //! - `F32` f32\[k\]\[W\];
 //! - `Bf16` per 32 elements of K ("block"): bf16\[W\]\[32\];
+//! - `Tiles` as `Bf16`, but every tile holds 16 tokens, the last one padded by zeros;
 //! - `Int8` per block: i8\[W\]\[32\] quants, then \[W\] each of: f32 d (= max|x| / 127), f32 d·Σq, i32 −Σq over the
 //!   block, over its first and over its second half.
 
@@ -21,10 +22,14 @@ pub enum ActMode {
     F32,
     /// Rounds them to bf16 and multiplies in bf16 with f32 sums; for `Bf16` weights.
     Bf16,
+    /// As `Bf16`, laid out for matrix units.
+    Tiles,
     /// Quantises each 32 to int8 with a scale and multiplies in integers; for the GGUF formats.
     Int8,
 }
 
+/// Tokens of every tile of `Tiles`.
+pub(crate) const TILE_ROWS: usize = 16;
 /// Tokens of a full tile.
 pub const TILE: usize = 12;
 /// Up to so many tokens, `Bf16` lays all of them out as one tile: a register each, so that weights are read once.
@@ -38,18 +43,25 @@ pub(crate) const INT8_QUADS: usize = 8;
 pub const fn act_token_bytes(mode: ActMode, k: usize) -> usize {
     match mode {
         ActMode::F32 => padded_k(k) * 4,
-        ActMode::Bf16 => padded_k(k) * 2,
+        ActMode::Bf16 | ActMode::Tiles => padded_k(k) * 2,
         ActMode::Int8 => padded_k(k) / BLOCK * INT8_WORDS * 4,
     }
 }
 
 /// Bytes of the prepared activations of `tokens` tokens.
 pub const fn act_bytes(mode: ActMode, tokens: usize, k: usize) -> usize {
-    tokens * act_token_bytes(mode, k)
+    let rows = match mode {
+        ActMode::Tiles => tokens.next_multiple_of(TILE_ROWS),
+        _ => tokens,
+    };
+    rows * act_token_bytes(mode, k)
 }
 
 /// Parts in which the preparation is split over threads: tiles, or the tokens of a single tile.
 pub const fn num_act_parts(mode: ActMode, tokens: usize) -> usize {
+    if matches!(mode, ActMode::Tiles) {
+        return tokens.div_ceil(TILE_ROWS);
+    }
     if is_one_tile(mode, tokens) {
         return tokens;
     }
@@ -107,20 +119,26 @@ pub(crate) struct ActJob {
 pub(crate) unsafe fn prepare<S: Simd>(job: &ActJob) {
     let token_bytes = act_token_bytes(job.mode, job.k);
     for part in job.parts.clone() {
-        let (t0, width, own) = if is_one_tile(job.mode, job.tokens) {
+        let (t0, width, own) = if job.mode == ActMode::Tiles {
+            (part * TILE_ROWS, TILE_ROWS, 0..TILE_ROWS)
+        } else if is_one_tile(job.mode, job.tokens) {
             (0, job.tokens, part..part + 1)
         } else {
             let (t0, width) = tile(job.tokens, part);
             (t0, width, 0..width)
         };
         for t in own {
-            // SAFETY: token t0 + t < tokens, and the tile's bytes lie inside `dst`.
+            // SAFETY: token t0 + t < tokens, or a row of padding, and the tile's bytes lie inside `dst`.
             unsafe {
-                let x = job.x.add((t0 + t) * job.stride);
                 let dst = job.dst.add(t0 * token_bytes);
+                if t0 + t >= job.tokens {
+                    padding(job.k, dst, t, width);
+                    continue;
+                }
+                let x = job.x.add((t0 + t) * job.stride);
                 match job.mode {
                     ActMode::F32 => token_f32(x, job.k, dst.cast(), t, width),
-                    ActMode::Bf16 => token_bf16::<S>(x, job.k, dst.cast(), t, width),
+                    ActMode::Bf16 | ActMode::Tiles => token_bf16::<S>(x, job.k, dst.cast(), t, width),
                     ActMode::Int8 => token_int8::<S>(x, job.k, dst.cast(), t, width),
                 }
             }
@@ -174,6 +192,18 @@ unsafe fn token_bf16<S: Simd>(x: *const f32, k: usize, dst: *mut u16, t: usize, 
             S::store_bf16(out, v[0]);
             S::store_bf16(out.add(LANES), v[1]);
         }
+    }
+}
+
+/// Zeros in place of a token in bf16.
+///
+/// # Safety
+/// `dst` holds a tile of `width` tokens.
+#[inline(always)]
+unsafe fn padding(k: usize, dst: *mut u8, t: usize, width: usize) {
+    for b in 0..padded_k(k) / BLOCK {
+        // SAFETY: the caller's promise.
+        unsafe { dst.add((b * width + t) * BLOCK * 2).write_bytes(0, BLOCK * 2) };
     }
 }
 

@@ -73,7 +73,7 @@ pub struct Attention<'a> {
 impl Attention<'_> {
     /// Keys that the query at `position` sees.
     #[inline(always)]
-    fn visible(&self, position: usize) -> Range<usize> {
+    pub(crate) fn visible(&self, position: usize) -> Range<usize> {
         let end = if self.causal {
             self.kv_len.min(position + 1)
         } else {
@@ -88,7 +88,7 @@ impl Attention<'_> {
 
     /// The block that holds `block_index` of the sequence.
     #[inline(always)]
-    unsafe fn block(&self, block_index: usize) -> *const u8 {
+    pub(crate) unsafe fn block(&self, block_index: usize) -> *const u8 {
         // A tile may begin in a block that left the window, whose entry says nothing: its keys are masked, so any block
         // will do.
         let id = self.block_table[block_index].max(0);
@@ -116,7 +116,7 @@ pub(crate) struct Panel {
     /// Panel inside its block.
     pub(crate) index: usize,
     /// Position of its first token, and the number of its tokens that are in the cache.
-    start: usize,
+    pub(crate) start: usize,
     pub(crate) len: usize,
     /// First of its tokens that any row of the tile sees: what lies before may never have been written.
     pub(crate) from: usize,
@@ -142,7 +142,7 @@ pub(crate) unsafe fn run<S: Simd>(job: &Attention<'_>) {
 /// Index of the panel of `position`. Panels are counted through the whole sequence; tiles begin at multiples of
 /// PANELS.
 #[inline(always)]
-fn panel_of(layout: &KvLayout, position: usize) -> usize {
+pub(crate) fn panel_of(layout: &KvLayout, position: usize) -> usize {
     position / layout.block_size * layout.panels() + position % layout.block_size / LANES
 }
 
@@ -230,6 +230,44 @@ unsafe fn start<const R: usize>(job: &Attention<'_>, first_row: usize) -> State<
     state
 }
 
+/// The panels from `first` to `last` of a tile, and how many there are.
+///
+/// # Safety
+/// Every panel up to `last` holds a token below kv_len.
+#[inline(always)]
+pub(crate) unsafe fn tile_of_panels(
+    job: &Attention<'_>,
+    first: usize,
+    last: usize,
+    seen: &Range<usize>,
+) -> ([Panel; PANELS], usize) {
+    let per_block = job.layout.panels();
+    let mut panels = [Panel {
+        block: std::ptr::null(),
+        index: 0,
+        start: 0,
+        len: 0,
+        from: 0,
+    }; PANELS];
+    let count = PANELS.min(last + 1 - first);
+    for (i, panel) in panels[..count].iter_mut().enumerate() {
+        let (block, index) = ((first + i) / per_block, (first + i) % per_block);
+        let start = block * job.layout.block_size + index * LANES;
+        let len = LANES
+            .min(job.layout.block_size - index * LANES)
+            .min(seen.end.saturating_sub(start));
+        *panel = Panel {
+            // SAFETY: the block holds a token below kv_len, so it is in the table.
+            block: unsafe { job.block(block) },
+            index,
+            start,
+            len,
+            from: seen.start.saturating_sub(start).min(len),
+        };
+    }
+    (panels, count)
+}
+
 /// One tile of keys: scores, softmax update, values.
 #[inline(always)]
 unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
@@ -242,29 +280,7 @@ unsafe fn keys<S: Simd, E: KvElement, const R: usize>(
 ) {
     // SAFETY: every panel up to `last` holds a token below kv_len, so its block is in the table.
     unsafe {
-        let per_block = job.layout.panels();
-        let mut panels = [Panel {
-            block: std::ptr::null(),
-            index: 0,
-            start: 0,
-            len: 0,
-            from: 0,
-        }; PANELS];
-        let count = PANELS.min(last + 1 - first);
-        for (i, panel) in panels[..count].iter_mut().enumerate() {
-            let (block, index) = ((first + i) / per_block, (first + i) % per_block);
-            let start = block * job.layout.block_size + index * LANES;
-            let len = LANES
-                .min(job.layout.block_size - index * LANES)
-                .min(seen.end.saturating_sub(start));
-            *panel = Panel {
-                block: job.block(block),
-                index,
-                start,
-                len,
-                from: seen.start.saturating_sub(start).min(len),
-            };
-        }
+        let (panels, count) = tile_of_panels(job, first, last, seen);
         let mut scores = [[0f32; KEYS]; R];
         let mut i = 0;
         while i < count {
@@ -411,7 +427,7 @@ pub(crate) unsafe fn finish_scores<S: Simd, const R: usize, const P: usize>(
 
 /// Takes the scores of keys that a row does not see out of its tile.
 #[inline(always)]
-fn mask(visible: &Range<usize>, panels: &[Panel], scores: &mut [f32; KEYS]) {
+pub(crate) fn mask(visible: &Range<usize>, panels: &[Panel], scores: &mut [f32; KEYS]) {
     for (i, panel) in panels.iter().enumerate() {
         let scores = &mut scores[i * LANES..(i + 1) * LANES];
         // Also hides what an unwritten slot holds: garbage is replaced, never multiplied.
@@ -426,7 +442,7 @@ fn mask(visible: &Range<usize>, panels: &[Panel], scores: &mut [f32; KEYS]) {
 /// Turns a row's scores into 2^(score − max), rounded into `pairs` where they are given and in place elsewhere, and
 /// gives the factor for what was summed before.
 #[inline(always)]
-unsafe fn softmax_row<S: Simd>(
+pub(crate) unsafe fn softmax_row<S: Simd>(
     (max, sum): (&mut f32, &mut [f32; LANES]),
     scores: &mut [f32; KEYS],
     mut pairs: Option<&mut [u32; KEYS / 2]>,

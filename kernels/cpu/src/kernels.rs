@@ -122,6 +122,7 @@ impl Kernels {
                 ActMode::F32 if tokens <= few_tokens(self.isa, format) => self.few[format as usize](&mut job),
                 ActMode::F32 => linear_f32::many(&mut job, self.decode[format as usize], self.multiply),
                 ActMode::Bf16 => (self.linear_bf16)(&mut job),
+                ActMode::Tiles => (self.linear_tiles)(&mut job),
                 ActMode::Int8 => self.linear_int8[format as usize - WeightFormat::Q4_0 as usize](&mut job),
             }
         }

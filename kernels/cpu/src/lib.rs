@@ -12,8 +12,12 @@
 
 mod act;
 mod activation;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 mod attention_bf16;
+#[cfg(target_arch = "x86_64")]
+mod attention_tiles;
 mod e4m3;
 mod elementwise;
 mod format;
@@ -24,6 +28,7 @@ mod linear;
 mod linear_bf16;
 mod linear_f32;
 mod linear_int8;
+mod linear_tiles;
 mod math;
 mod norm;
 mod pack;

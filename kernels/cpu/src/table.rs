@@ -12,7 +12,8 @@ use crate::linear_f32::{Chunk, DecodeFn, DecodedFn};
 use crate::reduce::Largest;
 use crate::rope::RopeStyle;
 use crate::{
-    act, activation, attention, elementwise, linear_bf16, linear_f32, linear_int8, norm, panel, products, reduce, rope,
+    act, activation, attention, elementwise, linear_bf16, linear_f32, linear_int8, linear_tiles, norm, panel, products,
+    reduce, rope,
 };
 
 type LinearFn = unsafe fn(&mut Linear<'_>);
@@ -26,6 +27,7 @@ pub struct Kernels {
     pub(crate) decode: [DecodeFn; 10],
     pub(crate) multiply: DecodedFn,
     pub(crate) linear_bf16: LinearFn,
+    pub(crate) linear_tiles: LinearFn,
     pub(crate) linear_int8: [LinearFn; 6],
     pub(crate) attention: unsafe fn(&Attention<'_>),
     pub(crate) rms_norm: unsafe fn(&[f32], &[f32], f32, f32, &mut [f32]),
@@ -152,6 +154,7 @@ macro_rules! bf16_kernels {
             wrap! {
                 $attr;
                 linear_bf16::run::<$simd> => fn run(job: &mut Linear<'_>);
+                linear_tiles::run::<$simd> => fn tiles(job: &mut Linear<'_>);
                 attention::run::<$simd> => fn attention(job: &Attention<'_>);
             }
         }
@@ -161,6 +164,9 @@ macro_rules! bf16_kernels {
 /// The table of one set, from the modules that it takes its parts from.
 macro_rules! table {
     ($isa:expr, $float:ident, $int8:ident, $bf16:ident) => {
+        table!($isa, $float, $int8, $bf16, $bf16)
+    };
+    ($isa:expr, $float:ident, $int8:ident, $bf16:ident, $tiles:ident) => {
         Kernels {
             isa: $isa,
             prepare_act: $float::prepare_act,
@@ -190,6 +196,7 @@ macro_rules! table {
                 $float::decode_f8,
             ],
             linear_bf16: $bf16::run,
+            linear_tiles: $tiles::tiles,
             linear_int8: [
                 $int8::q4_0,
                 $int8::q4_1,
@@ -198,7 +205,7 @@ macro_rules! table {
                 $int8::q4k,
                 $int8::q6k,
             ],
-            attention: $bf16::attention,
+            attention: $tiles::attention,
             rms_norm: $float::rms_norm,
             layer_norm: $float::layer_norm,
             rope: $float::rope,
@@ -295,6 +302,16 @@ mod x86 {
     );
     pub(super) static AVX512_BF16: Kernels =
         table!(Isa::Avx512 { vnni: true, bf16: true }, avx512, vnni_int8, dot_bf16);
+
+    mod amx {
+        use super::*;
+        wrap! {
+            target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c");
+            linear_tiles::run_amx::<VnniBf16> => fn tiles(job: &mut Linear<'_>);
+            crate::attention_tiles::run::<VnniBf16> => fn attention(job: &Attention<'_>);
+        }
+    }
+    pub(super) static AMX: Kernels = table!(Isa::Amx, avx512, vnni_int8, dot_bf16, amx);
 }
 
 impl Kernels {
@@ -320,6 +337,8 @@ impl Kernels {
             Isa::Avx512 { bf16: false, .. } => Some(&x86::AVX512_VNNI),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 { .. } => Some(&x86::AVX512_BF16),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Some(&x86::AMX),
             #[allow(unreachable_patterns)]
             _ => None,
         }

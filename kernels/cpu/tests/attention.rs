@@ -210,6 +210,8 @@ fn agrees_with_a_direct_softmax_over_shapes_and_dtypes() {
                 (24, 1, 128, 8, 131, 3),
                 (1, 1, 16, 5, 20, 2),
                 (64, 1, 7, 1, 65, 65),
+                (64, 2, 64, 3, 130, 130),
+                (32, 1, 128, 5, 77, 30),
             ] {
                 let case = Case::new(
                     layout(dtype, block_size, kv_heads, dim),
@@ -233,6 +235,8 @@ fn windows_softcaps_sinks_and_full_attention_agree() {
             (KvDtype::F16, 20),
             (KvDtype::Bf16, 16),
             (KvDtype::Bf16, 21),
+            (KvDtype::Bf16, 32),
+            (KvDtype::Bf16, 64),
         ] {
             let mut case = Case::new(layout(dtype, block_size, 1, 64), 3, 300, 40, &mut rng);
             for window in [1, 7, 64, 100, 1000] {
@@ -258,6 +262,8 @@ fn a_query_gives_bitwise_the_same_output_in_every_chunk() {
             (KvDtype::F32, 16, None),
             (KvDtype::F16, 32, Some(30)),
             (KvDtype::Bf16, 12, Some(90)),
+            (KvDtype::Bf16, 32, Some(90)),
+            (KvDtype::Bf16, 64, None),
             (KvDtype::E4m3, 16, Some(70)),
         ] {
             let mut case = Case::new(layout(dtype, block_size, 2, 64), 3, 170, 50, &mut rng);

@@ -11,7 +11,7 @@ use halyard_kernels_cpu::{
     num_panels, pack, packed_bytes, panel_bytes,
 };
 
-const MODES: [ActMode; 3] = [ActMode::F32, ActMode::Bf16, ActMode::Int8];
+const MODES: [ActMode; 4] = [ActMode::F32, ActMode::Bf16, ActMode::Tiles, ActMode::Int8];
 
 struct Case {
     format: WeightFormat,
@@ -105,7 +105,7 @@ struct Options {
 fn seen_by(mode: ActMode, x: &[f32]) -> Vec<f64> {
     match mode {
         ActMode::F32 => x.iter().map(|&x| f64::from(x)).collect(),
-        ActMode::Bf16 => x.iter().map(|&x| f64::from(bf16::from_f32(x))).collect(),
+        ActMode::Bf16 | ActMode::Tiles => x.iter().map(|&x| f64::from(bf16::from_f32(x))).collect(),
         ActMode::Int8 => x
             .chunks(32)
             .flat_map(|block| {

@@ -36,10 +36,11 @@ impl Linear {
         only_f32("linear", op.out)?;
         let format = weight_format("linear", op.weight, op.in_features)?;
         // Without dot products of bf16 pairs, rounding to them costs time and gives nothing.
-        let wanted = match (op.allow_quantized_act, isa.has_bf16_dot()) {
-            (true, true) => [ActMode::Int8, ActMode::Bf16],
-            (true, false) => [ActMode::Int8, ActMode::F32],
-            (false, _) => [ActMode::F32; 2],
+        let wanted = match op.allow_quantized_act {
+            true if isa.has_tiles() => [ActMode::Int8, ActMode::Tiles],
+            true if isa.has_bf16_dot() => [ActMode::Int8, ActMode::Bf16],
+            true => [ActMode::Int8, ActMode::F32],
+            false => [ActMode::F32; 2],
         };
         let mode = wanted
             .into_iter()
@@ -184,8 +185,8 @@ impl Kernel for Linear {
         (self.epilogue.is_none() || !holds_residual(residual, out)).then_some(out.len())
     }
 
-    fn row_scratch_bytes(&self) -> usize {
-        act_bytes(self.mode, 1, self.k)
+    fn rows_scratch_bytes(&self, rows: usize) -> usize {
+        act_bytes(self.mode, rows, self.k)
     }
 
     fn scratch_bytes(&self) -> usize {
