@@ -20,6 +20,10 @@ const MAX_ALL_REGEX_BYTES: usize = 64 << 10;
 pub(crate) const MAX_GRAMMAR_BYTES: usize = 32 << 10;
 /// Product of all different `multipleOf`s, without their decimal points: the states of a remainder's machine.
 const MAX_MULTIPLE: u128 = 100_000;
+/// Numbers up to here, as floats the least integer of 64 bits or less, are no constants and no upper bounds: the
+/// library turns them into a range of that integer alone, negates it, has the same range again, and so on until its
+/// stack ends.
+const MIN_NUMBER: f64 = i64::MIN as f64;
 /// Patterns that one text may have to match together: each doubles the work in the worst case.
 const MAX_TOGETHER: usize = 8;
 
@@ -84,16 +88,26 @@ struct Found {
 
 impl Found {
     fn walk(&mut self, field: &'static str, root: &Value) -> Result<(), GrammarError> {
-        let mut todo = vec![root];
-        while let Some(value) = todo.pop() {
+        // Each with whether it stands in a constant.
+        let mut todo = vec![(root, false)];
+        while let Some((value, in_constant)) = todo.pop() {
             match value {
-                Value::Array(entries) => todo.extend(entries),
+                Value::Array(entries) => todo.extend(entries.iter().map(|entry| (entry, in_constant))),
                 Value::Object(entries) => {
                     at_most(field, "the number of entries of an object", entries.len(), MAX_ENTRIES)?;
                     for (name, value) in entries {
                         self.entry(field, name, value)?;
-                        todo.push(value);
+                        let is_bound = value.is_number() && matches!(name.as_str(), "maximum" | "exclusiveMaximum");
+                        let is_constant = matches!((name.as_str(), value), ("const", _) | ("enum", Value::Array(_)));
+                        todo.push((value, in_constant || is_constant || is_bound));
                     }
+                }
+                Value::Number(number) if in_constant && number.as_f64().is_some_and(|n| n <= MIN_NUMBER) => {
+                    let reason = format!(
+                        "it holds {number} as a constant or an upper bound, which must be above {}; leave it out",
+                        i64::MIN
+                    );
+                    return Err(GrammarError::invalid(field, reason));
                 }
                 _ => {}
             }

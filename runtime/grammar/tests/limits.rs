@@ -89,6 +89,22 @@ fn limits_are_named() {
         grammar(&format!("start: \"x\" %json {two}")),
         &["multipleOf is above 100000"],
     );
+    // The library's stack ends at a range of the least integer alone.
+    let least = json!(i64::MIN);
+    for schema in [
+        json!({"const": least}),
+        json!({"const": {"k": [1, least]}}),
+        json!({"const": {"minimum": least}}),
+        json!({"properties": {"p": {"enum": ["x", i64::MIN + 1]}}}),
+        json!({"type": "integer", "minimum": least, "maximum": least}),
+        json!({"type": "integer", "minimum": -1e19, "exclusiveMaximum": -1e19}),
+    ] {
+        refused(
+            json(schema.clone()),
+            &["an upper bound, which must be above -9223372036854775808"],
+        );
+        refused(grammar(&format!("start: \"x\" %json {schema}")), &["must be above"]);
+    }
     let together = |i: usize| json!({"type": "string", "pattern": format!("a.{{{i}}}b")});
     let all: Vec<Value> = (0..9).map(together).collect();
     refused(json(json!({"allOf": all})), &["patterns for one text is 9; at most 8"]);
