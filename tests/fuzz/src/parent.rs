@@ -227,7 +227,10 @@ fn read_output(output: &str, folder: &Folder, findings: &mut Findings) -> (u64, 
     for line in output.lines() {
         if let Some((name, words)) = line.strip_prefix("panic ").and_then(|rest| rest.split_once(' ')) {
             let file = folder.path.join(format!("panic-{}", name.replace('/', "_")));
-            findings.entry(format!("panic at {}", place(words))).or_insert(file);
+            findings.entry(format!("panic at {}", place(words))).or_insert_with(|| {
+                println!("  {}", words.chars().take(600).collect::<String>());
+                file
+            });
         } else if let Some(numbers) = line.strip_prefix("end ") {
             let mut numbers = numbers.split(' ').map(|number| number.parse().unwrap_or(0));
             let mut next = || numbers.next().unwrap_or(0);
