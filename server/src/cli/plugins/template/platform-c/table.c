@@ -59,6 +59,8 @@ const op_kind op_kinds[] = {
     LATER(MOE_ROUTE, moe_route, "rww"),
     LATER(MOE_LINEAR, moe_linear, "rcrw"),
     LATER(MOE_COMBINE, moe_combine, "rrw"),
+    /* Models over several devices, with the communicator interface. */
+    LATER(COLLECTIVE, collective, "RW"),
     /* What no model asks for yet. */
     LATER(POOL, pool, "rrw"),
     LATER(LAYER_NORM, layer_norm, "rcCw"),
