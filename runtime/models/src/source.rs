@@ -199,7 +199,7 @@ fn open_gguf(path: &Path, format: LoadFormat, dummy: DummyWeights, over: &ModelO
     let description = Arc::new(description);
     let weights = match format {
         LoadFormat::Dummy => Weights::dummy(description.clone(), dummy),
-        _ => Weights::from_gguf(description.clone(), family.gguf_names, file.clone()),
+        _ => Weights::from_gguf(description.clone(), &family.gguf_names, file.clone()),
     };
     let text = |id: Option<u32>| id.and_then(|id| tokenizer.tokens.get(id as usize)).cloned();
     let (own_bos, own_eos) = (text(tokenizer.bos), text(tokenizer.eos));
@@ -252,7 +252,7 @@ fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights, over: &Mo
         }
         _ => Weights::from_safetensors(
             description.clone(),
-            family.hf_names,
+            &family.hf_names,
             SafetensorsFiles::open_folder(folder)?,
         ),
     };

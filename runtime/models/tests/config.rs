@@ -4,7 +4,7 @@ mod support;
 
 use std::path::Path;
 
-use halyard_models::config::{Activation, ExpertsMlp, JsonFields, MlpDescription, RopeScaling};
+use halyard_models::config::{Activation, ExpertsMlp, JsonFields, MlpDescription, QkNorm, RopeScaling};
 use halyard_models::families::{FAMILIES, Family};
 use halyard_models::gguf::GgufFile;
 use halyard_models::{GenerationDefaults, ModelDescription, ModelError};
@@ -133,7 +133,10 @@ fn gemma3_reads_text_and_multimodal_configs_old_and_new() {
     assert!(model.tie_word_embeddings);
     assert_eq!(model.norm.weight_offset, 1.0);
     let windows: Vec<_> = model.layers.iter().map(|l| (l.mixer.window, l.mixer.rope)).collect();
-    assert_eq!(windows[4..7], [(Some(512), 1), (None, 0), (Some(512), 1)]);
+    assert_eq!(
+        windows[4..7],
+        [(Some(512), Some(1)), (None, Some(0)), (Some(512), Some(1))]
+    );
     assert_eq!(model.ropes[0].scaling, RopeScaling::Linear { factor: 8.0 });
     assert_eq!((model.ropes[0].theta, model.ropes[1].theta), (1e6, 1e4));
     assert_eq!(
@@ -380,7 +383,7 @@ fn rope_frequencies_equal_hugging_face_s() {
         let model = describe(&with(llama(), changes)).unwrap();
         let rope = &model.ropes[0];
         let expected = case["inverse_frequencies"].as_array().unwrap();
-        let found = rope.inverse_frequencies();
+        let found = rope.inverse_frequencies(32_768);
         assert_eq!(found.len(), expected.len());
         for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
             let expected = expected.as_f64().unwrap();
@@ -402,7 +405,7 @@ fn rope_tables_hold_cosines_then_sines() {
     let table = rope.table(3);
     assert_eq!(table.len(), 3 * 16);
     assert_eq!(table[..16], [[1.0f32; 8], [0.0; 8]].concat());
-    let frequency = rope.inverse_frequencies()[1];
+    let frequency = rope.inverse_frequencies(3)[1];
     assert!((table[2 * 16 + 1] - (2.0 * frequency).cos()).abs() < 1e-6);
     assert!((table[2 * 16 + 8 + 1] - (2.0 * frequency).sin()).abs() < 1e-6);
 }
@@ -467,9 +470,11 @@ fn experts_stand_in_the_layers_that_hugging_face_gives_them() {
         num_experts: 16,
         top_k: 4,
         scoring: Scoring::Softmax,
+        factor: 1.0,
         norm_topk: true,
         intermediate_size: 32,
         activation: Activation::Silu,
+        shared: None,
     };
     assert_eq!(model.layers[0].mlp, MlpDescription::Experts(expected));
     assert_eq!(
@@ -477,7 +482,7 @@ fn experts_stand_in_the_layers_that_hugging_face_gives_them() {
         96,
         "the dense layer's own width"
     );
-    assert!(model.layers[0].mixer.qk_norm);
+    assert_eq!(model.layers[0].mixer.qk_norm, Some(QkNorm::Heads));
     let windows = json!({"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 3});
     let windows = moe(windows).unwrap().layers;
     assert!(windows.iter().all(|layer| layer.mixer.window == Some(8)), "every layer");

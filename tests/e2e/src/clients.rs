@@ -24,20 +24,14 @@ pub fn output(command: &mut Command, step: &str) -> Result<String, String> {
 pub fn python_with(folder: &Path, packages: &[&str]) -> Result<PathBuf, String> {
     let folder = folder.join(packages.join("+"));
     let python = folder.join("bin").join("python");
-    let done = folder.join("installed");
-    if !done.exists() {
+    installed_once(&folder, || {
         let make = ["-m", "venv", "--clear"];
-        output(
-            Command::new("python3").args(make).arg(&folder),
-            "making a virtual environment",
-        )?;
+        let mut venv = Command::new("python3");
+        output(venv.args(make).arg(&folder), "making a virtual environment")?;
         let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-        output(
-            Command::new(&python).args(install).args(packages),
-            "installing packages",
-        )?;
-        std::fs::write(done, "").map_err(|error| error.to_string())?;
-    }
+        let mut pip = Command::new(&python);
+        output(pip.args(install).args(packages), "installing packages")
+    })?;
     Ok(python)
 }
 
@@ -47,8 +41,7 @@ pub fn python_with(folder: &Path, packages: &[&str]) -> Result<PathBuf, String> 
 /// Why it cannot be had.
 pub fn node_with(folder: &Path, packages: &[&str]) -> Result<PathBuf, String> {
     let folder = folder.join(packages.join("+").replace('/', "_"));
-    let done = folder.join("installed");
-    if !done.exists() {
+    installed_once(&folder, || {
         std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
         let install = [
             "install",
@@ -59,8 +52,24 @@ pub fn node_with(folder: &Path, packages: &[&str]) -> Result<PathBuf, String> {
             "--prefix",
         ];
         let mut npm = Command::new("npm");
-        output(npm.args(install).arg(&folder).args(packages), "installing packages")?;
-        std::fs::write(done, "").map_err(|error| error.to_string())?;
-    }
+        output(npm.args(install).arg(&folder).args(packages), "installing packages")
+    })?;
     Ok(folder)
+}
+
+/// Installs into a folder, unless that has been done. Tests that want the same folder at the same time wait for the
+/// first of them.
+fn installed_once(folder: &Path, install: impl FnOnce() -> Result<String, String>) -> Result<(), String> {
+    let words = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let parent = folder.parent().unwrap_or(folder);
+    std::fs::create_dir_all(parent).map_err(words)?;
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let lock = std::fs::File::create(parent.join(format!("{name}.lock"))).map_err(words)?;
+    lock.lock().map_err(words)?;
+    let done = folder.join("installed");
+    if !done.exists() {
+        install()?;
+        std::fs::write(done, "").map_err(words)?;
+    }
+    Ok(())
 }

@@ -17,12 +17,61 @@ pub enum NormPlacement {
     Pre,
     /// Gemma: one before and one after each part; the one after comes before the residual addition.
     Sandwich,
+    /// OLMo 2: one after each part, before the residual addition.
+    Post,
+    /// Command-R: one before attention; the feed-forward part reads its result too, so that both parts see the same.
+    Shared,
+    /// GPT-NeoX: one for each part, both over the layer's input.
+    Parallel,
 }
 
-/// The RMS norms of a model.
+impl NormPlacement {
+    /// There is a norm before attention.
+    #[must_use]
+    pub fn is_before_attention(self) -> bool {
+        self != NormPlacement::Post
+    }
+
+    /// There is a norm before the feed-forward part.
+    #[must_use]
+    pub fn is_before_mlp(self) -> bool {
+        matches!(
+            self,
+            NormPlacement::Pre | NormPlacement::Sandwich | NormPlacement::Parallel
+        )
+    }
+
+    /// Each part's result is normalised.
+    #[must_use]
+    pub fn is_after(self) -> bool {
+        matches!(self, NormPlacement::Sandwich | NormPlacement::Post)
+    }
+
+    /// The feed-forward part does not see attention's result.
+    #[must_use]
+    pub fn is_parallel(self) -> bool {
+        matches!(self, NormPlacement::Shared | NormPlacement::Parallel)
+    }
+}
+
+/// What a norm computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// x / √(mean(x²) + eps) · weight.
+    Rms,
+    /// (x − mean(x)) / √(var(x) + eps) · weight, and a bias where there is one.
+    Layer {
+        /// There is one.
+        bias: bool,
+    },
+}
+
+/// The norms of a model; those of queries and keys are RMS norms in every model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormDescription {
-    /// Added to the mean square.
+    /// What they compute.
+    pub kind: NormKind,
+    /// Added to the mean square, or to the variance.
     pub eps: f32,
     /// Added to the stored weight: 1 for Gemma's Hugging Face files; 0 elsewhere, in Gemma's GGUF files
     /// too (the converter has added it).
@@ -44,12 +93,21 @@ pub struct ModelDescription {
     pub norm: NormDescription,
     /// One entry a layer.
     pub layers: Vec<LayerDescription>,
-    /// The position embeddings in use: one, or one for full and one for sliding layers.
+    /// The rotary embeddings in use: none, one, or one for full and one for sliding layers.
     pub ropes: Vec<RopeDescription>,
+    /// The rows of q and k stand as llama.cpp's converter has permuted them: of each head, those of its two halves in
+    /// turn.
+    pub interleaved_heads: bool,
     /// Factor of the embeddings, not yet rounded to a dtype: see [`ModelDescription::embedding_scale_in`].
     pub embedding_scale: f32,
+    /// Factor of each part's result before it is added to the residual stream (Granite).
+    pub residual_scale: f32,
+    /// Factor of the logits.
+    pub logit_scale: f32,
     /// cap · tanh(logit / cap), where given.
     pub final_logit_softcap: Option<f32>,
+    /// The embedding of a token's position is added to the token's (GPT-2): a table of `max_position_embeddings` rows.
+    pub position_embedding: bool,
     /// The output projection is the embedding table.
     pub tie_word_embeddings: bool,
     /// Longest sequence in tokens, rope scaling included.
@@ -114,7 +172,7 @@ impl ModelDescription {
             layer.check(path, self.hidden_size)?;
         }
         for (index, rope) in self.ropes.iter().enumerate() {
-            let users = self.layers.iter().filter(|layer| layer.mixer.rope == index);
+            let users = self.layers.iter().filter(|layer| layer.mixer.rope == Some(index));
             let head_dim = users.map(|layer| layer.mixer.head_dim).min();
             rope.check(path, head_dim.unwrap_or(limits::HEAD_DIM))?;
         }
@@ -134,6 +192,8 @@ impl ModelDescription {
             ("rms_norm_eps", Some(self.norm.eps)),
             ("final_logit_softcapping", self.final_logit_softcap),
             ("embedding scale", Some(self.embedding_scale)),
+            ("residual_multiplier", Some(self.residual_scale)),
+            ("logit scale", Some(self.logit_scale)),
         ];
         for (field, value) in positive.into_iter().chain(of_layers) {
             if let Some(value) = value.filter(|v| !(v.is_finite() && *v > 0.0)) {
@@ -146,9 +206,9 @@ impl ModelDescription {
     fn check_layers_and_tokens(&self, path: &Path) -> Result<()> {
         let first = self.layers[0].mixer;
         for mixer in self.layers.iter().map(|layer| layer.mixer) {
-            if mixer.rope >= self.ropes.len() {
+            if let Some(rope) = mixer.rope.filter(|&rope| rope >= self.ropes.len()) {
                 let limit = format!("below {}", self.ropes.len());
-                return Err(bad(path, "rope of a layer", mixer.rope, limit));
+                return Err(bad(path, "rope of a layer", rope, limit));
             }
             let (heads, dim) = (first.num_kv_heads, first.head_dim);
             if (mixer.num_kv_heads, mixer.head_dim) != (heads, dim) {

@@ -77,6 +77,18 @@ impl JsonFields {
         self
     }
 
+    /// These fields, each of `names` (own name, common name) under its common name, too. Errors name the common one.
+    #[must_use]
+    pub(crate) fn renamed(&self, names: &[(&str, &str)]) -> Self {
+        let mut renamed = self.clone();
+        for (own, common) in names {
+            if let Some(value) = self.fields.get(*own) {
+                renamed.fields.insert((*common).to_owned(), value.clone());
+            }
+        }
+        renamed
+    }
+
     /// The same fields; errors name `path`.
     #[must_use]
     pub(crate) fn blaming(mut self, path: &Path) -> Self {
@@ -203,6 +215,20 @@ impl JsonFields {
             .as_array()
             .and_then(|list| list.iter().map(Value::as_str).collect());
         list.map(Some).ok_or_else(|| self.bad(key, value, "a list of strings"))
+    }
+
+    /// The list of numbers at `key`; `None` if absent.
+    ///
+    /// # Errors
+    /// [`ModelError::BadField`] if it is something else.
+    pub fn floats(&self, key: &str) -> Result<Option<Vec<f64>>> {
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        let list = value
+            .as_array()
+            .and_then(|list| list.iter().map(Value::as_f64).collect());
+        list.map(Some).ok_or_else(|| self.bad(key, value, "a list of numbers"))
     }
 
     /// The list of non-negative integers at `key`; `None` if absent.

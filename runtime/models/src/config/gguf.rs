@@ -5,8 +5,8 @@
 
 use halyard_platform_api::ops::RopeStyle;
 
-use super::description::{ModelDescription, NormDescription, NormPlacement};
-use super::layer::{Activation, AttentionDescription, DenseMlp, LayerDescription, MlpDescription};
+use super::description::{ModelDescription, NormDescription, NormKind, NormPlacement};
+use super::layer::{Activation, AttentionDescription, DenseMlp, LayerDescription, MlpDescription, QkNorm};
 use super::limits::{self, bad};
 use super::rope::{RopeDescription, RopeScaling, YarnScaling};
 use crate::error::{ModelError, Result};
@@ -105,16 +105,17 @@ impl<'a> GgufConfig<'a> {
                 num_kv_heads: self.unsigned("attention.head_count_kv")?.unwrap_or(num_heads),
                 head_dim,
                 window: None,
-                rope: 0,
+                rope: Some(0),
                 qkv_bias: has("blk.0.attn_q.bias"),
                 o_bias: has("blk.0.attn_output.bias"),
-                qk_norm: has("blk.0.attn_q_norm.weight"),
+                qk_norm: has("blk.0.attn_q_norm.weight").then_some(QkNorm::Heads),
                 scale: (head_dim as f64).powf(-0.5) as f32,
                 logit_softcap: self.float("attn_logit_softcapping")?.map(|cap| cap as f32),
             },
             mlp: MlpDescription::Dense(DenseMlp {
                 intermediate_size: self.required("feed_forward_length")?,
                 activation: Activation::Silu,
+                is_gated: true,
                 bias: has("blk.0.ffn_gate.bias"),
             }),
         };
@@ -123,13 +124,18 @@ impl<'a> GgufConfig<'a> {
             vocab_size: self.vocab_size()?,
             hidden_size,
             norm: NormDescription {
+                kind: NormKind::Rms,
                 eps: self.float("attention.layer_norm_rms_epsilon")?.unwrap_or(1e-5) as f32,
                 weight_offset: 0.0,
                 placement: NormPlacement::Pre,
             },
             layers: vec![layer; num_layers],
             ropes: vec![self.rope(style, head_dim)?],
+            interleaved_heads: style == RopeStyle::Interleaved,
             embedding_scale: 1.0,
+            residual_scale: 1.0,
+            logit_scale: 1.0,
+            position_embedding: false,
             final_logit_softcap: self.float("final_logit_softcapping")?.map(|cap| cap as f32),
             tie_word_embeddings: !has("output.weight"),
             max_position_embeddings: self.required("context_length")?,
@@ -138,6 +144,15 @@ impl<'a> GgufConfig<'a> {
             checkpoint_dtype: None,
             kv_scales: Vec::new(),
         })
+    }
+
+    /// LayerNorms with biases.
+    pub(crate) fn apply_layer_norm(&self, model: &mut ModelDescription) -> Result<()> {
+        model.norm.kind = NormKind::Layer { bias: true };
+        if let Some(eps) = self.float("attention.layer_norm_epsilon")? {
+            model.norm.eps = eps as f32;
+        }
+        Ok(())
     }
 
     fn vocab_size(&self) -> Result<usize> {

@@ -5,11 +5,11 @@ use halyard_platform_api::DType;
 use halyard_platform_api::ops::RopeStyle;
 use serde_json::Value;
 
-use super::description::{ModelDescription, NormDescription, NormPlacement};
+use super::description::{ModelDescription, NormDescription, NormKind, NormPlacement};
 use super::fields::JsonFields;
 use super::layer::{Activation, AttentionDescription, DenseMlp, LayerDescription, MlpDescription};
 use super::limits;
-use super::rope::{RopeDescription, RopeScaling, YarnScaling};
+use super::rope::{LongScaling, RopeDescription, RopeScaling, YarnScaling};
 use crate::error::Result;
 
 /// What a family's configuration class assumes for fields that a file leaves out. `None`: must be there.
@@ -26,6 +26,10 @@ pub(crate) struct Defaults {
     pub tie_word_embeddings: bool,
     pub activation_field: &'static str,
     pub activation: &'static str,
+    pub eps_field: &'static str,
+    pub eps: f64,
+    /// Part of a head that turns.
+    pub partial_rotary_factor: f64,
 }
 
 impl Defaults {
@@ -39,6 +43,9 @@ impl Defaults {
         tie_word_embeddings: false,
         activation_field: "hidden_act",
         activation: "silu",
+        eps_field: "rms_norm_eps",
+        eps: 1e-6,
+        partial_rotary_factor: 1.0,
     };
 }
 
@@ -62,23 +69,24 @@ pub(crate) fn describe(config: &JsonFields, defaults: &Defaults) -> Result<Model
         return Err(config.bad("num_hidden_layers", &Value::from(num_layers), &limit));
     }
     let max_position_embeddings = or_default("max_position_embeddings", Some(defaults.max_position_embeddings))?;
-    let rope = rope(config, defaults.rope_theta, head_dim, max_position_embeddings)?;
+    let rope = rope(config, defaults, head_dim, max_position_embeddings)?;
     let layer = LayerDescription {
         mixer: AttentionDescription {
             num_heads,
             num_kv_heads: or_default("num_key_value_heads", defaults.num_kv_heads.or(Some(num_heads)))?,
             head_dim,
             window: None,
-            rope: 0,
+            rope: Some(0),
             qkv_bias: false,
             o_bias: false,
-            qk_norm: false,
+            qk_norm: None,
             scale: (head_dim as f64).powf(-0.5) as f32,
             logit_softcap: None,
         },
         mlp: MlpDescription::Dense(DenseMlp {
             intermediate_size: config.required_unsigned("intermediate_size")?,
             activation: activation(config, defaults)?,
+            is_gated: true,
             bias: false,
         }),
     };
@@ -87,14 +95,19 @@ pub(crate) fn describe(config: &JsonFields, defaults: &Defaults) -> Result<Model
         vocab_size: or_default("vocab_size", defaults.vocab_size)?,
         hidden_size,
         norm: NormDescription {
-            eps: config.float("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+            kind: NormKind::Rms,
+            eps: config.float(defaults.eps_field)?.unwrap_or(defaults.eps) as f32,
             weight_offset: 0.0,
             placement: NormPlacement::Pre,
         },
         layers: vec![layer; num_layers],
         ropes: vec![rope],
+        interleaved_heads: false,
         embedding_scale: 1.0,
+        residual_scale: 1.0,
+        logit_scale: 1.0,
         final_logit_softcap: None,
+        position_embedding: false,
         tie_word_embeddings: config
             .bool("tie_word_embeddings")?
             .unwrap_or(defaults.tie_word_embeddings),
@@ -134,22 +147,33 @@ fn activation(config: &JsonFields, defaults: &Defaults) -> Result<Activation> {
     let field = defaults.activation_field;
     match config.string(field)?.unwrap_or(defaults.activation) {
         "silu" | "swish" => Ok(Activation::Silu),
-        "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
-        other => Err(config.unsupported(field, other, "known are silu and gelu_pytorch_tanh")),
+        "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),
+        "gelu" => Ok(Activation::GeluErf),
+        other => Err(config.unsupported(field, other, "known are silu, gelu and gelu_pytorch_tanh")),
     }
 }
 
 /// The rope of a model with one: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
-fn rope(config: &JsonFields, theta: f64, head_dim: usize, positions: usize) -> Result<RopeDescription> {
-    let theta = config.float("rope_theta")?.unwrap_or(theta);
+fn rope(config: &JsonFields, defaults: &Defaults, head_dim: usize, positions: usize) -> Result<RopeDescription> {
+    let theta = config.float("rope_theta")?.unwrap_or(defaults.rope_theta);
     let parameters = match config.object("rope_scaling")? {
         Some(scaling) => Some(scaling),
         None => config
             .object("rope_parameters")?
             .filter(|p| p.value("full_attention").is_none()),
     };
+    // Phi-3 has it beside the object.
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    let parameters = match (parameters, config.value(ORIGINAL)) {
+        (Some(own), Some(original)) if !own.is_written(ORIGINAL) => {
+            let beside = [(ORIGINAL.to_owned(), original.clone())];
+            Some(own.with(&beside.into_iter().collect()))
+        }
+        (own, _) => own,
+    };
     let partial = config.float("partial_rotary_factor")?;
-    rope_from(parameters.as_ref(), theta, partial, head_dim, positions)
+    let partial = partial.unwrap_or(defaults.partial_rotary_factor);
+    rope_from(parameters.as_ref(), theta, Some(partial), head_dim, positions)
 }
 
 /// A rope from its parameter object, if there is one.
@@ -215,8 +239,35 @@ fn scaling(parameters: &JsonFields, positions: usize) -> Result<RopeScaling> {
                 truncate: parameters.bool("truncate")?.unwrap_or(true),
             }))
         }
-        other => Err(parameters.unsupported(kind_field, other, "known are default, linear, dynamic, llama3 and yarn")),
+        "longrope" | "su" => Ok(RopeScaling::Long(long_scaling(parameters, original()?, positions)?)),
+        other => {
+            let remedy = "known are default, linear, dynamic, llama3, yarn and longrope";
+            Err(parameters.unsupported(kind_field, other, remedy))
+        }
     }
+}
+
+/// `original_max_position_embeddings` stands beside `rope_scaling` in Phi-3's files, and [`describe`] has put it in.
+fn long_scaling(parameters: &JsonFields, original: usize, positions: usize) -> Result<LongScaling> {
+    let factors = |key: &str| -> Result<Vec<f32>> {
+        let list = parameters.floats(key)?.ok_or_else(|| parameters.missing(key))?;
+        Ok(list.into_iter().map(|factor| factor as f32).collect())
+    };
+    let extension = match parameters.float("factor")? {
+        Some(factor) => factor,
+        None => positions as f64 / original as f64,
+    };
+    let attention_factor = match parameters.float("attention_factor")? {
+        Some(factor) => factor,
+        None if extension <= 1.0 => 1.0,
+        None => (1.0 + extension.ln() / (original as f64).ln()).sqrt(),
+    };
+    Ok(LongScaling {
+        short_factors: factors("short_factor")?,
+        long_factors: factors("long_factor")?,
+        original_max_position_embeddings: original,
+        attention_factor,
+    })
 }
 
 fn yarn_attention_factor(parameters: &JsonFields, factor: f64) -> Result<f64> {

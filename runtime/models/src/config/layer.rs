@@ -27,18 +27,27 @@ pub struct AttentionDescription {
     pub head_dim: usize,
     /// A query sees this many positions, itself included; `None`: all before it.
     pub window: Option<usize>,
-    /// Index into [`super::ModelDescription::ropes`].
-    pub rope: usize,
+    /// Index into [`super::ModelDescription::ropes`]; `None`: queries and keys are not turned.
+    pub rope: Option<usize>,
     /// q, k and v projections have biases.
     pub qkv_bias: bool,
     /// The output projection has a bias.
     pub o_bias: bool,
-    /// RMS norms over each head of q and k, before rope.
-    pub qk_norm: bool,
+    /// RMS norms of q and k, before rope.
+    pub qk_norm: Option<QkNorm>,
     /// Factor of the scores.
     pub scale: f32,
     /// cap · tanh(score / cap), where given.
     pub logit_softcap: Option<f32>,
+}
+
+/// What an RMS norm of queries or keys normalises together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head by itself.
+    Heads,
+    /// All heads of a token.
+    Whole,
 }
 
 /// The nonlinearity of an MLP.
@@ -48,10 +57,12 @@ pub enum Activation {
     Silu,
     /// Gelu by its tanh approximation.
     GeluTanh,
+    /// Gelu by the error function.
+    GeluErf,
 }
 
-/// A gated MLP, or several of which each token takes some.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An MLP, or several of which each token takes some.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MlpDescription {
     /// One MLP for all tokens.
     Dense(DenseMlp),
@@ -59,19 +70,21 @@ pub enum MlpDescription {
     Experts(ExpertsMlp),
 }
 
-/// down(activation(gate(x)) · up(x)).
+/// down(activation(gate(x)) · up(x)), or down(activation(up(x))) without a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenseMlp {
     /// Rows of gate and up.
     pub intermediate_size: usize,
-    /// Of the gate.
+    /// Of the gate, or of up without one.
     pub activation: Activation,
+    /// There is a gate.
+    pub is_gated: bool,
     /// gate, up and down projections have biases.
     pub bias: bool,
 }
 
 /// Σ weight(e) · expert(e)(x) over the chosen experts; each expert is a gated MLP without biases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsMlp {
     /// Experts of the layer.
     pub num_experts: usize,
@@ -81,10 +94,23 @@ pub struct ExpertsMlp {
     pub scoring: Scoring,
     /// The weights of a token's experts are their scores divided by the sum of these.
     pub norm_topk: bool,
+    /// Factor of the weights.
+    pub factor: f32,
     /// Rows of one expert's gate and up.
     pub intermediate_size: usize,
     /// Of the gates.
     pub activation: Activation,
+    /// The expert that every token takes besides.
+    pub shared: Option<SharedExpert>,
+}
+
+/// A gated MLP without biases, added to the sum of the chosen experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedExpert {
+    /// Rows of gate and up.
+    pub intermediate_size: usize,
+    /// Its result is multiplied by the sigmoid of a linear with one output (Qwen2-MoE).
+    pub is_weighted: bool,
 }
 
 impl AttentionDescription {
@@ -141,6 +167,15 @@ impl MlpDescription {
         }
     }
 
+    /// The expert that every token takes.
+    #[must_use]
+    pub fn shared(&self) -> Option<SharedExpert> {
+        match self {
+            MlpDescription::Dense(_) => None,
+            MlpDescription::Experts(experts) => experts.shared,
+        }
+    }
+
     /// Experts; 0 in a dense layer.
     #[must_use]
     pub fn num_experts(&self) -> usize {
@@ -153,6 +188,10 @@ impl MlpDescription {
     fn check(&self, path: &Path, hidden_size: usize) -> Result<()> {
         let experts = match self {
             MlpDescription::Dense(dense) => {
+                if !dense.is_gated && dense.activation == Activation::Silu {
+                    let limit = "a gelu in an MLP without a gate".into();
+                    return Err(bad(path, "hidden_act", "silu", limit));
+                }
                 return in_range(path, "intermediate_size", dense.intermediate_size, limits::WIDTH);
             }
             MlpDescription::Experts(experts) => experts,
@@ -160,6 +199,10 @@ impl MlpDescription {
         in_range(path, "moe_intermediate_size", experts.intermediate_size, limits::WIDTH)?;
         in_range(path, "num_experts", experts.num_experts, limits::EXPERTS)?;
         in_range(path, "num_experts_per_tok", experts.top_k, experts.num_experts)?;
+        if let Some(shared) = experts.shared {
+            let field = "shared_expert_intermediate_size";
+            in_range(path, field, shared.intermediate_size, limits::WIDTH)?;
+        }
         let widest = experts.intermediate_size.max(hidden_size);
         if experts.top_k * widest > limits::WIDTH {
             let limit = format!("at most {} for rows of {widest} values", limits::WIDTH / widest);

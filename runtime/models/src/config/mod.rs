@@ -12,10 +12,12 @@ mod limits;
 mod quantization;
 mod rope;
 
-pub use description::{KvScale, ModelDescription, NormDescription, NormPlacement};
+pub use description::{KvScale, ModelDescription, NormDescription, NormKind, NormPlacement};
 pub use fields::JsonFields;
 pub use generation::GenerationDefaults;
-pub use layer::{Activation, AttentionDescription, DenseMlp, ExpertsMlp, LayerDescription, MlpDescription};
+pub use layer::{
+    Activation, AttentionDescription, DenseMlp, ExpertsMlp, LayerDescription, MlpDescription, QkNorm, SharedExpert,
+};
 pub(crate) use limits::bad;
 pub(crate) use quantization::is_fp8;
-pub use rope::{RopeDescription, RopeScaling, YarnScaling};
+pub use rope::{LongScaling, RopeDescription, RopeScaling, YarnScaling};

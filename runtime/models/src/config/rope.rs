@@ -28,6 +28,20 @@ pub struct YarnScaling {
     pub truncate: bool,
 }
 
+/// LongRoPE (Ding et al. 2024, arXiv 2402.13753): one set of factors for contexts as long as the training's, and one for
+/// longer ones. A sequence keeps the set that the table was made with, so that it does not change under its cache.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongScaling {
+    /// Divisors of the frequencies, `rotary_dim / 2`, where no position is past the training's.
+    pub short_factors: Vec<f32>,
+    /// The same where there are such positions.
+    pub long_factors: Vec<f32>,
+    /// Positions that the model was trained with.
+    pub original_max_position_embeddings: usize,
+    /// Factor of cosines and sines.
+    pub attention_factor: f64,
+}
+
 /// How frequencies are stretched for contexts longer than the training's.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
@@ -53,6 +67,8 @@ pub enum RopeScaling {
     Yarn(YarnScaling),
     /// Each frequency divided by its own factor (GGUF's `rope_freqs.weight`); `rotary_dim / 2` of them.
     Factors(Vec<f32>),
+    /// LongRoPE.
+    Long(LongScaling),
 }
 
 /// One rotary embedding.
@@ -89,6 +105,20 @@ impl RopeDescription {
                 }
                 f64::from(factors.iter().copied().fold(f32::INFINITY, f32::min))
             }
+            RopeScaling::Long(long) => {
+                for (field, factors) in [
+                    ("short_factor", &long.short_factors),
+                    ("long_factor", &long.long_factors),
+                ] {
+                    if factors.len() != self.rotary_dim / 2 {
+                        let limit = format!("{} factors, one a pair", self.rotary_dim / 2);
+                        return Err(bad(path, field, format!("{} factors", factors.len()), limit));
+                    }
+                }
+                let all = long.short_factors.iter().chain(&long.long_factors).copied();
+                let least = f64::from(all.fold(f32::INFINITY, f32::min)).min(long.attention_factor);
+                if least.is_finite() { least } else { f64::NAN }
+            }
         };
         let is_extension = matches!(self.scaling, RopeScaling::Linear { .. } | RopeScaling::Yarn(_));
         if is_extension && factor < 1.0 {
@@ -110,9 +140,9 @@ impl RopeDescription {
         Ok(())
     }
 
-    /// The angle per position of each pair, `[rotary_dim / 2]`.
+    /// The angle per position of each pair for positions below `max_positions`, `[rotary_dim / 2]`.
     #[must_use]
-    pub fn inverse_frequencies(&self) -> Vec<f32> {
+    pub fn inverse_frequencies(&self, max_positions: usize) -> Vec<f32> {
         let dim = self.rotary_dim as f64;
         let pairs = 0..self.rotary_dim / 2;
         let base: Vec<f32> = pairs
@@ -126,6 +156,15 @@ impl RopeDescription {
             RopeScaling::None => base,
             RopeScaling::Linear { factor } => base.iter().map(|f| f / *factor as f32).collect(),
             RopeScaling::Factors(factors) => base.iter().zip(factors).map(|(f, x)| f / x).collect(),
+            RopeScaling::Long(long) => {
+                let is_long = max_positions > long.original_max_position_embeddings;
+                let factors = if is_long {
+                    &long.long_factors
+                } else {
+                    &long.short_factors
+                };
+                base.iter().zip(factors).map(|(f, x)| f / x).collect()
+            }
             RopeScaling::Llama3 {
                 factor,
                 low_freq_factor,
@@ -159,11 +198,12 @@ impl RopeDescription {
         }
     }
 
-    /// The factor of cosines and sines (YaRN's; else 1).
+    /// The factor of cosines and sines (YaRN's and LongRoPE's; else 1).
     #[must_use]
     pub fn attention_factor(&self) -> f32 {
         match &self.scaling {
             RopeScaling::Yarn(yarn) => yarn.attention_factor as f32,
+            RopeScaling::Long(long) => long.attention_factor as f32,
             _ => 1.0,
         }
     }
@@ -172,7 +212,7 @@ impl RopeDescription {
     /// of all pairs, then the sines.
     #[must_use]
     pub fn table(&self, max_positions: usize) -> Vec<f32> {
-        let frequencies = self.inverse_frequencies();
+        let frequencies = self.inverse_frequencies(max_positions);
         let factor = self.attention_factor();
         let mut table = Vec::with_capacity(max_positions * self.rotary_dim);
         for position in 0..max_positions {

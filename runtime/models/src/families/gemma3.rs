@@ -4,12 +4,13 @@
 
 use halyard_platform_api::ops::RopeStyle;
 
+use super::gemma::scale_embeddings;
 use super::{Family, names};
 use crate::config::gguf::GgufConfig;
 use crate::config::huggingface::{Defaults, architecture, describe, rope_from, sliding_layers};
-use crate::config::{Activation, JsonFields, ModelDescription, NormPlacement, RopeDescription, RopeScaling};
+use crate::config::{JsonFields, ModelDescription, NormPlacement, QkNorm, RopeDescription, RopeScaling};
 use crate::error::Result;
-use crate::weights::{NameTemplate, Norm, Role};
+use crate::weights::{NameTables, NameTemplate, Norm, Role};
 
 pub(super) static FAMILY: Family = Family {
     name: "gemma3",
@@ -22,11 +23,12 @@ pub(super) static FAMILY: Family = Family {
     gguf_architectures: &["gemma3"],
     describe_hf,
     describe_gguf,
-    hf_names: &[NAMES, names::PRE_NORM],
-    gguf_names: &[names::GGUF],
+    hf_names: NameTables::own(&[SANDWICH, names::PRE_NORM]),
+    gguf_names: NameTables::own(&[names::GGUF]),
 };
 
-const NAMES: &[NameTemplate] = &[
+/// The norms of Gemma 2 and 3 that others do not have or call otherwise.
+pub(super) const SANDWICH: &[NameTemplate] = &[
     (
         Role::norm(0, Norm::PostAttention),
         "model.layers.{l}.post_attention_layernorm.weight",
@@ -52,6 +54,7 @@ const DEFAULTS: Defaults = Defaults {
     tie_word_embeddings: true,
     activation_field: "hidden_activation",
     activation: "gelu_pytorch_tanh",
+    ..Defaults::LLAMA
 };
 const GLOBAL_THETA: f64 = 1_000_000.0;
 const LOCAL_THETA: f64 = 10_000.0;
@@ -137,15 +140,14 @@ fn describe_gguf(config: &GgufConfig) -> Result<ModelDescription> {
 fn apply_window(model: &mut ModelDescription, sliding: &[bool], window: usize) {
     for (layer, &slides) in model.layers.iter_mut().zip(sliding) {
         layer.mixer.window = slides.then_some(window);
-        layer.mixer.rope = usize::from(slides);
+        layer.mixer.rope = Some(usize::from(slides));
     }
 }
 
 fn apply_shape(model: &mut ModelDescription) {
     model.norm.placement = NormPlacement::Sandwich;
     for layer in &mut model.layers {
-        layer.mixer.qk_norm = true;
+        layer.mixer.qk_norm = Some(QkNorm::Heads);
     }
-    model.dense_mlps().for_each(|mlp| mlp.activation = Activation::GeluTanh);
-    model.embedding_scale = (model.hidden_size as f64).sqrt() as f32;
+    scale_embeddings(model);
 }

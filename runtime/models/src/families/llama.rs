@@ -1,12 +1,14 @@
-//! Llama 1 to 3, Mistral, SmolLM2 and everything else that calls itself Llama: pre-norm, gated silu.
+//! Llama 1 to 3, Mistral, SmolLM2 and everything else that calls itself Llama: pre-norm, gated silu. GGUF files call
+//! Mixtral so, too.
 
 use halyard_platform_api::ops::RopeStyle;
 
-use super::{Family, names};
+use super::{Family, mixtral, names};
 use crate::config::gguf::GgufConfig;
 use crate::config::huggingface::{Defaults, describe, extended_positions};
 use crate::config::{JsonFields, ModelDescription};
 use crate::error::Result;
+use crate::weights::NameTables;
 
 pub(super) static FAMILY: Family = Family {
     name: "llama",
@@ -14,8 +16,8 @@ pub(super) static FAMILY: Family = Family {
     gguf_architectures: &["llama"],
     describe_hf,
     describe_gguf,
-    hf_names: &[names::PRE_NORM],
-    gguf_names: &[names::GGUF],
+    hf_names: NameTables::own(&[names::PRE_NORM]),
+    gguf_names: NameTables::own(&[names::GGUF]),
 };
 
 /// MistralConfig: the one default in which it differs in shape, and a window that is there unless nulled.
@@ -53,7 +55,11 @@ fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
 
 /// llama.cpp's converter permutes the rows of q and k (and their biases) so that pairs stand side by
 /// side. Interleaved rope on them gives the same scores, for every weight format and without copying
-/// a row; the permutation is the same in q and k, so their products do not change.
-fn describe_gguf(config: &GgufConfig) -> Result<ModelDescription> {
-    config.describe(RopeStyle::Interleaved)
+/// a row; the permutation is the same in q and k, so their products do not change. With `expert_count` it is Mixtral.
+pub(super) fn describe_gguf(config: &GgufConfig) -> Result<ModelDescription> {
+    let mut model = config.describe(RopeStyle::Interleaved)?;
+    if let Some(num_experts) = config.unsigned("expert_count")?.filter(|&count| count > 0) {
+        mixtral::route(&mut model, num_experts, config.required("expert_used_count")?);
+    }
+    Ok(model)
 }

@@ -1,12 +1,33 @@
 //! The families of architectures: one file each, which maps configuration to a description and names
 //! the weights. A family holds no code of layers; two that differ only by names mean a missing option.
 
+mod baichuan;
+mod cohere;
+mod exaone4;
+mod falcon;
+mod gemma;
+mod gemma2;
 mod gemma3;
+mod glm4;
+mod gpt2;
+mod gpt_neox;
+mod granite;
+mod internlm;
 mod llama;
+mod ministral;
+mod mixtral;
 mod names;
+mod olmo2;
+mod olmoe;
+mod phi3;
+mod qwen;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod smollm3;
+mod stablelm;
+mod starcoder2;
 
 use std::path::Path;
 
@@ -28,18 +49,41 @@ pub struct Family {
     describe_hf: fn(&JsonFields) -> Result<ModelDescription>,
     describe_gguf: fn(&GgufConfig) -> Result<ModelDescription>,
     /// Names of weights in Hugging Face files.
-    pub(crate) hf_names: &'static NameTables,
+    pub(crate) hf_names: NameTables,
     /// Names of weights in GGUF files.
-    pub(crate) gguf_names: &'static NameTables,
+    pub(crate) gguf_names: NameTables,
 }
 
 /// Every family.
-pub static FAMILIES: [&Family; 5] = [
+pub static FAMILIES: &[&Family] = &[
     &llama::FAMILY,
+    &ministral::FAMILY,
+    &mixtral::FAMILY,
+    &smollm3::FAMILY,
+    &granite::DENSE,
+    &granite::EXPERTS,
+    &qwen::FAMILY,
     &qwen2::FAMILY,
+    &qwen2_moe::FAMILY,
     &qwen3::FAMILY,
     &qwen3_moe::FAMILY,
+    &gemma::FAMILY,
+    &gemma2::FAMILY,
     &gemma3::FAMILY,
+    &phi3::FAMILY,
+    &glm4::FAMILY,
+    &cohere::FAMILY,
+    &olmo2::FAMILY,
+    &olmoe::FAMILY,
+    &exaone4::FAMILY,
+    &internlm::SECOND,
+    &internlm::THIRD,
+    &baichuan::FAMILY,
+    &starcoder2::FAMILY,
+    &stablelm::FAMILY,
+    &falcon::FAMILY,
+    &gpt_neox::FAMILY,
+    &gpt2::FAMILY,
 ];
 
 impl Family {
@@ -66,8 +110,18 @@ impl Family {
     }
 }
 
+/// The description of a GGUF file of a family whose files of that kind are not read: it names no architecture of them.
+fn not_read(config: &GgufConfig) -> Result<ModelDescription> {
+    Err(ModelError::Unsupported {
+        path: config.file.path().to_path_buf(),
+        field: "general.architecture".into(),
+        value: config.arch.to_owned(),
+        remedy: "serve the model from its safetensors files".into(),
+    })
+}
+
 fn lookup(path: &Path, found: &str, names: impl Fn(&Family) -> &'static [&'static str]) -> Result<&'static Family> {
-    let family = FAMILIES.into_iter().find(|family| names(family).contains(&found));
+    let family = FAMILIES.iter().copied().find(|family| names(family).contains(&found));
     family.ok_or_else(|| ModelError::UnknownArchitecture {
         path: path.to_path_buf(),
         found: found.to_owned(),

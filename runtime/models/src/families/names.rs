@@ -1,7 +1,7 @@
 //! The names of weights that families share. `{l}` stands for the layer, `{e}` for the expert.
 
 use crate::weights::MlpLinear::{Down, Gate, Up};
-use crate::weights::{Linear, NameTemplate, Norm, Role};
+use crate::weights::{Linear, NameTemplate, Norm, PackedOrder, PackedTensor, Part, Role};
 
 /// Hugging Face's pre-norm decoders. A checkpoint may have another prefix in place of `model.`.
 pub(super) const PRE_NORM: &[NameTemplate] = &[
@@ -40,6 +40,43 @@ pub(super) const PRE_NORM: &[NameTemplate] = &[
     (Role::LmHead, "lm_head.weight"),
 ];
 
+/// The biases of [`PRE_NORM`]'s norms, where they are LayerNorms.
+pub(super) const NORM_BIASES: &[NameTemplate] = &[
+    (
+        Role::Layer(0, Part::NormBias(Norm::Attention)),
+        "model.layers.{l}.input_layernorm.bias",
+    ),
+    (
+        Role::Layer(0, Part::NormBias(Norm::Mlp)),
+        "model.layers.{l}.post_attention_layernorm.bias",
+    ),
+    (Role::FinalNormBias, "model.norm.bias"),
+];
+
+/// Queries, keys and values.
+pub(super) const QKV: &[Role] = &[
+    Role::weight(0, Linear::Q),
+    Role::weight(0, Linear::K),
+    Role::weight(0, Linear::V),
+];
+
+/// Their biases.
+pub(super) const QKV_BIASES: &[Role] = &[
+    Role::bias(0, Linear::Q),
+    Role::bias(0, Linear::K),
+    Role::bias(0, Linear::V),
+];
+
+/// Gate and up of a dense MLP.
+pub(super) const GATE_AND_UP: &[Role] = &[Role::weight(0, Linear::Mlp(Gate)), Role::weight(0, Linear::Mlp(Up))];
+
+/// Them in Hugging Face's files.
+pub(super) const GATE_UP: PackedTensor = PackedTensor {
+    name: "model.layers.{l}.mlp.gate_up_proj.weight",
+    parts: GATE_AND_UP,
+    order: PackedOrder::Stacked,
+};
+
 /// GGUF files of every architecture: the tensor tables of llama.cpp's `llama-arch.cpp`. All experts of a layer are one
 /// tensor.
 pub(super) const GGUF: &[NameTemplate] = &[
@@ -68,6 +105,15 @@ pub(super) const GGUF: &[NameTemplate] = &[
     (Role::weight(0, Linear::Expert(0, Up)), "blk.{l}.ffn_up_exps.weight"),
     (Role::weight(0, Linear::Expert(0, Down)), "blk.{l}.ffn_down_exps.weight"),
     (Role::norm(0, Norm::PostMlp), "blk.{l}.post_ffw_norm.weight"),
+    (
+        Role::Layer(0, Part::NormBias(Norm::Attention)),
+        "blk.{l}.attn_norm.bias",
+    ),
+    (Role::Layer(0, Part::NormBias(Norm::Mlp)), "blk.{l}.ffn_norm.bias"),
+    (Role::weight(0, Linear::Shared(Gate)), "blk.{l}.ffn_gate_shexp.weight"),
+    (Role::weight(0, Linear::Shared(Up)), "blk.{l}.ffn_up_shexp.weight"),
+    (Role::weight(0, Linear::Shared(Down)), "blk.{l}.ffn_down_shexp.weight"),
     (Role::FinalNorm, "output_norm.weight"),
+    (Role::FinalNormBias, "output_norm.bias"),
     (Role::LmHead, "output.weight"),
 ];

@@ -7,6 +7,7 @@ use crate::config::gguf::GgufConfig;
 use crate::config::huggingface::{Defaults, describe, extended_positions, sliding_layers};
 use crate::config::{JsonFields, ModelDescription};
 use crate::error::Result;
+use crate::weights::NameTables;
 
 pub(super) static FAMILY: Family = Family {
     name: "qwen2",
@@ -14,8 +15,8 @@ pub(super) static FAMILY: Family = Family {
     gguf_architectures: &["qwen2"],
     describe_hf,
     describe_gguf,
-    hf_names: &[names::PRE_NORM],
-    gguf_names: &[names::GGUF],
+    hf_names: NameTables::own(&[names::PRE_NORM]),
+    gguf_names: NameTables::own(&[names::GGUF]),
 };
 
 pub(super) const DEFAULTS: Defaults = Defaults {

@@ -5,8 +5,9 @@ use halyard_platform_api::ops::RopeStyle;
 use super::{Family, names, qwen2};
 use crate::config::gguf::GgufConfig;
 use crate::config::huggingface::{Defaults, describe};
-use crate::config::{JsonFields, ModelDescription};
+use crate::config::{JsonFields, ModelDescription, QkNorm};
 use crate::error::Result;
+use crate::weights::NameTables;
 
 pub(super) static FAMILY: Family = Family {
     name: "qwen3",
@@ -14,8 +15,8 @@ pub(super) static FAMILY: Family = Family {
     gguf_architectures: &["qwen3"],
     describe_hf,
     describe_gguf,
-    hf_names: &[names::PRE_NORM],
-    gguf_names: &[names::GGUF],
+    hf_names: NameTables::own(&[names::PRE_NORM]),
+    gguf_names: NameTables::own(&[names::GGUF]),
 };
 
 const DEFAULTS: Defaults = Defaults {
@@ -28,7 +29,7 @@ pub(super) fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
     let bias = config.bool("attention_bias")?.unwrap_or(false);
     for layer in &mut model.layers {
         (layer.mixer.qkv_bias, layer.mixer.o_bias) = (bias, bias);
-        layer.mixer.qk_norm = true;
+        layer.mixer.qk_norm = Some(QkNorm::Heads);
     }
     qwen2::apply_window(config, &mut model)?;
     Ok(model)

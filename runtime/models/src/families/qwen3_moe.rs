@@ -9,7 +9,7 @@ use crate::config::gguf::GgufConfig;
 use crate::config::{Activation, DenseMlp, ExpertsMlp, JsonFields, MlpDescription, ModelDescription};
 use crate::error::Result;
 use crate::weights::MlpLinear::{Down, Gate, Up};
-use crate::weights::{Linear, NameTemplate, Role};
+use crate::weights::{Linear, NameTables, NameTemplate, Role};
 
 pub(super) static FAMILY: Family = Family {
     name: "qwen3_moe",
@@ -17,11 +17,12 @@ pub(super) static FAMILY: Family = Family {
     gguf_architectures: &["qwen3moe"],
     describe_hf,
     describe_gguf,
-    hf_names: &[NAMES, names::PRE_NORM],
-    gguf_names: &[names::GGUF],
+    hf_names: NameTables::own(&[EXPERTS, names::PRE_NORM]),
+    gguf_names: NameTables::own(&[names::GGUF]),
 };
 
-const NAMES: &[NameTemplate] = &[
+/// Router and experts as `mlp.gate` and `mlp.experts`.
+pub(super) const EXPERTS: &[NameTemplate] = &[
     (Role::weight(0, Linear::Router), "model.layers.{l}.mlp.gate.weight"),
     (
         Role::weight(0, Linear::Expert(0, Gate)),
@@ -47,23 +48,35 @@ fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
         };
         model.layers.iter_mut().for_each(|layer| layer.mixer.window = window);
     }
+    let experts = experts(config, [128, 8, 768])?;
+    place(config, &mut model, experts)?;
+    Ok(model)
+}
+
+/// The experts that a configuration describes; by default as many, as many a token, and as wide.
+pub(super) fn experts(config: &JsonFields, [num_experts, top_k, width]: [usize; 3]) -> Result<ExpertsMlp> {
     let or_default = |key: &str, default| Ok(config.unsigned(key)?.unwrap_or(default));
-    // transformers 5 writes the second name.
-    let num_experts = or_default("num_experts", or_default("num_local_experts", 128)?)?;
-    let experts = ExpertsMlp {
-        num_experts,
-        top_k: or_default("num_experts_per_tok", 8)?,
+    Ok(ExpertsMlp {
+        // transformers 5 writes the second name.
+        num_experts: or_default("num_experts", or_default("num_local_experts", num_experts)?)?,
+        top_k: or_default("num_experts_per_tok", top_k)?,
         scoring: Scoring::Softmax,
+        factor: 1.0,
         norm_topk: config.bool("norm_topk_prob")?.unwrap_or(false),
-        intermediate_size: or_default("moe_intermediate_size", 768)?,
+        intermediate_size: or_default("moe_intermediate_size", width)?,
         activation: Activation::Silu,
-    };
+        shared: None,
+    })
+}
+
+/// Puts experts into the layers that have them: those at each `decoder_sparse_step` but `mlp_only_layers`; without
+/// experts every layer is dense.
+pub(super) fn place(config: &JsonFields, model: &mut ModelDescription, experts: ExpertsMlp) -> Result<()> {
     let dense_layers = config.unsigned_list("mlp_only_layers")?.unwrap_or_default();
-    let step = or_default("decoder_sparse_step", 1)?;
+    let step = config.unsigned("decoder_sparse_step")?.unwrap_or(1);
     if step == 0 {
         return Err(config.bad("decoder_sparse_step", &Value::from(step), "from 1"));
     }
-    // Without experts every layer is dense.
     for (i, layer) in model.layers.iter_mut().enumerate() {
         if let MlpDescription::Dense(DenseMlp { activation, .. }) = layer.mlp
             && experts.num_experts > 0
@@ -73,7 +86,7 @@ fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
             layer.mlp = MlpDescription::Experts(ExpertsMlp { activation, ..experts });
         }
     }
-    Ok(model)
+    Ok(())
 }
 
 /// Every layer has experts, and their weights sum to 1 (`build_moe_ffn` with `norm_w`).
@@ -83,9 +96,11 @@ fn describe_gguf(config: &GgufConfig) -> Result<ModelDescription> {
         num_experts: config.required("expert_count")?,
         top_k: config.required("expert_used_count")?,
         scoring: Scoring::Softmax,
+        factor: 1.0,
         norm_topk: true,
         intermediate_size: config.required("expert_feed_forward_length")?,
         activation: Activation::Silu,
+        shared: None,
     };
     for layer in &mut model.layers {
         layer.mlp = MlpDescription::Experts(experts);

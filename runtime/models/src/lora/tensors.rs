@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use halyard_platform_api::WeightFormat;
-use halyard_platform_api::ops::RopeStyle;
 
 use super::config::{AdapterConfig, check_rank};
 use super::targets::{linear_of, name_of, target_called};
@@ -225,16 +224,15 @@ impl<'a> Reader<'a> {
     }
 
     /// Heads whose rows this model holds in another order than Hugging Face's: GGUF files of Llama have the two halves
-    /// of each q and k head interleaved (llama.cpp, `LlamaModel.permute`), which shows in the style of their rope.
+    /// of each q and k head interleaved (llama.cpp, `LlamaModel.permute`).
     fn interleaved_heads(&self, layer: usize, linear: Linear) -> Option<usize> {
         let mixer = self.model.layers[layer].mixer;
-        let rope = &self.model.ropes[mixer.rope];
         let heads = match linear {
             Linear::Q => mixer.num_heads,
             Linear::K => mixer.num_kv_heads,
             _ => return None,
         };
-        (rope.style == RopeStyle::Interleaved).then_some(heads)
+        self.model.interleaved_heads.then_some(heads)
     }
 
     fn check_shape(&self, name: &str, tensor: &SafetensorsTensor, expected: [usize; 2]) -> Result<()> {

@@ -1,7 +1,8 @@
 //! Numbers tensors, slots and weights, and appends nodes; the embedding and the head. Layers: [`super::layer`].
 
 use halyard_platform_api::ops::{
-    Collective, Copy, Embedding, Epilogue, GatherRows, Linear, LoraExpand, LoraShrink, RmsNorm, Softcap,
+    Add, Collective, Copy, Embedding, Epilogue, GatherRows, LayerNorm, Linear, LoraExpand, LoraShrink, RmsNorm, Scale,
+    Softcap,
 };
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{CollectiveKind, DType, Node, OpSpec, Program, TensorDecl, WeightFormat};
@@ -11,9 +12,9 @@ use super::{
     ActivationSlot, FormatOf, KvLayout, LoraGroup, ModelProgram, ProgramOptions, Rows, TensorRole, WeightPart,
     WeightSpec,
 };
-use crate::config::ModelDescription;
+use crate::config::{ModelDescription, NormKind};
 use crate::error::Result;
-use crate::weights::{Part, Role};
+use crate::weights::{Norm, Part, Role};
 
 /// Storage numbers from here up belong to tensors that are no activations; an activation's is its slot.
 const FIRST_OTHER_STORAGE: u32 = 1 << 16;
@@ -88,6 +89,9 @@ impl<'a> Builder<'a> {
         let out = self.columns(streams[0]);
         self.push(OpSpec::Embedding(spec), vec![ids, table, out]);
         let slots = self.layer_slots(streams);
+        if self.model.position_embedding {
+            self.embed_positions(streams[0], slots.feed.normed)?;
+        }
         // Behind all others: the program without adapters has the same slots up to here.
         self.lora_slot();
         let layers = self.model.num_layers();
@@ -98,6 +102,25 @@ impl<'a> Builder<'a> {
             }
         }
         Ok(self.seal(&streams))
+    }
+
+    /// Adds the embeddings of the tokens' positions to the residual stream.
+    fn embed_positions(&mut self, hidden: Columns, room: Columns) -> Result<()> {
+        let (width, dtype) = (self.model.hidden_size as u32, self.options.act);
+        let spec = Embedding {
+            num_rows: self.model.max_position_embeddings as u32,
+            width,
+            weight: (self.format_of)(Role::Positions)?,
+            out: dtype,
+            scale: 1.0,
+            max_tokens: self.options.max_tokens,
+        };
+        let positions = self.tensor(TensorRole::Positions, DType::I32);
+        let table = self.matrix(&[Role::Positions])?;
+        let (hidden, embedded) = (self.columns(hidden), self.columns(room));
+        self.push(OpSpec::Embedding(spec), vec![positions, table, embedded]);
+        self.push(OpSpec::Add(Add { width, dtype }), vec![hidden, embedded, hidden]);
+        Ok(())
     }
 
     /// Declares every activation internal, but for those slots that outlive the program.
@@ -124,6 +147,10 @@ impl<'a> Builder<'a> {
             out_dtype: DType::F32,
             max_rows: self.options.max_logits_rows,
         })?;
+        if self.model.logit_scale != 1.0 {
+            let logits = self.columns(shard);
+            self.scale(logits, shard.width, DType::F32, self.model.logit_scale);
+        }
         if let Some(cap) = self.model.final_logit_softcap {
             let spec = Softcap {
                 width: shard.width,
@@ -280,14 +307,42 @@ impl<'a> Builder<'a> {
     }
 
     pub(super) fn norm(&mut self, x: u16, role: Role, out: u16, width: usize) {
+        let (norm, width, dtype) = (self.model.norm, width as u32, self.options.act);
+        let weight = self.vector(&[role]);
+        let of_heads = matches!(role, Role::Layer(_, Part::Norm(Norm::Query | Norm::Key)));
+        let NormKind::Layer { bias } = norm.kind else {
+            return self.rms_norm([x, weight, out], width, norm.weight_offset);
+        };
+        if of_heads {
+            return self.rms_norm([x, weight, out], width, 0.0);
+        }
+        let bias = match role {
+            Role::Layer(layer, Part::Norm(norm)) if bias => self.vector(&[Role::Layer(layer, Part::NormBias(norm))]),
+            Role::FinalNorm if bias => self.vector(&[Role::FinalNormBias]),
+            _ => ABSENT,
+        };
+        let spec = LayerNorm {
+            width,
+            eps: norm.eps,
+            dtype,
+        };
+        self.push(OpSpec::LayerNorm(spec), vec![x, weight, bias, out]);
+    }
+
+    fn rms_norm(&mut self, operands: [u16; 3], width: u32, weight_offset: f32) {
         let spec = RmsNorm {
-            width: width as u32,
+            width,
             eps: self.model.norm.eps,
-            weight_offset: self.model.norm.weight_offset,
+            weight_offset,
             dtype: self.options.act,
         };
-        let weight = self.vector(&[role]);
-        self.push(OpSpec::RmsNorm(spec), vec![x, weight, out]);
+        self.push(OpSpec::RmsNorm(spec), operands.to_vec());
+    }
+
+    /// x becomes factor · x.
+    pub(super) fn scale(&mut self, x: u16, width: u32, dtype: DType, factor: f32) {
+        let spec = Scale { width, dtype, factor };
+        self.push(OpSpec::Scale(spec), vec![x, x]);
     }
 
     /// out = input · Wᵀ for each part, neighbouring parts of one format merged into one matrix.

@@ -7,29 +7,55 @@ use halyard_platform_api::{DType, OpSpec};
 
 use super::builder::{Builder, Columns, Projection};
 use super::slots::{FeedSlots, LayerSlots};
-use super::{KvLayout, TensorRole};
+use super::{KvLayout, Rows, TensorRole};
+use crate::config::{NormPlacement, QkNorm};
 use crate::error::Result;
 use crate::weights::{Linear, Norm, Role};
 
 impl Builder<'_> {
     /// A layer's first half: what attention makes of the residual stream, before its output projection.
     pub(super) fn attention_half(&mut self, layer: usize, kv_layout: &KvLayout, slots: &LayerSlots) -> Result<()> {
-        let width = self.model.hidden_size;
-        let (hidden, normed) = (self.columns(slots.feed.hidden), self.columns(slots.feed.normed));
-        self.norm(hidden, Role::norm(layer, Norm::Attention), normed, width);
+        if self.model.norm.placement.is_before_attention() {
+            self.norm_stream(&slots.feed, Role::norm(layer, Norm::Attention));
+        }
         self.attention(layer, kv_layout, slots)
     }
 
     /// A layer's second half: each row by itself, from attention's result on.
     pub(super) fn feed_half(&mut self, layer: usize, slots: &FeedSlots) -> Result<()> {
-        let bias = self.model.layers[layer].mixer.o_bias;
-        let attended = self.attended(layer, slots);
+        let placement = self.model.norm.placement;
+        let (bias, attended) = (self.model.layers[layer].mixer.o_bias, self.attended(layer, slots));
+        // Parallel parts both see what the layer began with.
+        match placement {
+            NormPlacement::Parallel => self.norm_stream(slots, Role::norm(layer, Norm::Mlp)),
+            // The first half has left it, but for rows that were gathered since.
+            NormPlacement::Shared if slots.rows == Rows::Logits => {
+                self.norm_stream(slots, Role::norm(layer, Norm::Attention));
+            }
+            _ => {}
+        }
         self.output(layer, slots, attended, (Linear::O, bias), Norm::PostAttention)?;
-
-        let width = self.model.hidden_size;
-        let (hidden, normed) = (self.columns(slots.hidden), self.columns(slots.normed));
-        self.norm(hidden, Role::norm(layer, Norm::Mlp), normed, width);
+        if placement.is_before_mlp() && !placement.is_parallel() {
+            self.norm_stream(slots, Role::norm(layer, Norm::Mlp));
+        }
         self.mlp(layer, slots)
+    }
+
+    /// The residual stream normalised.
+    fn norm_stream(&mut self, slots: &FeedSlots, norm: Role) {
+        let (hidden, normed) = (self.columns(slots.hidden), self.columns(slots.normed));
+        self.norm(hidden, norm, normed, self.model.hidden_size);
+    }
+
+    /// What attention reads, and what the MLP reads.
+    fn read_by(is_normed: bool, slots: &FeedSlots) -> Columns {
+        if is_normed { slots.normed } else { slots.hidden }
+    }
+
+    /// What the MLP reads.
+    pub(super) fn mlp_input(&self, slots: &FeedSlots) -> Columns {
+        let placement = self.model.norm.placement;
+        Self::read_by(placement.is_before_mlp() || placement.is_parallel(), slots)
     }
 
     /// A layer's columns of attention's result.
@@ -53,7 +79,8 @@ impl Builder<'_> {
             let bias = mixer.qkv_bias.then_some(Role::bias(layer, linear));
             (Role::weight(layer, linear), bias)
         };
-        let input = self.columns(slots.feed.normed);
+        let input = Self::read_by(self.model.norm.placement.is_before_attention(), &slots.feed);
+        let input = self.columns(input);
         self.project(&Projection {
             input,
             parts: &[linear(Linear::Q), linear(Linear::K), linear(Linear::V)],
@@ -62,16 +89,23 @@ impl Builder<'_> {
             out_dtype: self.options.act,
             max_rows: self.options.max_tokens,
         })?;
-        let q = self.heads(part(0, q_size), local.num_heads);
-        let k = self.heads(part(q_size, kv_size), local.num_kv_heads);
+        let [q, k] = [(0, q_size, local.num_heads), (q_size, kv_size, local.num_kv_heads)];
+        let normed = [(Norm::Query, q), (Norm::Key, k)];
+        let [q, k] = [q, k].map(|(column, width, heads)| self.heads(part(column, width), heads));
         let v = self.heads(part(q_size + kv_size, kv_size), local.num_kv_heads);
-        if mixer.qk_norm {
-            self.norm(q, Role::norm(layer, Norm::Query), q, mixer.head_dim);
-            self.norm(k, Role::norm(layer, Norm::Key), k, mixer.head_dim);
+        for (norm, (column, width, heads)) in normed {
+            let (heads, width) = match mixer.qk_norm {
+                None => continue,
+                Some(QkNorm::Heads) => (self.heads(part(column, width), heads), mixer.head_dim),
+                Some(QkNorm::Whole) => (self.columns(part(column, width)), width as usize),
+            };
+            self.norm(heads, Role::norm(layer, norm), heads, width);
         }
-        // q and k are next to each other with equal heads: one op rotates both.
-        let qk = self.heads(part(0, q_size + kv_size), local.num_heads + local.num_kv_heads);
-        self.rope(layer, qk);
+        if let Some(rope) = mixer.rope {
+            // q and k are next to each other with equal heads: one op rotates both.
+            let qk = self.heads(part(0, q_size + kv_size), local.num_heads + local.num_kv_heads);
+            self.rope(layer, rope, qk);
+        }
         let group = kv_layout.place(layer as u32).0;
         self.kv_write(layer, group, k, v);
         let attended = self.attended(layer, &slots.feed);
@@ -79,22 +113,16 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn rope(&mut self, layer: usize, x: u16) {
-        let mixer = self.model.layers[layer].mixer;
-        let rope = &self.model.ropes[mixer.rope];
+    fn rope(&mut self, layer: usize, index: usize, x: u16) {
+        let rope = &self.model.ropes[index];
         let spec = Rope {
-            head_dim: mixer.head_dim as u32,
+            head_dim: self.model.layers[layer].mixer.head_dim as u32,
             rotary_dim: rope.rotary_dim as u32,
             style: rope.style,
             dtype: self.options.act,
         };
         let positions = self.tensor(TensorRole::Positions, DType::I32);
-        let table = self.tensor(
-            TensorRole::RopeTable {
-                index: mixer.rope as u32,
-            },
-            DType::F32,
-        );
+        let table = self.tensor(TensorRole::RopeTable { index: index as u32 }, DType::F32);
         self.push(OpSpec::Rope(spec), vec![positions, table, x]);
     }
 
@@ -143,7 +171,7 @@ impl Builder<'_> {
         self.push(OpSpec::Attention(spec), operands);
     }
 
-    /// Adds a part's projected result to the residual stream, normalised first in sandwich layers.
+    /// Adds a part's projected result to the residual stream: [`Builder::join`].
     pub(super) fn output(
         &mut self,
         layer: usize,
@@ -156,7 +184,7 @@ impl Builder<'_> {
             Role::weight(layer, linear),
             has_bias.then_some(Role::bias(layer, linear)),
         );
-        let branch = slots.branch.filter(|_| self.is_sandwich());
+        let branch = slots.branch.filter(|_| self.changes_parts());
         let hidden = self.columns(slots.hidden);
         let input = self.columns(input);
         self.project_sum(&Projection {
@@ -173,12 +201,15 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Adds a branch to the residual stream, normalised first in sandwich layers.
+    /// Adds a branch to the residual stream, normalised or scaled first where the model says so.
     pub(super) fn join(&mut self, layer: usize, slots: &FeedSlots, branch: Columns, post_norm: Norm) {
         let (width, dtype) = (self.model.hidden_size, self.options.act);
         let (hidden, branch) = (self.columns(slots.hidden), self.columns(branch));
-        if self.is_sandwich() {
+        if self.model.norm.placement.is_after() {
             self.norm(branch, Role::norm(layer, post_norm), branch, width);
+        }
+        if self.model.residual_scale != 1.0 {
+            self.scale(branch, width as u32, dtype, self.model.residual_scale);
         }
         let add = Add {
             width: width as u32,

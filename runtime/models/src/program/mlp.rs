@@ -1,11 +1,11 @@
 //! The MLP of a layer as ops: dense, or experts chosen by a router (Shazeer et al. 2017, arXiv 1701.06538).
 
-use halyard_platform_api::ops::{GeluKind, GeluMul, MoeCombine, MoeLinear, MoeRoute, SiluMul};
+use halyard_platform_api::ops::{Add, Gelu, GeluKind, GeluMul, MoeCombine, MoeLinear, MoeRoute, Scoring, SiluMul};
 use halyard_platform_api::{DType, OpSpec};
 
 use super::builder::{Builder, Columns, Projection};
 use super::slots::{FeedSlots, RoutedSlots};
-use crate::config::{Activation, DenseMlp, ExpertsMlp, MlpDescription};
+use crate::config::{Activation, DenseMlp, ExpertsMlp, MlpDescription, SharedExpert};
 use crate::error::Result;
 use crate::weights::{Linear, MlpLinear, Norm, Role};
 
@@ -16,6 +16,11 @@ impl Builder<'_> {
             (MlpDescription::Dense(mlp), ..) => self.dense(layer, mlp, slots),
             (MlpDescription::Experts(mlp), Some(routed), Some(branch)) => {
                 self.experts(layer, mlp, slots, routed, branch)?;
+                // Each rank has some columns of every expert.
+                if !self.options.shard.is_whole() {
+                    let sum = self.columns(branch);
+                    self.sum_over_ranks(sum);
+                }
                 self.join(layer, slots, branch, Norm::PostMlp);
                 Ok(())
             }
@@ -31,16 +36,21 @@ impl Builder<'_> {
         };
         let width = self.local.layers[layer].intermediate_size as u32;
         let (gate_up, [gate, up, activated]) = slots.of_width(width);
-        let input = self.columns(slots.normed);
+        let input = self.mlp_input(slots);
+        let input = self.columns(input);
+        let parts = [linear(MlpLinear::Gate), linear(MlpLinear::Up)];
         self.project(&Projection {
             input,
-            parts: &[linear(MlpLinear::Gate), linear(MlpLinear::Up)],
-            out: gate_up,
+            parts: if mlp.is_gated { &parts } else { &parts[1..] },
+            out: if mlp.is_gated { gate_up } else { gate },
             residual: None,
             out_dtype: self.options.act,
             max_rows: slots.max_rows,
         })?;
-        self.activate(mlp.activation, gate, up, activated);
+        match mlp.is_gated {
+            true => self.activate(mlp.activation, gate, up, activated),
+            false => self.activate_alone(mlp.activation, gate, activated),
+        }
         let down = (Linear::Mlp(MlpLinear::Down), mlp.bias);
         self.output(layer, slots, activated, down, Norm::PostMlp)
     }
@@ -60,7 +70,8 @@ impl Builder<'_> {
             ..columns
         };
         let logits = narrow(routed.logits, mlp.num_experts);
-        let input = self.columns(slots.normed);
+        let input = self.mlp_input(slots);
+        let (x, input) = (input, self.columns(input));
         self.project(&Projection {
             input,
             parts: &[(Role::weight(layer, Linear::Router), None)],
@@ -74,7 +85,7 @@ impl Builder<'_> {
             top_k: mlp.top_k as u32,
             scoring: mlp.scoring,
             normalize: mlp.norm_topk,
-            factor: 1.0,
+            factor: mlp.factor,
         };
         let logits = self.columns(logits);
         let experts = self.columns(narrow(routed.experts, mlp.top_k));
@@ -83,7 +94,7 @@ impl Builder<'_> {
 
         let (_, [gate, up, activated]) = slots.of_width((mlp.top_k * width) as u32);
         let results = narrow(routed.results, mlp.top_k * hidden);
-        let input = self.heads(slots.normed, 1);
+        let input = self.heads(x, 1);
         for (linear, out) in [(MlpLinear::Gate, gate), (MlpLinear::Up, up)] {
             let out = self.heads(out, mlp.top_k);
             self.expert_linear(layer, mlp, linear, [input, experts, out], slots.max_rows)?;
@@ -104,10 +115,88 @@ impl Builder<'_> {
         };
         let sum = self.columns(branch);
         self.push(OpSpec::MoeCombine(combine), vec![results, weights, sum]);
-        // Each rank has some columns of every expert.
-        if !self.options.shard.is_whole() {
-            self.sum_over_ranks(sum);
+        match mlp.shared {
+            Some(shared) => self.shared_expert(layer, shared, mlp.activation, slots, routed, branch),
+            None => Ok(()),
         }
+    }
+
+    /// Adds the result of the expert that every token takes to `sum`.
+    fn shared_expert(
+        &mut self,
+        layer: usize,
+        shared: SharedExpert,
+        activation: Activation,
+        slots: &FeedSlots,
+        routed: &RoutedSlots,
+        sum: Columns,
+    ) -> Result<()> {
+        let linear = |linear| (Role::weight(layer, Linear::Shared(linear)), None);
+        let (gate_up, [gate, up, activated]) = slots.of_width(self.local.layers[layer].shared_size as u32);
+        let input = self.mlp_input(slots);
+        let input = self.columns(input);
+        self.project(&Projection {
+            input,
+            parts: &[linear(MlpLinear::Gate), linear(MlpLinear::Up)],
+            out: gate_up,
+            residual: None,
+            out_dtype: self.options.act,
+            max_rows: slots.max_rows,
+        })?;
+        self.activate(activation, gate, up, activated);
+        let own = routed.shared.filter(|_| shared.is_weighted);
+        let (activated, total) = (self.columns(activated), self.columns(sum));
+        self.project(&Projection {
+            input: activated,
+            parts: &[linear(MlpLinear::Down)],
+            out: own.unwrap_or(sum),
+            residual: if own.is_some() { None } else { Some(total) },
+            out_dtype: self.options.act,
+            max_rows: slots.max_rows,
+        })?;
+        match own {
+            Some(own) => self.weigh_shared(layer, slots, routed, own, sum),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds `own` to `sum`, multiplied by the sigmoid of its linear: the routing of one expert among one.
+    fn weigh_shared(
+        &mut self,
+        layer: usize,
+        slots: &FeedSlots,
+        routed: &RoutedSlots,
+        own: Columns,
+        sum: Columns,
+    ) -> Result<()> {
+        let one = |columns: Columns| Columns { width: 1, ..columns };
+        let input = self.mlp_input(slots);
+        let input = self.columns(input);
+        self.project(&Projection {
+            input,
+            parts: &[(Role::weight(layer, Linear::SharedWeight), None)],
+            out: one(routed.logits),
+            residual: None,
+            out_dtype: DType::F32,
+            max_rows: slots.max_rows,
+        })?;
+        let route = MoeRoute {
+            num_experts: 1,
+            top_k: 1,
+            scoring: Scoring::Sigmoid,
+            normalize: false,
+            factor: 1.0,
+        };
+        let [logits, expert, weight] =
+            [routed.logits, routed.experts, routed.weights].map(|columns| self.columns(one(columns)));
+        self.push(OpSpec::MoeRoute(route), vec![logits, expert, weight]);
+        let (width, dtype) = (own.width, self.options.act);
+        let combine = MoeCombine { width, top_k: 1, dtype };
+        // Nothing reads the MLP's input any more.
+        let (own, weighed) = (self.heads(own, 1), self.columns(slots.normed));
+        self.push(OpSpec::MoeCombine(combine), vec![own, weight, weighed]);
+        let sum = self.columns(sum);
+        self.push(OpSpec::Add(Add { width, dtype }), vec![sum, weighed, sum]);
         Ok(())
     }
 
@@ -143,13 +232,31 @@ impl Builder<'_> {
         let (width, dtype) = (out.width, self.options.act);
         let spec = match activation {
             Activation::Silu => OpSpec::SiluMul(SiluMul { width, dtype }),
-            Activation::GeluTanh => OpSpec::GeluMul(GeluMul {
+            Activation::GeluTanh | Activation::GeluErf => OpSpec::GeluMul(GeluMul {
                 width,
                 dtype,
-                kind: GeluKind::Tanh,
+                kind: gelu_kind(activation),
             }),
         };
         let operands = [gate, up, out].map(|columns| self.columns(columns));
         self.push(spec, operands.to_vec());
+    }
+
+    /// out = activation(x); a description's check has refused silu.
+    fn activate_alone(&mut self, activation: Activation, x: Columns, out: Columns) {
+        let spec = Gelu {
+            width: out.width,
+            dtype: self.options.act,
+            kind: gelu_kind(activation),
+        };
+        let operands = [x, out].map(|columns| self.columns(columns));
+        self.push(OpSpec::Gelu(spec), operands.to_vec());
+    }
+}
+
+fn gelu_kind(activation: Activation) -> GeluKind {
+    match activation {
+        Activation::GeluErf => GeluKind::Erf,
+        Activation::GeluTanh | Activation::Silu => GeluKind::Tanh,
     }
 }

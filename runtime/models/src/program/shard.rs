@@ -4,7 +4,7 @@
 //! Heads, feed-forward columns and the vocabulary are divided; the residual stream, norms and the embedding stand on
 //! every rank. What a rank computes of a divided sum is a part: a node `collective` makes it whole.
 
-use crate::config::{LayerDescription, MlpDescription, ModelDescription};
+use crate::config::{LayerDescription, MlpDescription, ModelDescription, QkNorm};
 use crate::error::{ModelError, Result};
 use crate::weights::MlpLinear::{Down, Gate, Up};
 use crate::weights::{Linear, Part, Role};
@@ -62,6 +62,8 @@ pub(super) struct LocalLayer {
     pub head_dim: usize,
     /// Of the MLP, or of each expert.
     pub intermediate_size: usize,
+    /// Of the expert that every token takes; 0 without one.
+    pub shared_size: usize,
 }
 
 /// The sizes of one rank's part of a model.
@@ -88,6 +90,10 @@ impl LocalLayer {
             ))
         };
         let mixer = layer.mixer;
+        if size > 1 && mixer.qk_norm == Some(QkNorm::Whole) {
+            let limit = "their norm is over all heads together: serve it on one device";
+            return Err(indivisible("num_attention_heads", mixer.num_heads, shard, limit));
+        }
         let num_heads = divide("num_attention_heads", mixer.num_heads)?;
         let shared = mixer.num_kv_heads < size && size.is_multiple_of(mixer.num_kv_heads);
         let num_kv_heads = if shared {
@@ -99,12 +105,14 @@ impl LocalLayer {
             MlpDescription::Dense(mlp) => divide("intermediate_size", mlp.intermediate_size)?,
             MlpDescription::Experts(mlp) => divide("moe_intermediate_size", mlp.intermediate_size)?,
         };
+        let shared = layer.mlp.shared().map_or(0, |shared| shared.intermediate_size);
         Ok(LocalLayer {
             num_heads,
             num_kv_heads,
             first_kv_head: rank * mixer.num_kv_heads / size,
             head_dim: mixer.head_dim,
             intermediate_size,
+            shared_size: divide("shared_expert_intermediate_size", shared)?,
         })
     }
 
@@ -166,19 +174,23 @@ impl LocalSizes {
         let (layer, part) = match role {
             Role::LmHead => return rows(self.vocab_starts(model)[rank] as usize, self.vocab),
             Role::Layer(layer, part) => (self.layers[layer], part),
-            Role::Embedding | Role::FinalNorm => return whole,
+            Role::Embedding | Role::Positions | Role::FinalNorm | Role::FinalNormBias => return whole,
         };
         let (q, kv, intermediate) = (layer.q_size(), layer.kv_size(), layer.intermediate_size);
+        let shared = layer.shared_size;
         match part {
             Part::Weight(Linear::O) => columns(q),
             Part::Weight(Linear::Mlp(Down) | Linear::Expert(_, Down)) => columns(intermediate),
+            Part::Weight(Linear::Shared(Down)) => columns(shared),
             Part::Weight(linear) | Part::Bias(linear) => match linear {
                 Linear::Q => rows(rank * q, q),
                 Linear::K | Linear::V => rows(layer.first_kv_head * layer.head_dim, kv),
                 Linear::Mlp(Gate | Up) | Linear::Expert(_, Gate | Up) => rows(rank * intermediate, intermediate),
-                Linear::O | Linear::Mlp(Down) | Linear::Expert(_, Down) | Linear::Router => whole,
+                Linear::Shared(Gate | Up) => rows(rank * shared, shared),
+                Linear::O | Linear::Mlp(Down) | Linear::Expert(_, Down) | Linear::Shared(Down) => whole,
+                Linear::Router | Linear::SharedWeight => whole,
             },
-            Part::Norm(_) => whole,
+            Part::Norm(_) | Part::NormBias(_) => whole,
         }
     }
 }

@@ -4,8 +4,7 @@ use halyard_platform_api::DType;
 
 use super::Rows;
 use super::builder::{Builder, Columns};
-use crate::config::NormPlacement;
-
+use crate::config::LayerDescription;
 /// Activation memory that every layer uses again.
 pub(super) struct LayerSlots {
     pub qkv: Columns,
@@ -20,9 +19,10 @@ pub(super) struct FeedSlots {
     /// Gates and behind them ups; of experts, those of every choice.
     gate_up: Columns,
     activated: Columns,
-    /// A part's result before it joins the residual stream; sandwich layers and experts only.
+    /// A part's result before it joins the residual stream, where something is done to it before, and of experts.
     pub branch: Option<Columns>,
     pub routed: Option<RoutedSlots>,
+    pub rows: Rows,
     pub max_rows: u32,
 }
 
@@ -33,6 +33,8 @@ pub(super) struct RoutedSlots {
     pub weights: Columns,
     /// The chosen experts' results.
     pub results: Columns,
+    /// The shared expert's result, where it has a weight of its own.
+    pub shared: Option<Columns>,
 }
 
 impl Builder<'_> {
@@ -63,24 +65,28 @@ impl Builder<'_> {
         let local = self.local.layers[first_layer..].iter();
         let widths = local
             .zip(layers)
-            .map(|(local, layer)| local.intermediate_size * layer.mlp.choices());
+            .map(|(local, layer)| (local.intermediate_size * layer.mlp.choices()).max(local.shared_size));
         let width = widths.max().unwrap_or(0);
         let num_experts = layers.iter().map(|layer| layer.mlp.num_experts()).max().unwrap_or(0);
         let choices = layers.iter().map(|layer| layer.mlp.choices()).max().unwrap_or(0);
         let has_experts = num_experts > 0;
+        let is_weighted = |layer: &LayerDescription| layer.mlp.shared().is_some_and(|shared| shared.is_weighted);
+        let has_weighted = layers.iter().any(is_weighted);
         FeedSlots {
             hidden,
             attended,
             normed: self.slot(model.hidden_size, act, rows),
             gate_up: self.slot(2 * width, act, rows),
             activated: self.slot(width, act, rows),
-            branch: (self.is_sandwich() || has_experts).then(|| self.slot(model.hidden_size, act, rows)),
+            branch: (self.changes_parts() || has_experts).then(|| self.slot(model.hidden_size, act, rows)),
             routed: has_experts.then(|| RoutedSlots {
                 logits: self.slot(num_experts, DType::F32, rows),
                 experts: self.slot(choices, DType::I32, rows),
                 weights: self.slot(choices, DType::F32, rows),
                 results: self.slot(choices * model.hidden_size, act, rows),
+                shared: has_weighted.then(|| self.slot(model.hidden_size, act, rows)),
             }),
+            rows,
             max_rows: match rows {
                 Rows::Tokens => self.options.max_tokens,
                 Rows::Logits => self.options.max_logits_rows,
@@ -88,13 +94,15 @@ impl Builder<'_> {
         }
     }
 
-    pub(super) fn is_sandwich(&self) -> bool {
-        self.model.norm.placement == NormPlacement::Sandwich
+    /// Something is done to a part's result before it joins the residual stream.
+    pub(super) fn changes_parts(&self) -> bool {
+        self.model.norm.placement.is_after() || self.model.residual_scale != 1.0
     }
 }
 
 impl FeedSlots {
-    /// For gates of `width`: gates and ups together; gates, ups, and what becomes of them.
+    /// For gates of `width`: gates and ups together; gates, ups, and what becomes of them. Without gates the first take
+    /// their place.
     pub(super) fn of_width(&self, width: u32) -> (Columns, [Columns; 3]) {
         let columns = |slot: Columns, column, width| Columns { column, width, ..slot };
         let [gate, up] = [0, width].map(|column| columns(self.gate_up, column, width));

@@ -8,7 +8,7 @@ use half::bf16;
 use halyard_platform_api::WeightFormat;
 
 use super::role::{Linear, MlpLinear, Norm, Part, Role};
-use super::tensor::{Change, Coding, WeightTensor};
+use super::tensor::{Change, Coding, StoredRows, WeightTensor};
 use crate::config::ModelDescription;
 use crate::split_mix::SplitMix64;
 
@@ -108,6 +108,7 @@ impl DummyWeights {
             name,
             bytes: Cow::Owned(bytes),
             format,
+            stored_rows: StoredRows::Whole,
             shape,
             coding: Coding::AsStored,
             change: Change::default(),
@@ -121,6 +122,8 @@ fn role_number(role: Role) -> u64 {
         Role::Embedding => 1,
         Role::FinalNorm => 2,
         Role::LmHead => 3,
+        Role::Positions => 4,
+        Role::FinalNormBias => 5,
         Role::Layer(i, part) => (i as u64 + 1) << 8 | part_number(part),
     }
 }
@@ -151,6 +154,20 @@ fn part_number(part: Part) -> u64 {
         Part::Norm(Norm::PostMlp) => 19,
         Part::Weight(Linear::Router) => 20,
         Part::Bias(Linear::Router) => 21,
+        Part::Weight(Linear::Shared(linear)) => 22 + of_mlp(linear),
+        Part::Bias(Linear::Shared(linear)) => 25 + of_mlp(linear),
+        Part::Weight(Linear::SharedWeight) => 28,
+        Part::Bias(Linear::SharedWeight) => 29,
+        Part::NormBias(norm) => {
+            30 + match norm {
+                Norm::Attention => 0,
+                Norm::Query => 1,
+                Norm::Key => 2,
+                Norm::PostAttention => 3,
+                Norm::Mlp => 4,
+                Norm::PostMlp => 5,
+            }
+        }
     };
     let expert = Role::Layer(0, part).expert().map_or(0, |expert| u64::from(expert) + 1);
     expert << 32 | number

@@ -87,7 +87,7 @@ pub(crate) fn factor(model: &ModelDescription, role: Role) -> f32 {
         return 1.0;
     };
     // A norm of queries and keys undoes what comes before it.
-    let normed = model.layers[layer].mixer.qk_norm;
+    let normed = model.layers[layer].mixer.qk_norm.is_some();
     match part {
         Part::Norm(Norm::Query) if normed => scale.key,
         Part::Norm(Norm::Key) if normed => 1.0 / scale.key,

@@ -16,22 +16,22 @@ use std::sync::Arc;
 use halyard_platform_api::WeightFormat;
 
 pub use dummy::{DummyFormat, DummyValues, DummyWeights};
-pub(crate) use names::{NameTables, NameTemplate};
-use names::{StoredName, stored_name};
+pub(crate) use names::{NameTables, NameTemplate, PackedOrder, PackedTensor};
+use names::{StoredName, stored_names};
 pub use role::{Linear, MlpLinear, Norm, Part, Role};
 pub use tensor::WeightTensor;
-use tensor::{Change, Coding};
+use tensor::{Change, Coding, StoredRows};
 
-use crate::config::ModelDescription;
+use crate::config::{ModelDescription, NormKind};
 use crate::error::{ModelError, Result, near_names};
 use crate::gguf::GgufFile;
 use crate::quant::format_name;
 use crate::safetensors::SafetensorsFiles;
 use crate::{gguf, safetensors};
 
-/// What the names of decoder weights start with, in the order tried: text models; then the text part
-/// of multimodal checkpoints, before and after transformers 4.52.
-const HF_PREFIXES: [&str; 4] = ["model.", "language_model.model.", "model.language_model.", ""];
+/// What the names of decoder weights start with, in the order tried, in place of the first word of the family's own
+/// names: the text part of multimodal checkpoints, before and after transformers 4.52; nothing.
+const OTHER_PREFIXES: [&str; 3] = ["language_model.model.", "model.language_model.", ""];
 
 /// All weights of a model.
 #[derive(Debug)]
@@ -47,8 +47,8 @@ enum Source {
     Safetensors {
         files: SafetensorsFiles,
         names: &'static NameTables,
-        /// The prefix in place of `model.` in the names.
-        prefix: &'static str,
+        /// What the family's names begin with (`model.`), and what these files have in its place.
+        prefix: (&'static str, &'static str),
     },
     Gguf {
         file: Arc<GgufFile>,
@@ -65,8 +65,13 @@ impl Weights {
         names: &'static NameTables,
         files: SafetensorsFiles,
     ) -> Self {
-        let holds = |prefix: &&str| files.tensor(&format!("{prefix}embed_tokens.weight")).is_some();
-        let prefix = HF_PREFIXES.into_iter().find(holds).unwrap_or(HF_PREFIXES[0]);
+        let (own, embedding) = names.embedding().map_or(("", ""), |name| {
+            let end = name.find('.').map_or(0, |dot| dot + 1);
+            name.split_at(end)
+        });
+        let holds = |prefix: &&str| files.tensor(&format!("{prefix}{embedding}")).is_some();
+        let found = [own].into_iter().chain(OTHER_PREFIXES).find(holds);
+        let prefix = (own, found.unwrap_or(own));
         let source = Source::Safetensors { files, names, prefix };
         Self {
             description,
@@ -136,7 +141,7 @@ impl Weights {
         let Source::Safetensors { files, prefix, .. } = &self.source else {
             return Ok(None);
         };
-        let kv_scales = kv_scales::read(files, prefix, self.description.num_layers())?;
+        let kv_scales = kv_scales::read(files, prefix.1, self.description.num_layers())?;
         if kv_scales.is_empty() {
             return Ok(None);
         }
@@ -165,9 +170,15 @@ impl Weights {
     /// [`ModelError::MissingTensor`] with near names, [`ModelError::WrongShape`] or [`ModelError::UnsupportedFormat`].
     pub fn tensor(&self, role: Role) -> Result<WeightTensor<'_>> {
         let role = self.stored_role(role);
-        let StoredName { name, expert } = self.stored_name(role);
+        let StoredName { name, expert, rows } = self.stored_name(role);
         let expected = role.shape(&self.description);
         let mut in_file = expected.clone();
+        if let Some(rows) = rows {
+            in_file[0] = rows.total;
+            if rows.is_transposed {
+                in_file.reverse();
+            }
+        }
         if let (Some(_), Role::Layer(layer, _)) = (expert, role) {
             in_file.insert(0, self.description.layers[layer].mlp.num_experts());
         }
@@ -226,25 +237,40 @@ impl Weights {
             }
             None => bytes,
         };
+        let is_transposed = rows.is_some_and(|rows| rows.is_transposed);
+        let unsupported = |name: &str| ModelError::UnsupportedFormat {
+            path: path(),
+            tensor: name.to_owned(),
+            found: stored_as.to_owned(),
+            supported,
+        };
+        if is_transposed && !is_plain(format) {
+            return Err(unsupported(&name));
+        }
         let mut coding = Coding::AsStored;
         if let (WeightFormat::F8E4M3, Source::Safetensors { files, .. }) = (format, &self.source) {
             let &[num_rows, _] = expected.as_slice() else {
-                return Err(ModelError::UnsupportedFormat {
-                    path: path(),
-                    tensor: name,
-                    found: stored_as.to_owned(),
-                    supported,
-                });
+                return Err(unsupported(&name));
             };
-            coding = Coding::Scales(scales::read(files, &name, num_rows)?);
+            let total = rows.map_or(num_rows, |rows| rows.total);
+            let mut scales = scales::read(files, &name, total)?;
+            if let Some(rows) = rows.filter(|_| scales.len() > 1) {
+                scales = (0..num_rows).map(|row| scales[rows.stored(row)]).collect();
+            }
+            coding = Coding::Scales(scales);
         }
         let stored = WeightTensor {
             name,
             bytes: Cow::Borrowed(bytes),
             format,
+            stored_rows: StoredRows::Whole,
             shape: expected,
             coding,
             change: Change::default(),
+        };
+        let stored = match rows {
+            Some(rows) => stored.of_packed(rows),
+            None => stored,
         };
         Ok(self.coded(role, stored))
     }
@@ -262,6 +288,7 @@ impl Weights {
             } else {
                 0.0
             },
+            adds_offset: self.description.norm.kind != NormKind::Rms,
         };
         tensor
     }
@@ -355,19 +382,27 @@ impl Weights {
     }
 
     fn stored_name(&self, role: Role) -> StoredName {
+        let names = |tables| stored_names(tables, role, &self.description);
         match &self.source {
-            Source::Gguf { names, .. } => stored_name(names, role),
-            Source::Safetensors { names, prefix, .. } => {
-                let mut stored = stored_name(names, role);
-                if let Some(rest) = stored.name.strip_prefix("model.") {
-                    stored.name = format!("{prefix}{rest}");
-                } else if *prefix == "language_model.model." {
-                    // The output projection is outside the decoder's prefix.
-                    stored.name = format!("language_model.{}", stored.name);
+            Source::Gguf { names: tables, file } => first_found(names(tables), |name| file.tensor(name).is_some()),
+            Source::Safetensors {
+                names: tables,
+                files,
+                prefix,
+            } => {
+                let mut names = names(tables);
+                let (own, found) = prefix;
+                for stored in &mut names {
+                    if let Some(rest) = stored.name.strip_prefix(own) {
+                        stored.name = format!("{found}{rest}");
+                    } else if *found == "language_model.model." {
+                        // The output projection is outside the decoder's prefix.
+                        stored.name = format!("language_model.{}", stored.name);
+                    }
                 }
-                stored
+                first_found(names, |name| files.tensor(name).is_some())
             }
-            Source::Dummy(_) => stored_name(&[], role),
+            Source::Dummy(_) => names(&NameTables::own(&[])).remove(0),
         }
     }
 
@@ -387,9 +422,15 @@ impl Weights {
     }
 }
 
-/// A matrix that 8-bit floats may hold. Routers are small, and a rounded score chooses another expert.
+/// The first name whose tensor is there, else the first.
+fn first_found(mut names: Vec<StoredName>, is_there: impl Fn(&str) -> bool) -> StoredName {
+    let found = names.iter().position(|stored| is_there(&stored.name));
+    names.swap_remove(found.unwrap_or(0))
+}
+
+/// A matrix of a layer that 8-bit floats may hold. Routers are small, and a rounded score chooses another expert.
 fn is_layer_matrix(role: Role) -> bool {
-    matches!(role, Role::Layer(_, Part::Weight(linear)) if linear != Linear::Router)
+    matches!(role, Role::Layer(_, Part::Weight(linear)) if !matches!(linear, Linear::Router | Linear::SharedWeight))
 }
 
 fn is_plain(format: WeightFormat) -> bool {

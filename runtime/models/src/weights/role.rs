@@ -1,16 +1,20 @@
 //! The places that weights have in a decoder, and their shapes. What they are called in files: [`super::names`].
 
-use crate::config::{LayerDescription, MlpDescription, ModelDescription, NormPlacement};
+use crate::config::{LayerDescription, MlpDescription, ModelDescription, NormDescription, NormKind, QkNorm};
 
 /// A weight of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     /// Token embedding, `[vocab_size, hidden_size]`.
     Embedding,
+    /// Embedding of positions, `[max_position_embeddings, hidden_size]`.
+    Positions,
     /// A weight of the layer with this index.
     Layer(usize, Part),
     /// Norm after the last layer, `[hidden_size]`.
     FinalNorm,
+    /// Its bias, `[hidden_size]`.
+    FinalNormBias,
     /// Output projection, `[vocab_size, hidden_size]`.
     LmHead,
 }
@@ -18,8 +22,10 @@ pub enum Role {
 /// A weight of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
-    /// A norm's weight, `[hidden_size]`, or `[head_dim]` of heads.
+    /// A norm's weight, `[hidden_size]`; of queries and keys `[head_dim]`, or as wide as all heads together.
     Norm(Norm),
+    /// A norm's bias, `[hidden_size]`.
+    NormBias(Norm),
     /// A linear's matrix, `[out_features, in_features]`.
     Weight(Linear),
     /// A linear's bias, `[out_features]`.
@@ -31,15 +37,15 @@ pub enum Part {
 pub enum Norm {
     /// Before attention.
     Attention,
-    /// Of each query head.
+    /// Of queries.
     Query,
-    /// Of each key head.
+    /// Of keys.
     Key,
-    /// Of attention's result (sandwich).
+    /// Of attention's result.
     PostAttention,
     /// Before the MLP.
     Mlp,
-    /// Of the MLP's result (sandwich).
+    /// Of the MLP's result.
     PostMlp,
 }
 
@@ -60,9 +66,13 @@ pub enum Linear {
     Router,
     /// One of the expert with this index.
     Expert(u32, MlpLinear),
+    /// One of the expert that every token takes.
+    Shared(MlpLinear),
+    /// The weight of that expert, `[1, hidden_size]`.
+    SharedWeight,
 }
 
-/// A linear of a gated MLP.
+/// A linear of an MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MlpLinear {
     /// Gate projection, `[intermediate_size, hidden_size]`.
@@ -82,10 +92,21 @@ impl Linear {
             Linear::K | Linear::V => [kv, hidden],
             Linear::O => [hidden, q],
             Linear::Router => [layer.mlp.num_experts(), hidden],
-            Linear::Mlp(linear) | Linear::Expert(_, linear) => match linear {
-                MlpLinear::Gate | MlpLinear::Up => [layer.mlp.intermediate_size(), hidden],
-                MlpLinear::Down => [hidden, layer.mlp.intermediate_size()],
-            },
+            Linear::Mlp(linear) | Linear::Expert(_, linear) => linear.shape(hidden, layer.mlp.intermediate_size()),
+            Linear::Shared(linear) => {
+                let shared = layer.mlp.shared();
+                linear.shape(hidden, shared.map_or(0, |shared| shared.intermediate_size))
+            }
+            Linear::SharedWeight => [1, hidden],
+        }
+    }
+}
+
+impl MlpLinear {
+    fn shape(self, hidden: usize, intermediate: usize) -> [usize; 2] {
+        match self {
+            MlpLinear::Gate | MlpLinear::Up => [intermediate, hidden],
+            MlpLinear::Down => [hidden, intermediate],
         }
     }
 }
@@ -93,25 +114,33 @@ impl Linear {
 impl Part {
     /// The weights of a layer, in the order of use.
     #[must_use]
-    pub fn of(layer: &LayerDescription, placement: NormPlacement) -> Vec<Part> {
+    pub fn of(layer: &LayerDescription, norm: &NormDescription) -> Vec<Part> {
         use Part::{Bias, Weight};
-        let sandwich = placement == NormPlacement::Sandwich;
-        let mut parts = vec![Part::Norm(Norm::Attention)];
+        let placement = norm.placement;
+        let norm = |of: Norm| match norm.kind {
+            NormKind::Layer { bias: true } => vec![Part::Norm(of), Part::NormBias(of)],
+            _ => vec![Part::Norm(of)],
+        };
+        let mut parts = Vec::new();
         let mut add = |present: bool, some: &[Part]| parts.extend(some.iter().filter(|_| present));
+        add(placement.is_before_attention(), &norm(Norm::Attention));
         let [q, k, v] = [Linear::Q, Linear::K, Linear::V];
         add(true, &[Weight(q), Weight(k), Weight(v)]);
         add(layer.mixer.qkv_bias, &[Bias(q), Bias(k), Bias(v)]);
-        add(layer.mixer.qk_norm, &[Part::Norm(Norm::Query), Part::Norm(Norm::Key)]);
+        let qk_norm = layer.mixer.qk_norm.is_some();
+        add(qk_norm, &[Part::Norm(Norm::Query), Part::Norm(Norm::Key)]);
         add(true, &[Weight(Linear::O)]);
         add(layer.mixer.o_bias, &[Bias(Linear::O)]);
-        add(sandwich, &[Part::Norm(Norm::PostAttention)]);
-        add(true, &[Part::Norm(Norm::Mlp)]);
+        add(placement.is_after(), &norm(Norm::PostAttention));
+        add(placement.is_before_mlp(), &norm(Norm::Mlp));
         let linears = [MlpLinear::Gate, MlpLinear::Up, MlpLinear::Down];
         match layer.mlp {
             MlpDescription::Dense(mlp) => {
                 let [gate, up, down] = linears.map(Linear::Mlp);
-                add(true, &[Weight(gate), Weight(up)]);
-                add(mlp.bias, &[Bias(gate), Bias(up), Bias(down)]);
+                add(mlp.is_gated, &[Weight(gate)]);
+                add(true, &[Weight(up)]);
+                add(mlp.bias && mlp.is_gated, &[Bias(gate)]);
+                add(mlp.bias, &[Bias(up), Bias(down)]);
                 add(true, &[Weight(down)]);
             }
             MlpDescription::Experts(mlp) => {
@@ -119,9 +148,15 @@ impl Part {
                 for expert in 0..mlp.num_experts as u32 {
                     add(true, &linears.map(|linear| Weight(Linear::Expert(expert, linear))));
                 }
+                add(
+                    mlp.shared.is_some(),
+                    &linears.map(|linear| Weight(Linear::Shared(linear))),
+                );
+                let is_weighted = mlp.shared.is_some_and(|shared| shared.is_weighted);
+                add(is_weighted, &[Weight(Linear::SharedWeight)]);
             }
         }
-        add(sandwich, &[Part::Norm(Norm::PostMlp)]);
+        add(placement.is_after(), &norm(Norm::PostMlp));
         parts
     }
 }
@@ -149,12 +184,17 @@ impl Role {
     #[must_use]
     pub fn all(model: &ModelDescription) -> Vec<Role> {
         let layers = model.layers.iter().enumerate().flat_map(|(i, layer)| {
-            let parts = Part::of(layer, model.norm.placement);
+            let parts = Part::of(layer, &model.norm);
             parts.into_iter().map(move |part| Role::Layer(i, part))
         });
+        let positions = model.position_embedding.then_some(Role::Positions);
+        let has_bias = model.norm.kind == NormKind::Layer { bias: true };
         std::iter::once(Role::Embedding)
+            .chain(positions)
             .chain(layers)
-            .chain([Role::FinalNorm, Role::LmHead])
+            .chain([Role::FinalNorm])
+            .chain(has_bias.then_some(Role::FinalNormBias))
+            .chain([Role::LmHead])
             .collect()
     }
 
@@ -164,9 +204,17 @@ impl Role {
         let hidden = model.hidden_size;
         match self {
             Role::Embedding | Role::LmHead => vec![model.vocab_size, hidden],
-            Role::FinalNorm => vec![hidden],
-            Role::Layer(i, Part::Norm(Norm::Query | Norm::Key)) => vec![model.layers[i].mixer.head_dim],
-            Role::Layer(_, Part::Norm(_)) => vec![hidden],
+            Role::Positions => vec![model.max_position_embeddings, hidden],
+            Role::FinalNorm | Role::FinalNormBias => vec![hidden],
+            Role::Layer(i, Part::Norm(norm @ (Norm::Query | Norm::Key))) => {
+                let mixer = &model.layers[i].mixer;
+                vec![match (mixer.qk_norm, norm) {
+                    (Some(QkNorm::Whole), Norm::Query) => mixer.q_size(),
+                    (Some(QkNorm::Whole), _) => mixer.kv_size(),
+                    _ => mixer.head_dim,
+                }]
+            }
+            Role::Layer(_, Part::Norm(_) | Part::NormBias(_)) => vec![hidden],
             Role::Layer(i, Part::Weight(linear)) => linear.shape(hidden, &model.layers[i]).to_vec(),
             Role::Layer(i, Part::Bias(linear)) => vec![linear.shape(hidden, &model.layers[i])[0]],
         }
@@ -180,7 +228,10 @@ impl Role {
 
     /// Whether it is a matrix; the others are vectors.
     pub(super) fn is_matrix(self) -> bool {
-        matches!(self, Role::Embedding | Role::LmHead | Role::Layer(_, Part::Weight(_)))
+        matches!(
+            self,
+            Role::Embedding | Role::Positions | Role::LmHead | Role::Layer(_, Part::Weight(_))
+        )
     }
 
     /// The expert that it is a weight of.

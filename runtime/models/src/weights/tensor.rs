@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use halyard_platform_api::WeightFormat;
 
+use super::names::PackedRows;
 use crate::error::Result;
 use crate::quant::{dequantize, quantize_e4m3};
 
@@ -18,6 +19,8 @@ pub struct WeightTensor<'a> {
     pub bytes: Cow<'a, [u8]>,
     /// How values are held in the rows that are handed out.
     pub format: WeightFormat,
+    /// Where the stored values of a row are.
+    pub(super) stored_rows: StoredRows,
     /// `[out_features, in_features]` of a matrix, `[size]` of a vector.
     pub shape: Vec<usize>,
     /// What is done to the stored values.
@@ -27,11 +30,21 @@ pub struct WeightTensor<'a> {
 }
 
 /// How a value is handed out: (value + offset) · factor − offset, where the offset is what the model adds to a norm's
-/// weights.
+/// weights; or (value + offset) · factor, where the op of the norm does not add it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Change {
     pub factor: f32,
     pub offset: f32,
+    pub adds_offset: bool,
+}
+
+/// Where the values of a weight's rows stand in its bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum StoredRows {
+    /// One row behind the other, nothing between.
+    Whole,
+    /// Row by row in a tensor that has other rows, too.
+    Packed(PackedRows),
 }
 
 impl Default for Change {
@@ -39,18 +52,20 @@ impl Default for Change {
         Change {
             factor: 1.0,
             offset: 0.0,
+            adds_offset: false,
         }
     }
 }
 
 impl Change {
     fn is_none(self) -> bool {
-        self.factor == 1.0
+        self.factor == 1.0 && !(self.adds_offset && self.offset != 0.0)
     }
 
     fn apply(self, values: &mut [f32]) {
         for value in values.iter_mut().filter(|_| !self.is_none()) {
-            *value = (*value + self.offset) * self.factor - self.offset;
+            let taken = if self.adds_offset { 0.0 } else { self.offset };
+            *value = (*value + self.offset) * self.factor - taken;
         }
     }
 }
@@ -66,7 +81,47 @@ pub(super) enum Coding {
     Quantise(WeightFormat),
 }
 
-impl WeightTensor<'_> {
+impl<'w> WeightTensor<'w> {
+    /// The weight with some of the rows of a tensor; the shape is the weight's already. Values of a vector are copied,
+    /// rows of a matrix stay where they are.
+    pub(super) fn of_packed(mut self, rows: PackedRows) -> WeightTensor<'w> {
+        let part = |bytes: &[u8], of: Range<usize>| bytes[of].to_vec();
+        let value = self.bytes.len() / rows.total;
+        if let &[size] = self.shape.as_slice() {
+            let values = (0..size).map(|row| rows.stored(row) * value);
+            let copied: Vec<u8> = values.flat_map(|at| part(&self.bytes, at..at + value)).collect();
+            self.bytes = Cow::Owned(copied);
+        } else if rows.run == self.shape[0] && !rows.is_transposed {
+            let range = rows.first * value..(rows.first + rows.run) * value;
+            self.bytes = match self.bytes {
+                Cow::Borrowed(bytes) => Cow::Borrowed(&bytes[range]),
+                Cow::Owned(bytes) => Cow::Owned(part(&bytes, range)),
+            };
+        } else {
+            self.stored_rows = StoredRows::Packed(rows);
+        }
+        self
+    }
+
+    /// The stored bytes of a row.
+    fn stored_row(&self, row: usize) -> Cow<'_, [u8]> {
+        match self.stored_rows {
+            StoredRows::Packed(rows) if rows.is_transposed => {
+                let (value, column) = (self.format.block_bytes(), rows.stored(row));
+                let values = self.bytes.chunks_exact(value).skip(column).step_by(rows.total);
+                Cow::Owned(values.flatten().copied().collect())
+            }
+            StoredRows::Packed(rows) => {
+                let bytes = self.bytes.len() / rows.total;
+                Cow::Borrowed(&self.bytes[rows.stored(row) * bytes..][..bytes])
+            }
+            StoredRows::Whole => {
+                let bytes = self.bytes.len() / self.num_rows();
+                Cow::Borrowed(&self.bytes[row * bytes..][..bytes])
+            }
+        }
+    }
+
     /// Rows of a matrix, 1 of a vector.
     #[must_use]
     pub fn num_rows(&self) -> usize {
@@ -88,7 +143,7 @@ impl WeightTensor<'_> {
     /// Whether [`WeightTensor::rows`] gives the file's bytes without copying them.
     #[must_use]
     pub fn is_as_stored(&self) -> bool {
-        self.coding == Coding::AsStored && self.change.is_none()
+        self.coding == Coding::AsStored && self.change.is_none() && self.stored_rows == StoredRows::Whole
     }
 
     /// The plain format of values that are quantised on the way without another change, and their stored bytes; `None`
@@ -96,7 +151,9 @@ impl WeightTensor<'_> {
     #[must_use]
     pub fn unquantised(&self) -> Option<(WeightFormat, &[u8])> {
         match self.coding {
-            Coding::Quantise(format) if self.change.is_none() => Some((format, &self.bytes)),
+            Coding::Quantise(format) if self.change.is_none() && self.stored_rows == StoredRows::Whole => {
+                Some((format, &self.bytes))
+            }
             _ => None,
         }
     }
@@ -112,16 +169,16 @@ impl WeightTensor<'_> {
     /// slices.
     #[must_use]
     pub fn submatrix(&self, rows: Range<usize>, columns: Range<usize>) -> Cow<'_, [u8]> {
-        let stored_bytes = self.bytes.len() / self.num_rows();
-        let stored = &self.bytes[rows.start * stored_bytes..rows.end * stored_bytes];
         if self.is_as_stored() && columns == (0..self.row_len()) {
-            return Cow::Borrowed(stored);
+            let stored_bytes = self.bytes.len() / self.num_rows();
+            return Cow::Borrowed(&self.bytes[rows.start * stored_bytes..rows.end * stored_bytes]);
         }
         let bytes_at = |column: usize| column / self.format.block_values() * self.format.block_bytes();
         let part = bytes_at(columns.start)..bytes_at(columns.end);
         let mut bytes = Vec::with_capacity(rows.len() * (part.len() + self.format.row_tail_bytes()));
         let (mut values, mut coded) = (Vec::new(), Vec::new());
-        for (row, stored) in rows.zip(stored.chunks_exact(stored_bytes)) {
+        for row in rows {
+            let stored = &*self.stored_row(row);
             match &self.coding {
                 Coding::AsStored if !self.change.is_none() => {
                     values.resize(self.row_len(), 0.0);
@@ -161,7 +218,8 @@ impl WeightTensor<'_> {
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.shape.iter().product()];
         // What is changed of a vector is not rounded: vectors are handed on as f32.
-        if self.format.row_tail_bytes() == 0 && (self.shape.len() == 1 || self.change.is_none()) {
+        let is_plain = self.shape.len() == 1 || self.change.is_none() && self.stored_rows == StoredRows::Whole;
+        if self.format.row_tail_bytes() == 0 && is_plain {
             dequantize(self.format, &self.bytes, &mut values)?;
             self.change.apply(&mut values);
             return Ok(values);
@@ -217,6 +275,7 @@ mod tests {
             name: "w".to_owned(),
             bytes: (0..9).flat_map(|i| block(i * 8)).collect(),
             format,
+            stored_rows: StoredRows::Whole,
             shape: vec![rows, columns],
             coding: Coding::AsStored,
             change: Change::default(),
@@ -238,6 +297,7 @@ mod tests {
             // 1, 2, 4 and -1, -2, -4.
             bytes: Cow::Borrowed(&[0x38, 0x40, 0x48, 0xb8, 0xc0, 0xc8]),
             format: WeightFormat::F8E4M3,
+            stored_rows: StoredRows::Whole,
             shape: vec![2, 3],
             coding: Coding::Scales(scales),
             change: Change::default(),
@@ -264,6 +324,7 @@ mod tests {
             name: "w".to_owned(),
             bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect(),
             format: WeightFormat::F8E4M3,
+            stored_rows: StoredRows::Whole,
             shape: vec![2, 3],
             coding: Coding::Quantise(WeightFormat::F32),
             change: Change::default(),
