@@ -8,6 +8,34 @@ use std::path::PathBuf;
 /// Result of this crate.
 pub type Result<T, E = ModelError> = std::result::Result<T, E>;
 
+/// The known architecture whose name looks most like an unknown one's.
+#[derive(Debug)]
+pub struct NearestArchitecture {
+    /// Its name.
+    pub name: &'static str,
+    /// Why the configuration cannot be read as one of it.
+    pub refusal: Option<String>,
+    /// Fields of the configuration that say something and that it does not know.
+    pub unread: Vec<String>,
+}
+
+impl std::fmt::Display for NearestArchitecture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "; the nearest known one is `{}`", self.name)?;
+        if let Some(refusal) = &self.refusal {
+            return write!(f, ", as which it cannot be read: {refusal}");
+        }
+        if !self.unread.is_empty() {
+            write!(f, ", which does not know: {}", self.unread.join(", "))?;
+        }
+        write!(
+            f,
+            "; if they compute the same, serve it with --hf-overrides '{{\"architectures\": [\"{}\"]}}'",
+            self.name
+        )
+    }
+}
+
 /// Why a model, or a part of it, could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -113,7 +141,11 @@ pub enum ModelError {
     },
 
     /// The architecture is not one of the families of this engine.
-    #[error("{path}: architecture `{found}` is not known; known are: {}", known.join(", "))]
+    #[error(
+        "{path}: architecture `{found}` is not known{}; known are: {}",
+        nearest.as_ref().map(ToString::to_string).unwrap_or_default(),
+        known.join(", ")
+    )]
     UnknownArchitecture {
         /// The file that names it.
         path: PathBuf,
@@ -121,6 +153,8 @@ pub enum ModelError {
         found: String,
         /// Every name that is accepted.
         known: Vec<&'static str>,
+        /// The one that looks most like it, for configurations of Hugging Face.
+        nearest: Option<NearestArchitecture>,
     },
 
     /// A weight that the architecture needs is not in the files.

@@ -22,7 +22,7 @@ mod split_mix;
 pub mod weights;
 
 pub use config::{GenerationDefaults, ModelDescription};
-pub use error::{ModelError, Result};
+pub use error::{ModelError, NearestArchitecture, Result};
 pub use gguf::GgufTokenizerData;
 pub use lora::{AdapterFingerprint, LoraAdapter, LoraLimits, LoraTargets};
 pub use overrides::{GenerationSource, ModelOverrides};

@@ -1,7 +1,9 @@
 //! Typed reading of a JSON configuration: every wrong type or absurd number becomes an error with file,
 //! field, value and limit. `null` counts as absent, as Hugging Face writes it for "default".
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value};
 
@@ -16,6 +18,8 @@ pub struct JsonFields {
     path: PathBuf,
     prefix: String,
     fields: Map<String, Value>,
+    /// The fields of this object that somebody has asked for, here or in a copy.
+    asked: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl JsonFields {
@@ -42,6 +46,7 @@ impl JsonFields {
                 path: path.to_path_buf(),
                 prefix: String::new(),
                 fields,
+                asked: Arc::default(),
             }),
             Ok(_) => Err(json("the top level is not an object".into())),
             Err(error) => Err(json(error.to_string())),
@@ -67,6 +72,7 @@ impl JsonFields {
             path: path.to_path_buf(),
             prefix: String::new(),
             fields: Map::new(),
+            asked: Arc::default(),
         }
     }
 
@@ -82,7 +88,7 @@ impl JsonFields {
     pub(crate) fn renamed(&self, names: &[(&str, &str)]) -> Self {
         let mut renamed = self.clone();
         for (own, common) in names {
-            if let Some(value) = self.fields.get(*own) {
+            if let Some(value) = self.value(own) {
                 renamed.fields.insert((*common).to_owned(), value.clone());
             }
         }
@@ -105,13 +111,50 @@ impl JsonFields {
     /// The value of `key`; `None` if absent or null.
     #[must_use]
     pub fn value(&self, key: &str) -> Option<&Value> {
+        self.note(key);
         self.fields.get(key).filter(|v| !v.is_null())
     }
 
     /// Whether `key` is written at all, null included.
     #[must_use]
     pub fn is_written(&self, key: &str) -> bool {
+        self.note(key);
         self.fields.contains_key(key)
+    }
+
+    fn note(&self, key: &str) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if !asked.contains(key) {
+            asked.insert(key.to_owned());
+        }
+    }
+
+    /// These fields, of which nobody has asked for any yet.
+    #[must_use]
+    pub(crate) fn unasked(&self) -> Self {
+        Self {
+            asked: Arc::default(),
+            ..self.clone()
+        }
+    }
+
+    /// The fields with a value other than null, false, 0 and empty that nobody has asked for.
+    pub(crate) fn never_asked(&self) -> Vec<String> {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let says_something = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => false,
+            Value::Number(number) => number.as_f64() != Some(0.0),
+            Value::String(text) => !text.is_empty(),
+            Value::Array(list) => !list.is_empty(),
+            Value::Object(fields) => !fields.is_empty(),
+            Value::Bool(true) => true,
+        };
+        let written = self.fields.iter().filter(|(_, value)| says_something(value));
+        written
+            .map(|(key, _)| key)
+            .filter(|key| !asked.contains(*key))
+            .cloned()
+            .collect()
     }
 
     /// The names of the fields that are written.
@@ -130,6 +173,7 @@ impl JsonFields {
                 path: self.path.clone(),
                 prefix: format!("{}{key}.", self.prefix),
                 fields: fields.clone(),
+                asked: Arc::default(),
             })),
             Some(other) => Err(self.bad(key, other, "an object")),
         }

@@ -33,7 +33,7 @@ use std::path::Path;
 
 use crate::config::gguf::GgufConfig;
 use crate::config::{JsonFields, ModelDescription, huggingface};
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, NearestArchitecture, Result};
 use crate::gguf::GgufFile;
 use crate::weights::NameTables;
 
@@ -93,7 +93,15 @@ impl Family {
     /// [`ModelError::UnknownArchitecture`] with the known names; errors of missing, bad or unsupported fields.
     pub fn describe_config(config: &JsonFields) -> Result<(&'static Family, ModelDescription)> {
         let found = huggingface::architecture(config)?.ok_or_else(|| config.missing("architectures"))?;
-        let family = lookup(config.path(), found, |family| family.hf_architectures)?;
+        let family = lookup(config.path(), found, |family| family.hf_architectures).map_err(|error| match error {
+            ModelError::UnknownArchitecture { path, found, known, .. } => ModelError::UnknownArchitecture {
+                nearest: nearest(config, &found),
+                path,
+                found,
+                known,
+            },
+            other => other,
+        })?;
         let description = (family.describe_hf)(config)?.check(config.path())?;
         Ok((family, description))
     }
@@ -120,11 +128,49 @@ fn not_read(config: &GgufConfig) -> Result<ModelDescription> {
     })
 }
 
+/// The known architecture with the most similar name, and what of a configuration it would not read.
+fn nearest(config: &JsonFields, found: &str) -> Option<NearestArchitecture> {
+    /// What every configuration has and no family reads.
+    const COMMON: [&str; 14] = [
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "dtype",
+        "hidden_dropout",
+        "initializer_range",
+        "model_type",
+        "pad_token_id",
+        "pretraining_tp",
+        "tokenizer_class",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    ];
+    let plain = |name: &str| name.trim_end_matches("ForCausalLM").to_lowercase();
+    let names = FAMILIES
+        .iter()
+        .flat_map(|family| family.hf_architectures.iter().map(move |name| (*name, *family)));
+    let classes = names.filter(|(name, _)| name.starts_with(char::is_uppercase));
+    let likeness = |name: &str| strsim::normalized_levenshtein(&plain(name), &plain(found));
+    let (name, family) = classes.max_by(|a, b| likeness(a.0).total_cmp(&likeness(b.0)))?;
+    let as_nearest = config.unasked();
+    let described = (family.describe_hf)(&as_nearest).and_then(|model| model.check(config.path()));
+    let mut unread = as_nearest.never_asked();
+    unread.retain(|field| !COMMON.contains(&field.as_str()));
+    Some(NearestArchitecture {
+        name,
+        refusal: described.err().map(|error| error.to_string()),
+        unread,
+    })
+}
+
 fn lookup(path: &Path, found: &str, names: impl Fn(&Family) -> &'static [&'static str]) -> Result<&'static Family> {
     let family = FAMILIES.iter().copied().find(|family| names(family).contains(&found));
     family.ok_or_else(|| ModelError::UnknownArchitecture {
         path: path.to_path_buf(),
         found: found.to_owned(),
         known: FAMILIES.iter().flat_map(|family| names(family)).copied().collect(),
+        nearest: None,
     })
 }
