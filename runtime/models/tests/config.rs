@@ -313,9 +313,9 @@ fn what_is_missing_or_unsupported_is_said() {
         ),
         (json!({"hidden_act": "relu"}), "hidden_act", "relu"),
         (
-            json!({"rope_scaling": {"type": "longrope"}}),
+            json!({"rope_scaling": {"type": "proportional"}}),
             "rope_scaling.type",
-            "longrope",
+            "proportional",
         ),
     ] {
         let error = describe(&with(llama(), change)).unwrap_err();
@@ -338,13 +338,18 @@ fn an_unknown_architecture_lists_the_known_ones() {
             assert!(known.contains(name) && error.to_string().contains(name), "{name}");
         }
     }
+    let odd =
+        json!({"architectures": ["Qwen9ForCausalLM"], "gate_of_heads": true, "use_cache": true, "hidden_dropout": 0.0});
+    let error = describe(&with(llama(), odd)).unwrap_err().to_string();
+    let expected = "the nearest known one is `Qwen3ForCausalLM`, which does not know: gate_of_heads; if they compute";
+    assert!(error.contains(expected), "{error}");
     let mut writer = GgufWriter::tiny_llama();
     writer.set("general.architecture", string_value("mamba"));
     let error = gguf(&writer).unwrap_err().to_string();
-    assert!(
-        error.contains("`mamba`") && error.contains("qwen2, qwen3, qwen3moe, gemma3"),
-        "{error}"
-    );
+    assert!(error.contains("`mamba`"), "{error}");
+    for name in FAMILIES.iter().flat_map(|family| family.gguf_architectures) {
+        assert!(error.contains(name), "{name}: {error}");
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use halyard_models::program::{
 };
 use halyard_models::quant::dequantize;
 use halyard_models::{DummyWeights, LoadFormat, ModelError, ModelFiles, Role};
-use halyard_platform_api::ops::{MoeRoute, RopeStyle, Scoring};
+use halyard_platform_api::ops::{GeluKind, MoeRoute, RopeStyle, Scoring};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{CollectiveKind, DType, OpSpec, WeightFormat};
 use serde_json::Value;
@@ -182,10 +182,31 @@ impl<'a> Interpreter<'a> {
             OpSpec::Embedding(op) => {
                 let width = op.width as usize;
                 let table = self.weight(program, operands[1]).to_vec();
+                let of_positions = program.roles[usize::from(operands[0])] == TensorRole::Positions;
                 for (row, id) in self.ids.clone().into_iter().enumerate() {
+                    let id = if of_positions { row } else { id };
                     let values: Vec<f32> = table[id * width..][..width].iter().map(|v| v * op.scale).collect();
                     self.set_row(view(2), row, &values);
                 }
+            }
+            OpSpec::LayerNorm(op) => {
+                let weight = self.weight(program, operands[1]).to_vec();
+                let bias = match operands[2] {
+                    ABSENT => vec![0.0; weight.len()],
+                    bias => self.weight(program, bias).to_vec(),
+                };
+                self.map_rows(view(0), view(3), |x, _| {
+                    let mean = x.iter().sum::<f32>() / x.len() as f32;
+                    let variance = x.iter().map(|v| (v - mean) * (v - mean)).sum::<f32>() / x.len() as f32;
+                    let factors = weight.iter().map(|w| w / (variance + op.eps).sqrt());
+                    let values = x.iter().zip(factors).zip(&bias);
+                    values.map(|((v, factor), bias)| (v - mean) * factor + bias).collect()
+                });
+            }
+            OpSpec::Scale(op) => self.map_rows(view(0), view(1), |x, _| x.iter().map(|v| v * op.factor).collect()),
+            OpSpec::Gelu(op) => {
+                let f = gelu(op.kind);
+                self.map_rows(view(0), view(1), |x, _| x.iter().map(|&v| f(v)).collect());
             }
             OpSpec::RmsNorm(op) => {
                 let weight = self.weight(program, operands[1]).to_vec();
@@ -261,10 +282,7 @@ impl<'a> Interpreter<'a> {
                 let silu = |x: f32| x / (1.0 + (-x).exp());
                 self.gate(view(0), view(1), view(2), silu);
             }
-            OpSpec::GeluMul(_) => {
-                let inner = |x: f32| (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
-                self.gate(view(0), view(1), view(2), |x| 0.5 * x * (1.0 + inner(x).tanh()));
-            }
+            OpSpec::GeluMul(op) => self.gate(view(0), view(1), view(2), gelu(op.kind)),
             OpSpec::Add(_) => {
                 for row in 0..self.ids.len() {
                     let (a, b) = (self.row(view(0), row), self.row(view(1), row));
@@ -313,11 +331,17 @@ impl<'a> Interpreter<'a> {
 
     /// Experts are numbers in slots of f32 here.
     fn route(&mut self, op: &MoeRoute, logits: View, experts: View, weights: View) {
-        assert_eq!((op.scoring, op.factor), (Scoring::Softmax, 1.0));
         for row in 0..self.ids.len() {
             let logits = self.row(logits, row);
-            let powers: Vec<f32> = logits.iter().map(|logit| logit.exp()).collect();
-            let total: f32 = powers.iter().sum();
+            let score = |logit: &f32| match op.scoring {
+                Scoring::Softmax => logit.exp(),
+                Scoring::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
+            };
+            let powers: Vec<f32> = logits.iter().map(score).collect();
+            let total: f32 = match op.scoring {
+                Scoring::Softmax => powers.iter().sum(),
+                Scoring::Sigmoid => 1.0,
+            };
             let mut order: Vec<usize> = (0..powers.len()).collect();
             order.sort_by(|&a, &b| powers[b].total_cmp(&powers[a]));
             order.truncate(op.top_k as usize);
@@ -327,7 +351,10 @@ impl<'a> Interpreter<'a> {
             self.set_row(
                 weights,
                 row,
-                &order.iter().map(|&e| powers[e] / divisor).collect::<Vec<_>>(),
+                &order
+                    .iter()
+                    .map(|&e| op.factor * powers[e] / divisor)
+                    .collect::<Vec<_>>(),
             );
         }
     }
@@ -508,6 +535,36 @@ agrees_with_hugging_face! {
     qwen3_agrees_with_hugging_face: "qwen3", "qwen3/goldens.json", over 2, over 4;
     qwen3_moe_agrees_with_hugging_face: "qwen3-moe", "qwen3-moe/goldens.json", over 2, over 4;
     gemma3_agrees_with_hugging_face: "gemma3", "gemma3/goldens.json", over 2, over 4;
+    gemma_agrees_with_hugging_face: "gemma", "gemma/goldens.json", over 2;
+    gemma2_agrees_with_hugging_face: "gemma2", "gemma2/goldens.json", over 2;
+    mixtral_agrees_with_hugging_face: "mixtral", "mixtral/goldens.json", over 2;
+    ministral_agrees_with_hugging_face: "ministral", "ministral/goldens.json", over 2;
+    phi3_agrees_with_hugging_face: "phi3", "phi3/goldens.json", over 2;
+    phi3_long_agrees_with_hugging_face: "phi3-long", "phi3-long/goldens.json";
+    qwen2_moe_agrees_with_hugging_face: "qwen2-moe", "qwen2-moe/goldens.json", over 2;
+    granite_agrees_with_hugging_face: "granite", "granite/goldens.json", over 2;
+    granite_moe_agrees_with_hugging_face: "granite-moe", "granite-moe/goldens.json", over 2;
+    smollm3_agrees_with_hugging_face: "smollm3", "smollm3/goldens.json", over 2;
+    glm4_agrees_with_hugging_face: "glm4", "glm4/goldens.json", over 2;
+    glm_agrees_with_hugging_face: "glm", "glm/goldens.json";
+    cohere_agrees_with_hugging_face: "cohere", "cohere/goldens.json";
+    cohere2_agrees_with_hugging_face: "cohere2", "cohere2/goldens.json", over 2;
+    olmo2_agrees_with_hugging_face: "olmo2", "olmo2/goldens.json";
+    olmo3_agrees_with_hugging_face: "olmo3", "olmo3/goldens.json";
+    olmoe_agrees_with_hugging_face: "olmoe", "olmoe/goldens.json";
+    exaone4_agrees_with_hugging_face: "exaone4", "exaone4/goldens.json", over 2;
+    starcoder2_agrees_with_hugging_face: "starcoder2", "starcoder2/goldens.json", over 2;
+    stablelm_agrees_with_hugging_face: "stablelm", "stablelm/goldens.json";
+    gpt_neox_agrees_with_hugging_face: "gpt-neox", "gpt-neox/goldens.json", over 2;
+    gpt2_agrees_with_hugging_face: "gpt2", "gpt2/goldens.json", over 3;
+    falcon_agrees_with_hugging_face: "falcon", "falcon/goldens.json";
+    falcon_new_agrees_with_hugging_face: "falcon-new", "falcon-new/goldens.json", over 2;
+    internlm2_agrees_with_hugging_face: "internlm2", "internlm2/goldens.json", over 2;
+    internlm3_agrees_with_hugging_face: "internlm3", "internlm3/goldens.json";
+    baichuan_agrees_with_hugging_face: "baichuan", "baichuan/goldens.json", over 2;
+    qwen_agrees_with_hugging_face: "qwen", "qwen/goldens.json";
+    llama_linear_agrees_with_hugging_face: "llama-linear", "llama-linear/goldens.json";
+    qwen2_yarn_agrees_with_hugging_face: "qwen2-yarn", "qwen2-yarn/goldens.json";
     llama_gguf_agrees_with_hugging_face: "gguf/llama-gguf.gguf", "gguf/llama-gguf.golden.json";
     llama3_rope_gguf_agrees_with_hugging_face: "gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json";
     qwen3_gguf_agrees_with_hugging_face: "gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json";
@@ -617,4 +674,25 @@ fn layers_may_differ_in_heads_and_widths() {
     assert_eq!(gates, [(288, 288, 288), (96, 96, 96)]);
     assert_eq!(outputs, [(64, 64), (288, 288), (128, 128), (96, 96)]);
     assert_eq!(program.slots[1].width, 128, "attention's result");
+}
+
+fn gelu(kind: GeluKind) -> impl Fn(f32) -> f32 {
+    move |x| match kind {
+        GeluKind::Tanh => 0.5 * x * (1.0 + ((2.0 / std::f32::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
+        GeluKind::Erf => (0.5 * f64::from(x) * (1.0 + erf(f64::from(x) / std::f64::consts::SQRT_2))) as f32,
+    }
+}
+
+/// The series of erf (Abramowitz, Stegun 7.1.6), to the last bits for the arguments of gelu.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 5.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum, mut n) = (x, x, 0.0);
+    while term.abs() > 1e-17 * sum.abs() {
+        n += 1.0;
+        term *= 2.0 * x * x / (2.0 * n + 1.0);
+        sum += term;
+    }
+    2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp() * sum
 }

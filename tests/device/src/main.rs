@@ -21,7 +21,7 @@ use options::{Check, Options};
 use table::Table;
 
 /// Tiny models, their goldens.
-const FAMILIES: [(&str, &str); 13] = [
+const FAMILIES: [(&str, &str); 20] = [
     ("llama", "llama/goldens.json"),
     ("llama3-rope", "llama3-rope/goldens.json"),
     ("smollm2", "smollm2/goldens.json"),
@@ -31,6 +31,13 @@ const FAMILIES: [(&str, &str); 13] = [
     ("llama-fp8", "llama-fp8/goldens.json"),
     ("qwen3-fp8", "qwen3-fp8/goldens.json"),
     ("gemma3", "gemma3/goldens.json"),
+    ("gemma2", "gemma2/goldens.json"),
+    ("glm4", "glm4/goldens.json"),
+    ("cohere2", "cohere2/goldens.json"),
+    ("gpt2", "gpt2/goldens.json"),
+    ("olmo2", "olmo2/goldens.json"),
+    ("granite-moe", "granite-moe/goldens.json"),
+    ("qwen2-moe", "qwen2-moe/goldens.json"),
     ("gguf/llama-gguf.gguf", "gguf/llama-gguf.golden.json"),
     ("gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json"),
     ("gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json"),
