@@ -154,7 +154,7 @@ pub enum ModelError {
         /// Every name that is accepted.
         known: Vec<&'static str>,
         /// The one that looks most like it, for configurations of Hugging Face.
-        nearest: Option<NearestArchitecture>,
+        nearest: Option<Box<NearestArchitecture>>,
     },
 
     /// A weight that the architecture needs is not in the files.

@@ -28,8 +28,8 @@ pub struct YarnScaling {
     pub truncate: bool,
 }
 
-/// LongRoPE (Ding et al. 2024, arXiv 2402.13753): one set of factors for contexts as long as the training's, and one for
-/// longer ones. A sequence keeps the set that the table was made with, so that it does not change under its cache.
+/// LongRoPE (Ding et al. 2024, arXiv 2402.13753): one set of factors for contexts as long as the training's, and one
+/// for longer ones. A sequence keeps the set that the table was made with, so that it does not change under its cache.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LongScaling {
     /// Divisors of the frequencies, `rotary_dim / 2`, where no position is past the training's.

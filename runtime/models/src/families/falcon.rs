@@ -1,5 +1,5 @@
-//! Falcon 7B, 40B, 180B and Falcon 2: both parts of a layer over its input, q, k and v in one tensor KV head by KV head,
-//! an MLP without a gate. Sources: `configuration_falcon.py`, `modeling_falcon.py` of transformers.
+//! Falcon 7B, 40B, 180B and Falcon 2: both parts of a layer over its input, q, k and v in one tensor KV head by KV
+//! head, an MLP without a gate. Sources: `configuration_falcon.py`, `modeling_falcon.py` of transformers.
 
 use super::{Family, names};
 use crate::config::huggingface::{Defaults, describe};

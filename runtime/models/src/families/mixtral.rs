@@ -4,7 +4,6 @@
 use halyard_platform_api::ops::Scoring;
 
 use super::{Family, names};
-use crate::config::gguf::GgufConfig;
 use crate::config::huggingface::{Defaults, describe};
 use crate::config::{ExpertsMlp, JsonFields, MlpDescription, ModelDescription};
 use crate::error::Result;
@@ -16,7 +15,7 @@ pub(super) static FAMILY: Family = Family {
     hf_architectures: &["MixtralForCausalLM", "mixtral"],
     gguf_architectures: &[],
     describe_hf,
-    describe_gguf,
+    describe_gguf: super::not_read,
     hf_names: NameTables::own(&[NAMES, names::PRE_NORM]),
     gguf_names: NameTables::own(&[names::GGUF]),
 };
@@ -56,10 +55,6 @@ fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
     model.layers.iter_mut().for_each(|layer| layer.mixer.window = window);
     route(&mut model, num_experts, top_k);
     Ok(model)
-}
-
-fn describe_gguf(config: &GgufConfig) -> Result<ModelDescription> {
-    super::llama::describe_gguf(config)
 }
 
 /// Every layer's MLP becomes one of `num_experts`; the chosen ones' weights sum to 1.

@@ -95,7 +95,7 @@ impl Family {
         let found = huggingface::architecture(config)?.ok_or_else(|| config.missing("architectures"))?;
         let family = lookup(config.path(), found, |family| family.hf_architectures).map_err(|error| match error {
             ModelError::UnknownArchitecture { path, found, known, .. } => ModelError::UnknownArchitecture {
-                nearest: nearest(config, &found),
+                nearest: nearest(config, &found).map(Box::new),
                 path,
                 found,
                 known,
