@@ -3,6 +3,7 @@
 mod attention;
 mod data;
 mod embedding;
+mod expert_groups;
 mod linear;
 mod lora;
 mod moe;

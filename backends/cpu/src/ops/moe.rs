@@ -4,7 +4,7 @@ use halyard_kernels_cpu::{self as kernels, ActMode, LINEAR_SCRATCH, act_bytes, n
 use halyard_platform_api::ops::{self, Scoring};
 use halyard_platform_api::{Result, Tensor, WeightRows};
 
-use super::{linear::PackedWeight, only_f32, weight_format};
+use super::{expert_groups::Groups, linear::PackedWeight, only_f32, weight_format};
 use crate::kernel::{Kernel, Worker};
 use crate::objects::Objects;
 use crate::view::View;
@@ -54,6 +54,7 @@ pub(crate) struct Linear {
     n: usize,
     k: usize,
     top_k: usize,
+    num_experts: usize,
     max_tokens: usize,
     weight: PackedWeight,
 }
@@ -69,13 +70,14 @@ impl Linear {
             n,
             k,
             top_k: op.top_k as usize,
+            num_experts: op.num_experts as usize,
             max_tokens: op.max_tokens as usize,
             weight,
         })
     }
 
     fn token_bytes(&self) -> usize {
-        act_bytes(ActMode::F32, 1, self.k).next_multiple_of(64)
+        act_bytes(ActMode::F32, 1, self.k)
     }
 }
 
@@ -93,6 +95,17 @@ impl Kernel for Linear {
             unreachable!("moe_linear has four operands")
         };
         let (inputs, tokens) = (x.shape[1], out.len());
+        if tokens > 1 {
+            // SAFETY: the caller's promise; both phases sort the same choices alike.
+            unsafe {
+                let groups = Groups::of(experts, self.top_k, self.num_experts);
+                match phase {
+                    0 => groups.prepare(worker, x, self.k),
+                    _ => groups.multiply(worker, &self.weight, weight.all(), out),
+                }
+            }
+            return;
+        }
         // SAFETY: inputs (phase 0) and panels (phase 1) are shared out; the scratch holds every input's layout.
         unsafe {
             if phase == 0 {

@@ -1,0 +1,152 @@
+//! `moe_linear` of several tokens: choices sorted by expert, so that the weights of an expert are read once for all
+//! tokens that chose it.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use halyard_kernels_cpu::{self as kernels, ActMode, LINEAR_SCRATCH, PANEL_ROWS, act_bytes, num_act_parts, num_panels};
+
+use super::linear::PackedWeight;
+use crate::kernel::Worker;
+use crate::view::View;
+
+/// Most choices of one product.
+const GROUP: usize = 64;
+/// Panels of one product: its results wait on the stack before they go to their rows.
+const PANELS: usize = 4;
+
+thread_local! {
+    /// Rows that one product reads, one behind the other.
+    static GATHERED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Choices of one expert that one product serves: places in [`Groups::choices`].
+struct Group {
+    expert: usize,
+    places: Range<usize>,
+}
+
+/// A step's choices (token · top_k + j) by expert.
+pub(super) struct Groups {
+    top_k: usize,
+    choices: Vec<u32>,
+    groups: Vec<Group>,
+}
+
+impl Groups {
+    /// Sorts the choices `experts`, [tokens, top_k] i32 below `num_experts`.
+    ///
+    /// # Safety
+    /// The operand is readable.
+    pub(super) unsafe fn of(experts: &View, top_k: usize, num_experts: usize) -> Groups {
+        let tokens = experts.len();
+        // SAFETY: the caller's promise.
+        let row = |t| unsafe { experts.i32s(t, 0, top_k) };
+        let mut ends = vec![0; num_experts + 1];
+        for t in 0..tokens {
+            row(t).iter().for_each(|&expert| ends[expert as usize + 1] += 1);
+        }
+        for expert in 0..num_experts {
+            ends[expert + 1] += ends[expert];
+        }
+        let mut groups = Vec::new();
+        for expert in 0..num_experts {
+            let (mut first, end) = (ends[expert], ends[expert + 1]);
+            while first < end {
+                let places = first..end.min(first + GROUP);
+                first = places.end;
+                groups.push(Group { expert, places });
+            }
+        }
+        let mut choices = vec![0; tokens * top_k];
+        for t in 0..tokens {
+            for (j, &expert) in row(t).iter().enumerate() {
+                let place = &mut ends[expert as usize];
+                choices[*place] = (t * top_k + j) as u32;
+                *place += 1;
+            }
+        }
+        Groups { top_k, choices, groups }
+    }
+
+    /// Lays out this thread's part of the inputs in shared scratch, in the order of the choices. `x` has one row a
+    /// token, or one a choice.
+    ///
+    /// # Safety
+    /// The operand is readable, the shared scratch holds `act_bytes` of all choices.
+    pub(super) unsafe fn prepare(&self, worker: &Worker<'_>, x: &View, k: usize) {
+        let inputs = x.shape[1];
+        GATHERED.with_borrow_mut(|gathered| {
+            for group in &self.groups[worker.share(self.groups.len())] {
+                let places = group.places.clone();
+                gathered.resize(gathered.len().max(places.len() * k), 0.0);
+                for (to, &choice) in gathered.chunks_exact_mut(k).zip(&self.choices[places.clone()]) {
+                    let (t, j) = (choice as usize / self.top_k, choice as usize % self.top_k);
+                    // SAFETY: the caller's promise.
+                    let row = unsafe {
+                        let from = x.element_ptr(t, if inputs == 1 { 0 } else { j });
+                        std::slice::from_raw_parts(from.cast_const().cast::<f32>(), k)
+                    };
+                    to.copy_from_slice(row);
+                }
+                let (from, count) = (gathered.as_ptr(), places.len());
+                let parts = 0..num_act_parts(ActMode::F32, count);
+                // SAFETY: groups are shared out, and so are their places of the scratch.
+                unsafe {
+                    let to = worker.shared.add(places.start * act_bytes(ActMode::F32, 1, k));
+                    worker.kernels.prepare_act(ActMode::F32, from, k, count, k, parts, to);
+                }
+            }
+        });
+    }
+
+    /// This thread's part of the products. `out` has one row a choice.
+    ///
+    /// # Safety
+    /// [`Groups::prepare`] has run on all threads; the weight holds every expert, packed; the output's rows are
+    /// writable.
+    pub(super) unsafe fn multiply(&self, worker: &mut Worker<'_>, packed: &PackedWeight, weight: &[u8], out: &View) {
+        let (n, k) = (packed.n, packed.k);
+        let pieces = num_panels(n).div_ceil(PANELS);
+        let token_bytes = act_bytes(ActMode::F32, 1, k);
+        let mut results = [0.0f32; GROUP * PANELS * PANEL_ROWS];
+        for jobs in worker.pieces(self.choices.len(), self.groups.len() * pieces, PANELS) {
+            for job in jobs {
+                let (group, piece) = (&self.groups[job / pieces], job % pieces);
+                let panels = piece * PANELS..num_panels(n).min((piece + 1) * PANELS);
+                let columns = panels.start * PANEL_ROWS..n.min(panels.end * PANEL_ROWS);
+                let count = group.places.len();
+                let matrix = packed.matrix_bytes();
+                // SAFETY: prepared and packed, as the caller promises; the kernel writes `columns` alone, which begin at
+                // the array's start.
+                unsafe {
+                    let act = worker.shared.add(group.places.start * token_bytes);
+                    worker.kernels.linear(kernels::Linear {
+                        format: packed.format,
+                        mode: ActMode::F32,
+                        n,
+                        k,
+                        tokens: count,
+                        weight: &weight[group.expert * matrix..][..matrix],
+                        act: std::slice::from_raw_parts(act, count * token_bytes),
+                        panels,
+                        out: results.as_mut_ptr().wrapping_sub(columns.start),
+                        out_stride: columns.len(),
+                        bias: None,
+                        accumulate: false,
+                        scratch: &mut worker.local[..LINEAR_SCRATCH],
+                    });
+                }
+                let rows = results.chunks_exact(columns.len());
+                for (row, &choice) in rows.zip(&self.choices[group.places.clone()]) {
+                    let (t, j) = (choice as usize / self.top_k, choice as usize % self.top_k);
+                    // SAFETY: these columns of the row are this thread's alone.
+                    unsafe {
+                        let to = out.element_ptr(t, j).cast::<f32>().add(columns.start);
+                        to.copy_from_nonoverlapping(row.as_ptr(), row.len());
+                    }
+                }
+            }
+        }
+    }
+}
