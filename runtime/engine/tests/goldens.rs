@@ -83,6 +83,23 @@ families! {
     qwen3_fp8_on_cpu, qwen3_fp8_on_reference => "qwen3-fp8", "qwen3-fp8/goldens.json";
     qwen3_gguf_on_cpu, qwen3_gguf_on_reference => "gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json";
     qwen3_moe_gguf_on_cpu, qwen3_moe_gguf_on_reference => "gguf/qwen3-moe-gguf.gguf", "gguf/qwen3-moe-gguf.golden.json";
+    gemma_gguf_on_cpu, gemma_gguf_on_reference => "gguf/gemma-gguf.gguf", "gguf/gemma-gguf.golden.json";
+    gemma2_gguf_on_cpu, gemma2_gguf_on_reference => "gguf/gemma2-gguf.gguf", "gguf/gemma2-gguf.golden.json";
+    mixtral_gguf_on_cpu, mixtral_gguf_on_reference => "gguf/mixtral-gguf.gguf", "gguf/mixtral-gguf.golden.json";
+    phi3_gguf_on_cpu, phi3_gguf_on_reference => "gguf/phi3-gguf.gguf", "gguf/phi3-gguf.golden.json";
+    granite_gguf_on_cpu, granite_gguf_on_reference => "gguf/granite-gguf.gguf", "gguf/granite-gguf.golden.json";
+    granite_moe_gguf_on_cpu, granite_moe_gguf_on_reference => "gguf/granite-moe-gguf.gguf",
+        "gguf/granite-moe-gguf.golden.json";
+    olmo2_gguf_on_cpu, olmo2_gguf_on_reference => "gguf/olmo2-gguf.gguf", "gguf/olmo2-gguf.golden.json";
+    olmoe_gguf_on_cpu, olmoe_gguf_on_reference => "gguf/olmoe-gguf.gguf", "gguf/olmoe-gguf.golden.json";
+    smollm3_gguf_on_cpu, smollm3_gguf_on_reference => "gguf/smollm3-gguf.gguf", "gguf/smollm3-gguf.golden.json";
+    exaone4_gguf_on_cpu, exaone4_gguf_on_reference => "gguf/exaone4-gguf.gguf", "gguf/exaone4-gguf.golden.json";
+    cohere_gguf_on_cpu, cohere_gguf_on_reference => "gguf/cohere-gguf.gguf", "gguf/cohere-gguf.golden.json";
+    cohere2_gguf_on_cpu, cohere2_gguf_on_reference => "gguf/cohere2-gguf.gguf", "gguf/cohere2-gguf.golden.json";
+    glm4_gguf_on_cpu, glm4_gguf_on_reference => "gguf/glm4-gguf.gguf", "gguf/glm4-gguf.golden.json";
+    starcoder2_gguf_on_cpu, starcoder2_gguf_on_reference => "gguf/starcoder2-gguf.gguf",
+        "gguf/starcoder2-gguf.golden.json";
+    qwen2_moe_gguf_on_cpu, qwen2_moe_gguf_on_reference => "gguf/qwen2-moe-gguf.gguf", "gguf/qwen2-moe-gguf.golden.json";
     gemma3_gguf_on_cpu, gemma3_gguf_on_reference => "gguf/gemma3-gguf.gguf", "gguf/gemma3-gguf.golden.json";
 }
 

@@ -569,6 +569,21 @@ agrees_with_hugging_face! {
     llama3_rope_gguf_agrees_with_hugging_face: "gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json";
     qwen3_gguf_agrees_with_hugging_face: "gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json";
     qwen3_moe_gguf_agrees_with_hugging_face: "gguf/qwen3-moe-gguf.gguf", "gguf/qwen3-moe-gguf.golden.json";
+    gemma_gguf_agrees_with_hugging_face: "gguf/gemma-gguf.gguf", "gguf/gemma-gguf.golden.json";
+    gemma2_gguf_agrees_with_hugging_face: "gguf/gemma2-gguf.gguf", "gguf/gemma2-gguf.golden.json";
+    mixtral_gguf_agrees_with_hugging_face: "gguf/mixtral-gguf.gguf", "gguf/mixtral-gguf.golden.json";
+    phi3_gguf_agrees_with_hugging_face: "gguf/phi3-gguf.gguf", "gguf/phi3-gguf.golden.json";
+    granite_gguf_agrees_with_hugging_face: "gguf/granite-gguf.gguf", "gguf/granite-gguf.golden.json";
+    granite_moe_gguf_agrees_with_hugging_face: "gguf/granite-moe-gguf.gguf", "gguf/granite-moe-gguf.golden.json";
+    olmo2_gguf_agrees_with_hugging_face: "gguf/olmo2-gguf.gguf", "gguf/olmo2-gguf.golden.json";
+    olmoe_gguf_agrees_with_hugging_face: "gguf/olmoe-gguf.gguf", "gguf/olmoe-gguf.golden.json";
+    smollm3_gguf_agrees_with_hugging_face: "gguf/smollm3-gguf.gguf", "gguf/smollm3-gguf.golden.json";
+    exaone4_gguf_agrees_with_hugging_face: "gguf/exaone4-gguf.gguf", "gguf/exaone4-gguf.golden.json";
+    cohere_gguf_agrees_with_hugging_face: "gguf/cohere-gguf.gguf", "gguf/cohere-gguf.golden.json";
+    cohere2_gguf_agrees_with_hugging_face: "gguf/cohere2-gguf.gguf", "gguf/cohere2-gguf.golden.json";
+    glm4_gguf_agrees_with_hugging_face: "gguf/glm4-gguf.gguf", "gguf/glm4-gguf.golden.json";
+    starcoder2_gguf_agrees_with_hugging_face: "gguf/starcoder2-gguf.gguf", "gguf/starcoder2-gguf.golden.json";
+    qwen2_moe_gguf_agrees_with_hugging_face: "gguf/qwen2-moe-gguf.gguf", "gguf/qwen2-moe-gguf.golden.json";
     gemma3_gguf_agrees_with_hugging_face: "gguf/gemma3-gguf.gguf", "gguf/gemma3-gguf.golden.json";
 }
 

@@ -8,7 +8,7 @@ use halyard_platform_api::ops::RopeStyle;
 use super::description::{ModelDescription, NormDescription, NormKind, NormPlacement};
 use super::layer::{Activation, AttentionDescription, DenseMlp, LayerDescription, MlpDescription, QkNorm};
 use super::limits::{self, bad};
-use super::rope::{RopeDescription, RopeScaling, YarnScaling};
+use super::rope::{LongScaling, RopeDescription, RopeScaling, YarnScaling};
 use crate::error::{ModelError, Result};
 use crate::gguf::{GgufArray, GgufFile, GgufValue};
 
@@ -202,8 +202,21 @@ impl<'a> GgufConfig<'a> {
     }
 
     fn scaling(&self) -> Result<RopeScaling> {
-        if let Some(factors) = self.rope_factors()? {
+        if let Some(factors) = self.rope_factors("rope_freqs.weight")? {
             return Ok(RopeScaling::Factors(factors));
+        }
+        let long = self.rope_factors("rope_factors_long.weight")?;
+        if let (Some(long_factors), Some(short_factors)) = (long, self.rope_factors("rope_factors_short.weight")?) {
+            let original = match self.unsigned("rope.scaling.original_context_length")? {
+                Some(length) => length,
+                None => self.required("context_length")?,
+            };
+            return Ok(RopeScaling::Long(LongScaling {
+                short_factors,
+                long_factors,
+                original_max_position_embeddings: original.clamp(1, limits::POSITIONS),
+                attention_factor: self.float("rope.scaling.attn_factor")?.unwrap_or(1.0),
+            }));
         }
         let key = self.key("rope.scaling.type");
         let factor = self.float("rope.scaling.factor")?;
@@ -238,16 +251,15 @@ impl<'a> GgufConfig<'a> {
         }
     }
 
-    /// `rope_freqs.weight`: how converters store Llama 3's scaling.
-    fn rope_factors(&self) -> Result<Option<Vec<f32>>> {
-        const NAME: &str = "rope_freqs.weight";
-        let Some(tensor) = self.file.tensor(NAME) else {
+    /// Divisors of frequencies: `rope_freqs.weight` is how converters store Llama 3's scaling.
+    fn rope_factors(&self, name: &str) -> Result<Option<Vec<f32>>> {
+        let Some(tensor) = self.file.tensor(name) else {
             return Ok(None);
         };
         if tensor.tensor_type.name() != "F32" {
             return Err(ModelError::UnsupportedFormat {
                 path: self.file.path().to_path_buf(),
-                tensor: NAME.into(),
+                tensor: name.into(),
                 found: tensor.tensor_type.name().into(),
                 supported: "F32",
             });

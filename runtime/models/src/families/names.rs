@@ -113,6 +113,10 @@ pub(super) const GGUF: &[NameTemplate] = &[
     (Role::weight(0, Linear::Shared(Gate)), "blk.{l}.ffn_gate_shexp.weight"),
     (Role::weight(0, Linear::Shared(Up)), "blk.{l}.ffn_up_shexp.weight"),
     (Role::weight(0, Linear::Shared(Down)), "blk.{l}.ffn_down_shexp.weight"),
+    (
+        Role::weight(0, Linear::SharedWeight),
+        "blk.{l}.ffn_gate_inp_shexp.weight",
+    ),
     (Role::FinalNorm, "output_norm.weight"),
     (Role::FinalNormBias, "output_norm.bias"),
     (Role::LmHead, "output.weight"),

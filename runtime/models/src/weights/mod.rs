@@ -214,7 +214,9 @@ impl Weights {
             }
         };
         let path = || self.path().map(PathBuf::from).unwrap_or_default();
-        if *found != in_file {
+        // A matrix of one row may be stored as a vector.
+        let is_row = in_file.len() == 2 && in_file[0] == 1 && found[..] == in_file[1..];
+        if *found != in_file && !is_row {
             return Err(ModelError::WrongShape {
                 path: path(),
                 tensor: name,
