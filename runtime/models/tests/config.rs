@@ -329,10 +329,14 @@ fn what_is_missing_or_unsupported_is_said() {
 #[test]
 fn an_unknown_architecture_lists_the_known_ones() {
     let error = describe(&with(llama(), json!({"architectures": ["FooForCausalLM"]}))).unwrap_err();
-    let ModelError::UnknownArchitecture { found, known, .. } = &error else {
+    let ModelError::UnknownArchitecture {
+        found, known, nearest, ..
+    } = &error
+    else {
         panic!("{error}")
     };
     assert_eq!(found, "FooForCausalLM");
+    assert!(nearest.is_none(), "{error}");
     for family in FAMILIES {
         for name in family.hf_architectures {
             assert!(known.contains(name) && error.to_string().contains(name), "{name}");

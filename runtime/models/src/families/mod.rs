@@ -147,13 +147,18 @@ fn nearest(config: &JsonFields, found: &str) -> Option<NearestArchitecture> {
         "transformers_version",
         "use_cache",
     ];
+    // Names that begin alike are mostly of one maker.
+    const ALIKE: f64 = 0.85;
     let plain = |name: &str| name.trim_end_matches("ForCausalLM").to_lowercase();
     let names = FAMILIES
         .iter()
         .flat_map(|family| family.hf_architectures.iter().map(move |name| (*name, *family)));
     let classes = names.filter(|(name, _)| name.starts_with(char::is_uppercase));
-    let likeness = |name: &str| strsim::normalized_levenshtein(&plain(name), &plain(found));
-    let (name, family) = classes.max_by(|a, b| likeness(a.0).total_cmp(&likeness(b.0)))?;
+    let scored = classes.map(|(name, family)| (strsim::jaro_winkler(&plain(name), &plain(found)), name, family));
+    let (likeness, name, family) = scored.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    if likeness < ALIKE {
+        return None;
+    }
     let as_nearest = config.unasked();
     let described = (family.describe_hf)(&as_nearest).and_then(|model| model.check(config.path()));
     let mut unread = as_nearest.never_asked();
