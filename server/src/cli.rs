@@ -24,6 +24,7 @@ mod chat;
 mod chosen_hook;
 pub mod command_line;
 mod connection_args;
+mod described;
 mod engine;
 mod hook_child;
 pub mod isolation;
@@ -78,6 +79,10 @@ pub enum Command {
     /// Look at plugins, test them, write new ones
     #[command(subcommand)]
     Plugins(plugins::PluginsCommand),
+    /// Print the completions of a shell, for its folder of them
+    Completions(described::CompletionsArgs),
+    /// Write a man page for each command
+    Man(described::ManArgs),
     /// The process of a hook under --hook-isolation process; a server starts it
     #[command(hide = true)]
     HookChild(hook_child::HookChildArgs),
@@ -114,6 +119,8 @@ fn run(cli: Cli, accepted: &[(String, &'static str)]) -> Result<(), ServerError>
         Command::Bench(command) => bench::run(command),
         Command::Platforms(args) => plugins::run_platforms(&args),
         Command::Plugins(command) => plugins::run_plugins(&command),
+        Command::Completions(args) => described::run_completions(&args),
+        Command::Man(args) => described::run_man(&args),
         Command::HookChild(args) => hook_child::run_hook_child(&args),
         Command::TemplateChild(args) => crate::templates::run_template_child(&args),
     }
