@@ -117,8 +117,8 @@ impl Groups {
                 let columns = panels.start * PANEL_ROWS..n.min(panels.end * PANEL_ROWS);
                 let count = group.places.len();
                 let matrix = packed.matrix_bytes();
-                // SAFETY: prepared and packed, as the caller promises; the kernel writes `columns` alone, which begin at
-                // the array's start.
+                // SAFETY: prepared and packed, as the caller promises; the kernel writes `columns` alone, which begin
+                // at the array's start.
                 unsafe {
                     let act = worker.shared.add(group.places.start * token_bytes);
                     worker.kernels.linear(kernels::Linear {

@@ -1,5 +1,6 @@
 //! GPT-NeoX and Pythia: both parts of a layer over its input, each with a LayerNorm of its own; biases; an MLP without
-//! a gate; a rope over a part of each head. Sources: `configuration_gpt_neox.py`, `modeling_gpt_neox.py` of transformers.
+//! a gate; a rope over a part of each head. Sources: `configuration_gpt_neox.py`, `modeling_gpt_neox.py` of
+//! transformers.
 
 use super::{Family, names};
 use crate::config::huggingface::{Defaults, describe};
