@@ -408,6 +408,36 @@ fn rope_frequencies_equal_hugging_face_s() {
 }
 
 #[test]
+fn long_ropes_take_the_factors_of_the_longest_sequence_and_no_bad_ones() {
+    let long = |short: Value, original: Value| {
+        let scaling = json!({"type": "longrope", "short_factor": short, "long_factor": vec![4.0; 8],
+            "original_max_position_embeddings": original});
+        describe(&with(llama(), json!({"rope_scaling": scaling})))
+    };
+    let model = long(json!(vec![2.0; 8]), json!(256)).unwrap();
+    let plain = describe(&llama()).unwrap().ropes[0].inverse_frequencies(1);
+    for (positions, divisor) in [(256, 2.0), (257, 4.0)] {
+        let found = model.ropes[0].inverse_frequencies(positions);
+        assert!(found.iter().zip(&plain).all(|(f, p)| *f == p / divisor), "{positions}");
+    }
+    // A file of 512 positions from 256: √(1 + ln 2 / ln 256).
+    assert!((model.ropes[0].attention_factor() - 1.060_66).abs() < 1e-4);
+    for (short, original) in [
+        (json!(vec![2.0; 7]), json!(256)),
+        (json!(vec![0.0; 8]), json!(256)),
+        (json!(vec![1e300; 8]), json!(256)),
+        (json!(vec![2.0; 8]), json!(1)),
+        (json!(vec!["2"; 8]), json!(256)),
+    ] {
+        let error = long(short.clone(), original.clone()).unwrap_err();
+        assert!(
+            matches!(error, ModelError::BadField { .. }),
+            "{short} from {original}: {error}"
+        );
+    }
+}
+
+#[test]
 fn rope_tables_hold_cosines_then_sines() {
     let model = describe(&llama()).unwrap();
     let rope = &model.ropes[0];

@@ -115,9 +115,9 @@ impl RopeDescription {
                         return Err(bad(path, field, format!("{} factors", factors.len()), limit));
                     }
                 }
-                let all = long.short_factors.iter().chain(&long.long_factors).copied();
-                let least = f64::from(all.fold(f32::INFINITY, f32::min)).min(long.attention_factor);
-                if least.is_finite() { least } else { f64::NAN }
+                let factors = long.short_factors.iter().chain(&long.long_factors);
+                let mut all = factors.map(|factor| f64::from(*factor)).chain([long.attention_factor]);
+                all.find(|factor| !(factor.is_finite() && *factor > 0.0)).unwrap_or(1.0)
             }
         };
         let is_extension = matches!(self.scaling, RopeScaling::Linear { .. } | RopeScaling::Yarn(_));

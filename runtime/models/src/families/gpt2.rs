@@ -89,16 +89,14 @@ fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
     let inner = match config.value("intermediate_size") {
         Some(_) => config.clone(),
         None => {
-            let inner = ("intermediate_size".to_owned(), (4 * hidden).into());
+            let inner = ("intermediate_size".to_owned(), hidden.saturating_mul(4).into());
             config.clone().with(&[inner].into_iter().collect())
         }
     };
     let mut model = describe(&inner, &DEFAULTS)?;
-    for field in ["scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"] {
-        if config.bool(field)?.unwrap_or(false) && field.starts_with("scale") {
-            let remedy = "scores are scaled alike in all layers: serve a model without it";
-            return Err(config.unsupported(field, "true", remedy));
-        }
+    if config.bool("scale_attn_by_inverse_layer_idx")?.unwrap_or(false) {
+        let remedy = "scores are scaled alike in all layers: serve a model without it";
+        return Err(config.unsupported("scale_attn_by_inverse_layer_idx", "true", remedy));
     }
     let scaled = config.bool("scale_attn_weights")?.unwrap_or(true);
     for layer in &mut model.layers {
