@@ -45,6 +45,7 @@ struct Front {
     tokenizer: Tokenizer,
     grammars: Grammars,
     chat_template: Option<ChatTemplate>,
+    response_template: Option<String>,
     generation: GenerationDefaults,
     next_id: AtomicU64,
     max_waiting: usize,
@@ -188,6 +189,7 @@ impl EngineHandle {
             tokenizer,
             grammars,
             chat_template,
+            response_template: files.response_template.clone(),
             generation: files.generation.clone(),
             next_id: AtomicU64::new(1),
             max_waiting: config.scheduler.max_waiting as usize,
@@ -481,6 +483,11 @@ impl EngineHandle {
     /// The chat template, where the model has one.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.front.chat_template.as_ref()
+    }
+
+    /// How the model's answers are to be read, where it says so: `response_template` of its tokenizer_config.json.
+    pub fn response_template(&self) -> Option<&str> {
+        self.front.response_template.as_deref()
     }
 
     /// Sampling defaults of the model's authors.

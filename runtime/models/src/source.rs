@@ -88,6 +88,8 @@ pub struct ModelFiles {
     pub tokenizer: TokenizerSource,
     /// Jinja source of the chat template.
     pub chat_template: Option<String>,
+    /// How its answers are to be read: `response_template` of tokenizer_config.json, as JSON.
+    pub response_template: Option<String>,
     /// Text of the beginning-of-sequence token, for the template.
     pub bos_token: Option<String>,
     /// Text of the end-of-sequence token, for the template.
@@ -223,6 +225,7 @@ fn open_gguf(path: &Path, format: LoadFormat, dummy: DummyWeights, over: &ModelO
             .clone()
             .or(given.chat_template)
             .or_else(|| tokenizer.chat_template.clone()),
+        response_template: given.response_template,
         bos_token: given.bos_token.or(own_bos),
         eos_token: given.eos_token.or(own_eos),
         generation,
@@ -271,6 +274,7 @@ fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights, over: &Mo
             None => tokenizer_file(folder, format)?,
         },
         chat_template: over.chat_template.clone().or(texts.chat_template),
+        response_template: texts.response_template,
         bos_token: texts.bos_token,
         eos_token: texts.eos_token,
         generation,
@@ -298,6 +302,7 @@ fn settle_eos(generation: &mut GenerationDefaults, description: &ModelDescriptio
 #[derive(Default)]
 struct FolderTexts {
     chat_template: Option<String>,
+    response_template: Option<String>,
     bos_token: Option<String>,
     eos_token: Option<String>,
 }
@@ -315,6 +320,11 @@ impl FolderTexts {
         };
         Ok(FolderTexts {
             chat_template: chat_template(folder, tokenizer_config.as_ref())?,
+            response_template: tokenizer_config
+                .as_ref()
+                .and_then(|fields| fields.value("response_template"))
+                .filter(|template| !template.is_null())
+                .map(Value::to_string),
             bos_token: token("bos_token"),
             eos_token: token("eos_token"),
         })

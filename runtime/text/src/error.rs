@@ -34,6 +34,12 @@ pub enum TextError {
         /// The names that there are.
         known: String,
     },
+    /// A model's response template cannot be used.
+    #[error("the response_template of tokenizer_config.json cannot be used: {reason}")]
+    ResponseTemplate {
+        /// What is missing, unknown, or beyond a limit.
+        reason: String,
+    },
     /// The GGUF names a tokenizer kind that is not built here.
     #[error(
         "tokenizer.ggml.model is '{model}', which is not supported; known: {known}. Use a model folder with a \

@@ -25,8 +25,8 @@ mod tokenizer_config;
 mod tokenizer_file;
 
 pub use answer::{
-    AnswerEvent, AnswerFormat, AnswerParser, CallFault, ReasoningPhase, ToolTypes, propose_formats, reasoning_formats,
-    tool_formats,
+    AnswerEvent, AnswerFormat, AnswerParser, CallFault, ReasoningPhase, ResponseTemplate, ToolTypes, propose_formats,
+    reasoning_formats, tool_formats,
 };
 pub use chat_template::{ChatInput, ChatTemplate};
 pub use detokenizer::Detokenizer;

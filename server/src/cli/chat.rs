@@ -168,7 +168,7 @@ impl ClientArgs {
 
 impl Answerer {
     async fn find(args: &ClientArgs, engine: &EngineArgs, reasoning: Option<&str>) -> Result<Self, ServerError> {
-        let format = parser_args::format(None, reasoning)?;
+        parser_args::check(None, reasoning)?;
         let client = ServerClient::new(args.url.as_deref().unwrap_or(DEFAULT_URL), args.api_key.clone())?;
         // A model or platform that was named is started here; a running server may serve another one.
         let asked_for_engine = engine.model.model.is_some() || engine.platform.platform.is_some();
@@ -190,10 +190,10 @@ impl Answerer {
         let started = loading
             .await
             .map_err(|error| ServerError::Refused(format!("loading the model failed: {error}")))?;
-        started.map(|engine| {
-            let parsers = Parsers::new(&format, engine.tokenizer());
-            Answerer::Engine(engine, parsers)
-        })
+        let engine = started?;
+        let format = parser_args::format(None, reasoning, engine.response_template())?;
+        let parsers = Parsers::new(&format, engine.tokenizer());
+        Ok(Answerer::Engine(engine, parsers))
     }
 
     async fn chat(&self, args: &ClientArgs, messages: &[Value]) -> Result<String, ServerError> {

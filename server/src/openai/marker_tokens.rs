@@ -3,7 +3,7 @@
 use halyard_text::{AnswerFormat, Tokenizer};
 
 /// A marker, and tokens by the number of its bytes that came before them.
-type Marker = (&'static [u8], Vec<Vec<u32>>);
+type Marker = (Vec<u8>, Vec<Vec<u32>>);
 
 /// Tokens at the markers of reasoning.
 #[derive(Debug, Default)]
@@ -18,16 +18,20 @@ pub struct MarkerTokens {
 impl MarkerTokens {
     /// Looks each token of a vocabulary up.
     pub fn new(format: &AnswerFormat, tokenizer: &Tokenizer) -> Self {
-        let table = |markers: &[&'static str]| -> Vec<Marker> {
-            let empty = |marker: &&'static str| (marker.as_bytes(), vec![Vec::new(); marker.len()]);
-            markers.iter().map(empty).collect()
+        let table = |markers: Vec<String>| -> Vec<Marker> {
+            let empty = |marker: String| (vec![Vec::new(); marker.len()], marker.into_bytes());
+            markers
+                .into_iter()
+                .map(empty)
+                .map(|(ids, marker)| (marker, ids))
+                .collect()
         };
         let (open, close) = format.reasoning_markers();
         let mut tokens = MarkerTokens {
             open: table(open),
             close: table(close),
         };
-        if open.is_empty() && close.is_empty() {
+        if tokens.open.is_empty() && tokens.close.is_empty() {
             return tokens;
         }
         for id in 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX) {

@@ -87,7 +87,10 @@ impl Reading {
             true => Some(false),
             false => format.opened_by(prompt),
         };
-        let parser = |prompt: &str| AnswerParser::new(&format, &types, opened_by(prompt));
+        let parser = |prompt: &str| match forced.is_some() && !reasons_before {
+            true => AnswerParser::new(&format, &types, Some(false)),
+            false => AnswerParser::after(&format, &types, prompt),
+        };
         // Forced calls are all of a text, whatever stands before it, but for reasoning that is open.
         let is_read_on = |parser: &AnswerParser| forced.is_none() || parser.reasoning_phase() == ReasoningPhase::Open;
         let begun = parser_of_begun(&parser, asked.prompt, asked.begun).filter(is_read_on);

@@ -49,11 +49,11 @@ impl Parsers {
             })
         };
         let without_calls = format.reasoning().map(|_| way(format.clone().without_tools()));
-        // Harmony writes its calls with headers of their own, which no forced call has. Where reasoning stays in the
-        // text, text before a call could not be told from it.
+        // Harmony writes its calls with headers of their own, which no forced call has; so may a response template.
+        // Where reasoning stays in the text, text before a call could not be told from it.
         let forced = format
             .reasoning()
-            .filter(|_| !format.is_harmony() && !format.keeps_reasoning());
+            .filter(|_| !format.is_harmony() && !format.is_by_template() && !format.keeps_reasoning());
         let forced = AnswerFormat::new(Some(FORCED), forced).ok().map(|format| {
             Arc::new(AnswerWay {
                 // All behind reasoning is calls, so that no other special token says anything.

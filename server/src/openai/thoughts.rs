@@ -140,10 +140,10 @@ impl ThoughtsGuide {
                     *bound = Some([seen, vec![token]].concat());
                 }
                 let opening = &self.reader.way.markers.open;
-                if opening.iter().any(|(open, _)| *open == marker.as_slice()) {
+                if opening.iter().any(|(open, _)| open == marker) {
                     self.phase = Phase::Open;
                     self.bound = self.grammar.make(self.sample);
-                } else if bytes.is_empty() || !opening.iter().any(|(open, _)| open.starts_with(marker)) {
+                } else if bytes.is_empty() || !opening.iter().any(|(open, _)| open.starts_with(marker.as_slice())) {
                     let seen = bound.take();
                     self.phase = Phase::Over;
                     return seen.ok_or_else(|| "the answer is neither reasoning nor what was asked for".to_owned());
@@ -202,7 +202,9 @@ impl ThoughtsGuide {
                     None => own.mask.fill(0),
                 }
                 for (open, by_bytes) in &self.reader.way.markers.open {
-                    let ids = by_bytes.get(marker.len()).filter(|_| open.starts_with(marker));
+                    let ids = by_bytes
+                        .get(marker.len())
+                        .filter(|_| open.starts_with(marker.as_slice()));
                     for &id in ids.into_iter().flatten() {
                         if let Some(word) = own.mask.get_mut(id as usize / 32) {
                             *word |= 1 << (id % 32);

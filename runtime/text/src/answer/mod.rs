@@ -9,6 +9,7 @@ mod event;
 mod family;
 mod formats;
 mod harmony;
+mod hf;
 mod input;
 mod json_calls;
 mod json_span;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 
 pub use event::{AnswerEvent, CallFault};
 pub use formats::tool_formats;
+pub use hf::ResponseTemplate;
 pub use propose::propose_formats;
 pub use reasoning::{ReasoningPhase, reasoning_formats};
 pub use types::ToolTypes;
@@ -35,6 +37,7 @@ use event::Sink;
 use family::{Family, Reader};
 use formats::{ToolFormat, tool_format};
 use harmony::HarmonyReader;
+use hf::TemplateReader;
 use input::{Input, Read, Stop};
 use reasoning::{ReasoningFormat, reasoning_format};
 
@@ -46,18 +49,30 @@ pub struct AnswerFormat {
     reasoning: Option<&'static ReasoningFormat>,
     /// No call ends reasoning.
     calls_after: bool,
+    template: Option<ByTemplate>,
+}
+
+/// What a response template is used for.
+#[derive(Clone, Debug)]
+struct ByTemplate {
+    template: Arc<ResponseTemplate>,
+    calls: bool,
+    reasoning: bool,
 }
 
 impl AnswerFormat {
-    /// The formats of these names.
+    /// The formats of these names; `hf` needs a model's template ([`AnswerFormat::by_template`]).
     ///
     /// # Errors
     /// [`TextError::UnknownParser`].
     pub fn new(tools: Option<&str>, reasoning: Option<&str>) -> Result<Self> {
-        let unknown = |kind, name: &str, known: Vec<&str>| TextError::UnknownParser {
-            kind,
-            name: name.to_owned(),
-            known: known.join(", "),
+        let unknown = |kind, name: &str, mut known: Vec<&str>| {
+            known.push(hf::NAME);
+            TextError::UnknownParser {
+                kind,
+                name: name.to_owned(),
+                known: known.join(", "),
+            }
         };
         let tools = match tools {
             Some(name) => Some(tool_format(name).ok_or_else(|| unknown("tool call", name, tool_formats().collect()))?),
@@ -73,6 +88,31 @@ impl AnswerFormat {
             tools,
             reasoning,
             calls_after: false,
+            template: None,
+        })
+    }
+
+    /// The format `hf`: calls, reasoning or both as a model's response template says.
+    ///
+    /// # Errors
+    /// [`TextError::ResponseTemplate`]: it does not say how the model writes that.
+    pub fn by_template(template: &Arc<ResponseTemplate>, calls: bool, reasoning: bool) -> Result<Self> {
+        let missing = |field: &str| TextError::ResponseTemplate {
+            reason: format!("it has no field {field}"),
+        };
+        if calls && !template.has_calls() {
+            return Err(missing("tool_calls"));
+        }
+        if reasoning && !template.has_thinking() {
+            return Err(missing("thinking"));
+        }
+        Ok(Self {
+            template: (calls || reasoning).then(|| ByTemplate {
+                template: Arc::clone(template),
+                calls,
+                reasoning,
+            }),
+            ..Self::default()
         })
     }
 
@@ -80,6 +120,10 @@ impl AnswerFormat {
     #[must_use]
     pub fn without_tools(mut self) -> Self {
         self.tools = None;
+        if let Some(by) = &mut self.template {
+            by.calls = false;
+        }
+        self.template = self.template.filter(|by| by.reasoning);
         self
     }
 
@@ -93,22 +137,31 @@ impl AnswerFormat {
 
     /// Whether everything is text.
     pub fn is_plain(&self) -> bool {
-        self.tools.is_none() && self.reasoning.is_none()
+        self.tools.is_none() && self.reasoning.is_none() && self.template.is_none()
     }
 
     /// The name of the format of tool calls.
     pub fn tools(&self) -> Option<&'static str> {
-        self.tools.map(ToolFormat::name)
+        let by_template = self.template.as_ref().filter(|by| by.calls).map(|_| hf::NAME);
+        self.tools.map(ToolFormat::name).or(by_template)
     }
 
     /// The name of the format of reasoning.
     pub fn reasoning(&self) -> Option<&'static str> {
-        self.reasoning.map(ReasoningFormat::name)
+        let by_template = self.template.as_ref().filter(|by| by.reasoning).map(|_| hf::NAME);
+        self.reasoning.map(ReasoningFormat::name).or(by_template)
     }
 
-    /// The markers that begin reasoning, and those that end it. Harmony has none: its headers say it.
-    pub fn reasoning_markers(&self) -> (&'static [&'static str], &'static [&'static str]) {
-        self.reasoning.map_or((&[], &[]), |format| (format.open, format.close))
+    /// The markers that begin reasoning, and those that end it. Harmony has none: its headers say it. Nor do patterns of
+    /// a response template.
+    pub fn reasoning_markers(&self) -> (Vec<String>, Vec<String>) {
+        let owned = |markers: &[&str]| markers.iter().map(|&marker| marker.to_owned()).collect();
+        if let Some(by) = self.template.as_ref().filter(|by| by.reasoning) {
+            let (open, close) = by.template.thinking_markers();
+            return (open.to_vec(), close.to_vec());
+        }
+        self.reasoning
+            .map_or_else(Default::default, |format| (owned(format.open), owned(format.close)))
     }
 
     /// Whether reasoning stays in the text, with its markers.
@@ -130,13 +183,26 @@ impl AnswerFormat {
             markers.extend(format.open.iter().chain(format.close));
             markers.extend(if format.harmony { harmony::MARKERS } else { &[] });
         }
-        !text.is_empty() && markers.iter().any(|marker| marker.contains(text))
+        let by_template = self.template.as_ref().is_some_and(|by| by.template.may_hold(text));
+        !text.is_empty() && (by_template || markers.iter().any(|marker| marker.contains(text)))
+    }
+
+    /// Whether answers are read by a response template.
+    pub fn is_by_template(&self) -> bool {
+        self.template.is_some()
     }
 
     /// Whether the answer to `prompt` begins within reasoning that the prompt has opened; `None` when the prompt says
     /// nothing about it. Only the end of the prompt counts. Where the prompt ends with the start of the answer itself
     /// (`continue_final_message`), push that start first and drop its events.
     pub fn opened_by(&self, prompt: &str) -> Option<bool> {
+        if self.template.is_some() {
+            return match AnswerParser::after(self, &Arc::default(), prompt).reasoning_phase() {
+                ReasoningPhase::Open => Some(true),
+                ReasoningPhase::MayBegin => None,
+                ReasoningPhase::Over => Some(false),
+            };
+        }
         self.reasoning.and_then(|reasoning| reasoning.opened_by(prompt))
     }
 }
@@ -179,6 +245,8 @@ enum At {
     },
     /// In an answer of which each message says what it is.
     Harmony(HarmonyReader),
+    /// In an answer that a response template describes.
+    Template(Box<TemplateReader>),
 }
 
 /// What a marker begins or ends.
@@ -219,7 +287,11 @@ impl AnswerParser {
             in_text: calls.clone(),
             in_reasoning: Signs::default(),
         };
-        if format.is_harmony() {
+        if let Some(by) = &format.template {
+            let reads = (by.calls, by.reasoning);
+            let reader = TemplateReader::new(&by.template, types, reads, in_reasoning);
+            parser.at = At::Template(Box::new(reader));
+        } else if format.is_harmony() {
             parser.at = At::Harmony(HarmonyReader::new(format.tools.is_some()));
         } else if let Some(reasoning) = format.reasoning {
             parser.at_start = calls
@@ -238,6 +310,20 @@ impl AnswerParser {
             if in_reasoning.unwrap_or(reasoning.first) {
                 parser.begin_reasoning(reasoning.open[0]);
             }
+        }
+        parser
+    }
+
+    /// A parser for the answer to a prompt, which may have begun it: opened reasoning, or with a response template any
+    /// region.
+    pub fn after(format: &AnswerFormat, types: &Arc<ToolTypes>, prompt: &str) -> Self {
+        if format.template.is_none() {
+            return Self::new(format, types, format.opened_by(prompt));
+        }
+        let mut parser = Self::new(format, types, None);
+        if let At::Template(reader) = parser.at {
+            let reader = reader.after(prompt, &mut parser.input);
+            parser.at = At::Template(Box::new(reader));
         }
         parser
     }
@@ -275,6 +361,7 @@ impl AnswerParser {
                 in_reasoning, before, ..
             } => *in_reasoning && self.sink.num_calls() == *before,
             At::Harmony(reader) => reader.in_reasoning(),
+            At::Template(reader) => reader.phase() == ReasoningPhase::Open,
             At::Start { .. } | At::Text => false,
         }
     }
@@ -282,6 +369,7 @@ impl AnswerParser {
     /// Where the answer is with its reasoning, by what was understood so far.
     pub fn reasoning_phase(&self) -> ReasoningPhase {
         match &self.at {
+            At::Template(reader) => reader.phase(),
             _ if self.format.reasoning.is_none() => ReasoningPhase::Over,
             At::Start { after_reasoning: false } => ReasoningPhase::MayBegin,
             At::Harmony(reader) if !reader.is_in_answer() => ReasoningPhase::Open,
@@ -334,6 +422,7 @@ impl AnswerParser {
                 }
                 other => other,
             },
+            At::Template(ref mut reader) => reader.step(&mut self.input, &mut self.sink),
             At::Calls { ref mut reader, .. } => {
                 match reader.step(&mut self.input, &mut self.sink) {
                     Ok(Flow::More) => {}

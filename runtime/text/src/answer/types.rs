@@ -148,6 +148,41 @@ impl Types {
         }
         quoted(text)
     }
+
+    /// The same by the rules of Transformers, for values that a response template finds.
+    pub(super) fn cast(self, text: &str) -> String {
+        let trimmed = text.trim();
+        let whole = |number: &String| number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-');
+        if self.has(Self::INTEGER)
+            && let Some(number) = number(trimmed).filter(whole)
+        {
+            return number;
+        }
+        if self.has(Self::NUMBER)
+            && let Some(number) = number(trimmed)
+        {
+            return if trimmed.contains('.') && whole(&number) {
+                number + ".0"
+            } else {
+                number
+            };
+        }
+        if self.has(Self::BOOLEAN) {
+            match trimmed.to_lowercase().as_str() {
+                "true" | "1" => return "true".to_owned(),
+                "false" | "0" => return "false".to_owned(),
+                _ => {}
+            }
+        }
+        if self.has(Self::NULL) && matches!(trimmed, "null" | "None") {
+            return "null".to_owned();
+        }
+        let is_compound = trimmed.starts_with(['{', '[']) && serde_json::from_str::<IgnoredAny>(trimmed).is_ok();
+        match is_compound && self.has(Self::COMPOUND) {
+            true => trimmed.to_owned(),
+            false => quoted(text),
+        }
+    }
 }
 
 /// A JSON string.

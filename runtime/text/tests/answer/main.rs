@@ -2,6 +2,7 @@
 
 mod cases;
 mod linear;
+mod response_templates;
 mod soup;
 mod templates;
 mod writers;
