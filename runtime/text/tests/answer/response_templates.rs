@@ -112,9 +112,13 @@ fn answers_are_read_as_transformers_reads_them_however_they_are_cut() {
         num_cases += 1;
         let Some(want) = &case.events else {
             num_given_up += 1;
-            let is_whole = |event: &&Vec<Value>| event[0] == "call" && event[2].is_object();
-            if is.iter().any(|event| is_whole(&event)) {
-                failures.push(format!("{}: {:?}\n  is a whole call: {is:?}", case.template, case.text));
+            // Here it is text, or a call with a fault.
+            let says_so = |event: &Vec<Value>| event[0] == "content" || event[0] == "call" && event[2].is_string();
+            if !is.iter().any(says_so) {
+                failures.push(format!(
+                    "{}: {:?}\n  is not told from a whole answer: {is:?}",
+                    case.template, case.text
+                ));
             }
             continue;
         };
@@ -159,6 +163,323 @@ fn answers_are_read_as_transformers_reads_them_however_they_are_cut() {
     println!("{num_cases} cases, {num_cuts} cuts, {num_given_up} given up by Transformers");
     assert!(failures.is_empty(), "{}:\n{}", failures.len(), failures.join("\n"));
     assert!(num_cases > 70 && num_cuts > 5_000);
+}
+
+/// Answers that Transformers gives up, and others that are worth seeing: the template, the text, the events.
+const WRITTEN: &[(&str, &str, &[&str])] = &[
+    (
+        "tagged",
+        "<tool_call>no JSON</tool_call> so",
+        &["T:<tool_call>no JSON</tool_call> so"],
+    ),
+    (
+        "tagged",
+        r#"<tool_call>{"a": 1}</tool_call>"#,
+        &[r#"T:<tool_call>{"a": 1}</tool_call>"#],
+    ),
+    (
+        "tagged",
+        r#"<tool_call>{"name": "f", "argu"#,
+        &[r#"T:<tool_call>{"name": "f", "argu"#],
+    ),
+    (
+        "tagged",
+        r#"<tool_call>{"name": "f", "arguments": {"a": "x</tool_call>"#,
+        &["C:f", r#"A:{"a": "x</tool_call>"#, "E:cut off"],
+    ),
+    (
+        "tagged",
+        r#"a<tool_call>{"name": "f", "arguments": {"a": "</tool_call>", "b":  1.50}}</tool_call>b"#,
+        &["T:a", "C:f", r#"A:{"a": "</tool_call>", "b":  1.50}"#, "E", "T:b"],
+    ),
+    (
+        "tagged",
+        r#"<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>b"#,
+        &["C:f", r#"A:{"a": }"#, "E:no JSON", "T:b"],
+    ),
+    (
+        "tagged",
+        r#"<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>b"#,
+        &["C:f", r#"A:{"a": 1"#, "E:no JSON", "T:b"],
+    ),
+    (
+        "tagged",
+        r#"<tool_call>{"id": 7, "arguments": {"a": [1]}, "name": "f", "x": "}"} </tool_call>"#,
+        &["C:f", r#"A:{"a": [1]}"#, "E"],
+    ),
+    (
+        "tagged",
+        r#"<tool_call>{"name": "f", "arguments": {}}}</tool_call> b"#,
+        &["C:f", "A:{}", "E", "T:} b"],
+    ),
+    (
+        "tagged",
+        r#"<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}"#,
+        &["C:f", r#"A:{"a": 1}"#, "E"],
+    ),
+    (
+        "tagged",
+        r#"<tool_call>{"name": "f", "arguments": [1]}</tool_call>"#,
+        &["C:f", "A:[1]", "E:no JSON"],
+    ),
+    (
+        "tagged",
+        r#"<tool_call>{"name": "f", "arguments": null}</tool_call>"#,
+        &[r#"T:<tool_call>{"name": "f", "arguments": null}</tool_call>"#],
+    ),
+    (
+        "tagged",
+        "<think>a<tool_call>b</think> <think> c",
+        &["R:a<tool_call>b c"],
+    ),
+    (
+        "listed",
+        r#"<|START_ACTION|>[{"tool_name": "f", "parameters": {"n": 1}}, {"tool_name": "g", "par"#,
+        &["C:f", r#"A:{"n": 1}"#, "E", r#"T:, {"tool_name": "g", "par"#],
+    ),
+    ("listed", "no markers", &["T:no markers"]),
+    (
+        "channels",
+        r#"<|channel|>commentary to=functions.f<|message|>{"n": 1, "s"#,
+        &["C:f", r#"A:{"n": 1, "s"#, "E:cut off"],
+    ),
+    (
+        "channels",
+        r#"<|channel|>commentary to=functions.f<|message|> {"s": "<|call|>"} <|call|>"#,
+        &["C:f", r#"A:{"s": "<|call|>"}"#, "E"],
+    ),
+    (
+        "parameters",
+        "<tool_call><function=g><parameter=a>x</parameter><parameter=b>yz",
+        &["C:g", r#"A:{"a": "x""#, "E:cut off", "T:<parameter=b>yz"],
+    ),
+    ("parameters", "<tool_call><function=g>", &["C:g", "A:{}", "E"]),
+    (
+        "other_quotes",
+        "<|tool_call>call:f{n:}<tool_call|>!",
+        &["T:<|tool_call>call:f{n:}<tool_call|>!"],
+    ),
+];
+
+#[test]
+fn what_is_wrong_becomes_text_or_a_fault() {
+    let golden = golden();
+    let mut failures = Vec::new();
+    for (name, text, want) in WRITTEN {
+        let format = format(&template(&golden.templates[*name]));
+        let is = noted(&parse_all_cuts(
+            &AnswerParser::after(&format, &Arc::default(), ""),
+            text,
+            &mut 0,
+        ));
+        if is != *want {
+            failures.push(format!("{name}: {text:?}\n  is   {is:?}\n  want {want:?}"));
+        }
+    }
+    assert!(failures.is_empty(), "{}:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn a_call_in_json_leaves_as_it_comes() {
+    let format = format(&Arc::new(ResponseTemplate::new(TAGGED).expect("a template")));
+    let mut parser = AnswerParser::after(&format, &Arc::default(), "");
+    let mut events = Vec::new();
+    parser.push(
+        "<tool_call>{\"name\": \"f\", \"arguments\": {\"text\": \"once </tool",
+        &mut events,
+    );
+    assert_eq!(noted(&joined(events)), ["C:f", "A:{\"text\": \"once "]);
+}
+
+/// What is refused, with the words that say why.
+const REFUSED: &[(&str, &str)] = &[
+    ("[]", "no JSON object"),
+    (r#"{"fields": {"content": {}}}"#, "neither start_anchor nor"),
+    (
+        r#"{"start_anchor": "a", "start_anchor_pattern": "a", "fields": {"content": {}}}"#,
+        "both start_anchor and",
+    ),
+    (r#"{"start_anchor": "a"}"#, "no fields"),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {}}, "version": 2}"#,
+        "version is 2",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {}}, "more": 1}"#,
+        "'more'",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {}, "citations": {"open": "a"}}}"#,
+        "'citations'",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {}}, "defaults": {"citations": 1}}"#,
+        "'citations'",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {}, "thinking": {}}}"#,
+        "more than one field",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"reasoning": {"open": "a"}, "thinking": {"open": "b"}}}"#,
+        "another field",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"content": "int"}}}"#,
+        "only be text",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"join": ""}}}"#,
+        "join without repeats",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"close": []}}}"#,
+        "0 literals",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"close": ""}}}"#,
+        "empty literal",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"close": 5}}}"#,
+        "close must be",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"close_pattern": "a*"}}}"#,
+        "the empty text anywhere",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"close_pattern": "(a)\\1"}}}"#,
+        "backreferences",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"close_pattern": "a(?!b)"}}}"#,
+        "negative lookahead",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"close_pattern": "(?=a)b"}}}"#,
+        "lookahead that is not the last",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"close_pattern": "(?:a(?=b)|c)d"}}}"#,
+        "not the last",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"close_pattern": "(?<=a)b"}}}"#,
+        "lookbehind",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"close_pattern": "\\ba"}}}"#,
+        "only the start and the end",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"close_pattern": "a++"}}}"#,
+        "possessive",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"close_pattern": "(?>a)"}}}"#,
+        "atomic",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"close_pattern": "((a{999}){999}){999}"}}}"#,
+        "more than 1048576",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"content": {"close_pattern": "(?P<x>a)"}}}"#,
+        "the group 'x'",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"tool_calls": {"content": "json"}}}"#,
+        "no opening delimiter",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"tool_calls": {"open": "a", "content": "yaml"}}}"#,
+        "'yaml'",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"tool_calls": {"open": "a", "content": "xml-inline"}}}"#,
+        "tag_pattern",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"tool_calls": {"open": "a", "transform": {"function": "f{x}"}}}}"#,
+        "mixes a placeholder",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"tool_calls": {"open": "a", "transform": {"name": "f"}}}}"#,
+        "no function",
+    ),
+    (
+        r#"{"start_anchor": "a", "fields": {"tool_calls": {"open": "a", "transform_each": true}}}"#,
+        "transform_each",
+    ),
+];
+
+#[test]
+fn a_template_that_cannot_be_used_is_refused_by_the_name_of_what_is_wrong() {
+    for (json, words) in REFUSED {
+        let error = ResponseTemplate::new(json).expect_err(json).to_string();
+        assert!(
+            error.contains("response_template") && error.contains(words),
+            "{json}: {error}"
+        );
+    }
+    let long = format!(
+        r#"{{"start_anchor": "{}", "fields": {{"content": {{}}}}}}"#,
+        "a".repeat(1025)
+    );
+    assert!(
+        ResponseTemplate::new(&long)
+            .expect_err("too long")
+            .to_string()
+            .contains("1025 bytes, and may have 1024")
+    );
+    let error = ResponseTemplate::new(&" ".repeat(65_537))
+        .expect_err("too long")
+        .to_string();
+    assert!(error.contains("65537 bytes, and may have 65536"), "{error}");
+}
+
+#[test]
+fn no_text_costs_the_square_of_its_length() {
+    let golden = golden();
+    let mut most: f64 = 0.0;
+    for (name, value) in &golden.templates {
+        let at_start = AnswerParser::after(&format(&template(value)), &Arc::default(), "");
+        let texts = golden.cases.iter().filter(|case| case.template == *name);
+        let mut parts: Vec<&str> = vec![
+            "<",
+            " ",
+            "\n",
+            "{\"",
+            "\\",
+            "<tool_call>",
+            "<|channel|>",
+            "x",
+            "<parameter=a>",
+        ];
+        parts.extend(texts.map(|case| case.text.as_str()).filter(|text| !text.is_empty()));
+        let cost = |text: &str| {
+            let mut parser = at_start.clone();
+            let mut events = Vec::new();
+            for piece in text.as_bytes().chunks(4) {
+                parser.push(&String::from_utf8_lossy(piece), &mut events);
+            }
+            parser.finish(&mut events);
+            parser.num_bytes_looked_at() as f64 / text.len() as f64
+        };
+        for part in parts {
+            let (short, long) = (
+                cost(&part.repeat(6_000 / part.len() + 1)),
+                cost(&part.repeat(24_000 / part.len() + 1)),
+            );
+            most = most.max(long);
+            assert!(
+                long < short * 1.3 + 2.0 && long < 60.0,
+                "{name}: {short:.1}, {long:.1} for {part:?} over and over"
+            );
+        }
+    }
+    println!("at most {most:.0} bytes a byte");
 }
 
 const TAGGED: &str = r#"{"start_anchor": "<|im_start|>assistant\n", "fields": {

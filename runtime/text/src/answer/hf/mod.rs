@@ -4,6 +4,7 @@
 mod pattern;
 mod reader;
 mod scan;
+mod stream;
 mod template;
 mod value;
 

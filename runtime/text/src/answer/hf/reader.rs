@@ -8,6 +8,7 @@ use super::super::reasoning::ReasoningPhase;
 use super::super::types::ToolTypes;
 use super::pattern::Pattern;
 use super::scan::{Found, Scan, Scanner};
+use super::stream::CallStream;
 use super::template::{Kind, ResponseTemplate};
 use super::value::{Calls, Content};
 
@@ -51,6 +52,8 @@ struct Region {
     captures: Vec<(String, String)>,
     /// Bytes of its text so far.
     body: usize,
+    /// Its calls, where they can be passed on as they come.
+    stream: Option<CallStream>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -96,6 +99,7 @@ impl TemplateReader {
                 opened: 0,
                 captures: Vec::new(),
                 body: 0,
+                stream: None,
             });
         }
         reader.watch();
@@ -117,6 +121,9 @@ impl TemplateReader {
         while self.step(input, &mut sink).is_ok() {}
         input.compact();
         self.of_prompt = input.rest().len();
+        if let Some(stream) = self.region.as_mut().and_then(|region| region.stream.as_mut()) {
+            stream.begin_answer();
+        }
         self.shown.fill(false);
         self.joins.fill(false);
         self
@@ -208,18 +215,18 @@ impl TemplateReader {
         if len == 0 {
             return;
         }
-        self.at += len;
-        let of_prompt = len.min(self.of_prompt);
-        self.of_prompt -= of_prompt;
-        if let Some(region) = &mut self.region {
-            region.body += len;
-        }
-        let field = self
-            .region
-            .as_ref()
-            .map(|region| region.field)
-            .or(self.template.implicit);
-        let text = &input.take(len)[of_prompt..];
+        let text = self.take(len, input);
+        let field = match &mut self.region {
+            Some(region) => {
+                region.body += len;
+                if let Some(stream) = &mut region.stream {
+                    stream.push(text, sink);
+                    return;
+                }
+                Some(region.field)
+            }
+            None => self.template.implicit,
+        };
         match field {
             Some(field) => self.text(field, text, sink),
             None => sink.text(text),
@@ -247,6 +254,14 @@ impl TemplateReader {
     /// Reads a delimiter.
     fn delimiter(&mut self, found: &Found, input: &mut Input, sink: &mut Sink) {
         let len = found.end - found.start;
+        let stream = self.region.as_ref().and_then(|region| region.stream.as_ref());
+        if stream.is_some_and(CallStream::in_string) {
+            // A delimiter in a string of the call is a part of it.
+            self.body(len, input, sink);
+            self.empty = (self.at, MAX_EMPTY);
+            self.watch();
+            return;
+        }
         self.empty = match self.empty {
             (at, times) if len == 0 && at == found.end => (at, times + 1),
             _ if len == 0 => (found.end, 1),
@@ -296,19 +311,27 @@ impl TemplateReader {
             Some((name.to_owned(), text.to_owned()))
         };
         let names = pattern.into_iter().flat_map(|pattern| pattern.names());
-        self.region = Some(Region {
-            field,
-            opened: len,
-            captures: names.filter_map(group).collect(),
-            body: 0,
-        });
+        let captures: Vec<(String, String)> = names.filter_map(group).collect();
         self.joins[field] = true;
         let is_raw = self.is_raw(field);
-        match template.fields[field].kind {
-            Kind::Calls(_) if !is_raw => input.mark(),
+        let mut stream = None;
+        match &template.fields[field].kind {
+            Kind::Calls(calls) if !is_raw => {
+                stream = CallStream::new(calls, &captures, &input.rest()[..len]);
+                if stream.is_none() {
+                    input.mark();
+                }
+            }
             Kind::Thinking if !is_raw => sink.turn(),
             _ => {}
         }
+        self.region = Some(Region {
+            field,
+            opened: len,
+            captures,
+            body: 0,
+            stream,
+        });
         let text = self.take(len, input);
         if is_raw {
             sink.text(text);
@@ -335,6 +358,12 @@ impl TemplateReader {
         let field = &template.fields[region.field];
         match &field.kind {
             _ if self.is_raw(region.field) => sink.text(&closer),
+            Kind::Calls(_) if region.stream.is_some() => {
+                let is_cut = is_cut && field.close.is_some();
+                if let Some(stream) = region.stream {
+                    stream.end(&closer, is_cut, sink);
+                }
+            }
             Kind::Calls(calls) => {
                 let held = input.take_held();
                 let is_cut = is_cut && field.close.is_some();
