@@ -82,6 +82,16 @@ impl ScriptedModel {
         ScriptedModel::new(fixtures, &template, lines)
     }
 
+    /// The same with a response template in its tokenizer_config.json.
+    pub fn with_response_template(self, template: &Value) -> ScriptedModel {
+        let path = self.folder.join("tokenizer_config.json");
+        let text = std::fs::read(path).expect("it was written");
+        let mut config: Value = serde_json::from_slice(&text).expect("JSON");
+        config["response_template"] = template.clone();
+        self.write("tokenizer_config.json", &config);
+        self
+    }
+
     /// Other lines from now on.
     pub fn set_lines(&self, lines: &[(&str, &str)]) {
         let lines: Vec<Value> = lines

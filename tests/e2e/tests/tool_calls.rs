@@ -236,6 +236,91 @@ fn a_parser_that_is_not_named_is_the_template_s_and_the_log_says_so() {
     }
 }
 
+/// How the scripted model writes, as its tokenizer_config.json may say it.
+fn response_template() -> Value {
+    json!({"defaults": {"role": "assistant"}, "start_anchor": "<|im_start|>assistant\n", "fields": {
+        "thinking": {"open_pattern": r"<think>\s*", "close_pattern": r"\s*</think>\s*"},
+        "tool_calls": {"open": "<tool_call>", "close": "</tool_call>", "repeats": true, "content": "json",
+            "transform": {"type": "function", "function": "{content}"}},
+        "content": {"close": "<|im_end|>"}}})
+}
+
+#[test]
+fn a_response_template_says_how_answers_are_read_streamed_and_not() {
+    let model = weather_model().with_response_template(&response_template());
+    let server = Server::scripted(
+        &model,
+        &[
+            "--enable-auto-tool-choice",
+            "--tool-call-parser=hf",
+            "--reasoning-parser=hf",
+        ],
+    );
+    let body = |content: &str, stream: bool| {
+        json!({"messages": [{"role": "user", "content": content}], "max_tokens": 200, "stream": stream,
+            "tools": [{"type": "function", "function": {"name": "weather"}}]})
+    };
+    let answer: Value = serde_json::from_str(&post(&server, &body("Rain in Bern?", false))).expect("JSON");
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["message"]["reasoning"], "I must look.", "{answer}");
+    assert_eq!(choice["message"]["content"], Value::Null, "{answer}");
+    let function = &choice["message"]["tool_calls"][0]["function"];
+    assert_eq!(
+        *function,
+        json!({"name": "weather", "arguments": r#"{"city": "Bern"}"#}),
+        "{answer}"
+    );
+    assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+    let answer: Value = serde_json::from_str(&post(&server, &body("Rain in Bern and Basel?", false))).expect("JSON");
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(
+        message["tool_calls"][1]["function"]["arguments"], r#"{"city": "Basel"}"#,
+        "{answer}"
+    );
+    assert_eq!(
+        message["content"].as_str().map(str::trim),
+        Some("Two places."),
+        "{answer}"
+    );
+
+    let streamed = post(&server, &body("Rain in Bern?", true));
+    let deltas: Vec<Value> = streamed
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: ").filter(|data| *data != "[DONE]"))
+        .map(|data| serde_json::from_str::<Value>(data).expect("JSON")["choices"][0]["delta"].clone())
+        .collect();
+    let joined =
+        |text: fn(&Value) -> &Value| -> String { deltas.iter().filter_map(|delta| text(delta).as_str()).collect() };
+    assert_eq!(joined(|delta| &delta["reasoning"]), "I must look.", "{streamed}");
+    assert_eq!(joined(|delta| &delta["content"]), "", "{streamed}");
+    assert_eq!(
+        joined(|delta| &delta["tool_calls"][0]["function"]["name"]),
+        "weather",
+        "{streamed}"
+    );
+    let arguments = joined(|delta| &delta["tool_calls"][0]["function"]["arguments"]);
+    assert_eq!(arguments, r#"{"city": "Bern"}"#, "{streamed}");
+    let pieces = deltas
+        .iter()
+        .filter(|delta| delta["tool_calls"][0]["function"]["arguments"].is_string());
+    assert!(pieces.count() > 3, "as they come: {streamed}");
+}
+
+#[test]
+fn a_response_template_comes_before_the_markers_of_the_chat_template() {
+    let model = weather_model().with_response_template(&response_template());
+    let server = Server::scripted(&model, &["--enable-auto-tool-choice"]);
+    server.signal("TERM");
+    let (status, log) = server.wait();
+    assert_eq!(status, Some(0), "{log}");
+    for words in [
+        "tool calls are read as hf, by the response_template of tokenizer_config.json",
+        "--reasoning-parser hf would keep reasoning apart",
+    ] {
+        assert!(log.contains(words), "{log}");
+    }
+}
+
 #[test]
 fn io_processors_see_calls_as_the_model_writes_them() {
     build_with_binary(&["halyard-io-processor-redact"]);
@@ -317,6 +402,10 @@ fn an_unknown_parser_and_a_template_without_one_stop_the_start() {
         (
             ["--enable-auto-tool-choice", "--log-level=warn"],
             "name one by --tool-call-parser",
+        ),
+        (
+            ["--enable-auto-tool-choice", "--tool-call-parser=hf"],
+            "hf needs a response_template in the model's tokenizer_config.json",
         ),
     ] {
         let base = [

@@ -6,13 +6,15 @@ use super::literal_calls::LiteralCalls;
 use super::named_calls::NamedCalls;
 use super::python_calls::PythonCalls;
 use super::types::Types;
-use super::xml_calls::{Trim, XmlCalls};
+use super::xml_calls::{Attributes, Trim, XmlCalls};
 
 /// How a model writes that it calls a function.
 #[derive(Debug)]
 pub(super) struct ToolFormat {
     name: &'static str,
     pub(super) family: Family,
+    /// Markers around the text of an answer, which are no part of it.
+    pub(super) around_text: &'static [&'static str],
 }
 
 const TAGGED: JsonCalls = JsonCalls {
@@ -97,7 +99,7 @@ const QWEN3: XmlCalls = XmlCalls {
     key_end: ">",
     value: None,
     value_end: "</parameter>",
-    attributes: false,
+    attributes: None,
     trim: Trim::LineBreak,
     untyped: Types::STRING,
     skip: &[],
@@ -123,13 +125,26 @@ const GLM: XmlCalls = XmlCalls {
     ..QWEN3
 };
 
+const NAMED: Attributes = Attributes {
+    function: "name",
+    parameter: "name",
+    string: ("string", "true"),
+};
+
+const HY_V3: XmlCalls = XmlCalls {
+    section: Some(("<tool_calls>", "</tool_calls>")),
+    open: &["<tool_calls>", "<tool_call>"],
+    name_end: &["<tool_sep>"],
+    ..GLM
+};
+
 const MINIMAX_M2: XmlCalls = XmlCalls {
     section: Some(("<minimax:tool_call>", "</minimax:tool_call>")),
     open: &["<minimax:tool_call>"],
     call: "<invoke",
     close: "</invoke>",
     parameter: "<parameter",
-    attributes: true,
+    attributes: Some(&NAMED),
     trim: Trim::Nothing,
     ..QWEN3
 };
@@ -184,6 +199,64 @@ const STEP3: XmlCalls = XmlCalls {
     ..MINIMAX_M2
 };
 
+const MINICPM5: XmlCalls = XmlCalls {
+    section: None,
+    open: &["<function"],
+    call: "<function",
+    close: "</function>",
+    parameter: "<param",
+    value_end: "</param>",
+    untyped: Types::ANY,
+    ..MINIMAX_M2
+};
+
+const KIMI_K3: XmlCalls = XmlCalls {
+    section: Some(("<|open|>tools<|sep|>", "<|close|>tools<|sep|>")),
+    open: &["<|open|>tools<|sep|>"],
+    call: "<|open|>call",
+    name_end: &["<|sep|>"],
+    close: "<|close|>call<|sep|>",
+    parameter: "<|open|>argument",
+    key_end: "<|sep|>",
+    value_end: "<|close|>argument<|sep|>",
+    attributes: Some(&Attributes {
+        function: "tool",
+        parameter: "key",
+        string: ("type", "string"),
+    }),
+    untyped: Types::ANY,
+    ..MINIMAX_M2
+};
+
+/// Kimi K3 writes its answer in a tag of its own, within that of a message.
+pub(super) const KIMI_K3_TEXT: &[&str] = &[
+    "<|open|>response<|sep|>",
+    "<|close|>response<|sep|>",
+    "<|close|>message<|sep|>",
+];
+
+const PLAMO3: NamedCalls = NamedCalls {
+    section: Some((
+        "<|plamo:begin_tool_requests:plamo|>",
+        "<|plamo:end_tool_requests:plamo|>",
+    )),
+    open: &["<|plamo:begin_tool_requests:plamo|>"],
+    call: "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>",
+    name_end: &[
+        "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>",
+    ],
+    close: Some("<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"),
+    ..DEEPSEEK_V31
+};
+
+const COHERE: JsonCalls = JsonCalls {
+    open: &["<|START_ACTION|>"],
+    close: &["<|END_ACTION|>"],
+    names: &["tool_name"],
+    arguments: &["parameters"],
+    ..LISTED
+};
+
 const PYTHONIC: PythonCalls = PythonCalls {
     open: &[],
     close: &[],
@@ -199,11 +272,27 @@ const GEMMA4: LiteralCalls = LiteralCalls {
 };
 
 const fn format(name: &'static str, family: Family) -> ToolFormat {
-    ToolFormat { name, family }
+    ToolFormat {
+        name,
+        family,
+        around_text: &[],
+    }
 }
 
 /// Every format, sorted by name.
 static FORMATS: &[ToolFormat] = &[
+    format(
+        "apertus",
+        Family::Json(JsonCalls {
+            open: &["<|tools_prefix|>"],
+            close: &["<|tools_suffix|>"],
+            names: &[],
+            arguments: &[],
+            ..LISTED
+        }),
+    ),
+    format("cohere_command3", Family::Json(COHERE)),
+    format("cohere_command4", Family::Json(COHERE)),
     format("deepseek_v3", Family::Named(DEEPSEEK_V3)),
     format("deepseek_v31", Family::Named(DEEPSEEK_V31)),
     format("deepseek_v32", Family::Xml(DEEPSEEK_V32)),
@@ -221,6 +310,14 @@ static FORMATS: &[ToolFormat] = &[
         }),
     ),
     format("gemma4", Family::Literal(GEMMA4)),
+    format(
+        "gigachat3",
+        Family::Json(JsonCalls {
+            open: &["function call<|role_sep|>\n", "<|function_call|>"],
+            close: &[],
+            ..TAGGED
+        }),
+    ),
     format("glm45", Family::Xml(GLM)),
     format("glm47", Family::Xml(GLM)),
     format(
@@ -249,6 +346,7 @@ static FORMATS: &[ToolFormat] = &[
             ..LISTED
         }),
     ),
+    format("hy_v3", Family::Xml(HY_V3)),
     format(
         "internlm",
         Family::Json(JsonCalls {
@@ -266,6 +364,10 @@ static FORMATS: &[ToolFormat] = &[
         }),
     ),
     format("kimi_k2", Family::Named(KIMI_K2)),
+    ToolFormat {
+        around_text: KIMI_K3_TEXT,
+        ..format("kimi_k3", Family::Xml(KIMI_K3))
+    },
     format(
         "lfm2",
         Family::Python(PythonCalls {
@@ -295,6 +397,7 @@ static FORMATS: &[ToolFormat] = &[
         }),
     ),
     format("mimo", Family::Xml(QWEN3)),
+    format("minicpm5", Family::Xml(MINICPM5)),
     format("minimax_m2", Family::Xml(MINIMAX_M2)),
     format("mistral", Family::Named(MISTRAL)),
     format(
@@ -315,6 +418,7 @@ static FORMATS: &[ToolFormat] = &[
             ..LISTED
         }),
     ),
+    format("plamo3", Family::Named(PLAMO3)),
     format("poolside_v1", Family::Xml(GLM)),
     format("pythonic", Family::Python(PYTHONIC)),
     format("qwen3_coder", Family::Xml(QWEN3)),
@@ -323,6 +427,7 @@ static FORMATS: &[ToolFormat] = &[
     format("seed_oss", Family::Xml(SEED_OSS)),
     format("step3", Family::Xml(STEP3)),
     format("step3p5", Family::Xml(QWEN3)),
+    format("step5", Family::Xml(QWEN3)),
     format(
         "xlam",
         Family::Json(JsonCalls {

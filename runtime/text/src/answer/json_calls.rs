@@ -17,7 +17,7 @@ pub(super) struct JsonCalls {
     pub(super) bare: bool,
     /// Whether the calls are in a JSON list, or may be.
     pub(super) list: Listing,
-    /// Keys of the name.
+    /// Keys of the name; with none the key of the arguments is the name.
     pub(super) names: &'static [&'static str],
     /// Keys of the arguments.
     pub(super) arguments: &'static [&'static str],
@@ -228,7 +228,10 @@ impl Object {
             Place::Value => {
                 let first = input.next_visible()?;
                 let key: String = serde_json::from_str(&self.short).map_err(|_| Stop::Fail)?;
-                let goal = if format.names.contains(&key.as_str()) && self.name.is_none() {
+                let goal = if format.names.is_empty() && !self.has_arguments && !key.is_empty() {
+                    self.name = Some(key.clone());
+                    Goal::Arguments
+                } else if format.names.contains(&key.as_str()) && self.name.is_none() {
                     Goal::Name
                 } else if format.arguments.contains(&key.as_str()) && !self.has_arguments {
                     Goal::Arguments

@@ -179,12 +179,22 @@ impl AnswerFormat {
     /// special tokens is not to be pushed. A caller asks once for each special token of the vocabulary.
     pub fn reads_special(&self, text: &str) -> bool {
         let mut markers = self.tools.map_or(Vec::new(), |format| format.family.markers());
+        markers.extend(self.around_text());
         if let Some(format) = self.reasoning {
             markers.extend(format.open.iter().chain(format.close));
             markers.extend(if format.harmony { harmony::MARKERS } else { &[] });
         }
         let by_template = self.template.as_ref().is_some_and(|by| by.template.may_hold(text));
         !text.is_empty() && (by_template || markers.iter().any(|marker| marker.contains(text)))
+    }
+
+    /// Markers around the text of an answer.
+    fn around_text(&self) -> &'static [&'static str] {
+        let of_tools = self.tools.map_or(&[][..], |tools| tools.around_text);
+        self.reasoning
+            .map(|reasoning| reasoning.around_text)
+            .filter(|markers| !markers.is_empty())
+            .unwrap_or(of_tools)
     }
 
     /// Whether answers are read by a response template.
@@ -255,6 +265,8 @@ enum Sign {
     Calls,
     Think,
     EndThink,
+    /// It stands around text and is none.
+    Nothing,
 }
 
 /// Markers and what each means.
@@ -287,6 +299,9 @@ impl AnswerParser {
             in_text: calls.clone(),
             in_reasoning: Signs::default(),
         };
+        let around_text = format.around_text();
+        parser.in_text = parser.in_text.with(around_text, Sign::Nothing);
+        parser.at_start = parser.at_start.with(around_text, Sign::Nothing);
         if let Some(by) = &format.template {
             let reads = (by.calls, by.reasoning);
             let reader = TemplateReader::new(&by.template, types, reads, in_reasoning);
@@ -297,7 +312,8 @@ impl AnswerParser {
             parser.at_start = calls
                 .clone()
                 .with(reasoning.open, Sign::Think)
-                .with(reasoning.close, Sign::EndThink);
+                .with(reasoning.close, Sign::EndThink)
+                .with(around_text, Sign::Nothing);
             if reasoning.anywhere {
                 parser.in_text = parser.in_text.with(reasoning.open, Sign::Think);
             }
@@ -449,7 +465,9 @@ impl AnswerParser {
         self.input.mark();
         if let Some(index) = self.input.accept_any(&self.at_start.markers)? {
             let (sign, marker) = (self.at_start.signs[index], self.at_start.markers[index]);
-            if sign != Sign::EndThink {
+            if sign == Sign::Nothing {
+                self.input.release();
+            } else if sign != Sign::EndThink {
                 self.follow(sign, marker, false);
             } else if after_reasoning {
                 self.input.release();
@@ -483,6 +501,7 @@ impl AnswerParser {
                     None => self.hand_back(),
                 }
             }
+            (Sign::Nothing, _) => self.input.release(),
             (Sign::Think, _) => {
                 self.input.release();
                 self.begin_reasoning(marker);

@@ -18,6 +18,8 @@ pub(super) struct ReasoningFormat {
     pub(super) keep: bool,
     /// Whether each message of an answer says what it is; markers say nothing then.
     pub(super) harmony: bool,
+    /// Markers around the text of an answer, which are no part of it.
+    pub(super) around_text: &'static [&'static str],
 }
 
 const THINK: ReasoningFormat = ReasoningFormat {
@@ -29,10 +31,25 @@ const THINK: ReasoningFormat = ReasoningFormat {
     ends_at_call: true,
     keep: false,
     harmony: false,
+    around_text: &[],
+};
+
+const COHERE: ReasoningFormat = ReasoningFormat {
+    open: &["<|START_THINKING|>"],
+    close: &["<|END_THINKING|>"],
+    ..THINK
 };
 
 /// Every format, sorted by name.
 static FORMATS: &[ReasoningFormat] = &[
+    ReasoningFormat {
+        name: "cohere_command3",
+        ..COHERE
+    },
+    ReasoningFormat {
+        name: "cohere_command4",
+        ..COHERE
+    },
     ReasoningFormat {
         name: "deepseek_r1",
         first: true,
@@ -92,8 +109,25 @@ static FORMATS: &[ReasoningFormat] = &[
         ..THINK
     },
     ReasoningFormat {
+        name: "hunyuan_a13b",
+        around_text: &["<answer>\n", "\n</answer>"],
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "hy_v3",
+        ends_at_call: false,
+        ..THINK
+    },
+    ReasoningFormat {
         name: "kimi_k2",
         first: true,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "kimi_k3",
+        open: &["<|open|>think<|sep|>"],
+        close: &["<|close|>think<|sep|>"],
+        around_text: super::formats::KIMI_K3_TEXT,
         ..THINK
     },
     ReasoningFormat {
@@ -139,6 +173,13 @@ static FORMATS: &[ReasoningFormat] = &[
         ..THINK
     },
     ReasoningFormat {
+        name: "plamo3",
+        open: &["<|plamo:begin_think:plamo|>"],
+        close: &["<|plamo:end_think:plamo|>"],
+        first: true,
+        ..THINK
+    },
+    ReasoningFormat {
         name: "poolside_v1",
         ends_at_call: false,
         ..THINK
@@ -159,6 +200,12 @@ static FORMATS: &[ReasoningFormat] = &[
     ReasoningFormat {
         name: "step3p5",
         first: true,
+        ..THINK
+    },
+    ReasoningFormat {
+        name: "step5",
+        first: true,
+        ends_at_call: false,
         ..THINK
     },
 ];

@@ -29,14 +29,25 @@ pub(super) struct XmlCalls {
     pub(super) value: Option<&'static str>,
     /// What ends a value.
     pub(super) value_end: &'static str,
-    /// Whether the names are attributes: `name="f"`.
-    pub(super) attributes: bool,
+    /// What the names are attributes of, if they are: `name="f"`.
+    pub(super) attributes: Option<&'static Attributes>,
     /// White space around a value that is no part of it.
     pub(super) trim: Trim,
     /// The types of a value that the schema does not name.
     pub(super) untyped: Types,
     /// Markers between calls of a section that say nothing.
     pub(super) skip: &'static [&'static str],
+}
+
+/// The attributes of tags that say something.
+#[derive(Debug)]
+pub(super) struct Attributes {
+    /// That of a call with the function's name.
+    pub(super) function: &'static str,
+    /// That of a parameter with its name.
+    pub(super) parameter: &'static str,
+    /// That of a parameter and its value that say: this is a string, whatever the schema says.
+    pub(super) string: (&'static str, &'static str),
 }
 
 /// White space around a value that is no part of it.
@@ -124,7 +135,7 @@ impl XmlCallReader {
             }
             At::Name => {
                 if let Some(marker) = input.name(&mut self.head, self.format.name_end)? {
-                    let name = self.name().ok_or(Stop::Fail)?;
+                    let name = self.name(|attributes| attributes.function).ok_or(Stop::Fail)?;
                     if !is_name(&name) {
                         return Err(Stop::Fail);
                     }
@@ -216,11 +227,15 @@ impl XmlCallReader {
     }
 
     fn begin_value(&mut self, input: &mut Input, sink: &mut Sink) -> Read<()> {
-        let key = self.name().unwrap_or_default();
+        let key = self.name(|attributes| attributes.parameter).unwrap_or_default();
         let known = self.types.of(&self.function, &key);
-        let types = match attribute(&self.head, "string") {
-            Some("true") if self.format.attributes => Types::STRING,
-            _ => known.unwrap_or(self.format.untyped),
+        let is_string = |attributes: &Attributes| {
+            let (name, value) = attributes.string;
+            attribute(&self.head, name) == Some(value)
+        };
+        let types = match self.format.attributes.is_some_and(is_string) {
+            true => Types::STRING,
+            false => known.unwrap_or(self.format.untyped),
         };
         input.release();
         sink.arguments(if self.num_parameters == 0 { "{" } else { ", " });
@@ -236,11 +251,10 @@ impl XmlCallReader {
     }
 
     /// The name in the head that was read.
-    fn name(&self) -> Option<String> {
-        let name = if self.format.attributes {
-            attribute(&self.head, "name")?
-        } else {
-            self.head.trim().trim_matches(['"', '\''])
+    fn name(&self, which: fn(&Attributes) -> &'static str) -> Option<String> {
+        let name = match self.format.attributes {
+            Some(attributes) => attribute(&self.head, which(attributes))?,
+            None => self.head.trim().trim_matches(['"', '\'']),
         };
         Some(name.to_owned())
     }

@@ -158,7 +158,8 @@ fn formats_are_proposed_by_markers_and_not_by_names() {
     // What a format writes proposes that format, or one that writes the same.
     let alike = |name: &str| match name {
         "qwen3_json" | "granite4" | "ernie45" => "hermes",
-        "qwen3_xml" | "mimo" | "step3p5" => "qwen3_coder",
+        "qwen3_xml" | "mimo" | "step3p5" | "step5" => "qwen3_coder",
+        "cohere_command4" => "cohere_command3",
         "glm47" | "ling3" | "poolside_v1" => "glm45",
         "hunyuan_a13b" => "jamba",
         "llama4_json" => "llama3_json",

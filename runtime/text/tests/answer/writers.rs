@@ -125,6 +125,108 @@ pub fn writer(tools: &str) -> Writer {
             calls: |calls| each(calls, "\n", |n, a| format!("<function_call> {}", object(n, a))),
             ..JSON
         },
+        "apertus" => Writer {
+            calls: |calls| {
+                let calls = each(calls, ", ", |n, a| format!("{{\"{n}\": {a}}}"));
+                format!("<|tools_prefix|>[{calls}]<|tools_suffix|>")
+            },
+            ..JSON
+        },
+        "cohere_command3" | "cohere_command4" => Writer {
+            calls: |calls| {
+                let calls = each(calls, ",\n    ", |n, a| {
+                    format!("{{\"tool_name\": \"{n}\", \"parameters\": {a}}}")
+                });
+                format!("<|START_ACTION|>[\n    {calls}\n]<|END_ACTION|>")
+            },
+            answer: |thought, before, calls, after| {
+                let thought = match thought.is_empty() {
+                    true => String::new(),
+                    false => format!("<|START_THINKING|>{thought}<|END_THINKING|>"),
+                };
+                format!("{thought}{before}{calls}{after}")
+            },
+            reasoning: "cohere_command3",
+            ..JSON
+        },
+        "gigachat3" => Writer {
+            calls: |calls| {
+                each(calls, "\n", |n, a| {
+                    format!("function call<|role_sep|>\n{}", object(n, a))
+                })
+            },
+            ..JSON
+        },
+        "plamo3" => Writer {
+            calls: |calls| {
+                let calls = each(calls, "", |n, a| {
+                    format!(
+                        "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{n}\
+                         <|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json\
+                         <|plamo:msg|>{a}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
+                    )
+                });
+                format!("<|plamo:begin_tool_requests:plamo|>{calls}<|plamo:end_tool_requests:plamo|>")
+            },
+            answer: |thought, before, calls, after| {
+                let thought = match thought.is_empty() {
+                    true => String::new(),
+                    false => format!("<|plamo:begin_think:plamo|>{thought}<|plamo:end_think:plamo|>"),
+                };
+                format!("{thought}{before}{calls}{after}")
+            },
+            reasoning: "plamo3",
+            ..JSON
+        },
+        "hy_v3" => Writer {
+            calls: |calls| {
+                let calls = each(calls, "\n", |n, a| {
+                    let parameters = parameters(a, |key, value| {
+                        format!("<arg_key>{key}</arg_key>\n<arg_value>{}</arg_value>\n", bare(value))
+                    });
+                    format!("<tool_call>{n}<tool_sep>\n{parameters}</tool_call>")
+                });
+                format!("<tool_calls>\n{calls}\n</tool_calls>")
+            },
+            reasoning: "hy_v3",
+            ..CONVERTED
+        },
+        "minicpm5" => Writer {
+            calls: |calls| {
+                each(calls, "\n", |n, a| {
+                    let parameters =
+                        parameters(a, |key, value| format!("<param name=\"{key}\">{}</param>", bare(value)));
+                    format!("<function name=\"{n}\">{parameters}</function>")
+                })
+            },
+            ..CONVERTED
+        },
+        "kimi_k3" => Writer {
+            calls: |calls| {
+                let calls = each(calls, "\n", |n, a| {
+                    let parameters = parameters(a, |key, value| {
+                        let kind = if value.is_string() { "string" } else { "object" };
+                        let value = bare(value);
+                        format!(
+                            "<|open|>argument key=\"{key}\" type=\"{kind}\"<|sep|>{value}<|close|>argument<|sep|>\n"
+                        )
+                    });
+                    format!("<|open|>call tool=\"{n}\" index=\"1\"<|sep|>\n{parameters}<|close|>call<|sep|>")
+                });
+                format!("<|open|>tools<|sep|>\n{calls}\n<|close|>tools<|sep|>")
+            },
+            answer: |thought, before, calls, after| {
+                let part = |text: &str, name: &str| match text.is_empty() {
+                    true => String::new(),
+                    false => format!("<|open|>{name}<|sep|>{text}<|close|>{name}<|sep|>"),
+                };
+                let (thought, before) = (part(thought, "think"), part(before, "response"));
+                let after = part(after, "response");
+                format!("{thought}{before}{calls}{after}<|close|>message<|sep|>")
+            },
+            reasoning: "kimi_k3",
+            ..CONVERTED
+        },
         "jamba" | "hunyuan_a13b" => Writer {
             calls: |calls| format!("<tool_calls>{}</tool_calls>", list(calls)),
             ..JSON
@@ -189,7 +291,7 @@ pub fn writer(tools: &str) -> Writer {
             reasoning: "kimi_k2",
             ..JSON
         },
-        "qwen3_coder" | "qwen3_xml" | "mimo" | "step3p5" => Writer {
+        "qwen3_coder" | "qwen3_xml" | "mimo" | "step3p5" | "step5" => Writer {
             calls: |calls| qwen(calls, "<tool_call>", "</tool_call>"),
             ..CONVERTED
         },
