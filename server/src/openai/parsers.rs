@@ -85,9 +85,10 @@ impl Parsers {
         }
     }
 
-    /// Whether a model may reason before a grammar binds its answer.
+    /// Whether a model may reason before a grammar binds its answer: where its reasoning ends has to be known at once.
     pub fn reasons_before_grammars(&self) -> bool {
-        self.has_reasoning() && !self.binds_reasoning
+        let is_known = |way: &Arc<AnswerWay>| !way.format.is_by_template() || !way.markers.close.is_empty();
+        self.without_calls.as_ref().is_some_and(is_known) && !self.binds_reasoning
     }
 
     /// The way to read calls that a grammar forces, with the reasoning that may come before them.

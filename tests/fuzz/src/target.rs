@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::mutate::Form;
-use crate::targets::{answer, client, grammar, http, models, plugins, text};
+use crate::targets::{answer, client, grammar, http, models, plugins, response_template, text};
 
 /// What a case came to: input that was taken, or refused with a reason. Anything else is a panic, an abort or a hang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +127,14 @@ pub const TARGETS: &[Target] = &[
         start: answer::answer,
         memory_bytes: 128 * MIB,
         test_cases: 20_000,
+    },
+    Target {
+        name: "response-template",
+        form: Form::Json,
+        seeds: response_template::seeds,
+        start: response_template::response_template,
+        memory_bytes: 256 * MIB,
+        test_cases: 2_000,
     },
     Target {
         name: "constraint",

@@ -43,6 +43,7 @@ targets! {
     tokenizer_configurations = "tokenizer-config",
     chat_templates = "template",
     answers = "answer",
+    response_templates = "response-template",
     constraints = "constraint",
     grammars = "grammar",
     manifests = "manifest",

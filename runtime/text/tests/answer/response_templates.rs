@@ -529,3 +529,69 @@ fn the_prompt_says_where_the_answer_begins() {
     assert_eq!(noted(&parse(&at_start, ["nk>a</think>b"])), ["R:a", "T:b"]);
     assert_eq!(noted(&parse(&at_start, ["s"])), ["T:s"]);
 }
+
+struct Random(u64);
+
+impl Random {
+    fn place(&mut self, text: &str) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let mut place = (self.0 >> 33) as usize % (text.len() + 1);
+        while !text.is_char_boundary(place) {
+            place -= 1;
+        }
+        place
+    }
+}
+
+#[test]
+fn spoilt_answers_mean_the_same_however_they_are_cut_and_lose_no_word() {
+    const WORD: &str = "Qz7";
+    // Where a word may fall on what says nothing: a header, or what stands between arguments.
+    let with_other_parts = ["channels", "parameters", "json_parameters", "lines", "blocks", "listed"];
+    let golden = golden();
+    let mut random = Random(79);
+    let (mut num_cuts, mut num_words) = (0, 0);
+    for (name, value) in &golden.templates {
+        let at_start = AnswerParser::after(&format(&template(value)), &Arc::default(), "");
+        for case in golden.cases.iter().filter(|case| case.template == *name) {
+            for turn in 0..12 {
+                let mut text = case.text.clone();
+                for _ in 0..turn % 3 {
+                    let (a, b, c) = (random.place(&text), random.place(&text), random.place(&text));
+                    let part = text[a.min(b)..a.max(b)].to_owned();
+                    match turn % 4 {
+                        0 => text.replace_range(a.min(b)..a.max(b), ""),
+                        1 => text.insert_str(c, &part),
+                        _ => text.insert(c, char::from(b"{}\"<>[]()\\,'\n =:ax|"[c % 19])),
+                    }
+                }
+                let place = random.place(&text);
+                text.insert_str(place, WORD);
+                let whole = parse(&at_start, [text.as_str()]);
+                for longest in [1, 3, 7] {
+                    let characters: Vec<char> = text.chars().collect();
+                    let pieces: Vec<String> = characters.chunks(longest).map(|chunk| chunk.iter().collect()).collect();
+                    let cut = parse(&at_start, pieces.iter().map(String::as_str));
+                    assert_eq!(cut, whole, "{name}: {text:?} by {longest}");
+                    num_cuts += 1;
+                }
+                let shown = |event: &AnswerEvent| match event {
+                    AnswerEvent::Text(text) | AnswerEvent::Reasoning(text) | AnswerEvent::Arguments(text) => {
+                        text.clone()
+                    }
+                    AnswerEvent::CallStart { name, .. } => name.clone(),
+                    AnswerEvent::CallEnd { .. } => String::new(),
+                };
+                let shown: String = whole.iter().map(shown).collect();
+                if !with_other_parts.contains(&name.as_str()) && !shown.contains(WORD) {
+                    panic!("{name}: {text:?} becomes {shown:?}");
+                }
+                num_words += 1;
+            }
+        }
+    }
+    println!("{num_words} spoilt answers, {num_cuts} cuts");
+}

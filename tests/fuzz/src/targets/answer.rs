@@ -29,6 +29,18 @@ const SEEDS: &[&str] = &[
     "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json\
      <|message|>{\"a\": 1}<|call|><|start|>assistant<|channel|>final<|message|>b<|return|>",
     "Here is my thought process: a Here is my response: b",
+    "<|START_THINKING|>a<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {\"a\": 1}}]<|END_ACTION|>",
+    "<|tools_prefix|>[{\"f\": {\"a\": 1}}, {\"g\": {}}]<|tools_suffix|> function call<|role_sep|>\n{\"name\": \"f\", \
+     \"arguments\": {}}",
+    "<tool_calls><tool_call>f<tool_sep><arg_key>a</arg_key><arg_value>1</arg_value></tool_call></tool_calls>",
+    "<function name=\"f\"><param name=\"a\">1</param></function>",
+    "<|open|>think<|sep|>a<|close|>think<|sep|><|open|>response<|sep|>b<|close|>response<|sep|><|open|>tools<|sep|>\
+     <|open|>call tool=\"f\"<|sep|><|open|>argument key=\"a\" type=\"number\"<|sep|>1<|close|>argument<|sep|>\
+     <|close|>call<|sep|><|close|>tools<|sep|>",
+    "<|plamo:begin_think:plamo|>a<|plamo:end_think:plamo|><|plamo:begin_tool_requests:plamo|>\
+     <|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>f<|plamo:end_tool_name:plamo|>\
+     <|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>{}<|plamo:end_tool_arguments:plamo|>\
+     <|plamo:end_tool_request:plamo|><|plamo:end_tool_requests:plamo|>",
 ];
 
 pub fn seeds() -> Vec<Vec<u8>> {
@@ -99,7 +111,8 @@ pub fn answer(_: &Path) -> Case {
     })
 }
 
-fn joined(events: Vec<AnswerEvent>) -> Vec<AnswerEvent> {
+/// Events with neighbours of one kind as one.
+pub fn joined(events: Vec<AnswerEvent>) -> Vec<AnswerEvent> {
     let mut out: Vec<AnswerEvent> = Vec::new();
     for event in events {
         match (out.last_mut(), event) {

@@ -7,4 +7,5 @@ pub mod grammar;
 pub mod http;
 pub mod models;
 pub mod plugins;
+pub mod response_template;
 pub mod text;

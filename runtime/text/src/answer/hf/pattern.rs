@@ -4,7 +4,8 @@
 use regex_automata::nfa::thompson::{NFA, State, WhichCaptures};
 use regex_automata::util::look::Look;
 use regex_automata::util::primitives::{PatternID, StateID};
-use regex_syntax::hir::{self, Hir, HirKind, literal::Extractor};
+use regex_syntax::hir::literal::{ExtractKind, Extractor};
+use regex_syntax::hir::{self, Hir, HirKind};
 
 /// The longest pattern or literal.
 const MAX_PATTERN_BYTES: usize = 1024;
@@ -34,8 +35,9 @@ pub(super) struct Pattern {
     names: Vec<(String, usize)>,
     /// The first places of what is looked ahead to.
     ahead: Vec<usize>,
-    /// What it matches, where that is a few literals.
-    literals: Vec<String>,
+    /// What every match begins with, and ends with, where that is a few literals; otherwise none.
+    pub(super) begins_with: Vec<String>,
+    pub(super) ends_with: Vec<String>,
     /// What stands in it literally: special tokens in these are read.
     parts: Vec<String>,
 }
@@ -61,7 +63,8 @@ impl Pattern {
         let longest = literals.iter().map(String::len).max().unwrap_or(0);
         check_length(longest)?;
         let mut pattern = Self::compile(&escaped.join("|"))?;
-        pattern.literals = literals.to_vec();
+        pattern.begins_with = literals.to_vec();
+        pattern.ends_with = literals.to_vec();
         pattern.parts = literals.to_vec();
         Ok(pattern)
     }
@@ -126,16 +129,20 @@ impl Pattern {
         }
         let mut parts = Vec::new();
         literal_parts(&hir, &mut parts);
-        let exact = Extractor::new().limit_total(8).extract(&hir);
-        let exact = exact
-            .literals()
-            .filter(|_| exact.is_exact() && ahead.is_empty() && looks.is_empty());
-        let literals = exact.unwrap_or(&[]).iter();
+        let ends = |kind| {
+            let found = Extractor::new().kind(kind).limit_total(8).extract(&hir);
+            let texts = found.literals().unwrap_or_default().iter();
+            let texts: Vec<String> = texts
+                .filter_map(|literal| String::from_utf8(literal.as_bytes().to_vec()).ok())
+                .collect();
+            let is_use = ahead.is_empty() && looks.is_empty() && texts.iter().all(|text| text.len() > 1);
+            if is_use { texts } else { Vec::new() }
+        };
+        let (begins_with, ends_with) = (ends(ExtractKind::Prefix), ends(ExtractKind::Suffix));
         Ok(Self {
             first: first_bytes(&nfa),
-            literals: literals
-                .filter_map(|literal| String::from_utf8(literal.as_bytes().to_vec()).ok())
-                .collect(),
+            begins_with,
+            ends_with,
             nfa,
             slots,
             num_places,
@@ -148,11 +155,6 @@ impl Pattern {
     /// The names of its groups.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(|(name, _)| name.as_str())
-    }
-
-    /// What it matches, where that is a few literals; otherwise none.
-    pub(super) fn as_literals(&self) -> &[String] {
-        &self.literals
     }
 
     /// Whether a match may hold this text.

@@ -40,6 +40,8 @@ pub(in super::super) struct TemplateReader {
     joins: Vec<bool>,
     /// Whether thoughts are over for good.
     thought: bool,
+    /// White space that comes next is a part of the delimiter before it.
+    skips_blank: bool,
     /// Bytes that are not read yet and belong to the prompt.
     of_prompt: usize,
 }
@@ -85,6 +87,7 @@ impl TemplateReader {
             shown: vec![false; template.fields.len()],
             joins: vec![false; template.fields.len()],
             thought: in_reasoning == Some(false),
+            skips_blank: false,
             of_prompt: 0,
         };
         let thinking = template
@@ -216,6 +219,11 @@ impl TemplateReader {
             return;
         }
         let text = self.take(len, input);
+        let text = match self.skips_blank {
+            true => text.trim_start(),
+            false => text,
+        };
+        self.skips_blank &= text.is_empty();
         let field = match &mut self.region {
             Some(region) => {
                 region.body += len;
@@ -253,6 +261,7 @@ impl TemplateReader {
 
     /// Reads a delimiter.
     fn delimiter(&mut self, found: &Found, input: &mut Input, sink: &mut Sink) {
+        self.skips_blank = false;
         let len = found.end - found.start;
         let stream = self.region.as_ref().and_then(|region| region.stream.as_ref());
         if stream.is_some_and(CallStream::in_string) {
@@ -343,6 +352,7 @@ impl TemplateReader {
         self.joins[field] = true;
         if matches!(self.template.fields[field].kind, Kind::Thinking) && self.thoughts {
             self.thought |= self.shown[field] || self.region.is_some();
+            self.skips_blank = self.template.fields[field].then_blank;
             sink.turn();
         }
     }
@@ -371,6 +381,7 @@ impl TemplateReader {
             }
             Kind::Thinking => {
                 self.thought = true;
+                self.skips_blank = field.then_blank;
                 sink.turn();
             }
             Kind::Content => {}

@@ -35,6 +35,8 @@ pub(super) struct Field {
     pub(super) kind: Kind,
     pub(super) open: Option<Arc<Pattern>>,
     pub(super) close: Option<Arc<Pattern>>,
+    /// Whether white space behind it is a part of its closing delimiter.
+    pub(super) then_blank: bool,
     /// What stands between the texts of several regions of this field.
     pub(super) join: Option<String>,
 }
@@ -143,13 +145,13 @@ impl ResponseTemplate {
         self.fields.iter().any(|field| matches!(field.kind, Kind::Calls(_)))
     }
 
-    /// The literals that open and close thoughts; none where they are patterns.
+    /// The literals that thoughts begin and end with; none where there is no such.
     pub(in super::super) fn thinking_markers(&self) -> (&[String], &[String]) {
         let field = self.fields.iter().find(|field| matches!(field.kind, Kind::Thinking));
         field.map_or((&[], &[]), |field| {
             (
-                field.open.as_ref().map_or(&[], |open| open.as_literals()),
-                field.close.as_ref().map_or(&[], |close| close.as_literals()),
+                field.open.as_ref().map_or(&[], |open| &open.begins_with),
+                field.close.as_ref().map_or(&[], |close| &close.ends_with),
             )
         })
     }
@@ -201,7 +203,7 @@ fn field(name: &str, kind: &str, value: &Value) -> Result<Field, Reason> {
     ];
     known_keys(spec, &KEYS, "it")?;
     let open = delimiter(spec, "open", "open_pattern", "it")?;
-    let close = delimiter(spec, "close", "close_pattern", "it")?;
+    let (close, then_blank) = closing(kind, spec)?;
     let repeats = flag(spec, "repeats")?;
     flag(spec, "optional")?;
     let join = match spec.get("join") {
@@ -245,8 +247,22 @@ fn field(name: &str, kind: &str, value: &Value) -> Result<Field, Reason> {
         kind,
         open,
         close,
+        then_blank,
         join,
     })
+}
+
+/// The closing delimiter of a field. That of thoughts ends before the white space that its pattern ends with, so that
+/// their end is known with its last character; what follows is dropped then.
+fn closing(kind: &str, spec: &Map<String, Value>) -> Result<(Option<Arc<Pattern>>, bool), Reason> {
+    let pattern = spec.get("close_pattern").and_then(Value::as_str).filter(|_| kind == "thinking");
+    let shorter = pattern.and_then(|pattern| pattern.strip_suffix("\\s*"));
+    let Some(shorter) = shorter.filter(|shorter| !shorter.is_empty() && !shorter.ends_with(['\\', '|', '('])) else {
+        return Ok((delimiter(spec, "close", "close_pattern", "it")?, false));
+    };
+    let mut spec = spec.clone();
+    spec.insert("close_pattern".to_owned(), Value::from(shorter));
+    Ok((delimiter(&spec, "close", "close_pattern", "it")?, true))
 }
 
 /// Where the transform of a field puts name and arguments.
