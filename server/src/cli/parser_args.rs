@@ -23,7 +23,8 @@ pub struct ParserArgs {
     #[arg(long, value_name = "NAME", env = "HALYARD_TOOL_CALL_PARSER")]
     tool_call_parser: Option<String>,
     /// Format in which the model writes what it thinks, such as qwen3 or deepseek_r1 (docs/tool-calling.md lists them),
-    /// or hf: as the response_template of tokenizer_config.json says; answers then have it in `reasoning`, apart from the content
+    /// or hf: as the response_template of tokenizer_config.json says; answers then have it in `reasoning`, apart from
+    /// the content
     #[arg(long, value_name = "NAME", env = "HALYARD_REASONING_PARSER")]
     reasoning_parser: Option<String>,
     /// Leave tools out of the prompt of requests with tool_choice "none"

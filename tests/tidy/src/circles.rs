@@ -63,6 +63,7 @@ pub const LEFT: &[(&str, &[&str])] = &[
             "targets::http",
             "targets::models",
             "targets::plugins",
+            "targets::response_template",
             "targets::text",
         ],
     ),

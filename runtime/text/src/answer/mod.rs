@@ -152,8 +152,8 @@ impl AnswerFormat {
         self.reasoning.map(ReasoningFormat::name).or(by_template)
     }
 
-    /// The markers that begin reasoning, and those that end it. Harmony has none: its headers say it. Nor do patterns of
-    /// a response template.
+    /// The markers that begin reasoning, and those that end it. Harmony has none: its headers say it. Nor do patterns
+    /// of a response template.
     pub fn reasoning_markers(&self) -> (Vec<String>, Vec<String>) {
         let owned = |markers: &[&str]| markers.iter().map(|&marker| marker.to_owned()).collect();
         if let Some(by) = self.template.as_ref().filter(|by| by.reasoning) {

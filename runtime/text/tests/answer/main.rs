@@ -2,6 +2,7 @@
 
 mod cases;
 mod linear;
+mod rarer_cases;
 mod response_templates;
 mod soup;
 mod templates;
@@ -117,7 +118,7 @@ fn every_case_of_the_table_means_what_it_says_however_it_is_cut() {
     let mut seed = 21;
     let (mut num_cases, mut num_cuts) = (0, 0);
     let mut failures = Vec::new();
-    for case in cases::CASES {
+    for case in cases::CASES.iter().chain(rarer_cases::CASES) {
         for tools in case.tools.split(' ') {
             let subject = Subject::new(tools, case.reasoning, case.in_reasoning);
             let (events, cuts) = parse_all_cuts(&subject, case.text, &mut seed);
@@ -248,7 +249,7 @@ fn what_a_writer_of_each_format_writes_is_read_back_however_it_is_cut() {
 #[test]
 fn without_formats_all_text_is_text() {
     let subject = Subject::new("", "", None);
-    for case in cases::CASES {
+    for case in cases::CASES.iter().chain(rarer_cases::CASES) {
         let events = parse(&subject, case.text.split_inclusive(' '));
         let want = if case.text.is_empty() {
             vec![]

@@ -29,7 +29,8 @@ const SEEDS: &[&str] = &[
     "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json\
      <|message|>{\"a\": 1}<|call|><|start|>assistant<|channel|>final<|message|>b<|return|>",
     "Here is my thought process: a Here is my response: b",
-    "<|START_THINKING|>a<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {\"a\": 1}}]<|END_ACTION|>",
+    "<|START_THINKING|>a<|END_THINKING|><|START_ACTION|>[{\"tool_name\": \"f\", \"parameters\": {\"a\": 1}}]\
+     <|END_ACTION|>",
     "<|tools_prefix|>[{\"f\": {\"a\": 1}}, {\"g\": {}}]<|tools_suffix|> function call<|role_sep|>\n{\"name\": \"f\", \
      \"arguments\": {}}",
     "<tool_calls><tool_call>f<tool_sep><arg_key>a</arg_key><arg_value>1</arg_value></tool_call></tool_calls>",

@@ -255,7 +255,10 @@ fn field(name: &str, kind: &str, value: &Value) -> Result<Field, Reason> {
 /// The closing delimiter of a field. That of thoughts ends before the white space that its pattern ends with, so that
 /// their end is known with its last character; what follows is dropped then.
 fn closing(kind: &str, spec: &Map<String, Value>) -> Result<(Option<Arc<Pattern>>, bool), Reason> {
-    let pattern = spec.get("close_pattern").and_then(Value::as_str).filter(|_| kind == "thinking");
+    let pattern = spec
+        .get("close_pattern")
+        .and_then(Value::as_str)
+        .filter(|_| kind == "thinking");
     let shorter = pattern.and_then(|pattern| pattern.strip_suffix("\\s*"));
     let Some(shorter) = shorter.filter(|shorter| !shorter.is_empty() && !shorter.ends_with(['\\', '|', '('])) else {
         return Ok((delimiter(spec, "close", "close_pattern", "it")?, false));
