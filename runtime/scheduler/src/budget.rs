@@ -2,6 +2,7 @@
 //! request.
 
 use crate::config::SchedulerConfig;
+use crate::queue::size_class;
 
 /// The remaining tokens of a step while it is planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,8 +13,8 @@ pub(crate) struct StepBudget {
     prompt_left: u32,
     /// Of these, tokens of long prompts.
     long_left: u32,
-    /// A prompt that still has more tokens than this to compute is long.
-    long_threshold: u32,
+    /// A prompt whose tokens to compute are of a greater size class than this is long.
+    long_class: u8,
 }
 
 impl StepBudget {
@@ -34,7 +35,7 @@ impl StepBudget {
             tokens_left: tokens,
             prompt_left,
             long_left: prompt_left.div_ceil(2),
-            long_threshold,
+            long_class: size_class(long_threshold),
         }
     }
 
@@ -52,7 +53,12 @@ impl StepBudget {
     }
 
     fn is_long(&self, wanted: u32) -> bool {
-        wanted > self.long_threshold
+        size_class(wanted) > self.long_class
+    }
+
+    /// Whether a prompt of this size class may have a token now.
+    pub(crate) fn takes(&self, class: u8) -> bool {
+        self.prompt_left() > 0 && (self.long_left > 0 || class <= self.long_class)
     }
 
     /// Takes the tokens of a decode, drafts included.

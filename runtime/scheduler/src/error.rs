@@ -263,4 +263,18 @@ pub enum IntegrityError {
         /// The request.
         id: RequestId,
     },
+    /// The waiting queue's own order or count disagrees with its requests.
+    #[error("the waiting queue counts {len} requests, and its lanes or its order of adapters say otherwise")]
+    WaitingQueue {
+        /// Its count.
+        len: usize,
+    },
+    /// Blocks that wait for steps in flight were counted wrongly.
+    #[error("{counted} blocks are counted as draining, {found} were found")]
+    Draining {
+        /// The counter.
+        counted: u32,
+        /// In the tables of requests that drain.
+        found: u32,
+    },
 }

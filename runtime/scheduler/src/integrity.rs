@@ -29,6 +29,7 @@ impl Scheduler {
         self.check_cache()?;
         self.check_rows()?;
         self.check_loras()?;
+        self.check_sums()?;
         for (slot, request) in self.requests.iter() {
             self.check_tables(request, &in_tables)?;
             self.check_counters(slot, request)?;
@@ -70,6 +71,22 @@ impl Scheduler {
             }
         }
         Ok(())
+    }
+
+    fn check_sums(&self) -> Result<(), IntegrityError> {
+        if !self.waiting.is_sound() {
+            let len = self.waiting.len();
+            return Err(IntegrityError::WaitingQueue { len });
+        }
+        let draining = self.requests.iter().filter(|(_, request)| request.is_draining);
+        let (counted, found) = (
+            self.num_draining_blocks,
+            draining.map(|(_, request)| request.num_blocks()).sum(),
+        );
+        match counted == found {
+            true => Ok(()),
+            false => Err(IntegrityError::Draining { counted, found }),
+        }
     }
 
     fn check_rows(&self) -> Result<(), IntegrityError> {
@@ -162,12 +179,12 @@ impl Scheduler {
     }
 
     fn check_queues(&self, slot: Slot, request: &Request) -> Result<(), IntegrityError> {
-        let waits = self.waiting.contains(request.key);
+        let waits = self.waiting.contains(request.key, request.lane);
         let runs = self
             .running_index(request.key)
             .is_ok_and(|index| self.running[index] == slot);
         let named = self.by_id.get(&request.id) == Some(&slot);
-        let drains = self.draining.contains(&slot);
+        let drains = request.is_draining;
         let is_right = match request.state {
             State::Waiting => waits && !runs && named && drains == request.row.is_some(),
             State::Running => !waits && runs && named && !drains && request.row.is_some(),

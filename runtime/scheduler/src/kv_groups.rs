@@ -20,6 +20,9 @@ struct Group {
 pub(crate) struct KvCache {
     groups: Vec<Group>,
     chain_sizes: Vec<u32>,
+    /// Groups in the order in which a prefix is looked for: full ones first, which stop at the first block that is not
+    /// cached, so that windows are not looked for behind it.
+    search_order: Vec<usize>,
     pub(crate) pool: BlockPool,
     pub(crate) cache: PrefixCache,
     enable_prefix_caching: bool,
@@ -43,14 +46,22 @@ impl KvCache {
                 });
             groups.push(Group { spec: *spec, chain });
         }
+        let (mut search_order, windows): (Vec<usize>, Vec<usize>) =
+            (0..groups.len()).partition(|index| groups[*index].spec.kind == KvKind::Full);
+        search_order.extend(windows);
         Self {
             groups,
+            search_order,
             alignment: chain_sizes
                 .iter()
                 .fold(1, |acc, size| least_common_multiple(acc, u64::from(*size))),
             chain_sizes,
             pool: BlockPool::new(config.num_blocks),
-            cache: PrefixCache::default(),
+            cache: PrefixCache::new(if config.enable_prefix_caching {
+                config.num_blocks
+            } else {
+                0
+            }),
             enable_prefix_caching: config.enable_prefix_caching,
             hash_key: config.hash_key,
             epoch: 0,
@@ -120,64 +131,68 @@ impl KvCache {
         }
     }
 
-    /// Brings the request's hash chains up to its known tokens.
-    pub(crate) fn extend_chains(&self, request: &mut Request) {
-        if !self.enable_prefix_caching {
+    /// Brings a hash chain of the request up to its first `num_blocks` blocks, which must be full of known tokens.
+    fn extend_chain(&self, request: &mut Request, chain: usize, num_blocks: u32) {
+        request.chains.resize_with(self.chain_sizes.len(), Vec::new);
+        let (size, start) = (self.chain_sizes[chain], request.chains[chain].len());
+        if start >= num_blocks as usize {
             return;
         }
-        request.chains.resize_with(self.chain_sizes.len(), Vec::new);
-        for (index, &size) in self.chain_sizes.iter().enumerate() {
-            let full = (request.num_known() / size) as usize;
-            let mut parent = match request.chains[index].last() {
-                Some(hash) => *hash,
-                None if full == 0 => continue,
-                None => root_hash(self.hash_key, size, request.lora, request.cache_salt.as_deref()),
-            };
-            for block in request.chains[index].len()..full {
-                let tokens = request.tokens_from(block * size as usize).take(size as usize);
-                parent = block_hash(self.hash_key, parent, tokens);
-                request.chains[index].push(parent);
-            }
+        let mut parent = match request.chains[chain].last() {
+            Some(hash) => *hash,
+            None => root_hash(self.hash_key, size, request.lora, request.cache_salt.as_deref()),
+        };
+        for block in start..num_blocks as usize {
+            let tokens = request.tokens_from(block * size as usize).take(size as usize);
+            parent = block_hash(self.hash_key, parent, tokens);
+            request.chains[chain].push(parent);
         }
     }
 
-    /// The longest prefix in tokens that every group can serve from the cache. At least one known token stays to be
-    /// computed: without it there would be nothing to sample from.
-    pub(crate) fn find_prefix(&self, request: &mut Request) -> u32 {
+    /// The longest prefix of at most `limit` tokens that every group can serve from the cache. At least one known token
+    /// stays to be computed: without it there would be nothing to sample from. Only the blocks that are found, and the
+    /// one behind them, are hashed, so a prompt that is not cached costs one hash.
+    pub(crate) fn find_prefix(&self, request: &mut Request, limit: u32) -> u32 {
         if !self.enable_prefix_caching || !request.cacheable {
             return 0;
         }
-        self.extend_chains(request);
-        let mut length = self.align(u64::from(request.num_known() - 1));
+        let mut length = self.align(u64::from((request.num_known() - 1).min(limit)));
         // Every group can only shorten the prefix; again until all of them agree.
         loop {
             let before = length;
-            for index in 0..self.groups.len() {
+            for &index in &self.search_order {
                 length = self.longest_in_group(index, request, length);
             }
-            if length == before {
+            if length == before || self.groups.len() == 1 {
                 return length as u32;
             }
         }
     }
 
     /// The longest prefix of at most `limit` tokens that this group can serve.
-    fn longest_in_group(&self, index: usize, request: &Request, limit: u64) -> u64 {
+    fn longest_in_group(&self, index: usize, request: &mut Request, limit: u64) -> u64 {
         let group = &self.groups[index];
         let block_size = u64::from(group.spec.block_size);
-        let cached = |block: u64| self.find_block(index, request, block as u32).is_some();
         match group.spec.kind {
             KvKind::Full => {
-                let hits = (0..limit / block_size).take_while(|block| cached(*block)).count() as u64;
+                let mut hits = 0;
+                while hits < limit / block_size {
+                    self.extend_chain(request, group.chain, hits as u32 + 1);
+                    if self.find_block(index, request, hits as u32).is_none() {
+                        break;
+                    }
+                    hits += 1;
+                }
                 self.align(hits * block_size)
             }
             KvKind::Window { .. } => {
+                self.extend_chain(request, group.chain, (limit / block_size) as u32);
                 // From the right: a missing block inside the window moves the border in front of that block.
                 let mut length = limit;
                 let mut block = length / block_size;
                 while block > u64::from(first_needed_block(&group.spec, length as u32)) {
                     block -= 1;
-                    if !cached(block) {
+                    if self.find_block(index, request, block as u32).is_none() {
                         length = self.align(block * block_size);
                         block = length / block_size;
                     }
@@ -185,6 +200,11 @@ impl KvCache {
                 length
             }
         }
+    }
+
+    /// A hit ends on a multiple of this; saturated.
+    pub(crate) fn alignment(&self) -> u32 {
+        u32::try_from(self.alignment).unwrap_or(u32::MAX)
     }
 
     fn align(&self, tokens: u64) -> u64 {
@@ -241,19 +261,22 @@ impl KvCache {
         }
     }
 
-    /// Makes the full blocks of exactly computed tokens findable.
+    /// Makes the full blocks of exactly computed tokens findable. They are hashed here, so that each step pays for its
+    /// own tokens.
     pub(crate) fn publish(&mut self, request: &mut Request) {
         if !self.enable_prefix_caching || request.cache_epoch != self.epoch {
             return;
         }
-        for (index, group) in self.groups.iter().enumerate() {
-            let full = request.num_computed / group.spec.block_size;
+        for index in 0..self.groups.len() {
+            let (chain, block_size) = (self.groups[index].chain, self.groups[index].spec.block_size);
+            let full = request.num_computed / block_size;
+            self.extend_chain(request, chain, full);
             let table = &mut request.tables[index];
             for entry in table.num_published.max(table.first)..full {
                 let block = table.blocks[(entry - table.first) as usize];
                 let key = CacheKey {
                     group: index as u32,
-                    hash: request.chains[group.chain][entry as usize],
+                    hash: request.chains[chain][entry as usize],
                 };
                 if self.cache.insert(key, block) {
                     self.pool.set_cache_key(block, Some(key));
@@ -264,9 +287,14 @@ impl KvCache {
     }
 
     /// Makes the blocks of the request's known tokens unfindable, those that others computed as well.
-    pub(crate) fn forget(&mut self, request: &Request) {
-        for (index, group) in self.groups.iter().enumerate() {
-            for &hash in request.chains.get(group.chain).into_iter().flatten() {
+    pub(crate) fn forget(&mut self, request: &mut Request) {
+        if !self.enable_prefix_caching {
+            return;
+        }
+        for index in 0..self.groups.len() {
+            let (chain, block_size) = (self.groups[index].chain, self.groups[index].spec.block_size);
+            self.extend_chain(request, chain, request.num_known() / block_size);
+            for &hash in &request.chains[chain] {
                 let key = CacheKey {
                     group: index as u32,
                     hash,
@@ -283,9 +311,7 @@ impl KvCache {
     pub(crate) fn reset_prefix_cache(&mut self) -> usize {
         self.epoch += 1;
         let forgotten = self.cache.len();
-        for block in self.cache.drain() {
-            self.pool.set_cache_key(block, None);
-        }
+        self.cache.clear(|block| self.pool.set_cache_key(block, None));
         forgotten
     }
 }

@@ -8,8 +8,9 @@
 /// Requests that may be admitted before an older one that waits for a slot. Some, so that a slot serves a batch before
 /// it gets another adapter; few, so that no request waits for long.
 pub(crate) const MAX_OVERTAKEN: u32 = 32;
-/// Waiting requests that one plan passes over: bounds the time of planning.
-pub(crate) const MAX_SKIPPED: usize = 256;
+/// Adapters without a slot that one plan looks at: bounds the time of planning. They are asked for in the order of their
+/// first requests, so those behind them are asked for when these have their slots.
+pub(crate) const MAX_SKIPPED: usize = 32;
 
 /// An adapter is to be copied into a slot: answer with [`crate::Scheduler::lora_loaded`] or
 /// [`crate::Scheduler::lora_failed`].
@@ -72,13 +73,26 @@ impl LoraSlots {
         self.slots.iter().position(|slot| slot.lora == Some(lora))
     }
 
-    /// The slot of an adapter, when a request may be admitted with it now. Otherwise what can be done for it is done: a
-    /// load starts, or, for a request that has waited its share, a slot is closed.
-    pub(crate) fn place(&mut self, lora: u32, has_waited: bool) -> Option<u32> {
-        if let Some(at) = self.find(lora) {
-            let slot = &self.slots[at];
-            return (slot.is_ready && !slot.is_closed).then_some(at as u32);
-        }
+    /// Whether a slot holds the adapter, or it is being loaded.
+    pub(crate) fn has(&self, lora: u32) -> bool {
+        self.find(lora).is_some()
+    }
+
+    /// Slots whose adapters are loaded, with these.
+    pub(crate) fn ready(&self) -> impl Iterator<Item = (u32, u32)> {
+        let slots = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_ready);
+        slots.filter_map(|(at, slot)| Some((at as u32, slot.lora?)))
+    }
+
+    /// Whether the slot takes new users of the adapter now: this plan has neither closed it nor given it to another.
+    pub(crate) fn takes(&self, slot: u32, lora: Option<u32>) -> bool {
+        let slot = &self.slots[slot as usize];
+        slot.lora == lora && slot.is_ready && !slot.is_closed
+    }
+
+    /// Does what can be done for an adapter that has no slot: a load starts, or, if its requests have waited their
+    /// share, a slot is closed. False: no slot is free, and none will be in this plan.
+    pub(crate) fn place(&mut self, lora: u32, has_waited: bool) -> bool {
         let free = |slot: &LoraSlot| slot.users == 0 && !slot.is_closed && (slot.is_ready || slot.lora.is_none());
         let open = self.slots.iter().enumerate().filter(|(_, slot)| !slot.is_closed);
         let oldest = open
@@ -93,12 +107,12 @@ impl LoraSlots {
                 ..LoraSlot::default()
             };
             self.loads.push(LoraLoad { slot: at as u32, lora });
-            return None;
+            return true;
         }
         if has_waited && let Some((at, _)) = open.min_by_key(|(_, slot)| (slot.users, slot.last_used)) {
             self.slots[at].is_closed = true;
         }
-        None
+        false
     }
 
     pub(crate) fn take(&mut self, slot: u32) {

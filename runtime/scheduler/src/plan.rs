@@ -8,6 +8,7 @@
 use crate::budget::StepBudget;
 use crate::ids::{Slot, StepId};
 use crate::output::{Scheduled, SchedulerOutput, TableWrite};
+use crate::queue::Lane;
 use crate::request::{Request, State};
 use crate::scheduler::{InFlightRow, InFlightStep, Scheduler};
 
@@ -53,23 +54,27 @@ impl Scheduler {
         };
         let blocks_are_short = self.plan_running(&mut draft);
         if !blocks_are_short {
-            self.admit_waiting(now_ns, &mut draft);
+            let passed = self.admit_waiting(now_ns, &mut draft);
             self.fill_up(&mut draft);
-            self.admit_passed_over(now_ns, &mut draft);
+            self.admit_passed_over(&passed, now_ns, &mut draft);
         }
         out.num_tokens = all_tokens - draft.budget.tokens_left;
-        self.passed_over.clear();
         self.write_tables(&rows, out);
         self.first_entries.clear();
         if rows.is_empty() {
             self.spare_rows.push(rows);
             return false;
         }
-        self.last_step = StepId(self.last_step.0 + 1);
+        self.last_step = self.next_step();
         out.step = self.last_step;
         out.preempted.append(&mut self.unreported_preemptions);
         self.in_flight.push_back(InFlightStep { step: out.step, rows });
         true
+    }
+
+    /// The step that is planned next.
+    fn next_step(&self) -> StepId {
+        StepId(self.last_step.0 + 1)
     }
 
     /// The tokens of the next step. Decode tokens are never cut: each running request gets its own.
@@ -126,7 +131,8 @@ impl Scheduler {
             if missing_tokens == 0 || known >= request.max_len || is_decode(request) {
                 continue;
             }
-            let planned = draft.rows.iter().position(|row| row.slot == slot);
+            let planned = request.planned.filter(|(step, _)| *step == self.next_step());
+            let planned = planned.map(|(_, at)| at);
             let taken = planned.map_or(0, |at| draft.rows[at].query_len);
             let more = missing_tokens
                 .min(self.config.max_chunk() - taken)
@@ -192,7 +198,7 @@ impl Scheduler {
             let Some(&last) = self.running.last() else {
                 return false;
             };
-            if last == slot || missing <= self.kv.pool.num_free() + self.num_draining_blocks() {
+            if last == slot || missing <= self.kv.pool.num_free() + self.num_draining_blocks {
                 return false;
             }
             self.running.pop();
@@ -205,16 +211,13 @@ impl Scheduler {
     fn preempt(&mut self, slot: Slot) {
         let request = &mut self.requests[slot];
         request.state = State::Waiting;
-        self.waiting.insert(request.key, slot);
+        // Its blocks may still be cached.
+        request.wanted_hint = 1;
+        request.lane = Lane::new(request.lane.lora, 1);
+        self.waiting.insert(request.key, slot, request.lane);
         self.unreported_preemptions.push(request.id);
         self.preemptions += 1;
         self.release_if_drained(slot);
-    }
-
-    /// Blocks that may become free when steps in flight are updated (shared ones counted, too).
-    fn num_draining_blocks(&self) -> u32 {
-        let tables = self.draining.iter().flat_map(|slot| &self.requests[*slot].tables);
-        tables.map(|table| table.blocks.len() as u32).sum()
     }
 
     /// Writes one row into the plan, with its new blocks, and counts it as in flight. The blocks are there.
@@ -230,7 +233,9 @@ impl Scheduler {
         let firsts = tables.map(|table| if whole_table { table.first } else { table.end() });
         self.first_entries.extend(firsts);
         self.grow_tables(slot, end);
+        let step = self.next_step();
         let request = &mut self.requests[slot];
+        request.planned = Some((step, draft.rows.len()));
         let Chunk {
             query_len,
             num_drafts,

@@ -1,11 +1,13 @@
 //! A request and its counters: known, pending and computed tokens. It owns its counts; it decides nothing.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
 use crate::block_table::BlockTable;
-use crate::ids::{RequestId, RowIndex, Slot};
-use crate::queue::QueueKey;
+use crate::ids::{RequestId, RowIndex, Slot, StepId};
+use crate::queue::{Lane, QueueKey};
 
 /// A request by the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,10 +78,15 @@ pub(crate) struct Request {
     pub(crate) row: Option<RowIndex>,
     /// The slot of its adapter, as long as it owns a row.
     pub(crate) lora_slot: Option<u32>,
-    /// Tokens that were not cached when its prefix was last looked up while it waited.
-    pub(crate) wanted_hint: Option<u32>,
-    /// Requests admitted while this one had to wait for a slot.
-    pub(crate) num_overtaken: u32,
+    /// Where it stands, or last stood, in the waiting queue.
+    pub(crate) lane: Lane,
+    /// Tokens that were not cached when its prefix was last looked up while it waited; of one that may be cached as a
+    /// whole 1, until it is looked up.
+    pub(crate) wanted_hint: u32,
+    /// It was preempted or has ended, and its row and blocks wait for steps in flight.
+    pub(crate) is_draining: bool,
+    /// The last step that it was planned in, and which row of the plan it is.
+    pub(crate) planned: Option<(StepId, usize)>,
     /// One table a KV group.
     pub(crate) tables: Vec<BlockTable>,
     /// Tokens computed by updated steps: exact.
@@ -107,6 +114,11 @@ impl Request {
         self.num_known() + self.num_pending
     }
 
+    /// Blocks in its tables.
+    pub(crate) fn num_blocks(&self) -> u32 {
+        self.tables.iter().map(|table| table.blocks.len() as u32).sum()
+    }
+
     /// Known tokens from position `start` on.
     pub(crate) fn tokens_from(&self, start: usize) -> impl Iterator<Item = u32> + '_ {
         let split = self.prompt.len();
@@ -123,10 +135,15 @@ impl Request {
 pub(crate) struct Requests {
     slots: Vec<Option<Request>>,
     vacant: Vec<Slot>,
+    /// How many name each adapter.
+    of_adapter: HashMap<u32, u32>,
 }
 
 impl Requests {
     pub(crate) fn insert(&mut self, request: Request) -> Slot {
+        if let Some(lora) = request.lora {
+            *self.of_adapter.entry(lora).or_default() += 1;
+        }
         match self.vacant.pop() {
             Some(slot) => {
                 self.slots[slot.0 as usize] = Some(request);
@@ -140,9 +157,23 @@ impl Requests {
     }
 
     pub(crate) fn remove(&mut self, slot: Slot) {
-        if self.slots[slot.0 as usize].take().is_some() {
-            self.vacant.push(slot);
+        let Some(request) = self.slots[slot.0 as usize].take() else {
+            return;
+        };
+        self.vacant.push(slot);
+        if let Some(lora) = request.lora
+            && let Entry::Occupied(mut named) = self.of_adapter.entry(lora)
+        {
+            *named.get_mut() -= 1;
+            if *named.get() == 0 {
+                named.remove();
+            }
         }
+    }
+
+    /// Whether a request names the adapter; one that has ended does until its last step in flight was updated.
+    pub(crate) fn name_adapter(&self, lora: u32) -> bool {
+        self.of_adapter.contains_key(&lora)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Slot, &Request)> {

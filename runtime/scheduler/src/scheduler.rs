@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
+use crate::admit::PROBED_TOKENS;
 use crate::config::SchedulerConfig;
 use crate::error::Error;
 use crate::ids::{BlockId, HoldId, RequestId, RowIndex, Slot, StepId};
 use crate::kv_groups::KvCache;
 use crate::lora_slots::LoraSlots;
-use crate::queue::{QueueKey, WaitingQueue};
+use crate::queue::{Lane, LaneHead, QueueKey, WaitingQueue};
 use crate::request::{NewRequest, Request, Requests, State};
 
 /// Blocks held from outside, for instance while a KV transfer reads or fills them.
@@ -39,6 +40,8 @@ pub struct Counts {
     pub cached_blocks: usize,
     /// Blocks in holds (one held twice counts twice).
     pub held_blocks: usize,
+    /// Waiting requests that plans looked at since the start, admitted ones included. It does not grow with what waits.
+    pub waiting_visits: u64,
     /// Preemptions since the start.
     pub preemptions: u64,
     /// Tokens looked up in the prefix cache by admitted requests since the start.
@@ -74,15 +77,17 @@ pub struct Scheduler {
     pub(crate) waiting: WaitingQueue,
     /// Requests with a row, in the policy's order: the last one is preempted first.
     pub(crate) running: Vec<Slot>,
-    /// Preempted and ended requests whose rows and blocks wait for steps in flight.
-    pub(crate) draining: Vec<Slot>,
+    /// Blocks of preempted and ended requests that wait for steps in flight (shared ones counted, too).
+    pub(crate) num_draining_blocks: u32,
     pub(crate) free_rows: BTreeSet<RowIndex>,
     pub(crate) kv: KvCache,
     pub(crate) loras: LoraSlots,
-    /// Requests that the current plan passed over, with the number admitted before; empty between plans.
-    pub(crate) skipped: Vec<(Slot, u32)>,
-    /// Long prompts that the current plan passed over; empty between plans.
-    pub(crate) passed_over: Vec<Slot>,
+    /// Adapters without a slot that the current plan passed over, with the number of requests admitted before; empty
+    /// between plans.
+    pub(crate) skipped: Vec<(u32, u32)>,
+    /// Memory for the first requests of the lanes.
+    pub(crate) heads: Vec<LaneHead>,
+    pub(crate) waiting_visits: u64,
     /// Most prompt tokens of a step; 0: no bound.
     pub(crate) max_prompt_tokens: u32,
     /// First new entry of each planned row's block tables, one a KV group; empty between plans.
@@ -115,12 +120,13 @@ impl Scheduler {
             by_id: HashMap::new(),
             waiting: WaitingQueue::default(),
             running: Vec::new(),
-            draining: Vec::new(),
+            num_draining_blocks: 0,
             free_rows: (0..config.max_num_seqs).map(RowIndex).collect(),
             kv: KvCache::new(&config),
             loras: LoraSlots::new(config.num_lora_slots),
             skipped: Vec::new(),
-            passed_over: Vec::new(),
+            heads: Vec::new(),
+            waiting_visits: 0,
             first_entries: Vec::new(),
             max_prompt_tokens: 0,
             in_flight: VecDeque::new(),
@@ -174,8 +180,10 @@ impl Scheduler {
             was_admitted: false,
             row: None,
             lora_slot: None,
-            wanted_hint: None,
-            num_overtaken: 0,
+            lane: Lane::new(None, 1),
+            wanted_hint: 1,
+            is_draining: false,
+            planned: None,
             tables: self.kv.empty_tables(),
             num_computed: 0,
             num_computed_upper: 0,
@@ -185,7 +193,14 @@ impl Scheduler {
             cache_epoch: 0,
         });
         self.by_id.insert(new.id, slot);
-        self.waiting.insert(key, slot);
+        let request = &mut self.requests[slot];
+        let hit = self.kv.find_prefix(request, PROBED_TOKENS);
+        if hit.saturating_add(self.kv.alignment()) <= PROBED_TOKENS {
+            request.wanted_hint = request.num_known() - hit;
+        }
+        // Without slots of the scheduler's own, requests do not wait for adapters.
+        request.lane = Lane::new(new.lora.filter(|_| self.loras.is_on()), request.wanted_hint);
+        self.waiting.insert(key, slot, request.lane);
         Ok(())
     }
 
@@ -248,7 +263,7 @@ impl Scheduler {
     pub fn discard(&mut self, id: RequestId) -> bool {
         match self.by_id.get(&id) {
             Some(&slot) => {
-                self.kv.forget(&self.requests[slot]);
+                self.kv.forget(&mut self.requests[slot]);
                 self.end(slot);
                 true
             }
@@ -323,6 +338,11 @@ impl Scheduler {
         self.kv.reset_prefix_cache()
     }
 
+    /// Requests that own a row, in the policy's order.
+    pub fn running_ids(&self) -> impl Iterator<Item = RequestId> {
+        self.running.iter().map(|slot| self.requests[*slot].id)
+    }
+
     /// Whether no request is known and no step is in flight.
     pub fn is_idle(&self) -> bool {
         self.by_id.is_empty() && self.in_flight.is_empty()
@@ -340,6 +360,7 @@ impl Scheduler {
             used_blocks: pool.total() - pool.num_free(),
             cached_blocks: self.kv.cache.len(),
             held_blocks: self.holds.values().map(Vec::len).sum(),
+            waiting_visits: self.waiting_visits,
             preemptions: self.preemptions,
             prefix_queries: self.prefix_queries,
             prefix_hits: self.prefix_hits,
@@ -348,12 +369,12 @@ impl Scheduler {
 
     pub(crate) fn end(&mut self, slot: Slot) {
         let request = &mut self.requests[slot];
-        let (id, key, state) = (request.id, request.key, request.state);
+        let (id, key, lane, state) = (request.id, request.key, request.lane, request.state);
         request.state = State::Ended;
         self.by_id.remove(&id);
         self.unreported_preemptions.retain(|preempted| *preempted != id);
         match state {
-            State::Waiting => self.waiting.remove(key),
+            State::Waiting => self.waiting.remove(key, lane),
             State::Running => {
                 if let Ok(index) = self.running_index(key) {
                     self.running.remove(index);
@@ -374,10 +395,13 @@ impl Scheduler {
         let request = &mut self.requests[slot];
         debug_assert!(request.state != State::Running);
         if request.num_in_flight > 0 {
-            if !self.draining.contains(&slot) {
-                self.draining.push(slot);
+            if !std::mem::replace(&mut request.is_draining, true) {
+                self.num_draining_blocks += request.num_blocks();
             }
             return;
+        }
+        if std::mem::take(&mut request.is_draining) {
+            self.num_draining_blocks -= request.num_blocks();
         }
         self.kv.free_tables(&mut request.tables);
         if let Some(row) = request.row.take() {
@@ -389,7 +413,6 @@ impl Scheduler {
         request.num_computed = 0;
         request.num_computed_upper = 0;
         let ended = request.state == State::Ended;
-        self.draining.retain(|draining| *draining != slot);
         if ended {
             self.requests.remove(slot);
         }

@@ -105,7 +105,6 @@ impl Scheduler {
             request.num_pending -= limit;
             request.generated.extend_from_slice(tokens);
         }
-        self.kv.extend_chains(request);
         self.kv.publish(request);
         let finished = (request.num_known() >= request.max_len).then_some(FinishReason::Length);
         let update = Update {

@@ -93,6 +93,25 @@ fn blocks_that_others_computed_are_forgotten_with_a_request_that_read_them() {
 }
 
 #[test]
+fn blocks_that_others_computed_meanwhile_are_forgotten_too() {
+    let mut rig = Rig::new(small(64));
+    // Both are admitted before anything is cached, and the first step of request 2 has less of the prompt.
+    rig.add(request(1, tokens(1, 12), 9)).expect("accepted");
+    rig.add(request(2, tokens(1, 14), 9)).expect("accepted");
+    rig.plan().expect("a step");
+    rig.read();
+    assert!(
+        rig.scheduler.counts().cached_blocks >= 3,
+        "request 1 computed 12 tokens"
+    );
+    assert!(rig.scheduler.discard(RequestId(2)));
+    rig.check();
+    assert_eq!(rig.scheduler.counts().cached_blocks, 0);
+    rig.run_to_end();
+    rig.check_ended(&ids([2]));
+}
+
+#[test]
 fn a_request_that_shares_blocks_goes_on_with_them() {
     let mut rig = Rig::new(small(32));
     assert_eq!(admit(&mut rig, request(1, tokens(1, 12), 9)), 0);
