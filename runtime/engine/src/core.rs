@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use halyard_runner::{Flight, Ranks, RowSpec, Runner, StepInput};
-use halyard_scheduler::{RowResult, Scheduler, SchedulerOutput, Update};
+use halyard_scheduler::{RequestId, RowResult, Scheduler, SchedulerOutput, Update};
 
 use crate::command::Command;
 use crate::config::{GuideConfig, SpeculativeConfig};
@@ -302,15 +302,25 @@ impl Core {
         let Some(config) = self.speculative else {
             return Ok(());
         };
-        if !self.live.sequences.values().any(|sequence| sequence.drafting.is_some()) {
+        // Those that wait draft nothing yet, however many they are.
+        let drafts = |id| {
+            self.live
+                .sequences
+                .get(&id)
+                .is_some_and(|sequence| sequence.drafting.is_some())
+        };
+        if !self.live.scheduler.running_ids().any(drafts) {
             return Ok(());
         }
         while !self.in_flight.is_empty() {
             self.collect()?;
         }
-        let has_guides = self.live.sequences.values().any(|sequence| sequence.guide.is_some());
-        for (&id, sequence) in &mut self.live.sequences {
-            if let Some(drafting) = &mut sequence.drafting {
+        // One that waits may be admitted to the step that is planned next.
+        let has_guides = self.live.has_guides();
+        let running: Vec<RequestId> = self.live.scheduler.running_ids().collect();
+        for id in running {
+            let sequence = self.live.sequences.get_mut(&id);
+            if let Some(drafting) = sequence.and_then(|sequence| sequence.drafting.as_mut()) {
                 match has_guides {
                     true => drafting.clear(),
                     false => drafting.propose(&config),

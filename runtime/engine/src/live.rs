@@ -30,6 +30,8 @@ pub(crate) struct Live {
     pub stats: StatsSnapshot,
     /// Adapters and their loader, where adapters are served.
     pub lora: Option<CoreLora>,
+    /// Sequences that came with a guide.
+    num_guided: usize,
     records: Records,
     step_records: StepRecords,
     /// Rate limits of log lines: of non-finite logits, and of requests that allow no token.
@@ -52,6 +54,7 @@ impl Live {
             shared,
             stats: StatsSnapshot::default(),
             lora,
+            num_guided: 0,
             records,
             paces: Default::default(),
         }
@@ -67,6 +70,7 @@ impl Live {
             lora.admit(adapter);
         }
         let asked = self.masks.ask_first(id, &mut sequence, vocab);
+        self.num_guided += usize::from(sequence.is_guided());
         self.sequences.insert(id, sequence);
         if let Err(error) = asked {
             self.end(id, FinishReason::Error(error.to_string()));
@@ -75,6 +79,11 @@ impl Live {
         if let Err(error) = self.scheduler.add(new) {
             self.end(id, FinishReason::Error(error.to_string()));
         }
+    }
+
+    /// Whether a sequence has a guide, or had one and is about to end.
+    pub(crate) fn has_guides(&self) -> bool {
+        self.num_guided > 0
     }
 
     /// Notes which sequences lost or got a row. Returns the rows' new owners, in the order of `plan.admitted`.
@@ -254,6 +263,7 @@ impl Live {
         let Some(sequence) = self.sequences.remove(&id) else {
             return;
         };
+        self.num_guided -= usize::from(sequence.is_guided());
         lora::note_ended(&sequence);
         if !sequence.admitted {
             self.shared.admitted(1);

@@ -122,6 +122,11 @@ impl Sequence {
         })
     }
 
+    /// Whether it came with a guide.
+    pub(crate) fn is_guided(&self) -> bool {
+        self.row.output == RowOutput::MaskedToken
+    }
+
     /// What its device row must know. Prompt positions are scored once, also when it gets a second row.
     pub(crate) fn row_spec(&self) -> Arc<RowSpec> {
         match self.prompt_logprobs.is_some() || self.row.prompt_logprobs.is_none() {
