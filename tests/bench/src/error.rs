@@ -13,8 +13,10 @@ pub enum BenchError {
          ARGUMENTS] [--cpu-isa portable|avx2|avx512|…] [--peer \
          \"COMMAND … {{model}} … {{port}}\"] [--peer-model NAME] [--at ADDRESS] [--peer-at ADDRESS] [--rounds \
          COUNT] [--concurrency 1,4,16,64] [--max-len TOKENS] [--warm-up TOKENS] [--layer-parameters COUNT] \
-         [--peak-gops NUMBER] [--json FILE [--row NAME] [--peer-version NAME]]\n       halyard-bench gpu --figures \
-         FOLDER --model SHAPE --json FILE [--row NAME]\n       halyard-bench page"
+         [--peak-gops NUMBER] [--json FILE [--row NAME] [--peer-version NAME]]\n       halyard-bench growth \
+         [--only ID,…] [--rounds COUNT] [--json FILE] [--before FILE]\n       halyard-bench gpu --figures \
+         FOLDER --model SHAPE --json FILE [--row NAME]\n       halyard-bench side-by-side --figures FOLDER --json \
+         FILE\n       halyard-bench page"
     )]
     Usage {
         /// The fault.

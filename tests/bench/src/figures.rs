@@ -72,6 +72,12 @@ pub struct Row {
     pub date: String,
     /// Halyard's commit; `None`: it was not noted.
     pub commit: Option<String>,
+    /// The machine, where it is named more closely than the table's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
+    /// Conditions besides the table's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conditions: Option<String>,
     /// Whether the page shows it; the others are kept for comparisons.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub on_page: bool,
@@ -128,6 +134,8 @@ impl Row {
             peer,
             date: today(),
             commit: commit(),
+            machine: Some(machine()),
+            conditions: None,
             on_page: true,
             figures: BTreeMap::new(),
         }
@@ -211,7 +219,7 @@ pub fn record(path: &Path, columns: &[Column], rows: Vec<Row>) -> Result<(), Ben
 }
 
 /// The processor's name and how many threads this process may use.
-fn machine() -> String {
+pub fn machine() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text
         .lines()
@@ -222,14 +230,14 @@ fn machine() -> String {
 }
 
 /// The commit that is checked out, with `-dirty` where tracked files differ from it; `None` without git.
-fn commit() -> Option<String> {
+pub fn commit() -> Option<String> {
     let words = ["describe", "--always", "--abbrev=7", "--dirty", "--exclude=*"];
     let output = std::process::Command::new("git").args(words).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     (output.status.success() && !text.trim().is_empty()).then(|| text.trim().to_string())
 }
 
-fn today() -> String {
+pub fn today() -> String {
     let seconds = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |time| time.as_secs());
@@ -260,6 +268,8 @@ mod tests {
             peer: peer.map(str::to_string),
             date: "2026-11-22".into(),
             commit: None,
+            machine: None,
+            conditions: None,
             on_page: true,
             figures: BTreeMap::from([("x".to_string(), Pair::new(&[value], &[]))]),
         }

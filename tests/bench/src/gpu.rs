@@ -33,6 +33,8 @@ pub fn run(options: &Options) -> Result<(), BenchError> {
         return Err(BenchError::Usage { found });
     };
     let mut row = Row::of_today(options.row.as_ref().unwrap_or(shape), None);
+    // It was another one.
+    row.machine = None;
     let mut columns = Vec::new();
     let mut add = |name: String, unit: &str, value: Option<f64>| {
         let better = if unit.ends_with("tok/s") {

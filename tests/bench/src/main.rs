@@ -2,8 +2,8 @@
 //! machine.
 //!
 //! `encode`, `schedule` and `step` run in this process; `version`, `startup` and `idle` measure the `halyard` binary
-//! from outside. Each prints a line of JSON and a line of text. `perplexity` and `compare` (Halyard and a peer) print
-//! tables and judge nothing. `--json FILE` writes what was measured into a file of `tests/bench/figures`, and `page`
+//! from outside. Each prints a line of JSON and a line of text. `perplexity`, `compare` (Halyard and a peer) and `growth`
+//! (cost against what it may grow with) print tables and judge nothing. `--json FILE` writes what was measured into a file of `tests/bench/figures`, and `page`
 //! renders those. It judges only when asked (`--check`): timings on a busy machine say nothing.
 
 mod client;
@@ -12,6 +12,7 @@ mod encode;
 mod error;
 mod figures;
 mod gpu;
+mod growth;
 mod machine;
 mod options;
 mod page;
@@ -19,6 +20,7 @@ mod perplexity;
 mod report;
 mod schedule;
 mod server;
+mod side_by_side;
 mod step;
 
 use std::process::ExitCode;
@@ -44,7 +46,7 @@ fn main() -> ExitCode {
 /// Runs what was asked. False: `--check`, and a budget is exceeded.
 fn run() -> Result<bool, BenchError> {
     let options = Options::parse(std::env::args().skip(1))?;
-    if cfg!(debug_assertions) && !matches!(options.benches[..], [Bench::Page | Bench::Gpu]) {
+    if cfg!(debug_assertions) && !matches!(options.benches[..], [Bench::Page | Bench::Gpu | Bench::SideBySide]) {
         eprintln!(
             "halyard-bench: this is a debug build; its figures mean nothing (cargo run --release -p halyard-bench)"
         );
@@ -74,6 +76,8 @@ fn measure(bench: Bench, options: &Options) -> Result<Vec<Report>, BenchError> {
         Bench::Idle => Ok(vec![server::idle(options)?]),
         Bench::Perplexity => perplexity::run(options).map(|()| Vec::new()),
         Bench::Compare => compare::run(options).map(|()| Vec::new()),
+        Bench::Growth => growth::run(options).map(|()| Vec::new()),
+        Bench::SideBySide => side_by_side::run(options).map(|()| Vec::new()),
         Bench::Gpu => gpu::run(options).map(|()| Vec::new()),
         Bench::Page => page::write().map(|()| Vec::new()),
     }

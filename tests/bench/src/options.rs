@@ -24,17 +24,23 @@ pub enum Bench {
     Perplexity,
     /// Halyard compared with a peer.
     Compare,
+    /// How cost grows with what there is.
+    Growth,
     /// No bench: figures of a machine with a GPU.
     Gpu,
+    /// No bench: figures of a machine on which Halyard and a peer ran in turn.
+    SideBySide,
     /// No bench: docs/performance.md from the files of figures.
     Page,
 }
 
 /// Benches without a budget, which run only when named.
-const NAMED: [(&str, Bench); 4] = [
+const NAMED: [(&str, Bench); 6] = [
     ("perplexity", Bench::Perplexity),
     ("compare", Bench::Compare),
+    ("growth", Bench::Growth),
     ("gpu", Bench::Gpu),
+    ("side-by-side", Bench::SideBySide),
     ("page", Bench::Page),
 ];
 
@@ -88,12 +94,16 @@ pub struct Options {
     pub cpu_isa: Option<String>,
     /// The file of figures to which what was measured is written.
     pub json: Option<PathBuf>,
-    /// The folder that `tests/gpu/run` filled.
+    /// The folder that `tests/gpu/run` or `tests/gpu/side-by-side` filled.
     pub figures: Option<PathBuf>,
     /// The row's name there; `None`: the model's.
     pub row: Option<String>,
     /// The peer's name and version there; `None`: its program's name.
     pub peer_version: Option<String>,
+    /// The curves that `growth` measures, by the first letters of their ids; empty: all.
+    pub only: Vec<String>,
+    /// Curves of an earlier commit, which `growth` lays under these.
+    pub before: Option<PathBuf>,
     /// Exit with status 1 when a budget is exceeded.
     pub check: bool,
 }
@@ -115,6 +125,8 @@ impl Options {
                 "--figures" => options.figures = Some(value()?.into()),
                 "--row" => options.row = Some(value()?),
                 "--peer-version" => options.peer_version = Some(value()?),
+                "--only" => options.only.extend(value()?.split(',').map(str::to_string)),
+                "--before" => options.before = Some(value()?.into()),
                 "--check" => options.check = true,
                 "--binary" => options.binary = Some(value()?.into()),
                 "--model" => {
@@ -181,6 +193,8 @@ impl Default for Options {
             figures: None,
             row: None,
             peer_version: None,
+            only: Vec::new(),
+            before: None,
             check: false,
         }
     }
@@ -254,6 +268,9 @@ mod tests {
             (options.benches, options.concurrency, options.rounds),
             (vec![Bench::Compare], vec![1, 16], 3)
         );
+        let growth = parse("growth --only plan,step-ranks --before old.json").expect("valid");
+        assert_eq!(growth.only, ["plan", "step-ranks"]);
+        assert_eq!(growth.before, Some("old.json".into()));
         assert!(!parse("all").expect("valid").benches.contains(&Bench::Perplexity));
     }
 

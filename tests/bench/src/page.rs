@@ -1,5 +1,6 @@
-//! docs/performance.md: the text of `tests/bench/figures/performance.md.in`, with a table for each file of figures.
-//! `halyard-bench page` writes it; a test holds that the page shows what the files say.
+//! docs/performance.md: the text of `tests/bench/figures/performance.md.in`, with a table for each file of figures, and
+//! the curves of `figures/growth` with their picture. `halyard-bench page` writes them; a test holds that page and
+//! picture show what the files say.
 
 use std::path::{Path, PathBuf};
 
@@ -7,20 +8,29 @@ use serde_json::Number;
 
 use crate::error::BenchError;
 use crate::figures::{Better, Column, Pair, Row, Table};
+use crate::growth::{self, curve::Growth};
 
 const PAGE: &str = "docs/performance.md";
 const TEXT: &str = "performance.md.in";
 const FIGURES: &str = "tests/bench/figures";
+const CURVES: &str = "tests/bench/figures/growth/curves.json";
+const PICTURE: &str = "docs/growth.svg";
 /// Longest line of prose.
 const COLUMNS: usize = 120;
 
-/// Writes the page anew.
+/// Writes the page and its picture anew.
 ///
 /// # Errors
 /// A file that cannot be read or written, or a place without its file.
 pub fn write() -> Result<(), BenchError> {
-    let text = page()?;
-    std::fs::write(root().join(PAGE), text).map_err(BenchError::io(format!("writing {PAGE}")))
+    for (path, text) in [(PAGE, page()?), (PICTURE, growth::svg(&curves()?))] {
+        std::fs::write(root().join(path), text).map_err(BenchError::io(format!("writing {path}")))?;
+    }
+    Ok(())
+}
+
+fn curves() -> Result<Growth, BenchError> {
+    Growth::read(&root().join(CURVES))
 }
 
 /// The repository's root: cargo names this package when it runs the program, else where it was built.
@@ -33,7 +43,8 @@ fn root() -> PathBuf {
 fn page() -> Result<String, BenchError> {
     let folder = root().join(FIGURES);
     let text = std::fs::read_to_string(folder.join(TEXT)).map_err(BenchError::io(format!("reading {TEXT}")))?;
-    filled(&text, &tables(&folder)?)
+    let curves = growth::section(&curves()?, "growth.svg");
+    filled(&text.replace("{{growth}}", curves.trim_end()), &tables(&folder)?)
 }
 
 /// Every file of figures: its name without `.json`, and its table.
@@ -253,8 +264,13 @@ mod tests {
             "{PAGE} does not show what {FIGURES} says: cargo run -p halyard-bench -- page"
         );
         assert!(
-            stands.lines().count() <= 120,
-            "{PAGE} has more than 120 lines: what was tried belongs to docs/notes"
+            stands.lines().count() <= 145,
+            "{PAGE} has more than 145 lines: what was tried belongs to docs/notes"
+        );
+        let stands = std::fs::read_to_string(root().join(PICTURE)).expect("the picture is there");
+        assert!(
+            stands == growth::svg(&curves().expect("the file has curves")),
+            "{PICTURE} does not show what {CURVES} says: cargo run -p halyard-bench -- page"
         );
     }
 }

@@ -26,17 +26,18 @@ pub fn measure() -> Result<Vec<Report>, BenchError> {
     let cases = CASES
         .iter()
         .map(|&(rows, eager, budget)| run(&folder, rows, eager, budget));
-    let outcome = write_config(&folder).and_then(|()| cases.collect());
+    let outcome = write_config(&folder, 2048).and_then(|()| cases.collect());
     std::fs::remove_dir_all(&folder).map_err(BenchError::io("removing the model's folder"))?;
     outcome
 }
 
-/// 30 layers as SmolLM2-135M has, but narrow: nothing computes, and dummy weights take time to make.
-fn write_config(folder: &Path) -> Result<(), BenchError> {
+/// 30 layers as SmolLM2-135M has, but narrow: nothing computes, and dummy weights take time to make. Two ranks can share
+/// its heads.
+pub fn write_config(folder: &Path, context: u32) -> Result<(), BenchError> {
     let config = json!({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 72,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 64,
             "num_hidden_layers": 30,
-        "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 96, "max_position_embeddings": 2048,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 96, "max_position_embeddings": context,
         "rms_norm_eps": 1e-5, "rope_theta": 100000.0, "tie_word_embeddings": true, "hidden_act": "silu",
         "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
     });
