@@ -55,7 +55,7 @@ pub struct SchedulerConfig {
     pub policy: Policy,
     /// A prompt with more tokens to compute is long: long prompts share half of a step while others want the rest, and
     /// none of them computes more than this in one step. 0: half of a step makes a prompt long, and a long prompt that
-    /// is alone fills the step. Default 0.
+    /// is alone fills the step. Up to an eighth more is not long: sizes are compared in classes. Default 0.
     pub long_prefill_token_threshold: u32,
     /// Slots kept allocated past the planned tokens, for a drafter that writes ahead. Default 0.
     pub num_lookahead_tokens: u32,

@@ -39,7 +39,9 @@ impl Scheduler {
     /// when each adapter was.
     pub(crate) fn note_overtaken(&mut self, num_admitted: u32) {
         for (lora, before) in self.skipped.drain(..) {
-            self.waiting.note_overtaken(lora, num_admitted - before);
+            if num_admitted > before {
+                self.waiting.note_overtaken(lora, num_admitted - before);
+            }
         }
     }
 }

@@ -256,6 +256,37 @@ mod tests {
         assert_eq!(cell(&pair(&[1_234_000.0], &[]), Better::Lower), "1,234,000");
     }
 
+    /// A peer's figure that stands beside Halyard's of two days was measured on one of them.
+    #[test]
+    fn a_peers_figures_are_of_the_day_of_their_row() {
+        let tables = tables(&root().join(FIGURES)).expect("tables");
+        for (name, table) in &tables {
+            for (at, row) in table.rows.iter().enumerate() {
+                let Some(peer) = row.peer.as_ref().filter(|peer| *peer != "budget") else {
+                    let alone = row.peer.is_some() || row.figures.values().all(|pair| pair.peer.is_empty());
+                    assert!(alone, "{name}.json, {}: figures of a peer without its name", row.name);
+                    continue;
+                };
+                let others = table.rows[..at]
+                    .iter()
+                    .filter(|other| other.peer.as_ref() == Some(peer));
+                for other in others.filter(|other| (&other.date, &other.machine) != (&row.date, &row.machine)) {
+                    let same = |(figure, pair): &(&String, &Pair)| {
+                        let theirs = other.figures.get(*figure);
+                        !pair.peer.is_empty() && theirs.is_some_and(|theirs| theirs.peer == pair.peer)
+                    };
+                    let repeated: Vec<&String> = row.figures.iter().filter(same).map(|(figure, _)| figure).collect();
+                    assert!(
+                        repeated.is_empty(),
+                        "{name}.json: {} and {} have {peer}'s {repeated:?} of another day or machine; measure it again",
+                        row.name,
+                        other.name
+                    );
+                }
+            }
+        }
+    }
+
     #[test]
     fn the_page_shows_what_the_files_say() {
         let stands = std::fs::read_to_string(root().join(PAGE)).expect("the page is there");
