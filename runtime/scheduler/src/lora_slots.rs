@@ -8,8 +8,8 @@
 /// Requests that may be admitted before an older one that waits for a slot. Some, so that a slot serves a batch before
 /// it gets another adapter; few, so that no request waits for long.
 pub(crate) const MAX_OVERTAKEN: u32 = 32;
-/// Adapters without a slot that one plan looks at: bounds the time of planning. They are asked for in the order of their
-/// first requests, so those behind them are asked for when these have their slots.
+/// Adapters without a slot that one plan looks at: bounds the time of planning. They are asked for in the order of
+/// their first requests, so those behind them are asked for when these have their slots.
 pub(crate) const MAX_SKIPPED: usize = 32;
 
 /// An adapter is to be copied into a slot: answer with [`crate::Scheduler::lora_loaded`] or

@@ -85,8 +85,8 @@ impl Group {
     }
 }
 
-/// Requests without a row. What keeps a request waiting keeps all of its lane waiting: its adapter is not on the device,
-/// or it is too long for this step. So a plan looks at the first one of each lane, however many wait.
+/// Requests without a row. What keeps a request waiting keeps all of its lane waiting: its adapter is not on the
+/// device, or it is too long for this step. So a plan looks at the first one of each lane, however many wait.
 #[derive(Debug, Default)]
 pub(crate) struct WaitingQueue {
     /// None is empty.

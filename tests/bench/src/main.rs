@@ -2,9 +2,10 @@
 //! machine.
 //!
 //! `encode`, `schedule` and `step` run in this process; `version`, `startup` and `idle` measure the `halyard` binary
-//! from outside. Each prints a line of JSON and a line of text. `perplexity`, `compare` (Halyard and a peer) and `growth`
-//! (cost against what it may grow with) print tables and judge nothing. `--json FILE` writes what was measured into a file of `tests/bench/figures`, and `page`
-//! renders those. It judges only when asked (`--check`): timings on a busy machine say nothing.
+//! from outside. Each prints a line of JSON and a line of text. `perplexity`, `compare` (Halyard and a peer) and
+//! `growth` (cost against what it may grow with) print tables and judge nothing. `--json FILE` writes what was measured
+//! into a file of `tests/bench/figures`, and `page` renders those. It judges only when asked (`--check`): timings on a
+//! busy machine say nothing.
 
 mod client;
 mod compare;

@@ -31,8 +31,8 @@ pub fn measure() -> Result<Vec<Report>, BenchError> {
     outcome
 }
 
-/// 30 layers as SmolLM2-135M has, but narrow: nothing computes, and dummy weights take time to make. Two ranks can share
-/// its heads.
+/// 30 layers as SmolLM2-135M has, but narrow: nothing computes, and dummy weights take time to make. Two ranks can
+/// share its heads.
 pub fn write_config(folder: &Path, context: u32) -> Result<(), BenchError> {
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 64,

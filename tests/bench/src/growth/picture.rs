@@ -26,8 +26,8 @@ pub fn svg(growth: &Growth) -> String {
     }
     let _ = writeln!(
         out,
-        "<text x=\"{LEFT}\" y=\"{}\"><tspan fill=\"#1f77b4\">measured</tspan> <tspan fill=\"#888\">law (dashed)</tspan> \
-         <tspan fill=\"#d62728\">before</tspan></text>\n</svg>",
+        "<text x=\"{LEFT}\" y=\"{}\"><tspan fill=\"#1f77b4\">measured</tspan> <tspan fill=\"#888\">law \
+         (dashed)</tspan> <tspan fill=\"#d62728\">before</tspan></text>\n</svg>",
         height - 8.0
     );
     out

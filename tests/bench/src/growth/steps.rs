@@ -19,8 +19,8 @@ const WAITING: [u64; 4] = [10, 100, 1000, 10_000];
 const RUNNING: [u64; 6] = [1, 4, 16, 64, 256, 1024];
 const CONTEXT: [u64; 4] = [1 << 10, 8 << 10, 32 << 10, 128 << 10];
 const ADAPTERS: [u64; 5] = [0, 1, 8, 32, 64];
-/// A measurement's length, and how many there are: many short ones, of which some are not disturbed. Tokens gather until
-/// they end.
+/// A measurement's length, and how many there are: many short ones, of which some are not disturbed. Tokens gather
+/// until they end.
 const WINDOW: Duration = Duration::from_millis(12);
 const WINDOWS: usize = 16;
 const TOKENS: u32 = 1 << 17;
