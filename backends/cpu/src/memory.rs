@@ -5,9 +5,10 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use halyard_platform_api::{Error, MemoryInfo, Result};
 
@@ -203,9 +204,13 @@ impl Memory {
     }
 }
 
+/// No large buffer has come for so long: the model is loaded, and its warm-up is over.
+const LOADED: Duration = Duration::from_millis(300);
+
 /// A thread that faults in the first page of large buffers behind their users' backs. The first request of a server
 /// writes the first tokens of every layer's cache, a fresh huge page each; where a virtual machine's host has to find
-/// those first, that takes as long as the prompt.
+/// those first, that takes as long as the prompt. It begins when loading is over: before, it would take a processor, and
+/// the system's time for clearing pages, from packing weights and from the warm-up.
 struct Faulter {
     slabs: Option<Sender<Arc<Slab>>>,
     /// `None` where the system gave no thread: users fault pages in themselves then.
@@ -216,7 +221,7 @@ impl Faulter {
     fn start() -> Faulter {
         let (sender, slabs) = channel::<Arc<Slab>>();
         let thread = std::thread::Builder::new().name("halyard-cpu-pages".into());
-        let work = move || slabs.into_iter().for_each(|slab| slab.fault_in_first_page());
+        let work = move || fault_in(&slabs);
         Faulter {
             slabs: Some(sender),
             thread: thread.spawn(work).ok(),
@@ -226,6 +231,24 @@ impl Faulter {
     fn send(&self, slab: &Arc<Slab>) {
         // An error says that there is no thread.
         let _ = self.slabs.as_ref().map(|slabs| slabs.send(slab.clone()));
+    }
+}
+
+/// Faults in the buffers that come, in batches that end with a pause. Ends with the senders.
+fn fault_in(slabs: &Receiver<Arc<Slab>>) {
+    let mut batch = Vec::new();
+    while let Ok(first) = slabs.recv() {
+        batch.push(first);
+        loop {
+            match slabs.recv_timeout(LOADED) {
+                Ok(slab) => batch.push(slab),
+                Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+        for slab in batch.drain(..) {
+            slab.fault_in_first_page();
+        }
     }
 }
 

@@ -98,32 +98,20 @@ impl EngineHandle {
         if in_8_bits && files.use_kv_scales()? {
             tracing::info!("keys and values are held by the checkpoint's scales");
         }
-        let (tokenizer, special) = open_tokenizer(&files)?;
-        let chat_template = files
-            .chat_template
-            .as_deref()
-            .map(|source| match &config.templates {
-                Some(host) => ChatTemplate::on(Arc::clone(host), source, &special),
-                None => ChatTemplate::new(source, &special),
-            })
-            .transpose()?;
-        let overrides = &config.model.overrides;
-        let chat_template = match overrides.content_parts {
-            Some(parts) => chat_template.map(|template| template.with_contents_as(parts)),
-            None => chat_template,
-        };
-        let (words, rows) = (tokenizer.vocab_size(), files.description.vocab_size);
-        if overrides.tokenizer.is_some() && words > rows {
-            let message = format!(
-                "it has {words} tokens, the model {rows}: text would become tokens that the model does not know; give \
-                 the tokenizer that the model was trained with"
-            );
-            return Err(EngineError::Config {
-                name: "--tokenizer",
-                message,
-            });
-        }
-        let loaded = halyard_runner::load(&runner_config, devices, &files, progress)?;
+        // The vocabulary takes one thread about as long as the weights of a small model, which leave threads free.
+        let (text, loaded) = std::thread::scope(|scope| {
+            let text = std::thread::Builder::new()
+                .name("halyard-text".into())
+                .spawn_scoped(scope, || open_text(&config, &files));
+            let loaded = halyard_runner::load(&runner_config, devices, &files, progress);
+            let text = match text {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                // The system gave no thread.
+                Err(_) => open_text(&config, &files),
+            };
+            (text, loaded)
+        });
+        let ((tokenizer, chat_template), loaded) = (text?, loaded?);
         let max_in_flight = loaded.scheduler.max_steps_in_flight;
         let scheduler = Scheduler::new(SchedulerConfig {
             policy: config.scheduler.policy,
@@ -585,6 +573,36 @@ fn start_ranks(
 }
 
 /// The tokenizer of opened files, and special tokens as text for the chat template.
+/// The model's tokenizer and chat template.
+fn open_text(config: &EngineConfig, files: &ModelFiles) -> Result<(Tokenizer, Option<ChatTemplate>), EngineError> {
+    let (tokenizer, special) = open_tokenizer(files)?;
+    let chat_template = files
+        .chat_template
+        .as_deref()
+        .map(|source| match &config.templates {
+            Some(host) => ChatTemplate::on(Arc::clone(host), source, &special),
+            None => ChatTemplate::new(source, &special),
+        })
+        .transpose()?;
+    let overrides = &config.model.overrides;
+    let chat_template = match overrides.content_parts {
+        Some(parts) => chat_template.map(|template| template.with_contents_as(parts)),
+        None => chat_template,
+    };
+    let (words, rows) = (tokenizer.vocab_size(), files.description.vocab_size);
+    if overrides.tokenizer.is_some() && words > rows {
+        let message = format!(
+            "it has {words} tokens, the model {rows}: text would become tokens that the model does not know; give the \
+             tokenizer that the model was trained with"
+        );
+        return Err(EngineError::Config {
+            name: "--tokenizer",
+            message,
+        });
+    }
+    Ok((tokenizer, chat_template))
+}
+
 fn open_tokenizer(files: &ModelFiles) -> Result<(Tokenizer, SpecialTokens), EngineError> {
     let special = SpecialTokens {
         bos_token: files.bos_token.clone(),

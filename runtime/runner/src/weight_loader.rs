@@ -21,8 +21,9 @@ use crate::error::RunnerError;
 const STAGING_BYTES: u64 = 64 << 20;
 /// No piece takes this long.
 const WAIT_NS: u64 = 120_000_000_000;
-/// Rows that a thread packs from host memory at least: a multiple of every backend's panel so far.
-const ROWS_A_THREAD: u32 = 256;
+/// Rows that a thread packs from host memory at least: a multiple of every backend's panel so far, and few enough that
+/// threads share the matrices of a small model evenly (576 rows: 320 and 256).
+const ROWS_A_THREAD: u32 = 64;
 /// Rows whose columns are copied out at a time: a few MiB.
 const COLUMN_PIECE_ROWS: usize = 1024;
 /// Bytes of the scale behind a row of 8-bit floats.
