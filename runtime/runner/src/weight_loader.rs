@@ -133,18 +133,23 @@ impl<'a> WeightLoader<'a> {
         if num_rows <= piece {
             return Ok(pack(0, bytes)?);
         }
-        let pieces = (0..num_rows)
+        // This thread packs the first piece: a model has hundreds of matrices, and each thread takes time to start.
+        let (here, rest) = bytes.split_at(piece as usize * row_bytes);
+        let pieces = (piece..num_rows)
             .step_by(piece as usize)
-            .zip(bytes.chunks(piece as usize * row_bytes));
+            .zip(rest.chunks(piece as usize * row_bytes));
         std::thread::scope(|scope| {
             let running: Vec<_> = pieces
                 .map(|(first, bytes)| scope.spawn(move || pack(first, bytes)))
                 .collect();
+            let of_here = pack(0, here);
             let ended = running.into_iter().map(|thread| {
                 let panicked = |_| RunnerError::Thread("a thread that packs weights panicked".to_string());
                 Ok(thread.join().map_err(panicked)??)
             });
-            ended.collect()
+            let of_others: Result<(), RunnerError> = ended.collect();
+            of_here?;
+            of_others
         })
     }
 

@@ -81,7 +81,7 @@ fn filled(text: &str, tables: &[(String, Table)]) -> Result<String, BenchError> 
 }
 
 /// Words in lines of at most [`COLUMNS`].
-fn wrapped(text: &str) -> String {
+pub fn wrapped(text: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
         let line = lines.last().map_or(0, |line| line.chars().count());

@@ -2,17 +2,16 @@
 
 use super::curve::{Curve, Growth, Law};
 use super::law::{Fit, broken};
+use crate::page::wrapped;
 
 /// The section, with its picture and a row for each curve.
 pub fn section(growth: &Growth, picture: &str) -> String {
-    let commit = |commit: &Option<String>| commit.clone().unwrap_or_else(|| "commit not noted".into());
-    let mut text = format!(
-        "## How cost grows\n![Cost against what it may grow with]({picture})\n\n{} {}, {}. {}\n\n",
-        growth.machine,
-        growth.date,
-        commit(&growth.commit),
-        growth.conditions
-    );
+    let commit = growth.commit.as_deref().unwrap_or("commit not noted");
+    let conditions = wrapped(&format!(
+        "{} {}, {commit}. {}",
+        growth.machine, growth.date, growth.conditions
+    ));
+    let mut text = format!("## How cost grows\n![Cost against what it may grow with]({picture})\n\n{conditions}\n\n");
     text += "| cost | against n | least n: cost | greatest n: cost | before, the same | law | where it leaves the law \
              |\n|---|---|---|---|---|---|---|\n";
     for curve in &growth.curves {
