@@ -329,7 +329,7 @@ mod tests {
     fn a_large_buffer_gets_its_first_huge_page_alone_before_it_is_used() {
         let memory = Memory::new();
         let large = memory.allocate(SLAB as u64).expect("memory");
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
         while resident(large.ptr(), HUGE_PAGE) < HUGE_PAGE / PAGE {
             assert!(
                 std::time::Instant::now() < deadline,

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
@@ -148,11 +149,7 @@ impl Table {
     /// # Errors
     /// A file that cannot be read, or is no table.
     pub fn read(path: &Path) -> Result<Table, BenchError> {
-        let text = std::fs::read_to_string(path).map_err(BenchError::io(format!("reading {}", path.display())))?;
-        serde_json::from_str(&text).map_err(|source| BenchError::Figures {
-            path: path.to_path_buf(),
-            source,
-        })
+        read_json(path)
     }
 
     /// Puts a row into the place of the one with its name and peer, or behind all others.
@@ -190,6 +187,18 @@ impl Table {
             lines(&self.rows)?
         ))
     }
+}
+
+/// Reads a file of JSON.
+///
+/// # Errors
+/// A file that cannot be read, or has another form.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, BenchError> {
+    let text = std::fs::read_to_string(path).map_err(BenchError::io(format!("reading {}", path.display())))?;
+    serde_json::from_str(&text).map_err(|source| BenchError::Figures {
+        path: path.to_path_buf(),
+        source,
+    })
 }
 
 /// Writes rows into a file of figures; a file that is not there is begun with `columns` and this machine's processor.

@@ -74,8 +74,7 @@ fn read(folder: &Path, shape: &str, kind: &str) -> Result<Value, BenchError> {
     if !path.exists() {
         return Ok(Value::Null);
     }
-    let text = std::fs::read_to_string(&path).map_err(BenchError::io(format!("reading {}", path.display())))?;
-    serde_json::from_str(&text).map_err(|source| BenchError::Figures { path, source })
+    figures::read_json(&path)
 }
 
 #[cfg(test)]

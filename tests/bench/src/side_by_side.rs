@@ -44,7 +44,7 @@ pub fn run(options: &Options) -> Result<(), BenchError> {
         let found = "side-by-side needs --figures FOLDER and --json FILE".to_string();
         return Err(BenchError::Usage { found });
     };
-    let run: Run = read(&folder.join("run.json"))?;
+    let run: Run = figures::read_json(&folder.join("run.json"))?;
     let rows = run
         .loads
         .iter()
@@ -86,7 +86,7 @@ fn row(folder: &Path, run: &Run, load: u32) -> Result<Row, BenchError> {
 /// A client's result in which every request succeeded.
 fn result(folder: &Path, side: &str, round: u32, load: u32) -> Result<Value, BenchError> {
     let path = folder.join(format!("{side}-{round}-{load}.json"));
-    let result: Value = read(&path)?;
+    let result: Value = figures::read_json(&path)?;
     match (result["completed"].as_u64(), result["failed"].as_u64()) {
         (Some(1..), Some(0)) => Ok(result),
         (completed, failed) => {
@@ -97,14 +97,6 @@ fn result(folder: &Path, side: &str, round: u32, load: u32) -> Result<Value, Ben
             Err(BenchError::Usage { found })
         }
     }
-}
-
-fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, BenchError> {
-    let text = std::fs::read_to_string(path).map_err(BenchError::io(format!("reading {}", path.display())))?;
-    serde_json::from_str(&text).map_err(|source| BenchError::Figures {
-        path: path.to_path_buf(),
-        source,
-    })
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
+use crate::figures::read_json;
 
 /// All curves of one machine and commit.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -95,11 +96,7 @@ impl Growth {
     /// # Errors
     /// A file that cannot be read, or has another form.
     pub fn read(path: &Path) -> Result<Growth, BenchError> {
-        let text = std::fs::read_to_string(path).map_err(BenchError::io(format!("reading {}", path.display())))?;
-        serde_json::from_str(&text).map_err(|source| BenchError::Figures {
-            path: path.to_path_buf(),
-            source,
-        })
+        read_json(path)
     }
 
     /// Writes a file with one line a curve, so that a change of one is a change of one line.
