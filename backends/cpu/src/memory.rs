@@ -209,8 +209,8 @@ const LOADED: Duration = Duration::from_millis(300);
 
 /// A thread that faults in the first page of large buffers behind their users' backs. The first request of a server
 /// writes the first tokens of every layer's cache, a fresh huge page each; where a virtual machine's host has to find
-/// those first, that takes as long as the prompt. It begins when loading is over: before, it would take a processor, and
-/// the system's time for clearing pages, from packing weights and from the warm-up.
+/// those first, that takes as long as the prompt. It begins when loading is over: before, it would take a processor,
+/// and the system's time for clearing pages, from packing weights and from the warm-up.
 struct Faulter {
     slabs: Option<Sender<Arc<Slab>>>,
     /// `None` where the system gave no thread: users fault pages in themselves then.

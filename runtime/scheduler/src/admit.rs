@@ -16,9 +16,6 @@ use crate::scheduler::Scheduler;
 /// Requests of one plan that turn out to be longer than was known, which puts them into another lane. Looking up a
 /// prefix takes time; more of them wait for the next plan.
 const MAX_MOVED: usize = 16;
-/// Tokens of a new request's prefix that are looked up to find its lane. Where all of them are cached, it counts as
-/// short until a plan looks up the rest.
-pub(crate) const PROBED_TOKENS: u32 = 1024;
 
 /// The outcome for a waiting request.
 enum Admission {

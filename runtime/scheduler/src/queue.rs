@@ -33,6 +33,10 @@ impl QueueKey {
     }
 }
 
+/// Tokens of a new request's prefix that are looked up to find its lane. Where all of them are cached, it counts as
+/// short until a plan looks up the rest.
+pub(crate) const PROBED_TOKENS: u32 = 1024;
+
 /// Where a waiting request stands: with which adapter, and among the ones of about its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lane {

@@ -3,13 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use crate::admit::PROBED_TOKENS;
 use crate::config::SchedulerConfig;
 use crate::error::Error;
 use crate::ids::{BlockId, HoldId, RequestId, RowIndex, Slot, StepId};
 use crate::kv_groups::KvCache;
 use crate::lora_slots::LoraSlots;
-use crate::queue::{Lane, LaneHead, QueueKey, WaitingQueue};
+use crate::queue::{Lane, LaneHead, PROBED_TOKENS, QueueKey, WaitingQueue};
 use crate::request::{NewRequest, Request, Requests, State};
 
 /// Blocks held from outside, for instance while a KV transfer reads or fills them.

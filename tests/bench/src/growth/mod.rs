@@ -38,8 +38,8 @@ impl Planned {
 }
 
 /// Measures every curve whose id begins with one of the words of `--only`, prints them, and writes `--json`. Points
-/// that the file already has of this commit stay where they are lower. `--before FILE` lays the curves of another commit's
-/// file under these.
+/// that the file already has of this commit stay where they are lower. `--before FILE` lays the curves of another
+/// commit's file under these.
 ///
 /// # Errors
 /// What the engine or a file refuses.
