@@ -261,6 +261,7 @@ extern "C" {
 #define HALYARD_OP_FILL 33u
 #define HALYARD_OP_FILL_RANDOM 34u
 #define HALYARD_OP_COLLECTIVE 35u
+#define HALYARD_OP_RELU_SQUARED 36u
 #define HALYARD_OP_VENDOR 0x80000000u /**< Every op of a vendor: its name tells which. */
 
 /* How an op uses an operand. */
@@ -1406,12 +1407,14 @@ typedef struct halyard_layer_norm_desc {
     uint32_t width; /**< Values that are normalised together. */
     float eps; /**< Added under the root. */
     uint32_t dtype; /**< Type of x and out (HALYARD_DTYPE_). */
+    /** G where each of the G groups of a token has a weight (and bias) of its own; 0: all have the same. */
+    uint32_t num_weights;
 } halyard_layer_norm_desc;
 #define halyard_layer_norm_desc_base_size 16u
-#define HALYARD_LAYER_NORM_X 0u /**< Read. [T, width] `dtype`. */
-#define HALYARD_LAYER_NORM_WEIGHT 1u /**< Const. [width] f32. */
-#define HALYARD_LAYER_NORM_BIAS 2u /**< Const, optional. [width] f32. */
-#define HALYARD_LAYER_NORM_OUT 3u /**< Write. [T, width] `dtype`. */
+#define HALYARD_LAYER_NORM_X 0u /**< Read. [T, width] `dtype`; or [T, G, width], strided: norms of single heads. */
+#define HALYARD_LAYER_NORM_WEIGHT 1u /**< Const. [width] f32; or [num_weights, width]. */
+#define HALYARD_LAYER_NORM_BIAS 2u /**< Const, optional. As the weight. */
+#define HALYARD_LAYER_NORM_OUT 3u /**< Write. As x. */
 #define HALYARD_LAYER_NORM_NUM_OPERANDS 4u
 
 /** Op rope (HALYARD_OP_ROPE).
@@ -1492,11 +1495,16 @@ typedef struct halyard_attention_desc {
 
 /** Op silu_mul (HALYARD_OP_SILU_MUL).
  *
- * out = gate / (1 + e^−gate) · up (Shazeer 2020, arXiv 2002.05202). gate and up may be slices of one product. */
+ * out = g / (1 + e^−alpha·g) · (u + up_offset) (Shazeer 2020, arXiv 2002.05202), g = gate and u = up; where limit is
+ * not 0, g = min(gate, limit) and u = max(−limit, min(up, limit)) (gpt-oss: limit 7, alpha 1.702, up_offset 1). gate
+ * and up may be slices of one product. */
 typedef struct halyard_silu_mul_desc {
     uint32_t struct_size;
     uint32_t width; /**< Values of a row. */
     uint32_t dtype; /**< Type (HALYARD_DTYPE_). */
+    float limit; /**< Bound of gate from above and of up on both sides; 0: none. */
+    float alpha; /**< Factor in the exponent; 0 counts as 1. */
+    float up_offset; /**< Added to up. */
 } halyard_silu_mul_desc;
 #define halyard_silu_mul_desc_base_size 12u
 #define HALYARD_SILU_MUL_GATE 0u /**< Read. [T, width] `dtype`. */
@@ -1696,8 +1704,12 @@ typedef struct halyard_quantize_act_desc {
 
 /** Op moe_route (HALYARD_OP_MOE_ROUTE).
  *
- * The top_k experts of each token by score (ties: the lower index), in descending order, and their weights: the
- * scores, divided by their sum if `normalize`, times `factor`. */
+ * The top_k experts of each token by choice, score + bias (ties: the lower index), in descending order, and their
+ * weights: the scores, divided by their sum if `normalize`, times `factor`.
+ *
+ * With groups (DeepSeek-AI 2024, arXiv 2412.19437) expert e belongs to group e / (num_experts / num_groups), and only
+ * the experts of the top_groups best groups are chosen: by the sum of the `group_best` largest choices in the group
+ * (ties: the lower index). */
 typedef struct halyard_moe_route_desc {
     uint32_t struct_size;
     uint32_t num_experts; /**< Experts. */
@@ -1705,16 +1717,21 @@ typedef struct halyard_moe_route_desc {
     uint32_t scoring; /**< Scores (HALYARD_SCORING_). */
     uint32_t normalize; /**< Divide by the sum of the chosen (0 or 1). */
     float factor; /**< Factor of the weights. */
+    uint32_t num_groups; /**< Groups of experts; divides num_experts. 0: none, and the next two are 0. */
+    uint32_t top_groups; /**< Groups whose experts may be chosen, 1 to num_groups; they hold top_k experts or more. */
+    uint32_t group_best; /**< How many choices of a group are summed, 1 to its experts. */
 } halyard_moe_route_desc;
 #define halyard_moe_route_desc_base_size 24u
 #define HALYARD_MOE_ROUTE_LOGITS 0u /**< Read. [T, num_experts] f32. */
 #define HALYARD_MOE_ROUTE_EXPERTS 1u /**< Write. [T, top_k] i32. */
 #define HALYARD_MOE_ROUTE_WEIGHTS 2u /**< Write. [T, top_k] f32. */
-#define HALYARD_MOE_ROUTE_NUM_OPERANDS 3u
+/** Const, optional. [num_experts] f32: added to the scores for choosing, not for weighing. Absent: 0. */
+#define HALYARD_MOE_ROUTE_BIAS 3u
+#define HALYARD_MOE_ROUTE_NUM_OPERANDS 4u
 
 /** Op moe_linear (HALYARD_OP_MOE_LINEAR).
  *
- * out[t, j] = x[t, j or 0] · Wₑᵀ with e = experts[t, j]. */
+ * out[t, j] = x[t, j or 0] · Wₑᵀ + biasₑ with e = experts[t, j]. */
 typedef struct halyard_moe_linear_desc {
     uint32_t struct_size;
     uint32_t in_features; /**< K: values of a row of x. */
@@ -1732,7 +1749,8 @@ typedef struct halyard_moe_linear_desc {
 #define HALYARD_MOE_LINEAR_WEIGHT 1u
 #define HALYARD_MOE_LINEAR_EXPERTS 2u /**< Read. [T, top_k] i32, each from 0 to num_experts − 1. */
 #define HALYARD_MOE_LINEAR_OUT 3u /**< Write. [T, top_k, out_features] `dtype`. */
-#define HALYARD_MOE_LINEAR_NUM_OPERANDS 4u
+#define HALYARD_MOE_LINEAR_BIAS 4u /**< Const, optional. [num_experts, out_features] f32. */
+#define HALYARD_MOE_LINEAR_NUM_OPERANDS 5u
 
 /** Op moe_combine (HALYARD_OP_MOE_COMBINE).
  *
@@ -1947,6 +1965,19 @@ typedef struct halyard_collective_desc {
 /** Write, optional. Contiguous `dtype`; absent for send. Of all_reduce it may be the input. */
 #define HALYARD_COLLECTIVE_OUT 1u
 #define HALYARD_COLLECTIVE_NUM_OPERANDS 2u
+
+/** Op relu_squared (HALYARD_OP_RELU_SQUARED).
+ *
+ * out = max(x, 0)² (So et al. 2021, arXiv 2109.08668). */
+typedef struct halyard_relu_squared_desc {
+    uint32_t struct_size;
+    uint32_t width; /**< Values of a row. */
+    uint32_t dtype; /**< Type (HALYARD_DTYPE_). */
+} halyard_relu_squared_desc;
+#define halyard_relu_squared_desc_base_size 12u
+#define HALYARD_RELU_SQUARED_X 0u /**< Read. [T, width] `dtype`. */
+#define HALYARD_RELU_SQUARED_OUT 1u /**< Write. [T, width] `dtype`. */
+#define HALYARD_RELU_SQUARED_NUM_OPERANDS 2u
 
 /** Puts a manifest, one JSON object (docs/abi.md), where the host reads it before it runs code of the library. */
 #if defined(__GNUC__)

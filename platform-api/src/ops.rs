@@ -72,12 +72,16 @@ pub struct OpLayout {
 }
 
 /// Defines an op: descriptor, wire struct, operands. Its doc comment is the formula, an operand's its type and shape.
+/// Fields that came after the op was first released stand under `appended`: zero asks for what the op did before, as
+/// older writers leave them out, and an older reader refuses any other value.
 macro_rules! op {
     (
         $(#[doc = $doc:literal])*
         pub struct $name:ident = $code:literal $op_name:literal, wire $wire:ident = $cname:literal {
             $( $(#[doc = $fdoc:literal])* $field:ident : $ty:ty ),* $(,)?
-        }
+        } $( appended {
+            $( $(#[doc = $adoc:literal])* $afield:ident : $aty:ty ),* $(,)?
+        } )?
         operands { $( $(#[doc = $odoc:literal])* $operand:ident : $access:ident $(? $optional:tt)? ),* $(,)? }
     ) => {
         $(#[doc = $doc])*
@@ -85,11 +89,18 @@ macro_rules! op {
         #[doc = "Operands:"]
         $( #[doc = concat!("- `", stringify!($operand), "`:", $( "\n ", $odoc ),*)] )*
         #[derive(Clone, Debug, PartialEq)]
-        pub struct $name { $( $(#[doc = $fdoc])* pub $field: $ty, )* }
+        pub struct $name {
+            $( $(#[doc = $fdoc])* pub $field: $ty, )*
+            $( $( $(#[doc = $adoc])* pub $afield: $aty, )* )?
+        }
 
         $crate::abi::abi_struct! {
             $(#[doc = $doc])*
-            pub struct $wire = $cname { $( $(#[doc = $fdoc])* pub $field: <$ty as $crate::abi::WireField>::Repr, )* }
+            pub struct $wire = $cname {
+                $( $(#[doc = $fdoc])* pub $field: <$ty as $crate::abi::WireField>::Repr, )*
+            } $( appended {
+                $( $(#[doc = $adoc])* pub $afield: <$aty as $crate::abi::WireField>::Repr; )*
+            } )?
         }
 
         impl $name {
@@ -104,7 +115,10 @@ macro_rules! op {
                 optional: $crate::ops::op!(@optional $($optional)?),
             } ),* ];
             /// Type of each field, as Rust names it.
-            pub const FIELD_TYPES: &'static [&'static str] = &[ $( stringify!($ty) ),* ];
+            pub const FIELD_TYPES: &'static [&'static str] = &[
+                $( stringify!($ty), )*
+                $( $( stringify!($aty), )* )?
+            ];
             /// Type and shape of each operand.
             pub const OPERAND_DOCS: &'static [$crate::abi::Doc] = &[ $( &[ $( $odoc ),* ] ),* ];
 
@@ -113,6 +127,7 @@ macro_rules! op {
                 #[allow(unused_mut)]
                 let mut wire = $wire::zeroed();
                 $( wire.$field = $crate::abi::WireField::to_wire(&self.$field); )*
+                $( $( wire.$afield = $crate::abi::WireField::to_wire(&self.$afield); )* )?
                 wire
             }
 
@@ -122,16 +137,21 @@ macro_rules! op {
             /// `InvalidArgument` or `Unsupported` (a code of a newer list), naming the field and the value.
             pub fn from_wire(wire: &$wire) -> $crate::Result<Self> {
                 let _ = wire;
-                Ok($name { $( $field: <$ty as $crate::abi::WireField>::from_wire(wire.$field)
-                    .map_err(|e| $crate::Error {
-                        message: format!(concat!($op_name, ".", stringify!($field), ": {}"), e.message),
-                        ..e
-                    })?, )* })
+                Ok($name {
+                    $( $field: $crate::ops::op!(@read $op_name wire $field $ty), )*
+                    $( $( $afield: $crate::ops::op!(@read $op_name wire $afield $aty), )* )?
+                })
             }
         }
     };
     (@optional) => { false };
     (@optional $t:tt) => { true };
+    (@read $op_name:literal $wire:ident $field:ident $ty:ty) => {
+        <$ty as $crate::abi::WireField>::from_wire($wire.$field).map_err(|e| $crate::Error {
+            message: format!(concat!($op_name, ".", stringify!($field), ": {}"), e.message),
+            ..e
+        })?
+    };
 }
 pub(crate) use op;
 
@@ -297,6 +317,7 @@ catalogue! {
     data::Fill,
     data::FillRandom,
     collective::Collective,
+    pointwise::ReluSquared,
 }
 
 impl OpSpec {

@@ -32,11 +32,14 @@ pub(crate) fn run(spec: &OpSpec, args: &Args<'_>) -> Result<()> {
         OpSpec::Rope(op) => rope::rope(op, args),
         OpSpec::KvWrite(op) => attention::kv_write(op, args),
         OpSpec::Attention(op) => attention::attention(op, args),
-        OpSpec::SiluMul(op) => pointwise::binary(args, op.width, op.dtype, |gate, up| pointwise::silu(gate) * up),
+        OpSpec::SiluMul(op) => {
+            pointwise::binary(args, op.width, op.dtype, |gate, up| pointwise::silu_mul(op, gate, up))
+        }
         OpSpec::GeluMul(op) => {
             pointwise::binary(args, op.width, op.dtype, |gate, up| pointwise::gelu(op.kind, gate) * up)
         }
         OpSpec::Gelu(op) => pointwise::unary(args, op.width, op.dtype, |x| pointwise::gelu(op.kind, x)),
+        OpSpec::ReluSquared(op) => pointwise::unary(args, op.width, op.dtype, |x| x.max(0.0) * x.max(0.0)),
         OpSpec::Add(op) => pointwise::binary(args, op.width, op.dtype, |a, b| a + b),
         OpSpec::Scale(op) => pointwise::unary(args, op.width, op.dtype, |x| op.factor * x),
         OpSpec::Softcap(op) => pointwise::unary(args, op.width, op.dtype, |x| op.cap * (x / op.cap).tanh()),

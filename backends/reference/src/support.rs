@@ -80,6 +80,7 @@ pub(crate) fn check(spec: &OpSpec) -> Result<()> {
         OpSpec::SiluMul(op) => float("dtype", op.dtype),
         OpSpec::GeluMul(op) => float("dtype", op.dtype),
         OpSpec::Gelu(op) => float("dtype", op.dtype),
+        OpSpec::ReluSquared(op) => float("dtype", op.dtype),
         OpSpec::Add(op) => float("dtype", op.dtype),
         OpSpec::Scale(op) => float("dtype", op.dtype),
         OpSpec::Softcap(op) => {
@@ -87,9 +88,10 @@ pub(crate) fn check(spec: &OpSpec) -> Result<()> {
             r.require(op.cap > 0.0, || format!("cap {} is not above 0", op.cap));
         }
         OpSpec::QuantizeAct(op) => check_quantize(op, &mut r),
-        OpSpec::MoeRoute(op) => r.require(op.top_k >= 1 && op.top_k <= op.num_experts, || {
-            format!("top_k {} is not in 1 ..= {} experts", op.top_k, op.num_experts)
-        }),
+        OpSpec::MoeRoute(op) => {
+            let fits = op.check();
+            r.require(fits.is_ok(), || fits.err().map_or_else(String::new, |e| e.message));
+        }
         OpSpec::MoeLinear(op) => {
             float("dtype", op.dtype);
             require_row(&mut r, op.weight, op.in_features);

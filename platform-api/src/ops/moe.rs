@@ -1,7 +1,10 @@
 //! Mixture of experts: `moe_route`, `moe_linear`, `moe_combine` (Shazeer et al. 2017, arXiv 1701.06538).
 
+use std::ops::RangeInclusive;
+
 use crate::abi::wire_enum;
 use crate::dtype::{DType, WeightFormat};
+use crate::status::{Error, Result};
 
 wire_enum! {
     /// Router scores from logits.
@@ -14,8 +17,12 @@ wire_enum! {
 }
 
 op! {
-    /// The top_k experts of each token by score (ties: the lower index), in descending order, and their weights: the
-    /// scores, divided by their sum if `normalize`, times `factor`.
+    /// The top_k experts of each token by choice, score + bias (ties: the lower index), in descending order, and their
+    /// weights: the scores, divided by their sum if `normalize`, times `factor`.
+    ///
+    /// With groups (DeepSeek-AI 2024, arXiv 2412.19437) expert e belongs to group e / (num_experts / num_groups), and
+    /// only the experts of the top_groups best groups are chosen: by the sum of the `group_best` largest choices in the
+    /// group (ties: the lower index).
     pub struct MoeRoute = 22 "moe_route", wire MoeRouteDesc = "halyard_moe_route_desc" {
         /// Experts.
         num_experts: u32,
@@ -27,6 +34,13 @@ op! {
         normalize: bool,
         /// Factor of the weights.
         factor: f32,
+    } appended {
+        /// Groups of experts; divides num_experts. 0: none, and the next two are 0.
+        num_groups: u32,
+        /// Groups whose experts may be chosen, 1 to num_groups; they hold top_k experts or more.
+        top_groups: u32,
+        /// How many choices of a group are summed, 1 to its experts.
+        group_best: u32,
     }
     operands {
         /// \[T, num_experts\] f32.
@@ -35,11 +49,52 @@ op! {
         experts: Write,
         /// \[T, top_k\] f32.
         weights: Write,
+        /// \[num_experts\] f32: added to the scores for choosing, not for weighing. Absent: 0.
+        bias: Const?y,
+    }
+}
+
+impl MoeRoute {
+    /// Checks that so many experts can be chosen, and from such groups.
+    ///
+    /// # Errors
+    /// `InvalidArgument` naming the field, its value and what it may be.
+    pub fn check(&self) -> Result<()> {
+        let MoeRoute {
+            num_experts,
+            top_k,
+            num_groups,
+            top_groups,
+            group_best,
+            ..
+        } = *self;
+        let inside = |name: &str, value: u32, range: RangeInclusive<u32>| match range.contains(&value) {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "moe_route: {name} {value} is not in {} ..= {}",
+                range.start(),
+                range.end()
+            ))),
+        };
+        inside("top_k", top_k, 1..=num_experts)?;
+        if num_groups == 0 {
+            inside("top_groups without groups", top_groups, 0..=0)?;
+            return inside("group_best without groups", group_best, 0..=0);
+        }
+        if !num_experts.is_multiple_of(num_groups) {
+            return Err(Error::invalid(format!(
+                "moe_route: num_groups {num_groups} does not divide num_experts {num_experts}"
+            )));
+        }
+        let each = num_experts / num_groups;
+        inside("top_groups", top_groups, 1..=num_groups)?;
+        inside("group_best", group_best, 1..=each)?;
+        inside("top_k of the groups that are taken", top_k, 1..=top_groups * each)
     }
 }
 
 op! {
-    /// out\[t, j\] = x\[t, j or 0\] · Wₑᵀ with e = experts\[t, j\].
+    /// out\[t, j\] = x\[t, j or 0\] · Wₑᵀ + biasₑ with e = experts\[t, j\].
     pub struct MoeLinear = 23 "moe_linear", wire MoeLinearDesc = "halyard_moe_linear_desc" {
         /// K: values of a row of x.
         in_features: u32,
@@ -65,6 +120,8 @@ op! {
         experts: Read,
         /// \[T, top_k, out_features\] `dtype`.
         out: Write,
+        /// \[num_experts, out_features\] f32.
+        bias: Const?y,
     }
 }
 

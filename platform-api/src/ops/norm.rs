@@ -33,15 +33,18 @@ op! {
         eps: f32,
         /// Type of x and out.
         dtype: DType,
+    } appended {
+        /// G where each of the G groups of a token has a weight (and bias) of its own; 0: all have the same.
+        num_weights: u32,
     }
     operands {
-        /// \[T, width\] `dtype`.
+        /// \[T, width\] `dtype`; or \[T, G, width\], strided: norms of single heads.
         x: Read,
-        /// \[width\] f32.
+        /// \[width\] f32; or \[num_weights, width\].
         weight: Const,
-        /// \[width\] f32.
+        /// As the weight.
         bias: Const?y,
-        /// \[T, width\] `dtype`.
+        /// As x.
         out: Write,
     }
 }

@@ -1,4 +1,5 @@
-//! Elementwise ops: `silu_mul`, `gelu_mul`, `gelu`, `add`, `scale`, `softcap`. All rows \[T, width\], strided.
+//! Elementwise ops: `silu_mul`, `gelu_mul`, `gelu`, `relu_squared`, `add`, `scale`, `softcap`. All rows \[T, width\],
+//! strided.
 
 use crate::abi::wire_enum;
 use crate::dtype::DType;
@@ -14,12 +15,21 @@ wire_enum! {
 }
 
 op! {
-    /// out = gate / (1 + e^−gate) · up (Shazeer 2020, arXiv 2002.05202). gate and up may be slices of one product.
+    /// out = g / (1 + e^−alpha·g) · (u + up_offset) (Shazeer 2020, arXiv 2002.05202), g = gate and u = up; where limit
+    /// is not 0, g = min(gate, limit) and u = max(−limit, min(up, limit)) (gpt-oss: limit 7, alpha 1.702, up_offset 1).
+    /// gate and up may be slices of one product.
     pub struct SiluMul = 10 "silu_mul", wire SiluMulDesc = "halyard_silu_mul_desc" {
         /// Values of a row.
         width: u32,
         /// Type.
         dtype: DType,
+    } appended {
+        /// Bound of gate from above and of up on both sides; 0: none.
+        limit: f32,
+        /// Factor in the exponent; 0 counts as 1.
+        alpha: f32,
+        /// Added to up.
+        up_offset: f32,
     }
     operands {
         /// \[T, width\] `dtype`.
@@ -28,6 +38,24 @@ op! {
         up: Read,
         /// \[T, width\] `dtype`.
         out: Write,
+    }
+}
+
+impl SiluMul {
+    /// out = gate / (1 + e^−gate) · up.
+    pub fn plain(width: u32, dtype: DType) -> SiluMul {
+        SiluMul {
+            width,
+            dtype,
+            limit: 0.0,
+            alpha: 0.0,
+            up_offset: 0.0,
+        }
+    }
+
+    /// Whether it is [`SiluMul::plain`].
+    pub fn is_plain(&self) -> bool {
+        self.limit == 0.0 && self.up_offset == 0.0 && (self.alpha == 0.0 || self.alpha == 1.0)
     }
 }
 
@@ -60,6 +88,22 @@ op! {
         dtype: DType,
         /// Which gelu.
         kind: GeluKind,
+    }
+    operands {
+        /// \[T, width\] `dtype`.
+        x: Read,
+        /// \[T, width\] `dtype`.
+        out: Write,
+    }
+}
+
+op! {
+    /// out = max(x, 0)² (So et al. 2021, arXiv 2109.08668).
+    pub struct ReluSquared = 36 "relu_squared", wire ReluSquaredDesc = "halyard_relu_squared_desc" {
+        /// Values of a row.
+        width: u32,
+        /// Type.
+        dtype: DType,
     }
     operands {
         /// \[T, width\] `dtype`.

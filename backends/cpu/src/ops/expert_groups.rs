@@ -100,12 +100,20 @@ impl Groups {
         });
     }
 
-    /// This thread's part of the products. `out` has one row a choice.
+    /// This thread's part of the products. `out` has one row a choice, `bias` one an expert or
+    /// nothing.
     ///
     /// # Safety
     /// [`Groups::prepare`] has run on all threads; the weight holds every expert, packed; the output's rows are
     /// writable.
-    pub(super) unsafe fn multiply(&self, worker: &mut Worker<'_>, packed: &PackedWeight, weight: &[u8], out: &View) {
+    pub(super) unsafe fn multiply(
+        &self,
+        worker: &mut Worker<'_>,
+        packed: &PackedWeight,
+        weight: &[u8],
+        bias: &View,
+        out: &View,
+    ) {
         let (n, k) = (packed.n, packed.k);
         let pieces = num_panels(n).div_ceil(PANELS);
         let token_bytes = act_bytes(ActMode::F32, 1, k);
@@ -132,7 +140,7 @@ impl Groups {
                         panels,
                         out: results.as_mut_ptr().wrapping_sub(columns.start),
                         out_stride: columns.len(),
-                        bias: None,
+                        bias: (!bias.is_none()).then(|| bias.f32s(group.expert, 0, n)),
                         accumulate: false,
                         scratch: &mut worker.local[..LINEAR_SCRATCH],
                     });

@@ -14,15 +14,37 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    pub(crate) fn new(op: &ops::MoeRoute) -> Route {
-        Route { op: op.clone() }
+    pub(crate) fn new(op: &ops::MoeRoute) -> Result<Route> {
+        op.check()?;
+        Ok(Route { op: op.clone() })
+    }
+
+    /// The experts that may be chosen, in index order.
+    fn eligible(&self, choices: &[f32]) -> Vec<usize> {
+        if self.op.num_groups == 0 {
+            return (0..choices.len()).collect();
+        }
+        let width = choices.len() / self.op.num_groups as usize;
+        let best = |group: &[f32]| {
+            let mut group = group.to_vec();
+            group.sort_by(|a, b| b.total_cmp(a));
+            group[..self.op.group_best as usize].iter().sum::<f32>()
+        };
+        let sums: Vec<f32> = choices.chunks_exact(width).map(best).collect();
+        let mut groups: Vec<usize> = (0..sums.len()).collect();
+        groups.sort_by(|&a, &b| sums[b].total_cmp(&sums[a]).then(a.cmp(&b)));
+        groups.truncate(self.op.top_groups as usize);
+        groups
+            .into_iter()
+            .flat_map(|group| group * width..(group + 1) * width)
+            .collect()
     }
 }
 
 impl Kernel for Route {
     unsafe fn run(&self, _phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
-        let [logits, experts, weights] = operands else {
-            unreachable!("moe_route has three operands")
+        let [logits, experts, weights, bias] = operands else {
+            unreachable!("moe_route has four operands")
         };
         let (num, k) = (self.op.num_experts as usize, self.op.top_k as usize);
         for t in worker.share(logits.len()) {
@@ -33,8 +55,12 @@ impl Kernel for Route {
                     Scoring::Softmax => worker.kernels.softmax(&mut scores),
                     Scoring::Sigmoid => scores.iter_mut().for_each(|v| *v = 1.0 / (1.0 + (-*v).exp())),
                 }
-                let mut order: Vec<usize> = (0..num).collect();
-                order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
+                let mut choices = scores.clone();
+                if !bias.is_none() {
+                    worker.kernels.add(&mut choices, bias.f32s(0, 0, num));
+                }
+                let mut order = self.eligible(&choices);
+                order.sort_by(|&a, &b| choices[b].total_cmp(&choices[a]).then(a.cmp(&b)));
                 let sum: f32 = order[..k].iter().map(|&e| scores[e]).sum();
                 let factor = if self.op.normalize {
                     self.op.factor / sum
@@ -91,8 +117,8 @@ impl Kernel for Linear {
     }
 
     unsafe fn run(&self, phase: usize, worker: &mut Worker<'_>, operands: &[View]) {
-        let [x, weight, experts, out] = operands else {
-            unreachable!("moe_linear has four operands")
+        let [x, weight, experts, out, bias] = operands else {
+            unreachable!("moe_linear has five operands")
         };
         let (inputs, tokens) = (x.shape[1], out.len());
         if tokens > 1 {
@@ -101,7 +127,7 @@ impl Kernel for Linear {
                 let groups = Groups::of(experts, self.top_k, self.num_experts);
                 match phase {
                     0 => groups.prepare(worker, x, self.k),
-                    _ => groups.multiply(worker, &self.weight, weight.all(), out),
+                    _ => groups.multiply(worker, &self.weight, weight.all(), bias, out),
                 }
             }
             return;
@@ -137,7 +163,7 @@ impl Kernel for Linear {
                         panels: panels.clone(),
                         out: out.element_ptr(t, j).cast(),
                         out_stride: self.n,
-                        bias: None,
+                        bias: (!bias.is_none()).then(|| bias.f32s(expert, 0, self.n)),
                         accumulate: false,
                         scratch: &mut worker.local[..LINEAR_SCRATCH],
                     });

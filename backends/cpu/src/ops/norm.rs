@@ -59,6 +59,8 @@ impl Kernel for RmsNorm {
 pub(crate) struct LayerNorm {
     width: usize,
     eps: f32,
+    /// Each group of a token has a weight of its own.
+    is_by_group: bool,
 }
 
 impl LayerNorm {
@@ -67,6 +69,7 @@ impl LayerNorm {
         Ok(LayerNorm {
             width: op.width as usize,
             eps: op.eps,
+            is_by_group: op.num_weights > 0,
         })
     }
 }
@@ -80,16 +83,20 @@ impl Kernel for LayerNorm {
         let [x, weight, bias, out] = operands else {
             unreachable!("layer_norm has four operands")
         };
-        for t in worker.share_rows(x.len(), 1) {
+        // [T, width] is one group a token, [T, G, width] has G.
+        let (tokens, groups) = (x.len(), if x.rank == 3 { x.shape[1] } else { 1 });
+        for row in worker.share_rows(tokens, groups) {
+            let (t, g) = (row / groups, row % groups);
+            let own = if self.is_by_group { g } else { 0 };
             // SAFETY: rows are shared out; a copy allows x to be out itself.
             unsafe {
-                let bias = (!bias.is_none()).then(|| bias.f32s(0, 0, self.width));
+                let bias = (!bias.is_none()).then(|| bias.f32s(own, 0, self.width));
                 let copy = &mut worker.local[..self.width];
-                copy.copy_from_slice(x.f32s(t, 0, self.width));
-                let weight = weight.f32s(0, 0, self.width);
+                copy.copy_from_slice(x.f32s(t, g, self.width));
+                let weight = weight.f32s(own, 0, self.width);
                 worker
                     .kernels
-                    .layer_norm(copy, weight, bias, self.eps, out.f32s_mut(t, 0, self.width));
+                    .layer_norm(copy, weight, bias, self.eps, out.f32s_mut(t, g, self.width));
             }
         }
     }

@@ -23,6 +23,9 @@ type RowFn = fn(&Kernels, &[&[f32]], &mut [f32], Param);
 struct Param {
     activation: Activation,
     number: f32,
+    /// Of `silu_mul`: its factor in the exponent and what is added to up.
+    alpha: f32,
+    up_offset: f32,
 }
 
 /// Elements of one call, so that a long row needs no long copy.
@@ -74,7 +77,12 @@ fn rows(op: &str, width: u32, dtype: DType, f: RowFn, param: Param) -> Result<Ar
 }
 
 fn param(activation: Activation, number: f32) -> Param {
-    Param { activation, number }
+    Param {
+        activation,
+        number,
+        alpha: 1.0,
+        up_offset: 0.0,
+    }
 }
 
 fn gelu_of(kind: GeluKind) -> Activation {
@@ -88,14 +96,37 @@ fn activate_mul(k: &Kernels, x: &[&[f32]], out: &mut [f32], p: Param) {
     k.activate_mul(p.activation, x[0], x[1], out);
 }
 
+/// g·σ(α·g)·u as silu(α·g)·(u / α), with g and u bounded.
+fn bounded_silu_mul(k: &Kernels, x: &[&[f32]], out: &mut [f32], p: Param) {
+    let limit = if p.number == 0.0 { f32::INFINITY } else { p.number };
+    let (mut gate, mut up) = ([0.0; PIECE], [0.0; PIECE]);
+    let (gate, up) = (&mut gate[..out.len()], &mut up[..out.len()]);
+    for (to, &value) in gate.iter_mut().zip(x[0]) {
+        // A comparison, so that NaN stays NaN.
+        *to = p.alpha * if value > limit { limit } else { value };
+    }
+    for (to, &value) in up.iter_mut().zip(x[1]) {
+        *to = (value.clamp(-limit, limit) + p.up_offset) / p.alpha;
+    }
+    k.activate_mul(Activation::Silu, gate, up, out);
+}
+
 pub(crate) fn silu_mul(op: &ops::SiluMul) -> Result<Arc<dyn Kernel>> {
-    rows(
-        "silu_mul",
-        op.width,
-        op.dtype,
-        activate_mul,
-        param(Activation::Silu, 0.0),
-    )
+    if op.is_plain() {
+        let param = param(Activation::Silu, 0.0);
+        return rows("silu_mul", op.width, op.dtype, activate_mul, param);
+    }
+    let param = Param {
+        alpha: if op.alpha == 0.0 { 1.0 } else { op.alpha },
+        up_offset: op.up_offset,
+        ..param(Activation::Silu, op.limit)
+    };
+    rows("silu_mul", op.width, op.dtype, bounded_silu_mul, param)
+}
+
+pub(crate) fn relu_squared(op: &ops::ReluSquared) -> Result<Arc<dyn Kernel>> {
+    let f: RowFn = |k, x, out, p| k.activate_mul(p.activation, x[0], x[0], out);
+    rows("relu_squared", op.width, op.dtype, f, param(Activation::Relu, 0.0))
 }
 
 pub(crate) fn gelu_mul(op: &ops::GeluMul) -> Result<Arc<dyn Kernel>> {

@@ -81,7 +81,7 @@ fn extent(program: &Program, first: usize) -> Option<usize> {
 /// Width, type and the kernel's number of the activation of a gating op.
 fn gate_of(spec: &OpSpec) -> Option<(u32, DType, &'static str)> {
     match spec {
-        OpSpec::SiluMul(op) => Some((op.width, op.dtype, "1")),
+        OpSpec::SiluMul(op) if op.is_plain() => Some((op.width, op.dtype, "1")),
         OpSpec::GeluMul(op) => Some((op.width, op.dtype, gelu_code(op.kind))),
         _ => None,
     }

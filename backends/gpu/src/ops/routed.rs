@@ -12,7 +12,8 @@ use halyard_platform_api::{Error, OpSpec, Result, WeightFormat};
 use self::grouped::Grouped;
 use self::lora::{Expand, Shrink};
 use self::support::{
-    Entry, MAX_EXPERTS, MAX_GRID_Y, THREADS, WARP_FEATURES, check_extents, check_inner, float, wrong_count,
+    Entry, MAX_EXPERTS, MAX_GRID_Y, THREADS, WARP_FEATURES, check_extents, check_inner, float, optional_vector,
+    wrong_count,
 };
 use crate::driver::DevicePtr;
 use crate::encoding::{Arg, Encoding};
@@ -46,19 +47,13 @@ impl Route {
 
     fn new(op: &ops::MoeRoute) -> Result<Route> {
         check_extents(Self::NAME, &[("num_experts", op.num_experts), ("top_k", op.top_k)])?;
-        if op.top_k > op.num_experts {
-            return Err(Error::invalid(format!(
-                "{}: top_k is {} of {} experts",
-                Self::NAME,
-                op.top_k,
-                op.num_experts
-            )));
-        }
-        if op.num_experts > MAX_EXPERTS {
+        op.check()?;
+        if op.num_experts + op.num_groups > MAX_EXPERTS {
             return Err(Error::unsupported(format!(
-                "{} over {} experts: at most {MAX_EXPERTS} here",
+                "{} over {} experts in {} groups: at most {MAX_EXPERTS} of both here",
                 Self::NAME,
-                op.num_experts
+                op.num_experts,
+                op.num_groups
             )));
         }
         Ok(Route {
@@ -74,8 +69,8 @@ impl Kernel for Route {
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
-        let [logits, experts, weights] = operands else {
-            return Err(wrong_count(Self::NAME, 3, operands));
+        let [logits, experts, weights, bias] = operands else {
+            return Err(wrong_count(Self::NAME, 4, operands));
         };
         check_inner(
             Self::NAME,
@@ -88,15 +83,19 @@ impl Kernel for Route {
             Arg::U32(experts.row_stride()),
             Arg::Ptr(weights.ptr),
             Arg::U32(weights.row_stride()),
+            Arg::Ptr(optional_vector(Self::NAME, "bias", bias)?),
             Arg::U32(experts.len()),
             Arg::U32(self.op.num_experts),
             Arg::U32(self.op.top_k),
             Arg::U32(u32::from(self.op.scoring == Scoring::Sigmoid)),
             Arg::U32(u32::from(self.op.normalize)),
             Arg::F32(self.op.factor),
+            Arg::U32(self.op.num_groups),
+            Arg::U32(self.op.top_groups),
+            Arg::U32(self.op.group_best),
         ];
         let grid = [experts.len().div_ceil(ROUTED_TOKENS), 1, 1];
-        let shared = ROUTED_TOKENS * self.op.num_experts * 4;
+        let shared = ROUTED_TOKENS * (self.op.num_experts + self.op.num_groups) * 4;
         encoding.launch(self.entry.get()?, grid, ROUTED_TOKENS * 32, shared, &args);
         Ok(())
     }
@@ -178,12 +177,13 @@ impl Kernel for Linear {
     }
 
     fn encode(&self, encoding: &mut Encoding, operands: &[View]) -> Result<()> {
-        let [x, weight, experts, out] = operands else {
-            return Err(wrong_count(Self::NAME, 4, operands));
+        let [x, weight, experts, out, bias] = operands else {
+            return Err(wrong_count(Self::NAME, 5, operands));
         };
+        let bias = optional_vector(Self::NAME, "bias", bias)?;
         check_inner(Self::NAME, &[("x", x), ("experts", experts), ("out", out)])?;
         if let Some(grouped) = self.grouped.filter(|_| Grouped::suits(&self.op, x, weight, out)) {
-            grouped.encode(encoding, &self.op, self.row_bytes, [x, weight, experts, out]);
+            grouped.encode(encoding, &self.op, self.row_bytes, [x, weight, experts, out], bias);
             return Ok(());
         }
         let choices = out.len() * self.op.top_k;
@@ -198,6 +198,7 @@ impl Kernel for Linear {
             Arg::Ptr(out.ptr),
             Arg::U32(out.strides[0]),
             Arg::U32(out.strides[1]),
+            Arg::Ptr(bias),
             Arg::U32(choices),
             Arg::U32(self.op.top_k),
             Arg::U32(self.op.num_experts),
@@ -330,9 +331,12 @@ mod tests {
             scoring: Scoring::Softmax,
             normalize: false,
             factor: 1.0,
+            num_groups: 0,
+            top_groups: 0,
+            group_best: 0,
         };
         let text = refused(&route.into());
-        assert!(text.contains("top_k is 5 of 4 experts"), "{text}");
+        assert!(text.contains("top_k 5 is not in 1 ..= 4"), "{text}");
     }
 
     /// Notes what is copied.

@@ -28,6 +28,7 @@ pub(crate) fn build(spec: &OpSpec) -> Option<Result<Box<dyn Kernel>>> {
         OpSpec::SiluMul(op) => boxed(pointwise::silu_mul(op)),
         OpSpec::GeluMul(op) => boxed(pointwise::gelu_mul(op)),
         OpSpec::Gelu(op) => boxed(pointwise::gelu(op)),
+        OpSpec::ReluSquared(op) => boxed(pointwise::relu_squared(op)),
         OpSpec::Add(op) => boxed(pointwise::add(op)),
         OpSpec::Scale(op) => boxed(pointwise::scale(op)),
         OpSpec::Softcap(op) => boxed(pointwise::softcap(op)),

@@ -12,12 +12,17 @@ pub(super) fn route(op: &MoeRoute, args: &Args<'_>) -> Result<()> {
     let logits = args.typed(0, DType::F32, &[experts])?.floats();
     let out_experts = args.typed(1, DType::I32, &[k])?;
     let out_weights = args.typed(2, DType::F32, &[k])?;
+    let bias = args.optional(3, DType::F32, &[experts])?.map(|b| b.floats());
     let (mut chosen, mut weights) = (Vec::new(), Vec::new());
     for logits in logits.chunks_exact(experts) {
         let scores = scores(op.scoring, logits);
-        let mut order: Vec<usize> = (0..experts).collect();
-        // A stable sort: equal scores stay in index order.
-        order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+        let choices: Vec<f32> = match &bias {
+            Some(bias) => scores.iter().zip(bias).map(|(s, b)| s + b).collect(),
+            None => scores.clone(),
+        };
+        let mut order = eligible(op, &choices);
+        // A stable sort: equal choices stay in index order.
+        order.sort_by(|&a, &b| choices[b].total_cmp(&choices[a]));
         let total: f32 = order[..k].iter().map(|&e| scores[e]).sum();
         let divisor = if op.normalize { total } else { 1.0 };
         for &expert in &order[..k] {
@@ -30,6 +35,30 @@ pub(super) fn route(op: &MoeRoute, args: &Args<'_>) -> Result<()> {
     out_experts.store_ints(&chosen);
     out_weights.store_floats(&weights);
     Ok(())
+}
+
+/// The experts that may be chosen, in index order.
+fn eligible(op: &MoeRoute, choices: &[f32]) -> Vec<usize> {
+    if op.num_groups == 0 {
+        return (0..choices.len()).collect();
+    }
+    let width = choices.len() / op.num_groups as usize;
+    let sums: Vec<f32> = choices
+        .chunks_exact(width)
+        .map(|group| {
+            let mut group = group.to_vec();
+            group.sort_by(|a, b| b.total_cmp(a));
+            group[..op.group_best as usize].iter().sum()
+        })
+        .collect();
+    let mut groups: Vec<usize> = (0..sums.len()).collect();
+    groups.sort_by(|&a, &b| sums[b].total_cmp(&sums[a]));
+    groups.truncate(op.top_groups as usize);
+    groups.sort_unstable();
+    groups
+        .into_iter()
+        .flat_map(|group| group * width..(group + 1) * width)
+        .collect()
 }
 
 fn scores(scoring: Scoring, logits: &[f32]) -> Vec<f32> {
@@ -50,6 +79,7 @@ pub(super) fn linear(op: &MoeLinear, args: &Args<'_>) -> Result<()> {
     let weight = args.typed(1, DType::U8, &[])?;
     let experts = args.typed(2, DType::I32, &[choices])?;
     let out = args.typed(3, op.dtype, &[choices, n])?;
+    let bias = args.optional(4, DType::F32, &[n])?.map(|b| b.floats());
     let inputs = x.dim(1);
     if x.tensor.rank != 3 || (inputs != 1 && inputs != choices) {
         return Err(args.error(
@@ -70,7 +100,8 @@ pub(super) fn linear(op: &MoeLinear, args: &Args<'_>) -> Result<()> {
             for column in 0..n {
                 let bytes = weight.raw((expert as usize * n + column) * row_bytes, row_bytes)?;
                 dequantise_row(op.weight, &bytes, &mut row);
-                y.push(dot(input, &row));
+                let bias = bias.as_ref().map_or(0.0, |bias| bias[expert as usize * n + column]);
+                y.push(dot(input, &row) + bias);
             }
         }
         out.row(t)?.store_floats(&y);

@@ -1,6 +1,6 @@
 //! Elementwise ops, and the activation functions that others use too.
 
-use halyard_platform_api::ops::GeluKind;
+use halyard_platform_api::ops::{GeluKind, SiluMul};
 use halyard_platform_api::{DType, Result};
 
 use crate::operand::Args;
@@ -29,6 +29,15 @@ pub(super) fn binary(args: &Args<'_>, width: u32, dtype: DType, f: impl Fn(f32, 
 
 pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
+}
+
+pub(super) fn silu_mul(op: &SiluMul, gate: f32, up: f32) -> f32 {
+    let (gate, up) = match op.limit {
+        0.0 => (gate, up),
+        limit => (gate.min(limit), up.clamp(-limit, limit)),
+    };
+    let alpha = if op.alpha == 0.0 { 1.0 } else { op.alpha };
+    gate / (1.0 + (-alpha * gate).exp()) * (up + op.up_offset)
 }
 
 /// x times the share of a normal distribution below x, in f64: where the share is nearly 0, a sum 1 + erf or 1 + tanh

@@ -14,6 +14,11 @@ impl Params<'_> {
             .unwrap_or_else(|| panic!("no number {name} in {}", self.0)) as u32
     }
 
+    /// A field that was appended to an op: cases made before have none.
+    pub fn appended<T>(&self, name: &str, read: impl FnOnce(&Self, &str) -> T) -> Option<T> {
+        self.0.get(name).map(|_| read(self, name))
+    }
+
     pub fn f(&self, name: &str) -> f32 {
         self.0[name]
             .as_f64()
@@ -109,6 +114,9 @@ fn dense(op: &str, p: &Params) -> Option<OpSpec> {
             scoring: p.variant("scoring", &[Scoring::Softmax, Scoring::Sigmoid]),
             normalize: p.b("normalize"),
             factor: p.f("factor"),
+            num_groups: p.appended("num_groups", Params::u).unwrap_or(0),
+            top_groups: p.appended("top_groups", Params::u).unwrap_or(0),
+            group_best: p.appended("group_best", Params::u).unwrap_or(0),
         }
         .into(),
         "moe_linear" => MoeLinear {
@@ -146,6 +154,7 @@ fn pointwise(op: &str, p: &Params) -> Option<OpSpec> {
             width: width(),
             eps: p.f("eps"),
             dtype: dtype(),
+            num_weights: p.appended("num_weights", Params::u).unwrap_or(0),
         }
         .into(),
         "rope" => Rope {
@@ -156,6 +165,13 @@ fn pointwise(op: &str, p: &Params) -> Option<OpSpec> {
         }
         .into(),
         "silu_mul" => SiluMul {
+            limit: p.appended("limit", Params::f).unwrap_or(0.0),
+            alpha: p.appended("alpha", Params::f).unwrap_or(0.0),
+            up_offset: p.appended("up_offset", Params::f).unwrap_or(0.0),
+            ..SiluMul::plain(width(), dtype())
+        }
+        .into(),
+        "relu_squared" => ReluSquared {
             width: width(),
             dtype: dtype(),
         }

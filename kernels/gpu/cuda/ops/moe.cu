@@ -1,7 +1,7 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
 // Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block
 // format: see blocks.cuh).
-// revision: 1
+// revision: 2
 // check: -DACT=f32 -DWEIGHT=f32
 // check: -DACT=f32 -DWEIGHT=f16
 // check: -DACT=f32 -DWEIGHT=bf16
@@ -29,28 +29,57 @@ __device__ __forceinline__ u64 route_key(float score, u32 expert) {
     return (u64)key << 32 | (u32)~expert;
 }
 
-// Shared: ROUTED · num_experts scores.
+// The sum of the `count` largest of `n` choices, largest first.
+__device__ __forceinline__ float sum_of_best(const float *choices, u32 n, u32 count) {
+    u64 last = ~0ull;
+    float sum = 0.f;
+    for (u32 taken = 0; taken < count; taken++) {
+        u64 best = 0;
+        for (u32 i = 0; i < n; i++) {
+            u64 key = route_key(choices[i], i);
+            if (key < last && key > best) best = key;
+        }
+        last = best;
+        sum += choices[~(u32)best];
+    }
+    return sum;
+}
+
+// Shared: ROUTED · (num_experts + num_groups) floats. `bias` may be null, `num_groups` 0.
 extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32 *experts, u32 experts_stride,
-                                     float *weights, u32 weights_stride, u32 num_tokens, u32 num_experts, u32 top_k,
-                                     u32 is_sigmoid, u32 normalize, float factor) {
-    extern __shared__ float all_scores[];
+                                     float *weights, u32 weights_stride, const float *bias, u32 num_tokens,
+                                     u32 num_experts, u32 top_k, u32 is_sigmoid, u32 normalize, float factor,
+                                     u32 num_groups, u32 top_groups, u32 group_best) {
+    extern __shared__ float all_choices[];
     wait_for_previous();
     u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, t = blockIdx.x * ROUTED + warp;
     if (t >= num_tokens) return;
     const float *row = logits + (u64)t * logits_stride;
-    float *scores = all_scores + warp * num_experts;
+    float *choices = all_choices + warp * (num_experts + num_groups);
     float max = -INFINITY_F;
     for (u32 e = lane; e < num_experts; e += 32) max = fmaxf(max, row[e]);
     max = warp_max(max);
     float sum = 0.f;
-    for (u32 e = lane; e < num_experts; e += 32) {
-        scores[e] = is_sigmoid ? __fdiv_rn(1.f, 1.f + expf(-row[e])) : expf(row[e] - max);
-        sum += scores[e];
-    }
-    let_next_start();
-    sum = warp_sum(sum);
     if (!is_sigmoid) {
-        for (u32 e = lane; e < num_experts; e += 32) scores[e] = __fdiv_rn(scores[e], sum);
+        for (u32 e = lane; e < num_experts; e += 32) sum += expf(row[e] - max);
+        sum = warp_sum(sum);
+    }
+    auto score_of = [&](u32 e) {
+        return is_sigmoid ? __fdiv_rn(1.f, 1.f + expf(-row[e])) : __fdiv_rn(expf(row[e] - max), sum);
+    };
+    for (u32 e = lane; e < num_experts; e += 32) choices[e] = bias ? score_of(e) + bias[e] : score_of(e);
+    let_next_start();
+    if (num_groups) {
+        u32 each = num_experts / num_groups;
+        float *sums = choices + num_experts;
+        __syncwarp();
+        for (u32 g = lane; g < num_groups; g += 32) sums[g] = sum_of_best(choices + g * each, each, group_best);
+        __syncwarp();
+        for (u32 e = lane; e < num_experts; e += 32) {
+            u32 own = e / each, better = 0;
+            for (u32 g = 0; g < num_groups; g++) better += sums[g] > sums[own] || (sums[g] == sums[own] && g < own);
+            if (better >= top_groups) choices[e] = -INFINITY_F;
+        }
     }
     // Each round takes the best that comes after the last one taken.
     u64 last = ~0ull;
@@ -58,7 +87,7 @@ extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32
     for (u32 j = 0; j < top_k; j++) {
         u64 best = 0;
         for (u32 e = lane; e < num_experts; e += 32) {
-            u64 key = route_key(scores[e], e);
+            u64 key = route_key(choices[e], e);
             if (key < last && key > best) best = key;
         }
         for (u32 mask = 16; mask > 0; mask >>= 1) {
@@ -67,8 +96,7 @@ extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32
         }
         last = best;
         u32 expert = ~(u32)best;
-        __syncwarp();
-        float score = scores[expert];
+        float score = score_of(expert);
         total += score;
         if (lane == 0) {
             experts[(u64)t * experts_stride + j] = (i32)expert;
@@ -88,12 +116,12 @@ extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32
 // Features of a warp.
 #define FEATURES 4
 
-// Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. A warp computes FEATURES
-// features of a choice.
+// `bias` may be null. Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. A warp
+// computes FEATURES features of a choice.
 extern "C" __global__ void __launch_bounds__(LINEAR_THREADS)
     moe_linear(const ACT *x, u32 token_stride, u32 input_stride, const u8 *weight, u64 row_bytes, const i32 *experts,
-               u32 experts_stride, ACT *out, u32 out_token_stride, u32 out_choice_stride, u32 num_choices, u32 top_k,
-               u32 num_experts, u32 width, u32 features) {
+               u32 experts_stride, ACT *out, u32 out_token_stride, u32 out_choice_stride, const float *bias,
+               u32 num_choices, u32 top_k, u32 num_experts, u32 width, u32 features) {
     wait_for_previous();
     let_next_start();
     u32 lane = threadIdx.x & 31, n = (blockIdx.x * (LINEAR_THREADS / 32) + (threadIdx.x >> 5)) * FEATURES;
@@ -129,6 +157,7 @@ extern "C" __global__ void __launch_bounds__(LINEAR_THREADS)
         for (u32 i = 0; i < FEATURES; i++) {
             float sum = warp_sum(sums[i]);
             if (lane == 0 && n + i < features) {
+                if (bias) sum += bias[(u64)expert * features + n + i];
                 out[(u64)t * out_token_stride + (u64)j * out_choice_stride + n + i] = from_f32<ACT>(sum);
             }
         }

@@ -7,7 +7,7 @@
 // Entry points: moe_group (one block of 1024 threads, shared memory 4 · num_experts bytes) writes where each expert's
 // choices begin [num_experts + 1], and then the choices (token · top_k + j) themselves; moe_linear_grouped (grid:
 // features in 64, experts, any number; 128 threads) needs that list, width a multiple of 8, and inputs and rows of
-// weights aligned to 16 bytes (rows of block formats need no alignment).
+// weights aligned to 16 bytes (rows of block formats need no alignment). `bias` may be null.
 // check: -DACT=bf16 -DWEIGHT=bf16
 // check: -DACT=f16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=f32
@@ -100,8 +100,8 @@ __device__ __forceinline__ void multiply(float (&sums)[COLUMNS / 8][4], const AC
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     moe_linear_grouped(const ACT *x, u32 token_stride, u32 input_stride, const u8 *weight, u64 row_bytes,
-                       const u32 *groups, ACT *out, u32 out_token_stride, u32 out_choice_stride, u32 top_k,
-                       u32 num_experts, u32 width, u32 features) {
+                       const u32 *groups, ACT *out, u32 out_token_stride, u32 out_choice_stride, const float *bias,
+                       u32 top_k, u32 num_experts, u32 width, u32 features) {
     __shared__ __align__(16) ACT inputs[ROWS * PITCH];
     __shared__ __align__(16) ACT matrix[COLUMNS * PITCH];
     __shared__ u32 choices[ROWS];
@@ -163,7 +163,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (u32 e = 0; e < 2; e++) {
                     u32 feature = first_feature + 8 * n + 2 * (lane & 3) + e;
-                    if (feature < features) to[feature] = from_f32<ACT>(sums[n][2 * half + e]);
+                    if (feature >= features) continue;
+                    float sum = sums[n][2 * half + e];
+                    if (bias) sum += bias[(u64)expert * features + feature];
+                    to[feature] = from_f32<ACT>(sum);
                 }
         }
     }

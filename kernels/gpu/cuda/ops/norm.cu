@@ -1,10 +1,11 @@
 // `rms_norm` and `layer_norm`: each row is read once, kept in registers, and scaled by its own sum. Wide rows take a
 // block, narrow ones (the heads of q and k) a part of a warp; unaligned or very wide ones take a block that reads them
 // again. Blocks walk over rows with the weight in registers and the next row on its way. Row r of [T, G, width] is (r /
-// G, r mod G).
+// G, r mod G). Of layer_norm each group may have a weight and a bias of its own, weight_inner floats apart (0: the same
+// for all); they are then loaded for every row.
 //
 // Definitions: ACT = f32, f16 or bf16, the type of x and out; LAYER = 0 (rms_norm) or 1 (layer_norm).
-// revision: 1
+// revision: 2
 // check: -DACT=f32 -DLAYER=0
 // check: -DACT=f16 -DLAYER=0
 // check: -DACT=bf16 -DLAYER=0
@@ -26,6 +27,7 @@ struct Rows {
         u32 t = inner == 1 ? row : row / inner;
         return x + t * x_outer + (row - t * inner) * x_inner;
     }
+    __device__ __forceinline__ u32 group(u32 row) const { return row % inner; }
     __device__ __forceinline__ ACT *to(u32 row) const {
         u32 t = inner == 1 ? row : row / inner;
         return out + t * out_outer + (row - t * inner) * out_inner;
@@ -49,18 +51,21 @@ struct LaneSum {
 // ... All threads of a warp take part in every round, with rows past the end left out.
 template <int NV, typename Sum>
 __device__ __forceinline__ void norm_rows(const Rows &rows, const float *weight, const float *bias, u32 width,
-                                          float eps, float weight_offset, u32 lane, u32 lanes, u32 first, u32 step,
-                                          Sum sum) {
+                                          float eps, float weight_offset, u32 weight_inner, u32 lane, u32 lanes,
+                                          u32 first, u32 step, Sum sum) {
     u32 n = width / V;
     float w[NV][V];
+    auto load_weight = [&](const float *from) {
 #pragma unroll
-    for (int k = 0; k < NV; k++) {
-        u32 i = lane + k * lanes;
-        Group<float, V> group;
-        group.zero();
-        if (i < n) group.load(weight + i * V);
-        group.get(w[k]);
-    }
+        for (int k = 0; k < NV; k++) {
+            u32 i = lane + k * lanes;
+            Group<float, V> group;
+            group.zero();
+            if (i < n) group.load(from + i * V);
+            group.get(w[k]);
+        }
+    };
+    load_weight(weight);
     float inverse_width = 1.f / width;
     wait_for_previous();
     Group<ACT, V> now[NV], next[NV];
@@ -102,6 +107,11 @@ __device__ __forceinline__ void norm_rows(const Rows &rows, const float *weight,
         float inverse = 1.f / sqrtf(sum(part) * inverse_width + eps);
         if (row < rows.rows) {
             ACT *out = rows.to(row);
+            u64 own = 0;
+            if (LAYER && weight_inner) {
+                own = (u64)rows.group(row) * weight_inner;
+                load_weight(weight + own);
+            }
 #pragma unroll
             for (int k = 0; k < NV; k++) {
                 u32 i = lane + k * lanes;
@@ -110,7 +120,7 @@ __device__ __forceinline__ void norm_rows(const Rows &rows, const float *weight,
 #pragma unroll
                 for (int j = 0; j < V; j++) {
                     y[j] = (x[k][j] - mean) * inverse * (w[k][j] + weight_offset);
-                    if (LAYER && bias) y[j] += bias[i * V + j];
+                    if (LAYER && bias) y[j] += bias[own + i * V + j];
                 }
                 now[k].set(y);
                 now[k].store(out + i * V);
@@ -123,23 +133,24 @@ __device__ __forceinline__ void norm_rows(const Rows &rows, const float *weight,
 
 #define PARAMETERS                                                                                           \
     const ACT *x, u64 x_outer, u64 x_inner, const float *weight, const float *bias, ACT *out, u64 out_outer, \
-        u64 out_inner, u32 rows, u32 inner, u32 width, float eps, float weight_offset
+        u64 out_inner, u32 rows, u32 inner, u32 width, float eps, float weight_offset, u32 weight_inner
 
 // A block a row: blockDim.x * NV * V >= width, up to 512 threads.
 #define BLOCK_ENTRY(name, NV)                                                                                       \
     extern "C" __global__ void __launch_bounds__(512) name(PARAMETERS) {                                            \
         __shared__ float shared[32];                                                                                \
         Rows all = {x, x_outer, x_inner, out, out_outer, out_inner, rows, inner};                                   \
-        norm_rows<NV>(all, weight, bias, width, eps, weight_offset, threadIdx.x, blockDim.x, blockIdx.x, gridDim.x, \
-                      BlockSum{shared});                                                                            \
+        norm_rows<NV>(all, weight, bias, width, eps, weight_offset, weight_inner, threadIdx.x, blockDim.x,          \
+                      blockIdx.x, gridDim.x, BlockSum{shared});                                                     \
     }
 // `lanes` threads a row: lanes * NV * V >= width.
 #define LANE_ENTRY(name, NV)                                                                            \
     extern "C" __global__ void __launch_bounds__(128) name(PARAMETERS, u32 lanes) {                     \
         Rows all = {x, x_outer, x_inner, out, out_outer, out_inner, rows, inner};                       \
         u32 at_once = blockDim.x / lanes;                                                               \
-        norm_rows<NV>(all, weight, bias, width, eps, weight_offset, threadIdx.x % lanes, lanes,         \
-                      blockIdx.x * at_once + threadIdx.x / lanes, gridDim.x * at_once, LaneSum{lanes}); \
+        norm_rows<NV>(all, weight, bias, width, eps, weight_offset, weight_inner, threadIdx.x % lanes,  \
+                      lanes, blockIdx.x * at_once + threadIdx.x / lanes, gridDim.x * at_once,           \
+                      LaneSum{lanes});                                                                  \
     }
 
 BLOCK_ENTRY(norm_block_1, 1)
@@ -156,6 +167,7 @@ extern "C" __global__ void __launch_bounds__(256) norm_any(PARAMETERS) {
     for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
         const ACT *from = all.from(row);
         ACT *to = all.to(row);
+        u64 own = (u64)all.group(row) * weight_inner;
         float part = 0.f, mean = 0.f;
         if (LAYER) {
             for (u32 i = threadIdx.x; i < width; i += blockDim.x) part += to_f32(from[i]);
@@ -168,8 +180,8 @@ extern "C" __global__ void __launch_bounds__(256) norm_any(PARAMETERS) {
         }
         float inverse = 1.f / sqrtf(block_sum(part, shared) / width + eps);
         for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
-            float y = (to_f32(from[i]) - mean) * inverse * (weight[i] + weight_offset);
-            if (LAYER && bias) y += bias[i];
+            float y = (to_f32(from[i]) - mean) * inverse * (weight[own + i] + weight_offset);
+            if (LAYER && bias) y += bias[own + i];
             to[i] = from_f32<ACT>(y);
         }
     }

@@ -3,7 +3,7 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
 // Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block
 // format: see blocks.glsl).
-// revision: 1
+// revision: 2
 // check: moe_route moe_linear moe_combine -DACT=f32 -DWEIGHT=f32
 // check: moe_linear -DACT=f32 -DWEIGHT=f16
 // check: moe_linear -DACT=f32 -DWEIGHT=bf16
@@ -32,8 +32,8 @@
 
 #if defined(ENTRY_moe_route)
 
-// Scores of the block's tokens, 32 threads each: tokens · num_experts.
-shared float scores[SHARED_WORDS];
+// Choices of the block's tokens and sums of their groups, 32 threads each: tokens · (num_experts + num_groups).
+shared float choices[SHARED_WORDS];
 
 // Descending by score; a NaN comes last.
 u32 route_key(float score) {
@@ -42,26 +42,70 @@ u32 route_key(float score) {
     return bits ^ (u32(i32(bits) >> 31) | 0x80000000u);
 }
 
-PARAMETERS(u64 logits; u32 logits_stride; u64 experts; u32 experts_stride; u64 weights; u32 weights_stride;
-           u32 num_tokens; u32 num_experts; u32 top_k; u32 is_sigmoid; u32 normalize; float factor;)
+PARAMETERS(u64 logits; u32 logits_stride; u64 experts; u32 experts_stride; u64 weights; u32 weights_stride; u64 bias;
+           u32 num_tokens; u32 num_experts; u32 top_k; u32 is_sigmoid; u32 normalize; float factor; u32 num_groups;
+           u32 top_groups; u32 group_best;)
+
+// Whether a choice comes after (last_key, last_index): by key, of equal ones the lowest index first.
+bool comes_after(u32 key, u32 index, bool is_first, u32 last_key, u32 last_index) {
+    return is_first || key < last_key || (key == last_key && index > last_index);
+}
+
+// The sum of the `p.group_best` largest of `n` choices from `begin` on, largest first.
+float sum_of_best(u32 begin, u32 n) {
+    u32 last_key = 0xffffffffu, last_index = 0;
+    float sum = 0.0;
+    for (u32 taken = 0; taken < p.group_best; taken++) {
+        u32 key = 0, index = 0;
+        bool found = false;
+        for (u32 i = 0; i < n; i++) {
+            u32 other = route_key(choices[begin + i]);
+            if (!comes_after(other, i, taken == 0, last_key, last_index) || (found && other <= key)) continue;
+            key = other;
+            index = i;
+            found = true;
+        }
+        last_key = key;
+        last_index = index;
+        sum += choices[begin + index];
+    }
+    return sum;
+}
+
+float score_of(float logit, float largest, float sum) {
+    return p.is_sigmoid != 0 ? 1.0 / (1.0 + exp_of(-logit)) : exp_of(logit - largest) / sum;
+}
+
 void main() {
-    u32 t = gl_WorkGroupID.x * WARPS + WARP, first = WARP * p.num_experts;
+    u32 t = gl_WorkGroupID.x * WARPS + WARP, first = WARP * (p.num_experts + p.num_groups);
     // Tokens past the end follow the last one, for the barriers' sake, and write nothing.
     bool live = t < p.num_tokens;
     Floats row = Floats(p.logits + u64(min(t, p.num_tokens - 1)) * p.logits_stride * 4);
     float largest = -INFINITY, sum = 0.0;
     for (u32 e = LANE; e < p.num_experts; e += 32) largest = max(largest, row.at[e]);
     largest = max32(largest);
-    for (u32 e = LANE; e < p.num_experts; e += 32) {
-        float score = p.is_sigmoid != 0 ? 1.0 / (1.0 + exp_of(-row.at[e])) : exp_of(row.at[e] - largest);
-        scores[first + e] = score;
-        sum += score;
-    }
+    for (u32 e = LANE; e < p.num_experts; e += 32) sum += exp_of(row.at[e] - largest);
     sum = sum32(sum);
-    if (p.is_sigmoid == 0) {
-        for (u32 e = LANE; e < p.num_experts; e += 32) scores[first + e] /= sum;
+    for (u32 e = LANE; e < p.num_experts; e += 32) {
+        float bias = p.bias != 0 ? Floats(p.bias).at[e] : 0.0;
+        choices[first + e] = score_of(row.at[e], largest, sum) + bias;
     }
     barrier();
+    if (p.num_groups != 0) {
+        u32 each = p.num_experts / p.num_groups, sums = first + p.num_experts;
+        for (u32 g = LANE; g < p.num_groups; g += 32) choices[sums + g] = sum_of_best(first + g * each, each);
+        barrier();
+        for (u32 e = LANE; e < p.num_experts; e += 32) {
+            u32 own = e / each, better = 0;
+            float mine = choices[sums + own];
+            for (u32 g = 0; g < p.num_groups; g++) {
+                float other = choices[sums + g];
+                if (other > mine || (other == mine && g < own)) better++;
+            }
+            if (better >= p.top_groups) choices[first + e] = -INFINITY;
+        }
+        barrier();
+    }
     u64 experts = p.experts + u64(t) * p.experts_stride * 4, weights = p.weights + u64(t) * p.weights_stride * 4;
     // Each round takes the best that comes after the last one taken: by score, of equal ones the lowest.
     u32 last_key = 0xffffffffu, last_index = 0;
@@ -70,8 +114,8 @@ void main() {
     for (u32 j = 0; j < p.top_k; j++) {
         u32 key = 0, inverted = 0;
         for (u32 e = LANE; e < p.num_experts; e += 32) {
-            u32 other = route_key(scores[first + e]);
-            bool is_left = is_first || other < last_key || (other == last_key && e > last_index);
+            u32 other = route_key(choices[first + e]);
+            bool is_left = comes_after(other, e, is_first, last_key, last_index);
             if (is_left && (inverted == 0 || other > key)) {
                 key = other;
                 inverted = ~e;
@@ -82,7 +126,7 @@ void main() {
         is_first = false;
         last_key = best;
         last_index = index;
-        float score = scores[first + min(index, p.num_experts - 1)];
+        float score = score_of(row.at[min(index, p.num_experts - 1)], largest, sum);
         total += score;
         if (live && LANE == 0) {
             Words(experts).at[j] = index;
@@ -112,8 +156,8 @@ float weight1(u64 row, u32 k) { return LOAD(WEIGHT, row, k); }
 // Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. 32 threads compute
 // FEATURES features of a choice.
 PARAMETERS(u64 x; u32 token_stride; u32 input_stride; u64 weight; u64 row_bytes; u64 experts; u32 experts_stride;
-           u64 to; u32 to_token_stride; u32 to_choice_stride; u32 num_choices; u32 top_k; u32 num_experts; u32 width;
-           u32 features;)
+           u64 to; u32 to_token_stride; u32 to_choice_stride; u64 bias; u32 num_choices; u32 top_k; u32 num_experts;
+           u32 width; u32 features;)
 void main() {
     u32 n = (gl_WorkGroupID.x * WARPS + WARP) * FEATURES;
     for (u32 choice = gl_WorkGroupID.y; choice < p.num_choices; choice += gl_NumWorkGroups.y) {
@@ -139,7 +183,10 @@ void main() {
         }
         u64 to = p.to + (u64(t) * p.to_token_stride + u64(j) * p.to_choice_stride) * SIZE(ACT);
         float mine = sums32(sums, FEATURES);
-        if (LANE < FEATURES && n + LANE < p.features) STORE(ACT, to, n + LANE, mine);
+        if (LANE < FEATURES && n + LANE < p.features) {
+            if (p.bias != 0) mine += Floats(p.bias).at[expert * p.features + n + LANE];
+            STORE(ACT, to, n + LANE, mine);
+        }
     }
 }
 

@@ -2,10 +2,11 @@
 #extension GL_GOOGLE_include_directive : enable
 // `rms_norm` and `layer_norm`: each row is read once, kept in registers, and scaled by its own sum. Wide rows take a
 // block, narrow ones (the heads of q and k) a part of 32 threads; unaligned or very wide ones take a block that reads
-// them again. Blocks walk over rows. Row r of [T, G, width] is (r / G, r mod G).
+// them again. Blocks walk over rows. Row r of [T, G, width] is (r / G, r mod G). Of layer_norm each
+// group may have a weight and a bias of its own, weight_inner floats apart (0: the same for all).
 //
 // Definitions: ACT = f32, f16 or bf16, the type of x and out; LAYER = 0 (rms_norm) or 1 (layer_norm).
-// revision: 1
+// revision: 2
 // check: norm_block_1 norm_block_2 norm_block_4 norm_lanes_1 norm_lanes_2 norm_any -DACT=f32 -DLAYER=0
 // check: norm_block_1 norm_block_2 norm_block_4 norm_lanes_1 norm_lanes_2 norm_any -DACT=f16 -DLAYER=0
 // check: norm_block_1 norm_block_2 norm_block_4 norm_lanes_1 norm_lanes_2 norm_any -DACT=bf16 -DLAYER=0
@@ -35,11 +36,19 @@
 #include "vector.glsl"
 
 PARAMETERS(u64 x; u64 x_outer; u64 x_inner; u64 weight; u64 bias; u64 to; u64 to_outer; u64 to_inner; u32 rows;
-           u32 inner; u32 width; float eps; float weight_offset; u32 lanes;)
+           u32 inner; u32 width; float eps; float weight_offset; u32 weight_inner; u32 lanes;)
 
 u64 source(u32 row) {
     u32 t = row / p.inner;
     return p.x + (t * p.x_outer + (row - t * p.inner) * p.x_inner) * SIZE(ACT);
+}
+// Byte of a row's own weight, and of its own bias.
+u64 own_weight(u32 row) {
+#if LAYER
+    return u64(row % p.inner) * p.weight_inner * 4;
+#else
+    return 0;
+#endif
 }
 u64 target(u32 row) {
     u32 t = row / p.inner;
@@ -66,7 +75,7 @@ float row_sum(float x) {
 // Any width and alignment: a block a row, element by element, reading the row again for each pass.
 void main() {
     for (u32 row = gl_WorkGroupID.x; row < p.rows; row += gl_NumWorkGroups.x) {
-        u64 from = source(row), to = target(row);
+        u64 from = source(row), to = target(row), own = own_weight(row);
         float part = 0.0, mean = 0.0;
 #if LAYER
         for (u32 i = THREAD; i < p.width; i += THREADS) part += LOAD(ACT, from, i);
@@ -79,9 +88,9 @@ void main() {
         }
         float inverse = 1.0 / sqrt(row_sum(part) / float(p.width) + p.eps);
         for (u32 i = THREAD; i < p.width; i += THREADS) {
-            float y = (LOAD(ACT, from, i) - mean) * inverse * (Floats(p.weight).at[i] + p.weight_offset);
+            float y = (LOAD(ACT, from, i) - mean) * inverse * (Floats(p.weight + own).at[i] + p.weight_offset);
 #if LAYER
-            if (p.bias != 0) y += Floats(p.bias).at[i];
+            if (p.bias != 0) y += Floats(p.bias + own).at[i];
 #endif
             STORE(ACT, to, i, y);
         }
@@ -123,18 +132,19 @@ void main() {
 #endif
         float inverse = 1.0 / sqrt(row_sum(part) * inverse_width + p.eps);
         if (!live) continue;
+        u64 own = own_weight(row);
         UNROLLED for (u32 k = 0; k < HELD; k++) {
             u32 i = lane + k * lanes;
             if (i >= n) continue;
             float y[N], w[N];
             UNROLLED for (u32 j = 0; j < N; j += 4) {
-                vec4 four = uintBitsToFloat(Quads(p.weight + u64(i * N + j) * 4).at[0]);
+                vec4 four = uintBitsToFloat(Quads(p.weight + own + u64(i * N + j) * 4).at[0]);
                 w[j] = four.x, w[j + 1] = four.y, w[j + 2] = four.z, w[j + 3] = four.w;
             }
             for (u32 j = 0; j < N; j++) {
                 y[j] = (x[k][j] - mean) * inverse * (w[j] + p.weight_offset);
 #if LAYER
-                if (p.bias != 0) y[j] += Floats(p.bias).at[i * N + j];
+                if (p.bias != 0) y[j] += Floats(p.bias + own).at[i * N + j];
 #endif
             }
             PUT(ACT, target(row) + i * 16, y);

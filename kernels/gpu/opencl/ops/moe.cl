@@ -1,7 +1,7 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
 // Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block
 // format: see blocks.h).
-// revision: 1
+// revision: 2
 // check: -DACT=f32 -DWEIGHT=f32
 // check: -DACT=f16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=bf16
@@ -26,28 +26,58 @@ INLINE u64 route_key(float score, u32 expert) {
     return (u64)key << 32 | (u32)~expert;
 }
 
-// `shared`: ROUTED · num_experts scores. A token past the end repeats the last one, and is not written.
+// The sum of the `count` largest of `n` choices, largest first.
+INLINE float sum_of_best(const __local float *choices, u32 n, u32 count) {
+    u64 last = ~0ul;
+    float sum = 0.f;
+    for (u32 taken = 0; taken < count; taken++) {
+        u64 best = 0;
+        for (u32 i = 0; i < n; i++) {
+            u64 key = route_key(choices[i], i);
+            best = key < last ? max(best, key) : best;
+        }
+        last = best;
+        sum += choices[~(u32)best];
+    }
+    return sum;
+}
+
+INLINE float score_of(float logit, u32 is_sigmoid, float largest, float sum) {
+    return is_sigmoid ? divide_exactly(1.f, 1.f + exp(-logit)) : divide_exactly(exp(logit - largest), sum);
+}
+
+// `shared`: ROUTED · (num_experts + num_groups) floats. A token past the end repeats the last one, and is not written.
+// `bias` may be null, `num_groups` 0.
 KERNEL void moe_route(const __global float *logits, u32 logits_stride, __global i32 *experts, u32 experts_stride,
-                      __global float *weights, u32 weights_stride, u32 num_tokens, u32 num_experts, u32 top_k,
-                      u32 is_sigmoid, u32 normalize, float factor, __local uchar *shared) {
+                      __global float *weights, u32 weights_stride, const __global float *bias, u32 num_tokens,
+                      u32 num_experts, u32 top_k, u32 is_sigmoid, u32 normalize, float factor, u32 num_groups,
+                      u32 top_groups, u32 group_best, __local uchar *shared) {
     __local float floats[32 * ROUTED];
     __local u64 keys[32 * ROUTED];
     u32 lane = get_local_id(0) % 32, part = get_local_id(0) / 32, asked = get_group_id(0) * ROUTED + part;
     bool live = asked < num_tokens;
     u64 t = min(asked, num_tokens - 1);
     const __global float *row = logits + t * logits_stride;
-    __local float *scores = (__local float *)shared + part * num_experts;
+    __local float *choices = (__local float *)shared + part * (num_experts + num_groups);
     float largest = -INFINITY;
     for (u32 e = lane; e < num_experts; e += 32) largest = fmax(largest, row[e]);
     largest = lanes_max(largest, floats, lane, 32);
     float sum = 0.f;
-    for (u32 e = lane; e < num_experts; e += 32) {
-        scores[e] = is_sigmoid ? divide_exactly(1.f, 1.f + exp(-row[e])) : exp(row[e] - largest);
-        sum += scores[e];
-    }
+    for (u32 e = lane; e < num_experts; e += 32) sum += exp(row[e] - largest);
     sum = lanes_sum(sum, floats, lane, 32);
-    if (!is_sigmoid) {
-        for (u32 e = lane; e < num_experts; e += 32) scores[e] = divide_exactly(scores[e], sum);
+    for (u32 e = lane; e < num_experts; e += 32)
+        choices[e] = score_of(row[e], is_sigmoid, largest, sum) + (bias ? bias[e] : 0.f);
+    if (num_groups) {
+        u32 each = num_experts / num_groups;
+        __local float *sums = choices + num_experts;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (u32 g = lane; g < num_groups; g += 32) sums[g] = sum_of_best(choices + g * each, each, group_best);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (u32 e = lane; e < num_experts; e += 32) {
+            u32 own = e / each, better = 0;
+            for (u32 g = 0; g < num_groups; g++) better += sums[g] > sums[own] || (sums[g] == sums[own] && g < own);
+            if (better >= top_groups) choices[e] = -INFINITY;
+        }
     }
     // Each round takes the best that comes after the last one taken.
     u64 last = ~0ul;
@@ -55,13 +85,13 @@ KERNEL void moe_route(const __global float *logits, u32 logits_stride, __global 
     for (u32 j = 0; j < top_k; j++) {
         u64 best = 0;
         for (u32 e = lane; e < num_experts; e += 32) {
-            u64 key = route_key(scores[e], e);
+            u64 key = route_key(choices[e], e);
             best = key < last ? max(best, key) : best;
         }
         best = lanes_max_u64(best, keys, lane, 32);
         last = best;
         u32 expert = ~(u32)best;
-        float score = scores[expert];
+        float score = score_of(row[expert], is_sigmoid, largest, sum);
         total += score;
         if (live && lane == 0) {
             experts[t * experts_stride + j] = (i32)expert;
@@ -92,12 +122,12 @@ INLINE float8 weights8(const __global u8 *row, u32 k) { return LOADN(8, WEIGHT, 
 INLINE float weight1(const __global u8 *row, u32 k) { return LOAD(WEIGHT, (const __global WEIGHT *)row, k); }
 #endif
 
-// Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. 32 work-items compute
-// FEATURES features of a choice.
+// `bias` may be null. Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. 32
+// work-items compute FEATURES features of a choice.
 KERNEL void moe_linear(const __global ACT *x, u32 token_stride, u32 input_stride, const __global u8 *weight,
                        u64 row_bytes, const __global i32 *experts, u32 experts_stride, __global ACT *out,
-                       u32 out_token_stride, u32 out_choice_stride, u32 num_choices, u32 top_k, u32 num_experts,
-                       u32 width, u32 features) {
+                       u32 out_token_stride, u32 out_choice_stride, const __global float *bias, u32 num_choices,
+                       u32 top_k, u32 num_experts, u32 width, u32 features) {
     __local float shared[LINEAR_THREADS * FEATURES];
     u32 id = get_local_id(0), lane = id % 32, first = get_group_id(0) * (LINEAR_THREADS / 32 * FEATURES),
         n = first + id / 32 * FEATURES;
@@ -119,6 +149,7 @@ KERNEL void moe_linear(const __global ACT *x, u32 token_stride, u32 input_stride
         barrier(CLK_LOCAL_MEM_FENCE);
         if (live && id < LINEAR_THREADS / 32 * FEATURES && first + id < features) {
             float sum = sum16(vload16(0, shared + id * 32) + vload16(0, shared + id * 32 + 16));
+            if (bias) sum += bias[(u64)expert * features + first + id];
             STORE(ACT, sum, out, (u64)t * out_token_stride + (u64)j * out_choice_stride + first + id);
         }
         barrier(CLK_LOCAL_MEM_FENCE);

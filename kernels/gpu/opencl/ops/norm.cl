@@ -1,9 +1,10 @@
 // `rms_norm` and `layer_norm`: work-items that share a row sum it through local memory and scale it in a second pass,
 // which finds it in the first-level cache. Wide rows take a group, narrow ones (the heads of q and k) a part of one.
-// Row r of [T, G, width] is (r / G, r mod G).
+// Row r of [T, G, width] is (r / G, r mod G). Of layer_norm each group may have a weight and a bias of its own,
+// weight_inner floats apart (0: the same for all).
 //
 // Definitions: ACT = f32, f16 or bf16, the type of x and out; LAYER = 0 (rms_norm) or 1 (layer_norm).
-// revision: 1
+// revision: 2
 // check: -DACT=f32 -DLAYER=0
 // check: -DACT=f16 -DLAYER=0
 // check: -DACT=bf16 -DLAYER=0
@@ -20,8 +21,8 @@
 #define NORM_ROWS(name, N)                                                                                             \
     INLINE void name(const __global ACT *x, u64 x_outer, u64 x_inner, const __global float *weight,                    \
                      const __global float *bias, __global ACT *out, u64 out_outer, u64 out_inner, u32 rows, u32 inner, \
-                     u32 width, float eps, float weight_offset, u32 lane, u32 lanes, u32 first, u32 step,              \
-                     __local float *shared) {                                                                          \
+                     u32 width, float eps, float weight_offset, u32 weight_inner, u32 lane, u32 lanes, u32 first,      \
+                     u32 step, __local float *shared) {                                                                \
         u32 pieces = width / N, rounds = (rows + step - 1) / step;                                                     \
         for (u32 round = 0; round < rounds; round++) {                                                                 \
             u32 row = first + round * step;                                                                            \
@@ -29,7 +30,7 @@
             u32 outer = live ? row / inner : 0, at = live ? row - outer * inner : 0;                                   \
             const __global ACT *from = x + outer * x_outer + at * x_inner;                                             \
             __global ACT *to = out + outer * out_outer + at * out_inner;                                               \
-            u32 end = live ? pieces : 0;                                                                               \
+            u32 end = live ? pieces : 0, own = LAYER ? at * weight_inner : 0;                                          \
             float mean = 0.f;                                                                                          \
             FLOATN(N) parts = 0.f;                                                                                     \
             if (LAYER) {                                                                                               \
@@ -45,8 +46,9 @@
             float inverse = 1.f / sqrt(squares / (float)width + eps);                                                  \
             for (u32 i = lane; i < end; i += lanes) {                                                                  \
                 FLOATN(N)                                                                                              \
-                y = (LOADN(N, ACT, from, i * N) - mean) * inverse * (LOADN(N, f32, weight, i * N) + weight_offset);    \
-                if (LAYER && bias) y += LOADN(N, f32, bias, i * N);                                                    \
+                y = (LOADN(N, ACT, from, i * N) - mean) * inverse *                                                    \
+                    (LOADN(N, f32, weight, own + i * N) + weight_offset);                                              \
+                if (LAYER && bias) y += LOADN(N, f32, bias, own + i * N);                                              \
                 STOREN(N, ACT, y, to, i *N);                                                                           \
             }                                                                                                          \
         }                                                                                                              \
@@ -60,8 +62,10 @@ NORM_ROWS(norm_elements, 1)
 #define PARAMETERS                                                                                             \
     const __global ACT *x, u64 x_outer, u64 x_inner, const __global float *weight, const __global float *bias, \
         __global ACT *out, u64 out_outer, u64 out_inner, u32 rows, u32 inner, u32 width, float eps,            \
-        float weight_offset
-#define ARGUMENTS x, x_outer, x_inner, weight, bias, out, out_outer, out_inner, rows, inner, width, eps, weight_offset
+        float weight_offset, u32 weight_inner
+#define ARGUMENTS                                                                                           \
+    x, x_outer, x_inner, weight, bias, out, out_outer, out_inner, rows, inner, width, eps, weight_offset, \
+        weight_inner
 
 // A group a row.
 #define BLOCK_ENTRY(name, RUN)                                                                          \

@@ -325,6 +325,7 @@ impl<'a> Builder<'a> {
             width,
             eps: norm.eps,
             dtype,
+            num_weights: 0,
         };
         self.push(OpSpec::LayerNorm(spec), vec![x, weight, bias, out]);
     }

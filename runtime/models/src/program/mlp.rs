@@ -86,6 +86,9 @@ impl Builder<'_> {
             scoring: mlp.scoring,
             normalize: mlp.norm_topk,
             factor: mlp.factor,
+            num_groups: 0,
+            top_groups: 0,
+            group_best: 0,
         };
         let logits = self.columns(logits);
         let experts = self.columns(narrow(routed.experts, mlp.top_k));
@@ -186,6 +189,9 @@ impl Builder<'_> {
             scoring: Scoring::Sigmoid,
             normalize: false,
             factor: 1.0,
+            num_groups: 0,
+            top_groups: 0,
+            group_best: 0,
         };
         let [logits, expert, weight] =
             [routed.logits, routed.experts, routed.weights].map(|columns| self.columns(one(columns)));
@@ -231,7 +237,7 @@ impl Builder<'_> {
     fn activate(&mut self, activation: Activation, gate: Columns, up: Columns, out: Columns) {
         let (width, dtype) = (out.width, self.options.act);
         let spec = match activation {
-            Activation::Silu => OpSpec::SiluMul(SiluMul { width, dtype }),
+            Activation::Silu => OpSpec::SiluMul(SiluMul::plain(width, dtype)),
             Activation::GeluTanh | Activation::GeluErf => OpSpec::GeluMul(GeluMul {
                 width,
                 dtype,

@@ -270,6 +270,9 @@ fn moe_route(seed: u64, cases: &mut Vec<Case>) {
                 scoring,
                 normalize,
                 factor: 1.5,
+                num_groups: 0,
+                top_groups: 0,
+                group_best: 0,
             };
             let mut logits: Vec<f32> = random
                 .units((tokens * num_experts) as usize)
@@ -283,8 +286,52 @@ fn moe_route(seed: u64, cases: &mut Vec<Case>) {
                 Some(Arg::floats(DType::F32, &[tokens, num_experts], &logits)),
                 Some(Arg::output(DType::I32, &[tokens, top_k], Class::Exact)),
                 Some(Arg::output(DType::F32, &[tokens, top_k], Class::Transcendental)),
+                None,
             ];
             cases.push(Case::single(spec, &variant, "5 tokens, 3 of 9, a tie", operands));
+        }
+    }
+    // Groups by their best and by their two best, more of them than lanes of a warp, and ties of groups.
+    for (experts, top_k, groups, best, bias) in [
+        (9, 3, [0, 0], 0, true),
+        (24, 3, [4, 2], 1, false),
+        (256, 8, [8, 4], 2, true),
+        (80, 4, [40, 7], 2, true),
+    ] {
+        for scoring in [Scoring::Softmax, Scoring::Sigmoid] {
+            let variant = format!("{scoring:?}, groups {groups:?} by {best}, bias {bias}");
+            let random = &mut Random::of(seed, &format!("moe_route {variant}"));
+            let tokens = 6;
+            let [num_groups, top_groups] = groups;
+            let spec = MoeRoute {
+                num_experts: experts,
+                top_k,
+                scoring,
+                normalize: bias,
+                factor: 2.5,
+                num_groups,
+                top_groups,
+                group_best: best,
+            };
+            let mut logits: Vec<f32> = random
+                .units((tokens * experts) as usize)
+                .iter()
+                .map(|x| 4.0 * x)
+                .collect();
+            logits[..experts as usize].fill(0.5);
+            let biases: Vec<f32> = random.units(experts as usize).iter().map(|x| 0.5 * x).collect();
+            let operands = vec![
+                Some(Arg::floats(DType::F32, &[tokens, experts], &logits)),
+                Some(Arg::output(DType::I32, &[tokens, top_k], Class::Exact)),
+                Some(Arg::output(DType::F32, &[tokens, top_k], Class::Transcendental)),
+                bias.then(|| Arg::floats(DType::F32, &[experts], &biases)),
+            ];
+            cases.push(Case::single(
+                spec,
+                &variant,
+                &format!("6 tokens, {top_k} of {experts}"),
+                operands,
+            ));
         }
     }
 }
@@ -294,12 +341,19 @@ fn moe_linear(seed: u64, format: WeightFormat, dtype: DType, cases: &mut Vec<Cas
     // A few tokens; and so many that each expert has more than a tile of them, which a backend may sort by expert.
     let few = odd_width(format);
     let many = if format.block_values() == 1 { 40 } else { few };
-    for (tokens, inputs, k, n) in [(4, 1, few, 13), (4, 2, few, 13), (150, 1, many, 70), (150, 2, many, 70)] {
-        let name = format!("{tokens} x {inputs} x {k} -> {n}");
+    let shapes = [
+        (4, 1, few, 13, false),
+        (4, 2, few, 13, true),
+        (150, 1, many, 70, true),
+        (150, 2, many, 70, false),
+        (1, 1, few, 13, true),
+    ];
+    for (tokens, inputs, k, n, bias) in shapes {
+        let name = format!("{tokens} x {inputs} x {k} -> {n}, bias {bias}");
         let random = &mut Random::of(seed, &format!("moe_linear {variant} {name}"));
         let (num_experts, top_k) = (3, 2);
-        let choices: Vec<i32> = if tokens == 4 {
-            vec![2, 0, 1, 2, 0, 1, 2, 1]
+        let choices: Vec<i32> = if tokens <= 4 {
+            vec![2, 0, 1, 2, 0, 1, 2, 1][..2 * tokens as usize].to_vec()
         } else {
             // Expert 1 is chosen by most.
             (0..tokens as i32)
@@ -329,6 +383,7 @@ fn moe_linear(seed: u64, format: WeightFormat, dtype: DType, cases: &mut Vec<Cas
             Some(Arg::weight(format, rows, k, weight(random, format, rows, k))),
             Some(Arg::ints(&[tokens, top_k], &choices)),
             Some(Arg::output(dtype, &[tokens, top_k, n], class)),
+            bias.then(|| Arg::floats(DType::F32, &[num_experts, n], &random.units((num_experts * n) as usize))),
         ];
         cases.push(Case::single(spec, &variant, &name, operands));
     }

@@ -1,7 +1,7 @@
 //! Norms, `rope` and the elementwise ops, strided and in place.
 
 use halyard_platform_api::ops::{
-    Add, Gelu, GeluKind, GeluMul, LayerNorm, RmsNorm, Rope, RopeStyle, Scale, SiluMul, Softcap,
+    Add, Gelu, GeluKind, GeluMul, LayerNorm, ReluSquared, RmsNorm, Rope, RopeStyle, Scale, SiluMul, Softcap,
 };
 use halyard_platform_api::{DType, OpSpec};
 
@@ -19,6 +19,7 @@ pub(super) const OPS: &[&str] = &[
     Gelu::NAME,
     GeluMul::NAME,
     LayerNorm::NAME,
+    ReluSquared::NAME,
     RmsNorm::NAME,
     Rope::NAME,
     Scale::NAME,
@@ -50,8 +51,23 @@ fn values(random: &mut Random, count: u32) -> Vec<f32> {
 fn elementwise(seed: u64, dtype: DType, [rows, width, gap]: [u32; 3], cases: &mut Vec<Case>) {
     let name = format!("{rows} x {width}, gap {gap}");
     let [tanh, erf] = [GeluKind::Tanh, GeluKind::Erf];
-    let ops: [(OpSpec, usize, Class, &str); 8] = [
-        (SiluMul { width, dtype }.into(), 2, Class::Transcendental, ""),
+    let plain = SiluMul::plain(width, dtype);
+    let bounded = SiluMul {
+        limit: 2.0,
+        alpha: 1.702,
+        up_offset: 1.0,
+        ..plain
+    };
+    let ops: [(OpSpec, usize, Class, &str); 11] = [
+        (plain.clone().into(), 2, Class::Transcendental, ""),
+        (bounded.into(), 2, Class::Transcendental, " bounded"),
+        (
+            SiluMul { alpha: 0.5, ..plain }.into(),
+            2,
+            Class::Transcendental,
+            " with a factor",
+        ),
+        (ReluSquared { width, dtype }.into(), 1, Class::Elementwise, ""),
         (
             GeluMul {
                 width,
@@ -172,6 +188,7 @@ fn norms(seed: u64, dtype: DType, [rows, width, gap]: [u32; 3], cases: &mut Vec<
             width,
             eps: 1e-5,
             dtype,
+            num_weights: 0,
         };
         let bias_arg = bias.then(|| vector(random));
         let operands = vec![Some(x.clone()), Some(vector(random)), bias_arg, Some(out.clone())];
@@ -199,6 +216,38 @@ fn head_norm(seed: u64, dtype: DType, cases: &mut Vec<Case>) {
     let case = Case::single(spec, &variant, "per head, 4 x 3 x 40, strided", operands);
     cases.push(case.clone().in_place(0, 2));
     cases.push(case);
+    // One weight for all heads, and one for each: in a part of a warp, in a block, unaligned.
+    for (tokens, heads, width, own, bias) in [
+        (4, 3, 40, false, true),
+        (5, 3, 64, true, false),
+        (3, 5, 64, true, true),
+        (2, 4, 1024, true, true),
+        (3, 2, 37, true, false),
+    ] {
+        let name = format!("per head, {tokens} x {heads} x {width}, own weights {own}, bias {bias}");
+        let random = &mut Random::of(seed, &format!("layer norm {variant} {name}"));
+        let weights: &[u32] = if own { &[heads, width] } else { &[width] };
+        let floats = |random: &mut Random| {
+            let count = weights.iter().product::<u32>();
+            Arg::floats(DType::F32, weights, &random.units(count as usize))
+        };
+        let x = values(random, tokens * heads * width);
+        let operands = vec![
+            Some(Arg::floats(dtype, &[tokens, heads, width], &x).strided(24)),
+            Some(floats(random)),
+            bias.then(|| floats(random)),
+            Some(Arg::output(dtype, &[tokens, heads, width], Class::Norm).strided(8)),
+        ];
+        let spec = LayerNorm {
+            width,
+            eps: 1e-5,
+            dtype,
+            num_weights: if own { heads } else { 0 },
+        };
+        let case = Case::single(spec, &variant, &name, operands);
+        cases.push(case.clone().in_place(0, 3));
+        cases.push(case);
+    }
 }
 
 fn rope(seed: u64, dtype: DType, cases: &mut Vec<Case>) {

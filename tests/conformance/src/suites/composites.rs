@@ -126,14 +126,7 @@ fn block(seed: u64, format: WeightFormat, act: DType, private: bool) -> Case {
             ),
             (linear(WIDTH, INNER).into(), vec![5, 2, ABSENT, ABSENT, 6]),
             (linear(WIDTH, INNER).into(), vec![5, 3, ABSENT, ABSENT, 7]),
-            (
-                SiluMul {
-                    width: INNER,
-                    dtype: act,
-                }
-                .into(),
-                vec![6, 7, 8],
-            ),
+            (SiluMul::plain(INNER, act).into(), vec![6, 7, 8]),
             (linear(INNER, WIDTH).into(), vec![8, 4, ABSENT, 0, 9]),
             (
                 Add {

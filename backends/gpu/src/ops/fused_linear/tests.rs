@@ -48,7 +48,7 @@ fn merged(dtype: DType, weight: WeightFormat, gating: OpSpec) -> Program {
 }
 
 fn silu(dtype: DType) -> OpSpec {
-    SiluMul { width: INNER, dtype }.into()
+    SiluMul::plain(INNER, dtype).into()
 }
 
 fn plan(program: &Program) -> Option<Plan> {

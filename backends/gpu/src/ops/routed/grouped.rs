@@ -4,7 +4,7 @@ use halyard_kernels_gpu::MOE_GROUPED;
 use halyard_platform_api::{DType, Result, ops};
 
 use super::support::MAX_EXPERTS;
-use crate::driver::Function;
+use crate::driver::{DevicePtr, Function};
 use crate::encoding::{Arg, Encoding};
 use crate::kernel::Preparation;
 use crate::view::View;
@@ -65,8 +65,15 @@ impl Grouped {
             && out.len() * op.top_k >= 2 * op.num_experts
     }
 
-    /// Appends the launches over x, weight, experts and out.
-    pub(super) fn encode(&self, encoding: &mut Encoding, op: &ops::MoeLinear, row_bytes: u64, operands: [&View; 4]) {
+    /// Appends the launches over x, weight, experts and out, with a bias or 0.
+    pub(super) fn encode(
+        &self,
+        encoding: &mut Encoding,
+        op: &ops::MoeLinear,
+        row_bytes: u64,
+        operands: [&View; 4],
+        bias: DevicePtr,
+    ) {
         let [x, weight, experts, out] = operands;
         let choices = out.len() * op.top_k;
         let sort = [
@@ -88,6 +95,7 @@ impl Grouped {
             Arg::Ptr(out.ptr),
             Arg::U32(out.strides[0]),
             Arg::U32(out.strides[1]),
+            Arg::Ptr(bias),
             Arg::U32(op.top_k),
             Arg::U32(op.num_experts),
             Arg::U32(op.in_features),
@@ -153,7 +161,7 @@ mod tests {
             view([100, 2, 1]),
             view([100, 2, 70]),
         );
-        grouped.encode(&mut encoding, &op(), 128, [&x, &weight, &experts, &out]);
+        grouped.encode(&mut encoding, &op(), 128, [&x, &weight, &experts, &out], 0);
         let grids: Vec<[u32; 3]> = encoding
             .commands
             .iter()

@@ -4,7 +4,7 @@
 use halyard_kernels_gpu::Source;
 use halyard_platform_api::{DType, Error, Result};
 
-use crate::driver::Function;
+use crate::driver::{DevicePtr, Function};
 use crate::kernel::Preparation;
 use crate::ops::names::float_name;
 use crate::view::View;
@@ -44,6 +44,22 @@ pub(super) fn check_inner(op: &str, operands: &[(&str, &View)]) -> Result<()> {
         ))),
         None => Ok(()),
     }
+}
+
+/// The address of an optional f32 vector or dense matrix, 0 where it is absent.
+pub(super) fn optional_vector(op: &str, name: &str, view: &View) -> Result<DevicePtr> {
+    if view.is_none() {
+        return Ok(0);
+    }
+    check_inner(op, &[(name, view)])?;
+    if view.rank == 2 && view.shape[0] > 1 && view.row_stride() != view.shape[1] {
+        return Err(Error::unsupported(format!(
+            "{op}: rows of {name} lie {} values apart and have {}: they must have no gap",
+            view.row_stride(),
+            view.shape[1]
+        )));
+    }
+    Ok(view.ptr)
 }
 
 /// An entry point with its definitions.

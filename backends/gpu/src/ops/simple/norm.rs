@@ -63,6 +63,8 @@ pub(super) struct Norm {
     width: u32,
     eps: f32,
     weight_offset: f32,
+    /// Groups with weights of their own; 0: all rows have the same.
+    num_weights: u32,
     dtype: DType,
     num_sms: u32,
     pub(super) entries: Entries,
@@ -79,6 +81,7 @@ impl Norm {
             width: op.width,
             eps: op.eps,
             weight_offset: op.weight_offset,
+            num_weights: 0,
             dtype: op.dtype,
             num_sms: 1,
             entries: Entries::new(NORM, &[("ACT", act), ("LAYER", "0")], &NAMES),
@@ -95,6 +98,7 @@ impl Norm {
             width: op.width,
             eps: op.eps,
             weight_offset: 0.0,
+            num_weights: op.num_weights,
             dtype: op.dtype,
             num_sms: 1,
             entries: Entries::new(NORM, &[("ACT", act), ("LAYER", "1")], &NAMES),
@@ -116,12 +120,16 @@ impl Kernel for Norm {
         let rows = operands.total(outer, inner)?;
         operands.expect_rows(out_index, out_shape[0], outer)?;
         operands.expect_rows(out_index, out_shape[1], inner)?;
-        let weight = operands.vector(1, DType::F32, Some(self.width))?;
-        let bias = if self.layer {
-            operands.vector(2, DType::F32, Some(self.width))?
-        } else {
-            0
+        if self.num_weights != 0 && inner != self.num_weights {
+            let text = format!("{inner} groups of a token, {} weights", self.num_weights);
+            return Err(operands.error(0, &text));
+        }
+        let vectors = |index| match self.num_weights {
+            0 => operands.vector(index, DType::F32, Some(self.width)),
+            rows => operands.vectors(index, rows, self.width),
         };
+        let weight = vectors(1)?;
+        let bias = if self.layer { vectors(2)? } else { 0 };
         let (x, out) = (operands.view(0).ptr, operands.view(out_index).ptr);
 
         let per_vector = 16 / self.dtype.bytes() as u32;
@@ -134,8 +142,8 @@ impl Kernel for Norm {
         } else {
             Shape::Any
         };
-        let mut args = [Arg::U32(0); 14];
-        args[..13].copy_from_slice(&[
+        let mut args = [Arg::U32(0); 15];
+        args[..14].copy_from_slice(&[
             Arg::Ptr(x),
             Arg::U64(x_strides[0]),
             Arg::U64(x_strides[1]),
@@ -149,15 +157,16 @@ impl Kernel for Norm {
             Arg::U32(self.width),
             Arg::F32(self.eps),
             Arg::F32(self.weight_offset),
+            Arg::U32(if self.num_weights == 0 { 0 } else { self.width }),
         ]);
         // As many blocks as run at once: each keeps its part of the weight and walks over rows.
         let (entry, threads, at_once, per_sm, count) = match shape {
             Shape::Lanes(entry, lanes) => {
-                args[13] = Arg::U32(lanes);
-                (entry, 128, 128 / lanes, 8, 14)
+                args[14] = Arg::U32(lanes);
+                (entry, 128, 128 / lanes, 8, 15)
             }
-            Shape::Block(entry, threads) => (entry, threads, 1, (1024 / threads).min(8), 13),
-            Shape::Any => (5, 256, 1, 8, 13),
+            Shape::Block(entry, threads) => (entry, threads, 1, (1024 / threads).min(8), 14),
+            Shape::Any => (5, 256, 1, 8, 14),
         };
         let grid = blocks(rows, at_once).min(self.num_sms.saturating_mul(per_sm));
         encoding.launch(self.entries.get(entry)?, [grid, 1, 1], threads, 0, &args[..count]);

@@ -1,4 +1,4 @@
-//! `silu_mul`, `gelu_mul`, `gelu`, `add`, `scale`, `softcap`: one kernel shape over one or two inputs.
+//! `silu_mul`, `gelu_mul`, `gelu`, `relu_squared`, `add`, `scale`, `softcap`: one kernel shape over one or two inputs.
 
 use halyard_kernels_gpu::POINTWISE;
 use halyard_platform_api::ops::{self, GeluKind, Operand};
@@ -19,13 +19,23 @@ pub(super) struct Pointwise {
     documented: &'static [Operand],
     width: u32,
     dtype: DType,
-    parameter: f32,
+    parameters: [f32; 3],
     pub(super) entries: Entries,
 }
 
 pub(super) fn silu_mul(op: &ops::SiluMul) -> Result<Pointwise> {
-    let names = ["silu_mul_vector", "silu_mul_scalar"];
-    Pointwise::new("silu_mul", ops::SiluMul::OPERANDS, op.width, op.dtype, 0.0, names)
+    if op.is_plain() {
+        let names = ["silu_mul_vector", "silu_mul_scalar"];
+        return Pointwise::new("silu_mul", ops::SiluMul::OPERANDS, op.width, op.dtype, 0.0, names);
+    }
+    let limit = if op.limit == 0.0 { f32::INFINITY } else { op.limit };
+    let alpha = if op.alpha == 0.0 { 1.0 } else { op.alpha };
+    let names = ["bounded_silu_mul_vector", "bounded_silu_mul_scalar"];
+    let plain = Pointwise::new("silu_mul", ops::SiluMul::OPERANDS, op.width, op.dtype, 0.0, names)?;
+    Ok(Pointwise {
+        parameters: [limit, alpha, op.up_offset],
+        ..plain
+    })
 }
 
 pub(super) fn gelu_mul(op: &ops::GeluMul) -> Result<Pointwise> {
@@ -42,6 +52,18 @@ pub(super) fn gelu(op: &ops::Gelu) -> Result<Pointwise> {
         GeluKind::Erf => ["gelu_erf_vector", "gelu_erf_scalar"],
     };
     Pointwise::new("gelu", ops::Gelu::OPERANDS, op.width, op.dtype, 0.0, names)
+}
+
+pub(super) fn relu_squared(op: &ops::ReluSquared) -> Result<Pointwise> {
+    let names = ["relu_squared_vector", "relu_squared_scalar"];
+    Pointwise::new(
+        "relu_squared",
+        ops::ReluSquared::OPERANDS,
+        op.width,
+        op.dtype,
+        0.0,
+        names,
+    )
 }
 
 pub(super) fn add(op: &ops::Add) -> Result<Pointwise> {
@@ -80,7 +102,7 @@ impl Pointwise {
             documented,
             width,
             dtype,
-            parameter,
+            parameters: [parameter, 0.0, 0.0],
             entries: Entries::new(POINTWISE, &[("ACT", act_name(op, dtype)?)], &names),
         })
     }
@@ -115,7 +137,7 @@ impl Kernel for Pointwise {
         let groups = if vector { width / per_vector } else { width };
         let total = operands.total(rows, groups)?;
         let ([a, a_stride], [b, b_stride], [out, out_stride]) = (a.args(), b.args(), out.args());
-        let parameter = Arg::F32(self.parameter);
+        let [first, second, third] = self.parameters.map(Arg::F32);
         encoding.launch(
             self.entries.get(usize::from(!vector))?,
             [blocks(total, THREADS * UNROLL), 1, 1],
@@ -130,7 +152,9 @@ impl Kernel for Pointwise {
                 out_stride,
                 Arg::U32(groups),
                 Arg::U32(total),
-                parameter,
+                first,
+                second,
+                third,
             ],
         );
         Ok(())

@@ -223,6 +223,19 @@ impl<'a> Operands<'a> {
         Ok(view.ptr)
     }
 
+    /// The address of operand `index`: `rows` dense vectors of `width` f32. 0 for an absent optional one.
+    pub(super) fn vectors(&self, index: usize, rows: u32, width: u32) -> Result<DevicePtr> {
+        if self.views[index].is_none() && self.documented[index].optional {
+            return Ok(0);
+        }
+        let found = self.rows(index, DType::F32, width)?;
+        self.expect_rows(index, found.rows, rows)?;
+        if !found.dense(width) {
+            return Err(self.strides(index));
+        }
+        Ok(found.ptr)
+    }
+
     /// Checks that operand `index` has `expected` rows.
     pub(super) fn expect_rows(&self, index: usize, found: u32, expected: u32) -> Result<()> {
         if found == expected {

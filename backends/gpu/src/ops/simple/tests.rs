@@ -102,7 +102,7 @@ fn refusals_name_the_value_and_what_would_work() {
         cap: 0.0,
     };
     let cases: [(OpSpec, [&str; 2]); 10] = [
-        (SiluMul { width, dtype }.into(), ["I8", "F32, F16 and BF16"]),
+        (SiluMul::plain(width, dtype).into(), ["I8", "F32, F16 and BF16"]),
         (
             Add {
                 width: 0,
@@ -150,8 +150,16 @@ fn all_entries() -> Vec<Entries> {
             dtype,
         };
         take(norm::Norm::rms(&rms).map(|k| k.entries));
-        take(norm::Norm::layer(&LayerNorm { width, eps, dtype }).map(|k| k.entries));
-        take(pointwise::silu_mul(&SiluMul { width, dtype }).map(|k| k.entries));
+        take(
+            norm::Norm::layer(&LayerNorm {
+                width,
+                eps,
+                dtype,
+                num_weights: 0,
+            })
+            .map(|k| k.entries),
+        );
+        take(pointwise::silu_mul(&SiluMul::plain(width, dtype)).map(|k| k.entries));
         for kind in [GeluKind::Tanh, GeluKind::Erf] {
             take(pointwise::gelu_mul(&GeluMul { width, dtype, kind }).map(|k| k.entries));
             take(pointwise::gelu(&Gelu { width, dtype, kind }).map(|k| k.entries));
@@ -275,7 +283,7 @@ fn pointwise_takes_vectors_where_all_rows_are_aligned() {
 #[test]
 fn operands_that_do_not_fit_are_named() {
     let (width, dtype) = (64, DType::BF16);
-    let mut op = pointwise::silu_mul(&SiluMul { width, dtype }).expect("supported");
+    let mut op = pointwise::silu_mul(&SiluMul::plain(width, dtype)).expect("supported");
     number(&mut op.entries);
     let x = dense(0x1000, dtype, 8, width);
     let wrong = |index: usize, operand: View| {

@@ -34,7 +34,7 @@ fn linear_region(width: u32, inner: u32, dtype: DType, weight: WeightFormat, gat
     let internal: &[u32] = if gated { &[2, 4] } else { &[2] };
     let mut nodes = vec![node(norm, &[0, 1, 2]), node(linear, &[2, 3, ABSENT, ABSENT, 4])];
     if gated {
-        nodes.push(node(SiluMul { width: inner, dtype }, &[5, 6, 7]));
+        nodes.push(node(SiluMul::plain(inner, dtype), &[5, 6, 7]));
     }
     Program {
         tensors: storages

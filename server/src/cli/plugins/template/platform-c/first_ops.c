@@ -31,15 +31,10 @@ uint32_t run_copy(const op *self, const view *v, halyard_error *err) {
     return HALYARD_STATUS_OK;
 }
 
-/* add: out = a + b; silu_mul: out = gate / (1 + e^-gate) * up. Operands: two of [T, width], out. */
+/* add: out = a + b. Operands: two of [T, width], out. */
 
 uint32_t check_add(op *self, halyard_error *err) {
     const halyard_add_desc *desc = (const halyard_add_desc *)self->descriptor;
-    return check_type(self, "dtype", desc->dtype, err);
-}
-
-uint32_t check_silu_mul(op *self, halyard_error *err) {
-    const halyard_silu_mul_desc *desc = (const halyard_silu_mul_desc *)self->descriptor;
     return check_type(self, "dtype", desc->dtype, err);
 }
 
@@ -59,18 +54,40 @@ uint32_t run_binary(const op *self, const view *v, uint32_t dtype, uint64_t widt
 
 static float sum(float a, float b) { return a + b; }
 
-float silu(float x) { return x / (1.0f + expf(-x)); }
-
-static float silu_times(float gate, float up) { return silu(gate) * up; }
-
 uint32_t run_add(const op *self, const view *v, halyard_error *err) {
     const halyard_add_desc *desc = (const halyard_add_desc *)self->descriptor;
     return run_binary(self, v, desc->dtype, desc->width, sum, err);
 }
 
+/* silu_mul: out = gate / (1 + e^(-alpha gate)) * (up + up_offset), with gate and up bounded where there is a limit.
+ * Operands: gate and up of [T, width], out. */
+
+uint32_t check_silu_mul(op *self, halyard_error *err) {
+    const halyard_silu_mul_desc *desc = (const halyard_silu_mul_desc *)self->descriptor;
+    return check_type(self, "dtype", desc->dtype, err);
+}
+
+float silu(float x) { return x / (1.0f + expf(-x)); }
+
+/* Not fminf: NaN stays NaN. */
+static float at_most(float x, float bound) { return x > bound ? bound : x; }
+
 uint32_t run_silu_mul(const op *self, const view *v, halyard_error *err) {
     const halyard_silu_mul_desc *desc = (const halyard_silu_mul_desc *)self->descriptor;
-    return run_binary(self, v, desc->dtype, desc->width, silu_times, err);
+    uint64_t rows = view_rows(&v[2]), width = desc->width;
+    float limit = desc->limit > 0 ? desc->limit : INFINITY, alpha = desc->alpha == 0 ? 1 : desc->alpha;
+    if (!fits(self, v, 0, desc->dtype, rows, width, err) || !fits(self, v, 1, desc->dtype, rows, width, err) ||
+        !fits(self, v, 2, desc->dtype, rows, width, err)) {
+        return HALYARD_STATUS_INVALID_ARGUMENT;
+    }
+    for (uint64_t t = 0; t < rows; t++) {
+        row gates = view_row(&v[0], t), ups = view_row(&v[1], t), out = view_row(&v[2], t);
+        for (uint64_t i = 0; i < width; i++) {
+            float gate = at_most(get(gates, i), limit), up = -at_most(-at_most(get(ups, i), limit), limit);
+            put(out, i, gate / (1 + expf(-alpha * gate)) * (up + desc->up_offset));
+        }
+    }
+    return HALYARD_STATUS_OK;
 }
 
 /* rms_norm: out = x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last axis. Operands: x of [T, width] or

@@ -56,8 +56,8 @@ const op_kind op_kinds[] = {
     LATER(LORA_SHRINK, lora_shrink, "rcrw"),
     LATER(LORA_EXPAND, lora_expand, "rccru"),
     /* Mixtures of experts. */
-    LATER(MOE_ROUTE, moe_route, "rww"),
-    LATER(MOE_LINEAR, moe_linear, "rcrw"),
+    LATER(MOE_ROUTE, moe_route, "rwwC"),
+    LATER(MOE_LINEAR, moe_linear, "rcrwC"),
     LATER(MOE_COMBINE, moe_combine, "rrw"),
     /* Models over several devices, with the communicator interface. */
     LATER(COLLECTIVE, collective, "RW"),
@@ -65,6 +65,7 @@ const op_kind op_kinds[] = {
     LATER(POOL, pool, "rrw"),
     LATER(LAYER_NORM, layer_norm, "rcCw"),
     LATER(GELU, gelu, "rw"),
+    LATER(RELU_SQUARED, relu_squared, "rw"),
     LATER(SCALE, scale, "rw"),
     LATER(SCATTER_ROWS, scatter_rows, "rru"),
     LATER(CAST, cast, "rw"),
