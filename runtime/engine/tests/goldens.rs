@@ -54,6 +54,12 @@ families! {
     phi3_long_on_cpu, phi3_long_on_reference => "phi3-long", "phi3-long/goldens.json";
     qwen2_moe_on_cpu, qwen2_moe_on_reference => "qwen2-moe", "qwen2-moe/goldens.json";
     granite_on_cpu, granite_on_reference => "granite", "granite/goldens.json";
+    glm4_moe_on_cpu, glm4_moe_on_reference => "glm4-moe", "glm4-moe/goldens.json";
+    gpt_oss_on_cpu, gpt_oss_on_reference => "gpt-oss", "gpt-oss/goldens.json";
+    gpt_oss_mxfp4_on_cpu, gpt_oss_mxfp4_on_reference => "gpt-oss-mxfp4", "gpt-oss-mxfp4/goldens.json";
+    nemotron_on_cpu, nemotron_on_reference => "nemotron", "nemotron/goldens.json";
+    cohere_plus_on_cpu, cohere_plus_on_reference => "cohere-plus", "cohere-plus/goldens.json";
+    stablelm_12b_on_cpu, stablelm_12b_on_reference => "stablelm-12b", "stablelm-12b/goldens.json";
     granite_moe_on_cpu, granite_moe_on_reference => "granite-moe", "granite-moe/goldens.json";
     smollm3_on_cpu, smollm3_on_reference => "smollm3", "smollm3/goldens.json";
     glm4_on_cpu, glm4_on_reference => "glm4", "glm4/goldens.json";
@@ -88,6 +94,8 @@ families! {
     mixtral_gguf_on_cpu, mixtral_gguf_on_reference => "gguf/mixtral-gguf.gguf", "gguf/mixtral-gguf.golden.json";
     phi3_gguf_on_cpu, phi3_gguf_on_reference => "gguf/phi3-gguf.gguf", "gguf/phi3-gguf.golden.json";
     granite_gguf_on_cpu, granite_gguf_on_reference => "gguf/granite-gguf.gguf", "gguf/granite-gguf.golden.json";
+    nemotron_gguf_on_cpu, nemotron_gguf_on_reference => "gguf/nemotron-gguf.gguf", "gguf/nemotron-gguf.golden.json";
+    gpt_oss_gguf_on_cpu, gpt_oss_gguf_on_reference => "gguf/gpt-oss-gguf.gguf", "gguf/gpt-oss-gguf.golden.json";
     granite_moe_gguf_on_cpu, granite_moe_gguf_on_reference => "gguf/granite-moe-gguf.gguf",
         "gguf/granite-moe-gguf.golden.json";
     olmo2_gguf_on_cpu, olmo2_gguf_on_reference => "gguf/olmo2-gguf.gguf", "gguf/olmo2-gguf.golden.json";

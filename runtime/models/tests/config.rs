@@ -514,6 +514,9 @@ fn experts_stand_in_the_layers_that_hugging_face_gives_them() {
         intermediate_size: 32,
         activation: Activation::Silu,
         shared: None,
+        groups: None,
+        choice_bias: false,
+        bias: false,
     };
     assert_eq!(model.layers[0].mlp, MlpDescription::Experts(expected));
     assert_eq!(
@@ -554,6 +557,66 @@ fn experts_stand_in_the_layers_that_hugging_face_gives_them() {
             text.contains(&format!("`{field}`")) && text.contains(limit),
             "{change}: {text}"
         );
+    }
+}
+
+#[test]
+fn gpt_oss_takes_what_its_configuration_class_assumes_and_no_absurd_bound() {
+    let config = json!({"architectures": ["GptOssForCausalLM"], "hidden_size": 64, "intermediate_size": 64,
+        "num_hidden_layers": 3});
+    let model = describe(&config).unwrap();
+    let windows: Vec<_> = model.layers.iter().map(|layer| layer.mixer.window).collect();
+    assert_eq!(windows, [Some(128), None, Some(128)]);
+    let RopeScaling::Yarn(yarn) = &model.ropes[0].scaling else {
+        panic!("{:?}", model.ropes[0].scaling)
+    };
+    assert_eq!(
+        (yarn.factor, yarn.original_max_position_embeddings, yarn.truncate),
+        (32.0, 4096, false)
+    );
+    let MlpDescription::Experts(experts) = model.layers[0].mlp else {
+        panic!("{:?}", model.layers[0].mlp)
+    };
+    assert_eq!((experts.num_experts, experts.top_k, experts.bias), (128, 4, true));
+    for (changes, words) in [
+        (json!({"swiglu_limit": -1.0}), "swiglu_limit"),
+        (json!({"swiglu_alpha": 0.0}), "swiglu_alpha"),
+        (json!({"num_experts_per_tok": 129}), "num_experts_per_tok"),
+    ] {
+        let error = describe(&with(config.clone(), changes)).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn groups_of_experts_must_divide_them_and_hold_enough() {
+    let config = json!({"architectures": ["Glm4MoeForCausalLM"], "hidden_size": 64, "intermediate_size": 64,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "n_routed_experts": 16,
+        "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2});
+    let model = describe(&config).unwrap();
+    assert_eq!(
+        (model.layers[0].mlp.num_experts(), model.layers[1].mlp.num_experts()),
+        (0, 16)
+    );
+    for (changes, words) in [
+        (json!({"n_group": 3}), "n_group"),
+        (json!({"n_group": 17}), "n_group"),
+        (json!({"topk_group": 5}), "topk_group"),
+        (json!({"topk_group": 0}), "topk_group"),
+        (
+            json!({"n_group": 8, "topk_group": 1}),
+            "num_experts_per_tok of topk_group groups",
+        ),
+        (
+            json!({"n_group": 16, "topk_group": 8}),
+            "experts that say how good a group is",
+        ),
+        (json!({"routed_scaling_factor": 1e39}), "routed_scaling_factor"),
+    ] {
+        let error = describe(&with(config.clone(), changes.clone()))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(words), "{changes}: {error}");
     }
 }
 

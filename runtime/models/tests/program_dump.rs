@@ -146,7 +146,10 @@ impl Dump {
         }
         for (i, weight) in program.weights.iter().enumerate() {
             match weight {
-                WeightSpec::Vector { parts } => writeln!(out, "  w{i} vector:{}", self.parts(parts))?,
+                WeightSpec::Vector { parts, rows: 1 } => writeln!(out, "  w{i} vector:{}", self.parts(parts))?,
+                WeightSpec::Vector { parts, rows } => {
+                    writeln!(out, "  w{i} {rows} vectors:{}", self.parts(parts))?;
+                }
                 WeightSpec::Matrix {
                     node,
                     format,

@@ -311,7 +311,7 @@ fn load_weights(
     let mut buffers = Vec::with_capacity(model.weights.len());
     for spec in &model.weights {
         let (tensor, buffer) = match spec {
-            WeightSpec::Vector { parts } => {
+            WeightSpec::Vector { parts, rows } => {
                 let mut values: Vec<f32> = Vec::new();
                 for part in parts {
                     let whole = weights.tensor(part.role)?.to_f32()?;
@@ -320,10 +320,13 @@ fn load_weights(
                 let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
                 let buffer = device.create_buffer(bytes.len() as u64, BufferKind::Device)?;
                 buffer.write(0, &bytes)?;
-                (
-                    Tensor::contiguous(buffer.id(), 0, DType::F32, &[values.len() as u32]),
-                    buffer,
-                )
+                let count = values.len() as u32;
+                let shape = if *rows > 1 {
+                    vec![*rows, count / rows]
+                } else {
+                    vec![count]
+                };
+                (Tensor::contiguous(buffer.id(), 0, DType::F32, &shape), buffer)
             }
             WeightSpec::Matrix {
                 node,

@@ -21,7 +21,7 @@ use options::{Check, Options};
 use table::Table;
 
 /// Tiny models, their goldens.
-const FAMILIES: [(&str, &str); 20] = [
+const FAMILIES: [(&str, &str); 24] = [
     ("llama", "llama/goldens.json"),
     ("llama3-rope", "llama3-rope/goldens.json"),
     ("smollm2", "smollm2/goldens.json"),
@@ -38,6 +38,10 @@ const FAMILIES: [(&str, &str); 20] = [
     ("olmo2", "olmo2/goldens.json"),
     ("granite-moe", "granite-moe/goldens.json"),
     ("qwen2-moe", "qwen2-moe/goldens.json"),
+    ("glm4-moe", "glm4-moe/goldens.json"),
+    ("gpt-oss", "gpt-oss/goldens.json"),
+    ("nemotron", "nemotron/goldens.json"),
+    ("cohere-plus", "cohere-plus/goldens.json"),
     ("gguf/llama-gguf.gguf", "gguf/llama-gguf.golden.json"),
     ("gguf/llama3-rope-gguf.gguf", "gguf/llama3-rope-gguf.golden.json"),
     ("gguf/qwen3-gguf.gguf", "gguf/qwen3-gguf.golden.json"),

@@ -109,6 +109,7 @@ impl<'a> GgufConfig<'a> {
                 qkv_bias: has("blk.0.attn_q.bias"),
                 o_bias: has("blk.0.attn_output.bias"),
                 qk_norm: has("blk.0.attn_q_norm.weight").then_some(QkNorm::Heads),
+                sinks: false,
                 scale: (head_dim as f64).powf(-0.5) as f32,
                 logit_softcap: self.float("attn_logit_softcapping")?.map(|cap| cap as f32),
             },

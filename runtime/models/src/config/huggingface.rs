@@ -80,6 +80,7 @@ pub(crate) fn describe(config: &JsonFields, defaults: &Defaults) -> Result<Model
             qkv_bias: false,
             o_bias: false,
             qk_norm: None,
+            sinks: false,
             scale: (head_dim as f64).powf(-0.5) as f32,
             logit_softcap: None,
         },
@@ -149,7 +150,8 @@ fn activation(config: &JsonFields, defaults: &Defaults) -> Result<Activation> {
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),
         "gelu" => Ok(Activation::GeluErf),
-        other => Err(config.unsupported(field, other, "known are silu, gelu and gelu_pytorch_tanh")),
+        "relu2" => Ok(Activation::ReluSquared),
+        other => Err(config.unsupported(field, other, "known are silu, gelu, gelu_pytorch_tanh and relu2")),
     }
 }
 

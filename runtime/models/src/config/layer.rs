@@ -33,28 +33,44 @@ pub struct AttentionDescription {
     pub qkv_bias: bool,
     /// The output projection has a bias.
     pub o_bias: bool,
-    /// RMS norms of q and k, before rope.
+    /// Norms of q and k, before rope.
     pub qk_norm: Option<QkNorm>,
+    /// Each query head has a sink: a score that takes part in the softmax and has no value (gpt-oss).
+    pub sinks: bool,
     /// Factor of the scores.
     pub scale: f32,
     /// cap · tanh(score / cap), where given.
     pub logit_softcap: Option<f32>,
 }
 
-/// What an RMS norm of queries or keys normalises together.
+/// What a norm of queries or keys normalises together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
-    /// Each head by itself.
+    /// Each head by itself, by an RMS norm with one weight for all.
     Heads,
-    /// All heads of a token.
+    /// All heads of a token, by an RMS norm.
     Whole,
+    /// Each head by itself, by a LayerNorm without a bias and with a weight of its own (Command-R+, StableLM 2 12B).
+    OwnWeights,
 }
 
 /// The nonlinearity of an MLP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// x / (1 + e^−x).
     Silu,
+    /// gate / (1 + e^(−alpha·gate)) · (up + up_offset), with gate at most `limit` and up at most that on both sides
+    /// (gpt-oss).
+    BoundedSilu {
+        /// Above 0.
+        limit: f32,
+        /// Above 0.
+        alpha: f32,
+        /// Any finite number.
+        up_offset: f32,
+    },
+    /// max(x, 0)², in MLPs without a gate (Nemotron).
+    ReluSquared,
     /// Gelu by its tanh approximation.
     GeluTanh,
     /// Gelu by the error function.
@@ -71,7 +87,7 @@ pub enum MlpDescription {
 }
 
 /// down(activation(gate(x)) · up(x)), or down(activation(up(x))) without a gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DenseMlp {
     /// Rows of gate and up.
     pub intermediate_size: usize,
@@ -83,7 +99,7 @@ pub struct DenseMlp {
     pub bias: bool,
 }
 
-/// Σ weight(e) · expert(e)(x) over the chosen experts; each expert is a gated MLP without biases.
+/// Σ weight(e) · expert(e)(x) over the chosen experts; each expert is a gated MLP.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsMlp {
     /// Experts of the layer.
@@ -102,6 +118,63 @@ pub struct ExpertsMlp {
     pub activation: Activation,
     /// The expert that every token takes besides.
     pub shared: Option<SharedExpert>,
+    /// Only experts of some groups may be chosen.
+    pub groups: Option<ExpertGroups>,
+    /// Each expert has a number that is added to its score for choosing, and not for weighing.
+    pub choice_bias: bool,
+    /// The router and the experts' projections have biases.
+    pub bias: bool,
+}
+
+/// Which groups of equally many experts a token's experts may come from (DeepSeek V2 and V3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups of the layer.
+    pub num_groups: usize,
+    /// Groups that a token takes.
+    pub top_groups: usize,
+    /// Scores of a group whose sum says how good it is: its so many best.
+    pub best: usize,
+}
+
+impl ExpertsMlp {
+    /// Experts with silu by a softmax over all, whose weights are not divided by their sum; nothing besides.
+    #[must_use]
+    pub fn softmax(num_experts: usize, top_k: usize, intermediate_size: usize) -> ExpertsMlp {
+        ExpertsMlp {
+            num_experts,
+            top_k,
+            scoring: Scoring::Softmax,
+            norm_topk: false,
+            factor: 1.0,
+            intermediate_size,
+            activation: Activation::Silu,
+            shared: None,
+            groups: None,
+            choice_bias: false,
+            bias: false,
+        }
+    }
+
+    fn check_groups(&self, path: &Path) -> Result<()> {
+        let Some(groups) = self.groups else {
+            return Ok(());
+        };
+        in_range(path, "n_group", groups.num_groups, self.num_experts)?;
+        if !self.num_experts.is_multiple_of(groups.num_groups) {
+            let limit = format!("a divisor of the number of experts, {}", self.num_experts);
+            return Err(bad(path, "n_group", groups.num_groups, limit));
+        }
+        let each = self.num_experts / groups.num_groups;
+        in_range(path, "topk_group", groups.top_groups, groups.num_groups)?;
+        in_range(
+            path,
+            "num_experts_per_tok of topk_group groups",
+            self.top_k,
+            groups.top_groups * each,
+        )?;
+        in_range(path, "experts that say how good a group is", groups.best, each)
+    }
 }
 
 /// A gated MLP without biases, added to the sum of the chosen experts.
@@ -148,6 +221,28 @@ impl AttentionDescription {
     }
 }
 
+impl Activation {
+    fn check(self, path: &Path) -> Result<()> {
+        let Activation::BoundedSilu {
+            limit,
+            alpha,
+            up_offset,
+        } = self
+        else {
+            return Ok(());
+        };
+        for (field, value) in [("swiglu_limit", limit), ("swiglu_alpha", alpha)] {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(bad(path, field, value, "a number above 0".into()));
+            }
+        }
+        match up_offset.is_finite() {
+            true => Ok(()),
+            false => Err(bad(path, "offset of up", up_offset, "a finite number".into())),
+        }
+    }
+}
+
 impl MlpDescription {
     /// Rows of gate and up, of one expert where there are experts.
     #[must_use]
@@ -186,11 +281,21 @@ impl MlpDescription {
     }
 
     fn check(&self, path: &Path, hidden_size: usize) -> Result<()> {
+        match self {
+            MlpDescription::Dense(dense) => dense.activation.check(path)?,
+            MlpDescription::Experts(experts) => experts.activation.check(path)?,
+        }
         let experts = match self {
             MlpDescription::Dense(dense) => {
-                if !dense.is_gated && dense.activation == Activation::Silu {
-                    let limit = "a gelu in an MLP without a gate".into();
-                    return Err(bad(path, "hidden_act", "silu", limit));
+                let fits = match dense.activation {
+                    Activation::Silu | Activation::BoundedSilu { .. } => dense.is_gated,
+                    Activation::ReluSquared => !dense.is_gated,
+                    Activation::GeluTanh | Activation::GeluErf => true,
+                };
+                if !fits {
+                    let found = format!("{:?}", dense.activation);
+                    let limit = "a silu or a gelu with a gate, a gelu or relu2 without one".into();
+                    return Err(bad(path, "hidden_act", found, limit));
                 }
                 return in_range(path, "intermediate_size", dense.intermediate_size, limits::WIDTH);
             }
@@ -199,6 +304,23 @@ impl MlpDescription {
         in_range(path, "moe_intermediate_size", experts.intermediate_size, limits::WIDTH)?;
         in_range(path, "num_experts", experts.num_experts, limits::EXPERTS)?;
         in_range(path, "num_experts_per_tok", experts.top_k, experts.num_experts)?;
+        experts.check_groups(path)?;
+        if experts.activation == Activation::ReluSquared {
+            return Err(bad(
+                path,
+                "hidden_act",
+                "relu2",
+                "a silu or a gelu, as experts have gates".into(),
+            ));
+        }
+        if !experts.factor.is_finite() {
+            return Err(bad(
+                path,
+                "routed_scaling_factor",
+                experts.factor,
+                "a finite number".into(),
+            ));
+        }
         if let Some(shared) = experts.shared {
             let field = "shared_expert_intermediate_size";
             in_range(path, field, shared.intermediate_size, limits::WIDTH)?;

@@ -10,8 +10,9 @@ const OTHERWISE: &str = "use a checkpoint whose weights are FP8 (E4M3) with one 
     unquantised model \
                          (with --quantization fp8, where it should become smaller), or a GGUF file";
 
-/// Whether weights are E4M3 with a scale a tensor or an output channel; false where nothing is quantised. Activations
-/// are never rounded to 8 bits, whatever the file says of them: that is more exact than the checkpoint asks for.
+/// Whether weights are E4M3 with a scale a tensor or an output channel; false where nothing is quantised, and for
+/// MXFP4, which tensors show. Activations are never rounded to 8 bits, whatever the file says of them: that is more
+/// exact than the checkpoint asks for.
 ///
 /// # Errors
 /// [`crate::ModelError::Unsupported`] or [`crate::ModelError::BadField`] names what is not supported, and what would
@@ -22,6 +23,7 @@ pub(crate) fn is_fp8(config: &JsonFields) -> Result<bool> {
     };
     match quantization.string("quant_method")? {
         Some("fp8") => check_fp8(&quantization)?,
+        Some("mxfp4") => return Ok(false),
         Some("compressed-tensors") => check_compressed(&quantization)?,
         method => {
             return Err(quantization.unsupported("quant_method", method.unwrap_or("an unnamed method"), OTHERWISE));

@@ -1,5 +1,5 @@
-//! Command-R (Cohere) and Command-R7B, A (Cohere 2): one LayerNorm for both parts of a layer, neighbours as rope pairs,
-//! scaled logits; Cohere 2 has a window and rope on three layers of four, and neither on the fourth. Sources:
+//! Command-R and R+ (Cohere) and Command-R7B, A (Cohere 2): one LayerNorm for both parts of a layer, neighbours as rope
+//! pairs, scaled logits; Cohere 2 has a window and rope on three layers of four, and neither on the fourth. Sources:
 //! `modeling_cohere.py`, `modeling_cohere2.py` of transformers; llama.cpp's `LLM_ARCH_COMMAND_R`, `LLM_ARCH_COHERE2`.
 
 use halyard_platform_api::ops::RopeStyle;
@@ -7,9 +7,9 @@ use halyard_platform_api::ops::RopeStyle;
 use super::{Family, names};
 use crate::config::gguf::GgufConfig;
 use crate::config::huggingface::{Defaults, describe, sliding_layers};
-use crate::config::{JsonFields, ModelDescription, NormKind, NormPlacement};
+use crate::config::{JsonFields, ModelDescription, NormKind, NormPlacement, QkNorm};
 use crate::error::Result;
-use crate::weights::NameTables;
+use crate::weights::{NameTables, NameTemplate, Norm, Role};
 
 pub(super) static FAMILY: Family = Family {
     name: "cohere",
@@ -17,9 +17,21 @@ pub(super) static FAMILY: Family = Family {
     gguf_architectures: &["command-r", "cohere2"],
     describe_hf,
     describe_gguf,
-    hf_names: NameTables::own(&[names::PRE_NORM]),
+    hf_names: NameTables::own(&[HEAD_NORMS, names::PRE_NORM]),
     gguf_names: NameTables::own(&[names::GGUF]),
 };
+
+/// Command-R+: all heads' weights in one tensor.
+const HEAD_NORMS: &[NameTemplate] = &[
+    (
+        Role::norm(0, Norm::QueryHead(0)),
+        "model.layers.{l}.self_attn.q_norm.weight",
+    ),
+    (
+        Role::norm(0, Norm::KeyHead(0)),
+        "model.layers.{l}.self_attn.k_norm.weight",
+    ),
+];
 
 const COHERE: Defaults = Defaults {
     vocab_size: Some(256_000),
@@ -42,13 +54,11 @@ const PATTERN: usize = 4;
 fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
     let second = config.string("model_type")? == Some("cohere2");
     let mut model = describe(config, if second { &COHERE2 } else { &COHERE })?;
-    if config.bool("use_qk_norm")?.unwrap_or(false) {
-        let remedy = "norms of queries and keys with weights of their own for each head are not here yet";
-        return Err(config.unsupported("use_qk_norm", "true", remedy));
-    }
+    let has_norms = config.bool("use_qk_norm")?.unwrap_or(false);
     let bias = config.bool("attention_bias")?.unwrap_or(false);
     for layer in &mut model.layers {
         (layer.mixer.qkv_bias, layer.mixer.o_bias) = (bias, bias);
+        layer.mixer.qk_norm = has_norms.then_some(QkNorm::OwnWeights);
     }
     model.logit_scale = config.float("logit_scale")?.unwrap_or(LOGIT_SCALE) as f32;
     model.ropes[0].style = RopeStyle::Interleaved;
@@ -69,6 +79,9 @@ fn describe_gguf(config: &GgufConfig) -> Result<ModelDescription> {
     }
     model.logit_scale = config.float("logit_scale")?.unwrap_or(LOGIT_SCALE) as f32;
     share_norm(&mut model);
+    for layer in &mut model.layers {
+        layer.mixer.qk_norm = layer.mixer.qk_norm.map(|_| QkNorm::OwnWeights);
+    }
     if let Some(window) = config
         .unsigned("attention.sliding_window")?
         .filter(|&window| window > 0)

@@ -1,8 +1,6 @@
 //! Mixtral: Mistral with experts in place of every MLP. Sources: `configuration_mixtral.py`, `modeling_mixtral.py` of
 //! transformers. GGUF files call it `llama` and have `expert_count`.
 
-use halyard_platform_api::ops::Scoring;
-
 use super::{Family, names};
 use crate::config::huggingface::{Defaults, describe};
 use crate::config::{ExpertsMlp, JsonFields, MlpDescription, ModelDescription};
@@ -62,14 +60,9 @@ pub(super) fn route(model: &mut ModelDescription, num_experts: usize, top_k: usi
     for layer in &mut model.layers {
         if let MlpDescription::Dense(dense) = layer.mlp {
             layer.mlp = MlpDescription::Experts(ExpertsMlp {
-                num_experts,
-                top_k,
-                scoring: Scoring::Softmax,
                 norm_topk: true,
-                factor: 1.0,
-                intermediate_size: dense.intermediate_size,
                 activation: dense.activation,
-                shared: None,
+                ..ExpertsMlp::softmax(num_experts, top_k, dense.intermediate_size)
             });
         }
     }

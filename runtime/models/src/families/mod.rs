@@ -9,14 +9,17 @@ mod gemma;
 mod gemma2;
 mod gemma3;
 mod glm4;
+mod glm4_moe;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod granite;
 mod internlm;
 mod llama;
 mod ministral;
 mod mixtral;
 mod names;
+mod nemotron;
 mod olmo2;
 mod olmoe;
 mod phi3;
@@ -72,6 +75,7 @@ pub static FAMILIES: &[&Family] = &[
     &gemma3::FAMILY,
     &phi3::FAMILY,
     &glm4::FAMILY,
+    &glm4_moe::FAMILY,
     &cohere::FAMILY,
     &olmo2::FAMILY,
     &olmoe::FAMILY,
@@ -84,6 +88,8 @@ pub static FAMILIES: &[&Family] = &[
     &falcon::FAMILY,
     &gpt_neox::FAMILY,
     &gpt2::FAMILY,
+    &gpt_oss::FAMILY,
+    &nemotron::FAMILY,
 ];
 
 impl Family {

@@ -1,12 +1,12 @@
 //! Qwen3-MoE: Qwen3 with experts in place of most MLPs. Sources: `configuration_qwen3_moe.py` and
 //! `modeling_qwen3_moe.py` of transformers; llama.cpp's `LLM_ARCH_QWEN3MOE`.
 
-use halyard_platform_api::ops::{RopeStyle, Scoring};
+use halyard_platform_api::ops::RopeStyle;
 use serde_json::Value;
 
 use super::{Family, names, qwen3};
 use crate::config::gguf::GgufConfig;
-use crate::config::{Activation, DenseMlp, ExpertsMlp, JsonFields, MlpDescription, ModelDescription};
+use crate::config::{DenseMlp, ExpertsMlp, JsonFields, MlpDescription, ModelDescription};
 use crate::error::Result;
 use crate::weights::MlpLinear::{Down, Gate, Up};
 use crate::weights::{Linear, NameTables, NameTemplate, Role};
@@ -56,16 +56,12 @@ fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
 /// The experts that a configuration describes; by default as many, as many a token, and as wide.
 pub(super) fn experts(config: &JsonFields, [num_experts, top_k, width]: [usize; 3]) -> Result<ExpertsMlp> {
     let or_default = |key: &str, default| Ok(config.unsigned(key)?.unwrap_or(default));
+    // transformers 5 writes the second name.
+    let num_experts = or_default("num_experts", or_default("num_local_experts", num_experts)?)?;
+    let top_k = or_default("num_experts_per_tok", top_k)?;
     Ok(ExpertsMlp {
-        // transformers 5 writes the second name.
-        num_experts: or_default("num_experts", or_default("num_local_experts", num_experts)?)?,
-        top_k: or_default("num_experts_per_tok", top_k)?,
-        scoring: Scoring::Softmax,
-        factor: 1.0,
         norm_topk: config.bool("norm_topk_prob")?.unwrap_or(false),
-        intermediate_size: or_default("moe_intermediate_size", width)?,
-        activation: Activation::Silu,
-        shared: None,
+        ..ExpertsMlp::softmax(num_experts, top_k, or_default("moe_intermediate_size", width)?)
     })
 }
 
@@ -92,15 +88,10 @@ pub(super) fn place(config: &JsonFields, model: &mut ModelDescription, experts: 
 /// Every layer has experts, and their weights sum to 1 (`build_moe_ffn` with `norm_w`).
 fn describe_gguf(config: &GgufConfig) -> Result<ModelDescription> {
     let mut model = config.describe(RopeStyle::Neox)?;
+    let (num_experts, top_k) = (config.required("expert_count")?, config.required("expert_used_count")?);
     let experts = ExpertsMlp {
-        num_experts: config.required("expert_count")?,
-        top_k: config.required("expert_used_count")?,
-        scoring: Scoring::Softmax,
-        factor: 1.0,
         norm_topk: true,
-        intermediate_size: config.required("expert_feed_forward_length")?,
-        activation: Activation::Silu,
-        shared: None,
+        ..ExpertsMlp::softmax(num_experts, top_k, config.required("expert_feed_forward_length")?)
     };
     for layer in &mut model.layers {
         layer.mlp = MlpDescription::Experts(experts);

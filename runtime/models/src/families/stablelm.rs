@@ -6,9 +6,9 @@ use halyard_platform_api::ops::RopeStyle;
 use super::{Family, names};
 use crate::config::gguf::GgufConfig;
 use crate::config::huggingface::{Defaults, describe};
-use crate::config::{JsonFields, ModelDescription, NormKind, NormPlacement};
-use crate::error::{ModelError, Result};
-use crate::weights::NameTables;
+use crate::config::{JsonFields, ModelDescription, NormKind, NormPlacement, QkNorm};
+use crate::error::Result;
+use crate::weights::{NameTables, NameTemplate, Norm, Role};
 
 pub(super) static FAMILY: Family = Family {
     name: "stablelm",
@@ -16,7 +16,7 @@ pub(super) static FAMILY: Family = Family {
     gguf_architectures: &["stablelm"],
     describe_hf,
     describe_gguf,
-    hf_names: NameTables::own(&[names::NORM_BIASES, names::PRE_NORM]),
+    hf_names: NameTables::own(&[HEAD_NORMS, names::NORM_BIASES, names::PRE_NORM]),
     gguf_names: NameTables::own(&[names::GGUF]),
 };
 
@@ -29,15 +29,27 @@ const DEFAULTS: Defaults = Defaults {
     eps: 1e-5,
     ..Defaults::LLAMA
 };
-const HEAD_NORMS: &str = "norms of queries and keys with weights of their own for each head are not here yet";
+
+/// StableLM 2 12B: a tensor for each head.
+const HEAD_NORMS: &[NameTemplate] = &[
+    (
+        Role::norm(0, Norm::QueryHead(0)),
+        "model.layers.{l}.self_attn.q_layernorm.norms.{e}.weight",
+    ),
+    (
+        Role::norm(0, Norm::KeyHead(0)),
+        "model.layers.{l}.self_attn.k_layernorm.norms.{e}.weight",
+    ),
+];
 
 fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
     let mut model = describe(config, &DEFAULTS)?;
-    if config.bool("qk_layernorm")?.unwrap_or(false) {
-        return Err(config.unsupported("qk_layernorm", "true", HEAD_NORMS));
-    }
+    let has_norms = config.bool("qk_layernorm")?.unwrap_or(false);
     let bias = config.bool("use_qkv_bias")?.unwrap_or(false);
-    model.layers.iter_mut().for_each(|layer| layer.mixer.qkv_bias = bias);
+    for layer in &mut model.layers {
+        layer.mixer.qkv_bias = bias;
+        layer.mixer.qk_norm = has_norms.then_some(QkNorm::OwnWeights);
+    }
     model.norm.kind = NormKind::Layer { bias: true };
     if config.bool("use_parallel_residual")?.unwrap_or(false) {
         model.norm.placement = NormPlacement::Shared;
@@ -47,13 +59,8 @@ fn describe_hf(config: &JsonFields) -> Result<ModelDescription> {
 
 fn describe_gguf(config: &GgufConfig) -> Result<ModelDescription> {
     let mut model = config.describe(RopeStyle::Neox)?;
-    if config.file.tensor("blk.0.attn_q_norm.weight").is_some() {
-        return Err(ModelError::Unsupported {
-            path: config.file.path().to_path_buf(),
-            field: "blk.0.attn_q_norm.weight".into(),
-            value: "qk_layernorm".into(),
-            remedy: HEAD_NORMS.into(),
-        });
+    for layer in &mut model.layers {
+        layer.mixer.qk_norm = layer.mixer.qk_norm.map(|_| QkNorm::OwnWeights);
     }
     config.apply_layer_norm(&mut model)?;
     if config.file.tensor("blk.0.ffn_norm.weight").is_none() {

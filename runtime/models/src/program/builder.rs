@@ -330,6 +330,26 @@ impl<'a> Builder<'a> {
         self.push(OpSpec::LayerNorm(spec), vec![x, weight, bias, out]);
     }
 
+    /// The heads of q or k, each by its own weight, in place.
+    pub(super) fn norm_of_heads(&mut self, layer: usize, norm: Norm, x: u16) {
+        let local = self.local.layers[layer];
+        let (first, count, of): (usize, usize, fn(u32) -> Norm) = match norm {
+            Norm::Query => (local.first_head, local.num_heads, Norm::QueryHead),
+            _ => (local.first_kv_head, local.num_kv_heads, Norm::KeyHead),
+        };
+        let roles: Vec<Role> = (first..first + count)
+            .map(|head| Role::norm(layer, of(head as u32)))
+            .collect();
+        let spec = LayerNorm {
+            width: local.head_dim as u32,
+            eps: self.model.norm.eps,
+            dtype: self.options.act,
+            num_weights: count as u32,
+        };
+        let weight = self.vectors(&roles, count as u32);
+        self.push(OpSpec::LayerNorm(spec), vec![x, weight, ABSENT, x]);
+    }
+
     fn rms_norm(&mut self, operands: [u16; 3], width: u32, weight_offset: f32) {
         let spec = RmsNorm {
             width,
@@ -508,9 +528,14 @@ impl<'a> Builder<'a> {
         Ok(self.weight(spec, DType::U8))
     }
 
-    fn vector(&mut self, roles: &[Role]) -> u16 {
+    pub(super) fn vector(&mut self, roles: &[Role]) -> u16 {
+        self.vectors(roles, 1)
+    }
+
+    /// `rows` vectors of equally many values, one behind the other.
+    pub(super) fn vectors(&mut self, roles: &[Role], rows: u32) -> u16 {
         let parts = self.parts(roles);
-        self.weight(WeightSpec::Vector { parts }, DType::F32)
+        self.weight(WeightSpec::Vector { parts, rows }, DType::F32)
     }
 
     fn weight(&mut self, spec: WeightSpec, dtype: DType) -> u16 {

@@ -10,7 +10,7 @@ use super::slots::{FeedSlots, LayerSlots};
 use super::{KvLayout, Rows, TensorRole};
 use crate::config::{NormPlacement, QkNorm};
 use crate::error::Result;
-use crate::weights::{Linear, Norm, Role};
+use crate::weights::{Linear, Norm, Part, Role};
 
 impl Builder<'_> {
     /// A layer's first half: what attention makes of the residual stream, before its output projection.
@@ -98,6 +98,11 @@ impl Builder<'_> {
                 None => continue,
                 Some(QkNorm::Heads) => (self.heads(part(column, width), heads), mixer.head_dim),
                 Some(QkNorm::Whole) => (self.columns(part(column, width)), width as usize),
+                Some(QkNorm::OwnWeights) => {
+                    let heads = self.heads(part(column, width), heads);
+                    self.norm_of_heads(layer, norm, heads);
+                    continue;
+                }
             };
             self.norm(heads, Role::norm(layer, norm), heads, width);
         }
@@ -151,7 +156,7 @@ impl Builder<'_> {
             scale: mixer.scale,
             window: mixer.window.unwrap_or(0) as u32,
             softcap: mixer.logit_softcap.unwrap_or(0.0),
-            has_sinks: false,
+            has_sinks: mixer.sinks,
             act: options.act,
             kv: options.kv,
             block_size: options.block_size,
@@ -167,7 +172,11 @@ impl Builder<'_> {
         let query_start_loc = self.tensor(TensorRole::QueryStartLoc, DType::I32);
         let seq_lens = self.tensor(TensorRole::SeqLens, DType::I32);
         let out = self.heads(attended, local.num_heads);
-        let operands = vec![q, cache, block_table, step_rows, query_start_loc, seq_lens, ABSENT, out];
+        let sinks = match mixer.sinks {
+            true => self.vector(&[Role::Layer(layer, Part::Sinks)]),
+            false => ABSENT,
+        };
+        let operands = vec![q, cache, block_table, step_rows, query_start_loc, seq_lens, sinks, out];
         self.push(OpSpec::Attention(spec), operands);
     }
 

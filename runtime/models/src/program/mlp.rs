@@ -1,13 +1,15 @@
 //! The MLP of a layer as ops: dense, or experts chosen by a router (Shazeer et al. 2017, arXiv 1701.06538).
 
-use halyard_platform_api::ops::{Add, Gelu, GeluKind, GeluMul, MoeCombine, MoeLinear, MoeRoute, Scoring, SiluMul};
+use halyard_platform_api::ops::{
+    Add, Gelu, GeluKind, GeluMul, MoeCombine, MoeLinear, MoeRoute, ReluSquared, Scoring, SiluMul,
+};
 use halyard_platform_api::{DType, OpSpec};
 
 use super::builder::{Builder, Columns, Projection};
 use super::slots::{FeedSlots, RoutedSlots};
 use crate::config::{Activation, DenseMlp, ExpertsMlp, MlpDescription, SharedExpert};
 use crate::error::Result;
-use crate::weights::{Linear, MlpLinear, Norm, Role};
+use crate::weights::{Linear, MlpLinear, Norm, Part, Role};
 
 impl Builder<'_> {
     /// Adds the MLP's result to the residual stream.
@@ -74,26 +76,37 @@ impl Builder<'_> {
         let (x, input) = (input, self.columns(input));
         self.project(&Projection {
             input,
-            parts: &[(Role::weight(layer, Linear::Router), None)],
+            parts: &[(
+                Role::weight(layer, Linear::Router),
+                mlp.bias.then_some(Role::bias(layer, Linear::Router)),
+            )],
             out: logits,
             residual: None,
             out_dtype: DType::F32,
             max_rows: slots.max_rows,
         })?;
+        let groups = mlp
+            .groups
+            .map_or([0; 3], |groups| [groups.num_groups, groups.top_groups, groups.best]);
+        let [num_groups, top_groups, group_best] = groups.map(|number| number as u32);
         let route = MoeRoute {
             num_experts: mlp.num_experts as u32,
             top_k: mlp.top_k as u32,
             scoring: mlp.scoring,
             normalize: mlp.norm_topk,
             factor: mlp.factor,
-            num_groups: 0,
-            top_groups: 0,
-            group_best: 0,
+            num_groups,
+            top_groups,
+            group_best,
         };
         let logits = self.columns(logits);
         let experts = self.columns(narrow(routed.experts, mlp.top_k));
         let weights = self.columns(narrow(routed.weights, mlp.top_k));
-        self.push(OpSpec::MoeRoute(route), vec![logits, experts, weights]);
+        let mut operands = vec![logits, experts, weights];
+        if mlp.choice_bias {
+            operands.push(self.vector(&[Role::Layer(layer, Part::ChoiceBias)]));
+        }
+        self.push(OpSpec::MoeRoute(route), operands);
 
         let (_, [gate, up, activated]) = slots.of_width((mlp.top_k * width) as u32);
         let results = narrow(routed.results, mlp.top_k * hidden);
@@ -228,41 +241,60 @@ impl Builder<'_> {
             dtype: self.options.act,
             max_tokens,
         };
-        let weight = self.matrix(&roles)?;
-        self.push(OpSpec::MoeLinear(spec), vec![x, weight, experts, out]);
+        let mut operands = vec![x, self.matrix(&roles)?, experts, out];
+        // The ranks' parts of down's results are summed: one of them adds the bias.
+        if mlp.bias && (linear != MlpLinear::Down || self.options.shard.is_first()) {
+            let biases = (0..mlp.num_experts as u32).map(|expert| Role::bias(layer, Linear::Expert(expert, linear)));
+            operands.push(self.vectors(&biases.collect::<Vec<_>>(), mlp.num_experts as u32));
+        }
+        self.push(OpSpec::MoeLinear(spec), operands);
         Ok(())
     }
 
-    /// out = activation(gate) · up.
+    /// out = activation(gate) · up; a description's check has refused squared relus.
     fn activate(&mut self, activation: Activation, gate: Columns, up: Columns, out: Columns) {
         let (width, dtype) = (out.width, self.options.act);
         let spec = match activation {
-            Activation::Silu => OpSpec::SiluMul(SiluMul::plain(width, dtype)),
+            Activation::BoundedSilu {
+                limit,
+                alpha,
+                up_offset,
+            } => OpSpec::SiluMul(SiluMul {
+                limit,
+                alpha,
+                up_offset,
+                ..SiluMul::plain(width, dtype)
+            }),
             Activation::GeluTanh | Activation::GeluErf => OpSpec::GeluMul(GeluMul {
                 width,
                 dtype,
                 kind: gelu_kind(activation),
             }),
+            Activation::Silu | Activation::ReluSquared => OpSpec::SiluMul(SiluMul::plain(width, dtype)),
         };
         let operands = [gate, up, out].map(|columns| self.columns(columns));
         self.push(spec, operands.to_vec());
     }
 
-    /// out = activation(x); a description's check has refused silu.
+    /// out = activation(x); a description's check has refused silus.
     fn activate_alone(&mut self, activation: Activation, x: Columns, out: Columns) {
-        let spec = Gelu {
-            width: out.width,
-            dtype: self.options.act,
-            kind: gelu_kind(activation),
+        let (width, dtype) = (out.width, self.options.act);
+        let spec = match activation {
+            Activation::ReluSquared => OpSpec::ReluSquared(ReluSquared { width, dtype }),
+            _ => OpSpec::Gelu(Gelu {
+                width,
+                dtype,
+                kind: gelu_kind(activation),
+            }),
         };
         let operands = [x, out].map(|columns| self.columns(columns));
-        self.push(OpSpec::Gelu(spec), operands.to_vec());
+        self.push(spec, operands.to_vec());
     }
 }
 
 fn gelu_kind(activation: Activation) -> GeluKind {
     match activation {
         Activation::GeluErf => GeluKind::Erf,
-        Activation::GeluTanh | Activation::Silu => GeluKind::Tanh,
+        _ => GeluKind::Tanh,
     }
 }

@@ -205,10 +205,12 @@ pub enum WeightSpec {
         /// Sources in row order.
         parts: Vec<WeightPart>,
     },
-    /// A plain f32 vector: parts stand one after the other.
+    /// Plain f32 values: parts stand one after the other.
     Vector {
         /// Sources in order.
         parts: Vec<WeightPart>,
+        /// Above 1: a matrix of so many rows of equally many values.
+        rows: u32,
     },
 }
 

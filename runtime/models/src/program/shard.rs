@@ -57,8 +57,9 @@ pub(super) struct Slice {
 pub(super) struct LocalLayer {
     pub num_heads: usize,
     pub num_kv_heads: usize,
+    pub first_head: usize,
     /// First of its KV heads: ranks share heads where there are fewer heads than ranks.
-    first_kv_head: usize,
+    pub first_kv_head: usize,
     pub head_dim: usize,
     /// Of the MLP, or of each expert.
     pub intermediate_size: usize,
@@ -109,6 +110,7 @@ impl LocalLayer {
         Ok(LocalLayer {
             num_heads,
             num_kv_heads,
+            first_head: rank * num_heads,
             first_kv_head: rank * mixer.num_kv_heads / size,
             head_dim: mixer.head_dim,
             intermediate_size,
@@ -190,7 +192,8 @@ impl LocalSizes {
                 Linear::O | Linear::Mlp(Down) | Linear::Expert(_, Down) | Linear::Shared(Down) => whole,
                 Linear::Router | Linear::SharedWeight => whole,
             },
-            Part::Norm(_) | Part::NormBias(_) => whole,
+            Part::Sinks => rows(layer.first_head, layer.num_heads),
+            Part::Norm(_) | Part::NormBias(_) | Part::ChoiceBias => whole,
         }
     }
 }

@@ -166,11 +166,21 @@ fn part_number(part: Part) -> u64 {
                 Norm::PostAttention => 3,
                 Norm::Mlp => 4,
                 Norm::PostMlp => 5,
+                Norm::QueryHead(_) => 6,
+                Norm::KeyHead(_) => 7,
             }
         }
+        Part::Norm(Norm::QueryHead(_)) => 38,
+        Part::Norm(Norm::KeyHead(_)) => 39,
+        Part::Sinks => 40,
+        Part::ChoiceBias => 41,
     };
-    let expert = Role::Layer(0, part).expert().map_or(0, |expert| u64::from(expert) + 1);
-    expert << 32 | number
+    let member = match part {
+        Part::Weight(Linear::Expert(index, _)) | Part::Bias(Linear::Expert(index, _)) => u64::from(index) + 1,
+        Part::Norm(Norm::QueryHead(index) | Norm::KeyHead(index)) => u64::from(index) + 1,
+        _ => 0,
+    };
+    member << 32 | number
 }
 
 /// The four words of `counter` under `key`: Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers:

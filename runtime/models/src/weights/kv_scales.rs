@@ -89,8 +89,8 @@ pub(crate) fn factor(model: &ModelDescription, role: Role) -> f32 {
     // A norm of queries and keys undoes what comes before it.
     let normed = model.layers[layer].mixer.qk_norm.is_some();
     match part {
-        Part::Norm(Norm::Query) if normed => scale.key,
-        Part::Norm(Norm::Key) if normed => 1.0 / scale.key,
+        Part::Norm(Norm::Query | Norm::QueryHead(_)) if normed => scale.key,
+        Part::Norm(Norm::Key | Norm::KeyHead(_)) if normed => 1.0 / scale.key,
         Part::Weight(Linear::Q) | Part::Bias(Linear::Q) if !normed => scale.key,
         Part::Weight(Linear::K) | Part::Bias(Linear::K) if !normed => 1.0 / scale.key,
         Part::Weight(Linear::V) | Part::Bias(Linear::V) => 1.0 / scale.value,

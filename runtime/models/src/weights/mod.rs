@@ -20,7 +20,7 @@ pub(crate) use names::{NameTables, NameTemplate, PackedOrder, PackedTensor};
 use names::{StoredName, stored_names};
 pub use role::{Linear, MlpLinear, Norm, Part, Role};
 pub use tensor::WeightTensor;
-use tensor::{Change, Coding, StoredRows};
+use tensor::{Change, Coding, MXFP4_BLOCK, Mxfp4, StoredRows};
 
 use crate::config::{ModelDescription, NormKind};
 use crate::error::{ModelError, Result, near_names};
@@ -32,6 +32,10 @@ use crate::{gguf, safetensors};
 /// What the names of decoder weights start with, in the order tried, in place of the first word of the family's own
 /// names: the text part of multimodal checkpoints, before and after transformers 4.52; nothing.
 const OTHER_PREFIXES: [&str; 3] = ["language_model.model.", "model.language_model.", ""];
+
+/// How gpt-oss's checkpoints end the names of a matrix in MXFP4, and of the exponents beside it.
+const MXFP4_CODES: &str = "_blocks";
+const MXFP4_EXPONENTS: &str = "_scales";
 
 /// All weights of a model.
 #[derive(Debug)]
@@ -115,14 +119,15 @@ impl Weights {
             .filter(|&role| is_layer_matrix(role))
         {
             let format = self.format(role)?;
-            if !is_plain(format) && format != WeightFormat::F8E4M3 {
+            let is_mxfp4 = self.is_mxfp4(role);
+            if is_mxfp4 || !is_plain(format) && format != WeightFormat::F8E4M3 {
                 return Err(ModelError::Unsupported {
                     path: self.path().map(PathBuf::from).unwrap_or_default(),
                     field: "--quantization".to_owned(),
                     value: format!(
                         "fp8, while {} is stored as {}",
                         self.file_name(role),
-                        format_name(format)
+                        if is_mxfp4 { "MXFP4" } else { format_name(format) }
                     ),
                     remedy: "leave it out: the weights are quantised already".to_owned(),
                 });
@@ -170,7 +175,7 @@ impl Weights {
     /// [`ModelError::MissingTensor`] with near names, [`ModelError::WrongShape`] or [`ModelError::UnsupportedFormat`].
     pub fn tensor(&self, role: Role) -> Result<WeightTensor<'_>> {
         let role = self.stored_role(role);
-        let StoredName { name, expert, rows } = self.stored_name(role);
+        let StoredName { name, member, rows } = self.stored_name(role);
         let expected = role.shape(&self.description);
         let mut in_file = expected.clone();
         if let Some(rows) = rows {
@@ -179,9 +184,20 @@ impl Weights {
                 in_file.reverse();
             }
         }
-        if let (Some(_), Role::Layer(layer, _)) = (expert, role) {
-            in_file.insert(0, self.description.layers[layer].mlp.num_experts());
+        if let Some((_, count)) = member {
+            in_file.insert(0, count);
         }
+        if let Source::Safetensors { files, .. } = &self.source
+            && name.ends_with(MXFP4_CODES)
+        {
+            let stored = self.mxfp4(files, &name, member, in_file, expected)?;
+            let stored = match rows {
+                Some(rows) => stored.of_packed(rows),
+                None => stored,
+            };
+            return Ok(self.coded(role, stored));
+        }
+        let mut coding = Coding::AsStored;
         let (found, stored_as, format, bytes, supported) = match &self.source {
             Source::Dummy(dummy) => {
                 let made = dummy.tensor(name, role, expected, &self.description);
@@ -203,11 +219,16 @@ impl Weights {
                     .tensor(&name)
                     .ok_or_else(|| self.missing(&name, file.tensor_names()))?;
                 let stored = tensor.tensor_type;
+                if stored.is_mxfp4() {
+                    coding = Coding::Mxfp4(Mxfp4::ExponentFirst);
+                }
                 let bytes = file.tensor_bytes(tensor);
                 (
                     &tensor.shape,
                     stored.name(),
-                    stored.weight_format(),
+                    stored
+                        .weight_format()
+                        .or(stored.is_mxfp4().then_some(WeightFormat::BF16)),
                     bytes,
                     gguf::SUPPORTED,
                 )
@@ -232,10 +253,10 @@ impl Weights {
                 supported,
             });
         };
-        let bytes = match expert {
-            Some(expert) => {
-                let of_one = bytes.len() / in_file[0];
-                &bytes[expert as usize * of_one..][..of_one]
+        let bytes = match member {
+            Some((index, count)) => {
+                let of_one = bytes.len() / count;
+                &bytes[index as usize * of_one..][..of_one]
             }
             None => bytes,
         };
@@ -249,7 +270,6 @@ impl Weights {
         if is_transposed && !is_plain(format) {
             return Err(unsupported(&name));
         }
-        let mut coding = Coding::AsStored;
         if let (WeightFormat::F8E4M3, Source::Safetensors { files, .. }) = (format, &self.source) {
             let &[num_rows, _] = expected.as_slice() else {
                 return Err(unsupported(&name));
@@ -277,9 +297,67 @@ impl Weights {
         Ok(self.coded(role, stored))
     }
 
+    fn is_mxfp4(&self, role: Role) -> bool {
+        let name = self.file_name(role);
+        match &self.source {
+            Source::Gguf { file, .. } => file.tensor(&name).is_some_and(|tensor| tensor.tensor_type.is_mxfp4()),
+            _ => name.ends_with(MXFP4_CODES),
+        }
+    }
+
+    /// The codes of a matrix in MXFP4 (`[.., rows, blocks, 16]` u8), and beside them the exponents of its blocks
+    /// (`[.., rows, blocks]` u8); of one expert where the tensors hold all of them.
+    fn mxfp4<'w>(
+        &'w self,
+        files: &'w SafetensorsFiles,
+        name: &str,
+        member: Option<(u32, usize)>,
+        mut in_file: Vec<usize>,
+        shape: Vec<usize>,
+    ) -> Result<WeightTensor<'w>> {
+        let wrong = |tensor: &str, expected: &[usize], found: &[usize]| ModelError::WrongShape {
+            path: files.path().to_path_buf(),
+            tensor: tensor.to_owned(),
+            expected: expected.to_vec(),
+            found: found.to_vec(),
+        };
+        let width = in_file.pop().unwrap_or(0);
+        if !width.is_multiple_of(MXFP4_BLOCK) {
+            return Err(ModelError::Unsupported {
+                path: files.path().to_path_buf(),
+                field: name.to_owned(),
+                value: format!("MXFP4 in rows of {width} values"),
+                remedy: format!("rows must be whole blocks of {MXFP4_BLOCK}: use the unquantised checkpoint"),
+            });
+        }
+        in_file.push(width / MXFP4_BLOCK);
+        let part = |name: &str, expected: &[usize]| {
+            let tensor = files.tensor(name).ok_or_else(|| self.missing(name, files.names()))?;
+            if tensor.shape != expected || tensor.dtype != "U8" {
+                return Err(wrong(name, expected, &tensor.shape));
+            }
+            let bytes = files.tensor_bytes(tensor);
+            Ok(match member {
+                Some((index, count)) => &bytes[index as usize * (bytes.len() / count)..][..bytes.len() / count],
+                None => bytes,
+            })
+        };
+        let exponents = part(&name.replace(MXFP4_CODES, MXFP4_EXPONENTS), &in_file)?.to_vec();
+        in_file.push(MXFP4_BLOCK / 2);
+        Ok(WeightTensor {
+            name: name.to_owned(),
+            bytes: Cow::Borrowed(part(name, &in_file)?),
+            format: WeightFormat::BF16,
+            stored_rows: StoredRows::Whole,
+            shape,
+            coding: Coding::Mxfp4(Mxfp4::ExponentsBeside(exponents)),
+            change: Change::default(),
+        })
+    }
+
     /// A weight as it is handed out.
     fn coded<'w>(&self, role: Role, mut tensor: WeightTensor<'w>) -> WeightTensor<'w> {
-        if self.quantised && is_layer_matrix(role) && is_plain(tensor.format) {
+        if self.quantised && is_layer_matrix(role) && is_plain(tensor.format) && tensor.coding == Coding::AsStored {
             tensor.coding = Coding::Quantise(tensor.format);
             tensor.format = WeightFormat::F8E4M3;
         }

@@ -1,10 +1,10 @@
 //! What weights are called in a kind of file: templates by role, as data. The tables themselves belong to the families.
 
-use super::role::{Linear, Part, Role};
+use super::role::{Linear, Norm, Part, Role};
 use crate::config::ModelDescription;
 
-/// A role (of layer 0 and expert 0, for all of them) and its template: `{l}` stands for the layer, `{e}` for the
-/// expert.
+/// A role (of layer 0 and of expert or head 0, for all of them) and its template: `{l}` stands for the layer, `{e}`
+/// for the expert or the head.
 pub(crate) type NameTemplate = (Role, &'static str);
 
 /// The names in a kind of file.
@@ -37,6 +37,16 @@ pub(crate) enum PackedOrder {
     ByKvHead,
     /// As `Stacked`, but the tensor is the transpose: `[in_features, out_features]` (GPT-2's `Conv1D`).
     Transposed,
+    /// A row of each in turn (gpt-oss's gates and ups).
+    Alternating,
+    /// The transpose of that.
+    AlternatingTransposed,
+}
+
+impl PackedOrder {
+    fn is_transposed(self) -> bool {
+        matches!(self, PackedOrder::Transposed | PackedOrder::AlternatingTransposed)
+    }
 }
 
 impl NameTables {
@@ -57,8 +67,9 @@ impl NameTables {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StoredName {
     pub name: String,
-    /// The tensor holds all experts of the layer one after the other, and this is the weight's.
-    pub expert: Option<u32>,
+    /// The tensor holds all experts, or heads, of the layer one after the other: which one the weight is of, and how
+    /// many there are.
+    pub member: Option<(u32, usize)>,
     /// The tensor holds other weights, too, and these are the rows of this one.
     pub rows: Option<PackedRows>,
 }
@@ -85,36 +96,36 @@ impl PackedRows {
 /// role's name, and so reported as missing.
 pub(super) fn stored_names(tables: &NameTables, role: Role, model: &ModelDescription) -> Vec<StoredName> {
     let of_first = match role {
-        Role::Layer(_, part) => Role::Layer(0, of_first_expert(part)),
+        Role::Layer(_, part) => Role::Layer(0, of_first_member(part)),
         other => other,
     };
     let packed = tables.packed.iter().filter(|packed| packed.parts.contains(&of_first));
     let packed = packed.map(|packed| (packed.name, Some(packed_rows(packed, of_first, role, model))));
     let own = tables.own.iter().copied().flatten().filter(|(of, _)| *of == of_first);
     let found = packed.chain(own.map(|(_, name)| (*name, None)));
-    let mut names: Vec<StoredName> = found.map(|(name, rows)| place(name, rows, role)).collect();
+    let mut names: Vec<StoredName> = found.map(|(name, rows)| place(name, rows, role, model)).collect();
     if names.is_empty() {
         names.push(StoredName {
             name: format!("{role:?}"),
-            expert: None,
+            member: None,
             rows: None,
         });
     }
     names
 }
 
-fn place(template: &str, rows: Option<PackedRows>, role: Role) -> StoredName {
+fn place(template: &str, rows: Option<PackedRows>, role: Role, model: &ModelDescription) -> StoredName {
     let mut name = template.to_owned();
     if let Role::Layer(layer, _) = role {
         name = name.replace("{l}", &layer.to_string());
     }
-    match role.expert() {
-        Some(expert) if name.contains("{e}") => StoredName {
-            name: name.replace("{e}", &expert.to_string()),
-            expert: None,
+    match role.member(model) {
+        Some((index, _)) if name.contains("{e}") => StoredName {
+            name: name.replace("{e}", &index.to_string()),
+            member: None,
             rows,
         },
-        expert => StoredName { name, expert, rows },
+        member => StoredName { name, member, rows },
     }
 }
 
@@ -123,15 +134,17 @@ fn packed_rows(packed: &PackedTensor, of_first: Role, role: Role, model: &ModelD
         Role::Layer(layer, _) => layer,
         _ => 0,
     };
+    // All parts are of one kind, so that a matrix's rows and a bias's values are counted alike.
+    let size = |part: &Role| match part {
+        Role::Layer(_, part) => Role::Layer(layer, *part).shape(model)[0],
+        other => other.shape(model)[0],
+    };
     let groups = match packed.order {
         PackedOrder::ByKvHead => model.layers[layer].mixer.num_kv_heads,
         PackedOrder::Stacked | PackedOrder::Transposed => 1,
+        PackedOrder::Alternating | PackedOrder::AlternatingTransposed => size(&of_first).max(1),
     };
-    // All parts are of one kind, so that a matrix's rows and a bias's values are counted alike.
-    let run = |part: &Role| match part {
-        Role::Layer(_, part) => Role::Layer(layer, *part).shape(model)[0] / groups,
-        other => other.shape(model)[0] / groups,
-    };
+    let run = |part: &Role| size(part) / groups;
     let before = packed.parts.iter().take_while(|part| **part != of_first);
     let stride: usize = packed.parts.iter().map(run).sum();
     PackedRows {
@@ -139,12 +152,14 @@ fn packed_rows(packed: &PackedTensor, of_first: Role, role: Role, model: &ModelD
         run: run(&of_first).max(1),
         stride,
         total: stride * groups,
-        is_transposed: packed.order == PackedOrder::Transposed,
+        is_transposed: packed.order.is_transposed(),
     }
 }
 
-fn of_first_expert(part: Part) -> Part {
+fn of_first_member(part: Part) -> Part {
     match part {
+        Part::Norm(Norm::QueryHead(_)) => Part::Norm(Norm::QueryHead(0)),
+        Part::Norm(Norm::KeyHead(_)) => Part::Norm(Norm::KeyHead(0)),
         Part::Weight(Linear::Expert(_, linear)) => Part::Weight(Linear::Expert(0, linear)),
         Part::Bias(Linear::Expert(_, linear)) => Part::Bias(Linear::Expert(0, linear)),
         other => other,
@@ -179,14 +194,17 @@ mod tests {
     #[test]
     fn a_template_says_whether_experts_are_tensors_of_their_own() {
         let named = |own| stored_names(&NameTables::own(own), down(12, 37), &model()).remove(0);
-        let name = |name: &str, expert| StoredName {
+        let name = |name: &str, member| StoredName {
             name: name.to_owned(),
-            expert,
+            member,
             rows: None,
         };
         let own = name("model.layers.12.mlp.experts.37.down_proj.weight", None);
         assert_eq!(named(&[OWN, STACKED]), own);
-        assert_eq!(named(&[STACKED, OWN]), name("blk.12.ffn_down_exps.weight", Some(37)));
+        assert_eq!(
+            named(&[STACKED, OWN]),
+            name("blk.12.ffn_down_exps.weight", Some((37, 0)))
+        );
         assert_eq!(named(&[]).name, format!("{:?}", down(12, 37)));
     }
 

@@ -22,7 +22,8 @@ pub enum Role {
 /// A weight of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
-    /// A norm's weight, `[hidden_size]`; of queries and keys `[head_dim]`, or as wide as all heads together.
+    /// A norm's weight, `[hidden_size]`; of queries and keys `[head_dim]` (of one head, or of all), or as wide as all
+    /// heads together.
     Norm(Norm),
     /// A norm's bias, `[hidden_size]`.
     NormBias(Norm),
@@ -30,6 +31,10 @@ pub enum Part {
     Weight(Linear),
     /// A linear's bias, `[out_features]`.
     Bias(Linear),
+    /// Scores of the query heads' sinks, `[num_heads]`.
+    Sinks,
+    /// What is added to the experts' scores for choosing, `[num_experts]`.
+    ChoiceBias,
 }
 
 /// A norm of a layer.
@@ -41,6 +46,10 @@ pub enum Norm {
     Query,
     /// Of keys.
     Key,
+    /// Of the query head with this index, where each has a weight of its own.
+    QueryHead(u32),
+    /// The same of a KV head.
+    KeyHead(u32),
     /// Of attention's result.
     PostAttention,
     /// Before the MLP.
@@ -127,8 +136,15 @@ impl Part {
         let [q, k, v] = [Linear::Q, Linear::K, Linear::V];
         add(true, &[Weight(q), Weight(k), Weight(v)]);
         add(layer.mixer.qkv_bias, &[Bias(q), Bias(k), Bias(v)]);
-        let qk_norm = layer.mixer.qk_norm.is_some();
-        add(qk_norm, &[Part::Norm(Norm::Query), Part::Norm(Norm::Key)]);
+        match layer.mixer.qk_norm {
+            Some(QkNorm::OwnWeights) => {
+                let queries = (0..layer.mixer.num_heads as u32).map(Norm::QueryHead);
+                let keys = (0..layer.mixer.num_kv_heads as u32).map(Norm::KeyHead);
+                queries.chain(keys).for_each(|norm| add(true, &[Part::Norm(norm)]));
+            }
+            norm => add(norm.is_some(), &[Part::Norm(Norm::Query), Part::Norm(Norm::Key)]),
+        }
+        add(layer.mixer.sinks, &[Part::Sinks]);
         add(true, &[Weight(Linear::O)]);
         add(layer.mixer.o_bias, &[Bias(Linear::O)]);
         add(placement.is_after(), &norm(Norm::PostAttention));
@@ -145,8 +161,11 @@ impl Part {
             }
             MlpDescription::Experts(mlp) => {
                 add(true, &[Weight(Linear::Router)]);
+                add(mlp.bias, &[Bias(Linear::Router)]);
+                add(mlp.choice_bias, &[Part::ChoiceBias]);
                 for expert in 0..mlp.num_experts as u32 {
                     add(true, &linears.map(|linear| Weight(Linear::Expert(expert, linear))));
+                    add(mlp.bias, &linears.map(|linear| Bias(Linear::Expert(expert, linear))));
                 }
                 add(
                     mlp.shared.is_some(),
@@ -214,7 +233,10 @@ impl Role {
                     _ => mixer.head_dim,
                 }]
             }
+            Role::Layer(i, Part::Norm(Norm::QueryHead(_) | Norm::KeyHead(_))) => vec![model.layers[i].mixer.head_dim],
             Role::Layer(_, Part::Norm(_) | Part::NormBias(_)) => vec![hidden],
+            Role::Layer(i, Part::Sinks) => vec![model.layers[i].mixer.num_heads],
+            Role::Layer(i, Part::ChoiceBias) => vec![model.layers[i].mlp.num_experts()],
             Role::Layer(i, Part::Weight(linear)) => linear.shape(hidden, &model.layers[i]).to_vec(),
             Role::Layer(i, Part::Bias(linear)) => vec![linear.shape(hidden, &model.layers[i])[0]],
         }
@@ -234,12 +256,18 @@ impl Role {
         )
     }
 
-    /// The expert that it is a weight of.
-    pub(super) fn expert(self) -> Option<u32> {
-        match self {
-            Role::Layer(_, Part::Weight(Linear::Expert(expert, _)) | Part::Bias(Linear::Expert(expert, _))) => {
-                Some(expert)
+    /// The expert, or the head, that it is a weight of, and how many of them the layer has.
+    pub(super) fn member(self, model: &ModelDescription) -> Option<(u32, usize)> {
+        let Role::Layer(layer, part) = self else {
+            return None;
+        };
+        let layer = &model.layers[layer];
+        match part {
+            Part::Weight(Linear::Expert(expert, _)) | Part::Bias(Linear::Expert(expert, _)) => {
+                Some((expert, layer.mlp.num_experts()))
             }
+            Part::Norm(Norm::QueryHead(head)) => Some((head, layer.mixer.num_heads)),
+            Part::Norm(Norm::KeyHead(head)) => Some((head, layer.mixer.num_kv_heads)),
             _ => None,
         }
     }

@@ -79,6 +79,18 @@ pub(super) enum Coding {
     Scales(Vec<f32>),
     /// They are plain values of this format.
     Quantise(WeightFormat),
+    /// They are MXFP4, handed out as BF16, which holds every such value.
+    Mxfp4(Mxfp4),
+}
+
+/// How blocks of MXFP4 are stored.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Mxfp4 {
+    /// As gpt-oss's checkpoints have them: 16 bytes of codes, two neighbours a byte, low half first. The exponents of
+    /// all blocks are another tensor, row by row of the stored one.
+    ExponentsBeside(Vec<u8>),
+    /// As GGUF files have them: an exponent, and 16 bytes with the codes of the block's first half in their low halves.
+    ExponentFirst,
 }
 
 impl<'w> WeightTensor<'w> {
@@ -87,11 +99,13 @@ impl<'w> WeightTensor<'w> {
     pub(super) fn of_packed(mut self, rows: PackedRows) -> WeightTensor<'w> {
         let part = |bytes: &[u8], of: Range<usize>| bytes[of].to_vec();
         let value = self.bytes.len() / rows.total;
+        // They are counted from the stored tensor's first row.
+        let has_exponents_beside = matches!(self.coding, Coding::Mxfp4(Mxfp4::ExponentsBeside(_)));
         if let &[size] = self.shape.as_slice() {
             let values = (0..size).map(|row| rows.stored(row) * value);
             let copied: Vec<u8> = values.flat_map(|at| part(&self.bytes, at..at + value)).collect();
             self.bytes = Cow::Owned(copied);
-        } else if rows.run == self.shape[0] && !rows.is_transposed {
+        } else if rows.run == self.shape[0] && !rows.is_transposed && !has_exponents_beside {
             let range = rows.first * value..(rows.first + rows.run) * value;
             self.bytes = match self.bytes {
                 Cow::Borrowed(bytes) => Cow::Borrowed(&bytes[range]),
@@ -119,6 +133,14 @@ impl<'w> WeightTensor<'w> {
                 let bytes = self.bytes.len() / self.num_rows();
                 Cow::Borrowed(&self.bytes[row * bytes..][..bytes])
             }
+        }
+    }
+
+    /// Where a row stands in the stored tensor.
+    fn stored_index(&self, row: usize) -> usize {
+        match self.stored_rows {
+            StoredRows::Packed(rows) => rows.stored(row),
+            StoredRows::Whole => row,
         }
     }
 
@@ -196,6 +218,28 @@ impl<'w> WeightTensor<'w> {
                     self.change.apply(&mut scale);
                     bytes.extend_from_slice(&scale[0].to_le_bytes());
                 }
+                Coding::Mxfp4(layout) => {
+                    let blocks = self.row_len() / MXFP4_BLOCK;
+                    values.clear();
+                    match layout {
+                        Mxfp4::ExponentsBeside(exponents) => {
+                            let exponents = &exponents[self.stored_index(row) * blocks..][..blocks];
+                            for (codes, &exponent) in stored.chunks_exact(MXFP4_BLOCK / 2).zip(exponents) {
+                                let codes = codes.iter().flat_map(|byte| [byte & 15, byte >> 4]);
+                                values.extend(mxfp4_values(codes, exponent));
+                            }
+                        }
+                        Mxfp4::ExponentFirst => {
+                            for block in stored.chunks_exact(1 + MXFP4_BLOCK / 2) {
+                                let codes = block[1..].iter();
+                                let codes = codes.clone().map(|byte| byte & 15).chain(codes.map(|byte| byte >> 4));
+                                values.extend(mxfp4_values(codes, block[0]));
+                            }
+                        }
+                    }
+                    self.change.apply(&mut values);
+                    put_plain_values(self.format, &values[columns.clone()], &mut bytes);
+                }
                 Coding::Quantise(format) => {
                     values.resize(self.row_len(), 0.0);
                     coded.resize(self.row_bytes(), 0);
@@ -218,7 +262,8 @@ impl<'w> WeightTensor<'w> {
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.shape.iter().product()];
         // What is changed of a vector is not rounded: vectors are handed on as f32.
-        let is_plain = self.shape.len() == 1 || self.change.is_none() && self.stored_rows == StoredRows::Whole;
+        let is_stored = self.coding == Coding::AsStored && self.stored_rows == StoredRows::Whole;
+        let is_plain = self.shape.len() == 1 || self.change.is_none() && is_stored;
         if self.format.row_tail_bytes() == 0 && is_plain {
             dequantize(self.format, &self.bytes, &mut values)?;
             self.change.apply(&mut values);
@@ -229,6 +274,24 @@ impl<'w> WeightTensor<'w> {
         }
         Ok(values)
     }
+}
+
+/// Values of a block of MXFP4 (OCP Microscaling Formats 1.0).
+pub(super) const MXFP4_BLOCK: usize = 32;
+
+/// The values of codes of four bits: a sign, and one of eight magnitudes (E2M1), times 2^(exponent − 127). An exponent
+/// of 255 is NaN.
+fn mxfp4_values(codes: impl Iterator<Item = u8>, exponent: u8) -> impl Iterator<Item = f32> {
+    const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let factor = match exponent {
+        255 => f32::NAN,
+        0 => f32::MIN_POSITIVE / 2.0,
+        exponent => f32::from_bits(u32::from(exponent) << 23),
+    };
+    codes.map(move |code| {
+        let value = MAGNITUDES[usize::from(code & 7)] * factor;
+        if code & 8 == 0 { value } else { -value }
+    })
 }
 
 /// Values of a plain format; the bytes were checked when the file was opened.
@@ -302,6 +365,51 @@ mod tests {
             coding: Coding::Scales(scales),
             change: Change::default(),
         }
+    }
+
+    #[test]
+    fn mxfp4_codes_are_signs_magnitudes_and_an_exponent() {
+        // The table of E2M1 in the specification, both signs; 2^0, 2^-3, 2^2.
+        let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        let expected: Vec<f32> = magnitudes.iter().copied().chain(magnitudes.map(|m| -m)).collect();
+        for (exponent, factor) in [(127, 1.0), (124, 0.125), (129, 4.0)] {
+            let scaled: Vec<f32> = expected.iter().map(|value| value * factor).collect();
+            assert_eq!(mxfp4_values(0..16, exponent).collect::<Vec<_>>(), scaled);
+        }
+        assert_eq!(mxfp4_values(2..3, 0).next(), Some(2f32.powi(-127)));
+        assert!(mxfp4_values(2..4, 255).all(f32::is_nan));
+    }
+
+    #[test]
+    fn both_layouts_of_mxfp4_give_the_same_rows() {
+        let code = |i: usize| (i * 7 % 16) as u8;
+        let beside: Vec<u8> = (0..64).step_by(2).map(|i| code(i + 1) << 4 | code(i)).collect();
+        let block = |first: usize| (0..16).map(move |i| code(first + 16 + i) << 4 | code(first + i));
+        let first: Vec<u8> = [(0, 126), (32, 128)]
+            .into_iter()
+            .flat_map(|(at, exponent)| std::iter::once(exponent).chain(block(at)))
+            .collect();
+        let tensor = |bytes: Vec<u8>, layout| WeightTensor {
+            name: "w".to_owned(),
+            bytes: Cow::Owned(bytes),
+            format: WeightFormat::BF16,
+            stored_rows: StoredRows::Whole,
+            shape: vec![2, 32],
+            coding: Coding::Mxfp4(layout),
+            change: Change::default(),
+        };
+        let tensors = [
+            tensor(beside, Mxfp4::ExponentsBeside(vec![126, 128])),
+            tensor(first, Mxfp4::ExponentFirst),
+        ];
+        let values = tensors.each_ref().map(|tensor| tensor.to_f32().expect("decodes"));
+        assert_eq!(values[0], values[1]);
+        // Codes 0, 7 and 14 of the first row, at 2^-1.
+        assert_eq!(values[0][..3], [0.0, 3.0, -2.0]);
+        let part = tensors
+            .each_ref()
+            .map(|tensor| tensor.submatrix(1..2, 8..24).into_owned());
+        assert_eq!(part[0], part[1]);
     }
 
     #[test]

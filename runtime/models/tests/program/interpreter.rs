@@ -75,7 +75,7 @@ impl<'a> Interpreter<'a> {
 
     fn load(&self, spec: &WeightSpec) -> Vec<f32> {
         let parts = match spec {
-            WeightSpec::Matrix { parts, .. } | WeightSpec::Vector { parts } => parts,
+            WeightSpec::Matrix { parts, .. } | WeightSpec::Vector { parts, .. } => parts,
         };
         let values = parts.iter().flat_map(|part| {
             let tensor = self.files.weights.tensor(part.role).unwrap();
@@ -164,12 +164,20 @@ impl<'a> Interpreter<'a> {
                     ABSENT => vec![0.0; weight.len()],
                     bias => self.weight(program, bias).to_vec(),
                 };
-                self.map_rows(view(0), view(3), |x, _| {
+                // As many weights as heads, or one.
+                let norm = |x: &[f32], weight: &[f32], bias: &[f32]| -> Vec<f32> {
                     let mean = x.iter().sum::<f32>() / x.len() as f32;
                     let variance = x.iter().map(|v| (v - mean) * (v - mean)).sum::<f32>() / x.len() as f32;
                     let factors = weight.iter().map(|w| w / (variance + op.eps).sqrt());
-                    let values = x.iter().zip(factors).zip(&bias);
+                    let values = x.iter().zip(factors).zip(bias);
                     values.map(|((v, factor), bias)| (v - mean) * factor + bias).collect()
+                };
+                let width = op.width as usize;
+                assert_eq!(weight.len(), width * op.num_weights.max(1) as usize);
+                self.map_rows(view(0), view(3), |x, _| {
+                    let own = weight.chunks_exact(width).zip(bias.chunks_exact(width));
+                    let heads = x.chunks_exact(width).zip(own);
+                    heads.flat_map(|(x, (weight, bias))| norm(x, weight, bias)).collect()
                 });
             }
             OpSpec::Scale(op) => self.map_rows(view(0), view(1), |x, _| x.iter().map(|v| v * op.factor).collect()),
@@ -247,11 +255,21 @@ impl<'a> Interpreter<'a> {
                 assert!(self.cache.insert(layer, stored).is_none(), "layer {layer} stored twice");
             }
             OpSpec::Attention(op) => self.attention(program, op, operands),
-            OpSpec::SiluMul(_) => {
-                let silu = |x: f32| x / (1.0 + (-x).exp());
-                self.gate(view(0), view(1), view(2), silu);
+            OpSpec::SiluMul(op) => {
+                let limit = if op.limit == 0.0 { f32::INFINITY } else { op.limit };
+                let alpha = if op.alpha == 0.0 { 1.0 } else { op.alpha };
+                self.gate(view(0), view(1), view(2), |gate, up| {
+                    let gate = gate.min(limit);
+                    gate / (1.0 + (-alpha * gate).exp()) * (up.clamp(-limit, limit) + op.up_offset)
+                });
             }
-            OpSpec::GeluMul(op) => self.gate(view(0), view(1), view(2), gelu(op.kind)),
+            OpSpec::GeluMul(op) => {
+                let f = gelu(op.kind);
+                self.gate(view(0), view(1), view(2), |gate, up| f(gate) * up);
+            }
+            OpSpec::ReluSquared(_) => self.map_rows(view(0), view(1), |x, _| {
+                x.iter().map(|v| v.max(0.0) * v.max(0.0)).collect()
+            }),
             OpSpec::Add(_) => {
                 for row in 0..self.ids.len() {
                     let (a, b) = (self.row(view(0), row), self.row(view(1), row));
@@ -259,18 +277,30 @@ impl<'a> Interpreter<'a> {
                     self.set_row(view(2), row, &sum);
                 }
             }
-            OpSpec::MoeRoute(op) => self.route(op, view(0), view(1), view(2)),
+            OpSpec::MoeRoute(op) => {
+                let bias = match operands[3] {
+                    ABSENT => vec![0.0; op.num_experts as usize],
+                    bias => self.weight(program, bias).to_vec(),
+                };
+                self.route(op, &bias, view(0), view(1), view(2));
+            }
             OpSpec::MoeLinear(op) => {
                 let (k, n) = (op.in_features as usize, op.out_features as usize);
                 let weight = self.weight(program, operands[1]).to_vec();
                 assert_eq!(weight.len(), op.num_experts as usize * n * k);
+                let bias = match operands[4] {
+                    ABSENT => vec![0.0; op.num_experts as usize * n],
+                    bias => self.weight(program, bias).to_vec(),
+                };
                 for row in 0..self.ids.len() {
                     let x = self.row(view(0), row);
                     let mut y = Vec::new();
                     for (choice, expert) in self.row(view(2), row).into_iter().enumerate() {
                         let x = &x[if x.len() == k { 0 } else { choice * k }..][..k];
                         let rows = weight[expert as usize * n * k..].chunks_exact(k).take(n);
-                        y.extend(rows.map(|w| w.iter().zip(x).map(|(a, b)| a * b).sum::<f32>()));
+                        let bias = &bias[expert as usize * n..][..n];
+                        let product = |w: &[f32]| w.iter().zip(x).map(|(a, b)| a * b).sum::<f32>();
+                        y.extend(rows.zip(bias).map(|(w, bias)| product(w) + bias));
                     }
                     self.set_row(view(3), row, &y);
                 }
@@ -299,7 +329,7 @@ impl<'a> Interpreter<'a> {
     }
 
     /// Experts are numbers in slots of f32 here.
-    fn route(&mut self, op: &MoeRoute, logits: View, experts: View, weights: View) {
+    fn route(&mut self, op: &MoeRoute, bias: &[f32], logits: View, experts: View, weights: View) {
         for row in 0..self.ids.len() {
             let logits = self.row(logits, row);
             let score = |logit: &f32| match op.scoring {
@@ -311,8 +341,21 @@ impl<'a> Interpreter<'a> {
                 Scoring::Softmax => powers.iter().sum(),
                 Scoring::Sigmoid => 1.0,
             };
-            let mut order: Vec<usize> = (0..powers.len()).collect();
-            order.sort_by(|&a, &b| powers[b].total_cmp(&powers[a]));
+            let choice: Vec<f32> = powers.iter().zip(bias).map(|(p, bias)| p / total + bias).collect();
+            let mut order: Vec<usize> = (0..choice.len()).collect();
+            order.sort_by(|&a, &b| choice[b].total_cmp(&choice[a]));
+            if op.num_groups > 0 {
+                let group = |e: usize| e / (op.num_experts / op.num_groups) as usize;
+                // In descending order, so the first ones of a group are its best.
+                let value = |g: usize| {
+                    let best = order.iter().filter(|&&e| group(e) == g).take(op.group_best as usize);
+                    best.map(|&e| choice[e]).sum::<f32>()
+                };
+                let mut groups: Vec<usize> = (0..op.num_groups as usize).collect();
+                groups.sort_by(|&a, &b| value(b).total_cmp(&value(a)));
+                let taken = &groups[..op.top_groups as usize];
+                order.retain(|&e| taken.contains(&group(e)));
+            }
             order.truncate(op.top_k as usize);
             let chosen: f32 = order.iter().map(|&e| powers[e]).sum();
             let divisor = if op.normalize { chosen } else { total };
@@ -328,10 +371,10 @@ impl<'a> Interpreter<'a> {
         }
     }
 
-    fn gate(&mut self, gate: View, up: View, out: View, f: impl Fn(f32) -> f32) {
+    fn gate(&mut self, gate: View, up: View, out: View, f: impl Fn(f32, f32) -> f32) {
         for row in 0..self.ids.len() {
             let (gate, up) = (self.row(gate, row), self.row(up, row));
-            let product: Vec<f32> = gate.iter().zip(&up).map(|(&g, u)| f(g) * u).collect();
+            let product: Vec<f32> = gate.iter().zip(&up).map(|(&g, &u)| f(g, u)).collect();
             self.set_row(out, row, &product);
         }
     }
@@ -344,6 +387,8 @@ impl<'a> Interpreter<'a> {
         let (q, out) = (Self::view(program, operands[0]), Self::view(program, operands[7]));
         let (dim, kv_width) = (op.head_dim as usize, (op.num_kv_heads * op.head_dim) as usize);
         let per_kv_head = (op.num_heads / op.num_kv_heads) as usize;
+        assert_eq!(op.has_sinks, operands[6] != ABSENT);
+        let sinks = op.has_sinks.then(|| self.weight(program, operands[6]).to_vec());
         self.map_rows(q, out, |q, position| {
             let first = if op.window == 0 {
                 0
@@ -365,7 +410,8 @@ impl<'a> Interpreter<'a> {
                 let scores: Vec<f32> = (first..=position).map(score).collect();
                 let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let weights: Vec<f32> = scores.iter().map(|s| (s - most).exp()).collect();
-                let total: f32 = weights.iter().sum();
+                let sink = sinks.as_ref().map_or(0.0, |sinks| (sinks[head] - most).exp());
+                let total: f32 = weights.iter().sum::<f32>() + sink;
                 result.extend((0..dim).map(|d| {
                     let terms = weights.iter().zip(first..).map(|(w, j)| w * values[at(j) + d]);
                     terms.sum::<f32>() / total

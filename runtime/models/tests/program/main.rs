@@ -129,6 +129,12 @@ agrees_with_hugging_face! {
     phi3_long_agrees_with_hugging_face: "phi3-long", "phi3-long/goldens.json";
     qwen2_moe_agrees_with_hugging_face: "qwen2-moe", "qwen2-moe/goldens.json", over 2;
     granite_agrees_with_hugging_face: "granite", "granite/goldens.json", over 2;
+    glm4_moe_agrees_with_hugging_face: "glm4-moe", "glm4-moe/goldens.json", over 2;
+    gpt_oss_agrees_with_hugging_face: "gpt-oss", "gpt-oss/goldens.json", over 2;
+    gpt_oss_in_mxfp4_agrees_with_hugging_face: "gpt-oss-mxfp4", "gpt-oss-mxfp4/goldens.json", over 2;
+    nemotron_agrees_with_hugging_face: "nemotron", "nemotron/goldens.json", over 2;
+    cohere_with_norms_agrees_with_hugging_face: "cohere-plus", "cohere-plus/goldens.json", over 2;
+    stablelm_with_norms_agrees_with_hugging_face: "stablelm-12b", "stablelm-12b/goldens.json", over 2;
     granite_moe_agrees_with_hugging_face: "granite-moe", "granite-moe/goldens.json", over 2;
     smollm3_agrees_with_hugging_face: "smollm3", "smollm3/goldens.json", over 2;
     glm4_agrees_with_hugging_face: "glm4", "glm4/goldens.json", over 2;
@@ -160,6 +166,8 @@ agrees_with_hugging_face! {
     mixtral_gguf_agrees_with_hugging_face: "gguf/mixtral-gguf.gguf", "gguf/mixtral-gguf.golden.json";
     phi3_gguf_agrees_with_hugging_face: "gguf/phi3-gguf.gguf", "gguf/phi3-gguf.golden.json";
     granite_gguf_agrees_with_hugging_face: "gguf/granite-gguf.gguf", "gguf/granite-gguf.golden.json";
+    nemotron_gguf_agrees_with_hugging_face: "gguf/nemotron-gguf.gguf", "gguf/nemotron-gguf.golden.json";
+    gpt_oss_gguf_agrees_with_hugging_face: "gguf/gpt-oss-gguf.gguf", "gguf/gpt-oss-gguf.golden.json";
     granite_moe_gguf_agrees_with_hugging_face: "gguf/granite-moe-gguf.gguf", "gguf/granite-moe-gguf.golden.json";
     olmo2_gguf_agrees_with_hugging_face: "gguf/olmo2-gguf.gguf", "gguf/olmo2-gguf.golden.json";
     olmoe_gguf_agrees_with_hugging_face: "gguf/olmoe-gguf.gguf", "gguf/olmoe-gguf.golden.json";
