@@ -233,6 +233,13 @@ const WRITTEN: &[(&str, &str, &[&str])] = &[
         &["R:a<tool_call>b c"],
     ),
     (
+        "other_quotes",
+        "<|tool_call>call:f null<tool_call|>!",
+        &["T:<|tool_call>call:f null<tool_call|>!"],
+    ),
+    // White space that a pattern takes is no text.
+    ("tagged_patterns", "<think>\n a \n</think>\n\nb c", &["R:a", "T:b c"]),
+    (
         "listed",
         r#"<|START_ACTION|>[{"tool_name": "f", "parameters": {"n": 1}}, {"tool_name": "g", "par"#,
         &["C:f", r#"A:{"n": 1}"#, "E", r#"T:, {"tool_name": "g", "par"#],
@@ -289,6 +296,31 @@ fn a_call_in_json_leaves_as_it_comes() {
         &mut events,
     );
     assert_eq!(noted(&joined(events)), ["C:f", "A:{\"text\": \"once "]);
+}
+
+#[test]
+fn of_delimiters_at_one_place_the_longest_counts_and_empty_ones_open_and_close() {
+    let events = |fields: &str, text: &str| {
+        let template = ResponseTemplate::new(&format!(
+            r#"{{"start_anchor": "A:", "fields": {{{fields}, "content": {{}}}}}}"#
+        ));
+        let format = format(&Arc::new(template.expect("a template")));
+        noted(&parse_all_cuts(
+            &AnswerParser::after(&format, &Arc::default(), ""),
+            text,
+            &mut 0,
+        ))
+    };
+    let nested = r#""thinking": {"open": "<t>", "close": "</t>"}, "tool_calls": {"open": "<t><c>", "close": "</c>",
+        "repeats": true, "content": "json", "transform": {"type": "function", "function": "{content}"}}"#;
+    assert_eq!(
+        events(nested, r#"<t><c>{"name": "f", "arguments": {}}</c>"#),
+        ["C:f", "A:{}", "E"]
+    );
+    assert_eq!(events(nested, "<t>a</t>b"), ["R:a", "T:b"]);
+    let empty = r#""thinking": {"open_pattern": "^", "close_pattern": "(?=<r>)"}"#;
+    assert_eq!(events(empty, "a<r>b"), ["R:a", "T:<r>b"]);
+    assert_eq!(events(empty, "<r>b"), ["T:<r>b"]);
 }
 
 /// What is refused, with the words that say why.
