@@ -354,7 +354,24 @@ fn the_heads_of_a_wider_product_are_rows_of_their_own() {
     let (_, args) = &launches[0];
     let shown = |index: usize| format!("{:?}", args[index]);
     assert_eq!([shown(1), shown(2)], ["U64(6144)", "U64(128)"]);
-    assert_eq!([shown(8), shown(9), shown(13)], ["U32(320)", "U32(32)", "U32(16)"]);
+    assert_eq!([shown(8), shown(9)], ["U32(320)", "U32(32)"]);
+    // One weight for all heads; lanes of a head.
+    assert_eq!([shown(13), shown(14)], ["U32(0)", "U32(16)"]);
+    // A weight for each: so far apart.
+    let spec = LayerNorm {
+        width: 128,
+        eps: 1e-6,
+        dtype: DType::BF16,
+        num_weights: 32,
+    };
+    let mut op = norm::Norm::layer(&spec).expect("supported");
+    number(&mut op.entries);
+    let own = dense(0x9000, DType::F32, 32, 128);
+    let none = view(0, DType::F32, &[1], &[1]);
+    let launches = encoded(&op, &[q, own, none, q]).expect("these operands fit");
+    assert_eq!(format!("{:?}", launches[0].1[13]), "U32(128)");
+    let error = encoded(&op, &[q, dense(0x9000, DType::F32, 31, 128), none, q]).expect_err("31 weights of 32 heads");
+    assert!(error.message.contains("31 rows, expected 32"), "{error}");
     // The elementwise ops see rows equally far apart, or refuse.
     let (width, dtype) = (128, DType::BF16);
     let mut add = pointwise::add(&Add { width, dtype }).expect("supported");
