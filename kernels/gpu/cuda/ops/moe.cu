@@ -116,8 +116,8 @@ extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32
 // Features of a warp.
 #define FEATURES 4
 
-// `bias` may be null. Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. A warp
-// computes FEATURES features of a choice.
+// `bias` may be null. Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. A
+// warp computes FEATURES features of a choice.
 extern "C" __global__ void __launch_bounds__(LINEAR_THREADS)
     moe_linear(const ACT *x, u32 token_stride, u32 input_stride, const u8 *weight, u64 row_bytes, const i32 *experts,
                u32 experts_stride, ACT *out, u32 out_token_stride, u32 out_choice_stride, const float *bias,
