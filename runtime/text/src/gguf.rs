@@ -94,7 +94,9 @@ impl GgufTokenizer {
             }
             if is_special {
                 special.push(AddedToken::from(token.as_str(), true).normalized(false));
-            } else if self.token_type(index) == token_type::USER_DEFINED && !is_spaces(token) {
+            } else if self.token_type(index) == token_type::USER_DEFINED
+                && (spelling == Spelling::ByteLevel || !is_spaces(token))
+            {
                 plain.push(AddedToken::from(token.as_str(), false).normalized(false));
             }
         }

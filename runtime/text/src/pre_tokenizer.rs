@@ -1,7 +1,7 @@
 //! Which text splitting belongs to which `tokenizer.ggml.pre` name of a GGUF file.
 //!
 //! A GGUF stores only a name; the splitting rules live in the model's original tokenizer.json. The names and their
-//! grouping are facts of llama.cpp (`src/llama-vocab.cpp`, October 2025), the rules those of the models' tokenizer.json
+//! grouping are facts of llama.cpp (`src/llama-vocab.cpp`, October 2025 and September 2026), the rules those of the models' tokenizer.json
 //! files. An unknown name is an error: a guessed rule would silently give other ids.
 
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -49,6 +49,18 @@ const DEEPSEEK3: &[&str] = &[
     r"[一-龥぀-ゟ゠-ヿ]+",
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
 ];
+/// Cased letters (Lu, Ll, Lt), which the models' files list one by one.
+const DEEPSEEK_LLM: &[&str] = &[
+    r"[\r\n]",
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+    r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"\s+$",
+    r"[一-龥ࠀ-一가-퟿]+",
+    r"\p{N}+",
+];
+const DEEPSEEK_CODER: &[&str] = &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"];
+const FALCON: &[&str] = &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"];
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// llama.cpp's own rule for files that name none.
 const DEFAULT: &[&str] = &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"];
 
@@ -87,7 +99,15 @@ static KNOWN: &[PreTokenizer] = &[
         ignore_merges: true,
         add_bos: true,
         ..plain(
-            &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"],
+            &[
+                "llama-bpe",
+                "llama3",
+                "llama-v3",
+                "falcon3",
+                "falcon-h1",
+                "pixtral",
+                "lfm2",
+            ],
             Rule::Splits(&[LLAMA3]),
         )
     },
@@ -97,8 +117,15 @@ static KNOWN: &[PreTokenizer] = &[
         add_bos: true,
         ..plain(&["tekken"], Rule::Splits(&[TEKKEN]))
     },
-    plain(&["gpt-4o", "llama4"], Rule::Splits(&[GPT4O])),
-    plain(&["deepseek-v3"], Rule::Splits(DEEPSEEK3)),
+    plain(&["gpt-4o", "llama4", "kanana2", "minimax-m2"], Rule::Splits(&[GPT4O])),
+    plain(&["deepseek-v3", "hunyuan-dense", "joyai-llm"], Rule::Splits(DEEPSEEK3)),
+    plain(&["deepseek-llm"], Rule::Splits(DEEPSEEK_LLM)),
+    plain(&["deepseek-coder"], Rule::Splits(DEEPSEEK_CODER)),
+    plain(&["falcon"], Rule::Splits(FALCON)),
+    PreTokenizer {
+        nfc: true,
+        ..plain(&["qwen35"], Rule::Splits(&[QWEN35]))
+    },
 ];
 
 /// The `tokenizer.ggml.pre` names that [`crate::Tokenizer::from_gguf`] accepts.
@@ -108,7 +135,7 @@ pub fn known_pre_tokenizers() -> impl Iterator<Item = &'static str> {
 
 /// Whether a `Split` by this regular expression is one of the rules here, which texts can be cut by.
 pub(crate) fn is_known_split(regex: &str) -> bool {
-    [GPT2, GPT2_LAST, LLAMA3, QWEN2, TEKKEN, GPT4O].contains(&regex)
+    [GPT2, GPT2_LAST, LLAMA3, QWEN2, QWEN35, TEKKEN, GPT4O].contains(&regex)
         || DEEPSEEK3.contains(&regex)
         || DEFAULT.contains(&regex)
 }

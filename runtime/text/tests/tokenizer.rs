@@ -65,7 +65,7 @@ fn assert_matches(tokenizer: &Tokenizer, cases: &[Case], add_special_tokens: boo
 #[test]
 fn byte_level_ids_equal_hugging_face_s_for_every_splitting_rule() {
     let golden: Golden<BTreeMap<String, Vec<Case>>> = golden("bpe.json");
-    assert_eq!(golden.cases.len(), 9);
+    assert_eq!(golden.cases.len(), 13);
     for (pre, cases) in &golden.cases {
         let tokenizer = Tokenizer::from_gguf(&bpe(pre).0).expect("builds");
         println!("{pre}: {} texts", cases.len());
@@ -75,7 +75,8 @@ fn byte_level_ids_equal_hugging_face_s_for_every_splitting_rule() {
 
 #[test]
 fn splitting_rules_differ_on_these_texts() {
-    // Without this, a rule taken for another one could pass the test above.
+    // Without this, a rule taken for another one could pass the test above. Left out is `falcon`, which differs from
+    // `default` only where the vocabulary joins blanks and digits: tests/real.rs has it.
     let texts: Vec<String> = bpe("smollm").1.into_iter().map(|case| case.text).collect();
     let rules = [
         "smollm",
@@ -86,6 +87,9 @@ fn splitting_rules_differ_on_these_texts() {
         "tekken",
         "gpt-4o",
         "deepseek-v3",
+        "deepseek-llm",
+        "deepseek-coder",
+        "qwen35",
     ];
     let mut all: Vec<Vec<Vec<u32>>> = Vec::new();
     for pre in rules {
