@@ -2,7 +2,7 @@
 
 /// Markers that a template has all of, and the format of tool calls that they mean. The first row that fits counts.
 const TOOLS: &[(&[&str], &str)] = &[
-    (&["<|channel|>", "<|message|>", "to=functions."], "openai"),
+    (&["<|channel|>", "<|message|>", "functions."], "openai"),
     (&["<｜DSML｜ calls>"], "deepseek_v41"),
     (&["｜DSML｜", "tool_calls>"], "deepseek_v4"),
     (&["｜DSML｜", "function_calls>"], "deepseek_v32"),
@@ -19,6 +19,7 @@ const TOOLS: &[(&[&str], &str)] = &[
     (&["<|plamo:begin_tool_requests:plamo|>"], "plamo3"),
     (&["<|open|>", "<|close|>", "<|sep|>"], "kimi_k3"),
     (&["function call<|role_sep|>"], "gigachat3"),
+    (&["'function call'", "<|role_sep|>"], "gigachat3"),
     (&["<|function_call|>"], "gigachat3"),
     (&["<tool_sep>", "<arg_key>", "<arg_value>"], "hy_v3"),
     (&["<arg_key>", "<arg_value>"], "glm45"),
@@ -32,6 +33,7 @@ const TOOLS: &[(&[&str], &str)] = &[
     (&["<|tool_call|>"], "granite"),
     (&["<function_calls>"], "olmo3"),
     (&["<tool_calls>"], "jamba"),
+    (&["<function_call>"], "granite-20b-fc"),
     (&["functools["], "phi4_mini_json"),
     (&["<tool_call>"], "hermes"),
     (&["[TOOL_CALLS]"], "mistral"),
@@ -65,6 +67,9 @@ const REASONING: &[(&[&str], Option<&str>, &str)] = &[
     (&["</think>"], None, "qwen3"),
 ];
 
+/// Markers of formats that are not read here, whose templates have markers of other formats, too.
+const NOT_READ: &[&str] = &["]<]minimax[>[", "<atem:function_calls>"];
+
 /// The names of the formats of tool calls and of reasoning that fit a chat template; `None` where its source has no
 /// markers of one.
 pub fn propose_formats(template: &str) -> (Option<&'static str>, Option<&'static str>) {
@@ -72,6 +77,7 @@ pub fn propose_formats(template: &str) -> (Option<&'static str>, Option<&'static
     let tools = TOOLS
         .iter()
         .find(|(markers, _)| template.contains("tool") && has(markers))
+        .filter(|_| !NOT_READ.iter().any(|marker| template.contains(marker)))
         .map(|&(_, name)| name);
     let reasoning = REASONING
         .iter()

@@ -128,6 +128,24 @@ fn formats_are_proposed_by_markers_and_not_by_names() {
         ),
         ("{{ tools }} <|tool_calls_section_begin|>", Some("kimi_k2"), None),
         (
+            "{{ tools }} <function_call> {\"name\": \"parameters\": ",
+            Some("granite-20b-fc"),
+            None,
+        ),
+        ("{{ tools }} 'function call' <|role_sep|>", Some("gigachat3"), None),
+        (
+            "{{ tools }} <|channel|>analysis<|message|> to= functions.",
+            Some("openai"),
+            Some("openai_gptoss"),
+        ),
+        // Formats that are not read, whose markers look like another's.
+        ("{{ tools }} ]<]minimax[>[<tool_call>", None, None),
+        (
+            "{{ tools }} <atem:function_calls> {\"name\": \"parameters\": ",
+            None,
+            None,
+        ),
+        (
             "{{ tools }} <｜tool▁calls▁begin｜>function\n```json\n <｜Assistant｜></think>",
             Some("deepseek_v3"),
             Some("deepseek_r1"),
