@@ -172,8 +172,9 @@ impl ModelDescription {
             layer.check(path, self.hidden_size)?;
         }
         for (index, rope) in self.ropes.iter().enumerate() {
-            let users = self.layers.iter().filter(|layer| layer.mixer.rope == Some(index));
-            let head_dim = users.map(|layer| layer.mixer.head_dim).min();
+            let mixers = self.layers.iter().map(|layer| layer.mixer);
+            let users = mixers.filter(|mixer| [mixer.rope, mixer.query_rope].contains(&Some(index)));
+            let head_dim = users.map(|mixer| mixer.head_dim).min();
             rope.check(path, head_dim.unwrap_or(limits::HEAD_DIM))?;
         }
         self.check_numbers(path)?;
@@ -206,9 +207,11 @@ impl ModelDescription {
     fn check_layers_and_tokens(&self, path: &Path) -> Result<()> {
         let first = self.layers[0].mixer;
         for mixer in self.layers.iter().map(|layer| layer.mixer) {
-            if let Some(rope) = mixer.rope.filter(|&rope| rope >= self.ropes.len()) {
-                let limit = format!("below {}", self.ropes.len());
-                return Err(bad(path, "rope of a layer", rope, limit));
+            for rope in [mixer.rope, mixer.query_rope].into_iter().flatten() {
+                if rope >= self.ropes.len() {
+                    let limit = format!("below {}", self.ropes.len());
+                    return Err(bad(path, "rope of a layer", rope, limit));
+                }
             }
             let (heads, dim) = (first.num_kv_heads, first.head_dim);
             if (mixer.num_kv_heads, mixer.head_dim) != (heads, dim) {

@@ -106,6 +106,7 @@ impl<'a> GgufConfig<'a> {
                 head_dim,
                 window: None,
                 rope: Some(0),
+                query_rope: None,
                 qkv_bias: has("blk.0.attn_q.bias"),
                 o_bias: has("blk.0.attn_output.bias"),
                 qk_norm: has("blk.0.attn_q_norm.weight").then_some(QkNorm::Heads),
@@ -199,6 +200,7 @@ impl<'a> GgufConfig<'a> {
             rotary_dim: self.unsigned("rope.dimension_count")?.unwrap_or(head_dim),
             style,
             scaling: self.scaling()?,
+            position_scale: None,
         })
     }
 

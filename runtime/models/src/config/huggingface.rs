@@ -77,6 +77,7 @@ pub(crate) fn describe(config: &JsonFields, defaults: &Defaults) -> Result<Model
             head_dim,
             window: None,
             rope: Some(0),
+            query_rope: None,
             qkv_bias: false,
             o_bias: false,
             qk_norm: None,
@@ -191,6 +192,7 @@ pub(crate) fn rope_from(
         rotary_dim: (head_dim as f64 * partial.unwrap_or(1.0)) as usize,
         style: RopeStyle::Neox,
         scaling: RopeScaling::None,
+        position_scale: None,
     };
     if let Some(parameters) = parameters {
         rope.theta = parameters.float("rope_theta")?.unwrap_or(default_theta);

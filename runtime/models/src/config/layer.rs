@@ -29,6 +29,8 @@ pub struct AttentionDescription {
     pub window: Option<usize>,
     /// Index into [`super::ModelDescription::ropes`]; `None`: queries and keys are not turned.
     pub rope: Option<usize>,
+    /// The rope of queries where it is another one, of the same style and width; an index as `rope`.
+    pub query_rope: Option<usize>,
     /// q, k and v projections have biases.
     pub qkv_bias: bool,
     /// The output projection has a bias.

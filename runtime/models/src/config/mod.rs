@@ -21,4 +21,4 @@ pub use layer::{
 };
 pub(crate) use limits::bad;
 pub(crate) use quantization::is_fp8;
-pub use rope::{LongScaling, RopeDescription, RopeScaling, YarnScaling};
+pub use rope::{LongScaling, PositionScale, RopeDescription, RopeScaling, YarnScaling};

@@ -71,6 +71,16 @@ pub enum RopeScaling {
     Long(LongScaling),
 }
 
+/// A factor of what is turned, by position: 1 + beta · ln(1 + ⌊position / length⌋) (Llama 4's scaling of queries,
+/// `get_llama_4_attn_scale` of transformers).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PositionScale {
+    /// How fast the factor grows; at least 0.
+    pub beta: f64,
+    /// Positions over which it stays, at least 1.
+    pub length: usize,
+}
+
 /// One rotary embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeDescription {
@@ -82,6 +92,8 @@ pub struct RopeDescription {
     pub style: RopeStyle,
     /// Stretching.
     pub scaling: RopeScaling,
+    /// A factor by position. It needs a rotary_dim of the whole head: what does not turn is not scaled.
+    pub position_scale: Option<PositionScale>,
 }
 
 impl RopeDescription {
@@ -93,6 +105,9 @@ impl RopeDescription {
         if !fits {
             let limit = format!("even, from 2 to head_dim, {head_dim}");
             return Err(bad(path, "rotary dimensions", self.rotary_dim, limit));
+        }
+        if let Some(scale) = self.position_scale {
+            scale.check(path, self.rotary_dim, head_dim)?;
         }
         let factor = match &self.scaling {
             RopeScaling::None => 1.0,
@@ -216,12 +231,35 @@ impl RopeDescription {
         let factor = self.attention_factor();
         let mut table = Vec::with_capacity(max_positions * self.rotary_dim);
         for position in 0..max_positions {
+            let factor = self.position_scale.map_or(factor, |scale| factor * scale.at(position));
             // The angle is rounded to f32, as Hugging Face's is; its cosine is then exact to the last bit.
             let angles = frequencies.iter().map(|f| f64::from(position as f32 * f));
             table.extend(angles.clone().map(|a| a.cos() as f32 * factor));
             table.extend(angles.map(|a| a.sin() as f32 * factor));
         }
         table
+    }
+}
+
+impl PositionScale {
+    /// The factor at `position`, rounded where Hugging Face rounds.
+    fn at(self, position: usize) -> f32 {
+        1.0 + self.beta as f32 * ((1 + position / self.length) as f32).ln()
+    }
+
+    fn check(self, path: &Path, rotary_dim: usize, head_dim: usize) -> Result<()> {
+        if !(self.beta.is_finite() && self.beta >= 0.0) {
+            return Err(bad(path, "llama_4_scaling_beta", self.beta, "at least 0".into()));
+        }
+        if self.length == 0 {
+            let limit = "at least 1".into();
+            return Err(bad(path, "original_max_position_embeddings", self.length, limit));
+        }
+        if rotary_dim != head_dim {
+            let limit = format!("head_dim, {head_dim}, where queries are scaled by position");
+            return Err(bad(path, "rotary dimensions", rotary_dim, limit));
+        }
+        Ok(())
     }
 }
 

@@ -61,6 +61,7 @@ pub struct Family {
 pub static FAMILIES: &[&Family] = &[
     &llama::FAMILY,
     &ministral::FAMILY,
+    &ministral::THIRD,
     &mixtral::FAMILY,
     &smollm3::FAMILY,
     &granite::DENSE,

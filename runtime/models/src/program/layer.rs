@@ -106,10 +106,17 @@ impl Builder<'_> {
             };
             self.norm(heads, Role::norm(layer, norm), heads, width);
         }
-        if let Some(rope) = mixer.rope {
-            // q and k are next to each other with equal heads: one op rotates both.
-            let qk = self.heads(part(0, q_size + kv_size), local.num_heads + local.num_kv_heads);
-            self.rope(layer, rope, qk);
+        match (mixer.rope, mixer.query_rope) {
+            (None, _) => {}
+            (Some(rope), None) => {
+                // q and k are next to each other with equal heads: one op rotates both.
+                let qk = self.heads(part(0, q_size + kv_size), local.num_heads + local.num_kv_heads);
+                self.rope(layer, rope, qk);
+            }
+            (Some(rope), Some(query_rope)) => {
+                self.rope(layer, query_rope, q);
+                self.rope(layer, rope, k);
+            }
         }
         let group = kv_layout.place(layer as u32).0;
         self.kv_write(layer, group, k, v);

@@ -125,6 +125,7 @@ agrees_with_hugging_face! {
     gemma2_agrees_with_hugging_face: "gemma2", "gemma2/goldens.json", over 2;
     mixtral_agrees_with_hugging_face: "mixtral", "mixtral/goldens.json", over 2;
     ministral_agrees_with_hugging_face: "ministral", "ministral/goldens.json", over 2;
+    ministral3_agrees_with_hugging_face: "ministral3", "ministral3/goldens.json", over 2;
     phi3_agrees_with_hugging_face: "phi3", "phi3/goldens.json", over 2;
     phi3_long_agrees_with_hugging_face: "phi3-long", "phi3-long/goldens.json";
     qwen2_moe_agrees_with_hugging_face: "qwen2-moe", "qwen2-moe/goldens.json", over 2;
