@@ -108,6 +108,18 @@ pub(crate) fn byte_token(token: &str) -> Option<u8> {
     }
 }
 
+/// The character of GPT-2's alphabet that stands for a byte: the inverse of [`byte_of`].
+pub(crate) fn character_of(byte: u8) -> char {
+    let code = u32::from(byte);
+    let code = match code {
+        0x00..=0x20 => code + 0x100,
+        0x7F..=0xA0 => code - 0x7F + 0x121,
+        0xAD => 0x143,
+        _ => code,
+    };
+    char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
 /// The byte that a character of GPT-2's alphabet stands for: printable Latin-1 is itself, and the 68 other bytes
 /// follow in order from U+0100 (`bytes_to_unicode` in GPT-2's encoder.py).
 fn byte_of(character: char) -> Option<u8> {
@@ -136,6 +148,7 @@ mod tests {
             let byte = byte_of(character).expect("a character of the alphabet");
             assert!(!seen[byte as usize], "byte {byte} twice");
             seen[byte as usize] = true;
+            assert_eq!(character_of(byte), character);
         }
         assert_eq!(byte_of('Ġ'), Some(b' '));
         assert_eq!(byte_of('Ċ'), Some(b'\n'));
