@@ -12,7 +12,7 @@ use halyard_platform_api::hooks::{RejectedRecord, StatRecord};
 use halyard_platform_api::{DType, Device};
 use halyard_runner::{LoadProgress, ModelInfo, RankGroup, Ranks, RowOutput, Runner, kv_dtype};
 use halyard_scheduler::{NewRequest, RequestId, Scheduler, SchedulerConfig};
-use halyard_text::{ChatTemplate, GgufTokenizer, SpecialTokens, Tokenizer};
+use halyard_text::{ChatTemplate, GgufTokenizer, SpecialTokens, Tekken, Tokenizer};
 use tokio::sync::mpsc::unbounded_channel;
 
 use crate::command::Command;
@@ -575,10 +575,11 @@ fn start_ranks(
 /// The tokenizer of opened files, and special tokens as text for the chat template.
 /// The model's tokenizer and chat template.
 fn open_text(config: &EngineConfig, files: &ModelFiles) -> Result<(Tokenizer, Option<ChatTemplate>), EngineError> {
-    let (tokenizer, special) = open_tokenizer(files)?;
+    let (tokenizer, special, own_template) = open_tokenizer(files)?;
     let chat_template = files
         .chat_template
         .as_deref()
+        .or(own_template.as_deref())
         .map(|source| match &config.templates {
             Some(host) => ChatTemplate::on(Arc::clone(host), source, &special),
             None => ChatTemplate::new(source, &special),
@@ -603,14 +604,22 @@ fn open_text(config: &EngineConfig, files: &ModelFiles) -> Result<(Tokenizer, Op
     Ok((tokenizer, chat_template))
 }
 
-fn open_tokenizer(files: &ModelFiles) -> Result<(Tokenizer, SpecialTokens), EngineError> {
-    let special = SpecialTokens {
+/// The tokenizer, the special tokens as text, and the chat template that belongs to the tokenizer's own format.
+fn open_tokenizer(files: &ModelFiles) -> Result<(Tokenizer, SpecialTokens, Option<String>), EngineError> {
+    let mut special = SpecialTokens {
         bos_token: files.bos_token.clone(),
         eos_token: files.eos_token.clone(),
         ..SpecialTokens::default()
     };
     let tokenizer = match &files.tokenizer {
         TokenizerSource::File(path) => Tokenizer::from_file(path)?,
+        TokenizerSource::Tekken(path) => {
+            let tekken = Tekken::open(path)?;
+            let (bos, eos) = tekken.bos_and_eos();
+            special.bos_token.get_or_insert_with(|| bos.to_owned());
+            special.eos_token.get_or_insert_with(|| eos.to_owned());
+            return Ok((tekken.tokenizer().clone(), special, tekken.chat_template()));
+        }
         TokenizerSource::Gguf(data) => Tokenizer::from_gguf(&GgufTokenizer {
             model: data.model.clone(),
             pre: data.pre.clone(),
@@ -628,7 +637,7 @@ fn open_tokenizer(files: &ModelFiles) -> Result<(Tokenizer, SpecialTokens), Engi
         })?,
         TokenizerSource::Absent => numbered_tokenizer(files.description.vocab_size)?,
     };
-    Ok((tokenizer, special))
+    Ok((tokenizer, special, None))
 }
 
 /// The tokenizer of dummy weights without one: token i is the word `ti`.

@@ -51,6 +51,7 @@ families! {
     mixtral_on_cpu, mixtral_on_reference => "mixtral", "mixtral/goldens.json";
     ministral_on_cpu, ministral_on_reference => "ministral", "ministral/goldens.json";
     ministral3_on_cpu, ministral3_on_reference => "ministral3", "ministral3/goldens.json";
+    consolidated_on_cpu, consolidated_on_reference => "mistral-consolidated", "mistral/goldens.json";
     phi3_on_cpu, phi3_on_reference => "phi3", "phi3/goldens.json";
     phi3_long_on_cpu, phi3_long_on_reference => "phi3-long", "phi3-long/goldens.json";
     qwen2_moe_on_cpu, qwen2_moe_on_reference => "qwen2-moe", "qwen2-moe/goldens.json";

@@ -8,6 +8,7 @@
 //! [`lora`] for adapters.
 
 pub mod config;
+mod consolidated;
 mod error;
 pub mod families;
 pub mod gguf;

@@ -43,12 +43,16 @@ impl ModelOverrides {
     /// # Errors
     /// As [`JsonFields::open`].
     pub(crate) fn open_config(&self, path: &Path) -> Result<JsonFields> {
-        let fields = JsonFields::open(path)?;
+        Ok(self.put_into(JsonFields::open(path)?))
+    }
+
+    /// `fields` with those of [`ModelOverrides::config`], which errors then name beside the file.
+    pub(crate) fn put_into(&self, fields: JsonFields) -> JsonFields {
         if self.config.is_empty() {
-            return Ok(fields);
+            return fields;
         }
-        let blamed = format!("{} with --hf-overrides", path.display());
-        Ok(fields.with(&self.config).blaming(Path::new(&blamed)))
+        let blamed = format!("{} with --hf-overrides", fields.path().display());
+        fields.with(&self.config).blaming(Path::new(&blamed))
     }
 
     /// Refuses fields of a configuration where the model has none.

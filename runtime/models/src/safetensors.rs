@@ -70,13 +70,8 @@ impl SafetensorsFiles {
     /// [`ModelError::Truncated`], [`ModelError::Malformed`] about a file; [`ModelError::MissingTensor`] if a
     /// shard lacks a tensor that the index places there.
     pub fn open_folder(folder: &Path) -> Result<Self> {
-        let single = folder.join("model.safetensors");
-        if single.is_file() {
-            return Self::open(single.clone(), &[single]);
-        }
-        let index = folder.join("model.safetensors.index.json");
-        if index.is_file() {
-            return Self::open_sharded(&index);
+        if let Some(found) = Self::open_named(folder, "model")? {
+            return Ok(found);
         }
         let files = files_with_extension(folder, "safetensors")?;
         match files.as_slice() {
@@ -90,6 +85,16 @@ impl SafetensorsFiles {
                 Err(no_model(folder, found))
             }
         }
+    }
+
+    /// The file `NAME.safetensors` of a folder, or the shards of `NAME.safetensors.index.json`; `None` without both.
+    pub(crate) fn open_named(folder: &Path, name: &str) -> Result<Option<Self>> {
+        let single = folder.join(format!("{name}.safetensors"));
+        if single.is_file() {
+            return Self::open(single.clone(), &[single]).map(Some);
+        }
+        let index = folder.join(format!("{name}.safetensors.index.json"));
+        index.is_file().then(|| Self::open_sharded(&index)).transpose()
     }
 
     fn open_sharded(index_path: &Path) -> Result<Self> {

@@ -1,5 +1,5 @@
 //! Opens a model by its path on disk: description, weights, tokenizer, chat template, generation defaults. The path is
-//! a Hugging Face folder, a folder with one GGUF file, or a GGUF file. Hubs and downloads are the server's part.
+//! a Hugging Face folder, one of Mistral's own, a folder with one GGUF file, or a GGUF file. Hubs and downloads are the server's part.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::config::{GenerationDefaults, JsonFields, ModelDescription, is_fp8};
+use crate::consolidated;
 use crate::error::{ModelError, Result};
 use crate::families::Family;
 use crate::gguf::{GgufFile, GgufTokenizerData};
@@ -65,6 +66,8 @@ impl std::str::FromStr for WeightQuantization {
 pub enum TokenizerSource {
     /// A `tokenizer.json`.
     File(PathBuf),
+    /// Mistral's `tekken.json`.
+    Tekken(PathBuf),
     /// The arrays of a GGUF file.
     Gguf(Box<GgufTokenizerData>),
     /// None is there, which is accepted for dummy weights only.
@@ -121,7 +124,7 @@ impl ModelFiles {
         if !metadata.is_dir() {
             return open_gguf(path, format, dummy, over);
         }
-        let has_config = path.join("config.json").is_file();
+        let has_config = path.join("config.json").is_file() || path.join(consolidated::PARAMS).is_file();
         if format == LoadFormat::Gguf || (!has_config && format != LoadFormat::Safetensors) {
             return open_gguf(&only_gguf(path, format)?, format, dummy, over);
         }
@@ -239,19 +242,30 @@ fn open_gguf(path: &Path, format: LoadFormat, dummy: DummyWeights, over: &ModelO
 
 fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights, over: &ModelOverrides) -> Result<ModelFiles> {
     let config_path = folder.join("config.json");
-    if !config_path.is_file() {
+    let is_consolidated = !config_path.is_file() && folder.join(consolidated::PARAMS).is_file();
+    let (family, description, dummies_are_fp8) = if is_consolidated {
+        let (family, description) = consolidated::describe(folder, over)?;
+        (family, description, false)
+    } else if config_path.is_file() {
+        let config = over.open_config(&config_path)?;
+        let (family, description) = Family::describe_config(&config)?;
+        (family, description, is_fp8(&config)?)
+    } else {
         return Err(wrong_format(folder, "safetensors", "config.json", "none in the folder"));
-    }
-    let config = over.open_config(&config_path)?;
-    let (family, description) = Family::describe_config(&config)?;
+    };
     let description = Arc::new(description);
     let weights = match format {
         LoadFormat::Dummy => {
             let mut weights = Weights::dummy(description.clone(), dummy);
-            if is_fp8(&config)? {
+            if dummies_are_fp8 {
                 weights.quantise()?;
             }
             weights
+        }
+        _ if is_consolidated => {
+            let files = SafetensorsFiles::open_named(folder, consolidated::WEIGHTS)?;
+            let files = files.ok_or_else(|| no_model(folder, "params.json without consolidated.safetensors".into()))?;
+            Weights::from_safetensors(description.clone(), &consolidated::NAMES, files)
         }
         _ => Weights::from_safetensors(
             description.clone(),
@@ -336,13 +350,16 @@ fn file_name(name: Option<&std::ffi::OsStr>) -> String {
 }
 
 fn tokenizer_file(folder: &Path, format: LoadFormat) -> Result<TokenizerSource> {
-    let path = folder.join("tokenizer.json");
-    match (path.is_file(), format) {
-        (true, _) => Ok(TokenizerSource::File(path)),
+    let [json, tekken] = ["tokenizer.json", "tekken.json"].map(|name| folder.join(name));
+    if json.is_file() {
+        return Ok(TokenizerSource::File(json));
+    }
+    match (tekken.is_file(), format) {
+        (true, _) => Ok(TokenizerSource::Tekken(tekken)),
         (false, LoadFormat::Dummy) => Ok(TokenizerSource::Absent),
         (false, _) => Err(ModelError::MissingTokenizer {
             path: folder.to_path_buf(),
-            looked_for: vec!["tokenizer.json"],
+            looked_for: vec!["tokenizer.json", "tekken.json"],
         }),
     }
 }

@@ -8,8 +8,9 @@ use super::SourceError;
 /// Quantisations to take when none was asked, best first: the balance that most repositories recommend.
 const PREFERRED: [&str; 8] = ["Q4_K_M", "Q4_K_S", "Q5_K_M", "Q4_1", "Q4_0", "Q8_0", "BF16", "F16"];
 /// Files that a model folder may need besides the weights.
-const SIDE_FILES: [&str; 7] = [
+const SIDE_FILES: [&str; 8] = [
     "config.json",
+    "params.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -49,13 +50,16 @@ pub fn select(
         .filter(ends(".gguf"))
         .filter(|name| !is_projector(name))
         .collect();
+    let has = |name: &str| files.iter().any(|file| file == name);
+    // Mistral publishes its own files beside Hugging Face's, or alone.
+    let is_own = |name: &String| name.starts_with("consolidated");
+    let own = !has("config.json") && has("params.json");
     let weights: Vec<&String> = files
         .iter()
         .filter(ends(".safetensors"))
-        .filter(|name| !name.starts_with("consolidated"))
+        .filter(|name| is_own(name) == own)
         .collect();
-    let has_config = files.iter().any(|name| name == "config.json");
-    let folder = has_config && (!weights.is_empty() || format == LoadFormat::Dummy);
+    let folder = (has("config.json") || own) && (!weights.is_empty() || format == LoadFormat::Dummy);
     let wants_gguf = quantization.is_some() || format == LoadFormat::Gguf || (!folder && !ggufs.is_empty());
     if wants_gguf && format != LoadFormat::Safetensors {
         let name = match select_gguf(&ggufs, quantization) {
@@ -82,14 +86,18 @@ pub fn select(
             "no config.json with *.safetensors and no *.gguf at its root; found: {found}"
         ));
     }
-    let index = files
-        .iter()
-        .filter(|name| name.as_str() == "model.safetensors.index.json");
-    let sides = SIDE_FILES
-        .iter()
-        .filter(|side| files.iter().any(|name| name == *side))
-        .map(|side| (*side).to_owned());
-    let mut chosen: Vec<String> = sides.chain(index.cloned()).collect();
+    let index = match own {
+        true => "consolidated.safetensors.index.json",
+        false => "model.safetensors.index.json",
+    };
+    let tokenizer = match has("tokenizer.json") {
+        true => None,
+        false => Some("tekken.json"),
+    };
+    let config = if own { "config.json" } else { "params.json" };
+    let sides = SIDE_FILES.into_iter().filter(|&side| side != config);
+    let wanted = sides.chain(tokenizer).chain([index]).filter(|name| has(name));
+    let mut chosen: Vec<String> = wanted.map(str::to_owned).collect();
     if format != LoadFormat::Dummy {
         chosen.extend(weights.into_iter().cloned());
     }
@@ -212,6 +220,31 @@ mod tests {
         );
         let dummy = select("org/m", &files, None, LoadFormat::Dummy).expect("a description");
         assert!(!dummy.files.contains(&"model.safetensors".to_owned()));
+    }
+
+    #[test]
+    fn mistral_s_own_files_count_where_there_are_no_others() {
+        let own = ["params.json", "tekken.json", "consolidated.safetensors", "README.md"];
+        let chosen = select("org/m", &names(&own), None, LoadFormat::Auto).expect("a model");
+        assert_eq!(chosen.files, names(&own[..3]));
+        let both = names(&[
+            "config.json",
+            "model.safetensors",
+            "params.json",
+            "tekken.json",
+            "consolidated.safetensors",
+        ]);
+        let chosen = select("org/m", &both, None, LoadFormat::Auto).expect("a model");
+        assert_eq!(
+            chosen.files,
+            names(&["config.json", "tekken.json", "model.safetensors"])
+        );
+        let with_tokenizer = names(&["config.json", "model.safetensors", "tekken.json", "tokenizer.json"]);
+        let chosen = select("org/m", &with_tokenizer, None, LoadFormat::Auto).expect("a model");
+        assert_eq!(
+            chosen.files,
+            names(&["config.json", "tokenizer.json", "model.safetensors"])
+        );
     }
 
     #[test]

@@ -126,6 +126,8 @@ agrees_with_hugging_face! {
     mixtral_agrees_with_hugging_face: "mixtral", "mixtral/goldens.json", over 2;
     ministral_agrees_with_hugging_face: "ministral", "ministral/goldens.json", over 2;
     ministral3_agrees_with_hugging_face: "ministral3", "ministral3/goldens.json", over 2;
+    mistral_s_own_files_agree_with_hugging_face: "mistral-consolidated", "mistral/goldens.json", over 2;
+    mixtral_in_mistral_s_own_files_agrees_with_hugging_face: "mixtral-consolidated", "mixtral/goldens.json", over 2;
     phi3_agrees_with_hugging_face: "phi3", "phi3/goldens.json", over 2;
     phi3_long_agrees_with_hugging_face: "phi3-long", "phi3-long/goldens.json";
     qwen2_moe_agrees_with_hugging_face: "qwen2-moe", "qwen2-moe/goldens.json", over 2;

@@ -1,0 +1,133 @@
+//! Mistral's own folders: `params.json`, `consolidated.safetensors` and `tekken.json`. The parameters are read under
+//! Hugging Face's names, and the weights under Mistral's. Rows of q and k stand as they were trained, in pairs of
+//! neighbours, where Hugging Face's converter moves them.
+//!
+//! Sources: mistral-inference's `args.py`, and `convert_mistral_weights_to_hf.py` of transformers.
+
+use std::path::Path;
+
+use halyard_platform_api::ops::RopeStyle;
+use serde_json::{Map, Value, json};
+
+use crate::config::{JsonFields, ModelDescription};
+use crate::error::Result;
+use crate::families::Family;
+use crate::overrides::ModelOverrides;
+use crate::weights::MlpLinear::{Down, Gate, Up};
+use crate::weights::{Linear, NameTables, NameTemplate, Norm, Role};
+
+/// The file of parameters.
+pub(crate) const PARAMS: &str = "params.json";
+/// What the files of weights are called.
+pub(crate) const WEIGHTS: &str = "consolidated";
+
+/// Mistral's name of a parameter, and Hugging Face's.
+const RENAMED: &[(&str, &str)] = &[
+    ("dim", "hidden_size"),
+    ("n_layers", "num_hidden_layers"),
+    ("hidden_dim", "intermediate_size"),
+    ("n_heads", "num_attention_heads"),
+    ("n_kv_heads", "num_key_value_heads"),
+    ("norm_eps", "rms_norm_eps"),
+    ("tied_embeddings", "tie_word_embeddings"),
+    ("max_seq_len", "max_position_embeddings"),
+];
+/// Parameters with one name, and those that change no result.
+const SAME: &[&str] = &[
+    "head_dim",
+    "vocab_size",
+    "rope_theta",
+    "sliding_window",
+    "max_position_embeddings",
+    "model_type",
+    "max_batch_size",
+    "model_parallel",
+    "moe",
+    "causal",
+    "use_biases",
+];
+/// Positions where the file gives none (vLLM's default for these files).
+const POSITIONS: u64 = 128_000;
+
+pub(crate) static NAMES: NameTables = NameTables::own(&[TABLE]);
+
+const TABLE: &[NameTemplate] = &[
+    (Role::Embedding, "tok_embeddings.weight"),
+    (Role::norm(0, Norm::Attention), "layers.{l}.attention_norm.weight"),
+    (Role::weight(0, Linear::Q), "layers.{l}.attention.wq.weight"),
+    (Role::weight(0, Linear::K), "layers.{l}.attention.wk.weight"),
+    (Role::weight(0, Linear::V), "layers.{l}.attention.wv.weight"),
+    (Role::weight(0, Linear::O), "layers.{l}.attention.wo.weight"),
+    (Role::norm(0, Norm::Mlp), "layers.{l}.ffn_norm.weight"),
+    (Role::weight(0, Linear::Mlp(Gate)), "layers.{l}.feed_forward.w1.weight"),
+    (Role::weight(0, Linear::Mlp(Up)), "layers.{l}.feed_forward.w3.weight"),
+    (Role::weight(0, Linear::Mlp(Down)), "layers.{l}.feed_forward.w2.weight"),
+    (Role::weight(0, Linear::Router), "layers.{l}.feed_forward.gate.weight"),
+    (
+        Role::weight(0, Linear::Expert(0, Gate)),
+        "layers.{l}.feed_forward.experts.{e}.w1.weight",
+    ),
+    (
+        Role::weight(0, Linear::Expert(0, Up)),
+        "layers.{l}.feed_forward.experts.{e}.w3.weight",
+    ),
+    (
+        Role::weight(0, Linear::Expert(0, Down)),
+        "layers.{l}.feed_forward.experts.{e}.w2.weight",
+    ),
+    (Role::FinalNorm, "norm.weight"),
+    (Role::LmHead, "output.weight"),
+];
+
+/// The family and description of the folder's `params.json`, with the operator's `--hf-overrides` (under Hugging
+/// Face's names) put in.
+///
+/// # Errors
+/// A parameter that changes the result and is not read here, by its name; what is wrong with one that is.
+pub(crate) fn describe(folder: &Path, over: &ModelOverrides) -> Result<(&'static Family, ModelDescription)> {
+    const REMEDY: &str = "serve the model's Hugging Face files (config.json)";
+    let params = JsonFields::open(&folder.join(PARAMS))?;
+    let is_known = |key: &&str| SAME.contains(key) || RENAMED.iter().any(|(own, _)| own == key);
+    if let Some(key) = params.keys().find(|key| !is_known(key)) {
+        let value = params.value(key).map(Value::to_string).unwrap_or_default();
+        return Err(params.unsupported(key, value.chars().take(60).collect::<String>(), REMEDY));
+    }
+    for (key, plain) in [("causal", true), ("use_biases", false)] {
+        if params.bool(key)?.is_some_and(|value| value != plain) {
+            return Err(params.unsupported(key, (!plain).to_string(), REMEDY));
+        }
+    }
+    let mut fields = Map::new();
+    let mut set = |key: &str, value: Value| fields.insert(key.to_owned(), value);
+    match params.object("moe")? {
+        None => {
+            set("architectures", json!(["MistralForCausalLM"]));
+            set("model_type", json!("mistral"));
+        }
+        Some(moe) => {
+            set("architectures", json!(["MixtralForCausalLM"]));
+            set("model_type", json!("mixtral"));
+            set("num_local_experts", json!(moe.required_unsigned("num_experts")?));
+            set(
+                "num_experts_per_tok",
+                json!(moe.required_unsigned("num_experts_per_tok")?),
+            );
+        }
+    }
+    // That of every tokenizer of Mistral's.
+    set("eos_token_id", json!(2));
+    // A window that is not written would be Mistral 7B's in Hugging Face's configuration.
+    set(
+        "sliding_window",
+        params.value("sliding_window").cloned().unwrap_or(Value::Null),
+    );
+    if !params.is_written("max_seq_len") && !params.is_written("max_position_embeddings") {
+        set("max_position_embeddings", json!(POSITIONS));
+    }
+    let config = over.put_into(params.renamed(RENAMED).with(&fields));
+    let (family, mut description) = Family::describe_config(&config)?;
+    for rope in &mut description.ropes {
+        rope.style = RopeStyle::Interleaved;
+    }
+    Ok((family, description))
+}
