@@ -262,6 +262,9 @@ extern "C" {
 #define HALYARD_OP_FILL_RANDOM 34u
 #define HALYARD_OP_COLLECTIVE 35u
 #define HALYARD_OP_RELU_SQUARED 36u
+#define HALYARD_OP_HEAD_LINEAR 37u
+#define HALYARD_OP_LATENT_WRITE 38u
+#define HALYARD_OP_LATENT_ATTENTION 39u
 #define HALYARD_OP_VENDOR 0x80000000u /**< Every op of a vendor: its name tells which. */
 
 /* How an op uses an operand. */
@@ -1978,6 +1981,82 @@ typedef struct halyard_relu_squared_desc {
 #define HALYARD_RELU_SQUARED_X 0u /**< Read. [T, width] `dtype`. */
 #define HALYARD_RELU_SQUARED_OUT 1u /**< Write. [T, width] `dtype`. */
 #define HALYARD_RELU_SQUARED_NUM_OPERANDS 2u
+
+/** Op head_linear (HALYARD_OP_HEAD_LINEAR).
+ *
+ * out[t, h, n] = Σₖ x[t, h, k]·dequantise(weight)[h · out_features + n, k]: each head by a matrix of its own. out must
+ * not overlap x. */
+typedef struct halyard_head_linear_desc {
+    uint32_t struct_size;
+    uint32_t num_heads; /**< Heads. */
+    uint32_t in_features; /**< K: values of a head of x. */
+    uint32_t out_features; /**< N: values of a head of out. */
+    uint32_t weight; /**< Format of the weight (HALYARD_WEIGHT_). */
+    uint32_t dtype; /**< Type of x and out (HALYARD_DTYPE_). */
+    uint32_t max_tokens; /**< Most tokens of one call. */
+} halyard_head_linear_desc;
+#define halyard_head_linear_desc_base_size 28u
+#define HALYARD_HEAD_LINEAR_X 0u /**< Read. [T, num_heads, in_features] `dtype`, strided. */
+/** Const. Packed weight of num_heads · out_features rows of in_features values, head by head. */
+#define HALYARD_HEAD_LINEAR_WEIGHT 1u
+#define HALYARD_HEAD_LINEAR_OUT 2u /**< Write. [T, num_heads, out_features] `dtype`, strided. */
+#define HALYARD_HEAD_LINEAR_NUM_OPERANDS 3u
+
+/** Op latent_write (HALYARD_OP_LATENT_WRITE).
+ *
+ * Stores latent[t] and key[t] at slot slots[t] = page · block_size + index in the block; −1 stores nothing. The slots
+ * of a call differ. */
+typedef struct halyard_latent_write_desc {
+    uint32_t struct_size;
+    uint32_t latent_dim; /**< Values of a latent. */
+    uint32_t rope_dim; /**< Values of a key. */
+    uint32_t act; /**< Type of latent and key (HALYARD_DTYPE_). */
+    uint32_t kv; /**< Type held (HALYARD_DTYPE_). */
+    uint32_t block_size; /**< Tokens of a block. */
+    uint32_t backend; /**< Index of the attention backend in the attention interface's list. */
+    uint32_t max_tokens; /**< Most tokens of one call. */
+} halyard_latent_write_desc;
+#define halyard_latent_write_desc_base_size 32u
+#define HALYARD_LATENT_WRITE_LATENT 0u /**< Read. [T, latent_dim] `act`, strided. */
+#define HALYARD_LATENT_WRITE_KEY 1u /**< Read. [T, rope_dim] `act`, strided. */
+#define HALYARD_LATENT_WRITE_SLOTS 2u /**< Read. [T] i32. */
+/** Update. [num_pages, block_bytes] u8, with block_bytes of the attention plan; rows may lie further apart, by a
+ * multiple of offset_alignment. What is in a row is the attention backend's own. */
+#define HALYARD_LATENT_WRITE_CACHE 3u
+#define HALYARD_LATENT_WRITE_NUM_OPERANDS 4u
+
+/** Op latent_attention (HALYARD_OP_LATENT_ATTENTION).
+ *
+ * Causal attention of a ragged batch over latents. For token t of sequence s at position p (p = seq_lens[s] −
+ * query_len + index in the chunk), over the positions j ≤ p: score = scale · (q_latent[t, h]·latentⱼ + q_rope[t,
+ * h]·keyⱼ); out[t, h] = Σⱼ softmax(score)ⱼ·latentⱼ. out must not overlap q_latent or q_rope. */
+typedef struct halyard_latent_attention_desc {
+    uint32_t struct_size;
+    uint32_t num_heads; /**< Query heads. */
+    uint32_t latent_dim; /**< Values of a latent. */
+    uint32_t rope_dim; /**< Values of a key that was turned. */
+    float scale; /**< Factor of the scores. */
+    uint32_t act; /**< Type of q_latent, q_rope and out (HALYARD_DTYPE_). */
+    uint32_t kv; /**< Type held in the cache (HALYARD_DTYPE_). */
+    uint32_t block_size; /**< Tokens of a block. */
+    uint32_t backend; /**< Index of the attention backend in the attention interface's list. */
+    uint32_t max_seqs; /**< Bound: sequences of a step. */
+    uint32_t max_tokens; /**< Bound: tokens of a step. */
+    uint32_t max_query_len; /**< Bound: tokens of one sequence in a step. */
+    uint32_t max_kv_len; /**< Bound: keys of one sequence. */
+} halyard_latent_attention_desc;
+#define halyard_latent_attention_desc_base_size 52u
+#define HALYARD_LATENT_ATTENTION_Q_LATENT 0u /**< Read. [T, num_heads, latent_dim] `act`, strided. */
+#define HALYARD_LATENT_ATTENTION_Q_ROPE 1u /**< Read. [T, num_heads, rope_dim] `act`, strided. */
+/** Read. As that of latent_write, which has stored this step's latents and keys. */
+#define HALYARD_LATENT_ATTENTION_CACHE 2u
+#define HALYARD_LATENT_ATTENTION_BLOCK_TABLE 3u /**< Read. [R, max_blocks] i32: the page of each block of a row. */
+#define HALYARD_LATENT_ATTENTION_STEP_ROWS 4u /**< Read. [S] i32. */
+/** Read. [S+1] i32: the first token of each sequence, and the end. */
+#define HALYARD_LATENT_ATTENTION_QUERY_START_LOC 5u
+#define HALYARD_LATENT_ATTENTION_SEQ_LENS 6u /**< Read. [S] i32: keys of each sequence, this step's included. */
+#define HALYARD_LATENT_ATTENTION_OUT 7u /**< Write. [T, num_heads, latent_dim] `act`. */
+#define HALYARD_LATENT_ATTENTION_NUM_OPERANDS 8u
 
 /** Puts a manifest, one JSON object (docs/abi.md), where the host reads it before it runs code of the library. */
 #if defined(__GNUC__)

@@ -2,9 +2,9 @@
 //!
 //! The op itself is [`crate::ops::Attention`], with [`crate::ops::KvWrite`] for the same backend's page layout; both
 //! are prepared and encoded like any op. The layout inside a KV block is the backend's own; blocks are addressable as
-//! bytes.
+//! bytes. A backend may also run [`LatentAttention`], with [`crate::ops::LatentWrite`].
 
-use crate::ops::Attention;
+use crate::ops::{Attention, LatentAttention};
 use crate::status::{Error, Result};
 
 /// An attention backend.
@@ -47,6 +47,26 @@ pub trait AttentionRegistry: Send + Sync {
     /// # Errors
     /// As [`AttentionRegistry::support`].
     fn plan(&self, spec: &Attention) -> Result<AttentionPlan>;
+
+    /// Whether `spec.backend` runs `spec`; of a registry that does not say, none does.
+    ///
+    /// # Errors
+    /// As [`AttentionRegistry::support`].
+    fn support_latent(&self, _: &LatentAttention) -> Result<()> {
+        Err(no_latent())
+    }
+
+    /// The plan of `spec.backend` for `spec` and its bounds.
+    ///
+    /// # Errors
+    /// As [`AttentionRegistry::support`].
+    fn plan_latent(&self, _: &LatentAttention) -> Result<AttentionPlan> {
+        Err(no_latent())
+    }
+}
+
+fn no_latent() -> Error {
+    Error::unsupported("this platform has no latent attention")
 }
 
 /// What a platform without attention has.

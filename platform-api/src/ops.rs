@@ -264,6 +264,7 @@ mod attention;
 mod collective;
 mod data;
 mod embedding;
+mod latent;
 mod linear;
 mod lora;
 mod moe;
@@ -318,6 +319,9 @@ catalogue! {
     data::FillRandom,
     collective::Collective,
     pointwise::ReluSquared,
+    latent::HeadLinear,
+    latent::LatentWrite,
+    latent::LatentAttention,
 }
 
 impl OpSpec {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, RwLock};
 
 use halyard_kernels_cpu::Kernels;
-use halyard_platform_api::ops::Attention;
+use halyard_platform_api::ops::{Attention, LatentAttention};
 use halyard_platform_api::{
     AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities, ClaimReport,
     Communicator, CommunicatorDesc, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Error, MemoryInfo, OpId,
@@ -291,6 +291,21 @@ impl AttentionRegistry for CpuDevice {
         Ok(AttentionPlan {
             block_bytes: ops::kv_layout(spec.kv, spec.block_size, spec.num_kv_heads, spec.head_dim)?.block_bytes()
                 as u64,
+            scratch_bytes: 0,
+            record_decode: true,
+            record_mixed_tokens: spec.max_tokens,
+        })
+    }
+
+    fn support_latent(&self, spec: &LatentAttention) -> Result<()> {
+        ops::latent_reasons(spec)
+    }
+
+    fn plan_latent(&self, spec: &LatentAttention) -> Result<AttentionPlan> {
+        ops::latent_reasons(spec)?;
+        let layout = ops::latent_layout(spec.kv, spec.block_size, spec.latent_dim, spec.rope_dim)?;
+        Ok(AttentionPlan {
+            block_bytes: layout.block_bytes() as u64,
             scratch_bytes: 0,
             record_decode: true,
             record_mixed_tokens: spec.max_tokens,

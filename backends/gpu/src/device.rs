@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use halyard_platform_api::ops::Attention;
+use halyard_platform_api::ops::{Attention, LatentAttention};
 use halyard_platform_api::{
     Access, AttentionBackendInfo, AttentionPlan, AttentionRegistry, Buffer, BufferId, BufferKind, Capabilities,
     ClaimReport, Communicator, CommunicatorDesc, CommunicatorId, DType, DTypeSet, Device, DeviceInfo, Error,
@@ -372,11 +372,11 @@ impl OpRegistry for GpuDevice {
 }
 
 /// The one attention backend.
-fn known_backend(spec: &Attention) -> Result<()> {
-    if spec.backend == 0 {
+fn known_backend(backend: u32) -> Result<()> {
+    if backend == 0 {
         return Ok(());
     }
-    let message = format!("attention backend {}: this platform has one, index 0", spec.backend);
+    let message = format!("attention backend {backend}: this platform has one, index 0");
     Err(Error::new(Status::NotFound, message))
 }
 
@@ -390,12 +390,22 @@ impl AttentionRegistry for GpuDevice {
     }
 
     fn support(&self, spec: &Attention) -> Result<()> {
-        known_backend(spec)?;
+        known_backend(spec.backend)?;
         ops::attention_reasons(spec)
     }
 
     fn plan(&self, spec: &Attention) -> Result<AttentionPlan> {
-        known_backend(spec)?;
+        known_backend(spec.backend)?;
         ops::attention_plan(spec)
+    }
+
+    fn support_latent(&self, spec: &LatentAttention) -> Result<()> {
+        known_backend(spec.backend)?;
+        ops::latent_reasons(spec)
+    }
+
+    fn plan_latent(&self, spec: &LatentAttention) -> Result<AttentionPlan> {
+        known_backend(spec.backend)?;
+        ops::latent_plan(spec)
     }
 }

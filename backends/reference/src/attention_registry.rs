@@ -2,7 +2,7 @@
 //! softmax, as the formula reads; `online` walks the keys once. They share nothing but the formula, so each checks the
 //! other.
 
-use halyard_platform_api::ops::Attention;
+use halyard_platform_api::ops::{Attention, LatentAttention};
 use halyard_platform_api::{AttentionBackendInfo, AttentionPlan, AttentionRegistry, DType, Error, Result, Status};
 
 use crate::element::{FLOATS, KV_TYPES};
@@ -54,6 +54,44 @@ impl KvLayout {
     }
 }
 
+/// Where latents and keys lie in a block of latent attention.
+///
+/// `direct` (backend 0): \[block_size, latent_dim + rope_dim\], each token's latent and then its key. `online` (backend
+/// 1): \[block_size, rope_dim\] keys, then \[block_size, latent_dim\] latents.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LatentLayout {
+    /// Index of the attention backend.
+    pub backend: u32,
+    /// Values of a latent, and of a key.
+    pub dims: [usize; 2],
+    /// Tokens of a block.
+    pub block_size: usize,
+    /// Type held.
+    pub kv: DType,
+}
+
+impl LatentLayout {
+    /// Bytes of a latent (`part` 0) or a key (`part` 1).
+    pub(crate) fn part_bytes(&self, part: usize) -> usize {
+        self.dims[part] * self.kv.bytes()
+    }
+
+    /// Bytes of a block.
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.block_size * (self.part_bytes(0) + self.part_bytes(1))
+    }
+
+    /// First byte of the latent (`part` 0) or the key (`part` 1) of `token` of a block.
+    pub(crate) fn offset(&self, part: usize, token: usize) -> usize {
+        let [latent, key] = [self.part_bytes(0), self.part_bytes(1)];
+        match (self.backend, part) {
+            (ONLINE, 0) => self.block_size * key + token * latent,
+            (ONLINE, _) => token * key,
+            (_, part) => token * (latent + key) + part * latent,
+        }
+    }
+}
+
 /// The contract's attention registry.
 pub(crate) struct ReferenceAttention;
 
@@ -90,6 +128,26 @@ impl AttentionRegistry for ReferenceAttention {
             record_mixed_tokens: spec.max_tokens,
         })
     }
+
+    fn support_latent(&self, spec: &LatentAttention) -> Result<()> {
+        check_latent(spec)
+    }
+
+    fn plan_latent(&self, spec: &LatentAttention) -> Result<AttentionPlan> {
+        check_latent(spec)?;
+        let layout = LatentLayout {
+            backend: spec.backend,
+            dims: [spec.latent_dim as usize, spec.rope_dim as usize],
+            block_size: spec.block_size as usize,
+            kv: spec.kv,
+        };
+        Ok(AttentionPlan {
+            block_bytes: layout.block_bytes() as u64,
+            scratch_bytes: 0,
+            record_decode: true,
+            record_mixed_tokens: spec.max_tokens,
+        })
+    }
 }
 
 /// Checks an attention spec.
@@ -113,6 +171,27 @@ pub(crate) fn check(spec: &Attention) -> Result<()> {
         },
     );
     reasons.into_result("attention")
+}
+
+/// Checks a spec of latent attention.
+///
+/// # Errors
+/// As [`check`].
+pub(crate) fn check_latent(spec: &LatentAttention) -> Result<()> {
+    check_backend(spec.backend)?;
+    let mut reasons = Reasons::default();
+    require_in(&mut reasons, "act", spec.act, &FLOATS);
+    require_in(&mut reasons, "kv", spec.kv, &KV_TYPES);
+    let sizes = [
+        ("num_heads", spec.num_heads),
+        ("latent_dim", spec.latent_dim),
+        ("rope_dim", spec.rope_dim),
+        ("block_size", spec.block_size),
+    ];
+    for (name, size) in sizes {
+        reasons.require(size > 0, || format!("{name} is 0"));
+    }
+    reasons.into_result("latent_attention")
 }
 
 /// Checks an attention backend's index.

@@ -3,6 +3,7 @@
 mod attention;
 mod data;
 mod embedding;
+mod latent;
 mod linear;
 mod logits;
 mod lora;
@@ -32,6 +33,9 @@ pub(crate) fn run(spec: &OpSpec, args: &Args<'_>) -> Result<()> {
         OpSpec::Rope(op) => rope::rope(op, args),
         OpSpec::KvWrite(op) => attention::kv_write(op, args),
         OpSpec::Attention(op) => attention::attention(op, args),
+        OpSpec::HeadLinear(op) => latent::head_linear(op, args),
+        OpSpec::LatentWrite(op) => latent::latent_write(op, args),
+        OpSpec::LatentAttention(op) => latent::latent_attention(op, args),
         OpSpec::SiluMul(op) => {
             pointwise::binary(args, op.width, op.dtype, |gate, up| pointwise::silu_mul(op, gate, up))
         }

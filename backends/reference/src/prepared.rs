@@ -134,6 +134,7 @@ impl Weight {
             OpSpec::Embedding(op) => (op.weight, op.num_rows, op.width),
             OpSpec::Linear(op) => (op.weight, op.out_features, op.in_features),
             OpSpec::MoeLinear(op) => (op.weight, op.num_experts.checked_mul(op.out_features)?, op.in_features),
+            OpSpec::HeadLinear(op) => (op.weight, op.num_heads.checked_mul(op.out_features)?, op.in_features),
             _ => return None,
         };
         Some(Weight {

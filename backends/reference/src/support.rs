@@ -1,6 +1,6 @@
 //! The conditions for preparing a spec. Every refusal lists all its reasons.
 
-use halyard_platform_api::ops::{KvWrite, QuantizeAct, QuantizeScheme};
+use halyard_platform_api::ops::{KvWrite, LatentWrite, QuantizeAct, QuantizeScheme};
 use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};
 
 use crate::attention_registry;
@@ -77,6 +77,12 @@ pub(crate) fn check(spec: &OpSpec) -> Result<()> {
         }
         OpSpec::KvWrite(op) => return check_kv_write(op),
         OpSpec::Attention(op) => return attention_registry::check(op),
+        OpSpec::HeadLinear(op) => {
+            float("dtype", op.dtype);
+            require_row(&mut r, op.weight, op.in_features);
+        }
+        OpSpec::LatentWrite(op) => return check_latent_write(op),
+        OpSpec::LatentAttention(op) => return attention_registry::check_latent(op),
         OpSpec::SiluMul(op) => float("dtype", op.dtype),
         OpSpec::GeluMul(op) => float("dtype", op.dtype),
         OpSpec::Gelu(op) => float("dtype", op.dtype),
@@ -131,6 +137,18 @@ fn require_row(reasons: &mut Reasons, format: WeightFormat, width: u32) {
             format.block_values()
         )
     });
+}
+
+fn check_latent_write(op: &LatentWrite) -> Result<()> {
+    attention_registry::check_backend(op.backend)?;
+    let mut r = Reasons::default();
+    require_in(&mut r, "act", op.act, &FLOATS);
+    require_in(&mut r, "kv", op.kv, &KV_TYPES);
+    r.require(op.latent_dim > 0 && op.rope_dim > 0, || {
+        format!("latent_dim {} or rope_dim {} is 0", op.latent_dim, op.rope_dim)
+    });
+    r.require(op.block_size > 0, || "block_size is 0".to_string());
+    r.into_result("latent_write")
 }
 
 fn check_kv_write(op: &KvWrite) -> Result<()> {

@@ -10,6 +10,7 @@ use crate::attention::Attention;
 use crate::attention_bf16::MAX_HEAD_DIM;
 use crate::format::WeightFormat;
 use crate::kv::KvDtype;
+use crate::latent::LatentAttention;
 use crate::linear::{LINEAR_SCRATCH, Linear, linear_supports};
 use crate::linear_f32::{self, few_tokens};
 use crate::pack::{num_panels, packed_bytes};
@@ -126,6 +127,32 @@ impl Kernels {
                 ActMode::Int8 => self.linear_int8[format as usize - WeightFormat::Q4_0 as usize](&mut job),
             }
         }
+    }
+
+    /// Attention of one sequence's queries over latents, some heads. Calls on distinct queries or heads may run at
+    /// once.
+    ///
+    /// # Safety
+    /// The blocks of `block_table` up to the last query's position are readable at `pool`, and no other thread writes
+    /// them; queries are readable and `out` is writable for `queries` and `heads`, at the given strides.
+    ///
+    /// # Panics
+    /// If the block table ends before the last query's position or holds a negative block, or the scratch is short.
+    pub unsafe fn latent_attention(&self, mut job: LatentAttention<'_>) {
+        let end = job.first_position + job.queries.end;
+        let blocks = &job.block_table[..end.div_ceil(job.layout.block_size)];
+        assert!(
+            blocks.iter().all(|&block| block >= 0),
+            "blocks {blocks:?} of {end} keys"
+        );
+        let needed = job.layout.scratch(job.queries.len() * job.heads.len());
+        assert!(
+            job.scratch.len() >= needed,
+            "scratch of {} for {needed}",
+            job.scratch.len()
+        );
+        // SAFETY: the caller's promise; this table runs on this CPU.
+        unsafe { (self.latent_attention)(&mut job) }
     }
 
     /// Attention of one sequence's queries, one KV head. Calls on distinct queries or heads may run at once.

@@ -7,13 +7,14 @@ use crate::act::ActJob;
 use crate::activation::Activation;
 use crate::attention::Attention;
 use crate::isa::Isa;
+use crate::latent::LatentAttention;
 use crate::linear::Linear;
 use crate::linear_f32::{Chunk, DecodeFn, DecodedFn};
 use crate::reduce::Largest;
 use crate::rope::RopeStyle;
 use crate::{
-    act, activation, attention, elementwise, linear_bf16, linear_f32, linear_int8, linear_tiles, norm, panel, products,
-    reduce, rope,
+    act, activation, attention, elementwise, latent, linear_bf16, linear_f32, linear_int8, linear_tiles, norm, panel,
+    products, reduce, rope,
 };
 
 type LinearFn = unsafe fn(&mut Linear<'_>);
@@ -30,6 +31,7 @@ pub struct Kernels {
     pub(crate) linear_tiles: LinearFn,
     pub(crate) linear_int8: [LinearFn; 6],
     pub(crate) attention: unsafe fn(&Attention<'_>),
+    pub(crate) latent_attention: unsafe fn(&mut LatentAttention<'_>),
     pub(crate) rms_norm: unsafe fn(&[f32], &[f32], f32, f32, &mut [f32]),
     pub(crate) layer_norm: LayerNormFn,
     pub(crate) rope: unsafe fn(&mut [f32], &[f32], RopeStyle),
@@ -71,6 +73,7 @@ macro_rules! float_kernels {
             wrap! {
                 $attr;
                 act::prepare::<S> => fn prepare_act(job: &ActJob);
+                latent::run::<S> => fn latent_attention(job: &mut LatentAttention<'_>);
                 norm::rms_norm::<S> => fn rms_norm(x: &[f32], w: &[f32], offset: f32, eps: f32, out: &mut [f32]);
                 norm::layer_norm::<S> =>
                     fn layer_norm(x: &[f32], w: &[f32], bias: Option<&[f32]>, eps: f32, out: &mut [f32]);
@@ -170,6 +173,7 @@ macro_rules! table {
         Kernels {
             isa: $isa,
             prepare_act: $float::prepare_act,
+            latent_attention: $float::latent_attention,
             multiply: $float::multiply,
             few: [
                 $float::few_f32,

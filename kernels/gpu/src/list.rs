@@ -54,6 +54,7 @@ sources! {
     KV_WRITE = "kv_write",
         "Keys and values into their blocks, with rotation and per-head norms where a composite asks for them.":
         Cuda Glsl OpenCl;
+    LATENT = "latent", "`latent_write` and `latent_attention`.": Cuda Glsl OpenCl;
     LINEAR_DOTS = "linear_dots", "`linear` of GGUF formats and rounded tokens, by integer dot products.":
         Glsl OpenCl, "drivers of CUDA and HIP do not round activations for such formats";
     LINEAR_ONCE = "linear_once",
@@ -80,7 +81,7 @@ sources! {
     LORA = "lora", "`lora_shrink` and `lora_expand`.": Cuda Glsl OpenCl;
     LORA_MATRIX = "lora_matrix", "The same of a batch of tokens, on matrix units.":
         Cuda, "it is written for mma.sync";
-    MOE = "moe", "`moe_route`, `moe_linear`, `moe_combine`.": Cuda Glsl OpenCl;
+    MOE = "moe", "`moe_route`, `moe_linear`, `moe_combine`, `head_linear`.": Cuda Glsl OpenCl;
     MOE_GROUPED = "moe_grouped", "`moe_linear` of many tokens, expert by expert.":
         Cuda, "it is written for mma.sync";
     NORM = "norm", "`rms_norm` and `layer_norm`.": Cuda Glsl OpenCl;

@@ -57,6 +57,10 @@ families! {
     qwen2_moe_on_cpu, qwen2_moe_on_reference => "qwen2-moe", "qwen2-moe/goldens.json";
     granite_on_cpu, granite_on_reference => "granite", "granite/goldens.json";
     glm4_moe_on_cpu, glm4_moe_on_reference => "glm4-moe", "glm4-moe/goldens.json";
+    deepseek_v2_on_cpu, deepseek_v2_on_reference => "deepseek-v2", "deepseek-v2/goldens.json";
+    deepseek_v3_on_cpu, deepseek_v3_on_reference => "deepseek-v3", "deepseek-v3/goldens.json";
+    deepseek_v3_gguf_on_cpu, deepseek_v3_gguf_on_reference => "gguf/deepseek-v3-gguf.gguf",
+        "gguf/deepseek-v3-gguf.golden.json";
     gpt_oss_on_cpu, gpt_oss_on_reference => "gpt-oss", "gpt-oss/goldens.json";
     gpt_oss_mxfp4_on_cpu, gpt_oss_mxfp4_on_reference => "gpt-oss-mxfp4", "gpt-oss-mxfp4/goldens.json";
     nemotron_on_cpu, nemotron_on_reference => "nemotron", "nemotron/goldens.json";

@@ -110,6 +110,8 @@ ranks_equal_one_device! {
     // 562 logits: ranks' parts overlap.
     gemma3: "gemma3", 2 4;
     smollm2: "smollm2", 3;
+    // Every rank holds the whole cache of latents.
+    deepseek_v3: "deepseek-v3", 2 4;
 }
 
 /// The check that GPU machines run.

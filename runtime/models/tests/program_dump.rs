@@ -16,8 +16,9 @@ use halyard_platform_api::program::ABSENT;
 
 /// Tiny models as paths below `tests/fixtures/models`: together they have every choice of a description once. What the
 /// programs of all others compute is compared with Hugging Face's (`program.rs`).
-const MODELS: [&str; 23] = [
+const MODELS: [&str; 24] = [
     "cohere2",
+    "deepseek-v3",
     "gemma3",
     "gguf/gemma3-gguf.gguf",
     "gguf/llama-gguf.gguf",

@@ -2,7 +2,6 @@
 
 use halyard_models::ModelFiles;
 use halyard_models::program::{KvLayout, LoraOptions, ModelProgram, ProgramOptions, Shard, build_forward};
-use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{AttentionRegistry, DType, Device, DeviceInfo, OpSpec};
 
 use crate::buckets::wanted;
@@ -275,19 +274,26 @@ fn choose_attention(
 
 /// The largest block of any layer's attention, and whether all of them can record decode steps.
 fn plan_layers(registry: &dyn AttentionRegistry, program: &ModelProgram) -> halyard_platform_api::Result<(u64, bool)> {
-    let mut planned: Vec<&Attention> = Vec::new();
+    let mut planned: Vec<&OpSpec> = Vec::new();
     let (mut block_bytes, mut records_decode) = (0, true);
     for node in &program.program.nodes {
-        let OpSpec::Attention(spec) = &node.spec else {
+        if planned.contains(&&node.spec) {
             continue;
-        };
-        if !planned.contains(&spec) {
-            registry.support(spec)?;
-            let plan = registry.plan(spec)?;
-            block_bytes = plan.block_bytes.max(block_bytes);
-            records_decode &= plan.record_decode;
-            planned.push(spec);
         }
+        let plan = match &node.spec {
+            OpSpec::Attention(spec) => {
+                registry.support(spec)?;
+                registry.plan(spec)?
+            }
+            OpSpec::LatentAttention(spec) => {
+                registry.support_latent(spec)?;
+                registry.plan_latent(spec)?
+            }
+            _ => continue,
+        };
+        block_bytes = plan.block_bytes.max(block_bytes);
+        records_decode &= plan.record_decode;
+        planned.push(&node.spec);
     }
     Ok((block_bytes, records_decode))
 }

@@ -1,7 +1,6 @@
 //! A case: tensors with their contents, and ops over them by index. The same case runs on the device and on the oracle.
 
 use half::{bf16, f16};
-use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{DType, OpSpec, WeightFormat};
 
 use crate::tolerance::{Class, Tolerance, tolerance};
@@ -34,8 +33,8 @@ pub enum Contents {
     Cache {
         /// Pages.
         pages: u32,
-        /// The attention that reads it.
-        spec: Attention,
+        /// The attention that reads it, full or latent.
+        spec: OpSpec,
     },
 }
 

@@ -4,6 +4,7 @@
 mod attend;
 mod data;
 mod dense;
+mod latent;
 mod no_token;
 mod pointwise;
 mod sampling;
@@ -25,8 +26,9 @@ pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 /// A part of the suite: its name, its ops, and what makes their cases from a seed.
 type Family = (&'static str, &'static [&'static str], fn(u64) -> Vec<Case>);
 
-const FAMILIES: [Family; 6] = [
+const FAMILIES: [Family; 7] = [
     ("dense", dense::OPS, dense::cases),
+    ("head-linear", latent::HEAD_OPS, latent::head_cases),
     ("pointwise", pointwise::OPS, pointwise::cases),
     ("data", data::OPS, data::cases),
     ("step", step::OPS, step::cases),
@@ -34,12 +36,18 @@ const FAMILIES: [Family; 6] = [
     ("no-token", no_token::OPS, no_token::cases),
 ];
 
-/// The part of attention, whose cases depend on the device.
-const ATTENTION: &str = "attention";
+/// The parts of attention, whose cases depend on the device.
+const ATTENTION: [AttentionFamily; 2] = [
+    ("attention", attend::OPS, attend::cases),
+    ("latent", latent::OPS, latent::cases),
+];
+
+/// As [`Family`], by block size.
+type AttentionFamily = (&'static str, &'static [&'static str], fn(u64, u32) -> Vec<Case>);
 
 /// Whether a part is one of ops.
 pub(crate) fn has_part(part: &str) -> bool {
-    part == ATTENTION || FAMILIES.iter().any(|(family, ..)| *family == part)
+    ATTENTION.iter().any(|(family, ..)| *family == part) || FAMILIES.iter().any(|(family, ..)| *family == part)
 }
 
 /// Runs all cases; attention on every backend of the device.
@@ -71,17 +79,21 @@ pub(crate) fn run(device: &Arc<dyn Device>, oracle: &Arc<dyn Device>, options: &
             }
         }
     }
-    if !has_wanted(ATTENTION, attend::OPS) {
-        return;
-    }
+    let wanted_attention: Vec<_> = ATTENTION
+        .iter()
+        .filter(|(part, ops, _)| has_wanted(part, ops))
+        .collect();
     for (index, backend) in device.attention().backends().iter().enumerate() {
         let sizes = match backend.block_sizes.as_slice() {
             [] => vec![16, 8],
             sizes => sizes.to_vec(),
         };
-        for block_size in sizes {
+        let of_sizes = sizes
+            .iter()
+            .flat_map(|size| wanted_attention.iter().map(move |family| (*size, family)));
+        for (block_size, (.., cases)) in of_sizes {
             let place = format!(" {} block {block_size}", backend.name);
-            let family = |seed| attend::cases(seed, block_size);
+            let family = |seed| cases(seed, block_size);
             let others = others(&family).into_iter().chain(std::iter::repeat(None));
             for (case, other) in family(options.seed).iter().zip(others) {
                 if wanted(case, &place) {
@@ -102,7 +114,8 @@ pub(crate) fn support(device: &dyn Device) -> Vec<Support> {
             .into_iter()
             .next()
             .map(|backend| backend.block_sizes);
-        attend::cases(0, sizes.and_then(|sizes| sizes.first().copied()).unwrap_or(16))
+        let size = sizes.and_then(|sizes| sizes.first().copied()).unwrap_or(16);
+        ATTENTION.iter().flat_map(move |(.., cases)| cases(0, size))
     };
     let cases = FAMILIES
         .iter()

@@ -92,6 +92,8 @@ fn with_backend(spec: &OpSpec, index: u32) -> OpSpec {
     match &mut spec {
         OpSpec::Attention(op) => op.backend = index,
         OpSpec::KvWrite(op) => op.backend = index,
+        OpSpec::LatentAttention(op) => op.backend = index,
+        OpSpec::LatentWrite(op) => op.backend = index,
         _ => {}
     }
     spec
@@ -110,10 +112,12 @@ fn place(
             place_weight(device, &**op, *inner, *rows, bytes)
         }
         Contents::Cache { pages, spec } => {
-            let OpSpec::Attention(spec) = with_backend(&spec.clone().into(), backend) else {
-                return Err(Failure::Broken("the cache's spec is no attention".to_string()));
+            let plan = match with_backend(spec, backend) {
+                OpSpec::Attention(spec) => device.attention().plan(&spec)?,
+                OpSpec::LatentAttention(spec) => device.attention().plan_latent(&spec)?,
+                _ => return Err(Failure::Broken("the cache's spec is no attention".to_string())),
             };
-            let block_bytes = device.attention().plan(&spec)?.block_bytes as u32;
+            let block_bytes = plan.block_bytes as u32;
             let bytes = vec![0xFF; *pages as usize * block_bytes as usize];
             // Pages may lie apart: by enough for the next to be aligned.
             let align = device.info().offset_alignment.max(1);

@@ -60,17 +60,19 @@ impl Options {
 }
 
 /// Parts of the suite: ops of one kind, or one behaviour.
-pub const PARTS: [&str; 12] = [
+pub const PARTS: [&str; 14] = [
     "memory",
     "execution",
     "rules",
     "dense",
+    "head-linear",
     "pointwise",
     "data",
     "step",
     "sampling",
     "no-token",
     "attention",
+    "latent",
     "composites",
     "invariance",
 ];

@@ -64,18 +64,21 @@ pub struct Options {
     pub only_dtype: Option<DType>,
     /// Only these tiny models of the goldens, over a cache in the type of the activations.
     pub only_models: Vec<String>,
+    /// Not these tiny models of the goldens: the platform says that it lacks an op of theirs.
+    pub except_models: Vec<String>,
 }
 
 /// How to call the program.
 pub const USAGE: &str = "usage: halyard-device-check --platform NAME [--plugin FILE] [--fixtures FOLDER] [--model \
     FILE.gguf] [--op NAME] [--variant PART]… [--jobs COUNT] [--replays COUNT] [--dtype f32|f16|bf16] \
-    [--golden MODEL]… [conformance] [goldens] [lora] [recording] [drafts] [hidden-states] [replays] [collectives] \
-    [tensor-parallel]";
+    [--golden MODEL]… [--except MODEL]… [conformance] [goldens] [lora] [recording] [drafts] [hidden-states] \
+    [replays] [collectives] [tensor-parallel]";
 
 impl Options {
     /// Whether the goldens of a tiny model are wanted.
     pub fn wants(&self, model: &str) -> bool {
-        self.only_models.is_empty() || self.only_models.iter().any(|only| only == model)
+        let is_named = |names: &[String]| names.iter().any(|name| name == model);
+        (self.only_models.is_empty() || is_named(&self.only_models)) && !is_named(&self.except_models)
     }
 
     /// Reads arguments. Without a check: all.
@@ -95,6 +98,7 @@ impl Options {
             replays: 10_000,
             only_dtype: None,
             only_models: Vec::new(),
+            except_models: Vec::new(),
         };
         while let Some(argument) = arguments.next() {
             if let Some((_, check)) = ALL.iter().find(|(name, _)| *name == argument) {
@@ -111,6 +115,7 @@ impl Options {
                 "--model" => options.model = Some(value.into()),
                 "--op" => options.only_op = Some(value),
                 "--golden" => options.only_models.push(value),
+                "--except" => options.except_models.push(value),
                 "--variant" => options.only_variant.push(value),
                 "--dtype" => {
                     options.only_dtype = Some(match value.as_str() {

@@ -4,6 +4,7 @@ mod attention;
 mod data;
 mod embedding;
 mod expert_groups;
+mod latent;
 mod linear;
 mod lora;
 mod moe;
@@ -21,6 +22,7 @@ use halyard_platform_api::{DType, Error, OpSpec, Result, WeightFormat};
 use crate::kernel::Kernel;
 
 pub(crate) use attention::{kv_layout, reasons as attention_reasons};
+pub(crate) use latent::{latent_layout, reasons as latent_reasons};
 
 /// The kernel of a descriptor, for a device whose kernels are of `isa`.
 ///
@@ -37,6 +39,9 @@ pub(crate) fn build(spec: &OpSpec, isa: kernels::Isa) -> Result<Arc<dyn Kernel>>
         OpSpec::Rope(op) => Arc::new(rope::Rope::new(op)?),
         OpSpec::KvWrite(op) => Arc::new(attention::KvWrite::new(op)?),
         OpSpec::Attention(op) => Arc::new(attention::Attention::new(op)?),
+        OpSpec::HeadLinear(op) => Arc::new(latent::HeadLinear::new(op)?),
+        OpSpec::LatentWrite(op) => Arc::new(latent::LatentWrite::new(op)?),
+        OpSpec::LatentAttention(op) => Arc::new(latent::LatentAttention::new(op)?),
         OpSpec::SiluMul(op) => pointwise::silu_mul(op)?,
         OpSpec::GeluMul(op) => pointwise::gelu_mul(op)?,
         OpSpec::Gelu(op) => pointwise::gelu(op)?,

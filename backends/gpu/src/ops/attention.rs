@@ -9,6 +9,7 @@
 mod call;
 pub(super) mod decode;
 mod kv_write;
+mod latent;
 mod launch;
 mod plain;
 mod prefill;
@@ -19,12 +20,13 @@ use halyard_platform_api::ops::Attention;
 use halyard_platform_api::{AttentionPlan, Error, OpSpec, Result};
 
 use crate::encoding::Encoding;
-use crate::kernel::{Kernel, Preparation};
+use crate::kernel::{Kernel, Preparation, boxed};
 use crate::view::View;
 
 use self::call::block_bytes;
 pub(super) use self::call::{Call, cache_args, heads_args};
 pub(super) use self::kv_write::cache_defines;
+pub(crate) use self::latent::{plan as latent_plan, reasons as latent_reasons};
 pub(crate) use self::reasons::{BLOCK_SIZES, reasons};
 
 /// The kernel of a descriptor of this family; `None` for others.
@@ -32,6 +34,8 @@ pub(crate) fn build(spec: &OpSpec) -> Option<Result<Box<dyn Kernel>>> {
     match spec {
         OpSpec::KvWrite(op) => Some(kv_write::KvWriteKernel::new(op).map(|kernel| Box::new(kernel) as Box<dyn Kernel>)),
         OpSpec::Attention(op) => Some(AttentionKernel::new(op).map(|kernel| Box::new(kernel) as Box<dyn Kernel>)),
+        OpSpec::LatentWrite(op) => Some(boxed(latent::WriteKernel::new(op))),
+        OpSpec::LatentAttention(op) => Some(boxed(latent::AttentionKernel::new(op))),
         _ => None,
     }
 }

@@ -19,7 +19,9 @@ use crate::driver::{Facts, Group};
 use crate::kernel::Kernel;
 
 pub use attention::self_test::attention as attention_self_test;
-pub(crate) use attention::{BLOCK_SIZES, plan as attention_plan, reasons as attention_reasons};
+pub(crate) use attention::{
+    BLOCK_SIZES, latent_plan, latent_reasons, plan as attention_plan, reasons as attention_reasons,
+};
 pub(crate) use collective::CollectiveKernel;
 
 /// The group of a communicator, by its number.

@@ -1,7 +1,8 @@
 //! Ops whose tokens choose their weights: `lora_shrink` and `lora_expand` (`lora.rs`), `moe_route`, `moe_linear`,
-//! `moe_combine`.
+//! `moe_combine`, `head_linear` (`heads.rs`).
 
 mod grouped;
+mod heads;
 mod lora;
 mod support;
 
@@ -33,6 +34,7 @@ pub(crate) fn build(spec: &OpSpec) -> Option<Result<Box<dyn Kernel>>> {
         OpSpec::MoeRoute(op) => boxed(Route::new(op)),
         OpSpec::MoeLinear(op) => boxed(Linear::new(op)),
         OpSpec::MoeCombine(op) => boxed(Combine::new(op)),
+        OpSpec::HeadLinear(op) => boxed(heads::Heads::new(op)),
         _ => return None,
     })
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use halyard_platform_api::ops::{Attention, KvWrite};
+use halyard_platform_api::ops::{Attention, KvWrite, LatentAttention, LatentWrite};
 use halyard_platform_api::{
     Access, Buffer, BufferKind, DType, Device, EncoderMode, OpSpec, PreparedOp, QueueKind, Tensor, WeightRows,
 };
@@ -125,18 +125,29 @@ impl Case {
         let queue = device.create_queue(QueueKind::Compute).map_err(|e| e.to_string())?;
         let mut encoder = queue.create_encoder(EncoderMode::OneShot).map_err(|e| e.to_string())?;
         let mut cache = None;
-        if let OpSpec::Attention(op) = &mut spec {
-            op.backend = backend;
-            let plan = device.attention().plan(op).map_err(|e| e.to_string())?;
+        let stored = match &mut spec {
+            OpSpec::Attention(op) => {
+                op.backend = backend;
+                let plan = device.attention().plan(op).map_err(|e| e.to_string())?;
+                Some((plan, OpSpec::from(kv_write(op)), ["k", "v", "slots"]))
+            }
+            OpSpec::LatentAttention(op) => {
+                op.backend = backend;
+                let plan = device.attention().plan_latent(op).map_err(|e| e.to_string())?;
+                Some((plan, latent_write(op).into(), ["latent", "key", "slots"]))
+            }
+            _ => None,
+        };
+        if let Some((plan, write, names)) = stored {
             let pages = Params(&self.params).u("num_pages");
             let array = Array::poison(DType::U8, &[pages, plan.block_bytes as u32]);
             let cache_tensor = upload(&array)?;
             let mut operands = Vec::new();
-            for name in ["k", "v", "slots"] {
+            for name in names {
                 operands.push(upload(&self.inputs[name])?);
             }
             operands.push(cache_tensor);
-            let write = device.ops().prepare(&kv_write(op).into()).map_err(|e| e.to_string())?;
+            let write = device.ops().prepare(&write).map_err(|e| e.to_string())?;
             encoder.encode(write.id(), &operands).map_err(|e| e.to_string())?;
             prepared.push(write);
             cache = Some(cache_tensor);
@@ -208,6 +219,18 @@ fn pack(
         op.pack_weight(0, rows, &dst).map_err(|e| e.to_string())?;
     }
     Ok(dst)
+}
+
+fn latent_write(op: &LatentAttention) -> LatentWrite {
+    LatentWrite {
+        latent_dim: op.latent_dim,
+        rope_dim: op.rope_dim,
+        act: op.act,
+        kv: op.kv,
+        block_size: op.block_size,
+        backend: op.backend,
+        max_tokens: 1 << 16,
+    }
 }
 
 fn kv_write(op: &Attention) -> KvWrite {

@@ -293,6 +293,30 @@ fn stepping(op: &str, p: &Params) -> Option<OpSpec> {
             max_rows: p.u("max_rows"),
         }
         .into(),
+        "head_linear" => HeadLinear {
+            num_heads: p.u("num_heads"),
+            in_features: p.u("in_features"),
+            out_features: p.u("out_features"),
+            weight: p.weight(),
+            dtype: p.d("dtype"),
+            max_tokens: p.u("max_tokens"),
+        }
+        .into(),
+        "latent_attention" => LatentAttention {
+            num_heads: p.u("num_heads"),
+            latent_dim: p.u("latent_dim"),
+            rope_dim: p.u("rope_dim"),
+            scale: p.f("scale"),
+            act: p.d("act"),
+            kv: p.d("kv"),
+            block_size: p.u("block_size"),
+            backend: 0,
+            max_seqs: max_seqs(),
+            max_tokens: p.u("max_tokens"),
+            max_query_len: p.u("max_query_len"),
+            max_kv_len: p.u("max_kv_len"),
+        }
+        .into(),
         "attention" => Attention {
             num_heads: p.u("num_heads"),
             num_kv_heads: p.u("num_kv_heads"),

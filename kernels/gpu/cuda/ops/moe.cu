@@ -1,7 +1,7 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
 // Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block
 // format: see blocks.cuh).
-// revision: 2
+// revision: 3
 // check: -DACT=f32 -DWEIGHT=f32
 // check: -DACT=f32 -DWEIGHT=f16
 // check: -DACT=f32 -DWEIGHT=bf16
@@ -116,8 +116,8 @@ extern "C" __global__ void moe_route(const float *logits, u32 logits_stride, i32
 // Features of a warp.
 #define FEATURES 4
 
-// `bias` may be null. Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. A
-// warp computes FEATURES features of a choice.
+// `bias` may be null. Without `experts`, choice j takes matrix j: `head_linear`. Grid: features in 8 · FEATURES,
+// choices (token · top_k + j) up to a bound, then in strides. A warp computes FEATURES features of a choice.
 extern "C" __global__ void __launch_bounds__(LINEAR_THREADS)
     moe_linear(const ACT *x, u32 token_stride, u32 input_stride, const u8 *weight, u64 row_bytes, const i32 *experts,
                u32 experts_stride, ACT *out, u32 out_token_stride, u32 out_choice_stride, const float *bias,
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(LINEAR_THREADS)
     if (n >= features) return;
     for (u32 choice = blockIdx.y; choice < num_choices; choice += gridDim.y) {
         u32 t = choice / top_k, j = choice % top_k;
-        u32 expert = (u32)experts[(u64)t * experts_stride + j];
+        u32 expert = experts ? (u32)experts[(u64)t * experts_stride + j] : j;
         if (expert >= num_experts) continue;
         const ACT *input = x + (u64)t * token_stride + (u64)j * input_stride;
         const u8 *rows = weight + ((u64)expert * features + n) * row_bytes;

@@ -1,7 +1,7 @@
 // Mixture of experts: `moe_route`, `moe_linear`, `moe_combine`.
 // Definitions: ACT (x and out) and WEIGHT (experts' matrices): f32, f16, bf16; instead of WEIGHT, FORMAT (a block
 // format: see blocks.h).
-// revision: 2
+// revision: 3
 // check: -DACT=f32 -DWEIGHT=f32
 // check: -DACT=f16 -DWEIGHT=f16
 // check: -DACT=bf16 -DWEIGHT=bf16
@@ -122,8 +122,8 @@ INLINE float8 weights8(const __global u8 *row, u32 k) { return LOADN(8, WEIGHT, 
 INLINE float weight1(const __global u8 *row, u32 k) { return LOAD(WEIGHT, (const __global WEIGHT *)row, k); }
 #endif
 
-// `bias` may be null. Grid: features in 8 · FEATURES, choices (token · top_k + j) up to a bound, then in strides. 32
-// work-items compute FEATURES features of a choice.
+// `bias` may be null. Without `experts`, choice j takes matrix j: `head_linear`. Grid: features in 8 · FEATURES,
+// choices (token · top_k + j) up to a bound, then in strides. 32 work-items compute FEATURES features of a choice.
 KERNEL void moe_linear(const __global ACT *x, u32 token_stride, u32 input_stride, const __global u8 *weight,
                        u64 row_bytes, const __global i32 *experts, u32 experts_stride, __global ACT *out,
                        u32 out_token_stride, u32 out_choice_stride, const __global float *bias, u32 num_choices,
@@ -132,7 +132,8 @@ KERNEL void moe_linear(const __global ACT *x, u32 token_stride, u32 input_stride
     u32 id = get_local_id(0), lane = id % 32, first = get_group_id(0) * (LINEAR_THREADS / 32 * FEATURES),
         n = first + id / 32 * FEATURES;
     for (u32 choice = get_group_id(1); choice < num_choices; choice += get_num_groups(1)) {
-        u32 t = choice / top_k, j = choice % top_k, expert = (u32)experts[(u64)t * experts_stride + j];
+        u32 t = choice / top_k, j = choice % top_k, expert = j;
+        if (experts) expert = (u32)experts[(u64)t * experts_stride + j];
         bool live = expert < num_experts;
         expert = live ? expert : 0;
         const __global ACT *input = x + (u64)t * token_stride + (u64)j * input_stride;

@@ -8,7 +8,7 @@ use crate::abi::spec::read_spec;
 use crate::abi::tables::{AttentionBackendWire, AttentionPlanWire, AttentionTable, OpSpecWire};
 use crate::abi::types::{ErrorOut, write_struct};
 use crate::attention::AttentionBackendInfo;
-use crate::ops::{Attention, OpSpec};
+use crate::ops::{Attention, LatentAttention, OpSpec};
 use crate::status::{Error, Result, Status};
 
 /// The table over any [`crate::AttentionRegistry`].
@@ -27,12 +27,19 @@ fn backends(state: &DeviceState) -> &[AttentionBackendInfo] {
         .get_or_init(|| state.device.attention().backends())
 }
 
+/// An op that the registry plans.
+enum Planned {
+    Full(Attention),
+    Latent(LatentAttention),
+}
+
 /// # Safety
 /// As [`read_spec`].
-unsafe fn read_attention(spec: *const OpSpecWire) -> Result<Attention> {
+unsafe fn read_planned(spec: *const OpSpecWire) -> Result<Planned> {
     // SAFETY: as the caller promises.
     match unsafe { read_spec(spec)? } {
-        OpSpec::Attention(attention) => Ok(attention),
+        OpSpec::Attention(attention) => Ok(Planned::Full(attention)),
+        OpSpec::LatentAttention(attention) => Ok(Planned::Latent(attention)),
         other => Err(Error::unsupported(format!(
             "this platform plans no attention of the op `{}`",
             other.name()
@@ -67,7 +74,11 @@ unsafe extern "C" fn support(device: *mut c_void, spec: *const OpSpecWire, err: 
     // SAFETY: the wire promises a live device and a valid spec.
     unsafe {
         Handle::<DeviceState>::with_shared(device, err, |state| {
-            state.device.attention().support(&read_attention(spec)?)
+            let registry = state.device.attention();
+            match read_planned(spec)? {
+                Planned::Full(spec) => registry.support(&spec),
+                Planned::Latent(spec) => registry.support_latent(&spec),
+            }
         })
     }
 }
@@ -81,7 +92,11 @@ unsafe extern "C" fn plan(
     // SAFETY: the wire promises a live device, a valid spec and valid outputs.
     unsafe {
         Handle::<DeviceState>::with_shared(device, err, |state| {
-            let plan = state.device.attention().plan(&read_attention(spec)?)?;
+            let registry = state.device.attention();
+            let plan = match read_planned(spec)? {
+                Planned::Full(spec) => registry.plan(&spec),
+                Planned::Latent(spec) => registry.plan_latent(&spec),
+            }?;
             write_struct(out, &AttentionPlanWire::new(&plan))
         })
     }

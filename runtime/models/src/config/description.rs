@@ -174,7 +174,7 @@ impl ModelDescription {
         for (index, rope) in self.ropes.iter().enumerate() {
             let mixers = self.layers.iter().map(|layer| layer.mixer);
             let users = mixers.filter(|mixer| [mixer.rope, mixer.query_rope].contains(&Some(index)));
-            let head_dim = users.map(|mixer| mixer.head_dim).min();
+            let head_dim = users.map(|mixer| mixer.rope_dim()).min();
             rope.check(path, head_dim.unwrap_or(limits::HEAD_DIM))?;
         }
         self.check_numbers(path)?;
@@ -212,6 +212,12 @@ impl ModelDescription {
                     let limit = format!("below {}", self.ropes.len());
                     return Err(bad(path, "rope of a layer", rope, limit));
                 }
+            }
+            if mixer.latent.map(|latent| (latent.latent_dim, latent.rope_dim))
+                != first.latent.map(|latent| (latent.latent_dim, latent.rope_dim))
+            {
+                let limit = "as in the first layer: all layers share KV pages of one size".to_owned();
+                return Err(bad(path, "kv_lora_rank", "another in one layer", limit));
             }
             let (heads, dim) = (first.num_kv_heads, first.head_dim);
             if (mixer.num_kv_heads, mixer.head_dim) != (heads, dim) {

@@ -76,6 +76,15 @@ impl<'a> GgufConfig<'a> {
         Ok(Some((1..=num_layers).map(|i| !i.is_multiple_of(period)).collect()))
     }
 
+    pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>> {
+        let key = self.key(name);
+        match self.file.value(&key) {
+            None => Ok(None),
+            Some(GgufValue::Bool(flag)) => Ok(Some(*flag)),
+            Some(_) => Err(bad(self.file.path(), &key, "another type", "a bool".to_owned())),
+        }
+    }
+
     /// Reads the common keys: pre-norm layers, full attention, one rope, silu, as Llama has it.
     pub(crate) fn describe(&self, style: RopeStyle) -> Result<ModelDescription> {
         let hidden_size = self.required("embedding_length")?;
@@ -93,6 +102,13 @@ impl<'a> GgufConfig<'a> {
                 limit,
             ));
         }
+        self.describe_heads(style, head_dim)
+    }
+
+    /// As [`GgufConfig::describe`], with heads of so many values, whatever the file says.
+    pub(crate) fn describe_heads(&self, style: RopeStyle, head_dim: usize) -> Result<ModelDescription> {
+        let hidden_size = self.required("embedding_length")?;
+        let num_heads = self.required("attention.head_count")?;
         let num_layers = self.required("block_count")?;
         if num_layers > limits::LAYERS {
             let limit = format!("from 1 to {}", limits::LAYERS);
@@ -113,6 +129,7 @@ impl<'a> GgufConfig<'a> {
                 sinks: false,
                 scale: (head_dim as f64).powf(-0.5) as f32,
                 logit_softcap: self.float("attn_logit_softcapping")?.map(|cap| cap as f32),
+                latent: None,
             },
             mlp: MlpDescription::Dense(DenseMlp {
                 intermediate_size: self.required("feed_forward_length")?,

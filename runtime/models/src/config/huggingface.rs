@@ -84,6 +84,7 @@ pub(crate) fn describe(config: &JsonFields, defaults: &Defaults) -> Result<Model
             sinks: false,
             scale: (head_dim as f64).powf(-0.5) as f32,
             logit_softcap: None,
+            latent: None,
         },
         mlp: MlpDescription::Dense(DenseMlp {
             intermediate_size: config.required_unsigned("intermediate_size")?,
@@ -159,12 +160,7 @@ fn activation(config: &JsonFields, defaults: &Defaults) -> Result<Activation> {
 /// The rope of a model with one: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
 fn rope(config: &JsonFields, defaults: &Defaults, head_dim: usize, positions: usize) -> Result<RopeDescription> {
     let theta = config.float("rope_theta")?.unwrap_or(defaults.rope_theta);
-    let parameters = match config.object("rope_scaling")? {
-        Some(scaling) => Some(scaling),
-        None => config
-            .object("rope_parameters")?
-            .filter(|p| p.value("full_attention").is_none()),
-    };
+    let parameters = rope_parameters(config)?;
     // Phi-3 has it beside the object.
     const ORIGINAL: &str = "original_max_position_embeddings";
     let parameters = match (parameters, config.value(ORIGINAL)) {
@@ -177,6 +173,16 @@ fn rope(config: &JsonFields, defaults: &Defaults, head_dim: usize, positions: us
     let partial = config.float("partial_rotary_factor")?;
     let partial = partial.unwrap_or(defaults.partial_rotary_factor);
     rope_from(parameters.as_ref(), theta, Some(partial), head_dim, positions)
+}
+
+/// The parameters of the rope that all layers have, or full ones.
+pub(crate) fn rope_parameters(config: &JsonFields) -> Result<Option<JsonFields>> {
+    Ok(match config.object("rope_scaling")? {
+        Some(scaling) => Some(scaling),
+        None => config
+            .object("rope_parameters")?
+            .filter(|p| p.value("full_attention").is_none()),
+    })
 }
 
 /// A rope from its parameter object, if there is one.

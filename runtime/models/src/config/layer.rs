@@ -43,6 +43,61 @@ pub struct AttentionDescription {
     pub scale: f32,
     /// cap · tanh(score / cap), where given.
     pub logit_softcap: Option<f32>,
+    /// Keys and values are made of one latent a token; then `num_kv_heads` is 1 and `head_dim` a value's.
+    pub latent: Option<LatentDescription>,
+}
+
+/// Latent attention (DeepSeek V2 and V3). A token leaves a latent, of which each head's key and value are linear
+/// functions, and a short key for all heads, which alone is turned by the position.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentDescription {
+    /// Values of what queries are made of; `None`: of the hidden state.
+    pub query_rank: Option<usize>,
+    /// Values of a latent.
+    pub latent_dim: usize,
+    /// Values of a head's query and key that are not turned.
+    pub nope_dim: usize,
+    /// Values that are.
+    pub rope_dim: usize,
+    /// Added to the mean square by the norms of latents and of what queries are made of.
+    pub norm_eps: f32,
+}
+
+impl LatentDescription {
+    fn check(&self, path: &Path, mixer: &AttentionDescription) -> Result<()> {
+        for (field, value, most) in [
+            ("q_lora_rank", self.query_rank.unwrap_or(1), limits::WIDTH),
+            ("kv_lora_rank", self.latent_dim, limits::WIDTH),
+            ("qk_nope_head_dim", self.nope_dim, limits::HEAD_DIM),
+            ("qk_rope_head_dim", self.rope_dim, limits::HEAD_DIM),
+        ] {
+            in_range(path, field, value, most)?;
+        }
+        if !(self.norm_eps.is_finite() && self.norm_eps > 0.0) {
+            return Err(bad(
+                path,
+                "eps of the latents' norm",
+                self.norm_eps,
+                "a number above 0".into(),
+            ));
+        }
+        let widest = self.latent_dim.max(self.nope_dim + self.rope_dim + mixer.head_dim);
+        if mixer.num_heads * widest > limits::WIDTH {
+            let limit = format!("at most {} for heads of {widest} values", limits::WIDTH / widest);
+            return Err(bad(path, "num_attention_heads", mixer.num_heads, limit));
+        }
+        let plain = mixer.window.is_none()
+            && mixer.qk_norm.is_none()
+            && mixer.logit_softcap.is_none()
+            && !(mixer.sinks || mixer.qkv_bias);
+        match plain && mixer.num_kv_heads == 1 {
+            true => Ok(()),
+            false => {
+                let limit = "without windows, sinks, caps, biases and norms of queries and keys".to_owned();
+                Err(bad(path, "latent attention", "more than latents", limit))
+            }
+        }
+    }
 }
 
 /// What a norm of queries or keys normalises together.
@@ -189,7 +244,13 @@ pub struct SharedExpert {
 }
 
 impl AttentionDescription {
-    /// Values of all query heads together.
+    /// Values of a head that rope may turn.
+    #[must_use]
+    pub fn rope_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.rope_dim)
+    }
+
+    /// Values of all query heads together, and of the result; of latent attention, of the result alone.
     #[must_use]
     pub fn q_size(&self) -> usize {
         self.num_heads * self.head_dim
@@ -219,7 +280,10 @@ impl AttentionDescription {
         if let Some(window) = self.window {
             in_range(path, "sliding_window", window, limits::POSITIONS)?;
         }
-        Ok(())
+        match self.latent {
+            Some(latent) => latent.check(path, self),
+            None => Ok(()),
+        }
     }
 }
 

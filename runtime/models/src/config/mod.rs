@@ -16,8 +16,8 @@ pub use description::{KvScale, ModelDescription, NormDescription, NormKind, Norm
 pub use fields::JsonFields;
 pub use generation::GenerationDefaults;
 pub use layer::{
-    Activation, AttentionDescription, DenseMlp, ExpertGroups, ExpertsMlp, LayerDescription, MlpDescription, QkNorm,
-    SharedExpert,
+    Activation, AttentionDescription, DenseMlp, ExpertGroups, ExpertsMlp, LatentDescription, LayerDescription,
+    MlpDescription, QkNorm, SharedExpert,
 };
 pub(crate) use limits::bad;
 pub(crate) use quantization::is_fp8;

@@ -286,7 +286,7 @@ impl YarnScaling {
     }
 
     /// 0.1 · m · ln(factor) + 1 (`get_mscale`).
-    pub(super) fn magnitude(factor: f64, m: f64) -> f64 {
+    pub(crate) fn magnitude(factor: f64, m: f64) -> f64 {
         if factor <= 1.0 {
             1.0
         } else {

@@ -20,7 +20,8 @@ pub(super) static FAMILY: Family = Family {
     gguf_names: NameTables::own(&[names::GGUF]),
 };
 
-const NAMES: &[NameTemplate] = &[
+/// The bias for choosing, and the shared expert.
+pub(super) const NAMES: &[NameTemplate] = &[
     (
         Role::Layer(0, Part::ChoiceBias),
         "model.layers.{l}.mlp.gate.e_score_correction_bias",

@@ -3,6 +3,9 @@
 
 mod baichuan;
 mod cohere;
+mod deepseek;
+mod deepseek_gguf;
+mod deepseek_hf;
 mod exaone4;
 mod falcon;
 mod gemma;
@@ -77,6 +80,8 @@ pub static FAMILIES: &[&Family] = &[
     &phi3::FAMILY,
     &glm4::FAMILY,
     &glm4_moe::FAMILY,
+    &deepseek::SECOND,
+    &deepseek::THIRD,
     &cohere::FAMILY,
     &olmo2::FAMILY,
     &olmoe::FAMILY,

@@ -152,8 +152,13 @@ impl<'a> Reader<'a> {
             return Err(self.refuse(name, format!("a change of {}", name_of(linear)), &remedy));
         }
         if !self.has(layer, linear) {
-            let found = format!("a change of {} in layer {layer}, which has experts", name_of(linear));
-            let remedy = "adapters change linears of attention and of dense MLPs: train with those as target_modules";
+            let instead = match linear {
+                Linear::Mlp(_) => "experts",
+                _ => "latent attention",
+            };
+            let found = format!("a change of {} in layer {layer}, which has {instead}", name_of(linear));
+            let remedy = "adapters change linears of attention (of latent attention o_proj alone) and of dense MLPs: \
+                          train with those as target_modules";
             return Err(self.refuse(name, found, remedy));
         }
         Ok((layer, linear))
@@ -161,10 +166,12 @@ impl<'a> Reader<'a> {
 
     /// Whether a layer has a linear that may be a target.
     fn has(&self, layer: usize, linear: Linear) -> bool {
-        !matches!(
-            (linear, self.model.layers[layer].mlp),
-            (Linear::Mlp(_), MlpDescription::Experts(_))
-        )
+        let layer = &self.model.layers[layer];
+        match linear {
+            Linear::Mlp(_) => !matches!(layer.mlp, MlpDescription::Experts(_)),
+            Linear::Q | Linear::K | Linear::V => layer.mixer.latent.is_none(),
+            _ => true,
+        }
     }
 
     /// A target that the configuration lists must be there in every layer that has it: a file that lacks some of them

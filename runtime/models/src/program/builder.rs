@@ -311,10 +311,10 @@ impl<'a> Builder<'a> {
         let weight = self.vector(&[role]);
         let of_heads = matches!(role, Role::Layer(_, Part::Norm(Norm::Query | Norm::Key)));
         let NormKind::Layer { bias } = norm.kind else {
-            return self.rms_norm([x, weight, out], width, norm.weight_offset);
+            return self.rms_norm([x, weight, out], width, norm.weight_offset, norm.eps);
         };
         if of_heads {
-            return self.rms_norm([x, weight, out], width, 0.0);
+            return self.rms_norm([x, weight, out], width, 0.0, norm.eps);
         }
         let bias = match role {
             Role::Layer(layer, Part::Norm(norm)) if bias => self.vector(&[Role::Layer(layer, Part::NormBias(norm))]),
@@ -350,10 +350,10 @@ impl<'a> Builder<'a> {
         self.push(OpSpec::LayerNorm(spec), vec![x, weight, ABSENT, x]);
     }
 
-    fn rms_norm(&mut self, operands: [u16; 3], width: u32, weight_offset: f32) {
+    pub(super) fn rms_norm(&mut self, operands: [u16; 3], width: u32, weight_offset: f32, eps: f32) {
         let spec = RmsNorm {
             width,
-            eps: self.model.norm.eps,
+            eps,
             weight_offset,
             dtype: self.options.act,
         };
@@ -557,7 +557,7 @@ impl<'a> Builder<'a> {
         roles.iter().map(part).collect()
     }
 
-    fn rows(&self, role: Role) -> u32 {
+    pub(super) fn rows(&self, role: Role) -> u32 {
         self.local.slice(self.model, role).rows
     }
 }

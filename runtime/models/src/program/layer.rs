@@ -18,7 +18,10 @@ impl Builder<'_> {
         if self.model.norm.placement.is_before_attention() {
             self.norm_stream(&slots.feed, Role::norm(layer, Norm::Attention));
         }
-        self.attention(layer, kv_layout, slots)
+        match (self.model.layers[layer].mixer.latent, &slots.latent) {
+            (Some(latent), Some(own)) => self.latent_attention(layer, latent, kv_layout, slots, own),
+            _ => self.attention(layer, kv_layout, slots),
+        }
     }
 
     /// A layer's second half: each row by itself, from attention's result on.
@@ -48,7 +51,7 @@ impl Builder<'_> {
     }
 
     /// What attention reads, and what the MLP reads.
-    fn read_by(is_normed: bool, slots: &FeedSlots) -> Columns {
+    pub(super) fn read_by(is_normed: bool, slots: &FeedSlots) -> Columns {
         if is_normed { slots.normed } else { slots.hidden }
     }
 
@@ -59,7 +62,7 @@ impl Builder<'_> {
     }
 
     /// A layer's columns of attention's result.
-    fn attended(&self, layer: usize, slots: &FeedSlots) -> Columns {
+    pub(super) fn attended(&self, layer: usize, slots: &FeedSlots) -> Columns {
         Columns {
             width: self.local.layers[layer].q_size() as u32,
             ..slots.attended
@@ -125,10 +128,10 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn rope(&mut self, layer: usize, index: usize, x: u16) {
+    pub(super) fn rope(&mut self, layer: usize, index: usize, x: u16) {
         let rope = &self.model.ropes[index];
         let spec = Rope {
-            head_dim: self.model.layers[layer].mixer.head_dim as u32,
+            head_dim: self.model.layers[layer].mixer.rope_dim() as u32,
             rotary_dim: rope.rotary_dim as u32,
             style: rope.style,
             dtype: self.options.act,

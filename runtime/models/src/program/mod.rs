@@ -6,6 +6,7 @@
 
 mod builder;
 mod kv;
+mod latent;
 mod layer;
 mod mlp;
 mod shard;

@@ -173,11 +173,12 @@ impl LocalSizes {
             columns: count as u32,
             ..whole
         };
-        let (layer, part) = match role {
+        let (index, part) = match role {
             Role::LmHead => return rows(self.vocab_starts(model)[rank] as usize, self.vocab),
-            Role::Layer(layer, part) => (self.layers[layer], part),
+            Role::Layer(index, part) => (index, part),
             Role::Embedding | Role::Positions | Role::FinalNorm | Role::FinalNormBias => return whole,
         };
+        let layer = self.layers[index];
         let (q, kv, intermediate) = (layer.q_size(), layer.kv_size(), layer.intermediate_size);
         let shared = layer.shared_size;
         match part {
@@ -191,6 +192,12 @@ impl LocalSizes {
                 Linear::Shared(Gate | Up) => rows(rank * shared, shared),
                 Linear::O | Linear::Mlp(Down) | Linear::Expert(_, Down) | Linear::Shared(Down) => whole,
                 Linear::Router | Linear::SharedWeight => whole,
+                Linear::QueryLow | Linear::KeyRope | Linear::Latent => whole,
+                // Heads are divided; what all of them read stands on every rank.
+                Linear::QueryNope | Linear::QueryRope | Linear::KeyUp | Linear::ValueUp => {
+                    let of_head = role.shape(model)[0] / model.layers[index].mixer.num_heads;
+                    rows(layer.first_head * of_head, layer.num_heads * of_head)
+                }
             },
             Part::Sinks => rows(layer.first_head, layer.num_heads),
             Part::Norm(_) | Part::NormBias(_) | Part::ChoiceBias => whole,

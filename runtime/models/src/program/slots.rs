@@ -7,8 +7,16 @@ use super::builder::{Builder, Columns};
 use crate::config::LayerDescription;
 /// Activation memory that every layer uses again.
 pub(super) struct LayerSlots {
+    /// Of latent attention: queries, what they are made of, keys and latents.
     pub qkv: Columns,
     pub feed: FeedSlots,
+    pub latent: Option<LatentSlots>,
+}
+
+/// What latent attention needs besides, for all heads: queries of latents, and weighted sums of latents.
+pub(super) struct LatentSlots {
+    pub queries: Columns,
+    pub sums: Columns,
 }
 
 /// Activation memory of what follows attention in a layer.
@@ -46,15 +54,23 @@ impl Builder<'_> {
     }
 
     pub(super) fn layer_slots(&mut self, streams: [Columns; 2]) -> LayerSlots {
-        let widths = self
-            .local
-            .layers
-            .iter()
-            .map(|layer| layer.q_size() + 2 * layer.kv_size());
-        let width = widths.max().unwrap_or(0);
+        let layers = self.local.layers.iter().zip(&self.model.layers);
+        let widths = layers.clone().map(|(local, layer)| match layer.mixer.latent {
+            None => local.q_size() + 2 * local.kv_size(),
+            Some(latent) => {
+                let head = latent.nope_dim + latent.rope_dim;
+                local.num_heads * head + latent.rope_dim + latent.latent_dim + latent.query_rank.unwrap_or(0)
+            }
+        });
+        let latents = layers.filter_map(|(local, layer)| Some(local.num_heads * layer.mixer.latent?.latent_dim));
+        let (width, latents) = (widths.max().unwrap_or(0), latents.max());
         LayerSlots {
             qkv: self.slot(width, self.options.act, Rows::Tokens),
             feed: self.feed_slots(streams, Rows::Tokens, 0),
+            latent: latents.map(|width| LatentSlots {
+                queries: self.slot(width, self.options.act, Rows::Tokens),
+                sums: self.slot(width, self.options.act, Rows::Tokens),
+            }),
         }
     }
 

@@ -130,6 +130,7 @@ fn role_number(role: Role) -> u64 {
 
 /// Below 256 where there are no experts; weights of expert e have e + 1 in the upper half.
 fn part_number(part: Part) -> u64 {
+    use Linear::{KeyRope, KeyUp, Latent, QueryLow, QueryNope, QueryRope, ValueUp};
     let of_mlp = |linear| match linear {
         MlpLinear::Gate => 0,
         MlpLinear::Up => 1,
@@ -168,12 +169,22 @@ fn part_number(part: Part) -> u64 {
                 Norm::PostMlp => 5,
                 Norm::QueryHead(_) => 6,
                 Norm::KeyHead(_) => 7,
+                Norm::QueryLow => 60,
+                Norm::Latent => 61,
             }
         }
         Part::Norm(Norm::QueryHead(_)) => 38,
         Part::Norm(Norm::KeyHead(_)) => 39,
         Part::Sinks => 40,
         Part::ChoiceBias => 41,
+        Part::Weight(linear @ (QueryLow | QueryNope | QueryRope | KeyRope | Latent | KeyUp | ValueUp)) => {
+            42 + of_latent(linear)
+        }
+        Part::Bias(linear @ (QueryLow | QueryNope | QueryRope | KeyRope | Latent | KeyUp | ValueUp)) => {
+            50 + of_latent(linear)
+        }
+        Part::Norm(Norm::QueryLow) => 58,
+        Part::Norm(Norm::Latent) => 59,
     };
     let member = match part {
         Part::Weight(Linear::Expert(index, _)) | Part::Bias(Linear::Expert(index, _)) => u64::from(index) + 1,
@@ -181,6 +192,20 @@ fn part_number(part: Part) -> u64 {
         _ => 0,
     };
     member << 32 | number
+}
+
+/// The place of a linear of latent attention among them.
+fn of_latent(linear: Linear) -> u64 {
+    let all = [
+        Linear::QueryLow,
+        Linear::QueryNope,
+        Linear::QueryRope,
+        Linear::KeyRope,
+        Linear::Latent,
+        Linear::KeyUp,
+        Linear::ValueUp,
+    ];
+    all.iter().position(|of| *of == linear).unwrap_or(all.len()) as u64
 }
 
 /// The four words of `counter` under `key`: Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers:

@@ -150,6 +150,14 @@ impl Weights {
         if kv_scales.is_empty() {
             return Ok(None);
         }
+        if self.description.layers.iter().any(|layer| layer.mixer.latent.is_some()) {
+            return Err(ModelError::Unsupported {
+                path: self.path().map(PathBuf::from).unwrap_or_default(),
+                field: "k_scale".to_owned(),
+                value: "scales of keys and values in a checkpoint with latent attention".to_owned(),
+                remedy: "hold latents in the type of the activations: leave --kv-cache-dtype out".to_owned(),
+            });
+        }
         let description = ModelDescription {
             kv_scales,
             ..(*self.description).clone()
@@ -175,8 +183,21 @@ impl Weights {
     /// [`ModelError::MissingTensor`] with near names, [`ModelError::WrongShape`] or [`ModelError::UnsupportedFormat`].
     pub fn tensor(&self, role: Role) -> Result<WeightTensor<'_>> {
         let role = self.stored_role(role);
-        let StoredName { name, member, rows } = self.stored_name(role);
-        let expected = role.shape(&self.description);
+        let stored = self.stored_name(role);
+        let shape = role.shape(&self.description);
+        match (stored.rows.map_or(0, |rows| rows.transposed_matrices), shape.as_slice()) {
+            (matrices, &[rows, columns]) if matrices > 0 => {
+                let of_stored = vec![matrices * columns, rows / matrices];
+                let stored = self.stored_tensor(role, stored, of_stored)?;
+                Ok(stored.with_matrices_transposed(matrices))
+            }
+            _ => self.stored_tensor(role, stored, shape),
+        }
+    }
+
+    /// A weight of this shape as it is stored.
+    fn stored_tensor(&self, role: Role, stored: StoredName, expected: Vec<usize>) -> Result<WeightTensor<'_>> {
+        let StoredName { name, member, rows } = stored;
         let mut in_file = expected.clone();
         if let Some(rows) = rows {
             in_file[0] = rows.total;
@@ -237,7 +258,10 @@ impl Weights {
         let path = || self.path().map(PathBuf::from).unwrap_or_default();
         // A matrix of one row may be stored as a vector.
         let is_row = in_file.len() == 2 && in_file[0] == 1 && found[..] == in_file[1..];
-        if *found != in_file && !is_row {
+        // Matrices of heads may be stored as matrices of their own.
+        let is_stack = matches!((found[..].split_last(), &in_file[..]), (Some((columns, of_heads)), [rows, width])
+            if is_of_heads(role) && columns == width && of_heads.iter().product::<usize>() == *rows);
+        if *found != in_file && !is_row && !is_stack {
             return Err(ModelError::WrongShape {
                 path: path(),
                 tensor: name,
@@ -508,9 +532,16 @@ fn first_found(mut names: Vec<StoredName>, is_there: impl Fn(&str) -> bool) -> S
     names.swap_remove(found.unwrap_or(0))
 }
 
-/// A matrix of a layer that 8-bit floats may hold. Routers are small, and a rounded score chooses another expert.
+/// A matrix of a layer that 8-bit floats may hold. Routers are small, and a rounded score chooses another expert. The
+/// matrices of latent attention's heads stay in the file's type, too.
 fn is_layer_matrix(role: Role) -> bool {
     matches!(role, Role::Layer(_, Part::Weight(linear)) if !matches!(linear, Linear::Router | Linear::SharedWeight))
+        && !is_of_heads(role)
+}
+
+/// A matrix for each head, one behind the other.
+fn is_of_heads(role: Role) -> bool {
+    matches!(role, Role::Layer(_, Part::Weight(Linear::KeyUp | Linear::ValueUp)))
 }
 
 fn is_plain(format: WeightFormat) -> bool {

@@ -35,6 +35,10 @@ pub(crate) enum PackedOrder {
     Stacked,
     /// Of q, k and v, KV head by KV head: the rows of its query heads, of its key, of its value (GPT-NeoX, InternLM 2).
     ByKvHead,
+    /// Of several parts of each query head, head by head: the rows of each (DeepSeek).
+    ByHead,
+    /// As `ByHead`; of the first part, each head's matrix is the transpose.
+    ByHeadFirstTransposed,
     /// As `Stacked`, but the tensor is the transpose: `[in_features, out_features]` (GPT-2's `Conv1D`).
     Transposed,
     /// A row of each in turn (gpt-oss's gates and ups).
@@ -84,6 +88,9 @@ pub(super) struct PackedRows {
     pub total: usize,
     /// The tensor's rows are its columns.
     pub is_transposed: bool,
+    /// The weight's rows are so many matrices, each of which is stored as its transpose, in `run` rows; 0: they are
+    /// not.
+    pub transposed_matrices: usize,
 }
 
 impl PackedRows {
@@ -135,11 +142,17 @@ fn packed_rows(packed: &PackedTensor, of_first: Role, role: Role, model: &ModelD
         _ => 0,
     };
     // All parts are of one kind, so that a matrix's rows and a bias's values are counted alike.
+    let heads = model.layers[layer].mixer.num_heads;
+    let is_first_transposed = packed.order == PackedOrder::ByHeadFirstTransposed;
     let size = |part: &Role| match part {
-        Role::Layer(_, part) => Role::Layer(layer, *part).shape(model)[0],
+        Role::Layer(_, of_layer) => match *Role::Layer(layer, *of_layer).shape(model) {
+            [_, columns] if is_first_transposed && *part == packed.parts[0] => heads * columns,
+            ref shape => shape[0],
+        },
         other => other.shape(model)[0],
     };
     let groups = match packed.order {
+        PackedOrder::ByHead | PackedOrder::ByHeadFirstTransposed => heads,
         PackedOrder::ByKvHead => model.layers[layer].mixer.num_kv_heads,
         PackedOrder::Stacked | PackedOrder::Transposed => 1,
         PackedOrder::Alternating | PackedOrder::AlternatingTransposed => size(&of_first).max(1),
@@ -153,6 +166,10 @@ fn packed_rows(packed: &PackedTensor, of_first: Role, role: Role, model: &ModelD
         stride,
         total: stride * groups,
         is_transposed: packed.order.is_transposed(),
+        transposed_matrices: match is_first_transposed && of_first == packed.parts[0] {
+            true => heads,
+            false => 0,
+        },
     }
 }
 

@@ -1,6 +1,8 @@
 //! The places that weights have in a decoder, and their shapes. What they are called in files: [`super::names`].
 
-use crate::config::{LayerDescription, MlpDescription, ModelDescription, NormDescription, NormKind, QkNorm};
+use crate::config::{
+    AttentionDescription, LayerDescription, MlpDescription, ModelDescription, NormDescription, NormKind, QkNorm,
+};
 
 /// A weight of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,6 +58,10 @@ pub enum Norm {
     Mlp,
     /// Of the MLP's result.
     PostMlp,
+    /// Of what latent attention's queries are made of.
+    QueryLow,
+    /// Of latents.
+    Latent,
 }
 
 /// A linear of a layer.
@@ -79,6 +85,21 @@ pub enum Linear {
     Shared(MlpLinear),
     /// The weight of that expert, `[1, hidden_size]`.
     SharedWeight,
+    /// What latent attention's queries are made of, `[query_rank, hidden_size]`.
+    QueryLow,
+    /// The parts of its queries that are not turned, `[num_heads · nope_dim, query_rank or hidden_size]`.
+    QueryNope,
+    /// The parts that are, `[num_heads · rope_dim, query_rank or hidden_size]`.
+    QueryRope,
+    /// The key that is turned, `[rope_dim, hidden_size]`.
+    KeyRope,
+    /// The latent, `[latent_dim, hidden_size]`.
+    Latent,
+    /// Queries of latents from queries of keys, head by head, `[num_heads · latent_dim, nope_dim]`: of each head the
+    /// transpose of the matrix that makes keys of latents.
+    KeyUp,
+    /// Values from latents, head by head, `[num_heads · head_dim, latent_dim]`.
+    ValueUp,
 }
 
 /// A linear of an MLP.
@@ -107,6 +128,27 @@ impl Linear {
                 linear.shape(hidden, shared.map_or(0, |shared| shared.intermediate_size))
             }
             Linear::SharedWeight => [1, hidden],
+            _ => self.latent_shape(hidden, &layer.mixer),
+        }
+    }
+}
+
+impl Linear {
+    /// The same of latent attention's linears; of layers without, nothing.
+    fn latent_shape(self, hidden: usize, mixer: &AttentionDescription) -> [usize; 2] {
+        let (Some(latent), heads) = (mixer.latent, mixer.num_heads) else {
+            return [0, hidden];
+        };
+        let query_rank = latent.query_rank.unwrap_or(hidden);
+        match self {
+            Linear::QueryLow => [query_rank, hidden],
+            Linear::QueryNope => [heads * latent.nope_dim, query_rank],
+            Linear::QueryRope => [heads * latent.rope_dim, query_rank],
+            Linear::KeyRope => [latent.rope_dim, hidden],
+            Linear::Latent => [latent.latent_dim, hidden],
+            Linear::KeyUp => [heads * latent.latent_dim, latent.nope_dim],
+            Linear::ValueUp => [heads * mixer.head_dim, latent.latent_dim],
+            _ => [0, hidden],
         }
     }
 }
@@ -134,7 +176,18 @@ impl Part {
         let mut add = |present: bool, some: &[Part]| parts.extend(some.iter().filter(|_| present));
         add(placement.is_before_attention(), &norm(Norm::Attention));
         let [q, k, v] = [Linear::Q, Linear::K, Linear::V];
-        add(true, &[Weight(q), Weight(k), Weight(v)]);
+        if let Some(latent) = layer.mixer.latent {
+            let low = [Weight(Linear::QueryLow), Part::Norm(Norm::QueryLow)];
+            add(latent.query_rank.is_some(), &low);
+            add(
+                true,
+                &[Linear::QueryNope, Linear::QueryRope, Linear::KeyRope, Linear::Latent].map(Weight),
+            );
+            add(true, &[Part::Norm(Norm::Latent)]);
+            add(true, &[Linear::KeyUp, Linear::ValueUp].map(Weight));
+        } else {
+            add(true, &[Weight(q), Weight(k), Weight(v)]);
+        }
         add(layer.mixer.qkv_bias, &[Bias(q), Bias(k), Bias(v)]);
         match layer.mixer.qk_norm {
             Some(QkNorm::OwnWeights) => {
@@ -232,6 +285,12 @@ impl Role {
                     (Some(QkNorm::Whole), _) => mixer.kv_size(),
                     _ => mixer.head_dim,
                 }]
+            }
+            Role::Layer(i, Part::Norm(norm @ (Norm::QueryLow | Norm::Latent))) => {
+                vec![model.layers[i].mixer.latent.map_or(0, |latent| match norm {
+                    Norm::Latent => latent.latent_dim,
+                    _ => latent.query_rank.unwrap_or(0),
+                })]
             }
             Role::Layer(i, Part::Norm(Norm::QueryHead(_) | Norm::KeyHead(_))) => vec![model.layers[i].mixer.head_dim],
             Role::Layer(_, Part::Norm(_) | Part::NormBias(_)) => vec![hidden],

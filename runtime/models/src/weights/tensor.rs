@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::quant::{dequantize, quantize_e4m3};
 
 /// One weight.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WeightTensor<'a> {
     /// Its name in the file, for messages.
     pub name: String,
@@ -24,7 +24,7 @@ pub struct WeightTensor<'a> {
     /// `[out_features, in_features]` of a matrix, `[size]` of a vector.
     pub shape: Vec<usize>,
     /// What is done to the stored values.
-    pub(super) coding: Coding,
+    pub(super) coding: Coding<'a>,
     /// And what is changed of them on the way.
     pub(super) change: Change,
 }
@@ -72,7 +72,7 @@ impl Change {
 
 /// How stored bytes become rows of the tensor's format.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Coding {
+pub(super) enum Coding<'a> {
     /// They are such rows.
     AsStored,
     /// They are codes of 8-bit floats; scales come from another tensor of the file: one, or one a row.
@@ -81,6 +81,9 @@ pub(super) enum Coding {
     Quantise(WeightFormat),
     /// They are MXFP4, handed out as BF16, which holds every such value.
     Mxfp4(Mxfp4),
+    /// They are those of this tensor, whose rows are the rows of equally large matrices: each is handed out as its
+    /// transpose, in a plain format as stored, in others as F32.
+    TransposedMatrices(Box<WeightTensor<'a>>, usize),
 }
 
 /// How blocks of MXFP4 are stored.
@@ -115,6 +118,22 @@ impl<'w> WeightTensor<'w> {
             self.stored_rows = StoredRows::Packed(rows);
         }
         self
+    }
+
+    /// The matrix of a tensor whose rows are those of so many equally large matrices, each of them transposed. Plain
+    /// values stay in their format, others become F32, as a transposed block is no block.
+    pub(super) fn with_matrices_transposed(self, matrices: usize) -> WeightTensor<'w> {
+        let (rows, columns) = (self.num_rows() / matrices, self.row_len());
+        let is_plain = matches!(self.format, WeightFormat::F16 | WeightFormat::BF16);
+        WeightTensor {
+            name: self.name.clone(),
+            bytes: Cow::Borrowed(&[]),
+            format: if is_plain { self.format } else { WeightFormat::F32 },
+            stored_rows: StoredRows::Whole,
+            shape: vec![matrices * columns, rows],
+            coding: Coding::TransposedMatrices(Box::new(self), matrices),
+            change: Change::default(),
+        }
     }
 
     /// The stored bytes of a row.
@@ -195,6 +214,9 @@ impl<'w> WeightTensor<'w> {
             let stored_bytes = self.bytes.len() / self.num_rows();
             return Cow::Borrowed(&self.bytes[rows.start * stored_bytes..rows.end * stored_bytes]);
         }
+        if let Coding::TransposedMatrices(stored, matrices) = &self.coding {
+            return Cow::Owned(transposed_rows(stored, *matrices, rows, columns, self.format));
+        }
         let bytes_at = |column: usize| column / self.format.block_values() * self.format.block_bytes();
         let part = bytes_at(columns.start)..bytes_at(columns.end);
         let mut bytes = Vec::with_capacity(rows.len() * (part.len() + self.format.row_tail_bytes()));
@@ -212,6 +234,7 @@ impl<'w> WeightTensor<'w> {
                     bytes.extend_from_slice(&stored[part.clone()]);
                     bytes.extend_from_slice(&stored[bytes_at(self.row_len())..]);
                 }
+                Coding::TransposedMatrices(..) => unreachable!("made above"),
                 Coding::Scales(scales) => {
                     bytes.extend_from_slice(&stored[part.clone()]);
                     let mut scale = [scales[if scales.len() == 1 { 0 } else { row }]];
@@ -274,6 +297,33 @@ impl<'w> WeightTensor<'w> {
         }
         Ok(values)
     }
+}
+
+/// Some rows and columns of the transposes of matrices that stand one behind the other in `stored`.
+fn transposed_rows(
+    stored: &WeightTensor<'_>,
+    matrices: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    format: WeightFormat,
+) -> Vec<u8> {
+    let (height, width) = (stored.num_rows() / matrices, stored.row_len());
+    let mut bytes = Vec::new();
+    let (mut matrix, mut values) = (usize::MAX, vec![0.0; height * width]);
+    for row in rows {
+        if row / width != matrix {
+            matrix = row / width;
+            for (i, values) in values.chunks_exact_mut(width).enumerate() {
+                let stored_row = matrix * height + i;
+                // The bytes are whole rows of the tensor's own format.
+                let decoded = dequantize(stored.format, &stored.rows(stored_row..stored_row + 1), values);
+                debug_assert!(decoded.is_ok(), "{decoded:?}");
+            }
+        }
+        let transposed: Vec<f32> = columns.clone().map(|i| values[i * width + row % width]).collect();
+        put_plain_values(format, &transposed, &mut bytes);
+    }
+    bytes
 }
 
 /// Values of a block of MXFP4 (OCP Microscaling Formats 1.0).

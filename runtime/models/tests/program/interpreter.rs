@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use halyard_models::program::{KvLayout, ModelProgram, Shard, TensorRole, WeightSpec, build_forward, build_head};
 use halyard_models::quant::dequantize;
 use halyard_models::{ModelFiles, Role};
-use halyard_platform_api::ops::{GeluKind, MoeRoute, RopeStyle, Scoring};
+use halyard_platform_api::ops::{GeluKind, LatentAttention, MoeRoute, RopeStyle, Scoring};
 use halyard_platform_api::program::ABSENT;
 use halyard_platform_api::{CollectiveKind, OpSpec};
 
@@ -255,6 +255,29 @@ impl<'a> Interpreter<'a> {
                 assert!(self.cache.insert(layer, stored).is_none(), "layer {layer} stored twice");
             }
             OpSpec::Attention(op) => self.attention(program, op, operands),
+            OpSpec::HeadLinear(op) => {
+                let (k, n) = (op.in_features as usize, op.out_features as usize);
+                let weight = self.weight(program, operands[1]).to_vec();
+                self.map_rows(view(0), view(2), |x, _| {
+                    let heads = x.chunks_exact(k).zip(weight.chunks_exact(n * k));
+                    heads
+                        .flat_map(|(x, w)| w.chunks_exact(k).map(|w| dot(w, x)).collect::<Vec<_>>())
+                        .collect()
+                });
+            }
+            OpSpec::LatentWrite(_) => {
+                let TensorRole::KvCache { layer } = program.roles[usize::from(operands[3])] else {
+                    panic!("no cache");
+                };
+                let rows = |view: View| {
+                    (0..self.ids.len())
+                        .flat_map(|row| self.row(view, row))
+                        .collect::<Vec<_>>()
+                };
+                let stored = (rows(view(0)), rows(view(1)));
+                assert!(self.cache.insert(layer, stored).is_none(), "layer {layer} stored twice");
+            }
+            OpSpec::LatentAttention(op) => self.latent_attention(program, op, operands),
             OpSpec::SiluMul(op) => {
                 let limit = if op.limit == 0.0 { f32::INFINITY } else { op.limit };
                 let alpha = if op.alpha == 0.0 { 1.0 } else { op.alpha };
@@ -379,6 +402,33 @@ impl<'a> Interpreter<'a> {
         }
     }
 
+    fn latent_attention(&mut self, program: &ModelProgram, op: &LatentAttention, operands: &[u16]) {
+        let TensorRole::KvCache { layer } = program.roles[usize::from(operands[2])] else {
+            panic!("no cache");
+        };
+        let (latents, keys) = self.cache[&layer].clone();
+        let [q_latent, q_rope, out] = [0, 1, 7].map(|i| Self::view(program, operands[i]));
+        let (dim, rope) = (op.latent_dim as usize, op.rope_dim as usize);
+        for position in 0..self.ids.len() {
+            let (q_latent, q_rope) = (self.row(q_latent, position), self.row(q_rope, position));
+            let mut result = Vec::new();
+            for (q_latent, q_rope) in q_latent.chunks_exact(dim).zip(q_rope.chunks_exact(rope)) {
+                let score = |j: usize| {
+                    op.scale * (dot(q_latent, &latents[j * dim..][..dim]) + dot(q_rope, &keys[j * rope..][..rope]))
+                };
+                let scores: Vec<f32> = (0..=position).map(score).collect();
+                let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let weights: Vec<f32> = scores.iter().map(|s| (s - most).exp()).collect();
+                let total: f32 = weights.iter().sum();
+                result.extend((0..dim).map(|d| {
+                    let terms = weights.iter().enumerate().map(|(j, w)| w * latents[j * dim + d]);
+                    terms.sum::<f32>() / total
+                }));
+            }
+            self.set_row(out, position, &result);
+        }
+    }
+
     fn attention(&mut self, program: &ModelProgram, op: &halyard_platform_api::ops::Attention, operands: &[u16]) {
         let TensorRole::KvCache { layer } = program.roles[usize::from(operands[1])] else {
             panic!("no cache");
@@ -487,4 +537,8 @@ fn erf(x: f64) -> f64 {
         sum += term;
     }
     2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp() * sum
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(x, y)| x * y).sum()
 }

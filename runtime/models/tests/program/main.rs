@@ -133,6 +133,9 @@ agrees_with_hugging_face! {
     qwen2_moe_agrees_with_hugging_face: "qwen2-moe", "qwen2-moe/goldens.json", over 2;
     granite_agrees_with_hugging_face: "granite", "granite/goldens.json", over 2;
     glm4_moe_agrees_with_hugging_face: "glm4-moe", "glm4-moe/goldens.json", over 2;
+    deepseek_v2_agrees_with_hugging_face: "deepseek-v2", "deepseek-v2/goldens.json", over 2, over 4;
+    deepseek_v3_agrees_with_hugging_face: "deepseek-v3", "deepseek-v3/goldens.json", over 2, over 4;
+    deepseek_v3_gguf_agrees_with_hugging_face: "gguf/deepseek-v3-gguf.gguf", "gguf/deepseek-v3-gguf.golden.json";
     gpt_oss_agrees_with_hugging_face: "gpt-oss", "gpt-oss/goldens.json", over 2;
     gpt_oss_in_mxfp4_agrees_with_hugging_face: "gpt-oss-mxfp4", "gpt-oss-mxfp4/goldens.json", over 2;
     nemotron_agrees_with_hugging_face: "nemotron", "nemotron/goldens.json", over 2;

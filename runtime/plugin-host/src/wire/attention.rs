@@ -3,8 +3,8 @@
 use halyard_platform_api::abi::SpecBytes;
 use halyard_platform_api::abi::limits::MAX_ATTENTION_BACKENDS;
 use halyard_platform_api::abi::tables::{AttentionBackendWire, AttentionPlanWire, AttentionTable};
-use halyard_platform_api::ops::Attention;
-use halyard_platform_api::{AttentionBackendInfo, AttentionPlan, AttentionRegistry, Error, Result, Status};
+use halyard_platform_api::ops::{Attention, LatentAttention};
+use halyard_platform_api::{AttentionBackendInfo, AttentionPlan, AttentionRegistry, Error, OpSpec, Result, Status};
 
 use super::device::{HostDevice, OpenDevice};
 use super::{call, named, slot};
@@ -50,19 +50,43 @@ impl HostDevice {
             .ok_or_else(|| Error::unsupported(format!("{}: this platform has no attention interface", self.open.name)))
     }
 
-    fn check_backend(&self, spec: &Attention) -> Result<()> {
-        if (spec.backend as usize) < self.attention_backends.len() {
+    fn check_backend(&self, backend: u32) -> Result<()> {
+        if (backend as usize) < self.attention_backends.len() {
             return Ok(());
         }
         Err(Error::new(
             Status::NotFound,
             format!(
-                "{}: attention backend {} of {}",
+                "{}: attention backend {backend} of {}",
                 self.open.name,
-                spec.backend,
                 self.attention_backends.len()
             ),
         ))
+    }
+
+    /// Asks whether `backend` runs an op that the registry plans.
+    fn ask(&self, backend: u32, spec: OpSpec) -> Result<()> {
+        let table = self.attention_table()?;
+        self.check_backend(backend)?;
+        let bytes = SpecBytes::new(&spec);
+        let wire = bytes.wire_for(table.minor);
+        // SAFETY: a live device, a spec that `bytes` keeps.
+        call(&self.open.name, |err| unsafe {
+            slot(table.support)(self.open.handle.0, &wire, err)
+        })
+    }
+
+    fn ask_plan(&self, backend: u32, spec: OpSpec) -> Result<AttentionPlan> {
+        let table = self.attention_table()?;
+        self.check_backend(backend)?;
+        let bytes = SpecBytes::new(&spec);
+        let wire = bytes.wire_for(table.minor);
+        let mut out = AttentionPlanWire::zeroed();
+        // SAFETY: a live device, a spec that `bytes` keeps, sized output.
+        call(&self.open.name, |err| unsafe {
+            slot(table.plan)(self.open.handle.0, &wire, &mut out, err)
+        })?;
+        out.to_plan().map_err(|e| named(&self.open.name, e))
     }
 }
 
@@ -72,26 +96,18 @@ impl AttentionRegistry for HostDevice {
     }
 
     fn support(&self, spec: &Attention) -> Result<()> {
-        let table = self.attention_table()?;
-        self.check_backend(spec)?;
-        let bytes = SpecBytes::new(&spec.clone().into());
-        let wire = bytes.wire_for(table.minor);
-        // SAFETY: a live device, a spec that `bytes` keeps.
-        call(&self.open.name, |err| unsafe {
-            slot(table.support)(self.open.handle.0, &wire, err)
-        })
+        self.ask(spec.backend, spec.clone().into())
     }
 
     fn plan(&self, spec: &Attention) -> Result<AttentionPlan> {
-        let table = self.attention_table()?;
-        self.check_backend(spec)?;
-        let bytes = SpecBytes::new(&spec.clone().into());
-        let wire = bytes.wire_for(table.minor);
-        let mut out = AttentionPlanWire::zeroed();
-        // SAFETY: a live device, a spec that `bytes` keeps, sized output.
-        call(&self.open.name, |err| unsafe {
-            slot(table.plan)(self.open.handle.0, &wire, &mut out, err)
-        })?;
-        out.to_plan().map_err(|e| named(&self.open.name, e))
+        self.ask_plan(spec.backend, spec.clone().into())
+    }
+
+    fn support_latent(&self, spec: &LatentAttention) -> Result<()> {
+        self.ask(spec.backend, spec.clone().into())
+    }
+
+    fn plan_latent(&self, spec: &LatentAttention) -> Result<AttentionPlan> {
+        self.ask_plan(spec.backend, spec.clone().into())
     }
 }

@@ -10,10 +10,10 @@ use crate::random::Random;
 use crate::tolerance::Class;
 
 /// A batch: (row, query length, keys) of each sequence; padding tokens after them.
-struct Batch {
-    name: &'static str,
-    seqs: &'static [(i32, u32, u32)],
-    pad_tokens: u32,
+pub(super) struct Batch {
+    pub name: &'static str,
+    pub seqs: &'static [(i32, u32, u32)],
+    pub pad_tokens: u32,
 }
 
 /// Heads, KV heads, head size, window, softcap, sinks.
@@ -27,7 +27,7 @@ struct Shape {
     sinks: bool,
 }
 
-const BATCHES: [Batch; 4] = [
+pub(super) const BATCHES: [Batch; 4] = [
     Batch {
         name: "one prefill",
         seqs: &[(0, 5, 5)],
@@ -51,7 +51,7 @@ const BATCHES: [Batch; 4] = [
 ];
 
 /// More queries than any tile holds, with and without a prefix, beside decodes.
-const LONG: Batch = Batch {
+pub(super) const LONG: Batch = Batch {
     name: "long chunks",
     seqs: &[(0, 140, 140), (4, 1, 130), (3, 70, 150), (1, 2, 64)],
     pad_tokens: 0,
@@ -164,7 +164,12 @@ pub(crate) fn cases(seed: u64, block_size: u32) -> Vec<Case> {
 }
 
 /// Pages of every row's blocks in random order, −1 where no query of the step looks; and the slot of every key.
-fn paged(random: &mut Random, batch: &Batch, window: u32, block_size: u32) -> (Vec<i32>, u32, Vec<Vec<i32>>, u32) {
+pub(super) fn paged(
+    random: &mut Random,
+    batch: &Batch,
+    window: u32,
+    block_size: u32,
+) -> (Vec<i32>, u32, Vec<Vec<i32>>, u32) {
     let blocks = |keys: u32| keys.div_ceil(block_size);
     let max_blocks = batch.seqs.iter().map(|s| blocks(s.2)).max().unwrap_or(0) + 1;
     let num_pages = batch.seqs.iter().map(|s| blocks(s.2)).sum::<u32>() + 3;
@@ -271,7 +276,7 @@ fn attention_case(
         Arg {
             contents: Contents::Cache {
                 pages: num_pages,
-                spec: attention.clone(),
+                spec: attention.clone().into(),
             },
             check: Check::Ignored,
             ..Arg::bytes(DType::U8, &[0], Vec::new())

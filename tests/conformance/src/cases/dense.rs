@@ -40,7 +40,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
 }
 
 /// A width that a format can hold: odd where it may be.
-fn odd_width(format: WeightFormat) -> u32 {
+pub(super) fn odd_width(format: WeightFormat) -> u32 {
     match format.block_values() {
         1 => 37,
         32 => 96,

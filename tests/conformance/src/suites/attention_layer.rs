@@ -179,7 +179,7 @@ impl Paged {
         let cache = Arg {
             contents: Contents::Cache {
                 pages: self.pages,
-                spec: attention.clone(),
+                spec: attention.clone().into(),
             },
             check: Check::Ignored,
             ..Arg::bytes(DType::U8, &[0], Vec::new())

@@ -33,7 +33,7 @@ pub(crate) fn reasons(spec: &Attention) -> Result<()> {
 }
 
 /// What a KV cache of these types and sizes lacks.
-fn cache_reasons(backend: u32, act: DType, kv: DType, head_dim: u32, block_size: u32) -> Vec<String> {
+pub(super) fn cache_reasons(backend: u32, act: DType, kv: DType, head_dim: u32, block_size: u32) -> Vec<String> {
     let mut reasons = Vec::new();
     if backend != 0 {
         reasons.push(format!("attention backend {backend}: this platform has one, index 0"));
@@ -57,7 +57,7 @@ fn cache_reasons(backend: u32, act: DType, kv: DType, head_dim: u32, block_size:
     reasons
 }
 
-fn joined(reasons: &[String]) -> Result<()> {
+pub(super) fn joined(reasons: &[String]) -> Result<()> {
     if reasons.is_empty() {
         Ok(())
     } else {

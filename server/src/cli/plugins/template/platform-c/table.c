@@ -59,6 +59,10 @@ const op_kind op_kinds[] = {
     LATER(MOE_ROUTE, moe_route, "rwwC"),
     LATER(MOE_LINEAR, moe_linear, "rcrwC"),
     LATER(MOE_COMBINE, moe_combine, "rrw"),
+    /* Latent attention. */
+    LATER(HEAD_LINEAR, head_linear, "rcw"),
+    LATER(LATENT_WRITE, latent_write, "rrru"),
+    LATER(LATENT_ATTENTION, latent_attention, "rrrrrrrw"),
     /* Models over several devices, with the communicator interface. */
     LATER(COLLECTIVE, collective, "RW"),
     /* What no model asks for yet. */
