@@ -1,5 +1,6 @@
 //! Opens a model by its path on disk: description, weights, tokenizer, chat template, generation defaults. The path is
-//! a Hugging Face folder, one of Mistral's own, a folder with one GGUF file, or a GGUF file. Hubs and downloads are the server's part.
+//! a Hugging Face folder, one of Mistral's own, a folder with one GGUF file, or a GGUF file. Hubs and downloads are the
+//! server's part.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Which text splitting belongs to which `tokenizer.ggml.pre` name of a GGUF file.
 //!
 //! A GGUF stores only a name; the splitting rules live in the model's original tokenizer.json. The names and their
-//! grouping are facts of llama.cpp (`src/llama-vocab.cpp`, October 2025 and September 2026), the rules those of the models' tokenizer.json
-//! files. An unknown name is an error: a guessed rule would silently give other ids.
+//! grouping are facts of llama.cpp (`src/llama-vocab.cpp`, October 2025 and September 2026), the rules those of the
+//! models' tokenizer.json files. An unknown name is an error: a guessed rule would silently give other ids.
 
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;

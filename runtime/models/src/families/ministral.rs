@@ -1,5 +1,5 @@
-//! Ministral 8B: Mistral with windows on some layers. Ministral 3: Mistral whose queries are scaled by position. Sources:
-//! `configuration_ministral.py`, `modeling_ministral.py`, `modeling_ministral3.py` of transformers.
+//! Ministral 8B: Mistral with windows on some layers. Ministral 3: Mistral whose queries are scaled by position.
+//! Sources: `configuration_ministral.py`, `modeling_ministral.py`, `modeling_ministral3.py` of transformers.
 
 use super::{Family, names};
 use crate::config::huggingface::{Defaults, describe, sliding_layers};
