@@ -33,6 +33,7 @@ use crate::isolation::IsolationMode;
 use crate::logging::{self, LogFormat};
 use crate::openai::policy::{Limits, ServingDefaults};
 use crate::source::ResolvedModel;
+use crate::ui::Ui;
 
 /// Flags of `halyard serve`. If a flag is given twice the last one counts, as in vLLM; lists grow.
 #[derive(Args, Debug)]
@@ -113,6 +114,9 @@ struct HttpArgs {
     /// Write prompts into the log
     #[arg(long, env = "HALYARD_LOG_PROMPTS", default_value_t = false)]
     log_prompts: bool,
+    /// Serve no page at /ui
+    #[arg(long, env = "HALYARD_NO_UI", default_value_t = false)]
+    no_ui: bool,
 }
 
 /// Runs the server until a signal ends it. `accepted`: flags of the command line that have no effect here, each with
@@ -229,7 +233,9 @@ async fn prepare(
 ) -> Result<Prepared, ServerError> {
     let model = args.engine.resolve_model().await?;
     let model_names = args.http.model_names(&model);
-    let hooks = Arc::new(args.engine.hooks(&chosen, args.stats.always()?)?);
+    let ui = (!args.http.no_ui).then(|| Ui::new(chosen.devices(), chosen.rejected().to_vec()));
+    let own = ui.as_ref().map(Ui::sink);
+    let hooks = Arc::new(args.engine.hooks(&chosen, args.stats.always()?, own)?);
     let (engine_args, task_model, task_hooks) = (args.engine.clone(), model.clone(), hooks.clone());
     let served_name = model_names[0].clone();
     let platform = format!("{}: {}", chosen.platform, chosen.device_name);
@@ -272,6 +278,7 @@ async fn prepare(
         io,
         logits: LogitsProcessors::default(),
         lora: LoraState::default(),
+        ui,
         engine,
     };
     if let Some(adapter) = state
