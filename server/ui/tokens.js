@@ -14,7 +14,7 @@ function classOf(logprob) {
 
 /** The colours and what they mean. */
 export function legend() {
-  const words = ["90 % and more", "50 %", "20 %", "5 %", "less"];
+  const words = ["≥ 90 %", "≥ 50 %", "≥ 20 %", "≥ 5 %", "less"];
   return el("p", { class: "scale-of-tokens" }, "Probability: ",
     words.map((word, index) => el("span", { class: `token p${index}` }, word)));
 }
@@ -24,7 +24,7 @@ export class TokenText {
   constructor() {
     this.tokens = [];
     this.selected = null;
-    this.text = el("div", { class: "text" });
+    this.text = el("div", { class: "text said" });
     this.reader = el("p", { class: "reader", hidden: true, "aria-live": "polite" });
     this.node = el("div", {}, this.text, this.reader);
     this.text.addEventListener("keydown", (event) => this.key(event));

@@ -88,7 +88,7 @@ await page.locator("option").first().waitFor({ state: "attached" });
 await tabTo(page, "Message");
 await page.evaluate(() => {
   window.lengths = [];
-  new MutationObserver(() => window.lengths.push(document.querySelector(".assistant .text")?.textContent.length ?? 0))
+  new MutationObserver(() => window.lengths.push(document.querySelector(".assistant .said")?.textContent.length ?? 0))
     .observe(document.querySelector("main"), { childList: true, subtree: true, characterData: true });
 });
 await page.keyboard.type(question);
@@ -116,12 +116,13 @@ await page.locator(".lane").nth(1).locator(".parameters summary").click();
 await page.locator(".lane").nth(1).getByLabel("Temperature").fill(scripted ? "0" : "1.2");
 await page.locator(".lane").nth(0).locator(".parameters summary").click();
 await page.locator(".lane").nth(0).getByLabel("Temperature").fill("0");
+for (const lane of scripted ? [] : [0, 1]) await page.locator(".lane").nth(lane).getByLabel("Max tokens").fill("40");
 await page.getByLabel("Message").focus();
 await page.keyboard.type(scripted ? question : "Name a colour of the sea, and say why in one sentence.");
 await page.keyboard.press("Enter");
 await page.locator(".lane").nth(1).locator(".token").first().waitFor();
 assert.equal((await answers(page)).length, 2);
-const text = page.locator(".lane").nth(0).locator(".text[tabindex]").last();
+const text = page.locator(".lane").nth(0).locator(".said[tabindex]").last();
 await text.focus();
 await page.keyboard.press("ArrowRight");
 assert.match(await page.locator(".lane").nth(0).locator(".reader").last().innerText(), /%/);
@@ -146,11 +147,12 @@ if (scripted) {
   await page.locator(".error", { hasText: "Tools:" }).waitFor();
   await page.getByLabel("Tools").fill("");
 }
+for (const lane of scripted ? [] : [0, 1]) await page.locator(".lane").nth(lane).getByLabel("Max tokens").fill("");
 await page.getByLabel("Message").fill(scripted ? "Never stop." : "Count from 1 to 1000, one number a line.");
 await page.keyboard.press("Enter");
 await page.locator(".message.assistant:last-of-type .token").nth(3).waitFor();
 await page.keyboard.press("Escape");
-await page.locator(".figures-line", { hasText: "stopped" }).waitFor();
+await page.locator(".figures-line", { hasText: "stopped" }).first().waitFor();
 
 // Some load, so that the charts have something to show: several at once, one refused.
 const model = await page.locator("option").first().getAttribute("value");
