@@ -399,6 +399,9 @@ impl Prepared {
             info.kv_cache_dtype
         );
         say!("  ready     {url} after {seconds:.2} s");
+        if self.state.ui.is_some() {
+            say!("  page      {url}/ui/");
+        }
         say!("\nTry{}:", if has_keys { ", with one of the keys in KEY" } else { "" });
         let key = if has_keys {
             r#" -H "Authorization: Bearer $KEY""#
