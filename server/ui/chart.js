@@ -1,21 +1,21 @@
 // Charts over time and distributions, as SVG: axes with units, a readout under the pointer or the arrow keys.
 
 import { el, svg } from "./dom.js";
-import { clock, duration, niceCeiling, short } from "./format.js";
+import { axisDuration, clock, duration, niceCeiling, short } from "./format.js";
 
 const HEIGHT = 132;
-const LEFT = 40;
+const LEFT = 50;
 const RIGHT = 8;
 const TOP = 8;
 const BOTTOM = 20;
 
 /**
  * A chart of the last minutes, one value a second. `series`: {name, kind: "area" | "line" | "dots", style: 1…4}.
- * `format` writes a value; `least` is the smallest upper end of the scale, `most` a fixed one.
+ * `format` writes a value, `axis` one of the scale; `least` is the smallest upper end of the scale, `most` a fixed one.
  */
 export class TimeChart {
-  constructor({ title, unit, series, format = short, least = 1, most }) {
-    Object.assign(this, { title, series, format, least, most });
+  constructor({ title, unit, series, format = short, axis = format, least = 1, most }) {
+    Object.assign(this, { title, series, format, axis, least, most });
     this.cursor = null;
     this.readout = el("output", { class: "readout" });
     this.plot = svg("svg", { class: "plot", tabindex: "0", role: "img", height: HEIGHT });
@@ -84,7 +84,7 @@ export class TimeChart {
     for (const value of [0, most / 2, most]) {
       parts.push(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }));
       parts.push(svg("text", { class: "tick", x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" },
-        this.format(value)));
+        this.axis(value)));
     }
     const minutes = Math.round(this.span / 60);
     for (let minute = 0; minute <= minutes; minute += 1) {
@@ -185,13 +185,8 @@ export function decades() {
     node.replaceChildren(...shown.map((ms) => {
       const at = place(ms, width);
       const anchor = ms === DECADES[0] ? "start" : ms === DECADES.at(-1) ? "end" : "middle";
-      return svg("text", { class: "tick", x: at, y: 12, "text-anchor": anchor }, axisText(ms));
+      return svg("text", { class: "tick", x: at, y: 12, "text-anchor": anchor }, axisDuration(ms));
     }));
   }).observe(node);
   return node;
-}
-
-function axisText(ms) {
-  if (ms < 1) return `${ms * 1000} µs`;
-  return ms < 1000 ? `${ms} ms` : `${ms / 1000} s`;
 }

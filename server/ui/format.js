@@ -16,6 +16,7 @@ export function short(value) {
 /** A duration given in milliseconds, in the unit that fits. */
 export function duration(ms) {
   if (ms === null || ms === undefined || !Number.isFinite(ms)) return NOTHING;
+  if (ms === 0) return "0";
   if (ms < 1) return `${(ms * 1000).toFixed(0)} µs`;
   if (ms < 9.995) return `${ms.toFixed(2)} ms`;
   if (ms < 99.95) return `${ms.toFixed(1)} ms`;
@@ -27,6 +28,13 @@ export function duration(ms) {
   if (minutes < 60) return `${minutes} min ${Math.floor(s % 60)} s`;
   const hours = Math.floor(minutes / 60);
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+/** A duration on an axis: round numbers need no digits after the point. */
+export function axisDuration(ms) {
+  if (ms === 0) return "0";
+  if (ms < 1) return `${Number((ms * 1000).toPrecision(3))} µs`;
+  return ms < 1000 ? `${Number(ms.toPrecision(3))} ms` : `${Number((ms / 1000).toPrecision(3))} s`;
 }
 
 /** A share of one as a percentage. */

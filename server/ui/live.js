@@ -2,7 +2,7 @@
 
 import { TimeChart, decades, distribution } from "./chart.js";
 import { el, setText } from "./dom.js";
-import { NOTHING, duration, percent, short } from "./format.js";
+import { NOTHING, axisDuration, duration, percent, short } from "./format.js";
 
 /** Seconds over which the rates next to the charts are averaged. */
 const RATE_S = 5;
@@ -35,6 +35,7 @@ export class LiveView {
       }),
       step: new TimeChart({
         title: "Step time", unit: "of each second", least: 1, format: duration,
+        axis: axisDuration,
         series: [{ name: "mean", kind: "line", style: 1 }, { name: "longest", kind: "dots", style: 2 }],
       }),
       cache: new TimeChart({

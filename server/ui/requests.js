@@ -1,7 +1,7 @@
 // The request log: the last requests, and the timeline of one.
 
 import { el, setText, svg } from "./dom.js";
-import { NOTHING, clock, duration, niceCeiling, short } from "./format.js";
+import { NOTHING, axisDuration, clock, duration, niceCeiling, short } from "./format.js";
 
 /** Phases of a request in order, each with the time at which it ends. */
 const PHASES = [
@@ -76,7 +76,7 @@ export class RequestsView {
         el("table", { class: "log" },
           el("caption", { class: "unseen" }, "Requests, newest first"),
           el("thead", {}, el("tr", {}, [["Arrival"], ["Request", "some"], ["Model", "most"], ["Client", "some"],
-            ["Prompt", "number"], ["Out", "number"], ["First", "number some"], ["Total", "number"],
+            ["Prompt", "number few"], ["Out", "number"], ["First", "number some"], ["Total", "number"],
             ["Timeline", "line"], ["End"]].map(([head, kind]) => el("th", { scope: "col", class: kind }, head)))),
           this.body)),
       this.empty);
@@ -126,7 +126,7 @@ export class RequestsView {
     const cell = (kind, content) => el("td", { class: kind }, content);
     known.row.replaceChildren(
       cell("", known.link), cell("some id", request.id ?? NOTHING), cell("most", request.model ?? NOTHING),
-      cell("some", request.client ?? NOTHING), cell("number", short(request.prompt_tokens)),
+      cell("some", request.client ?? NOTHING), cell("number few", short(request.prompt_tokens)),
       cell("number", short(request.generation_tokens)), cell("number some", duration(request.first_token_ms)),
       cell("number", duration(total)), cell("line", bar(request, now)), cell("end", outcome(request)));
     return known.row;
@@ -143,7 +143,7 @@ export class RequestsView {
     }
     const marks = phases(request, now);
     const whole = niceCeiling(Math.max(0.01, ...marks.map(([, , end]) => end)));
-    const ticks = [0, 0.25, 0.5, 0.75, 1].map((share) => el("span", {}, duration(share * whole)));
+    const ticks = [0, 0.25, 0.5, 0.75, 1].map((share) => el("span", {}, axisDuration(share * whole)));
     const lengths = marks.map(([name, start, end]) => {
       const [, label, hint] = PHASES.find(([other]) => other === name);
       return el("tr", { title: hint }, el("th", { scope: "row" }, el("i", { class: `phase ${name}` }), label),

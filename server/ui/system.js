@@ -4,7 +4,8 @@ import { ask } from "./api.js";
 import { el, table } from "./dom.js";
 import { bytes, short } from "./format.js";
 
-const STATES = { in_use: "in use", not_used: "not used", shadowed: "shadowed", refused: "refused" };
+/** States of plugins, in the order in which they are shown. */
+const STATES = { in_use: "in use", refused: "refused", shadowed: "shadowed", not_used: "not used" };
 const word = (kind) => String(kind ?? "unknown").replaceAll("-", " ").replace("io ", "IO ").replace("lora", "LoRA");
 
 export class SystemView {
@@ -34,7 +35,9 @@ export class SystemView {
   }
 
   plugins(plugins) {
-    const items = plugins.map((plugin) => {
+    const order = Object.keys(STATES);
+    const sorted = [...plugins].sort((a, b) => order.indexOf(a.state) - order.indexOf(b.state));
+    const items = sorted.map((plugin) => {
       const id = `${plugin.kind}/${plugin.name}/${plugin.path}`;
       const stages = el("ol", { class: "stages" }, plugin.stages.map((stage) =>
         el("li", { class: stage.passed ? "" : "bad" },
@@ -51,7 +54,7 @@ export class SystemView {
         el("span", { class: "state" }, STATES[plugin.state]), el("b", {}, plugin.name),
         el("span", { class: "faint" }, `${word(plugin.kind)} ${plugin.version ?? ""}`),
         el("span", { class: "why" }, plugin.reason ?? plugin.about ?? "")),
-      el("p", { class: "path" }, plugin.path), stages, last && el("p", { class: "faint" }, last));
+      stages, last && el("p", { class: "faint" }, last));
     });
     return el("section", {}, el("h2", {}, "Plugins ", el("small", {}, "on the search path; unfold for the stages")),
       items.length > 0 ? items : el("p", { class: "hint" }, "No plugin file is on the search path."));

@@ -213,6 +213,8 @@ for (const colorScheme of ["light", "dark"]) {
     await narrow.page.waitForTimeout(700);
     const { wide, shown } = await narrow.page.evaluate(() =>
       ({ wide: document.documentElement.scrollWidth, shown: document.documentElement.clientWidth }));
+    const words = await narrow.page.locator("main").innerText();
+    assert.ok(!/\[object|undefined|NaN/.test(words), `${view}: ${words}`);
     assert.ok(wide <= shown, `${view} is ${wide} px wide on ${shown} px`);
     if (view !== "requests/2") await shot(narrow.page, `${view}-360-${colorScheme}`);
   }
