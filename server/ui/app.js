@@ -29,8 +29,9 @@ const store = {
     const { figures } = answer;
     store.latest = answer;
     store.span = figures.kept_seconds;
-    store.skewMs = answer.now * 1000 - Date.now() > 2000 || Date.now() - answer.now * 1000 > 2000
-      ? answer.now * 1000 - Date.now() : 0;
+    const skewMs = answer.now * 1000 - Date.now();
+    // The server tells whole seconds; less than two are no difference.
+    store.skewMs = Math.abs(skewMs) > 2000 ? skewMs : 0;
     const isGap = figures.first_second !== store.first + store.length;
     for (const [name, values] of Object.entries(figures.series)) {
       const before = isGap ? [] : store.columns[name] ?? [];
@@ -39,11 +40,9 @@ const store = {
     store.first = figures.first_second + figures.series.steps.length - store.length;
     store.revision = answer.revision;
     for (const request of answer.requests) store.requests.set(request.number, request);
-    const numbers = [...store.requests.keys()].sort((a, b) => a - b);
-    for (const number of numbers.slice(0, Math.max(0, numbers.length - MAX_REQUESTS))) store.requests.delete(number);
     if (answer.requests.length > 0) {
-      store.requests = new Map(numbers.filter((number) => store.requests.has(number))
-        .map((number) => [number, store.requests.get(number)]));
+      const sorted = [...store.requests].sort(([a], [b]) => a - b);
+      store.requests = new Map(sorted.slice(-MAX_REQUESTS));
     }
   },
 

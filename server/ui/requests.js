@@ -12,21 +12,25 @@ const PHASES = [
   ["send", "send", "the rest of the answer goes to the client", "answered_ms"],
 ];
 
-/** The phases of a request that it has reached: [name, start, end] in milliseconds; an open one ends `now`. */
+/** What is not known yet. */
+const OPEN = ["open", "open", "queue, prefill and decode are told at the end"];
+
+/**
+ * The phases of a request that it went through: [name, start, end] in milliseconds. The engine tells them when it ends;
+ * until then all after `read` is `open`, which ends now.
+ */
 export function phases(request, nowMs) {
+  const { submitted_ms: submitted, ended_ms: ended } = request;
+  const end = request.answered_ms ?? Math.max(0, nowMs - request.arrival_unix_ms);
+  const isKnown = ended !== null && request.answered_ms !== null;
+  const ends = isKnown
+    ? { queue: request.admitted_ms ?? ended, prefill: request.first_token_ms ?? ended, decode: ended, send: end }
+    : { open: end };
+  ends.read = submitted ?? end;
   const found = [];
   let start = 0;
-  const end = request.answered_ms ?? Math.max(0, nowMs - request.arrival_unix_ms);
-  for (const [name, , , field] of PHASES) {
-    const until = request[field];
-    if (until === null) {
-      // What comes last of those that it reached goes on until it ends; later ones were never reached.
-      const later = PHASES.slice(PHASES.findIndex(([other]) => other === name) + 1, -1)
-        .some(([, , , other]) => request[other] !== null);
-      if (later) continue;
-      if (end > start) found.push([name, start, end]);
-      return found;
-    }
+  for (const name of ["read", "queue", "prefill", "decode", "send", "open"]) {
+    const until = ends[name] ?? start;
     if (until > start) found.push([name, start, until]);
     start = Math.max(start, until);
   }
@@ -43,12 +47,9 @@ function bar(request, nowMs, length) {
 }
 
 export function outcome(request) {
-  if (request.answered_ms === null) {
-    if (request.first_token_ms !== null || request.generation_tokens > 0) return "running";
-    return request.submitted_ms === null ? "reading" : "queued or prefill";
-  }
+  if (request.answered_ms === null) return request.submitted_ms === null ? "reading" : "running";
   if (request.finish === "refused") return `refused ${request.status}`;
-  return request.finish ?? "not recorded";
+  return request.finish ?? "ended";
 }
 
 function isBad(request) {
@@ -65,7 +66,10 @@ export class RequestsView {
       oninput: () => this.update() });
     this.body = el("tbody", {});
     this.empty = el("p", { class: "hint" });
-    this.detail = el("section", { class: "detail", hidden: true, "aria-label": "One request", tabindex: "-1" });
+    this.heading = el("h2", {});
+    this.facts = el("div", {});
+    this.detail = el("section", { class: "detail", hidden: true, "aria-label": "One request", tabindex: "-1" },
+      el("header", {}, this.heading, el("a", { href: "#requests", class: "close" }, "Close")), this.facts);
     this.node = el("div", { class: "requests" },
       el("div", { class: "bar" },
         el("label", { class: "field" }, el("span", {}, "Filter"), this.filter),
@@ -121,7 +125,7 @@ export class RequestsView {
     Object.assign(known, { version, isSelected });
     known.row.className = [isSelected && "selected", isBad(request) && "bad"].filter(Boolean).join(" ");
     setText(known.link, clock(request.arrival_unix_ms));
-    known.link.setAttribute("aria-label", `Request ${request.number}, ${outcome(request)}`);
+    known.link.setAttribute("aria-label", `${known.link.textContent}, request ${request.number}, ${outcome(request)}`);
     const total = request.answered_ms ?? now - request.arrival_unix_ms;
     const cell = (kind, content) => el("td", { class: kind }, content);
     known.row.replaceChildren(
@@ -136,16 +140,20 @@ export class RequestsView {
     const request = this.store.requests.get(this.selected);
     this.detail.hidden = this.selected === null || this.selected === undefined;
     if (this.detail.hidden) return;
+    setText(this.heading, `Request ${this.selected}`);
+    const version = request && `${request.number}/${request.revision}/${request.answered_ms === null ? now : ""}`;
+    if (version && version === this.version) return;
+    this.version = version;
     if (!request) {
       const words = `Request ${this.selected} is not in the log, which keeps the last 256.`;
-      this.detail.replaceChildren(el("p", { class: "hint" }, words));
+      this.facts.replaceChildren(el("p", { class: "hint" }, words));
       return;
     }
     const marks = phases(request, now);
     const whole = niceCeiling(Math.max(0.01, ...marks.map(([, , end]) => end)));
     const ticks = [0, 0.25, 0.5, 0.75, 1].map((share) => el("span", {}, axisDuration(share * whole)));
     const lengths = marks.map(([name, start, end]) => {
-      const [, label, hint] = PHASES.find(([other]) => other === name);
+      const [, label, hint] = PHASES.find(([other]) => other === name) ?? OPEN;
       return el("tr", { title: hint }, el("th", { scope: "row" }, el("i", { class: `phase ${name}` }), label),
         el("td", { class: "number" }, duration(end - start)), el("td", { class: "number" }, `from ${duration(start)}`),
         el("td", { class: "faint some" }, hint));
@@ -161,9 +169,7 @@ export class RequestsView {
       ["preemptions", request.num_preemptions || null], ["answer", request.is_stream ? "streamed" : "whole"],
       ["note", request.detail],
     ].filter(([, value]) => value !== null && value !== undefined);
-    const close = el("a", { href: "#requests", class: "close" }, "Close");
-    this.detail.replaceChildren(
-      el("header", {}, el("h2", {}, `Request ${request.number}`), close),
+    this.facts.replaceChildren(
       el("div", {
         class: "timeline", role: "img",
         "aria-label": marks.map(([name, start, end]) => `${name} ${duration(end - start)}`).join(", "),

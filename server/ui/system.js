@@ -10,7 +10,9 @@ const word = (kind) => String(kind ?? "unknown").replaceAll("-", " ").replace("i
 
 export class SystemView {
   constructor() {
-    this.node = el("div", { class: "system" }, el("p", { class: "hint" }, "Asking the server…"));
+    this.hint = el("p", { class: "hint" }, "Asking the server…");
+    this.node = el("div", { class: "system" }, this.hint);
+    this.sections = new Map();
     this.open = new Set();
   }
 
@@ -18,20 +20,27 @@ export class SystemView {
   async refresh() {
     try {
       const facts = await ask("ui/system");
-      const text = JSON.stringify(facts);
-      // What has not changed stays, with its selection and what is unfolded.
-      if (text !== this.shown) this.show(facts);
-      this.shown = text;
+      this.hint.hidden = true;
+      this.show("model", facts.model, model);
+      this.show("devices", { model: facts.model, devices: facts.devices }, devices);
+      this.show("plugins", facts.plugins, (plugins) => this.plugins(plugins));
+      this.show("loggers", facts.stat_loggers, loggers);
+      this.show("adapters", { model: facts.model, adapters: facts.adapters }, adapters);
     } catch (error) {
-      this.shown = null;
-      this.node.replaceChildren(el("p", { class: "error", role: "alert" }, error.message));
+      this.hint.hidden = false;
+      this.hint.textContent = error.message;
     }
   }
 
-  show(facts) {
-    this.node.replaceChildren(
-      model(facts.model), devices(facts), this.plugins(facts.plugins), loggers(facts.stat_loggers),
-      adapters(facts.adapters, facts.model));
+  /** Shows a section. One that has not changed stays as it is, with the focus and the selection in it. */
+  show(name, facts, build) {
+    const text = JSON.stringify(facts);
+    const known = this.sections.get(name);
+    if (known?.text === text) return;
+    const node = build(facts);
+    if (known) known.node.replaceWith(node);
+    else this.node.append(node);
+    this.sections.set(name, { text, node });
   }
 
   plugins(plugins) {
@@ -101,7 +110,7 @@ function loggers(sinks) {
       { text: "Last error" }], rows));
 }
 
-function adapters(adapters, model) {
+function adapters({ adapters, model }) {
   const rows = adapters.map((adapter) => [
     el("b", {}, adapter.name), String(adapter.residency).toLowerCase(), String(adapter.rank), bytes(adapter.bytes),
     short(adapter.num_running), short(adapter.num_waiting), short(adapter.requests_total),

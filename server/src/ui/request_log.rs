@@ -168,9 +168,11 @@ impl Ticket {
         let field = error.param.as_deref().map(|param| format!("field {param}"));
         let words: Vec<String> = error.code.map(str::to_owned).into_iter().chain(field).collect();
         self.log.inner().change(self.number, |entry| {
-            entry.finish = Some("refused");
             entry.status = Some(error.status.as_u16());
-            entry.detail = Some(words.join(", ")).filter(|words| !words.is_empty());
+            if entry.finish != Some("error") {
+                entry.finish = Some("refused");
+                entry.detail = Some(words.join(", ")).filter(|words| !words.is_empty());
+            }
         });
     }
 
@@ -286,6 +288,26 @@ mod tests {
         assert!(!text.contains("secret"), "{text}");
         assert!(text.contains("bad, field prompt"), "{text}");
         assert!(text.len() < 3000, "{} bytes", text.len());
+    }
+
+    #[test]
+    fn a_failure_of_the_engine_is_no_refusal() {
+        let error = ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the device is gone");
+        for record_first in [true, false] {
+            let log = Arc::new(RequestLog::new());
+            let ticket = log.arrive("/v1/completions", None);
+            ticket.submitted(submitted("a", 1));
+            if record_first {
+                log.finished(&finished("a", 3, "the device is gone"));
+            }
+            ticket.refused(&error);
+            if !record_first {
+                log.finished(&finished("a", 3, "the device is gone"));
+            }
+            let entry = log.changed(0).1.remove(0);
+            assert_eq!((entry.finish, entry.status), (Some("error"), Some(500)));
+            assert_eq!(entry.detail.as_deref(), Some("the device is gone"));
+        }
     }
 
     #[test]

@@ -105,11 +105,11 @@ impl RequestEntry {
         if record.first_token_ns > 0 {
             self.first_token_ms = earlier(self.first_token_ms, at(record.first_token_ns));
         }
-        // A refusal of one of several prompts ends the others.
-        if self.status.is_some() {
+        let reason = FINISH_REASONS.get(record.reason as usize).copied().unwrap_or("other");
+        // A refusal of one of several prompts ends the others. An engine's failure is no refusal, though it has a status.
+        if self.status.is_some() && reason != "error" {
             return;
         }
-        let reason = FINISH_REASONS.get(record.reason as usize).copied().unwrap_or("other");
         self.finish = Some(reason);
         // The words of a stop are the request's own.
         if ["abort", "error"].contains(&reason) && !record.detail.is_empty() {
