@@ -2,6 +2,9 @@
 
 export const NOTHING = "–";
 
+/** Between a number and its unit: no line breaks there. */
+export const GAP = "\u00a0";
+
 /** A number with about three digits. */
 export function short(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return NOTHING;
@@ -17,15 +20,15 @@ export function short(value) {
 export function duration(ms) {
   if (ms === null || ms === undefined || !Number.isFinite(ms)) return NOTHING;
   if (ms === 0) return "0";
-  if (ms < 1) return `${(ms * 1000).toFixed(0)} µs`;
-  if (ms < 9.995) return `${ms.toFixed(2)} ms`;
-  if (ms < 99.95) return `${ms.toFixed(1)} ms`;
-  if (ms < 999.5) return `${ms.toFixed(0)} ms`;
+  if (ms < 1) return `${(ms * 1000).toFixed(0)}${GAP}µs`;
+  if (ms < 9.995) return `${ms.toFixed(2)}${GAP}ms`;
+  if (ms < 99.95) return `${ms.toFixed(1)}${GAP}ms`;
+  if (ms < 999.5) return `${ms.toFixed(0)}${GAP}ms`;
   const s = ms / 1000;
-  if (s < 9.995) return `${s.toFixed(2)} s`;
-  if (s < 99.95) return `${s.toFixed(1)} s`;
+  if (s < 9.995) return `${s.toFixed(2)}${GAP}s`;
+  if (s < 99.95) return `${s.toFixed(1)}${GAP}s`;
   const minutes = Math.floor(s / 60);
-  if (minutes < 60) return `${minutes} min ${Math.floor(s % 60)} s`;
+  if (minutes < 60) return `${minutes}${GAP}min ${Math.floor(s % 60)}${GAP}s`;
   const hours = Math.floor(minutes / 60);
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
@@ -33,15 +36,15 @@ export function duration(ms) {
 /** A duration on an axis: round numbers need no digits after the point. */
 export function axisDuration(ms) {
   if (ms === 0) return "0";
-  if (ms < 1) return `${Number((ms * 1000).toPrecision(3))} µs`;
-  return ms < 1000 ? `${Number(ms.toPrecision(3))} ms` : `${Number((ms / 1000).toPrecision(3))} s`;
+  if (ms < 1) return `${Number((ms * 1000).toPrecision(3))}${GAP}µs`;
+  return ms < 1000 ? `${Number(ms.toPrecision(3))}${GAP}ms` : `${Number((ms / 1000).toPrecision(3))}${GAP}s`;
 }
 
 /** A share of one as a percentage. */
 export function percent(share) {
   if (share === null || share === undefined || !Number.isFinite(share)) return NOTHING;
   const value = share * 100;
-  return `${value !== 0 && value < 9.95 ? value.toFixed(1) : value.toFixed(0)} %`;
+  return `${value !== 0 && value < 9.95 ? value.toFixed(1) : value.toFixed(0)}${GAP}%`;
 }
 
 /** Bytes in binary units. */
@@ -53,7 +56,7 @@ export function bytes(value) {
     value /= 1024;
     index += 1;
   }
-  return `${index === 0 || value >= 100 ? value.toFixed(0) : value.toFixed(1)} ${units[index]}`;
+  return `${index === 0 || value >= 100 ? value.toFixed(0) : value.toFixed(1)}${GAP}${units[index]}`;
 }
 
 /** The time of day of a moment in milliseconds since 1970. */

@@ -1,12 +1,13 @@
 // An answer's text, and its tokens coloured by their probability, with a line that reads one of them.
 
 import { el, setText } from "./dom.js";
+import { GAP } from "./format.js";
 
 /** Lower ends of the classes of probability, the likeliest first. */
 const CLASSES = [0.9, 0.5, 0.2, 0.05, 0];
 
 const probability = (logprob) => Math.exp(Math.max(logprob, -9999));
-const shown = (share) => (share >= 0.0995 ? `${(share * 100).toFixed(0)} %` : `${(share * 100).toPrecision(2)} %`);
+const shown = (share) => `${share >= 0.0995 ? (share * 100).toFixed(0) : (share * 100).toPrecision(2)}${GAP}%`;
 
 function classOf(logprob) {
   return CLASSES.findIndex((least) => probability(logprob) >= least);

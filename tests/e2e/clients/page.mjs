@@ -21,7 +21,7 @@ const browser = await chromium.launch({
 async function open(options) {
   const context = await browser.newContext({ colorScheme: "light", viewport: { width: 1280, height: 900 }, ...options });
   const page = await context.newPage();
-  page.setDefaultTimeout(20_000);
+  page.setDefaultTimeout(60_000);
   // Chromium writes the refusal that asks for the key to the console; it is the only line that may be there.
   page.on("console", (message) => {
     const expected = message.text().includes("401");
