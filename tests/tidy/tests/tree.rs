@@ -114,7 +114,11 @@ fn pictures_are_small() {
     let pictures = files.iter().filter(|file| file.path.ends_with(".png"));
     for picture in pictures {
         let bytes = std::fs::metadata(tree::root().join(&picture.path)).map_or(0, |facts| facts.len());
-        assert!(bytes <= MAX_PICTURE_BYTES, "{} has {bytes} bytes, more than {MAX_PICTURE_BYTES}", picture.path);
+        assert!(
+            bytes <= MAX_PICTURE_BYTES,
+            "{} has {bytes} bytes, more than {MAX_PICTURE_BYTES}",
+            picture.path
+        );
     }
 }
 
