@@ -83,8 +83,9 @@ struct HttpArgs {
     #[arg(long, value_name = "PORT", env = "HALYARD_PORT", default_value_t = 8000)]
     port: u16,
     /// Key that requests must carry (Authorization: Bearer KEY); may be repeated, and a comma separates keys. Guards
-    /// every route but /health and /ping. A command line is visible to every user of the machine until the server has
-    /// taken the key off it: --api-key-file or HALYARD_API_KEY (or VLLM_API_KEY) show it to no other user
+    /// every route but /health, /ping and the files of the page. A command line is visible to every user of the machine
+    /// until the server has taken the key off it: --api-key-file or HALYARD_API_KEY (or VLLM_API_KEY) show it to no
+    /// other user
     #[arg(
         long = "api-key",
         value_name = "KEY",
