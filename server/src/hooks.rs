@@ -61,6 +61,20 @@ impl Hooks {
         chosen: &[ChosenSink],
         config: HubConfig,
     ) -> Result<Hooks, StatLoggerError> {
+        Hooks::start_with(catalog, search, chosen, config, None)
+    }
+
+    /// The same with a sink of the server's own behind them, which is no plugin.
+    ///
+    /// # Errors
+    /// As [`Hooks::start`].
+    pub fn start_with(
+        catalog: &Catalog,
+        search: SearchPath,
+        chosen: &[ChosenSink],
+        config: HubConfig,
+        own: Option<SinkSpec>,
+    ) -> Result<Hooks, StatLoggerError> {
         let spec = |sink: &ChosenSink| {
             let source = match (linked(&sink.name), sink.isolation) {
                 (Some(plugin), _) => in_process(&plugin?, &sink.config)?,
@@ -75,7 +89,8 @@ impl Hooks {
                 source,
             })
         };
-        let specs = chosen.iter().map(spec).collect::<Result<_, _>>()?;
+        let mut specs = chosen.iter().map(spec).collect::<Result<Vec<_>, _>>()?;
+        specs.extend(own);
         Ok(Hooks {
             hub: Hub::start(specs, config)?,
             search,
@@ -91,6 +106,11 @@ impl Hooks {
     /// The engine has loaded.
     pub fn engine_started(&self, start: &StartRecord) {
         self.hub.engine_started(start);
+    }
+
+    /// Where plugins are looked for.
+    pub fn search(&self) -> &SearchPath {
+        &self.search
     }
 
     /// How the sinks stand.

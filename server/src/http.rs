@@ -34,4 +34,5 @@ pub mod state;
 pub mod text_work;
 pub mod transport;
 mod trim;
+mod ui;
 pub mod wrapped_body;

@@ -15,3 +15,4 @@ pub mod openai;
 mod option_error;
 pub mod source;
 pub mod templates;
+pub mod ui;

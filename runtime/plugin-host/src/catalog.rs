@@ -153,6 +153,15 @@ impl Catalog {
         Ok(())
     }
 
+    /// The stages of `candidate` that read its file only, up to the first failure. Runs none of its code.
+    pub fn file_stages(&self, candidate: &Candidate) -> Vec<StageReport> {
+        let mut trail = Vec::new();
+        if let Err(failure) = load::check(candidate, self.allow_list.as_ref(), &mut trail) {
+            trail.push((&*failure).into());
+        }
+        trail
+    }
+
     /// Every stage that the plugin of `name` (of any kind) passes, up to its devices or its first failure. Loads it.
     /// A file that has no readable manifest answers to its file name.
     ///

@@ -81,6 +81,11 @@ impl LogitsProcessors {
         self.entries.is_empty()
     }
 
+    /// Their names, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| entry.instance.name())
+    }
+
     /// Whether one of them reads a field of a body.
     pub fn reads(&self, field: &str) -> bool {
         self.reads.contains(&field)

@@ -139,6 +139,12 @@ impl LoraResolvers {
         self.inner.entries.is_empty()
     }
 
+    /// Their names, in order.
+    pub fn names(&self) -> Vec<String> {
+        let names = self.inner.entries.iter().map(|entry| entry.instance.name().to_owned());
+        names.collect()
+    }
+
     /// Where the adapter of `name` is; `None` where no resolver knows it. Requests for the same name wait for one
     /// answer. Call inside a runtime.
     ///

@@ -84,7 +84,7 @@ impl EngineBenchArgs {
         let model = super::runtime()?.block_on(self.engine.resolve_model())?;
         let mut args = self.engine.clone();
         args.lora.serve_dummies(self.lora, self.lora_rank);
-        let hooks = args.hooks(&chosen, Vec::new())?;
+        let hooks = args.hooks(&chosen, Vec::new(), None)?;
         let engine = args.start(&chosen, &model, &hooks, &model.name)?;
         let info = engine.info();
         say!(

@@ -184,7 +184,7 @@ impl Answerer {
         let model = engine.resolve_model().await?;
         let engine = engine.clone();
         let loading = tokio::task::spawn_blocking(move || {
-            let hooks = engine.hooks(&chosen, Vec::new())?;
+            let hooks = engine.hooks(&chosen, Vec::new(), None)?;
             engine.start(&chosen, &model, &hooks, &model.name)
         });
         let started = loading

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use halyard_engine::{EngineConfig, EngineHandle, LoadProgress};
-use halyard_hooks::HubConfig;
+use halyard_hooks::{HubConfig, SinkSpec};
 use halyard_platform_api::hooks::StartRecord;
 use halyard_platform_api::{DType, Device, DeviceInfo};
-use halyard_plugin_host::{Catalog, select_platform};
+use halyard_plugin_host::{Catalog, Rejection, select_platform};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::EngineArgs;
@@ -25,6 +25,7 @@ pub struct ChosenDevice {
     /// The device's name, for messages; of several, their number and the first one's.
     pub device_name: String,
     devices: Vec<Arc<dyn Device>>,
+    rejected: Vec<Rejection>,
     catalog: Catalog,
 }
 
@@ -32,6 +33,16 @@ impl ChosenDevice {
     /// Everything that plugins can be chosen from.
     pub fn catalog(&self) -> &Catalog {
         &self.catalog
+    }
+
+    /// The devices, in the order of ranks.
+    pub fn devices(&self) -> impl Iterator<Item = &DeviceInfo> {
+        self.devices.iter().map(|device| device.info())
+    }
+
+    /// The platforms that were looked at and not chosen, and why.
+    pub fn rejected(&self) -> &[Rejection] {
+        &self.rejected
     }
 }
 
@@ -72,6 +83,7 @@ impl EngineArgs {
             platform: format!("{name} {version}"),
             device_name,
             devices,
+            rejected: selected.rejected,
             catalog,
         })
     }
@@ -146,11 +158,16 @@ impl EngineArgs {
         Ok(engine)
     }
 
-    /// Starts the stat loggers of `--stat-logger`, after those of `always` that it does not name.
+    /// Starts the stat loggers of `--stat-logger`, after those of `always` that it does not name, and `own` as the last.
     ///
     /// # Errors
     /// A name that is no stat logger, a library or a configuration that does not start.
-    pub fn hooks(&self, chosen: &ChosenDevice, always: Vec<ChosenSink>) -> Result<Hooks, ServerError> {
+    pub fn hooks(
+        &self,
+        chosen: &ChosenDevice,
+        always: Vec<ChosenSink>,
+        own: Option<SinkSpec>,
+    ) -> Result<Hooks, ServerError> {
         let mut sinks: Vec<ChosenSink> = Vec::new();
         for text in &self.platform.stat_loggers {
             let hook: ChosenHook = text.parse().map_err(|message| ServerError::Option {
@@ -172,11 +189,12 @@ impl EngineArgs {
             call_deadline: Duration::from_millis(self.platform.stat_logger_deadline_ms),
             ..HubConfig::default()
         };
-        Ok(Hooks::start(
+        Ok(Hooks::start_with(
             &chosen.catalog,
             self.plugins.search_path()?,
             &all,
             config,
+            own,
         )?)
     }
 }

@@ -33,6 +33,7 @@ use crate::isolation::IsolationMode;
 use crate::logging::{self, LogFormat};
 use crate::openai::policy::{Limits, ServingDefaults};
 use crate::source::ResolvedModel;
+use crate::ui::Ui;
 
 /// Flags of `halyard serve`. If a flag is given twice the last one counts, as in vLLM; lists grow.
 #[derive(Args, Debug)]
@@ -82,8 +83,9 @@ struct HttpArgs {
     #[arg(long, value_name = "PORT", env = "HALYARD_PORT", default_value_t = 8000)]
     port: u16,
     /// Key that requests must carry (Authorization: Bearer KEY); may be repeated, and a comma separates keys. Guards
-    /// every route but /health and /ping. A command line is visible to every user of the machine until the server has
-    /// taken the key off it: --api-key-file or HALYARD_API_KEY (or VLLM_API_KEY) show it to no other user
+    /// every route but /health, /ping and the files of the page. A command line is visible to every user of the machine
+    /// until the server has taken the key off it: --api-key-file or HALYARD_API_KEY (or VLLM_API_KEY) show it to no
+    /// other user
     #[arg(
         long = "api-key",
         value_name = "KEY",
@@ -113,6 +115,9 @@ struct HttpArgs {
     /// Write prompts into the log
     #[arg(long, env = "HALYARD_LOG_PROMPTS", default_value_t = false)]
     log_prompts: bool,
+    /// Serve no page at /ui
+    #[arg(long, env = "HALYARD_NO_UI", default_value_t = false)]
+    no_ui: bool,
 }
 
 /// Runs the server until a signal ends it. `accepted`: flags of the command line that have no effect here, each with
@@ -229,7 +234,9 @@ async fn prepare(
 ) -> Result<Prepared, ServerError> {
     let model = args.engine.resolve_model().await?;
     let model_names = args.http.model_names(&model);
-    let hooks = Arc::new(args.engine.hooks(&chosen, args.stats.always()?)?);
+    let ui = (!args.http.no_ui).then(|| Ui::new(chosen.devices(), chosen.rejected().to_vec()));
+    let own = ui.as_ref().map(Ui::sink);
+    let hooks = Arc::new(args.engine.hooks(&chosen, args.stats.always()?, own)?);
     let (engine_args, task_model, task_hooks) = (args.engine.clone(), model.clone(), hooks.clone());
     let served_name = model_names[0].clone();
     let platform = format!("{}: {}", chosen.platform, chosen.device_name);
@@ -272,6 +279,7 @@ async fn prepare(
         io,
         logits: LogitsProcessors::default(),
         lora: LoraState::default(),
+        ui,
         engine,
     };
     if let Some(adapter) = state
@@ -392,6 +400,9 @@ impl Prepared {
             info.kv_cache_dtype
         );
         say!("  ready     {url} after {seconds:.2} s");
+        if self.state.ui.is_some() {
+            say!("  page      {url}/ui/");
+        }
         say!("\nTry{}:", if has_keys { ", with one of the keys in KEY" } else { "" });
         let key = if has_keys {
             r#" -H "Authorization: Bearer $KEY""#

@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use axum::body::Body as HttpBody;
 use axum::http::{HeaderValue, header};
@@ -18,6 +19,7 @@ use super::state::InFlight;
 use crate::api_error::ApiError;
 use crate::openai::answer::{AnswerWriter, Stage};
 use crate::openai::refusals::failure;
+use crate::ui::Ticket;
 
 /// What the engine generates, by prompt.
 pub(super) type Chunks = SelectAll<Pin<Box<dyn Stream<Item = (usize, OutputChunk)> + Send>>>;
@@ -42,6 +44,8 @@ pub(super) struct Exchange {
     pub(super) keeper: Option<Keeper>,
     /// For the log line at the end.
     pub(super) tokens: TokenCount,
+    /// Its place in the request log, until the answer has ended.
+    pub(super) _ticket: Option<Arc<Ticket>>,
     pub(super) _in_flight: InFlight,
 }
 
@@ -55,6 +59,7 @@ pub(super) async fn whole_answer(exchange: Exchange, mut chunks: Chunks) -> Resu
         mut io,
         keeper,
         tokens,
+        _ticket,
         _in_flight,
     } = exchange;
     while let Some((prompt, chunk)) = chunks.next().await {

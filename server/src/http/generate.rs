@@ -1,9 +1,10 @@
 //! One generation request of any API: reads and submits it, and has its answer sent whole, as a stream, or from the
 //! background (`exchange.rs`, `background.rs`).
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::extract::Request as HttpRequest;
+use axum::extract::{ConnectInfo, Request as HttpRequest};
 use axum::response::Response;
 use halyard_engine::Request;
 use halyard_request_hooks::IoRun;
@@ -31,6 +32,7 @@ use crate::openai::shared::SchedulingFields;
 use crate::openai::structured::Structured;
 use crate::openai::thoughts::Thoughts;
 use crate::openai::usage::Usage;
+use crate::ui::{Submitted, Ticket};
 
 /// A request, checked and ready to be submitted.
 struct Job {
@@ -55,6 +57,26 @@ struct Job {
 /// # Errors
 /// Failures before the first byte of an answer; a later failure of a stream is an event in it.
 pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api) -> Result<Response, ApiError> {
+    let ticket = state.ui.as_ref().map(|ui| {
+        let client = http
+            .extensions()
+            .get::<ConnectInfo<SocketAddr>>()
+            .map(|info| info.0.ip());
+        Arc::new(ui.requests.arrive(api.path, client))
+    });
+    let answered = read_and_answer(state, http, api, ticket.clone()).await;
+    if let (Some(ticket), Err(error)) = (ticket, &answered) {
+        ticket.refused(error);
+    }
+    answered
+}
+
+async fn read_and_answer(
+    state: Arc<AppState>,
+    http: HttpRequest,
+    api: &'static Api,
+    ticket: Option<Arc<Ticket>>,
+) -> Result<Response, ApiError> {
     let trace_parent = trace_parent(&http);
     let key = http.extensions().get::<KeyDigest>().copied();
     let (body, lane, request_id) = read(&state, http).await?;
@@ -122,7 +144,7 @@ pub async fn generate(state: Arc<AppState>, http: HttpRequest, api: &'static Api
     }
     let kept = seat.zip(job.kept.take());
     let keeper = kept.map(|(seat, kept)| seat.keep(key, kept)).transpose()?;
-    let mut response = answer(state, job, keeper).await?;
+    let mut response = answer(state, job, keeper, ticket).await?;
     // The answer's header has the id of the answer's body.
     response.extensions_mut().insert(request_id);
     Ok(response)
@@ -170,7 +192,12 @@ fn beginning(text: &str, most: usize) -> &str {
 }
 
 /// Submits a request and answers it.
-async fn answer(state: Arc<AppState>, job: Job, keeper: Option<Keeper>) -> Result<Response, ApiError> {
+async fn answer(
+    state: Arc<AppState>,
+    job: Job,
+    keeper: Option<Keeper>,
+    ticket: Option<Arc<Ticket>>,
+) -> Result<Response, ApiError> {
     let Job {
         mut answer,
         format,
@@ -180,12 +207,22 @@ async fn answer(state: Arc<AppState>, job: Job, keeper: Option<Keeper>) -> Resul
     } = job;
     let in_flight = InFlight::enter(&state);
     let num_samples = requests.first().map_or(1, |request| request.params.n as usize);
+    let tokens = TokenCount::of_prompts(&answer.prompts);
+    if let Some(ticket) = &ticket {
+        ticket.submitted(Submitted {
+            id: answer.id.clone(),
+            model: answer.model.clone(),
+            is_stream: answer.streaming.stream,
+            num_sequences: u32::try_from(requests.len() * num_samples).unwrap_or(u32::MAX),
+            prompt_tokens: tokens.prompt(),
+            generation_tokens: tokens.counter(),
+        });
+    }
     let mut streams = Vec::with_capacity(requests.len());
     for request in requests {
         let submitted = state.engine.submit(request);
         streams.push(submitted.map_err(|error| format.refusal(error))?);
     }
-    let tokens = TokenCount::of_prompts(&answer.prompts);
     let is_stream = answer.streaming.stream;
     let is_background = keeper.as_ref().is_some_and(Keeper::is_background);
     answer.streaming.stream |= is_background;
@@ -195,6 +232,7 @@ async fn answer(state: Arc<AppState>, job: Job, keeper: Option<Keeper>) -> Resul
         io,
         keeper,
         tokens: tokens.clone(),
+        _ticket: ticket,
         _in_flight: in_flight,
     };
     let mut response = if is_background {

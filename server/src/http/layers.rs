@@ -18,6 +18,7 @@ use super::request_id::with_request_id;
 use super::state::AppState;
 use crate::api_error::{ApiError, clip};
 use crate::openai::apis::APIS;
+use crate::ui::assets;
 
 /// Routes with their layers.
 pub fn with_layers(routes: Router<Arc<AppState>>, state: Arc<AppState>) -> Router {
@@ -57,7 +58,10 @@ async fn write_errors(request: Request, next: Next) -> Response {
 /// exist.
 async fn require_key(State(state): State<Arc<AppState>>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    let open = OPEN_ROUTES.contains(&path) || (path == "/metrics" && state.serving.metrics_without_key);
+    let open = OPEN_ROUTES.contains(&path)
+        || (path == "/metrics" && state.serving.metrics_without_key)
+        // A browser can send no key with the address of a page; the files tell nothing of this server.
+        || (state.ui.is_some() && assets::has(path));
     if !open {
         match state.api_keys.check(request.headers()) {
             Ok(Some(key)) => drop(request.extensions_mut().insert(key)),

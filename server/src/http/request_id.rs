@@ -27,7 +27,7 @@ pub const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_BYTES: usize = 128;
 
 /// Routes whose requests are logged at the level debug.
-const PROBES: [&str; 4] = ["/health", "/ping", "/metrics", "/load"];
+const PROBES: [&str; 5] = ["/health", "/ping", "/metrics", "/load", "/ui/data"];
 
 /// A request's id, in its extensions.
 #[derive(Clone, Debug)]
@@ -91,6 +91,16 @@ impl TokenCount {
             prompt: prompts.iter().map(|prompt| prompt.token_ids.len() as u64).sum(),
             completion: Arc::default(),
         }
+    }
+
+    /// Tokens of the prompts.
+    pub fn prompt(&self) -> u64 {
+        self.prompt
+    }
+
+    /// Where tokens are counted.
+    pub fn counter(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.completion)
     }
 
     /// Tokens generated so far.

@@ -23,6 +23,7 @@ use super::reload;
 use super::response_store::ResponseStore;
 use super::responses;
 use super::state::AppState;
+use super::ui;
 use crate::api_error::ApiError;
 use crate::metrics::{self, text_format};
 use crate::openai::api::Api;
@@ -68,7 +69,21 @@ pub fn router(state: Arc<AppState>) -> Router {
             only(get(reload::log_level).post(reload::set_log_level)),
         )
         .fallback(unknown_route);
+    let routes = match state.ui {
+        Some(_) => with_ui(routes),
+        None => routes,
+    };
     with_layers(routes, state)
+}
+
+/// The page and its data.
+fn with_ui(routes: Router<Arc<AppState>>) -> Router<Arc<AppState>> {
+    routes
+        .route("/ui", only(get(ui::to_page)))
+        .route("/ui/", only(get(ui::page_file)))
+        .route("/ui/{file}", only(get(ui::file)))
+        .route("/ui/data", only(get(ui::data)))
+        .route("/ui/system", only(get(ui::system)))
 }
 
 fn only(routes: MethodRouter<Arc<AppState>>) -> MethodRouter<Arc<AppState>> {

@@ -16,6 +16,7 @@ use crate::api_error::{ApiError, clip};
 use crate::hooks::Hooks;
 use crate::openai::parsers::Parsers;
 use crate::openai::policy::{Limits, ServingDefaults};
+use crate::ui::Ui;
 
 /// Adapters that an error lists.
 const SHOWN_ADAPTERS: usize = 16;
@@ -85,6 +86,8 @@ pub struct AppState {
     pub text_work: TextWork,
     /// Connections, and what is counted of them.
     pub transport: Arc<Transport>,
+    /// What the page at `/ui` shows, where it is served.
+    pub ui: Option<Arc<Ui>>,
 }
 
 impl AppState {

@@ -25,6 +25,7 @@ use halyard_server::http::text_work::TextWork;
 use halyard_server::http::transport::Transport;
 use halyard_server::openai::parsers::Parsers;
 use halyard_server::openai::policy::{Limits, ServingDefaults};
+use halyard_server::ui::Ui;
 use halyard_text::AnswerFormat;
 use http_body_util::BodyExt;
 use serde_json::Value;
@@ -74,6 +75,8 @@ pub struct Options {
     pub transport: Transport,
     /// The bounds of stored responses, where they are stored.
     pub responses: Option<StoreLimits>,
+    /// No page at /ui.
+    pub no_ui: bool,
 }
 
 impl TestServer {
@@ -102,7 +105,9 @@ impl TestServer {
             isolation: halyard_server::isolation::IsolationMode::None,
         };
         let search = SearchPath::default();
-        let hooks = Hooks::start(&Catalog::default(), search, &[prometheus], HubConfig::default()).expect("linked");
+        let ui = (!options.no_ui).then(|| Ui::new([device.info()], Vec::new()));
+        let (sinks, own) = ([prometheus], ui.as_ref().map(Ui::sink));
+        let hooks = Hooks::start_with(&Catalog::default(), search, &sinks, HubConfig::default(), own).expect("linked");
         let max_loras = config.lora.as_ref().map_or(0, |lora| lora.max_loras);
         let engine = EngineHandle::start(config, device, files, hooks.sender(), &mut |_| {}).expect("starts");
         hooks.engine_started(&StartRecord {
@@ -131,6 +136,7 @@ impl TestServer {
             log_prompts: false,
             in_flight: AtomicU64::new(0),
             io: options.io,
+            ui,
             logits: Default::default(),
             lora: options.lora,
             responses: options.responses.map(ResponseStore::new),

@@ -22,7 +22,7 @@ pub fn root() -> PathBuf {
     here.ancestors().nth(2).unwrap_or(&here).to_path_buf()
 }
 
-/// Every text file; binary ones (NUL or not UTF-8) are left out.
+/// Every text file; binary ones (NUL or not UTF-8) are left out. Pictures come without a text: links name them.
 ///
 /// # Errors
 /// A folder that cannot be listed.
@@ -34,6 +34,10 @@ pub fn text_files(root: &Path) -> std::io::Result<Vec<SourceFile>> {
     let read = |path: String| {
         // A file that is deleted but still in the index is no longer part of the tree.
         let bytes = std::fs::read(root.join(&path)).ok()?;
+        if path.ends_with(".png") {
+            let text = String::new();
+            return Some(SourceFile { path, text });
+        }
         let text = String::from_utf8(bytes).ok()?;
         (!text.contains('\0')).then_some(SourceFile { path, text })
     };

@@ -105,6 +105,23 @@ fn code_is_narrow_enough_to_read() {
     assert_kept("width of code");
 }
 
+/// Largest picture in bytes: every clone of the repository has all of them.
+const MAX_PICTURE_BYTES: u64 = 200_000;
+
+#[test]
+fn pictures_are_small() {
+    let files = tree::text_files(&tree::root()).expect("the repository can be read");
+    let pictures = files.iter().filter(|file| file.path.ends_with(".png"));
+    for picture in pictures {
+        let bytes = std::fs::metadata(tree::root().join(&picture.path)).map_or(0, |facts| facts.len());
+        assert!(
+            bytes <= MAX_PICTURE_BYTES,
+            "{} has {bytes} bytes, more than {MAX_PICTURE_BYTES}",
+            picture.path
+        );
+    }
+}
+
 #[test]
 fn links_lead_somewhere_and_decisions_are_numbered_once() {
     let files = tree::text_files(&tree::root()).expect("the repository can be read");
