@@ -48,16 +48,21 @@ fn only(folder: &Path, end: &str) -> PathBuf {
 }
 
 #[test]
-fn wheel_and_tarball_install_serve_and_generate() {
+fn wheel_and_tarball_are_reproducible_install_serve_and_generate() {
     build_with_binary(SHIPPED);
     let built = binary().parent().expect("a folder");
     let folder = TestFolder::new("packages");
-    let flag = |name: &'static str| Path::new(name);
-    let parts = [flag("wheel"), flag("tarball")];
-    run(
-        "build",
-        &[&[flag("--from"), built, flag("--out"), &folder.0], &parts[..]].concat(),
-    );
-    run("try-wheel", &[&only(&folder.0, ".whl")]);
-    run("try-tarball", &[&only(&folder.0, ".tar.gz")]);
+    let [first, second] = ["first", "second"].map(|name| folder.0.join(name));
+    for out in [&first, &second] {
+        let flags = ["--from", "--out"].map(Path::new);
+        let parts = ["wheel", "tarball"].map(Path::new);
+        run("build", &[&[flags[0], built, flags[1], out], &parts[..]].concat());
+    }
+    let read = |path: PathBuf| std::fs::read(path).expect("a package");
+    for end in [".whl", ".tar.gz"] {
+        let equal = read(only(&first, end)) == read(only(&second, end));
+        assert!(equal, "the {end} differs when it is made twice of the same build");
+    }
+    run("try-wheel", &[&only(&first, ".whl")]);
+    run("try-tarball", &[&only(&first, ".tar.gz")]);
 }
