@@ -56,7 +56,8 @@ fn wheel_and_tarball_are_reproducible_install_serve_and_generate() {
     for out in [&first, &second] {
         let flags = ["--from", "--out"].map(Path::new);
         let parts = ["wheel", "tarball"].map(Path::new);
-        run("build", &[&[flags[0], built, flags[1], out], &parts[..]].concat());
+        let flags = [flags[0], built, flags[1], out.as_path()];
+        run("build", &[&flags[..], &parts[..]].concat());
     }
     let read = |path: PathBuf| std::fs::read(path).expect("a package");
     for end in [".whl", ".tar.gz"] {
