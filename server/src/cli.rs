@@ -35,6 +35,7 @@ mod parser_args;
 mod plugins;
 mod responses_args;
 mod serve;
+mod service_manager;
 mod serving;
 mod structured;
 pub mod units;

@@ -18,6 +18,7 @@ use super::logits_processor::{LoadedProcessors, LogitsProcessorArgs};
 use super::lora::{LoadedResolvers, LoraServeArgs, start_resolvers};
 use super::parser_args::ParserArgs;
 use super::responses_args::ResponsesArgs;
+use super::service_manager;
 use super::serving::ServingArgs;
 use super::units::{parse_bytes, show_bytes};
 use crate::clock::unix_seconds;
@@ -152,13 +153,14 @@ pub fn run(args: ServeArgs, accepted: &[(String, &'static str)]) -> Result<(), S
         tracing::debug!("{name}: {why}");
     }
     args.parsers.check()?;
+    let passed = service_manager::passed_socket()?;
     let chosen = args.engine.choose_device()?;
     let io = args.io.start(chosen.catalog())?;
     let logits = args.logits.load(chosen.catalog())?;
     let resolvers = args.lora.load(chosen.catalog())?;
     let hooks = RequestHooks { io, logits, resolvers };
     let runtime = super::runtime()?;
-    let result = runtime.block_on(serve_model(args, chosen, hooks, keys, start));
+    let result = runtime.block_on(serve_model(args, chosen, hooks, (keys, passed), start));
     // After a signal while loading, the loading thread must not hold the process.
     runtime.shutdown_background();
     result
@@ -175,12 +177,16 @@ async fn serve_model(
     args: ServeArgs,
     chosen: ChosenDevice,
     hooks: RequestHooks,
-    keys: KeySources,
+    (keys, passed): (KeySources, Option<std::net::TcpListener>),
     start: Instant,
 ) -> Result<(), ServerError> {
     let hangup = hangup_signal().map_err(ServerError::io("installing signal handlers"))?;
     let mut stop = Box::pin(stop_signal().map_err(ServerError::io("installing signal handlers"))?);
-    let socket = BoundSocket::bind(&args.http.host, args.http.port)?;
+    let socket = match passed {
+        Some(listener) => BoundSocket::passed(listener)?,
+        None => BoundSocket::bind(&args.http.host, args.http.port)?,
+    };
+    service_manager::loading(args.engine.model.model.as_deref().unwrap_or("the demo model"));
     // A signal while the model is fetched or loaded ends the process at once: no request runs yet.
     let prepared = tokio::select! {
         prepared = prepare(&args, chosen, hooks, (&keys, socket.is_loopback())) => prepared?,
@@ -192,6 +198,11 @@ async fn serve_model(
         .map_err(ServerError::io("asking for the address"))?;
     let has_keys = !prepared.state.api_keys.is_empty();
     prepared.announce(&reachable(address), has_keys, args.log.log_format, start.elapsed());
+    service_manager::ready(&reachable(address));
+    let stop = async move {
+        stop.await;
+        service_manager::stopping();
+    };
     tokio::spawn(reload_at_hangup(hangup, keys, prepared.state.api_keys.clone()));
     let times = DrainTimes {
         delay: args.connections.drain_delay(),

@@ -38,6 +38,9 @@ pub enum BindError {
         /// As given.
         port: u16,
     },
+    /// A socket that a service manager passed.
+    #[error("the socket that was passed cannot be used: {0}")]
+    Passed(io::Error),
     /// Anything else, such as a port that needs rights.
     #[error("cannot listen on {address}: {source}")]
     Bind {
@@ -48,11 +51,17 @@ pub enum BindError {
     },
 }
 
-/// A bound socket that does not listen yet: clients are refused, not left hanging, while the model loads.
+/// A bound socket that does not listen yet: clients are refused, not left hanging, while the model loads. One that a
+/// service manager passes listens already, and its clients wait.
 pub struct BoundSocket {
-    socket: TcpSocket,
+    socket: Socket,
     host: String,
     address: SocketAddr,
+}
+
+enum Socket {
+    Own(TcpSocket),
+    Passed(std::net::TcpListener),
 }
 
 impl BoundSocket {
@@ -79,8 +88,23 @@ impl BoundSocket {
         socket.set_reuseaddr(true).map_err(error)?;
         socket.bind(address).map_err(error)?;
         Ok(BoundSocket {
-            socket,
+            socket: Socket::Own(socket),
             host: host.to_owned(),
+            address,
+        })
+    }
+
+    /// Takes a listener that was passed to this process.
+    ///
+    /// # Errors
+    /// [`BindError::Passed`].
+    pub fn passed(listener: std::net::TcpListener) -> Result<Self, BindError> {
+        listener.set_nonblocking(true).map_err(BindError::Passed)?;
+        let address = listener.local_addr().map_err(BindError::Passed)?;
+        tracing::info!(%address, "listening on the socket that was passed, in place of --host and --port");
+        Ok(BoundSocket {
+            socket: Socket::Passed(listener),
+            host: address.ip().to_string(),
             address,
         })
     }
@@ -96,7 +120,11 @@ impl BoundSocket {
     /// [`BindError::PortInUse`] when another process was faster.
     pub fn listen(self) -> Result<TcpListener, BindError> {
         let (host, address) = (self.host, self.address);
-        self.socket.listen(BACKLOG).map_err(|source| match source.kind() {
+        let socket = match self.socket {
+            Socket::Own(socket) => socket,
+            Socket::Passed(listener) => return TcpListener::from_std(listener).map_err(BindError::Passed),
+        };
+        socket.listen(BACKLOG).map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => BindError::PortInUse {
                 host,
                 port: address.port(),

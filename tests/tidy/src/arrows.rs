@@ -92,6 +92,15 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
         "runtime/scheduler",
         "the policy that --scheduling-policy names",
     ),
+    ("runtime/python", "runtime/engine", "runs it in a Python process"),
+    ("runtime/python", "runtime/plugin-host", "chooses the platform"),
+    (
+        "runtime/python",
+        "runtime/models",
+        "options of the model: formats, overrides",
+    ),
+    ("runtime/python", "runtime/text", "chats as prompts, tokens as text"),
+    ("runtime/python", "platform-api", "DType, Device and how one is opened"),
     ("backends/", "platform-api", "implements it"),
     ("backends/", "kernels/", "runs them"),
     (
@@ -133,6 +142,9 @@ const PLACES: &[(&str, &[&str], &str)] = &[
         "HTTP lives in the server; a collector is reached from its stat logger",
     ),
     ("tokenizers", &["runtime/text"], "text owns tokenizing"),
+    ("pyo3", &["runtime/python"], "one crate knows Python"),
+    ("listenfd", &["server"], "a service manager starts the server"),
+    ("sd-notify", &["server"], "a service manager starts the server"),
     (
         "llguidance",
         &["runtime/grammar"],

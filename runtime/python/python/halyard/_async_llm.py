@@ -1,0 +1,125 @@
+"""`AsyncLLM`: one request at a time in, outputs as they come, on an asyncio event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Any
+
+from halyard import _prompts
+from halyard._engine import EngineOwner
+from halyard._halyard import Waker
+from halyard._outputs import Request, RequestOutput, check_outputs
+from halyard._params import LoRARequest, SamplingParams
+
+
+class AsyncEngineArgs:
+    """Keywords of an engine, as vLLM's class of this name."""
+
+    def __init__(self, model: str | os.PathLike[str], **keywords: Any) -> None:
+        self.model = model
+        self.keywords = keywords
+
+
+class AsyncLLM(EngineOwner):
+    """A model whose outputs are read as they come. Loading blocks; do it before the loop, or in a thread."""
+
+    def __init__(self, model: str | os.PathLike[str], **keywords: Any) -> None:
+        """As `LLM`."""
+        super().__init__(model, keywords)
+        self._waker = Waker()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: dict[str, Request] = {}
+        self._news: dict[int, asyncio.Event] = {}
+
+    @classmethod
+    def from_engine_args(cls, engine_args: AsyncEngineArgs) -> AsyncLLM:
+        """The engine of these arguments."""
+        return cls(engine_args.model, **engine_args.keywords)
+
+    async def generate(
+        self,
+        prompt: _prompts.Prompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Completes a prompt; each output holds what `sampling_params.output_kind` says. Leaving the loop early
+        cancels the request.
+
+        Raises ValueError for a request that is refused, GenerationError when it ends with an error."""
+        if request_id in self._running:
+            raise ValueError(f"request_id {request_id!r} is running; give each request its own")
+        self._attach(asyncio.get_running_loop())
+        # Tokenizing a long text takes time, and so does compiling a grammar.
+        request = await asyncio.to_thread(
+            self._submit, request_id, prompt, sampling_params, lora_request, priority, waker=self._waker
+        )
+        news = asyncio.Event()
+        # What came before the loop knew the stream rang for nobody.
+        news.set()
+        self._news[request.stream.number] = news
+        self._running[request_id] = request
+        try:
+            while not request.finished:
+                await news.wait()
+                news.clear()
+                output = request.take()
+                if output is not None:
+                    check_outputs([output])
+                    yield output
+        finally:
+            request.stream.abort()
+            self._running.pop(request_id, None)
+            self._news.pop(request.stream.number, None)
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answers a conversation."""
+        prompt = await asyncio.to_thread(self._chat_prompt, messages, True, tools, chat_template_kwargs)
+        async for output in self.generate(prompt, sampling_params, request_id, lora_request=lora_request):
+            yield output
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Cancels requests; their loops end with what has come."""
+        for one in [request_id] if isinstance(request_id, str) else request_id:
+            if (request := self._running.get(one)) is not None:
+                request.stream.abort()
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError when the engine does not run."""
+        self._engine.check_health()
+
+    def shutdown(self, timeout: float = 0.0) -> None:
+        """As `LLM.shutdown`."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._waker.fileno())
+        self._loop = None
+        super().shutdown(timeout)
+
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is loop:
+            return
+        if self._loop is not None and self._running and not self._loop.is_closed():
+            raise RuntimeError("this engine has requests on another event loop; use one loop, or an engine for each")
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._waker.fileno())
+        self._news.clear()
+        self._loop = loop
+        loop.add_reader(self._waker.fileno(), self._on_news)
+
+    def _on_news(self) -> None:
+        for number in self._waker.take():
+            if (news := self._news.get(number)) is not None:
+                news.set()

@@ -1,0 +1,270 @@
+//! An engine in Python: starting, tokenizing, submitting, ending. Every call that may take time runs without the
+//! interpreter's lock.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use halyard_engine::{AdapterSource, EngineHandle, Request, SamplingParams};
+use halyard_text::{ChatInput, LocalTime};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use crate::error::{EngineDeadError, StartError, refused};
+use crate::inbox::Inbox;
+use crate::options::Options;
+use crate::process::{self, Here};
+use crate::stream::Stream;
+use crate::waker::Waker;
+
+/// How often a wait looks for signals.
+const SIGNAL_PERIOD: Duration = Duration::from_millis(100);
+
+/// A model on a device.
+#[pyclass(frozen, module = "halyard._halyard")]
+pub struct Engine {
+    owner: u32,
+    platform: String,
+    next_stream: AtomicU64,
+    engine: Here<EngineHandle>,
+    runtime: Here<Runtime>,
+}
+
+/// A chat as Python hands it over.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Chat {
+    messages: Vec<Value>,
+    tools: Option<Value>,
+    documents: Option<Value>,
+    add_generation_prompt: bool,
+    template_variables: Option<serde_json::Map<String, Value>>,
+}
+
+fn start_log(filter: &str) -> Result<(), StartError> {
+    static STARTED: Once = Once::new();
+    let filter = tracing_subscriber::EnvFilter::try_new(filter).map_err(|error| StartError::Option {
+        name: "log_level",
+        message: format!("`{filter}`: {error}; give error, warn, info, debug or trace"),
+    })?;
+    STARTED.call_once(|| {
+        let log = tracing_subscriber::fmt()
+            .with_writer(std::io::stderr)
+            .with_env_filter(filter);
+        // Another extension may have set one in this library's copy: impossible, each library has its own.
+        let _ = log.try_init();
+    });
+    Ok(())
+}
+
+fn value_error(error: impl ToString) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+/// Runs `work` on a thread of its own while this one watches for Ctrl-C.
+fn interruptible<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
+    let (sender, receiver) = channel();
+    std::thread::Builder::new()
+        .name("halyard-load".into())
+        .spawn(move || sender.send(work()))?;
+    // Receivers are for one thread; this one is not given away while the lock is.
+    let receiver = std::sync::Mutex::new(receiver);
+    loop {
+        let received = py.detach(|| {
+            let receiver = receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            receiver.recv_timeout(SIGNAL_PERIOD)
+        });
+        match received {
+            Ok(result) => return Ok(result),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(PyRuntimeError::new_err(
+                    "loading the model panicked; see standard error",
+                ));
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Engine {
+    /// Starts an engine from options as JSON. Ctrl-C ends the wait; what was begun ends by itself.
+    #[new]
+    fn new(py: Python<'_>, options: &str, log_level: &str) -> PyResult<Engine> {
+        let options = Options::read(options)?;
+        start_log(log_level)?;
+        let owner = process::claim()?;
+        let (engine, platform) = interruptible(py, move || options.start())??;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("halyard-text")
+            .build()
+            .map_err(StartError::Threads)?;
+        Ok(Engine {
+            owner,
+            platform,
+            next_stream: AtomicU64::new(0),
+            engine: Here::new(owner, engine),
+            runtime: Here::new(owner, runtime),
+        })
+    }
+
+    /// Facts of the model, as JSON.
+    fn info(&self) -> PyResult<String> {
+        let info = self.engine.of()?.info();
+        let facts = json!({
+            "name": info.name,
+            "architecture": info.architecture,
+            "max_model_len": info.max_model_len,
+            "tensor_parallel_size": info.tensor_parallel_size,
+            "vocab_size": info.vocab_size,
+            "eos_token_ids": info.eos_token_ids,
+            "dtype": format!("{:?}", info.dtype).to_lowercase(),
+            "kv_cache_dtype": format!("{:?}", info.kv_cache_dtype).to_lowercase(),
+            "attention_backend": info.attention_backend,
+            "block_size": info.block_size,
+            "num_gpu_blocks": info.num_blocks,
+            "weight_bytes": info.weight_bytes,
+            "max_num_seqs": info.max_num_seqs,
+            "max_num_batched_tokens": info.max_num_batched_tokens,
+            "platform": self.platform,
+            "notes": info.notes,
+        });
+        Ok(facts.to_string())
+    }
+
+    /// Sampling defaults of the model's authors, as JSON with the fields that they set.
+    fn generation_defaults(&self) -> PyResult<String> {
+        let defaults = self.engine.of()?.generation_defaults();
+        let mut all = json!({
+            "temperature": defaults.temperature,
+            "top_p": defaults.top_p,
+            "top_k": defaults.top_k,
+            "min_p": defaults.min_p,
+            "repetition_penalty": defaults.repetition_penalty,
+            "presence_penalty": defaults.presence_penalty,
+            "frequency_penalty": defaults.frequency_penalty,
+            "max_tokens": defaults.max_new_tokens,
+        });
+        if let Some(fields) = all.as_object_mut() {
+            fields.retain(|_, value| !value.is_null());
+        }
+        Ok(all.to_string())
+    }
+
+    /// Token ids of a text.
+    fn encode(&self, py: Python<'_>, text: &str, add_special_tokens: bool) -> PyResult<Vec<u32>> {
+        let engine = self.engine.of()?;
+        py.detach(|| engine.tokenizer().encode(text, add_special_tokens))
+            .map_err(value_error)
+    }
+
+    /// The text of token ids.
+    fn decode(&self, py: Python<'_>, ids: Vec<u32>, skip_special_tokens: bool) -> PyResult<String> {
+        let engine = self.engine.of()?;
+        py.detach(|| engine.tokenizer().decode(&ids, skip_special_tokens))
+            .map_err(value_error)
+    }
+
+    /// A chat, as JSON, in the words of the model's template.
+    fn render_chat(&self, py: Python<'_>, chat: &str) -> PyResult<String> {
+        let engine = self.engine.of()?;
+        let chat: Chat = serde_json::from_str(chat).map_err(|error| value_error(format!("messages: {error}")))?;
+        if chat.messages.is_empty() {
+            return Err(value_error("messages is empty; send at least one message"));
+        }
+        let template = engine.chat_template().ok_or(halyard_text::TextError::NoChatTemplate);
+        let template = template.map_err(value_error)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = LocalTime {
+            unix_seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
+            utc_offset_seconds: 0,
+        };
+        let input = ChatInput {
+            messages: &chat.messages,
+            tools: chat.tools.as_ref(),
+            documents: chat.documents.as_ref(),
+            add_generation_prompt: chat.add_generation_prompt,
+            extra: chat.template_variables.as_ref(),
+            now: Some(now),
+        };
+        py.detach(|| template.render(&input)).map_err(value_error)
+    }
+
+    /// Queues a request; `params` is the engine's `SamplingParams` as JSON.
+    #[pyo3(signature = (request_id, prompt, params, *, lora=None, priority=0, cache_salt=None, waker=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        request_id: String,
+        prompt: Vec<u32>,
+        params: &str,
+        lora: Option<String>,
+        priority: i32,
+        cache_salt: Option<String>,
+        waker: Option<&Waker>,
+    ) -> PyResult<Stream> {
+        let engine = self.engine.of()?;
+        let params: SamplingParams =
+            serde_json::from_str(params).map_err(|error| value_error(format!("SamplingParams: {error}")))?;
+        let (num_samples, scored) = (params.n, params.logprobs.is_some());
+        let request = Request {
+            lora,
+            priority,
+            cache_salt,
+            ..Request::new(request_id, prompt, params)
+        };
+        let engine = engine.clone();
+        // A structured output is compiled here.
+        let output = py.detach(|| engine.submit(request)).map_err(refused)?;
+        let number = self.next_stream.fetch_add(1, Ordering::Relaxed);
+        let bell = waker.map(|waker| Arc::clone(&waker.bell));
+        let inbox = Arc::new(Inbox::new(number, num_samples, bell));
+        let runtime = self.runtime.of()?.handle();
+        Ok(Stream::start(
+            runtime,
+            self.owner,
+            engine,
+            output,
+            (number, scored),
+            inbox,
+        ))
+    }
+
+    /// Makes an adapter known by a name.
+    fn add_lora(&self, py: Python<'_>, name: &str, folder: PathBuf) -> PyResult<()> {
+        let engine = self.engine.of()?;
+        py.detach(|| engine.add_adapter(name, AdapterSource::Folder(folder)))
+            .map_err(value_error)
+    }
+
+    /// Names of the adapters that are known.
+    fn loras(&self) -> PyResult<Vec<String>> {
+        let adapters = self.engine.of()?.adapters();
+        Ok(adapters.into_iter().map(|adapter| adapter.name).collect())
+    }
+
+    /// Raises when the engine does not run.
+    fn check_health(&self) -> PyResult<()> {
+        let engine = self.engine.of()?;
+        engine.health().map_err(EngineDeadError::new_err)
+    }
+
+    /// Takes no more requests, aborts what runs after `seconds`, and gives the device back.
+    fn shutdown(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+        if !process::is_here(self.owner) {
+            return Ok(());
+        }
+        let limit = Duration::try_from_secs_f64(seconds).map_err(value_error)?;
+        let engine = self.engine.of()?;
+        py.detach(|| engine.shutdown(limit));
+        Ok(())
+    }
+}

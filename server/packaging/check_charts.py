@@ -1,0 +1,93 @@
+"""Checks the Helm chart and the example: Helm's own engine lints and renders it with the values below, and every object
+is validated against Kubernetes' schemas. Objects of other projects (PodMonitor, LeaderWorkerSet) have none there: of
+these the names that matter are compared. No cluster is asked."""
+
+import pathlib
+import re
+import sys
+
+import kubernetes_validate
+import yaml
+from helm_python import chart
+from helm_python.errors import HelmError
+
+HERE = pathlib.Path(__file__).parent
+CHART = HERE / "helm" / "halyard"
+KUBERNETES = "1.27"
+FOREIGN = {"PodMonitor", "LeaderWorkerSet"}
+
+ALL = {
+    "model": "org/repo",
+    "platform": "cuda",
+    "gpu": {"count": 2},
+    "apiKeys": {"existingSecret": "keys"},
+    "hubToken": {"existingSecret": "hub"},
+    "autoscaling": {"enabled": True, "kvCacheUsagePercent": 80},
+    "cache": {"size": "200Gi", "accessMode": "ReadWriteMany"},
+    "ingress": {"enabled": True, "host": "llm.example", "tlsSecret": "tls"},
+    "podMonitor": {"enabled": True, "key": "prometheus"},
+    "resources": {"requests": {"cpu": "4"}, "limits": {"memory": "32Gi"}},
+    "nodeSelector": {"gpu": "yes"},
+    "args": ["--max-model-len=8K"],
+}
+GOOD = {"the defaults": {}, "three replicas": {"replicas": 3}, "all of it": ALL}
+REFUSED = {
+    "needs gpu.count": {"platform": "cuda"},
+    "ReadWriteMany": {"replicas": 2, "cache": {"size": "1Gi"}},
+    "ingress.host": {"ingress": {"enabled": True}},
+    "podMonitor.key": {"apiKeys": {"existingSecret": "keys"}, "podMonitor": {"enabled": True}},
+    "neither waitingRequests": {"autoscaling": {"enabled": True, "waitingRequests": 0}},
+}
+
+
+def objects(texts):
+    """The objects of rendered files."""
+    return [one for text in texts for one in yaml.safe_load_all(text) if one]
+
+
+def check(name, found):
+    """Validates objects; how many."""
+    for one in found:
+        if one["kind"] not in FOREIGN:
+            kubernetes_validate.validate(one, KUBERNETES, strict=True)
+    print(f"{name}: {len(found)} objects ({', '.join(one['kind'] for one in found)})")
+    return {one["kind"]: one for one in found}
+
+
+def main():
+    """Runs the checks."""
+    report = chart.lint(str(CHART), strict=True)
+    wrong = [message["error"] for message in report["messages"] if message["severity"] > 1] + report["errors"]
+    if wrong:
+        sys.exit(f"helm lint: {wrong}")
+    loaded = chart.Chart.load(str(CHART))
+    for name, values in GOOD.items():
+        rendered = loaded.render(values=values, name="demo")
+        kinds = check(name, objects(text for path, text in rendered.items() if path.endswith(".yaml")))
+    container = kinds["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"] == {"memory": "32Gi", "nvidia.com/gpu": 2}, container["resources"]
+    assert {"--tensor-parallel-size=2", "--model=org/repo", "--max-model-len=8K"} <= set(container["args"])
+    metrics = [metric["pods"]["metric"]["name"] for metric in kinds["HorizontalPodAutoscaler"]["spec"]["metrics"]]
+    shown = "".join(path.read_text() for path in pathlib.Path("plugins/stat-logger-prometheus/src").rglob("*.rs"))
+    for metric in metrics:
+        assert f'"{metric}"' in shown, f"no metric {metric} is shown: the chart scales by nothing"
+    assert kinds["PodMonitor"]["spec"]["selector"] == kinds["Deployment"]["spec"]["selector"]
+    for words, values in REFUSED.items():
+        try:
+            loaded.render(values=values, name="demo")
+        except HelmError as error:
+            assert words in str(error), f"{values}: {error}"
+        else:
+            sys.exit(f"{values} was not refused")
+    version = re.search(r'^version = "(.*)"', pathlib.Path("Cargo.toml").read_text(), re.M).group(1)
+    assert loaded.metadata["appVersion"] == version, f"Chart.yaml has another appVersion than {version}"
+    example = objects([(HERE / "kubernetes" / "leaderworkerset.yaml").read_text()])
+    check("kubernetes/leaderworkerset.yaml", example)
+    pod = example[0]["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    kubernetes_validate.validate(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": pod["spec"]}, KUBERNETES, strict=True
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+//! A server under a service manager: it takes the socket that is passed to it and says when it serves and when it ends,
+//! by systemd's protocols.
+
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+use halyard_e2e::{Server, TestFolder, fixture, halyard, stderr};
+use rustix::io::{FdFlags, fcntl_setfd};
+
+/// A `serve` command of the tiny model that gets `socket` as the first of `count`.
+fn with_socket(socket: &impl AsRawFd, count: u32) -> std::process::Command {
+    let mut command = halyard(&["serve", "--platform", "cpu", "--kv-cache-memory-bytes", "16MiB"]);
+    command.arg("--model").arg(fixture("llama"));
+    command.env("LISTEN_FDS", count.to_string());
+    // Not descriptor 3: that would have to be moved in the child.
+    command.env("LISTEN_FDS_FIRST_FD", socket.as_raw_fd().to_string());
+    command
+}
+
+fn message(notify: &UnixDatagram) -> String {
+    let mut bytes = [0; 4096];
+    let length = notify.recv(&mut bytes).expect("a message before the timeout");
+    String::from_utf8_lossy(&bytes[..length]).into_owned()
+}
+
+#[test]
+fn a_passed_socket_is_served_and_the_manager_is_told() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    fcntl_setfd(&listener, FdFlags::empty()).expect("the child inherits it");
+    let address = listener.local_addr().expect("bound");
+    let folder = TestFolder::new("service-manager");
+    let path = folder.0.join("notify");
+    let notify = UnixDatagram::bind(&path).expect("a socket");
+    notify
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .expect("a timeout");
+    let mut command = with_socket(&listener, 1);
+    let server = Server::start(command.env("NOTIFY_SOCKET", &path));
+    assert_eq!(server.url, format!("http://{address}"), "--port 8000 is not taken");
+    assert!(message(&notify).starts_with("STATUS=loading "));
+    let ready = message(&notify);
+    assert!(
+        ready.lines().any(|line| line == "READY=1") && ready.contains(&server.url),
+        "{ready}"
+    );
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let health = runtime.block_on(reqwest::get(format!("{}/health", server.url)));
+    assert_eq!(health.expect("answers").status(), 200);
+    server.signal("TERM");
+    assert!(message(&notify).lines().any(|line| line == "STOPPING=1"));
+    assert_eq!(server.wait().0, Some(0));
+    // The manager's own end is open still: the next server gets it.
+    assert!(listener.local_addr().is_ok());
+}
+
+#[test]
+fn sockets_that_a_server_cannot_take_are_refused_by_name() {
+    let tcp = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let (udp, _) = UnixDatagram::pair().expect("sockets");
+    fcntl_setfd(&tcp, FdFlags::empty()).expect("inherited");
+    fcntl_setfd(&udp, FdFlags::empty()).expect("inherited");
+    for (mut command, words) in [
+        (with_socket(&tcp, 2), "2 sockets were passed; a server takes one"),
+        (with_socket(&udp, 1), "is not a valid tcp socket"),
+    ] {
+        let output = command.output().expect("runs");
+        assert_eq!(output.status.code(), Some(2));
+        let text = stderr(&output);
+        assert!(text.contains("LISTEN_FDS") && text.contains(words), "{text}");
+    }
+}
