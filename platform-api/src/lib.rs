@@ -8,6 +8,7 @@
 
 pub mod abi;
 pub mod attention;
+pub mod blocks;
 pub mod communicator;
 pub mod device;
 pub mod dtype;

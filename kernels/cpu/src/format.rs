@@ -2,6 +2,7 @@
 //! the GGUF block layouts (ggml-common.h of the GGML project); packing and gathering read rows through it.
 
 use half::{bf16, f16};
+use halyard_platform_api::{WeightFormat as Coded, blocks};
 
 use crate::e4m3::e4m3_to_f32;
 
@@ -16,6 +17,8 @@ use crate::e4m3::e4m3_to_f32;
 /// - `Q4K` 256, 144: d f16, dmin f16, eight 6-bit (scale, min) pairs in 12 bytes, nibbles by 64 elements.
 ///   w = d·scale·q − dmin·min.
 /// - `Q6K` 256, 210: low nibbles 128 bytes, high bit pairs 64 bytes, 16 × i8 scales, d f16. w = d·scale·(q − 32).
+///
+/// The formats behind `F8E4M3` are read by the contract's decoders (`blocks`), which say what they are.
 ///
 /// `F8E4M3` is no block format: a byte an element, and the row's scale as f32 behind them. w = scale·q.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,11 +44,44 @@ pub enum WeightFormat {
     Q6K,
     /// 8-bit floats with one scale a row.
     F8E4M3,
+    /// GGUF Q5_1.
+    Q5_1,
+    /// GGUF Q5_K.
+    Q5K,
+    /// GGUF Q2_K.
+    Q2K,
+    /// GGUF Q3_K.
+    Q3K,
+    /// GGUF IQ4_XS.
+    IQ4XS,
+    /// GGUF IQ4_NL.
+    IQ4NL,
+    /// GGUF IQ3_XXS.
+    IQ3XXS,
+    /// GGUF IQ3_S.
+    IQ3S,
+    /// GGUF IQ2_XXS.
+    IQ2XXS,
+    /// GGUF IQ2_XS.
+    IQ2XS,
+    /// GGUF IQ2_S.
+    IQ2S,
+    /// GGUF IQ1_S.
+    IQ1S,
+    /// GGUF IQ1_M.
+    IQ1M,
+    /// GGUF TQ1_0.
+    TQ1_0,
+    /// GGUF TQ2_0.
+    TQ2_0,
 }
+
+/// Formats that have panels of their own: the first ones.
+pub(crate) const NUM_PANEL_FORMATS: usize = 16;
 
 impl WeightFormat {
     /// Every format.
-    pub const ALL: [WeightFormat; 10] = [
+    pub const ALL: [WeightFormat; 25] = [
         WeightFormat::F32,
         WeightFormat::F16,
         WeightFormat::Bf16,
@@ -56,19 +92,76 @@ impl WeightFormat {
         WeightFormat::Q4K,
         WeightFormat::Q6K,
         WeightFormat::F8E4M3,
+        WeightFormat::Q5_1,
+        WeightFormat::Q5K,
+        WeightFormat::Q2K,
+        WeightFormat::Q3K,
+        WeightFormat::IQ4XS,
+        WeightFormat::IQ4NL,
+        WeightFormat::IQ3XXS,
+        WeightFormat::IQ3S,
+        WeightFormat::IQ2XXS,
+        WeightFormat::IQ2XS,
+        WeightFormat::IQ2S,
+        WeightFormat::IQ1S,
+        WeightFormat::IQ1M,
+        WeightFormat::TQ1_0,
+        WeightFormat::TQ2_0,
     ];
+
+    /// The format whose panels hold this one's values, too: integers with a scale, more or fewer of them.
+    pub(crate) const fn panels(self) -> WeightFormat {
+        match self {
+            WeightFormat::IQ3XXS | WeightFormat::IQ3S => WeightFormat::IQ4XS,
+            WeightFormat::IQ2XXS
+            | WeightFormat::IQ2XS
+            | WeightFormat::IQ2S
+            | WeightFormat::IQ1S
+            | WeightFormat::IQ1M => WeightFormat::Q3K,
+            WeightFormat::TQ1_0 | WeightFormat::TQ2_0 => WeightFormat::Q2K,
+            own => own,
+        }
+    }
+
+    /// The contract's format, where its decoders read the blocks; `None` for those that are read here.
+    pub(crate) const fn coded(self) -> Option<Coded> {
+        Some(match self {
+            WeightFormat::Q5_1 => Coded::Q5_1,
+            WeightFormat::Q5K => Coded::Q5K,
+            WeightFormat::Q2K => Coded::Q2K,
+            WeightFormat::Q3K => Coded::Q3K,
+            WeightFormat::IQ4XS => Coded::IQ4XS,
+            WeightFormat::IQ4NL => Coded::IQ4NL,
+            WeightFormat::IQ3XXS => Coded::IQ3XXS,
+            WeightFormat::IQ3S => Coded::IQ3S,
+            WeightFormat::IQ2XXS => Coded::IQ2XXS,
+            WeightFormat::IQ2XS => Coded::IQ2XS,
+            WeightFormat::IQ2S => Coded::IQ2S,
+            WeightFormat::IQ1S => Coded::IQ1S,
+            WeightFormat::IQ1M => Coded::IQ1M,
+            WeightFormat::TQ1_0 => Coded::TQ1_0,
+            WeightFormat::TQ2_0 => Coded::TQ2_0,
+            _ => return None,
+        })
+    }
 
     /// Elements in a block (1 for the float formats).
     pub const fn block_len(self) -> usize {
+        if let Some(coded) = self.coded() {
+            return coded.block_values();
+        }
         match self {
             WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 | WeightFormat::F8E4M3 => 1,
             WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => 32,
-            WeightFormat::Q4K | WeightFormat::Q6K => 256,
+            _ => 256,
         }
     }
 
     /// Bytes of a block.
     pub const fn block_bytes(self) -> usize {
+        if let Some(coded) = self.coded() {
+            return coded.block_bytes();
+        }
         match self {
             WeightFormat::F32 => 4,
             WeightFormat::F16 | WeightFormat::Bf16 => 2,
@@ -78,7 +171,7 @@ impl WeightFormat {
             WeightFormat::Q8_0 => 34,
             WeightFormat::Q4K => 144,
             WeightFormat::Q6K => 210,
-            WeightFormat::F8E4M3 => 1,
+            _ => 1,
         }
     }
 
@@ -187,6 +280,10 @@ pub fn dequantize_row(format: WeightFormat, row: &[u8], out: &mut [f32]) {
         "bytes of a {format:?} row of {} elements",
         out.len()
     );
+    if let Some(coded) = format.coded() {
+        blocks::dequantize(coded, row, out);
+        return;
+    }
     let (len, bytes) = (format.block_len(), format.block_bytes());
     match format {
         WeightFormat::F32 => {

@@ -126,6 +126,12 @@ unsafe fn block<S: Simd, W: QuantFormat, const C: usize>(
                 let d = S::splat(f32::from_bits(*words.add(t) as u32));
                 let sum = S::fma(S::i32_to_f32(low[t]), S::mul(scales.s[0], d), sums[t]);
                 sums[t] = S::fma(S::i32_to_f32(high[t]), S::mul(scales.s[1], d), sum);
+                if W::QUANTS.zero_log2.is_none() {
+                    // Offsets come in as often as the token's quants of a half add up to.
+                    let both = S::mul(scales.m[0], S::splat(-(*words.add(3 * width + t) as f32)));
+                    let both = S::fma(scales.m[1], S::splat(-(*words.add(4 * width + t) as f32)), both);
+                    sums[t] = S::fma(both, d, sums[t]);
+                }
             });
             return;
         }

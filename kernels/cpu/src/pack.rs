@@ -13,8 +13,10 @@
 //!   u8\[2\]\[r\]\[4\]: bits 2g of vector h are those of group 4h + g.
 //! - `F8E4M3` per 256 (the last may be shorter): the rows' scale f32\[r\], repeated; then per block: codes
 //!   u8\[32\]\[r\]. A row that holds a NaN gets the scale NaN: readers need not tell that code from numbers.
+//! - The panels of `pack_coded`.
 
 use crate::format::{WeightFormat, q4k_scale_min, quants32, quants256, split_e4m3};
+use crate::pack_coded::pack_coded;
 use crate::simd::LANES;
 
 /// Elements of K that are packed together.
@@ -25,9 +27,17 @@ pub(crate) const fn padded_k(k: usize) -> usize {
     k.next_multiple_of(BLOCK)
 }
 
+/// Bytes before a panel's first block: the numbers that codes stand for, where a table has them.
+pub(crate) const fn lead(format: WeightFormat) -> usize {
+    match format.panels() {
+        WeightFormat::Q3K | WeightFormat::IQ4XS | WeightFormat::IQ4NL => 64,
+        _ => 0,
+    }
+}
+
 /// (bytes of one 32-element block of a panel, bytes that precede each 8 blocks).
 pub(crate) const fn block_layout(format: WeightFormat) -> (usize, usize) {
-    match format {
+    match format.panels() {
         WeightFormat::F32 => (2048, 0),
         WeightFormat::F16 | WeightFormat::Bf16 => (1024, 0),
         WeightFormat::Q4_0 => (32 + 256, 0),
@@ -37,6 +47,13 @@ pub(crate) const fn block_layout(format: WeightFormat) -> (usize, usize) {
         WeightFormat::Q4K => (32 + 256, 64),
         WeightFormat::Q6K => (32 + 256 + 128, 32),
         WeightFormat::F8E4M3 => (512, 64),
+        WeightFormat::Q5_1 => (64 + 256 + 64, 0),
+        WeightFormat::Q5K => (256 + 64, 64 + 8 * 32),
+        WeightFormat::Q2K => (128, 64 + 8 * 32),
+        WeightFormat::Q3K => (128 + 64, 64 + 8 * 32),
+        WeightFormat::IQ4XS => (256, 64 + 8 * 16),
+        // IQ4_NL; `panels` gives no other.
+        _ => (32 + 256, 0),
     }
 }
 
@@ -44,7 +61,7 @@ pub(crate) const fn block_layout(format: WeightFormat) -> (usize, usize) {
 pub const fn panel_bytes(format: WeightFormat, k: usize) -> usize {
     let (block, head) = block_layout(format);
     let blocks = padded_k(k) / BLOCK;
-    blocks * block + blocks.div_ceil(8) * head
+    lead(format) + blocks * block + blocks.div_ceil(8) * head
 }
 
 /// Panels of a weight of `n` rows.
@@ -138,6 +155,7 @@ fn pack_row(format: WeightFormat, row: &[u8], panel: &mut [u8], r: usize) {
                 pack_block256(format, block, out, r);
             }
         }
+        _ => pack_coded(format, row, panel, r),
     }
 }
 
@@ -188,7 +206,7 @@ fn pack_block256(format: WeightFormat, block: &[u8], out: &mut [u8], r: usize) {
 }
 
 /// The low nibbles of 32 quants into 4 vectors of 16 rows × 4 bytes.
-fn pack_nibbles(q: &[u8], out: &mut [u8], r: usize) {
+pub(crate) fn pack_nibbles(q: &[u8], out: &mut [u8], r: usize) {
     for (k, q) in q.iter().enumerate() {
         let group = k / 4;
         out[64 * (group / 2) + 4 * r + k % 4] |= (q & 15) << (4 * (group % 2));

@@ -5,7 +5,7 @@
 //! `fma(s, q, m)` is d·(q − zero) exactly, as files define it.
 
 use crate::format::WeightFormat;
-use crate::pack::block_layout;
+use crate::pack::{block_layout, lead};
 use crate::simd::{LANES, Quants, Simd, unroll};
 
 /// Scale and offset of the two halves (16 elements of K each) of one 32-element block, lane = row.
@@ -64,24 +64,24 @@ pub(crate) trait QuantFormat: 'static {
 
 /// Where block `b` begins.
 #[inline(always)]
-const fn offset(format: WeightFormat, b: usize) -> usize {
+pub(crate) const fn offset(format: WeightFormat, b: usize) -> usize {
     let (block, head) = block_layout(format);
     if head == 0 {
-        b * block
+        lead(format) + b * block
     } else {
-        (b / 8) * (8 * block + head) + head + (b % 8) * block
+        lead(format) + (b / 8) * (8 * block + head) + head + (b % 8) * block
     }
 }
 
 /// Where the head of the 256 elements that hold block `b` begins.
 #[inline(always)]
-const fn head_offset(format: WeightFormat, b: usize) -> usize {
+pub(crate) const fn head_offset(format: WeightFormat, b: usize) -> usize {
     let (block, head) = block_layout(format);
-    (b / 8) * (8 * block + head)
+    lead(format) + (b / 8) * (8 * block + head)
 }
 
 #[inline(always)]
-unsafe fn symmetric<S: Simd>(s: S::F, zero: f32) -> Scales<S> {
+pub(crate) unsafe fn symmetric<S: Simd>(s: S::F, zero: f32) -> Scales<S> {
     // SAFETY: the caller has the instruction set.
     unsafe {
         let m = S::mul(s, S::splat(-zero));
@@ -91,7 +91,7 @@ unsafe fn symmetric<S: Simd>(s: S::F, zero: f32) -> Scales<S> {
 
 /// Groups 2v and 2v + 1 of nibbles that begin at `p`.
 #[inline(always)]
-unsafe fn nibble_quads<S: Simd>(p: *const u8, v: usize) -> [S::I; 2] {
+pub(crate) unsafe fn nibble_quads<S: Simd>(p: *const u8, v: usize) -> [S::I; 2] {
     // SAFETY: 256 bytes of nibbles are readable at `p`; v < 4.
     unsafe {
         let packed = S::load_i(p.add(64 * v));
@@ -102,7 +102,7 @@ unsafe fn nibble_quads<S: Simd>(p: *const u8, v: usize) -> [S::I; 2] {
 
 /// `x >> (step · i)` for i in 0..4 as immediate shifts.
 #[inline(always)]
-unsafe fn shr_step<S: Simd, const S1: u32, const S2: u32, const S3: u32>(x: S::I, i: usize) -> S::I {
+pub(crate) unsafe fn shr_step<S: Simd, const S1: u32, const S2: u32, const S3: u32>(x: S::I, i: usize) -> S::I {
     // SAFETY: the caller has the instruction set.
     unsafe {
         match i {
@@ -219,9 +219,10 @@ impl PanelFormat for F8E4M3 {
     }
 }
 
+/// Reads weights of a format of quants as f32.
 macro_rules! quant_panel {
     ($($name:ident),*) => {$(
-        impl PanelFormat for $name {
+        impl $crate::panel::PanelFormat for $name {
             type Block<S: Simd> = Scales<S>;
             #[inline(always)]
             unsafe fn block<S: Simd>(panel: *const u8, b: usize) -> Scales<S> {
@@ -240,6 +241,7 @@ macro_rules! quant_panel {
         }
     )*};
 }
+pub(crate) use quant_panel;
 quant_panel!(Q4_0, Q4_1, Q5_0, Q8_0, Q4K, Q6K);
 
 impl QuantFormat for Q4_0 {

@@ -6,13 +6,14 @@ use half::{bf16, f16};
 use crate::act::ActJob;
 use crate::activation::Activation;
 use crate::attention::Attention;
+use crate::format::NUM_PANEL_FORMATS;
 use crate::isa::Isa;
 use crate::linear::Linear;
 use crate::linear_f32::{Chunk, DecodeFn, DecodedFn};
 use crate::reduce::Largest;
 use crate::rope::RopeStyle;
 use crate::{
-    act, activation, attention, elementwise, linear_bf16, linear_f32, linear_int8, linear_tiles, norm, panel, products,
+    act, activation, attention, elementwise, linear_bf16, linear_f32, linear_int8, linear_tiles, norm, panel, panel_coded, products,
     reduce, rope,
 };
 
@@ -23,12 +24,12 @@ type LayerNormFn = unsafe fn(&[f32], &[f32], Option<&[f32]>, f32, &mut [f32]);
 pub struct Kernels {
     pub(crate) isa: Isa,
     pub(crate) prepare_act: unsafe fn(&ActJob),
-    pub(crate) few: [LinearFn; 10],
-    pub(crate) decode: [DecodeFn; 10],
+    pub(crate) few: [LinearFn; NUM_PANEL_FORMATS],
+    pub(crate) decode: [DecodeFn; NUM_PANEL_FORMATS],
     pub(crate) multiply: DecodedFn,
     pub(crate) linear_bf16: LinearFn,
     pub(crate) linear_tiles: LinearFn,
-    pub(crate) linear_int8: [LinearFn; 6],
+    pub(crate) linear_int8: [LinearFn; NUM_PANEL_FORMATS - 4],
     pub(crate) attention: unsafe fn(&Attention<'_>),
     pub(crate) rms_norm: unsafe fn(&[f32], &[f32], f32, f32, &mut [f32]),
     pub(crate) layer_norm: LayerNormFn,
@@ -121,12 +122,30 @@ macro_rules! float_kernels {
                 linear_f32::few::<S, panel::F8E4M3> => fn few_f8(job: &mut Linear<'_>);
                 linear_f32::decode_chunk::<S, panel::F8E4M3> =>
                     fn decode_f8(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Q5_1> => fn few_q5_1(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Q5_1> =>
+                    fn decode_q5_1(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Q5K> => fn few_q5k(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Q5K> =>
+                    fn decode_q5k(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Q2K> => fn few_q2k(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Q2K> =>
+                    fn decode_q2k(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Q3K> => fn few_q3k(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Q3K> =>
+                    fn decode_q3k(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::IQ4XS> => fn few_iq4xs(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::IQ4XS> =>
+                    fn decode_iq4xs(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::IQ4NL> => fn few_iq4nl(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::IQ4NL> =>
+                    fn decode_iq4nl(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
             }
         }
     };
 }
 
-/// The integer products, in the order of `WeightFormat` from Q4_0 on.
+/// The integer products, in the order of `WeightFormat` from Q4_0 on, without 8-bit floats.
 macro_rules! int8_kernels {
     ($module:ident, $simd:ty, $attr:meta) => {
         mod $module {
@@ -141,6 +160,12 @@ macro_rules! int8_kernels {
                 linear_int8::run::<S, panel::Q8_0> => fn q8_0(job: &mut Linear<'_>);
                 linear_int8::run::<S, panel::Q4K> => fn q4k(job: &mut Linear<'_>);
                 linear_int8::run::<S, panel::Q6K> => fn q6k(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Q5_1> => fn q5_1(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Q5K> => fn q5k(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Q2K> => fn q2k(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Q3K> => fn q3k(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::IQ4XS> => fn iq4xs(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::IQ4NL> => fn iq4nl(job: &mut Linear<'_>);
             }
         }
     };
@@ -182,6 +207,12 @@ macro_rules! table {
                 $float::few_q4k,
                 $float::few_q6k,
                 $float::few_f8,
+                $float::few_q5_1,
+                $float::few_q5k,
+                $float::few_q2k,
+                $float::few_q3k,
+                $float::few_iq4xs,
+                $float::few_iq4nl,
             ],
             decode: [
                 $float::decode_f32,
@@ -194,6 +225,12 @@ macro_rules! table {
                 $float::decode_q4k,
                 $float::decode_q6k,
                 $float::decode_f8,
+                $float::decode_q5_1,
+                $float::decode_q5k,
+                $float::decode_q2k,
+                $float::decode_q3k,
+                $float::decode_iq4xs,
+                $float::decode_iq4nl,
             ],
             linear_bf16: $bf16::run,
             linear_tiles: $tiles::tiles,
@@ -204,6 +241,12 @@ macro_rules! table {
                 $int8::q8_0,
                 $int8::q4k,
                 $int8::q6k,
+                $int8::q5_1,
+                $int8::q5k,
+                $int8::q2k,
+                $int8::q3k,
+                $int8::iq4xs,
+                $int8::iq4nl,
             ],
             attention: $tiles::attention,
             rms_norm: $float::rms_norm,

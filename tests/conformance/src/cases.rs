@@ -191,6 +191,34 @@ pub(crate) fn weight(random: &mut Random, format: WeightFormat, rows: u32, width
                     out.extend([&half(jitter / 700.0)[..], &half(jitter / 90.0), &random.bytes(140)].concat());
                 }
                 WeightFormat::Q6K => out.extend([&random.bytes(208)[..], &half(jitter / 4000.0)].concat()),
+                WeightFormat::Q5_1 => {
+                    out.extend([&half(jitter / 18.0)[..], &half(-0.85 * jitter), &random.bytes(20)].concat());
+                }
+                WeightFormat::Q2K => {
+                    out.extend([&random.bytes(80)[..], &half(jitter / 25.0), &half(jitter / 17.0)].concat());
+                }
+                WeightFormat::Q3K => out.extend([&random.bytes(108)[..], &half(jitter / 90.0)].concat()),
+                WeightFormat::Q5K => {
+                    out.extend([&half(jitter / 1400.0)[..], &half(jitter / 90.0), &random.bytes(172)].concat());
+                }
+                WeightFormat::IQ4NL => out.extend([&half(jitter / 120.0)[..], &random.bytes(16)].concat()),
+                WeightFormat::IQ4XS => out.extend([&half(jitter / 3000.0)[..], &random.bytes(134)].concat()),
+                WeightFormat::IQ3XXS => out.extend([&half(jitter / 400.0)[..], &random.bytes(96)].concat()),
+                WeightFormat::IQ3S => out.extend([&half(jitter / 400.0)[..], &random.bytes(108)].concat()),
+                WeightFormat::IQ2XXS => out.extend([&half(jitter / 140.0)[..], &random.bytes(64)].concat()),
+                WeightFormat::IQ2XS => out.extend([&half(jitter / 140.0)[..], &random.bytes(72)].concat()),
+                WeightFormat::IQ2S => out.extend([&half(jitter / 140.0)[..], &random.bytes(80)].concat()),
+                WeightFormat::IQ1S => out.extend([&half(jitter / 15.0)[..], &random.bytes(48)].concat()),
+                WeightFormat::IQ1M => {
+                    // The f16 stands in the upper nibbles of the last four words.
+                    let (mut block, d) = (random.bytes(56), u16::from_le_bytes(half(jitter / 15.0)));
+                    for (i, word) in block[48..].chunks_exact_mut(2).enumerate() {
+                        word[1] = word[1] & 15 | ((d >> (4 * i)) as u8 & 15) << 4;
+                    }
+                    out.extend(block);
+                }
+                WeightFormat::TQ1_0 => out.extend([&random.bytes(52)[..], &half(jitter)].concat()),
+                WeightFormat::TQ2_0 => out.extend([&random.bytes(64)[..], &half(jitter / 1.5)].concat()),
                 // Every code but NaN.
                 WeightFormat::F8E4M3 => out.extend(random.bytes(1).iter().map(|&code| match code & 0x7f {
                     0x7f => code & 0x80,

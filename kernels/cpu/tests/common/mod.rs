@@ -57,13 +57,40 @@ pub fn random_row(format: WeightFormat, k: usize, rng: &mut Rng) -> Vec<u8> {
         }
         WeightFormat::Q6K => row.chunks_mut(210).for_each(|b| half(&mut b[208..], 0.001)),
         _ => row.chunks_mut(format.block_bytes()).for_each(|b| {
-            half(&mut b[..2], 0.05);
-            if matches!(format, WeightFormat::Q4_1 | WeightFormat::Q4K) {
-                half(&mut b[2..4], 0.05);
+            // Magnitudes of a few units: formats whose scales and numbers are large have small factors.
+            let small = !matches!(format, WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q4K | WeightFormat::Q5_0)
+                && !matches!(format, WeightFormat::Q8_0 | WeightFormat::Q5_1 | WeightFormat::Q2K | WeightFormat::Q5K);
+            set_factors(format, b, f16::from_f32(rng.unit() * if small { 0.004 } else { 0.05 }));
+            if matches!(format, WeightFormat::Q4_1 | WeightFormat::Q4K | WeightFormat::Q5_1 | WeightFormat::Q5K) {
+                b[2..4].copy_from_slice(&f16::from_f32(rng.unit() * 0.05).to_le_bytes());
             }
         }),
     }
     row
+}
+
+/// Sets the f16 numbers of a block.
+pub fn set_factors(format: WeightFormat, block: &mut [u8], to: f16) {
+    let places: &[usize] = match format {
+        WeightFormat::Q4_1 | WeightFormat::Q4K | WeightFormat::Q5_1 | WeightFormat::Q5K => &[0, 2],
+        WeightFormat::Q2K => &[80, 82],
+        WeightFormat::Q3K => &[108],
+        WeightFormat::Q6K => &[208],
+        WeightFormat::TQ1_0 => &[52],
+        WeightFormat::TQ2_0 => &[64],
+        // In the upper nibbles of four words.
+        WeightFormat::IQ1M => {
+            for i in 0..4 {
+                let nibble = (to.to_bits() >> (4 * i)) as u8 & 15;
+                block[49 + 2 * i] = block[49 + 2 * i] & 15 | nibble << 4;
+            }
+            return;
+        }
+        _ => &[0],
+    };
+    for &at in places {
+        block[at..at + 2].copy_from_slice(&to.to_le_bytes());
+    }
 }
 
 fn half_at(b: &[u8], at: usize) -> f64 {
@@ -74,6 +101,9 @@ fn half_at(b: &[u8], at: usize) -> f64 {
 pub fn element(format: WeightFormat, row: &[u8], i: usize) -> f64 {
     let b = &row[i / format.block_len() * format.block_bytes()..];
     let j = i % format.block_len();
+    if let Some(values) = block_values(format, b) {
+        return values[j].into();
+    }
     let nibble = |qs: &[u8]| f64::from(if j < 16 { qs[j] & 15 } else { qs[j - 16] >> 4 });
     match format {
         WeightFormat::F32 => f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
@@ -124,5 +154,33 @@ pub fn element(format: WeightFormat, row: &[u8], i: usize) -> f64 {
             let scale = f64::from(b[192 + j / 16] as i8);
             half_at(b, 208) * scale * (f64::from(low | high << 4) - 32.0)
         }
+        other => unreachable!("{other:?} is taken apart by the contract's decoders"),
     }
+}
+
+/// The values of a block of the formats that the contract's decoders read. (`runtime/models/tests/quant.rs` compares
+/// these with gguf-py's.)
+fn block_values(format: WeightFormat, bytes: &[u8]) -> Option<Vec<f32>> {
+    use halyard_platform_api::{WeightFormat as Coded, blocks};
+    let coded = match format {
+        WeightFormat::Q5_1 => Coded::Q5_1,
+        WeightFormat::Q5K => Coded::Q5K,
+        WeightFormat::Q2K => Coded::Q2K,
+        WeightFormat::Q3K => Coded::Q3K,
+        WeightFormat::IQ4XS => Coded::IQ4XS,
+        WeightFormat::IQ4NL => Coded::IQ4NL,
+        WeightFormat::IQ3XXS => Coded::IQ3XXS,
+        WeightFormat::IQ3S => Coded::IQ3S,
+        WeightFormat::IQ2XXS => Coded::IQ2XXS,
+        WeightFormat::IQ2XS => Coded::IQ2XS,
+        WeightFormat::IQ2S => Coded::IQ2S,
+        WeightFormat::IQ1S => Coded::IQ1S,
+        WeightFormat::IQ1M => Coded::IQ1M,
+        WeightFormat::TQ1_0 => Coded::TQ1_0,
+        WeightFormat::TQ2_0 => Coded::TQ2_0,
+        _ => return None,
+    };
+    let mut values = vec![0.0; format.block_len()];
+    let known = blocks::dequantize(coded, &bytes[..format.block_bytes()], &mut values);
+    known.then_some(values)
 }
