@@ -100,5 +100,8 @@ fn weight_format(op: &str, format: WeightFormat, in_features: u32) -> Result<ker
         WeightFormat::Q4K => kernels::WeightFormat::Q4K,
         WeightFormat::Q6K => kernels::WeightFormat::Q6K,
         WeightFormat::F8E4M3 => kernels::WeightFormat::F8E4M3,
+        other => {
+            return Err(Error::unsupported(format!("{op}: rows of {} are not read here", other.name())));
+        }
     })
 }
