@@ -128,7 +128,9 @@ extern "C" {
 
 /* Storage format of a weight's rows: what model files hold, before a backend packs it. A row is a whole number of
  * blocks, one behind the other, and the row's tail, where there is one. All numbers are little-endian. The block
- * formats are GGUF's (ggml-common.h). */
+ * formats below 32 are GGUF's (ggml-common.h). Those from 40 on are canonical: a block is a group of 16, 32, 64 or 128
+ * values with one scale, and every format of 2 to 8 bits has one of them that holds its values. A platform that
+ * refuses a format is offered that one. */
 #define HALYARD_WEIGHT_F32 0u /**< 32-bit floats. */
 #define HALYARD_WEIGHT_F16 1u /**< 16-bit IEEE floats. */
 #define HALYARD_WEIGHT_BF16 2u /**< bfloat16. */
@@ -152,6 +154,36 @@ extern "C" {
 /** One 8-bit float (OCP OFP8 E4M3) a value; the row's tail is its scale as f32; value = scale·q. Rows of a tensor with
  * one scale all carry the same one. */
 #define HALYARD_WEIGHT_F8E4M3 9u
+/** One byte e, 16 bytes of nibbles as in Q4_0; value = 2^(e − 127)·E2M1[q], with E2M1[0..8] = 0, 0.5, 1, 1.5, 2, 3, 4,
+ * 6 and E2M1[8 + i] = −E2M1[i] (OCP Microscaling Formats 1.0). e = 255 is NaN. */
+#define HALYARD_WEIGHT_MXFP4 32u
+/** One byte s, an 8-bit float as in F8E4M3, 8 bytes of nibbles: byte j holds value j in its low nibble, value j + 8 in
+ * its high one. The row's tail is t, an f32; value = (t·s)·E2M1[q], E2M1 as in Mxfp4. */
+#define HALYARD_WEIGHT_NVFP4 33u
+#define HALYARD_WEIGHT_U4G16 40u /**< f32 d, f32 m, 8 bytes of nibbles as in Nvfp4; value = d·q + m. */
+#define HALYARD_WEIGHT_U4G32 41u /**< f32 d, f32 m, 16 bytes of nibbles as in Q4_0; value = d·q + m. */
+/** f32 d, f32 m, 32 bytes of nibbles: 2 runs of 32 values, each as in Q4_0; value = d·q + m. */
+#define HALYARD_WEIGHT_U4G64 42u
+/** f32 d, f32 m, 64 bytes of nibbles: 4 runs of 32 values, each as in Q4_0; value = d·q + m. */
+#define HALYARD_WEIGHT_U4G128 43u
+#define HALYARD_WEIGHT_I8G16 44u /**< f32 d, f32 m, 16 signed bytes; value = d·q + m. */
+#define HALYARD_WEIGHT_I8G32 45u /**< f32 d, f32 m, 32 signed bytes; value = d·q + m. */
+#define HALYARD_WEIGHT_I8G64 46u /**< f32 d, f32 m, 64 signed bytes; value = d·q + m. */
+#define HALYARD_WEIGHT_I8G128 47u /**< f32 d, f32 m, 128 signed bytes; value = d·q + m. */
+#define HALYARD_WEIGHT_E2M1G16 48u /**< f32 d, 8 bytes of nibbles as in Nvfp4; value = d·E2M1[q], E2M1 as in Mxfp4. */
+#define HALYARD_WEIGHT_E2M1G32 49u /**< f32 d, 16 bytes of nibbles as in Q4_0; value = d·E2M1[q], E2M1 as in Mxfp4. */
+/** f32 d, 32 bytes of nibbles as in U4G64; value = d·NF4[q]: the 16 values of the data type NF4 (Dettmers et al. 2023,
+ * arXiv 2305.14314, appendix E). */
+#define HALYARD_WEIGHT_NF4G64 50u
+/** f32 d, 32 bytes of nibbles as in U4G64; value = d·FP4[q] with FP4[0..8] = 0, 0.0625/12, 8/12, 1, 4/12, 6/12, 2/12,
+ * 3/12 and FP4[8 + i] = −FP4[i] (bitsandbytes). */
+#define HALYARD_WEIGHT_FP4G64 51u
+/** f32 d, 16 bytes of nibbles as in Q4_0; value = d·K[q] with K = −127, −104, −83, −65, −49, −35, −22, −10, 1, 13, 25,
+ * 38, 53, 69, 89, 113 (ggml's IQ4_NL). */
+#define HALYARD_WEIGHT_IQ4NLG32 52u
+#define HALYARD_WEIGHT_F8G32 53u /**< f32 d, 32 8-bit floats as in F8E4M3; value = d·q. */
+#define HALYARD_WEIGHT_F8G64 54u /**< f32 d, 64 8-bit floats as in F8E4M3; value = d·q. */
+#define HALYARD_WEIGHT_F8G128 55u /**< f32 d, 128 8-bit floats as in F8E4M3; value = d·q. */
 
 /* Sizes of the formats: values and bytes of a block, bytes behind the blocks of a row. */
 #define HALYARD_WEIGHT_F32_BLOCK_VALUES 1u
@@ -184,6 +216,60 @@ extern "C" {
 #define HALYARD_WEIGHT_F8E4M3_BLOCK_VALUES 1u
 #define HALYARD_WEIGHT_F8E4M3_BLOCK_BYTES 1u
 #define HALYARD_WEIGHT_F8E4M3_ROW_TAIL_BYTES 4u
+#define HALYARD_WEIGHT_MXFP4_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_MXFP4_BLOCK_BYTES 17u
+#define HALYARD_WEIGHT_MXFP4_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_NVFP4_BLOCK_VALUES 16u
+#define HALYARD_WEIGHT_NVFP4_BLOCK_BYTES 9u
+#define HALYARD_WEIGHT_NVFP4_ROW_TAIL_BYTES 4u
+#define HALYARD_WEIGHT_U4G16_BLOCK_VALUES 16u
+#define HALYARD_WEIGHT_U4G16_BLOCK_BYTES 16u
+#define HALYARD_WEIGHT_U4G16_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_U4G32_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_U4G32_BLOCK_BYTES 24u
+#define HALYARD_WEIGHT_U4G32_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_U4G64_BLOCK_VALUES 64u
+#define HALYARD_WEIGHT_U4G64_BLOCK_BYTES 40u
+#define HALYARD_WEIGHT_U4G64_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_U4G128_BLOCK_VALUES 128u
+#define HALYARD_WEIGHT_U4G128_BLOCK_BYTES 72u
+#define HALYARD_WEIGHT_U4G128_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_I8G16_BLOCK_VALUES 16u
+#define HALYARD_WEIGHT_I8G16_BLOCK_BYTES 24u
+#define HALYARD_WEIGHT_I8G16_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_I8G32_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_I8G32_BLOCK_BYTES 40u
+#define HALYARD_WEIGHT_I8G32_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_I8G64_BLOCK_VALUES 64u
+#define HALYARD_WEIGHT_I8G64_BLOCK_BYTES 72u
+#define HALYARD_WEIGHT_I8G64_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_I8G128_BLOCK_VALUES 128u
+#define HALYARD_WEIGHT_I8G128_BLOCK_BYTES 136u
+#define HALYARD_WEIGHT_I8G128_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_E2M1G16_BLOCK_VALUES 16u
+#define HALYARD_WEIGHT_E2M1G16_BLOCK_BYTES 12u
+#define HALYARD_WEIGHT_E2M1G16_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_E2M1G32_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_E2M1G32_BLOCK_BYTES 20u
+#define HALYARD_WEIGHT_E2M1G32_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_NF4G64_BLOCK_VALUES 64u
+#define HALYARD_WEIGHT_NF4G64_BLOCK_BYTES 36u
+#define HALYARD_WEIGHT_NF4G64_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_FP4G64_BLOCK_VALUES 64u
+#define HALYARD_WEIGHT_FP4G64_BLOCK_BYTES 36u
+#define HALYARD_WEIGHT_FP4G64_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ4NLG32_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_IQ4NLG32_BLOCK_BYTES 20u
+#define HALYARD_WEIGHT_IQ4NLG32_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_F8G32_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_F8G32_BLOCK_BYTES 36u
+#define HALYARD_WEIGHT_F8G32_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_F8G64_BLOCK_VALUES 64u
+#define HALYARD_WEIGHT_F8G64_BLOCK_BYTES 68u
+#define HALYARD_WEIGHT_F8G64_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_F8G128_BLOCK_VALUES 128u
+#define HALYARD_WEIGHT_F8G128_BLOCK_BYTES 132u
+#define HALYARD_WEIGHT_F8G128_ROW_TAIL_BYTES 0u
 
 /* What a device claims to be able to do; an unclaimed one is refused with a reason. */
 /** Reusable encoders are captured natively, so that padded steps of a recorded size pay. */

@@ -2,9 +2,11 @@
 //! the GGUF block layouts (ggml-common.h of the GGML project); packing and gathering read rows through it.
 
 use half::{bf16, f16};
-use halyard_platform_api::{WeightFormat as Coded, blocks};
 
 use crate::e4m3::e4m3_to_f32;
+
+/// Formats.
+pub(crate) const NUM_FORMATS: usize = 16;
 
 /// How the elements of a weight row are stored in a file ("canonical" bytes).
 ///
@@ -18,9 +20,12 @@ use crate::e4m3::e4m3_to_f32;
 ///   w = d·scale·q − dmin·min.
 /// - `Q6K` 256, 210: low nibbles 128 bytes, high bit pairs 64 bytes, 16 × i8 scales, d f16. w = d·scale·(q − 32).
 ///
-/// The formats behind `F8E4M3` are read by the contract's decoders (`blocks`), which say what they are.
-///
 /// `F8E4M3` is no block format: a byte an element, and the row's scale as f32 behind them. w = scale·q.
+///
+/// The formats from `Int5` on are this crate's own, for the integers of few bits that GGUF's other formats are made of.
+/// Their rows are what the caller took apart, in blocks of 32 or 256 elements: d f32, dmin f32, the numbers of codes
+/// i8\[16\], for each 16 elements a scale i8 and a min u8 (first all scales), and a byte an element, its code.
+/// w = d·scale·n − dmin·min, where n is the code, or the number that it stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum WeightFormat {
@@ -44,44 +49,23 @@ pub enum WeightFormat {
     Q6K,
     /// 8-bit floats with one scale a row.
     F8E4M3,
-    /// GGUF Q5_1.
-    Q5_1,
-    /// GGUF Q5_K.
-    Q5K,
-    /// GGUF Q2_K.
-    Q2K,
-    /// GGUF Q3_K.
-    Q3K,
-    /// GGUF IQ4_XS.
-    IQ4XS,
-    /// GGUF IQ4_NL.
-    IQ4NL,
-    /// GGUF IQ3_XXS.
-    IQ3XXS,
-    /// GGUF IQ3_S.
-    IQ3S,
-    /// GGUF IQ2_XXS.
-    IQ2XXS,
-    /// GGUF IQ2_XS.
-    IQ2XS,
-    /// GGUF IQ2_S.
-    IQ2S,
-    /// GGUF IQ1_S.
-    IQ1S,
-    /// GGUF IQ1_M.
-    IQ1M,
-    /// GGUF TQ1_0.
-    TQ1_0,
-    /// GGUF TQ2_0.
-    TQ2_0,
+    /// Blocks of 32; codes of 5 bits, d and dmin of 16 bits, scale 1.
+    Int5,
+    /// Blocks of 256; codes of 5 bits, d and dmin of 16 bits, scale and min the same for each 32 elements.
+    Int5Scaled,
+    /// Blocks of 256; codes of 2 bits, d and dmin of 16 bits, scales and mins of 4 bits.
+    Int2Scaled,
+    /// Blocks of 256; codes of 3 bits, numbers within ±63, no min.
+    Table3Scaled,
+    /// Blocks of 256; codes of 4 bits, scale the same for each 32 elements, no min.
+    Table4Scaled,
+    /// Blocks of 32; codes of 4 bits, d of 16 bits, scale 1, no min.
+    Table4,
 }
-
-/// Formats that have panels of their own: the first ones.
-pub(crate) const NUM_PANEL_FORMATS: usize = 16;
 
 impl WeightFormat {
     /// Every format.
-    pub const ALL: [WeightFormat; 25] = [
+    pub const ALL: [WeightFormat; NUM_FORMATS] = [
         WeightFormat::F32,
         WeightFormat::F16,
         WeightFormat::Bf16,
@@ -92,76 +76,34 @@ impl WeightFormat {
         WeightFormat::Q4K,
         WeightFormat::Q6K,
         WeightFormat::F8E4M3,
-        WeightFormat::Q5_1,
-        WeightFormat::Q5K,
-        WeightFormat::Q2K,
-        WeightFormat::Q3K,
-        WeightFormat::IQ4XS,
-        WeightFormat::IQ4NL,
-        WeightFormat::IQ3XXS,
-        WeightFormat::IQ3S,
-        WeightFormat::IQ2XXS,
-        WeightFormat::IQ2XS,
-        WeightFormat::IQ2S,
-        WeightFormat::IQ1S,
-        WeightFormat::IQ1M,
-        WeightFormat::TQ1_0,
-        WeightFormat::TQ2_0,
+        WeightFormat::Int5,
+        WeightFormat::Int5Scaled,
+        WeightFormat::Int2Scaled,
+        WeightFormat::Table3Scaled,
+        WeightFormat::Table4Scaled,
+        WeightFormat::Table4,
     ];
 
-    /// The format whose panels hold this one's values, too: integers with a scale, more or fewer of them.
-    pub(crate) const fn panels(self) -> WeightFormat {
-        match self {
-            WeightFormat::IQ3XXS | WeightFormat::IQ3S => WeightFormat::IQ4XS,
-            WeightFormat::IQ2XXS
-            | WeightFormat::IQ2XS
-            | WeightFormat::IQ2S
-            | WeightFormat::IQ1S
-            | WeightFormat::IQ1M => WeightFormat::Q3K,
-            WeightFormat::TQ1_0 | WeightFormat::TQ2_0 => WeightFormat::Q2K,
-            own => own,
-        }
-    }
-
-    /// The contract's format, where its decoders read the blocks; `None` for those that are read here.
-    pub(crate) const fn coded(self) -> Option<Coded> {
-        Some(match self {
-            WeightFormat::Q5_1 => Coded::Q5_1,
-            WeightFormat::Q5K => Coded::Q5K,
-            WeightFormat::Q2K => Coded::Q2K,
-            WeightFormat::Q3K => Coded::Q3K,
-            WeightFormat::IQ4XS => Coded::IQ4XS,
-            WeightFormat::IQ4NL => Coded::IQ4NL,
-            WeightFormat::IQ3XXS => Coded::IQ3XXS,
-            WeightFormat::IQ3S => Coded::IQ3S,
-            WeightFormat::IQ2XXS => Coded::IQ2XXS,
-            WeightFormat::IQ2XS => Coded::IQ2XS,
-            WeightFormat::IQ2S => Coded::IQ2S,
-            WeightFormat::IQ1S => Coded::IQ1S,
-            WeightFormat::IQ1M => Coded::IQ1M,
-            WeightFormat::TQ1_0 => Coded::TQ1_0,
-            WeightFormat::TQ2_0 => Coded::TQ2_0,
-            _ => return None,
-        })
+    /// Whether codes stand for numbers of a table.
+    pub const fn has_table(self) -> bool {
+        matches!(
+            self,
+            WeightFormat::Table3Scaled | WeightFormat::Table4Scaled | WeightFormat::Table4
+        )
     }
 
     /// Elements in a block (1 for the float formats).
     pub const fn block_len(self) -> usize {
-        if let Some(coded) = self.coded() {
-            return coded.block_values();
-        }
         match self {
             WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 | WeightFormat::F8E4M3 => 1,
             WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q5_0 | WeightFormat::Q8_0 => 32,
+            WeightFormat::Int5 | WeightFormat::Table4 => 32,
             _ => 256,
         }
     }
 
     /// Bytes of a block.
     pub const fn block_bytes(self) -> usize {
-        if let Some(coded) = self.coded() {
-            return coded.block_bytes();
-        }
         match self {
             WeightFormat::F32 => 4,
             WeightFormat::F16 | WeightFormat::Bf16 => 2,
@@ -171,7 +113,8 @@ impl WeightFormat {
             WeightFormat::Q8_0 => 34,
             WeightFormat::Q4K => 144,
             WeightFormat::Q6K => 210,
-            _ => 1,
+            WeightFormat::F8E4M3 => 1,
+            _ => CODED_HEAD + self.block_len() / 8 + self.block_len(),
         }
     }
 
@@ -189,6 +132,49 @@ impl WeightFormat {
             Some(k / self.block_len() * self.block_bytes() + self.tail_bytes())
         } else {
             None
+        }
+    }
+}
+
+/// Bytes of a block of coded rows before its scales: d, dmin, and 16 numbers.
+pub(crate) const CODED_HEAD: usize = 4 + 4 + 16;
+
+/// A block of a coded row.
+pub(crate) struct CodedBlock<'a> {
+    pub d: f32,
+    pub dmin: f32,
+    pub numbers: &'a [u8],
+    pub scales: &'a [u8],
+    pub mins: &'a [u8],
+    pub codes: &'a [u8],
+}
+
+impl CodedBlock<'_> {
+    /// Of the block's bytes.
+    pub fn of(block: &[u8]) -> CodedBlock<'_> {
+        let float = |at: usize| f32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
+        // A byte an element, and an eighth of it for scales and mins.
+        let groups = (block.len() - CODED_HEAD) / 18;
+        let (scales, rest) = block[CODED_HEAD..].split_at(groups);
+        let (mins, codes) = rest.split_at(groups);
+        CodedBlock {
+            d: float(0),
+            dmin: float(4),
+            numbers: &block[8..CODED_HEAD],
+            scales,
+            mins,
+            codes,
+        }
+    }
+
+    fn dequantize(&self, has_table: bool, out: &mut [f32]) {
+        for (i, (out, &code)) in out.iter_mut().zip(self.codes).enumerate() {
+            let number = match has_table {
+                true => f32::from(self.numbers[usize::from(code & 15)] as i8),
+                false => f32::from(code),
+            };
+            let scale = self.d * f32::from(self.scales[i / 16] as i8);
+            *out = scale * number - self.dmin * f32::from(self.mins[i / 16]);
         }
     }
 }
@@ -280,10 +266,6 @@ pub fn dequantize_row(format: WeightFormat, row: &[u8], out: &mut [f32]) {
         "bytes of a {format:?} row of {} elements",
         out.len()
     );
-    if let Some(coded) = format.coded() {
-        blocks::dequantize(coded, row, out);
-        return;
-    }
     let (len, bytes) = (format.block_len(), format.block_bytes());
     match format {
         WeightFormat::F32 => {
@@ -310,6 +292,11 @@ pub fn dequantize_row(format: WeightFormat, row: &[u8], out: &mut [f32]) {
         WeightFormat::Q4K | WeightFormat::Q6K => {
             for (out, block) in out.chunks_exact_mut(len).zip(row.chunks_exact(bytes)) {
                 dequantize256(format, block, out);
+            }
+        }
+        _ if format as usize > WeightFormat::F8E4M3 as usize => {
+            for (out, block) in out.chunks_exact_mut(len).zip(row.chunks_exact(bytes)) {
+                CodedBlock::of(block).dequantize(format.has_table(), out);
             }
         }
         _ => {

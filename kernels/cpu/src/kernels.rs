@@ -119,8 +119,8 @@ impl Kernels {
         // SAFETY: checked above, and the caller's promise; the table exists only where its instructions run.
         unsafe {
             match mode {
-                ActMode::F32 if tokens <= few_tokens(self.isa, format) => self.few[format.panels() as usize](&mut job),
-                ActMode::F32 => linear_f32::many(&mut job, self.decode[format.panels() as usize], self.multiply),
+                ActMode::F32 if tokens <= few_tokens(self.isa, format) => self.few[format as usize](&mut job),
+                ActMode::F32 => linear_f32::many(&mut job, self.decode[format as usize], self.multiply),
                 ActMode::Bf16 => (self.linear_bf16)(&mut job),
                 ActMode::Tiles => (self.linear_tiles)(&mut job),
                 ActMode::Int8 => self.linear_int8[int8_index(format)](&mut job),
@@ -338,12 +338,8 @@ impl Kernels {
     }
 }
 
-/// Where a format's kernel is in `linear_int8`: all panels of quants, and 8-bit floats stand between them.
+/// Where a format's kernel is in `linear_int8`: of all formats of quants; 8-bit floats stand between them.
 const fn int8_index(format: WeightFormat) -> usize {
-    let index = format.panels() as usize - WeightFormat::Q4_0 as usize;
-    if format.panels() as usize > WeightFormat::F8E4M3 as usize {
-        index - 1
-    } else {
-        index
-    }
+    let past_floats = format as usize > WeightFormat::F8E4M3 as usize;
+    format as usize - WeightFormat::Q4_0 as usize - past_floats as usize
 }

@@ -29,15 +29,12 @@ pub(crate) const fn padded_k(k: usize) -> usize {
 
 /// Bytes before a panel's first block: the numbers that codes stand for, where a table has them.
 pub(crate) const fn lead(format: WeightFormat) -> usize {
-    match format.panels() {
-        WeightFormat::Q3K | WeightFormat::IQ4XS | WeightFormat::IQ4NL => 64,
-        _ => 0,
-    }
+    if format.has_table() { 64 } else { 0 }
 }
 
 /// (bytes of one 32-element block of a panel, bytes that precede each 8 blocks).
 pub(crate) const fn block_layout(format: WeightFormat) -> (usize, usize) {
-    match format.panels() {
+    match format {
         WeightFormat::F32 => (2048, 0),
         WeightFormat::F16 | WeightFormat::Bf16 => (1024, 0),
         WeightFormat::Q4_0 => (32 + 256, 0),
@@ -47,13 +44,12 @@ pub(crate) const fn block_layout(format: WeightFormat) -> (usize, usize) {
         WeightFormat::Q4K => (32 + 256, 64),
         WeightFormat::Q6K => (32 + 256 + 128, 32),
         WeightFormat::F8E4M3 => (512, 64),
-        WeightFormat::Q5_1 => (64 + 256 + 64, 0),
-        WeightFormat::Q5K => (256 + 64, 64 + 8 * 32),
-        WeightFormat::Q2K => (128, 64 + 8 * 32),
-        WeightFormat::Q3K => (128 + 64, 64 + 8 * 32),
-        WeightFormat::IQ4XS => (256, 64 + 8 * 16),
-        // IQ4_NL; `panels` gives no other.
-        _ => (32 + 256, 0),
+        WeightFormat::Int5 => (64 + 256 + 64, 0),
+        WeightFormat::Int5Scaled => (256 + 64, 64 + 8 * 32),
+        WeightFormat::Int2Scaled => (128, 64 + 8 * 32),
+        WeightFormat::Table3Scaled => (128 + 64, 64 + 8 * 32),
+        WeightFormat::Table4Scaled => (256, 64 + 8 * 16),
+        WeightFormat::Table4 => (32 + 256, 0),
     }
 }
 

@@ -6,13 +6,13 @@ use crate::panel::{QuantFormat, Scales, head_offset, nibble_quads, offset, quant
 use crate::simd::{LANES, Quants, Simd, unroll};
 
 /// Marker types, one a kind of panel.
-pub(crate) struct Q5_1;
-pub(crate) struct Q5K;
-pub(crate) struct Q2K;
-pub(crate) struct Q3K;
-pub(crate) struct IQ4XS;
-pub(crate) struct IQ4NL;
-quant_panel!(Q5_1, Q5K, Q2K, Q3K, IQ4XS, IQ4NL);
+pub(crate) struct Int5;
+pub(crate) struct Int5Scaled;
+pub(crate) struct Int2Scaled;
+pub(crate) struct Table3Scaled;
+pub(crate) struct Table4Scaled;
+pub(crate) struct Table4;
+quant_panel!(Int5, Int5Scaled, Int2Scaled, Table3Scaled, Table4Scaled, Table4);
 
 /// Groups 2v and 2v + 1 of single bits that lie at `p`: bit g of a byte is group g's. They come as bit 0 of each byte.
 #[inline(always)]
@@ -64,8 +64,8 @@ unsafe fn negative<S: Simd>(dmin: S::F, min: S::I) -> S::F {
     unsafe { S::sub(S::splat(0.0), S::mul(dmin, S::i32_to_f32(min))) }
 }
 
-impl QuantFormat for Q5_1 {
-    const FORMAT: WeightFormat = WeightFormat::Q5_1;
+impl QuantFormat for Int5 {
+    const FORMAT: WeightFormat = WeightFormat::Int5;
     const QUANTS: Quants = Quants {
         max: 31,
         zero_log2: None,
@@ -91,8 +91,8 @@ impl QuantFormat for Q5_1 {
     }
 }
 
-impl QuantFormat for Q5K {
-    const FORMAT: WeightFormat = WeightFormat::Q5K;
+impl QuantFormat for Int5Scaled {
+    const FORMAT: WeightFormat = WeightFormat::Int5Scaled;
     const QUANTS: Quants = Quants {
         max: 31,
         zero_log2: None,
@@ -119,8 +119,8 @@ impl QuantFormat for Q5K {
     }
 }
 
-impl QuantFormat for Q2K {
-    const FORMAT: WeightFormat = WeightFormat::Q2K;
+impl QuantFormat for Int2Scaled {
+    const FORMAT: WeightFormat = WeightFormat::Int2Scaled;
     const QUANTS: Quants = Quants {
         max: 3,
         zero_log2: None,
@@ -154,8 +154,8 @@ impl QuantFormat for Q2K {
     }
 }
 
-impl QuantFormat for Q3K {
-    const FORMAT: WeightFormat = WeightFormat::Q3K;
+impl QuantFormat for Table3Scaled {
+    const FORMAT: WeightFormat = WeightFormat::Table3Scaled;
     const QUANTS: Quants = Quants {
         max: 127,
         zero_log2: Some(6),
@@ -169,7 +169,7 @@ impl QuantFormat for Q3K {
             let (d, p) = (S::load(head.cast()), head.add(64 + 32 * (b % 8)));
             let low = S::mul(d, S::i32_to_f32(S::load_i8x16(p)));
             let high = S::mul(d, S::i32_to_f32(S::load_i8x16(p.add(LANES))));
-            let zero = S::splat(-offset_of_numbers(Self::FORMAT) as f32);
+            let zero = S::splat(-f32::from(offset_of_numbers(Self::FORMAT)));
             Scales {
                 s: [low, high],
                 m: [S::mul(low, zero), S::mul(high, zero)],
@@ -188,8 +188,8 @@ impl QuantFormat for Q3K {
     }
 }
 
-impl QuantFormat for IQ4XS {
-    const FORMAT: WeightFormat = WeightFormat::IQ4XS;
+impl QuantFormat for Table4Scaled {
+    const FORMAT: WeightFormat = WeightFormat::Table4Scaled;
     const QUANTS: Quants = Quants {
         max: 255,
         zero_log2: Some(7),
@@ -210,8 +210,8 @@ impl QuantFormat for IQ4XS {
     }
 }
 
-impl QuantFormat for IQ4NL {
-    const FORMAT: WeightFormat = WeightFormat::IQ4NL;
+impl QuantFormat for Table4 {
+    const FORMAT: WeightFormat = WeightFormat::Table4;
     const QUANTS: Quants = Quants {
         max: 255,
         zero_log2: Some(7),

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use crate::act::ActJob;
 use crate::activation::Activation;
 use crate::attention::Attention;
-use crate::format::NUM_PANEL_FORMATS;
+use crate::format::NUM_FORMATS;
 use crate::isa::Isa;
 use crate::linear::Linear;
 use crate::linear_f32::{Chunk, DecodeFn, DecodedFn};
@@ -24,12 +24,12 @@ type LayerNormFn = unsafe fn(&[f32], &[f32], Option<&[f32]>, f32, &mut [f32]);
 pub struct Kernels {
     pub(crate) isa: Isa,
     pub(crate) prepare_act: unsafe fn(&ActJob),
-    pub(crate) few: [LinearFn; NUM_PANEL_FORMATS],
-    pub(crate) decode: [DecodeFn; NUM_PANEL_FORMATS],
+    pub(crate) few: [LinearFn; NUM_FORMATS],
+    pub(crate) decode: [DecodeFn; NUM_FORMATS],
     pub(crate) multiply: DecodedFn,
     pub(crate) linear_bf16: LinearFn,
     pub(crate) linear_tiles: LinearFn,
-    pub(crate) linear_int8: [LinearFn; NUM_PANEL_FORMATS - 4],
+    pub(crate) linear_int8: [LinearFn; NUM_FORMATS - 4],
     pub(crate) attention: unsafe fn(&Attention<'_>),
     pub(crate) rms_norm: unsafe fn(&[f32], &[f32], f32, f32, &mut [f32]),
     pub(crate) layer_norm: LayerNormFn,
@@ -122,24 +122,24 @@ macro_rules! float_kernels {
                 linear_f32::few::<S, panel::F8E4M3> => fn few_f8(job: &mut Linear<'_>);
                 linear_f32::decode_chunk::<S, panel::F8E4M3> =>
                     fn decode_f8(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
-                linear_f32::few::<S, panel_coded::Q5_1> => fn few_q5_1(job: &mut Linear<'_>);
-                linear_f32::decode_chunk::<S, panel_coded::Q5_1> =>
-                    fn decode_q5_1(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
-                linear_f32::few::<S, panel_coded::Q5K> => fn few_q5k(job: &mut Linear<'_>);
-                linear_f32::decode_chunk::<S, panel_coded::Q5K> =>
-                    fn decode_q5k(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
-                linear_f32::few::<S, panel_coded::Q2K> => fn few_q2k(job: &mut Linear<'_>);
-                linear_f32::decode_chunk::<S, panel_coded::Q2K> =>
-                    fn decode_q2k(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
-                linear_f32::few::<S, panel_coded::Q3K> => fn few_q3k(job: &mut Linear<'_>);
-                linear_f32::decode_chunk::<S, panel_coded::Q3K> =>
-                    fn decode_q3k(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
-                linear_f32::few::<S, panel_coded::IQ4XS> => fn few_iq4xs(job: &mut Linear<'_>);
-                linear_f32::decode_chunk::<S, panel_coded::IQ4XS> =>
-                    fn decode_iq4xs(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
-                linear_f32::few::<S, panel_coded::IQ4NL> => fn few_iq4nl(job: &mut Linear<'_>);
-                linear_f32::decode_chunk::<S, panel_coded::IQ4NL> =>
-                    fn decode_iq4nl(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Int5> => fn few_int5(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Int5> =>
+                    fn decode_int5(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Int5Scaled> => fn few_int5_scaled(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Int5Scaled> =>
+                    fn decode_int5_scaled(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Int2Scaled> => fn few_int2_scaled(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Int2Scaled> =>
+                    fn decode_int2_scaled(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Table3Scaled> => fn few_table3_scaled(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Table3Scaled> =>
+                    fn decode_table3_scaled(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Table4Scaled> => fn few_table4_scaled(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Table4Scaled> =>
+                    fn decode_table4_scaled(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel_coded::Table4> => fn few_table4(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel_coded::Table4> =>
+                    fn decode_table4(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
             }
         }
     };
@@ -160,12 +160,12 @@ macro_rules! int8_kernels {
                 linear_int8::run::<S, panel::Q8_0> => fn q8_0(job: &mut Linear<'_>);
                 linear_int8::run::<S, panel::Q4K> => fn q4k(job: &mut Linear<'_>);
                 linear_int8::run::<S, panel::Q6K> => fn q6k(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel_coded::Q5_1> => fn q5_1(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel_coded::Q5K> => fn q5k(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel_coded::Q2K> => fn q2k(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel_coded::Q3K> => fn q3k(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel_coded::IQ4XS> => fn iq4xs(job: &mut Linear<'_>);
-                linear_int8::run::<S, panel_coded::IQ4NL> => fn iq4nl(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Int5> => fn int5(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Int5Scaled> => fn int5_scaled(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Int2Scaled> => fn int2_scaled(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Table3Scaled> => fn table3_scaled(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Table4Scaled> => fn table4_scaled(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel_coded::Table4> => fn table4(job: &mut Linear<'_>);
             }
         }
     };
@@ -207,12 +207,12 @@ macro_rules! table {
                 $float::few_q4k,
                 $float::few_q6k,
                 $float::few_f8,
-                $float::few_q5_1,
-                $float::few_q5k,
-                $float::few_q2k,
-                $float::few_q3k,
-                $float::few_iq4xs,
-                $float::few_iq4nl,
+                $float::few_int5,
+                $float::few_int5_scaled,
+                $float::few_int2_scaled,
+                $float::few_table3_scaled,
+                $float::few_table4_scaled,
+                $float::few_table4,
             ],
             decode: [
                 $float::decode_f32,
@@ -225,12 +225,12 @@ macro_rules! table {
                 $float::decode_q4k,
                 $float::decode_q6k,
                 $float::decode_f8,
-                $float::decode_q5_1,
-                $float::decode_q5k,
-                $float::decode_q2k,
-                $float::decode_q3k,
-                $float::decode_iq4xs,
-                $float::decode_iq4nl,
+                $float::decode_int5,
+                $float::decode_int5_scaled,
+                $float::decode_int2_scaled,
+                $float::decode_table3_scaled,
+                $float::decode_table4_scaled,
+                $float::decode_table4,
             ],
             linear_bf16: $bf16::run,
             linear_tiles: $tiles::tiles,
@@ -241,12 +241,12 @@ macro_rules! table {
                 $int8::q8_0,
                 $int8::q4k,
                 $int8::q6k,
-                $int8::q5_1,
-                $int8::q5k,
-                $int8::q2k,
-                $int8::q3k,
-                $int8::iq4xs,
-                $int8::iq4nl,
+                $int8::int5,
+                $int8::int5_scaled,
+                $int8::int2_scaled,
+                $int8::table3_scaled,
+                $int8::table4_scaled,
+                $int8::table4,
             ],
             attention: $tiles::attention,
             rms_norm: $float::rms_norm,

@@ -12,6 +12,7 @@ mod step;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use halyard_platform_api::weight_format::Codes;
 use halyard_platform_api::{Capabilities, DType, Device, WeightFormat};
 
 use crate::case::Case;
@@ -169,6 +170,24 @@ fn run_case(
     }
 }
 
+/// A block of a canonical format: values up to about `jitter`.
+fn group(random: &mut Random, format: WeightFormat, jitter: f32, out: &mut Vec<u8>) {
+    let layout = format.layout();
+    let bytes = layout.block_bytes - layout.scale_bytes();
+    let (largest, min) = match (layout.codes, bytes == layout.block_values) {
+        (Codes::Integer { .. }, true) => (128.0, Some(0.1 * jitter)),
+        (Codes::Integer { .. }, false) => (9.0, Some(-0.8 * jitter)),
+        (Codes::Table(table), _) => (table.iter().fold(0.0f32, |max, v| max.max(v.abs())), None),
+        _ => (448.0, None),
+    };
+    out.extend((jitter / largest).to_le_bytes());
+    out.extend(min.into_iter().flat_map(f32::to_le_bytes));
+    out.extend(random.bytes(bytes).iter().map(|&code| match layout.codes {
+        Codes::E4m3 if code & 0x7f == 0x7f => code & 0x80,
+        _ => code,
+    }));
+}
+
 /// `rows` canonical rows of random weights of magnitude up to about 1.
 pub(crate) fn weight(random: &mut Random, format: WeightFormat, rows: u32, width: u32) -> Vec<u8> {
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes();
@@ -219,16 +238,28 @@ pub(crate) fn weight(random: &mut Random, format: WeightFormat, rows: u32, width
                 }
                 WeightFormat::TQ1_0 => out.extend([&random.bytes(52)[..], &half(jitter)].concat()),
                 WeightFormat::TQ2_0 => out.extend([&random.bytes(64)[..], &half(jitter / 1.5)].concat()),
+                // Powers of two near 1, the largest code being 6.
+                WeightFormat::Mxfp4 => {
+                    out.push(124 + random.bytes(1)[0] % 3);
+                    out.extend(random.bytes(16));
+                }
+                // Scales of 1 to 2.
+                WeightFormat::Nvfp4 => {
+                    out.push(0x38 | random.bytes(1)[0] & 7);
+                    out.extend(random.bytes(8));
+                }
                 // Every code but NaN.
                 WeightFormat::F8E4M3 => out.extend(random.bytes(1).iter().map(|&code| match code & 0x7f {
                     0x7f => code & 0x80,
                     _ => code,
                 })),
+                canonical => group(random, canonical, jitter, &mut out),
             }
         }
         if format.row_tail_bytes() > 0 {
-            // The largest code is 448. Scales of neighbouring rows are far apart.
-            let scale = (1.0 + 0.25 * random.unit()) * [1.0, 0.5, 2.0][row as usize % 3] / 448.0;
+            // Scales of neighbouring rows are far apart.
+            let largest = if format == WeightFormat::F8E4M3 { 448.0 } else { 6.0 };
+            let scale = (1.0 + 0.25 * random.unit()) * [1.0, 0.5, 2.0][row as usize % 3] / largest;
             out.extend(scale.to_le_bytes());
         }
     }

@@ -94,7 +94,6 @@ pub const ARROWS: &[(&str, &str, &str)] = &[
     ),
     ("backends/", "platform-api", "implements it"),
     ("backends/", "kernels/", "runs them"),
-    ("kernels/cpu", "platform-api", "packs blocks by its decoders (decision 0076)"),
     (
         "backends/cuda",
         "backends/gpu",

@@ -1,9 +1,10 @@
 //! `embedding`: rows of the canonical table, dequantised as they are gathered.
 
-use halyard_kernels_cpu::{WeightFormat, dequantize_row};
-use halyard_platform_api::{Error, Result, Tensor, WeightRows, ops};
+use halyard_kernels_cpu::{self as kernels, dequantize_row};
+use halyard_platform_api::weight_format::dequantise_row;
+use halyard_platform_api::{Error, Result, Tensor, WeightFormat, WeightRows, ops};
 
-use super::{only_f32, weight_format};
+use super::{coded, only_f32, weight_format};
 use crate::kernel::{Kernel, Worker};
 use crate::objects::Objects;
 use crate::view::View;
@@ -12,6 +13,8 @@ pub(crate) struct Embedding {
     num_rows: usize,
     width: usize,
     format: WeightFormat,
+    /// The kernels' format where rows are as they take them.
+    kernel_format: Option<kernels::WeightFormat>,
     row_bytes: usize,
     scale: f32,
 }
@@ -19,13 +22,15 @@ pub(crate) struct Embedding {
 impl Embedding {
     pub(crate) fn new(op: &ops::Embedding) -> Result<Embedding> {
         only_f32("embedding", op.out)?;
-        let format = weight_format("embedding", op.weight, op.width)?;
+        let (format, kernel_format) = (op.weight, weight_format("embedding", op.weight, op.width)?);
         let width = op.width as usize;
         let row_bytes = format.row_bytes(width).unwrap_or(0);
+        let is_coded = coded::kernel_format(format).is_some();
         Ok(Embedding {
             num_rows: op.num_rows as usize,
             width,
             format,
+            kernel_format: (!is_coded).then_some(kernel_format),
             row_bytes,
             scale: op.scale,
         })
@@ -47,7 +52,11 @@ impl Kernel for Embedding {
                     continue;
                 }
                 let at = ids[t] as usize * self.row_bytes;
-                dequantize_row(self.format, &table[at..at + self.row_bytes], row);
+                let stored = &table[at..at + self.row_bytes];
+                match self.kernel_format {
+                    Some(format) => dequantize_row(format, stored, row),
+                    None => dequantise_row(self.format, stored, row),
+                }
                 if self.scale != 1.0 {
                     worker.kernels.scale(row, self.scale);
                 }

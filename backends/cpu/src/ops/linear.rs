@@ -9,8 +9,9 @@ use halyard_kernels_cpu::{
     num_panels, pack, packed_bytes,
 };
 use halyard_platform_api::ops::{self, Epilogue};
-use halyard_platform_api::{Error, Result, Tensor, WeightRows};
+use halyard_platform_api::{Error, Result, Tensor, WeightFormat, WeightRows};
 
+use super::coded::kernel_rows;
 use super::{only_f32, weight_format};
 use crate::kernel::{Kernel, Worker, goes_by_rows, rows_of};
 use crate::objects::Objects;
@@ -53,7 +54,7 @@ impl Linear {
             Epilogue::GeluErf => Some(Activation::GeluErf),
         };
         let (n, k) = (op.out_features as usize, op.in_features as usize);
-        let weight = PackedWeight::new(format, n, k, 1);
+        let weight = PackedWeight::new((op.weight, format), n, k, 1);
         Ok(Linear {
             n,
             k,
@@ -280,6 +281,8 @@ impl Kernel for Linear {
 
 /// Matrices in panels of 16 rows: one, or one an expert, each padded to whole panels.
 pub(crate) struct PackedWeight {
+    /// Of the rows that come.
+    rows_format: WeightFormat,
     pub format: kernels::WeightFormat,
     /// Rows of one matrix.
     pub n: usize,
@@ -296,8 +299,15 @@ struct Partial {
 }
 
 impl PackedWeight {
-    pub(crate) fn new(format: kernels::WeightFormat, n: usize, k: usize, num_matrices: usize) -> PackedWeight {
+    /// Of the format that rows come in and the kernels' one for it.
+    pub(crate) fn new(
+        (rows_format, format): (WeightFormat, kernels::WeightFormat),
+        n: usize,
+        k: usize,
+        num_matrices: usize,
+    ) -> PackedWeight {
         PackedWeight {
+            rows_format,
             format,
             n,
             k,
@@ -317,7 +327,7 @@ impl PackedWeight {
 
     /// Packs rows in any order and pieces: whole panels at once, the others when their last row has come.
     pub(crate) fn pack(&self, rows: &WeightRows<'_>, dst: &Tensor, objects: &Objects) -> Result<()> {
-        let row_bytes = self.format.row_bytes(self.k).unwrap_or(0);
+        let row_bytes = self.rows_format.row_bytes(self.k).unwrap_or(0);
         let (first, count, total) = (
             rows.first_row as usize,
             rows.num_rows as usize,
@@ -358,7 +368,8 @@ impl PackedWeight {
             };
             let bytes = &rows.bytes[(at - first) * row_bytes..(at - first + stop - row) * row_bytes];
             if row.is_multiple_of(PANEL_ROWS) && stop == whole_end {
-                pack(self.format, self.k, bytes, packed, row / PANEL_ROWS);
+                let bytes = kernel_rows(self.rows_format, bytes);
+                pack(self.format, self.k, &bytes, packed, row / PANEL_ROWS);
             } else {
                 self.add_rows((dst.buffer, dst.offset), matrix, row, bytes, packed);
             }
@@ -369,7 +380,7 @@ impl PackedWeight {
 
     /// Keeps rows of one panel of a matrix, and packs the panel when it is complete.
     fn add_rows(&self, dst: (u64, u64), matrix: usize, row: usize, bytes: &[u8], packed: &mut [u8]) {
-        let row_bytes = self.format.row_bytes(self.k).unwrap_or(1);
+        let row_bytes = self.rows_format.row_bytes(self.k).unwrap_or(1);
         let panel = row / PANEL_ROWS;
         let panel_rows = PANEL_ROWS.min(self.n - panel * PANEL_ROWS);
         let key = (dst.0, dst.1, matrix * num_panels(self.n) + panel);
@@ -383,7 +394,8 @@ impl PackedWeight {
         partial.bytes[from * row_bytes..][..bytes.len()].copy_from_slice(bytes);
         (from..from + count).for_each(|r| partial.present |= 1 << r);
         if partial.present.count_ones() as usize == panel_rows {
-            pack(self.format, self.k, &partial.bytes, packed, panel);
+            let bytes = kernel_rows(self.rows_format, &partial.bytes);
+            pack(self.format, self.k, &bytes, packed, panel);
             waiting.remove(&key);
         }
     }

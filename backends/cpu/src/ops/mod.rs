@@ -1,6 +1,7 @@
 //! The ops: a descriptor becomes a kernel, or a reason why not.
 
 mod attention;
+mod coded;
 mod data;
 mod embedding;
 mod expert_groups;
@@ -100,20 +101,7 @@ fn weight_format(op: &str, format: WeightFormat, in_features: u32) -> Result<ker
         WeightFormat::Q4K => kernels::WeightFormat::Q4K,
         WeightFormat::Q6K => kernels::WeightFormat::Q6K,
         WeightFormat::F8E4M3 => kernels::WeightFormat::F8E4M3,
-        WeightFormat::Q5_1 => kernels::WeightFormat::Q5_1,
-        WeightFormat::Q2K => kernels::WeightFormat::Q2K,
-        WeightFormat::Q3K => kernels::WeightFormat::Q3K,
-        WeightFormat::Q5K => kernels::WeightFormat::Q5K,
-        WeightFormat::IQ4NL => kernels::WeightFormat::IQ4NL,
-        WeightFormat::IQ4XS => kernels::WeightFormat::IQ4XS,
-        WeightFormat::IQ3XXS => kernels::WeightFormat::IQ3XXS,
-        WeightFormat::IQ3S => kernels::WeightFormat::IQ3S,
-        WeightFormat::IQ2XXS => kernels::WeightFormat::IQ2XXS,
-        WeightFormat::IQ2XS => kernels::WeightFormat::IQ2XS,
-        WeightFormat::IQ2S => kernels::WeightFormat::IQ2S,
-        WeightFormat::IQ1S => kernels::WeightFormat::IQ1S,
-        WeightFormat::IQ1M => kernels::WeightFormat::IQ1M,
-        WeightFormat::TQ1_0 => kernels::WeightFormat::TQ1_0,
-        WeightFormat::TQ2_0 => kernels::WeightFormat::TQ2_0,
+        other => coded::kernel_format(other)
+            .ok_or_else(|| Error::unsupported(format!("{op}: rows of {} are not read here", other.name())))?,
     })
 }

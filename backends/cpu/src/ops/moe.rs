@@ -91,7 +91,7 @@ impl Linear {
         let format = weight_format("moe_linear", op.weight, op.in_features)?;
         let n = op.out_features as usize;
         let k = op.in_features as usize;
-        let weight = PackedWeight::new(format, n, k, op.num_experts as usize);
+        let weight = PackedWeight::new((op.weight, format), n, k, op.num_experts as usize);
         Ok(Linear {
             n,
             k,

@@ -55,42 +55,72 @@ pub fn random_row(format: WeightFormat, k: usize, rng: &mut Rng) -> Vec<u8> {
                 .for_each(|code| *code = 0);
             scale.copy_from_slice(&(rng.unit() / 448.0).to_le_bytes());
         }
+        _ if is_coded(format) => row.chunks_mut(format.block_bytes()).for_each(|b| coded_block(format, b, rng)),
         WeightFormat::Q6K => row.chunks_mut(210).for_each(|b| half(&mut b[208..], 0.001)),
         _ => row.chunks_mut(format.block_bytes()).for_each(|b| {
-            // Magnitudes of a few units: formats whose scales and numbers are large have small factors.
-            let small = !matches!(format, WeightFormat::Q4_0 | WeightFormat::Q4_1 | WeightFormat::Q4K | WeightFormat::Q5_0)
-                && !matches!(format, WeightFormat::Q8_0 | WeightFormat::Q5_1 | WeightFormat::Q2K | WeightFormat::Q5K);
-            set_factors(format, b, f16::from_f32(rng.unit() * if small { 0.004 } else { 0.05 }));
-            if matches!(format, WeightFormat::Q4_1 | WeightFormat::Q4K | WeightFormat::Q5_1 | WeightFormat::Q5K) {
-                b[2..4].copy_from_slice(&f16::from_f32(rng.unit() * 0.05).to_le_bytes());
+            half(&mut b[..2], 0.05);
+            if matches!(format, WeightFormat::Q4_1 | WeightFormat::Q4K) {
+                half(&mut b[2..4], 0.05);
             }
         }),
     }
     row
 }
 
-/// Sets the f16 numbers of a block.
-pub fn set_factors(format: WeightFormat, block: &mut [u8], to: f16) {
-    let places: &[usize] = match format {
-        WeightFormat::Q4_1 | WeightFormat::Q4K | WeightFormat::Q5_1 | WeightFormat::Q5K => &[0, 2],
-        WeightFormat::Q2K => &[80, 82],
-        WeightFormat::Q3K => &[108],
-        WeightFormat::Q6K => &[208],
-        WeightFormat::TQ1_0 => &[52],
-        WeightFormat::TQ2_0 => &[64],
-        // In the upper nibbles of four words.
-        WeightFormat::IQ1M => {
-            for i in 0..4 {
-                let nibble = (to.to_bits() >> (4 * i)) as u8 & 15;
-                block[49 + 2 * i] = block[49 + 2 * i] & 15 | nibble << 4;
-            }
-            return;
-        }
-        _ => &[0],
-    };
-    for &at in places {
-        block[at..at + 2].copy_from_slice(&to.to_le_bytes());
+/// Whether rows are coded rows, this crate's own.
+pub fn is_coded(format: WeightFormat) -> bool {
+    format as u8 > WeightFormat::F8E4M3 as u8
+}
+
+/// Numbers of codes: those of IQ2's grids, and of IQ4_NL.
+pub fn numbers(format: WeightFormat) -> [i8; 16] {
+    match format {
+        WeightFormat::Table3Scaled => [-43, -25, -8, 8, 25, 43, 63, -63, 0, 0, 0, 0, 0, 0, 0, 0],
+        _ => [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
     }
+}
+
+/// A random block of a coded row over random bytes.
+fn coded_block(format: WeightFormat, block: &mut [u8], rng: &mut Rng) {
+    let scaled = !matches!(format, WeightFormat::Int5 | WeightFormat::Table4);
+    let size = match format {
+        WeightFormat::Int5 | WeightFormat::Int2Scaled => 0.05,
+        WeightFormat::Int5Scaled => 0.01,
+        _ => 0.0004,
+    };
+    let mut factor = |at: usize| {
+        let value = f16::from_f32(rng.unit() * size).to_f32();
+        block[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    };
+    factor(0);
+    factor(4);
+    if format.has_table() {
+        block[4..8].fill(0);
+    }
+    for (to, number) in block[8..24].iter_mut().zip(numbers(format)) {
+        *to = number as u8;
+    }
+    let groups = format.block_len() / 16;
+    let (scales, codes) = block[24..].split_at_mut(2 * groups);
+    let (scales, mins) = scales.split_at_mut(groups);
+    let (mask, by_32) = match format {
+        WeightFormat::Int5Scaled => (63, true),
+        WeightFormat::Int2Scaled => (15, false),
+        WeightFormat::Table3Scaled => (255, false),
+        _ => (255, true),
+    };
+    for i in 0..groups {
+        let from = if by_32 { i / 2 * 2 } else { i };
+        scales[i] = if scaled { scales[from] & mask } else { 1 };
+        mins[i] = if format.has_table() { 0 } else if scaled { mins[from] & mask } else { 1 };
+    }
+    let bits = match format {
+        WeightFormat::Int2Scaled => 3,
+        WeightFormat::Table3Scaled => 7,
+        WeightFormat::Int5 | WeightFormat::Int5Scaled => 31,
+        _ => 15,
+    };
+    codes.iter_mut().for_each(|code| *code &= bits);
 }
 
 fn half_at(b: &[u8], at: usize) -> f64 {
@@ -101,8 +131,13 @@ fn half_at(b: &[u8], at: usize) -> f64 {
 pub fn element(format: WeightFormat, row: &[u8], i: usize) -> f64 {
     let b = &row[i / format.block_len() * format.block_bytes()..];
     let j = i % format.block_len();
-    if let Some(values) = block_values(format, b) {
-        return values[j].into();
+    if is_coded(format) {
+        let float = |at: usize| f64::from(f32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]));
+        let groups = format.block_len() / 16;
+        let code = b[24 + 2 * groups + j];
+        let number = if format.has_table() { f64::from(b[8 + code as usize] as i8) } else { f64::from(code) };
+        let (scale, min) = (b[24 + j / 16] as i8, b[24 + groups + j / 16]);
+        return float(0) * f64::from(scale) * number - float(4) * f64::from(min);
     }
     let nibble = |qs: &[u8]| f64::from(if j < 16 { qs[j] & 15 } else { qs[j - 16] >> 4 });
     match format {
@@ -154,33 +189,6 @@ pub fn element(format: WeightFormat, row: &[u8], i: usize) -> f64 {
             let scale = f64::from(b[192 + j / 16] as i8);
             half_at(b, 208) * scale * (f64::from(low | high << 4) - 32.0)
         }
-        other => unreachable!("{other:?} is taken apart by the contract's decoders"),
+        _ => unreachable!("coded rows came first"),
     }
-}
-
-/// The values of a block of the formats that the contract's decoders read. (`runtime/models/tests/quant.rs` compares
-/// these with gguf-py's.)
-fn block_values(format: WeightFormat, bytes: &[u8]) -> Option<Vec<f32>> {
-    use halyard_platform_api::{WeightFormat as Coded, blocks};
-    let coded = match format {
-        WeightFormat::Q5_1 => Coded::Q5_1,
-        WeightFormat::Q5K => Coded::Q5K,
-        WeightFormat::Q2K => Coded::Q2K,
-        WeightFormat::Q3K => Coded::Q3K,
-        WeightFormat::IQ4XS => Coded::IQ4XS,
-        WeightFormat::IQ4NL => Coded::IQ4NL,
-        WeightFormat::IQ3XXS => Coded::IQ3XXS,
-        WeightFormat::IQ3S => Coded::IQ3S,
-        WeightFormat::IQ2XXS => Coded::IQ2XXS,
-        WeightFormat::IQ2XS => Coded::IQ2XS,
-        WeightFormat::IQ2S => Coded::IQ2S,
-        WeightFormat::IQ1S => Coded::IQ1S,
-        WeightFormat::IQ1M => Coded::IQ1M,
-        WeightFormat::TQ1_0 => Coded::TQ1_0,
-        WeightFormat::TQ2_0 => Coded::TQ2_0,
-        _ => return None,
-    };
-    let mut values = vec![0.0; format.block_len()];
-    let known = blocks::dequantize(coded, &bytes[..format.block_bytes()], &mut values);
-    known.then_some(values)
 }

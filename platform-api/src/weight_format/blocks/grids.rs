@@ -1,8 +1,9 @@
 //! Formats whose codes are points of a grid, 4 or 8 neighbouring values at once: IQ3, IQ2 and IQ1. The grids are part
 //! of the formats; `grids.bin` holds them (made by tests/fixtures/quant/make_grids.py from the Python package `gguf`).
 
+use super::super::tables::f16_to_f32;
 use super::Block;
-use super::floats::{f16, f16_at, u16_at, u32_at};
+use super::floats::{f16_at, u16_at, u32_at};
 
 /// All grids, one behind the other, each point's coordinates packed from the lowest bit up.
 static GRIDS: &[u8; 9216] = include_bytes!("grids.bin");
@@ -154,8 +155,8 @@ pub(super) fn iq1_s(bytes: &[u8], block: &mut Block) {
 /// four scales of 3 bits each, whose upper nibbles are the f16 d, lowest first.
 pub(super) fn iq1_m(bytes: &[u8], block: &mut Block) {
     let words: [u16; 4] = std::array::from_fn(|i| u16_at(bytes, 48 + 2 * i));
-    let d = (0..4).fold(0, |d, i| d | words[i] >> 12 << (4 * i));
-    block.d = f16(d) / 8.0;
+    let d = (0..4).fold(0u16, |d, i| d | words[i] >> 12 << (4 * i));
+    block.d = f16_to_f32(d.to_le_bytes()) / 8.0;
     for (l, codes) in block.codes.chunks_exact_mut(8).enumerate() {
         let nibble = usize::from(bytes[32 + l / 2] >> (l % 2 * 4) & 15);
         iq1_point(usize::from(bytes[l]) | (nibble & 7) << 8, nibble & 8 != 0, codes);

@@ -1,5 +1,6 @@
-//! GGUF's block formats taken apart: every one of them is small integers with scales, so that one formula serves all.
-//! Owns the layouts; computes with nothing but the block's own bytes. Layouts: ggml-common.h of the GGML project.
+//! GGUF's younger block formats taken apart: every one of them is small integers with small integers as scales, so that
+//! one formula serves all. Owns the layouts; computes with nothing but the block's own bytes. Layouts: ggml-common.h of
+//! the GGML project.
 //!
 //! Value i of a block is d · scale\[i / 16\] · code\[i\] − dmin · min\[i / 16\]. Both products are exact in f32 for finite
 //! scales, so that the subtraction is the only rounding; where a format has no minimum, nothing is rounded.
@@ -45,24 +46,18 @@ impl Default for Block {
 }
 
 impl Block {
-    /// Reads a block of `format` from its [`WeightFormat::block_bytes`] bytes. False: the format has no blocks, and
-    /// nothing was read.
+    /// Reads a block of `format` from its [`WeightFormat::block_bytes`] bytes. False: the format is none of those that
+    /// are read here, and nothing was read.
     ///
     /// # Panics
     /// If there are fewer bytes.
     pub fn read(&mut self, format: WeightFormat, bytes: &[u8]) -> bool {
         (self.dmin, self.scales, self.mins) = (0.0, [1; MAX_VALUES / GROUP], [0; MAX_VALUES / GROUP]);
         match format {
-            WeightFormat::Q4_0 => k_quants::q4_0(bytes, self),
-            WeightFormat::Q4_1 => k_quants::q4_1(bytes, self),
-            WeightFormat::Q5_0 => k_quants::q5_0(bytes, self),
             WeightFormat::Q5_1 => k_quants::q5_1(bytes, self),
-            WeightFormat::Q8_0 => k_quants::q8_0(bytes, self),
             WeightFormat::Q2K => k_quants::q2_k(bytes, self),
             WeightFormat::Q3K => k_quants::q3_k(bytes, self),
-            WeightFormat::Q4K => k_quants::q4_k(bytes, self),
             WeightFormat::Q5K => k_quants::q5_k(bytes, self),
-            WeightFormat::Q6K => k_quants::q6_k(bytes, self),
             WeightFormat::IQ4NL => tables::iq4_nl(bytes, self),
             WeightFormat::IQ4XS => tables::iq4_xs(bytes, self),
             WeightFormat::IQ3XXS => grids::iq3_xxs(bytes, self),
@@ -74,7 +69,7 @@ impl Block {
             WeightFormat::IQ1M => grids::iq1_m(bytes, self),
             WeightFormat::TQ1_0 => ternary::tq1_0(bytes, self),
             WeightFormat::TQ2_0 => ternary::tq2_0(bytes, self),
-            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::BF16 | WeightFormat::F8E4M3 => return false,
+            _ => return false,
         }
         true
     }
@@ -90,20 +85,9 @@ impl Block {
     pub fn min(&self, group: usize) -> f32 {
         self.dmin * f32::from(self.mins[group])
     }
-
-    /// The values of the block's beginning.
-    pub fn values(&self, out: &mut [f32]) {
-        for (group, values) in out.chunks_mut(GROUP).enumerate() {
-            let (scale, min) = (self.scale(group), self.min(group));
-            for (value, &code) in values.iter_mut().zip(&self.codes[GROUP * group..]) {
-                *value = scale * f32::from(code) - min;
-            }
-        }
-    }
 }
 
-/// The numbers that codes of a format are, ascending, where a few bits a code can tell them apart: 4 or fewer. Empty for
-/// other formats.
+/// The numbers that codes of a format are, ascending, where at most 4 bits can tell them apart. Empty for other formats.
 #[must_use]
 pub const fn numbers(format: WeightFormat) -> &'static [i8] {
     match format {
@@ -113,33 +97,9 @@ pub const fn numbers(format: WeightFormat) -> &'static [i8] {
         WeightFormat::IQ4NL | WeightFormat::IQ4XS => &tables::IQ4,
         WeightFormat::IQ3XXS => &[-62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 62],
         WeightFormat::IQ3S => &[-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15],
-        WeightFormat::Q4_0 => &[-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7],
-        WeightFormat::Q4_1 | WeightFormat::Q4K => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
         WeightFormat::Q2K => &[0, 1, 2, 3],
         // Well-formed TQ1_0 has no 2.
         WeightFormat::TQ1_0 | WeightFormat::TQ2_0 => &[-1, 0, 1, 2],
         _ => &[],
     }
-}
-
-/// The values of whole blocks. False: the format has no blocks, and nothing was written.
-///
-/// # Panics
-/// If `bytes` and `out` are not the same number of whole blocks.
-pub fn dequantize(format: WeightFormat, bytes: &[u8], out: &mut [f32]) -> bool {
-    assert_eq!(
-        Some(bytes.len()),
-        format.row_bytes(out.len()),
-        "bytes of {} values of {format:?}",
-        out.len()
-    );
-    let mut block = Block::default();
-    let blocks = bytes.chunks_exact(format.block_bytes());
-    for (bytes, values) in blocks.zip(out.chunks_exact_mut(format.block_values())) {
-        if !block.read(format, bytes) {
-            return false;
-        }
-        block.values(values);
-    }
-    true
 }

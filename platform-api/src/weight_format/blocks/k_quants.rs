@@ -1,53 +1,16 @@
-//! Codes of 2 to 8 bits that are numbers themselves: Q4_0 to Q8_0 (blocks of 32) and Q2_K to Q6_K (blocks of 256).
+//! Codes of 2, 3 and 5 bits that are numbers themselves: Q5_1 (blocks of 32), Q2_K, Q3_K and Q5_K (blocks of 256).
 
 use super::floats::{f16_at, u32_at};
 use super::{Block, GROUP};
 
-/// Codes of a block of 32 in nibbles: the low ones of `nibbles` first. Less `zero`, with bit i of `fifths` above them.
-fn nibbles32(nibbles: &[u8], fifths: u32, zero: i8, codes: &mut [i8]) {
-    for (j, &byte) in nibbles[..16].iter().enumerate() {
-        let fifth = |i: usize| ((fifths >> i & 1) << 4) as u8;
-        codes[j] = (byte & 15 | fifth(j)) as i8 - zero;
-        codes[j + 16] = (byte >> 4 | fifth(j + 16)) as i8 - zero;
-    }
-}
-
-/// f16 d, nibbles.
-pub(super) fn q4_0(bytes: &[u8], block: &mut Block) {
-    block.d = f16_at(bytes, 0);
-    nibbles32(&bytes[2..], 0, 8, &mut block.codes);
-}
-
-/// A minimum that is added: the formula takes it off.
-fn add(m: f32, block: &mut Block) {
-    (block.dmin, block.mins) = (-m, [1; 16]);
-}
-
-/// f16 d, f16 m, nibbles.
-pub(super) fn q4_1(bytes: &[u8], block: &mut Block) {
-    block.d = f16_at(bytes, 0);
-    add(f16_at(bytes, 2), block);
-    nibbles32(&bytes[4..], 0, 0, &mut block.codes);
-}
-
-/// f16 d, 32 fifth bits, nibbles.
-pub(super) fn q5_0(bytes: &[u8], block: &mut Block) {
-    block.d = f16_at(bytes, 0);
-    nibbles32(&bytes[6..], u32_at(bytes, 2), 16, &mut block.codes);
-}
-
-/// f16 d, f16 m, 32 fifth bits, nibbles.
+/// f16 d, f16 m, 32 fifth bits, 16 bytes of nibbles: the low ones first.
 pub(super) fn q5_1(bytes: &[u8], block: &mut Block) {
-    block.d = f16_at(bytes, 0);
-    add(f16_at(bytes, 2), block);
-    nibbles32(&bytes[8..], u32_at(bytes, 4), 0, &mut block.codes);
-}
-
-/// f16 d, 32 signed bytes.
-pub(super) fn q8_0(bytes: &[u8], block: &mut Block) {
-    block.d = f16_at(bytes, 0);
-    for (code, &byte) in block.codes.iter_mut().zip(&bytes[2..34]) {
-        *code = byte as i8;
+    let fifths = u32_at(bytes, 4);
+    // The formula takes a minimum off; this one is added.
+    (block.d, block.dmin, block.mins) = (f16_at(bytes, 0), -f16_at(bytes, 2), [1; 16]);
+    for (i, code) in block.codes[..32].iter_mut().enumerate() {
+        let nibble = bytes[8 + i % 16] >> (i / 16 * 4) & 15;
+        *code = (nibble | ((fifths >> i & 1) << 4) as u8) as i8;
     }
 }
 
@@ -106,15 +69,6 @@ pub(super) fn nibble256(nibbles: &[u8], i: usize) -> u8 {
     nibbles[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15
 }
 
-/// f16 d, f16 dmin, 12 bytes of scales and minima, 128 bytes of nibbles.
-pub(super) fn q4_k(bytes: &[u8], block: &mut Block) {
-    (block.d, block.dmin) = (f16_at(bytes, 0), f16_at(bytes, 2));
-    scales_and_mins(&bytes[4..16], block);
-    for (i, code) in block.codes.iter_mut().enumerate() {
-        *code = nibble256(&bytes[16..144], i) as i8;
-    }
-}
-
 /// f16 d, f16 dmin, 12 bytes of scales and minima, 32 bytes of fifth bits (bit g of byte l: value 32 g + l), 128 bytes
 /// of nibbles.
 pub(super) fn q5_k(bytes: &[u8], block: &mut Block) {
@@ -123,19 +77,5 @@ pub(super) fn q5_k(bytes: &[u8], block: &mut Block) {
     scales_and_mins(&bytes[4..16], block);
     for (i, code) in block.codes.iter_mut().enumerate() {
         *code = (nibble256(nibbles, i) | (fifths[i % 32] >> (i / 32) & 1) << 4) as i8;
-    }
-}
-
-/// 128 bytes of low nibbles, 64 bytes of high pairs, 16 signed scales, f16 d.
-pub(super) fn q6_k(bytes: &[u8], block: &mut Block) {
-    block.d = f16_at(bytes, 208);
-    for (scale, &byte) in block.scales.iter_mut().zip(&bytes[192..208]) {
-        *scale = (byte as i8).into();
-    }
-    for (i, code) in block.codes.iter_mut().enumerate() {
-        let (half, quarter, l) = (i / 128, i % 128 / 32, i % 32);
-        let low = bytes[64 * half + quarter % 2 * 32 + l] >> (quarter / 2 * 4) & 15;
-        let high = bytes[128 + 32 * half + l] >> (2 * quarter) & 3;
-        *code = (low | high << 4) as i8 - 32;
     }
 }
