@@ -154,6 +154,49 @@ extern "C" {
 /** One 8-bit float (OCP OFP8 E4M3) a value; the row's tail is its scale as f32; value = scale·q. Rows of a tensor with
  * one scale all carry the same one. */
 #define HALYARD_WEIGHT_F8E4M3 9u
+/** f16 d, f16 m, u32 whose bit j is the fifth bit of value j, 16 bytes of nibbles as in Q4_0; value = d·q + m. */
+#define HALYARD_WEIGHT_Q5_1 10u
+/** 16 bytes, one for each 16 values: scale in the low nibble, min in the high one; 64 bytes of pairs of bits, f16 d,
+ * f16 dmin; value = d·scale·q − dmin·min. Of the 128 values of half h, value l of quarter k of 32 is in bits 2k and 2k
+ * + 1 of pairs' byte 32h + l. */
+#define HALYARD_WEIGHT_Q2K 11u
+/** 32 bytes of third bits (bit g of byte l is that of value 32g + l), 64 bytes of pairs as in Q2_K, 12 bytes of scales,
+ * f16 d; value = d·(scale − 32)·(q − 4). Scale j of 16, of 6 bits: its low nibble is in byte j mod 8, the low half for
+ * j below 8; its upper pair is bits 2·⌊j/4⌋ and up of byte 8 + j mod 4. */
+#define HALYARD_WEIGHT_Q3K 12u
+/** As Q4_K, with 32 bytes of fifth bits (bit g of byte l is that of value 32g + l) before the nibbles. */
+#define HALYARD_WEIGHT_Q5K 13u
+/** f16 d, 16 bytes of nibbles as in Q4_0; value = d·t, where t is number q of −127, −104, −83, −65, −49, −35, −22, −10,
+ * 1, 13, 25, 38, 53, 69, 89, 113. */
+#define HALYARD_WEIGHT_IQ4NL 14u
+/** f16 d, u16 high, 4 bytes of low nibbles of scales, 8 groups of 16 bytes of nibbles; value = d·(scale − 32)·t,
+ * nibbles and t as in IQ4_NL. Bits 2j and 2j + 1 of `high` are the upper bits of group j's scale. */
+#define HALYARD_WEIGHT_IQ4XS 15u
+/** f16 d, 64 bytes, 8 × u32; value = d/4·(2·scale + 1)·t. Four values a byte, a point of a grid of 256; a word has the
+ * signs of 32 values, 7 bits for eight (the eighth makes their number even), and 4 bits of scale. */
+#define HALYARD_WEIGHT_IQ3XXS 16u
+/** f16 d, 64 bytes, 8 bytes of ninth bits, 32 bytes of signs, 4 bytes of scales of 32 values; value = d·(2·scale +
+ * 1)·t. Four values a byte and its ninth bit, a point of a grid of 512. */
+#define HALYARD_WEIGHT_IQ3S 17u
+/** f16 d, 8 × (4 bytes, u32); value = d/8·(2·scale + 1)·t. Eight values a byte, a point of a grid of 256; words as in
+ * IQ3_XXS. */
+#define HALYARD_WEIGHT_IQ2XXS 18u
+/** f16 d, 32 × u16, 8 bytes of scales of 16 values; value = d/8·(2·scale + 1)·t. Eight values a word: 9 bits are a
+ * point of a grid of 512, 7 the signs as in IQ3_XXS. */
+#define HALYARD_WEIGHT_IQ2XS 19u
+/** f16 d, 32 bytes, 32 bytes of signs, 8 bytes of upper pairs, 8 bytes of scales of 16 values; value = d/8·(2·scale +
+ * 1)·t. Eight values a byte and its upper pair, a point of a grid of 1024. */
+#define HALYARD_WEIGHT_IQ2S 20u
+/** f16 d, 32 bytes, 8 × u16; value = d·(2·scale + 1)·(t ± 1/8). Eight values a byte and 3 bits of the word, a point of
+ * a grid of 2048; above these the word has 3 bits of scale and the sign of the eighth, 1 for minus. */
+#define HALYARD_WEIGHT_IQ1S 21u
+/** 32 bytes, 32 nibbles, 4 × u16; value as in IQ1_S. A nibble has the upper 3 bits of eight values' point and the sign
+ * of the eighth; a word four scales of 16 values, of 3 bits, and above them 4 bits of the f16 d. */
+#define HALYARD_WEIGHT_IQ1M 22u
+/** 48 bytes of five values, 4 bytes of four, f16 d; value = d·(q − 1). A byte b holds digits to base 3 of b/256, the
+ * most significant one first; value l of digit n is in byte l of 32, of 16 and of 4 bytes in turn. */
+#define HALYARD_WEIGHT_TQ1_0 23u
+#define HALYARD_WEIGHT_TQ2_0 24u /**< 64 bytes of pairs as in Q2_K, f16 d; value = d·(q − 1). */
 /** One byte e, 16 bytes of nibbles as in Q4_0; value = 2^(e − 127)·E2M1[q], with E2M1[0..8] = 0, 0.5, 1, 1.5, 2, 3, 4,
  * 6 and E2M1[8 + i] = −E2M1[i] (OCP Microscaling Formats 1.0). e = 255 is NaN. */
 #define HALYARD_WEIGHT_MXFP4 32u
@@ -216,6 +259,51 @@ extern "C" {
 #define HALYARD_WEIGHT_F8E4M3_BLOCK_VALUES 1u
 #define HALYARD_WEIGHT_F8E4M3_BLOCK_BYTES 1u
 #define HALYARD_WEIGHT_F8E4M3_ROW_TAIL_BYTES 4u
+#define HALYARD_WEIGHT_Q5_1_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_Q5_1_BLOCK_BYTES 24u
+#define HALYARD_WEIGHT_Q5_1_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_Q2K_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_Q2K_BLOCK_BYTES 84u
+#define HALYARD_WEIGHT_Q2K_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_Q3K_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_Q3K_BLOCK_BYTES 110u
+#define HALYARD_WEIGHT_Q3K_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_Q5K_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_Q5K_BLOCK_BYTES 176u
+#define HALYARD_WEIGHT_Q5K_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ4NL_BLOCK_VALUES 32u
+#define HALYARD_WEIGHT_IQ4NL_BLOCK_BYTES 18u
+#define HALYARD_WEIGHT_IQ4NL_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ4XS_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ4XS_BLOCK_BYTES 136u
+#define HALYARD_WEIGHT_IQ4XS_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ3XXS_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ3XXS_BLOCK_BYTES 98u
+#define HALYARD_WEIGHT_IQ3XXS_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ3S_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ3S_BLOCK_BYTES 110u
+#define HALYARD_WEIGHT_IQ3S_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ2XXS_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ2XXS_BLOCK_BYTES 66u
+#define HALYARD_WEIGHT_IQ2XXS_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ2XS_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ2XS_BLOCK_BYTES 74u
+#define HALYARD_WEIGHT_IQ2XS_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ2S_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ2S_BLOCK_BYTES 82u
+#define HALYARD_WEIGHT_IQ2S_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ1S_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ1S_BLOCK_BYTES 50u
+#define HALYARD_WEIGHT_IQ1S_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_IQ1M_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_IQ1M_BLOCK_BYTES 56u
+#define HALYARD_WEIGHT_IQ1M_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_TQ1_0_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_TQ1_0_BLOCK_BYTES 54u
+#define HALYARD_WEIGHT_TQ1_0_ROW_TAIL_BYTES 0u
+#define HALYARD_WEIGHT_TQ2_0_BLOCK_VALUES 256u
+#define HALYARD_WEIGHT_TQ2_0_BLOCK_BYTES 66u
+#define HALYARD_WEIGHT_TQ2_0_ROW_TAIL_BYTES 0u
 #define HALYARD_WEIGHT_MXFP4_BLOCK_VALUES 32u
 #define HALYARD_WEIGHT_MXFP4_BLOCK_BYTES 17u
 #define HALYARD_WEIGHT_MXFP4_ROW_TAIL_BYTES 0u
