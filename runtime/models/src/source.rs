@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::config::{GenerationDefaults, JsonFields, ModelDescription, is_fp8};
+use crate::config::{GenerationDefaults, JsonFields, ModelDescription, Quantization};
 use crate::error::{ModelError, Result};
 use crate::families::Family;
 use crate::gguf::{GgufFile, GgufTokenizerData};
@@ -237,6 +237,16 @@ fn open_gguf(path: &Path, format: LoadFormat, dummy: DummyWeights, over: &ModelO
     })
 }
 
+/// What config.json says of quantised weights; else Model Optimizer's own file, which older checkpoints have.
+fn read_quantization(folder: &Path, config: &JsonFields) -> Result<Quantization> {
+    let own = folder.join("hf_quant_config.json");
+    if config.is_written("quantization_config") || !own.is_file() {
+        return Quantization::read(config);
+    }
+    let own = JsonFields::open(&own)?;
+    Quantization::model_optimizer(&own)
+}
+
 fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights, over: &ModelOverrides) -> Result<ModelFiles> {
     let config_path = folder.join("config.json");
     if !config_path.is_file() {
@@ -245,10 +255,11 @@ fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights, over: &Mo
     let config = over.open_config(&config_path)?;
     let (family, description) = Family::describe_config(&config)?;
     let description = Arc::new(description);
+    let quantization = read_quantization(folder, &config)?;
     let weights = match format {
         LoadFormat::Dummy => {
             let mut weights = Weights::dummy(description.clone(), dummy);
-            if is_fp8(&config)? {
+            if quantization.is_fp8() {
                 weights.quantise()?;
             }
             weights
@@ -257,6 +268,7 @@ fn open_folder(folder: &Path, format: LoadFormat, dummy: DummyWeights, over: &Mo
             description.clone(),
             &family.hf_names,
             SafetensorsFiles::open_folder(folder)?,
+            quantization,
         ),
     };
     let generation_path = folder.join("generation_config.json");

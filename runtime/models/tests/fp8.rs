@@ -163,25 +163,25 @@ fn other_quantisations_are_refused_by_name() {
     for (model, config, field) in [
         (
             "qwen3-fp8",
-            json!({"weight_block_size": [128, 128]}),
-            "weight_block_size",
+            json!({"fmt": "e4m3fnuz"}),
+            "fmt",
         ),
         ("qwen3-fp8", json!({"fmt": "e5m2"}), "fmt"),
-        ("qwen3-fp8", json!({"quant_method": "gptq"}), "quant_method"),
-        ("llama-fp8", json!({"format": "pack-quantized"}), "format"),
+        ("qwen3-fp8", json!({"quant_method": "aqlm"}), "quant_method"),
+        ("llama-fp8", json!({"format": "marlin-24"}), "format"),
         (
             "llama-fp8",
-            group(with(fp8.clone(), "num_bits", json!(4))),
+            group(with(fp8.clone(), "num_bits", json!(6))),
             "config_groups.group_0.weights.num_bits",
         ),
         (
             "llama-fp8",
-            group(with(fp8.clone(), "type", json!("int"))),
+            group(with(fp8.clone(), "type", json!("ternary"))),
             "config_groups.group_0.weights.type",
         ),
         (
             "llama-fp8",
-            group(with(fp8.clone(), "strategy", json!("block"))),
+            group(with(fp8.clone(), "strategy", json!("group"))),
             "config_groups.group_0.weights.strategy",
         ),
         (

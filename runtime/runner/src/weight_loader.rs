@@ -37,6 +37,8 @@ pub(crate) struct Part {
     pub role: Role,
     pub rows: Range<u32>,
     pub columns: Range<u32>,
+    /// The format that it is packed in.
+    pub format: WeightFormat,
 }
 
 /// Where rows go: node `node` of `op`, from row `first_row` on.
@@ -82,7 +84,7 @@ impl<'a> WeightLoader<'a> {
     pub(crate) fn pack(&mut self, weights: &Weights, part: &Part, target: Target<'_>) -> Result<(), RunnerError> {
         let start = Instant::now();
         if !self.fill(weights, part, target)? {
-            let source = weights.tensor(part.role)?;
+            let source = weights.tensor(part.role)?.in_format(part.format)?;
             if self.quantise(&source, part, target)? {
                 self.elapsed += start.elapsed();
                 return Ok(());
@@ -514,6 +516,7 @@ mod tests {
                         role,
                         rows,
                         columns: 0..width,
+                        format: weights.format(role).expect("a format"),
                     };
                     // The first part through an op that packs from host memory only.
                     let host_only = HostOnly(target.op);
@@ -621,6 +624,7 @@ mod tests {
             role,
             rows: 0..n,
             columns: 0..k,
+            format: weights.format(role).expect("a format"),
         };
         loader.pack(weights, &part, target).expect("packed");
         x.write(0, &1f32.to_le_bytes().repeat(k as usize)).expect("written");

@@ -13,7 +13,7 @@ pub struct TensorType {
     format: Option<WeightFormat>,
 }
 
-/// The formats that [`TensorType::weight_format`] knows and MXFP4, which is handed out as BF16; for messages.
+/// The formats that [`TensorType::weight_format`] knows; for messages.
 pub(crate) const SUPPORTED: &str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K, MXFP4";
 
 const fn plain(code: u32, name: &'static str, values: u32, bytes: u32) -> TensorType {
@@ -35,8 +35,6 @@ const fn usable(code: u32, name: &'static str, format: WeightFormat) -> TensorTy
         format: Some(format),
     }
 }
-
-const MXFP4: u32 = 39;
 
 const TYPES: [TensorType; 34] = [
     usable(0, "F32", WeightFormat::F32),
@@ -70,7 +68,7 @@ const TYPES: [TensorType; 34] = [
     usable(30, "BF16", WeightFormat::BF16),
     plain(34, "TQ1_0", 256, 54),
     plain(35, "TQ2_0", 256, 66),
-    plain(MXFP4, "MXFP4", 32, 17),
+    usable(39, "MXFP4", WeightFormat::Mxfp4),
     plain(40, "NVFP4", 64, 36),
     plain(41, "Q1_0", 128, 18),
 ];
@@ -111,12 +109,6 @@ impl TensorType {
     #[must_use]
     pub fn block_bytes(self) -> u64 {
         self.block_bytes.into()
-    }
-
-    /// Whether values are codes of four bits with an exponent a block, which BF16 holds exactly.
-    #[must_use]
-    pub fn is_mxfp4(self) -> bool {
-        self.code == MXFP4
     }
 
     /// The engine's format for it, `None` where the engine cannot compute with it.
