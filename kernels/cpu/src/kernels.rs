@@ -28,6 +28,15 @@ macro_rules! check_len {
     };
 }
 
+/// Where an integer product stands in the table.
+const fn int8_index(format: WeightFormat) -> usize {
+    let (first, groups) = (WeightFormat::Q4_0 as usize, WeightFormat::U4G16 as usize);
+    match format as usize {
+        format if format >= groups => 6 + format - groups,
+        format => format - first,
+    }
+}
+
 impl Kernels {
     /// Lays out `parts` (of `num_act_parts(mode, tokens)`) of x \[tokens, k\] f32, rows `stride` elements apart, for
     /// [`Kernels::linear`]. Calls on distinct parts may run at once.
@@ -123,7 +132,7 @@ impl Kernels {
                 ActMode::F32 => linear_f32::many(&mut job, self.decode[format as usize], self.multiply),
                 ActMode::Bf16 => (self.linear_bf16)(&mut job),
                 ActMode::Tiles => (self.linear_tiles)(&mut job),
-                ActMode::Int8 => self.linear_int8[format as usize - WeightFormat::Q4_0 as usize](&mut job),
+                ActMode::Int8 => self.linear_int8[int8_index(format)](&mut job),
             }
         }
     }

@@ -33,6 +33,7 @@ mod math;
 mod norm;
 mod pack;
 mod panel;
+mod panel_groups;
 mod products;
 mod reduce;
 mod rope;

@@ -23,12 +23,12 @@ type LayerNormFn = unsafe fn(&[f32], &[f32], Option<&[f32]>, f32, &mut [f32]);
 pub struct Kernels {
     pub(crate) isa: Isa,
     pub(crate) prepare_act: unsafe fn(&ActJob),
-    pub(crate) few: [LinearFn; 10],
-    pub(crate) decode: [DecodeFn; 10],
+    pub(crate) few: [LinearFn; 18],
+    pub(crate) decode: [DecodeFn; 18],
     pub(crate) multiply: DecodedFn,
     pub(crate) linear_bf16: LinearFn,
     pub(crate) linear_tiles: LinearFn,
-    pub(crate) linear_int8: [LinearFn; 6],
+    pub(crate) linear_int8: [LinearFn; 12],
     pub(crate) attention: unsafe fn(&Attention<'_>),
     pub(crate) rms_norm: unsafe fn(&[f32], &[f32], f32, f32, &mut [f32]),
     pub(crate) layer_norm: LayerNormFn,
@@ -121,12 +121,36 @@ macro_rules! float_kernels {
                 linear_f32::few::<S, panel::F8E4M3> => fn few_f8(job: &mut Linear<'_>);
                 linear_f32::decode_chunk::<S, panel::F8E4M3> =>
                     fn decode_f8(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::U4<16>> => fn few_u4g16(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::U4<16>> =>
+                    fn decode_u4g16(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::U4<32>> => fn few_u4g32(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::U4<32>> =>
+                    fn decode_u4g32(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::U4<128>> => fn few_u4g128(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::U4<128>> =>
+                    fn decode_u4g128(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::I8<16>> => fn few_i8g16(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::I8<16>> =>
+                    fn decode_i8g16(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::I8<32>> => fn few_i8g32(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::I8<32>> =>
+                    fn decode_i8g32(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::I8<128>> => fn few_i8g128(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::I8<128>> =>
+                    fn decode_i8g128(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::F8<32>> => fn few_f8g32(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::F8<32>> =>
+                    fn decode_f8g32(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
+                linear_f32::few::<S, panel::F8<128>> => fn few_f8g128(job: &mut Linear<'_>);
+                linear_f32::decode_chunk::<S, panel::F8<128>> =>
+                    fn decode_f8g128(panel: *const u8, k0: usize, k1: usize, out: *mut f32);
             }
         }
     };
 }
 
-/// The integer products, in the order of `WeightFormat` from Q4_0 on.
+/// The integer products, in the order of `WeightFormat` from Q4_0 on, without 8-bit floats.
 macro_rules! int8_kernels {
     ($module:ident, $simd:ty, $attr:meta) => {
         mod $module {
@@ -141,6 +165,12 @@ macro_rules! int8_kernels {
                 linear_int8::run::<S, panel::Q8_0> => fn q8_0(job: &mut Linear<'_>);
                 linear_int8::run::<S, panel::Q4K> => fn q4k(job: &mut Linear<'_>);
                 linear_int8::run::<S, panel::Q6K> => fn q6k(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::U4<16>> => fn u4g16(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::U4<32>> => fn u4g32(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::U4<128>> => fn u4g128(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::I8<16>> => fn i8g16(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::I8<32>> => fn i8g32(job: &mut Linear<'_>);
+                linear_int8::run::<S, panel::I8<128>> => fn i8g128(job: &mut Linear<'_>);
             }
         }
     };
@@ -182,6 +212,14 @@ macro_rules! table {
                 $float::few_q4k,
                 $float::few_q6k,
                 $float::few_f8,
+                $float::few_u4g16,
+                $float::few_u4g32,
+                $float::few_u4g128,
+                $float::few_i8g16,
+                $float::few_i8g32,
+                $float::few_i8g128,
+                $float::few_f8g32,
+                $float::few_f8g128,
             ],
             decode: [
                 $float::decode_f32,
@@ -194,6 +232,14 @@ macro_rules! table {
                 $float::decode_q4k,
                 $float::decode_q6k,
                 $float::decode_f8,
+                $float::decode_u4g16,
+                $float::decode_u4g32,
+                $float::decode_u4g128,
+                $float::decode_i8g16,
+                $float::decode_i8g32,
+                $float::decode_i8g128,
+                $float::decode_f8g32,
+                $float::decode_f8g128,
             ],
             linear_bf16: $bf16::run,
             linear_tiles: $tiles::tiles,
@@ -204,6 +250,12 @@ macro_rules! table {
                 $int8::q8_0,
                 $int8::q4k,
                 $int8::q6k,
+                $int8::u4g16,
+                $int8::u4g32,
+                $int8::u4g128,
+                $int8::i8g16,
+                $int8::i8g32,
+                $int8::i8g128,
             ],
             attention: $tiles::attention,
             rms_norm: $float::rms_norm,
