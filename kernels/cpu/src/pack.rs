@@ -132,7 +132,14 @@ fn pack_row(format: WeightFormat, row: &[u8], panel: &mut [u8], r: usize) {
                 }
             }
         }
-        format if format.group() > 0 => {
+        WeightFormat::U4G16
+        | WeightFormat::U4G32
+        | WeightFormat::U4G128
+        | WeightFormat::I8G16
+        | WeightFormat::I8G32
+        | WeightFormat::I8G128
+        | WeightFormat::F8G32
+        | WeightFormat::F8G128 => {
             for (group, block) in row.chunks_exact(bytes).enumerate() {
                 pack_group(format, group, block, panel, r);
             }

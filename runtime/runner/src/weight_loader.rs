@@ -167,7 +167,10 @@ impl<'a> WeightLoader<'a> {
         let Some(dtype) = weights.dummy_format(part.role).and_then(float_type) else {
             return Ok(false);
         };
-        let quantised = weights.format(part.role)? == WeightFormat::F8E4M3;
+        let quantised = part.format == WeightFormat::F8E4M3;
+        if !quantised && !part.format.is_plain() {
+            return Ok(false);
+        }
         let shape = weights.shape(part.role);
         let (all_rows, width) = (shape[0] as u64, shape[shape.len() - 1] as u64);
         // Groups of four values share a counter, and the op counts elements in 32 bits.
@@ -422,7 +425,7 @@ mod tests {
     use std::path::Path;
 
     use halyard_models::weights::{self, MlpLinear};
-    use halyard_models::{DummyWeights, LoadFormat, ModelFiles};
+    use halyard_models::{DummyWeights, LoadFormat, ModelFiles, Rounding, WeightQuantization};
     use halyard_platform_api::ops::{Epilogue, Linear};
     use halyard_platform_api::{Error, OpId, Platform, PreparedInfo, QueueKind};
 
@@ -568,7 +571,7 @@ mod tests {
             ..rows
         };
         let mut files = files;
-        files.quantise().expect("plain weights");
+        files.quantise(WeightQuantization::Round(Rounding::Fp8)).expect("plain weights");
         assert_eq!(read(quantised), expected(&files.weights));
         let values = Values::Stored(&stored);
         assert_eq!(read(Rows { values, ..quantised }), expected(&files.weights));
@@ -584,7 +587,7 @@ mod tests {
         ] {
             let device = device.expect("opens");
             let mut files = dummy();
-            files.quantise().expect("plain weights");
+            files.quantise(WeightQuantization::Round(Rounding::Fp8)).expect("plain weights");
             let shape = files.weights.shape(role);
             let op = Linear {
                 in_features: shape[1] as u32,

@@ -30,7 +30,7 @@ use tensor::{Change, Coding, MXFP4_BLOCK, StoredRows};
 use crate::config::{ModelDescription, NormKind, Quantization};
 use crate::error::{ModelError, Result, near_names};
 use crate::gguf::GgufFile;
-use crate::quant::format_name;
+use crate::quant::{Rounding, format_name};
 use crate::safetensors::SafetensorsFiles;
 use crate::{gguf, safetensors};
 
@@ -47,8 +47,8 @@ const MXFP4_EXPONENTS: &str = "_scales";
 pub struct Weights {
     description: Arc<ModelDescription>,
     source: Source,
-    /// Plain matrices of layers are handed out as 8-bit floats.
-    quantised: bool,
+    /// Plain matrices of layers are rounded to this as they are handed out.
+    quantised: Option<Rounding>,
 }
 
 #[derive(Debug)]
@@ -92,7 +92,7 @@ impl Weights {
         Self {
             description,
             source,
-            quantised: false,
+            quantised: None,
         }
     }
 
@@ -106,7 +106,7 @@ impl Weights {
         Self {
             description,
             source: Source::Gguf { file, names },
-            quantised: false,
+            quantised: None,
         }
     }
 
@@ -116,27 +116,28 @@ impl Weights {
         Self {
             description,
             source: Source::Dummy(dummy),
-            quantised: false,
+            quantised: None,
         }
     }
 
-    /// Hands out the matrices of all layers as 8-bit floats from here on, each row with a scale of its own; embedding
-    /// and output projection stay as stored. Those that are stored in this format already stay as they are.
+    /// Hands out the matrices of all layers rounded from here on; embedding and output projection stay as stored. Those
+    /// that are 8-bit floats already stay as they are where these are asked for.
     ///
     /// # Errors
     /// [`ModelError::Unsupported`] where a matrix is stored in blocks: rounding it again would add to its error.
-    pub fn quantise(&mut self) -> Result<()> {
+    pub fn quantise(&mut self, rounding: Rounding) -> Result<()> {
         for role in Role::all(&self.description)
             .into_iter()
             .filter(|&role| is_layer_matrix(role))
         {
             let format = self.format(role)?;
-            if !is_plain(format) && format != WeightFormat::F8E4M3 || self.is_grouped(role)? {
+            let is_there = rounding == Rounding::Fp8 && format == WeightFormat::F8E4M3;
+            if !is_plain(format) && !is_there || self.is_grouped(role)? {
                 return Err(ModelError::Unsupported {
                     path: self.path().map(PathBuf::from).unwrap_or_default(),
                     field: "--quantization".to_owned(),
                     value: format!(
-                        "fp8, while {} is stored as {}",
+                        "{rounding:?}, while {} is stored as {}",
                         self.file_name(role),
                         format_name(format)
                     ),
@@ -144,7 +145,7 @@ impl Weights {
                 });
             }
         }
-        self.quantised = true;
+        self.quantised = Some(rounding);
         Ok(())
     }
 
@@ -412,9 +413,10 @@ impl Weights {
 
     /// A weight as it is handed out.
     fn coded<'w>(&self, role: Role, mut tensor: WeightTensor<'w>) -> WeightTensor<'w> {
-        if self.quantised && is_layer_matrix(role) && is_plain(tensor.format) && tensor.coding == Coding::AsStored {
+        let is_stored = is_plain(tensor.format) && tensor.coding == Coding::AsStored;
+        if let Some(format) = self.rounded(role, tensor.row_len()).filter(|_| is_stored) {
             tensor.coding = Coding::Quantise(tensor.format);
-            tensor.format = WeightFormat::F8E4M3;
+            tensor.format = format;
         }
         tensor.change = Change {
             factor: kv_scales::factor(&self.description, role),
@@ -434,10 +436,16 @@ impl Weights {
     /// As [`Weights::tensor`].
     pub fn format(&self, role: Role) -> Result<WeightFormat> {
         match &self.source {
-            Source::Dummy(_) if self.quantised && is_layer_matrix(role) => Ok(WeightFormat::F8E4M3),
-            Source::Dummy(dummy) => Ok(dummy.format_of(self.stored_role(role))),
+            Source::Dummy(dummy) => Ok(self
+                .rounded(role, self.shape(role).last().copied().unwrap_or(0))
+                .unwrap_or(dummy.format_of(self.stored_role(role)))),
             _ => Ok(self.tensor(role)?.format),
         }
+    }
+
+    /// The format that a matrix of rows of `columns` values is rounded to.
+    fn rounded(&self, role: Role, columns: usize) -> Option<WeightFormat> {
+        self.quantised.filter(|_| is_layer_matrix(role))?.format(columns)
     }
 
     /// The plain format that dummy matrices are made in, whatever they are handed out in.

@@ -10,7 +10,7 @@ use halyard_platform_api::weight_format::{convert_row, dequantise_row};
 use super::grouped::Grouped;
 use super::names::PackedRows;
 use crate::error::{ModelError, Result};
-use crate::quant::{dequantize, format_name, quantize_e4m3};
+use crate::quant::{dequantize, format_name, quantize_e4m3, quantize_groups};
 
 /// One weight.
 #[derive(Clone, Debug)]
@@ -200,12 +200,17 @@ impl<'w> WeightTensor<'w> {
         Ok(self)
     }
 
-    /// The plain format of values that are quantised on the way without another change, and their stored bytes; `None`
+    /// The plain format of values that are quantised to 8-bit floats on the way without another change, and their stored bytes; `None`
     /// for others.
     #[must_use]
     pub fn unquantised(&self) -> Option<(WeightFormat, &[u8])> {
         match self.coding {
-            Coding::Quantise(format) if self.change.is_none() && self.stored_rows == StoredRows::Whole => {
+            Coding::Quantise(format)
+                if self.format == WeightFormat::F8E4M3
+                    && self.turned_from.is_none()
+                    && self.change.is_none()
+                    && self.stored_rows == StoredRows::Whole =>
+            {
                 Some((format, &self.bytes))
             }
             _ => None,
@@ -277,9 +282,14 @@ impl<'w> WeightTensor<'w> {
                     coded.resize(self.row_bytes(), 0);
                     plain_values(*format, stored, &mut values);
                     self.change.apply(&mut values);
-                    quantize_e4m3(&values, &mut coded);
-                    bytes.extend_from_slice(&coded[part.clone()]);
-                    bytes.extend_from_slice(&coded[self.row_len()..]);
+                    match self.format {
+                        WeightFormat::F8E4M3 => {
+                            quantize_e4m3(&values, &mut coded);
+                            bytes.extend_from_slice(&coded[part.clone()]);
+                            bytes.extend_from_slice(&coded[self.row_len()..]);
+                        }
+                        format => quantize_groups(format, &values[columns.clone()], &mut bytes),
+                    }
                 }
             }
         }
